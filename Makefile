@@ -1,0 +1,75 @@
+# The longer jobs, by name. `make help` lists them.
+#
+# CARGO_TARGET_DIR is honoured. Everything works from a fresh clone on Debian with Rust installed.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+CARGO ?= cargo
+TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
+# The models of the protocols between threads: every crate that has a tests/loom_*.rs file.
+LOOM_CRATES = $(sort $(patsubst crates/%/tests/,%,$(dir $(wildcard crates/*/tests/loom_*.rs))))
+# How long the POSIX suites and the benchmarks run; CI makes both short.
+POSIX_SCALE ?= full
+BENCH_SCALE ?= 1
+
+.PHONY: help run test unit loom scale test-posix test-names bench experiments lint deps build install clean
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1\t/' | expand -t 14
+
+deps: ## install what is missing (gcc, git, fuse3, sqlite3 …) from Debian's packages
+	@scripts/deps.sh
+
+build: deps ## the optimised program, in target/release/umemcg
+	$(CARGO) build --release --locked -p umemcg-cli
+
+run: build ## build, then show a real mount with two groups and real programs in them
+	$(TARGET)/release/umemcg demo
+
+test: deps unit loom ## everything that the project promises, on this machine (under ten minutes)
+
+# The development profile: it builds fast, and its assertions (lock ranks, accounting) are on.
+unit: deps ## unit, property and real-mount tests, without the models
+	$(CARGO) test --workspace --locked
+
+loom: ## every interleaving of the protocols between threads, on the shipped types
+	@for crate in $(LOOM_CRATES); do \
+		RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$(TARGET)/loom" \
+			$(CARGO) test --profile loom --locked -p $$crate --test 'loom_*'; \
+	done
+
+scale: deps ## ten thousand volumes in one daemon
+	$(CARGO) test --locked -p umemcg-cli --test real_mount ten_thousand -- --ignored --nocapture
+
+test-posix: deps ## pjdfstest and fsx on real mounts: a directory in a group that reclaims all the time, and a tmpfs volume
+	TARGET="$(TARGET)" POSIX_SCALE="$(POSIX_SCALE)" scripts/posix.sh
+
+test-names: deps ## half a million names known at once, and walked from a group of 16 MiB; empties the caches of the host
+	$(CARGO) test --release --locked -p umemcg-cli --test real_mount -- --ignored --nocapture --test-threads=1 half_a_million
+
+bench: deps ## the benchmarks: hit, charge, fuse, and object-cache if its rivals are built
+	@scripts/deps.sh --bench
+	$(CARGO) build --release --locked -p umemcg-cli -p umemcg-bench
+	TARGET="$(TARGET)" BENCH_SCALE="$(BENCH_SCALE)" scripts/bench.sh
+
+experiments: deps ## every benchmark and experiment at full size, written to docs/results.md with pictures
+	@scripts/deps.sh --bench
+	$(CARGO) build --release --locked -p umemcg-cli
+	@# On its own: the mechanisms from before the mails must not get into the product.
+	$(CARGO) build --release --locked -p umemcg-bench --features experiments
+	TARGET="$(abspath $(TARGET))" bench-rivals/build.sh
+	TARGET="$(TARGET)" EXPERIMENTS_SCALE="$(BENCH_SCALE)" scripts/experiments.sh $(ONLY)
+
+lint: ## formatting and clippy, warnings refused
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+	$(CARGO) clippy -p umemcg-bench --features experiments --locked -- -D warnings
+
+install: build ## install the program below PREFIX (default /usr/local)
+	install -D -m 755 $(TARGET)/release/umemcg $(DESTDIR)$(or $(PREFIX),/usr/local)/bin/umemcg
+
+clean: ## remove what was built
+	$(CARGO) clean

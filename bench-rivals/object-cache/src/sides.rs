@@ -1,0 +1,203 @@
+//! The caches, each behind the same four lines, and with the same hash function.
+
+use std::ffi::OsStr;
+use std::sync::Arc;
+
+use foldhash::fast::RandomState;
+use umemcg::{Engine, EngineConfig, Group, ObjectCache};
+
+/// What is cached: 4 KiB, of which the first word says whose it is.
+pub struct Value {
+    pub key: u64,
+    _rest: [u64; 511],
+}
+
+impl Value {
+    /// A new one, every byte of it written.
+    pub fn make(key: u64) -> Arc<Self> {
+        Arc::new(Self { key, _rest: [key; 511] })
+    }
+}
+
+/// One of the caches.
+pub trait Side: Sync {
+    /// Looks up, and reads the first word of the value.
+    fn get(&self, key: u64) -> Option<u64>;
+    fn insert(&self, key: u64, value: Arc<Value>);
+    /// Lets it do what it put off.
+    fn settle(&self) {}
+    /// What it must not have done.
+    fn fault(&self) -> Option<String> {
+        None
+    }
+}
+
+type Objects = ObjectCache<u64, Arc<Value>, RandomState>;
+
+/// Ours. Keys are spread over the groups, each of which has its part of the capacity as its limit.
+pub struct Umemcg {
+    cache: Objects,
+    groups: Vec<Arc<Group>>,
+    engine: Arc<Engine>,
+}
+
+impl Umemcg {
+    pub fn new(capacity: usize, nr_groups: usize) -> Self {
+        let config =
+            EngineConfig { pool_bytes: capacity as u64 * 6000 + (64 << 20), ..EngineConfig::default() };
+        let engine = Engine::new(config).expect("an engine");
+        // 4 KiB, and the two counts of an `Arc`.
+        let cache: Objects = ObjectCache::builder(&engine, "values")
+            .weigher(|_, _| size_of::<Value>() as u64 + 16)
+            .hasher(RandomState::default())
+            .build();
+        cache.insert(engine.root(), 0, Value::make(0)).expect("room for one");
+        let object_bytes = cache.stats().bytes;
+        cache.clear();
+        let groups = (0..nr_groups).map(|nr| {
+            let group = engine.create_group(engine.root(), OsStr::new(&format!("g{nr}"))).expect("a group");
+            engine.set_max(&group, (capacity / nr_groups) as u64 * object_bytes, &|| false);
+            group
+        });
+        Self { groups: groups.collect(), cache, engine }
+    }
+
+    fn group_of(&self, key: u64) -> &Arc<Group> {
+        let spread = key.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+        &self.groups[(spread as usize * self.groups.len()) >> 32]
+    }
+}
+
+impl Side for Umemcg {
+    #[inline]
+    fn get(&self, key: u64) -> Option<u64> {
+        self.cache.get(&key).map(|value| value.key)
+    }
+
+    #[inline]
+    fn insert(&self, key: u64, value: Arc<Value>) {
+        // Declined inserts are counted, and looked at below.
+        let _ = self.cache.insert(self.group_of(key), key, value);
+    }
+
+    /// Every object is charged to its group, and no group is above its limit.
+    fn fault(&self) -> Option<String> {
+        let stats = self.cache.stats();
+        let mut charged = 0;
+        for group in &self.groups {
+            let theirs = self.cache.stats_of(group);
+            if group.usage_bytes() > group.max_bytes() || group.usage_bytes() < theirs.bytes {
+                return Some(format!("{group:?} holds {} bytes of objects", theirs.bytes));
+            }
+            charged += theirs.bytes;
+        }
+        let hardly = stats.declined * 1000 <= stats.inserted;
+        let fits = charged == stats.bytes && self.engine.root().usage_bytes() >= charged;
+        (!hardly || !fits).then(|| format!("{stats:?}, of which charged {charged} bytes"))
+    }
+}
+
+impl Drop for Umemcg {
+    fn drop(&mut self) {
+        self.cache.clear();
+        for group in &self.groups {
+            group.drain_stocks();
+            assert_eq!(self.cache.stats_of(group).bytes, 0, "an empty cache holds nothing");
+        }
+    }
+}
+
+pub struct QuickCache(quick_cache::sync::Cache<u64, Arc<Value>, quick_cache::UnitWeighter, RandomState>);
+
+impl QuickCache {
+    pub fn new(capacity: usize) -> Self {
+        Self(quick_cache::sync::Cache::with(
+            capacity,
+            capacity as u64,
+            quick_cache::UnitWeighter,
+            RandomState::default(),
+            Default::default(),
+        ))
+    }
+}
+
+impl Side for QuickCache {
+    #[inline]
+    fn get(&self, key: u64) -> Option<u64> {
+        self.0.get(&key).map(|value| value.key)
+    }
+    #[inline]
+    fn insert(&self, key: u64, value: Arc<Value>) {
+        self.0.insert(key, value);
+    }
+}
+
+pub struct Foyer(foyer_memory::Cache<u64, Arc<Value>, RandomState>);
+
+impl Foyer {
+    pub fn new(capacity: usize) -> Self {
+        let builder = foyer_memory::CacheBuilder::new(capacity)
+            .with_eviction_config(foyer_memory::S3FifoConfig::default())
+            .with_hash_builder(RandomState::default());
+        Self(builder.build())
+    }
+}
+
+impl Side for Foyer {
+    #[inline]
+    fn get(&self, key: u64) -> Option<u64> {
+        // It lends the value; a clone would only cost it time.
+        self.0.get(&key).map(|entry| entry.value().key)
+    }
+    #[inline]
+    fn insert(&self, key: u64, value: Arc<Value>) {
+        self.0.insert(key, value);
+    }
+}
+
+pub struct Moka(moka::sync::Cache<u64, Arc<Value>, RandomState>);
+
+impl Moka {
+    pub fn new(capacity: usize) -> Self {
+        let builder = moka::sync::Cache::builder().max_capacity(capacity as u64);
+        Self(builder.build_with_hasher(RandomState::default()))
+    }
+}
+
+impl Side for Moka {
+    #[inline]
+    fn get(&self, key: u64) -> Option<u64> {
+        self.0.get(&key).map(|value| value.key)
+    }
+    #[inline]
+    fn insert(&self, key: u64, value: Arc<Value>) {
+        self.0.insert(key, value);
+    }
+    fn settle(&self) {
+        self.0.run_pending_tasks();
+    }
+}
+
+pub struct MiniMoka(mini_moka::sync::Cache<u64, Arc<Value>, RandomState>);
+
+impl MiniMoka {
+    pub fn new(capacity: usize) -> Self {
+        let builder = mini_moka::sync::Cache::builder().max_capacity(capacity as u64);
+        Self(builder.build_with_hasher(RandomState::default()))
+    }
+}
+
+impl Side for MiniMoka {
+    #[inline]
+    fn get(&self, key: u64) -> Option<u64> {
+        self.0.get(&key).map(|value| value.key)
+    }
+    #[inline]
+    fn insert(&self, key: u64, value: Arc<Value>) {
+        self.0.insert(key, value);
+    }
+    fn settle(&self) {
+        use mini_moka::sync::ConcurrentCacheExt;
+        self.0.sync();
+    }
+}

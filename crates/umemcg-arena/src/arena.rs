@@ -1,0 +1,438 @@
+//! The arena: frames to take and give back, their records, and copies in and out of their contents.
+//!
+//! Who takes a frame has charged it before: the root group's limit is the arena's capacity, so an allocation that
+//! is backed by a charge always finds a frame. Mail: none; this is the memory under all of them.
+
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use umemcg_base::{PAGE_SHIFT, PAGE_SIZE, Rank, RankedMutex};
+
+use crate::blocks::{BLOCK_BYTES, BLOCK_FRAMES, Blocks, block_of};
+use crate::bytes;
+use crate::frame::{FrameId, FrameRecord};
+use crate::mapping::{Hint, Mapping, StableTable};
+
+/// Page frames over one reservation of address space.
+pub struct Arena {
+    /// (C) The contents: `nr_frames` pages, rounded up to a whole block.
+    contents: Mapping,
+    /// (C) One record per frame; the records are atomic.
+    records: StableTable<FrameRecord>,
+    /// (C) Contiguous runs of blocks, one per node.
+    nodes: Box<[Node]>,
+    /// (C) Blocks per node; the last nodes may have fewer.
+    blocks_per_node: usize,
+}
+
+/// One node, on cache lines of its own.
+#[repr(align(128))]
+struct Node {
+    blocks: RankedMutex<Blocks>,
+    /// Held while a block is in transit; taken before `blocks`.
+    transit: RankedMutex<()>,
+    /// (A) Copies of the counts in `blocks`, stored under its lock, so that statistics take no lock.
+    nr_allocated: AtomicUsize,
+    nr_backed: AtomicUsize,
+}
+
+impl Node {
+    fn note_counts(&self, blocks: &Blocks) {
+        self.nr_allocated.store(blocks.nr_allocated(), Ordering::Relaxed);
+        self.nr_backed.store(blocks.nr_backed(), Ordering::Relaxed);
+    }
+}
+
+impl Arena {
+    /// Reserves address space for `capacity_bytes`, rounded down to whole frames, divided among `nr_nodes` nodes. Memory is
+    /// taken when frames are touched.
+    ///
+    /// # Errors
+    /// `InvalidInput` for no frame, more frames than numbers (16 TiB), or no node; else what the operating system
+    /// says to the reservation.
+    pub fn new(capacity_bytes: u64, nr_nodes: usize) -> io::Result<Arc<Self>> {
+        let nr_frames = usize::try_from(capacity_bytes >> PAGE_SHIFT).unwrap_or(usize::MAX);
+        if nr_frames == 0 || nr_frames >= FrameId::NONE.index() || nr_nodes == 0 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let contents = Mapping::new(nr_frames * PAGE_SIZE)?;
+        contents.hint(Hint::HugePages);
+        contents.hint(Hint::NotInCoreFiles);
+        let records = StableTable::new(nr_frames)?;
+        // Frames are handed out densely, so their records are dense too.
+        #[cfg(not(loom))]
+        records.mapping().hint(Hint::HugePages);
+        let nr_blocks = nr_frames.div_ceil(BLOCK_FRAMES);
+        let blocks_per_node = nr_blocks.div_ceil(nr_nodes);
+        let nodes = (0..nr_nodes)
+            .map(|node| {
+                let first = (node * blocks_per_node).min(nr_blocks);
+                let start = first * BLOCK_FRAMES;
+                let end = ((first + blocks_per_node) * BLOCK_FRAMES).min(nr_frames);
+                Node {
+                    blocks: RankedMutex::new(Rank::FreeFrames, Blocks::new(first, end.saturating_sub(start))),
+                    transit: RankedMutex::new(Rank::FreeFrames, ()),
+                    nr_allocated: AtomicUsize::new(0),
+                    nr_backed: AtomicUsize::new(0),
+                }
+            })
+            .collect();
+        Ok(Arc::new(Self { contents, records, nodes, blocks_per_node }))
+    }
+
+    /// Frames, free or not.
+    pub fn nr_frames(&self) -> usize {
+        self.records.len()
+    }
+
+    /// Nodes among which the frames are divided.
+    pub fn nr_nodes(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Frames in use.
+    pub fn nr_allocated(&self) -> usize {
+        self.nodes.iter().map(|node| node.nr_allocated.load(Ordering::Relaxed)).sum()
+    }
+
+    /// Bytes of the blocks that are not given back: an upper bound of the resident memory of the contents. The
+    /// records add 64 bytes for each frame ever used.
+    pub fn resident_bytes(&self) -> u64 {
+        let blocks: usize = self.nodes.iter().map(|node| node.nr_backed.load(Ordering::Relaxed)).sum();
+        blocks as u64 * BLOCK_BYTES as u64
+    }
+
+    /// The node of a frame.
+    pub fn node_of(&self, frame: FrameId) -> usize {
+        if self.nodes.len() == 1 { 0 } else { block_of(frame) / self.blocks_per_node }
+    }
+
+    /// Appends up to `n` frames to `out` and returns how many: of the node, or of the next ones when it has no more. The
+    /// frames are frozen and without flags; what else the records and the contents hold is left from before. May wait
+    /// for the operating system when the last free block is just being given back or [prepared](Self::prepare).
+    ///
+    /// # Panics
+    /// When there is no such node.
+    pub fn alloc(&self, node: usize, out: &mut Vec<FrameId>, n: usize) -> usize {
+        assert!(node < self.nodes.len());
+        out.reserve(n.min(self.nr_frames()));
+        let start = out.len();
+        for at in 0..self.nodes.len() {
+            let missing = n - (out.len() - start);
+            if missing == 0 {
+                break;
+            }
+            self.alloc_on(&self.nodes[(node + at) % self.nodes.len()], out, missing);
+        }
+        for &frame in &out[start..] {
+            let record = self.record(frame);
+            debug_assert!(record.is_frozen());
+            record.reset_flags();
+        }
+        out.len() - start
+    }
+
+    fn alloc_on(&self, node: &Node, out: &mut Vec<FrameId>, mut missing: usize) {
+        loop {
+            {
+                let mut blocks = node.blocks.lock();
+                missing -= blocks.take(&self.records, out, missing);
+                node.note_counts(&blocks);
+                if missing == 0 || !blocks.is_in_transit() {
+                    return;
+                }
+            }
+            // A block is in transit; it can be had once this lock is free. Each turn waits for another block.
+            drop(node.transit.lock());
+        }
+    }
+
+    /// Gives frames back.
+    ///
+    /// # Panics
+    /// When one of them is not frozen, or is free already.
+    pub fn free(&self, frames: &[FrameId]) {
+        for &frame in frames {
+            assert!(self.record(frame).is_frozen(), "{frame:?} freed while it can be pinned");
+        }
+        if let [node] = &*self.nodes {
+            return self.free_on(node, frames.iter().copied());
+        }
+        for (at, node) in self.nodes.iter().enumerate() {
+            let mut mine = frames.iter().copied().filter(|&frame| self.node_of(frame) == at).peekable();
+            if mine.peek().is_some() {
+                self.free_on(node, mine);
+            }
+        }
+    }
+
+    fn free_on(&self, node: &Node, frames: impl Iterator<Item = FrameId>) {
+        let given = {
+            let mut blocks = node.blocks.lock();
+            let given = blocks.give(&self.records, frames);
+            node.note_counts(&blocks);
+            given
+        };
+        if let Err(frame) = given {
+            panic!("{frame:?} freed twice");
+        }
+    }
+
+    /// The record of a frame.
+    ///
+    /// # Panics
+    /// When there is no such frame.
+    #[inline]
+    pub fn record(&self, frame: FrameId) -> &FrameRecord {
+        self.records.get(frame.index())
+    }
+
+    /// A frame with its record, if there is one of that number: for numbers that may be out of date, or guessed.
+    #[inline]
+    pub fn find(&self, frame: FrameId) -> Option<Frame<'_>> {
+        let record = self.records.as_slice().get(frame.index())?;
+        // SAFETY: [5] There are as many frames as records.
+        let contents = unsafe { self.contents.base().add(frame.index() * PAGE_SIZE) };
+        Some(Frame { record, contents })
+    }
+
+    /// Copies bytes of a frame out. Others may write them meanwhile; then the bytes are a mixture.
+    ///
+    /// # Panics
+    /// When the range leaves the frame.
+    #[inline]
+    pub fn copy_out(&self, frame: FrameId, offset: usize, dst: &mut [u8]) {
+        let src = self.address(frame, offset, dst.len());
+        // SAFETY: [5] The source is in a frame, which is touched by relaxed copies and system calls only; the
+        // destination is borrowed exclusively, so it is no frame and nobody else touches it.
+        unsafe { bytes::copy(dst.as_mut_ptr(), src.as_ptr(), dst.len()) }
+    }
+
+    /// Copies bytes into a frame. Others may read or write them meanwhile.
+    ///
+    /// # Panics
+    /// When the range leaves the frame.
+    #[inline]
+    pub fn copy_in(&self, frame: FrameId, offset: usize, src: &[u8]) {
+        let dst = self.address(frame, offset, src.len());
+        // SAFETY: [5] The destination is in a frame; the source is borrowed, so it is no frame and nobody writes it.
+        unsafe { bytes::copy_to_cold(dst.as_ptr(), src.as_ptr(), src.len()) }
+    }
+
+    /// Zeroes bytes of a frame.
+    ///
+    /// # Panics
+    /// When the range leaves the frame.
+    #[inline]
+    pub fn zero(&self, frame: FrameId, offset: usize, len: usize) {
+        let dst = self.address(frame, offset, len);
+        // SAFETY: [5] In a frame.
+        unsafe { bytes::zero(dst.as_ptr(), len) }
+    }
+
+    /// Copies a whole frame.
+    ///
+    /// # Panics
+    /// When both are the same.
+    #[inline]
+    pub fn copy_frame(&self, from: FrameId, to: FrameId) {
+        assert!(from != to);
+        let (src, dst) = (self.address(from, 0, PAGE_SIZE), self.address(to, 0, PAGE_SIZE));
+        // SAFETY: [5] Both are frames, and different ones.
+        unsafe { bytes::copy_to_cold(dst.as_ptr(), src.as_ptr(), PAGE_SIZE) }
+    }
+
+    /// Loads eight bytes of a frame. Others may write them meanwhile; then the bytes are a mixture.
+    ///
+    /// # Panics
+    /// When they leave the frame.
+    #[inline]
+    pub fn load_u64(&self, frame: FrameId, offset: usize) -> u64 {
+        let src = self.address(frame, offset, 8);
+        // SAFETY: [5] In a frame.
+        unsafe { bytes::load_u64(src.as_ptr()) }
+    }
+
+    /// The address of a range that lies in one frame. Dereferencing it is for [`bytes`] and for system calls.
+    ///
+    /// # Panics
+    /// When there is no such frame, or the range leaves it.
+    #[inline]
+    pub(crate) fn address(&self, frame: FrameId, offset: usize, len: usize) -> NonNull<u8> {
+        let Some(frame) = self.find(frame) else { no_such_frame(frame) };
+        frame.address(offset, len)
+    }
+
+    /// Gives the memory of idle blocks back to the operating system, those idle longest first, until each node keeps at
+    /// most `keep_free_blocks`; returns how many blocks went. One system call per block; allocations go on meanwhile.
+    pub fn trim(&self, keep_free_blocks: usize) -> usize {
+        self.nodes.iter().map(|node| self.trim_node(node, keep_free_blocks)).sum()
+    }
+
+    fn trim_node(&self, node: &Node, keep: usize) -> usize {
+        // Bounded by the blocks that exist, however fast others free them.
+        for nr_released in 0..self.blocks_per_node {
+            let _transit = node.transit.lock();
+            let Some(block) = node.blocks.lock_second().start_release(keep) else { return nr_released };
+            // SAFETY: [5] Zero is as good as any contents of frames, and all of these are free.
+            let released = unsafe { self.contents.discard(bytes_of(block)) }.is_ok();
+            self.finish_transit(node, block, !released);
+            if !released {
+                return nr_released; // Locked memory, say: the others would be refused too.
+            }
+        }
+        self.blocks_per_node
+    }
+
+    /// Touches the memory of unused blocks until each node has at least `free_blocks` idle ones, or no more; returns how
+    /// many were touched. The first touch of a block can take milliseconds on a virtual machine: let a worker in the
+    /// background wait for them, not a request. Allocations go on meanwhile.
+    pub fn prepare(&self, free_blocks: usize) -> usize {
+        self.nodes.iter().map(|node| self.prepare_node(node, free_blocks)).sum()
+    }
+
+    fn prepare_node(&self, node: &Node, enough: usize) -> usize {
+        for nr_prepared in 0..enough.min(self.blocks_per_node) {
+            let _transit = node.transit.lock();
+            let Some(block) = node.blocks.lock_second().start_backing(enough) else { return nr_prepared };
+            let backed = self.contents.populate(bytes_of(block)).is_ok();
+            self.finish_transit(node, block, backed);
+            if !backed {
+                return nr_prepared; // An old kernel: blocks are touched when they are used.
+            }
+        }
+        enough.min(self.blocks_per_node)
+    }
+
+    fn finish_transit(&self, node: &Node, block: usize, backed: bool) {
+        let mut blocks = node.blocks.lock_second();
+        blocks.finish_transit(block, backed);
+        node.note_counts(&blocks);
+    }
+
+    /// Up to `max` frames in use whose migration would empty whole blocks: those of the emptiest blocks, as far as holes
+    /// in fuller blocks can take them. [`alloc`](Self::alloc) fills those holes first. Empty when free space is
+    /// not fragmented. A hint: the frames may be freed or reused by the time the caller looks.
+    pub fn sparse_candidates(&self, max: usize) -> Vec<FrameId> {
+        let mut out = Vec::new();
+        for node in &self.nodes {
+            let left = max - out.len();
+            node.blocks.lock().sparse(&mut out, left);
+        }
+        out
+    }
+
+    /// Idle blocks whose memory is kept: what [`trim`](Self::trim) could give back.
+    pub fn nr_idle_blocks(&self) -> usize {
+        self.nodes.iter().map(|node| node.blocks.lock().nr_idle()).sum()
+    }
+}
+
+impl fmt::Debug for Arena {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Arena")
+            .field("nr_frames", &self.nr_frames())
+            .field("nr_allocated", &self.nr_allocated())
+            .field("resident_bytes", &self.resident_bytes())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The bytes of a block in the contents.
+fn bytes_of(block: usize) -> Range<usize> {
+    block * BLOCK_BYTES..(block + 1) * BLOCK_BYTES
+}
+
+/// A frame that was found: its record, and its contents to copy out of.
+#[derive(Debug, Clone, Copy)]
+pub struct Frame<'a> {
+    record: &'a FrameRecord,
+    /// (C) The first byte; a whole frame is there while the arena, of which the record is borrowed, is.
+    contents: NonNull<u8>,
+}
+
+impl<'a> Frame<'a> {
+    /// Its record.
+    #[inline]
+    pub fn record(self) -> &'a FrameRecord {
+        self.record
+    }
+
+    /// As [`Arena::copy_out`].
+    ///
+    /// # Panics
+    /// When the range leaves the frame.
+    #[inline]
+    pub fn copy_out(self, offset: usize, dst: &mut [u8]) {
+        let src = self.address(offset, dst.len());
+        // SAFETY: [5] As in `Arena::copy_out`.
+        unsafe { bytes::copy(dst.as_mut_ptr(), src.as_ptr(), dst.len()) }
+    }
+
+    /// As [`Arena::load_u64`].
+    ///
+    /// # Panics
+    /// When the bytes leave the frame.
+    #[inline]
+    pub fn load_u64(self, offset: usize) -> u64 {
+        let src = self.address(offset, 8);
+        // SAFETY: [5] In a frame.
+        unsafe { bytes::load_u64(src.as_ptr()) }
+    }
+
+    #[inline]
+    fn address(self, offset: usize, len: usize) -> NonNull<u8> {
+        if offset > PAGE_SIZE || len > PAGE_SIZE - offset {
+            no_such_range(offset, len);
+        }
+        // SAFETY: [5] `offset ≤ PAGE_SIZE`, so this is in the mapping or just past its end.
+        unsafe { self.contents.add(offset) }
+    }
+}
+
+/// Out of line and by value, so that the check in front of every copy costs comparisons only.
+#[cold]
+#[inline(never)]
+fn no_such_frame(frame: FrameId) -> ! {
+    panic!("no {frame:?}");
+}
+
+/// As above.
+#[cold]
+#[inline(never)]
+fn no_such_range(offset: usize, len: usize) -> ! {
+    panic!("{offset}+{len} leaves a frame");
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_allocation_waits_for_a_block_in_transit() {
+        let arena = Arena::new(2 * BLOCK_BYTES as u64, 1).unwrap();
+        let all = arena.nr_frames();
+        let mut frames = Vec::new();
+        arena.alloc(0, &mut frames, all);
+        arena.free(&frames);
+        // The first half of `trim_node`.
+        let node = &arena.nodes[0];
+        let transit = node.transit.lock();
+        let block = node.blocks.lock_second().start_release(1).unwrap();
+        std::thread::scope(|scope| {
+            let allocation = scope.spawn(|| arena.alloc(0, &mut Vec::new(), all));
+            // Takes the other block, sees that this one is in transit, and waits for it.
+            while arena.nr_allocated() < BLOCK_FRAMES {
+                std::thread::yield_now();
+            }
+            // The second half.
+            arena.finish_transit(node, block, false);
+            drop(transit);
+            assert_eq!(allocation.join().unwrap(), all);
+        });
+    }
+}

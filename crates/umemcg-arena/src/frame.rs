@@ -1,0 +1,428 @@
+//! A page frame's number and its record: who holds the frame, what it contains, where it is listed.
+//!
+//! The life of a frame, as its pin word sees it:
+//!
+//! 1. *Frozen.* Free, or in the hands of the one thread that allocated it: nobody can pin it. A word of zero is
+//!    frozen with no pins, so records that were never touched need no initialisation.
+//! 2. [`unfreeze_to`](FrameRecord::unfreeze_to) publishes the identity (file, index) and the contents.
+//! 3. *Live.* A reader pins, *then* checks that the frame still is the page it came for, then copies, then unpins.
+//! 4. [`freeze`](FrameRecord::freeze) succeeds only when nobody has a pin; then the identity may change.
+//!
+//! All four are read-modify-writes of one word, so acquire and release suffice and no fence is needed: a
+//! reader's pin is either before the freeze in that word's order, and then the freeze fails, or after the next
+//! unfreeze, and then the reader sees the new identity. `tests/loom_pin_freeze.rs` checks it.
+//!
+//! A reader that only copies a few bytes out need not write the record at all: he takes a
+//! [`glimpse`](FrameRecord::glimpse), checks the identity, copies, and asks whether the frame
+//! [`is_still`](FrameRecord::is_still) the same, which every freeze denies. `tests/loom_glimpse.rs` checks that.
+//!
+//! Nothing here matters for memory safety: a protocol error shows a reader the bytes of another page, which is a bug,
+//! but every frame stays mapped and every access to it is a relaxed copy.
+
+use std::fmt;
+use std::ops::{BitOr, BitOrAssign};
+
+use umemcg_base::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+/// Number of a page frame of one arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct FrameId(u32);
+
+impl FrameId {
+    /// No frame: the end of a list, an empty slot.
+    pub const NONE: Self = Self(u32::MAX);
+
+    /// The frame of a number that [`raw`](Self::raw) gave. A number out of range panics where it is used.
+    #[inline]
+    pub const fn from_raw(raw: u32) -> Self {
+        Self(raw)
+    }
+
+    /// The number, for keeping in an atomic.
+    #[inline]
+    pub const fn raw(self) -> u32 {
+        self.0
+    }
+
+    /// Whether this is [`NONE`](Self::NONE).
+    #[inline]
+    pub const fn is_none(self) -> bool {
+        self.0 == u32::MAX
+    }
+
+    /// The number as an index into a table with one entry per frame.
+    #[inline]
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A set of marks of a page.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(transparent)]
+pub struct FrameFlags(u32);
+
+macro_rules! frame_flags {
+    ($($(#[$doc:meta])* $name:ident = $bit:expr;)*) => {
+        impl FrameFlags {
+            $($(#[$doc])* pub const $name: Self = Self(1 << $bit);)*
+            const NAMES: &'static [(&'static str, u32)] = &[$((stringify!($name), 1 << $bit)),*];
+        }
+    };
+}
+
+frame_flags! {
+    /// One thread fills, writes back, truncates or evicts the page; others wait. Set with
+    /// [`test_and_set`](FrameRecord::test_and_set).
+    LOCKED = 0;
+    /// The contents are what the file holds at this index. Set after the fill, tested before a copy.
+    UPTODATE = 1;
+    /// The contents are newer than the store.
+    DIRTY = 2;
+    /// The contents are on their way to the store; they may be read, and changed only by making the page dirty
+    /// again.
+    WRITEBACK = 3;
+    /// The store has the contents but has not yet said that they are durable. Not evictable.
+    UNSTABLE = 4;
+    /// Used since the list walker last came by: the second chance.
+    REFERENCED = 5;
+    /// On the active list rather than the inactive one.
+    ACTIVE = 6;
+    /// On one of the LRU lists. Changes only under that list's lock.
+    ON_LRU = 7;
+    /// Came back soon after its eviction: part of the working set.
+    WORKINGSET = 8;
+    /// The next window of read-ahead starts when a reader reaches this page.
+    READAHEAD = 9;
+    /// The last fill or write-back failed.
+    ERROR = 10;
+    /// To be evicted as soon as its write-back ends.
+    RECLAIM = 11;
+    /// Holds metadata of the engine, not a page of a file.
+    METADATA = 12;
+    /// Somebody sleeps until the page is unlocked or its write-back ends; whoever ends it must wake them.
+    WAITERS = 13;
+    /// Must not be evicted (contents that no store holds).
+    UNEVICTABLE = 14;
+    /// Mark of the page cache, for a purpose of its own.
+    PRIVATE = 15;
+    /// Counted in the list gauges of its group; stays until the frame is freed.
+    IN_GAUGES = 16;
+    /// Used once since it came; the next use sets [`REFERENCED`](Self::REFERENCED).
+    ACCESSED = 17;
+}
+
+impl FrameFlags {
+    /// No marks.
+    pub const NONE: Self = Self(0);
+
+    /// The bits.
+    #[inline]
+    pub const fn bits(self) -> u32 {
+        self.0
+    }
+
+    /// The set of bits that [`bits`](Self::bits) gave.
+    #[inline]
+    pub const fn from_bits(bits: u32) -> Self {
+        Self(bits)
+    }
+
+    /// Both sets; `|` for constants.
+    #[inline]
+    pub const fn union(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Whether any mark is in both sets.
+    #[inline]
+    pub const fn intersects(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+
+    /// Whether every mark of `other` is in this set.
+    #[inline]
+    pub const fn contains(self, other: Self) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+impl BitOr for FrameFlags {
+    type Output = Self;
+    #[inline]
+    fn bitor(self, other: Self) -> Self {
+        self.union(other)
+    }
+}
+
+impl BitOrAssign for FrameFlags {
+    #[inline]
+    fn bitor_assign(&mut self, other: Self) {
+        self.0 |= other.0;
+    }
+}
+
+impl fmt::Debug for FrameFlags {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut first = true;
+        for &(name, bit) in Self::NAMES {
+            if self.0 & bit != 0 {
+                f.write_str(if first { "" } else { "|" })?;
+                f.write_str(name)?;
+                first = false;
+            }
+        }
+        if first { f.write_str("NONE") } else { Ok(()) }
+    }
+}
+
+/// The bit of the pin word that says that the frame can be pinned. The other bits count pins.
+const LIVE: u32 = 1 << 31;
+
+/// The record of one frame: 64 bytes on a line of its own, so that hits on two frames write no common cache line.
+///
+/// Guards: `(A)` atomic by itself, `(F)` changed only by the thread that has the frame frozen, `(L)` guarded by the
+/// lock of the list that the frame is on, `(B)` guarded by the lock of the frame's block.
+#[derive(Debug)]
+#[repr(align(64))]
+pub struct FrameRecord {
+    /// (A) [`LIVE`] and the number of pins.
+    pins: AtomicU32,
+    /// (A) [`FrameFlags`].
+    flags: AtomicU32,
+    /// (A) The owner handle to which the frame is charged.
+    pub owner: AtomicU32,
+    /// (F) The file to which the page belongs. Readers check it after pinning.
+    pub file: AtomicU32,
+    /// (F) The page's number in its file. Readers check it after pinning.
+    pub index: AtomicU64,
+    /// (L) The neighbour towards the head of the list.
+    pub lru_prev: AtomicU32,
+    /// (L) The neighbour towards the tail of the list.
+    pub lru_next: AtomicU32,
+    /// (B) While the frame is free: the next free frame of its block.
+    pub(crate) next_free: AtomicU32,
+    /// (F) How often the frame was frozen, modulo 2^32.
+    generation: AtomicU32,
+    /// Room for what the layers above come to need; keeps the record at 64 bytes.
+    #[cfg(not(loom))]
+    _reserved: [AtomicU32; 6],
+}
+
+/// The life in which a frame was seen; see [`FrameRecord::glimpse`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Glimpse(u32);
+
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<FrameRecord>() == 64 && align_of::<FrameRecord>() == 64);
+
+impl Default for FrameRecord {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl FrameRecord {
+    /// A frozen record without pins, flags or identity, for models; the arena's own are born this way.
+    pub fn new() -> Self {
+        Self {
+            pins: AtomicU32::new(0),
+            flags: AtomicU32::new(0),
+            owner: AtomicU32::new(0),
+            file: AtomicU32::new(0),
+            index: AtomicU64::new(0),
+            lru_prev: AtomicU32::new(0),
+            lru_next: AtomicU32::new(0),
+            next_free: AtomicU32::new(0),
+            generation: AtomicU32::new(0),
+            #[cfg(not(loom))]
+            _reserved: Default::default(),
+        }
+    }
+
+    /// Takes a pin unless the frame is frozen. With the pin, the caller checks `file` and `index`: they say which page
+    /// this is now, and stay so until the pin is given back.
+    #[inline]
+    #[must_use]
+    pub fn try_pin(&self) -> bool {
+        // One unconditional add, because a load first would cost a second transfer of a contended line. A pin on a frozen
+        // frame is taken back; in between it can only make a freeze fail.
+        // Acquire pairs with `unfreeze_to`: the identity and the contents are seen.
+        if self.pins.fetch_add(1, Ordering::Acquire) & LIVE != 0 {
+            return true;
+        }
+        // Relaxed: nothing was read under this pin.
+        self.pins.fetch_sub(1, Ordering::Relaxed);
+        false
+    }
+
+    /// Another pin for a caller that has one.
+    #[inline]
+    pub fn pin_again(&self) {
+        // Relaxed: the pin that the caller has orders everything.
+        let before = self.pins.fetch_add(1, Ordering::Relaxed);
+        debug_assert!(before & LIVE != 0 && before & !LIVE != 0, "pinned again without a pin");
+    }
+
+    /// Gives a pin back; returns how many are left.
+    #[inline]
+    pub fn unpin(&self) -> u32 {
+        // Release pairs with `freeze`: what was read under the pin was read before the frame changed.
+        let before = self.pins.fetch_sub(1, Ordering::Release);
+        debug_assert!(before & LIVE != 0 && before & !LIVE != 0, "unpinned without a pin");
+        (before & !LIVE).wrapping_sub(1)
+    }
+
+    /// Starts a read that takes no pin and so writes nothing: `None` if the frame is frozen. The caller then checks the
+    /// identity, tests the marks and copies the contents, and believes all that only if the frame
+    /// [`is_still`](Self::is_still) the same afterwards.
+    #[inline]
+    #[must_use]
+    pub fn glimpse(&self) -> Option<Glimpse> {
+        // Acquire pairs with the store in `freeze_from`, and is the first of the two loads: whoever sees a new generation
+        // sees the frame frozen, or its next life.
+        let generation = self.generation.load(Ordering::Acquire);
+        // Acquire pairs with `unfreeze_to`: the identity and the contents are seen.
+        (self.pins.load(Ordering::Acquire) & LIVE != 0).then_some(Glimpse(generation))
+    }
+
+    /// Whether the frame has not been frozen since: what was read in between is of one life.
+    #[inline]
+    #[must_use]
+    pub fn is_still(&self, glimpse: Glimpse) -> bool {
+        // Pairs with the fence in `freeze_from`: whoever has read anything that was written after it sees its generation.
+        fence(Ordering::Acquire);
+        self.generation.load(Ordering::Relaxed) == glimpse.0
+    }
+
+    /// Freezes a frame that has exactly `pins` pins, which the caller owns; they are consumed. Fails when there are
+    /// others, and, rarely, when somebody just tried.
+    #[inline]
+    #[must_use]
+    pub fn freeze_from(&self, pins: u32) -> bool {
+        // Acquire pairs with every `unpin` (each continues the release sequence of those before it).
+        if self.pins.compare_exchange(LIVE | pins, 0, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            return false;
+        }
+        let generation = self.generation.load(Ordering::Relaxed).wrapping_add(1);
+        // Release pairs with `glimpse`.
+        self.generation.store(generation, Ordering::Release);
+        // Pairs with the fence in `is_still`: no change of a frozen frame is seen before its generation.
+        fence(Ordering::Release);
+        true
+    }
+
+    /// Freezes a frame that nobody has pinned.
+    #[inline]
+    #[must_use]
+    pub fn freeze(&self) -> bool {
+        self.freeze_from(0)
+    }
+
+    /// Freezes a frame of which the caller has the only pin; the pin is consumed.
+    #[inline]
+    #[must_use]
+    pub fn freeze_pinned(&self) -> bool {
+        self.freeze_from(1)
+    }
+
+    /// Publishes a frozen frame with `pins` pins that belong to the caller.
+    ///
+    /// # Panics
+    /// In debug builds when the frame is not frozen.
+    #[inline]
+    pub fn unfreeze_to(&self, pins: u32) {
+        debug_assert!(pins < LIVE);
+        // An addition, not a store: a failed `try_pin` may be between its two steps.
+        // Release pairs with `try_pin`.
+        let before = self.pins.fetch_add(LIVE + pins, Ordering::Release);
+        debug_assert!(before & LIVE == 0, "unfroze a frame that was not frozen");
+    }
+
+    /// Whether the frame is frozen. Stable only for the thread that froze it.
+    #[inline]
+    pub fn is_frozen(&self) -> bool {
+        self.pins.load(Ordering::Relaxed) & LIVE == 0
+    }
+
+    /// Pins at the moment, failed attempts included. A hint.
+    #[inline]
+    pub fn nr_pins(&self) -> u32 {
+        self.pins.load(Ordering::Relaxed) & !LIVE
+    }
+
+    /// All marks at the moment.
+    #[inline]
+    pub fn flags(&self) -> FrameFlags {
+        // Acquire pairs with the release of `set`, `clear` and `change`.
+        FrameFlags(self.flags.load(Ordering::Acquire))
+    }
+
+    /// Whether any of the marks is set. What was written before it was set is seen.
+    #[inline]
+    pub fn test(&self, flags: FrameFlags) -> bool {
+        self.flags().intersects(flags)
+    }
+
+    /// Sets marks.
+    #[inline]
+    pub fn set(&self, flags: FrameFlags) {
+        // Release pairs with `test`.
+        self.flags.fetch_or(flags.0, Ordering::Release);
+    }
+
+    /// Clears marks.
+    #[inline]
+    pub fn clear(&self, flags: FrameFlags) {
+        // Release pairs with `test` and `test_and_set`.
+        self.flags.fetch_and(!flags.0, Ordering::Release);
+    }
+
+    /// Sets marks and says whether any of them was set before.
+    #[inline]
+    pub fn test_and_set(&self, flags: FrameFlags) -> bool {
+        // Acquire pairs with `clear` (taking a lock bit), Release with `test`.
+        self.flags.fetch_or(flags.0, Ordering::AcqRel) & flags.0 != 0
+    }
+
+    /// Clears marks and says whether any of them was set before.
+    #[inline]
+    pub fn test_and_clear(&self, flags: FrameFlags) -> bool {
+        // Acquire pairs with `set`, Release with `test`.
+        self.flags.fetch_and(!flags.0, Ordering::AcqRel) & flags.0 != 0
+    }
+
+    /// Clears some marks and sets others in one step; returns the marks before. Dirty becomes write-back without a
+    /// moment in which the page is neither.
+    #[inline]
+    pub fn change(&self, clear: FrameFlags, set: FrameFlags) -> FrameFlags {
+        let mut now = self.flags.load(Ordering::Relaxed);
+        loop {
+            // AcqRel: as in `test_and_set` and `test_and_clear`.
+            match self.flags.compare_exchange_weak(
+                now,
+                now & !clear.0 | set.0,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            ) {
+                Ok(before) => return FrameFlags(before),
+                Err(other) => now = other,
+            }
+        }
+    }
+
+    /// Sets marks that are hints ([`REFERENCED`](FrameFlags::REFERENCED)); writes nothing when they are set
+    /// already, and orders nothing.
+    #[inline]
+    pub fn mark(&self, flags: FrameFlags) {
+        if self.flags.load(Ordering::Relaxed) & flags.0 != flags.0 {
+            self.flags.fetch_or(flags.0, Ordering::Relaxed);
+        }
+    }
+
+    /// Forgets all marks; the frame has just been allocated.
+    pub(crate) fn reset_flags(&self) {
+        self.flags.store(0, Ordering::Relaxed);
+    }
+}

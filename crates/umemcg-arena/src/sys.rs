@@ -1,0 +1,43 @@
+//! System calls that need `unsafe` and that no safe wrapper among the dependencies offers.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// The request number, `_IOR(229, 0, uint32_t)`.
+const FUSE_DEV_IOC_CLONE: libc::c_ulong = 0x8004_E500;
+
+/// Makes `device`, a fresh descriptor of `/dev/fuse`, another queue of the session that `session` serves, so that
+/// requests taken from one are answered there and readers do not meet on one lock.
+///
+/// # Errors
+/// `EINVAL` when `device` serves a session already or `session` serves none.
+pub fn clone_fuse_fd(device: BorrowedFd<'_>, session: BorrowedFd<'_>) -> io::Result<()> {
+    let mut session = session.as_raw_fd() as u32;
+    // SAFETY: [7] The call reads one `u32` at the address.
+    let result = unsafe { libc::ioctl(device.as_raw_fd(), FUSE_DEV_IOC_CLONE as _, &raw mut session) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Says how many arenas the allocator of the C library may have. Each keeps what was freed in it for itself, so many arenas
+/// make resident memory larger than what is in use. To be called before threads start; does nothing with another C library.
+#[doc(alias = "mallopt")]
+pub fn limit_heap_arenas(nr: u32) {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: [7] No addresses.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, nr.min(i32::MAX as u32) as libc::c_int);
+    }
+    #[cfg(not(target_env = "gnu"))]
+    let _ = nr;
+}
+
+/// Gives whole pages of freed heap memory back to the operating system; takes milliseconds when there is much of it, and
+/// locks the heap meanwhile, one arena at a time. Does nothing with another C library than GNU's.
+#[doc(alias = "malloc_trim")]
+pub fn trim_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: [7] No addresses.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}

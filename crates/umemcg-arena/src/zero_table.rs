@@ -1,0 +1,106 @@
+//! A sparse table of atomic words that read as zero until written, and again after they are discarded.
+//!
+//! Memory appears page by page as words are written, and goes back page by page. The words never move, so they are
+//! read through plain references, without locks or epochs.
+
+use std::io;
+use std::ops::Range;
+
+use umemcg_base::sync::atomic::{AtomicU64, Ordering};
+
+use crate::mapping::StableTable;
+
+/// A fixed number of atomic words over memory that appears when it is touched.
+#[derive(Debug)]
+pub struct ZeroTable {
+    words: StableTable<AtomicU64>,
+}
+
+impl ZeroTable {
+    /// Reserves address space for `nr_words` words of zero.
+    ///
+    /// # Errors
+    /// What the operating system says to the reservation.
+    pub fn new(nr_words: usize) -> io::Result<Self> {
+        let words = StableTable::<AtomicU64>::new(nr_words)?;
+        #[cfg(not(loom))]
+        words.mapping().hint(crate::mapping::Hint::SmallPages);
+        Ok(Self { words })
+    }
+
+    /// The same for words that are used densely, from the first on: asks for huge pages, which spare those who look up words
+    /// here and there most of the address translation.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub fn new_dense(nr_words: usize) -> io::Result<Self> {
+        let words = StableTable::<AtomicU64>::new(nr_words)?;
+        #[cfg(not(loom))]
+        words.mapping().hint(crate::mapping::Hint::HugePages);
+        Ok(Self { words })
+    }
+
+    /// All words.
+    #[inline]
+    pub fn words(&self) -> &[AtomicU64] {
+        self.words.as_slice()
+    }
+
+    /// Words in the table.
+    pub fn len(&self) -> usize {
+        self.words.len()
+    }
+
+    /// Whether the table has no words.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// A word.
+    ///
+    /// # Panics
+    /// When there is no such word.
+    #[inline]
+    pub fn get(&self, at: usize) -> &AtomicU64 {
+        self.words.get(at)
+    }
+
+    /// Makes the words of a range zero and gives the whole pages among them back to the operating system. To others this is a
+    /// relaxed store of zero to each word, in no stated order: what they write meanwhile may be lost.
+    ///
+    /// # Panics
+    /// When the range leaves the table.
+    pub fn discard(&self, range: Range<usize>) {
+        assert!(range.start <= range.end && range.end <= self.len());
+        let whole = self.discard_whole_pages(&range);
+        for at in (range.start..whole.start).chain(whole.end..range.end) {
+            // A store would bring the page into being.
+            if self.get(at).load(Ordering::Relaxed) != 0 {
+                self.get(at).store(0, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Discards what whole pages lie in the range and returns the words in them.
+    #[cfg(not(loom))]
+    fn discard_whole_pages(&self, range: &Range<usize>) -> Range<usize> {
+        let words_per_page = rustix::param::page_size() / size_of::<AtomicU64>();
+        let start = range.start.next_multiple_of(words_per_page);
+        let end = range.end / words_per_page * words_per_page;
+        let nothing = range.start..range.start;
+        if start >= end {
+            return nothing;
+        }
+        let bytes = start * size_of::<AtomicU64>()..end * size_of::<AtomicU64>();
+        // SAFETY: [3] Zero is valid for an atomic word at any time.
+        match unsafe { self.words.mapping().discard(bytes) } {
+            Ok(()) => start..end,
+            Err(_) => nothing, // Locked memory, say: the words are zeroed one by one.
+        }
+    }
+
+    #[cfg(loom)]
+    fn discard_whole_pages(&self, range: &Range<usize>) -> Range<usize> {
+        range.start..range.start
+    }
+}

@@ -1,0 +1,111 @@
+//! Time and threads, the way the layers below the engine get them, so that a test can own both.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Monotonic time since an arbitrary origin.
+pub trait Clock: Send + Sync + fmt::Debug {
+    /// Time since the clock's origin.
+    fn now(&self) -> Duration;
+}
+
+/// The machine's monotonic clock.
+#[derive(Debug)]
+pub struct SystemClock {
+    origin: Instant,
+}
+
+impl SystemClock {
+    /// A clock that starts now.
+    pub fn new() -> Self {
+        Self { origin: Instant::now() }
+    }
+}
+
+impl Default for SystemClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Clock for SystemClock {
+    fn now(&self) -> Duration {
+        self.origin.elapsed()
+    }
+}
+
+/// A clock that moves only when told.
+#[derive(Debug, Default)]
+pub struct ManualClock {
+    nanoseconds: AtomicU64,
+}
+
+impl ManualClock {
+    /// A clock at zero.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Moves time forward.
+    pub fn advance(&self, by: Duration) {
+        self.nanoseconds.fetch_add(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&self) -> Duration {
+        Duration::from_nanos(self.nanoseconds.load(Ordering::Relaxed))
+    }
+}
+
+/// A named thread that is joined when the value is dropped. The body must end soon after whatever it waits for
+/// tells it to.
+#[derive(Debug)]
+pub struct Worker {
+    handle: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Worker {
+    /// Starts a thread; `name` is at most 15 bytes, so that the operating system shows it whole.
+    ///
+    /// # Errors
+    /// When the operating system refuses a thread.
+    pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<Self> {
+        debug_assert!(name.len() <= 15, "thread name {name} is cut by the operating system");
+        let handle = std::thread::Builder::new().name(name.into()).spawn(body)?;
+        Ok(Self { handle: Some(handle) })
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        if let Some(handle) = self.handle.take()
+            && handle.thread().id() != std::thread::current().id()
+        {
+            let _ = handle.join();
+        }
+    }
+}
+
+/// Starts a thread that nobody waits for; `name` is at most 15 bytes.
+///
+/// # Errors
+/// When the operating system refuses a thread.
+pub fn spawn_detached(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
+    debug_assert!(name.len() <= 15, "thread name {name} is cut by the operating system");
+    std::thread::Builder::new().name(name.into()).spawn(body).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_manual_clock_moves_only_when_told() {
+        let clock = ManualClock::new();
+        assert_eq!(clock.now(), Duration::ZERO);
+        clock.advance(Duration::from_millis(5));
+        assert_eq!(clock.now(), Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,20 @@
+//! What every layer stands on: units, sizes in text, the sync facade with lock ranks, bells, tables that
+//! never move, time and threads. Nothing here knows what a group or a page is.
+#![forbid(unsafe_code)]
+
+pub mod bell;
+pub mod clock;
+pub mod rank;
+pub mod size;
+pub mod sync;
+pub mod table;
+pub mod units;
+
+pub use bell::Bell;
+pub use rank::{
+    Rank, RankedMutex, RankedMutexGuard, RankedReadGuard, RankedRwLock, RankedWriteGuard,
+    assert_no_locks_held,
+};
+pub use size::{ParseSizeError, parse_size};
+pub use table::Table;
+pub use units::{PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, pages_for};

@@ -1,0 +1,331 @@
+//! Lock ranks as code. A thread takes locks in rising rank only; a debug build panics at the first
+//! acquisition out of order, and at the first charge or reclaim that starts with any ranked lock held.
+//!
+//! `LOCKING.md` explains the order; the table there is this enum.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+
+/// Ranks from the outermost lock to the innermost. Two locks of one rank are never held together, except
+/// where the acquisition says so ([`RankedMutex::lock_second`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Rank {
+    /// Creation and removal of groups, and moves between them.
+    Lifecycle = 1,
+    /// A file's write-back: one flush of a file at a time.
+    FileFlush = 2,
+    /// A file's content against truncation.
+    FileContent = 3,
+    /// One page.
+    Page = 4,
+    /// A shard of an object owner's table (names, inodes).
+    ObjectOwner = 5,
+    /// A file's index from page number to frame.
+    FileIndex = 6,
+    /// Lists of dirty files.
+    DirtyFiles = 7,
+    /// The children of a group.
+    GroupChildren = 8,
+    /// Which lists of objects a group has.
+    ObjectLists = 9,
+    /// A list of pages or objects.
+    Lruvec = 10,
+    /// The free frames of the arena.
+    FreeFrames = 11,
+}
+
+#[cfg(debug_assertions)]
+mod held {
+    use super::Rank;
+    use std::cell::RefCell;
+    thread_local! { static HELD: RefCell<Vec<Rank>> = const { RefCell::new(Vec::new()) }; }
+
+    pub(super) fn push(rank: Rank, same_allowed: bool) {
+        HELD.with(|held| {
+            let mut held = held.borrow_mut();
+            if let Some(&top) = held.iter().max() {
+                assert!(
+                    top < rank || (same_allowed && top == rank),
+                    "lock rank {rank:?} taken while {top:?} is held"
+                );
+            }
+            held.push(rank);
+        });
+    }
+    /// A try-lock may be taken out of order: it cannot wait.
+    pub(super) fn push_tried(rank: Rank) {
+        HELD.with(|held| held.borrow_mut().push(rank));
+    }
+    pub(super) fn pop(rank: Rank) {
+        // A guard that outlives its thread's locals has nothing left to check.
+        let _ = HELD.try_with(|held| {
+            let mut held = held.borrow_mut();
+            if let Some(at) = held.iter().rposition(|&r| r == rank) {
+                held.remove(at);
+            }
+        });
+    }
+    pub(super) fn assert_none(what: &str) {
+        HELD.with(|held| {
+            let held = held.borrow();
+            assert!(held.is_empty(), "{what} entered while holding {held:?}");
+        });
+    }
+}
+
+/// Panics in debug builds when this thread holds any ranked lock. Charging and reclaim call it first.
+#[inline]
+pub fn assert_no_locks_held(what: &str) {
+    #[cfg(debug_assertions)]
+    held::assert_none(what);
+    #[cfg(not(debug_assertions))]
+    let _ = what;
+}
+
+/// A mutex with a place in the lock order.
+pub struct RankedMutex<T> {
+    #[cfg_attr(not(debug_assertions), allow(dead_code))]
+    rank: Rank,
+    inner: parking_lot::Mutex<T>,
+}
+
+impl<T> RankedMutex<T> {
+    /// A new unlocked mutex of the given rank.
+    pub const fn new(rank: Rank, value: T) -> Self {
+        Self { rank, inner: parking_lot::Mutex::new(value) }
+    }
+
+    /// Waits for the lock. Debug builds panic when a lock of the same or a higher rank is held.
+    #[inline]
+    pub fn lock(&self) -> RankedMutexGuard<'_, T> {
+        #[cfg(debug_assertions)]
+        held::push(self.rank, false);
+        RankedMutexGuard { inner: self.inner.lock(), rank: self.rank }
+    }
+
+    /// Like [`lock`](Self::lock), but one lock of the same rank may be held already. The caller states the order
+    /// among them (for LRU lists: parent before child).
+    #[inline]
+    pub fn lock_second(&self) -> RankedMutexGuard<'_, T> {
+        #[cfg(debug_assertions)]
+        held::push(self.rank, true);
+        RankedMutexGuard { inner: self.inner.lock(), rank: self.rank }
+    }
+
+    /// Takes the lock if nobody holds it. Allowed out of order, because it cannot wait.
+    #[inline]
+    pub fn try_lock(&self) -> Option<RankedMutexGuard<'_, T>> {
+        let inner = self.inner.try_lock()?;
+        #[cfg(debug_assertions)]
+        held::push_tried(self.rank);
+        Some(RankedMutexGuard { inner, rank: self.rank })
+    }
+
+    /// The value, when nobody else can hold the lock.
+    pub fn get_mut(&mut self) -> &mut T {
+        self.inner.get_mut()
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for RankedMutex<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+/// Holds a [`RankedMutex`]; unlocks when dropped.
+#[must_use]
+pub struct RankedMutexGuard<'a, T> {
+    inner: parking_lot::MutexGuard<'a, T>,
+    #[cfg_attr(not(debug_assertions), allow(dead_code))]
+    rank: Rank,
+}
+
+impl<'a, T> RankedMutexGuard<'a, T> {
+    /// The underlying guard, for waiting on a condition variable.
+    pub fn as_parking_lot(&mut self) -> &mut parking_lot::MutexGuard<'a, T> {
+        &mut self.inner
+    }
+
+    /// Runs `act` without the lock, and takes it again.
+    pub fn unlocked<R>(&mut self, act: impl FnOnce() -> R) -> R {
+        #[cfg(debug_assertions)]
+        held::pop(self.rank);
+        let result = parking_lot::MutexGuard::unlocked(&mut self.inner, act);
+        #[cfg(debug_assertions)]
+        held::push(self.rank, true);
+        result
+    }
+}
+
+impl<T> Deref for RankedMutexGuard<'_, T> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.inner
+    }
+}
+
+impl<T> DerefMut for RankedMutexGuard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.inner
+    }
+}
+
+impl<T> Drop for RankedMutexGuard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        #[cfg(debug_assertions)]
+        held::pop(self.rank);
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for RankedMutexGuard<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+/// A reader-writer lock with a place in the lock order. Readers of one lock may nest with nothing of their own rank.
+pub struct RankedRwLock<T> {
+    #[cfg_attr(not(debug_assertions), allow(dead_code))]
+    rank: Rank,
+    inner: parking_lot::RwLock<T>,
+}
+
+impl<T> RankedRwLock<T> {
+    /// A new unlocked lock of the given rank.
+    pub const fn new(rank: Rank, value: T) -> Self {
+        Self { rank, inner: parking_lot::RwLock::new(value) }
+    }
+
+    /// Waits for shared access.
+    #[inline]
+    pub fn read(&self) -> RankedReadGuard<'_, T> {
+        #[cfg(debug_assertions)]
+        held::push(self.rank, false);
+        RankedReadGuard { inner: self.inner.read(), rank: self.rank }
+    }
+
+    /// Takes shared access if that needs no waiting.
+    #[inline]
+    pub fn try_read(&self) -> Option<RankedReadGuard<'_, T>> {
+        let inner = self.inner.try_read()?;
+        #[cfg(debug_assertions)]
+        held::push_tried(self.rank);
+        Some(RankedReadGuard { inner, rank: self.rank })
+    }
+
+    /// Waits for exclusive access.
+    #[inline]
+    pub fn write(&self) -> RankedWriteGuard<'_, T> {
+        #[cfg(debug_assertions)]
+        held::push(self.rank, false);
+        RankedWriteGuard { inner: self.inner.write(), rank: self.rank }
+    }
+}
+
+impl<T: fmt::Debug> fmt::Debug for RankedRwLock<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+/// Shared access to a [`RankedRwLock`].
+#[must_use]
+#[derive(Debug)]
+pub struct RankedReadGuard<'a, T> {
+    inner: parking_lot::RwLockReadGuard<'a, T>,
+    #[cfg_attr(not(debug_assertions), allow(dead_code))]
+    rank: Rank,
+}
+
+impl<T> Deref for RankedReadGuard<'_, T> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.inner
+    }
+}
+
+impl<T> Drop for RankedReadGuard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        #[cfg(debug_assertions)]
+        held::pop(self.rank);
+    }
+}
+
+/// Exclusive access to a [`RankedRwLock`].
+#[must_use]
+#[derive(Debug)]
+pub struct RankedWriteGuard<'a, T> {
+    inner: parking_lot::RwLockWriteGuard<'a, T>,
+    #[cfg_attr(not(debug_assertions), allow(dead_code))]
+    rank: Rank,
+}
+
+impl<T> Deref for RankedWriteGuard<'_, T> {
+    type Target = T;
+    #[inline]
+    fn deref(&self) -> &T {
+        &self.inner
+    }
+}
+
+impl<T> DerefMut for RankedWriteGuard<'_, T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.inner
+    }
+}
+
+impl<T> Drop for RankedWriteGuard<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        #[cfg(debug_assertions)]
+        held::pop(self.rank);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rising_ranks_are_allowed() {
+        let outer = RankedMutex::new(Rank::Lifecycle, ());
+        let inner = RankedMutex::new(Rank::Lruvec, ());
+        let _a = outer.lock();
+        let _b = inner.lock();
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic(expected = "lock rank")]
+    fn falling_ranks_panic() {
+        let outer = RankedMutex::new(Rank::Lifecycle, ());
+        let inner = RankedMutex::new(Rank::Lruvec, ());
+        let _b = inner.lock();
+        let _a = outer.lock();
+    }
+
+    #[test]
+    fn a_try_lock_may_come_from_the_wrong_end() {
+        let outer = RankedMutex::new(Rank::Lifecycle, ());
+        let inner = RankedMutex::new(Rank::Lruvec, ());
+        let _b = inner.lock();
+        assert!(outer.try_lock().is_some());
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic(expected = "reclaim entered")]
+    fn entry_points_refuse_held_locks() {
+        let lock = RankedMutex::new(Rank::Page, ());
+        let _held = lock.lock();
+        assert_no_locks_held("reclaim");
+    }
+}

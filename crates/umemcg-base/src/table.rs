@@ -1,0 +1,85 @@
+//! A table that grows by chunks which never move, so that an entry, once it exists, can be read through a plain
+//! reference for as long as the table lives: no epochs, no reference counts, no lock. Entries are reused, never
+//! freed; who reads one by index checks that it still is what he came for.
+
+use std::sync::OnceLock;
+
+/// log2 of the entries in the first chunk. Small in models, which pay for every atomic that exists.
+const FIRST_SHIFT: u32 = if cfg!(loom) { 2 } else { 6 };
+/// Chunks double, so these cover every `u32` index.
+const NR_CHUNKS: usize = 33 - FIRST_SHIFT as usize;
+
+/// A growing table of `T`, indexed by `u32`.
+#[derive(Debug)]
+pub struct Table<T> {
+    chunks: [OnceLock<Box<[T]>>; NR_CHUNKS],
+}
+
+impl<T> Table<T> {
+    /// An empty table; takes no memory for entries.
+    pub const fn new() -> Self {
+        Self { chunks: [const { OnceLock::new() }; NR_CHUNKS] }
+    }
+
+    /// The chunk of an index and the place in it: with 64 entries in chunk 0, chunk n ≥ 1 holds `64 << (n − 1)`.
+    #[inline]
+    fn locate(index: u32) -> (usize, usize) {
+        let high = index >> FIRST_SHIFT;
+        if high == 0 {
+            return (0, index as usize);
+        }
+        let level = 32 - high.leading_zeros();
+        let base = 1u32 << (FIRST_SHIFT + level - 1);
+        (level as usize, (index - base) as usize)
+    }
+
+    fn chunk_len(chunk: usize) -> usize {
+        if chunk == 0 { 1 << FIRST_SHIFT } else { 1usize << (FIRST_SHIFT as usize + chunk - 1) }
+    }
+
+    /// The entry, if its chunk exists.
+    #[inline]
+    pub fn get(&self, index: u32) -> Option<&T> {
+        let (chunk, place) = Self::locate(index);
+        self.chunks[chunk].get().map(|entries| &entries[place])
+    }
+
+    /// The entry; its chunk is allocated and filled by `make` when it is the first of its chunk to be asked for.
+    pub fn get_or_grow(&self, index: u32, make: impl Fn() -> T) -> &T {
+        let (chunk, place) = Self::locate(index);
+        &self.chunks[chunk].get_or_init(|| (0..Self::chunk_len(chunk)).map(|_| make()).collect())[place]
+    }
+}
+
+impl<T> Default for Table<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn every_index_has_a_place_of_its_own() {
+        let mut seen = HashSet::new();
+        for index in 0..10_000u32 {
+            let (chunk, place) = Table::<u8>::locate(index);
+            assert!(place < Table::<u8>::chunk_len(chunk), "{index}");
+            assert!(seen.insert((chunk, place)), "{index}");
+        }
+        let (chunk, place) = Table::<u8>::locate(u32::MAX);
+        assert!(chunk < NR_CHUNKS && place < Table::<u8>::chunk_len(chunk));
+    }
+
+    #[test]
+    fn what_was_never_grown_reads_as_missing() {
+        let table = Table::new();
+        assert!(table.get(100).is_none());
+        *table.get_or_grow(100, || std::sync::Mutex::new(0)).lock().unwrap() = 7;
+        assert_eq!(*table.get(100).unwrap().lock().unwrap(), 7);
+        assert!(table.get(5).is_none());
+    }
+}

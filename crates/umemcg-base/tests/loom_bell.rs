@@ -1,0 +1,73 @@
+//! A bell against its sleeper: whoever changes something and rings is noticed, however the two interleave.
+#![cfg(loom)]
+
+use std::time::Duration;
+
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use loom::thread;
+use umemcg_base::Bell;
+
+/// Two changes, each followed by a ring; a worker that sleeps until it has seen both. One that slept for ever would be a
+/// deadlock to loom.
+#[test]
+fn no_sleeper_misses_a_ring() {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let bell = Arc::new(Bell::new());
+        let usage = Arc::new(AtomicU32::new(0));
+        let worker = {
+            let (bell, usage) = (Arc::clone(&bell), Arc::clone(&usage));
+            thread::spawn(move || {
+                while usage.load(Relaxed) < 2 {
+                    bell.wait(Duration::ZERO);
+                }
+            })
+        };
+        for change in 1..=2 {
+            usage.store(change, Relaxed);
+            bell.ring();
+        }
+        worker.join().unwrap();
+    });
+}
+
+/// A worker takes what was rung and looks, while two others each make a change and ring.
+fn changes_against_a_look<const LOOK_AFTER_THE_TAKE: bool>() {
+    loom::model(|| {
+        let bell = Arc::new(Bell::new());
+        let changes: Arc<[AtomicU32; 2]> = Arc::default();
+        let changers: Vec<_> = (0..2)
+            .map(|at| {
+                let (bell, changes) = (Arc::clone(&bell), Arc::clone(&changes));
+                thread::spawn(move || {
+                    changes[at].store(1, Relaxed);
+                    bell.ring();
+                })
+            })
+            .collect();
+        let look = || changes.iter().map(|change| change.load(Relaxed)).sum::<u32>();
+        let seen = if LOOK_AFTER_THE_TAKE {
+            bell.take();
+            look()
+        } else {
+            let seen = look();
+            bell.take();
+            seen
+        };
+        changers.into_iter().for_each(|changer| changer.join().unwrap());
+        assert!(seen == 2 || bell.take(), "a change that nobody will look at");
+    });
+}
+
+#[test]
+fn what_is_not_seen_is_still_rung_for() {
+    changes_against_a_look::<true>();
+}
+
+#[test]
+#[should_panic(expected = "a change that nobody will look at")]
+fn who_looks_before_the_take_loses_changes() {
+    changes_against_a_look::<false>();
+}

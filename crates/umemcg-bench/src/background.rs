@@ -1,0 +1,371 @@
+//! `background`: the two halves of the mail per-memcg-background-reclaim, a file written and read in a group of 500 MiB,
+//! with marks of 50 and 40 MiB and without, in turns.
+//!
+//! It runs against the library, on a file of the host that is read and written past the kernel's page cache: below a mount
+//! the kernel's share of each request, ten times that of reclaim, would hide what is to be seen. The store takes note when
+//! it is asked for data: by then the pages of the request are charged and have frames.
+//!
+//! Times are those after the group has been full once; until then neither side reclaims, and both touch memory for the first
+//! time.
+
+use std::cell::Cell;
+use std::fs::File as HostOpenFile;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use umemcg::{
+    Arena, BackingStore, Engine, EngineConfig, File, Group, IoFlags, Readahead, Segment, StatItem, StoreId,
+};
+
+use crate::report::{MailFigure, Progress, Report, Section, Target, Verdict};
+use crate::stats::{Samples, thread_time};
+use crate::store::{fill, word_at};
+use crate::threads::{Latencies, nanoseconds_of, process_time};
+use crate::{Failure, Options};
+
+const MIB: u64 = 1 << 20;
+/// The file at scale 1; the mail's is ten times as large.
+const FILE_BYTES: u64 = 2 << 30;
+const LIMIT_BYTES: u64 = 500 * MIB;
+const HIGH_DISTANCE: u64 = 50 * MIB;
+const LOW_DISTANCE: u64 = 40 * MIB;
+const POOL_BYTES: u64 = 768 * MIB;
+const CALL_BYTES: usize = 128 << 10;
+const NR_IDLE_GROUPS: usize = 8;
+/// From here on the group has been full.
+const RAMP_BYTES: u64 = 512 * MIB;
+
+const CHARGE_RATIO_MAX: f64 = 0.5;
+const CALL_RATIO_MAX: f64 = 1.02;
+const CPU_RATIO_MAX: f64 = 1.02;
+
+/// The mail's rows and figures: writing only directly, with background reclaim; reading so.
+const MAIL: [(&str, [&str; 4]); 9] = [
+    ("pgpgin", ["5243222", "5243267", "5242937", "5242935"]),
+    ("pgpgout", ["5115252", "5127978", "5114971", "5125504"]),
+    ("kswapd_steal", ["0", "2699807", "0", "5125470"]),
+    ("pg_pgsteal", ["5115229", "2428102", "5114941", "0"]),
+    ("kswapd_pgscan", ["0", "10527319", "0", "5125472"]),
+    ("pg_scan", ["5918875", "15533740", "5114944", "0"]),
+    ("pgrefill", ["264761", "294801", "0", "0"]),
+    ("pgoutrun", ["0", "81097", "0", "160184"]),
+    ("allocstall", ["158406", "73799", "159840", "0"]),
+];
+const COUNTERS: [&[StatItem]; 9] = [
+    &[StatItem::PgPgIn],
+    &[StatItem::PgPgOut],
+    &[StatItem::PgStealKswapd],
+    &[StatItem::PgStealDirect],
+    &[StatItem::PgScanKswapd],
+    &[StatItem::PgScanDirect],
+    &[StatItem::PgRefill],
+    &[StatItem::KswapdRun],
+    &[StatItem::AllocStall],
+];
+const ALLOCSTALL: usize = 8;
+
+/// What is measured in a half; the unit of each.
+const FIGURES: [(&str, &str); 13] = [
+    ("throughput", "MiB/s"),
+    ("processor time, everybody's", "ms/GiB"),
+    ("processor time of who reads or writes", "ms/GiB"),
+    ("processor time of the workers", "ms/GiB"),
+    ("128 KiB call, p50", "us"),
+    ("128 KiB call, p99", "us"),
+    ("128 KiB call, p99.9", "us"),
+    ("128 KiB call, max", "us"),
+    ("charge to frame, p50", "us"),
+    ("charge to frame, p99.9", "us"),
+    ("charge to frame, altogether", "us/MiB"),
+    ("charge to frame, processor time, p50", "us"),
+    ("charge to frame, processor time, p99.9", "us"),
+];
+
+/// One half of one run.
+struct Half {
+    counters: [i64; 9],
+    figures: [f64; 13],
+}
+
+thread_local! {
+    /// Since when this thread is on its way to frames; how long it took each time.
+    static WAY: Cell<Option<(Instant, Duration)>> = const { Cell::new(None) };
+    static WAYS: Cell<Ways> = const { Cell::new(Ways { real: Latencies::new(), cpu: Latencies::new() }) };
+}
+
+/// Times from charge to frame, as clocks on the wall and of the thread have them: who is sent off the processor in favour of
+/// somebody else sees it on the first only.
+#[derive(Default)]
+struct Ways {
+    real: Latencies,
+    cpu: Latencies,
+}
+
+/// A file of the host that leaves no copy in the kernel's page cache, and says when it is asked for data.
+#[derive(Debug)]
+struct Uncached {
+    file: HostOpenFile,
+    refuses: AtomicBool,
+}
+
+impl Uncached {
+    fn transfer(&self, call: impl Fn(IoFlags) -> io::Result<usize>) -> io::Result<usize> {
+        if !self.refuses.load(Relaxed) {
+            match call(IoFlags::DONTCACHE) {
+                Err(error) if error.raw_os_error() == Some(rustix::io::Errno::OPNOTSUPP.raw_os_error()) => {
+                    self.refuses.store(true, Relaxed);
+                }
+                result => return result,
+            }
+        }
+        call(IoFlags::NONE)
+    }
+}
+
+impl BackingStore for Uncached {
+    fn store_id(&self) -> StoreId {
+        StoreId(1)
+    }
+    fn read_at(&self, arena: &Arena, segments: &[Segment], offset: u64) -> io::Result<usize> {
+        if let Some(start) = WAY.take() {
+            let mut ways = WAYS.take();
+            ways.real.note(start.0.elapsed());
+            ways.cpu.note(thread_time() - start.1);
+            WAYS.set(ways);
+        }
+        self.transfer(|flags| umemcg_arena::io::read_at(arena, segments, self.file.as_fd(), offset, flags))
+    }
+    fn write_at(&self, arena: &Arena, segments: &[Segment], offset: u64) -> io::Result<usize> {
+        self.transfer(|flags| umemcg_arena::io::write_at(arena, segments, self.file.as_fd(), offset, flags))
+    }
+    fn sync_range(&self, offset: u64, len: u64) -> io::Result<()> {
+        umemcg_arena::io::sync_file_range_wait(self.file.as_fd(), offset, len)
+    }
+    fn sync(&self, data_only: bool) -> io::Result<()> {
+        if data_only { self.file.sync_data() } else { self.file.sync_all() }
+    }
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.file.set_len(len)
+    }
+}
+
+/// Runs the experiment.
+pub fn run(options: &Options) -> Result<Report, Failure> {
+    let progress = Progress::new();
+    let bytes = ((FILE_BYTES as f64 * options.scale) as u64).max(2 * RAMP_BYTES) / MIB * MIB;
+    let engine = Engine::new(EngineConfig { pool_bytes: POOL_BYTES, ..EngineConfig::default() })
+        .map_err(Failure::at("cannot make an engine"))?;
+    for at in 0..NR_IDLE_GROUPS {
+        let name = format!("idle{at}");
+        engine.create_group(engine.root(), name.as_ref()).map_err(Failure::at("cannot make a group"))?;
+    }
+    // With marks and without; of each the rounds' halves.
+    let mut halves = [Vec::new(), Vec::new()];
+    for round in 0..=options.rounds as usize {
+        for at in 0..2 {
+            let side = (round + at) % 2;
+            progress.show(&format!("round {round} of {}, marks {}", options.rounds, ["set", "0"][side]));
+            let both = run_once(options, &engine, side == 0, bytes)?;
+            if round > 0 {
+                halves[side].push(both);
+            }
+        }
+    }
+    let mut report = Report::new("background", options.scale, options.rounds as usize);
+    let [with, without] = &halves;
+    for (half, what) in ["write", "read"].into_iter().enumerate() {
+        for (at, (figure, unit)) in FIGURES.iter().enumerate() {
+            let side = |name: &str, all: &[[Half; 2]]| {
+                Samples::new(name, all.iter().map(|halves| halves[half].figures[at]).collect())
+            };
+            let sides = vec![side("marks 50 and 40 MiB", with), side("marks 0", without)];
+            // Nobody asks the store for data before a write has its frames.
+            if sides.iter().all(|side| side.max == 0.0) {
+                continue;
+            }
+            report.sections.push(Section {
+                title: format!("{what}: {figure}"),
+                unit,
+                verdicts: verdicts(at, &sides),
+                sides,
+            });
+        }
+    }
+    for (half, what) in ["write", "read"].into_iter().enumerate() {
+        for (at, (name, mail)) in MAIL.iter().enumerate() {
+            let ours = [without, with].map(|all| last(all, half).counters[at]);
+            report.mail.push(MailFigure {
+                what: format!("{what}: {name}, direct → background"),
+                mail: format!("{} → {}", mail[2 * half], mail[2 * half + 1]),
+                ours: format!("{} → {}", ours[0], ours[1]),
+            });
+        }
+    }
+    for (half, what) in ["write", "read"].into_iter().enumerate() {
+        let worst = with.iter().map(|halves| halves[half].counters[ALLOCSTALL]).max().unwrap_or(0);
+        let nr = with.iter().filter(|halves| halves[half].counters[ALLOCSTALL] > 0).count();
+        report.notes.push(format!(
+            "{what}: allocstall with marks is {worst} at most, above 0 in {nr} of {} rounds; where it is 0, the foreground \
+             spent no time in reclaim",
+            with.len()
+        ));
+    }
+    report.notes.push(format!(
+        "file of {} MiB in a group of 500 MiB, {NR_IDLE_GROUPS} idle groups beside it; a call is 128 KiB; --scale 10 is the \
+         mail's size",
+        bytes / MIB
+    ));
+    Ok(report)
+}
+
+fn last(all: &[[Half; 2]], half: usize) -> &Half {
+    &all[all.len() - 1][half]
+}
+
+fn verdicts(figure: usize, sides: &[Samples]) -> Vec<Verdict> {
+    let ratio = sides[0].ratio_to(&sides[1]);
+    let target = match FIGURES[figure].0 {
+        "throughput" => Target::TimesAtLeast(1.0),
+        "processor time, everybody's" => Target::TimesAtMost(CPU_RATIO_MAX),
+        "128 KiB call, p99.9" => Target::TimesAtMost(CALL_RATIO_MAX),
+        "charge to frame, p99.9" | "charge to frame, processor time, p99.9" => {
+            Target::TimesAtMost(CHARGE_RATIO_MAX)
+        }
+        _ => return Vec::new(),
+    };
+    vec![Verdict::new("of that without marks", ratio, target)]
+}
+
+/// Steps 1 to 5 of the mail.
+fn run_once(options: &Options, engine: &Arc<Engine>, marks: bool, bytes: u64) -> Result<[Half; 2], Failure> {
+    let host = tempfile::tempfile_in(options.directory()).map_err(Failure::at("cannot make a file"))?;
+    let store = Uncached { file: host, refuses: AtomicBool::new(false) };
+    let file = engine.open_file(Arc::new(store), 0).map_err(Failure::at("cannot open a file"))?;
+    let group = make_group(engine, marks)?;
+    let write = half(engine, &group, bytes, |offset, buffer| write_call(&file, &group, offset, buffer))?;
+    clean_up(engine, &group)?;
+    let lost = engine.sync_all(Duration::from_secs(120));
+    if !lost.is_empty() {
+        return Err(Failure::Wrong("data could not be written".into()));
+    }
+    file.invalidate_clean();
+    let group = make_group(engine, marks)?;
+    let readahead = Readahead::new();
+    let read =
+        half(engine, &group, bytes, |offset, buffer| read_call(&file, &group, &readahead, offset, buffer))?;
+    clean_up(engine, &group)?;
+    Ok([write, read])
+}
+
+fn make_group(engine: &Arc<Engine>, marks: bool) -> Result<Arc<Group>, Failure> {
+    let group =
+        engine.create_group(engine.root(), "A".as_ref()).map_err(Failure::at("cannot make a group"))?;
+    engine.set_limit(&group, LIMIT_BYTES, &|| false).map_err(Failure::at("cannot set the limit"))?;
+    if marks {
+        let reclaimer = engine.reclaimer();
+        let set = reclaimer.set_high_wmark_distance(&group, HIGH_DISTANCE);
+        set.and_then(|()| reclaimer.set_low_wmark_distance(&group, LOW_DISTANCE))
+            .map_err(Failure::at("cannot set the marks"))?;
+    }
+    Ok(group)
+}
+
+fn clean_up(engine: &Arc<Engine>, group: &Arc<Group>) -> Result<(), Failure> {
+    // What is still dirty goes when it is written.
+    let _ = engine.force_empty(group, &|| false);
+    engine.remove_group(group).map_err(Failure::at("cannot remove the group"))
+}
+
+fn write_call(file: &Arc<File>, group: &Arc<Group>, offset: u64, buffer: &mut [u8]) -> Result<(), Failure> {
+    let written = file.write(group, offset, buffer).map_err(Failure::at("cannot write"))?;
+    if written != buffer.len() {
+        return Err(Failure::Wrong(format!("{written} bytes written at {offset}")));
+    }
+    if let Some(pause) = file.write_pause(group, written) {
+        std::thread::sleep(pause);
+    }
+    Ok(())
+}
+
+fn read_call(
+    file: &Arc<File>,
+    group: &Arc<Group>,
+    readahead: &Readahead,
+    offset: u64,
+    buffer: &mut [u8],
+) -> Result<(), Failure> {
+    // What is there from before must not pass for what was read.
+    buffer[..8].fill(0);
+    WAY.set(Some((Instant::now(), thread_time())));
+    let pages = file.read(group, offset, buffer.len(), readahead).map_err(Failure::at("cannot read"))?;
+    WAY.set(None);
+    if pages.copy_to(buffer) != buffer.len() {
+        return Err(Failure::Wrong(format!("too few bytes at {offset}")));
+    }
+    Ok(())
+}
+
+/// Writes or reads the whole file in calls.
+fn half(
+    engine: &Arc<Engine>,
+    group: &Arc<Group>,
+    bytes: u64,
+    mut call: impl FnMut(u64, &mut [u8]) -> Result<(), Failure>,
+) -> Result<Half, Failure> {
+    let mut buffer = vec![0u8; CALL_BYTES];
+    fill(0, &mut buffer);
+    let mut calls = Latencies::new();
+    let mut start = (Instant::now(), process_time(), thread_time(), nanoseconds_of("kswapd/"));
+    WAYS.take();
+    for offset in (0..bytes).step_by(CALL_BYTES) {
+        if offset == RAMP_BYTES {
+            calls = Latencies::new();
+            WAYS.take();
+            start = (Instant::now(), process_time(), thread_time(), nanoseconds_of("kswapd/"));
+        }
+        // The first word says where it belongs; it is what a read is held against.
+        let word = word_at(offset).to_le_bytes();
+        buffer[..8].copy_from_slice(&word);
+        let begin = Instant::now();
+        call(offset, &mut buffer)?;
+        calls.note(begin.elapsed());
+        if buffer[..8] != word {
+            return Err(Failure::Wrong(format!("other bytes at {offset} than were written")));
+        }
+    }
+    let real = start.0.elapsed().as_secs_f64();
+    let (cpu, own) = (process_time() - start.1, thread_time() - start.2);
+    let workers = Duration::from_nanos(nanoseconds_of("kswapd/") - start.3);
+    let measured = (bytes - RAMP_BYTES) as f64;
+    let each_gib = |time: Duration| time.as_secs_f64() * 1e3 / (measured / (1u64 << 30) as f64);
+    let ways = WAYS.take();
+    let ways_each = ways.real.sum() / (measured / MIB as f64);
+    let [p50, p99, p999, max] = calls.quantiles([0.5, 0.99, 0.999, 1.0]);
+    let [way_p50, way_p999] = ways.real.quantiles([0.5, 0.999]);
+    let [cpu_p50, cpu_p999] = ways.cpu.quantiles([0.5, 0.999]);
+    let counters = COUNTERS.map(|items| items.iter().map(|&item| group.stat_total(item)).sum());
+    if engine.root().usage_bytes() > POOL_BYTES || group.usage_bytes() > LIMIT_BYTES {
+        return Err(Failure::Wrong("more is charged than the limit allows".into()));
+    }
+    Ok(Half {
+        counters,
+        figures: [
+            measured / MIB as f64 / real,
+            each_gib(cpu),
+            each_gib(own),
+            each_gib(workers),
+            p50,
+            p99,
+            p999,
+            max,
+            way_p50,
+            way_p999,
+            ways_each,
+            cpu_p50,
+            cpu_p999,
+        ],
+    })
+}

@@ -1,0 +1,177 @@
+//! Benchmarks of umemcg's hot paths, each against the physical limit, against the kernel, and against what a user
+//! would take instead, in one run.
+//!
+//! A benchmark checks its own results and fails when one is wrong. A target that is missed is printed; it fails the run
+//! only with `--enforce`, because other work on the machine can miss a target and nothing but a fault gives wrong bytes.
+#![forbid(unsafe_code)]
+
+mod background;
+mod charge;
+mod control;
+mod crowd;
+#[cfg(feature = "experiments")]
+mod drop_caches;
+mod fio;
+#[cfg(feature = "experiments")]
+mod fork_bomb;
+mod fuse;
+mod hit;
+mod machine;
+mod mounts;
+mod object_cache;
+mod plot;
+mod report;
+mod results;
+mod scale;
+mod stats;
+mod store;
+mod threads;
+#[cfg(feature = "experiments")]
+mod world;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+/// Benchmarks of umemcg, each against its yardstick in the same run.
+#[derive(Debug, Parser)]
+#[command(name = "umemcg-bench", version, arg_required_else_help = true, max_term_width = 110)]
+struct Arguments {
+    #[command(flatten)]
+    options: Options,
+    #[command(subcommand)]
+    benchmark: Benchmark,
+}
+
+/// What every benchmark takes.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Options {
+    /// Print the report as JSON
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// How much work, as a part of the full size: 0.1 is a tenth
+    #[arg(long, global = true, default_value_t = 1.0, value_parser = scale)]
+    pub scale: f64,
+    /// Samples of each side
+    #[arg(long, global = true, default_value_t = 9, value_parser = clap::value_parser!(u32).range(5..))]
+    pub rounds: u32,
+    /// Fail when a target is missed, not only when a result is wrong
+    #[arg(long, global = true)]
+    pub enforce: bool,
+    /// Directory for files to read and write (the system's directory for temporary files if not given)
+    #[arg(long, global = true, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+}
+
+fn scale(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(scale) if scale > 0.0 && scale.is_finite() => Ok(scale),
+        _ => Err("a number above 0, such as 0.1".into()),
+    }
+}
+
+impl Options {
+    /// The directory for files.
+    pub fn directory(&self) -> PathBuf {
+        self.dir.clone().unwrap_or_else(std::env::temp_dir)
+    }
+}
+
+#[derive(Debug, Subcommand)]
+enum Benchmark {
+    /// A file written and read in a group with marks and without: who reclaims, and what the calls cost
+    Background,
+    /// Charging 4 KiB and 100 B to groups and everything above them, against bare atomics and no accounting
+    Charge,
+    /// 4,000 groups with a volume each, five drops of all caches, with the map of shrinkers and without
+    #[cfg(feature = "experiments")]
+    DropCaches,
+    /// 255 idle groups with volumes beside one under pressure: what asking shrinkers costs, with the map and without
+    #[cfg(feature = "experiments")]
+    ForkBomb,
+    /// Two thousand groups with marks that stream at once, and then do nothing: who gets on, and what the workers take
+    Crowd,
+    /// The mount as programs see it: reads, writes and names, against passthrough_hp and fuser
+    Fuse(fuse::Programs),
+    /// Reads of cached pages: 4 KiB copied and 8 bytes in place, against memcpy and the kernel's page cache
+    Hit,
+    /// ObjectCache, all hits and Zipf with insert on miss, against quick_cache, foyer, mini-moka and moka
+    ObjectCache(object_cache::Program),
+    /// One operation with 1, 100, 10,000 and 100,000 groups: create, charge, reclaim, read memory.stat, remove
+    Scale,
+    /// Write a page of results from reports that were printed with --json
+    Results(results::Page),
+    /// Print the names of all benchmarks and experiments
+    Names,
+}
+
+/// Subcommands that measure nothing.
+const TOOLS: [&str; 3] = ["results", "names", "help"];
+
+fn print_names() {
+    let command = Arguments::command();
+    for name in command.get_subcommands().map(|c| c.get_name()).filter(|name| !TOOLS.contains(name)) {
+        println!("{name}");
+    }
+}
+
+/// Why a benchmark has no report.
+#[derive(Debug)]
+pub enum Failure {
+    /// It could not be set up.
+    Setup(String),
+    /// Something gave a wrong result.
+    Wrong(String),
+}
+
+impl Failure {
+    /// A failed step of the set-up.
+    pub fn at<E: std::fmt::Display>(what: &str) -> impl FnOnce(E) -> Self {
+        let what = what.to_owned();
+        move |error| Self::Setup(format!("{what}: {error}"))
+    }
+}
+
+fn main() -> ExitCode {
+    let Arguments { options, benchmark } = Arguments::parse();
+    let result = match benchmark {
+        Benchmark::Background => background::run(&options),
+        Benchmark::Charge => charge::run(&options),
+        #[cfg(feature = "experiments")]
+        Benchmark::DropCaches => drop_caches::run(&options),
+        #[cfg(feature = "experiments")]
+        Benchmark::ForkBomb => fork_bomb::run(&options),
+        Benchmark::Crowd => crowd::run(&options),
+        Benchmark::Fuse(programs) => fuse::run(&options, &programs),
+        Benchmark::Hit => hit::run(&options),
+        Benchmark::ObjectCache(program) => object_cache::run(&options, &program),
+        Benchmark::Scale => scale::run(&options),
+        Benchmark::Names => {
+            print_names();
+            return ExitCode::SUCCESS;
+        }
+        Benchmark::Results(page) => match page.write() {
+            Ok(()) => return ExitCode::SUCCESS,
+            Err(failure) => Err(failure),
+        },
+    };
+    match result {
+        Ok(report) => {
+            if let Err(error) = report.print(options.json) {
+                eprintln!("umemcg-bench: cannot print the report: {error}");
+                return ExitCode::from(2);
+            }
+            let missed = options.enforce && !report.all_reached();
+            if missed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+        }
+        Err(Failure::Wrong(what)) => {
+            eprintln!("umemcg-bench: wrong result: {what}");
+            ExitCode::FAILURE
+        }
+        Err(Failure::Setup(what)) => {
+            eprintln!("umemcg-bench: {what}");
+            ExitCode::from(2)
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! What a benchmark says: sections of sides with their samples, verdicts on the targets, notes; as a table or as JSON.
+
+use std::cell::Cell;
+use std::io::{self, IsTerminal, Write};
+
+use serde::ser::SerializeStruct;
+use serde::{Serialize, Serializer};
+
+use crate::machine::Machine;
+use crate::stats::Samples;
+
+/// Everything that one benchmark found out.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    /// The subcommand.
+    pub benchmark: &'static str,
+    /// Where it ran.
+    pub machine: Machine,
+    /// How much work it did, as a part of the full size.
+    pub scale: f64,
+    /// Samples of each side.
+    pub rounds: usize,
+    /// The comparisons.
+    pub sections: Vec<Section>,
+    /// What a reader should know besides.
+    pub notes: Vec<String>,
+    /// What the mail says that an experiment repeats, beside what came out here.
+    pub mail: Vec<MailFigure>,
+    /// Print a line for each section; all of them must have the same sides.
+    #[serde(skip)]
+    pub compact: bool,
+}
+
+/// A figure of a mail and ours, as they are written.
+#[derive(Debug, Serialize)]
+pub struct MailFigure {
+    /// What the figure is.
+    pub what: String,
+    /// The mail's.
+    pub mail: String,
+    /// Ours.
+    pub ours: String,
+}
+
+/// Sides that were measured in turns.
+#[derive(Debug, Serialize)]
+pub struct Section {
+    /// What was measured.
+    pub title: String,
+    /// Unit of the samples.
+    pub unit: &'static str,
+    /// The sides; ours first.
+    pub sides: Vec<Samples>,
+    /// Targets, and whether they are reached.
+    pub verdicts: Vec<Verdict>,
+}
+
+/// A figure held against a target.
+#[derive(Debug)]
+pub struct Verdict {
+    /// What the figure is.
+    pub what: String,
+    /// The figure.
+    pub value: f64,
+    /// What it must be.
+    pub target: Target,
+    /// Whether it is.
+    pub reached: bool,
+}
+
+/// A bound, and how the figure is written.
+#[derive(Debug, Clone, Copy, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Target {
+    /// No more than so many times.
+    TimesAtMost(f64),
+    /// No less than so many times.
+    TimesAtLeast(f64),
+    /// No more than so many nanoseconds.
+    NsAtMost(f64),
+    /// No more than so many bytes.
+    BytesAtMost(f64),
+    /// No more than so many percent.
+    #[cfg_attr(
+        not(feature = "experiments"),
+        expect(dead_code, reason = "only experiments have such a bound")
+    )]
+    PercentAtMost(f64),
+}
+
+impl Verdict {
+    /// Judges a figure.
+    pub fn new(what: impl Into<String>, value: f64, target: Target) -> Self {
+        let reached = match target {
+            Target::TimesAtMost(bound)
+            | Target::NsAtMost(bound)
+            | Target::BytesAtMost(bound)
+            | Target::PercentAtMost(bound) => value <= bound,
+            Target::TimesAtLeast(bound) => value >= bound,
+        };
+        Self { what: what.into(), value, target, reached }
+    }
+
+    /// The figure and the bound, as they are written.
+    fn figures(&self) -> (String, String) {
+        match self.target {
+            Target::TimesAtMost(bound) => (format!("{:.2}×", self.value), format!("≤ {bound}×")),
+            Target::TimesAtLeast(bound) => (format!("{:.2}×", self.value), format!("≥ {bound}×")),
+            Target::NsAtMost(bound) => (format!("{:.1} ns", self.value), format!("≤ {bound} ns")),
+            Target::PercentAtMost(bound) => (format!("{:.2} %", self.value), format!("≤ {bound} %")),
+            Target::BytesAtMost(bound) => (format!("{:.0} B", self.value), format!("≤ {bound} B")),
+        }
+    }
+
+    fn word(&self) -> &'static str {
+        if self.reached { "reached" } else { "MISSED" }
+    }
+
+    /// For a line that shows times already.
+    fn short(&self) -> String {
+        let (value, bound) = self.figures();
+        match self.target {
+            Target::NsAtMost(_) => format!("{bound} {}", self.word()),
+            _ => format!("{value} {bound} {}", self.word()),
+        }
+    }
+}
+
+/// As the results page wants it: with its figures as they are written.
+impl Serialize for Verdict {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let (figure, bound) = self.figures();
+        let mut fields = serializer.serialize_struct("Verdict", 6)?;
+        fields.serialize_field("what", &self.what)?;
+        fields.serialize_field("value", &self.value)?;
+        fields.serialize_field("target", &self.target)?;
+        fields.serialize_field("reached", &self.reached)?;
+        fields.serialize_field("figure", &figure)?;
+        fields.serialize_field("bound", &bound)?;
+        fields.end()
+    }
+}
+
+impl Report {
+    /// An empty report of a benchmark on this machine.
+    pub fn new(benchmark: &'static str, scale: f64, rounds: usize) -> Self {
+        Self {
+            benchmark,
+            machine: Machine::look(),
+            scale,
+            rounds,
+            sections: Vec::new(),
+            notes: Vec::new(),
+            mail: Vec::new(),
+            compact: false,
+        }
+    }
+
+    /// Whether every target is reached.
+    pub fn all_reached(&self) -> bool {
+        self.sections.iter().flat_map(|section| &section.verdicts).all(|verdict| verdict.reached)
+    }
+
+    /// Writes the report to standard output.
+    ///
+    /// # Errors
+    /// When nobody reads it.
+    pub fn print(&self, json: bool) -> io::Result<()> {
+        let mut out = io::stdout().lock();
+        if json {
+            serde_json::to_writer_pretty(&mut out, self)?;
+            return writeln!(out);
+        }
+        writeln!(
+            out,
+            "{}: {}; {} rounds in turns, scale {}",
+            self.benchmark, self.machine, self.rounds, self.scale
+        )?;
+        if self.compact {
+            self.print_lines(&mut out)?;
+        } else {
+            for section in &self.sections {
+                writeln!(out)?;
+                section.print(&mut out)?;
+            }
+        }
+        if !self.mail.is_empty() {
+            writeln!(out, "\n{:<46} {:>18} {:>18}", "beside the mail", "mail", "here")?;
+        }
+        for figure in &self.mail {
+            writeln!(out, "  {:<44} {:>18} {:>18}", figure.what, figure.mail, figure.ours)?;
+        }
+        if !self.notes.is_empty() {
+            writeln!(out)?;
+        }
+        for note in &self.notes {
+            writeln!(out, "note: {note}")?;
+        }
+        Ok(())
+    }
+
+    /// A line for each section: our side with its range, the medians of the others, the verdicts.
+    fn print_lines(&self, out: &mut impl Write) -> io::Result<()> {
+        let Some(first) = self.sections.first() else { return Ok(()) };
+        let others: String = first.sides[1..].iter().map(|side| format!("{:>9}", side.name)).collect();
+        writeln!(out, "\n{:<42}{:>9} {:>17}{others}", first.unit, first.sides[0].name, "min – max")?;
+        for section in &self.sections {
+            let ours = &section.sides[0];
+            let range = format!("{:.1} – {:.1}", ours.min, ours.max);
+            let others: String =
+                section.sides[1..].iter().map(|side| format!("{:>9.1}", side.median)).collect();
+            write!(out, "{:<42}{:>9.1} {range:>17}{others}", section.title, ours.median)?;
+            for (at, verdict) in section.verdicts.iter().enumerate() {
+                let comma = if at == 0 { "  " } else { "; " };
+                let space = if verdict.what.is_empty() { "" } else { " " };
+                write!(out, "{comma}{}{space}{}", verdict.what, verdict.short())?;
+            }
+            writeln!(out)?;
+        }
+        Ok(())
+    }
+}
+
+impl Section {
+    fn print(&self, out: &mut impl Write) -> io::Result<()> {
+        let columns = format!("{:>12} {:>12} {:>12} {:>8}", "median", "min", "max", "ratio");
+        writeln!(out, "{:<46} {columns}", format!("{} ({})", self.title, self.unit))?;
+        let width = if self.sides.iter().all(|side| side.max < 10_000.0) { 1 } else { 0 };
+        for side in &self.sides {
+            let ratio = side.ratio_to(&self.sides[0]);
+            writeln!(
+                out,
+                "  {:<44} {:>12.width$} {:>12.width$} {:>12.width$} {ratio:>7.2}×",
+                side.name, side.median, side.min, side.max
+            )?;
+        }
+        for verdict in &self.verdicts {
+            let (value, bound) = verdict.figures();
+            writeln!(out, "  → {:<42} {value:>12}, target {bound:<10} {}", verdict.what, verdict.word())?;
+        }
+        Ok(())
+    }
+}
+
+/// One line on a terminal that says what is going on; nothing in a pipe.
+#[derive(Debug)]
+pub struct Progress {
+    on: bool,
+    last_len: Cell<usize>,
+}
+
+impl Progress {
+    /// Shows on standard error if that is a terminal.
+    pub fn new() -> Self {
+        Self { on: io::stderr().is_terminal(), last_len: Cell::new(0) }
+    }
+
+    /// Shows nothing.
+    pub fn off() -> Self {
+        Self { on: false, last_len: Cell::new(0) }
+    }
+
+    /// Replaces the line.
+    pub fn show(&self, text: &str) {
+        if self.on {
+            let len = text.chars().count();
+            let blanks = self.last_len.replace(len).saturating_sub(len);
+            eprint!("\r{text}{:blanks$}", "");
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.show("");
+        if self.on {
+            eprint!("\r");
+        }
+    }
+}

@@ -1,0 +1,345 @@
+//! The page of results: what all benchmarks and experiments printed with `--json`, as one Markdown file with a picture for each.
+//!
+//! It knows no benchmark by name: a report's sections become tables, its verdicts the bars of the picture.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::Failure;
+use crate::plot::{self, Bar};
+
+/// What goes on the page, and where it goes.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Page {
+    /// The page to write; pictures go to a directory beside it with its name
+    #[arg(value_name = "PAGE.md")]
+    page: PathBuf,
+    /// The command that made the reports, to be said on the page
+    #[arg(long, default_value = "make experiments")]
+    command: String,
+    /// Reports, in the order of the page
+    #[arg(value_name = "REPORT.json", required = true)]
+    reports: Vec<PathBuf>,
+}
+
+/// A report as it is printed; see [`crate::report::Report`].
+#[derive(Debug, Deserialize)]
+struct Report {
+    benchmark: String,
+    machine: Machine,
+    scale: f64,
+    rounds: usize,
+    sections: Vec<Section>,
+    #[serde(default)]
+    mail: Vec<MailFigure>,
+    notes: Vec<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Machine {
+    nr_cores: usize,
+    processor: String,
+    memory_bytes: u64,
+    kernel: String,
+    load: f64,
+}
+
+#[derive(Debug, Deserialize)]
+struct Section {
+    title: String,
+    unit: String,
+    sides: Vec<Samples>,
+    verdicts: Vec<Verdict>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Samples {
+    name: String,
+    median: f64,
+    min: f64,
+    max: f64,
+}
+
+#[derive(Debug, Deserialize)]
+struct MailFigure {
+    what: String,
+    mail: String,
+    ours: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct Verdict {
+    what: String,
+    value: f64,
+    /// The kind of bound, which ends in `_at_most` or `_at_least`, and the bound.
+    target: BTreeMap<String, f64>,
+    reached: bool,
+    figure: String,
+    bound: String,
+}
+
+impl Verdict {
+    /// The figure as a part of its bound: up to 1 it is reached.
+    fn of_bound(&self) -> f64 {
+        let Some((kind, &bound)) = self.target.first_key_value() else { return 0.0 };
+        let (part, whole) =
+            if kind.ends_with("_at_least") { (bound, self.value) } else { (self.value, bound) };
+        if part == 0.0 { 0.0 } else { part / whole }
+    }
+}
+
+impl Page {
+    /// Writes the page and its pictures.
+    pub fn write(&self) -> Result<(), Failure> {
+        let mut reports = Vec::new();
+        for path in &self.reports {
+            let problem = format!("cannot read {}", path.display());
+            let text = fs::read_to_string(path).map_err(Failure::at(&problem))?;
+            reports.push(serde_json::from_str::<Report>(&text).map_err(Failure::at(&problem))?);
+        }
+        let stem = self.page.file_stem().unwrap_or_default();
+        let pictures = self.page.with_file_name(stem);
+        fs::create_dir_all(&pictures).map_err(Failure::at(&format!("cannot make {}", pictures.display())))?;
+        for report in reports.iter().filter(|report| report.nr_verdicts() > 0) {
+            let path = pictures.join(format!("{}.svg", report.benchmark));
+            fs::write(&path, report.picture())
+                .map_err(Failure::at(&format!("cannot write {}", path.display())))?;
+        }
+        let text = page(&reports, &self.command, Path::new(stem));
+        fs::write(&self.page, text).map_err(Failure::at(&format!("cannot write {}", self.page.display())))
+    }
+}
+
+/// The text of the page; pictures are in the directory `pictures` beside it.
+fn page(reports: &[Report], command: &str, pictures: &Path) -> String {
+    let mut out = format!(
+        "# Results\n\nWritten by `{command}`; do not edit. Times differ from machine to machine, and with what else a machine does; \
+         the ratios, taken in turns in one run, are what counts.\n\n| | targets reached | missed |\n|---|---|---|\n"
+    );
+    for report in reports {
+        let missed: Vec<String> = report
+            .verdicts()
+            .filter(|(_, verdict)| !verdict.reached)
+            .map(|(section, verdict)| said(section, verdict))
+            .collect();
+        let (name, nr) = (&report.benchmark, report.nr_verdicts());
+        let _ = writeln!(
+            out,
+            "| [{name}](#{name}) | {} of {nr} | {} |",
+            nr - missed.len(),
+            cell(&missed.join("; "))
+        );
+    }
+    for report in reports {
+        report.write(&mut out, pictures);
+    }
+    out
+}
+
+/// A verdict in words.
+fn said(section: &Section, verdict: &Verdict) -> String {
+    let what = if verdict.what.is_empty() { String::new() } else { format!(", {}", verdict.what) };
+    format!("{}{what}: {} ({})", section.title, verdict.figure, verdict.bound)
+}
+
+impl Report {
+    fn verdicts(&self) -> impl Iterator<Item = (&Section, &Verdict)> {
+        self.sections
+            .iter()
+            .flat_map(|section| section.verdicts.iter().map(move |verdict| (section, verdict)))
+    }
+
+    fn nr_verdicts(&self) -> usize {
+        self.verdicts().count()
+    }
+
+    fn picture(&self) -> String {
+        let bars: Vec<Bar> = self
+            .verdicts()
+            .map(|(section, verdict)| Bar {
+                label: match verdict.what.as_str() {
+                    "" => section.title.clone(),
+                    what => format!("{}: {what}", section.title),
+                },
+                of_bound: verdict.of_bound(),
+                text: format!("{} ({})", verdict.figure, verdict.bound),
+                reached: verdict.reached,
+            })
+            .collect();
+        plot::bars(&format!("{}: figures as parts of their bounds", self.benchmark), &bars)
+    }
+
+    fn write(&self, out: &mut String, pictures: &Path) {
+        let Machine { nr_cores, processor, memory_bytes, kernel, load } = &self.machine;
+        let gib = *memory_bytes as f64 / f64::from(1 << 30);
+        let (name, scale, rounds) = (&self.benchmark, self.scale, self.rounds);
+        // Writing to a string cannot fail.
+        let _ = write!(
+            out,
+            "\n## {name}\n\n`umemcg-bench {name} --scale {scale} --rounds {rounds}` on {nr_cores} × {processor}, {gib:.1} GiB, Linux {kernel}, \
+             load {load:.1} at the start.\n"
+        );
+        if self.nr_verdicts() > 0 {
+            let _ = write!(out, "\n![{name}]({}/{name}.svg)\n", pictures.display());
+        }
+        let sides =
+            |section: &Section| section.sides.iter().map(|side| side.name.clone()).collect::<Vec<_>>();
+        let alike = self.sections.iter().all(|section| sides(section) == sides(&self.sections[0]));
+        if alike && self.sections.len() > 1 {
+            self.write_lines(out);
+        } else {
+            self.sections.iter().for_each(|section| section.write(out));
+        }
+        if !self.mail.is_empty() {
+            out.push_str("\n| | the mail | here |\n|---|---:|---:|\n");
+        }
+        for figure in &self.mail {
+            let _ =
+                writeln!(out, "| {} | {} | {} |", cell(&figure.what), cell(&figure.mail), cell(&figure.ours));
+        }
+        for note in &self.notes {
+            let _ = write!(out, "\nNote: {note}.\n");
+        }
+    }
+
+    /// One table for sections that compare the same sides.
+    fn write_lines(&self, out: &mut String) {
+        let Some(first) = self.sections.first() else { return };
+        let _ = write!(out, "\n| {} |", first.unit);
+        for side in &first.sides {
+            let _ = write!(out, " {} |", cell(&side.name));
+        }
+        out.push_str(" min – max | |\n|---|");
+        out.push_str(&"---:|".repeat(first.sides.len() + 1));
+        out.push_str("---|\n");
+        for section in &self.sections {
+            let _ = write!(out, "| {} |", cell(&section.title));
+            for side in &section.sides {
+                let _ = write!(out, " {} |", number(side.median));
+            }
+            let ours = &section.sides[0];
+            let said: Vec<String> = section.verdicts.iter().map(Verdict::in_a_line).collect();
+            let _ =
+                writeln!(out, " {} – {} | {} |", number(ours.min), number(ours.max), cell(&said.join("; ")));
+        }
+    }
+}
+
+impl Verdict {
+    fn in_a_line(&self) -> String {
+        let word = if self.reached { "reached" } else { "**missed**" };
+        let space = if self.what.is_empty() { "" } else { " " };
+        format!("{}{space}{} {} {word}", self.what, self.figure, self.bound)
+    }
+}
+
+impl Section {
+    fn write(&self, out: &mut String) {
+        let _ = write!(
+            out,
+            "\n| {} ({}) | median | min | max |\n|---|---:|---:|---:|\n",
+            cell(&self.title),
+            self.unit
+        );
+        for side in &self.sides {
+            let (median, min, max) = (number(side.median), number(side.min), number(side.max));
+            let _ = writeln!(out, "| {} | {median} | {min} | {max} |", cell(&side.name));
+        }
+        if !self.verdicts.is_empty() {
+            out.push('\n');
+        }
+        for verdict in &self.verdicts {
+            let _ = writeln!(out, "* {}", verdict.in_a_line());
+        }
+    }
+}
+
+/// Three digits or more, none that mean nothing.
+fn number(value: f64) -> String {
+    match value.abs() {
+        size if size >= 1000.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
+    }
+}
+
+/// Text that stays in its cell.
+fn cell(text: &str) -> String {
+    text.replace('|', "\\|")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::{
+        MailFigure, Report as Printed, Section as PrintedSection, Target, Verdict as Printing,
+    };
+    use crate::stats::Samples as Taken;
+
+    /// What a benchmark prints is what the page reads.
+    fn printed(benchmark: &'static str, sections: Vec<PrintedSection>) -> Report {
+        let mut report = Printed::new(benchmark, 0.5, 5);
+        report.sections = sections;
+        report.notes.push("small files".into());
+        report.mail.push(MailFigure { what: "elapsed".into(), mail: "601 s".into(), ours: "4 s".into() });
+        serde_json::from_str(&serde_json::to_string(&report).unwrap()).unwrap()
+    }
+
+    fn section(title: &str, names: [&str; 2], verdicts: Vec<Printing>) -> PrintedSection {
+        let sides = names.map(|name| Taken::new(name, vec![1.0, 2.0, 1234.5])).into();
+        PrintedSection { title: title.into(), unit: "ns", sides, verdicts }
+    }
+
+    #[test]
+    fn the_page_says_what_was_measured_and_what_was_missed() {
+        let reached = Printing::new("of a | copy", 0.9, Target::TimesAtMost(1.15));
+        let missed = Printing::new("of pread", 1.5, Target::TimesAtLeast(2.0));
+        let one = printed("hit", vec![section("copies", ["umemcg", "memcpy"], vec![reached, missed])]);
+        let two = printed(
+            "charge",
+            vec![
+                section(
+                    "one thread",
+                    ["umemcg", "atomics"],
+                    vec![Printing::new("", 4.0, Target::NsAtMost(5.0))],
+                ),
+                section("two threads", ["umemcg", "atomics"], Vec::new()),
+            ],
+        );
+        let text = page(&[one, two], "make experiments", Path::new("results"));
+        for expected in [
+            "| [hit](#hit) | 1 of 2 | copies, of pread: 1.50× (≥ 2×) |",
+            "| [charge](#charge) | 1 of 1 |  |",
+            "`umemcg-bench hit --scale 0.5 --rounds 5`",
+            "![hit](results/hit.svg)",
+            "| memcpy | 2.00 | 1.00 | 1234 |",
+            "* of a | copy 0.90× ≤ 1.15× reached",
+            "* of pread 1.50× ≥ 2× **missed**",
+            "| one thread | 2.00 | 2.00 | 1.00 – 1234 | 4.0 ns ≤ 5 ns reached |",
+            "| elapsed | 601 s | 4 s |",
+            "Note: small files.",
+        ] {
+            assert!(text.contains(expected), "{expected:?} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_figure_is_within_its_bound_exactly_when_it_is_reached() {
+        let verdicts = [
+            Printing::new("", 1.0, Target::TimesAtMost(1.15)),
+            Printing::new("", 1.2, Target::TimesAtMost(1.15)),
+            Printing::new("", 2.1, Target::TimesAtLeast(2.0)),
+            Printing::new("", 1.9, Target::TimesAtLeast(2.0)),
+            Printing::new("", 0.0, Target::TimesAtLeast(2.0)),
+            Printing::new("", 0.0, Target::NsAtMost(3.0)),
+        ];
+        let report = printed("hit", vec![section("all", ["a", "b"], verdicts.into())]);
+        for (_, verdict) in report.verdicts() {
+            assert_eq!(verdict.of_bound() <= 1.0, verdict.reached, "{verdict:?}");
+        }
+    }
+}

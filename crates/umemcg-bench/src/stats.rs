@@ -1,0 +1,132 @@
+//! Samples of several sides, taken in turns, and what can be said of them.
+//!
+//! Sides are compared within a round, never across rounds: the ratio is the median of the rounds' ratios, so that what
+//! the machine does meanwhile hits both sides of a pair. The order within a round rotates, because whoever runs first
+//! finds the processor's caches as the other left them.
+
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+use serde::Serialize;
+
+use crate::report::Progress;
+
+/// One side of a comparison: what it is called, and how to take one sample.
+pub struct Side<'a> {
+    /// Its name in the table.
+    pub name: String,
+    /// Takes one sample.
+    pub sample: Box<dyn FnMut() -> f64 + 'a>,
+}
+
+impl<'a> Side<'a> {
+    /// A side with its name.
+    pub fn new(name: impl Into<String>, sample: impl FnMut() -> f64 + 'a) -> Self {
+        Self { name: name.into(), sample: Box::new(sample) }
+    }
+}
+
+/// All samples of one side, in the order of the rounds.
+#[derive(Debug, Clone, Serialize)]
+pub struct Samples {
+    /// The side's name.
+    pub name: String,
+    /// Median of the samples.
+    pub median: f64,
+    /// Least of them.
+    pub min: f64,
+    /// Greatest of them.
+    pub max: f64,
+    /// The samples.
+    pub samples: Vec<f64>,
+}
+
+impl Samples {
+    /// Samples of a side; there must be one at least.
+    pub fn new(name: impl Into<String>, samples: Vec<f64>) -> Self {
+        let sorted = sorted(&samples);
+        Self {
+            name: name.into(),
+            median: median(&sorted),
+            min: sorted[0],
+            max: sorted[sorted.len() - 1],
+            samples,
+        }
+    }
+
+    /// Median of the rounds' ratios of this side to the other.
+    pub fn ratio_to(&self, other: &Self) -> f64 {
+        median(&sorted(&self.ratios_to(other)))
+    }
+
+    /// Each round's ratio of this side to the other.
+    pub fn ratios_to(&self, other: &Self) -> Vec<f64> {
+        self.samples.iter().zip(&other.samples).map(|(mine, theirs)| mine / theirs).collect()
+    }
+}
+
+/// Takes `rounds` samples of each side in turns, after one of each that does not count.
+pub fn alternate(rounds: usize, sides: Vec<Side<'_>>, progress: &Progress) -> Vec<Samples> {
+    let mut sides = sides;
+    let mut samples = vec![Vec::with_capacity(rounds); sides.len()];
+    let nr_sides = sides.len();
+    for round in 0..=rounds {
+        for at in 0..nr_sides {
+            let side = (round + at) % nr_sides;
+            progress.show(&format!("round {round} of {rounds}: {}", sides[side].name));
+            let sample = (sides[side].sample)();
+            if round > 0 {
+                samples[side].push(sample);
+            }
+        }
+    }
+    sides.into_iter().zip(samples).map(|(side, samples)| Samples::new(side.name, samples)).collect()
+}
+
+/// Processor time that this thread has used.
+pub fn thread_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+fn sorted(samples: &[f64]) -> Vec<f64> {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted
+}
+
+/// Median of sorted values.
+pub fn median(sorted: &[f64]) -> f64 {
+    let middle = sorted.len() / 2;
+    if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::RefCell;
+
+    #[test]
+    fn sides_take_turns_and_the_first_round_does_not_count() {
+        let order = RefCell::new(String::new());
+        let side = |name: &'static str| {
+            let order = &order;
+            Side::new(name, move || {
+                order.borrow_mut().push_str(name);
+                order.borrow().len() as f64
+            })
+        };
+        let samples = alternate(3, vec![side("a"), side("b")], &Progress::off());
+        assert_eq!(*order.borrow(), "abbaabba");
+        assert_eq!(samples[0].samples, [4.0, 5.0, 8.0]);
+        assert_eq!(samples[1].samples, [3.0, 6.0, 7.0]);
+    }
+
+    #[test]
+    fn a_disturbed_round_does_not_move_the_ratio() {
+        let a = Samples::new("a", vec![10.0, 10.0, 90.0, 10.0, 10.0]);
+        let b = Samples::new("b", vec![20.0, 20.0, 180.0, 20.0, 20.0]);
+        assert_eq!(a.ratio_to(&b), 0.5);
+        assert_eq!((a.median, a.min, a.max), (10.0, 10.0, 90.0));
+    }
+}

@@ -1,0 +1,127 @@
+//! A pool with many volumes, each a directory of the host, and a kernel above them that forgets what it is asked to at once.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock, Weak};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use umemcg::{Engine, EngineConfig, Group};
+use umemcg_vfs::{Caller, Idle, KernelCache, NodeId, OFlags, Vfs, Volume, VolumeConfig};
+
+use crate::{Failure, Options};
+
+/// The name of the one file of each volume.
+pub const FILE: &str = "file";
+
+/// Groups and volumes; volume n is used by group n.
+pub struct World {
+    /// The pool.
+    pub engine: Arc<Engine>,
+    /// All groups, below one parent.
+    pub groups: Vec<Arc<Group>>,
+    /// All volumes.
+    pub volumes: Vec<Arc<Vfs>>,
+    /// Last: the directories go after everything that has them open.
+    _directory: tempfile::TempDir,
+}
+
+/// The kernel above one volume: what it is asked to forget, it forgets.
+#[derive(Debug)]
+struct Forgetful(OnceLock<Weak<Vfs>>);
+
+impl KernelCache for Forgetful {
+    fn asks_by_name(&self) -> bool {
+        false
+    }
+
+    fn let_go(&self, idle: Vec<Idle>) -> bool {
+        let Some(volume) = self.0.get().and_then(Weak::upgrade) else { return false };
+        for idle in idle {
+            // It has looked each name up once.
+            volume.forget(idle.node, 1);
+        }
+        true
+    }
+}
+
+impl World {
+    /// Makes `nr` groups and volumes, and a file in each volume by its group.
+    ///
+    /// # Errors
+    /// What the system or the pool refuses.
+    pub fn new(options: &Options, nr: usize, pool_bytes: u64) -> Result<Self, Failure> {
+        allow_descriptors(nr as u64 + 1024);
+        let directory =
+            tempfile::tempdir_in(options.directory()).map_err(Failure::at("cannot make a directory"))?;
+        let engine = Engine::new(EngineConfig { pool_bytes, ..EngineConfig::default() })
+            .map_err(Failure::at("cannot make an engine"))?;
+        let parent = engine
+            .create_group(engine.root(), "groups".as_ref())
+            .map_err(Failure::at("cannot create a group"))?;
+        let (mut groups, mut volumes) = (Vec::with_capacity(nr), Vec::with_capacity(nr));
+        for at in 0..nr {
+            let group = engine.create_group(&parent, &OsString::from(format!("g{at}")));
+            groups.push(group.map_err(Failure::at("cannot create a group"))?);
+            // Not all in one directory: hosts slow down.
+            let path: PathBuf = directory.path().join(format!("{}", at / 1000)).join(format!("v{at}"));
+            fs::create_dir_all(&path).map_err(Failure::at("cannot make a directory"))?;
+            let volume = Vfs::new(&engine, VolumeConfig::one_of_many(path))
+                .map_err(Failure::at("cannot make a volume"))?;
+            let kernel = Arc::new(Forgetful(OnceLock::new()));
+            kernel.0.get_or_init(|| Arc::downgrade(&volume));
+            volume.set_kernel(kernel);
+            volumes.push(volume);
+        }
+        let world = Self { engine, groups, volumes, _directory: directory };
+        for (at, volume) in world.volumes.iter().enumerate() {
+            let created = Volume::create(
+                &**volume,
+                &world.caller(at),
+                NodeId::ROOT,
+                FILE.as_ref(),
+                0o644,
+                OFlags::WRONLY,
+            );
+            drop(created.map_err(Failure::at("cannot create a file"))?);
+        }
+        Ok(world)
+    }
+
+    /// Requests of a group.
+    pub fn caller(&self, at: usize) -> Caller {
+        Caller { uid: 0, gid: 0, supplementary_gid: None, group: Arc::clone(&self.groups[at]), umask: 0o022 }
+    }
+
+    /// Looks the file of every volume up again, each by its group.
+    ///
+    /// # Errors
+    /// What the host says.
+    pub fn look_everything_up(&self) -> Result<(), Failure> {
+        for (at, volume) in self.volumes.iter().enumerate() {
+            Volume::lookup(&**volume, &self.caller(at), NodeId::ROOT, FILE.as_ref())
+                .map_err(Failure::at("cannot look a file up"))?;
+        }
+        Ok(())
+    }
+
+    /// Inodes that are remembered beside the roots.
+    pub fn nr_remembered(&self) -> usize {
+        self.volumes.iter().map(|volume| volume.nr_inodes() - 1).sum()
+    }
+}
+
+/// Raises the limit of open files as far as it may go, for one descriptor to each volume.
+fn allow_descriptors(nr: u64) {
+    let limit = getrlimit(Resource::Nofile);
+    let maximum = limit.maximum.unwrap_or(u64::MAX);
+    let wanted =
+        Rlimit { current: Some(nr.max(limit.current.unwrap_or(0)).min(maximum)), maximum: limit.maximum };
+    if setrlimit(Resource::Nofile, wanted).is_err() {
+        return;
+    }
+    if maximum < nr {
+        // The superuser may raise what he may raise to.
+        let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(nr), maximum: Some(nr) });
+    }
+}

@@ -1,0 +1,104 @@
+//! Write-back errors, reported once to everybody who should know (`kernel-semantics` §6.4).
+//!
+//! A file carries one word: the errno of its latest write-back error, a mark whether anybody has seen it, and a
+//! counter. Every open file remembers the word as it was when it last looked. A new error is reported once to each open
+//! file; an error that nobody has seen yet is also reported to the next one that opens.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const ERRNO_MASK: u32 = 0xfff;
+const SEEN: u32 = 0x1000;
+const COUNT: u32 = 0x2000;
+
+/// A file's write-back errors.
+#[doc(alias = "errseq_t")]
+#[derive(Debug, Default)]
+pub struct ErrorSequence {
+    word: AtomicU32,
+}
+
+/// What one open file has seen of them.
+#[derive(Debug, Default)]
+pub struct ErrorCursor {
+    word: AtomicU32,
+}
+
+impl ErrorSequence {
+    /// No error yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Notes an error. `errno` is positive and below 4096.
+    pub fn record(&self, errno: i32) {
+        let errno = errno as u32 & ERRNO_MASK;
+        // Relaxed: one word stands alone; the data it speaks of travels under the file's locks.
+        let _ = self.word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |old| {
+            let next = if old & SEEN != 0 {
+                (old & !(ERRNO_MASK | SEEN)).wrapping_add(COUNT)
+            } else {
+                old & !ERRNO_MASK
+            };
+            Some(next | errno)
+        });
+    }
+
+    /// What a file opened now has seen: everything that somebody else has seen, too.
+    pub fn sample(&self) -> ErrorCursor {
+        let word = self.word.load(Ordering::Relaxed);
+        let word = if word & SEEN == 0 { 0 } else { word };
+        ErrorCursor { word: AtomicU32::new(word) }
+    }
+
+    /// The errno of an error that this open file has not been told of, and marks it told.
+    pub fn check_and_advance(&self, cursor: &ErrorCursor) -> Result<(), i32> {
+        let old = self.word.load(Ordering::Relaxed);
+        if old == cursor.word.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let seen = self.word.fetch_or(SEEN, Ordering::Relaxed) | SEEN;
+        let before = cursor.word.swap(seen, Ordering::Relaxed);
+        let errno = (seen & ERRNO_MASK) as i32;
+        // Somebody else may have marked as seen what we had been told before it was.
+        if before | SEEN == seen || errno == 0 { Ok(()) } else { Err(errno) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_open_file_hears_of_an_error_once() {
+        let errors = ErrorSequence::new();
+        let (a, b) = (errors.sample(), errors.sample());
+        assert_eq!(errors.check_and_advance(&a), Ok(()));
+        errors.record(5);
+        assert_eq!(errors.check_and_advance(&a), Err(5));
+        assert_eq!(errors.check_and_advance(&a), Ok(()));
+        assert_eq!(errors.check_and_advance(&b), Err(5));
+        assert_eq!(errors.check_and_advance(&b), Ok(()));
+    }
+
+    #[test]
+    fn an_unseen_error_reaches_the_next_opener_and_a_seen_one_does_not() {
+        let errors = ErrorSequence::new();
+        errors.record(28);
+        let first = errors.sample();
+        assert_eq!(errors.check_and_advance(&first), Err(28));
+        let second = errors.sample();
+        assert_eq!(errors.check_and_advance(&second), Ok(()));
+    }
+
+    #[test]
+    fn the_same_errno_again_is_a_new_error_once_the_first_was_seen() {
+        let errors = ErrorSequence::new();
+        let a = errors.sample();
+        errors.record(5);
+        errors.record(5);
+        assert_eq!(errors.check_and_advance(&a), Err(5));
+        errors.record(5);
+        assert_eq!(errors.check_and_advance(&a), Err(5));
+        assert_eq!(errors.check_and_advance(&a), Ok(()));
+    }
+}

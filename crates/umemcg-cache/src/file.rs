@@ -1,0 +1,315 @@
+//! One file's cached content.
+//!
+//! Life: [`PageCache::open_file`] makes it, the layer above holds it while the inode is known, the flusher holds it
+//! while it is dirty. The last holder drops it; its pages go with it. Its number in the table of files is what frame
+//! records name as identity.
+//!
+//! Locks, outermost first: `flush` (one write-back at a time), `content` (shared by reads from the store, writes and
+//! write-back; exclusive for truncation), the page lock flag, the index lock. A read that hits takes none of them.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use thiserror::Error;
+use umemcg_arena::{Arena, FrameFlags as Flag, FrameId, FrameRecord};
+use umemcg_base::{PAGE_SHIFT, PAGE_SIZE_U64, Rank, RankedMutex, RankedRwLock};
+use umemcg_group::{Group, OwnerId, Refused, StatItem};
+
+use crate::cache::PageCache;
+use crate::domain::Domain;
+use crate::errseq::{ErrorCursor, ErrorSequence};
+use crate::index::{Entry, Index, LockedIndex, Mark};
+use crate::memory::PageQuota;
+use crate::store::BackingStore;
+
+/// Largest file: what a signed 64-bit offset can name, in whole pages.
+pub const FILE_LEN_MAX: u64 = i64::MAX as u64 & !(PAGE_SIZE_U64 - 1);
+
+/// Why an operation on a file failed.
+#[derive(Debug, Error)]
+pub enum FileError {
+    /// The group of the writer, or the file's quota, has no room for a page that lives in memory alone.
+    #[error("no room for another page")]
+    NoSpace,
+    /// The backing store said so.
+    #[error("backing store: {0}")]
+    Store(#[from] io::Error),
+    /// An error of earlier write-back, told to this open file for the first time.
+    #[error("earlier write-back failed with error {0}")]
+    Writeback(i32),
+    /// The file would become larger than files can be.
+    #[error("the file would grow beyond {FILE_LEN_MAX} bytes")]
+    TooLarge,
+    /// This group has no room even for the bookkeeping.
+    #[error("group {} is out of memory", .0.group.path().display())]
+    NoMemory(Refused),
+    /// The daemon is shutting down.
+    #[error("the cache is shut down")]
+    ShutDown,
+}
+
+/// One file's cached content; see the module text. Aligned so that what a writer of one file changes is on no line that
+/// readers of another need.
+#[repr(align(64))]
+pub struct File {
+    /// Identity in frame records; never 0. (C)
+    pub(crate) id: u32,
+    pub(crate) cache: Arc<PageCache>,
+    /// The cache's; here so that a hit reads no line on which others' misses are counted.
+    pub(crate) arena: Arc<Arena>,
+    pub(crate) store: Arc<dyn BackingStore>,
+    /// Bounds the pages of a file that lives in the pool alone; none for all others. (C)
+    pub(crate) quota: Option<Arc<dyn PageQuota>>,
+    pub(crate) domain: Arc<Domain>,
+    /// Length in bytes as readers and writers see it. Grows under `size`, changes otherwise under `content` exclusive.
+    len: AtomicU64,
+    /// Length of the file in the store, as far as we know: beyond it everything reads as zero. (A)
+    pub(crate) store_len: AtomicU64,
+    pub(crate) index: Index,
+    pub(crate) content: RankedRwLock<()>,
+    /// Serialises growth of `len` and appends. Taken with `content` shared.
+    pub(crate) size: parking_lot::Mutex<()>,
+    pub(crate) flush: RankedMutex<()>,
+    pub(crate) errors: ErrorSequence,
+    /// Pages with `Flag::DIRTY`. (A)
+    pub(crate) nr_dirty: AtomicU64,
+    /// Pages with `Flag::WRITEBACK`. (A)
+    pub(crate) nr_writeback: AtomicU64,
+    /// Pages with `Flag::UNSTABLE`. (A)
+    pub(crate) nr_unstable: AtomicU64,
+    /// Whether the file is in its domain's queue. (A; who makes it true pushes)
+    pub(crate) queued: AtomicBool,
+    /// When the oldest dirty page became dirty, in milliseconds of the cache's clock; 0 when clean.
+    pub(crate) dirty_since_ms: AtomicU64,
+    /// Its name is gone and nobody has it open: its data is not worth writing. (A)
+    pub(crate) discarded: AtomicBool,
+}
+
+impl fmt::Debug for File {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("File")
+            .field("id", &self.id)
+            .field("len", &self.len())
+            .field("nr_dirty", &self.nr_dirty)
+            .field("nr_unstable", &self.nr_unstable)
+            .finish_non_exhaustive()
+    }
+}
+
+impl File {
+    pub(crate) fn new(
+        id: u32,
+        cache: Arc<PageCache>,
+        store: Arc<dyn BackingStore>,
+        domain: Arc<Domain>,
+        (len, quota): (u64, Option<Arc<dyn PageQuota>>),
+    ) -> Self {
+        Self {
+            id,
+            index: Index::new(cache.nodes(), id),
+            arena: Arc::clone(cache.arena()),
+            cache,
+            store,
+            domain,
+            len: AtomicU64::new(len),
+            // No store has anything of a file in memory.
+            store_len: AtomicU64::new(if quota.is_some() { 0 } else { len }),
+            quota,
+            content: RankedRwLock::new(Rank::FileContent, ()),
+            size: parking_lot::Mutex::new(()),
+            flush: RankedMutex::new(Rank::FileFlush, ()),
+            errors: ErrorSequence::new(),
+            nr_dirty: AtomicU64::new(0),
+            nr_writeback: AtomicU64::new(0),
+            nr_unstable: AtomicU64::new(0),
+            queued: AtomicBool::new(false),
+            dirty_since_ms: AtomicU64::new(0),
+            discarded: AtomicBool::new(false),
+        }
+    }
+
+    /// Length in bytes: the cache's truth, which the store follows.
+    pub fn len(&self) -> u64 {
+        // Acquire: pairs with the Release in `publish_len`; data written before the length grew is seen.
+        self.len.load(Ordering::Acquire)
+    }
+
+    /// Whether the file has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub(crate) fn publish_len(&self, len: u64) {
+        // Release: pairs with the Acquire in `len`.
+        self.len.store(len, Ordering::Release);
+    }
+
+    /// Dirty pages now.
+    pub fn nr_dirty(&self) -> u64 {
+        self.nr_dirty.load(Ordering::Relaxed)
+    }
+
+    /// Pages that are not durable yet: dirty, under write-back or unstable. One on its way from one state to the next may
+    /// count twice.
+    pub fn nr_unclean(&self) -> u64 {
+        // Acquire: pairs with the Release decrements in `flush`, each after the increment of the state that follows; the
+        // reads go the way that pages go.
+        self.nr_dirty.load(Ordering::Acquire)
+            + self.nr_writeback.load(Ordering::Acquire)
+            + self.nr_unstable.load(Ordering::Acquire)
+    }
+
+    /// Whether everything written so far is durable in the store's data.
+    pub fn is_stable(&self) -> bool {
+        // A page whose durability was refused goes back from unstable to dirty: one more look at the first state.
+        self.nr_unclean() == 0 && self.nr_dirty.load(Ordering::Acquire) == 0
+    }
+
+    /// The backing file.
+    pub fn store(&self) -> &Arc<dyn BackingStore> {
+        &self.store
+    }
+
+    /// What an open file that starts now has seen of the file's write-back errors.
+    pub fn sample_error(&self) -> ErrorCursor {
+        self.errors.sample()
+    }
+
+    /// Tells an open file of a write-back error it has not been told of.
+    ///
+    /// # Errors
+    /// [`FileError::Writeback`], once per error and open file.
+    pub fn check_error(&self, cursor: &ErrorCursor) -> Result<(), FileError> {
+        self.errors.check_and_advance(cursor).map_err(FileError::Writeback)
+    }
+
+    pub(crate) fn record(&self, frame: FrameId) -> &FrameRecord {
+        self.arena.record(frame)
+    }
+
+    /// Counts pages of an owner that changed state: in the group, the pool and the store.
+    pub(crate) fn account(&self, owner: u32, item: StatItem, pages: i64) {
+        self.cache.account(owner, item, pages);
+        self.domain.add_unclean(pages);
+    }
+
+    /// Counts pages that became dirty: marks, file, group, pool. Under the index lock, so that nobody can count them as
+    /// clean before. Their dirty flags were just set.
+    pub(crate) fn note_dirty(&self, index: &LockedIndex<'_>, pages: &[(u64, FrameId)]) {
+        for &(page, _) in pages {
+            index.mark(page, Mark::Dirty, true);
+        }
+        self.nr_dirty.fetch_add(pages.len() as u64, Ordering::Relaxed);
+        self.account_run(pages, StatItem::FileDirty, 1);
+    }
+
+    /// Makes pages dirty that the caller has pinned and just written to, with `content` held. The data was written before
+    /// this call.
+    pub(crate) fn mark_dirty(self: &Arc<Self>, pages: &[(u64, FrameId)]) {
+        if self.is_memory() {
+            return;
+        }
+        // The copy comes before the flag, so whoever clears the flag sees the copy.
+        let fresh: Vec<_> = pages
+            .iter()
+            .copied()
+            .filter(|&(_, frame)| !self.record(frame).test_and_set(Flag::DIRTY))
+            .collect();
+        if fresh.is_empty() {
+            return;
+        }
+        self.note_dirty(&self.index.lock(), &fresh);
+        self.domain.note_dirty(self, fresh.len() as u64);
+    }
+
+    /// Counts pages that changed state, one call for each run of one owner.
+    pub(crate) fn account_run(&self, pages: &[(u64, FrameId)], item: StatItem, sign: i64) {
+        let owner = |at: usize| self.record(pages[at].1).owner.load(Ordering::Relaxed);
+        let mut at = 0;
+        while at < pages.len() {
+            let first = owner(at);
+            let end = (at..pages.len()).find(|&i| owner(i) != first).unwrap_or(pages.len());
+            self.account(first, item, sign * (end - at) as i64);
+            at = end;
+        }
+    }
+
+    /// Whether writes to this file should wait for the flusher, and for how long; the answer is never more than
+    /// 200 ms, and the caller asks again when it is over. `written` is the size of the write just accepted, 0 on
+    /// asking again.
+    #[doc(alias = "balance_dirty_pages")]
+    pub fn write_pause(&self, _group: &Arc<Group>, written: usize) -> Option<Duration> {
+        if self.is_memory() {
+            return None;
+        }
+        self.cache.dirty_limits().pause(&self.domain, written)
+    }
+
+    /// Drops every clean, unpinned page: the file changed outside. Dirty pages stay.
+    pub fn invalidate_clean(self: &Arc<Self>) {
+        if self.is_memory() {
+            return;
+        }
+        let _content = self.content.write();
+        self.drop_pages(0, u64::MAX >> PAGE_SHIFT, true);
+    }
+
+    /// The file was changed from outside and is `len` bytes long now: forgets clean pages, takes the new length unless
+    /// our own dirty data reaches further.
+    pub fn revalidate(self: &Arc<Self>, len: u64) {
+        let _content = self.content.write();
+        let dirty_end = {
+            let index = self.index.lock();
+            let mut end = 0;
+            let mut from = 0;
+            while let Some(page) = index.next_marked(from, u64::MAX >> PAGE_SHIFT, Mark::Dirty) {
+                end = page + 1;
+                from = page + 1;
+            }
+            (end << PAGE_SHIFT).min(self.len())
+        };
+        self.drop_pages(0, u64::MAX >> PAGE_SHIFT, true);
+        self.store_len.store(len, Ordering::Relaxed);
+        let _size = self.size.lock();
+        self.publish_len(len.max(dirty_end));
+    }
+
+    /// Whether any page is in the cache now; walks over the shadows before the first.
+    pub fn has_cached_pages(&self) -> bool {
+        let index = self.index.lock();
+        let mut from = 0;
+        while let Some((page, entry)) = index.next_occupied(from, u64::MAX >> PAGE_SHIFT) {
+            if matches!(entry, Entry::Page(_)) {
+                return true;
+            }
+            from = page + 1;
+        }
+        false
+    }
+
+    /// Pages in the cache now; for tests and tools, walks the index.
+    pub fn nr_cached_pages(&self) -> u64 {
+        let index = self.index.lock();
+        let (mut nr, mut from) = (0, 0);
+        while let Some((page, entry)) = index.next_occupied(from, u64::MAX >> PAGE_SHIFT) {
+            nr += u64::from(matches!(entry, Entry::Page(_)));
+            from = page + 1;
+        }
+        nr
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        self.drop_all_pages();
+        self.cache.forget_file(self.id);
+    }
+}
+
+/// The owner handle that a frame is charged to.
+pub(crate) fn owner_of(record: &FrameRecord) -> OwnerId {
+    umemcg_reclaim::owner_from(record.owner.load(Ordering::Relaxed))
+}

@@ -1,0 +1,292 @@
+//! Write-back of one file: dirty pages go out in long vectored writes, become unstable, and are clean once the store
+//! has confirmed them.
+//!
+//! 1. Under `content` shared and the index lock, a run of contiguous dirty pages becomes *under write-back*.
+//! 2. It is written. On success the pages are *unstable*; on error they are dirty again and the error is noted.
+//! 3. The store is asked to make the range durable. On success the unstable pages are clean; on error they are dirty
+//!    again, so that nothing is lost that the store may have dropped.
+//!
+//! A page may be written to meanwhile: it then becomes dirty again by itself, and is written once more.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use umemcg_arena::{FrameFlags as Flag, FrameId, Segment};
+use umemcg_base::{PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, assert_no_locks_held};
+use umemcg_group::StatItem;
+
+use crate::errseq::ErrorCursor;
+use crate::file::{File, FileError};
+use crate::index::{Entry, Mark};
+
+/// Longest single write to the store, in pages (1 MiB).
+pub const WRITEBACK_RUN_PAGES: usize = 256;
+/// Page number after the last possible one.
+pub(crate) const PAGES_END: u64 = u64::MAX >> PAGE_SHIFT;
+
+/// What the caller needs to be true when the flush returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Durability {
+    /// The data is durable as far as the store can say without committing metadata.
+    Range,
+    /// The data is durable.
+    Data,
+    /// Data and metadata are durable.
+    Full,
+}
+
+impl File {
+    /// Writes what is dirty and returns when it is durable. Tells the open file of `cursor` of this and of earlier errors.
+    ///
+    /// # Errors
+    /// [`FileError::Writeback`] once per error and open file. What could not be written stays dirty and is tried
+    /// again.
+    pub fn fsync(self: &Arc<Self>, data_only: bool, cursor: &ErrorCursor) -> Result<(), FileError> {
+        let durability = if data_only { Durability::Data } else { Durability::Full };
+        let flushed = self.flush_range(0, PAGES_END, durability);
+        self.check_error(cursor)?;
+        flushed.map_err(FileError::Store)
+    }
+
+    /// Makes the bytes `offset..offset + len` durable: what `O_DSYNC` owes after a write.
+    ///
+    /// # Errors
+    /// As [`fsync`](Self::fsync).
+    pub fn sync_written(
+        self: &Arc<Self>,
+        offset: u64,
+        len: u64,
+        data_only: bool,
+        cursor: &ErrorCursor,
+    ) -> Result<(), FileError> {
+        let durability = if data_only { Durability::Data } else { Durability::Full };
+        let end = (offset + len).div_ceil(PAGE_SIZE_U64);
+        let flushed = self.flush_range(offset >> PAGE_SHIFT, end, durability);
+        self.check_error(cursor)?;
+        flushed.map_err(FileError::Store)
+    }
+
+    /// Writes what is dirty and returns when the store has confirmed it, as background write-back does: without
+    /// committing metadata, and without telling any open file of an error.
+    ///
+    /// # Errors
+    /// The store's. What could not be written stays dirty and is tried again.
+    pub fn write_back(self: &Arc<Self>) -> io::Result<()> {
+        self.flush_range(0, PAGES_END, Durability::Range)
+    }
+
+    /// Asks the flusher to start soon; returns at once.
+    pub fn start_writeback(self: &Arc<Self>) {
+        if !self.is_stable() {
+            self.domain.flush_soon(self);
+        }
+    }
+
+    /// Flushes pages `first..end`. May sleep for as long as the store does; no lock may be held.
+    pub(crate) fn flush_range(
+        self: &Arc<Self>,
+        first: u64,
+        end: u64,
+        durability: Durability,
+    ) -> io::Result<()> {
+        assert_no_locks_held("a flush");
+        let _flush = self.flush.lock();
+        let result = self.flush_locked(first, end, durability);
+        if let Err(error) = &result {
+            self.errors.record(error.raw_os_error().unwrap_or(5));
+        }
+        result
+    }
+
+    fn flush_locked(self: &Arc<Self>, first: u64, end: u64, durability: Durability) -> io::Result<()> {
+        let mut from = first;
+        let mut span: Option<(u64, u64)> = None;
+        let mut unconfirmed = 0;
+        while let Some((start, nr)) = self.write_run(from, end)? {
+            from = start + nr;
+            span = Some(span.map_or((start, from), |(s, _)| (s, from)));
+            unconfirmed += nr;
+            // Confirm as we go: the pages of a long flush become evictable while it runs.
+            if unconfirmed >= 4 * WRITEBACK_RUN_PAGES as u64 {
+                self.confirm(span.take(), Durability::Range)?;
+                unconfirmed = 0;
+            }
+        }
+        if durability == Durability::Range {
+            // Earlier flushes may have left unstable pages anywhere.
+            let span = if self.nr_unstable.load(Ordering::Relaxed) > unconfirmed {
+                Some((first, end))
+            } else {
+                span
+            };
+            return self.confirm(span, durability);
+        }
+        self.confirm(Some((first, end)), durability)
+    }
+
+    /// Writes the next run of contiguous dirty pages in `from..end`; returns its first page and length.
+    fn write_run(self: &Arc<Self>, from: u64, end: u64) -> io::Result<Option<(u64, u64)>> {
+        let content = self.content.read();
+        let mut run: Vec<(u64, FrameId)> = Vec::new();
+        {
+            let index = self.index.lock();
+            let mut at = from;
+            while run.len() < WRITEBACK_RUN_PAGES
+                && let Some(page) = index.next_marked(at, end, Mark::Dirty)
+            {
+                if run.last().is_some_and(|&(last, _)| last + 1 != page) {
+                    break;
+                }
+                at = page + 1;
+                let Entry::Page(frame) = index.get(page) else { continue };
+                if !self.record(frame).try_pin() {
+                    continue;
+                }
+                // Acquire in `change`: what was copied before the dirty flag was set is seen by the write.
+                self.record(frame).change(Flag::DIRTY, Flag::WRITEBACK);
+                index.mark(page, Mark::Dirty, false);
+                run.push((page, frame));
+            }
+            self.nr_writeback.fetch_add(run.len() as u64, Ordering::Relaxed);
+            // Release: pairs with the loads in `nr_unclean`.
+            self.nr_dirty.fetch_sub(run.len() as u64, Ordering::Release);
+        }
+        let Some(&(start, _)) = run.first() else { return Ok(None) };
+        self.account_run(&run, StatItem::FileWriteback, 1);
+        self.account_run(&run, StatItem::FileDirty, -1);
+        let result = self.write_pages(start << PAGE_SHIFT, &run);
+        {
+            let index = self.index.lock();
+            let mut changed = Vec::new();
+            for &(page, frame) in &run {
+                let record = self.record(frame);
+                if result.is_err() {
+                    if !record.change(Flag::WRITEBACK, Flag::DIRTY).intersects(Flag::DIRTY) {
+                        changed.push((page, frame));
+                    }
+                } else if !record.change(Flag::WRITEBACK, Flag::UNSTABLE).intersects(Flag::UNSTABLE) {
+                    index.mark(page, Mark::Unstable, true);
+                    changed.push((page, frame));
+                }
+            }
+            if result.is_err() {
+                self.note_dirty(&index, &changed);
+            } else {
+                self.nr_unstable.fetch_add(changed.len() as u64, Ordering::Relaxed);
+                self.account_run(&changed, StatItem::FileUnstable, 1);
+            }
+            // Release: pairs with the loads in `nr_unclean`.
+            self.nr_writeback.fetch_sub(run.len() as u64, Ordering::Release);
+            self.account_run(&run, StatItem::FileWriteback, -1);
+        }
+        for &(_, frame) in &run {
+            self.cache.reclaimer().unpin(frame);
+        }
+        drop(content);
+        result?;
+        self.domain.note_written(run.len() as u64 * PAGE_SIZE_U64);
+        Ok(Some((start, run.len() as u64)))
+    }
+
+    /// Writes pages to the store, clipped at the end of the file.
+    fn write_pages(&self, offset: u64, run: &[(u64, FrameId)]) -> io::Result<()> {
+        let end = self.len();
+        let segments: Vec<Segment> = run
+            .iter()
+            .map(|&(page, frame)| {
+                let left = end.saturating_sub(page << PAGE_SHIFT).min(PAGE_SIZE as u64);
+                Segment { frame, offset: 0, len: left as u16 }
+            })
+            .filter(|segment| segment.len > 0)
+            .collect();
+        self.write_fully(&segments, offset)?;
+        let len: u64 = segments.iter().map(|s| u64::from(s.len)).sum();
+        self.store_len.fetch_max(offset + len, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Writes all segments, however short the store's single writes are.
+    pub(crate) fn write_fully(&self, segments: &[Segment], offset: u64) -> io::Result<()> {
+        let arena = self.cache.arena();
+        let mut rest = segments.to_vec();
+        let mut offset = offset;
+        while !rest.is_empty() {
+            let mut written = self.store.write_at(arena, &rest, offset)?;
+            if written == 0 {
+                return Err(io::Error::from(io::ErrorKind::WriteZero));
+            }
+            offset += written as u64;
+            let whole = rest
+                .iter()
+                .take_while(|segment| {
+                    let fits = usize::from(segment.len) <= written;
+                    if fits {
+                        written -= usize::from(segment.len);
+                    }
+                    fits
+                })
+                .count();
+            rest.drain(..whole);
+            if written > 0 {
+                rest[0].offset += written as u16;
+                rest[0].len -= written as u16;
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks the store to make a span of pages durable, and makes its unstable pages clean, or dirty again.
+    fn confirm(self: &Arc<Self>, span: Option<(u64, u64)>, durability: Durability) -> io::Result<()> {
+        let Some((first, end)) = span else { return Ok(()) };
+        let offset = first << PAGE_SHIFT;
+        let result = match durability {
+            Durability::Range => {
+                let len = (end.min(PAGES_END) << PAGE_SHIFT).saturating_sub(offset);
+                self.store.sync_range(offset, len)
+            }
+            Durability::Data => self.store.sync(true),
+            Durability::Full => self.store.sync(false),
+        };
+        let mut done = Vec::new();
+        let mut dirtied = Vec::new();
+        let mut rotate = Vec::new();
+        {
+            let index = self.index.lock();
+            let mut from = first;
+            while let Some(page) = index.next_marked(from, end, Mark::Unstable) {
+                from = page + 1;
+                let Entry::Page(frame) = index.get(page) else { continue };
+                let record = self.record(frame);
+                if !record.try_pin() {
+                    continue;
+                }
+                index.mark(page, Mark::Unstable, false);
+                done.push((page, frame));
+                if result.is_ok() {
+                    record.clear(Flag::UNSTABLE);
+                    if record.test(Flag::RECLAIM) && !record.test(Flag::DIRTY) {
+                        rotate.push(frame);
+                    }
+                } else if !record.change(Flag::UNSTABLE, Flag::DIRTY).intersects(Flag::DIRTY) {
+                    dirtied.push((page, frame));
+                }
+            }
+            if !dirtied.is_empty() {
+                self.note_dirty(&index, &dirtied);
+            }
+            // Release: pairs with the loads in `nr_unclean`.
+            self.nr_unstable.fetch_sub(done.len() as u64, Ordering::Release);
+            self.account_run(&done, StatItem::FileUnstable, -1);
+        }
+        self.cache.reclaimer().rotate_to_tail(&rotate);
+        for &(_, frame) in &done {
+            self.cache.reclaimer().unpin(frame);
+        }
+        if !dirtied.is_empty() {
+            self.domain.note_dirty(self, dirtied.len() as u64);
+        }
+        self.cache.writeback_progress();
+        result
+    }
+}

@@ -1,0 +1,96 @@
+//! The threads of all flushers: one for each store that has dirty data, up to a bound.
+//!
+//! A thread belongs to one store while it writes, so a store that hangs keeps its own thread and nobody else's. Beyond the bound
+//! stores wait for their turn: a thread whose store has had a round goes on with the next that waits. Only as many stores
+//! that hang as there are threads could keep the others from background write-back (a sync writes by itself).
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use umemcg_base::clock;
+
+use crate::domain::Domain;
+
+/// Most threads.
+pub(crate) const NR_FLUSHERS_MAX: usize = 128;
+/// How soon a thread looks whether somebody waits for it, while all are taken.
+pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+
+/// What became of a store's turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// It has nothing to write, or has been stopped.
+    Done,
+    /// It goes on when it is its turn again.
+    Again,
+}
+
+/// See the file's head.
+#[derive(Debug, Default)]
+pub(crate) struct Flushers {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    nr_threads: usize,
+    /// Stores that have dirty data and no thread, the longest first.
+    waiting: VecDeque<Arc<Domain>>,
+}
+
+impl Flushers {
+    /// Gives a store a thread, now or in its turn.
+    ///
+    /// # Errors
+    /// When the operating system refuses a thread and there is none that could take it.
+    pub(crate) fn start(self: &Arc<Self>, domain: Arc<Domain>) -> std::io::Result<()> {
+        {
+            let mut state = self.state.lock();
+            if state.nr_threads >= NR_FLUSHERS_MAX {
+                state.waiting.push_back(domain);
+                return Ok(());
+            }
+            state.nr_threads += 1;
+        }
+        let flushers = Arc::clone(self);
+        // Not joined: it may be in a store that hangs.
+        clock::spawn_detached("umemcg-flush", move || flushers.serve(domain))
+            .inspect_err(|_| self.state.lock().nr_threads -= 1)
+    }
+
+    /// The life of a thread.
+    fn serve(&self, mut domain: Arc<Domain>) {
+        loop {
+            let turn = domain.flush_in_turn(&|| self.is_awaited());
+            let mut state = self.state.lock();
+            if turn == Turn::Again {
+                state.waiting.push_back(domain);
+            }
+            match state.waiting.pop_front() {
+                Some(next) => domain = next,
+                None => {
+                    state.nr_threads -= 1;
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Whether a store waits for a thread.
+    fn is_awaited(&self) -> bool {
+        !self.state.lock().waiting.is_empty()
+    }
+
+    /// Whether every thread is taken.
+    pub(crate) fn is_full(&self) -> bool {
+        self.state.lock().nr_threads >= NR_FLUSHERS_MAX
+    }
+
+    /// Nobody's turn comes any more.
+    pub(crate) fn stop(&self) {
+        let waiting = std::mem::take(&mut self.state.lock().waiting);
+        drop(waiting);
+    }
+}

@@ -1,0 +1,41 @@
+//! The page cache: pages of files, hit, miss, dirty, flush.
+//!
+//! A [`File`] keeps an index from page number to frame that readers walk without a lock; everything that changes the
+//! index holds the file's index lock. Misses are filled in read-ahead windows charged to the reader; dirty pages are
+//! written in long vectored writes and stay *unstable* (counted, not evictable) until the store has confirmed that they
+//! are durable. When a group cannot get a page, I/O goes uncached through a small reserve: it degrades, it never fails for
+//! lack of memory.
+#![forbid(unsafe_code)]
+
+pub mod cache;
+pub mod dirty;
+pub mod domain;
+pub mod errseq;
+pub mod evict;
+pub mod file;
+pub mod flush;
+mod flushers;
+mod hit;
+pub mod index;
+pub mod memory;
+pub mod migrate;
+pub mod node_pool;
+mod page_lock;
+pub mod pinned;
+pub mod read;
+pub mod readahead;
+pub mod reserve;
+mod run;
+mod shadow_leaves;
+pub mod store;
+pub mod truncate;
+pub mod write;
+
+pub use cache::{CacheConfig, PageCache};
+pub use domain::LostData;
+pub use errseq::{ErrorCursor, ErrorSequence};
+pub use file::{File, FileError};
+pub use memory::PageQuota;
+pub use pinned::PinnedPages;
+pub use readahead::Readahead;
+pub use store::{BackingStore, StoreId};

@@ -1,0 +1,247 @@
+//! Files that live in the pool alone: no store is behind them, a page that is not there is a hole and reads as zeroes.
+//!
+//! Their pages are on no list, so reclaim never meets them; they are counted as `shmem` and as unevictable, never as dirty,
+//! and are gone when they are cut off, punched out, or when the file is dropped. A [`PageQuota`] bounds them beside the
+//! groups: a write that either refuses fails with [`FileError::NoSpace`], it does not go uncached.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use umemcg_arena::{Arena, FrameFlags as Flag, FrameId, Segment};
+use umemcg_base::{PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, assert_no_locks_held};
+use umemcg_group::{Charge, Group};
+
+use crate::cache::PageCache;
+use crate::file::{FILE_LEN_MAX, File, FileError, owner_of};
+use crate::index::Entry;
+use crate::read::NewPages;
+use crate::store::{BackingStore, StoreId};
+
+/// Pages that an allocation makes in one go.
+const BATCH_PAGES: u64 = 256;
+
+/// How many pages files in memory may have, and have. Called with locks held: must not block.
+pub trait PageQuota: Send + Sync + fmt::Debug {
+    /// Takes room for up to `nr` pages; returns how many.
+    fn take_up_to(&self, nr: u64) -> u64;
+    /// Gives room back.
+    fn give(&self, nr: u64);
+}
+
+/// What stands where a store would be.
+#[derive(Debug)]
+pub(crate) struct NoStore;
+
+impl BackingStore for NoStore {
+    fn store_id(&self) -> StoreId {
+        StoreId::MEMORY
+    }
+    fn read_at(&self, _arena: &Arena, _segments: &[Segment], _offset: u64) -> io::Result<usize> {
+        Ok(0)
+    }
+    fn write_at(&self, _arena: &Arena, _segments: &[Segment], _offset: u64) -> io::Result<usize> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    fn sync_range(&self, _offset: u64, _len: u64) -> io::Result<()> {
+        Ok(())
+    }
+    fn sync(&self, _data_only: bool) -> io::Result<()> {
+        Ok(())
+    }
+    fn set_len(&self, _len: u64) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The page that all holes read as. Part of no file, so that nobody writes to it; never freed while the cache lives.
+#[derive(Debug)]
+pub(crate) struct ZeroPage {
+    frame: FrameId,
+    _charge: Charge,
+}
+
+impl ZeroPage {
+    fn new(cache: &PageCache) -> Option<Self> {
+        let root = Arc::clone(cache.reclaimer().tree().root());
+        let charge = cache.reclaimer().charge(&root, PAGE_SIZE_U64, &|| false).ok()?;
+        let mut frames = Vec::with_capacity(1);
+        cache.arena().alloc(0, &mut frames, 1);
+        let frame = frames.pop()?;
+        cache.arena().zero(frame, 0, PAGE_SIZE);
+        cache.arena().record(frame).unfreeze_to(1);
+        Some(Self { frame, _charge: charge })
+    }
+}
+
+impl PageCache {
+    /// Starts a file of this length that lives in the pool alone; one long hole at first.
+    ///
+    /// # Errors
+    /// When the pool has no page for holes to read as.
+    pub fn open_memory_file(self: &Arc<Self>, quota: Arc<dyn PageQuota>, len: u64) -> io::Result<Arc<File>> {
+        {
+            let _one_makes_it = self.making_zero_page.lock();
+            if self.zero_page.get().is_none() {
+                let made = self.zero_page.set(ZeroPage::new(self).ok_or(io::ErrorKind::OutOfMemory)?);
+                debug_assert!(made.is_ok());
+            }
+        }
+        self.open(Arc::new(NoStore), len, Some(quota))
+    }
+}
+
+impl File {
+    /// Whether it lives in the pool alone.
+    #[inline]
+    pub fn is_memory(&self) -> bool {
+        self.quota.is_some()
+    }
+
+    /// The page that a hole reads as, pinned; `None` when the page is there after all.
+    pub(crate) fn pin_hole(&self, page: u64) -> Option<FrameId> {
+        if let Entry::Page(_) = self.index.lock().get(page) {
+            return None;
+        }
+        let frame = self.cache.zero_page.get()?.frame;
+        self.record(frame).try_pin().then_some(frame)
+    }
+
+    /// Takes quota for new pages; gives back what it does not allow. `None` when it allows none.
+    pub(crate) fn within_quota(&self, mut new: NewPages) -> Option<NewPages> {
+        let Some(quota) = &self.quota else { return Some(new) };
+        let nr_wanted = new.frames.len() as u64;
+        let nr = quota.take_up_to(nr_wanted);
+        let excess = new.frames.split_off(nr as usize);
+        if !excess.is_empty() {
+            self.cache.arena().free(&excess);
+            drop(new.charge.split((nr_wanted - nr) * PAGE_SIZE_U64));
+        }
+        (nr > 0).then_some(new)
+    }
+
+    /// Makes pages for the holes of a byte range, charged to `group`, and with `grow` extends the file to the end of the
+    /// range. What is there stays. Asks for all of it first, so that what cannot be had changes nothing; only when others take
+    /// the room meanwhile, a part stays allocated.
+    ///
+    /// # Errors
+    /// [`FileError::NoSpace`], [`FileError::TooLarge`].
+    pub fn allocate_memory(
+        self: &Arc<Self>,
+        group: &Arc<Group>,
+        offset: u64,
+        len: u64,
+        grow: bool,
+    ) -> Result<(), FileError> {
+        assert_no_locks_held("an allocation");
+        let end = offset.checked_add(len).filter(|&end| end <= FILE_LEN_MAX).ok_or(FileError::TooLarge)?;
+        let (first, end_page) = (offset >> PAGE_SHIFT, end.div_ceil(PAGE_SIZE_U64));
+        let quota = self.quota.as_ref().ok_or(FileError::NoSpace)?;
+        let mut nr_missing = self.nr_missing(first, end_page);
+        let bytes = nr_missing.checked_mul(PAGE_SIZE_U64).ok_or(FileError::NoSpace)?;
+        let charge = self.cache.reclaimer().charge(group, bytes, &|| false);
+        let mut charge = charge.map_err(|_| FileError::NoSpace)?;
+        let nr_free = quota.take_up_to(nr_missing);
+        quota.give(nr_free);
+        if nr_free < nr_missing {
+            return Err(FileError::NoSpace);
+        }
+        let mut page = first;
+        while page < end_page {
+            let batch_end = end_page.min(page + BATCH_PAGES);
+            let wanted = self.nr_missing(page, batch_end);
+            if wanted == 0 {
+                page = self.next_missing(batch_end, end_page);
+                continue;
+            }
+            // What was put aside for them becomes theirs.
+            let share = wanted.min(nr_missing);
+            nr_missing -= share;
+            drop(charge.split(share * PAGE_SIZE_U64));
+            let new = self.new_pages(group, page, wanted, wanted, true).ok_or(FileError::NoSpace)?;
+            self.insert_zeroed(page, batch_end, new);
+        }
+        if grow {
+            let _content = self.content.read();
+            self.grow(end);
+        }
+        Ok(())
+    }
+
+    /// Puts zeroed pages where `page..end` has holes, as far as they reach.
+    fn insert_zeroed(self: &Arc<Self>, page: u64, end: u64, mut new: NewPages) {
+        let arena = self.cache.arena();
+        for &frame in &new.frames {
+            arena.zero(frame, 0, PAGE_SIZE);
+        }
+        let mut inserted = Vec::with_capacity(new.frames.len());
+        let content = self.content.read();
+        {
+            let index = self.index.lock();
+            for page in page..end {
+                if let Entry::Page(_) = index.get(page) {
+                    continue;
+                }
+                let Some(frame) = new.frames.pop() else { break };
+                self.adopt(frame, page, new.charge.owner(), 2);
+                self.record(frame).set(Flag::UPTODATE);
+                if index.insert(page, frame, &mut new.nodes).is_none() {
+                    unreachable!("the reserve was made for the largest case");
+                }
+                inserted.push(frame);
+            }
+        }
+        if let Some(&first) = inserted.first() {
+            self.cache.reclaimer().count_unevictable(owner_of(self.record(first)), &inserted);
+        }
+        self.give_back(new, inserted.len() as u64);
+        for frame in inserted {
+            self.cache.waiters().unlock(arena, frame);
+            self.cache.reclaimer().unpin(frame);
+        }
+        drop(content);
+    }
+
+    /// Pages of `first..end` that are holes.
+    fn nr_missing(&self, first: u64, end: u64) -> u64 {
+        let index = self.index.lock();
+        let (mut nr_there, mut from) = (0, first);
+        while let Some((page, _)) = index.next_occupied(from, end) {
+            nr_there += 1;
+            from = page + 1;
+        }
+        end - first - nr_there
+    }
+
+    /// The first hole of `from..end`, or `end`.
+    fn next_missing(&self, from: u64, end: u64) -> u64 {
+        let index = self.index.lock();
+        let mut at = from;
+        while at < end && index.next_occupied(at, end).is_some_and(|(page, _)| page == at) {
+            at += 1;
+        }
+        at
+    }
+
+    /// Offset of the next byte of data at or after `offset`; none when only a hole follows.
+    pub fn seek_data(&self, offset: u64) -> Option<u64> {
+        let len = self.len();
+        let (first, end) = (offset >> PAGE_SHIFT, len.div_ceil(PAGE_SIZE_U64));
+        let (page, _) = self.index.lock().next_occupied(first, end)?;
+        Some((page << PAGE_SHIFT).max(offset)).filter(|&found| found < len)
+    }
+
+    /// Offset of the next hole at or after `offset`; the end of the file is one.
+    pub fn seek_hole(&self, offset: u64) -> u64 {
+        let len = self.len();
+        let page = self.next_missing(offset >> PAGE_SHIFT, len.div_ceil(PAGE_SIZE_U64));
+        (page << PAGE_SHIFT).max(offset).min(len)
+    }
+
+    /// A page leaves the file.
+    pub(crate) fn give_quota(&self, nr: u64) {
+        if let Some(quota) = &self.quota {
+            quota.give(nr);
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! The nodes of all indexes: words in type-stable memory, handed out by number.
+//!
+//! Type-stable: a node that was recycled under a reader still is a node, and what he finds in it fails the check that he
+//! makes anyway. Nodes are taken, and charged, before the index lock, as a [`NodeReserve`].
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use umemcg_arena::ZeroTable;
+use umemcg_group::Charge;
+use umemcg_reclaim::LIST_SLOT_BYTES;
+
+use crate::shadow_leaves::ShadowLeaves;
+
+pub(crate) const FANOUT_SHIFT: u32 = 6;
+pub(crate) const FANOUT: u64 = 1 << FANOUT_SHIFT;
+/// Words in a node: the slots and eight words of bookkeeping.
+pub(crate) const NODE_WORDS: u64 = FANOUT + 8;
+/// Nodes start on a line of eight words; an entry names the line of a node in 30 bits.
+pub(crate) const LINE_WORDS: u64 = 8;
+/// Nodes that entries can name: enough for 16 TiB of pages side by side.
+pub(crate) const NR_NODES_MAX: u32 = (1 << 30) / (NODE_WORDS / LINE_WORDS) as u32;
+/// Bytes that a node is charged for, its place among the shadow leaves included.
+pub const NODE_BYTES: u64 = NODE_WORDS * 8 + LIST_SLOT_BYTES;
+/// The word that says who is charged for a node.
+pub(crate) const WORD_OWNER: u64 = FANOUT + 4;
+/// Of a leaf that holds nothing but shadows: the number of its file, and above 32 bits its place among such leaves, plus one.
+pub(crate) const WORD_FILE_PLACE: u64 = FANOUT + 6;
+/// Of such a leaf: its first page.
+pub(crate) const WORD_FIRST_PAGE: u64 = FANOUT + 7;
+
+/// All index nodes of a pool.
+#[derive(Debug)]
+pub struct NodePool {
+    pub(crate) words: ZeroTable,
+    shadow_leaves: ShadowLeaves,
+    nr_max: u32,
+    inner: Mutex<NodePoolInner>,
+}
+
+/// On lines of its own: every look-up reads the pool beside it.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct NodePoolInner {
+    free: Vec<u32>,
+    /// Nodes below this number have been handed out at least once.
+    high: u32,
+}
+
+impl NodePool {
+    /// Room for the nodes that `pool_bytes` can be charged for.
+    ///
+    /// # Errors
+    /// When the address space cannot be reserved.
+    pub(crate) fn new(pool_bytes: u64, shadow_leaves: ShadowLeaves) -> std::io::Result<Self> {
+        let nr_max = u32::try_from(pool_bytes / NODE_BYTES + 64).unwrap_or(u32::MAX).min(NR_NODES_MAX);
+        Ok(Self {
+            words: ZeroTable::new_dense((u64::from(nr_max) * NODE_WORDS) as usize)?,
+            shadow_leaves,
+            inner: Mutex::default(),
+            nr_max,
+        })
+    }
+
+    pub(crate) fn word(&self, node: u32, word: u64) -> &AtomicU64 {
+        self.words.get((u64::from(node) * NODE_WORDS + word) as usize)
+    }
+
+    /// The leaves that hold nothing but shadows.
+    pub(crate) fn shadow_leaves(&self) -> &ShadowLeaves {
+        &self.shadow_leaves
+    }
+
+    /// Of a leaf among the shadow leaves, whose list is locked: its file's number and its first page.
+    pub(crate) fn place_of_leaf(&self, leaf: u32) -> (u32, u64) {
+        let load = |word| self.word(leaf, word).load(Ordering::Relaxed);
+        (load(WORD_FILE_PLACE) as u32, load(WORD_FIRST_PAGE))
+    }
+
+    /// Nodes in use.
+    pub fn nr_in_use(&self) -> u32 {
+        let inner = self.inner.lock();
+        inner.high - inner.free.len() as u32
+    }
+
+    /// Gives memory of free nodes back to the operating system, from the top down.
+    pub fn trim(&self) {
+        let mut inner = self.inner.lock();
+        inner.free.sort_unstable_by(|a, b| b.cmp(a));
+        let mut cut = 0;
+        while cut < inner.free.len() && inner.free[cut] + 1 == inner.high - cut as u32 {
+            cut += 1;
+        }
+        if cut > 0 {
+            let old_high = inner.high;
+            inner.high -= cut as u32;
+            inner.free.drain(..cut);
+            let first = (u64::from(inner.high) * NODE_WORDS) as usize;
+            let end = (u64::from(old_high) * NODE_WORDS) as usize;
+            self.words.discard(first..end);
+        }
+    }
+
+    fn take(&self, nr: usize, out: &mut Vec<u32>) -> bool {
+        let mut inner = self.inner.lock();
+        for _ in 0..nr {
+            let node = match inner.free.pop() {
+                Some(node) => node,
+                None if inner.high < self.nr_max => {
+                    inner.high += 1;
+                    inner.high - 1
+                }
+                None => return false,
+            };
+            out.push(node);
+        }
+        true
+    }
+
+    pub(crate) fn give(&self, nodes: impl IntoIterator<Item = u32>) {
+        self.inner.lock().free.extend(nodes);
+    }
+}
+
+/// Nodes taken and charged before the index lock, for a change that may need them.
+#[derive(Debug)]
+pub struct NodeReserve {
+    pool: Arc<NodePool>,
+    nodes: Vec<u32>,
+    charge: Option<Charge>,
+}
+
+impl NodeReserve {
+    /// An empty reserve: enough for changes that need no new node.
+    pub fn none(pool: &Arc<NodePool>) -> Self {
+        Self { pool: Arc::clone(pool), nodes: Vec::new(), charge: None }
+    }
+
+    /// `charge` must be for `nr × NODE_BYTES`. `None` when the pool has no more nodes.
+    pub fn new(pool: &Arc<NodePool>, nr: usize, charge: Charge) -> Option<Self> {
+        debug_assert_eq!(charge.bytes(), nr as u64 * NODE_BYTES);
+        let mut reserve =
+            Self { pool: Arc::clone(pool), nodes: Vec::with_capacity(nr), charge: Some(charge) };
+        let pool = Arc::clone(&reserve.pool);
+        pool.take(nr, &mut reserve.nodes).then_some(reserve)
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<u32> {
+        let node = self.nodes.pop()?;
+        let charge = self.charge.as_mut()?;
+        let (owner, _) = charge.split(NODE_BYTES).into_raw();
+        self.pool.word(node, WORD_OWNER).store(u64::from(owner.into_raw()), Ordering::Relaxed);
+        Some(node)
+    }
+}
+
+impl Drop for NodeReserve {
+    fn drop(&mut self) {
+        self.pool.give(self.nodes.drain(..));
+    }
+}

@@ -1,0 +1,54 @@
+//! Waiting for a page that is being filled. A page's lock is a flag in its record; sleepers share a few hashed
+//! condition variables, because waiting for a page is rare and short-lived next to the I/O that it waits for.
+
+use parking_lot::{Condvar, Mutex};
+use umemcg_arena::{Arena, FrameFlags as Flag, FrameId};
+
+const NR_BUCKETS: usize = 64;
+
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Bucket {
+    lock: Mutex<()>,
+    wake: Condvar,
+}
+
+/// Sleepers on locked pages.
+#[doc(alias = "folio_waitqueue")]
+#[derive(Debug)]
+pub struct PageWaiters {
+    buckets: Box<[Bucket]>,
+}
+
+impl Default for PageWaiters {
+    fn default() -> Self {
+        Self { buckets: (0..NR_BUCKETS).map(|_| Bucket::default()).collect() }
+    }
+}
+
+impl PageWaiters {
+    fn bucket(&self, frame: FrameId) -> &Bucket {
+        &self.buckets[frame.raw() as usize % NR_BUCKETS]
+    }
+
+    /// Unlocks a page and wakes who waits for it. The caller is the one who locked it.
+    pub fn unlock(&self, arena: &Arena, frame: FrameId) {
+        arena.record(frame).clear(Flag::LOCKED);
+        let bucket = self.bucket(frame);
+        drop(bucket.lock.lock());
+        bucket.wake.notify_all();
+    }
+
+    /// Sleeps while the page is locked. The caller holds a pin.
+    pub fn wait_unlocked(&self, arena: &Arena, frame: FrameId) {
+        let record = arena.record(frame);
+        if !record.test(Flag::LOCKED) {
+            return;
+        }
+        let bucket = self.bucket(frame);
+        let mut guard = bucket.lock.lock();
+        while record.test(Flag::LOCKED) {
+            bucket.wake.wait(&mut guard);
+        }
+    }
+}

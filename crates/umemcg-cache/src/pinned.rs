@@ -1,0 +1,103 @@
+//! Pages handed to a reader: pinned while he copies or sends them, given back when dropped.
+
+use std::fmt;
+
+use umemcg_arena::{FrameFlags as Flag, FrameId, Segment};
+
+use crate::cache::PageCache;
+
+/// Segments kept in place: reads of so many pages allocate nothing.
+const NR_IN_PLACE: usize = 4;
+
+/// A run of a file's bytes in pinned frames. The frames stay readable until this is dropped, whatever happens to the
+/// file; their contents may change under a concurrent write, as in any page cache. Borrows the cache from the file: a
+/// count that all readers share would be a line that all of them write.
+pub struct PinnedPages<'a> {
+    cache: &'a PageCache,
+    /// Segments in `few`; when there are more than fit, all are in `many`.
+    nr_few: usize,
+    few: [Segment; NR_IN_PLACE],
+    many: Vec<Segment>,
+}
+
+impl<'a> PinnedPages<'a> {
+    /// None yet, with room for `nr`.
+    #[inline]
+    pub(crate) fn new(cache: &'a PageCache, nr: usize) -> Self {
+        let many = if nr > NR_IN_PLACE { Vec::with_capacity(nr) } else { Vec::new() };
+        Self {
+            cache,
+            nr_few: 0,
+            few: [Segment { frame: FrameId::NONE, offset: 0, len: 0 }; NR_IN_PLACE],
+            many,
+        }
+    }
+
+    /// Takes over a pin.
+    #[inline]
+    pub(crate) fn push(&mut self, segment: Segment) {
+        if self.nr_few < NR_IN_PLACE {
+            self.few[self.nr_few] = segment;
+            self.nr_few += 1;
+            return;
+        }
+        if self.many.is_empty() {
+            self.many.extend_from_slice(&self.few);
+        }
+        self.many.push(segment);
+    }
+
+    /// The bytes, in order.
+    #[inline]
+    pub fn segments(&self) -> &[Segment] {
+        if self.many.is_empty() { &self.few[..self.nr_few] } else { &self.many }
+    }
+
+    /// Bytes in all.
+    pub fn len(&self) -> usize {
+        self.segments().iter().map(|s| usize::from(s.len)).sum()
+    }
+
+    /// Whether there are none: the read was at or past the end of the file.
+    pub fn is_empty(&self) -> bool {
+        self.nr_few == 0
+    }
+
+    /// Copies the bytes out; `into` must be at least [`len`](Self::len) long. Returns how many.
+    #[inline]
+    pub fn copy_to(&self, into: &mut [u8]) -> usize {
+        let mut at = 0;
+        for segment in self.segments() {
+            let len = usize::from(segment.len);
+            self.cache.arena().copy_out(segment.frame, usize::from(segment.offset), &mut into[at..at + len]);
+            at += len;
+        }
+        at
+    }
+
+    /// The bytes as a vector, for tests and tools.
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.len()];
+        self.copy_to(&mut bytes);
+        bytes
+    }
+}
+
+impl Drop for PinnedPages<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        for segment in self.segments() {
+            if self.cache.arena().record(segment.frame).test(Flag::METADATA) {
+                self.cache.reserve().give([segment.frame]);
+            } else {
+                self.cache.reclaimer().unpin(segment.frame);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for PinnedPages<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PinnedPages").field("segments", &self.segments()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,109 @@
+//! A run: where most pages of an index leaf lie side by side in the arena, so that a reader need not fetch the leaf.
+//!
+//! Read-ahead fills a leaf's pages from frames that are free together, so page `n` is mostly in frame `base + n`. A leaf
+//! counts how many of its pages agree with such a base; while half of them do, the entry that leads to the leaf shows the
+//! base. The leaves of a 1 GiB file fit in no near cache, the entries that lead to them do. What comes of it is a guess: whoever
+//! uses it checks the frame's identity, as after any look-up without the lock, and looks into the leaf when it is wrong.
+//!
+//! A right identity is all that a reader needs: at any time at most one frame that is not frozen carries the identity of a
+//! page, and that is the page's frame in the index, but for a moment under the index lock.
+
+use umemcg_arena::FrameId;
+
+/// Pages of a leaf that must agree before the others are guessed: half of them.
+const AGREED_MIN: u32 = 32;
+/// The base that leads to no frame: slots do not carry it past the last number.
+pub(crate) const NO_BASE: u32 = u32::MAX - 127;
+
+/// The run of a leaf. All zero: nothing is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Run {
+    /// The frame where slot 0 would be; may be before the first one, wrapping.
+    base: u32,
+    nr_agreed: u32,
+}
+
+impl Run {
+    pub(crate) fn decode(word: u64) -> Self {
+        Self { base: word as u32, nr_agreed: (word >> 32) as u32 }
+    }
+
+    pub(crate) fn encode(self) -> u64 {
+        u64::from(self.nr_agreed) << 32 | u64::from(self.base)
+    }
+
+    /// The run after a slot that held the page in frame `old` came to hold that in frame `new`.
+    pub(crate) fn after(mut self, slot: u64, old: Option<FrameId>, new: Option<FrameId>) -> Self {
+        let agrees = |run: Self, frame| run.nr_agreed > 0 && frame == guess(run.base, slot);
+        if old.is_some_and(|old| agrees(self, old)) {
+            self.nr_agreed -= 1;
+        }
+        match new {
+            Some(new) if agrees(self, new) => self.nr_agreed += 1,
+            // One page makes no run: the next one may start its own.
+            Some(new) if self.nr_agreed <= 1 => {
+                self = Self { base: new.raw().wrapping_sub(slot as u32), nr_agreed: 1 };
+            }
+            _ => {}
+        }
+        self
+    }
+
+    /// What the entry that leads to the leaf shows.
+    pub(crate) fn shown_base(self) -> u32 {
+        if self.nr_agreed >= AGREED_MIN { self.base } else { NO_BASE }
+    }
+}
+
+/// The frame in which the page of a slot probably is. It may not even exist.
+#[inline]
+pub(crate) fn guess(base: u32, slot: u64) -> FrameId {
+    FrameId::from_raw(base.wrapping_add(slot as u32))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(raw: u64) -> Option<FrameId> {
+        Some(FrameId::from_raw(raw as u32))
+    }
+
+    #[test]
+    fn half_a_leaf_side_by_side_lets_the_rest_be_guessed() {
+        let mut run = Run::decode(0);
+        for slot in 0..32 {
+            assert_eq!(run.shown_base(), NO_BASE);
+            run = run.after(slot, None, frame(1000 + slot));
+        }
+        assert_eq!(guess(run.shown_base(), 40), FrameId::from_raw(1040));
+        assert_eq!(Run::decode(run.encode()), run);
+        // A page elsewhere changes nothing; one of those that agreed does when it leaves.
+        run = run.after(50, None, frame(7)).after(50, frame(7), None);
+        assert_eq!(run.shown_base(), 1000);
+        run = run.after(3, frame(1003), None);
+        assert_eq!(run.shown_base(), NO_BASE);
+        assert_eq!(run.after(3, None, frame(1003)).shown_base(), 1000);
+    }
+
+    #[test]
+    fn a_run_may_start_before_the_first_frame_and_move() {
+        let mut run = Run::decode(0);
+        for slot in 20..64 {
+            run = run.after(slot, None, frame(slot - 20));
+        }
+        assert_eq!(guess(run.shown_base(), 63), FrameId::from_raw(43));
+        for slot in 20..64 {
+            run = run.after(slot, frame(slot - 20), None);
+        }
+        assert_eq!(run.shown_base(), NO_BASE);
+        for slot in 20..64 {
+            run = run.after(slot, None, frame(500 + slot));
+        }
+        assert_eq!(guess(run.shown_base(), 63), FrameId::from_raw(563));
+        for slot in 20..64 {
+            run = run.after(slot, frame(500 + slot), None);
+        }
+        assert_eq!(run.shown_base(), NO_BASE);
+    }
+}

@@ -1,0 +1,131 @@
+//! `umemcg sync` and `umemcg umount`: they ask the daemon behind a mount and wait for its last word.
+
+use std::io::IsTerminal;
+use std::path::Path;
+use std::time::Duration;
+
+use serde::Serialize;
+use umemcg_fuse::Unmount;
+use umemcg_fuse::mountinfo::Mount;
+
+use crate::args::{SyncArguments, UmountArguments};
+use crate::endpoint::{AskError, Reply, Request, ask};
+use crate::exit::{Failure, LostFile};
+use crate::mounts::{find_mount, is_umemcg};
+use crate::table::human_bytes;
+
+/// `umemcg sync MNT`.
+///
+/// # Errors
+/// [`Failure`].
+pub fn sync(arguments: &SyncArguments) -> Result<(), Failure> {
+    let mount = our_mount(&arguments.mountpoint)?;
+    let request = Request::Sync { flush_timeout_ms: arguments.flush_timeout.map(milliseconds) };
+    let result = last_word(&mount, &request);
+    print_json(arguments.json, &result);
+    result
+}
+
+/// `umemcg umount MNT`.
+///
+/// # Errors
+/// [`Failure`].
+pub fn umount(arguments: &UmountArguments) -> Result<(), Failure> {
+    let mount = our_mount(&arguments.mountpoint)?;
+    let request = Request::Umount { flush_timeout_ms: arguments.flush_timeout.map(milliseconds) };
+    let mut result = last_word(&mount, &request);
+    if let Err(Failure::NotServed(_)) = result
+        && is_dead(&mount)
+    {
+        result = Err(remove_dead(&mount));
+    }
+    print_json(arguments.json, &result);
+    result
+}
+
+pub(crate) fn our_mount(path: &Path) -> Result<Mount, Failure> {
+    let (resolved, entry) = find_mount(path).map_err(|error| Failure::at("cannot find", path, &error))?;
+    match entry {
+        Some(entry) if is_umemcg(&entry) => Ok(entry),
+        Some(entry) => Err(Failure::NotServed(format!(
+            "{} is a mount of type {}, not of umemcg",
+            path.display(),
+            entry.kind
+        ))),
+        None => Err(Failure::NotServed(format!("{} is not a mount point", resolved.display()))),
+    }
+}
+
+fn last_word(mount: &Mount, request: &Request) -> Result<(), Failure> {
+    let terminal = std::io::stderr().is_terminal();
+    let mut shown = false;
+    let reply = ask(mount, request, &mut |dirty_bytes| {
+        if terminal {
+            shown = true;
+            eprint!("\r\x1b[Kwriting back: {} left", human_bytes(dirty_bytes));
+        }
+    });
+    if shown {
+        eprint!("\r\x1b[K");
+    }
+    let path = mount.point.display();
+    match reply {
+        Ok(Reply::Done) => Ok(()),
+        Ok(Reply::Lost { files }) => Err(Failure::Lost(files)),
+        Ok(Reply::Busy { users }) if users.is_empty() => Err(Failure::Busy(format!("{path} is in use"))),
+        Ok(Reply::Busy { users }) => Err(Failure::Busy(format!("{path} is in use by {}", users.join(", ")))),
+        Ok(Reply::Failed { message }) => Err(Failure::Failed(message)),
+        Ok(Reply::Progress { .. } | Reply::Volumes { .. } | Reply::Removed { .. })
+        | Err(AskError::HungUp) => {
+            Err(Failure::NotServed(format!("the daemon behind {path} ended before it answered")))
+        }
+        Err(AskError::NobodyListens) => Err(Failure::NotServed(format!("no daemon answers behind {path}"))),
+        Err(AskError::Io(error)) => {
+            Err(Failure::Failed(format!("cannot talk to the daemon behind {path}: {error}")))
+        }
+    }
+}
+
+/// Whether the mount's connection is closed: then nobody serves it and nothing can be lost by removing it.
+fn is_dead(mount: &Mount) -> bool {
+    std::fs::symlink_metadata(&mount.point)
+        .is_err_and(|error| error.kind() == std::io::ErrorKind::NotConnected)
+}
+
+fn remove_dead(mount: &Mount) -> Failure {
+    let path = &mount.point;
+    let removed = umemcg_fuse::mount::unmount(path, Unmount::Lazily).is_ok();
+    let path = path.display();
+    Failure::NotServed(match removed {
+        true => format!(
+            "the daemon of {path} had died; the mount is removed, and what it had not written back is lost"
+        ),
+        false => {
+            format!("the daemon of {path} has died, and the mount cannot be removed; try: umount -l {path}")
+        }
+    })
+}
+
+pub(crate) fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[derive(Serialize)]
+struct Outcome<'a> {
+    durable: bool,
+    lost: &'a [LostFile],
+    error: Option<String>,
+}
+
+fn print_json(wanted: bool, result: &Result<(), Failure>) {
+    if !wanted {
+        return;
+    }
+    let lost = if let Err(Failure::Lost(files)) = result { files.as_slice() } else { &[] };
+    let error = result.as_ref().err().map(ToString::to_string);
+    let outcome = Outcome { durable: result.is_ok(), lost, error };
+    match serde_json::to_string(&outcome) {
+        Ok(text) => println!("{text}"),
+        Err(error) => eprintln!("umemcg: {error}"),
+    }
+}

@@ -1,0 +1,310 @@
+//! `umemcg mount --config`: groups with their limits, rules and volumes from a TOML file.
+//!
+//! Limits are control files by name, set through the same rows as a write to the mounted file, so that what is refused
+//! there is refused here. Everything that is wrong is said with its line, before anything is served.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use toml::{Spanned, Value};
+use umemcg_control::{Access, Attr, ControlError, ControlTree, Credentials, NodeId, Request};
+use umemcg_fuse::Rule;
+
+use crate::endpoint::Data;
+use crate::exit::Failure;
+use crate::pool::PoolSize;
+
+/// Control files that move processes: a file does not know their numbers.
+const OF_PROCESSES: [&str; 2] = ["cgroup.procs", "tasks"];
+
+/// What the file may hold; anything else is refused.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Content {
+    pool: Option<Spanned<String>>,
+    #[serde(default)]
+    rules: Vec<Spanned<String>>,
+    /// By path, as `/pods/a`: control files and what is written to them.
+    #[serde(default)]
+    groups: BTreeMap<Spanned<String>, BTreeMap<Spanned<String>, Spanned<Value>>>,
+    #[serde(default)]
+    volumes: BTreeMap<Spanned<String>, VolumeContent>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct VolumeContent {
+    dir: Option<PathBuf>,
+    #[serde(default)]
+    tmpfs: bool,
+    size: Option<Spanned<String>>,
+}
+
+/// A file that has been read. The empty one is as good as none.
+#[derive(Debug, Default)]
+pub struct Config {
+    path: PathBuf,
+    text: String,
+    content: Content,
+}
+
+/// A volume that the file describes.
+#[derive(Debug)]
+pub struct VolumeEntry<'a> {
+    config: &'a Config,
+    name: &'a Spanned<String>,
+    content: &'a VolumeContent,
+}
+
+impl Config {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`Failure`] with the line.
+    pub fn read(path: &Path) -> Result<Self, Failure> {
+        let text = std::fs::read_to_string(path).map_err(|error| Failure::at("cannot read", path, &error))?;
+        let content = toml::from_str(&text)
+            .map_err(|error| Failure::Usage(format!("{}: {error}", path.display()).trim_end().into()))?;
+        Ok(Self { path: path.to_owned(), text, content })
+    }
+
+    /// Something is wrong at a place of the file.
+    fn wrong<T>(&self, at: &Spanned<T>, what: impl fmt::Display) -> Failure {
+        let line = 1 + self.text[..at.span().start].matches('\n').count();
+        Failure::Usage(format!("{}:{line}: {what}", self.path.display()))
+    }
+
+    /// How large the pool is to be.
+    ///
+    /// # Errors
+    /// [`Failure`] with the line.
+    pub fn pool(&self) -> Result<Option<PoolSize>, Failure> {
+        let parse =
+            |pool: &Spanned<String>| pool.get_ref().parse().map_err(|what: String| self.wrong(pool, what));
+        self.content.pool.as_ref().map(parse).transpose()
+    }
+
+    /// The rules, in their order.
+    ///
+    /// # Errors
+    /// [`Failure`] with the line.
+    pub fn rules(&self) -> Result<Vec<Rule>, Failure> {
+        let parse = |rule: &Spanned<String>| rule.get_ref().parse().map_err(|error| self.wrong(rule, error));
+        self.content.rules.iter().map(parse).collect()
+    }
+
+    /// The volumes, in the order of the file.
+    pub fn volumes(&self) -> impl Iterator<Item = VolumeEntry<'_>> {
+        let mut volumes: Vec<_> = self.content.volumes.iter().collect();
+        volumes.sort_by_key(|(name, _)| name.span().start);
+        volumes.into_iter().map(|(name, content)| VolumeEntry { config: self, name, content })
+    }
+
+    /// Makes the groups and sets their limits, in the order of the file; groups above one that is named are made, too.
+    ///
+    /// # Errors
+    /// [`Failure`] with the line.
+    pub fn make_groups(&self, tree: &ControlTree) -> Result<(), Failure> {
+        let me = Credentials::user(rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let mut groups: Vec<_> = self.content.groups.iter().collect();
+        groups.sort_by_key(|(path, _)| path.span().start);
+        for (path, files) in groups {
+            let node = self.make_group(tree, path, &me)?;
+            let mut files: Vec<_> = files.iter().collect();
+            files.sort_by_key(|(name, _)| name.span().start);
+            for (name, value) in files {
+                self.set(tree, path, node, (name, value), &me)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn make_group(
+        &self,
+        tree: &ControlTree,
+        path: &Spanned<String>,
+        me: &Credentials,
+    ) -> Result<NodeId, Failure> {
+        let text = path.get_ref();
+        let Some(below) = text.strip_prefix('/') else {
+            return Err(
+                self.wrong(path, format!("`{text}` is no group; write its path from the root, as `/pods/a`"))
+            );
+        };
+        let mut node = NodeId::ROOT;
+        for name in below.split('/').filter(|_| !below.is_empty()) {
+            let refused =
+                |error: ControlError| self.wrong(path, format!("cannot make the group `{text}`: {error}"));
+            if name.is_empty() || name == "." || name == ".." {
+                return Err(refused(ControlError::Invalid));
+            }
+            let made: Result<Attr, ControlError> = match tree.mkdir(node, OsStr::new(name), 0o755, me) {
+                Err(ControlError::Exists) => tree.lookup(node, OsStr::new(name)),
+                made => made,
+            };
+            let made = made.map_err(refused)?;
+            if !made.is_directory {
+                return Err(refused(ControlError::Exists));
+            }
+            node = made.node;
+        }
+        Ok(node)
+    }
+
+    fn set(
+        &self,
+        tree: &ControlTree,
+        path: &Spanned<String>,
+        group: NodeId,
+        (name, value): (&Spanned<String>, &Spanned<Value>),
+        me: &Credentials,
+    ) -> Result<(), Failure> {
+        let (path, file) = (path.get_ref(), name.get_ref());
+        let text = match value.get_ref() {
+            Value::String(text) => text.clone(),
+            Value::Integer(number) => number.to_string(),
+            _ => return Err(self.wrong(name, format!("{path}: `{file}` takes a number or a text"))),
+        };
+        let found = tree.lookup(group, OsStr::new(file));
+        let found = found.ok().filter(|found| !found.is_directory && !OF_PROCESSES.contains(&file.as_str()));
+        let Some(found) = found else {
+            return Err(self.wrong(
+                name,
+                format!("{path}: there is no limit `{file}`; names are those of the control files"),
+            ));
+        };
+        let request = Request { tid: 0, nonblocking: false, cancelled: &|| false, accepted: &|| {} };
+        let written = tree
+            .open(found.node, Access { read: false, write: true }, me.clone())
+            .and_then(|open| tree.write(&open, text.as_bytes(), &request));
+        written.map_err(|error| self.wrong(name, format!("{path}: cannot set `{file}` to `{text}`: {error}")))
+    }
+}
+
+impl VolumeEntry<'_> {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        self.name.get_ref()
+    }
+
+    /// Something is wrong with it.
+    pub fn wrong(&self, what: impl fmt::Display) -> Failure {
+        self.config.wrong(self.name, format!("volume `{}`: {what}", self.name()))
+    }
+
+    /// Where its data lives. A relative directory is meant from where the file is.
+    ///
+    /// # Errors
+    /// [`Failure`] with the line.
+    pub fn data(&self) -> Result<Data, Failure> {
+        let size_bytes = self.content.size.as_ref().map(|size| {
+            let bytes = umemcg_base::parse_size(size.get_ref().as_bytes()).ok().filter(|&bytes| bytes > 0);
+            bytes.ok_or_else(|| {
+                self.config.wrong(size, format!("`{}` is no size of a volume", size.get_ref()))
+            })
+        });
+        let size_bytes = size_bytes.transpose()?;
+        match (&self.content.dir, self.content.tmpfs) {
+            (Some(_), false) if size_bytes.is_some() => Err(self.wrong("`size` is for tmpfs volumes")),
+            (Some(dir), false) => {
+                let above = self.config.path.parent().unwrap_or(Path::new(""));
+                Ok(Data::Dir { path: above.join(dir) })
+            }
+            (None, true) => Ok(Data::Tmpfs { size_bytes, used_bytes: 0 }),
+            _ => Err(self.wrong("say either `dir = \"…\"` or `tmpfs = true`")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use umemcg::{Engine, EngineConfig, Group};
+    use umemcg_fuse::Who;
+
+    fn parsed(text: &str) -> Result<Config, Failure> {
+        let content = toml::from_str(text).map_err(|error| Failure::Usage(error.to_string()))?;
+        Ok(Config { path: "test.toml".into(), text: text.into(), content })
+    }
+
+    type Applied = (Arc<Engine>, Vec<(String, Data)>);
+
+    /// Everything that is done with a file before something is mounted.
+    fn applied(text: &str) -> Result<Applied, Failure> {
+        let config = parsed(text)?;
+        config.pool()?;
+        let engine = Engine::new(EngineConfig::default()).unwrap();
+        let who = Arc::new(Who::new(Arc::clone(&engine), config.rules()?).unwrap());
+        config.make_groups(&ControlTree::new(Arc::clone(&engine), who))?;
+        let volumes = config.volumes().map(|volume| Ok((volume.name().to_owned(), volume.data()?)));
+        Ok((engine, volumes.collect::<Result<_, Failure>>()?))
+    }
+
+    fn group(engine: &Engine, path: &str) -> Arc<Group> {
+        path.split('/').fold(Arc::clone(engine.root()), |at, name| at.child(OsStr::new(name)).unwrap())
+    }
+
+    #[test]
+    fn groups_limits_and_volumes_are_as_the_file_says() {
+        let text = r#"
+            pool = "64M"
+            rules = ["uid:1000=/users/{0}"]
+            [groups."/a/b"]
+            "memory.max" = "8M"
+            [groups."/a"]
+            "memory.limit_in_bytes" = 16777216
+            [volumes.z]
+            dir = "there"
+            [volumes.a]
+            tmpfs = true
+            size = "2M"
+        "#;
+        let (engine, volumes) = applied(text).unwrap();
+        assert_eq!((group(&engine, "a").max_bytes(), group(&engine, "a/b").max_bytes()), (16 << 20, 8 << 20));
+        let expected = [
+            ("z".to_owned(), Data::Dir { path: "there".into() }),
+            ("a".to_owned(), Data::Tmpfs { size_bytes: Some(2 << 20), used_bytes: 0 }),
+        ];
+        assert_eq!(volumes, expected, "in the order of the file");
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_with_its_line() {
+        for (text, line, what) in [
+            ("\nfoo = 1", 2, "unknown field `foo`"),
+            ("pool = \"lots\"", 1, "no size"),
+            ("\n\nrules = [\"uid:1=/a\",\n\"nonsense\"]", 4, "cgroup:"),
+            ("[groups.a]", 1, "`a` is no group"),
+            ("[groups.\"/a/../b\"]", 1, "invalid"),
+            ("[groups.\"/memory.stat\"]", 1, "taken"),
+            ("[groups.\"/a\"]\n\"memory.maxx\" = 1", 2, "no limit `memory.maxx`"),
+            ("[groups.\"/a\"]\n\"memory.max\" = \"lots\"", 2, "`lots`: invalid value"),
+            ("[groups.\"/a\"]\n\"memory.max\" = [1]", 2, "a number or a text"),
+            ("[groups.\"/a\"]\n\n\"cgroup.procs\" = 1", 3, "no limit `cgroup.procs`"),
+            ("[groups.\"/a\"]\n\"memory.stat\" = 1", 2, "invalid value"),
+            ("[groups.\"/\"]\n\"memory.limit_in_bytes\" = 1", 2, "invalid value"),
+            ("[volumes.a]", 1, "say either"),
+            ("[volumes.a]\ntmpfs = true\ndir = \"x\"", 1, "say either"),
+            ("[volumes.a]\ndir = \"x\"\nsize = \"1M\"", 1, "for tmpfs"),
+            ("[volumes.a]\ntmpfs = true\nsize = \"much\"", 3, "`much` is no size"),
+            ("[volumes.a]\ntmpfs = true\nsise = \"1M\"", 3, "unknown field `sise`"),
+            ("[volumes.a]\ntmpfs = true\n[volumes.a]\ntmpfs = true", 3, "duplicate"),
+        ] {
+            let error = applied(text).map(drop).unwrap_err().to_string();
+            assert!(error.contains(what), "{text}: {error}");
+            let place = [format!("test.toml:{line}:"), format!("line {line},")];
+            assert!(place.iter().any(|place| error.contains(place)), "{text}: line {line}? {error}");
+        }
+    }
+
+    #[test]
+    fn the_example_is_accepted() {
+        let text = include_str!("../../../examples/umemcg.toml");
+        let (engine, volumes) = applied(text).unwrap();
+        assert!(engine.root().nr_children() >= 2 && volumes.len() >= 2);
+    }
+}

@@ -1,0 +1,476 @@
+//! How `umemcg sync` and `umemcg umount` reach the daemon behind a mount: a socket that only its owner may open.
+//!
+//! Both ends derive the socket's name from the mounted file system's device number, which the kernel gives to one
+//! mounted file system at a time. So a name always means the mount that is there now, however often the path was
+//! mounted before, and a socket that a dead daemon left behind is replaced by the next one.
+//!
+//! One request and one or more replies go over a connection, each one line of JSON. The daemon checks who asks: the
+//! user that runs it, or root.
+
+use std::fs;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use umemcg_base::clock::Worker;
+use umemcg_fuse::mountinfo::Mount;
+
+use crate::exit::LostFile;
+
+/// Longest request line; what is longer is no request.
+const MAX_REQUEST_BYTES: u64 = 16 << 10;
+/// How long a peer may take to say what it wants, and to take each piece of an answer.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// Connections served at a time; more are told to come again.
+const NR_CONNECTIONS_MAX: usize = 32;
+
+/// Where the data of a volume lives.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Data {
+    /// In a directory of the host.
+    Dir {
+        /// Its absolute path.
+        path: PathBuf,
+    },
+    /// In the pool.
+    Tmpfs {
+        /// Most bytes; as much as groups allow if absent.
+        size_bytes: Option<u64>,
+        /// Bytes now; the daemon says it.
+        #[serde(default)]
+        used_bytes: u64,
+    },
+}
+
+/// A volume in a listing.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+pub struct VolumeRow {
+    /// Its name.
+    pub name: String,
+    /// Where its data lives.
+    pub data: Data,
+    /// Files and directories open on it.
+    pub nr_open: usize,
+}
+
+/// What a client asks of the daemon.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(tag = "do", rename_all = "snake_case")]
+pub enum Request {
+    /// Make everything durable that was written before.
+    Sync {
+        /// How long to try; the mount's own setting if absent.
+        flush_timeout_ms: Option<u64>,
+    },
+    /// The same, then unmount and end.
+    Umount {
+        /// How long to try; the mount's own setting if absent.
+        flush_timeout_ms: Option<u64>,
+    },
+    /// Add a volume.
+    VolumeAdd {
+        /// Its name.
+        name: String,
+        /// Where its data lives.
+        data: Data,
+    },
+    /// List the volumes.
+    VolumeList,
+    /// Make a volume durable and remove it.
+    VolumeRemove {
+        /// Its name.
+        name: String,
+        /// Also when it is in use or cannot be made durable.
+        force: bool,
+        /// How long to try; the mount's own setting if absent.
+        flush_timeout_ms: Option<u64>,
+    },
+}
+
+/// What the daemon answers. `Progress` may come many times; any other is the last.
+#[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
+#[serde(tag = "answer", rename_all = "snake_case")]
+pub enum Reply {
+    /// So much is not yet durable.
+    Progress {
+        /// Bytes.
+        dirty_bytes: u64,
+    },
+    /// All of it is durable, and the mount is gone if that was asked.
+    Done,
+    /// These volumes are there: all, or the one that was added.
+    Volumes {
+        /// In the order in which they were added.
+        volumes: Vec<VolumeRow>,
+    },
+    /// The volume is gone.
+    Removed {
+        /// What is not durable; only by force.
+        lost: Vec<LostFile>,
+        /// What was open on it and gets errors now; only by force.
+        nr_closed: usize,
+    },
+    /// Not all of it is durable; after `Umount` the mount is gone all the same.
+    Lost {
+        /// What is not.
+        files: Vec<LostFile>,
+    },
+    /// Durable, but the mount is in use and stays.
+    Busy {
+        /// By whom, as far as can be seen.
+        users: Vec<String>,
+    },
+    /// Nothing was done.
+    Failed {
+        /// Why.
+        message: String,
+    },
+}
+
+/// Carries out requests; called on a thread of its own for each.
+pub trait Serve: Send + Sync + 'static {
+    /// Carries out one request; `progress` may be called any number of times. Returns the last reply.
+    fn serve(&self, request: Request, progress: &mut dyn FnMut(Reply)) -> Reply;
+
+    /// A connection has been accepted.
+    fn begin(&self) {}
+
+    /// The last reply of a connection is on its way, or its peer has gone.
+    fn end(&self) {}
+}
+
+/// The daemon's end. Dropping it removes the socket files; requests already begun go on.
+#[derive(Debug, Default)]
+pub struct Endpoint {
+    sockets: Vec<(PathBuf, Arc<UnixListener>, Option<Worker>)>,
+}
+
+impl Endpoint {
+    /// Listens for each of these mounts (data and control are two mounts of one daemon).
+    ///
+    /// # Errors
+    /// When the directory for sockets cannot be made or is not ours, or a socket cannot be bound.
+    pub fn listen(mounts: &[&Mount], serve: &Arc<dyn Serve>) -> io::Result<Self> {
+        let directory = own_directory()?;
+        let mut endpoint = Self { sockets: Vec::new() };
+        for mount in mounts {
+            let path = socket_path(&directory, mount);
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            endpoint.bind(path, serve)?;
+        }
+        Ok(endpoint)
+    }
+
+    /// Listens at a path, too. A socket that a dead daemon left there is replaced; anything else is not.
+    ///
+    /// # Errors
+    /// `AddrInUse` when somebody listens there, or something else has the name; what the system says.
+    pub fn listen_at(&mut self, path: &Path, serve: &Arc<dyn Serve>) -> io::Result<()> {
+        let path = std::path::absolute(path)?;
+        if let Ok(metadata) = fs::symlink_metadata(&path) {
+            if !metadata.file_type().is_socket() || UnixStream::connect(&path).is_ok() {
+                return Err(io::ErrorKind::AddrInUse.into());
+            }
+            fs::remove_file(&path)?;
+        }
+        self.bind(path, serve)
+    }
+
+    fn bind(&mut self, path: PathBuf, serve: &Arc<dyn Serve>) -> io::Result<()> {
+        // Under another name until nobody but the owner may open it.
+        let draft = path.with_extension(format!("{}.new", std::process::id()));
+        let _ = fs::remove_file(&draft);
+        let listener = Arc::new(UnixListener::bind(&draft)?);
+        let placed = fs::set_permissions(&draft, fs::Permissions::from_mode(0o600))
+            .and_then(|()| fs::rename(&draft, &path));
+        placed.inspect_err(|_| drop(fs::remove_file(&draft)))?;
+        let (accepting, serve) = (Arc::clone(&listener), Arc::clone(serve));
+        let worker = Worker::spawn("umemcg-endpoint", move || accept_all(&accepting, &serve))?;
+        self.sockets.push((path, listener, Some(worker)));
+        Ok(())
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        for (path, listener, worker) in &mut self.sockets {
+            let _ = fs::remove_file(path);
+            // Wakes the accepting thread with an error, which ends it.
+            let _ = rustix::net::shutdown(listener, rustix::net::Shutdown::Both);
+            drop(worker.take());
+        }
+    }
+}
+
+fn accept_all(listener: &UnixListener, serve: &Arc<dyn Serve>) {
+    let nr_open: Arc<()> = Arc::new(());
+    while let Ok((stream, _)) = listener.accept() {
+        let counted = Arc::clone(&nr_open);
+        if Arc::strong_count(&nr_open) > NR_CONNECTIONS_MAX + 1 {
+            let _ = stream.set_nonblocking(true);
+            let message = "too many ask at the same time; try again".into();
+            let _ = send(&stream, &Reply::Failed { message });
+            continue;
+        }
+        let serve = Arc::clone(serve);
+        let begun = Begun::new(serve);
+        let spawned = std::thread::Builder::new().name("umemcg-request".into()).spawn(move || {
+            if let Err(error) = answer(&stream, &*begun.0) {
+                tracing::debug!(%error, "a request on the socket came to nothing");
+            }
+            drop(counted);
+        });
+        if let Err(error) = spawned {
+            tracing::warn!(%error, "no thread for a request on the socket");
+        }
+    }
+}
+
+/// A connection that is being served.
+struct Begun(Arc<dyn Serve>);
+
+impl Begun {
+    fn new(serve: Arc<dyn Serve>) -> Self {
+        serve.begin();
+        Self(serve)
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+fn answer(stream: &UnixStream, serve: &dyn Serve) -> io::Result<()> {
+    let peer = rustix::net::sockopt::socket_peercred(stream)?;
+    let myself = rustix::process::geteuid();
+    if !peer.uid.is_root() && peer.uid != myself {
+        return send(
+            stream,
+            &Reply::Failed { message: "only the user who mounted it, or root, may ask that".into() },
+        );
+    }
+    stream.set_write_timeout(Some(REQUEST_TIMEOUT))?;
+    let line = read_request(stream)?;
+    let request = match serde_json::from_slice(&line) {
+        Ok(request) => request,
+        Err(error) => {
+            return send(stream, &Reply::Failed { message: format!("request not understood: {error}") });
+        }
+    };
+    tracing::debug!(?request, "asked on the socket");
+    // A client that went away does not stop what it asked for.
+    let last = serve.serve(request, &mut |progress| drop(send(stream, &progress)));
+    send(stream, &last)
+}
+
+/// One line, or as much of it as a request may have. All of it in time: who sends a byte now and then gains nothing.
+fn read_request(mut stream: &UnixStream) -> io::Result<Vec<u8>> {
+    let deadline = Instant::now() + REQUEST_TIMEOUT;
+    let mut line = Vec::new();
+    let mut piece = [0; 4096];
+    while line.len() < MAX_REQUEST_BYTES as usize && !line.contains(&b'\n') {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(&mut piece)? {
+            0 => break,
+            nr => line.extend_from_slice(&piece[..nr]),
+        }
+    }
+    Ok(line)
+}
+
+fn send(mut stream: &UnixStream, reply: &Reply) -> io::Result<()> {
+    let mut line = serde_json::to_vec(reply)?;
+    line.push(b'\n');
+    stream.write_all(&line)
+}
+
+/// Why nobody could be asked.
+#[derive(Debug)]
+pub enum AskError {
+    /// No daemon listens for this mount.
+    NobodyListens,
+    /// It hung up before it answered.
+    HungUp,
+    /// A system call failed, for example for lack of permission.
+    Io(io::Error),
+}
+
+/// Asks the daemon behind `mount`; waits until the last reply has come.
+///
+/// # Errors
+/// [`AskError`].
+pub fn ask(mount: &Mount, request: &Request, progress: &mut dyn FnMut(u64)) -> Result<Reply, AskError> {
+    ask_on(&connect(mount)?, request, progress)
+}
+
+/// Asks the daemon that listens at a path.
+///
+/// # Errors
+/// [`AskError`].
+pub fn ask_at(path: &Path, request: &Request, progress: &mut dyn FnMut(u64)) -> Result<Reply, AskError> {
+    let stream = UnixStream::connect(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => AskError::NobodyListens,
+        _ => AskError::Io(error),
+    })?;
+    ask_on(&stream, request, progress)
+}
+
+fn ask_on(
+    mut stream: &UnixStream,
+    request: &Request,
+    progress: &mut dyn FnMut(u64),
+) -> Result<Reply, AskError> {
+    let mut line = serde_json::to_vec(request).map_err(|error| AskError::Io(error.into()))?;
+    line.push(b'\n');
+    stream.write_all(&line).map_err(AskError::Io)?;
+    for line in BufReader::new(stream).lines() {
+        let line = line.map_err(AskError::Io)?;
+        match serde_json::from_str(&line).map_err(|error| AskError::Io(error.into()))? {
+            Reply::Progress { dirty_bytes } => progress(dirty_bytes),
+            last => return Ok(last),
+        }
+    }
+    Err(AskError::HungUp)
+}
+
+fn connect(mount: &Mount) -> Result<UnixStream, AskError> {
+    let mut directories = vec![directory_of(rustix::process::geteuid().as_raw(), true)];
+    directories.extend(mount.fuse_owner().map(|owner| directory_of(owner, false)));
+    directories.extend(mount.fuse_owner().map(fallback_directory));
+    for directory in directories {
+        match UnixStream::connect(socket_path(&directory, mount)) {
+            Ok(stream) => {
+                // Somebody else's socket in a directory that anybody may make proves nothing.
+                let peer = rustix::net::sockopt::socket_peercred(&stream)
+                    .map_err(|error| AskError::Io(error.into()))?;
+                if peer.uid.is_root() || Some(peer.uid.as_raw()) == mount.fuse_owner() {
+                    return Ok(stream);
+                }
+            }
+            Err(error)
+                if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {}
+            Err(error) => return Err(AskError::Io(error)),
+        }
+    }
+    Err(AskError::NobodyListens)
+}
+
+fn socket_path(directory: &Path, mount: &Mount) -> PathBuf {
+    directory.join(format!("{}.sock", mount.device.replace(':', "-")))
+}
+
+/// Where a user's sockets are. `mine` allows to believe the environment.
+fn directory_of(uid: u32, mine: bool) -> PathBuf {
+    let from_environment =
+        std::env::var_os("XDG_RUNTIME_DIR").filter(|_| mine && uid != 0).map(PathBuf::from);
+    match (uid, from_environment) {
+        (0, _) => PathBuf::from("/run/umemcg"),
+        (_, Some(directory)) if is_owned_by(&directory, uid) => directory.join("umemcg"),
+        _ => {
+            let usual = PathBuf::from(format!("/run/user/{uid}"));
+            if usual.is_dir() { usual.join("umemcg") } else { fallback_directory(uid) }
+        }
+    }
+}
+
+fn fallback_directory(uid: u32) -> PathBuf {
+    PathBuf::from(format!("/tmp/umemcg-{uid}"))
+}
+
+fn is_owned_by(directory: &Path, uid: u32) -> bool {
+    fs::symlink_metadata(directory).is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == uid)
+}
+
+/// Makes the directory for this user's sockets, or checks that the one there is ours and closed to others.
+fn own_directory() -> io::Result<PathBuf> {
+    let uid = rustix::process::geteuid().as_raw();
+    let directory = directory_of(uid, true);
+    match fs::DirBuilder::new().mode(0o700).create(&directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let metadata = fs::symlink_metadata(&directory)?;
+    if !metadata.is_dir() || metadata.uid() != uid || metadata.mode() & 0o077 != 0 {
+        let problem = format!("{} is not a directory that only uid {uid} may enter", directory.display());
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, problem));
+    }
+    Ok(directory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Twice;
+
+    impl Serve for Twice {
+        fn serve(&self, request: Request, progress: &mut dyn FnMut(Reply)) -> Reply {
+            progress(Reply::Progress { dirty_bytes: 2 });
+            match request {
+                Request::Sync { .. } => Reply::Done,
+                Request::Umount { .. } => Reply::Busy { users: vec!["bash (12)".into()] },
+                _ => Reply::Failed { message: "not here".into() },
+            }
+        }
+    }
+
+    /// A mount that no kernel has: device numbers of this major are never given to FUSE.
+    fn imaginary_mount(minor: u32) -> Mount {
+        let uid = rustix::process::geteuid().as_raw();
+        let line = format!("1 1 4095:{minor} / /nowhere rw - fuse.umemcg x rw,user_id={uid}\n");
+        umemcg_fuse::mountinfo::parse(line.as_bytes()).next_back().unwrap()
+    }
+
+    #[test]
+    fn a_client_finds_the_daemon_of_its_mount() {
+        let minor = std::process::id();
+        let mount = imaginary_mount(minor);
+        let serve: Arc<dyn Serve> = Arc::new(Twice);
+        let endpoint = Endpoint::listen(&[&mount], &serve).unwrap();
+        let mut seen = Vec::new();
+        let reply =
+            ask(&mount, &Request::Sync { flush_timeout_ms: None }, &mut |bytes| seen.push(bytes)).unwrap();
+        assert_eq!((reply, seen), (Reply::Done, vec![2]));
+        let reply = ask(&mount, &Request::Umount { flush_timeout_ms: Some(5) }, &mut |_| {}).unwrap();
+        assert_eq!(reply, Reply::Busy { users: vec!["bash (12)".into()] });
+        let socket = endpoint.sockets[0].0.clone();
+        assert_eq!(fs::metadata(&socket).unwrap().mode() & 0o777, 0o600);
+
+        drop(endpoint);
+        assert!(!socket.exists());
+        assert!(matches!(
+            ask(&mount, &Request::Sync { flush_timeout_ms: None }, &mut |_| {}),
+            Err(AskError::NobodyListens)
+        ));
+    }
+
+    #[test]
+    fn a_line_that_is_no_request_is_answered_and_the_daemon_lives_on() {
+        let mount = imaginary_mount(std::process::id() + (1 << 24));
+        let serve: Arc<dyn Serve> = Arc::new(Twice);
+        let _endpoint = Endpoint::listen(&[&mount], &serve).unwrap();
+        for nonsense in [&b"hello\n"[..], b"{}\n", &[b'x'; 5000][..]] {
+            let mut stream = connect(&mount).unwrap();
+            // The far end may hang up on an endless line before it has all been sent.
+            let _ = stream.write_all(nonsense);
+            let mut answer = String::new();
+            let _ = BufReader::new(&stream).read_line(&mut answer);
+            assert!(answer.is_empty() || answer.contains("not understood"), "{answer}");
+        }
+        assert_eq!(ask(&mount, &Request::Sync { flush_timeout_ms: None }, &mut |_| {}).unwrap(), Reply::Done);
+    }
+}

@@ -1,0 +1,349 @@
+//! From the first signal to the last byte: how a foreground mount ends.
+//!
+//! ```text
+//!   serving --signal or `umemcg umount`--> flushing --durable or time over--> unmounting
+//!      |                                                                          |
+//!      |                                    nobody uses it: gone at once          |
+//!      |                                    in use (after a signal): detached,    |
+//!      |                                    the users may finish until the time   |
+//!      |                                    is over                               |
+//!      +--umount from outside---------------------------------------------------> ended: flush the rest, exit
+//! ```
+//!
+//! One deadline, set by whatever starts the end, covers all of it. A second signal is an order: what is not durable by
+//! then is reported as lost. `umemcg umount` on a mount in use changes nothing, as umount(8).
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::endpoint::{Reply, Request, Serve};
+use crate::exit::{Failure, LostFile};
+use crate::users::users_of;
+
+/// How long a request on the socket may take to send its last reply once the mount is gone.
+const LAST_REPLY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What a foreground mount asks of the daemon that serves it.
+pub trait Served: Send + Sync + 'static {
+    /// Tries to make everything durable until the deadline; returns what is not. `progress` gets the bytes left.
+    fn flush(&self, deadline: Instant, progress: &mut dyn FnMut(u64)) -> Vec<LostFile>;
+
+    /// Unmounts: the control files too, once the data mount is gone. Fails with EBUSY when the data mount is in use;
+    /// `detach` takes it out of sight at once and lets those who use it finish.
+    ///
+    /// # Errors
+    /// What umount says.
+    fn unmount(&self, detach: bool) -> io::Result<()>;
+
+    /// Adds, lists or removes volumes; a removal makes durable by the deadline. `progress` gets the bytes left.
+    fn volumes(&self, request: Request, deadline: Instant, progress: &mut dyn FnMut(u64)) -> Reply {
+        let _ = (request, deadline, progress);
+        Reply::Failed { message: "there are no volumes here".into() }
+    }
+
+    /// Takes the mounts away from whoever still uses them, and flushes until the deadline; returns what is not durable.
+    fn shut_down(&self, deadline: Instant) -> Vec<LostFile>;
+}
+
+/// What the foreground waits for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// SIGINT, SIGTERM or SIGHUP.
+    Signal,
+    /// The kernel has closed the data mount: no more requests will come.
+    Ended,
+}
+
+/// The state of a foreground mount.
+pub struct Lifecycle {
+    served: Arc<dyn Served>,
+    mountpoint: PathBuf,
+    flush_timeout: Duration,
+    /// When the end has to be over; none while serving.
+    deadline: Mutex<Option<Instant>>,
+    /// One umount at a time.
+    ending: Mutex<()>,
+    /// Requests on the socket that have not replied yet.
+    nr_requests: Mutex<usize>,
+    /// Rung when one of them has.
+    replied: Condvar,
+}
+
+impl std::fmt::Debug for Lifecycle {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Lifecycle").field("mountpoint", &self.mountpoint).finish_non_exhaustive()
+    }
+}
+
+impl Lifecycle {
+    /// A mount that is being served.
+    pub fn new(served: Arc<dyn Served>, mountpoint: &Path, flush_timeout: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            served,
+            mountpoint: mountpoint.to_owned(),
+            flush_timeout,
+            deadline: Mutex::new(None),
+            ending: Mutex::new(()),
+            nr_requests: Mutex::new(0),
+            replied: Condvar::new(),
+        })
+    }
+
+    /// Waits until the mount has ended. Blocks for as long as it is served.
+    ///
+    /// # Errors
+    /// [`Failure::Lost`] with what could not be made durable.
+    pub fn run(self: &Arc<Self>, events: &Receiver<Event>, sender: &Sender<Event>) -> Result<(), Failure> {
+        let mut end_by = None;
+        let mut insisted = false;
+        loop {
+            match Self::next_event(events, end_by) {
+                Ok(Event::Ended) => break,
+                Ok(Event::Signal) if end_by.is_none() => {
+                    let deadline = self.begin_end();
+                    end_by = Some(deadline);
+                    let (ending, sender) = (Arc::clone(self), sender.clone());
+                    // Flushing may take as long as the timeout, and a second signal must be heard meanwhile.
+                    std::thread::spawn(move || ending.end_on_signal(deadline, &sender));
+                }
+                Ok(Event::Signal) => {
+                    insisted = true;
+                    break;
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    eprintln!("umemcg: {} is still in use; ending all the same", self.mountpoint.display());
+                    break;
+                }
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        let deadline = if insisted { Instant::now() } else { self.begin_end() };
+        let mut lost = self.served.shut_down(deadline);
+        if insisted {
+            // Nobody waited for what the host has been given; only what is still ours is lost with us.
+            lost.retain(|file| file.bytes > 0);
+        }
+        self.await_last_replies();
+        if lost.is_empty() { Ok(()) } else { Err(Failure::Lost(lost)) }
+    }
+
+    /// Without a deadline the mount is served for as long as it likes.
+    fn next_event(events: &Receiver<Event>, deadline: Option<Instant>) -> Result<Event, RecvTimeoutError> {
+        match deadline {
+            None => events.recv().map_err(RecvTimeoutError::from),
+            Some(deadline) => events.recv_timeout(deadline.saturating_duration_since(Instant::now())),
+        }
+    }
+
+    /// Sets the deadline unless the end has begun; returns the one in force.
+    fn begin_end(&self) -> Instant {
+        *lock(&self.deadline).get_or_insert_with(|| Instant::now() + self.flush_timeout)
+    }
+
+    fn end_on_signal(&self, deadline: Instant, sender: &Sender<Event>) {
+        let _one_at_a_time = lock(&self.ending);
+        // What is left is flushed again, and reported, when the mount has ended.
+        let _ = self.served.flush(deadline, &mut |_| {});
+        match self.served.unmount(false) {
+            Ok(()) => {}
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) => {
+                let users = users_of(&self.mountpoint);
+                eprintln!(
+                    "umemcg: {} is in use{}; it is detached, and served to them for up to {:.0} s more \
+                     (a second signal ends it now)",
+                    self.mountpoint.display(),
+                    by(&users),
+                    deadline.saturating_duration_since(Instant::now()).as_secs_f64()
+                );
+                if let Err(error) = self.served.unmount(true) {
+                    eprintln!("umemcg: cannot detach {}: {error}", self.mountpoint.display());
+                }
+            }
+            Err(error) => {
+                eprintln!("umemcg: cannot unmount {}: {error}", self.mountpoint.display());
+                // Nothing will close the mount any more: go on to the last flush.
+                let _ = sender.send(Event::Ended);
+            }
+        }
+    }
+
+    fn umount_on_request(&self, timeout: Option<Duration>, progress: &mut dyn FnMut(u64)) -> Reply {
+        let _one_at_a_time = lock(&self.ending);
+        let deadline = Instant::now() + timeout.unwrap_or(self.flush_timeout);
+        let _ = self.served.flush(deadline, progress);
+        match self.served.unmount(false) {
+            Ok(()) => {
+                // Nobody writes any more. The foreground ends by the same deadline.
+                lock(&self.deadline).get_or_insert(deadline);
+                lost_or_done(self.served.flush(deadline, progress))
+            }
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) => {
+                Reply::Busy { users: users_of(&self.mountpoint) }
+            }
+            Err(error) => {
+                Reply::Failed { message: format!("cannot unmount {}: {error}", self.mountpoint.display()) }
+            }
+        }
+    }
+
+    fn await_last_replies(&self) {
+        let requests = lock(&self.nr_requests);
+        drop(self.replied.wait_timeout_while(requests, LAST_REPLY_TIMEOUT, |nr_requests| *nr_requests > 0));
+    }
+}
+
+impl Serve for Lifecycle {
+    fn serve(&self, request: Request, progress: &mut dyn FnMut(Reply)) -> Reply {
+        let mut progress = |dirty_bytes| progress(Reply::Progress { dirty_bytes });
+        match request {
+            Request::Sync { flush_timeout_ms } => {
+                let timeout = flush_timeout_ms.map_or(self.flush_timeout, Duration::from_millis);
+                lost_or_done(self.served.flush(Instant::now() + timeout, &mut progress))
+            }
+            request @ (Request::VolumeAdd { .. } | Request::VolumeList | Request::VolumeRemove { .. }) => {
+                let timeout = match request {
+                    Request::VolumeRemove { flush_timeout_ms, .. } => flush_timeout_ms,
+                    _ => None,
+                };
+                let timeout = timeout.map_or(self.flush_timeout, Duration::from_millis);
+                self.served.volumes(request, Instant::now() + timeout, &mut progress)
+            }
+            Request::Umount { flush_timeout_ms } => {
+                self.umount_on_request(flush_timeout_ms.map(Duration::from_millis), &mut progress)
+            }
+        }
+    }
+
+    fn begin(&self) {
+        *lock(&self.nr_requests) += 1;
+    }
+
+    fn end(&self) {
+        *lock(&self.nr_requests) -= 1;
+        self.replied.notify_all();
+    }
+}
+
+fn lost_or_done(lost: Vec<LostFile>) -> Reply {
+    if lost.is_empty() { Reply::Done } else { Reply::Lost { files: lost } }
+}
+
+fn by(users: &[String]) -> String {
+    if users.is_empty() { String::new() } else { format!(" by {}", users.join(", ")) }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    /// A daemon whose mount is busy until it is detached, and whose store may never take its data.
+    #[derive(Default)]
+    struct Fake {
+        busy: bool,
+        undurable: bool,
+        calls: Mutex<Vec<&'static str>>,
+        on_gone: Mutex<Option<Sender<Event>>>,
+    }
+
+    impl Served for Fake {
+        fn flush(&self, _deadline: Instant, progress: &mut dyn FnMut(u64)) -> Vec<LostFile> {
+            lock(&self.calls).push("flush");
+            progress(7);
+            let file = LostFile { path: "a".into(), bytes: 7, error: "no space".into() };
+            if self.undurable { vec![file] } else { Vec::new() }
+        }
+
+        fn unmount(&self, detach: bool) -> io::Result<()> {
+            lock(&self.calls).push(if detach { "detach" } else { "unmount" });
+            if self.busy && !detach {
+                return Err(rustix::io::Errno::BUSY.into());
+            }
+            if !self.busy
+                && let Some(sender) = lock(&self.on_gone).take()
+            {
+                sender.send(Event::Ended).unwrap();
+            }
+            Ok(())
+        }
+
+        fn shut_down(&self, deadline: Instant) -> Vec<LostFile> {
+            lock(&self.calls).push("shut down");
+            self.flush(deadline, &mut |_| {})
+        }
+    }
+
+    fn check(fake: Fake, timeout: Duration, events: &[Event]) -> (Result<(), Failure>, Vec<&'static str>) {
+        let (sender, receiver) = channel();
+        *lock(&fake.on_gone) = Some(sender.clone());
+        let fake = Arc::new(fake);
+        let lifecycle = Lifecycle::new(Arc::clone(&fake) as Arc<dyn Served>, Path::new("/nowhere"), timeout);
+        for event in events {
+            sender.send(*event).unwrap();
+        }
+        let result = lifecycle.run(&receiver, &sender);
+        let calls = lock(&fake.calls).clone();
+        (result, calls)
+    }
+
+    #[test]
+    fn a_signal_flushes_before_it_unmounts_and_after() {
+        let (result, calls) = check(Fake::default(), Duration::from_secs(30), &[Event::Signal]);
+        result.unwrap();
+        assert_eq!(calls, ["flush", "unmount", "shut down", "flush"]);
+    }
+
+    #[test]
+    fn an_umount_from_outside_flushes_the_rest() {
+        let (result, calls) = check(Fake::default(), Duration::from_secs(30), &[Event::Ended]);
+        result.unwrap();
+        assert_eq!(calls, ["shut down", "flush"]);
+    }
+
+    #[test]
+    fn what_the_store_does_not_take_is_reported_as_lost() {
+        let fake = Fake { undurable: true, ..Fake::default() };
+        let (result, _) = check(fake, Duration::from_secs(30), &[Event::Signal]);
+        assert!(matches!(result, Err(Failure::Lost(files)) if files.len() == 1));
+    }
+
+    #[test]
+    fn a_mount_in_use_is_detached_and_given_until_the_deadline() {
+        let fake = Fake { busy: true, ..Fake::default() };
+        let (result, calls) = check(fake, Duration::from_millis(50), &[Event::Signal]);
+        result.unwrap();
+        assert_eq!(calls, ["flush", "unmount", "detach", "shut down", "flush"]);
+    }
+
+    #[test]
+    fn a_second_signal_does_not_wait() {
+        let fake = Fake { busy: true, ..Fake::default() };
+        let (result, calls) = check(fake, Duration::from_secs(3600), &[Event::Signal, Event::Signal]);
+        result.unwrap();
+        assert!(calls.contains(&"shut down"));
+    }
+
+    #[test]
+    fn a_request_to_umount_a_mount_in_use_changes_nothing() {
+        let fake = Arc::new(Fake { busy: true, ..Fake::default() });
+        let lifecycle = Lifecycle::new(
+            Arc::clone(&fake) as Arc<dyn Served>,
+            Path::new("/nowhere"),
+            Duration::from_secs(30),
+        );
+        let mut progress = Vec::new();
+        let reply =
+            lifecycle.serve(Request::Umount { flush_timeout_ms: None }, &mut |reply| progress.push(reply));
+        assert_eq!(reply, Reply::Busy { users: Vec::new() });
+        assert_eq!(progress, [Reply::Progress { dirty_bytes: 7 }]);
+        assert_eq!(*lock(&fake.calls), ["flush", "unmount"]);
+        assert_eq!(*lock(&lifecycle.deadline), None);
+    }
+}

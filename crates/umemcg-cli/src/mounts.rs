@@ -1,0 +1,54 @@
+//! Which of our mounts a path on the command line means. Nothing here sends a request to a file system whose daemon may
+//! hang or have died, except for the path's own resolution.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use umemcg_fuse::mountinfo::{Mount, mount_at};
+
+/// Whether it is one of ours: the mount of a directory, or of the control files.
+pub fn is_umemcg(mount: &Mount) -> bool {
+    mount.kind.strip_prefix("fuse.").is_some_and(|subtype| subtype.starts_with("umemcg"))
+}
+
+/// The topmost file system mounted exactly at `path`, and the path as the mount table spells it.
+///
+/// # Errors
+/// When the path or `/proc` cannot be read. A mount whose daemon has died is no error.
+pub fn find_mount(path: &Path) -> io::Result<(PathBuf, Option<Mount>)> {
+    let path = resolve(path)?;
+    let mount = mount_at(&path)?;
+    Ok((path, mount))
+}
+
+/// The absolute path without symlinks. The last component is taken as it is when it cannot be asked: on a mount whose
+/// daemon has died, and on one of another user's.
+fn resolve(path: &Path) -> io::Result<PathBuf> {
+    match path.canonicalize() {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            let absolute = std::path::absolute(path)?;
+            match (absolute.parent(), absolute.file_name()) {
+                (Some(parent), Some(name)) => Ok(parent.canonicalize()?.join(name)),
+                _ => Err(error),
+            }
+        }
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_root_is_mounted_and_not_by_us() {
+        let (path, mount) = find_mount(Path::new("/proc/..")).unwrap();
+        assert_eq!(path, Path::new("/"));
+        assert!(mount.is_some_and(|mount| !is_umemcg(&mount)));
+    }
+
+    #[test]
+    fn a_path_that_is_not_there_is_an_error() {
+        assert_eq!(find_mount(Path::new("/no such path")).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+}

@@ -1,0 +1,52 @@
+//! The signals that end a foreground mount, turned into events.
+
+use std::io;
+use std::sync::mpsc::Sender;
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::lifecycle::Event;
+
+/// Sends [`Event::Signal`] for each SIGINT, SIGTERM and SIGHUP from now on. A SIGHUP that was ignored when the program
+/// started (nohup) stays ignored.
+///
+/// # Errors
+/// When the handlers cannot be installed or no thread can be started.
+pub fn forward_signals(events: Sender<Event>) -> io::Result<()> {
+    let mut wanted = vec![SIGINT, SIGTERM];
+    if !is_ignored(SIGHUP, &std::fs::read_to_string("/proc/self/status").unwrap_or_default()) {
+        wanted.push(SIGHUP);
+    }
+    let mut signals = Signals::new(wanted)?;
+    std::thread::Builder::new().name("umemcg-signals".into()).spawn(move || {
+        for signal in signals.forever() {
+            tracing::info!(signal, "told to end");
+            if events.send(Event::Signal).is_err() {
+                return;
+            }
+        }
+    })?;
+    Ok(())
+}
+
+/// Whether the SigIgn mask of a `/proc/self/status` text has this signal.
+fn is_ignored(signal: i32, status: &str) -> bool {
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigIgn:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ignored_hang_up_is_seen_in_the_mask() {
+        assert!(is_ignored(SIGHUP, "Name:\tx\nSigIgn:\t0000000000001001\n"));
+        assert!(!is_ignored(SIGHUP, "SigIgn:\t0000000000001000\n"));
+        assert!(!is_ignored(SIGHUP, ""));
+    }
+}

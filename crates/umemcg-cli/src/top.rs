@@ -1,0 +1,250 @@
+//! `umemcg top`: the groups of a control tree and what happens in them, again and again.
+//!
+//! Everything comes from the control files, so it works for whoever may read them. Rates are differences of two samples.
+
+use std::io::{self, IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use rustix::termios::tcgetwinsize;
+use serde::Serialize;
+use umemcg_fuse::mountinfo;
+
+use crate::args::{TopArguments, TopSort};
+use crate::exit::Failure;
+use crate::group_sample::{GroupSample, TreeSample};
+use crate::signals::forward_signals;
+use crate::table::{TextTable, human_bytes};
+
+/// Lines of a screen that are not groups: two of headings, one above, one for the cursor.
+const OTHER_LINES: usize = 4;
+
+/// Lines of a terminal that does not say how many it has.
+const LINES_UNKNOWN: usize = 24;
+/// No table comes sooner after another.
+const INTERVAL_MIN: Duration = Duration::from_millis(50);
+
+/// One group between two samples.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct Row {
+    group: String,
+    usage_bytes: u64,
+    limit_bytes: Option<u64>,
+    high_bytes: Option<u64>,
+    low_wmark_bytes: Option<u64>,
+    dirty_bytes: u64,
+    /// Pages brought in.
+    pages_in_per_second: f64,
+    /// Of those, the ones that had been evicted not long before.
+    refaults_per_second: f64,
+    stalled_percent: f64,
+    background_reclaim_per_second: f64,
+    direct_reclaim_per_second: f64,
+}
+
+impl Row {
+    fn between(group: &str, before: &GroupSample, now: &GroupSample, passed: Duration) -> Self {
+        let seconds = passed.as_secs_f64().max(1e-6);
+        // A group that was made anew under the same name counts from less.
+        let rate = |name: &str| now.stat(name).saturating_sub(before.stat(name)) as f64 / seconds;
+        let stalled = now.stalled_us.saturating_sub(before.stalled_us) as f64 / 1e6;
+        Self {
+            group: group.to_owned(),
+            usage_bytes: now.usage_bytes,
+            limit_bytes: now.limit_bytes,
+            high_bytes: now.high_bytes,
+            low_wmark_bytes: now.low_wmark_bytes,
+            dirty_bytes: now.stat("total_dirty"),
+            pages_in_per_second: rate("total_pgpgin"),
+            refaults_per_second: rate("total_workingset_refault_file"),
+            stalled_percent: (100.0 * stalled / seconds).min(100.0),
+            background_reclaim_per_second: rate("pgsteal_kswapd"),
+            direct_reclaim_per_second: rate("pgsteal_direct"),
+        }
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let bytes = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), human_bytes);
+        let rate = |rate: f64| format!("{rate:.0}");
+        vec![
+            self.group.clone(),
+            human_bytes(self.usage_bytes),
+            bytes(self.limit_bytes),
+            bytes(self.high_bytes),
+            bytes(self.low_wmark_bytes),
+            human_bytes(self.dirty_bytes),
+            rate(self.pages_in_per_second),
+            rate(self.refaults_per_second),
+            format!("{:.1}%", self.stalled_percent),
+            rate(self.background_reclaim_per_second),
+            rate(self.direct_reclaim_per_second),
+        ]
+    }
+
+    /// What comes first is greater; groups that are alike come by name.
+    fn weight(&self, sort: TopSort) -> f64 {
+        match sort {
+            TopSort::Usage => self.usage_bytes as f64,
+            TopSort::Limit => self.limit_bytes.map_or(f64::MAX, |bytes| bytes as f64),
+            TopSort::Dirty => self.dirty_bytes as f64,
+            TopSort::Refaults => self.refaults_per_second,
+            TopSort::Stalls => self.stalled_percent,
+            TopSort::Reclaim => self.background_reclaim_per_second + self.direct_reclaim_per_second,
+            TopSort::Name => 0.0,
+        }
+    }
+}
+
+const HEADINGS: [&str; 11] = [
+    "group",
+    "usage",
+    "limit",
+    "high",
+    "low mark",
+    "dirty",
+    "in/s",
+    "refault/s",
+    "stalled",
+    "kswapd/s",
+    "direct/s",
+];
+
+fn rows(before: &TreeSample, now: &TreeSample, sort: TopSort) -> Vec<Row> {
+    let passed = now.at - before.at;
+    let mut rows: Vec<Row> = now
+        .groups
+        .iter()
+        // A group that is new has no rates yet.
+        .map(|(path, sample)| Row::between(path, before.groups.get(path).unwrap_or(sample), sample, passed))
+        .collect();
+    rows.sort_by(|a, b| b.weight(sort).total_cmp(&a.weight(sort)).then_with(|| a.group.cmp(&b.group)));
+    rows
+}
+
+fn table(rows: &[Row]) -> String {
+    let mut table = TextTable::new(&HEADINGS);
+    rows.iter().for_each(|row| table.row(row.cells()));
+    table.to_string()
+}
+
+/// The control tree that is meant: the one given, or the only one that is mounted.
+fn control_tree(given: Option<&Path>) -> Result<PathBuf, Failure> {
+    if let Some(path) = given {
+        return Ok(path.to_owned());
+    }
+    let text = std::fs::read("/proc/self/mountinfo")
+        .map_err(|error| Failure::Failed(format!("cannot read the mount table: {error}")))?;
+    let mut points: Vec<PathBuf> = mountinfo::parse(&text)
+        .filter(|mount| mount.kind == "fuse.umemcg-control")
+        .map(|mount| mount.point)
+        .collect();
+    match points.len() {
+        0 => Err(Failure::NotServed(
+            "no control files are mounted; serve a mount with `umemcg mount DIR MNT --control CG`".into(),
+        )),
+        1 => Ok(points.remove(0)),
+        _ => {
+            let names: Vec<String> = points.iter().map(|point| point.display().to_string()).collect();
+            Err(Failure::Usage(format!(
+                "several control trees are mounted; choose one with --control: {}",
+                names.join(", ")
+            )))
+        }
+    }
+}
+
+/// `umemcg top`.
+///
+/// # Errors
+/// [`Failure`].
+pub fn top(arguments: &TopArguments) -> Result<(), Failure> {
+    let control = control_tree(arguments.control.as_deref())?;
+    let sample = || {
+        TreeSample::read(&control).map_err(|error| {
+            Failure::NotServed(format!("{} is no control tree that is served: {error}", control.display()))
+        })
+    };
+    let (events, ended) = mpsc::channel();
+    forward_signals(events)
+        .map_err(|error| Failure::Failed(format!("cannot listen for signals: {error}")))?;
+    let stdout = io::stdout();
+    let is_live = stdout.is_terminal() && !arguments.json && !arguments.once;
+    let mut before = sample()?;
+    // Told to end, in time of peace: no error.
+    while let Err(mpsc::RecvTimeoutError::Timeout) = ended.recv_timeout(arguments.interval.max(INTERVAL_MIN))
+    {
+        let now = sample()?;
+        let rows = rows(&before, &now, arguments.sort);
+        before = now;
+        let written = if arguments.json {
+            write_json(&rows)
+        } else if is_live {
+            // Some terminals do not say.
+            let nr_lines = tcgetwinsize(&stdout).map_or(0, |size| usize::from(size.ws_row));
+            let nr_lines = if nr_lines == 0 { LINES_UNKNOWN } else { nr_lines };
+            let shown = &rows[..rows.len().min(nr_lines.saturating_sub(OTHER_LINES).max(1))];
+            let above =
+                format!("{}: {} of {} groups, Ctrl-C ends", control.display(), shown.len(), rows.len());
+            write!(stdout.lock(), "\x1b[H\x1b[J{above}\n{}", table(shown))
+                .and_then(|()| stdout.lock().flush())
+        } else {
+            write!(stdout.lock(), "{}", table(&rows))
+        };
+        match written {
+            // Whoever read it has seen enough.
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
+            Err(error) => return Err(Failure::Failed(format!("cannot write: {error}"))),
+            Ok(()) if arguments.once => return Ok(()),
+            Ok(()) => {}
+        }
+    }
+    Ok(())
+}
+
+/// One line for each table.
+fn write_json(rows: &[Row]) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    serde_json::to_writer(&mut stdout, rows)?;
+    writeln!(stdout)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+    use std::time::Instant;
+
+    fn tree(at: Instant, groups: &[(&str, u64, u64)]) -> TreeSample {
+        let groups: BTreeMap<_, _> = groups
+            .iter()
+            .map(|&(path, usage_bytes, stalled_us)| {
+                (path.to_owned(), GroupSample { usage_bytes, stalled_us, ..Default::default() })
+            })
+            .collect();
+        TreeSample { at, groups }
+    }
+
+    #[test]
+    fn rates_are_differences_and_new_groups_have_none() {
+        let start = Instant::now();
+        let before = tree(start, &[("/", 5, 0), ("/a", 3, 100_000)]);
+        let now =
+            tree(start + Duration::from_secs(2), &[("/", 9, 500_000), ("/a", 4, 50_000), ("/b", 5, 700_000)]);
+        let rows = rows(&before, &now, TopSort::Usage);
+        let shown: Vec<_> = rows.iter().map(|row| (row.group.as_str(), row.stalled_percent)).collect();
+        assert_eq!(shown, [("/", 25.0), ("/b", 0.0), ("/a", 0.0)]);
+    }
+
+    #[test]
+    fn a_table_is_sorted_by_what_is_asked_for_and_then_by_name() {
+        let start = Instant::now();
+        let before = tree(start, &[("/", 0, 0), ("/b", 0, 0), ("/a", 0, 0)]);
+        let now = tree(start + Duration::from_secs(1), &[("/", 7, 0), ("/b", 1, 10), ("/a", 1, 0)]);
+        let order = |sort| rows(&before, &now, sort).into_iter().map(|row| row.group).collect::<Vec<_>>();
+        assert_eq!(order(TopSort::Usage), ["/", "/a", "/b"]);
+        assert_eq!(order(TopSort::Stalls), ["/b", "/", "/a"]);
+        assert_eq!(order(TopSort::Name), ["/", "/a", "/b"]);
+        assert!(table(&rows(&before, &now, TopSort::Name)).starts_with("group  usage  limit"));
+    }
+}

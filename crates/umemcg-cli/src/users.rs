@@ -1,0 +1,44 @@
+//! Who uses a mount: the processes that keep it busy, named for a message. A best effort: processes of other users are
+//! only seen by root. Reads only links in `/proc`, which sends no request to the mount.
+
+use std::fs;
+use std::path::Path;
+
+/// As many as a message can hold.
+const MAX_NAMED: usize = 8;
+
+/// Processes that have a file open below `mountpoint`, or their working directory there, as `name (pid)`.
+pub fn users_of(mountpoint: &Path) -> Vec<String> {
+    let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
+    processes
+        .flatten()
+        .filter(|entry| entry.file_name().to_string_lossy().bytes().all(|byte| byte.is_ascii_digit()))
+        .filter(|entry| uses(&entry.path(), mountpoint))
+        .take(MAX_NAMED)
+        .map(|entry| {
+            let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+            format!("{} ({})", name.trim_end(), entry.file_name().to_string_lossy())
+        })
+        .collect()
+}
+
+fn uses(process: &Path, mountpoint: &Path) -> bool {
+    let leads_there = |link: &Path| fs::read_link(link).is_ok_and(|target| target.starts_with(mountpoint));
+    ["cwd", "root", "exe"].iter().any(|name| leads_there(&process.join(name)))
+        || fs::read_dir(process.join("fd")).is_ok_and(|fds| fds.flatten().any(|fd| leads_there(&fd.path())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_with_an_open_file_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().canonicalize().unwrap();
+        let mine = format!("({})", std::process::id());
+        assert!(!users_of(&path).iter().any(|user| user.ends_with(&mine)));
+        let _open = fs::File::create(path.join("open")).unwrap();
+        assert!(users_of(&path).iter().any(|user| user.ends_with(&mine)));
+    }
+}

@@ -1,0 +1,218 @@
+//! `umemcg volume`: both ends of it. The client finds the daemon and asks; the daemon adds, lists and removes.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use serde::Serialize;
+use umemcg_fuse::mountinfo::Mount;
+use umemcg_fuse::{Daemon, RemoveVolumeError, VolumeInfo};
+use umemcg_vfs::volumes::RemoveError;
+use umemcg_vfs::{TmpfsConfig, VolumeConfig, VolumeKind, VolumeSpec};
+
+use crate::args::{
+    DaemonArguments, VolumeAddArguments, VolumeCommand, VolumeListArguments, VolumeRemoveArguments,
+};
+use crate::client::{milliseconds, our_mount};
+use crate::endpoint::{AskError, Data, Reply, Request, VolumeRow, ask, ask_at};
+use crate::exit::{Failure, LostFile};
+use crate::mount::lost_file;
+use crate::mounts::is_umemcg;
+use crate::table::{TextTable, human_bytes};
+
+/// `umemcg volume`.
+///
+/// # Errors
+/// [`Failure`].
+pub fn volume(command: &VolumeCommand) -> Result<(), Failure> {
+    match command {
+        VolumeCommand::Add(arguments) => add(arguments),
+        VolumeCommand::List(arguments) => list(arguments),
+        VolumeCommand::Remove(arguments) => remove(arguments),
+    }
+}
+
+fn add(arguments: &VolumeAddArguments) -> Result<(), Failure> {
+    let data = match &arguments.dir {
+        Some(dir) => {
+            // The daemon has another working directory.
+            let path = dir.canonicalize().map_err(|error| Failure::at("cannot use", dir, &error))?;
+            Data::Dir { path }
+        }
+        None => Data::Tmpfs { size_bytes: arguments.size, used_bytes: 0 },
+    };
+    let request = Request::VolumeAdd { name: arguments.name.clone(), data };
+    match last_word(&arguments.daemon, &request)? {
+        Reply::Volumes { volumes } => {
+            print(arguments.daemon.json, &volumes.first(), || format!("volume `{}` added\n", arguments.name))
+        }
+        other => Err(unexpected(other)),
+    }
+}
+
+fn list(arguments: &VolumeListArguments) -> Result<(), Failure> {
+    match last_word(&arguments.daemon, &Request::VolumeList)? {
+        Reply::Volumes { volumes } => print(arguments.daemon.json, &volumes, || table(&volumes)),
+        other => Err(unexpected(other)),
+    }
+}
+
+fn remove(arguments: &VolumeRemoveArguments) -> Result<(), Failure> {
+    let request = Request::VolumeRemove {
+        name: arguments.name.clone(),
+        force: arguments.force,
+        flush_timeout_ms: arguments.flush_timeout.map(milliseconds),
+    };
+    #[derive(Serialize)]
+    struct Outcome<'a> {
+        lost: &'a [LostFile],
+        nr_closed: usize,
+    }
+    match last_word(&arguments.daemon, &request)? {
+        Reply::Removed { lost, nr_closed } => {
+            print(arguments.daemon.json, &Outcome { lost: &lost, nr_closed }, || {
+                let closed = match nr_closed {
+                    0 => String::new(),
+                    nr => format!("; {nr} open files or directories on it get errors now"),
+                };
+                format!("volume `{}` removed{closed}\n", arguments.name)
+            })?;
+            if lost.is_empty() { Ok(()) } else { Err(Failure::Lost(lost)) }
+        }
+        other => Err(unexpected(other)),
+    }
+}
+
+fn table(volumes: &[VolumeRow]) -> String {
+    let mut table = TextTable::new(&["volume", "data", "used", "size", "open"]);
+    for volume in volumes {
+        let (data, used, size) = match &volume.data {
+            Data::Dir { path } => (path.display().to_string(), "-".into(), "-".into()),
+            Data::Tmpfs { size_bytes, used_bytes } => {
+                let size = size_bytes.map_or_else(|| "unlimited".into(), human_bytes);
+                ("tmpfs".into(), human_bytes(*used_bytes), size)
+            }
+        };
+        table.row([volume.name.clone(), data, used, size, volume.nr_open.to_string()]);
+    }
+    table.to_string()
+}
+
+fn print<T: Serialize>(json: bool, value: &T, text: impl FnOnce() -> String) -> Result<(), Failure> {
+    use std::io::Write;
+    let text = if json {
+        let line = serde_json::to_string(value).map_err(|error| Failure::Failed(error.to_string()))?;
+        line + "\n"
+    } else {
+        text()
+    };
+    // Whoever reads the list may have seen enough.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    Ok(())
+}
+
+fn unexpected(reply: Reply) -> Failure {
+    Failure::Failed(format!("the daemon answered something else: {reply:?}; is it of another version?"))
+}
+
+/// Asks the daemon that is meant.
+fn last_word(which: &DaemonArguments, request: &Request) -> Result<Reply, Failure> {
+    let terminal = std::io::stderr().is_terminal();
+    let mut shown = false;
+    let mut progress = |dirty_bytes| {
+        if terminal {
+            shown = true;
+            eprint!("\r\x1b[Kwriting back: {} left", human_bytes(dirty_bytes));
+        }
+    };
+    let (reply, daemon) = match (&which.socket, &which.mount) {
+        (Some(path), _) => (ask_at(path, request, &mut progress), path.display().to_string()),
+        (None, Some(path)) => (ask(&our_mount(path)?, request, &mut progress), path.display().to_string()),
+        (None, None) => {
+            let mount = the_only_mount()?;
+            (ask(&mount, request, &mut progress), mount.point.display().to_string())
+        }
+    };
+    if shown {
+        eprint!("\r\x1b[K");
+    }
+    match reply {
+        Ok(Reply::Failed { message }) => Err(Failure::Failed(message)),
+        Ok(Reply::Busy { users }) => Err(Failure::Busy(users.join(", "))),
+        Ok(Reply::Lost { files }) => Err(Failure::Lost(files)),
+        Ok(reply) => Ok(reply),
+        Err(AskError::NobodyListens) => Err(Failure::NotServed(format!("no daemon answers behind {daemon}"))),
+        Err(AskError::HungUp) => {
+            Err(Failure::NotServed(format!("the daemon behind {daemon} ended before it answered")))
+        }
+        Err(AskError::Io(error)) => {
+            Err(Failure::Failed(format!("cannot talk to the daemon behind {daemon}: {error}")))
+        }
+    }
+}
+
+/// The data mount, when there is one.
+fn the_only_mount() -> Result<Mount, Failure> {
+    let table = std::fs::read("/proc/self/mountinfo")
+        .map_err(|error| Failure::Failed(format!("cannot read the mount table: {error}")))?;
+    let mut found: Vec<Mount> =
+        umemcg_fuse::mountinfo::parse(&table).filter(|m| is_umemcg(m) && m.kind == "fuse.umemcg").collect();
+    let points: Vec<String> = found.iter().map(|mount| mount.point.display().to_string()).collect();
+    match (found.pop(), points.len()) {
+        (Some(mount), 1) => Ok(mount),
+        (None, _) => Err(Failure::NotServed("there is no umemcg mount here".into())),
+        _ => Err(Failure::Usage(format!("which mount? say one of: --mount {}", points.join(", --mount ")))),
+    }
+}
+
+/// Carries out a request about volumes.
+pub fn serve(daemon: &Daemon, request: Request, deadline: Instant, progress: &mut dyn FnMut(u64)) -> Reply {
+    match request {
+        Request::VolumeAdd { name, data } => match daemon.add_volume(&name, &spec_of(&data)) {
+            Ok(info) => Reply::Volumes { volumes: vec![row_of(&info)] },
+            Err(error) => Reply::Failed { message: format!("cannot add the volume: {error}") },
+        },
+        Request::VolumeList => Reply::Volumes { volumes: daemon.list_volumes().iter().map(row_of).collect() },
+        Request::VolumeRemove { name, force, .. } => {
+            match daemon.remove_volume(&name, force, deadline, progress) {
+                Ok(removed) => Reply::Removed {
+                    lost: removed.lost.into_iter().map(lost_file).collect(),
+                    nr_closed: removed.nr_closed,
+                },
+                Err(RemoveVolumeError::Lost(lost)) => {
+                    Reply::Lost { files: lost.into_iter().map(lost_file).collect() }
+                }
+                Err(RemoveVolumeError::Refused(busy @ RemoveError::Busy { .. })) => {
+                    Reply::Busy { users: vec![format!("{busy}; --force removes it all the same")] }
+                }
+                Err(error) => Reply::Failed { message: format!("cannot remove the volume: {error}") },
+            }
+        }
+        Request::Sync { .. } | Request::Umount { .. } => {
+            Reply::Failed { message: "that is not about volumes".into() }
+        }
+    }
+}
+
+/// What a volume is to be made of.
+pub fn spec_of(data: &Data) -> VolumeSpec {
+    match data {
+        Data::Dir { path } => VolumeSpec::Directory(VolumeConfig::one_of_many(PathBuf::clone(path))),
+        Data::Tmpfs { size_bytes, .. } => VolumeSpec::Tmpfs(TmpfsConfig {
+            size_bytes: *size_bytes,
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+            ..TmpfsConfig::default()
+        }),
+    }
+}
+
+fn row_of(info: &VolumeInfo) -> VolumeRow {
+    let data = match &info.kind {
+        VolumeKind::Directory { dir, .. } => Data::Dir { path: dir.clone() },
+        VolumeKind::Tmpfs { size_bytes, used_bytes } => {
+            Data::Tmpfs { size_bytes: *size_bytes, used_bytes: *used_bytes }
+        }
+    };
+    VolumeRow { name: info.name.clone(), data, nr_open: info.nr_open }
+}

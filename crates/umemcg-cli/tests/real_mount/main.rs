@@ -1,0 +1,16 @@
+//! The promises of the project on a real mount with real programs. Needs root and `/dev/fuse`; says loudly when it skips.
+
+mod background;
+mod bad_input;
+mod control_files;
+mod durability;
+mod ending;
+mod harness;
+mod membership;
+mod names;
+mod programs;
+mod top;
+mod transcript;
+mod user;
+mod volumes;
+mod walks;

@@ -1,0 +1,128 @@
+//! Names that the kernel has in its cache cost the daemon memory that it counts, and the host next to nothing: no descriptor
+//! each, and so no dentry or inode that the host could not let go of.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use rustix::process::Signal;
+
+use crate::harness::{Mount, Options, cannot_run, needs_mount};
+use crate::user::start_as_nobody_with;
+
+/// Files in one directory.
+const PER_DIRECTORY: usize = 1_000;
+/// What `VolumeConfig::max_idle_descriptors` says if nobody says otherwise.
+const NR_IDLE_MAX: usize = 1_024;
+/// Descriptors that a daemon has for other reasons: devices, directories, logs, those of its runtime.
+const NR_OTHER_MAX: usize = 100;
+
+/// Makes so many empty files, a thousand in each directory.
+pub fn make_files(data: &Path, nr: usize) {
+    for directory in 0..nr.div_ceil(PER_DIRECTORY) {
+        let directory = data.join(format!("d{directory}"));
+        fs::create_dir_all(&directory).unwrap();
+        for file in 0..PER_DIRECTORY {
+            drop(File::create(directory.join(format!("f{file}"))).unwrap());
+        }
+    }
+}
+
+/// Asks for the attributes of every file; returns how many there are.
+fn walk(mount: &Mount) -> usize {
+    mount.sh("find $MNT -type f -links 1 | wc -l").good().parse().unwrap()
+}
+
+/// Descriptors of the daemon. None of them may watch anything: a watch pins what it watches without a descriptor each.
+fn nr_descriptors(mount: &Mount) -> usize {
+    let fds = fs::read_dir(format!("/proc/{}/fd", mount.pid().as_raw_nonzero())).unwrap();
+    fds.map(|fd| fs::read_link(fd.unwrap().path()).unwrap_or_default())
+        .inspect(|target| {
+            let watches = [OsStr::new("anon_inode:inotify"), OsStr::new("anon_inode:[fanotify]")];
+            assert!(!watches.contains(&target.as_os_str()), "{}", target.display());
+        })
+        .count()
+}
+
+/// Objects that the kernel has of a kind, or none where it does not tell.
+fn nr_objects(kind: &str) -> Option<usize> {
+    let slabs = fs::read_to_string("/proc/slabinfo").ok()?;
+    let line = slabs.lines().find(|line| line.split_whitespace().next() == Some(kind))?;
+    line.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// Has the kernel let go of all names and inodes that nobody pins.
+fn drop_unpinned() {
+    fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
+}
+
+/// The daemon keeps within its bound of descriptors with so many names known, and each opened once.
+fn few_descriptors(mount: &Mount, nr: usize) {
+    assert_eq!(walk(mount), nr);
+    // A look at the attributes may need no descriptor of its own; opening does.
+    mount.sh("find $MNT -type f -print0 | xargs -0 head -qc1").good();
+    let after = nr_descriptors(mount);
+    assert!(after <= NR_IDLE_MAX + NR_OTHER_MAX, "{after} descriptors after {nr} names");
+    let (memory, usage) = (mount.daemon_memory("VmRSS") >> 20, mount.sh("cat $CG/memory.usage_in_bytes"));
+    let usage = usage.good().parse::<u64>().unwrap() >> 20;
+    eprintln!("{nr} names: {after} descriptors, {memory} MiB resident, {usage} MiB charged");
+    assert!(usage > 0, "names are charged");
+}
+
+#[test]
+fn twenty_thousand_names_cost_a_bounded_number_of_descriptors() {
+    needs_mount!();
+    let nr = 20 * PER_DIRECTORY;
+    let mount = Mount::start();
+    make_files(mount.data(), nr);
+    few_descriptors(&mount, nr);
+}
+
+#[test]
+fn for_an_ordinary_user_as_well() {
+    needs_mount!();
+    let nr = 20 * PER_DIRECTORY;
+    let Some(mount) = start_as_nobody_with(Options::default()) else { return };
+    make_files(mount.data(), nr);
+    few_descriptors(&mount, nr);
+}
+
+#[test]
+#[ignore = "takes minutes, and empties the caches of the host: make test-names"]
+fn half_a_million_names_pin_no_more_of_the_host_than_the_bound() {
+    needs_mount!();
+    if nr_objects("dentry").is_none() {
+        return cannot_run("the kernel does not say what it has in its caches (/proc/slabinfo)");
+    }
+    const NR: usize = 500 * PER_DIRECTORY;
+    /// What others on the machine may bring into the caches while we look.
+    const NOISE: usize = NR / 10;
+    let host = tempfile::Builder::new().prefix("umemcg-names-").tempdir().unwrap();
+    make_files(host.path(), NR);
+    rustix::fs::sync();
+    // The files are root's; anybody may look at them.
+    fs::set_permissions(host.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    for user in [false, true] {
+        let options = Options { pool: "2G", data: Some(host.path().to_owned()), ..Options::default() };
+        let mount = if user { start_as_nobody_with(options) } else { Some(Mount::start_with(&options)) };
+        let Some(mount) = mount else { continue };
+        drop_unpinned();
+        let kinds = ["dentry", "ext4_inode_cache", "xfs_inode", "btrfs_inode"];
+        let before = kinds.map(nr_objects);
+        few_descriptors(&mount, NR);
+        let cached = nr_objects("fuse_inode").unwrap_or(NR);
+        assert!(cached >= NR, "the kernel has only {cached} of the mount's inodes in its cache");
+        // Asleep, the daemon cannot be told which names the kernel forgets, so it keeps what it has.
+        mount.signal(Signal::STOP);
+        drop_unpinned();
+        let after = kinds.map(nr_objects);
+        mount.signal(Signal::CONT);
+        for (kind, (before, after)) in kinds.iter().zip(before.into_iter().zip(after)) {
+            let (Some(before), Some(after)) = (before, after) else { continue };
+            eprintln!("{kind}: {before} before, {after} with {NR} names known to the daemon");
+            assert!(after < before + NOISE, "{kind}: {} more are pinned", after - before);
+        }
+        assert_eq!(walk(&mount), NR, "all are there again");
+    }
+}

@@ -1,0 +1,37 @@
+//! `umemcg top` beside a daemon at work.
+
+use crate::harness::{Mount, needs_mount};
+
+#[test]
+fn top_shows_every_group_as_text_and_as_json_and_ends() {
+    needs_mount!();
+    let mut mount = Mount::start();
+    mount.sh("mkdir -p $CG/a/b && echo 8m > $CG/a/memory.max && echo 6m > $CG/a/memory.high").good();
+    mount.sh("head -c 3000000 /dev/urandom > $MNT/f").good();
+    mount.sh_in("a", "cat $MNT/f > /dev/null").good();
+    let cg = mount.cg().display().to_string();
+    let shown = mount.umemcg(&["top", "--once", "--interval", "50ms", "--sort", "name", "--control", &cg]);
+    let text = shown.good().to_owned();
+    let names: Vec<&str> = text.lines().skip(2).filter_map(|line| line.split_whitespace().next()).collect();
+    assert_eq!(names, ["/", "/a", "/a/b"], "{text}");
+    assert!(text.contains("8.0 MiB") && text.contains("6.0 MiB") && text.contains("stalled"), "{text}");
+    assert!(!text.contains('\x1b'), "no terminal, no control characters");
+
+    let json = mount.umemcg(&["top", "--once", "--interval", "50ms", "--json", "--control", &cg]);
+    let json: serde_json::Value = serde_json::from_str(json.good()).unwrap();
+    let a = json.as_array().unwrap().iter().find(|row| row["group"] == "/a").unwrap();
+    assert_eq!(a["limit_bytes"], 8 << 20);
+    assert!(a["usage_bytes"].as_u64().unwrap() > 0, "{json}");
+
+    // Twelve million bytes through eight: whoever reads reclaims for himself, and loses time.
+    mount.sh("head -c 12000000 /dev/urandom > $MNT/g && sync $MNT/g && echo 1 > $CG/vm.drop_caches && echo max > $CG/a/memory.high").good();
+    mount.sh_in("a", "cat $MNT/g > /dev/null").good();
+    let stalled = mount.sh("sed -n 's/^some .*total=//p' $CG/a/memory.pressure").good().to_owned();
+    assert!(stalled.parse::<u64>().unwrap() > 0, "{stalled}");
+    assert_eq!(mount.sh("sed -n 's/^some .*total=//p' $CG/a/b/memory.pressure").good(), "0");
+
+    let nowhere = mount.outside().display().to_string();
+    mount.umemcg(&["top", "--once", "--control", &nowhere]).bad("control tree");
+    mount.assert_alive();
+    mount.umount();
+}

@@ -1,0 +1,108 @@
+//! The marks of background reclaim in both spellings, its worker, and `memory.high`.
+
+use umemcg::InvalidMarks;
+
+use crate::error::ControlError;
+use crate::row::FileContext;
+use crate::value;
+
+type Shown = Result<String, ControlError>;
+type Done = Result<(), ControlError>;
+
+impl From<InvalidMarks> for ControlError {
+    fn from(_: InvalidMarks) -> Self {
+        Self::Invalid
+    }
+}
+
+fn number(value: u64) -> Shown {
+    Ok(format!("{value}\n"))
+}
+
+fn parse_number(written: &[u8]) -> Result<u32, ControlError> {
+    let number = value::parse_decimal(value::strip(written)).ok_or(ControlError::Invalid)?;
+    u32::try_from(number).map_err(|_| ControlError::Invalid)
+}
+
+pub(crate) fn show_low_distance(context: &FileContext<'_>) -> Shown {
+    number(context.engine().reclaimer().low_wmark_distance(context.group))
+}
+
+pub(crate) fn set_low_distance(context: &FileContext<'_>, written: &[u8]) -> Done {
+    let bytes = value::parse_size_v1(written)?;
+    Ok(context.engine().reclaimer().set_low_wmark_distance(context.group, bytes)?)
+}
+
+pub(crate) fn show_high_distance(context: &FileContext<'_>) -> Shown {
+    number(context.engine().reclaimer().high_wmark_distance(context.group))
+}
+
+pub(crate) fn set_high_distance(context: &FileContext<'_>, written: &[u8]) -> Done {
+    let bytes = value::parse_size_v1(written)?;
+    Ok(context.engine().reclaimer().set_high_wmark_distance(context.group, bytes)?)
+}
+
+pub(crate) fn show_marks(context: &FileContext<'_>) -> Shown {
+    let marks = context.engine().reclaimer().marks(context.group);
+    let (low, high) = (value::show_limit_v1(marks.low), value::show_limit_v1(marks.high));
+    Ok(format!("low_wmark {low}\nhigh_wmark {high}\n"))
+}
+
+/// `memcg_` and the group's number, with the thread of its own worker; `memcg_null 0` while the pool of workers serves it.
+pub(crate) fn show_kswapd_pid(context: &FileContext<'_>) -> Shown {
+    Ok(match context.engine().kswapd().dedicated_tid(context.group) {
+        Some(tid) => format!("memcg_{} {tid}\n", context.group.id()),
+        None => "memcg_null 0\n".to_owned(),
+    })
+}
+
+pub(crate) fn show_dedicated(context: &FileContext<'_>) -> Shown {
+    number(u64::from(context.engine().kswapd().dedicated_tid(context.group).is_some()))
+}
+
+pub(crate) fn set_dedicated(context: &FileContext<'_>, written: &[u8]) -> Done {
+    let dedicated = match parse_number(written)? {
+        0 => false,
+        1 => true,
+        _ => return Err(ControlError::Invalid),
+    };
+    context.engine().kswapd().set_dedicated(context.group, dedicated).map_err(|_| ControlError::Again)
+}
+
+pub(crate) fn show_ratio(context: &FileContext<'_>) -> Shown {
+    number(context.engine().reclaimer().wmark_ratio(context.group).into())
+}
+
+pub(crate) fn set_ratio(context: &FileContext<'_>, written: &[u8]) -> Done {
+    Ok(context.engine().reclaimer().set_wmark_ratio(context.group, parse_number(written)?)?)
+}
+
+pub(crate) fn show_scale_factor(context: &FileContext<'_>) -> Shown {
+    number(context.engine().reclaimer().wmark_scale_factor(context.group).into())
+}
+
+pub(crate) fn set_scale_factor(context: &FileContext<'_>, written: &[u8]) -> Done {
+    Ok(context.engine().reclaimer().set_wmark_scale_factor(context.group, parse_number(written)?)?)
+}
+
+/// Names that count used memory: the high one is where reclaim starts.
+pub(crate) fn show_mark_high(context: &FileContext<'_>) -> Shown {
+    number(value::show_limit_v1(context.engine().reclaimer().marks(context.group).low))
+}
+
+pub(crate) fn show_mark_low(context: &FileContext<'_>) -> Shown {
+    number(value::show_limit_v1(context.engine().reclaimer().marks(context.group).high))
+}
+
+pub(crate) fn show_high(context: &FileContext<'_>) -> Shown {
+    Ok(format!("{}\n", value::show_limit_v2(context.engine().reclaimer().high(context.group))))
+}
+
+/// Succeeds whatever could be reclaimed.
+pub(crate) fn set_high(context: &FileContext<'_>, written: &[u8]) -> Done {
+    let bytes = value::parse_limit_v2(written)?;
+    (context.request.accepted)();
+    let stop_early = || context.request.nonblocking || (context.request.cancelled)();
+    context.engine().set_high(context.group, bytes, &stop_early);
+    Ok(())
+}

@@ -1,0 +1,60 @@
+//! Why an operation on the control tree failed. What each of these is called in errno is decided where errors meet
+//! the kernel, not here.
+
+use thiserror::Error;
+
+/// A refused operation on a directory or file of the control tree. Nothing was changed, unless the variant says so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum ControlError {
+    /// No group and no file of this name.
+    #[error("no such group or file")]
+    NotFound,
+    /// The name is taken, by a group or by a control file.
+    #[error("the name is taken")]
+    Exists,
+    /// A file was given where a directory is needed.
+    #[error("not a group")]
+    NotDirectory,
+    /// A directory was given where a file is needed.
+    #[error("is a group")]
+    IsDirectory,
+    /// The text is not what the file takes, or the file cannot be read or written at all.
+    #[error("invalid value")]
+    Invalid,
+    /// The text is longer than any control file takes.
+    #[error("value too long")]
+    TooLong,
+    /// The name has more than 255 bytes.
+    #[error("name too long")]
+    NameTooLong,
+    /// The group has child groups or living processes; or its usage cannot be brought under the new limit.
+    #[error("busy")]
+    Busy,
+    /// The opener's credentials do not allow it.
+    #[error("permission denied")]
+    Denied,
+    /// Nobody may do this to a control file.
+    #[error("operation not permitted")]
+    NotPermitted,
+    /// A group can be renamed within its parent only.
+    #[error("a group cannot move to another parent")]
+    OtherParent,
+    /// The writer was interrupted while it waited.
+    #[error("interrupted")]
+    Interrupted,
+    /// Less was reclaimed than asked for. What could be reclaimed is gone.
+    #[error("less was reclaimed than asked for")]
+    Again,
+    /// The group was removed while the file was open.
+    #[error("the group was removed")]
+    Gone,
+    /// No process or thread has this id.
+    #[error("no such process")]
+    NoSuchProcess,
+    /// The group's own state does not fit under the limits above it.
+    #[error("not enough memory under the limits for another group")]
+    NoMemory,
+    /// The system refused, for a reason of its own.
+    #[error("{0}")]
+    System(rustix::io::Errno),
+}

@@ -1,0 +1,54 @@
+//! Which processes are in which group. The control tree shows and changes membership and enforces who may; how it is
+//! kept, and how it follows forks, is the business of the layer that knows processes.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use thiserror::Error;
+use umemcg::Group;
+
+/// Why a process could not be moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum MembershipError {
+    /// No such process or thread, or it is a zombie.
+    #[error("no such process")]
+    NoSuchProcess,
+    /// The group is being removed or is gone.
+    #[error("the group was removed")]
+    Gone,
+    /// The group has living processes.
+    #[error("the group has processes")]
+    Populated,
+    /// The system refused.
+    #[error("{0}")]
+    System(rustix::io::Errno),
+}
+
+/// Explicit membership of processes in groups. Ids are those of the daemon's own pid namespace. All of these may read
+/// `/proc` and may wait for the kernel for some milliseconds; none waits for another process.
+pub trait Membership: Debug + Send + Sync {
+    /// Ids of the processes with at least one thread in this very group, rising.
+    fn processes(&self, group: &Arc<Group>) -> Result<Vec<u32>, MembershipError>;
+    /// Ids of the threads in this very group, rising.
+    fn threads(&self, group: &Arc<Group>) -> Result<Vec<u32>, MembershipError>;
+    /// Moves all threads of a process; children that it forks from now on follow it.
+    fn attach_process(&self, group: &Arc<Group>, pid: u32) -> Result<(), MembershipError>;
+    /// Moves one thread.
+    fn attach_thread(&self, group: &Arc<Group>, tid: u32) -> Result<(), MembershipError>;
+    /// The group that a thread is explicitly in, the root if in none.
+    fn explicit_group(&self, tid: u32) -> Result<Arc<Group>, MembershipError>;
+    /// Whether a living process is in this very group.
+    fn is_populated(&self, group: &Arc<Group>) -> bool;
+    /// Closes the group to new members, so that it can be removed. [`MembershipError::Populated`] when a living process
+    /// is in it; then nothing changed.
+    fn close(&self, group: &Arc<Group>) -> Result<(), MembershipError>;
+    /// Takes a [`close`](Self::close) back: the group could not be removed for another reason.
+    fn reopen(&self, group: &Arc<Group>);
+
+    /// The id in the daemon's pid namespace of what thread `viewer` calls `id`.
+    fn id_from_viewer(&self, viewer: u32, id: u32) -> Result<u32, MembershipError>;
+    /// What thread `viewer` calls these ids; 0 for one that its pid namespace does not show.
+    fn ids_for_viewer(&self, viewer: u32, ids: Vec<u32>) -> Vec<u32>;
+    /// The process of a thread.
+    fn process_of(&self, tid: u32) -> Result<u32, MembershipError>;
+}

@@ -1,0 +1,111 @@
+//! Limits, usage, peaks, and the commands that reclaim.
+
+use std::sync::Arc;
+
+use umemcg::{LimitError, ReclaimError};
+
+use crate::error::ControlError;
+use crate::ownership::ControlPart;
+use crate::peak::PeakOf;
+use crate::row::FileContext;
+use crate::value;
+
+type Shown = Result<String, ControlError>;
+type Done = Result<(), ControlError>;
+
+fn number(value: u64) -> Shown {
+    Ok(format!("{value}\n"))
+}
+
+pub(crate) fn show_usage(context: &FileContext<'_>) -> Shown {
+    number(context.group.usage_bytes())
+}
+
+pub(crate) fn show_limit_v1(context: &FileContext<'_>) -> Shown {
+    number(value::show_limit_v1(context.group.max_bytes()))
+}
+
+pub(crate) fn show_limit_v2(context: &FileContext<'_>) -> Shown {
+    Ok(format!("{}\n", value::show_limit_v2(context.group.max_bytes())))
+}
+
+pub(crate) fn set_limit_v1(context: &FileContext<'_>, written: &[u8]) -> Done {
+    let bytes = value::parse_limit_v1(written)?;
+    context.engine().set_limit(context.group, bytes, context.request.cancelled).map_err(|error| match error {
+        LimitError::Busy => ControlError::Busy,
+        LimitError::Interrupted => ControlError::Interrupted,
+        LimitError::IsRoot => ControlError::Invalid,
+    })
+}
+
+/// Succeeds whatever could be reclaimed; who does not want to wait, or no longer, has the limit all the same.
+pub(crate) fn set_limit_v2(context: &FileContext<'_>, written: &[u8]) -> Done {
+    let bytes = value::parse_limit_v2(written)?;
+    (context.request.accepted)();
+    let stop_early = || context.request.nonblocking || (context.request.cancelled)();
+    context.engine().set_max(context.group, bytes, &stop_early);
+    Ok(())
+}
+
+fn part<'a>(context: &'a FileContext<'_>) -> &'a ControlPart {
+    context.tree.part(context.group)
+}
+
+pub(crate) fn show_peak_v1(context: &FileContext<'_>) -> Shown {
+    number(part(context).peaks.read(context.group, PeakOf::V1))
+}
+
+pub(crate) fn reset_peak_v1(context: &FileContext<'_>, _written: &[u8]) -> Done {
+    part(context).peaks.reset(context.group, PeakOf::V1);
+    Ok(())
+}
+
+pub(crate) fn show_peak_v2(context: &FileContext<'_>) -> Shown {
+    let own = context.file.peak.lock().clone();
+    let whose = own.as_ref().map_or(PeakOf::Lifetime, PeakOf::OpenFile);
+    number(part(context).peaks.read(context.group, whose))
+}
+
+pub(crate) fn reset_peak_v2(context: &FileContext<'_>, _written: &[u8]) -> Done {
+    let mut own = context.file.peak.lock();
+    let note = own.get_or_insert_with(Arc::default);
+    part(context).peaks.reset(context.group, PeakOf::OpenFile(note));
+    Ok(())
+}
+
+pub(crate) fn show_failcnt(context: &FileContext<'_>) -> Shown {
+    number(context.group.failcnt())
+}
+
+pub(crate) fn reset_failcnt(context: &FileContext<'_>, _written: &[u8]) -> Done {
+    context.group.reset_failcnt();
+    Ok(())
+}
+
+pub(crate) fn force_empty(context: &FileContext<'_>, _written: &[u8]) -> Done {
+    context.engine().force_empty(context.group, context.request.cancelled).map_err(reclaim_error)
+}
+
+pub(crate) fn reclaim(context: &FileContext<'_>, written: &[u8]) -> Done {
+    let bytes = value::parse_reclaim(written)?;
+    context.engine().reclaim(context.group, bytes, context.request.cancelled).map_err(reclaim_error)
+}
+
+fn reclaim_error(error: ReclaimError) -> ControlError {
+    match error {
+        ReclaimError::Again => ControlError::Again,
+        ReclaimError::Interrupted => ControlError::Interrupted,
+        ReclaimError::IsRoot => ControlError::Invalid,
+    }
+}
+
+pub(crate) fn show_use_hierarchy(_context: &FileContext<'_>) -> Shown {
+    number(1)
+}
+
+pub(crate) fn set_use_hierarchy(_context: &FileContext<'_>, written: &[u8]) -> Done {
+    match value::parse_decimal(value::strip(written)) {
+        Some(1) => Ok(()),
+        _ => Err(ControlError::Invalid),
+    }
+}

@@ -1,0 +1,69 @@
+//! Memory that is no page data: the `memory.kmem.*` files, the table of objects, and `vm.drop_caches`.
+
+use std::fmt::Write;
+
+use umemcg::{DropCaches, StatItem};
+
+use crate::error::ControlError;
+use crate::row::FileContext;
+use crate::value;
+
+type Shown = Result<String, ControlError>;
+type Done = Result<(), ControlError>;
+
+pub(crate) fn show_usage(context: &FileContext<'_>) -> Shown {
+    Ok(format!("{}\n", context.group.metadata_bytes()))
+}
+
+pub(crate) fn show_peak(context: &FileContext<'_>) -> Shown {
+    Ok(format!("{}\n", context.group.metadata_peak_bytes()))
+}
+
+pub(crate) fn reset_peak(context: &FileContext<'_>, _written: &[u8]) -> Done {
+    context.group.reset_metadata_peak();
+    Ok(())
+}
+
+/// There is no limit of its own.
+pub(crate) fn show_limit(_context: &FileContext<'_>) -> Shown {
+    Ok(format!("{}\n", value::UNLIMITED_V1_SHOWN))
+}
+
+/// Checked and ignored, as in Linux since 6.1.
+pub(crate) fn set_limit(_context: &FileContext<'_>, written: &[u8]) -> Done {
+    value::parse_limit_v1(written).map(|_| ())
+}
+
+pub(crate) fn show_failcnt(_context: &FileContext<'_>) -> Shown {
+    Ok("0\n".to_owned())
+}
+
+pub(crate) fn reset_failcnt(_context: &FileContext<'_>, _written: &[u8]) -> Done {
+    Ok(())
+}
+
+/// A line for each shrinker, and one for what none can free. The bytes add up to the group's own `memory.kmem` bytes.
+pub(crate) fn show_slabinfo(context: &FileContext<'_>) -> Shown {
+    let mut table = context.engine().reclaimer().slab_usage(context.group);
+    table.sort_by_key(|line| std::cmp::Reverse(line.usage.bytes));
+    let mut text = String::from("# name <objects> <reclaimable> <bytes>\n");
+    for line in table {
+        let usage = line.usage;
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{} {} {} {}", line.name, usage.objects, usage.reclaimable, usage.bytes);
+    }
+    let fixed = context.group.stat_local(StatItem::SlabUnreclaimable).max(0);
+    let _ = writeln!(text, "unreclaimable 0 0 {fixed}");
+    Ok(text)
+}
+
+pub(crate) fn drop_caches(context: &FileContext<'_>, written: &[u8]) -> Done {
+    let what = match value::parse_decimal(value::strip(written)) {
+        Some(1) => DropCaches::Pages,
+        Some(2) => DropCaches::Objects,
+        Some(3) => DropCaches::Both,
+        _ => return Err(ControlError::Invalid),
+    };
+    context.engine().drop_caches(what, context.request.cancelled);
+    if (context.request.cancelled)() { Err(ControlError::Interrupted) } else { Ok(()) }
+}

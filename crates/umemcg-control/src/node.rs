@@ -1,0 +1,103 @@
+//! Names for directories and files of the tree that fit a number: the group's serial and the row.
+
+use std::time::SystemTime;
+
+/// A directory or file. Never names another one later: serials of groups are not used again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(u64);
+
+/// Bits for the row.
+const ROW_BITS: u32 = 8;
+/// In place of a row: the directory.
+const DIRECTORY: u64 = 1;
+/// The number of the first row.
+const FIRST_ROW: u64 = 2;
+
+impl NodeId {
+    /// The top directory. Its number is 1, which a mount's root must have.
+    pub const ROOT: NodeId = NodeId(DIRECTORY);
+
+    /// A group's directory. `serial` 0 stands for the root group, whatever its own serial is.
+    pub(crate) fn directory(serial: u64) -> Self {
+        NodeId(serial << ROW_BITS | DIRECTORY)
+    }
+
+    /// A group's control file.
+    pub(crate) fn file(serial: u64, row: u8) -> Self {
+        NodeId(serial << ROW_BITS | (u64::from(row) + FIRST_ROW))
+    }
+
+    /// The serial, and the row if it is a file.
+    pub(crate) fn parts(self) -> Option<(u64, Option<u8>)> {
+        let row = match self.0 & ((1 << ROW_BITS) - 1) {
+            DIRECTORY => None,
+            slot => Some(slot.checked_sub(FIRST_ROW)? as u8),
+        };
+        Some((self.0 >> ROW_BITS, row))
+    }
+
+    /// The serial of the group that it belongs to; 0 for the root group.
+    pub fn group_serial(self) -> u64 {
+        self.0 >> ROW_BITS
+    }
+
+    /// The number, as an inode's.
+    pub fn into_raw(self) -> u64 {
+        self.0
+    }
+
+    /// The node of a number that came back. May name nothing.
+    pub fn from_raw(raw: u64) -> Self {
+        NodeId(raw)
+    }
+}
+
+/// What `stat` shows. Sizes are zero, as in the kernel's own tree: content is made when it is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attr {
+    /// The node.
+    pub node: NodeId,
+    /// Whether it is a group's directory.
+    pub is_directory: bool,
+    /// Permission bits.
+    pub mode: u16,
+    /// Owner.
+    pub uid: u32,
+    /// Owning user group.
+    pub gid: u32,
+    /// 1 for files; for directories 2 and one for each group below, as `find` expects.
+    pub nlink: u32,
+    /// When the group was made.
+    pub created: SystemTime,
+}
+
+/// One name of a directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DirEntry {
+    /// The name.
+    pub name: std::ffi::OsString,
+    /// What it names.
+    pub node: NodeId,
+    /// Whether it is a group.
+    pub is_directory: bool,
+    /// Where a listing that ended with this entry goes on.
+    pub cookie: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_nodes_are_the_same_thing() {
+        for serial in [0, 1, 77, 1 << 40] {
+            assert_eq!(NodeId::directory(serial).parts(), Some((serial, None)));
+            for row in [0, 1, 200] {
+                let node = NodeId::file(serial, row);
+                assert_eq!(NodeId::from_raw(node.into_raw()).parts(), Some((serial, Some(row))));
+            }
+        }
+        assert_eq!(NodeId::ROOT, NodeId::directory(0));
+        assert_eq!(NodeId::from_raw(0).parts(), None);
+    }
+}

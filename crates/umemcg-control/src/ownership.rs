@@ -1,0 +1,101 @@
+//! Who owns a group's directory and files, and their mode bits: what `chown` and `chmod` change to delegate a subtree.
+//! A group and its files belong to whoever made the group; a group that nobody made by hand belongs to the daemon's user.
+
+use std::collections::HashMap;
+use std::time::SystemTime;
+
+use umemcg::{Group, PartSlot};
+use umemcg_base::sync::Mutex;
+
+use crate::peak::Peaks;
+use crate::permission::{Credentials, is_granted};
+use crate::table::ROWS;
+use crate::watch::EventWaiters;
+
+/// Mode bits of a directory that nobody made by hand.
+pub const DIRECTORY_MODE: u16 = 0o755;
+
+/// Owner and mode bits of a directory or file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Owner {
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
+    /// The nine permission bits and the three above them.
+    pub mode: u16,
+}
+
+impl Owner {
+    /// Whether `wanted` is granted to `who`.
+    pub fn grants(&self, who: &Credentials, wanted: u16) -> bool {
+        is_granted(who, self.uid, self.gid, self.mode, wanted)
+    }
+}
+
+/// What this layer keeps in a group.
+#[derive(Debug)]
+pub struct ControlPart {
+    /// The high-water marks.
+    pub peaks: Peaks,
+    /// Those who poll the event files.
+    pub(crate) event_waiters: EventWaiters,
+    /// When the group was made, or first looked at.
+    pub created: SystemTime,
+    owners: Mutex<Owners>,
+}
+
+#[derive(Debug)]
+struct Owners {
+    directory: Owner,
+    /// Whom a file belongs to that is not listed below.
+    file_uid: u32,
+    file_gid: u32,
+    files: HashMap<u8, Owner>,
+}
+
+impl ControlPart {
+    /// The state of a group; made for `directory`'s owner when it is the first time that anybody asks.
+    pub fn of(group: &Group, directory: Owner) -> &ControlPart {
+        group.part(PartSlot::Control, || ControlPart {
+            peaks: Peaks::default(),
+            event_waiters: EventWaiters::default(),
+            created: SystemTime::now(),
+            owners: Mutex::new(Owners {
+                directory,
+                file_uid: directory.uid,
+                file_gid: directory.gid,
+                files: HashMap::new(),
+            }),
+        })
+    }
+
+    /// The owner of the directory (`row` is none) or of a file.
+    pub fn owner(&self, row: Option<u8>) -> Owner {
+        let owners = self.owners.lock();
+        match row {
+            None => owners.directory,
+            Some(row) => owners.files.get(&row).copied().unwrap_or(Owner {
+                uid: owners.file_uid,
+                gid: owners.file_gid,
+                mode: ROWS[row as usize].mode,
+            }),
+        }
+    }
+
+    /// Changes the owner of the directory or of a file.
+    pub fn set_owner(&self, row: Option<u8>, owner: Owner) {
+        let mut owners = self.owners.lock();
+        match row {
+            None => owners.directory = owner,
+            Some(row) => drop(owners.files.insert(row, owner)),
+        }
+    }
+
+    /// Gives a fresh group to whoever made it, directory and files.
+    pub fn give_all_to(&self, directory: Owner) {
+        let mut owners = self.owners.lock();
+        *owners =
+            Owners { directory, file_uid: directory.uid, file_gid: directory.gid, files: HashMap::new() };
+    }
+}

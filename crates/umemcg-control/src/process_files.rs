@@ -1,0 +1,124 @@
+//! Membership files, and those of the core that have nothing to say here.
+//!
+//! Who may move a process: the opener must be allowed to write the `cgroup.procs` of the group that it goes to, and that
+//! of the lowest group above both it and the group that it comes from. So whoever is given a subtree moves processes
+//! within it, and neither in nor out. The same holds for `tasks`.
+
+use std::sync::Arc;
+
+use umemcg::Group;
+
+use crate::error::ControlError;
+use crate::membership::MembershipError;
+use crate::permission::WRITE;
+use crate::row::{FileContext, find};
+use crate::value::{parse_pid, strip};
+
+type Shown = Result<String, ControlError>;
+type Done = Result<(), ControlError>;
+
+pub(crate) fn show_processes(context: &FileContext<'_>) -> Shown {
+    show_ids(context, context.tree.membership().processes(context.group)?)
+}
+
+pub(crate) fn show_threads(context: &FileContext<'_>) -> Shown {
+    show_ids(context, context.tree.membership().threads(context.group)?)
+}
+
+fn show_ids(context: &FileContext<'_>, ids: Vec<u32>) -> Shown {
+    let ids = context.tree.membership().ids_for_viewer(context.request.tid, ids);
+    Ok(ids.iter().map(|id| format!("{id}\n")).collect())
+}
+
+pub(crate) fn attach_process(context: &FileContext<'_>, written: &[u8]) -> Done {
+    let membership = context.tree.membership();
+    let thread = named_thread(context, written)?;
+    let process = membership.process_of(thread)?;
+    let _move = context.tree.begin_move();
+    check_move(context, process)?;
+    Ok(membership.attach_process(context.group, process)?)
+}
+
+pub(crate) fn attach_thread(context: &FileContext<'_>, written: &[u8]) -> Done {
+    let thread = named_thread(context, written)?;
+    let _move = context.tree.begin_move();
+    check_move(context, thread)?;
+    Ok(context.tree.membership().attach_thread(context.group, thread)?)
+}
+
+/// The thread whose id was written, in the daemon's pid namespace; 0 is the writer.
+fn named_thread(context: &FileContext<'_>, written: &[u8]) -> Result<u32, ControlError> {
+    let writer = context.request.tid;
+    match parse_pid(written)? {
+        // A writer whom our pid namespace does not show cannot be moved.
+        0 if writer == 0 => Err(ControlError::NoSuchProcess),
+        0 => Ok(writer),
+        id => Ok(context.tree.membership().id_from_viewer(writer, id)?),
+    }
+}
+
+/// Whether the opener may move a thread here from where it is.
+fn check_move(context: &FileContext<'_>, thread: u32) -> Done {
+    let from = context.tree.membership().explicit_group(thread)?;
+    let above = common_ancestor(&from, context.group);
+    let procs = find(b"cgroup.procs").map(|(row, _)| row);
+    let allowed = |group: &Group| context.tree.part(group).owner(procs).grants(&context.file.opener, WRITE);
+    if allowed(context.group) && allowed(&above) { Ok(()) } else { Err(ControlError::Denied) }
+}
+
+fn common_ancestor(one: &Arc<Group>, other: &Arc<Group>) -> Arc<Group> {
+    let mut at = one;
+    while !other.is_descendant_of(at) {
+        match at.parent() {
+            Some(parent) => at = parent,
+            None => break,
+        }
+    }
+    Arc::clone(at)
+}
+
+pub(crate) fn show_controllers(_context: &FileContext<'_>) -> Shown {
+    Ok("memory\n".to_owned())
+}
+
+/// Every child is controlled, always; so turning the controller on changes nothing, and it is in use, so it cannot be
+/// turned off. The last word on a controller counts.
+pub(crate) fn set_subtree_control(_context: &FileContext<'_>, written: &[u8]) -> Done {
+    let mut turn_off = false;
+    for word in strip(written).split(u8::is_ascii_whitespace).filter(|word| !word.is_empty()) {
+        match word {
+            b"+memory" => turn_off = false,
+            b"-memory" => turn_off = true,
+            _ => return Err(ControlError::Invalid),
+        }
+    }
+    if turn_off { Err(ControlError::Busy) } else { Ok(()) }
+}
+
+pub(crate) fn show_type(_context: &FileContext<'_>) -> Shown {
+    Ok("domain\n".to_owned())
+}
+
+pub(crate) fn show_events(context: &FileContext<'_>) -> Shown {
+    let membership = context.tree.membership();
+    let mut at = Group::next_in_subtree(context.group, None);
+    let mut populated = false;
+    while let Some(group) = at
+        && !populated
+    {
+        populated = membership.is_populated(&group);
+        at = Group::next_in_subtree(context.group, Some(&group));
+    }
+    Ok(format!("populated {}\nfrozen 0\n", u8::from(populated)))
+}
+
+impl From<MembershipError> for ControlError {
+    fn from(error: MembershipError) -> Self {
+        match error {
+            MembershipError::NoSuchProcess => ControlError::NoSuchProcess,
+            MembershipError::Gone => ControlError::Gone,
+            MembershipError::Populated => ControlError::Busy,
+            MembershipError::System(errno) => ControlError::System(errno),
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! What a control file is: one row of a table. Directory listings, permissions, dispatch and documentation all come
+//! from the rows; nothing about a file is said twice.
+
+use std::ffi::OsStr;
+use std::sync::Arc;
+
+use umemcg::Group;
+
+use crate::error::ControlError;
+use crate::open_file::OpenFile;
+use crate::table::ROWS;
+use crate::tree::{ControlTree, Request};
+
+/// The generation of the interface that a name comes from. Both live in one directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Version {
+    /// The names of version 1, which the mails use.
+    V1,
+    /// The names of version 2.
+    V2,
+    /// The same name in both.
+    Both,
+}
+
+/// Which groups have the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// Every group.
+    Everywhere,
+    /// Every group but the root, as in version 2.
+    NotRoot,
+    /// The root alone: what concerns the whole pool.
+    RootOnly,
+}
+
+/// Makes the content of a file.
+pub type ReadFn = fn(&FileContext<'_>) -> Result<String, ControlError>;
+/// Acts on what was written to a file.
+pub type WriteFn = fn(&FileContext<'_>, &[u8]) -> Result<(), ControlError>;
+
+/// A control file as every group has it.
+#[derive(Debug)]
+pub struct Row {
+    /// The file's name.
+    pub name: &'static str,
+    /// Where the name comes from.
+    pub version: Version,
+    /// Mode bits of the file in a fresh group.
+    pub mode: u16,
+    /// Which groups have it.
+    pub place: Place,
+    /// Makes the content; none for a file that cannot be read.
+    pub read: Option<ReadFn>,
+    /// Takes what is written; none for a file that cannot be written.
+    pub write: Option<WriteFn>,
+    /// Whether a write may wait for reclaim.
+    pub write_reclaims: bool,
+    /// What it is, in one line.
+    pub doc: &'static str,
+}
+
+impl Row {
+    /// Whether a group has this file.
+    pub fn is_in(&self, is_root: bool) -> bool {
+        match self.place {
+            Place::Everywhere => true,
+            Place::NotRoot => !is_root,
+            Place::RootOnly => is_root,
+        }
+    }
+}
+
+/// What a row's functions act on.
+#[derive(Debug)]
+pub struct FileContext<'a> {
+    /// The tree.
+    pub tree: &'a ControlTree,
+    /// The group whose file it is. Alive when the operation began.
+    pub group: &'a Arc<Group>,
+    /// The open file.
+    pub file: &'a OpenFile,
+    /// Who is asking, and whether he still wants it.
+    pub request: &'a Request<'a>,
+}
+
+/// Whether a group cannot have this name, because a control file has it or may have it one day.
+pub fn is_control_file_name(name: &OsStr) -> bool {
+    let name = name.as_encoded_bytes();
+    [b"memory.".as_slice(), b"cgroup.", b"vm."].iter().any(|prefix| name.starts_with(prefix))
+        || find(name).is_some()
+}
+
+/// The row of this name and its number.
+pub(crate) fn find(name: &[u8]) -> Option<(u8, &'static Row)> {
+    let at = ROWS.iter().position(|row| row.name.as_bytes() == name)?;
+    Some((at as u8, &ROWS[at]))
+}

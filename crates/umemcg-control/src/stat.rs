@@ -1,0 +1,232 @@
+//! The files with many numbers. Every number is read at the time of asking; none is estimated, and what is not counted
+//! here has no line. Lines that Linux has and that are truly zero here stay, for those who add up.
+//!
+//! `memory.stat` has the v1 names first, with the group's own numbers, then the same under `total_` with everything below
+//! the group included, then those v2 names that v1 does not have, which always include everything below. A name stands
+//! once: one that both generations have means what it means in v1.
+
+use std::fmt::Write;
+
+use umemcg::{EventKind, Group, StatItem};
+use umemcg_base::PAGE_SIZE_U64;
+
+use crate::error::ControlError;
+use crate::row::FileContext;
+use crate::value::show_limit_v1;
+
+use StatItem::*;
+
+type Shown = Result<String, ControlError>;
+
+/// A line: a name and what it sums up. An empty sum is a true zero.
+type Line = (&'static str, &'static [StatItem]);
+
+/// File and swap-backed pages.
+const CACHE: &[StatItem] = &[InactiveFile, ActiveFile, InactiveAnon, ActiveAnon, Unevictable];
+
+/// v1 names, shown for the group itself and under `total_`.
+const V1_LINES: &[Line] = &[
+    ("cache", CACHE),
+    ("rss", &[]),
+    ("rss_huge", &[]),
+    ("shmem", &[Shmem]),
+    ("dirty", &[FileDirty]),
+    ("writeback", &[FileWriteback]),
+    ("nfs_unstable", &[FileUnstable]),
+    ("workingset_refault_file", &[WorkingsetRefault]),
+    ("pgpgin", &[PgPgIn]),
+    ("pgpgout", &[PgPgOut]),
+    ("kswapd_steal", &[PgStealKswapd]),
+    ("pg_pgsteal", &[PgStealDirect]),
+    ("kswapd_pgscan", &[PgScanKswapd]),
+    ("pg_scan", &[PgScanDirect]),
+    ("pgrefill", &[PgRefill]),
+    ("pgoutrun", &[KswapdRun]),
+    ("allocstall", &[AllocStall]),
+    ("inactive_anon", &[InactiveAnon]),
+    ("active_anon", &[ActiveAnon]),
+    ("inactive_file", &[InactiveFile]),
+    ("active_file", &[ActiveFile]),
+    ("unevictable", &[Unevictable]),
+];
+
+/// v2 names that v1 does not have, shown for the subtree.
+const V2_LINES: &[Line] = &[
+    ("anon", &[]),
+    ("file", CACHE),
+    ("kernel", &[SlabReclaimable, SlabUnreclaimable, ShadowNodes]),
+    ("file_dirty", &[FileDirty]),
+    ("file_writeback", &[FileWriteback]),
+    ("file_unstable", &[FileUnstable]),
+    ("slab_reclaimable", &[SlabReclaimable]),
+    ("slab_unreclaimable", &[SlabUnreclaimable]),
+    ("slab", &[SlabReclaimable, SlabUnreclaimable]),
+    ("shadow_nodes", &[ShadowNodes]),
+    ("workingset_activate_file", &[WorkingsetActivate]),
+    ("workingset_restore_file", &[WorkingsetRestore]),
+    ("pgscan", &[PgScanDirect, PgScanKswapd, PgScanProactive]),
+    ("pgsteal", &[PgStealDirect, PgStealKswapd, PgStealProactive]),
+    ("pgscan_kswapd", &[PgScanKswapd]),
+    ("pgscan_direct", &[PgScanDirect]),
+    ("pgscan_proactive", &[PgScanProactive]),
+    ("pgsteal_kswapd", &[PgStealKswapd]),
+    ("pgsteal_direct", &[PgStealDirect]),
+    ("pgsteal_proactive", &[PgStealProactive]),
+    ("pgactivate", &[PgActivate]),
+    ("pgdeactivate", &[PgDeactivate]),
+    ("uncached_io", &[UncachedIo]),
+];
+
+/// `memory.stat`.
+pub(crate) fn show_memory_stat(context: &FileContext<'_>) -> Shown {
+    Ok(memory_stat(context.group))
+}
+
+pub(crate) fn memory_stat(group: &Group) -> String {
+    let mut text = String::with_capacity(2048);
+    let mut line = |prefix: &str, name: &str, value: u64| {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "{prefix}{name} {value}");
+    };
+    for &(name, items) in V1_LINES {
+        line("", name, sum(items, |item| group.stat_local(item)));
+    }
+    line("", "hierarchical_memory_limit", hierarchical_limit(group));
+    for &(name, items) in V1_LINES {
+        line("total_", name, sum(items, |item| group.stat_total(item)));
+    }
+    for &(name, items) in V2_LINES {
+        line("", name, sum(items, |item| group.stat_total(item)));
+    }
+    text
+}
+
+/// A number may dip below zero for a moment while a group below is being removed.
+fn sum(items: &[StatItem], read: impl Fn(StatItem) -> i64) -> u64 {
+    items.iter().map(|&item| read(item)).sum::<i64>().max(0) as u64
+}
+
+/// The lowest limit of the group and those above it.
+fn hierarchical_limit(group: &Group) -> u64 {
+    let lowest = group.ancestors().map(Group::max_bytes).min().unwrap_or(u64::MAX);
+    show_limit_v1(lowest / PAGE_SIZE_U64 * PAGE_SIZE_U64)
+}
+
+const EVENTS: [(&str, EventKind); 6] = [
+    ("low", EventKind::Low),
+    ("high", EventKind::High),
+    ("max", EventKind::Max),
+    ("oom", EventKind::Oom),
+    ("oom_kill", EventKind::OomKill),
+    ("oom_group_kill", EventKind::OomGroupKill),
+];
+
+/// `memory.events`.
+pub(crate) fn show_events(context: &FileContext<'_>) -> Shown {
+    Ok(events(|kind| context.group.event_count(kind)))
+}
+
+/// `memory.events.local`.
+pub(crate) fn show_events_local(context: &FileContext<'_>) -> Shown {
+    Ok(events(|kind| context.group.event_count_local(kind)))
+}
+
+fn events(count: impl Fn(EventKind) -> u64) -> String {
+    EVENTS.iter().map(|&(name, kind)| format!("{name} {}\n", count(kind))).collect()
+}
+
+/// `cgroup.stat`.
+pub(crate) fn show_group_stat(context: &FileContext<'_>) -> Shown {
+    let mut nr_descendants = 0u64;
+    let mut at = Group::next_in_subtree(context.group, Some(context.group));
+    while let Some(group) = at {
+        nr_descendants += 1;
+        at = Group::next_in_subtree(context.group, Some(&group));
+    }
+    Ok(format!("nr_descendants {nr_descendants}\nnr_dying_descendants 0\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+    use umemcg::GroupTree;
+
+    const MIB: i64 = 1 << 20;
+
+    fn parsed(text: &str) -> HashMap<&str, u64> {
+        let mut map = HashMap::new();
+        for line in text.lines() {
+            let (name, value) = line.split_once(' ').unwrap();
+            assert!(map.insert(name, value.parse().unwrap()).is_none(), "{name} stands twice");
+        }
+        map
+    }
+
+    #[test]
+    fn own_numbers_and_totals_are_told_apart() {
+        let tree = GroupTree::new(1 << 30);
+        let a = tree.create(tree.root(), "a".as_ref()).unwrap();
+        let b = tree.create(&a, "b".as_ref()).unwrap();
+        a.stat_add(InactiveFile, 3 * MIB);
+        b.stat_add(ActiveFile, 5 * MIB);
+        b.stat_add(FileDirty, 2 * MIB);
+        b.stat_add(PgScanDirect, 7);
+        b.stat_add(PgScanKswapd, 4);
+        let text = memory_stat(&a);
+        let stat = parsed(&text);
+        let mib = |name: &str| stat[name] / MIB as u64;
+        assert_eq!((mib("cache"), mib("total_cache"), mib("file")), (3, 8, 8));
+        assert_eq!((mib("inactive_file"), mib("total_inactive_file")), (3, 3));
+        assert_eq!((mib("dirty"), mib("total_dirty"), mib("file_dirty")), (0, 2, 2));
+        assert_eq!((stat["pgscan"], stat["pgscan_direct"], stat["pgscan_kswapd"]), (11, 7, 4));
+        assert_eq!((stat["rss"], stat["total_rss"]), (0, 0));
+    }
+
+    #[test]
+    fn v1_names_come_first_in_their_order_then_totals_then_v2() {
+        let tree = GroupTree::new(1 << 30);
+        let text = memory_stat(tree.root());
+        let names: Vec<&str> = text.lines().map(|line| line.split(' ').next().unwrap()).collect();
+        let at = |name: &str| names.iter().position(|&n| n == name).unwrap();
+        let order = [
+            "cache",
+            "rss",
+            "dirty",
+            "writeback",
+            "pgpgin",
+            "pgpgout",
+            "inactive_file",
+            "active_file",
+            "hierarchical_memory_limit",
+            "total_cache",
+            "total_unevictable",
+            "anon",
+            "file",
+            "pgscan",
+        ];
+        assert!(order.windows(2).all(|pair| at(pair[0]) < at(pair[1])), "{names:?}");
+    }
+
+    #[test]
+    fn the_hierarchical_limit_is_the_lowest_above() {
+        let tree = GroupTree::new(1 << 30);
+        let a = tree.create(tree.root(), "a".as_ref()).unwrap();
+        let b = tree.create(&a, "b".as_ref()).unwrap();
+        let limit = |group: &Group| parsed(&memory_stat(group))["hierarchical_memory_limit"];
+        assert_eq!(limit(&b), 1 << 30, "the pool bounds everybody");
+        a.set_max(8 << 20);
+        b.set_max(16 << 20);
+        assert_eq!((limit(&a), limit(&b)), (8 << 20, 8 << 20));
+    }
+
+    #[test]
+    fn events_have_the_kernels_order() {
+        let tree = GroupTree::new(1 << 30);
+        tree.root().event(EventKind::Max);
+        assert_eq!(
+            events(|kind| tree.root().event_count(kind)),
+            "low 0\nhigh 0\nmax 1\noom 0\noom_kill 0\noom_group_kill 0\n"
+        );
+    }
+}

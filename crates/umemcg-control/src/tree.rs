@@ -1,0 +1,451 @@
+//! The tree of directories and files: what is where, who may do what, and which row's function runs.
+//!
+//! Groups come and go below this tree's hands (rules make them, too), so nothing about the tree is kept here but the way
+//! from a node's number to its group. Permissions of directories are checked here although a mount may have checked them
+//! already; permissions of files are checked at open, against the opener, and hold for the life of the open file.
+
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use umemcg::{CreateError, Engine, Group, RemoveError, RenameError};
+use umemcg_base::sync::{Mutex, MutexGuard, RwLock};
+
+use crate::error::ControlError;
+use crate::membership::Membership;
+use crate::node::{Attr, DirEntry, NodeId};
+use crate::open_file::OpenFile;
+use crate::ownership::{ControlPart, DIRECTORY_MODE, Owner};
+use crate::permission::{Credentials, READ, SEARCH, WRITE};
+use crate::pressure::Triggers;
+use crate::row::{FileContext, Row, find};
+use crate::table::ROWS;
+use crate::watch::Watch;
+
+/// Longest name, in bytes.
+pub const NAME_BYTES_MAX: usize = 255;
+/// Longest text that a control file takes in one write.
+pub const WRITE_BYTES_MAX: usize = 4096;
+/// Listing position behind `.` and `..`; the first row's entry follows.
+pub const FIRST_COOKIE: u64 = 2;
+/// Listing positions from here on belong to child groups, by serial; below it to rows.
+const FIRST_CHILD_COOKIE: u64 = 1024;
+
+/// Who is asking for a read or a write, and whether he still wants it.
+pub struct Request<'a> {
+    /// The thread that reads or writes; 0 when it is not in our pid namespace.
+    pub tid: u32,
+    /// The open file does not want to wait.
+    pub nonblocking: bool,
+    /// Asked now and then while waiting: true once nobody waits for the result any more.
+    pub cancelled: &'a dyn Fn() -> bool,
+    /// Told when a write has taken effect although work for it goes on: from here on an interrupt is no failure.
+    pub accepted: &'a dyn Fn(),
+}
+
+impl fmt::Debug for Request<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Request").field("tid", &self.tid).field("nonblocking", &self.nonblocking).finish()
+    }
+}
+
+/// What an open file is wanted for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Access {
+    /// Reading.
+    pub read: bool,
+    /// Writing.
+    pub write: bool,
+}
+
+/// Changes of owner and mode bits; what is none stays.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SetAttr {
+    /// New mode bits.
+    pub mode: Option<u16>,
+    /// New owner.
+    pub uid: Option<u32>,
+    /// New owning user group.
+    pub gid: Option<u32>,
+}
+
+/// The control tree of one engine.
+#[derive(Debug)]
+pub struct ControlTree {
+    engine: Arc<Engine>,
+    membership: Arc<dyn Membership>,
+    /// (C) Owner of groups that nobody made by hand.
+    default_owner: Owner,
+    /// Groups whose nodes were handed out, by serial. Entries of dead groups are dropped when the map doubles.
+    known: RwLock<Known>,
+    /// Held from the check whether a process may be moved until it has been.
+    moves: Mutex<()>,
+    triggers: Triggers,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    groups: HashMap<u64, Weak<Group>>,
+    nr_after_last_prune: usize,
+}
+
+/// The map of known groups is not pruned below this size.
+const PRUNE_MIN: usize = 64;
+
+impl ControlTree {
+    /// The tree over an engine's groups. What nobody made by hand belongs to the process' own user.
+    pub fn new(engine: Arc<Engine>, membership: Arc<dyn Membership>) -> Self {
+        let default_owner = Owner {
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+            mode: DIRECTORY_MODE,
+        };
+        Self {
+            engine,
+            membership,
+            default_owner,
+            known: RwLock::default(),
+            moves: Mutex::new(()),
+            triggers: Triggers::default(),
+        }
+    }
+
+    /// The node of a name in a directory.
+    ///
+    /// # Errors
+    /// `NotFound`, `NotDirectory`, `NameTooLong`.
+    pub fn lookup(&self, parent: NodeId, name: &OsStr) -> Result<Attr, ControlError> {
+        let group = self.directory(parent)?;
+        let (node, group, row) = self.find(&group, name)?;
+        Ok(self.attr_of(node, &group, row))
+    }
+
+    /// The attributes of a node.
+    ///
+    /// # Errors
+    /// `NotFound` once its group is gone.
+    pub fn attr(&self, node: NodeId) -> Result<Attr, ControlError> {
+        let (group, row) = self.resolve(node)?;
+        Ok(self.attr_of(node, &group, row))
+    }
+
+    /// At most `nr_max` entries of a directory behind the position `after`, `.` and `..` left out: control files first, then
+    /// groups by age. A position stays good while names come and go. [`FIRST_COOKIE`] and below are the beginning.
+    ///
+    /// # Errors
+    /// `NotFound`, `NotDirectory`.
+    pub fn read_directory(
+        &self,
+        node: NodeId,
+        after: u64,
+        nr_max: usize,
+    ) -> Result<Vec<DirEntry>, ControlError> {
+        let group = self.directory(node)?;
+        let files =
+            ROWS.iter().enumerate().filter(|(_, row)| row.is_in(group.is_root())).map(|(number, row)| {
+                let node = NodeId::file(serial_of(&group), number as u8);
+                let cookie = FIRST_COOKIE + 1 + number as u64;
+                DirEntry { name: row.name.into(), node, is_directory: false, cookie }
+            });
+        let mut entries: Vec<_> = files.filter(|entry| entry.cookie > after).take(nr_max).collect();
+        // Children come oldest first, so their serials, and with them the positions, rise.
+        let children = group.children().into_iter().filter(|child| FIRST_CHILD_COOKIE + child.id() > after);
+        entries.extend(children.take(nr_max - entries.len()).map(|child| {
+            let (name, cookie) = (OsString::from(&*child.name()), FIRST_CHILD_COOKIE + child.id());
+            DirEntry { name, node: self.remember(&child), is_directory: true, cookie }
+        }));
+        Ok(entries)
+    }
+
+    /// The directory above, for `..`; the top is its own.
+    ///
+    /// # Errors
+    /// `NotFound`, `NotDirectory`.
+    pub fn parent(&self, node: NodeId) -> Result<NodeId, ControlError> {
+        let group = self.directory(node)?;
+        Ok(group.parent().map_or(NodeId::ROOT, |parent| self.remember(parent)))
+    }
+
+    /// Makes a group, which belongs to whoever makes it. May reclaim to make room for the group's own state.
+    ///
+    /// # Errors
+    /// `Denied`, `Exists`, `Invalid` for a name that cannot be, `NameTooLong`, `NoMemory`, `NotFound` for the parent.
+    pub fn mkdir(
+        &self,
+        parent: NodeId,
+        name: &OsStr,
+        mode: u16,
+        who: &Credentials,
+    ) -> Result<Attr, ControlError> {
+        let parent = self.writable_directory(parent, who)?;
+        check_name(name)?;
+        if find(name.as_encoded_bytes()).is_some() {
+            return Err(ControlError::Exists);
+        }
+        let group = self.engine.create_group(&parent, name).map_err(|error| match error {
+            CreateError::Exists => ControlError::Exists,
+            CreateError::ParentGone => ControlError::NotFound,
+            CreateError::BadName => ControlError::Invalid,
+            CreateError::Refused(_) => ControlError::NoMemory,
+        })?;
+        self.part(&group).give_all_to(Owner { uid: who.uid, gid: who.gid, mode: mode & 0o7777 });
+        let node = self.remember(&group);
+        Ok(self.attr_of(node, &group, None))
+    }
+
+    /// Removes a group that has no groups below and no living process in it. What it holds goes to its parent.
+    ///
+    /// # Errors
+    /// `Busy` for children or processes, `NotFound`, `NotDirectory`, `Denied`.
+    pub fn rmdir(&self, parent: NodeId, name: &OsStr, who: &Credentials) -> Result<(), ControlError> {
+        let parent = self.writable_directory(parent, who)?;
+        let (_, group, row) = self.find(&parent, name)?;
+        if row.is_some() {
+            return Err(ControlError::NotDirectory);
+        }
+        if group.nr_children() > 0 {
+            return Err(ControlError::Busy);
+        }
+        self.membership.close(&group)?;
+        if let Err(error) = self.engine.remove_group(&group) {
+            self.membership.reopen(&group);
+            return Err(match error {
+                RemoveError::HasChildren | RemoveError::IsRoot => ControlError::Busy,
+                RemoveError::Gone => ControlError::NotFound,
+            });
+        }
+        Ok(())
+    }
+
+    /// Gives a group another name in the same directory.
+    ///
+    /// # Errors
+    /// `OtherParent`, `Exists` (also for the name of a control file), `NotDirectory` for a control file, `Invalid` and
+    /// `NameTooLong` for a name that cannot be, `Denied`.
+    pub fn rename(
+        &self,
+        parent: NodeId,
+        name: &OsStr,
+        new_parent: NodeId,
+        new_name: &OsStr,
+        who: &Credentials,
+    ) -> Result<(), ControlError> {
+        let directory = self.writable_directory(parent, who)?;
+        let (_, group, row) = self.find(&directory, name)?;
+        if row.is_some() {
+            return Err(ControlError::NotDirectory);
+        }
+        if parent != new_parent {
+            return Err(ControlError::OtherParent);
+        }
+        check_name(new_name)?;
+        if find(new_name.as_encoded_bytes()).is_some() {
+            return Err(ControlError::Exists);
+        }
+        self.engine.rename_group(&group, new_name).map_err(|error| match error {
+            RenameError::Exists => ControlError::Exists,
+            RenameError::BadName => ControlError::Invalid,
+            RenameError::IsRoot => ControlError::Busy,
+            RenameError::Gone => ControlError::NotFound,
+        })
+    }
+
+    /// Changes owner and mode bits: root may do all, the owner may change the mode bits, and give to a user group that he
+    /// is in.
+    ///
+    /// # Errors
+    /// `NotPermitted`, `NotFound`.
+    pub fn set_attr(&self, node: NodeId, set: SetAttr, who: &Credentials) -> Result<Attr, ControlError> {
+        let (group, row) = self.resolve(node)?;
+        let part = self.part(&group);
+        let mut owner = part.owner(row);
+        let is_root = who.uid == 0;
+        let is_owner = is_root || who.uid == owner.uid;
+        let may_set_uid = set.uid.is_none_or(|uid| is_root || (is_owner && uid == owner.uid));
+        let may_set_gid =
+            set.gid.is_none_or(|gid| is_root || (is_owner && (gid == owner.gid || who.is_in_group(gid))));
+        if !may_set_uid || !may_set_gid || (set.mode.is_some() && !is_owner) {
+            return Err(ControlError::NotPermitted);
+        }
+        owner.uid = set.uid.unwrap_or(owner.uid);
+        owner.gid = set.gid.unwrap_or(owner.gid);
+        owner.mode = set.mode.map_or(owner.mode, |mode| mode & 0o7777);
+        part.set_owner(row, owner);
+        Ok(self.attr_of(node, &group, row))
+    }
+
+    /// Opens a control file for whoever `opener` is; later reads and writes are judged by these credentials.
+    ///
+    /// # Errors
+    /// `Denied`, `IsDirectory`, `NotFound`.
+    pub fn open(&self, node: NodeId, access: Access, opener: Credentials) -> Result<OpenFile, ControlError> {
+        let (group, row) = self.resolve(node)?;
+        let Some(row) = row else { return Err(ControlError::IsDirectory) };
+        let wanted = if access.read { READ } else { 0 } | if access.write { WRITE } else { 0 };
+        if !self.part(&group).owner(Some(row)).grants(&opener, wanted) {
+            return Err(ControlError::Denied);
+        }
+        Ok(OpenFile {
+            group: Arc::downgrade(&group),
+            row: &ROWS[row as usize],
+            opener,
+            content: Mutex::default(),
+            peak: Mutex::default(),
+            trigger: Mutex::default(),
+            watch: Watch::default(),
+        })
+    }
+
+    /// Bytes of the content from `offset`. A read at offset 0 makes the content; those behind it go on in the same one.
+    ///
+    /// # Errors
+    /// `Invalid` for a file that cannot be read, `Gone`, and what the file's row says.
+    pub fn read(
+        &self,
+        file: &OpenFile,
+        offset: u64,
+        len: usize,
+        request: &Request<'_>,
+    ) -> Result<Vec<u8>, ControlError> {
+        let read = file.row.read.ok_or(ControlError::Invalid)?;
+        let group = file.group()?;
+        let mut content = file.content.lock();
+        let text = match &*content {
+            Some(text) if offset > 0 => Arc::clone(text),
+            _ => {
+                file.watch.note_read(file.row, &group);
+                let made = read(&FileContext { tree: self, group: &group, file, request })?;
+                Arc::clone(content.insert(Arc::from(made)))
+            }
+        };
+        let start = usize::try_from(offset).map_or(text.len(), |offset| offset.min(text.len()));
+        let end = start.saturating_add(len).min(text.len());
+        Ok(text.as_bytes()[start..end].to_vec())
+    }
+
+    /// Does what the text says. All of it is taken, or nothing; where in the file it was written does not matter.
+    ///
+    /// # Errors
+    /// `TooLong` for more than [`WRITE_BYTES_MAX`], `Invalid` for a file that cannot be written, `Gone`, and what the
+    /// file's row says.
+    pub fn write(&self, file: &OpenFile, text: &[u8], request: &Request<'_>) -> Result<(), ControlError> {
+        if text.len() > WRITE_BYTES_MAX {
+            return Err(ControlError::TooLong);
+        }
+        let write = file.row.write.ok_or(ControlError::Invalid)?;
+        let group = file.group()?;
+        write(&FileContext { tree: self, group: &group, file, request }, text)
+    }
+
+    /// The rows, for who documents them.
+    pub fn rows() -> &'static [Row] {
+        ROWS
+    }
+
+    pub(crate) fn triggers(&self) -> &Triggers {
+        &self.triggers
+    }
+
+    pub(crate) fn membership(&self) -> &dyn Membership {
+        &*self.membership
+    }
+
+    /// Moves of processes are done one at a time, so that what was checked still holds when it is done.
+    pub(crate) fn begin_move(&self) -> MutexGuard<'_, ()> {
+        self.moves.lock()
+    }
+
+    pub(crate) fn part<'a>(&self, group: &'a Group) -> &'a ControlPart {
+        ControlPart::of(group, self.default_owner)
+    }
+
+    fn attr_of(&self, node: NodeId, group: &Group, row: Option<u8>) -> Attr {
+        let part = self.part(group);
+        let Owner { uid, gid, mode } = part.owner(row);
+        let nlink = if row.is_some() { 1 } else { 2 + group.nr_children() as u32 };
+        Attr { node, is_directory: row.is_none(), mode, uid, gid, nlink, created: part.created }
+    }
+
+    /// What a name in a group's directory stands for.
+    fn find(
+        &self,
+        group: &Arc<Group>,
+        name: &OsStr,
+    ) -> Result<(NodeId, Arc<Group>, Option<u8>), ControlError> {
+        if name.len() > NAME_BYTES_MAX {
+            return Err(ControlError::NameTooLong);
+        }
+        match find(name.as_encoded_bytes()) {
+            Some((number, row)) if row.is_in(group.is_root()) => {
+                Ok((NodeId::file(serial_of(group), number), Arc::clone(group), Some(number)))
+            }
+            _ => {
+                let child = group.child(name).ok_or(ControlError::NotFound)?;
+                Ok((self.remember(&child), child, None))
+            }
+        }
+    }
+
+    /// The group, and the row if the node is a file.
+    fn resolve(&self, node: NodeId) -> Result<(Arc<Group>, Option<u8>), ControlError> {
+        let (serial, row) = node.parts().ok_or(ControlError::NotFound)?;
+        let group = if serial == 0 {
+            Arc::clone(self.engine.root())
+        } else {
+            let known = self.known.read();
+            let group = known.groups.get(&serial).and_then(Weak::upgrade);
+            group.filter(|group| !group.is_dead()).ok_or(ControlError::NotFound)?
+        };
+        match row {
+            Some(row) if !ROWS.get(row as usize).is_some_and(|row| row.is_in(group.is_root())) => {
+                Err(ControlError::NotFound)
+            }
+            row => Ok((group, row)),
+        }
+    }
+
+    fn directory(&self, node: NodeId) -> Result<Arc<Group>, ControlError> {
+        match self.resolve(node)? {
+            (group, None) => Ok(group),
+            (_, Some(_)) => Err(ControlError::NotDirectory),
+        }
+    }
+
+    fn writable_directory(&self, node: NodeId, who: &Credentials) -> Result<Arc<Group>, ControlError> {
+        let group = self.directory(node)?;
+        if !self.part(&group).owner(None).grants(who, WRITE | SEARCH) {
+            return Err(ControlError::Denied);
+        }
+        Ok(group)
+    }
+
+    /// The node of a group, which can from now on be resolved.
+    fn remember(&self, group: &Arc<Group>) -> NodeId {
+        let serial = serial_of(group);
+        if serial != 0 && !self.known.read().groups.contains_key(&serial) {
+            let mut known = self.known.write();
+            if known.groups.len() >= PRUNE_MIN.max(2 * known.nr_after_last_prune) {
+                known.groups.retain(|_, group| group.upgrade().is_some_and(|group| !group.is_dead()));
+                known.nr_after_last_prune = known.groups.len();
+            }
+            known.groups.insert(serial, Arc::downgrade(group));
+        }
+        NodeId::directory(serial)
+    }
+}
+
+/// A group's serial in node numbers.
+fn serial_of(group: &Group) -> u64 {
+    if group.is_root() { 0 } else { group.id() }
+}
+
+fn check_name(name: &OsStr) -> Result<(), ControlError> {
+    if name.len() > NAME_BYTES_MAX { Err(ControlError::NameTooLong) } else { Ok(()) }
+}
+
+impl FileContext<'_> {
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.tree.engine
+    }
+}

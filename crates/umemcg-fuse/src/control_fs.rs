@@ -1,0 +1,331 @@
+//! The control tree as a mounted file system.
+//!
+//! Nothing is cached by the kernel: names and attributes are good for no time at all, files are read and written directly.
+//! So a change of owner counts at once, and what is read was made for that reader. Sizes are 0, as in the kernel's own
+//! tree; truncation, which every `echo x > file` asks for, is accepted and means nothing. An error of a write is the error of
+//! `write(2)`.
+//!
+//! Limit writes reclaim and may take long. Any signal ends the wait: a v1 limit write is then EINTR and has changed nothing,
+//! a v2 one has succeeded already.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::sync::{Arc, OnceLock};
+use std::time::UNIX_EPOCH;
+
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use umemcg_control::{
+    Access, Attr, ControlError, ControlTree, Credentials, NAME_BYTES_MAX, News, NodeId, OpenFile, Request,
+    SetAttr, Waker,
+};
+
+use crate::errno::ToErrno;
+use crate::inflight::Interrupts;
+use crate::notifier::Notifier;
+use crate::pool::Keys;
+use crate::reply::Reply;
+use crate::request::Asked;
+use crate::session::{Filesystem, Step};
+use crate::who::credentials_of;
+use crate::wire::reply::{Attr as WireAttr, AttrOut, EntryOut, OpenOut, PollOut, StatfsOut};
+use crate::wire::request::{PollIn, ReadIn, SetattrIn, WriteIn};
+use crate::wire::{DirBuffer, InHeader, Negotiated, Op, POLL_SCHEDULE_NOTIFY, open_reply, setattr_valid};
+
+/// Type bits of a mode.
+const DIRECTORY: u32 = 0o040_000;
+const REGULAR: u32 = 0o100_000;
+/// Shift from a mode to the type in a listing.
+const TYPE_SHIFT: u32 = 12;
+
+/// No entry of a listing takes less.
+const DIRENT_BYTES_MIN: usize = 24;
+
+/// Open flags, the same on all Linux systems that are served.
+const ACCESS_MODE: u32 = 0o3;
+const WRITE_ONLY: u32 = 0o1;
+const READ_WRITE: u32 = 0o2;
+const NONBLOCK: u32 = 0o4000;
+
+/// What poll says of every file: `POLLIN`, `POLLOUT`, `POLLRDNORM`, `POLLWRNORM`.
+const POLL_ALWAYS: u32 = 0x001 | 0x004 | 0x040 | 0x100;
+/// And of one that has news.
+const POLL_PRI: u32 = 0x002;
+const POLL_ERR: u32 = 0x008;
+
+/// Requests that may wait for reclaim, and those that only may sleep for a moment, do not take each other's places.
+const RECLAIMING: u64 = 1;
+const BRIEF: u64 = 0;
+
+/// Serves a [`ControlTree`].
+#[derive(Debug)]
+pub struct ControlFs {
+    tree: Arc<ControlTree>,
+    open_files: Mutex<OpenFiles>,
+    /// Says that a poller should look again; once the mount is served.
+    notifier: OnceLock<Notifier>,
+}
+
+#[derive(Debug, Default)]
+struct OpenFiles {
+    nr_opened: u64,
+    by_handle: HashMap<u64, Arc<OpenFile>>,
+}
+
+impl ControlFs {
+    /// A file system that shows this tree.
+    pub fn new(tree: Arc<ControlTree>) -> Arc<Self> {
+        Arc::new(Self { tree, open_files: Mutex::default(), notifier: OnceLock::new() })
+    }
+
+    /// How many files are open.
+    pub fn nr_open_files(&self) -> usize {
+        self.open_files.lock().by_handle.len()
+    }
+
+    fn open_file(&self, handle: u64) -> Result<Arc<OpenFile>, Errno> {
+        self.open_files.lock().by_handle.get(&handle).cloned().ok_or(Errno::BADF)
+    }
+
+    fn lookup(&self, node: NodeId, name: &OsStr) -> Result<EntryOut, Errno> {
+        self.tree.lookup(node, name).map(|attr| entry(&attr)).map_err(|error| error.to_errno())
+    }
+
+    fn list(&self, node: NodeId, arg: &ReadIn) -> Result<DirBuffer, ControlError> {
+        let mut list = DirBuffer::new(arg.size as usize);
+        let dots = [(1, ".", node), (2, "..", self.tree.parent(node)?)];
+        for (cookie, name, node) in dots.into_iter().filter(|&(cookie, ..)| cookie > arg.offset) {
+            if !list.push(node.into_raw(), cookie, DIRECTORY >> TYPE_SHIFT, name.as_bytes()) {
+                return Ok(list);
+            }
+        }
+        for entry in self.tree.read_directory(node, arg.offset, arg.size as usize / DIRENT_BYTES_MIN)? {
+            let kind = if entry.is_directory { DIRECTORY } else { REGULAR } >> TYPE_SHIFT;
+            if !list.push(entry.node.into_raw(), entry.cookie, kind, entry.name.as_encoded_bytes()) {
+                break;
+            }
+        }
+        Ok(list)
+    }
+
+    fn open(&self, node: NodeId, flags: u32, header: &InHeader) -> Result<u64, ControlError> {
+        let access = Access {
+            read: flags & ACCESS_MODE != WRITE_ONLY,
+            write: matches!(flags & ACCESS_MODE, WRITE_ONLY | READ_WRITE),
+        };
+        let file = Arc::new(self.tree.open(node, access, credentials(header))?);
+        let mut open_files = self.open_files.lock();
+        open_files.nr_opened += 1;
+        let handle = open_files.nr_opened;
+        open_files.by_handle.insert(handle, file);
+        Ok(handle)
+    }
+
+    fn close(&self, handle: u64) {
+        let file = self.open_files.lock().by_handle.remove(&handle);
+        drop(file);
+    }
+
+    fn read(&self, arg: &ReadIn, tid: u32, reply: &Reply) -> Result<Vec<u8>, Errno> {
+        let file = self.open_file(arg.fh)?;
+        let request =
+            Request { tid, nonblocking: false, cancelled: &|| reply.is_cancelled(), accepted: &|| () };
+        self.tree.read(&file, arg.offset, arg.size as usize, &request).map_err(|error| error.to_errno())
+    }
+
+    fn write(&self, arg: &WriteIn, data: &[u8], tid: u32, reply: &Reply) -> Result<usize, Errno> {
+        let file = self.open_file(arg.fh)?;
+        let request = Request {
+            tid,
+            nonblocking: arg.flags & NONBLOCK != 0,
+            cancelled: &|| reply.is_cancelled(),
+            accepted: &|| reply.accepted_write(data.len() as u32),
+        };
+        self.tree.write(&file, data, &request).map_err(|error| error.to_errno())?;
+        Ok(data.len())
+    }
+
+    /// Every file can be read and written at any time; one that has news says so as the kernel's own tree does.
+    fn poll(&self, arg: &PollIn) -> Result<PollOut, Errno> {
+        let file = self.open_file(arg.fh)?;
+        let notifier = self.notifier.get().filter(|_| arg.flags & POLL_SCHEDULE_NOTIFY != 0).cloned();
+        let kernel_handle = arg.kh;
+        let waker = notifier.map(|notifier| Waker::new(move || notifier.poll_wakeup(kernel_handle)));
+        let news = match self.tree.poll(&file, waker) {
+            News::None => 0,
+            News::Changed => POLL_PRI | POLL_ERR,
+            News::Triggered => POLL_PRI,
+        };
+        Ok(PollOut { revents: POLL_ALWAYS | news, padding: 0 })
+    }
+
+    /// A change of size or of times is accepted and changes nothing.
+    fn set_attr(&self, node: NodeId, arg: &SetattrIn, header: &InHeader) -> Result<Attr, ControlError> {
+        let given = |bit: u32| arg.valid & bit != 0;
+        let set = SetAttr {
+            mode: given(setattr_valid::MODE).then_some((arg.mode & 0o7777) as u16),
+            uid: given(setattr_valid::UID).then_some(arg.uid),
+            gid: given(setattr_valid::GID).then_some(arg.gid),
+        };
+        if set == SetAttr::default() {
+            return self.tree.attr(node);
+        }
+        self.tree.set_attr(node, set, &credentials(header))
+    }
+
+    /// Which place a request takes that may sleep.
+    fn keys(&self, asked: &Asked<'_>) -> Keys {
+        let reclaims = match asked.op {
+            Op::Write { arg, .. } => self.open_file(arg.fh).is_ok_and(|file| file.write_reclaims()),
+            Op::Mkdir { .. } => true,
+            _ => false,
+        };
+        let group = NodeId::from_raw(asked.header.nodeid).group_serial();
+        Keys { group, store: if reclaims { RECLAIMING } else { BRIEF } }
+    }
+}
+
+impl Filesystem for ControlFs {
+    fn interrupts(&self) -> Interrupts {
+        Interrupts::AnySignal
+    }
+
+    fn ready(&self, _negotiated: &Negotiated, notifier: &Notifier) {
+        let _ = self.notifier.set(notifier.clone());
+    }
+
+    fn quick(&self, asked: &Asked<'_>, reply: &mut Reply) -> Step {
+        let node = NodeId::from_raw(asked.header.nodeid);
+        match asked.op {
+            Op::Lookup { name } => answer(reply, self.lookup(node, name)),
+            Op::Getattr { .. } => answer(
+                reply,
+                self.tree.attr(node).map(|attr| attr_out(&attr)).map_err(|error| error.to_errno()),
+            ),
+            Op::Opendir(_) => answer(reply, Ok(OpenOut::default())),
+            Op::Readdir(arg) => match self.list(node, &arg) {
+                Ok(list) => reply.bytes(list.as_bytes()).ignore(),
+                Err(error) => reply.error(error.to_errno()).ignore(),
+            },
+            Op::Release(arg) => {
+                self.close(arg.fh);
+                reply.done().ignore();
+            }
+            Op::Poll(arg) => answer(reply, self.poll(&arg)),
+            Op::Statfs => answer(reply, Ok(statfs())),
+            Op::Releasedir(_) | Op::Syncfs => reply.done().ignore(),
+            // Nodes are numbers that nobody has to give back.
+            Op::Forget { .. } | Op::BatchForget(_) => {}
+            Op::Open(_)
+            | Op::Read(_)
+            | Op::Write { .. }
+            | Op::Mkdir { .. }
+            | Op::Rmdir { .. }
+            | Op::Rename { .. }
+            | Op::Setattr(_) => return Step::MaySleep(self.keys(asked)),
+            ref op => reply.error(refusal(op)).ignore(),
+        }
+        Step::Settled
+    }
+
+    fn slow(&self, asked: &Asked<'_>, reply: &mut Reply) {
+        let (node, header) = (NodeId::from_raw(asked.header.nodeid), asked.header);
+        match asked.op {
+            Op::Open(arg) => match self.open(node, arg.flags, header) {
+                Ok(fh) => {
+                    let out = OpenOut { fh, open_flags: open_reply::DIRECT_IO, padding: 0 };
+                    if reply.value(&out).is_gone() {
+                        self.close(fh);
+                    }
+                }
+                Err(error) => reply.error(error.to_errno()).ignore(),
+            },
+            Op::Read(arg) => match self.read(&arg, header.pid, reply) {
+                Ok(bytes) => reply.bytes(&bytes).ignore(),
+                Err(errno) => reply.error(errno).ignore(),
+            },
+            Op::Write { arg, data } => match self.write(&arg, data, header.pid, reply) {
+                Ok(bytes) => reply.written(bytes).ignore(),
+                Err(errno) => reply.error(errno).ignore(),
+            },
+            Op::Mkdir { arg, name, .. } => {
+                let made = self.tree.mkdir(node, name, (arg.mode & 0o7777) as u16, &credentials(header));
+                answer(reply, made.map(|attr| entry(&attr)).map_err(|error| error.to_errno()));
+            }
+            Op::Rmdir { name } => {
+                reply.result(
+                    self.tree.rmdir(node, name, &credentials(header)).map_err(|error| error.to_errno()),
+                );
+            }
+            Op::Rename { flags, .. } if flags != 0 => reply.error(Errno::INVAL).ignore(),
+            Op::Rename { new_parent, name, new_name, .. } => {
+                let new_parent = NodeId::from_raw(new_parent);
+                let renamed = self.tree.rename(node, name, new_parent, new_name, &credentials(header));
+                reply.result(renamed.map_err(|error| error.to_errno()));
+            }
+            Op::Setattr(arg) => {
+                let set = self.set_attr(node, &arg, header);
+                answer(reply, set.map(|attr| attr_out(&attr)).map_err(|error| error.to_errno()));
+            }
+            ref op => reply.error(refusal(op)).ignore(),
+        }
+    }
+}
+
+/// What is not done in a control tree, in the kernel's own words. "Not implemented" makes it stop asking.
+fn refusal(op: &Op<'_>) -> Errno {
+    match op {
+        Op::Create { .. } => Errno::ACCESS,
+        Op::Unlink { .. } | Op::Mknod { .. } | Op::Symlink { .. } | Op::Link { .. } => Errno::PERM,
+        Op::Readlink => Errno::INVAL,
+        Op::Ioctl { .. } => Errno::NOTTY,
+        Op::Fallocate(_) | Op::CopyFileRange(_) | Op::Tmpfile { .. } => Errno::OPNOTSUPP,
+        _ => Errno::NOSYS,
+    }
+}
+
+fn answer<T: zerocopy::IntoBytes + zerocopy::Immutable>(reply: &mut Reply, result: Result<T, Errno>) {
+    match result {
+        Ok(value) => reply.value(&value).ignore(),
+        Err(errno) => reply.error(errno).ignore(),
+    }
+}
+
+/// Who asks, with the supplementary groups, which the request does not carry.
+fn credentials(header: &InHeader) -> Credentials {
+    credentials_of(header.pid, header.uid, header.gid)
+}
+
+fn wire_attr(attr: &Attr) -> WireAttr {
+    let created = attr.created.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let (seconds, nanoseconds) = (created.as_secs(), created.subsec_nanos());
+    WireAttr {
+        ino: attr.node.into_raw(),
+        atime: seconds,
+        mtime: seconds,
+        ctime: seconds,
+        atimensec: nanoseconds,
+        mtimensec: nanoseconds,
+        ctimensec: nanoseconds,
+        mode: u32::from(attr.mode) | if attr.is_directory { DIRECTORY } else { REGULAR },
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        blksize: 4096,
+        ..WireAttr::default()
+    }
+}
+
+/// Good for no time at all.
+fn attr_out(attr: &Attr) -> AttrOut {
+    AttrOut { attr: wire_attr(attr), ..AttrOut::default() }
+}
+
+/// Good for no time at all.
+fn entry(attr: &Attr) -> EntryOut {
+    EntryOut { nodeid: attr.node.into_raw(), attr: wire_attr(attr), ..EntryOut::default() }
+}
+
+fn statfs() -> StatfsOut {
+    StatfsOut { bsize: 4096, frsize: 4096, namelen: NAME_BYTES_MAX as u32, ..StatfsOut::default() }
+}

@@ -1,0 +1,206 @@
+//! Attributes, in the kernel's spelling and in ours.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use umemcg_vfs::volumes::Place;
+use umemcg_vfs::{Attr, NodeId, SetAttr, SetTime, Timestamp, VfsError, VolumeFile};
+
+use super::{DataFs, settle};
+use crate::errno::ToErrno;
+use crate::reply::Reply;
+use crate::wire::reply::{Attr as WireAttr, AttrOut, GetxattrOut, StatfsOut};
+use crate::wire::request::SetattrIn;
+use crate::wire::{InHeader, setattr_valid};
+
+/// A device number as the kernel packs it into 32 bits: 12 bits of major, 20 of minor.
+fn device_to_kernel(rdev: u64) -> u32 {
+    let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
+    (minor & 0xff) | (major & 0xfff) << 8 | (minor & 0xf_ff00) << 12
+}
+
+/// The other way round.
+pub(super) fn device_from_kernel(device: u32) -> u64 {
+    rustix::fs::makedev(device >> 8 & 0xfff, (device & 0xff) | (device >> 12 & 0xf_ff00))
+}
+
+pub(super) fn attr_out(attr: &Attr) -> WireAttr {
+    WireAttr {
+        ino: attr.ino,
+        size: attr.size,
+        blocks: attr.blocks,
+        atime: attr.atime.seconds as u64,
+        mtime: attr.mtime.seconds as u64,
+        ctime: attr.ctime.seconds as u64,
+        atimensec: attr.atime.nanoseconds,
+        mtimensec: attr.mtime.nanoseconds,
+        ctimensec: attr.ctime.nanoseconds,
+        mode: attr.mode,
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        rdev: device_to_kernel(attr.rdev),
+        blksize: attr.blksize,
+        flags: 0,
+    }
+}
+
+/// Which attributes a SETATTR changes.
+fn change_of(arg: &SetattrIn) -> SetAttr {
+    let has = |bit| arg.valid & bit != 0;
+    let time = |set, now, seconds: u64, nanoseconds| match (has(set), has(now)) {
+        (_, true) => Some(SetTime::Now),
+        (true, false) => Some(SetTime::At(Timestamp { seconds: seconds as i64, nanoseconds })),
+        (false, false) => None,
+    };
+    SetAttr {
+        size: has(setattr_valid::SIZE).then_some(arg.size),
+        mode: has(setattr_valid::MODE).then_some(arg.mode),
+        uid: has(setattr_valid::UID).then_some(arg.uid),
+        gid: has(setattr_valid::GID).then_some(arg.gid),
+        atime: time(setattr_valid::ATIME, setattr_valid::ATIME_NOW, arg.atime, arg.atimensec),
+        mtime: time(setattr_valid::MTIME, setattr_valid::MTIME_NOW, arg.mtime, arg.mtimensec),
+        kill_set_id: has(setattr_valid::KILL_SUIDGID),
+    }
+}
+
+/// Answers a request for bytes of which at most `size` are wanted; 0 asks how many there are.
+pub(super) fn reply_sized(reply: &mut Reply, result: Result<Vec<u8>, VfsError>, size: u32) {
+    settle(reply, result, |reply, bytes| match size as usize {
+        0 => reply.value(&GetxattrOut { size: bytes.len() as u32, padding: 0 }).ignore(),
+        room if room < bytes.len() => reply.error(Errno::RANGE).ignore(),
+        _ => reply.bytes(&bytes).ignore(),
+    });
+}
+
+impl DataFs {
+    fn attr_reply(&self, attr: &Attr) -> AttrOut {
+        let valid = self.lifetimes.attr;
+        AttrOut {
+            attr_valid: valid.as_secs(),
+            attr_valid_nsec: valid.subsec_nanos(),
+            dummy: 0,
+            attr: attr_out(attr),
+        }
+    }
+
+    pub(super) fn getattr(&self, id: u64, fh: Option<u64>, reply: &mut Reply) {
+        let result = match self.volumes.place(id) {
+            Ok(Place::Top) => Ok(self.top_attr()),
+            Ok(Place::In(member, node)) => {
+                // The kernel may name a directory's handle here too.
+                let file = fh.and_then(|fh| self.file_of(fh, node));
+                let attr = file.map_or_else(|| member.volume().getattr(node), |file| file.getattr());
+                attr.map(|attr| member.outward_attr(attr))
+            }
+            Err(errno) => Err(errno.into()),
+        };
+        settle(reply, result, |reply, attr| reply.value(&self.attr_reply(&attr)).ignore());
+    }
+
+    /// The open file behind a handle, if it is of this inode.
+    fn file_of(&self, fh: u64, node: NodeId) -> Option<Arc<dyn VolumeFile>> {
+        let opened = self.files.get(fh)?;
+        (opened.file.node() == node).then(|| Arc::clone(&opened.file))
+    }
+
+    pub(super) fn setattr(&self, header: &InHeader, arg: &SetattrIn, reply: &mut Reply) {
+        let caller = self.caller(header);
+        let result = self.spot(header.nodeid).map_err(VfsError::from).and_then(|(member, node)| {
+            let fh = (arg.valid & setattr_valid::FH != 0).then_some(arg.fh);
+            let change = change_of(arg);
+            let attr = match fh.and_then(|fh| self.file_of(fh, node)) {
+                Some(file) => file.setattr(&caller, &change),
+                None => member.volume().setattr(&caller, node, &change),
+            };
+            Ok(member.outward_attr(attr?))
+        });
+        settle(reply, result, |reply, attr| reply.value(&self.attr_reply(&attr)).ignore());
+    }
+
+    pub(super) fn getxattr(&self, id: u64, name: &OsStr, size: u32, reply: &mut Reply) {
+        let result = match self.volumes.place(id) {
+            Ok(Place::Top) => Err(Errno::NODATA.into()),
+            Ok(Place::In(member, node)) => member.volume().getxattr(node, name),
+            Err(errno) => Err(errno.into()),
+        };
+        let result = match result {
+            // The kernel takes this for a failed permission check; a host without access lists has none.
+            Err(error)
+                if error.to_errno() == Errno::OPNOTSUPP
+                    && name.as_bytes().starts_with(b"system.posix_acl_") =>
+            {
+                Err(Errno::NODATA.into())
+            }
+            result => result,
+        };
+        reply_sized(reply, result, size);
+    }
+
+    pub(super) fn listxattr(&self, header: &InHeader, size: u32, reply: &mut Reply) {
+        let result = match self.volumes.place(header.nodeid) {
+            Ok(Place::Top) => Ok(Vec::new()),
+            Ok(Place::In(member, node)) => member.volume().listxattr(&self.caller(header), node),
+            Err(errno) => Err(errno.into()),
+        };
+        reply_sized(reply, result, size);
+    }
+
+    pub(super) fn statfs(&self, id: u64, reply: &mut Reply) {
+        let result = match self.volumes.place(id) {
+            Ok(Place::Top) => Ok(self.top_statfs()),
+            Ok(Place::In(member, _)) => member.volume().statfs(),
+            Err(errno) => Err(errno.into()),
+        };
+        settle(reply, result, |reply, fs| {
+            let out = StatfsOut {
+                blocks: fs.blocks,
+                bfree: fs.bfree,
+                bavail: fs.bavail,
+                files: fs.files,
+                ffree: fs.ffree,
+                bsize: fs.bsize as u32,
+                namelen: fs.namemax as u32,
+                frsize: fs.frsize as u32,
+                ..Default::default()
+            };
+            reply.value(&out).ignore();
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn device_numbers_survive_both_ways() {
+        for (major, minor) in [(0, 0), (8, 1), (1, 3), (259, 70_000), (4095, 0xf_ffff)] {
+            let rdev = rustix::fs::makedev(major, minor);
+            assert_eq!(device_from_kernel(device_to_kernel(rdev)), rdev, "{major}:{minor}");
+        }
+        // /dev/null as the kernel writes it.
+        assert_eq!(device_to_kernel(rustix::fs::makedev(1, 3)), 0x103);
+    }
+
+    #[test]
+    fn only_what_is_valid_changes() {
+        let arg = SetattrIn {
+            valid: setattr_valid::MODE | setattr_valid::MTIME | setattr_valid::MTIME_NOW | setattr_valid::FH,
+            mode: 0o600,
+            size: 7,
+            ..Default::default()
+        };
+        let change = SetAttr { mode: Some(0o600), mtime: Some(SetTime::Now), ..Default::default() };
+        assert_eq!(change_of(&arg), change);
+    }
+
+    #[test]
+    fn times_before_1970_are_kept() {
+        let arg = SetattrIn { valid: setattr_valid::ATIME, atime: -5i64 as u64, ..Default::default() };
+        let expected = SetTime::At(Timestamp { seconds: -5, nanoseconds: 0 });
+        assert_eq!(change_of(&arg).atime, Some(expected));
+    }
+}

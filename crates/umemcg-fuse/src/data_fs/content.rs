@@ -1,0 +1,238 @@
+//! Open files: what reads and writes their content.
+
+use std::ffi::OsStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use umemcg::{ChargeMeter, Group, PinnedPages, Stalled, Working};
+use umemcg_vfs::volumes::Opened;
+use umemcg_vfs::{FallocateFlags, OFlags, VfsError, VolumeFile, Whence};
+
+use super::{DataFs, settle, settle_done};
+use crate::park::Answer;
+use crate::reply::Reply;
+use crate::session::Step;
+use crate::wire::reply::{CreateOut, LseekOut, OpenOut};
+use crate::wire::request::{CreateIn, FallocateIn, FsyncIn, LseekIn, OpenIn, ReadIn, WriteIn};
+use crate::wire::{FSYNC_FDATASYNC, InHeader, open_reply, write_flag};
+
+/// `lseek` for data and for holes.
+const SEEK_DATA: u32 = 3;
+const SEEK_HOLE: u32 = 4;
+
+/// Ours is the only cache: the kernel brings every read and write here. A descriptor that cannot write has nothing to
+/// report when it is closed.
+fn open_flags(file: &dyn VolumeFile) -> u32 {
+    let noflush = if file.is_writable() { 0 } else { open_reply::NOFLUSH };
+    open_reply::DIRECT_IO | open_reply::PARALLEL_DIRECT_WRITES | noflush
+}
+
+impl DataFs {
+    /// Who pays for data: the caller, or for data without one (write-back of a shared mapping) who opened the file.
+    fn payer(&self, header: &InHeader, file: &dyn VolumeFile) -> Arc<Group> {
+        if header.pid == 0 { Arc::clone(file.group()) } else { self.group(header) }
+    }
+
+    fn send_pages(&self, reply: &mut Reply, pages: &PinnedPages) {
+        reply.frames(&self.arena, pages.segments()).ignore();
+    }
+
+    pub(super) fn read_quickly(&self, header: &InHeader, arg: &ReadIn, reply: &mut Reply) -> Step {
+        let Some(file) = self.files.get(arg.fh) else {
+            reply.error(self.no_handle(header)).ignore();
+            return Step::Settled;
+        };
+        match file.file.try_read(arg.offset, arg.size as usize) {
+            Some(pages) => {
+                self.send_pages(reply, &pages);
+                Step::Settled
+            }
+            None => Step::MaySleep(self.keys(header)),
+        }
+    }
+
+    pub(super) fn read(&self, header: &InHeader, arg: &ReadIn, reply: &mut Reply) {
+        let file = match self.file(header, arg.fh) {
+            Ok(opened) => Arc::clone(&opened.file),
+            Err(errno) => return reply.error(errno).ignore(),
+        };
+        let group = self.payer(header, &*file);
+        let (meter, _working) = (ChargeMeter::start(), Working::begin(&group));
+        let result = file.read(&group, arg.offset, arg.size as usize);
+        settle(reply, result, |reply, pages| match self.high_delay(header, &group, &meter, reply) {
+            Duration::ZERO => self.send_pages(reply, &pages),
+            delay => {
+                let bytes = pages.to_vec();
+                drop(pages);
+                let stalled = Stalled::begin(&group);
+                let again = Box::new(move || {
+                    let _until_it_goes = &stalled;
+                    None
+                });
+                self.parking.park(reply.take(), Answer::Bytes(bytes), delay, again);
+            }
+        });
+    }
+
+    /// At the end of a request: whoever has charged something while his group or one above it is over its `memory.high` reclaims,
+    /// and is then to be kept waiting for as long as this says. For workers only: may sleep.
+    fn high_delay(
+        &self,
+        header: &InHeader,
+        group: &Arc<Group>,
+        meter: &ChargeMeter,
+        reply: &Reply,
+    ) -> Duration {
+        let (reclaimer, bytes) = (self.engine.reclaimer(), meter.bytes());
+        // Late write-back of a mapping is nobody's request.
+        if bytes == 0 || header.pid == 0 || !reclaimer.is_over_high(group) {
+            return Duration::ZERO;
+        }
+        reclaimer.handle_over_high(group, bytes, &|| reply.is_cancelled())
+    }
+
+    pub(super) fn write_quickly(
+        &self,
+        header: &InHeader,
+        arg: &WriteIn,
+        data: &[u8],
+        reply: &mut Reply,
+    ) -> Step {
+        let Some(file) = self.files.get(arg.fh) else {
+            reply.error(self.no_handle(header)).ignore();
+            return Step::Settled;
+        };
+        let group = match header.pid {
+            0 => Some(Arc::clone(file.file.group())),
+            _ => self.known_group(header),
+        };
+        let kill_set_id = arg.write_flags & write_flag::KILL_SUIDGID != 0;
+        // Over `memory.high` whoever charges reclaims, and that is no work for this thread.
+        let group = group.filter(|group| !self.engine.reclaimer().is_over_high(group));
+        let written =
+            group.as_ref().and_then(|group| file.file.try_write(group, arg.offset, data, kill_set_id));
+        match group.as_ref().zip(written) {
+            Some((group, written)) => {
+                file.on.touch();
+                self.accepted(&*file.file, group, written, Duration::ZERO, reply);
+                Step::Settled
+            }
+            None => Step::MaySleep(self.keys(header)),
+        }
+    }
+
+    pub(super) fn write(&self, header: &InHeader, arg: &WriteIn, data: &[u8], reply: &mut Reply) {
+        let opened = match self.file(header, arg.fh) {
+            Ok(opened) => Arc::clone(&opened),
+            Err(errno) => return reply.error(errno).ignore(),
+        };
+        let file = &opened.file;
+        let group = self.payer(header, &**file);
+        let kill_set_id = arg.write_flags & write_flag::KILL_SUIDGID != 0;
+        let (meter, _working) = (ChargeMeter::start(), Working::begin(&group));
+        let result = file.write(&group, arg.offset, data, kill_set_id);
+        opened.on.touch();
+        settle(reply, result, |reply, written| {
+            reply.accepted_write(written as u32);
+            let delay = self.high_delay(header, &group, &meter, reply);
+            self.accepted(&**file, &group, written, delay, reply);
+        });
+    }
+
+    /// Answers an accepted write, at once or when its writer may go on: not before `delay` is over.
+    fn accepted(
+        &self,
+        file: &dyn VolumeFile,
+        group: &Arc<Group>,
+        written: usize,
+        delay: Duration,
+        reply: &mut Reply,
+    ) {
+        let pause = file.content().write_pause(group, written).unwrap_or_default().max(delay);
+        if pause.is_zero() {
+            return reply.written(written).ignore();
+        }
+        let (content, group, stalled) =
+            (Arc::clone(file.content()), Arc::clone(group), Stalled::begin(group));
+        let again = Box::new(move || {
+            let _until_it_goes = &stalled;
+            content.write_pause(&group, 0)
+        });
+        self.parking.park(reply.take(), Answer::Written(written as u32), pause, again);
+    }
+
+    pub(super) fn open(&self, header: &InHeader, arg: &OpenIn, reply: &mut Reply) {
+        let caller = self.caller(header);
+        let flags = OFlags::from_bits_retain(arg.flags);
+        let result = self.spot(header.nodeid).map_err(VfsError::from).and_then(|(member, node)| {
+            let on = member.begin_open()?;
+            Ok(Opened { file: member.volume().open(&caller, node, flags)?, on })
+        });
+        settle(reply, result, |reply, opened| {
+            let open_flags = open_flags(&*opened.file);
+            let fh = self.files.open(Arc::new(opened));
+            if reply.value(&OpenOut { fh, open_flags, padding: 0 }).is_gone() {
+                drop(self.files.close(fh));
+            }
+        });
+    }
+
+    pub(super) fn create(
+        &self,
+        header: &InHeader,
+        arg: &CreateIn,
+        name: &OsStr,
+        supplementary_gid: Option<u32>,
+        reply: &mut Reply,
+    ) {
+        let caller = self.creator(header, supplementary_gid, arg.umask);
+        let flags = OFlags::from_bits_retain(arg.flags);
+        let result = self.spot(header.nodeid).map_err(VfsError::from).and_then(|(member, node)| {
+            let on = member.begin_open()?;
+            let (entry, file) = member.volume().create(&caller, node, name, arg.mode, flags)?;
+            Ok((entry, member.outward_entry(entry)?, Opened { file, on }))
+        });
+        settle(reply, result, |reply, (inner, entry, opened)| {
+            let (open_flags, member) = (open_flags(&*opened.file), Arc::clone(&opened.on));
+            let fh = self.files.open(Arc::new(opened));
+            let open = OpenOut { fh, open_flags, padding: 0 };
+            if reply.value(&CreateOut { entry: self.entry_out(&entry), open }).is_gone() {
+                drop(self.files.close(fh));
+                member.volume().forget(inner.node, 1);
+            }
+        });
+    }
+
+    pub(super) fn fsync(&self, header: &InHeader, arg: &FsyncIn, reply: &mut Reply) {
+        let data_only = arg.fsync_flags & FSYNC_FDATASYNC != 0;
+        let result = self.file(header, arg.fh).map_err(VfsError::from);
+        settle_done(reply, result.and_then(|opened| Arc::clone(&opened.file).fsync(data_only)));
+    }
+
+    pub(super) fn fallocate(&self, header: &InHeader, arg: &FallocateIn, reply: &mut Reply) {
+        let mode = FallocateFlags::from_bits_retain(arg.mode);
+        let result = self.file(header, arg.fh).map_err(VfsError::from);
+        settle_done(
+            reply,
+            result.and_then(|opened| {
+                let opened = Arc::clone(&opened);
+                let group = self.payer(header, &*opened.file);
+                let result = opened.file.fallocate(&group, mode, arg.offset, arg.length);
+                opened.on.touch();
+                result
+            }),
+        );
+    }
+
+    pub(super) fn lseek(&self, header: &InHeader, arg: &LseekIn, reply: &mut Reply) {
+        let whence = match arg.whence {
+            SEEK_DATA => Whence::Data,
+            SEEK_HOLE => Whence::Hole,
+            _ => return reply.error(Errno::INVAL).ignore(),
+        };
+        let result = self.file(header, arg.fh).map_err(VfsError::from);
+        let result = result.and_then(|opened| Arc::clone(&opened.file).lseek(whence, arg.offset));
+        settle(reply, result, |reply, offset| reply.value(&LseekOut { offset }).ignore());
+    }
+}

@@ -1,0 +1,37 @@
+//! The kernel's cache of names and inodes, as volumes ask it to let go of some.
+//!
+//! Where the kernel can be told to prune inodes it drops the names that nobody uses and then the inodes, leaves before their
+//! directories, under no lock that a request could hold. Older kernels are told that names are stale. That takes the lock of
+//! the directory, so the thread that says it may wait for a request, never the other way round; and a stale name goes even when it is in
+//! use, which does no harm to an open file but would leave a working directory without a path, so directories stay there.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+use umemcg_vfs::{Idle, KernelCache};
+
+use crate::notifier::Notifier;
+
+/// Nodes of one notification.
+const NR_NODES_MAX: usize = 512;
+
+/// See the file's head.
+#[derive(Debug)]
+pub(super) struct KernelNames(pub(super) Notifier);
+
+impl KernelCache for KernelNames {
+    fn asks_by_name(&self) -> bool {
+        !self.0.can_prune()
+    }
+
+    fn let_go(&self, mut idle: Vec<Idle>) -> bool {
+        if self.0.can_prune() {
+            idle.sort_by_key(|idle| idle.is_directory);
+            let nodes: Vec<u64> = idle.iter().map(|idle| idle.node.0).collect();
+            return nodes.chunks(NR_NODES_MAX).all(|nodes| self.0.prune(nodes.to_vec()));
+        }
+        let files = idle.iter().filter(|idle| !idle.is_directory);
+        let mut names = files.flat_map(|idle| &idle.names);
+        names.all(|(parent, name)| self.0.inval_entry(parent.0, OsStr::from_bytes(name), false))
+    }
+}

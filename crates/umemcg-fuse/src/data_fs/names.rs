@@ -1,0 +1,233 @@
+//! Names: looking them up and listing them.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use umemcg_vfs::volumes::{Member, Opened, Place};
+use umemcg_vfs::{DirEntry, Entry, FileKind, NodeId, VfsError, Volume};
+
+use super::{DataFs, OpenDir, settle};
+use crate::errno::ToErrno;
+use crate::reply::Reply;
+use crate::wire::reply::{EntryOut, OpenOut};
+use crate::wire::request::ReadIn;
+use crate::wire::{DirBuffer, InHeader, MAX_PAYLOAD_BYTES};
+
+/// The type of a directory entry: the top four bits of a mode.
+fn dirent_kind(kind: FileKind) -> u32 {
+    match kind {
+        FileKind::Fifo => 1,
+        FileKind::CharDevice => 2,
+        FileKind::Directory => 4,
+        FileKind::BlockDevice => 6,
+        FileKind::Regular => 8,
+        FileKind::Symlink => 10,
+        FileKind::Socket => 12,
+    }
+}
+
+fn kind_of(entry: &DirEntry<'_>) -> u32 {
+    match (entry.kind, &entry.entry) {
+        (Some(kind), _) => dirent_kind(kind),
+        (None, Some(found)) => found.attr.mode >> 12,
+        (None, None) => 0,
+    }
+}
+
+impl DataFs {
+    pub(super) fn entry_out(&self, entry: &Entry) -> EntryOut {
+        let (name, attr) = (self.lifetimes.entry, self.lifetimes.attr);
+        EntryOut {
+            nodeid: entry.node.0,
+            generation: entry.generation,
+            entry_valid: name.as_secs(),
+            entry_valid_nsec: name.subsec_nanos(),
+            attr_valid: attr.as_secs(),
+            attr_valid_nsec: attr.subsec_nanos(),
+            attr: super::attrs::attr_out(&entry.attr),
+        }
+    }
+
+    /// Hands a node over to the kernel, or takes it back when nobody waits any more.
+    pub(super) fn reply_entry(&self, reply: &mut Reply, result: Result<(Arc<Member>, Entry), VfsError>) {
+        let result = result.and_then(|(member, inner)| {
+            let entry = member.outward_entry(inner)?;
+            Ok((member, inner, entry))
+        });
+        settle(reply, result, |reply, (member, inner, entry)| {
+            if reply.value(&self.entry_out(&entry)).is_gone() {
+                member.volume().forget(inner.node, 1);
+            }
+        });
+    }
+
+    /// Makes something in a directory and hands it over.
+    pub(super) fn reply_new(
+        &self,
+        reply: &mut Reply,
+        id: u64,
+        make: impl FnOnce(&dyn Volume, NodeId) -> Result<Entry, VfsError>,
+    ) {
+        let result = self.spot(id).map_err(VfsError::from);
+        let result = result.and_then(|(member, node)| {
+            let entry = make(&**member.volume(), node)?;
+            Ok((Arc::clone(&member), entry))
+        });
+        self.reply_entry(reply, result);
+    }
+
+    pub(super) fn lookup(&self, header: &InHeader, name: &OsStr, reply: &mut Reply) {
+        let result = match self.volumes.place(header.nodeid) {
+            Ok(Place::Top) => match self.top_lookup(name) {
+                Ok(entry) => {
+                    self.absent.exists(header.nodeid, name);
+                    return reply.value(&self.entry_out(&entry)).ignore();
+                }
+                Err(error) => Err(error),
+            },
+            Ok(Place::In(member, node)) => {
+                let entry = member.volume().lookup(&self.caller(header), node, name);
+                entry.map(|entry| (Arc::clone(&member), entry))
+            }
+            Err(errno) => Err(errno.into()),
+        };
+        match &result {
+            Ok(_) => self.absent.exists(header.nodeid, name),
+            Err(error) if error.to_errno() == Errno::NOENT => {
+                return self.reply_absent(header.nodeid, name, reply);
+            }
+            Err(_) => {}
+        }
+        self.reply_entry(reply, result);
+    }
+
+    /// Says that a name does not exist, and sees to it that the kernel does not remember too many of those.
+    fn reply_absent(&self, parent: u64, name: &OsStr, reply: &mut Reply) {
+        let are_too_many = self.absent.note(parent, name);
+        let absent = self.lifetimes.absent;
+        if absent.is_zero() || (parent == NodeId::ROOT.0 && self.volumes.whole().is_none()) {
+            reply.error(Errno::NOENT).ignore();
+        } else {
+            // Node 0: the kernel may believe that there is nothing for a while.
+            let entry_valid_nsec = absent.subsec_nanos();
+            let out = EntryOut { entry_valid: absent.as_secs(), entry_valid_nsec, ..Default::default() };
+            reply.value(&out).ignore();
+        }
+        self.bound_absent(are_too_many);
+    }
+
+    fn bound_absent(&self, are_too_many: bool) {
+        if !are_too_many {
+            return;
+        }
+        let names = Arc::clone(&self.absent);
+        let told = self.notifier.get().is_some_and(|notifier| notifier.inval_entries(move || names.stale()));
+        if !told {
+            self.absent.was_not_called();
+        }
+    }
+
+    /// Removes a name; the kernel remembers that it is gone.
+    pub(super) fn remove(
+        &self,
+        id: u64,
+        name: &OsStr,
+        reply: &mut Reply,
+        call: impl FnOnce(&dyn Volume, NodeId) -> Result<(), VfsError>,
+    ) {
+        let result = self.on(id, call);
+        let are_too_many = result.is_ok() && self.absent.note(id, name);
+        super::settle_done(reply, result);
+        self.bound_absent(are_too_many);
+    }
+
+    /// Gives references back; those of volumes that are gone went with them.
+    pub(super) fn forget(&self, id: u64, nr_lookups: u64) {
+        if let Ok(Place::In(member, node)) = self.volumes.place(id)
+            && (node != NodeId::ROOT || self.volumes.whole().is_some())
+        {
+            member.volume().forget(node, nr_lookups);
+        }
+    }
+
+    pub(super) fn opendir(&self, id: u64, reply: &mut Reply) {
+        let result = match self.volumes.place(id) {
+            Ok(Place::Top) => Ok(OpenDir::Top),
+            Ok(Place::In(member, node)) => member
+                .begin_open()
+                .map_err(VfsError::from)
+                .and_then(|on| Ok(OpenDir::In(Opened { file: member.volume().opendir(node)?, on }))),
+            Err(errno) => Err(errno.into()),
+        };
+        settle(reply, result, |reply, dir| {
+            let fh = self.dirs.open(Arc::new(dir));
+            if reply.value(&OpenOut { fh, ..Default::default() }).is_gone() {
+                drop(self.dirs.close(fh));
+            }
+        });
+    }
+
+    pub(super) fn readdir(&self, header: &InHeader, arg: &ReadIn, reply: &mut Reply) {
+        let mut list = DirBuffer::new((arg.size as usize).min(MAX_PAYLOAD_BYTES));
+        let dir = self.dir(header, arg.fh).map(|dir| Arc::clone(&dir)).map_err(VfsError::from);
+        let result = dir.and_then(|dir| match &*dir {
+            OpenDir::Top => {
+                self.top_readdir(arg.offset, false, &mut list);
+                Ok(())
+            }
+            OpenDir::In(opened) => opened.file.readdir(arg.offset, &mut |entry| {
+                let ino = opened.on.outward_ino(entry.ino);
+                list.push(ino, entry.next_offset, kind_of(entry), entry.name.as_bytes())
+            }),
+        });
+        settle(reply, keep_some(result, &list), |reply, ()| reply.bytes(list.as_bytes()).ignore());
+    }
+
+    pub(super) fn readdirplus(&self, header: &InHeader, arg: &ReadIn, reply: &mut Reply) {
+        let mut list = DirBuffer::new((arg.size as usize).min(MAX_PAYLOAD_BYTES));
+        let dir = match self.dir(header, arg.fh) {
+            Ok(dir) => Arc::clone(&dir),
+            Err(errno) => return reply.error(errno).ignore(),
+        };
+        let OpenDir::In(opened) = &*dir else {
+            self.top_readdir(arg.offset, true, &mut list);
+            return reply.bytes(list.as_bytes()).ignore();
+        };
+        let mut handed_over = Vec::new();
+        let caller = self.caller(header);
+        let result = opened.file.readdirplus(&caller, arg.offset, &mut |entry| {
+            // What has no outward name is listed without being looked up.
+            let found = entry.entry.and_then(|found| {
+                opened.on.outward(found.node).ok().map(|node| Entry {
+                    node,
+                    attr: opened.on.outward_attr(found.attr),
+                    ..found
+                })
+            });
+            let out = found.as_ref().map(|found| self.entry_out(found)).unwrap_or_default();
+            let ino = opened.on.outward_ino(entry.ino);
+            let taken = list.push_plus(&out, ino, entry.next_offset, kind_of(entry), entry.name.as_bytes());
+            if let Some(inner) = entry.entry.filter(|_| taken) {
+                match found {
+                    Some(_) => handed_over.push(inner.node),
+                    None => opened.on.volume().forget(inner.node, 1),
+                }
+            }
+            taken
+        });
+        let mut gone = true;
+        settle(reply, keep_some(result, &list), |reply, ()| gone = reply.bytes(list.as_bytes()).is_gone());
+        if gone {
+            for node in handed_over {
+                opened.on.volume().forget(node, 1);
+            }
+        }
+    }
+}
+
+/// An error after some entries have been listed comes again with the next part of the listing.
+fn keep_some(result: Result<(), VfsError>, list: &DirBuffer) -> Result<(), VfsError> {
+    if list.is_empty() { result } else { Ok(()) }
+}

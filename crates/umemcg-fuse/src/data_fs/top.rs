@@ -1,0 +1,123 @@
+//! The directory of all volumes: made up, read-only, its entries the volumes in the order in which they were added.
+//!
+//! Its entries are not counted: a volume's root is there as long as the volume is. A name that leads to no volume is never
+//! remembered by the kernel, so that a volume that is added later is seen at once.
+
+use std::ffi::OsStr;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use umemcg_base::PAGE_SIZE_U64;
+use umemcg_vfs::volumes::Member;
+use umemcg_vfs::{Attr, Entry, NodeId, StatFs, VfsError};
+
+use super::DataFs;
+use crate::wire::DirBuffer;
+use crate::wire::reply::EntryOut;
+
+/// Volumes listed at a time.
+const BATCH: usize = 256;
+/// A directory in a listing: the type bits of its mode.
+const DIRECTORY: u32 = 4;
+/// Listing positions of the volumes start behind those of `.` and `..`.
+const NR_DOTS: u64 = 2;
+
+impl DataFs {
+    /// Attributes of the directory.
+    pub(super) fn top_attr(&self) -> Attr {
+        Attr {
+            ino: NodeId::ROOT.0,
+            size: 0,
+            blocks: 0,
+            mode: 0o040_755,
+            nlink: 2u32.saturating_add(self.volumes.len() as u32),
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+            rdev: 0,
+            atime: self.since,
+            mtime: self.since,
+            ctime: self.since,
+            blksize: PAGE_SIZE_U64 as u32,
+        }
+    }
+
+    /// The root of the volume of this name.
+    pub(super) fn top_lookup(&self, name: &OsStr) -> Result<Entry, VfsError> {
+        root_of(&self.volumes.find(name).ok_or(Errno::NOENT)?)
+    }
+
+    /// The pool as a file system of its own.
+    pub(super) fn top_statfs(&self) -> StatFs {
+        let root = self.engine.root();
+        let pages = |bytes: u64| bytes / PAGE_SIZE_U64;
+        let free = pages(root.margin_bytes());
+        StatFs {
+            frsize: PAGE_SIZE_U64,
+            bsize: PAGE_SIZE_U64,
+            blocks: pages(root.max_bytes()),
+            bfree: free,
+            bavail: free,
+            files: self.volumes.len() as u64,
+            ffree: 0,
+            namemax: 255,
+        }
+    }
+
+    /// Fills a listing from `offset` on.
+    pub(super) fn top_readdir(&self, offset: u64, plus: bool, list: &mut DirBuffer) {
+        let mut push = |name: &[u8], ino, next, out: EntryOut| {
+            if plus {
+                list.push_plus(&out, ino, next, DIRECTORY, name)
+            } else {
+                list.push(ino, next, DIRECTORY, name)
+            }
+        };
+        for (at, dot) in [&b"."[..], b".."].into_iter().enumerate() {
+            if offset <= at as u64 && !push(dot, NodeId::ROOT.0, at as u64 + 1, EntryOut::default()) {
+                return;
+            }
+        }
+        let mut after = offset.saturating_sub(NR_DOTS);
+        loop {
+            let members = self.volumes.list(after, BATCH);
+            for member in &members {
+                // Without an entry the kernel looks it up when it is needed.
+                let entry = if plus { root_of(member).ok() } else { None };
+                let out = entry.as_ref().map(|entry| self.entry_out(entry)).unwrap_or_default();
+                let ino = entry.map_or(member.root_id(), |entry| entry.attr.ino);
+                if !push(member.name().as_bytes(), ino, member.serial() + NR_DOTS, out) {
+                    return;
+                }
+                after = member.serial();
+            }
+            if members.len() < BATCH {
+                return;
+            }
+        }
+    }
+
+    /// Makes everything durable that was accepted on any volume. Goes on after an error and reports the first.
+    ///
+    /// # Errors
+    /// Write-back errors, and the host's.
+    pub fn sync_volumes(&self) -> Result<(), VfsError> {
+        let mut result = Ok(());
+        for member in self.volumes.list(0, usize::MAX) {
+            // Where there is only one, it is asked whatever we know.
+            if member.take_touched() || self.volumes.whole().is_some() {
+                let synced = member.volume().syncfs();
+                if synced.is_err() {
+                    member.touch();
+                }
+                result = result.and(synced);
+            }
+        }
+        result
+    }
+}
+
+/// The root of a volume as an entry of the directory.
+fn root_of(member: &Arc<Member>) -> Result<Entry, VfsError> {
+    let attr = member.volume().getattr(NodeId::ROOT)?;
+    Ok(Entry { node: NodeId(member.root_id()), generation: 0, attr: member.outward_attr(attr) })
+}

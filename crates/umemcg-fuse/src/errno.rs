@@ -1,0 +1,64 @@
+//! Errors of the layers below as the error numbers that a process sees. The one place where that is decided.
+
+use rustix::io::Errno;
+use umemcg::FileError;
+use umemcg_control::ControlError;
+use umemcg_vfs::VfsError;
+
+/// Has an error number.
+pub trait ToErrno {
+    /// What a process is told.
+    fn to_errno(&self) -> Errno;
+}
+
+impl ToErrno for std::io::Error {
+    fn to_errno(&self) -> Errno {
+        Errno::from_io_error(self).unwrap_or(Errno::IO)
+    }
+}
+
+impl ToErrno for FileError {
+    fn to_errno(&self) -> Errno {
+        match self {
+            Self::Store(error) => error.to_errno(),
+            Self::Writeback(errno) => Errno::from_raw_os_error(*errno),
+            Self::NoSpace => Errno::NOSPC,
+            Self::TooLarge => Errno::FBIG,
+            Self::NoMemory(_) => Errno::NOMEM,
+            Self::ShutDown => Errno::IO,
+        }
+    }
+}
+
+impl ToErrno for VfsError {
+    fn to_errno(&self) -> Errno {
+        match self {
+            Self::Host(errno) => *errno,
+            Self::Content(error) => error.to_errno(),
+        }
+    }
+}
+
+impl ToErrno for ControlError {
+    fn to_errno(&self) -> Errno {
+        match self {
+            Self::NotFound => Errno::NOENT,
+            Self::Exists => Errno::EXIST,
+            Self::NotDirectory => Errno::NOTDIR,
+            Self::IsDirectory => Errno::ISDIR,
+            Self::Invalid => Errno::INVAL,
+            Self::TooLong => Errno::TOOBIG,
+            Self::NameTooLong => Errno::NAMETOOLONG,
+            Self::Busy => Errno::BUSY,
+            Self::Denied => Errno::ACCESS,
+            Self::NotPermitted => Errno::PERM,
+            Self::OtherParent => Errno::IO,
+            Self::Interrupted => Errno::INTR,
+            Self::Again => Errno::AGAIN,
+            Self::Gone => Errno::NODEV,
+            Self::NoSuchProcess => Errno::SRCH,
+            Self::NoMemory => Errno::NOMEM,
+            Self::System(errno) => *errno,
+        }
+    }
+}

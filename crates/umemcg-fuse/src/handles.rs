@@ -1,0 +1,171 @@
+//! What the kernel's file handles stand for. A handle is looked up by every read and write, so that takes no lock and
+//! writes no memory that another thread's lookup touches.
+
+use std::sync::Arc;
+
+use arc_swap::{ArcSwapOption, Guard};
+use parking_lot::Mutex;
+use umemcg_base::Table;
+
+/// What is open, with the handle that it goes by.
+#[derive(Debug)]
+pub struct Opened<T> {
+    handle: u64,
+    /// What the handle stands for.
+    pub value: Arc<T>,
+}
+
+/// Open things by handle. A handle is not used again before its number has come round 2^32 times.
+#[derive(Debug)]
+pub struct HandleTable<T> {
+    slots: Table<ArcSwapOption<Opened<T>>>,
+    free: Mutex<Free>,
+}
+
+#[derive(Debug, Default)]
+struct Free {
+    places: Vec<u32>,
+    nr_places: u32,
+    /// Upper half of the next handle.
+    serial: u32,
+}
+
+impl<T> HandleTable<T> {
+    /// Nothing is open.
+    pub fn new() -> Self {
+        Self { slots: Table::new(), free: Mutex::default() }
+    }
+
+    /// Gives `value` a handle.
+    pub fn open(&self, value: Arc<T>) -> u64 {
+        let (place, serial) = {
+            let mut free = self.free.lock();
+            let place = free.places.pop().unwrap_or_else(|| {
+                free.nr_places += 1;
+                free.nr_places - 1
+            });
+            free.serial = free.serial.wrapping_add(1);
+            (place, free.serial)
+        };
+        let handle = u64::from(serial) << 32 | u64::from(place);
+        self.slots.get_or_grow(place, ArcSwapOption::empty).store(Some(Arc::new(Opened { handle, value })));
+        handle
+    }
+
+    /// What a handle stands for. Cheap, and to be held only as long as the request takes.
+    #[inline]
+    pub fn get(&self, handle: u64) -> Option<Held<T>> {
+        let guard = self.slots.get(handle as u32)?.load();
+        guard.as_ref().is_some_and(|opened| opened.handle == handle).then_some(Held(guard))
+    }
+
+    /// Takes a handle back; returns what it stood for, to one of those who close it at the same time.
+    pub fn close(&self, handle: u64) -> Option<Arc<T>> {
+        let slot = self.slots.get(handle as u32)?;
+        let seen = slot.load_full().filter(|opened| opened.handle == handle)?;
+        // Whoever takes it out gives its place back: till then no other can stand there.
+        let taken = slot.compare_and_swap(&Some(Arc::clone(&seen)), None);
+        if !taken.as_ref().is_some_and(|taken| Arc::ptr_eq(taken, &seen)) {
+            return None;
+        }
+        self.free.lock().places.push(handle as u32);
+        Some(Arc::clone(&seen.value))
+    }
+
+    /// Takes all handles back.
+    pub fn close_all(&self) -> Vec<Arc<T>> {
+        self.close_where(|_| true)
+    }
+
+    /// Takes those handles back that stand for what `is_meant` says.
+    pub fn close_where(&self, is_meant: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
+        let nr_places = self.free.lock().nr_places;
+        (0..nr_places)
+            .filter_map(|place| {
+                let opened = self.slots.get(place)?.load_full()?;
+                if is_meant(&opened.value) { self.close(opened.handle) } else { None }
+            })
+            .collect()
+    }
+
+    /// How many are open.
+    pub fn len(&self) -> usize {
+        let free = self.free.lock();
+        free.nr_places as usize - free.places.len()
+    }
+
+    /// Whether none is open.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl<T> Default for HandleTable<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// What a handle stands for, kept open while this lives.
+#[derive(Debug)]
+pub struct Held<T>(Guard<Option<Arc<Opened<T>>>>);
+
+impl<T> std::ops::Deref for Held<T> {
+    type Target = Arc<T>;
+    #[inline]
+    fn deref(&self) -> &Arc<T> {
+        match &*self.0 {
+            Some(opened) => &opened.value,
+            None => unreachable!("a held handle stands for something"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handle_that_was_closed_stands_for_nothing_even_when_its_place_is_taken_again() {
+        let table = HandleTable::new();
+        let first = table.open(Arc::new(1));
+        assert_eq!(**table.get(first).unwrap(), 1);
+        assert_eq!(table.close(first).as_deref(), Some(&1));
+        let second = table.open(Arc::new(2));
+        assert_eq!(first as u32, second as u32);
+        assert!(table.get(first).is_none() && table.close(first).is_none());
+        assert_eq!(**table.get(second).unwrap(), 2);
+        assert!(table.get(u64::MAX).is_none());
+    }
+
+    #[test]
+    fn of_many_who_close_a_handle_at_once_one_gets_what_it_stood_for() {
+        let table = HandleTable::new();
+        for round in 0..200 {
+            let handle = table.open(Arc::new(round));
+            let winners: usize = std::thread::scope(|scope| {
+                let closing = [(); 3].map(|()| scope.spawn(|| usize::from(table.close(handle).is_some())));
+                closing.map(|thread| thread.join().unwrap()).iter().sum()
+            });
+            assert_eq!((winners, table.len()), (1, 0));
+        }
+    }
+
+    #[test]
+    fn what_is_meant_is_closed_and_nothing_else() {
+        let table = HandleTable::new();
+        let handles: Vec<u64> = (0..10).map(|n| table.open(Arc::new(n))).collect();
+        assert_eq!(table.close_where(|n| n % 2 == 1).len(), 5);
+        assert!(table.get(handles[1]).is_none() && table.get(handles[2]).is_some());
+    }
+
+    #[test]
+    fn closing_all_leaves_nothing_open() {
+        let table = HandleTable::new();
+        let handles: Vec<u64> = (0..200).map(|n| table.open(Arc::new(n))).collect();
+        table.close(handles[7]);
+        assert_eq!(table.len(), 199);
+        assert_eq!(table.close_all().len(), 199);
+        assert!(table.is_empty());
+    }
+}

@@ -1,0 +1,277 @@
+//! Requests that somebody may want to stop waiting for.
+//!
+//! A request that is answered by the thread that read it is never entered here. One that may take long is, with the
+//! thread that waits for it, so that an interrupt can end the wait:
+//!
+//! 1. The kernel sends INTERRUPT, once per request, at the first signal of whatever kind.
+//! 2. If the request is not known (yet), a watcher looks again a little later, and then answers EAGAIN, upon which the
+//!    kernel sends the interrupt again, or forgets it if the request has been answered meanwhile.
+//! 3. If it is known and any signal may end it ([`Interrupts::AnySignal`]), it is answered at once.
+//! 4. Otherwise only a signal that kills may: reads and writes of files do not fail because an alarm went off. The watcher
+//!    looks at the waiting thread every [`WATCH_INTERVAL`] until it is being killed or the request is answered.
+//!
+//! Who answers claims the request first, so there is one answer; a worker that comes too late learns that nobody took it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use umemcg_base::Bell;
+use zerocopy::IntoBytes;
+
+use crate::signals::{Doom, SignalReader};
+use crate::transport::{Payload, Transport};
+use crate::wire::reply::WriteOut;
+use crate::wire::{INTERRUPT_BIT, OUT_HEADER_BYTES, OutHeader};
+
+/// How often a waiting thread that has been signalled is looked at.
+pub const WATCH_INTERVAL: Duration = Duration::from_millis(50);
+/// How long an interrupt for an unknown request rests before the kernel is asked to repeat it.
+const UNKNOWN_REST: Duration = Duration::from_millis(2);
+/// After this long a signalled thread that cannot be looked at (another pid namespace, a hidden `/proc`) counts as killed.
+const UNSEEN_GRACE: Duration = Duration::from_secs(1);
+/// Shards of the table, so that threads seldom meet.
+const NR_SHARDS: usize = 16;
+
+/// Which signals end a wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Interrupts {
+    /// Those that kill the waiting thread.
+    FatalOnly,
+    /// All that are not ignored.
+    AnySignal,
+}
+
+/// What a request is answered with when its thread is being killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KillAnswer {
+    /// EINTR.
+    Interrupted,
+    /// The write has been accepted, only its reply was held back: this many bytes.
+    Written(u32),
+}
+
+/// A registered request.
+#[derive(Debug)]
+pub struct Flight {
+    /// (C) The kernel's name of it.
+    unique: u64,
+    /// (C) The thread that waits; 0 unknown.
+    tid: u32,
+    /// (C) Where it came from and the answer must go.
+    transport: Arc<dyn Transport>,
+    /// (A) Somebody answers or has answered.
+    claimed: AtomicBool,
+    /// (A) The watcher looks after it already.
+    watched: AtomicBool,
+    on_kill: Mutex<KillAnswer>,
+}
+
+impl Flight {
+    /// Whether it has been answered, or is being answered; work for it may stop.
+    pub fn is_claimed(&self) -> bool {
+        // Acquire: pairs with `claim`.
+        self.claimed.load(Ordering::Acquire)
+    }
+
+    /// The right to answer; given once.
+    pub(crate) fn claim(&self) -> bool {
+        // AcqRel: pairs with `is_claimed` and with itself in another thread.
+        !self.claimed.swap(true, Ordering::AcqRel)
+    }
+
+    fn kill(&self) {
+        if !self.claim() {
+            return;
+        }
+        let answer = *self.on_kill.lock();
+        tracing::debug!(unique = self.unique, tid = self.tid, ?answer, "the waiting thread was interrupted");
+        let written;
+        let (error, payload) = match answer {
+            KillAnswer::Interrupted => (-rustix::io::Errno::INTR.raw_os_error(), &[][..]),
+            KillAnswer::Written(size) => {
+                written = WriteOut { size, padding: 0 };
+                (0, written.as_bytes())
+            }
+        };
+        let header = OutHeader { len: (OUT_HEADER_BYTES + payload.len()) as u32, error, unique: self.unique };
+        // Whether it is taken makes no difference: nobody is left to be told.
+        let _ = self.transport.send(header.as_bytes(), Payload::Bytes(payload));
+    }
+}
+
+/// All registered requests of a session.
+#[derive(Debug)]
+pub struct Inflight {
+    shards: [Mutex<HashMap<u64, Arc<Flight>>>; NR_SHARDS],
+    /// (C) Every queue of the session: an interrupt's EAGAIN counts only on the one that its request was taken from.
+    transports: Vec<Arc<dyn Transport>>,
+    policy: Interrupts,
+    signals: SignalReader,
+    watch: Mutex<Vec<Watched>>,
+    /// (A) What the watcher looks after now, beside what is new in `watch`.
+    nr_watched: AtomicUsize,
+    bell: Bell,
+    stop: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Watched {
+    since: Instant,
+    what: Interrupted,
+}
+
+#[derive(Debug)]
+enum Interrupted {
+    Known(Arc<Flight>),
+    Unknown(u64),
+}
+
+impl Inflight {
+    /// An empty table for a session with these queues.
+    pub fn new(transports: Vec<Arc<dyn Transport>>, policy: Interrupts) -> Arc<Self> {
+        Arc::new(Self {
+            shards: Default::default(),
+            transports,
+            policy,
+            signals: SignalReader::new(),
+            watch: Mutex::default(),
+            nr_watched: AtomicUsize::new(0),
+            bell: Bell::new(),
+            stop: AtomicBool::new(false),
+        })
+    }
+
+    fn shard(&self, unique: u64) -> &Mutex<HashMap<u64, Arc<Flight>>> {
+        // The kernel counts in steps of two.
+        &self.shards[(unique >> 1) as usize % NR_SHARDS]
+    }
+
+    /// Registers a request that was taken from `transport` and that thread `tid` waits for.
+    pub fn enter(&self, unique: u64, tid: u32, transport: Arc<dyn Transport>) -> Arc<Flight> {
+        let flight = Arc::new(Flight {
+            unique,
+            tid,
+            transport,
+            claimed: AtomicBool::new(false),
+            watched: AtomicBool::new(false),
+            on_kill: Mutex::new(KillAnswer::Interrupted),
+        });
+        self.shard(unique).lock().insert(unique, Arc::clone(&flight));
+        flight
+    }
+
+    /// Forgets an answered request.
+    pub fn leave(&self, unique: u64) {
+        self.shard(unique).lock().remove(&unique);
+    }
+
+    /// What a kill is answered with from now on.
+    pub fn set_kill_answer(flight: &Flight, answer: KillAnswer) {
+        *flight.on_kill.lock() = answer;
+    }
+
+    /// The kernel interrupts `unique`. Called by a reader; does not look at other threads, so it does not sleep.
+    pub fn interrupt(&self, unique: u64) {
+        let known = self.shard(unique).lock().get(&unique).cloned();
+        let what = match known {
+            Some(flight) if self.policy == Interrupts::AnySignal => return flight.kill(),
+            Some(flight) => {
+                if flight.watched.swap(true, Ordering::Relaxed) {
+                    return;
+                }
+                Interrupted::Known(flight)
+            }
+            None => Interrupted::Unknown(unique),
+        };
+        self.watch.lock().push(Watched { since: Instant::now(), what });
+        self.bell.ring();
+    }
+
+    /// The watcher's life: looks after interrupted requests until [`stop`](Self::stop).
+    pub fn watch(&self) {
+        let mut watched: Vec<Watched> = Vec::new();
+        let mut rest = Duration::MAX;
+        // Acquire: pairs with `stop`.
+        while !self.stop.load(Ordering::Acquire) {
+            self.bell.wait(rest.min(Duration::from_secs(3600)));
+            watched.append(&mut self.watch.lock());
+            let now = Instant::now();
+            watched.retain(|w| !self.look(w, now));
+            self.nr_watched.store(watched.len(), Ordering::Relaxed);
+            let unknown = watched.iter().any(|w| matches!(w.what, Interrupted::Unknown(_)));
+            rest = match watched.is_empty() {
+                true => Duration::MAX,
+                false if unknown => UNKNOWN_REST,
+                false => WATCH_INTERVAL,
+            };
+        }
+    }
+
+    /// Whether that is settled.
+    fn look(&self, watched: &Watched, now: Instant) -> bool {
+        match &watched.what {
+            Interrupted::Known(flight) => {
+                if flight.is_claimed() {
+                    return true;
+                }
+                let killed = match self.signals.doom(flight.tid) {
+                    Doom::Dying => true,
+                    Doom::Living => false,
+                    Doom::Unseen => now.duration_since(watched.since) >= UNSEEN_GRACE,
+                };
+                if killed {
+                    flight.kill();
+                    self.leave(flight.unique);
+                }
+                killed
+            }
+            Interrupted::Unknown(unique) => {
+                let known = self.shard(*unique).lock().contains_key(unique);
+                if known {
+                    self.interrupt(*unique);
+                } else if now.duration_since(watched.since) < UNKNOWN_REST {
+                    return false;
+                } else {
+                    self.ask_again(*unique);
+                }
+                true
+            }
+        }
+    }
+
+    /// Has the kernel repeat an interrupt. If the request has been answered, no queue knows it and nothing happens.
+    fn ask_again(&self, unique: u64) {
+        let error = -rustix::io::Errno::AGAIN.raw_os_error();
+        let header = OutHeader { len: OUT_HEADER_BYTES as u32, error, unique: unique | INTERRUPT_BIT };
+        for transport in &self.transports {
+            if transport.send(header.as_bytes(), Payload::None).is_ok() {
+                return;
+            }
+        }
+    }
+
+    /// Interrupted requests whose threads live on and are looked at from time to time.
+    pub fn nr_watched(&self) -> usize {
+        self.nr_watched.load(Ordering::Relaxed)
+    }
+
+    /// Ends [`watch`](Self::watch).
+    pub fn stop(&self) {
+        // Release: pairs with `watch`.
+        self.stop.store(true, Ordering::Release);
+        self.bell.ring();
+    }
+
+    /// How many requests are registered.
+    pub fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().len()).sum()
+    }
+
+    /// Whether none is registered.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}

@@ -1,0 +1,441 @@
+//! Mounting and unmounting: as root with `mount(2)`, as an ordinary user through `fusermount3`, which hands the
+//! connected device over a socket.
+//!
+//! What a mount point is, is asked of the mount table first: asking the path itself could wait for a daemon that
+//! hangs.
+
+use std::ffi::{CString, OsStr, OsString};
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use thiserror::Error;
+
+use crate::mountinfo::{Mount, mount_at};
+use crate::transport::Device;
+use crate::wire::MAX_PAYLOAD_BYTES;
+
+/// How long a mount is given to say whether it is alive.
+const ALIVE_WITHIN: Duration = Duration::from_secs(2);
+/// Dead mounts on top of each other that are taken over.
+const NR_STACKED_MAX: usize = 16;
+/// The programs that mount for ordinary users.
+const HELPERS: [&str; 2] = ["fusermount3", "fusermount"];
+
+/// What to mount, and how.
+#[derive(Debug, Clone)]
+pub struct MountOptions {
+    /// What stands behind `fuse.` in the mount table.
+    pub subtype: String,
+    /// What the mount table shows as the source.
+    pub source: OsString,
+    /// Let other users in. As root the default is yes, else no.
+    pub allow_other: Option<bool>,
+    /// Take over a mount point whose daemon has died.
+    pub replace: bool,
+    /// The directory that must neither contain the mount point nor lie under it.
+    pub backing: Option<PathBuf>,
+}
+
+impl MountOptions {
+    /// A mount that shows up as `fuse.<subtype>` from `source`.
+    pub fn new(subtype: impl Into<String>, source: impl Into<OsString>) -> Self {
+        Self {
+            subtype: subtype.into(),
+            source: source.into(),
+            allow_other: None,
+            replace: false,
+            backing: None,
+        }
+    }
+}
+
+/// Why nothing was mounted. The text says what to do.
+#[derive(Debug, Error)]
+pub enum MountError {
+    /// There is no such directory.
+    #[error("the mount point {} does not exist; create the directory first", .0.display())]
+    Missing(PathBuf),
+    /// It is something else.
+    #[error("the mount point {} is not a directory", .0.display())]
+    NotDirectory(PathBuf),
+    /// A living file system of this type is mounted there.
+    #[error("the mount point {} is busy: a file system of type {kind} is mounted there; unmount it or choose another directory", point.display())]
+    Busy {
+        /// Where.
+        point: PathBuf,
+        /// What.
+        kind: String,
+    },
+    /// What is mounted there has lost its daemon.
+    #[error("{} is a mount whose daemon has died; --replace takes it over, `umount` or `fusermount3 -u` removes it", .0.display())]
+    Stale(PathBuf),
+    /// One directory lies in the other.
+    #[error("the mount point {} and the directory {} must not contain each other", point.display(), backing.display())]
+    Nested {
+        /// Where to mount.
+        point: PathBuf,
+        /// What to mount.
+        backing: PathBuf,
+    },
+    /// The kernel has no FUSE, or we may not use it.
+    #[error("cannot open /dev/fuse: {0}; load the kernel's fuse module, or give this environment the device")]
+    NoDevice(Errno),
+    /// Mounting as an ordinary user needs a helper.
+    #[error("mounting as an ordinary user needs fusermount3; install the package fuse3")]
+    NoHelper,
+    /// The helper refused.
+    #[error("fusermount3 cannot mount at {}: {message}", point.display())]
+    Helper {
+        /// Where.
+        point: PathBuf,
+        /// What it says.
+        message: String,
+    },
+    /// A system call failed.
+    #[error("cannot {what} {}: {error}", path.display())]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// What came of it.
+        error: io::Error,
+    },
+}
+
+/// How to unmount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unmount {
+    /// Only if nobody uses it.
+    IfIdle,
+    /// Out of sight at once; who uses it goes on doing so.
+    Lazily,
+    /// Out of sight at once; who uses it gets errors, and its requests end.
+    ByForce,
+}
+
+/// A mount of ours. Dropping it unmounts lazily, if it still is there.
+#[derive(Debug)]
+pub struct Mounted {
+    point: PathBuf,
+    /// Of the mounted file system; used again for another one once ours has gone.
+    device_number: String,
+    /// So that a later mount at the same place is not mistaken for ours; none before Linux 6.8.
+    id: Option<u64>,
+}
+
+impl Mounted {
+    /// Mounts at `point` and returns the device that is to be served.
+    ///
+    /// # Errors
+    /// [`MountError`].
+    pub fn mount(point: &Path, options: &MountOptions) -> Result<(Self, Device), MountError> {
+        let point = prepare(point, options)?;
+        let root = rustix::process::geteuid().is_root();
+        let fd = match if root { mount_as_root(&point, options) } else { Err(None) } {
+            Ok(fd) => fd,
+            Err(Some(error)) => return Err(error),
+            // Root of a container may lack the right that the helper has.
+            Err(None) => mount_with_helper(&point, options)?,
+        };
+        let system = |what, error| MountError::System { what, path: point.clone(), error };
+        let found = mount_at(&point).map_err(|error| system("find the new mount at", error))?;
+        let device_number = found.map(|mount| mount.device).unwrap_or_default();
+        let id = unique_id(&point);
+        Ok((Self { point, device_number, id }, Device::new(fd)))
+    }
+
+    /// The mount point, absolute and without symlinks.
+    pub fn point(&self) -> &Path {
+        &self.point
+    }
+
+    /// Whether it is still mounted there.
+    pub fn is_mounted(&self) -> bool {
+        let at_point = mount_at(&self.point).ok().flatten();
+        at_point.is_some_and(|mount| mount.device == self.device_number) && unique_id(&self.point) == self.id
+    }
+
+    /// Unmounts. A mount that is gone already is no error.
+    ///
+    /// # Errors
+    /// `EBUSY` with [`Unmount::IfIdle`] while somebody uses it; else what the system says.
+    pub fn unmount(&self, how: Unmount) -> io::Result<()> {
+        if !self.is_mounted() {
+            return Ok(());
+        }
+        if how == Unmount::ByForce {
+            self.abort();
+        }
+        match unmount(&self.point, how) {
+            // Somebody else was faster.
+            Err(_) if !self.is_mounted() => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Ends the connection through the control file system, where there is one.
+    fn abort(&self) {
+        if let Some((_, minor)) = self.device_number.split_once(':') {
+            // As root the unmount itself does it; this is for ordinary users.
+            let _ = std::fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1");
+        }
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if let Err(error) = self.unmount(Unmount::Lazily) {
+            tracing::warn!(%error, point = %self.point.display(), "cannot unmount");
+        }
+    }
+}
+
+/// A number of the mount at `point` that no other mount has or will have. Asks the kernel alone, not the daemon behind it.
+fn unique_id(point: &Path) -> Option<u64> {
+    const MNT_ID_UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
+    let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT | AtFlags::SYMLINK_NOFOLLOW;
+    let stat = rustix::fs::statx(rustix::fs::CWD, point, flags, MNT_ID_UNIQUE).ok()?;
+    (stat.stx_mask & MNT_ID_UNIQUE.bits() != 0).then_some(stat.stx_mnt_id)
+}
+
+/// Unmounts what is at `point`, an absolute path without symlinks.
+///
+/// # Errors
+/// What the system, or the helper, says.
+pub fn unmount(point: &Path, how: Unmount) -> io::Result<()> {
+    let flags = match how {
+        Unmount::IfIdle => UnmountFlags::NOFOLLOW,
+        Unmount::Lazily => UnmountFlags::NOFOLLOW | UnmountFlags::DETACH,
+        Unmount::ByForce => UnmountFlags::NOFOLLOW | UnmountFlags::DETACH | UnmountFlags::FORCE,
+    };
+    match rustix::mount::unmount(point, flags) {
+        Err(Errno::PERM) => unmount_with_helper(point, how),
+        other => Ok(other?),
+    }
+}
+
+fn unmount_with_helper(point: &Path, how: Unmount) -> io::Result<()> {
+    for helper in HELPERS {
+        let mut command = Command::new(helper);
+        command.arg("-u");
+        if how != Unmount::IfIdle {
+            command.arg("-z");
+        }
+        match command.arg("--").arg(point).stdin(Stdio::null()).output() {
+            Ok(output) if output.status.success() => return Ok(()),
+            Ok(output) => {
+                let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+                let busy = message.contains("busy");
+                return Err(if busy { Errno::BUSY.into() } else { io::Error::other(message) });
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(Errno::PERM.into())
+}
+
+/// Says whether a mount can be made at `point`, and where that really is. Removes a dead mount if asked to.
+fn prepare(point: &Path, options: &MountOptions) -> Result<PathBuf, MountError> {
+    let mut absolute = locate(point)?;
+    for _ in 0..NR_STACKED_MAX {
+        match fuse_at(&absolute)? {
+            Some(_) if is_dead(&absolute) => {
+                if !options.replace {
+                    return Err(MountError::Stale(absolute));
+                }
+                tracing::info!(point = %absolute.display(), "taking over a mount whose daemon has died");
+                unmount(&absolute, Unmount::Lazily).map_err(|error| MountError::System {
+                    what: "unmount the dead mount at",
+                    path: absolute.clone(),
+                    error,
+                })?;
+            }
+            Some(mount) => return Err(MountError::Busy { point: absolute, kind: mount.kind }),
+            None => {
+                // Only now may the path itself be asked; it may still be a symlink to a mount.
+                let real = canonical(&absolute)?;
+                if real == absolute {
+                    break;
+                }
+                absolute = real;
+            }
+        }
+    }
+    if !absolute.is_dir() {
+        return Err(MountError::NotDirectory(absolute));
+    }
+    if let Some(backing) = &options.backing {
+        let backing = canonical(backing)?;
+        if absolute.starts_with(&backing) || backing.starts_with(&absolute) {
+            return Err(MountError::Nested { point: absolute, backing });
+        }
+    }
+    Ok(absolute)
+}
+
+/// The absolute path, with symlinks resolved in all but the last component.
+fn locate(point: &Path) -> Result<PathBuf, MountError> {
+    let system = |error| MountError::System { what: "resolve", path: point.to_owned(), error };
+    let absolute = std::path::absolute(point).map_err(system)?;
+    match (absolute.parent(), absolute.file_name()) {
+        (Some(parent), Some(name)) => Ok(canonical(parent)?.join(name)),
+        _ => canonical(&absolute),
+    }
+}
+
+fn canonical(path: &Path) -> Result<PathBuf, MountError> {
+    path.canonicalize().map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => MountError::Missing(path.to_owned()),
+        io::ErrorKind::NotADirectory => MountError::NotDirectory(path.to_owned()),
+        io::ErrorKind::NotConnected => MountError::Stale(path.to_owned()),
+        _ => MountError::System { what: "resolve", path: path.to_owned(), error },
+    })
+}
+
+fn fuse_at(point: &Path) -> Result<Option<Mount>, MountError> {
+    let found = mount_at(point).map_err(|error| MountError::System {
+        what: "read the mount table for",
+        path: point.to_owned(),
+        error,
+    })?;
+    Ok(found.filter(Mount::is_fuse))
+}
+
+/// Whether the daemon of the FUSE mount at `point` has died. One that only hangs is alive.
+fn is_dead(point: &Path) -> bool {
+    let (said, heard) = mpsc::channel();
+    let path = point.to_owned();
+    // In a thread of its own, because the answer may never come.
+    let asked = std::thread::Builder::new().name("umemcg-alive".into()).spawn(move || {
+        let _ = said.send(rustix::fs::statfs(&path).map(drop));
+    });
+    asked.is_ok() && matches!(heard.recv_timeout(ALIVE_WITHIN), Ok(Err(Errno::NOTCONN | Errno::CONNABORTED)))
+}
+
+fn allow_other(options: &MountOptions) -> bool {
+    options.allow_other.unwrap_or_else(|| rustix::process::geteuid().is_root())
+}
+
+fn invalid(point: &Path) -> MountError {
+    let error = io::Error::from(io::ErrorKind::InvalidInput);
+    MountError::System { what: "mount at", path: point.to_owned(), error }
+}
+
+/// `Err(None)`: we lack the right to, the helper may have it.
+fn mount_as_root(point: &Path, options: &MountOptions) -> Result<OwnedFd, Option<MountError>> {
+    let fd = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+        .map_err(|errno| Some(MountError::NoDevice(errno)))?;
+    let mut data = format!(
+        "fd={},rootmode=40000,user_id={},group_id={},default_permissions,max_read={MAX_PAYLOAD_BYTES}",
+        fd.as_raw_fd(),
+        rustix::process::getuid().as_raw(),
+        rustix::process::getgid().as_raw(),
+    );
+    if allow_other(options) {
+        data.push_str(",allow_other");
+    }
+    let text = |bytes: Vec<u8>| CString::new(bytes).map_err(|_| Some(invalid(point)));
+    let source = text(options.source.as_bytes().to_vec())?;
+    let kind = text(format!("fuse.{}", options.subtype).into_bytes())?;
+    let data = text(data.into_bytes())?;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV;
+    match rustix::mount::mount(source.as_c_str(), point, kind.as_c_str(), flags, data.as_c_str()) {
+        Ok(()) => Ok(fd),
+        Err(Errno::PERM) => Err(None),
+        Err(errno) => {
+            Err(Some(MountError::System { what: "mount at", path: point.to_owned(), error: errno.into() }))
+        }
+    }
+}
+
+fn mount_with_helper(point: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {
+    let mut text = OsString::from(format!(
+        "default_permissions,max_read={MAX_PAYLOAD_BYTES},subtype={},fsname=",
+        options.subtype
+    ));
+    text.push(escape(&options.source));
+    if allow_other(options) {
+        text.push(",allow_other");
+    }
+    let system = |what, error| MountError::System { what, path: point.to_owned(), error };
+    for helper in HELPERS {
+        let (ours, theirs) =
+            UnixStream::pair().map_err(|error| system("make a socket to mount at", error))?;
+        // The helper's end is its standard input: no other child can inherit it by accident.
+        let child = Command::new(helper)
+            .arg("-o")
+            .arg(&text)
+            .arg("--")
+            .arg(point)
+            .env("_FUSE_COMMFD", "0")
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn();
+        let child = match child {
+            Ok(child) => child,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(system("run fusermount3 for", error)),
+        };
+        let received = receive_fd(&ours);
+        let output = child.wait_with_output().map_err(|error| system("wait for fusermount3 at", error))?;
+        return match received {
+            Ok(Some(fd)) if output.status.success() => Ok(fd),
+            Err(error) => Err(system("receive the device for", error)),
+            _ => {
+                let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+                Err(MountError::Helper { point: point.to_owned(), message })
+            }
+        };
+    }
+    Err(MountError::NoHelper)
+}
+
+/// One descriptor from the other end; none when it closes first.
+fn receive_fd(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
+    let mut byte = [0u8];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    loop {
+        match recvmsg(
+            socket.as_fd(),
+            &mut [IoSliceMut::new(&mut byte)],
+            &mut control,
+            RecvFlags::CMSG_CLOEXEC,
+        ) {
+            Ok(_) => break,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    let fds = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+        _ => None,
+    });
+    Ok(fds.flatten().next())
+}
+
+/// The helper separates options with commas.
+fn escape(text: &OsStr) -> OsString {
+    let mut out = Vec::with_capacity(text.len());
+    for &byte in text.as_bytes() {
+        if matches!(byte, b',' | b'\\') {
+            out.push(b'\\');
+        }
+        out.push(byte);
+    }
+    OsString::from_vec(out)
+}

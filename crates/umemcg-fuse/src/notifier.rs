@@ -1,0 +1,266 @@
+//! The threads that tell the kernel what it has not asked for.
+//!
+//! An invalidation waits for locks that the processes behind requests may hold, so no thread that serves requests
+//! may send one: one thread does. A wish to let go of nodes waits for nobody, but requests wait a little for it, so it must
+//! not stand behind an invalidation that waits for one of them: it has a thread of its own. Whoever wants something said puts it here; the queue is bounded, and what does not fit
+//! is dropped and counted: invalidations shorten the life of what would expire by itself.
+
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use zerocopy::IntoBytes;
+
+use crate::transport::{Payload, SendError, Transport};
+use crate::wire::reply::{InvalEntryOut, InvalInodeOut, PollWakeupOut, PruneOut};
+use crate::wire::{EXPIRE_ONLY, MINOR_PRUNE, OUT_HEADER_BYTES, OutHeader, notify};
+
+/// Notifications that may wait.
+const NR_QUEUED_MAX: usize = 4096;
+
+/// Chooses names to be forgotten, one after the other.
+struct Chooser(Box<dyn FnMut() -> Option<(u64, OsString)> + Send>);
+
+impl std::fmt::Debug for Chooser {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Chooser")
+    }
+}
+
+/// Handles whose pollers should look again. Beside the queue, so that none is lost when the queue is full: whatever stands in the
+/// queue then has these looked at when its turn has come.
+type Polls = Mutex<BTreeSet<u64>>;
+
+#[derive(Debug)]
+enum Notice {
+    Inode {
+        node: u64,
+        offset: i64,
+        len: i64,
+    },
+    Entry {
+        parent: u64,
+        name: OsString,
+        expire_only: bool,
+    },
+    /// Handles wait in [`Polls`].
+    Polls,
+    Prune {
+        nodes: Vec<u64>,
+    },
+    Entries(Chooser),
+    /// Answered when everything before it has been said.
+    Barrier(SyncSender<()>),
+}
+
+/// Hands notifications to the threads that send them. Cheap to clone; the threads end with the last one.
+#[derive(Debug, Clone)]
+pub struct Notifier {
+    queue: SyncSender<Notice>,
+    prunes: SyncSender<Notice>,
+    polls: Arc<Polls>,
+    nr_dropped: Arc<AtomicU64>,
+    /// (A)
+    can_prune: Arc<AtomicBool>,
+}
+
+impl Notifier {
+    /// Starts the thread, for a kernel that speaks the protocol of this minor number.
+    pub(crate) fn start(transport: Arc<dyn Transport>, minor: u32) -> io::Result<Self> {
+        let (queue, notices) = sync_channel(NR_QUEUED_MAX);
+        let (prunes, to_prune) = sync_channel(NR_QUEUED_MAX);
+        let can_prune = Arc::new(AtomicBool::new(minor >= MINOR_PRUNE));
+        let polls = Arc::<Polls>::default();
+        // Not joined: one may be waiting for a lock of a process that waits for us.
+        for (name, notices) in [("umemcg-notify", notices), ("umemcg-prune", to_prune)] {
+            let (transport, told, polls) =
+                (Arc::clone(&transport), Arc::clone(&can_prune), Arc::clone(&polls));
+            std::thread::Builder::new()
+                .name(name.into())
+                .spawn(move || deliver(&notices, &polls, &*transport, &told))?;
+        }
+        Ok(Self { queue, prunes, polls, nr_dropped: Arc::default(), can_prune })
+    }
+
+    fn put(&self, notice: Notice) -> bool {
+        let queue = if matches!(notice, Notice::Prune { .. }) { &self.prunes } else { &self.queue };
+        let taken = match queue.try_send(notice) {
+            Ok(()) => true,
+            Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => false,
+        };
+        if !taken {
+            self.nr_dropped.fetch_add(1, Ordering::Relaxed);
+        }
+        taken
+    }
+
+    /// What the kernel knows of a node is stale: its attributes, and its mapped pages in the range; `len` 0 means to the
+    /// end, `offset` < 0 attributes only. Does not wait. False: it was dropped.
+    pub fn inval_inode(&self, node: u64, offset: i64, len: i64) -> bool {
+        self.put(Notice::Inode { node, offset, len })
+    }
+
+    /// The kernel should forget a name, or only ask again at its next use.
+    pub fn inval_entry(&self, parent: u64, name: &OsStr, expire_only: bool) -> bool {
+        self.put(Notice::Entry { parent, name: name.to_owned(), expire_only })
+    }
+
+    /// The kernel should forget the names that `choose` gives, which is asked for each when its turn has come, until it gives
+    /// none.
+    pub fn inval_entries(&self, choose: impl FnMut() -> Option<(u64, OsString)> + Send + 'static) -> bool {
+        self.put(Notice::Entries(Chooser(Box::new(choose))))
+    }
+
+    /// The kernel should let go of these nodes, in this order; those that are in use stay. Does not wait. False: it was dropped, or
+    /// this kernel does not know how.
+    pub fn prune(&self, nodes: Vec<u64>) -> bool {
+        self.can_prune() && self.put(Notice::Prune { nodes })
+    }
+
+    /// Whether the kernel can let go of nodes, as far as is known.
+    pub fn can_prune(&self) -> bool {
+        // Relaxed: who comes too late is refused.
+        self.can_prune.load(Ordering::Relaxed)
+    }
+
+    /// Whoever polls the handle that the kernel calls `handle` should look again. Does not wait, and is never dropped.
+    pub fn poll_wakeup(&self, handle: u64) {
+        let mut polls = self.polls.lock();
+        let is_first = polls.is_empty();
+        polls.insert(handle);
+        drop(polls);
+        if is_first {
+            // A queue that is full does as well.
+            let _ = self.queue.try_send(Notice::Polls);
+        }
+    }
+
+    /// Waits until everything put before has been said, at most for `timeout`. Never from a thread that serves requests.
+    pub fn settle(&self, timeout: Duration) -> bool {
+        let (said, heard) = sync_channel(1);
+        self.put(Notice::Barrier(said)) && heard.recv_timeout(timeout).is_ok()
+    }
+
+    /// Notifications that did not fit the queue.
+    pub fn nr_dropped(&self) -> u64 {
+        self.nr_dropped.load(Ordering::Relaxed)
+    }
+}
+
+fn deliver(notices: &Receiver<Notice>, polls: &Polls, transport: &dyn Transport, can_prune: &AtomicBool) {
+    while let Ok(notice) = notices.recv() {
+        // What is put from here on finds the set empty, and puts a notice behind this one.
+        for handle in std::mem::take(&mut *polls.lock()) {
+            let wakeup = PollWakeupOut { kh: handle };
+            send(notify::POLL, wakeup.as_bytes(), transport, can_prune);
+        }
+        match notice {
+            Notice::Barrier(said) => _ = said.try_send(()),
+            Notice::Entries(Chooser(mut choose)) => {
+                while let Some((parent, name)) = choose() {
+                    say(Notice::Entry { parent, name, expire_only: false }, transport, can_prune);
+                }
+            }
+            notice => say(notice, transport, can_prune),
+        }
+    }
+}
+
+/// Says one thing.
+fn say(notice: Notice, transport: &dyn Transport, can_prune: &AtomicBool) {
+    let (code, body) = match notice {
+        Notice::Inode { node, offset, len } => {
+            (notify::INVAL_INODE, InvalInodeOut { ino: node, off: offset, len }.as_bytes().to_vec())
+        }
+        Notice::Entry { parent, name, expire_only } => {
+            let flags = if expire_only { EXPIRE_ONLY } else { 0 };
+            let mut body = InvalEntryOut { parent, namelen: name.len() as u32, flags }.as_bytes().to_vec();
+            body.extend_from_slice(name.as_bytes());
+            body.push(0);
+            (notify::INVAL_ENTRY, body)
+        }
+        Notice::Prune { nodes } => {
+            let mut body = PruneOut { count: nodes.len() as u32, ..Default::default() }.as_bytes().to_vec();
+            body.extend_from_slice(nodes.as_bytes());
+            (notify::PRUNE, body)
+        }
+        Notice::Polls | Notice::Entries(_) | Notice::Barrier(_) => return,
+    };
+    send(code, &body, transport, can_prune);
+}
+
+fn send(code: i32, body: &[u8], transport: &dyn Transport, can_prune: &AtomicBool) {
+    let header = OutHeader { len: (OUT_HEADER_BYTES + body.len()) as u32, error: code, unique: 0 };
+    match transport.send(header.as_bytes(), Payload::Bytes(body)) {
+        // Gone: the kernel did not know the node or name.
+        Ok(()) | Err(SendError::Gone) => {}
+        Err(SendError::Failed(error)) => {
+            // What is too new for the kernel is malformed to it.
+            if code == notify::PRUNE && Errno::from_io_error(&error) == Some(Errno::INVAL) {
+                can_prune.store(false, Ordering::Relaxed);
+            }
+            tracing::debug!(%error, code, "a notification was refused");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::testing::recorder;
+
+    #[test]
+    fn nodes_to_be_let_go_of_go_out_in_one_message_and_only_where_the_kernel_knows_it() {
+        let (transport, sent) = recorder();
+        let old = Notifier::start(Arc::clone(&transport), MINOR_PRUNE - 1).unwrap();
+        assert!(!old.prune(vec![1]));
+        let notifier = Notifier::start(transport, MINOR_PRUNE).unwrap();
+        assert!(notifier.prune(vec![3, 2]));
+        let (header, body) = sent.recv().unwrap();
+        assert_eq!((header.error, header.unique), (9, 0));
+        assert_eq!(body, [2u64, 0, 3, 2].as_bytes());
+    }
+
+    #[test]
+    fn no_wake_up_of_a_poller_is_lost_however_full_the_queue_is() {
+        let (transport, sent) = recorder();
+        let notifier = Notifier::start(transport, MINOR_PRUNE).unwrap();
+        let (go, wait) = sync_channel::<()>(0);
+        assert!(notifier.inval_entries(move || wait.recv().ok().and(None)));
+        let mut nr_queued = 0;
+        while notifier.inval_inode(1, 0, 0) {
+            nr_queued += 1;
+        }
+        for handle in 0..10_000 {
+            notifier.poll_wakeup(handle % 5000);
+        }
+        go.send(()).unwrap();
+        let mut woken = BTreeSet::new();
+        let mut nr_inodes = 0;
+        while woken.len() < 5000 || nr_inodes < nr_queued {
+            let (header, body) = sent.recv().unwrap();
+            match header.error {
+                notify::POLL => _ = woken.insert(u64::from_ne_bytes(body[..8].try_into().unwrap())),
+                _ => nr_inodes += 1,
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_chosen_when_their_turn_has_come() {
+        let (transport, sent) = recorder();
+        let notifier = Notifier::start(transport, MINOR_PRUNE).unwrap();
+        let mut left = vec![(7, OsString::from("b")), (7, OsString::from("a"))];
+        assert!(notifier.inval_entries(move || left.pop()));
+        assert!(notifier.settle(Duration::from_secs(10)));
+        let names: Vec<_> = sent.try_iter().map(|(header, body)| (header.error, body[16])).collect();
+        assert_eq!(names, [(3, b'a'), (3, b'b')]);
+    }
+}

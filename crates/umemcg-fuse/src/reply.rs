@@ -1,0 +1,247 @@
+//! The duty to answer a request, as a value: it can go to another thread or rest in a timer, it answers at most once,
+//! and when it is dropped unanswered the asker gets EIO instead of waiting for ever.
+
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use umemcg_arena::{Arena, Segment};
+use zerocopy::{Immutable, IntoBytes};
+
+use crate::inflight::{Flight, Inflight, KillAnswer};
+use crate::transport::{Payload, SendError, Transport};
+use crate::wire::reply::WriteOut;
+use crate::wire::{InHeader, OUT_HEADER_BYTES, OutHeader, opcode};
+
+/// Whether an answer arrived. What an answer hands over (a looked-up node, an open file) must be taken back when it
+/// did not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use = "what the answer handed over is lost when nobody took it"]
+pub enum Delivery {
+    /// The kernel has it.
+    Taken,
+    /// Nobody waits any more.
+    Gone,
+}
+
+impl Delivery {
+    /// Whether nobody took it.
+    pub fn is_gone(self) -> bool {
+        self == Self::Gone
+    }
+    /// For answers that hand nothing over.
+    pub fn ignore(self) {}
+}
+
+/// The duty to answer one request.
+#[derive(Debug)]
+pub struct Reply {
+    transport: Arc<dyn Transport>,
+    unique: u64,
+    opcode: u32,
+    tid: u32,
+    /// An answer is still due.
+    due: bool,
+    /// Where requests are registered that may take long; none during the handshake.
+    inflight: Option<Arc<Inflight>>,
+    /// Set once this one is.
+    flight: Option<Arc<Flight>>,
+}
+
+impl Reply {
+    /// No duty yet; for requests that come through `transport`.
+    pub(crate) fn idle(transport: Arc<dyn Transport>, inflight: Option<Arc<Inflight>>) -> Self {
+        Self { transport, unique: 0, opcode: 0, tid: 0, due: false, inflight, flight: None }
+    }
+
+    /// Takes on the duty for a request. The previous one must have been settled.
+    pub(crate) fn arm(&mut self, header: &InHeader) {
+        debug_assert!(!self.due && self.flight.is_none());
+        self.unique = header.unique;
+        self.opcode = header.opcode;
+        self.tid = header.pid;
+        self.due = !matches!(
+            header.opcode,
+            opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT | opcode::NOTIFY_REPLY
+        );
+    }
+
+    /// Moves the duty out, to be settled later or elsewhere. From now on an interrupt finds the request.
+    pub fn take(&mut self) -> Self {
+        self.register();
+        let idle = Self::idle(Arc::clone(&self.transport), self.inflight.clone());
+        std::mem::replace(self, idle)
+    }
+
+    /// Registers the request as one that may take long, so that an interrupt finds it.
+    pub(crate) fn register(&mut self) {
+        if let Some(inflight) = self.inflight.as_ref().filter(|_| self.due && self.flight.is_none()) {
+            self.flight = Some(inflight.enter(self.unique, self.tid, Arc::clone(&self.transport)));
+        }
+    }
+
+    /// From now on a killed asker gets the byte count of its write: it has been accepted, only the answer is held back.
+    pub fn accepted_write(&self, bytes: u32) {
+        if let Some(flight) = &self.flight {
+            Inflight::set_kill_answer(flight, KillAnswer::Written(bytes));
+        }
+    }
+
+    /// Whether the asker no longer waits (killed, or interrupted where any signal interrupts). Long work polls this.
+    pub fn is_cancelled(&self) -> bool {
+        self.flight.as_ref().is_some_and(|flight| flight.is_claimed())
+    }
+
+    /// Whether an answer is still owed by this value.
+    pub fn is_due(&self) -> bool {
+        self.due
+    }
+
+    /// Answers with an error.
+    pub fn error(&mut self, errno: Errno) -> Delivery {
+        self.send(-errno.raw_os_error(), Payload::None)
+    }
+
+    /// Answers with success and nothing else.
+    pub fn done(&mut self) -> Delivery {
+        self.send(0, Payload::None)
+    }
+
+    /// Answers with bytes.
+    pub fn bytes(&mut self, bytes: &[u8]) -> Delivery {
+        self.send(0, Payload::Bytes(bytes))
+    }
+
+    /// Answers with a structure of [`wire::reply`](crate::wire::reply).
+    pub fn value<T: IntoBytes + Immutable>(&mut self, value: &T) -> Delivery {
+        self.send(0, Payload::Bytes(value.as_bytes()))
+    }
+
+    /// Answers with the contents of frames, which the caller keeps pinned until this returns.
+    pub fn frames(&mut self, arena: &Arena, segments: &[Segment]) -> Delivery {
+        self.send(0, Payload::Frames(arena, segments))
+    }
+
+    /// Answers a write that took this many bytes.
+    pub fn written(&mut self, bytes: usize) -> Delivery {
+        self.value(&WriteOut { size: bytes as u32, padding: 0 })
+    }
+
+    /// Answers success with nothing, or the error.
+    pub fn result(&mut self, result: Result<(), Errno>) {
+        match result {
+            Ok(()) => self.done().ignore(),
+            Err(errno) => self.error(errno).ignore(),
+        }
+    }
+
+    fn send(&mut self, error: i32, payload: Payload<'_>) -> Delivery {
+        assert!(self.due, "request {} ({}) answered twice", self.unique, self.opcode);
+        self.due = false;
+        if let (Some(flight), Some(inflight)) = (self.flight.take(), &self.inflight) {
+            let mine = flight.claim();
+            inflight.leave(self.unique);
+            if !mine {
+                return Delivery::Gone;
+            }
+        }
+        let header = OutHeader { len: (OUT_HEADER_BYTES + payload.len()) as u32, error, unique: self.unique };
+        match self.transport.send(header.as_bytes(), payload) {
+            Ok(()) => Delivery::Taken,
+            Err(SendError::Gone) => Delivery::Gone,
+            Err(SendError::Failed(problem)) => {
+                tracing::error!(opcode = self.opcode, ?payload, %problem, "the kernel refused an answer");
+                // The asker still waits: an answer that cannot be refused.
+                let error = -Errno::IO.raw_os_error();
+                let header = OutHeader { len: OUT_HEADER_BYTES as u32, error, unique: self.unique };
+                let _ = self.transport.send(header.as_bytes(), Payload::None);
+                Delivery::Gone
+            }
+        }
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if self.due {
+            if !self.is_cancelled() {
+                tracing::warn!(
+                    opcode = self.opcode,
+                    unique = self.unique,
+                    "a request was dropped unanswered"
+                );
+            }
+            self.error(Errno::IO).ignore();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inflight::Interrupts;
+    use crate::transport::testing::{due, recorder};
+    use crate::wire::IN_HEADER_BYTES;
+
+    #[test]
+    fn a_reply_that_is_dropped_is_an_error_and_not_silence() {
+        let (transport, sent) = recorder();
+        drop(due(&transport, 4));
+        let (header, _) = sent.try_recv().unwrap();
+        assert_eq!((header.unique, header.error), (4, -5));
+    }
+
+    #[test]
+    #[should_panic(expected = "answered twice")]
+    fn two_answers_are_a_defect() {
+        let (transport, _sent) = recorder();
+        let mut reply = due(&transport, 4);
+        reply.done().ignore();
+        reply.done().ignore();
+    }
+
+    #[test]
+    fn a_forgotten_node_needs_no_answer() {
+        let (transport, sent) = recorder();
+        let mut reply = Reply::idle(Arc::clone(&transport), None);
+        let len = IN_HEADER_BYTES as u32;
+        reply.arm(&InHeader { len, opcode: opcode::FORGET, unique: 4, ..Default::default() });
+        drop(reply);
+        assert!(sent.try_recv().is_err());
+    }
+
+    #[test]
+    fn of_an_interrupt_and_an_answer_one_arrives() {
+        for interrupt_first in [false, true] {
+            let (transport, sent) = recorder();
+            let inflight = Inflight::new(vec![Arc::clone(&transport)], Interrupts::AnySignal);
+            let mut idle = Reply::idle(Arc::clone(&transport), Some(Arc::clone(&inflight)));
+            idle.arm(&InHeader { opcode: opcode::WRITE, unique: 8, ..Default::default() });
+            let mut reply = idle.take();
+            assert_eq!(inflight.len(), 1);
+            if interrupt_first {
+                inflight.interrupt(8);
+                assert!(reply.is_cancelled());
+                assert!(reply.written(3).is_gone());
+            } else {
+                assert_eq!(reply.written(3), Delivery::Taken);
+                inflight.interrupt(8);
+            }
+            let (header, _) = sent.try_recv().unwrap();
+            assert_eq!(header.error, if interrupt_first { -4 } else { 0 });
+            assert!(sent.try_recv().is_err() && inflight.is_empty());
+        }
+    }
+
+    #[test]
+    fn an_accepted_write_that_is_interrupted_says_how_much_it_wrote() {
+        let (transport, sent) = recorder();
+        let inflight = Inflight::new(vec![Arc::clone(&transport)], Interrupts::AnySignal);
+        let mut idle = Reply::idle(Arc::clone(&transport), Some(Arc::clone(&inflight)));
+        idle.arm(&InHeader { opcode: opcode::WRITE, unique: 8, ..Default::default() });
+        let reply = idle.take();
+        reply.accepted_write(77);
+        inflight.interrupt(8);
+        let (header, body) = sent.try_recv().unwrap();
+        assert_eq!((header.error, &body[..4]), (0, &77u32.to_ne_bytes()[..]));
+    }
+}

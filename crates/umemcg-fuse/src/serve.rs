@@ -1,0 +1,299 @@
+//! The daemon: a volume mounted for everybody, its control files mounted beside it, and an end at which nothing that was
+//! accepted is lost without being named.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+use umemcg::{Engine, LostData};
+use umemcg_base::PAGE_SIZE_U64;
+use umemcg_vfs::{Vfs, VolumeConfig, VolumeError, Volumes};
+
+use crate::classify::Classifier;
+use crate::data_fs::{DataFs, Lifetimes};
+use crate::mount::{MountError, MountOptions, Mounted, Unmount};
+use crate::session::{Filesystem, Session, SessionConfig, SessionError};
+
+/// How often a flush says how far it is.
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+/// How long threads are given to come home after their mount is gone; one may be in a store that hangs.
+const THREADS_END_WITHIN: Duration = Duration::from_secs(2);
+
+/// What is served, and where.
+#[derive(Debug, Clone)]
+pub struct DaemonConfig {
+    /// The directory behind the mount, and how it is read and written; none for a mount of many volumes, which are added
+    /// while it is served.
+    pub volume: Option<VolumeConfig>,
+    /// Where it is mounted.
+    pub point: PathBuf,
+    /// How.
+    pub mount: MountOptions,
+    /// What the kernel may remember.
+    pub lifetimes: Lifetimes,
+    /// Threads.
+    pub session: SessionConfig,
+}
+
+impl DaemonConfig {
+    /// `dir` mounted at `point` with everything as it usually is.
+    pub fn new(dir: impl Into<PathBuf>, point: impl Into<PathBuf>) -> Self {
+        let dir = dir.into();
+        let mount =
+            MountOptions { backing: Some(dir.clone()), ..MountOptions::new("umemcg", dir.as_os_str()) };
+        Self {
+            volume: Some(VolumeConfig::new(dir)),
+            point: point.into(),
+            mount,
+            lifetimes: Lifetimes::default(),
+            session: SessionConfig::default(),
+        }
+    }
+
+    /// A mount at `point` for many volumes, with everything else as it usually is.
+    pub fn many(point: impl Into<PathBuf>) -> Self {
+        Self {
+            volume: None,
+            point: point.into(),
+            mount: MountOptions::new("umemcg", "volumes"),
+            lifetimes: Lifetimes::default(),
+            session: SessionConfig::default(),
+        }
+    }
+}
+
+/// Why nothing is served.
+#[derive(Debug, Error)]
+pub enum DaemonError {
+    /// The directory cannot be a volume.
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+    /// It cannot be mounted.
+    #[error(transparent)]
+    Mount(#[from] MountError),
+    /// It cannot be served.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    /// The system refused a thread.
+    #[error("cannot start serving: {0}")]
+    System(#[from] io::Error),
+}
+
+/// Something that was accepted and is not durable.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lost {
+    /// Path inside the volume by the name last used; empty for the volume itself.
+    pub path: PathBuf,
+    /// Bytes that are not durable, in whole pages.
+    pub bytes: u64,
+    /// Why.
+    pub error: String,
+}
+
+/// One mount with the threads that serve it.
+#[derive(Debug)]
+struct Served {
+    mounted: Mounted,
+    session: Session,
+}
+
+impl Served {
+    fn start(
+        point: &Path,
+        options: &MountOptions,
+        filesystem: Arc<dyn Filesystem>,
+        config: SessionConfig,
+    ) -> Result<Self, DaemonError> {
+        let (mounted, device) = Mounted::mount(point, options)?;
+        let session = Session::start(device, filesystem, config)?;
+        Ok(Self { mounted, session })
+    }
+
+    /// Takes the mount away from whoever still uses it.
+    fn end(&self) {
+        if let Err(error) = self.mounted.unmount(Unmount::ByForce) {
+            tracing::warn!(%error, point = %self.mounted.point().display(), "cannot unmount");
+        }
+        if !self.session.wait(Some(THREADS_END_WITHIN)) {
+            tracing::warn!(census = ?self.session.census(), "some threads still wait for a store");
+        }
+    }
+}
+
+/// Volumes being served, with its control files if they are mounted. Dropping it takes the mounts away and does not wait for
+/// the store: [`shut_down`](Self::shut_down) first.
+#[derive(Debug)]
+pub struct Daemon {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) volumes: Arc<Volumes>,
+    pub(crate) filesystem: Arc<DataFs>,
+    data: Served,
+    control: Option<Served>,
+}
+
+impl Daemon {
+    /// Opens the volume if there is to be one, makes the mount and serves it.
+    ///
+    /// # Errors
+    /// [`DaemonError`]; then nothing stays mounted.
+    pub fn start(
+        engine: &Arc<Engine>,
+        classifier: Arc<dyn Classifier>,
+        config: &DaemonConfig,
+    ) -> Result<Self, DaemonError> {
+        let volumes = match &config.volume {
+            Some(volume) => Volumes::single(Vfs::new(engine, volume.clone())?),
+            None => Volumes::many(),
+        };
+        let filesystem = DataFs::new(engine, Arc::clone(&volumes), classifier, config.lifetimes)?;
+        let serving: Arc<dyn Filesystem> = Arc::clone(&filesystem) as _;
+        let data = Served::start(&config.point, &config.mount, serving, config.session)?;
+        tracing::info!(point = %data.mounted.point().display(), "serving");
+        Ok(Self { engine: Arc::clone(engine), volumes, filesystem, data, control: None })
+    }
+
+    /// Mounts control files at `point`, to be served as long as the volume is.
+    ///
+    /// # Errors
+    /// [`DaemonError`].
+    pub fn mount_control(
+        &mut self,
+        point: &Path,
+        options: &MountOptions,
+        filesystem: Arc<dyn Filesystem>,
+        config: SessionConfig,
+    ) -> Result<(), DaemonError> {
+        self.control = Some(Served::start(point, options, filesystem, config)?);
+        Ok(())
+    }
+
+    /// The volumes.
+    pub fn volumes(&self) -> &Arc<Volumes> {
+        &self.volumes
+    }
+
+    /// The volumes as they are mounted.
+    pub fn filesystem(&self) -> &Arc<DataFs> {
+        &self.filesystem
+    }
+
+    /// The data mount.
+    pub fn mounted(&self) -> &Mounted {
+        &self.data.mounted
+    }
+
+    /// The threads of the data mount.
+    pub fn session(&self) -> &Session {
+        &self.data.session
+    }
+
+    /// The control mount, if there is one.
+    pub fn control_mounted(&self) -> Option<&Mounted> {
+        self.control.as_ref().map(|control| &control.mounted)
+    }
+
+    /// Waits until the data mount has ended, whoever ended it. False: it had not after `timeout`.
+    pub fn wait_ended(&self, timeout: Option<Duration>) -> bool {
+        self.data.session.wait_gone(timeout)
+    }
+
+    /// Bytes that have been accepted and are not durable.
+    pub fn unclean_bytes(&self) -> u64 {
+        self.engine.cache().dirty_limits().nr_unclean() * PAGE_SIZE_U64
+    }
+
+    /// Makes everything durable that has been accepted so far, names and attributes included; gives up at the deadline.
+    /// `progress` is told the bytes that are left. Returns what is not durable.
+    pub fn flush(&self, deadline: Instant, progress: &mut dyn FnMut(u64)) -> Vec<Lost> {
+        let engine = Arc::clone(&self.engine);
+        let timeout = deadline.saturating_duration_since(Instant::now());
+        let synced = self.in_background("umemcg-sync", deadline, progress, move || engine.sync_all(timeout));
+        let lost = match synced {
+            Ok(lost) => lost.iter().map(|lost| self.name(lost)).collect(),
+            Err(error) => vec![self.name_all(&error)],
+        };
+        if !lost.is_empty() {
+            return lost;
+        }
+        // What is no file content: names, attributes, times.
+        let filesystem = Arc::clone(&self.filesystem);
+        let synced = self.in_background("umemcg-sync", deadline, progress, move || filesystem.sync_volumes());
+        match synced {
+            Ok(Ok(())) => Vec::new(),
+            Ok(Err(error)) => vec![self.name_all(&error.to_string())],
+            Err(error) => vec![self.name_all(&error)],
+        }
+    }
+
+    /// Runs what may never return, until the deadline.
+    pub(crate) fn in_background<T: Send + 'static>(
+        &self,
+        name: &str,
+        deadline: Instant,
+        progress: &mut dyn FnMut(u64),
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, String> {
+        let (said, heard) = mpsc::channel();
+        let thread = std::thread::Builder::new().name(name.into()).spawn(move || drop(said.send(work())));
+        thread.map_err(|error| error.to_string())?;
+        loop {
+            // A little after the deadline, for work that keeps to it by itself and has something to say.
+            let left = (deadline + PROGRESS_INTERVAL).saturating_duration_since(Instant::now());
+            match heard.recv_timeout(left.min(PROGRESS_INTERVAL)) {
+                Ok(value) => return Ok(value),
+                Err(mpsc::RecvTimeoutError::Timeout) if !left.is_zero() => progress(self.unclean_bytes()),
+                Err(mpsc::RecvTimeoutError::Timeout) => return Err("the store did not answer in time".into()),
+                Err(mpsc::RecvTimeoutError::Disconnected) => return Err("the flush broke off".into()),
+            }
+        }
+    }
+
+    pub(crate) fn name(&self, lost: &LostData) -> Lost {
+        Lost {
+            path: self.volumes.path_of_content(&lost.file).unwrap_or_else(|| "(removed)".into()),
+            bytes: lost.bytes,
+            error: lost.error.clone().unwrap_or_else(|| "the store did not answer in time".into()),
+        }
+    }
+
+    fn name_all(&self, error: &str) -> Lost {
+        Lost { path: PathBuf::new(), bytes: self.unclean_bytes(), error: error.to_owned() }
+    }
+
+    /// Unmounts the volume; see [`Unmount`].
+    ///
+    /// # Errors
+    /// `EBUSY` while somebody uses it; what the system says.
+    pub fn unmount(&self, how: Unmount) -> io::Result<()> {
+        self.data.mounted.unmount(how)
+    }
+
+    /// Ends it all: flushes, takes the mounts away, from whoever still uses them too, flushes what came meanwhile, and
+    /// returns what is not durable by the deadline.
+    pub fn shut_down(&self, deadline: Instant) -> Vec<Lost> {
+        // While it is mounted, so that nobody is cut off for longer than need be.
+        self.flush(deadline, &mut |_| {});
+        self.data.end();
+        if let Some(control) = &self.control {
+            control.end();
+        }
+        let filesystem = Arc::clone(&self.filesystem);
+        let closing_by = deadline.max(Instant::now() + THREADS_END_WITHIN);
+        // Closing a file of a store that hangs may hang as well.
+        let _ = self.in_background("umemcg-close", closing_by, &mut |_| {}, move || filesystem.close_all());
+        self.flush(deadline, &mut |_| {})
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // After a shut-down both are gone already.
+        let _ = self.data.mounted.unmount(Unmount::ByForce);
+        if let Some(control) = &self.control {
+            let _ = control.mounted.unmount(Unmount::ByForce);
+        }
+    }
+}

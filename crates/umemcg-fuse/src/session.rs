@@ -1,0 +1,378 @@
+//! One mount being served: the handshake, the threads, and what is common to all file systems (interrupts, unknown and
+//! malformed requests, the end).
+//!
+//! A [`Filesystem`] answers requests in two steps. [`quick`](Filesystem::quick) runs on the thread that has read the request
+//! and must not sleep; [`slow`](Filesystem::slow) may. See [`pool`](crate::pool) for how threads keep the device attended.
+
+use std::io;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use crate::inflight::{Inflight, Interrupts};
+use crate::notifier::Notifier;
+use crate::pool::{Census, Keys, Next, Pool, PoolLimits, Start, Waiting};
+use crate::reply::Reply;
+use crate::request::{Asked, Buffers, Request};
+use crate::transport::{Device, ReceiveError, Transport};
+use crate::wire::init::negotiate;
+use crate::wire::request::Init;
+use crate::wire::{BUFFER_BYTES, Dialect, MAJOR, MINOR_MAX, Negotiated, Op};
+
+/// What [`Filesystem::quick`] made of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// It is answered, or its reply has been taken to be answered later.
+    Settled,
+    /// It may sleep: [`Filesystem::slow`] is to be called when these keys have a place for it.
+    MaySleep(Keys),
+}
+
+/// What is mounted.
+pub trait Filesystem: Send + Sync + 'static {
+    /// Capabilities to ask for beside [`InitFlags::COMMON`](crate::wire::InitFlags::COMMON).
+    fn wanted(&self) -> u64 {
+        0
+    }
+
+    /// Which signals end a wait for this file system.
+    fn interrupts(&self) -> Interrupts {
+        Interrupts::FatalOnly
+    }
+
+    /// The handshake is done; requests follow.
+    fn ready(&self, _negotiated: &Negotiated, _notifier: &Notifier) {}
+
+    /// Answers what can be answered without sleeping. Runs on a thread that others' requests wait for.
+    fn quick(&self, asked: &Asked<'_>, reply: &mut Reply) -> Step;
+
+    /// Answers what [`quick`](Self::quick) has put off. May sleep; [`Reply::is_cancelled`] says when nobody waits any more.
+    fn slow(&self, asked: &Asked<'_>, reply: &mut Reply);
+}
+
+/// How a session is run.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SessionConfig {
+    /// Threads.
+    pub pool: PoolLimits,
+    /// The newest minor number of the protocol to speak; none: the newest that is known here.
+    pub minor_max: Option<u32>,
+}
+
+/// Why a session did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// The kernel's protocol is not one that is spoken here.
+    #[error("the kernel speaks FUSE protocol {major}.{minor}, this program 7.31 to 7.45")]
+    Protocol {
+        /// Major number of the kernel.
+        major: u32,
+        /// Minor number of the kernel.
+        minor: u32,
+    },
+    /// The mount went away before it was served.
+    #[error("the mount went away before it was served")]
+    Ended,
+    /// A system call failed.
+    #[error("cannot serve the mount: {0}")]
+    Io(#[from] io::Error),
+}
+
+#[derive(Debug)]
+struct Job(Request);
+
+impl Waiting for Job {
+    fn is_settled(&self) -> bool {
+        self.0.reply.is_cancelled()
+    }
+}
+
+struct Shared {
+    filesystem: Arc<dyn Filesystem>,
+    transports: Vec<Arc<dyn Transport>>,
+    dialect: Dialect,
+    inflight: Arc<Inflight>,
+    pool: Pool<Job>,
+    buffers: Arc<Buffers>,
+    next_thread: std::sync::atomic::AtomicUsize,
+    failure: OnceLock<io::Error>,
+}
+
+/// A mount being served. Dropping it does not unmount: the threads go on until the mount goes away.
+pub struct Session {
+    shared: Arc<Shared>,
+    notifier: Notifier,
+    negotiated: Negotiated,
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session").field("pool", &self.shared.pool).finish_non_exhaustive()
+    }
+}
+
+impl Session {
+    /// Serves the mount that `device` is connected to. Waits for the kernel's handshake.
+    ///
+    /// # Errors
+    /// [`SessionError`].
+    pub fn start(
+        device: Device,
+        filesystem: Arc<dyn Filesystem>,
+        config: SessionConfig,
+    ) -> Result<Self, SessionError> {
+        let mut transports: Vec<Arc<dyn Transport>> = Vec::new();
+        for _ in 1..config.pool.readers_max {
+            transports.push(Arc::new(device.another()?));
+        }
+        transports.insert(0, Arc::new(device));
+        Self::start_on(transports, filesystem, config)
+    }
+
+    /// Serves through any transports: queues of one connection.
+    ///
+    /// # Errors
+    /// [`SessionError`].
+    pub fn start_on(
+        transports: Vec<Arc<dyn Transport>>,
+        filesystem: Arc<dyn Filesystem>,
+        config: SessionConfig,
+    ) -> Result<Self, SessionError> {
+        let buffers = Buffers::new();
+        let mut request = Request::new(&buffers, Arc::clone(&transports[0]), None);
+        let negotiated = shake_hands(&mut request, &*transports[0], &*filesystem, config.minor_max)?;
+        drop(request);
+        let inflight = Inflight::new(transports.clone(), filesystem.interrupts());
+        let notifier = Notifier::start(Arc::clone(&transports[0]), negotiated.minor)?;
+        let shared = Arc::new(Shared {
+            filesystem,
+            transports,
+            dialect: negotiated.dialect,
+            inflight,
+            pool: Pool::new(config.pool),
+            buffers,
+            next_thread: 0.into(),
+            failure: OnceLock::new(),
+        });
+        shared.filesystem.ready(&negotiated, &notifier);
+        let watched = Arc::clone(&shared.inflight);
+        spawn_detached("umemcg-watch", move || watched.watch())?;
+        shared.pool.open(|| spawn_server(&shared))?;
+        Ok(Self { shared, notifier, negotiated })
+    }
+
+    /// What was agreed on with the kernel.
+    pub fn negotiated(&self) -> &Negotiated {
+        &self.negotiated
+    }
+
+    /// Sends notifications to the kernel.
+    pub fn notifier(&self) -> &Notifier {
+        &self.notifier
+    }
+
+    /// How many threads do what.
+    pub fn census(&self) -> Census {
+        self.shared.pool.census()
+    }
+
+    /// Requests that are being waited for outside the fast path.
+    pub fn nr_inflight(&self) -> usize {
+        self.shared.inflight.len()
+    }
+
+    /// Interrupted requests whose threads are looked at from time to time.
+    pub fn nr_watched(&self) -> usize {
+        self.shared.inflight.nr_watched()
+    }
+
+    /// Waits until the mount is gone and every thread has ended. False: some were still busy after `timeout`.
+    pub fn wait(&self, timeout: Option<Duration>) -> bool {
+        self.shared.pool.wait_ended(timeout)
+    }
+
+    /// Waits until the mount is gone, or the transport broke: no request will come any more. Requests may still be
+    /// running. False: it was still there after `timeout`.
+    pub fn wait_gone(&self, timeout: Option<Duration>) -> bool {
+        self.shared.pool.wait_gone(timeout)
+    }
+
+    /// What broke the transport, if something did.
+    pub fn failure(&self) -> Option<&io::Error> {
+        self.shared.failure.get()
+    }
+}
+
+/// Receives requests until the kernel's INIT has been agreed on.
+fn shake_hands(
+    request: &mut Request,
+    transport: &dyn Transport,
+    filesystem: &dyn Filesystem,
+    minor_max: Option<u32>,
+) -> Result<Negotiated, SessionError> {
+    loop {
+        let len = match transport.receive(request.buffer_mut()) {
+            Ok(len) => len,
+            Err(ReceiveError::Again) => continue,
+            Err(ReceiveError::Ended) => return Err(SessionError::Ended),
+            Err(ReceiveError::Failed(error)) => return Err(error.into()),
+        };
+        if request.arrived(len).is_err() {
+            continue;
+        }
+        let (asked, reply) = match request.parts(Dialect::default()) {
+            Ok(parts) => parts,
+            Err((_, reply)) => {
+                settle_malformed(reply);
+                continue;
+            }
+        };
+        let Op::Init(init) = asked.op else {
+            reply.error(Errno::IO).ignore();
+            continue;
+        };
+        tracing::debug!(?init, "handshake");
+        if init.major > MAJOR {
+            // The kernel asks again in the protocol that it is offered.
+            let answer = crate::wire::reply::InitOut { major: MAJOR, minor: MINOR_MAX, ..Default::default() };
+            reply.value(&answer).ignore();
+            continue;
+        }
+        let init = Init { minor: init.minor.min(minor_max.unwrap_or(MINOR_MAX)), ..init };
+        let wanted = crate::wire::InitFlags::COMMON | filesystem.wanted();
+        let Some(negotiated) = negotiate(&init, wanted) else {
+            reply.error(Errno::PROTO).ignore();
+            return Err(SessionError::Protocol { major: init.major, minor: init.minor });
+        };
+        return match reply.value(&negotiated.answer).is_gone() {
+            true => Err(SessionError::Ended),
+            false => Ok(negotiated),
+        };
+    }
+}
+
+fn settle_malformed(reply: &mut Reply) {
+    if reply.is_due() {
+        reply.error(Errno::INVAL).ignore();
+    }
+}
+
+fn spawn_detached(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    // Joined by nobody: a thread that hangs in a dead store must not keep the rest from ending.
+    std::thread::Builder::new().name(name.into()).spawn(body).map(drop)
+}
+
+fn spawn_server(shared: &Arc<Shared>) -> io::Result<()> {
+    let shared = Arc::clone(shared);
+    spawn_detached("umemcg-fuse", move || shared.serve())
+}
+
+impl Shared {
+    /// The life of a thread: reader, runner, spare, in turn.
+    fn serve(self: Arc<Self>) {
+        let number = self.next_thread.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let transport = &self.transports[number % self.transports.len()];
+        loop {
+            // The large buffer is given back while the thread is not a reader.
+            let Some(keys) = self.read(transport) else { return };
+            let mut keys = keys;
+            loop {
+                match self.pool.finish(keys) {
+                    Next::Read => break,
+                    Next::Exit => return,
+                    Next::Run(next, Job(mut request)) => {
+                        if !request.reply.is_cancelled() {
+                            self.run(&mut request);
+                        }
+                        keys = next;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads and answers requests until one has been run that may sleep; then its keys. None at the end of the mount.
+    fn read(self: &Arc<Self>, transport: &Arc<dyn Transport>) -> Option<Keys> {
+        let mut request =
+            Request::new(&self.buffers, Arc::clone(transport), Some(Arc::clone(&self.inflight)));
+        loop {
+            match transport.receive(request.buffer_mut()) {
+                Ok(len) => {
+                    if let Err(malformed) = request.arrived(len) {
+                        // Without a header nobody can be answered.
+                        tracing::warn!(%malformed, len, "not a request");
+                        continue;
+                    }
+                }
+                Err(ReceiveError::Again) => continue,
+                Err(ReceiveError::Ended) => break,
+                Err(ReceiveError::Failed(error)) => {
+                    tracing::error!(%error, "reading requests failed; the mount is no longer served");
+                    let _ = self.failure.set(error);
+                    break;
+                }
+            }
+            let Step::MaySleep(keys) = self.quick(&mut request) else { continue };
+            request.reply.register();
+            let start = self.pool.start(keys, || spawn_server(self), || Job(request.detach()));
+            if start == Start::Run {
+                self.run(&mut request);
+                return Some(keys);
+            }
+        }
+        self.inflight.stop();
+        drop(self.pool.end());
+        None
+    }
+
+    fn quick(&self, request: &mut Request) -> Step {
+        let (asked, reply) = match request.parts(self.dialect) {
+            Ok(parts) => parts,
+            Err((malformed, reply)) => {
+                tracing::warn!(%malformed, "malformed request");
+                settle_malformed(reply);
+                return Step::Settled;
+            }
+        };
+        match asked.op {
+            Op::Interrupt { unique } => self.inflight.interrupt(unique),
+            Op::Destroy => reply.done().ignore(),
+            Op::Init(_) => reply.error(Errno::IO).ignore(),
+            Op::Unknown { opcode } => {
+                tracing::debug!(opcode, "unknown request");
+                if reply.is_due() {
+                    reply.error(Errno::NOSYS).ignore();
+                }
+            }
+            _ => {
+                return self
+                    .guarded(reply, |reply| self.filesystem.quick(&asked, reply))
+                    .unwrap_or(Step::Settled);
+            }
+        }
+        Step::Settled
+    }
+
+    fn run(&self, request: &mut Request) {
+        if let Ok((asked, reply)) = request.parts(self.dialect) {
+            self.guarded(reply, |reply| self.filesystem.slow(&asked, reply));
+            if reply.is_due() {
+                // Dropping it answers and says so.
+                drop(reply.take());
+            }
+        }
+    }
+
+    /// Runs a handler; if it panics, the asker gets EIO and the mount lives on.
+    fn guarded<T>(&self, reply: &mut Reply, handler: impl FnOnce(&mut Reply) -> T) -> Option<T> {
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| handler(reply)));
+        if outcome.is_err() {
+            tracing::error!("a request handler panicked; this is a defect of this program");
+            drop(reply.take());
+        }
+        outcome.ok()
+    }
+}
+
+const _: () = assert!(BUFFER_BYTES >= 1 << 20);

@@ -1,0 +1,127 @@
+//! Whether a thread is being killed, as `/proc/<tid>/status` shows it.
+//!
+//! That file is one of the few about a process that can be read without the process's memory map lock, which the thread
+//! may hold while it waits for us (a fault on a mapped page). A signal that ends a process without a core dump is
+//! turned into SIGKILL for each of its threads as soon as it is sent, so that one bit tells nearly all; signals that dump
+//! core stay as they are, and the masks of blocked, ignored and caught signals say what will come of them.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+
+/// What is to become of a thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Doom {
+    /// A signal that kills it is pending, or it is gone.
+    Dying,
+    /// No such signal is pending.
+    Living,
+    /// It cannot be looked at.
+    Unseen,
+}
+
+/// A bit in the masks of `/proc`.
+const fn bit(signal: u32) -> u64 {
+    1 << (signal - 1)
+}
+
+const SIGKILL: u64 = bit(9);
+/// Signals whose default is to end the process with a core dump.
+const CORE_DUMPING: u64 =
+    bit(3) | bit(4) | bit(5) | bit(6) | bit(7) | bit(8) | bit(11) | bit(24) | bit(25) | bit(31);
+/// The file is about 1.5 KiB.
+const STATUS_BYTES_MAX: u64 = 16 << 10;
+/// Of `struct statfs`, for procfs.
+const PROC_SUPER_MAGIC: i64 = 0x9fa0;
+
+/// Reads the state of threads from a `/proc` that was checked to be one.
+#[derive(Debug)]
+pub struct SignalReader {
+    proc: Option<OwnedFd>,
+}
+
+impl SignalReader {
+    /// Opens `/proc`. Without one that shows the ids that the kernel's requests carry, every thread is [`Doom::Unseen`].
+    pub fn new() -> Self {
+        let proc =
+            rustix::fs::open("/proc", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+        let proc = proc.ok().filter(|proc| {
+            let is_proc = rustix::fs::fstatfs(proc).is_ok_and(|fs| fs.f_type == PROC_SUPER_MAGIC);
+            // One of another pid namespace calls us by another number.
+            let me = rustix::fs::readlinkat(proc, "self", Vec::new());
+            is_proc && me.is_ok_and(|me| me.to_bytes() == std::process::id().to_string().as_bytes())
+        });
+        Self { proc }
+    }
+
+    /// What is to become of thread `tid`.
+    pub fn doom(&self, tid: u32) -> Doom {
+        let Some(proc) = self.proc.as_ref().filter(|_| tid != 0) else { return Doom::Unseen };
+        let file = rustix::fs::openat(
+            proc.as_fd(),
+            format!("{tid}/status"),
+            OFlags::RDONLY | OFlags::CLOEXEC,
+            Mode::empty(),
+        );
+        // A thread that waits for an answer exists. If it does not show, it is hidden from us.
+        let Ok(file) = file else { return Doom::Unseen };
+        let mut text = String::new();
+        match File::from(file).take(STATUS_BYTES_MAX).read_to_string(&mut text) {
+            Ok(_) => judge(&text),
+            Err(_) => Doom::Unseen,
+        }
+    }
+}
+
+impl Default for SignalReader {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+fn judge(status: &str) -> Doom {
+    let mask = |key: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
+        line.and_then(|value| u64::from_str_radix(value.trim(), 16).ok())
+    };
+    let (Some(thread), Some(process)) = (mask("SigPnd"), mask("ShdPnd")) else { return Doom::Unseen };
+    let pending = thread | process;
+    let survived = mask("SigBlk").unwrap_or(0) | mask("SigIgn").unwrap_or(0) | mask("SigCgt").unwrap_or(0);
+    if pending & SIGKILL != 0 || pending & CORE_DUMPING & !survived != 0 { Doom::Dying } else { Doom::Living }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(pending: u64, shared: u64, caught: u64) -> String {
+        format!(
+            "Name:\tx\nSigQ:\t0/1\nSigPnd:\t{pending:016x}\nShdPnd:\t{shared:016x}\nSigBlk:\t{:016x}\nSigIgn:\t{:016x}\nSigCgt:\t{caught:016x}\n",
+            0, 0
+        )
+    }
+
+    #[test]
+    fn only_what_kills_dooms() {
+        for (pending, shared, caught, doom) in [
+            (0, 0, 0, Doom::Living),
+            (SIGKILL, 0, 0, Doom::Dying),
+            (0, SIGKILL, 0, Doom::Dying),
+            (bit(14), 0, bit(14), Doom::Living),
+            (bit(3), 0, 0, Doom::Dying),
+            (bit(3), 0, bit(3), Doom::Living),
+        ] {
+            assert_eq!(judge(&status(pending, shared, caught)), doom, "{pending:x} {shared:x} {caught:x}");
+        }
+        assert_eq!(judge("Name:\tx\n"), Doom::Unseen);
+    }
+
+    #[test]
+    fn this_thread_lives() {
+        let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+        assert_eq!(SignalReader::new().doom(tid), Doom::Living);
+        assert_eq!(SignalReader::new().doom(0), Doom::Unseen);
+    }
+}

@@ -1,0 +1,190 @@
+//! The way to the kernel and back: requests come in whole, answers go out whole. The session knows only
+//! [`Transport`]; [`Device`] is `/dev/fuse`, and another way (rings, a recorded conversation) fits behind it too.
+
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use umemcg_arena::{Arena, Segment};
+
+/// What follows an answer's header.
+#[derive(Clone, Copy)]
+pub enum Payload<'a> {
+    /// Nothing.
+    None,
+    /// These bytes.
+    Bytes(&'a [u8]),
+    /// The contents of frames, taken by the kernel where they lie.
+    Frames(&'a Arena, &'a [Segment]),
+}
+
+impl Payload<'_> {
+    /// Bytes of it.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Frames(_, segments) => umemcg_arena::io::total_len(segments),
+        }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl fmt::Debug for Payload<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Payload of {} bytes", self.len())
+    }
+}
+
+/// Why no request came.
+#[derive(Debug)]
+pub enum ReceiveError {
+    /// Ask again: a signal came, or a request was withdrawn before it was handed out.
+    Again,
+    /// There will be no more: unmounted, or the connection was aborted.
+    Ended,
+    /// The transport broke.
+    Failed(io::Error),
+}
+
+/// Why an answer was not taken.
+#[derive(Debug)]
+pub enum SendError {
+    /// Nobody waits for it any more: the request was aborted, or answered before, or the mount is gone.
+    Gone,
+    /// The transport broke, or the answer is malformed.
+    Failed(io::Error),
+}
+
+/// Brings requests and takes answers. Any thread may use it; a request must be answered where it came from.
+pub trait Transport: Send + Sync + fmt::Debug {
+    /// Waits for a request and puts it at the start of `buffer`, which has [`wire::BUFFER_BYTES`](crate::wire::BUFFER_BYTES).
+    ///
+    /// # Errors
+    /// [`ReceiveError`].
+    fn receive(&self, buffer: &mut [u8]) -> Result<usize, ReceiveError>;
+
+    /// Sends one answer or notification. `header` says the length of both parts. Does not wait for anybody, except a
+    /// notification that invalidates, which waits for the kernel's locks on the inode.
+    ///
+    /// # Errors
+    /// [`SendError`].
+    fn send(&self, header: &[u8], payload: Payload<'_>) -> Result<(), SendError>;
+}
+
+/// An open `/dev/fuse` that serves a mount.
+#[derive(Debug)]
+pub struct Device {
+    fd: OwnedFd,
+}
+
+impl Device {
+    /// Serves through a descriptor that is already connected to a mount.
+    pub fn new(fd: OwnedFd) -> Self {
+        Self { fd }
+    }
+
+    /// A second queue for the same mount, so that two readers share no lock of the kernel's; where the kernel does not
+    /// want to, the same queue again.
+    ///
+    /// # Errors
+    /// When no descriptor is to be had.
+    pub fn another(&self) -> io::Result<Self> {
+        let fresh = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+        if let Ok(fresh) = fresh
+            && umemcg_arena::sys::clone_fuse_fd(fresh.as_fd(), self.fd.as_fd()).is_ok()
+        {
+            return Ok(Self { fd: fresh });
+        }
+        Ok(Self { fd: self.fd.try_clone()? })
+    }
+}
+
+impl AsFd for Device {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Transport for Device {
+    fn receive(&self, buffer: &mut [u8]) -> Result<usize, ReceiveError> {
+        match rustix::io::read(&self.fd, buffer) {
+            // Only a stand-in for the device ends like a pipe.
+            Ok(0) => Err(ReceiveError::Ended),
+            Ok(len) => Ok(len),
+            // NOENT: the request was withdrawn while it was being handed out.
+            Err(Errno::INTR | Errno::NOENT | Errno::AGAIN) => Err(ReceiveError::Again),
+            Err(Errno::NODEV | Errno::CONNABORTED) => Err(ReceiveError::Ended),
+            Err(errno) => Err(ReceiveError::Failed(errno.into())),
+        }
+    }
+
+    fn send(&self, header: &[u8], payload: Payload<'_>) -> Result<(), SendError> {
+        let sent = match payload {
+            Payload::None => rustix::io::write(&self.fd, header).map_err(io::Error::from),
+            Payload::Bytes(bytes) => {
+                rustix::io::writev(&self.fd, &[IoSlice::new(header), IoSlice::new(bytes)])
+                    .map_err(io::Error::from)
+            }
+            Payload::Frames(arena, segments) => {
+                umemcg_arena::io::send(arena, self.fd.as_fd(), header, segments)
+            }
+        };
+        match sent {
+            Ok(_) => Ok(()),
+            Err(error) => match Errno::from_io_error(&error) {
+                Some(Errno::NOENT | Errno::NODEV | Errno::CONNABORTED) => Err(SendError::Gone),
+                _ => Err(SendError::Failed(error)),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    use std::sync::Arc;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use zerocopy::FromBytes;
+
+    use super::*;
+    use crate::reply::Reply;
+    use crate::wire::{InHeader, OutHeader, opcode};
+
+    /// An answer and what follows its header.
+    pub(crate) type Sent = (OutHeader, Vec<u8>);
+
+    #[derive(Debug)]
+    struct Recorder(Sender<Sent>);
+
+    /// A transport that brings nothing, and what was sent through it, in order.
+    pub(crate) fn recorder() -> (Arc<dyn Transport>, Receiver<Sent>) {
+        let (sender, sent) = channel();
+        (Arc::new(Recorder(sender)), sent)
+    }
+
+    impl Transport for Recorder {
+        fn receive(&self, _buffer: &mut [u8]) -> Result<usize, ReceiveError> {
+            Err(ReceiveError::Ended)
+        }
+        fn send(&self, header: &[u8], payload: Payload<'_>) -> Result<(), SendError> {
+            let header = OutHeader::read_from_bytes(header).unwrap();
+            let body = if let Payload::Bytes(bytes) = payload { bytes.to_vec() } else { Vec::new() };
+            assert_eq!(header.len as usize, size_of::<OutHeader>() + body.len());
+            self.0.send((header, body)).map_err(|_| SendError::Gone)
+        }
+    }
+
+    /// The duty to answer a write.
+    pub(crate) fn due(transport: &Arc<dyn Transport>, unique: u64) -> Reply {
+        let mut reply = Reply::idle(Arc::clone(transport), None);
+        reply.arm(&InHeader { unique, opcode: opcode::WRITE, ..Default::default() });
+        reply
+    }
+}

@@ -1,0 +1,175 @@
+//! Volumes of a daemon added, listed and removed while it serves.
+//!
+//! A removal makes durable first what was accepted; what cannot be is named, and without force the volume then stays. The
+//! kernel is told to forget the name through the thread that sends notifications: whoever calls here is no thread that
+//! serves requests.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+use umemcg_vfs::volumes::{AddError, Member, RemoveError};
+use umemcg_vfs::{NodeId, VolumeKind, VolumeSpec};
+
+use crate::serve::{Daemon, Lost};
+
+/// How long the kernel is given to forget a name.
+const FORGOTTEN_WITHIN: Duration = Duration::from_secs(2);
+/// How long what is open is given to be closed, and how long closing it by force may keep the remover.
+const CLOSED_WITHIN: Duration = Duration::from_secs(2);
+
+/// Why a volume was not added.
+#[derive(Debug, Error)]
+pub enum AddVolumeError {
+    /// See [`AddError`].
+    #[error(transparent)]
+    Add(#[from] AddError),
+    /// The directory cannot be looked at.
+    #[error("cannot use the directory {}: {error}", dir.display())]
+    Directory {
+        /// Which.
+        dir: PathBuf,
+        /// What the system said.
+        error: std::io::Error,
+    },
+    /// One directory lies in the other.
+    #[error("the directory {} and the mount {} must not contain each other", dir.display(), point.display())]
+    Nested {
+        /// The volume's.
+        dir: PathBuf,
+        /// The mount's.
+        point: PathBuf,
+    },
+}
+
+/// Why a volume was not removed.
+#[derive(Debug, Error)]
+pub enum RemoveVolumeError {
+    /// See [`RemoveError`].
+    #[error(transparent)]
+    Refused(#[from] RemoveError),
+    /// Not everything on it could be made durable; it stays.
+    #[error("not everything on the volume could be made durable; it stays")]
+    Lost(Vec<Lost>),
+}
+
+/// What a removal left behind.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Removed {
+    /// What was accepted and is not durable; only by force.
+    pub lost: Vec<Lost>,
+    /// Files and directories that were open and now answer with errors; only by force.
+    pub nr_closed: usize,
+}
+
+/// A volume for a listing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VolumeInfo {
+    /// Its name.
+    pub name: String,
+    /// Where its data lives.
+    pub kind: VolumeKind,
+    /// Files and directories open on it.
+    pub nr_open: usize,
+}
+
+impl VolumeInfo {
+    fn of(member: &Member) -> Self {
+        Self { name: member.name().to_owned(), kind: member.volume().kind(), nr_open: member.nr_open() }
+    }
+}
+
+impl Daemon {
+    /// Adds a volume; it can be used as soon as this returns. May sleep for the host.
+    ///
+    /// # Errors
+    /// [`AddVolumeError`]; then nothing has changed.
+    pub fn add_volume(&self, name: &str, spec: &VolumeSpec) -> Result<VolumeInfo, AddVolumeError> {
+        match spec {
+            VolumeSpec::Directory(config) => self.check_apart(&config.dir)?,
+            VolumeSpec::Tmpfs(_) => {}
+        }
+        let member = self.volumes.add(name, |base| spec.open(&self.engine, base))?;
+        tracing::info!(name, ?spec, "volume added");
+        Ok(VolumeInfo::of(&member))
+    }
+
+    /// A directory that holds the mount, or lies in it, would make requests wait for themselves.
+    fn check_apart(&self, dir: &Path) -> Result<(), AddVolumeError> {
+        let error = |error| AddVolumeError::Directory { dir: dir.to_owned(), error };
+        let real = dir.canonicalize().map_err(error)?;
+        for mounted in [Some(self.mounted()), self.control_mounted()].into_iter().flatten() {
+            let point = mounted.point();
+            if real.starts_with(point) || point.starts_with(&real) {
+                return Err(AddVolumeError::Nested { dir: real, point: point.to_owned() });
+            }
+        }
+        Ok(())
+    }
+
+    /// The volumes, in the order in which they were added.
+    pub fn list_volumes(&self) -> Vec<VolumeInfo> {
+        self.volumes.list(0, usize::MAX).iter().map(|member| VolumeInfo::of(member)).collect()
+    }
+
+    /// Removes a volume after making it durable, by the deadline. With `force` also when files are open, which get errors from
+    /// then on, or when something cannot be made durable.
+    ///
+    /// # Errors
+    /// [`RemoveVolumeError`]; then the volume stays.
+    pub fn remove_volume(
+        &self,
+        name: &str,
+        force: bool,
+        deadline: Instant,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<Removed, RemoveVolumeError> {
+        let leaving = self.volumes.begin_remove(name, force, CLOSED_WITHIN)?;
+        let lost = self.flush_volume(leaving.member(), deadline, progress);
+        if !lost.is_empty() && !force {
+            return Err(RemoveVolumeError::Lost(lost));
+        }
+        let member = leaving.finish();
+        let notifier = self.session().notifier();
+        if notifier.inval_entry(NodeId::ROOT.0, name.as_ref(), false) && !notifier.settle(FORGOTTEN_WITHIN) {
+            tracing::debug!(name, "the kernel is slow to forget a volume");
+        }
+        let nr_closed = member.nr_open();
+        if nr_closed > 0 || !lost.is_empty() {
+            let (filesystem, member) = (Arc::clone(&self.filesystem), Arc::clone(&member));
+            let by = Instant::now() + CLOSED_WITHIN;
+            let _ = self.in_background("umemcg-close", by, &mut |_| {}, move || {
+                filesystem.close_all_of(&member);
+                member.volume().abandon();
+            });
+        }
+        tracing::info!(name, nr_closed, nr_lost = lost.len(), "volume removed");
+        Ok(Removed { lost, nr_closed })
+    }
+
+    /// Makes a volume durable, names and attributes included; returns what is not by the deadline.
+    fn flush_volume(
+        &self,
+        member: &Arc<Member>,
+        deadline: Instant,
+        progress: &mut dyn FnMut(u64),
+    ) -> Vec<Lost> {
+        let (engine, store) = (Arc::clone(&self.engine), member.volume().store_id());
+        let timeout = deadline.saturating_duration_since(Instant::now());
+        let whole = |error: String| vec![Lost { path: member.name().into(), bytes: 0, error }];
+        let synced =
+            self.in_background("umemcg-sync", deadline, progress, move || engine.sync_store(store, timeout));
+        match synced {
+            Ok(lost) if lost.is_empty() => {}
+            Ok(lost) => return lost.iter().map(|lost| self.name(lost)).collect(),
+            Err(error) => return whole(error),
+        }
+        let syncing = Arc::clone(member);
+        match self.in_background("umemcg-sync", deadline, progress, move || syncing.volume().syncfs()) {
+            Ok(Ok(())) => Vec::new(),
+            Ok(Err(error)) => whole(error.to_string()),
+            Err(error) => whole(error),
+        }
+    }
+}

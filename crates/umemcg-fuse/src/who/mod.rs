@@ -1,0 +1,363 @@
+//! Who is asking: which group a process belongs to.
+//!
+//! A process is where it was put by hand (`cgroup.procs`, `tasks`), and its descendants with it; else where the first
+//! matching [`Rule`] puts it; else in the root. Putting by hand into the root undoes putting by hand, so rules decide again.
+//!
+//! How descendants are followed is the [`Keeper`]'s business: the kernel does it in a hierarchy of ours where one can be
+//! mounted ([`mirror`]), else parents and sessions are looked at ([`ancestry`]). What was found out about a thread is kept
+//! in a [`ThreadCache`], so that asking again costs next to nothing.
+
+mod ancestry;
+mod mirror;
+mod pid_namespace;
+mod proc_files;
+mod rules;
+#[cfg(test)]
+pub(crate) mod testing;
+mod thread_cache;
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::{Arc, Weak};
+
+use rustix::io::Errno;
+use umemcg::{CreateError, Engine, Group};
+use umemcg_base::sync::{Mutex, RwLock};
+use umemcg_control::{Membership, MembershipError};
+
+use crate::classify::Classifier;
+use ancestry::Ancestry;
+use mirror::Mirror;
+use thread_cache::{Life, ThreadCache};
+
+pub use proc_files::credentials_of;
+pub use rules::{Rule, RuleError, RuleKind};
+
+/// How membership is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tracking {
+    /// By a hierarchy of the kernel: exact.
+    Hierarchy,
+    /// By parents and sessions: a process that leaves its session and loses its parents before it first uses the mount is
+    /// not followed.
+    Ancestry,
+}
+
+/// Where membership is kept; groups are known by serial, 0 is the root.
+#[derive(Debug)]
+enum Keeper {
+    Mirror(Mirror),
+    Ancestry(Ancestry),
+}
+
+/// Knows who is asking.
+#[derive(Debug)]
+pub struct Who {
+    engine: Arc<Engine>,
+    keeper: Keeper,
+    rules: Vec<Rule>,
+    has_path_rules: bool,
+    threads: ThreadCache<Placement>,
+    /// Groups that have had members by hand, by serial.
+    members: RwLock<HashMap<u64, Weak<Group>>>,
+    /// Groups that are being removed and take no more members. Held while a process is moved and while a group is closed.
+    closed: Mutex<Vec<Weak<Group>>>,
+}
+
+/// Where a thread belongs, path rules left aside.
+#[derive(Debug, Clone)]
+struct Placement {
+    /// Not held: a thread that is remembered does not keep a group.
+    group: Weak<Group>,
+    /// Rules before this one did not match; [`BY_HAND`] comes before all of them.
+    rank: usize,
+}
+
+/// The rank of a place by hand.
+const BY_HAND: usize = 0;
+/// The rank of the first rule.
+const FIRST_RULE: usize = 1;
+/// How often a group that a rule names may vanish while it is being looked up.
+const CREATE_TRIES_MAX: usize = 8;
+
+impl Who {
+    /// Knows nobody yet. Membership is kept by the kernel where it can be.
+    ///
+    /// # Errors
+    /// When descriptors or threads are used up.
+    pub fn new(engine: Arc<Engine>, rules: Vec<Rule>) -> io::Result<Self> {
+        let keeper = match Mirror::mount() {
+            Ok(mirror) => Keeper::Mirror(mirror),
+            Err(error) => {
+                tracing::info!(%error, "no process hierarchy: processes are followed by parents and sessions");
+                Keeper::Ancestry(Ancestry::default())
+            }
+        };
+        Self::with_keeper(engine, rules, keeper)
+    }
+
+    fn with_keeper(engine: Arc<Engine>, rules: Vec<Rule>, keeper: Keeper) -> io::Result<Self> {
+        let has_path_rules = rules.iter().any(|rule| rule.kind() == RuleKind::Path);
+        Ok(Self {
+            engine,
+            keeper,
+            rules,
+            has_path_rules,
+            threads: ThreadCache::new()?,
+            members: RwLock::default(),
+            closed: Mutex::default(),
+        })
+    }
+
+    /// How membership is kept.
+    pub fn tracking(&self) -> Tracking {
+        match self.keeper {
+            Keeper::Mirror(_) => Tracking::Hierarchy,
+            Keeper::Ancestry(_) => Tracking::Ancestry,
+        }
+    }
+
+    /// The remembered place of a thread, if it is good and its group lives.
+    #[inline]
+    fn known(&self, tid: u32, uid: u32) -> Option<(Arc<Group>, usize)> {
+        let placement = self.threads.get(tid, uid)?;
+        let group = placement.group.upgrade().filter(|group| !group.is_dead())?;
+        Some((group, placement.rank))
+    }
+
+    /// The place of a thread, path rules left aside.
+    fn place(&self, tid: u32, uid: u32) -> (Arc<Group>, usize) {
+        if tid == 0 {
+            return (Arc::clone(self.engine.root()), FIRST_RULE + self.rules.len());
+        }
+        let known = self.known(tid, uid).or_else(|| self.find_out(tid, uid, true));
+        known.unwrap_or_else(|| (Arc::clone(self.engine.root()), FIRST_RULE + self.rules.len()))
+    }
+
+    /// Asks the kernel where a thread is: some ten microseconds, no sleep. Only groups that a rule has yet to make need
+    /// more, and only `may_create` makes them; without it they are no answer.
+    #[cold]
+    fn find_out(&self, tid: u32, uid: u32, may_create: bool) -> Option<(Arc<Group>, usize)> {
+        let ticket = self.threads.ticket(tid);
+        let cgroups = proc_files::read_cgroups(tid).unwrap_or_default();
+        let by_hand = self.serial_of(tid, &cgroups).and_then(|serial| self.member_group(serial));
+        let (group, rank) = match by_hand {
+            Some(group) => (group, BY_HAND),
+            None => self.place_by_rules(uid, &cgroups, may_create)?,
+        };
+        // A place by hand changes by a move only. What rules look at may change without notice.
+        let life = if rank == BY_HAND || self.rules.is_empty() { Life::Thread } else { Life::Short };
+        self.threads.put(ticket, uid, Placement { group: Arc::downgrade(&group), rank }, life);
+        Some((group, rank))
+    }
+
+    /// The serial of the group that a thread is in by hand; none when it is in none, or gone.
+    fn serial_of(&self, tid: u32, cgroups: &[u8]) -> Option<u64> {
+        let serial = match &self.keeper {
+            Keeper::Mirror(mirror) => mirror.serial_in(cgroups),
+            Keeper::Ancestry(ancestry) => ancestry.serial_of(tid)?,
+        };
+        (serial != 0).then_some(serial)
+    }
+
+    fn member_group(&self, serial: u64) -> Option<Arc<Group>> {
+        self.members.read().get(&serial)?.upgrade().filter(|group| !group.is_dead())
+    }
+
+    fn place_by_rules(&self, uid: u32, cgroups: &[u8], may_create: bool) -> Option<(Arc<Group>, usize)> {
+        for (number, rule) in self.rules.iter().enumerate() {
+            let names = match rule.kind() {
+                RuleKind::Path => None,
+                RuleKind::Uid => rule.place(uid.to_string().as_bytes()),
+                RuleKind::Cgroup => proc_files::cgroup_lines(cgroups)
+                    .filter(|(controllers, _)| !mirror::is_ours(controllers))
+                    .find_map(|(_, path)| rule.place(path)),
+            };
+            if let Some(names) = names {
+                let found = if may_create { Some(self.find_or_create(&names)) } else { self.find(&names) };
+                return found.map(|group| (group, FIRST_RULE + number));
+            }
+        }
+        Some((Arc::clone(self.engine.root()), FIRST_RULE + self.rules.len()))
+    }
+
+    /// The group at these names, if all of them are there.
+    fn find(&self, names: &[OsString]) -> Option<Arc<Group>> {
+        names.iter().try_fold(Arc::clone(self.engine.root()), |at, name| at.child(name))
+    }
+
+    /// The group at these names; what is missing is created. Where one cannot be, the group above it has to do.
+    fn find_or_create(&self, names: &[OsString]) -> Arc<Group> {
+        let mut at = Arc::clone(self.engine.root());
+        let mut nr_tries = 0;
+        let mut depth = 0;
+        while let Some(name) = names.get(depth) {
+            if let Some(child) = at.child(name) {
+                at = child;
+                depth += 1;
+                continue;
+            }
+            match self.engine.create_group(&at, name) {
+                Ok(child) => {
+                    tracing::info!(group = %child.path().display(), "a rule has made a group");
+                    at = child;
+                    depth += 1;
+                }
+                Err(CreateError::Exists | CreateError::ParentGone) if nr_tries < CREATE_TRIES_MAX => {
+                    // Somebody else was faster to make it, or to remove what is above it: once more from the top.
+                    nr_tries += 1;
+                    at = Arc::clone(self.engine.root());
+                    depth = 0;
+                }
+                Err(error) => {
+                    tracing::warn!(%error, above = %at.path().display(), ?name, "a rule cannot make its group");
+                    break;
+                }
+            }
+        }
+        at
+    }
+
+    /// The id of a group where membership is kept.
+    fn serial(&self, group: &Group) -> u64 {
+        if group.is_root() { 0 } else { group.id() }
+    }
+
+    fn list(&self, group: &Group, whole_processes: bool) -> Vec<u32> {
+        let serial = self.serial(group);
+        if serial != 0 && !self.members.read().contains_key(&serial) {
+            return Vec::new();
+        }
+        match &self.keeper {
+            Keeper::Mirror(mirror) => mirror.list(serial, whole_processes),
+            Keeper::Ancestry(ancestry) => ancestry.list(serial, whole_processes),
+        }
+    }
+
+    fn attach(&self, group: &Arc<Group>, id: u32, whole_process: bool) -> Result<(), MembershipError> {
+        let closed = self.closed.lock();
+        if group.is_dead() || closed.iter().any(|closed| std::ptr::eq(closed.as_ptr(), Arc::as_ptr(group))) {
+            return Err(MembershipError::Gone);
+        }
+        let serial = self.serial(group);
+        if serial != 0 {
+            // Before the move, so that whoever finds the process there finds the group, too.
+            self.members.write().insert(serial, Arc::downgrade(group));
+        }
+        let moved = match &self.keeper {
+            Keeper::Mirror(mirror) => mirror.attach(serial, id, whole_process).map_err(|errno| match errno {
+                Errno::SRCH => MembershipError::NoSuchProcess,
+                Errno::NODEV | Errno::NOENT => MembershipError::Gone,
+                errno => MembershipError::System(errno),
+            }),
+            Keeper::Ancestry(ancestry) if ancestry.attach(serial, id, whole_process) => Ok(()),
+            Keeper::Ancestry(_) => Err(MembershipError::NoSuchProcess),
+        };
+        self.threads.begin_generation();
+        moved
+    }
+}
+
+impl Classifier for Who {
+    fn classify(&self, tid: u32, uid: u32, _gid: u32) -> Arc<Group> {
+        self.place(tid, uid).0
+    }
+
+    #[inline]
+    fn classify_known(&self, tid: u32, uid: u32, _gid: u32) -> Option<Arc<Group>> {
+        if tid == 0 {
+            return Some(Arc::clone(self.engine.root()));
+        }
+        // A stranger must not have to queue behind a store that hangs only to be asked his name.
+        self.known(tid, uid).or_else(|| self.find_out(tid, uid, false)).map(|(group, _)| group)
+    }
+
+    fn classify_at(&self, tid: u32, uid: u32, _gid: u32, path: &dyn Fn() -> Option<PathBuf>) -> Arc<Group> {
+        let (group, rank) = self.place(tid, uid);
+        if !self.has_path_rules || rank == BY_HAND {
+            return group;
+        }
+        // Only rules before the one that has matched may still come first.
+        let before = &self.rules[..rank - FIRST_RULE];
+        let mut path_rules = before.iter().filter(|rule| rule.kind() == RuleKind::Path).peekable();
+        let Some(path) = path_rules.peek().and_then(|_| path()) else { return group };
+        let path = path.as_os_str().as_bytes();
+        path_rules.find_map(|rule| rule.place(path)).map_or(group, |names| self.find_or_create(&names))
+    }
+
+    fn has_path_rules(&self) -> bool {
+        self.has_path_rules
+    }
+}
+
+impl Membership for Who {
+    fn processes(&self, group: &Arc<Group>) -> Result<Vec<u32>, MembershipError> {
+        Ok(self.list(group, true))
+    }
+
+    fn threads(&self, group: &Arc<Group>) -> Result<Vec<u32>, MembershipError> {
+        Ok(self.list(group, false))
+    }
+
+    fn attach_process(&self, group: &Arc<Group>, pid: u32) -> Result<(), MembershipError> {
+        self.attach(group, pid, true)
+    }
+
+    fn attach_thread(&self, group: &Arc<Group>, tid: u32) -> Result<(), MembershipError> {
+        self.attach(group, tid, false)
+    }
+
+    fn explicit_group(&self, tid: u32) -> Result<Arc<Group>, MembershipError> {
+        let cgroups = proc_files::read_cgroups(tid).ok_or(MembershipError::NoSuchProcess)?;
+        let group = self.serial_of(tid, &cgroups).and_then(|serial| self.member_group(serial));
+        Ok(group.unwrap_or_else(|| Arc::clone(self.engine.root())))
+    }
+
+    fn is_populated(&self, group: &Arc<Group>) -> bool {
+        !self.list(group, false).is_empty()
+    }
+
+    fn close(&self, group: &Arc<Group>) -> Result<(), MembershipError> {
+        let mut closed = self.closed.lock();
+        let serial = self.serial(group);
+        if self.members.read().contains_key(&serial) {
+            match &self.keeper {
+                Keeper::Mirror(mirror) => mirror.remove(serial).map_err(|errno| match errno {
+                    Errno::BUSY => MembershipError::Populated,
+                    errno => MembershipError::System(errno),
+                })?,
+                Keeper::Ancestry(ancestry) if !ancestry.list(serial, false).is_empty() => {
+                    return Err(MembershipError::Populated);
+                }
+                Keeper::Ancestry(_) => {}
+            }
+            self.members.write().remove(&serial);
+        }
+        // Groups whose removal is over need no entry: they are dead.
+        closed.retain(|closed| closed.upgrade().is_some_and(|group| !group.is_dead()));
+        closed.push(Arc::downgrade(group));
+        Ok(())
+    }
+
+    fn reopen(&self, group: &Arc<Group>) {
+        self.closed.lock().retain(|closed| !std::ptr::eq(closed.as_ptr(), Arc::as_ptr(group)));
+    }
+
+    fn id_from_viewer(&self, viewer: u32, id: u32) -> Result<u32, MembershipError> {
+        pid_namespace::from_viewer(viewer, id).ok_or(MembershipError::NoSuchProcess)
+    }
+
+    fn ids_for_viewer(&self, viewer: u32, ids: Vec<u32>) -> Vec<u32> {
+        pid_namespace::for_viewer(viewer, ids)
+    }
+
+    fn process_of(&self, tid: u32) -> Result<u32, MembershipError> {
+        proc_files::read_status(tid).map(|status| status.tgid).ok_or(MembershipError::NoSuchProcess)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,309 @@
+//! Claims about real processes, under both ways of keeping membership where they hold for both.
+
+use super::testing::{Child, own_tid, wait_until};
+use super::*;
+use std::path::Path;
+use umemcg::EngineConfig;
+
+fn engine() -> Arc<Engine> {
+    Engine::new(EngineConfig { pool_bytes: 64 << 20, ..EngineConfig::default() }).unwrap()
+}
+
+fn who(keeper: Keeper, rules: &[&str]) -> Who {
+    let rules = rules.iter().map(|rule| rule.parse().unwrap()).collect();
+    Who::with_keeper(engine(), rules, keeper).unwrap()
+}
+
+fn ancestry(rules: &[&str]) -> Who {
+    who(Keeper::Ancestry(Ancestry::default()), rules)
+}
+
+/// One of each kind that can be had here.
+fn each(rules: &[&str]) -> Vec<Who> {
+    let mirror = testing::mirror_or_skip().map(|mirror| who(Keeper::Mirror(mirror), rules));
+    mirror.into_iter().chain([ancestry(rules)]).collect()
+}
+
+impl Who {
+    fn make(&self, name: &str) -> Arc<Group> {
+        self.engine.create_group(self.engine.root(), name.as_ref()).unwrap()
+    }
+
+    fn path_of(&self, tid: u32) -> PathBuf {
+        self.classify(tid, 0, 0).path()
+    }
+}
+
+/// Set for the run in a pid namespace of its own.
+const INSIDE: &str = "UMEMCG_TEST_INSIDE";
+
+#[test]
+fn all_this_holds_in_a_container_whose_session_is_led_from_outside() {
+    if std::env::var_os(INSIDE).is_some() {
+        assert_eq!(proc_files::read_stat(std::process::id()).unwrap().session, 0);
+        let ancestry = Ancestry::default();
+        assert!(ancestry.attach(7, 1, true));
+        assert_eq!(ancestry.serial_of(1), Some(7), "its first process can be a member, too");
+        return;
+    }
+    let unshare = |script: &str| {
+        let mut command = std::process::Command::new("unshare");
+        command.args(["--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", script]);
+        command.env(INSIDE, "1");
+        command
+    };
+    if !unshare("exit 0").status().is_ok_and(|status| status.success()) {
+        eprintln!("SKIPPED: cannot make a pid namespace; this needs root");
+        return;
+    }
+    // The shell stays, as the first process, which has to reap orphans.
+    let mut inside = unshare("\"$0\" who:: --test-threads=2; exit $?");
+    let output = inside.arg(std::env::current_exe().unwrap()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(!said.contains("running 0 tests"), "{said}");
+}
+
+#[test]
+fn a_process_and_its_later_children_are_where_it_was_put() {
+    for who in each(&[]) {
+        let a = who.make("a");
+        let child = Child::shell("read go; sh -c 'echo $$; read end; :'; :");
+        assert_eq!(who.path_of(child.id()), Path::new("/"));
+        who.attach_process(&a, child.id()).unwrap();
+        assert_eq!(who.path_of(child.id()), Path::new("/a"), "{:?}", who.tracking());
+        child.tell("go");
+        let grandchild = child.read_number();
+        assert_eq!(who.path_of(grandchild), Path::new("/a"));
+        assert_eq!(who.processes(&a).unwrap(), [child.id(), grandchild]);
+        assert_eq!(who.threads(&a).unwrap(), [child.id(), grandchild]);
+        assert_eq!(who.path_of(std::process::id()), Path::new("/"));
+        assert!(Arc::ptr_eq(&who.explicit_group(grandchild).unwrap(), &a));
+    }
+}
+
+#[test]
+fn a_double_fork_with_a_new_session_does_not_escape_the_hierarchy() {
+    let Some(mirror) = testing::mirror_or_skip() else { return };
+    let who = who(Keeper::Mirror(mirror), &[]);
+    let a = who.make("a");
+    let child = Child::shell("exec 3<&0; read go; (setsid sh -c 'echo $$; read end' <&3 &); exit 0");
+    who.attach_process(&a, child.id()).unwrap();
+    child.tell("go");
+    let daemon = child.read_number();
+    wait_until(|| proc_files::read_stat(child.id()).is_none_or(|stat| stat.is_zombie));
+    assert_eq!(who.path_of(daemon), Path::new("/a"));
+    assert_eq!(who.close(&a), Err(MembershipError::Populated));
+    child.tell("end");
+    wait_until(|| who.close(&a).is_ok());
+}
+
+#[test]
+fn a_move_is_seen_at_once_although_the_place_was_remembered() {
+    for who in each(&[]) {
+        let (a, b) = (who.make("a"), who.make("b"));
+        let child = Child::shell("read go");
+        for (group, path) in [(&a, "/a"), (&b, "/b"), (who.engine.root(), "/"), (&a, "/a")] {
+            who.attach_process(group, child.id()).unwrap();
+            assert_eq!(who.path_of(child.id()), Path::new(path));
+            let (known, _) = who.known(child.id(), 0).unwrap();
+            assert_eq!(known.path(), Path::new(path));
+        }
+    }
+}
+
+#[test]
+fn one_thread_can_be_elsewhere() {
+    for who in each(&[]) {
+        let a = who.make("a");
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                who.attach_thread(&a, own_tid()).unwrap();
+                assert_eq!(who.path_of(own_tid()), Path::new("/a"));
+                assert_eq!(who.path_of(std::process::id()), Path::new("/"));
+                assert_eq!(who.process_of(own_tid()), Ok(std::process::id()));
+                assert_eq!(who.threads(&a).unwrap(), [own_tid()]);
+                who.attach_thread(who.engine.root(), own_tid()).unwrap();
+            });
+        });
+        wait_until(|| who.close(&a).is_ok());
+    }
+}
+
+#[test]
+fn a_missing_process_or_group_is_named() {
+    for who in each(&[]) {
+        let a = who.make("a");
+        let nobody = i32::MAX as u32;
+        assert_eq!(who.attach_process(&a, nobody), Err(MembershipError::NoSuchProcess));
+        assert_eq!(who.attach_thread(&a, nobody), Err(MembershipError::NoSuchProcess));
+        assert_eq!(who.explicit_group(nobody).map(drop), Err(MembershipError::NoSuchProcess));
+        assert_eq!(who.process_of(nobody), Err(MembershipError::NoSuchProcess));
+        assert_eq!(who.path_of(nobody), Path::new("/"));
+        who.engine.remove_group(&a).unwrap();
+        let child = Child::shell("read go");
+        assert_eq!(who.attach_process(&a, child.id()), Err(MembershipError::Gone));
+    }
+}
+
+#[test]
+fn a_group_with_processes_cannot_be_closed_and_a_closed_one_takes_none() {
+    for who in each(&[]) {
+        let a = who.make("a");
+        let mut child = Child::shell("read go");
+        who.attach_process(&a, child.id()).unwrap();
+        assert!(who.is_populated(&a));
+        assert_eq!(who.close(&a), Err(MembershipError::Populated));
+        child.tell("go");
+        child.wait_until_zombie();
+        wait_until(|| who.close(&a).is_ok());
+        assert!(!who.is_populated(&a), "a zombie is no member");
+        let other = Child::shell("read go");
+        assert_eq!(who.attach_process(&a, other.id()), Err(MembershipError::Gone));
+        who.reopen(&a);
+        assert_eq!(who.attach_process(&a, other.id()), Ok(()));
+        child.reap();
+    }
+}
+
+#[test]
+fn rules_place_whom_nobody_placed_and_make_the_groups() {
+    let who = ancestry(&["uid:1000=/users/{0}", "uid:*=/all"]);
+    assert_eq!(who.classify(std::process::id(), 1000, 1000).path(), Path::new("/users/1000"));
+    assert_eq!(who.classify(std::process::id(), 1001, 1001).path(), Path::new("/all"));
+    // The same thread can change its user.
+    assert_eq!(who.classify(std::process::id(), 1000, 1000).path(), Path::new("/users/1000"));
+    assert!(who.engine.tree().lookup(Path::new("/users")).is_some());
+}
+
+#[test]
+fn a_place_by_hand_wins_over_rules_and_the_root_gives_it_back_to_them() {
+    for who in each(&["uid:*=/users/{0}", "path:/p/*=/p/{1}"]) {
+        let a = who.make("a");
+        let child = Child::shell("read go");
+        let path = || Some(PathBuf::from("/p/x"));
+        assert_eq!(who.path_of(child.id()), Path::new("/users/0"));
+        who.attach_process(&a, child.id()).unwrap();
+        assert_eq!(who.path_of(child.id()), Path::new("/a"));
+        assert_eq!(who.classify_at(child.id(), 0, 0, &path).path(), Path::new("/a"));
+        who.attach_process(who.engine.root(), child.id()).unwrap();
+        assert_eq!(who.path_of(child.id()), Path::new("/users/0"));
+    }
+}
+
+#[test]
+fn the_first_matching_rule_wins_whatever_it_looks_at() {
+    let me = std::process::id();
+    let at = |who: &Who, uid, path: &'static str| {
+        who.classify_at(me, uid, uid, &|| Some(PathBuf::from(path))).path().to_str().unwrap().to_owned()
+    };
+    let path_first = ancestry(&["path:/projects/*=/p/{1}", "uid:1000=/u"]);
+    assert_eq!(at(&path_first, 1000, "/projects/red/main.c"), "/p/red");
+    assert_eq!(at(&path_first, 1000, "/elsewhere"), "/u");
+    assert_eq!(at(&path_first, 7, "/projects/red/main.c"), "/p/red");
+    assert_eq!(at(&path_first, 7, "/elsewhere"), "/");
+    let user_first = ancestry(&["uid:1000=/u", "path:/projects/*=/p/{1}"]);
+    assert_eq!(at(&user_first, 1000, "/projects/red/main.c"), "/u");
+    assert_eq!(at(&user_first, 7, "/projects/red/main.c"), "/p/red");
+}
+
+#[test]
+fn a_path_is_asked_for_only_if_it_matters() {
+    let me = std::process::id();
+    let asked = std::cell::Cell::new(0);
+    let path = || {
+        asked.set(asked.get() + 1);
+        None
+    };
+    for (rules, nr_asked) in [(&["uid:*=/u"][..], 0), (&["uid:*=/u", "path:/x=/x"], 0), (&["path:/x=/x"], 1)]
+    {
+        asked.set(0);
+        let who = ancestry(rules);
+        who.classify_at(me, 0, 0, &path);
+        assert_eq!(asked.get(), nr_asked, "{rules:?}");
+    }
+}
+
+#[test]
+fn the_cgroup_rule_looks_at_the_requesters_cgroup_in_the_kernel() {
+    let me = std::process::id();
+    let cgroups = proc_files::read_cgroups(me).unwrap();
+    let who = ancestry(&["cgroup:/=/all{0}"]);
+    assert_eq!(who.path_of(me), Path::new("/all"), "every path starts with nothing");
+    // A hierarchy of ours is no place that a rule may match.
+    let who = ancestry(&["cgroup:/17=/wrong", "cgroup:/kubepods/*=/pods/{1}"]);
+    let text = [b"5:name=umemcg.1.0.ab:/17\n4:memory:/kubepods/pod7/ctr\n", &cgroups[..]].concat();
+    assert_eq!(who.place_by_rules(0, &text, true).unwrap().0.path(), Path::new("/pods/pod7"));
+}
+
+#[test]
+fn a_rule_that_cannot_make_its_group_uses_the_one_above() {
+    let who = ancestry(&["uid:*=/full/{0}"]);
+    let full = who.make("full");
+    full.set_max(0);
+    assert_eq!(who.path_of(std::process::id()), Path::new("/full"));
+    full.set_max(u64::MAX);
+    who.threads.begin_generation();
+    assert_eq!(who.path_of(std::process::id()), Path::new("/full/0"));
+}
+
+#[test]
+fn a_removed_group_is_neither_answered_nor_kept() {
+    for who in each(&["uid:*=/users/{0}"]) {
+        let group = who.classify(std::process::id(), 5, 5);
+        let users = Arc::clone(group.parent().unwrap());
+        who.engine.remove_group(&group).unwrap();
+        let weak = Arc::downgrade(&group);
+        drop(group);
+        assert!(weak.upgrade().is_none(), "remembering a thread does not keep its group");
+        assert_eq!(who.classify(std::process::id(), 5, 5).path(), Path::new("/users/5"), "made anew");
+        assert_eq!(users.nr_children(), 1);
+    }
+}
+
+#[test]
+fn no_process_is_the_roots() {
+    for who in each(&["uid:*=/users/{0}"]) {
+        assert_eq!(who.classify(0, 1000, 1000).path(), Path::new("/"));
+        assert!(who.known(0, 1000).is_none());
+    }
+}
+
+#[test]
+fn a_process_with_the_id_of_a_dead_member_is_not_a_member() {
+    for who in each(&[]) {
+        let a = who.make("a");
+        let mut child = Child::shell("read go");
+        who.attach_process(&a, child.id()).unwrap();
+        assert_eq!(who.path_of(child.id()), Path::new("/a"));
+        child.tell("go");
+        child.reap();
+        wait_until(|| who.known(child.id(), 0).is_none());
+        let Some(reborn) = testing::process_with_id(child.id()) else { continue };
+        assert_eq!(reborn.id(), child.id());
+        assert_eq!(who.path_of(reborn.id()), Path::new("/"), "{:?}", who.tracking());
+    }
+}
+
+#[test]
+fn threads_that_ask_and_processes_that_move_do_not_disturb_each_other() {
+    for who in each(&[]) {
+        let (a, b) = (who.make("a"), who.make("b"));
+        let child = Child::shell("read go");
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for _ in 0..200 {
+                        let path = who.path_of(child.id());
+                        assert!(["/", "/a", "/b"].contains(&path.to_str().unwrap()), "{path:?}");
+                    }
+                });
+            }
+            for n in 0..20 {
+                let (group, path) = if n % 2 == 0 { (&a, "/a") } else { (&b, "/b") };
+                who.attach_process(group, child.id()).unwrap();
+                assert_eq!(who.path_of(child.id()), Path::new(path), "after a move everybody sees it");
+            }
+        });
+    }
+}

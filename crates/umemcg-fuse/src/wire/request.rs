@@ -1,0 +1,513 @@
+//! Requests, decoded. [`Op::parse`] takes any bytes whatever and either understands all of what it needs or says
+//! [`Malformed`]; it never panics and never reads past the request.
+
+#![allow(missing_debug_implementations, reason = "the derives make helper types of their own")]
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+use thiserror::Error;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::{Dialect, GETATTR_FH, IN_HEADER_BYTES, InHeader, opcode};
+
+/// Why bytes are not a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum Malformed {
+    /// Fewer bytes than the message has, or than its header says.
+    #[error("the request ends too early")]
+    Short,
+    /// A name without its end, or empty where a name must be.
+    #[error("a name in the request is not terminated")]
+    Name,
+    /// The extensions do not fit the request.
+    #[error("the request's extensions do not fit")]
+    Extension,
+}
+
+macro_rules! wire_in {
+    ($($(#[$meta:meta])* $name:ident { $($field:ident: $type:ty),* $(,)? })*) => {$(
+        $(#[$meta])*
+        #[derive(Debug, Clone, Copy, Default, FromBytes, IntoBytes, KnownLayout, Immutable)]
+        #[repr(C)]
+        #[allow(missing_docs)]
+        pub struct $name { $(pub $field: $type),* }
+    )*};
+}
+
+wire_in! {
+    /// FORGET.
+    ForgetIn { nlookup: u64 }
+    /// One entry of a BATCH_FORGET.
+    ForgetOne { nodeid: u64, nlookup: u64 }
+    /// BATCH_FORGET.
+    BatchForgetIn { count: u32, dummy: u32 }
+    /// GETATTR.
+    GetattrIn { flags: u32, dummy: u32, fh: u64 }
+    /// SETATTR; [`setattr_valid`](super::setattr_valid) says which fields count.
+    SetattrIn {
+        valid: u32, padding: u32, fh: u64, size: u64, lock_owner: u64, atime: u64, mtime: u64, ctime: u64,
+        atimensec: u32, mtimensec: u32, ctimensec: u32, mode: u32, unused4: u32, uid: u32, gid: u32, unused5: u32,
+    }
+    /// MKNOD.
+    MknodIn { mode: u32, rdev: u32, umask: u32, padding: u32 }
+    /// MKDIR.
+    MkdirIn { mode: u32, umask: u32 }
+    /// RENAME.
+    RenameIn { newdir: u64 }
+    /// RENAME2.
+    Rename2In { newdir: u64, flags: u32, padding: u32 }
+    /// LINK.
+    LinkIn { oldnodeid: u64 }
+    /// OPEN and OPENDIR.
+    OpenIn { flags: u32, open_flags: u32 }
+    /// CREATE and TMPFILE.
+    CreateIn { flags: u32, mode: u32, umask: u32, open_flags: u32 }
+    /// RELEASE and RELEASEDIR.
+    ReleaseIn { fh: u64, flags: u32, release_flags: u32, lock_owner: u64 }
+    /// FLUSH.
+    FlushIn { fh: u64, unused: u32, padding: u32, lock_owner: u64 }
+    /// READ, READDIR and READDIRPLUS.
+    ReadIn { fh: u64, offset: u64, size: u32, read_flags: u32, lock_owner: u64, flags: u32, padding: u32 }
+    /// WRITE.
+    WriteIn { fh: u64, offset: u64, size: u32, write_flags: u32, lock_owner: u64, flags: u32, padding: u32 }
+    /// FSYNC and FSYNCDIR.
+    FsyncIn { fh: u64, fsync_flags: u32, padding: u32 }
+    /// SETXATTR as it was before its extension.
+    SetxattrShortIn { size: u32, flags: u32 }
+    /// SETXATTR.
+    SetxattrIn { size: u32, flags: u32, setxattr_flags: u32, padding: u32 }
+    /// GETXATTR and LISTXATTR.
+    GetxattrIn { size: u32, padding: u32 }
+    /// ACCESS.
+    AccessIn { mask: u32, padding: u32 }
+    /// INIT up to protocol 7.35.
+    InitShortIn { major: u32, minor: u32, max_readahead: u32, flags: u32 }
+    /// INTERRUPT.
+    InterruptIn { unique: u64 }
+    /// IOCTL.
+    IoctlIn { fh: u64, flags: u32, cmd: u32, arg: u64, in_size: u32, out_size: u32 }
+    /// POLL.
+    PollIn { fh: u64, kh: u64, flags: u32, events: u32 }
+    /// FALLOCATE.
+    FallocateIn { fh: u64, offset: u64, length: u64, mode: u32, padding: u32 }
+    /// LSEEK.
+    LseekIn { fh: u64, offset: u64, whence: u32, padding: u32 }
+    /// COPY_FILE_RANGE in both its forms.
+    CopyFileRangeIn {
+        fh_in: u64, off_in: u64, nodeid_out: u64, fh_out: u64, off_out: u64, len: u64, flags: u64,
+    }
+    /// STATX.
+    StatxIn { getattr_flags: u32, reserved: u32, fh: u64, sx_flags: u32, sx_mask: u32 }
+}
+
+/// INIT, whichever length it came in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Init {
+    /// The kernel's major number.
+    pub major: u32,
+    /// The kernel's minor number.
+    pub minor: u32,
+    /// The most that the kernel wants to read ahead.
+    pub max_readahead: u32,
+    /// What the kernel can do, both words together.
+    pub flags: u64,
+}
+
+/// The entries of a BATCH_FORGET.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ForgetList<'a>(&'a [u8]);
+
+impl ForgetList<'_> {
+    /// Every (node, number of lookups).
+    pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.0
+            .chunks_exact(size_of::<ForgetOne>())
+            .filter_map(|bytes| ForgetOne::read_from_bytes(bytes).ok().map(|one| (one.nodeid, one.nlookup)))
+    }
+}
+
+/// What a request asks. Names and payloads are borrowed from its buffer.
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs)]
+pub enum Op<'a> {
+    Lookup {
+        name: &'a OsStr,
+    },
+    Forget {
+        nlookup: u64,
+    },
+    BatchForget(ForgetList<'a>),
+    Getattr {
+        fh: Option<u64>,
+    },
+    Setattr(SetattrIn),
+    Readlink,
+    /// `supplementary_gid`: the group of the parent directory, if the caller is in it.
+    Symlink {
+        name: &'a OsStr,
+        target: &'a OsStr,
+        supplementary_gid: Option<u32>,
+    },
+    Mknod {
+        arg: MknodIn,
+        name: &'a OsStr,
+        supplementary_gid: Option<u32>,
+    },
+    Mkdir {
+        arg: MkdirIn,
+        name: &'a OsStr,
+        supplementary_gid: Option<u32>,
+    },
+    Unlink {
+        name: &'a OsStr,
+    },
+    Rmdir {
+        name: &'a OsStr,
+    },
+    Rename {
+        new_parent: u64,
+        flags: u32,
+        name: &'a OsStr,
+        new_name: &'a OsStr,
+    },
+    Link {
+        old_node: u64,
+        name: &'a OsStr,
+    },
+    Open(OpenIn),
+    Read(ReadIn),
+    Write {
+        arg: WriteIn,
+        data: &'a [u8],
+    },
+    Statfs,
+    Release(ReleaseIn),
+    Fsync(FsyncIn),
+    Setxattr {
+        name: &'a OsStr,
+        value: &'a [u8],
+        flags: u32,
+        setxattr_flags: u32,
+    },
+    /// `size` 0 asks for the length.
+    Getxattr {
+        name: &'a OsStr,
+        size: u32,
+    },
+    Listxattr {
+        size: u32,
+    },
+    Removexattr {
+        name: &'a OsStr,
+    },
+    Flush(FlushIn),
+    Init(Init),
+    Opendir(OpenIn),
+    Readdir(ReadIn),
+    Readdirplus(ReadIn),
+    Releasedir(ReleaseIn),
+    Fsyncdir(FsyncIn),
+    Access {
+        mask: u32,
+    },
+    Create {
+        arg: CreateIn,
+        name: &'a OsStr,
+        supplementary_gid: Option<u32>,
+    },
+    Tmpfile {
+        arg: CreateIn,
+        supplementary_gid: Option<u32>,
+    },
+    Interrupt {
+        unique: u64,
+    },
+    Destroy,
+    Ioctl {
+        arg: IoctlIn,
+        data: &'a [u8],
+    },
+    Poll(PollIn),
+    Fallocate(FallocateIn),
+    Lseek(LseekIn),
+    CopyFileRange(CopyFileRangeIn),
+    Syncfs,
+    Statx(StatxIn),
+    /// A request that is not known here; the right answer is ENOSYS.
+    Unknown {
+        opcode: u32,
+    },
+}
+
+/// The extension type that carries groups.
+const EXT_GROUPS: u32 = 32;
+/// Extensions that are looked at, so that a request of nothing else cannot keep a reader busy.
+const NR_EXTENSIONS_MAX: usize = 16;
+
+/// What is left of a request's body.
+struct Body<'a>(&'a [u8]);
+
+impl<'a> Body<'a> {
+    fn take<T: FromBytes>(&mut self) -> Result<T, Malformed> {
+        let (value, rest) = T::read_from_prefix(self.0).map_err(|_| Malformed::Short)?;
+        self.0 = rest;
+        Ok(value)
+    }
+    fn name(&mut self) -> Result<&'a OsStr, Malformed> {
+        let end = self.0.iter().position(|&b| b == 0).ok_or(Malformed::Name)?;
+        let name = OsStr::from_bytes(&self.0[..end]);
+        self.0 = &self.0[end + 1..];
+        if name.is_empty() { Err(Malformed::Name) } else { Ok(name) }
+    }
+    fn bytes(&mut self, len: u32) -> Result<&'a [u8], Malformed> {
+        let (bytes, rest) = self.0.split_at_checked(len as usize).ok_or(Malformed::Short)?;
+        self.0 = rest;
+        Ok(bytes)
+    }
+}
+
+impl InHeader {
+    /// The header at the start of a request of exactly these bytes.
+    ///
+    /// # Errors
+    /// [`Malformed::Short`] when there is no whole header or its length is not that of the bytes.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
+        let (header, _) = Self::read_from_prefix(bytes).map_err(|_| Malformed::Short)?;
+        if header.len as usize != bytes.len() { Err(Malformed::Short) } else { Ok(header) }
+    }
+}
+
+impl<'a> Op<'a> {
+    /// Decodes a whole request (header included), spoken in `dialect`.
+    ///
+    /// # Errors
+    /// [`Malformed`] when the bytes do not hold what the opcode needs.
+    pub fn parse(bytes: &'a [u8], dialect: Dialect) -> Result<Self, Malformed> {
+        let header = InHeader::parse(bytes)?;
+        let body = &bytes[IN_HEADER_BYTES..];
+        let ext_bytes = usize::from(header.total_extlen) * 8;
+        let split = body.len().checked_sub(ext_bytes).ok_or(Malformed::Extension)?;
+        let (body, extensions) = body.split_at(split);
+        let mut body = Body(body);
+        Ok(match header.opcode {
+            opcode::LOOKUP => Op::Lookup { name: body.name()? },
+            opcode::FORGET => Op::Forget { nlookup: body.take::<ForgetIn>()?.nlookup },
+            opcode::BATCH_FORGET => {
+                let count = body.take::<BatchForgetIn>()?.count;
+                let len = count.checked_mul(size_of::<ForgetOne>() as u32).ok_or(Malformed::Short)?;
+                Op::BatchForget(ForgetList(body.bytes(len)?))
+            }
+            opcode::GETATTR => {
+                let arg: GetattrIn = body.take()?;
+                Op::Getattr { fh: (arg.flags & GETATTR_FH != 0).then_some(arg.fh) }
+            }
+            opcode::SETATTR => Op::Setattr(body.take()?),
+            opcode::READLINK => Op::Readlink,
+            opcode::SYMLINK => Op::Symlink {
+                name: body.name()?,
+                target: body.name()?,
+                supplementary_gid: supplementary_gid(extensions)?,
+            },
+            opcode::MKNOD => Op::Mknod {
+                arg: body.take()?,
+                name: body.name()?,
+                supplementary_gid: supplementary_gid(extensions)?,
+            },
+            opcode::MKDIR => Op::Mkdir {
+                arg: body.take()?,
+                name: body.name()?,
+                supplementary_gid: supplementary_gid(extensions)?,
+            },
+            opcode::UNLINK => Op::Unlink { name: body.name()? },
+            opcode::RMDIR => Op::Rmdir { name: body.name()? },
+            opcode::RENAME => {
+                let arg: RenameIn = body.take()?;
+                Op::Rename { new_parent: arg.newdir, flags: 0, name: body.name()?, new_name: body.name()? }
+            }
+            opcode::RENAME2 => {
+                let arg: Rename2In = body.take()?;
+                Op::Rename {
+                    new_parent: arg.newdir,
+                    flags: arg.flags,
+                    name: body.name()?,
+                    new_name: body.name()?,
+                }
+            }
+            opcode::LINK => Op::Link { old_node: body.take::<LinkIn>()?.oldnodeid, name: body.name()? },
+            opcode::OPEN => Op::Open(body.take()?),
+            opcode::READ => Op::Read(body.take()?),
+            opcode::WRITE => {
+                let arg: WriteIn = body.take()?;
+                Op::Write { arg, data: body.bytes(arg.size)? }
+            }
+            opcode::STATFS => Op::Statfs,
+            opcode::RELEASE => Op::Release(body.take()?),
+            opcode::FSYNC => Op::Fsync(body.take()?),
+            opcode::SETXATTR => {
+                let arg: SetxattrIn = if dialect.setxattr_ext {
+                    body.take()?
+                } else {
+                    let short: SetxattrShortIn = body.take()?;
+                    SetxattrIn { size: short.size, flags: short.flags, ..Default::default() }
+                };
+                let name = body.name()?;
+                let value = body.bytes(arg.size)?;
+                Op::Setxattr { name, value, flags: arg.flags, setxattr_flags: arg.setxattr_flags }
+            }
+            opcode::GETXATTR => Op::Getxattr { size: body.take::<GetxattrIn>()?.size, name: body.name()? },
+            opcode::LISTXATTR => Op::Listxattr { size: body.take::<GetxattrIn>()?.size },
+            opcode::REMOVEXATTR => Op::Removexattr { name: body.name()? },
+            opcode::FLUSH => Op::Flush(body.take()?),
+            opcode::INIT => {
+                let short: InitShortIn = body.take()?;
+                // The second word is there from 7.36 on; in a shorter message it counts as empty.
+                let flags2 = body.take::<u32>().unwrap_or(0);
+                Op::Init(Init {
+                    major: short.major,
+                    minor: short.minor,
+                    max_readahead: short.max_readahead,
+                    flags: u64::from(short.flags) | u64::from(flags2) << 32,
+                })
+            }
+            opcode::OPENDIR => Op::Opendir(body.take()?),
+            opcode::READDIR => Op::Readdir(body.take()?),
+            opcode::READDIRPLUS => Op::Readdirplus(body.take()?),
+            opcode::RELEASEDIR => Op::Releasedir(body.take()?),
+            opcode::FSYNCDIR => Op::Fsyncdir(body.take()?),
+            opcode::ACCESS => Op::Access { mask: body.take::<AccessIn>()?.mask },
+            opcode::CREATE => Op::Create {
+                arg: body.take()?,
+                name: body.name()?,
+                supplementary_gid: supplementary_gid(extensions)?,
+            },
+            opcode::TMPFILE => {
+                Op::Tmpfile { arg: body.take()?, supplementary_gid: supplementary_gid(extensions)? }
+            }
+            opcode::INTERRUPT => Op::Interrupt { unique: body.take::<InterruptIn>()?.unique },
+            opcode::DESTROY => Op::Destroy,
+            opcode::IOCTL => {
+                let arg: IoctlIn = body.take()?;
+                Op::Ioctl { arg, data: body.bytes(arg.in_size)? }
+            }
+            opcode::POLL => Op::Poll(body.take()?),
+            opcode::FALLOCATE => Op::Fallocate(body.take()?),
+            opcode::LSEEK => Op::Lseek(body.take()?),
+            opcode::COPY_FILE_RANGE | opcode::COPY_FILE_RANGE_64 => Op::CopyFileRange(body.take()?),
+            opcode::SYNCFS => Op::Syncfs,
+            opcode::STATX => Op::Statx(body.take()?),
+            opcode => Op::Unknown { opcode },
+        })
+    }
+}
+
+/// The one group that a creating request may bring along: that of the parent directory.
+fn supplementary_gid(mut extensions: &[u8]) -> Result<Option<u32>, Malformed> {
+    for _ in 0..NR_EXTENSIONS_MAX {
+        if extensions.is_empty() {
+            return Ok(None);
+        }
+        let mut body = Body(extensions);
+        let [size, kind] = body.take::<[u32; 2]>().map_err(|_| Malformed::Extension)?;
+        let (this, rest) = extensions.split_at_checked(size as usize).ok_or(Malformed::Extension)?;
+        if this.len() < 8 {
+            return Err(Malformed::Extension);
+        }
+        if kind == EXT_GROUPS {
+            let mut body = Body(&this[8..]);
+            let nr_groups: u32 = body.take().map_err(|_| Malformed::Extension)?;
+            return if nr_groups == 0 {
+                Ok(None)
+            } else {
+                body.take().map(Some).map_err(|_| Malformed::Extension)
+            };
+        }
+        extensions = rest;
+    }
+    Ok(None)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn request(opcode: u32, body: &[u8], extlen: u16) -> Vec<u8> {
+        let header = InHeader {
+            len: (IN_HEADER_BYTES + body.len()) as u32,
+            opcode,
+            unique: 2,
+            nodeid: 1,
+            total_extlen: extlen,
+            ..Default::default()
+        };
+        [header.as_bytes(), body].concat()
+    }
+
+    const EXT: Dialect = Dialect { setxattr_ext: true };
+
+    #[test]
+    fn a_header_that_lies_about_its_length_is_malformed() {
+        let mut bytes = request(opcode::STATFS, &[], 0);
+        bytes.push(0);
+        assert_eq!(Op::parse(&bytes, EXT).unwrap_err(), Malformed::Short);
+    }
+
+    #[test]
+    fn a_write_with_less_data_than_it_says_is_malformed() {
+        let arg = WriteIn { size: 5, ..Default::default() };
+        let bytes = request(opcode::WRITE, &[arg.as_bytes(), b"1234"].concat(), 0);
+        assert_eq!(Op::parse(&bytes, EXT).unwrap_err(), Malformed::Short);
+        let bytes = request(opcode::WRITE, &[arg.as_bytes(), b"12345"].concat(), 0);
+        assert!(matches!(Op::parse(&bytes, EXT), Ok(Op::Write { data: b"12345", .. })));
+    }
+
+    #[test]
+    fn the_parents_group_is_found_among_extensions() {
+        let arg = MkdirIn { mode: 0o755, umask: 0o22 };
+        let unknown = [16u32.to_ne_bytes(), 7u32.to_ne_bytes(), [0; 4], [0; 4]].concat();
+        let groups = [16u32, EXT_GROUPS, 1, 4711].map(u32::to_ne_bytes).concat();
+        let bytes = request(opcode::MKDIR, &[arg.as_bytes(), b"dir\0", &unknown, &groups].concat(), 4);
+        match Op::parse(&bytes, EXT).unwrap() {
+            Op::Mkdir { name, supplementary_gid, .. } => {
+                assert_eq!((name.as_bytes(), supplementary_gid), (&b"dir"[..], Some(4711)));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn names_need_their_end() {
+        for body in [&b"name"[..], b"", b"\0"] {
+            assert_eq!(Op::parse(&request(opcode::LOOKUP, body, 0), EXT).unwrap_err(), Malformed::Name);
+        }
+    }
+
+    #[test]
+    fn a_short_init_has_an_empty_second_word() {
+        let body = [7u32, 31, 4096, 5].map(u32::to_ne_bytes).concat();
+        match Op::parse(&request(opcode::INIT, &body, 0), EXT).unwrap() {
+            Op::Init(init) => {
+                assert_eq!(init, Init { major: 7, minor: 31, max_readahead: 4096, flags: 5 });
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2_000))]
+        #[test]
+        fn no_bytes_whatever_make_it_panic(opcode in 0u32..60, extlen in 0u16..6, setxattr_ext: bool,
+                                           body in prop::collection::vec(any::<u8>(), 0..200)) {
+            let bytes = request(opcode, &body, extlen);
+            if let Ok(Op::BatchForget(list)) = Op::parse(&bytes, Dialect { setxattr_ext }) {
+                let _ = list.iter().count();
+            }
+        }
+
+        #[test]
+        fn nor_do_bytes_without_a_header(bytes in prop::collection::vec(any::<u8>(), 0..120)) {
+            let _ = Op::parse(&bytes, EXT);
+        }
+    }
+}

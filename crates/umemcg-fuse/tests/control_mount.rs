@@ -1,0 +1,395 @@
+//! What the mounted control tree promises to shells and programs.
+
+mod common;
+
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{TestMount, can_mount, within};
+use umemcg::{Engine, EngineConfig, Group};
+use umemcg_control::{ControlTree, Membership, MembershipError};
+use umemcg_fuse::{Classifier, ControlFs, Tracking, Unmount, Who};
+
+const MIB: u64 = 1 << 20;
+
+/// A mounted control tree over a small engine.
+struct Mount {
+    engine: Arc<Engine>,
+    who: Arc<Who>,
+    files: Arc<ControlFs>,
+    mount: TestMount,
+}
+
+impl Mount {
+    fn new() -> Option<Self> {
+        if !can_mount() {
+            return None;
+        }
+        let engine = Engine::new(EngineConfig { pool_bytes: 64 * MIB, ..EngineConfig::default() }).unwrap();
+        let who = Arc::new(Who::new(Arc::clone(&engine), Vec::new()).unwrap());
+        let tree = ControlTree::new(Arc::clone(&engine), Arc::clone(&who) as Arc<dyn Membership>);
+        let files = ControlFs::new(Arc::new(tree));
+        let mount = TestMount::new(Arc::clone(&files) as _);
+        Some(Self { engine, who, files, mount })
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.mount.path(name)
+    }
+
+    fn command(&self, script: &str) -> Command {
+        // Its `echo` says which error it met; that of other shells only says that there was one.
+        let mut command = Command::new("bash");
+        command.args(["-c", script]).current_dir(self.mount.point()).env("LC_ALL", "C");
+        command
+    }
+
+    /// Runs a script in the top directory; what it printed, errors included.
+    fn sh(&self, script: &str) -> String {
+        let output = self.command(&format!("exec 2>&1\n{script}")).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Runs a script that must succeed.
+    fn ok(&self, script: &str) -> String {
+        let output = self.command(script).output().unwrap();
+        assert!(output.status.success(), "{script}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// A shell that runs until its input ends, and its process id.
+    fn shell(&self, script: &str) -> (Child, u32) {
+        let child = self.command(script).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let id = child.id();
+        (child, id)
+    }
+
+    fn group(&self, path: &str) -> Arc<Group> {
+        self.engine.tree().lookup(path.as_ref()).unwrap()
+    }
+}
+
+fn finish(mut child: Child) {
+    drop(child.stdin.take());
+    child.wait().unwrap();
+}
+
+#[test]
+fn the_transcript_of_a_limited_shell() {
+    let Some(mount) = Mount::new() else { return };
+    let shown = mount.ok("mkdir A\n\
+         echo 64m > A/memory.limit_in_bytes\n\
+         echo $$ > A/tasks\n\
+         cat A/memory.limit_in_bytes A/memory.usage_in_bytes A/memory.failcnt\n\
+         grep -c ^total_ A/memory.stat\n\
+         [ \"$(head -1 A/cgroup.procs)\" = $$ ] && echo member\n\
+         cat A/memory.use_hierarchy");
+    let lines: Vec<&str> = shown.lines().collect();
+    assert_eq!(lines[..3], ["67108864", "0", "0"]);
+    assert!(lines[3].parse::<u32>().unwrap() > 10);
+    assert_eq!(lines[4..], ["member", "1"]);
+}
+
+#[test]
+fn errors_are_those_of_the_kernels_own_tree() {
+    let Some(mount) = Mount::new() else { return };
+    mount.ok("mkdir A A/B");
+    for (script, message) in [
+        ("echo xx > A/memory.limit_in_bytes", "Invalid argument"),
+        ("echo -5 > A/memory.limit_in_bytes", "Invalid argument"),
+        ("echo 1.5 > A/memory.max", "Invalid argument"),
+        ("echo 99999999999999999999 > A/memory.max", "Invalid argument"),
+        ("echo 1g > memory.limit_in_bytes", "Invalid argument"),
+        ("echo 1 > memory.force_empty", "Invalid argument"),
+        ("cat A/memory.force_empty", "Invalid argument"),
+        ("echo 1 > A/memory.stat", "Invalid argument"),
+        ("echo 2147483647 > A/tasks", "No such process"),
+        ("echo -1 > A/cgroup.procs", "Invalid argument"),
+        ("echo 0 > A/memory.use_hierarchy", "Invalid argument"),
+        ("echo 1m > A/memory.reclaim", "Resource temporarily unavailable"),
+        (
+            "head -c 1048576 /dev/zero | tr '\\0' 1 | dd bs=1M iflag=fullblock of=A/memory.max",
+            "Argument list too long",
+        ),
+        ("echo 1 > A/no.such.file", "Permission denied"),
+        ("cat A/no.such.file", "No such file"),
+        ("cat memory.max", "No such file"),
+        ("rm A/tasks", "Operation not permitted"),
+        ("ln A/tasks A/x", "Operation not permitted"),
+        ("ln -s A/tasks x", "Operation not permitted"),
+        ("mkfifo A/x", "Operation not permitted"),
+        ("mkdir A/tasks", "File exists"),
+        ("mkdir A/B", "File exists"),
+        ("mkdir \"A/$(printf 'new\\nline')\"", "Invalid argument"),
+        ("mkdir A/$(printf %0256d 0)", "File name too long"),
+        ("rmdir A", "Device or resource busy"),
+        ("rmdir A/tasks", "Not a directory"),
+        ("mv A/B B", "Input/output error"),
+        ("mv -T A/tasks A/jobs", "Not a directory"),
+    ] {
+        let shown = mount.sh(script);
+        assert!(shown.contains(message), "{script}: {shown}");
+    }
+    assert_eq!(mount.ok("cat A/memory.limit_in_bytes A/memory.max"), "9223372036854771712\nmax\n");
+}
+
+#[test]
+fn a_failed_write_fails_in_write_and_not_in_close() {
+    let Some(mount) = Mount::new() else { return };
+    mount.ok("mkdir A");
+    let mut file = std::fs::OpenOptions::new().append(true).open(mount.path("A/memory.max")).unwrap();
+    assert_eq!(file.write(b"x").unwrap_err().raw_os_error(), Some(22));
+    assert_eq!(file.write(b"1m\n").unwrap(), 3, "the file still works, wherever its position is");
+    assert_eq!(file.write(b"2m\0\0\0").unwrap(), 5);
+    assert_eq!(mount.ok("cat A/memory.max"), "2097152\n");
+    drop(file);
+    assert!(within(Duration::from_secs(5), || mount.files.nr_open_files() == 0).is_some());
+}
+
+#[test]
+fn a_listing_shows_modes_owners_and_no_sizes() {
+    let Some(mount) = Mount::new() else { return };
+    mount.ok("mkdir A A/B");
+    let long = mount.ok("ls -l A");
+    let line = |name: &str| long.lines().find(|line| line.ends_with(&format!(" {name}"))).unwrap().to_owned();
+    assert!(line("memory.limit_in_bytes").starts_with("-rw-r--r-- 1 root root 0 "), "{long}");
+    assert!(line("memory.stat").starts_with("-r--r--r-- 1 "), "{long}");
+    assert!(line("memory.force_empty").starts_with("--w------- 1 "), "{long}");
+    assert!(line("B").starts_with("drwxr-xr-x 2 "), "{long}");
+    assert_eq!(std::fs::metadata(mount.path("A")).unwrap().nlink(), 3);
+    let names = mount.ok("ls -a A");
+    for row in ControlTree::rows().iter().filter(|row| row.is_in(false)) {
+        assert!(names.lines().any(|name| name == row.name), "{}", row.name);
+    }
+    assert_eq!(mount.ok("mkdir -m 700 C; stat -c %a C"), "700\n");
+}
+
+#[test]
+fn find_removes_a_tree_although_files_are_in_it() {
+    let Some(mount) = Mount::new() else { return };
+    mount.ok("mkdir -p a/b/c a/b/d a/e; for n in $(seq 300); do mkdir a/e/$n; done");
+    assert_eq!(mount.ok("ls -d a/e/*/ | wc -l").trim(), "300");
+    mount.ok("find a -depth -type d -delete");
+    assert!(!mount.path("a").exists());
+    assert_eq!(mount.ok("cat cgroup.stat"), "nr_descendants 0\nnr_dying_descendants 0\n");
+}
+
+#[test]
+fn a_group_that_is_somebodys_working_directory_can_go() {
+    let Some(mount) = Mount::new() else { return };
+    assert_eq!(mount.ok("mkdir A; cd A; rmdir ../A; ls | wc -l").trim(), "0");
+    let mut file = {
+        mount.ok("mkdir A");
+        let file = std::fs::File::open(mount.path("A/memory.max")).unwrap();
+        mount.ok("rmdir A");
+        file
+    };
+    assert_eq!(file.read(&mut [0; 10]).unwrap_err().raw_os_error(), Some(19), "ENODEV");
+}
+
+#[test]
+fn small_reads_see_one_content_and_a_rewind_a_new_one() {
+    let Some(mount) = Mount::new() else { return };
+    mount.ok("mkdir A; echo 64m > A/memory.max");
+    assert_eq!(mount.ok("dd if=A/memory.max bs=1 2>/dev/null"), "67108864\n");
+    let mut file = std::fs::File::open(mount.path("A/memory.max")).unwrap();
+    let mut start = [0; 2];
+    file.read_exact(&mut start).unwrap();
+    mount.ok("echo 1m > A/memory.max");
+    let mut text = String::new();
+    file.read_to_string(&mut text).unwrap();
+    assert_eq!((&start, &*text), (b"67", "108864\n"));
+    file.rewind().unwrap();
+    text.clear();
+    file.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "1048576\n");
+}
+
+#[test]
+fn a_peak_is_reset_for_one_open_file() {
+    let Some(mount) = Mount::new() else { return };
+    mount.ok("mkdir A");
+    drop(mount.group("/A").try_charge(20 * MIB).unwrap());
+    let own = mount.ok("exec 3<>A/memory.peak; echo 1 >&3; dd bs=100 count=1 <&3 iflag=nonblock 2>/dev/null; cat A/memory.peak");
+    let mib: Vec<u64> = own.lines().map(|line| line.parse::<u64>().unwrap() / MIB).collect();
+    assert_eq!(mib.last(), Some(&20));
+    assert!(mib.len() == 1 || mib[0] <= 1, "{mib:?}");
+}
+
+#[test]
+fn children_of_a_member_are_members_whatever_they_do() {
+    let Some(mount) = Mount::new() else { return };
+    mount.ok("mkdir A");
+    let (mut child, shell) = mount.shell(
+        "exec 3<&0; echo 0 > A/cgroup.procs; (setsid sh -c 'echo $$; read end' <&3 &); sh -c 'echo $$; read end' <&3",
+    );
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
+    let pids: Vec<u32> = lines.by_ref().take(2).map(|line| line.unwrap().parse().unwrap()).collect();
+    let exact = mount.who.tracking() == Tracking::Hierarchy;
+    for pid in [shell].iter().chain(pids.iter().filter(|_| exact)) {
+        assert_eq!(mount.who.classify(*pid, 0, 0).path(), PathBuf::from("/A"), "{pid}");
+    }
+    if exact {
+        let mut all: Vec<u32> =
+            mount.ok("cat A/cgroup.procs").lines().map(|line| line.parse().unwrap()).collect();
+        all.sort_unstable();
+        let mut expected = [&[shell][..], &pids].concat();
+        expected.sort_unstable();
+        assert_eq!(all, expected);
+    }
+    assert!(mount.sh("rmdir A").contains("Device or resource busy"));
+    assert_eq!(mount.ok("cat A/cgroup.events"), "populated 1\nfrozen 0\n");
+    mount.ok("for p in $(cat A/cgroup.procs); do echo $p > cgroup.procs; done; rmdir A");
+    finish(child);
+}
+
+#[test]
+fn a_subtree_is_delegated_with_chown() {
+    let Some(mount) = Mount::new() else { return };
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: delegation to another user needs root");
+        return;
+    }
+    mount.ok("mkdir A A/in other; chown -R 65534:65534 A; chown root A/memory.max A/memory.limit_in_bytes");
+    let user = |script: &str| {
+        let mut command = Command::new("setpriv");
+        command.args([
+            "--reuid=65534",
+            "--regid=65534",
+            "--clear-groups",
+            "bash",
+            "-c",
+            &format!("exec 2>&1\n{script}"),
+        ]);
+        let output = command.current_dir(mount.mount.point()).env("LC_ALL", "C").output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(user("mkdir A/mine && echo 8m > A/mine/memory.max && cat A/mine/memory.max"), "8388608\n");
+    assert_eq!(user("stat -c %u A/mine A/mine/tasks"), "65534\n65534\n");
+    for (script, message) in [
+        ("echo 1g > A/memory.max", "Permission denied"),
+        ("echo $$ > A/cgroup.procs", "Permission denied"),
+        ("echo 0 > A/tasks", "Permission denied"),
+        ("echo $$ > other/cgroup.procs", "Permission denied"),
+        ("mkdir other/x", "Permission denied"),
+        ("rmdir other", "Permission denied"),
+        ("chown 0 A/mine", "Operation not permitted"),
+        ("chmod 700 other", "Operation not permitted"),
+    ] {
+        let shown = user(script);
+        assert!(shown.contains(message), "{script}: {shown}");
+    }
+    // Root puts the process in; from there it moves freely within, and not out.
+    let inside = "read go; echo $$ > A/mine/tasks && echo in; echo $$ > A/in/cgroup.procs && echo across; \
+                  echo $$ > cgroup.procs || echo not out";
+    let mut child = Command::new("setpriv")
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c", inside])
+        .current_dir(mount.mount.point())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    mount.ok(&format!("echo {} > A/cgroup.procs", child.id()));
+    child.stdin.as_mut().unwrap().write_all(b"go\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "in\nacross\nnot out\n");
+}
+
+#[test]
+fn many_writers_share_one_descriptor() {
+    let Some(mount) = Mount::new() else { return };
+    mount.ok("mkdir A");
+    // Positions move on with every write; only what is written counts.
+    mount.ok("exec 3>A/tasks; for n in 1 2 3 4 5 6 7 8; do sh -c 'echo $$ >&3; exec sleep 0'; done; echo 0 > tasks");
+    assert!(
+        within(Duration::from_secs(10), || mount.command("rmdir A").status().unwrap().success()).is_some()
+    );
+}
+
+#[test]
+fn groups_come_and_go_under_many_hands_and_nothing_is_left() {
+    let Some(mount) = Mount::new() else { return };
+    let round = "mkdir g$1 && mkdir g$1/x && echo 8m > g$1/memory.max && echo 0 > g$1/x/tasks && \
+                 cat g$1/x/cgroup.procs g$1/memory.stat > /dev/null && ! rmdir g$1/x 2> /dev/null && \
+                 echo 0 > cgroup.procs && mv g$1/x g$1/y && rmdir g$1/y g$1";
+    let script = format!(
+        "for n in 1 2 3 4; do (set -- $n; for r in $(seq 25); do {round} || exit 1; done) & pids=\"$pids $!\"; done; \
+                          for p in $pids; do wait $p || exit 1; done"
+    );
+    mount.ok(&script);
+    assert_eq!(mount.ok("cat cgroup.stat"), "nr_descendants 0\nnr_dying_descendants 0\n");
+    assert_eq!(mount.engine.root().nr_children(), 0);
+}
+
+/// Membership that hangs when a process is moved.
+#[derive(Debug)]
+struct Hanging(Arc<Who>, Arc<std::sync::Barrier>, std::sync::mpsc::SyncSender<()>);
+
+impl Membership for Hanging {
+    fn processes(&self, group: &Arc<Group>) -> Result<Vec<u32>, MembershipError> {
+        self.0.processes(group)
+    }
+    fn threads(&self, group: &Arc<Group>) -> Result<Vec<u32>, MembershipError> {
+        self.0.threads(group)
+    }
+    fn attach_process(&self, _: &Arc<Group>, _: u32) -> Result<(), MembershipError> {
+        self.2.send(()).unwrap();
+        self.1.wait();
+        Ok(())
+    }
+    fn attach_thread(&self, group: &Arc<Group>, tid: u32) -> Result<(), MembershipError> {
+        self.attach_process(group, tid)
+    }
+    fn explicit_group(&self, tid: u32) -> Result<Arc<Group>, MembershipError> {
+        self.0.explicit_group(tid)
+    }
+    fn is_populated(&self, group: &Arc<Group>) -> bool {
+        self.0.is_populated(group)
+    }
+    fn close(&self, group: &Arc<Group>) -> Result<(), MembershipError> {
+        self.0.close(group)
+    }
+    fn reopen(&self, group: &Arc<Group>) {
+        self.0.reopen(group);
+    }
+    fn id_from_viewer(&self, viewer: u32, id: u32) -> Result<u32, MembershipError> {
+        self.0.id_from_viewer(viewer, id)
+    }
+    fn ids_for_viewer(&self, viewer: u32, ids: Vec<u32>) -> Vec<u32> {
+        self.0.ids_for_viewer(viewer, ids)
+    }
+    fn process_of(&self, tid: u32) -> Result<u32, MembershipError> {
+        self.0.process_of(tid)
+    }
+}
+
+#[test]
+fn any_signal_ends_the_wait_of_a_writer_and_others_are_served_meanwhile() {
+    if !can_mount() {
+        return;
+    }
+    let engine = Engine::new(EngineConfig { pool_bytes: 64 * MIB, ..EngineConfig::default() }).unwrap();
+    let who = Arc::new(Who::new(Arc::clone(&engine), Vec::new()).unwrap());
+    let (gate, (send, arrived)) = (Arc::new(std::sync::Barrier::new(2)), std::sync::mpsc::sync_channel(1));
+    let hanging = Arc::new(Hanging(who, Arc::clone(&gate), send));
+    let files = ControlFs::new(Arc::new(ControlTree::new(engine, hanging)));
+    let mount = TestMount::new(files as _);
+    std::fs::create_dir(mount.path("A")).unwrap();
+    let mut writer =
+        Command::new("sh").args(["-c", "echo 0 > A/tasks"]).current_dir(mount.point()).spawn().unwrap();
+    arrived.recv().unwrap();
+    assert_eq!(std::fs::read_to_string(mount.path("A/memory.max")).unwrap(), "max\n");
+    let pid = rustix::process::Pid::from_child(&writer);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    // It is gone although the work for it still hangs.
+    writer.wait().unwrap();
+    gate.wait();
+    drop(writer);
+    assert!(within(Duration::from_secs(5), || mount.session.nr_inflight() == 0).is_some());
+    assert!(mount.unmount(Unmount::IfIdle).is_ok());
+}

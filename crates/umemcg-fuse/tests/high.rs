@@ -1,0 +1,137 @@
+//! `memory.high` at the end of a request: whoever charged reclaims and is slowed, and nobody else.
+
+mod common;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::by_thread::ByThread;
+use common::{Memory, TestMount, can_mount, within};
+use rustix::process::{Pid, Signal, kill_process};
+use umemcg::{Engine, EngineConfig, EventKind, Group};
+use umemcg_fuse::{Classifier, Daemon, DaemonConfig, Unmount};
+
+const MIB: u64 = 1 << 20;
+const SOON: Duration = Duration::from_secs(20);
+
+fn engine(pool_bytes: u64) -> Arc<Engine> {
+    Engine::new(EngineConfig { pool_bytes, ..Default::default() }).unwrap()
+}
+
+fn group(engine: &Engine, name: &str) -> Arc<Group> {
+    engine.create_group(engine.root(), OsStr::new(name)).unwrap()
+}
+
+/// What the kernel's own test of `memory.high` says, with a reader.
+#[test]
+fn fifty_megabytes_through_a_high_of_thirty_leave_thirty_and_never_meet_the_limit() {
+    if !can_mount() {
+        return;
+    }
+    let (data, mnt) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    fs::write(data.path().join("f"), vec![1; 50 << 20]).unwrap();
+    let engine = engine(96 * MIB);
+    let reader = group(&engine, "reader");
+    engine.set_high(&reader, 30 * MIB, &|| false);
+    let who = ByThread::new(engine.root());
+    let daemon = Daemon::start(&engine, who.clone(), &DaemonConfig::new(data.path(), mnt.path())).unwrap();
+    let len = who.run(&reader, || fs::read(mnt.path().join("f")).unwrap().len());
+    assert_eq!(len, 50 << 20);
+    let usage = reader.usage_bytes();
+    assert!((27 * MIB..=32 * MIB).contains(&usage), "{usage}");
+    assert!(reader.event_count(EventKind::High) > 0);
+    assert_eq!(reader.event_count(EventKind::Max), 0);
+    assert_eq!(daemon.shut_down(Instant::now() + SOON), []);
+}
+
+#[test]
+fn a_stream_of_writes_stays_near_a_small_high_and_arrives_whole() {
+    if !can_mount() {
+        return;
+    }
+    let (data, mnt) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let engine = engine(64 * MIB);
+    let writer = group(&engine, "writer");
+    engine.set_high(&writer, 4 * MIB, &|| false);
+    let who = ByThread::new(engine.root());
+    let daemon = Daemon::start(&engine, who.clone(), &DaemonConfig::new(data.path(), mnt.path())).unwrap();
+    let piece = |n: u32| n.wrapping_mul(0x9e37_79b1).to_ne_bytes().repeat(1 << 16);
+    who.run(&writer, || {
+        let mut file = fs::File::create(mnt.path().join("f")).unwrap();
+        for n in 0..64 {
+            file.write_all(&piece(n)).unwrap();
+            if n % 4 == 3 {
+                file.sync_data().unwrap();
+            }
+        }
+    });
+    let peak = writer.peak_bytes();
+    assert!(peak <= 6 * MIB, "{peak}");
+    assert!(writer.event_count(EventKind::High) > 0);
+    assert_eq!(writer.event_count(EventKind::Max), 0);
+    let written = fs::read(mnt.path().join("f")).unwrap();
+    assert!(
+        written.chunks(1 << 18).zip(0..).all(|(bytes, n)| bytes == piece(n)) && written.len() == 16 << 20
+    );
+    assert_eq!(daemon.shut_down(Instant::now() + SOON), []);
+}
+
+/// Other processes are in a group of theirs; threads of this one are not.
+#[derive(Debug)]
+struct Others(Arc<Group>, Arc<Group>);
+
+impl Classifier for Others {
+    fn classify(&self, tid: u32, _uid: u32, _gid: u32) -> Arc<Group> {
+        let ours = tid == 0 || fs::exists(format!("/proc/self/task/{tid}")).unwrap();
+        if ours { self.0.clone() } else { self.1.clone() }
+    }
+}
+
+#[test]
+fn whoever_cannot_be_brought_below_its_high_waits_alone_and_can_be_killed() {
+    if !can_mount() {
+        return;
+    }
+    // A store that takes nothing: what is written stays.
+    let memory = Memory::with(&[("hang-a", b""), ("hang-b", b""), ("calm", &[b'y'; 4096])]);
+    let below = TestMount::new(memory.clone());
+    let mnt = tempfile::tempdir().unwrap();
+    let engine = engine(64 * MIB);
+    let (we, slowed) = (group(&engine, "we"), group(&engine, "slowed"));
+    engine.set_high(&slowed, MIB, &|| false);
+    let who = Arc::new(Others(Arc::clone(&we), Arc::clone(&slowed)));
+    let daemon = Daemon::start(&engine, who, &DaemonConfig::new(below.point(), mnt.path())).unwrap();
+
+    let file = fs::File::options().write(true).open(mnt.path().join("hang-a")).unwrap();
+    file.write_all_at(&[1; 2 << 20], 0).unwrap();
+    assert_eq!(daemon.filesystem().nr_parked(), 0, "without a high nobody waits");
+
+    let output = format!("of={}", mnt.path().join("hang-b").display());
+    let mut writer = Command::new("dd")
+        .args(["if=/dev/zero", &output, "bs=512k", "count=1000", "conv=notrunc"])
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let parked = within(SOON, || daemon.filesystem().nr_parked() == 1);
+    let calm = fs::read(mnt.path().join("calm"));
+    let usage = slowed.usage_bytes();
+    let start = Instant::now();
+    kill_process(Pid::from_child(&writer), Signal::KILL).unwrap();
+    writer.wait().unwrap();
+    let took = start.elapsed();
+    memory.gate.open();
+    assert!(parked.is_some());
+    assert_eq!(calm.unwrap().len(), 4096);
+    assert!(usage <= 4 * MIB, "{usage}");
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    assert!(slowed.event_count(EventKind::High) > 0);
+    let pressure = [&slowed, &we].map(|group| umemcg::pressure(group).full.total);
+    assert!(pressure[0] > Duration::ZERO && pressure[1].is_zero(), "{pressure:?}");
+    drop(daemon);
+    let _ = below.unmount(Unmount::ByForce);
+}

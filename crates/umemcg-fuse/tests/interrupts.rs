@@ -1,0 +1,164 @@
+//! Whoever is killed goes at once, whatever his request waits for; whoever is merely signalled does not notice.
+
+mod common;
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use common::{Memory, TestMount, can_mount, within};
+use rustix::process::{Pid, Signal, kill_process};
+
+const SOON: Duration = Duration::from_secs(10);
+const AT_ONCE: Duration = Duration::from_secs(1);
+
+fn reader_of(path: &Path) -> Child {
+    Command::new("cat").arg(path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+}
+
+fn send(child: &Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).unwrap();
+}
+
+/// How long the child lived on; a child that hangs fails the test by its mount going away.
+fn end_of(mut child: Child, since: Instant) -> Duration {
+    child.wait().unwrap();
+    since.elapsed()
+}
+
+fn hanging() -> (Arc<Memory>, TestMount) {
+    let memory = Memory::with(&[("hang", b"x"), ("parked", b"")]);
+    let mount = TestMount::new(memory.clone());
+    (memory, mount)
+}
+
+#[test]
+fn a_killed_reader_of_a_hanging_store_is_gone_within_a_second() {
+    if !can_mount() {
+        return;
+    }
+    for signal in [Signal::KILL, Signal::TERM, Signal::INT, Signal::QUIT] {
+        let (memory, mount) = hanging();
+        let child = reader_of(&mount.path("hang"));
+        assert!(within(SOON, || mount.session.census().nr_running == 1).is_some());
+        let killed = Instant::now();
+        send(&child, signal);
+        let lived = end_of(child, killed);
+        assert!(lived < AT_ONCE, "{signal:?}: {lived:?}");
+        assert_eq!(mount.session.census().nr_running, 1, "the store still hangs");
+        memory.gate.open();
+        assert!(
+            within(SOON, || memory.late.load(Ordering::Relaxed) == 1).is_some(),
+            "its answer came too late"
+        );
+    }
+}
+
+#[test]
+fn a_killed_reader_is_gone_even_if_its_turn_has_not_come() {
+    if !can_mount() {
+        return;
+    }
+    let (memory, mount) = hanging();
+    let children: Vec<Child> = (0..40).map(|_| reader_of(&mount.path("hang"))).collect();
+    let census = || mount.session.census();
+    assert!(within(SOON, || census().nr_running + census().nr_waiting == 40).is_some());
+    assert!(census().nr_waiting > 0);
+    let killed = Instant::now();
+    children.iter().for_each(|child| send(child, Signal::KILL));
+    for child in children {
+        let lived = end_of(child, killed);
+        assert!(lived < AT_ONCE, "{lived:?}");
+    }
+    assert!(within(SOON, || mount.session.nr_inflight() <= 40).is_some());
+    memory.gate.open();
+    assert!(within(SOON, || census().nr_running + census().nr_waiting == 0).is_some());
+    assert_eq!(memory.nr_reads.load(Ordering::Relaxed) as usize, 16, "what waited was not run for nobody");
+    assert_eq!(mount.session.nr_inflight(), 0);
+}
+
+#[test]
+fn an_alarm_does_not_end_a_read() {
+    if !can_mount() {
+        return;
+    }
+    let (memory, mount) = hanging();
+    let script = r#"$SIG{ALRM} = sub {}; open(F, "<", $ARGV[0]); alarm 1;
+        $n = sysread(F, $b, 10); print defined $n ? "read $n" : "failed: $!";"#;
+    let child =
+        Command::new("perl").args(["-e", script]).arg(mount.path("hang")).stdout(Stdio::piped()).spawn();
+    let child = child.unwrap();
+    assert!(within(SOON, || mount.session.census().nr_running == 1).is_some());
+    // The alarm has gone off when the watcher has looked at the thread a few times and found it alive.
+    assert!(within(SOON, || mount.session.nr_watched() == 1).is_some());
+    assert!(within(Duration::from_millis(300), || mount.session.nr_inflight() == 0).is_none());
+    memory.gate.open();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "read 1");
+}
+
+#[test]
+fn a_kill_after_an_alarm_is_noticed_although_the_kernel_says_nothing_more() {
+    if !can_mount() {
+        return;
+    }
+    let (_memory, mount) = hanging();
+    let script = r#"$SIG{ALRM} = sub {}; open(F, "<", $ARGV[0]); alarm 1; sysread(F, $b, 10);"#;
+    let child = Command::new("perl").args(["-e", script]).arg(mount.path("hang")).spawn().unwrap();
+    assert!(within(SOON, || mount.session.nr_watched() == 1).is_some());
+    let killed = Instant::now();
+    send(&child, Signal::KILL);
+    let lived = end_of(child, killed);
+    assert!(lived < AT_ONCE, "{lived:?}");
+}
+
+#[test]
+fn a_held_back_write_keeps_its_writer_waiting_until_it_is_answered() {
+    if !can_mount() {
+        return;
+    }
+    let (memory, mount) = hanging();
+    let path = mount.path("parked");
+    let writer = std::thread::spawn(move || std::fs::write(path, "four"));
+    assert!(within(SOON, || !memory.parked.lock().unwrap().is_empty()).is_some());
+    assert!(!writer.is_finished());
+    let census = mount.session.census();
+    assert_eq!((census.nr_running, census.nr_waiting), (0, 0), "no thread waits with the writer");
+    let (mut reply, written) = memory.parked.lock().unwrap().remove(0);
+    reply.written(written as usize).ignore();
+    writer.join().unwrap().unwrap();
+}
+
+#[test]
+fn a_killed_writer_whose_answer_is_held_back_is_gone_within_a_second() {
+    if !can_mount() {
+        return;
+    }
+    let (memory, mount) = hanging();
+    let child =
+        Command::new("sh").args(["-c", "echo text > \"$0\""]).arg(mount.path("parked")).spawn().unwrap();
+    assert!(within(SOON, || !memory.parked.lock().unwrap().is_empty()).is_some());
+    let killed = Instant::now();
+    send(&child, Signal::KILL);
+    let lived = end_of(child, killed);
+    assert!(lived < AT_ONCE, "{lived:?}");
+    let (mut reply, written) = memory.parked.lock().unwrap().remove(0);
+    assert!(reply.is_cancelled());
+    assert!(reply.written(written as usize).is_gone());
+    assert_eq!(mount.session.nr_inflight(), 0);
+}
+
+#[test]
+fn a_request_that_nobody_answers_fails_instead_of_hanging() {
+    if !can_mount() {
+        return;
+    }
+    let (memory, mount) = hanging();
+    let path = mount.path("parked");
+    let writer = std::thread::spawn(move || std::fs::write(path, "four"));
+    assert!(within(SOON, || !memory.parked.lock().unwrap().is_empty()).is_some());
+    memory.parked.lock().unwrap().clear();
+    assert_eq!(writer.join().unwrap().unwrap_err().raw_os_error(), Some(5));
+}

@@ -1,0 +1,76 @@
+//! What a served mount promises, on real mounts.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use common::{Memory, TestMount, can_mount, within};
+use umemcg_fuse::Unmount;
+
+#[test]
+fn a_file_can_be_read_through_a_mount() {
+    if !can_mount() {
+        return;
+    }
+    let mount = TestMount::new(Memory::with(&[("hello", b"hello, world\n")]));
+    assert_eq!(std::fs::read(mount.path("hello")).unwrap(), b"hello, world\n");
+    assert_eq!(std::fs::read(mount.path("absent")).unwrap_err().kind(), std::io::ErrorKind::NotFound);
+    mount.unmount(Unmount::IfIdle).unwrap();
+    assert!(mount.session.wait(Some(Duration::from_secs(5))), "every thread ends with the mount");
+}
+
+#[test]
+fn requests_of_a_mebibyte_arrive_whole() {
+    if !can_mount() {
+        return;
+    }
+    let memory = Memory::with(&[("big", b"")]);
+    let mount = TestMount::new(memory.clone());
+    let data: Vec<u8> = (0..3 << 20).map(|n: u32| (n * 7 / 3) as u8).collect();
+    let mut file = std::fs::OpenOptions::new().read(true).write(true).open(mount.path("big")).unwrap();
+    file.write_all(&data).unwrap();
+    let mut back = vec![0; data.len()];
+    file.read_exact_at(&mut back, 0).unwrap();
+    assert!(data == back);
+    assert_eq!(memory.largest_write.load(Ordering::Relaxed), 1 << 20);
+    assert_eq!(memory.largest_read.load(Ordering::Relaxed), 1 << 20);
+    assert_eq!(file.read(&mut back).unwrap(), 0, "the file ends where it was written to");
+}
+
+#[test]
+fn a_handler_that_panics_costs_its_request_and_nothing_else() {
+    if !can_mount() {
+        return;
+    }
+    let mount = TestMount::new(Memory::with(&[("panic", b"x"), ("calm", b"y")]));
+    assert_eq!(std::fs::read(mount.path("panic")).unwrap_err().raw_os_error(), Some(5));
+    assert_eq!(std::fs::read(mount.path("calm")).unwrap(), b"y");
+}
+
+#[test]
+fn a_hanging_store_does_not_keep_others_waiting() {
+    if !can_mount() {
+        return;
+    }
+    let memory = Memory::with(&[("hang", b"x"), ("calm", b"y")]);
+    let mount = TestMount::new(memory.clone());
+    let readers: Vec<_> = (0..100)
+        .map(|_| {
+            let path = mount.path("hang");
+            std::thread::spawn(move || std::fs::read(path).unwrap())
+        })
+        .collect();
+    let census = || mount.session.census();
+    assert!(within(Duration::from_secs(10), || census().nr_running + census().nr_waiting == 100).is_some());
+    assert_eq!(census().nr_running, 16, "one store holds at most half of the places");
+    for _ in 0..100 {
+        assert_eq!(std::fs::read(mount.path("calm")).unwrap(), b"y");
+    }
+    memory.gate.open();
+    for reader in readers {
+        assert_eq!(reader.join().unwrap(), b"x");
+    }
+}

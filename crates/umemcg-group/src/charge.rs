@@ -1,0 +1,280 @@
+//! A charge: bytes counted to a group and all groups above it, as a value that gives itself back.
+
+use std::fmt;
+use std::mem;
+use std::sync::Arc;
+
+use arc_swap::ArcSwapOption;
+use umemcg_base::Table;
+
+use crate::counter::{CounterNode, NO_NODE};
+use crate::group::Group;
+use crate::ledger::{self, Ledger};
+use crate::stock::{Drain, Keeper};
+
+/// The counters of this process.
+pub(crate) static LEDGER: Ledger = Ledger::new();
+
+thread_local! {
+    /// This thread's stock. Has no destructor, so that the fast path need not ask whether it has run.
+    static KEEPER: Keeper<'static> = const { Keeper::new() };
+    /// Gives the stock back when the thread ends.
+    static AT_EXIT: AtExit = const { AtExit };
+}
+
+struct AtExit;
+
+impl Drop for AtExit {
+    fn drop(&mut self) {
+        KEEPER.with(|keeper| LEDGER.dismiss(keeper));
+    }
+}
+
+/// Lends this thread's keeper, with a stock unless the thread is ending.
+fn with_stock<R>(use_it: impl FnOnce(&Keeper<'static>) -> R) -> R {
+    KEEPER.with(|keeper| {
+        if keeper.set().is_none() && AT_EXIT.try_with(|_| ()).is_ok() {
+            LEDGER.enroll(keeper);
+        }
+        use_it(keeper)
+    })
+}
+
+/// The living group of each counter node. Empty as soon as the group is removed.
+static GROUPS: Table<ArcSwapOption<Group>> = Table::new();
+
+/// Names whoever something is charged to: a group, or, once that has been removed, the nearest group above.
+/// Fits in a frame record. Valid while its holder also holds a charge on it, or the group itself.
+#[doc(alias = "mem_cgroup_id")]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OwnerId(u32);
+
+impl OwnerId {
+    pub(crate) fn new(index: u32) -> Self {
+        debug_assert_ne!(index, NO_NODE);
+        Self(index)
+    }
+
+    /// The number to store where a type will not do; never 0.
+    #[inline]
+    pub fn into_raw(self) -> u32 {
+        self.0
+    }
+
+    /// The id of a stored number; none for 0.
+    #[inline]
+    pub fn from_raw(raw: u32) -> Option<Self> {
+        (raw != NO_NODE).then_some(Self(raw))
+    }
+
+    pub(crate) fn node(self) -> &'static CounterNode {
+        LEDGER.node(self.0)
+    }
+
+    /// The nearest living group.
+    ///
+    /// # Panics
+    /// When the whole tree is gone.
+    #[doc(alias = "mem_cgroup_from_id")]
+    pub fn resolve(self) -> Arc<Group> {
+        self.with_group(Arc::clone)
+    }
+
+    /// Lends the nearest living group; cheaper than [`resolve`](Self::resolve) by two atomic operations.
+    ///
+    /// # Panics
+    /// When the whole tree is gone.
+    pub fn with_group<R>(self, use_it: impl FnOnce(&Arc<Group>) -> R) -> R {
+        let mut at = self.0;
+        loop {
+            if let Some(group) = &*GROUPS.get(at).expect("an owner has had a group").load() {
+                return use_it(group);
+            }
+            // Removed, so its node is dead and leads up. Bounded by the depth of the tree.
+            assert!(LEDGER.node(at).forward() != NO_NODE, "{self:?} belongs to a tree that is gone");
+            at = LEDGER.living(at);
+        }
+    }
+
+    /// The nearest living group of a handle that nothing keeps alive (a shadow entry names one): `None`, or somebody
+    /// else's, when the handle was freed since.
+    pub fn try_resolve(self) -> Option<Arc<Group>> {
+        let mut at = self.0;
+        // Bounded: a stale handle may lead anywhere, but not for ever.
+        for _ in 0..64 {
+            if at == NO_NODE {
+                break;
+            }
+            if let Some(group) = GROUPS.get(at).and_then(|slot| slot.load_full()) {
+                return Some(group);
+            }
+            at = LEDGER.node(at).forward();
+        }
+        None
+    }
+
+    pub(crate) fn set_group(self, group: Option<Arc<Group>>) {
+        GROUPS.get_or_grow(self.0, ArcSwapOption::empty).store(group);
+    }
+}
+
+impl fmt::Debug for OwnerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "owner {}", self.0)
+    }
+}
+
+/// Counter nodes in use in this process: those of groups, and of removed groups that something is still charged to.
+pub fn nr_owners_in_use() -> u32 {
+    LEDGER.nr_in_use()
+}
+
+/// A charge did not fit.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("a charge of {wanted_bytes} bytes does not fit under the limit of {}", group.path().display())]
+pub struct Refused {
+    /// The lowest group whose limit is in the way; reclaim belongs there.
+    pub group: Arc<Group>,
+    /// What was asked for.
+    pub wanted_bytes: u64,
+}
+
+/// Bytes counted to an owner and all above it, given back when dropped.
+#[must_use = "a dropped charge is given back at once"]
+#[derive(Debug)]
+pub struct Charge {
+    owner: OwnerId,
+    bytes: u64,
+}
+
+impl Charge {
+    /// Who it is counted to.
+    #[inline]
+    pub fn owner(&self) -> OwnerId {
+        self.owner
+    }
+
+    /// How much.
+    #[inline]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Cuts `bytes` off into a charge of their own.
+    ///
+    /// # Panics
+    /// When it holds less.
+    #[inline]
+    pub fn split(&mut self, bytes: u64) -> Charge {
+        assert!(bytes <= self.bytes, "split of {bytes} bytes from a charge of {}", self.bytes);
+        self.bytes -= bytes;
+        Charge { owner: self.owner, bytes }
+    }
+
+    /// Takes in another charge.
+    ///
+    /// # Panics
+    /// When it is another owner's.
+    #[inline]
+    pub fn merge(&mut self, other: Charge) {
+        assert_eq!(self.owner, other.owner, "charges of two owners cannot become one");
+        let (_, bytes) = other.into_raw();
+        self.bytes += bytes;
+    }
+
+    /// The parts, for whoever keeps many charges in a form of its own; [`uncharge_raw`] gives them back.
+    #[inline]
+    pub fn into_raw(self) -> (OwnerId, u64) {
+        let parts = (self.owner, self.bytes);
+        mem::forget(self);
+        parts
+    }
+
+    /// The charge again. What was taken out with [`into_raw`](Self::into_raw) may go in once, whole or in parts.
+    #[inline]
+    pub fn from_raw(owner: OwnerId, bytes: u64) -> Charge {
+        Charge { owner, bytes }
+    }
+}
+
+impl Drop for Charge {
+    #[inline]
+    fn drop(&mut self) {
+        uncharge_raw(self.owner, self.bytes);
+    }
+}
+
+/// Gives back bytes that were taken out of charges with [`Charge::into_raw`].
+///
+/// # Panics
+/// When less than `bytes` is charged; at once, or when the thread's stock is drained.
+#[doc(alias = "mem_cgroup_uncharge")]
+#[inline]
+pub fn uncharge_raw(owner: OwnerId, bytes: u64) {
+    KEEPER.with(|keeper| {
+        if bytes != 0 && !LEDGER.put_stock(keeper, owner.0, bytes) {
+            uncharge_without_stock(owner, bytes);
+        }
+    });
+}
+
+#[cold]
+#[inline(never)]
+fn uncharge_without_stock(owner: OwnerId, bytes: u64) {
+    KEEPER.with(|keeper| LEDGER.uncharge(keeper, owner.0, bytes));
+}
+
+#[inline]
+pub(crate) fn try_charge(owner: OwnerId, bytes: u64) -> Result<Charge, Refused> {
+    if KEEPER.with(|keeper| LEDGER.take_stock(keeper, owner.0, bytes)) {
+        return Ok(Charge { owner, bytes });
+    }
+    try_charge_without_stock(owner, bytes)
+}
+
+#[cold]
+#[inline(never)]
+fn try_charge_without_stock(owner: OwnerId, bytes: u64) -> Result<Charge, Refused> {
+    let granted = with_stock(|keeper| LEDGER.try_charge(keeper, owner.0, bytes));
+    // Before the numbers become values with destructors, which the compiler would carry across this.
+    if ledger::take_reached_mark() {
+        ring_over_marks(owner);
+    }
+    match granted {
+        Ok(owner) => Ok(Charge { owner: OwnerId(owner), bytes }),
+        Err(refusing) => Err(Refused { group: OwnerId(refusing).resolve(), wanted_bytes: bytes }),
+    }
+}
+
+/// Rings the pressure bell of every level whose usage is at its mark.
+#[cold]
+#[inline(never)]
+fn ring_over_marks(owner: OwnerId) {
+    let mut at = LEDGER.living(owner.0);
+    while at != NO_NODE {
+        let node = LEDGER.node(at);
+        if node.is_over_mark()
+            && let Some(group) = GROUPS.get(at).and_then(|slot| slot.load_full())
+        {
+            group.bells().pressure.ring();
+        }
+        at = node.parent();
+    }
+}
+
+pub(crate) fn charge_forced(owner: OwnerId, bytes: u64) -> Charge {
+    let owner = with_stock(|keeper| LEDGER.charge_forced(keeper, owner.0, bytes));
+    let charge = Charge { owner: OwnerId(owner), bytes };
+    if ledger::take_reached_mark() {
+        ring_over_marks(charge.owner);
+    }
+    charge
+}
+
+pub(crate) fn drain_stocks(top: OwnerId, what: Drain) {
+    KEEPER.with(|keeper| LEDGER.drain_subtree(keeper, top.0, what));
+}
+
+pub(crate) fn drain_down_to(top: OwnerId, goal: u64) -> bool {
+    KEEPER.with(|keeper| LEDGER.drain_down_to(keeper, top.0, goal))
+}

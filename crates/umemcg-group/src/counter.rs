@@ -1,0 +1,372 @@
+//! One level of accounting: how much is charged to a group and everything below it, and how much may be.
+//!
+//! A counter node is also the *owner handle* of whatever is charged to its group: pages, objects, stocks and child
+//! nodes name it by index, and it outlives the group for as long as any of them does. Its life is its word:
+//!
+//! ```text
+//! bit 63        LIVE: the Arc<Group> exists
+//! bits 62..0    bytes charged here and below, stocks and the state of child groups included
+//! ```
+//!
+//! 1. A node is taken from the free list with the word LIVE.
+//! 2. Charges add to the word, uncharges subtract, whether or not the group has been removed meanwhile.
+//! 3. The group's last `Arc` clears LIVE.
+//! 4. Whoever brings the word to 0 (there is exactly one) puts the node back on the free list.
+//!
+//! Charges and limit changes need no fence: both are read-modify-writes of the word. Whichever comes second in the
+//! word's modification order sees what the other did before it: a charge the new limit, a limit change the new usage.
+
+use umemcg_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+/// The group behind this node exists.
+const LIVE: u64 = 1 << 63;
+
+/// No limit.
+pub const UNLIMITED: u64 = u64::MAX;
+
+/// Most that a usage may be, limit or not.
+const USAGE_MAX: u64 = LIVE - 1;
+
+/// The largest single charge; anything above is refused outright, so that sums do not overflow.
+pub const CHARGE_BYTES_MAX: u64 = 1 << 56;
+
+/// The node's index that means "none": the root's parent, an unowned frame, an empty stock slot.
+pub const NO_NODE: u32 = 0;
+
+/// How often a limit change is tried again when charges slip in between.
+const SET_MAX_ATTEMPTS: u32 = 4;
+
+/// One level of accounting. A cache line of its own, so that two groups never share one.
+#[doc(alias = "page_counter")]
+#[derive(Debug)]
+#[repr(align(64))]
+pub struct CounterNode {
+    /// (A) LIVE and the usage in bytes; see the module text.
+    word: AtomicU64,
+    /// (A) Most that a charge may bring the usage to, in bytes.
+    max: AtomicU64,
+    /// (A) Highest usage that a granted charge has seen, in bytes.
+    peak: AtomicU64,
+    /// (A) Usage in bytes from which on somebody wants to know of charges.
+    mark: AtomicU64,
+    /// (A) Charges that this level refused.
+    failcnt: AtomicU64,
+    /// (C) while allocated: the node above, or [`NO_NODE`].
+    parent: AtomicU32,
+    /// (A) An ancestor that is nearer to the living; only a shortcut, never past a living node.
+    forward: AtomicU32,
+    /// (C) while allocated: levels above this one.
+    depth: AtomicU32,
+    /// (A) The group has been removed. Never cleared while the node is allocated.
+    dead: AtomicBool,
+}
+
+impl Default for CounterNode {
+    fn default() -> Self {
+        Self {
+            word: AtomicU64::new(0),
+            max: AtomicU64::new(UNLIMITED),
+            peak: AtomicU64::new(0),
+            mark: AtomicU64::new(UNLIMITED),
+            failcnt: AtomicU64::new(0),
+            parent: AtomicU32::new(NO_NODE),
+            forward: AtomicU32::new(NO_NODE),
+            depth: AtomicU32::new(0),
+            dead: AtomicBool::new(false),
+        }
+    }
+}
+
+/// A limit change that usage forbids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OverUsage;
+
+impl CounterNode {
+    /// Makes a free node the counter of a new group.
+    pub fn open(&self, parent: u32, depth: u32, max: u64) {
+        self.max.store(max, Ordering::Relaxed);
+        self.peak.store(0, Ordering::Relaxed);
+        self.mark.store(UNLIMITED, Ordering::Relaxed);
+        self.failcnt.store(0, Ordering::Relaxed);
+        self.parent.store(parent, Ordering::Relaxed);
+        self.forward.store(parent, Ordering::Relaxed);
+        self.depth.store(depth, Ordering::Relaxed);
+        self.dead.store(false, Ordering::Relaxed);
+        // Release: who reaches the node through its word sees the fields above.
+        let before = self.word.swap(LIVE, Ordering::AcqRel);
+        assert_eq!(before, 0, "a counter node was opened while in use");
+    }
+
+    /// The node above, or [`NO_NODE`].
+    #[inline]
+    pub fn parent(&self) -> u32 {
+        self.parent.load(Ordering::Relaxed)
+    }
+
+    /// Levels above this one.
+    #[inline]
+    pub fn depth(&self) -> u32 {
+        self.depth.load(Ordering::Relaxed)
+    }
+
+    /// Bytes charged here and below.
+    #[inline]
+    pub fn usage(&self) -> u64 {
+        self.word.load(Ordering::Relaxed) & !LIVE
+    }
+
+    /// Most that a charge may bring the usage to; [`UNLIMITED`] for none.
+    #[inline]
+    pub fn max(&self) -> u64 {
+        self.max.load(Ordering::Relaxed)
+    }
+
+    /// Highest usage of a granted charge since the last reset.
+    pub fn peak(&self) -> u64 {
+        self.peak.load(Ordering::Relaxed)
+    }
+
+    /// Starts the peak again from the usage of now.
+    pub fn reset_peak(&self) {
+        self.peak.store(self.usage(), Ordering::Relaxed);
+    }
+
+    /// Refused charges since the last reset.
+    pub fn failcnt(&self) -> u64 {
+        self.failcnt.load(Ordering::Relaxed)
+    }
+
+    /// Counts a refused charge.
+    pub fn count_failure(&self) {
+        self.failcnt.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Starts counting refused charges from zero.
+    pub fn reset_failcnt(&self) {
+        self.failcnt.store(0, Ordering::Relaxed);
+    }
+
+    /// Adds `bytes` if the limit allows it. The usage is never above the limit on the way, except while a limit is
+    /// being lowered.
+    #[doc(alias = "page_counter_try_charge")]
+    #[inline]
+    pub fn try_add(&self, bytes: u64) -> bool {
+        let mut word = self.word.load(Ordering::Relaxed);
+        // Unbounded only in name: every turn that fails is another thread's success.
+        loop {
+            if (word & !LIVE) + bytes > self.allowed() {
+                return false;
+            }
+            // AcqRel: pairs with `set_max`. If its read-modify-write came first, the load below sees the new limit.
+            match self.word.compare_exchange_weak(word, word + bytes, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => break,
+                Err(now) => word = now,
+            }
+        }
+        if (word & !LIVE) + bytes > self.allowed() {
+            self.take_back(bytes);
+            return false;
+        }
+        true
+    }
+
+    #[inline]
+    fn allowed(&self) -> u64 {
+        self.max.load(Ordering::Relaxed).min(USAGE_MAX)
+    }
+
+    /// Adds `bytes` whatever the limit says.
+    #[doc(alias = "page_counter_charge")]
+    #[inline]
+    pub fn add(&self, bytes: u64) {
+        // AcqRel: as in `try_add`.
+        self.word.fetch_add(bytes, Ordering::AcqRel);
+    }
+
+    /// Takes back what `try_add` or `add` added a moment ago; the node cannot empty, since its user holds it.
+    #[inline]
+    pub fn take_back(&self, bytes: u64) {
+        assert!(!self.sub(bytes), "a counter node was emptied under its user");
+    }
+
+    /// Subtracts `bytes`. True when that was the last thing that kept the node: the caller must free it.
+    ///
+    /// # Panics
+    /// When less than `bytes` is charged.
+    #[doc(alias = "page_counter_cancel")]
+    #[inline]
+    #[must_use = "an emptied node must be freed"]
+    pub fn sub(&self, bytes: u64) -> bool {
+        // AcqRel: what every user did with the node comes before its reuse.
+        let before = self.word.fetch_sub(bytes, Ordering::AcqRel);
+        if before & !LIVE < bytes {
+            // Put right first, so that the destructors that run while panicking do not fall over it again.
+            self.word.fetch_add(bytes, Ordering::AcqRel);
+            panic!("uncharge of {bytes} bytes from a counter at {}", before & !LIVE);
+        }
+        before == bytes
+    }
+
+    /// Raises the peak to the usage of now, after a charge was granted at every level. True when the usage is at the mark or
+    /// above it.
+    #[inline]
+    pub fn note_usage(&self) -> bool {
+        let usage = self.usage();
+        if usage > self.peak.load(Ordering::Relaxed) {
+            self.peak.fetch_max(usage, Ordering::Relaxed);
+        }
+        self.is_at_mark(usage)
+    }
+
+    #[inline]
+    fn is_at_mark(&self, usage: u64) -> bool {
+        usage >= self.mark.load(Ordering::Relaxed)
+    }
+
+    /// Whether the usage is at the mark or above it.
+    pub fn is_over_mark(&self) -> bool {
+        self.is_at_mark(self.usage())
+    }
+
+    /// Sets the mark. Charges granted from now on that reach it are told of, at the latest when the next stock is filled.
+    pub fn set_mark(&self, mark: u64) {
+        // Relaxed: a charge in flight may miss it; whoever sets it looks at the usage afterwards.
+        self.mark.store(mark, Ordering::Relaxed);
+    }
+
+    /// The group's last `Arc` is gone. True when nothing else keeps the node: the caller must free it.
+    #[must_use = "an emptied node must be freed"]
+    pub fn release_live(&self) -> bool {
+        // AcqRel: as in `sub`.
+        let before = self.word.fetch_and(!LIVE, Ordering::AcqRel);
+        assert!(before & LIVE != 0, "a group died twice");
+        before == LIVE
+    }
+
+    /// Sets the limit whatever the usage is; charges that would exceed it are refused from now on.
+    #[doc(alias = "page_counter_set_max")]
+    pub fn set_max(&self, max: u64) {
+        self.swap_max::<true>(max);
+    }
+
+    /// Sets the limit and returns the old one and the usage, such that every charge is either in that usage or is
+    /// held to the new limit. `HANDSHAKE` is false only in the model that shows why it is there.
+    pub fn swap_max<const HANDSHAKE: bool>(&self, max: u64) -> (u64, u64) {
+        let old = self.max.swap(max, Ordering::AcqRel);
+        let word = if HANDSHAKE {
+            // AcqRel: pairs with `try_add`. A charge that comes later sees the new limit, an earlier one is seen here.
+            self.word.fetch_add(0, Ordering::AcqRel)
+        } else {
+            self.word.load(Ordering::Acquire)
+        };
+        (old, word & !LIVE)
+    }
+
+    /// Sets the limit unless usage is above it. One caller at a time.
+    ///
+    /// # Errors
+    /// [`OverUsage`] when it is; the old limit stays.
+    pub fn try_set_max(&self, max: u64) -> Result<(), OverUsage> {
+        self.try_set_max_with::<true>(max)
+    }
+
+    /// [`try_set_max`](Self::try_set_max); see [`swap_max`](Self::swap_max) for `HANDSHAKE`.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn try_set_max_with<const HANDSHAKE: bool>(&self, max: u64) -> Result<(), OverUsage> {
+        for _ in 0..SET_MAX_ATTEMPTS {
+            if self.usage() > max {
+                return Err(OverUsage);
+            }
+            let (old, usage) = self.swap_max::<HANDSHAKE>(max);
+            if usage <= max {
+                return Ok(());
+            }
+            self.max.store(old, Ordering::Relaxed);
+        }
+        Err(OverUsage)
+    }
+
+    /// The group has been removed: no limit of its own, and lookups go to the parent.
+    pub fn mark_dead(&self) {
+        self.max.store(UNLIMITED, Ordering::Relaxed);
+        self.mark.store(UNLIMITED, Ordering::Relaxed);
+        // Release: pairs with the acquire in `is_dead`.
+        self.dead.store(true, Ordering::Release);
+    }
+
+    /// Whether the group has been removed.
+    #[inline]
+    pub fn is_dead(&self) -> bool {
+        // Acquire: pairs with `mark_dead`.
+        self.dead.load(Ordering::Acquire)
+    }
+
+    /// Where to look for a living group when this one is dead: the parent or a nearer shortcut.
+    pub fn forward(&self) -> u32 {
+        self.forward.load(Ordering::Relaxed)
+    }
+
+    /// Remembers a shortcut. `ancestor` must be above this node, so it outlives it.
+    pub fn set_forward(&self, ancestor: u32) {
+        self.forward.store(ancestor, Ordering::Relaxed);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn node(max: u64) -> CounterNode {
+        let node = CounterNode::default();
+        node.open(NO_NODE, 0, max);
+        node
+    }
+
+    #[test]
+    fn two_nodes_never_share_a_cache_line() {
+        assert_eq!((size_of::<CounterNode>(), align_of::<CounterNode>()), (64, 64));
+    }
+
+    #[test]
+    fn a_limit_is_reached_and_not_passed() {
+        let node = node(10);
+        assert!(node.try_add(10) && !node.try_add(1));
+        assert!(!node.sub(4));
+        assert!(node.try_add(4));
+        node.add(5);
+        assert_eq!(node.usage(), 15);
+    }
+
+    #[test]
+    fn without_a_limit_a_usage_still_has_an_end() {
+        let node = node(UNLIMITED);
+        let nr_granted = (0..200).take_while(|_| node.try_add(CHARGE_BYTES_MAX)).count();
+        assert_eq!(nr_granted, 127);
+    }
+
+    #[test]
+    fn the_last_of_group_and_charges_frees_the_node() {
+        let by_charge = node(UNLIMITED);
+        by_charge.add(5);
+        assert!(!by_charge.release_live());
+        assert!(!by_charge.sub(2));
+        assert!(by_charge.sub(3));
+        let by_group = node(UNLIMITED);
+        by_group.add(5);
+        assert!(!by_group.sub(5));
+        assert!(by_group.release_live());
+    }
+
+    #[test]
+    fn a_limit_change_is_refused_below_usage() {
+        let node = node(UNLIMITED);
+        node.add(5);
+        assert_eq!(node.try_set_max(4), Err(OverUsage));
+        assert_eq!(node.max(), UNLIMITED);
+        assert_eq!(node.try_set_max(5), Ok(()));
+        node.set_max(1);
+        assert_eq!(node.max(), 1);
+    }
+}

@@ -1,0 +1,451 @@
+//! A rack: the slots in which a thread keeps bytes in stock, and how it shares out the rack among the nodes it meets.
+//!
+//! Slots are directly mapped by node. A rack holds at most [`RACK_BYTES_MAX`], shared out equally: the more slots are
+//! claimed, the less each may keep, and a clock hand takes slots back from nodes that are no longer used. A first
+//! charge only claims the slot; a second miss fills it, so that whoever comes once leaves nothing behind.
+//!
+//! A slot is one word:
+//!
+//! ```text
+//! bits 63..32   counter node; 0 for an empty slot
+//! bit  31       RECENT: used since the clock hand last came by
+//! bits 30..0    bytes in stock
+//! ```
+//!
+//! Nothing here orders memory: whoever changes a rack is inside the lock of its stock set. From outside one may peek.
+
+use std::array;
+use std::cell::Cell;
+
+use umemcg_base::sync::atomic::{AtomicU64, Ordering};
+
+/// Most that one slot keeps.
+pub const SLOT_BYTES_MAX: u64 = 256 << 10;
+
+/// Most that all slots of a rack keep together. A thread has two racks, so at most 1 MiB in stock.
+pub const RACK_BYTES_MAX: u64 = 512 << 10;
+
+/// The clock hand moves once in so many misses: slow enough that what is used once in a round of a thousand groups
+/// is still found recent.
+const MISSES_PER_TURN: u32 = 16;
+
+const RECENT: u64 = 1 << 31;
+const BYTES: u64 = RECENT - 1;
+const NODE_SHIFT: u32 = 32;
+
+/// Bytes in stock for one node. Only peeked at by who is not inside.
+#[derive(Debug, Default)]
+pub struct StockSlot(AtomicU64);
+
+/// What a slot holds, or what was taken out of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stocked {
+    /// The node; 0 when the slot is empty.
+    pub node: u32,
+    /// The bytes.
+    pub bytes: u64,
+}
+
+#[inline]
+fn node_of(word: u64) -> u32 {
+    (word >> NODE_SHIFT) as u32
+}
+
+impl StockSlot {
+    // The biased lock orders all of this; relaxed is enough.
+    #[inline]
+    fn word(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    fn set_word(&self, word: u64) {
+        self.0.store(word, Ordering::Relaxed);
+    }
+
+    /// The content; from outside, of a moment ago.
+    #[inline]
+    pub(crate) fn peek(&self) -> Stocked {
+        let word = self.word();
+        Stocked { node: node_of(word), bytes: word & BYTES }
+    }
+
+    /// Takes `bytes` out, if that much is there for `node`.
+    #[doc(alias = "consume_stock")]
+    #[inline]
+    fn take(&self, node: u32, bytes: u64) -> bool {
+        let word = self.word();
+        let is_enough = node_of(word) == node && word & BYTES >= bytes;
+        if is_enough {
+            self.set_word((word - bytes) | RECENT);
+        }
+        is_enough
+    }
+
+    /// Puts `bytes` in, if the slot is `node`'s and then holds no more than `cap`.
+    #[doc(alias = "refill_stock")]
+    #[inline]
+    fn put(&self, node: u32, bytes: u64, cap: u64) -> bool {
+        let word = self.word();
+        let fits = node_of(word) == node && bytes <= cap.saturating_sub(word & BYTES);
+        if fits {
+            self.set_word((word + bytes) | RECENT);
+        }
+        fits
+    }
+
+    /// Puts in what fits of `bytes`. When that is not all, goes down to half of `cap`, so that the next ones fit.
+    /// Returns what is over, which may be more than came.
+    fn put_or_spill(&self, node: u32, bytes: u64, cap: u64) -> u64 {
+        if self.put(node, bytes, cap) {
+            return 0;
+        }
+        let found = self.peek();
+        if found.node != node {
+            return bytes;
+        }
+        let all = found.bytes.saturating_add(bytes);
+        let keep = all.min(cap / 2);
+        self.set_word((u64::from(node) << NODE_SHIFT) | RECENT | keep);
+        all - keep
+    }
+
+    /// Makes an empty slot, or one whose node has not been used lately, `node`'s. Returns what was in it; `None` when
+    /// the slot was in use (next time it counts as unused).
+    fn claim(&self, node: u32) -> Option<Stocked> {
+        let word = self.word();
+        if word & RECENT != 0 {
+            self.set_word(word & !RECENT);
+            return None;
+        }
+        let before = self.peek();
+        self.set_word((u64::from(node) << NODE_SHIFT) | RECENT);
+        Some(before)
+    }
+
+    /// Forgets that the node was used lately. True when it was not.
+    fn age(&self) -> bool {
+        let word = self.word();
+        self.set_word(word & !RECENT);
+        word & RECENT == 0
+    }
+
+    /// Takes what is over `cap`; the slot stays the node's.
+    #[doc(alias = "drain_stock")]
+    pub(crate) fn trim(&self, cap: u64) -> Stocked {
+        let Stocked { node, bytes } = self.peek();
+        let over = bytes.saturating_sub(cap);
+        self.set_word(self.word() - over);
+        Stocked { node, bytes: over }
+    }
+
+    /// Takes everything, and leaves the slot empty.
+    pub(crate) fn clear(&self) -> Stocked {
+        let before = self.peek();
+        self.set_word(0);
+        before
+    }
+}
+
+/// The slots of one thread for one purpose. `W` is the number of words for `N` bits.
+#[derive(Debug)]
+pub struct Rack<const N: usize, const W: usize> {
+    slots: [StockSlot; N],
+    /// Slots that may hold something.
+    claimed: [AtomicU64; W],
+}
+
+impl<const N: usize, const W: usize> Rack<N, W> {
+    pub(crate) fn new() -> Self {
+        const { assert!(N.is_power_of_two() && W == N.div_ceil(64)) };
+        Self {
+            slots: array::from_fn(|_| StockSlot::default()),
+            claimed: array::from_fn(|_| AtomicU64::new(0)),
+        }
+    }
+
+    /// The slot that `node` would have.
+    #[inline]
+    pub(crate) fn slot(&self, node: u32) -> &StockSlot {
+        &self.slots[node as usize & (N - 1)]
+    }
+
+    /// The slots that may hold something.
+    pub(crate) fn claimed(&self) -> impl Iterator<Item = &StockSlot> {
+        (0..W).flat_map(move |word| {
+            let mut bits = self.claimed[word].load(Ordering::Relaxed);
+            std::iter::from_fn(move || {
+                let bit = bits.trailing_zeros();
+                bits &= bits.checked_sub(1)?;
+                Some(&self.slots[word * 64 + bit as usize])
+            })
+        })
+    }
+
+    fn is_claimed(&self, at: usize) -> bool {
+        self.claimed[at / 64].load(Ordering::Relaxed) & (1 << (at % 64)) != 0
+    }
+
+    fn set_claimed(&self, at: usize, claimed: bool) {
+        let word = &self.claimed[at / 64];
+        let bits = word.load(Ordering::Relaxed);
+        let bit = 1 << (at % 64);
+        word.store(if claimed { bits | bit } else { bits & !bit }, Ordering::Relaxed);
+    }
+
+    /// The first claimed slot at or after `from`, going round.
+    fn next_claimed(&self, from: usize) -> Option<usize> {
+        let first = from / 64;
+        for step in 0..=W {
+            let word = (first + step) % W;
+            let mut bits = self.claimed[word].load(Ordering::Relaxed);
+            if step == 0 {
+                bits &= !0 << (from % 64);
+            }
+            if bits != 0 {
+                return Some(word * 64 + bits.trailing_zeros() as usize);
+            }
+        }
+        None
+    }
+}
+
+/// How a thread shares out a rack: its own notes, seen by nobody else.
+#[derive(Debug)]
+pub struct Lane {
+    nr_claimed: Cell<u32>,
+    /// Most that a slot may hold now: `nr_claimed × cap ≤ RACK_BYTES_MAX`.
+    cap: Cell<u64>,
+    hand: Cell<u32>,
+    nr_misses: Cell<u32>,
+}
+
+/// Takes bytes that had to leave the stock.
+pub type GiveBack<'f> = &'f dyn Fn(Stocked);
+
+impl Lane {
+    pub(crate) const fn new() -> Self {
+        Self {
+            nr_claimed: Cell::new(0),
+            cap: Cell::new(SLOT_BYTES_MAX),
+            hand: Cell::new(0),
+            nr_misses: Cell::new(0),
+        }
+    }
+
+    fn cap_for(nr_claimed: u32) -> u64 {
+        (RACK_BYTES_MAX / u64::from(nr_claimed.next_power_of_two())).min(SLOT_BYTES_MAX)
+    }
+}
+
+/// One of a thread's racks together with its notes, while the thread is inside.
+#[derive(Debug, Clone, Copy)]
+pub struct OwnRack<'a, const N: usize, const W: usize> {
+    rack: &'a Rack<N, W>,
+    lane: &'a Lane,
+}
+
+impl<'a, const N: usize, const W: usize> OwnRack<'a, N, W> {
+    #[inline]
+    pub(crate) fn new(rack: &'a Rack<N, W>, lane: &'a Lane) -> Self {
+        Self { rack, lane }
+    }
+
+    /// Takes `bytes` of `node` out of stock, if that much is there.
+    #[inline]
+    pub fn take(self, node: u32, bytes: u64) -> bool {
+        self.rack.slot(node).take(node, bytes)
+    }
+
+    /// Puts `bytes` of `node` in stock, if they fit.
+    #[inline]
+    pub fn put(self, node: u32, bytes: u64) -> bool {
+        self.rack.slot(node).put(node, bytes, self.lane.cap.get())
+    }
+
+    /// Puts in what fits, and returns what is over; which may be more than came, to make room for the next.
+    pub fn put_or_spill(self, node: u32, bytes: u64) -> u64 {
+        self.rack.slot(node).put_or_spill(node, bytes, self.lane.cap.get())
+    }
+
+    /// How much the stock of `node` still has space for; `None` when it has no slot.
+    pub fn space(self, node: u32) -> Option<u64> {
+        let found = self.rack.slot(node).peek();
+        (found.node == node).then(|| self.lane.cap.get() - found.bytes)
+    }
+
+    /// Makes `node`'s slot its own if it is free or unused, and if a charge of `bytes` would fit in. What has to
+    /// leave for that goes through `give_back`. `is_dead` is asked about `node` after the claim.
+    pub fn claim(self, node: u32, bytes: u64, is_dead: impl FnOnce() -> bool, give_back: GiveBack<'_>) {
+        let Self { rack, lane } = self;
+        let at = node as usize & (N - 1);
+        let is_new = !rack.is_claimed(at);
+        let nr_claimed = lane.nr_claimed.get() + u32::from(is_new);
+        let cap = Lane::cap_for(nr_claimed);
+        if bytes > cap {
+            return;
+        }
+        if is_new {
+            rack.set_claimed(at, true);
+            lane.nr_claimed.set(nr_claimed);
+            if cap < lane.cap.replace(cap) {
+                rack.claimed().for_each(|slot| give_back(slot.trim(cap)));
+            }
+        }
+        if let Some(before) = rack.slot(node).claim(node) {
+            give_back(before);
+            // A remover who came before us has left its mark; one who comes later finds the slot.
+            if is_dead() {
+                rack.slot(node).clear();
+            }
+        }
+    }
+
+    /// Counts a miss, and now and then moves the hand: a slot not used since it last came by is taken back.
+    pub fn note_miss(self, give_back: GiveBack<'_>) {
+        let Self { rack, lane } = self;
+        let nr_misses = lane.nr_misses.get().wrapping_add(1);
+        lane.nr_misses.set(nr_misses);
+        if !nr_misses.is_multiple_of(MISSES_PER_TURN) {
+            return;
+        }
+        let Some(at) = rack.next_claimed(lane.hand.get() as usize % N) else {
+            return;
+        };
+        lane.hand.set(at as u32 + 1);
+        if rack.slots[at].age() {
+            give_back(rack.slots[at].clear());
+            rack.set_claimed(at, false);
+            let nr_claimed = lane.nr_claimed.get() - 1;
+            lane.nr_claimed.set(nr_claimed);
+            lane.cap.set(Lane::cap_for(nr_claimed));
+        }
+    }
+
+    pub(crate) fn clear(self, give_back: GiveBack<'_>) {
+        let Self { rack, lane } = self;
+        rack.claimed().for_each(|slot| give_back(slot.clear()));
+        rack.claimed.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        lane.nr_claimed.set(0);
+        lane.cap.set(SLOT_BYTES_MAX);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const N: usize = 64;
+
+    /// A rack, its notes, and what had to leave.
+    struct Bench {
+        rack: Rack<N, 1>,
+        lane: Lane,
+        left: Cell<u64>,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            Bench { rack: Rack::new(), lane: Lane::new(), left: Cell::new(0) }
+        }
+
+        fn own(&self) -> OwnRack<'_, N, 1> {
+            OwnRack::new(&self.rack, &self.lane)
+        }
+
+        fn claim(&self, node: u32, bytes: u64) {
+            self.own().claim(node, bytes, || false, &|out| self.left.set(self.left.get() + out.bytes));
+        }
+
+        fn miss(&self, nr: u32) {
+            (0..nr).for_each(|_| self.own().note_miss(&|out| self.left.set(self.left.get() + out.bytes)));
+        }
+
+        fn stocked(&self) -> u64 {
+            self.rack.claimed().map(|slot| slot.peek().bytes).sum()
+        }
+    }
+
+    #[test]
+    fn a_slot_serves_only_its_own_node() {
+        let bench = Bench::new();
+        assert!(!bench.own().put(1, 10));
+        bench.claim(1, 10);
+        assert!(bench.own().put(1, 10));
+        let neighbour = 1 + N as u32;
+        assert!(!bench.own().take(neighbour, 1) && !bench.own().put(neighbour, 1));
+        assert!(!bench.own().take(1, 11));
+        assert!(bench.own().take(1, 10));
+    }
+
+    #[test]
+    fn a_dead_node_gets_no_slot() {
+        let bench = Bench::new();
+        bench.own().claim(1, 10, || true, &|_| ());
+        assert!(!bench.own().put(1, 10));
+    }
+
+    #[test]
+    fn a_node_in_use_keeps_its_slot_for_one_more_round() {
+        let bench = Bench::new();
+        bench.claim(1, 1);
+        assert!(bench.own().put(1, 10));
+        let neighbour = 1 + N as u32;
+        bench.claim(neighbour, 1);
+        assert!(bench.own().put(1, 10), "used lately");
+        bench.claim(neighbour, 1);
+        bench.claim(neighbour, 1);
+        assert!(!bench.own().put(1, 10));
+        assert!(bench.own().put(neighbour, 10));
+        assert_eq!(bench.left.get(), 20);
+    }
+
+    #[test]
+    fn the_more_slots_the_less_in_each() {
+        let bench = Bench::new();
+        let mut put = 0;
+        for node in 1..=N as u32 {
+            bench.claim(node, 1);
+            let space = bench.own().space(node).unwrap();
+            assert!(bench.own().put(node, space) && !bench.own().put(node, 1));
+            put += space;
+            assert!(bench.stocked() <= RACK_BYTES_MAX);
+        }
+        assert_eq!(bench.stocked() + bench.left.get(), put);
+        assert_eq!(bench.stocked(), RACK_BYTES_MAX);
+    }
+
+    #[test]
+    fn a_charge_that_would_not_fit_claims_nothing() {
+        let bench = Bench::new();
+        bench.claim(1, SLOT_BYTES_MAX + 1);
+        assert_eq!(bench.own().space(1), None);
+    }
+
+    #[test]
+    fn the_hand_takes_back_what_is_no_longer_used() {
+        let bench = Bench::new();
+        for node in 1..=32 {
+            bench.claim(node, 1);
+            assert!(bench.own().put(node, 100));
+        }
+        // Two rounds: the first forgets the use, the second finds none. Node 1 stays in use.
+        for _ in 0..2 * 32 {
+            bench.miss(MISSES_PER_TURN);
+            assert!(bench.own().take(1, 1));
+        }
+        assert_eq!(bench.rack.claimed().count(), 1);
+        assert_eq!(bench.own().space(1).unwrap(), SLOT_BYTES_MAX - (100 - 64));
+        assert_eq!(bench.left.get(), 31 * 100);
+    }
+
+    #[test]
+    fn what_is_too_much_spills_to_half() {
+        let bench = Bench::new();
+        bench.claim(1, 1);
+        assert_eq!(bench.own().put_or_spill(1, SLOT_BYTES_MAX), 0);
+        assert_eq!(bench.own().put_or_spill(1, 100), SLOT_BYTES_MAX / 2 + 100);
+        assert_eq!(bench.stocked(), SLOT_BYTES_MAX / 2);
+        assert_eq!(bench.own().put_or_spill(2, 100), 100);
+    }
+}

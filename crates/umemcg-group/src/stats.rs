@@ -1,0 +1,203 @@
+//! What a group has and what happened to it, as numbers: per group (`local`) and per subtree (`total`).
+//!
+//! A change is added to the group's local number and, at once, to the total of the group and of every group above, so
+//! that reading either is one load. Callers batch their changes. When a group is removed its local numbers move to the
+//! parent, and a change that arrives late moves itself: the mover and the late adder both read-modify-write the same
+//! number, so the second of them sees the first, and with it the mark that the group is dead.
+
+#[cfg(not(loom))]
+use std::sync::atomic::AtomicU64;
+
+use umemcg_base::sync::atomic::{AtomicI64, Ordering};
+
+use crate::counter::{CounterNode, NO_NODE};
+
+macro_rules! numbered {
+    ($(#[$meta:meta])* $name:ident, $count:ident { $($(#[$doc:meta])* $variant:ident),+ $(,)? }) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(u8)]
+        pub enum $name { $($(#[$doc])* $variant),+ }
+
+        /// How many there are.
+        pub const $count: usize = $name::ALL.len();
+
+        impl $name {
+            /// All of them, in order.
+            pub const ALL: &'static [$name] = &[$($name::$variant),+];
+
+            /// Its place in arrays.
+            #[inline]
+            pub const fn index(self) -> usize {
+                self as usize
+            }
+        }
+    };
+}
+
+numbered! {
+    /// One number of a group. Gauges are in bytes and go up and down; the others count pages or events and only rise.
+    #[doc(alias = "node_stat_item")]
+    #[doc(alias = "memcg_stat_item")]
+    StatItem, NR_STAT_ITEMS {
+        /// Bytes of file pages on inactive lists.
+        InactiveFile,
+        /// Bytes of file pages on active lists.
+        ActiveFile,
+        /// Bytes of swap-backed pages on inactive lists.
+        InactiveAnon,
+        /// Bytes of swap-backed pages on active lists.
+        ActiveAnon,
+        /// Bytes of pages that may not be reclaimed.
+        Unevictable,
+        /// Bytes of pages that no store holds; they stand on lists, or are unevictable, as well.
+        Shmem,
+        /// Bytes changed since they were last given to the store.
+        FileDirty,
+        /// Bytes being written to the store.
+        FileWriteback,
+        /// Bytes written that the store has not yet confirmed as durable.
+        #[doc(alias = "nfs_unstable")]
+        FileUnstable,
+        /// Bytes of shadow entries.
+        ShadowNodes,
+        /// Bytes of objects that a shrinker can free.
+        SlabReclaimable,
+        /// Bytes of objects that none can.
+        SlabUnreclaimable,
+        /// Pages charged.
+        PgPgIn,
+        /// Pages uncharged.
+        PgPgOut,
+        /// Pages looked at by direct reclaim.
+        PgScanDirect,
+        /// Pages looked at by background reclaim.
+        PgScanKswapd,
+        /// Pages looked at by reclaim that somebody asked for.
+        PgScanProactive,
+        /// Pages freed by direct reclaim.
+        PgStealDirect,
+        /// Pages freed by background reclaim.
+        PgStealKswapd,
+        /// Pages freed by reclaim that somebody asked for.
+        PgStealProactive,
+        /// Active pages looked at.
+        PgRefill,
+        /// Pages moved to an active list.
+        PgActivate,
+        /// Pages moved to an inactive list.
+        PgDeactivate,
+        /// Pages read back soon after eviction.
+        WorkingsetRefault,
+        /// Of those, the ones that were made active at once.
+        WorkingsetActivate,
+        /// Of those, the ones that had been active before.
+        WorkingsetRestore,
+        /// Quanta of background reclaim.
+        KswapdRun,
+        /// Times that a charge had to reclaim for itself.
+        AllocStall,
+        /// Pages of I/O served without a cached page, for want of room.
+        UncachedIo,
+        /// Reads and writes of pages.
+        PgFault,
+        /// Of those, the ones that had to wait for the store.
+        PgMajFault,
+    }
+}
+
+impl StatItem {
+    /// Whether it counts bytes that are no page data.
+    #[inline]
+    pub const fn is_metadata(self) -> bool {
+        matches!(self, Self::SlabReclaimable | Self::SlabUnreclaimable | Self::ShadowNodes)
+    }
+}
+
+numbered! {
+    /// Something that a limit did.
+    #[doc(alias = "memcg_memory_event")]
+    EventKind, NR_EVENT_KINDS {
+        /// Reclaimed although below the protected amount.
+        Low,
+        /// Throttled above the high mark.
+        High,
+        /// A charge found the group at its limit.
+        Max,
+        /// Reclaim could not make room.
+        Oom,
+        /// Something was killed to make room.
+        OomKill,
+        /// A whole group was.
+        OomGroupKill,
+    }
+}
+
+/// A number of one group, which moves to the group above when its own is removed.
+#[derive(Debug, Default)]
+pub struct SweptCell(AtomicI64);
+
+impl SweptCell {
+    /// The number.
+    #[inline]
+    pub fn get(&self) -> i64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Adds to the first of `homes`, and if that group is dead to the first above that is not; `homes` are a group's
+/// counter and number and those of the groups above it. `HANDSHAKE` is false only in the model that shows why.
+#[inline]
+pub fn add_where_alive<'c, const HANDSHAKE: bool>(
+    mut homes: impl Iterator<Item = (&'c CounterNode, &'c SweptCell)>,
+    mut delta: i64,
+) {
+    // Bounded by the depth of the tree.
+    while delta != 0
+        && let Some((node, cell)) = homes.next()
+    {
+        // AcqRel: pairs with `take`. Coming after a remover's, the question below is answered with "dead".
+        cell.0.fetch_add(delta, if HANDSHAKE { Ordering::AcqRel } else { Ordering::Relaxed });
+        // The top has nowhere to move to.
+        if node.parent() == NO_NODE || !node.is_dead() {
+            return;
+        }
+        delta = take(cell);
+    }
+}
+
+/// Moves the number of a group that has been marked dead to the first group above that is not.
+pub fn sweep<'c>(mut homes: impl Iterator<Item = (&'c CounterNode, &'c SweptCell)>) {
+    if let Some((node, cell)) = homes.next()
+        && node.parent() != NO_NODE
+    {
+        add_where_alive::<true>(homes, take(cell));
+    }
+}
+
+fn take(cell: &SweptCell) -> i64 {
+    // AcqRel: pairs with `add_where_alive`.
+    cell.0.swap(0, Ordering::AcqRel)
+}
+
+/// The numbers of one group.
+#[cfg(not(loom))]
+#[derive(Debug)]
+pub(crate) struct Stats {
+    pub(crate) local: [SweptCell; NR_STAT_ITEMS],
+    pub(crate) total: [AtomicI64; NR_STAT_ITEMS],
+    pub(crate) events_local: [AtomicU64; NR_EVENT_KINDS],
+    pub(crate) events: [AtomicU64; NR_EVENT_KINDS],
+}
+
+#[cfg(not(loom))]
+impl Default for Stats {
+    fn default() -> Self {
+        Self {
+            local: std::array::from_fn(|_| SweptCell::default()),
+            total: std::array::from_fn(|_| AtomicI64::new(0)),
+            events_local: std::array::from_fn(|_| AtomicU64::new(0)),
+            events: std::array::from_fn(|_| AtomicU64::new(0)),
+        }
+    }
+}

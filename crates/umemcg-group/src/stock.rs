@@ -1,0 +1,185 @@
+//! What a thread holds in stock: bytes already charged to a group and all groups above it, not yet handed to anyone.
+//!
+//! A charge that finds enough in stock touches nothing that other threads write, and needs no locked instruction: a
+//! stock set is guarded by a [`BiasedLock`] that its thread owns. Draining intrudes.
+//!
+//! A thread has two [racks](crate::rack) of slots: `direct` for what it charges itself, and `shared` for the levels
+//! above, from which a miss in `direct` is served, so that groups side by side do not all write the counters of their
+//! common ancestors. What is in a slot for a node is counted at the node and at every level above it.
+//!
+//! A removed group must not be left in stock. The remover marks the node dead and then intrudes; the thread that
+//! claims a slot looks for the mark when it is inside. Whichever comes second sees the other.
+
+use std::cell::Cell;
+
+use crate::biased_lock::{BiasedLock, Inside};
+use crate::rack::{GiveBack, Lane, OwnRack, Rack, StockSlot, Stocked};
+
+/// Slots in the rack of what a thread charges itself.
+pub const NR_DIRECT: usize = if cfg!(loom) { 2 } else { 1024 };
+
+/// Slots in the rack of the levels above.
+pub const NR_SHARED: usize = if cfg!(loom) { 2 } else { 128 };
+
+const DIRECT_WORDS: usize = NR_DIRECT.div_ceil(64);
+const SHARED_WORDS: usize = NR_SHARED.div_ceil(64);
+
+/// What a drain takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Drain {
+    /// What is in stock; the slots stay their nodes', so their threads stay fast.
+    Bytes,
+    /// The slots as well.
+    Slots,
+}
+
+impl Drain {
+    /// Whether there is anything in a slot for it to take.
+    pub fn applies_to(self, slot: Stocked) -> bool {
+        match self {
+            Drain::Bytes => slot.bytes != 0,
+            Drain::Slots => slot.node != 0,
+        }
+    }
+}
+
+/// Everything one thread holds in stock. Outlives the thread, and then serves another.
+#[derive(Debug)]
+#[repr(align(128))]
+pub struct StockSet {
+    lock: BiasedLock,
+    direct: Rack<NR_DIRECT, DIRECT_WORDS>,
+    shared: Rack<NR_SHARED, SHARED_WORDS>,
+}
+
+impl StockSet {
+    /// Nothing in stock.
+    pub fn new() -> Self {
+        Self { lock: BiasedLock::new(), direct: Rack::new(), shared: Rack::new() }
+    }
+
+    /// The guard of the set.
+    pub fn lock(&self) -> &BiasedLock {
+        &self.lock
+    }
+
+    /// From outside: what the slots in use seemed to hold a moment ago.
+    pub fn glimpse(&self) -> impl Iterator<Item = Stocked> {
+        self.slots().map(StockSlot::peek)
+    }
+
+    /// From inside: drains the slots of which `is_meant` says so.
+    pub fn drain(&self, what: Drain, is_meant: impl Fn(Stocked) -> bool, give_back: GiveBack<'_>) {
+        for slot in self.slots().filter(|slot| is_meant(slot.peek())) {
+            give_back(match what {
+                Drain::Bytes => slot.trim(0),
+                Drain::Slots => slot.clear(),
+            });
+        }
+    }
+
+    fn slots(&self) -> impl Iterator<Item = &StockSlot> {
+        self.direct.claimed().chain(self.shared.claimed())
+    }
+
+    /// From inside: takes out what there is for `node`, and its slots.
+    pub fn expel(&self, node: u32, give_back: GiveBack<'_>) {
+        for slot in [self.direct.slot(node), self.shared.slot(node)] {
+            if slot.peek().node == node {
+                give_back(slot.clear());
+            }
+        }
+    }
+}
+
+impl Default for StockSet {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A thread's access to its stock set, if it has one.
+#[derive(Debug)]
+pub struct Keeper<'l> {
+    set: Cell<Option<&'l StockSet>>,
+    index: Cell<u32>,
+    direct: Lane,
+    shared: Lane,
+}
+
+/// A thread inside its own stock. Everything done with it is short and waits for nothing.
+#[derive(Debug)]
+pub struct OwnStock<'a> {
+    set: &'a StockSet,
+    direct: &'a Lane,
+    shared: &'a Lane,
+    _inside: Inside<'a>,
+}
+
+impl<'l> Keeper<'l> {
+    /// A thread without stock.
+    pub const fn new() -> Self {
+        Self { set: Cell::new(None), index: Cell::new(0), direct: Lane::new(), shared: Lane::new() }
+    }
+
+    /// The thread's stock set.
+    #[inline]
+    pub fn set(&self) -> Option<&'l StockSet> {
+        self.set.get()
+    }
+
+    /// Goes into the thread's stock. `None` when it has none, or when somebody drains it just now.
+    #[inline]
+    pub fn enter(&self) -> Option<OwnStock<'_>> {
+        self.enter_with::<true>()
+    }
+
+    /// [`enter`](Self::enter); see [`BiasedLock::enter`] for `FENCED`.
+    #[inline]
+    pub fn enter_with<const FENCED: bool>(&self) -> Option<OwnStock<'_>> {
+        let set = self.set.get()?;
+        let inside = set.lock.enter::<FENCED>()?;
+        Some(OwnStock { set, direct: &self.direct, shared: &self.shared, _inside: inside })
+    }
+
+    pub(crate) fn enroll(&self, index: u32, set: &'l StockSet) {
+        self.index.set(index);
+        self.set.set(Some(set));
+    }
+
+    /// Ends the thread's stock; what was in it goes through `give_back`. Returns the index of the set. No intruder
+    /// may be about.
+    pub(crate) fn retire(&self, give_back: GiveBack<'_>) -> Option<u32> {
+        let own = self.enter()?;
+        own.direct().clear(give_back);
+        own.shared().clear(give_back);
+        drop(own);
+        self.set.set(None);
+        Some(self.index.get())
+    }
+}
+
+impl Default for Keeper<'_> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl OwnStock<'_> {
+    /// For what the thread charges itself.
+    #[inline]
+    pub fn direct(&self) -> OwnRack<'_, NR_DIRECT, DIRECT_WORDS> {
+        OwnRack::new(&self.set.direct, self.direct)
+    }
+
+    /// For the levels above.
+    #[inline]
+    pub fn shared(&self) -> OwnRack<'_, NR_SHARED, SHARED_WORDS> {
+        OwnRack::new(&self.set.shared, self.shared)
+    }
+
+    /// The whole set.
+    pub fn set(&self) -> &StockSet {
+        self.set
+    }
+}

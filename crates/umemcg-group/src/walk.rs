@@ -1,0 +1,32 @@
+//! Walking a subtree while groups come and go.
+
+use std::ops::Bound;
+use std::sync::Arc;
+
+use crate::group::Group;
+
+impl Group {
+    /// The next group in the subtree of `root` after `after`, parents before children, older siblings before
+    /// younger; `None` starts with `root` itself. The position is a group that may have been removed meanwhile: the
+    /// walk goes on where it would have stood. Takes one lock per level and holds none on return.
+    #[doc(alias = "mem_cgroup_iter")]
+    pub fn next_in_subtree(root: &Arc<Group>, after: Option<&Arc<Group>>) -> Option<Arc<Group>> {
+        let Some(after) = after else {
+            return Some(Arc::clone(root));
+        };
+        if let Some((_, first)) = after.children.lock().by_id.first_key_value() {
+            return Some(Arc::clone(first));
+        }
+        let mut at = after;
+        // Bounded by the depth of `after`.
+        while !Arc::ptr_eq(at, root) {
+            let parent = at.parent()?;
+            let younger = (Bound::Excluded(at.id()), Bound::Unbounded);
+            if let Some((_, next)) = parent.children.lock().by_id.range(younger).next() {
+                return Some(Arc::clone(next));
+            }
+            at = parent;
+        }
+        None
+    }
+}

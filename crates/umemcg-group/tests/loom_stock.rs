@@ -1,0 +1,71 @@
+//! A thread that uses its stock against one that drains it: every byte is in exactly one place.
+#![cfg(loom)]
+
+use loom::sync::Arc;
+use loom::thread;
+use umemcg_group::counter::{NO_NODE, UNLIMITED};
+use umemcg_group::ledger::Ledger;
+use umemcg_group::stock::{Drain, Keeper};
+
+fn model(body: impl Fn() + Sync + Send + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(body);
+}
+
+/// A thread with 6 bytes in stock takes 4 of them while another drains.
+fn take_against_drain<const FENCED: bool>() {
+    model(|| {
+        let ledger = Arc::new(Ledger::new());
+        let root = ledger.open(NO_NODE, UNLIMITED);
+        let drainer = {
+            let ledger = Arc::clone(&ledger);
+            thread::spawn(move || ledger.drain_subtree(&Keeper::new(), root, Drain::Bytes))
+        };
+        let keeper = Keeper::new();
+        ledger.enroll(&keeper);
+        // The first charge claims the slot, the uncharge fills it.
+        assert_eq!(ledger.try_charge(&keeper, root, 6), Ok(root));
+        ledger.uncharge(&keeper, root, 6);
+        let taken = keeper.enter_with::<FENCED>().is_some_and(|own| own.direct().take(root, 4));
+        drainer.join().unwrap();
+        ledger.dismiss(&keeper);
+        let held = if taken { 4 } else { 0 };
+        assert_eq!(ledger.node(root).usage(), held, "bytes were lost or used twice");
+    });
+}
+
+#[test]
+fn a_drain_takes_only_what_the_thread_has_not_taken() {
+    take_against_drain::<true>();
+}
+
+#[test]
+#[should_panic(expected = "counter at")]
+fn without_the_fence_both_take_the_same_bytes() {
+    take_against_drain::<false>();
+}
+
+#[test]
+fn two_drains_and_a_charge_agree() {
+    model(|| {
+        let ledger = Arc::new(Ledger::new());
+        let root = ledger.open(NO_NODE, 100);
+        let drainer = {
+            let ledger = Arc::clone(&ledger);
+            thread::spawn(move || {
+                ledger.drain_subtree(&Keeper::new(), root, Drain::Bytes);
+                ledger.drain_subtree(&Keeper::new(), root, Drain::Bytes);
+            })
+        };
+        let keeper = Keeper::new();
+        ledger.enroll(&keeper);
+        assert_eq!(ledger.try_charge(&keeper, root, 60), Ok(root));
+        ledger.uncharge(&keeper, root, 60);
+        // Too much for what is left beside the stock, so this drains as well.
+        assert_eq!(ledger.try_charge(&keeper, root, 90), Ok(root));
+        drainer.join().unwrap();
+        ledger.dismiss(&keeper);
+        assert_eq!(ledger.node(root).usage(), 90);
+    });
+}

@@ -1,0 +1,44 @@
+//! A charge that also stands in a number of its group, such as the bytes of objects.
+
+use umemcg_group::{Charge, Group, OwnerId, StatItem};
+
+/// Bytes charged and counted under an item; both are given back when dropped.
+#[derive(Debug)]
+pub struct AccountedCharge {
+    /// `None` only while being dropped.
+    charge: Option<Charge>,
+    item: StatItem,
+}
+
+impl AccountedCharge {
+    /// Counts a charge.
+    pub fn new(charge: Charge, item: StatItem) -> Self {
+        charge.owner().with_group(|group| group.stat_add(item, charge.bytes() as i64));
+        Self { charge: Some(charge), item }
+    }
+
+    /// Charges and counts, whatever the limits say: for bookkeeping that must not fail.
+    pub fn forced(group: &Group, bytes: u64, item: StatItem) -> Self {
+        Self::new(group.charge_forced(bytes), item)
+    }
+
+    /// Whom it is charged to.
+    pub fn owner(&self) -> OwnerId {
+        self.charge.as_ref().expect("there until dropped").owner()
+    }
+
+    /// How much.
+    pub fn bytes(&self) -> u64 {
+        self.charge.as_ref().map_or(0, Charge::bytes)
+    }
+}
+
+impl Drop for AccountedCharge {
+    fn drop(&mut self) {
+        let Some(charge) = self.charge.take() else { return };
+        // Nobody reads the numbers of a tree that is gone.
+        if let Some(group) = charge.owner().try_resolve() {
+            group.stat_add(self.item, -(charge.bytes() as i64));
+        }
+    }
+}

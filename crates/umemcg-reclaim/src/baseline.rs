@@ -1,0 +1,115 @@
+//! The mechanisms from before each change, for the benchmarks that compare. They take the same path otherwise.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+static EVERY_SHRINKER: AtomicBool = AtomicBool::new(false);
+static EVERY_GROUP: AtomicBool = AtomicBool::new(false);
+static PAGES_ONLY: AtomicBool = AtomicBool::new(false);
+
+/// Without the map: every shrinker is asked for every group.
+pub fn ask_every_shrinker(on: bool) {
+    EVERY_SHRINKER.store(on, Relaxed);
+    EVERY_GROUP.store(on, Relaxed);
+}
+
+/// Walks visit groups that have nothing, too; but only shrinkers whose bit is set are asked.
+pub fn visit_every_group(on: bool) {
+    EVERY_GROUP.store(on, Relaxed);
+}
+
+/// Reclaim takes pages only, and leaves objects alone.
+pub fn pages_only(on: bool) {
+    PAGES_ONLY.store(on, Relaxed);
+}
+
+pub(crate) fn asks_every_shrinker() -> bool {
+    EVERY_SHRINKER.load(Relaxed)
+}
+
+pub(crate) fn visits_every_group() -> bool {
+    EVERY_GROUP.load(Relaxed)
+}
+
+pub(crate) fn is_pages_only() -> bool {
+    PAGES_ONLY.load(Relaxed)
+}
+
+/// Processor time that the calling thread has spent in reclaim, and of that in asking shrinkers.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Spent {
+    /// In reclaim altogether.
+    pub reclaim: Duration,
+    /// Asking.
+    pub asking: Duration,
+}
+
+/// One visit of so many is timed: reading the clock costs as much as a visit that finds nothing.
+const ONE_IN: u32 = 16;
+/// No visit takes longer by itself.
+const ASKING_MAX: Duration = Duration::from_millis(1);
+
+fn processor_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+thread_local! {
+    static SPENT: Cell<Option<Spent>> = const { Cell::new(None) };
+    static VISITS: Cell<u32> = const { Cell::new(0) };
+}
+
+impl Spent {
+    /// Begins to take the times of this thread.
+    pub fn start() {
+        SPENT.set(Some(Self::default()));
+    }
+
+    /// Ends it.
+    pub fn take() -> Self {
+        SPENT.take().unwrap_or_default()
+    }
+
+    pub(crate) fn in_reclaim<R>(act: impl FnOnce() -> R) -> R {
+        if SPENT.get().is_none() {
+            return act();
+        }
+        let start = processor_time();
+        let result = act();
+        let time = processor_time() - start;
+        if let Some(mut spent) = SPENT.get() {
+            spent.reclaim += time;
+            SPENT.set(Some(spent));
+        }
+        result
+    }
+
+    pub(crate) fn in_asking<R>(act: impl FnOnce() -> R) -> R {
+        let visit = VISITS.get();
+        VISITS.set(visit.wrapping_add(1));
+        Self::timed(act, visit.is_multiple_of(ONE_IN), |spent, time| {
+            // What two looks at the clock cost is no part of it.
+            let start = Instant::now();
+            let clock = Instant::now() - start;
+            // A visit in which the processor was somewhere else says nothing.
+            if time < ASKING_MAX {
+                spent.asking += time.saturating_sub(clock) * ONE_IN;
+            }
+        })
+    }
+
+    fn timed<R>(act: impl FnOnce() -> R, is_chosen: bool, note: impl FnOnce(&mut Self, Duration)) -> R {
+        if !is_chosen || SPENT.get().is_none() {
+            return act();
+        }
+        let start = Instant::now();
+        let result = act();
+        let time = start.elapsed();
+        if let Some(mut spent) = SPENT.get() {
+            note(&mut spent, time);
+            SPENT.set(Some(spent));
+        }
+        result
+    }
+}

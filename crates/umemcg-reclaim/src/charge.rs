@@ -1,0 +1,149 @@
+//! Charge, or reclaim from the group that refused and try again: the slow path of every allocation
+//! (`kernel-semantics` §1.3).
+
+use std::sync::Arc;
+
+use thiserror::Error;
+use umemcg_base::{PAGE_SIZE_U64, assert_no_locks_held};
+use umemcg_group::{Charge, EventKind, Group, Refused};
+
+use crate::high::note_charged;
+use crate::reclaim::{Reason, Reclaimer};
+use crate::stall::StalledHere;
+
+/// Fruitless reclaims before a charge is given up.
+pub const MAX_RECLAIM_RETRIES: u32 = 16;
+/// A charge of at most this many pages is tried again after any progress at all.
+const COSTLY_PAGES: u64 = 8;
+/// Attempts with progress that others took away from us, before a small charge counts as refused.
+const MAX_LOST_RACES: u32 = 1024;
+
+/// Why a charge failed for good.
+#[derive(Debug, Clone, Error)]
+pub enum ChargeError {
+    /// This group is at its limit and has nothing left to give.
+    #[error("{}", describe(.0))]
+    Limit(Refused),
+    /// The caller no longer wants it.
+    #[error("the charge was cancelled")]
+    Cancelled,
+}
+
+fn describe(refused: &Refused) -> String {
+    format!(
+        "group {} refused {} bytes: it is at its limit of {} bytes and has nothing to reclaim",
+        refused.group.path().display(),
+        refused.wanted_bytes,
+        refused.group.max_bytes()
+    )
+}
+
+impl Reclaimer {
+    /// Charges `bytes` to `group`; when a group on the way up refuses, reclaims from *that* group and tries again. May
+    /// sleep; no lock may be held.
+    ///
+    /// # Errors
+    /// [`ChargeError::Limit`] names the group that has nothing left to give; its `max` and `oom` events were counted.
+    #[doc(alias = "mem_cgroup_try_charge")]
+    pub fn charge(
+        &self,
+        group: &Arc<Group>,
+        bytes: u64,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Charge, ChargeError> {
+        match group.try_charge(bytes) {
+            Ok(charge) => Ok(charge),
+            Err(refused) => self.charge_slowly(group, bytes, refused, cancelled, true),
+        }
+        .inspect(|_| note_charged(bytes))
+    }
+
+    /// Like [`charge`](Self::charge), for a caller that has a smaller wish to fall back on: one round of reclaim, and a
+    /// refusal is no `oom` event.
+    ///
+    /// # Errors
+    /// As [`charge`](Self::charge).
+    pub fn charge_opportunistic(
+        &self,
+        group: &Arc<Group>,
+        bytes: u64,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Charge, ChargeError> {
+        match group.try_charge(bytes) {
+            Ok(charge) => Ok(charge),
+            Err(refused) => self.charge_slowly(group, bytes, refused, cancelled, false),
+        }
+        .inspect(|_| note_charged(bytes))
+    }
+
+    /// Like [`charge_opportunistic`](Self::charge_opportunistic), for more than the caller was asked for, such as read-ahead:
+    /// where the group that refuses has background reclaim, nobody reclaims for it. A request that leaps from below the mark
+    /// over the limit would otherwise reclaim each time, and the workers would never hear of it.
+    ///
+    /// # Errors
+    /// As [`charge`](Self::charge).
+    pub fn charge_surplus(
+        &self,
+        group: &Arc<Group>,
+        bytes: u64,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Charge, ChargeError> {
+        match group.try_charge(bytes) {
+            Ok(charge) => Ok(charge),
+            Err(refused) if self.has_marks(&refused.group) => Err(ChargeError::Limit(refused)),
+            Err(refused) => self.charge_slowly(group, bytes, refused, cancelled, false),
+        }
+        .inspect(|_| note_charged(bytes))
+    }
+
+    fn charge_slowly(
+        &self,
+        group: &Arc<Group>,
+        bytes: u64,
+        mut refused: Refused,
+        cancelled: &dyn Fn() -> bool,
+        persistent: bool,
+    ) -> Result<Charge, ChargeError> {
+        assert_no_locks_held("a charge that may reclaim");
+        let pages = bytes.div_ceil(PAGE_SIZE_U64);
+        let _stalled = StalledHere::begin(group);
+        let mut retries = if persistent { MAX_RECLAIM_RETRIES } else { 2 };
+        let mut drained = false;
+        let mut lost_races = 0;
+        loop {
+            if cancelled() {
+                return Err(ChargeError::Cancelled);
+            }
+            let target = Arc::clone(&refused.group);
+            target.event(EventKind::Max);
+            // More than the limit altogether: no amount of reclaim makes room.
+            let hopeless = bytes > target.max_bytes();
+            let reclaimed =
+                if hopeless { 0 } else { self.reclaim(&target, pages, Reason::Direct, cancelled).pages() };
+            refused = match group.try_charge(bytes) {
+                Ok(charge) => return Ok(charge),
+                Err(refused) => refused,
+            };
+            if !drained {
+                // Stocks of other threads may hold what is missing.
+                drained = true;
+                target.drain_stocks();
+                match group.try_charge(bytes) {
+                    Ok(charge) => return Ok(charge),
+                    Err(again) => refused = again,
+                }
+            }
+            if reclaimed > 0 && pages <= COSTLY_PAGES && persistent && lost_races < MAX_LOST_RACES {
+                lost_races += 1;
+                continue;
+            }
+            retries -= 1;
+            if retries == 0 || hopeless {
+                if persistent {
+                    refused.group.event(EventKind::Oom);
+                }
+                return Err(ChargeError::Limit(refused));
+            }
+        }
+    }
+}

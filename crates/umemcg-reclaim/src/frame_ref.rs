@@ -1,0 +1,162 @@
+//! The references of a frame, and its way back to the free list.
+//!
+//! A frame in a file's index carries one *base* reference; every reader, writer and reclaimer adds one of its own (a
+//! pin). Whoever takes a page out of its file clears its identity first and then drops the base reference. Whoever drops
+//! the count to zero tries to freeze the frame; exactly one succeeds, and frees it. A reader that pinned by a stale
+//! look-up finds the identity changed and drops its pin through the same door, so nobody has to wait for readers.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use umemcg_arena::{FrameFlags as Flag, FrameId};
+use umemcg_base::PAGE_SIZE_U64;
+use umemcg_group::{OwnerId, StatItem, uncharge_raw};
+
+use crate::lruvec::{LruKind, ReclaimPart, owner_from, with_lists};
+use crate::reclaim::Reclaimer;
+
+impl Reclaimer {
+    /// Drops one reference; frees the frame when it was the last.
+    #[inline]
+    pub fn unpin(&self, frame: FrameId) {
+        let record = self.arena().record(frame);
+        if record.unpin() == 0 && record.freeze() {
+            self.free_frozen(&[frame]);
+        }
+    }
+
+    /// Frees frames that the caller froze and took out of their file. Each gives back a page to the group it was
+    /// charged to.
+    pub fn free_frozen(&self, frames: &[FrameId]) {
+        let mut at = 0;
+        while at < frames.len() {
+            // Frames of one owner usually come together: one charge, one list, one statistics round for the run.
+            let owner = self.arena().record(frames[at]).owner.load(Relaxed);
+            let run = frames[at..]
+                .iter()
+                .take_while(|&&f| self.arena().record(f).owner.load(Relaxed) == owner)
+                .count();
+            self.free_run(owner_from(owner), &frames[at..at + run]);
+            at += run;
+        }
+    }
+
+    fn free_run(&self, owner: OwnerId, frames: &[FrameId]) {
+        self.leave_lists(owner, frames);
+        self.arena().free(frames);
+        // The frames are back before the charge is: invariant 1 (a charge always finds a frame).
+        uncharge_raw(owner, frames.len() as u64 * PAGE_SIZE_U64);
+    }
+
+    /// Takes pages off the lists that they may still be on, and out of the gauges of their group.
+    fn leave_lists(&self, owner: OwnerId, frames: &[FrameId]) {
+        let nr_nodes = self.nr_nodes();
+        let arena = self.arena();
+        let (mut inactive, mut active, mut unevictable) = (0i64, 0i64, 0i64);
+        for &frame in frames {
+            let record = arena.record(frame);
+            if record.test(Flag::ON_LRU) {
+                with_lists(owner, arena.node_of(frame), nr_nodes, |lists, _| lists.remove(arena, frame));
+            }
+            if record.test(Flag::IN_GAUGES) {
+                if record.test(Flag::ACTIVE) { active += 1 } else { inactive += 1 }
+            }
+            unevictable += i64::from(record.test(Flag::UNEVICTABLE));
+        }
+        let page = PAGE_SIZE_U64 as i64;
+        let group = owner.resolve();
+        if let Some(part) = ReclaimPart::if_present(&group)
+            && part.lruvecs().iter().filter(|lruvec| lruvec.note_freed()).count() > 0
+        {
+            self.wake_resting(&group);
+        }
+        if inactive != 0 {
+            group.stat_add(StatItem::InactiveFile, -inactive * page);
+        }
+        if active != 0 {
+            group.stat_add(StatItem::ActiveFile, -active * page);
+        }
+        if unevictable != 0 {
+            group.stat_add(StatItem::Unevictable, -unevictable * page);
+            group.stat_add(StatItem::Shmem, -unevictable * page);
+        }
+        group.stat_add(StatItem::PgPgOut, frames.len() as i64);
+    }
+
+    /// Puts new pages of one owner on a list, one lock round for all of one node. The pages are pinned.
+    pub fn add_to_lists(&self, owner: OwnerId, frames: &[FrameId], kind: LruKind) {
+        if frames.is_empty() {
+            return;
+        }
+        let arena = self.arena();
+        let nr_nodes = self.nr_nodes();
+        let group = owner.resolve();
+        let item = match kind {
+            LruKind::Inactive => StatItem::InactiveFile,
+            LruKind::Active => StatItem::ActiveFile,
+        };
+        for &frame in frames {
+            let record = arena.record(frame);
+            if kind == LruKind::Active {
+                record.set(Flag::ACTIVE | Flag::IN_GAUGES);
+            } else {
+                record.set(Flag::IN_GAUGES);
+            }
+        }
+        group.stat_add(item, frames.len() as i64 * PAGE_SIZE_U64 as i64);
+        group.stat_add(StatItem::PgPgIn, frames.len() as i64);
+        for node in 0..nr_nodes {
+            if nr_nodes > 1 && !frames.iter().any(|&f| arena.node_of(f) == node) {
+                continue;
+            }
+            let group = with_lists(owner, node, nr_nodes, |lists, group| {
+                for &frame in frames.iter().filter(|&&f| nr_nodes == 1 || arena.node_of(f) == node) {
+                    // A page that left its file meanwhile goes to no list any more.
+                    if arena.record(frame).file.load(Relaxed) != 0 {
+                        lists.add(arena, frame, kind);
+                    }
+                }
+                Arc::clone(group)
+            });
+            ReclaimPart::of(&group, nr_nodes).note_present(&group);
+        }
+    }
+
+    /// Counts new pages of one owner that no store holds: they go to no list, so that reclaim never meets them. The pages
+    /// are pinned.
+    pub fn count_unevictable(&self, owner: OwnerId, frames: &[FrameId]) {
+        for &frame in frames {
+            self.arena().record(frame).set(Flag::UNEVICTABLE);
+        }
+        let (group, nr) = (owner.resolve(), frames.len() as i64);
+        group.stat_add(StatItem::Unevictable, nr * PAGE_SIZE_U64 as i64);
+        group.stat_add(StatItem::Shmem, nr * PAGE_SIZE_U64 as i64);
+        group.stat_add(StatItem::PgPgIn, nr);
+    }
+
+    /// Takes a page off its list when it leaves its file while somebody still pins it.
+    pub fn forget_in_lists(&self, owner: OwnerId, frame: FrameId) {
+        let arena = self.arena();
+        with_lists(owner, arena.node_of(frame), self.nr_nodes(), |lists, _| lists.remove(arena, frame));
+    }
+
+    /// Moves pages that could not leave when reclaim met them to the old end of their lists: their write-back is done.
+    #[doc(alias = "folio_rotate_reclaimable")]
+    pub fn rotate_to_tail(&self, frames: &[FrameId]) {
+        let arena = self.arena();
+        for &frame in frames {
+            let record = arena.record(frame);
+            record.clear(Flag::RECLAIM);
+            with_lists(
+                owner_from(record.owner.load(Relaxed)),
+                arena.node_of(frame),
+                self.nr_nodes(),
+                |lists, _| {
+                    if !record.test(Flag::ACTIVE) && lists.remove(arena, frame).is_some() {
+                        lists.add_tail(arena, frame, LruKind::Inactive);
+                    }
+                },
+            );
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! `memory.high`: above it background reclaim works on the group, and whoever charged is slowed at the end of its
+//! request (`kernel-semantics` §1.4).
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use umemcg_base::{PAGE_SIZE_U64, assert_no_locks_held};
+use umemcg_group::{EventKind, Group, UNLIMITED};
+
+use crate::charge::MAX_RECLAIM_RETRIES;
+use crate::lruvec::ReclaimPart;
+use crate::reclaim::{Reason, Reclaimer, SWAP_CLUSTER_MAX};
+use crate::stall::StalledHere;
+
+/// Longest delay of one request.
+pub const HIGH_DELAY_MAX: Duration = Duration::from_secs(2);
+/// Shorter ones are not worth a sleep.
+pub const HIGH_DELAY_MIN: Duration = Duration::from_millis(10);
+/// Pages for which the formula gives its delay; the kernel's batch.
+const BATCH_PAGES: u64 = 64;
+
+/// Delay of a request that charged `pages` while the usage stands at `usage` and should be below `high`.
+#[doc(alias = "calculate_high_delay")]
+pub fn high_delay(usage: u64, high: u64, pages: u64) -> Duration {
+    if usage <= high {
+        return Duration::ZERO;
+    }
+    let high = u128::from(high.max(1));
+    // In 2^-20 of the limit; capped where the delay is at its longest anyway.
+    let overage = ((u128::from(usage) - high.min(u128::from(usage))) << 20).div_euclid(high).min(1 << 24);
+    let milliseconds = (overage * overage * 1000) >> 34;
+    let scaled = milliseconds * u128::from(pages.max(1)) / u128::from(BATCH_PAGES);
+    let delay = Duration::from_millis(u64::try_from(scaled).unwrap_or(u64::MAX)).min(HIGH_DELAY_MAX);
+    if delay <= HIGH_DELAY_MIN { Duration::ZERO } else { delay }
+}
+
+thread_local! {
+    /// Bytes that charges with leave to reclaim have brought in on this thread, ever.
+    static CHARGED_BYTES: Cell<u64> = const { Cell::new(0) };
+}
+
+/// A charge that may reclaim has succeeded.
+#[inline]
+pub(crate) fn note_charged(bytes: u64) {
+    CHARGED_BYTES.with(|charged| charged.set(charged.get().wrapping_add(bytes)));
+}
+
+/// What this thread charges from here on, for whoever is to pay at the end of a request for what the request has charged.
+#[derive(Debug)]
+pub struct ChargeMeter {
+    start: u64,
+    /// Another thread's count is another.
+    _this_thread: std::marker::PhantomData<*const ()>,
+}
+
+impl ChargeMeter {
+    /// Starts from nothing.
+    pub fn start() -> Self {
+        Self { start: CHARGED_BYTES.get(), _this_thread: std::marker::PhantomData }
+    }
+
+    /// Bytes charged since. Those count, too, that were given back.
+    pub fn bytes(&self) -> u64 {
+        CHARGED_BYTES.get().wrapping_sub(self.start)
+    }
+}
+
+impl Reclaimer {
+    /// `memory.high` of a group in bytes; [`UNLIMITED`] for none.
+    pub fn high(&self, group: &Arc<Group>) -> u64 {
+        ReclaimPart::if_present(group).map_or(UNLIMITED, |part| part.background().high_limit())
+    }
+
+    /// Sets `memory.high`. Takes effect with the next charge; reclaims nothing by itself.
+    pub fn set_high(&self, group: &Arc<Group>, bytes: u64) {
+        ReclaimPart::of(group, self.nr_nodes()).background().set_high_limit(bytes);
+        if bytes != UNLIMITED {
+            self.listen_for_pressure(group);
+        }
+        self.limit_changed(group);
+    }
+
+    /// Whether a group or one above it is over its `memory.high`. Costs a few loads for each level.
+    #[inline]
+    pub fn is_over_high(&self, group: &Arc<Group>) -> bool {
+        std::iter::successors(Some(group), |at| at.parent()).any(|at| {
+            // Without a limit, nothing is read that charges write.
+            let high = ReclaimPart::if_present(at).map_or(UNLIMITED, |part| part.background().high_limit());
+            high != UNLIMITED && at.usage_bytes() > high
+        })
+    }
+
+    /// At the end of a request that charged `bytes`: for each level over its `memory.high` reclaims as long as that brings
+    /// something, and returns for how long the requester is to be kept waiting then. May sleep for reclaim; no lock may be held.
+    #[doc(alias = "mem_cgroup_handle_over_high")]
+    pub fn handle_over_high(&self, group: &Arc<Group>, bytes: u64, cancelled: &dyn Fn() -> bool) -> Duration {
+        assert_no_locks_held("the end of a request");
+        let _stalled = StalledHere::begin(group);
+        let pages = bytes.div_ceil(PAGE_SIZE_U64);
+        let mut delay = Duration::ZERO;
+        for at in std::iter::successors(Some(group), |at| at.parent()) {
+            let high = self.high(at);
+            if at.usage_bytes() <= high {
+                continue;
+            }
+            at.event(EventKind::High);
+            let mut retries = MAX_RECLAIM_RETRIES;
+            while retries > 0 && at.usage_bytes() > high && !cancelled() {
+                if self.reclaim(at, SWAP_CLUSTER_MAX.max(pages), Reason::Direct, cancelled).pages() == 0 {
+                    break;
+                }
+                retries -= 1;
+            }
+            delay = delay.max(high_delay(at.usage_bytes(), high, pages));
+        }
+        delay
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_own_table() {
+        let mib = |n: u64| n << 20;
+        for (usage, ms) in [(100, 0), (101, 0), (105, 159), (110, 639), (118, 2000), (150, 2000)] {
+            let delay = high_delay(mib(usage), mib(100), 64).as_millis();
+            assert!(delay.abs_diff(ms) <= 1, "{usage}: {delay} for {ms}");
+        }
+    }
+
+    #[test]
+    fn a_meter_counts_what_its_own_thread_charges() {
+        let meter = ChargeMeter::start();
+        note_charged(4096);
+        std::thread::spawn(|| note_charged(1 << 20)).join().unwrap();
+        let inner = ChargeMeter::start();
+        note_charged(100);
+        assert_eq!((meter.bytes(), inner.bytes()), (4196, 100));
+    }
+
+    #[test]
+    fn no_high_no_delay_and_a_high_of_zero_is_the_longest() {
+        assert_eq!(high_delay(1 << 40, UNLIMITED, 64), Duration::ZERO);
+        assert_eq!(high_delay(1 << 20, 0, 64), HIGH_DELAY_MAX);
+        assert_eq!(high_delay(u64::MAX, 1, u64::MAX), HIGH_DELAY_MAX);
+    }
+}

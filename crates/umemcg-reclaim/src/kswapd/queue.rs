@@ -1,0 +1,185 @@
+//! The groups that wait for a worker, and those that rest.
+//!
+//! Those that wait are served in rounds: a group that was served goes to the next round, and within a round the one that
+//! is nearest to its limit comes first.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use umemcg_group::Group;
+
+use super::job::{Job, Place};
+
+/// Round, room left in thousandths of the limit, order of arrival.
+type Turn = (u64, u64, u64);
+
+#[derive(Debug)]
+struct Waiting(Reverse<Turn>, Arc<Job>);
+
+/// Until when, which rest, whose.
+#[derive(Debug)]
+struct Resting(Reverse<Instant>, u64, Arc<Job>);
+
+macro_rules! ordered_by_first {
+    ($name:ident) => {
+        impl PartialEq for $name {
+            fn eq(&self, other: &Self) -> bool {
+                self.0 == other.0
+            }
+        }
+        impl Eq for $name {}
+        impl PartialOrd for $name {
+            fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+                Some(self.cmp(other))
+            }
+        }
+        impl Ord for $name {
+            fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+                self.0.cmp(&other.0)
+            }
+        }
+    };
+}
+ordered_by_first!(Waiting);
+ordered_by_first!(Resting);
+
+#[derive(Debug, Default)]
+struct Inner {
+    waiting: BinaryHeap<Waiting>,
+    resting: BinaryHeap<Resting>,
+    round: u64,
+    arrivals: u64,
+    stopped: bool,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    inner: Mutex<Inner>,
+    wake: Condvar,
+}
+
+/// Room that a group has left below its limit, in thousandths of it: the smaller, the more urgent.
+fn room(group: &Group) -> u64 {
+    let max = group.max_bytes();
+    (u128::from(max.saturating_sub(group.usage_bytes())) * 1000 / u128::from(max.max(1))) as u64
+}
+
+impl Queue {
+    /// A charge reached the group's mark.
+    pub(crate) fn rung(&self, job: &Arc<Job>) {
+        let mut state = job.state.lock();
+        // Whoever has it looks at the usage again after taking the ring; who rests has said how long.
+        if state.place == Place::Idle {
+            state.place = Place::Queued;
+            let own = state.own_queue.clone();
+            drop(state);
+            own.as_deref().unwrap_or(self).put(job, false);
+        }
+    }
+
+    /// Something was freed: a group that rests is tried again.
+    pub(crate) fn wake_resting(&self, job: &Arc<Job>) {
+        if !job.is_resting() {
+            return;
+        }
+        let mut state = job.state.lock();
+        if state.place == Place::Resting {
+            state.place = Place::Queued;
+            job.is_resting.store(false, Relaxed);
+            let own = state.own_queue.clone();
+            drop(state);
+            own.as_deref().unwrap_or(self).put(job, false);
+        }
+    }
+
+    /// Puts a job among those that wait: in this round, or behind all others; a worker that sleeps comes for it.
+    pub(super) fn put(&self, job: &Arc<Job>, was_served: bool) {
+        self.put_back(job, was_served);
+        self.wake.notify_one();
+    }
+
+    /// The same for a worker of this queue that asks for its next job right after: nobody has to wake up for it. A worker that
+    /// ends instead wakes another, see [`next`](Self::next).
+    pub(super) fn put_back(&self, job: &Arc<Job>, was_served: bool) {
+        let Some(group) = job.group.upgrade() else { return };
+        let room = room(&group);
+        let mut inner = self.inner.lock();
+        inner.arrivals += 1;
+        let turn = (inner.round + u64::from(was_served), room, inner.arrivals);
+        inner.waiting.push(Waiting(Reverse(turn), Arc::clone(job)));
+    }
+
+    /// Lets a job rest that its worker has marked as resting.
+    pub(super) fn rest(&self, job: &Arc<Job>, serial: u64, how_long: Duration) {
+        let mut inner = self.inner.lock();
+        inner.resting.push(Resting(Reverse(Instant::now() + how_long), serial, Arc::clone(job)));
+        drop(inner);
+        // Somebody has to watch the time.
+        self.wake.notify_one();
+    }
+
+    /// Sleeps for the next job. `None`: the worker should end.
+    pub(super) fn next(&self, ends: &AtomicBool) -> Option<Arc<Job>> {
+        let mut inner = self.inner.lock();
+        loop {
+            if inner.stopped || ends.load(Relaxed) {
+                // A notification that was meant for whoever goes on.
+                self.wake.notify_one();
+                return None;
+            }
+            let now = Instant::now();
+            while inner.resting.peek().is_some_and(|rest| rest.0.0 <= now) {
+                let Some(Resting(_, serial, job)) = inner.resting.pop() else { break };
+                let mut state = job.state.lock();
+                if state.place == Place::Resting && state.rest_serial == serial {
+                    state.place = Place::Queued;
+                    job.is_resting.store(false, Relaxed);
+                    drop(state);
+                    inner.arrivals += 1;
+                    // Behind those that are at work: nothing was to be had when it was last tried.
+                    let turn = (inner.round + 1, 0, inner.arrivals);
+                    inner.waiting.push(Waiting(Reverse(turn), job));
+                }
+            }
+            if let Some(Waiting(Reverse((round, ..)), job)) = inner.waiting.pop() {
+                inner.round = inner.round.max(round);
+                return Some(job);
+            }
+            match inner.resting.peek().map(|rest| rest.0.0) {
+                Some(until) => drop(self.wake.wait_until(&mut inner, until)),
+                None => self.wake.wait(&mut inner),
+            }
+        }
+    }
+
+    /// Hands what waits here to another queue; for a worker of its own that ends.
+    pub(super) fn drain_to(&self, other: &Queue) {
+        let mut inner = self.inner.lock();
+        inner.stopped = true;
+        let (waiting, resting) = (std::mem::take(&mut inner.waiting), std::mem::take(&mut inner.resting));
+        drop(inner);
+        self.wake.notify_all();
+        waiting.into_iter().for_each(|Waiting(_, job)| other.put(&job, false));
+        for Resting(Reverse(until), serial, job) in resting {
+            other.rest(&job, serial, until.saturating_duration_since(Instant::now()));
+        }
+    }
+
+    /// Ends every worker.
+    pub(super) fn stop(&self) {
+        self.inner.lock().stopped = true;
+        self.wake.notify_all();
+    }
+
+    /// Lets every worker look whether it should end.
+    pub(super) fn wake_all(&self) {
+        // Through the lock: who has looked already sleeps by then.
+        drop(self.inner.lock());
+        self.wake.notify_all();
+    }
+}

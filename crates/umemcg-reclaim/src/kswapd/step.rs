@@ -1,0 +1,119 @@
+//! One quantum: 32 pages from one node of a group's subtree, and what to do next.
+//!
+//! The nodes take turns. Priorities go from gentle to everything as rounds over the subtree bring less than a quantum, and
+//! start again with the first quantum that brings enough. A node whose lists give nothing even at the last priority
+//! leaves the candidates; when none is left the group rests.
+
+use std::sync::Arc;
+
+use umemcg_base::assert_no_locks_held;
+use umemcg_group::{EventKind, Group, StatItem};
+
+use super::QUANTUM_PAGES;
+use super::job::{Job, Progressing, REST_FIRST, REST_MAX};
+use crate::lruvec::ReclaimPart;
+use crate::reclaim::{DEF_PRIORITY, Pass, Progress, Reason, Reclaimer};
+use crate::walk::SharedWalk;
+
+/// What becomes of a job after a quantum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Below its high mark, or not at its low one.
+    Done,
+    /// More to do.
+    Again,
+    /// Nothing to be had just now.
+    Rest,
+}
+
+impl Reclaimer {
+    /// Runs one quantum of a job.
+    pub(super) fn run_quantum(&self, job: &Job) -> Next {
+        assert_no_locks_held("background reclaim");
+        let Some(group) = job.group.upgrade().filter(|group| !group.is_dead()) else { return Next::Done };
+        let background = ReclaimPart::of(&group, self.nr_nodes()).background();
+        let mut work = job.progressing.lock();
+        let usage = group.usage_bytes();
+        work.is_active |= usage >= background.start();
+        if !work.is_active || usage < background.stop() {
+            *work = Progressing {
+                priority: DEF_PRIORITY,
+                next_node: work.next_node,
+                candidates: vec![true; self.nr_nodes()],
+                freed_in_round: 0,
+                rest: REST_FIRST,
+                is_active: false,
+            };
+            return Next::Done;
+        }
+        if work.freed_in_round == 0 && usage > background.high_limit() {
+            group.event(EventKind::High);
+        }
+        group.stat_add(StatItem::KswapdRun, 1);
+        let Some(node) = select_victim_node(&mut work) else {
+            work.candidates.fill(true);
+            work.priority = DEF_PRIORITY;
+            return Next::Rest;
+        };
+        let (progress, is_round_over) = self.shrink_some(&group, work.priority, node);
+        work.freed_in_round += progress.pages();
+        if progress.pages() > 0 {
+            work.rest = REST_FIRST;
+        }
+        if progress.scanned > 0 && progress.dirty == progress.scanned {
+            // Nothing but dirty pages in sight: the flusher's turn. Nobody waits for it here.
+            if let Some(owner) = self.page_owner() {
+                owner.start_writeback(&group);
+            }
+            if is_round_over && work.freed_in_round == 0 {
+                return Next::Rest;
+            }
+        }
+        if is_round_over {
+            if work.freed_in_round >= QUANTUM_PAGES {
+                // A little gentler again; small groups never get anywhere at the gentlest.
+                work.priority = (work.priority + 1).min(DEF_PRIORITY);
+                work.candidates.fill(true);
+            } else if work.priority > 0 {
+                work.priority -= 1;
+            } else {
+                work.candidates[node] = work.freed_in_round > 0;
+                work.priority = DEF_PRIORITY;
+            }
+            work.freed_in_round = 0;
+        }
+        Next::Again
+    }
+
+    /// Shrinks groups of the subtree, as the shared walk gives them, until a quantum is freed or the walk's round is over;
+    /// says whether that was it.
+    fn shrink_some(&self, root: &Arc<Group>, priority: u32, node: usize) -> (Progress, bool) {
+        let mut progress = Progress::default();
+        for group in SharedWalk::new(root, self.nr_nodes()) {
+            let goal = QUANTUM_PAGES - progress.pages();
+            let pass = Pass { priority, goal, reason: Reason::Kswapd, node: Some(node) };
+            progress.add(self.shrink_group(root, &group, &pass));
+            if progress.pages() >= QUANTUM_PAGES {
+                return (progress, false);
+            }
+        }
+        (progress, true)
+    }
+}
+
+/// The next candidate after the one of the last quantum.
+#[doc(alias = "mem_cgroup_select_victim_node")]
+fn select_victim_node(work: &mut Progressing) -> Option<usize> {
+    let nr = work.candidates.len();
+    let node = (0..nr).map(|step| (work.next_node + step) % nr).find(|&node| work.candidates[node])?;
+    work.next_node = (node + 1) % nr;
+    Some(node)
+}
+
+/// How long the next rest is.
+pub(super) fn rest_of(job: &Job) -> std::time::Duration {
+    let mut work = job.progressing.lock();
+    let rest = work.rest;
+    work.rest = (rest * 2).min(REST_MAX);
+    rest
+}

@@ -1,0 +1,202 @@
+//! The threads: the pool, and workers of single groups.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use umemcg_base::clock::Worker;
+use umemcg_group::Group;
+
+use super::job::{Job, Place};
+use super::queue::Queue;
+use super::step::{Next, rest_of};
+use crate::lruvec::ReclaimPart;
+use crate::reclaim::Reclaimer;
+
+/// The workers of a reclaimer. Dropping it ends them.
+#[derive(Debug)]
+pub struct Kswapd {
+    reclaimer: Weak<Reclaimer>,
+    queue: Arc<Queue>,
+    pool: Mutex<Vec<Pooled>>,
+    dedicated: Mutex<Vec<Dedicated>>,
+}
+
+/// A worker of the pool.
+#[derive(Debug)]
+struct Pooled {
+    /// It should end, because there are to be fewer.
+    is_surplus: Arc<AtomicBool>,
+    _worker: Worker,
+}
+
+/// A group's own worker.
+#[derive(Debug)]
+struct Dedicated {
+    job: Arc<Job>,
+    queue: Arc<Queue>,
+    tid: u32,
+    _worker: Worker,
+}
+
+impl Kswapd {
+    /// Starts `nr_workers` threads, one at least.
+    ///
+    /// # Errors
+    /// When the operating system refuses a thread.
+    pub fn start(reclaimer: &Arc<Reclaimer>, nr_workers: usize) -> io::Result<Self> {
+        let kswapd = Self {
+            reclaimer: Arc::downgrade(reclaimer),
+            queue: Arc::clone(reclaimer.kswapd_queue()),
+            pool: Mutex::default(),
+            dedicated: Mutex::default(),
+        };
+        kswapd.set_nr_workers(nr_workers)?;
+        Ok(kswapd)
+    }
+
+    /// Changes the number of threads of the pool; one at least.
+    ///
+    /// # Errors
+    /// When the operating system refuses a thread.
+    pub fn set_nr_workers(&self, nr_workers: usize) -> io::Result<()> {
+        let nr_workers = nr_workers.max(1);
+        let mut pool = self.pool.lock();
+        let nr_kept = nr_workers.min(pool.len());
+        let surplus = pool.split_off(nr_kept);
+        surplus.iter().for_each(|worker| worker.is_surplus.store(true, Relaxed));
+        self.queue.wake_all();
+        while pool.len() < nr_workers {
+            let (reclaimer, queue) = (self.reclaimer.clone(), Arc::clone(&self.queue));
+            let is_surplus = Arc::new(AtomicBool::new(false));
+            let ends = Arc::clone(&is_surplus);
+            let name = format!("kswapd/{}", pool.len());
+            let _worker = Worker::spawn(&name, move || run(&reclaimer, &queue, &ends))?;
+            pool.push(Pooled { is_surplus, _worker });
+        }
+        drop(pool);
+        // Waits until they have finished what they are at.
+        drop(surplus);
+        Ok(())
+    }
+
+    /// Threads of the pool.
+    pub fn nr_workers(&self) -> usize {
+        self.pool.lock().len()
+    }
+
+    /// Gives a group a worker of its own, named `memcg_` and the group's number, or takes it away.
+    ///
+    /// # Errors
+    /// When the operating system refuses a thread.
+    pub fn set_dedicated(&self, group: &Arc<Group>, dedicated: bool) -> io::Result<()> {
+        let Some(reclaimer) = self.reclaimer.upgrade() else { return Ok(()) };
+        reclaimer.listen_for_pressure(group);
+        let part = ReclaimPart::of(group, reclaimer.nr_nodes());
+        let Some(job) = part.background().job() else { return Ok(()) };
+        let mut all = self.dedicated.lock();
+        let known = all.iter().position(|own| Arc::ptr_eq(&own.job, job));
+        match (known, dedicated) {
+            (None, true) if !group.is_dead() => {
+                let queue = Arc::new(Queue::default());
+                let (weak, own) = (self.reclaimer.clone(), Arc::clone(&queue));
+                let (told, heard) = std::sync::mpsc::sync_channel(1);
+                let name = format!("memcg_{}", group.id());
+                let _worker = Worker::spawn(&name[..name.len().min(15)], move || {
+                    let _ = told.send(rustix::thread::gettid().as_raw_nonzero().get() as u32);
+                    run(&weak, &own, &AtomicBool::new(false));
+                })?;
+                let tid = heard.recv().unwrap_or(0);
+                job.state.lock().own_queue = Some(Arc::clone(&queue));
+                all.push(Dedicated { job: Arc::clone(job), queue, tid, _worker });
+                // What is in the pool's queue now is served there once more, and then by its own.
+            }
+            (Some(at), false) => {
+                let own = all.swap_remove(at);
+                job.state.lock().own_queue = None;
+                own.queue.drain_to(&self.queue);
+                drop(all);
+                // Waits for the end of its quantum.
+                drop(own);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Thread id of a group's own worker.
+    pub fn dedicated_tid(&self, group: &Arc<Group>) -> Option<u32> {
+        let job = ReclaimPart::if_present(group)?.background().job()?;
+        self.dedicated.lock().iter().find(|own| Arc::ptr_eq(&own.job, job)).map(|own| own.tid)
+    }
+
+    /// A group was removed: its worker goes with it.
+    pub fn group_removed(&self, group: &Arc<Group>) {
+        // Without a worker of its own there is nothing to do: a queued job of a dead group ends by itself.
+        let _ = self.set_dedicated(group, false);
+    }
+}
+
+impl Drop for Kswapd {
+    fn drop(&mut self) {
+        self.queue.stop();
+        for own in self.dedicated.lock().drain(..) {
+            own.queue.stop();
+        }
+    }
+}
+
+/// A worker's life.
+fn run(reclaimer: &Weak<Reclaimer>, queue: &Queue, ends: &AtomicBool) {
+    while let Some(job) = queue.next(ends) {
+        let Some(reclaimer) = reclaimer.upgrade() else { return };
+        serve(&reclaimer, queue, &job);
+    }
+}
+
+/// One quantum, and the job's next place. `mine` is the queue that this worker serves.
+fn serve(reclaimer: &Reclaimer, mine: &Queue, job: &Arc<Job>) {
+    {
+        let mut state = job.state.lock();
+        state.place = Place::Running;
+    }
+    // The ring first, the look at the usage afterwards.
+    take_ring(job);
+    let next = reclaimer.run_quantum(job);
+    let mut state = job.state.lock();
+    let own = state.own_queue.clone();
+    let home = own.as_deref().unwrap_or(reclaimer.kswapd_queue());
+    match next {
+        Next::Done => {
+            state.place = Place::Idle;
+            drop(state);
+            // A ring since the look found the job running, and left it to us.
+            if take_ring(job) {
+                reclaimer.kswapd_queue().rung(job);
+            }
+        }
+        Next::Again => {
+            state.place = Place::Queued;
+            drop(state);
+            if std::ptr::eq(home, mine) {
+                home.put_back(job, true);
+            } else {
+                home.put(job, true);
+            }
+        }
+        Next::Rest => {
+            state.place = Place::Resting;
+            state.rest_serial += 1;
+            let serial = state.rest_serial;
+            job.is_resting.store(true, Relaxed);
+            drop(state);
+            home.rest(job, serial, rest_of(job));
+        }
+    }
+}
+
+fn take_ring(job: &Job) -> bool {
+    let bell = job.group.upgrade().and_then(|group| group.bells().pressure.get());
+    bell.is_some_and(|bell| bell.take())
+}

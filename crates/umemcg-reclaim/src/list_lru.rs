@@ -1,0 +1,270 @@
+//! Lists of objects per (group, node), each with its own lock, least recently added first.
+//!
+//! An object is a token of the caller's (a number by which it finds its object again) in a place that it reserves once
+//! ([`ListSlot`]). The object goes on the list of the group that pays for it. When that group is removed its
+//! lists are spliced to its parent's; the object's owner handle leads there by itself.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use umemcg_base::RankedMutexGuard;
+use umemcg_group::{Group, OwnerId};
+
+use crate::list_slots::{ListSlot, ListSlots, ListsFull};
+use crate::lruvec::{ReclaimPart, owner_from};
+use crate::object_lists::{ListKey, ObjectList, ObjectLists, Objects};
+use crate::reclaim::Reclaimer;
+use crate::shrinker::ShrinkerId;
+
+/// What a walk does with an object, as its visitor decides under the list's lock.
+#[doc(alias = "lru_status")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Take it off the list and go on.
+    #[doc(alias = "LRU_REMOVED")]
+    Removed,
+    /// The visitor took it off ([`WalkedList::isolate`]) and let go of the lock since: start again at the old end.
+    #[doc(alias = "LRU_REMOVED_RETRY")]
+    RemovedRetry,
+    /// Move it to the young end.
+    #[doc(alias = "LRU_ROTATE")]
+    Rotate,
+    /// Leave it where it is.
+    #[doc(alias = "LRU_SKIP")]
+    Skip,
+    /// The visitor let go of the lock: start again at the old end.
+    #[doc(alias = "LRU_RETRY")]
+    Retry,
+    /// Leave it and end the walk.
+    #[doc(alias = "LRU_STOP")]
+    Stop,
+}
+
+/// Lists of objects of one shrinker.
+#[derive(Debug)]
+pub struct ListLru {
+    slots: Arc<ListSlots>,
+    id: ShrinkerId,
+    sub: u32,
+    nr_nodes: usize,
+    /// Tells it from an earlier one whose shrinker had the same number.
+    serial: u64,
+}
+
+impl ListLru {
+    /// Lists for the shrinker of that number. A shrinker that needs several kinds numbers them by `sub`.
+    #[doc(alias = "list_lru_init")]
+    pub fn new(reclaimer: &Reclaimer, id: &ShrinkerId, sub: u32) -> Self {
+        static NEXT_SERIAL: AtomicU64 = AtomicU64::new(1);
+        Self {
+            slots: Arc::clone(reclaimer.list_slots()),
+            id: id.clone(),
+            sub,
+            nr_nodes: reclaimer.nr_nodes(),
+            serial: NEXT_SERIAL.fetch_add(1, Relaxed),
+        }
+    }
+
+    fn key(&self, node: usize) -> ListKey {
+        (self.id.get(), node as u32, self.sub)
+    }
+
+    /// Takes a place for an object; on no list yet. Its memory, [`LIST_SLOT_BYTES`](crate::LIST_SLOT_BYTES), is the
+    /// caller's to charge.
+    ///
+    /// # Errors
+    /// [`ListsFull`].
+    pub fn reserve(&self, token: u64) -> Result<ListSlot, ListsFull> {
+        self.slots.take(token)
+    }
+
+    /// Gives a place back. The object must be off its list, and nobody else may use the place any more.
+    pub fn release(&self, slot: ListSlot) {
+        self.slots.give_back(slot);
+    }
+
+    /// The same for many places.
+    pub fn release_all(&self, slots: impl Iterator<Item = ListSlot>) {
+        self.slots.give_back_all(slots);
+    }
+
+    /// Whether the object is on a list. Out of date at once unless the caller keeps others from moving it.
+    pub fn is_linked(&self, slot: ListSlot) -> bool {
+        self.slots.is_linked(slot)
+    }
+
+    /// Puts an object at the young end of the list of `owner`, which a charge of the caller's keeps alive. False when it is
+    /// on a list already. The caller keeps others from adding or removing the same object meanwhile.
+    #[doc(alias = "list_lru_add")]
+    pub fn add(&self, owner: OwnerId, node: usize, slot: ListSlot) -> bool {
+        self.add_and_know(owner, node, slot).is_some()
+    }
+
+    /// Like [`add`](Self::add); also says which list that is, for [`add_to`](Self::add_to). `None` when the object is on a list
+    /// already.
+    pub fn add_and_know(&self, owner: OwnerId, node: usize, slot: ListSlot) -> Option<KnownList> {
+        loop {
+            let group = owner.resolve();
+            let part = ReclaimPart::of(&group, self.nr_nodes);
+            // Closed: being removed, and in a moment its owner leads to the parent.
+            let Ok(list) = ObjectLists::find_or_make(&group, part, self.key(node), self.serial) else {
+                std::thread::yield_now();
+                continue;
+            };
+            let mut objects = list.lock();
+            if objects.dead {
+                continue;
+            }
+            if self.slots.is_linked(slot) {
+                return None;
+            }
+            objects.chain.push_tail(&self.slots, slot, owner.into_raw());
+            list.note_len(&objects);
+            let is_first = objects.chain.len() == 1;
+            if is_first {
+                list.set_bit();
+            }
+            drop(objects);
+            if is_first {
+                part.note_present(&group);
+            }
+            return Some(KnownList(list));
+        }
+    }
+
+    /// Like [`add`](Self::add), on a list that was found before, which saves looking for it. False when that list is gone or has
+    /// nothing on it, or the object is on a list already; then nothing was done.
+    pub fn add_to(&self, known: &KnownList, owner: OwnerId, slot: ListSlot) -> bool {
+        let list = &*known.0;
+        debug_assert_eq!(list.serial(), self.serial, "a list is known to the one who found it");
+        let mut objects = list.lock();
+        // The first on a list has to be made known, and for that the group is needed.
+        if objects.dead || objects.chain.len() == 0 || self.slots.is_linked(slot) {
+            return false;
+        }
+        objects.chain.push_tail(&self.slots, slot, owner.into_raw());
+        list.note_len(&objects);
+        true
+    }
+
+    /// Takes an object off its list. False when it is on none. The caller keeps others from adding it meanwhile; walks
+    /// may remove it at the same time, then one of the two says so.
+    #[doc(alias = "list_lru_del")]
+    pub fn remove(&self, node: usize, slot: ListSlot) -> bool {
+        self.with_list_of(node, slot, |list, objects| {
+            objects.chain.unlink(&self.slots, slot);
+            list.note_len(objects);
+        })
+    }
+
+    /// Moves an object to the young end of its list. False when it is on none.
+    pub fn touch(&self, node: usize, slot: ListSlot) -> bool {
+        self.with_list_of(node, slot, |_, objects| objects.chain.rotate(&self.slots, slot))
+    }
+
+    fn with_list_of(&self, node: usize, slot: ListSlot, act: impl Fn(&ObjectList, &mut Objects)) -> bool {
+        loop {
+            if !self.slots.is_linked(slot) {
+                return false;
+            }
+            let group = owner_from(self.slots.owner(slot)).resolve();
+            let Some(list) = self.list(&group, node) else {
+                std::thread::yield_now();
+                continue;
+            };
+            let mut objects = list.lock();
+            if objects.dead {
+                continue;
+            }
+            // Under the lock of the living list that the owner leads to, this is the last word.
+            if !self.slots.is_linked(slot) {
+                return false;
+            }
+            act(&list, &mut objects);
+            return true;
+        }
+    }
+
+    fn list(&self, group: &Group, node: usize) -> Option<Arc<ObjectList>> {
+        ReclaimPart::if_present(group)?.object_lists().find(self.key(node), self.serial)
+    }
+
+    /// Objects on the list of a group, without its lock.
+    #[doc(alias = "list_lru_count_one")]
+    pub fn count(&self, group: &Group, node: usize) -> u64 {
+        let part = ReclaimPart::if_present(group);
+        part.map_or(0, |part| part.object_lists().len_of(self.key(node), self.serial))
+    }
+
+    /// Shows up to `nr` objects of a group to `visit`, oldest first, under the list's lock; returns how many left the list.
+    /// `visit` gets the object's token and place, may only try to lock what is locked before lists, and decides.
+    #[doc(alias = "list_lru_walk_one")]
+    pub fn walk(
+        &self,
+        group: &Group,
+        node: usize,
+        nr: u64,
+        mut visit: impl FnMut(&mut WalkedList<'_>, u64, ListSlot) -> Verdict,
+    ) -> u64 {
+        let Some(list) = self.list(group, node) else { return 0 };
+        let mut walked = WalkedList { slots: &self.slots, list: &list, objects: list.lock(), isolated: 0 };
+        let (mut removed, mut left) = (0, nr);
+        let mut at = walked.objects.chain.first();
+        while let Some(slot) = at
+            && left > 0
+        {
+            // Before the visit, so that retries end.
+            left -= 1;
+            let next = walked.objects.chain.after(&self.slots, slot);
+            let step = match visit(&mut walked, self.slots.token(slot), slot) {
+                Verdict::Removed => {
+                    walked.isolate(slot);
+                    ControlFlow::Continue(next)
+                }
+                Verdict::Rotate => {
+                    walked.objects.chain.rotate(&self.slots, slot);
+                    ControlFlow::Continue(next)
+                }
+                Verdict::Skip => ControlFlow::Continue(next),
+                Verdict::RemovedRetry | Verdict::Retry => ControlFlow::Continue(walked.objects.chain.first()),
+                Verdict::Stop => ControlFlow::Break(()),
+            };
+            removed += std::mem::take(&mut walked.isolated);
+            match step {
+                // A list that died while its lock was away is empty.
+                ControlFlow::Continue(next) => at = next,
+                ControlFlow::Break(()) => break,
+            }
+        }
+        removed
+    }
+}
+
+/// A list that was found before. It may be gone by now.
+#[derive(Debug)]
+pub struct KnownList(Arc<ObjectList>);
+
+/// A list under a walk, locked.
+#[derive(Debug)]
+pub struct WalkedList<'a> {
+    slots: &'a ListSlots,
+    list: &'a ObjectList,
+    objects: RankedMutexGuard<'a, Objects>,
+    isolated: u64,
+}
+
+impl WalkedList<'_> {
+    /// Takes the visited object off the list.
+    #[doc(alias = "list_lru_isolate")]
+    pub fn isolate(&mut self, slot: ListSlot) {
+        self.objects.chain.unlink(self.slots, slot);
+        self.list.note_len(&self.objects);
+        self.isolated += 1;
+    }
+
+    /// Lets go of the lock for a while. The visitor has to return a verdict that starts again.
+    pub fn unlocked<R>(&mut self, act: impl FnOnce() -> R) -> R {
+        self.objects.unlocked(act)
+    }
+}

@@ -1,0 +1,207 @@
+//! The lists of objects that one group has, by shrinker and node: made with the first object, dropped when a walk finds
+//! them empty, spliced to the parent's when the group is removed.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use umemcg_base::{Rank, RankedMutex, RankedMutexGuard, RankedRwLock};
+use umemcg_group::{Group, StatItem};
+
+use crate::accounted::AccountedCharge;
+use crate::list_slots::{Chain, ListSlots};
+use crate::lruvec::ReclaimPart;
+use crate::shrinker::bits::{BitPlace, Closed, Unit};
+
+/// Which list: shrinker, node, and the number that the shrinker gave it.
+pub(crate) type ListKey = (u32, u32, u32);
+
+/// Bytes of a list, charged to its group.
+const LIST_BYTES: u64 = size_of::<ObjectList>() as u64 + 48;
+
+/// What a list's lock guards.
+#[derive(Debug)]
+pub(crate) struct Objects {
+    pub(crate) chain: Chain,
+    /// Empty for good: whoever locked it looks for another.
+    pub(crate) dead: bool,
+}
+
+/// One list.
+#[derive(Debug)]
+pub(crate) struct ObjectList {
+    objects: RankedMutex<Objects>,
+    /// Length of the chain, readable without the lock. (A)
+    len: AtomicU64,
+    /// The bit that says that there is something.
+    place: BitPlace,
+    /// Of the `ListLru` that made it.
+    serial: u64,
+    _charge: AccountedCharge,
+}
+
+impl ObjectList {
+    fn new(group: &Group, place: BitPlace, serial: u64) -> Arc<Self> {
+        Arc::new(Self {
+            objects: RankedMutex::new(Rank::Lruvec, Objects { chain: Chain::new(), dead: false }),
+            len: AtomicU64::new(0),
+            place,
+            serial,
+            _charge: AccountedCharge::forced(group, LIST_BYTES, StatItem::SlabUnreclaimable),
+        })
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.len.load(Relaxed)
+    }
+
+    pub(crate) fn serial(&self) -> u64 {
+        self.serial
+    }
+
+    pub(crate) fn lock(&self) -> RankedMutexGuard<'_, Objects> {
+        self.objects.lock()
+    }
+
+    /// Notes the length after a change; the caller holds the lock.
+    pub(crate) fn note_len(&self, objects: &Objects) {
+        self.len.store(objects.chain.len(), Relaxed);
+    }
+
+    /// Says that there is something. The length must have been noted.
+    pub(crate) fn set_bit(&self) {
+        // Closed: the group is being removed, and who splices the list sets the parent's bit.
+        let _ = self.place.unit.set(self.place.bit);
+    }
+}
+
+#[derive(Debug, Default)]
+struct Lists {
+    by_key: BTreeMap<ListKey, Arc<ObjectList>>,
+    /// The group was removed.
+    closed: bool,
+    /// Units of bits beyond the first of each node, which is part of the group's own state.
+    unit_charges: Vec<AccountedCharge>,
+}
+
+/// The lists of one group.
+#[derive(Debug)]
+pub(crate) struct ObjectLists {
+    lists: RankedRwLock<Lists>,
+}
+
+impl ObjectLists {
+    pub(crate) fn new() -> Self {
+        Self { lists: RankedRwLock::new(Rank::ObjectLists, Lists::default()) }
+    }
+
+    /// The list of that key made by the `ListLru` of that serial.
+    pub(crate) fn find(&self, key: ListKey, serial: u64) -> Option<Arc<ObjectList>> {
+        self.lists.read().by_key.get(&key).filter(|list| list.serial == serial).cloned()
+    }
+
+    /// Objects on that list.
+    pub(crate) fn len_of(&self, key: ListKey, serial: u64) -> u64 {
+        self.lists.read().by_key.get(&key).filter(|list| list.serial == serial).map_or(0, |list| list.len())
+    }
+
+    /// As [`find`](Self::find); makes the list when there is none.
+    pub(crate) fn find_or_make(
+        group: &Group,
+        part: &ReclaimPart,
+        key: ListKey,
+        serial: u64,
+    ) -> Result<Arc<ObjectList>, Closed> {
+        if let Some(list) = part.object_lists().find(key, serial) {
+            return Ok(list);
+        }
+        let place = part.bit_place(group, key.1 as usize, key.0)?;
+        let fresh = ObjectList::new(group, place, serial);
+        let mut lists = part.object_lists().lists.write();
+        if lists.closed {
+            return Err(Closed);
+        }
+        let list = lists.by_key.entry(key).or_insert_with(|| Arc::clone(&fresh));
+        if list.serial != serial {
+            debug_assert_eq!(list.len(), 0, "a list outlived its objects' cache");
+            *list = Arc::clone(&fresh);
+        }
+        let list = Arc::clone(list);
+        drop(lists);
+        Ok(list)
+    }
+
+    pub(crate) fn charge_unit(&self, group: &Group) {
+        let charge = AccountedCharge::forced(group, Unit::bytes(), StatItem::SlabUnreclaimable);
+        self.lists.write().unit_charges.push(charge);
+    }
+
+    /// Drops the lists of a shrinker that are empty.
+    pub(crate) fn prune(&self, shrinker: u32, node: usize) {
+        let node = node as u32;
+        let mut pruned = Vec::new();
+        {
+            let mut lists = self.lists.write();
+            let keys: Vec<ListKey> = lists
+                .by_key
+                .range((shrinker, node, 0)..=(shrinker, node, u32::MAX))
+                .filter(|(_, list)| list.len() == 0)
+                .map(|(key, _)| *key)
+                .collect();
+            for key in keys {
+                let Some(list) = lists.by_key.get(&key) else { continue };
+                let mut objects = list.lock();
+                if objects.chain.len() > 0 {
+                    continue;
+                }
+                objects.dead = true;
+                drop(objects);
+                pruned.extend(lists.by_key.remove(&key));
+            }
+        }
+        // Gives back what they were charged, with no lock held.
+        drop(pruned);
+    }
+
+    /// Moves every list of a dying group to its parent, in O(1) for each list.
+    #[doc(alias = "memcg_reparent_list_lrus")]
+    pub(crate) fn reparent(
+        slots: &ListSlots,
+        dying: &ReclaimPart,
+        (parent, parent_part): (&Group, &ReclaimPart),
+    ) {
+        let (by_key, unit_charges) = {
+            let mut lists = dying.object_lists().lists.write();
+            lists.closed = true;
+            (std::mem::take(&mut lists.by_key), std::mem::take(&mut lists.unit_charges))
+        };
+        for (key, from) in by_key {
+            {
+                let mut source = from.objects.lock();
+                if source.chain.len() == 0 {
+                    source.dead = true;
+                    continue;
+                }
+            }
+            // The parent cannot be removed before its children have handed over, but its empty list may be pruned.
+            loop {
+                let Ok(to) = Self::find_or_make(parent, parent_part, key, from.serial) else { break };
+                // Parent before child.
+                let mut target = to.lock();
+                if target.dead {
+                    continue;
+                }
+                let mut source = from.objects.lock_second();
+                target.chain.splice_tail(slots, &mut source.chain);
+                source.dead = true;
+                from.note_len(&source);
+                to.note_len(&target);
+                if target.chain.len() > 0 {
+                    to.set_bit();
+                }
+                break;
+            }
+        }
+        drop(unit_charges);
+    }
+}

@@ -1,0 +1,35 @@
+//! The seam to the layer that knows what a page holds: may it leave, and who writes dirty pages?
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use umemcg_arena::FrameId;
+use umemcg_group::Group;
+
+use crate::shadow::Shadow;
+
+/// What became of a page that reclaim asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Eviction {
+    /// It left its file; the frame is frozen and belongs to the caller.
+    Evicted,
+    /// Somebody uses it, or it became dirty: it stays.
+    Busy,
+    /// It had left its file already; the caller's pin may be the last one.
+    Gone,
+}
+
+/// Implemented by the page cache. Called with no lock held.
+pub trait PageOwner: Send + Sync + fmt::Debug {
+    /// Tries to take the page out of its file, leaving `shadow` in its place. The caller holds one pin.
+    #[doc(alias = "__remove_mapping")]
+    fn evict(&self, frame: FrameId, shadow: Shadow) -> Eviction;
+
+    /// Rings the flusher: reclaim on behalf of `group` sees dirty pages only. Never blocks.
+    fn start_writeback(&self, group: &Arc<Group>);
+
+    /// Sleeps until some write-back has finished, or the timeout. True when some finished.
+    #[doc(alias = "reclaim_throttle")]
+    fn wait_for_writeback(&self, timeout: Duration) -> bool;
+}

@@ -1,0 +1,290 @@
+//! One group's lists at one priority: balance active against inactive, give second chances, let clean pages go.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use umemcg_arena::{FrameFlags as Flag, FrameId};
+use umemcg_base::{PAGE_SIZE_U64, RankedMutexGuard};
+use umemcg_group::{Group, StatItem};
+
+use crate::lruvec::{Lists, LruKind, ReclaimPart, advance_age, owner_from, with_lists};
+use crate::page_owner::Eviction;
+use crate::reclaim::{DEF_PRIORITY, Pass, Progress, Reason, Reclaimer, SWAP_CLUSTER_MAX};
+use crate::shadow::Shadow;
+
+/// Pages per GiB decide how short the inactive list may get: `isqrt(10 × GiB)`, at least 1
+/// (`kernel-semantics` §2.1).
+fn inactive_ratio(total_pages: u64) -> u64 {
+    let gib = total_pages >> (30 - umemcg_base::PAGE_SHIFT);
+    if gib == 0 { 1 } else { (10 * gib).isqrt() }
+}
+
+/// Whether the inactive list is too short to judge pages on it.
+pub fn inactive_is_low(inactive: u64, active: u64) -> bool {
+    inactive * inactive_ratio(inactive + active) < active
+}
+
+/// Which pages to take, and how.
+struct Taken {
+    kind: LruKind,
+    nr: u64,
+    reason: Reason,
+    /// Whether a page that was used since it came here stays.
+    second_chance: bool,
+}
+
+/// Where a page that reclaim looked at goes next.
+enum Fate {
+    Free,
+    Keep,
+    Activate,
+    Drop,
+}
+
+impl Reclaimer {
+    /// Shrinks the lists of one group; returns when the goal is reached or the share of this priority is scanned. Also says
+    /// whether there was any page.
+    ///
+    /// Lists of which so much was scanned without anything leaving that more is futile are passed by, except at the gentlest
+    /// priority, until a page of theirs is freed (`kernel-semantics` §5.2).
+    #[doc(alias = "shrink_lruvec")]
+    pub(crate) fn shrink_lists(
+        &self,
+        root: &Arc<Group>,
+        group: &Arc<Group>,
+        part: &ReclaimPart,
+        pass: &Pass,
+    ) -> (Progress, bool) {
+        let Pass { priority, goal, reason, .. } = *pass;
+        let mut progress = Progress::default();
+        let mut has_pages = false;
+        for node in pass.nodes(self.nr_nodes()) {
+            let lruvec = part.lruvec(node);
+            let (inactive, active) = {
+                let lists = lruvec.lock();
+                (lists.len(LruKind::Inactive), lists.len(LruKind::Active))
+            };
+            if inactive + active == 0 {
+                continue;
+            }
+            has_pages = true;
+            if reason == Reason::Kswapd
+                && priority < DEF_PRIORITY
+                && lruvec.is_unreclaimable(inactive + active)
+            {
+                continue;
+            }
+            progress.reclaimable += inactive + active;
+            if inactive_is_low(inactive, active) {
+                let share = (active >> priority).max(SWAP_CLUSTER_MAX.min(active));
+                self.shrink_active(group, part, node, share);
+            }
+            let mut share = inactive >> priority;
+            if share == 0 && (priority == 0 || group.is_dead()) {
+                share = SWAP_CLUSTER_MAX.min(inactive);
+            }
+            while share > 0 && progress.reclaimed < goal {
+                let batch = share.min(SWAP_CLUSTER_MAX);
+                let taken = Taken { kind: LruKind::Inactive, nr: batch, reason, second_chance: true };
+                let step = self.shrink_list(root, group, part, node, taken);
+                if step.reclaimed == 0 {
+                    lruvec.note_fruitless(step.scanned);
+                }
+                progress.add(step);
+                share -= batch;
+                if step.scanned == 0 {
+                    break;
+                }
+            }
+        }
+        (progress, has_pages)
+    }
+
+    /// Drops what can go of a group's lists, whether used lately or not; looks at every page once.
+    pub(crate) fn drop_lists(
+        &self,
+        root: &Arc<Group>,
+        group: &Arc<Group>,
+        part: &ReclaimPart,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Progress {
+        let mut progress = Progress::default();
+        for node in 0..self.nr_nodes() {
+            for kind in [LruKind::Inactive, LruKind::Active] {
+                let mut left = part.lruvec(node).lock().len(kind);
+                while left > 0 && !cancelled() {
+                    let batch = left.min(SWAP_CLUSTER_MAX);
+                    let taken = Taken { kind, nr: batch, reason: Reason::Proactive, second_chance: false };
+                    let step = self.shrink_list(root, group, part, node, taken);
+                    progress.add(step);
+                    left -= batch;
+                    if step.scanned == 0 {
+                        break;
+                    }
+                }
+            }
+        }
+        progress
+    }
+
+    /// Moves up to `nr` pages from the active tail to the inactive head. A page used since it came here goes round
+    /// once more.
+    fn shrink_active(&self, group: &Arc<Group>, part: &ReclaimPart, node: usize, nr: u64) {
+        let arena = self.arena();
+        let (mut moved, mut scanned) = (0i64, 0i64);
+        {
+            let mut lists = part.lruvec(node).lock();
+            for _ in 0..nr {
+                let Some(frame) = lists.tail(LruKind::Active) else { break };
+                scanned += 1;
+                lists.remove(arena, frame);
+                let record = arena.record(frame);
+                // Half of the share may rotate: a list that is referenced throughout still gives something.
+                if record.test(Flag::REFERENCED) && (scanned - moved) * 2 <= nr as i64 {
+                    record.clear(Flag::REFERENCED);
+                    lists.add(arena, frame, LruKind::Active);
+                } else {
+                    record.clear(Flag::REFERENCED);
+                    record.set(Flag::WORKINGSET);
+                    lists.add(arena, frame, LruKind::Inactive);
+                    moved += 1;
+                }
+            }
+        }
+        group.stat_add(StatItem::PgRefill, scanned);
+        if moved > 0 {
+            let bytes = moved * PAGE_SIZE_U64 as i64;
+            group.stat_add(StatItem::ActiveFile, -bytes);
+            group.stat_add(StatItem::InactiveFile, bytes);
+            group.stat_add(StatItem::PgDeactivate, moved);
+        }
+    }
+
+    /// Isolates pages of a list's tail, and frees what may go.
+    #[doc(alias = "shrink_inactive_list")]
+    fn shrink_list(
+        &self,
+        root: &Arc<Group>,
+        group: &Arc<Group>,
+        part: &ReclaimPart,
+        node: usize,
+        Taken { kind, nr, reason, second_chance }: Taken,
+    ) -> Progress {
+        let Some(owner) = self.page_owner() else { return Progress::default() };
+        let arena = self.arena();
+        let mut isolated = Vec::with_capacity(nr as usize);
+        isolate(&mut part.lruvec(node).lock(), self, kind, nr, &mut isolated);
+        if isolated.is_empty() {
+            return Progress::default();
+        }
+        let mut progress = Progress { scanned: isolated.len() as u64, ..Progress::default() };
+        let age = ReclaimPart::of(root, self.nr_nodes()).age();
+        let mut freed = Vec::with_capacity(isolated.len());
+        let mut keep = Vec::new();
+        let mut activate = Vec::new();
+        for &frame in &isolated {
+            let record = arena.record(frame);
+            let fate = if second_chance && record.test(Flag::REFERENCED) {
+                record.clear(Flag::REFERENCED);
+                Fate::Activate
+            } else if record.test(Flag::DIRTY | Flag::WRITEBACK | Flag::UNSTABLE) {
+                progress.dirty += 1;
+                record.set(Flag::RECLAIM);
+                Fate::Keep
+            } else {
+                let shadow =
+                    Shadow::new(root.owner(), age + freed.len() as u64, record.test(Flag::WORKINGSET));
+                match owner.evict(frame, shadow) {
+                    Eviction::Evicted => Fate::Free,
+                    Eviction::Busy => Fate::Keep,
+                    Eviction::Gone => Fate::Drop,
+                }
+            };
+            match fate {
+                Fate::Free => freed.push(frame),
+                Fate::Keep => keep.push(frame),
+                Fate::Activate => activate.push(frame),
+                Fate::Drop => self.unpin(frame),
+            }
+        }
+        progress.reclaimed = freed.len() as u64;
+        self.put_back(&keep, kind);
+        self.put_back(&activate, LruKind::Active);
+        group.stat_add(reason.scan_item(), progress.scanned as i64);
+        if !activate.is_empty() {
+            let bytes = activate.len() as i64 * PAGE_SIZE_U64 as i64;
+            group.stat_add(StatItem::InactiveFile, -bytes);
+            group.stat_add(StatItem::ActiveFile, bytes);
+            group.stat_add(StatItem::PgActivate, activate.len() as i64);
+        }
+        if !freed.is_empty() {
+            group.stat_add(reason.steal_item(), freed.len() as i64);
+            advance_age(root, self.nr_nodes(), freed.len() as u64);
+            self.free_frozen(&freed);
+        }
+        progress
+    }
+
+    /// Returns isolated pages to the lists they belong to by now, and drops the isolation pins.
+    fn put_back(&self, frames: &[FrameId], kind: LruKind) {
+        let arena = self.arena();
+        let mut touched = None;
+        for &frame in frames {
+            let record = arena.record(frame);
+            with_lists(
+                owner_from(record.owner.load(Relaxed)),
+                arena.node_of(frame),
+                self.nr_nodes(),
+                |lists, group| {
+                    // Not in a file any more: whoever took it out saw it on no list, and our pin is what keeps it.
+                    if record.file.load(Relaxed) != 0 {
+                        lists.add(arena, frame, kind);
+                        touched = Some(Arc::clone(group));
+                    } else if kind == LruKind::Active {
+                        // The gauges follow this flag when the frame is freed.
+                        record.set(Flag::ACTIVE);
+                    }
+                },
+            );
+            self.unpin(frame);
+        }
+        // The lists were empty meanwhile, and a walk may have said so.
+        if let Some(group) = touched {
+            ReclaimPart::of(&group, self.nr_nodes()).note_present(&group);
+        }
+    }
+}
+
+/// Takes pages off a list's tail and pins them. A page that cannot be pinned is being freed by somebody else, who
+/// unlinks it himself.
+fn isolate(
+    lists: &mut RankedMutexGuard<'_, Lists>,
+    reclaimer: &Reclaimer,
+    kind: LruKind,
+    nr: u64,
+    out: &mut Vec<FrameId>,
+) {
+    let arena = reclaimer.arena();
+    for _ in 0..nr {
+        let Some(frame) = lists.tail(kind) else { break };
+        lists.remove(arena, frame);
+        if arena.record(frame).try_pin() {
+            out.push(frame);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_inactive_share_falls_with_size_as_in_the_kernel() {
+        let pages = |gib: u64| gib << 18;
+        for (gib, ratio) in [(0, 1), (1, 3), (10, 10), (100, 31), (1024, 101)] {
+            assert_eq!(inactive_ratio(pages(gib)), ratio, "{gib} GiB");
+        }
+        assert!(inactive_is_low(10, 11));
+        assert!(!inactive_is_low(11, 11));
+    }
+}

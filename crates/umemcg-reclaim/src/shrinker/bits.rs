@@ -1,0 +1,272 @@
+//! One bit for each shrinker that may have objects of a group on a node.
+//!
+//! A shrinker's id says which bit. Bits lie in units; a unit is appended when the first of its shrinkers comes to have
+//! an object of the group, so registering a shrinker touches no group, and what was never appended reads as zero.
+//! Units never move and never go before their group does.
+//!
+//! - *Set* after the object can be counted, unconditionally: no fence is needed.
+//! - *Clear* when a count said "nothing at all", then count again, and set the bit again if the answer changed. Of an adder
+//!   and a clearer, the later on the word sees what the earlier did before it (`kernel-semantics` §4.3).
+//! - *Close* when the group is removed: one bit of every unit, and a last unit, say so. A set that comes later
+//!   is told to go to the parent; one that came before is among the bits that closing returns.
+
+use std::sync::{Arc, OnceLock};
+
+use umemcg_base::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::Count;
+
+/// Shrinkers of one unit; the bit after them is [`CLOSED`]. Few in models, which pay for every atomic that exists.
+pub const UNIT_IDS: u32 = if cfg!(loom) { 2 } else { 63 };
+const CLOSED: u64 = 1 << UNIT_IDS;
+/// The unit that ends the chain of a removed group.
+const END: u32 = u32::MAX;
+
+/// The group has been removed; its parent is the place to go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Closed;
+
+/// The bits of [`UNIT_IDS`] shrinkers, and the work that each of them owes.
+#[doc(alias = "shrinker_info_unit")]
+#[derive(Debug)]
+pub struct Unit {
+    /// Id of the shrinker of bit 0.
+    base: u32,
+    bits: AtomicU64,
+    /// Objects that were due but not scanned, see [`super::pressure`]. (A)
+    deferred: [AtomicU32; UNIT_IDS as usize],
+    next: OnceLock<Arc<Unit>>,
+}
+
+impl Unit {
+    fn new(base: u32) -> Arc<Self> {
+        Arc::new(Self {
+            base,
+            bits: AtomicU64::new(0),
+            deferred: std::array::from_fn(|_| AtomicU32::new(0)),
+            next: OnceLock::new(),
+        })
+    }
+
+    /// Bytes of a unit.
+    pub const fn bytes() -> u64 {
+        size_of::<Self>() as u64 + 16
+    }
+
+    /// Id of the shrinker of bit 0.
+    pub fn base(&self) -> u32 {
+        self.base
+    }
+
+    /// The bits that are set.
+    pub fn bits(&self) -> u64 {
+        self.bits.load(Ordering::Relaxed) & !CLOSED
+    }
+
+    /// Sets a bit. The object must be countable already.
+    ///
+    /// # Errors
+    /// [`Closed`]: nothing was set that anybody would look at.
+    #[doc(alias = "set_shrinker_bit")]
+    pub fn set(&self, bit: u32) -> Result<(), Closed> {
+        // Release: pairs with the Acquire in `clear_if_empty` and `close`.
+        let before = self.bits.fetch_or(1 << bit, Ordering::Release);
+        if before & CLOSED == 0 { Ok(()) } else { Err(Closed) }
+    }
+
+    /// Clears a bit, after a count of nothing at all, and counts again. Returns that count; unless it is
+    /// [`Count::Empty`], the bit is set again. `ASK_AGAIN` is off only in the model that shows what it is good for.
+    pub fn clear_if_empty<const ASK_AGAIN: bool>(&self, bit: u32, count: impl FnOnce() -> Count) -> Count {
+        // Acquire: pairs with the Release in `set`. An object whose bit this clears is seen by the count below.
+        self.bits.fetch_and(!(1 << bit), Ordering::Acquire);
+        if !ASK_AGAIN {
+            return Count::Empty;
+        }
+        let again = count();
+        if again != Count::Empty {
+            // Closed meanwhile: whoever closed moves what is there.
+            let _ = self.set(bit);
+        }
+        again
+    }
+
+    fn close(&self) -> u64 {
+        // Acquire: pairs with the Release in `set`.
+        self.bits.fetch_or(CLOSED, Ordering::Acquire) & !CLOSED
+    }
+
+    /// Takes the work that a shrinker owes.
+    pub fn take_deferred(&self, bit: u32) -> u64 {
+        u64::from(self.deferred[bit as usize].swap(0, Ordering::Relaxed))
+    }
+
+    /// Adds to the work that a shrinker owes.
+    pub fn add_deferred(&self, bit: u32, nr: u64) {
+        let add = u32::try_from(nr).unwrap_or(u32::MAX);
+        let owed = &self.deferred[bit as usize];
+        if owed.fetch_add(add, Ordering::Relaxed).checked_add(add).is_none() {
+            owed.store(u32::MAX, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The units of one group on one node.
+#[doc(alias = "shrinker_info")]
+#[derive(Debug, Default)]
+pub struct ShrinkerBits {
+    first: OnceLock<Arc<Unit>>,
+}
+
+/// The unit of a shrinker, and its bit there.
+#[derive(Debug, Clone)]
+pub struct BitPlace {
+    /// The unit.
+    pub unit: Arc<Unit>,
+    /// The bit.
+    pub bit: u32,
+}
+
+impl ShrinkerBits {
+    /// Bits of a new group: none.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Every unit.
+    pub fn units(&self) -> impl Iterator<Item = &Arc<Unit>> {
+        std::iter::successors(self.first.get(), |unit| unit.next.get()).take_while(|unit| unit.base != END)
+    }
+
+    /// Whether no bit is set.
+    pub fn are_clear(&self) -> bool {
+        self.units().all(|unit| unit.bits() == 0)
+    }
+
+    /// Where a shrinker's bit is, if it was ever needed.
+    pub fn find(&self, id: u32) -> Option<BitPlace> {
+        let unit = self.units().find(|unit| unit.base == base_of(id))?;
+        Some(BitPlace { unit: Arc::clone(unit), bit: id % UNIT_IDS })
+    }
+
+    /// Where a shrinker's bit is; appends its unit when it has none. `appended` is told of that.
+    ///
+    /// # Errors
+    /// [`Closed`].
+    pub fn find_or_append(&self, id: u32, appended: impl FnOnce()) -> Result<BitPlace, Closed> {
+        self.locate::<true>(id, appended)
+    }
+
+    /// As [`find_or_append`](Self::find_or_append); `RETRY` is off only in the model that shows what it is good for.
+    pub fn locate<const RETRY: bool>(&self, id: u32, appended: impl FnOnce()) -> Result<BitPlace, Closed> {
+        let base = base_of(id);
+        let mut link = &self.first;
+        let mut made = false;
+        loop {
+            // Of two that append here at once one is first; the other finds its unit and goes on behind it.
+            let unit = link.get_or_init(|| {
+                made = true;
+                Unit::new(base)
+            });
+            if made {
+                appended();
+                return Ok(BitPlace { unit: Arc::clone(unit), bit: id % UNIT_IDS });
+            }
+            if unit.base == base || !RETRY {
+                return Ok(BitPlace { unit: Arc::clone(unit), bit: id % UNIT_IDS });
+            }
+            if unit.base == END {
+                return Err(Closed);
+            }
+            link = &unit.next;
+        }
+    }
+
+    /// Sets a shrinker's bit, appending its unit if need be.
+    ///
+    /// # Errors
+    /// [`Closed`].
+    pub fn set(&self, id: u32, appended: impl FnOnce()) -> Result<(), Closed> {
+        let place = self.find_or_append(id, appended)?;
+        place.unit.set(place.bit)
+    }
+
+    /// Ends the map of a removed group. Every shrinker whose bit was set, or that owes work, is handed to `moved`, with what it
+    /// owes, to be noted in the parent.
+    pub fn close(&self, mut moved: impl FnMut(u32, bool, u64)) {
+        let mut link = &self.first;
+        loop {
+            let unit = link.get_or_init(|| Unit::new(END));
+            let bits = unit.close();
+            if unit.base == END {
+                return;
+            }
+            for bit in 0..UNIT_IDS {
+                let (set, owed) = (bits >> bit & 1 == 1, unit.take_deferred(bit));
+                if set || owed > 0 {
+                    moved(unit.base + bit, set, owed);
+                }
+            }
+            link = &unit.next;
+        }
+    }
+}
+
+fn base_of(id: u32) -> u32 {
+    id - id % UNIT_IDS
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_appear_with_their_first_bit() {
+        let bits = ShrinkerBits::new();
+        assert!(bits.are_clear());
+        assert!(bits.find(70).is_none());
+        let mut appended = 0;
+        for id in [70, 3, 71, 1_000_000] {
+            bits.set(id, || appended += 1).unwrap();
+        }
+        assert_eq!(appended, 3);
+        let set: Vec<u32> = bits
+            .units()
+            .flat_map(|unit| (0..UNIT_IDS).filter(|b| unit.bits() >> b & 1 == 1).map(|b| unit.base() + b))
+            .collect();
+        assert_eq!(set, [70, 71, 3, 1_000_000]);
+    }
+
+    #[test]
+    fn a_cleared_bit_comes_back_when_the_second_count_finds_something() {
+        let bits = ShrinkerBits::new();
+        bits.set(5, || ()).unwrap();
+        let place = bits.find(5).unwrap();
+        assert_eq!(place.unit.clear_if_empty::<true>(5, || Count::Objects(1)), Count::Objects(1));
+        assert!(!bits.are_clear());
+        assert_eq!(place.unit.clear_if_empty::<true>(5, || Count::Empty), Count::Empty);
+        assert!(bits.are_clear());
+    }
+
+    #[test]
+    fn closing_hands_over_bits_and_debts_and_refuses_what_comes_later() {
+        let bits = ShrinkerBits::new();
+        bits.set(5, || ()).unwrap();
+        bits.set(64, || ()).unwrap();
+        bits.find(64).unwrap().unit.add_deferred(64 % UNIT_IDS, 9);
+        bits.find(5).unwrap().unit.add_deferred(6, 7);
+        let mut moved = Vec::new();
+        bits.close(|id, set, owed| moved.push((id, set, owed)));
+        assert_eq!(moved, [(5, true, 0), (6, false, 7), (64, true, 9)]);
+        assert_eq!(bits.set(5, || ()), Err(Closed));
+        assert_eq!(bits.set(500, || ()), Err(Closed));
+    }
+
+    #[test]
+    fn debts_do_not_wrap() {
+        let unit = Unit::new(0);
+        unit.add_deferred(1, u64::MAX);
+        unit.add_deferred(1, 5);
+        assert_eq!(unit.take_deferred(1), u64::from(u32::MAX));
+        assert_eq!(unit.take_deferred(1), 0);
+    }
+}

@@ -1,0 +1,108 @@
+//! How many objects a shrinker is asked to scan: in proportion to the pressure on the pages beside them
+//! (`kernel-semantics` §4.1).
+//!
+//! At priority p the share of the objects is their number divided by 2^p, four times that divided by `seeks`: objects that
+//! are dear to make again are asked for less. What is less than a batch is not scanned but owed, and added later.
+
+/// Cost of making an object again, in seeks, unless the shrinker says otherwise.
+pub const DEFAULT_SEEKS: u32 = 2;
+/// Objects scanned at once, unless the shrinker says otherwise.
+#[doc(alias = "SHRINK_BATCH")]
+pub const DEFAULT_BATCH: u64 = 128;
+
+/// The work of one call on one shrinker, for one group and node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScanPlan {
+    /// Objects that could be freed.
+    freeable: u64,
+    batch: u64,
+    /// Owed when the call began.
+    owed: u64,
+    /// The share of this call.
+    delta: u64,
+    /// To be scanned still.
+    left: u64,
+    scanned: u64,
+}
+
+impl ScanPlan {
+    /// A plan for `freeable` objects at `priority` (12 gentle … 0 all), with `owed` objects due from earlier calls.
+    #[doc(alias = "do_shrink_slab")]
+    pub fn new(freeable: u64, owed: u64, priority: u32, seeks: u32, batch: u64) -> Self {
+        let delta = if seeks == 0 {
+            // Free to make again: half of them, whatever the priority.
+            freeable / 2
+        } else {
+            (freeable >> priority).saturating_mul(4) / u64::from(seeks)
+        };
+        let left = (owed >> priority).saturating_add(delta).min(freeable.saturating_mul(2));
+        Self { freeable, batch: batch.max(1), owed, delta, left, scanned: 0 }
+    }
+
+    /// Objects to scan next; none when the rest is too little.
+    pub fn next_step(&self) -> Option<u64> {
+        let enough = self.left >= self.batch || self.left >= self.freeable;
+        (enough && self.left > 0).then(|| self.batch.min(self.left))
+    }
+
+    /// Notes that the shrinker looked at `nr` objects for the last step.
+    pub fn note_scanned(&mut self, nr: u64) {
+        self.left = self.left.saturating_sub(nr);
+        self.scanned += nr;
+    }
+
+    /// What the shrinker owes after this call.
+    pub fn deferred(&self) -> u64 {
+        let due = self.owed.saturating_add(self.delta).saturating_sub(self.scanned);
+        due.min(self.freeable.saturating_mul(2))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs a plan with a shrinker that looks at all it is asked for; returns the steps and what is owed then.
+    fn run(mut plan: ScanPlan) -> (Vec<u64>, u64) {
+        let mut steps = Vec::new();
+        while let Some(step) = plan.next_step() {
+            steps.push(step);
+            plan.note_scanned(step);
+        }
+        (steps, plan.deferred())
+    }
+
+    #[test]
+    fn the_published_vectors_hold() {
+        assert_eq!(run(ScanPlan::new(8192, 0, 12, 2, 128)), (vec![], 4));
+        assert_eq!(run(ScanPlan::new(8192, 0, 6, 2, 128)), (vec![128, 128], 0));
+        assert_eq!(run(ScanPlan::new(100, 0, 0, 2, 128)), (vec![128], 72));
+    }
+
+    #[test]
+    fn a_debt_is_paid_in_proportion_to_the_priority_and_never_twice() {
+        // 4 owed and 4 new each time: nothing is scanned until a batch has come together at a pressing priority.
+        let (steps, owed) = run(ScanPlan::new(8192, 1000, 12, 2, 128));
+        assert_eq!((steps, owed), (vec![], 1004));
+        let (steps, owed) = run(ScanPlan::new(8192, 1000, 2, 2, 128));
+        assert_eq!(steps.iter().sum::<u64>(), (250u64 + 4096) / 128 * 128);
+        assert_eq!(owed, 1000 + 4096 - steps.iter().sum::<u64>());
+    }
+
+    #[test]
+    fn never_more_than_twice_what_is_there() {
+        let (steps, owed) = run(ScanPlan::new(10, u64::MAX, 0, 2, 128));
+        assert_eq!(steps, [20]);
+        assert_eq!(owed, 20);
+    }
+
+    #[test]
+    fn objects_that_cost_nothing_to_make_again_are_halved_each_time() {
+        assert_eq!(run(ScanPlan::new(1000, 0, 12, 0, 100)), (vec![100; 5], 0));
+    }
+
+    #[test]
+    fn nothing_there_means_nothing_to_do() {
+        assert_eq!(run(ScanPlan::new(0, 500, 0, 2, 128)), (vec![], 0));
+    }
+}

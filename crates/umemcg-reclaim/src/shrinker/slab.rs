@@ -1,0 +1,170 @@
+//! Shrinkers in reclaim: which are asked for a group, and how often.
+
+use std::sync::Arc;
+
+use umemcg_base::assert_no_locks_held;
+use umemcg_group::Group;
+
+use super::bits::{UNIT_IDS, Unit};
+use super::pressure::ScanPlan;
+use super::{Count, Scan, ShrinkTarget, Shrinker, Usage};
+use crate::lruvec::ReclaimPart;
+use crate::reclaim::{Pass, Progress, Reason, Reclaimer};
+
+/// What a shrinker has in a group, as a line of `memory.kmem.slabinfo`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SlabUsage {
+    /// The shrinker's name.
+    pub name: String,
+    /// Over all nodes.
+    pub usage: Usage,
+}
+
+impl Reclaimer {
+    /// Asks the shrinkers that may have objects of `group` to free their share at `priority`. Groups below are not asked.
+    #[doc(alias = "shrink_slab_memcg")]
+    pub(crate) fn shrink_slab(&self, group: &Arc<Group>, pass: &Pass) -> Progress {
+        let mut progress = Progress::default();
+        #[cfg(feature = "baseline")]
+        if crate::baseline::asks_every_shrinker() {
+            return self.shrink_slab_without_map(group, pass);
+        }
+        let Some(part) = ReclaimPart::if_present(group) else { return progress };
+        for node in pass.nodes(self.nr_nodes()) {
+            for unit in part.shrinker_bits(node).units() {
+                let mut bits = unit.bits();
+                while bits != 0 {
+                    let bit = bits.trailing_zeros();
+                    bits &= bits - 1;
+                    progress.add(self.ask(group, node, (unit, bit), pass));
+                }
+            }
+        }
+        progress
+    }
+
+    /// One shrinker, found by its bit.
+    fn ask(&self, group: &Arc<Group>, node: usize, (unit, bit): (&Unit, u32), pass: &Pass) -> Progress {
+        let id = unit.base() + bit;
+        let target = ShrinkTarget { group, node, reason: pass.reason };
+        let asked = self.shrinkers().with(id, |shrinker| {
+            let mut count = shrinker.count(&target);
+            if count == Count::Empty {
+                count = unit.clear_if_empty::<true>(bit, || shrinker.count(&target));
+                if count == Count::Empty {
+                    ReclaimPart::of(group, self.nr_nodes()).object_lists().prune(id, node);
+                }
+            }
+            scan_share(&**shrinker, &target, count, pass.priority, Some((unit, bit)))
+        });
+        asked.unwrap_or_else(|| {
+            // Left behind by a shrinker that is gone. A new one of that number may be registering just now.
+            let registered =
+                || if self.shrinkers().with(id, |_| ()).is_some() { Count::NothingNow } else { Count::Empty };
+            if unit.clear_if_empty::<true>(bit, registered) == Count::Empty {
+                ReclaimPart::of(group, self.nr_nodes()).object_lists().prune(id, node);
+            }
+            Progress::default()
+        })
+    }
+
+    /// Every (group, shrinker) pair, as before there was a map.
+    #[cfg(feature = "baseline")]
+    fn shrink_slab_without_map(&self, group: &Arc<Group>, pass: &Pass) -> Progress {
+        let mut progress = Progress::default();
+        for node in pass.nodes(self.nr_nodes()) {
+            let target = ShrinkTarget { group, node, reason: pass.reason };
+            self.shrinkers().with_all(|shrinkers| {
+                for shrinker in shrinkers {
+                    let count = shrinker.count(&target);
+                    if count != Count::Empty {
+                        progress.add(scan_share(&**shrinker, &target, count, pass.priority, None));
+                    }
+                }
+            });
+        }
+        progress
+    }
+
+    /// Says that a shrinker has objects of `group` on `node`. For shrinkers that keep their objects outside any
+    /// [`ListLru`](crate::ListLru), after an object can be counted.
+    pub fn note_objects(&self, group: &Arc<Group>, node: usize, shrinker: u32) {
+        let mut at = group;
+        loop {
+            let part = ReclaimPart::of(at, self.nr_nodes());
+            let set = part.bit_place(at, node, shrinker).and_then(|place| place.unit.set(place.bit));
+            if set.is_ok() {
+                part.note_present(at);
+                return;
+            }
+            // Removed: its objects are the parent's.
+            match at.parent() {
+                Some(parent) => at = parent,
+                None => return,
+            }
+        }
+    }
+
+    /// What every shrinker has in `group` itself, those with nothing left out.
+    pub fn slab_usage(&self, group: &Arc<Group>) -> Vec<SlabUsage> {
+        assert_no_locks_held("a table of objects");
+        let Some(part) = ReclaimPart::if_present(group) else { return Vec::new() };
+        let mut table: Vec<SlabUsage> = Vec::new();
+        for node in 0..self.nr_nodes() {
+            for unit in part.shrinker_bits(node).units() {
+                for bit in (0..UNIT_IDS).filter(|bit| unit.bits() >> bit & 1 == 1) {
+                    let target = ShrinkTarget { group, node, reason: Reason::Proactive };
+                    let line = self.shrinkers().with(unit.base() + bit, |shrinker| SlabUsage {
+                        name: shrinker.name(),
+                        usage: shrinker.usage(&target),
+                    });
+                    let Some(line) = line.filter(|line| line.usage != Usage::default()) else { continue };
+                    match table.iter_mut().find(|known| known.name == line.name) {
+                        Some(known) => {
+                            known.usage.objects += line.usage.objects;
+                            known.usage.reclaimable += line.usage.reclaimable;
+                            known.usage.bytes += line.usage.bytes;
+                        }
+                        None => table.push(line),
+                    }
+                }
+            }
+        }
+        table
+    }
+}
+
+/// Lets a shrinker free its share. What it owes is written in `owed`, if anywhere.
+fn scan_share(
+    shrinker: &dyn Shrinker,
+    target: &ShrinkTarget<'_>,
+    count: Count,
+    priority: u32,
+    owed: Option<(&Unit, u32)>,
+) -> Progress {
+    let mut progress = Progress::default();
+    let Count::Objects(freeable @ 1..) = count else { return progress };
+    let before = owed.map_or(0, |(unit, bit)| unit.take_deferred(bit));
+    let mut plan = ScanPlan::new(freeable, before, priority, shrinker.seeks(), shrinker.batch());
+    while let Some(step) = plan.next_step() {
+        match shrinker.scan(target, step) {
+            Scan::Done(done) => {
+                progress.slab_bytes += done.freed_bytes;
+                progress.promised_bytes += done.promised_bytes;
+                progress.slab_scanned += done.scanned;
+                // A shrinker that looks at nothing has nothing more; it must not keep us.
+                plan.note_scanned(if done.scanned == 0 { step } else { done.scanned });
+                if done.scanned == 0 {
+                    break;
+                }
+            }
+            Scan::Stop => break,
+        }
+    }
+    if let Some((unit, bit)) = owed
+        && plan.deferred() > 0
+    {
+        unit.add_deferred(bit, plan.deferred());
+    }
+    progress
+}

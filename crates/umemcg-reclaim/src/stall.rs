@@ -1,0 +1,180 @@
+//! Who is stalled for want of memory, and whose requests are worked on: values that count while they live, at their group and
+//! every group above. Hits know nothing of this.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::sync::{Arc, LazyLock};
+
+use parking_lot::Mutex;
+use umemcg_base::clock::{Clock, SystemClock};
+use umemcg_group::{Group, PartSlot};
+
+use crate::psi::{Pressure, StallMeter};
+
+static CLOCK: LazyLock<SystemClock> = LazyLock::new(SystemClock::new);
+
+thread_local! {
+    /// The group for which this thread is counted as working; 0 none.
+    static WORKING_FOR: Cell<u64> = const { Cell::new(0) };
+    /// This thread is counted as stalled.
+    static IS_STALLED: Cell<bool> = const { Cell::new(false) };
+}
+
+fn meter(group: &Group) -> &Mutex<StallMeter> {
+    group.part(PartSlot::Stalls, Mutex::default)
+}
+
+fn change(group: &Group, stalled: i32, working: i32) {
+    for at in group.ancestors() {
+        let mut meter = meter(at).lock();
+        // Under the lock, so that it never goes back.
+        let now = CLOCK.now();
+        meter.change(now, stalled, working);
+    }
+}
+
+/// What a group has lost for want of memory until now, the groups below included: the time of `memory.pressure`.
+pub fn pressure(group: &Group) -> Pressure {
+    let mut meter = meter(group).lock();
+    let now = CLOCK.now();
+    meter.read(now)
+}
+
+/// A request that is stalled while nobody works for it: its answer is held back. Ends when dropped.
+#[derive(Debug)]
+#[must_use = "the stall ends at once"]
+pub struct Stalled(Arc<Group>);
+
+impl Stalled {
+    /// A request of `group` begins to wait.
+    #[doc(alias = "psi_memstall_enter")]
+    pub fn begin(group: &Arc<Group>) -> Self {
+        change(group, 1, 0);
+        Self(Arc::clone(group))
+    }
+}
+
+impl Drop for Stalled {
+    fn drop(&mut self) {
+        change(&self.0, -1, 0);
+    }
+}
+
+/// This thread works on a request of a group, and its group is not fully stalled as long as it does. Ends when dropped.
+#[derive(Debug)]
+#[must_use = "the work ends at once"]
+pub struct Working<'g> {
+    group: &'g Arc<Group>,
+    /// What the thread was counted for before.
+    before: u64,
+    _this_thread: PhantomData<*const ()>,
+}
+
+impl<'g> Working<'g> {
+    /// This thread begins to work for `group`.
+    pub fn begin(group: &'g Arc<Group>) -> Self {
+        change(group, 0, 1);
+        Self { group, before: WORKING_FOR.replace(group.id()), _this_thread: PhantomData }
+    }
+}
+
+impl Drop for Working<'_> {
+    fn drop(&mut self) {
+        WORKING_FOR.set(self.before);
+        change(self.group, 0, -1);
+    }
+}
+
+/// This thread is stalled, and does not count as working meanwhile. Ends when dropped; stalls within stalls are one.
+#[derive(Debug)]
+#[must_use = "the stall ends at once"]
+pub struct StalledHere<'g> {
+    /// None within another stall.
+    group: Option<&'g Arc<Group>>,
+    was_working: bool,
+    _this_thread: PhantomData<*const ()>,
+}
+
+impl<'g> StalledHere<'g> {
+    /// This thread begins to wait for memory of `group`.
+    #[doc(alias = "psi_memstall_enter")]
+    pub fn begin(group: &'g Arc<Group>) -> Self {
+        let group = (!IS_STALLED.replace(true)).then_some(group);
+        let was_working = group.is_some_and(|group| WORKING_FOR.get() == group.id());
+        if let Some(group) = group {
+            change(group, 1, -i32::from(was_working));
+        }
+        Self { group, was_working, _this_thread: PhantomData }
+    }
+}
+
+impl Drop for StalledHere<'_> {
+    #[doc(alias = "psi_memstall_leave")]
+    fn drop(&mut self) {
+        if let Some(group) = self.group {
+            IS_STALLED.set(false);
+            change(group, -1, i32::from(self.was_working));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+    use umemcg_group::GroupTree;
+
+    /// Waits until the clock has moved on for everybody.
+    fn tick() {
+        let start = CLOCK.now();
+        while CLOCK.now() < start + Duration::from_millis(1) {
+            std::hint::spin_loop();
+        }
+    }
+
+    fn lost(group: &Group) -> (Duration, Duration) {
+        let pressure = pressure(group);
+        (pressure.some.total, pressure.full.total)
+    }
+
+    #[test]
+    fn a_stall_counts_for_the_group_and_all_above_and_for_nobody_else() {
+        let tree = GroupTree::new(1 << 30);
+        let a = tree.create(tree.root(), "a".as_ref()).unwrap();
+        let (b, c) = (tree.create(&a, "b".as_ref()).unwrap(), tree.create(&a, "c".as_ref()).unwrap());
+        {
+            let _stalled = StalledHere::begin(&b);
+            let _within = StalledHere::begin(&b);
+            tick();
+        }
+        let (some, full) = lost(&b);
+        assert!(some >= Duration::from_millis(1) && some == full);
+        assert!([&a, tree.root()].iter().all(|above| lost(above).0 >= Duration::from_millis(1)));
+        assert_eq!(lost(&c), (Duration::ZERO, Duration::ZERO));
+        tick();
+        assert_eq!(lost(&b), (some, full), "it has ended");
+    }
+
+    #[test]
+    fn who_works_keeps_a_stall_of_another_from_being_full_and_not_his_own() {
+        let tree = GroupTree::new(1 << 30);
+        let group = tree.create(tree.root(), "g".as_ref()).unwrap();
+        let held_back = Stalled::begin(&group);
+        let before = lost(&group).1;
+        let work = Working::begin(&group);
+        let full = lost(&group).1;
+        tick();
+        assert_eq!(lost(&group).1, full);
+        assert!(full >= before);
+        drop(held_back);
+        {
+            let _stalled = StalledHere::begin(&group);
+            tick();
+        }
+        assert!(lost(&group).1 >= full + Duration::from_millis(1));
+        drop(work);
+        let end = lost(&group);
+        tick();
+        assert_eq!(lost(&group), end);
+    }
+}

@@ -1,0 +1,102 @@
+//! Shrinkers that cannot free by themselves: they promise, somebody else lets go, and reclaim waits for it a little.
+#![cfg(not(loom))]
+
+#[allow(dead_code)]
+mod support;
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
+
+use support::{create, reclaimer};
+use umemcg_group::{Charge, EventKind};
+use umemcg_reclaim::Reason;
+use umemcg_reclaim::shrinker::{Count, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
+
+const POOL: u64 = 64 << 20;
+const OBJECT: u64 = 1000;
+const NR: u64 = 2000;
+
+/// Objects that are freed by whoever is at the other end, if anybody is.
+#[derive(Debug)]
+struct Promising {
+    left: AtomicU64,
+    asked: AtomicU64,
+    to: Mutex<Option<Sender<u64>>>,
+}
+
+impl Shrinker for Promising {
+    fn name(&self) -> String {
+        "promising".into()
+    }
+    fn count(&self, _: &ShrinkTarget<'_>) -> Count {
+        match self.left.load(Relaxed) {
+            0 => Count::Empty,
+            nr => Count::Objects(nr),
+        }
+    }
+    fn scan(&self, _: &ShrinkTarget<'_>, nr: u64) -> Scan {
+        let nr = nr.min(self.left.load(Relaxed));
+        self.asked.fetch_add(nr, Relaxed);
+        if let Some(to) = &*self.to.lock().unwrap() {
+            self.left.fetch_sub(nr, Relaxed);
+            to.send(nr).unwrap();
+        }
+        Scan::Done(Scanned { scanned: nr, freed_bytes: 0, promised_bytes: nr * OBJECT })
+    }
+    fn usage(&self, _: &ShrinkTarget<'_>) -> Usage {
+        Usage::default()
+    }
+}
+
+fn promising(to: Option<Sender<u64>>) -> Arc<Promising> {
+    Arc::new(Promising { left: NR.into(), asked: 0.into(), to: Mutex::new(to) })
+}
+
+#[test]
+fn what_was_promised_and_kept_makes_room_and_no_more_is_asked_for_than_was_needed() {
+    let (tree, reclaimer) = reclaimer(POOL, 1);
+    let group = create(&tree, tree.root(), "a");
+    let (to, asked) = channel();
+    let shrinker = promising(Some(to));
+    let id = reclaimer.reserve_shrinker();
+    let number = id.get();
+    let _registered = reclaimer.register_shrinker(id, Arc::<Promising>::clone(&shrinker));
+    let mut objects: Vec<Charge> = (0..NR).map(|_| group.charge_forced(OBJECT)).collect();
+    reclaimer.note_objects(&group, 0, number);
+    group.set_max(group.usage_bytes());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for nr in asked {
+                objects.truncate(objects.len() - nr as usize);
+                reclaimer.note_released(nr * OBJECT);
+            }
+        });
+        let charge = reclaimer.charge(&group, 4096, &|| false).unwrap();
+        assert!(group.usage_bytes() <= group.max_bytes());
+        assert_eq!(group.event_count(EventKind::Oom), 0);
+        // A cluster of pages is 131 objects; a priority too many doubles that.
+        let nr = shrinker.asked.load(Relaxed);
+        assert!((4..NR).contains(&nr), "{nr} of {NR} objects for one page");
+        drop(charge);
+        shrinker.to.lock().unwrap().take();
+    });
+}
+
+#[test]
+fn a_promise_that_nobody_keeps_is_given_up() {
+    let (tree, reclaimer) = reclaimer(POOL, 1);
+    let group = create(&tree, tree.root(), "a");
+    let shrinker = promising(None);
+    let id = reclaimer.reserve_shrinker();
+    let number = id.get();
+    let _registered = reclaimer.register_shrinker(id, Arc::<Promising>::clone(&shrinker));
+    let objects: Vec<Charge> = (0..NR).map(|_| group.charge_forced(OBJECT)).collect();
+    reclaimer.note_objects(&group, 0, number);
+    group.set_max(group.usage_bytes());
+    let progress = reclaimer.reclaim(&group, 32, Reason::Direct, &|| false);
+    assert_eq!(progress.pages(), 0);
+    assert!(progress.promised_bytes > 0);
+    assert!(reclaimer.charge_opportunistic(&group, 4096, &|| false).is_err());
+    assert_eq!(objects.len() as u64, shrinker.left.load(Relaxed));
+}

@@ -1,0 +1,225 @@
+//! Shrinkers in reclaim: who is asked, how much goes, and that nothing is lost when groups or shrinkers go.
+#![cfg(not(loom))]
+
+#[path = "support/numbers.rs"]
+mod numbers;
+mod support;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use numbers::{Numbers, OBJECT_BYTES};
+use support::{create, reclaimer, remove};
+use umemcg_group::StatItem;
+use umemcg_reclaim::{ListLru, Reason, Verdict};
+
+const POOL: u64 = 64 << 20;
+
+#[test]
+fn a_group_at_its_limit_takes_objects_back_and_the_charge_succeeds() {
+    let (tree, reclaimer) = reclaimer(POOL, 1);
+    let (numbers, _registered) = Numbers::register(&reclaimer, "numbers");
+    let group = create(&tree, tree.root(), "a");
+    let other = create(&tree, tree.root(), "b");
+    for _ in 0..1000 {
+        numbers.insert(&group, 0);
+        numbers.insert(&other, 0);
+    }
+    group.set_max(group.usage_bytes());
+    let charge = reclaimer.charge(&group, 100 * OBJECT_BYTES, &|| false).unwrap();
+    assert!(group.usage_bytes() <= group.max_bytes());
+    assert!(numbers.lru().count(&group, 0) <= 900);
+    assert_eq!(numbers.lru().count(&other, 0), 1000, "the neighbour keeps all of its objects");
+    drop(charge);
+}
+
+#[test]
+fn pressure_on_an_ancestor_reaches_the_objects_of_every_group_below() {
+    let (tree, reclaimer) = reclaimer(POOL, 2);
+    let (numbers, _registered) = Numbers::register(&reclaimer, "numbers");
+    let top = create(&tree, tree.root(), "top");
+    let groups: Vec<_> = (0..5).map(|n| create(&tree, &top, &n.to_string())).collect();
+    for (n, group) in groups.iter().enumerate() {
+        for at in 0..500 {
+            numbers.insert(group, (n + at) % 2);
+        }
+    }
+    reclaimer.reclaim(&top, u64::MAX, Reason::Proactive, &|| false);
+    assert_eq!(numbers.len(), 0);
+    assert_eq!(top.stat_total(StatItem::SlabReclaimable), 0);
+    assert_eq!(reclaimer.nr_list_slots(), 0);
+}
+
+#[test]
+fn only_groups_and_shrinkers_that_have_something_are_asked() {
+    let (tree, reclaimer) = reclaimer(POOL, 1);
+    let shrinkers: Vec<_> = (0..200).map(|n| Numbers::register(&reclaimer, &n.to_string())).collect();
+    let groups: Vec<_> = (0..100).map(|n| create(&tree, tree.root(), &n.to_string())).collect();
+    for (numbers, _) in &shrinkers {
+        numbers.insert(&groups[7], 0);
+    }
+    let asked = || shrinkers.iter().map(|(numbers, _)| numbers.nr_counts.swap(0, Relaxed)).sum::<u64>();
+    reclaimer.drop_slab(tree.root(), &|| false);
+    assert!((200..=1000).contains(&asked()), "each shrinker for one group, some times");
+    assert!(shrinkers.iter().all(|(numbers, _)| numbers.len() == 0));
+    // The pass that finds nothing clears the bits; from then on nobody is asked.
+    reclaimer.drop_slab(tree.root(), &|| false);
+    asked();
+    reclaimer.drop_slab(tree.root(), &|| false);
+    assert_eq!(asked(), 0);
+    // One new object, and just its shrinker is asked again.
+    shrinkers[150].0.insert(&groups[3], 0);
+    reclaimer.drop_slab(tree.root(), &|| false);
+    assert_eq!(shrinkers[150].0.len(), 0);
+    assert_eq!(shrinkers[..150].iter().map(|(numbers, _)| numbers.nr_counts.load(Relaxed)).sum::<u64>(), 0);
+}
+
+#[test]
+fn objects_of_a_removed_group_are_its_parents_and_can_be_taken_back_there() {
+    let (tree, reclaimer) = reclaimer(POOL, 1);
+    let (numbers, _registered) = Numbers::register(&reclaimer, "numbers");
+    let parent = create(&tree, tree.root(), "parent");
+    let child = create(&tree, &parent, "child");
+    let kept: Vec<u64> = (0..50).map(|_| numbers.insert(&child, 0)).collect();
+    remove(&tree, &reclaimer, &child);
+    drop(child);
+    assert_eq!(numbers.lru().count(&parent, 0), 50);
+    assert!(numbers.remove(kept[10]), "an object of the removed group leaves the parent's list");
+    assert_eq!(numbers.lru().count(&parent, 0), 49);
+    reclaimer.drop_slab(&parent, &|| false);
+    assert_eq!(numbers.len(), 0);
+    reclaimer.drop_slab(&parent, &|| false);
+    parent.drain_stocks();
+    assert_eq!(parent.usage_bytes(), 0, "lists and bookkeeping included");
+}
+
+#[test]
+fn a_shrinker_that_unregisters_is_never_asked_again() {
+    let (tree, reclaimer) = reclaimer(POOL, 1);
+    let (numbers, registered) = Numbers::register(&reclaimer, "numbers");
+    let kept: Vec<u64> = (0..10).map(|_| numbers.insert(tree.root(), 0)).collect();
+    drop(registered);
+    reclaimer.drop_slab(tree.root(), &|| false);
+    assert_eq!((numbers.len(), numbers.nr_counts.load(Relaxed)), (10, 0));
+    kept.into_iter().for_each(|number| assert!(numbers.remove(number)));
+    drop(numbers);
+    // The number is used again, and what the first left behind does no harm.
+    let (second, _registered) = Numbers::register(&reclaimer, "second");
+    second.insert(tree.root(), 0);
+    reclaimer.drop_slab(tree.root(), &|| false);
+    assert_eq!(second.len(), 0);
+}
+
+#[test]
+fn the_table_of_objects_shows_every_shrinker_of_the_group_and_nobody_elses() {
+    let (tree, reclaimer) = reclaimer(POOL, 2);
+    let (first, _a) = Numbers::register(&reclaimer, "first");
+    let (second, _b) = Numbers::register(&reclaimer, "second");
+    let group = create(&tree, tree.root(), "a");
+    for node in [0, 1, 1] {
+        first.insert(&group, node);
+    }
+    second.insert(tree.root(), 0);
+    let table = reclaimer.slab_usage(&group);
+    assert_eq!(table.len(), 1);
+    assert_eq!((table[0].name.as_str(), table[0].usage.objects), ("first", 3));
+    assert_eq!(table[0].usage.bytes, 3 * OBJECT_BYTES);
+}
+
+#[test]
+fn groups_shrinkers_and_objects_come_and_go_while_reclaim_runs_and_nothing_is_left() {
+    let (tree, reclaimer) = reclaimer(POOL, 2);
+    let stop = AtomicBool::new(false);
+    let (shared, shared_registration) = Numbers::register(&reclaimer, "shared");
+    std::thread::scope(|scope| {
+        let reclaiming: Vec<_> = (0..2)
+            .map(|_| {
+                scope.spawn(|| {
+                    while !stop.load(Relaxed) {
+                        reclaimer.reclaim(tree.root(), 64, Reason::Proactive, &|| stop.load(Relaxed));
+                    }
+                })
+            })
+            .collect();
+        let churning: Vec<_> = (0..3)
+            .map(|thread| {
+                let (tree, reclaimer, shared) = (&tree, &reclaimer, &shared);
+                scope.spawn(move || {
+                    for round in 0..600 {
+                        let outer = create(tree, tree.root(), &format!("{thread}-{round}"));
+                        let inner = create(tree, &outer, "inner");
+                        let (own, own_registration) = Numbers::register(reclaimer, "own");
+                        let mine: Vec<u64> = (0..40)
+                            .map(|n| {
+                                own.insert(if n % 2 == 0 { &inner } else { &outer }, n % 2);
+                                shared.insert(&inner, n % 2)
+                            })
+                            .collect();
+                        remove(tree, reclaimer, &inner);
+                        // Half of them by hand, against the shrinkers; the others are the parent's.
+                        for &number in mine.iter().step_by(2) {
+                            shared.remove(number);
+                        }
+                        reclaimer.drop_slab(&outer, &|| false);
+                        while own.len() > 0 {
+                            reclaimer.reclaim(tree.root(), 64, Reason::Proactive, &|| false);
+                        }
+                        remove(tree, reclaimer, &outer);
+                        drop(own_registration);
+                    }
+                })
+            })
+            .collect();
+        churning.into_iter().for_each(|thread| thread.join().unwrap());
+        stop.store(true, Relaxed);
+        reclaiming.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+    while shared.len() > 0 {
+        reclaimer.drop_slab(tree.root(), &|| false);
+    }
+    reclaimer.drop_slab(tree.root(), &|| false);
+    drop(shared_registration);
+    assert_eq!((reclaimer.nr_list_slots(), reclaimer.nr_shrinkers()), (0, 0));
+    let root = tree.root();
+    for item in [StatItem::SlabReclaimable, StatItem::SlabUnreclaimable] {
+        assert_eq!((root.stat_local(item), root.stat_total(item)), (0, 0), "{item:?}");
+    }
+    root.drain_stocks();
+    assert_eq!(root.usage_bytes(), 0);
+    assert!(Arc::strong_count(root) >= 1);
+}
+
+#[test]
+fn an_object_that_a_walk_rotates_can_be_removed_at_the_same_time() {
+    let (tree, reclaimer) = reclaimer(POOL, 1);
+    let id = reclaimer.reserve_shrinker();
+    let lru = ListLru::new(&reclaimer, &id, 0);
+    let owner = tree.root().owner();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Relaxed) {
+                lru.walk(tree.root(), 0, 8, |_, _, _| Verdict::Rotate);
+            }
+        });
+        for round in 0..50_000 {
+            let slot = lru.reserve(round).unwrap();
+            assert!(lru.add(owner, 0, slot));
+            assert!(lru.remove(0, slot), "it is on the list until we take it off");
+            lru.release(slot);
+        }
+        stop.store(true, Relaxed);
+    });
+}
+
+#[test]
+fn reclaim_from_a_group_that_was_removed_ends() {
+    let (tree, reclaimer) = reclaimer(POOL, 1);
+    let group = create(&tree, tree.root(), "a");
+    let child = create(&tree, &group, "b");
+    remove(&tree, &reclaimer, &child);
+    remove(&tree, &reclaimer, &group);
+    for gone in [&group, &child] {
+        assert_eq!(reclaimer.reclaim(gone, 1, Reason::Proactive, &|| false).pages(), 0);
+    }
+}

@@ -1,0 +1,116 @@
+//! What `stat` shows of an inode.
+
+/// Names an inode towards the kernel. Never reused while a volume lives; the root is [`NodeId::ROOT`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(pub u64);
+
+impl NodeId {
+    /// The directory that the volume is.
+    pub const ROOT: Self = Self(1);
+}
+
+/// A point in time as a file system stores it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Timestamp {
+    /// Seconds since 1970; negative before.
+    pub seconds: i64,
+    /// 0 to 999,999,999.
+    pub nanoseconds: u32,
+}
+
+/// The type of an inode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum FileKind {
+    /// A regular file, the only kind with cached content.
+    Regular,
+    /// A directory.
+    Directory,
+    /// A symbolic link; never followed here.
+    Symlink,
+    /// A named pipe.
+    Fifo,
+    /// A socket.
+    Socket,
+    /// A character device.
+    CharDevice,
+    /// A block device.
+    BlockDevice,
+}
+
+impl FileKind {
+    /// The kind that the type bits of a mode say.
+    pub fn from_mode(mode: u32) -> Option<Self> {
+        Some(match mode & 0o170_000 {
+            0o100_000 => Self::Regular,
+            0o040_000 => Self::Directory,
+            0o120_000 => Self::Symlink,
+            0o010_000 => Self::Fifo,
+            0o140_000 => Self::Socket,
+            0o020_000 => Self::CharDevice,
+            0o060_000 => Self::BlockDevice,
+            _ => return None,
+        })
+    }
+}
+
+/// The attributes of an inode. Sizes are bytes, `blocks` are units of 512 bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Attr {
+    /// The inode number on the host.
+    pub ino: u64,
+    /// Length in bytes; of a file with cached content the cache's.
+    pub size: u64,
+    /// Allocated 512-byte units on the host.
+    pub blocks: u64,
+    /// Type and permission bits (`S_IFMT | 07777`).
+    pub mode: u32,
+    /// Number of names.
+    pub nlink: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device number of a device file, in the encoding of `makedev`.
+    pub rdev: u64,
+    /// Last access.
+    pub atime: Timestamp,
+    /// Last change of the content, as accepted (not as written back).
+    pub mtime: Timestamp,
+    /// Last change of the inode, as accepted.
+    pub ctime: Timestamp,
+    /// Preferred size of an I/O request, in bytes.
+    pub blksize: u32,
+}
+
+/// The answer to a lookup: it counts one reference that a later `forget` gives back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Entry {
+    /// The inode.
+    pub node: NodeId,
+    /// Always 0: node ids are not reused.
+    pub generation: u64,
+    /// Its attributes.
+    pub attr: Attr,
+}
+
+/// Figures of the file system below a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StatFs {
+    /// Fundamental block size in bytes.
+    pub frsize: u64,
+    /// Preferred block size in bytes.
+    pub bsize: u64,
+    /// Size in units of `frsize`.
+    pub blocks: u64,
+    /// Free units.
+    pub bfree: u64,
+    /// Free units for unprivileged users.
+    pub bavail: u64,
+    /// Inodes.
+    pub files: u64,
+    /// Free inodes.
+    pub ffree: u64,
+    /// Longest name in bytes.
+    pub namemax: u64,
+}

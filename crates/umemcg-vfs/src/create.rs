@@ -1,0 +1,294 @@
+//! New objects: regular files, directories, links, pipes, sockets, devices.
+//!
+//! A new object belongs to the caller. The host makes it as the daemon's and gives it away afterwards:
+//!
+//! 1. It is made with the permission bits that it will have (the host applies the directory's default access list, or
+//!    we apply the caller's umask where there is none), and without set-id bits: for a moment it is the daemon's.
+//! 2. Owner and group are set: the caller's, or the directory's group where that is set-group-id.
+//! 3. The mode is made exact, set-id bits included. A daemon that cannot give files away (an ordinary user's) leaves out
+//!    the set-id bits of what others make: they would run as the daemon's user.
+//!
+//! When step 2 or 3 fails, or there is no memory to know the object, it is removed again.
+
+use std::ffi::{CStr, CString, OsStr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rustix::fs::{AtFlags, Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::attr::{Entry, FileKind, NodeId};
+use crate::content::Content;
+use crate::error::VfsError;
+use crate::host::{self, GROUP_EXECUTE, HostStat, SET_GID, SET_UID};
+use crate::name::component;
+use crate::open_file::OpenFile;
+use crate::vfs::{Caller, Vfs};
+
+/// How often a name that appears and vanishes under a `create` is tried again.
+const CREATE_TRIES_MAX: u32 = 8;
+
+/// What a new object is to be.
+#[derive(Debug, Clone, Copy)]
+struct Wanted {
+    kind: FileKind,
+    /// `07777`, before the umask.
+    mode: u32,
+    /// The directory's default access list decides about permissions, not the umask.
+    by_acl: bool,
+    umask: u32,
+}
+
+impl Wanted {
+    /// Bits to make it with.
+    fn first_mode(&self) -> Mode {
+        Mode::from_raw_mode(self.bits() & 0o1777)
+    }
+
+    fn bits(&self) -> u32 {
+        if self.by_acl { self.mode } else { self.mode & !self.umask }
+    }
+}
+
+impl Vfs {
+    /// Makes a symbolic link with any text.
+    ///
+    /// # Errors
+    /// `EEXIST`, `ENOENT` for an empty text, `ENAMETOOLONG`, and the host's.
+    pub fn symlink(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &OsStr,
+        target: &OsStr,
+    ) -> Result<Entry, VfsError> {
+        let target = CString::new(target.as_bytes()).map_err(|_| Errno::INVAL)?;
+        self.make(caller, parent, name, FileKind::Symlink, 0o777, |dir, name, _| {
+            rustix::fs::symlinkat(&*target, dir, name)
+        })
+    }
+
+    /// Makes a regular file, pipe, socket or device. `mode` carries the type (none means a regular file); `rdev` is
+    /// encoded as `makedev` does.
+    ///
+    /// # Errors
+    /// `EEXIST`, `EPERM` for a device without privilege, `EINVAL` for another type, and the host's.
+    pub fn mknod(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &OsStr,
+        mode: u32,
+        rdev: u64,
+    ) -> Result<Entry, VfsError> {
+        let kind = match FileKind::from_mode(mode) {
+            Some(FileKind::Directory | FileKind::Symlink) => return Err(Errno::INVAL.into()),
+            Some(kind) => kind,
+            None if mode & 0o170_000 == 0 => FileKind::Regular,
+            None => return Err(Errno::INVAL.into()),
+        };
+        self.make(caller, parent, name, kind, mode, |dir, name, first_mode| {
+            rustix::fs::mknodat(dir, name, host::file_type(kind), first_mode, rdev)
+        })
+    }
+
+    /// Makes a directory. Of `mode` the permissions and the sticky bit count; set-group-id comes from the parent.
+    ///
+    /// # Errors
+    /// `EEXIST`, `EMLINK`, and the host's.
+    pub fn mkdir(&self, caller: &Caller, parent: NodeId, name: &OsStr, mode: u32) -> Result<Entry, VfsError> {
+        self.make(caller, parent, name, FileKind::Directory, mode & 0o1777, |dir, name, first_mode| {
+            rustix::fs::mkdirat(dir, name, first_mode)
+        })
+    }
+
+    /// Makes and opens a regular file; without `O_EXCL` opens the one that is there.
+    ///
+    /// # Errors
+    /// `EEXIST` with `O_EXCL`; as [`open`](Self::open) for what is there; and the host's.
+    pub fn create(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &OsStr,
+        mode: u32,
+        flags: OFlags,
+    ) -> Result<(Entry, Arc<OpenFile>), VfsError> {
+        let c_name = component(name)?;
+        let dir = self.directory(parent)?;
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            match self.create_new(caller, parent, &dir, &c_name, mode, flags) {
+                Err(VfsError::Host(Errno::EXIST)) if !flags.contains(OFlags::EXCL) => {}
+                result => return result,
+            }
+            let there = match self.lookup_in(caller, parent, &dir, &c_name) {
+                // Gone again: somebody else makes and removes it on the host.
+                Err(VfsError::Host(Errno::NOENT)) if tries < CREATE_TRIES_MAX => continue,
+                result => result?,
+            };
+            let opened = self.open(caller, there.node, flags).and_then(|file| {
+                let attr = self.getattr(there.node, Some(&file))?;
+                Ok((Entry { attr, ..there }, file))
+            });
+            return opened.inspect_err(|_| self.forget(there.node, 1));
+        }
+    }
+
+    fn create_new(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        dir: &OwnedFd,
+        name: &CStr,
+        mode: u32,
+        flags: OFlags,
+    ) -> Result<(Entry, Arc<OpenFile>), VfsError> {
+        let shared = &self.shared;
+        let wanted = self.wanted(caller, dir, FileKind::Regular, mode)?;
+        let how = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = shared.with_descriptors(|| rustix::fs::openat(dir, name, how, wanted.first_mode()))?;
+        let made = self.give_away(caller, dir.as_fd(), fd.as_fd(), &wanted).map_err(VfsError::from);
+        let opened = made.and_then(|stat| {
+            let entry = self.enter(caller, parent, dir, name, &stat)?;
+            let content = self.open_new(caller, entry.node, &stat, fd);
+            Ok((entry, content.inspect_err(|_| self.forget(entry.node, 1))?))
+        });
+        let (entry, content) = opened.inspect_err(|_| {
+            let _ = rustix::fs::unlinkat(dir, name, AtFlags::empty());
+        })?;
+        let group = Arc::clone(&caller.group);
+        Ok((entry, OpenFile::new(Arc::clone(shared), entry.node, content, flags, group)))
+    }
+
+    /// The content of a new file, open through this descriptor, with the node pinned.
+    fn open_new(
+        &self,
+        caller: &Caller,
+        node: NodeId,
+        stat: &HostStat,
+        fd: OwnedFd,
+    ) -> Result<Arc<Content>, VfsError> {
+        let shared = &self.shared;
+        let content = self.new_content(caller, node, stat)?;
+        if !shared.table.pin(node) {
+            return Err(Errno::STALE.into());
+        }
+        // The content may be known already (it was opened between): then it has a descriptor, or takes this one.
+        let acquired = content.acquire(true, |_| Ok(fd));
+        acquired.inspect_err(|_| shared.dispose(shared.table.unpin(node)))?;
+        Ok(content)
+    }
+
+    fn new_content(&self, caller: &Caller, node: NodeId, stat: &HostStat) -> Result<Arc<Content>, VfsError> {
+        let shared = &self.shared;
+        let fresh = Content::new(&shared.engine, &shared.volume, stat, &caller.group)?;
+        let content =
+            shared.table.with(node, |slot| Arc::clone(slot.content.get_or_insert(Arc::clone(&fresh))));
+        Ok(content.ok_or(Errno::STALE)?)
+    }
+
+    /// Makes anything that is not opened at once.
+    fn make(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &OsStr,
+        kind: FileKind,
+        mode: u32,
+        call: impl FnOnce(BorrowedFd<'_>, &CStr, Mode) -> Result<(), Errno>,
+    ) -> Result<Entry, VfsError> {
+        let name = component(name)?;
+        let dir = self.directory(parent)?;
+        let wanted = self.wanted(caller, &dir, kind, mode)?;
+        call(dir.as_fd(), &name, wanted.first_mode())?;
+        let fd = self.shared.with_descriptors(|| host::hold_name(&dir, &name))?;
+        // What is not ours is not removed, either.
+        self.check_own(&fd, kind)?;
+        let made = self.give_away(caller, dir.as_fd(), fd.as_fd(), &wanted).map_err(VfsError::from);
+        let entered = made.and_then(|stat| self.enter(caller, parent, &dir, &name, &stat));
+        entered.inspect_err(|_| {
+            let how = if kind == FileKind::Directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+            let _ = rustix::fs::unlinkat(&dir, &name, how);
+        })
+    }
+
+    fn wanted(&self, caller: &Caller, dir: &OwnedFd, kind: FileKind, mode: u32) -> Result<Wanted, Errno> {
+        let has_acls = &self.shared.volume.has_acls;
+        // Without a umask the list and the plain mode come to the same call. Relaxed: a hint.
+        let by_acl = kind != FileKind::Symlink
+            && caller.umask != 0
+            && has_acls.load(Ordering::Relaxed)
+            && match host::has_default_acl(dir.as_fd()) {
+                Err(Errno::OPNOTSUPP) => {
+                    has_acls.store(false, Ordering::Relaxed);
+                    false
+                }
+                Err(Errno::NOENT) => return Err(Errno::NOENT),
+                found => found.unwrap_or(false),
+            };
+        Ok(Wanted { kind, mode: mode & 0o7777, by_acl, umask: caller.umask })
+    }
+
+    /// Before the daemon gives away what it finds under the name of what it made: on a directory that others can
+    /// write to on the host, it might be something else by now.
+    fn check_own(&self, fd: &OwnedFd, kind: FileKind) -> Result<(), Errno> {
+        let stat = host::stat_fd(fd)?;
+        let is_ours = stat.kind == kind
+            && stat.attr.uid == self.shared.volume.uid
+            && (kind == FileKind::Directory || stat.attr.nlink == 1);
+        if is_ours { Ok(()) } else { Err(Errno::STALE) }
+    }
+
+    /// Steps 2 and 3 of the file's head.
+    fn give_away(
+        &self,
+        caller: &Caller,
+        dir: BorrowedFd<'_>,
+        fd: BorrowedFd<'_>,
+        wanted: &Wanted,
+    ) -> Result<HostStat, Errno> {
+        let first = host::stat_fd(fd)?;
+        let mut is_changed = false;
+        let (mut uid, mut gid) = (first.attr.uid, first.attr.gid);
+        if self.shared.volume.is_privileged {
+            if gid != caller.gid && host::stat_fd(dir)?.attr.mode & SET_GID == 0 {
+                gid = caller.gid;
+            }
+            uid = caller.uid;
+            let set = |new: u32, old: u32| (new != old).then_some(new);
+            let (new_uid, new_gid) = (set(uid, first.attr.uid), set(gid, first.attr.gid));
+            if new_uid.is_some() || new_gid.is_some() {
+                host::chown(fd, new_uid, new_gid)?;
+                is_changed = true;
+            }
+        }
+        let mode = final_mode(caller, wanted, first.attr.mode, uid, gid);
+        if wanted.kind != FileKind::Symlink && mode != first.attr.mode & 0o7777 {
+            host::chmod(fd, mode)?;
+            is_changed = true;
+        }
+        if is_changed { host::stat_fd(fd) } else { Ok(first) }
+    }
+}
+
+/// The mode of a new object that the host made with `made` and that now belongs to `uid` and `gid`.
+fn final_mode(caller: &Caller, wanted: &Wanted, made: u32, uid: u32, gid: u32) -> u32 {
+    let bits = wanted.bits();
+    let permissions = if wanted.by_acl { made & 0o777 } else { bits & 0o777 };
+    let sticky = bits & 0o1000;
+    if wanted.kind == FileKind::Directory {
+        return permissions | sticky | (made & SET_GID);
+    }
+    let mut set_id = bits & (SET_UID | SET_GID);
+    if bits & GROUP_EXECUTE != 0 && !caller.is_in_group(gid) {
+        set_id &= !SET_GID;
+    }
+    if uid != caller.uid {
+        set_id = 0;
+    }
+    permissions | sticky | set_id
+}

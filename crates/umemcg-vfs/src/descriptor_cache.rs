@@ -1,0 +1,204 @@
+//! Descriptors of inodes that nobody has open, so that the next operation on the same directory or file need not find it
+//! again. Bounded: each pins a dentry of the host that nobody else counts. Second chance decides who leaves.
+//!
+//! All volumes of the process together have a bound, too: beyond it a volume keeps a new descriptor only in place of one of
+//! its own.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use umemcg_base::{Rank, RankedMutex};
+
+use crate::attr::NodeId;
+
+/// Number of independently locked parts.
+const NR_SHARDS: usize = 8;
+
+/// (A) Descriptors in the caches of all volumes. Relaxed: a count, exceeded by operations in flight at most.
+static NR_IN_ALL: AtomicUsize = AtomicUsize::new(0);
+
+#[derive(Debug)]
+struct Place {
+    node: u64,
+    fd: Arc<OwnedFd>,
+    used: bool,
+    _counted: Counted,
+}
+
+/// One of [`NR_IN_ALL`].
+#[derive(Debug)]
+struct Counted;
+
+impl Counted {
+    fn new() -> Self {
+        NR_IN_ALL.fetch_add(1, Ordering::Relaxed);
+        Self
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        NR_IN_ALL.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    index: HashMap<u64, usize>,
+    places: Vec<Place>,
+    hand: usize,
+}
+
+/// See the file's head.
+#[derive(Debug)]
+pub(crate) struct DescriptorCache {
+    shards: [RankedMutex<Shard>; NR_SHARDS],
+    /// (C) Most places per shard.
+    per_shard: usize,
+    /// (C) Most of all volumes.
+    all_max: usize,
+}
+
+impl DescriptorCache {
+    /// A cache of at most `max` descriptors (at least one for each shard), that has none but what leaves all volumes within
+    /// `all_max`.
+    pub(crate) fn new(max: usize, all_max: usize) -> Self {
+        Self {
+            all_max,
+            shards: std::array::from_fn(|_| RankedMutex::new(Rank::ObjectOwner, Shard::default())),
+            per_shard: (max / NR_SHARDS).max(1),
+        }
+    }
+
+    fn shard(&self, node: NodeId) -> &RankedMutex<Shard> {
+        // The low bits of a node id are its shard in the inode table and spread well.
+        &self.shards[node.0 as usize % NR_SHARDS]
+    }
+
+    /// The descriptor of an inode, if cached.
+    pub(crate) fn get(&self, node: NodeId) -> Option<Arc<OwnedFd>> {
+        let mut shard = self.shard(node).lock();
+        let at = *shard.index.get(&node.0)?;
+        let place = &mut shard.places[at];
+        place.used = true;
+        Some(Arc::clone(&place.fd))
+    }
+
+    /// Keeps a descriptor; closes the one whose place it takes outside the lock.
+    pub(crate) fn put(&self, node: NodeId, fd: Arc<OwnedFd>) {
+        let evicted = {
+            let mut shard = self.shard(node).lock();
+            let shard = &mut *shard;
+            if let Some(&at) = shard.index.get(&node.0) {
+                Some(std::mem::replace(&mut shard.places[at].fd, fd))
+            } else if shard.places.len() < self.per_shard && NR_IN_ALL.load(Ordering::Relaxed) < self.all_max
+            {
+                shard.index.insert(node.0, shard.places.len());
+                shard.places.push(Place { node: node.0, fd, used: false, _counted: Counted::new() });
+                None
+            } else if shard.places.is_empty() {
+                Some(fd)
+            } else {
+                // At most two rounds: the first clears every mark.
+                loop {
+                    let at = shard.hand;
+                    shard.hand = (at + 1) % shard.places.len();
+                    let place = &mut shard.places[at];
+                    if std::mem::take(&mut place.used) {
+                        continue;
+                    }
+                    shard.index.remove(&place.node);
+                    shard.index.insert(node.0, at);
+                    place.node = node.0;
+                    break Some(std::mem::replace(&mut place.fd, fd));
+                }
+            }
+        };
+        drop(evicted);
+    }
+
+    /// Forgets the descriptor of an inode.
+    pub(crate) fn remove(&self, node: NodeId) {
+        let removed = {
+            let mut shard = self.shard(node).lock();
+            let shard = &mut *shard;
+            shard.index.remove(&node.0).map(|at| {
+                let place = shard.places.swap_remove(at);
+                if let Some(moved) = shard.places.get(at) {
+                    shard.index.insert(moved.node, at);
+                }
+                if shard.hand >= shard.places.len() {
+                    shard.hand = 0;
+                }
+                place
+            })
+        };
+        drop(removed);
+    }
+
+    /// Closes all (the process has no descriptors left).
+    pub(crate) fn clear(&self) {
+        for shard in &self.shards {
+            let all = std::mem::take(&mut *shard.lock());
+            drop(all);
+        }
+    }
+
+    /// Descriptors held.
+    pub(crate) fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().places.len()).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fd() -> Arc<OwnedFd> {
+        Arc::new(rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap())
+    }
+
+    #[test]
+    fn the_bound_holds_whatever_is_put() {
+        let cache = DescriptorCache::new(16, usize::MAX);
+        let one = fd();
+        for node in 0..1000 {
+            cache.put(NodeId(node), Arc::clone(&one));
+            assert!(cache.len() <= 16);
+        }
+        assert_eq!(cache.len(), 16);
+        for node in 0..1000 {
+            cache.remove(NodeId(node));
+        }
+        assert_eq!((cache.len(), Arc::strong_count(&one)), (0, 1));
+    }
+
+    #[test]
+    fn what_is_used_stays_longer() {
+        let cache = DescriptorCache::new(2 * NR_SHARDS, usize::MAX);
+        let step = NR_SHARDS as u64;
+        cache.put(NodeId(0), fd());
+        cache.put(NodeId(step), fd());
+        assert!(cache.get(NodeId(0)).is_some());
+        cache.put(NodeId(2 * step), fd());
+        assert!(cache.get(NodeId(0)).is_some());
+        assert!(cache.get(NodeId(step)).is_none());
+    }
+
+    #[test]
+    fn removal_keeps_the_others() {
+        let cache = DescriptorCache::new(8 * NR_SHARDS, usize::MAX);
+        let step = NR_SHARDS as u64;
+        for n in 0..5 {
+            cache.put(NodeId(n * step), fd());
+        }
+        cache.remove(NodeId(step));
+        for n in [0, 2, 3, 4] {
+            assert!(cache.get(NodeId(n * step)).is_some(), "{n}");
+        }
+        cache.clear();
+        assert_eq!(cache.len(), 0);
+    }
+}

@@ -1,0 +1,67 @@
+//! What can go wrong, and the error number it stands for.
+
+use std::path::PathBuf;
+
+use rustix::io::Errno;
+use thiserror::Error;
+
+use crate::volume::IoMode;
+use umemcg::FileError;
+
+/// Why an operation on a volume failed.
+#[derive(Debug, Error)]
+pub enum VfsError {
+    /// The host, or a rule that the host would have applied, refused.
+    #[error("{0}")]
+    Host(#[from] Errno),
+    /// The content of a file could not be read, written or made durable.
+    #[error("file content: {0}")]
+    Content(#[from] FileError),
+}
+
+impl VfsError {
+    /// The error number that a POSIX caller expects.
+    pub fn errno(&self) -> Errno {
+        match self {
+            Self::Host(errno) => *errno,
+            Self::Content(FileError::Store(error)) => Errno::from_io_error(error).unwrap_or(Errno::IO),
+            Self::Content(FileError::Writeback(errno)) => Errno::from_raw_os_error(*errno),
+            Self::Content(FileError::NoSpace) => Errno::NOSPC,
+            Self::Content(FileError::TooLarge) => Errno::FBIG,
+            Self::Content(FileError::NoMemory(_)) => Errno::NOMEM,
+            Self::Content(FileError::ShutDown) => Errno::IO,
+        }
+    }
+}
+
+/// Why a directory cannot become a volume.
+#[derive(Debug, Error)]
+pub enum VolumeError {
+    /// The directory cannot be opened.
+    #[error("cannot open the directory {}: {errno}", dir.display())]
+    Open {
+        /// The directory that was asked for.
+        dir: PathBuf,
+        /// What the host said.
+        errno: Errno,
+    },
+    /// File handles were demanded and cannot be used.
+    #[error(
+        "file handles do not work on {}: {errno}; they need CAP_DAC_READ_SEARCH and a file system that has them",
+        dir.display()
+    )]
+    NoHandles {
+        /// The directory that was asked for.
+        dir: PathBuf,
+        /// What the host said.
+        errno: Errno,
+    },
+    /// An I/O mode was demanded that the file system does not have.
+    #[error("the file system of {} does not support the I/O mode {mode:?}", dir.display())]
+    IoMode {
+        /// The directory that was asked for.
+        dir: PathBuf,
+        /// The mode.
+        mode: IoMode,
+    },
+}

@@ -1,0 +1,187 @@
+//! System calls on descriptors of the host, in the form the rest of the crate wants them.
+//!
+//! Most inodes are held by descriptors that cannot do I/O (`O_PATH`), for which the kernel offers few calls of their
+//! own; the others go through `/proc/self/fd/N`, which names exactly the inode that the descriptor holds: a symbolic
+//! link that is held so is acted upon itself, never followed. Nothing here resolves a path of more than one component.
+
+use std::ffi::CStr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{
+    AtFlags, CWD, FileType, Gid, Mode, OFlags, Statx, StatxAttributes, StatxFlags, Timespec, Timestamps,
+    UTIME_NOW, UTIME_OMIT, Uid,
+};
+use rustix::io::Errno;
+
+use crate::attr::{Attr, FileKind, Timestamp};
+use crate::setattr::SetTime;
+
+/// `S_ISUID`.
+pub(crate) const SET_UID: u32 = 0o4000;
+/// `S_ISGID`.
+pub(crate) const SET_GID: u32 = 0o2000;
+/// `S_IXGRP`.
+pub(crate) const GROUP_EXECUTE: u32 = 0o010;
+/// Longest name of one component, in bytes.
+pub(crate) const NAME_MAX: usize = 255;
+
+/// What the host says of an inode.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HostStat {
+    pub(crate) attr: Attr,
+    pub(crate) kind: FileKind,
+    pub(crate) dev: (u32, u32),
+    /// Birth time in nanoseconds, 0 where the file system does not keep it. Tells an inode from a later one of the same number.
+    pub(crate) birth: u64,
+    /// Something is mounted here.
+    pub(crate) is_mount: bool,
+}
+
+impl HostStat {
+    /// Identity of the inode within its file system.
+    pub(crate) fn key(&self) -> InodeKey {
+        InodeKey { ino: self.attr.ino, birth: self.birth }
+    }
+
+    fn from_statx(stat: &Statx) -> Result<Self, Errno> {
+        let time = |t: rustix::fs::StatxTimestamp| Timestamp { seconds: t.tv_sec, nanoseconds: t.tv_nsec };
+        let mode = u32::from(stat.stx_mode);
+        let birth = if stat.stx_mask & StatxFlags::BTIME.bits() == 0 {
+            0
+        } else {
+            (stat.stx_btime.tv_sec as u64)
+                .wrapping_mul(1_000_000_000)
+                .wrapping_add(u64::from(stat.stx_btime.tv_nsec))
+        };
+        Ok(Self {
+            attr: Attr {
+                ino: stat.stx_ino,
+                size: stat.stx_size,
+                blocks: stat.stx_blocks,
+                mode,
+                nlink: stat.stx_nlink,
+                uid: stat.stx_uid,
+                gid: stat.stx_gid,
+                rdev: rustix::fs::makedev(stat.stx_rdev_major, stat.stx_rdev_minor),
+                atime: time(stat.stx_atime),
+                mtime: time(stat.stx_mtime),
+                ctime: time(stat.stx_ctime),
+                blksize: stat.stx_blksize,
+            },
+            kind: FileKind::from_mode(mode).ok_or(Errno::IO)?,
+            dev: (stat.stx_dev_major, stat.stx_dev_minor),
+            birth,
+            is_mount: stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT),
+        })
+    }
+}
+
+/// Identity of an inode within one file system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct InodeKey {
+    pub(crate) ino: u64,
+    pub(crate) birth: u64,
+}
+
+/// A path that names what a descriptor holds.
+pub(crate) fn path_of(fd: BorrowedFd<'_>) -> String {
+    format!("/proc/self/fd/{}", fd.as_raw_fd())
+}
+
+fn wanted() -> StatxFlags {
+    StatxFlags::BASIC_STATS | StatxFlags::BTIME
+}
+
+/// Attributes of what a descriptor holds.
+pub(crate) fn stat_fd(fd: impl AsFd) -> Result<HostStat, Errno> {
+    let stat = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT, wanted())?;
+    HostStat::from_statx(&stat)
+}
+
+/// Attributes of one name in a directory; a symbolic link is not followed.
+pub(crate) fn stat_name(dir: impl AsFd, name: &CStr) -> Result<HostStat, Errno> {
+    let stat = rustix::fs::statx(dir, name, AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT, wanted())?;
+    HostStat::from_statx(&stat)
+}
+
+/// A descriptor without I/O of one name in a directory; a symbolic link is not followed.
+pub(crate) fn hold_name(dir: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
+    rustix::fs::openat(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Opens for I/O what a descriptor holds.
+pub(crate) fn reopen(fd: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd, Errno> {
+    rustix::fs::open(path_of(fd), flags | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())
+}
+
+/// Sets the permission bits of what a descriptor holds.
+pub(crate) fn chmod(fd: BorrowedFd<'_>, mode: u32) -> Result<(), Errno> {
+    rustix::fs::chmod(path_of(fd), Mode::from_raw_mode(mode & 0o7777))
+}
+
+/// Sets owner and group; `None` stays.
+pub(crate) fn chown(fd: BorrowedFd<'_>, uid: Option<u32>, gid: Option<u32>) -> Result<(), Errno> {
+    // All ones would mean "stays" to the host.
+    if uid == Some(u32::MAX) || gid == Some(u32::MAX) {
+        return Err(Errno::INVAL);
+    }
+    let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
+    rustix::fs::chownat(fd, c"", uid, gid, AtFlags::EMPTY_PATH)
+}
+
+/// Sets times; `None` stays.
+pub(crate) fn set_times(
+    fd: BorrowedFd<'_>,
+    atime: Option<SetTime>,
+    mtime: Option<SetTime>,
+) -> Result<(), Errno> {
+    let time = |t: Option<SetTime>| match t {
+        None => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+        Some(SetTime::Now) => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
+        Some(SetTime::At(t)) => Timespec { tv_sec: t.seconds, tv_nsec: i64::from(t.nanoseconds) as _ },
+    };
+    if let (Some(SetTime::At(t)), _) | (_, Some(SetTime::At(t))) = (atime, mtime)
+        && t.nanoseconds >= 1_000_000_000
+    {
+        return Err(Errno::INVAL);
+    }
+    let times = Timestamps { last_access: time(atime), last_modification: time(mtime) };
+    match rustix::fs::utimensat(fd, c"", &times, AtFlags::EMPTY_PATH) {
+        // Kernels before 5.8 do not take an empty path here.
+        Err(Errno::INVAL | Errno::NOENT) => rustix::fs::utimensat(CWD, path_of(fd), &times, AtFlags::empty()),
+        result => result,
+    }
+}
+
+/// Gives what a descriptor holds a further name.
+pub(crate) fn link(fd: BorrowedFd<'_>, dir: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
+    rustix::fs::linkat(CWD, path_of(fd), dir, name, AtFlags::SYMLINK_FOLLOW)
+}
+
+/// Whether new objects in a directory take their permissions from an access list of its own.
+pub(crate) fn has_default_acl(dir: BorrowedFd<'_>) -> Result<bool, Errno> {
+    const NAME: &CStr = c"system.posix_acl_default";
+    let len = match rustix::fs::fgetxattr_query(dir, NAME) {
+        // Held without I/O rights.
+        Err(Errno::BADF) => rustix::fs::getxattr_query(path_of(dir), NAME),
+        len => len,
+    };
+    match len {
+        Ok(len) => Ok(len > 0),
+        Err(Errno::NODATA) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// The type bits of a mode for `mknod`.
+pub(crate) fn file_type(kind: FileKind) -> FileType {
+    match kind {
+        FileKind::Regular => FileType::RegularFile,
+        FileKind::Directory => FileType::Directory,
+        FileKind::Symlink => FileType::Symlink,
+        FileKind::Fifo => FileType::Fifo,
+        FileKind::Socket => FileType::Socket,
+        FileKind::CharDevice => FileType::CharacterDevice,
+        FileKind::BlockDevice => FileType::BlockDevice,
+    }
+}

@@ -1,0 +1,213 @@
+//! Finding inodes and looking at them: lookup, forget, getattr, readlink, statfs.
+
+use std::ffi::{CStr, OsStr, OsString};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStringExt;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use crate::attr::{Attr, Entry, FileKind, NodeId, StatFs};
+use crate::error::VfsError;
+use crate::host::{self, HostStat};
+use crate::inode_names::{NameCharge, is_long};
+use crate::inode_table::NodeCharge;
+use crate::metadata_charge::Patience;
+use crate::name::component;
+use crate::name_lists::NameLists;
+use crate::open_file::OpenFile;
+use crate::vfs::{Caller, Vfs};
+
+impl Vfs {
+    /// Finds a name in a directory and counts one reference to its inode. The memory for that is charged to the caller's
+    /// group, or to an ancestor when the group has no room.
+    ///
+    /// # Errors
+    /// `ENOENT`; `ENOMEM` when the pool is full of what cannot be reclaimed; `EXDEV` for what lies on another file system (a mount point inside the directory); `ESTALE` when the
+    /// directory is gone; the host's.
+    pub fn lookup(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<Entry, VfsError> {
+        let name = component(name)?;
+        let dir = self.directory(parent)?;
+        self.lookup_in(caller, parent, &dir, &name)
+    }
+
+    pub(crate) fn lookup_in(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        dir: &OwnedFd,
+        name: &CStr,
+    ) -> Result<Entry, VfsError> {
+        let stat = host::stat_name(dir, name)?;
+        self.enter(caller, parent, dir, name, &stat)
+    }
+
+    /// A lookup for which nobody waits: `ENOMEM` when the caller's group has no room as it is.
+    pub(crate) fn lookup_if_room(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        dir: &OwnedFd,
+        name: &CStr,
+    ) -> Result<Entry, VfsError> {
+        let stat = host::stat_name(dir, name)?;
+        self.enter_with(Patience::None, caller, parent, (dir, name), &stat)
+    }
+
+    /// Counts a lookup of what was seen under a name.
+    pub(crate) fn enter(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        dir: &OwnedFd,
+        name: &CStr,
+        stat: &HostStat,
+    ) -> Result<Entry, VfsError> {
+        self.enter_with(self.patience(), caller, parent, (dir, name), stat)
+    }
+
+    /// How long a request waits for room for a name.
+    pub(crate) fn patience(&self) -> Patience {
+        match self.shared.kernel.get().is_some_and(|kernel| kernel.asks_by_name()) {
+            true => Patience::OneRound,
+            false => Patience::Waits,
+        }
+    }
+
+    fn enter_with(
+        &self,
+        patience: Patience,
+        caller: &Caller,
+        parent: NodeId,
+        (dir, name): (&OwnedFd, &CStr),
+        stat: &HostStat,
+    ) -> Result<Entry, VfsError> {
+        let shared = &self.shared;
+        if !shared.volume.owns(stat) {
+            return Err(Errno::XDEV.into());
+        }
+        shared.volume.clock.saw(stat.attr.ctime);
+        let bytes = name.to_bytes();
+        let node = match shared.table.count_known(stat.key(), stat.kind, parent, bytes) {
+            Some(node) => node,
+            None => {
+                let (engine, group) = (&shared.engine, &caller.group);
+                let charge = NodeCharge::take_by(patience, engine, group)?;
+                // Of an inode that is known already it is a further name.
+                let is_dear = is_long(bytes) || shared.table.find(stat.key()).is_some();
+                let for_name = is_dear.then(|| NameCharge::take_by(patience, engine, group)).transpose()?;
+                shared.table.lists_or(|| NameLists::register(shared));
+                let handle = shared.handle_of(dir, name);
+                let (node, removed) = shared
+                    .table
+                    .count(stat.key(), stat.kind, (handle, Some(charge)), parent, (bytes, for_name))
+                    .ok_or(Errno::STALE)?;
+                shared.dispose(removed);
+                node
+            }
+        };
+        match self.attr_after(node, stat) {
+            Ok(attr) => Ok(Entry { node, generation: 0, attr }),
+            Err(error) => {
+                self.forget(node, 1);
+                Err(error)
+            }
+        }
+    }
+
+    /// The attributes to show for an inode that the host just described.
+    pub(crate) fn attr_after(&self, node: NodeId, stat: &HostStat) -> Result<Attr, VfsError> {
+        if stat.kind != FileKind::Regular {
+            return Ok(stat.attr);
+        }
+        match self.shared.find(node)?.content {
+            None => Ok(stat.attr),
+            Some(content) => match content.glance(stat) {
+                Some(attr) => Ok(attr),
+                None => self.getattr(node, None),
+            },
+        }
+    }
+
+    /// A descriptor of a directory to work in.
+    pub(crate) fn directory(&self, node: NodeId) -> Result<Arc<OwnedFd>, Errno> {
+        if self.shared.find(node)?.kind != FileKind::Directory {
+            return Err(Errno::NOTDIR);
+        }
+        self.shared.descriptor(node)
+    }
+
+    /// Gives back `nr_lookups` references. Unknown nodes are ignored. May sleep for the host when a file without a name
+    /// goes while its data is being written back.
+    pub fn forget(&self, node: NodeId, nr_lookups: u64) {
+        let shared = &self.shared;
+        let (removed, is_newly_kept) = shared.table.forget(node, nr_lookups, shared.max_kept > 0);
+        shared.dispose(removed);
+        if is_newly_kept {
+            shared.keep(node);
+        }
+        // Nobody can come back to a file without a name: what it still has to write is not worth writing.
+        let abandoned = shared.table.with(node, |slot| {
+            let is_abandoned = slot.lingers && slot.is_nameless && !slot.is_looked_up();
+            slot.content.clone().filter(|_| is_abandoned)
+        });
+        if let Some(content) = abandoned.flatten() {
+            content.file.discard();
+            shared.stop_lingering(node);
+        }
+    }
+
+    /// Attributes of an inode, through an open file if there is one.
+    ///
+    /// # Errors
+    /// `ESTALE` when the inode is gone; the host's.
+    pub fn getattr(&self, node: NodeId, file: Option<&OpenFile>) -> Result<Attr, VfsError> {
+        let content = match file {
+            Some(file) => Some(Arc::clone(&file.content)),
+            None => self.shared.find(node)?.content,
+        };
+        let Some(content) = content else {
+            let stat = host::stat_fd(&self.shared.descriptor(node)?)?;
+            self.shared.volume.clock.saw(stat.attr.ctime);
+            return Ok(stat.attr);
+        };
+        Ok(match content.fds() {
+            Some(fds) => content.look(|| host::stat_fd(&fds.buffered))?,
+            None => {
+                let held = self.shared.descriptor(node)?;
+                content.look(|| host::stat_fd(&held))?
+            }
+        })
+    }
+
+    /// The text of a symbolic link.
+    ///
+    /// # Errors
+    /// `EINVAL` for anything else; the host's.
+    pub fn readlink(&self, node: NodeId) -> Result<OsString, VfsError> {
+        if self.shared.find(node)?.kind != FileKind::Symlink {
+            return Err(Errno::INVAL.into());
+        }
+        let held = self.shared.descriptor(node)?;
+        let text = rustix::fs::readlinkat(&held, c"", Vec::new())?;
+        Ok(OsString::from_vec(text.into_bytes()))
+    }
+
+    /// Figures of the file system below.
+    ///
+    /// # Errors
+    /// The host's.
+    pub fn statfs(&self) -> Result<StatFs, VfsError> {
+        let fs = rustix::fs::fstatvfs(&self.shared.volume.root)?;
+        Ok(StatFs {
+            frsize: fs.f_frsize,
+            bsize: fs.f_bsize,
+            blocks: fs.f_blocks,
+            bfree: fs.f_bfree,
+            bavail: fs.f_bavail,
+            files: fs.f_files,
+            ffree: fs.f_ffree,
+            namemax: fs.f_namemax,
+        })
+    }
+}

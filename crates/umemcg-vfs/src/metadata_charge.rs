@@ -1,0 +1,79 @@
+//! Memory for names and inodes, charged to who made us remember them.
+//!
+//! What the kernel refers to cannot be given back by us alone, so a group could fill up with names and then fail every lookup.
+//! Instead, a name for which a group has no room, after reclaim, is charged to the next ancestor that has: limits hold
+//! everywhere, and a lookup fails (`ENOMEM`) only when the whole pool is full of what cannot be reclaimed.
+
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use umemcg::{Charge, ChargeError, Engine, Group, OwnerId, StatItem};
+
+/// How long somebody waits for room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Patience {
+    /// Not at all, and not at an ancestor's cost.
+    None,
+    /// One round of reclaim for each group: who must not wait for what others let go of.
+    OneRound,
+    /// Until reclaim gives up.
+    Waits,
+}
+
+/// `BYTES` of metadata; given back when dropped. Kept to four bytes, because there is one for each inode.
+#[derive(Debug)]
+pub(crate) struct MetadataCharge<const BYTES: u64>(OwnerId);
+
+impl<const BYTES: u64> MetadataCharge<BYTES> {
+    /// Charges the nearest of a group and its ancestors that has room. May sleep for reclaim; no lock may be held.
+    ///
+    /// # Errors
+    /// `ENOMEM`, see the file's head.
+    pub(crate) fn take(engine: &Engine, group: &Arc<Group>) -> Result<Self, Errno> {
+        Self::take_by(Patience::Waits, engine, group)
+    }
+
+    /// The same with as much patience as the caller has.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(crate) fn take_by(patience: Patience, engine: &Engine, group: &Arc<Group>) -> Result<Self, Errno> {
+        let mut group = Arc::clone(group);
+        // Bounded by the depth of the tree: each round goes up at least one level.
+        loop {
+            let charged = match patience {
+                Patience::None => return Ok(Self::of(group.try_charge(BYTES).map_err(|_| Errno::NOMEM)?)),
+                Patience::OneRound => engine.reclaimer().charge_opportunistic(&group, BYTES, &|| false),
+                Patience::Waits => engine.charge(&group, BYTES),
+            };
+            match charged {
+                Ok(charge) => return Ok(Self::of(charge)),
+                Err(ChargeError::Limit(refused)) => {
+                    group = Arc::clone(refused.group.parent().ok_or(Errno::NOMEM)?);
+                }
+                Err(_) => return Err(Errno::NOMEM),
+            }
+        }
+    }
+
+    fn of(charge: Charge) -> Self {
+        let (owner, _) = charge.into_raw();
+        owner.with_group(|group| group.stat_add(StatItem::SlabReclaimable, BYTES as i64));
+        Self(owner)
+    }
+
+    /// Who pays.
+    pub(crate) fn owner(&self) -> OwnerId {
+        self.0
+    }
+}
+
+impl<const BYTES: u64> Drop for MetadataCharge<BYTES> {
+    fn drop(&mut self) {
+        // Nobody reads the figures of a tree that is gone.
+        if let Some(group) = self.0.try_resolve() {
+            group.stat_add(StatItem::SlabReclaimable, -(BYTES as i64));
+        }
+        drop(Charge::from_raw(self.0, BYTES));
+    }
+}

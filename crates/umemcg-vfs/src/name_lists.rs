@@ -1,0 +1,141 @@
+//! Which inodes of a volume could be let go of, by the group that pays and by age: the lists of its two shrinkers.
+//!
+//! Every entry of the inode table that somebody pays for is on one of two lists. While the kernel refers to it, it is a *name*
+//! in the kernel's cache, and goes when the kernel forgets; otherwise it is an *inode* that only we keep (for its cached content, or
+//! because a child's name or an open file needs it). The lists are made, and the shrinkers registered, with a volume's first
+//! entry, so that an idle volume costs nothing.
+//!
+//! Lists are changed with the entry's shard locked, and their locks rank behind it; walks only collect node ids and look
+//! at the entries afterwards.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use umemcg::{Group, ListLru, ListSlot, OwnerId, Registration, Verdict};
+
+use crate::attr::NodeId;
+use crate::name_shrinker::{DentryShrinker, InodeShrinker};
+use crate::reach::Shared;
+
+/// All objects are on the lists of this memory node.
+pub(crate) const NODE: usize = 0;
+
+/// On which list an entry is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Listed {
+    #[default]
+    Nowhere,
+    /// The kernel refers to it.
+    Names,
+    /// Only we do.
+    Inodes,
+}
+
+/// An entry's place in the lists, and what it remembers for them.
+#[derive(Debug, Default)]
+pub(crate) struct Place {
+    /// A [`ListSlot`] as a number plus 1; 0: none.
+    slot: u32,
+    /// When the kernel was last asked to let go, on the lists' clock; 0: never since it was last looked up.
+    pub(crate) asked_ms: u32,
+    on: Listed,
+    /// Looked up again since a walk last came by.
+    pub(crate) is_used: bool,
+}
+
+/// The lists of a volume.
+#[derive(Debug)]
+pub(crate) struct NameLists {
+    names: ListLru,
+    inodes: ListLru,
+    started: Instant,
+    /// Of the shrinkers; dropped first when the volume goes.
+    registrations: Option<[Registration; 2]>,
+}
+
+impl NameLists {
+    /// Registers the shrinkers of a volume.
+    pub(crate) fn register(shared: &Arc<Shared>) -> Self {
+        let reclaimer = shared.engine.reclaimer();
+        let (dentry, inode) = (reclaimer.reserve_shrinker(), reclaimer.reserve_shrinker());
+        Self {
+            names: ListLru::new(reclaimer, &dentry, 0),
+            inodes: ListLru::new(reclaimer, &inode, 0),
+            started: Instant::now(),
+            registrations: Some([
+                reclaimer.register_shrinker(dentry, Arc::new(DentryShrinker(Arc::downgrade(shared)))),
+                reclaimer.register_shrinker(inode, Arc::new(InodeShrinker(Arc::downgrade(shared)))),
+            ]),
+        }
+    }
+
+    /// No shrinker looks at the lists any more when this returns.
+    pub(crate) fn unregister(&mut self) {
+        drop(self.registrations.take());
+    }
+
+    fn list(&self, on: Listed) -> Option<&ListLru> {
+        match on {
+            Listed::Nowhere => None,
+            Listed::Names => Some(&self.names),
+            Listed::Inodes => Some(&self.inodes),
+        }
+    }
+
+    /// Milliseconds; never 0.
+    pub(crate) fn now_ms(&self) -> u32 {
+        (self.started.elapsed().as_millis() as u32).max(1)
+    }
+
+    /// Entries of a group on a list.
+    pub(crate) fn count(&self, on: Listed, group: &Group) -> u64 {
+        self.list(on).map_or(0, |list| list.count(group, NODE))
+    }
+
+    /// The oldest `nr` entries of a group, which are the youngest then: who stays is not looked at again before all others.
+    pub(crate) fn oldest(&self, on: Listed, group: &Group, nr: u64) -> Vec<NodeId> {
+        let mut nodes = Vec::new();
+        if let Some(list) = self.list(on) {
+            list.walk(group, NODE, nr, |_, node, _| {
+                nodes.push(NodeId(node));
+                Verdict::Rotate
+            });
+        }
+        nodes
+    }
+}
+
+impl Place {
+    /// Puts the entry on the list where it belongs. The caller holds the entry's shard.
+    pub(crate) fn settle(&mut self, lists: &NameLists, node: NodeId, owner: OwnerId, on: Listed) {
+        if self.on == on {
+            return;
+        }
+        if self.slot == 0 {
+            // More objects than could be paid for: it is not shrunk, that is all.
+            let Ok(slot) = lists.names.reserve(node.0) else { return };
+            self.slot = slot.into_raw() + 1;
+        }
+        let slot = ListSlot::from_raw(self.slot - 1);
+        if let Some(list) = lists.list(self.on) {
+            list.remove(NODE, slot);
+        }
+        if let Some(list) = lists.list(on) {
+            list.add(owner, NODE, slot);
+        }
+        self.on = on;
+    }
+
+    /// Takes the entry off its list for good. The caller holds the entry's shard.
+    pub(crate) fn leave(&mut self, lists: &NameLists) {
+        if self.slot == 0 {
+            return;
+        }
+        let slot = ListSlot::from_raw(self.slot - 1);
+        if let Some(list) = lists.list(self.on) {
+            list.remove(NODE, slot);
+        }
+        lists.names.release(slot);
+        (self.slot, self.on) = (0, Listed::Nowhere);
+    }
+}

@@ -1,0 +1,130 @@
+//! Names and inodes of a volume as two shrinkers.
+//!
+//! A name is memory that we cannot free by ourselves: the kernel refers to the inode. So the shrinker of names picks the oldest
+//! inodes that nobody is known to use, asks the kernel to let go of them ([`KernelCache`](crate::KernelCache)), and promises
+//! their bytes; the kernel forgets them, and reclaim, which waits for that a little, finds the room. What the kernel
+//! does not let go of (a working directory, what is open by a way that we do not see) is asked for again after a while only.
+//! Directories go after what is in them, because a name pins its directory here as it does in the kernel.
+//!
+//! An inode that the kernel has forgotten is kept for its cached content; without any left, its shrinker frees it at once.
+
+use std::sync::{Arc, Weak};
+
+use umemcg::{Count, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
+
+use crate::attr::FileKind;
+use crate::inode_table::{Leave, NODE_BYTES};
+use crate::kernel_cache::Idle;
+use crate::name_lists::{Listed, NODE, NameLists};
+use crate::reach::Shared;
+
+/// Names that the kernel has in its cache, each with its inode.
+#[derive(Debug)]
+pub(crate) struct DentryShrinker(pub(crate) Weak<Shared>);
+
+/// Inodes that only we keep, each with its names.
+#[derive(Debug)]
+pub(crate) struct InodeShrinker(pub(crate) Weak<Shared>);
+
+/// The volume and its lists, for one call.
+fn lists_of<R>(shared: &Weak<Shared>, look: impl FnOnce(&Arc<Shared>, &NameLists) -> R) -> Option<R> {
+    let shared = shared.upgrade()?;
+    let lists = shared.table.lists()?;
+    Some(look(&shared, lists))
+}
+
+fn count(shared: &Weak<Shared>, target: &ShrinkTarget<'_>, on: Listed) -> Count {
+    let nr = lists_of(shared, |_, lists| lists.count(on, target.group));
+    match nr {
+        Some(nr @ 1..) if target.node == NODE => Count::Objects(nr),
+        _ => Count::Empty,
+    }
+}
+
+fn usage(shared: &Weak<Shared>, target: &ShrinkTarget<'_>, on: Listed) -> Usage {
+    match count(shared, target, on) {
+        Count::Objects(nr) => Usage { objects: nr, reclaimable: nr, bytes: nr * NODE_BYTES },
+        _ => Usage::default(),
+    }
+}
+
+impl Shrinker for DentryShrinker {
+    fn name(&self) -> String {
+        "dentry".into()
+    }
+
+    #[doc(alias = "super_cache_count")]
+    fn count(&self, target: &ShrinkTarget<'_>) -> Count {
+        count(&self.0, target, Listed::Names)
+    }
+
+    #[doc(alias = "prune_dcache_sb")]
+    fn scan(&self, target: &ShrinkTarget<'_>, nr: u64) -> Scan {
+        lists_of(&self.0, |shared, lists| shared.ask_for_names(lists, target, nr)).unwrap_or(Scan::Stop)
+    }
+
+    fn usage(&self, target: &ShrinkTarget<'_>) -> Usage {
+        usage(&self.0, target, Listed::Names)
+    }
+}
+
+impl Shrinker for InodeShrinker {
+    fn name(&self) -> String {
+        "inode".into()
+    }
+
+    fn count(&self, target: &ShrinkTarget<'_>) -> Count {
+        count(&self.0, target, Listed::Inodes)
+    }
+
+    #[doc(alias = "prune_icache_sb")]
+    fn scan(&self, target: &ShrinkTarget<'_>, nr: u64) -> Scan {
+        lists_of(&self.0, |shared, lists| shared.drop_inodes(lists, target, nr)).unwrap_or(Scan::Stop)
+    }
+
+    fn usage(&self, target: &ShrinkTarget<'_>) -> Usage {
+        usage(&self.0, target, Listed::Inodes)
+    }
+}
+
+impl Shared {
+    fn ask_for_names(&self, lists: &NameLists, target: &ShrinkTarget<'_>, nr: u64) -> Scan {
+        let Some(kernel) = self.kernel.get() else { return Scan::Stop };
+        let nodes = lists.oldest(Listed::Names, target.group, nr);
+        let (now_ms, by_name) = (lists.now_ms(), kernel.asks_by_name());
+        let mut done = Scanned { scanned: nodes.len() as u64, ..Scanned::default() };
+        let mut idle: Vec<Idle> = Vec::new();
+        for node in nodes {
+            match self.table.ask_to_leave(node, now_ms, by_name) {
+                Leave::Stays => {}
+                Leave::Asked => done.promised_bytes += NODE_BYTES,
+                Leave::Idle(kind, names) => {
+                    idle.push(Idle { node, is_directory: kind == FileKind::Directory, names });
+                }
+            }
+        }
+        if by_name {
+            idle.retain(|idle| !idle.is_directory);
+        }
+        let promised_bytes = idle.len() as u64 * NODE_BYTES;
+        if !idle.is_empty() && kernel.let_go(idle) {
+            done.promised_bytes += promised_bytes;
+        }
+        if by_name {
+            // Who says it may be waiting for the very request that reclaims here, so it must not be waited for.
+            done.freed_bytes = std::mem::take(&mut done.promised_bytes);
+        }
+        Scan::Done(done)
+    }
+
+    fn drop_inodes(&self, lists: &NameLists, target: &ShrinkTarget<'_>, nr: u64) -> Scan {
+        let nodes = lists.oldest(Listed::Inodes, target.group, nr);
+        let mut done = Scanned { scanned: nodes.len() as u64, ..Scanned::default() };
+        for node in nodes {
+            let removed = self.table.drop_if_unused(node);
+            done.freed_bytes += removed.iter().map(|removed| removed.bytes()).sum::<u64>();
+            self.dispose(removed);
+        }
+        Scan::Done(done)
+    }
+}

@@ -1,0 +1,184 @@
+//! Names come, go and move: unlink, rmdir, rename, link.
+//!
+//! An inode that loses its last name while somebody refers to it keeps a descriptor, its *orphan* descriptor, until
+//! the last reference goes: there is no other way to it any more, unless it is open. Their number is bounded: a kernel that
+//! is slow to forget removed files gets `ESTALE` for some of those that nobody has open.
+
+use std::ffi::{CStr, OsStr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::fs::{AtFlags, RenameFlags};
+use rustix::io::Errno;
+
+use crate::attr::{Entry, NodeId};
+use crate::error::VfsError;
+use crate::host::{self, InodeKey};
+use crate::inode_names::{NameCharge, is_long};
+use crate::inode_table::Loss;
+use crate::name::component;
+use crate::vfs::{Caller, Vfs};
+
+/// An inode that is about to lose a name.
+struct Victim {
+    fd: OwnedFd,
+    key: InodeKey,
+}
+
+impl Vfs {
+    /// Removes a name that is no directory's.
+    ///
+    /// # Errors
+    /// `EISDIR`, `ENOENT`, and the host's.
+    pub fn unlink(&self, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
+        let name = component(name)?;
+        let dir = self.directory(parent)?;
+        let victim = self.victim(&dir, &name)?;
+        rustix::fs::unlinkat(&dir, &name, AtFlags::empty())?;
+        self.lost_name(victim, parent, &name, false)
+    }
+
+    /// Removes an empty directory.
+    ///
+    /// # Errors
+    /// `ENOTEMPTY`, `ENOTDIR`, `ENOENT`, and the host's.
+    pub fn rmdir(&self, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
+        let name = component(name)?;
+        let dir = self.directory(parent)?;
+        let victim = self.victim(&dir, &name)?;
+        rustix::fs::unlinkat(&dir, &name, AtFlags::REMOVEDIR)?;
+        self.lost_name(victim, parent, &name, true)
+    }
+
+    /// Holds what a name leads to, before the name goes.
+    fn victim(&self, dir: &OwnedFd, name: &CStr) -> Result<Victim, Errno> {
+        let fd = self.shared.with_descriptors(|| host::hold_name(dir, name))?;
+        let stat = host::stat_fd(&fd)?;
+        if !self.shared.volume.owns(&stat) {
+            return Err(Errno::XDEV);
+        }
+        Ok(Victim { fd, key: stat.key() })
+    }
+
+    fn lost_name(
+        &self,
+        victim: Victim,
+        parent: NodeId,
+        name: &CStr,
+        is_directory: bool,
+    ) -> Result<(), VfsError> {
+        let shared = &self.shared;
+        let Some(node) = shared.table.find(victim.key) else { return Ok(()) };
+        let stat = host::stat_fd(&victim.fd)?;
+        let is_last = is_directory || stat.attr.nlink == 0;
+        if !is_last && let Some(content) = shared.find(node)?.content {
+            content.changed_attributes(&stat, false);
+        }
+        let loss = if is_last { Loss::OfTheLast(Arc::new(victim.fd)) } else { Loss::OfAName };
+        let (removed, too_many) =
+            shared.table.name_removed(node, parent, name.to_bytes(), loss, shared.max_held);
+        shared.dispose(removed);
+        match too_many {
+            // As good as any other descriptor, as long as there is room for it.
+            Some(fd) => shared.descriptors.put(node, fd),
+            // The orphan descriptor does its work now.
+            None if is_last => shared.descriptors.remove(node),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Renames; `NOREPLACE` and `EXCHANGE` are supported.
+    ///
+    /// # Errors
+    /// `EINVAL` for other flags; `ENOMEM` when there is no room for a long name; the host's.
+    pub fn rename(
+        &self,
+        parent: NodeId,
+        name: &OsStr,
+        new_parent: NodeId,
+        new_name: &OsStr,
+        flags: RenameFlags,
+    ) -> Result<(), VfsError> {
+        if !(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE).contains(flags) {
+            return Err(Errno::INVAL.into());
+        }
+        let (name, new_name) = (component(name)?, component(new_name)?);
+        let (dir, new_dir) = (self.directory(parent)?, self.directory(new_parent)?);
+        let moved = host::stat_name(&dir, &name)?;
+        if !self.shared.volume.owns(&moved) {
+            return Err(Errno::XDEV.into());
+        }
+        let victim = match self.victim(&new_dir, &new_name) {
+            Err(Errno::NOENT) => None,
+            victim => Some(victim?),
+        };
+        let for_new = self.room_for(moved.key(), &new_name)?;
+        let exchanged = victim.as_ref().filter(|_| flags.contains(RenameFlags::EXCHANGE));
+        let for_old = exchanged.map(|victim| self.room_for(victim.key, &name)).transpose()?.flatten();
+        rustix::fs::renameat_with(&dir, &name, &new_dir, &new_name, flags)?;
+        if victim.as_ref().is_some_and(|v| v.key == moved.key()) {
+            // Two names of one inode: the host changes nothing, or exchanges like for like.
+            return Ok(());
+        }
+        let shared = &self.shared;
+        let (old, new) = ((parent, name.to_bytes()), (new_parent, new_name.to_bytes()));
+        if let Some(node) = shared.table.find(moved.key()) {
+            shared.dispose(shared.table.name_added(node, Some(old), new.0, (new.1, for_new)));
+            self.touched(node);
+        }
+        let Some(victim) = victim else { return Ok(()) };
+        if flags.contains(RenameFlags::EXCHANGE) {
+            if let Some(node) = shared.table.find(victim.key) {
+                shared.dispose(shared.table.name_added(node, Some(new), old.0, (old.1, for_old)));
+                self.touched(node);
+            }
+            return Ok(());
+        }
+        let is_directory = moved.kind == crate::attr::FileKind::Directory;
+        self.lost_name(victim, new_parent, &new_name, is_directory)
+    }
+
+    /// Room for the new name of an inode at the cost of whoever pays for the inode, if it is known and the name is long.
+    fn room_for(&self, key: InodeKey, name: &CStr) -> Result<Option<NameCharge>, Errno> {
+        let payer = self.shared.table.payer(key).filter(|_| is_long(name.to_bytes()));
+        payer.map(|payer| NameCharge::take_by(self.patience(), &self.shared.engine, &payer)).transpose()
+    }
+
+    /// Notes that an operation of ours changed an inode on the host, so that its cached content is not taken for changed by
+    /// others. What cannot be looked at is left to the next open.
+    fn touched(&self, node: NodeId) {
+        let Ok(found) = self.shared.find(node) else { return };
+        let Some(content) = found.content else { return };
+        let stat = match content.fds() {
+            Some(fds) => host::stat_fd(&fds.buffered),
+            None => self.shared.descriptor(node).and_then(|fd| host::stat_fd(&fd)),
+        };
+        if let Ok(stat) = stat {
+            self.shared.volume.clock.saw(stat.attr.ctime);
+            content.changed_attributes(&stat, false);
+        }
+    }
+
+    /// Gives an inode a further name.
+    ///
+    /// # Errors
+    /// `EPERM` for a directory, `EEXIST`, `EMLINK`, `ENOENT` when it has lost its last name, and the host's.
+    pub fn link(
+        &self,
+        caller: &Caller,
+        node: NodeId,
+        new_parent: NodeId,
+        new_name: &OsStr,
+    ) -> Result<Entry, VfsError> {
+        let name = component(new_name)?;
+        let dir = self.directory(new_parent)?;
+        let held = self.shared.descriptor(node)?;
+        host::link(held.as_fd(), dir.as_fd(), &name)?;
+        let stat = host::stat_fd(&held)?;
+        if let Some(content) = self.shared.find(node)?.content {
+            content.changed_attributes(&stat, false);
+        }
+        self.enter(caller, new_parent, &dir, &name, &stat)
+    }
+}

@@ -1,0 +1,187 @@
+//! Opening regular files, and what is done through an open one besides reading and writing: flush, fsync, fallocate,
+//! lseek; and the sync of the whole volume.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use rustix::fs::{FallocateFlags, OFlags};
+use rustix::io::Errno;
+
+use crate::attr::{FileKind, NodeId};
+use crate::content::Content;
+use crate::error::VfsError;
+use crate::host;
+use crate::open_file::OpenFile;
+use crate::vfs::{Caller, Vfs};
+
+/// What `lseek` looks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Whence {
+    /// The next byte of data at or after the offset.
+    Data,
+    /// The next hole at or after the offset; the end of the file is one.
+    Hole,
+}
+
+impl Vfs {
+    /// Opens a regular file. `O_TRUNC`, `O_APPEND`, `O_SYNC`, `O_DSYNC`, `O_DIRECTORY` and the access mode count. What was
+    /// changed on the host since the cache last looked is noticed here.
+    ///
+    /// # Errors
+    /// `EISDIR`, `ELOOP` for a symbolic link, `ENOTDIR` with `O_DIRECTORY`, `ENXIO` for pipes, sockets and devices
+    /// (the kernel serves those itself), `EROFS`, and the host's.
+    pub fn open(&self, caller: &Caller, node: NodeId, flags: OFlags) -> Result<Arc<OpenFile>, VfsError> {
+        match self.shared.find(node)?.kind {
+            FileKind::Regular if flags.contains(OFlags::DIRECTORY) => return Err(Errno::NOTDIR.into()),
+            FileKind::Regular => {}
+            FileKind::Directory => return Err(Errno::ISDIR.into()),
+            FileKind::Symlink => return Err(Errno::LOOP.into()),
+            _ => return Err(Errno::NXIO.into()),
+        }
+        let content =
+            self.acquire(caller, node, flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC))?;
+        let group = Arc::clone(&caller.group);
+        // From here on dropping it closes.
+        let file = OpenFile::new(Arc::clone(&self.shared), node, content, flags, group);
+        self.getattr(node, Some(&file))?;
+        if flags.contains(OFlags::TRUNC) {
+            // The superuser stands for CAP_FSETID.
+            if caller.uid != 0 {
+                file.content.clear_privileges(true)?;
+            }
+            file.content.file.set_len(0)?;
+        }
+        Ok(file)
+    }
+
+    /// The content of a regular file with its host file open, and the node pinned; `Shared::close` gives both back.
+    pub(crate) fn acquire(
+        &self,
+        caller: &Caller,
+        node: NodeId,
+        for_writing: bool,
+    ) -> Result<Arc<Content>, VfsError> {
+        let shared = &self.shared;
+        if !shared.table.pin(node) {
+            return Err(Errno::STALE.into());
+        }
+        let acquired = shared.content(node, &caller.group).and_then(|content| {
+            content.acquire(for_writing, |writable| shared.open_for_io(node, writable))?;
+            Ok(content)
+        });
+        if acquired.is_err() {
+            shared.dispose(shared.table.unpin(node));
+        }
+        acquired
+    }
+
+    /// `close` was called on a descriptor: reports a write-back error not yet reported to this open. Never sleeps.
+    ///
+    /// # Errors
+    /// The error of earlier write-back.
+    pub fn flush(&self, file: &OpenFile) -> Result<(), VfsError> {
+        Ok(file.content.file.check_error(&file.errors)?)
+    }
+
+    /// Makes content (and attributes, unless `data_only`) durable.
+    ///
+    /// # Errors
+    /// Write-back errors, each once per open.
+    pub fn fsync(&self, file: &OpenFile, data_only: bool) -> Result<(), VfsError> {
+        Ok(file.content.file.fsync(data_only, &file.errors)?)
+    }
+
+    /// Reserves, punches or zeroes a byte range.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` for other modes (collapsing, inserting) and where the host cannot; `EBADF` when not open for writing;
+    /// `EINVAL`, `EFBIG`, `ENOSPC`, and the host's.
+    pub fn fallocate(
+        &self,
+        file: &OpenFile,
+        mode: FallocateFlags,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), VfsError> {
+        const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
+        if !file.is_writable() {
+            return Err(Errno::BADF.into());
+        }
+        if len == 0 {
+            return Err(Errno::INVAL.into());
+        }
+        let end = offset.checked_add(len).filter(|&end| end <= self.shared.volume.len_max);
+        let end = end.ok_or(Errno::FBIG)?;
+        let content = &file.content;
+        let on_host = || Ok(content.store.allocate(mode, offset, len, content.file.len())?);
+        let grows = !mode.contains(FallocateFlags::KEEP_SIZE);
+        if mode.difference(FallocateFlags::KEEP_SIZE).is_empty() {
+            content.file.allocate(grows.then_some(end), on_host)?;
+        } else if mode == PUNCH {
+            content.file.zero_range(offset, len, on_host)?;
+        } else if mode.difference(FallocateFlags::KEEP_SIZE) == FallocateFlags::ZERO_RANGE {
+            content.file.zero_range(offset, len, on_host)?;
+            if grows {
+                // The host's file has grown already.
+                content.file.allocate(Some(end), || Ok(()))?;
+            }
+        } else {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        Ok(())
+    }
+
+    /// The next data or hole. What is dirty is written back first, so that the host knows it.
+    ///
+    /// # Errors
+    /// `ENXIO` at or beyond the end, and where no data follows; write-back errors.
+    pub fn lseek(&self, file: &OpenFile, whence: Whence, offset: u64) -> Result<u64, VfsError> {
+        let content = &file.content;
+        if offset >= content.file.len() {
+            return Err(Errno::NXIO.into());
+        }
+        if content.file.nr_dirty() > 0 {
+            content.file.write_back().map_err(umemcg::FileError::Store)?;
+        }
+        let found = content.store.seek(whence == Whence::Data, offset)?;
+        let len = content.file.len();
+        match whence {
+            Whence::Data if found >= len => Err(Errno::NXIO.into()),
+            Whence::Data => Ok(found),
+            Whence::Hole => Ok(found.min(len)),
+        }
+    }
+
+    /// Makes everything durable that the volume accepted before the call, metadata included. Goes on after an error and
+    /// reports the first.
+    ///
+    /// # Errors
+    /// Write-back errors, and the host's.
+    pub fn syncfs(&self) -> Result<(), VfsError> {
+        let mut result = Ok(());
+        for (node, content) in self.shared.table.contents() {
+            if content.fds().is_none() || (content.file.is_stable() && content.store.times.is_settled()) {
+                continue;
+            }
+            let cursor = content.file.sample_error();
+            let synced = content.file.fsync(false, &cursor);
+            // An error of earlier write-back, whose data has been written since, is the open files' to hear of.
+            if let Err(error) = synced
+                && !content.file.is_stable()
+            {
+                tracing::warn!(?node, path = ?self.path_of(node), %error, "cannot write back");
+                result = result.and(Err(error.into()));
+            }
+        }
+        self.shared.reap_lingering(usize::MAX);
+        // The root may be held without I/O rights.
+        let synced = match rustix::fs::syncfs(&self.shared.volume.root) {
+            Err(Errno::BADF) => {
+                let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+                host::reopen(self.shared.volume.root.as_fd(), flags).and_then(rustix::fs::syncfs)
+            }
+            synced => synced,
+        };
+        result.and(synced.map_err(VfsError::from))
+    }
+}

@@ -1,0 +1,184 @@
+//! An open regular file.
+
+use std::sync::Arc;
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use crate::attr::NodeId;
+use crate::content::Content;
+use crate::error::VfsError;
+use crate::reach::Shared;
+use umemcg::{ErrorCursor, File, Group, PinnedPages, Readahead};
+
+/// `O_DSYNC`, which `O_SYNC` includes.
+const O_DSYNC: u32 = 0o10_000;
+/// The bit that `O_SYNC` has beyond `O_DSYNC`.
+const O_SYNC_ONLY: u32 = 0o4_000_000;
+/// Reaped per close; more than one, so that the list of lingering files shrinks.
+const REAPED_PER_CLOSE: usize = 4;
+
+/// An open regular file. Dropping the last reference closes it: the last close of a file starts write-back, and waits
+/// for that of an older file when too many closed files have data to write back.
+#[derive(Debug)]
+pub struct OpenFile {
+    node: NodeId,
+    pub(crate) content: Arc<Content>,
+    flags: OFlags,
+    readahead: Readahead,
+    pub(crate) errors: ErrorCursor,
+    group: Arc<Group>,
+    /// Last: it may be what keeps the engine, to which everything above gives memory back.
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl OpenFile {
+    /// Takes over one pin of the node and one count of the content.
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        node: NodeId,
+        content: Arc<Content>,
+        flags: OFlags,
+        group: Arc<Group>,
+    ) -> Arc<Self> {
+        let errors = content.file.sample_error();
+        Arc::new(Self { shared, node, content, flags, readahead: Readahead::default(), errors, group })
+    }
+
+    /// The inode that is open.
+    pub fn node(&self) -> NodeId {
+        self.node
+    }
+
+    /// The cached content, shared by all opens and all names of the inode.
+    pub fn content(&self) -> &Arc<File> {
+        &self.content.file
+    }
+
+    /// The state of this open's sequential reading.
+    pub fn readahead(&self) -> &Readahead {
+        &self.readahead
+    }
+
+    /// The group of the opener; data that arrives without a caller is charged to it.
+    pub fn group(&self) -> &Arc<Group> {
+        &self.group
+    }
+
+    /// Whether it was opened for writing.
+    pub fn is_writable(&self) -> bool {
+        self.flags.intersects(OFlags::WRONLY | OFlags::RDWR)
+    }
+
+    /// Whether every write goes to the end.
+    pub fn is_append(&self) -> bool {
+        self.flags.contains(OFlags::APPEND)
+    }
+
+    /// Whether a write is durable before it returns, and then whether its data alone is enough.
+    fn synchronous(&self) -> Option<bool> {
+        let bits = self.flags.bits();
+        (bits & (O_DSYNC | O_SYNC_ONLY) != 0).then_some(bits & O_SYNC_ONLY == 0)
+    }
+
+    /// Bytes that are all cached, or `None`. Never sleeps.
+    #[inline]
+    pub fn try_read(&self, offset: u64, len: usize) -> Option<PinnedPages<'_>> {
+        self.content.file.try_read(offset, len, &self.readahead)
+    }
+
+    /// Bytes from `offset`, fewer at the end of the file. May sleep for memory and for the host.
+    ///
+    /// # Errors
+    /// What the store said.
+    pub fn read(&self, group: &Arc<Group>, offset: u64, len: usize) -> Result<PinnedPages<'_>, VfsError> {
+        Ok(self.content.file.read(group, offset, len, &self.readahead)?)
+    }
+
+    /// Writes if that needs no sleep at all, else `None` and nothing happened. `kill_set_id` clears set-id bits.
+    pub fn try_write(
+        &self,
+        group: &Arc<Group>,
+        offset: u64,
+        data: &[u8],
+        _kill_set_id: bool,
+    ) -> Option<usize> {
+        let is_simple = self.is_writable() && !self.is_append() && self.synchronous().is_none();
+        let fits = offset.checked_add(data.len() as u64).is_some_and(|end| end <= self.shared.volume.len_max);
+        if !is_simple || !fits || data.is_empty() || self.content.may_have_privileges() {
+            return None;
+        }
+        self.content.accept_write();
+        self.content.file.try_write(group, offset, data)
+    }
+
+    /// Accepts bytes at `offset` (at the end for `O_APPEND`); durable on return for `O_SYNC` and `O_DSYNC`. Times move
+    /// when the write is accepted. May sleep for memory, and for the host where a page is partly overwritten.
+    ///
+    /// # Errors
+    /// `EBADF` when not open for writing, `EFBIG` beyond what the host's files can be, else what the content or the
+    /// store said.
+    pub fn write(
+        &self,
+        group: &Arc<Group>,
+        offset: u64,
+        data: &[u8],
+        kill_set_id: bool,
+    ) -> Result<usize, VfsError> {
+        if !self.is_writable() {
+            return Err(Errno::BADF.into());
+        }
+        if data.is_empty() {
+            return Ok(0);
+        }
+        let start = if self.is_append() { self.content.file.len() } else { offset };
+        let room = self.shared.volume.len_max.saturating_sub(start);
+        if room == 0 {
+            return Err(Errno::FBIG.into());
+        }
+        let data = &data[..data.len().min(usize::try_from(room).unwrap_or(usize::MAX))];
+        if self.content.may_have_privileges() {
+            self.content.clear_privileges(kill_set_id)?;
+        }
+        // Before the content changes: its write-back restores the time that it finds.
+        self.content.accept_write();
+        let (at, written) = if self.is_append() {
+            self.content.file.append(group, data)?
+        } else {
+            (offset, self.content.file.write(group, offset, data)?)
+        };
+        if let Some(data_only) = self.synchronous() {
+            self.content.file.sync_written(at, written as u64, data_only, &self.errors)?;
+        }
+        Ok(written)
+    }
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        self.shared.close(self.node, &self.content);
+        self.shared.reap_lingering(REAPED_PER_CLOSE);
+        self.shared.bound_lingering();
+    }
+}
+
+impl Shared {
+    /// Gives back an open of content, and the pin of the node that went with it.
+    pub(crate) fn close(&self, node: NodeId, content: &Content) {
+        let must_linger = content.release();
+        // The pin of the open becomes that of the lingering, unless there is one already or nobody can come back.
+        let keeps_pin = must_linger
+            && self.table.with(node, |slot| {
+                let is_wanted = slot.is_looked_up() || !slot.is_nameless;
+                is_wanted && !std::mem::replace(&mut slot.lingers, true)
+            }) == Some(true);
+        if must_linger {
+            content.file.start_writeback();
+        }
+        if keeps_pin {
+            self.lingering.lock().push_back(node);
+        } else {
+            self.dispose(self.table.unpin(node));
+        }
+    }
+}

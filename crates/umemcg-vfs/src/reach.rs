@@ -1,0 +1,327 @@
+//! From a node id to the host's object.
+//!
+//! Two ways, see [`Reach`]: by handle, or by the names that led to the inode, resolved beneath the volume's
+//! directory without following any link, and checked to be the inode that was meant. A mismatch is `ESTALE`. Either way
+//! ends in a descriptor that goes to a bounded cache; only directories found by handle have it with I/O rights.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, OnceLock};
+
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use umemcg_arena::handle::{FileHandle, name_to_handle, open_by_handle};
+use umemcg_base::{Rank, RankedMutex};
+
+use crate::attr::{FileKind, NodeId};
+use crate::content::Content;
+use crate::descriptor_cache::DescriptorCache;
+use crate::error::VfsError;
+use crate::host::{self, InodeKey};
+use crate::inode_table::{InodeTable, Removed};
+use crate::kernel_cache::KernelCache;
+use crate::volume::{Reach, Volume};
+use umemcg::{Engine, Group};
+
+/// Longest path that one resolution takes, in bytes (`PATH_MAX` less the zero).
+const PATH_BYTES_MAX: usize = 4095;
+
+/// What all operations on a volume share, open files included.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) volume: Arc<Volume>,
+    pub(crate) table: InodeTable,
+    pub(crate) descriptors: DescriptorCache,
+    /// Nodes whose content is written back after the last close, oldest first.
+    pub(crate) lingering: RankedMutex<VecDeque<NodeId>>,
+    /// (C) Most of these, and of orphan descriptors.
+    pub(crate) max_held: usize,
+    /// Nodes kept for their cached content, oldest first; some may be in use again or gone.
+    kept: RankedMutex<VecDeque<NodeId>>,
+    /// (C) Most of these.
+    pub(crate) max_kept: usize,
+    /// Who refers to inodes beside us, once there is somebody.
+    pub(crate) kernel: OnceLock<Arc<dyn KernelCache>>,
+    /// Last, because everything above gives memory back to it.
+    pub(crate) engine: Arc<Engine>,
+}
+
+/// What an operation needs to know of an inode, copied out of the table.
+#[derive(Debug, Clone)]
+pub(crate) struct Found {
+    pub(crate) kind: FileKind,
+    pub(crate) content: Option<Arc<Content>>,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        engine: Arc<Engine>,
+        volume: Arc<Volume>,
+        (max_idle_descriptors, max_in_all): (usize, usize),
+        max_kept: usize,
+        (base, nr_shards): (u64, usize),
+    ) -> Self {
+        Self {
+            engine,
+            table: InodeTable::numbered(volume.root_stat.key(), base, nr_shards),
+            volume,
+            descriptors: DescriptorCache::new(max_idle_descriptors, max_in_all),
+            lingering: RankedMutex::new(Rank::ObjectOwner, VecDeque::new()),
+            max_held: max_idle_descriptors.max(1),
+            kept: RankedMutex::new(Rank::ObjectOwner, VecDeque::new()),
+            max_kept,
+            kernel: OnceLock::new(),
+        }
+    }
+
+    /// The entry of a node.
+    ///
+    /// # Errors
+    /// `ESTALE` for a node that is not known.
+    pub(crate) fn find(&self, node: NodeId) -> Result<Found, Errno> {
+        self.table
+            .with(node, |slot| Found { kind: slot.kind, content: slot.content.clone() })
+            .ok_or(Errno::STALE)
+    }
+
+    /// A descriptor of an inode, in general without I/O rights.
+    pub(crate) fn descriptor(&self, node: NodeId) -> Result<Arc<OwnedFd>, Errno> {
+        if node == NodeId::ROOT {
+            return Ok(Arc::clone(&self.volume.root));
+        }
+        if let Some(fd) = self.descriptors.get(node) {
+            return Ok(fd);
+        }
+        let (key, kind, handle, orphan, content) = self
+            .table
+            .with(node, |slot| {
+                let content = slot.content.clone().filter(|_| slot.is_nameless);
+                (slot.key, slot.kind, slot.handle.clone(), slot.orphan.clone(), content)
+            })
+            .ok_or(Errno::STALE)?;
+        if let Some(fd) = orphan {
+            return Ok(fd);
+        }
+        if let Some(fds) = content.and_then(|content| content.fds()) {
+            let again = self.with_descriptors(|| rustix::io::fcntl_dupfd_cloexec(&fds.buffered, 0))?;
+            return Ok(Arc::new(again));
+        }
+        // A directory that is open for reading saves a way through /proc to its attributes.
+        let access =
+            if kind == FileKind::Directory { OFlags::RDONLY | OFlags::DIRECTORY } else { OFlags::PATH };
+        let fd = match handle {
+            Some(handle) => self.open_handle(key, &handle, access).or_else(|_| self.open_names(node, key))?,
+            None => self.open_names(node, key)?,
+        };
+        let fd = Arc::new(fd);
+        self.descriptors.put(node, Arc::clone(&fd));
+        Ok(fd)
+    }
+
+    fn open_handle(&self, key: InodeKey, handle: &FileHandle, access: OFlags) -> Result<OwnedFd, Errno> {
+        let fd = self.with_descriptors(|| {
+            open_by_handle(self.volume.root.as_fd(), handle, access | OFlags::NOFOLLOW)
+                .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
+        })?;
+        // The handle was taken by name after the inode was looked at; it may be another's.
+        if host::stat_fd(&fd)?.key() == key { Ok(fd) } else { Err(Errno::STALE) }
+    }
+
+    fn open_names(&self, node: NodeId, key: InodeKey) -> Result<OwnedFd, Errno> {
+        let mut nth = 0;
+        while let Some(components) = self.table.path(node, nth) {
+            nth += 1;
+            match self.with_descriptors(|| self.resolve(&components)) {
+                Ok(fd) if host::stat_fd(&fd)?.key() == key => return Ok(fd),
+                // Another inode has the name, or nobody.
+                Ok(_)
+                | Err(
+                    Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV | Errno::STALE | Errno::INVAL,
+                ) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+        Err(Errno::STALE)
+    }
+
+    /// Opens a path beneath the root without following links; in steps when it is longer than the kernel takes.
+    fn resolve(&self, components: &[Box<[u8]>]) -> Result<OwnedFd, Errno> {
+        let resolve = ResolveFlags::BENEATH
+            | ResolveFlags::NO_SYMLINKS
+            | ResolveFlags::NO_MAGICLINKS
+            | ResolveFlags::NO_XDEV;
+        let mut from: Option<OwnedFd> = None;
+        let mut rest = components;
+        loop {
+            let mut path: Vec<u8> = Vec::new();
+            let mut nr_taken = 0;
+            for component in rest {
+                let separator = usize::from(!path.is_empty());
+                if path.len() + separator + component.len() > PATH_BYTES_MAX {
+                    break;
+                }
+                if separator == 1 {
+                    path.push(b'/');
+                }
+                path.extend_from_slice(component);
+                nr_taken += 1;
+            }
+            if nr_taken == 0 {
+                return Err(Errno::STALE);
+            }
+            // The last component may be a link itself: it is what is wanted, and is not followed.
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let base = from.as_ref().map_or(self.volume.root.as_fd(), |fd| fd.as_fd());
+            let fd = openat2_patiently(base, &path, flags, resolve)?;
+            rest = &rest[nr_taken..];
+            if rest.is_empty() {
+                return Ok(fd);
+            }
+            from = Some(fd);
+        }
+    }
+
+    /// Runs a call that makes a descriptor; when the process has none left, those that are merely cached go first.
+    pub(crate) fn with_descriptors<T>(&self, call: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
+        match call() {
+            Err(Errno::MFILE | Errno::NFILE) => {
+                self.descriptors.clear();
+                self.reap_lingering(usize::MAX);
+                call()
+            }
+            result => result,
+        }
+    }
+
+    /// Opens a regular file for I/O. `for_writing` wants reading, too.
+    pub(crate) fn open_for_io(&self, node: NodeId, for_writing: bool) -> Result<OwnedFd, Errno> {
+        let access = if for_writing { OFlags::RDWR } else { OFlags::RDONLY };
+        // A handle opens the file in one step; what is held already is as good.
+        let handle = match self.descriptors.get(node) {
+            None => self.table.with(node, |slot| (slot.key, slot.handle.clone())),
+            Some(_) => None,
+        };
+        if let Some((key, Some(handle))) = handle
+            && let Ok(fd) = self.open_handle(key, &handle, access)
+        {
+            return Ok(fd);
+        }
+        let held = self.descriptor(node)?;
+        self.with_descriptors(|| host::reopen(held.as_fd(), access))
+    }
+
+    /// The handle of a name in a directory, where handles are the way to reach inodes.
+    pub(crate) fn handle_of(&self, dir: &OwnedFd, name: &std::ffi::CStr) -> Option<Box<FileHandle>> {
+        if self.volume.reach != Reach::Handle {
+            return None;
+        }
+        let (handle, _) = name_to_handle(dir.as_fd(), name, rustix::fs::AtFlags::empty()).ok()?;
+        Some(Box::new(handle))
+    }
+
+    /// The content of a regular file, made if this is its first open.
+    pub(crate) fn content(&self, node: NodeId, group: &Arc<Group>) -> Result<Arc<Content>, VfsError> {
+        if let Some(content) = self.find(node)?.content {
+            return Ok(content);
+        }
+        let stat = host::stat_fd(&self.descriptor(node)?)?;
+        let fresh = Content::new(&self.engine, &self.volume, &stat, group)?;
+        let content =
+            self.table.with(node, |slot| Arc::clone(slot.content.get_or_insert(Arc::clone(&fresh))));
+        Ok(content.ok_or(Errno::STALE)?)
+    }
+
+    /// Lets go of what was removed from the table.
+    pub(crate) fn dispose(&self, removed: Vec<Removed>) {
+        let mut released_bytes = 0;
+        for gone in removed {
+            self.descriptors.remove(gone.node);
+            if let (Some(content), true) = (&gone.content, gone.is_nameless) {
+                content.file.discard();
+            }
+            released_bytes += if gone.was_asked { gone.bytes() } else { 0 };
+        }
+        // With the charges given back: somebody may wait for what the kernel was asked to let go of.
+        if released_bytes > 0 {
+            self.engine.reclaimer().note_released(released_bytes);
+        }
+    }
+
+    /// Closes the host files of lingering content that has been written back; looks at `max` of them at most.
+    pub(crate) fn reap_lingering(&self, max: usize) {
+        let batch: Vec<NodeId> = {
+            let mut lingering = self.lingering.lock();
+            let nr = max.min(lingering.len());
+            lingering.drain(..nr).collect()
+        };
+        for node in batch {
+            self.reap(node, false);
+        }
+    }
+
+    /// Keeps the bound on lingering content: its oldest is written back now. A store that fails makes it exceed the bound,
+    /// because what was accepted is not given up.
+    pub(crate) fn bound_lingering(&self) {
+        loop {
+            let oldest = {
+                let mut lingering = self.lingering.lock();
+                if lingering.len() <= self.max_held { None } else { lingering.pop_front() }
+            };
+            let Some(node) = oldest else { return };
+            if !self.reap(node, true) {
+                return;
+            }
+        }
+    }
+
+    /// Lets one lingering node go if it is clean, after making it so if asked. False when it lingers on.
+    fn reap(&self, node: NodeId, write_back: bool) -> bool {
+        // Gone, or let go by a forget.
+        let content = self.table.with(node, |slot| slot.content.clone().filter(|_| slot.lingers)).flatten();
+        let Some(content) = content else { return true };
+        if content.try_close() || (write_back && content.file.write_back().is_ok() && content.try_close()) {
+            self.stop_lingering(node);
+            return true;
+        }
+        self.lingering.lock().push_back(node);
+        false
+    }
+
+    /// Keeps an inode that the kernel has just forgotten, in place of the one kept longest.
+    pub(crate) fn keep(&self, node: NodeId) {
+        let oldest = {
+            let mut kept = self.kept.lock();
+            kept.push_back(node);
+            if kept.len() > self.max_kept { kept.pop_front() } else { None }
+        };
+        let Some(oldest) = oldest else { return };
+        if self.table.with(oldest, |slot| std::mem::take(&mut slot.is_kept)) == Some(true) {
+            self.dispose(self.table.unpin(oldest));
+        }
+    }
+
+    pub(crate) fn stop_lingering(&self, node: NodeId) {
+        let lingered = self.table.with(node, |slot| std::mem::take(&mut slot.lingers));
+        if lingered == Some(true) {
+            self.dispose(self.table.unpin(node));
+        }
+    }
+}
+
+/// `openat2`, again when a rename on the host made it unsure whether the path stayed beneath.
+fn openat2_patiently(
+    base: std::os::fd::BorrowedFd<'_>,
+    path: &[u8],
+    flags: OFlags,
+    resolve: ResolveFlags,
+) -> Result<OwnedFd, Errno> {
+    const TRIES_MAX: u32 = 16;
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        match rustix::fs::openat2(base, path, flags, Mode::empty(), resolve) {
+            Err(Errno::AGAIN) if tries < TRIES_MAX => {}
+            result => return result,
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Changes of attributes.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use crate::attr::{Attr, FileKind, NodeId, Timestamp};
+use crate::content::mode_without_set_id;
+use crate::error::VfsError;
+use crate::host;
+use crate::open_file::OpenFile;
+use crate::vfs::{Caller, Vfs};
+
+/// A new value of a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SetTime {
+    /// The time at which the change is made (`UTIME_NOW`).
+    Now,
+    /// This time.
+    At(Timestamp),
+}
+
+/// A change of attributes, applied in the order size, owner, mode, times; what is `None` stays. When a step fails, the
+/// steps before it have been made, as with the calls that it stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SetAttr {
+    /// New length in bytes.
+    pub size: Option<u64>,
+    /// New permission bits (`07777`); type bits are ignored.
+    pub mode: Option<u32>,
+    /// New owner.
+    pub uid: Option<u32>,
+    /// New group.
+    pub gid: Option<u32>,
+    /// New access time.
+    pub atime: Option<SetTime>,
+    /// New modification time.
+    pub mtime: Option<SetTime>,
+    /// Clear set-id bits and file capabilities (FUSE: `FATTR_KILL_SUIDGID`).
+    pub kill_set_id: bool,
+}
+
+impl Vfs {
+    /// Changes attributes, through an open file if there is one. Changing the owner clears set-id bits, as the host does.
+    ///
+    /// # Errors
+    /// `EISDIR` or `EINVAL` for the length of what is no regular file, `EFBIG`, `EPERM`, `EROFS`, and the host's.
+    pub fn setattr(
+        &self,
+        caller: &Caller,
+        node: NodeId,
+        file: Option<&OpenFile>,
+        change: &SetAttr,
+    ) -> Result<Attr, VfsError> {
+        let found = self.shared.find(node)?;
+        if let Some(len) = change.size {
+            match found.kind {
+                FileKind::Regular => self.truncate(caller, node, file, len, change.kill_set_id)?,
+                FileKind::Directory => return Err(Errno::ISDIR.into()),
+                _ => return Err(Errno::INVAL.into()),
+            }
+        }
+        let content = match file {
+            Some(file) => Some(Arc::clone(&file.content)),
+            None => self.shared.find(node)?.content,
+        };
+        if *change != (SetAttr { size: change.size, ..SetAttr::default() }) {
+            let held = self.shared.descriptor(node)?;
+            self.apply(held.as_fd(), found.kind, change)?;
+            let stat = host::stat_fd(&held)?;
+            self.shared.volume.clock.saw(stat.attr.ctime);
+            if let Some(content) = &content {
+                content.changed_attributes(&stat, change.mtime.is_some());
+            }
+        }
+        self.getattr(node, file)
+    }
+
+    fn truncate(
+        &self,
+        caller: &Caller,
+        node: NodeId,
+        file: Option<&OpenFile>,
+        len: u64,
+        kill_set_id: bool,
+    ) -> Result<(), VfsError> {
+        if len > self.shared.volume.len_max {
+            return Err(Errno::FBIG.into());
+        }
+        let set = |content: &crate::content::Content| -> Result<(), VfsError> {
+            if kill_set_id {
+                content.clear_privileges(true)?;
+            }
+            Ok(content.file.set_len(len)?)
+        };
+        match file {
+            Some(file) if file.is_writable() => set(&file.content),
+            _ => {
+                let content = self.acquire(caller, node, true)?;
+                // Adopt what changed on the host before judging what is beyond the new end.
+                let result = self.getattr(node, None).and_then(|_| set(&content));
+                self.shared.close(node, &content);
+                result
+            }
+        }
+    }
+
+    fn apply(&self, fd: BorrowedFd<'_>, kind: FileKind, change: &SetAttr) -> Result<(), Errno> {
+        if change.uid.is_some() || change.gid.is_some() {
+            host::chown(fd, change.uid, change.gid)?;
+        }
+        if let Some(mode) = change.mode {
+            host::chmod(fd, mode)?;
+        } else if change.kill_set_id && kind == FileKind::Regular {
+            let mode = host::stat_fd(fd)?.attr.mode;
+            let cleared = mode_without_set_id(mode);
+            if cleared != mode {
+                host::chmod(fd, cleared)?;
+            }
+        }
+        if change.atime.is_some() || change.mtime.is_some() {
+            host::set_times(fd, change.atime, change.mtime)?;
+        }
+        Ok(())
+    }
+}

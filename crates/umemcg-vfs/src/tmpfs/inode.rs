@@ -1,0 +1,236 @@
+//! An inode of a tmpfs volume: its attributes, its content, and who holds it.
+//!
+//! It lives in the tree while it has a name or the kernel refers to it, and beyond that as long as somebody has it open.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use rustix::io::Errno;
+use rustix::time::{ClockId, clock_gettime};
+use umemcg_base::sync::Mutex;
+use umemcg_base::{PAGE_SIZE, PAGE_SIZE_U64};
+
+use super::TmpfsConfig;
+use super::directory::Name;
+use super::ledger::{FilePages, Size, Slab};
+use crate::attr::{Attr, FileKind, NodeId, Timestamp};
+use umemcg::{Engine, File, Group};
+
+/// What an inode costs with its places in the tables, in bytes; measured, as the next, with 100,000 of them.
+pub(super) const INODE_BYTES: u64 = 384;
+/// What a regular file costs beside that and its pages.
+const CONTENT_BYTES: u64 = 448;
+
+/// What a new inode is to be.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct New<'a> {
+    pub(super) kind: FileKind,
+    /// `07777`, before the umask.
+    pub(super) mode: u32,
+    pub(super) rdev: u64,
+    /// Of a symbolic link.
+    pub(super) target: Option<&'a [u8]>,
+}
+
+/// An extended attribute.
+#[derive(Debug)]
+pub(super) struct Xattr {
+    pub(super) value: Box<[u8]>,
+    pub(super) _charge: Slab,
+}
+
+/// What changes.
+#[derive(Debug)]
+pub(super) struct Meta {
+    /// `07777`.
+    pub(super) mode: u32,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) nlink: u32,
+    pub(super) atime: Timestamp,
+    pub(super) mtime: Timestamp,
+    pub(super) ctime: Timestamp,
+    pub(super) xattrs: BTreeMap<Box<[u8]>, Xattr>,
+    /// A directory with it and its name there, the one last used.
+    pub(super) name: Option<(NodeId, Name)>,
+}
+
+/// The content of a regular file.
+#[derive(Debug)]
+pub(super) struct Content {
+    pub(super) file: Arc<File>,
+    pub(super) pages: Arc<FilePages>,
+    /// Held by who writes at the end, so that appends do not overlap. Reclaim may run under it; nobody else takes it.
+    pub(super) appending: Mutex<()>,
+}
+
+/// See the file's head.
+#[derive(Debug)]
+pub(super) struct Inode {
+    pub(super) node: NodeId,
+    ino: u64,
+    pub(super) kind: FileKind,
+    rdev: u64,
+    pub(super) target: Option<Box<[u8]>>,
+    pub(super) content: Option<Content>,
+    pub(super) meta: Mutex<Meta>,
+    /// (A) References of the kernel.
+    nr_lookups: AtomicU64,
+    /// (A) It may have set-id bits or capabilities that a write must clear. Relaxed: a write concurrent with the `chmod`
+    /// that sets it may fall on either side.
+    pub(super) may_have_privileges: AtomicBool,
+    /// The root is free.
+    _charge: Option<Slab>,
+}
+
+/// The time that changes are stamped with.
+pub(super) fn now() -> Timestamp {
+    let now = clock_gettime(ClockId::Realtime);
+    Timestamp { seconds: now.tv_sec, nanoseconds: now.tv_nsec as u32 }
+}
+
+impl Meta {
+    fn new(mode: u32, uid: u32, gid: u32, nlink: u32) -> Self {
+        let now = now();
+        Self {
+            mode,
+            uid,
+            gid,
+            nlink,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            xattrs: BTreeMap::new(),
+            name: None,
+        }
+    }
+
+    /// The content, or the entries of a directory, changed.
+    pub(super) fn changed_content(&mut self) {
+        let now = now();
+        (self.mtime, self.ctime) = (now, now);
+    }
+
+    /// Attributes or names changed.
+    pub(super) fn changed(&mut self) {
+        self.ctime = now();
+    }
+}
+
+impl Inode {
+    /// The directory that a volume is.
+    pub(super) fn root(config: &TmpfsConfig, ino: u64) -> Arc<Self> {
+        Arc::new(Self {
+            node: NodeId::ROOT,
+            ino,
+            kind: FileKind::Directory,
+            rdev: 0,
+            target: None,
+            content: None,
+            meta: Mutex::new(Meta::new(config.mode & 0o7777, config.uid, config.gid, 2)),
+            nr_lookups: AtomicU64::new(1),
+            may_have_privileges: AtomicBool::new(false),
+            _charge: None,
+        })
+    }
+
+    /// An inode that no name leads to yet, with one lookup counted. Owner and mode are made exact when it gets its name.
+    ///
+    /// # Errors
+    /// `ENOSPC`.
+    pub(super) fn new(
+        engine: &Arc<Engine>,
+        group: &Arc<Group>,
+        size: &Arc<Size>,
+        node: NodeId,
+        new: &New<'_>,
+    ) -> Result<Self, Errno> {
+        let is_regular = new.kind == FileKind::Regular;
+        let bytes = INODE_BYTES
+            + if is_regular { CONTENT_BYTES } else { 0 }
+            + new.target.map_or(0, |target| target.len() as u64);
+        let charge = Slab::take(engine, group, bytes)?;
+        let content = if is_regular {
+            let pages = Arc::new(FilePages::new(size));
+            let file = engine.open_memory_file(Arc::clone(&pages) as _, 0).map_err(|_| Errno::NOSPC)?;
+            Some(Content { file, pages, appending: Mutex::new(()) })
+        } else {
+            None
+        };
+        let nlink = if new.kind == FileKind::Directory { 2 } else { 1 };
+        Ok(Self {
+            node,
+            ino: node.0,
+            kind: new.kind,
+            rdev: new.rdev,
+            target: new.target.map(Box::from),
+            content,
+            meta: Mutex::new(Meta::new(0, 0, 0, nlink)),
+            nr_lookups: AtomicU64::new(1),
+            may_have_privileges: AtomicBool::new(true),
+            _charge: Some(charge),
+        })
+    }
+
+    /// The attributes; `nr_entries` of a directory.
+    pub(super) fn attr(&self, nr_entries: usize) -> Attr {
+        let meta = self.meta.lock();
+        let (size, pages) = match (&self.content, &self.target) {
+            (Some(content), _) => (content.file.len(), content.pages.nr()),
+            (None, Some(target)) => (target.len() as u64, 0),
+            // About what names cost, so that it grows with them.
+            (None, None) => (nr_entries as u64 * 32, 0),
+        };
+        Attr {
+            ino: self.ino,
+            size,
+            blocks: pages * (PAGE_SIZE_U64 / 512),
+            mode: self.type_bits() | meta.mode,
+            nlink: meta.nlink,
+            uid: meta.uid,
+            gid: meta.gid,
+            rdev: self.rdev,
+            atime: meta.atime,
+            mtime: meta.mtime,
+            ctime: meta.ctime,
+            blksize: PAGE_SIZE as u32,
+        }
+    }
+
+    fn type_bits(&self) -> u32 {
+        match self.kind {
+            FileKind::Regular => 0o100_000,
+            FileKind::Directory => 0o040_000,
+            FileKind::Symlink => 0o120_000,
+            FileKind::Fifo => 0o010_000,
+            FileKind::Socket => 0o140_000,
+            FileKind::CharDevice => 0o020_000,
+            FileKind::BlockDevice => 0o060_000,
+        }
+    }
+
+    /// The inode number, as listings show it.
+    pub(super) fn ino(&self) -> u64 {
+        self.ino
+    }
+
+    /// Counts a reference of the kernel. The tree is locked, so that it is not reaped meanwhile.
+    pub(super) fn count_lookup(&self) {
+        self.nr_lookups.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Gives references back; more than there are, are ignored. True when it was the last and no name leads here.
+    pub(super) fn forget(&self, nr: u64) -> bool {
+        let take = |held: u64| Some(held.saturating_sub(nr));
+        let before = self.nr_lookups.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        // The lock orders this and the loss of the last name: whoever has it later sees what the other did.
+        before.is_ok_and(|before| before <= nr) && self.meta.lock().nlink == 0
+    }
+
+    /// Whether neither a name nor the kernel holds it. The tree is locked for writing.
+    pub(super) fn is_unheld(&self) -> bool {
+        let is_nameless = self.meta.lock().nlink == 0;
+        is_nameless && self.nr_lookups.load(Ordering::Relaxed) == 0
+    }
+}

@@ -1,0 +1,339 @@
+//! Open files and directories of a tmpfs volume.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rustix::fs::{FallocateFlags, OFlags};
+use rustix::io::Errno;
+
+use super::Tmpfs;
+use super::directory::{FIRST_COOKIE, Name};
+use super::inode::{Content, Inode, New};
+use crate::attr::{Attr, Entry, FileKind, NodeId};
+use crate::dir_handle::DirEntry;
+use crate::error::VfsError;
+use crate::open::Whence;
+use crate::setattr::SetAttr;
+use crate::vfs::Caller;
+use crate::volume_ops::{VolumeDir, VolumeFile};
+use umemcg::{File, Group, PinnedPages, Readahead};
+
+/// Entries that a listing takes out of the tree at a time.
+const BATCH: usize = 128;
+/// How often a name that appears and vanishes under a `create` is tried again.
+const CREATE_TRIES_MAX: u32 = 8;
+
+/// An open regular file.
+#[derive(Debug)]
+pub(super) struct OpenFile {
+    inode: Arc<Inode>,
+    flags: OFlags,
+    readahead: Readahead,
+    group: Arc<Group>,
+}
+
+/// An open directory.
+#[derive(Debug)]
+pub(super) struct OpenDirectory {
+    volume: Arc<Tmpfs>,
+    inode: Arc<Inode>,
+}
+
+impl Tmpfs {
+    pub(super) fn open_inode(
+        &self,
+        caller: &Caller,
+        inode: Arc<Inode>,
+        flags: OFlags,
+    ) -> Result<Arc<OpenFile>, VfsError> {
+        let Some(content) = &inode.content else {
+            return Err(match inode.kind {
+                FileKind::Directory => Errno::ISDIR,
+                FileKind::Symlink => Errno::LOOP,
+                _ => Errno::NXIO,
+            }
+            .into());
+        };
+        if flags.contains(OFlags::DIRECTORY) {
+            return Err(Errno::NOTDIR.into());
+        }
+        if flags.contains(OFlags::TRUNC) {
+            // The superuser stands for CAP_FSETID.
+            inode.clear_privileges(caller.uid != 0);
+            content.file.set_len(0)?;
+            inode.meta.lock().changed_content();
+        }
+        let group = Arc::clone(&caller.group);
+        Ok(Arc::new(OpenFile { inode, flags, readahead: Readahead::default(), group }))
+    }
+
+    pub(super) fn create_file(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &OsStr,
+        mode: u32,
+        flags: OFlags,
+    ) -> Result<(Entry, Arc<OpenFile>), VfsError> {
+        let new = New { kind: FileKind::Regular, mode, rdev: 0, target: None };
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            match self.make(caller, parent, name, &new) {
+                Ok((inode, entry)) => {
+                    let group = Arc::clone(&caller.group);
+                    let file = OpenFile { inode, flags, readahead: Readahead::default(), group };
+                    return Ok((entry, Arc::new(file)));
+                }
+                Err(Errno::EXIST) if !flags.contains(OFlags::EXCL) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+            let found = {
+                let tree = self.tree.read();
+                tree.lookup(parent, name).map(|inode| {
+                    inode.count_lookup();
+                    Arc::clone(inode)
+                })
+            };
+            let inode = match found {
+                Err(Errno::NOENT) if tries < CREATE_TRIES_MAX => continue,
+                found => found?,
+            };
+            let opened = self.open_inode(caller, Arc::clone(&inode), flags);
+            let opened = opened.map(|file| (Self::entry(&inode, inode.attr(0)), file));
+            return opened.inspect_err(|_| crate::volume_ops::Volume::forget(self, inode.node, 1));
+        }
+    }
+
+    pub(super) fn open_directory(&self, node: NodeId) -> Result<Arc<OpenDirectory>, Errno> {
+        let volume = self.me.upgrade().ok_or(Errno::STALE)?;
+        let tree = self.tree.read();
+        tree.directory(node)?;
+        let inode = Arc::clone(tree.get(node)?);
+        drop(tree);
+        Ok(Arc::new(OpenDirectory { volume, inode }))
+    }
+}
+
+impl OpenFile {
+    fn of(&self) -> &Content {
+        match &self.inode.content {
+            Some(content) => content,
+            None => unreachable!("only files with content are opened"),
+        }
+    }
+
+    fn is_append(&self) -> bool {
+        self.flags.contains(OFlags::APPEND)
+    }
+}
+
+impl VolumeFile for OpenFile {
+    fn node(&self) -> NodeId {
+        self.inode.node
+    }
+    #[inline]
+    fn content(&self) -> &Arc<File> {
+        &self.of().file
+    }
+    fn group(&self) -> &Arc<Group> {
+        &self.group
+    }
+    fn is_writable(&self) -> bool {
+        self.flags.intersects(OFlags::WRONLY | OFlags::RDWR)
+    }
+    #[inline]
+    fn try_read(&self, offset: u64, len: usize) -> Option<PinnedPages<'_>> {
+        self.of().file.try_read(offset, len, &self.readahead)
+    }
+    fn read(&self, group: &Arc<Group>, offset: u64, len: usize) -> Result<PinnedPages<'_>, VfsError> {
+        Ok(self.of().file.read(group, offset, len, &self.readahead)?)
+    }
+
+    fn try_write(&self, group: &Arc<Group>, offset: u64, data: &[u8], _kill_set_id: bool) -> Option<usize> {
+        let has_privileges = self.inode.may_have_privileges.load(Ordering::Relaxed);
+        if !self.is_writable() || self.is_append() || data.is_empty() || has_privileges {
+            return None;
+        }
+        let written = self.of().file.try_write(group, offset, data)?;
+        self.inode.meta.lock().changed_content();
+        Some(written)
+    }
+
+    fn write(
+        &self,
+        group: &Arc<Group>,
+        offset: u64,
+        data: &[u8],
+        kill_set_id: bool,
+    ) -> Result<usize, VfsError> {
+        if !self.is_writable() {
+            return Err(Errno::BADF.into());
+        }
+        if data.is_empty() {
+            return Ok(0);
+        }
+        self.inode.clear_privileges(kill_set_id);
+        let content = self.of();
+        let written = if self.is_append() {
+            let _one_at_a_time = content.appending.lock();
+            content.file.write(group, content.file.len(), data)?
+        } else {
+            content.file.write(group, offset, data)?
+        };
+        self.inode.meta.lock().changed_content();
+        Ok(written)
+    }
+
+    fn flush(&self) -> Result<(), VfsError> {
+        Ok(())
+    }
+    fn fsync(&self, _data_only: bool) -> Result<(), VfsError> {
+        Ok(())
+    }
+
+    fn fallocate(
+        &self,
+        group: &Arc<Group>,
+        mode: FallocateFlags,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), VfsError> {
+        const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
+        if !self.is_writable() {
+            return Err(Errno::BADF.into());
+        }
+        if len == 0 {
+            return Err(Errno::INVAL.into());
+        }
+        let file = &self.of().file;
+        let grows = !mode.contains(FallocateFlags::KEEP_SIZE);
+        if mode.difference(FallocateFlags::KEEP_SIZE).is_empty() {
+            file.allocate_memory(group, offset, len, grows)?;
+        } else if mode == PUNCH {
+            file.zero_range(offset, len, || Ok(()))?;
+        } else if mode.difference(FallocateFlags::KEEP_SIZE) == FallocateFlags::ZERO_RANGE {
+            // Room first: what cannot be had leaves the contents alone.
+            file.allocate_memory(group, offset, len, grows)?;
+            file.zero_range(offset, len, || Ok(()))?;
+            file.allocate_memory(group, offset, len, grows)?;
+        } else {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        self.inode.meta.lock().changed_content();
+        Ok(())
+    }
+
+    fn lseek(&self, whence: Whence, offset: u64) -> Result<u64, VfsError> {
+        let file = &self.of().file;
+        if offset >= file.len() {
+            return Err(Errno::NXIO.into());
+        }
+        match whence {
+            Whence::Data => Ok(file.seek_data(offset).ok_or(Errno::NXIO)?),
+            Whence::Hole => Ok(file.seek_hole(offset)),
+        }
+    }
+
+    fn getattr(&self) -> Result<Attr, VfsError> {
+        Ok(self.inode.attr(0))
+    }
+    fn setattr(&self, _caller: &Caller, change: &SetAttr) -> Result<Attr, VfsError> {
+        self.inode.change(change)?;
+        Ok(self.inode.attr(0))
+    }
+}
+
+/// An entry on its way out of the tree, with a lookup counted if it is to be handed on.
+struct Listed {
+    cookie: u64,
+    name: Name,
+    inode: Arc<Inode>,
+    entry: Option<Entry>,
+}
+
+impl OpenDirectory {
+    fn walk(
+        &self,
+        mut offset: u64,
+        plus: bool,
+        sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
+    ) -> Result<(), VfsError> {
+        let parent_ino = {
+            let tree = self.volume.tree.read();
+            // One that was removed has no entries any more, not even these.
+            let Ok(directory) = tree.directory(self.inode.node) else { return Ok(()) };
+            tree.get(directory.parent).map_or(self.inode.ino(), |parent| parent.ino())
+        };
+        for (at, name, ino) in [(0, ".", self.inode.ino()), (1, "..", parent_ino)] {
+            if offset > at {
+                continue;
+            }
+            let kind = Some(FileKind::Directory);
+            let entry = DirEntry { name: OsStr::new(name), ino, kind, next_offset: at + 1, entry: None };
+            if !sink(&entry) {
+                return Ok(());
+            }
+            offset = at + 1;
+        }
+        offset = offset.max(FIRST_COOKIE - 1);
+        loop {
+            let batch = self.batch(offset, plus);
+            let is_last = batch.len() < BATCH;
+            let mut batch = batch.into_iter();
+            while let Some(Listed { cookie, name, inode, entry }) = batch.next() {
+                let taken = sink(&DirEntry {
+                    name: OsStr::from_bytes(&name),
+                    ino: inode.ino(),
+                    kind: Some(inode.kind),
+                    next_offset: cookie,
+                    entry,
+                });
+                if !taken {
+                    let untaken = std::iter::once((inode, entry)).chain(batch.map(|l| (l.inode, l.entry)));
+                    for (inode, _) in untaken.filter(|(_, entry)| entry.is_some()) {
+                        crate::volume_ops::Volume::forget(&*self.volume, inode.node, 1);
+                    }
+                    return Ok(());
+                }
+                offset = cookie;
+            }
+            if is_last {
+                return Ok(());
+            }
+        }
+    }
+
+    fn batch(&self, offset: u64, plus: bool) -> Vec<Listed> {
+        let tree = self.volume.tree.read();
+        let Ok(directory) = tree.directory(self.inode.node) else { return Vec::new() };
+        let listed = directory.after(offset).filter_map(|(cookie, name, node)| {
+            let inode = Arc::clone(tree.get(node).ok()?);
+            let entry = plus.then(|| {
+                inode.count_lookup();
+                Tmpfs::entry(&inode, tree.attr(&inode))
+            });
+            Some(Listed { cookie, name: Arc::clone(name), inode, entry })
+        });
+        listed.take(BATCH).collect()
+    }
+}
+
+impl VolumeDir for OpenDirectory {
+    fn readdir(&self, offset: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<(), VfsError> {
+        self.walk(offset, false, sink)
+    }
+    fn readdirplus(
+        &self,
+        _caller: &Caller,
+        offset: u64,
+        sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
+    ) -> Result<(), VfsError> {
+        self.walk(offset, true, sink)
+    }
+    fn fsyncdir(&self, _data_only: bool) -> Result<(), VfsError> {
+        Ok(())
+    }
+}

@@ -1,0 +1,160 @@
+//! Extended attributes of tmpfs inodes: `user.`, `trusted.`, `security.` and access lists. Who may read or set them, the kernel
+//! has checked before it asks; names in `trusted.` are listed for the superuser only. Each is charged to who sets it.
+
+use std::collections::btree_map::Entry;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rustix::fs::XattrFlags;
+use rustix::io::Errno;
+
+use super::acl::{self, Acl};
+use super::inode::{Inode, Xattr};
+use super::ledger::Slab;
+use crate::attr::FileKind;
+use crate::host::{NAME_MAX, SET_GID};
+use crate::vfs::Caller;
+use umemcg::Engine;
+
+/// What an attribute costs beside the bytes of name and value.
+pub(super) const XATTR_BYTES: u64 = 128;
+/// Capabilities of a file, which a write clears.
+pub(super) const CAPABILITY: &[u8] = b"security.capability";
+/// Longest value, in bytes (`XATTR_SIZE_MAX`).
+const VALUE_MAX: usize = 64 << 10;
+/// Most bytes of all names of an inode, each with its zero (`XATTR_LIST_MAX`).
+const LIST_MAX: usize = 64 << 10;
+/// Most bytes of all values of an inode.
+const VALUES_MAX: usize = 1 << 20;
+
+/// The name, if it is of a kind that is kept here.
+fn attribute(name: &OsStr) -> Result<&[u8], Errno> {
+    let name = name.as_bytes();
+    if name.is_empty() || name.len() > NAME_MAX {
+        return Err(Errno::RANGE);
+    }
+    if name.contains(&0) {
+        return Err(Errno::INVAL);
+    }
+    let is_known = [&b"user."[..], b"trusted.", b"security."]
+        .iter()
+        .any(|prefix| name.len() > prefix.len() && name.starts_with(prefix));
+    if is_known || name == acl::ACCESS || name == acl::DEFAULT { Ok(name) } else { Err(Errno::OPNOTSUPP) }
+}
+
+impl Inode {
+    /// Attributes of users are for what users fill.
+    fn may_have(&self, name: &[u8]) -> Result<(), Errno> {
+        let is_filled = matches!(self.kind, FileKind::Regular | FileKind::Directory);
+        if is_filled || !name.starts_with(b"user.") { Ok(()) } else { Err(Errno::PERM) }
+    }
+
+    /// # Errors
+    /// `ENODATA`, `EOPNOTSUPP`, `ERANGE`.
+    pub(super) fn getxattr(&self, name: &OsStr) -> Result<Vec<u8>, Errno> {
+        let name = attribute(name)?;
+        self.meta.lock().xattrs.get(name).map(|xattr| xattr.value.to_vec()).ok_or(Errno::NODATA)
+    }
+
+    /// # Errors
+    /// `EEXIST`, `ENODATA`, `ENOSPC`, `E2BIG`, `EOPNOTSUPP`, `EPERM`, `EACCES` for a default list of what is no directory, `EINVAL`
+    /// for what is no access list.
+    pub(super) fn setxattr(
+        self: &Arc<Self>,
+        engine: &Engine,
+        caller: &Caller,
+        name: &OsStr,
+        value: &[u8],
+        flags: XattrFlags,
+        kill_set_gid: bool,
+    ) -> Result<(), Errno> {
+        let name = attribute(name)?;
+        if value.len() > VALUE_MAX {
+            return Err(Errno::TOOBIG);
+        }
+        if !(XattrFlags::CREATE | XattrFlags::REPLACE).contains(flags) {
+            return Err(Errno::INVAL);
+        }
+        let is_list = name == acl::ACCESS || name == acl::DEFAULT;
+        let list = if is_list { Acl::parse(value)? } else { None };
+        self.may_have(name)?;
+        if is_list && self.kind == FileKind::Symlink {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if name == acl::DEFAULT && self.kind != FileKind::Directory && list.is_some() {
+            return Err(Errno::ACCESS);
+        }
+        let is_kept = match &list {
+            // What permission bits can say, they say.
+            Some(list) => name == acl::DEFAULT || !list.is_minimal(),
+            None => !is_list,
+        };
+        let charge = if is_kept {
+            Some(Slab::take(engine, &caller.group, XATTR_BYTES + (name.len() + value.len()) as u64)?)
+        } else {
+            None
+        };
+        let mut meta = self.meta.lock();
+        let others = meta.xattrs.iter().filter(|(other, _)| ***other != *name);
+        let (names, values) = others
+            .fold((name.len() + 1, value.len()), |(names, values), (other, xattr)| {
+                (names + other.len() + 1, values + xattr.value.len())
+            });
+        if is_kept && (names > LIST_MAX || values > VALUES_MAX) {
+            drop(meta);
+            return Err(Errno::NOSPC);
+        }
+        let old = match meta.xattrs.entry(name.into()) {
+            Entry::Occupied(_) if flags.contains(XattrFlags::CREATE) => Err(Errno::EXIST),
+            Entry::Vacant(_) if flags.contains(XattrFlags::REPLACE) => Err(Errno::NODATA),
+            Entry::Occupied(mut there) => Ok(match charge {
+                Some(charge) => Some(there.insert(Xattr { value: value.into(), _charge: charge })),
+                None => Some(there.remove()),
+            }),
+            Entry::Vacant(place) => {
+                if let Some(charge) = charge {
+                    place.insert(Xattr { value: value.into(), _charge: charge });
+                }
+                Ok(None)
+            }
+        };
+        if old.is_ok() {
+            if let Some(list) = list.filter(|_| name == acl::ACCESS) {
+                meta.mode = meta.mode & !0o777 | list.permissions();
+            }
+            if kill_set_gid {
+                meta.mode &= !SET_GID;
+            }
+            meta.changed();
+            self.may_have_privileges.store(true, Ordering::Relaxed);
+        }
+        drop(meta);
+        drop(old?);
+        Ok(())
+    }
+
+    /// Names, each followed by a zero byte.
+    pub(super) fn listxattr(&self, is_superuser: bool) -> Vec<u8> {
+        let meta = self.meta.lock();
+        let shown = meta.xattrs.keys().filter(|name| is_superuser || !name.starts_with(b"trusted."));
+        shown.flat_map(|name| name.iter().copied().chain([0])).collect()
+    }
+
+    /// # Errors
+    /// `ENODATA`, `EOPNOTSUPP`, `EPERM`.
+    pub(super) fn removexattr(&self, name: &OsStr) -> Result<(), Errno> {
+        let name = attribute(name)?;
+        self.may_have(name)?;
+        let mut meta = self.meta.lock();
+        let removed = meta.xattrs.remove(name);
+        if removed.is_some() {
+            meta.changed();
+        }
+        drop(meta);
+        // To take away an access list that is not there is no mistake.
+        let is_list = name == acl::ACCESS || name == acl::DEFAULT;
+        if removed.is_some() || is_list { Ok(()) } else { Err(Errno::NODATA) }
+    }
+}

@@ -1,0 +1,149 @@
+//! Ranges of a host file that were written and not yet reported durable, so that an error reaches all of them.
+//!
+//! The kernel reports a write-back error once per descriptor, to whichever sync comes first, and not by range. Who syncs
+//! one range could take the error that belongs to another, whose own sync then succeeds although its data is lost. So a
+//! failed sync fails every range that was written and not yet synced: each learns it from its own sync.
+
+use rustix::io::Errno;
+
+/// Disjoint half-open ranges, sorted.
+#[derive(Debug, Default)]
+struct Ranges(Vec<(u64, u64)>);
+
+impl Ranges {
+    fn add(&mut self, start: u64, end: u64) {
+        let first = self.0.partition_point(|r| r.1 < start);
+        let last = self.0.partition_point(|r| r.0 <= end);
+        let merged = self.0[first..last].iter().fold((start, end), |m, r| (m.0.min(r.0), m.1.max(r.1)));
+        self.0.splice(first..last, [merged]);
+    }
+
+    /// Cuts a range out; whether there was anything to cut.
+    fn remove(&mut self, start: u64, end: u64) -> bool {
+        let first = self.0.partition_point(|r| r.1 <= start);
+        let last = self.0.partition_point(|r| r.0 < end);
+        if first >= last {
+            return false;
+        }
+        let left = (self.0[first].0, start);
+        let right = (end, self.0[last - 1].1);
+        let keep = [left, right].into_iter().filter(|r| r.0 < r.1);
+        self.0.splice(first..last, keep);
+        true
+    }
+}
+
+/// See the file's head.
+#[derive(Debug, Default)]
+pub(crate) struct Unsynced {
+    written: Ranges,
+    failed: Ranges,
+    error: Option<Errno>,
+}
+
+impl Unsynced {
+    /// A range was written (again).
+    pub(crate) fn wrote(&mut self, offset: u64, len: u64) {
+        if len > 0 {
+            let end = offset.saturating_add(len);
+            self.failed.remove(offset, end);
+            self.written.add(offset, end);
+        }
+    }
+
+    /// A sync of a range ended with `result`; what the owner of the range must hear.
+    pub(crate) fn synced(&mut self, offset: u64, len: u64, result: Result<(), Errno>) -> Result<(), Errno> {
+        let end = offset.saturating_add(len);
+        if let Err(errno) = result {
+            self.fail(errno);
+        }
+        let has_failed = self.failed.remove(offset, end);
+        self.written.remove(offset, end);
+        match self.error {
+            Some(errno) if has_failed => Err(errno),
+            _ => result,
+        }
+    }
+
+    /// A sync of everything ended with `result`; an error still owed to some range is an error here, too.
+    pub(crate) fn synced_all(&mut self, result: Result<(), Errno>) -> Result<(), Errno> {
+        match (result, self.error) {
+            (Err(errno), _) => {
+                self.fail(errno);
+                Err(errno)
+            }
+            (Ok(()), Some(errno)) if !self.failed.0.is_empty() => Err(errno),
+            (Ok(()), _) => Ok(()),
+        }
+    }
+
+    /// The content beyond `len` is gone, and with it what could be owed.
+    pub(crate) fn cut(&mut self, len: u64) {
+        self.written.remove(len, u64::MAX);
+        self.failed.remove(len, u64::MAX);
+    }
+
+    fn fail(&mut self, errno: Errno) {
+        self.error = Some(errno);
+        for (start, end) in self.written.0.drain(..) {
+            self.failed.add(start, end);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_reaches_every_range_that_was_written_before_it() {
+        let mut unsynced = Unsynced::default();
+        unsynced.wrote(0, 4096);
+        unsynced.wrote(8192, 4096);
+        assert_eq!(unsynced.synced(0, 4096, Err(Errno::IO)), Err(Errno::IO));
+        assert_eq!(unsynced.synced_all(Ok(())), Err(Errno::IO), "one range does not know yet");
+        assert_eq!(unsynced.synced(8192, 4096, Ok(())), Err(Errno::IO));
+        assert_eq!(unsynced.synced(8192, 4096, Ok(())), Ok(()));
+        assert_eq!(unsynced.synced_all(Ok(())), Ok(()));
+    }
+
+    #[test]
+    fn what_is_written_again_after_the_error_starts_afresh() {
+        let mut unsynced = Unsynced::default();
+        unsynced.wrote(0, 8192);
+        assert_eq!(unsynced.synced_all(Err(Errno::NOSPC)), Err(Errno::NOSPC));
+        unsynced.wrote(0, 4096);
+        assert_eq!(unsynced.synced(0, 4096, Ok(())), Ok(()));
+        assert_eq!(unsynced.synced(4096, 4096, Ok(())), Err(Errno::NOSPC));
+    }
+
+    #[test]
+    fn what_was_cut_off_is_owed_nothing() {
+        let mut unsynced = Unsynced::default();
+        unsynced.wrote(4096, 4096);
+        assert_eq!(unsynced.synced_all(Err(Errno::IO)), Err(Errno::IO));
+        unsynced.cut(100);
+        assert_eq!(unsynced.synced_all(Ok(())), Ok(()));
+    }
+
+    #[test]
+    fn ranges_agree_with_a_set_of_bytes() {
+        let mut ranges = Ranges::default();
+        let mut model = std::collections::BTreeSet::new();
+        let mut seed = 7u64;
+        for _ in 0..2000 {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let (start, len) = ((seed >> 33) % 60, (seed >> 50) % 10 + 1);
+            if seed >> 63 == 0 {
+                ranges.add(start, start + len);
+                model.extend(start..start + len);
+            } else {
+                let had = (start..start + len).filter(|b| model.remove(b)).count() > 0;
+                assert_eq!(ranges.remove(start, start + len), had);
+            }
+            let bytes: Vec<u64> = ranges.0.iter().flat_map(|r| r.0..r.1).collect();
+            assert_eq!(bytes, model.iter().copied().collect::<Vec<_>>());
+            assert!(ranges.0.windows(2).all(|w| w[0].1 < w[1].0), "{ranges:?}");
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! A host directory as a volume: how inodes are found again and how their content is read and written, both detected
+//! when the volume opens.
+//!
+//! The volume is one file system: what is mounted inside the directory, and subvolumes with a device number of their own,
+//! answer `EXDEV`. By handle an object is reached even when somebody has meanwhile moved it out of the directory on the
+//! host, as through any descriptor opened before the move; names are always resolved beneath the directory.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::io::{Errno, ReadWriteFlags};
+use umemcg_arena::handle::{name_to_handle, open_by_handle};
+
+use crate::error::VolumeError;
+use crate::host::{self, HostStat};
+use crate::inode_table::NR_SHARDS_MAX;
+use crate::volume_clock::VolumeClock;
+use umemcg::StoreId;
+
+/// How file content is read and written without a second copy staying in the kernel's page cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(u8)]
+pub enum IoMode {
+    /// The first of the following that the file system supports.
+    #[default]
+    Auto,
+    /// Buffered I/O whose pages the kernel drops by itself (`RWF_DONTCACHE`).
+    DontCache,
+    /// `O_DIRECT` where offset and length are aligned, buffered and dropped where not.
+    Direct,
+    /// Buffered I/O, then `POSIX_FADV_DONTNEED`.
+    DropBehind,
+}
+
+/// How an inode is found again on the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Reach {
+    /// Handles where the process may open them, names otherwise.
+    #[default]
+    Auto,
+    /// By file handle (needs `CAP_DAC_READ_SEARCH`); survives renames on the host.
+    Handle,
+    /// By the names that led to it, checked against device, inode and birth time.
+    Names,
+}
+
+/// What a volume is made from.
+#[derive(Debug, Clone)]
+pub struct VolumeConfig {
+    /// The directory.
+    pub dir: PathBuf,
+    /// How content is read and written.
+    pub io_mode: IoMode,
+    /// How inodes are found again.
+    pub reach: Reach,
+    /// Most host descriptors kept for inodes that nobody has open; most kept for closed files that have data to write
+    /// back (then a close waits for the oldest of those); and most kept for inodes that lost their last name while the kernel
+    /// refers to them. Each is at most an eighth of the process's limit, and idle ones of all volumes together a quarter.
+    /// Beside these, one is held for the directory itself, and one for each open file and directory.
+    pub max_idle_descriptors: usize,
+    /// Most files whose cached content is kept although the kernel has forgotten them. Each costs about a kilobyte beside
+    /// its pages, and no descriptor.
+    pub max_kept_files: usize,
+    /// Node ids other than the root's are above this.
+    pub node_base: u64,
+    /// Parts of the inode table, each with a lock of its own: a power of two from 2 to 64. An empty part takes 112 bytes.
+    pub nr_shards: usize,
+}
+
+impl VolumeConfig {
+    /// A volume of this directory with everything detected.
+    pub fn new(dir: impl Into<PathBuf>) -> Self {
+        Self {
+            dir: dir.into(),
+            io_mode: IoMode::Auto,
+            reach: Reach::Auto,
+            max_idle_descriptors: 1024,
+            max_kept_files: 4096,
+            node_base: 0,
+            nr_shards: NR_SHARDS_MAX,
+        }
+    }
+
+    /// The same for one of many, where an idle volume is to cost little.
+    pub fn one_of_many(dir: impl Into<PathBuf>) -> Self {
+        Self { max_idle_descriptors: 64, nr_shards: 2, ..Self::new(dir) }
+    }
+}
+
+/// Kernel flag of uncached buffered I/O (`RWF_DONTCACHE`).
+const DONTCACHE: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
+/// Alignment that direct I/O is used with: that of frames.
+pub(crate) const DIRECT_ALIGN: u64 = 4096;
+
+/// Serial of the next volume's store.
+static NEXT_STORE: AtomicU64 = AtomicU64::new(1);
+
+/// A store id of its own for each volume of the process.
+pub(crate) fn next_store_id() -> StoreId {
+    // Relaxed: only uniqueness matters.
+    StoreId(NEXT_STORE.fetch_add(1, Ordering::Relaxed))
+}
+
+/// An open volume.
+#[derive(Debug)]
+pub(crate) struct Volume {
+    /// (C) Its path, for messages.
+    pub(crate) dir: PathBuf,
+    /// (C) The directory; readable where the daemon may read it, so that handles can be opened on its mount.
+    pub(crate) root: Arc<OwnedFd>,
+    /// (C) Attributes of the directory when it was opened.
+    pub(crate) root_stat: HostStat,
+    /// (C)
+    pub(crate) reach: Reach,
+    /// (C) Whether the daemon can give files away (runs as root).
+    pub(crate) is_privileged: bool,
+    /// (C) The daemon's own user.
+    pub(crate) uid: u32,
+    /// (C) Longest file that the file system takes.
+    pub(crate) len_max: u64,
+    /// (C) Waiting for a range (`sync_file_range`) means that its data is on the device.
+    pub(crate) waits_by_range: bool,
+    /// (C) For the engine's queues.
+    pub(crate) store_id: StoreId,
+    /// Stamps for accepted writes.
+    pub(crate) clock: VolumeClock,
+    /// (A) An [`IoMode`]; only ever steps down, when the file system refuses what it promised.
+    io_mode: AtomicU8,
+    /// (A) Whether directories here can have default access lists.
+    pub(crate) has_acls: AtomicBool,
+}
+
+impl Volume {
+    pub(crate) fn open(config: &VolumeConfig) -> Result<Arc<Self>, VolumeError> {
+        let failed = |errno| VolumeError::Open { dir: config.dir.clone(), errno };
+        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = match rustix::fs::openat(CWD, &config.dir, flags | OFlags::RDONLY, Mode::empty()) {
+            Err(Errno::ACCESS) => {
+                rustix::fs::openat(CWD, &config.dir, flags | OFlags::PATH, Mode::empty()).map_err(failed)?
+            }
+            root => root.map_err(failed)?,
+        };
+        let root_stat = host::stat_fd(&root).map_err(failed)?;
+        let reach = match config.reach {
+            Reach::Names => Reach::Names,
+            wanted => match try_handles(&root, &root_stat) {
+                Ok(()) => Reach::Handle,
+                Err(errno) if wanted == Reach::Handle => {
+                    return Err(VolumeError::NoHandles { dir: config.dir.clone(), errno });
+                }
+                Err(_) => Reach::Names,
+            },
+        };
+        // A file without a name to try things on; where there can be none (read-only), the first real I/O decides.
+        let scratch = rustix::fs::openat(
+            &root,
+            c".",
+            OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC,
+            Mode::RUSR | Mode::WUSR,
+        )
+        .ok();
+        let io_mode = choose_io_mode(config, scratch.as_ref())?;
+        let uid = rustix::process::geteuid();
+        Ok(Arc::new(Self {
+            dir: config.dir.clone(),
+            root_stat,
+            reach,
+            is_privileged: uid.is_root(),
+            uid: uid.as_raw(),
+            len_max: scratch.as_ref().map_or(i64::MAX as u64, longest),
+            waits_by_range: rustix::fs::fstatfs(&root).is_ok_and(|fs| waits_by_range(fs.f_type as u64)),
+            store_id: next_store_id(),
+            clock: VolumeClock::default(),
+            io_mode: AtomicU8::new(io_mode as u8),
+            has_acls: AtomicBool::new(true),
+            root: Arc::new(root),
+        }))
+    }
+
+    /// The mode in use; never [`IoMode::Auto`].
+    pub(crate) fn io_mode(&self) -> IoMode {
+        // Relaxed: a stale mode is refused once more and steps down again.
+        match self.io_mode.load(Ordering::Relaxed) {
+            mode if mode == IoMode::DontCache as u8 => IoMode::DontCache,
+            mode if mode == IoMode::Direct as u8 => IoMode::Direct,
+            _ => IoMode::DropBehind,
+        }
+    }
+
+    /// The file system refused uncached I/O after all.
+    pub(crate) fn step_down_from(&self, mode: IoMode) {
+        // Relaxed, as above.
+        let _ = self.io_mode.compare_exchange(
+            mode as u8,
+            IoMode::DropBehind as u8,
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+        );
+        tracing::info!(?mode, "the file system refuses this I/O mode; dropping behind instead");
+    }
+
+    /// Whether an inode belongs to the volume's file system.
+    pub(crate) fn owns(&self, stat: &HostStat) -> bool {
+        stat.dev == self.root_stat.dev && !stat.is_mount
+    }
+}
+
+/// Opens the directory by its handle, and finds the same directory.
+fn try_handles(root: &OwnedFd, stat: &HostStat) -> Result<(), Errno> {
+    let errno = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+    let (handle, _) = name_to_handle(root.as_fd(), c"", AtFlags::EMPTY_PATH).map_err(errno)?;
+    let again = open_by_handle(root.as_fd(), &handle, OFlags::PATH).map_err(errno)?;
+    if host::stat_fd(&again)?.key() == stat.key() { Ok(()) } else { Err(Errno::STALE) }
+}
+
+fn choose_io_mode(config: &VolumeConfig, scratch: Option<&OwnedFd>) -> Result<IoMode, VolumeError> {
+    let works = |mode| match (mode, scratch) {
+        (IoMode::DropBehind, _) | (_, None) => true,
+        (IoMode::DontCache, Some(fd)) => can_dontcache(fd),
+        (_, Some(fd)) => can_direct(fd),
+    };
+    match config.io_mode {
+        IoMode::Auto => Ok([IoMode::DontCache, IoMode::Direct]
+            .into_iter()
+            .find(|&mode| works(mode))
+            .unwrap_or(IoMode::DropBehind)),
+        mode if works(mode) => Ok(mode),
+        mode => Err(VolumeError::IoMode { dir: config.dir.clone(), mode }),
+    }
+}
+
+fn can_dontcache(fd: &OwnedFd) -> bool {
+    rustix::io::pwritev2(fd, &[IoSlice::new(&[0; 16])], 0, DONTCACHE).is_ok()
+        && rustix::io::preadv2(fd, &mut [IoSliceMut::new(&mut [0; 16])], 0, DONTCACHE).is_ok()
+}
+
+fn can_direct(fd: &OwnedFd) -> bool {
+    let Ok(direct) = host::reopen(fd.as_fd(), OFlags::RDWR | OFlags::DIRECT) else { return false };
+    let align = DIRECT_ALIGN as usize;
+    let buffer = vec![0u8; 2 * align];
+    let start = buffer.as_ptr().align_offset(align);
+    buffer
+        .get(start..start + align)
+        .is_some_and(|aligned| rustix::io::pwrite(&direct, aligned, 0) == Ok(align))
+}
+
+/// The longest length that the file system gives a file, found by trying.
+fn longest(scratch: &OwnedFd) -> u64 {
+    let fits = |len: u64| rustix::fs::ftruncate(scratch, len).is_ok();
+    let (mut good, mut bad) = (0, i64::MAX as u64);
+    if fits(bad) {
+        return bad;
+    }
+    while bad - good > 1 {
+        let middle = good + (bad - good) / 2;
+        if fits(middle) { good = middle } else { bad = middle }
+    }
+    // Below the smallest limit that a file system of our time has, the limit is the process's or a full disk.
+    if good < i32::MAX as u64 { i64::MAX as u64 } else { good }
+}
+
+/// Local file systems whose data lives in the kernel's page cache until it is on the device. Others (network, stacked,
+/// with caches of their own) may take no notice of a wait for a range. Numbers as in `statfs(2)`.
+fn waits_by_range(file_system: u64) -> bool {
+    const EXT: u64 = 0xef53;
+    const XFS: u64 = 0x5846_5342;
+    const BTRFS: u64 = 0x9123_683e;
+    const F2FS: u64 = 0xf2f5_2010;
+    const TMPFS: u64 = 0x0102_1994;
+    [EXT, XFS, BTRFS, F2FS, TMPFS].contains(&file_system)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_says_what_it_detected() {
+        let dir = tempfile::tempdir().unwrap();
+        let volume = Volume::open(&VolumeConfig::new(dir.path())).unwrap();
+        assert_ne!(volume.io_mode(), IoMode::Auto);
+        assert_ne!(volume.reach, Reach::Auto);
+        assert!(volume.len_max > 4 << 30);
+    }
+
+    #[test]
+    fn what_is_no_directory_is_no_volume() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for (path, expected) in
+            [(file.path().to_path_buf(), Errno::NOTDIR), ("/nonexistent/x".into(), Errno::NOENT)]
+        {
+            let error = Volume::open(&VolumeConfig::new(&path)).unwrap_err();
+            assert!(matches!(error, VolumeError::Open { errno, .. } if errno == expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn every_forced_mode_is_used_or_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        for mode in [IoMode::DontCache, IoMode::Direct, IoMode::DropBehind] {
+            match Volume::open(&VolumeConfig { io_mode: mode, ..VolumeConfig::new(dir.path()) }) {
+                Ok(volume) => assert_eq!(volume.io_mode(), mode),
+                Err(error) => assert!(matches!(error, VolumeError::IoMode { .. }), "{error}"),
+            }
+        }
+    }
+}

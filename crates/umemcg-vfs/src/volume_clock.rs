@@ -1,0 +1,81 @@
+//! The time that accepted writes are stamped with.
+//!
+//! File systems stamp changes with a coarse clock (it moves every few milliseconds) and, since Linux 6.13, with a finer
+//! time when somebody looked in between. Stamps of ours must fall in line with the host's, or `make` sees a target that is
+//! older than what it was made from. So ours is the same coarse clock, but never before a time that the host was seen to stamp.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::attr::Timestamp;
+
+/// Stamps for accepted writes.
+#[derive(Debug, Default)]
+pub(crate) struct VolumeClock {
+    /// (A) Latest stamp of the host that anybody saw, in nanoseconds since 1970. Relaxed: it stands alone.
+    latest: AtomicI64,
+}
+
+impl VolumeClock {
+    /// Notes a status-change time that the host set. Writes the shared line only when time moved.
+    pub(crate) fn saw(&self, ctime: Timestamp) {
+        let nanoseconds = nanoseconds_of(ctime);
+        if nanoseconds > self.latest.load(Ordering::Relaxed) {
+            self.latest.fetch_max(nanoseconds, Ordering::Relaxed);
+        }
+    }
+
+    /// Now, as the host would stamp it.
+    pub(crate) fn now(&self) -> Timestamp {
+        let coarse = read(ClockId::RealtimeCoarse);
+        let latest = self.latest.load(Ordering::Relaxed);
+        if latest <= coarse {
+            return timestamp_of(coarse);
+        }
+        // A stamp from the future (the clock was set back) must not hold us there.
+        timestamp_of(latest.min(read(ClockId::Realtime)).max(coarse))
+    }
+}
+
+fn read(clock: ClockId) -> i64 {
+    let now = clock_gettime(clock);
+    now.tv_sec.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec)
+}
+
+fn nanoseconds_of(time: Timestamp) -> i64 {
+    time.seconds.saturating_mul(1_000_000_000).saturating_add(i64::from(time.nanoseconds))
+}
+
+fn timestamp_of(nanoseconds: i64) -> Timestamp {
+    Timestamp {
+        seconds: nanoseconds.div_euclid(1_000_000_000),
+        nanoseconds: nanoseconds.rem_euclid(1_000_000_000) as u32,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stamp_is_never_before_one_that_the_host_gave() {
+        let clock = VolumeClock::default();
+        let fine = timestamp_of(read(ClockId::Realtime));
+        clock.saw(fine);
+        assert!(clock.now() >= fine);
+    }
+
+    #[test]
+    fn a_stamp_from_the_future_does_not_hold_the_clock() {
+        let clock = VolumeClock::default();
+        clock.saw(Timestamp { seconds: i64::MAX / 2_000_000_000, nanoseconds: 0 });
+        assert!(clock.now() <= timestamp_of(read(ClockId::Realtime)));
+    }
+
+    #[test]
+    fn times_before_1970_survive_the_conversion() {
+        let time = Timestamp { seconds: -2, nanoseconds: 999_999_999 };
+        assert_eq!(timestamp_of(nanoseconds_of(time)), time);
+    }
+}

@@ -1,0 +1,424 @@
+//! What every kind of volume can do: the seam between the operations of a file system and where names and data live.
+//!
+//! A volume numbers its inodes by itself ([`NodeId::ROOT`] is its directory); [`crate::volumes`] tells volumes apart.
+//! Open files and directories speak for themselves, so that what is open survives the name that led to it.
+
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustix::fs::{FallocateFlags, OFlags, RenameFlags, XattrFlags};
+
+use crate::attr::{Attr, Entry, NodeId, StatFs};
+use crate::dir_handle::{DirEntry, DirHandle};
+use crate::error::VfsError;
+use crate::kernel_cache::KernelCache;
+use crate::open::Whence;
+use crate::open_file::OpenFile;
+use crate::setattr::SetAttr;
+use crate::vfs::{Caller, Vfs};
+use crate::volume::IoMode;
+use umemcg::{File, Group, PinnedPages, StoreId};
+
+/// Where the data of a volume lives, for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum VolumeKind {
+    /// In a directory of the host.
+    Directory {
+        /// Which.
+        dir: PathBuf,
+        /// How content is read and written there; never [`IoMode::Auto`].
+        io_mode: IoMode,
+    },
+    /// In the pool.
+    Tmpfs {
+        /// Most bytes of data; none: as much as the groups of the writers may hold.
+        size_bytes: Option<u64>,
+        /// Bytes of data now, in whole pages.
+        used_bytes: u64,
+    },
+}
+
+/// A volume. The methods are those of [`Vfs`], where each is described; all but [`store_id`](Self::store_id) may sleep.
+/// Errors are those of POSIX.
+#[allow(clippy::missing_errors_doc)]
+pub trait Volume: Send + Sync + fmt::Debug {
+    /// What it is.
+    fn kind(&self) -> VolumeKind;
+    /// The store that content is in, for whoever keeps queues.
+    fn store_id(&self) -> StoreId;
+    /// Path of an inode inside the volume; `None` when it has none. Never sleeps.
+    fn path_of(&self, node: NodeId) -> Option<PathBuf>;
+    /// Path of the file whose content this is.
+    fn path_of_content(&self, file: &Arc<File>) -> Option<PathBuf>;
+
+    /// Finds a name and counts a reference to its inode.
+    fn lookup(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<Entry, VfsError>;
+    /// Gives references back.
+    fn forget(&self, node: NodeId, nr_lookups: u64);
+    /// Attributes.
+    fn getattr(&self, node: NodeId) -> Result<Attr, VfsError>;
+    /// Changes attributes.
+    fn setattr(&self, caller: &Caller, node: NodeId, change: &SetAttr) -> Result<Attr, VfsError>;
+    /// The text of a symbolic link.
+    fn readlink(&self, node: NodeId) -> Result<OsString, VfsError>;
+    /// Figures of the volume.
+    fn statfs(&self) -> Result<StatFs, VfsError>;
+    /// Makes a symbolic link.
+    fn symlink(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &OsStr,
+        target: &OsStr,
+    ) -> Result<Entry, VfsError>;
+    /// Makes a regular file, pipe, socket or device.
+    fn mknod(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &OsStr,
+        mode: u32,
+        rdev: u64,
+    ) -> Result<Entry, VfsError>;
+    /// Makes a directory.
+    fn mkdir(&self, caller: &Caller, parent: NodeId, name: &OsStr, mode: u32) -> Result<Entry, VfsError>;
+    /// Removes a name that is no directory's.
+    fn unlink(&self, parent: NodeId, name: &OsStr) -> Result<(), VfsError>;
+    /// Removes an empty directory.
+    fn rmdir(&self, parent: NodeId, name: &OsStr) -> Result<(), VfsError>;
+    /// Renames within the volume.
+    fn rename(
+        &self,
+        parent: NodeId,
+        name: &OsStr,
+        new_parent: NodeId,
+        new_name: &OsStr,
+        flags: RenameFlags,
+    ) -> Result<(), VfsError>;
+    /// Gives an inode a further name.
+    fn link(
+        &self,
+        caller: &Caller,
+        node: NodeId,
+        new_parent: NodeId,
+        new_name: &OsStr,
+    ) -> Result<Entry, VfsError>;
+
+    /// Opens a regular file.
+    fn open(&self, caller: &Caller, node: NodeId, flags: OFlags) -> Result<Arc<dyn VolumeFile>, VfsError>;
+    /// Makes and opens a regular file.
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &OsStr,
+        mode: u32,
+        flags: OFlags,
+    ) -> Result<(Entry, Arc<dyn VolumeFile>), VfsError>;
+    /// Opens a directory.
+    fn opendir(&self, node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError>;
+
+    /// The value of an extended attribute.
+    fn getxattr(&self, node: NodeId, name: &OsStr) -> Result<Vec<u8>, VfsError>;
+    /// Sets an extended attribute.
+    fn setxattr(
+        &self,
+        caller: &Caller,
+        node: NodeId,
+        name: &OsStr,
+        value: &[u8],
+        flags: XattrFlags,
+        kill_set_gid: bool,
+    ) -> Result<(), VfsError>;
+    /// Names of the extended attributes, each followed by a zero byte.
+    fn listxattr(&self, caller: &Caller, node: NodeId) -> Result<Vec<u8>, VfsError>;
+    /// Removes an extended attribute.
+    fn removexattr(&self, node: NodeId, name: &OsStr) -> Result<(), VfsError>;
+
+    /// Who refers to inodes of the volume beside it and can be asked to forget. Once, before the first request.
+    fn set_kernel(&self, _kernel: Arc<dyn KernelCache>) {}
+    /// Makes everything durable that was accepted before the call.
+    fn syncfs(&self) -> Result<(), VfsError>;
+    /// Every node id that was ever given out is below this.
+    fn nodes_end(&self) -> u64;
+    /// The volume was removed by force: cached data that nobody will ever ask for goes.
+    fn abandon(&self);
+}
+
+/// An open regular file of a volume. Dropping the last reference closes it.
+#[allow(clippy::missing_errors_doc)]
+pub trait VolumeFile: Send + Sync + fmt::Debug {
+    /// The inode that is open.
+    fn node(&self) -> NodeId;
+    /// The cached content.
+    fn content(&self) -> &Arc<File>;
+    /// The group of the opener.
+    fn group(&self) -> &Arc<Group>;
+    /// Whether it was opened for writing.
+    fn is_writable(&self) -> bool;
+    /// Bytes that are all there, or `None`. Never sleeps.
+    fn try_read(&self, offset: u64, len: usize) -> Option<PinnedPages<'_>>;
+    /// Bytes from `offset`, fewer at the end.
+    fn read(&self, group: &Arc<Group>, offset: u64, len: usize) -> Result<PinnedPages<'_>, VfsError>;
+    /// Writes if that needs no sleep at all, else `None` and nothing happened.
+    fn try_write(&self, group: &Arc<Group>, offset: u64, data: &[u8], kill_set_id: bool) -> Option<usize>;
+    /// Accepts bytes.
+    fn write(
+        &self,
+        group: &Arc<Group>,
+        offset: u64,
+        data: &[u8],
+        kill_set_id: bool,
+    ) -> Result<usize, VfsError>;
+    /// `close` was called on a descriptor. Never sleeps.
+    fn flush(&self) -> Result<(), VfsError>;
+    /// Makes content durable.
+    fn fsync(&self, data_only: bool) -> Result<(), VfsError>;
+    /// Reserves, punches or zeroes a range; what that takes is charged to `group`.
+    fn fallocate(
+        &self,
+        group: &Arc<Group>,
+        mode: FallocateFlags,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), VfsError>;
+    /// The next data or hole.
+    fn lseek(&self, whence: Whence, offset: u64) -> Result<u64, VfsError>;
+    /// Attributes of what is open.
+    fn getattr(&self) -> Result<Attr, VfsError>;
+    /// Changes attributes of what is open.
+    fn setattr(&self, caller: &Caller, change: &SetAttr) -> Result<Attr, VfsError>;
+}
+
+/// An open directory of a volume.
+#[allow(clippy::missing_errors_doc)]
+pub trait VolumeDir: Send + Sync + fmt::Debug {
+    /// Feeds entries from `offset` (0, or a `next_offset`) to `sink` until it answers false (that entry was not taken).
+    fn readdir(&self, offset: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<(), VfsError>;
+    /// The same with each name looked up: a taken entry with `entry` set counts one reference.
+    fn readdirplus(
+        &self,
+        caller: &Caller,
+        offset: u64,
+        sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
+    ) -> Result<(), VfsError>;
+    /// Makes the entries durable.
+    fn fsyncdir(&self, data_only: bool) -> Result<(), VfsError>;
+}
+
+impl Volume for Vfs {
+    fn kind(&self) -> VolumeKind {
+        VolumeKind::Directory { dir: self.shared.volume.dir.clone(), io_mode: self.io_mode() }
+    }
+    fn store_id(&self) -> StoreId {
+        self.store_id()
+    }
+    fn path_of(&self, node: NodeId) -> Option<PathBuf> {
+        self.path_of(node)
+    }
+    fn path_of_content(&self, file: &Arc<File>) -> Option<PathBuf> {
+        self.path_of_content(file)
+    }
+    fn lookup(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<Entry, VfsError> {
+        self.lookup(caller, parent, name)
+    }
+    fn forget(&self, node: NodeId, nr_lookups: u64) {
+        self.forget(node, nr_lookups);
+    }
+    fn getattr(&self, node: NodeId) -> Result<Attr, VfsError> {
+        self.getattr(node, None)
+    }
+    fn setattr(&self, caller: &Caller, node: NodeId, change: &SetAttr) -> Result<Attr, VfsError> {
+        self.setattr(caller, node, None, change)
+    }
+    fn readlink(&self, node: NodeId) -> Result<OsString, VfsError> {
+        self.readlink(node)
+    }
+    fn statfs(&self) -> Result<StatFs, VfsError> {
+        self.statfs()
+    }
+    fn symlink(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &OsStr,
+        target: &OsStr,
+    ) -> Result<Entry, VfsError> {
+        self.symlink(caller, parent, name, target)
+    }
+    fn mknod(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &OsStr,
+        mode: u32,
+        rdev: u64,
+    ) -> Result<Entry, VfsError> {
+        self.mknod(caller, parent, name, mode, rdev)
+    }
+    fn mkdir(&self, caller: &Caller, parent: NodeId, name: &OsStr, mode: u32) -> Result<Entry, VfsError> {
+        self.mkdir(caller, parent, name, mode)
+    }
+    fn unlink(&self, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
+        self.unlink(parent, name)
+    }
+    fn rmdir(&self, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
+        self.rmdir(parent, name)
+    }
+    fn rename(
+        &self,
+        parent: NodeId,
+        name: &OsStr,
+        new_parent: NodeId,
+        new_name: &OsStr,
+        flags: RenameFlags,
+    ) -> Result<(), VfsError> {
+        self.rename(parent, name, new_parent, new_name, flags)
+    }
+    fn link(
+        &self,
+        caller: &Caller,
+        node: NodeId,
+        new_parent: NodeId,
+        new_name: &OsStr,
+    ) -> Result<Entry, VfsError> {
+        self.link(caller, node, new_parent, new_name)
+    }
+    fn open(&self, caller: &Caller, node: NodeId, flags: OFlags) -> Result<Arc<dyn VolumeFile>, VfsError> {
+        Ok(self.open(caller, node, flags)?)
+    }
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &OsStr,
+        mode: u32,
+        flags: OFlags,
+    ) -> Result<(Entry, Arc<dyn VolumeFile>), VfsError> {
+        let (entry, file) = self.create(caller, parent, name, mode, flags)?;
+        Ok((entry, file))
+    }
+    fn opendir(&self, node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError> {
+        Ok(self.opendir(node)?)
+    }
+    fn getxattr(&self, node: NodeId, name: &OsStr) -> Result<Vec<u8>, VfsError> {
+        self.getxattr(node, name)
+    }
+    fn setxattr(
+        &self,
+        _caller: &Caller,
+        node: NodeId,
+        name: &OsStr,
+        value: &[u8],
+        flags: XattrFlags,
+        kill_set_gid: bool,
+    ) -> Result<(), VfsError> {
+        self.setxattr(node, name, value, flags, kill_set_gid)
+    }
+    fn listxattr(&self, caller: &Caller, node: NodeId) -> Result<Vec<u8>, VfsError> {
+        self.listxattr(caller, node)
+    }
+    fn removexattr(&self, node: NodeId, name: &OsStr) -> Result<(), VfsError> {
+        self.removexattr(node, name)
+    }
+    fn set_kernel(&self, kernel: Arc<dyn KernelCache>) {
+        self.set_kernel(kernel);
+    }
+    fn syncfs(&self) -> Result<(), VfsError> {
+        self.syncfs()
+    }
+    fn nodes_end(&self) -> u64 {
+        self.shared.table.nodes_end()
+    }
+    fn abandon(&self) {
+        for (_, content) in self.shared.table.contents() {
+            content.file.discard();
+        }
+        self.shared.reap_lingering(usize::MAX);
+    }
+}
+
+impl OpenFile {
+    /// The volume that it is on.
+    fn vfs(&self) -> Vfs {
+        Vfs { shared: Arc::clone(&self.shared) }
+    }
+}
+
+impl VolumeFile for OpenFile {
+    fn node(&self) -> NodeId {
+        self.node()
+    }
+    #[inline]
+    fn content(&self) -> &Arc<File> {
+        self.content()
+    }
+    fn group(&self) -> &Arc<Group> {
+        self.group()
+    }
+    fn is_writable(&self) -> bool {
+        self.is_writable()
+    }
+    #[inline]
+    fn try_read(&self, offset: u64, len: usize) -> Option<PinnedPages<'_>> {
+        self.try_read(offset, len)
+    }
+    fn read(&self, group: &Arc<Group>, offset: u64, len: usize) -> Result<PinnedPages<'_>, VfsError> {
+        self.read(group, offset, len)
+    }
+    fn try_write(&self, group: &Arc<Group>, offset: u64, data: &[u8], kill_set_id: bool) -> Option<usize> {
+        self.try_write(group, offset, data, kill_set_id)
+    }
+    fn write(
+        &self,
+        group: &Arc<Group>,
+        offset: u64,
+        data: &[u8],
+        kill_set_id: bool,
+    ) -> Result<usize, VfsError> {
+        self.write(group, offset, data, kill_set_id)
+    }
+    fn flush(&self) -> Result<(), VfsError> {
+        self.vfs().flush(self)
+    }
+    fn fsync(&self, data_only: bool) -> Result<(), VfsError> {
+        self.vfs().fsync(self, data_only)
+    }
+    fn fallocate(
+        &self,
+        _group: &Arc<Group>,
+        mode: FallocateFlags,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), VfsError> {
+        self.vfs().fallocate(self, mode, offset, len)
+    }
+    fn lseek(&self, whence: Whence, offset: u64) -> Result<u64, VfsError> {
+        self.vfs().lseek(self, whence, offset)
+    }
+    fn getattr(&self) -> Result<Attr, VfsError> {
+        self.vfs().getattr(self.node(), Some(self))
+    }
+    fn setattr(&self, caller: &Caller, change: &SetAttr) -> Result<Attr, VfsError> {
+        self.vfs().setattr(caller, self.node(), Some(self), change)
+    }
+}
+
+impl VolumeDir for DirHandle {
+    fn readdir(&self, offset: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<(), VfsError> {
+        self.vfs().readdir(self, offset, sink)
+    }
+    fn readdirplus(
+        &self,
+        caller: &Caller,
+        offset: u64,
+        sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
+    ) -> Result<(), VfsError> {
+        self.vfs().readdirplus(caller, self, offset, sink)
+    }
+    fn fsyncdir(&self, data_only: bool) -> Result<(), VfsError> {
+        self.vfs().fsyncdir(self, data_only)
+    }
+}

@@ -1,0 +1,35 @@
+//! What a volume is to be made of.
+
+use std::sync::Arc;
+
+use crate::error::VolumeError;
+use crate::tmpfs::{Tmpfs, TmpfsConfig};
+use crate::vfs::Vfs;
+use crate::volume::VolumeConfig;
+use crate::volume_ops::Volume;
+use umemcg::Engine;
+
+/// What a volume is to be made of.
+#[derive(Debug, Clone)]
+pub enum VolumeSpec {
+    /// A directory of the host.
+    Directory(VolumeConfig),
+    /// The pool alone.
+    Tmpfs(TmpfsConfig),
+}
+
+impl VolumeSpec {
+    /// Opens the volume; its node ids are above `node_base`. May sleep for the host.
+    ///
+    /// # Errors
+    /// [`VolumeError`].
+    pub fn open(&self, engine: &Arc<Engine>, node_base: u64) -> Result<Arc<dyn Volume>, VolumeError> {
+        match self {
+            Self::Directory(config) => {
+                let config = VolumeConfig { node_base, ..config.clone() };
+                Ok(Vfs::new(engine, config)?)
+            }
+            Self::Tmpfs(config) => Ok(Tmpfs::new(engine, config, node_base)),
+        }
+    }
+}

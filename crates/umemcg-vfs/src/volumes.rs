@@ -1,0 +1,550 @@
+//! The volumes of one mount: a single one that is the whole of it, or many that are top-level directories of a read-only
+//! root, added and removed while it is served.
+//!
+//! Towards the kernel an inode is named by its volume's *slot* (upper bits) and its node id inside the volume (lower bits).
+//! Slots are used again, node ids never: the next volume of a slot counts on from where the last one stopped, and gets
+//! a root id of its own, so an id that the kernel still holds of a removed volume means nothing. A slot is free once nobody
+//! holds its volume any more.
+//!
+//! Removal: 1. new opens are refused; 2. what was accepted is made durable (by the caller); 3. the name and the slot are empty,
+//! so that requests get `ESTALE`; 4. with the last request that is under way the volume goes.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use arc_swap::{ArcSwapOption, Guard};
+use rustix::io::Errno;
+use thiserror::Error;
+use umemcg_base::Table;
+use umemcg_base::sync::{Condvar, Mutex, RwLock};
+
+use crate::attr::{Attr, Entry, NodeId};
+use crate::error::VolumeError;
+use crate::kernel_cache::{ForMember, KernelCache};
+use crate::volume_ops::Volume;
+use umemcg::File;
+
+/// Bits of a kernel-side id that name the inode inside its volume; the slot stands above.
+const LOCAL_BITS: u32 = 44;
+/// Most volumes at a time.
+pub const NR_VOLUMES_MAX: u32 = (1 << (64 - LOCAL_BITS)) - 1;
+/// Ids that a volume gives out are above its base, which is a multiple of this.
+const BASE_UNIT: u64 = 64;
+/// Longest name of a volume, in bytes.
+const NAME_BYTES_MAX: usize = 255;
+
+/// Why a volume was not added.
+#[derive(Debug, Error)]
+pub enum AddError {
+    /// The mount is of a single volume.
+    #[error("this mount shows one directory; volumes can be added to a mount that was made for many")]
+    SingleVolume,
+    /// There is one of this name.
+    #[error("there is a volume `{0}` already")]
+    Exists(String),
+    /// The name cannot be a directory's.
+    #[error(
+        "`{0}` cannot be a volume's name: 1 to 255 bytes, no slash, no control characters, not `.` or `..`"
+    )]
+    BadName(String),
+    /// There are [`NR_VOLUMES_MAX`] already.
+    #[error("there are {NR_VOLUMES_MAX} volumes already")]
+    TooMany,
+    /// What is behind it cannot be a volume.
+    #[error(transparent)]
+    Volume(#[from] VolumeError),
+}
+
+/// Why a volume was not removed.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum RemoveError {
+    /// There is none of this name.
+    #[error("there is no volume `{0}`")]
+    NotFound(String),
+    /// Files or directories on it are open.
+    #[error("the volume `{name}` is in use: {nr_open} files or directories are open")]
+    Busy {
+        /// Which.
+        name: String,
+        /// How many.
+        nr_open: usize,
+    },
+    /// Somebody else is removing it.
+    #[error("the volume `{0}` is being removed already")]
+    Leaving(String),
+}
+
+/// Opens of a volume, and whether it takes any.
+#[derive(Debug, Default)]
+struct Opens {
+    nr: usize,
+    leaving: bool,
+}
+
+/// Slots nobody uses.
+#[derive(Debug)]
+struct FreeSlots {
+    /// With the base of the next volume there.
+    again: Vec<(u32, u64)>,
+    next: u32,
+}
+
+/// A volume in its place.
+#[derive(Debug)]
+pub struct Member {
+    name: Arc<str>,
+    slot: u32,
+    /// (C) Its root as the kernel knows it.
+    root_id: u64,
+    /// (C) Grows with every volume added; the place in listings.
+    serial: u64,
+    volume: Arc<dyn Volume>,
+    opens: Mutex<Opens>,
+    /// Rung when the last of them is closed.
+    closed: Condvar,
+    /// (A) Something may have changed since the last sync. Relaxed: set before the change, by the thread that makes it.
+    is_touched: AtomicBool,
+    /// None for the single volume.
+    slots: Option<Arc<Mutex<FreeSlots>>>,
+}
+
+impl Member {
+    /// Its name; empty for the single volume.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The volume.
+    pub fn volume(&self) -> &Arc<dyn Volume> {
+        &self.volume
+    }
+
+    /// Its root as the kernel knows it.
+    pub fn root_id(&self) -> u64 {
+        self.root_id
+    }
+
+    /// Its place in listings; greater for those added later.
+    pub fn serial(&self) -> u64 {
+        self.serial
+    }
+
+    /// Files and directories open.
+    pub fn nr_open(&self) -> usize {
+        self.opens.lock().nr
+    }
+
+    /// The inode as the kernel is to know it.
+    ///
+    /// # Errors
+    /// `EOVERFLOW` when the volume has used up its ids.
+    pub fn outward(&self, node: NodeId) -> Result<NodeId, Errno> {
+        self.ids().node(node)
+    }
+
+    fn meet(&self, kernel: &Arc<dyn KernelCache>) {
+        self.volume.set_kernel(Arc::new(ForMember { kernel: Arc::clone(kernel), outward: self.ids() }));
+    }
+
+    fn ids(&self) -> Outward {
+        Outward { slot: self.slots.is_some().then_some(self.slot), root_id: self.root_id }
+    }
+
+    /// What a kernel-side id of this slot means inside.
+    fn inward(&self, id: u64) -> NodeId {
+        if self.slots.is_none() {
+            return NodeId(id);
+        }
+        if id == self.root_id { NodeId::ROOT } else { NodeId(id & ((1 << LOCAL_BITS) - 1)) }
+    }
+
+    /// An entry as the kernel is to know it. When that cannot be, its reference is given back.
+    ///
+    /// # Errors
+    /// As [`outward`](Self::outward).
+    pub fn outward_entry(&self, entry: Entry) -> Result<Entry, Errno> {
+        let node = self.outward(entry.node).inspect_err(|_| self.volume.forget(entry.node, 1))?;
+        Ok(Entry { node, attr: self.outward_attr(entry.attr), ..entry })
+    }
+
+    /// Attributes as programs are to see them: inode numbers of different volumes differ, or `cp` and `du` would take two
+    /// files for one.
+    pub fn outward_attr(&self, attr: Attr) -> Attr {
+        Attr { ino: self.outward_ino(attr.ino), ..attr }
+    }
+
+    /// See [`outward_attr`](Self::outward_attr).
+    pub fn outward_ino(&self, ino: u64) -> u64 {
+        ino ^ u64::from(self.slot) << LOCAL_BITS
+    }
+
+    /// Counts something open, before it is opened.
+    ///
+    /// # Errors
+    /// `EBUSY` while the volume is being removed.
+    pub fn begin_open(self: &Arc<Self>) -> Result<OpenOn, Errno> {
+        let mut opens = self.opens.lock();
+        if opens.leaving {
+            return Err(Errno::BUSY);
+        }
+        opens.nr += 1;
+        Ok(OpenOn(Arc::clone(self)))
+    }
+
+    /// Something on it is about to change.
+    pub fn touch(&self) {
+        if !self.is_touched.load(Ordering::Relaxed) {
+            self.is_touched.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether something may have changed since this was last asked.
+    pub fn take_touched(&self) -> bool {
+        self.is_touched.swap(false, Ordering::Relaxed)
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        if let Some(slots) = &self.slots {
+            // Nobody is left who could give out an id.
+            slots.lock().again.push((self.slot, self.volume.nodes_end().next_multiple_of(BASE_UNIT)));
+        }
+    }
+}
+
+/// How the inodes of a volume are known outside.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Outward {
+    /// None: as inside.
+    slot: Option<u32>,
+    root_id: u64,
+}
+
+impl Outward {
+    pub(crate) fn node(self, node: NodeId) -> Result<NodeId, Errno> {
+        match (self.slot, node) {
+            (None, node) => Ok(node),
+            (Some(_), NodeId::ROOT) => Ok(NodeId(self.root_id)),
+            (Some(slot), NodeId(id)) if id >> LOCAL_BITS == 0 => {
+                Ok(NodeId(u64::from(slot) << LOCAL_BITS | id))
+            }
+            _ => Err(Errno::OVERFLOW),
+        }
+    }
+}
+
+/// One open file or directory, counted.
+#[derive(Debug)]
+pub struct OpenOn(Arc<Member>);
+
+impl Deref for OpenOn {
+    type Target = Arc<Member>;
+    fn deref(&self) -> &Arc<Member> {
+        &self.0
+    }
+}
+
+impl Drop for OpenOn {
+    fn drop(&mut self) {
+        let mut opens = self.0.opens.lock();
+        opens.nr -= 1;
+        if opens.nr == 0 {
+            self.0.closed.notify_all();
+        }
+    }
+}
+
+/// An open file or directory with the volume that it is on.
+#[derive(Debug)]
+pub struct Opened<T: ?Sized> {
+    /// What is open; closed before it is uncounted.
+    pub file: Arc<T>,
+    /// Where.
+    pub on: OpenOn,
+}
+
+/// A volume for the time of a request.
+#[derive(Debug)]
+pub enum MemberRef<'a> {
+    /// The single one.
+    Whole(&'a Arc<Member>),
+    /// One of many.
+    OfMany(Guard<Option<Arc<Member>>>),
+}
+
+impl Deref for MemberRef<'_> {
+    type Target = Arc<Member>;
+    fn deref(&self) -> &Arc<Member> {
+        match self {
+            Self::Whole(member) => member,
+            Self::OfMany(guard) => match &**guard {
+                Some(member) => member,
+                None => unreachable!("made of a slot that was taken"),
+            },
+        }
+    }
+}
+
+/// What a kernel-side id means.
+#[derive(Debug)]
+pub enum Place<'a> {
+    /// The directory of all volumes.
+    Top,
+    /// An inode of a volume.
+    In(MemberRef<'a>, NodeId),
+}
+
+/// See the file's head.
+#[derive(Debug)]
+pub struct Volumes {
+    whole: Option<Arc<Member>>,
+    slots: Table<ArcSwapOption<Member>>,
+    free: Arc<Mutex<FreeSlots>>,
+    names: RwLock<Names>,
+}
+
+#[derive(Debug, Default)]
+struct Names {
+    /// Who refers to the inodes of all volumes.
+    kernel: Option<Arc<dyn KernelCache>>,
+    by_name: BTreeMap<Arc<str>, Arc<Member>>,
+    by_serial: BTreeMap<u64, Arc<Member>>,
+    last_serial: u64,
+}
+
+impl Volumes {
+    /// One volume that is the whole mount.
+    pub fn single(volume: Arc<dyn Volume>) -> Arc<Self> {
+        let member = Member {
+            name: "".into(),
+            slot: 0,
+            root_id: NodeId::ROOT.0,
+            serial: 0,
+            volume,
+            opens: Mutex::default(),
+            closed: Condvar::new(),
+            is_touched: AtomicBool::new(true),
+            slots: None,
+        };
+        Arc::new(Self { whole: Some(Arc::new(member)), ..Self::empty() })
+    }
+
+    /// Room for many, none there yet.
+    pub fn many() -> Arc<Self> {
+        Arc::new(Self::empty())
+    }
+
+    fn empty() -> Self {
+        Self {
+            whole: None,
+            slots: Table::new(),
+            // Slot 0 is the root's.
+            free: Arc::new(Mutex::new(FreeSlots { again: Vec::new(), next: 1 })),
+            names: RwLock::default(),
+        }
+    }
+
+    /// The single volume, if it is the whole mount.
+    pub fn whole(&self) -> Option<&Arc<Member>> {
+        self.whole.as_ref()
+    }
+
+    /// Says who refers to inodes of the volumes beside them, those that are added later included. Once, before the first request.
+    pub fn set_kernel(&self, kernel: &Arc<dyn KernelCache>) {
+        if let Some(whole) = &self.whole {
+            return whole.volume.set_kernel(Arc::clone(kernel));
+        }
+        let mut names = self.names.write();
+        names.kernel = Some(Arc::clone(kernel));
+        for member in names.by_name.values() {
+            member.meet(kernel);
+        }
+    }
+
+    /// What the kernel means by an id. Never sleeps.
+    ///
+    /// # Errors
+    /// `ESTALE` for an id of a volume that has been removed.
+    pub fn place(&self, id: u64) -> Result<Place<'_>, Errno> {
+        if let Some(whole) = &self.whole {
+            return Ok(Place::In(MemberRef::Whole(whole), NodeId(id)));
+        }
+        if id == NodeId::ROOT.0 {
+            return Ok(Place::Top);
+        }
+        let guard = self.slots.get((id >> LOCAL_BITS) as u32).ok_or(Errno::STALE)?.load();
+        let node = guard.as_ref().ok_or(Errno::STALE)?.inward(id);
+        Ok(Place::In(MemberRef::OfMany(guard), node))
+    }
+
+    /// The volume of a name.
+    pub fn find(&self, name: &OsStr) -> Option<Arc<Member>> {
+        self.names.read().by_name.get(name.to_str()?).cloned()
+    }
+
+    /// Up to `nr_max` volumes behind the place `after` in the listing, oldest first; all with 0 and `usize::MAX`.
+    pub fn list(&self, after: u64, nr_max: usize) -> Vec<Arc<Member>> {
+        if let Some(whole) = &self.whole {
+            return vec![Arc::clone(whole)];
+        }
+        self.names.read().by_serial.range(after + 1..).take(nr_max).map(|(_, m)| Arc::clone(m)).collect()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        usize::from(self.whole.is_some()) + self.names.read().by_name.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Adds a volume that `make` opens; node ids that it gives out must be above the number that `make` gets.
+    ///
+    /// # Errors
+    /// [`AddError`]; then nothing has changed.
+    pub fn add(
+        &self,
+        name: &str,
+        make: impl FnOnce(u64) -> Result<Arc<dyn Volume>, VolumeError>,
+    ) -> Result<Arc<Member>, AddError> {
+        if self.whole.is_some() {
+            return Err(AddError::SingleVolume);
+        }
+        let bad = name.is_empty()
+            || name.len() > NAME_BYTES_MAX
+            || name == "."
+            || name == ".."
+            || name.contains('/');
+        if bad || name.chars().any(char::is_control) {
+            return Err(AddError::BadName(name.into()));
+        }
+        // Before the volume is opened, which may take its time; once more below.
+        if self.names.read().by_name.contains_key(name) {
+            return Err(AddError::Exists(name.into()));
+        }
+        let (slot, base) = {
+            let mut free = self.free.lock();
+            match free.again.pop() {
+                Some(place) => place,
+                None if free.next <= NR_VOLUMES_MAX => {
+                    free.next += 1;
+                    (free.next - 1, 0)
+                }
+                None => return Err(AddError::TooMany),
+            }
+        };
+        let volume = make(base).inspect_err(|_| self.free.lock().again.push((slot, base)))?;
+        let mut names = self.names.write();
+        names.last_serial += 1;
+        let member = Arc::new(Member {
+            name: name.into(),
+            slot,
+            root_id: u64::from(slot) << LOCAL_BITS | base | 1,
+            serial: names.last_serial,
+            volume,
+            opens: Mutex::default(),
+            closed: Condvar::new(),
+            is_touched: AtomicBool::new(false),
+            slots: Some(Arc::clone(&self.free)),
+        });
+        if names.by_name.contains_key(name) {
+            drop(names);
+            return Err(AddError::Exists(name.into()));
+        }
+        if let Some(kernel) = &names.kernel {
+            member.meet(kernel);
+        }
+        self.slots.get_or_grow(slot, ArcSwapOption::empty).store(Some(Arc::clone(&member)));
+        names.by_name.insert(Arc::clone(&member.name), Arc::clone(&member));
+        names.by_serial.insert(member.serial, Arc::clone(&member));
+        Ok(member)
+    }
+
+    /// Begins a removal: nothing more can be opened on the volume until the answer is dropped or carried out. What is open is
+    /// given `grace` to be closed (the kernel reports a close some time after the program made it); with `force` nobody waits
+    /// for it.
+    ///
+    /// # Errors
+    /// [`RemoveError`].
+    pub fn begin_remove(&self, name: &str, force: bool, grace: Duration) -> Result<Leaving<'_>, RemoveError> {
+        let member = self.find(OsStr::new(name)).ok_or_else(|| RemoveError::NotFound(name.to_owned()))?;
+        {
+            let mut opens = member.opens.lock();
+            if opens.leaving {
+                return Err(RemoveError::Leaving(name.to_owned()));
+            }
+            opens.leaving = true;
+            let until = Instant::now() + grace;
+            while opens.nr > 0 && !force {
+                if member.closed.wait_until(&mut opens, until).timed_out() && opens.nr > 0 {
+                    opens.leaving = false;
+                    return Err(RemoveError::Busy { name: name.to_owned(), nr_open: opens.nr });
+                }
+            }
+        }
+        Ok(Leaving { volumes: self, member, done: false })
+    }
+
+    /// Path inside the mount of a kernel-side id, for rules and messages; `None` when it has none. Never sleeps.
+    pub fn path_of(&self, id: u64) -> Option<PathBuf> {
+        match self.place(id).ok()? {
+            Place::Top => Some(PathBuf::new()),
+            Place::In(member, node) => Some(Path::new(member.name()).join(member.volume.path_of(node)?)),
+        }
+    }
+
+    /// Path inside the mount of the file whose content this is; walks all that is open or dirty.
+    pub fn path_of_content(&self, file: &Arc<File>) -> Option<PathBuf> {
+        let store = file.store().store_id();
+        self.list(0, usize::MAX)
+            .iter()
+            .filter(|member| member.volume.store_id() == store)
+            .find_map(|member| Some(Path::new(member.name()).join(member.volume.path_of_content(file)?)))
+    }
+}
+
+/// A removal that has begun. Dropped without [`finish`](Self::finish), the volume stays.
+#[derive(Debug)]
+pub struct Leaving<'a> {
+    volumes: &'a Volumes,
+    member: Arc<Member>,
+    done: bool,
+}
+
+impl Leaving<'_> {
+    /// The volume.
+    pub fn member(&self) -> &Arc<Member> {
+        &self.member
+    }
+
+    /// Takes the volume out: its name leads nowhere, ids of its inodes mean nothing.
+    pub fn finish(mut self) -> Arc<Member> {
+        self.done = true;
+        let member = Arc::clone(&self.member);
+        let gone = {
+            let mut names = self.volumes.names.write();
+            (names.by_name.remove(&member.name), names.by_serial.remove(&member.serial))
+        };
+        if let Some(slot) = self.volumes.slots.get(member.slot) {
+            slot.store(None);
+        }
+        drop(gone);
+        member
+    }
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        if !self.done {
+            self.member.opens.lock().leaving = false;
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Extended attributes, passed to the host's file.
+//!
+//! The host decides what it takes: `user.` on regular files and directories, access lists (`system.posix_acl_…`), `security.` and
+//! `trusted.` as far as the daemon is allowed. Names in `trusted.` are listed for the superuser only, as the kernel's own
+//! file systems do; whether somebody may read or set them, the kernel has checked before it asks.
+
+use std::ffi::{CString, OsStr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+use rustix::fs::XattrFlags;
+use rustix::io::Errno;
+
+use crate::attr::NodeId;
+use crate::error::VfsError;
+use crate::host::{self, NAME_MAX, SET_GID};
+use crate::vfs::{Caller, Vfs};
+
+/// Longest value, in bytes (`XATTR_SIZE_MAX`).
+const VALUE_MAX: usize = 64 << 10;
+/// Longest list, in bytes (`XATTR_LIST_MAX`).
+const LIST_MAX: usize = 64 << 10;
+
+fn attribute(name: &OsStr) -> Result<CString, Errno> {
+    if name.is_empty() || name.len() > NAME_MAX {
+        return Err(Errno::RANGE);
+    }
+    CString::new(name.as_bytes()).map_err(|_| Errno::INVAL)
+}
+
+impl Vfs {
+    /// The value of an extended attribute.
+    ///
+    /// # Errors
+    /// `ENODATA`, `EOPNOTSUPP`, `ERANGE` for a name that is too long, and the host's.
+    pub fn getxattr(&self, node: NodeId, name: &OsStr) -> Result<Vec<u8>, VfsError> {
+        let name = attribute(name)?;
+        let path = host::path_of(self.shared.descriptor(node)?.as_fd());
+        Ok(sized(VALUE_MAX, |buffer| rustix::fs::getxattr(&path, &name, buffer))?)
+    }
+
+    /// Sets an extended attribute. `kill_set_gid`: an access list set by somebody outside the file's group.
+    ///
+    /// # Errors
+    /// `EEXIST`, `ENODATA`, `ENOSPC`, `E2BIG`, `EPERM`, `EOPNOTSUPP`, and the host's.
+    pub fn setxattr(
+        &self,
+        node: NodeId,
+        name: &OsStr,
+        value: &[u8],
+        flags: XattrFlags,
+        kill_set_gid: bool,
+    ) -> Result<(), VfsError> {
+        let name = attribute(name)?;
+        let held = self.shared.descriptor(node)?;
+        rustix::fs::setxattr(host::path_of(held.as_fd()), &name, value, flags)?;
+        if kill_set_gid {
+            let mode = host::stat_fd(&held)?.attr.mode;
+            if mode & SET_GID != 0 {
+                host::chmod(held.as_fd(), mode & !SET_GID)?;
+            }
+        }
+        self.attributes_changed(node, &held)
+    }
+
+    /// Names of the extended attributes, each followed by a zero byte; `trusted.` ones only for the superuser.
+    ///
+    /// # Errors
+    /// The host's.
+    pub fn listxattr(&self, caller: &Caller, node: NodeId) -> Result<Vec<u8>, VfsError> {
+        let path = host::path_of(self.shared.descriptor(node)?.as_fd());
+        let list = sized(LIST_MAX, |buffer| rustix::fs::listxattr(&path, buffer))?;
+        if caller.uid == 0 {
+            return Ok(list);
+        }
+        let names = list.split_inclusive(|&b| b == 0).filter(|name| !name.starts_with(b"trusted."));
+        Ok(names.flatten().copied().collect())
+    }
+
+    /// Removes an extended attribute.
+    ///
+    /// # Errors
+    /// `ENODATA`, `EPERM`, and the host's.
+    pub fn removexattr(&self, node: NodeId, name: &OsStr) -> Result<(), VfsError> {
+        let name = attribute(name)?;
+        let held = self.shared.descriptor(node)?;
+        rustix::fs::removexattr(host::path_of(held.as_fd()), &name)?;
+        self.attributes_changed(node, &held)
+    }
+
+    fn attributes_changed(&self, node: NodeId, held: &Arc<OwnedFd>) -> Result<(), VfsError> {
+        if let Some(content) = self.shared.find(node)?.content {
+            content.changed_attributes(&host::stat_fd(held)?, false);
+        }
+        Ok(())
+    }
+}
+
+/// Runs a call into a buffer that is small first and as long as it may get when that was not enough.
+fn sized(max: usize, call: impl Fn(&mut [u8]) -> Result<usize, Errno>) -> Result<Vec<u8>, Errno> {
+    const FIRST: usize = 256;
+    for len in [FIRST, max] {
+        let mut buffer = vec![0; len];
+        match call(&mut buffer) {
+            Err(Errno::RANGE) if len == FIRST => {}
+            result => {
+                buffer.truncate(result?);
+                return Ok(buffer);
+            }
+        }
+    }
+    Err(Errno::RANGE)
+}

@@ -1,0 +1,386 @@
+//! Names and inodes are let go of: oldest first, never what is in use, and whoever needed the room finds it.
+
+mod common;
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, Weak};
+
+use common::{Fixture, ROOT, name};
+use umemcg::{DropCaches, EventKind, Group, StatItem};
+use umemcg_vfs::{Caller, Entry, Idle, KernelCache, NodeId, OFlags, RenameFlags, Vfs};
+
+/// Room for some 1,500 names; reclaim takes 380 at a time.
+const LIMIT: u64 = 512 << 10;
+
+/// Refers to what it has looked up, and lets go of what it is asked for, at once, but for what it uses.
+#[derive(Debug)]
+struct FakeKernel {
+    vfs: Weak<Vfs>,
+    by_name: bool,
+    refs: Mutex<HashMap<NodeId, u64>>,
+    uses: Mutex<HashSet<NodeId>>,
+    asked: Mutex<Vec<Idle>>,
+}
+
+impl FakeKernel {
+    fn above(v: &Fixture, by_name: bool) -> Arc<Self> {
+        let kernel = Arc::new(Self {
+            vfs: Arc::downgrade(&v.vfs),
+            by_name,
+            refs: Mutex::default(),
+            uses: Mutex::default(),
+            asked: Mutex::default(),
+        });
+        v.vfs.set_kernel(Arc::<Self>::clone(&kernel));
+        kernel
+    }
+
+    fn lookup(&self, caller: &Caller, parent: NodeId, n: &str) -> Entry {
+        self.has(self.vfs.upgrade().unwrap().lookup(caller, parent, name(n)).unwrap())
+    }
+
+    /// Notes an entry that was handed out.
+    fn has(&self, entry: Entry) -> Entry {
+        *self.refs.lock().unwrap().entry(entry.node).or_default() += 1;
+        entry
+    }
+
+    /// Does not let go of an inode.
+    fn uses(&self, node: NodeId) -> NodeId {
+        self.uses.lock().unwrap().insert(node);
+        node
+    }
+
+    fn no_longer_uses(&self, node: NodeId) {
+        self.uses.lock().unwrap().remove(&node);
+    }
+
+    fn knows(&self, node: NodeId) -> bool {
+        self.refs.lock().unwrap().contains_key(&node)
+    }
+
+    fn asked(&self) -> Vec<NodeId> {
+        self.asked.lock().unwrap().iter().map(|idle| idle.node).collect()
+    }
+
+    fn forget_all(&self) {
+        let all: Vec<_> = self.refs.lock().unwrap().drain().collect();
+        let vfs = self.vfs.upgrade().unwrap();
+        all.into_iter().for_each(|(node, nr)| vfs.forget(node, nr));
+    }
+}
+
+impl KernelCache for FakeKernel {
+    fn asks_by_name(&self) -> bool {
+        self.by_name
+    }
+
+    fn let_go(&self, idle: Vec<Idle>) -> bool {
+        for idle in &idle {
+            if self.uses.lock().unwrap().contains(&idle.node) {
+                continue;
+            }
+            let known = self.refs.lock().unwrap().remove(&idle.node);
+            if let (Some(nr), Some(vfs)) = (known, self.vfs.upgrade()) {
+                vfs.forget(idle.node, nr);
+            }
+        }
+        self.asked.lock().unwrap().extend(idle);
+        true
+    }
+}
+
+fn tenant(v: &Fixture, n: &str, limit: u64) -> Caller {
+    let group = v.engine.create_group(v.engine.root(), OsStr::new(n)).unwrap();
+    v.engine.set_max(&group, limit, &|| false);
+    Caller { group, ..v.root.clone() }
+}
+
+fn fill(v: &Fixture, dir: &str, nr: usize) -> Vec<String> {
+    std::fs::create_dir_all(v.host(dir)).unwrap();
+    let names: Vec<_> = (0..nr).map(|n| format!("f{n}")).collect();
+    names.iter().for_each(|n| std::fs::write(v.host(&format!("{dir}/{n}")), "").unwrap());
+    names
+}
+
+fn bytes_of(v: &Fixture, group: &Arc<Group>, shrinker: &str) -> u64 {
+    let table = v.engine.reclaimer().slab_usage(group);
+    table.iter().filter(|line| line.name == shrinker).map(|line| line.usage.bytes).sum()
+}
+
+/// Everything that was known is forgotten, and nothing is left of it.
+fn ends_with_nothing(v: &Fixture, kernel: &FakeKernel) {
+    kernel.forget_all();
+    v.engine.drop_caches(DropCaches::Both, &|| false);
+    assert_eq!(v.vfs.nr_inodes(), 1);
+    assert_eq!(v.engine.reclaimer().nr_list_slots(), 0);
+    assert_eq!(v.engine.root().stat_total(StatItem::SlabReclaimable), 0);
+}
+
+#[test]
+fn a_group_at_its_limit_lets_go_of_its_oldest_names_and_a_neighbour_keeps_all() {
+    let v = Fixture::new();
+    let kernel = FakeKernel::above(&v, false);
+    let (ann, bob) = (tenant(&v, "ann", LIMIT), tenant(&v, "bob", LIMIT));
+    let bobs: Vec<_> = fill(&v, "bob", 100);
+    let bobs_dir = kernel.lookup(&bob, ROOT, "bob").node;
+    let bobs: Vec<NodeId> = bobs.iter().map(|n| kernel.lookup(&bob, bobs_dir, n).node).collect();
+    let names = fill(&v, "ann", 4000);
+    let dir = kernel.uses(kernel.lookup(&ann, ROOT, "ann").node);
+    let nodes: Vec<NodeId> = names
+        .iter()
+        .map(|n| {
+            let node = kernel.lookup(&ann, dir, n).node;
+            assert!(ann.group.usage_bytes() <= LIMIT);
+            node
+        })
+        .collect();
+    assert!(bobs.iter().all(|&node| kernel.knows(node)));
+    let nr_known = nodes.iter().filter(|&&node| kernel.knows(node)).count();
+    assert!((400..=1524).contains(&nr_known), "{nr_known} fit");
+    assert!(nodes[nodes.len() - nr_known..].iter().all(|&node| kernel.knows(node)), "the youngest stay");
+    assert!(!kernel.asked().contains(&dir), "a directory stays while names in it are known");
+    assert_eq!(ann.group.event_count(EventKind::Oom), 0);
+    ends_with_nothing(&v, &kernel);
+}
+
+#[test]
+fn directories_go_after_what_is_in_them() {
+    let v = Fixture::new();
+    let kernel = FakeKernel::above(&v, false);
+    let ann = tenant(&v, "ann", LIMIT);
+    let mut parents = HashMap::new();
+    for d in 0..300 {
+        let dir = format!("d{d}");
+        let names = fill(&v, &dir, 20);
+        let node = kernel.uses(kernel.lookup(&ann, ROOT, &dir).node);
+        for n in &names {
+            parents.insert(kernel.lookup(&ann, node, n).node, node);
+        }
+        kernel.no_longer_uses(node);
+    }
+    let mut gone = HashSet::new();
+    let mut nr_directories = 0;
+    for idle in kernel.asked.lock().unwrap().iter() {
+        let in_it = || parents.iter().filter(|(_, parent)| **parent == idle.node).map(|(file, _)| file);
+        assert!(in_it().all(|file| gone.contains(file)), "{idle:?}");
+        nr_directories += usize::from(idle.is_directory);
+        gone.insert(idle.node);
+    }
+    assert!(nr_directories > 100, "{nr_directories} of 300 directories");
+    assert!(kernel.asked.lock().unwrap().iter().all(|idle| idle.names.is_empty()), "nobody wants names");
+    ends_with_nothing(&v, &kernel);
+}
+
+#[test]
+fn what_is_open_or_in_use_stays_and_is_not_asked_for_again_and_again() {
+    let v = Fixture::new();
+    let kernel = FakeKernel::above(&v, false);
+    let ann = tenant(&v, "ann", LIMIT);
+    let names = fill(&v, "d", 4000);
+    let dir = kernel.uses(kernel.lookup(&ann, ROOT, "d").node);
+    // Open for us; in use by a way that only the kernel sees.
+    let open: Vec<_> = names[..10]
+        .iter()
+        .map(|n| v.vfs.open(&ann, kernel.lookup(&ann, dir, n).node, OFlags::RDONLY).unwrap())
+        .collect();
+    let used: Vec<NodeId> = names[10..40].iter().map(|n| kernel.lookup(&ann, dir, n).node).collect();
+    kernel.uses.lock().unwrap().extend(&used);
+    for n in &names[40..] {
+        kernel.lookup(&ann, dir, n);
+        assert!(ann.group.usage_bytes() <= LIMIT);
+    }
+    for file in &open {
+        assert!(kernel.knows(file.node()) && !kernel.asked().contains(&file.node()));
+        assert!(v.vfs.getattr(file.node(), None).is_ok());
+    }
+    for node in &used {
+        assert!(v.vfs.getattr(*node, None).is_ok());
+    }
+    let nr_refused = kernel.asked().iter().filter(|node| used.contains(node)).count();
+    assert!(nr_refused <= 30 * 10, "{nr_refused} times for 30 inodes, at most once a second each");
+    drop(open);
+    ends_with_nothing(&v, &kernel);
+}
+
+#[test]
+fn who_is_looked_up_again_stays_longer() {
+    let v = Fixture::new();
+    let kernel = FakeKernel::above(&v, false);
+    let ann = tenant(&v, "ann", LIMIT);
+    let names = fill(&v, "d", 1400);
+    let dir = kernel.uses(kernel.lookup(&ann, ROOT, "d").node);
+    let nodes: Vec<NodeId> = names.iter().map(|n| kernel.lookup(&ann, dir, n).node).collect();
+    let again: Vec<NodeId> = names[..20].iter().map(|n| kernel.lookup(&ann, dir, n).node).collect();
+    assert_eq!(again, nodes[..20]);
+    assert!(v.engine.reclaim(&ann.group, 4096, &|| false).is_ok());
+    let asked = kernel.asked();
+    assert!(!asked.is_empty() && !again.iter().any(|node| asked.contains(node)), "{asked:?}");
+    ends_with_nothing(&v, &kernel);
+}
+
+#[test]
+fn a_listing_without_room_names_what_it_cannot_remember() {
+    let v = Fixture::new();
+    let kernel = FakeKernel::above(&v, false);
+    let ann = tenant(&v, "ann", LIMIT);
+    fill(&v, "d", 2000);
+    let dir = kernel.uses(kernel.lookup(&ann, ROOT, "d").node);
+    let handle = v.vfs.opendir(dir).unwrap();
+    let (mut nr_listed, mut nr_known) = (0, 0);
+    v.vfs
+        .readdirplus(&ann, &handle, 0, &mut |entry| {
+            nr_listed += 1;
+            if let Some(found) = entry.entry {
+                kernel.has(found);
+                nr_known += 1;
+            }
+            true
+        })
+        .unwrap();
+    assert_eq!(nr_listed, 2002);
+    assert!((1000..=1524).contains(&nr_known), "{nr_known}");
+    assert!(kernel.asked().is_empty(), "nobody else has to go for it");
+    drop(handle);
+    ends_with_nothing(&v, &kernel);
+}
+
+#[test]
+fn an_older_kernel_is_given_the_names_of_files_and_of_no_directory() {
+    let v = Fixture::new();
+    let kernel = FakeKernel::above(&v, true);
+    let ann = tenant(&v, "ann", LIMIT);
+    let names = fill(&v, "d", 2000);
+    std::fs::hard_link(v.host("d/f0"), v.host("d/again")).unwrap();
+    let dir = kernel.uses(kernel.lookup(&ann, ROOT, "d").node);
+    let linked = kernel.lookup(&ann, dir, "again").node;
+    names.iter().for_each(|n| _ = kernel.lookup(&ann, dir, n));
+    let empty: Vec<_> = (0..50)
+        .map(|d| {
+            std::fs::create_dir(v.host(&format!("e{d}"))).unwrap();
+            kernel.lookup(&ann, ROOT, &format!("e{d}")).node
+        })
+        .collect();
+    names.iter().for_each(|n| _ = kernel.lookup(&ann, dir, n));
+    let asked = kernel.asked.lock().unwrap();
+    let of_linked = asked.iter().find(|idle| idle.node == linked).expect("old enough to go");
+    let mut of_linked: Vec<_> = of_linked.names.clone();
+    of_linked.sort();
+    assert_eq!(of_linked, [(dir, b"again"[..].into()), (dir, b"f0"[..].into())]);
+    assert!(asked.iter().all(|idle| !idle.is_directory && !idle.names.is_empty()));
+    drop(asked);
+    assert!(empty.iter().all(|&node| kernel.knows(node)));
+    ends_with_nothing(&v, &kernel);
+}
+
+#[test]
+fn an_inode_kept_for_its_content_goes_when_the_content_has_gone() {
+    let v = Fixture::with(|config| config.max_kept_files = 1000);
+    let kernel = FakeKernel::above(&v, false);
+    let ann = tenant(&v, "ann", 8 << 20);
+    let names = fill(&v, "d", 200);
+    let dir = kernel.uses(kernel.lookup(&ann, ROOT, "d").node);
+    for n in &names {
+        std::fs::write(v.host(&format!("d/{n}")), "content").unwrap();
+        let node = kernel.lookup(&ann, dir, n).node;
+        let file = v.vfs.open(&ann, node, OFlags::RDONLY).unwrap();
+        assert_eq!(file.read(&ann.group, 0, 7).unwrap().to_vec(), b"content");
+    }
+    kernel.forget_all();
+    assert_eq!(v.vfs.nr_inodes(), 202, "all are kept for their content, and the directory for them");
+    assert_eq!(bytes_of(&v, &ann.group, "dentry"), 0);
+    assert!(bytes_of(&v, &ann.group, "inode") > 0);
+    v.engine.drop_caches(DropCaches::Objects, &|| false);
+    assert_eq!(v.vfs.nr_inodes(), 202, "they have pages still");
+    v.engine.drop_caches(DropCaches::Pages, &|| false);
+    v.engine.drop_caches(DropCaches::Objects, &|| false);
+    assert_eq!(v.vfs.nr_inodes(), 1);
+    ends_with_nothing(&v, &kernel);
+}
+
+#[test]
+fn the_table_of_objects_shows_what_is_charged_for_names_also_after_the_group_has_gone() {
+    let v = Fixture::new();
+    let kernel = FakeKernel::above(&v, false);
+    let ann = tenant(&v, "ann", u64::MAX);
+    let names = fill(&v, "d", 100);
+    let dir = kernel.uses(kernel.lookup(&ann, ROOT, "d").node);
+    names.iter().for_each(|n| _ = kernel.lookup(&ann, dir, n));
+    let charged = ann.group.stat_total(StatItem::SlabReclaimable) as u64;
+    assert_eq!(bytes_of(&v, &ann.group, "dentry"), charged);
+    v.engine.remove_group(&ann.group).unwrap();
+    kernel.no_longer_uses(dir);
+    assert_eq!(bytes_of(&v, v.engine.root(), "dentry"), charged);
+    v.engine.drop_caches(DropCaches::Objects, &|| false);
+    assert_eq!((v.vfs.nr_inodes(), kernel.asked().len()), (1, 101), "each was asked for once");
+    ends_with_nothing(&v, &kernel);
+}
+
+#[test]
+fn a_volume_that_goes_takes_its_names_off_the_lists() {
+    let v = Fixture::new();
+    let kernel = FakeKernel::above(&v, false);
+    let names = fill(&v, "d", 100);
+    let dir = kernel.lookup(&v.root, ROOT, "d").node;
+    names.iter().for_each(|n| _ = kernel.lookup(&v.root, dir, n));
+    let Fixture { engine, vfs, dir: _directory, .. } = v;
+    let before = engine.reclaimer().nr_shrinkers();
+    assert!(engine.reclaimer().nr_list_slots() > 100);
+    drop(vfs);
+    assert_eq!((engine.reclaimer().nr_list_slots(), engine.reclaimer().nr_shrinkers()), (0, before - 2));
+    engine.drop_caches(DropCaches::Objects, &|| false);
+    assert_eq!(engine.root().stat_total(StatItem::SlabReclaimable), 0);
+}
+
+#[test]
+fn names_come_go_and_move_while_others_are_let_go_of() {
+    let v = Fixture::new();
+    let kernel = FakeKernel::above(&v, false);
+    let callers: Vec<Caller> = (0..3).map(|n| tenant(&v, &format!("t{n}"), LIMIT)).collect();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reclaiming = scope.spawn(|| {
+            while !stop.load(Relaxed) {
+                v.engine.reclaimer().drop_slab(v.engine.root(), &|| stop.load(Relaxed));
+            }
+        });
+        let working: Vec<_> = callers
+            .iter()
+            .enumerate()
+            .map(|(thread, caller)| {
+                let (v, kernel) = (&v, &kernel);
+                scope.spawn(move || {
+                    let at = |n: &str| kernel.has(v.vfs.lookup(caller, ROOT, name(n)).unwrap()).node;
+                    for round in 0..400 {
+                        let (one, other) = (format!("a{thread}-{round}"), format!("b{thread}-{round}"));
+                        let made = v.vfs.mkdir(caller, ROOT, name(&one), 0o755).unwrap();
+                        let (entry, file) = v
+                            .vfs
+                            .create(caller, made.node, name("f"), 0o644, OFlags::RDWR)
+                            .expect("the directory was looked up and not given back");
+                        file.write(&caller.group, 0, b"x", false).unwrap();
+                        kernel.has(entry);
+                        v.vfs.rename(ROOT, name(&one), ROOT, name(&other), RenameFlags::empty()).unwrap();
+                        assert_eq!(at(&other), made.node, "the directory is in use, so it is the same");
+                        kernel.has(made);
+                        drop(file);
+                        if round % 2 == 0 {
+                            // Anything may have been forgotten by now but the directory we still hold.
+                            let dir = at(&other);
+                            v.vfs.unlink(dir, name("f")).unwrap();
+                            v.vfs.rmdir(ROOT, name(&other)).unwrap();
+                        }
+                    }
+                })
+            })
+            .collect();
+        working.into_iter().for_each(|thread| thread.join().unwrap());
+        stop.store(true, Relaxed);
+        reclaiming.join().unwrap();
+    });
+    assert_eq!(v.ls(ROOT).len(), 3 * 200);
+    v.vfs.syncfs().unwrap();
+    ends_with_nothing(&v, &kernel);
+}

@@ -1,0 +1,239 @@
+//! The engine: one pool, one tree of groups, one page cache, and the threads that look after them.
+
+use std::ffi::OsStr;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use thiserror::Error;
+use umemcg_arena::Arena;
+use umemcg_base::PAGE_SIZE_U64;
+use umemcg_cache::cache::CacheError;
+use umemcg_cache::{BackingStore, CacheConfig, File, LostData, PageCache, PageQuota, StoreId};
+use umemcg_group::{Charge, CreateError, Group, GroupTree, RemoveError, RenameError};
+use umemcg_reclaim::shrinker::Registration;
+use umemcg_reclaim::{ChargeError, Kswapd, Reclaimer};
+
+use crate::janitor::Janitor;
+
+/// The least that a pool can be: the reserve, and something to work with.
+pub const POOL_BYTES_MIN: u64 = 2 << 20;
+
+/// Most threads of background reclaim unless the embedder wants more.
+const NR_KSWAPD_DEFAULT_MAX: usize = 4;
+/// The pool's low mark is this part of it below its end, the high one twice that…
+const POOL_MARK_SHARE: u64 = 64;
+/// … but no more than so many bytes.
+const POOL_MARK_BYTES_MAX: u64 = 64 << 20;
+
+/// What an engine is made with.
+#[derive(Debug, Clone)]
+pub struct EngineConfig {
+    /// Capacity of the pool in bytes; the root group's limit. Rounded down to a page.
+    pub pool_bytes: u64,
+    /// Memory nodes that lists and frames are divided into; 1 unless a test wants more.
+    pub nr_nodes: usize,
+    /// Threads that reclaim in the background for groups with marks; 0 for one to each processor, four at most.
+    pub nr_kswapd: usize,
+    /// Whether the pool itself has marks from the start, so that usually nobody has to reclaim when the whole pool is full.
+    pub pool_marks: bool,
+}
+
+impl Default for EngineConfig {
+    /// 256 MiB on one node.
+    fn default() -> Self {
+        Self { pool_bytes: 256 << 20, nr_nodes: 1, nr_kswapd: 0, pool_marks: false }
+    }
+}
+
+/// Why an engine could not be made.
+#[derive(Debug, Error)]
+pub enum EngineError {
+    /// The pool is too small to work.
+    #[error("a pool of {pool_bytes} bytes is too small: {POOL_BYTES_MIN} bytes is the least")]
+    PoolTooSmall {
+        /// What was asked for.
+        pool_bytes: u64,
+    },
+    /// The operating system refused memory or a thread.
+    #[error("cannot set up the pool: {0}")]
+    System(#[from] io::Error),
+}
+
+/// One pool of memory shared by a tree of groups.
+#[derive(Debug)]
+pub struct Engine {
+    tree: Arc<GroupTree>,
+    arena: Arc<Arena>,
+    reclaimer: Arc<Reclaimer>,
+    cache: Arc<PageCache>,
+    /// Ends its workers before the cache goes.
+    kswapd: Kswapd,
+    /// Unregisters before the cache goes.
+    _shadow_shrinker: Registration,
+    janitor: Janitor,
+}
+
+impl Engine {
+    /// Reserves the pool's address space and starts the engine's threads. Memory is taken as it is used.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub fn new(config: EngineConfig) -> Result<Arc<Self>, EngineError> {
+        let pool_bytes = config.pool_bytes & !(PAGE_SIZE_U64 - 1);
+        if pool_bytes < POOL_BYTES_MIN {
+            return Err(EngineError::PoolTooSmall { pool_bytes: config.pool_bytes });
+        }
+        let nr_nodes = config.nr_nodes.max(1);
+        let tree = GroupTree::new(pool_bytes);
+        let arena = Arena::new(pool_bytes, nr_nodes)?;
+        let reclaimer = Arc::new(Reclaimer::new(Arc::clone(&arena), Arc::clone(&tree), nr_nodes)?);
+        let cache =
+            PageCache::new(Arc::clone(&reclaimer), &CacheConfig::default()).map_err(|error| match error {
+                CacheError::System(error) => EngineError::System(error),
+                CacheError::PoolTooSmall { pool_bytes } => EngineError::PoolTooSmall { pool_bytes },
+            })?;
+        let janitor = Janitor::start(Arc::downgrade(&cache))?;
+        let _shadow_shrinker = cache.register_shadow_shrinker();
+        let nr_workers = match config.nr_kswapd {
+            0 => std::thread::available_parallelism().map_or(1, usize::from).min(NR_KSWAPD_DEFAULT_MAX),
+            nr => nr,
+        };
+        let kswapd = Kswapd::start(&reclaimer, nr_workers)?;
+        if config.pool_marks {
+            // The high distance first: each must fit the other.
+            let distance = (pool_bytes / POOL_MARK_SHARE).min(POOL_MARK_BYTES_MAX);
+            let set = reclaimer.set_high_wmark_distance(tree.root(), 2 * distance);
+            set.and_then(|()| reclaimer.set_low_wmark_distance(tree.root(), distance))
+                .map_err(|_| EngineError::PoolTooSmall { pool_bytes })?;
+        }
+        Ok(Arc::new(Self { tree, arena, reclaimer, cache, kswapd, _shadow_shrinker, janitor }))
+    }
+
+    /// The groups.
+    pub fn tree(&self) -> &Arc<GroupTree> {
+        &self.tree
+    }
+
+    /// The group that everything is in; its limit is the pool.
+    pub fn root(&self) -> &Arc<Group> {
+        self.tree.root()
+    }
+
+    /// The frames.
+    pub fn arena(&self) -> &Arc<Arena> {
+        &self.arena
+    }
+
+    /// The page cache.
+    pub fn cache(&self) -> &Arc<PageCache> {
+        &self.cache
+    }
+
+    /// What takes memory back: the place to register a [`Shrinker`](crate::Shrinker) of your own.
+    pub fn reclaimer(&self) -> &Arc<Reclaimer> {
+        &self.reclaimer
+    }
+
+    /// The workers of background reclaim.
+    pub fn kswapd(&self) -> &Kswapd {
+        &self.kswapd
+    }
+
+    /// Makes a group below `parent`. The group's own state is charged to the parent, which may first have to reclaim.
+    ///
+    /// # Errors
+    /// [`CreateError`].
+    pub fn create_group(&self, parent: &Arc<Group>, name: &OsStr) -> Result<Arc<Group>, CreateError> {
+        match self.tree.create(parent, name) {
+            Err(CreateError::Refused(refused)) => {
+                let reclaimed = self
+                    .reclaimer
+                    .reclaim(&refused.group, 1, umemcg_reclaim::Reason::Direct, &|| false)
+                    .pages();
+                if reclaimed == 0 {
+                    refused.group.drain_stocks();
+                }
+                self.tree.create(parent, name)
+            }
+            other => other,
+        }
+    }
+
+    /// Removes a group without children. What it still holds becomes its parent's at once.
+    ///
+    /// # Errors
+    /// [`RemoveError`].
+    pub fn remove_group(&self, group: &Arc<Group>) -> Result<(), RemoveError> {
+        self.tree.remove(group, |dying, parent| self.reclaimer.splice_to_parent(dying, parent))?;
+        self.kswapd.group_removed(group);
+        // Whoever waits for news of it hears that there will be none.
+        group.bells().events.ring();
+        Ok(())
+    }
+
+    /// Gives a group another name below the same parent.
+    ///
+    /// # Errors
+    /// [`RenameError`].
+    pub fn rename_group(&self, group: &Arc<Group>, name: &OsStr) -> Result<(), RenameError> {
+        self.tree.rename(group, name)
+    }
+
+    /// Charges bytes of your own to a group; the charge gives itself back when dropped. May sleep while the group
+    /// that refuses is reclaimed; no lock of this library may be held.
+    ///
+    /// # Errors
+    /// [`ChargeError::Limit`] names the group that has nothing left to give.
+    #[doc(alias = "mem_cgroup_charge")]
+    pub fn charge(&self, group: &Arc<Group>, bytes: u64) -> Result<Charge, ChargeError> {
+        self.reclaimer.charge(group, bytes, &|| false)
+    }
+
+    /// Starts caching a file that is `len` bytes long in its store.
+    ///
+    /// # Errors
+    /// When the write-back thread of a new store cannot be started.
+    pub fn open_file(&self, store: Arc<dyn BackingStore>, len: u64) -> io::Result<Arc<File>> {
+        self.cache.open_file(store, len)
+    }
+
+    /// Starts a file that lives in the pool alone: no store is behind it, its pages are charged to who writes them and cannot be
+    /// reclaimed. One hole of `len` bytes at first.
+    ///
+    /// # Errors
+    /// When the pool is full.
+    pub fn open_memory_file(&self, quota: Arc<dyn PageQuota>, len: u64) -> io::Result<Arc<File>> {
+        self.cache.open_memory_file(quota, len)
+    }
+
+    /// Makes everything durable that is dirty now; at most for `timeout`. Returns what is not durable then.
+    pub fn sync_all(&self, timeout: Duration) -> Vec<LostData> {
+        self.cache.sync_all(timeout)
+    }
+
+    /// The same for the files of one store.
+    pub fn sync_store(&self, store: StoreId, timeout: Duration) -> Vec<LostData> {
+        self.cache.sync_store(store, timeout)
+    }
+
+    /// Runs a round of housekeeping now: sparse blocks are emptied and free ones given back to the operating system.
+    pub fn trim(&self) {
+        Janitor::round(&self.cache, 0);
+    }
+
+    /// Flushes everything, at most for `timeout`, and stops the threads. Returns what is not durable.
+    pub fn shut_down(&self, timeout: Duration) -> Vec<LostData> {
+        let lost = self.sync_all(timeout);
+        self.cache.shut_down();
+        self.janitor.stop();
+        lost
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.cache.shut_down();
+        self.janitor.stop();
+    }
+}

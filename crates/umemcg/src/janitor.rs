@@ -1,0 +1,79 @@
+//! The janitor: one thread that lets resident memory follow usage down. It empties sparse blocks by migration, gives
+//! whole free blocks back to the operating system, and the heap's free pages when many objects have gone.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use umemcg_base::Bell;
+use umemcg_base::clock::Worker;
+use umemcg_cache::PageCache;
+use umemcg_group::StatItem;
+
+/// Time between rounds.
+const INTERVAL: Duration = Duration::from_secs(2);
+/// Free blocks kept against the next burst, in steady state.
+const KEEP_FREE_BLOCKS: usize = 8;
+/// Pages moved in one step; steps go on while blocks become free.
+const MIGRATE_BATCH: usize = 2048;
+/// Steps in one round.
+const STEPS_MAX: usize = 64;
+/// Bytes of objects that have to go before the heap is trimmed.
+const HEAP_TRIM_BYTES: i64 = 4 << 20;
+
+#[derive(Debug, Default)]
+struct Shared {
+    stop: AtomicBool,
+    bell: Bell,
+}
+
+/// Handle of the janitor's thread.
+#[derive(Debug)]
+pub(crate) struct Janitor {
+    shared: Arc<Shared>,
+    _worker: Worker,
+}
+
+impl Janitor {
+    pub(crate) fn start(cache: Weak<PageCache>) -> std::io::Result<Self> {
+        let shared = Arc::new(Shared::default());
+        let theirs = Arc::clone(&shared);
+        let worker = Worker::spawn("umemcg-janitor", move || {
+            let mut idle_rounds = 0u32;
+            let mut most_object_bytes = 0;
+            while !theirs.stop.load(Ordering::Acquire) {
+                theirs.bell.wait(INTERVAL);
+                let Some(cache) = cache.upgrade() else { return };
+                let before = cache.arena().nr_allocated();
+                // Blocks kept for a burst go too once nothing has happened for a while.
+                let keep = if idle_rounds >= 2 { 1 } else { KEEP_FREE_BLOCKS };
+                Self::round(&cache, keep);
+                let object_bytes = cache.reclaimer().tree().root().stat_total(StatItem::SlabReclaimable);
+                most_object_bytes = most_object_bytes.max(object_bytes);
+                if object_bytes < most_object_bytes - HEAP_TRIM_BYTES {
+                    most_object_bytes = object_bytes;
+                    umemcg_arena::sys::trim_heap();
+                }
+                idle_rounds =
+                    if cache.arena().nr_allocated() == before { idle_rounds.saturating_add(1) } else { 0 };
+            }
+        })?;
+        Ok(Self { shared, _worker: worker })
+    }
+
+    pub(crate) fn round(cache: &Arc<PageCache>, keep_free_blocks: usize) {
+        for _ in 0..STEPS_MAX {
+            if cache.migrate_sparse(MIGRATE_BATCH) == 0 {
+                break;
+            }
+        }
+        cache.arena().trim(keep_free_blocks);
+        cache.trim_nodes();
+    }
+
+    pub(crate) fn stop(&self) {
+        // Release: pairs with the Acquire load in the loop.
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.bell.ring();
+    }
+}

@@ -1,0 +1,50 @@
+//! umemcg: memory cgroups inside one process.
+//!
+//! An [`Engine`] owns a pool of memory and a tree of groups. Whatever is kept in the pool is charged to a group and to all
+//! its ancestors; a group at its limit gives memory back before anybody else has to. Files of any [`BackingStore`] are
+//! cached page by page ([`File`]), and bytes of your own can be charged directly ([`Engine::charge`]).
+//!
+//! ```
+//! use std::ffi::OsStr;
+//! use umemcg::{Engine, EngineConfig};
+//!
+//! let engine = Engine::new(EngineConfig { pool_bytes: 16 << 20, ..EngineConfig::default() })?;
+//! let tenant = engine.create_group(engine.root(), OsStr::new("tenant"))?;
+//! engine.set_max(&tenant, 1 << 20, &|| false);
+//! let charge = engine.charge(&tenant, 4096)?;
+//! assert!(tenant.usage_bytes() >= 4096);
+//! assert!(engine.charge(&tenant, 2 << 20).is_err());
+//! drop(charge);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod engine;
+mod janitor;
+mod limits;
+mod object_cache;
+
+pub use engine::{Engine, EngineConfig, EngineError};
+pub use limits::{Cancelled, DropCaches, LimitError, ReclaimError};
+pub use object_cache::{
+    DeclineReason, Declined, Departure, ObjectCache, ObjectCacheBuilder, ObjectStats, allocated_bytes,
+};
+pub use umemcg_arena::sys::limit_heap_arenas;
+pub use umemcg_arena::{Arena, FrameId, IoFlags, Segment};
+pub use umemcg_cache::{
+    BackingStore, ErrorCursor, File, FileError, LostData, PageCache, PageQuota, PinnedPages, Readahead,
+    StoreId,
+};
+pub use umemcg_group::{
+    Charge, CreateError, EventKind, Group, GroupTree, OwnerId, PartSlot, Refused, RemoveError, RenameError,
+    StatItem,
+};
+pub use umemcg_reclaim::shrinker::{
+    self, Count, Registration, Scan, Scanned, ShrinkTarget, Shrinker, ShrinkerId, Usage,
+};
+pub use umemcg_reclaim::stall::pressure;
+pub use umemcg_reclaim::{
+    AccountedCharge, ChargeError, ChargeMeter, InvalidMarks, Kswapd, LIST_SLOT_BYTES, ListLru, ListSlot,
+    ListsFull, Marks, Pressure, PressureLine, Progress, Reason, Reclaimer, Stalled, Verdict, WalkedList,
+    Working,
+};

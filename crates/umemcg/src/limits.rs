@@ -1,0 +1,228 @@
+//! Limit writes and reclaim on request, as the control files want them (`kernel-semantics` §1.5, §2.4).
+
+use std::sync::Arc;
+
+use thiserror::Error;
+use umemcg_base::PAGE_SIZE_U64;
+use umemcg_group::{EventKind, Group};
+use umemcg_reclaim::{MAX_RECLAIM_RETRIES, Reason};
+
+use crate::engine::Engine;
+
+/// Asks whether the caller still wants it; long operations look now and then.
+pub type Cancelled<'a> = &'a dyn Fn() -> bool;
+
+/// Why a limit was not set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum LimitError {
+    /// Usage cannot be brought below the new limit; the old one stays.
+    #[error("usage cannot be brought below the new limit; the old limit stays")]
+    Busy,
+    /// The caller gave up; the old limit stays.
+    #[error("interrupted; the old limit stays")]
+    Interrupted,
+    /// The root's limit is the pool's size.
+    #[error("the root group's limit is the size of the pool")]
+    IsRoot,
+}
+
+/// Why reclaim on request fell short.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum ReclaimError {
+    /// Less could be reclaimed than was asked for.
+    #[error("less could be reclaimed than was asked for")]
+    Again,
+    /// The caller gave up.
+    #[error("interrupted")]
+    Interrupted,
+    /// Not for the root group.
+    #[error("not for the root group")]
+    IsRoot,
+}
+
+/// What to drop, as in `vm.drop_caches`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DropCaches {
+    /// 1: clean pages.
+    Pages,
+    /// 2: objects that shrinkers can free.
+    Objects,
+    /// 3: both.
+    Both,
+}
+
+impl Engine {
+    /// Drops what is clean and unused of the whole pool (`vm.drop_caches`). Writes nothing, so dirty pages stay. May take
+    /// long; ends early when cancelled.
+    #[doc(alias = "drop_caches_sysctl_handler")]
+    pub fn drop_caches(&self, what: DropCaches, cancelled: Cancelled<'_>) {
+        if what != DropCaches::Objects {
+            self.reclaimer().drop_pages(self.root(), cancelled);
+        }
+        if what != DropCaches::Pages {
+            self.reclaimer().drop_slab(self.root(), cancelled);
+        }
+    }
+
+    /// Sets a hard limit the v1 way: when usage is above it, reclaims first, and refuses when that does not help.
+    /// `limit_bytes` is rounded down to a page; `u64::MAX` is no limit.
+    ///
+    /// # Errors
+    /// [`LimitError`]; the old limit then stays.
+    #[doc(alias = "mem_cgroup_resize_max")]
+    pub fn set_limit(
+        &self,
+        group: &Arc<Group>,
+        limit_bytes: u64,
+        cancelled: Cancelled<'_>,
+    ) -> Result<(), LimitError> {
+        if group.is_root() {
+            return Err(LimitError::IsRoot);
+        }
+        self.set_limit_by_reclaim(group, round_limit(limit_bytes), cancelled)?;
+        self.reclaimer().limit_changed(group);
+        Ok(())
+    }
+
+    fn set_limit_by_reclaim(
+        &self,
+        group: &Arc<Group>,
+        limit: u64,
+        cancelled: Cancelled<'_>,
+    ) -> Result<(), LimitError> {
+        let mut fruitless = 0;
+        loop {
+            if cancelled() {
+                return Err(LimitError::Interrupted);
+            }
+            if group.try_set_max(limit).is_ok() {
+                return Ok(());
+            }
+            // Every time: what reclaim frees goes into stocks first.
+            group.drain_stocks();
+            if group.try_set_max(limit).is_ok() {
+                return Ok(());
+            }
+            let excess = group.usage_bytes().saturating_sub(limit) / PAGE_SIZE_U64;
+            if self.reclaimer().reclaim(group, excess.min(1024), Reason::Direct, cancelled).pages() == 0 {
+                fruitless += 1;
+                if fruitless >= 2 {
+                    return group.try_set_max(limit).map_err(|_| LimitError::Busy);
+                }
+            }
+        }
+    }
+
+    /// Sets a hard limit the v2 way: at once, then reclaims until usage fits or nothing helps any more. Always succeeds on
+    /// a group other than the root; there it does nothing.
+    #[doc(alias = "memory_max_write")]
+    pub fn set_max(&self, group: &Arc<Group>, limit_bytes: u64, cancelled: Cancelled<'_>) {
+        if group.is_root() {
+            return;
+        }
+        let limit = round_limit(limit_bytes);
+        group.set_max(limit);
+        self.reclaimer().limit_changed(group);
+        let mut retries = MAX_RECLAIM_RETRIES;
+        while group.usage_bytes() > limit && !cancelled() {
+            group.drain_stocks();
+            if group.usage_bytes() <= limit {
+                return;
+            }
+            let excess = (group.usage_bytes() - limit.min(group.usage_bytes())).div_ceil(PAGE_SIZE_U64);
+            if self.reclaimer().reclaim(group, excess, Reason::Direct, cancelled).pages() == 0 {
+                retries -= 1;
+                if retries == 0 {
+                    // Nobody is killed here; what cannot be reclaimed stays above the limit.
+                    group.event(EventKind::Oom);
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Sets `memory.high`, then reclaims what is above it as long as that brings something. Always succeeds; on the root it
+    /// does nothing.
+    #[doc(alias = "memory_high_write")]
+    pub fn set_high(&self, group: &Arc<Group>, bytes: u64, cancelled: Cancelled<'_>) {
+        if group.is_root() {
+            return;
+        }
+        let high = round_limit(bytes);
+        self.reclaimer().set_high(group, high);
+        let mut retries = MAX_RECLAIM_RETRIES;
+        while group.usage_bytes() > high && retries > 0 && !cancelled() {
+            group.drain_stocks();
+            let excess = group.usage_bytes().saturating_sub(high).div_ceil(PAGE_SIZE_U64);
+            if self.reclaimer().reclaim(group, excess, Reason::Proactive, cancelled).pages() == 0 {
+                retries -= 1;
+            }
+        }
+    }
+
+    /// Drops as much of a group's cache as possible (`memory.force_empty`). Succeeds even when something stays.
+    ///
+    /// # Errors
+    /// [`ReclaimError::IsRoot`], [`ReclaimError::Interrupted`].
+    #[doc(alias = "mem_cgroup_force_empty")]
+    pub fn force_empty(&self, group: &Arc<Group>, cancelled: Cancelled<'_>) -> Result<(), ReclaimError> {
+        if group.is_root() {
+            return Err(ReclaimError::IsRoot);
+        }
+        let mut retries = MAX_RECLAIM_RETRIES;
+        while retries > 0 {
+            group.drain_stocks();
+            if group.usage_bytes() == 0 {
+                break;
+            }
+            if cancelled() {
+                return Err(ReclaimError::Interrupted);
+            }
+            let pages = group.usage_bytes().div_ceil(PAGE_SIZE_U64);
+            if self.reclaimer().reclaim(group, pages, Reason::Proactive, cancelled).pages() == 0 {
+                retries -= 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reclaims `bytes` from a group and everything below it (`memory.reclaim`).
+    ///
+    /// # Errors
+    /// [`ReclaimError::Again`] when less could be reclaimed, [`ReclaimError::Interrupted`].
+    #[doc(alias = "memory_reclaim")]
+    pub fn reclaim(
+        &self,
+        group: &Arc<Group>,
+        bytes: u64,
+        cancelled: Cancelled<'_>,
+    ) -> Result<(), ReclaimError> {
+        let goal = bytes / PAGE_SIZE_U64;
+        let mut reclaimed = 0;
+        let mut retries = MAX_RECLAIM_RETRIES;
+        while reclaimed < goal {
+            if cancelled() {
+                return Err(ReclaimError::Interrupted);
+            }
+            if group.is_dead() {
+                return Err(ReclaimError::Again);
+            }
+            let step = ((goal - reclaimed) / 4).max(umemcg_reclaim::SWAP_CLUSTER_MAX);
+            match self.reclaimer().reclaim(group, step, Reason::Proactive, cancelled).pages() {
+                0 => {
+                    retries -= 1;
+                    if retries == 0 {
+                        return Err(ReclaimError::Again);
+                    }
+                }
+                pages => reclaimed += pages,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Limits are kept in whole pages, rounded down; no limit stays no limit.
+fn round_limit(bytes: u64) -> u64 {
+    if bytes == u64::MAX { bytes } else { bytes & !(PAGE_SIZE_U64 - 1) }
+}

@@ -1,0 +1,177 @@
+//! How a cache is made.
+
+use std::fmt;
+use std::hash::{BuildHasher, Hash};
+use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
+use std::thread::available_parallelism;
+use std::time::Duration;
+
+use hashbrown::DefaultHashBuilder;
+use umemcg_base::clock::Clock;
+use umemcg_reclaim::ListLru;
+use umemcg_reclaim::shrinker::DEFAULT_SEEKS;
+
+use super::ObjectCache;
+use super::departure::{Departure, Listener};
+use super::entry::Queue;
+use super::expiry::Expiry;
+use super::inner::{Inner, Weigher};
+use super::payer::Payers;
+use super::shard::Shards;
+use crate::engine::Engine;
+
+/// Shards for each processor.
+const SHARDS_PER_CPU: usize = 32;
+
+/// What an [`ObjectCache`] is made with.
+#[must_use = "a cache is made by `build`"]
+pub struct ObjectCacheBuilder<K, V, S = DefaultHashBuilder> {
+    engine: Arc<Engine>,
+    name: String,
+    hasher: S,
+    weigher: Option<Weigher<K, V>>,
+    listener: Listener<K, V>,
+    clock: Option<Arc<dyn Clock>>,
+    time_to_live: Option<Duration>,
+    time_to_idle: Option<Duration>,
+    bytes_max: Option<u64>,
+    capacity: usize,
+    nr_shards: Option<usize>,
+    seeks: u32,
+}
+
+impl<K, V, S> fmt::Debug for ObjectCacheBuilder<K, V, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ObjectCacheBuilder").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl<K, V> ObjectCacheBuilder<K, V> {
+    pub(super) fn new(engine: &Arc<Engine>, name: &str) -> Self {
+        Self {
+            engine: Arc::clone(engine),
+            name: name.split_whitespace().collect::<Vec<_>>().join("-"),
+            hasher: DefaultHashBuilder::default(),
+            weigher: None,
+            listener: Listener(None),
+            clock: None,
+            time_to_live: None,
+            time_to_idle: None,
+            bytes_max: None,
+            capacity: 0,
+            nr_shards: None,
+            seeks: DEFAULT_SEEKS,
+        }
+    }
+}
+
+impl<K, V, S> ObjectCacheBuilder<K, V, S> {
+    /// Says how many bytes of heap a key and its value hold; [`allocated_bytes`](super::allocated_bytes) is applied to the
+    /// answer, and what the cache itself needs for an object is added. Without one, objects are taken to hold none. Called once for
+    /// each insert, with no lock held.
+    pub fn weigher(mut self, weigh: impl Fn(&K, &V) -> u64 + Send + Sync + 'static) -> Self {
+        self.weigher = Some(Box::new(weigh));
+        self
+    }
+
+    /// Is given every object that leaves, and why; also when the cache is dropped. Called with no lock held, on whichever thread
+    /// makes the object leave, so it should be quick; it may use the cache, but not insert into it.
+    pub fn listener(mut self, tell: impl Fn(K, V, Departure) + Send + Sync + 'static) -> Self {
+        self.listener = Listener(Some(Box::new(tell)));
+        self
+    }
+
+    /// Objects leave so long after they were inserted, at most 100 days or so.
+    pub fn time_to_live(mut self, time: Duration) -> Self {
+        self.time_to_live = Some(time);
+        self
+    }
+
+    /// Objects leave when they were not used for so long.
+    pub fn time_to_idle(mut self, time: Duration) -> Self {
+        self.time_to_idle = Some(time);
+        self
+    }
+
+    /// The clock that ages are measured by, for tests.
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.clock = Some(clock);
+        self
+    }
+
+    /// A bound on the bytes of the whole cache, besides the limits of the groups.
+    pub fn bytes_max(mut self, bytes: u64) -> Self {
+        self.bytes_max = Some(bytes.min(i64::MAX as u64));
+        self
+    }
+
+    /// Makes room in the table for so many objects at the start.
+    pub fn capacity(mut self, nr_objects: usize) -> Self {
+        self.capacity = nr_objects;
+        self
+    }
+
+    /// Parts that the table is divided into, rounded up to a power of two; enough for the processors when not said.
+    pub fn shards(mut self, nr: usize) -> Self {
+        self.nr_shards = Some(nr);
+        self
+    }
+
+    /// What an object costs to make again, in the measure of [`Shrinker::seeks`](crate::Shrinker::seeks): caches with
+    /// dearer objects give up fewer of them.
+    pub fn seeks(mut self, seeks: u32) -> Self {
+        self.seeks = seeks;
+        self
+    }
+
+    /// How keys are hashed. Seeded anew for each cache when not said.
+    pub fn hasher<T>(self, hasher: T) -> ObjectCacheBuilder<K, V, T> {
+        ObjectCacheBuilder {
+            engine: self.engine,
+            name: self.name,
+            hasher,
+            weigher: self.weigher,
+            listener: self.listener,
+            clock: self.clock,
+            time_to_live: self.time_to_live,
+            time_to_idle: self.time_to_idle,
+            bytes_max: self.bytes_max,
+            capacity: self.capacity,
+            nr_shards: self.nr_shards,
+            seeks: self.seeks,
+        }
+    }
+}
+
+impl<K, V, S> ObjectCacheBuilder<K, V, S>
+where
+    K: Hash + Eq + Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+    S: BuildHasher + Send + Sync + 'static,
+{
+    /// Makes the cache; reclaim asks it from now on.
+    pub fn build(self) -> ObjectCache<K, V, S> {
+        let reclaimer = self.engine.reclaimer();
+        let id = reclaimer.reserve_shrinker();
+        let nr_shards = self.nr_shards.unwrap_or_else(|| {
+            available_parallelism().map_or(4, std::num::NonZero::get).saturating_mul(SHARDS_PER_CPU)
+        });
+        let inner = Arc::new(Inner {
+            name: self.name,
+            reclaimer: Arc::clone(reclaimer),
+            shards: Shards::new(nr_shards, self.capacity),
+            hasher: self.hasher,
+            lists: [Queue::Probation, Queue::Main].map(|queue| ListLru::new(reclaimer, &id, queue as u32)),
+            payers: Payers::default(),
+            expiry: Expiry::new(self.clock, self.time_to_live, self.time_to_idle),
+            weigher: self.weigher,
+            listener: self.listener,
+            seeks: self.seeks,
+            bytes_max: self.bytes_max,
+            bytes: AtomicI64::new(0),
+        });
+        let registration = reclaimer.register_shrinker(id, Arc::<Inner<K, V, S>>::clone(&inner));
+        ObjectCache { inner, registration: Some(registration), _engine: self.engine }
+    }
+}

@@ -1,0 +1,40 @@
+//! Objects that leave: why, and who is told.
+
+use std::fmt;
+
+/// Why an object left the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Departure {
+    /// Its memory was needed.
+    Evicted,
+    /// It was too old.
+    Expired,
+    /// Somebody removed it.
+    Removed,
+    /// Another value took its place.
+    Replaced,
+    /// Another value was to take its place and was declined; the old one must not be served any more.
+    Outdated,
+}
+
+/// How many kinds there are.
+pub(super) const NR_DEPARTURES: usize = Departure::Outdated as usize + 1;
+
+type Tell<K, V> = Box<dyn Fn(K, V, Departure) + Send + Sync>;
+
+/// Who is told of every object that leaves, with no lock held.
+pub(super) struct Listener<K, V>(pub(super) Option<Tell<K, V>>);
+
+impl<K, V> Listener<K, V> {
+    pub(super) fn tell(&self, key: K, value: V, why: Departure) {
+        if let Some(tell) = &self.0 {
+            tell(key, value, why);
+        }
+    }
+}
+
+impl<K, V> fmt::Debug for Listener<K, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "a listener" } else { "no listener" })
+    }
+}

@@ -1,0 +1,79 @@
+//! When objects are too old: time to live since they came, time to idle since they were used.
+//!
+//! Times are kept in ticks of about 4 ms, in 32 bits. An object counts as expired up to one tick early, never late.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use umemcg_base::clock::{Clock, SystemClock};
+
+use super::entry::Entry;
+
+/// log2 of the nanoseconds of a tick.
+const TICK_SHIFT: u32 = 22;
+/// The longest time to live or idle: a quarter of what ticks can tell apart.
+pub(super) const LONGEST: Duration = Duration::from_nanos((1 << 30) << TICK_SHIFT);
+
+/// The ages at which objects go, and the clock.
+pub(super) struct Expiry {
+    clock: Arc<dyn Clock>,
+    live: Option<u32>,
+    idle: Option<u32>,
+}
+
+impl fmt::Debug for Expiry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Expiry").field("live_ticks", &self.live).field("idle_ticks", &self.idle).finish()
+    }
+}
+
+fn ticks(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX) >> TICK_SHIFT
+}
+
+impl Expiry {
+    pub(super) fn new(
+        clock: Option<Arc<dyn Clock>>,
+        time_to_live: Option<Duration>,
+        time_to_idle: Option<Duration>,
+    ) -> Self {
+        let whole = |time: Duration| ticks(time.min(LONGEST)) as u32;
+        Self {
+            clock: clock.unwrap_or_else(|| Arc::new(SystemClock::new())),
+            live: time_to_live.map(whole),
+            idle: time_to_idle.map(whole),
+        }
+    }
+
+    /// Whether anything expires at all.
+    #[inline]
+    pub(super) fn is_on(&self) -> bool {
+        self.live.is_some() || self.idle.is_some()
+    }
+
+    /// The time, in ticks that wrap; always the same when nothing expires, and then the clock is not asked.
+    #[inline]
+    pub(super) fn now(&self) -> u32 {
+        if self.is_on() { ticks(self.clock.now()) as u32 } else { 0 }
+    }
+
+    /// Whether an object is too old at `now`.
+    #[inline]
+    pub(super) fn is_over<K, V>(&self, entry: &Entry<K, V>, now: u32) -> bool {
+        let is_older = |since: u32, limit: Option<u32>| {
+            // Somebody may have read the clock after us: an age below zero is none.
+            limit.is_some_and(|limit| now.wrapping_sub(since).cast_signed() >= limit.cast_signed())
+        };
+        is_older(entry.born, self.live) || is_older(entry.used.load(Relaxed), self.idle)
+    }
+
+    /// Notes a use.
+    #[inline]
+    pub(super) fn note_use<K, V>(&self, entry: &Entry<K, V>, now: u32) {
+        if self.idle.is_some() && entry.used.load(Relaxed) != now {
+            entry.used.store(now, Relaxed);
+        }
+    }
+}

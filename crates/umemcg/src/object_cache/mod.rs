@@ -1,0 +1,280 @@
+//! A concurrent cache of objects of the embedder's own, each charged to the group that inserted it.
+//!
+//! ```text
+//!   get ──▶ shard (shared lock) ──▶ entry: mark of use, hit counted, value cloned        no list lock
+//!   insert ─▶ charge (may reclaim) ─▶ shard (exclusive lock): entry in, on a list        declined when refused
+//!   reclaim ─▶ lists of one group ──▶ shard: entry out ─▶ charge back, listener          only that group's objects
+//! ```
+//!
+//! Memory is bounded by the limits of the groups, as for everything else in the engine: caches, pages and metadata compete in
+//! proportion to what they hold. How objects are chosen is in `reclaim.rs`, what is kept for each group in `payer.rs`.
+
+mod builder;
+mod departure;
+mod entry;
+mod expiry;
+mod ghosts;
+mod inner;
+mod lanes;
+mod loading;
+mod payer;
+mod reclaim;
+mod shard;
+mod stats;
+mod weight;
+
+use std::borrow::Borrow;
+use std::convert::Infallible;
+use std::fmt;
+use std::hash::{BuildHasher, Hash};
+use std::sync::Arc;
+
+use hashbrown::DefaultHashBuilder;
+use umemcg_group::Group;
+use umemcg_reclaim::shrinker::Registration;
+
+pub use builder::ObjectCacheBuilder;
+pub use departure::Departure;
+pub use inner::DeclineReason;
+pub use stats::ObjectStats;
+pub use weight::allocated_bytes;
+
+use crate::engine::Engine;
+use inner::{Found, Inner};
+use loading::{Boarding, Landing};
+
+/// A concurrent cache whose objects are charged to groups.
+///
+/// Values are handed out as clones, so a large value belongs in an [`Arc`]. An object is charged to the group that inserts
+/// it, with everything that the cache keeps for it; when the group, or one above it, is at its limit, reclaim runs first, and an
+/// insert that nothing makes room for is *declined*: the caller has its value back, and the cache is as if the key had
+/// been removed. A group gives up its own objects before anybody else's. When it is removed, its objects are its parent's.
+///
+/// Which objects stay is decided group by group: new ones are on probation, and those that were used, or come back soon after
+/// they went, are kept while they are used, so that a scan does not push out what is in use.
+///
+/// All methods may be called from many threads at once. `Eq`, `Hash` and `Clone` of keys and values are called under
+/// a lock of the cache and must not use it.
+///
+/// ```
+/// use std::ffi::OsStr;
+/// use std::sync::Arc;
+/// use umemcg::{Engine, EngineConfig, ObjectCache};
+///
+/// let engine = Engine::new(EngineConfig { pool_bytes: 16 << 20, ..EngineConfig::default() })?;
+/// let tenant = engine.create_group(engine.root(), OsStr::new("tenant"))?;
+/// engine.set_max(&tenant, 1 << 20, &|| false);
+///
+/// let thumbnails: ObjectCache<u64, Arc<[u8]>> =
+///     ObjectCache::builder(&engine, "thumbnails").weigher(|_, image: &Arc<[u8]>| image.len() as u64 + 16).build();
+/// for id in 0..1000 {
+///     thumbnails.insert(&tenant, id, vec![0; 4096].into())?;
+/// }
+/// assert!(tenant.usage_bytes() <= 1 << 20);
+/// assert!(thumbnails.stats_of(&tenant).evicted > 0);
+///
+/// let image = thumbnails.get_or_insert_with(&tenant, 1000, || vec![1; 4096].into());
+/// assert_eq!(image[0], 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct ObjectCache<K, V, S = DefaultHashBuilder>
+where
+    K: Hash + Eq + Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+    S: BuildHasher + Send + Sync + 'static,
+{
+    inner: Arc<Inner<K, V, S>>,
+    /// `None` only while being dropped.
+    registration: Option<Registration>,
+    /// Charges lead to its groups.
+    _engine: Arc<Engine>,
+}
+
+/// A value that was not stored, given back with its key.
+#[derive(Clone, thiserror::Error)]
+#[error("not cached: {reason}")]
+pub struct Declined<K, V> {
+    /// The key.
+    pub key: K,
+    /// The value.
+    pub value: V,
+    /// What was in the way.
+    #[source]
+    pub reason: DeclineReason,
+}
+
+impl<K, V> fmt::Debug for Declined<K, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Declined").field("reason", &self.reason).finish_non_exhaustive()
+    }
+}
+
+impl<K, V> ObjectCache<K, V>
+where
+    K: Hash + Eq + Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+{
+    /// Starts a cache in an engine. The name stands in `memory.kmem.slabinfo`; white space in it becomes `-`.
+    pub fn builder(engine: &Arc<Engine>, name: &str) -> ObjectCacheBuilder<K, V> {
+        ObjectCacheBuilder::new(engine, name)
+    }
+}
+
+impl<K, V, S> ObjectCache<K, V, S>
+where
+    K: Hash + Eq + Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+    S: BuildHasher + Send + Sync + 'static,
+{
+    /// The value of a key, if it is there and not too old. Takes no lock but the key's shard, shared.
+    #[inline]
+    pub fn get<Q>(&self, key: &Q) -> Option<V>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        let hash = self.inner.hash(key);
+        match self.inner.find(hash, key) {
+            Found::Value(value) => Some(value),
+            Found::Missing => {
+                self.inner.shards.of(hash).note_miss();
+                None
+            }
+            Found::Expired(slot) => {
+                self.inner.remove_expired(hash, slot);
+                self.inner.shards.of(hash).note_miss();
+                None
+            }
+        }
+    }
+
+    /// Stores a value and charges it to `group`; what the key had before goes. May sleep for reclaim; no lock of this
+    /// library may be held.
+    ///
+    /// # Errors
+    /// [`Declined`] when nothing makes room. The key then has no value at all, so that nobody is served an outdated one.
+    pub fn insert(&self, group: &Arc<Group>, key: K, value: V) -> Result<(), Declined<K, V>> {
+        let hash = self.inner.hash(&key);
+        let stored = self.inner.store(group, hash, key, value, None);
+        stored.map_err(|(key, value, reason)| Declined { key, value, reason })
+    }
+
+    /// Takes a key out and returns its value, unless that was too old. What is being loaded for the key just now will not be kept.
+    pub fn remove<Q>(&self, key: &Q) -> Option<V>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        let hash = self.inner.hash(key);
+        self.inner.remove(hash, key, Departure::Removed)
+    }
+
+    /// The value of a key; when there is none, what `load` makes of it, stored and charged to `group`. Of several threads that
+    /// ask for one key at once one loads and the others wait for it; when it panics, another takes over. A value that is
+    /// declined is returned all the same.
+    ///
+    /// `load` runs with no lock held and may use the cache, but not ask for this key in this way.
+    pub fn get_or_insert_with(&self, group: &Arc<Group>, key: K, load: impl FnOnce() -> V) -> V
+    where
+        K: Clone,
+    {
+        let loaded = self.get_or_try_insert_with(group, key, || Ok::<V, Infallible>(load()));
+        loaded.unwrap_or_else(|never| match never {})
+    }
+
+    /// The same with a `load` that may fail: who called it gets its error, and another that waits takes over.
+    ///
+    /// # Errors
+    /// Those of `load`.
+    pub fn get_or_try_insert_with<E>(
+        &self,
+        group: &Arc<Group>,
+        key: K,
+        load: impl FnOnce() -> Result<V, E>,
+    ) -> Result<V, E>
+    where
+        K: Clone,
+    {
+        let hash = self.inner.hash(&key);
+        loop {
+            match self.inner.find(hash, &key) {
+                Found::Value(value) => return Ok(value),
+                Found::Expired(slot) => self.inner.remove_expired(hash, slot),
+                Found::Missing => {}
+            }
+            match self.inner.board(hash, &key) {
+                Boarding::Resident => {}
+                Boarding::Passenger(flight) => {
+                    if let Some(value) = flight.wait() {
+                        self.inner.note_miss(hash, group);
+                        return Ok(value);
+                    }
+                }
+                Boarding::Pilot(flight) => {
+                    self.inner.note_miss(hash, group);
+                    let landing = Landing { inner: &self.inner, hash, flight: &flight, value: None };
+                    return landing.fly(group, key, load);
+                }
+            }
+        }
+    }
+
+    /// Takes everything out.
+    pub fn clear(&self) {
+        self.inner.clear(Departure::Removed);
+    }
+
+    /// Takes everything out that is too old. Otherwise that goes when somebody asks for it or memory is needed; a cache whose
+    /// objects hold more than memory calls this now and then. Looks at every object.
+    pub fn sweep_expired(&self) {
+        self.inner.sweep_expired();
+    }
+
+    /// Objects that are there, those too old included.
+    pub fn len(&self) -> usize {
+        self.inner.shards.iter().map(|shard| shard.tables.read().len()).sum()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The figures of the whole cache.
+    pub fn stats(&self) -> ObjectStats {
+        let mut stats = ObjectStats::default();
+        self.inner.payers.all().iter().for_each(|(_, payer)| stats.add(&payer.stats()));
+        stats.misses = self.inner.shards.nr_misses();
+        stats
+    }
+
+    /// The figures of one group: what it inserted, and what it took over from groups below that were removed.
+    pub fn stats_of(&self, group: &Group) -> ObjectStats {
+        self.inner.payers.sweep();
+        self.inner.payers.get(group.owner()).map_or_else(ObjectStats::default, |payer| payer.stats())
+    }
+}
+
+impl<K, V, S> Drop for ObjectCache<K, V, S>
+where
+    K: Hash + Eq + Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+    S: BuildHasher + Send + Sync + 'static,
+{
+    fn drop(&mut self) {
+        // While it is registered, so that a pass finds the lists empty and drops them.
+        self.inner.clear(Departure::Removed);
+        drop(self.registration.take());
+    }
+}
+
+impl<K, V, S> fmt::Debug for ObjectCache<K, V, S>
+where
+    K: Hash + Eq + Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+    S: BuildHasher + Send + Sync + 'static,
+{
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}

@@ -1,0 +1,308 @@
+//! What a cache keeps of one group: statistics, ghosts, and the bytes of its objects.
+//!
+//! Made with the group's first object and charged to it. When the group is removed, its state goes to the parent's as an heirloom:
+//! objects that still name it go on counting there, and reading the parent's figures adds it up. Once no object names it any
+//! more its figures are folded in and it is gone.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+
+use hashbrown::HashMap;
+use parking_lot::{Mutex, RwLock};
+use umemcg_group::{Charge, Group, OwnerId, StatItem};
+use umemcg_reclaim::{AccountedCharge, KnownList, ListLru, ListSlot};
+
+use super::departure::{Departure, NR_DEPARTURES};
+use super::entry::{NODE, Queue};
+use super::ghosts::{BUCKET_BYTES, Ghosts};
+use super::lanes::LaneCount;
+use super::stats::ObjectStats;
+
+/// Bytes of a payer, with its place in the map.
+fn payer_bytes() -> u64 {
+    (size_of::<Payer>() + 64) as u64 + LaneCount::heap_bytes()
+}
+
+/// One group in one cache.
+#[derive(Debug)]
+pub(super) struct Payer {
+    /// Written by nobody else: the line that hits read.
+    hits: LaneCount,
+    changing: Changing,
+}
+
+/// What inserts and departures write.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Changing {
+    misses: AtomicU64,
+    inserted: AtomicU64,
+    declined: AtomicU64,
+    ghost_hits: AtomicU64,
+    departed: [AtomicU64; NR_DEPARTURES],
+    bytes: AtomicI64,
+    /// The lists that its objects go on, by queue, to save looking for them. Held while one is put there.
+    lists: [RwLock<Option<KnownList>>; 2],
+    /// A leaf lock.
+    ghosts: Mutex<ChargedGhosts>,
+    /// What removed groups left. Parent before child.
+    inherited: Mutex<Inherited>,
+    _charge: AccountedCharge,
+}
+
+#[derive(Debug, Default)]
+struct ChargedGhosts {
+    ghosts: Ghosts,
+    charge: Option<AccountedCharge>,
+}
+
+#[derive(Debug, Default)]
+struct Inherited {
+    /// Objects may still name them.
+    states: Vec<Arc<Payer>>,
+    /// Of those that no object named any more.
+    folded: ObjectStats,
+}
+
+impl Payer {
+    fn new(charge: AccountedCharge) -> Self {
+        Self {
+            hits: LaneCount::new(),
+            changing: Changing {
+                misses: AtomicU64::new(0),
+                inserted: AtomicU64::new(0),
+                declined: AtomicU64::new(0),
+                ghost_hits: AtomicU64::new(0),
+                departed: Default::default(),
+                bytes: AtomicI64::new(0),
+                lists: Default::default(),
+                ghosts: Mutex::default(),
+                inherited: Mutex::default(),
+                _charge: charge,
+            },
+        }
+    }
+
+    #[inline]
+    pub(super) fn note_hit(&self) {
+        self.hits.add_one();
+    }
+
+    pub(super) fn note_miss(&self) {
+        self.changing.misses.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn note_declined(&self) {
+        self.changing.declined.fetch_add(1, Relaxed);
+    }
+
+    /// Returns how many came in before.
+    pub(super) fn note_inserted(&self, bytes: u32) -> u64 {
+        self.changing.bytes.fetch_add(i64::from(bytes), Relaxed);
+        self.changing.inserted.fetch_add(1, Relaxed)
+    }
+
+    pub(super) fn note_departed(&self, why: Departure, nr: u64, bytes: u64) {
+        self.changing.departed[why as usize].fetch_add(nr, Relaxed);
+        self.changing.bytes.fetch_sub(bytes as i64, Relaxed);
+    }
+
+    /// Puts a place of one of its objects on the list of a queue. The object's shard is locked.
+    pub(super) fn enlist(&self, lists: &[ListLru; 2], queue: Queue, owner: OwnerId, slot: ListSlot) {
+        let (list, known) = (&lists[queue as usize], &self.changing.lists[queue as usize]);
+        if known.read().as_ref().is_some_and(|known| list.add_to(known, owner, slot)) {
+            return;
+        }
+        if let Some(list) = list.add_and_know(owner, NODE, slot) {
+            let before = known.write().replace(list);
+            drop(before);
+        }
+    }
+
+    /// Whether an object that comes was here lately.
+    pub(super) fn take_ghost(&self, hash: u64) -> bool {
+        let was_here = self.changing.ghosts.lock().ghosts.take(hash);
+        if was_here {
+            self.changing.ghost_hits.fetch_add(1, Relaxed);
+        }
+        was_here
+    }
+
+    /// Remembers objects that go.
+    pub(super) fn add_ghosts(&self, hashes: impl Iterator<Item = u64>) {
+        let mut charged = self.changing.ghosts.lock();
+        hashes.for_each(|hash| charged.ghosts.add(hash));
+    }
+
+    /// Makes room for ghosts, by the number of objects, if the group can pay for it without reclaim. No lock may be held.
+    pub(super) fn fit_ghosts(&self, group: &Group) {
+        let departed: u64 = self.changing.departed.iter().map(|nr| nr.load(Relaxed)).sum();
+        let wanted = Ghosts::buckets_for(self.changing.inserted.load(Relaxed).saturating_sub(departed));
+        let there = self.changing.ghosts.lock().ghosts.nr_buckets();
+        // Between these bounds it stays, so that it does not change back and forth.
+        if wanted == there || (wanted * 2 > there && wanted * 4 < there * 5) {
+            return;
+        }
+        let bytes = wanted as u64 * BUCKET_BYTES;
+        let charge = match group.try_charge(bytes) {
+            Ok(charge) if bytes > 0 => Some(AccountedCharge::new(charge, StatItem::SlabUnreclaimable)),
+            Ok(_) => None,
+            Err(_) => return,
+        };
+        let mut charged = self.changing.ghosts.lock();
+        charged.ghosts.resize(wanted);
+        let before = std::mem::replace(&mut charged.charge, charge);
+        drop(charged);
+        drop(before);
+    }
+
+    pub(super) fn drop_ghosts(&self) {
+        let before = std::mem::take(&mut *self.changing.ghosts.lock());
+        drop(before);
+    }
+
+    /// Bytes of its objects, those inherited included.
+    pub(super) fn bytes(&self) -> u64 {
+        let inherited = self.changing.inherited.lock();
+        let theirs: u64 = inherited.states.iter().map(|state| state.bytes()).sum();
+        self.changing.bytes.load(Relaxed).max(0) as u64 + theirs
+    }
+
+    /// Its figures, with what it inherited.
+    pub(super) fn stats(&self) -> ObjectStats {
+        let changing = &self.changing;
+        let departed = |why: Departure| changing.departed[why as usize].load(Relaxed);
+        let mut stats = ObjectStats {
+            objects: 0,
+            bytes: changing.bytes.load(Relaxed).max(0) as u64,
+            ghosts: changing.ghosts.lock().ghosts.nr(),
+            hits: self.hits.sum(),
+            misses: changing.misses.load(Relaxed),
+            ghost_hits: changing.ghost_hits.load(Relaxed),
+            inserted: changing.inserted.load(Relaxed),
+            declined: changing.declined.load(Relaxed),
+            evicted: departed(Departure::Evicted),
+            expired: departed(Departure::Expired),
+            removed: departed(Departure::Removed),
+            replaced: departed(Departure::Replaced) + departed(Departure::Outdated),
+        };
+        stats.objects = stats.inserted.saturating_sub(stats.departed());
+        let inherited = changing.inherited.lock();
+        stats.add(&inherited.folded);
+        inherited.states.iter().for_each(|state| stats.add(&state.stats()));
+        stats
+    }
+
+    /// Takes over the state of a removed group.
+    fn inherit(&self, dying: Arc<Payer>) {
+        dying.drop_ghosts();
+        let left = std::mem::take(&mut *dying.changing.inherited.lock());
+        let mut inherited = self.changing.inherited.lock();
+        inherited.states.push(dying);
+        inherited.states.extend(left.states);
+        inherited.folded.add(&left.folded);
+        let states = std::mem::take(&mut inherited.states);
+        for state in states {
+            // The last to name it: its figures are final.
+            match Arc::try_unwrap(state) {
+                Ok(state) => inherited.folded.add(&state.stats()),
+                Err(state) => inherited.states.push(state),
+            }
+        }
+    }
+}
+
+/// The payers of one cache, by the group that they belong to.
+#[derive(Debug, Default)]
+pub(super) struct Payers {
+    /// By raw owner. A payer's charge keeps its owner's number from being used again.
+    by_owner: RwLock<ByOwner>,
+}
+
+#[derive(Debug, Default)]
+struct ByOwner {
+    map: HashMap<u32, Arc<Payer>>,
+    /// Payers made since those of removed groups were last looked for.
+    nr_made: usize,
+}
+
+impl Payers {
+    /// The payer of a group, if there is one.
+    pub(super) fn get(&self, owner: OwnerId) -> Option<Arc<Payer>> {
+        self.by_owner.read().map.get(&owner.into_raw()).cloned()
+    }
+
+    /// The payer of an owner that a charge of the caller's keeps alive; made when there is none.
+    pub(super) fn of(&self, owner: OwnerId) -> Arc<Payer> {
+        if let Some(payer) = self.get(owner) {
+            return payer;
+        }
+        loop {
+            let group = owner.resolve();
+            if let Some(payer) = self.get(group.owner()) {
+                return payer;
+            }
+            let charge: Charge = group.charge_forced(payer_bytes());
+            // Being removed: it does not hold the number that the payer would be found by. In a moment its owner leads to the
+            // parent.
+            if charge.owner() != group.owner() {
+                std::thread::yield_now();
+                continue;
+            }
+            let fresh = Arc::new(Payer::new(AccountedCharge::new(charge, StatItem::SlabUnreclaimable)));
+            let mut by_owner = self.by_owner.write();
+            by_owner.nr_made += 1;
+            let sweep = by_owner.nr_made > by_owner.map.len() / 2 + 64;
+            let payer = Arc::clone(
+                by_owner.map.entry(group.owner().into_raw()).or_insert_with(|| Arc::clone(&fresh)),
+            );
+            drop(by_owner);
+            drop(fresh);
+            if sweep {
+                self.sweep();
+            }
+            return payer;
+        }
+    }
+
+    /// Hands the state of a removed group to its parent.
+    pub(super) fn reparent(&self, dying: OwnerId, parent: OwnerId) {
+        let state = self.by_owner.write().map.remove(&dying.into_raw());
+        if let Some(state) = state {
+            self.of(parent).inherit(state);
+        }
+    }
+
+    /// Hands over the states of all groups that have been removed. Those without objects are not told of.
+    pub(super) fn sweep(&self) {
+        let mut orphans = Vec::new();
+        {
+            let mut by_owner = self.by_owner.write();
+            by_owner.nr_made = 0;
+            by_owner.map.retain(|&raw, state| {
+                let living = OwnerId::from_raw(raw).and_then(OwnerId::try_resolve);
+                match living {
+                    Some(living) if living.owner().into_raw() != raw => {
+                        orphans.push((living.owner(), Arc::clone(state)));
+                        false
+                    }
+                    _ => true,
+                }
+            });
+        }
+        for (heir, state) in orphans {
+            self.of(heir).inherit(state);
+        }
+    }
+
+    /// All payers.
+    pub(super) fn all(&self) -> Vec<(OwnerId, Arc<Payer>)> {
+        let by_owner = self.by_owner.read();
+        let named = |(&raw, payer): (&u32, &Arc<Payer>)| Some((OwnerId::from_raw(raw)?, Arc::clone(payer)));
+        by_owner.map.iter().filter_map(named).collect()
+    }
+
+    pub(super) fn nr(&self) -> usize {
+        self.by_owner.read().map.len()
+    }
+}

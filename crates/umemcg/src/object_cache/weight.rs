@@ -1,0 +1,40 @@
+//! What an object costs: its allocations as the allocator rounds them, its share of the tables, its place in the lists.
+
+use umemcg_reclaim::LIST_SLOT_BYTES;
+
+use super::entry::Entry;
+
+/// Bytes of the index for an entry: a number and a byte of control, in a table that is 7/16 full at the least.
+const INDEX_BYTES: u64 = (4 + 1) * 16 / 7 + 1;
+/// Allocations from here on are rounded to pages.
+const LARGE: u64 = 128 << 10;
+
+/// Bytes that an allocation of `bytes` takes: the allocator keeps a word with each and rounds to 16.
+pub fn allocated_bytes(bytes: u64) -> u64 {
+    match bytes {
+        0 => 0,
+        1..LARGE => (bytes + 8).next_multiple_of(16).max(32),
+        _ => bytes.saturating_add(16).checked_next_multiple_of(4096).unwrap_or(u64::MAX),
+    }
+}
+
+/// Bytes of an entry beside what its key and its value refer to.
+pub(super) const fn entry_bytes<K, V>() -> u64 {
+    // Places double when they are all taken.
+    size_of::<Option<Entry<K, V>>>() as u64 * 2 + INDEX_BYTES + LIST_SLOT_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn allocations_are_rounded_as_the_allocator_does() {
+        for (asked, taken) in
+            [(0, 0), (1, 32), (24, 32), (25, 48), (4096, 4112), (4112, 4128), (1 << 20, 0x101000)]
+        {
+            assert_eq!(allocated_bytes(asked), taken, "{asked}");
+        }
+        assert_eq!(allocated_bytes(u64::MAX), u64::MAX);
+    }
+}

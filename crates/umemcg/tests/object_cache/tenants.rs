@@ -1,0 +1,248 @@
+//! Groups: who pays, who gives, and what is left when one goes.
+
+use umemcg::{DeclineReason, Departure, DropCaches, EventKind, StatItem};
+
+use crate::{Log, VALUE_BYTES, builder, check_nothing_is_left, engine, group, limit};
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn objects_are_charged_to_who_inserted_them_and_stay_within_the_limit() {
+    let engine = engine(64);
+    let tenant = group(&engine, engine.root(), "tenant");
+    limit(&engine, &tenant, 2 * MIB);
+    let cache = builder(&engine).build();
+    for key in 0..2000 {
+        cache.insert(&tenant, key, key).unwrap();
+        assert!(tenant.usage_bytes() <= 2 * MIB);
+    }
+    let stats = cache.stats_of(&tenant);
+    assert_eq!(stats.objects, cache.len() as u64);
+    assert_eq!(stats.inserted - stats.evicted, stats.objects);
+    assert_eq!(tenant.stat_local(StatItem::SlabReclaimable) as u64, stats.bytes);
+    assert!(stats.bytes >= stats.objects * VALUE_BYTES);
+    assert!(stats.bytes > MIB * 3 / 2, "the limit is made use of: {stats:?}");
+    assert_eq!(tenant.event_count(EventKind::Oom), 0);
+    drop(cache);
+    check_nothing_is_left(&engine, &[&tenant]);
+}
+
+#[test]
+fn a_tenant_that_scans_evicts_nothing_of_another() {
+    let engine = engine(64);
+    let (quiet, loud) = (group(&engine, engine.root(), "quiet"), group(&engine, engine.root(), "loud"));
+    limit(&engine, &quiet, 4 * MIB);
+    limit(&engine, &loud, 4 * MIB);
+    let cache = builder(&engine).build();
+    for key in 0..800 {
+        cache.insert(&quiet, key, key).unwrap();
+    }
+    for key in 10_000..30_000 {
+        cache.insert(&loud, key, key).unwrap();
+    }
+    assert!((0..800).all(|key| cache.get(&key) == Some(key)));
+    assert_eq!(cache.stats_of(&quiet).evicted, 0);
+    assert!(cache.stats_of(&loud).evicted > 15_000);
+}
+
+#[test]
+fn hits_are_counted_for_who_pays_and_misses_for_who_asks() {
+    let engine = engine(16);
+    let (a, b) = (group(&engine, engine.root(), "a"), group(&engine, engine.root(), "b"));
+    let cache = builder(&engine).build();
+    cache.insert(&a, 1, 1).unwrap();
+    for _ in 0..5 {
+        cache.get(&1);
+    }
+    cache.get_or_insert_with(&b, 2, || 2);
+    cache.get_or_insert_with(&b, 1, || unreachable!("it is there"));
+    cache.get(&3);
+    let (a, b, all) = (cache.stats_of(&a), cache.stats_of(&b), cache.stats());
+    assert_eq!((a.hits, a.misses), (6, 0));
+    assert_eq!((b.hits, b.misses), (0, 1));
+    assert_eq!((all.hits, all.misses), (6, 2));
+    assert_eq!(all.hit_ratio(), 0.75);
+}
+
+#[test]
+fn an_insert_that_nothing_makes_room_for_is_declined_and_leaves_no_outdated_value() {
+    let engine = engine(16);
+    let tenant = group(&engine, engine.root(), "tenant");
+    let log = Log::default();
+    let cache = builder(&engine).listener(log.listener()).build();
+    cache.insert(&tenant, 1, 10).unwrap();
+    cache.insert(&tenant, 2, 20).unwrap();
+    // Memory that no shrinker can free.
+    let ballast = engine.charge(&tenant, MIB).unwrap();
+    limit(&engine, &tenant, MIB + 4096);
+    let declined = cache.insert(&tenant, 1, 11).unwrap_err();
+    assert_eq!((declined.key, declined.value), (1, 11));
+    assert!(matches!(declined.reason, DeclineReason::Refused(_)), "{declined}");
+    assert_eq!(cache.get(&1), None);
+    assert_eq!(cache.get_or_insert_with(&tenant, 3, || 30), 30);
+    assert_eq!(cache.get(&3), None);
+    assert_eq!(cache.stats_of(&tenant).declined, 2);
+    assert_eq!(tenant.event_count(EventKind::Oom), 0);
+    let mut gone = log.take();
+    gone.sort();
+    assert_eq!(gone.iter().map(|(key, value, _)| (*key, *value)).collect::<Vec<_>>(), [(1, 10), (2, 20)]);
+    drop(ballast);
+    assert!(cache.insert(&tenant, 1, 12).is_ok());
+    drop(cache);
+    check_nothing_is_left(&engine, &[&tenant]);
+}
+
+#[test]
+fn a_declined_replacement_outdates_what_reclaim_did_not_take() {
+    let engine = engine(16);
+    let (rich, poor) = (group(&engine, engine.root(), "rich"), group(&engine, engine.root(), "poor"));
+    limit(&engine, &poor, 4096);
+    let log = Log::default();
+    let cache = builder(&engine).listener(log.listener()).build();
+    cache.insert(&rich, 1, 10).unwrap();
+    assert!(cache.insert(&poor, 1, 11).is_err());
+    assert_eq!(cache.get(&1), None);
+    assert_eq!(log.take(), [(1, 10, Departure::Outdated)]);
+}
+
+#[test]
+fn an_object_too_heavy_for_any_cache_is_declined() {
+    let engine = engine(16);
+    let cache: umemcg::ObjectCache<u64, u64> =
+        umemcg::ObjectCache::builder(&engine, "heavy").weigher(|_, &value| value).build();
+    for bytes in [5 << 30, u64::MAX] {
+        let declined = cache.insert(engine.root(), 1, bytes).unwrap_err();
+        assert!(matches!(declined.reason, DeclineReason::TooLarge { .. }), "{declined}");
+    }
+    // More than the pool.
+    let declined = cache.insert(engine.root(), 1, 1 << 30).unwrap_err();
+    assert!(matches!(declined.reason, DeclineReason::Refused(_)), "{declined}");
+    assert!(cache.is_empty());
+}
+
+#[test]
+fn several_caches_compete_under_one_limit() {
+    let engine = engine(64);
+    let tenant = group(&engine, engine.root(), "tenant");
+    limit(&engine, &tenant, 4 * MIB);
+    let (first, second) = (builder(&engine).build(), builder(&engine).build());
+    for key in 0..2000 {
+        first.insert(&tenant, key, key).unwrap();
+    }
+    let full = first.stats().bytes;
+    for key in 0..2000 {
+        second.insert(&tenant, key, key).unwrap();
+    }
+    let (first, second) = (first.stats().bytes, second.stats().bytes);
+    assert!(first < full / 2, "the first gave way: {first} of {full}");
+    assert!(second > full / 4, "to the second: {second} of {full}");
+    assert!(tenant.usage_bytes() <= 4 * MIB);
+}
+
+#[test]
+fn a_cache_keeps_within_its_own_bound_at_the_cost_of_who_has_most() {
+    let engine = engine(64);
+    let (a, b) = (group(&engine, engine.root(), "a"), group(&engine, engine.root(), "b"));
+    let cache = builder(&engine).bytes_max(MIB).build();
+    for key in 0..1000 {
+        cache.insert(&a, key, key).unwrap();
+        assert!(cache.stats().bytes <= MIB);
+    }
+    for key in 1000..1020 {
+        cache.insert(&b, key, key).unwrap();
+    }
+    assert!(cache.stats().bytes <= MIB);
+    assert_eq!(cache.stats_of(&b).evicted, 0, "b is below its share");
+    assert!((1000..1020).all(|key| cache.get(&key).is_some()));
+}
+
+#[test]
+fn objects_and_figures_of_a_removed_group_are_its_parents() {
+    let engine = engine(64);
+    let parent = group(&engine, engine.root(), "parent");
+    let child = group(&engine, &parent, "child");
+    let empty = group(&engine, &parent, "empty");
+    let cache = builder(&engine).build();
+    for key in 0..100 {
+        cache.insert(&child, key, key).unwrap();
+    }
+    cache.insert(&empty, 1000, 1).unwrap();
+    cache.remove(&1000);
+    assert!(cache.get(&7).is_some());
+    let before = cache.stats_of(&child);
+    assert_eq!((before.objects, before.hits), (100, 1));
+
+    engine.remove_group(&child).unwrap();
+    engine.remove_group(&empty).unwrap();
+    drop((child, empty));
+    // Counted where the object is now.
+    assert!(cache.get(&7).is_some());
+    let after = cache.stats_of(&parent);
+    assert_eq!((after.objects, after.bytes, after.hits), (100, before.bytes, 2));
+    assert_eq!((after.inserted, after.removed), (101, 1));
+    assert_eq!(parent.stat_local(StatItem::SlabReclaimable) as u64, before.bytes);
+
+    limit(&engine, &parent, 128 << 10);
+    let squeezed = cache.stats_of(&parent);
+    assert!(squeezed.evicted > 50 && squeezed.objects < 50, "{squeezed:?}");
+    assert_eq!(squeezed.objects, cache.len() as u64);
+    drop(cache);
+    check_nothing_is_left(&engine, &[&parent]);
+}
+
+#[test]
+fn dropping_caches_takes_every_object_and_tells_of_each_once() {
+    let engine = engine(64);
+    let tenant = group(&engine, engine.root(), "tenant");
+    let log = Log::default();
+    let cache = builder(&engine).listener(log.listener()).build();
+    for key in 0..1000 {
+        cache.insert(&tenant, key, key).unwrap();
+        cache.get(&key);
+        cache.get(&key);
+    }
+    engine.drop_caches(DropCaches::Objects, &|| false);
+    assert!(cache.is_empty());
+    let mut gone = log.take();
+    gone.sort();
+    assert_eq!(gone, (0..1000).map(|key| (key, key, Departure::Evicted)).collect::<Vec<_>>());
+    drop(cache);
+    assert!(log.take().is_empty());
+    check_nothing_is_left(&engine, &[&tenant]);
+}
+
+#[test]
+fn a_cache_stands_in_the_table_of_objects_under_its_name() {
+    let engine = engine(16);
+    let tenant = group(&engine, engine.root(), "tenant");
+    let cache: umemcg::ObjectCache<u64, u64> = umemcg::ObjectCache::builder(&engine, "my thumbnails").build();
+    cache.insert(&tenant, 1, 1).unwrap();
+    let table = engine.reclaimer().slab_usage(&tenant);
+    let line = table.iter().find(|line| line.name == "my-thumbnails").expect("a line for the cache");
+    assert_eq!((line.usage.objects, line.usage.bytes), (1, cache.stats().bytes));
+}
+
+#[test]
+fn ghosts_are_charged_and_bounded_by_the_objects_that_are_there() {
+    let engine = engine(64);
+    let tenant = group(&engine, engine.root(), "tenant");
+    limit(&engine, &tenant, 4 * MIB);
+    let cache = builder(&engine).build();
+    cache.insert(&tenant, 0, 0).unwrap();
+    let before = tenant.stat_local(StatItem::SlabUnreclaimable);
+    for key in 1..20_000 {
+        cache.insert(&tenant, key, key).unwrap();
+    }
+    let stats = cache.stats_of(&tenant);
+    let ghost_bytes = (tenant.stat_local(StatItem::SlabUnreclaimable) - before) as u64;
+    assert!(stats.ghosts > 0 && stats.ghosts <= stats.objects * 2, "{stats:?}");
+    // A first bucket of 64 bytes came with the first object.
+    assert!(ghost_bytes + 64 >= stats.ghosts * 4, "{ghost_bytes} bytes for {} ghosts", stats.ghosts);
+    // One that comes back soon is known.
+    let lately = (0..20_000).rev().find(|key| cache.get(key).is_none()).unwrap();
+    cache.insert(&tenant, lately, 0).unwrap();
+    assert_eq!(cache.stats_of(&tenant).ghost_hits, stats.ghost_hits + 1);
+    cache.clear();
+    drop(cache);
+    check_nothing_is_left(&engine, &[&tenant]);
+}

@@ -1,0 +1,59 @@
+#!/usr/bin/env bash
+# Installs what building and testing need and this machine lacks, from Debian's packages. Prints nothing when
+# nothing is missing. With --bench also what the benchmarks compare with.
+set -euo pipefail
+
+# command or file that shows it is there, then the package that brings it
+needs=(
+    "gcc gcc"
+    "make make"
+    "git git"
+    "fusermount3 fuse3"
+    "sqlite3 sqlite3"
+    "setpriv util-linux"
+    "diff diffutils"
+    "find findutils"
+    "/usr/include/stdio.h libc6-dev"
+)
+for argument in "$@"; do
+    case $argument in
+    --bench) needs+=("fio fio" "/usr/include/fuse3/fuse.h libfuse3-dev" "pkg-config pkg-config") ;;
+    *) echo "deps.sh: unknown argument $argument (known: --bench)" >&2; exit 2 ;;
+    esac
+done
+
+missing=()
+for need in "${needs[@]}"; do
+    read -r what package <<<"$need"
+    case $what in
+    /*) [ -e "$what" ] || missing+=("$package") ;;
+    *) command -v "$what" >/dev/null 2>&1 || missing+=("$package") ;;
+    esac
+done
+if [ "${#missing[@]}" -gt 0 ]; then
+    as_root=()
+    if [ "$(id -u)" -ne 0 ]; then
+        command -v sudo >/dev/null 2>&1 || {
+            echo "deps.sh: missing ${missing[*]}; install them as root: apt-get install ${missing[*]}" >&2
+            exit 1
+        }
+        as_root=(sudo)
+    fi
+    echo "installing ${missing[*]}" >&2
+    "${as_root[@]}" apt-get update -q >&2
+    DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -q --no-install-recommends "${missing[@]}" >&2
+fi
+
+if ! command -v cargo >/dev/null 2>&1; then
+    echo "deps.sh: no cargo; install Rust 1.95 or later (https://rustup.rs, or your distribution's package)" >&2
+    exit 1
+fi
+if [ ! -e /dev/fuse ]; then
+    echo "deps.sh: no /dev/fuse: load the kernel module (modprobe fuse), or give the container the device" >&2
+    exit 1
+fi
+# udev's usual mode. Where there is no udev the device is made closed to users, and fusermount3 opens it as the user.
+if [ "$(id -u)" -eq 0 ] && [ "$(stat -c %a /dev/fuse)" != 666 ]; then
+    echo "opening /dev/fuse to users (mode 666, as udev does)" >&2
+    chmod 666 /dev/fuse
+fi
