@@ -26,6 +26,7 @@ pub mod ledger;
 mod ledger;
 #[cfg(not(loom))]
 mod parts;
+pub mod presence;
 #[cfg(loom)]
 pub mod rack;
 #[cfg(not(loom))]

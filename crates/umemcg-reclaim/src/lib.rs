@@ -30,10 +30,6 @@ mod object_lists;
 #[cfg(not(loom))]
 pub mod page_owner;
 #[cfg(not(loom))]
-mod presence;
-#[cfg(loom)]
-pub mod presence;
-#[cfg(not(loom))]
 pub mod psi;
 #[cfg(not(loom))]
 pub mod reclaim;

@@ -9,12 +9,12 @@ use std::sync::{Arc, Weak};
 
 use umemcg_arena::{Arena, FrameFlags as Flag, FrameId, FrameRecord};
 use umemcg_base::{Rank, RankedMutex, RankedMutexGuard};
+use umemcg_group::presence::{self, Presence, Step};
 use umemcg_group::{Group, OwnerId, PartSlot};
 
 use crate::kswapd::Background;
 use crate::list_slots::ListSlots;
 use crate::object_lists::ObjectLists;
-use crate::presence::{self, Presence, Step};
 use crate::shrinker::bits::{BitPlace, Closed, ShrinkerBits};
 use crate::walk::WalkPosition;
 

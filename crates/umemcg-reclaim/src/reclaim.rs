@@ -18,7 +18,7 @@ use crate::list_slots::ListSlots;
 use crate::lruvec::{ReclaimPart, splice_lists};
 use crate::page_owner::PageOwner;
 use crate::shrinker::{Registration, Shrinker, ShrinkerId, Shrinkers};
-use crate::walk::SharedWalk;
+use crate::walk::{SharedWalk, WalkVerdict};
 
 /// Pages that reclaim asks for at once, and the smallest goal.
 pub const SWAP_CLUSTER_MAX: u64 = 32;
@@ -93,6 +93,16 @@ impl Progress {
     }
 }
 
+/// Who is visited: in two rounds at the same priority, first those over what they were promised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(dead_code, reason = "soft limits are next")]
+pub(crate) enum Round {
+    /// Groups over their soft limit, and those below such a group.
+    InExcess,
+    /// All.
+    Everybody,
+}
+
 /// One visit to a group: how hard, how much, for whom.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pass {
@@ -101,6 +111,7 @@ pub(crate) struct Pass {
     /// Pages that are enough.
     pub(crate) goal: u64,
     pub(crate) reason: Reason,
+    pub(crate) round: Round,
     /// A single memory node; all of them if none.
     pub(crate) node: Option<usize>,
 }
@@ -271,9 +282,9 @@ impl Reclaimer {
         for priority in (0..=DEF_PRIORITY).rev() {
             let before = progress;
             let released_before = self.released_bytes();
-            for group in SharedWalk::new(root, self.nr_nodes) {
+            for group in SharedWalk::new(root, self.nr_nodes, &|_| WalkVerdict::Visit) {
                 let left = goal.saturating_sub(progress.pages());
-                let pass = Pass { priority, goal: left, reason, node: None };
+                let pass = Pass { priority, goal: left, reason, round: Round::Everybody, node: None };
                 progress.add(self.shrink_group(root, &group, &pass));
                 if progress.pages() >= goal || cancelled() {
                     return progress;

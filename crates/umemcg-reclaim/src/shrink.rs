@@ -9,7 +9,7 @@ use umemcg_group::{Group, StatItem};
 
 use crate::lruvec::{Lists, LruKind, ReclaimPart, advance_age, owner_from, with_lists};
 use crate::page_owner::Eviction;
-use crate::reclaim::{DEF_PRIORITY, Pass, Progress, Reason, Reclaimer, SWAP_CLUSTER_MAX};
+use crate::reclaim::{DEF_PRIORITY, Pass, Progress, Reason, Reclaimer, Round, SWAP_CLUSTER_MAX};
 use crate::shadow::Shadow;
 
 /// Pages per GiB decide how short the inactive list may get: `isqrt(10 × GiB)`, at least 1
@@ -55,7 +55,7 @@ impl Reclaimer {
         part: &ReclaimPart,
         pass: &Pass,
     ) -> (Progress, bool) {
-        let Pass { priority, goal, reason, .. } = *pass;
+        let Pass { priority, goal, reason, round, .. } = *pass;
         let mut progress = Progress::default();
         let mut has_pages = false;
         for node in pass.nodes(self.nr_nodes()) {
@@ -82,6 +82,10 @@ impl Reclaimer {
             let mut share = inactive >> priority;
             if share == 0 && (priority == 0 || group.is_dead()) {
                 share = SWAP_CLUSTER_MAX.min(inactive);
+            }
+            if round == Round::InExcess {
+                // However short the list: who has promised to be smaller goes before all others do.
+                share = share.max(SWAP_CLUSTER_MAX.min(inactive));
             }
             while share > 0 && progress.reclaimed < goal {
                 let batch = share.min(SWAP_CLUSTER_MAX);

@@ -3,6 +3,8 @@
 //! Every group that is ever a root of reclaim keeps a position and a generation. A walker takes the group after the
 //! position and moves it on; the walker that reaches the end raises the generation, and who started under an older one
 //! stops. So N reclaimers together make one round, not N (`kernel-semantics` §2.4).
+//!
+//! A rule says of each group whether the walk visits it, passes it by, or passes by everything below it as well.
 
 use std::sync::{Arc, Weak};
 
@@ -30,20 +32,39 @@ impl WalkPosition {
     }
 }
 
+/// What a walk does with a group that it comes to.
+#[doc(alias = "mem_cgroup_filter_t")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(dead_code, reason = "soft limits are next")]
+pub(crate) enum WalkVerdict {
+    /// Hands it out.
+    Visit,
+    /// Passes it by, and goes on below it.
+    #[doc(alias = "SKIP")]
+    Skip,
+    /// Passes it by with everything below it.
+    #[doc(alias = "SKIP_TREE")]
+    SkipSubtree,
+}
+
+/// What a walk asks of every group that it comes to. Called with the walk's position locked: it must be short and take no
+/// lock that reclaim holds.
+pub(crate) type WalkRule<'a> = &'a dyn Fn(&Arc<Group>) -> WalkVerdict;
+
 /// One reclaimer's part in a shared walk.
 #[doc(alias = "mem_cgroup_iter")]
-#[derive(Debug)]
-pub struct SharedWalk<'a> {
+pub(crate) struct SharedWalk<'a> {
     root: &'a Arc<Group>,
     nr_nodes: usize,
+    rule: WalkRule<'a>,
     /// The generation in which this walker started; `None` before its first step.
     generation: Option<u64>,
 }
 
 impl<'a> SharedWalk<'a> {
-    /// A walker over `root` and everything below it.
-    pub fn new(root: &'a Arc<Group>, nr_nodes: usize) -> Self {
-        Self { root, nr_nodes, generation: None }
+    /// A walker over those groups of `root` and everything below it that `rule` has visited.
+    pub(crate) fn new(root: &'a Arc<Group>, nr_nodes: usize, rule: WalkRule<'a>) -> Self {
+        Self { root, nr_nodes, rule, generation: None }
     }
 }
 
@@ -60,13 +81,24 @@ impl Iterator for SharedWalk<'_> {
         // A group that died since is skipped to the start of the round: nothing is lost, its pages are the parent's. But for
         // the root of the walk itself, from which the round would start for ever.
         let is_place = |group: &Arc<Group>| Arc::ptr_eq(group, self.root) || !group.is_dead();
-        let last = position.last.take().and_then(|weak| weak.upgrade()).filter(is_place);
-        let next = next_occupied(self.root, last.as_ref(), self.nr_nodes);
-        match &next {
-            Some(group) => position.last = Some(Arc::downgrade(group)),
-            None => position.generation += 1,
+        let mut last = position.last.take().and_then(|weak| weak.upgrade()).filter(is_place);
+        let mut below_too = true;
+        // Bounded by the groups below the root: every step goes on in their order.
+        loop {
+            let Some(next) = next_occupied(self.root, last.as_ref(), below_too, self.nr_nodes) else {
+                position.generation += 1;
+                return None;
+            };
+            match (self.rule)(&next) {
+                WalkVerdict::Visit => {
+                    position.last = Some(Arc::downgrade(&next));
+                    return Some(next);
+                }
+                WalkVerdict::Skip => below_too = true,
+                WalkVerdict::SkipSubtree => below_too = false,
+            }
+            last = Some(next);
         }
-        next
     }
 }
 
@@ -92,7 +124,7 @@ impl Iterator for OccupiedGroups<'_> {
         if self.is_over {
             return None;
         }
-        let next = next_occupied(self.root, self.last.as_ref(), self.nr_nodes);
+        let next = next_occupied(self.root, self.last.as_ref(), true, self.nr_nodes);
         self.is_over = next.is_none();
         self.last.clone_from(&next);
         next
@@ -100,14 +132,20 @@ impl Iterator for OccupiedGroups<'_> {
 }
 
 /// The next group in the subtree of `root` after `after` in which there may be anything, parents before children; groups on
-/// the way to one count. `None` starts with `root` itself. The position may be a group that was removed meanwhile.
-fn next_occupied(root: &Arc<Group>, after: Option<&Arc<Group>>, nr_nodes: usize) -> Option<Arc<Group>> {
+/// the way to one count. `None` starts with `root` itself; without `below_too`, what is below `after` is left out. The
+/// position may be a group that was removed meanwhile.
+fn next_occupied(
+    root: &Arc<Group>,
+    after: Option<&Arc<Group>>,
+    below_too: bool,
+    nr_nodes: usize,
+) -> Option<Arc<Group>> {
     #[cfg(feature = "baseline")]
-    if crate::baseline::visits_every_group() {
+    if crate::baseline::visits_every_group() && below_too {
         return Group::next_in_subtree(root, after);
     }
     let Some(after) = after else { return Some(Arc::clone(root)) };
-    if let Some(child) = next_child(after, 0, nr_nodes) {
+    if below_too && let Some(child) = next_child(after, 0, nr_nodes) {
         return Some(child);
     }
     let mut at = after;

@@ -12,8 +12,8 @@ use umemcg_group::{EventKind, Group, StatItem};
 use super::QUANTUM_PAGES;
 use super::job::{Job, Progressing, REST_FIRST, REST_MAX};
 use crate::lruvec::ReclaimPart;
-use crate::reclaim::{DEF_PRIORITY, Pass, Progress, Reason, Reclaimer};
-use crate::walk::SharedWalk;
+use crate::reclaim::{DEF_PRIORITY, Pass, Progress, Reason, Reclaimer, Round};
+use crate::walk::{SharedWalk, WalkVerdict};
 
 /// What becomes of a job after a quantum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,9 +89,10 @@ impl Reclaimer {
     /// says whether that was it.
     fn shrink_some(&self, root: &Arc<Group>, priority: u32, node: usize) -> (Progress, bool) {
         let mut progress = Progress::default();
-        for group in SharedWalk::new(root, self.nr_nodes()) {
+        for group in SharedWalk::new(root, self.nr_nodes(), &|_| WalkVerdict::Visit) {
             let goal = QUANTUM_PAGES - progress.pages();
-            let pass = Pass { priority, goal, reason: Reason::Kswapd, node: Some(node) };
+            let pass =
+                Pass { priority, goal, reason: Reason::Kswapd, round: Round::Everybody, node: Some(node) };
             progress.add(self.shrink_group(root, &group, &pass));
             if progress.pages() >= QUANTUM_PAGES {
                 return (progress, false);

@@ -4,7 +4,7 @@
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use loom::thread;
-use umemcg_reclaim::presence::{Presence, Step, note_absent, note_present};
+use umemcg_group::presence::{Presence, Step, note_absent, note_present};
 
 type Pair = Arc<[Presence<u64>; 2]>;
 
