@@ -11,6 +11,7 @@ needs=(
     "fusermount3 fuse3"
     "sqlite3 sqlite3"
     "setpriv util-linux"
+    "setfacl acl"
     "diff diffutils"
     "find findutils"
     "/usr/include/stdio.h libc6-dev"
