@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering, fence};
+use std::sync::{Arc, OnceLock};
 
 use umemcg_base::sync::{Mutex, RwLock};
 use umemcg_base::{Bell, Rank, RankedMutex};
@@ -19,6 +19,7 @@ use crate::charge::{self, Charge, LEDGER, OwnerId, Refused};
 use crate::counter::{CounterNode, OverUsage};
 use crate::ledger::NODE_STATE_BYTES;
 use crate::parts::{Bells, PartSlot, Parts};
+use crate::protection::Promises;
 use crate::stats::{EventKind, StatItem, Stats, SweptCell, add_where_alive, sweep};
 use crate::stock::Drain;
 
@@ -43,15 +44,17 @@ pub struct Group {
     /// (C)
     owner: OwnerId,
     /// (C) The counter behind `owner`.
-    node: &'static CounterNode,
+    pub(crate) node: &'static CounterNode,
     /// (C) until the group is dropped.
     pub(crate) parent: Option<Arc<Group>>,
     /// Changed under the parent's `children`.
     pub(crate) name: RwLock<Arc<OsStr>>,
     /// Locked parent before child.
     pub(crate) children: RankedMutex<Children>,
-    /// Serialises changes of the limit, and the end of them when the group dies.
-    limit_lock: Mutex<()>,
+    /// Serialises changes of the limit and of what is promised, and the end of them when the group dies.
+    pub(crate) limit_lock: Mutex<()>,
+    /// Made with the first promise to the group or to one directly below it.
+    pub(crate) promises: OnceLock<Arc<Promises>>,
     /// (A)
     stats: Stats,
     /// Highest sum of the items of [`StatItem::is_metadata`], groups below included. (A)
@@ -83,6 +86,7 @@ impl Group {
             name: RwLock::new(name),
             children: RankedMutex::new(Rank::GroupChildren, Children::default()),
             limit_lock: Mutex::new(()),
+            promises: OnceLock::new(),
             stats: Stats::default(),
             metadata_peak: AtomicI64::new(0),
             bells: Bells::default(),
@@ -284,6 +288,7 @@ impl Group {
     pub(crate) fn mark_dead(&self) {
         let _changing = self.limit_lock.lock();
         self.node.mark_dead();
+        self.tell_parent();
     }
 
     /// Ends lookups of a dead group.

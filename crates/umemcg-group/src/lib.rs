@@ -17,6 +17,8 @@ pub mod counter;
 #[cfg(not(loom))]
 mod counter;
 #[cfg(not(loom))]
+mod effective;
+#[cfg(not(loom))]
 mod group;
 mod index_pool;
 mod leaf_lock;
@@ -27,6 +29,8 @@ mod ledger;
 #[cfg(not(loom))]
 mod parts;
 pub mod presence;
+#[cfg(not(loom))]
+mod protection;
 #[cfg(loom)]
 pub mod rack;
 #[cfg(not(loom))]
@@ -49,11 +53,15 @@ pub use charge::{Charge, OwnerId, Refused, nr_owners_in_use, uncharge_raw};
 #[cfg(not(loom))]
 pub use counter::UNLIMITED;
 #[cfg(not(loom))]
+pub use effective::EffectiveProtection;
+#[cfg(not(loom))]
 pub use group::{Busy, GROUP_STATE_BYTES, Group};
 #[cfg(not(loom))]
 pub use ledger::NODE_STATE_BYTES;
 #[cfg(not(loom))]
 pub use parts::{BellSlot, Bells, PartSlot};
+#[cfg(not(loom))]
+pub use protection::{CLAIMS_DRIFT, CLAIMS_EXACT, Level, Protection, share};
 pub use stats::{EventKind, NR_EVENT_KINDS, NR_STAT_ITEMS, StatItem};
 #[cfg(not(loom))]
 pub use tree::{CreateError, GroupTree, RemoveError, RenameError};

@@ -1,0 +1,98 @@
+//! Effective protection: how much of a group's memory is protected from reclaim that starts at one root, computed top-down
+//! along the way to the group (`kernel-semantics` §3.3).
+//!
+//! The root itself is not protected from its own reclaim; a group directly below has what it was promised; further down a
+//! parent's protection is divided ([`share`]). A walk visits groups in the order of the tree, so the levels above the next
+//! group are mostly those above the last, and the sum of claims is asked for once for each parent and walk.
+
+use std::sync::Arc;
+
+use crate::group::Group;
+use crate::protection::{Level, Protection, share};
+
+/// One level on the way to the group asked for last.
+#[derive(Debug)]
+struct Known {
+    group: Arc<Group>,
+    usage: u64,
+    effective: Protection,
+    /// Once asked for.
+    claimed: Option<Protection>,
+}
+
+/// What is protected below one root, as one walk finds it. Results are estimates of a moment: usages change meanwhile.
+#[doc(alias = "mem_cgroup_calculate_protection")]
+#[derive(Debug)]
+pub struct EffectiveProtection<'r> {
+    root: &'r Arc<Group>,
+    recursive: bool,
+    /// Whether anything below the root is protected at all.
+    is_any: bool,
+    /// From directly below the root down to the group asked for last.
+    path: Vec<Known>,
+}
+
+impl<'r> EffectiveProtection<'r> {
+    /// For reclaim that starts at `root`. With `recursive`, protection that no child claims is handed down all the same.
+    pub fn new(root: &'r Arc<Group>, recursive: bool) -> Self {
+        Self { root, recursive, is_any: root.has_claimants(), path: Vec::new() }
+    }
+
+    /// Starts over: usages are looked at again, and what has been set meanwhile counts.
+    pub fn refresh(&mut self) {
+        self.is_any = self.root.has_claimants();
+        self.path.clear();
+    }
+
+    /// Whether anything below the root is protected at all.
+    pub fn is_any(&self) -> bool {
+        self.is_any
+    }
+
+    /// How much of `group` is protected. `group` is the root or below it.
+    pub fn of(&mut self, group: &Arc<Group>) -> Protection {
+        if !self.is_any || Arc::ptr_eq(group, self.root) {
+            return Protection::NONE;
+        }
+        // Down to the nearest level known already.
+        let mut missing = vec![group];
+        let mut nr_known = 0;
+        while let Some(above) = missing.last().and_then(|at| at.parent()) {
+            if Arc::ptr_eq(above, self.root) {
+                break;
+            }
+            if let Some(at) = self.path.iter().rposition(|known| Arc::ptr_eq(&known.group, above)) {
+                nr_known = at + 1;
+                break;
+            }
+            missing.push(above);
+        }
+        self.path.truncate(nr_known);
+        for group in missing.into_iter().rev() {
+            let usage = group.usage_bytes();
+            let effective = match self.path.last_mut() {
+                None => group.protection(),
+                Some(parent) => parent.share_of(group, usage, self.recursive),
+            };
+            self.path.push(Known { group: Arc::clone(group), usage, effective, claimed: None });
+        }
+        self.path.last().map_or(Protection::NONE, |known| known.effective)
+    }
+}
+
+impl Known {
+    fn share_of(&mut self, child: &Group, usage: u64, recursive: bool) -> Protection {
+        // Nothing can be divided into nothing only.
+        if self.effective.is_none() {
+            return Protection::NONE;
+        }
+        let group = &self.group;
+        let claimed = *self.claimed.get_or_insert_with(|| group.claimed_below_bytes());
+        let promised = child.protection();
+        let level = |effective: u64, claimed: u64| Level { usage: self.usage, effective, claimed };
+        Protection {
+            min: share(level(self.effective.min, claimed.min), usage, promised.min, recursive),
+            low: share(level(self.effective.low, claimed.low), usage, promised.low, recursive),
+        }
+    }
+}
