@@ -16,6 +16,7 @@ mod peak;
 mod permission;
 mod pressure;
 mod process_files;
+mod protection_files;
 mod row;
 mod stat;
 mod table;

@@ -1,7 +1,9 @@
 //! The control files. `SEMANTICS.md` shows this table; a test keeps it current.
 
 use crate::row::{Place, Row, Version};
-use crate::{background_files, memory_files, metadata_files, pressure, process_files, stat};
+use crate::{
+    background_files, memory_files, metadata_files, pressure, process_files, protection_files, stat,
+};
 
 use Place::{Everywhere, NotRoot, RootOnly};
 use Version::{Both, V1, V2};
@@ -176,6 +178,26 @@ pub static ROWS: &[Row] = &[
         write: Some(memory_files::reclaim),
         write_reclaims: true,
         doc: "write a size to reclaim that much from the group and those below it; EAGAIN when there was less",
+    },
+    Row {
+        name: "memory.min",
+        version: V2,
+        mode: SET,
+        place: NotRoot,
+        read: Some(protection_files::show_min),
+        write: Some(protection_files::set_min),
+        write_reclaims: false,
+        doc: "so much of the group is never reclaimed by pressure from above it, `max` for all; children share what their parent has; only stored",
+    },
+    Row {
+        name: "memory.low",
+        version: V2,
+        mode: SET,
+        place: NotRoot,
+        read: Some(protection_files::show_low),
+        write: Some(protection_files::set_low),
+        write_reclaims: false,
+        doc: "the same as long as anything else can be reclaimed; after that it is, and `low` in memory.events counts it",
     },
     Row {
         name: "memory.high",

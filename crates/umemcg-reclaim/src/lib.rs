@@ -36,6 +36,8 @@ pub mod reclaim;
 #[cfg(not(loom))]
 pub mod shadow;
 #[cfg(not(loom))]
+mod shield;
+#[cfg(not(loom))]
 pub mod shrink;
 pub mod shrinker;
 #[cfg(not(loom))]

@@ -137,6 +137,8 @@ pub struct Reclaimer {
     released_bytes: (Mutex<u64>, Condvar),
     /// Groups that wait for background reclaim.
     kswapd_queue: Arc<Queue>,
+    /// (C) Protection that no child claims is handed down to all of them.
+    pub(crate) recursive_protection: bool,
 }
 
 impl Reclaimer {
@@ -155,6 +157,7 @@ impl Reclaimer {
             list_slots,
             released_bytes: (Mutex::new(0), Condvar::new()),
             kswapd_queue: Arc::default(),
+            recursive_protection: true,
         })
     }
 

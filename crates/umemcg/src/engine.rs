@@ -37,12 +37,21 @@ pub struct EngineConfig {
     pub nr_kswapd: usize,
     /// Whether the pool itself has marks from the start, so that usually nobody has to reclaim when the whole pool is full.
     pub pool_marks: bool,
+    /// Whether protection (`memory.min`, `memory.low`) that no child of a group claims is handed down to all of them, as with
+    /// `memory_recursiveprot`, which distributions mount with.
+    pub recursive_protection: bool,
 }
 
 impl Default for EngineConfig {
     /// 256 MiB on one node.
     fn default() -> Self {
-        Self { pool_bytes: 256 << 20, nr_nodes: 1, nr_kswapd: 0, pool_marks: false }
+        Self {
+            pool_bytes: 256 << 20,
+            nr_nodes: 1,
+            nr_kswapd: 0,
+            pool_marks: false,
+            recursive_protection: true,
+        }
     }
 }
 
@@ -87,7 +96,8 @@ impl Engine {
         let nr_nodes = config.nr_nodes.max(1);
         let tree = GroupTree::new(pool_bytes);
         let arena = Arena::new(pool_bytes, nr_nodes)?;
-        let reclaimer = Arc::new(Reclaimer::new(Arc::clone(&arena), Arc::clone(&tree), nr_nodes)?);
+        let reclaimer = Reclaimer::new(Arc::clone(&arena), Arc::clone(&tree), nr_nodes)?;
+        let reclaimer = Arc::new(reclaimer.with_recursive_protection(config.recursive_protection));
         let cache =
             PageCache::new(Arc::clone(&reclaimer), &CacheConfig::default()).map_err(|error| match error {
                 CacheError::System(error) => EngineError::System(error),

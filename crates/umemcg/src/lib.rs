@@ -23,6 +23,7 @@ mod engine;
 mod janitor;
 mod limits;
 mod object_cache;
+mod protection;
 
 pub use engine::{Engine, EngineConfig, EngineError};
 pub use limits::{Cancelled, DropCaches, LimitError, ReclaimError};
@@ -36,8 +37,8 @@ pub use umemcg_cache::{
     StoreId,
 };
 pub use umemcg_group::{
-    Charge, CreateError, EventKind, Group, GroupTree, OwnerId, PartSlot, Refused, RemoveError, RenameError,
-    StatItem,
+    CLAIMS_EXACT, Charge, CreateError, EffectiveProtection, EventKind, Group, GroupTree, OwnerId, PartSlot,
+    Protection, Refused, RemoveError, RenameError, StatItem,
 };
 pub use umemcg_reclaim::shrinker::{
     self, Count, Registration, Scan, Scanned, ShrinkTarget, Shrinker, ShrinkerId, Usage,

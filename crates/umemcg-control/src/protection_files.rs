@@ -1,0 +1,30 @@
+//! `memory.min` and `memory.low`: what a group is promised.
+
+use crate::error::ControlError;
+use crate::row::FileContext;
+use crate::value;
+
+type Shown = Result<String, ControlError>;
+type Done = Result<(), ControlError>;
+
+fn shown(bytes: u64) -> Shown {
+    Ok(format!("{}\n", value::show_limit_v2(bytes)))
+}
+
+pub(crate) fn show_min(context: &FileContext<'_>) -> Shown {
+    shown(context.group.min_bytes())
+}
+
+pub(crate) fn show_low(context: &FileContext<'_>) -> Shown {
+    shown(context.group.low_bytes())
+}
+
+pub(crate) fn set_min(context: &FileContext<'_>, written: &[u8]) -> Done {
+    context.engine().set_min(context.group, value::parse_limit_v2(written)?);
+    Ok(())
+}
+
+pub(crate) fn set_low(context: &FileContext<'_>, written: &[u8]) -> Done {
+    context.engine().set_low(context.group, value::parse_limit_v2(written)?);
+    Ok(())
+}

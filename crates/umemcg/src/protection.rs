@@ -1,0 +1,40 @@
+//! What groups are promised: `memory.min`, `memory.low`, and how much of it holds against pressure from where.
+
+use std::sync::Arc;
+
+use umemcg_base::PAGE_SIZE_U64;
+use umemcg_group::{Group, Protection};
+
+use crate::engine::Engine;
+
+impl Engine {
+    /// Sets `memory.min` in bytes, rounded down to a page: so much of the group is never reclaimed by pressure from above it, as
+    /// far as the groups above it have as much themselves. `u64::MAX` for all it has. Only stored: reclaims nothing, never blocks.
+    /// On the root, which nothing is above, it does nothing.
+    #[doc(alias = "memory_min_write")]
+    pub fn set_min(&self, group: &Arc<Group>, bytes: u64) {
+        if !group.is_root() {
+            group.set_min(whole_pages(bytes));
+        }
+    }
+
+    /// Sets `memory.low`, as [`set_min`](Self::set_min); but when a whole reclaim finds nothing else to take, it takes of this,
+    /// and counts a `low` event.
+    #[doc(alias = "memory_low_write")]
+    pub fn set_low(&self, group: &Arc<Group>, bytes: u64) {
+        if !group.is_root() {
+            group.set_low(whole_pages(bytes));
+        }
+    }
+
+    /// How much of `group` is protected just now from a reclaim that starts at `root`, which is the group or above it. In bytes;
+    /// may be more than the group uses. What is set on `root` itself does not count.
+    #[doc(alias = "mem_cgroup_protection")]
+    pub fn effective_protection(&self, root: &Arc<Group>, group: &Arc<Group>) -> Protection {
+        self.reclaimer().effective_protection(root, group)
+    }
+}
+
+fn whole_pages(bytes: u64) -> u64 {
+    if bytes == u64::MAX { bytes } else { bytes / PAGE_SIZE_U64 * PAGE_SIZE_U64 }
+}
