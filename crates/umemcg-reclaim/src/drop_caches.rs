@@ -7,10 +7,17 @@ use umemcg_group::Group;
 
 use crate::lruvec::ReclaimPart;
 use crate::reclaim::{Pass, Progress, Reason, Reclaimer, Round};
+use crate::shield::Kept;
 use crate::walk::OccupiedGroups;
 
-const EVERYTHING: Pass =
-    Pass { priority: 0, goal: u64::MAX, reason: Reason::Proactive, round: Round::Everybody, node: None };
+const EVERYTHING: Pass = Pass {
+    priority: 0,
+    goal: u64::MAX,
+    reason: Reason::Proactive,
+    round: Round::Everybody,
+    node: None,
+    kept: Kept::NOTHING,
+};
 
 impl Reclaimer {
     /// Drops the clean pages of a subtree that nobody uses just now. Every page is looked at once. May sleep briefly;

@@ -17,6 +17,7 @@ use crate::kswapd::Queue;
 use crate::list_slots::ListSlots;
 use crate::lruvec::{ReclaimPart, splice_lists};
 use crate::page_owner::PageOwner;
+use crate::shield::{Kept, Shield};
 use crate::shrinker::{Registration, Shrinker, ShrinkerId, Shrinkers};
 use crate::walk::{SharedWalk, WalkVerdict};
 
@@ -114,6 +115,8 @@ pub(crate) struct Pass {
     pub(crate) round: Round,
     /// A single memory node; all of them if none.
     pub(crate) node: Option<usize>,
+    /// What of the group is out of reach; known once it is visited.
+    pub(crate) kept: Kept,
 }
 
 impl Pass {
@@ -282,13 +285,41 @@ impl Reclaimer {
         if reason == Reason::Direct {
             root.stat_add(StatItem::AllocStall, 1);
         }
+        let mut shield = self.shield(root, false);
+        loop {
+            progress.add(self.reclaim_at_all_priorities(root, goal, reason, &mut shield, cancelled));
+            // Once more at most: nothing but what is protected as best we can.
+            if progress.pages() > 0 || cancelled() || !shield.give_up_low() {
+                return progress;
+            }
+        }
+    }
+
+    /// From the gentlest priority to the last, until the goal is reached.
+    fn reclaim_at_all_priorities(
+        &self,
+        root: &Arc<Group>,
+        goal: u64,
+        reason: Reason,
+        shield: &mut Shield<'_>,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Progress {
+        let mut progress = Progress::default();
         for priority in (0..=DEF_PRIORITY).rev() {
+            shield.refresh();
             let before = progress;
             let released_before = self.released_bytes();
             for group in SharedWalk::new(root, self.nr_nodes, &|_| WalkVerdict::Visit) {
                 let left = goal.saturating_sub(progress.pages());
-                let pass = Pass { priority, goal: left, reason, round: Round::Everybody, node: None };
-                progress.add(self.shrink_group(root, &group, &pass));
+                let pass = Pass {
+                    priority,
+                    goal: left,
+                    reason,
+                    round: Round::Everybody,
+                    node: None,
+                    kept: Kept::NOTHING,
+                };
+                progress.add(self.shrink_group(root, &group, &pass, shield));
                 if progress.pages() >= goal || cancelled() {
                     return progress;
                 }
@@ -316,9 +347,17 @@ impl Reclaimer {
         progress
     }
 
-    /// Shrinks one group's lists and asks its shrinkers, both for the share of this pass.
-    pub(crate) fn shrink_group(&self, root: &Arc<Group>, group: &Arc<Group>, pass: &Pass) -> Progress {
+    /// Shrinks one group's lists and asks its shrinkers, both for the share of this pass, as far as the group is not shielded.
+    pub(crate) fn shrink_group(
+        &self,
+        root: &Arc<Group>,
+        group: &Arc<Group>,
+        pass: &Pass,
+        shield: &mut Shield<'_>,
+    ) -> Progress {
         let Some(part) = ReclaimPart::if_present(group) else { return Progress::default() };
+        let Some(kept) = shield.kept_of(group) else { return Progress::default() };
+        let pass = &Pass { kept, ..*pass };
         let (mut progress, has_pages) = self.shrink_lists(root, group, part, pass);
         #[cfg(feature = "baseline")]
         if crate::baseline::is_pages_only() {

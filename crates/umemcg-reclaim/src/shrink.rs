@@ -55,7 +55,7 @@ impl Reclaimer {
         part: &ReclaimPart,
         pass: &Pass,
     ) -> (Progress, bool) {
-        let Pass { priority, goal, reason, round, .. } = *pass;
+        let Pass { priority, goal, reason, round, kept, .. } = *pass;
         let mut progress = Progress::default();
         let mut has_pages = false;
         for node in pass.nodes(self.nr_nodes()) {
@@ -76,10 +76,10 @@ impl Reclaimer {
             }
             progress.reclaimable += inactive + active;
             if inactive_is_low(inactive, active) {
-                let share = (active >> priority).max(SWAP_CLUSTER_MAX.min(active));
+                let share = (kept.exposed(active) >> priority).max(SWAP_CLUSTER_MAX.min(active));
                 self.shrink_active(group, part, node, share);
             }
-            let mut share = inactive >> priority;
+            let mut share = kept.exposed(inactive) >> priority;
             if share == 0 && (priority == 0 || group.is_dead()) {
                 share = SWAP_CLUSTER_MAX.min(inactive);
             }

@@ -49,6 +49,10 @@ pub(super) struct Progressing {
     /// Pages freed since the walk over the subtree last came to its end.
     pub(super) freed_in_round: u64,
     pub(super) rest: Duration,
+    /// A round at the last priority brought nothing and `low` was in the way: only `min` counts, until the high mark is reached.
+    pub(super) overrides_low: bool,
+    /// `low` was in the way since the priorities were last begun with.
+    pub(super) low_was_in_the_way: bool,
     /// Reclaim has started and not come to the high mark yet.
     pub(super) is_active: bool,
 }
@@ -75,6 +79,8 @@ impl Job {
                 candidates: vec![true; nr_nodes],
                 freed_in_round: 0,
                 rest: REST_FIRST,
+                overrides_low: false,
+                low_was_in_the_way: false,
                 is_active: false,
             }),
             is_resting: AtomicBool::new(false),

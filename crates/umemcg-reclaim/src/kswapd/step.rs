@@ -13,6 +13,7 @@ use super::QUANTUM_PAGES;
 use super::job::{Job, Progressing, REST_FIRST, REST_MAX};
 use crate::lruvec::ReclaimPart;
 use crate::reclaim::{DEF_PRIORITY, Pass, Progress, Reason, Reclaimer, Round};
+use crate::shield::{Kept, Shield};
 use crate::walk::{SharedWalk, WalkVerdict};
 
 /// What becomes of a job after a quantum.
@@ -42,6 +43,8 @@ impl Reclaimer {
                 candidates: vec![true; self.nr_nodes()],
                 freed_in_round: 0,
                 rest: REST_FIRST,
+                overrides_low: false,
+                low_was_in_the_way: false,
                 is_active: false,
             };
             return Next::Done;
@@ -55,7 +58,9 @@ impl Reclaimer {
             work.priority = DEF_PRIORITY;
             return Next::Rest;
         };
-        let (progress, is_round_over) = self.shrink_some(&group, work.priority, node);
+        let mut shield = self.shield(&group, work.overrides_low);
+        let (progress, is_round_over) = self.shrink_some(&group, work.priority, node, &mut shield);
+        work.low_was_in_the_way |= shield.low_was_in_the_way();
         work.freed_in_round += progress.pages();
         if progress.pages() > 0 {
             work.rest = REST_FIRST;
@@ -77,7 +82,11 @@ impl Reclaimer {
             } else if work.priority > 0 {
                 work.priority -= 1;
             } else {
-                work.candidates[node] = work.freed_in_round > 0;
+                // Nothing but what is protected as best we can: that, then.
+                let gives_up_low = work.freed_in_round == 0 && work.low_was_in_the_way && !work.overrides_low;
+                work.overrides_low |= gives_up_low;
+                work.low_was_in_the_way = false;
+                work.candidates[node] = gives_up_low || work.freed_in_round > 0;
                 work.priority = DEF_PRIORITY;
             }
             work.freed_in_round = 0;
@@ -87,13 +96,25 @@ impl Reclaimer {
 
     /// Shrinks groups of the subtree, as the shared walk gives them, until a quantum is freed or the walk's round is over;
     /// says whether that was it.
-    fn shrink_some(&self, root: &Arc<Group>, priority: u32, node: usize) -> (Progress, bool) {
+    fn shrink_some(
+        &self,
+        root: &Arc<Group>,
+        priority: u32,
+        node: usize,
+        shield: &mut Shield<'_>,
+    ) -> (Progress, bool) {
         let mut progress = Progress::default();
         for group in SharedWalk::new(root, self.nr_nodes(), &|_| WalkVerdict::Visit) {
             let goal = QUANTUM_PAGES - progress.pages();
-            let pass =
-                Pass { priority, goal, reason: Reason::Kswapd, round: Round::Everybody, node: Some(node) };
-            progress.add(self.shrink_group(root, &group, &pass));
+            let pass = Pass {
+                priority,
+                goal,
+                reason: Reason::Kswapd,
+                round: Round::Everybody,
+                node: Some(node),
+                kept: Kept::NOTHING,
+            };
+            progress.add(self.shrink_group(root, &group, &pass, shield));
             if progress.pages() >= QUANTUM_PAGES {
                 return (progress, false);
             }

@@ -55,7 +55,7 @@ impl Reclaimer {
                     ReclaimPart::of(group, self.nr_nodes()).object_lists().prune(id, node);
                 }
             }
-            scan_share(&**shrinker, &target, count, pass.priority, Some((unit, bit)))
+            scan_share(&**shrinker, &target, count, pass, Some((unit, bit)))
         });
         asked.unwrap_or_else(|| {
             // Left behind by a shrinker that is gone. A new one of that number may be registering just now.
@@ -78,7 +78,7 @@ impl Reclaimer {
                 for shrinker in shrinkers {
                     let count = shrinker.count(&target);
                     if count != Count::Empty {
-                        progress.add(scan_share(&**shrinker, &target, count, pass.priority, None));
+                        progress.add(scan_share(&**shrinker, &target, count, pass, None));
                     }
                 }
             });
@@ -139,13 +139,15 @@ fn scan_share(
     shrinker: &dyn Shrinker,
     target: &ShrinkTarget<'_>,
     count: Count,
-    priority: u32,
+    pass: &Pass,
     owed: Option<(&Unit, u32)>,
 ) -> Progress {
     let mut progress = Progress::default();
     let Count::Objects(freeable @ 1..) = count else { return progress };
+    // Objects are as protected as the pages beside them.
+    let exposed = pass.kept.exposed(freeable);
     let before = owed.map_or(0, |(unit, bit)| unit.take_deferred(bit));
-    let mut plan = ScanPlan::new(freeable, before, priority, shrinker.seeks(), shrinker.batch());
+    let mut plan = ScanPlan::new(exposed, before, pass.priority, shrinker.seeks(), shrinker.batch());
     while let Some(step) = plan.next_step() {
         match shrinker.scan(target, step) {
             Scan::Done(done) => {
