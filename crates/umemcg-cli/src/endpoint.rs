@@ -147,7 +147,39 @@ pub trait Serve: Send + Sync + 'static {
 /// The daemon's end. Dropping it removes the socket files; requests already begun go on.
 #[derive(Debug, Default)]
 pub struct Endpoint {
-    sockets: Vec<(PathBuf, Arc<UnixListener>, Option<Worker>)>,
+    sockets: Vec<Socket>,
+}
+
+#[derive(Debug)]
+struct Socket {
+    path: PathBuf,
+    /// Device and inode of the file that was bound. The kernel gives a device number again as soon as its mount is
+    /// gone, so by the end another daemon may listen under the same name.
+    identity: (u64, u64),
+    listener: Arc<UnixListener>,
+    worker: Option<Worker>,
+}
+
+impl Socket {
+    /// Removes the file unless it has become another's.
+    fn remove_file(&self) {
+        let _names = lock_names(&self.path);
+        let is_ours = identity_of(&self.path).is_ok_and(|identity| identity == self.identity);
+        if is_ours {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+fn identity_of(path: &Path) -> io::Result<(u64, u64)> {
+    fs::symlink_metadata(path).map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
+/// Keeps other daemons from changing names in the directory of `path` until it is dropped. Waits for them.
+fn lock_names(path: &Path) -> io::Result<fs::File> {
+    let directory = fs::File::open(path.parent().unwrap_or(Path::new("/")))?;
+    rustix::fs::flock(&directory, rustix::fs::FlockOperation::LockExclusive)?;
+    Ok(directory)
 }
 
 impl Endpoint {
@@ -159,12 +191,7 @@ impl Endpoint {
         let directory = own_directory()?;
         let mut endpoint = Self { sockets: Vec::new() };
         for mount in mounts {
-            let path = socket_path(&directory, mount);
-            match fs::remove_file(&path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
-            endpoint.bind(path, serve)?;
+            endpoint.bind(socket_path(&directory, mount), serve)?;
         }
         Ok(endpoint)
     }
@@ -189,23 +216,26 @@ impl Endpoint {
         let draft = path.with_extension(format!("{}.new", std::process::id()));
         let _ = fs::remove_file(&draft);
         let listener = Arc::new(UnixListener::bind(&draft)?);
-        let placed = fs::set_permissions(&draft, fs::Permissions::from_mode(0o600))
-            .and_then(|()| fs::rename(&draft, &path));
+        let identity = identity_of(&draft)?;
+        let placed = fs::set_permissions(&draft, fs::Permissions::from_mode(0o600)).and_then(|()| {
+            let _names = lock_names(&path)?;
+            fs::rename(&draft, &path)
+        });
         placed.inspect_err(|_| drop(fs::remove_file(&draft)))?;
         let (accepting, serve) = (Arc::clone(&listener), Arc::clone(serve));
         let worker = Worker::spawn("umemcg-endpoint", move || accept_all(&accepting, &serve))?;
-        self.sockets.push((path, listener, Some(worker)));
+        self.sockets.push(Socket { path, identity, listener, worker: Some(worker) });
         Ok(())
     }
 }
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        for (path, listener, worker) in &mut self.sockets {
-            let _ = fs::remove_file(path);
+        for socket in &mut self.sockets {
+            socket.remove_file();
             // Wakes the accepting thread with an error, which ends it.
-            let _ = rustix::net::shutdown(listener, rustix::net::Shutdown::Both);
-            drop(worker.take());
+            let _ = rustix::net::shutdown(&socket.listener, rustix::net::Shutdown::Both);
+            drop(socket.worker.take());
         }
     }
 }
@@ -447,7 +477,7 @@ mod tests {
         assert_eq!((reply, seen), (Reply::Done, vec![2]));
         let reply = ask(&mount, &Request::Umount { flush_timeout_ms: Some(5) }, &mut |_| {}).unwrap();
         assert_eq!(reply, Reply::Busy { users: vec!["bash (12)".into()] });
-        let socket = endpoint.sockets[0].0.clone();
+        let socket = endpoint.sockets[0].path.clone();
         assert_eq!(fs::metadata(&socket).unwrap().mode() & 0o777, 0o600);
 
         drop(endpoint);
@@ -456,6 +486,18 @@ mod tests {
             ask(&mount, &Request::Sync { flush_timeout_ms: None }, &mut |_| {}),
             Err(AskError::NobodyListens)
         ));
+    }
+
+    #[test]
+    fn a_daemon_that_ends_leaves_the_socket_of_the_next_one_of_its_number() {
+        let mount = imaginary_mount(std::process::id() + (1 << 23));
+        let serve: Arc<dyn Serve> = Arc::new(Twice);
+        let before = Endpoint::listen(&[&mount], &serve).unwrap();
+        let after = Endpoint::listen(&[&mount], &serve).unwrap();
+        drop(before);
+        assert_eq!(ask(&mount, &Request::Sync { flush_timeout_ms: None }, &mut |_| {}).unwrap(), Reply::Done);
+        drop(after);
+        assert!(matches!(connect(&mount), Err(AskError::NobodyListens)));
     }
 
     #[test]
