@@ -176,7 +176,13 @@ impl Config {
                 format!("{path}: there is no limit `{file}`; names are those of the control files"),
             ));
         };
-        let request = Request { tid: 0, nonblocking: false, cancelled: &|| false, accepted: &|| {} };
+        let request = Request {
+            tid: 0,
+            descriptors: &umemcg_control::NoDescriptors,
+            nonblocking: false,
+            cancelled: &|| false,
+            accepted: &|| {},
+        };
         let written = tree
             .open(found.node, Access { read: false, write: true }, me.clone())
             .and_then(|open| tree.write(&open, text.as_bytes(), &request));

@@ -54,6 +54,9 @@ pub enum ControlError {
     /// The group's own state does not fit under the limits above it.
     #[error("not enough memory under the limits for another group")]
     NoMemory,
+    /// The writer has no such descriptor.
+    #[error("no such descriptor")]
+    BadDescriptor,
     /// The system refused, for a reason of its own.
     #[error("{0}")]
     System(rustix::io::Errno),

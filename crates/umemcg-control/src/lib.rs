@@ -4,12 +4,16 @@
 #![forbid(unsafe_code)]
 
 mod background_files;
+mod descriptors;
 pub mod doc;
 mod error;
+mod event_control;
+mod listeners;
 mod membership;
 mod memory_files;
 mod metadata_files;
 mod node;
+mod oom_control;
 mod open_file;
 mod ownership;
 mod peak;
@@ -24,6 +28,7 @@ mod tree;
 pub mod value;
 mod watch;
 
+pub use descriptors::{DescriptorError, Descriptors, EventSink, NoDescriptors};
 pub use error::ControlError;
 pub use membership::{Membership, MembershipError};
 pub use node::{Attr, DirEntry, NodeId};

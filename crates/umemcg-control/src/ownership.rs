@@ -2,6 +2,7 @@
 //! A group and its files belong to whoever made the group; a group that nobody made by hand belongs to the daemon's user.
 
 use std::collections::HashMap;
+use std::sync::atomic::AtomicBool;
 use std::time::SystemTime;
 
 use umemcg::{Group, PartSlot};
@@ -40,6 +41,8 @@ pub struct ControlPart {
     pub peaks: Peaks,
     /// Those who poll the event files.
     pub(crate) event_waiters: EventWaiters,
+    /// What was written to `memory.oom_control`. (A)
+    pub(crate) oom_kill_disabled: AtomicBool,
     /// When the group was made, or first looked at.
     pub created: SystemTime,
     owners: Mutex<Owners>,
@@ -60,6 +63,7 @@ impl ControlPart {
         group.part(PartSlot::Control, || ControlPart {
             peaks: Peaks::default(),
             event_waiters: EventWaiters::default(),
+            oom_kill_disabled: AtomicBool::new(false),
             created: SystemTime::now(),
             owners: Mutex::new(Owners {
                 directory,
@@ -68,6 +72,11 @@ impl ControlPart {
                 files: HashMap::new(),
             }),
         })
+    }
+
+    /// The state of a group, if anybody has asked for it before.
+    pub(crate) fn if_present(group: &Group) -> Option<&ControlPart> {
+        group.part_if_present(PartSlot::Control)
     }
 
     /// The owner of the directory (`row` is none) or of a file.

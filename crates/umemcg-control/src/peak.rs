@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use umemcg::Group;
-use umemcg_base::sync::Mutex;
+use umemcg_base::sync::{Mutex, MutexGuard};
 
 /// What one party has seen before the last reset, in bytes.
 #[derive(Debug, Default)]
@@ -51,6 +51,24 @@ impl Peaks {
 
     /// Starts the peak from present usage, for that party alone. The group's own is never reset.
     pub fn reset(&self, group: &Group, whose: PeakOf<'_>) {
+        let mut open_files = self.restart(group);
+        if let PeakOf::OpenFile(note) = whose
+            && !open_files.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(note)))
+        {
+            open_files.push(Arc::downgrade(note));
+        }
+        // Whatever the counter starts from is in it; the note only has to forget.
+        self.note(whose).0.store(0, Ordering::Relaxed);
+    }
+
+    /// Starts the peak afresh for an open file that was reset before, and returns what it was.
+    pub fn take(&self, group: &Group, whose: &Arc<PeakNote>) -> u64 {
+        let _no_reset = self.restart(group);
+        whose.0.swap(0, Ordering::Relaxed)
+    }
+
+    /// Starts the counter's peak afresh, and notes for everybody what it was.
+    fn restart(&self, group: &Group) -> MutexGuard<'_, Vec<Weak<PeakNote>>> {
         let mut open_files = self.open_files.lock();
         open_files.retain(|note| note.strong_count() > 0);
         let seen = group.peak_bytes();
@@ -60,13 +78,7 @@ impl Peaks {
         for note in open_files.iter().filter_map(Weak::upgrade) {
             note.raise(seen);
         }
-        if let PeakOf::OpenFile(note) = whose
-            && !open_files.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(note)))
-        {
-            open_files.push(Arc::downgrade(note));
-        }
-        // Whatever the counter starts from is in it; the note only has to forget.
-        self.note(whose).0.store(0, Ordering::Relaxed);
+        open_files
     }
 
     fn note<'a>(&'a self, whose: PeakOf<'a>) -> &'a PeakNote {

@@ -2,7 +2,8 @@
 
 use crate::row::{Place, Row, Version};
 use crate::{
-    background_files, memory_files, metadata_files, pressure, process_files, protection_files, stat,
+    background_files, event_control, memory_files, metadata_files, oom_control, pressure, process_files,
+    protection_files, stat,
 };
 
 use Place::{Everywhere, NotRoot, RootOnly};
@@ -408,6 +409,36 @@ pub static ROWS: &[Row] = &[
         write: Some(pressure::set_trigger),
         write_reclaims: false,
         doc: "time lost for want of memory, by any request (`some`) and by all (`full`); write a trigger, `some` or `full` with two numbers of microseconds, time lost and window, and poll for POLLPRI",
+    },
+    Row {
+        name: "cgroup.event_control",
+        version: V1,
+        mode: DONE,
+        place: Everywhere,
+        read: None,
+        write: Some(event_control::register),
+        write_reclaims: false,
+        doc: "write the number of an eventfd, that of an open control file, and its arguments, to be told of events; see below",
+    },
+    Row {
+        name: "memory.oom_control",
+        version: V1,
+        mode: SET,
+        place: Everywhere,
+        read: Some(oom_control::show),
+        write: Some(oom_control::set),
+        write_reclaims: false,
+        doc: "0 or 1 is taken and changes nothing, since nobody is killed: a charge that fails for good is an error of whoever asked; EINVAL on the root",
+    },
+    Row {
+        name: "memory.pressure_level",
+        version: V1,
+        mode: SHOWN,
+        place: Everywhere,
+        read: Some(event_control::show_nothing),
+        write: None,
+        write_reclaims: false,
+        doc: "empty; to be opened for `cgroup.event_control`",
     },
 ];
 

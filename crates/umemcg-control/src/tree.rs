@@ -12,7 +12,9 @@ use std::sync::{Arc, Weak};
 use umemcg::{CreateError, Engine, Group, RemoveError, RenameError};
 use umemcg_base::sync::{Mutex, MutexGuard, RwLock};
 
+use crate::descriptors::Descriptors;
 use crate::error::ControlError;
+use crate::listeners::Listeners;
 use crate::membership::Membership;
 use crate::node::{Attr, DirEntry, NodeId};
 use crate::open_file::OpenFile;
@@ -36,6 +38,8 @@ const FIRST_CHILD_COOKIE: u64 = 1024;
 pub struct Request<'a> {
     /// The thread that reads or writes; 0 when it is not in our pid namespace.
     pub tid: u32,
+    /// What that thread's descriptors stand for.
+    pub descriptors: &'a dyn Descriptors,
     /// The open file does not want to wait.
     pub nonblocking: bool,
     /// Asked now and then while waiting: true once nobody waits for the result any more.
@@ -82,6 +86,7 @@ pub struct ControlTree {
     /// Held from the check whether a process may be moved until it has been.
     moves: Mutex<()>,
     triggers: Triggers,
+    listeners: Listeners,
 }
 
 #[derive(Debug, Default)]
@@ -108,6 +113,7 @@ impl ControlTree {
             known: RwLock::default(),
             moves: Mutex::new(()),
             triggers: Triggers::default(),
+            listeners: Listeners::default(),
         }
     }
 
@@ -215,6 +221,7 @@ impl ControlTree {
                 RemoveError::Gone => ControlError::NotFound,
             });
         }
+        self.listeners.group_removed(&group);
         Ok(())
     }
 
@@ -347,6 +354,14 @@ impl ControlTree {
         &self.triggers
     }
 
+    pub(crate) fn listeners(&self) -> &Listeners {
+        &self.listeners
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
     pub(crate) fn membership(&self) -> &dyn Membership {
         &*self.membership
     }
@@ -436,7 +451,7 @@ impl ControlTree {
 }
 
 /// A group's serial in node numbers.
-fn serial_of(group: &Group) -> u64 {
+pub(crate) fn serial_of(group: &Group) -> u64 {
     if group.is_root() { 0 } else { group.id() }
 }
 

@@ -16,18 +16,19 @@ use std::time::UNIX_EPOCH;
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use umemcg_control::{
-    Access, Attr, ControlError, ControlTree, Credentials, NAME_BYTES_MAX, News, NodeId, OpenFile, Request,
-    SetAttr, Waker,
+    Access, Attr, ControlError, ControlTree, Credentials, Descriptors, NAME_BYTES_MAX, News, NoDescriptors,
+    NodeId, OpenFile, Request, SetAttr, Waker,
 };
 
 use crate::errno::ToErrno;
 use crate::inflight::Interrupts;
+use crate::mount::Mounted;
 use crate::notifier::Notifier;
 use crate::pool::Keys;
 use crate::reply::Reply;
 use crate::request::Asked;
 use crate::session::{Filesystem, Step};
-use crate::who::credentials_of;
+use crate::who::{ProcessDescriptors, credentials_of};
 use crate::wire::reply::{Attr as WireAttr, AttrOut, EntryOut, OpenOut, PollOut, StatfsOut};
 use crate::wire::request::{PollIn, ReadIn, SetattrIn, WriteIn};
 use crate::wire::{DirBuffer, InHeader, Negotiated, Op, POLL_SCHEDULE_NOTIFY, open_reply, setattr_valid};
@@ -62,6 +63,8 @@ const BRIEF: u64 = 0;
 pub struct ControlFs {
     tree: Arc<ControlTree>,
     open_files: Mutex<OpenFiles>,
+    /// What numbers of descriptors mean; once it is known where this is mounted.
+    descriptors: OnceLock<ProcessDescriptors>,
     /// Says that a poller should look again; once the mount is served.
     notifier: OnceLock<Notifier>,
 }
@@ -75,7 +78,12 @@ struct OpenFiles {
 impl ControlFs {
     /// A file system that shows this tree.
     pub fn new(tree: Arc<ControlTree>) -> Arc<Self> {
-        Arc::new(Self { tree, open_files: Mutex::default(), notifier: OnceLock::new() })
+        Arc::new(Self {
+            tree,
+            open_files: Mutex::default(),
+            descriptors: OnceLock::new(),
+            notifier: OnceLock::new(),
+        })
     }
 
     /// How many files are open.
@@ -128,8 +136,13 @@ impl ControlFs {
 
     fn read(&self, arg: &ReadIn, tid: u32, reply: &Reply) -> Result<Vec<u8>, Errno> {
         let file = self.open_file(arg.fh)?;
-        let request =
-            Request { tid, nonblocking: false, cancelled: &|| reply.is_cancelled(), accepted: &|| () };
+        let request = Request {
+            tid,
+            descriptors: &NoDescriptors,
+            nonblocking: false,
+            cancelled: &|| reply.is_cancelled(),
+            accepted: &|| (),
+        };
         self.tree.read(&file, arg.offset, arg.size as usize, &request).map_err(|error| error.to_errno())
     }
 
@@ -137,6 +150,7 @@ impl ControlFs {
         let file = self.open_file(arg.fh)?;
         let request = Request {
             tid,
+            descriptors: self.descriptors.get().map_or(&NoDescriptors as &dyn Descriptors, |known| known),
             nonblocking: arg.flags & NONBLOCK != 0,
             cancelled: &|| reply.is_cancelled(),
             accepted: &|| reply.accepted_write(data.len() as u32),
@@ -188,6 +202,10 @@ impl ControlFs {
 impl Filesystem for ControlFs {
     fn interrupts(&self) -> Interrupts {
         Interrupts::AnySignal
+    }
+
+    fn mounted(&self, mounted: &Mounted) {
+        let _ = self.descriptors.set(ProcessDescriptors::new(mounted.device_number()));
     }
 
     fn ready(&self, _negotiated: &Negotiated, notifier: &Notifier) {

@@ -58,6 +58,7 @@ impl ToErrno for ControlError {
             Self::Gone => Errno::NODEV,
             Self::NoSuchProcess => Errno::SRCH,
             Self::NoMemory => Errno::NOMEM,
+            Self::BadDescriptor => Errno::BADF,
             Self::System(errno) => *errno,
         }
     }

@@ -161,6 +161,11 @@ impl Mounted {
         &self.point
     }
 
+    /// `major:minor` of the mounted file system, as in `/proc/self/mountinfo`.
+    pub fn device_number(&self) -> &str {
+        &self.device_number
+    }
+
     /// Whether it is still mounted there.
     pub fn is_mounted(&self) -> bool {
         let at_point = mount_at(&self.point).ok().flatten();

@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 /// One mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
+    /// Its number, unique among the mounts of now.
+    pub id: u64,
     /// `major:minor` of the mounted file system, unique among those mounted now.
     pub device: String,
     /// Which directory of the file system is mounted.
@@ -56,6 +58,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     let dash = fields.iter().position(|field| *field == b"-")?;
     let text = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
     Some(Mount {
+        id: umemcg_control::parse_decimal(fields.first()?)?,
         device: text(fields.get(2)?),
         root: PathBuf::from(unescape(fields.get(3)?)),
         point: PathBuf::from(unescape(fields.get(4).filter(|_| dash > 5)?)),
@@ -87,7 +90,7 @@ mod tests {
         let text = b"1 2 0:45 / /mnt/a\\040b rw,nosuid shared:1 - fuse.umemcg /data\\134 rw,user_id=0\nnonsense\n- - -\n\n";
         let mounts: Vec<Mount> = parse(text).collect();
         assert_eq!(mounts.len(), 1);
-        assert_eq!(mounts[0].point, Path::new("/mnt/a b"));
+        assert_eq!((mounts[0].id, mounts[0].point.as_path()), (1, Path::new("/mnt/a b")));
         assert_eq!(mounts[0].source, "/data\\");
         assert!(mounts[0].is_fuse() && mounts[0].device == "0:45" && mounts[0].root == Path::new("/"));
         assert_eq!(mounts[0].fuse_owner(), Some(0));

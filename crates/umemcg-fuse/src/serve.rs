@@ -108,6 +108,7 @@ impl Served {
         config: SessionConfig,
     ) -> Result<Self, DaemonError> {
         let (mounted, device) = Mounted::mount(point, options)?;
+        filesystem.mounted(&mounted);
         let session = Session::start(device, filesystem, config)?;
         Ok(Self { mounted, session })
     }

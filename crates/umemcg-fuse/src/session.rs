@@ -11,6 +11,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use crate::inflight::{Inflight, Interrupts};
+use crate::mount::Mounted;
 use crate::notifier::Notifier;
 use crate::pool::{Census, Keys, Next, Pool, PoolLimits, Start, Waiting};
 use crate::reply::Reply;
@@ -40,6 +41,9 @@ pub trait Filesystem: Send + Sync + 'static {
     fn interrupts(&self) -> Interrupts {
         Interrupts::FatalOnly
     }
+
+    /// It is mounted there. Called before the handshake, where it is known.
+    fn mounted(&self, _mounted: &Mounted) {}
 
     /// The handshake is done; requests follow.
     fn ready(&self, _negotiated: &Negotiated, _notifier: &Notifier) {}

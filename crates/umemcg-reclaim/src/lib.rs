@@ -30,6 +30,8 @@ mod object_lists;
 #[cfg(not(loom))]
 pub mod page_owner;
 #[cfg(not(loom))]
+pub mod pressure_level;
+#[cfg(not(loom))]
 pub mod psi;
 #[cfg(not(loom))]
 pub mod reclaim;
@@ -63,6 +65,8 @@ pub use list_slots::{LIST_SLOT_BYTES, ListSlot, ListsFull};
 pub use lruvec::{LruKind, Lruvec, ReclaimPart, owner_from};
 #[cfg(not(loom))]
 pub use page_owner::{Eviction, PageOwner};
+#[cfg(not(loom))]
+pub use pressure_level::PressureLevel;
 #[cfg(not(loom))]
 pub use psi::{Pressure, PressureLine};
 #[cfg(not(loom))]

@@ -15,6 +15,7 @@ use umemcg_group::{Group, OwnerId, PartSlot};
 use crate::kswapd::Background;
 use crate::list_slots::ListSlots;
 use crate::object_lists::ObjectLists;
+use crate::pressure_level::Window;
 use crate::shrinker::bits::{BitPlace, Closed, ShrinkerBits};
 use crate::walk::WalkPosition;
 
@@ -266,6 +267,8 @@ pub struct ReclaimPart {
     /// Whether there may be pages or objects here, and in which groups below.
     presence: Presence<Weak<Group>>,
     background: Background,
+    /// For the level of pressure on this group and those below.
+    level_window: Window,
     /// Evictions and activations on behalf of this group; see [`crate::shadow`]. (A)
     age: AtomicU64,
     /// Where walks over this group's subtree stand; taken by concurrent reclaimers in turn.
@@ -281,6 +284,7 @@ impl ReclaimPart {
             object_lists: ObjectLists::new(),
             presence: Presence::default(),
             background: Background::default(),
+            level_window: Window::default(),
             age: AtomicU64::new(0),
             position: WalkPosition::new(),
         })
@@ -318,6 +322,11 @@ impl ReclaimPart {
     /// What background reclaim keeps with the group; made when first needed.
     pub(crate) fn background(&self) -> &Background {
         &self.background
+    }
+
+    /// What reclaim of this group has looked at lately.
+    pub(crate) fn level_window(&self) -> &Window {
+        &self.level_window
     }
 
     pub(crate) fn presence(&self) -> &Presence<Weak<Group>> {

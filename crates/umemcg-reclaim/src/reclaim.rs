@@ -17,6 +17,7 @@ use crate::kswapd::Queue;
 use crate::list_slots::ListSlots;
 use crate::lruvec::{ReclaimPart, splice_lists};
 use crate::page_owner::PageOwner;
+use crate::pressure_level::LevelListener;
 use crate::shield::{Kept, Shield};
 use crate::shrinker::{Registration, Shrinker, ShrinkerId, Shrinkers};
 use crate::walk::{SharedWalk, WalkVerdict};
@@ -142,6 +143,8 @@ pub struct Reclaimer {
     kswapd_queue: Arc<Queue>,
     /// (C) Protection that no child claims is handed down to all of them.
     pub(crate) recursive_protection: bool,
+    /// Who is told the level of pressure.
+    level_listener: LevelListener,
 }
 
 impl Reclaimer {
@@ -161,6 +164,7 @@ impl Reclaimer {
             released_bytes: (Mutex::new(0), Condvar::new()),
             kswapd_queue: Arc::default(),
             recursive_protection: true,
+            level_listener: LevelListener::default(),
         })
     }
 
@@ -171,6 +175,10 @@ impl Reclaimer {
 
     pub(crate) fn kswapd_queue(&self) -> &Arc<Queue> {
         &self.kswapd_queue
+    }
+
+    pub(crate) fn level_listener(&self) -> &LevelListener {
+        &self.level_listener
     }
 
     pub(crate) fn list_slots(&self) -> &Arc<ListSlots> {
@@ -321,6 +329,7 @@ impl Reclaimer {
                 };
                 progress.add(self.shrink_group(root, &group, &pass, shield));
                 if progress.pages() >= goal || cancelled() {
+                    self.note_pass(root, reason, priority, before, progress);
                     return progress;
                 }
                 let promised = progress.promised_bytes - before.promised_bytes;
@@ -328,6 +337,7 @@ impl Reclaimer {
                     break;
                 }
             }
+            self.note_pass(root, reason, priority, before, progress);
             let scanned = progress.scanned - before.scanned;
             let dirty = progress.dirty - before.dirty;
             if scanned > 0 && dirty == scanned {
@@ -345,6 +355,14 @@ impl Reclaimer {
             }
         }
         progress
+    }
+
+    /// A pass that somebody waited for says how hard it is to free memory; one that was asked for says nothing.
+    fn note_pass(&self, root: &Arc<Group>, reason: Reason, priority: u32, before: Progress, now: Progress) {
+        if reason != Reason::Proactive {
+            let (scanned, reclaimed) = (now.scanned - before.scanned, now.reclaimed - before.reclaimed);
+            self.note_level(root, priority, scanned, reclaimed);
+        }
     }
 
     /// Shrinks one group's lists and asks its shrinkers, both for the share of this pass, as far as the group is not shielded.

@@ -5,6 +5,7 @@ mod bad_input;
 mod control_files;
 mod durability;
 mod ending;
+mod events;
 mod harness;
 mod membership;
 mod names;

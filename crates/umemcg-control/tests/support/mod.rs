@@ -192,5 +192,11 @@ impl Fixture {
 }
 
 pub fn request(tid: u32) -> Request<'static> {
-    Request { tid, nonblocking: false, cancelled: &|| false, accepted: &|| () }
+    Request {
+        tid,
+        descriptors: &umemcg_control::NoDescriptors,
+        nonblocking: false,
+        cancelled: &|| false,
+        accepted: &|| (),
+    }
 }

@@ -8,6 +8,7 @@
 //! in a [`ThreadCache`], so that asking again costs next to nothing.
 
 mod ancestry;
+mod descriptors;
 mod mirror;
 mod pid_namespace;
 mod proc_files;
@@ -33,6 +34,7 @@ use ancestry::Ancestry;
 use mirror::Mirror;
 use thread_cache::{Life, ThreadCache};
 
+pub use descriptors::ProcessDescriptors;
 pub use proc_files::credentials_of;
 pub use rules::{Rule, RuleError, RuleKind};
 

@@ -61,6 +61,8 @@ impl Reclaimer {
         let mut shield = self.shield(&group, work.overrides_low);
         let (progress, is_round_over) = self.shrink_some(&group, work.priority, node, &mut shield);
         work.low_was_in_the_way |= shield.low_was_in_the_way();
+        // Priorities of a quantum are no measure of trouble.
+        self.note_level(&group, DEF_PRIORITY, progress.scanned, progress.reclaimed);
         work.freed_in_round += progress.pages();
         if progress.pages() > 0 {
             work.rest = REST_FIRST;

@@ -1,0 +1,60 @@
+//! Descriptors of the process that writes to `cgroup.event_control`. What their numbers stand for, and how an event reaches the
+//! process, is the business of the layer that knows processes.
+
+use std::fmt::Debug;
+
+use rustix::io::Errno;
+use thiserror::Error;
+
+use crate::node::NodeId;
+
+/// Why a descriptor's number is of no use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum DescriptorError {
+    /// The process has no such descriptor open.
+    #[error("no such descriptor")]
+    NotOpen,
+    /// It is something else.
+    #[error("not the kind of file that is needed")]
+    WrongKind,
+    /// The system refused.
+    #[error("{0}")]
+    System(Errno),
+}
+
+/// Where events of a listener go: an eventfd of a process.
+pub trait EventSink: Debug + Send + Sync {
+    /// Adds to what the process will read from it. Does not wait for the process.
+    fn signal(&self, nr_events: u64);
+    /// Whether the process still has it open. May read `/proc`.
+    fn is_open(&self) -> bool;
+}
+
+/// The descriptors of processes. Thread ids are those of the daemon's own pid namespace.
+pub trait Descriptors: Debug + Send + Sync {
+    /// A copy of a thread's eventfd. Nothing else is ever copied: closing a copy of a file of our own mounts would be a
+    /// request to ourselves.
+    ///
+    /// # Errors
+    /// [`DescriptorError`].
+    fn eventfd(&self, tid: u32, fd: u32) -> Result<Box<dyn EventSink>, DescriptorError>;
+
+    /// Which of our control files a thread has open under this number. Reads `/proc` and touches no file system.
+    ///
+    /// # Errors
+    /// [`DescriptorError`].
+    fn control_file(&self, tid: u32, fd: u32) -> Result<NodeId, DescriptorError>;
+}
+
+/// For writers that are no processes with descriptors: nothing is open.
+#[derive(Debug, Clone, Copy)]
+pub struct NoDescriptors;
+
+impl Descriptors for NoDescriptors {
+    fn eventfd(&self, _tid: u32, _fd: u32) -> Result<Box<dyn EventSink>, DescriptorError> {
+        Err(DescriptorError::NotOpen)
+    }
+    fn control_file(&self, _tid: u32, _fd: u32) -> Result<NodeId, DescriptorError> {
+        Err(DescriptorError::NotOpen)
+    }
+}

@@ -1,0 +1,122 @@
+//! `cgroup.event_control`: `<eventfd> <fd of a control file> [arguments]` asks for events through an eventfd
+//! (`kernel-semantics` §7.4). Both numbers are the writer's own.
+
+use umemcg::PressureLevel;
+
+use crate::descriptors::DescriptorError;
+use crate::error::ControlError;
+use crate::listeners::{Awaited, Passing};
+use crate::permission::READ;
+use crate::row::FileContext;
+use crate::table::ROWS;
+use crate::tree::serial_of;
+use crate::value::{parse_decimal, parse_limit_v1, strip};
+
+/// Registers the writer's eventfd for events of one of the group's files.
+#[doc(alias = "memcg_write_event_control")]
+pub(crate) fn register(context: &FileContext<'_>, written: &[u8]) -> Result<(), ControlError> {
+    let (eventfd, control, arguments) = parse(written).ok_or(ControlError::Invalid)?;
+    let (descriptors, tid) = (context.request.descriptors, context.request.tid);
+    // The eventfd last: it is the one that is kept.
+    let node = descriptors.control_file(tid, control).map_err(refusal);
+    let node = match node {
+        Ok(node) => node,
+        // As in the kernel, an eventfd that is none comes first.
+        Err(error) => return Err(descriptors.eventfd(tid, eventfd).err().map_or(error, refusal)),
+    };
+    let sink = descriptors.eventfd(tid, eventfd).map_err(refusal)?;
+    let (serial, row) = node.parts().ok_or(ControlError::Invalid)?;
+    let Some(row) = row.filter(|_| serial == serial_of(context.group)) else {
+        return Err(ControlError::Invalid);
+    };
+    let name = ROWS.get(row as usize).ok_or(ControlError::Invalid)?.name;
+    if !context.tree.part(context.group).owner(Some(row)).grants(&context.file.opener, READ) {
+        return Err(ControlError::Denied);
+    }
+    let awaited = match name {
+        "memory.usage_in_bytes" => Awaited::usage(parse_limit_v1(arguments)?),
+        "memory.oom_control" => Awaited::oom(),
+        "memory.pressure_level" => {
+            let (level, passing) = parse_level(arguments).ok_or(ControlError::Invalid)?;
+            Awaited::Level(level, passing)
+        }
+        _ => return Err(ControlError::Invalid),
+    };
+    context.tree.listeners().add(context.tree, context.group, awaited, sink)
+}
+
+/// `memory.pressure_level` can be opened, and has nothing to show.
+#[doc(alias = "mem_cgroup_dummy_seq_show")]
+pub(crate) fn show_nothing(_context: &FileContext<'_>) -> Result<String, ControlError> {
+    Ok(String::new())
+}
+
+fn refusal(error: DescriptorError) -> ControlError {
+    match error {
+        DescriptorError::NotOpen => ControlError::BadDescriptor,
+        DescriptorError::WrongKind => ControlError::Invalid,
+        DescriptorError::System(errno) => ControlError::System(errno),
+    }
+}
+
+/// Two numbers, and the rest of the line.
+fn parse(written: &[u8]) -> Option<(u32, u32, &[u8])> {
+    let (eventfd, rest) = number(strip(written))?;
+    let (control, rest) = number(rest.strip_prefix(b" ")?)?;
+    // Nothing but a blank may end the number.
+    (rest.is_empty() || rest.starts_with(b" ")).then(|| (eventfd, control, rest.trim_ascii()))
+}
+
+fn number(text: &[u8]) -> Option<(u32, &[u8])> {
+    let len = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let fd = parse_decimal(&text[..len]).and_then(|fd| u32::try_from(fd).ok())?;
+    Some((fd, &text[len..]))
+}
+
+/// `low|medium|critical[,default|hierarchy|local]`.
+fn parse_level(text: &[u8]) -> Option<(PressureLevel, Passing)> {
+    let (level, passing) = match text.iter().position(|&byte| byte == b',') {
+        Some(comma) => (&text[..comma], &text[comma + 1..]),
+        None => (text, b"default".as_slice()),
+    };
+    let level = match level {
+        b"low" => PressureLevel::Low,
+        b"medium" => PressureLevel::Medium,
+        b"critical" => PressureLevel::Critical,
+        _ => return None,
+    };
+    let passing = match passing {
+        b"default" => Passing::UntilHeard,
+        b"hierarchy" => Passing::Always,
+        b"local" => Passing::Never,
+        _ => return None,
+    };
+    Some((level, passing))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_registration_is_two_numbers_and_the_rest_of_the_line() {
+        assert_eq!(parse(b"5 7 100M\n"), Some((5, 7, &b"100M"[..])));
+        assert_eq!(parse(b"5 7"), Some((5, 7, &b""[..])));
+        assert_eq!(parse(b"5 7 \n"), Some((5, 7, &b""[..])));
+        for text in ["", "5", "5 ", "x 7", "5 x", "5 7x", "-1 7 0", "5 -7 0", "5, 7", "99999999999 1"] {
+            assert_eq!(parse(text.as_bytes()), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_level_may_say_how_far_it_is_passed_on() {
+        use PressureLevel::{Critical, Low, Medium};
+        assert_eq!(parse_level(b"low"), Some((Low, Passing::UntilHeard)));
+        assert_eq!(parse_level(b"medium,default"), Some((Medium, Passing::UntilHeard)));
+        assert_eq!(parse_level(b"critical,hierarchy"), Some((Critical, Passing::Always)));
+        assert_eq!(parse_level(b"low,local"), Some((Low, Passing::Never)));
+        for text in ["", "high", "low,", "low,all", "low local", ",local", "low,local,local"] {
+            assert_eq!(parse_level(text.as_bytes()), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! How hard reclaim finds it to free memory, as a level: low, medium, critical (`kernel-semantics` §7.4).
+//!
+//! Scanned and freed pages are counted at the group that is being reclaimed, window by window; the share of scanned pages that stayed
+//! says the level. A reclaim that got down to the last priorities is critical whatever it freed. Only counted while
+//! somebody listens.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use parking_lot::RwLock;
+use umemcg_group::Group;
+
+use crate::lruvec::ReclaimPart;
+use crate::reclaim::Reclaimer;
+
+/// Scanned pages that make a window.
+#[doc(alias = "vmpressure_win")]
+const WINDOW_PAGES: u64 = 512;
+/// From this percentage of scanned pages that stayed, the level is medium.
+#[doc(alias = "vmpressure_level_med")]
+const MEDIUM_PERCENT: u64 = 60;
+/// From this one it is critical.
+#[doc(alias = "vmpressure_level_critical")]
+const CRITICAL_PERCENT: u64 = 95;
+/// At this priority and the ones below it reclaim is in trouble.
+#[doc(alias = "vmpressure_level_critical_prio")]
+const CRITICAL_PRIORITY: u32 = 3;
+
+/// How hard it is to free memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[doc(alias = "vmpressure_levels")]
+pub enum PressureLevel {
+    /// Memory is being reclaimed, and that is easy.
+    Low,
+    /// Most of what is looked at stays.
+    Medium,
+    /// Hardly anything can be freed.
+    Critical,
+}
+
+/// The level of a window in which of `scanned` pages `reclaimed` went.
+#[doc(alias = "vmpressure_calc_level")]
+fn level_of(scanned: u64, reclaimed: u64) -> PressureLevel {
+    // Whole huge pages may go for one that was looked at.
+    if reclaimed >= scanned {
+        return PressureLevel::Low;
+    }
+    let scale = scanned + reclaimed;
+    let stayed = scale - reclaimed * scale / scanned;
+    match stayed * 100 / scale {
+        CRITICAL_PERCENT.. => PressureLevel::Critical,
+        MEDIUM_PERCENT.. => PressureLevel::Medium,
+        _ => PressureLevel::Low,
+    }
+}
+
+/// The window of a group.
+#[derive(Debug, Default)]
+#[doc(alias = "vmpressure")]
+pub(crate) struct Window {
+    /// Pages looked at since it began. (A)
+    scanned: AtomicU64,
+    /// Of those, the ones that were freed. (A)
+    reclaimed: AtomicU64,
+}
+
+impl Window {
+    /// Counts; says the level when that ends the window.
+    fn note(&self, scanned: u64, reclaimed: u64) -> Option<PressureLevel> {
+        self.reclaimed.fetch_add(reclaimed, Relaxed);
+        if self.scanned.fetch_add(scanned, Relaxed) + scanned < WINDOW_PAGES {
+            return None;
+        }
+        // Two who end it at the same time: one takes it all, the other finds nothing. A page more or less is no matter.
+        let (scanned, reclaimed) = (self.scanned.swap(0, Relaxed), self.reclaimed.swap(0, Relaxed));
+        (scanned > 0).then(|| level_of(scanned, reclaimed))
+    }
+}
+
+/// Is told the group that was reclaimed and the level. Called by whoever reclaims: must be brief and must not sleep.
+type Listener = Box<dyn Fn(&Arc<Group>, PressureLevel) + Send + Sync>;
+
+/// Who listens.
+#[derive(Default)]
+pub(crate) struct LevelListener {
+    is_there: AtomicBool,
+    listener: RwLock<Option<Listener>>,
+}
+
+impl std::fmt::Debug for LevelListener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LevelListener").field("is_there", &self.is_there).finish_non_exhaustive()
+    }
+}
+
+impl Reclaimer {
+    /// Has `listener` told of every window that ends from now on, in place of the one before. It is called with no ranked lock held,
+    /// by threads that reclaim, and must neither sleep nor reclaim.
+    #[doc(alias = "vmpressure_register_event")]
+    pub fn listen_for_levels(&self, listener: impl Fn(&Arc<Group>, PressureLevel) + Send + Sync + 'static) {
+        let levels = self.level_listener();
+        *levels.listener.write() = Some(Box::new(listener));
+        levels.is_there.store(true, Relaxed);
+    }
+
+    /// Nobody is told any more, and nothing is counted.
+    #[doc(alias = "vmpressure_unregister_event")]
+    pub fn stop_listening_for_levels(&self) {
+        let levels = self.level_listener();
+        levels.is_there.store(false, Relaxed);
+        *levels.listener.write() = None;
+    }
+
+    /// Reclaim of `root` has looked at pages, at this priority, and freed some.
+    #[doc(alias = "vmpressure")]
+    #[doc(alias = "vmpressure_prio")]
+    pub(crate) fn note_level(&self, root: &Arc<Group>, priority: u32, scanned: u64, reclaimed: u64) {
+        let levels = self.level_listener();
+        if !levels.is_there.load(Relaxed) {
+            return;
+        }
+        let window = ReclaimPart::of(root, self.nr_nodes()).level_window();
+        let level = if priority <= CRITICAL_PRIORITY {
+            Some(PressureLevel::Critical)
+        } else if scanned > 0 {
+            window.note(scanned, reclaimed)
+        } else {
+            None
+        };
+        if let Some(level) = level
+            && let Some(listener) = &*levels.listener.read()
+        {
+            listener(root, level);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_share_that_stays_says_the_level() {
+        use PressureLevel::{Critical, Low, Medium};
+        for (scanned, reclaimed, level) in [
+            (512, 512, Low),
+            (512, 600, Low),
+            (512, 256, Low),
+            (1000, 401, Low),
+            (1000, 400, Medium),
+            (1000, 51, Medium),
+            (1000, 50, Critical),
+            (512, 0, Critical),
+        ] {
+            assert_eq!(level_of(scanned, reclaimed), level, "{reclaimed} of {scanned}");
+        }
+    }
+
+    #[test]
+    fn a_window_ends_after_so_many_pages_and_the_next_starts_from_nothing() {
+        let window = Window::default();
+        assert_eq!(window.note(511, 0), None);
+        assert_eq!(window.note(1, 0), Some(PressureLevel::Critical));
+        assert_eq!(window.note(511, 511), None);
+        assert_eq!(window.note(32, 32), Some(PressureLevel::Low));
+    }
+}
