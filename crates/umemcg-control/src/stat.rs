@@ -27,7 +27,7 @@ const CACHE: &[StatItem] = &[InactiveFile, ActiveFile, InactiveAnon, ActiveAnon,
 /// v1 names, shown for the group itself and under `total_`.
 const V1_LINES: &[Line] = &[
     ("cache", CACHE),
-    ("rss", &[]),
+    ("rss", &[Reserved]),
     ("rss_huge", &[]),
     ("shmem", &[Shmem]),
     ("dirty", &[FileDirty]),
@@ -47,12 +47,12 @@ const V1_LINES: &[Line] = &[
     ("active_anon", &[ActiveAnon]),
     ("inactive_file", &[InactiveFile]),
     ("active_file", &[ActiveFile]),
-    ("unevictable", &[Unevictable]),
+    ("unevictable", &[Unevictable, Reserved]),
 ];
 
 /// v2 names that v1 does not have, shown for the subtree.
 const V2_LINES: &[Line] = &[
-    ("anon", &[]),
+    ("anon", &[Reserved]),
     ("file", CACHE),
     ("kernel", &[SlabReclaimable, SlabUnreclaimable, ShadowNodes]),
     ("file_dirty", &[FileDirty]),

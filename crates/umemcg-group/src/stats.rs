@@ -52,6 +52,8 @@ numbered! {
         Unevictable,
         /// Bytes of pages that no store holds; they stand on lists, or are unevictable, as well.
         Shmem,
+        /// Bytes that embedders hold for memory of their own.
+        Reserved,
         /// Bytes changed since they were last given to the store.
         FileDirty,
         /// Bytes being written to the store.

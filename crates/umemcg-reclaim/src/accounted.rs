@@ -22,6 +22,30 @@ impl AccountedCharge {
         Self::new(group.charge_forced(bytes), item)
     }
 
+    /// Takes in another charge that counts alike.
+    ///
+    /// # Errors
+    /// Gives it back when it is another owner's or another item's.
+    pub fn absorb(&mut self, mut other: Self) -> Result<(), Self> {
+        if other.owner() != self.owner() || other.item != self.item {
+            return Err(other);
+        }
+        // Counted already, both of them.
+        if let (Some(charge), Some(more)) = (&mut self.charge, other.charge.take()) {
+            charge.merge(more);
+        }
+        Ok(())
+    }
+
+    /// Gives `bytes` of it back.
+    ///
+    /// # Panics
+    /// When it holds less.
+    pub fn shrink(&mut self, bytes: u64) {
+        let charge = self.charge.as_mut().expect("there until dropped");
+        drop(Self { charge: Some(charge.split(bytes)), item: self.item });
+    }
+
     /// Whom it is charged to.
     pub fn owner(&self) -> OwnerId {
         self.charge.as_ref().expect("there until dropped").owner()

@@ -14,6 +14,7 @@ use umemcg_group::{Charge, CreateError, Group, GroupTree, RemoveError, RenameErr
 use umemcg_reclaim::shrinker::Registration;
 use umemcg_reclaim::{ChargeError, Kswapd, Reclaimer};
 
+use crate::commitments::Commitments;
 use crate::janitor::Janitor;
 
 /// The least that a pool can be: the reserve, and something to work with.
@@ -81,6 +82,8 @@ pub struct Engine {
     /// Unregisters before the cache goes.
     _shadow_shrinker: Registration,
     janitor: Janitor,
+    /// What is promised to whom.
+    pub(crate) commitments: Commitments,
 }
 
 impl Engine {
@@ -117,7 +120,16 @@ impl Engine {
             set.and_then(|()| reclaimer.set_low_wmark_distance(tree.root(), distance))
                 .map_err(|_| EngineError::PoolTooSmall { pool_bytes })?;
         }
-        Ok(Arc::new(Self { tree, arena, reclaimer, cache, kswapd, _shadow_shrinker, janitor }))
+        Ok(Arc::new(Self {
+            tree,
+            arena,
+            reclaimer,
+            cache,
+            kswapd,
+            _shadow_shrinker,
+            janitor,
+            commitments: Commitments::default(),
+        }))
     }
 
     /// The groups.

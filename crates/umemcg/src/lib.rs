@@ -19,17 +19,20 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod commitments;
 mod engine;
 mod janitor;
 mod limits;
 mod object_cache;
 mod protection;
+mod reservation;
 
 pub use engine::{Engine, EngineConfig, EngineError};
 pub use limits::{Cancelled, DropCaches, LimitError, ReclaimError};
 pub use object_cache::{
     DeclineReason, Declined, Departure, ObjectCache, ObjectCacheBuilder, ObjectStats, allocated_bytes,
 };
+pub use reservation::{Guarantee, Reservation, ReserveError};
 pub use umemcg_arena::sys::limit_heap_arenas;
 pub use umemcg_arena::{Arena, FrameId, IoFlags, Segment};
 pub use umemcg_cache::{

@@ -1,0 +1,181 @@
+//! What has been promised for good: guarantees and reservations, added up at every level, so that no level promises more than
+//! it may hold.
+//!
+//! A group is *committed* to the greater of two numbers: what is guaranteed to it, and what is reserved in it plus what the groups
+//! below it are committed to. Nothing here is charged and nothing is reclaimed; it is arithmetic under one lock, which is let go
+//! of before anything is charged.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use umemcg_group::Group;
+
+/// More than a level may hold.
+#[derive(Debug, Clone)]
+pub(crate) struct Overcommitted {
+    /// The lowest level that has too little.
+    pub(crate) group: Arc<Group>,
+    /// How much it could still promise, in bytes.
+    pub(crate) available_bytes: u64,
+}
+
+/// One group's promises, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Level {
+    guaranteed: u64,
+    reserved: u64,
+    /// What the groups directly below are committed to.
+    committed_below: u64,
+    /// What they, or those further down, are guaranteed.
+    guaranteed_below: u64,
+}
+
+impl Level {
+    fn committed(self) -> u64 {
+        self.guaranteed.max(self.reserved + self.committed_below)
+    }
+
+    /// What pressure from above has to leave here, so that it can be left below.
+    fn promised(self) -> u64 {
+        self.guaranteed.max(self.guaranteed_below)
+    }
+}
+
+/// Which promise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Kept from others, as far as it is used.
+    Guarantee,
+    /// Held.
+    Reservation,
+}
+
+/// All promises of an engine.
+#[derive(Debug, Default)]
+pub(crate) struct Commitments {
+    /// By the group's serial; groups without any have no entry. Before the limit locks of groups.
+    levels: Mutex<HashMap<u64, Level>>,
+}
+
+impl Commitments {
+    /// Promises `bytes` more.
+    ///
+    /// # Errors
+    /// [`Overcommitted`]; nothing is promised then.
+    pub(crate) fn promise(&self, group: &Arc<Group>, kind: Kind, bytes: u64) -> Result<(), Overcommitted> {
+        let mut levels = self.levels.lock();
+        let changed = climb(&levels, group, kind, |promised| promised.saturating_add(bytes));
+        let too_much = changed.iter().find(|(at, before, now)| {
+            now.committed() > before.committed() && now.committed() > at.max_bytes()
+        });
+        if let Some((at, before, _)) = too_much {
+            let available_bytes = at.max_bytes().saturating_sub(before.committed());
+            return Err(Overcommitted { group: Arc::clone(at), available_bytes });
+        }
+        settle(&mut levels, &changed);
+        Ok(())
+    }
+
+    /// Takes a promise back.
+    pub(crate) fn withdraw(&self, group: &Arc<Group>, kind: Kind, bytes: u64) {
+        let mut levels = self.levels.lock();
+        let changed = climb(&levels, group, kind, |promised| {
+            promised.checked_sub(bytes).expect("what is withdrawn was promised")
+        });
+        settle(&mut levels, &changed);
+    }
+
+    /// Levels with any promise.
+    #[cfg(test)]
+    fn nr_levels(&self) -> usize {
+        self.levels.lock().len()
+    }
+}
+
+/// The levels from `group` to the root as they are and as they become.
+fn climb<'g>(
+    levels: &HashMap<u64, Level>,
+    group: &'g Arc<Group>,
+    kind: Kind,
+    change: impl FnOnce(u64) -> u64,
+) -> Vec<(&'g Arc<Group>, Level, Level)> {
+    let mut change = Some(change);
+    let mut changed: Vec<(&Arc<Group>, Level, Level)> = Vec::new();
+    for at in std::iter::successors(Some(group), |at| at.parent()) {
+        let before = levels.get(&at.id()).copied().unwrap_or_default();
+        let mut now = before;
+        if let Some(change) = change.take() {
+            let promised = match kind {
+                Kind::Guarantee => &mut now.guaranteed,
+                Kind::Reservation => &mut now.reserved,
+            };
+            *promised = change(*promised);
+        }
+        if let Some((_, child_before, child_now)) = changed.last() {
+            let moved = |sum: u64, before: u64, now: u64| (sum - before).saturating_add(now);
+            now.committed_below = moved(now.committed_below, child_before.committed(), child_now.committed());
+            now.guaranteed_below = moved(now.guaranteed_below, child_before.promised(), child_now.promised());
+        }
+        changed.push((at, before, now));
+    }
+    changed
+}
+
+fn settle(levels: &mut HashMap<u64, Level>, changed: &[(&Arc<Group>, Level, Level)]) {
+    for (group, before, now) in changed {
+        if *now == Level::default() {
+            levels.remove(&group.id());
+        } else {
+            levels.insert(group.id(), *now);
+        }
+        if now.promised() != before.promised() && !group.is_root() {
+            group.set_guaranteed(now.promised());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use umemcg_group::GroupTree;
+
+    #[test]
+    fn every_level_is_committed_to_the_greater_of_its_own_guarantee_and_the_sum_below() {
+        const UNIT: u64 = 1 << 16;
+        let tree = GroupTree::new(100 * UNIT);
+        let child = |of: &Arc<Group>, name: &str| tree.create(of, name.as_ref()).unwrap();
+        let a = child(tree.root(), "a");
+        let (b, c) = (child(&a, "b"), child(&a, "c"));
+        a.set_max(100 * UNIT);
+        let all = Commitments::default();
+        let promise = |group: &Arc<Group>, kind, units: u64| {
+            all.promise(group, kind, units * UNIT)
+                .map_err(|refused| (refused.group, refused.available_bytes / UNIT))
+        };
+        promise(&b, Kind::Guarantee, 30).unwrap();
+        promise(&c, Kind::Reservation, 50).unwrap();
+        assert_eq!([&a, &b, &c].map(|group| group.guaranteed_bytes() / UNIT), [30, 30, 0]);
+        // Within what b is guaranteed, a reservation takes nothing more.
+        promise(&b, Kind::Reservation, 30).unwrap();
+        let (level, available) = promise(&c, Kind::Reservation, 21).unwrap_err();
+        assert!(Arc::ptr_eq(&level, &a) && available == 20);
+        // Within what a is guaranteed altogether, those below take nothing more from the root.
+        promise(&a, Kind::Guarantee, 100).unwrap();
+        promise(&c, Kind::Reservation, 20).unwrap();
+        assert!(promise(tree.root(), Kind::Reservation, 1).is_err());
+        a.set_max(1000 * UNIT);
+        let (level, available) = promise(&c, Kind::Reservation, 1).unwrap_err();
+        assert!(level.is_root() && available == 0);
+        let promised = [
+            (&a, Kind::Guarantee, 100),
+            (&b, Kind::Guarantee, 30),
+            (&b, Kind::Reservation, 30),
+            (&c, Kind::Reservation, 70),
+        ];
+        for (group, kind, units) in promised {
+            all.withdraw(group, kind, units * UNIT);
+        }
+        assert_eq!((all.nr_levels(), a.guaranteed_bytes(), b.guaranteed_bytes()), (0, 0, 0));
+    }
+}

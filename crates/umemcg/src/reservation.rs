@@ -1,0 +1,234 @@
+//! Memory on account, and shares that are kept for somebody: [`Reservation`] and [`Guarantee`].
+//!
+//! A [`Guarantee`] is a share of the pool that a group can have at any time. What it does not use is lent: others cache in it.
+//! A [`Reservation`] holds bytes for memory of your own, such as buffers; to get it, what was lent is taken back. So the memory of
+//! a guarantee is never idle, and still there when it is wanted.
+//!
+//! How long that takes is bounded by what has to go, never by who borrowed it:
+//!
+//! - clean data goes at the cost of reclaim, some hundreds of nanoseconds for each page
+//!   (`umemcg-bench guarantee` prints it for the machine that it runs on);
+//! - dirty data goes as fast as its store takes it; how much of it there can be is bounded by the dirty limit of the pool;
+//! - a wait that brings nothing ends after [`MAX_RECLAIM_RETRIES`](umemcg_reclaim::MAX_RECLAIM_RETRIES) reclaims of at most 13 × 120 ms, some 25 s.
+//!
+//! What others hold that cannot be reclaimed is not lent to them. For reservations the engine sees to that: all guarantees and
+//! reservations together fit at every level. Charges of your own ([`Engine::charge`]), tmpfs files, and names and files that
+//! programs have open it cannot refuse in advance; leave room for them.
+
+use std::sync::Arc;
+
+use thiserror::Error;
+use umemcg_base::assert_no_locks_held;
+use umemcg_group::{Group, StatItem};
+use umemcg_reclaim::{AccountedCharge, ChargeError};
+
+use crate::commitments::{Commitments, Kind, Overcommitted};
+use crate::engine::Engine;
+
+/// Bytes charged at a time: what has been taken back stays taken while the rest is waited for.
+const STEP_BYTES: u64 = 1 << 20;
+
+/// Why memory was not promised or reserved.
+#[derive(Debug, Clone, Error)]
+pub enum ReserveError {
+    /// A level has promised so much already that this does not fit under its limit, whatever is reclaimed.
+    #[error("group {} cannot promise that much: {available_bytes} bytes are left to promise", group.path().display())]
+    Overcommitted {
+        /// The lowest such level.
+        group: Arc<Group>,
+        /// What it could still promise.
+        available_bytes: u64,
+    },
+    /// There was not enough to reclaim. The group that refused counted `max` and `oom` events.
+    #[error(transparent)]
+    Charge(#[from] ChargeError),
+}
+
+impl From<Overcommitted> for ReserveError {
+    fn from(Overcommitted { group, available_bytes }: Overcommitted) -> Self {
+        Self::Overcommitted { group, available_bytes }
+    }
+}
+
+/// Bytes charged to a group, for memory of the embedder's own that nobody can reclaim. Given back when dropped.
+///
+/// Counted as `anon` and `unevictable` in `memory.stat`. When the group is removed, the bytes become its parent's.
+#[must_use = "a dropped reservation is given back at once"]
+#[derive(Debug)]
+pub struct Reservation {
+    engine: Arc<Engine>,
+    group: Arc<Group>,
+    /// One for each owner: more than one only when the group was removed meanwhile.
+    held: Vec<AccountedCharge>,
+    bytes: u64,
+}
+
+impl Reservation {
+    fn new(engine: &Arc<Engine>, group: &Arc<Group>) -> Self {
+        Self { engine: Arc::clone(engine), group: Arc::clone(group), held: Vec::new(), bytes: 0 }
+    }
+
+    /// The group that it was made for.
+    pub fn group(&self) -> &Arc<Group> {
+        &self.group
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Takes `bytes` more, reclaiming from others and waiting for write-back as needed; for how long at most is said in the
+    /// documentation of [`Engine::reserve`]. No lock of this library may be held.
+    ///
+    /// # Errors
+    /// [`ReserveError`]; the reservation is as before then.
+    pub fn grow(&mut self, bytes: u64) -> Result<(), ReserveError> {
+        assert_no_locks_held("a reservation");
+        self.engine.commitments().promise(&self.group, Kind::Reservation, bytes)?;
+        let before = self.bytes;
+        let mut left = bytes;
+        while left > 0 {
+            let step = left.min(STEP_BYTES);
+            match self.engine.charge(&self.group, step) {
+                Ok(charge) => self.take_in(AccountedCharge::new(charge, StatItem::Reserved)),
+                Err(error) => {
+                    self.give_back(self.bytes - before);
+                    self.engine.commitments().withdraw(&self.group, Kind::Reservation, bytes);
+                    return Err(error.into());
+                }
+            }
+            left -= step;
+        }
+        Ok(())
+    }
+
+    /// Gives `bytes` back. Never blocks.
+    ///
+    /// # Panics
+    /// When it holds less.
+    pub fn shrink(&mut self, bytes: u64) {
+        assert!(bytes <= self.bytes, "{bytes} bytes of a reservation of {}", self.bytes);
+        self.give_back(bytes);
+        self.engine.commitments().withdraw(&self.group, Kind::Reservation, bytes);
+    }
+
+    fn take_in(&mut self, charge: AccountedCharge) {
+        self.bytes += charge.bytes();
+        let apart = match self.held.last_mut() {
+            Some(last) => last.absorb(charge).err(),
+            None => Some(charge),
+        };
+        self.held.extend(apart);
+    }
+
+    fn give_back(&mut self, bytes: u64) {
+        self.bytes -= bytes;
+        let mut left = bytes;
+        while left > 0 {
+            let last = self.held.last_mut().expect("what is held adds up to the bytes");
+            if last.bytes() > left {
+                last.shrink(left);
+                return;
+            }
+            left -= last.bytes();
+            self.held.pop();
+        }
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let bytes = self.bytes;
+        self.give_back(bytes);
+        self.engine.commitments().withdraw(&self.group, Kind::Reservation, bytes);
+    }
+}
+
+/// A share that is kept for a group until dropped: others may use what of it is idle, and give it back when it is wanted.
+#[must_use = "a dropped guarantee ends at once"]
+#[derive(Debug)]
+pub struct Guarantee {
+    engine: Arc<Engine>,
+    group: Arc<Group>,
+    bytes: u64,
+}
+
+impl Guarantee {
+    /// For whom.
+    pub fn group(&self) -> &Arc<Group> {
+        &self.group
+    }
+
+    /// How much.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Holds `bytes` in the group, taking back what was lent. See [`Engine::reserve`].
+    ///
+    /// # Errors
+    /// [`ReserveError`].
+    pub fn reserve(&self, bytes: u64) -> Result<Reservation, ReserveError> {
+        self.engine.reserve(&self.group, bytes)
+    }
+}
+
+impl Drop for Guarantee {
+    fn drop(&mut self) {
+        self.engine.commitments().withdraw(&self.group, Kind::Guarantee, self.bytes);
+    }
+}
+
+impl Engine {
+    /// Guarantees `bytes` to a group: as long as the result lives, pressure from outside leaves the group that much of what it
+    /// uses (as [`set_min`](Self::set_min) would, for the group and all above it), and promises to others leave room for it.
+    /// Charges nothing, reclaims nothing, never blocks. Several guarantees of a group add up.
+    ///
+    /// ```
+    /// use std::ffi::OsStr;
+    /// use umemcg::{Engine, EngineConfig, ReserveError};
+    ///
+    /// let engine = Engine::new(EngineConfig { pool_bytes: 64 << 20, ..EngineConfig::default() })?;
+    /// let queries = engine.create_group(engine.root(), OsStr::new("queries"))?;
+    /// let exports = engine.create_group(engine.root(), OsStr::new("exports"))?;
+    ///
+    /// // Queries can have 24 MiB whenever they need it. Until then, exports (and everybody) cache in it.
+    /// let share = engine.guarantee(&queries, 24 << 20)?;
+    /// let sort_buffer = share.reserve(16 << 20)?;
+    /// assert!(queries.usage_bytes() >= 16 << 20);
+    ///
+    /// // What is promised is not promised twice, however little of it is in use.
+    /// let too_much = engine.reserve(&exports, 48 << 20);
+    /// assert!(matches!(too_much, Err(ReserveError::Overcommitted { available_bytes, .. }) if available_bytes == 40 << 20));
+    ///
+    /// drop(sort_buffer); // 16 MiB are lent out again
+    /// drop(share);
+    /// let buffer = engine.reserve(&exports, 48 << 20)?;
+    /// # drop(buffer);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ReserveError::Overcommitted`] when a level above has not so much left to promise.
+    pub fn guarantee(self: &Arc<Self>, group: &Arc<Group>, bytes: u64) -> Result<Guarantee, ReserveError> {
+        self.commitments().promise(group, Kind::Guarantee, bytes)?;
+        Ok(Guarantee { engine: Arc::clone(self), group: Arc::clone(group), bytes })
+    }
+
+    /// Holds `bytes` in a group for memory of your own, reclaiming from others what is missing: clean pages and objects at once,
+    /// dirty data after write-back. Sleeps for as long as that takes; when nothing at all comes free any more it gives up after
+    /// some 25 s at most, usually at once. No lock of this library may be held.
+    ///
+    /// # Errors
+    /// [`ReserveError::Overcommitted`] at once; [`ReserveError::Charge`] names the group that has nothing left to give.
+    pub fn reserve(self: &Arc<Self>, group: &Arc<Group>, bytes: u64) -> Result<Reservation, ReserveError> {
+        let mut reservation = Reservation::new(self, group);
+        reservation.grow(bytes)?;
+        Ok(reservation)
+    }
+
+    pub(crate) fn commitments(&self) -> &Commitments {
+        &self.commitments
+    }
+}
