@@ -8,6 +8,7 @@ use arc_swap::ArcSwapOption;
 use umemcg_base::Table;
 
 use crate::counter::{CounterNode, NO_NODE};
+use crate::excess::EXCESS_LAG_BYTES;
 use crate::group::Group;
 use crate::ledger::{self, Ledger};
 use crate::stock::{Drain, Keeper};
@@ -27,6 +28,7 @@ struct AtExit;
 impl Drop for AtExit {
     fn drop(&mut self) {
         KEEPER.with(|keeper| LEDGER.dismiss(keeper));
+        settle_unsettled();
     }
 }
 
@@ -222,6 +224,7 @@ pub fn uncharge_raw(owner: OwnerId, bytes: u64) {
 #[inline(never)]
 fn uncharge_without_stock(owner: OwnerId, bytes: u64) {
     KEEPER.with(|keeper| LEDGER.uncharge(keeper, owner.0, bytes));
+    settle_unsettled();
 }
 
 #[inline]
@@ -238,18 +241,19 @@ fn try_charge_without_stock(owner: OwnerId, bytes: u64) -> Result<Charge, Refuse
     let granted = with_stock(|keeper| LEDGER.try_charge(keeper, owner.0, bytes));
     // Before the numbers become values with destructors, which the compiler would carry across this.
     if ledger::take_reached_mark() {
-        ring_over_marks(owner);
+        tell_of_usage(owner);
     }
+    settle_unsettled();
     match granted {
         Ok(owner) => Ok(Charge { owner: OwnerId(owner), bytes }),
         Err(refusing) => Err(Refused { group: OwnerId(refusing).resolve(), wanted_bytes: bytes }),
     }
 }
 
-/// Rings the pressure bell of every level whose usage is at its mark.
+/// Rings the pressure bell of every level whose usage is at its mark, and settles the excess of those that count wrongly.
 #[cold]
 #[inline(never)]
-fn ring_over_marks(owner: OwnerId) {
+fn tell_of_usage(owner: OwnerId) {
     let mut at = LEDGER.living(owner.0);
     while at != NO_NODE {
         let node = LEDGER.node(at);
@@ -258,23 +262,50 @@ fn ring_over_marks(owner: OwnerId) {
         {
             group.bells().pressure.ring();
         }
+        if node.is_excess_stale() {
+            settle(at);
+        }
         at = node.parent();
     }
+}
+
+fn settle(index: u32) {
+    if let Some(group) = GROUPS.get(index).and_then(|slot| slot.load_full()) {
+        group.settle_excess_with(EXCESS_LAG_BYTES);
+    }
+}
+
+/// Settles the excess of the groups that uncharges of this thread found wrong. With nothing locked that a thread waits for inside its stock.
+#[inline]
+pub(crate) fn settle_unsettled() {
+    let nodes = ledger::take_unsettled();
+    if !nodes.is_empty() {
+        settle_all(nodes);
+    }
+}
+
+#[cold]
+fn settle_all(nodes: Vec<u32>) {
+    nodes.into_iter().for_each(settle);
 }
 
 pub(crate) fn charge_forced(owner: OwnerId, bytes: u64) -> Charge {
     let owner = with_stock(|keeper| LEDGER.charge_forced(keeper, owner.0, bytes));
     let charge = Charge { owner: OwnerId(owner), bytes };
     if ledger::take_reached_mark() {
-        ring_over_marks(charge.owner);
+        tell_of_usage(charge.owner);
     }
+    settle_unsettled();
     charge
 }
 
 pub(crate) fn drain_stocks(top: OwnerId, what: Drain) {
     KEEPER.with(|keeper| LEDGER.drain_subtree(keeper, top.0, what));
+    settle_unsettled();
 }
 
 pub(crate) fn drain_down_to(top: OwnerId, goal: u64) -> bool {
-    KEEPER.with(|keeper| LEDGER.drain_down_to(keeper, top.0, goal))
+    let is_down = KEEPER.with(|keeper| LEDGER.drain_down_to(keeper, top.0, goal));
+    settle_unsettled();
+    is_down
 }

@@ -18,6 +18,8 @@
 
 use umemcg_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use crate::excess::EXCESS_LAG_BYTES;
+
 /// The group behind this node exists.
 const LIVE: u64 = 1 << 63;
 
@@ -51,6 +53,8 @@ pub struct CounterNode {
     mark: AtomicU64,
     /// (A) Charges that this level refused.
     failcnt: AtomicU64,
+    /// (A) Usage in bytes that was promised not to be exceeded for long; see [`crate::excess`].
+    soft_limit: AtomicU64,
     /// (C) while allocated: the node above, or [`NO_NODE`].
     parent: AtomicU32,
     /// (A) An ancestor that is nearer to the living; only a shortcut, never past a living node.
@@ -59,6 +63,8 @@ pub struct CounterNode {
     depth: AtomicU32,
     /// (A) The group has been removed. Never cleared while the node is allocated.
     dead: AtomicBool,
+    /// The group counts as over its soft limit. Changes under the lock of its `Excess`.
+    in_excess: AtomicBool,
 }
 
 impl Default for CounterNode {
@@ -69,10 +75,12 @@ impl Default for CounterNode {
             peak: AtomicU64::new(0),
             mark: AtomicU64::new(UNLIMITED),
             failcnt: AtomicU64::new(0),
+            soft_limit: AtomicU64::new(UNLIMITED),
             parent: AtomicU32::new(NO_NODE),
             forward: AtomicU32::new(NO_NODE),
             depth: AtomicU32::new(0),
             dead: AtomicBool::new(false),
+            in_excess: AtomicBool::new(false),
         }
     }
 }
@@ -88,6 +96,8 @@ impl CounterNode {
         self.peak.store(0, Ordering::Relaxed);
         self.mark.store(UNLIMITED, Ordering::Relaxed);
         self.failcnt.store(0, Ordering::Relaxed);
+        self.soft_limit.store(UNLIMITED, Ordering::Relaxed);
+        self.in_excess.store(false, Ordering::Relaxed);
         self.parent.store(parent, Ordering::Relaxed);
         self.forward.store(parent, Ordering::Relaxed);
         self.depth.store(depth, Ordering::Relaxed);
@@ -207,15 +217,15 @@ impl CounterNode {
         before == bytes
     }
 
-    /// Raises the peak to the usage of now, after a charge was granted at every level. True when the usage is at the mark or
-    /// above it.
+    /// Raises the peak to the usage of now, after a charge was granted at every level. True when somebody is to be told: the usage is
+    /// at the mark or above it, or the group is to count as over its soft limit from now on, or no longer.
     #[inline]
     pub fn note_usage(&self) -> bool {
         let usage = self.usage();
         if usage > self.peak.load(Ordering::Relaxed) {
             self.peak.fetch_max(usage, Ordering::Relaxed);
         }
-        self.is_at_mark(usage)
+        self.is_at_mark(usage) | self.is_excess_stale_at(usage, EXCESS_LAG_BYTES)
     }
 
     #[inline]
@@ -232,6 +242,54 @@ impl CounterNode {
     pub fn set_mark(&self, mark: u64) {
         // Relaxed: a charge in flight may miss it; whoever sets it looks at the usage afterwards.
         self.mark.store(mark, Ordering::Relaxed);
+    }
+
+    /// The soft limit in bytes; [`UNLIMITED`] for none.
+    #[inline]
+    pub fn soft_limit(&self) -> u64 {
+        self.soft_limit.load(Ordering::Relaxed)
+    }
+
+    /// Sets the soft limit. Whoever does settles the group's excess afterwards.
+    pub fn set_soft_limit(&self, bytes: u64) {
+        self.soft_limit.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Whether the group counts as over its soft limit.
+    #[inline]
+    pub fn is_in_excess(&self) -> bool {
+        self.in_excess.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    fn is_excess_stale_at(&self, usage: u64, lag: u64) -> bool {
+        let soft_limit = self.soft_limit();
+        if self.is_in_excess() { usage <= soft_limit.saturating_sub(lag) } else { usage > soft_limit }
+    }
+
+    /// Whether the group counts as over its soft limit and no longer should, or the other way round. To be asked after a change of
+    /// the usage; a guess if nothing keeps the node.
+    #[inline]
+    pub fn is_excess_stale(&self) -> bool {
+        self.is_excess_stale_at(self.usage(), EXCESS_LAG_BYTES)
+    }
+
+    /// What the flag should be, if not what it is. `HANDSHAKE` as in [`swap_max`](Self::swap_max).
+    pub fn excess_to_publish<const HANDSHAKE: bool>(&self, lag: u64) -> Option<bool> {
+        let word = if HANDSHAKE {
+            // AcqRel: pairs with `try_add`, `add` and `sub`. Whoever comes later sees the flag and the soft limit, who came before
+            // is seen here.
+            self.word.fetch_add(0, Ordering::AcqRel)
+        } else {
+            self.word.load(Ordering::Acquire)
+        };
+        self.is_excess_stale_at(word & !LIVE, lag).then(|| !self.is_in_excess())
+    }
+
+    /// Writes the flag. Only under the lock of the group's `Excess`.
+    pub fn publish_excess(&self, in_excess: bool) {
+        // Relaxed: the look at the usage that follows orders it.
+        self.in_excess.store(in_excess, Ordering::Relaxed);
     }
 
     /// The group's last `Arc` is gone. True when nothing else keeps the node: the caller must free it.
@@ -292,6 +350,7 @@ impl CounterNode {
     pub fn mark_dead(&self) {
         self.max.store(UNLIMITED, Ordering::Relaxed);
         self.mark.store(UNLIMITED, Ordering::Relaxed);
+        self.soft_limit.store(UNLIMITED, Ordering::Relaxed);
         // Release: pairs with the acquire in `is_dead`.
         self.dead.store(true, Ordering::Release);
     }

@@ -10,13 +10,14 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering, fence};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use umemcg_base::sync::{Mutex, RwLock};
 use umemcg_base::{Bell, Rank, RankedMutex};
 
 use crate::charge::{self, Charge, LEDGER, OwnerId, Refused};
 use crate::counter::{CounterNode, OverUsage};
+use crate::excess::Excess;
 use crate::ledger::NODE_STATE_BYTES;
 use crate::parts::{Bells, PartSlot, Parts};
 use crate::protection::Promises;
@@ -59,6 +60,8 @@ pub struct Group {
     stats: Stats,
     /// Highest sum of the items of [`StatItem::is_metadata`], groups below included. (A)
     metadata_peak: AtomicI64,
+    /// Who is over a soft limit, here and below.
+    excess: Excess<Weak<Group>>,
     bells: Bells,
     parts: Parts,
 }
@@ -89,6 +92,7 @@ impl Group {
             promises: OnceLock::new(),
             stats: Stats::default(),
             metadata_peak: AtomicI64::new(0),
+            excess: Excess::default(),
             bells: Bells::default(),
             parts: Parts::default(),
         })
@@ -230,6 +234,24 @@ impl Group {
         }
     }
 
+    pub(crate) fn excess(&self) -> &Excess<Weak<Group>> {
+        &self.excess
+    }
+
+    pub(crate) fn counter(&self) -> &'static CounterNode {
+        self.node
+    }
+
+    /// Whether the soft limit was set: not on a group that has been removed.
+    pub(crate) fn put_soft_limit(&self, bytes: u64) -> bool {
+        let _changing = self.limit_lock.lock();
+        let is_alive = !self.is_dead();
+        if is_alive {
+            self.node.set_soft_limit(bytes);
+        }
+        is_alive
+    }
+
     /// Charges that were refused for this group's limit.
     pub fn failcnt(&self) -> u64 {
         self.node.failcnt()
@@ -297,9 +319,11 @@ impl Group {
     }
 
     /// Ends the part of a dead group in the tree: its owner id means the parent, its numbers move there.
-    pub(crate) fn retire(&self) {
+    pub(crate) fn retire(self: &Arc<Self>) {
+        self.withdraw_excess();
         self.unpublish();
         LEDGER.expel::<true>(self.owner.into_raw());
+        charge::settle_unsettled();
         for item in StatItem::ALL {
             sweep(self.homes(*item));
         }
@@ -408,6 +432,7 @@ impl Drop for Group {
             LEDGER.give_back_exactly(parent.into_raw(), GROUP_STATE_BYTES - NODE_STATE_BYTES);
         }
         LEDGER.release_live(self.owner.into_raw());
+        charge::settle_unsettled();
         // A chain of removed groups goes one by one, not by recursion: trees may be deep.
         let mut above = self.parent.take();
         while let Some(mut group) = above.and_then(Arc::into_inner) {

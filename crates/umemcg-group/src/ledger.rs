@@ -13,6 +13,7 @@
 //! No level ever goes above its limit on the way, except while a limit is being lowered.
 
 use std::cell::Cell;
+use std::mem::ManuallyDrop;
 use std::sync::OnceLock;
 
 use umemcg_base::Table;
@@ -38,6 +39,9 @@ const ROOM_SHARE: u64 = 8;
 thread_local! {
     /// A charge of this thread reached some level's mark since somebody asked.
     static REACHED_MARK: Cell<bool> = const { Cell::new(false) };
+    /// Nodes that uncharges of this thread found to count wrongly as over their soft limit. No destructor, so that it can be used while the
+    /// thread ends; whoever takes it frees it.
+    static UNSETTLED: Cell<ManuallyDrop<Vec<u32>>> = const { Cell::new(ManuallyDrop::new(Vec::new())) };
 }
 
 #[inline]
@@ -47,7 +51,38 @@ fn note_usage(node: &CounterNode) {
     }
 }
 
-/// Whether a charge of this thread reached some level's mark since the last call.
+/// A level above refused. Somebody may have looked at the usage meanwhile.
+fn take_back(node: &CounterNode, bytes: u64) {
+    node.take_back(bytes);
+    if node.is_excess_stale() {
+        REACHED_MARK.set(true);
+    }
+}
+
+/// An uncharge was counted at a node. The node may be another group's by now; then somebody looks at that for nothing.
+#[inline]
+fn note_fall(index: u32, node: &CounterNode) {
+    if node.is_excess_stale() {
+        note_unsettled(index);
+    }
+}
+
+#[cold]
+fn note_unsettled(index: u32) {
+    UNSETTLED.with(|unsettled| {
+        let mut nodes = unsettled.replace(ManuallyDrop::new(Vec::new()));
+        nodes.push(index);
+        unsettled.set(nodes);
+    });
+}
+
+/// The nodes whose excess uncharges of this thread have found stale since the last call.
+#[inline]
+pub fn take_unsettled() -> Vec<u32> {
+    ManuallyDrop::into_inner(UNSETTLED.replace(ManuallyDrop::new(Vec::new())))
+}
+
+/// Whether a charge of this thread reached some level's mark, or found its excess stale, since the last call.
 #[inline]
 pub fn take_reached_mark() -> bool {
     REACHED_MARK.take()
@@ -320,8 +355,10 @@ impl Ledger {
             return false;
         }
         if space.is_some() {
-            let is_put = shared.put(index, extra);
-            debug_assert!(is_put, "there was space, and nobody else puts anything in");
+            if !shared.put(index, extra) {
+                // On the way up a level above has claimed a slot, and there is less for each now; or this one has had its turn.
+                self.give_back_exactly(index, extra);
+            }
         } else {
             shared.claim(index, bytes, || node.is_dead(), &|out| self.give_back_stocked(out));
         }
@@ -337,7 +374,7 @@ impl Ledger {
         }
         let parent = node.parent();
         if parent != NO_NODE && !self.take_above(own, parent, bytes, nr_stocked_levels) {
-            node.take_back(bytes);
+            take_back(node, bytes);
             return false;
         }
         note_usage(node);
@@ -376,7 +413,7 @@ impl Ledger {
                 break;
             }
             if !self.node(at).try_add(bytes) {
-                self.levels_to(index, at).for_each(|node| node.take_back(bytes));
+                self.levels_to(index, at).for_each(|node| take_back(node, bytes));
                 return Err(at);
             }
             at = self.node(at).parent();
@@ -402,10 +439,13 @@ impl Ledger {
         let (mut at, mut bytes) = (index, bytes);
         while bytes != 0 {
             // First, because afterwards the node may be another group's.
-            let parent = self.node(at).parent();
-            if self.node(at).sub(bytes) {
+            let node = self.node(at);
+            let parent = node.parent();
+            if node.sub(bytes) {
                 self.free_nodes.give_back(at);
                 bytes += NODE_STATE_BYTES;
+            } else {
+                note_fall(at, node);
             }
             if parent == NO_NODE {
                 return;

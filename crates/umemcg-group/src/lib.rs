@@ -18,6 +18,10 @@ pub mod counter;
 mod counter;
 #[cfg(not(loom))]
 mod effective;
+#[cfg(loom)]
+pub mod excess;
+#[cfg(not(loom))]
+mod excess;
 #[cfg(not(loom))]
 mod group;
 mod index_pool;
@@ -35,6 +39,8 @@ mod protection;
 pub mod rack;
 #[cfg(not(loom))]
 mod rack;
+#[cfg(not(loom))]
+mod soft_limit;
 #[cfg(loom)]
 pub mod stats;
 #[cfg(not(loom))]
@@ -54,6 +60,7 @@ pub use charge::{Charge, OwnerId, Refused, nr_owners_in_use, uncharge_raw};
 pub use counter::UNLIMITED;
 #[cfg(not(loom))]
 pub use effective::EffectiveProtection;
+pub use excess::EXCESS_LAG_BYTES;
 #[cfg(not(loom))]
 pub use group::{Busy, GROUP_STATE_BYTES, Group};
 #[cfg(not(loom))]

@@ -1,5 +1,7 @@
 //! Where in a subtree there is anything at all: a walk goes only there, and the groups that have nothing cost nothing.
 //!
+//! Used for what reclaim finds in a group, and for groups over their soft limit ([`crate::excess`]).
+//!
 //! Every group has a mark, and the set of its children in whose subtrees a mark is set. The mark is a hint that errs on
 //! one side: whoever adds something sets it; a walk that found nothing clears it and looks again. Only a mark that
 //! changes takes locks, child before parent, up to the first ancestor whose set does not change.
@@ -8,13 +10,15 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 
 use umemcg_base::sync::Mutex;
-use umemcg_base::sync::atomic::{AtomicBool, Ordering};
+use umemcg_base::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// One group's mark, and which children to visit. `C` is what a parent keeps of a child.
 #[derive(Debug)]
 pub struct Presence<C> {
     /// Something may be in this group itself.
     here: AtomicBool,
+    /// Children in the set; written under its lock.
+    nr_children: AtomicU32,
     below: Mutex<Below<C>>,
 }
 
@@ -43,6 +47,7 @@ impl<C> Default for Presence<C> {
     fn default() -> Self {
         Self {
             here: AtomicBool::new(false),
+            nr_children: AtomicU32::new(0),
             below: Mutex::new(Below { linked: false, dead: false, children: BTreeMap::new() }),
         }
     }
@@ -58,6 +63,23 @@ impl<C> Presence<C> {
     #[cfg(test)]
     fn is_anywhere(&self) -> bool {
         self.is_here() || !self.below.lock().children.is_empty()
+    }
+
+    /// Children in whose subtrees something may be. Takes no lock.
+    pub fn nr_children(&self) -> u32 {
+        self.nr_children.load(Ordering::Relaxed)
+    }
+
+    fn insert(&self, id: u64, child: C) {
+        let mut below = self.below.lock();
+        below.children.insert(id, child);
+        self.nr_children.store(below.children.len() as u32, Ordering::Relaxed);
+    }
+
+    fn remove(&self, id: u64) {
+        let mut below = self.below.lock();
+        below.children.remove(&id);
+        self.nr_children.store(below.children.len() as u32, Ordering::Relaxed);
     }
 
     /// The next child after the serial in whose subtree something may be.
@@ -91,7 +113,7 @@ fn link_up<'a, C: 'a>(first: Step<'a, C>, chain: impl Iterator<Item = Step<'a, C
                 return;
             }
             below.linked = true;
-            parent.presence.below.lock().children.insert(at.id, at.child);
+            parent.presence.insert(at.id, at.child);
         }
         at = parent;
     }
@@ -135,7 +157,7 @@ fn unlink_up<'a, C: 'a>(first: Step<'a, C>, chain: impl Iterator<Item = Step<'a,
                 return;
             }
             below.linked = false;
-            parent.presence.below.lock().children.remove(&at.id);
+            parent.presence.remove(at.id);
         }
         dead = false;
         at = parent;

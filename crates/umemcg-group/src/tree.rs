@@ -2,9 +2,9 @@
 //!
 //! Removal, in order:
 //! 1. under the parent's and the group's own children lock: no child is left, the group is unlinked;
-//! 2. the counter is marked dead (no limit, no new stocks);
+//! 2. the counter is marked dead (no limit, no soft limit, no new stocks);
 //! 3. the layers above hand their lists over; until they are done the parent cannot be removed;
-//! 4. the owner id is re-pointed to the parent, stocks of all threads are drained and the group's statistics move to the parent;
+//! 4. it no longer counts as over its soft limit; the owner id is re-pointed to the parent, stocks of all threads are drained and the group's statistics move to the parent;
 //! 5. whoever drops the last `Arc` frees the group; the last charge frees the counter node.
 
 use std::ffi::OsStr;
@@ -12,7 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path};
 use std::sync::Arc;
 
-use crate::charge::{LEDGER, Refused};
+use crate::charge::{LEDGER, Refused, settle_unsettled};
 use crate::counter::UNLIMITED;
 use crate::group::{GROUP_STATE_BYTES, Group};
 
@@ -217,6 +217,7 @@ impl Drop for GroupTree {
             *group.children.lock() = Default::default();
         }
         LEDGER.expel_subtree(self.root.owner().into_raw());
+        settle_unsettled();
     }
 }
 

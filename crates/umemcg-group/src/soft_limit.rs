@@ -1,0 +1,94 @@
+//! A group's soft limit: how much it may keep when others need room. Reclaim visits first who has more.
+
+use std::sync::{Arc, Weak};
+
+use crate::excess::EXCESS_LAG_BYTES;
+use crate::group::Group;
+use crate::presence::{self, Step};
+
+impl Group {
+    /// The soft limit in bytes; [`UNLIMITED`](crate::UNLIMITED) for none.
+    #[inline]
+    pub fn soft_limit_bytes(&self) -> u64 {
+        self.counter().soft_limit()
+    }
+
+    /// Sets the soft limit; [`UNLIMITED`](crate::UNLIMITED) for none. Nothing is reclaimed for it now: it says from whom reclaim takes
+    /// first. On a removed group it does nothing.
+    pub fn set_soft_limit(self: &Arc<Self>, bytes: u64) {
+        if self.put_soft_limit(bytes) {
+            self.settle_excess();
+        }
+    }
+
+    /// Bytes of usage above the soft limit; 0 without one.
+    #[doc(alias = "soft_limit_excess")]
+    #[inline]
+    pub fn excess_bytes(&self) -> u64 {
+        self.usage_bytes().saturating_sub(self.soft_limit_bytes())
+    }
+
+    /// Whether the group counts as over its soft limit: at once when its usage is above it, and still when it has fallen below by less
+    /// than [`EXCESS_LAG_BYTES`].
+    pub fn is_in_excess(&self) -> bool {
+        self.counter().is_in_excess()
+    }
+
+    /// Children that count as over their soft limits, or have a group below that does. Takes no lock; 0 says that nobody below
+    /// this group is in excess.
+    #[doc(alias = "children_in_excess")]
+    pub fn nr_children_in_excess(&self) -> u32 {
+        self.excess().presence().nr_children()
+    }
+
+    /// The next younger child after the one with that id which counts as over its soft limit, or has a group below that does.
+    pub fn next_child_in_excess(&self, after: u64) -> Option<Arc<Group>> {
+        let mut after = after;
+        loop {
+            let child = self.excess().presence().next_child(after)?;
+            match child.upgrade() {
+                Some(group) => return Some(group),
+                // Only the end of a whole tree leaves such a one behind.
+                None => after += 1,
+            }
+        }
+    }
+
+    /// How many groups below this one count as over their soft limits. Takes a time that grows with their number.
+    pub fn nr_in_excess_below(self: &Arc<Self>) -> u64 {
+        let (mut nr, mut above) = (0, vec![Arc::clone(self)]);
+        while let Some(group) = above.pop() {
+            let mut child = group.next_child_in_excess(0);
+            while let Some(at) = child {
+                nr += u64::from(at.is_in_excess());
+                child = group.next_child_in_excess(at.id());
+                above.push(at);
+            }
+        }
+        nr
+    }
+
+    /// Brings what the group counts as in line with its usage of now, lag or not.
+    pub fn settle_excess(self: &Arc<Self>) {
+        self.settle_excess_with(0);
+    }
+
+    pub(crate) fn settle_excess_with(self: &Arc<Self>, lag: u64) {
+        self.excess().settle::<true, _>(self.counter(), lag, || way(self));
+    }
+
+    /// A removed group is in nobody's set; its soft limit is gone already.
+    pub(crate) fn withdraw_excess(self: &Arc<Self>) {
+        self.settle_excess_with(EXCESS_LAG_BYTES);
+        presence::note_removed(way(self));
+    }
+}
+
+/// From a group to the root.
+fn way(group: &Arc<Group>) -> impl Iterator<Item = Step<'_, Weak<Group>>> {
+    std::iter::successors(Some(group), |at| at.parent()).map(|at| Step {
+        presence: at.excess().presence(),
+        id: at.id(),
+        child: Arc::downgrade(at),
+    })
+}

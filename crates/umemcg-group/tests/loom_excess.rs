@@ -1,0 +1,140 @@
+//! Whether a group counts as over its soft limit, against charges, uncharges, a new limit and the group's end, all at once.
+#![cfg(loom)]
+
+use loom::sync::Arc;
+use loom::thread;
+use umemcg_group::counter::{CounterNode, NO_NODE, UNLIMITED};
+use umemcg_group::excess::{EXCESS_LAG_BYTES, Excess};
+use umemcg_group::presence::{Step, note_removed};
+
+/// Where usages are high, where low, and a limit between them by more than the lag.
+const HIGH: u64 = 5;
+const LOW: u64 = 1;
+const SOFT_LIMIT: u64 = LOW + EXCESS_LAG_BYTES;
+
+/// A group below a root.
+struct Family {
+    node: CounterNode,
+    group: Excess<u64>,
+    root: Excess<u64>,
+}
+
+impl Family {
+    fn new(usage: u64, soft_limit: u64) -> Arc<Self> {
+        let family = Self { node: CounterNode::default(), group: Excess::default(), root: Excess::default() };
+        family.node.open(NO_NODE, 0, UNLIMITED);
+        family.node.add(usage);
+        family.node.set_soft_limit(soft_limit);
+        family.settle::<true>(0);
+        Arc::new(family)
+    }
+
+    fn way(&self) -> impl Iterator<Item = Step<'_, u64>> {
+        [&self.group, &self.root].into_iter().map(|at| Step { presence: at.presence(), id: 1, child: 1 })
+    }
+
+    fn settle<const HANDSHAKE: bool>(&self, lag: u64) {
+        self.group.settle::<HANDSHAKE, _>(&self.node, lag, || self.way());
+    }
+
+    /// What the slow path of a charge and of an uncharge does.
+    fn look<const HANDSHAKE: bool>(&self) {
+        if self.node.is_excess_stale() {
+            self.settle::<HANDSHAKE>(EXCESS_LAG_BYTES);
+        }
+    }
+
+    fn check(&self) {
+        let in_excess = self.node.usage() > self.node.soft_limit();
+        assert_eq!(self.node.is_in_excess(), in_excess, "the flag is not what the usage says");
+        assert_eq!(
+            self.root.presence().nr_children() == 1,
+            in_excess,
+            "the root's set is not what the flag says"
+        );
+        assert_eq!(self.root.presence().next_child(0).is_some(), in_excess);
+    }
+}
+
+fn model(check: impl Fn() + Sync + Send + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(check);
+}
+
+/// One goes down through the limit while another goes up through it.
+fn charge_against_uncharge<const HANDSHAKE: bool>() {
+    model(|| {
+        let family = Family::new(HIGH, SOFT_LIMIT);
+        let charger = {
+            let family = Arc::clone(&family);
+            thread::spawn(move || {
+                family.node.add(HIGH);
+                family.look::<HANDSHAKE>();
+            })
+        };
+        assert!(!family.node.sub(HIGH));
+        family.look::<HANDSHAKE>();
+        charger.join().unwrap();
+        family.check();
+    });
+}
+
+#[test]
+fn a_charge_and_an_uncharge_leave_the_flag_that_the_usage_asks_for() {
+    charge_against_uncharge::<true>();
+}
+
+#[test]
+#[should_panic(expected = "the flag is not what the usage says")]
+fn without_the_handshake_an_uncharge_takes_the_flag_from_a_charge() {
+    charge_against_uncharge::<false>();
+}
+
+/// A limit is set below a usage that is just being reached.
+fn charge_against_limit<const HANDSHAKE: bool>() {
+    model(|| {
+        let family = Family::new(LOW, UNLIMITED);
+        let charger = {
+            let family = Arc::clone(&family);
+            thread::spawn(move || {
+                family.node.add(HIGH);
+                family.look::<HANDSHAKE>();
+            })
+        };
+        family.node.set_soft_limit(SOFT_LIMIT);
+        family.settle::<HANDSHAKE>(0);
+        charger.join().unwrap();
+        family.check();
+    });
+}
+
+#[test]
+fn a_charge_and_a_new_limit_meet() {
+    charge_against_limit::<true>();
+}
+
+#[test]
+#[should_panic(expected = "the flag is not what the usage says")]
+fn without_the_handshake_a_charge_and_a_new_limit_miss_each_other() {
+    charge_against_limit::<false>();
+}
+
+#[test]
+fn a_group_that_goes_while_it_is_charged_is_in_nobodys_set() {
+    model(|| {
+        let family = Family::new(LOW, SOFT_LIMIT);
+        let charger = {
+            let family = Arc::clone(&family);
+            thread::spawn(move || {
+                family.node.add(HIGH);
+                family.look::<true>();
+            })
+        };
+        family.node.mark_dead();
+        family.settle::<true>(EXCESS_LAG_BYTES);
+        note_removed(family.way());
+        charger.join().unwrap();
+        assert_eq!(family.root.presence().nr_children(), 0, "a removed group is found");
+    });
+}
