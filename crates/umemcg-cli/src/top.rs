@@ -33,6 +33,9 @@ struct Row {
     limit_bytes: Option<u64>,
     high_bytes: Option<u64>,
     low_wmark_bytes: Option<u64>,
+    /// Of the usage, what reclaim of the pool leaves alone; and what it takes last.
+    min_bytes: u64,
+    low_bytes: u64,
     dirty_bytes: u64,
     /// Pages brought in.
     pages_in_per_second: f64,
@@ -55,6 +58,8 @@ impl Row {
             limit_bytes: now.limit_bytes,
             high_bytes: now.high_bytes,
             low_wmark_bytes: now.low_wmark_bytes,
+            min_bytes: now.stat("min_effective").min(now.usage_bytes),
+            low_bytes: now.stat("low_effective").min(now.usage_bytes),
             dirty_bytes: now.stat("total_dirty"),
             pages_in_per_second: rate("total_pgpgin"),
             refaults_per_second: rate("total_workingset_refault_file"),
@@ -66,6 +71,7 @@ impl Row {
 
     fn cells(&self) -> Vec<String> {
         let bytes = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), human_bytes);
+        let kept = |kept: u64| bytes((kept > 0).then_some(kept));
         let rate = |rate: f64| format!("{rate:.0}");
         vec![
             self.group.clone(),
@@ -73,6 +79,8 @@ impl Row {
             bytes(self.limit_bytes),
             bytes(self.high_bytes),
             bytes(self.low_wmark_bytes),
+            kept(self.min_bytes),
+            kept(self.low_bytes),
             human_bytes(self.dirty_bytes),
             rate(self.pages_in_per_second),
             rate(self.refaults_per_second),
@@ -96,12 +104,14 @@ impl Row {
     }
 }
 
-const HEADINGS: [&str; 11] = [
+const HEADINGS: [&str; 13] = [
     "group",
     "usage",
     "limit",
     "high",
     "low mark",
+    "min",
+    "low",
     "dirty",
     "in/s",
     "refault/s",

@@ -6,8 +6,9 @@
 //! once: one that both generations have means what it means in v1.
 
 use std::fmt::Write;
+use std::sync::Arc;
 
-use umemcg::{EventKind, Group, StatItem};
+use umemcg::{Engine, EventKind, Group, StatItem};
 use umemcg_base::PAGE_SIZE_U64;
 
 use crate::error::ControlError;
@@ -79,7 +80,23 @@ const V2_LINES: &[Line] = &[
 
 /// `memory.stat`.
 pub(crate) fn show_memory_stat(context: &FileContext<'_>) -> Shown {
-    Ok(memory_stat(context.group))
+    Ok(memory_stat(context.group) + &protection(context.engine(), context.group))
+}
+
+/// What the group is worth to reclaim of the whole pool: how much of it is protected just now, and what it and its children
+/// claim of what they were promised.
+fn protection(engine: &Engine, group: &Arc<Group>) -> String {
+    let effective = engine.effective_protection(engine.root(), group);
+    let (claimed, below) = (group.claimed_bytes(), group.claimed_below_bytes());
+    let lines = [
+        ("min_effective", effective.min),
+        ("low_effective", effective.low),
+        ("min_claimed", claimed.min),
+        ("low_claimed", claimed.low),
+        ("min_claimed_below", below.min),
+        ("low_claimed_below", below.low),
+    ];
+    lines.iter().map(|&(name, bytes)| format!("{name} {}\n", show_limit_v1(bytes))).collect()
 }
 
 pub(crate) fn memory_stat(group: &Group) -> String {
@@ -218,6 +235,30 @@ mod tests {
         a.set_max(8 << 20);
         b.set_max(16 << 20);
         assert_eq!((limit(&a), limit(&b)), (8 << 20, 8 << 20));
+    }
+
+    #[test]
+    fn protection_is_shown_as_the_pool_sees_it() {
+        let engine = Engine::new(umemcg::EngineConfig::default()).unwrap();
+        let a = engine.create_group(engine.root(), "a".as_ref()).unwrap();
+        let b = engine.create_group(&a, "b".as_ref()).unwrap();
+        engine.set_min(&a, 8 * MIB as u64);
+        engine.set_low(&b, u64::MAX);
+        let _held = engine.charge(&b, 4 * MIB as u64).unwrap();
+        let usage = b.usage_bytes();
+        let of = |group: &Arc<Group>| protection(&engine, group);
+        assert!(of(&a).starts_with(&format!("min_effective {}\nlow_effective 0\nmin_claimed ", 8 * MIB)));
+        assert!(of(&a).contains(&format!("low_claimed_below {usage}\n")));
+        let shown = parsed(&of(&b))
+            .into_iter()
+            .map(|(name, bytes)| (name.to_owned(), bytes))
+            .collect::<HashMap<_, _>>();
+        assert_eq!(
+            (shown["low_effective"], shown["low_claimed"]),
+            (0, usage),
+            "its parent has no low to give"
+        );
+        assert!(shown["min_effective"] >= usage && shown["min_claimed"] == 0, "but unclaimed min");
     }
 
     #[test]

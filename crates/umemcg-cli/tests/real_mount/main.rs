@@ -10,6 +10,7 @@ mod harness;
 mod membership;
 mod names;
 mod programs;
+mod protection;
 mod top;
 mod transcript;
 mod user;
