@@ -4,6 +4,7 @@
 
 pub mod bell;
 pub mod clock;
+pub mod errseq;
 pub mod rank;
 pub mod size;
 pub mod sync;
@@ -11,6 +12,7 @@ pub mod table;
 pub mod units;
 
 pub use bell::Bell;
+pub use errseq::{ErrorCursor, ErrorSequence};
 pub use rank::{
     Rank, RankedMutex, RankedMutexGuard, RankedReadGuard, RankedRwLock, RankedWriteGuard,
     assert_no_locks_held,

@@ -15,12 +15,11 @@ use std::time::Duration;
 
 use thiserror::Error;
 use umemcg_arena::{Arena, FrameFlags as Flag, FrameId, FrameRecord};
-use umemcg_base::{PAGE_SHIFT, PAGE_SIZE_U64, Rank, RankedMutex, RankedRwLock};
+use umemcg_base::{ErrorCursor, ErrorSequence, PAGE_SHIFT, PAGE_SIZE_U64, Rank, RankedMutex, RankedRwLock};
 use umemcg_group::{Group, OwnerId, Refused, StatItem};
 
 use crate::cache::PageCache;
 use crate::domain::Domain;
-use crate::errseq::{ErrorCursor, ErrorSequence};
 use crate::index::{Entry, Index, LockedIndex, Mark};
 use crate::memory::PageQuota;
 use crate::store::BackingStore;

@@ -13,10 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use umemcg_arena::{FrameFlags as Flag, FrameId, Segment};
-use umemcg_base::{PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, assert_no_locks_held};
+use umemcg_base::{ErrorCursor, PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, assert_no_locks_held};
 use umemcg_group::StatItem;
 
-use crate::errseq::ErrorCursor;
 use crate::file::{File, FileError};
 use crate::index::{Entry, Mark};
 

@@ -10,7 +10,6 @@
 pub mod cache;
 pub mod dirty;
 pub mod domain;
-pub mod errseq;
 pub mod evict;
 pub mod file;
 pub mod flush;
@@ -33,9 +32,9 @@ pub mod write;
 
 pub use cache::{CacheConfig, PageCache};
 pub use domain::LostData;
-pub use errseq::{ErrorCursor, ErrorSequence};
 pub use file::{File, FileError};
 pub use memory::PageQuota;
 pub use pinned::PinnedPages;
 pub use readahead::Readahead;
 pub use store::{BackingStore, StoreId};
+pub use umemcg_base::{ErrorCursor, ErrorSequence};

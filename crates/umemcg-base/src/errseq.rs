@@ -2,9 +2,9 @@
 //!
 //! A file carries one word: the errno of its latest write-back error, a mark whether anybody has seen it, and a
 //! counter. Every open file remembers the word as it was when it last looked. A new error is reported once to each open
-//! file; an error that nobody has seen yet is also reported to the next one that opens.
+//! file, however many threads ask through it; an error that nobody has seen yet is also reported to the next one that opens.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use crate::sync::atomic::{AtomicU32, Ordering};
 
 const ERRNO_MASK: u32 = 0xfff;
 const SEEN: u32 = 0x1000;
@@ -50,21 +50,31 @@ impl ErrorSequence {
         ErrorCursor { word: AtomicU32::new(word) }
     }
 
-    /// The errno of an error that this open file has not been told of, and marks it told.
+    /// Tells an open file of an error that it has not been told of, and marks it told: of several threads that ask through
+    /// one open file, one is told.
+    ///
+    /// # Errors
+    /// The errno of the latest error.
     pub fn check_and_advance(&self, cursor: &ErrorCursor) -> Result<(), i32> {
-        let old = self.word.load(Ordering::Relaxed);
-        if old == cursor.word.load(Ordering::Relaxed) {
-            return Ok(());
+        // As often as somebody else advances the same cursor: each of them has seen a newer word.
+        loop {
+            // The cursor first: what it says was in the word before, so the word that is read next is no older.
+            // Acquire: pairs with the Release below.
+            let told = cursor.word.load(Ordering::Acquire);
+            if self.word.load(Ordering::Relaxed) == told {
+                return Ok(());
+            }
+            let seen = self.word.fetch_or(SEEN, Ordering::Relaxed) | SEEN;
+            // Release: pairs with the Acquire above.
+            if cursor.word.compare_exchange(told, seen, Ordering::Release, Ordering::Relaxed).is_ok() {
+                let errno = (seen & ERRNO_MASK) as i32;
+                return if errno == 0 { Ok(()) } else { Err(errno) };
+            }
         }
-        let seen = self.word.fetch_or(SEEN, Ordering::Relaxed) | SEEN;
-        let before = cursor.word.swap(seen, Ordering::Relaxed);
-        let errno = (seen & ERRNO_MASK) as i32;
-        // Somebody else may have marked as seen what we had been told before it was.
-        if before | SEEN == seen || errno == 0 { Ok(()) } else { Err(errno) }
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
