@@ -23,10 +23,14 @@ use crate::store::StoreId;
 const FLUSHER_LIFE: Duration = Duration::from_secs(5);
 /// How often a store has a turn while others wait for theirs.
 const TURN_INTERVAL: Duration = Duration::from_secs(1);
+/// A time so long ago that the file is due, whatever its age.
+const DUE_NOW: u64 = 1;
 /// First wait before a failed file is tried again; doubles up to [`RETRY_MAX`].
 const RETRY_FIRST: Duration = Duration::from_millis(200);
 /// Longest wait before a failed file is tried again.
 const RETRY_MAX: Duration = Duration::from_secs(5);
+/// So many files that fail end a round: the store needs a rest. Fewer keep no other file from being written.
+const NR_FAILED_MAX: u32 = 4;
 
 /// A file that could not be written in time.
 #[derive(Debug, Clone)]
@@ -181,7 +185,7 @@ impl Domain {
 
     /// The file is written soon, not at its expiry: its last user closed it.
     pub(crate) fn flush_soon(&self, file: &Arc<File>) {
-        file.dirty_since_ms.store(1, Ordering::Relaxed);
+        file.dirty_since_ms.store(DUE_NOW, Ordering::Relaxed);
         self.enqueue(file);
         self.bell.ring();
     }
@@ -225,25 +229,30 @@ impl Domain {
         Turn::Done
     }
 
-    /// One round over the files that were queued when it began. An error ends it: the store needs a rest.
+    /// One round over the files that were queued when it began. A file that fails goes behind the others and stays due; a
+    /// few of them end the round, and the next begins with those that this one has not come to.
     fn round(&self) -> std::io::Result<()> {
         let mut left = self.queue.lock().files.len();
         let urgent = self.urgent.swap(false, Ordering::AcqRel);
         let started = Instant::now();
         self.written.store(0, Ordering::Relaxed);
-        let mut result = Ok(());
-        while left > 0 && !self.stop.load(Ordering::Acquire) {
+        let (mut result, mut nr_failed) = (Ok(()), 0);
+        while left > 0 && nr_failed < NR_FAILED_MAX && !self.stop.load(Ordering::Acquire) {
             left -= 1;
             let Some(cache) = self.cache.upgrade() else { return Ok(()) };
             let Some(file) = self.take() else { break };
             let age = cache.now_ms().saturating_sub(file.dirty_since_ms.load(Ordering::Relaxed));
             let due = urgent
-                || file.dirty_since_ms.load(Ordering::Relaxed) <= 1
+                || file.dirty_since_ms.load(Ordering::Relaxed) <= DUE_NOW
                 || age >= DIRTY_EXPIRE.as_millis() as u64
                 || cache.dirty_limits().over_background();
-            if due && result.is_ok() {
+            if due {
                 file.dirty_since_ms.store(0, Ordering::Relaxed);
-                result = file.flush_range(0, PAGES_END, Durability::Range);
+                if let Err(error) = file.flush_range(0, PAGES_END, Durability::Range) {
+                    file.dirty_since_ms.store(DUE_NOW, Ordering::Relaxed);
+                    nr_failed += 1;
+                    result = Err(error);
+                }
             }
             self.requeue_or_retire(file);
             cache.writeback_progress();
