@@ -286,6 +286,21 @@ fn the_last_close_writes_back_and_then_lets_go_of_the_host_file() {
     });
 }
 
+/// A sync of everything asks each file that was dirty when it began, and some have been written and closed meanwhile.
+#[test]
+fn a_sync_that_comes_after_the_last_close_is_no_error_and_leaves_none() {
+    let v = Fixture::with(|_| {});
+    let (entry, file) = v.create(ROOT, "f");
+    v.write(&file, 0, b"content");
+    let content = std::sync::Arc::clone(file.content());
+    drop(file);
+    v.vfs.syncfs().unwrap();
+    content.fsync(false, &content.sample_error()).unwrap();
+    content.write_back().unwrap();
+    let again = v.open(entry.node, OFlags::RDWR);
+    v.vfs.fsync(&again, true).unwrap();
+}
+
 #[test]
 fn an_idle_file_costs_no_descriptor_and_keeps_its_cache() {
     let v = Fixture::with(|config| config.max_idle_descriptors = 8);
