@@ -19,6 +19,8 @@ use crate::session::{Filesystem, Session, SessionConfig, SessionError};
 
 /// How often a flush says how far it is.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+/// What work may take beyond its deadline to say what it has not done.
+const LISTING_TIME: Duration = Duration::from_secs(1);
 /// How long threads are given to come home after their mount is gone; one may be in a store that hangs.
 const THREADS_END_WITHIN: Duration = Duration::from_secs(2);
 
@@ -240,9 +242,10 @@ impl Daemon {
         let (said, heard) = mpsc::channel();
         let thread = std::thread::Builder::new().name(name.into()).spawn(move || drop(said.send(work())));
         thread.map_err(|error| error.to_string())?;
+        // A little later, for work that keeps to the deadline by itself and has something to say; also when it is long past.
+        let heard_by = deadline.max(Instant::now()) + LISTING_TIME;
         loop {
-            // A little after the deadline, for work that keeps to it by itself and has something to say.
-            let left = (deadline + PROGRESS_INTERVAL).saturating_duration_since(Instant::now());
+            let left = heard_by.saturating_duration_since(Instant::now());
             match heard.recv_timeout(left.min(PROGRESS_INTERVAL)) {
                 Ok(value) => return Ok(value),
                 Err(mpsc::RecvTimeoutError::Timeout) if !left.is_zero() => progress(self.unclean_bytes()),
