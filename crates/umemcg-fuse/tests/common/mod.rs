@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 pub mod by_thread;
+pub mod faulty;
 
 use std::collections::HashMap;
 use std::ffi::OsString;
