@@ -11,11 +11,14 @@ CARGO ?= cargo
 TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 # The models of the protocols between threads: every crate that has a tests/loom_*.rs file.
 LOOM_CRATES = $(sort $(patsubst crates/%/tests/,%,$(dir $(wildcard crates/*/tests/loom_*.rs))))
+# How often `make test-crash` kills a daemon, and how many rounds of power cuts it makes.
+CRASH_KILLS ?= 300
+CRASH_ROUNDS ?= 100
 # How long the POSIX suites and the benchmarks run; CI makes both short.
 POSIX_SCALE ?= full
 BENCH_SCALE ?= 1
 
-.PHONY: help run test unit loom scale test-posix test-names bench experiments lint deps build install clean
+.PHONY: help run test unit loom scale test-posix test-crash test-names bench experiments lint deps build install clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1\t/' | expand -t 14
@@ -46,6 +49,12 @@ scale: deps ## ten thousand volumes in one daemon
 
 test-posix: deps ## pjdfstest and fsx on real mounts: a directory in a group that reclaims all the time, and a tmpfs volume
 	TARGET="$(TARGET)" POSIX_SCALE="$(POSIX_SCALE)" scripts/posix.sh
+
+test-crash: deps ## hundreds of kills of a daemon under load, thousands of power cuts with new seeds; every file checked
+	UMEMCG_CRASH_KILLS="$(CRASH_KILLS)" \
+		$(CARGO) test --locked -p umemcg-cli --test crash -- --nocapture
+	UMEMCG_CRASH_ROUNDS="$(CRASH_ROUNDS)" $(CARGO) test --locked -p umemcg --test crash -- --nocapture cut
+	UMEMCG_CRASH_ROUNDS="$(CRASH_ROUNDS)" $(CARGO) test --locked -p umemcg-fuse --test power_cut -- --nocapture
 
 test-names: deps ## half a million names known at once, and walked from a group of 16 MiB; empties the caches of the host
 	$(CARGO) test --release --locked -p umemcg-cli --test real_mount -- --ignored --nocapture --test-threads=1 half_a_million

@@ -195,6 +195,16 @@ impl Random {
     }
 }
 
+/// The seeds of a run: a few known ones, or so many new ones as `UMEMCG_CRASH_ROUNDS` says, from `UMEMCG_CRASH_SEED` on or any.
+pub fn seeds(nr: u64) -> Range<u64> {
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
+    let Some(nr) = number("UMEMCG_CRASH_ROUNDS") else { return 0..nr };
+    let now = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap();
+    let first = number("UMEMCG_CRASH_SEED").unwrap_or(u64::from(now.subsec_nanos()));
+    eprintln!("{nr} rounds, UMEMCG_CRASH_SEED={first}");
+    first..first + nr
+}
+
 /// Kinds of forgetfulness that are tried at every cut, the last few of them at random.
 const NR_FATES: usize = 7;
 
