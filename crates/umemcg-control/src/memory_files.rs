@@ -47,6 +47,16 @@ pub(crate) fn set_limit_v2(context: &FileContext<'_>, written: &[u8]) -> Done {
     Ok(())
 }
 
+pub(crate) fn show_soft_limit(context: &FileContext<'_>) -> Shown {
+    number(value::show_limit_v1(context.group.soft_limit_bytes()))
+}
+
+/// Only stored: it says from whom reclaim takes first.
+pub(crate) fn set_soft_limit(context: &FileContext<'_>, written: &[u8]) -> Done {
+    context.engine().set_soft_limit(context.group, value::parse_limit_v1(written)?);
+    Ok(())
+}
+
 fn part<'a>(context: &'a FileContext<'_>) -> &'a ControlPart {
     context.tree.part(context.group)
 }

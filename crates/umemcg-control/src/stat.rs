@@ -109,6 +109,7 @@ pub(crate) fn memory_stat(group: &Group) -> String {
         line("", name, sum(items, |item| group.stat_local(item)));
     }
     line("", "hierarchical_memory_limit", hierarchical_limit(group));
+    line("", "soft_limit_excess", group.excess_bytes());
     for &(name, items) in V1_LINES {
         line("total_", name, sum(items, |item| group.stat_total(item)));
     }

@@ -111,6 +111,16 @@ pub static ROWS: &[Row] = &[
         doc: "the hard limit in bytes, `max` for none; takes effect at once, then reclaims what is over it",
     },
     Row {
+        name: "memory.soft_limit_in_bytes",
+        version: V1,
+        mode: SET,
+        place: Everywhere,
+        read: Some(memory_files::show_soft_limit),
+        write: Some(memory_files::set_soft_limit),
+        write_reclaims: false,
+        doc: "the soft limit in bytes, `-1` for none; only stored: groups over theirs, and those below them, are reclaimed before all others",
+    },
+    Row {
         name: "memory.usage_in_bytes",
         version: V1,
         mode: SHOWN,

@@ -6,7 +6,8 @@ use umemcg_base::assert_no_locks_held;
 use umemcg_group::Group;
 
 use crate::lruvec::ReclaimPart;
-use crate::reclaim::{Pass, Progress, Reason, Reclaimer, Round};
+use crate::reclaim::{Pass, Progress, Reason, Reclaimer};
+use crate::rounds::Round;
 use crate::shield::Kept;
 use crate::walk::OccupiedGroups;
 
@@ -15,6 +16,7 @@ const EVERYTHING: Pass = Pass {
     goal: u64::MAX,
     reason: Reason::Proactive,
     round: Round::Everybody,
+    insists: false,
     node: None,
     kept: Kept::NOTHING,
 };

@@ -36,6 +36,8 @@ pub mod psi;
 #[cfg(not(loom))]
 pub mod reclaim;
 #[cfg(not(loom))]
+mod rounds;
+#[cfg(not(loom))]
 pub mod shadow;
 #[cfg(not(loom))]
 mod shield;

@@ -18,9 +18,9 @@ use crate::list_slots::ListSlots;
 use crate::lruvec::{ReclaimPart, splice_lists};
 use crate::page_owner::PageOwner;
 use crate::pressure_level::LevelListener;
+use crate::rounds::{Patience, Round};
 use crate::shield::{Kept, Shield};
 use crate::shrinker::{Registration, Shrinker, ShrinkerId, Shrinkers};
-use crate::walk::{SharedWalk, WalkVerdict};
 
 /// Pages that reclaim asks for at once, and the smallest goal.
 pub const SWAP_CLUSTER_MAX: u64 = 32;
@@ -95,16 +95,6 @@ impl Progress {
     }
 }
 
-/// Who is visited: in two rounds at the same priority, first those over what they were promised.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(dead_code, reason = "soft limits are next")]
-pub(crate) enum Round {
-    /// Groups over their soft limit, and those below such a group.
-    InExcess,
-    /// All.
-    Everybody,
-}
-
 /// One visit to a group: how hard, how much, for whom.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pass {
@@ -114,6 +104,8 @@ pub(crate) struct Pass {
     pub(crate) goal: u64,
     pub(crate) reason: Reason,
     pub(crate) round: Round,
+    /// A batch of objects at least is asked for, however small the share of this priority.
+    pub(crate) insists: bool,
     /// A single memory node; all of them if none.
     pub(crate) node: Option<usize>,
     /// What of the group is out of reach; known once it is visited.
@@ -121,6 +113,19 @@ pub(crate) struct Pass {
 }
 
 impl Pass {
+    /// So much at a priority from everybody.
+    pub(crate) fn new(priority: u32, goal: u64, reason: Reason) -> Self {
+        Self {
+            priority,
+            goal,
+            reason,
+            round: Round::Everybody,
+            insists: false,
+            node: None,
+            kept: Kept::NOTHING,
+        }
+    }
+
     /// The nodes to look at, of so many.
     pub(crate) fn nodes(&self, nr_nodes: usize) -> std::ops::Range<usize> {
         self.node.map_or(0..nr_nodes, |node| node..node + 1)
@@ -274,10 +279,19 @@ impl Reclaimer {
         reason: Reason,
         cancelled: &dyn Fn() -> bool,
     ) -> Progress {
+        let patience = Patience::default();
         #[cfg(feature = "baseline")]
-        return crate::baseline::Spent::in_reclaim(|| self.reclaim_now(root, goal, reason, cancelled));
+        return crate::baseline::Spent::in_reclaim(|| {
+            self.reclaim_now(root, goal, reason, patience, cancelled)
+        });
         #[cfg(not(feature = "baseline"))]
-        self.reclaim_now(root, goal, reason, cancelled)
+        self.reclaim_now(root, goal, reason, patience, cancelled)
+    }
+
+    /// Like [`reclaim`](Self::reclaim), for whoever wants everything from everybody: soft limits, which say who goes first, are not
+    /// asked.
+    pub fn reclaim_from_all(&self, root: &Arc<Group>, goal: u64, cancelled: &dyn Fn() -> bool) -> Progress {
+        self.reclaim_now(root, goal, Reason::Proactive, Patience::ignoring_soft_limits(), cancelled)
     }
 
     fn reclaim_now(
@@ -285,6 +299,7 @@ impl Reclaimer {
         root: &Arc<Group>,
         goal: u64,
         reason: Reason,
+        patience: Patience,
         cancelled: &dyn Fn() -> bool,
     ) -> Progress {
         assert_no_locks_held("reclaim");
@@ -295,7 +310,13 @@ impl Reclaimer {
         }
         let mut shield = self.shield(root, false);
         loop {
-            progress.add(self.reclaim_at_all_priorities(root, goal, reason, &mut shield, cancelled));
+            progress.add(self.reclaim_at_all_priorities(
+                root,
+                goal,
+                reason,
+                (&mut shield, patience),
+                cancelled,
+            ));
             // Once more at most: nothing but what is protected as best we can.
             if progress.pages() > 0 || cancelled() || !shield.give_up_low() {
                 return progress;
@@ -309,7 +330,7 @@ impl Reclaimer {
         root: &Arc<Group>,
         goal: u64,
         reason: Reason,
-        shield: &mut Shield<'_>,
+        (shield, mut patience): (&mut Shield<'_>, Patience),
         cancelled: &dyn Fn() -> bool,
     ) -> Progress {
         let mut progress = Progress::default();
@@ -317,25 +338,15 @@ impl Reclaimer {
             shield.refresh();
             let before = progress;
             let released_before = self.released_bytes();
-            for group in SharedWalk::new(root, self.nr_nodes, &|_| WalkVerdict::Visit) {
-                let left = goal.saturating_sub(progress.pages());
-                let pass = Pass {
-                    priority,
-                    goal: left,
-                    reason,
-                    round: Round::Everybody,
-                    node: None,
-                    kept: Kept::NOTHING,
-                };
-                progress.add(self.shrink_group(root, &group, &pass, shield));
-                if progress.pages() >= goal || cancelled() {
-                    self.note_pass(root, reason, priority, before, progress);
-                    return progress;
-                }
-                let promised = progress.promised_bytes - before.promised_bytes;
-                if progress.pages() + promised / PAGE_SIZE_U64 >= goal {
-                    break;
-                }
+            patience.is_last_chance = priority == 0 && progress.pages() == 0;
+            let left = goal - progress.pages().min(goal);
+            let pass = Pass::new(priority, left, reason);
+            let enough =
+                |now: &Progress| now.pages() + now.promised_bytes / PAGE_SIZE_U64 >= left || cancelled();
+            progress.add(self.shrink_in_rounds(root, &pass, shield, &mut patience, &enough).0);
+            if progress.pages() >= goal || cancelled() {
+                self.note_pass(root, reason, priority, before, progress);
+                return progress;
             }
             self.note_pass(root, reason, priority, before, progress);
             let scanned = progress.scanned - before.scanned;
@@ -381,6 +392,8 @@ impl Reclaimer {
         if crate::baseline::is_pages_only() {
             return progress;
         }
+        // Who is in excess and has no page to give, gives objects before all others do.
+        let pass = &Pass { insists: pass.round == Round::InExcess && progress.reclaimed == 0, ..*pass };
         #[cfg(not(feature = "baseline"))]
         progress.add(self.shrink_slab(group, pass));
         #[cfg(feature = "baseline")]

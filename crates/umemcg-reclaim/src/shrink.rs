@@ -9,7 +9,8 @@ use umemcg_group::{Group, StatItem};
 
 use crate::lruvec::{Lists, LruKind, ReclaimPart, advance_age, owner_from, with_lists};
 use crate::page_owner::Eviction;
-use crate::reclaim::{DEF_PRIORITY, Pass, Progress, Reason, Reclaimer, Round, SWAP_CLUSTER_MAX};
+use crate::reclaim::{DEF_PRIORITY, Pass, Progress, Reason, Reclaimer, SWAP_CLUSTER_MAX};
+use crate::rounds::Round;
 use crate::shadow::Shadow;
 
 /// Pages per GiB decide how short the inactive list may get: `isqrt(10 × GiB)`, at least 1

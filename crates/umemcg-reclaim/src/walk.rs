@@ -4,7 +4,9 @@
 //! position and moves it on; the walker that reaches the end raises the generation, and who started under an older one
 //! stops. So N reclaimers together make one round, not N (`kernel-semantics` §2.4).
 //!
-//! A rule says of each group whether the walk visits it, passes it by, or passes by everything below it as well.
+//! There are two walks, each with its own position: over everybody, and over those in excess of a soft limit
+//! ([`Round`]). The second goes from one of them to the next by the sets that groups keep
+//! ([`Group::next_child_in_excess`]); what has nobody in excess below is not even looked at (mail soft-limit-rework, patches 4 and 5).
 
 use std::sync::{Arc, Weak};
 
@@ -12,6 +14,7 @@ use parking_lot::Mutex;
 use umemcg_group::Group;
 
 use crate::lruvec::ReclaimPart;
+use crate::rounds::Round;
 
 #[derive(Debug, Default)]
 struct Position {
@@ -20,10 +23,11 @@ struct Position {
     generation: u64,
 }
 
-/// Where the shared walk over one group's subtree stands.
+/// Where the shared walks over one group's subtree stand.
 #[derive(Debug, Default)]
 pub struct WalkPosition {
-    inner: Mutex<Position>,
+    everybody: Mutex<Position>,
+    in_excess: Mutex<Position>,
 }
 
 impl WalkPosition {
@@ -35,7 +39,6 @@ impl WalkPosition {
 /// What a walk does with a group that it comes to.
 #[doc(alias = "mem_cgroup_filter_t")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(dead_code, reason = "soft limits are next")]
 pub(crate) enum WalkVerdict {
     /// Hands it out.
     Visit,
@@ -47,24 +50,46 @@ pub(crate) enum WalkVerdict {
     SkipSubtree,
 }
 
-/// What a walk asks of every group that it comes to. Called with the walk's position locked: it must be short and take no
-/// lock that reclaim holds.
-pub(crate) type WalkRule<'a> = &'a dyn Fn(&Arc<Group>) -> WalkVerdict;
+/// Whether a group is in excess as far as a reclaim of `root` is concerned: by itself, or by one above it, up to the root and no
+/// further. What lies above the root is under no pressure now.
+#[doc(alias = "mem_cgroup_soft_reclaim_eligible")]
+pub(crate) fn is_eligible(root: &Arc<Group>, group: &Arc<Group>) -> bool {
+    let way = std::iter::successors(Some(group), |at| if Arc::ptr_eq(at, root) { None } else { at.parent() });
+    way.into_iter().any(|at| at.excess_bytes() > 0)
+}
+
+/// What a walk of this round does with a group.
+pub(crate) fn verdict(root: &Arc<Group>, group: &Arc<Group>, round: Round) -> WalkVerdict {
+    match round {
+        Round::Everybody => WalkVerdict::Visit,
+        Round::InExcess if is_eligible(root, group) => WalkVerdict::Visit,
+        #[cfg(feature = "baseline")]
+        Round::InExcess if crate::baseline::skips_no_subtree() => WalkVerdict::Skip,
+        Round::InExcess => {
+            if group.is_in_excess() {
+                // Not any more. The next charge that finds it above its limit says so again.
+                group.settle_excess();
+            }
+            if group.nr_children_in_excess() > 0 { WalkVerdict::Skip } else { WalkVerdict::SkipSubtree }
+        }
+    }
+}
 
 /// One reclaimer's part in a shared walk.
 #[doc(alias = "mem_cgroup_iter")]
+#[derive(Debug)]
 pub(crate) struct SharedWalk<'a> {
     root: &'a Arc<Group>,
     nr_nodes: usize,
-    rule: WalkRule<'a>,
+    round: Round,
     /// The generation in which this walker started; `None` before its first step.
     generation: Option<u64>,
 }
 
 impl<'a> SharedWalk<'a> {
-    /// A walker over those groups of `root` and everything below it that `rule` has visited.
-    pub(crate) fn new(root: &'a Arc<Group>, nr_nodes: usize, rule: WalkRule<'a>) -> Self {
-        Self { root, nr_nodes, rule, generation: None }
+    /// A walker over the groups of `root` and everything below it whose turn it is in this round.
+    pub(crate) fn new(root: &'a Arc<Group>, nr_nodes: usize, round: Round) -> Self {
+        Self { root, nr_nodes, round, generation: None }
     }
 }
 
@@ -72,7 +97,12 @@ impl Iterator for SharedWalk<'_> {
     type Item = Arc<Group>;
 
     fn next(&mut self) -> Option<Arc<Group>> {
-        let mut position = ReclaimPart::of(self.root, self.nr_nodes).position.inner.lock();
+        let positions = &ReclaimPart::of(self.root, self.nr_nodes).position;
+        let mut position = match self.round {
+            Round::Everybody => &positions.everybody,
+            Round::InExcess => &positions.in_excess,
+        }
+        .lock();
         match self.generation {
             None => self.generation = Some(position.generation),
             Some(mine) if mine != position.generation => return None,
@@ -85,11 +115,12 @@ impl Iterator for SharedWalk<'_> {
         let mut below_too = true;
         // Bounded by the groups below the root: every step goes on in their order.
         loop {
-            let Some(next) = next_occupied(self.root, last.as_ref(), below_too, self.nr_nodes) else {
+            let Some(next) = next_group(self.root, last.as_ref(), below_too, self.nr_nodes, self.round)
+            else {
                 position.generation += 1;
                 return None;
             };
-            match (self.rule)(&next) {
+            match verdict(self.root, &next, self.round) {
                 WalkVerdict::Visit => {
                     position.last = Some(Arc::downgrade(&next));
                     return Some(next);
@@ -124,35 +155,43 @@ impl Iterator for OccupiedGroups<'_> {
         if self.is_over {
             return None;
         }
-        let next = next_occupied(self.root, self.last.as_ref(), true, self.nr_nodes);
+        let next = next_group(self.root, self.last.as_ref(), true, self.nr_nodes, Round::Everybody);
         self.is_over = next.is_none();
         self.last.clone_from(&next);
         next
     }
 }
 
-/// The next group in the subtree of `root` after `after` in which there may be anything, parents before children; groups on
+/// The next group in the subtree of `root` after `after` to which a walk of this round comes, parents before children; groups on
 /// the way to one count. `None` starts with `root` itself; without `below_too`, what is below `after` is left out. The
 /// position may be a group that was removed meanwhile.
-fn next_occupied(
+fn next_group(
     root: &Arc<Group>,
     after: Option<&Arc<Group>>,
     below_too: bool,
     nr_nodes: usize,
+    round: Round,
 ) -> Option<Arc<Group>> {
     #[cfg(feature = "baseline")]
-    if crate::baseline::visits_every_group() && below_too {
+    if crate::baseline::visits_every_group()
+        || (round == Round::InExcess && crate::baseline::skips_no_subtree())
+    {
         return Group::next_in_subtree(root, after);
     }
     let Some(after) = after else { return Some(Arc::clone(root)) };
-    if below_too && let Some(child) = next_child(after, 0, nr_nodes) {
+    // Below one in excess everybody's turn has come.
+    let next_child = |of: &Arc<Group>, after: u64| match round {
+        Round::InExcess if !is_eligible(root, of) => of.next_child_in_excess(after),
+        _ => next_occupied_child(of, after, nr_nodes),
+    };
+    if below_too && let Some(child) = next_child(after, 0) {
         return Some(child);
     }
     let mut at = after;
     // Bounded by the depth of `after`.
     while !Arc::ptr_eq(at, root) {
         let parent = at.parent()?;
-        if let Some(younger) = next_child(parent, at.id(), nr_nodes) {
+        if let Some(younger) = next_child(parent, at.id()) {
             return Some(younger);
         }
         at = parent;
@@ -160,7 +199,8 @@ fn next_occupied(
     None
 }
 
-fn next_child(of: &Arc<Group>, after: u64, nr_nodes: usize) -> Option<Arc<Group>> {
+/// The next child in whose subtree there may be anything.
+fn next_occupied_child(of: &Arc<Group>, after: u64, nr_nodes: usize) -> Option<Arc<Group>> {
     let presence = ReclaimPart::of(of, nr_nodes).presence();
     let mut after = after;
     loop {

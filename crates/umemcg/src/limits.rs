@@ -160,7 +160,23 @@ impl Engine {
         }
     }
 
-    /// Drops as much of a group's cache as possible (`memory.force_empty`). Succeeds even when something stays.
+    /// Sets a group's soft limit (`memory.soft_limit_in_bytes`), rounded down to a page; `u64::MAX` is none. Reclaims nothing: when
+    /// somebody else needs room, groups over their soft limits, and those below them, are asked first. The root may have one, too.
+    ///
+    /// ```
+    /// # use umemcg::{Engine, EngineConfig};
+    /// let engine = Engine::new(EngineConfig { pool_bytes: 16 << 20, ..EngineConfig::default() })?;
+    /// let batch = engine.create_group(engine.root(), "batch".as_ref())?;
+    /// engine.set_soft_limit(&batch, 4 << 20);
+    /// let charge = engine.charge(&batch, 5 << 20)?;
+    /// assert!(batch.excess_bytes() >= 1 << 20 && batch.is_in_excess());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn set_soft_limit(&self, group: &Arc<Group>, bytes: u64) {
+        group.set_soft_limit(round_limit(bytes));
+    }
+
+    /// Drops as much of a group's cache as possible (`memory.force_empty`), whoever is over a soft limit. Succeeds even when something stays.
     ///
     /// # Errors
     /// [`ReclaimError::IsRoot`], [`ReclaimError::Interrupted`].
@@ -179,7 +195,7 @@ impl Engine {
                 return Err(ReclaimError::Interrupted);
             }
             let pages = group.usage_bytes().div_ceil(PAGE_SIZE_U64);
-            if self.reclaimer().reclaim(group, pages, Reason::Proactive, cancelled).pages() == 0 {
+            if self.reclaimer().reclaim_from_all(group, pages, cancelled).pages() == 0 {
                 retries -= 1;
             }
         }

@@ -4,17 +4,14 @@
 //! start again with the first quantum that brings enough. A node whose lists give nothing even at the last priority
 //! leaves the candidates; when none is left the group rests.
 
-use std::sync::Arc;
-
 use umemcg_base::assert_no_locks_held;
-use umemcg_group::{EventKind, Group, StatItem};
+use umemcg_group::{EventKind, StatItem};
 
 use super::QUANTUM_PAGES;
 use super::job::{Job, Progressing, REST_FIRST, REST_MAX};
 use crate::lruvec::ReclaimPart;
-use crate::reclaim::{DEF_PRIORITY, Pass, Progress, Reason, Reclaimer, Round};
-use crate::shield::{Kept, Shield};
-use crate::walk::{SharedWalk, WalkVerdict};
+use crate::reclaim::{DEF_PRIORITY, Pass, Progress, Reason, Reclaimer};
+use crate::rounds::Patience;
 
 /// What becomes of a job after a quantum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,7 +56,13 @@ impl Reclaimer {
             return Next::Rest;
         };
         let mut shield = self.shield(&group, work.overrides_low);
-        let (progress, is_round_over) = self.shrink_some(&group, work.priority, node, &mut shield);
+        let pass = Pass { node: Some(node), ..Pass::new(work.priority, QUANTUM_PAGES, Reason::Kswapd) };
+        // Who rested once for dirty pages, and finds nothing else again, has waited for them.
+        let mut patience = if work.rest > REST_FIRST { Patience::used_up() } else { Patience::default() };
+        patience.is_last_chance = work.priority == 0 && work.freed_in_round == 0;
+        let enough = |now: &Progress| now.pages() >= QUANTUM_PAGES;
+        let (progress, is_round_over) =
+            self.shrink_in_rounds(&group, &pass, &mut shield, &mut patience, &enough);
         work.low_was_in_the_way |= shield.low_was_in_the_way();
         // Priorities of a quantum are no measure of trouble.
         self.note_level(&group, DEF_PRIORITY, progress.scanned, progress.reclaimed);
@@ -94,34 +97,6 @@ impl Reclaimer {
             work.freed_in_round = 0;
         }
         Next::Again
-    }
-
-    /// Shrinks groups of the subtree, as the shared walk gives them, until a quantum is freed or the walk's round is over;
-    /// says whether that was it.
-    fn shrink_some(
-        &self,
-        root: &Arc<Group>,
-        priority: u32,
-        node: usize,
-        shield: &mut Shield<'_>,
-    ) -> (Progress, bool) {
-        let mut progress = Progress::default();
-        for group in SharedWalk::new(root, self.nr_nodes(), &|_| WalkVerdict::Visit) {
-            let goal = QUANTUM_PAGES - progress.pages();
-            let pass = Pass {
-                priority,
-                goal,
-                reason: Reason::Kswapd,
-                round: Round::Everybody,
-                node: Some(node),
-                kept: Kept::NOTHING,
-            };
-            progress.add(self.shrink_group(root, &group, &pass, shield));
-            if progress.pages() >= QUANTUM_PAGES {
-                return (progress, false);
-            }
-        }
-        (progress, true)
     }
 }
 

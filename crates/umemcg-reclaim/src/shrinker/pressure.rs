@@ -39,6 +39,13 @@ impl ScanPlan {
         Self { freeable, batch: batch.max(1), owed, delta, left, scanned: 0 }
     }
 
+    /// Scans a batch at least, or all there is if that is less, whatever the share of this call comes to.
+    #[must_use]
+    pub fn with_a_batch_at_least(mut self) -> Self {
+        self.left = self.left.max(self.batch.min(self.freeable));
+        self
+    }
+
     /// Objects to scan next; none when the rest is too little.
     pub fn next_step(&self) -> Option<u64> {
         let enough = self.left >= self.batch || self.left >= self.freeable;
@@ -99,6 +106,13 @@ mod tests {
     #[test]
     fn objects_that_cost_nothing_to_make_again_are_halved_each_time() {
         assert_eq!(run(ScanPlan::new(1000, 0, 12, 0, 100)), (vec![100; 5], 0));
+    }
+
+    #[test]
+    fn who_must_give_something_gives_a_batch() {
+        assert_eq!(run(ScanPlan::new(8192, 0, 12, 2, 128).with_a_batch_at_least()), (vec![128], 0));
+        assert_eq!(run(ScanPlan::new(100, 0, 12, 2, 128).with_a_batch_at_least()), (vec![100], 0));
+        assert_eq!(run(ScanPlan::new(0, 0, 12, 2, 128).with_a_batch_at_least()), (vec![], 0));
     }
 
     #[test]

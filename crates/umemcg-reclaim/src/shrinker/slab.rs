@@ -148,6 +148,9 @@ fn scan_share(
     let exposed = pass.kept.exposed(freeable);
     let before = owed.map_or(0, |(unit, bit)| unit.take_deferred(bit));
     let mut plan = ScanPlan::new(exposed, before, pass.priority, shrinker.seeks(), shrinker.batch());
+    if pass.insists {
+        plan = plan.with_a_batch_at_least();
+    }
     while let Some(step) = plan.next_step() {
         match shrinker.scan(target, step) {
             Scan::Done(done) => {
