@@ -125,7 +125,7 @@ fn a_streaming_group_over_its_soft_limit_costs_the_others_nothing() {
         drop(file.read(&streamer, at, 128 << 10, &readahead).unwrap());
     }
     assert!(stolen(&streamer) > (32 * MIB / 4096) as i64);
-    assert_eq!((stolen(&holder), held.nr_cached_pages() as u64), (0, 24 * MIB / 4096));
+    assert_eq!((stolen(&holder), held.nr_cached_pages()), (0, 24 * MIB / 4096));
     read_all(&held, &holder);
     assert_eq!(holder.stat_total(StatItem::WorkingsetRefault), 0);
 }
