@@ -30,6 +30,8 @@ mod object_lists;
 #[cfg(not(loom))]
 pub mod page_owner;
 #[cfg(not(loom))]
+pub mod patience;
+#[cfg(not(loom))]
 pub mod pressure_level;
 #[cfg(not(loom))]
 pub mod psi;

@@ -15,6 +15,7 @@ use umemcg_group::{Group, OwnerId, PartSlot};
 use crate::kswapd::Background;
 use crate::list_slots::ListSlots;
 use crate::object_lists::ObjectLists;
+use crate::patience::Patience;
 use crate::pressure_level::Window;
 use crate::shrinker::bits::{BitPlace, Closed, ShrinkerBits};
 use crate::walk::WalkPosition;
@@ -271,6 +272,8 @@ pub struct ReclaimPart {
     level_window: Window,
     /// Evictions and activations on behalf of this group; see [`crate::shadow`]. (A)
     age: AtomicU64,
+    /// With write-back, when this group is reclaimed from.
+    pub(crate) patience: Patience,
     /// Where walks over this group's subtree stand; taken by concurrent reclaimers in turn.
     pub(crate) position: WalkPosition,
 }
@@ -286,6 +289,7 @@ impl ReclaimPart {
             background: Background::default(),
             level_window: Window::default(),
             age: AtomicU64::new(0),
+            patience: Patience::default(),
             position: WalkPosition::new(),
         })
     }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use umemcg_arena::Arena;
+use umemcg_base::clock::{Clock, SystemClock};
 use umemcg_base::{PAGE_SIZE_U64, assert_no_locks_held};
 use umemcg_group::{Group, GroupTree, StatItem};
 
@@ -140,6 +141,7 @@ pub struct Reclaimer {
     nr_nodes: usize,
     /// Weak: the page cache holds the reclaimer.
     owner: OnceLock<Weak<dyn PageOwner>>,
+    clock: SystemClock,
     shrinkers: Arc<Shrinkers>,
     list_slots: Arc<ListSlots>,
     /// Bytes that were promised and then let go of, ever.
@@ -164,6 +166,7 @@ impl Reclaimer {
             tree,
             nr_nodes,
             owner: OnceLock::new(),
+            clock: SystemClock::new(),
             shrinkers: Arc::default(),
             list_slots,
             released_bytes: (Mutex::new(0), Condvar::new()),
@@ -351,7 +354,9 @@ impl Reclaimer {
             self.note_pass(root, reason, priority, before, progress);
             let scanned = progress.scanned - before.scanned;
             let dirty = progress.dirty - before.dirty;
-            if scanned > 0 && dirty == scanned {
+            if progress.reclaimed > before.reclaimed {
+                ReclaimPart::of(root, self.nr_nodes).patience.was_rewarded();
+            } else if scanned > 0 && dirty == scanned && (priority == 0 || has_only_dirty(root)) {
                 self.wait_for_dirty(root);
             }
             let promised = progress.promised_bytes - before.promised_bytes;
@@ -404,11 +409,21 @@ impl Reclaimer {
         progress
     }
 
-    /// Everything in sight is dirty: the flusher is rung, and we wait for it a little.
+    /// Everything in sight is dirty: the flusher is rung, and we wait for it a little, as long as that is worth it.
     fn wait_for_dirty(&self, root: &Arc<Group>) {
-        if let Some(owner) = self.page_owner() {
-            owner.start_writeback(root);
+        let Some(owner) = self.page_owner() else { return };
+        owner.start_writeback(root);
+        if ReclaimPart::of(root, self.nr_nodes).patience.may_wait(self.clock.now()) {
             owner.wait_for_writeback(WRITEBACK_WAIT);
         }
     }
+}
+
+/// Whether next to nothing of a group and those below it is clean, by the counts: a pass may have met dirty pages only by
+/// chance, and then the next one looks further.
+fn has_only_dirty(root: &Group) -> bool {
+    let sum = |items: &[StatItem]| items.iter().map(|&item| root.stat_total(item)).sum::<i64>();
+    let pages = sum(&[StatItem::InactiveFile, StatItem::ActiveFile]);
+    let unclean = sum(&[StatItem::FileDirty, StatItem::FileWriteback, StatItem::FileUnstable]);
+    pages - unclean <= (SWAP_CLUSTER_MAX * PAGE_SIZE_U64) as i64
 }

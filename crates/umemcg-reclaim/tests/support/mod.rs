@@ -1,4 +1,5 @@
 //! A pool without files.
+#![allow(dead_code)]
 
 use std::ffi::OsStr;
 use std::sync::Arc;

@@ -1,0 +1,174 @@
+//! Reclaim that meets dirty pages: when it waits for write-back, and for how long.
+
+mod support;
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use support::{create, reclaimer};
+use umemcg_arena::{FrameFlags as Flag, FrameId};
+use umemcg_base::PAGE_SIZE_U64;
+use umemcg_group::{Charge, Group, GroupTree, StatItem};
+use umemcg_reclaim::patience::{PATIENCE, RECOVERY};
+use umemcg_reclaim::reclaim::WRITEBACK_WAIT;
+use umemcg_reclaim::{Eviction, LruKind, PageOwner, Reason, Reclaimer, Shadow};
+
+/// Pages of a store that cleans as many as it is told with every wait, or none.
+#[derive(Debug)]
+struct Pages {
+    reclaimer: Arc<Reclaimer>,
+    dirty: Mutex<Vec<(Arc<Group>, FrameId)>>,
+    cleaned_by_a_wait: u64,
+    nr_waits: AtomicU64,
+    nr_rings: AtomicU64,
+}
+
+impl Pages {
+    fn clean(&self, nr: u64) -> bool {
+        let mut dirty = self.dirty.lock().unwrap();
+        let left = dirty.len().saturating_sub(nr as usize);
+        for (group, frame) in dirty.drain(left..) {
+            self.reclaimer.arena().record(frame).clear(Flag::DIRTY);
+            group.stat_add(StatItem::FileDirty, -(PAGE_SIZE_U64 as i64));
+        }
+        nr > 0
+    }
+
+    fn nr_waits(&self) -> u64 {
+        self.nr_waits.load(Relaxed)
+    }
+
+    /// Gives a group pages, the first ones nearest to the tail.
+    fn give(&self, group: &Arc<Group>, nr: u64, dirty: bool) {
+        let arena = self.reclaimer.arena();
+        for _ in 0..nr {
+            let charge = group.try_charge(PAGE_SIZE_U64).unwrap();
+            let owner = charge.owner();
+            let mut frames = Vec::new();
+            arena.alloc(0, &mut frames, 1);
+            let record = arena.record(frames[0]);
+            record.owner.store(owner.into_raw(), Relaxed);
+            record.file.store(1, Relaxed);
+            record.unfreeze_to(1);
+            record.set(Flag::UPTODATE);
+            if dirty {
+                record.set(Flag::DIRTY);
+                group.stat_add(StatItem::FileDirty, PAGE_SIZE_U64 as i64);
+                self.dirty.lock().unwrap().push((Arc::clone(group), frames[0]));
+            }
+            let _ = charge.into_raw();
+            self.reclaimer.add_to_lists(owner, &frames, LruKind::Inactive);
+        }
+    }
+}
+
+impl PageOwner for Pages {
+    fn evict(&self, frame: FrameId, _shadow: Shadow) -> Eviction {
+        let record = self.reclaimer.arena().record(frame);
+        if record.test(Flag::DIRTY) || !record.freeze_from(2) {
+            return Eviction::Busy;
+        }
+        record.file.store(0, Relaxed);
+        Eviction::Evicted
+    }
+    fn start_writeback(&self, _group: &Arc<Group>) {
+        self.nr_rings.fetch_add(1, Relaxed);
+    }
+    fn wait_for_writeback(&self, timeout: Duration) -> bool {
+        self.nr_waits.fetch_add(1, Relaxed);
+        if self.cleaned_by_a_wait == 0 {
+            std::thread::sleep(timeout);
+        }
+        self.clean(self.cleaned_by_a_wait)
+    }
+}
+
+/// A pool, and a group of it.
+struct Ground {
+    tree: Arc<GroupTree>,
+    pages: Arc<Pages>,
+    group: Arc<Group>,
+}
+
+impl Ground {
+    fn new(cleaned_by_a_wait: u64) -> Self {
+        let (tree, reclaimer) = reclaimer(16 << 20, 1);
+        let group = create(&tree, tree.root(), "t");
+        let pages = Arc::new(Pages {
+            reclaimer,
+            dirty: Mutex::default(),
+            cleaned_by_a_wait,
+            nr_waits: AtomicU64::new(0),
+            nr_rings: AtomicU64::new(0),
+        });
+        pages.reclaimer.set_page_owner(&(Arc::clone(&pages) as _));
+        Self { tree, pages, group }
+    }
+
+    /// No more room than there is.
+    fn close(&self) {
+        self.group.drain_stocks();
+        self.group.set_max(self.group.usage_bytes());
+    }
+
+    fn charge_a_page(&self) -> Option<Charge> {
+        self.pages.reclaimer.charge(&self.group, PAGE_SIZE_U64, &|| false).ok()
+    }
+
+    fn finish(self) {
+        self.pages.clean(u64::MAX);
+        while self.pages.reclaimer.reclaim(&self.group, 1 << 20, Reason::Proactive, &|| false).reclaimed > 0 {
+        }
+        self.group.drain_stocks();
+        assert_eq!(self.group.usage_bytes(), 0);
+        self.tree.root().drain_stocks();
+    }
+}
+
+#[test]
+fn a_group_with_clean_pages_beside_dirty_ones_never_waits() {
+    let ground = Ground::new(0);
+    // The tail is full of dirty pages, more than the first passes look at.
+    ground.pages.give(&ground.group, 700, true);
+    ground.pages.give(&ground.group, 300, false);
+    ground.close();
+    let charges: Vec<_> = (0..200).map(|_| ground.charge_a_page().expect("clean pages make room")).collect();
+    drop(charges);
+    assert_eq!(ground.pages.nr_waits(), 0);
+    ground.finish();
+}
+
+#[test]
+fn a_group_of_dirty_pages_waits_and_gets_what_was_written() {
+    let ground = Ground::new(8);
+    ground.pages.give(&ground.group, 400, true);
+    ground.close();
+    let charges: Vec<_> =
+        (0..200).map(|_| ground.charge_a_page().expect("written pages make room")).collect();
+    drop(charges);
+    let waits = ground.pages.nr_waits();
+    assert!((1..=100).contains(&waits), "{waits}");
+    assert!(ground.pages.nr_rings.load(Relaxed) >= waits, "the flusher is rung before anybody waits");
+    ground.finish();
+}
+
+#[test]
+fn a_group_whose_store_takes_nothing_waits_for_a_while_once_and_not_for_each_page() {
+    let ground = Ground::new(0);
+    ground.pages.give(&ground.group, 400, true);
+    ground.close();
+    let started = Instant::now();
+    for nr in 0..50 {
+        assert!(ground.charge_a_page().is_none(), "page {nr}");
+    }
+    // A while now and then, however many pages are asked for.
+    let whiles = 1 + (started.elapsed().as_millis() / RECOVERY.as_millis()) as u64;
+    let waits = ground.pages.nr_waits();
+    let waits_of_a_while = (PATIENCE.as_millis() / WRITEBACK_WAIT.as_millis()) as u64 + 1;
+    assert!((1..=whiles * waits_of_a_while).contains(&waits), "{waits}");
+    // Once the store takes something there is room at once.
+    ground.pages.clean(100);
+    assert!(ground.charge_a_page().is_some());
+    ground.finish();
+}

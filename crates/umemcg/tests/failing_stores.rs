@@ -1,0 +1,72 @@
+//! A group full of dirty data that its store does not take: what else it does goes on, and nothing is lost.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use common::{MemStore, engine, group, pattern, read_all};
+use umemcg::{Engine, File, FileError, Group, StatItem};
+
+/// Dirties pages of a file until the group has no room for another; returns how many bytes.
+fn fill_with_dirty_pages(file: &Arc<File>, tenant: &Arc<Group>) -> u64 {
+    let pages = (0..).take_while(|page| {
+        let at = page * 4096;
+        file.try_write(tenant, at, &pattern(1, at, 4096)).is_some()
+    });
+    pages.count() as u64 * 4096
+}
+
+fn ground() -> (Arc<Engine>, Arc<Group>) {
+    let engine = engine(16 << 20);
+    let tenant = group(&engine, "t", 512 << 10);
+    (engine, tenant)
+}
+
+#[test]
+fn a_group_full_of_what_a_hanging_store_does_not_take_reads_and_writes_other_stores_uncached() {
+    let (engine, tenant) = ground();
+    let stuck = MemStore::on_store(1);
+    let stuck_file = engine.open_file(stuck.clone(), 0).unwrap();
+    stuck.hang();
+    let len = fill_with_dirty_pages(&stuck_file, &tenant);
+    assert!(len >= 256 << 10, "{len}");
+    let data = pattern(2, 0, 1 << 20);
+    let other = MemStore::with(&data);
+    let other_file = engine.open_file(other.clone(), 1 << 20).unwrap();
+    assert!(read_all(&other_file, &tenant) == data);
+    let new = pattern(3, 0, 1 << 20);
+    other_file.write(&tenant, 0, &new).unwrap();
+    assert!(other.live() == new, "it went straight to the store");
+    assert!(tenant.stat_local(StatItem::UncachedIo) > 0);
+    // A neighbour keeps a cache.
+    let neighbour = group(&engine, "n", 4 << 20);
+    assert!(read_all(&other_file, &neighbour) == new);
+    assert_eq!(neighbour.stat_local(StatItem::UncachedIo), 0);
+    stuck.release();
+    assert!(engine.sync_all(Duration::from_secs(60)).is_empty());
+    assert!(stuck.live() == pattern(1, 0, len as usize));
+}
+
+#[test]
+fn a_group_full_of_what_a_store_refuses_is_told_and_keeps_it() {
+    let (engine, tenant) = ground();
+    let failing = MemStore::on_store(1);
+    let file = engine.open_file(failing.clone(), 0).unwrap();
+    failing.fail_writes.store(5, Ordering::Relaxed);
+    let len = fill_with_dirty_pages(&file, &tenant);
+    // There is no room for more, and the store does not take it: whoever writes on hears of it, again and again.
+    for _ in 0..20 {
+        let refused = file.write(&tenant, len, &[9; 4096]);
+        assert!(
+            matches!(&refused, Err(FileError::Store(error)) if error.raw_os_error() == Some(5)),
+            "{refused:?}"
+        );
+    }
+    assert!(read_all(&file, &tenant) == pattern(1, 0, len as usize), "what was accepted is there");
+    failing.fail_writes.store(0, Ordering::Relaxed);
+    assert!(engine.sync_all(Duration::from_secs(60)).is_empty());
+    assert!(failing.after_cut(|_| false) == pattern(1, 0, len as usize));
+    assert_eq!(file.write(&tenant, len, &[9; 4096]).unwrap(), 4096);
+}
