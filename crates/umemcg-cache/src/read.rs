@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use umemcg_arena::{FrameFlags as Flag, FrameId, Segment};
 use umemcg_base::{PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, assert_no_locks_held, pages_for};
+use umemcg_group::tally::count_hits;
 use umemcg_group::{Charge, Group, OwnerId, StatItem};
 use umemcg_reclaim::{LruKind, ReclaimPart, Shadow, StalledHere, lruvec::advance_age};
 
@@ -44,6 +45,7 @@ impl File {
         let (first, last) = (offset >> PAGE_SHIFT, (end - 1) >> PAGE_SHIFT);
         let mut pinned = PinnedPages::new(&self.cache, (last - first + 1) as usize);
         let mut page = first;
+        let mut nr_missed = 0;
         while page <= last {
             if let Some(frame) = self.pin_page(page) {
                 self.cache.waiters().wait_unlocked(self.cache.arena(), frame);
@@ -71,6 +73,7 @@ impl File {
             let window_end = (page + window).min(file_end).max(last + 1);
             match self.fill(group, page, window_end, last + 1)? {
                 Filled::Pages(frames) => {
+                    nr_missed += frames.len() as u64;
                     for frame in frames {
                         pinned.push(segment_of(page, offset, end, frame));
                         page += 1;
@@ -78,11 +81,16 @@ impl File {
                 }
                 Filled::NoRoom => {
                     drop(pinned);
+                    group.stat_add(StatItem::CacheMiss, (last - first + 1) as i64);
                     return self.read_uncached(group, offset, end);
                 }
             }
         }
         readahead.note(last, last + 1);
+        if nr_missed > 0 {
+            group.stat_add(StatItem::CacheMiss, nr_missed as i64);
+        }
+        count_hits(group, last - first + 1 - nr_missed);
         Ok(pinned)
     }
 

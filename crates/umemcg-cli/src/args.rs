@@ -287,6 +287,8 @@ pub enum TopSort {
     Limit,
     /// Bytes to be written back
     Dirty,
+    /// Pages read that were not there
+    Misses,
     /// Pages read again soon after they were evicted
     Refaults,
     /// Time in which a request was stalled
@@ -301,7 +303,8 @@ pub enum TopSort {
 #[derive(Debug, clap::Args)]
 #[command(long_about = "Show the groups and what happens in them, again and again.\n\n\
     usage, limit, high, dirty: bytes, groups below included. low mark: usage at which background reclaim starts. min, low: of \
-    the usage, what reclaim of the pool leaves alone, and what it takes last. in/s: pages brought into the cache. refault/s: pages read again that had been evicted; many of them mean that the group is too \
+    the usage, what reclaim of the pool leaves alone, and what it takes last. \
+    hits: of the pages that were read, the part that was there. in/s: pages brought into the cache. refault/s: pages read again that had been evicted; many of them mean that the group is too \
     small for what it works on. stalled: part of the time in which a request waited for memory. kswapd/s, direct/s: pages reclaimed \
     in the background, and by whoever needed the room. `-` means none.\n\n\
     On a terminal the table stays in place until Ctrl-C; elsewhere it is printed as plain text each time.")]

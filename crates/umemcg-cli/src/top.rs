@@ -37,6 +37,10 @@ struct Row {
     min_bytes: u64,
     low_bytes: u64,
     dirty_bytes: u64,
+    /// Of the pages that were read, the ones that were there; none when none were read.
+    hit_percent: Option<f64>,
+    /// Pages that were read and not there.
+    misses_per_second: f64,
     /// Pages brought in.
     pages_in_per_second: f64,
     /// Of those, the ones that had been evicted not long before.
@@ -51,6 +55,7 @@ impl Row {
         let seconds = passed.as_secs_f64().max(1e-6);
         // A group that was made anew under the same name counts from less.
         let rate = |name: &str| now.stat(name).saturating_sub(before.stat(name)) as f64 / seconds;
+        let (hits, misses) = (rate("total_cache_hit"), rate("total_cache_miss"));
         let stalled = now.stalled_us.saturating_sub(before.stalled_us) as f64 / 1e6;
         Self {
             group: group.to_owned(),
@@ -61,6 +66,8 @@ impl Row {
             min_bytes: now.stat("min_effective").min(now.usage_bytes),
             low_bytes: now.stat("low_effective").min(now.usage_bytes),
             dirty_bytes: now.stat("total_dirty"),
+            hit_percent: (hits + misses > 0.0).then(|| 100.0 * hits / (hits + misses)),
+            misses_per_second: misses,
             pages_in_per_second: rate("total_pgpgin"),
             refaults_per_second: rate("total_workingset_refault_file"),
             stalled_percent: (100.0 * stalled / seconds).min(100.0),
@@ -82,6 +89,7 @@ impl Row {
             kept(self.min_bytes),
             kept(self.low_bytes),
             human_bytes(self.dirty_bytes),
+            self.hit_percent.map_or_else(|| "-".to_owned(), |percent| format!("{percent:.1}%")),
             rate(self.pages_in_per_second),
             rate(self.refaults_per_second),
             format!("{:.1}%", self.stalled_percent),
@@ -96,6 +104,7 @@ impl Row {
             TopSort::Usage => self.usage_bytes as f64,
             TopSort::Limit => self.limit_bytes.map_or(f64::MAX, |bytes| bytes as f64),
             TopSort::Dirty => self.dirty_bytes as f64,
+            TopSort::Misses => self.misses_per_second,
             TopSort::Refaults => self.refaults_per_second,
             TopSort::Stalls => self.stalled_percent,
             TopSort::Reclaim => self.background_reclaim_per_second + self.direct_reclaim_per_second,
@@ -104,7 +113,7 @@ impl Row {
     }
 }
 
-const HEADINGS: [&str; 13] = [
+const HEADINGS: [&str; 14] = [
     "group",
     "usage",
     "limit",
@@ -113,6 +122,7 @@ const HEADINGS: [&str; 13] = [
     "min",
     "low",
     "dirty",
+    "hits",
     "in/s",
     "refault/s",
     "stalled",

@@ -8,7 +8,7 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use umemcg::{Engine, EventKind, Group, StatItem};
+use umemcg::{Engine, EventKind, Group, StatItem, collect_hits};
 use umemcg_base::PAGE_SIZE_U64;
 
 use crate::error::ControlError;
@@ -35,6 +35,8 @@ const V1_LINES: &[Line] = &[
     ("writeback", &[FileWriteback]),
     ("nfs_unstable", &[FileUnstable]),
     ("workingset_refault_file", &[WorkingsetRefault]),
+    ("cache_hit", &[CacheHit]),
+    ("cache_miss", &[CacheMiss]),
     ("pgpgin", &[PgPgIn]),
     ("pgpgout", &[PgPgOut]),
     ("kswapd_steal", &[PgStealKswapd]),
@@ -100,6 +102,7 @@ fn protection(engine: &Engine, group: &Arc<Group>) -> String {
 }
 
 pub(crate) fn memory_stat(group: &Group) -> String {
+    collect_hits();
     let mut text = String::with_capacity(2048);
     let mut line = |prefix: &str, name: &str, value: u64| {
         // Writing to a string cannot fail.

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use umemcg_base::sync::{Mutex, RwLock};
@@ -380,28 +380,28 @@ impl Group {
         self.stats.total[item.index()].load(Ordering::Relaxed)
     }
 
-    /// Counts an event here and above, and rings the events bells on the way.
+    /// Counts an event here and above, and rings the bells of those who listen.
     #[doc(alias = "memcg_memory_event")]
     pub fn event(&self, kind: EventKind) {
         self.stats.events_local[kind.index()].fetch_add(1, Ordering::Relaxed);
         for group in self.ancestors() {
-            group.stats.events[kind.index()].fetch_add(1, Ordering::Relaxed);
-            // SeqCst: pairs with `listen_for_events`. Whoever hangs a bell and looks afterwards sees the event, or the bell is seen.
-            fence(Ordering::SeqCst);
-            group.bells.events.ring();
+            group.stats.events.count::<true>(kind);
         }
     }
 
-    /// Hangs the bell that events here and below ring. Who looks at the counts afterwards misses no event.
+    /// Hangs the bell that events here and below ring; the first one stays. Who looks at the counts afterwards misses no event.
     pub fn listen_for_events(&self, bell: Arc<Bell>) {
-        self.bells.events.set(bell);
-        // SeqCst: pairs with `event`.
-        fence(Ordering::SeqCst);
+        self.stats.events.hang::<true>(bell);
+    }
+
+    /// Rings that bell although nothing was counted: whoever waits for news should look.
+    pub fn announce(&self) {
+        self.stats.events.ring();
     }
 
     /// Events of this group and all below it.
     pub fn event_count(&self, kind: EventKind) -> u64 {
-        self.stats.events[kind.index()].load(Ordering::Relaxed)
+        self.stats.events.nr(kind)
     }
 
     /// Events of this group alone.

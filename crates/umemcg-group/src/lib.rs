@@ -19,6 +19,10 @@ mod counter;
 #[cfg(not(loom))]
 mod effective;
 #[cfg(loom)]
+pub mod events;
+#[cfg(not(loom))]
+mod events;
+#[cfg(loom)]
 pub mod excess;
 #[cfg(not(loom))]
 mod excess;
@@ -49,6 +53,8 @@ mod stats;
 pub mod stock;
 #[cfg(not(loom))]
 mod stock;
+#[cfg(not(loom))]
+pub mod tally;
 #[cfg(not(loom))]
 mod tree;
 #[cfg(not(loom))]

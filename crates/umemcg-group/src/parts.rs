@@ -54,8 +54,6 @@ pub struct Bells {
     pub pressure: BellSlot,
     /// Dirty bytes crossed a threshold: the flusher should look.
     pub dirty: BellSlot,
-    /// An event was counted here or below: waiters on control files should look.
-    pub events: BellSlot,
 }
 
 /// A place for a bell.

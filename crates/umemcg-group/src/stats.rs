@@ -11,6 +11,8 @@ use std::sync::atomic::AtomicU64;
 use umemcg_base::sync::atomic::{AtomicI64, Ordering};
 
 use crate::counter::{CounterNode, NO_NODE};
+#[cfg(not(loom))]
+use crate::events::Events;
 
 macro_rules! numbered {
     ($(#[$meta:meta])* $name:ident, $count:ident { $($(#[$doc:meta])* $variant:ident),+ $(,)? }) => {
@@ -101,6 +103,10 @@ numbered! {
         AllocStall,
         /// Pages of I/O served without a cached page, for want of room.
         UncachedIo,
+        /// Pages that were read and found; counted by [`tally`](crate::tally).
+        CacheHit,
+        /// Pages that were read and had to be fetched.
+        CacheMiss,
         /// Reads and writes of pages.
         PgFault,
         /// Of those, the ones that had to wait for the store.
@@ -189,7 +195,7 @@ pub(crate) struct Stats {
     pub(crate) local: [SweptCell; NR_STAT_ITEMS],
     pub(crate) total: [AtomicI64; NR_STAT_ITEMS],
     pub(crate) events_local: [AtomicU64; NR_EVENT_KINDS],
-    pub(crate) events: [AtomicU64; NR_EVENT_KINDS],
+    pub(crate) events: Events,
 }
 
 #[cfg(not(loom))]
@@ -199,7 +205,7 @@ impl Default for Stats {
             local: std::array::from_fn(|_| SweptCell::default()),
             total: std::array::from_fn(|_| AtomicI64::new(0)),
             events_local: std::array::from_fn(|_| AtomicU64::new(0)),
-            events: std::array::from_fn(|_| AtomicU64::new(0)),
+            events: Events::default(),
         }
     }
 }

@@ -182,7 +182,7 @@ fn events_count_here_and_above_and_ring() {
     let tree = GroupTree::new(64 * MIB);
     let a = create(&tree, tree.root(), "a");
     let bell = Arc::new(umemcg_base::Bell::new());
-    tree.root().bells().events.set(Arc::clone(&bell));
+    tree.root().listen_for_events(Arc::clone(&bell));
     a.event(EventKind::Max);
     assert_eq!((a.event_count(EventKind::Max), a.event_count_local(EventKind::Max)), (1, 1));
     assert_eq!(

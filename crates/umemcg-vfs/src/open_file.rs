@@ -9,7 +9,7 @@ use crate::attr::NodeId;
 use crate::content::Content;
 use crate::error::VfsError;
 use crate::reach::Shared;
-use umemcg::{ErrorCursor, File, Group, PinnedPages, Readahead};
+use umemcg::{ErrorCursor, File, Group, PinnedPages, Readahead, count_hits};
 
 /// `O_DSYNC`, which `O_SYNC` includes.
 const O_DSYNC: u32 = 0o10_000;
@@ -84,7 +84,9 @@ impl OpenFile {
     /// Bytes that are all cached, or `None`. Never sleeps.
     #[inline]
     pub fn try_read(&self, offset: u64, len: usize) -> Option<PinnedPages<'_>> {
-        self.content.file.try_read(offset, len, &self.readahead)
+        let pages = self.content.file.try_read(offset, len, &self.readahead)?;
+        count_hits(&self.group, pages.segments().len() as u64);
+        Some(pages)
     }
 
     /// Bytes from `offset`, fewer at the end of the file. May sleep for memory and for the host.

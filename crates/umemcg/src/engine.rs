@@ -187,10 +187,11 @@ impl Engine {
     /// # Errors
     /// [`RemoveError`].
     pub fn remove_group(&self, group: &Arc<Group>) -> Result<(), RemoveError> {
+        umemcg_group::tally::collect_hits();
         self.tree.remove(group, |dying, parent| self.reclaimer.splice_to_parent(dying, parent))?;
         self.kswapd.group_removed(group);
         // Whoever waits for news of it hears that there will be none.
-        group.bells().events.ring();
+        group.announce();
         Ok(())
     }
 

@@ -39,6 +39,7 @@ pub use umemcg_cache::{
     BackingStore, ErrorCursor, File, FileError, LostData, PageCache, PageQuota, PinnedPages, Readahead,
     StoreId,
 };
+pub use umemcg_group::tally::{collect_hits, count_hits};
 pub use umemcg_group::{
     CLAIMS_EXACT, Charge, CreateError, EffectiveProtection, EventKind, Group, GroupTree, OwnerId, PartSlot,
     Protection, Refused, RemoveError, RenameError, StatItem,

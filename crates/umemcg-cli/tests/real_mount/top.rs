@@ -30,6 +30,16 @@ fn top_shows_every_group_as_text_and_as_json_and_ends() {
     assert!(stalled.parse::<u64>().unwrap() > 0, "{stalled}");
     assert_eq!(mount.sh("sed -n 's/^some .*total=//p' $CG/a/b/memory.pressure").good(), "0");
 
+    // A file that is read again and fits: hits, and nothing but hits.
+    mount.sh("head -c 1000000 /dev/urandom > $MNT/h && sync $MNT/h && mkdir $CG/h").good();
+    let hits = || mount.value("h", "memory.stat", "cache_hit");
+    mount.sh_in("h", "cat $MNT/h > /dev/null").good();
+    let (before, missed) = (hits(), mount.value("h", "memory.stat", "cache_miss"));
+    mount.sh_in("h", "for n in 1 2 3; do dd if=$MNT/h bs=4k of=/dev/null 2>&1; done").good();
+    assert_eq!(hits() - before, 3 * 1_000_000u64.div_ceil(4096));
+    assert_eq!(mount.value("h", "memory.stat", "cache_miss"), missed);
+    assert!(mount.value("a", "memory.stat", "cache_miss") > 0);
+
     let nowhere = mount.outside().display().to_string();
     mount.umemcg(&["top", "--once", "--control", &nowhere]).bad("control tree");
     mount.assert_alive();

@@ -18,7 +18,7 @@ use crate::open::Whence;
 use crate::setattr::SetAttr;
 use crate::vfs::Caller;
 use crate::volume_ops::{VolumeDir, VolumeFile};
-use umemcg::{File, Group, PinnedPages, Readahead};
+use umemcg::{File, Group, PinnedPages, Readahead, count_hits};
 
 /// Entries that a listing takes out of the tree at a time.
 const BATCH: usize = 128;
@@ -146,7 +146,9 @@ impl VolumeFile for OpenFile {
     }
     #[inline]
     fn try_read(&self, offset: u64, len: usize) -> Option<PinnedPages<'_>> {
-        self.of().file.try_read(offset, len, &self.readahead)
+        let pages = self.of().file.try_read(offset, len, &self.readahead)?;
+        count_hits(&self.group, pages.segments().len() as u64);
+        Some(pages)
     }
     fn read(&self, group: &Arc<Group>, offset: u64, len: usize) -> Result<PinnedPages<'_>, VfsError> {
         Ok(self.of().file.read(group, offset, len, &self.readahead)?)
