@@ -10,18 +10,37 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::reply::Reply;
+use crate::reply::{Reply, Undo};
 
 /// Asks whether the reply may go (`None`), or how much longer it is to rest. Must not sleep.
 pub type Again = Box<dyn FnMut() -> Option<Duration> + Send>;
 
 /// What a reply that was held back says when it goes.
-#[derive(Debug)]
 pub enum Answer {
     /// A write took so many bytes.
     Written(u32),
     /// These bytes were read. A copy: pages that are pinned for so long could not be reclaimed.
     Bytes(Vec<u8>),
+    /// The answer as it would have gone.
+    Any {
+        /// 0, or a negative error.
+        error: i32,
+        /// What follows.
+        bytes: Vec<u8>,
+        /// For when nobody takes it.
+        undo: Option<Undo>,
+    },
+}
+
+impl fmt::Debug for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (error, len) = match self {
+            Self::Written(bytes) => (0, *bytes as usize),
+            Self::Bytes(bytes) => (0, bytes.len()),
+            Self::Any { error, bytes, .. } => (*error, bytes.len()),
+        };
+        f.debug_struct("Answer").field("error", &error).field("len", &len).finish()
+    }
 }
 
 struct Parked {
@@ -174,9 +193,16 @@ impl Parked {
             self.due = now + rest.max(Duration::from_millis(1));
             return false;
         }
-        match &self.answer {
+        match &mut self.answer {
             Answer::Written(bytes) => self.reply.written(*bytes as usize).ignore(),
             Answer::Bytes(bytes) => self.reply.bytes(bytes).ignore(),
+            Answer::Any { error, bytes, undo } => {
+                if self.reply.send_held(*error, bytes).is_gone()
+                    && let Some(undo) = undo.take()
+                {
+                    undo();
+                }
+            }
         }
         true
     }
@@ -185,7 +211,10 @@ impl Parked {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::inflight::{Inflight, Interrupts};
+    use crate::reply::{Gate, Hold};
     use crate::transport::testing::{due, recorder};
+    use crate::wire::{InHeader, opcode};
     use std::sync::atomic::{AtomicBool, Ordering};
 
     const LONG: Duration = Duration::from_secs(3600);
@@ -225,6 +254,37 @@ mod tests {
         parking.ring();
         let (header, body) = sent.recv_timeout(LONG).unwrap();
         assert_eq!((header.unique, header.error, &body[..4]), (1, 0, &7u32.to_ne_bytes()[..]));
+    }
+
+    #[test]
+    fn what_was_handed_over_is_taken_back_when_nobody_waits_any_more() {
+        let (transport, sent) = recorder();
+        let inflight = Inflight::new(vec![Arc::clone(&transport)], Interrupts::AnySignal);
+        let parking = Arc::new(Parking::new().unwrap());
+        let taken_back = Arc::new(AtomicBool::new(false));
+        for is_interrupted in [true, false] {
+            let mut idle = Reply::idle(Arc::clone(&transport), Some(Arc::clone(&inflight)));
+            idle.arm(&InHeader { opcode: opcode::LOOKUP, unique: 8, ..Default::default() });
+            let hold = Hold { parking: Arc::clone(&parking), rest: LONG, again: at_once() };
+            idle.set_gate(Gate::new(|_| Some(hold)));
+            let undo = Arc::clone(&taken_back);
+            idle.hand_over(&7u64, move || undo.store(true, Ordering::Relaxed));
+            assert_eq!((parking.len(), sent.try_recv().is_err()), (1, true));
+            if is_interrupted {
+                inflight.interrupt(8);
+            }
+            parking.ring();
+            let (header, body) = sent.recv_timeout(LONG).unwrap();
+            let expected = if is_interrupted { (-4, 0) } else { (0, 8) };
+            assert_eq!((header.error, body.len()), expected);
+            while !parking.is_empty() || !inflight.is_empty() {
+                std::thread::yield_now();
+            }
+            while taken_back.load(Ordering::Relaxed) != is_interrupted {
+                std::thread::yield_now();
+            }
+            taken_back.store(false, Ordering::Relaxed);
+        }
     }
 
     #[test]

@@ -1,13 +1,16 @@
 //! The duty to answer a request, as a value: it can go to another thread or rest in a timer, it answers at most once,
 //! and when it is dropped unanswered the asker gets EIO instead of waiting for ever.
 
+use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::io::Errno;
 use umemcg_arena::{Arena, Segment};
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::inflight::{Flight, Inflight, KillAnswer};
+use crate::park::{Again, Answer, Parking};
 use crate::transport::{Payload, SendError, Transport};
 use crate::wire::reply::WriteOut;
 use crate::wire::{InHeader, OUT_HEADER_BYTES, OutHeader, opcode};
@@ -32,6 +35,41 @@ impl Delivery {
     pub fn ignore(self) {}
 }
 
+/// Takes back what an answer handed over and nobody took.
+pub type Undo = Box<dyn FnOnce() + Send>;
+
+/// Holds an answer back.
+pub struct Hold {
+    /// Where it rests.
+    pub parking: Arc<Parking>,
+    /// For how long at least.
+    pub rest: Duration,
+    /// Decides then.
+    pub again: Again,
+}
+
+impl fmt::Debug for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Hold").field("rest", &self.rest).finish_non_exhaustive()
+    }
+}
+
+/// Asked when an answer is about to go, on the thread that gives it, whether it is to be held back. May sleep.
+pub struct Gate(Box<dyn FnOnce(&Reply) -> Option<Hold> + Send>);
+
+impl Gate {
+    /// A gate that asks `decide`.
+    pub fn new(decide: impl FnOnce(&Reply) -> Option<Hold> + Send + 'static) -> Self {
+        Self(Box::new(decide))
+    }
+}
+
+impl fmt::Debug for Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Gate")
+    }
+}
+
 /// The duty to answer one request.
 #[derive(Debug)]
 pub struct Reply {
@@ -45,12 +83,14 @@ pub struct Reply {
     inflight: Option<Arc<Inflight>>,
     /// Set once this one is.
     flight: Option<Arc<Flight>>,
+    /// Who is asked before the answer goes; none for most.
+    gate: Option<Gate>,
 }
 
 impl Reply {
     /// No duty yet; for requests that come through `transport`.
     pub(crate) fn idle(transport: Arc<dyn Transport>, inflight: Option<Arc<Inflight>>) -> Self {
-        Self { transport, unique: 0, opcode: 0, tid: 0, due: false, inflight, flight: None }
+        Self { transport, unique: 0, opcode: 0, tid: 0, due: false, inflight, flight: None, gate: None }
     }
 
     /// Takes on the duty for a request. The previous one must have been settled.
@@ -96,6 +136,11 @@ impl Reply {
         self.due
     }
 
+    /// Has `gate` asked before the answer goes.
+    pub fn set_gate(&mut self, gate: Gate) {
+        self.gate = Some(gate);
+    }
+
     /// Answers with an error.
     pub fn error(&mut self, errno: Errno) -> Delivery {
         self.send(-errno.raw_os_error(), Payload::None)
@@ -114,6 +159,23 @@ impl Reply {
     /// Answers with a structure of [`wire::reply`](crate::wire::reply).
     pub fn value<T: IntoBytes + Immutable>(&mut self, value: &T) -> Delivery {
         self.send(0, Payload::Bytes(value.as_bytes()))
+    }
+
+    /// Answers with a structure that hands something over; `undo` takes that back when nobody took it, now or when the answer, held
+    /// back, goes.
+    pub fn hand_over<T: IntoBytes + Immutable>(&mut self, value: &T, undo: impl FnOnce() + Send + 'static) {
+        self.hand_over_bytes(value.as_bytes(), undo);
+    }
+
+    /// The same with bytes.
+    pub fn hand_over_bytes(&mut self, bytes: &[u8], undo: impl FnOnce() + Send + 'static) {
+        let mut undo = Some(undo);
+        let boxed = &mut || undo.take().map(|undo| Box::new(undo) as Undo);
+        if self.send_or(0, Payload::Bytes(bytes), boxed).is_gone()
+            && let Some(undo) = undo
+        {
+            undo();
+        }
     }
 
     /// Answers with the contents of frames, which the caller keeps pinned until this returns.
@@ -135,6 +197,34 @@ impl Reply {
     }
 
     fn send(&mut self, error: i32, payload: Payload<'_>) -> Delivery {
+        self.send_or(error, payload, &mut || None)
+    }
+
+    /// Answers what was held back.
+    pub(crate) fn send_held(&mut self, error: i32, bytes: &[u8]) -> Delivery {
+        self.send(error, Payload::Bytes(bytes))
+    }
+
+    /// Sends, or holds back what is not in frames; then with what `undo` gives.
+    fn send_or(
+        &mut self,
+        error: i32,
+        payload: Payload<'_>,
+        undo: &mut dyn FnMut() -> Option<Undo>,
+    ) -> Delivery {
+        let held_back = match payload {
+            Payload::None => Some(&[][..]),
+            Payload::Bytes(bytes) => Some(bytes),
+            Payload::Frames(..) => None,
+        };
+        if let Some(gate) = self.gate.take()
+            && let Some(bytes) = held_back
+            && let Some(Hold { parking, rest, again }) = (gate.0)(self)
+        {
+            let answer = Answer::Any { error, bytes: bytes.to_vec(), undo: undo() };
+            parking.park(self.take(), answer, rest, again);
+            return Delivery::Taken;
+        }
         assert!(self.due, "request {} ({}) answered twice", self.unique, self.opcode);
         self.due = false;
         if let (Some(flight), Some(inflight)) = (self.flight.take(), &self.inflight) {

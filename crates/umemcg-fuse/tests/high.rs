@@ -135,3 +135,40 @@ fn whoever_cannot_be_brought_below_its_high_waits_alone_and_can_be_killed() {
     drop(daemon);
     let _ = below.unmount(Unmount::ByForce);
 }
+
+#[test]
+fn whoever_makes_and_looks_up_names_above_its_high_waits_too_and_can_be_killed() {
+    if !can_mount() {
+        return;
+    }
+    let (data, mnt) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    fs::write(data.path().join("there"), "text").unwrap();
+    let engine = engine(64 * MIB);
+    let (we, slowed) = (group(&engine, "we"), group(&engine, "slowed"));
+    let who = Arc::new(Others(Arc::clone(&we), Arc::clone(&slowed)));
+    let daemon = Daemon::start(&engine, who, &DaemonConfig::new(data.path(), mnt.path())).unwrap();
+    engine.set_high(&slowed, MIB, &|| false);
+    // Nothing can bring it below.
+    let held = engine.charge(&slowed, 2 * MIB).unwrap();
+    let run = |command: &str, name: &str| {
+        let name = mnt.path().join(name);
+        let mut command = Command::new(command);
+        command.arg(name).stdout(Stdio::null()).stderr(Stdio::null());
+        command.spawn().unwrap()
+    };
+    for (command, name) in [("stat", "there"), ("mkdir", "made"), ("mkfifo", "pipe")] {
+        let mut child = run(command, name);
+        let parked = within(SOON, || daemon.filesystem().nr_parked() == 1);
+        let others = fs::metadata(mnt.path()).is_ok();
+        kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
+        child.wait().unwrap();
+        assert!(parked.is_some() && others, "{command} {name}");
+        assert!(within(SOON, || daemon.filesystem().nr_parked() == 0).is_some(), "{command} {name}");
+    }
+    assert!(run("mkdir", "later").wait().unwrap().success(), "it is slowed and not refused");
+    assert!(data.path().join("later").is_dir());
+    assert!(slowed.event_count(EventKind::High) > 0);
+    assert!(umemcg::pressure(&we).some.total.is_zero());
+    drop(held);
+    assert_eq!(daemon.shut_down(Instant::now() + SOON), []);
+}

@@ -50,19 +50,23 @@ pub(crate) fn note_charged(bytes: u64) {
 #[derive(Debug)]
 pub struct ChargeMeter {
     start: u64,
-    /// Another thread's count is another.
-    _this_thread: std::marker::PhantomData<*const ()>,
+    /// Where its thread's count is.
+    thread: usize,
 }
 
 impl ChargeMeter {
     /// Starts from nothing.
     pub fn start() -> Self {
-        Self { start: CHARGED_BYTES.get(), _this_thread: std::marker::PhantomData }
+        CHARGED_BYTES
+            .with(|charged| Self { start: charged.get(), thread: std::ptr::from_ref(charged).addr() })
     }
 
-    /// Bytes charged since. Those count, too, that were given back.
+    /// Bytes charged since, by the thread that started it; asked on another, nothing. Those count, too, that were given back.
     pub fn bytes(&self) -> u64 {
-        CHARGED_BYTES.get().wrapping_sub(self.start)
+        CHARGED_BYTES.with(|charged| {
+            let is_here = std::ptr::from_ref(charged).addr() == self.thread;
+            if is_here { charged.get().wrapping_sub(self.start) } else { 0 }
+        })
     }
 }
 
@@ -139,6 +143,11 @@ mod tests {
         let inner = ChargeMeter::start();
         note_charged(100);
         assert_eq!((meter.bytes(), inner.bytes()), (4196, 100));
+        assert_eq!(
+            std::thread::spawn(move || meter.bytes()).join().unwrap(),
+            0,
+            "another thread's count is another"
+        );
     }
 
     #[test]

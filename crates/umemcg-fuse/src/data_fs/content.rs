@@ -77,7 +77,7 @@ impl DataFs {
 
     /// At the end of a request: whoever has charged something while his group or one above it is over its `memory.high` reclaims,
     /// and is then to be kept waiting for as long as this says. For workers only: may sleep.
-    fn high_delay(
+    pub(super) fn high_delay(
         &self,
         header: &InHeader,
         group: &Arc<Group>,
@@ -172,9 +172,8 @@ impl DataFs {
         settle(reply, result, |reply, opened| {
             let open_flags = open_flags(&*opened.file);
             let fh = self.files.open(Arc::new(opened));
-            if reply.value(&OpenOut { fh, open_flags, padding: 0 }).is_gone() {
-                drop(self.files.close(fh));
-            }
+            let files = Arc::clone(&self.files);
+            reply.hand_over(&OpenOut { fh, open_flags, padding: 0 }, move || drop(files.close(fh)));
         });
     }
 
@@ -197,10 +196,11 @@ impl DataFs {
             let (open_flags, member) = (open_flags(&*opened.file), Arc::clone(&opened.on));
             let fh = self.files.open(Arc::new(opened));
             let open = OpenOut { fh, open_flags, padding: 0 };
-            if reply.value(&CreateOut { entry: self.entry_out(&entry), open }).is_gone() {
-                drop(self.files.close(fh));
+            let files = Arc::clone(&self.files);
+            reply.hand_over(&CreateOut { entry: self.entry_out(&entry), open }, move || {
+                drop(files.close(fh));
                 member.volume().forget(inner.node, 1);
-            }
+            });
         });
     }
 

@@ -7,13 +7,14 @@
 mod absent_names;
 mod attrs;
 mod content;
+mod ending;
 mod kernel_names;
 mod names;
 mod top;
 
 use std::ffi::OsStr;
 use std::ops::Deref;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -92,9 +93,11 @@ pub struct DataFs {
     engine: Arc<Engine>,
     arena: Arc<Arena>,
     classifier: Arc<dyn Classifier>,
-    files: HandleTable<Opened<dyn VolumeFile>>,
-    dirs: HandleTable<OpenDir>,
-    parking: Parking,
+    files: Arc<HandleTable<Opened<dyn VolumeFile>>>,
+    dirs: Arc<HandleTable<OpenDir>>,
+    parking: Arc<Parking>,
+    /// (C) Itself, for what comes at the end of a request.
+    me: Weak<DataFs>,
     lifetimes: Lifetimes,
     /// (C) When it began, which is as old as the directory of all volumes.
     since: Timestamp,
@@ -114,14 +117,16 @@ impl DataFs {
         classifier: Arc<dyn Classifier>,
         lifetimes: Lifetimes,
     ) -> std::io::Result<Arc<Self>> {
-        Ok(Arc::new(Self {
+        let parking = Arc::new(Parking::new()?);
+        Ok(Arc::new_cyclic(|me| Self {
+            me: Weak::clone(me),
             volumes,
             arena: Arc::clone(engine.arena()),
             engine: Arc::clone(engine),
             classifier,
-            files: HandleTable::new(),
-            dirs: HandleTable::new(),
-            parking: Parking::new()?,
+            files: Arc::default(),
+            dirs: Arc::default(),
+            parking,
             lifetimes,
             since: now(),
             absent: Arc::default(),
@@ -134,7 +139,7 @@ impl DataFs {
         self.files.len()
     }
 
-    /// Writes whose answer is being held back.
+    /// Requests whose answer is being held back.
     pub fn nr_parked(&self) -> usize {
         self.parking.len()
     }
@@ -318,6 +323,9 @@ impl Filesystem for DataFs {
         let id = header.nodeid;
         if let Some((parent, name)) = name_to_be(id, &asked.op) {
             self.absent.exists(parent, name);
+        }
+        if let Some(gate) = self.gate(asked) {
+            reply.set_gate(gate);
         }
         match asked.op {
             Op::Read(arg) => self.read(header, &arg, reply),

@@ -57,9 +57,7 @@ impl DataFs {
             Ok((member, inner, entry))
         });
         settle(reply, result, |reply, (member, inner, entry)| {
-            if reply.value(&self.entry_out(&entry)).is_gone() {
-                member.volume().forget(inner.node, 1);
-            }
+            reply.hand_over(&self.entry_out(&entry), move || member.volume().forget(inner.node, 1));
         });
     }
 
@@ -163,9 +161,8 @@ impl DataFs {
         };
         settle(reply, result, |reply, dir| {
             let fh = self.dirs.open(Arc::new(dir));
-            if reply.value(&OpenOut { fh, ..Default::default() }).is_gone() {
-                drop(self.dirs.close(fh));
-            }
+            let dirs = Arc::clone(&self.dirs);
+            reply.hand_over(&OpenOut { fh, ..Default::default() }, move || drop(dirs.close(fh)));
         });
     }
 
@@ -217,13 +214,14 @@ impl DataFs {
             }
             taken
         });
-        let mut gone = true;
-        settle(reply, keep_some(result, &list), |reply, ()| gone = reply.bytes(list.as_bytes()).is_gone());
-        if gone {
-            for node in handed_over {
-                opened.on.volume().forget(node, 1);
-            }
-        }
+        // An error means that nothing is in the list.
+        settle(reply, keep_some(result, &list), |reply, ()| {
+            let dir = Arc::clone(&dir);
+            reply.hand_over_bytes(list.as_bytes(), move || {
+                let OpenDir::In(opened) = &*dir else { return };
+                handed_over.into_iter().for_each(|node| opened.on.volume().forget(node, 1));
+            });
+        });
     }
 }
 

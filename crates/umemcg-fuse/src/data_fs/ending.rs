@@ -1,0 +1,58 @@
+//! The end of a request that is neither read nor write: whoever has charged something while over its `memory.high` reclaims, and
+//! who is slowed by that, or by a dirty limit, gets the answer later. No thread waits with it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use umemcg::{ChargeMeter, File, Stalled};
+
+use super::DataFs;
+use crate::reply::{Gate, Hold, Reply};
+use crate::request::Asked;
+use crate::wire::{InHeader, Op, setattr_valid};
+
+impl DataFs {
+    /// What is asked before a request is answered; none for those that see to it themselves, that charge nothing, or that nobody
+    /// sent.
+    pub(super) fn gate(&self, asked: &Asked<'_>) -> Option<Gate> {
+        let header = *asked.header;
+        let written = match asked.op {
+            Op::Read(_) | Op::Write { .. } | Op::Release(_) | Op::Releasedir(_) => return None,
+            Op::Forget { .. } | Op::BatchForget(_) | Op::Statfs | Op::Syncfs => return None,
+            _ if header.pid == 0 => return None,
+            Op::Fallocate(arg) => Some(arg.fh),
+            Op::Setattr(arg) => (arg.valid & setattr_valid::FH != 0).then_some(arg.fh),
+            _ => None,
+        };
+        // What may have dirtied a page, by its open file.
+        let content = written.and_then(|fh| Some(Arc::clone(self.files.get(fh)?.file.content())));
+        let (me, meter) = (self.me.clone(), ChargeMeter::start());
+        Some(Gate::new(move |reply| me.upgrade()?.hold(&header, &meter, content, reply)))
+    }
+
+    /// Whether an answer has to wait.
+    fn hold(
+        &self,
+        header: &InHeader,
+        meter: &ChargeMeter,
+        content: Option<Arc<File>>,
+        reply: &Reply,
+    ) -> Option<Hold> {
+        if meter.bytes() == 0 && content.is_none() {
+            return None;
+        }
+        let group = self.group(header);
+        let delay = self.high_delay(header, &group, meter, reply);
+        let pause = content.as_ref().and_then(|content| content.write_pause(&group, 0)).unwrap_or_default();
+        let rest = delay.max(pause);
+        if rest == Duration::ZERO {
+            return None;
+        }
+        let stalled = Stalled::begin(&group);
+        let again = Box::new(move || {
+            let _until_it_goes = &stalled;
+            content.as_ref().and_then(|content| content.write_pause(&group, 0))
+        });
+        Some(Hold { parking: Arc::clone(&self.parking), rest, again })
+    }
+}
