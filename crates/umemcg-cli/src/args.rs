@@ -49,6 +49,9 @@ Examples:
   umemcg top --once --json --control ./cg
       The same once, for a program.
 
+  umemcg trim --idle 5m
+      Watch for five minutes; what nobody has used goes back to the operating system.
+
   umemcg sync ./mnt
       Wait until everything written so far is durable in ./data.
 
@@ -93,6 +96,8 @@ pub enum Command {
     Volume(VolumeCommand),
     /// Show the groups and what happens in them, again and again
     Top(TopArguments),
+    /// Give the cached memory of groups back to the operating system
+    Trim(TrimArguments),
     /// Show it at work: a real mount, two groups, real programs, a table of what happened
     Demo(DemoArguments),
 }
@@ -324,6 +329,26 @@ pub struct TopArguments {
     /// Print each table as a line of JSON: bytes, pages a second, percent
     #[arg(long)]
     pub json: bool,
+}
+
+/// `umemcg trim`.
+#[derive(Debug, clap::Args)]
+#[command(long_about = "Give the cached memory of groups back to the operating system.\n\n\
+    Everything that can go of the group and those below it goes: clean pages, names and inodes that nobody uses. Dirty data stays until it has been written back. \
+    With --idle only of those groups in which nothing was read or written for so long.")]
+pub struct TrimArguments {
+    /// Where the control files are mounted (found by itself when there is one such mount)
+    #[arg(long, value_name = "DIR")]
+    pub control: Option<PathBuf>,
+    /// Watch for so long, then trim what was idle: 30s, 5m
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub idle: Option<Duration>,
+    /// Print what was given back as JSON: bytes
+    #[arg(long)]
+    pub json: bool,
+    /// Which group, with all below it
+    #[arg(default_value = "/")]
+    pub group: String,
 }
 
 /// `umemcg demo`.

@@ -21,6 +21,7 @@ mod pool;
 mod signals;
 mod table;
 mod top;
+mod trim;
 mod users;
 mod volumes;
 
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         Command::Sync(sync) => client::sync(sync),
         Command::Volume(volume) => volumes::volume(volume),
         Command::Top(top) => top::top(top),
+        Command::Trim(trim) => trim::trim(trim),
         Command::Demo(demo) => demo::demo(demo),
     };
     match result {

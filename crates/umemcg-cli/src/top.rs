@@ -149,7 +149,7 @@ fn table(rows: &[Row]) -> String {
 }
 
 /// The control tree that is meant: the one given, or the only one that is mounted.
-fn control_tree(given: Option<&Path>) -> Result<PathBuf, Failure> {
+pub fn control_tree(given: Option<&Path>) -> Result<PathBuf, Failure> {
     if let Some(path) = given {
         return Ok(path.to_owned());
     }

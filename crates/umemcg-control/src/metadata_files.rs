@@ -1,4 +1,4 @@
-//! Memory that is no page data: the `memory.kmem.*` files, the table of objects, and `vm.drop_caches`.
+//! Memory that is no page data: the `memory.kmem.*` files, the table of objects, `vm.drop_caches` and `vm.compact_memory`.
 
 use std::fmt::Write;
 
@@ -66,4 +66,13 @@ pub(crate) fn drop_caches(context: &FileContext<'_>, written: &[u8]) -> Done {
     };
     context.engine().drop_caches(what, context.request.cancelled);
     if (context.request.cancelled)() { Err(ControlError::Interrupted) } else { Ok(()) }
+}
+
+/// `vm.compact_memory`.
+pub(crate) fn compact_memory(context: &FileContext<'_>, written: &[u8]) -> Done {
+    if value::strip(written) != b"1" {
+        return Err(ControlError::Invalid);
+    }
+    context.engine().trim();
+    Ok(())
 }

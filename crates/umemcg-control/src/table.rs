@@ -381,6 +381,16 @@ pub static ROWS: &[Row] = &[
         doc: "write 1 to drop clean pages of the whole pool, 2 for objects, 3 for both; dirty data stays",
     },
     Row {
+        name: "vm.compact_memory",
+        version: Both,
+        mode: DONE,
+        place: RootOnly,
+        read: None,
+        write: Some(metadata_files::compact_memory),
+        write_reclaims: true,
+        doc: "write 1 to give all free memory of the pool back to the operating system, pages moved together first",
+    },
+    Row {
         name: "memory.use_hierarchy",
         version: V1,
         mode: SET,

@@ -1,6 +1,6 @@
 //! `umemcg top` beside a daemon at work.
 
-use crate::harness::{Mount, needs_mount};
+use crate::harness::{Mount, needs_mount, until};
 
 #[test]
 fn top_shows_every_group_as_text_and_as_json_and_ends() {
@@ -42,6 +42,43 @@ fn top_shows_every_group_as_text_and_as_json_and_ends() {
 
     let nowhere = mount.outside().display().to_string();
     mount.umemcg(&["top", "--once", "--control", &nowhere]).bad("control tree");
+    mount.assert_alive();
+    mount.umount();
+}
+
+#[test]
+fn what_idle_groups_keep_goes_back_to_the_operating_system_and_who_reads_keeps_his() {
+    needs_mount!();
+    let mut mount = Mount::start();
+    mount
+        .sh("mkdir -p $CG/idle $CG/busy; for f in one two; do head -c 24000000 /dev/urandom > $MNT/$f; done")
+        .good();
+    mount.sh("head -c 4000000 /dev/urandom > $MNT/mine; sync; echo 3 > $CG/vm.drop_caches").good();
+    mount.sh_in("idle", "cat $MNT/one $MNT/two > /dev/null").good();
+    let mut reader =
+        mount.shell("echo $$ > $CG/busy/tasks; while :; do cat $MNT/mine; done > /dev/null").spawn().unwrap();
+    until("he has read it once", || mount.value("busy", "memory.stat", "cache_hit") > 2000);
+    let (usage, resident) = (mount.number("idle", "memory.usage_in_bytes"), mount.daemon_memory("VmRSS"));
+    assert!(usage >= 48_000_000, "{usage}");
+    let cg = mount.cg().display().to_string();
+    let missed = || mount.value("busy", "memory.stat", "cache_miss");
+    let before = missed();
+    let shown = mount.umemcg(&["trim", "--idle", "500ms", "--control", &cg]);
+    let text = shown.good().to_owned();
+    // Nothing is waited for: it has gone when the command ends.
+    let (left, now) = (mount.number("idle", "memory.usage_in_bytes"), mount.daemon_memory("VmRSS"));
+    let after = missed();
+    reader.kill().unwrap();
+    reader.wait().unwrap();
+    assert!(text.contains("/idle") && !text.contains("/busy"), "{text}");
+    assert!(left < 1 << 20, "{left}");
+    assert!(now + (44 << 20) <= resident, "resident memory went from {resident} to {now}");
+    assert_eq!(after, before, "the other group kept what it reads");
+
+    let json = mount.umemcg(&["trim", "--json", "--control", &cg, "busy"]);
+    let json: serde_json::Value = serde_json::from_str(json.good()).unwrap();
+    assert_eq!(json[0]["group"], "/busy");
+    mount.umemcg(&["trim", "--control", &cg, "nobody"]).bad("no group /nobody");
     mount.assert_alive();
     mount.umount();
 }

@@ -1,0 +1,173 @@
+//! `umemcg trim`: what groups keep in the cache goes, and its memory back to the operating system.
+//!
+//! Everything is done through the control files, so it works for whoever may write them. A group is idle when nothing was read, brought
+//! in or dirtied in it or below while we watched; of a tree that is idle as a whole the top is trimmed.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::args::TrimArguments;
+use crate::exit::Failure;
+use crate::group_sample::{GroupSample, TreeSample};
+use crate::table::{TextTable, human_bytes};
+use crate::top::control_tree;
+
+/// What one group gave.
+#[derive(Debug, Serialize)]
+struct Trimmed {
+    group: String,
+    before_bytes: u64,
+    after_bytes: u64,
+}
+
+/// Whether nothing happened in a group and those below it.
+fn is_idle(before: &GroupSample, now: &GroupSample) -> bool {
+    let same = |name| before.stat(name) == now.stat(name);
+    ["total_cache_hit", "total_cache_miss", "total_pgpgin"].into_iter().all(same)
+        && [before, now].iter().all(|sample| sample.stat("total_dirty") + sample.stat("total_writeback") == 0)
+}
+
+/// The highest groups at or below `top` that were idle and hold something.
+fn idle_groups(before: &TreeSample, now: &TreeSample, top: &str) -> Vec<String> {
+    let mut chosen: Vec<String> = Vec::new();
+    // A path comes before those below it.
+    for (path, sample) in &now.groups {
+        let is_covered = chosen.iter().any(|above| is_within(path, above));
+        let was = before.groups.get(path);
+        if is_within(path, top)
+            && !is_covered
+            && sample.usage_bytes > 0
+            && was.is_some_and(|was| is_idle(was, sample))
+        {
+            chosen.push(path.clone());
+        }
+    }
+    chosen
+}
+
+fn is_within(path: &str, above: &str) -> bool {
+    let below = path.strip_prefix(above.trim_end_matches('/'));
+    below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// `/a/b` however it was written.
+fn path_of(group: &str) -> String {
+    let names: Vec<&str> = group.split('/').filter(|name| !name.is_empty()).collect();
+    format!("/{}", names.join("/"))
+}
+
+fn usage(control: &Path, group: &str) -> io::Result<u64> {
+    let path = control.join(group.trim_start_matches('/')).join("memory.usage_in_bytes");
+    let text = fs::read_to_string(path)?;
+    text.trim().parse().map_err(|_| io::Error::other("its usage is no number"))
+}
+
+/// Reclaims all that can go.
+fn trim_group(control: &Path, group: &str) -> io::Result<Trimmed> {
+    let before_bytes = usage(control, group)?;
+    let reclaim = control.join(group.trim_start_matches('/')).join("memory.reclaim");
+    match fs::write(reclaim, before_bytes.to_string()) {
+        // Less than all: what is in use stays.
+        Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
+        _ => {}
+    }
+    Ok(Trimmed { group: group.to_owned(), before_bytes, after_bytes: usage(control, group)? })
+}
+
+/// `umemcg trim`.
+///
+/// # Errors
+/// [`Failure`].
+pub fn trim(arguments: &TrimArguments) -> Result<(), Failure> {
+    let control = control_tree(arguments.control.as_deref())?;
+    let top = path_of(&arguments.group);
+    let failed = |group: &str, error: &io::Error| match error.kind() {
+        io::ErrorKind::NotFound => Failure::Failed(format!("no group {group} in {}", control.display())),
+        _ => Failure::Failed(format!("cannot trim {group} in {}: {error}", control.display())),
+    };
+    let groups = match arguments.idle {
+        None => vec![top],
+        Some(idle) => {
+            let sample = || TreeSample::read(&control).map_err(|error| failed("/", &error));
+            let before = sample()?;
+            if !before.groups.contains_key(&top) {
+                return Err(failed(&top, &io::ErrorKind::NotFound.into()));
+            }
+            std::thread::sleep(idle);
+            idle_groups(&before, &sample()?, &top)
+        }
+    };
+    let mut trimmed = Vec::new();
+    for group in &groups {
+        match trim_group(&control, group) {
+            Ok(done) => trimmed.push(done),
+            // It went meanwhile.
+            Err(error) if error.kind() == io::ErrorKind::NotFound && arguments.idle.is_some() => {}
+            Err(error) => return Err(failed(group, &error)),
+        }
+    }
+    let compact = control.join("vm.compact_memory");
+    fs::write(&compact, "1").map_err(|error| Failure::at("cannot write", &compact, &error))?;
+    let shown = if arguments.json {
+        serde_json::to_string(&trimmed).unwrap_or_default() + "\n"
+    } else if trimmed.is_empty() {
+        "no group is idle and holds anything\n".to_owned()
+    } else {
+        let mut table = TextTable::new(&["group", "before", "after", "given back"]);
+        for Trimmed { group, before_bytes, after_bytes } in &trimmed {
+            let given = before_bytes.saturating_sub(*after_bytes);
+            table.row(
+                [group.clone()].into_iter().chain([*before_bytes, *after_bytes, given].map(human_bytes)),
+            );
+        }
+        table.to_string()
+    };
+    // Whoever read it has seen enough.
+    let _ = io::Write::write_all(&mut io::stdout(), shown.as_bytes());
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+    use std::time::Instant;
+
+    fn tree(groups: &[(&str, u64, u64)]) -> TreeSample {
+        let sample = |&(path, usage_bytes, hits): &(&str, u64, u64)| {
+            let stat = BTreeMap::from([("total_cache_hit".to_owned(), hits)]);
+            (path.to_owned(), GroupSample { usage_bytes, stat, ..Default::default() })
+        };
+        TreeSample { at: Instant::now(), groups: groups.iter().map(sample).collect() }
+    }
+
+    #[test]
+    fn the_highest_idle_groups_are_chosen_and_only_below_what_was_asked_for() {
+        let before = tree(&[
+            ("/", 9, 5),
+            ("/a", 3, 0),
+            ("/a/b", 3, 0),
+            ("/ab", 2, 0),
+            ("/c", 2, 1),
+            ("/c/d", 1, 0),
+            ("/e", 0, 0),
+        ]);
+        let now = tree(&[
+            ("/", 9, 6),
+            ("/a", 3, 0),
+            ("/a/b", 3, 0),
+            ("/ab", 2, 0),
+            ("/c", 2, 2),
+            ("/c/d", 1, 0),
+            ("/e", 0, 0),
+            ("/new", 7, 0),
+        ]);
+        assert_eq!(idle_groups(&before, &now, "/"), ["/a", "/ab", "/c/d"]);
+        assert_eq!(idle_groups(&before, &now, "/a"), ["/a"]);
+        assert_eq!(idle_groups(&before, &now, "/c"), ["/c/d"]);
+        assert_eq!([path_of(""), path_of("/"), path_of("a/b/"), path_of("//a")], ["/", "/", "/a/b", "/a"]);
+    }
+}
