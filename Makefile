@@ -11,9 +11,11 @@ CARGO ?= cargo
 TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 # The models of the protocols between threads: every crate that has a tests/loom_*.rs file.
 LOOM_CRATES = $(sort $(patsubst crates/%/tests/,%,$(dir $(wildcard crates/*/tests/loom_*.rs))))
-# How often `make test-crash` kills a daemon, and how many rounds of power cuts it makes.
+# How often `make test-crash` kills a daemon, how many rounds of power cuts it makes, and how large fio's
+# files are.
 CRASH_KILLS ?= 300
 CRASH_ROUNDS ?= 100
+CRASH_FIO_MIB ?= 48
 # How long the POSIX suites and the benchmarks run; CI makes both short.
 POSIX_SCALE ?= full
 BENCH_SCALE ?= 1
@@ -51,7 +53,7 @@ test-posix: deps ## pjdfstest and fsx on real mounts: a directory in a group tha
 	TARGET="$(TARGET)" POSIX_SCALE="$(POSIX_SCALE)" scripts/posix.sh
 
 test-crash: deps ## hundreds of kills of a daemon under load, thousands of power cuts with new seeds; every file checked
-	UMEMCG_CRASH_KILLS="$(CRASH_KILLS)" \
+	UMEMCG_CRASH_KILLS="$(CRASH_KILLS)" UMEMCG_CRASH_FIO_MIB="$(CRASH_FIO_MIB)" \
 		$(CARGO) test --locked -p umemcg-cli --test crash -- --nocapture
 	UMEMCG_CRASH_ROUNDS="$(CRASH_ROUNDS)" $(CARGO) test --locked -p umemcg --test crash -- --nocapture cut
 	UMEMCG_CRASH_ROUNDS="$(CRASH_ROUNDS)" $(CARGO) test --locked -p umemcg-fuse --test power_cut -- --nocapture

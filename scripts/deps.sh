@@ -14,11 +14,12 @@ needs=(
     "setfacl acl"
     "diff diffutils"
     "find findutils"
+    "fio fio"
     "/usr/include/stdio.h libc6-dev"
 )
 for argument in "$@"; do
     case $argument in
-    --bench) needs+=("fio fio" "/usr/include/fuse3/fuse.h libfuse3-dev" "pkg-config pkg-config") ;;
+    --bench) needs+=("/usr/include/fuse3/fuse.h libfuse3-dev" "pkg-config pkg-config") ;;
     *) echo "deps.sh: unknown argument $argument (known: --bench)" >&2; exit 2 ;;
     esac
 done

@@ -18,15 +18,16 @@ use crate::record::Random;
 use crate::writers;
 
 const POOL: &str = "32M";
-/// Name, limit, dirty limit and where the flusher begins.
-const GROUPS: [(&str, &str, &str, &str); 3] =
+/// Groups: name, limit, dirty limit and where the flusher begins.
+pub const GROUPS: [(&str, &str, &str, &str); 3] =
     [("a", "512k", "128k", "64k"), ("b", "1m", "256k", "32k"), ("c", "4m", "0", "0")];
 /// After so many lives the files are new, or they would only grow.
 const LIVES_OF_FILES: u64 = 8;
 /// Kills of the ordinary tests.
 const NR_KILLS: u64 = 6;
 
-fn number_from_environment(name: &str) -> Option<u64> {
+/// A number that the caller of the tests may set.
+pub fn number_from_environment(name: &str) -> Option<u64> {
     std::env::var(name)
         .ok()
         .map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text}: not a number")))
@@ -85,7 +86,8 @@ fn disturb(mount: &Mount, random: &mut Random) -> u64 {
     which
 }
 
-fn make_groups(mount: &Mount) {
+/// Makes the groups with their limits.
+pub fn make_groups(mount: &Mount) {
     for (name, limit, dirty, background) in GROUPS {
         mount.group(name, limit);
         for (file, value) in

@@ -2,9 +2,10 @@
 //! acknowledged is in the backing directory, whole and in order.
 //!
 //! The ordinary tests kill a few times; `make test-crash` hundreds (`UMEMCG_CRASH_KILLS`, with `UMEMCG_CRASH_SEED` for one run
-//! again). Power cuts, which lose what the host's own cache would have kept, are in `umemcg/tests/crash.rs` and
+//! again). fio verifies beside that. Power cuts, which lose what the host's own cache would have kept, are in `umemcg/tests/crash.rs` and
 //! `umemcg-fuse/tests/power_cut.rs`.
 
+mod fio;
 #[path = "../real_mount/harness.rs"]
 #[allow(dead_code)]
 mod harness;
