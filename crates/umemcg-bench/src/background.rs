@@ -284,9 +284,7 @@ fn write_call(file: &Arc<File>, group: &Arc<Group>, offset: u64, buffer: &mut [u
     if written != buffer.len() {
         return Err(Failure::Wrong(format!("{written} bytes written at {offset}")));
     }
-    if let Some(pause) = file.write_pause(group, written) {
-        std::thread::sleep(pause);
-    }
+    file.throttle(group, written, &|| false);
     Ok(())
 }
 

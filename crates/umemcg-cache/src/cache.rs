@@ -11,11 +11,11 @@ use parking_lot::{Condvar, Mutex};
 use umemcg_arena::Arena;
 use umemcg_base::clock::{Clock, SystemClock};
 use umemcg_base::{PAGE_SIZE_U64, Table};
-use umemcg_group::StatItem;
+use umemcg_group::{Group, StatItem};
 use umemcg_reclaim::{PageOwner, Reclaimer};
 
 use crate::dirty::DirtyLimits;
-use crate::domain::{Domain, LostData};
+use crate::domain::{Domain, LostData, Wanted};
 use crate::file::File;
 use crate::flush::{Durability, PAGES_END};
 use crate::flushers::Flushers;
@@ -108,7 +108,7 @@ impl PageCache {
             nodes: Arc::new(NodePool::new(pool_bytes, ShadowLeaves::new(&reclaimer))?),
             reserve,
             waiters: PageWaiters::default(),
-            limits: DirtyLimits::new(Arc::clone(reclaimer.tree())),
+            limits: DirtyLimits::new(Arc::clone(&reclaimer)),
             clock: SystemClock::new(),
             files: Table::new(),
             numbers: Mutex::default(),
@@ -220,8 +220,12 @@ impl PageCache {
         &self.limits
     }
 
+    pub(crate) fn now(&self) -> Duration {
+        self.clock.now()
+    }
+
     pub(crate) fn now_ms(&self) -> u64 {
-        self.clock.now().as_millis() as u64
+        self.now().as_millis() as u64
     }
 
     pub(crate) fn next_node(&self) -> usize {
@@ -229,16 +233,46 @@ impl PageCache {
         if nr == 1 { 0 } else { self.next_node.fetch_add(1, Ordering::Relaxed) % nr }
     }
 
-    /// Counts pages of an owner that changed state, in the group and in the pool.
+    /// Counts pages of an owner that changed state, in the group and those above.
     pub(crate) fn account(&self, owner: u32, item: StatItem, pages: i64) {
         umemcg_reclaim::owner_from(owner)
             .with_group(|group| group.stat_add(item, pages * PAGE_SIZE_U64 as i64));
-        self.limits.add(pages);
+        // Each page was counted before it is counted off, and nothing ever leaves the root.
+        debug_assert!(
+            pages >= 0 || self.reclaimer.tree().root().stat_total(item) >= 0,
+            "more pages left a state than came to it"
+        );
     }
 
-    pub(crate) fn ring_flushers(&self) {
+    /// Has everything dirty of a group and those below it written: its own files, and what it shares if it has none.
+    pub(crate) fn flush_group(&self, group: &Arc<Group>) {
+        self.want_flushed(group, Wanted::All);
+    }
+
+    /// Has a group's dirty files written until it is below its background threshold.
+    pub(crate) fn flush_over_background(&self, group: &Arc<Group>) {
+        self.want_flushed(group, Wanted::ToBackground);
+    }
+
+    fn want_flushed(&self, group: &Arc<Group>, wanted: Wanted) {
         for domain in self.living_domains() {
-            domain.ring_urgently();
+            if domain.nr_unclean() > 0 {
+                domain.want_flushed(group, wanted);
+            }
+        }
+    }
+
+    /// Has all flushers look at what has become due.
+    pub fn wake_flushers(&self) {
+        for domain in self.living_domains() {
+            domain.ring();
+        }
+    }
+
+    /// A group has been removed: its dirty files are its parent's.
+    pub fn hand_over_dirty(&self, dying: &Arc<Group>, parent: &Arc<Group>) {
+        for domain in self.living_domains() {
+            domain.hand_over(dying, parent);
         }
     }
 

@@ -3,7 +3,7 @@
 //! a while (see [`crate::flushers`]), so a store that nobody writes to costs no thread; the domain itself lives as long as
 //! one of its files.
 
-use std::collections::VecDeque;
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -11,11 +11,15 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use umemcg_base::{Bell, PAGE_SIZE_U64, Rank, RankedMutex};
+use umemcg_group::Group;
+use umemcg_reclaim::owner_from;
 
 use crate::cache::PageCache;
-use crate::dirty::{DIRTY_EXPIRE, WRITEBACK_INTERVAL};
+use crate::dirty::bandwidth::{Bandwidth, RATE_FIRST};
+use crate::dirty::lists::DirtyLists;
+use crate::dirty::throttle::Clockwork;
 use crate::file::File;
-use crate::flush::{Durability, PAGES_END};
+use crate::flush::{FlushPace, WRITEBACK_RUN_PAGES};
 use crate::flushers::{LOOK_INTERVAL, Turn};
 use crate::store::StoreId;
 
@@ -23,14 +27,21 @@ use crate::store::StoreId;
 const FLUSHER_LIFE: Duration = Duration::from_secs(5);
 /// How often a store has a turn while others wait for theirs.
 const TURN_INTERVAL: Duration = Duration::from_secs(1);
-/// A time so long ago that the file is due, whatever its age.
-const DUE_NOW: u64 = 1;
 /// First wait before a failed file is tried again; doubles up to [`RETRY_MAX`].
 const RETRY_FIRST: Duration = Duration::from_millis(200);
 /// Longest wait before a failed file is tried again.
 const RETRY_MAX: Duration = Duration::from_secs(5);
+
 /// So many files that fail end a round: the store needs a rest. Fewer keep no other file from being written.
 const NR_FAILED_MAX: u32 = 4;
+/// Shortest of the longest single writes, in pages.
+const RUN_PAGES_MIN: u64 = 16;
+/// Most pages of one file's turn.
+const TURN_PAGES_MAX: u64 = 16 << 10;
+/// Pages that a store's dirty data changes by until somebody looks at thresholds.
+const LOOK_PAGES: u64 = 64;
+/// A time so long ago that the file is due, whatever its age.
+const DUE_NOW: u64 = 1;
 
 /// A file that could not be written in time.
 #[derive(Debug, Clone)]
@@ -45,29 +56,46 @@ pub struct LostData {
 
 #[derive(Debug, Default)]
 struct Queue {
-    files: VecDeque<Arc<File>>,
-    /// The file that the flusher has taken off the queue to write.
+    dirty: DirtyLists,
+    /// The file that the flusher has taken off its list to write.
     current: Option<Arc<File>>,
     /// A thread writes, or will in its turn. Whoever makes it true gets one.
     is_served: bool,
+}
+
+/// How much of a group's dirty data is to be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// Until the group is below its background threshold.
+    ToBackground,
+    /// All of it: reclaim has met nothing else.
+    All,
 }
 
 /// One backing store's write-back.
 pub struct Domain {
     id: StoreId,
     cache: Weak<PageCache>,
-    /// Files with dirty or unstable pages, least recently served first.
+    /// Files with dirty or unstable pages.
     queue: RankedMutex<Queue>,
     bell: Bell,
     /// Somebody wants everything written now.
     urgent: AtomicBool,
+    /// Groups whose data somebody wants written, until the next round takes them. A leaf lock.
+    wanted: Mutex<Vec<(Arc<Group>, Wanted)>>,
     stop: AtomicBool,
     /// Unclean pages of this store. (A)
     nr_unclean: AtomicU64,
-    /// Bytes written since the estimate was last taken. (A)
-    written: AtomicU64,
-    /// Bytes a second that the store takes, smoothed. (A)
-    bandwidth: AtomicU64,
+    /// How fast it is. A leaf lock.
+    bandwidth: Mutex<Bandwidth>,
+    /// What `bandwidth` says, in bytes a second. (A)
+    write_bandwidth: AtomicU64,
+    /// `nr_unclean` when thresholds were last looked at for who dirtied something. (A)
+    looked_at: AtomicU64,
+    /// Groups that the last round served because they were over a threshold; at least 1. (A)
+    nr_sharing: AtomicU64,
+    /// The virtual clocks of groups whose writers are paced, by group id. A leaf lock.
+    clocks: Mutex<HashMap<u64, Clockwork>>,
     pace: Mutex<Pace>,
     me: Weak<Domain>,
 }
@@ -78,6 +106,42 @@ struct Pace {
     /// After an error: not before then, and how long that wait was.
     retry: Option<(Instant, Duration)>,
     last_round: Instant,
+    /// It left something that was due.
+    is_more: bool,
+}
+
+/// A group's turns in a round.
+#[derive(Debug)]
+struct GroupTurn {
+    group: Arc<Group>,
+    /// Files still to be looked at.
+    left: usize,
+    /// It, or a group above it, is over its background threshold, or reclaim wants it written.
+    is_over: bool,
+    /// The latter.
+    all: bool,
+    /// What it shares with others is written, too.
+    shared: bool,
+}
+
+/// Whose turn is how.
+fn plan(
+    groups: &[(Arc<Group>, usize)],
+    cache: &PageCache,
+    wanted: &[(Arc<Group>, Wanted)],
+) -> Vec<GroupTurn> {
+    let limits = cache.dirty_limits();
+    // Nothing of its own is here.
+    let shared = wanted.iter().any(|(group, how)| {
+        !groups.iter().any(|(list, _)| list.is_descendant_of(group))
+            && (*how == Wanted::All || limits.is_over_background(group))
+    });
+    let turn = |(group, left): &(Arc<Group>, usize)| {
+        let all = wanted.iter().any(|(over, how)| *how == Wanted::All && group.is_descendant_of(over));
+        let is_over = all || limits.is_over_background(group);
+        GroupTurn { group: Arc::clone(group), left: *left, is_over, all, shared }
+    };
+    groups.iter().map(turn).collect()
 }
 
 impl fmt::Debug for Domain {
@@ -95,11 +159,15 @@ impl Domain {
             queue: RankedMutex::new(Rank::DirtyFiles, Queue::default()),
             bell: Bell::new(),
             urgent: AtomicBool::new(false),
+            wanted: Mutex::default(),
             stop: AtomicBool::new(false),
             nr_unclean: AtomicU64::new(0),
-            written: AtomicU64::new(0),
-            bandwidth: AtomicU64::new(100 << 20),
-            pace: Mutex::new(Pace { retry: None, last_round: Instant::now() }),
+            bandwidth: Mutex::default(),
+            write_bandwidth: AtomicU64::new(RATE_FIRST),
+            looked_at: AtomicU64::new(0),
+            nr_sharing: AtomicU64::new(1),
+            clocks: Mutex::default(),
+            pace: Mutex::new(Pace { retry: None, last_round: Instant::now(), is_more: false }),
             me: Weak::clone(me),
         })
     }
@@ -117,7 +185,7 @@ impl Domain {
     /// Whether nothing is queued, so that the flusher's thread may end: the next file gets another.
     fn may_end(&self) -> bool {
         let mut queue = self.queue.lock();
-        queue.is_served &= !queue.files.is_empty();
+        queue.is_served &= !queue.dirty.is_empty();
         !queue.is_served
     }
 
@@ -132,10 +200,26 @@ impl Domain {
         self.bell.ring();
     }
 
-    /// Wakes the flusher to write whatever is dirty.
-    pub(crate) fn ring_urgently(&self) {
-        self.urgent.store(true, Ordering::Release);
+    /// Has a group's data written in the next round. When neither the group nor one below it has a file here, those are written that
+    /// several groups share.
+    pub(crate) fn want_flushed(&self, group: &Arc<Group>, how: Wanted) {
+        if group.is_root() && how == Wanted::All {
+            self.urgent.store(true, Ordering::Release);
+        } else {
+            let mut wanted = self.wanted.lock();
+            match wanted.iter_mut().find(|(there, _)| Arc::ptr_eq(there, group)) {
+                Some((_, there)) if how == Wanted::All => *there = how,
+                Some(_) => {}
+                None => wanted.push((Arc::clone(group), how)),
+            }
+        }
         self.bell.ring();
+    }
+
+    /// A group has been removed.
+    pub(crate) fn hand_over(&self, dying: &Arc<Group>, parent: &Arc<Group>) {
+        self.queue.lock().dirty.hand_over(dying, parent);
+        self.clocks.lock().remove(&dying.id());
     }
 
     /// Pages of this store that are not durable yet.
@@ -143,50 +227,97 @@ impl Domain {
         self.nr_unclean.load(Ordering::Relaxed)
     }
 
+    pub(crate) fn unclean_bytes(&self) -> u64 {
+        self.nr_unclean() * PAGE_SIZE_U64
+    }
+
     pub(crate) fn add_unclean(&self, pages: i64) {
         self.nr_unclean.fetch_add(pages as u64, Ordering::Relaxed);
     }
 
     /// Bytes a second that the store has been taking.
-    pub(crate) fn write_bandwidth(&self) -> u64 {
-        self.bandwidth.load(Ordering::Relaxed)
+    pub fn write_bandwidth(&self) -> u64 {
+        self.write_bandwidth.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn note_written(&self, bytes: u64) {
-        self.written.fetch_add(bytes, Ordering::Relaxed);
+    /// Groups among which write-back divides the store.
+    pub(crate) fn nr_sharing(&self) -> u64 {
+        self.nr_sharing.load(Ordering::Relaxed)
     }
 
-    /// `fresh` pages of the file became dirty: queues it, and wakes the flusher when there is enough to do.
-    pub(crate) fn note_dirty(&self, file: &Arc<File>, fresh: u64) {
+    /// A call that writes to the store, or waits for it to confirm, begins.
+    pub(crate) fn begin_io(&self) {
+        let Some(cache) = self.cache.upgrade() else { return };
+        let mut bandwidth = self.bandwidth.lock();
+        bandwidth.begin(cache.now());
+    }
+
+    /// It has returned and brought so many bytes there.
+    pub(crate) fn end_io(&self, bytes: u64) {
+        let Some(cache) = self.cache.upgrade() else { return };
+        let mut bandwidth = self.bandwidth.lock();
+        self.write_bandwidth.store(bandwidth.end(cache.now(), bytes), Ordering::Relaxed);
+    }
+
+    /// Reserves time on a group's virtual clock; returns when it is over.
+    pub(crate) fn reserve(&self, group: &Group, now: Duration, bytes: u64, rate: f64) -> Duration {
+        let mut clocks = self.clocks.lock();
+        if clocks.len() == clocks.capacity() {
+            clocks.retain(|_, clock| !clock.is_idle(now));
+        }
+        clocks.entry(group.id()).or_default().reserve(now, bytes, rate)
+    }
+
+    /// A group's writers are below its thresholds: what was reserved need not be waited for.
+    pub(crate) fn forget_clock(&self, group: &Group) {
+        let mut clocks = self.clocks.lock();
+        if !clocks.is_empty() {
+            clocks.remove(&group.id());
+        }
+    }
+
+    /// A page of `owner` became dirty: queues the file, and wakes the flusher when there is enough to do in the pool.
+    pub(crate) fn note_dirty(&self, file: &Arc<File>, owner: u32) {
         let Some(cache) = self.cache.upgrade() else { return };
         if file.dirty_since_ms.load(Ordering::Relaxed) == 0 {
-            file.dirty_since_ms.store(cache.now_ms().max(1), Ordering::Relaxed);
+            file.dirty_since_ms.store(cache.now_ms().max(DUE_NOW + 1), Ordering::Relaxed);
         }
-        self.enqueue(file);
-        // One look per threshold's worth of pages would be enough; one per call costs a few loads.
-        if fresh > 0 && cache.dirty_limits().over_background() {
-            self.bell.ring();
+        if !self.enqueue(file, || file.dirty_owner.take_hold(owner)) {
+            file.dirty_owner.note_dirtied(owner);
+        }
+        // Who asks for a pause after each write has looked at thresholds; who does not is looked after here.
+        let nr_unclean = self.nr_unclean();
+        if nr_unclean.abs_diff(self.looked_at.load(Ordering::Relaxed)) >= LOOK_PAGES {
+            self.looked_at.store(nr_unclean, Ordering::Relaxed);
+            if owner_from(owner).with_group(|group| cache.dirty_limits().is_over_background(group)) {
+                self.bell.ring();
+            }
         }
     }
 
-    fn enqueue(&self, file: &Arc<File>) {
+    /// Queues a file that is not; whether it was not.
+    fn enqueue(&self, file: &Arc<File>, group: impl FnOnce() -> Arc<Group>) -> bool {
         // AcqRel: pairs with the swap in `requeue_or_retire`; whoever makes it true pushes.
-        if !file.queued.swap(true, Ordering::AcqRel) {
-            let is_served = {
-                let mut queue = self.queue.lock();
-                queue.files.push_back(Arc::clone(file));
-                std::mem::replace(&mut queue.is_served, true)
-            };
-            if !is_served {
-                self.start_flusher();
-            }
+        if file.queued.swap(true, Ordering::AcqRel) {
+            return false;
         }
+        let group = group();
+        let is_served = {
+            let mut queue = self.queue.lock();
+            queue.dirty.push(&group, Arc::clone(file));
+            std::mem::replace(&mut queue.is_served, true)
+        };
+        if !is_served {
+            self.start_flusher();
+        } else if file.dirty_since_ms.load(Ordering::Relaxed) == DUE_NOW {
+            self.bell.ring();
+        }
+        true
     }
 
     /// The file is written soon, not at its expiry: its last user closed it.
     pub(crate) fn flush_soon(&self, file: &Arc<File>) {
         file.dirty_since_ms.store(DUE_NOW, Ordering::Relaxed);
-        self.enqueue(file);
         self.bell.ring();
     }
 
@@ -196,7 +327,7 @@ impl Domain {
         let mut idle_since = Instant::now();
         let mut has_had_a_round = false;
         while !self.stop.load(Ordering::Acquire) {
-            let (is_idle, awaited) = (self.queue.lock().files.is_empty(), is_awaited());
+            let (is_idle, awaited) = (self.queue.lock().dirty.is_empty(), is_awaited());
             if !is_idle {
                 idle_since = Instant::now();
             } else if (awaited || idle_since.elapsed() >= FLUSHER_LIFE) && self.may_end() {
@@ -207,11 +338,15 @@ impl Domain {
             }
             let pace = *self.pace.lock();
             let now = Instant::now();
+            let sleep = self.cache.upgrade().map_or(FLUSHER_LIFE, |cache| cache.dirty_limits().sleep());
+            // It ends in time when there is nothing to do.
+            let sleep = if is_idle { sleep.min(FLUSHER_LIFE) } else { sleep };
             let timeout = match pace.retry {
-                Some((_, wait)) => wait.min(WRITEBACK_INTERVAL),
+                Some((_, wait)) => wait.min(sleep),
+                None if pace.is_more => Duration::ZERO,
                 // So that those who take turns do not turn all the time.
                 None if awaited => (pace.last_round + TURN_INTERVAL).saturating_duration_since(now),
-                None => WRITEBACK_INTERVAL,
+                None => sleep,
             };
             let is_full = self.cache.upgrade().is_some_and(|cache| cache.flushers().is_full());
             self.bell.wait(if is_full { timeout.min(LOOK_INTERVAL) } else { timeout });
@@ -223,59 +358,111 @@ impl Domain {
                 continue;
             }
             let wait = pace.retry.map_or(RETRY_FIRST, |(_, wait)| (wait * 2).min(RETRY_MAX));
-            let retry = self.round().is_err().then(|| (Instant::now() + wait, wait));
-            *self.pace.lock() = Pace { retry, last_round: Instant::now() };
+            let outcome = self.round();
+            let retry = outcome.is_err().then(|| (Instant::now() + wait, wait));
+            *self.pace.lock() = Pace { retry, last_round: Instant::now(), is_more: outcome.unwrap_or(false) };
         }
         Turn::Done
     }
 
-    /// One round over the files that were queued when it began. A file that fails goes behind the others and stays due; a
-    /// few of them end the round, and the next begins with those that this one has not come to.
-    fn round(&self) -> std::io::Result<()> {
-        let mut left = self.queue.lock().files.len();
+    /// One round over the files that are queued when it begins: the groups' lists in turn, a file of each. A file that
+    /// fails goes behind the others of its group and stays due; a few of them end the round, and the next begins with those that this one
+    /// has not come to. Returns whether something that was due is left.
+    fn round(&self) -> std::io::Result<bool> {
+        let Some(cache) = self.cache.upgrade() else { return Ok(false) };
         let urgent = self.urgent.swap(false, Ordering::AcqRel);
-        let started = Instant::now();
-        self.written.store(0, Ordering::Relaxed);
-        let (mut result, mut nr_failed) = (Ok(()), 0);
-        while left > 0 && nr_failed < NR_FAILED_MAX && !self.stop.load(Ordering::Acquire) {
-            left -= 1;
-            let Some(cache) = self.cache.upgrade() else { return Ok(()) };
-            let Some(file) = self.take() else { break };
-            let age = cache.now_ms().saturating_sub(file.dirty_since_ms.load(Ordering::Relaxed));
-            let due = urgent
-                || file.dirty_since_ms.load(Ordering::Relaxed) <= DUE_NOW
-                || age >= DIRTY_EXPIRE.as_millis() as u64
-                || cache.dirty_limits().over_background();
-            if due {
-                file.dirty_since_ms.store(0, Ordering::Relaxed);
-                if let Err(error) = file.flush_range(0, PAGES_END, Durability::Range) {
-                    file.dirty_since_ms.store(DUE_NOW, Ordering::Relaxed);
-                    nr_failed += 1;
-                    result = Err(error);
+        let wanted = std::mem::take(&mut *self.wanted.lock());
+        let mut turns = plan(&self.queue.lock().dirty.groups(), &cache, &wanted);
+        self.nr_sharing
+            .store(turns.iter().filter(|turn| turn.is_over).count().max(1) as u64, Ordering::Relaxed);
+        let (mut result, mut nr_failed, mut is_more) = (Ok(()), 0, false);
+        while !turns.is_empty() {
+            turns.retain_mut(|turn| {
+                if nr_failed >= NR_FAILED_MAX || self.stop.load(Ordering::Acquire) {
+                    return false;
                 }
-            }
-            self.requeue_or_retire(file);
-            cache.writeback_progress();
+                let is_over =
+                    turn.is_over && (turn.all || cache.dirty_limits().is_over_background(&turn.group));
+                let now_ms = cache.now_ms();
+                let expire_ms = cache.dirty_limits().expire().as_millis() as u64;
+                let due = |file: &File| {
+                    let since = file.dirty_since_ms.load(Ordering::Relaxed);
+                    let is_old = since == DUE_NOW || (since != 0 && now_ms.saturating_sub(since) >= expire_ms);
+                    urgent
+                        || is_over
+                        || is_old
+                        || turn.shared && file.dirty_owner.is_shared()
+                        || file.is_stable()
+                };
+                let Some(file) = self.take(&turn.group, &mut turn.left, due) else { return false };
+                match self.write_turn(&cache, &file, &turn.group) {
+                    Ok(false) => {}
+                    Ok(true) => {
+                        is_more = true;
+                        // What was asked for is not done.
+                        self.urgent.fetch_or(urgent, Ordering::Release);
+                        if turn.all {
+                            self.want_flushed(&turn.group, Wanted::All);
+                        }
+                    }
+                    Err(error) => {
+                        file.dirty_since_ms.store(DUE_NOW, Ordering::Relaxed);
+                        nr_failed += 1;
+                        result = Err(error);
+                    }
+                }
+                self.requeue_or_retire(file);
+                cache.writeback_progress();
+                turn.left > 0
+            });
         }
-        self.estimate(started.elapsed());
+        result.map(|()| is_more)
+    }
+
+    /// Writes a file for as long as its turn lasts; whether there may be more.
+    fn write_turn(&self, cache: &PageCache, file: &Arc<File>, group: &Arc<Group>) -> std::io::Result<bool> {
+        let since = file.dirty_since_ms.swap(0, Ordering::Relaxed);
+        let pace = self.flush_pace(cache.dirty_limits().thresholds(group).foreground);
+        let result = file.flush_turn(&pace).map(|written| written >= pace.budget);
+        if matches!(result, Ok(true)) {
+            // As old as before: the rest is still due.
+            file.dirty_since_ms.store(since, Ordering::Relaxed);
+        }
         result
     }
 
-    fn take(&self) -> Option<Arc<File>> {
+    /// Pieces that keep a group's dirty data moving: a twentieth of a second of the store's, an eighth of its threshold.
+    fn flush_pace(&self, foreground: u64) -> FlushPace {
+        let per_second = self.write_bandwidth() / PAGE_SIZE_U64;
+        let share = foreground / 8 / PAGE_SIZE_U64;
+        let most = WRITEBACK_RUN_PAGES as u64;
+        let run = (per_second / 20).min(share).clamp(RUN_PAGES_MIN, most);
+        let confirm = (per_second / 10).min(share).clamp(run, 4 * most);
+        FlushPace { run: run as usize, confirm, budget: (per_second / 4).clamp(4 * run, TURN_PAGES_MAX) }
+    }
+
+    fn take(
+        &self,
+        group: &Arc<Group>,
+        left: &mut usize,
+        is_due: impl Fn(&File) -> bool,
+    ) -> Option<Arc<File>> {
         let mut queue = self.queue.lock();
-        queue.current = queue.files.pop_front();
+        queue.current = queue.dirty.take(group.id(), left, is_due);
         queue.current.clone()
     }
 
     fn requeue_or_retire(&self, file: Arc<File>) {
-        if !file.is_stable() {
-            if file.dirty_since_ms.load(Ordering::Relaxed) == 0
-                && let Some(cache) = self.cache.upgrade()
-            {
-                file.dirty_since_ms.store(cache.now_ms().max(1), Ordering::Relaxed);
+        // At the store's pace, whoever else it served meanwhile.
+        let pages = file.dirty_owner.voters();
+        let time = pages as f64 * PAGE_SIZE_U64 as f64 / self.write_bandwidth().max(1) as f64;
+        let group = file.dirty_owner.end_round(Duration::from_secs_f64(time.min(60.0)));
+        if let (false, Some(cache), Some(group)) = (file.is_stable(), self.cache.upgrade(), group) {
+            if file.dirty_since_ms.load(Ordering::Relaxed) == 0 {
+                file.dirty_since_ms.store(cache.now_ms().max(DUE_NOW + 1), Ordering::Relaxed);
             }
             let mut queue = self.queue.lock();
-            queue.files.push_back(file);
+            queue.dirty.push(&group, file);
             let done = queue.current.take();
             drop(queue);
             drop(done);
@@ -284,27 +471,20 @@ impl Domain {
         let done = self.queue.lock().current.take();
         drop(done);
         file.dirty_since_ms.store(0, Ordering::Relaxed);
+        let group = file.dirty_owner.let_go();
         // AcqRel: pairs with the swap in `enqueue`. A page that became dirty before an earlier swap there is seen below; a
         // later swap finds false and pushes.
         file.queued.swap(false, Ordering::AcqRel);
-        if !file.is_stable() {
-            self.enqueue(&file);
+        if !file.is_stable()
+            && let Some(group) = group
+        {
+            self.enqueue(&file, || file.dirty_owner.hold_again(group));
         }
-    }
-
-    fn estimate(&self, busy: Duration) {
-        let written = self.written.load(Ordering::Relaxed);
-        if written < 256 * PAGE_SIZE_U64 {
-            return;
-        }
-        let now = (written as f64 / busy.as_secs_f64().max(1e-6)) as u64;
-        let old = self.bandwidth.load(Ordering::Relaxed);
-        self.bandwidth.store((old * 3 + now) / 4, Ordering::Relaxed);
     }
 
     /// Every file that is not durable yet.
     pub(crate) fn unclean_files(&self) -> Vec<Arc<File>> {
         let queue = self.queue.lock();
-        queue.current.iter().chain(&queue.files).filter(|file| !file.is_stable()).cloned().collect()
+        queue.current.iter().chain(queue.dirty.files()).filter(|file| !file.is_stable()).cloned().collect()
     }
 }

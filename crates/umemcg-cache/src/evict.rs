@@ -39,8 +39,8 @@ impl PageOwner for PageCache {
         Eviction::Evicted
     }
 
-    fn start_writeback(&self, _group: &Arc<Group>) {
-        self.ring_flushers();
+    fn start_writeback(&self, group: &Arc<Group>) {
+        self.flush_group(group);
     }
 
     fn wait_for_writeback(&self, timeout: Duration) -> bool {

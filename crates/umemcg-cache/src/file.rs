@@ -11,7 +11,6 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 use thiserror::Error;
 use umemcg_arena::{Arena, FrameFlags as Flag, FrameId, FrameRecord};
@@ -19,6 +18,7 @@ use umemcg_base::{ErrorCursor, ErrorSequence, PAGE_SHIFT, PAGE_SIZE_U64, Rank, R
 use umemcg_group::{Group, OwnerId, Refused, StatItem};
 
 use crate::cache::PageCache;
+use crate::dirty::owner::DirtyOwner;
 use crate::domain::Domain;
 use crate::index::{Entry, Index, LockedIndex, Mark};
 use crate::memory::PageQuota;
@@ -83,6 +83,10 @@ pub struct File {
     pub(crate) queued: AtomicBool,
     /// When the oldest dirty page became dirty, in milliseconds of the cache's clock; 0 when clean.
     pub(crate) dirty_since_ms: AtomicU64,
+    /// Whose its dirty data is.
+    pub(crate) dirty_owner: DirtyOwner,
+    /// Where write-back goes on that stopped half-way. (A)
+    pub(crate) flush_at: AtomicU64,
     /// Its name is gone and nobody has it open: its data is not worth writing. (A)
     pub(crate) discarded: AtomicBool,
 }
@@ -126,6 +130,8 @@ impl File {
             nr_unstable: AtomicU64::new(0),
             queued: AtomicBool::new(false),
             dirty_since_ms: AtomicU64::new(0),
+            dirty_owner: DirtyOwner::default(),
+            flush_at: AtomicU64::new(0),
             discarded: AtomicBool::new(false),
         }
     }
@@ -149,6 +155,11 @@ impl File {
     /// Dirty pages now.
     pub fn nr_dirty(&self) -> u64 {
         self.nr_dirty.load(Ordering::Relaxed)
+    }
+
+    /// On whose list of dirty files it is; none while it is clean. For tests and tools.
+    pub fn dirty_group(&self) -> Option<Arc<Group>> {
+        self.dirty_owner.group()
     }
 
     /// Pages that are not durable yet: dirty, under write-back or unstable. One on its way from one state to the next may
@@ -221,7 +232,18 @@ impl File {
             return;
         }
         self.note_dirty(&self.index.lock(), &fresh);
-        self.domain.note_dirty(self, fresh.len() as u64);
+        self.queue_dirty(&fresh);
+    }
+
+    /// Puts the file among its store's dirty ones; it is the group's whose pages these are, unless it is somebody's already.
+    pub(crate) fn queue_dirty(self: &Arc<Self>, fresh: &[(u64, FrameId)]) {
+        let owner = |&(_, frame): &(u64, FrameId)| self.record(frame).owner.load(Ordering::Relaxed);
+        let Some(first) = fresh.first().map(owner) else { return };
+        let other = fresh.iter().map(owner).find(|&owner| owner != first);
+        self.domain.note_dirty(self, first);
+        if let Some(other) = other {
+            self.dirty_owner.note_dirtied(other);
+        }
     }
 
     /// Counts pages that changed state, one call for each run of one owner.
@@ -234,17 +256,6 @@ impl File {
             self.account(first, item, sign * (end - at) as i64);
             at = end;
         }
-    }
-
-    /// Whether writes to this file should wait for the flusher, and for how long; the answer is never more than
-    /// 200 ms, and the caller asks again when it is over. `written` is the size of the write just accepted, 0 on
-    /// asking again.
-    #[doc(alias = "balance_dirty_pages")]
-    pub fn write_pause(&self, _group: &Arc<Group>, written: usize) -> Option<Duration> {
-        if self.is_memory() {
-            return None;
-        }
-        self.cache.dirty_limits().pause(&self.domain, written)
     }
 
     /// Drops every clean, unpinned page: the file changed outside. Dirty pages stay.

@@ -35,6 +35,34 @@ pub enum Durability {
     Full,
 }
 
+/// In what pieces a file is written, in pages.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FlushPace {
+    /// Longest single write.
+    pub(crate) run: usize,
+    /// After so many the store is asked to confirm.
+    pub(crate) confirm: u64,
+    /// After so many it is another file's turn.
+    pub(crate) budget: u64,
+}
+
+impl FlushPace {
+    /// As fast as it goes, to the end.
+    pub(crate) const WHOLE: Self =
+        Self { run: WRITEBACK_RUN_PAGES, confirm: 4 * WRITEBACK_RUN_PAGES as u64, budget: u64::MAX };
+}
+
+/// What a flush has written so far.
+#[derive(Debug, Default, Clone, Copy)]
+struct Written {
+    nr: u64,
+    /// The page after the last one.
+    next: u64,
+    /// What the store has not been asked to confirm, with how many pages are in it.
+    span: Option<(u64, u64)>,
+    unconfirmed: u64,
+}
+
 impl File {
     /// Writes what is dirty and returns when it is durable. Tells the open file of `cursor` of this and of earlier errors.
     ///
@@ -99,39 +127,75 @@ impl File {
     }
 
     fn flush_locked(self: &Arc<Self>, first: u64, end: u64, durability: Durability) -> io::Result<()> {
-        let mut from = first;
-        let mut span: Option<(u64, u64)> = None;
-        let mut unconfirmed = 0;
-        while let Some((start, nr)) = self.write_run(from, end)? {
-            from = start + nr;
-            span = Some(span.map_or((start, from), |(s, _)| (s, from)));
-            unconfirmed += nr;
-            // Confirm as we go: the pages of a long flush become evictable while it runs.
-            if unconfirmed >= 4 * WRITEBACK_RUN_PAGES as u64 {
-                self.confirm(span.take(), Durability::Range)?;
-                unconfirmed = 0;
-            }
-        }
+        let mut written = Written::default();
+        self.write_dirty(first, end, &FlushPace::WHOLE, &mut written)?;
         if durability == Durability::Range {
-            // Earlier flushes may have left unstable pages anywhere.
-            let span = if self.nr_unstable.load(Ordering::Relaxed) > unconfirmed {
-                Some((first, end))
-            } else {
-                span
-            };
-            return self.confirm(span, durability);
+            return self.confirm_rest(written, first, end);
         }
         self.confirm(Some((first, end)), durability)
     }
 
-    /// Writes the next run of contiguous dirty pages in `from..end`; returns its first page and length.
-    fn write_run(self: &Arc<Self>, from: u64, end: u64) -> io::Result<Option<(u64, u64)>> {
+    /// One turn of background write-back: goes on where the last one stopped, at `pace`. Returns how many pages were written;
+    /// there may be more when that is the pace's budget.
+    ///
+    /// # Errors
+    /// As [`write_back`](Self::write_back).
+    pub(crate) fn flush_turn(self: &Arc<Self>, pace: &FlushPace) -> io::Result<u64> {
+        assert_no_locks_held("a flush");
+        let _flush = self.flush.lock();
+        let start = self.flush_at.load(Ordering::Relaxed);
+        let mut written = Written::default();
+        let result = self
+            .write_dirty(start, PAGES_END, pace, &mut written)
+            .and_then(|()| self.write_dirty(0, start, pace, &mut written))
+            .and_then(|()| self.confirm_rest(written, 0, PAGES_END));
+        self.flush_at.store(written.next, Ordering::Relaxed);
+        if let Err(error) = &result {
+            self.errors.record(error.raw_os_error().unwrap_or(5));
+        }
+        result.map(|()| written.nr)
+    }
+
+    /// Writes dirty pages of `first..end` in order until there are no more or the pace's budget is used up. Confirms as it goes: the
+    /// pages of a long flush become evictable, and their group's writers may go on, while it runs.
+    fn write_dirty(
+        self: &Arc<Self>,
+        first: u64,
+        end: u64,
+        pace: &FlushPace,
+        written: &mut Written,
+    ) -> io::Result<()> {
+        let mut from = first;
+        while written.nr < pace.budget
+            && let Some((start, nr)) = self.write_run(from, end, pace.run)?
+        {
+            from = start + nr;
+            written.next = from;
+            written.nr += nr;
+            written.span = Some(written.span.map_or((start, from), |(s, e)| (s.min(start), e.max(from))));
+            written.unconfirmed += nr;
+            if written.unconfirmed >= pace.confirm {
+                self.confirm(written.span.take(), Durability::Range)?;
+                written.unconfirmed = 0;
+            }
+        }
+        Ok(())
+    }
+
+    /// Confirms what `write_dirty` has not; earlier flushes may have left unstable pages anywhere in `first..end`.
+    fn confirm_rest(self: &Arc<Self>, written: Written, first: u64, end: u64) -> io::Result<()> {
+        let is_more = self.nr_unstable.load(Ordering::Relaxed) > written.unconfirmed;
+        self.confirm(if is_more { Some((first, end)) } else { written.span }, Durability::Range)
+    }
+
+    /// Writes the next run of contiguous dirty pages in `from..end`, at most `max`; returns its first page and length.
+    fn write_run(self: &Arc<Self>, from: u64, end: u64, max: usize) -> io::Result<Option<(u64, u64)>> {
         let content = self.content.read();
         let mut run: Vec<(u64, FrameId)> = Vec::new();
         {
             let index = self.index.lock();
             let mut at = from;
-            while run.len() < WRITEBACK_RUN_PAGES
+            while run.len() < max
                 && let Some(page) = index.next_marked(at, end, Mark::Dirty)
             {
                 if run.last().is_some_and(|&(last, _)| last + 1 != page) {
@@ -154,7 +218,10 @@ impl File {
         let Some(&(start, _)) = run.first() else { return Ok(None) };
         self.account_run(&run, StatItem::FileWriteback, 1);
         self.account_run(&run, StatItem::FileDirty, -1);
+        self.vote_for_owner(&run);
+        self.domain.begin_io();
         let result = self.write_pages(start << PAGE_SHIFT, &run);
+        self.domain.end_io(if result.is_ok() { run.len() as u64 * PAGE_SIZE_U64 } else { 0 });
         {
             let index = self.index.lock();
             let mut changed = Vec::new();
@@ -184,8 +251,15 @@ impl File {
         }
         drop(content);
         result?;
-        self.domain.note_written(run.len() as u64 * PAGE_SIZE_U64);
         Ok(Some((start, run.len() as u64)))
+    }
+
+    /// The pages of a run say whose dirty data the file has.
+    fn vote_for_owner(&self, run: &[(u64, FrameId)]) {
+        let owner = |&(_, frame): &(u64, FrameId)| self.record(frame).owner.load(Ordering::Relaxed);
+        for same in run.chunk_by(|a, b| owner(a) == owner(b)) {
+            self.dirty_owner.vote(owner(&same[0]), same.len() as u64);
+        }
     }
 
     /// Writes pages to the store, clipped at the end of the file.
@@ -239,6 +313,7 @@ impl File {
     fn confirm(self: &Arc<Self>, span: Option<(u64, u64)>, durability: Durability) -> io::Result<()> {
         let Some((first, end)) = span else { return Ok(()) };
         let offset = first << PAGE_SHIFT;
+        self.domain.begin_io();
         let result = match durability {
             Durability::Range => {
                 let len = (end.min(PAGES_END) << PAGE_SHIFT).saturating_sub(offset);
@@ -247,6 +322,7 @@ impl File {
             Durability::Data => self.store.sync(true),
             Durability::Full => self.store.sync(false),
         };
+        self.domain.end_io(0);
         let mut done = Vec::new();
         let mut dirtied = Vec::new();
         let mut rotate = Vec::new();
@@ -283,7 +359,7 @@ impl File {
             self.cache.reclaimer().unpin(frame);
         }
         if !dirtied.is_empty() {
-            self.domain.note_dirty(self, dirtied.len() as u64);
+            self.queue_dirty(&dirtied);
         }
         self.cache.writeback_progress();
         result

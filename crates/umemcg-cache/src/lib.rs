@@ -31,6 +31,8 @@ pub mod truncate;
 pub mod write;
 
 pub use cache::{CacheConfig, PageCache};
+pub use dirty::pause::WritePause;
+pub use dirty::settings::{DirtyBound, DirtyBounds, DirtyThreshold};
 pub use domain::LostData;
 pub use file::{File, FileError};
 pub use memory::PageQuota;

@@ -5,6 +5,7 @@
 
 mod background_files;
 mod descriptors;
+mod dirty_files;
 pub mod doc;
 mod error;
 mod event_control;

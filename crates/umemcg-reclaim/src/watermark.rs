@@ -151,6 +151,13 @@ impl Reclaimer {
         }
     }
 
+    /// The usage at which background reclaim stops; [`UNLIMITED`] for a group without it.
+    pub fn high_mark(&self, group: &Arc<Group>) -> u64 {
+        let is_on =
+            ReclaimPart::if_present(group).is_some_and(|part| part.background().marks.start() != UNLIMITED);
+        if is_on { self.marks(group).high } else { UNLIMITED }
+    }
+
     /// `low_wmark_distance` in bytes: of the mark at which background reclaim starts.
     pub fn low_wmark_distance(&self, group: &Arc<Group>) -> u64 {
         match self.marks_of(group).rule.lock().0 {

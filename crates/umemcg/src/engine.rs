@@ -9,7 +9,7 @@ use thiserror::Error;
 use umemcg_arena::Arena;
 use umemcg_base::PAGE_SIZE_U64;
 use umemcg_cache::cache::CacheError;
-use umemcg_cache::{BackingStore, CacheConfig, File, LostData, PageCache, PageQuota, StoreId};
+use umemcg_cache::{BackingStore, CacheConfig, DirtyBounds, File, LostData, PageCache, PageQuota, StoreId};
 use umemcg_group::{Charge, CreateError, Group, GroupTree, RemoveError, RenameError};
 use umemcg_reclaim::shrinker::Registration;
 use umemcg_reclaim::{ChargeError, Kswapd, Reclaimer};
@@ -167,7 +167,7 @@ impl Engine {
     /// # Errors
     /// [`CreateError`].
     pub fn create_group(&self, parent: &Arc<Group>, name: &OsStr) -> Result<Arc<Group>, CreateError> {
-        match self.tree.create(parent, name) {
+        let created = match self.tree.create(parent, name) {
             Err(CreateError::Refused(refused)) => {
                 let reclaimed = self
                     .reclaimer
@@ -179,7 +179,8 @@ impl Engine {
                 self.tree.create(parent, name)
             }
             other => other,
-        }
+        };
+        created.inspect(|group| DirtyBounds::inherit(parent, group))
     }
 
     /// Removes a group without children. What it still holds becomes its parent's at once.
@@ -188,7 +189,10 @@ impl Engine {
     /// [`RemoveError`].
     pub fn remove_group(&self, group: &Arc<Group>) -> Result<(), RemoveError> {
         umemcg_group::tally::collect_hits();
-        self.tree.remove(group, |dying, parent| self.reclaimer.splice_to_parent(dying, parent))?;
+        self.tree.remove(group, |dying, parent| {
+            self.reclaimer.splice_to_parent(dying, parent);
+            self.cache.hand_over_dirty(dying, parent);
+        })?;
         self.kswapd.group_removed(group);
         // Whoever waits for news of it hears that there will be none.
         group.announce();

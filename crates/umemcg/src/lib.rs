@@ -36,8 +36,8 @@ pub use reservation::{Guarantee, Reservation, ReserveError};
 pub use umemcg_arena::sys::limit_heap_arenas;
 pub use umemcg_arena::{Arena, FrameId, IoFlags, Segment};
 pub use umemcg_cache::{
-    BackingStore, ErrorCursor, File, FileError, LostData, PageCache, PageQuota, PinnedPages, Readahead,
-    StoreId,
+    BackingStore, DirtyBound, DirtyBounds, DirtyThreshold, ErrorCursor, File, FileError, LostData, PageCache,
+    PageQuota, PinnedPages, Readahead, StoreId, WritePause, dirty,
 };
 pub use umemcg_group::tally::{collect_hits, count_hits};
 pub use umemcg_group::{

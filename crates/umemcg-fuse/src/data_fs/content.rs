@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use umemcg::{ChargeMeter, Group, PinnedPages, Stalled, Working};
+use umemcg::{ChargeMeter, Group, PinnedPages, Stalled, Working, WritePause};
 use umemcg_vfs::volumes::Opened;
 use umemcg_vfs::{FallocateFlags, OFlags, VfsError, VolumeFile, Whence};
 
@@ -149,17 +149,17 @@ impl DataFs {
         delay: Duration,
         reply: &mut Reply,
     ) {
-        let pause = file.content().write_pause(group, written).unwrap_or_default().max(delay);
-        if pause.is_zero() {
+        let mut pause = file.content().write_pause(group, written);
+        let rest = pause.as_mut().and_then(WritePause::rest).unwrap_or_default().max(delay);
+        if rest.is_zero() {
             return reply.written(written).ignore();
         }
-        let (content, group, stalled) =
-            (Arc::clone(file.content()), Arc::clone(group), Stalled::begin(group));
+        let stalled = Stalled::begin(group);
         let again = Box::new(move || {
             let _until_it_goes = &stalled;
-            content.write_pause(&group, 0)
+            pause.as_mut()?.rest()
         });
-        self.parking.park(reply.take(), Answer::Written(written as u32), pause, again);
+        self.parking.park(reply.take(), Answer::Written(written as u32), rest, again);
     }
 
     pub(super) fn open(&self, header: &InHeader, arg: &OpenIn, reply: &mut Reply) {

@@ -1,0 +1,114 @@
+//! Dirty data: how much of it the pool and each group may have, who is slowed when there is more, and whose it is
+//! (mail per-cgroup-dirty-limits).
+//!
+//! [`settings`] is what control files say, [`thresholds`] what comes of it in bytes, [`throttle`] the arithmetic of pacing,
+//! [`bandwidth`] how fast a store is, [`pause`] what a writer owes. `lists` and `owner` say which files a group's write-back
+//! writes; the flusher itself is [`crate::domain`].
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use umemcg_base::PAGE_SIZE_U64;
+use umemcg_group::Group;
+use umemcg_reclaim::Reclaimer;
+
+pub mod bandwidth;
+pub(crate) mod lists;
+pub(crate) mod owner;
+pub mod pause;
+pub mod settings;
+pub mod thresholds;
+pub mod throttle;
+
+use settings::{DirtyBound, DirtyBounds, DirtyThreshold, GroupDirty};
+use thresholds::{levels, unclean_bytes};
+use throttle::Thresholds;
+
+/// Age at which a dirty page is written whatever the thresholds, unless set.
+pub const DIRTY_EXPIRE: Duration = Duration::from_secs(30);
+/// How often the flusher looks for old pages, unless set.
+pub const WRITEBACK_INTERVAL: Duration = Duration::from_secs(5);
+/// Instead of never.
+const INTERVAL_NEVER: Duration = Duration::from_secs(24 * 3600);
+
+/// Thresholds of the pool and of all groups, and the times of write-back.
+#[derive(Debug)]
+pub struct DirtyLimits {
+    reclaimer: Arc<Reclaimer>,
+    /// (A)
+    expire_ms: AtomicU64,
+    /// 0 for never. (A)
+    interval_ms: AtomicU64,
+}
+
+impl DirtyLimits {
+    pub(crate) fn new(reclaimer: Arc<Reclaimer>) -> Self {
+        let ms = |time: Duration| AtomicU64::new(time.as_millis() as u64);
+        Self { reclaimer, expire_ms: ms(DIRTY_EXPIRE), interval_ms: ms(WRITEBACK_INTERVAL) }
+    }
+
+    /// Pages of the pool that are not durable yet.
+    pub fn nr_unclean(&self) -> u64 {
+        unclean_bytes(self.reclaimer.tree().root()) / PAGE_SIZE_U64
+    }
+
+    /// The thresholds of a group, in bytes; of the root, the pool's.
+    pub fn thresholds(&self, group: &Arc<Group>) -> Thresholds {
+        let levels = levels(&self.reclaimer, group);
+        levels[levels.len() - 1].thresholds
+    }
+
+    /// Whether the pool has enough dirty data for flushers to write whatever is dirty.
+    pub fn over_background(&self) -> bool {
+        self.is_over_background(self.reclaimer.tree().root())
+    }
+
+    /// Whether a group, or one above it, is over its background threshold.
+    pub fn is_over_background(&self, group: &Arc<Group>) -> bool {
+        levels(&self.reclaimer, group).iter().any(|level| level.unclean > level.thresholds.background)
+    }
+
+    /// What the control files of a group say; those of the root, of the pool.
+    pub fn bounds(&self, group: &Group) -> DirtyBounds {
+        DirtyBounds::of(group)
+    }
+
+    /// Sets one of the two pairs. Takes effect with the next write.
+    pub fn set_bound(&self, group: &Arc<Group>, which: DirtyThreshold, bound: DirtyBound) {
+        GroupDirty::of(group).set(which, bound);
+        // Credit that was given under the old one.
+        let mut at = Some(Arc::clone(group));
+        while let Some(below) = at {
+            if let Some(dirty) = GroupDirty::if_present(&below) {
+                dirty.set_credit(0);
+            }
+            at = Group::next_in_subtree(group, Some(&below));
+        }
+    }
+
+    /// Age at which dirty data is written whatever the thresholds.
+    pub fn expire(&self) -> Duration {
+        Duration::from_millis(self.expire_ms.load(Ordering::Relaxed))
+    }
+
+    /// Sets it.
+    pub fn set_expire(&self, age: Duration) {
+        self.expire_ms.store(age.as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// How often flushers look for data that is old enough; zero for never.
+    pub fn interval(&self) -> Duration {
+        Duration::from_millis(self.interval_ms.load(Ordering::Relaxed))
+    }
+
+    /// Sets it. A flusher that sleeps now hears of it when it is rung.
+    pub fn set_interval(&self, interval: Duration) {
+        self.interval_ms.store(interval.as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// How long a flusher sleeps when nobody rings.
+    pub(crate) fn sleep(&self) -> Duration {
+        Some(self.interval()).filter(|interval| !interval.is_zero()).unwrap_or(INTERVAL_NEVER)
+    }
+}

@@ -1,0 +1,238 @@
+//! Whose dirty data a file has, for write-back: the group on whose list it waits.
+//!
+//! A clean file is nobody's. The first page that becomes dirty makes the file its group's. While it is dirty, the pages that
+//! each round of write-back writes vote: the majority of a round (Boyer and Moore: one candidate and one count) is noted in
+//! a history of sixteen slots over two seconds of the store's time, as many slots as the round took of it, five at most; rounds
+//! far smaller than usual do not count. When more than half of the slots belong to another group than the file's, the file goes to the one
+//! that won last. So a file that changes hands follows its writer, and one that others only touch stays
+//! (`kernel-semantics` §6.3).
+//!
+//! A file with dirty pages of more than its own group is *shared* until it is clean: it is written for another group only
+//! when that one has no file of its own left to write.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use umemcg_group::Group;
+use umemcg_reclaim::owner_from;
+
+/// Time that the history reaches back.
+#[doc(alias = "WB_FRN_TIME_PERIOD")]
+const HISTORY: Duration = Duration::from_secs(2);
+const NR_SLOTS: u32 = u16::BITS;
+/// Most slots that one round marks.
+const ROUND_SLOTS_MAX: u32 = 5;
+/// A round that took less than this part of the usual time does not count.
+const ROUND_SHARE_MIN: u32 = 8;
+
+/// A majority among many: who has it is found in one pass with one candidate. Without a majority it is anybody.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[doc(alias = "wbc_account_cgroup_owner")]
+pub(crate) struct Vote {
+    candidate: u32,
+    lead: u64,
+    /// All that voted.
+    nr: u64,
+}
+
+impl Vote {
+    pub(crate) fn cast(&mut self, who: u32, nr: u64) {
+        self.nr += nr;
+        if self.lead == 0 {
+            (self.candidate, self.lead) = (who, nr);
+        } else if self.candidate == who {
+            self.lead += nr;
+        } else if self.lead >= nr {
+            self.lead -= nr;
+        } else {
+            (self.candidate, self.lead) = (who, nr - self.lead);
+        }
+    }
+
+    /// Who won, if anybody voted.
+    fn winner(self) -> Option<u32> {
+        (self.nr > 0).then_some(self.candidate)
+    }
+}
+
+/// Which of the last rounds another group won.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct History {
+    /// Newest slots lowest; 1 for another group.
+    slots: u16,
+    /// Time of a round, smoothed.
+    usual: Duration,
+}
+
+impl History {
+    /// Notes a round that took `time` of the store's; whether the file should change hands.
+    #[doc(alias = "wbc_detach_inode")]
+    fn note(&mut self, time: Duration, is_foreign: bool) -> bool {
+        self.usual = if self.usual.is_zero() { time } else { (self.usual * 7 + time) / 8 };
+        if time * ROUND_SHARE_MIN < self.usual {
+            return false;
+        }
+        let slot = HISTORY / NR_SLOTS;
+        let nr = (time.as_nanos().div_ceil(slot.as_nanos()) as u32).clamp(1, ROUND_SLOTS_MAX);
+        self.slots <<= nr;
+        if is_foreign {
+            self.slots |= (1 << nr) - 1;
+        }
+        self.slots.count_ones() > NR_SLOTS / 2
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// None while the file is clean.
+    group: Option<Arc<Group>>,
+    vote: Vote,
+    history: History,
+}
+
+/// See the file's head.
+#[derive(Debug, Default)]
+pub(crate) struct DirtyOwner {
+    /// The owner handle by which the first page named the group; compared only, never followed. (A)
+    handle: AtomicU32,
+    /// (A)
+    is_shared: AtomicBool,
+    state: Mutex<State>,
+}
+
+impl DirtyOwner {
+    /// The file was clean and a page of `handle` became dirty. Returns the group whose file it is now.
+    pub(crate) fn take_hold(&self, handle: u32) -> Arc<Group> {
+        let group = owner_from(handle).resolve();
+        let state = State { group: Some(Arc::clone(&group)), ..State::default() };
+        let old = std::mem::replace(&mut *self.state.lock(), state);
+        self.handle.store(handle, Ordering::Relaxed);
+        self.is_shared.store(false, Ordering::Relaxed);
+        drop(old);
+        group
+    }
+
+    /// The file is clean. Returns whose it was.
+    pub(crate) fn let_go(&self) -> Option<Arc<Group>> {
+        let old = std::mem::take(&mut *self.state.lock());
+        self.is_shared.store(false, Ordering::Relaxed);
+        old.group
+    }
+
+    /// It was not quite clean: it is still the group's that it was.
+    pub(crate) fn hold_again(&self, group: Arc<Group>) -> Arc<Group> {
+        self.state.lock().group = Some(Arc::clone(&group));
+        // By whoever wrote meanwhile.
+        self.is_shared.store(true, Ordering::Relaxed);
+        group
+    }
+
+    /// A page of `handle` became dirty in a file that already was.
+    #[inline]
+    pub(crate) fn note_dirtied(&self, handle: u32) {
+        if handle != self.handle.load(Ordering::Relaxed) {
+            self.is_shared.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether other groups than its own may have dirty pages in it.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.is_shared.load(Ordering::Relaxed)
+    }
+
+    /// Pages of `handle` are being written.
+    pub(crate) fn vote(&self, handle: u32, pages: u64) {
+        self.state.lock().vote.cast(handle, pages);
+    }
+
+    /// Pages that have voted since the last round.
+    pub(crate) fn voters(&self) -> u64 {
+        self.state.lock().vote.nr
+    }
+
+    /// A round is over in which the store took `time` for what was written of the file. Returns whose file it is from now on;
+    /// none if it is clean.
+    pub(crate) fn end_round(&self, time: Duration) -> Option<Arc<Group>> {
+        let mut state = self.state.lock();
+        let winner = std::mem::take(&mut state.vote).winner();
+        let group = state.group.clone()?;
+        let Some(handle) = winner else { return Some(group) };
+        let is_foreign = owner_from(handle).with_group(|won| {
+            // A group that is removed meanwhile is its parent.
+            let mut own = &group;
+            while own.is_dead()
+                && let Some(parent) = own.parent()
+            {
+                own = parent;
+            }
+            !Arc::ptr_eq(won, own)
+        });
+        if !state.history.note(time, is_foreign) || !is_foreign {
+            return Some(group);
+        }
+        let won = owner_from(handle).resolve();
+        state.history = History::default();
+        let old = state.group.replace(Arc::clone(&won));
+        drop(state);
+        drop((old, group));
+        self.handle.store(handle, Ordering::Relaxed);
+        // What is left of the group it belonged to.
+        self.is_shared.store(true, Ordering::Relaxed);
+        Some(won)
+    }
+
+    /// Whose file it is, none while it is clean.
+    pub fn group(&self) -> Option<Arc<Group>> {
+        self.state.lock().group.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const MS: fn(u64) -> Duration = Duration::from_millis;
+
+    #[test]
+    fn a_file_changes_hands_after_more_than_half_of_the_history() {
+        let mut history = History::default();
+        // Slots of 125 ms: rounds of 250 ms are two slots each.
+        let verdicts: Vec<bool> = (0..6).map(|_| history.note(MS(250), true)).collect();
+        assert_eq!(verdicts, [false, false, false, false, true, true]);
+    }
+
+    #[test]
+    fn one_long_round_is_not_enough_and_tiny_ones_do_not_count() {
+        let mut history = History::default();
+        assert!(!history.note(MS(60_000), true));
+        assert_eq!(history.slots.count_ones(), ROUND_SLOTS_MAX);
+        for _ in 0..10 {
+            assert!(!history.note(MS(1), true), "far shorter than usual");
+        }
+    }
+
+    #[test]
+    fn rounds_of_its_own_group_keep_a_file() {
+        let mut history = History::default();
+        for _ in 0..100 {
+            assert!(!history.note(MS(100), true));
+            assert!(!history.note(MS(100), false));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_majority_always_wins(mut casts in proptest::collection::vec((0u32..5, 1u64..100), 1..40)) {
+            let rest: u64 = casts.iter().filter(|&&(who, _)| who != 3).map(|&(_, nr)| nr).sum();
+            casts.insert(casts.len() / 2, (3, rest + 1));
+            let mut vote = Vote::default();
+            for (who, nr) in casts {
+                vote.cast(who, nr);
+            }
+            prop_assert_eq!(vote.winner(), Some(3));
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! What a writer owes for what it has written: nothing, a rest on the virtual clock of its group, or to wait at a limit.
+//!
+//! A write spends its group's *credit*, a part of what was free below the free run point when somebody looked last; when that
+//! is used up, somebody looks again, at the group and at every group above it:
+//!
+//! 1. a level above its background threshold has flushers rung;
+//! 2. a level at its limit holds the writer;
+//! 3. else the least position ratio of all levels is the one that counts (the smaller of the group's and the pool's);
+//! 4. with all levels below their free run points there is new credit and nobody waits.
+//!
+//! The credit is an eighth of the smallest gap, 1 MiB at most. So at a level the amount of dirty data exceeds the free run point by no more
+//! than an eighth of the gap for each group that writes below it before anybody is paced, and exceeds the limit by no more than
+//! that and one write of each writer (a write is accepted first and answered later).
+//!
+//! A level is no concern of a writer to a store that has next to nothing dirty, an eighth of the level's threshold: the level is over it
+//! because of another store, perhaps one that hangs, and only what goes there can wait for that.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use umemcg_base::assert_no_locks_held;
+use umemcg_group::Group;
+use umemcg_reclaim::stall::StalledHere;
+
+use crate::dirty::settings::GroupDirty;
+use crate::dirty::thresholds::{Level, levels};
+use crate::dirty::throttle::{PAUSE_MAX, PAUSE_MIN, hold, paced_rate, position_ratio};
+use crate::file::File;
+
+/// Credit is this part of the room below the free run point…
+const CREDIT_SHARE: u64 = 8;
+/// … but not more than this, in bytes.
+const CREDIT_MAX: u64 = 1 << 20;
+/// A store with no more than this part of a level's threshold is none of that level's concern.
+const STORE_SHARE: u64 = 8;
+/// How often a level that is over its threshold has all stores' flushers look.
+const RING_INTERVAL: Duration = Duration::from_millis(20);
+
+/// What a look says.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Look {
+    /// Nobody waits, and nobody need look again before so many bytes are written.
+    Free(u64),
+    /// So many bytes a second for the whole group.
+    Paced(f64),
+    /// Some level is at its limit.
+    Held(Duration),
+}
+
+/// A write that was accepted, and for which its writer has to rest.
+#[derive(Debug)]
+#[must_use = "the writer is not slowed by it"]
+pub struct WritePause {
+    file: Arc<File>,
+    group: Arc<Group>,
+    /// On the cache's clock.
+    due: Duration,
+}
+
+impl WritePause {
+    /// How much longer; at most [`PAUSE_MAX`], to be asked again when it is over. None when the writer may go on.
+    pub fn rest(&mut self) -> Option<Duration> {
+        match self.file.look(&self.group) {
+            Look::Free(_) => None,
+            Look::Held(rest) => Some(rest),
+            Look::Paced(_) => {
+                let rest = self.due.saturating_sub(self.file.cache.now());
+                (!rest.is_zero()).then_some(rest.min(PAUSE_MAX))
+            }
+        }
+    }
+}
+
+impl File {
+    /// After a write of `written` bytes by `group` was accepted: whether, and how, the writer has to be slowed. Never sleeps
+    /// itself; see [`throttle`](Self::throttle) for a caller that may.
+    #[doc(alias = "balance_dirty_pages_ratelimited")]
+    pub fn write_pause(self: &Arc<Self>, group: &Arc<Group>, written: usize) -> Option<WritePause> {
+        if self.is_memory() || GroupDirty::if_present(group).is_some_and(|dirty| dirty.spend(written as u64))
+        {
+            return None;
+        }
+        let (now, bytes) = (self.cache.now(), written as u64);
+        let due = match self.look(group) {
+            Look::Free(credit) => {
+                GroupDirty::of(group).set_credit(credit);
+                self.domain.forget_clock(group);
+                return None;
+            }
+            // It pays for its bytes like anybody, beside waiting for room.
+            Look::Held(_) => self.reserve(group, now, bytes, self.rate(1.0)).max(now + PAUSE_MIN),
+            Look::Paced(rate) => self.reserve(group, now, bytes, rate),
+        };
+        (due >= now + PAUSE_MIN).then(|| WritePause { file: Arc::clone(self), group: Arc::clone(group), due })
+    }
+
+    /// The same, and sleeps as long as the writer has to be slowed, in pauses of at most [`PAUSE_MAX`] after each of which
+    /// `cancelled` is asked. Counts as a stall of the group. No lock may be held.
+    #[doc(alias = "balance_dirty_pages")]
+    pub fn throttle(self: &Arc<Self>, group: &Arc<Group>, written: usize, cancelled: &dyn Fn() -> bool) {
+        assert_no_locks_held("a dirty throttle");
+        let Some(mut pause) = self.write_pause(group, written) else { return };
+        let _stalled = StalledHere::begin(group);
+        while !cancelled()
+            && let Some(rest) = pause.rest()
+        {
+            self.cache.wait_for_progress(rest);
+        }
+    }
+
+    /// Time on the group's virtual clock. What is written near the limit costs no more than a whole pause, or than its share of
+    /// the store if that is longer: at the limit itself the writer is held anyway, and after a pause things look different.
+    fn reserve(&self, group: &Group, now: Duration, bytes: u64, rate: f64) -> Duration {
+        let at_least = (bytes as f64 / PAUSE_MAX.as_secs_f64()).min(self.rate(1.0));
+        self.domain.reserve(group, now, bytes, rate.max(at_least))
+    }
+
+    fn rate(&self, position_ratio: f64) -> f64 {
+        paced_rate(self.domain.write_bandwidth(), position_ratio, self.domain.nr_sharing())
+    }
+
+    /// Looks at all levels.
+    fn look(&self, group: &Arc<Group>) -> Look {
+        let cache = &self.cache;
+        let now = cache.now();
+        let (mut ratio, mut held, mut gap) = (2.0f64, None::<Duration>, u64::MAX);
+        for Level { group: level, thresholds, unclean } in levels(cache.reclaimer(), group) {
+            if unclean > thresholds.background {
+                self.domain.ring();
+                if GroupDirty::of(level).may_ring(now.as_millis() as u64, RING_INTERVAL) {
+                    cache.flush_over_background(level);
+                }
+            }
+            let free_run = thresholds.free_run();
+            if unclean <= free_run {
+                gap = gap.min(free_run - unclean);
+                continue;
+            }
+            if self.domain.unclean_bytes() <= thresholds.foreground / STORE_SHARE {
+                gap = 0;
+                continue;
+            }
+            let limit = GroupDirty::of(level).smoothed.lock().update(now, thresholds.foreground, unclean);
+            if unclean >= limit {
+                let rest = hold(unclean, free_run, self.domain.write_bandwidth());
+                held = Some(held.unwrap_or_default().max(rest));
+            }
+            ratio = ratio.min(position_ratio(unclean, free_run, limit));
+            gap = 0;
+        }
+        match held {
+            Some(rest) => Look::Held(rest),
+            None if gap == 0 && ratio < 2.0 => Look::Paced(self.rate(ratio)),
+            None => Look::Free((gap / CREDIT_SHARE).min(CREDIT_MAX)),
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! What a group's control files say about dirty data: two pairs, each a share or a number of bytes, whichever was written last.
+//!
+//! A pair is one word, so nobody ever sees both set or neither. A group for which nothing was ever set, and which was
+//! created below such a group, has no state for it: the defaults hold.
+
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use umemcg_group::{Group, PartSlot};
+
+use crate::dirty::throttle::SmoothedLimit;
+
+/// Share of dirtyable memory at which writers are held, in percent, unless set.
+pub const DIRTY_RATIO_PERCENT: u8 = 20;
+/// Share at which write-back starts by itself, in percent, unless set.
+pub const DIRTY_BACKGROUND_RATIO_PERCENT: u8 = 10;
+
+/// The top bit of a pair's word: bytes, not percent.
+const IS_BYTES: u64 = 1 << 63;
+
+/// One pair of control files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DirtyBound {
+    /// Percent of the group's dirtyable memory, 0 to 100.
+    Percent(u8),
+    /// Bytes, below 2⁶³.
+    Bytes(u64),
+}
+
+impl DirtyBound {
+    fn encode(self) -> u64 {
+        match self {
+            Self::Percent(percent) => percent.into(),
+            Self::Bytes(bytes) => bytes.min(IS_BYTES - 1) | IS_BYTES,
+        }
+    }
+
+    fn decode(word: u64) -> Self {
+        if word & IS_BYTES != 0 { Self::Bytes(word & !IS_BYTES) } else { Self::Percent(word as u8) }
+    }
+
+    /// What `dirty_ratio` shows: 0 while bytes are set.
+    pub fn percent(self) -> u8 {
+        match self {
+            Self::Percent(percent) => percent,
+            Self::Bytes(_) => 0,
+        }
+    }
+
+    /// What `dirty_limit_in_bytes` shows: 0 while a share is set.
+    pub fn bytes(self) -> u64 {
+        match self {
+            Self::Percent(_) => 0,
+            Self::Bytes(bytes) => bytes,
+        }
+    }
+}
+
+/// Which of the two pairs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DirtyThreshold {
+    /// Writers are held there.
+    Foreground,
+    /// Write-back starts there.
+    Background,
+}
+
+/// Both pairs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DirtyBounds {
+    /// `dirty_ratio`, `dirty_limit_in_bytes`.
+    pub foreground: DirtyBound,
+    /// `dirty_background_ratio`, `dirty_background_limit_in_bytes`.
+    pub background: DirtyBound,
+}
+
+impl Default for DirtyBounds {
+    fn default() -> Self {
+        Self {
+            foreground: DirtyBound::Percent(DIRTY_RATIO_PERCENT),
+            background: DirtyBound::Percent(DIRTY_BACKGROUND_RATIO_PERCENT),
+        }
+    }
+}
+
+impl DirtyBounds {
+    /// Those of a group; of the root, those of the pool.
+    pub fn of(group: &Group) -> Self {
+        GroupDirty::if_present(group).map_or_else(Self::default, GroupDirty::bounds)
+    }
+
+    /// One of the two.
+    pub fn get(self, which: DirtyThreshold) -> DirtyBound {
+        match which {
+            DirtyThreshold::Foreground => self.foreground,
+            DirtyThreshold::Background => self.background,
+        }
+    }
+
+    /// Gives a new group what its parent has. Before anybody writes in it.
+    pub fn inherit(parent: &Group, child: &Group) {
+        let bounds = Self::of(parent);
+        if bounds != Self::default() {
+            let _ = child.part(PartSlot::Cache, || GroupDirty::new(bounds));
+        }
+    }
+}
+
+/// What the cache keeps of a group that writes or that something was set for.
+#[derive(Debug)]
+pub(crate) struct GroupDirty {
+    /// (A)
+    foreground: AtomicU64,
+    /// (A)
+    background: AtomicU64,
+    /// Bytes that the group's writers may write before somebody looks at thresholds again; below 0, somebody is about to. (A)
+    credit: AtomicI64,
+    pub(crate) smoothed: Mutex<SmoothedLimit>,
+    /// When flushers were last rung for it, in milliseconds of the cache's clock. (A)
+    rung_ms: AtomicU64,
+}
+
+impl Default for GroupDirty {
+    fn default() -> Self {
+        Self::new(DirtyBounds::default())
+    }
+}
+
+impl GroupDirty {
+    fn new(bounds: DirtyBounds) -> Self {
+        Self {
+            foreground: AtomicU64::new(bounds.foreground.encode()),
+            background: AtomicU64::new(bounds.background.encode()),
+            credit: AtomicI64::new(0),
+            smoothed: Mutex::default(),
+            rung_ms: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn of(group: &Group) -> &Self {
+        group.part(PartSlot::Cache, Self::default)
+    }
+
+    #[inline]
+    pub(crate) fn if_present(group: &Group) -> Option<&Self> {
+        group.part_if_present(PartSlot::Cache)
+    }
+
+    pub(crate) fn bounds(&self) -> DirtyBounds {
+        let decode = |word: &AtomicU64| DirtyBound::decode(word.load(Ordering::Relaxed));
+        DirtyBounds { foreground: decode(&self.foreground), background: decode(&self.background) }
+    }
+
+    pub(crate) fn set(&self, which: DirtyThreshold, bound: DirtyBound) {
+        let word = match which {
+            DirtyThreshold::Foreground => &self.foreground,
+            DirtyThreshold::Background => &self.background,
+        };
+        word.store(bound.encode(), Ordering::Relaxed);
+        // What it sank from was another limit.
+        *self.smoothed.lock() = SmoothedLimit::default();
+        self.set_credit(0);
+    }
+
+    /// Takes `bytes` off the credit; whether there was enough.
+    #[inline]
+    pub(crate) fn spend(&self, bytes: u64) -> bool {
+        let bytes = bytes as i64;
+        self.credit.load(Ordering::Relaxed) >= bytes
+            && self.credit.fetch_sub(bytes, Ordering::Relaxed) >= bytes
+    }
+
+    pub(crate) fn set_credit(&self, bytes: u64) {
+        self.credit.store(bytes as i64, Ordering::Relaxed);
+    }
+
+    /// Whether `interval` has passed since this last said so.
+    pub(crate) fn may_ring(&self, now_ms: u64, interval: Duration) -> bool {
+        let last = self.rung_ms.load(Ordering::Relaxed);
+        (last == 0 || now_ms >= last + interval.as_millis() as u64)
+            && self
+                .rung_ms
+                .compare_exchange(last, now_ms.max(1), Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use umemcg_group::GroupTree;
+
+    #[test]
+    fn of_a_pair_one_is_set_and_the_other_shows_zero() {
+        for bound in [
+            DirtyBound::Percent(0),
+            DirtyBound::Percent(100),
+            DirtyBound::Bytes(0),
+            DirtyBound::Bytes(4097),
+            DirtyBound::Bytes(IS_BYTES - 1),
+        ] {
+            assert_eq!(DirtyBound::decode(bound.encode()), bound);
+            assert!(bound.percent() == 0 || bound.bytes() == 0);
+        }
+        assert_eq!(DirtyBound::decode(DirtyBound::Bytes(u64::MAX).encode()).bytes(), IS_BYTES - 1);
+    }
+
+    #[test]
+    fn a_new_group_has_what_its_parent_had_and_keeps_it() {
+        let tree = GroupTree::new(1 << 30);
+        let root = tree.root();
+        let make = |parent, name: &str| {
+            let group = tree.create(parent, name.as_ref()).unwrap();
+            DirtyBounds::inherit(parent, &group);
+            group
+        };
+        let before = make(root, "before");
+        assert!(GroupDirty::if_present(&before).is_none(), "nothing to remember");
+        GroupDirty::of(root).set(DirtyThreshold::Foreground, DirtyBound::Bytes(1 << 20));
+        let after = make(root, "after");
+        GroupDirty::of(root).set(DirtyThreshold::Foreground, DirtyBound::Percent(7));
+        assert_eq!(DirtyBounds::of(&before), DirtyBounds::default());
+        assert_eq!(DirtyBounds::of(&after).foreground, DirtyBound::Bytes(1 << 20));
+        assert_eq!(DirtyBounds::of(&make(&after, "below")), DirtyBounds::of(&after));
+    }
+
+    #[test]
+    fn credit_is_spent_once() {
+        let dirty = GroupDirty::default();
+        assert!(!dirty.spend(1));
+        dirty.set_credit(100);
+        assert!(dirty.spend(60) && !dirty.spend(60) && dirty.spend(40) && !dirty.spend(1));
+    }
+}

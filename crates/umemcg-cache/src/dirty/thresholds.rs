@@ -1,0 +1,213 @@
+//! From control files to bytes: how much of a group's memory may be dirty.
+//!
+//! *Dirtyable* memory of a group is what it could fill with file data: the file pages that it and the groups below it have, and
+//! what it could still get. The latter is bounded by the *headroom*, the least of limit minus usage over the group and every
+//! group above it, and by what there is: memory that is free, or clean file pages of others.
+//!
+//! - `free(g) = min(free + clean file pages elsewhere, min over g and above of (min(max, high) − usage))`
+//! - `dirtyable(g) = free(g) + file pages of g's subtree`
+//! - `avail(g) = min(dirtyable(g), dirtyable(pool))`, where the pool's is its free memory and all file pages
+//! - `threshold = bytes` if the bytes are set, else `percent × avail / 100`
+//!
+//! The mails' formula counts only unused memory as free; a page cache fills its pool, so that a group that has nothing yet would
+//! find next to nothing. Counting clean pages of others is what Linux does since it has per-group write-back.
+//!
+//! Then neither is above half of the mark at which background reclaim stops, because background reclaim frees clean pages only and
+//! would never come down to its mark; the upper one is not below [`DIRTY_FLOOR`] nor the other below half of that, so that a tiny
+//! group still writes in useful pieces; and a background threshold that is not below the other is half of it.
+
+use std::sync::Arc;
+
+use umemcg_group::{Group, StatItem};
+use umemcg_reclaim::Reclaimer;
+
+use crate::dirty::settings::{DirtyBound, DirtyBounds};
+use crate::dirty::throttle::Thresholds;
+
+/// Dirty data that every group may have, whatever its limits say, in bytes: two writes of the usual size.
+pub const DIRTY_FLOOR: u64 = 256 << 10;
+
+/// What a level's thresholds are made from, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Room {
+    /// Of the pool: not charged to anybody.
+    pub pool_free: u64,
+    /// Of the pool: file pages.
+    pub pool_file: u64,
+    /// Of the pool: not durable.
+    pub pool_unclean: u64,
+    /// The least of limit minus usage over the group and those above it; `u64::MAX` where there is no limit but the pool's.
+    pub headroom: u64,
+    /// File pages of the group and those below it.
+    pub file: u64,
+    /// Of these, not durable.
+    pub unclean: u64,
+}
+
+impl Room {
+    /// What the group could fill with file data.
+    #[doc(alias = "mem_cgroup_wb_stats")]
+    #[doc(alias = "determine_dirtyable_memory")]
+    pub fn dirtyable(&self) -> u64 {
+        let other_file = self.pool_file.saturating_sub(self.file);
+        let other_unclean = self.pool_unclean.saturating_sub(self.unclean);
+        let elsewhere = self.pool_free + other_file.saturating_sub(other_unclean);
+        self.file + self.headroom.min(elsewhere)
+    }
+
+    /// The same, but never more than the whole pool's.
+    pub fn available(&self) -> u64 {
+        self.dirtyable().min(self.pool_free + self.pool_file)
+    }
+
+    /// The thresholds; `mark` is the usage at which background reclaim stops, `u64::MAX` for none.
+    #[doc(alias = "domain_dirty_limits")]
+    pub fn thresholds(&self, bounds: DirtyBounds, mark: u64) -> Thresholds {
+        let bytes = |bound| match bound {
+            DirtyBound::Bytes(bytes) => bytes,
+            DirtyBound::Percent(percent) => (u128::from(self.available()) * u128::from(percent) / 100) as u64,
+        };
+        let bounded = |bound, floor| bytes(bound).min(mark / 2).max(floor);
+        let foreground = bounded(bounds.foreground, DIRTY_FLOOR);
+        let background = bounded(bounds.background, DIRTY_FLOOR / 2);
+        Thresholds {
+            background: if background >= foreground { foreground / 2 } else { background },
+            foreground,
+        }
+    }
+}
+
+/// Bytes of a group and those below it that are not durable: dirty, under write-back or unstable.
+pub fn unclean_bytes(group: &Group) -> u64 {
+    let items = [StatItem::FileDirty, StatItem::FileWriteback, StatItem::FileUnstable];
+    items.iter().map(|&item| group.stat_total(item)).sum::<i64>().max(0) as u64
+}
+
+fn file_bytes(group: &Group) -> u64 {
+    let sum = group.stat_total(StatItem::InactiveFile) + group.stat_total(StatItem::ActiveFile);
+    sum.max(0) as u64
+}
+
+/// A level of the tree as a writer meets it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Level<'g> {
+    pub(crate) group: &'g Arc<Group>,
+    pub(crate) thresholds: Thresholds,
+    /// Bytes that are not durable.
+    pub(crate) unclean: u64,
+}
+
+/// The group and every group above it, from the root down.
+pub(crate) fn levels<'g>(reclaimer: &Reclaimer, group: &'g Arc<Group>) -> Vec<Level<'g>> {
+    let mut chain: Vec<&Arc<Group>> = std::iter::successors(Some(group), |at| at.parent()).collect();
+    chain.reverse();
+    let root = chain[0];
+    let mut room = Room {
+        pool_free: root.max_bytes().saturating_sub(root.usage_bytes()),
+        pool_file: file_bytes(root),
+        pool_unclean: unclean_bytes(root),
+        headroom: u64::MAX,
+        ..Room::default()
+    };
+    let mut levels = Vec::with_capacity(chain.len());
+    for group in chain {
+        if !group.is_root() {
+            let limit = group.max_bytes().min(reclaimer.high(group));
+            if limit != umemcg_group::UNLIMITED {
+                room.headroom = room.headroom.min(limit.saturating_sub(group.usage_bytes()));
+            }
+        }
+        room.file = file_bytes(group);
+        room.unclean = unclean_bytes(group);
+        let thresholds = room.thresholds(DirtyBounds::of(group), reclaimer.high_mark(group));
+        levels.push(Level { group, thresholds, unclean: room.unclean });
+    }
+    levels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn bounds(foreground: DirtyBound, background: DirtyBound) -> DirtyBounds {
+        DirtyBounds { foreground, background }
+    }
+
+    #[test]
+    fn shares_are_of_what_could_be_file_data() {
+        // A group of 100 MiB with 40 used, 30 of them file pages, in a pool with 500 free.
+        let room = Room {
+            pool_free: 500 * MIB,
+            pool_file: 200 * MIB,
+            headroom: 60 * MIB,
+            file: 30 * MIB,
+            ..Room::default()
+        };
+        assert_eq!((room.dirtyable(), room.available()), (90 * MIB, 90 * MIB));
+        let thresholds = room.thresholds(DirtyBounds::default(), u64::MAX);
+        assert_eq!(thresholds, Thresholds { background: 9 * MIB, foreground: 18 * MIB });
+    }
+
+    #[test]
+    fn without_a_limit_it_is_what_is_free_and_what_others_have_clean() {
+        let room = Room {
+            pool_free: 100 * MIB,
+            pool_file: 300 * MIB,
+            pool_unclean: 50 * MIB,
+            headroom: u64::MAX,
+            file: 80 * MIB,
+            unclean: 30 * MIB,
+        };
+        // Others have 220, of which 20 are not clean.
+        assert_eq!(room.dirtyable(), 80 * MIB + 100 * MIB + 200 * MIB);
+        let fresh = Room { file: 0, unclean: 0, ..room };
+        assert_eq!(fresh.available(), 350 * MIB, "a group that has nothing yet may write, too");
+    }
+
+    #[test]
+    fn no_group_gets_more_than_the_pool() {
+        let room = Room {
+            pool_free: MIB,
+            pool_file: 2 * MIB,
+            headroom: u64::MAX,
+            file: 50 * MIB,
+            ..Room::default()
+        };
+        assert_eq!(room.available(), 3 * MIB);
+    }
+
+    #[test]
+    fn bytes_stand_whatever_the_memory() {
+        let given = bounds(DirtyBound::Bytes(8 * MIB), DirtyBound::Bytes(3 * MIB));
+        let thresholds = Room::default().thresholds(given, u64::MAX);
+        assert_eq!(thresholds, Thresholds { background: 3 * MIB, foreground: 8 * MIB });
+        let mixed = bounds(DirtyBound::Bytes(8 * MIB), DirtyBound::Percent(10));
+        let room = Room { pool_free: 40 * MIB, headroom: u64::MAX, ..Room::default() };
+        assert_eq!(room.thresholds(mixed, u64::MAX).background, 4 * MIB);
+    }
+
+    #[test]
+    fn a_background_that_is_not_below_is_half() {
+        let given = bounds(DirtyBound::Bytes(8 * MIB), DirtyBound::Bytes(8 * MIB));
+        assert_eq!(Room::default().thresholds(given, u64::MAX).background, 4 * MIB);
+    }
+
+    #[test]
+    fn the_floor_lets_the_tiniest_group_write() {
+        for given in
+            [DirtyBound::Bytes(0), DirtyBound::Bytes(1), DirtyBound::Percent(0), DirtyBound::Percent(20)]
+        {
+            let thresholds = Room::default().thresholds(bounds(given, given), u64::MAX);
+            assert_eq!(thresholds, Thresholds { background: DIRTY_FLOOR / 2, foreground: DIRTY_FLOOR });
+        }
+    }
+
+    #[test]
+    fn dirty_data_leaves_background_reclaim_room_to_reach_its_mark() {
+        let given = bounds(DirtyBound::Bytes(80 * MIB), DirtyBound::Bytes(40 * MIB));
+        let thresholds = Room::default().thresholds(given, 90 * MIB);
+        assert_eq!(thresholds, Thresholds { background: 40 * MIB, foreground: 45 * MIB });
+    }
+}

@@ -1,0 +1,148 @@
+//! How much may be dirty: the pairs of each group (mail per-cgroup-dirty-limits, `kernel-semantics` §6.1), those of the pool under
+//! the names of `/proc/sys/vm`, and the times of write-back.
+//!
+//! Of a pair one is set; the other reads 0. The root has none of its own: it shows the pool's.
+
+use std::time::Duration;
+
+use umemcg::{DirtyBound, DirtyThreshold};
+use umemcg_base::PAGE_SIZE_U64;
+
+use crate::error::ControlError;
+use crate::row::FileContext;
+use crate::value;
+
+use DirtyThreshold::{Background, Foreground};
+
+type Shown = Result<String, ControlError>;
+type Done = Result<(), ControlError>;
+
+/// Least value of `vm.dirty_bytes`.
+const VM_DIRTY_BYTES_MIN: u64 = 2 * PAGE_SIZE_U64;
+/// A centisecond.
+const CENTISECOND_MS: u64 = 10;
+
+fn bound(context: &FileContext<'_>, which: DirtyThreshold) -> DirtyBound {
+    context.engine().cache().dirty_limits().bounds(context.group).get(which)
+}
+
+fn show_percent(context: &FileContext<'_>, which: DirtyThreshold) -> Shown {
+    Ok(format!("{}\n", bound(context, which).percent()))
+}
+
+fn show_bytes(context: &FileContext<'_>, which: DirtyThreshold) -> Shown {
+    Ok(format!("{}\n", bound(context, which).bytes()))
+}
+
+fn set(context: &FileContext<'_>, which: DirtyThreshold, bound: DirtyBound) {
+    context.engine().cache().dirty_limits().set_bound(context.group, which, bound);
+}
+
+fn not_root(context: &FileContext<'_>) -> Done {
+    if context.group.is_root() { Err(ControlError::Invalid) } else { Ok(()) }
+}
+
+fn parse_number(written: &[u8]) -> Result<u64, ControlError> {
+    value::parse_decimal(value::strip(written)).ok_or(ControlError::Invalid)
+}
+
+fn set_percent(context: &FileContext<'_>, which: DirtyThreshold, written: &[u8]) -> Done {
+    match u8::try_from(parse_number(written)?) {
+        Ok(percent @ 0..=100) => Ok(set(context, which, DirtyBound::Percent(percent))),
+        _ => Err(ControlError::Invalid),
+    }
+}
+
+fn set_bytes(context: &FileContext<'_>, which: DirtyThreshold, least: u64, written: &[u8]) -> Done {
+    match value::parse_size_v1(written)? {
+        bytes if bytes < least || bytes > i64::MAX as u64 => Err(ControlError::Invalid),
+        bytes => Ok(set(context, which, DirtyBound::Bytes(bytes))),
+    }
+}
+
+pub(crate) fn show_ratio(context: &FileContext<'_>) -> Shown {
+    show_percent(context, Foreground)
+}
+
+pub(crate) fn set_ratio(context: &FileContext<'_>, written: &[u8]) -> Done {
+    not_root(context)?;
+    set_percent(context, Foreground, written)
+}
+
+pub(crate) fn show_limit(context: &FileContext<'_>) -> Shown {
+    show_bytes(context, Foreground)
+}
+
+pub(crate) fn set_limit(context: &FileContext<'_>, written: &[u8]) -> Done {
+    not_root(context)?;
+    set_bytes(context, Foreground, 0, written)
+}
+
+pub(crate) fn show_background_ratio(context: &FileContext<'_>) -> Shown {
+    show_percent(context, Background)
+}
+
+pub(crate) fn set_background_ratio(context: &FileContext<'_>, written: &[u8]) -> Done {
+    not_root(context)?;
+    set_percent(context, Background, written)
+}
+
+pub(crate) fn show_background_limit(context: &FileContext<'_>) -> Shown {
+    show_bytes(context, Background)
+}
+
+pub(crate) fn set_background_limit(context: &FileContext<'_>, written: &[u8]) -> Done {
+    not_root(context)?;
+    set_bytes(context, Background, 0, written)
+}
+
+pub(crate) fn set_vm_ratio(context: &FileContext<'_>, written: &[u8]) -> Done {
+    set_percent(context, Foreground, written)
+}
+
+pub(crate) fn set_vm_background_ratio(context: &FileContext<'_>, written: &[u8]) -> Done {
+    set_percent(context, Background, written)
+}
+
+pub(crate) fn set_vm_bytes(context: &FileContext<'_>, written: &[u8]) -> Done {
+    set_bytes(context, Foreground, VM_DIRTY_BYTES_MIN, written)
+}
+
+pub(crate) fn set_vm_background_bytes(context: &FileContext<'_>, written: &[u8]) -> Done {
+    set_bytes(context, Background, 1, written)
+}
+
+fn show_centiseconds(time: Duration) -> Shown {
+    Ok(format!("{}\n", time.as_millis() as u64 / CENTISECOND_MS))
+}
+
+fn parse_centiseconds(written: &[u8]) -> Result<Duration, ControlError> {
+    // As far as an `int` of the kernel reaches.
+    let number = parse_number(written)?;
+    if number > i32::MAX as u64 {
+        return Err(ControlError::Invalid);
+    }
+    Ok(Duration::from_millis(number * CENTISECOND_MS))
+}
+
+pub(crate) fn show_expire(context: &FileContext<'_>) -> Shown {
+    show_centiseconds(context.engine().cache().dirty_limits().expire())
+}
+
+pub(crate) fn set_expire(context: &FileContext<'_>, written: &[u8]) -> Done {
+    let age = parse_centiseconds(written)?;
+    context.engine().cache().dirty_limits().set_expire(age);
+    context.engine().cache().wake_flushers();
+    Ok(())
+}
+
+pub(crate) fn show_interval(context: &FileContext<'_>) -> Shown {
+    show_centiseconds(context.engine().cache().dirty_limits().interval())
+}
+
+pub(crate) fn set_interval(context: &FileContext<'_>, written: &[u8]) -> Done {
+    let interval = parse_centiseconds(written)?;
+    context.engine().cache().dirty_limits().set_interval(interval);
+    context.engine().cache().wake_flushers();
+    Ok(())
+}

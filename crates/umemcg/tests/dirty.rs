@@ -1,0 +1,237 @@
+//! Dirty limits of groups, on stores in memory: whose files are written, who is slowed, what is counted.
+
+mod common;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{MemStore, engine, group};
+use umemcg::{
+    Arena, BackingStore, DirtyBound, DirtyThreshold, Engine, File, Group, Segment, StatItem, StoreId,
+};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+fn limit(engine: &Engine, group: &Arc<Group>, foreground: u64, background: u64) {
+    let limits = engine.cache().dirty_limits();
+    limits.set_bound(group, DirtyThreshold::Foreground, DirtyBound::Bytes(foreground));
+    limits.set_bound(group, DirtyThreshold::Background, DirtyBound::Bytes(background));
+}
+
+fn open(engine: &Engine, store: &Arc<MemStore>) -> Arc<File> {
+    engine.open_file(Arc::clone(store) as _, 0).unwrap()
+}
+
+const STATES: [StatItem; 3] = [StatItem::FileDirty, StatItem::FileWriteback, StatItem::FileUnstable];
+
+fn unclean(group: &Group) -> u64 {
+    STATES.iter().map(|&item| group.stat_total(item)).sum::<i64>() as u64
+}
+
+fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !condition() {
+        assert!(Instant::now() < deadline, "never: {what}");
+        std::thread::park_timeout(Duration::from_millis(2));
+    }
+}
+
+fn written(store: &MemStore) -> usize {
+    store.live().len()
+}
+
+#[test]
+fn a_group_over_its_limit_writes_its_own_files_and_nobody_elses() {
+    let engine = engine(64 * MIB);
+    let (a, b) = (group(&engine, "a", u64::MAX), group(&engine, "b", u64::MAX));
+    limit(&engine, &a, MIB, 512 * KIB);
+    let (store_a, store_b) = (MemStore::on_store(1), MemStore::on_store(1));
+    let (file_a, file_b) = (open(&engine, &store_a), open(&engine, &store_b));
+    file_b.write(&b, 0, &vec![2; 3 * MIB as usize]).unwrap();
+    for at in 0..64 {
+        file_a.write(&a, at * 128 * KIB, &vec![1; 128 * KIB as usize]).unwrap();
+        file_a.throttle(&a, 128 << 10, &|| false);
+        assert!(unclean(&a) <= MIB + 256 * KIB, "{}", unclean(&a));
+    }
+    until("a is below its background", || unclean(&a) <= 512 * KIB);
+    assert!(written(&store_a) as u64 >= 7 * MIB);
+    assert_eq!((written(&store_b), unclean(&b)), (0, 3 * MIB), "the neighbour's file was not touched");
+    assert!(file_b.write_pause(&b, 128 << 10).is_none());
+    assert!(engine.sync_all(Duration::from_secs(60)).is_empty());
+    assert_eq!(unclean(engine.root()), 0);
+}
+
+#[test]
+fn shared_files_are_written_for_a_group_that_has_none_of_its_own() {
+    let engine = engine(64 * MIB);
+    let (a, b) = (group(&engine, "a", u64::MAX), group(&engine, "b", u64::MAX));
+    let stores = [MemStore::on_store(1), MemStore::on_store(1)];
+    let [shared, others] = stores.each_ref().map(|store| open(&engine, store));
+    // First b's, then a writes most of it.
+    shared.write(&b, 0, &[1; 4096]).unwrap();
+    others.write(&b, 0, &[1; 65536]).unwrap();
+    shared.write(&a, 4096, &vec![2; MIB as usize]).unwrap();
+    assert!(Arc::ptr_eq(&shared.dirty_group().unwrap(), &b));
+    limit(&engine, &a, 512 * KIB, 256 * KIB);
+    shared.throttle(&a, 1, &|| false);
+    until("a is below its background", || unclean(&a) <= 256 * KIB);
+    assert_eq!(written(&stores[1]), 0, "a file that is b's alone stays");
+}
+
+#[test]
+fn a_file_that_changes_hands_follows_its_writer() {
+    let engine = engine(64 * MIB);
+    let (a, b) = (group(&engine, "a", u64::MAX), group(&engine, "b", u64::MAX));
+    // Slow enough for rounds to have a length.
+    let store = Slow::new(MemStore::on_store(1), 8 * MIB);
+    let file = engine.open_file(store as _, 0).unwrap();
+    limit(&engine, &a, 512 * KIB, 256 * KIB);
+    limit(&engine, &b, 512 * KIB, 256 * KIB);
+    let mut at = 0;
+    let mut write = |group: &Arc<Group>, done: &dyn Fn() -> bool| {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !done() {
+            assert!(Instant::now() < deadline);
+            file.write(group, at, &[7; 65536]).unwrap();
+            at += 65536;
+            file.throttle(group, 65536, &|| false);
+        }
+    };
+    let is_of = |group: &Arc<Group>| file.dirty_group().is_some_and(|owner| Arc::ptr_eq(&owner, group));
+    write(&a, &|| unclean(&a) > 256 * KIB);
+    assert!(is_of(&a));
+    write(&b, &|| is_of(&b));
+    write(&a, &|| is_of(&a));
+}
+
+#[test]
+fn a_removed_groups_dirty_files_are_its_parents() {
+    let engine = engine(64 * MIB);
+    let parent = group(&engine, "parent", u64::MAX);
+    let child = engine.create_group(&parent, "child".as_ref()).unwrap();
+    let (store, neighbours) = (MemStore::on_store(1), MemStore::on_store(1));
+    let (file, other) = (open(&engine, &store), open(&engine, &neighbours));
+    file.write(&child, 0, &vec![1; MIB as usize]).unwrap();
+    other.write(engine.root(), 0, &[1; 4096]).unwrap();
+    engine.remove_group(&child).unwrap();
+    assert_eq!(unclean(&parent), MIB);
+    assert_eq!(parent.stat_local(StatItem::FileDirty), MIB as i64);
+    limit(&engine, &parent, 512 * KIB, 256 * KIB);
+    file.throttle(&parent, 1, &|| false);
+    until("the parent is below its background", || unclean(&parent) <= 256 * KIB);
+    assert_eq!(written(&neighbours), 0);
+    assert!(engine.sync_all(Duration::from_secs(60)).is_empty());
+    assert_eq!((unclean(engine.root()), parent.stat_local(StatItem::FileDirty)), (0, 0));
+}
+
+#[test]
+fn a_level_above_holds_its_children_and_nobody_beside_it() {
+    let engine = engine(64 * MIB);
+    let parent = group(&engine, "parent", u64::MAX);
+    let [x, y] = ["x", "y"].map(|name| engine.create_group(&parent, name.as_ref()).unwrap());
+    let beside = group(&engine, "beside", u64::MAX);
+    limit(&engine, &parent, MIB, 512 * KIB);
+    let store = MemStore::on_store(1);
+    store.hang();
+    let file = open(&engine, &store);
+    file.write(&x, 0, &vec![1; MIB as usize]).unwrap();
+    let mut pause = file.write_pause(&y, 4096).expect("its parent is at its limit");
+    assert!(pause.rest().unwrap() <= Duration::from_millis(200));
+    assert!(file.write_pause(&x, 4096).is_some());
+    assert!(file.write_pause(&beside, 4096).is_none());
+    store.release();
+    until("nobody is held any more", || pause.rest().is_none());
+}
+
+#[test]
+fn a_writer_that_is_held_by_a_store_that_hangs_can_be_killed_and_writes_elsewhere() {
+    let engine = engine(64 * MIB);
+    let a = group(&engine, "a", u64::MAX);
+    limit(&engine, &a, MIB, 512 * KIB);
+    let (hangs, works) = (MemStore::on_store(1), MemStore::on_store(2));
+    hangs.hang();
+    let (file, other) = (open(&engine, &hangs), open(&engine, &works));
+    file.write(&a, 0, &vec![1; 2 * MIB as usize]).unwrap();
+    let killed = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| file.throttle(&a, 4096, &|| killed.load(Ordering::Relaxed)));
+        until("it is stalled", || umemcg::pressure(&a).some.total > Duration::ZERO);
+        for at in 0..100 {
+            other.write(&a, at * 64 * KIB, &[2; 65536]).unwrap();
+            other.throttle(&a, 65536, &|| false);
+        }
+        assert!(!writer.is_finished());
+        killed.store(true, Ordering::Relaxed);
+    });
+    hangs.release();
+    assert!(engine.sync_all(Duration::from_secs(60)).is_empty());
+}
+
+/// A store that takes so many bytes a second.
+#[derive(Debug)]
+struct Slow {
+    below: Arc<MemStore>,
+    rate: u64,
+    free_at: parking_lot::Mutex<Instant>,
+}
+
+impl Slow {
+    fn new(below: Arc<MemStore>, rate: u64) -> Arc<Self> {
+        Arc::new(Self { below, rate, free_at: parking_lot::Mutex::new(Instant::now()) })
+    }
+}
+
+impl BackingStore for Slow {
+    fn store_id(&self) -> StoreId {
+        self.below.store_id()
+    }
+    fn read_at(&self, arena: &Arena, segments: &[Segment], offset: u64) -> io::Result<usize> {
+        self.below.read_at(arena, segments, offset)
+    }
+    fn write_at(&self, arena: &Arena, segments: &[Segment], offset: u64) -> io::Result<usize> {
+        let written = self.below.write_at(arena, segments, offset)?;
+        let due = {
+            let mut free_at = self.free_at.lock();
+            let cost = Duration::from_secs_f64(written as f64 / self.rate as f64);
+            *free_at = (*free_at).max(Instant::now()) + cost;
+            *free_at
+        };
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        Ok(written)
+    }
+    fn sync_range(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.below.sync_range(offset, len)
+    }
+    fn sync(&self, data_only: bool) -> io::Result<()> {
+        self.below.sync(data_only)
+    }
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.below.set_len(len)
+    }
+}
+
+#[test]
+fn a_writer_settles_at_the_stores_rate_between_free_run_and_limit() {
+    let engine = engine(64 * MIB);
+    let a = group(&engine, "a", u64::MAX);
+    limit(&engine, &a, 4 * MIB, 2 * MIB);
+    let store = Slow::new(MemStore::on_store(1), 16 * MIB);
+    let file = engine.open_file(store.clone() as _, 0).unwrap();
+    let (mut most, start) = (0, Instant::now());
+    for at in 0..384 {
+        file.write(&a, at * 64 * KIB, &[1; 65536]).unwrap();
+        file.throttle(&a, 65536, &|| false);
+        most = most.max(unclean(&a));
+        // Above the free run point from some time on.
+        if at > 192 {
+            assert!(unclean(&a) >= MIB, "{}: it runs dry", unclean(&a));
+        }
+    }
+    println!("24 MiB in {:?}, at most {} KiB dirty", start.elapsed(), most / KIB);
+    assert!(most <= 4 * MIB + 128 * KIB, "{most}");
+    let sent = store.below.live().len() as u64;
+    assert!(sent + 4 * MIB + 128 * KIB >= 24 * MIB, "no faster than the store");
+}
