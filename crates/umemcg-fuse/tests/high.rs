@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use common::by_thread::ByThread;
 use common::{Memory, TestMount, can_mount, within};
 use rustix::process::{Pid, Signal, kill_process};
-use umemcg::{Engine, EngineConfig, EventKind, Group};
+use umemcg::{DirtyBound, DirtyThreshold, Engine, EngineConfig, EventKind, Group};
 use umemcg_fuse::{Classifier, Daemon, DaemonConfig, Unmount};
 
 const MIB: u64 = 1 << 20;
@@ -104,6 +104,9 @@ fn whoever_cannot_be_brought_below_its_high_waits_alone_and_can_be_killed() {
     let engine = engine(64 * MIB);
     let (we, slowed) = (group(&engine, "we"), group(&engine, "slowed"));
     engine.set_high(&slowed, MIB, &|| false);
+    // So that it is not its dirty limit that it meets.
+    let limits = engine.cache().dirty_limits();
+    limits.set_bound(&slowed, DirtyThreshold::Foreground, DirtyBound::Bytes(32 * MIB));
     let who = Arc::new(Others(Arc::clone(&we), Arc::clone(&slowed)));
     let daemon = Daemon::start(&engine, who, &DaemonConfig::new(below.point(), mnt.path())).unwrap();
 
