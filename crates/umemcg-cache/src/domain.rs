@@ -387,7 +387,8 @@ impl Domain {
                 let expire_ms = cache.dirty_limits().expire().as_millis() as u64;
                 let due = |file: &File| {
                     let since = file.dirty_since_ms.load(Ordering::Relaxed);
-                    let is_old = since == DUE_NOW || (since != 0 && now_ms.saturating_sub(since) >= expire_ms);
+                    let is_old =
+                        since == DUE_NOW || (since != 0 && now_ms.saturating_sub(since) >= expire_ms);
                     urgent
                         || is_over
                         || is_old

@@ -2,8 +2,8 @@
 
 use crate::row::{Place, Row, Version};
 use crate::{
-    background_files, dirty_files, event_control, memory_files, metadata_files, oom_control, pressure, process_files,
-    protection_files, stat,
+    background_files, dirty_files, event_control, memory_files, metadata_files, oom_control, pressure,
+    process_files, protection_files, stat,
 };
 
 use Place::{Everywhere, NotRoot, RootOnly};
