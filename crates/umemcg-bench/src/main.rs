@@ -7,8 +7,10 @@
 
 mod background;
 mod charge;
+mod chart;
 mod control;
 mod crowd;
+mod dirty_throttle;
 #[cfg(feature = "experiments")]
 mod drop_caches;
 mod fio;
@@ -84,6 +86,8 @@ enum Benchmark {
     Background,
     /// Charging 4 KiB and 100 B to groups and everything above them, against bare atomics and no accounting
     Charge,
+    /// A writer over its dirty limit on a slow store: its throughput, its rests, its dirty data over time, and its neighbour's rests
+    DirtyThrottle(dirty_throttle::Figure),
     /// 4,000 groups with a volume each, five drops of all caches, with the map of shrinkers and without
     #[cfg(feature = "experiments")]
     DropCaches,
@@ -138,6 +142,7 @@ fn main() -> ExitCode {
     let result = match benchmark {
         Benchmark::Background => background::run(&options),
         Benchmark::Charge => charge::run(&options),
+        Benchmark::DirtyThrottle(figure) => dirty_throttle::run(&options, &figure),
         #[cfg(feature = "experiments")]
         Benchmark::DropCaches => drop_caches::run(&options),
         #[cfg(feature = "experiments")]

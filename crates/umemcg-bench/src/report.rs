@@ -6,6 +6,7 @@ use std::io::{self, IsTerminal, Write};
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
 
+use crate::chart::Chart;
 use crate::machine::Machine;
 use crate::stats::Samples;
 
@@ -26,6 +27,8 @@ pub struct Report {
     pub notes: Vec<String>,
     /// What the mail says that an experiment repeats, beside what came out here.
     pub mail: Vec<MailFigure>,
+    /// Figures over time.
+    pub charts: Vec<Chart>,
     /// Print a line for each section; all of them must have the same sides.
     #[serde(skip)]
     pub compact: bool,
@@ -152,6 +155,7 @@ impl Report {
             sections: Vec::new(),
             notes: Vec::new(),
             mail: Vec::new(),
+            charts: Vec::new(),
             compact: false,
         }
     }

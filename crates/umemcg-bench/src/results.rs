@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use crate::Failure;
+use crate::chart::{Chart, charts};
 use crate::plot::{self, Bar};
 
 /// What goes on the page, and where it goes.
@@ -37,6 +38,8 @@ struct Report {
     #[serde(default)]
     mail: Vec<MailFigure>,
     notes: Vec<String>,
+    #[serde(default)]
+    charts: Vec<Chart>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -107,6 +110,11 @@ impl Page {
         for report in reports.iter().filter(|report| report.nr_verdicts() > 0) {
             let path = pictures.join(format!("{}.svg", report.benchmark));
             fs::write(&path, report.picture())
+                .map_err(Failure::at(&format!("cannot write {}", path.display())))?;
+        }
+        for report in reports.iter().filter(|report| !report.charts.is_empty()) {
+            let path = pictures.join(format!("{}-time.svg", report.benchmark));
+            fs::write(&path, charts(&report.benchmark, &report.charts))
                 .map_err(Failure::at(&format!("cannot write {}", path.display())))?;
         }
         let text = page(&reports, &self.command, Path::new(stem));
@@ -185,6 +193,9 @@ impl Report {
         );
         if self.nr_verdicts() > 0 {
             let _ = write!(out, "\n![{name}]({}/{name}.svg)\n", pictures.display());
+        }
+        if !self.charts.is_empty() {
+            let _ = write!(out, "\n![{name} over time]({}/{name}-time.svg)\n", pictures.display());
         }
         let sides =
             |section: &Section| section.sides.iter().map(|side| side.name.clone()).collect::<Vec<_>>();

@@ -259,8 +259,6 @@ fn volumes_and_groups_that_come_and_go_while_memory_is_short_leave_nothing_behin
     });
     assert!(many.names().is_empty() && many.daemon.list_volumes().is_empty());
     let kept = [umemcg::StatItem::Shmem, umemcg::StatItem::Unevictable, umemcg::StatItem::SlabUnreclaimable];
-    // As above: the reclaimers may have been done before the last lists were empty.
-    many.engine.drop_caches(umemcg::DropCaches::Objects, &|| false);
     let gone = || {
         // An empty list of a volume's names stays until somebody looks for objects.
         many.engine.drop_caches(umemcg::DropCaches::Objects, &|| false);

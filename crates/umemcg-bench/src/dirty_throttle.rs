@@ -1,0 +1,291 @@
+//! `dirty-throttle`: one writer in a group with a dirty limit, on a store that takes so many bytes a second and no more (mail
+//! per-cgroup-dirty-limits). Beside it, in a group of its own, a second writer that stays below its limits.
+//!
+//! What should come out: the first has the store's rate, in short pauses and without bursts; the amount of its dirty data stays
+//! below its limit; the second is never paused.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use umemcg::dirty::throttle::PAUSE_MAX;
+use umemcg::{
+    Arena, BackingStore, DirtyBound, DirtyThreshold, Engine, EngineConfig, Group, Segment, StatItem, StoreId,
+};
+
+use crate::chart::{Chart, Line, charts};
+use crate::report::{Progress, Report, Section, Target, Verdict};
+use crate::stats::Samples;
+use crate::{Failure, Options};
+
+const MIB: u64 = 1 << 20;
+/// What the store takes in a second.
+const STORE_RATE: u64 = 16 * MIB;
+const LIMIT_BYTES: u64 = 8 * MIB;
+const BACKGROUND_BYTES: u64 = 4 * MIB;
+const CALL_BYTES: usize = 64 << 10;
+/// The neighbour writes one of those each so often: a tenth of what the store takes.
+const NEIGHBOUR_INTERVAL: Duration = Duration::from_millis(40);
+/// The files go round after so much.
+const FILE_BYTES: u64 = 32 * MIB;
+/// At scale 1.
+const SECONDS: f64 = 8.0;
+/// Until the writer is being paced and the store is known.
+const RAMP: Duration = Duration::from_millis(1500);
+const WINDOW: Duration = Duration::from_millis(100);
+
+/// What else it takes.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Figure {
+    /// Write the figure over time to this file
+    #[arg(long, value_name = "FILE.svg")]
+    figure: Option<PathBuf>,
+}
+
+/// A store that takes its time and keeps nothing.
+#[derive(Debug)]
+struct Slow {
+    free_at: Mutex<Instant>,
+    taken: AtomicU64,
+}
+
+impl BackingStore for Slow {
+    fn store_id(&self) -> StoreId {
+        StoreId(1)
+    }
+    fn read_at(&self, _: &Arena, _: &[Segment], _: u64) -> io::Result<usize> {
+        Ok(0)
+    }
+    fn write_at(&self, _: &Arena, segments: &[Segment], _: u64) -> io::Result<usize> {
+        let bytes: usize = segments.iter().map(|segment| usize::from(segment.len)).sum();
+        let due = {
+            let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
+            *free_at =
+                (*free_at).max(Instant::now()) + Duration::from_secs_f64(bytes as f64 / STORE_RATE as f64);
+            *free_at
+        };
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        self.taken.fetch_add(bytes as u64, Relaxed);
+        Ok(bytes)
+    }
+    fn sync_range(&self, _: u64, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+    fn sync(&self, _: bool) -> io::Result<()> {
+        Ok(())
+    }
+    fn set_len(&self, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What one round found.
+struct Round {
+    /// Seconds since the start, and how long each rest was, in milliseconds.
+    pauses: Vec<(f64, f64)>,
+    /// Seconds, bytes accepted and bytes taken by the store, each since the start; dirty bytes.
+    windows: Vec<(f64, u64, u64, u64)>,
+    most_dirty: u64,
+    nr_neighbour_pauses: u64,
+}
+
+fn unclean(group: &Group) -> u64 {
+    let items = [StatItem::FileDirty, StatItem::FileWriteback, StatItem::FileUnstable];
+    items.iter().map(|&item| group.stat_total(item)).sum::<i64>().max(0) as u64
+}
+
+/// Runs the experiment.
+pub fn run(options: &Options, figure: &Figure) -> Result<Report, Failure> {
+    let progress = Progress::new();
+    let length = RAMP + Duration::from_secs_f64((SECONDS * options.scale).max(1.0));
+    let mut rounds = Vec::new();
+    for nr in 0..options.rounds {
+        progress.show(&format!("round {nr} of {}", options.rounds));
+        rounds.push(run_once(length)?);
+    }
+    let mut report = Report::new("dirty-throttle", options.scale, rounds.len());
+    let each = |of: &dyn Fn(&Round) -> f64| rounds.iter().map(of).collect::<Vec<f64>>();
+    let mut section =
+        |title: &str, unit, side: &str, values: Vec<f64>, judge: &dyn Fn(&Samples) -> Vec<Verdict>| {
+            let side = Samples::new(side, values);
+            let verdicts = judge(&side);
+            report.sections.push(Section { title: title.into(), unit, sides: vec![side], verdicts });
+        };
+    let store_rate = STORE_RATE as f64 / MIB as f64;
+    section(
+        "accepted from the paced writer and its neighbour",
+        "MiB/s",
+        "umemcg",
+        each(&|round| round.rate()),
+        &|side| {
+            let of_store = side.median / store_rate;
+            vec![
+                Verdict::new("of the store's rate", of_store, Target::TimesAtMost(1.03)),
+                Verdict::new("of the store's rate", of_store, Target::TimesAtLeast(0.97)),
+            ]
+        },
+    );
+    let spread = each(&|round| round.spread());
+    section("spread of what is accepted in 100 ms, of its mean", "", "umemcg", spread, &|side| {
+        vec![Verdict::new("no bursts", side.median, Target::TimesAtMost(0.25))]
+    });
+    section("longest rest", "ms", "umemcg", each(&|round| round.longest_ms()), &|side| {
+        let of_max = side.median / (PAUSE_MAX.as_secs_f64() * 1e3);
+        vec![Verdict::new("of 200 ms", of_max, Target::TimesAtMost(1.0))]
+    });
+    let most = each(&|round| round.most_dirty as f64 / MIB as f64);
+    section("most dirty data of the paced group", "MiB", "umemcg", most, &|side| {
+        // A write is accepted first and answered later.
+        let bound = 1.0 + CALL_BYTES as f64 / LIMIT_BYTES as f64;
+        vec![Verdict::new(
+            "of its limit",
+            side.max * MIB as f64 / LIMIT_BYTES as f64,
+            Target::TimesAtMost(bound),
+        )]
+    });
+    let neighbour = each(&|round| round.nr_neighbour_pauses as f64);
+    section("rests of the neighbour", "", "umemcg", neighbour, &|side| {
+        vec![Verdict::new("none", side.max, Target::TimesAtMost(0.0))]
+    });
+    report.notes.push(format!(
+        "the store takes {store_rate} MiB/s; the group has a limit of {} MiB and a background threshold of {} MiB; calls of 64 KiB; the \
+         first {} ms, until the store is known, are in the figure and in no number but the most dirty data",
+        LIMIT_BYTES / MIB,
+        BACKGROUND_BYTES / MIB,
+        RAMP.as_millis()
+    ));
+    if let Some(last) = rounds.last() {
+        report.charts = last.charts();
+    }
+    if let Some(path) = &figure.figure {
+        let problem = format!("cannot write {}", path.display());
+        std::fs::write(path, charts("a writer over its dirty limit", &report.charts))
+            .map_err(Failure::at(&problem))?;
+    }
+    Ok(report)
+}
+
+fn run_once(length: Duration) -> Result<Round, Failure> {
+    let engine = Engine::new(EngineConfig { pool_bytes: 256 * MIB, ..EngineConfig::default() })
+        .map_err(Failure::at("cannot make an engine"))?;
+    let group = |name: &str| {
+        engine.create_group(engine.root(), name.as_ref()).map_err(Failure::at("cannot make a group"))
+    };
+    let (paced, neighbour) = (group("paced")?, group("neighbour")?);
+    let limits = engine.cache().dirty_limits();
+    limits.set_bound(&paced, DirtyThreshold::Foreground, DirtyBound::Bytes(LIMIT_BYTES));
+    limits.set_bound(&paced, DirtyThreshold::Background, DirtyBound::Bytes(BACKGROUND_BYTES));
+    let store = Arc::new(Slow { free_at: Mutex::new(Instant::now()), taken: AtomicU64::new(0) });
+    let open =
+        || engine.open_file(Arc::clone(&store) as _, FILE_BYTES).map_err(Failure::at("cannot open a file"));
+    let (file, other) = (open()?, open()?);
+    let (accepted, stop) = (AtomicU64::new(0), AtomicBool::new(false));
+    let piece = vec![7u8; CALL_BYTES];
+    let start = Instant::now();
+    let mut round = Round { pauses: Vec::new(), windows: Vec::new(), most_dirty: 0, nr_neighbour_pauses: 0 };
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let (mut pauses, mut offset, mut most) = (Vec::new(), 0, 0);
+            while !stop.load(Relaxed) {
+                file.write(&paced, offset, &piece).map_err(Failure::at("cannot write"))?;
+                accepted.fetch_add(CALL_BYTES as u64, Relaxed);
+                offset = (offset + CALL_BYTES as u64) % FILE_BYTES;
+                most = unclean(&paced).max(most);
+                let begin = Instant::now();
+                if let Some(mut pause) = file.write_pause(&paced, CALL_BYTES) {
+                    while let Some(rest) = pause.rest() {
+                        std::thread::sleep(rest);
+                    }
+                    pauses.push(((begin - start).as_secs_f64(), begin.elapsed().as_secs_f64() * 1e3));
+                }
+            }
+            Ok((pauses, most))
+        });
+        let beside = scope.spawn(|| {
+            let (mut nr_pauses, mut offset) = (0, 0);
+            while !stop.load(Relaxed) {
+                other.write(&neighbour, offset, &piece).map_err(Failure::at("cannot write"))?;
+                accepted.fetch_add(CALL_BYTES as u64, Relaxed);
+                offset = (offset + CALL_BYTES as u64) % FILE_BYTES;
+                nr_pauses += u64::from(other.write_pause(&neighbour, CALL_BYTES).is_some());
+                std::thread::sleep(NEIGHBOUR_INTERVAL);
+            }
+            Ok(nr_pauses)
+        });
+        let mut next = start;
+        while start.elapsed() < length {
+            next += WINDOW;
+            std::thread::sleep(next.saturating_duration_since(Instant::now()));
+            let at = start.elapsed().as_secs_f64();
+            round.windows.push((at, accepted.load(Relaxed), store.taken.load(Relaxed), unclean(&paced)));
+        }
+        stop.store(true, Relaxed);
+        (round.pauses, round.most_dirty) = writer.join().expect("the writer does not panic")?;
+        round.nr_neighbour_pauses = beside.join().expect("the neighbour does not panic")?;
+        Ok::<(), Failure>(())
+    })?;
+    if !engine.sync_all(Duration::from_secs(60)).is_empty() || unclean(engine.root()) != 0 {
+        return Err(Failure::Wrong("something stays dirty after a sync".into()));
+    }
+    Ok(round)
+}
+
+impl Round {
+    /// Bytes accepted and taken in each window after the ramp, in MiB/s, with its time.
+    fn rates(&self, from: Duration) -> Vec<(f64, f64, f64)> {
+        let mib = |bytes: u64| bytes as f64 / MIB as f64;
+        self.windows
+            .windows(2)
+            .filter(|pair| pair[0].0 >= from.as_secs_f64())
+            .map(|pair| {
+                let seconds = pair[1].0 - pair[0].0;
+                (pair[1].0, mib(pair[1].1 - pair[0].1) / seconds, mib(pair[1].2 - pair[0].2) / seconds)
+            })
+            .collect()
+    }
+
+    fn rate(&self) -> f64 {
+        let after: Vec<_> = self.windows.iter().filter(|window| window.0 >= RAMP.as_secs_f64()).collect();
+        let (first, last) = (after[0], after[after.len() - 1]);
+        (last.1 - first.1) as f64 / MIB as f64 / (last.0 - first.0)
+    }
+
+    fn spread(&self) -> f64 {
+        let rates: Vec<f64> = self.rates(RAMP).iter().map(|rate| rate.1).collect();
+        let mean = rates.iter().sum::<f64>() / rates.len() as f64;
+        let variance = rates.iter().map(|rate| (rate - mean).powi(2)).sum::<f64>() / rates.len() as f64;
+        variance.sqrt() / mean
+    }
+
+    fn longest_ms(&self) -> f64 {
+        let late = self.pauses.iter().filter(|pause| pause.0 >= RAMP.as_secs_f64());
+        late.map(|pause| pause.1).fold(0.0, f64::max)
+    }
+
+    fn charts(&self) -> Vec<Chart> {
+        let line = |name: &str, dots, points| Line { name: name.into(), dots, points };
+        let rates = self.rates(Duration::ZERO);
+        let dirty = self.windows.iter().map(|window| (window.0, window.3 as f64 / MIB as f64)).collect();
+        let end = rates.last().map_or(1.0, |rate| rate.0);
+        let chart = |title: &str, unit: &str, lines| Chart { title: title.into(), unit: unit.into(), lines };
+        let limit = LIMIT_BYTES as f64 / MIB as f64;
+        vec![
+            chart(
+                "throughput in windows of 100 ms",
+                "MiB/s",
+                vec![
+                    line("accepted", false, rates.iter().map(|rate| (rate.0, rate.1)).collect()),
+                    line("taken by the store", false, rates.iter().map(|rate| (rate.0, rate.2)).collect()),
+                ],
+            ),
+            chart("rests of the paced writer", "ms", vec![line("each rest", true, self.pauses.clone())]),
+            chart(
+                "dirty data of the paced group",
+                "MiB",
+                vec![line("dirty", false, dirty), line("limit", false, vec![(0.0, limit), (end, limit)])],
+            ),
+        ]
+    }
+}

@@ -1,0 +1,230 @@
+//! Dirty limits on a real mount over a slow store: who writes more than his group may have dirty gets the store's rate, in short
+//! rests; who does not is never slowed.
+
+mod common;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use common::{TestMount, can_mount, within};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process};
+use umemcg::{DirtyBound, DirtyThreshold, Engine, EngineConfig, Group, StatItem};
+use umemcg_fuse::wire::reply::{Attr, AttrOut, EntryOut, OpenOut};
+use umemcg_fuse::wire::{DirBuffer, Op, open_reply};
+use umemcg_fuse::{
+    Asked, Classifier, Daemon, DaemonConfig, Filesystem, Keys, Reply, SessionConfig, Step, Unmount,
+};
+use umemcg_vfs::Reach;
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+const SOON: Duration = Duration::from_secs(40);
+/// Files of the store: `0`, `1`.
+const NR_FILES: u64 = 2;
+
+/// A store that takes so many bytes a second and keeps none of them.
+#[derive(Debug)]
+struct Slow {
+    rate: u64,
+    free_at: Mutex<Instant>,
+    lens: [AtomicU64; NR_FILES as usize],
+    taken: [AtomicU64; NR_FILES as usize],
+}
+
+impl Slow {
+    fn new(rate: u64) -> Arc<Self> {
+        let free_at = Mutex::new(Instant::now());
+        Arc::new(Self { rate, free_at, lens: Default::default(), taken: Default::default() })
+    }
+
+    fn taken(&self, file: usize) -> u64 {
+        self.taken[file].load(Ordering::Relaxed)
+    }
+
+    fn attr(&self, node: u64) -> Attr {
+        let nlink = 1;
+        if node == 1 {
+            return Attr { ino: 1, mode: 0o040755, nlink, blksize: 4096, ..Default::default() };
+        }
+        let size = self.lens[node as usize - 2].load(Ordering::Relaxed);
+        Attr { ino: node, mode: 0o100666, nlink, size, blksize: 4096, ..Default::default() }
+    }
+}
+
+impl Filesystem for Slow {
+    fn quick(&self, asked: &Asked<'_>, reply: &mut Reply) -> Step {
+        let node = asked.header.nodeid;
+        match asked.op {
+            Op::Lookup { name } => match (0..NR_FILES).find(|at| name == OsStr::new(&at.to_string())) {
+                Some(at) => {
+                    let nodeid = at + 2;
+                    reply.value(&EntryOut { nodeid, attr: self.attr(nodeid), ..Default::default() }).ignore();
+                }
+                None => reply.error(Errno::NOENT).ignore(),
+            },
+            Op::Getattr { .. } | Op::Setattr(_) => {
+                reply.value(&AttrOut { attr: self.attr(node), ..Default::default() }).ignore();
+            }
+            Op::Open(_) => {
+                let open = OpenOut { open_flags: open_reply::DIRECT_IO, ..Default::default() };
+                reply.value(&open).ignore();
+            }
+            Op::Opendir(_) => reply.value(&OpenOut::default()).ignore(),
+            Op::Readdir(_) => reply.bytes(DirBuffer::new(0).as_bytes()).ignore(),
+            Op::Read(arg) => reply.bytes(&vec![0; arg.size as usize]).ignore(),
+            Op::Write { .. } => return Step::MaySleep(Keys { group: node, store: 0 }),
+            Op::Fsync(_) | Op::Release(_) | Op::Releasedir(_) | Op::Flush(_) => reply.done().ignore(),
+            Op::Forget { .. } | Op::BatchForget(_) => {}
+            _ => reply.error(Errno::NOSYS).ignore(),
+        }
+        Step::Settled
+    }
+
+    fn slow(&self, asked: &Asked<'_>, reply: &mut Reply) {
+        let Op::Write { arg, data } = asked.op else { unreachable!("nothing else is put off") };
+        let cost = Duration::from_secs_f64(data.len() as f64 / self.rate as f64);
+        let due = {
+            let mut free_at = self.free_at.lock().unwrap();
+            *free_at = (*free_at).max(Instant::now()) + cost;
+            *free_at
+        };
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        let file = asked.header.nodeid as usize - 2;
+        self.lens[file].fetch_max(arg.offset + data.len() as u64, Ordering::Relaxed);
+        self.taken[file].fetch_add(data.len() as u64, Ordering::Relaxed);
+        reply.written(data.len()).ignore();
+    }
+}
+
+/// Each process is in the group that its environment names; this one in the root.
+#[derive(Debug)]
+struct ByEnvironment(Arc<Group>, [(String, Arc<Group>); 2]);
+
+impl Classifier for ByEnvironment {
+    fn classify(&self, tid: u32, _uid: u32, _gid: u32) -> Arc<Group> {
+        // Not of a process that waits for us: `dd` has done nothing but ask when it is classified first.
+        let comm = fs::read_to_string(format!("/proc/{tid}/comm")).unwrap_or_default();
+        let found = self.1.iter().find(|(name, _)| comm.trim() == name);
+        found.map_or_else(|| self.0.clone(), |(_, group)| group.clone())
+    }
+}
+
+struct Ground {
+    daemon: Daemon,
+    engine: Arc<Engine>,
+    limited: Arc<Group>,
+    free: Arc<Group>,
+    store: Arc<Slow>,
+    mnt: tempfile::TempDir,
+    below: TestMount,
+    bin: tempfile::TempDir,
+}
+
+impl Ground {
+    fn new(rate: u64) -> Self {
+        let store = Slow::new(rate);
+        let below = TestMount::with(store.clone(), SessionConfig::default());
+        let (mnt, bin) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let engine = Engine::new(EngineConfig { pool_bytes: 256 * MIB, ..Default::default() }).unwrap();
+        let [limited, free] =
+            ["limited", "free"].map(|name| engine.create_group(engine.root(), name.as_ref()).unwrap());
+        let limits = engine.cache().dirty_limits();
+        limits.set_bound(&limited, DirtyThreshold::Foreground, DirtyBound::Bytes(4 * MIB));
+        limits.set_bound(&limited, DirtyThreshold::Background, DirtyBound::Bytes(2 * MIB));
+        // A process is told by the name that its program goes by.
+        let dd = which("dd");
+        let groups = [("limited", &limited), ("free", &free)].map(|(name, group)| {
+            std::os::unix::fs::symlink(&dd, bin.path().join(format!("dd-{name}"))).unwrap();
+            (format!("dd-{name}"), Arc::clone(group))
+        });
+        let who = Arc::new(ByEnvironment(Arc::clone(engine.root()), groups));
+        let mut config = DaemonConfig::new(below.point(), mnt.path());
+        config.volume.as_mut().unwrap().reach = Reach::Names;
+        let daemon = Daemon::start(&engine, who, &config).unwrap();
+        Self { daemon, engine, limited, free, store, mnt, below, bin }
+    }
+
+    fn dd(&self, group: &str, file: usize, nr_pieces: usize) -> Child {
+        Command::new(self.bin.path().join(format!("dd-{group}")))
+            .arg("if=/dev/zero")
+            .arg(format!("of={}", self.mnt.path().join(file.to_string()).display()))
+            .args(["bs=64k", "conv=notrunc", &format!("count={nr_pieces}")])
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap()
+    }
+}
+
+fn which(program: &str) -> std::path::PathBuf {
+    let path = std::env::var_os("PATH").unwrap();
+    std::env::split_paths(&path).map(|dir| dir.join(program)).find(|file| Path::exists(file)).unwrap()
+}
+
+fn unclean(group: &Group) -> u64 {
+    let items = [StatItem::FileDirty, StatItem::FileWriteback, StatItem::FileUnstable];
+    items.iter().map(|&item| group.stat_total(item)).sum::<i64>() as u64
+}
+
+fn stalled(group: &Group) -> Duration {
+    umemcg::pressure(group).some.total
+}
+
+#[test]
+fn a_writer_over_its_limit_gets_the_stores_rate_and_its_neighbour_is_never_slowed() {
+    if !can_mount() {
+        return;
+    }
+    let ground = Ground::new(8 * MIB);
+    let mut limited = ground.dd("limited", 0, 384);
+    let most = Mutex::new(0);
+    let mut free = None;
+    let ended = within(SOON, || {
+        let mut most = most.lock().unwrap();
+        *most = unclean(&ground.limited).max(*most);
+        // When the first is being paced.
+        if free.is_none() && stalled(&ground.limited) > Duration::ZERO {
+            free = Some(ground.dd("free", 1, 256));
+        }
+        limited.try_wait().unwrap().is_some()
+    });
+    let most = most.into_inner().unwrap();
+    // What it was ahead of the store when it ended.
+    let (ahead, taken) = (unclean(&ground.limited), ground.store.taken(0));
+    assert!(ended.is_some() && free.unwrap().wait().unwrap().success());
+    println!("{:?}, at most {} KiB dirty, {} KiB ahead", ended, most / KIB, ahead / KIB);
+    // The limit, and one write of the writer.
+    assert!(most <= 4 * MIB + 64 * KIB, "{most}");
+    assert!(most >= 3 * MIB, "{most}: held too early");
+    assert!(taken + ahead + 64 * KIB >= 24 * MIB && ahead <= 4 * MIB + 64 * KIB, "{taken} and {ahead}");
+    assert!(stalled(&ground.limited) > Duration::ZERO);
+    assert_eq!(stalled(&ground.free), Duration::ZERO, "16 MiB of a pool of 256 are no reason to wait");
+    let lost = ground.daemon.shut_down(Instant::now() + SOON);
+    assert_eq!(lost, []);
+    assert_eq!([unclean(&ground.limited), unclean(ground.engine.root())], [0, 0]);
+    assert_eq!([ground.store.taken(0) >= 24 * MIB, ground.store.taken(1) >= 16 * MIB], [true, true]);
+    let _ = ground.below.unmount(Unmount::ByForce);
+}
+
+#[test]
+fn a_writer_that_is_slowed_dies_at_once_when_it_is_killed() {
+    if !can_mount() {
+        return;
+    }
+    // So slow that it would be at it for hours.
+    let ground = Ground::new(16 * KIB);
+    let mut writer = ground.dd("limited", 0, 100_000);
+    let parked = within(SOON, || ground.daemon.filesystem().nr_parked() > 0);
+    assert!(parked.is_some());
+    kill_process(Pid::from_child(&writer), Signal::KILL).unwrap();
+    let gone = within(Duration::from_secs(10), || writer.try_wait().unwrap().is_some());
+    assert!(gone.is_some());
+    println!("gone after {gone:?}");
+    drop(ground.daemon);
+    let _ = ground.below.unmount(Unmount::ByForce);
+}
