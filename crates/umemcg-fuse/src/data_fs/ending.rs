@@ -4,7 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use umemcg::{ChargeMeter, File, Stalled};
+use umemcg::{ChargeMeter, File, Stalled, WritePause};
+use umemcg_base::PAGE_SIZE;
 
 use super::DataFs;
 use crate::reply::{Gate, Hold, Reply};
@@ -43,15 +44,16 @@ impl DataFs {
         }
         let group = self.group(header);
         let delay = self.high_delay(header, &group, meter, reply);
-        let pause = content.as_ref().and_then(|content| content.write_pause(&group, 0)).unwrap_or_default();
-        let rest = delay.max(pause);
+        // At most the edges of a range.
+        let mut pause = content.and_then(|content| content.write_pause(&group, PAGE_SIZE));
+        let rest = pause.as_mut().and_then(WritePause::rest).unwrap_or_default().max(delay);
         if rest == Duration::ZERO {
             return None;
         }
         let stalled = Stalled::begin(&group);
         let again = Box::new(move || {
             let _until_it_goes = &stalled;
-            content.as_ref().and_then(|content| content.write_pause(&group, 0))
+            pause.as_mut()?.rest()
         });
         Some(Hold { parking: Arc::clone(&self.parking), rest, again })
     }
