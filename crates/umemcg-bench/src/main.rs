@@ -14,6 +14,7 @@ mod dirty_throttle;
 #[cfg(feature = "experiments")]
 mod drop_caches;
 mod fio;
+mod footprint;
 #[cfg(feature = "experiments")]
 mod fork_bomb;
 mod fuse;
@@ -25,6 +26,8 @@ mod plot;
 mod report;
 mod results;
 mod scale;
+#[cfg(feature = "experiments")]
+mod slab;
 mod stats;
 mod store;
 mod threads;
@@ -104,6 +107,11 @@ enum Benchmark {
     ObjectCache(object_cache::Program),
     /// One operation with 1, 100, 10,000 and 100,000 groups: create, charge, reclaim, read memory.stat, remove
     Scale,
+    /// A real build full of small files in one group at its limit: names and inodes shrunk per group, from one list, not at all
+    #[cfg(feature = "experiments")]
+    Slab,
+    /// Memory of the daemon at a full pool: all pages, half names and inodes, and after everything was dropped
+    Footprint(footprint::Program),
     /// Write a page of results from reports that were printed with --json
     Results(results::Page),
     /// Print the names of all benchmarks and experiments
@@ -152,6 +160,9 @@ fn main() -> ExitCode {
         Benchmark::Hit => hit::run(&options),
         Benchmark::ObjectCache(program) => object_cache::run(&options, &program),
         Benchmark::Scale => scale::run(&options),
+        #[cfg(feature = "experiments")]
+        Benchmark::Slab => slab::run(&options),
+        Benchmark::Footprint(program) => footprint::run(&options, &program),
         Benchmark::Names => {
             print_names();
             return ExitCode::SUCCESS;

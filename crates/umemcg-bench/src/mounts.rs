@@ -60,6 +60,11 @@ impl Mount {
         Ok(mount)
     }
 
+    /// The daemon's process.
+    pub fn process_id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Unmounts and waits for the daemon's end.
     ///
     /// # Errors

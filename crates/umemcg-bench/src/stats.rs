@@ -11,6 +11,9 @@ use serde::Serialize;
 
 use crate::report::Progress;
 
+/// How sure a bound is.
+const CONFIDENCE: f64 = 0.95;
+
 /// One side of a comparison: what it is called, and how to take one sample.
 pub struct Side<'a> {
     /// Its name in the table.
@@ -57,6 +60,34 @@ impl Samples {
     /// Median of the rounds' ratios of this side to the other.
     pub fn ratio_to(&self, other: &Self) -> f64 {
         median(&sorted(&self.ratios_to(other)))
+    }
+
+    /// What the median of the ratios of all possible rounds is below, with 95 % confidence: the ratio of such a rank that chance
+    /// leaves so many ratios below the median less often. Nothing is assumed of how they are distributed. None for less than five
+    /// rounds.
+    pub fn ratio_bound_above(&self, other: &Self) -> Option<f64> {
+        let ratios = sorted(&self.ratios_to(other));
+        // Of `nr` ratios, so many are below the median with this chance.
+        let nr = ratios.len();
+        let mut chance = 0.5_f64.powi(nr as i32);
+        let mut at_most = 0.0;
+        for (below, &ratio) in ratios.iter().enumerate() {
+            at_most += chance;
+            if at_most >= CONFIDENCE {
+                return Some(ratio);
+            }
+            chance *= (nr - below) as f64 / (below + 1) as f64;
+        }
+        None
+    }
+
+    /// Mean and standard deviation.
+    #[cfg_attr(not(feature = "experiments"), expect(dead_code, reason = "only the mails ask for it"))]
+    pub fn mean_and_deviation(&self) -> (f64, f64) {
+        let nr = self.samples.len() as f64;
+        let mean = self.samples.iter().sum::<f64>() / nr;
+        let squares: f64 = self.samples.iter().map(|sample| (sample - mean).powi(2)).sum();
+        (mean, (squares / (nr - 1.0).max(1.0)).sqrt())
     }
 
     /// Each round's ratio of this side to the other.
@@ -120,6 +151,24 @@ mod tests {
         assert_eq!(*order.borrow(), "abbaabba");
         assert_eq!(samples[0].samples, [4.0, 5.0, 8.0]);
         assert_eq!(samples[1].samples, [3.0, 6.0, 7.0]);
+    }
+
+    #[test]
+    fn the_bound_is_the_ratio_of_the_rank_that_chance_seldom_reaches() {
+        let with = |nr: usize| {
+            let ours = Samples::new("ours", (1..=nr).map(|at| at as f64).collect());
+            ours.ratio_bound_above(&Samples::new("theirs", vec![1.0; nr]))
+        };
+        // Ranks of the sign test, one-sided.
+        assert_eq!([4, 5, 8, 15, 25].map(with), [None, Some(5.0), Some(7.0), Some(12.0), Some(18.0)]);
+    }
+
+    #[test]
+    fn deviation_is_that_of_a_sample() {
+        let (mean, deviation) =
+            Samples::new("a", vec![2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0]).mean_and_deviation();
+        assert_eq!(mean, 5.0);
+        assert!((deviation - 2.138).abs() < 0.001, "{deviation}");
     }
 
     #[test]

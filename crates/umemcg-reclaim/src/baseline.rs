@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use umemcg_group::Group;
+use umemcg_group::{Group, OwnerId};
 
 use crate::reclaim::{Pass, Progress, Reclaimer, SWAP_CLUSTER_MAX};
 use crate::rounds::Round;
@@ -14,6 +14,7 @@ use crate::shield::Shield;
 static EVERY_SHRINKER: AtomicBool = AtomicBool::new(false);
 static EVERY_GROUP: AtomicBool = AtomicBool::new(false);
 static PAGES_ONLY: AtomicBool = AtomicBool::new(false);
+static ONE_LIST: AtomicBool = AtomicBool::new(false);
 
 /// Without the map: every shrinker is asked for every group.
 pub fn ask_every_shrinker(on: bool) {
@@ -29,6 +30,21 @@ pub fn visit_every_group(on: bool) {
 /// Reclaim takes pages only, and leaves objects alone.
 pub fn pages_only(on: bool) {
     PAGES_ONLY.store(on, Relaxed);
+}
+
+/// One list of each kind for everybody: objects stand on the root's, whoever pays for them, and reclaim of any group takes the oldest
+/// from there. To be set before there are objects.
+pub fn one_global_list(on: bool) {
+    ONE_LIST.store(on, Relaxed);
+}
+
+/// The owner on whose list an object of `owner` goes, and whose objects reclaim for it takes.
+pub(crate) fn list_owner(owner: OwnerId) -> OwnerId {
+    if !ONE_LIST.load(Relaxed) {
+        return owner;
+    }
+    let group = owner.resolve();
+    group.ancestors().last().map_or(owner, Group::owner)
 }
 
 pub(crate) fn asks_every_shrinker() -> bool {

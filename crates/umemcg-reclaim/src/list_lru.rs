@@ -104,6 +104,8 @@ impl ListLru {
     /// Like [`add`](Self::add); also says which list that is, for [`add_to`](Self::add_to). `None` when the object is on a list
     /// already.
     pub fn add_and_know(&self, owner: OwnerId, node: usize, slot: ListSlot) -> Option<KnownList> {
+        #[cfg(feature = "baseline")]
+        let owner = crate::baseline::list_owner(owner);
         loop {
             let group = owner.resolve();
             let part = ReclaimPart::of(&group, self.nr_nodes);
@@ -136,6 +138,8 @@ impl ListLru {
     /// Like [`add`](Self::add), on a list that was found before, which saves looking for it. False when that list is gone or has
     /// nothing on it, or the object is on a list already; then nothing was done.
     pub fn add_to(&self, known: &KnownList, owner: OwnerId, slot: ListSlot) -> bool {
+        #[cfg(feature = "baseline")]
+        let owner = crate::baseline::list_owner(owner);
         let list = &*known.0;
         debug_assert_eq!(list.serial(), self.serial, "a list is known to the one who found it");
         let mut objects = list.lock();

@@ -402,7 +402,10 @@ impl Reclaimer {
         #[cfg(not(feature = "baseline"))]
         progress.add(self.shrink_slab(group, pass));
         #[cfg(feature = "baseline")]
-        progress.add(crate::baseline::Spent::in_asking(|| self.shrink_slab(group, pass)));
+        progress.add({
+            let listed = crate::baseline::list_owner(group.owner()).resolve();
+            crate::baseline::Spent::in_asking(|| self.shrink_slab(&listed, pass))
+        });
         if !has_pages {
             part.note_absent_if_empty(group);
         }
