@@ -37,6 +37,13 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     for (at, &nr) in sizes.iter().enumerate() {
         progress.show(&format!("{nr} groups and volumes"));
         let world = World::new(options, nr, ((nr as u64 * 16) << 10).max(256 << 20))?;
+        if world.volumes.len() < nr {
+            report.notes.push(format!(
+                "{nr} groups share {} volumes, each with a file of its own there: a volume takes a descriptor, and this machine allows \
+                 no more",
+                world.volumes.len()
+            ));
+        }
         let has_baseline = at <= MAILS;
         let (mut with, mut without) = (Passes::default(), Passes::default());
         for round in 0..rounds {

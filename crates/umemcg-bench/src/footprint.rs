@@ -67,13 +67,16 @@ pub fn run(options: &Options, program: &Program) -> Result<Report, Failure> {
         pages.push(ground.resident() as f64);
         ground.drop_everything()?;
         progress.show(&format!("round {round} of {}: half names", options.rounds));
+        // Each its half, or the pages would take room from the names: the pool has marks below its end.
         ground.limit("names", Some(ground.pool_bytes / 2))?;
+        ground.limit("pages", Some(ground.pool_bytes * 9 / 20))?;
         ground.fill_with_names()?;
         ground.fill_with_pages("pages", ground.pool_bytes)?;
         ground.expect_full("of pages and names")?;
         ground.expect_names()?;
         halves.push(ground.resident() as f64);
         ground.limit("names", None)?;
+        ground.limit("pages", None)?;
         let (bytes, seconds) = ground.drop_everything()?;
         backs.push(bytes);
         times.push(seconds);

@@ -65,6 +65,7 @@ impl Samples {
     /// What the median of the ratios of all possible rounds is below, with 95 % confidence: the ratio of such a rank that chance
     /// leaves so many ratios below the median less often. Nothing is assumed of how they are distributed. None for less than five
     /// rounds.
+    #[cfg_attr(not(feature = "experiments"), allow(dead_code, reason = "only experiments ask for it"))]
     pub fn ratio_bound_above(&self, other: &Self) -> Option<f64> {
         let ratios = sorted(&self.ratios_to(other));
         // Of `nr` ratios, so many are below the median with this chance.
@@ -82,7 +83,7 @@ impl Samples {
     }
 
     /// Mean and standard deviation.
-    #[cfg_attr(not(feature = "experiments"), expect(dead_code, reason = "only the mails ask for it"))]
+    #[cfg_attr(not(feature = "experiments"), allow(dead_code, reason = "only experiments ask for it"))]
     pub fn mean_and_deviation(&self) -> (f64, f64) {
         let nr = self.samples.len() as f64;
         let mean = self.samples.iter().sum::<f64>() / nr;

@@ -1,4 +1,7 @@
 //! A pool with many volumes, each a directory of the host, and a kernel above them that forgets what it is asked to at once.
+//!
+//! A volume takes a descriptor. Where fewer are allowed than there are groups, several groups share a volume, each with a file of its
+//! own there.
 
 use std::ffi::OsString;
 use std::fs;
@@ -11,10 +14,10 @@ use umemcg_vfs::{Caller, Idle, KernelCache, NodeId, OFlags, Vfs, Volume, VolumeC
 
 use crate::{Failure, Options};
 
-/// The name of the one file of each volume.
-pub const FILE: &str = "file";
+/// Descriptors for everything else.
+const OTHER_DESCRIPTORS: u64 = 1024;
 
-/// Groups and volumes; volume n is used by group n.
+/// Groups and volumes; volume n is used by group n, and by those that are a multiple of the number of volumes further on.
 pub struct World {
     /// The pool.
     pub engine: Arc<Engine>,
@@ -46,12 +49,13 @@ impl KernelCache for Forgetful {
 }
 
 impl World {
-    /// Makes `nr` groups and volumes, and a file in each volume by its group.
+    /// Makes `nr` groups and as many volumes as may be, and a file by each group in its volume.
     ///
     /// # Errors
     /// What the system or the pool refuses.
     pub fn new(options: &Options, nr: usize, pool_bytes: u64) -> Result<Self, Failure> {
-        allow_descriptors(nr as u64 + 1024);
+        let allowed = allow_descriptors(nr as u64 + OTHER_DESCRIPTORS);
+        let nr_volumes = (nr as u64).min(allowed.saturating_sub(OTHER_DESCRIPTORS)).max(1) as usize;
         let directory =
             tempfile::tempdir_in(options.directory()).map_err(Failure::at("cannot make a directory"))?;
         let engine = Engine::new(EngineConfig { pool_bytes, ..EngineConfig::default() })
@@ -59,10 +63,12 @@ impl World {
         let parent = engine
             .create_group(engine.root(), "groups".as_ref())
             .map_err(Failure::at("cannot create a group"))?;
-        let (mut groups, mut volumes) = (Vec::with_capacity(nr), Vec::with_capacity(nr));
+        let (mut groups, mut volumes) = (Vec::with_capacity(nr), Vec::with_capacity(nr_volumes));
         for at in 0..nr {
             let group = engine.create_group(&parent, &OsString::from(format!("g{at}")));
             groups.push(group.map_err(Failure::at("cannot create a group"))?);
+        }
+        for at in 0..nr_volumes {
             // Not all in one directory: hosts slow down.
             let path: PathBuf = directory.path().join(format!("{}", at / 1000)).join(format!("v{at}"));
             fs::create_dir_all(&path).map_err(Failure::at("cannot make a directory"))?;
@@ -74,12 +80,12 @@ impl World {
             volumes.push(volume);
         }
         let world = Self { engine, groups, volumes, _directory: directory };
-        for (at, volume) in world.volumes.iter().enumerate() {
+        for at in 0..nr {
             let created = Volume::create(
-                &**volume,
+                &**world.volume_of(at),
                 &world.caller(at),
                 NodeId::ROOT,
-                FILE.as_ref(),
+                file_of(at).as_ref(),
                 0o644,
                 OFlags::WRONLY,
             );
@@ -93,13 +99,17 @@ impl World {
         Caller { uid: 0, gid: 0, supplementary_gid: None, group: Arc::clone(&self.groups[at]), umask: 0o022 }
     }
 
-    /// Looks the file of every volume up again, each by its group.
+    fn volume_of(&self, at: usize) -> &Arc<Vfs> {
+        &self.volumes[at % self.volumes.len()]
+    }
+
+    /// Looks the file of every group up again, each by its group.
     ///
     /// # Errors
     /// What the host says.
     pub fn look_everything_up(&self) -> Result<(), Failure> {
-        for (at, volume) in self.volumes.iter().enumerate() {
-            Volume::lookup(&**volume, &self.caller(at), NodeId::ROOT, FILE.as_ref())
+        for at in 0..self.groups.len() {
+            Volume::lookup(&**self.volume_of(at), &self.caller(at), NodeId::ROOT, file_of(at).as_ref())
                 .map_err(Failure::at("cannot look a file up"))?;
         }
         Ok(())
@@ -111,17 +121,20 @@ impl World {
     }
 }
 
-/// Raises the limit of open files as far as it may go, for one descriptor to each volume.
-fn allow_descriptors(nr: u64) {
+/// The name of a group's file.
+fn file_of(at: usize) -> String {
+    format!("f{at}")
+}
+
+/// Raises the limit of open files as far as it may go, up to so many; returns what it is then.
+fn allow_descriptors(nr: u64) -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let maximum = limit.maximum.unwrap_or(u64::MAX);
     let wanted =
         Rlimit { current: Some(nr.max(limit.current.unwrap_or(0)).min(maximum)), maximum: limit.maximum };
-    if setrlimit(Resource::Nofile, wanted).is_err() {
-        return;
-    }
-    if maximum < nr {
+    if setrlimit(Resource::Nofile, wanted).is_ok() && maximum < nr {
         // The superuser may raise what he may raise to.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(nr), maximum: Some(nr) });
     }
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }

@@ -42,7 +42,14 @@ pub(crate) fn reset_failcnt(_context: &FileContext<'_>, _written: &[u8]) -> Done
     Ok(())
 }
 
-/// A line for each shrinker, and one for what none can free. The bytes add up to the group's own `memory.kmem` bytes.
+/// What goes with an inode, by its name, and what one of it is charged.
+const WITH_INODES: [(&str, StatItem, u64); 2] = [
+    ("dentry-name", StatItem::SlabNames, umemcg::NAME_BYTES),
+    ("file-content", StatItem::SlabContents, umemcg::CONTENT_BYTES),
+];
+
+/// A line for each shrinker, for what goes with inodes, and for what none can free. The bytes add up to the group's own `memory.kmem`
+/// bytes.
 pub(crate) fn show_slabinfo(context: &FileContext<'_>) -> Shown {
     let mut table = context.engine().reclaimer().slab_usage(context.group);
     table.sort_by_key(|line| std::cmp::Reverse(line.usage.bytes));
@@ -51,6 +58,12 @@ pub(crate) fn show_slabinfo(context: &FileContext<'_>) -> Shown {
         let usage = line.usage;
         // Writing to a string cannot fail.
         let _ = writeln!(text, "{} {} {} {}", line.name, usage.objects, usage.reclaimable, usage.bytes);
+    }
+    for (name, item, bytes_each) in WITH_INODES {
+        let bytes = context.group.stat_local(item).max(0).cast_unsigned();
+        if bytes > 0 {
+            let _ = writeln!(text, "{name} {} 0 {bytes}", bytes / bytes_each);
+        }
     }
     let fixed = context.group.stat_local(StatItem::SlabUnreclaimable).max(0);
     let _ = writeln!(text, "unreclaimable 0 0 {fixed}");

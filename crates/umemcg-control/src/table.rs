@@ -408,7 +408,7 @@ pub static ROWS: &[Row] = &[
         read: Some(metadata_files::show_slabinfo),
         write: None,
         write_reclaims: false,
-        doc: "the group's own objects, a line for each shrinker that has any: name, objects, how many could be freed now, bytes; then what none can free",
+        doc: "the group's own objects, a line for each shrinker that has any: name, objects, how many could be freed now, bytes; then what goes with inodes (long and further names, contents of files), then what none can free",
     },
     Row {
         name: "vm.drop_caches",

@@ -75,6 +75,6 @@ pub use ledger::NODE_STATE_BYTES;
 pub use parts::{BellSlot, Bells, PartSlot};
 #[cfg(not(loom))]
 pub use protection::{CLAIMS_DRIFT, CLAIMS_EXACT, Level, Protection, share};
-pub use stats::{EventKind, NR_EVENT_KINDS, NR_STAT_ITEMS, StatItem};
+pub use stats::{CONTENT_BYTES, EventKind, NAME_BYTES, NR_EVENT_KINDS, NR_STAT_ITEMS, StatItem};
 #[cfg(not(loom))]
 pub use tree::{CreateError, GroupTree, RemoveError, RenameError};

@@ -67,6 +67,10 @@ numbered! {
         ShadowNodes,
         /// Bytes of objects that a shrinker can free.
         SlabReclaimable,
+        /// Of those, bytes of names beyond what an inode's own charge covers.
+        SlabNames,
+        /// Of those, bytes of files' contents beside their pages.
+        SlabContents,
         /// Bytes of objects that none can.
         SlabUnreclaimable,
         /// Pages charged.
@@ -113,6 +117,11 @@ numbered! {
         PgMajFault,
     }
 }
+
+/// What a name is charged that is longer than an inode's own charge covers, or a further one.
+pub const NAME_BYTES: u64 = 256;
+/// What a file's content is charged beside its pages and their index.
+pub const CONTENT_BYTES: u64 = 704;
 
 impl StatItem {
     /// Whether it counts bytes that are no page data.

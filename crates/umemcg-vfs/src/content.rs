@@ -18,13 +18,11 @@ use crate::attr::Attr;
 use crate::error::VfsError;
 use crate::host::{self, GROUP_EXECUTE, HostStat, SET_GID, SET_UID};
 use crate::host_store::{HostStore, StoreFds};
-use crate::metadata_charge::MetadataCharge;
+use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge};
 use crate::shown_times::{Shown, Stamp, Verdict};
 use crate::volume::Volume;
 use umemcg::{Engine, File, Group};
 
-/// What content costs beside its pages and their index, which the cache charges; in bytes.
-const CONTENT_BYTES: u64 = 704;
 /// How often a stamp that raced with our own write-back is read again before our own view is taken.
 const LOOKS_MAX: u32 = 4;
 

@@ -1,12 +1,10 @@
 //! The names that led to an inode. Directories have one, nearly all files, too; hard links have a few.
 
 use crate::attr::NodeId;
-use crate::metadata_charge::MetadataCharge;
+use crate::metadata_charge::{MetadataCharge, NAME_BYTES};
 
 /// Bytes of a name that an entry's own charge covers.
 const SHORT_BYTES_MAX: usize = 40;
-/// What a longer name costs beyond that at most, and what a further name does.
-const NAME_BYTES: u64 = 256;
 /// Room for a long name, or for a further one.
 pub(crate) type NameCharge = MetadataCharge<NAME_BYTES>;
 

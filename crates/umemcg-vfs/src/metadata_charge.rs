@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use rustix::io::Errno;
+pub(crate) use umemcg::{CONTENT_BYTES, NAME_BYTES};
 use umemcg::{Charge, ChargeError, Engine, Group, OwnerId, StatItem};
 
 /// How long somebody waits for room.
@@ -58,8 +59,18 @@ impl<const BYTES: u64> MetadataCharge<BYTES> {
 
     fn of(charge: Charge) -> Self {
         let (owner, _) = charge.into_raw();
-        owner.with_group(|group| group.stat_add(StatItem::SlabReclaimable, BYTES as i64));
+        owner.with_group(|group| Self::count(group, BYTES as i64));
         Self(owner)
+    }
+
+    /// In the figures of who pays; what is no inode also in one of its own.
+    fn count(group: &Group, bytes: i64) {
+        group.stat_add(StatItem::SlabReclaimable, bytes);
+        match BYTES {
+            NAME_BYTES => group.stat_add(StatItem::SlabNames, bytes),
+            CONTENT_BYTES => group.stat_add(StatItem::SlabContents, bytes),
+            _ => {}
+        }
     }
 
     /// Who pays.
@@ -72,7 +83,7 @@ impl<const BYTES: u64> Drop for MetadataCharge<BYTES> {
     fn drop(&mut self) {
         // Nobody reads the figures of a tree that is gone.
         if let Some(group) = self.0.try_resolve() {
-            group.stat_add(StatItem::SlabReclaimable, -(BYTES as i64));
+            Self::count(&group, -(BYTES as i64));
         }
         drop(Charge::from_raw(self.0, BYTES));
     }

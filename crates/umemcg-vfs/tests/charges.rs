@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use common::{Fixture, ROOT, errno, name};
 use rustix::io::Errno;
-use umemcg::{Group, StatItem};
+use umemcg::{CONTENT_BYTES, Group, NAME_BYTES, StatItem};
 use umemcg_vfs::{Caller, NodeId, OFlags, RenameFlags};
 
 fn usage(group: &Arc<Group>) -> u64 {
@@ -50,6 +50,43 @@ fn names_are_charged_to_who_asked_first_and_given_back_when_forgotten() {
     }
     assert_eq!((usage(&ann.group), usage(&bob.group)), before);
     assert_eq!(v.engine.root().stat_total(StatItem::SlabReclaimable), 0);
+}
+
+#[test]
+fn the_table_of_objects_adds_up_to_what_is_charged() {
+    let v = Fixture::new();
+    let ann = tenant(&v, "ann");
+    for n in 0..20 {
+        std::fs::write(v.host(&format!("{n}-{}", "long".repeat(15))), "x").unwrap();
+        std::fs::write(v.host(&format!("short{n}")), "x").unwrap();
+    }
+    let adds_up = |when: &str| {
+        let table = v.engine.reclaimer().slab_usage(&ann.group);
+        let of = |item| ann.group.stat_local(item) as u64;
+        let shrinkers: u64 = table.iter().map(|line| line.usage.bytes).sum();
+        let with_inodes = of(StatItem::SlabNames) + of(StatItem::SlabContents);
+        let charged = of(StatItem::SlabReclaimable) + of(StatItem::ShadowNodes);
+        assert_eq!(shrinkers + with_inodes, charged, "{when}: {table:?}");
+        with_inodes
+    };
+    assert_eq!(adds_up("nothing yet"), 0);
+    let mut files = Vec::new();
+    let mut nodes = Vec::new();
+    for entry in std::fs::read_dir(v.host("")).unwrap() {
+        let node = v.vfs.lookup(&ann, ROOT, &entry.unwrap().file_name()).unwrap().node;
+        files.push(v.vfs.open(&ann, node, OFlags::RDONLY).unwrap());
+        nodes.push(node);
+    }
+    assert_eq!(adds_up("all open"), 20 * NAME_BYTES + 40 * CONTENT_BYTES);
+    v.vfs.link(&ann, nodes[0], ROOT, name("again")).unwrap();
+    assert_eq!(adds_up("one with a further name"), 21 * NAME_BYTES + 40 * CONTENT_BYTES);
+    drop(files);
+    for (at, node) in nodes.into_iter().enumerate() {
+        v.vfs.forget(node, if at == 0 { 2 } else { 1 });
+    }
+    adds_up("forgotten");
+    v.engine.drop_caches(umemcg::DropCaches::Both, &|| false);
+    assert_eq!(adds_up("dropped"), 0);
 }
 
 #[test]

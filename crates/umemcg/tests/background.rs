@@ -2,11 +2,15 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::{MemStore, pattern};
-use umemcg::{Engine, EngineConfig, Group, Readahead, StatItem};
+use umemcg::{
+    Count, Engine, EngineConfig, Group, Readahead, Scan, Scanned, ShrinkTarget, Shrinker, StatItem, Usage,
+};
 
 const MIB: u64 = 1 << 20;
 
@@ -265,4 +269,69 @@ fn read_ahead_does_not_leap_over_the_mark_of_a_small_group() {
         assert_eq!(group.stat_total(StatItem::AllocStall), 0, "{}", group.path().display());
         assert!(group.stat_total(StatItem::PgStealKswapd) as u64 >= (8 * MIB - 512 * KIB) / 4096);
     }
+}
+
+/// Objects that somebody else lets go of when asked.
+#[derive(Debug)]
+struct Promising {
+    left: AtomicU64,
+    to: Mutex<Option<Sender<u64>>>,
+}
+
+impl Shrinker for Promising {
+    fn name(&self) -> String {
+        "promising".into()
+    }
+    fn count(&self, _: &ShrinkTarget<'_>) -> Count {
+        match self.left.load(Relaxed) {
+            0 => Count::Empty,
+            nr => Count::Objects(nr),
+        }
+    }
+    fn scan(&self, _: &ShrinkTarget<'_>, nr: u64) -> Scan {
+        let nr = nr.min(self.left.load(Relaxed));
+        self.left.fetch_sub(nr, Relaxed);
+        if let Some(to) = &*self.to.lock().unwrap() {
+            to.send(nr).unwrap();
+        }
+        Scan::Done(Scanned { scanned: nr, freed_bytes: 0, promised_bytes: nr * OBJECT })
+    }
+    fn usage(&self, _: &ShrinkTarget<'_>) -> Usage {
+        Usage::default()
+    }
+}
+
+const OBJECT: u64 = 1000;
+
+#[test]
+fn the_workers_wait_for_what_was_promised_before_they_ask_for_more() {
+    const NR: u64 = 20_000;
+    let engine = engine(1);
+    let group = limited(&engine, "a", 24 * MIB);
+    let (to, asked) = channel::<u64>();
+    let shrinker = Arc::new(Promising { left: NR.into(), to: Mutex::new(Some(to)) });
+    let reclaimer = engine.reclaimer();
+    let id = reclaimer.reserve_shrinker();
+    let number = id.get();
+    let _registered = reclaimer.register_shrinker(id, Arc::<Promising>::clone(&shrinker));
+    let mut objects: Vec<_> = (0..NR).map(|_| group.try_charge(OBJECT).unwrap()).collect();
+    reclaimer.note_objects(&group, 0, number);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            while let Ok(mut nr) = asked.recv() {
+                // As slow as can be: not before nobody asks for more.
+                while let Ok(more) = asked.recv_timeout(Duration::from_millis(1)) {
+                    nr += more;
+                }
+                objects.truncate(objects.len() - nr as usize);
+                reclaimer.note_released(nr * OBJECT);
+            }
+        });
+        // Of 19 MiB two have to go: some 2,200 objects.
+        set_marks(&engine, &group, 6 * MIB, 7 * MIB);
+        wait_until(|| group.usage_bytes() < 17 * MIB);
+        let asked_for = NR - shrinker.left.load(Relaxed);
+        assert!((2000..NR / 2).contains(&asked_for), "{asked_for} of {NR} objects were asked for");
+        shrinker.to.lock().unwrap().take();
+    });
 }

@@ -49,6 +49,10 @@ pub(super) struct Progressing {
     /// Pages freed since the walk over the subtree last came to its end.
     pub(super) freed_in_round: u64,
     pub(super) rest: Duration,
+    /// Bytes promised since the group last rested, or began.
+    pub(super) promised_bytes: u64,
+    /// It rests for promises to be kept: what had been let go of before they were made, and how often it has rested since.
+    pub(super) awaits: Option<(u64, u32)>,
     /// A round at the last priority brought nothing and `low` was in the way: only `min` counts, until the high mark is reached.
     pub(super) overrides_low: bool,
     /// `low` was in the way since the priorities were last begun with.
@@ -79,6 +83,8 @@ impl Job {
                 candidates: vec![true; nr_nodes],
                 freed_in_round: 0,
                 rest: REST_FIRST,
+                promised_bytes: 0,
+                awaits: None,
                 overrides_low: false,
                 low_was_in_the_way: false,
                 is_active: false,

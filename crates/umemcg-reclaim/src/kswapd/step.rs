@@ -2,9 +2,10 @@
 //!
 //! The nodes take turns. Priorities go from gentle to everything as rounds over the subtree bring less than a quantum, and
 //! start again with the first quantum that brings enough. A node whose lists give nothing even at the last priority
-//! leaves the candidates; when none is left the group rests.
+//! leaves the candidates; when none is left the group rests. It also rests when what shrinkers have promised would be enough:
+//! a promise takes time, and asking for more meanwhile would take far too much.
 
-use umemcg_base::assert_no_locks_held;
+use umemcg_base::{PAGE_SIZE_U64, assert_no_locks_held};
 use umemcg_group::{EventKind, StatItem};
 
 use super::QUANTUM_PAGES;
@@ -12,6 +13,9 @@ use super::job::{Job, Progressing, REST_FIRST, REST_MAX};
 use crate::lruvec::ReclaimPart;
 use crate::reclaim::{DEF_PRIORITY, Pass, Progress, Reason, Reclaimer};
 use crate::rounds::Patience;
+
+/// Rests, each twice as long as the one before, in which promises may be kept before they are taken for broken: 140 ms.
+const PROMISE_RESTS_MAX: u32 = 2;
 
 /// What becomes of a job after a quantum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +44,8 @@ impl Reclaimer {
                 candidates: vec![true; self.nr_nodes()],
                 freed_in_round: 0,
                 rest: REST_FIRST,
+                promised_bytes: 0,
+                awaits: None,
                 overrides_low: false,
                 low_was_in_the_way: false,
                 is_active: false,
@@ -55,19 +61,38 @@ impl Reclaimer {
             work.priority = DEF_PRIORITY;
             return Next::Rest;
         };
+        let released_before = self.released_bytes();
+        let is_believed = match work.awaits.take() {
+            Some((before, nr_rests)) if released_before == before => {
+                if nr_rests < PROMISE_RESTS_MAX {
+                    work.awaits = Some((before, nr_rests + 1));
+                    return Next::Rest;
+                }
+                // Nobody keeps them: names that are in use, or a kernel that does not answer.
+                false
+            }
+            Some(_) => {
+                work.rest = REST_FIRST;
+                true
+            }
+            None => true,
+        };
         let mut shield = self.shield(&group, work.overrides_low);
         let pass = Pass { node: Some(node), ..Pass::new(work.priority, QUANTUM_PAGES, Reason::Kswapd) };
         // Who rested once for dirty pages, and finds nothing else again, has waited for them.
         let mut patience = if work.rest > REST_FIRST { Patience::used_up() } else { Patience::default() };
         patience.is_last_chance = work.priority == 0 && work.freed_in_round == 0;
-        let enough = |now: &Progress| now.pages() >= QUANTUM_PAGES;
+        let enough = |now: &Progress| now.pages() + now.promised_bytes / PAGE_SIZE_U64 >= QUANTUM_PAGES;
         let (progress, is_round_over) =
             self.shrink_in_rounds(&group, &pass, &mut shield, &mut patience, &enough);
         work.low_was_in_the_way |= shield.low_was_in_the_way();
         // Priorities of a quantum are no measure of trouble.
         self.note_level(&group, DEF_PRIORITY, progress.scanned, progress.reclaimed);
-        work.freed_in_round += progress.pages();
-        if progress.pages() > 0 {
+        // A promise counts as kept for now: who asked for more because it takes time would take far too much.
+        let promised_bytes = if is_believed { progress.promised_bytes } else { 0 };
+        work.promised_bytes += promised_bytes;
+        work.freed_in_round += progress.pages() + promised_bytes / PAGE_SIZE_U64;
+        if progress.pages() > 0 || promised_bytes > 0 {
             work.rest = REST_FIRST;
         }
         if progress.scanned > 0 && progress.dirty == progress.scanned {
@@ -95,6 +120,12 @@ impl Reclaimer {
                 work.priority = DEF_PRIORITY;
             }
             work.freed_in_round = 0;
+        }
+        if promised_bytes > 0 && group.usage_bytes().saturating_sub(work.promised_bytes) < background.stop() {
+            // Enough, if it is kept.
+            work.promised_bytes = 0;
+            work.awaits = Some((released_before, 0));
+            return Next::Rest;
         }
         Next::Again
     }
