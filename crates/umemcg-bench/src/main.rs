@@ -21,6 +21,8 @@ mod fuse;
 mod hit;
 mod machine;
 mod mounts;
+mod neighbour;
+mod neighbour_load;
 mod object_cache;
 mod plot;
 mod report;
@@ -103,6 +105,11 @@ enum Benchmark {
     Fuse(fuse::Programs),
     /// Reads of cached pages: 4 KiB copied and 8 bytes in place, against memcpy and the kernel's page cache
     Hit,
+    /// A tenant that reads what fits its share, beside one that streams, writes or walks names: what it notices
+    Neighbour,
+    /// A tenant of `neighbour`
+    #[command(hide = true)]
+    NeighbourLoad(neighbour_load::Load),
     /// ObjectCache, all hits and Zipf with insert on miss, against quick_cache, foyer, mini-moka and moka
     ObjectCache(object_cache::Program),
     /// One operation with 1, 100, 10,000 and 100,000 groups: create, charge, reclaim, read memory.stat, remove
@@ -119,7 +126,7 @@ enum Benchmark {
 }
 
 /// Subcommands that measure nothing.
-const TOOLS: [&str; 3] = ["results", "names", "help"];
+const TOOLS: [&str; 4] = ["results", "names", "neighbour-load", "help"];
 
 fn print_names() {
     let command = Arguments::command();
@@ -158,6 +165,11 @@ fn main() -> ExitCode {
         Benchmark::Crowd => crowd::run(&options),
         Benchmark::Fuse(programs) => fuse::run(&options, &programs),
         Benchmark::Hit => hit::run(&options),
+        Benchmark::Neighbour => neighbour::run(&options),
+        Benchmark::NeighbourLoad(load) => match load.run() {
+            Ok(()) => return ExitCode::SUCCESS,
+            Err(failure) => Err(failure),
+        },
         Benchmark::ObjectCache(program) => object_cache::run(&options, &program),
         Benchmark::Scale => scale::run(&options),
         #[cfg(feature = "experiments")]

@@ -84,10 +84,6 @@ pub enum Target {
     /// No more than so many bytes.
     BytesAtMost(f64),
     /// No more than so many percent.
-    #[cfg_attr(
-        not(feature = "experiments"),
-        expect(dead_code, reason = "only experiments have such a bound")
-    )]
     PercentAtMost(f64),
 }
 
@@ -232,9 +228,11 @@ impl Section {
         let width = if self.sides.iter().all(|side| side.max < 10_000.0) { 1 } else { 0 };
         for side in &self.sides {
             let ratio = side.ratio_to(&self.sides[0]);
+            // Nothing can be compared with nothing.
+            let ratio = if ratio.is_finite() { format!("{ratio:.2}×") } else { "-".to_owned() };
             writeln!(
                 out,
-                "  {:<44} {:>12.width$} {:>12.width$} {:>12.width$} {ratio:>7.2}×",
+                "  {:<44} {:>12.width$} {:>12.width$} {:>12.width$} {ratio:>8}",
                 side.name, side.median, side.min, side.max
             )?;
         }

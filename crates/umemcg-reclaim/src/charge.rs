@@ -88,12 +88,27 @@ impl Reclaimer {
         bytes: u64,
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Charge, ChargeError> {
+        if let Some(full) = self.would_eat_reserve(group, bytes) {
+            return Err(ChargeError::Limit(Refused { group: full, wanted_bytes: bytes }));
+        }
         match group.try_charge(bytes) {
             Ok(charge) => Ok(charge),
             Err(refused) if self.has_marks(&refused.group) => Err(ChargeError::Limit(refused)),
             Err(refused) => self.charge_slowly(group, bytes, refused, cancelled, false),
         }
         .inspect(|_| note_charged(bytes))
+    }
+
+    /// The lowest level with background reclaim in which `bytes` more would take what is kept for those who cannot do with less: half
+    /// of what lies between its low mark and its limit. Without it a burst of read-ahead fills a small group to the brim,
+    /// and the next page that is really needed finds no room before the workers have come.
+    fn would_eat_reserve(&self, group: &Arc<Group>, bytes: u64) -> Option<Arc<Group>> {
+        let eats = |at: &&Arc<Group>| {
+            let start = self.low_mark(at);
+            let max = at.max_bytes();
+            start < max && at.usage_bytes().saturating_add(bytes) > start + (max - start) / 2
+        };
+        std::iter::successors(Some(group), |at| at.parent()).find(eats).cloned()
     }
 
     fn charge_slowly(

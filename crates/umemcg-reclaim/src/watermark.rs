@@ -130,6 +130,11 @@ impl Reclaimer {
         ReclaimPart::if_present(group).is_some_and(|part| part.background().marks.start() != UNLIMITED)
     }
 
+    /// Usage at which background reclaim starts; [`UNLIMITED`] while it is off.
+    pub(crate) fn low_mark(&self, group: &Group) -> u64 {
+        ReclaimPart::if_present(group).map_or(UNLIMITED, |part| part.background().marks.start())
+    }
+
     /// Computes a group's marks again. To be called after every change of its limit.
     #[doc(alias = "setup_per_memcg_wmarks")]
     pub fn limit_changed(&self, group: &Arc<Group>) {

@@ -6,7 +6,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -60,6 +60,8 @@ struct Inner {
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     inner: Mutex<Inner>,
+    /// How many wait, for who only wants to know whether anybody does. (A)
+    nr_waiting: AtomicUsize,
     wake: Condvar,
 }
 
@@ -112,6 +114,12 @@ impl Queue {
         inner.arrivals += 1;
         let turn = (inner.round + u64::from(was_served), room, inner.arrivals);
         inner.waiting.push(Waiting(Reverse(turn), Arc::clone(job)));
+        self.nr_waiting.store(inner.waiting.len(), Relaxed);
+    }
+
+    /// Whether nobody waits here. May be out of date at once.
+    pub(super) fn is_empty(&self) -> bool {
+        self.nr_waiting.load(Relaxed) == 0
     }
 
     /// Lets a job rest that its worker has marked as resting.
@@ -146,7 +154,9 @@ impl Queue {
                     inner.waiting.push(Waiting(Reverse(turn), job));
                 }
             }
-            if let Some(Waiting(Reverse((round, ..)), job)) = inner.waiting.pop() {
+            let first = inner.waiting.pop();
+            self.nr_waiting.store(inner.waiting.len(), Relaxed);
+            if let Some(Waiting(Reverse((round, ..)), job)) = first {
                 inner.round = inner.round.max(round);
                 return Some(job);
             }
@@ -162,6 +172,7 @@ impl Queue {
         let mut inner = self.inner.lock();
         inner.stopped = true;
         let (waiting, resting) = (std::mem::take(&mut inner.waiting), std::mem::take(&mut inner.resting));
+        self.nr_waiting.store(0, Relaxed);
         drop(inner);
         self.wake.notify_all();
         waiting.into_iter().for_each(|Waiting(_, job)| other.put(&job, false));

@@ -14,6 +14,10 @@ use super::step::{Next, rest_of};
 use crate::lruvec::ReclaimPart;
 use crate::reclaim::Reclaimer;
 
+/// Quanta of a group that is alone in its queue before its worker looks up: whether it should end, whether others have rested
+/// long enough.
+const QUANTA_ALONE_MAX: u32 = 32;
+
 /// The workers of a reclaimer. Dropping it ends them.
 #[derive(Debug)]
 pub struct Kswapd {
@@ -163,7 +167,13 @@ fn serve(reclaimer: &Reclaimer, mine: &Queue, job: &Arc<Job>) {
     }
     // The ring first, the look at the usage afterwards.
     take_ring(job);
-    let next = reclaimer.run_quantum(job);
+    let mut next = reclaimer.run_quantum(job);
+    // With nobody else in the queue, its end is its beginning.
+    let mut nr_left = QUANTA_ALONE_MAX;
+    while next == Next::Again && nr_left > 0 && mine.is_empty() {
+        next = reclaimer.run_quantum(job);
+        nr_left -= 1;
+    }
     let mut state = job.state.lock();
     let own = state.own_queue.clone();
     let home = own.as_deref().unwrap_or(reclaimer.kswapd_queue());

@@ -1,0 +1,441 @@
+//! `neighbour`: tenant A reads at random what fits its share, at half the rate it reaches alone; tenant B streams through ten times the
+//! pool, or writes as fast as it can, or walks a tree of names. What does A notice of what B does with *memory*?
+//!
+//! On a real mount, each tenant a process. B takes processor time whatever anybody does about memory, so A is held against A beside a B
+//! that issues the same requests and may keep next to nothing. Beside that: one group for both, and the kernel's own page cache
+//! with both in one of its memory cgroups and in two, where it has version 1 of them.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use umemcg::{Engine, EngineConfig, Group, StatItem, collect_hits};
+use umemcg_fuse::{Classifier, Daemon, DaemonConfig};
+
+use crate::neighbour_load::{Done, FILES_PER_DIRECTORY, Load, Work, file_name};
+use crate::report::{Progress, Report, Section, Target, Verdict};
+use crate::stats::Samples;
+use crate::store::write_contents;
+use crate::{Failure, Options};
+
+const MIB: u64 = 1 << 20;
+const POOL_BYTES: u64 = 256 * MIB;
+/// A's share, and what it works on.
+const A_BYTES: u64 = 96 * MIB;
+const WORKING_SET: u64 = 64 * MIB;
+/// B's share, and its marks when it has any.
+const B_BYTES: u64 = 128 * MIB;
+const HIGH_DISTANCE: u64 = 16 * MIB;
+const LOW_DISTANCE: u64 = 12 * MIB;
+/// What B streams through, and writes; ten times the pool.
+const STREAM_FILE: u64 = 10 * POOL_BYTES;
+const WRITE_FILE: u64 = 2 * POOL_BYTES;
+/// Names at scale 10, the size of the experiment's description.
+const NR_FILES: f64 = 100_000.0;
+/// Seconds of a sample at scale 1.
+const SAMPLE_S: f64 = 1.5;
+/// What B may keep where it may keep nothing: one page of data, or the names on its way.
+const ONE_PAGE: u64 = 16 << 10;
+const FEW_NAMES: u64 = 512 << 10;
+
+const KEPT_MIN: f64 = 0.97;
+/// The same said of a time.
+const P99_MAX: f64 = 1.03;
+const HIT_POINTS_MAX: f64 = 0.5;
+
+const SIDES: [&str; 6] = [
+    "two groups, B with marks",
+    "two groups, no marks",
+    "B with a cache of one page",
+    "one group for both",
+    "kernel, two cgroups",
+    "kernel, one cgroup",
+];
+const NR_OURS: usize = 4;
+/// The side that ours are held against.
+const BASELINE: usize = 2;
+
+/// What a sample is: A's calls a second, p50, p99 and p99.9, its hits, its lost microseconds, its direct reclaims; B's calls a second,
+/// p50, p99, p99.9.
+const FIGURES: [(&str, &str); 11] = [
+    ("A: calls", "/s"),
+    ("A: p50", "us"),
+    ("A: p99", "us"),
+    ("A: p99.9", "us"),
+    ("A: pages found", "%"),
+    ("A: time stalled for memory", "us"),
+    ("A: direct reclaims", ""),
+    ("B: calls", "/s"),
+    ("B: p50", "us"),
+    ("B: p99", "us"),
+    ("B: p99.9", "us"),
+];
+type Figures = [f64; FIGURES.len()];
+/// The figures that the kernel does not give.
+const OURS_ONLY: std::ops::Range<usize> = 4..7;
+
+/// Groups by process.
+#[derive(Debug)]
+struct ByProcess {
+    others: Arc<Group>,
+    groups: Mutex<HashMap<u32, Arc<Group>>>,
+}
+
+impl Classifier for ByProcess {
+    fn classify(&self, tid: u32, _uid: u32, _gid: u32) -> Arc<Group> {
+        let groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        groups.get(&tid).unwrap_or(&self.others).clone()
+    }
+    fn classify_known(&self, tid: u32, uid: u32, gid: u32) -> Option<Arc<Group>> {
+        Some(self.classify(tid, uid, gid))
+    }
+}
+
+/// A tenant that is ready.
+struct Tenant {
+    child: Child,
+    says: BufReader<ChildStdout>,
+}
+
+impl Tenant {
+    /// Starts one; `place` puts its process where it belongs before it touches anything.
+    fn start(
+        load: (Work, PathBuf, u64),
+        time: Duration,
+        rate: Option<f64>,
+        place: impl FnOnce(u32) -> Result<(), Failure>,
+    ) -> Result<Self, Failure> {
+        let program = std::env::current_exe().map_err(Failure::at("cannot find this program"))?;
+        // A shell that waits until it has been placed, then becomes the tenant: same process, single thread.
+        let mut child = Command::new("sh")
+            .args(["-c", "read placed; exec \"$@\"", "sh"])
+            .arg(program)
+            .args(Load::arguments(load.0, load.1, load.2, time, rate))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(Failure::at("cannot start a tenant"))?;
+        let says = child.stdout.take().map(BufReader::new);
+        let Some(says) = says else { return Err(Failure::Setup("a tenant without a voice".into())) };
+        let mut tenant = Self { child, says };
+        place(tenant.child.id())?;
+        tenant.tell()?;
+        let ready = tenant.hear()?;
+        if ready.trim() != "ready" {
+            return Err(Failure::Wrong(format!("a tenant said {ready:?}")));
+        }
+        Ok(tenant)
+    }
+
+    fn tell(&mut self) -> Result<(), Failure> {
+        let Some(stdin) = &mut self.child.stdin else { return Ok(()) };
+        stdin.write_all(b"go\n").and_then(|()| stdin.flush()).map_err(Failure::at("cannot speak to a tenant"))
+    }
+
+    fn hear(&mut self) -> Result<String, Failure> {
+        let mut line = String::new();
+        self.says.read_line(&mut line).map_err(Failure::at("cannot hear a tenant"))?;
+        Ok(line)
+    }
+
+    fn done(mut self) -> Result<Done, Failure> {
+        let line = self.hear()?;
+        let status = self.child.wait().map_err(Failure::at("cannot wait for a tenant"))?;
+        if !status.success() {
+            return Err(Failure::Wrong(format!("a tenant ended with {status}")));
+        }
+        serde_json::from_str(&line).map_err(Failure::at("a tenant makes no sense"))
+    }
+}
+
+impl Drop for Tenant {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Two memory cgroups of the kernel, version 1, below the one that this process is in.
+struct KernelGroups(PathBuf);
+
+impl KernelGroups {
+    fn make() -> Option<Self> {
+        let cgroups = fs::read_to_string("/proc/self/cgroup").ok()?;
+        let own = cgroups.lines().find_map(|line| line.split_once(":memory:"))?.1.trim_start_matches('/');
+        let top = Path::new("/sys/fs/cgroup/memory").join(own);
+        let groups = Self(top.join(format!("umemcg-neighbour-{}", std::process::id())));
+        let limits = [("", A_BYTES + B_BYTES), ("a", A_BYTES), ("b", B_BYTES)];
+        for (name, limit) in limits {
+            let group = groups.0.join(name);
+            fs::create_dir(&group).ok()?;
+            let _ = fs::write(group.join("memory.use_hierarchy"), "1");
+            fs::write(group.join("memory.limit_in_bytes"), limit.to_string()).ok()?;
+        }
+        Some(groups)
+    }
+
+    /// Puts a process into `a` or `b`, or into the one above.
+    fn place(&self, name: &str, pid: u32) -> Result<(), Failure> {
+        let procs = self.0.join(name).join("cgroup.procs");
+        fs::write(&procs, pid.to_string()).map_err(Failure::at("cannot place a process"))
+    }
+
+    /// Drops what they have cached.
+    fn empty(&self) {
+        ["a", "b", ""]
+            .iter()
+            .for_each(|name| _ = fs::write(self.0.join(name).join("memory.force_empty"), "0"));
+    }
+}
+
+impl Drop for KernelGroups {
+    fn drop(&mut self) {
+        ["a", "b", ""].iter().for_each(|name| _ = fs::remove_dir(self.0.join(name)));
+    }
+}
+
+/// The mount, its groups, the files behind it, and the kernel's groups if it has any.
+struct World {
+    engine: Arc<Engine>,
+    who: Arc<ByProcess>,
+    groups: [Arc<Group>; 3],
+    daemon: Daemon,
+    kernel: Option<KernelGroups>,
+    data: tempfile::TempDir,
+    mnt: tempfile::TempDir,
+    nr_files: u64,
+    time: Duration,
+    /// A's rate on the mount, and on the host's file system.
+    rates: [f64; 2],
+}
+
+/// Places of the groups.
+const A: usize = 0;
+const B: usize = 1;
+const BOTH: usize = 2;
+
+impl World {
+    fn new(options: &Options, progress: &Progress) -> Result<Self, Failure> {
+        let directory =
+            || tempfile::tempdir_in(options.directory()).map_err(Failure::at("cannot make a directory"));
+        let (data, mnt) = (directory()?, directory()?);
+        let nr_files = ((NR_FILES * options.scale) as u64).max(FILES_PER_DIRECTORY);
+        progress.show(&format!("{nr_files} files are made"));
+        make_files(data.path(), nr_files).map_err(Failure::at("cannot make the files"))?;
+        let config = EngineConfig { pool_bytes: POOL_BYTES, ..EngineConfig::default() };
+        let engine = Engine::new(config).map_err(Failure::at("cannot make an engine"))?;
+        let groups = ["a", "b", "both"].map(|name| engine.create_group(engine.root(), name.as_ref()));
+        let [a, b, both] = groups;
+        let group = |made: Result<_, _>| made.map_err(Failure::at("cannot create a group"));
+        let groups = [group(a)?, group(b)?, group(both)?];
+        let who = Arc::new(ByProcess { others: Arc::clone(engine.root()), groups: Mutex::default() });
+        let classifier: Arc<dyn Classifier> = Arc::clone(&who) as _;
+        let daemon = Daemon::start(&engine, classifier, &DaemonConfig::new(data.path(), mnt.path()))
+            .map_err(Failure::at("cannot mount"))?;
+        let time = Duration::from_secs_f64((SAMPLE_S * options.scale).clamp(0.3, 60.0));
+        let kernel = KernelGroups::make();
+        let mut world =
+            Self { engine, who, groups, daemon, kernel, data, mnt, nr_files, time, rates: [0.0; 2] };
+        progress.show("A alone");
+        // The second time: the memory has been touched by then.
+        for _ in 0..2 {
+            for (at, side) in [(0, 1), (1, NR_OURS)] {
+                if world.has(side) {
+                    world.set_up(side)?;
+                    let mut alone = world.tenant(A, side, Work::Random, None)?;
+                    alone.tell()?;
+                    let done = alone.done()?;
+                    world.rates[at] = done.calls as f64 / done.seconds / 2.0;
+                }
+            }
+        }
+        Ok(world)
+    }
+
+    fn has(&self, side: usize) -> bool {
+        side < NR_OURS || self.kernel.is_some()
+    }
+
+    /// Limits and marks of a side; nothing is cached, nothing is dirty.
+    fn set_up(&self, side: usize) -> Result<(), Failure> {
+        let (engine, never) = (&self.engine, || false);
+        if !engine.sync_all(Duration::from_secs(60)).is_empty() {
+            return Err(Failure::Wrong("what B wrote cannot be made durable".into()));
+        }
+        engine.drop_caches(umemcg::DropCaches::Both, &never);
+        let [a, b, both] = &self.groups;
+        let marks = engine.reclaimer();
+        let bytes = if side == 0 { [HIGH_DISTANCE, LOW_DISTANCE] } else { [0, 0] };
+        let b_bytes = if side == BASELINE { ONE_PAGE } else { B_BYTES };
+        let off = marks.set_low_wmark_distance(b, 0).and_then(|()| marks.set_high_wmark_distance(b, 0));
+        for (group, bytes) in [(a, A_BYTES), (b, b_bytes), (both, A_BYTES + B_BYTES)] {
+            engine.set_max(group, bytes, &never);
+        }
+        off.and_then(|()| marks.set_high_wmark_distance(b, bytes[0]))
+            .and_then(|()| marks.set_low_wmark_distance(b, bytes[1]))
+            .map_err(Failure::at("cannot set marks"))?;
+        if let Some(kernel) = &self.kernel {
+            kernel.empty();
+        }
+        Ok(())
+    }
+
+    /// Starts a tenant where a side has it.
+    fn tenant(&self, who: usize, side: usize, work: Work, rate: Option<f64>) -> Result<Tenant, Failure> {
+        let is_ours = side < NR_OURS;
+        let top = if is_ours { self.mnt.path() } else { self.data.path() };
+        let (name, size) = match work {
+            Work::Random => ("set", WORKING_SET),
+            Work::Stream => ("stream", STREAM_FILE),
+            Work::Write => ("written", WRITE_FILE),
+            Work::Walk => ("tree", self.nr_files),
+        };
+        let is_shared = side == 3 || side == 5;
+        Tenant::start((work, top.join(name), size), self.time, rate, |pid| {
+            if is_ours {
+                let group = Arc::clone(&self.groups[if is_shared { BOTH } else { who }]);
+                self.who.groups.lock().unwrap_or_else(PoisonError::into_inner).insert(pid, group);
+                return Ok(());
+            }
+            match &self.kernel {
+                Some(kernel) => kernel.place(if is_shared { "" } else { ["a", "b"][who] }, pid),
+                None => Ok(()),
+            }
+        })
+    }
+
+    /// One sample of a side.
+    fn sample(&self, side: usize, work: Work) -> Result<Figures, Failure> {
+        self.set_up(side)?;
+        if side == BASELINE && work == Work::Walk {
+            self.engine.set_max(&self.groups[B], FEW_NAMES, &|| false);
+        }
+        let mut a = self.tenant(A, side, Work::Random, Some(self.rates[usize::from(side >= NR_OURS)]))?;
+        let mut b = self.tenant(B, side, work, None)?;
+        let group = &self.groups[if side == 3 { BOTH } else { A }];
+        let before = counts(group);
+        b.tell()?;
+        a.tell()?;
+        let (a, b) = (a.done()?, b.done()?);
+        let after = counts(group);
+        let [found, missed, stalled, direct] = [0, 1, 2, 3].map(|at| after[at] - before[at]);
+        let rate = |done: &Done| (done.calls - done.refused) as f64 / done.seconds;
+        let [a50, a99, a999, _] = a.latency_us;
+        let [b50, b99, b999, _] = b.latency_us;
+        let hits = 100.0 * found / (found + missed).max(1.0);
+        if a.refused > 0 {
+            return Err(Failure::Wrong(format!("{} calls of A were refused", a.refused)));
+        }
+        self.who.groups.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        Ok([rate(&a), a50, a99, a999, hits, stalled, direct, rate(&b), b50, b99, b999])
+    }
+}
+
+/// Pages found and missed, microseconds stalled, direct reclaims.
+fn counts(group: &Arc<Group>) -> [f64; 4] {
+    collect_hits();
+    let stat = |item| group.stat_total(item) as f64;
+    let stalled = umemcg::pressure(group).some.total.as_micros() as f64;
+    [stat(StatItem::CacheHit), stat(StatItem::CacheMiss), stalled, stat(StatItem::AllocStall)]
+}
+
+fn make_files(data: &Path, nr_files: u64) -> std::io::Result<()> {
+    write_contents(&mut File::create(data.join("set"))?, WORKING_SET)?;
+    File::create(data.join("stream"))?.set_len(STREAM_FILE)?;
+    File::create(data.join("written"))?;
+    for nr in 0..nr_files {
+        let path = data.join("tree").join(file_name(nr));
+        if nr % FILES_PER_DIRECTORY == 0
+            && let Some(directory) = path.parent()
+        {
+            fs::create_dir_all(directory)?;
+        }
+        File::create(path)?;
+    }
+    Ok(())
+}
+
+/// Runs the experiment.
+pub fn run(options: &Options) -> Result<Report, Failure> {
+    let progress = Progress::new();
+    let world = World::new(options, &progress)?;
+    let sides: Vec<usize> = (0..SIDES.len()).filter(|&side| world.has(side)).collect();
+    let mut report = Report::new("neighbour", options.scale, options.rounds as usize);
+    for (work, what) in
+        [(Work::Stream, "B streams"), (Work::Write, "B writes"), (Work::Walk, "B walks a tree of names")]
+    {
+        let mut samples: Vec<Vec<Figures>> = vec![Vec::new(); SIDES.len()];
+        for round in 0..=options.rounds as usize {
+            for at in 0..sides.len() {
+                let side = sides[(round + at) % sides.len()];
+                progress.show(&format!("{what}, round {round} of {}: {}", options.rounds, SIDES[side]));
+                let figures = world.sample(side, work)?;
+                if round > 0 {
+                    samples[side].push(figures);
+                }
+            }
+        }
+        report.sections.extend(sections(what, &sides, &samples));
+    }
+    let kernel = if world.kernel.is_some() {
+        "the kernel's sides read the files themselves, in memory cgroups of version 1 with the same limits"
+    } else {
+        "this kernel gives no memory cgroups of version 1 here: its sides are left out"
+    };
+    report.notes.push(format!(
+        "pool {} MiB; A reads pages of {} MiB at random within {} MiB, due {:.0} a second on the mount and {:.0} on the host's files, half \
+         of what it does alone, {:.2} s a sample; B has {} MiB, streams through {} MiB, writes over {} MiB, looks at {} files; with marks they \
+         are {} and {} MiB below its limit; with a cache of one page B has {} KiB, and {} KiB for names",
+        POOL_BYTES / MIB,
+        WORKING_SET / MIB,
+        A_BYTES / MIB,
+        world.rates[0],
+        world.rates[1],
+        world.time.as_secs_f64(),
+        B_BYTES / MIB,
+        STREAM_FILE / MIB,
+        WRITE_FILE / MIB,
+        world.nr_files,
+        HIGH_DISTANCE / MIB,
+        LOW_DISTANCE / MIB,
+        ONE_PAGE >> 10,
+        FEW_NAMES >> 10,
+    ));
+    report.notes.push(format!("{kernel}; latencies of A count from when a call was due"));
+    let ended = world.daemon.shut_down(Instant::now() + Duration::from_secs(60));
+    if ended.is_empty() { Ok(report) } else { Err(Failure::Wrong(format!("not durable: {ended:?}"))) }
+}
+
+fn sections(what: &str, sides: &[usize], samples: &[Vec<Figures>]) -> Vec<Section> {
+    let section = |(figure, &(name, unit)): (usize, &(&str, &'static str))| {
+        let of = |side: usize| {
+            let values = samples[side].iter().map(|figures| figures[figure]).collect();
+            Samples::new(SIDES[side], values)
+        };
+        let shown = sides.iter().filter(|&&side| side < NR_OURS || !OURS_ONLY.contains(&figure));
+        let verdicts = match figure {
+            0 => vec![Verdict::new(
+                "of that beside a B without a cache",
+                of(0).ratio_to(&of(BASELINE)),
+                Target::TimesAtLeast(KEPT_MIN),
+            )],
+            2 => vec![Verdict::new(
+                "of that beside a B without a cache",
+                of(0).ratio_to(&of(BASELINE)),
+                Target::TimesAtMost(P99_MAX),
+            )],
+            4 => {
+                vec![Verdict::new("points lost", 100.0 - of(0).median, Target::PercentAtMost(HIT_POINTS_MAX))]
+            }
+            5 => vec![Verdict::new("most of any round", 1e3 * of(0).max, Target::NsAtMost(0.0))],
+            _ => Vec::new(),
+        };
+        let title = format!("{what}; {name}");
+        Section { title, unit, sides: shown.map(|&side| of(side)).collect(), verdicts }
+    };
+    FIGURES.iter().enumerate().map(section).collect()
+}

@@ -1,0 +1,202 @@
+//! The two tenants of `neighbour`, each a process of its own: it prepares, says so, waits for a line, does its work for a fixed time and
+//! says what its calls took.
+//!
+//! With a rate, calls are made at fixed times whether or not the one before has ended (an open loop), and how long one took counts
+//! from when it was due: whoever is held up makes all later ones late as well.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, BufRead, Write};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use crate::Failure;
+use crate::store::{fill, is_right};
+use crate::threads::Latencies;
+
+/// Bytes of a random read.
+pub const READ_BYTES: usize = 4096;
+/// Bytes of a call that streams.
+pub const STREAM_BYTES: usize = 128 << 10;
+/// Files in one directory of those that are walked.
+pub const FILES_PER_DIRECTORY: u64 = 1000;
+
+/// What a tenant does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Work {
+    /// Reads pages of a file at random.
+    Random,
+    /// Reads a file from the beginning to the end, again and again.
+    Stream,
+    /// Writes a file so.
+    Write,
+    /// Looks at every file of a tree so.
+    Walk,
+}
+
+/// A tenant's command line.
+#[derive(Debug, clap::Args)]
+pub struct Load {
+    /// What it does
+    #[arg(value_enum)]
+    work: Work,
+    /// With which file, or below which directory
+    path: PathBuf,
+    /// Bytes of the file, or number of the files
+    #[arg(long)]
+    size: u64,
+    /// Milliseconds
+    #[arg(long)]
+    time_ms: u64,
+    /// Calls in a second; without it one after the other
+    #[arg(long)]
+    rate: Option<f64>,
+}
+
+/// What came of it.
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+pub struct Done {
+    /// Calls that were made.
+    pub calls: u64,
+    /// Calls that were refused.
+    pub refused: u64,
+    /// Seconds until the last one had ended.
+    pub seconds: f64,
+    /// Microseconds: p50, p99, p99.9, the longest.
+    pub latency_us: [f64; 4],
+}
+
+impl Load {
+    /// Arguments that make this program such a tenant.
+    pub fn arguments(
+        work: Work,
+        path: PathBuf,
+        size: u64,
+        time: Duration,
+        rate: Option<f64>,
+    ) -> Vec<OsString> {
+        let work = work.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
+        let mut arguments: Vec<OsString> = vec!["neighbour-load".into(), work.into(), path.into()];
+        let numbers = [("--size", size.to_string()), ("--time-ms", time.as_millis().to_string())];
+        numbers.into_iter().for_each(|(name, value)| arguments.extend([name.into(), value.into()]));
+        if let Some(rate) = rate {
+            arguments.extend(["--rate".into(), rate.to_string().into()]);
+        }
+        arguments
+    }
+
+    /// A tenant's life.
+    ///
+    /// # Errors
+    /// What the file system says, and bytes that are not what they should be.
+    pub fn run(&self) -> Result<(), Failure> {
+        let mut call = self.prepare().map_err(Failure::at("cannot prepare"))?;
+        let said = writeln!(io::stdout(), "ready").and_then(|()| {
+            let mut go = String::new();
+            io::stdin().lock().read_line(&mut go)
+        });
+        said.map_err(Failure::at("cannot speak to the experiment"))?;
+        let mut done = Done::default();
+        let mut latencies = Latencies::new();
+        let (start, time) = (Instant::now(), Duration::from_millis(self.time_ms));
+        let mut end = start;
+        while end - start < time {
+            let due = match self.rate {
+                Some(rate) => start + Duration::from_secs_f64(done.calls as f64 / rate),
+                None => Instant::now(),
+            };
+            if due - start >= time {
+                break;
+            }
+            wait_until(due);
+            if !call(done.calls)? {
+                done.refused += 1;
+            }
+            done.calls += 1;
+            end = Instant::now();
+            latencies.note(end - due);
+        }
+        done.seconds = (end - start).as_secs_f64();
+        done.latency_us = latencies.quantiles([0.5, 0.99, 0.999, 1.0]);
+        let text = serde_json::to_string(&done).map_err(Failure::at("cannot say what came of it"))?;
+        writeln!(io::stdout(), "{text}").map_err(Failure::at("cannot say what came of it"))
+    }
+
+    /// What is done again and again; false when it was refused for want of memory.
+    #[expect(clippy::type_complexity, reason = "it is said once")]
+    fn prepare(&self) -> io::Result<Box<dyn FnMut(u64) -> Result<bool, Failure> + '_>> {
+        let failed = |error: io::Error| match error.raw_os_error() {
+            Some(code) if code == rustix::io::Errno::NOMEM.raw_os_error() => Ok(false),
+            _ => Err(Failure::Setup(format!("{}: {error}", self.path.display()))),
+        };
+        let mut buffer = vec![0; STREAM_BYTES];
+        Ok(match self.work {
+            Work::Random => {
+                let file = File::open(&self.path)?;
+                for at in 0..self.size / STREAM_BYTES as u64 {
+                    file.read_exact_at(&mut buffer, at * STREAM_BYTES as u64)?;
+                }
+                let mut state = 0x9e37_79b9_7f4a_7c15u64;
+                Box::new(move |_| {
+                    state ^= state << 13;
+                    state ^= state >> 7;
+                    state ^= state << 17;
+                    let offset = state % (self.size / READ_BYTES as u64) * READ_BYTES as u64;
+                    let bytes = &mut buffer[..READ_BYTES];
+                    if let Err(error) = file.read_exact_at(bytes, offset) {
+                        return failed(error);
+                    }
+                    if is_right(offset, &bytes[..64]) {
+                        Ok(true)
+                    } else {
+                        Err(Failure::Wrong(format!("other bytes at {offset}")))
+                    }
+                })
+            }
+            Work::Stream => {
+                let file = File::open(&self.path)?;
+                Box::new(move |nr| {
+                    let offset = nr * STREAM_BYTES as u64 % self.size;
+                    file.read_exact_at(&mut buffer, offset).map(|()| true).or_else(failed)
+                })
+            }
+            Work::Write => {
+                let file = File::options().write(true).create(true).truncate(false).open(&self.path)?;
+                fill(0, &mut buffer);
+                Box::new(move |nr| {
+                    let offset = nr * STREAM_BYTES as u64 % self.size;
+                    file.write_all_at(&buffer, offset).map(|()| true).or_else(failed)
+                })
+            }
+            Work::Walk => Box::new(move |nr| {
+                let path = self.path.join(file_name(nr % self.size));
+                fs::metadata(path).map(|_| true).or_else(failed)
+            }),
+        })
+    }
+}
+
+/// The name of a file of the tree that is walked.
+pub fn file_name(nr: u64) -> String {
+    format!("{}/{}", nr / FILES_PER_DIRECTORY, nr % FILES_PER_DIRECTORY)
+}
+
+/// Sleeps as long as that is worth it, then looks at the clock.
+fn wait_until(due: Instant) {
+    const SPIN: Duration = Duration::from_micros(100);
+    loop {
+        let left = due.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
+        if left > SPIN {
+            std::thread::sleep(left - SPIN);
+        } else {
+            std::thread::yield_now();
+        }
+    }
+}
