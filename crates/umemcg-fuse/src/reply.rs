@@ -54,8 +54,10 @@ impl fmt::Debug for Hold {
     }
 }
 
+type Decide = dyn FnOnce(&Reply) -> Option<Hold> + Send;
+
 /// Asked when an answer is about to go, on the thread that gives it, whether it is to be held back. May sleep.
-pub struct Gate(Box<dyn FnOnce(&Reply) -> Option<Hold> + Send>);
+pub struct Gate(Box<Decide>);
 
 impl Gate {
     /// A gate that asks `decide`.
