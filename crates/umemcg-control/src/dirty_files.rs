@@ -34,8 +34,9 @@ fn show_bytes(context: &FileContext<'_>, which: DirtyThreshold) -> Shown {
     Ok(format!("{}\n", bound(context, which).bytes()))
 }
 
-fn set(context: &FileContext<'_>, which: DirtyThreshold, bound: DirtyBound) {
+fn set(context: &FileContext<'_>, which: DirtyThreshold, bound: DirtyBound) -> Done {
     context.engine().cache().dirty_limits().set_bound(context.group, which, bound);
+    Ok(())
 }
 
 fn not_root(context: &FileContext<'_>) -> Done {
@@ -48,7 +49,7 @@ fn parse_number(written: &[u8]) -> Result<u64, ControlError> {
 
 fn set_percent(context: &FileContext<'_>, which: DirtyThreshold, written: &[u8]) -> Done {
     match u8::try_from(parse_number(written)?) {
-        Ok(percent @ 0..=100) => Ok(set(context, which, DirtyBound::Percent(percent))),
+        Ok(percent @ 0..=100) => set(context, which, DirtyBound::Percent(percent)),
         _ => Err(ControlError::Invalid),
     }
 }
@@ -56,7 +57,7 @@ fn set_percent(context: &FileContext<'_>, which: DirtyThreshold, written: &[u8])
 fn set_bytes(context: &FileContext<'_>, which: DirtyThreshold, least: u64, written: &[u8]) -> Done {
     match value::parse_size_v1(written)? {
         bytes if bytes < least || bytes > i64::MAX as u64 => Err(ControlError::Invalid),
-        bytes => Ok(set(context, which, DirtyBound::Bytes(bytes))),
+        bytes => set(context, which, DirtyBound::Bytes(bytes)),
     }
 }
 
