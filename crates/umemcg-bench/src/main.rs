@@ -6,6 +6,8 @@
 #![forbid(unsafe_code)]
 
 mod background;
+#[cfg(feature = "experiments")]
+mod c_project;
 mod charge;
 mod chart;
 mod control;
@@ -18,6 +20,7 @@ mod footprint;
 #[cfg(feature = "experiments")]
 mod fork_bomb;
 mod fuse;
+mod guarantee;
 mod hit;
 mod machine;
 mod mounts;
@@ -29,7 +32,11 @@ mod report;
 mod results;
 mod scale;
 #[cfg(feature = "experiments")]
+mod served;
+#[cfg(feature = "experiments")]
 mod slab;
+#[cfg(feature = "experiments")]
+mod soft_limit;
 mod stats;
 mod store;
 mod threads;
@@ -103,6 +110,8 @@ enum Benchmark {
     Crowd,
     /// The mount as programs see it: reads, writes and names, against passthrough_hp and fuser
     Fuse(fuse::Programs),
+    /// A share that is guaranteed and lent: how long it takes to get it back from whoever has borrowed it
+    Guarantee,
     /// Reads of cached pages: 4 KiB copied and 8 bytes in place, against memcpy and the kernel's page cache
     Hit,
     /// A tenant that reads what fits its share, beside one that streams, writes or walks names: what it notices
@@ -119,6 +128,9 @@ enum Benchmark {
     Slab,
     /// Memory of the daemon at a full pool: all pages, half names and inodes, and after everything was dropped
     Footprint(footprint::Program),
+    /// Two real builds in a small pool, without soft limits and with soft limit 0: old way, rework, full
+    #[cfg(feature = "experiments")]
+    SoftLimit,
     /// Write a page of results from reports that were printed with --json
     Results(results::Page),
     /// Print the names of all benchmarks and experiments
@@ -164,6 +176,7 @@ fn main() -> ExitCode {
         Benchmark::ForkBomb => fork_bomb::run(&options),
         Benchmark::Crowd => crowd::run(&options),
         Benchmark::Fuse(programs) => fuse::run(&options, &programs),
+        Benchmark::Guarantee => guarantee::run(&options),
         Benchmark::Hit => hit::run(&options),
         Benchmark::Neighbour => neighbour::run(&options),
         Benchmark::NeighbourLoad(load) => match load.run() {
@@ -174,6 +187,8 @@ fn main() -> ExitCode {
         Benchmark::Scale => scale::run(&options),
         #[cfg(feature = "experiments")]
         Benchmark::Slab => slab::run(&options),
+        #[cfg(feature = "experiments")]
+        Benchmark::SoftLimit => soft_limit::run(&options),
         Benchmark::Footprint(program) => footprint::run(&options, &program),
         Benchmark::Names => {
             print_names();

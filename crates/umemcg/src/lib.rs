@@ -42,7 +42,7 @@ pub use umemcg_cache::{
 pub use umemcg_group::tally::{collect_hits, count_hits};
 pub use umemcg_group::{
     CLAIMS_EXACT, CONTENT_BYTES, Charge, CreateError, EffectiveProtection, EventKind, Group, GroupTree,
-    NAME_BYTES, OwnerId, PartSlot, Protection, Refused, RemoveError, RenameError, StatItem,
+    NAME_BYTES, OwnerId, PartSlot, Protection, Refused, RemoveError, RenameError, StatItem, UNLIMITED,
 };
 pub use umemcg_reclaim::shrinker::{
     self, Count, Registration, Scan, Scanned, ShrinkTarget, Shrinker, ShrinkerId, Usage,

@@ -1,0 +1,249 @@
+//! `soft-limit`: two groups build a real C project each, with `make -j2`, on a volume of their own of a real mount whose pool is
+//! small enough to hurt; without soft limits, and with soft limit 0 for both. As before the rework (the largest excess first, at priority
+//! 0), with its patches 1 to 3 (two passes, which walk over everybody), and with all eight.
+//!
+//! This process serves the mount, so its processor time is the daemon's; that of the builds is their own. What is compared is
+//! processor time and bytes read again; time on the clock stands beside it.
+
+use std::time::Instant;
+
+use umemcg::{StatItem, UNLIMITED};
+use umemcg_reclaim::baseline::{SoftLimits, honour_soft_limits};
+
+use crate::c_project::ProjectSize;
+use crate::report::{MailFigure, Progress, Report, Section, Target, Verdict};
+use crate::served::ServedMount;
+use crate::stats::Samples;
+use crate::threads::process_time;
+use crate::{Failure, Options};
+
+const MIB: u64 = 1 << 20;
+/// The pool: the headers of both projects fit, with a little more.
+const POOL_BYTES: u64 = 24 * MIB;
+const PROJECT: ProjectSize = ProjectSize {
+    nr_headers: 32,
+    header_bytes: 160 << 10,
+    nr_included: 10,
+    nr_sources: 200,
+    own_bytes: 256 << 10,
+};
+const TENANTS: [&str; 2] = ["A", "B"];
+
+const SAME_AS_BASE_MAX: f64 = 1.01;
+const SAME_AS_UNLIMITED_MAX: f64 = 1.02;
+const REFAULTS_PERCENT_MAX: f64 = 3.0;
+
+/// What the reclaim under test does about soft limits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Mechanism {
+    Base,
+    Rework,
+    Full,
+}
+
+impl Mechanism {
+    const ALL: [Self; 3] = [Self::Full, Self::Rework, Self::Base];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Base => "base",
+            Self::Rework => "rework (1-3)",
+            Self::Full => "full (1-8)",
+        }
+    }
+
+    fn choose(self) {
+        honour_soft_limits(match self {
+            Self::Base => SoftLimits::LargestFirst,
+            Self::Rework => SoftLimits::NoSkipping,
+            Self::Full => SoftLimits::TwoRounds,
+        });
+    }
+}
+
+/// What one run of both builds took, or did.
+#[derive(Debug, Clone, Copy)]
+struct Run([f64; FIGURES.len()]);
+
+/// The figures of a run; the unit of each.
+const FIGURES: [(&str, &str); 7] = [
+    ("processor time, builds and daemon", "s"),
+    ("system time: builds in the kernel, and daemon", "s"),
+    ("processor time of the daemon", "s"),
+    ("elapsed", "s"),
+    ("read again (refaults)", "MiB"),
+    ("reclaimed", "MiB"),
+    ("pages looked at for each reclaimed", "pages"),
+];
+const ALL_CPU: usize = 0;
+const SYSTEM: usize = 1;
+const ELAPSED: usize = 3;
+const REFAULTS: usize = 4;
+
+/// The mail's figures, averages: base, rework, full; without limits and with limit 0.
+const MAIL: [(&str, [&str; 3], [&str; 3], usize); 3] = [
+    ("system time", ["243.92 s", "242.82 s", "243.78 s"], ["250.19 s", "242.01 s", "244.52 s"], SYSTEM),
+    ("elapsed", ["605.52 s", "596.09 s", "599.60 s"], ["784.87 s", "597.07 s", "601.08 s"], ELAPSED),
+    ("major faults / refaults", ["–", "–", "–"], ["29962", "814", "912"], REFAULTS),
+];
+
+/// Runs the experiment.
+pub fn run(options: &Options) -> Result<Report, Failure> {
+    let progress = Progress::new();
+    let nr_sources = ((PROJECT.nr_sources as f64 * options.scale) as usize).max(4);
+    let project = ProjectSize { nr_sources, ..PROJECT };
+    let directory =
+        tempfile::tempdir_in(options.directory()).map_err(Failure::at("cannot make a directory"))?;
+    for name in TENANTS {
+        let data = directory.path().join(name);
+        std::fs::create_dir(&data).map_err(Failure::at("cannot make a directory"))?;
+        project.write(&data)?;
+    }
+    let sides: Vec<(Mechanism, u64)> = [UNLIMITED, 0]
+        .into_iter()
+        .flat_map(|limit| Mechanism::ALL.map(|mechanism| (mechanism, limit)))
+        .collect();
+    let mut runs: Vec<Vec<Run>> = vec![Vec::new(); sides.len()];
+    for round in 0..=options.rounds as usize {
+        for at in 0..sides.len() {
+            let side = (round + at) % sides.len();
+            let (mechanism, limit) = sides[side];
+            let limits = if limit == 0 { "soft limit 0" } else { "no limit" };
+            progress.show(&format!("round {round} of {}: {}, {limits}", options.rounds, mechanism.name()));
+            mechanism.choose();
+            let run = build_both(&project, directory.path(), limit);
+            Mechanism::Full.choose();
+            if round > 0 {
+                runs[side].push(run?);
+            } else {
+                run?;
+            }
+        }
+    }
+    Ok(report(options, &project, &runs))
+}
+
+/// Both builds at once, on a mount of their own, from nothing cached to two programs that say the right thing.
+fn build_both(project: &ProjectSize, directory: &std::path::Path, soft_limit: u64) -> Result<Run, Failure> {
+    let mount = ServedMount::start(POOL_BYTES)?;
+    for name in TENANTS {
+        mount.add_tenant(name, &directory.join(name))?.set_soft_limit(soft_limit);
+    }
+    let start = (Instant::now(), process_time(), ChildTime::now());
+    let builds: Vec<_> =
+        TENANTS.into_iter().map(|name| mount.run_in(name, "make -s -j2")).collect::<Result<_, _>>()?;
+    for mut build in builds {
+        let status = build.wait().map_err(Failure::at("cannot wait for a build"))?;
+        if !status.success() {
+            return Err(Failure::Wrong(format!("a build failed: {status}")));
+        }
+    }
+    let elapsed = start.0.elapsed().as_secs_f64();
+    let daemon = (process_time() - start.1).as_secs_f64();
+    let builds = ChildTime::now();
+    let (user, system) = (builds.user - start.2.user, builds.system - start.2.system);
+    let stat = |items: &[StatItem]| -> f64 {
+        items.iter().map(|&item| mount.engine.root().stat_total(item) as f64).sum()
+    };
+    let in_mib = |pages: f64| pages * 4096.0 / MIB as f64;
+    let stolen = stat(&[StatItem::PgStealDirect, StatItem::PgStealKswapd]);
+    let scanned = stat(&[StatItem::PgScanDirect, StatItem::PgScanKswapd]);
+    let run = Run([
+        user + system + daemon,
+        system + daemon,
+        daemon,
+        elapsed,
+        in_mib(stat(&[StatItem::WorkingsetRefault])),
+        in_mib(stolen),
+        scanned / stolen.max(1.0),
+    ]);
+    mount.end()?;
+    for name in TENANTS {
+        let data = directory.join(name);
+        let said = std::process::Command::new(data.join("prog")).output();
+        let said = said.map_err(Failure::at("cannot run what was built"))?;
+        if said.stdout != project.expected_output().as_bytes() {
+            return Err(Failure::Wrong(format!(
+                "what was built says {:?}",
+                String::from_utf8_lossy(&said.stdout)
+            )));
+        }
+        project.clean(&data)?;
+    }
+    Ok(run)
+}
+
+/// Processor time of children that have ended and been waited for, in seconds.
+struct ChildTime {
+    user: f64,
+    system: f64,
+}
+
+impl ChildTime {
+    fn now() -> Self {
+        let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+        // What stands before may contain anything; fields are counted from the state, the third.
+        let fields: Vec<&str> =
+            text.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
+        let ticks =
+            |field: usize| fields.get(field - 3).and_then(|word| word.parse::<f64>().ok()).unwrap_or(0.0);
+        let each_second = rustix::param::clock_ticks_per_second() as f64;
+        Self { user: ticks(16) / each_second, system: ticks(17) / each_second }
+    }
+}
+
+fn report(options: &Options, project: &ProjectSize, runs: &[Vec<Run>]) -> Report {
+    let mut report = Report::new("soft-limit", options.scale, options.rounds as usize);
+    let nr = Mechanism::ALL.len();
+    let samples = |side: usize, figure: usize| {
+        let name =
+            format!("{}{}", Mechanism::ALL[side % nr].name(), if side < nr { "" } else { ", limit 0" });
+        Samples::new(name, runs[side].iter().map(|run| run.0[figure]).collect())
+    };
+    for (figure, &(what, unit)) in FIGURES.iter().enumerate() {
+        let sides: Vec<Samples> = (0..runs.len()).map(|side| samples(side, figure)).collect();
+        let (full, full_0) = (&sides[0], &sides[nr]);
+        let (base, base_0) = (&sides[nr - 1], &sides[2 * nr - 1]);
+        let mut verdicts = Vec::new();
+        if figure == ALL_CPU {
+            let times = |what: &str, ratio, bound| Verdict::new(what, ratio, Target::TimesAtMost(bound));
+            verdicts.push(times("no limit: full, of base", full.ratio_to(base), SAME_AS_BASE_MAX));
+            verdicts.push(times(
+                "limit 0: full, of full without",
+                full_0.ratio_to(full),
+                SAME_AS_UNLIMITED_MAX,
+            ));
+        }
+        if figure == REFAULTS {
+            let percent = 100.0 * full_0.median / base_0.median.max(f64::MIN_POSITIVE);
+            let target = Target::PercentAtMost(REFAULTS_PERCENT_MAX);
+            verdicts.push(Verdict::new("limit 0: full, of base", percent, target));
+        }
+        report.sections.push(Section { title: what.into(), unit, sides, verdicts });
+    }
+    for (what, no_limit, limit_0, figure) in MAIL {
+        let (_, unit) = FIGURES[figure];
+        for (limits, mail, first) in [("no limit", no_limit, 0), ("limit 0", limit_0, nr)] {
+            // The mail's order: base, rework, full.
+            let ours: Vec<String> =
+                (0..nr).rev().map(|side| format!("{:.1}", samples(first + side, figure).median)).collect();
+            report.mail.push(MailFigure {
+                what: format!("{what}, {limits}: base, rework, full"),
+                mail: mail.join(", "),
+                ours: format!("{} {unit}", ours.join(", ")),
+            });
+        }
+    }
+    report.notes.push(format!(
+        "two projects of {} C files each, {} MiB of headers that are read again and again and {} MiB read or written once; pool {} MiB; \
+         make -j2 in each group; every run checks what the programs print",
+        project.nr_sources,
+        project.shared_bytes() as u64 / MIB,
+        (project.nr_sources * project.own_bytes) as u64 / MIB,
+        POOL_BYTES / MIB
+    ));
+    report.notes.push(
+        "the mail's machine had 8 processors and 1 GiB, and built Linux with make -j4; its major faults are what a refault is here".into(),
+    );
+    report
+}
