@@ -3,7 +3,8 @@
 //! 0), with its patches 1 to 3 (two passes, which walk over everybody), and with all eight.
 //!
 //! This process serves the mount, so its processor time is the daemon's; that of the builds is their own. What is compared is
-//! processor time and bytes read again; time on the clock stands beside it.
+//! processor time and bytes read again; time on the clock stands beside it. Bytes read again are what came into the cache beyond what
+//! comes into one in which everything fits: what reclaim of objects makes the cache forget counts as well.
 
 use std::time::Instant;
 
@@ -18,13 +19,15 @@ use crate::threads::process_time;
 use crate::{Failure, Options};
 
 const MIB: u64 = 1 << 20;
-/// The pool: the headers of both projects fit, with a little more.
-const POOL_BYTES: u64 = 24 * MIB;
+/// The pool: the headers of both projects fit, with little more than what compilers read just now.
+const POOL_BYTES: u64 = 18 * MIB;
+/// A pool in which everything fits.
+const AMPLE_BYTES: u64 = 512 * MIB;
 const PROJECT: ProjectSize = ProjectSize {
     nr_headers: 32,
     header_bytes: 160 << 10,
     nr_included: 10,
-    nr_sources: 200,
+    nr_sources: 100,
     own_bytes: 256 << 10,
 };
 const TENANTS: [&str; 2] = ["A", "B"];
@@ -66,25 +69,26 @@ impl Mechanism {
 struct Run([f64; FIGURES.len()]);
 
 /// The figures of a run; the unit of each.
-const FIGURES: [(&str, &str); 7] = [
+const FIGURES: [(&str, &str); 8] = [
     ("processor time, builds and daemon", "s"),
     ("system time: builds in the kernel, and daemon", "s"),
     ("processor time of the daemon", "s"),
     ("elapsed", "s"),
-    ("read again (refaults)", "MiB"),
+    ("read again", "MiB"),
+    ("of that, noticed as refaults", "MiB"),
     ("reclaimed", "MiB"),
     ("pages looked at for each reclaimed", "pages"),
 ];
 const ALL_CPU: usize = 0;
 const SYSTEM: usize = 1;
 const ELAPSED: usize = 3;
-const REFAULTS: usize = 4;
+const READ_AGAIN: usize = 4;
 
 /// The mail's figures, averages: base, rework, full; without limits and with limit 0.
 const MAIL: [(&str, [&str; 3], [&str; 3], usize); 3] = [
     ("system time", ["243.92 s", "242.82 s", "243.78 s"], ["250.19 s", "242.01 s", "244.52 s"], SYSTEM),
     ("elapsed", ["605.52 s", "596.09 s", "599.60 s"], ["784.87 s", "597.07 s", "601.08 s"], ELAPSED),
-    ("major faults / refaults", ["–", "–", "–"], ["29962", "814", "912"], REFAULTS),
+    ("major faults / MiB read again", ["–", "–", "–"], ["29962", "814", "912"], READ_AGAIN),
 ];
 
 /// Runs the experiment.
@@ -99,6 +103,8 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
         std::fs::create_dir(&data).map_err(Failure::at("cannot make a directory"))?;
         project.write(&data)?;
     }
+    // What everybody has to bring in.
+    let brought_in = build_both(&project, directory.path(), AMPLE_BYTES, UNLIMITED)?.0[READ_AGAIN];
     let sides: Vec<(Mechanism, u64)> = [UNLIMITED, 0]
         .into_iter()
         .flat_map(|limit| Mechanism::ALL.map(|mechanism| (mechanism, limit)))
@@ -111,21 +117,27 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
             let limits = if limit == 0 { "soft limit 0" } else { "no limit" };
             progress.show(&format!("round {round} of {}: {}, {limits}", options.rounds, mechanism.name()));
             mechanism.choose();
-            let run = build_both(&project, directory.path(), limit);
+            let run = build_both(&project, directory.path(), POOL_BYTES, limit);
             Mechanism::Full.choose();
+            let mut run = run?;
+            run.0[READ_AGAIN] = (run.0[READ_AGAIN] - brought_in).max(0.0);
             if round > 0 {
-                runs[side].push(run?);
-            } else {
-                run?;
+                runs[side].push(run);
             }
         }
     }
     Ok(report(options, &project, &runs))
 }
 
-/// Both builds at once, on a mount of their own, from nothing cached to two programs that say the right thing.
-fn build_both(project: &ProjectSize, directory: &std::path::Path, soft_limit: u64) -> Result<Run, Failure> {
-    let mount = ServedMount::start(POOL_BYTES)?;
+/// Both builds at once, on a mount of their own, from nothing cached to two programs that say the right thing. All that came into
+/// the cache counts as read again.
+fn build_both(
+    project: &ProjectSize,
+    directory: &std::path::Path,
+    pool_bytes: u64,
+    soft_limit: u64,
+) -> Result<Run, Failure> {
+    let mount = ServedMount::start(pool_bytes)?;
     for name in TENANTS {
         mount.add_tenant(name, &directory.join(name))?.set_soft_limit(soft_limit);
     }
@@ -153,6 +165,7 @@ fn build_both(project: &ProjectSize, directory: &std::path::Path, soft_limit: u6
         system + daemon,
         daemon,
         elapsed,
+        in_mib(stat(&[StatItem::PgPgIn])),
         in_mib(stat(&[StatItem::WorkingsetRefault])),
         in_mib(stolen),
         scanned / stolen.max(1.0),
@@ -214,7 +227,7 @@ fn report(options: &Options, project: &ProjectSize, runs: &[Vec<Run>]) -> Report
                 SAME_AS_UNLIMITED_MAX,
             ));
         }
-        if figure == REFAULTS {
+        if figure == READ_AGAIN {
             let percent = 100.0 * full_0.median / base_0.median.max(f64::MIN_POSITIVE);
             let target = Target::PercentAtMost(REFAULTS_PERCENT_MAX);
             verdicts.push(Verdict::new("limit 0: full, of base", percent, target));
@@ -242,6 +255,11 @@ fn report(options: &Options, project: &ProjectSize, runs: &[Vec<Run>]) -> Report
         (project.nr_sources * project.own_bytes) as u64 / MIB,
         POOL_BYTES / MIB
     ));
+    report.notes.push(
+        "the mail's base lost anonymous memory to swap at priority 0, which nothing here has: page cache that is used again before reclaim \
+         meets it for the second time stays even then, so base has less to lose, and the part of base says less"
+            .into(),
+    );
     report.notes.push(
         "the mail's machine had 8 processors and 1 GiB, and built Linux with make -j4; its major faults are what a refault is here".into(),
     );

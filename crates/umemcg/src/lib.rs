@@ -32,7 +32,7 @@ pub use limits::{Cancelled, DropCaches, LimitError, ReclaimError};
 pub use object_cache::{
     DeclineReason, Declined, Departure, ObjectCache, ObjectCacheBuilder, ObjectStats, allocated_bytes,
 };
-pub use reservation::{Guarantee, Reservation, ReserveError};
+pub use reservation::{DIRTY_WAIT_MAX, Guarantee, Reservation, ReserveError};
 pub use umemcg_arena::sys::limit_heap_arenas;
 pub use umemcg_arena::{Arena, FrameId, IoFlags, Segment};
 pub use umemcg_cache::{

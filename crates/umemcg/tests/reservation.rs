@@ -120,6 +120,30 @@ fn dirty_data_is_written_first_and_none_of_it_is_lost() {
 }
 
 #[test]
+fn a_reservation_outlasts_a_store_that_hangs_for_a_while() {
+    let engine = common::engine(48 * MIB);
+    let [owner, borrower] = ["owner", "borrower"].map(|name| child(&engine, engine.root(), name));
+    let share = engine.guarantee(&owner, 40 * MIB).unwrap();
+    let store = MemStore::new();
+    let file = engine.open_file(Arc::clone(&store) as _, 0).unwrap();
+    store.hang();
+    for at in 0..16 {
+        file.write(&borrower, at * MIB, &vec![1; 1 << 20]).unwrap();
+    }
+    std::thread::scope(|threads| {
+        let taking_back = threads.spawn(|| share.reserve(40 * MIB).unwrap());
+        // Until all that is clean has gone, and it waits for what is not.
+        while owner.usage_bytes() < 24 * MIB || engine.root().event_count(umemcg::EventKind::Max) < 4 {
+            std::thread::yield_now();
+        }
+        store.release();
+        drop(taking_back.join().unwrap());
+    });
+    assert_eq!(engine.root().event_count(umemcg::EventKind::Oom), 0, "nobody was refused");
+    assert!(engine.sync_all(std::time::Duration::from_secs(60)).is_empty());
+}
+
+#[test]
 fn what_is_guaranteed_and_in_use_stays_under_pressure_at_every_depth() {
     let engine = common::engine(64 * MIB);
     let department = child(&engine, engine.root(), "department");
