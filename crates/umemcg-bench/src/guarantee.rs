@@ -130,9 +130,7 @@ impl Bench {
         for offset in (0..self.pool_bytes).step_by(PIECE_BYTES) {
             fill(offset, &mut piece);
             file.write(&self.borrower, offset, &piece).map_err(Failure::at("cannot write"))?;
-            if let Some(pause) = file.write_pause(&self.borrower, PIECE_BYTES) {
-                std::thread::sleep(pause);
-            }
+            file.throttle(&self.borrower, PIECE_BYTES, &|| false);
         }
         let items = [StatItem::FileDirty, StatItem::FileWriteback, StatItem::FileUnstable];
         Ok(items.iter().map(|&item| self.engine.root().stat_total(item).max(0) as u64).sum())
