@@ -37,8 +37,14 @@ mod served;
 mod slab;
 #[cfg(feature = "experiments")]
 mod soft_limit;
+#[cfg(feature = "experiments")]
+mod soft_stream;
+#[cfg(feature = "experiments")]
+mod soft_walk;
 mod stats;
 mod store;
+#[cfg(feature = "experiments")]
+mod streamer;
 mod threads;
 #[cfg(feature = "experiments")]
 mod world;
@@ -131,6 +137,12 @@ enum Benchmark {
     /// Two real builds in a small pool, without soft limits and with soft limit 0: old way, rework, full
     #[cfg(feature = "experiments")]
     SoftLimit,
+    /// A group that streams through its soft limit beside one that holds nearly everything, against what came before the mail
+    #[cfg(feature = "experiments")]
+    SoftStream,
+    /// The same with up to 8,000 idle groups beside it, and reclaim beside 100,000 when nobody has a soft limit
+    #[cfg(feature = "experiments")]
+    SoftWalk,
     /// Write a page of results from reports that were printed with --json
     Results(results::Page),
     /// Print the names of all benchmarks and experiments
@@ -190,6 +202,10 @@ fn main() -> ExitCode {
         #[cfg(feature = "experiments")]
         Benchmark::SoftLimit => soft_limit::run(&options),
         Benchmark::Footprint(program) => footprint::run(&options, &program),
+        #[cfg(feature = "experiments")]
+        Benchmark::SoftStream => soft_stream::run(&options),
+        #[cfg(feature = "experiments")]
+        Benchmark::SoftWalk => soft_walk::run(&options),
         Benchmark::Names => {
             print_names();
             return ExitCode::SUCCESS;

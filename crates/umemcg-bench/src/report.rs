@@ -85,6 +85,12 @@ pub enum Target {
     BytesAtMost(f64),
     /// No more than so many percent.
     PercentAtMost(f64),
+    /// No more than so many pages.
+    #[cfg_attr(
+        not(feature = "experiments"),
+        expect(dead_code, reason = "only experiments have such a bound")
+    )]
+    PagesAtMost(f64),
 }
 
 impl Verdict {
@@ -94,7 +100,8 @@ impl Verdict {
             Target::TimesAtMost(bound)
             | Target::NsAtMost(bound)
             | Target::BytesAtMost(bound)
-            | Target::PercentAtMost(bound) => value <= bound,
+            | Target::PercentAtMost(bound)
+            | Target::PagesAtMost(bound) => value <= bound,
             Target::TimesAtLeast(bound) => value >= bound,
         };
         Self { what: what.into(), value, target, reached }
@@ -108,6 +115,7 @@ impl Verdict {
             Target::NsAtMost(bound) => (format!("{:.1} ns", self.value), format!("≤ {bound} ns")),
             Target::PercentAtMost(bound) => (format!("{:.2} %", self.value), format!("≤ {bound} %")),
             Target::BytesAtMost(bound) => (format!("{:.0} B", self.value), format!("≤ {bound} B")),
+            Target::PagesAtMost(bound) => (format!("{:.0} pages", self.value), format!("≤ {bound} pages")),
         }
     }
 

@@ -285,6 +285,11 @@ impl PageCache {
         self.progress.1.notify_all();
     }
 
+    /// How often some write-back has finished.
+    pub(crate) fn nr_progress(&self) -> u64 {
+        *self.progress.0.lock()
+    }
+
     pub(crate) fn wait_for_progress(&self, timeout: Duration) -> bool {
         let mut count = self.progress.0.lock();
         let before = *count;

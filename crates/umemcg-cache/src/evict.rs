@@ -46,4 +46,8 @@ impl PageOwner for PageCache {
     fn wait_for_writeback(&self, timeout: Duration) -> bool {
         self.wait_for_progress(timeout)
     }
+
+    fn writeback_progress(&self) -> u64 {
+        self.nr_progress()
+    }
 }

@@ -32,4 +32,7 @@ pub trait PageOwner: Send + Sync + fmt::Debug {
     /// Sleeps until some write-back has finished, or the timeout. True when some finished.
     #[doc(alias = "reclaim_throttle")]
     fn wait_for_writeback(&self, timeout: Duration) -> bool;
+
+    /// A number that changes whenever some write-back finishes. Never blocks for long.
+    fn writeback_progress(&self) -> u64;
 }

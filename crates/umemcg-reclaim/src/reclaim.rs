@@ -5,6 +5,7 @@
 //! passes dirty pages by, rings the flusher, and when dirty pages are all it sees it waits, bounded, for write-back.
 
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -19,7 +20,7 @@ use crate::list_slots::ListSlots;
 use crate::lruvec::{ReclaimPart, splice_lists};
 use crate::page_owner::PageOwner;
 use crate::pressure_level::LevelListener;
-use crate::rounds::{Patience, Round};
+use crate::rounds::{FirstRounds, Round};
 use crate::shield::{Kept, Shield};
 use crate::shrinker::{Registration, Shrinker, ShrinkerId, Shrinkers};
 
@@ -146,6 +147,8 @@ pub struct Reclaimer {
     list_slots: Arc<ListSlots>,
     /// Bytes that were promised and then let go of, ever.
     released_bytes: (Mutex<u64>, Condvar),
+    /// Write-back's count of progress when somebody last waited for it in vain. (A)
+    writeback_hung: AtomicU64,
     /// Groups that wait for background reclaim.
     kswapd_queue: Arc<Queue>,
     /// (C) Protection that no child claims is handed down to all of them.
@@ -170,6 +173,7 @@ impl Reclaimer {
             shrinkers: Arc::default(),
             list_slots,
             released_bytes: (Mutex::new(0), Condvar::new()),
+            writeback_hung: AtomicU64::new(u64::MAX),
             kswapd_queue: Arc::default(),
             recursive_protection: true,
             level_listener: LevelListener::default(),
@@ -179,6 +183,15 @@ impl Reclaimer {
     /// The shrinkers.
     pub(crate) fn shrinkers(&self) -> &Arc<Shrinkers> {
         &self.shrinkers
+    }
+
+    /// Whether somebody has waited for write-back in vain, and its count of progress is what it was then.
+    pub(crate) fn writeback_hung_at(&self, progress: u64) -> bool {
+        self.writeback_hung.load(Relaxed) == progress
+    }
+
+    pub(crate) fn note_writeback_hangs(&self, progress: u64) {
+        self.writeback_hung.store(progress, Relaxed);
     }
 
     pub(crate) fn kswapd_queue(&self) -> &Arc<Queue> {
@@ -282,19 +295,19 @@ impl Reclaimer {
         reason: Reason,
         cancelled: &dyn Fn() -> bool,
     ) -> Progress {
-        let patience = Patience::default();
+        let first_rounds = FirstRounds::default();
         #[cfg(feature = "baseline")]
         return crate::baseline::Spent::in_reclaim(|| {
-            self.reclaim_now(root, goal, reason, patience, cancelled)
+            self.reclaim_now(root, goal, reason, first_rounds, cancelled)
         });
         #[cfg(not(feature = "baseline"))]
-        self.reclaim_now(root, goal, reason, patience, cancelled)
+        self.reclaim_now(root, goal, reason, first_rounds, cancelled)
     }
 
     /// Like [`reclaim`](Self::reclaim), for whoever wants everything from everybody: soft limits, which say who goes first, are not
     /// asked.
     pub fn reclaim_from_all(&self, root: &Arc<Group>, goal: u64, cancelled: &dyn Fn() -> bool) -> Progress {
-        self.reclaim_now(root, goal, Reason::Proactive, Patience::ignoring_soft_limits(), cancelled)
+        self.reclaim_now(root, goal, Reason::Proactive, FirstRounds::ignoring_soft_limits(), cancelled)
     }
 
     fn reclaim_now(
@@ -302,7 +315,7 @@ impl Reclaimer {
         root: &Arc<Group>,
         goal: u64,
         reason: Reason,
-        patience: Patience,
+        first_rounds: FirstRounds,
         cancelled: &dyn Fn() -> bool,
     ) -> Progress {
         assert_no_locks_held("reclaim");
@@ -317,7 +330,7 @@ impl Reclaimer {
                 root,
                 goal,
                 reason,
-                (&mut shield, patience),
+                (&mut shield, first_rounds),
                 cancelled,
             ));
             // Once more at most: nothing but what is protected as best we can.
@@ -333,7 +346,7 @@ impl Reclaimer {
         root: &Arc<Group>,
         goal: u64,
         reason: Reason,
-        (shield, mut patience): (&mut Shield<'_>, Patience),
+        (shield, mut first_rounds): (&mut Shield<'_>, FirstRounds),
         cancelled: &dyn Fn() -> bool,
     ) -> Progress {
         let mut progress = Progress::default();
@@ -341,12 +354,12 @@ impl Reclaimer {
             shield.refresh();
             let before = progress;
             let released_before = self.released_bytes();
-            patience.is_last_chance = priority == 0 && progress.pages() == 0;
+            first_rounds.is_last_chance = priority == 0 && progress.pages() == 0;
             let left = goal - progress.pages().min(goal);
             let pass = Pass::new(priority, left, reason);
             let enough =
                 |now: &Progress| now.pages() + now.promised_bytes / PAGE_SIZE_U64 >= left || cancelled();
-            progress.add(self.shrink_in_rounds(root, &pass, shield, &mut patience, &enough).0);
+            progress.add(self.shrink_in_rounds(root, &pass, shield, &mut first_rounds, &enough).0);
             if progress.pages() >= goal || cancelled() {
                 self.note_pass(root, reason, priority, before, progress);
                 return progress;
@@ -394,6 +407,8 @@ impl Reclaimer {
         let pass = &Pass { kept, ..*pass };
         let (mut progress, has_pages) = self.shrink_lists(root, group, part, pass);
         #[cfg(feature = "baseline")]
+        crate::baseline::note_visit(pass.priority, &progress);
+        #[cfg(feature = "baseline")]
         if crate::baseline::is_pages_only() {
             return progress;
         }
@@ -414,6 +429,10 @@ impl Reclaimer {
 
     /// Everything in sight is dirty: the flusher is rung, and we wait for it a little, as long as that is worth it.
     fn wait_for_dirty(&self, root: &Arc<Group>) {
+        #[cfg(feature = "baseline")]
+        if crate::baseline::is_as_mailed() {
+            return;
+        }
         let Some(owner) = self.page_owner() else { return };
         owner.start_writeback(root);
         if ReclaimPart::of(root, self.nr_nodes).patience.may_wait(self.clock.now()) {

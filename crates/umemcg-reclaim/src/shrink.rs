@@ -10,7 +10,7 @@ use umemcg_group::{Group, StatItem};
 use crate::lruvec::{Lists, LruKind, ReclaimPart, advance_age, owner_from, with_lists};
 use crate::page_owner::Eviction;
 use crate::reclaim::{DEF_PRIORITY, Pass, Progress, Reason, Reclaimer, SWAP_CLUSTER_MAX};
-use crate::rounds::Round;
+use crate::rounds::{IN_EXCESS_PAGES_MAX, Round};
 use crate::shadow::Shadow;
 
 /// Pages per GiB decide how short the inactive list may get: `isqrt(10 × GiB)`, at least 1
@@ -84,9 +84,15 @@ impl Reclaimer {
             if share == 0 && (priority == 0 || group.is_dead()) {
                 share = SWAP_CLUSTER_MAX.min(inactive);
             }
+            #[cfg(feature = "baseline")]
+            let round = if crate::baseline::is_as_mailed() { Round::Everybody } else { round };
+            // However short the list: who has promised to be smaller goes before all others do, and at once rather than from
+            // priority to priority; but only as long as that frees anything.
+            let mut extra = 0;
             if round == Round::InExcess {
-                // However short the list: who has promised to be smaller goes before all others do.
-                share = share.max(SWAP_CLUSTER_MAX.min(inactive));
+                let wanted = goal.clamp(SWAP_CLUSTER_MAX, IN_EXCESS_PAGES_MAX).min(kept.exposed(inactive));
+                extra = wanted.saturating_sub(share.max(SWAP_CLUSTER_MAX));
+                share = share.max(wanted);
             }
             while share > 0 && progress.reclaimed < goal {
                 let batch = share.min(SWAP_CLUSTER_MAX);
@@ -97,7 +103,7 @@ impl Reclaimer {
                 }
                 progress.add(step);
                 share -= batch;
-                if step.scanned == 0 {
+                if step.scanned == 0 || (step.reclaimed == 0 && share <= extra) {
                     break;
                 }
             }

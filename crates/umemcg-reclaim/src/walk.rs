@@ -11,6 +11,7 @@
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
+use umemcg_base::PAGE_SIZE_U64;
 use umemcg_group::Group;
 
 use crate::lruvec::ReclaimPart;
@@ -50,12 +51,20 @@ pub(crate) enum WalkVerdict {
     SkipSubtree,
 }
 
-/// Whether a group is in excess as far as a reclaim of `root` is concerned: by itself, or by one above it, up to the root and no
-/// further. What lies above the root is under no pressure now.
+/// A group, and those above it up to the root of a reclaim and no further: what lies above that is under no pressure now.
+fn up_to<'a>(root: &Arc<Group>, group: &'a Arc<Group>) -> impl Iterator<Item = &'a Arc<Group>> {
+    std::iter::successors(Some(group), move |at| if Arc::ptr_eq(at, root) { None } else { at.parent() })
+}
+
+/// Whether a group is in excess as far as a reclaim of `root` is concerned: by itself, or by one above it.
 #[doc(alias = "mem_cgroup_soft_reclaim_eligible")]
 pub(crate) fn is_eligible(root: &Arc<Group>, group: &Arc<Group>) -> bool {
-    let way = std::iter::successors(Some(group), |at| if Arc::ptr_eq(at, root) { None } else { at.parent() });
-    way.into_iter().any(|at| at.excess_bytes() > 0)
+    up_to(root, group).any(|at| at.excess_bytes() > 0)
+}
+
+/// Pages by which the group is in excess, or the one above it that is furthest.
+pub(crate) fn excess_pages(root: &Arc<Group>, group: &Arc<Group>) -> u64 {
+    up_to(root, group).map(|at| at.excess_bytes()).max().unwrap_or(0) / PAGE_SIZE_U64
 }
 
 /// What a walk of this round does with a group.
@@ -103,6 +112,8 @@ impl Iterator for SharedWalk<'_> {
             Round::InExcess => &positions.in_excess,
         }
         .lock();
+        // A first step in the walk of few that ends at once, because others have left it at its end, begins the next.
+        let mut begins_again = self.generation.is_none() && self.round == Round::InExcess;
         match self.generation {
             None => self.generation = Some(position.generation),
             Some(mine) if mine != position.generation => return None,
@@ -112,12 +123,18 @@ impl Iterator for SharedWalk<'_> {
         // the root of the walk itself, from which the round would start for ever.
         let is_place = |group: &Arc<Group>| Arc::ptr_eq(group, self.root) || !group.is_dead();
         let mut last = position.last.take().and_then(|weak| weak.upgrade()).filter(is_place);
+        begins_again &= last.is_some();
         let mut below_too = true;
         // Bounded by the groups below the root: every step goes on in their order.
         loop {
             let Some(next) = next_group(self.root, last.as_ref(), below_too, self.nr_nodes, self.round)
             else {
                 position.generation += 1;
+                if std::mem::take(&mut begins_again) {
+                    self.generation = Some(position.generation);
+                    (last, below_too) = (None, true);
+                    continue;
+                }
                 return None;
             };
             match verdict(self.root, &next, self.round) {

@@ -82,6 +82,9 @@ impl PageOwner for Pages {
         }
         self.clean(self.cleaned_by_a_wait)
     }
+    fn writeback_progress(&self) -> u64 {
+        if self.cleaned_by_a_wait == 0 { 0 } else { self.nr_waits() }
+    }
 }
 
 /// A pool, and a group of it.

@@ -12,6 +12,8 @@ use crate::reclaim::DEF_PRIORITY;
 
 /// First rest of a group from which nothing can be had.
 pub(super) const REST_FIRST: Duration = Duration::from_millis(20);
+/// Rests up to this one are for pages that are dirty; who still finds nothing else then takes from others (see [`crate::rounds`]).
+pub(super) const REST_IN_VAIN: Duration = Duration::from_millis(160);
 /// Longest.
 pub(super) const REST_MAX: Duration = Duration::from_secs(2);
 

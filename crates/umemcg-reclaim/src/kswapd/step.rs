@@ -9,10 +9,10 @@ use umemcg_base::{PAGE_SIZE_U64, assert_no_locks_held};
 use umemcg_group::{EventKind, StatItem};
 
 use super::QUANTUM_PAGES;
-use super::job::{Job, Progressing, REST_FIRST, REST_MAX};
+use super::job::{Job, Progressing, REST_FIRST, REST_IN_VAIN, REST_MAX};
 use crate::lruvec::ReclaimPart;
 use crate::reclaim::{DEF_PRIORITY, Pass, Progress, Reason, Reclaimer};
-use crate::rounds::Patience;
+use crate::rounds::FirstRounds;
 
 /// Rests, each twice as long as the one before, in which promises may be kept before they are taken for broken: 140 ms.
 const PROMISE_RESTS_MAX: u32 = 2;
@@ -79,12 +79,12 @@ impl Reclaimer {
         };
         let mut shield = self.shield(&group, work.overrides_low);
         let pass = Pass { node: Some(node), ..Pass::new(work.priority, QUANTUM_PAGES, Reason::Kswapd) };
-        // Who rested once for dirty pages, and finds nothing else again, has waited for them.
-        let mut patience = if work.rest > REST_FIRST { Patience::used_up() } else { Patience::default() };
-        patience.is_last_chance = work.priority == 0 && work.freed_in_round == 0;
+        // A worker does not wait for dirty pages but rests; who has rested in vain for long goes on to everybody.
+        let mut first_rounds = FirstRounds::of_worker(work.rest > REST_IN_VAIN);
+        first_rounds.is_last_chance = work.priority == 0 && work.freed_in_round == 0;
         let enough = |now: &Progress| now.pages() + now.promised_bytes / PAGE_SIZE_U64 >= QUANTUM_PAGES;
         let (progress, is_round_over) =
-            self.shrink_in_rounds(&group, &pass, &mut shield, &mut patience, &enough);
+            self.shrink_in_rounds(&group, &pass, &mut shield, &mut first_rounds, &enough);
         work.low_was_in_the_way |= shield.low_was_in_the_way();
         // Priorities of a quantum are no measure of trouble.
         self.note_level(&group, DEF_PRIORITY, progress.scanned, progress.reclaimed);

@@ -1,0 +1,102 @@
+//! `soft-walk` (mail soft-limit-rework): `soft-stream` with 0, 1,000 and 8,000 idle groups beside it, with subtrees skipped and
+//! without; and what 100,000 groups cost a reclaim when nobody has a soft limit.
+//!
+//! Idle groups have nothing to give and no soft limit. The reader is measured, because no disk disturbs it.
+
+use umemcg_reclaim::baseline::SoftLimits;
+
+use crate::report::{MailFigure, Progress, Report, Section, Target, Verdict};
+use crate::stats::Samples;
+use crate::streamer::{Does, Found, Pool};
+use crate::{Failure, Options};
+
+const NR_IDLE: [u64; 3] = [0, 1000, 8000];
+const NR_IDLE_WITHOUT_LIMIT: [u64; 2] = [0, 100_000];
+/// What may be spent with idle groups, of that without.
+const RATIO_MAX: f64 = 1.02;
+/// A bound within two percent is judged by so many pairs at least.
+const PAIRS_MIN: usize = 15;
+/// Rounds in which the baseline is measured as well; it is nowhere near a bound.
+const BASELINE_ROUNDS: usize = 3;
+
+/// One number of a stream.
+type Figure = fn(&Found) -> f64;
+
+/// Runs the experiment.
+pub fn run(options: &Options) -> Result<Report, Failure> {
+    let progress = Progress::new();
+    let rounds = (options.rounds as usize).max(PAIRS_MIN);
+    let mut report = Report::new("soft-walk", options.scale, rounds);
+    let ours = measure(options, &progress, &NR_IDLE, rounds, SoftLimits::TwoRounds, true)?;
+    let baseline = measure(options, &progress, &NR_IDLE, BASELINE_ROUNDS, SoftLimits::NoSkipping, true)?;
+    add(&mut report, "soft limit 0", &NR_IDLE, &ours, true);
+    add(&mut report, "patches 1 to 3 (no subtree is skipped)", &NR_IDLE, &baseline, false);
+    let none = measure(options, &progress, &NR_IDLE_WITHOUT_LIMIT, rounds, SoftLimits::TwoRounds, false)?;
+    add(&mut report, "nobody in excess", &NR_IDLE_WITHOUT_LIMIT, &none, true);
+    let seconds = |found: &[Vec<Found>], at: usize| {
+        Samples::new("", found[at].iter().map(|found| found.reclaim.as_secs_f64()).collect()).median
+    };
+    for (what, mail, at) in [
+        ("8,000 idle groups: system s, 1–3 / all", "241.8 / 54.4", 2),
+        ("none: system s (base), 1–3 / all", "41", 0),
+    ] {
+        report.mail.push(MailFigure {
+            what: what.into(),
+            mail: mail.into(),
+            ours: format!("{:.3} / {:.3}", seconds(&baseline, at), seconds(&ours, at)),
+        });
+    }
+    report.notes.push(
+        "each round has one sample of every number of groups, in turns; verdicts are the upper 95 % bounds of the median of the rounds' \
+         ratios to no idle groups; idle groups' own state is not taken from the room that A and B share"
+            .into(),
+    );
+    Ok(report)
+}
+
+/// By number of idle groups: the rounds.
+fn measure(
+    options: &Options,
+    progress: &Progress,
+    numbers: &[u64],
+    rounds: usize,
+    how: SoftLimits,
+    limited: bool,
+) -> Result<Vec<Vec<Found>>, Failure> {
+    let pools =
+        numbers.iter().map(|&nr_idle| Pool::new(options, nr_idle, false)).collect::<Result<Vec<_>, _>>()?;
+    let mut found = vec![Vec::new(); numbers.len()];
+    for round in 0..=rounds {
+        for at in 0..numbers.len() {
+            let side = (round + at) % numbers.len();
+            progress.show(&format!("{how:?}, round {round} of {rounds}: {} idle groups", numbers[side]));
+            let one = pools[side].run(how, Does::Read, limited)?;
+            if round > 0 {
+                found[side].push(one);
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn add(report: &mut Report, what: &str, numbers: &[u64], found: &[Vec<Found>], judged: bool) {
+    let figures: [(&str, Figure); 2] = [
+        ("processor time of reclaim", |found| found.reclaim.as_secs_f64() * 1e3),
+        ("elapsed", |found| found.elapsed.as_secs_f64() * 1e3),
+    ];
+    for (figure, read) in figures {
+        // The most groups first: that is the side which is judged.
+        let sides: Vec<Samples> = numbers
+            .iter()
+            .zip(found)
+            .rev()
+            .map(|(nr, all)| Samples::new(format!("{nr} idle groups"), all.iter().map(read).collect()))
+            .collect();
+        let mut verdicts = Vec::new();
+        if judged && let [most, .., none] = &sides[..] {
+            let bound = most.ratio_bound_above(none).unwrap_or(f64::INFINITY);
+            verdicts.push(Verdict::new("of none, at most", bound, Target::TimesAtMost(RATIO_MAX)));
+        }
+        report.sections.push(Section { title: format!("{what}: {figure}"), unit: "ms", sides, verdicts });
+    }
+}

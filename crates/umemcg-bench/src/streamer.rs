@@ -1,0 +1,205 @@
+//! A pool in which A streams a file of four times the pool through a soft limit of 0, and B holds the pool less an eighth (mail
+//! soft-limit-rework); with any number of groups beside them that have nothing.
+
+use std::ffi::OsStr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use umemcg::{Engine, EngineConfig, File, Group, Readahead, StatItem};
+use umemcg_base::PAGE_SIZE_U64;
+use umemcg_group::GROUP_STATE_BYTES;
+use umemcg_reclaim::baseline::{SoftLimits, Spent, Tally, honour_soft_limits, take_tally};
+
+use crate::store::{HostFile, make_file};
+use crate::threads::{nanoseconds_of, process_time};
+use crate::{Failure, Options};
+
+/// The pool at full size; the mail's had 8 GiB.
+const POOL_BYTES: u64 = 512 << 20;
+/// Smallest that leaves A room to speak of.
+const POOL_BYTES_MIN: u64 = 64 << 20;
+const CALL_BYTES: usize = 128 << 10;
+
+/// What A does with its file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Does {
+    /// Writes it.
+    Write,
+    /// Reads it.
+    Read,
+}
+
+/// What one stream came to.
+#[derive(Debug, Clone, Copy)]
+pub struct Found {
+    /// Processor time of reclaim: A's own and the workers'.
+    pub reclaim: Duration,
+    /// On the wall.
+    pub elapsed: Duration,
+    /// Processor time of everybody.
+    pub cpu: Duration,
+    /// Pages that B had to read again.
+    pub refaults: u64,
+    /// Pages looked at, and pages freed.
+    pub scanned: u64,
+    /// See there.
+    pub reclaimed: u64,
+    /// What was done at each priority.
+    pub tally: [Tally; 13],
+}
+
+/// The pool.
+pub struct Pool {
+    engine: Arc<Engine>,
+    /// What A and B share: the pool less the state of idle groups.
+    bytes: u64,
+    /// A file of B's, as long as what it holds.
+    held: Arc<File>,
+    options: Options,
+}
+
+impl Pool {
+    /// A pool with idle groups, and with background reclaim of the pool or without.
+    ///
+    /// # Errors
+    /// When something cannot be made.
+    pub fn new(options: &Options, nr_idle: u64, marks: bool) -> Result<Self, Failure> {
+        let bytes = ((POOL_BYTES as f64 * options.scale) as u64).max(POOL_BYTES_MIN) / (1 << 20) * (1 << 20);
+        let pool_bytes = bytes + nr_idle * GROUP_STATE_BYTES;
+        let engine = Engine::new(EngineConfig { pool_bytes, pool_marks: marks, ..EngineConfig::default() })
+            .map_err(Failure::at("cannot make an engine"))?;
+        for at in 0..nr_idle {
+            let name = format!("idle{at}");
+            drop(
+                engine
+                    .create_group(engine.root(), name.as_ref())
+                    .map_err(Failure::at("cannot make a group"))?,
+            );
+        }
+        let held_bytes = bytes / 8 * 7;
+        let host = make_file(&options.directory(), held_bytes).map_err(Failure::at("cannot make a file"))?;
+        let held = engine
+            .open_file(Arc::new(HostFile(host)), held_bytes)
+            .map_err(Failure::at("cannot open a file"))?;
+        Ok(Self { engine, bytes, held, options: options.clone() })
+    }
+
+    /// Bytes of the stream.
+    pub fn stream_bytes(&self) -> u64 {
+        4 * self.bytes
+    }
+
+    fn group(&self, name: &str) -> Result<Arc<Group>, Failure> {
+        self.engine
+            .create_group(self.engine.root(), OsStr::new(name))
+            .map_err(Failure::at("cannot make a group"))
+    }
+
+    fn hold(&self, group: &Arc<Group>) -> Result<(), Failure> {
+        let readahead = Readahead::new();
+        let mut at = 0;
+        while at < self.bytes / 8 * 7 {
+            let pages =
+                self.held.read(group, at, CALL_BYTES, &readahead).map_err(Failure::at("cannot read"))?;
+            at += pages.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Fills B, streams through A, and looks what B has lost. `limited`: whether A has its soft limit.
+    ///
+    /// # Errors
+    /// When something cannot be done, or came out wrong.
+    pub fn run(&self, how: SoftLimits, does: Does, limited: bool) -> Result<Found, Failure> {
+        let (a, b) = (self.group("A")?, self.group("B")?);
+        if limited {
+            self.engine.set_soft_limit(&a, 0);
+        }
+        self.hold(&b)?;
+        let host =
+            tempfile::tempfile_in(self.options.directory()).map_err(Failure::at("cannot make a file"))?;
+        let len = match does {
+            Does::Write => 0,
+            Does::Read => self.stream_bytes(),
+        };
+        host.set_len(len).map_err(Failure::at("cannot make a file"))?;
+        let file = self
+            .engine
+            .open_file(Arc::new(HostFile(host)), len)
+            .map_err(Failure::at("cannot open a file"))?;
+        honour_soft_limits(how);
+        take_tally();
+        let workers = nanoseconds_of("kswapd/");
+        let (start, cpu) = (Instant::now(), process_time());
+        Spent::start();
+        let streamed = self.stream(&a, &file, does);
+        let spent = Spent::take();
+        let found = Found {
+            reclaim: spent.reclaim + Duration::from_nanos(nanoseconds_of("kswapd/") - workers),
+            elapsed: start.elapsed(),
+            cpu: process_time() - cpu,
+            refaults: 0,
+            scanned: count(SCANNED, &[&a, &b]),
+            reclaimed: count(STOLEN, &[&a, &b]),
+            tally: take_tally(),
+        };
+        honour_soft_limits(SoftLimits::TwoRounds);
+        streamed?;
+        // Without A in the way: what B finds missing now is what the stream has cost it.
+        drop(file);
+        self.empty(&a)?;
+        let missing = (self.bytes / 8 * 7 / PAGE_SIZE_U64).saturating_sub(self.held.nr_cached_pages());
+        let before = b.stat_total(StatItem::WorkingsetRefault);
+        self.hold(&b)?;
+        let refaults = (b.stat_total(StatItem::WorkingsetRefault) - before).max(0) as u64;
+        if (refaults == 0) != (missing == 0) {
+            return Err(Failure::Wrong(format!(
+                "{refaults} pages were read again of {missing} missing ones"
+            )));
+        }
+        self.empty(&b)?;
+        Ok(Found { refaults, ..found })
+    }
+
+    fn stream(&self, group: &Arc<Group>, file: &Arc<File>, does: Does) -> Result<(), Failure> {
+        let readahead = Readahead::new();
+        let buffer = vec![7; CALL_BYTES];
+        for at in (0..self.stream_bytes()).step_by(CALL_BYTES) {
+            match does {
+                Does::Read => {
+                    let pages =
+                        file.read(group, at, CALL_BYTES, &readahead).map_err(Failure::at("cannot read"))?;
+                    if pages.len() != CALL_BYTES {
+                        return Err(Failure::Wrong(format!("too few bytes at {at}")));
+                    }
+                }
+                Does::Write => {
+                    let written = file.write(group, at, &buffer).map_err(Failure::at("cannot write"))?;
+                    if written != buffer.len() {
+                        return Err(Failure::Wrong(format!("{written} bytes written at {at}")));
+                    }
+                    if let Some(pause) = file.write_pause(group, written) {
+                        std::thread::sleep(pause);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn empty(&self, group: &Arc<Group>) -> Result<(), Failure> {
+        if !self.engine.sync_all(Duration::from_secs(120)).is_empty() {
+            return Err(Failure::Wrong("data could not be written".into()));
+        }
+        self.engine.force_empty(group, &|| false).map_err(Failure::at("cannot empty a group"))?;
+        self.engine.remove_group(group).map_err(Failure::at("cannot remove a group"))
+    }
+}
+
+const SCANNED: [StatItem; 2] = [StatItem::PgScanDirect, StatItem::PgScanKswapd];
+const STOLEN: [StatItem; 2] = [StatItem::PgStealDirect, StatItem::PgStealKswapd];
+
+fn count(items: [StatItem; 2], groups: &[&Arc<Group>]) -> u64 {
+    let all = groups.iter().flat_map(|group| items.iter().map(|&item| group.stat_total(item)));
+    all.sum::<i64>().max(0) as u64
+}
