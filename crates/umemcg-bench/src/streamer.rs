@@ -145,7 +145,8 @@ impl Pool {
         };
         honour_soft_limits(SoftLimits::TwoRounds);
         streamed?;
-        // Without A in the way: what B finds missing now is what the stream has cost it.
+        // When the workers are done, and A is not in the way: what B finds missing then is what the stream has cost it.
+        wait_for_workers();
         drop(file);
         self.empty(&a)?;
         let missing = (self.bytes / 8 * 7 / PAGE_SIZE_U64).saturating_sub(self.held.nr_cached_pages());
@@ -193,6 +194,19 @@ impl Pool {
         }
         self.engine.force_empty(group, &|| false).map_err(Failure::at("cannot empty a group"))?;
         self.engine.remove_group(group).map_err(Failure::at("cannot remove a group"))
+    }
+}
+
+/// Until the workers of background reclaim do nothing any more; not for ever.
+fn wait_for_workers() {
+    let mut before = u64::MAX;
+    for _ in 0..100 {
+        let now = nanoseconds_of("kswapd/");
+        if now == before {
+            return;
+        }
+        before = now;
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
