@@ -179,9 +179,7 @@ impl Pool {
                     if written != buffer.len() {
                         return Err(Failure::Wrong(format!("{written} bytes written at {at}")));
                     }
-                    if let Some(pause) = file.write_pause(group, written) {
-                        std::thread::sleep(pause);
-                    }
+                    file.throttle(group, written, &|| false);
                 }
             }
         }
