@@ -244,6 +244,15 @@ impl Ground {
     }
 }
 
+impl Drop for Ground {
+    fn drop(&mut self) {
+        // After a run that failed: a daemon that was killed leaves the mount of its control files.
+        if self.mount.take().is_some() {
+            let _ = Command::new("fusermount3").args(["-uz", "--"]).arg(&self.control).status();
+        }
+    }
+}
+
 /// Longer than what an inode keeps in itself.
 fn file_name(at: u64) -> String {
     format!("a-name-that-is-longer-than-forty-bytes-{at:09}")
