@@ -9,7 +9,7 @@
 //! 4. with all levels below their free run points there is new credit and nobody waits.
 //!
 //! The credit is an eighth of the smallest gap, 1 MiB at most. So at a level the amount of dirty data exceeds the free run point by no more
-//! than an eighth of the gap for each group that writes below it before anybody is paced, and exceeds the limit by no more than
+//! than an eighth of the gap for each thread that writes below it before anybody is paced, and exceeds the limit by no more than
 //! that and one write of each writer (a write is accepted first and answered later).
 //!
 //! A level is no concern of a writer to a store that has next to nothing dirty, an eighth of the level's threshold: the level is over it
@@ -18,12 +18,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use umemcg_base::assert_no_locks_held;
+use umemcg_base::{PAGE_SIZE_U64, assert_no_locks_held};
 use umemcg_group::Group;
 use umemcg_reclaim::stall::StalledHere;
 
 use crate::dirty::settings::GroupDirty;
-use crate::dirty::thresholds::{Level, levels};
+use crate::dirty::thresholds::{DIRTY_FLOOR, Level, levels};
 use crate::dirty::throttle::{PAUSE_MAX, PAUSE_MIN, hold, paced_rate, position_ratio};
 use crate::file::File;
 
@@ -33,6 +33,8 @@ const CREDIT_SHARE: u64 = 8;
 const CREDIT_MAX: u64 = 1 << 20;
 /// A store with no more than this part of a level's threshold is none of that level's concern.
 const STORE_SHARE: u64 = 8;
+/// So little that the store is the concern of no level, whatever its threshold.
+const STORE_FREE_PAGES: u64 = DIRTY_FLOOR / STORE_SHARE / PAGE_SIZE_U64;
 /// How often a level that is over its threshold has all stores' flushers look.
 const RING_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -76,7 +78,9 @@ impl File {
     /// itself; see [`throttle`](Self::throttle) for a caller that may.
     #[doc(alias = "balance_dirty_pages_ratelimited")]
     pub fn write_pause(self: &Arc<Self>, group: &Arc<Group>, written: usize) -> Option<WritePause> {
-        if self.is_memory() || GroupDirty::if_present(group).is_some_and(|dirty| dirty.spend(written as u64))
+        if self.is_memory()
+            || self.domain.nr_unclean() <= STORE_FREE_PAGES
+            || GroupDirty::if_present(group).is_some_and(|dirty| dirty.spend(written as u64))
         {
             return None;
         }

@@ -163,12 +163,15 @@ impl GroupDirty {
         self.set_credit(0);
     }
 
-    /// Takes `bytes` off the credit; whether there was enough.
+    /// Takes `bytes` off the credit; whether there was enough. Writers at the same time may take the same bytes, so the credit
+    /// holds for each thread: exactness is not worth a locked instruction for every write.
     #[inline]
     pub(crate) fn spend(&self, bytes: u64) -> bool {
-        let bytes = bytes as i64;
-        self.credit.load(Ordering::Relaxed) >= bytes
-            && self.credit.fetch_sub(bytes, Ordering::Relaxed) >= bytes
+        let left = self.credit.load(Ordering::Relaxed) - bytes as i64;
+        if left >= 0 {
+            self.credit.store(left, Ordering::Relaxed);
+        }
+        left >= 0
     }
 
     pub(crate) fn set_credit(&self, bytes: u64) {
