@@ -52,8 +52,18 @@ impl FlushPace {
         Self { run: WRITEBACK_RUN_PAGES, confirm: 4 * WRITEBACK_RUN_PAGES as u64, budget: u64::MAX };
 }
 
+/// So many runs that the store refuses end a flush; fewer keep nothing behind them from being written.
+const NR_FAILED_RUNS_MAX: u32 = 8;
+
+/// A run that the store did not take.
+struct FailedRun {
+    /// The page after it.
+    end: u64,
+    error: io::Error,
+}
+
 /// What a flush has written so far.
-#[derive(Debug, Default, Clone, Copy)]
+#[derive(Debug, Default)]
 struct Written {
     nr: u64,
     /// The page after the last one.
@@ -61,6 +71,9 @@ struct Written {
     /// What the store has not been asked to confirm, with how many pages are in it.
     span: Option<(u64, u64)>,
     unconfirmed: u64,
+    /// Runs that were refused, and why the first was.
+    nr_failed: u32,
+    error: Option<io::Error>,
 }
 
 impl File {
@@ -130,9 +143,11 @@ impl File {
         let mut written = Written::default();
         self.write_dirty(first, end, &FlushPace::WHOLE, &mut written)?;
         if durability == Durability::Range {
-            return self.confirm_rest(written, first, end);
+            self.confirm_rest(&written, first, end)?;
+        } else {
+            self.confirm(Some((first, end)), durability)?;
         }
-        self.confirm(Some((first, end)), durability)
+        written.error.map_or(Ok(()), Err)
     }
 
     /// One turn of background write-back: goes on where the last one stopped, at `pace`. Returns how many pages were written;
@@ -148,7 +163,8 @@ impl File {
         let result = self
             .write_dirty(start, PAGES_END, pace, &mut written)
             .and_then(|()| self.write_dirty(0, start, pace, &mut written))
-            .and_then(|()| self.confirm_rest(written, 0, PAGES_END));
+            .and_then(|()| self.confirm_rest(&written, 0, PAGES_END))
+            .and_then(|()| written.error.take().map_or(Ok(()), Err));
         self.flush_at.store(written.next, Ordering::Relaxed);
         if let Err(error) = &result {
             self.errors.record(error.raw_os_error().unwrap_or(5));
@@ -157,7 +173,8 @@ impl File {
     }
 
     /// Writes dirty pages of `first..end` in order until there are no more or the pace's budget is used up. Confirms as it goes: the
-    /// pages of a long flush become evictable, and their group's writers may go on, while it runs.
+    /// pages of a long flush become evictable, and their group's writers may go on, while it runs. What the store refuses is left
+    /// behind, and noted.
     fn write_dirty(
         self: &Arc<Self>,
         first: u64,
@@ -166,9 +183,18 @@ impl File {
         written: &mut Written,
     ) -> io::Result<()> {
         let mut from = first;
-        while written.nr < pace.budget
-            && let Some((start, nr)) = self.write_run(from, end, pace.run)?
-        {
+        while written.nr < pace.budget && written.nr_failed < NR_FAILED_RUNS_MAX {
+            let (start, nr) = match self.write_run(from, end, pace.run) {
+                Ok(Some(run)) => run,
+                Ok(None) => break,
+                Err(failed) => {
+                    from = failed.end;
+                    written.next = from;
+                    written.nr_failed += 1;
+                    written.error.get_or_insert(failed.error);
+                    continue;
+                }
+            };
             from = start + nr;
             written.next = from;
             written.nr += nr;
@@ -183,13 +209,13 @@ impl File {
     }
 
     /// Confirms what `write_dirty` has not; earlier flushes may have left unstable pages anywhere in `first..end`.
-    fn confirm_rest(self: &Arc<Self>, written: Written, first: u64, end: u64) -> io::Result<()> {
+    fn confirm_rest(self: &Arc<Self>, written: &Written, first: u64, end: u64) -> io::Result<()> {
         let is_more = self.nr_unstable.load(Ordering::Relaxed) > written.unconfirmed;
         self.confirm(if is_more { Some((first, end)) } else { written.span }, Durability::Range)
     }
 
     /// Writes the next run of contiguous dirty pages in `from..end`, at most `max`; returns its first page and length.
-    fn write_run(self: &Arc<Self>, from: u64, end: u64, max: usize) -> io::Result<Option<(u64, u64)>> {
+    fn write_run(self: &Arc<Self>, from: u64, end: u64, max: usize) -> Result<Option<(u64, u64)>, FailedRun> {
         let content = self.content.read();
         let mut run: Vec<(u64, FrameId)> = Vec::new();
         {
@@ -250,8 +276,9 @@ impl File {
             self.cache.reclaimer().unpin(frame);
         }
         drop(content);
-        result?;
-        Ok(Some((start, run.len() as u64)))
+        let nr = run.len() as u64;
+        result.map_err(|error| FailedRun { end: start + nr, error })?;
+        Ok(Some((start, nr)))
     }
 
     /// The pages of a run say whose dirty data the file has.

@@ -70,3 +70,35 @@ fn a_group_full_of_what_a_store_refuses_is_told_and_keeps_it() {
     assert!(failing.after_cut(|_| false) == pattern(1, 0, len as usize));
     assert_eq!(file.write(&tenant, len, &[9; 4096]).unwrap(), 4096);
 }
+
+#[test]
+fn a_place_that_the_store_does_not_take_keeps_nothing_behind_it_from_being_written() {
+    let engine = engine(32 << 20);
+    let tenant = group(&engine, "t", 16 << 20);
+    let store = MemStore::on_store(1);
+    let file = engine.open_file(store.clone(), 0).unwrap();
+    let cursor = file.sample_error();
+    let data = pattern(4, 0, 4 << 20);
+    // In the first run of pages.
+    *store.bad.lock() = 4096..4097;
+    file.write(&tenant, 0, &data).unwrap();
+    assert!(matches!(file.fsync(true, &cursor), Err(FileError::Writeback(5))));
+    let kept = file.nr_dirty();
+    assert!(kept > 0 && kept <= 256, "one run of pages is left: {kept}");
+    let durable = store.after_cut(|_| false);
+    assert!(durable[1 << 20..] == data[1 << 20..], "what lies behind is durable");
+    // Written behind the bad place later, by the background alone.
+    let more = pattern(5, 3 << 20, 1 << 20);
+    file.write(&tenant, 3 << 20, &more).unwrap();
+    file.start_writeback();
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    while store.after_cut(|_| false)[3 << 20..] != more {
+        assert!(std::time::Instant::now() < deadline, "the background does not come behind the bad place");
+        std::thread::park_timeout(Duration::from_millis(5));
+    }
+    *store.bad.lock() = 0..0;
+    file.fsync(true, &file.sample_error()).unwrap_or_default();
+    file.fsync(true, &cursor).unwrap_or_default();
+    file.fsync(true, &cursor).unwrap();
+    assert!(store.after_cut(|_| false)[..1 << 20] == data[..1 << 20]);
+}

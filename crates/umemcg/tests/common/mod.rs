@@ -29,6 +29,8 @@ pub struct MemStore {
     contents: Mutex<Contents>,
     /// errno of all writes, 0 for none.
     pub fail_writes: AtomicU64,
+    /// Bytes that no write may touch.
+    pub bad: Mutex<std::ops::Range<u64>>,
     pub fail_syncs: AtomicU64,
     pub fail_reads: AtomicU64,
     pub short_writes: AtomicBool,
@@ -162,6 +164,10 @@ impl BackingStore for MemStore {
     fn write_at(&self, arena: &Arena, segments: &[Segment], offset: u64) -> io::Result<usize> {
         self.pass();
         Self::fail(&self.fail_writes)?;
+        let (bad, len) = (self.bad.lock().clone(), segments.iter().map(|s| u64::from(s.len)).sum::<u64>());
+        if bad.start < offset + len && offset < bad.end {
+            return Err(io::Error::from_raw_os_error(5));
+        }
         self.nr_writes.fetch_add(1, Ordering::Relaxed);
         let mut contents = self.contents.lock();
         let mut at = offset as usize;
