@@ -8,7 +8,7 @@ mod common;
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -24,6 +24,7 @@ use umemcg_vfs::{VolumeConfig, VolumeSpec};
 
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
+const O_DSYNC: i32 = 0o10_000;
 const SOON: Duration = Duration::from_secs(40);
 /// Operations of the others while a store is ill.
 const NR_OPERATIONS: usize = 60;
@@ -234,6 +235,15 @@ fn an_error_is_told_once_to_each_open_file_at_fsync_and_to_the_next_opener_if_no
     assert_eq!(errno(late.sync_all()), None, "opened when the first had been told");
     assert!(ground.store.synced("a") == bytes);
     drop((first, second, late));
+
+    // A synchronous write tells it itself, and what it wrote is kept like the rest.
+    let synced = OpenOptions::new().write(true).custom_flags(O_DSYNC).open(ground.path("ill", "a")).unwrap();
+    ground.store.sync_errno.store(EIO, Ordering::SeqCst);
+    assert_eq!(errno(synced.write_all_at(b"dsync", 0)), Some(EIO));
+    ground.store.heal();
+    assert_eq!(errno(synced.sync_all()), None, "told before");
+    assert!(ground.store.synced("a")[..5] == *b"dsync");
+    drop(synced);
 
     // Nobody had it open when write-back failed: the last close began it.
     ground.store.write_errno.store(ENOSPC, Ordering::SeqCst);

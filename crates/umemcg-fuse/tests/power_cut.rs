@@ -216,6 +216,32 @@ fn every_way_to_ask_for_durability_reaches_the_store_before_it_returns() {
     ground.check();
 }
 
+/// SEMANTICS.md says that `syncfs` is none of them, because the kernel does not pass it on. Should one do so, it has to hold.
+#[test]
+fn a_syncfs_that_the_kernel_passes_on_is_kept_and_one_that_it_does_not_is_no_error() {
+    if !can_mount() {
+        return;
+    }
+    let mut ground = Ground::new(3);
+    let open = ground.open(0, 0);
+    let before = ground.store.nr_syncs(0);
+    ground.write(0, &open, 0..4096, 4);
+    rustix::fs::syncfs(&open).unwrap();
+    let passed_on = ground.store.nr_syncs(0) > before;
+    eprintln!("syncfs reaches a mount of ours here: {passed_on}");
+    if passed_on {
+        ground.promises().is_synced(0);
+    }
+    ground.check();
+    // What takes its place.
+    let deadline = Instant::now() + Duration::from_secs(20);
+    assert_eq!(ground.daemon.as_ref().unwrap().flush(deadline, &mut |_| {}), []);
+    ground.promises().is_synced(0);
+    ground.check();
+    drop(open);
+    ground.shut_down();
+}
+
 #[test]
 fn a_close_starts_write_back_without_waiting_for_it() {
     if !can_mount() {
