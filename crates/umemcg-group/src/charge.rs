@@ -278,15 +278,15 @@ fn settle(index: u32) {
 /// Settles the excess of the groups that uncharges of this thread found wrong. With nothing locked that a thread waits for inside its stock.
 #[inline]
 pub(crate) fn settle_unsettled() {
-    let nodes = ledger::take_unsettled();
-    if !nodes.is_empty() {
-        settle_all(nodes);
+    if ledger::has_unsettled() {
+        settle_all();
     }
 }
 
 #[cold]
-fn settle_all(nodes: Vec<u32>) {
-    nodes.into_iter().for_each(settle);
+#[inline(never)]
+fn settle_all() {
+    ledger::take_unsettled().into_iter().for_each(settle);
 }
 
 pub(crate) fn charge_forced(owner: OwnerId, bytes: u64) -> Charge {

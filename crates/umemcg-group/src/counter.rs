@@ -225,7 +225,8 @@ impl CounterNode {
         if usage > self.peak.load(Ordering::Relaxed) {
             self.peak.fetch_max(usage, Ordering::Relaxed);
         }
-        self.is_at_mark(usage) | self.is_excess_stale_at(usage, EXCESS_LAG_BYTES)
+        // A charge cannot bring a group out of excess.
+        self.is_at_mark(usage) || (usage > self.soft_limit() && !self.is_in_excess())
     }
 
     #[inline]
@@ -272,6 +273,12 @@ impl CounterNode {
     #[inline]
     pub fn is_excess_stale(&self) -> bool {
         self.is_excess_stale_at(self.usage(), EXCESS_LAG_BYTES)
+    }
+
+    /// The same after an uncharge, which can only bring a group out of excess.
+    #[inline]
+    pub fn is_excess_over(&self) -> bool {
+        self.is_in_excess() && self.is_excess_stale()
     }
 
     /// What the flag should be, if not what it is. `HANDSHAKE` as in [`swap_max`](Self::swap_max).

@@ -42,6 +42,8 @@ thread_local! {
     /// Nodes that uncharges of this thread found to count wrongly as over their soft limit. No destructor, so that it can be used while the
     /// thread ends; whoever takes it frees it.
     static UNSETTLED: Cell<ManuallyDrop<Vec<u32>>> = const { Cell::new(ManuallyDrop::new(Vec::new())) };
+    /// There are any.
+    static HAS_UNSETTLED: Cell<bool> = const { Cell::new(false) };
 }
 
 #[inline]
@@ -54,7 +56,7 @@ fn note_usage(node: &CounterNode) {
 /// A level above refused. Somebody may have looked at the usage meanwhile.
 fn take_back(node: &CounterNode, bytes: u64) {
     node.take_back(bytes);
-    if node.is_excess_stale() {
+    if node.is_excess_over() {
         REACHED_MARK.set(true);
     }
 }
@@ -62,7 +64,7 @@ fn take_back(node: &CounterNode, bytes: u64) {
 /// An uncharge was counted at a node. The node may be another group's by now; then somebody looks at that for nothing.
 #[inline]
 fn note_fall(index: u32, node: &CounterNode) {
-    if node.is_excess_stale() {
+    if node.is_excess_over() {
         note_unsettled(index);
     }
 }
@@ -74,11 +76,18 @@ fn note_unsettled(index: u32) {
         nodes.push(index);
         unsettled.set(nodes);
     });
+    HAS_UNSETTLED.set(true);
+}
+
+/// Whether uncharges of this thread have found any excess stale since [`take_unsettled`].
+#[inline]
+pub fn has_unsettled() -> bool {
+    HAS_UNSETTLED.get()
 }
 
 /// The nodes whose excess uncharges of this thread have found stale since the last call.
-#[inline]
 pub fn take_unsettled() -> Vec<u32> {
+    HAS_UNSETTLED.set(false);
     ManuallyDrop::into_inner(UNSETTLED.replace(ManuallyDrop::new(Vec::new())))
 }
 
