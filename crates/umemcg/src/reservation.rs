@@ -30,6 +30,8 @@ use crate::engine::Engine;
 
 /// Bytes charged at a time: what has been taken back stays taken while the rest is waited for.
 const STEP_BYTES: u64 = 1 << 20;
+/// The smallest step, for when others take what is freed as fast as it comes free: so small a charge is tried again after any progress.
+const STEP_BYTES_MIN: u64 = 32 << 10;
 /// How long a reservation waits for dirty data to be written, with nothing gained, before it is refused.
 pub const DIRTY_WAIT_MAX: Duration = Duration::from_secs(30);
 /// Longest wait before the next attempt.
@@ -95,16 +97,17 @@ impl Reservation {
         let before = self.bytes;
         let mut left = bytes;
         while left > 0 {
-            let step = left.min(STEP_BYTES);
-            match self.engine.charge_patiently(&self.group, step) {
-                Ok(charge) => self.take_in(AccountedCharge::new(charge, StatItem::Reserved)),
+            match self.engine.charge_patiently(&self.group, left.min(STEP_BYTES)) {
+                Ok(charge) => {
+                    left -= charge.bytes();
+                    self.take_in(AccountedCharge::new(charge, StatItem::Reserved));
+                }
                 Err(error) => {
                     self.give_back(self.bytes - before);
                     self.engine.commitments().withdraw(&self.group, Kind::Reservation, bytes);
                     return Err(error.into());
                 }
             }
-            left -= step;
         }
         Ok(())
     }
@@ -234,14 +237,19 @@ impl Engine {
         Ok(reservation)
     }
 
-    /// A charge that waits for dirty data, [`DIRTY_WAIT_MAX`] at most.
+    /// A charge of `bytes` or less that waits for dirty data, [`DIRTY_WAIT_MAX`] at most.
     fn charge_patiently(&self, group: &Arc<Group>, bytes: u64) -> Result<Charge, ChargeError> {
         let clock = SystemClock::new();
+        let mut bytes = bytes;
         while clock.now() < DIRTY_WAIT_MAX {
             let refused = match self.reclaimer().charge_opportunistic(group, bytes, &|| false) {
                 Err(ChargeError::Limit(refused)) => refused,
                 result => return result,
             };
+            if bytes > STEP_BYTES_MIN {
+                bytes = (bytes / 2).max(STEP_BYTES_MIN);
+                continue;
+            }
             let unclean = [StatItem::FileDirty, StatItem::FileWriteback, StatItem::FileUnstable];
             if unclean.iter().all(|&item| refused.group.stat_total(item) <= 0) {
                 break;

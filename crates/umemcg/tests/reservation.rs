@@ -181,7 +181,7 @@ fn guarantees_are_kept_while_everybody_borrows_and_takes_back_at_once() {
                 threads.spawn(move || {
                     let owner = child(&engine, engine.root(), &format!("owner{number}"));
                     let share = engine.guarantee(&owner, 16 * MIB).unwrap();
-                    for round in 0..20 {
+                    for round in 0..8 {
                         let held = share.reserve((1 + round % 16) * MIB).unwrap();
                         assert!(owner.usage_bytes() >= held.bytes());
                     }
@@ -190,8 +190,9 @@ fn guarantees_are_kept_while_everybody_borrows_and_takes_back_at_once() {
                 })
             })
             .collect();
-        owners.into_iter().for_each(|owner| owner.join().unwrap());
+        let ended: Vec<_> = owners.into_iter().map(|owner| owner.join()).collect();
         is_over.store(true, Relaxed);
         borrowing.join().unwrap();
+        ended.into_iter().for_each(|owner| owner.unwrap());
     });
 }
