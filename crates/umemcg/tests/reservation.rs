@@ -186,7 +186,7 @@ fn guarantees_are_kept_while_everybody_borrows_and_takes_back_at_once() {
                         assert!(owner.usage_bytes() >= held.bytes());
                     }
                     drop(share);
-                    assert!(is_nothing_held(&engine, &[&owner]));
+                    assert_eq!((owner.stat_total(StatItem::Reserved), owner.guaranteed_bytes()), (0, 0));
                 })
             })
             .collect();
@@ -195,4 +195,5 @@ fn guarantees_are_kept_while_everybody_borrows_and_takes_back_at_once() {
         borrowing.join().unwrap();
         ended.into_iter().for_each(|owner| owner.unwrap());
     });
+    assert!(is_nothing_held(&engine, &[&borrower]));
 }
