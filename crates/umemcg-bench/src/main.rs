@@ -15,6 +15,8 @@ mod crowd;
 mod dirty_throttle;
 #[cfg(feature = "experiments")]
 mod drop_caches;
+#[cfg(feature = "experiments")]
+mod faults;
 mod fio;
 mod footprint;
 #[cfg(feature = "experiments")]
@@ -109,6 +111,9 @@ enum Benchmark {
     /// 4,000 groups with a volume each, five drops of all caches, with the map of shrinkers and without
     #[cfg(feature = "experiments")]
     DropCaches,
+    /// One page touched again and again, with the controller, with dirty limits, and without any controller
+    #[cfg(feature = "experiments")]
+    Faults,
     /// 255 idle groups with volumes beside one under pressure: what asking shrinkers costs, with the map and without
     #[cfg(feature = "experiments")]
     ForkBomb,
@@ -184,6 +189,8 @@ fn main() -> ExitCode {
         Benchmark::DirtyThrottle(figure) => dirty_throttle::run(&options, &figure),
         #[cfg(feature = "experiments")]
         Benchmark::DropCaches => drop_caches::run(&options),
+        #[cfg(feature = "experiments")]
+        Benchmark::Faults => faults::run(&options),
         #[cfg(feature = "experiments")]
         Benchmark::ForkBomb => fork_bomb::run(&options),
         Benchmark::Crowd => crowd::run(&options),

@@ -202,6 +202,10 @@ impl File {
 
     /// Counts pages of an owner that changed state: in the group, the pool and the store.
     pub(crate) fn account(&self, owner: u32, item: StatItem, pages: i64) {
+        #[cfg(feature = "baseline")]
+        if umemcg_reclaim::baseline::is_without_controller() {
+            return;
+        }
         self.cache.account(owner, item, pages);
         self.domain.add_unclean(pages);
     }

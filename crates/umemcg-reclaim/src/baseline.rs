@@ -18,6 +18,7 @@ static EVERY_SHRINKER: AtomicBool = AtomicBool::new(false);
 static EVERY_GROUP: AtomicBool = AtomicBool::new(false);
 static PAGES_ONLY: AtomicBool = AtomicBool::new(false);
 static ONE_LIST: AtomicBool = AtomicBool::new(false);
+static WITHOUT_CONTROLLER: AtomicBool = AtomicBool::new(false);
 
 /// Without the map: every shrinker is asked for every group.
 pub fn ask_every_shrinker(on: bool) {
@@ -48,6 +49,16 @@ pub(crate) fn list_owner(owner: OwnerId) -> OwnerId {
     }
     let group = owner.resolve();
     group.ancestors().last().map_or(owner, Group::owner)
+}
+
+/// Dirty pages are counted for nobody. To be changed while nothing is dirty.
+pub fn without_controller(on: bool) {
+    WITHOUT_CONTROLLER.store(on, Relaxed);
+}
+
+/// Whether dirty pages are counted for nobody.
+pub fn is_without_controller() -> bool {
+    WITHOUT_CONTROLLER.load(Relaxed)
 }
 
 pub(crate) fn asks_every_shrinker() -> bool {
