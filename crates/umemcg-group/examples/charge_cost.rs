@@ -104,7 +104,7 @@ fn main() {
         let tree = GroupTree::new(64 << 30);
         let group = &groups(&tree, 4, 1)[0];
         print_cost("owner to group, lent", || group.owner().with_group(|group| group.id()));
-        print_cost("read hit counted", || umemcg_group::tally::count_hits(&group, 1));
+        print_cost("read hit counted", || umemcg_group::tally::count_hits(group, 1));
         print_cost("statistic at depth 4", || group.stat_add(StatItem::PgFault, 1));
         group.set_max(4096);
         let held = group.try_charge(4096).unwrap();

@@ -1,7 +1,6 @@
 //! Shrinkers that cannot free by themselves: they promise, somebody else lets go, and reclaim waits for it a little.
 #![cfg(not(loom))]
 
-#[allow(dead_code)]
 mod support;
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

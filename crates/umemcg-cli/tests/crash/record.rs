@@ -37,7 +37,7 @@ pub fn record(name: &str, number: u64, bytes: usize) -> Vec<u8> {
     record.extend((bytes as u32).to_le_bytes());
     record.extend(name.to_le_bytes());
     let seed = mix(number ^ u64::from(name) << 32);
-    record.extend((0..(bytes - HEAD_BYTES) as u64).map(|at| (mix(seed ^ at / 8) >> (at % 8 * 8)) as u8));
+    record.extend((0..(bytes - HEAD_BYTES) as u64).map(|at| (mix(seed ^ (at / 8)) >> (at % 8 * 8)) as u8));
     record
 }
 
