@@ -38,7 +38,7 @@ test: deps unit loom ## everything that the project promises, on this machine (u
 
 # The development profile: it builds fast, and its assertions (lock ranks, accounting) are on.
 unit: deps ## unit, property and real-mount tests, without the models
-	$(CARGO) test --workspace --locked
+	$(CARGO) test --workspace --locked --no-fail-fast
 
 loom: ## every interleaving of the protocols between threads, on the shipped types
 	@for crate in $(LOOM_CRATES); do \
