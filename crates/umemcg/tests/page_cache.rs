@@ -203,9 +203,11 @@ fn a_group_at_its_limit_takes_nothing_from_its_neighbour() {
     let (a, b) = (group(&engine, "a", 4 << 20), group(&engine, "b", 16 << 20));
     let quiet = engine.open_file(MemStore::with(&pattern(13, 0, 8 * MIB)), 8 * MIB as u64).unwrap();
     read_all(&quiet, &b);
+    b.drain_stocks();
     let held = b.usage_bytes();
     let loud = engine.open_file(MemStore::with(&pattern(14, 0, 40 * MIB)), 40 * MIB as u64).unwrap();
     read_all(&loud, &a);
+    b.drain_stocks();
     assert_eq!(b.usage_bytes(), held);
     assert_eq!(quiet.nr_cached_pages(), 2048);
 }
