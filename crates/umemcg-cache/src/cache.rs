@@ -11,7 +11,7 @@ use parking_lot::{Condvar, Mutex};
 use umemcg_arena::Arena;
 use umemcg_base::clock::{Clock, SystemClock};
 use umemcg_base::{PAGE_SIZE_U64, Table};
-use umemcg_group::{Group, StatItem};
+use umemcg_group::Group;
 use umemcg_reclaim::{PageOwner, Reclaimer};
 
 use crate::dirty::DirtyLimits;
@@ -231,17 +231,6 @@ impl PageCache {
     pub(crate) fn next_node(&self) -> usize {
         let nr = self.reclaimer.nr_nodes();
         if nr == 1 { 0 } else { self.next_node.fetch_add(1, Ordering::Relaxed) % nr }
-    }
-
-    /// Counts pages of an owner that changed state, in the group and those above.
-    pub(crate) fn account(&self, owner: u32, item: StatItem, pages: i64) {
-        umemcg_reclaim::owner_from(owner)
-            .with_group(|group| group.stat_add(item, pages * PAGE_SIZE_U64 as i64));
-        // Each page was counted before it is counted off, and nothing ever leaves the root.
-        debug_assert!(
-            pages >= 0 || self.reclaimer.tree().root().stat_total(item) >= 0,
-            "more pages left a state than came to it"
-        );
     }
 
     /// Has everything dirty of a group and those below it written: its own files, and what it shares if it has none.

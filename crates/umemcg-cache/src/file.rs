@@ -10,7 +10,7 @@
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 use thiserror::Error;
 use umemcg_arena::{Arena, FrameFlags as Flag, FrameId, FrameRecord};
@@ -26,6 +26,11 @@ use crate::store::BackingStore;
 
 /// Largest file: what a signed 64-bit offset can name, in whole pages.
 pub const FILE_LEN_MAX: u64 = i64::MAX as u64 & !(PAGE_SIZE_U64 - 1);
+
+/// The store's count of what is not durable may lack this part of a file's dirty pages …
+const UNCOUNTED_SHARE: u64 = 8;
+/// … and not more than so many.
+const UNCOUNTED_PAGES_MAX: u64 = 64;
 
 /// Why an operation on a file failed.
 #[derive(Debug, Error)]
@@ -79,6 +84,8 @@ pub struct File {
     pub(crate) nr_writeback: AtomicU64,
     /// Pages with `Flag::UNSTABLE`. (A)
     pub(crate) nr_unstable: AtomicU64,
+    /// Pages that are not durable and that the store's count does not have yet. (index lock)
+    uncounted: AtomicI64,
     /// Whether the file is in its domain's queue. (A; who makes it true pushes)
     pub(crate) queued: AtomicBool,
     /// When the oldest dirty page became dirty, in milliseconds of the cache's clock; 0 when clean.
@@ -128,6 +135,7 @@ impl File {
             nr_dirty: AtomicU64::new(0),
             nr_writeback: AtomicU64::new(0),
             nr_unstable: AtomicU64::new(0),
+            uncounted: AtomicI64::new(0),
             queued: AtomicBool::new(false),
             dirty_since_ms: AtomicU64::new(0),
             dirty_owner: DirtyOwner::default(),
@@ -200,14 +208,26 @@ impl File {
         self.arena.record(frame)
     }
 
-    /// Counts pages of an owner that changed state: in the group, the pool and the store.
+    /// Counts pages of an owner that changed state, in the group and those above.
+    #[inline]
     pub(crate) fn account(&self, owner: u32, item: StatItem, pages: i64) {
         #[cfg(feature = "baseline")]
         if umemcg_reclaim::baseline::is_without_controller() {
             return;
         }
-        self.cache.account(owner, item, pages);
-        self.domain.add_unclean(pages);
+        umemcg_reclaim::owner_from(owner).count(item, pages * PAGE_SIZE_U64 as i64);
+    }
+
+    /// Counts pages as the store's that are not durable, or are no longer. What is new may wait here, an eighth of the file's dirty pages at
+    /// most, so that not each page writes to a line that all writers of the store share.
+    pub(crate) fn count_unclean(&self, _index: &LockedIndex<'_>, pages: i64) {
+        let uncounted = self.uncounted.load(Ordering::Relaxed) + pages;
+        let may_wait = (self.nr_dirty.load(Ordering::Relaxed) / UNCOUNTED_SHARE).min(UNCOUNTED_PAGES_MAX);
+        let waits = (0..=may_wait as i64).contains(&uncounted);
+        self.uncounted.store(if waits { uncounted } else { 0 }, Ordering::Relaxed);
+        if !waits {
+            self.domain.add_unclean(uncounted);
+        }
     }
 
     /// Counts pages that became dirty: marks, file, group, pool. Under the index lock, so that nobody can count them as
@@ -218,6 +238,7 @@ impl File {
         }
         self.nr_dirty.fetch_add(pages.len() as u64, Ordering::Relaxed);
         self.account_run(pages, StatItem::FileDirty, 1);
+        self.count_unclean(index, pages.len() as i64);
     }
 
     /// Makes pages dirty that the caller has pinned and just written to, with `content` held. The data was written before

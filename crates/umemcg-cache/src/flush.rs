@@ -271,6 +271,9 @@ impl File {
             // Release: pairs with the loads in `nr_unclean`.
             self.nr_writeback.fetch_sub(run.len() as u64, Ordering::Release);
             self.account_run(&run, StatItem::FileWriteback, -1);
+            // Those that became dirty again have been counted.
+            let nr_unstable = if result.is_ok() { changed.len() } else { 0 };
+            self.count_unclean(&index, nr_unstable as i64 - run.len() as i64);
         }
         for &(_, frame) in &run {
             self.cache.reclaimer().unpin(frame);
@@ -380,6 +383,7 @@ impl File {
             // Release: pairs with the loads in `nr_unclean`.
             self.nr_unstable.fetch_sub(done.len() as u64, Ordering::Release);
             self.account_run(&done, StatItem::FileUnstable, -1);
+            self.count_unclean(&index, -(done.len() as i64));
         }
         self.cache.reclaimer().rotate_to_tail(&rotate);
         for &(_, frame) in &done {

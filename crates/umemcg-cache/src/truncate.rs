@@ -150,11 +150,13 @@ impl File {
             index.mark(page, Mark::Dirty, false);
             self.nr_dirty.fetch_sub(1, Ordering::Relaxed);
             self.account(owner, StatItem::FileDirty, -1);
+            self.count_unclean(index, -1);
         }
         if record.test_and_clear(Flag::UNSTABLE) {
             index.mark(page, Mark::Unstable, false);
             self.nr_unstable.fetch_sub(1, Ordering::Relaxed);
             self.account(owner, StatItem::FileUnstable, -1);
+            self.count_unclean(index, -1);
         }
         index.remove(page);
         self.give_quota(1);

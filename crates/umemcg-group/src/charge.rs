@@ -11,6 +11,8 @@ use crate::counter::{CounterNode, NO_NODE};
 use crate::excess::EXCESS_LAG_BYTES;
 use crate::group::Group;
 use crate::ledger::{self, Ledger};
+use crate::pending::Pending;
+use crate::stats::StatItem;
 use crate::stock::{Drain, Keeper};
 
 /// The counters of this process.
@@ -113,6 +115,28 @@ impl OwnerId {
             at = LEDGER.node(at).forward();
         }
         None
+    }
+
+    /// Adds to one of the numbers of the owner's group that say what states its pages are in, and to the totals above. The change
+    /// may wait in the thread: by [`PENDING_BYTES_MAX`](crate::PENDING_BYTES_MAX) for each thread and owner at most.
+    #[doc(alias = "mod_lruvec_page_state")]
+    #[inline]
+    pub fn count(self, item: StatItem, delta: i64) {
+        let is_pending = item
+            .pending_place()
+            .is_some_and(|place| KEEPER.with(|keeper| LEDGER.add_pending(keeper, self.0, place, delta)));
+        if !is_pending {
+            self.count_at_once(item, delta);
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn count_at_once(self, item: StatItem, delta: i64) {
+        match item.pending_place() {
+            Some(place) => with_stock(|keeper| LEDGER.tell_change(keeper, self.0, place, delta, &tell)),
+            None => self.with_group(|group| group.stat_add(item, delta)),
+        }
     }
 
     pub(crate) fn set_group(self, group: Option<Arc<Group>>) {
@@ -297,6 +321,33 @@ pub(crate) fn charge_forced(owner: OwnerId, bytes: u64) -> Charge {
     }
     settle_unsettled();
     charge
+}
+
+/// Tells the nearest living group of what was pending for an owner.
+fn tell(pending: Pending) {
+    let mut at = pending.node;
+    // Bounded by the depth of the tree. Of a tree that is gone nobody reads the numbers.
+    while at != NO_NODE {
+        if let Some(group) = GROUPS.get(at).map(|slot| slot.load())
+            && let Some(group) = &*group
+        {
+            return tell_group(group, pending);
+        }
+        at = LEDGER.node(at).forward();
+    }
+}
+
+pub(crate) fn tell_group(group: &Group, pending: Pending) {
+    for (item, delta) in StatItem::PENDING.into_iter().zip(pending.deltas) {
+        if delta != 0 {
+            group.stat_add(item, delta);
+        }
+    }
+}
+
+/// Has everything told that threads have pending.
+pub(crate) fn tell_pending() {
+    KEEPER.with(|keeper| LEDGER.tell_pending(keeper, &tell));
 }
 
 pub(crate) fn drain_stocks(top: OwnerId, what: Drain) {

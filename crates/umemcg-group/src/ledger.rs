@@ -295,25 +295,8 @@ impl Ledger {
         would_help
     }
 
-    /// Leaves no stock of a node that has been marked dead, and lets no new one arise. `HANDSHAKE` is false only in
-    /// the model that shows why the stocks must be intruded upon.
-    pub fn expel<const HANDSHAKE: bool>(&self, index: u32) {
-        let expel = |set: &StockSet| set.expel(index, &|out| self.give_back_stocked(out));
-        if HANDSHAKE {
-            self.intrude(|_| true, expel);
-        } else {
-            self.sets().for_each(expel);
-        }
-    }
-
-    /// [`expel`](Self::expel) for a node and all below it, all marked dead.
-    pub fn expel_subtree(&self, top: u32) {
-        let is_meant = |slot: Stocked| self.is_below(slot.node, top);
-        self.intrude(|_| true, |set| set.drain(Drain::Slots, is_meant, &|out| self.give_back_stocked(out)));
-    }
-
     /// Does something inside every chosen stock set, with its thread kept out.
-    fn intrude(&self, choose: impl Fn(&StockSet) -> bool, act: impl Fn(&StockSet)) {
+    pub(crate) fn intrude(&self, choose: impl Fn(&StockSet) -> bool, act: impl Fn(&StockSet)) {
         let _alone = self.intruder.lock();
         let chosen: Vec<&StockSet> = self.sets().filter(|set| choose(set)).collect();
         if chosen.is_empty() {
@@ -436,7 +419,7 @@ impl Ledger {
         self.climb_down(index, bytes, |_, bytes| bytes);
     }
 
-    fn give_back_stocked(&self, out: Stocked) {
+    pub(crate) fn give_back_stocked(&self, out: Stocked) {
         if out.bytes != 0 {
             self.give_back_exactly(out.node, out.bytes);
         }
@@ -466,7 +449,7 @@ impl Ledger {
 
     /// Whether a node is `top` or below it. A guess if the node is not held by anyone; it ends in any case, since the
     /// depth must fall.
-    fn is_below(&self, index: u32, top: u32) -> bool {
+    pub(crate) fn is_below(&self, index: u32, top: u32) -> bool {
         let mut at = index;
         loop {
             if at == top {
@@ -503,7 +486,7 @@ impl Ledger {
     }
 
     /// Every stock set that was ever in use. A thread that enrolls later has seen what the caller did before.
-    fn sets(&self) -> impl Iterator<Item = &StockSet> {
+    pub(crate) fn sets(&self) -> impl Iterator<Item = &StockSet> {
         // A read-modify-write, AcqRel: pairs with `enroll`.
         let nr_sets = self.nr_sets.fetch_add(0, Ordering::AcqRel);
         (1..=nr_sets).filter_map(|index| self.sets.get(index).and_then(OnceLock::get).map(|set| &**set))

@@ -36,6 +36,10 @@ pub mod ledger;
 mod ledger;
 #[cfg(not(loom))]
 mod parts;
+#[cfg(loom)]
+pub mod pending;
+#[cfg(not(loom))]
+mod pending;
 pub mod presence;
 #[cfg(not(loom))]
 mod protection;
@@ -73,6 +77,8 @@ pub use group::{Busy, GROUP_STATE_BYTES, Group};
 pub use ledger::NODE_STATE_BYTES;
 #[cfg(not(loom))]
 pub use parts::{BellSlot, Bells, PartSlot};
+#[cfg(not(loom))]
+pub use pending::{NR_PENDING, PENDING_BYTES_MAX};
 #[cfg(not(loom))]
 pub use protection::{CLAIMS_DRIFT, CLAIMS_EXACT, Level, Protection, share};
 pub use stats::{CONTENT_BYTES, EventKind, NAME_BYTES, NR_EVENT_KINDS, NR_STAT_ITEMS, StatItem};

@@ -13,6 +13,7 @@ use umemcg_base::sync::atomic::{AtomicI64, Ordering};
 use crate::counter::{CounterNode, NO_NODE};
 #[cfg(not(loom))]
 use crate::events::Events;
+use crate::pending::NR_PENDING_ITEMS;
 
 macro_rules! numbered {
     ($(#[$meta:meta])* $name:ident, $count:ident { $($(#[$doc:meta])* $variant:ident),+ $(,)? }) => {
@@ -124,6 +125,21 @@ pub const NAME_BYTES: u64 = 256;
 pub const CONTENT_BYTES: u64 = 704;
 
 impl StatItem {
+    /// Its place among what threads have [pending](crate::pending): the states of dirty data.
+    #[inline]
+    pub(crate) const fn pending_place(self) -> Option<usize> {
+        match self {
+            Self::FileDirty => Some(0),
+            Self::FileWriteback => Some(1),
+            Self::FileUnstable => Some(2),
+            _ => None,
+        }
+    }
+
+    /// Those that may be pending, by place.
+    pub(crate) const PENDING: [Self; NR_PENDING_ITEMS] =
+        [Self::FileDirty, Self::FileWriteback, Self::FileUnstable];
+
     /// Whether it counts bytes that are no page data.
     #[inline]
     pub const fn is_metadata(self) -> bool {

@@ -13,6 +13,8 @@
 use std::cell::Cell;
 
 use crate::biased_lock::{BiasedLock, Inside};
+use crate::ledger::Ledger;
+use crate::pending::{PendingSlots, Tell};
 use crate::rack::{GiveBack, Lane, OwnRack, Rack, StockSlot, Stocked};
 
 /// Slots in the rack of what a thread charges itself.
@@ -50,12 +52,18 @@ pub struct StockSet {
     lock: BiasedLock,
     direct: Rack<NR_DIRECT, DIRECT_WORDS>,
     shared: Rack<NR_SHARED, SHARED_WORDS>,
+    pending: PendingSlots,
 }
 
 impl StockSet {
     /// Nothing in stock.
     pub fn new() -> Self {
-        Self { lock: BiasedLock::new(), direct: Rack::new(), shared: Rack::new() }
+        Self {
+            lock: BiasedLock::new(),
+            direct: Rack::new(),
+            shared: Rack::new(),
+            pending: PendingSlots::default(),
+        }
     }
 
     /// The guard of the set.
@@ -82,8 +90,15 @@ impl StockSet {
         self.direct.claimed().chain(self.shared.claimed())
     }
 
+    /// What the thread has not told the groups yet.
+    #[inline]
+    pub(crate) fn pending(&self) -> &PendingSlots {
+        &self.pending
+    }
+
     /// From inside: takes out what there is for `node`, and its slots.
-    pub fn expel(&self, node: u32, give_back: GiveBack<'_>) {
+    pub fn expel(&self, node: u32, give_back: GiveBack<'_>, tell: Tell<'_>) {
+        self.pending.expel(|there| there == node, tell);
         for slot in [self.direct.slot(node), self.shared.slot(node)] {
             if slot.peek().node == node {
                 give_back(slot.clear());
@@ -95,6 +110,31 @@ impl StockSet {
 impl Default for StockSet {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+impl Ledger {
+    /// Leaves no stock of a node that has been marked dead, and nothing pending, and lets nothing new arise. `HANDSHAKE` is false only in
+    /// the model that shows why the stocks must be intruded upon.
+    pub fn expel<const HANDSHAKE: bool>(&self, index: u32, tell: Tell<'_>) {
+        let expel = |set: &StockSet| set.expel(index, &|out| self.give_back_stocked(out), tell);
+        if HANDSHAKE {
+            self.intrude(|_| true, expel);
+        } else {
+            self.sets().for_each(expel);
+        }
+    }
+
+    /// [`expel`](Self::expel) for a node and all below it, all marked dead.
+    pub fn expel_subtree(&self, top: u32) {
+        let is_meant = |slot: Stocked| self.is_below(slot.node, top);
+        self.intrude(
+            |_| true,
+            |set| {
+                set.drain(Drain::Slots, is_meant, &|out| self.give_back_stocked(out));
+                set.pending().expel(|node| self.is_below(node, top), &|_| ());
+            },
+        );
     }
 }
 

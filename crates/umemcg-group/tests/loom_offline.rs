@@ -30,7 +30,7 @@ fn charge_against_removal<const HANDSHAKE: bool>() {
             let ledger = Arc::clone(&ledger);
             thread::spawn(move || {
                 ledger.node(child).mark_dead();
-                ledger.expel::<HANDSHAKE>(child);
+                ledger.expel::<HANDSHAKE>(child, &|_| ());
             })
         };
         let keeper = Keeper::new();

@@ -105,7 +105,7 @@ pub(crate) fn levels<'g>(reclaimer: &Reclaimer, group: &'g Arc<Group>) -> Vec<Le
     let mut room = Room {
         pool_free: root.max_bytes().saturating_sub(root.usage_bytes()),
         pool_file: file_bytes(root),
-        pool_unclean: unclean_bytes(root),
+        pool_unclean: root.unclean_bytes_about(u64::MAX),
         headroom: u64::MAX,
         ..Room::default()
     };
@@ -118,9 +118,10 @@ pub(crate) fn levels<'g>(reclaimer: &Reclaimer, group: &'g Arc<Group>) -> Vec<Le
             }
         }
         room.file = file_bytes(group);
-        room.unclean = unclean_bytes(group);
+        room.unclean = group.unclean_bytes_about(u64::MAX);
         let thresholds = room.thresholds(DirtyBounds::of(group), reclaimer.high_mark(group));
-        levels.push(Level { group, thresholds, unclean: room.unclean });
+        // What threads have pending makes no difference to thresholds that are shares, but near a threshold it does.
+        levels.push(Level { group, thresholds, unclean: group.unclean_bytes_about(thresholds.background) });
     }
     levels
 }
