@@ -38,8 +38,14 @@ const NR_FAILED_MAX: u32 = 4;
 const RUN_PAGES_MIN: u64 = 16;
 /// Most pages of one file's turn.
 const TURN_PAGES_MAX: u64 = 16 << 10;
-/// Pages that a store's dirty data changes by until somebody looks at thresholds.
-const LOOK_PAGES: u64 = 64;
+/// Pages that a store's dirty data grows by until somebody looks at thresholds: this part of what was left below them …
+const LOOK_SHARE: u64 = 8;
+/// … but not fewer …
+const LOOK_PAGES_MIN: u64 = 64;
+/// … and not more.
+const LOOK_PAGES_MAX: u64 = 256;
+/// How long a look at what a group has here holds.
+const SHARE_LIFE: Duration = Duration::from_millis(10);
 /// A time so long ago that the file is due, whatever its age.
 const DUE_NOW: u64 = 1;
 
@@ -90,12 +96,14 @@ pub struct Domain {
     bandwidth: Mutex<Bandwidth>,
     /// What `bandwidth` says, in bytes a second. (A)
     write_bandwidth: AtomicU64,
-    /// `nr_unclean` when thresholds were last looked at for who dirtied something. (A)
-    looked_at: AtomicU64,
+    /// `nr_unclean` at which thresholds are looked at for who dirtied something. (A)
+    look_at: AtomicU64,
     /// Groups that the last round served because they were over a threshold; at least 1. (A)
     nr_sharing: AtomicU64,
     /// The virtual clocks of groups whose writers are paced, by group id. A leaf lock.
     clocks: Mutex<HashMap<u64, Clockwork>>,
+    /// Whether groups have enough dirty data here to be slowed, by group id, with when to look again. A leaf lock.
+    shares: Mutex<HashMap<u64, (Duration, bool)>>,
     pace: Mutex<Pace>,
     me: Weak<Domain>,
 }
@@ -164,9 +172,10 @@ impl Domain {
             nr_unclean: AtomicU64::new(0),
             bandwidth: Mutex::default(),
             write_bandwidth: AtomicU64::new(RATE_FIRST),
-            looked_at: AtomicU64::new(0),
+            look_at: AtomicU64::new(LOOK_PAGES_MIN),
             nr_sharing: AtomicU64::new(1),
             clocks: Mutex::default(),
+            shares: Mutex::default(),
             pace: Mutex::new(Pace { retry: None, last_round: Instant::now(), is_more: false }),
             me: Weak::clone(me),
         })
@@ -227,12 +236,62 @@ impl Domain {
         self.nr_unclean.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn unclean_bytes(&self) -> u64 {
-        self.nr_unclean() * PAGE_SIZE_U64
+    /// Whether a group and those below it have more than so many bytes here that are not durable, to somebody who writes to `file`. What
+    /// files are shared among groups counts in full. The answer holds for a while: it may take a walk over the dirty files.
+    pub(crate) fn has_more_than(&self, group: &Group, bytes: u64, file: &File, now: Duration) -> bool {
+        if self.nr_unclean() * PAGE_SIZE_U64 <= bytes {
+            return false;
+        }
+        if group.is_root() {
+            return true;
+        }
+        if let Some(&(until, answer)) = self.shares.lock().get(&group.id())
+            && now < until
+        {
+            return answer;
+        }
+        let answer = self.walk_share(group, bytes / PAGE_SIZE_U64, file);
+        let mut shares = self.shares.lock();
+        if shares.len() == shares.capacity() {
+            shares.retain(|_, &mut (until, _)| now < until);
+        }
+        shares.insert(group.id(), (now + SHARE_LIFE, answer));
+        answer
+    }
+
+    fn walk_share(&self, group: &Group, pages: u64, file: &File) -> bool {
+        let queue = self.queue.lock();
+        let current = queue.current.iter().filter(|current| {
+            current.dirty_owner.is_shared()
+                || current.dirty_owner.group().is_some_and(|owner| owner.is_descendant_of(group))
+        });
+        let others = current
+            .chain(queue.dirty.files_of(group))
+            .filter(|other| !std::ptr::eq(Arc::as_ptr(other), file));
+        let mut sum = 0;
+        std::iter::once(file).chain(others.map(|other| &**other)).any(|file| {
+            sum += file.nr_unclean();
+            sum > pages
+        })
     }
 
     pub(crate) fn add_unclean(&self, pages: i64) {
-        self.nr_unclean.fetch_add(pages as u64, Ordering::Relaxed);
+        let now = self.nr_unclean.fetch_add(pages as u64, Ordering::Relaxed).wrapping_add_signed(pages);
+        if pages < 0 && now + LOOK_PAGES_MIN < self.look_at.load(Ordering::Relaxed) {
+            self.look_at.store(now + LOOK_PAGES_MIN, Ordering::Relaxed);
+        }
+    }
+
+    /// There is enough dirty data for a look at what a group, and those above it, may have.
+    #[cold]
+    fn look_after(&self, cache: &PageCache, owner: u32) {
+        let gap = owner_from(owner).with_group(|group| cache.dirty_limits().gap_to_background(group));
+        if gap.is_none() {
+            self.bell.ring();
+        }
+        let pages = gap.unwrap_or(0) / LOOK_SHARE / PAGE_SIZE_U64;
+        self.look_at
+            .store(self.nr_unclean() + pages.clamp(LOOK_PAGES_MIN, LOOK_PAGES_MAX), Ordering::Relaxed);
     }
 
     /// Bytes a second that the store has been taking.
@@ -286,12 +345,8 @@ impl Domain {
             file.dirty_owner.note_dirtied(owner);
         }
         // Who asks for a pause after each write has looked at thresholds; who does not is looked after here.
-        let nr_unclean = self.nr_unclean();
-        if nr_unclean.abs_diff(self.looked_at.load(Ordering::Relaxed)) >= LOOK_PAGES {
-            self.looked_at.store(nr_unclean, Ordering::Relaxed);
-            if owner_from(owner).with_group(|group| cache.dirty_limits().is_over_background(group)) {
-                self.bell.ring();
-            }
+        if self.nr_unclean() >= self.look_at.load(Ordering::Relaxed) {
+            self.look_after(&cache, owner);
         }
     }
 

@@ -129,7 +129,19 @@ impl Ledger {
     /// Adds to what the thread has pending for a node. False when it must be told: see [`tell_change`](Self::tell_change).
     #[inline]
     pub fn add_pending(&self, keeper: &Keeper<'_>, index: u32, item: usize, delta: i64) -> bool {
-        keeper.enter().is_some_and(|own| own.set().pending().add(index, item, delta))
+        self.add_pending_with::<true>(keeper, index, item, delta)
+    }
+
+    /// [`add_pending`](Self::add_pending); see [`BiasedLock::enter`](crate::biased_lock::BiasedLock::enter) for `FENCED`.
+    #[inline]
+    pub fn add_pending_with<const FENCED: bool>(
+        &self,
+        keeper: &Keeper<'_>,
+        index: u32,
+        item: usize,
+        delta: i64,
+    ) -> bool {
+        keeper.enter_with::<FENCED>().is_some_and(|own| own.set().pending().add(index, item, delta))
     }
 
     /// Tells a change that did not fit in what is pending, with what is; from then on the node has a slot. The caller keeps the node.

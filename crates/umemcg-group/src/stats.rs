@@ -13,6 +13,7 @@ use umemcg_base::sync::atomic::{AtomicI64, Ordering};
 use crate::counter::{CounterNode, NO_NODE};
 #[cfg(not(loom))]
 use crate::events::Events;
+#[cfg(not(loom))]
 use crate::pending::NR_PENDING_ITEMS;
 
 macro_rules! numbered {
@@ -126,6 +127,7 @@ pub const CONTENT_BYTES: u64 = 704;
 
 impl StatItem {
     /// Its place among what threads have [pending](crate::pending): the states of dirty data.
+    #[cfg(not(loom))]
     #[inline]
     pub(crate) const fn pending_place(self) -> Option<usize> {
         match self {
@@ -137,6 +139,7 @@ impl StatItem {
     }
 
     /// Those that may be pending, by place.
+    #[cfg(not(loom))]
     pub(crate) const PENDING: [Self; NR_PENDING_ITEMS] =
         [Self::FileDirty, Self::FileWriteback, Self::FileUnstable];
 

@@ -1,13 +1,21 @@
 //! Limit writes and reclaim on request, as the control files want them (`kernel-semantics` §1.5, §2.4).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use thiserror::Error;
 use umemcg_base::PAGE_SIZE_U64;
+use umemcg_base::clock::{Clock, SystemClock};
+use umemcg_cache::dirty::thresholds::unclean_bytes;
 use umemcg_group::{EventKind, Group};
-use umemcg_reclaim::{MAX_RECLAIM_RETRIES, Reason};
+use umemcg_reclaim::{MAX_RECLAIM_RETRIES, PageOwner, Reason};
 
 use crate::engine::Engine;
+
+/// How long `force_empty` waits for write-back from which nothing comes.
+const WRITE_WAIT: Duration = Duration::from_secs(1);
+/// How often it looks meanwhile.
+const WRITE_LOOK: Duration = Duration::from_millis(50);
 
 /// Asks whether the caller still wants it; long operations look now and then.
 pub type Cancelled<'a> = &'a dyn Fn() -> bool;
@@ -176,7 +184,8 @@ impl Engine {
         group.set_soft_limit(round_limit(bytes));
     }
 
-    /// Drops as much of a group's cache as possible (`memory.force_empty`), whoever is over a soft limit. Succeeds even when something stays.
+    /// Drops as much of a group's cache as possible (`memory.force_empty`), whoever is over a soft limit. What is dirty is written
+    /// first, as long as its stores take it. Succeeds even when something stays.
     ///
     /// # Errors
     /// [`ReclaimError::IsRoot`], [`ReclaimError::Interrupted`].
@@ -185,6 +194,7 @@ impl Engine {
         if group.is_root() {
             return Err(ReclaimError::IsRoot);
         }
+        self.write_dirty(group, cancelled)?;
         let mut retries = MAX_RECLAIM_RETRIES;
         while retries > 0 {
             group.drain_stocks();
@@ -200,6 +210,28 @@ impl Engine {
             }
         }
         Ok(())
+    }
+
+    /// Has the dirty data of a group and those below it written, and waits until it is durable, or until nothing has become so for
+    /// [`WRITE_WAIT`].
+    fn write_dirty(&self, group: &Arc<Group>, cancelled: Cancelled<'_>) -> Result<(), ReclaimError> {
+        let clock = SystemClock::new();
+        let (mut least, mut give_up) = (u64::MAX, WRITE_WAIT);
+        // Ends: every wait that is longer has brought the bytes down.
+        loop {
+            let unclean = unclean_bytes(group);
+            if unclean < least {
+                (least, give_up) = (unclean, clock.now() + WRITE_WAIT);
+            }
+            if unclean == 0 || clock.now() >= give_up {
+                return Ok(());
+            }
+            if cancelled() {
+                return Err(ReclaimError::Interrupted);
+            }
+            self.cache().start_writeback(group);
+            self.cache().wait_for_writeback(WRITE_LOOK);
+        }
     }
 
     /// Reclaims `bytes` from a group and everything below it (`memory.reclaim`).

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use common::{MemStore, engine, group};
 use umemcg::{
-    Arena, BackingStore, DirtyBound, DirtyThreshold, Engine, File, Group, Segment, StatItem, StoreId,
+    Arena, BackingStore, DirtyBound, DirtyThreshold, Engine, File, Group, ReclaimError, Segment, StatItem,
+    StoreId,
 };
 
 const KIB: u64 = 1 << 10;
@@ -167,6 +168,64 @@ fn a_writer_that_is_held_by_a_store_that_hangs_can_be_killed_and_writes_elsewher
     });
     hangs.release();
     assert!(engine.sync_all(Duration::from_secs(60)).is_empty());
+}
+
+#[test]
+fn what_others_have_on_a_store_does_not_hold_a_group_that_another_store_holds_up() {
+    let engine = engine(64 * MIB);
+    let (a, b) = (group(&engine, "a", u64::MAX), group(&engine, "b", u64::MAX));
+    limit(&engine, &a, MIB, 512 * KIB);
+    limit(&engine, &b, 32 * MIB, 31 * MIB);
+    let (hangs, works) = (MemStore::on_store(1), MemStore::on_store(2));
+    hangs.hang();
+    let [stuck, neighbours] = [&hangs, &works].map(|store| open(&engine, store));
+    let file = engine.open_file(MemStore::on_store(2) as _, 0).unwrap();
+    stuck.write(&a, 0, &vec![1; 2 * MIB as usize]).unwrap();
+    neighbours.write(&b, 0, &vec![2; 4 * MIB as usize]).unwrap();
+    file.write(&a, 0, &[3; 4096]).unwrap();
+    assert!(unclean(&a) > MIB && unclean(&b) == 4 * MIB);
+    assert!(file.write_pause(&a, 4096).is_none(), "a has next to nothing there");
+    assert!(stuck.write_pause(&a, 4096).is_some());
+    // What it shares with others there is its concern.
+    until("the neighbour's file is shared", || {
+        neighbours.write(&a, 4 * MIB, &[4; 4096]).unwrap();
+        file.write_pause(&a, 4096).is_some()
+    });
+    hangs.release();
+    assert!(engine.sync_all(Duration::from_secs(60)).is_empty());
+}
+
+#[test]
+fn forced_empty_a_group_writes_its_own_files_first() {
+    let engine = engine(64 * MIB);
+    let (a, b) = (group(&engine, "a", u64::MAX), group(&engine, "b", u64::MAX));
+    let (store, neighbours) = (MemStore::on_store(1), MemStore::on_store(1));
+    let (file, other) = (open(&engine, &store), open(&engine, &neighbours));
+    file.write(&a, 0, &vec![1; 3 * MIB as usize]).unwrap();
+    other.write(&b, 0, &vec![2; MIB as usize]).unwrap();
+    engine.force_empty(&a, &|| false).unwrap();
+    assert_eq!((unclean(&a), file.nr_cached_pages()), (0, 0));
+    assert!(store.after_cut(|_| false) == vec![1; 3 * MIB as usize], "and durable");
+    assert_eq!((written(&neighbours), unclean(&b)), (0, MIB));
+    assert!(engine.sync_all(Duration::from_secs(60)).is_empty());
+}
+
+#[test]
+fn forced_empty_a_group_keeps_what_its_store_does_not_take() {
+    let engine = engine(64 * MIB);
+    let a = group(&engine, "a", u64::MAX);
+    let (hangs, works) = (MemStore::on_store(1), MemStore::on_store(2));
+    hangs.hang();
+    let [stuck, file] = [&hangs, &works].map(|store| open(&engine, store));
+    stuck.write(&a, 0, &vec![1; MIB as usize]).unwrap();
+    file.write(&a, 0, &vec![2; MIB as usize]).unwrap();
+    assert_eq!(engine.force_empty(&a, &|| true), Err(ReclaimError::Interrupted));
+    engine.force_empty(&a, &|| false).unwrap();
+    assert_eq!((stuck.nr_cached_pages(), file.nr_cached_pages()), (MIB / 4096, 0));
+    hangs.release();
+    engine.force_empty(&a, &|| false).unwrap();
+    assert_eq!((stuck.nr_cached_pages(), unclean(&a)), (0, 0));
+    assert_eq!(written(&hangs) as u64, MIB);
 }
 
 /// A store that takes so many bytes a second.

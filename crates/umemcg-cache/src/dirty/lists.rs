@@ -79,6 +79,14 @@ impl DirtyLists {
         self.by_group.values().map(|list| (Arc::clone(&list.group), list.files.len())).collect()
     }
 
+    /// The files in which a group, or one below it, may have dirty pages: its own, and those that several groups share.
+    pub(crate) fn files_of<'l>(&'l self, group: &'l Group) -> impl Iterator<Item = &'l Arc<File>> {
+        self.by_group.values().flat_map(move |list| {
+            let is_own = living(&list.group).is_descendant_of(group);
+            list.files.iter().filter(move |file| is_own || file.dirty_owner.is_shared())
+        })
+    }
+
     /// All files.
     pub(crate) fn files(&self) -> impl Iterator<Item = &Arc<File>> {
         self.by_group.values().flat_map(|list| &list.files)

@@ -14,6 +14,7 @@ use umemcg_group::Group;
 use umemcg_reclaim::Reclaimer;
 
 pub mod bandwidth;
+pub(crate) mod lease;
 pub(crate) mod lists;
 pub(crate) mod owner;
 pub mod pause;
@@ -22,7 +23,7 @@ pub mod thresholds;
 pub mod throttle;
 
 use settings::{DirtyBound, DirtyBounds, DirtyThreshold, GroupDirty};
-use thresholds::{levels, unclean_bytes};
+use thresholds::{Level, levels, unclean_bytes};
 use throttle::Thresholds;
 
 /// Age at which a dirty page is written whatever the thresholds, unless set.
@@ -66,7 +67,13 @@ impl DirtyLimits {
 
     /// Whether a group, or one above it, is over its background threshold.
     pub fn is_over_background(&self, group: &Arc<Group>) -> bool {
-        levels(&self.reclaimer, group).iter().any(|level| level.unclean > level.thresholds.background)
+        self.gap_to_background(group).is_none()
+    }
+
+    /// How many bytes may still become dirty until a group, or one above it, is over its background threshold; none if one is.
+    pub(crate) fn gap_to_background(&self, group: &Arc<Group>) -> Option<u64> {
+        let gap = |level: &Level<'_>| level.thresholds.background.checked_sub(level.unclean);
+        levels(&self.reclaimer, group).iter().map(gap).min().flatten()
     }
 
     /// What the control files of a group say; those of the root, of the pool.
@@ -85,6 +92,7 @@ impl DirtyLimits {
             }
             at = Group::next_in_subtree(group, Some(&below));
         }
+        lease::end_all();
     }
 
     /// Age at which dirty data is written whatever the thresholds.

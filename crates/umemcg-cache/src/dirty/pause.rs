@@ -12,8 +12,9 @@
 //! than an eighth of the gap for each thread that writes below it before anybody is paced, and exceeds the limit by no more than
 //! that and one write of each writer (a write is accepted first and answered later).
 //!
-//! A level is no concern of a writer to a store that has next to nothing dirty, an eighth of the level's threshold: the level is over it
-//! because of another store, perhaps one that hangs, and only what goes there can wait for that.
+//! A level is no concern of a writer to a store on which it has next to nothing dirty, an eighth of its threshold: the level is over it
+//! because of another store, perhaps one that hangs, and only what goes there can wait for that. What others have dirty on the
+//! writer's store makes no difference.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +23,7 @@ use umemcg_base::{PAGE_SIZE_U64, assert_no_locks_held};
 use umemcg_group::Group;
 use umemcg_reclaim::stall::StalledHere;
 
+use crate::dirty::lease;
 use crate::dirty::settings::GroupDirty;
 use crate::dirty::thresholds::{DIRTY_FLOOR, Level, levels};
 use crate::dirty::throttle::{PAUSE_MAX, PAUSE_MIN, hold, paced_rate, position_ratio};
@@ -31,7 +33,7 @@ use crate::file::File;
 const CREDIT_SHARE: u64 = 8;
 /// … but not more than this, in bytes.
 const CREDIT_MAX: u64 = 1 << 20;
-/// A store with no more than this part of a level's threshold is none of that level's concern.
+/// A store on which a level has no more than this part of its threshold is none of its concern.
 const STORE_SHARE: u64 = 8;
 /// So little that the store is the concern of no level, whatever its threshold.
 const STORE_FREE_PAGES: u64 = DIRTY_FLOOR / STORE_SHARE / PAGE_SIZE_U64;
@@ -77,10 +79,23 @@ impl File {
     /// After a write of `written` bytes by `group` was accepted: whether, and how, the writer has to be slowed. Never sleeps
     /// itself; see [`throttle`](Self::throttle) for a caller that may.
     #[doc(alias = "balance_dirty_pages_ratelimited")]
+    #[inline]
     pub fn write_pause(self: &Arc<Self>, group: &Arc<Group>, written: usize) -> Option<WritePause> {
+        if lease::spend(group.id(), written as u64) {
+            None
+        } else {
+            self.write_pause_unleased(group, written)
+        }
+    }
+
+    #[inline(never)]
+    fn write_pause_unleased(self: &Arc<Self>, group: &Arc<Group>, written: usize) -> Option<WritePause> {
+        if self.domain.nr_unclean() <= STORE_FREE_PAGES {
+            lease::take(group.id(), STORE_FREE_PAGES * PAGE_SIZE_U64 * lease::LEASE_SHARE);
+            return None;
+        }
         if self.is_memory()
-            || self.domain.nr_unclean() <= STORE_FREE_PAGES
-            || GroupDirty::if_present(group).is_some_and(|dirty| dirty.spend(written as u64))
+            || GroupDirty::if_present(group).is_some_and(|dirty| dirty.spend(group.id(), written as u64))
         {
             return None;
         }
@@ -140,7 +155,7 @@ impl File {
                 gap = gap.min(free_run - unclean);
                 continue;
             }
-            if self.domain.unclean_bytes() <= thresholds.foreground / STORE_SHARE {
+            if !self.domain.has_more_than(level, thresholds.foreground / STORE_SHARE, self, now) {
                 gap = 0;
                 continue;
             }

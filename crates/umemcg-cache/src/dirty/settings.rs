@@ -9,6 +9,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use umemcg_group::{Group, PartSlot};
 
+use crate::dirty::lease;
 use crate::dirty::throttle::SmoothedLimit;
 
 /// Share of dirtyable memory at which writers are held, in percent, unless set.
@@ -163,13 +164,13 @@ impl GroupDirty {
         self.set_credit(0);
     }
 
-    /// Takes `bytes` off the credit; whether there was enough. Writers at the same time may take the same bytes, so the credit
-    /// holds for each thread: exactness is not worth a locked instruction for every write.
-    #[inline]
-    pub(crate) fn spend(&self, bytes: u64) -> bool {
+    /// Takes `bytes` of the group of that number off the credit; whether there was enough. If there was, the thread gets a lease of some of
+    /// what is left. Writers at the same time may take the same bytes, so the credit holds for each thread: exactness is not worth a
+    /// locked instruction.
+    pub(crate) fn spend(&self, group: u64, bytes: u64) -> bool {
         let left = self.credit.load(Ordering::Relaxed) - bytes as i64;
         if left >= 0 {
-            self.credit.store(left, Ordering::Relaxed);
+            self.credit.store(left - lease::take(group, left as u64) as i64, Ordering::Relaxed);
         }
         left >= 0
     }
@@ -231,8 +232,9 @@ mod tests {
     #[test]
     fn credit_is_spent_once() {
         let dirty = GroupDirty::default();
-        assert!(!dirty.spend(1));
+        let spend = |bytes| lease::spend(u64::MAX, bytes) || dirty.spend(u64::MAX, bytes);
+        assert!(!spend(1));
         dirty.set_credit(100);
-        assert!(dirty.spend(60) && !dirty.spend(60) && dirty.spend(40) && !dirty.spend(1));
+        assert!(spend(60) && !spend(60) && spend(5) && spend(35) && !spend(1));
     }
 }

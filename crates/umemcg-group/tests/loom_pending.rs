@@ -1,0 +1,101 @@
+//! A thread that adds up changes against one that has them told, and against the removal of the group: every change is told once, and
+//! nothing stays pending for a group that is gone.
+#![cfg(loom)]
+
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicI64, Ordering};
+use loom::thread;
+use umemcg_group::counter::{NO_NODE, UNLIMITED};
+use umemcg_group::ledger::{Ledger, NODE_STATE_BYTES};
+use umemcg_group::pending::Pending;
+use umemcg_group::stock::Keeper;
+
+fn model(body: impl Fn() + Sync + Send + 'static) {
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(body);
+}
+
+#[derive(Default)]
+struct Told(AtomicI64);
+
+impl Told {
+    fn tell(&self) -> impl Fn(Pending) + '_ {
+        |pending| {
+            self.0.fetch_add(pending.deltas[0], Ordering::Relaxed);
+        }
+    }
+
+    /// As a thread counts: pending if that may be, else at once.
+    fn count<const FENCED: bool>(&self, ledger: &Ledger, keeper: &Keeper<'_>, node: u32, delta: i64) {
+        if !ledger.add_pending_with::<FENCED>(keeper, node, 0, delta) {
+            ledger.tell_change(keeper, node, 0, delta, &self.tell());
+        }
+    }
+}
+
+fn change_against_reader<const FENCED: bool>() {
+    model(|| {
+        let (ledger, told) = (Arc::new(Ledger::new()), Arc::new(Told::default()));
+        let root = ledger.open(NO_NODE, UNLIMITED);
+        let reader = thread::spawn({
+            let (ledger, told) = (Arc::clone(&ledger), Arc::clone(&told));
+            move || ledger.tell_pending(&Keeper::new(), &told.tell())
+        });
+        let keeper = Keeper::new();
+        ledger.enroll(&keeper);
+        // The first is told and claims the slot, the second waits there, the third meets the reader.
+        told.count::<true>(&ledger, &keeper, root, 1);
+        told.count::<true>(&ledger, &keeper, root, 10);
+        told.count::<FENCED>(&ledger, &keeper, root, 100);
+        reader.join().unwrap();
+        ledger.tell_pending(&keeper, &told.tell());
+        assert_eq!(told.0.load(Ordering::Relaxed), 111, "a change was lost or told twice");
+        ledger.dismiss(&keeper);
+    });
+}
+
+#[test]
+fn what_a_reader_has_told_is_told_once() {
+    change_against_reader::<true>();
+}
+
+#[test]
+#[should_panic(expected = "lost or told twice")]
+fn without_the_fence_both_tell_the_same_change() {
+    change_against_reader::<false>();
+}
+
+fn change_against_removal<const HANDSHAKE: bool>() {
+    model(|| {
+        let (ledger, told) = (Arc::new(Ledger::new()), Arc::new(Told::default()));
+        let root = ledger.open(NO_NODE, UNLIMITED);
+        ledger.charge_forced(&Keeper::new(), root, NODE_STATE_BYTES);
+        let child = ledger.open(root, UNLIMITED);
+        let remover = thread::spawn({
+            let (ledger, told) = (Arc::clone(&ledger), Arc::clone(&told));
+            move || {
+                ledger.node(child).mark_dead();
+                ledger.expel::<HANDSHAKE>(child, &told.tell());
+            }
+        });
+        let keeper = Keeper::new();
+        ledger.enroll(&keeper);
+        told.count::<true>(&ledger, &keeper, child, 1);
+        told.count::<true>(&ledger, &keeper, child, 10);
+        remover.join().unwrap();
+        assert_eq!(told.0.load(Ordering::Relaxed), 11, "a removed group was left pending");
+        ledger.dismiss(&keeper);
+    });
+}
+
+#[test]
+fn a_removed_group_is_not_left_pending() {
+    change_against_removal::<true>();
+}
+
+#[test]
+#[should_panic(expected = "left pending")]
+fn without_the_intrusion_it_may_be() {
+    change_against_removal::<false>();
+}
