@@ -7,8 +7,10 @@
 //! mode dirties a clean page with each write, so that the counts of dirty pages move each time; the pages are cleaned between,
 //! off the clock, by a store that takes everything and does nothing.
 //!
-//! "No controller" is the same code with the counting of pages by group, pool and store left out, nobody asking about
-//! limits and hits counted for nobody. The kernel's own loop of `mmap`, touch and `munmap` runs beside it, on a tmpfs or
+//! "No controller" is the same code with the counting of pages by group and pool left out, nobody asking about
+//! limits and hits counted for nobody. What a page cache needs without any groups stays: dirty pages are marked in the index and
+//! counted in their file and in their store, and the file stands in the store's list, so that write-back finds them and knows when to
+//! begin. The kernel's own loop of `mmap`, touch and `munmap` runs beside it, on a tmpfs or
 //! whatever the directory is on; a fault is another matter than a touch, so it is not compared.
 
 use std::io;

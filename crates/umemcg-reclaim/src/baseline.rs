@@ -51,12 +51,12 @@ pub(crate) fn list_owner(owner: OwnerId) -> OwnerId {
     group.ancestors().last().map_or(owner, Group::owner)
 }
 
-/// Dirty pages are counted for nobody. To be changed while nothing is dirty.
+/// Dirty pages are counted for no group, only in their file and store. To be changed while nothing is dirty.
 pub fn without_controller(on: bool) {
     WITHOUT_CONTROLLER.store(on, Relaxed);
 }
 
-/// Whether dirty pages are counted for nobody.
+/// Whether dirty pages are counted for no group.
 pub fn is_without_controller() -> bool {
     WITHOUT_CONTROLLER.load(Relaxed)
 }
