@@ -100,6 +100,9 @@ impl ProjectSize {
     }
 }
 
+/// How many paragraphs of comment there are to each declaration: what is read counts here, not what is compiled.
+const PARAGRAPHS: usize = 9;
+
 /// Declarations and comments, as in headers of a grown program, up to `bytes`.
 fn pad(text: &mut String, bytes: usize, seed: usize) {
     let mut line = 0;
@@ -108,9 +111,11 @@ fn pad(text: &mut String, bytes: usize, seed: usize) {
             text,
             "/* {seed}.{line}: what the function below expects of its caller, and what it gives back; which of its\n \
              * arguments may be null, who frees what, and which lock is held meanwhile. See the notes at the end.\n \
-             * It has been so since the first version; callers rely on it, and some of them on its faults, too. */\n\
-             extern int declared_{seed}_{line}(int first, const char *second);"
+             * It has been so since the first version; callers rely on it, and some of them on its faults, too. */"
         );
+        if line % PARAGRAPHS == 0 {
+            let _ = writeln!(text, "extern int declared_{seed}_{line}(int first, const char *second);");
+        }
         line += 1;
     }
 }

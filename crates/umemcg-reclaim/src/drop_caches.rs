@@ -14,9 +14,12 @@ use crate::walk::OccupiedGroups;
 const EVERYTHING: Pass = Pass {
     priority: 0,
     goal: u64::MAX,
+    ahead: 0,
     reason: Reason::Proactive,
     round: Round::Everybody,
     insists: false,
+    #[cfg(feature = "baseline")]
+    is_of_largest_excess: false,
     node: None,
     kept: Kept::NOTHING,
 };

@@ -104,10 +104,15 @@ pub(crate) struct Pass {
     pub(crate) priority: u32,
     /// Pages that are enough.
     pub(crate) goal: u64,
+    /// Pages that a list gives beyond that, as long as they are surplus on it.
+    pub(crate) ahead: u64,
     pub(crate) reason: Reason,
     pub(crate) round: Round,
     /// A batch of objects at least is asked for, however small the share of this priority.
     pub(crate) insists: bool,
+    /// Of the old way: lists only, and of each kind as many pages at a time.
+    #[cfg(feature = "baseline")]
+    pub(crate) is_of_largest_excess: bool,
     /// A single memory node; all of them if none.
     pub(crate) node: Option<usize>,
     /// What of the group is out of reach; known once it is visited.
@@ -120,9 +125,12 @@ impl Pass {
         Self {
             priority,
             goal,
+            ahead: 0,
             reason,
             round: Round::Everybody,
             insists: false,
+            #[cfg(feature = "baseline")]
+            is_of_largest_excess: false,
             node: None,
             kept: Kept::NOTHING,
         }
@@ -409,7 +417,7 @@ impl Reclaimer {
         #[cfg(feature = "baseline")]
         crate::baseline::note_visit(pass.priority, &progress);
         #[cfg(feature = "baseline")]
-        if crate::baseline::is_pages_only() {
+        if crate::baseline::is_pages_only() || pass.is_of_largest_excess {
             return progress;
         }
         // Who is in excess and has no page to give, gives objects before all others do.

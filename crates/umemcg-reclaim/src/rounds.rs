@@ -118,7 +118,9 @@ impl Reclaimer {
         #[cfg(feature = "baseline")]
         if crate::baseline::takes_largest_excess_first() {
             progress.add(self.shrink_largest_excess(root, pass, shield));
-            self.shrink_round(root, pass, Round::Everybody, shield, &mut progress, &|_| false);
+            // From the whole pool everybody had to give its share; below a limit it ended with what was wanted.
+            let enough_below = |now: &Progress| !root.is_root() && enough(now);
+            self.shrink_round(root, pass, Round::Everybody, shield, &mut progress, &enough_below);
             return (progress, !enough(&progress));
         }
         let mut nr_empty_rounds = 0;
@@ -175,12 +177,12 @@ impl Reclaimer {
         let mut nr_visited = 0;
         for group in SharedWalk::new(root, self.nr_nodes(), round) {
             nr_visited += 1;
-            let left = pass.goal.saturating_sub(progress.pages());
-            let goal = match round {
-                Round::InExcess => left.max(ahead(excess_pages(root, &group))),
-                Round::Everybody => left,
+            let goal = pass.goal.saturating_sub(progress.pages());
+            let ahead = match round {
+                Round::InExcess => ahead(excess_pages(root, &group)),
+                Round::Everybody => 0,
             };
-            progress.add(self.shrink_group(root, &group, &Pass { goal, round, ..*pass }, shield));
+            progress.add(self.shrink_group(root, &group, &Pass { goal, ahead, round, ..*pass }, shield));
             if enough(progress) {
                 return Ended::Enough;
             }
@@ -189,8 +191,8 @@ impl Reclaimer {
     }
 }
 
-/// Pages that a group so far in excess gives even when fewer are wanted, so that who streams does not come back for every few: never so
-/// many that it would have to read them again for that.
+/// Pages that a group so far in excess gives even when fewer are wanted, so that who streams does not come back for every few. They are
+/// taken only of what its inactive list is longer than its active one: who uses its pages again would have to read them again for that.
 fn ahead(excess_pages: u64) -> u64 {
     (excess_pages / AHEAD_SHARE).min(IN_EXCESS_PAGES_MAX)
 }

@@ -56,7 +56,7 @@ impl Reclaimer {
         part: &ReclaimPart,
         pass: &Pass,
     ) -> (Progress, bool) {
-        let Pass { priority, goal, reason, round, kept, .. } = *pass;
+        let Pass { priority, reason, round, kept, .. } = *pass;
         let mut progress = Progress::default();
         let mut has_pages = false;
         for node in pass.nodes(self.nr_nodes()) {
@@ -78,6 +78,8 @@ impl Reclaimer {
             progress.reclaimable += inactive + active;
             if inactive_is_low(inactive, active) {
                 let share = (kept.exposed(active) >> priority).max(SWAP_CLUSTER_MAX.min(active));
+                #[cfg(feature = "baseline")]
+                let share = if pass.is_of_largest_excess { share.min(SWAP_CLUSTER_MAX) } else { share };
                 self.shrink_active(group, part, node, share);
             }
             let mut share = kept.exposed(inactive) >> priority;
@@ -88,6 +90,7 @@ impl Reclaimer {
             let round = if crate::baseline::is_as_mailed() { Round::Everybody } else { round };
             // However short the list: who has promised to be smaller goes before all others do, and at once rather than from
             // priority to priority; but only as long as that frees anything.
+            let goal = pass.goal.max(pass.ahead.min(inactive.saturating_sub(active)));
             let mut extra = 0;
             if round == Round::InExcess {
                 let wanted = goal.clamp(SWAP_CLUSTER_MAX, IN_EXCESS_PAGES_MAX).min(kept.exposed(inactive));

@@ -53,7 +53,8 @@ const VICTIMS_MAX: usize = 2;
 
 impl Reclaimer {
     /// What the kernel did before the mail: of all groups the one with the largest excess, at priority 0, in steps of 32 pages until it
-    /// has no excess or has given a quarter of it. Only when the whole pool is under pressure.
+    /// has no excess or has given a quarter of it, and whatever it gave, everybody's round follows. At every priority anew, and only
+    /// when the whole pool is under pressure.
     #[doc(alias = "mem_cgroup_soft_limit_reclaim")]
     pub(crate) fn shrink_largest_excess(
         &self,
@@ -88,7 +89,14 @@ impl Reclaimer {
         for nr_loops in 1..=LOOPS_MAX {
             let mut at = None;
             while let Some(group) = Group::next_in_subtree(victim, at.as_ref()) {
-                let step = Pass { priority: 0, goal: SWAP_CLUSTER_MAX, round: Round::Everybody, ..*pass };
+                // Whole lists are the share; who has given 32 is done for this loop. Objects were no part of it.
+                let step = Pass {
+                    priority: 0,
+                    goal: SWAP_CLUSTER_MAX,
+                    round: Round::Everybody,
+                    is_of_largest_excess: true,
+                    ..*pass
+                };
                 progress.add(self.shrink_group(root, &group, &step, shield));
                 if victim.excess_bytes() == 0 {
                     return progress;
