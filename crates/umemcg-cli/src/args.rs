@@ -128,6 +128,11 @@ pub struct MountArguments {
     /// How much memory the caches may hold: 512M, 8G, or a part of what this process may use, as 25% (the default)
     #[arg(long, value_name = "SIZE|PERCENT")]
     pub pool: Option<PoolSize>,
+    /// Hand protection (memory.min, memory.low) that no child of a group claims down to all its children, in proportion to what
+    /// they use, as the mount option memory_recursiveprot of Linux does; off: only who
+    /// claims it has it (on, unless the configuration says otherwise)
+    #[arg(long, value_enum, value_name = "ON|OFF")]
+    pub recursive_protection: Option<Switch>,
     /// Put whoever is not in a group by hand into one: `cgroup:PATTERN=GROUP`, `uid:UID=GROUP` or `path:PATTERN=GROUP`.
     /// `*` in a pattern stands for one name, `{1}` in the group for the first of them (`{0}` for the whole match). May
     /// be given many times; the first that fits counts
@@ -154,6 +159,15 @@ pub struct MountArguments {
     /// How files are read and written without leaving a second copy in the kernel's page cache
     #[arg(long, value_enum, value_name = "MODE", default_value_t = IoModeArgument::Auto)]
     pub io_mode: IoModeArgument,
+}
+
+/// Something that is on or off.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Switch {
+    /// It is
+    On,
+    /// It is not
+    Off,
 }
 
 /// `--io-mode`.
@@ -300,6 +314,8 @@ pub enum TopSort {
     Stalls,
     /// Pages reclaimed
     Reclaim,
+    /// Bytes above the soft limit
+    Excess,
     /// The path
     Name,
 }
@@ -308,7 +324,7 @@ pub enum TopSort {
 #[derive(Debug, clap::Args)]
 #[command(long_about = "Show the groups and what happens in them, again and again.\n\n\
     usage, limit, high, dirty: bytes, groups below included. low mark: usage at which background reclaim starts. min, low: of \
-    the usage, what reclaim of the pool leaves alone, and what it takes last. \
+    the usage, what reclaim of the pool leaves alone, and what it takes last. excess: of the usage, what is above the soft limit and goes first. \
     hits: of the pages that were read, the part that was there. in/s: pages brought into the cache. refault/s: pages read again that had been evicted; many of them mean that the group is too \
     small for what it works on. stalled: part of the time in which a request waited for memory. kswapd/s, direct/s: pages reclaimed \
     in the background, and by whoever needed the room. `-` means none.\n\n\

@@ -25,6 +25,8 @@ const OF_PROCESSES: [&str; 2] = ["cgroup.procs", "tasks"];
 #[serde(deny_unknown_fields)]
 struct Content {
     pool: Option<Spanned<String>>,
+    /// Protection that no child claims is handed down to all of them.
+    recursive_protection: Option<bool>,
     #[serde(default)]
     rules: Vec<Spanned<String>>,
     /// By path, as `/pods/a`: control files and what is written to them.
@@ -85,6 +87,11 @@ impl Config {
         let parse =
             |pool: &Spanned<String>| pool.get_ref().parse().map_err(|what: String| self.wrong(pool, what));
         self.content.pool.as_ref().map(parse).transpose()
+    }
+
+    /// Whether protection that no child claims is handed down, if the file says so.
+    pub fn recursive_protection(&self) -> Option<bool> {
+        self.content.recursive_protection
     }
 
     /// The rules, in their order.
@@ -258,6 +265,7 @@ mod tests {
     fn groups_limits_and_volumes_are_as_the_file_says() {
         let text = r#"
             pool = "64M"
+            recursive_protection = false
             rules = ["uid:1000=/users/{0}"]
             [groups."/a/b"]
             "memory.max" = "8M"
@@ -269,6 +277,8 @@ mod tests {
             tmpfs = true
             size = "2M"
         "#;
+        assert_eq!(parsed(text).unwrap().recursive_protection(), Some(false));
+        assert_eq!(parsed("").unwrap().recursive_protection(), None);
         let (engine, volumes) = applied(text).unwrap();
         assert_eq!((group(&engine, "a").max_bytes(), group(&engine, "a/b").max_bytes()), (16 << 20, 8 << 20));
         let expected = [
@@ -284,6 +294,7 @@ mod tests {
             ("\nfoo = 1", 2, "unknown field `foo`"),
             ("pool = \"lots\"", 1, "no size"),
             ("\n\nrules = [\"uid:1=/a\",\n\"nonsense\"]", 4, "cgroup:"),
+            ("recursive_protection = \"no\"", 1, "expected a boolean"),
             ("[groups.a]", 1, "`a` is no group"),
             ("[groups.\"/a/../b\"]", 1, "invalid"),
             ("[groups.\"/memory.stat\"]", 1, "taken"),

@@ -16,7 +16,7 @@ use umemcg_fuse::{
 };
 use umemcg_vfs::{IoMode, VolumeKind};
 
-use crate::args::{IoModeArgument, MountArguments};
+use crate::args::{IoModeArgument, MountArguments, Switch};
 use crate::config::Config;
 use crate::endpoint::{Endpoint, Reply, Request, Serve};
 use crate::exit::{Failure, LostFile};
@@ -87,10 +87,18 @@ fn same_place(one: &Path, other: &Path) -> bool {
     matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
 }
 
-fn start(arguments: &MountArguments, settings: &Config, pool_bytes: u64) -> Result<Daemon, Failure> {
+/// What the command line says counts more than the file.
+fn engine_config(arguments: &MountArguments, settings: &Config, pool_bytes: u64) -> EngineConfig {
+    let by_default = EngineConfig::default();
+    let given = arguments.recursive_protection.map(|switch| switch == Switch::On);
+    let recursive_protection =
+        given.or(settings.recursive_protection()).unwrap_or(by_default.recursive_protection);
     // A full pool is nobody's fault in particular: the workers make room before somebody has to.
-    let engine_config = EngineConfig { pool_bytes, pool_marks: true, ..EngineConfig::default() };
-    let engine = Engine::new(engine_config).map_err(|error| {
+    EngineConfig { pool_bytes, pool_marks: true, recursive_protection, ..by_default }
+}
+
+fn start(arguments: &MountArguments, settings: &Config, pool_bytes: u64) -> Result<Daemon, Failure> {
+    let engine = Engine::new(engine_config(arguments, settings, pool_bytes)).map_err(|error| {
         Failure::Failed(format!("cannot make a pool of {}: {error}", human_bytes(pool_bytes)))
     })?;
     let mut rules = arguments.rules.clone();
@@ -225,4 +233,31 @@ impl Served for Mounted {
 
 pub(crate) fn lost_file(lost: Lost) -> LostFile {
     LostFile { path: format!("/{}", lost.path.display()), bytes: lost.bytes, error: lost.error }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{Arguments, Command};
+    use clap::Parser;
+
+    #[test]
+    fn protection_is_handed_down_unless_the_file_or_the_command_line_says_otherwise() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("umemcg.toml");
+        let is_on = |file: &str, flag: &[&str]| {
+            std::fs::write(&path, file).unwrap();
+            let words = ["umemcg", "mount", "a", "b"].iter().chain(flag);
+            let Command::Mount(arguments) = Arguments::try_parse_from(words).unwrap().command else {
+                unreachable!("the words say mount")
+            };
+            engine_config(&arguments, &Config::read(&path).unwrap(), 1 << 26).recursive_protection
+        };
+        let (off, on) = ("recursive_protection = false", "recursive_protection = true");
+        let flags: [&[&str]; 3] =
+            [&[], &["--recursive-protection", "off"], &["--recursive-protection", "on"]];
+        assert_eq!(flags.map(|flag| is_on("", flag)), [true, false, true]);
+        assert_eq!(flags.map(|flag| is_on(off, flag)), [false, false, true]);
+        assert_eq!(flags.map(|flag| is_on(on, flag)), [true, false, true]);
+    }
 }

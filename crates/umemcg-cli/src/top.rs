@@ -36,6 +36,8 @@ struct Row {
     /// Of the usage, what reclaim of the pool leaves alone; and what it takes last.
     min_bytes: u64,
     low_bytes: u64,
+    /// Above the soft limit: it goes before what others have.
+    excess_bytes: u64,
     dirty_bytes: u64,
     /// Of the pages that were read, the ones that were there; none when none were read.
     hit_percent: Option<f64>,
@@ -65,6 +67,7 @@ impl Row {
             low_wmark_bytes: now.low_wmark_bytes,
             min_bytes: now.stat("min_effective").min(now.usage_bytes),
             low_bytes: now.stat("low_effective").min(now.usage_bytes),
+            excess_bytes: now.stat("soft_limit_excess"),
             dirty_bytes: now.stat("total_dirty"),
             hit_percent: (hits + misses > 0.0).then(|| 100.0 * hits / (hits + misses)),
             misses_per_second: misses,
@@ -78,7 +81,7 @@ impl Row {
 
     fn cells(&self) -> Vec<String> {
         let bytes = |bytes: Option<u64>| bytes.map_or_else(|| "-".to_owned(), human_bytes);
-        let kept = |kept: u64| bytes((kept > 0).then_some(kept));
+        let some = |some: u64| bytes((some > 0).then_some(some));
         let rate = |rate: f64| format!("{rate:.0}");
         vec![
             self.group.clone(),
@@ -86,8 +89,9 @@ impl Row {
             bytes(self.limit_bytes),
             bytes(self.high_bytes),
             bytes(self.low_wmark_bytes),
-            kept(self.min_bytes),
-            kept(self.low_bytes),
+            some(self.min_bytes),
+            some(self.low_bytes),
+            some(self.excess_bytes),
             human_bytes(self.dirty_bytes),
             self.hit_percent.map_or_else(|| "-".to_owned(), |percent| format!("{percent:.1}%")),
             rate(self.pages_in_per_second),
@@ -108,12 +112,13 @@ impl Row {
             TopSort::Refaults => self.refaults_per_second,
             TopSort::Stalls => self.stalled_percent,
             TopSort::Reclaim => self.background_reclaim_per_second + self.direct_reclaim_per_second,
+            TopSort::Excess => self.excess_bytes as f64,
             TopSort::Name => 0.0,
         }
     }
 }
 
-const HEADINGS: [&str; 14] = [
+const HEADINGS: [&str; 15] = [
     "group",
     "usage",
     "limit",
@@ -121,6 +126,7 @@ const HEADINGS: [&str; 14] = [
     "low mark",
     "min",
     "low",
+    "excess",
     "dirty",
     "hits",
     "in/s",
@@ -254,6 +260,23 @@ mod tests {
         let rows = rows(&before, &now, TopSort::Usage);
         let shown: Vec<_> = rows.iter().map(|row| (row.group.as_str(), row.stalled_percent)).collect();
         assert_eq!(shown, [("/", 25.0), ("/b", 0.0), ("/a", 0.0)]);
+    }
+
+    #[test]
+    fn the_excess_over_the_soft_limit_is_shown_and_sorted_by() {
+        let start = Instant::now();
+        let mut now = tree(start + Duration::from_secs(1), &[("/a", 9, 0), ("/b", 5, 0), ("/c", 7, 0)]);
+        for (path, excess) in [("/b", 4096), ("/c", 2 << 20)] {
+            let sample = now.groups.get_mut(path).unwrap();
+            sample.stat.insert("soft_limit_excess".into(), excess);
+        }
+        let rows = rows(&tree(start, &[]), &now, TopSort::Excess);
+        let order: Vec<_> = rows.iter().map(|row| (row.group.as_str(), row.excess_bytes)).collect();
+        assert_eq!(order, [("/c", 2 << 20), ("/b", 4096), ("/a", 0)]);
+        let column = HEADINGS.iter().position(|&heading| heading == "excess").unwrap();
+        let shown: Vec<_> = rows.iter().map(|row| row.cells()[column].clone()).collect();
+        assert_eq!(shown, [human_bytes(2 << 20), human_bytes(4096), "-".into()]);
+        assert!(serde_json::to_string(&rows[0]).unwrap().contains("\"excess_bytes\":2097152"));
     }
 
     #[test]

@@ -9,7 +9,7 @@
 //! | freed anything | no |
 //! | had nothing to look at | yes |
 //! | saw pages that are in use | no: they are looked at harder first, down to the last priority |
-//! | saw nothing but dirty pages | it is made again when some have been written; yes when nothing is being written |
+//! | saw nothing but dirty pages | it is made again when some have been written (a worker rests meanwhile); yes when nothing is being written |
 //!
 //! The last two lines are not the mail's, whose second round follows only when the first looked at nothing. With that, a group in excess
 //! whose pages are dirty is scanned at every priority down to the last, all of it in the end, and finds them dirty each time: that is what
@@ -89,7 +89,9 @@ impl FirstRounds {
             self.nr_dirty_rounds = 0;
             return After::Harder;
         }
-        if first.scanned > 0 && first.dirty == first.scanned && !self.is_last_chance {
+        // A worker rests before it tries for the last time.
+        if first.scanned > 0 && first.dirty == first.scanned && (self.waits_elsewhere || !self.is_last_chance)
+        {
             self.nr_dirty_rounds += 1;
             return match self.nr_dirty_rounds {
                 _ if self.waits_elsewhere => After::Harder,
@@ -398,6 +400,8 @@ mod tests {
         assert_eq!(first_rounds.judge(&seen(32, 32, 0)), After::Everybody);
         let mut worker = FirstRounds::of_worker(false);
         assert!((0..100).all(|_| worker.judge(&seen(32, 32, 0)) == After::Harder));
+        worker.is_last_chance = true;
+        assert_eq!(worker.judge(&seen(32, 32, 0)), After::Harder, "it rests first");
         assert_eq!(FirstRounds::of_worker(true).judge(&seen(32, 32, 0)), After::Everybody);
     }
 }

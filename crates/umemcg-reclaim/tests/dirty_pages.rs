@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use umemcg_base::PAGE_SIZE_U64;
 use umemcg_group::{Charge, Group, GroupTree, StatItem};
 use umemcg_reclaim::patience::{PATIENCE, RECOVERY};
 use umemcg_reclaim::reclaim::WRITEBACK_WAIT;
-use umemcg_reclaim::{Eviction, LruKind, PageOwner, Reason, Reclaimer, Shadow};
+use umemcg_reclaim::{Eviction, Kswapd, LruKind, PageOwner, Reason, Reclaimer, Shadow};
 
 /// Pages of a store that cleans as many as it is told with every wait, or none.
 #[derive(Debug)]
@@ -22,6 +22,9 @@ struct Pages {
     cleaned_by_a_wait: u64,
     nr_waits: AtomicU64,
     nr_rings: AtomicU64,
+    /// Whenever somebody asks, something else has been written.
+    others_are_written: AtomicBool,
+    nr_others_written: AtomicU64,
 }
 
 impl Pages {
@@ -83,7 +86,9 @@ impl PageOwner for Pages {
         self.clean(self.cleaned_by_a_wait)
     }
     fn writeback_progress(&self) -> u64 {
-        if self.cleaned_by_a_wait == 0 { 0 } else { self.nr_waits() }
+        let nr_others = u64::from(self.others_are_written.load(Relaxed));
+        let nr_others = self.nr_others_written.fetch_add(nr_others, Relaxed) + nr_others;
+        nr_others + if self.cleaned_by_a_wait == 0 { 0 } else { self.nr_waits() }
     }
 }
 
@@ -104,6 +109,8 @@ impl Ground {
             cleaned_by_a_wait,
             nr_waits: AtomicU64::new(0),
             nr_rings: AtomicU64::new(0),
+            others_are_written: AtomicBool::new(false),
+            nr_others_written: AtomicU64::new(0),
         });
         pages.reclaimer.set_page_owner(&(Arc::clone(&pages) as _));
         Self { tree, pages, group }
@@ -173,5 +180,40 @@ fn a_group_whose_store_takes_nothing_waits_for_a_while_once_and_not_for_each_pag
     // Once the store takes something there is room at once.
     ground.pages.clean(100);
     assert!(ground.charge_a_page().is_some());
+    ground.finish();
+}
+
+/// What a group in excess has is dirty, and write-back goes on: the worker rests, however often, and takes nothing from others.
+#[test]
+fn a_worker_waits_for_what_is_being_written_before_it_takes_from_those_not_in_excess() {
+    let ground = Ground::new(0);
+    let (pages, root) = (&ground.pages, Arc::clone(ground.tree.root()));
+    let holder = create(&ground.tree, &root, "holder");
+    pages.give(&ground.group, 400, true);
+    ground.group.set_soft_limit(0);
+    pages.give(&holder, 400, false);
+    [&ground.group, &holder].iter().for_each(|group| group.drain_stocks());
+    pages.others_are_written.store(true, Relaxed);
+    let taken = || holder.stat_total(StatItem::PgStealKswapd);
+    let until = |what: &str, is_so: &dyn Fn() -> bool| {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !is_so() {
+            assert!(Instant::now() < deadline, "{what}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    // Both marks are below the usage.
+    let reclaimer = &pages.reclaimer;
+    reclaimer.set_high_wmark_distance(&root, root.max_bytes() - 400 * PAGE_SIZE_U64).unwrap();
+    reclaimer.set_low_wmark_distance(&root, root.max_bytes() - 500 * PAGE_SIZE_U64).unwrap();
+    let kswapd = Kswapd::start(reclaimer, 1).unwrap();
+    until("the worker comes again and again", &|| root.stat_total(StatItem::KswapdRun) >= 20);
+    assert_eq!(taken(), 0);
+    // Nothing is written any more.
+    pages.others_are_written.store(false, Relaxed);
+    until("then it takes what there is", &|| taken() > 0);
+    drop(kswapd);
+    pages.clean(u64::MAX);
+    while reclaimer.reclaim(&root, 1 << 20, Reason::Proactive, &|| false).reclaimed > 0 {}
     ground.finish();
 }

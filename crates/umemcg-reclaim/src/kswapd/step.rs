@@ -9,7 +9,7 @@ use umemcg_base::{PAGE_SIZE_U64, assert_no_locks_held};
 use umemcg_group::{EventKind, StatItem};
 
 use super::QUANTUM_PAGES;
-use super::job::{Job, Progressing, REST_FIRST, REST_IN_VAIN, REST_MAX};
+use super::job::{Job, Progressing, REST_FIRST, REST_IN_VAIN, REST_MAX, Rested};
 use crate::lruvec::ReclaimPart;
 use crate::reclaim::{DEF_PRIORITY, Pass, Progress, Reason, Reclaimer};
 use crate::rounds::FirstRounds;
@@ -44,6 +44,7 @@ impl Reclaimer {
                 candidates: vec![true; self.nr_nodes()],
                 freed_in_round: 0,
                 rest: REST_FIRST,
+                rested_at: None,
                 promised_bytes: 0,
                 awaits: None,
                 overrides_low: false,
@@ -79,8 +80,20 @@ impl Reclaimer {
         };
         let mut shield = self.shield(&group, work.overrides_low);
         let pass = Pass { node: Some(node), ..Pass::new(work.priority, QUANTUM_PAGES, Reason::Kswapd) };
-        // A worker does not wait for dirty pages but rests; who has rested in vain for long goes on to everybody.
-        let mut first_rounds = FirstRounds::of_worker(work.rest > REST_IN_VAIN);
+        // A worker does not wait for dirty pages but rests; who has rested in vain for long goes on to everybody. Others may have freed
+        // meanwhile what was written.
+        let stands = || {
+            let nr_written = self.page_owner().map_or(0, |owner| owner.writeback_progress());
+            (nr_written, ReclaimPart::of(&group, self.nr_nodes()).age())
+        };
+        if let Some(rested) = work.rested_at {
+            let (nr_written, nr_freed) = stands();
+            if rested.was_worth_it(nr_written, nr_freed) {
+                work.rest = REST_FIRST;
+            }
+        }
+        let has_rested_in_vain = work.rest > REST_IN_VAIN;
+        let mut first_rounds = FirstRounds::of_worker(has_rested_in_vain);
         first_rounds.is_last_chance = work.priority == 0 && work.freed_in_round == 0;
         let enough = |now: &Progress| now.pages() + now.promised_bytes / PAGE_SIZE_U64 >= QUANTUM_PAGES;
         let (progress, is_round_over) =
@@ -94,13 +107,17 @@ impl Reclaimer {
         work.freed_in_round += progress.pages() + promised_bytes / PAGE_SIZE_U64;
         if progress.pages() > 0 || promised_bytes > 0 {
             work.rest = REST_FIRST;
+            work.rested_at = None;
         }
         if progress.scanned > 0 && progress.dirty == progress.scanned {
             // Nothing but dirty pages in sight: the flusher's turn. Nobody waits for it here.
             if let Some(owner) = self.page_owner() {
                 owner.start_writeback(&group);
             }
-            if is_round_over && work.freed_in_round == 0 {
+            // In vain: then harder, down to the last priority and not only at this one, where short lists have no share.
+            if is_round_over && work.freed_in_round == 0 && !has_rested_in_vain {
+                let (nr_written, nr_freed) = stands();
+                work.rested_at = Some(Rested::next(work.rested_at, nr_written, nr_freed));
                 return Next::Rest;
             }
         }
