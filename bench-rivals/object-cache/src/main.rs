@@ -4,6 +4,7 @@
 mod sides;
 mod streams;
 
+use std::ops::RangeInclusive;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -185,11 +186,17 @@ fn alternate(
     })
 }
 
-fn run(scale: f64, rounds: usize, only: Option<&str>) -> Result<Output, String> {
+fn run(
+    scale: f64,
+    rounds: usize,
+    only: Option<&str>,
+    what: Option<&str>,
+    threads: RangeInclusive<usize>,
+) -> Result<Output, String> {
     let capacity = ((CAPACITY as f64 * scale) as usize).clamp(6400, 4_000_000);
     let lookups = ((LOOKUPS as f64 * scale) as usize).max(50_000);
     let mut rows = Vec::new();
-    let names;
+    let names = contenders(6400, only).iter().map(|contender| contender.name.clone()).collect();
     let sets_off = |contenders: &[Contender]| -> Result<(), String> {
         for contender in contenders {
             if let Some(fault) = contender.cache.finish() {
@@ -199,16 +206,15 @@ fn run(scale: f64, rounds: usize, only: Option<&str>) -> Result<Output, String> 
         Ok(())
     };
 
-    {
+    if what != Some("zipf") {
         let mut contenders = contenders(capacity, only);
-        names = contenders.iter().map(|contender| contender.name.clone()).collect();
         let nr_keys = capacity * RESIDENT_TENTHS / 10;
         let every_key: Vec<u32> = (0..nr_keys as u32).collect();
         for contender in &contenders {
             contender.cache.run(&every_key);
         }
         sets_off(&contenders)?;
-        for nr_threads in 1..=THREADS_MAX {
+        for nr_threads in threads.clone() {
             eprintln!("object-cache-rivals: all hits, {nr_threads} of {THREADS_MAX} threads");
             rows.push(alternate(&mut contenders, rounds, nr_threads, true, |round, thread| {
                 uniform(nr_keys, lookups, (round * THREADS_MAX + thread) as u64 + 1)
@@ -217,7 +223,7 @@ fn run(scale: f64, rounds: usize, only: Option<&str>) -> Result<Output, String> 
     }
     let nr_keys = capacity * ZIPF_KEYS;
     let zipf = Zipf::new(nr_keys, EXPONENT);
-    for nr_threads in 1..=THREADS_MAX {
+    for nr_threads in threads.filter(|_| what != Some("hits")) {
         eprintln!("object-cache-rivals: Zipf, {nr_threads} of {THREADS_MAX} threads");
         // From the start each time, so that both have the same past.
         let mut contenders = contenders(capacity, only);
@@ -247,7 +253,8 @@ fn run(scale: f64, rounds: usize, only: Option<&str>) -> Result<Output, String> 
 
 fn main() {
     let mut arguments = std::env::args().skip(1);
-    let (mut scale, mut rounds, mut only) = (1.0, 9, None);
+    let (mut scale, mut rounds, mut only, mut what) = (1.0, 9, None, None);
+    let mut threads = 1..=THREADS_MAX;
     while let Some(argument) = arguments.next() {
         if argument == "--cpu" {
             BY_PROCESSOR.store(true, Relaxed);
@@ -258,13 +265,20 @@ fn main() {
             ("--scale", Some(value)) => scale = value.parse().unwrap_or(1.0),
             ("--rounds", Some(value)) => rounds = value.parse().unwrap_or(9),
             ("--only", Some(value)) => only = Some(value),
+            ("--rows", Some(value)) if value == "hits" || value == "zipf" => what = Some(value),
+            ("--threads", Some(value)) => {
+                let nr = value.parse().unwrap_or(1).clamp(1, THREADS_MAX);
+                threads = nr..=nr;
+            }
             _ => {
-                eprintln!("usage: object-cache-rivals [--scale S] [--rounds N] [--only NAME+NAME] [--cpu]");
+                eprintln!(
+                    "usage: object-cache-rivals [--scale S] [--rounds N] [--only NAME+NAME] [--rows hits|zipf] [--threads N] [--cpu]"
+                );
                 std::process::exit(2);
             }
         }
     }
-    match run(scale, rounds, only.as_deref()) {
+    match run(scale, rounds, only.as_deref(), what.as_deref(), threads) {
         Ok(output) => println!("{}", serde_json::to_string(&output).expect("numbers and names")),
         Err(error) => {
             eprintln!("object-cache-rivals: {error}");

@@ -79,6 +79,17 @@ impl ListLru {
         self.slots.take(token)
     }
 
+    /// Gives the object another number. The caller keeps others from giving one at the same time; a walk sees the old one or the new
+    /// one.
+    pub fn set_token(&self, slot: ListSlot, token: u64) {
+        self.slots.set_token(slot, token);
+    }
+
+    /// The number of an object.
+    pub fn token(&self, slot: ListSlot) -> u64 {
+        self.slots.token(slot)
+    }
+
     /// Gives a place back. The object must be off its list, and nobody else may use the place any more.
     pub fn release(&self, slot: ListSlot) {
         self.slots.give_back(slot);
@@ -152,6 +163,17 @@ impl ListLru {
         true
     }
 
+    /// Takes the oldest object off a list that was found before; its number and its place. `None` when nothing is on it, or it is
+    /// gone.
+    pub fn take_oldest(&self, known: &KnownList) -> Option<(u64, ListSlot)> {
+        let list = &*known.0;
+        let mut objects = list.lock();
+        let slot = objects.chain.first()?;
+        objects.chain.unlink(&self.slots, slot);
+        list.note_len(&objects);
+        Some((self.slots.token(slot), slot))
+    }
+
     /// Takes an object off its list. False when it is on none. The caller keeps others from adding it meanwhile; walks
     /// may remove it at the same time, then one of the two says so.
     #[doc(alias = "list_lru_del")]
@@ -209,10 +231,28 @@ impl ListLru {
         group: &Group,
         node: usize,
         nr: u64,
+        visit: impl FnMut(&mut WalkedList<'_>, u64, ListSlot) -> Verdict,
+    ) -> u64 {
+        self.list(group, node).map_or(0, |list| self.walk_list(&list, nr, visit))
+    }
+
+    /// Like [`walk`](Self::walk), on a list that was found before.
+    pub fn walk_known(
+        &self,
+        known: &KnownList,
+        nr: u64,
+        visit: impl FnMut(&mut WalkedList<'_>, u64, ListSlot) -> Verdict,
+    ) -> u64 {
+        self.walk_list(&known.0, nr, visit)
+    }
+
+    fn walk_list(
+        &self,
+        list: &ObjectList,
+        nr: u64,
         mut visit: impl FnMut(&mut WalkedList<'_>, u64, ListSlot) -> Verdict,
     ) -> u64 {
-        let Some(list) = self.list(group, node) else { return 0 };
-        let mut walked = WalkedList { slots: &self.slots, list: &list, objects: list.lock(), isolated: 0 };
+        let mut walked = WalkedList { slots: &self.slots, list, objects: list.lock(), isolated: 0 };
         let (mut removed, mut left) = (0, nr);
         let mut at = walked.objects.chain.first();
         while let Some(slot) = at
@@ -248,6 +288,13 @@ impl ListLru {
 /// A list that was found before. It may be gone by now.
 #[derive(Debug)]
 pub struct KnownList(Arc<ObjectList>);
+
+impl KnownList {
+    /// Objects on it, without its lock; none when it is gone.
+    pub fn nr_objects(&self) -> u64 {
+        self.0.len()
+    }
+}
 
 /// A list under a walk, locked.
 #[derive(Debug)]

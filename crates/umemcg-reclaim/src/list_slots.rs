@@ -2,7 +2,8 @@
 //! be spliced to another in O(1), and their memory goes back when nobody needs it.
 //!
 //! A place is three words: links, token, and owner with state. Links and state change under the lock of the list that the
-//! owner resolves to; the token when the place is taken. All accesses are relaxed: the locks order them.
+//! owner resolves to; the token as its owner likes, and it is read as it was at some time. All accesses are relaxed: the locks
+//! order them.
 
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
@@ -104,6 +105,10 @@ impl ListSlots {
 
     pub(crate) fn token(&self, slot: ListSlot) -> u64 {
         self.words.get(slot.0 as usize * WORDS + 1).load(Relaxed)
+    }
+
+    pub(crate) fn set_token(&self, slot: ListSlot, token: u64) {
+        self.words.get(slot.0 as usize * WORDS + 1).store(token, Relaxed);
     }
 
     pub(crate) fn is_linked(&self, slot: ListSlot) -> bool {

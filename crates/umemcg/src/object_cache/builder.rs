@@ -157,14 +157,15 @@ where
         let nr_shards = self.nr_shards.unwrap_or_else(|| {
             available_parallelism().map_or(4, std::num::NonZero::get).saturating_mul(SHARDS_PER_CPU)
         });
+        let expiry = Expiry::new(self.clock, self.time_to_live, self.time_to_idle);
         let inner = Arc::new(Inner {
             name: self.name,
             reclaimer: Arc::clone(reclaimer),
-            shards: Shards::new(nr_shards, self.capacity),
+            shards: Shards::new(nr_shards, self.capacity, expiry.is_on()),
             hasher: self.hasher,
             lists: [Queue::Probation, Queue::Main].map(|queue| ListLru::new(reclaimer, &id, queue as u32)),
             payers: Payers::default(),
-            expiry: Expiry::new(self.clock, self.time_to_live, self.time_to_idle),
+            expiry,
             weigher: self.weigher,
             listener: self.listener,
             seeks: self.seeks,

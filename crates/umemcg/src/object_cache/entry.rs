@@ -3,9 +3,8 @@
 //! An entry moves when its shard grows; its place in the lists, a number, is what tells it from every other.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-use umemcg_group::OwnerId;
 use umemcg_reclaim::ListSlot;
 
 use super::payer::Payer;
@@ -23,18 +22,30 @@ pub(super) enum Queue {
 }
 
 /// Uses that an entry can have to its credit. More would only make reclaim pass it more often.
-pub(super) const USES_MAX: u8 = 3;
-const USES: u8 = 3;
-const IN_MAIN: u8 = 4;
+pub(super) const USES_MAX: u32 = 3;
+const USES: u32 = 3;
+const IN_MAIN: u32 = 4;
+const BYTES_SHIFT: u32 = 3;
+/// What is charged for an entry is a multiple of this.
+pub(super) const BYTES_UNIT: u64 = 16;
 
-/// How often an entry was used since reclaim last looked, and its queue. Uses are counted under the shared lock of the table, and
-/// may lose each other; the queue changes under the exclusive lock only.
+/// How often an entry was used since reclaim last looked, its queue, and what is charged for it. Uses are counted under the shared
+/// lock of the table, and may lose each other; the queue changes under the exclusive lock only, the bytes never.
 #[derive(Debug)]
-pub(super) struct Mark(AtomicU8);
+pub(super) struct Mark(AtomicU32);
 
 impl Mark {
-    pub(super) fn new(queue: Queue) -> Self {
-        Self(AtomicU8::new(if queue == Queue::Main { IN_MAIN } else { 0 }))
+    /// `bytes` is a multiple of [`BYTES_UNIT`] below 4 GiB.
+    pub(super) fn new(queue: Queue, bytes: u64) -> Self {
+        debug_assert!(bytes.is_multiple_of(BYTES_UNIT) && u32::try_from(bytes).is_ok());
+        let in_main = if queue == Queue::Main { IN_MAIN } else { 0 };
+        Self(AtomicU32::new(in_main | ((bytes / BYTES_UNIT) as u32) << BYTES_SHIFT))
+    }
+
+    /// How much is charged.
+    #[inline]
+    pub(super) fn bytes(&self) -> u64 {
+        u64::from(self.0.load(Relaxed) >> BYTES_SHIFT) * BYTES_UNIT
     }
 
     /// Counts a use. Writes nothing when there is enough of them, so that hits on what is hot leave its line alone.
@@ -46,7 +57,7 @@ impl Mark {
         }
     }
 
-    pub(super) fn uses(&self) -> u8 {
+    pub(super) fn uses(&self) -> u32 {
         self.0.load(Relaxed) & USES
     }
 
@@ -66,31 +77,24 @@ impl Mark {
 
     /// Puts it in the main queue with no uses.
     pub(super) fn promote(&mut self) {
-        *self.0.get_mut() = IN_MAIN;
+        let mark = self.0.get_mut();
+        *mark = (*mark & !USES) | IN_MAIN;
     }
 }
 
-/// An object in the cache. Fields are constant unless they say otherwise. What a hit touches comes first, because half of all
-/// entries lie across two cache lines.
+/// An object in the cache. Fields are constant unless they say otherwise. Aligned so that an entry of two words lies in one
+/// cache line: a hit on a large cache waits for lines.
 #[derive(Debug)]
-#[repr(C)]
+#[repr(C, align(32))]
 pub(super) struct Entry<K, V> {
     pub(super) key: K,
     pub(super) value: V,
-    /// Whose figures it stands in.
+    /// In whose figures it stands, and to whom it is charged.
     pub(super) payer: Arc<Payer>,
     /// (A)
     pub(super) mark: Mark,
     /// Its place in the lists. Owned by whoever takes the entry out of the table.
     pub(super) slot: ListSlot,
-    /// Who it is charged to.
-    pub(super) owner: OwnerId,
-    /// How much is charged.
-    pub(super) bytes: u32,
-    /// When it came, in ticks of [`super::expiry`].
-    pub(super) born: u32,
-    /// When it was used last. (A)
-    pub(super) used: AtomicU32,
 }
 
 #[cfg(test)]
@@ -99,24 +103,24 @@ mod tests {
 
     #[test]
     fn uses_are_counted_up_to_a_bound_and_spent_one_by_one() {
-        let mark = Mark::new(Queue::Main);
+        let mark = Mark::new(Queue::Main, 4240);
         (0..10).for_each(|_| mark.note_use());
-        assert_eq!((mark.uses(), mark.queue()), (USES_MAX, Queue::Main));
-        assert_eq!((0..10).filter(|_| mark.spend_use()).count(), usize::from(USES_MAX));
-        assert_eq!((mark.uses(), mark.queue()), (0, Queue::Main));
+        assert_eq!((mark.uses(), mark.queue(), mark.bytes()), (USES_MAX, Queue::Main, 4240));
+        assert_eq!((0..10).filter(|_| mark.spend_use()).count(), USES_MAX as usize);
+        assert_eq!((mark.uses(), mark.queue(), mark.bytes()), (0, Queue::Main, 4240));
     }
 
     #[test]
     fn promotion_forgets_uses() {
-        let mut mark = Mark::new(Queue::Probation);
+        let mut mark = Mark::new(Queue::Probation, u64::from(u32::MAX - 15));
         mark.note_use();
         assert_eq!(mark.queue(), Queue::Probation);
         mark.promote();
-        assert_eq!((mark.uses(), mark.queue()), (0, Queue::Main));
+        assert_eq!((mark.uses(), mark.queue(), mark.bytes()), (0, Queue::Main, u64::from(u32::MAX - 15)));
     }
 
     #[test]
-    fn an_entry_of_two_words_fits_in_a_cache_line() {
-        assert!(size_of::<Option<Entry<u64, Arc<[u8; 4096]>>>>() <= 48);
+    fn an_entry_of_two_words_takes_half_a_cache_line() {
+        assert_eq!(size_of::<Option<Entry<u64, Arc<[u8; 4096]>>>>(), 32);
     }
 }

@@ -4,17 +4,29 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
 use umemcg_base::clock::{Clock, SystemClock};
-
-use super::entry::Entry;
 
 /// log2 of the nanoseconds of a tick.
 const TICK_SHIFT: u32 = 22;
 /// The longest time to live or idle: a quarter of what ticks can tell apart.
 pub(super) const LONGEST: Duration = Duration::from_nanos((1 << 30) << TICK_SHIFT);
+
+/// When an object came and when it was used last, in ticks. Kept beside the entries of caches in which anything expires.
+#[derive(Debug)]
+pub(super) struct Age {
+    born: u32,
+    /// (A)
+    used: AtomicU32,
+}
+
+impl Age {
+    pub(super) fn new(now: u32) -> Self {
+        Self { born: now, used: AtomicU32::new(now) }
+    }
+}
 
 /// The ages at which objects go, and the clock.
 pub(super) struct Expiry {
@@ -59,21 +71,22 @@ impl Expiry {
         if self.is_on() { ticks(self.clock.now()) as u32 } else { 0 }
     }
 
-    /// Whether an object is too old at `now`.
+    /// Whether an object of that age is too old at `now`; never when nothing expires and ages are not kept.
     #[inline]
-    pub(super) fn is_over<K, V>(&self, entry: &Entry<K, V>, now: u32) -> bool {
+    pub(super) fn is_over(&self, age: Option<&Age>, now: u32) -> bool {
+        let Some(age) = age else { return false };
         let is_older = |since: u32, limit: Option<u32>| {
             // Somebody may have read the clock after us: an age below zero is none.
             limit.is_some_and(|limit| now.wrapping_sub(since).cast_signed() >= limit.cast_signed())
         };
-        is_older(entry.born, self.live) || is_older(entry.used.load(Relaxed), self.idle)
+        is_older(age.born, self.live) || is_older(age.used.load(Relaxed), self.idle)
     }
 
     /// Notes a use.
     #[inline]
-    pub(super) fn note_use<K, V>(&self, entry: &Entry<K, V>, now: u32) {
-        if self.idle.is_some() && entry.used.load(Relaxed) != now {
-            entry.used.store(now, Relaxed);
+    pub(super) fn note_use(&self, age: &Age, now: u32) {
+        if self.idle.is_some() && age.used.load(Relaxed) != now {
+            age.used.store(now, Relaxed);
         }
     }
 }

@@ -7,9 +7,8 @@
 use std::borrow::Borrow;
 use std::fmt;
 use std::hash::{BuildHasher, Hash};
-use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 use umemcg_base::assert_no_locks_held;
 use umemcg_group::{Charge, Group, OwnerId, StatItem};
@@ -20,11 +19,11 @@ use super::entry::{Entry, Mark, NODE, Queue};
 use super::expiry::Expiry;
 use super::loading::Flight;
 use super::payer::{Payer, Payers};
-use super::shard::Shards;
+use super::shard::{Shards, Tables};
 use super::weight::{allocated_bytes, entry_bytes};
 
-/// Room for ghosts is looked after once in so many inserts of a group.
-const FIT_GHOSTS_EVERY: u64 = 64;
+/// Room for ghosts, and what else the group holds, is looked after once in so many inserts of a group.
+const LOOK_AROUND_EVERY: u64 = 64;
 
 /// Says how many bytes a key and its value refer to on the heap.
 pub(super) type Weigher<K, V> = Box<dyn Fn(&K, &V) -> u64 + Send + Sync>;
@@ -92,14 +91,14 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
     {
         let now = self.expiry.now();
         let tables = self.shards.of(hash).tables.read();
-        let Some(entry) = tables.find(hash, |entry| entry.key.borrow() == key) else {
+        let Some((at, entry)) = tables.find(hash, |entry| entry.key.borrow() == key) else {
             return Found::Missing;
         };
-        if self.expiry.is_on() {
-            if self.expiry.is_over(entry, now) {
+        if let Some(age) = tables.age(at) {
+            if self.expiry.is_over(Some(age), now) {
                 return Found::Expired(entry.slot);
             }
-            self.expiry.note_use(entry, now);
+            self.expiry.note_use(age, now);
         }
         entry.mark.note_use();
         entry.payer.note_hit();
@@ -108,19 +107,37 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
 
     pub(super) fn weigh(&self, key: &K, value: &V) -> u64 {
         let heap = self.weigher.as_ref().map_or(0, |weigh| weigh(key, value));
-        allocated_bytes(heap).saturating_add(entry_bytes::<K, V>())
+        allocated_bytes(heap).saturating_add(entry_bytes::<K, V>(self.expiry.is_on()))
     }
 
-    /// Charges for an object. Reclaims when that is refused; no lock may be held.
-    fn pay(&self, group: &Arc<Group>, bytes: u64) -> Result<Charge, DeclineReason> {
+    /// Charges for an object and takes a place in the lists for it. Reclaims when that is refused; no lock may be held.
+    fn pay(&self, group: &Arc<Group>, bytes: u64) -> Result<Paid, DeclineReason> {
         if u32::try_from(bytes).is_err() {
             return Err(DeclineReason::TooLarge { bytes });
         }
-        // A cache can do without: one that is refused is no `oom` event.
-        let charge = self.reclaimer.charge_opportunistic(group, bytes, &|| false);
-        let charge = charge.map_err(DeclineReason::Refused)?;
-        count_bytes(group, charge.owner(), bytes as i64);
-        Ok(charge)
+        let payer = self.payers.get(group.owner());
+        if let Some(payer) = payer.filter(|payer| payer.is_alone())
+            && group.usage_bytes() + bytes > group.max_bytes()
+            && let Some((charge, slot)) = self.exchange(group, &payer, bytes)
+        {
+            return Ok(Paid { charge, slot, payer });
+        }
+        let mut group = Arc::clone(group);
+        // Bounded by the depth of the tree: each time it is a group further up.
+        loop {
+            // A cache can do without: one that is refused is no `oom` event.
+            let charge = self.reclaimer.charge_opportunistic(&group, bytes, &|| false);
+            let charge = charge.map_err(DeclineReason::Refused)?;
+            let payer = self.payers.of(charge.owner());
+            if payer.owner() != charge.owner() {
+                // Removed just now, and not known here.
+                group = payer.owner().resolve();
+                continue;
+            }
+            let slot = self.lists[0].reserve(0).map_err(|_| DeclineReason::ListsFull)?;
+            count_bytes(&group, charge.owner(), bytes as i64);
+            return Ok(Paid { charge, slot, payer });
+        }
     }
 
     /// Stores a value. When it is declined the old value of the key goes nevertheless. A value that comes from a flight is kept
@@ -135,14 +152,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
     ) -> Result<(), (K, V, DeclineReason)> {
         assert_no_locks_held("an insert");
         let bytes = self.weigh(&key, &value);
-        let paid = self.pay(group, bytes).and_then(|charge| match self.lists[0].reserve(hash) {
-            Ok(slot) => Ok((charge, slot)),
-            Err(_) => {
-                count_bytes(group, charge.owner(), -(bytes as i64));
-                Err(DeclineReason::ListsFull)
-            }
-        });
-        let (charge, slot) = match paid {
+        let Paid { charge, slot, payer } = match self.pay(group, bytes) {
             Ok(paid) => paid,
             Err(reason) => {
                 self.payers.of(group.owner()).note_declined();
@@ -153,45 +163,28 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
                 return Err((key, value, reason));
             }
         };
-        let payer = self.payers.of(charge.owner());
         let queue = if payer.take_ghost(hash) { Queue::Main } else { Queue::Probation };
-        let now = self.expiry.now();
-        let (owner, bytes) = charge.into_raw();
-        let entry = Entry {
-            key,
-            value,
-            payer: Arc::clone(&payer),
-            slot,
-            owner,
-            bytes: bytes as u32,
-            born: now,
-            used: AtomicU32::new(now),
-            mark: Mark::new(queue),
-        };
-        let out = self.put(hash, entry, &payer, flight);
-        let nr_inserted = payer.note_inserted(bytes as u32);
-        match out {
+        let (_, bytes) = charge.into_raw();
+        let nr_inserted = payer.note_inserted(bytes);
+        if nr_inserted.is_multiple_of(LOOK_AROUND_EVERY) {
+            payer.fit_ghosts(group);
+            payer.look_around(group);
+        }
+        let entry = Entry { key, value, payer, slot, mark: Mark::new(queue, bytes) };
+        match self.put(hash, entry, flight) {
             Put::Fresh => {}
             Put::InPlaceOf(old) => self.see_off(old, Departure::Replaced),
             Put::NotWanted(entry) => self.see_off(entry, Departure::Outdated),
         }
-        if nr_inserted.is_multiple_of(FIT_GHOSTS_EVERY) {
-            payer.fit_ghosts(group);
-        }
         if let Some(bytes_max) = self.bytes_max {
-            self.keep_within(bytes_max, &payer, group);
+            self.keep_within(bytes_max, group);
         }
         Ok(())
     }
 
     /// Puts an entry in the table and on its list.
-    fn put(
-        &self,
-        hash: u64,
-        entry: Entry<K, V>,
-        payer: &Payer,
-        flight: Option<&Arc<Flight<V>>>,
-    ) -> Put<K, V> {
+    fn put(&self, hash: u64, entry: Entry<K, V>, flight: Option<&Arc<Flight<V>>>) -> Put<K, V> {
+        let now = self.expiry.now();
         let mut tables = self.shards.of(hash).tables.write();
         if !tables.flights.is_empty() {
             let is_ours = |(key, there): &(K, Arc<Flight<V>>)| match flight {
@@ -209,25 +202,25 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
             return Put::NotWanted(entry);
         }
         if self.bytes_max.is_some() {
-            self.bytes.fetch_add(i64::from(entry.bytes), Relaxed);
+            self.bytes.fetch_add(entry.mark.bytes() as i64, Relaxed);
         }
-        let (mut queue, owner, slot) = (entry.mark.queue(), entry.owner, entry.slot);
-        let out = match tables.find_mut(hash, |there| there.key == entry.key) {
-            None => {
-                tables.put(hash, entry, |entry| self.hash(&entry.key));
-                Put::Fresh
-            }
-            Some(there) => {
-                let old = mem::replace(there, entry);
-                // What has proved of use has done so under its key.
-                if old.mark.queue() == Queue::Main && queue == Queue::Probation {
-                    there.mark.promote();
-                    queue = Queue::Main;
-                }
-                Put::InPlaceOf(old)
-            }
+        let there = tables.find(hash, |there| there.key == entry.key).map(|(at, _)| at);
+        let (at, out) = match there {
+            None => (tables.put(hash, entry, now), Put::Fresh),
+            Some(at) => (at, tables.replace(at, entry, now).map_or(Put::Fresh, Put::InPlaceOf)),
         };
-        payer.enlist(&self.lists, queue, owner, slot);
+        let token = tables.token(at);
+        if let Some(entry) = tables.get_mut(at) {
+            // What has proved of use has done so under its key.
+            if let Put::InPlaceOf(old) = &out
+                && old.mark.queue() == Queue::Main
+            {
+                entry.mark.promote();
+            }
+            // Before it is on a list, so that a walk finds it.
+            self.lists[0].set_token(entry.slot, token);
+            entry.payer.enlist(&self.lists, entry.mark.queue(), entry.slot);
+        }
         out
     }
 
@@ -242,10 +235,23 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         {
             flight.remove();
         }
-        let entry = tables.take(hash, |entry| entry.key.borrow() == key)?;
-        self.note_taken(&entry);
-        tables.shrink_if_sparse(|entry| self.hash(&entry.key));
+        let (at, _) = tables.find(hash, |entry| entry.key.borrow() == key)?;
+        self.take_out(&mut tables, hash, at)
+    }
+
+    /// Takes the entry of that hash out of a place of a locked shard.
+    pub(super) fn take_out(&self, tables: &mut Tables<K, V>, hash: u64, at: u32) -> Option<Entry<K, V>> {
+        let entry = tables.take(hash, at)?;
+        if self.bytes_max.is_some() {
+            self.bytes.fetch_sub(entry.mark.bytes() as i64, Relaxed);
+        }
+        tables.shrink_if_sparse(|entry| self.hash(&entry.key), |slot, token| self.note_moved(slot, token));
         Some(entry)
+    }
+
+    /// An entry stands in another place now.
+    pub(super) fn note_moved(&self, slot: ListSlot, token: u64) {
+        self.lists[0].set_token(slot, token);
     }
 
     /// Removes a key and returns its value.
@@ -263,17 +269,13 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
     pub(super) fn remove_expired(&self, hash: u64, slot: ListSlot) {
         let now = self.expiry.now();
         let mut tables = self.shards.of(hash).tables.write();
-        let is_over = |entry: &Entry<K, V>| entry.slot == slot && self.expiry.is_over(entry, now);
-        let Some(entry) = tables.take(hash, is_over) else { return };
-        self.note_taken(&entry);
+        let Some((at, _)) = tables.find(hash, |entry| entry.slot == slot) else { return };
+        if !self.expiry.is_over(tables.age(at), now) {
+            return;
+        }
+        let Some(entry) = self.take_out(&mut tables, hash, at) else { return };
         drop(tables);
         self.see_off(entry, Departure::Expired);
-    }
-
-    pub(super) fn note_taken(&self, entry: &Entry<K, V>) {
-        if self.bytes_max.is_some() {
-            self.bytes.fetch_sub(i64::from(entry.bytes), Relaxed);
-        }
     }
 
     /// Takes a flight out of its shard. False when somebody else did.
@@ -290,18 +292,26 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
 
     /// Sees off an entry that was taken out of its table: off its list, charge given back, listener told. No lock may be held.
     pub(super) fn see_off(&self, entry: Entry<K, V>, why: Departure) {
-        let (owner, bytes) = (entry.owner, i64::from(entry.bytes));
+        let Entry { key, value, payer, slot, mark } = entry;
+        let (owner, bytes) = (payer.owner(), mark.bytes());
         if let Some(group) = owner.try_resolve() {
-            group.stat_add(StatItem::SlabReclaimable, -bytes);
+            group.stat_add(StatItem::SlabReclaimable, -(bytes as i64));
         }
-        let Entry { key, value, payer, slot, owner, bytes, mark, .. } = entry;
         let list = &self.lists[mark.queue() as usize];
         list.remove(NODE, slot);
         list.release(slot);
-        payer.note_departed(why, 1, u64::from(bytes));
+        payer.note_departed(why, 1, bytes);
         drop(payer);
-        drop(Charge::from_raw(owner, u64::from(bytes)));
+        drop(Charge::from_raw(owner, bytes));
         self.listener.tell(key, value, why);
+    }
+
+    /// Entries were taken out of the table.
+    pub(super) fn note_taken(&self, entries: &[Entry<K, V>]) {
+        if self.bytes_max.is_some() {
+            let bytes: u64 = entries.iter().map(|entry| entry.mark.bytes()).sum();
+            self.bytes.fetch_sub(bytes as i64, Relaxed);
+        }
     }
 
     /// Takes every object out.
@@ -310,14 +320,21 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
             let entries = {
                 let mut tables = shard.tables.write();
                 tables.flights.clear();
-                tables.take_all(|_| true, |entry| self.hash(&entry.key))
+                let moved = |slot, token| self.note_moved(slot, token);
+                tables.take_all(|_, _| true, |entry| self.hash(&entry.key), moved)
             };
-            for entry in entries {
-                self.note_taken(&entry);
-                self.see_off(entry, why);
-            }
+            self.note_taken(&entries);
+            entries.into_iter().for_each(|entry| self.see_off(entry, why));
         }
     }
+}
+
+/// What an object needs before it can be put in the table. Counted in the figures of its group.
+struct Paid {
+    /// To the payer's owner.
+    charge: Charge,
+    slot: ListSlot,
+    payer: Arc<Payer>,
 }
 
 /// What became of an entry that was put in the table.
@@ -329,7 +346,7 @@ enum Put<K, V> {
 }
 
 /// Counts bytes of objects in the figures of whom they are charged to, which is `group` unless that has been removed.
-fn count_bytes(group: &Arc<Group>, owner: OwnerId, bytes: i64) {
+pub(super) fn count_bytes(group: &Arc<Group>, owner: OwnerId, bytes: i64) {
     if group.owner() == owner {
         group.stat_add(StatItem::SlabReclaimable, bytes);
     } else {

@@ -14,6 +14,7 @@ mod departure;
 mod entry;
 mod expiry;
 mod ghosts;
+mod index;
 mod inner;
 mod lanes;
 mod loading;

@@ -5,8 +5,9 @@
 //! more its figures are folded in and it is gone.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
+use arc_swap::{ArcSwapOption, Guard};
 use hashbrown::HashMap;
 use parking_lot::{Mutex, RwLock};
 use umemcg_group::{Charge, Group, OwnerId, StatItem};
@@ -15,34 +16,39 @@ use umemcg_reclaim::{AccountedCharge, KnownList, ListLru, ListSlot};
 use super::departure::{Departure, NR_DEPARTURES};
 use super::entry::{NODE, Queue};
 use super::ghosts::{BUCKET_BYTES, Ghosts};
-use super::lanes::LaneCount;
+use super::lanes::Lanes;
 use super::stats::ObjectStats;
+
+/// Objects that are such a part of what the group is charged are all but all.
+const ALONE: (u64, u64) = (16, 15);
 
 /// Bytes of a payer, with its place in the map.
 fn payer_bytes() -> u64 {
-    (size_of::<Payer>() + 64) as u64 + LaneCount::heap_bytes()
+    (size_of::<Payer>() + 64) as u64 + Lanes::heap_bytes()
 }
 
 /// One group in one cache.
 #[derive(Debug)]
 pub(super) struct Payer {
-    /// Written by nobody else: the line that hits read.
-    hits: LaneCount,
+    lanes: Lanes,
+    /// Whose it was made for; what its objects are charged to. (C)
+    owner: OwnerId,
+    /// The lists that its objects go on, by queue, to save looking for them. (A)
+    lists: [ArcSwapOption<KnownList>; 2],
+    /// Its group holds hardly anything else. Looked at now and then. (A)
+    is_alone: AtomicBool,
     changing: Changing,
 }
 
-/// What inserts and departures write.
+/// What is written now and then.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Changing {
     misses: AtomicU64,
-    inserted: AtomicU64,
     declined: AtomicU64,
     ghost_hits: AtomicU64,
+    /// Evictions stand in the lanes.
     departed: [AtomicU64; NR_DEPARTURES],
-    bytes: AtomicI64,
-    /// The lists that its objects go on, by queue, to save looking for them. Held while one is put there.
-    lists: [RwLock<Option<KnownList>>; 2],
     /// A leaf lock.
     ghosts: Mutex<ChargedGhosts>,
     /// What removed groups left. Parent before child.
@@ -65,17 +71,17 @@ struct Inherited {
 }
 
 impl Payer {
-    fn new(charge: AccountedCharge) -> Self {
+    fn new(owner: OwnerId, charge: AccountedCharge) -> Self {
         Self {
-            hits: LaneCount::new(),
+            lanes: Lanes::new(),
+            owner,
+            lists: Default::default(),
+            is_alone: AtomicBool::new(false),
             changing: Changing {
                 misses: AtomicU64::new(0),
-                inserted: AtomicU64::new(0),
                 declined: AtomicU64::new(0),
                 ghost_hits: AtomicU64::new(0),
                 departed: Default::default(),
-                bytes: AtomicI64::new(0),
-                lists: Default::default(),
                 ghosts: Mutex::default(),
                 inherited: Mutex::default(),
                 _charge: charge,
@@ -83,9 +89,15 @@ impl Payer {
         }
     }
 
+    /// Whom its objects are charged to.
+    #[inline]
+    pub(super) fn owner(&self) -> OwnerId {
+        self.owner
+    }
+
     #[inline]
     pub(super) fn note_hit(&self) {
-        self.hits.add_one();
+        self.lanes.add(|lane| &lane.hits, 1);
     }
 
     pub(super) fn note_miss(&self) {
@@ -96,26 +108,53 @@ impl Payer {
         self.changing.declined.fetch_add(1, Relaxed);
     }
 
-    /// Returns how many came in before.
-    pub(super) fn note_inserted(&self, bytes: u32) -> u64 {
-        self.changing.bytes.fetch_add(i64::from(bytes), Relaxed);
-        self.changing.inserted.fetch_add(1, Relaxed)
+    /// Inserts that this thread has noted.
+    pub(super) fn nr_inserted_here(&self) -> u64 {
+        self.lanes.add(|lane| &lane.inserted, 0)
+    }
+
+    /// Returns how many this thread has noted before.
+    pub(super) fn note_inserted(&self, bytes: u64) -> u64 {
+        self.lanes.add(|lane| &lane.bytes, bytes);
+        self.lanes.add(|lane| &lane.inserted, 1)
     }
 
     pub(super) fn note_departed(&self, why: Departure, nr: u64, bytes: u64) {
-        self.changing.departed[why as usize].fetch_add(nr, Relaxed);
-        self.changing.bytes.fetch_sub(bytes as i64, Relaxed);
+        match why {
+            Departure::Evicted => _ = self.lanes.add(|lane| &lane.evicted, nr),
+            _ => _ = self.changing.departed[why as usize].fetch_add(nr, Relaxed),
+        }
+        self.lanes.add(|lane| &lane.bytes, bytes.wrapping_neg());
+    }
+
+    /// Looks whether its objects are all but all that the group is charged for; see [`is_alone`](Self::is_alone).
+    pub(super) fn look_around(&self, group: &Group) {
+        let is_alone = self.own_bytes() / ALONE.1 * ALONE.0 >= group.usage_bytes();
+        if self.is_alone.load(Relaxed) != is_alone {
+            self.is_alone.store(is_alone, Relaxed);
+        }
+    }
+
+    /// Whether, when somebody looked last, the group held hardly anything but its objects. Reclaim would take from them then.
+    #[inline]
+    pub(super) fn is_alone(&self) -> bool {
+        self.is_alone.load(Relaxed)
+    }
+
+    /// The list of a queue, if it is known.
+    #[inline]
+    pub(super) fn known_list(&self, queue: Queue) -> Guard<Option<Arc<KnownList>>> {
+        self.lists[queue as usize].load()
     }
 
     /// Puts a place of one of its objects on the list of a queue. The object's shard is locked.
-    pub(super) fn enlist(&self, lists: &[ListLru; 2], queue: Queue, owner: OwnerId, slot: ListSlot) {
-        let (list, known) = (&lists[queue as usize], &self.changing.lists[queue as usize]);
-        if known.read().as_ref().is_some_and(|known| list.add_to(known, owner, slot)) {
+    pub(super) fn enlist(&self, lists: &[ListLru; 2], queue: Queue, slot: ListSlot) {
+        let list = &lists[queue as usize];
+        if self.known_list(queue).as_ref().is_some_and(|known| list.add_to(known, self.owner, slot)) {
             return;
         }
-        if let Some(list) = list.add_and_know(owner, NODE, slot) {
-            let before = known.write().replace(list);
-            drop(before);
+        if let Some(known) = list.add_and_know(self.owner, NODE, slot) {
+            self.lists[queue as usize].store(Some(Arc::new(known)));
         }
     }
 
@@ -136,8 +175,9 @@ impl Payer {
 
     /// Makes room for ghosts, by the number of objects, if the group can pay for it without reclaim. No lock may be held.
     pub(super) fn fit_ghosts(&self, group: &Group) {
-        let departed: u64 = self.changing.departed.iter().map(|nr| nr.load(Relaxed)).sum();
-        let wanted = Ghosts::buckets_for(self.changing.inserted.load(Relaxed).saturating_sub(departed));
+        let others: u64 = self.changing.departed.iter().map(|nr| nr.load(Relaxed)).sum();
+        let departed = others + self.lanes.sum(|lane| &lane.evicted);
+        let wanted = Ghosts::buckets_for(self.lanes.sum(|lane| &lane.inserted).saturating_sub(departed));
         let there = self.changing.ghosts.lock().ghosts.nr_buckets();
         // Between these bounds it stays, so that it does not change back and forth.
         if wanted == there || (wanted * 2 > there && wanted * 4 < there * 5) {
@@ -161,11 +201,15 @@ impl Payer {
         drop(before);
     }
 
+    fn own_bytes(&self) -> u64 {
+        self.lanes.sum(|lane| &lane.bytes).cast_signed().max(0).cast_unsigned()
+    }
+
     /// Bytes of its objects, those inherited included.
     pub(super) fn bytes(&self) -> u64 {
         let inherited = self.changing.inherited.lock();
         let theirs: u64 = inherited.states.iter().map(|state| state.bytes()).sum();
-        self.changing.bytes.load(Relaxed).max(0) as u64 + theirs
+        self.own_bytes() + theirs
     }
 
     /// Its figures, with what it inherited.
@@ -174,14 +218,14 @@ impl Payer {
         let departed = |why: Departure| changing.departed[why as usize].load(Relaxed);
         let mut stats = ObjectStats {
             objects: 0,
-            bytes: changing.bytes.load(Relaxed).max(0) as u64,
+            bytes: self.own_bytes(),
             ghosts: changing.ghosts.lock().ghosts.nr(),
-            hits: self.hits.sum(),
+            hits: self.lanes.sum(|lane| &lane.hits),
             misses: changing.misses.load(Relaxed),
             ghost_hits: changing.ghost_hits.load(Relaxed),
-            inserted: changing.inserted.load(Relaxed),
+            inserted: self.lanes.sum(|lane| &lane.inserted),
             declined: changing.declined.load(Relaxed),
-            evicted: departed(Departure::Evicted),
+            evicted: self.lanes.sum(|lane| &lane.evicted),
             expired: departed(Departure::Expired),
             removed: departed(Departure::Removed),
             replaced: departed(Departure::Replaced) + departed(Departure::Outdated),
@@ -249,7 +293,8 @@ impl Payers {
                 std::thread::yield_now();
                 continue;
             }
-            let fresh = Arc::new(Payer::new(AccountedCharge::new(charge, StatItem::SlabUnreclaimable)));
+            let charge = AccountedCharge::new(charge, StatItem::SlabUnreclaimable);
+            let fresh = Arc::new(Payer::new(group.owner(), charge));
             let mut by_owner = self.by_owner.write();
             by_owner.nr_made += 1;
             let sweep = by_owner.nr_made > by_owner.map.len() / 2 + 64;

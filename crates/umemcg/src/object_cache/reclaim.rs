@@ -6,14 +6,15 @@
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
 
-use umemcg_group::{Charge, Group, StatItem};
+use umemcg_group::{Charge, EventKind, Group, StatItem};
 use umemcg_reclaim::shrinker::{Count, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
-use umemcg_reclaim::{ListSlot, Verdict};
+use umemcg_reclaim::{ListSlot, SWAP_CLUSTER_MAX, Verdict};
 
 use super::departure::Departure;
 use super::entry::{Entry, NODE, Queue};
-use super::inner::{Inner, has_its_share};
+use super::inner::{Inner, count_bytes, has_its_share};
 use super::payer::Payer;
+use super::shard::Tables;
 
 /// One in so many objects is on probation.
 const PROBATION_SHARE: u64 = 50;
@@ -22,11 +23,26 @@ const BATCH: u64 = 16;
 /// Rounds to bring a cache below its own bound.
 const ROUNDS_MAX: u32 = 64;
 
+/// Looks of an insert for objects to take the place of, before reclaim is called.
+const EXCHANGE_LOOKS_MAX: u32 = 64;
+
+/// An object that was taken out.
+struct Gone<K, V> {
+    hash: u64,
+    /// Evicted, or expired.
+    why: Departure,
+    entry: Entry<K, V>,
+}
+
 /// Objects looked at, and those that were taken out.
 struct Looked<K, V> {
     scanned: u64,
-    /// With their hashes.
-    gone: Vec<(u64, Entry<K, V>)>,
+    gone: Vec<Gone<K, V>>,
+}
+
+/// Which queue gives next, by the lengths of both.
+fn whose_turn(probation: u64, main: u64) -> Queue {
+    if probation > (probation + main) / PROBATION_SHARE || main == 0 { Queue::Probation } else { Queue::Main }
 }
 
 impl<K, V, S> Inner<K, V, S>
@@ -45,12 +61,14 @@ where
         let mut done = Scanned::default();
         while done.scanned < nr {
             let (probation, main) = self.count_of(group, NODE);
-            let share = (probation + main) / PROBATION_SHARE;
             let left = nr - done.scanned;
-            let (queue, looked) = if probation > share || main == 0 {
-                (Queue::Probation, self.look_at_probation(group, left.min((probation - share).max(1))))
-            } else {
-                (Queue::Main, self.look_at_main(group, left))
+            let queue = whose_turn(probation, main);
+            let looked = match queue {
+                Queue::Probation => {
+                    let surplus = probation - (probation + main) / PROBATION_SHARE;
+                    self.look_at_probation(group, left.min(surplus.max(1)))
+                }
+                Queue::Main => self.look_at_main(group, left),
             };
             if looked.scanned == 0 {
                 break;
@@ -63,8 +81,8 @@ where
 
     fn look_at_probation(&self, group: &Arc<Group>, nr: u64) -> Looked<K, V> {
         let mut old = Vec::with_capacity(nr.min(BATCH) as usize);
-        self.lists[Queue::Probation as usize].walk(group, NODE, nr, |_, hash, slot| {
-            old.push((hash, slot));
+        self.lists[Queue::Probation as usize].walk(group, NODE, nr, |_, token, slot| {
+            old.push((token, slot));
             Verdict::Removed
         });
         Looked { scanned: old.len() as u64, gone: self.judge(old) }
@@ -74,70 +92,85 @@ where
         let mut unused = Vec::with_capacity(nr.min(BATCH) as usize);
         let mut scanned = 0;
         let now = self.expiry.now();
-        self.lists[Queue::Main as usize].walk(group, NODE, nr, |_, hash, slot| {
+        self.lists[Queue::Main as usize].walk(group, NODE, nr, |_, token, slot| {
             scanned += 1;
-            let Some(tables) = self.shards.of(hash).tables.try_read() else { return Verdict::Skip };
-            match tables.find(hash, |entry| entry.slot == slot) {
-                // Somebody has taken it out and will take it off the list.
-                None => Verdict::Skip,
-                Some(entry) if !self.expiry.is_over(entry, now) && entry.mark.spend_use() => Verdict::Rotate,
-                Some(_) => {
-                    unused.push((hash, slot));
-                    Verdict::Removed
-                }
+            let verdict = self.look_at(token, slot, now);
+            if verdict == Verdict::Removed {
+                unused.push((token, slot));
             }
+            verdict
         });
         Looked { scanned, gone: self.judge(unused) }
     }
 
-    /// Takes out what is in places that were taken off their lists, unless it was used: that goes to the main queue.
-    fn judge(&self, places: Vec<(u64, ListSlot)>) -> Vec<(u64, Entry<K, V>)> {
-        let mut gone = Vec::with_capacity(places.len());
-        let now = self.expiry.now();
-        for (hash, slot) in places {
-            let mut tables = self.shards.of(hash).tables.write();
-            // Not there: somebody else has taken it out, and its place is theirs.
-            let Some(entry) = tables.find_mut(hash, |entry| entry.slot == slot) else { continue };
-            // On a list: it came after ours, which is gone, and happened to get its place.
-            if self.lists[0].is_linked(slot) {
-                continue;
+    /// What a walk does with an object of the main queue: one that was used goes round again.
+    fn look_at(&self, token: u64, slot: ListSlot, now: u32) -> Verdict {
+        let (shard, at) = self.shards.named_by(token);
+        let Some(tables) = shard.tables.try_read() else { return Verdict::Skip };
+        match tables.get(at).filter(|entry| entry.slot == slot) {
+            // Somebody has taken it out and will take it off the list, or moves it.
+            None => Verdict::Skip,
+            Some(entry) if !self.expiry.is_over(tables.age(at), now) && entry.mark.spend_use() => {
+                Verdict::Rotate
             }
-            if entry.mark.uses() > 0 && !self.expiry.is_over(entry, now) {
-                entry.mark.promote();
-                entry.payer.enlist(&self.lists, Queue::Main, entry.owner, slot);
-                continue;
-            }
-            let Some(entry) = tables.take(hash, |entry| entry.slot == slot) else { continue };
-            self.note_taken(&entry);
-            tables.shrink_if_sparse(|entry| self.hash(&entry.key));
-            gone.push((hash, entry));
+            Some(_) => Verdict::Removed,
         }
-        gone
+    }
+
+    /// Takes out what is in places that were taken off their lists, unless it was used: that goes to the main queue.
+    fn judge(&self, places: Vec<(u64, ListSlot)>) -> Vec<Gone<K, V>> {
+        let now = self.expiry.now();
+        places.into_iter().filter_map(|(token, slot)| self.judge_one(token, slot, now)).collect()
+    }
+
+    fn judge_one(&self, token: u64, slot: ListSlot, now: u32) -> Option<Gone<K, V>> {
+        let (shard, _) = self.shards.named_by(token);
+        let mut tables = shard.tables.write();
+        // It may have moved meanwhile, but never to another shard; and while that is locked it stays.
+        let token = self.lists[0].token(slot);
+        let at = token as u32;
+        // Not there: somebody else has taken it out, and its place is theirs.
+        if tables.token(at) != token || tables.get(at).is_none_or(|entry| entry.slot != slot) {
+            return None;
+        }
+        // On a list: it came after ours, which is gone, and happened to get its place.
+        if self.lists[0].is_linked(slot) {
+            return None;
+        }
+        let is_over = self.expiry.is_over(tables.age(at), now);
+        let entry = tables.get_mut(at)?;
+        if entry.mark.uses() > 0 && !is_over {
+            entry.mark.promote();
+            entry.payer.enlist(&self.lists, Queue::Main, slot);
+            return None;
+        }
+        let hash = self.hash(&entry.key);
+        let why = if is_over { Departure::Expired } else { Departure::Evicted };
+        Some(Gone { hash, why, entry: self.take_out(&mut tables, hash, at)? })
     }
 
     /// Sees off what was taken out of a queue of a group, and is on no list; returns its bytes.
-    fn evict(&self, group: &Arc<Group>, queue: Queue, gone: Vec<(u64, Entry<K, V>)>) -> u64 {
-        let Some((_, first)) = gone.first() else { return 0 };
-        let (owner, now) = (group.owner(), self.expiry.now());
+    fn evict(&self, group: &Arc<Group>, queue: Queue, gone: Vec<Gone<K, V>>) -> u64 {
+        let Some(first) = gone.first() else { return 0 };
+        let owner = group.owner();
         if queue == Queue::Probation
             && let Some(payer) = self.payers.get(owner)
         {
-            let young = gone.iter().filter(|(_, entry)| !self.expiry.is_over(entry, now));
-            payer.add_ghosts(young.map(|(hash, _)| *hash));
+            let young = gone.iter().filter(|gone| gone.why == Departure::Evicted);
+            payer.add_ghosts(young.map(|gone| gone.hash));
         }
         // Most are alike: charged to the group itself, in its own figures, not too old. They are counted together.
-        let payer = Arc::clone(&first.payer);
+        let payer = Arc::clone(&first.entry.payer);
         let (mut nr_alike, mut bytes_alike, mut bytes) = (0, 0, 0);
         let mut alike = Vec::with_capacity(gone.len());
-        for (_, entry) in gone {
-            bytes += u64::from(entry.bytes);
-            if self.expiry.is_over(&entry, now) {
-                self.see_off(entry, Departure::Expired);
-            } else if entry.owner != owner || !Arc::ptr_eq(&entry.payer, &payer) {
-                self.see_off(entry, Departure::Evicted);
+        for Gone { why, entry, .. } in gone {
+            bytes += entry.mark.bytes();
+            if why == Departure::Expired || entry.payer.owner() != owner || !Arc::ptr_eq(&entry.payer, &payer)
+            {
+                self.see_off(entry, why);
             } else {
                 nr_alike += 1;
-                bytes_alike += u64::from(entry.bytes);
+                bytes_alike += entry.mark.bytes();
                 alike.push(entry);
             }
         }
@@ -151,15 +184,94 @@ where
         bytes
     }
 
+    /// Evicts objects of a group until they bring `bytes`, and hands over their charge and the place of one of them: what reclaim
+    /// would do in a group that holds nothing else, without giving back and charging again at every level. `None` when that brings
+    /// too little; what was evicted then is given back. No lock may be held.
+    pub(super) fn exchange(
+        &self,
+        group: &Arc<Group>,
+        payer: &Arc<Payer>,
+        bytes: u64,
+    ) -> Option<(Charge, ListSlot)> {
+        let now = self.expiry.now();
+        let mut hoard = Charge::from_raw(payer.owner(), 0);
+        let mut slot = None;
+        for _ in 0..EXCHANGE_LOOKS_MAX {
+            if hoard.bytes() >= bytes {
+                break;
+            }
+            let Some(looked) = self.look_at_next(payer, now) else { break };
+            let Some((queue, Gone { hash, why, entry })) = looked else { continue };
+            if why == Departure::Expired || !Arc::ptr_eq(&entry.payer, payer) {
+                self.see_off(entry, why);
+                continue;
+            }
+            if queue == Queue::Probation {
+                payer.add_ghosts(std::iter::once(hash));
+            }
+            let Entry { key, value, mark, slot: left, .. } = entry;
+            payer.note_departed(why, 1, mark.bytes());
+            hoard.merge(Charge::from_raw(payer.owner(), mark.bytes()));
+            if let Some(before) = slot.replace(left) {
+                self.lists[0].release(before);
+            }
+            self.listener.tell(key, value, why);
+        }
+        let freed = hoard.bytes() as i64;
+        let paid = if hoard.bytes() >= bytes { slot.map(|slot| (hoard.split(bytes), slot)) } else { None };
+        let delta = paid.as_ref().map_or(0, |(charge, _)| charge.bytes() as i64) - freed;
+        if delta != 0 {
+            count_bytes(group, payer.owner(), delta);
+        }
+        if paid.is_none()
+            && let Some(slot) = slot
+        {
+            self.lists[0].release(slot);
+        } else if payer.nr_inserted_here().is_multiple_of(SWAP_CLUSTER_MAX) {
+            // As often as reclaim would be called for.
+            group.event(EventKind::Max);
+        }
+        paid
+    }
+
+    /// Looks at the object of a group whose turn it is, or at some of the main queue, and takes it out if nobody used it; says then
+    /// from which queue. `None` when there is nothing to look at, or the lists are not known.
+    #[expect(clippy::option_option, reason = "nothing to look at is not the same as looked at and kept")]
+    fn look_at_next(&self, payer: &Payer, now: u32) -> Option<Option<(Queue, Gone<K, V>)>> {
+        let known = [Queue::Probation, Queue::Main].map(|queue| payer.known_list(queue));
+        let [probation, main] =
+            known.each_ref().map(|known| known.as_ref().map_or(0, |list| list.nr_objects()));
+        let queue = whose_turn(probation, main);
+        let known = known[queue as usize].as_ref()?;
+        let found = match queue {
+            Queue::Probation => Some(self.lists[queue as usize].take_oldest(known)?),
+            Queue::Main if main == 0 => return None,
+            Queue::Main => {
+                let mut unused = None;
+                self.lists[queue as usize].walk_known(known, BATCH, |_, token, slot| {
+                    if unused.is_some() {
+                        return Verdict::Stop;
+                    }
+                    let verdict = self.look_at(token, slot, now);
+                    unused = (verdict == Verdict::Removed).then_some((token, slot));
+                    verdict
+                });
+                unused
+            }
+        };
+        Some(found.and_then(|(token, slot)| Some((queue, self.judge_one(token, slot, now)?))))
+    }
+
     /// Evicts until the cache is within its own bound: from who has just inserted, as long as that has its share, else from
     /// who has most. No lock may be held.
-    pub(super) fn keep_within(&self, bytes_max: u64, payer: &Payer, group: &Arc<Group>) {
+    pub(super) fn keep_within(&self, bytes_max: u64, group: &Arc<Group>) {
         use std::sync::atomic::Ordering::Relaxed;
         for _ in 0..ROUNDS_MAX {
             if self.bytes.load(Relaxed) <= bytes_max as i64 {
                 return;
             }
-            if has_its_share(payer, self.payers.nr(), bytes_max) && self.shrink(group, BATCH).freed_bytes > 0
+            let payer = self.payers.of(group.owner());
+            if has_its_share(&payer, self.payers.nr(), bytes_max) && self.shrink(group, BATCH).freed_bytes > 0
             {
                 continue;
             }
@@ -179,10 +291,10 @@ where
             let mut old = Vec::new();
             {
                 let mut tables = shard.tables.write();
-                old.extend(
-                    tables.take_all(|entry| self.expiry.is_over(entry, now), |entry| self.hash(&entry.key)),
-                );
-                old.iter().for_each(|entry| self.note_taken(entry));
+                let is_over = |tables: &Tables<K, V>, at| self.expiry.is_over(tables.age(at), now);
+                let moved = |slot, token| self.note_moved(slot, token);
+                old.extend(tables.take_all(is_over, |entry| self.hash(&entry.key), moved));
+                self.note_taken(&old);
             }
             for entry in old {
                 self.see_off(entry, Departure::Expired);

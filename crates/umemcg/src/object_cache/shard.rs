@@ -5,13 +5,16 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use hashbrown::HashTable;
 use umemcg_base::{Rank, RankedRwLock};
+use umemcg_reclaim::ListSlot;
 
 use super::entry::Entry;
+use super::expiry::Age;
+use super::index::Index;
 use super::loading::Flight;
 
-/// Bits of a hash below those that choose the shard. The table inside uses the lowest and the seven highest.
+/// Bits of a hash below those that choose the shard. The index inside uses the lowest 32.
 const SHARD_SHIFT: u32 = 44;
-/// Most shards: what the bits between allow.
+/// Most shards.
 pub(super) const SHARDS_MAX: usize = 1 << 12;
 /// A shard of whose places no more than this part is in use shrinks.
 const SPARSE: usize = 4;
@@ -29,19 +32,27 @@ pub(super) struct Shard<K, V> {
 /// What the lock of a shard guards. Entries lie densely, and a table of their numbers is searched: together they take fewer pages
 /// than a table of entries, half of whose places are empty, and it is pages that a hit on a large cache waits for.
 pub(super) struct Tables<K, V> {
+    /// Of the shard.
+    number: usize,
     /// Numbers of places, by the hash of the key.
-    index: HashTable<u32>,
+    index: Index,
     places: Vec<Option<Entry<K, V>>>,
+    /// Of the entry in the same place; empty when nothing expires.
+    ages: Vec<Age>,
+    keeps_ages: bool,
     /// Places that are empty.
     free: Vec<u32>,
     pub(super) flights: HashTable<(K, Arc<Flight<V>>)>,
 }
 
 impl<K, V> Shard<K, V> {
-    fn new(capacity: usize) -> Self {
+    fn new(number: usize, capacity: usize, keeps_ages: bool) -> Self {
         let tables = Tables {
-            index: HashTable::with_capacity(capacity),
+            number,
+            index: Index::with_capacity(capacity),
             places: Vec::with_capacity(capacity),
+            ages: Vec::new(),
+            keeps_ages,
             free: Vec::new(),
             flights: HashTable::new(),
         };
@@ -60,38 +71,57 @@ fn entry_at<K, V>(places: &[Option<Entry<K, V>>], at: u32) -> Option<&Entry<K, V
 }
 
 impl<K, V> Tables<K, V> {
+    /// What a place in the lists says of the entry in a place here: the shard and the place.
+    #[inline]
+    pub(super) fn token(&self, at: u32) -> u64 {
+        (self.number as u64) << 32 | u64::from(at)
+    }
+
     /// Entries that there are.
     pub(super) fn len(&self) -> usize {
         self.index.len()
     }
 
-    /// The entry of that hash that is meant.
+    /// The entry of that hash that is meant, and its place.
     #[inline]
-    pub(super) fn find(&self, hash: u64, is_meant: impl Fn(&Entry<K, V>) -> bool) -> Option<&Entry<K, V>> {
-        let at = self.index.find(hash, |&at| entry_at(&self.places, at).is_some_and(&is_meant))?;
-        entry_at(&self.places, *at)
+    pub(super) fn find(
+        &self,
+        hash: u64,
+        is_meant: impl Fn(&Entry<K, V>) -> bool,
+    ) -> Option<(u32, &Entry<K, V>)> {
+        let at = self.index.find(hash, |at| entry_at(&self.places, at).is_some_and(&is_meant))?;
+        Some((at, entry_at(&self.places, at)?))
+    }
+
+    /// What is in a place.
+    #[inline]
+    pub(super) fn get(&self, at: u32) -> Option<&Entry<K, V>> {
+        entry_at(&self.places, at)
     }
 
     /// The same, to be changed; hash and key must stay.
-    pub(super) fn find_mut(
-        &mut self,
-        hash: u64,
-        is_meant: impl Fn(&Entry<K, V>) -> bool,
-    ) -> Option<&mut Entry<K, V>> {
-        let at = self.index.find(hash, |&at| entry_at(&self.places, at).is_some_and(&is_meant))?;
-        self.places.get_mut(*at as usize)?.as_mut()
+    #[inline]
+    pub(super) fn get_mut(&mut self, at: u32) -> Option<&mut Entry<K, V>> {
+        self.places.get_mut(at as usize)?.as_mut()
     }
 
-    /// Takes the entry of that hash out that is meant.
-    pub(super) fn take(&mut self, hash: u64, is_meant: impl Fn(&Entry<K, V>) -> bool) -> Option<Entry<K, V>> {
-        let is_meant = |&at: &u32| entry_at(&self.places, at).is_some_and(&is_meant);
-        let (at, _) = self.index.find_entry(hash, is_meant).ok()?.remove();
+    /// The age of what is in a place, if ages are kept.
+    #[inline]
+    pub(super) fn age(&self, at: u32) -> Option<&Age> {
+        self.ages.get(at as usize)
+    }
+
+    /// Takes the entry of that hash out of its place.
+    pub(super) fn take(&mut self, hash: u64, at: u32) -> Option<Entry<K, V>> {
+        if !self.index.remove(hash, at) {
+            return None;
+        }
         self.free.push(at);
         self.places[at as usize].take()
     }
 
-    /// Puts an entry in whose key is not there.
-    pub(super) fn put(&mut self, hash: u64, entry: Entry<K, V>, rehash: impl Fn(&Entry<K, V>) -> u64) {
+    /// Puts an entry in whose key is not there; returns its place.
+    pub(super) fn put(&mut self, hash: u64, entry: Entry<K, V>, now: u32) -> u32 {
         let at = match self.free.pop() {
             Some(at) => {
                 self.places[at as usize] = Some(entry);
@@ -102,66 +132,91 @@ impl<K, V> Tables<K, V> {
                 self.places.len() as u32 - 1
             }
         };
-        let places = &self.places;
-        self.index.insert_unique(hash, at, |&at| entry_at(places, at).map_or(0, &rehash));
+        self.set_age(at, now);
+        self.index.insert(hash, at);
+        at
     }
 
-    /// Takes out all that are meant.
+    /// Puts an entry in the place of another of the same key, which is returned.
+    pub(super) fn replace(&mut self, at: u32, entry: Entry<K, V>, now: u32) -> Option<Entry<K, V>> {
+        self.set_age(at, now);
+        self.places[at as usize].replace(entry)
+    }
+
+    fn set_age(&mut self, at: u32, now: u32) {
+        if !self.keeps_ages {
+            return;
+        }
+        match self.ages.get_mut(at as usize) {
+            Some(age) => *age = Age::new(now),
+            None => self.ages.push(Age::new(now)),
+        }
+    }
+
+    /// Takes out all that are meant, by place.
     pub(super) fn take_all(
         &mut self,
-        is_meant: impl Fn(&Entry<K, V>) -> bool,
+        is_meant: impl Fn(&Self, u32) -> bool,
         rehash: impl Fn(&Entry<K, V>) -> u64,
+        moved: impl Fn(ListSlot, u64),
     ) -> Vec<Entry<K, V>> {
         let meant: Vec<(u64, u32)> = (0..self.places.len() as u32)
-            .filter_map(|at| {
-                let entry = entry_at(&self.places, at).filter(|entry| is_meant(entry))?;
-                Some((rehash(entry), at))
-            })
+            .filter_map(|at| Some((rehash(entry_at(&self.places, at)?), at)).filter(|_| is_meant(self, at)))
             .collect();
-        let mut taken = Vec::with_capacity(meant.len());
-        for (hash, at) in meant {
-            if let Ok(there) = self.index.find_entry(hash, |&there| there == at) {
-                there.remove();
-            }
-            self.free.push(at);
-            taken.extend(self.places[at as usize].take());
-        }
-        self.shrink_if_sparse(rehash);
+        let taken = meant.into_iter().filter_map(|(hash, at)| self.take(hash, at)).collect();
+        self.shrink_if_sparse(rehash, moved);
         taken
     }
 
-    /// Gives memory back when little of it is used.
-    pub(super) fn shrink_if_sparse(&mut self, rehash: impl Fn(&Entry<K, V>) -> u64) {
+    /// Gives memory back when little of it is used. `moved` is told the tokens that entries have now.
+    pub(super) fn shrink_if_sparse(
+        &mut self,
+        rehash: impl Fn(&Entry<K, V>) -> u64,
+        moved: impl Fn(ListSlot, u64),
+    ) {
         let (len, capacity) = (self.index.len(), self.places.capacity());
         if capacity <= SMALL || len >= capacity / SPARSE {
             return;
         }
         let mut places = Vec::with_capacity(len * 2);
-        places.extend(self.places.drain(..).filter(Option::is_some));
-        (self.places, self.free) = (places, Vec::new());
-        self.index.clear();
-        let places = &self.places;
-        let hash_at = |&at: &u32| entry_at(places, at).map_or(0, &rehash);
-        self.index.shrink_to(len * 2, hash_at);
-        for at in 0..places.len() as u32 {
-            self.index.insert_unique(hash_at(&at), at, hash_at);
+        let mut ages = Vec::with_capacity(if self.keeps_ages { len * 2 } else { 0 });
+        let mut old_ages = self.ages.drain(..);
+        for place in self.places.drain(..) {
+            let age = old_ages.next();
+            if let Some(entry) = place {
+                moved(entry.slot, (self.number as u64) << 32 | places.len() as u64);
+                places.push(Some(entry));
+                ages.extend(age);
+            }
+        }
+        drop(old_ages);
+        (self.places, self.ages, self.free) = (places, ages, Vec::new());
+        self.index = Index::with_capacity(len * 2);
+        for (at, place) in self.places.iter().enumerate() {
+            self.index.insert(place.as_ref().map_or(0, &rehash), at as u32);
         }
     }
 }
 
-/// All shards.
+/// The table, in shards.
 pub(super) struct Shards<K, V>(Box<[Shard<K, V>]>);
 
 impl<K, V> Shards<K, V> {
     /// `nr` is rounded up to a power of two.
-    pub(super) fn new(nr: usize, capacity: usize) -> Self {
+    pub(super) fn new(nr: usize, capacity: usize, keeps_ages: bool) -> Self {
         let nr = nr.clamp(1, SHARDS_MAX).next_power_of_two();
-        Self((0..nr).map(|_| Shard::new(capacity.div_ceil(nr))).collect())
+        Self((0..nr).map(|number| Shard::new(number, capacity.div_ceil(nr), keeps_ages)).collect())
     }
 
     #[inline]
     pub(super) fn of(&self, hash: u64) -> &Shard<K, V> {
         &self.0[(hash >> SHARD_SHIFT) as usize & (self.0.len() - 1)]
+    }
+
+    /// The shard and the place that a token names.
+    #[inline]
+    pub(super) fn named_by(&self, token: u64) -> (&Shard<K, V>, u32) {
+        (&self.0[(token >> 32) as usize & (self.0.len() - 1)], token as u32)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Shard<K, V>> {

@@ -2,10 +2,11 @@
 
 use umemcg_reclaim::LIST_SLOT_BYTES;
 
-use super::entry::Entry;
+use super::entry::{BYTES_UNIT, Entry};
+use super::expiry::Age;
 
-/// Bytes of the index for an entry: a number and a byte of control, in a table that is 7/16 full at the least.
-const INDEX_BYTES: u64 = (4 + 1) * 16 / 7 + 1;
+/// Bytes of the index for an entry: a seventh of a cache line, in a table that is 5/12 full at the least.
+const INDEX_BYTES: u64 = 64 * 12 / (7 * 5) + 1;
 /// Allocations from here on are rounded to pages.
 const LARGE: u64 = 128 << 10;
 
@@ -18,10 +19,11 @@ pub fn allocated_bytes(bytes: u64) -> u64 {
     }
 }
 
-/// Bytes of an entry beside what its key and its value refer to.
-pub(super) const fn entry_bytes<K, V>() -> u64 {
+/// Bytes of an entry beside what its key and its value refer to. `ages` says whether its age is kept.
+pub(super) const fn entry_bytes<K, V>(ages: bool) -> u64 {
+    let place = size_of::<Option<Entry<K, V>>>() + if ages { size_of::<Age>() } else { 0 };
     // Places double when they are all taken.
-    size_of::<Option<Entry<K, V>>>() as u64 * 2 + INDEX_BYTES + LIST_SLOT_BYTES
+    (place as u64 * 2 + INDEX_BYTES + LIST_SLOT_BYTES).next_multiple_of(BYTES_UNIT)
 }
 
 #[cfg(test)]
