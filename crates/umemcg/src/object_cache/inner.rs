@@ -89,6 +89,21 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
     where
         K: Borrow<Q>,
     {
+        if self.expiry.is_on() {
+            return self.find_of_age(hash, key);
+        }
+        let tables = self.shards.of(hash).tables.read();
+        match tables.find(hash, |entry| entry.key.borrow() == key) {
+            Some((_, entry)) => Found::Value(self.hit(entry)),
+            None => Found::Missing,
+        }
+    }
+
+    /// The same where objects expire.
+    fn find_of_age<Q: Eq + ?Sized>(&self, hash: u64, key: &Q) -> Found<V>
+    where
+        K: Borrow<Q>,
+    {
         let now = self.expiry.now();
         let tables = self.shards.of(hash).tables.read();
         let Some((at, entry)) = tables.find(hash, |entry| entry.key.borrow() == key) else {
@@ -100,9 +115,17 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
             }
             self.expiry.note_use(age, now);
         }
+        Found::Value(self.hit(entry))
+    }
+
+    /// Counts a hit, and clones the value.
+    #[inline]
+    fn hit(&self, entry: &Entry<K, V>) -> V {
+        // First: to clone often is a locked instruction on a line that must be fetched, and waits for stores that came before it.
+        let value = entry.value.clone();
         entry.mark.note_use();
         entry.payer.note_hit();
-        Found::Value(entry.value.clone())
+        value
     }
 
     pub(super) fn weigh(&self, key: &K, value: &V) -> u64 {
@@ -206,7 +229,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         }
         let there = tables.find(hash, |there| there.key == entry.key).map(|(at, _)| at);
         let (at, out) = match there {
-            None => (tables.put(hash, entry, now), Put::Fresh),
+            None => (tables.put(hash, entry, now, |entry| self.hash(&entry.key)), Put::Fresh),
             Some(at) => (at, tables.replace(at, entry, now).map_or(Put::Fresh, Put::InPlaceOf)),
         };
         let token = tables.token(at);

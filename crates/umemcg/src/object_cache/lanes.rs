@@ -111,21 +111,22 @@ impl Lanes {
         ((Self::nr() - NR_NEAR) * size_of::<Lane>()) as u64
     }
 
-    #[inline]
-    fn own(&self) -> Option<&Lane> {
-        let number = number() as usize;
-        self.near.get(number).or_else(|| self.far.get(number.wrapping_sub(NR_NEAR)))
-    }
-
     /// Adds to one of the counts; returns what it was in this thread's lane.
     #[inline]
     pub(super) fn add(&self, which: impl Fn(&Lane) -> &AtomicU64, nr: u64) -> u64 {
-        match self.own() {
-            Some(lane) => {
-                let before = which(lane).load(Relaxed);
-                which(lane).store(before.wrapping_add(nr), Relaxed);
-                before
-            }
+        // Numbers that were not asked for, or were given back, are not near.
+        match self.near.get(NUMBER.get() as usize) {
+            Some(lane) => add_alone(which(lane), nr),
+            None => self.add_far(which, nr),
+        }
+    }
+
+    #[cold]
+    fn add_far(&self, which: impl Fn(&Lane) -> &AtomicU64, nr: u64) -> u64 {
+        let number = number() as usize;
+        let far = || self.far.get(number.wrapping_sub(NR_NEAR));
+        match self.near.get(number).or_else(far) {
+            Some(lane) => add_alone(which(lane), nr),
             None => which(&self.shared).fetch_add(nr, Relaxed),
         }
     }
@@ -134,6 +135,14 @@ impl Lanes {
         let lanes = self.near.iter().chain(&self.far).chain([&self.shared]);
         lanes.fold(0, |sum, lane| sum.wrapping_add(which(lane).load(Relaxed)))
     }
+}
+
+/// Adds to what nobody else writes.
+#[inline]
+fn add_alone(count: &AtomicU64, nr: u64) -> u64 {
+    let before = count.load(Relaxed);
+    count.store(before.wrapping_add(nr), Relaxed);
+    before
 }
 
 #[cfg(test)]

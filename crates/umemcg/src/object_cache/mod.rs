@@ -14,7 +14,6 @@ mod departure;
 mod entry;
 mod expiry;
 mod ghosts;
-mod index;
 mod inner;
 mod lanes;
 mod loading;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use umemcg_group::{Charge, EventKind, Group, StatItem};
 use umemcg_reclaim::shrinker::{Count, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
-use umemcg_reclaim::{ListSlot, SWAP_CLUSTER_MAX, Verdict};
+use umemcg_reclaim::{KnownList, ListSlot, SWAP_CLUSTER_MAX, Verdict};
 
 use super::departure::Departure;
 use super::entry::{Entry, NODE, Queue};
@@ -196,11 +196,13 @@ where
         let now = self.expiry.now();
         let mut hoard = Charge::from_raw(payer.owner(), 0);
         let mut slot = None;
+        let known = [Queue::Probation, Queue::Main].map(|queue| payer.known_list(queue));
+        let known = known.each_ref().map(|list| list.as_deref());
         for _ in 0..EXCHANGE_LOOKS_MAX {
             if hoard.bytes() >= bytes {
                 break;
             }
-            let Some(looked) = self.look_at_next(payer, now) else { break };
+            let Some(looked) = self.look_at_next(known, now) else { break };
             let Some((queue, Gone { hash, why, entry })) = looked else { continue };
             if why == Departure::Expired || !Arc::ptr_eq(&entry.payer, payer) {
                 self.see_off(entry, why);
@@ -237,12 +239,10 @@ where
     /// Looks at the object of a group whose turn it is, or at some of the main queue, and takes it out if nobody used it; says then
     /// from which queue. `None` when there is nothing to look at, or the lists are not known.
     #[expect(clippy::option_option, reason = "nothing to look at is not the same as looked at and kept")]
-    fn look_at_next(&self, payer: &Payer, now: u32) -> Option<Option<(Queue, Gone<K, V>)>> {
-        let known = [Queue::Probation, Queue::Main].map(|queue| payer.known_list(queue));
-        let [probation, main] =
-            known.each_ref().map(|known| known.as_ref().map_or(0, |list| list.nr_objects()));
+    fn look_at_next(&self, known: [Option<&KnownList>; 2], now: u32) -> Option<Option<(Queue, Gone<K, V>)>> {
+        let [probation, main] = known.map(|known| known.map_or(0, KnownList::nr_objects));
         let queue = whose_turn(probation, main);
-        let known = known[queue as usize].as_ref()?;
+        let known = known[queue as usize]?;
         let found = match queue {
             Queue::Probation => Some(self.lists[queue as usize].take_oldest(known)?),
             Queue::Main if main == 0 => return None,

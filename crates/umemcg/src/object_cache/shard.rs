@@ -9,7 +9,6 @@ use umemcg_reclaim::ListSlot;
 
 use super::entry::Entry;
 use super::expiry::Age;
-use super::index::Index;
 use super::loading::Flight;
 
 /// Bits of a hash below those that choose the shard. The index inside uses the lowest 32.
@@ -35,7 +34,7 @@ pub(super) struct Tables<K, V> {
     /// Of the shard.
     number: usize,
     /// Numbers of places, by the hash of the key.
-    index: Index,
+    index: HashTable<u32>,
     places: Vec<Option<Entry<K, V>>>,
     /// Of the entry in the same place; empty when nothing expires.
     ages: Vec<Age>,
@@ -49,7 +48,7 @@ impl<K, V> Shard<K, V> {
     fn new(number: usize, capacity: usize, keeps_ages: bool) -> Self {
         let tables = Tables {
             number,
-            index: Index::with_capacity(capacity),
+            index: HashTable::with_capacity(capacity),
             places: Vec::with_capacity(capacity),
             ages: Vec::new(),
             keeps_ages,
@@ -89,7 +88,7 @@ impl<K, V> Tables<K, V> {
         hash: u64,
         is_meant: impl Fn(&Entry<K, V>) -> bool,
     ) -> Option<(u32, &Entry<K, V>)> {
-        let at = self.index.find(hash, |at| entry_at(&self.places, at).is_some_and(&is_meant))?;
+        let at = *self.index.find(hash, |&at| entry_at(&self.places, at).is_some_and(&is_meant))?;
         Some((at, entry_at(&self.places, at)?))
     }
 
@@ -113,15 +112,19 @@ impl<K, V> Tables<K, V> {
 
     /// Takes the entry of that hash out of its place.
     pub(super) fn take(&mut self, hash: u64, at: u32) -> Option<Entry<K, V>> {
-        if !self.index.remove(hash, at) {
-            return None;
-        }
+        self.index.find_entry(hash, |&there| there == at).ok()?.remove();
         self.free.push(at);
         self.places[at as usize].take()
     }
 
     /// Puts an entry in whose key is not there; returns its place.
-    pub(super) fn put(&mut self, hash: u64, entry: Entry<K, V>, now: u32) -> u32 {
+    pub(super) fn put(
+        &mut self,
+        hash: u64,
+        entry: Entry<K, V>,
+        now: u32,
+        rehash: impl Fn(&Entry<K, V>) -> u64,
+    ) -> u32 {
         let at = match self.free.pop() {
             Some(at) => {
                 self.places[at as usize] = Some(entry);
@@ -133,7 +136,8 @@ impl<K, V> Tables<K, V> {
             }
         };
         self.set_age(at, now);
-        self.index.insert(hash, at);
+        let places = &self.places;
+        self.index.insert_unique(hash, at, |&at| entry_at(places, at).map_or(0, &rehash));
         at
     }
 
@@ -191,9 +195,11 @@ impl<K, V> Tables<K, V> {
         }
         drop(old_ages);
         (self.places, self.ages, self.free) = (places, ages, Vec::new());
-        self.index = Index::with_capacity(len * 2);
-        for (at, place) in self.places.iter().enumerate() {
-            self.index.insert(place.as_ref().map_or(0, &rehash), at as u32);
+        self.index = HashTable::with_capacity(len * 2);
+        let places = &self.places;
+        for at in 0..places.len() as u32 {
+            let hash_at = |&at: &u32| entry_at(places, at).map_or(0, &rehash);
+            self.index.insert_unique(hash_at(&at), at, hash_at);
         }
     }
 }
