@@ -11,9 +11,9 @@ use super::entry::Entry;
 use super::expiry::Age;
 use super::loading::Flight;
 
-/// Bits of a hash below those that choose the shard. The index inside uses the lowest 32.
+/// Bits of a hash below those that choose the shard. The index inside uses the lowest and the seven highest.
 const SHARD_SHIFT: u32 = 44;
-/// Most shards.
+/// Most shards: what the bits between allow.
 pub(super) const SHARDS_MAX: usize = 1 << 12;
 /// A shard of whose places no more than this part is in use shrinks.
 const SPARSE: usize = 4;

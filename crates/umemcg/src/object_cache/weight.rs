@@ -5,8 +5,8 @@ use umemcg_reclaim::LIST_SLOT_BYTES;
 use super::entry::{BYTES_UNIT, Entry};
 use super::expiry::Age;
 
-/// Bytes of the index for an entry: a seventh of a cache line, in a table that is 5/12 full at the least.
-const INDEX_BYTES: u64 = 64 * 12 / (7 * 5) + 1;
+/// Bytes of the index for an entry: a number and a byte of control, in a table that is 7/16 full at the least.
+const INDEX_BYTES: u64 = (4 + 1) * 16 / 7 + 1;
 /// Allocations from here on are rounded to pages.
 const LARGE: u64 = 128 << 10;
 
