@@ -41,3 +41,43 @@ pub fn trim_heap() {
         libc::malloc_trim(0);
     }
 }
+
+/// Makes the calling thread one that never takes the processor from another just because it has been woken; it has its fair part of it all the
+/// same, so whoever waits for a lock that it holds does not wait for long. For workers whose waker goes on working.
+/// A thread whose process was given another policy than the ordinary one is left as it is.
+///
+/// # Errors
+/// When the operating system refuses, as some sandboxes make it.
+#[doc(alias = "SCHED_BATCH")]
+pub fn yield_to_wakers() -> io::Result<()> {
+    // SAFETY: [7] No addresses.
+    if unsafe { libc::sched_getscheduler(0) } != libc::SCHED_OTHER {
+        return Ok(());
+    }
+    let priority = libc::sched_param { sched_priority: 0 };
+    // SAFETY: [7] The call reads one `sched_param` at the address.
+    let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_BATCH, &raw const priority) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The scheduling policy, field 41 of `stat`, counted from behind the name.
+    fn policy() -> String {
+        let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+        let behind_name = stat.rsplit_once(") ").unwrap().1;
+        behind_name.split(' ').nth(41 - 3).unwrap().into()
+    }
+
+    #[test]
+    fn who_yields_to_wakers_is_of_the_batch_policy_alone() {
+        let ordinary = policy();
+        if ordinary == "0" {
+            let (result, changed) = std::thread::spawn(|| (yield_to_wakers(), policy())).join().unwrap();
+            assert!(result.is_err() || changed == "3", "{result:?} {changed}");
+        }
+        assert_eq!(policy(), ordinary);
+    }
+}

@@ -152,7 +152,12 @@ impl Drop for Kswapd {
 }
 
 /// A worker's life.
+///
+/// Whoever wakes it is in the middle of a request. The scheduler likes to run a thread where it was woken, and at once; a worker's burst of a
+/// few hundred microseconds would then be part of that request.
 fn run(reclaimer: &Weak<Reclaimer>, queue: &Queue, ends: &AtomicBool) {
+    // A sandbox may forbid it; then it is as it would be without.
+    let _ = umemcg_arena::sys::yield_to_wakers();
     while let Some(job) = queue.next(ends) {
         let Some(reclaimer) = reclaimer.upgrade() else { return };
         serve(&reclaimer, queue, &job);
