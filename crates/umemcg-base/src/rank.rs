@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// Ranks from the outermost lock to the innermost. Two locks of one rank are never held together, except
 /// where the acquisition says so ([`RankedMutex::lock_second`]).
@@ -84,16 +85,21 @@ pub fn assert_no_locks_held(what: &str) {
 }
 
 /// A mutex with a place in the lock order.
+///
+/// The standard library's, because of how it waits: it spins for a moment and then sleeps. One that offers its processor in between
+/// (`parking_lot`) loses a whole time slice, three milliseconds, to whoever runs there, for a lock that is held for one
+/// microsecond; who sleeps is woken by the unlock and goes first. Poison is ignored: what panics under a lock ends the
+/// process or is a test.
 pub struct RankedMutex<T> {
     #[cfg_attr(not(debug_assertions), allow(dead_code))]
     rank: Rank,
-    inner: parking_lot::Mutex<T>,
+    inner: Mutex<T>,
 }
 
 impl<T> RankedMutex<T> {
     /// A new unlocked mutex of the given rank.
     pub const fn new(rank: Rank, value: T) -> Self {
-        Self { rank, inner: parking_lot::Mutex::new(value) }
+        Self { rank, inner: Mutex::new(value) }
     }
 
     /// Waits for the lock. Debug builds panic when a lock of the same or a higher rank is held.
@@ -101,7 +107,7 @@ impl<T> RankedMutex<T> {
     pub fn lock(&self) -> RankedMutexGuard<'_, T> {
         #[cfg(debug_assertions)]
         held::push(self.rank, false);
-        RankedMutexGuard { inner: self.inner.lock(), rank: self.rank }
+        RankedMutexGuard { inner: Some(self.wait()), of: self }
     }
 
     /// Like [`lock`](Self::lock), but one lock of the same rank may be held already. The caller states the order
@@ -110,21 +116,30 @@ impl<T> RankedMutex<T> {
     pub fn lock_second(&self) -> RankedMutexGuard<'_, T> {
         #[cfg(debug_assertions)]
         held::push(self.rank, true);
-        RankedMutexGuard { inner: self.inner.lock(), rank: self.rank }
+        RankedMutexGuard { inner: Some(self.wait()), of: self }
     }
 
     /// Takes the lock if nobody holds it. Allowed out of order, because it cannot wait.
     #[inline]
     pub fn try_lock(&self) -> Option<RankedMutexGuard<'_, T>> {
-        let inner = self.inner.try_lock()?;
+        let inner = match self.inner.try_lock() {
+            Ok(inner) => inner,
+            Err(TryLockError::Poisoned(poison)) => poison.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
         #[cfg(debug_assertions)]
         held::push_tried(self.rank);
-        Some(RankedMutexGuard { inner, rank: self.rank })
+        Some(RankedMutexGuard { inner: Some(inner), of: self })
     }
 
     /// The value, when nobody else can hold the lock.
     pub fn get_mut(&mut self) -> &mut T {
-        self.inner.get_mut()
+        self.inner.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[inline]
+    fn wait(&self) -> MutexGuard<'_, T> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -137,24 +152,21 @@ impl<T: fmt::Debug> fmt::Debug for RankedMutex<T> {
 /// Holds a [`RankedMutex`]; unlocks when dropped.
 #[must_use]
 pub struct RankedMutexGuard<'a, T> {
-    inner: parking_lot::MutexGuard<'a, T>,
-    #[cfg_attr(not(debug_assertions), allow(dead_code))]
-    rank: Rank,
+    /// Empty only within [`unlocked`](Self::unlocked).
+    inner: Option<MutexGuard<'a, T>>,
+    of: &'a RankedMutex<T>,
 }
 
-impl<'a, T> RankedMutexGuard<'a, T> {
-    /// The underlying guard, for waiting on a condition variable.
-    pub fn as_parking_lot(&mut self) -> &mut parking_lot::MutexGuard<'a, T> {
-        &mut self.inner
-    }
-
+impl<T> RankedMutexGuard<'_, T> {
     /// Runs `act` without the lock, and takes it again.
     pub fn unlocked<R>(&mut self, act: impl FnOnce() -> R) -> R {
+        self.inner = None;
         #[cfg(debug_assertions)]
-        held::pop(self.rank);
-        let result = parking_lot::MutexGuard::unlocked(&mut self.inner, act);
+        held::pop(self.of.rank);
+        let result = act();
         #[cfg(debug_assertions)]
-        held::push(self.rank, true);
+        held::push(self.of.rank, true);
+        self.inner = Some(self.of.wait());
         result
     }
 }
@@ -163,14 +175,20 @@ impl<T> Deref for RankedMutexGuard<'_, T> {
     type Target = T;
     #[inline]
     fn deref(&self) -> &T {
-        &self.inner
+        match &self.inner {
+            Some(inner) => inner,
+            None => unreachable!("a guard is looked through while it is unlocked"),
+        }
     }
 }
 
 impl<T> DerefMut for RankedMutexGuard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        &mut self.inner
+        match &mut self.inner {
+            Some(inner) => inner,
+            None => unreachable!("a guard is looked through while it is unlocked"),
+        }
     }
 }
 
@@ -178,7 +196,9 @@ impl<T> Drop for RankedMutexGuard<'_, T> {
     #[inline]
     fn drop(&mut self) {
         #[cfg(debug_assertions)]
-        held::pop(self.rank);
+        if self.inner.is_some() {
+            held::pop(self.of.rank);
+        }
     }
 }
 
