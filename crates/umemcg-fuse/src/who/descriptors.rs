@@ -7,6 +7,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::OFlags;
@@ -14,6 +15,7 @@ use rustix::io::Errno;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use umemcg_control::{DescriptorError, Descriptors, EventSink, NodeId, parse_decimal};
 
+use super::eventfd_writer::{EventfdWriter, Target};
 use super::proc_files::{open_pidfd, read_status};
 use crate::mountinfo;
 
@@ -25,12 +27,13 @@ const EVENTFD: &str = "anon_inode:[eventfd]";
 pub struct ProcessDescriptors {
     /// `major:minor`.
     device: String,
+    writer: Arc<EventfdWriter>,
 }
 
 impl ProcessDescriptors {
     /// For control files that are mounted from `device`, as the mount table spells it.
     pub fn new(device: &str) -> Self {
-        Self { device: device.to_owned() }
+        Self { device: device.to_owned(), writer: Arc::default() }
     }
 }
 
@@ -52,7 +55,8 @@ impl Descriptors for ProcessDescriptors {
         let pidfd = i32::try_from(process).ok().and_then(rustix::process::Pid::from_raw);
         let pidfd = pidfd.ok_or(Errno::SRCH).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()));
         let life = pidfd.map_err(|errno| refusal(errno.into()))?;
-        Ok(Box::new(EventFd { copy, id, tid, process, fd, life }))
+        let (target, writer) = (Arc::new(Target::new(copy)), Arc::clone(&self.writer));
+        Ok(Box::new(EventFd { target, writer, id, tid, process, fd, life }))
     }
 
     fn control_file(&self, tid: u32, fd: u32) -> Result<NodeId, DescriptorError> {
@@ -111,7 +115,9 @@ fn eventfd_id(tid: u32, fd: u32) -> Option<u64> {
 /// A process' eventfd.
 #[derive(Debug)]
 struct EventFd {
-    copy: OwnedFd,
+    /// Our copy.
+    target: Arc<Target>,
+    writer: Arc<EventfdWriter>,
     id: Option<u64>,
     tid: u32,
     process: u32,
@@ -137,8 +143,8 @@ impl EventSink for EventFd {
     #[doc(alias = "eventfd_signal")]
     fn signal(&self, nr_events: u64) {
         // One that can take no more makes writers wait. Its process has events enough.
-        if is_ready(&self.copy, PollFlags::OUT) {
-            let _ = rustix::io::write(&self.copy, &nr_events.to_ne_bytes());
+        if is_ready(&self.target.copy, PollFlags::OUT) {
+            self.writer.signal(&self.target, nr_events);
         }
     }
 
@@ -153,6 +159,12 @@ impl EventSink for EventFd {
         let Ok(entries) = fs::read_dir(format!("/proc/{}/fd", self.process)) else { return false };
         let numbers = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         self.id.is_some() && numbers.into_iter().any(|fd| self.is_at(self.process, fd))
+    }
+}
+
+impl Drop for EventFd {
+    fn drop(&mut self) {
+        self.target.release();
     }
 }
 
@@ -193,6 +205,50 @@ mod tests {
         let sink = descriptors().eventfd(me(), theirs.as_raw_fd() as u32).unwrap();
         rustix::io::write(&theirs, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         sink.signal(1);
+    }
+
+    fn count(eventfd: &OwnedFd) -> u64 {
+        let mut count = [0; 8];
+        rustix::io::read(eventfd, &mut count).unwrap();
+        u64::from_ne_bytes(count)
+    }
+
+    #[test]
+    fn an_eventfd_without_room_holds_up_its_own_events_alone() {
+        let descriptors = descriptors();
+        let [full, other] = [(); 2].map(|()| eventfd(0, EventfdFlags::empty()).unwrap());
+        let [to_full, to_other] =
+            [&full, &other].map(|theirs| descriptors.eventfd(me(), theirs.as_raw_fd() as u32).unwrap());
+        // Room for one event, so it looks ready; two make a writer wait.
+        rustix::io::write(&full, &(u64::MAX - 2).to_ne_bytes()).unwrap();
+        for round in 1..=3 {
+            to_full.signal(2);
+            to_other.signal(round);
+            assert_eq!(count(&other), round);
+        }
+        // Nothing was lost for the first either, once it reads.
+        assert_eq!(count(&full), u64::MAX - 2);
+        let mut nr_events = 0;
+        while nr_events < 6 {
+            nr_events += count(&full);
+        }
+        assert_eq!(nr_events, 6);
+    }
+
+    #[test]
+    fn a_write_that_is_stuck_ends_with_its_registration() {
+        let descriptors = descriptors();
+        let theirs = eventfd(0, EventfdFlags::empty()).unwrap();
+        let copy = rustix::io::dup(&theirs).unwrap();
+        let target = Arc::new(Target::new(copy));
+        rustix::io::write(&theirs, &(u64::MAX - 2).to_ne_bytes()).unwrap();
+        descriptors.writer.signal(&target, 2);
+        assert_eq!(Arc::strong_count(&target), 2, "somebody waits for room");
+        target.release();
+        // Whoever wrote lets go of it.
+        while Arc::strong_count(&target) > 1 {
+            std::thread::yield_now();
+        }
     }
 
     #[test]

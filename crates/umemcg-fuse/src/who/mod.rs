@@ -9,6 +9,7 @@
 
 mod ancestry;
 mod descriptors;
+mod eventfd_writer;
 mod mirror;
 mod pid_namespace;
 mod proc_files;

@@ -18,6 +18,9 @@ use crate::reclaim::Reclaimer;
 /// long enough.
 const QUANTA_ALONE_MAX: u32 = 32;
 
+/// Quanta after which a worker offers its processor to whoever waits for it: about twenty microseconds of work.
+const QUANTA_PER_OFFER: u32 = 4;
+
 /// The workers of a reclaimer. Dropping it ends them.
 #[derive(Debug)]
 pub struct Kswapd {
@@ -176,6 +179,9 @@ fn serve(reclaimer: &Reclaimer, mine: &Queue, job: &Arc<Job>) {
     // With nobody else in the queue, its end is its beginning.
     let mut nr_left = QUANTA_ALONE_MAX;
     while next == Next::Again && nr_left > 0 && mine.is_empty() {
+        if nr_left.is_multiple_of(QUANTA_PER_OFFER) && has_time(job) {
+            rustix::thread::sched_yield();
+        }
         next = reclaimer.run_quantum(job);
         nr_left -= 1;
     }
@@ -209,6 +215,16 @@ fn serve(reclaimer: &Reclaimer, mine: &Queue, job: &Arc<Job>) {
             home.rest(job, serial, rest_of(job));
         }
     }
+}
+
+/// Whether the group has most of its room left between the mark and the limit: then its worker works when nobody else wants to,
+/// and who runs out of the processor's patience meanwhile loses nothing. Later it takes its fair part.
+fn has_time(job: &Job) -> bool {
+    job.group.upgrade().is_some_and(|group| {
+        let (usage, max) = (group.usage_bytes(), group.max_bytes());
+        let start = ReclaimPart::if_present(&group).map_or(max, |part| part.background().start()).min(max);
+        usage < start + (max - start) / 2
+    })
 }
 
 fn take_ring(job: &Job) -> bool {
