@@ -46,14 +46,28 @@ pub struct Figure {
 
 /// A store that takes its time and keeps nothing.
 #[derive(Debug)]
-struct Slow {
+pub struct Slow {
+    id: StoreId,
+    bytes_per_second: f64,
     free_at: Mutex<Instant>,
     taken: AtomicU64,
 }
 
+impl Slow {
+    /// One that takes so many bytes a second.
+    pub fn new(id: u64, bytes_per_second: f64) -> Self {
+        Self {
+            id: StoreId(id),
+            bytes_per_second,
+            free_at: Mutex::new(Instant::now()),
+            taken: AtomicU64::new(0),
+        }
+    }
+}
+
 impl BackingStore for Slow {
     fn store_id(&self) -> StoreId {
-        StoreId(1)
+        self.id
     }
     fn read_at(&self, _: &Arena, _: &[Segment], _: u64) -> io::Result<usize> {
         Ok(0)
@@ -62,8 +76,8 @@ impl BackingStore for Slow {
         let bytes: usize = segments.iter().map(|segment| usize::from(segment.len)).sum();
         let due = {
             let mut free_at = self.free_at.lock().unwrap_or_else(PoisonError::into_inner);
-            *free_at =
-                (*free_at).max(Instant::now()) + Duration::from_secs_f64(bytes as f64 / STORE_RATE as f64);
+            *free_at = (*free_at).max(Instant::now())
+                + Duration::from_secs_f64(bytes as f64 / self.bytes_per_second);
             *free_at
         };
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
@@ -172,7 +186,7 @@ fn run_once(length: Duration) -> Result<Round, Failure> {
     let limits = engine.cache().dirty_limits();
     limits.set_bound(&paced, DirtyThreshold::Foreground, DirtyBound::Bytes(LIMIT_BYTES));
     limits.set_bound(&paced, DirtyThreshold::Background, DirtyBound::Bytes(BACKGROUND_BYTES));
-    let store = Arc::new(Slow { free_at: Mutex::new(Instant::now()), taken: AtomicU64::new(0) });
+    let store = Arc::new(Slow::new(1, STORE_RATE as f64));
     let open =
         || engine.open_file(Arc::clone(&store) as _, FILE_BYTES).map_err(Failure::at("cannot open a file"));
     let (file, other) = (open()?, open()?);

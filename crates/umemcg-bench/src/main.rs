@@ -27,6 +27,7 @@ mod hit;
 mod machine;
 mod mounts;
 mod neighbour;
+mod neighbour_dirty;
 mod neighbour_load;
 mod object_cache;
 mod plot;

@@ -2,7 +2,8 @@
 //! pool, or writes as fast as it can, or walks a tree of names. What does A notice of what B does with *memory*?
 //!
 //! On a real mount, each tenant a process. B takes processor time whatever anybody does about memory, so A is held against A beside a B
-//! that issues the same requests and may keep next to nothing. Beside that: one group for both, and the kernel's own page cache
+//! that issues the same requests and may keep next to nothing, so many a second that everybody together uses as much processor time as
+//! with the B that is measured (each of its requests costs more). Beside that: one group for both, and the kernel's own page cache
 //! with both in one of its memory cgroups and in two, where it has version 1 of them.
 
 use std::collections::HashMap;
@@ -16,10 +17,12 @@ use std::time::{Duration, Instant};
 use umemcg::{Engine, EngineConfig, Group, StatItem, collect_hits};
 use umemcg_fuse::{Classifier, Daemon, DaemonConfig};
 
-use crate::neighbour_load::{Done, FILES_PER_DIRECTORY, Load, Work, file_name};
+use crate::neighbour_dirty;
+use crate::neighbour_load::{Done, FILES_PER_DIRECTORY, Load, Tempo, Work, file_name};
 use crate::report::{Progress, Report, Section, Target, Verdict};
 use crate::stats::Samples;
 use crate::store::write_contents;
+use crate::threads::process_time;
 use crate::{Failure, Options};
 
 const MIB: u64 = 1 << 20;
@@ -42,6 +45,9 @@ const SAMPLE_S: f64 = 1.5;
 const ONE_PAGE: u64 = 16 << 10;
 const FEW_NAMES: u64 = 512 << 10;
 
+/// Samples in which the pace of a B without a cache is found.
+const NR_CALIBRATIONS: usize = 3;
+
 const KEPT_MIN: f64 = 0.97;
 /// The same said of a time.
 const P99_MAX: f64 = 1.03;
@@ -59,13 +65,14 @@ const NR_OURS: usize = 4;
 /// The side that ours are held against.
 const BASELINE: usize = 2;
 
-/// What a sample is: A's calls a second, p50, p99 and p99.9, its hits, its lost microseconds, its direct reclaims; B's calls a second,
-/// p50, p99, p99.9.
-const FIGURES: [(&str, &str); 11] = [
+/// What a sample is: A's calls a second, p50, p99, p99.9 and the longest, its hits, its lost microseconds, its direct reclaims; B's calls a
+/// second, its latencies; how much of one processor the mount and both tenants used, and B's own process.
+const FIGURES: [(&str, &str); 15] = [
     ("A: calls", "/s"),
     ("A: p50", "us"),
     ("A: p99", "us"),
     ("A: p99.9", "us"),
+    ("A: max", "us"),
     ("A: pages found", "%"),
     ("A: time stalled for memory", "us"),
     ("A: direct reclaims", ""),
@@ -73,10 +80,18 @@ const FIGURES: [(&str, &str); 11] = [
     ("B: p50", "us"),
     ("B: p99", "us"),
     ("B: p99.9", "us"),
+    ("B: max", "us"),
+    ("processor time, mount and tenants", "%"),
+    ("processor time, B's process", "%"),
 ];
+/// Places in it.
+const FOUND: usize = 5;
+const STALLED: usize = 6;
+const B_CALLS: usize = 8;
+const CPU: usize = 13;
 type Figures = [f64; FIGURES.len()];
 /// The figures that the kernel does not give.
-const OURS_ONLY: std::ops::Range<usize> = 4..7;
+const OURS_ONLY: std::ops::Range<usize> = 5..8;
 
 /// Groups by process.
 #[derive(Debug)]
@@ -106,7 +121,7 @@ impl Tenant {
     fn start(
         load: (Work, PathBuf, u64),
         time: Duration,
-        rate: Option<f64>,
+        tempo: Tempo,
         place: impl FnOnce(u32) -> Result<(), Failure>,
     ) -> Result<Self, Failure> {
         let program = std::env::current_exe().map_err(Failure::at("cannot find this program"))?;
@@ -114,7 +129,7 @@ impl Tenant {
         let mut child = Command::new("sh")
             .args(["-c", "read placed; exec \"$@\"", "sh"])
             .arg(program)
-            .args(Load::arguments(load.0, load.1, load.2, time, rate))
+            .args(Load::arguments(load.0, load.1, load.2, time, tempo))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -211,6 +226,8 @@ struct World {
     time: Duration,
     /// A's rate on the mount, and on the host's file system.
     rates: [f64; 2],
+    /// How much of one processor A takes at that rate on the mount, with the mount's part.
+    cpu_alone: f64,
 }
 
 /// Places of the groups.
@@ -238,21 +255,39 @@ impl World {
             .map_err(Failure::at("cannot mount"))?;
         let time = Duration::from_secs_f64((SAMPLE_S * options.scale).clamp(0.3, 60.0));
         let kernel = KernelGroups::make();
-        let mut world =
-            Self { engine, who, groups, daemon, kernel, data, mnt, nr_files, time, rates: [0.0; 2] };
+        let mut world = Self {
+            engine,
+            who,
+            groups,
+            daemon,
+            kernel,
+            data,
+            mnt,
+            nr_files,
+            time,
+            rates: [0.0; 2],
+            cpu_alone: 0.0,
+        };
         progress.show("A alone");
         // The second time: the memory has been touched by then.
         for _ in 0..2 {
             for (at, side) in [(0, 1), (1, NR_OURS)] {
                 if world.has(side) {
                     world.set_up(side)?;
-                    let mut alone = world.tenant(A, side, Work::Random, None)?;
+                    let mut alone = world.tenant(A, side, Work::Random, Tempo::Free)?;
                     alone.tell()?;
                     let done = alone.done()?;
                     world.rates[at] = done.calls as f64 / done.seconds / 2.0;
                 }
             }
         }
+        world.set_up(1)?;
+        let mut alone = world.tenant(A, 1, Work::Random, Tempo::Rate(world.rates[0]))?;
+        let before = process_time();
+        alone.tell()?;
+        let done = alone.done()?;
+        let cpu = (process_time() - before).as_secs_f64() + done.cpu_seconds;
+        world.cpu_alone = 100.0 * cpu / done.seconds;
         Ok(world)
     }
 
@@ -285,7 +320,7 @@ impl World {
     }
 
     /// Starts a tenant where a side has it.
-    fn tenant(&self, who: usize, side: usize, work: Work, rate: Option<f64>) -> Result<Tenant, Failure> {
+    fn tenant(&self, who: usize, side: usize, work: Work, tempo: Tempo) -> Result<Tenant, Failure> {
         let is_ours = side < NR_OURS;
         let top = if is_ours { self.mnt.path() } else { self.data.path() };
         let (name, size) = match work {
@@ -295,7 +330,7 @@ impl World {
             Work::Walk => ("tree", self.nr_files),
         };
         let is_shared = side == 3 || side == 5;
-        Tenant::start((work, top.join(name), size), self.time, rate, |pid| {
+        Tenant::start((work, top.join(name), size), self.time, tempo, |pid| {
             if is_ours {
                 let group = Arc::clone(&self.groups[if is_shared { BOTH } else { who }]);
                 self.who.groups.lock().unwrap_or_else(PoisonError::into_inner).insert(pid, group);
@@ -308,30 +343,37 @@ impl World {
         })
     }
 
-    /// One sample of a side.
-    fn sample(&self, side: usize, work: Work) -> Result<Figures, Failure> {
+    /// One sample of a side; B makes so many calls a second at most.
+    fn sample(&self, side: usize, work: Work, pace: Option<f64>) -> Result<Figures, Failure> {
         self.set_up(side)?;
         if side == BASELINE && work == Work::Walk {
             self.engine.set_max(&self.groups[B], FEW_NAMES, &|| false);
         }
-        let mut a = self.tenant(A, side, Work::Random, Some(self.rates[usize::from(side >= NR_OURS)]))?;
-        let mut b = self.tenant(B, side, work, None)?;
+        let mut a =
+            self.tenant(A, side, Work::Random, Tempo::Rate(self.rates[usize::from(side >= NR_OURS)]))?;
+        let mut b = self.tenant(B, side, work, pace.map_or(Tempo::Free, Tempo::AtMost))?;
         let group = &self.groups[if side == 3 { BOTH } else { A }];
-        let before = counts(group);
+        let (before, cpu) = (counts(group), process_time());
         b.tell()?;
         a.tell()?;
         let (a, b) = (a.done()?, b.done()?);
-        let after = counts(group);
+        let (after, cpu) = (counts(group), process_time() - cpu);
         let [found, missed, stalled, direct] = [0, 1, 2, 3].map(|at| after[at] - before[at]);
         let rate = |done: &Done| (done.calls - done.refused) as f64 / done.seconds;
-        let [a50, a99, a999, _] = a.latency_us;
-        let [b50, b99, b999, _] = b.latency_us;
+        let [a50, a99, a999, a_max] = a.latency_us;
+        let [b50, b99, b999, b_max] = b.latency_us;
+        let b_cpu = 100.0 * b.cpu_seconds / b.seconds;
+        let all_cpu = 100.0 * (cpu.as_secs_f64() + a.cpu_seconds) / a.seconds.max(b.seconds) + b_cpu;
         let hits = 100.0 * found / (found + missed).max(1.0);
         if a.refused > 0 {
             return Err(Failure::Wrong(format!("{} calls of A were refused", a.refused)));
         }
         self.who.groups.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        Ok([rate(&a), a50, a99, a999, hits, stalled, direct, rate(&b), b50, b99, b999])
+        let of_a = [rate(&a), a50, a99, a999, a_max, hits, stalled, direct];
+        let of_b = [rate(&b), b50, b99, b999, b_max, all_cpu, b_cpu];
+        let mut figures = [0.0; FIGURES.len()];
+        figures.iter_mut().zip(of_a.into_iter().chain(of_b)).for_each(|(figure, value)| *figure = value);
+        Ok(figures)
     }
 }
 
@@ -369,18 +411,44 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
         [(Work::Stream, "B streams"), (Work::Write, "B writes"), (Work::Walk, "B walks a tree of names")]
     {
         let mut samples: Vec<Vec<Figures>> = vec![Vec::new(); SIDES.len()];
+        let mut pace = Pace::new(world.cpu_alone);
         for round in 0..=options.rounds as usize {
             for at in 0..sides.len() {
                 let side = sides[(round + at) % sides.len()];
                 progress.show(&format!("{what}, round {round} of {}: {}", options.rounds, SIDES[side]));
-                let figures = world.sample(side, work)?;
+                let figures = world.sample(side, work, pace.of(side))?;
+                pace.learn(side, &figures);
                 if round > 0 {
                     samples[side].push(figures);
                 }
             }
+            for _ in 0..if round == 0 { NR_CALIBRATIONS } else { 0 } {
+                progress.show(&format!("{what}, how fast B may be without a cache"));
+                pace.learn(BASELINE, &world.sample(BASELINE, work, pace.of(BASELINE))?);
+            }
         }
+        report.notes.extend([("A", 1), ("B", B_CALLS + 1)].map(|(who, at)| {
+            let rows = sides.iter().map(|&side| {
+                let median = |figure| {
+                    Samples::new("", samples[side].iter().map(|figures| figures[figure]).collect()).median
+                };
+                format!(
+                    "{}: {}",
+                    SIDES[side],
+                    (at..at + 4)
+                        .map(|figure| format!("{:.0}", median(figure)))
+                        .collect::<Vec<_>>()
+                        .join(" / ")
+                )
+            });
+            format!(
+                "{what}; {who}'s latencies in us, p50 / p99 / p99.9 / max. {}",
+                rows.collect::<Vec<_>>().join("; ")
+            )
+        }));
         report.sections.extend(sections(what, &sides, &samples));
     }
+    neighbour_dirty::run(options, &progress, &mut report)?;
     let kernel = if world.kernel.is_some() {
         "the kernel's sides read the files themselves, in memory cgroups of version 1 with the same limits"
     } else {
@@ -410,6 +478,38 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     if ended.is_empty() { Ok(report) } else { Err(Failure::Wrong(format!("not durable: {ended:?}"))) }
 }
 
+/// How many calls a second B may make without a cache, so that everybody uses as much processor time as with the B that is measured.
+struct Pace {
+    /// Without any B.
+    cpu_alone: f64,
+    /// Of the side that is measured, lately.
+    wanted: Option<f64>,
+    calls: Option<f64>,
+}
+
+impl Pace {
+    fn new(cpu_alone: f64) -> Self {
+        Self { cpu_alone, wanted: None, calls: None }
+    }
+
+    fn of(&self, side: usize) -> Option<f64> {
+        self.calls.filter(|_| side == BASELINE)
+    }
+
+    fn learn(&mut self, side: usize, figures: &Figures) {
+        let cpu = figures[CPU];
+        if side == 0 {
+            self.wanted = Some(self.wanted.map_or(cpu, |before| (before + cpu) / 2.0));
+        }
+        if let Some(wanted) = self.wanted.filter(|_| side == BASELINE) {
+            // What a call of B costs now says how many there may be.
+            let each = (cpu - self.cpu_alone).max(1.0) / figures[B_CALLS];
+            let calls = (wanted - self.cpu_alone).max(1.0) / each;
+            self.calls = Some(self.calls.map_or(calls, |before| (before + calls) / 2.0));
+        }
+    }
+}
+
 fn sections(what: &str, sides: &[usize], samples: &[Vec<Figures>]) -> Vec<Section> {
     let section = |(figure, &(name, unit)): (usize, &(&str, &'static str))| {
         let of = |side: usize| {
@@ -428,10 +528,10 @@ fn sections(what: &str, sides: &[usize], samples: &[Vec<Figures>]) -> Vec<Sectio
                 of(0).ratio_to(&of(BASELINE)),
                 Target::TimesAtMost(P99_MAX),
             )],
-            4 => {
+            FOUND => {
                 vec![Verdict::new("points lost", 100.0 - of(0).median, Target::PercentAtMost(HIT_POINTS_MAX))]
             }
-            5 => vec![Verdict::new("most of any round", 1e3 * of(0).max, Target::NsAtMost(0.0))],
+            STALLED => vec![Verdict::new("most of any round", 1e3 * of(0).max, Target::NsAtMost(0.0))],
             _ => Vec::new(),
         };
         let title = format!("{what}; {name}");

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Failure;
 use crate::store::{fill, is_right};
-use crate::threads::Latencies;
+use crate::threads::{Latencies, process_time};
 
 /// Bytes of a random read.
 pub const READ_BYTES: usize = 4096;
@@ -38,6 +38,17 @@ pub enum Work {
     Walk,
 }
 
+/// When a tenant makes its calls.
+#[derive(Debug, Clone, Copy)]
+pub enum Tempo {
+    /// One after the other.
+    Free,
+    /// So many a second, whether or not the one before has ended.
+    Rate(f64),
+    /// One after the other, so many a second at most.
+    AtMost(f64),
+}
+
 /// A tenant's command line.
 #[derive(Debug, clap::Args)]
 pub struct Load {
@@ -55,6 +66,9 @@ pub struct Load {
     /// Calls in a second; without it one after the other
     #[arg(long)]
     rate: Option<f64>,
+    /// One after the other, but so many in a second at most: sleeps when it is ahead
+    #[arg(long, conflicts_with = "rate")]
+    at_most: Option<f64>,
 }
 
 /// What came of it.
@@ -68,23 +82,21 @@ pub struct Done {
     pub seconds: f64,
     /// Microseconds: p50, p99, p99.9, the longest.
     pub latency_us: [f64; 4],
+    /// Processor time of the tenant's own process meanwhile.
+    pub cpu_seconds: f64,
 }
 
 impl Load {
     /// Arguments that make this program such a tenant.
-    pub fn arguments(
-        work: Work,
-        path: PathBuf,
-        size: u64,
-        time: Duration,
-        rate: Option<f64>,
-    ) -> Vec<OsString> {
+    pub fn arguments(work: Work, path: PathBuf, size: u64, time: Duration, tempo: Tempo) -> Vec<OsString> {
         let work = work.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
         let mut arguments: Vec<OsString> = vec!["neighbour-load".into(), work.into(), path.into()];
         let numbers = [("--size", size.to_string()), ("--time-ms", time.as_millis().to_string())];
         numbers.into_iter().for_each(|(name, value)| arguments.extend([name.into(), value.into()]));
-        if let Some(rate) = rate {
-            arguments.extend(["--rate".into(), rate.to_string().into()]);
+        match tempo {
+            Tempo::Free => {}
+            Tempo::Rate(rate) => arguments.extend(["--rate".into(), rate.to_string().into()]),
+            Tempo::AtMost(rate) => arguments.extend(["--at-most".into(), rate.to_string().into()]),
         }
         arguments
     }
@@ -102,12 +114,16 @@ impl Load {
         said.map_err(Failure::at("cannot speak to the experiment"))?;
         let mut done = Done::default();
         let mut latencies = Latencies::new();
-        let (start, time) = (Instant::now(), Duration::from_millis(self.time_ms));
+        let (start, cpu, time) = (Instant::now(), process_time(), Duration::from_millis(self.time_ms));
         let mut end = start;
         while end - start < time {
             let due = match self.rate {
                 Some(rate) => start + Duration::from_secs_f64(done.calls as f64 / rate),
-                None => Instant::now(),
+                None => {
+                    let ahead = self.at_most.map(|rate| Duration::from_secs_f64(done.calls as f64 / rate));
+                    std::thread::sleep(ahead.unwrap_or_default().saturating_sub(start.elapsed()));
+                    Instant::now()
+                }
             };
             if due - start >= time {
                 break;
@@ -121,6 +137,7 @@ impl Load {
             latencies.note(end - due);
         }
         done.seconds = (end - start).as_secs_f64();
+        done.cpu_seconds = (process_time() - cpu).as_secs_f64();
         done.latency_us = latencies.quantiles([0.5, 0.99, 0.999, 1.0]);
         let text = serde_json::to_string(&done).map_err(Failure::at("cannot say what came of it"))?;
         writeln!(io::stdout(), "{text}").map_err(Failure::at("cannot say what came of it"))
