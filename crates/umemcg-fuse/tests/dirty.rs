@@ -11,12 +11,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use common::flat::{self, FlatFiles, file_of};
 use common::{TestMount, can_mount, within};
-use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 use umemcg::{DirtyBound, DirtyThreshold, Engine, EngineConfig, Group, StatItem};
-use umemcg_fuse::wire::reply::{Attr, AttrOut, EntryOut, OpenOut};
-use umemcg_fuse::wire::{DirBuffer, Op, open_reply};
+use umemcg_fuse::wire::Op;
 use umemcg_fuse::{
     Asked, Classifier, Daemon, DaemonConfig, Filesystem, Keys, Reply, SessionConfig, Step, Unmount,
 };
@@ -26,15 +25,15 @@ const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 const SOON: Duration = Duration::from_secs(40);
 /// Files of the store: `0`, `1`.
-const NR_FILES: u64 = 2;
+const NR_FILES: usize = 2;
 
 /// A store that takes so many bytes a second and keeps none of them.
 #[derive(Debug)]
 struct Slow {
     rate: u64,
     free_at: Mutex<Instant>,
-    lens: [AtomicU64; NR_FILES as usize],
-    taken: [AtomicU64; NR_FILES as usize],
+    lens: [AtomicU64; NR_FILES],
+    taken: [AtomicU64; NR_FILES],
 }
 
 impl Slow {
@@ -46,42 +45,24 @@ impl Slow {
     fn taken(&self, file: usize) -> u64 {
         self.taken[file].load(Ordering::Relaxed)
     }
+}
 
-    fn attr(&self, node: u64) -> Attr {
-        let nlink = 1;
-        if node == 1 {
-            return Attr { ino: 1, mode: 0o040755, nlink, blksize: 4096, ..Default::default() };
-        }
-        let size = self.lens[node as usize - 2].load(Ordering::Relaxed);
-        Attr { ino: node, mode: 0o100666, nlink, size, blksize: 4096, ..Default::default() }
+impl FlatFiles for Slow {
+    fn find(&self, name: &OsStr) -> Option<usize> {
+        (0..NR_FILES).find(|file| name == OsStr::new(&file.to_string()))
     }
+    fn len(&self, file: usize) -> u64 {
+        self.lens[file].load(Ordering::Relaxed)
+    }
+    fn set_len(&self, _file: usize, _len: u64) {}
 }
 
 impl Filesystem for Slow {
     fn quick(&self, asked: &Asked<'_>, reply: &mut Reply) -> Step {
-        let node = asked.header.nodeid;
         match asked.op {
-            Op::Lookup { name } => match (0..NR_FILES).find(|at| name == OsStr::new(&at.to_string())) {
-                Some(at) => {
-                    let nodeid = at + 2;
-                    reply.value(&EntryOut { nodeid, attr: self.attr(nodeid), ..Default::default() }).ignore();
-                }
-                None => reply.error(Errno::NOENT).ignore(),
-            },
-            Op::Getattr { .. } | Op::Setattr(_) => {
-                reply.value(&AttrOut { attr: self.attr(node), ..Default::default() }).ignore();
-            }
-            Op::Open(_) => {
-                let open = OpenOut { open_flags: open_reply::DIRECT_IO, ..Default::default() };
-                reply.value(&open).ignore();
-            }
-            Op::Opendir(_) => reply.value(&OpenOut::default()).ignore(),
-            Op::Readdir(_) => reply.bytes(DirBuffer::new(0).as_bytes()).ignore(),
             Op::Read(arg) => reply.bytes(&vec![0; arg.size as usize]).ignore(),
-            Op::Write { .. } => return Step::MaySleep(Keys { group: node, store: 0 }),
-            Op::Fsync(_) | Op::Release(_) | Op::Releasedir(_) | Op::Flush(_) => reply.done().ignore(),
-            Op::Forget { .. } | Op::BatchForget(_) => {}
-            _ => reply.error(Errno::NOSYS).ignore(),
+            Op::Write { .. } => return Step::MaySleep(Keys { group: asked.header.nodeid, store: 0 }),
+            _ => return flat::answer(self, asked, reply),
         }
         Step::Settled
     }
@@ -95,7 +76,7 @@ impl Filesystem for Slow {
             *free_at
         };
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
-        let file = asked.header.nodeid as usize - 2;
+        let file = file_of(asked);
         self.lens[file].fetch_max(arg.offset + data.len() as u64, Ordering::Relaxed);
         self.taken[file].fetch_add(data.len() as u64, Ordering::Relaxed);
         reply.written(data.len()).ignore();

@@ -270,6 +270,46 @@ fn an_error_is_told_once_to_each_open_file_at_fsync_and_to_the_next_opener_if_no
     ground.end(&[("a", &expected)]);
 }
 
+/// What a `syncfs` request runs, should a kernel send one (see `power_cut.rs`), and the second half of `umemcg sync`.
+#[test]
+fn a_sync_of_all_volumes_is_durable_in_the_store_and_its_error_is_told_once_to_each_open_file() {
+    if !can_mount() {
+        return;
+    }
+    let ground = Ground::new(&["a", "b"]);
+    let (first, second, other) = (ground.open("a"), ground.open("a"), ground.open("b"));
+    let sync = || ground.daemon.as_ref().unwrap().filesystem().sync_volumes();
+    let mut bytes = bytes_of(7, 100_000);
+    first.write_all_at(&bytes, 0).unwrap();
+    other.write_all_at(&bytes, 0).unwrap();
+    sync().unwrap();
+    for name in ["a", "b"] {
+        assert!(ground.store.live(name) == bytes && ground.store.synced(name) == bytes, "{name} was synced");
+    }
+    // It is written, but not durable.
+    ground.store.sync_errno.store(EIO, Ordering::SeqCst);
+    bytes[..4].copy_from_slice(b"more");
+    first.write_all_at(b"more", 0).unwrap();
+    for _ in 0..2 {
+        assert_eq!(sync().unwrap_err().errno(), rustix::io::Errno::IO, "told as long as it is true");
+    }
+    assert!(ground.store.synced("a") != bytes);
+    ground.store.heal();
+    sync().unwrap();
+    assert!(ground.store.synced("a") == bytes);
+    for open in [&first, &second] {
+        assert_eq!(errno(open.sync_all()), Some(EIO), "not told before, though all is durable now");
+        assert_eq!(errno(open.sync_all()), None);
+    }
+    assert_eq!(errno(other.sync_all()), None, "of another file");
+    assert_eq!(errno(ground.open("a").sync_all()), None, "somebody has heard");
+    drop((first, second, other));
+    bytes[..4].copy_from_slice(&bytes_of(7, 4));
+    let b = bytes.clone();
+    bytes[..4].copy_from_slice(b"more");
+    ground.end(&[("a", &bytes), ("b", &b)]);
+}
+
 #[test]
 fn a_close_tells_an_error_that_its_open_file_has_not_been_told_of() {
     let python = Command::new("python3").arg("-V").output().is_ok_and(|output| output.status.success());

@@ -230,10 +230,11 @@ impl BackingStore for HostStore {
     // everything may come just after that; what the closed file's metadata needs is its part of `syncfs`.
     fn sync(&self, data_only: bool) -> io::Result<()> {
         let Some(fds) = self.fds() else { return Ok(()) };
+        let nr = self.unsynced.lock().begin();
         let result = self.settle(&fds).and_then(|()| {
             if data_only { rustix::fs::fdatasync(&fds.buffered) } else { rustix::fs::fsync(&fds.buffered) }
         });
-        Ok(self.unsynced.lock().synced_all(result)?)
+        Ok(self.unsynced.lock().synced_all(nr, result)?)
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {

@@ -37,6 +37,10 @@ impl Ranges {
 #[derive(Debug, Default)]
 pub(crate) struct Unsynced {
     written: Ranges,
+    /// Of these, what was written since the last sync of everything began.
+    since: Ranges,
+    /// Syncs of everything that have begun.
+    nr_begun: u64,
     failed: Ranges,
     error: Option<Errno>,
 }
@@ -48,7 +52,15 @@ impl Unsynced {
             let end = offset.saturating_add(len);
             self.failed.remove(offset, end);
             self.written.add(offset, end);
+            self.since.add(offset, end);
         }
+    }
+
+    /// A sync of everything begins; [`synced_all`](Self::synced_all) is told which.
+    pub(crate) fn begin(&mut self) -> u64 {
+        self.since = Ranges::default();
+        self.nr_begun += 1;
+        self.nr_begun
     }
 
     /// A sync of a range ended with `result`; what the owner of the range must hear.
@@ -59,14 +71,19 @@ impl Unsynced {
         }
         let has_failed = self.failed.remove(offset, end);
         self.written.remove(offset, end);
+        self.since.remove(offset, end);
         match self.error {
             Some(errno) if has_failed => Err(errno),
             _ => result,
         }
     }
 
-    /// A sync of everything ended with `result`; an error still owed to some range is an error here, too.
-    pub(crate) fn synced_all(&mut self, result: Result<(), Errno>) -> Result<(), Errno> {
+    /// The sync of everything that began as `nr` ended with `result`; an error still owed to some range is an error here, too.
+    pub(crate) fn synced_all(&mut self, nr: u64, result: Result<(), Errno>) -> Result<(), Errno> {
+        // What is durable owes nothing: nobody would write it again, and a later error would be owed to it for ever.
+        if result.is_ok() && nr == self.nr_begun {
+            self.written = std::mem::take(&mut self.since);
+        }
         match (result, self.error) {
             (Err(errno), _) => {
                 self.fail(errno);
@@ -80,11 +97,13 @@ impl Unsynced {
     /// The content beyond `len` is gone, and with it what could be owed.
     pub(crate) fn cut(&mut self, len: u64) {
         self.written.remove(len, u64::MAX);
+        self.since.remove(len, u64::MAX);
         self.failed.remove(len, u64::MAX);
     }
 
     fn fail(&mut self, errno: Errno) {
         self.error = Some(errno);
+        self.since = Ranges::default();
         for (start, end) in self.written.0.drain(..) {
             self.failed.add(start, end);
         }
@@ -95,23 +114,60 @@ impl Unsynced {
 mod tests {
     use super::*;
 
+    fn all(unsynced: &mut Unsynced, result: Result<(), Errno>) -> Result<(), Errno> {
+        let nr = unsynced.begin();
+        unsynced.synced_all(nr, result)
+    }
+
+    #[test]
+    fn what_a_sync_of_everything_made_durable_owes_no_later_error() {
+        let mut unsynced = Unsynced::default();
+        unsynced.wrote(0, 8192);
+        assert_eq!(all(&mut unsynced, Ok(())), Ok(()));
+        unsynced.wrote(0, 4096);
+        assert_eq!(all(&mut unsynced, Err(Errno::IO)), Err(Errno::IO));
+        unsynced.wrote(0, 4096);
+        assert_eq!(all(&mut unsynced, Ok(())), Ok(()));
+    }
+
+    #[test]
+    fn what_is_written_during_a_sync_of_everything_is_not_durable_by_it() {
+        let mut unsynced = Unsynced::default();
+        let nr = unsynced.begin();
+        unsynced.wrote(0, 4096);
+        assert_eq!(unsynced.synced_all(nr, Ok(())), Ok(()));
+        assert_eq!(unsynced.synced(8192, 4096, Err(Errno::IO)), Err(Errno::IO));
+        assert_eq!(unsynced.synced(0, 4096, Ok(())), Err(Errno::IO), "it learns of the error");
+        // Two at the same time: only the later one knows what came after it.
+        unsynced.wrote(0, 4096);
+        let (first, second) = (unsynced.begin(), unsynced.begin());
+        unsynced.wrote(4096, 4096);
+        assert_eq!(
+            (unsynced.synced_all(second, Ok(())), unsynced.synced_all(first, Ok(()))),
+            (Ok(()), Ok(()))
+        );
+        assert_eq!(unsynced.synced(8192, 4096, Err(Errno::IO)), Err(Errno::IO));
+        assert_eq!(unsynced.synced(0, 4096, Ok(())), Ok(()));
+        assert_eq!(unsynced.synced(4096, 4096, Ok(())), Err(Errno::IO));
+    }
+
     #[test]
     fn an_error_reaches_every_range_that_was_written_before_it() {
         let mut unsynced = Unsynced::default();
         unsynced.wrote(0, 4096);
         unsynced.wrote(8192, 4096);
         assert_eq!(unsynced.synced(0, 4096, Err(Errno::IO)), Err(Errno::IO));
-        assert_eq!(unsynced.synced_all(Ok(())), Err(Errno::IO), "one range does not know yet");
+        assert_eq!(all(&mut unsynced, Ok(())), Err(Errno::IO), "one range does not know yet");
         assert_eq!(unsynced.synced(8192, 4096, Ok(())), Err(Errno::IO));
         assert_eq!(unsynced.synced(8192, 4096, Ok(())), Ok(()));
-        assert_eq!(unsynced.synced_all(Ok(())), Ok(()));
+        assert_eq!(all(&mut unsynced, Ok(())), Ok(()));
     }
 
     #[test]
     fn what_is_written_again_after_the_error_starts_afresh() {
         let mut unsynced = Unsynced::default();
         unsynced.wrote(0, 8192);
-        assert_eq!(unsynced.synced_all(Err(Errno::NOSPC)), Err(Errno::NOSPC));
+        assert_eq!(all(&mut unsynced, Err(Errno::NOSPC)), Err(Errno::NOSPC));
         unsynced.wrote(0, 4096);
         assert_eq!(unsynced.synced(0, 4096, Ok(())), Ok(()));
         assert_eq!(unsynced.synced(4096, 4096, Ok(())), Err(Errno::NOSPC));
@@ -121,9 +177,9 @@ mod tests {
     fn what_was_cut_off_is_owed_nothing() {
         let mut unsynced = Unsynced::default();
         unsynced.wrote(4096, 4096);
-        assert_eq!(unsynced.synced_all(Err(Errno::IO)), Err(Errno::IO));
+        assert_eq!(all(&mut unsynced, Err(Errno::IO)), Err(Errno::IO));
         unsynced.cut(100);
-        assert_eq!(unsynced.synced_all(Ok(())), Ok(()));
+        assert_eq!(all(&mut unsynced, Ok(())), Ok(()));
     }
 
     #[test]

@@ -1,15 +1,15 @@
 //! A small file system whose store fails, stalls, is full, is short or hangs as a test says; it remembers what was synced.
 
-use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use umemcg_fuse::wire::reply::{Attr, AttrOut, EntryOut, OpenOut};
-use umemcg_fuse::wire::{DirBuffer, Op, open_reply, setattr_valid};
+use umemcg_fuse::wire::Op;
 use umemcg_fuse::{Asked, Filesystem, Keys, Reply, Step};
+
+use super::flat::{self, FlatFiles, file_of};
 
 /// A door that can be shut again.
 #[derive(Default)]
@@ -41,7 +41,7 @@ struct Contents {
 #[derive(Default)]
 pub struct Faulty {
     names: Vec<String>,
-    files: Mutex<HashMap<u64, Contents>>,
+    files: Mutex<Vec<Contents>>,
     /// errno of all writes and of all syncs; 0 for none.
     pub write_errno: AtomicI32,
     pub sync_errno: AtomicI32,
@@ -62,9 +62,9 @@ pub struct Faulty {
 
 impl Faulty {
     pub fn with(names: &[&str]) -> Arc<Self> {
-        let files = (2..2 + names.len() as u64).map(|node| (node, Contents::default())).collect();
+        let files = Mutex::new(vec![Contents::default(); names.len()]);
         let names = names.iter().map(|&name| name.to_owned()).collect();
-        Arc::new(Self { names, files: Mutex::new(files), ..Default::default() })
+        Arc::new(Self { names, files, ..Default::default() })
     }
 
     /// From now on no write or sync returns.
@@ -86,7 +86,7 @@ impl Faulty {
 
     fn contents(&self, name: &str) -> Contents {
         let at = self.names.iter().position(|known| known == name).unwrap();
-        self.files.lock().unwrap()[&(at as u64 + 2)].clone()
+        self.files.lock().unwrap()[at].clone()
     }
 
     pub fn live(&self, name: &str) -> Vec<u8> {
@@ -98,19 +98,9 @@ impl Faulty {
         self.contents(name).synced
     }
 
-    fn attr(&self, node: u64) -> Attr {
-        let nlink = 1;
-        if node == 1 {
-            return Attr { ino: 1, mode: 0o040755, nlink, blksize: 4096, ..Default::default() };
-        }
-        let size = self.files.lock().unwrap()[&node].live.len() as u64;
-        Attr { ino: node, mode: 0o100666, nlink, size, blksize: 4096, ..Default::default() }
-    }
-
-    fn refuse(&self, node: u64, errno: &AtomicI32) -> Result<(), Errno> {
+    fn refuse(&self, file: usize, errno: &AtomicI32) -> Result<(), Errno> {
         let errno = errno.load(Ordering::SeqCst);
-        let is_meant =
-            !self.only_bad.load(Ordering::SeqCst) || self.names[node as usize - 2].starts_with("bad");
+        let is_meant = !self.only_bad.load(Ordering::SeqCst) || self.names[file].starts_with("bad");
         if errno == 0 || !is_meant {
             return Ok(());
         }
@@ -118,14 +108,14 @@ impl Faulty {
         Err(Errno::from_raw_os_error(errno))
     }
 
-    fn write(&self, node: u64, offset: usize, data: &[u8]) -> Result<usize, Errno> {
-        self.refuse(node, &self.write_errno)?;
+    fn write(&self, file: usize, offset: usize, data: &[u8]) -> Result<usize, Errno> {
+        self.refuse(file, &self.write_errno)?;
         let short = self.short.load(Ordering::SeqCst);
         let data = if short > 0 { &data[..data.len().min(short)] } else { data };
         let end = offset + data.len();
         let mut files = self.files.lock().unwrap();
-        let used: usize = files.values().map(|file| file.live.len()).sum();
-        let file = files.get_mut(&node).unwrap();
+        let used: usize = files.iter().map(|file| file.live.len()).sum();
+        let file = &mut files[file];
         let capacity = self.capacity.load(Ordering::SeqCst) as usize;
         if capacity > 0 && used + end.saturating_sub(file.live.len()) > capacity {
             self.nr_refused.fetch_add(1, Ordering::SeqCst);
@@ -137,63 +127,51 @@ impl Faulty {
     }
 }
 
+impl FlatFiles for Faulty {
+    fn find(&self, name: &OsStr) -> Option<usize> {
+        self.names.iter().position(|known| OsStr::new(known) == name)
+    }
+    fn len(&self, file: usize) -> u64 {
+        self.files.lock().unwrap()[file].live.len() as u64
+    }
+    fn set_len(&self, file: usize, len: u64) {
+        self.files.lock().unwrap()[file].live.resize(len as usize, 0);
+    }
+}
+
 impl Filesystem for Faulty {
     fn quick(&self, asked: &Asked<'_>, reply: &mut Reply) -> Step {
-        let node = asked.header.nodeid;
         match asked.op {
             Op::Write { .. } | Op::Fsync(_) => {
-                return Step::MaySleep(Keys { group: node, store: 1 });
+                return Step::MaySleep(Keys { group: asked.header.nodeid, store: 1 });
             }
             Op::Read(arg) => {
                 let files = self.files.lock().unwrap();
-                let live = &files[&node].live;
+                let live = &files[file_of(asked)].live;
                 let from = live.len().min(arg.offset as usize);
                 let to = live.len().min(from + arg.size as usize);
                 reply.bytes(&live[from..to]).ignore();
             }
-            Op::Lookup { name } => match self.names.iter().position(|known| OsStr::new(known) == name) {
-                Some(at) => {
-                    let nodeid = at as u64 + 2;
-                    reply.value(&EntryOut { nodeid, attr: self.attr(nodeid), ..Default::default() }).ignore();
-                }
-                None => reply.error(Errno::NOENT).ignore(),
-            },
-            Op::Getattr { .. } | Op::Setattr(_) => {
-                if let Op::Setattr(arg) = asked.op
-                    && arg.valid & setattr_valid::SIZE != 0
-                {
-                    self.files.lock().unwrap().get_mut(&node).unwrap().live.resize(arg.size as usize, 0);
-                }
-                reply.value(&AttrOut { attr: self.attr(node), ..Default::default() }).ignore();
-            }
-            Op::Open(_) => {
-                let open = OpenOut { open_flags: open_reply::DIRECT_IO, ..Default::default() };
-                reply.value(&open).ignore();
-            }
-            Op::Opendir(_) => reply.value(&OpenOut::default()).ignore(),
-            Op::Readdir(_) => reply.bytes(DirBuffer::new(0).as_bytes()).ignore(),
-            Op::Release(_) | Op::Releasedir(_) | Op::Flush(_) | Op::Fsyncdir(_) => reply.done().ignore(),
-            Op::Forget { .. } | Op::BatchForget(_) => {}
-            _ => reply.error(Errno::NOSYS).ignore(),
+            _ => return flat::answer(self, asked, reply),
         }
         Step::Settled
     }
 
     fn slow(&self, asked: &Asked<'_>, reply: &mut Reply) {
-        let node = asked.header.nodeid;
+        let file = file_of(asked);
         self.nr_waiting.fetch_add(1, Ordering::SeqCst);
         std::thread::sleep(Duration::from_millis(self.stall_ms.load(Ordering::SeqCst)));
         self.door.pass();
         self.nr_waiting.fetch_sub(1, Ordering::SeqCst);
         match asked.op {
-            Op::Write { arg, data } => match self.write(node, arg.offset as usize, data) {
+            Op::Write { arg, data } => match self.write(file, arg.offset as usize, data) {
                 Ok(written) => reply.written(written).ignore(),
                 Err(errno) => reply.error(errno).ignore(),
             },
-            Op::Fsync(_) => match self.refuse(node, &self.sync_errno) {
+            Op::Fsync(_) => match self.refuse(file, &self.sync_errno) {
                 Ok(()) => {
                     let mut files = self.files.lock().unwrap();
-                    let file = files.get_mut(&node).unwrap();
+                    let file = &mut files[file];
                     file.synced = file.live.clone();
                     reply.done().ignore();
                 }

@@ -4,6 +4,7 @@
 
 pub mod by_thread;
 pub mod faulty;
+pub mod flat;
 
 use std::collections::HashMap;
 use std::ffi::OsString;
