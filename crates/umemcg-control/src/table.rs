@@ -178,7 +178,7 @@ pub static ROWS: &[Row] = &[
         read: None,
         write: Some(memory_files::force_empty),
         write_reclaims: true,
-        doc: "any write reclaims all that can be reclaimed; EINVAL on the root",
+        doc: "any write has what is dirty written and reclaims all that can be reclaimed; EINVAL on the root",
     },
     Row {
         name: "memory.reclaim",

@@ -42,8 +42,6 @@ fn make_group(mount: &Mount, with_marks: bool) {
 
 /// Step 4: the group goes, and everything that is cached.
 fn clean_up(mount: &Mount) {
-    // What is not yet durable would stay cached, as the parent's.
-    mount.umemcg(&["sync", mount.mnt().to_str().unwrap()]).good();
     // `tasks` of the root: the shell that was in the group has ended, so that nobody is left to move.
     mount
         .sh("echo $$ > $CG/tasks
