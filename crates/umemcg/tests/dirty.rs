@@ -172,7 +172,8 @@ fn a_writer_that_is_held_by_a_store_that_hangs_can_be_killed_and_writes_elsewher
 
 #[test]
 fn what_others_have_on_a_store_does_not_hold_a_group_that_another_store_holds_up() {
-    let engine = engine(64 * MIB);
+    // So large that the pool itself wants nothing written.
+    let engine = engine(256 * MIB);
     let (a, b) = (group(&engine, "a", u64::MAX), group(&engine, "b", u64::MAX));
     limit(&engine, &a, MIB, 512 * KIB);
     limit(&engine, &b, 32 * MIB, 31 * MIB);
