@@ -10,7 +10,8 @@ use umemcg_base::Table;
 use crate::counter::{CounterNode, NO_NODE};
 use crate::excess::EXCESS_LAG_BYTES;
 use crate::group::Group;
-use crate::ledger::{self, Ledger};
+use crate::ledger::Ledger;
+use crate::notices;
 use crate::pending::Pending;
 use crate::stats::StatItem;
 use crate::stock::{Drain, Keeper};
@@ -264,7 +265,7 @@ pub(crate) fn try_charge(owner: OwnerId, bytes: u64) -> Result<Charge, Refused> 
 fn try_charge_without_stock(owner: OwnerId, bytes: u64) -> Result<Charge, Refused> {
     let granted = with_stock(|keeper| LEDGER.try_charge(keeper, owner.0, bytes));
     // Before the numbers become values with destructors, which the compiler would carry across this.
-    if ledger::take_reached_mark() {
+    if notices::take_reached_mark() {
         tell_of_usage(owner);
     }
     settle_unsettled();
@@ -302,7 +303,7 @@ fn settle(index: u32) {
 /// Settles the excess of the groups that uncharges of this thread found wrong. With nothing locked that a thread waits for inside its stock.
 #[inline]
 pub(crate) fn settle_unsettled() {
-    if ledger::has_unsettled() {
+    if notices::has_unsettled() {
         settle_all();
     }
 }
@@ -310,13 +311,13 @@ pub(crate) fn settle_unsettled() {
 #[cold]
 #[inline(never)]
 fn settle_all() {
-    ledger::take_unsettled().into_iter().for_each(settle);
+    notices::take_unsettled().into_iter().for_each(settle);
 }
 
 pub(crate) fn charge_forced(owner: OwnerId, bytes: u64) -> Charge {
     let owner = with_stock(|keeper| LEDGER.charge_forced(keeper, owner.0, bytes));
     let charge = Charge { owner: OwnerId(owner), bytes };
-    if ledger::take_reached_mark() {
+    if notices::take_reached_mark() {
         tell_of_usage(charge.owner);
     }
     settle_unsettled();

@@ -12,8 +12,6 @@
 //!
 //! No level ever goes above its limit on the way, except while a limit is being lowered.
 
-use std::cell::Cell;
-use std::mem::ManuallyDrop;
 use std::sync::OnceLock;
 
 use umemcg_base::Table;
@@ -23,6 +21,7 @@ use crate::biased_lock::{self, heavy_fence};
 use crate::counter::{CHARGE_BYTES_MAX, CounterNode, NO_NODE, UNLIMITED};
 use crate::index_pool::IndexPool;
 use crate::leaf_lock::LeafLock;
+use crate::notices::{note_fall, note_usage, take_back};
 use crate::rack::Stocked;
 use crate::stock::{Drain, Keeper, OwnStock, StockSet};
 
@@ -35,67 +34,6 @@ const STOCKED_LEVELS_MAX: u32 = 8;
 /// A stock is filled with at most this part of what its node has left, so that threads near a limit leave each other
 /// something.
 const ROOM_SHARE: u64 = 8;
-
-thread_local! {
-    /// A charge of this thread reached some level's mark since somebody asked.
-    static REACHED_MARK: Cell<bool> = const { Cell::new(false) };
-    /// Nodes that uncharges of this thread found to count wrongly as over their soft limit. No destructor, so that it can be used while the
-    /// thread ends; whoever takes it frees it.
-    static UNSETTLED: Cell<ManuallyDrop<Vec<u32>>> = const { Cell::new(ManuallyDrop::new(Vec::new())) };
-    /// There are any.
-    static HAS_UNSETTLED: Cell<bool> = const { Cell::new(false) };
-}
-
-#[inline]
-fn note_usage(node: &CounterNode) {
-    if node.note_usage() {
-        REACHED_MARK.set(true);
-    }
-}
-
-/// A level above refused. Somebody may have looked at the usage meanwhile.
-fn take_back(node: &CounterNode, bytes: u64) {
-    node.take_back(bytes);
-    if node.is_excess_over() {
-        REACHED_MARK.set(true);
-    }
-}
-
-/// An uncharge was counted at a node. The node may be another group's by now; then somebody looks at that for nothing.
-#[inline]
-fn note_fall(index: u32, node: &CounterNode) {
-    if node.is_excess_over() {
-        note_unsettled(index);
-    }
-}
-
-#[cold]
-fn note_unsettled(index: u32) {
-    UNSETTLED.with(|unsettled| {
-        let mut nodes = unsettled.replace(ManuallyDrop::new(Vec::new()));
-        nodes.push(index);
-        unsettled.set(nodes);
-    });
-    HAS_UNSETTLED.set(true);
-}
-
-/// Whether uncharges of this thread have found any excess stale since [`take_unsettled`].
-#[inline]
-pub fn has_unsettled() -> bool {
-    HAS_UNSETTLED.get()
-}
-
-/// The nodes whose excess uncharges of this thread have found stale since the last call.
-pub fn take_unsettled() -> Vec<u32> {
-    HAS_UNSETTLED.set(false);
-    ManuallyDrop::into_inner(UNSETTLED.replace(ManuallyDrop::new(Vec::new())))
-}
-
-/// Whether a charge of this thread reached some level's mark, or found its excess stale, since the last call.
-#[inline]
-pub fn take_reached_mark() -> bool {
-    REACHED_MARK.take()
-}
 
 /// All counters and stocks of a process (or of one model).
 #[derive(Debug)]

@@ -34,6 +34,10 @@ mod leaf_lock;
 pub mod ledger;
 #[cfg(not(loom))]
 mod ledger;
+#[cfg(loom)]
+pub mod notices;
+#[cfg(not(loom))]
+mod notices;
 #[cfg(not(loom))]
 mod parts;
 #[cfg(loom)]
