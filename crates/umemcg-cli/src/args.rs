@@ -86,6 +86,10 @@ pub struct Arguments {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Serve a directory on a mount point until Ctrl-C, SIGTERM or umount
+    #[command(long_about = "Serve a directory on a mount point until Ctrl-C, SIGTERM or umount.\n\n\
+        Stays in the foreground. When it is told to end it writes everything back first; files that are still open keep \
+        the mount alive until they are closed or the flush timeout has passed. A second Ctrl-C ends it at once, \
+        whatever is not written yet.")]
     Mount(MountArguments),
     /// Wait until everything is durable, then unmount and end the daemon
     Umount(UmountArguments),
@@ -95,8 +99,18 @@ pub enum Command {
     #[command(subcommand)]
     Volume(VolumeCommand),
     /// Show the groups and what happens in them, again and again
+    #[command(long_about = "Show the groups and what happens in them, again and again.\n\n\
+        usage, limit, high, dirty: bytes, groups below included. low mark: usage at which background reclaim starts. min, low: of \
+        the usage, what reclaim of the pool leaves alone, and what it takes last. excess: of the usage, what is above the soft limit and goes first. \
+        hits: of the pages that were read, the part that was there. in/s: pages brought into the cache. refault/s: pages read again that had been evicted; many of them mean that the group is too \
+        small for what it works on. stalled: part of the time in which a request waited for memory. kswapd/s, direct/s: pages reclaimed \
+        in the background, and by whoever needed the room. `-` means none.\n\n\
+        On a terminal the table stays in place until Ctrl-C; elsewhere it is printed as plain text each time.")]
     Top(TopArguments),
     /// Give the cached memory of groups back to the operating system
+    #[command(long_about = "Give the cached memory of groups back to the operating system.\n\n\
+        Everything that can go of the group and those below it goes: clean pages, names and inodes that nobody uses. Dirty data stays until it has been written back. \
+        With --idle only of those groups in which nothing was read or written for so long.")]
     Trim(TrimArguments),
     /// Show it at work: a real mount, two groups, real programs, a table of what happened
     Demo(DemoArguments),
@@ -104,10 +118,6 @@ pub enum Command {
 
 /// `umemcg mount`.
 #[derive(Debug, clap::Args)]
-#[command(long_about = "Serve a directory on a mount point until Ctrl-C, SIGTERM or umount.\n\n\
-    Stays in the foreground. When it is told to end it writes everything back first; files that are still open keep \
-    the mount alive until they are closed or the flush timeout has passed. A second Ctrl-C ends it at once, \
-    whatever is not written yet.")]
 #[command(allow_missing_positional = true)]
 pub struct MountArguments {
     /// Directory that holds the files; left out, the mount shows volumes (--volumes, --config)
@@ -161,12 +171,12 @@ pub struct MountArguments {
     pub io_mode: IoModeArgument,
 }
 
-/// Something that is on or off.
+/// `--recursive-protection`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
-    /// It is
+    /// Handed down
     On,
-    /// It is not
+    /// Only what is claimed
     Off,
 }
 
@@ -322,13 +332,6 @@ pub enum TopSort {
 
 /// `umemcg top`.
 #[derive(Debug, clap::Args)]
-#[command(long_about = "Show the groups and what happens in them, again and again.\n\n\
-    usage, limit, high, dirty: bytes, groups below included. low mark: usage at which background reclaim starts. min, low: of \
-    the usage, what reclaim of the pool leaves alone, and what it takes last. excess: of the usage, what is above the soft limit and goes first. \
-    hits: of the pages that were read, the part that was there. in/s: pages brought into the cache. refault/s: pages read again that had been evicted; many of them mean that the group is too \
-    small for what it works on. stalled: part of the time in which a request waited for memory. kswapd/s, direct/s: pages reclaimed \
-    in the background, and by whoever needed the room. `-` means none.\n\n\
-    On a terminal the table stays in place until Ctrl-C; elsewhere it is printed as plain text each time.")]
 pub struct TopArguments {
     /// Where the control files are mounted (found by itself when there is one such mount)
     #[arg(long, value_name = "DIR")]
@@ -349,9 +352,6 @@ pub struct TopArguments {
 
 /// `umemcg trim`.
 #[derive(Debug, clap::Args)]
-#[command(long_about = "Give the cached memory of groups back to the operating system.\n\n\
-    Everything that can go of the group and those below it goes: clean pages, names and inodes that nobody uses. Dirty data stays until it has been written back. \
-    With --idle only of those groups in which nothing was read or written for so long.")]
 pub struct TrimArguments {
     /// Where the control files are mounted (found by itself when there is one such mount)
     #[arg(long, value_name = "DIR")]
@@ -389,6 +389,15 @@ mod tests {
     #[test]
     fn the_definition_is_sound() {
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn the_long_help_says_what_the_short_one_does_not() {
+        for (name, word) in [("mount", "foreground"), ("top", "refault/s"), ("trim", "Dirty data")] {
+            let mut command = Arguments::command();
+            let help = command.find_subcommand_mut(name).unwrap().render_long_help().to_string();
+            assert!(help.contains(word), "{name}: {help}");
+        }
     }
 
     #[test]
