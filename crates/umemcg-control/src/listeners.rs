@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use rustix::io::Errno;
 use umemcg::{Engine, EventKind, Group, PressureLevel};
 use umemcg_base::clock::spawn_detached;
 use umemcg_base::sync::{Condvar, Mutex};
@@ -25,6 +26,8 @@ const TICK: Duration = Duration::from_millis(100);
 const TICKS_PER_SWEEP: u32 = 5;
 /// Each listener keeps a descriptor open.
 const NR_LISTENERS_MAX: usize = 1024;
+/// Of one user who is not root, so that nobody takes all of them.
+const NR_LISTENERS_USER_MAX: usize = 128;
 
 /// How far up a level of pressure is passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -94,6 +97,8 @@ fn nr_oom(group: &Group) -> u64 {
 #[derive(Debug)]
 struct Listener {
     awaited: Awaited,
+    /// Whose it is.
+    uid: u32,
     sink: Box<dyn EventSink>,
 }
 
@@ -111,7 +116,7 @@ impl Heard {
         // Before the usage is read: what comes in between is in the next peak, or in the usage.
         let peak = peaks.take(group, &self.peak);
         let usage = group.usage_bytes();
-        for Listener { awaited, sink } in &mut self.listeners {
+        for Listener { awaited, sink, .. } in &mut self.listeners {
             let nr_events = awaited.look(group, usage, peak);
             if nr_events > 0 {
                 sink.signal(nr_events);
@@ -123,7 +128,7 @@ impl Heard {
     #[doc(alias = "vmpressure_event")]
     fn tell(&self, level: PressureLevel, is_above: bool, is_heard: bool) -> bool {
         let mut told = false;
-        for Listener { awaited, sink } in &self.listeners {
+        for Listener { awaited, sink, .. } in &self.listeners {
             let Awaited::Level(wanted, passing) = *awaited else { continue };
             let passed = match passing {
                 Passing::Never => !is_above,
@@ -164,17 +169,24 @@ struct State {
 }
 
 impl Listeners {
-    /// Adds a listener. Starts the thread with the first.
+    /// Adds a listener of the user `uid`. Starts the thread with the first.
+    ///
+    /// # Errors
+    /// ENFILE when there are too many, EMFILE when the user has too many, EAGAIN when there is no thread to be had.
     pub(crate) fn add(
         &self,
         tree: &ControlTree,
         group: &Arc<Group>,
+        uid: u32,
         mut awaited: Awaited,
         sink: Box<dyn EventSink>,
     ) -> Result<(), ControlError> {
         let mut state = self.0.state.lock();
         if state.nr_listeners >= NR_LISTENERS_MAX {
-            return Err(ControlError::System(rustix::io::Errno::NFILE));
+            return Err(ControlError::System(Errno::NFILE));
+        }
+        if uid != 0 && state.nr_listeners_of(uid) >= NR_LISTENERS_USER_MAX {
+            return Err(ControlError::System(Errno::MFILE));
         }
         if !state.has_thread {
             let (shared, engine) = (Arc::clone(&self.0), Arc::downgrade(tree.engine()));
@@ -195,7 +207,7 @@ impl Listeners {
             Heard { group: Arc::downgrade(group), peak, listeners: Vec::new() }
         });
         awaited.start(group);
-        heard.listeners.push(Listener { awaited, sink });
+        heard.listeners.push(Listener { awaited, uid, sink });
         state.nr_listeners += 1;
         if group.is_dead() {
             state.is_rung = true;
@@ -252,6 +264,11 @@ impl Shared {
 }
 
 impl State {
+    fn nr_listeners_of(&self, uid: u32) -> usize {
+        let all = self.groups.values().flat_map(|heard| &heard.listeners);
+        all.filter(|listener| listener.uid == uid).count()
+    }
+
     fn look(&mut self) {
         self.ticks += 1;
         let is_sweep = self.ticks.is_multiple_of(TICKS_PER_SWEEP);

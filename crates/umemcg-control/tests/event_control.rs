@@ -7,8 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use support::{Fixture, MIB, WRITE, fixture, request};
-use umemcg_control::{ControlError, Credentials, DescriptorError, Descriptors, EventSink, NodeId, Request};
+use umemcg_control::{
+    ControlError, Credentials, DescriptorError, Descriptors, EventSink, NodeId, Request, SetAttr,
+};
 
 const LONG: Duration = Duration::from_secs(30);
 
@@ -229,6 +232,26 @@ fn what_makes_no_sense_is_refused_with_the_kernels_errors() {
     let stranger = Credentials { uid: 1000, gid: 1000, supplementary: Vec::new() };
     assert_eq!(world.register_as("g", "5 7 1M", &stranger), Err(Denied));
     assert_eq!(world.f.write("g/cgroup.event_control", "5 7 1M"), Err(BadDescriptor));
+}
+
+#[test]
+fn one_user_does_not_take_all_that_may_listen() {
+    let world = World::new();
+    world.eventfd(5);
+    world.open(7, "g/memory.usage_in_bytes");
+    let user = Credentials::user(1000, 1000);
+    let set = SetAttr { uid: Some(1000), ..SetAttr::default() };
+    let file = world.f.node("g/cgroup.event_control").unwrap();
+    world.f.tree.set_attr(file, set, &Credentials::ROOT).unwrap();
+    for _ in 0..128 {
+        world.register_as("g", "5 7 1M", &user).unwrap();
+    }
+    assert_eq!(world.register_as("g", "5 7 1M", &user), Err(ControlError::System(Errno::MFILE)));
+    let others = world.eventfd(6);
+    world.register("g", "6 7 1M").unwrap();
+    world.f.rmdir("g/below").unwrap();
+    world.f.rmdir("g").unwrap();
+    until_events(&others, 1);
 }
 
 #[test]
