@@ -4,39 +4,79 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use umemcg_arena::{FrameFlags as Flag, FrameId};
+use umemcg_arena::{FrameFlags as Flag, FrameId, FrameRecord};
 use umemcg_group::Group;
 use umemcg_reclaim::{Eviction, PageOwner, Shadow};
 
 use crate::cache::PageCache;
+use crate::file::File;
+use crate::index::LockedIndex;
+
+/// Pages that one hold of a file's index lock takes out at most: readers and writers of the file wait for it.
+const RUN_PAGES_MAX: usize = 32;
+
+impl PageCache {
+    /// Evicts what the first of `frames` have in one file, under one hold of its index. Returns how many they were, at least one.
+    fn evict_run(
+        &self,
+        file: &File,
+        id: u32,
+        frames: &[FrameId],
+        shadow: &dyn Fn(FrameId, u64) -> Shadow,
+        (fates, nr_evicted): (&mut Vec<Eviction>, &mut u64),
+    ) -> usize {
+        let index = file.index.lock();
+        let mut nr = 0;
+        for &frame in frames.iter().take(RUN_PAGES_MAX) {
+            let record = self.arena().record(frame);
+            let fate = if record.file.load(Ordering::Relaxed) != id {
+                if nr > 0 {
+                    break;
+                }
+                Eviction::Gone
+            } else if evict_one(&index, record, shadow(frame, *nr_evicted)) {
+                *nr_evicted += 1;
+                Eviction::Evicted
+            } else {
+                Eviction::Busy
+            };
+            fates.push(fate);
+            nr += 1;
+        }
+        nr
+    }
+}
+
+/// Takes a page out of its file's index, if nobody uses it and it is clean.
+fn evict_one(index: &LockedIndex<'_>, record: &FrameRecord, shadow: Shadow) -> bool {
+    // Our pin and the base reference, nobody else's; from here no reader can come.
+    if record.test(Flag::LOCKED) || !record.freeze_from(2) {
+        return false;
+    }
+    // A writer marks the page dirty before he drops his pin, so this look is the last word.
+    if record.test(Flag::DIRTY | Flag::WRITEBACK | Flag::UNSTABLE | Flag::LOCKED) {
+        record.unfreeze_to(2);
+        return false;
+    }
+    index.leave_shadow(record.index.load(Ordering::Relaxed), shadow);
+    record.file.store(0, Ordering::Relaxed);
+    true
+}
 
 impl PageOwner for PageCache {
-    fn evict(&self, frame: FrameId, shadow: Shadow) -> Eviction {
-        let record = self.arena().record(frame);
-        let id = record.file.load(Ordering::Relaxed);
-        if id == 0 {
-            return Eviction::Gone;
+    fn evict(&self, frames: &[FrameId], shadow: &dyn Fn(FrameId, u64) -> Shadow, fates: &mut Vec<Eviction>) {
+        let (mut left, mut nr_evicted) = (frames, 0);
+        while let Some(&first) = left.first() {
+            let id = self.arena().record(first).file.load(Ordering::Relaxed);
+            let (fate, nr) = match self.file(id).filter(|_| id != 0) {
+                // They come in the order in which they were read or written.
+                Some(file) => (None, self.evict_run(&file, id, left, shadow, (fates, &mut nr_evicted))),
+                None if id == 0 => (Some(Eviction::Gone), 1),
+                None => (Some(Eviction::Busy), 1),
+            };
+            fates.extend(fate);
+            left = &left[nr..];
         }
-        let Some(file) = self.file(id) else { return Eviction::Busy };
-        {
-            let index = file.index.lock();
-            if record.file.load(Ordering::Relaxed) != id {
-                return Eviction::Gone;
-            }
-            let page = record.index.load(Ordering::Relaxed);
-            // Our pin and the base reference, nobody else's; from here no reader can come.
-            if record.test(Flag::LOCKED) || !record.freeze_from(2) {
-                return Eviction::Busy;
-            }
-            // A writer marks the page dirty before he drops his pin, so this look is the last word.
-            if record.test(Flag::DIRTY | Flag::WRITEBACK | Flag::UNSTABLE | Flag::LOCKED) {
-                record.unfreeze_to(2);
-                return Eviction::Busy;
-            }
-            index.leave_shadow(page, shadow);
-            record.file.store(0, Ordering::Relaxed);
-        }
-        Eviction::Evicted
     }
 
     fn start_writeback(&self, group: &Arc<Group>) {

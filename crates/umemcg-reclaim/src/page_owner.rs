@@ -22,9 +22,10 @@ pub enum Eviction {
 
 /// Implemented by the page cache. Called with no lock held.
 pub trait PageOwner: Send + Sync + fmt::Debug {
-    /// Tries to take the page out of its file, leaving `shadow` in its place. The caller holds one pin.
+    /// Tries to take pages out of their files. The caller holds one pin of each. In the place of each is left what `shadow` says for
+    /// it and the number of those before it that have left; what became of it is added to `fates`. Neighbours in a file cost least.
     #[doc(alias = "__remove_mapping")]
-    fn evict(&self, frame: FrameId, shadow: Shadow) -> Eviction;
+    fn evict(&self, frames: &[FrameId], shadow: &dyn Fn(FrameId, u64) -> Shadow, fates: &mut Vec<Eviction>);
 
     /// Rings the flusher: reclaim on behalf of `group` sees dirty pages only. Never blocks.
     fn start_writeback(&self, group: &Arc<Group>);

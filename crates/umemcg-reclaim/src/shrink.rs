@@ -34,14 +34,6 @@ struct Taken {
     second_chance: bool,
 }
 
-/// Where a page that reclaim looked at goes next.
-enum Fate {
-    Free,
-    Keep,
-    Activate,
-    Drop,
-}
-
 impl Reclaimer {
     /// Shrinks the lists of one group; returns when the goal is reached or the share of this priority is scanned. Also says
     /// whether there was any page.
@@ -196,29 +188,31 @@ impl Reclaimer {
         let mut freed = Vec::with_capacity(isolated.len());
         let mut keep = Vec::new();
         let mut activate = Vec::new();
-        for &frame in &isolated {
+        let mut asked = Vec::with_capacity(isolated.len());
+        for frame in isolated {
             let record = arena.record(frame);
-            let fate = if second_chance && record.test(Flag::REFERENCED) {
+            if second_chance && record.test(Flag::REFERENCED) {
                 record.clear(Flag::REFERENCED);
-                Fate::Activate
+                activate.push(frame);
             } else if record.test(Flag::DIRTY | Flag::WRITEBACK | Flag::UNSTABLE) {
                 progress.dirty += 1;
                 record.set(Flag::RECLAIM);
-                Fate::Keep
+                keep.push(frame);
             } else {
-                let shadow =
-                    Shadow::new(root.owner(), age + freed.len() as u64, record.test(Flag::WORKINGSET));
-                match owner.evict(frame, shadow) {
-                    Eviction::Evicted => Fate::Free,
-                    Eviction::Busy => Fate::Keep,
-                    Eviction::Gone => Fate::Drop,
-                }
-            };
+                asked.push(frame);
+            }
+        }
+        let shadow = |frame, nr_evicted| {
+            Shadow::new(root.owner(), age + nr_evicted, arena.record(frame).test(Flag::WORKINGSET))
+        };
+        let mut fates = Vec::with_capacity(asked.len());
+        owner.evict(&asked, &shadow, &mut fates);
+        debug_assert_eq!(fates.len(), asked.len(), "a page without a fate");
+        for (&frame, fate) in asked.iter().zip(fates) {
             match fate {
-                Fate::Free => freed.push(frame),
-                Fate::Keep => keep.push(frame),
-                Fate::Activate => activate.push(frame),
-                Fate::Drop => self.unpin(frame),
+                Eviction::Evicted => freed.push(frame),
+                Eviction::Busy => keep.push(frame),
+                Eviction::Gone => self.unpin(frame),
             }
         }
         progress.reclaimed = freed.len() as u64;

@@ -67,13 +67,15 @@ impl Pages {
 }
 
 impl PageOwner for Pages {
-    fn evict(&self, frame: FrameId, _shadow: Shadow) -> Eviction {
-        let record = self.reclaimer.arena().record(frame);
-        if record.test(Flag::DIRTY) || !record.freeze_from(2) {
-            return Eviction::Busy;
+    fn evict(&self, frames: &[FrameId], _shadow: &dyn Fn(FrameId, u64) -> Shadow, fates: &mut Vec<Eviction>) {
+        for &frame in frames {
+            let record = self.reclaimer.arena().record(frame);
+            let is_free = !record.test(Flag::DIRTY) && record.freeze_from(2);
+            if is_free {
+                record.file.store(0, Relaxed);
+            }
+            fates.push(if is_free { Eviction::Evicted } else { Eviction::Busy });
         }
-        record.file.store(0, Relaxed);
-        Eviction::Evicted
     }
     fn start_writeback(&self, _group: &Arc<Group>) {
         self.nr_rings.fetch_add(1, Relaxed);
