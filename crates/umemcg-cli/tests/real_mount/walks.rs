@@ -103,14 +103,20 @@ fn a_walk_keeps_a_small_group_at_its_limit_and_spares_the_neighbour() {
     make_files(&mount.data().join("tree"), 20_000);
     make_files(&mount.data().join("neighbour"), 2_000);
     a_walk(&mount, 20_000, 2 * MIB);
-    // Threads that the daemon starts on a busy machine take memory of their own, once: so one of a few walks is flat.
-    let spread = |seen: &Seen| seen.resident.0 - seen.resident.1;
-    let again: Vec<Seen> = (0..4)
-        .map(|_| watch(&mount, "walker", || assert_eq!(walk_in(&mount, "walker", "tree"), 20_000)))
-        .collect();
-    assert!(again.iter().any(|seen| spread(seen) <= 4 * MIB), "the daemon's memory is not flat: {again:?}");
-    // And nothing is kept from one walk to the next.
-    assert!(again.iter().all(|seen| seen.resident.1 <= again[0].resident.0 + 4 * MIB), "it grows: {again:?}");
+    // Its allocator and its tables take some walks to find their size. Then nothing more is kept from one to the next.
+    let highest = |walks: &[Seen]| walks.iter().map(|seen| seen.resident.0).max();
+    let is_level = |walks: &[Seen]| {
+        let (before, last) = walks.split_at(walks.len().saturating_sub(4));
+        !before.is_empty() && highest(last) <= highest(before)
+    };
+    let mut again: Vec<Seen> = Vec::new();
+    while again.len() < 40 && !is_level(&again) {
+        again.push(watch(&mount, "walker", || assert_eq!(walk_in(&mount, "walker", "tree"), 20_000)));
+    }
+    assert!(
+        is_level(&again) && highest(&again) <= Some(48 * MIB),
+        "the daemon's memory is not flat: {again:?}"
+    );
     // All of it can be taken back.
     mount.sh("echo 0 > $CG/walker/memory.force_empty").good();
     assert!(names_charged(&mount, "walker") < 64 << 10, "{} bytes", names_charged(&mount, "walker"));
