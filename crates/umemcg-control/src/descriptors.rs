@@ -22,11 +22,11 @@ pub enum DescriptorError {
     System(Errno),
 }
 
-/// Where events of a listener go: an eventfd of a process.
+/// Where events of a listener go: an eventfd of a process. Neither call nor drop is made with a lock held that others wait for.
 pub trait EventSink: Debug + Send + Sync {
-    /// Adds to what the process will read from it. Does not wait for the process.
+    /// Adds to what the process will read from it, soon. Does not wait for the process.
     fn signal(&self, nr_events: u64);
-    /// Whether the process still has it open. May read `/proc`.
+    /// Whether the process still has it open. May read much of `/proc`.
     fn is_open(&self) -> bool;
 }
 

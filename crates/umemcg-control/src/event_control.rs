@@ -42,7 +42,7 @@ pub(crate) fn register(context: &FileContext<'_>, written: &[u8]) -> Result<(), 
         }
         _ => return Err(ControlError::Invalid),
     };
-    context.tree.listeners().add(context.tree, context.group, context.file.opener.uid, awaited, sink)
+    context.tree.listeners().add(context.tree, context.group, context.file.opener.uid, awaited, sink.into())
 }
 
 /// `memory.pressure_level` can be opened, and has nothing to show.

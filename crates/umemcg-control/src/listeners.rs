@@ -4,6 +4,9 @@
 //! of it. A usage that went over a threshold and came back between two looks is seen by the group's peak, which each
 //! look starts afresh for this party alone. A listener goes when its process has closed the eventfd, which is looked for twice a second, and
 //! with the group, whose removal is its last event.
+//!
+//! What a process does with its eventfd holds up nobody else: under the lock is found out whom to tell, and they are told, looked for in `/proc`
+//! (by a thread of its own) and let go of without it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -99,7 +102,23 @@ struct Listener {
     awaited: Awaited,
     /// Whose it is.
     uid: u32,
-    sink: Box<dyn EventSink>,
+    sink: Arc<dyn EventSink>,
+}
+
+/// What a look has found, to be dealt with when the lock has been released: whom to tell how much. Who is not listened for any more
+/// goes with it.
+#[derive(Debug, Default)]
+struct News(Vec<(Arc<dyn EventSink>, u64)>);
+
+impl News {
+    fn add(&mut self, sink: &Arc<dyn EventSink>, nr_events: u64) {
+        self.0.push((Arc::clone(sink), nr_events));
+    }
+
+    /// In the order in which they were found.
+    fn tell(self) {
+        self.0.into_iter().for_each(|(sink, nr_events)| sink.signal(nr_events));
+    }
 }
 
 /// The listeners of one group.
@@ -112,21 +131,21 @@ struct Heard {
 }
 
 impl Heard {
-    fn look(&mut self, group: &Group, peaks: &Peaks) {
+    fn look(&mut self, group: &Group, peaks: &Peaks, news: &mut News) {
         // Before the usage is read: what comes in between is in the next peak, or in the usage.
         let peak = peaks.take(group, &self.peak);
         let usage = group.usage_bytes();
         for Listener { awaited, sink, .. } in &mut self.listeners {
             let nr_events = awaited.look(group, usage, peak);
             if nr_events > 0 {
-                sink.signal(nr_events);
+                news.add(sink, nr_events);
             }
         }
     }
 
     /// A window ended at `level`; `is_above` for a group above the one that was reclaimed. Whether anybody was told.
     #[doc(alias = "vmpressure_event")]
-    fn tell(&self, level: PressureLevel, is_above: bool, is_heard: bool) -> bool {
+    fn tell(&self, level: PressureLevel, is_above: bool, is_heard: bool, news: &mut News) -> bool {
         let mut told = false;
         for Listener { awaited, sink, .. } in &self.listeners {
             let Awaited::Level(wanted, passing) = *awaited else { continue };
@@ -136,7 +155,7 @@ impl Heard {
                 Passing::Always => true,
             };
             if passed && level >= wanted {
-                sink.signal(1);
+                news.add(sink, 1);
                 told = true;
             }
         }
@@ -166,6 +185,8 @@ struct State {
     is_rung: bool,
     /// Look for closed eventfds, too.
     ticks: u32,
+    /// A thread looks for them.
+    is_sweeping: bool,
 }
 
 impl Listeners {
@@ -179,7 +200,7 @@ impl Listeners {
         group: &Arc<Group>,
         uid: u32,
         mut awaited: Awaited,
-        sink: Box<dyn EventSink>,
+        sink: Arc<dyn EventSink>,
     ) -> Result<(), ControlError> {
         let mut state = self.0.state.lock();
         if state.nr_listeners >= NR_LISTENERS_MAX {
@@ -229,24 +250,33 @@ impl Listeners {
 impl Drop for Listeners {
     fn drop(&mut self) {
         let mut state = self.0.state.lock();
-        state.groups.clear();
+        let groups = std::mem::take(&mut state.groups);
         state.is_rung = true;
         self.0.wake.notify_one();
+        drop(state);
+        drop(groups);
     }
 }
 
 impl Shared {
     /// The thread's life: as long as anybody listens.
-    fn watch(&self, engine: &Weak<Engine>) {
+    fn watch(self: &Arc<Self>, engine: &Weak<Engine>) {
         let mut state = self.state.lock();
         loop {
-            let levels = std::mem::take(&mut *self.levels.lock());
+            let (levels, mut news) = (std::mem::take(&mut *self.levels.lock()), News::default());
             for ((_, level), group) in levels {
                 if let Some(group) = group.upgrade() {
-                    state.tell(&group, level);
+                    state.tell(&group, level, &mut news);
                 }
             }
-            state.look();
+            state.look(&mut news);
+            let open = state.ticks.is_multiple_of(TICKS_PER_SWEEP).then(|| state.begin_sweep()).flatten();
+            drop(state);
+            news.tell();
+            if let Some(open) = open {
+                self.start_sweep(open);
+            }
+            state = self.state.lock();
             // None: the tree has gone, and everything with it.
             let Some(engine) = engine.upgrade() else { return };
             if state.groups.is_empty() {
@@ -261,6 +291,24 @@ impl Shared {
             state.is_rung = false;
         }
     }
+
+    /// Looks for eventfds that have been closed. It may take long with a process that has many descriptors; events do not wait for it.
+    fn start_sweep(self: &Arc<Self>, open: Vec<(u64, Arc<dyn EventSink>)>) {
+        let shared = Arc::clone(self);
+        let sweep = move || {
+            for (group, sink) in open {
+                if !sink.is_open() {
+                    let forgotten = shared.state.lock().forget(group, &sink);
+                    drop((forgotten, sink));
+                }
+            }
+            shared.state.lock().is_sweeping = false;
+        };
+        if spawn_detached("umemcg-sweep", sweep).is_err() {
+            // Later, then.
+            self.state.lock().is_sweeping = false;
+        }
+    }
 }
 
 impl State {
@@ -269,35 +317,57 @@ impl State {
         all.filter(|listener| listener.uid == uid).count()
     }
 
-    fn look(&mut self) {
+    fn look(&mut self, news: &mut News) {
         self.ticks += 1;
-        let is_sweep = self.ticks.is_multiple_of(TICKS_PER_SWEEP);
         self.groups.retain(|_, heard| {
-            if is_sweep {
-                heard.listeners.retain(|listener| listener.sink.is_open());
-            }
             match heard.group.upgrade().filter(|group| !group.is_dead()) {
                 Some(group) => {
                     if let Some(part) = ControlPart::if_present(&group) {
-                        heard.look(&group, &part.peaks);
+                        heard.look(&group, &part.peaks, news);
                     }
                 }
-                None => {
-                    heard.listeners.drain(..).for_each(|listener| listener.sink.signal(1));
-                }
+                None => heard.listeners.drain(..).for_each(|listener| news.0.push((listener.sink, 1))),
             }
             !heard.listeners.is_empty()
         });
+        self.count();
+    }
+
+    fn count(&mut self) {
         self.nr_listeners = self.groups.values().map(|heard| heard.listeners.len()).sum();
+    }
+
+    /// All eventfds, each with its group's id; none while they are being looked at.
+    fn begin_sweep(&mut self) -> Option<Vec<(u64, Arc<dyn EventSink>)>> {
+        if std::mem::replace(&mut self.is_sweeping, true) {
+            return None;
+        }
+        let of = |(&group, heard): (&u64, &Heard)| {
+            heard
+                .listeners
+                .iter()
+                .map(move |listener| (group, Arc::clone(&listener.sink)))
+                .collect::<Vec<_>>()
+        };
+        Some(self.groups.iter().flat_map(of).collect())
+    }
+
+    /// Takes out a listener whose eventfd is closed.
+    fn forget(&mut self, group: u64, sink: &Arc<dyn EventSink>) -> Option<Listener> {
+        let listeners = &mut self.groups.get_mut(&group)?.listeners;
+        let at = listeners.iter().position(|listener| Arc::ptr_eq(&listener.sink, sink))?;
+        let listener = listeners.remove(at);
+        self.count();
+        Some(listener)
     }
 
     /// Passes a level on, from the group that was reclaimed upwards.
     #[doc(alias = "vmpressure_work_fn")]
-    fn tell(&self, group: &Group, level: PressureLevel) {
+    fn tell(&self, group: &Group, level: PressureLevel, news: &mut News) {
         let mut is_heard = false;
         for (depth, at) in group.ancestors().enumerate() {
             if let Some(heard) = self.groups.get(&at.id()) {
-                is_heard |= heard.tell(level, depth > 0, is_heard);
+                is_heard |= heard.tell(level, depth > 0, is_heard, news);
             }
         }
     }

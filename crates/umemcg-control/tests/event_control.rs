@@ -20,6 +20,18 @@ const LONG: Duration = Duration::from_secs(30);
 struct Counter {
     nr_events: AtomicU64,
     is_closed: AtomicBool,
+    /// Held by whoever wants its events, the look whether it is open, and its end to wait.
+    is_slow: Mutex<()>,
+    /// Calls that wait.
+    nr_waiting: AtomicU64,
+}
+
+impl Counter {
+    fn pass(&self) {
+        self.nr_waiting.fetch_add(1, Relaxed);
+        drop(self.is_slow.lock().unwrap());
+        self.nr_waiting.fetch_sub(1, Relaxed);
+    }
 }
 
 #[derive(Debug)]
@@ -27,10 +39,18 @@ struct Sink(Arc<Counter>);
 
 impl EventSink for Sink {
     fn signal(&self, nr_events: u64) {
+        self.0.pass();
         self.0.nr_events.fetch_add(nr_events, Relaxed);
     }
     fn is_open(&self) -> bool {
+        self.0.pass();
         !self.0.is_closed.load(Relaxed)
+    }
+}
+
+impl Drop for Sink {
+    fn drop(&mut self) {
+        self.0.pass();
     }
 }
 
@@ -198,6 +218,34 @@ fn a_closed_eventfd_hears_nothing_more_and_a_removed_group_is_the_last_event() {
     until_events(&left, 1);
     until("it is let go of", || Arc::strong_count(&left) == 2);
     assert_eq!(closed.nr_events.load(Relaxed), 0);
+}
+
+#[test]
+fn an_eventfd_that_takes_its_time_holds_up_no_registration_and_no_removal() {
+    let world = World::new();
+    let [slow, other] = [5, 6].map(|fd| world.eventfd(fd));
+    world.f.mkdir("other").unwrap();
+    world.open(7, "g/below/memory.usage_in_bytes");
+    world.open(8, "other/memory.usage_in_bytes");
+    world.register("g/below", "5 7 1M").unwrap();
+    world.register("other", "6 8 1M").unwrap();
+    {
+        // First the look whether it is open: events come in spite of it.
+        let _slow = slow.is_slow.lock().unwrap();
+        until("somebody waits", || slow.nr_waiting.load(Relaxed) > 0);
+        drop(world.f.engine.charge(&world.f.group("other"), 2 * MIB).unwrap());
+        world.f.group("other").drain_stocks();
+        until_events(&other, 2);
+        // Then its last event as well.
+        world.f.rmdir("g/below").unwrap();
+        until("both wait", || slow.nr_waiting.load(Relaxed) == 2);
+        world.register("other", "6 8 2M").unwrap();
+        world.f.rmdir("other").unwrap();
+        world.f.mkdir("other").unwrap();
+        assert_eq!(slow.nr_waiting.load(Relaxed), 2);
+    }
+    until_events(&slow, 1);
+    until_events(&other, 4);
 }
 
 #[test]

@@ -2,28 +2,36 @@
 //!
 //! A copied descriptor shares its description with the process, so it cannot be made non-blocking here, and an eventfd is not written with
 //! `RWF_NOWAIT`. Whoever looks for room first may still wait: the process can fill its eventfd in between, and room for one event is not
-//! room for two. So a thread of its own writes, and is waited for, but not for long: one that does not return is left to its eventfd, another
-//! takes its place, and what comes for that eventfd meanwhile is added up and written by the first.
+//! room for two. So threads of their own write, and who has an event only queues it. They write one eventfd after the other; a write
+//! that does not return soon is left to its thread, the next thread goes on with what is queued, and what comes for that eventfd meanwhile is
+//! added up and written by the first.
 //!
-//! So there is at most one thread for each eventfd that somebody keeps full, and it ends when its process reads. When the registration
+//! So there is at most one thread for each eventfd that somebody keeps full, beside two, and it ends when its process reads. When the registration
 //! goes first, we read.
 
+use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use rustix::io::ReadWriteFlags;
 use umemcg_base::clock::spawn_detached;
 
-/// How long a write may take before it counts as stuck. Others wait meanwhile.
-const PATIENCE: Duration = Duration::from_millis(50);
+/// How long a write may take before the next is begun beside it. Too short costs a thread for a while, too long makes others' events late: so much
+/// for each eventfd that is full.
+const PATIENCE: Duration = Duration::from_millis(2);
+/// After so long without events a thread ends.
+const IDLE: Duration = Duration::from_secs(2);
+/// How long one may take before it counts as stuck for good when nobody listens any more.
+const RELEASE_PATIENCE: Duration = Duration::from_millis(50);
 /// Times that a full eventfd is read for a write that is stuck there.
-const NR_RELEASES_MAX: u32 = 3;
-/// Looks whether that has helped, within `PATIENCE`, before it is read again: what was stuck is for the process.
+const NR_RELEASES_MAX: u32 = 100;
+/// Looks whether the write has ended, within `RELEASE_PATIENCE`.
 const NR_LOOKS: u32 = 50;
+/// What counts in eventfds up to here make nobody wait.
+const ROOMY: u64 = u64::MAX / 2;
 
 /// An eventfd that is written to.
 #[derive(Debug)]
@@ -35,7 +43,7 @@ pub(super) struct Target {
 #[derive(Debug, Default)]
 struct Unwritten {
     nr_events: u64,
-    /// A thread has it, and looks for more before it lets go.
+    /// It is queued, or a thread has it, which looks for more before it lets go.
     is_taken: bool,
 }
 
@@ -70,70 +78,127 @@ impl Target {
         self.unwritten.lock().is_taken
     }
 
-    /// Nobody waits for its events any more: makes room for a write that is stuck.
-    pub(super) fn release(&self) {
-        let mut count = [0; 8];
-        for _ in 0..NR_RELEASES_MAX {
+    /// Whether what there is gets written within `RELEASE_PATIENCE`.
+    fn is_soon_written(&self) -> bool {
+        for _ in 0..NR_LOOKS {
             if !self.is_taken() {
-                return;
+                return true;
             }
-            // No offset: an eventfd has no places.
-            let buffer = &mut [IoSliceMut::new(&mut count)];
-            let _ = rustix::io::preadv2(&self.copy, buffer, u64::MAX, ReadWriteFlags::NOWAIT);
-            for _ in 0..NR_LOOKS {
-                if !self.is_taken() {
-                    return;
-                }
-                std::thread::sleep(PATIENCE / NR_LOOKS);
-            }
+            std::thread::sleep(RELEASE_PATIENCE / NR_LOOKS);
         }
+        !self.is_taken()
     }
 }
 
-/// A write that is to be made, and whom to tell.
-type Job = (Arc<Target>, SyncSender<()>);
-
-/// The thread that writes; made when first needed.
+/// The threads that write; made when first needed.
 #[derive(Debug, Default)]
-pub(super) struct EventfdWriter(Mutex<Option<Sender<Job>>>);
+pub(super) struct EventfdWriter {
+    state: Mutex<State>,
+    wake: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    queue: VecDeque<Arc<Target>>,
+    /// Writes that have begun.
+    nr_begun: u64,
+    /// The one that others wait for, by its number, and when their patience ends.
+    current: Option<(u64, Instant)>,
+    /// Threads that have nothing to write.
+    nr_idle: u32,
+}
 
 impl EventfdWriter {
-    /// Adds events to an eventfd. Waits for other writes, never for a process: `PATIENCE` at most.
-    pub(super) fn signal(&self, target: &Arc<Target>, nr_events: u64) {
+    /// Adds events to an eventfd. Waits for nothing.
+    pub(super) fn signal(self: &Arc<Self>, target: &Arc<Target>, nr_events: u64) {
         if !target.add(nr_events) {
             return;
         }
-        let (told, heard) = sync_channel(1);
-        let mut writer = self.0.lock();
-        let job = (Arc::clone(target), told);
-        let refused = match &*writer {
-            Some(jobs) => jobs.send(job).err().map(|refused| refused.0),
-            None => Some(job),
-        };
-        if let Some(job) = refused {
-            let Ok(jobs) = start() else {
-                // No thread to be had: the next event tries again.
-                target.unwritten.lock().is_taken = false;
-                return;
-            };
-            let _ = jobs.send(job);
-            *writer = Some(jobs);
-        }
-        if heard.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
-            // It ends with this write.
-            *writer = None;
+        let mut state = self.state.lock();
+        state.queue.push_back(Arc::clone(target));
+        if state.nr_idle > 0 {
+            self.wake.notify_one();
+        } else if self.start_thread(&mut state).is_err() {
+            // None to be had: the next event tries again.
+            state.queue.pop_back();
+            target.unwritten.lock().is_taken = false;
         }
     }
-}
 
-fn start() -> io::Result<Sender<Job>> {
-    let (jobs, next) = channel::<Job>();
-    spawn_detached("umemcg-eventfd", move || {
-        for (target, told) in next {
+    /// Starts a thread, which is idle.
+    fn start_thread(self: &Arc<Self>, state: &mut State) -> io::Result<()> {
+        let writer = Arc::clone(self);
+        spawn_detached("umemcg-eventfd", move || writer.run())?;
+        state.nr_idle += 1;
+        Ok(())
+    }
+
+    /// A thread's life, which begins idle. Those that are stuck aside, one writes and one sees to it that it is not stuck.
+    fn run(self: &Arc<Self>) {
+        let mut state = self.state.lock();
+        loop {
+            if state.queue.is_empty() {
+                let is_over = self.wake.wait_for(&mut state, IDLE).timed_out();
+                if is_over && state.queue.is_empty() {
+                    state.nr_idle -= 1;
+                    return;
+                }
+                continue;
+            }
+            if let Some((nr, until)) = state.current {
+                let is_over = self.wake.wait_until(&mut state, until).timed_out();
+                if is_over && state.current.is_some_and(|(current, _)| current == nr) {
+                    state.current = None;
+                }
+                continue;
+            }
+            let Some(target) = state.queue.pop_front() else { continue };
+            let mine = state.nr_begun;
+            state.nr_begun += 1;
+            state.current = Some((mine, Instant::now() + PATIENCE));
+            state.nr_idle -= 1;
+            if state.nr_idle == 0 && !state.queue.is_empty() {
+                // Without one, those behind wait for the end of this write, or for the next event.
+                let _ = self.start_thread(&mut state);
+            }
+            drop(state);
             target.write_all();
             drop(target);
-            let _ = told.try_send(());
+            state = self.state.lock();
+            if state.current.is_some_and(|(current, _)| current == mine) {
+                state.current = None;
+            } else if state.nr_idle > 0 {
+                // Another has taken its place.
+                return;
+            }
+            state.nr_idle += 1;
         }
-    })?;
-    Ok(jobs)
+    }
+
+    /// Nobody waits for its events any more: makes room for a write that is stuck, once it is certain that it is. What there was to
+    /// be written before is written. May take long when its process fills it again and again.
+    pub(super) fn release(self: &Arc<Self>, target: &Arc<Target>) {
+        for _ in 0..NR_RELEASES_MAX {
+            if target.is_soon_written() {
+                return;
+            }
+            let mut count = [0; 8];
+            // No offset: an eventfd has no places.
+            let buffer = &mut [IoSliceMut::new(&mut count)];
+            let read = rustix::io::preadv2(&target.copy, buffer, u64::MAX, ReadWriteFlags::NOWAIT);
+            let count = u64::from_ne_bytes(count);
+            if read.is_ok() && count <= ROOMY {
+                // The write has been slow, not stuck: this is for the process.
+                self.signal(target, count);
+            }
+        }
+    }
+
+    /// As `release`, by a thread of its own.
+    pub(super) fn start_release(self: &Arc<Self>, target: &Arc<Target>) {
+        if target.is_taken() {
+            let (writer, target) = (Arc::clone(self), Arc::clone(target));
+            let _ = spawn_detached("umemcg-eventfd", move || writer.release(&target));
+        }
+    }
 }
