@@ -21,6 +21,7 @@ mod frame;
 pub mod handle;
 pub mod io;
 mod mapping;
+mod prefetch;
 pub mod sys;
 mod zero_table;
 
@@ -28,4 +29,5 @@ pub use arena::{Arena, Frame};
 pub use blocks::{BLOCK_BYTES, BLOCK_FRAMES};
 pub use frame::{FrameFlags, FrameId, FrameRecord, Glimpse};
 pub use io::{IoFlags, Segment};
+pub use prefetch::{prefetch, prefetch_what_it_leads_to};
 pub use zero_table::ZeroTable;

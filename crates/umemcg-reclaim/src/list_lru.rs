@@ -163,6 +163,13 @@ impl ListLru {
         true
     }
 
+    /// Asks for the lines of the place that follows a place, and says what object is in it, if there ever was one. Takes no lock, and
+    /// is only good for guesses.
+    #[inline]
+    pub fn look_ahead(&self, slot: u32) -> Option<u64> {
+        self.slots.look_ahead(slot)
+    }
+
     /// Takes the oldest object off a list that was found before; its number and its place. `None` when nothing is on it, or it is
     /// gone.
     pub fn take_oldest(&self, known: &KnownList) -> Option<(u64, ListSlot)> {
@@ -268,6 +275,7 @@ impl ListLru {
                 }
                 Verdict::Rotate => {
                     walked.objects.chain.rotate(&self.slots, slot);
+                    list.note_len(&walked.objects);
                     ControlFlow::Continue(next)
                 }
                 Verdict::Skip => ControlFlow::Continue(next),
@@ -290,6 +298,12 @@ impl ListLru {
 pub struct KnownList(Arc<ObjectList>);
 
 impl KnownList {
+    /// The number of the place at the old end, for [`ListLru::look_ahead`]: out of date at once.
+    #[inline]
+    pub fn oldest(&self) -> u32 {
+        self.0.oldest()
+    }
+
     /// Objects on it, without its lock; none when it is gone.
     pub fn nr_objects(&self) -> u64 {
         self.0.len()

@@ -24,6 +24,9 @@ const NONE: u32 = u32::MAX;
 const LINKED: u64 = 1 << 63;
 
 impl ListSlot {
+    /// No place has this number.
+    pub const NOWHERE: u32 = NONE;
+
     /// The place as a number, for who has no room for a type.
     pub fn into_raw(self) -> u32 {
         self.0
@@ -109,6 +112,18 @@ impl ListSlots {
 
     pub(crate) fn set_token(&self, slot: ListSlot, token: u64) {
         self.words.get(slot.0 as usize * WORDS + 1).store(token, Relaxed);
+    }
+
+    /// Guesses what place is next and asks for its line; the number of the object in this place.
+    #[inline]
+    pub(crate) fn look_ahead(&self, slot: u32) -> Option<u64> {
+        let words = self.words.words();
+        let at = slot as usize * WORDS;
+        let links = words.get(at)?.load(Relaxed);
+        if let Some(next) = words.get((links >> 32) as usize * WORDS) {
+            umemcg_arena::prefetch(std::ptr::from_ref(next).addr());
+        }
+        Some(words.get(at + 1)?.load(Relaxed))
     }
 
     pub(crate) fn is_linked(&self, slot: ListSlot) -> bool {

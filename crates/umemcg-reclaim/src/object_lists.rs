@@ -3,13 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use umemcg_base::{Rank, RankedMutex, RankedMutexGuard, RankedRwLock};
 use umemcg_group::{Group, StatItem};
 
 use crate::accounted::AccountedCharge;
-use crate::list_slots::{Chain, ListSlots};
+use crate::list_slots::{Chain, ListSlot, ListSlots};
 use crate::lruvec::ReclaimPart;
 use crate::shrinker::bits::{BitPlace, Closed, Unit};
 
@@ -33,6 +33,8 @@ pub(crate) struct ObjectList {
     objects: RankedMutex<Objects>,
     /// Length of the chain, readable without the lock. (A)
     len: AtomicU64,
+    /// The place at the old end, as it was at some time; only good for guesses. (A)
+    oldest: AtomicU32,
     /// The bit that says that there is something.
     place: BitPlace,
     /// Of the `ListLru` that made it.
@@ -45,6 +47,7 @@ impl ObjectList {
         Arc::new(Self {
             objects: RankedMutex::new(Rank::Lruvec, Objects { chain: Chain::new(), dead: false }),
             len: AtomicU64::new(0),
+            oldest: AtomicU32::new(ListSlot::NOWHERE),
             place,
             serial,
             _charge: AccountedCharge::forced(group, LIST_BYTES, StatItem::SlabUnreclaimable),
@@ -53,6 +56,11 @@ impl ObjectList {
 
     pub(crate) fn len(&self) -> u64 {
         self.len.load(Relaxed)
+    }
+
+    /// The place at the old end, unless that has changed since.
+    pub(crate) fn oldest(&self) -> u32 {
+        self.oldest.load(Relaxed)
     }
 
     pub(crate) fn serial(&self) -> u64 {
@@ -66,6 +74,7 @@ impl ObjectList {
     /// Notes the length after a change; the caller holds the lock.
     pub(crate) fn note_len(&self, objects: &Objects) {
         self.len.store(objects.chain.len(), Relaxed);
+        self.oldest.store(objects.chain.first().map_or(ListSlot::NOWHERE, ListSlot::into_raw), Relaxed);
     }
 
     /// Says that there is something. The length must have been noted.

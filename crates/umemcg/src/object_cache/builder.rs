@@ -16,6 +16,7 @@ use super::ObjectCache;
 use super::departure::{Departure, Listener};
 use super::entry::Queue;
 use super::expiry::Expiry;
+use super::foresight::Foresight;
 use super::inner::{Inner, Weigher};
 use super::payer::Payers;
 use super::shard::Shards;
@@ -165,6 +166,7 @@ where
             hasher: self.hasher,
             lists: [Queue::Probation, Queue::Main].map(|queue| ListLru::new(reclaimer, &id, queue as u32)),
             payers: Payers::default(),
+            foresight: Foresight::new(),
             expiry,
             weigher: self.weigher,
             listener: self.listener,

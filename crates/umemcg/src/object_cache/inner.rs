@@ -17,6 +17,7 @@ use umemcg_reclaim::{ChargeError, ListLru, ListSlot, Reclaimer};
 use super::departure::{Departure, Listener};
 use super::entry::{Entry, Mark, NODE, Queue};
 use super::expiry::Expiry;
+use super::foresight::Foresight;
 use super::loading::Flight;
 use super::payer::{Payer, Payers};
 use super::shard::{Shards, Tables};
@@ -54,6 +55,7 @@ pub(super) struct Inner<K, V, S> {
     /// By [`Queue`].
     pub(super) lists: [ListLru; 2],
     pub(super) payers: Payers,
+    pub(super) foresight: Foresight,
     pub(super) expiry: Expiry,
     pub(super) weigher: Option<Weigher<K, V>>,
     pub(super) listener: Listener<K, V>,
@@ -134,16 +136,16 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
     }
 
     /// Charges for an object and takes a place in the lists for it. Reclaims when that is refused; no lock may be held.
-    fn pay(&self, group: &Arc<Group>, bytes: u64) -> Result<Paid, DeclineReason> {
+    fn pay(&self, group: &Arc<Group>, bytes: u64) -> Result<Paid<K, V>, DeclineReason> {
         if u32::try_from(bytes).is_err() {
             return Err(DeclineReason::TooLarge { bytes });
         }
         let payer = self.payers.get(group.owner());
         if let Some(payer) = payer.filter(|payer| payer.is_alone())
             && group.usage_bytes() + bytes > group.max_bytes()
-            && let Some((charge, slot)) = self.exchange(group, &payer, bytes)
+            && let Some((charge, slot, evicted)) = self.exchange(group, &payer, bytes)
         {
-            return Ok(Paid { charge, slot, payer });
+            return Ok(Paid { charge, slot, payer, evicted: Some(evicted) });
         }
         let mut group = Arc::clone(group);
         // Bounded by the depth of the tree: each time it is a group further up.
@@ -159,7 +161,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
             }
             let slot = self.lists[0].reserve(0).map_err(|_| DeclineReason::ListsFull)?;
             count_bytes(&group, charge.owner(), bytes as i64);
-            return Ok(Paid { charge, slot, payer });
+            return Ok(Paid { charge, slot, payer, evicted: None });
         }
     }
 
@@ -174,8 +176,9 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         flight: Option<&Arc<Flight<V>>>,
     ) -> Result<(), (K, V, DeclineReason)> {
         assert_no_locks_held("an insert");
+        self.foresight.look_ahead(group.owner(), &self.lists[0], &self.shards);
         let bytes = self.weigh(&key, &value);
-        let Paid { charge, slot, payer } = match self.pay(group, bytes) {
+        let Paid { charge, slot, payer, evicted } = match self.pay(group, bytes) {
             Ok(paid) => paid,
             Err(reason) => {
                 self.payers.of(group.owner()).note_declined();
@@ -199,6 +202,9 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
             Put::InPlaceOf(old) => self.see_off(old, Departure::Replaced),
             Put::NotWanted(entry) => self.see_off(entry, Departure::Outdated),
         }
+        if let Some((key, value, why)) = evicted {
+            self.listener.tell(key, value, why);
+        }
         if let Some(bytes_max) = self.bytes_max {
             self.keep_within(bytes_max, group);
         }
@@ -208,7 +214,8 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
     /// Puts an entry in the table and on its list.
     fn put(&self, hash: u64, entry: Entry<K, V>, flight: Option<&Arc<Flight<V>>>) -> Put<K, V> {
         let now = self.expiry.now();
-        let mut tables = self.shards.of(hash).tables.write();
+        let shard = self.shards.of(hash);
+        let mut tables = shard.tables.write();
         if !tables.flights.is_empty() {
             let is_ours = |(key, there): &(K, Arc<Flight<V>>)| match flight {
                 Some(flight) => Arc::ptr_eq(there, flight),
@@ -229,7 +236,11 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         }
         let there = tables.find(hash, |there| there.key == entry.key).map(|(at, _)| at);
         let (at, out) = match there {
-            None => (tables.put(hash, entry, now, |entry| self.hash(&entry.key)), Put::Fresh),
+            None => {
+                let at = tables.put(hash, entry, now, |entry| self.hash(&entry.key));
+                shard.note_places(&tables);
+                (at, Put::Fresh)
+            }
             Some(at) => (at, tables.replace(at, entry, now).map_or(Put::Fresh, Put::InPlaceOf)),
         };
         let token = tables.token(at);
@@ -353,11 +364,13 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
 }
 
 /// What an object needs before it can be put in the table. Counted in the figures of its group.
-struct Paid {
+struct Paid<K, V> {
     /// To the payer's owner.
     charge: Charge,
     slot: ListSlot,
     payer: Arc<Payer>,
+    /// What it takes the place of, and why that goes: the listener is still to be told.
+    evicted: Option<(K, V, Departure)>,
 }
 
 /// What became of an entry that was put in the table.

@@ -13,6 +13,7 @@ mod builder;
 mod departure;
 mod entry;
 mod expiry;
+mod foresight;
 mod ghosts;
 mod inner;
 mod lanes;

@@ -6,6 +6,7 @@
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
 
+use umemcg_arena::prefetch_what_it_leads_to;
 use umemcg_group::{Charge, EventKind, Group, StatItem};
 use umemcg_reclaim::shrinker::{Count, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
 use umemcg_reclaim::{KnownList, ListSlot, SWAP_CLUSTER_MAX, Verdict};
@@ -146,7 +147,10 @@ where
         }
         let hash = self.hash(&entry.key);
         let why = if is_over { Departure::Expired } else { Departure::Evicted };
-        Some(Gone { hash, why, entry: self.take_out(&mut tables, hash, at)? })
+        let entry = self.take_out(&mut tables, hash, at)?;
+        // What drops it will need it.
+        prefetch_what_it_leads_to(&entry.value);
+        Some(Gone { hash, why, entry })
     }
 
     /// Sees off what was taken out of a queue of a group, and is on no list; returns its bytes.
@@ -192,10 +196,10 @@ where
         group: &Arc<Group>,
         payer: &Arc<Payer>,
         bytes: u64,
-    ) -> Option<(Charge, ListSlot)> {
+    ) -> Option<(Charge, ListSlot, (K, V, Departure))> {
         let now = self.expiry.now();
         let mut hoard = Charge::from_raw(payer.owner(), 0);
-        let mut slot = None;
+        let mut last: Option<(ListSlot, (K, V, Departure))> = None;
         let known = [Queue::Probation, Queue::Main].map(|queue| payer.known_list(queue));
         let known = known.each_ref().map(|list| list.as_deref());
         for _ in 0..EXCHANGE_LOOKS_MAX {
@@ -214,26 +218,30 @@ where
             let Entry { key, value, mark, slot: left, .. } = entry;
             payer.note_departed(why, 1, mark.bytes());
             hoard.merge(Charge::from_raw(payer.owner(), mark.bytes()));
-            if let Some(before) = slot.replace(left) {
-                self.lists[0].release(before);
+            if let Some((slot, (key, value, why))) = last.replace((left, (key, value, why))) {
+                self.lists[0].release(slot);
+                self.listener.tell(key, value, why);
             }
-            self.listener.tell(key, value, why);
         }
+        self.foresight.note(payer.owner(), known);
         let freed = hoard.bytes() as i64;
-        let paid = if hoard.bytes() >= bytes { slot.map(|slot| (hoard.split(bytes), slot)) } else { None };
-        let delta = paid.as_ref().map_or(0, |(charge, _)| charge.bytes() as i64) - freed;
+        let paid = if hoard.bytes() >= bytes && last.is_some() { Some(hoard.split(bytes)) } else { None };
+        let delta = paid.as_ref().map_or(0, |charge| charge.bytes() as i64) - freed;
         if delta != 0 {
             count_bytes(group, payer.owner(), delta);
         }
-        if paid.is_none()
-            && let Some(slot) = slot
-        {
+        let (slot, evicted) = last?;
+        let Some(charge) = paid else {
             self.lists[0].release(slot);
-        } else if payer.nr_inserted_here().is_multiple_of(SWAP_CLUSTER_MAX) {
+            let (key, value, why) = evicted;
+            self.listener.tell(key, value, why);
+            return None;
+        };
+        if payer.nr_inserted_here().is_multiple_of(SWAP_CLUSTER_MAX) {
             // As often as reclaim would be called for.
             group.event(EventKind::Max);
         }
-        paid
+        Some((charge, slot, evicted))
     }
 
     /// Looks at the object of a group whose turn it is, or at some of the main queue, and takes it out if nobody used it; says then

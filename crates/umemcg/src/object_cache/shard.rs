@@ -1,7 +1,7 @@
 //! The table, in shards: entries and flights by hash, each shard behind a lock that hits share.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use hashbrown::HashTable;
 use umemcg_base::{Rank, RankedRwLock};
@@ -24,6 +24,8 @@ const SMALL: usize = 64;
 #[repr(align(128))]
 pub(super) struct Shard<K, V> {
     pub(super) tables: RankedRwLock<Tables<K, V>>,
+    /// Where the places begin, as it was at some time. (A)
+    places_at: AtomicUsize,
     /// Look-ups that found nothing. (A)
     misses: AtomicU64,
 }
@@ -55,7 +57,20 @@ impl<K, V> Shard<K, V> {
             free: Vec::new(),
             flights: HashTable::new(),
         };
-        Self { tables: RankedRwLock::new(Rank::ObjectOwner, tables), misses: AtomicU64::new(0) }
+        Self {
+            tables: RankedRwLock::new(Rank::ObjectOwner, tables),
+            misses: AtomicU64::new(0),
+            places_at: AtomicUsize::new(0),
+        }
+    }
+
+    /// Notes where the places of a locked shard are.
+    #[inline]
+    pub(super) fn note_places(&self, tables: &Tables<K, V>) {
+        let at = tables.places.as_ptr().addr();
+        if self.places_at.load(Relaxed) != at {
+            self.places_at.store(at, Relaxed);
+        }
     }
 
     pub(super) fn note_miss(&self) {
@@ -223,6 +238,13 @@ impl<K, V> Shards<K, V> {
     #[inline]
     pub(super) fn named_by(&self, token: u64) -> (&Shard<K, V>, u32) {
         (&self.0[(token >> 32) as usize & (self.0.len() - 1)], token as u32)
+    }
+
+    /// Where in memory the place probably is that a token names. Takes no lock.
+    #[inline]
+    pub(super) fn address_of(&self, token: u64) -> usize {
+        let (shard, at) = self.named_by(token);
+        shard.places_at.load(Relaxed).wrapping_add(at as usize * size_of::<Option<Entry<K, V>>>())
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Shard<K, V>> {

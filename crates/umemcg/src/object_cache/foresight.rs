@@ -1,0 +1,58 @@
+//! Which object of a group goes next, as a guess, so that its lines are on their way while the insert that will evict it does something
+//! else.
+//!
+//! An insert that evicts reads what nobody has looked at for long: a place in a list, an entry, a value. The first locked instruction
+//! of an insert waits until the new value, written just now, has left the store buffer; what is asked for before that costs nothing.
+//! So guesses are kept where they are found without a locked instruction: in a table by owner, where groups may take each other's
+//! place. A wrong guess costs a line.
+
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+use umemcg_arena::prefetch;
+use umemcg_group::OwnerId;
+use umemcg_reclaim::{KnownList, ListLru, ListSlot};
+
+use super::shard::Shards;
+
+/// Groups that are kept apart.
+const NR: usize = 128;
+
+/// By queue: the place at the old end of a group's list.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Guess([AtomicU32; 2]);
+
+/// The guesses of one cache.
+#[derive(Debug)]
+pub(super) struct Foresight(Box<[Guess]>);
+
+impl Foresight {
+    pub(super) fn new() -> Self {
+        Self((0..NR).map(|_| Guess([const { AtomicU32::new(ListSlot::NOWHERE) }; 2])).collect())
+    }
+
+    #[inline]
+    fn of(&self, owner: OwnerId) -> &Guess {
+        &self.0[owner.into_raw() as usize % NR]
+    }
+
+    /// Notes where the lists of a group begin.
+    pub(super) fn note(&self, owner: OwnerId, known: [Option<&KnownList>; 2]) {
+        for (guess, known) in self.of(owner).0.iter().zip(known) {
+            guess.store(known.map_or(ListSlot::NOWHERE, KnownList::oldest), Relaxed);
+        }
+    }
+
+    /// Asks for the lines of what would go next of a group. Takes no lock, and executes no locked instruction.
+    #[inline]
+    pub(super) fn look_ahead<K, V>(&self, owner: OwnerId, lists: &ListLru, shards: &Shards<K, V>) {
+        for guess in &self.of(owner).0 {
+            let slot = guess.load(Relaxed);
+            if slot != ListSlot::NOWHERE
+                && let Some(token) = lists.look_ahead(slot)
+            {
+                prefetch(shards.address_of(token));
+            }
+        }
+    }
+}
