@@ -6,7 +6,7 @@
 //! the [`Arena`] lives: a stale frame number reaches the wrong page at worst, never memory that is not there.
 //!
 //! What else needs `unsafe` lives here too: vectored I/O straight into frames ([`io`]), file handles ([`handle`]), a
-//! device call ([`sys`]) and sparse tables of words ([`ZeroTable`]). `SAFETY.md` at the root of the
+//! device call ([`sys`]), sparse tables of words ([`ZeroTable`]) and prefetches. `SAFETY.md` at the root of the
 //! repository argues all of it in one sitting; the numbers in the comments are its sections.
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]

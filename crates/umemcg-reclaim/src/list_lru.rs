@@ -163,10 +163,10 @@ impl ListLru {
         true
     }
 
-    /// Asks for the lines of the place that follows a place, and says what object is in it, if there ever was one. Takes no lock, and
-    /// is only good for guesses.
+    /// Asks for the lines of the place that follows a place; says what object is in this one, if there ever was any, and which place
+    /// follows. Takes no lock, and is only good for guesses.
     #[inline]
-    pub fn look_ahead(&self, slot: u32) -> Option<u64> {
+    pub fn look_ahead(&self, slot: u32) -> Option<(u64, u32)> {
         self.slots.look_ahead(slot)
     }
 
@@ -293,7 +293,8 @@ impl ListLru {
     }
 }
 
-/// A list that was found before. It may be gone by now.
+/// A list that was found before. When it was pruned, it comes back with the next object; it goes for good with its
+/// group.
 #[derive(Debug)]
 pub struct KnownList(Arc<ObjectList>);
 

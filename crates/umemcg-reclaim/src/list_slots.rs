@@ -114,16 +114,16 @@ impl ListSlots {
         self.words.get(slot.0 as usize * WORDS + 1).store(token, Relaxed);
     }
 
-    /// Guesses what place is next and asks for its line; the number of the object in this place.
+    /// Asks for the line of the next place; the number of the object in this one, and the next place.
     #[inline]
-    pub(crate) fn look_ahead(&self, slot: u32) -> Option<u64> {
+    pub(crate) fn look_ahead(&self, slot: u32) -> Option<(u64, u32)> {
         let words = self.words.words();
         let at = slot as usize * WORDS;
-        let links = words.get(at)?.load(Relaxed);
-        if let Some(next) = words.get((links >> 32) as usize * WORDS) {
+        let next = (words.get(at)?.load(Relaxed) >> 32) as u32;
+        if let Some(next) = words.get(next as usize * WORDS) {
             umemcg_arena::prefetch(std::ptr::from_ref(next).addr());
         }
-        Some(words.get(at + 1)?.load(Relaxed))
+        Some((words.get(at + 1)?.load(Relaxed), next))
     }
 
     pub(crate) fn is_linked(&self, slot: ListSlot) -> bool {

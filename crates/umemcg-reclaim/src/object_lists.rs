@@ -2,8 +2,8 @@
 //! them empty, spliced to the parent's when the group is removed.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
 
 use umemcg_base::{Rank, RankedMutex, RankedMutexGuard, RankedRwLock};
 use umemcg_group::{Group, StatItem};
@@ -23,8 +23,11 @@ const LIST_BYTES: u64 = size_of::<ObjectList>() as u64 + 48;
 #[derive(Debug)]
 pub(crate) struct Objects {
     pub(crate) chain: Chain,
-    /// Empty for good: whoever locked it looks for another.
+    /// Empty, and not the group's any more: whoever locked it looks for another. One that was known when it was pruned may be taken
+    /// back.
     pub(crate) dead: bool,
+    /// None while it sleeps.
+    charge: Option<AccountedCharge>,
 }
 
 /// One list.
@@ -39,18 +42,20 @@ pub(crate) struct ObjectList {
     place: BitPlace,
     /// Of the `ListLru` that made it.
     serial: u64,
-    _charge: AccountedCharge,
 }
 
 impl ObjectList {
     fn new(group: &Group, place: BitPlace, serial: u64) -> Arc<Self> {
+        let charge = AccountedCharge::forced(group, LIST_BYTES, StatItem::SlabUnreclaimable);
         Arc::new(Self {
-            objects: RankedMutex::new(Rank::Lruvec, Objects { chain: Chain::new(), dead: false }),
+            objects: RankedMutex::new(
+                Rank::Lruvec,
+                Objects { chain: Chain::new(), dead: false, charge: Some(charge) },
+            ),
             len: AtomicU64::new(0),
             oldest: AtomicU32::new(ListSlot::NOWHERE),
             place,
             serial,
-            _charge: AccountedCharge::forced(group, LIST_BYTES, StatItem::SlabUnreclaimable),
         })
     }
 
@@ -87,10 +92,29 @@ impl ObjectList {
 #[derive(Debug, Default)]
 struct Lists {
     by_key: BTreeMap<ListKey, Arc<ObjectList>>,
+    /// Pruned while somebody knew them: who finds his list dead gets the same one back.
+    asleep: Vec<(ListKey, Weak<ObjectList>)>,
     /// The group was removed.
     closed: bool,
     /// Units of bits beyond the first of each node, which is part of the group's own state.
     unit_charges: Vec<AccountedCharge>,
+}
+
+impl Lists {
+    /// Takes a list out of those that sleep, if somebody still knows it. Forgets those that nobody knows.
+    fn wake(&mut self, key: ListKey, serial: u64) -> Option<Arc<ObjectList>> {
+        let mut woken = None;
+        self.asleep.retain(|(there, list)| {
+            let list = list.upgrade();
+            let is_meant = *there == key && list.as_ref().is_some_and(|list| list.serial == serial);
+            let stays = list.is_some() && !is_meant;
+            if is_meant {
+                woken = list;
+            }
+            stays
+        });
+        woken
+    }
 }
 
 /// The lists of one group.
@@ -130,7 +154,17 @@ impl ObjectLists {
         if lists.closed {
             return Err(Closed);
         }
-        let list = lists.by_key.entry(key).or_insert_with(|| Arc::clone(&fresh));
+        let woken = lists.wake(key, serial);
+        let list = lists.by_key.entry(key).or_insert_with(|| match woken {
+            Some(woken) => {
+                let charge = fresh.lock().charge.take();
+                let mut objects = woken.lock();
+                (objects.dead, objects.charge) = (false, charge);
+                drop(objects);
+                woken
+            }
+            None => Arc::clone(&fresh),
+        });
         if list.serial != serial {
             debug_assert_eq!(list.len(), 0, "a list outlived its objects' cache");
             *list = Arc::clone(&fresh);
@@ -145,7 +179,7 @@ impl ObjectLists {
         self.lists.write().unit_charges.push(charge);
     }
 
-    /// Drops the lists of a shrinker that are empty.
+    /// Drops the lists of a shrinker that are empty. One that somebody knows sleeps until there is something to put on it.
     pub(crate) fn prune(&self, shrinker: u32, node: usize) {
         let node = node as u32;
         let mut pruned = Vec::new();
@@ -164,8 +198,13 @@ impl ObjectLists {
                     continue;
                 }
                 objects.dead = true;
+                let charge = objects.charge.take();
                 drop(objects);
-                pruned.extend(lists.by_key.remove(&key));
+                let list = lists.by_key.remove(&key);
+                if let Some(known) = list.as_ref().filter(|list| Arc::strong_count(list) > 1) {
+                    lists.asleep.push((key, Arc::downgrade(known)));
+                }
+                pruned.push((list, charge));
             }
         }
         // Gives back what they were charged, with no lock held.
@@ -182,6 +221,7 @@ impl ObjectLists {
         let (by_key, unit_charges) = {
             let mut lists = dying.object_lists().lists.write();
             lists.closed = true;
+            lists.asleep = Vec::new();
             (std::mem::take(&mut lists.by_key), std::mem::take(&mut lists.unit_charges))
         };
         for (key, from) in by_key {

@@ -18,6 +18,7 @@ use super::entry::Queue;
 use super::expiry::Expiry;
 use super::foresight::Foresight;
 use super::inner::{Inner, Weigher};
+use super::lanes::Lanes;
 use super::payer::Payers;
 use super::shard::Shards;
 use crate::engine::Engine;
@@ -167,6 +168,7 @@ where
             lists: [Queue::Probation, Queue::Main].map(|queue| ListLru::new(reclaimer, &id, queue as u32)),
             payers: Payers::default(),
             foresight: Foresight::new(),
+            missing: Lanes::new(),
             expiry,
             weigher: self.weigher,
             listener: self.listener,

@@ -17,6 +17,9 @@ use super::shard::Shards;
 /// Groups that are kept apart.
 const NR: usize = 128;
 
+/// Objects of a list that are asked for: the first may have been used and stay.
+const DEPTH: usize = 2;
+
 /// By queue: the place at the old end of a group's list.
 #[derive(Debug)]
 #[repr(align(64))]
@@ -47,11 +50,14 @@ impl Foresight {
     #[inline]
     pub(super) fn look_ahead<K, V>(&self, owner: OwnerId, lists: &ListLru, shards: &Shards<K, V>) {
         for guess in &self.of(owner).0 {
-            let slot = guess.load(Relaxed);
-            if slot != ListSlot::NOWHERE
-                && let Some(token) = lists.look_ahead(slot)
-            {
+            let mut slot = guess.load(Relaxed);
+            for _ in 0..DEPTH {
+                if slot == ListSlot::NOWHERE {
+                    break;
+                }
+                let Some((token, next)) = lists.look_ahead(slot) else { break };
                 prefetch(shards.address_of(token));
+                slot = next;
             }
         }
     }

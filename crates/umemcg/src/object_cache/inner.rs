@@ -18,6 +18,7 @@ use super::departure::{Departure, Listener};
 use super::entry::{Entry, Mark, NODE, Queue};
 use super::expiry::Expiry;
 use super::foresight::Foresight;
+use super::lanes::Lanes;
 use super::loading::Flight;
 use super::payer::{Payer, Payers};
 use super::shard::{Shards, Tables};
@@ -56,6 +57,8 @@ pub(super) struct Inner<K, V, S> {
     pub(super) lists: [ListLru; 2],
     pub(super) payers: Payers,
     pub(super) foresight: Foresight,
+    /// Look-ups that found nothing, whoever's.
+    pub(super) missing: Lanes,
     pub(super) expiry: Expiry,
     pub(super) weigher: Option<Weigher<K, V>>,
     pub(super) listener: Listener<K, V>,
@@ -118,6 +121,11 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
             self.expiry.note_use(age, now);
         }
         Found::Value(self.hit(entry))
+    }
+
+    #[inline]
+    pub(super) fn note_missing(&self) {
+        self.missing.add(|lane| &lane.misses, 1);
     }
 
     /// Counts a hit, and clones the value.
@@ -189,7 +197,8 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
                 return Err((key, value, reason));
             }
         };
-        let queue = if payer.take_ghost(hash) { Queue::Main } else { Queue::Probation };
+        let ghost = evicted.as_ref().and_then(|evicted| evicted.ghost);
+        let queue = if payer.exchange_ghosts(hash, ghost) { Queue::Main } else { Queue::Probation };
         let (_, bytes) = charge.into_raw();
         let nr_inserted = payer.note_inserted(bytes);
         if nr_inserted.is_multiple_of(LOOK_AROUND_EVERY) {
@@ -202,7 +211,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
             Put::InPlaceOf(old) => self.see_off(old, Departure::Replaced),
             Put::NotWanted(entry) => self.see_off(entry, Departure::Outdated),
         }
-        if let Some((key, value, why)) = evicted {
+        if let Some(Evicted { key, value, why, .. }) = evicted {
             self.listener.tell(key, value, why);
         }
         if let Some(bytes_max) = self.bytes_max {
@@ -369,8 +378,17 @@ struct Paid<K, V> {
     charge: Charge,
     slot: ListSlot,
     payer: Arc<Payer>,
-    /// What it takes the place of, and why that goes: the listener is still to be told.
-    evicted: Option<(K, V, Departure)>,
+    /// What it takes the place of: the listener is still to be told, and a ghost to be left.
+    evicted: Option<Evicted<K, V>>,
+}
+
+/// An object that was evicted.
+pub(super) struct Evicted<K, V> {
+    pub(super) key: K,
+    pub(super) value: V,
+    pub(super) why: Departure,
+    /// The ghost that it leaves.
+    pub(super) ghost: Option<u64>,
 }
 
 /// What became of an entry that was put in the table.

@@ -72,6 +72,7 @@ fn take_number() -> u32 {
 #[repr(align(64))]
 pub(super) struct Lane {
     pub(super) hits: AtomicU64,
+    pub(super) misses: AtomicU64,
     pub(super) inserted: AtomicU64,
     pub(super) evicted: AtomicU64,
     /// Bytes of objects that came less those that went, which may have come in another lane: only the sum, with wrapping, means

@@ -79,8 +79,8 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         Boarding::Pilot(flight)
     }
 
-    pub(super) fn note_miss(&self, hash: u64, group: &Arc<Group>) {
-        self.shards.of(hash).note_miss();
+    pub(super) fn note_miss(&self, group: &Arc<Group>) {
+        self.note_missing();
         self.payers.of(group.owner()).note_miss();
     }
 }

@@ -138,12 +138,12 @@ where
         match self.inner.find(hash, key) {
             Found::Value(value) => Some(value),
             Found::Missing => {
-                self.inner.shards.of(hash).note_miss();
+                self.inner.note_missing();
                 None
             }
             Found::Expired(slot) => {
                 self.inner.remove_expired(hash, slot);
-                self.inner.shards.of(hash).note_miss();
+                self.inner.note_missing();
                 None
             }
         }
@@ -207,12 +207,12 @@ where
                 Boarding::Resident => {}
                 Boarding::Passenger(flight) => {
                     if let Some(value) = flight.wait() {
-                        self.inner.note_miss(hash, group);
+                        self.inner.note_miss(group);
                         return Ok(value);
                     }
                 }
                 Boarding::Pilot(flight) => {
-                    self.inner.note_miss(hash, group);
+                    self.inner.note_miss(group);
                     let landing = Landing { inner: &self.inner, hash, flight: &flight, value: None };
                     return landing.fly(group, key, load);
                 }
@@ -245,7 +245,7 @@ where
     pub fn stats(&self) -> ObjectStats {
         let mut stats = ObjectStats::default();
         self.inner.payers.all().iter().for_each(|(_, payer)| stats.add(&payer.stats()));
-        stats.misses = self.inner.shards.nr_misses();
+        stats.misses = self.inner.missing.sum(|lane| &lane.misses);
         stats
     }
 

@@ -4,10 +4,9 @@
 //! objects that still name it go on counting there, and reading the parent's figures adds it up. Once no object names it any
 //! more its figures are folded in and it is gone.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
-use arc_swap::{ArcSwapOption, Guard};
 use hashbrown::HashMap;
 use parking_lot::{Mutex, RwLock};
 use umemcg_group::{Charge, Group, OwnerId, StatItem};
@@ -33,8 +32,8 @@ pub(super) struct Payer {
     lanes: Lanes,
     /// Whose it was made for; what its objects are charged to. (C)
     owner: OwnerId,
-    /// The lists that its objects go on, by queue, to save looking for them. (A)
-    lists: [ArcSwapOption<KnownList>; 2],
+    /// The lists that its objects go on, by queue, to save looking for them. Gone when the group is.
+    lists: [OnceLock<KnownList>; 2],
     /// Its group holds hardly anything else. Looked at now and then. (A)
     is_alone: AtomicBool,
     changing: Changing,
@@ -44,7 +43,6 @@ pub(super) struct Payer {
 #[derive(Debug)]
 #[repr(align(64))]
 struct Changing {
-    misses: AtomicU64,
     declined: AtomicU64,
     ghost_hits: AtomicU64,
     /// Evictions stand in the lanes.
@@ -78,7 +76,6 @@ impl Payer {
             lists: Default::default(),
             is_alone: AtomicBool::new(false),
             changing: Changing {
-                misses: AtomicU64::new(0),
                 declined: AtomicU64::new(0),
                 ghost_hits: AtomicU64::new(0),
                 departed: Default::default(),
@@ -101,7 +98,7 @@ impl Payer {
     }
 
     pub(super) fn note_miss(&self) {
-        self.changing.misses.fetch_add(1, Relaxed);
+        self.lanes.add(|lane| &lane.misses, 1);
     }
 
     pub(super) fn note_declined(&self) {
@@ -143,24 +140,29 @@ impl Payer {
 
     /// The list of a queue, if it is known.
     #[inline]
-    pub(super) fn known_list(&self, queue: Queue) -> Guard<Option<Arc<KnownList>>> {
-        self.lists[queue as usize].load()
+    pub(super) fn known_list(&self, queue: Queue) -> Option<&KnownList> {
+        self.lists[queue as usize].get()
     }
 
     /// Puts a place of one of its objects on the list of a queue. The object's shard is locked.
     pub(super) fn enlist(&self, lists: &[ListLru; 2], queue: Queue, slot: ListSlot) {
         let list = &lists[queue as usize];
-        if self.known_list(queue).as_ref().is_some_and(|known| list.add_to(known, self.owner, slot)) {
+        if self.known_list(queue).is_some_and(|known| list.add_to(known, self.owner, slot)) {
             return;
         }
         if let Some(known) = list.add_and_know(self.owner, NODE, slot) {
-            self.lists[queue as usize].store(Some(Arc::new(known)));
+            // Somebody else may have been first; it is the same list as long as the group lives.
+            _ = self.lists[queue as usize].set(known);
         }
     }
 
-    /// Whether an object that comes was here lately.
-    pub(super) fn take_ghost(&self, hash: u64) -> bool {
-        let was_here = self.changing.ghosts.lock().ghosts.take(hash);
+    /// Whether an object that comes was here lately. Remembers one that goes in its place.
+    pub(super) fn exchange_ghosts(&self, comes: u64, goes: Option<u64>) -> bool {
+        let was_here = {
+            let ghosts = &mut self.changing.ghosts.lock().ghosts;
+            goes.into_iter().for_each(|hash| ghosts.add(hash));
+            ghosts.take(comes)
+        };
         if was_here {
             self.changing.ghost_hits.fetch_add(1, Relaxed);
         }
@@ -221,7 +223,7 @@ impl Payer {
             bytes: self.own_bytes(),
             ghosts: changing.ghosts.lock().ghosts.nr(),
             hits: self.lanes.sum(|lane| &lane.hits),
-            misses: changing.misses.load(Relaxed),
+            misses: self.lanes.sum(|lane| &lane.misses),
             ghost_hits: changing.ghost_hits.load(Relaxed),
             inserted: self.lanes.sum(|lane| &lane.inserted),
             declined: changing.declined.load(Relaxed),

@@ -13,7 +13,7 @@ use umemcg_reclaim::{KnownList, ListSlot, SWAP_CLUSTER_MAX, Verdict};
 
 use super::departure::Departure;
 use super::entry::{Entry, NODE, Queue};
-use super::inner::{Inner, count_bytes, has_its_share};
+use super::inner::{Evicted, Inner, count_bytes, has_its_share};
 use super::payer::Payer;
 use super::shard::Tables;
 
@@ -196,12 +196,11 @@ where
         group: &Arc<Group>,
         payer: &Arc<Payer>,
         bytes: u64,
-    ) -> Option<(Charge, ListSlot, (K, V, Departure))> {
+    ) -> Option<(Charge, ListSlot, Evicted<K, V>)> {
         let now = self.expiry.now();
         let mut hoard = Charge::from_raw(payer.owner(), 0);
-        let mut last: Option<(ListSlot, (K, V, Departure))> = None;
+        let mut last: Option<(ListSlot, Evicted<K, V>)> = None;
         let known = [Queue::Probation, Queue::Main].map(|queue| payer.known_list(queue));
-        let known = known.each_ref().map(|list| list.as_deref());
         for _ in 0..EXCHANGE_LOOKS_MAX {
             if hoard.bytes() >= bytes {
                 break;
@@ -212,15 +211,13 @@ where
                 self.see_off(entry, why);
                 continue;
             }
-            if queue == Queue::Probation {
-                payer.add_ghosts(std::iter::once(hash));
-            }
+            let ghost = (queue == Queue::Probation).then_some(hash);
             let Entry { key, value, mark, slot: left, .. } = entry;
             payer.note_departed(why, 1, mark.bytes());
             hoard.merge(Charge::from_raw(payer.owner(), mark.bytes()));
-            if let Some((slot, (key, value, why))) = last.replace((left, (key, value, why))) {
+            if let Some((slot, before)) = last.replace((left, Evicted { key, value, why, ghost })) {
                 self.lists[0].release(slot);
-                self.listener.tell(key, value, why);
+                self.let_go(payer, before);
             }
         }
         self.foresight.note(payer.owner(), known);
@@ -233,8 +230,7 @@ where
         let (slot, evicted) = last?;
         let Some(charge) = paid else {
             self.lists[0].release(slot);
-            let (key, value, why) = evicted;
-            self.listener.tell(key, value, why);
+            self.let_go(payer, evicted);
             return None;
         };
         if payer.nr_inserted_here().is_multiple_of(SWAP_CLUSTER_MAX) {
@@ -242,6 +238,15 @@ where
             group.event(EventKind::Max);
         }
         Some((charge, slot, evicted))
+    }
+
+    /// Leaves the ghost of an object that was evicted, and tells of it.
+    fn let_go(&self, payer: &Payer, evicted: Evicted<K, V>) {
+        let Evicted { key, value, why, ghost } = evicted;
+        if ghost.is_some() {
+            payer.add_ghosts(ghost.into_iter());
+        }
+        self.listener.tell(key, value, why);
     }
 
     /// Looks at the object of a group whose turn it is, or at some of the main queue, and takes it out if nobody used it; says then

@@ -1,7 +1,7 @@
 //! The table, in shards: entries and flights by hash, each shard behind a lock that hits share.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use hashbrown::HashTable;
 use umemcg_base::{Rank, RankedRwLock};
@@ -26,8 +26,6 @@ pub(super) struct Shard<K, V> {
     pub(super) tables: RankedRwLock<Tables<K, V>>,
     /// Where the places begin, as it was at some time. (A)
     places_at: AtomicUsize,
-    /// Look-ups that found nothing. (A)
-    misses: AtomicU64,
 }
 
 /// What the lock of a shard guards. Entries lie densely, and a table of their numbers is searched: together they take fewer pages
@@ -57,11 +55,7 @@ impl<K, V> Shard<K, V> {
             free: Vec::new(),
             flights: HashTable::new(),
         };
-        Self {
-            tables: RankedRwLock::new(Rank::ObjectOwner, tables),
-            misses: AtomicU64::new(0),
-            places_at: AtomicUsize::new(0),
-        }
+        Self { tables: RankedRwLock::new(Rank::ObjectOwner, tables), places_at: AtomicUsize::new(0) }
     }
 
     /// Notes where the places of a locked shard are.
@@ -71,10 +65,6 @@ impl<K, V> Shard<K, V> {
         if self.places_at.load(Relaxed) != at {
             self.places_at.store(at, Relaxed);
         }
-    }
-
-    pub(super) fn note_miss(&self) {
-        self.misses.fetch_add(1, Relaxed);
     }
 }
 
@@ -249,9 +239,5 @@ impl<K, V> Shards<K, V> {
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Shard<K, V>> {
         self.0.iter()
-    }
-
-    pub(super) fn nr_misses(&self) -> u64 {
-        self.iter().map(|shard| shard.misses.load(Relaxed)).sum()
     }
 }

@@ -212,6 +212,26 @@ fn dropping_caches_takes_every_object_and_tells_of_each_once() {
 }
 
 #[test]
+fn a_tenant_whose_lists_were_emptied_and_pruned_begins_again() {
+    let engine = engine(64);
+    let tenant = group(&engine, engine.root(), "tenant");
+    limit(&engine, &tenant, MIB);
+    let cache = builder(&engine).build();
+    for round in 0..3 {
+        for key in 0..1000 {
+            cache.insert(&tenant, round * 1000 + key, key).unwrap();
+        }
+        assert!(cache.stats_of(&tenant).objects > 100, "round {round}");
+        engine.drop_caches(DropCaches::Objects, &|| false);
+        // The second pass finds the lists empty.
+        engine.drop_caches(DropCaches::Objects, &|| false);
+        assert!(cache.is_empty(), "round {round}: every list is found");
+    }
+    drop(cache);
+    check_nothing_is_left(&engine, &[&tenant]);
+}
+
+#[test]
 fn a_cache_stands_in_the_table_of_objects_under_its_name() {
     let engine = engine(16);
     let tenant = group(&engine, engine.root(), "tenant");
