@@ -43,6 +43,11 @@ impl ErrorSequence {
         });
     }
 
+    /// Whether there was never any.
+    pub fn is_clear(&self) -> bool {
+        self.word.load(Ordering::Relaxed) == 0
+    }
+
     /// What a file opened now has seen: everything that somebody else has seen, too.
     pub fn sample(&self) -> ErrorCursor {
         let word = self.word.load(Ordering::Relaxed);

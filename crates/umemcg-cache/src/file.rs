@@ -196,6 +196,11 @@ impl File {
         self.errors.sample()
     }
 
+    /// Whether a write-back error has ever been noted.
+    pub fn has_failed(&self) -> bool {
+        !self.errors.is_clear()
+    }
+
     /// Tells an open file of a write-back error it has not been told of.
     ///
     /// # Errors
@@ -312,17 +317,9 @@ impl File {
         self.publish_len(len.max(dirty_end));
     }
 
-    /// Whether any page is in the cache now; walks over the shadows before the first.
+    /// Whether any page is in the cache now; walks over the leaves of shadows before the first.
     pub fn has_cached_pages(&self) -> bool {
-        let index = self.index.lock();
-        let mut from = 0;
-        while let Some((page, entry)) = index.next_occupied(from, u64::MAX >> PAGE_SHIFT) {
-            if matches!(entry, Entry::Page(_)) {
-                return true;
-            }
-            from = page + 1;
-        }
-        false
+        self.index.lock().has_page()
     }
 
     /// Pages in the cache now; for tests and tools, walks the index.

@@ -468,6 +468,28 @@ impl LockedIndex<'_> {
         self.next_in(from, end, WORD_OCCUPIED).map(|page| (page, self.get(page)))
     }
 
+    /// Whether there is any page.
+    pub fn has_page(&self) -> bool {
+        let (height, root) = self.root();
+        height > 0 && self.has_page_below(root, height - 1)
+    }
+
+    fn has_page_below(&self, node: u32, level: u32) -> bool {
+        let mut occupied = self.mask(node, WORD_OCCUPIED);
+        if level == 0 {
+            return occupied & !self.mask(node, WORD_SHADOWS) != 0;
+        }
+        while occupied != 0 {
+            let slot = u64::from(occupied.trailing_zeros());
+            occupied &= occupied - 1;
+            let child = node_of(self.word(node, slot).load(Ordering::Relaxed));
+            if child.is_some_and(|child| self.has_page_below(child, level - 1)) {
+                return true;
+            }
+        }
+        false
+    }
+
     fn next_in(&self, from: u64, end: u64, mask: u64) -> Option<u64> {
         let (height, root) = self.root();
         if height == 0 || from >= end {

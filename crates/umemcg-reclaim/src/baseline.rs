@@ -78,12 +78,17 @@ pub(crate) fn is_pages_only() -> bool {
 pub struct Spent {
     /// In reclaim altogether.
     pub reclaim: Duration,
-    /// Asking.
-    pub asking: Duration,
+    /// Nanoseconds of that, asking. What looking at the clock costs is taken off each visit, so that a little of which may be less than
+    /// nothing; the sum is not.
+    pub asking_ns: i64,
+    /// What asking again and again took, to be told how long once takes; no part of the above.
+    repeated: Duration,
 }
 
-/// One visit of so many is timed: reading the clock costs as much as a visit that finds nothing.
-const ONE_IN: u32 = 16;
+/// One visit of so many is timed. A prime, so that visits that differ in turns are all met.
+const ONE_IN: u32 = 61;
+/// It asks so many times in a row: one that finds nothing costs less than reading the clock.
+const IN_A_ROW: u32 = 16;
 /// No visit takes longer by itself.
 const ASKING_MAX: Duration = Duration::from_millis(1);
 
@@ -118,35 +123,28 @@ impl Spent {
         let result = act();
         let time = (processor_time() - start).saturating_sub(start - look);
         if let Some(mut spent) = SPENT.get() {
-            spent.reclaim += time;
+            spent.reclaim += time.saturating_sub(std::mem::take(&mut spent.repeated));
             SPENT.set(Some(spent));
         }
         result
     }
 
-    pub(crate) fn in_asking<R>(act: impl FnOnce() -> R) -> R {
+    pub(crate) fn in_asking<R>(mut act: impl FnMut() -> R) -> R {
         let visit = VISITS.get();
         VISITS.set(visit.wrapping_add(1));
-        Self::timed(act, visit.is_multiple_of(ONE_IN), |spent, time| {
-            // What two looks at the clock cost is no part of it.
-            let start = Instant::now();
-            let clock = Instant::now() - start;
-            // A visit in which the processor was somewhere else says nothing.
-            if time < ASKING_MAX {
-                spent.asking += time.saturating_sub(clock) * ONE_IN;
-            }
-        })
-    }
-
-    fn timed<R>(act: impl FnOnce() -> R, is_chosen: bool, note: impl FnOnce(&mut Self, Duration)) -> R {
-        if !is_chosen || SPENT.get().is_none() {
+        if !visit.is_multiple_of(ONE_IN) || SPENT.get().is_none() {
             return act();
         }
+        let look = Instant::now();
         let start = Instant::now();
+        (1..IN_A_ROW).for_each(|_| drop(act()));
         let result = act();
-        let time = start.elapsed();
-        if let Some(mut spent) = SPENT.get() {
-            note(&mut spent, time);
+        let (time, clock) = (start.elapsed(), start - look);
+        // A visit in which the processor was somewhere else says nothing.
+        if let Some(mut spent) = SPENT.get().filter(|_| time.max(clock) < ASKING_MAX) {
+            let time_ns = time.as_nanos() as i64 - clock.as_nanos() as i64;
+            spent.asking_ns += time_ns * i64::from(ONE_IN) / i64::from(IN_A_ROW);
+            spent.repeated += time / IN_A_ROW * (IN_A_ROW - 1);
             SPENT.set(Some(spent));
         }
         result

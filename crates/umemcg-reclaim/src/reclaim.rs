@@ -327,7 +327,6 @@ impl Reclaimer {
         cancelled: &dyn Fn() -> bool,
     ) -> Progress {
         assert_no_locks_held("reclaim");
-        let goal = goal.max(SWAP_CLUSTER_MAX);
         let mut progress = Progress::default();
         if reason == Reason::Direct {
             root.stat_add(StatItem::AllocStall, 1);
@@ -357,6 +356,8 @@ impl Reclaimer {
         (shield, mut first_rounds): (&mut Shield<'_>, FirstRounds),
         cancelled: &dyn Fn() -> bool,
     ) -> Progress {
+        let needed = goal.max(1);
+        let goal = goal.max(SWAP_CLUSTER_MAX);
         let mut progress = Progress::default();
         for priority in (0..=DEF_PRIORITY).rev() {
             shield.refresh();
@@ -382,6 +383,10 @@ impl Reclaimer {
             }
             let promised = progress.promised_bytes - before.promised_bytes;
             if promised > 0 {
+                // Who has what he came for leaves the rest to those who come after him.
+                if progress.pages() >= needed && progress.pages() + promised / PAGE_SIZE_U64 >= goal {
+                    return progress;
+                }
                 let released = self.wait_for_release(released_before, promised);
                 progress.slab_bytes += released;
                 // What is missing of a promise that is being kept is on its way.

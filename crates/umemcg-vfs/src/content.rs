@@ -21,7 +21,7 @@ use crate::host_store::{HostStore, StoreFds};
 use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge};
 use crate::shown_times::{Shown, Stamp, Verdict};
 use crate::volume::Volume;
-use umemcg::{Engine, File, Group};
+use umemcg::{Engine, File, Group, OwnerId};
 
 /// How often a stamp that raced with our own write-back is read again before our own view is taken.
 const LOOKS_MAX: u32 = 4;
@@ -30,7 +30,7 @@ const LOOKS_MAX: u32 = 4;
 #[derive(Debug)]
 pub(crate) struct Content {
     /// First, because it is given back to a tree that the file may be the last to hold.
-    _charge: MetadataCharge<CONTENT_BYTES>,
+    charge: MetadataCharge<CONTENT_BYTES>,
     pub(crate) file: Arc<File>,
     pub(crate) store: Arc<HostStore>,
     volume: Arc<Volume>,
@@ -60,7 +60,7 @@ impl Content {
             volume: Arc::clone(volume),
             opens: Mutex::new(0),
             may_have_privileges: AtomicBool::new(true),
-            _charge: charge,
+            charge,
         }))
     }
 
@@ -99,6 +99,23 @@ impl Content {
             self.store.clear_fds();
         }
         is_idle
+    }
+
+    /// Whether one that is made anew from the host would do as well: nobody has it open, it has no page, and it knows nothing that
+    /// a look at the host does not tell.
+    pub(crate) fn is_spare(&self) -> bool {
+        let Some(opens) = self.opens.try_lock() else { return false };
+        *opens == 0
+            && self.store.fds().is_none()
+            && self.file.is_stable()
+            && self.store.times.are_the_hosts()
+            && !self.file.has_failed()
+            && !self.file.has_cached_pages()
+    }
+
+    /// Who pays.
+    pub(crate) fn owner(&self) -> OwnerId {
+        self.charge.owner()
     }
 
     /// A descriptor of the host file, while it is open.

@@ -173,14 +173,16 @@ impl Vfs {
         fd: OwnedFd,
     ) -> Result<Arc<Content>, VfsError> {
         let shared = &self.shared;
-        let content = self.new_content(caller, node, stat)?;
+        // First: content that nobody holds may be dropped.
         if !shared.table.pin(node) {
             return Err(Errno::STALE.into());
         }
-        // The content may be known already (it was opened between): then it has a descriptor, or takes this one.
-        let acquired = content.acquire(true, |_| Ok(fd));
-        acquired.inspect_err(|_| shared.dispose(shared.table.unpin(node)))?;
-        Ok(content)
+        let acquired = self.new_content(caller, node, stat).and_then(|content| {
+            // It may be known already (opened between): then it has a descriptor, or takes this one.
+            content.acquire(true, |_| Ok(fd))?;
+            Ok(content)
+        });
+        acquired.inspect_err(|_| shared.dispose(shared.table.unpin(node)))
     }
 
     fn new_content(&self, caller: &Caller, node: NodeId, stat: &HostStat) -> Result<Arc<Content>, VfsError> {

@@ -25,7 +25,7 @@ use crate::attr::{FileKind, NodeId};
 use crate::content::Content;
 use crate::host::InodeKey;
 use crate::inode_names::{NAMES_MAX, Name, NameCharge, Names};
-use crate::metadata_charge::MetadataCharge;
+use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge, NAME_BYTES};
 use crate::name_lists::{Listed, NameLists, Place};
 
 /// log2 of the shards.
@@ -39,10 +39,6 @@ const DEPTH_MAX: usize = 1 << 16;
 
 /// What an entry costs with its name, handle and place in a list, measured with short names and both maps half full, in bytes.
 pub(crate) const NODE_BYTES: u64 = 344;
-/// How long after the kernel was asked to let go it is expected to.
-const LEAVES_WITHIN_MS: u32 = 100;
-/// How long what the kernel does not let go of is left in peace.
-const ASKED_AGAIN_AFTER_MS: u32 = 1000;
 /// Room for one entry.
 pub(crate) type NodeCharge = MetadataCharge<NODE_BYTES>;
 
@@ -85,27 +81,11 @@ pub(crate) struct Removed {
     pub(crate) is_nameless: bool,
     /// The kernel was asked to let go of it.
     pub(crate) was_asked: bool,
-    charge: Option<NodeCharge>,
+    /// That go with it, see [`Slot::bytes`].
+    pub(crate) bytes: u64,
     /// Only to be dropped.
+    _charge: Option<NodeCharge>,
     _orphan: Option<Arc<OwnedFd>>,
-}
-
-impl Removed {
-    /// Bytes that are charged for it, its content aside.
-    pub(crate) fn bytes(&self) -> u64 {
-        if self.charge.is_some() { NODE_BYTES } else { 0 }
-    }
-}
-
-/// What became of the wish that an inode leaves.
-#[derive(Debug)]
-pub(crate) enum Leave {
-    /// It is in use, or the kernel would not let go of it.
-    Stays,
-    /// The kernel has been asked and is expected to let go.
-    Asked,
-    /// The kernel is to be asked for it; with its names if they were wanted.
-    Idle(FileKind, Vec<(NodeId, Box<[u8]>)>),
 }
 
 /// Which name an inode lost.
@@ -285,24 +265,6 @@ impl InodeTable {
         Some((node, removed))
     }
 
-    /// Gives back lookups of the kernel; more than it has are ignored. With `keep`, an inode that has cached content is
-    /// pinned when the last is given back; true says that this has happened.
-    pub(crate) fn forget(&self, node: NodeId, nr_lookups: u64, keep: bool) -> (Vec<Removed>, bool) {
-        let mut is_newly_kept = false;
-        let removed = self.release(node, |slot| {
-            slot.nlookup = slot.nlookup.saturating_sub(nr_lookups);
-            let is_worth_it = slot.nlookup == 0
-                && !slot.is_nameless
-                && slot.content.as_ref().is_some_and(|content| !content.file.is_empty());
-            if keep && is_worth_it && !slot.is_kept {
-                slot.is_kept = true;
-                slot.pins += 1;
-                is_newly_kept = true;
-            }
-        });
-        (removed, is_newly_kept)
-    }
-
     /// Holds an entry. False when there is none.
     pub(crate) fn pin(&self, node: NodeId) -> bool {
         self.with(node, |slot| slot.pins += 1).is_some()
@@ -347,6 +309,7 @@ impl InodeTable {
         if shard.by_key.get(&slot.key) == Some(&node.0) {
             shard.by_key.remove(&slot.key);
         }
+        let bytes = slot.bytes();
         let names = slot.names.take();
         shard.shrink();
         drop(shard);
@@ -359,44 +322,11 @@ impl InodeTable {
             content: slot.content.take(),
             is_nameless: slot.is_nameless,
             was_asked: slot.place.asked_ms != 0,
-            charge: slot.charge.take(),
+            bytes,
+            _charge: slot.charge.take(),
             _orphan: orphan,
         });
         names.into_iter().map(|name| name.parent).collect()
-    }
-
-    /// Whether the kernel could let go of an inode as far as we know, and should be asked to. Who was looked up since this was last
-    /// called gets a second chance.
-    pub(crate) fn ask_to_leave(&self, node: NodeId, now_ms: u32, with_names: bool) -> Leave {
-        let leave = self.with(node, |slot| {
-            let for_content = u32::from(slot.is_kept) + u32::from(slot.lingers);
-            // Open, or a directory with names that are known.
-            if slot.nlookup == 0 || slot.pins > for_content || std::mem::take(&mut slot.place.is_used) {
-                return Leave::Stays;
-            }
-            if slot.place.asked_ms != 0 {
-                match now_ms.wrapping_sub(slot.place.asked_ms) {
-                    ..LEAVES_WITHIN_MS => return Leave::Asked,
-                    LEAVES_WITHIN_MS..ASKED_AGAIN_AFTER_MS => return Leave::Stays,
-                    _ => {}
-                }
-            }
-            slot.place.asked_ms = now_ms;
-            let names = slot.names.iter().filter(|_| with_names);
-            Leave::Idle(slot.kind, names.map(|name| (name.parent, name.name.clone())).collect())
-        });
-        leave.unwrap_or(Leave::Stays)
-    }
-
-    /// Removes an inode that the kernel has forgotten and that is kept for content of which nothing is left.
-    pub(crate) fn drop_if_unused(&self, node: NodeId) -> Vec<Removed> {
-        let content =
-            self.with(node, |slot| slot.content.clone().filter(|_| slot.is_kept && slot.nlookup == 0));
-        if content.flatten().is_none_or(|content| content.file.has_cached_pages()) {
-            return Vec::new();
-        }
-        let is_unused = self.with(node, |slot| slot.nlookup == 0 && std::mem::take(&mut slot.is_kept));
-        if is_unused == Some(true) { self.unpin(node) } else { Vec::new() }
     }
 
     /// An inode got a further name, or with `from` moved to it. The parent must exist.
@@ -545,11 +475,24 @@ impl Slot {
         self.nlookup += 1;
     }
 
+    /// What is charged to its payer for it: entry, names and content, without the content's pages and their index.
+    fn bytes(&self) -> u64 {
+        let Some(charge) = &self.charge else { return 0 };
+        let owner = charge.owner();
+        let names = self.names.iter().filter_map(|name| name.charge.as_ref());
+        let names = names.filter(|charge| charge.owner() == owner).count() as u64 * NAME_BYTES;
+        let has_content = self.content.as_ref().is_some_and(|content| content.owner() == owner);
+        NODE_BYTES + names + if has_content { CONTENT_BYTES } else { 0 }
+    }
+
     /// Whether the kernel still refers to it.
     pub(crate) fn is_looked_up(&self) -> bool {
         self.nlookup > 0
     }
 }
+
+mod leaving;
+pub(crate) use leaving::Leave;
 
 #[cfg(test)]
 mod tests;

@@ -2,11 +2,13 @@
 //!
 //! A name is memory that we cannot free by ourselves: the kernel refers to the inode. So the shrinker of names picks the oldest
 //! inodes that nobody is known to use, asks the kernel to let go of them ([`KernelCache`](crate::KernelCache)), and promises
-//! their bytes; the kernel forgets them, and reclaim, which waits for that a little, finds the room. What the kernel
+//! all that goes with them; the kernel forgets them, and reclaim, which waits for that a little, finds the room. What the kernel
 //! does not let go of (a working directory, what is open by a way that we do not see) is asked for again after a while only.
 //! Directories go after what is in them, because a name pins its directory here as it does in the kernel.
 //!
-//! An inode that the kernel has forgotten is kept for its cached content; without any left, its shrinker frees it at once.
+//! An inode whose file has cached pages is kept for them, so its name is not asked for either: pages go first. A file without pages loses its
+//! content, most of what it costs, before its name, since that needs nobody's help. What the kernel has forgotten and is kept for pages
+//! of which none is left, the shrinker of inodes frees at once.
 
 use std::sync::{Arc, Weak};
 
@@ -17,6 +19,10 @@ use crate::inode_table::{Leave, NODE_BYTES};
 use crate::kernel_cache::Idle;
 use crate::name_lists::{Listed, NODE, NameLists};
 use crate::reach::Shared;
+
+/// What a name costs to make again: for the room of a page a dozen must go, and each is asked for, forgotten and looked up again by
+/// requests of its own. A page's cost is [`DEFAULT_SEEKS`](umemcg_reclaim::shrinker::DEFAULT_SEEKS).
+const NAME_SEEKS: u32 = 16;
 
 /// Names that the kernel has in its cache, each with its inode.
 #[derive(Debug)]
@@ -51,6 +57,10 @@ fn usage(shared: &Weak<Shared>, target: &ShrinkTarget<'_>, on: Listed) -> Usage 
 impl Shrinker for DentryShrinker {
     fn name(&self) -> String {
         "dentry".into()
+    }
+
+    fn seeks(&self) -> u32 {
+        NAME_SEEKS
     }
 
     #[doc(alias = "super_cache_count")]
@@ -93,26 +103,25 @@ impl Shared {
         let nodes = lists.oldest(Listed::Names, target.group, nr);
         let (now_ms, by_name) = (lists.now_ms(), kernel.asks_by_name());
         let mut done = Scanned { scanned: nodes.len() as u64, ..Scanned::default() };
-        let mut idle: Vec<Idle> = Vec::new();
+        let (mut idle, mut promised_bytes) = (Vec::<Idle>::new(), 0);
         for node in nodes {
-            match self.table.ask_to_leave(node, now_ms, by_name) {
+            match self.table.ask_to_leave(node, now_ms, by_name, self.max_kept > 0) {
                 Leave::Stays => {}
-                Leave::Asked => done.promised_bytes += NODE_BYTES,
-                Leave::Idle(kind, names) => {
+                Leave::Lighter(bytes) => done.freed_bytes += bytes,
+                Leave::Asked(bytes) => done.promised_bytes += bytes,
+                Leave::Idle { kind: FileKind::Directory, .. } if by_name => {}
+                Leave::Idle { kind, names, bytes } => {
+                    promised_bytes += bytes;
                     idle.push(Idle { node, is_directory: kind == FileKind::Directory, names });
                 }
             }
         }
-        if by_name {
-            idle.retain(|idle| !idle.is_directory);
-        }
-        let promised_bytes = idle.len() as u64 * NODE_BYTES;
         if !idle.is_empty() && kernel.let_go(idle) {
             done.promised_bytes += promised_bytes;
         }
         if by_name {
             // Who says it may be waiting for the very request that reclaims here, so it must not be waited for.
-            done.freed_bytes = std::mem::take(&mut done.promised_bytes);
+            done.freed_bytes += std::mem::take(&mut done.promised_bytes);
         }
         Scan::Done(done)
     }
@@ -122,7 +131,7 @@ impl Shared {
         let mut done = Scanned { scanned: nodes.len() as u64, ..Scanned::default() };
         for node in nodes {
             let removed = self.table.drop_if_unused(node);
-            done.freed_bytes += removed.iter().map(|removed| removed.bytes()).sum::<u64>();
+            done.freed_bytes += removed.iter().map(|removed| removed.bytes).sum::<u64>();
             self.dispose(removed);
         }
         Scan::Done(done)

@@ -239,7 +239,7 @@ impl Shared {
             if let (Some(content), true) = (&gone.content, gone.is_nameless) {
                 content.file.discard();
             }
-            released_bytes += if gone.was_asked { gone.bytes() } else { 0 };
+            released_bytes += if gone.was_asked { gone.bytes } else { 0 };
         }
         // With the charges given back: somebody may wait for what the kernel was asked to let go of.
         if released_bytes > 0 {

@@ -173,6 +173,13 @@ impl ShownTimes {
         state.in_flux == 0 && !state.unsettled
     }
 
+    /// Whether the host tells all that is known here.
+    pub(crate) fn are_the_hosts(&self) -> bool {
+        let state = self.state.lock();
+        let known = Shown { mtime: state.known.mtime, ctime: state.known.ctime };
+        state.in_flux == 0 && !state.unsettled && state.shown.is_none_or(|shown| shown == known)
+    }
+
     /// Gives the host's file the accepted modification time and notes its stamp. `set_mtime` and `stat` are calls on the
     /// host's file; a failure of the first (a file that is not the daemon's own) makes the host's times the shown ones.
     pub(crate) fn settle<E>(

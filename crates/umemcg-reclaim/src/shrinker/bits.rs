@@ -10,6 +10,7 @@
 //! - *Close* when the group is removed: one bit of every unit, and a last unit, say so. A set that comes later
 //!   is told to go to the parent; one that came before is among the bits that closing returns.
 
+use std::sync::atomic::AtomicU32 as Hint;
 use std::sync::{Arc, OnceLock};
 
 use umemcg_base::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -21,6 +22,9 @@ pub const UNIT_IDS: u32 = if cfg!(loom) { 2 } else { 63 };
 const CLOSED: u64 = 1 << UNIT_IDS;
 /// The unit that ends the chain of a removed group.
 const END: u32 = u32::MAX;
+
+/// Gentle visits, of some ten pages each, for which shrinkers are believed that they have nothing to free.
+pub const QUIET_VISITS: u32 = 32;
 
 /// The group has been removed; its parent is the place to go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,7 +101,9 @@ impl Unit {
 
     /// Takes the work that a shrinker owes.
     pub fn take_deferred(&self, bit: u32) -> u64 {
-        u64::from(self.deferred[bit as usize].swap(0, Ordering::Relaxed))
+        let owed = &self.deferred[bit as usize];
+        // Nearly always nothing, and a look is cheap.
+        if owed.load(Ordering::Relaxed) == 0 { 0 } else { u64::from(owed.swap(0, Ordering::Relaxed)) }
     }
 
     /// Adds to the work that a shrinker owes.
@@ -115,6 +121,9 @@ impl Unit {
 #[derive(Debug, Default)]
 pub struct ShrinkerBits {
     first: OnceLock<Arc<Unit>>,
+    /// Visits to come that need not ask. (A) Relaxed: a hint, with no part in the protocol and so in no model; two visits at once may
+    /// count as one.
+    quiet: Hint,
 }
 
 /// The unit of a shrinker, and its bit there.
@@ -135,6 +144,23 @@ impl ShrinkerBits {
     /// Every unit.
     pub fn units(&self) -> impl Iterator<Item = &Arc<Unit>> {
         std::iter::successors(self.first.get(), |unit| unit.next.get()).take_while(|unit| unit.base != END)
+    }
+
+    /// Whether a gentle visit need not ask: every shrinker said some visits ago that nothing can be freed just now.
+    pub fn is_quiet(&self) -> bool {
+        let left = self.quiet.load(Ordering::Relaxed);
+        if left > 0 {
+            self.quiet.store(left - 1, Ordering::Relaxed);
+        }
+        left > 0
+    }
+
+    /// Notes whether all shrinkers said that nothing can be freed just now.
+    pub fn note_quiet(&self, is_quiet: bool) {
+        let visits = if is_quiet { QUIET_VISITS } else { 0 };
+        if self.quiet.load(Ordering::Relaxed) != visits {
+            self.quiet.store(visits, Ordering::Relaxed);
+        }
     }
 
     /// Whether no bit is set.

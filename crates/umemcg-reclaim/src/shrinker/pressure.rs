@@ -2,10 +2,12 @@
 //! (`kernel-semantics` §4.1).
 //!
 //! At priority p the share of the objects is their number divided by 2^p, four times that divided by `seeks`: objects that
-//! are dear to make again are asked for less. What is less than a batch is not scanned but owed, and added later.
+//! are dear to make again are asked for less, except at priority 0, where it is all of them at least. What is less than a batch is not scanned but owed, and added later.
 
 /// Cost of making an object again, in seeks, unless the shrinker says otherwise.
 pub const DEFAULT_SEEKS: u32 = 2;
+/// At this cost the share of objects is that of the pages.
+const SEEKS_OF_ALL: u32 = 4;
 /// Objects scanned at once, unless the shrinker says otherwise.
 #[doc(alias = "SHRINK_BATCH")]
 pub const DEFAULT_BATCH: u64 = 128;
@@ -33,7 +35,8 @@ impl ScanPlan {
             // Free to make again: half of them, whatever the priority.
             freeable / 2
         } else {
-            (freeable >> priority).saturating_mul(4) / u64::from(seeks)
+            let seeks = if priority == 0 { seeks.min(SEEKS_OF_ALL) } else { seeks };
+            (freeable >> priority).saturating_mul(u64::from(SEEKS_OF_ALL)) / u64::from(seeks)
         };
         let left = (owed >> priority).saturating_add(delta).min(freeable.saturating_mul(2));
         Self { freeable, batch: batch.max(1), owed, delta, left, scanned: 0 }
@@ -56,6 +59,11 @@ impl ScanPlan {
     pub fn note_scanned(&mut self, nr: u64) {
         self.left = self.left.saturating_sub(nr);
         self.scanned += nr;
+    }
+
+    /// Leaves it at what has been scanned, because more is not wanted: nothing of this call's share is owed.
+    pub fn end(&mut self) {
+        self.delta = self.delta.min(self.scanned);
     }
 
     /// What the shrinker owes after this call.
@@ -106,6 +114,22 @@ mod tests {
     #[test]
     fn objects_that_cost_nothing_to_make_again_are_halved_each_time() {
         assert_eq!(run(ScanPlan::new(1000, 0, 12, 0, 100)), (vec![100; 5], 0));
+    }
+
+    #[test]
+    fn dear_objects_are_asked_for_less_but_at_the_last_priority_for_all() {
+        assert_eq!(run(ScanPlan::new(8192, 0, 4, 16, 128)), (vec![128], 0));
+        assert_eq!(run(ScanPlan::new(8192, 0, 4, 2, 128)).0.len(), 8);
+        assert_eq!(run(ScanPlan::new(100, 0, 1, 16, 128)), (vec![], 12));
+        assert_eq!(run(ScanPlan::new(100, 0, 0, 16, 128)), (vec![100], 0));
+    }
+
+    #[test]
+    fn who_has_given_enough_owes_what_he_owed_before_at_most() {
+        let mut plan = ScanPlan::new(8192, 100, 0, 2, 128);
+        plan.note_scanned(plan.next_step().unwrap());
+        plan.end();
+        assert_eq!(plan.deferred(), 100);
     }
 
     #[test]

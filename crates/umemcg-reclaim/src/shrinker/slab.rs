@@ -2,14 +2,17 @@
 
 use std::sync::Arc;
 
-use umemcg_base::assert_no_locks_held;
+use umemcg_base::{PAGE_SIZE_U64, assert_no_locks_held};
 use umemcg_group::Group;
 
 use super::bits::{UNIT_IDS, Unit};
 use super::pressure::ScanPlan;
 use super::{Count, Scan, ShrinkTarget, Shrinker, Usage};
 use crate::lruvec::ReclaimPart;
-use crate::reclaim::{Pass, Progress, Reason, Reclaimer};
+use crate::reclaim::{DEF_PRIORITY, Pass, Progress, Reason, Reclaimer};
+
+/// Down to this priority, who said that nothing can be freed just now is believed for a while: pages come easily then.
+const GENTLE: u32 = DEF_PRIORITY - 2;
 
 /// What a shrinker has in a group, as a line of `memory.kmem.slabinfo`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,20 +34,35 @@ impl Reclaimer {
         }
         let Some(part) = ReclaimPart::if_present(group) else { return progress };
         for node in pass.nodes(self.nr_nodes()) {
-            for unit in part.shrinker_bits(node).units() {
+            let all = part.shrinker_bits(node);
+            if pass.priority >= GENTLE && !pass.insists && all.is_quiet() {
+                continue;
+            }
+            let (mut has_asked, mut is_quiet) = (false, true);
+            for unit in all.units() {
                 let mut bits = unit.bits();
+                has_asked |= bits != 0;
                 while bits != 0 {
                     let bit = bits.trailing_zeros();
                     bits &= bits - 1;
-                    progress.add(self.ask(group, node, (unit, bit), pass));
+                    let (count, freed) = self.ask(group, node, (unit, bit), pass);
+                    is_quiet &= !matches!(count, Count::Objects(_));
+                    progress.add(freed);
                 }
             }
+            all.note_quiet(has_asked && is_quiet);
         }
         progress
     }
 
-    /// One shrinker, found by its bit.
-    fn ask(&self, group: &Arc<Group>, node: usize, (unit, bit): (&Unit, u32), pass: &Pass) -> Progress {
+    /// One shrinker, found by its bit: what it counts, and what came of it.
+    fn ask(
+        &self,
+        group: &Arc<Group>,
+        node: usize,
+        (unit, bit): (&Unit, u32),
+        pass: &Pass,
+    ) -> (Count, Progress) {
         let id = unit.base() + bit;
         let target = ShrinkTarget { group, node, reason: pass.reason };
         let asked = self.shrinkers().with(id, |shrinker| {
@@ -55,7 +73,7 @@ impl Reclaimer {
                     ReclaimPart::of(group, self.nr_nodes()).object_lists().prune(id, node);
                 }
             }
-            scan_share(&**shrinker, &target, count, pass, Some((unit, bit)))
+            (count, scan_share(&**shrinker, &target, count, pass, Some((unit, bit))))
         });
         asked.unwrap_or_else(|| {
             // Left behind by a shrinker that is gone. A new one of that number may be registering just now.
@@ -64,7 +82,7 @@ impl Reclaimer {
             if unit.clear_if_empty::<true>(bit, registered) == Count::Empty {
                 ReclaimPart::of(group, self.nr_nodes()).object_lists().prune(id, node);
             }
-            Progress::default()
+            (Count::Empty, Progress::default())
         })
     }
 
@@ -134,7 +152,7 @@ impl Reclaimer {
     }
 }
 
-/// Lets a shrinker free its share. What it owes is written in `owed`, if anywhere.
+/// Lets a shrinker free its share, but no more than all that is wanted. What it owes is written in `owed`, if anywhere.
 fn scan_share(
     shrinker: &dyn Shrinker,
     target: &ShrinkTarget<'_>,
@@ -160,6 +178,10 @@ fn scan_share(
                 // A shrinker that looks at nothing has nothing more; it must not keep us.
                 plan.note_scanned(if done.scanned == 0 { step } else { done.scanned });
                 if done.scanned == 0 {
+                    break;
+                }
+                if progress.slab_bytes + progress.promised_bytes >= pass.goal.saturating_mul(PAGE_SIZE_U64) {
+                    plan.end();
                     break;
                 }
             }

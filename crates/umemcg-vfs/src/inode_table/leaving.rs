@@ -1,0 +1,132 @@
+//! How an inode leaves the table: the kernel forgets it, is asked to, or nobody needs what we keep of it.
+//!
+//! Pages come before names. An inode with cached pages would stay for them when the kernel has forgotten it, so the kernel is not
+//! asked: that would free nothing, and cost a lookup. Without pages nothing stays: not when the kernel forgets, and content of which a
+//! look at the host tells everything goes before the name does.
+
+use std::sync::Arc;
+
+use super::{InodeTable, Removed, Slot};
+use crate::attr::{FileKind, NodeId};
+use crate::content::Content;
+use crate::metadata_charge::CONTENT_BYTES;
+
+/// How long after the kernel was asked to let go it is expected to.
+const LEAVES_WITHIN_MS: u32 = 100;
+/// How long what the kernel does not let go of is left in peace.
+const ASKED_AGAIN_AFTER_MS: u32 = 1000;
+
+/// What became of the wish that an inode leaves.
+#[derive(Debug)]
+pub(crate) enum Leave {
+    /// It is in use, or the kernel would not let go of it.
+    Stays,
+    /// It stays, but its content of so many bytes has gone.
+    Lighter(u64),
+    /// The kernel has been asked and is expected to let go of so many bytes.
+    Asked(u64),
+    /// The kernel is to be asked for it.
+    Idle {
+        kind: FileKind,
+        /// If they were wanted.
+        names: Vec<(NodeId, Box<[u8]>)>,
+        /// What goes with it.
+        bytes: u64,
+    },
+}
+
+impl Slot {
+    /// Pins of what is cached, not of who uses it.
+    fn pins_for_content(&self) -> u32 {
+        u32::from(self.is_kept) + u32::from(self.lingers)
+    }
+
+    /// Whether the kernel refers to it, and nobody is known to use it: it is not open, and no directory with names that are known.
+    fn is_idle_name(&self) -> bool {
+        self.nlookup > 0 && self.pins <= self.pins_for_content()
+    }
+}
+
+impl InodeTable {
+    /// Gives back lookups of the kernel; more than it has are ignored. With `keep`, an inode that has cached pages is
+    /// pinned when the last is given back; true says that this has happened.
+    pub(crate) fn forget(&self, node: NodeId, nr_lookups: u64, keep: bool) -> (Vec<Removed>, bool) {
+        let content = self.with(node, |slot| {
+            slot.content.clone().filter(|_| slot.nlookup <= nr_lookups && keep && !slot.is_nameless)
+        });
+        let has_pages = content.flatten().is_some_and(|content| content.file.has_cached_pages());
+        let mut is_newly_kept = false;
+        let removed = self.release(node, |slot| {
+            slot.nlookup = slot.nlookup.saturating_sub(nr_lookups);
+            if slot.nlookup > 0 || slot.is_kept == has_pages {
+                return;
+            }
+            slot.is_kept = has_pages;
+            slot.pins = if has_pages { slot.pins + 1 } else { slot.pins - 1 };
+            is_newly_kept = has_pages;
+        });
+        (removed, is_newly_kept)
+    }
+
+    /// Whether the kernel could let go of an inode as far as we know, and should be asked to. Who was looked up since this was last
+    /// called gets a second chance, and so does one whose content could be dropped instead. Without `keep`, an inode does not stay
+    /// for its pages.
+    pub(crate) fn ask_to_leave(&self, node: NodeId, now_ms: u32, with_names: bool, keep: bool) -> Leave {
+        let content = self.with(node, |slot| {
+            let is_idle = slot.is_idle_name() && !std::mem::take(&mut slot.place.is_used);
+            is_idle.then(|| slot.content.clone())
+        });
+        let Some(Some(content)) = content else { return Leave::Stays };
+        if let Some(content) = content {
+            if keep && content.file.has_cached_pages() {
+                return Leave::Stays;
+            }
+            if let Some(bytes) = self.drop_spare(node, &content) {
+                return Leave::Lighter(bytes);
+            }
+        }
+        let leave = self.with(node, |slot| {
+            if !slot.is_idle_name() {
+                return Leave::Stays;
+            }
+            let bytes = slot.bytes();
+            if slot.place.asked_ms != 0 {
+                match now_ms.wrapping_sub(slot.place.asked_ms) {
+                    ..LEAVES_WITHIN_MS => return Leave::Asked(bytes),
+                    LEAVES_WITHIN_MS..ASKED_AGAIN_AFTER_MS => return Leave::Stays,
+                    _ => {}
+                }
+            }
+            slot.place.asked_ms = now_ms;
+            let names = slot.names.iter().filter(|_| with_names);
+            let names = names.map(|name| (name.parent, name.name.clone())).collect();
+            Leave::Idle { kind: slot.kind, names, bytes }
+        });
+        leave.unwrap_or(Leave::Stays)
+    }
+
+    /// Drops content that the next open makes anew as well; returns what its payer gets back, if that is who pays for the entry.
+    fn drop_spare(&self, node: NodeId, content: &Arc<Content>) -> Option<u64> {
+        if !content.is_spare() {
+            return None;
+        }
+        // Whoever opens it pins it first, so nobody has it or is about to.
+        let dropped = self.with(node, |slot| {
+            let is_it = slot.content.as_ref().is_some_and(|here| Arc::ptr_eq(here, content));
+            let is_payers = slot.charge.as_ref().is_some_and(|charge| charge.owner() == content.owner());
+            (is_it && slot.pins <= u32::from(slot.is_kept)).then(|| (slot.content.take(), is_payers))
+        });
+        dropped.flatten().map(|(_, is_payers)| if is_payers { CONTENT_BYTES } else { 0 })
+    }
+
+    /// Removes an inode that the kernel has forgotten and that is kept for content of which nothing is left.
+    pub(crate) fn drop_if_unused(&self, node: NodeId) -> Vec<Removed> {
+        let content =
+            self.with(node, |slot| slot.content.clone().filter(|_| slot.is_kept && slot.nlookup == 0));
+        if content.flatten().is_none_or(|content| content.file.has_cached_pages()) {
+            return Vec::new();
+        }
+        let is_unused = self.with(node, |slot| slot.nlookup == 0 && std::mem::take(&mut slot.is_kept));
+        if is_unused == Some(true) { self.unpin(node) } else { Vec::new() }
+    }
+}
