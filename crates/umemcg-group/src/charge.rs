@@ -253,17 +253,17 @@ fn uncharge_without_stock(owner: OwnerId, bytes: u64) {
 }
 
 #[inline]
-pub(crate) fn try_charge(owner: OwnerId, bytes: u64) -> Result<Charge, Refused> {
+pub(crate) fn try_charge(owner: OwnerId, node: &CounterNode, bytes: u64) -> Result<Charge, Refused> {
     if KEEPER.with(|keeper| LEDGER.take_stock(keeper, owner.0, bytes)) {
         return Ok(Charge { owner, bytes });
     }
-    try_charge_without_stock(owner, bytes)
+    try_charge_past_stock(owner, node, bytes)
 }
 
 #[cold]
 #[inline(never)]
-fn try_charge_without_stock(owner: OwnerId, bytes: u64) -> Result<Charge, Refused> {
-    let granted = with_stock(|keeper| LEDGER.try_charge(keeper, owner.0, bytes));
+fn try_charge_past_stock(owner: OwnerId, node: &CounterNode, bytes: u64) -> Result<Charge, Refused> {
+    let granted = with_stock(|keeper| LEDGER.try_charge_past_stock(keeper, owner.0, node, bytes));
     // Before the numbers become values with destructors, which the compiler would carry across this.
     if notices::take_reached_mark() {
         tell_of_usage(owner);

@@ -191,7 +191,7 @@ impl Group {
     #[doc(alias = "try_charge_memcg")]
     #[inline]
     pub fn try_charge(&self, bytes: u64) -> Result<Charge, Refused> {
-        charge::try_charge(self.owner, bytes)
+        charge::try_charge(self.owner, self.node, bytes)
     }
 
     /// Charges `bytes` whatever the limits say, for what must not fail.

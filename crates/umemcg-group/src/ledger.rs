@@ -157,23 +157,56 @@ impl Ledger {
     ///
     /// # Errors
     /// The lowest node that refuses; nothing is charged then.
-    #[doc(alias = "try_charge_memcg")]
+    #[cfg(any(test, loom))]
     pub fn try_charge(&self, keeper: &Keeper<'_>, index: u32, bytes: u64) -> Result<u32, u32> {
         if self.take_stock(keeper, index, bytes) {
             return Ok(index);
         }
-        let index = self.living(index);
+        self.try_charge_past_stock(keeper, index, self.node(index), bytes)
+    }
+
+    /// The same for who has looked in the stock already and knows the node. A thread that goes round many groups comes here with every
+    /// charge, and waits for the node's memory: the fewer instructions, the more of that waiting overlaps.
+    ///
+    /// # Errors
+    /// As there.
+    #[doc(alias = "try_charge_memcg")]
+    #[inline]
+    pub fn try_charge_past_stock(
+        &self,
+        keeper: &Keeper<'_>,
+        index: u32,
+        node: &CounterNode,
+        bytes: u64,
+    ) -> Result<u32, u32> {
+        let is_plain = bytes.wrapping_sub(1) < CHARGE_BYTES_MAX && !node.is_dead();
+        if is_plain && keeper.enter().is_some_and(|own| self.charge_filling_stocks(&own, index, node, bytes))
+        {
+            return Ok(index);
+        }
+        self.try_charge_exactly(keeper, index, bytes)
+    }
+
+    /// What is left to do when a charge that fills stocks is refused, or not to be made.
+    #[cold]
+    #[inline(never)]
+    fn try_charge_exactly(&self, keeper: &Keeper<'_>, index: u32, bytes: u64) -> Result<u32, u32> {
+        let living = self.living(index);
         let granted = if bytes == 0 {
             Ok(()) // Even above a limit.
         } else if bytes > CHARGE_BYTES_MAX {
-            Err(self.lowest_limited(index))
-        } else if keeper.enter().is_some_and(|own| self.charge_filling_stocks(&own, index, bytes)) {
+            Err(self.lowest_limited(living))
+        } else if living != index
+            && keeper
+                .enter()
+                .is_some_and(|own| self.charge_filling_stocks(&own, living, self.node(living), bytes))
+        {
             Ok(())
         } else {
-            self.charge_exactly(keeper, index, bytes)
+            self.charge_exactly(keeper, living, bytes)
         };
         match granted {
-            Ok(()) => Ok(index),
+            Ok(()) => Ok(living),
             Err(refusing) => {
                 self.node(refusing).count_failure();
                 Err(refusing)
@@ -199,7 +232,10 @@ impl Ledger {
         match keeper.enter() {
             Some(own) => {
                 let over = own.direct().put_or_spill(index, bytes);
-                self.climb_down(index, over, |parent, bytes| own.shared().put_or_spill(parent, bytes));
+                let shared = own.shared();
+                self.climb_down(index, over, |parent, bytes| {
+                    if shared.put(parent, bytes) { 0 } else { shared.put_or_spill(parent, bytes) }
+                });
             }
             None => self.give_back_exactly(index, bytes),
         }
@@ -250,17 +286,20 @@ impl Ledger {
     }
 
     /// Step 2 of the module text. False when some level refused; nothing is charged then.
-    fn charge_filling_stocks(&self, own: &OwnStock<'_>, index: u32, bytes: u64) -> bool {
-        let node = self.node(index);
+    #[inline]
+    fn charge_filling_stocks(&self, own: &OwnStock<'_>, index: u32, node: &CounterNode, bytes: u64) -> bool {
         let direct = own.direct();
+        if direct.retake(index, bytes) {
+            return true;
+        }
         let space = direct.space(index);
         let extra = space.map_or(0, |space| self.extra(node, bytes, space));
-        if !self.add_below_stock(own, index, bytes + extra, STOCKED_LEVELS_MAX) {
+        if !self.add_below_stock(own, node, bytes + extra, STOCKED_LEVELS_MAX) {
             return false;
         }
         if space.is_some() {
-            let is_put = direct.put(index, extra);
-            debug_assert!(is_put, "there was space, and nobody else puts anything in");
+            let over = direct.put_or_spill(index, extra);
+            debug_assert_eq!(over, 0, "there was space, and nobody else puts anything in");
         } else {
             direct.claim(index, bytes, || node.is_dead(), &|out| self.give_back_stocked(out));
         }
@@ -268,46 +307,56 @@ impl Ledger {
         true
     }
 
-    /// Gets `bytes` counted at a node and all above it: from the stock for levels above, or by adding, with something
-    /// for that stock.
-    fn take_above(&self, own: &OwnStock<'_>, index: u32, bytes: u64, nr_stocked_levels: u32) -> bool {
-        let shared = own.shared();
-        if shared.take(index, bytes) {
-            return true;
+    /// Adds `bytes` to a node, and gets them counted at the levels above: from the stock for those, or else by adding there.
+    #[inline]
+    fn add_below_stock(
+        &self,
+        own: &OwnStock<'_>,
+        node: &CounterNode,
+        bytes: u64,
+        nr_stocked_levels: u32,
+    ) -> bool {
+        if !node.try_add(bytes) {
+            return false;
         }
+        let parent = node.parent();
+        if parent != NO_NODE
+            && !own.shared().take(parent, bytes)
+            && !self.add_above(own, parent, bytes, nr_stocked_levels)
+        {
+            take_back(node, bytes);
+            return false;
+        }
+        note_usage(node);
+        true
+    }
+
+    /// Gets `bytes` counted at a node and all above it by adding, with something for the stock of the level.
+    #[inline(never)]
+    fn add_above(&self, own: &OwnStock<'_>, index: u32, bytes: u64, nr_stocked_levels: u32) -> bool {
         if nr_stocked_levels == 0 {
             return self.climb(index, bytes, None).is_ok();
+        }
+        let shared = own.shared();
+        if shared.retake(index, bytes) {
+            return true;
         }
         let node = self.node(index);
         let space = shared.space(index);
         let extra = space.map_or(0, |space| self.extra(node, bytes, space));
-        if !self.add_below_stock(own, index, bytes + extra, nr_stocked_levels - 1) {
+        if !self.add_below_stock(own, node, bytes + extra, nr_stocked_levels - 1) {
             return false;
         }
         if space.is_some() {
-            if !shared.put(index, extra) {
-                // On the way up a level above has claimed a slot, and there is less for each now; or this one has had its turn.
-                self.give_back_exactly(index, extra);
+            // Something is over when on the way up a level above has claimed a slot, so that there is less for each now.
+            let over = shared.put_or_spill(index, extra);
+            if over != 0 {
+                self.give_back_exactly(index, over);
             }
         } else {
             shared.claim(index, bytes, || node.is_dead(), &|out| self.give_back_stocked(out));
         }
         shared.note_miss(&|out| self.give_back_stocked(out));
-        true
-    }
-
-    /// Adds `bytes` to a node, and gets them counted at the levels above.
-    fn add_below_stock(&self, own: &OwnStock<'_>, index: u32, bytes: u64, nr_stocked_levels: u32) -> bool {
-        let node = self.node(index);
-        if !node.try_add(bytes) {
-            return false;
-        }
-        let parent = node.parent();
-        if parent != NO_NODE && !self.take_above(own, parent, bytes, nr_stocked_levels) {
-            take_back(node, bytes);
-            return false;
-        }
-        note_usage(node);
         true
     }
 
@@ -365,6 +414,7 @@ impl Ledger {
 
     /// Subtracts level by level. `keep` may keep some of what would be given back at the next level and all above
     /// it, and returns the rest.
+    #[inline]
     fn climb_down(&self, index: u32, bytes: u64, keep: impl Fn(u32, u64) -> u64) {
         let (mut at, mut bytes) = (index, bytes);
         while bytes != 0 {

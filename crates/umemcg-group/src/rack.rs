@@ -8,7 +8,7 @@
 //!
 //! ```text
 //! bits 63..32   counter node; 0 for an empty slot
-//! bit  31       RECENT: used since the clock hand last came by
+//! bit  31       RECENT: used since the clock hand last came by; who finds it unset takes the longer way, which sets it
 //! bits 30..0    bytes in stock
 //! ```
 //!
@@ -29,7 +29,8 @@ pub const RACK_BYTES_MAX: u64 = 512 << 10;
 /// is still found recent.
 const MISSES_PER_TURN: u32 = 16;
 
-const RECENT: u64 = 1 << 31;
+const RECENT_SHIFT: u32 = 31;
+const RECENT: u64 = 1 << RECENT_SHIFT;
 const BYTES: u64 = RECENT - 1;
 const NODE_SHIFT: u32 = 32;
 
@@ -51,6 +52,12 @@ fn node_of(word: u64) -> u32 {
     (word >> NODE_SHIFT) as u32
 }
 
+/// Whether a slot is `node`'s and recent.
+#[inline]
+fn is_recent_of(word: u64, node: u32) -> bool {
+    word >> RECENT_SHIFT == u64::from(node) << 1 | 1
+}
+
 impl StockSlot {
     // The biased lock orders all of this; relaxed is enough.
     #[inline]
@@ -70,42 +77,50 @@ impl StockSlot {
         Stocked { node: node_of(word), bytes: word & BYTES }
     }
 
-    /// Takes `bytes` out, if that much is there for `node`.
+    /// Takes `bytes` out, if that much is there for `node` and the slot is recent.
     #[doc(alias = "consume_stock")]
     #[inline]
     fn take(&self, node: u32, bytes: u64) -> bool {
         let word = self.word();
-        let is_enough = node_of(word) == node && word & BYTES >= bytes;
+        let is_enough = is_recent_of(word, node) && word & BYTES >= bytes;
         if is_enough {
-            self.set_word((word - bytes) | RECENT);
+            // Nothing but the subtraction stands between this load and the store: whoever comes next waits for it.
+            self.set_word(word - bytes);
         }
         is_enough
     }
 
-    /// Puts `bytes` in, if the slot is `node`'s and then holds no more than `cap`.
+    /// Puts `bytes` in, if the slot is `node`'s and recent, and then holds no more than `cap`.
     #[doc(alias = "refill_stock")]
     #[inline]
     fn put(&self, node: u32, bytes: u64, cap: u64) -> bool {
         let word = self.word();
-        let fits = node_of(word) == node && bytes <= cap.saturating_sub(word & BYTES);
+        let fits = is_recent_of(word, node) && bytes <= cap.saturating_sub(word & BYTES);
         if fits {
-            self.set_word((word + bytes) | RECENT);
+            self.set_word(word + bytes);
         }
         fits
     }
 
-    /// Puts in what fits of `bytes`. When that is not all, goes down to half of `cap`, so that the next ones fit.
-    /// Returns what is over, which may be more than came.
-    fn put_or_spill(&self, node: u32, bytes: u64, cap: u64) -> u64 {
-        if self.put(node, bytes, cap) {
-            return 0;
+    /// [`take`](Self::take) of a slot that need not be recent; it is again.
+    fn retake(&self, node: u32, bytes: u64) -> bool {
+        let found = self.peek();
+        let is_enough = found.node == node && found.bytes >= bytes;
+        if is_enough {
+            self.set_word((self.word() - bytes) | RECENT);
         }
+        is_enough
+    }
+
+    /// Puts in what fits of `bytes`. When that is not all, goes down to half of `cap`, so that the next ones fit.
+    /// Returns what is over, which may be more than came. The slot is recent again.
+    fn put_or_spill(&self, node: u32, bytes: u64, cap: u64) -> u64 {
         let found = self.peek();
         if found.node != node {
             return bytes;
         }
         let all = found.bytes.saturating_add(bytes);
-        let keep = all.min(cap / 2);
+        let keep = if all <= cap { all } else { all.min(cap / 2) };
         self.set_word((u64::from(node) << NODE_SHIFT) | RECENT | keep);
         all - keep
     }
@@ -216,6 +231,8 @@ pub struct Lane {
     nr_claimed: Cell<u32>,
     /// Most that a slot may hold now: `nr_claimed × cap ≤ RACK_BYTES_MAX`.
     cap: Cell<u64>,
+    /// The same with one more slot claimed.
+    next_cap: Cell<u64>,
     hand: Cell<u32>,
     nr_misses: Cell<u32>,
 }
@@ -228,6 +245,7 @@ impl Lane {
         Self {
             nr_claimed: Cell::new(0),
             cap: Cell::new(SLOT_BYTES_MAX),
+            next_cap: Cell::new(SLOT_BYTES_MAX),
             hand: Cell::new(0),
             nr_misses: Cell::new(0),
         }
@@ -235,6 +253,13 @@ impl Lane {
 
     fn cap_for(nr_claimed: u32) -> u64 {
         (RACK_BYTES_MAX / u64::from(nr_claimed.next_power_of_two())).min(SLOT_BYTES_MAX)
+    }
+
+    /// So many slots are claimed from now on. Returns how much each could hold before.
+    fn set_nr_claimed(&self, nr_claimed: u32) -> u64 {
+        self.nr_claimed.set(nr_claimed);
+        self.next_cap.set(Self::cap_for(nr_claimed + 1));
+        self.cap.replace(Self::cap_for(nr_claimed))
     }
 }
 
@@ -251,21 +276,28 @@ impl<'a, const N: usize, const W: usize> OwnRack<'a, N, W> {
         Self { rack, lane }
     }
 
-    /// Takes `bytes` of `node` out of stock, if that much is there.
+    /// Takes `bytes` of `node` out of stock, if that much is there and the slot is recent.
     #[inline]
     pub fn take(self, node: u32, bytes: u64) -> bool {
         self.rack.slot(node).take(node, bytes)
     }
 
-    /// Puts `bytes` of `node` in stock, if they fit.
+    /// Puts `bytes` of `node` in stock, if they fit and the slot is recent.
     #[inline]
     pub fn put(self, node: u32, bytes: u64) -> bool {
         self.rack.slot(node).put(node, bytes, self.lane.cap.get())
     }
 
-    /// Puts in what fits, and returns what is over; which may be more than came, to make room for the next.
+    /// Puts in what fits, and returns what is over; which may be more than came, to make room for the next. The slot is recent again.
+    #[inline]
     pub fn put_or_spill(self, node: u32, bytes: u64) -> u64 {
         self.rack.slot(node).put_or_spill(node, bytes, self.lane.cap.get())
+    }
+
+    /// [`take`](Self::take) of a slot that need not be recent; it is again.
+    #[inline]
+    pub fn retake(self, node: u32, bytes: u64) -> bool {
+        self.rack.slot(node).retake(node, bytes)
     }
 
     /// How much the stock of `node` still has space for; `None` when it has no slot.
@@ -276,39 +308,56 @@ impl<'a, const N: usize, const W: usize> OwnRack<'a, N, W> {
 
     /// Makes `node`'s slot its own if it is free or unused, and if a charge of `bytes` would fit in. What has to
     /// leave for that goes through `give_back`. `is_dead` is asked about `node` after the claim.
+    #[inline]
     pub fn claim(self, node: u32, bytes: u64, is_dead: impl FnOnce() -> bool, give_back: GiveBack<'_>) {
-        let Self { rack, lane } = self;
         let at = node as usize & (N - 1);
-        let is_new = !rack.is_claimed(at);
-        let nr_claimed = lane.nr_claimed.get() + u32::from(is_new);
-        let cap = Lane::cap_for(nr_claimed);
-        if bytes > cap {
-            return;
+        let is_new = !self.rack.is_claimed(at);
+        let cap = if is_new { self.lane.next_cap.get() } else { self.lane.cap.get() };
+        if bytes <= cap {
+            self.claim_at(at, node, is_new, is_dead, give_back);
         }
+    }
+
+    #[inline(never)]
+    fn claim_at(
+        self,
+        at: usize,
+        node: u32,
+        is_new: bool,
+        is_dead: impl FnOnce() -> bool,
+        give_back: GiveBack<'_>,
+    ) {
+        let Self { rack, lane } = self;
         if is_new {
             rack.set_claimed(at, true);
-            lane.nr_claimed.set(nr_claimed);
-            if cap < lane.cap.replace(cap) {
+            let before = lane.set_nr_claimed(lane.nr_claimed.get() + 1);
+            let cap = lane.cap.get();
+            if cap < before {
                 rack.claimed().for_each(|slot| give_back(slot.trim(cap)));
             }
         }
-        if let Some(before) = rack.slot(node).claim(node) {
+        if let Some(before) = rack.slots[at].claim(node) {
             give_back(before);
             // A remover who came before us has left its mark; one who comes later finds the slot.
             if is_dead() {
-                rack.slot(node).clear();
+                rack.slots[at].clear();
             }
         }
     }
 
     /// Counts a miss, and now and then moves the hand: a slot not used since it last came by is taken back.
+    #[inline]
     pub fn note_miss(self, give_back: GiveBack<'_>) {
-        let Self { rack, lane } = self;
-        let nr_misses = lane.nr_misses.get().wrapping_add(1);
-        lane.nr_misses.set(nr_misses);
-        if !nr_misses.is_multiple_of(MISSES_PER_TURN) {
-            return;
+        let nr_misses = self.lane.nr_misses.get().wrapping_add(1);
+        self.lane.nr_misses.set(nr_misses);
+        if nr_misses.is_multiple_of(MISSES_PER_TURN) {
+            self.turn(give_back);
         }
+    }
+
+    #[inline(never)]
+    fn turn(self, give_back: GiveBack<'_>) {
+        let Self { rack, lane } = self;
         let Some(at) = rack.next_claimed(lane.hand.get() as usize % N) else {
             return;
         };
@@ -316,9 +365,7 @@ impl<'a, const N: usize, const W: usize> OwnRack<'a, N, W> {
         if rack.slots[at].age() {
             give_back(rack.slots[at].clear());
             rack.set_claimed(at, false);
-            let nr_claimed = lane.nr_claimed.get() - 1;
-            lane.nr_claimed.set(nr_claimed);
-            lane.cap.set(Lane::cap_for(nr_claimed));
+            lane.set_nr_claimed(lane.nr_claimed.get() - 1);
         }
     }
 
@@ -326,8 +373,7 @@ impl<'a, const N: usize, const W: usize> OwnRack<'a, N, W> {
         let Self { rack, lane } = self;
         rack.claimed().for_each(|slot| give_back(slot.clear()));
         rack.claimed.iter().for_each(|word| word.store(0, Ordering::Relaxed));
-        lane.nr_claimed.set(0);
-        lane.cap.set(SLOT_BYTES_MAX);
+        lane.set_nr_claimed(0);
     }
 }
 
@@ -392,7 +438,8 @@ mod tests {
         assert!(bench.own().put(1, 10));
         let neighbour = 1 + N as u32;
         bench.claim(neighbour, 1);
-        assert!(bench.own().put(1, 10), "used lately");
+        assert!(!bench.own().put(1, 10) && !bench.own().take(1, 10), "not recent any more");
+        assert_eq!(bench.own().put_or_spill(1, 10), 0, "used lately");
         bench.claim(neighbour, 1);
         bench.claim(neighbour, 1);
         assert!(!bench.own().put(1, 10));
@@ -432,7 +479,7 @@ mod tests {
         // Two rounds: the first forgets the use, the second finds none. Node 1 stays in use.
         for _ in 0..2 * 32 {
             bench.miss(MISSES_PER_TURN);
-            assert!(bench.own().take(1, 1));
+            assert!(bench.own().take(1, 1) || bench.own().retake(1, 1));
         }
         assert_eq!(bench.rack.claimed().count(), 1);
         assert_eq!(bench.own().space(1).unwrap(), SLOT_BYTES_MAX - (100 - 64));
