@@ -107,6 +107,18 @@ impl Verdict {
         Self { what: what.into(), value, target, reached }
     }
 
+    /// Judges the ratio of two sides by the end of its 95 % interval that is worse for us: the upper one where it may be at most so
+    /// much, the lower one where it must be at least so much. For targets that are as near as the samples scatter. Fewer rounds than an
+    /// interval needs reach nothing.
+    #[cfg_attr(not(feature = "experiments"), allow(dead_code, reason = "only experiments ask for it"))]
+    pub fn of_bound(what: impl Into<String>, ours: &Samples, theirs: &Samples, target: Target) -> Self {
+        let value = match target {
+            Target::TimesAtLeast(_) => ours.ratio_bound_below(theirs).unwrap_or(0.0),
+            _ => ours.ratio_bound_above(theirs).unwrap_or(f64::INFINITY),
+        };
+        Self::new(what, value, target)
+    }
+
     /// The figure and the bound, as they are written.
     fn figures(&self) -> (String, String) {
         match self.target {
@@ -285,6 +297,37 @@ impl Drop for Progress {
         self.show("");
         if self.on {
             eprint!("\r");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Our side scatters about the other by so much.
+    fn pair(scatter: f64) -> (Samples, Samples) {
+        let ours = (0..15).map(|at| 1.0 + scatter * f64::from(at - 7) / 7.0).collect();
+        (Samples::new("ours", ours), Samples::new("theirs", vec![1.0; 15]))
+    }
+
+    #[test]
+    fn a_bound_is_judged_by_its_worse_end() {
+        let reached = |scatter, target| {
+            let (ours, theirs) = pair(scatter);
+            Verdict::of_bound("", &ours, &theirs, target).reached
+        };
+        for target in [Target::TimesAtLeast(0.98), Target::TimesAtMost(1.02)] {
+            assert!(reached(0.02, target), "{target:?}");
+            assert!(!reached(0.1, target), "the median is 1, but nobody can be sure: {target:?}");
+        }
+    }
+
+    #[test]
+    fn too_few_rounds_reach_no_bound() {
+        let few = Samples::new("", vec![1.0; 4]);
+        for target in [Target::TimesAtLeast(0.5), Target::TimesAtMost(2.0)] {
+            assert!(!Verdict::of_bound("", &few, &few, target).reached);
         }
     }
 }

@@ -82,6 +82,13 @@ impl Samples {
         None
     }
 
+    /// What that median is above, with the same confidence.
+    #[cfg_attr(not(feature = "experiments"), allow(dead_code, reason = "only experiments ask for it"))]
+    pub fn ratio_bound_below(&self, other: &Self) -> Option<f64> {
+        // The ratios the other way round are the reciprocals, in the opposite order.
+        other.ratio_bound_above(self).map(f64::recip)
+    }
+
     /// Mean and standard deviation.
     #[cfg_attr(not(feature = "experiments"), allow(dead_code, reason = "only experiments ask for it"))]
     pub fn mean_and_deviation(&self) -> (f64, f64) {
@@ -162,6 +169,17 @@ mod tests {
         };
         // Ranks of the sign test, one-sided.
         assert_eq!([4, 5, 8, 15, 25].map(with), [None, Some(5.0), Some(7.0), Some(12.0), Some(18.0)]);
+    }
+
+    #[test]
+    fn the_bounds_of_both_sides_lie_around_the_median() {
+        let nr = 15;
+        let ours = Samples::new("ours", (1..=nr).map(f64::from).collect());
+        let one = Samples::new("theirs", vec![1.0; nr as usize]);
+        let bounds = (ours.ratio_bound_below(&one), ours.ratio_to(&one), ours.ratio_bound_above(&one));
+        assert_eq!(bounds, (Some(4.0), 8.0, Some(12.0)));
+        let few = Samples::new("ours", vec![1.0; 4]);
+        assert_eq!(few.ratio_bound_below(&one), None);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A rack: the slots in which a thread keeps bytes in stock, and how it shares out the rack among the nodes it meets.
 //!
-//! Slots are directly mapped by node. A rack holds at most [`RACK_BYTES_MAX`], shared out equally: the more slots are
+//! Slots are directly mapped by node. What a rack may hold is shared out equally: the more slots are
 //! claimed, the less each may keep, and a clock hand takes slots back from nodes that are no longer used. A first
 //! charge only claims the slot; a second miss fills it, so that whoever comes once leaves nothing behind.
 //!
@@ -22,8 +22,18 @@ use umemcg_base::sync::atomic::{AtomicU64, Ordering};
 /// Most that one slot keeps.
 pub const SLOT_BYTES_MAX: u64 = 256 << 10;
 
-/// Most that all slots of a rack keep together. A thread has two racks, so at most 1 MiB in stock.
-pub const RACK_BYTES_MAX: u64 = 512 << 10;
+/// Most that a thread keeps in stock, all slots of both racks together.
+pub const STOCK_BYTES_MAX: u64 = 1 << 20;
+
+/// Of that, what the levels above get: few slots, and what is missed there is served from the level above them again.
+pub const SHARED_BYTES_MAX: u64 = STOCK_BYTES_MAX / 4;
+
+/// What a thread's own charges get: room for a page each of as many groups as possible.
+pub const DIRECT_BYTES_MAX: u64 = STOCK_BYTES_MAX - SHARED_BYTES_MAX;
+
+/// The number of claimed slots counts in steps of this part of the next power of two, so that one that goes up and down seldom changes what
+/// each may hold.
+const STEPS_PER_OCTAVE: u32 = 8;
 
 /// The clock hand moves once in so many misses: slow enough that what is used once in a round of a thousand groups
 /// is still found recent.
@@ -229,7 +239,9 @@ impl<const N: usize, const W: usize> Rack<N, W> {
 #[derive(Debug)]
 pub struct Lane {
     nr_claimed: Cell<u32>,
-    /// Most that a slot may hold now: `nr_claimed × cap ≤ RACK_BYTES_MAX`.
+    /// (C) Most that all slots together may hold.
+    bytes_max: u64,
+    /// Most that a slot may hold now: `nr_claimed × cap ≤ bytes_max`.
     cap: Cell<u64>,
     /// The same with one more slot claimed.
     next_cap: Cell<u64>,
@@ -241,8 +253,10 @@ pub struct Lane {
 pub type GiveBack<'f> = &'f dyn Fn(Stocked);
 
 impl Lane {
-    pub(crate) const fn new() -> Self {
+    pub(crate) const fn new(bytes_max: u64) -> Self {
+        assert!(bytes_max >= SLOT_BYTES_MAX);
         Self {
+            bytes_max,
             nr_claimed: Cell::new(0),
             cap: Cell::new(SLOT_BYTES_MAX),
             next_cap: Cell::new(SLOT_BYTES_MAX),
@@ -251,15 +265,17 @@ impl Lane {
         }
     }
 
-    fn cap_for(nr_claimed: u32) -> u64 {
-        (RACK_BYTES_MAX / u64::from(nr_claimed.next_power_of_two())).min(SLOT_BYTES_MAX)
+    fn cap_for(&self, nr_claimed: u32) -> u64 {
+        let step = (nr_claimed.next_power_of_two() / STEPS_PER_OCTAVE).max(1);
+        let nr_counted = nr_claimed.max(1).next_multiple_of(step);
+        (self.bytes_max / u64::from(nr_counted)).min(SLOT_BYTES_MAX)
     }
 
     /// So many slots are claimed from now on. Returns how much each could hold before.
     fn set_nr_claimed(&self, nr_claimed: u32) -> u64 {
         self.nr_claimed.set(nr_claimed);
-        self.next_cap.set(Self::cap_for(nr_claimed + 1));
-        self.cap.replace(Self::cap_for(nr_claimed))
+        self.next_cap.set(self.cap_for(nr_claimed + 1));
+        self.cap.replace(self.cap_for(nr_claimed))
     }
 }
 
@@ -392,7 +408,7 @@ mod tests {
 
     impl Bench {
         fn new() -> Self {
-            Bench { rack: Rack::new(), lane: Lane::new(), left: Cell::new(0) }
+            Bench { rack: Rack::new(), lane: Lane::new(DIRECT_BYTES_MAX), left: Cell::new(0) }
         }
 
         fn own(&self) -> OwnRack<'_, N, 1> {
@@ -456,10 +472,10 @@ mod tests {
             let space = bench.own().space(node).unwrap();
             assert!(bench.own().put(node, space) && !bench.own().put(node, 1));
             put += space;
-            assert!(bench.stocked() <= RACK_BYTES_MAX);
+            assert!(bench.stocked() <= DIRECT_BYTES_MAX);
         }
         assert_eq!(bench.stocked() + bench.left.get(), put);
-        assert_eq!(bench.stocked(), RACK_BYTES_MAX);
+        assert_eq!(bench.stocked(), DIRECT_BYTES_MAX);
     }
 
     #[test]

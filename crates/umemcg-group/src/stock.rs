@@ -15,7 +15,7 @@ use std::cell::Cell;
 use crate::biased_lock::{BiasedLock, Inside};
 use crate::ledger::Ledger;
 use crate::pending::{PendingSlots, Tell};
-use crate::rack::{GiveBack, Lane, OwnRack, Rack, StockSlot, Stocked};
+use crate::rack::{DIRECT_BYTES_MAX, GiveBack, Lane, OwnRack, Rack, SHARED_BYTES_MAX, StockSlot, Stocked};
 
 /// Slots in the rack of what a thread charges itself.
 pub const NR_DIRECT: usize = if cfg!(loom) { 2 } else { 1024 };
@@ -159,7 +159,12 @@ pub struct OwnStock<'a> {
 impl<'l> Keeper<'l> {
     /// A thread without stock.
     pub const fn new() -> Self {
-        Self { set: Cell::new(None), index: Cell::new(0), direct: Lane::new(), shared: Lane::new() }
+        Self {
+            set: Cell::new(None),
+            index: Cell::new(0),
+            direct: Lane::new(DIRECT_BYTES_MAX),
+            shared: Lane::new(SHARED_BYTES_MAX),
+        }
     }
 
     /// The thread's stock set.
