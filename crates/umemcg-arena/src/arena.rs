@@ -140,7 +140,7 @@ impl Arena {
         loop {
             {
                 let mut blocks = node.blocks.lock();
-                missing -= blocks.take(&self.records, out, missing);
+                missing -= blocks.take(out, missing);
                 node.note_counts(&blocks);
                 if missing == 0 || !blocks.is_in_transit() {
                     return;
@@ -173,7 +173,7 @@ impl Arena {
     fn free_on(&self, node: &Node, frames: impl Iterator<Item = FrameId>) {
         let given = {
             let mut blocks = node.blocks.lock();
-            let given = blocks.give(&self.records, frames);
+            let given = blocks.give(frames);
             node.note_counts(&blocks);
             given
         };

@@ -11,14 +11,14 @@
 //! 4. *idle*: all frames are free but the memory is still ours. [`Blocks::start_release`] takes the one idle longest.
 //! 5. *in transit*: between 1 and 4, either way, while the operating system works on it with no lock held; on no list.
 //!
-//! The bitmap of a block is the truth about what is free; the chain through the records only remembers the order.
+//! The bitmap of a block is the truth about what is free; a stack beside it only remembers the order. It is kept densely,
+//! and not as a chain through the records: those that a worker on another processor freed would be fetched one after the
+//! other, each only when the one before it has come.
 //! All code here is safe and sequential: [`Blocks`] lives in one mutex per node.
 
 use umemcg_base::PAGE_SIZE;
-use umemcg_base::sync::atomic::Ordering;
 
-use crate::frame::{FrameId, FrameRecord};
-use crate::mapping::StableTable;
+use crate::frame::FrameId;
 
 /// log2 of [`BLOCK_FRAMES`]. Miri, which looks at every byte, gets smaller blocks.
 const BLOCK_SHIFT: u32 = if cfg!(miri) { 6 } else { 9 };
@@ -43,19 +43,14 @@ const UNLISTED: usize = 0;
 
 /// No block, in links between blocks.
 const NO_BLOCK: u32 = u32::MAX;
-/// No frame, in the chain of free frames of a block.
-const NO_FRAME: u32 = u32::MAX;
-
 struct Block {
     /// Bit set: the frame is free.
     free: [u64; BLOCK_FRAMES / 64],
     nr_free: u32,
     /// Frames that exist: fewer than [`BLOCK_FRAMES`] in the last block of some arenas.
     nr_frames: u32,
-    /// Frames from here on were not handed out since the block was unbacked, and are not in the chain.
+    /// Frames from here on were not handed out since the block was unbacked, and are not on the stack.
     fresh: u32,
-    /// The most recently freed frame, and through the records the ones freed before it; numbers in the block.
-    newest: u32,
     list: usize,
     prev: u32,
     next: u32,
@@ -73,7 +68,6 @@ impl Block {
             nr_free: nr_frames,
             nr_frames,
             fresh: 0,
-            newest: NO_FRAME,
             list: UNLISTED,
             prev: NO_BLOCK,
             next: NO_BLOCK,
@@ -83,6 +77,11 @@ impl Block {
     fn is_free(&self, place: u32) -> bool {
         self.free[place as usize / 64] & 1 << (place % 64) != 0
     }
+
+    /// How many free frames are on the stack: all but the fresh ones.
+    fn nr_stacked(&self) -> usize {
+        (self.nr_free - (self.nr_frames - self.fresh)) as usize
+    }
 }
 
 /// The blocks of one node.
@@ -90,6 +89,9 @@ pub(crate) struct Blocks {
     /// The arena's number of the first block.
     first: usize,
     blocks: Vec<Block>,
+    /// By block, its stack: frames freed since the block got memory, the most recent one last; numbers in the block. Large
+    /// and zeroed at first, so that it takes memory where blocks are in use.
+    stacks: Vec<u16>,
     /// First and last block of each list.
     ends: Box<[(u32, u32); NR_LISTS]>,
     /// Bit set: the list has a block.
@@ -110,6 +112,7 @@ impl Blocks {
         let mut this = Self {
             first,
             blocks,
+            stacks: vec![0; nr_blocks * BLOCK_FRAMES],
             ends: Box::new([(NO_BLOCK, NO_BLOCK); NR_LISTS]),
             filled: [0; _],
             nr_allocated: 0,
@@ -143,12 +146,7 @@ impl Blocks {
     }
 
     /// Takes up to `wanted` frames and returns how many.
-    pub(crate) fn take(
-        &mut self,
-        records: &StableTable<FrameRecord>,
-        out: &mut Vec<FrameId>,
-        wanted: usize,
-    ) -> usize {
+    pub(crate) fn take(&mut self, out: &mut Vec<FrameId>, wanted: usize) -> usize {
         let mut taken = 0;
         while taken < wanted {
             let Some(list) = self.first_filled() else { break };
@@ -158,9 +156,7 @@ impl Blocks {
                 self.nr_backed += 1;
             }
             let now = (wanted - taken).min(self.blocks[block].nr_free as usize);
-            for _ in 0..now {
-                out.push(self.pop_frame(records, block));
-            }
+            self.pop_frames(block, now, out);
             taken += now;
             self.relink(block);
         }
@@ -169,11 +165,7 @@ impl Blocks {
     }
 
     /// Takes frames back. Stops at the first that is free already, and names it.
-    pub(crate) fn give(
-        &mut self,
-        records: &StableTable<FrameRecord>,
-        frames: impl IntoIterator<Item = FrameId>,
-    ) -> Result<(), FrameId> {
+    pub(crate) fn give(&mut self, frames: impl IntoIterator<Item = FrameId>) -> Result<(), FrameId> {
         let mut unlinked = None;
         let mut result = Ok(());
         for frame in frames {
@@ -191,10 +183,9 @@ impl Blocks {
                 self.unlink(at);
             }
             let block = &mut self.blocks[at];
+            self.stacks[at * BLOCK_FRAMES + block.nr_stacked()] = place as u16;
             block.free[place as usize / 64] |= 1 << (place % 64);
             block.nr_free += 1;
-            records.get(frame.index()).next_free.store(block.newest, Ordering::Relaxed);
-            block.newest = place;
             self.nr_allocated -= 1;
         }
         if let Some(done) = unlinked {
@@ -234,9 +225,8 @@ impl Blocks {
             self.push(block, IDLE);
         } else {
             self.nr_backed -= 1;
-            let state = &mut self.blocks[block];
-            state.fresh = 0;
-            state.newest = NO_FRAME;
+            // Its stack is empty then: all its frames are free and fresh.
+            self.blocks[block].fresh = 0;
             self.push(block, UNBACKED);
         }
     }
@@ -270,25 +260,22 @@ impl Blocks {
         FrameId::from_raw(((self.first + block) << BLOCK_SHIFT) as u32 + place)
     }
 
-    /// Takes one frame of an unlinked block that has one.
-    fn pop_frame(&mut self, records: &StableTable<FrameRecord>, at: usize) -> FrameId {
+    /// Takes `nr` frames of an unlinked block that has so many: the most recently freed first, then fresh ones.
+    fn pop_frames(&mut self, at: usize, nr: usize, out: &mut Vec<FrameId>) {
+        let first = ((self.first + at) << BLOCK_SHIFT) as u32;
         let block = &mut self.blocks[at];
-        let place = if block.newest == NO_FRAME {
-            block.fresh += 1;
-            block.fresh - 1
-        } else {
-            block.newest
-        };
-        let (word, bit) = (&mut block.free[place as usize / 64], 1 << (place % 64));
-        assert!(*word & bit != 0, "the free frames of block {at} are corrupt");
-        *word &= !bit;
-        block.nr_free -= 1;
-        let frame = self.frame(at, place);
-        let block = &mut self.blocks[at];
-        if block.newest != NO_FRAME {
-            block.newest = records.get(frame.index()).next_free.load(Ordering::Relaxed);
+        let nr_stacked = block.nr_stacked();
+        let nr_popped = nr.min(nr_stacked);
+        let stack = &self.stacks[at * BLOCK_FRAMES..][nr_stacked - nr_popped..nr_stacked];
+        let fresh = block.fresh..block.fresh + (nr - nr_popped) as u32;
+        block.fresh = fresh.end;
+        block.nr_free -= nr as u32;
+        for place in stack.iter().rev().map(|&place| u32::from(place)).chain(fresh) {
+            let (word, bit) = (&mut block.free[place as usize / 64], 1 << (place % 64));
+            assert!(*word & bit != 0, "the free frames of block {at} are corrupt");
+            *word &= !bit;
+            out.push(FrameId::from_raw(first + place));
         }
-        frame
     }
 
     /// Puts an unlinked block on the list that its free frames ask for.

@@ -183,7 +183,7 @@ const LIVE: u32 = 1 << 31;
 /// The record of one frame: 64 bytes on a line of its own, so that hits on two frames write no common cache line.
 ///
 /// Guards: `(A)` atomic by itself, `(F)` changed only by the thread that has the frame frozen, `(L)` guarded by the
-/// lock of the list that the frame is on, `(B)` guarded by the lock of the frame's block.
+/// lock of the list that the frame is on.
 #[derive(Debug)]
 #[repr(align(64))]
 pub struct FrameRecord {
@@ -201,13 +201,11 @@ pub struct FrameRecord {
     pub lru_prev: AtomicU32,
     /// (L) The neighbour towards the tail of the list.
     pub lru_next: AtomicU32,
-    /// (B) While the frame is free: the next free frame of its block.
-    pub(crate) next_free: AtomicU32,
     /// (F) How often the frame was frozen, modulo 2^32.
     generation: AtomicU32,
     /// Room for what the layers above come to need; keeps the record at 64 bytes.
     #[cfg(not(loom))]
-    _reserved: [AtomicU32; 6],
+    _reserved: [AtomicU32; 7],
 }
 
 /// The life in which a frame was seen; see [`FrameRecord::glimpse`].
@@ -234,7 +232,6 @@ impl FrameRecord {
             index: AtomicU64::new(0),
             lru_prev: AtomicU32::new(0),
             lru_next: AtomicU32::new(0),
-            next_free: AtomicU32::new(0),
             generation: AtomicU32::new(0),
             #[cfg(not(loom))]
             _reserved: Default::default(),
