@@ -14,7 +14,7 @@ use umemcg_base::{PAGE_SHIFT, PAGE_SIZE, Rank, RankedMutex};
 
 use crate::blocks::{BLOCK_BYTES, BLOCK_FRAMES, Blocks, block_of};
 use crate::bytes;
-use crate::frame::{FrameId, FrameRecord};
+use crate::frame::{FrameFlags, FrameId, FrameRecord};
 use crate::mapping::{Hint, Mapping, StableTable};
 
 /// Page frames over one reservation of address space.
@@ -111,8 +111,8 @@ impl Arena {
         if self.nodes.len() == 1 { 0 } else { block_of(frame) / self.blocks_per_node }
     }
 
-    /// Appends up to `n` frames to `out` and returns how many: of the node, or of the next ones when it has no more. The
-    /// frames are frozen and without flags; what else the records and the contents hold is left from before. May wait
+    /// Appends up to `n` frames to `out` and returns how many: of the node, or of the next ones when it has no more. Those
+    /// of one block come together, the highest first. The frames are frozen and without flags; what else the records and the contents hold is left from before. May wait
     /// for the operating system when the last free block is just being given back or [prepared](Self::prepare).
     ///
     /// # Panics
@@ -129,9 +129,7 @@ impl Arena {
             self.alloc_on(&self.nodes[(node + at) % self.nodes.len()], out, missing);
         }
         for &frame in &out[start..] {
-            let record = self.record(frame);
-            debug_assert!(record.is_frozen());
-            record.reset_flags();
+            self.record(frame).start_with(FrameFlags::NONE);
         }
         out.len() - start
     }

@@ -63,15 +63,7 @@ impl Block {
             free[frame / 64] |= 1 << (frame % 64);
         }
         let nr_frames = nr_frames as u32;
-        Self {
-            free,
-            nr_free: nr_frames,
-            nr_frames,
-            fresh: 0,
-            list: UNLISTED,
-            prev: NO_BLOCK,
-            next: NO_BLOCK,
-        }
+        Self { free, nr_free: nr_frames, nr_frames, fresh: 0, list: UNLISTED, prev: NO_BLOCK, next: NO_BLOCK }
     }
 
     fn is_free(&self, place: u32) -> bool {
@@ -260,7 +252,8 @@ impl Blocks {
         FrameId::from_raw(((self.first + block) << BLOCK_SHIFT) as u32 + place)
     }
 
-    /// Takes `nr` frames of an unlinked block that has so many: the most recently freed first, then fresh ones.
+    /// Takes `nr` frames of an unlinked block that has so many: the most recently freed first, then fresh ones. They are
+    /// handed out in falling order: frames side by side are worth more than the order in which they were freed.
     fn pop_frames(&mut self, at: usize, nr: usize, out: &mut Vec<FrameId>) {
         let first = ((self.first + at) << BLOCK_SHIFT) as u32;
         let block = &mut self.blocks[at];
@@ -270,11 +263,18 @@ impl Blocks {
         let fresh = block.fresh..block.fresh + (nr - nr_popped) as u32;
         block.fresh = fresh.end;
         block.nr_free -= nr as u32;
-        for place in stack.iter().rev().map(|&place| u32::from(place)).chain(fresh) {
-            let (word, bit) = (&mut block.free[place as usize / 64], 1 << (place % 64));
-            assert!(*word & bit != 0, "the free frames of block {at} are corrupt");
-            *word &= !bit;
-            out.push(FrameId::from_raw(first + place));
+        let mut taken = [0u64; BLOCK_FRAMES / 64];
+        for place in stack.iter().map(|&place| u32::from(place)).chain(fresh) {
+            taken[place as usize / 64] |= 1 << (place % 64);
+        }
+        for (word, mut bits) in taken.into_iter().enumerate().rev() {
+            assert!(bits & !block.free[word] == 0, "the free frames of block {at} are corrupt");
+            block.free[word] &= !bits;
+            while bits != 0 {
+                let bit = bits.ilog2();
+                bits &= !(1 << bit);
+                out.push(FrameId::from_raw(first + word as u32 * 64 + bit));
+            }
         }
     }
 

@@ -418,8 +418,11 @@ impl FrameRecord {
         }
     }
 
-    /// Forgets all marks; the frame has just been allocated.
-    pub(crate) fn reset_flags(&self) {
-        self.flags.store(0, Ordering::Relaxed);
+    /// The marks of a frame that was just allocated: these and no others. Seen by whoever pins it after
+    /// [`unfreeze_to`](Self::unfreeze_to). A hint that comes late from a life before may be lost, or stay.
+    #[inline]
+    pub fn start_with(&self, flags: FrameFlags) {
+        debug_assert!(self.is_frozen());
+        self.flags.store(flags.0, Ordering::Relaxed);
     }
 }

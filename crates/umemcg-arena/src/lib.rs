@@ -29,5 +29,5 @@ pub use arena::{Arena, Frame};
 pub use blocks::{BLOCK_BYTES, BLOCK_FRAMES};
 pub use frame::{FrameFlags, FrameId, FrameRecord, Glimpse};
 pub use io::{IoFlags, Segment};
-pub use prefetch::{prefetch, prefetch_what_it_leads_to};
+pub use prefetch::{prefetch, prefetch_for_write, prefetch_what_it_leads_to};
 pub use zero_table::ZeroTable;

@@ -20,6 +20,25 @@ pub fn prefetch(address: usize) {
     let _ = address;
 }
 
+/// Asks for the cache line in which a value begins, to be written: it comes at once as this processor's own, also from another that
+/// wrote it last.
+#[inline(always)]
+pub fn prefetch_for_write<T>(value: &T) {
+    let address = std::ptr::from_ref(value);
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    // SAFETY: [8] As above. Every x86-64 processor has the instruction, or takes it for none.
+    unsafe {
+        core::arch::asm!("prefetchw [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(all(target_arch = "aarch64", not(miri)))]
+    // SAFETY: [8] As above.
+    unsafe {
+        core::arch::asm!("prfm pstl1keep, [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(miri)]
+    let _ = address;
+}
+
 /// Takes the first word of a value for an address and asks for the line there: that of an `Arc` or a `Box` is one. Does nothing for
 /// values that are smaller than a word or not aligned to it.
 #[inline(always)]
@@ -53,6 +72,7 @@ mod tests {
         for address in [0, 1, 4096, usize::MAX, 1 << 63, 0xDEAD_BEEF] {
             prefetch(address);
             prefetch_what_it_leads_to(&address);
+            prefetch_for_write(&address);
         }
         prefetch_what_it_leads_to(&7_u8);
         prefetch_what_it_leads_to(&[3_u8; 64]);

@@ -82,9 +82,10 @@ impl Model {
                 let Some(block) = self.choose(node) else { break };
                 block.backed = true;
                 block.touched = now;
-                for _ in 0..(n - out.len()).min(block.free.len()) {
-                    out.push(block.free.pop().unwrap());
-                }
+                let nr = (n - out.len()).min(block.free.len());
+                let start = out.len();
+                out.extend(block.free.drain(block.free.len() - nr..));
+                out[start..].sort_unstable_by(|a, b| b.cmp(a));
             }
         }
         out

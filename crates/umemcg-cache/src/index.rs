@@ -8,6 +8,7 @@
 //! Each node also carries masks: which of its slots are occupied, which hold only shadows, and which have dirty or
 //! unstable pages below, so that write-back finds them without looking at clean ones.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -244,15 +245,19 @@ impl LockedIndex<'_> {
         let slot = slot_of(page, 0);
         let old = Entry::decode(self.word(leaf, slot).load(Ordering::Relaxed));
         let before = self.run(leaf);
-        let run = before.after(slot, old.frame(), entry.frame());
+        self.note_run(parent, leaf, page, (before, before.after(slot, old.frame(), entry.frame())));
+        self.store(leaf, slot, entry.encode());
+        old
+    }
+
+    /// Takes note of the run of a leaf, in it and where `parent` leads to it.
+    fn note_run(&self, parent: Option<u32>, leaf: u32, page: u64, (before, run): (Run, Run)) {
         if run != before {
             self.word(leaf, WORD_RUN).store(run.encode(), Ordering::Relaxed);
         }
         if let Some(parent) = parent.filter(|_| run.shown_base() != before.shown_base()) {
             self.store(parent, slot_of(page, 1), node_entry(leaf, run.shown_base()));
         }
-        self.store(leaf, slot, entry.encode());
-        old
     }
 
     /// The run of a leaf; of an inner node it is empty.
@@ -304,6 +309,65 @@ impl LockedIndex<'_> {
     /// Stores a page; nodes that are missing come from `reserve`. Returns what was there, or `None` when the reserve
     /// was too small (nothing changed that a reader could see, and trying again with a larger one is fine).
     pub fn insert(&self, page: u64, frame: FrameId, reserve: &mut NodeReserve) -> Option<Entry> {
+        let (parent, node) = self.leaf_for(page, reserve)?;
+        let slot = slot_of(page, 0);
+        let old = self.set_entry(parent, node, page, Entry::Page(frame));
+        self.set_bit(node, WORD_OCCUPIED, slot, true);
+        self.set_bit(node, WORD_SHADOWS, slot, false);
+        self.judge_leaf(node, page);
+        Some(old)
+    }
+
+    /// Stores pages side by side, from `pages.start` on, each in the last of `frames`, up to the first that is there already or
+    /// the last frame. Before a page can be seen, `adopt` is told of it, its frame, and the shadow in its place. Returns the page
+    /// at which it stopped, or `None` when the reserve was too small.
+    ///
+    /// What is the same for all pages of a leaf is done once.
+    pub fn insert_run(
+        &self,
+        pages: Range<u64>,
+        frames: &mut Vec<FrameId>,
+        reserve: &mut NodeReserve,
+        mut adopt: impl FnMut(u64, FrameId, Option<Shadow>),
+    ) -> Option<u64> {
+        let mut page = pages.start;
+        while page < pages.end && !frames.is_empty() {
+            // A leaf that is made here gets a page.
+            let (parent, leaf) = self.leaf_for(page, reserve)?;
+            let (first, before) = (page, self.run(leaf));
+            let (mut run, mut placed) = (before, 0u64);
+            let end = pages.end.min((page | (FANOUT - 1)) + 1);
+            while page < end {
+                let slot = slot_of(page, 0);
+                let shadow = match Entry::decode(self.word(leaf, slot).load(Ordering::Relaxed)) {
+                    Entry::Page(_) => break,
+                    Entry::Shadow(shadow) => Some(shadow),
+                    Entry::Empty => None,
+                };
+                let Some(frame) = frames.pop() else { break };
+                adopt(page, frame, shadow);
+                run = run.after(slot, None, Some(frame));
+                self.store(leaf, slot, Entry::Page(frame).encode());
+                placed |= 1 << slot;
+                page += 1;
+            }
+            if placed == 0 {
+                break;
+            }
+            self.note_run(parent, leaf, first, (before, run));
+            let change = |mask, value| self.word(leaf, mask).store(value, Ordering::Relaxed);
+            change(WORD_OCCUPIED, self.mask(leaf, WORD_OCCUPIED) | placed);
+            change(WORD_SHADOWS, self.mask(leaf, WORD_SHADOWS) & !placed);
+            self.judge_leaf(leaf, first);
+            if page < end {
+                break;
+            }
+        }
+        Some(page)
+    }
+
+    /// The leaf of a page, and the node that leads to it; made with nodes of `reserve` where they are missing.
+    fn leaf_for(&self, page: u64, reserve: &mut NodeReserve) -> Option<(Option<u32>, u32)> {
         let (mut height, mut root) = self.root();
         let reaches = |height: u32| height >= HEIGHT_MAX || page >> (FANOUT_SHIFT * height) == 0;
         while height == 0 || !reaches(height) {
@@ -338,12 +402,7 @@ impl LockedIndex<'_> {
                 child
             };
         }
-        let slot = slot_of(page, 0);
-        let old = self.set_entry(parent, node, page, Entry::Page(frame));
-        self.set_bit(node, WORD_OCCUPIED, slot, true);
-        self.set_bit(node, WORD_SHADOWS, slot, false);
-        self.judge_leaf(node, page);
-        Some(old)
+        Some((parent, node))
     }
 
     /// Replaces a page's entry by another page's (migration). The page must be there.

@@ -12,7 +12,7 @@ use umemcg_reclaim::{LruKind, ReclaimPart, Shadow, StalledHere, lruvec::advance_
 
 use crate::file::{File, FileError};
 use crate::hit::{mark_accessed, segment_of};
-use crate::index::{Entry, Index};
+use crate::index::Index;
 use crate::node_pool::{NODE_BYTES, NodeReserve};
 use crate::pinned::PinnedPages;
 use crate::readahead::Readahead;
@@ -141,7 +141,6 @@ impl File {
             }
             // Taken from the end: pages side by side get frames side by side where there are any, so that one piece of an
             // I/O vector covers many, and the index can tell their place from their neighbours'.
-            frames.sort_unstable_by(|a, b| b.cmp(a));
             return self.within_quota(NewPages { charge, frames, nodes });
         }
     }
@@ -163,19 +162,17 @@ impl File {
         let nr_frames = new.frames.len() as u64;
         {
             let index = self.index.lock();
-            for page in page..page + nr_frames {
-                let shadow = match index.get(page) {
-                    Entry::Page(_) => continue,
-                    Entry::Shadow(shadow) => Some(shadow),
-                    Entry::Empty => None,
-                };
-                let Some(frame) = new.frames.pop() else { break };
-                // The base reference, and one for us until the fill is over.
-                self.adopt(frame, page, new.charge.owner(), 2);
-                if index.insert(page, frame, &mut new.nodes).is_none() {
-                    unreachable!("the reserve was made for the largest case");
-                }
-                inserted.push((page, frame, self.judge_refault(shadow, group, frame)));
+            let (mut at, end, owner) = (page, page + nr_frames, new.charge.owner());
+            while at < end && !new.frames.is_empty() {
+                let stop =
+                    index.insert_run(at..end, &mut new.frames, &mut new.nodes, |page, frame, shadow| {
+                        // The base reference, and one for us until the fill is over.
+                        self.adopt(frame, page, owner, 2);
+                        inserted.push((page, frame, self.judge_refault(shadow, group, frame)));
+                    });
+                let Some(stop) = stop else { unreachable!("the reserve was made for the largest case") };
+                // Where it stopped there is a page already.
+                at = stop + 1;
             }
         }
         self.give_back(new, inserted.len() as u64);
@@ -210,7 +207,7 @@ impl File {
         record.owner.store(owner.into_raw(), Ordering::Relaxed);
         record.file.store(self.id, Ordering::Relaxed);
         record.index.store(page, Ordering::Relaxed);
-        record.set(Flag::LOCKED);
+        record.start_with(Flag::LOCKED);
         record.unfreeze_to(pins);
     }
 

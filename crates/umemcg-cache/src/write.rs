@@ -186,19 +186,21 @@ impl File {
                     continue;
                 }
                 let Some(pages) = &mut new else { break };
-                let Some(frame) = pages.frames.pop() else { break };
-                let shadow = match index.get(page) {
-                    Entry::Shadow(shadow) => Some(shadow),
-                    _ => None,
+                let owner = pages.charge.owner();
+                let place = |page, frame, shadow| {
+                    self.adopt(frame, page, owner, 2);
+                    inserted += 1;
+                    let active = self.judge_refault(shadow, group, frame);
+                    targets.push(Target { page, frame, new: true, active });
                 };
-                self.adopt(frame, page, pages.charge.owner(), 2);
-                if index.insert(page, frame, &mut pages.nodes).is_none() {
-                    unreachable!("the reserve was made for the largest case");
+                let Some(stop) = index.insert_run(page..end, &mut pages.frames, &mut pages.nodes, place)
+                else {
+                    unreachable!("the reserve was made for the largest case")
+                };
+                if stop == page {
+                    break;
                 }
-                inserted += 1;
-                let active = self.judge_refault(shadow, group, frame);
-                targets.push(Target { page, frame, new: true, active });
-                page += 1;
+                page = stop;
             }
         }
         if let Some(new) = new {
