@@ -275,6 +275,7 @@ mod tests {
         let arena = Arena::new(64 * PAGE_SIZE as u64, 1).unwrap();
         let mut frames = Vec::new();
         arena.alloc(0, &mut frames, 64);
+        frames.sort_unstable();
         // Some touch, most do not, one is empty.
         let segments: Vec<Segment> =
             [(0, 0, 90), (0, 90, 10), (5, 7, 0), (5, 8, 100), (6, 0, 50), (3, 4000, 96), (4, 0, 4)]

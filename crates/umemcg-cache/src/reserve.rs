@@ -26,6 +26,7 @@ impl Reserve {
         let charge = root.try_charge(nr_frames as u64 * PAGE_SIZE_U64)?;
         let mut frames = Vec::with_capacity(nr_frames);
         arena.alloc(0, &mut frames, nr_frames);
+        frames.sort_unstable();
         for &frame in &frames {
             arena.record(frame).set(Flag::METADATA);
             arena.record(frame).unfreeze_to(1);
