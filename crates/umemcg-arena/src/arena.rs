@@ -112,8 +112,9 @@ impl Arena {
     }
 
     /// Appends up to `n` frames to `out` and returns how many: of the node, or of the next ones when it has no more. Those
-    /// of one block come together, the highest first. The frames are frozen and without flags; what else the records and the contents hold is left from before. May wait
-    /// for the operating system when the last free block is just being given back or [prepared](Self::prepare).
+    /// of one block come together, the highest first. The frames are frozen and without flags, but for hints that came late;
+    /// what else the records and the contents hold is left from before. May wait for the operating system when the last free
+    /// block is just being given back or [prepared](Self::prepare).
     ///
     /// # Panics
     /// When there is no such node.
@@ -129,7 +130,9 @@ impl Arena {
             self.alloc_on(&self.nodes[(node + at) % self.nodes.len()], out, missing);
         }
         for &frame in &out[start..] {
-            self.record(frame).start_with(FrameFlags::NONE);
+            // Nothing is looked up in the records, or written there, because whoever freed them may have been far away: that is
+            // for the caller, who may have them fetched first.
+            debug_assert!(self.record(frame).is_frozen());
         }
         out.len() - start
     }
@@ -155,7 +158,9 @@ impl Arena {
     /// When one of them is not frozen, or is free already.
     pub fn free(&self, frames: &[FrameId]) {
         for &frame in frames {
-            assert!(self.record(frame).is_frozen(), "{frame:?} freed while it can be pinned");
+            let record = self.record(frame);
+            assert!(record.is_frozen(), "{frame:?} freed while it can be pinned");
+            record.start_with(FrameFlags::NONE);
         }
         if let [node] = &*self.nodes {
             return self.free_on(node, frames.iter().copied());

@@ -418,7 +418,7 @@ impl FrameRecord {
         }
     }
 
-    /// The marks of a frame that was just allocated: these and no others. Seen by whoever pins it after
+    /// The marks of a frozen frame that the caller has: these and no others. Seen by whoever pins it after
     /// [`unfreeze_to`](Self::unfreeze_to). A hint that comes late from a life before may be lost, or stay.
     #[inline]
     pub fn start_with(&self, flags: FrameFlags) {

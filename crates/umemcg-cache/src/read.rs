@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use umemcg_arena::{FrameFlags as Flag, FrameId, Segment};
+use umemcg_arena::{FrameFlags as Flag, FrameId, Segment, prefetch_for_write};
 use umemcg_base::{PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, assert_no_locks_held, pages_for};
 use umemcg_group::tally::count_hits;
 use umemcg_group::{Charge, Group, OwnerId, StatItem};
@@ -104,6 +104,20 @@ impl File {
         least: u64,
         may_sleep: bool,
     ) -> Option<NewPages> {
+        let act = || self.charge_and_take(group, first, want, least, may_sleep);
+        #[cfg(feature = "baseline")]
+        let act = || umemcg_reclaim::baseline::charge_to_frame(act);
+        act()
+    }
+
+    fn charge_and_take(
+        self: &Arc<Self>,
+        group: &Arc<Group>,
+        first: u64,
+        want: u64,
+        least: u64,
+        may_sleep: bool,
+    ) -> Option<NewPages> {
         let mut want = want;
         loop {
             let nr_nodes = Index::nodes_for(first, first + want);
@@ -160,6 +174,7 @@ impl File {
         let content = self.content.read();
         let mut inserted: Vec<(u64, FrameId, bool)> = Vec::with_capacity(new.frames.len());
         let nr_frames = new.frames.len() as u64;
+        self.fetch_records(&new.frames);
         {
             let index = self.index.lock();
             let (mut at, end, owner) = (page, page + nr_frames, new.charge.owner());
@@ -199,6 +214,11 @@ impl File {
             }
         }
         Ok(Filled::Pages(frames))
+    }
+
+    /// Has the records of frames fetched that are about to be written: mostly a worker on another processor wrote them last.
+    pub(crate) fn fetch_records(&self, frames: &[FrameId]) {
+        frames.iter().for_each(|&frame| prefetch_for_write(self.record(frame)));
     }
 
     /// Gives a fresh frame the identity of a page: locked, contents to come. `pins` includes the base reference.

@@ -178,6 +178,7 @@ impl File {
             page += 1;
         }
         if page < end {
+            self.fetch_records(new.as_ref().map_or(&[], |new| &new.frames));
             let index = self.index.lock();
             while page < end {
                 if let Some(frame) = self.pin_page(page) {

@@ -8,11 +8,13 @@ use umemcg_group::{Group, OwnerId};
 
 mod soft_limit;
 mod tally;
+mod way;
 
 pub use soft_limit::{SoftLimits, honour_soft_limits};
 pub(crate) use soft_limit::{is_as_mailed, skips_no_subtree, takes_largest_excess_first};
 pub(crate) use tally::note_visit;
 pub use tally::{Tally, take_tally};
+pub use way::{Way, charge_to_frame, take_ways};
 
 static EVERY_SHRINKER: AtomicBool = AtomicBool::new(false);
 static EVERY_GROUP: AtomicBool = AtomicBool::new(false);

@@ -95,14 +95,6 @@ impl Reclaimer {
             LruKind::Inactive => StatItem::InactiveFile,
             LruKind::Active => StatItem::ActiveFile,
         };
-        for &frame in frames {
-            let record = arena.record(frame);
-            if kind == LruKind::Active {
-                record.set(Flag::ACTIVE | Flag::IN_GAUGES);
-            } else {
-                record.set(Flag::IN_GAUGES);
-            }
-        }
         group.stat_add(item, frames.len() as i64 * PAGE_SIZE_U64 as i64);
         group.stat_add(StatItem::PgPgIn, frames.len() as i64);
         for node in 0..nr_nodes {
@@ -111,9 +103,16 @@ impl Reclaimer {
             }
             let group = with_lists(owner, node, nr_nodes, |lists, group| {
                 for &frame in frames.iter().filter(|&&f| nr_nodes == 1 || arena.node_of(f) == node) {
-                    // A page that left its file meanwhile goes to no list any more.
-                    if arena.record(frame).file.load(Relaxed) != 0 {
-                        lists.add(arena, frame, kind);
+                    let record = arena.record(frame);
+                    if record.file.load(Relaxed) != 0 {
+                        lists.add_with(arena, frame, kind, Flag::IN_GAUGES);
+                    } else {
+                        // It left its file meanwhile and goes to no list any more; but it is in the gauges.
+                        record.set(if kind == LruKind::Active {
+                            Flag::ACTIVE | Flag::IN_GAUGES
+                        } else {
+                            Flag::IN_GAUGES
+                        });
                     }
                 }
                 Arc::clone(group)

@@ -150,13 +150,20 @@ impl Lists {
 
     /// Puts a page that is on no list at the young end of a list, and sets its flags to match.
     pub fn add(&mut self, arena: &Arena, frame: FrameId, kind: LruKind) {
+        self.add_with(arena, frame, kind, Flag::NONE);
+    }
+
+    /// The same, and sets `more` in the same step.
+    pub(crate) fn add_with(&mut self, arena: &Arena, frame: FrameId, kind: LruKind, more: Flag) {
         let record = arena.record(frame);
         debug_assert!(!record.test(Flag::ON_LRU), "a page is on one list at most");
         match kind {
-            LruKind::Active => record.set(Flag::ON_LRU | Flag::ACTIVE),
+            LruKind::Active => record.set(Flag::ON_LRU | Flag::ACTIVE | more),
             LruKind::Inactive => {
-                record.clear(Flag::ACTIVE);
-                record.set(Flag::ON_LRU);
+                if record.test(Flag::ACTIVE) {
+                    record.clear(Flag::ACTIVE);
+                }
+                record.set(Flag::ON_LRU | more);
             }
         }
         self.list(kind).push_head(arena, frame);
