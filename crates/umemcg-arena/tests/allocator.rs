@@ -39,7 +39,21 @@ fn the_most_recently_freed_frame_comes_first() {
     let arena = Arena::new(BLOCK, 1).unwrap();
     let frames = take(&arena, 10);
     arena.free(&[frames[3], frames[7], frames[1]]);
-    assert_eq!(take(&arena, 4)[..3], [frames[1], frames[7], frames[3]]);
+    for at in [1, 7, 3] {
+        assert_eq!(take(&arena, 1), [frames[at]]);
+    }
+}
+
+#[test]
+fn frames_taken_together_come_in_falling_order() {
+    let arena = Arena::new(BLOCK, 1).unwrap();
+    let frames = take(&arena, 10);
+    assert!(frames.is_sorted_by(|a, b| a > b));
+    arena.free(&[frames[3], frames[7], frames[1]]);
+    // The two freed last, and then the third with a fresh one.
+    assert_eq!(take(&arena, 2), [frames[1], frames[7]]);
+    let rest = take(&arena, 2);
+    assert!(rest[0] > rest[1] && rest[1] == frames[3]);
 }
 
 #[test]
@@ -153,7 +167,8 @@ fn a_frame_that_can_be_pinned_is_not_freed() {
 #[test]
 fn sparse_blocks_are_offered_only_when_fuller_ones_have_room() {
     let arena = Arena::new(3 * BLOCK, 1).unwrap();
-    let frames = take(&arena, 3 * BLOCK_FRAMES);
+    let mut frames = take(&arena, 3 * BLOCK_FRAMES);
+    frames.sort_unstable();
     assert_eq!(arena.sparse_candidates(usize::MAX), [], "full");
     let (a, rest) = frames.split_at(BLOCK_FRAMES);
     arena.free(&a[5..]);

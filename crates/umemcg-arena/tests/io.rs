@@ -15,6 +15,7 @@ fn arena() -> (Arc<Arena>, Vec<FrameId>) {
     let arena = Arena::new(16 << 20, 1).unwrap();
     let mut frames = Vec::new();
     assert_eq!(arena.alloc(0, &mut frames, 4096), 4096);
+    frames.sort_unstable();
     (arena, frames)
 }
 
