@@ -428,11 +428,16 @@ impl Reclaimer {
         // Who is in excess and has no page to give, gives objects before all others do.
         let pass = &Pass { insists: pass.round == Round::InExcess && progress.reclaimed == 0, ..*pass };
         #[cfg(not(feature = "baseline"))]
-        progress.add(self.shrink_slab(group, pass));
+        if !self.is_quiet(part, pass) {
+            progress.add(self.shrink_slab(group, pass));
+        }
         #[cfg(feature = "baseline")]
-        progress.add({
-            let listed = crate::baseline::list_owner(group.owner()).resolve();
-            crate::baseline::Spent::in_asking(|| self.shrink_slab(&listed, pass))
+        let listed = crate::baseline::list_owner(group.owner()).resolve();
+        #[cfg(feature = "baseline")]
+        crate::baseline::Spent::in_asking(|| {
+            if !self.is_quiet(part, pass) {
+                progress.add(self.shrink_slab(&listed, pass));
+            }
         });
         if !has_pages {
             part.note_absent_if_empty(group);

@@ -147,6 +147,7 @@ impl ShrinkerBits {
     }
 
     /// Whether a gentle visit need not ask: every shrinker said some visits ago that nothing can be freed just now.
+    #[inline]
     pub fn is_quiet(&self) -> bool {
         let left = self.quiet.load(Ordering::Relaxed);
         if left > 0 {

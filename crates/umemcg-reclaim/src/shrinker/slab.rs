@@ -24,6 +24,14 @@ pub struct SlabUsage {
 }
 
 impl Reclaimer {
+    /// Whether nobody need be asked on this visit, because all said lately that nothing can be freed just now.
+    #[inline]
+    pub(crate) fn is_quiet(&self, part: &ReclaimPart, pass: &Pass) -> bool {
+        pass.priority >= GENTLE
+            && !pass.insists
+            && pass.nodes(self.nr_nodes()).all(|node| part.shrinker_bits(node).is_quiet())
+    }
+
     /// Asks the shrinkers that may have objects of `group` to free their share at `priority`. Groups below are not asked.
     #[doc(alias = "shrink_slab_memcg")]
     pub(crate) fn shrink_slab(&self, group: &Arc<Group>, pass: &Pass) -> Progress {
@@ -35,9 +43,6 @@ impl Reclaimer {
         let Some(part) = ReclaimPart::if_present(group) else { return progress };
         for node in pass.nodes(self.nr_nodes()) {
             let all = part.shrinker_bits(node);
-            if pass.priority >= GENTLE && !pass.insists && all.is_quiet() {
-                continue;
-            }
             let (mut has_asked, mut is_quiet) = (false, true);
             for unit in all.units() {
                 let mut bits = unit.bits();
