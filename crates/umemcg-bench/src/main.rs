@@ -127,7 +127,7 @@ enum Benchmark {
     /// Reads of cached pages: 4 KiB copied and 8 bytes in place, against memcpy and the kernel's page cache
     Hit,
     /// A tenant that reads what fits its share, beside one that streams, writes or walks names: what it notices
-    Neighbour,
+    Neighbour(neighbour::Choice),
     /// A tenant of `neighbour`
     #[command(hide = true)]
     NeighbourLoad(neighbour_load::Load),
@@ -198,7 +198,7 @@ fn main() -> ExitCode {
         Benchmark::Fuse(programs) => fuse::run(&options, &programs),
         Benchmark::Guarantee => guarantee::run(&options),
         Benchmark::Hit => hit::run(&options),
-        Benchmark::Neighbour => neighbour::run(&options),
+        Benchmark::Neighbour(choice) => neighbour::run(&options, &choice),
         Benchmark::NeighbourLoad(load) => match load.run() {
             Ok(()) => return ExitCode::SUCCESS,
             Err(failure) => Err(failure),

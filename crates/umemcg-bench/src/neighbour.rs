@@ -40,13 +40,53 @@ const WRITE_FILE: u64 = 2 * POOL_BYTES;
 /// Names at scale 10, the size of the experiment's description.
 const NR_FILES: f64 = 100_000.0;
 /// Seconds of a sample at scale 1.
-const SAMPLE_S: f64 = 1.5;
+const SAMPLE_S: f64 = 5.0;
 /// What B may keep where it may keep nothing: one page of data, or the names on its way.
 const ONE_PAGE: u64 = 16 << 10;
 const FEW_NAMES: u64 = 512 << 10;
 
+/// What else it takes.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct Choice {
+    /// Only rows in which B does this; may be given several times
+    #[arg(long, value_enum)]
+    only: Vec<Row>,
+    /// Only the sides that targets compare: two groups with marks, and B without a cache
+    #[arg(long)]
+    pub compared: bool,
+    /// Seconds of a sample, whatever the scale
+    #[arg(long, value_name = "SECONDS")]
+    sample: Option<f64>,
+    /// Calls that A makes in a second, instead of half of what it does alone
+    #[arg(long, value_name = "CALLS")]
+    rate: Option<f64>,
+}
+
+/// What B does in a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Row {
+    Streams,
+    Writes,
+    Walks,
+    /// Writes to a slow store, over its dirty limits.
+    Dirty,
+}
+
+impl Choice {
+    fn has(&self, row: Row) -> bool {
+        self.only.is_empty() || self.only.contains(&row)
+    }
+
+    /// How long a sample is that takes so many seconds at scale 1.
+    pub fn time(&self, seconds: f64, scale: f64) -> Duration {
+        Duration::from_secs_f64(self.sample.unwrap_or(seconds * scale).clamp(0.3, 60.0))
+    }
+}
+
 /// Samples in which the pace of a B without a cache is found.
 const NR_CALIBRATIONS: usize = 3;
+/// Samples of A alone.
+const NR_ALONE: usize = 5;
 
 const KEPT_MIN: f64 = 0.97;
 /// The same said of a time.
@@ -236,7 +276,7 @@ const B: usize = 1;
 const BOTH: usize = 2;
 
 impl World {
-    fn new(options: &Options, progress: &Progress) -> Result<Self, Failure> {
+    fn new(options: &Options, choice: &Choice, progress: &Progress) -> Result<Self, Failure> {
         let directory =
             || tempfile::tempdir_in(options.directory()).map_err(Failure::at("cannot make a directory"));
         let (data, mnt) = (directory()?, directory()?);
@@ -253,8 +293,8 @@ impl World {
         let classifier: Arc<dyn Classifier> = Arc::clone(&who) as _;
         let daemon = Daemon::start(&engine, classifier, &DaemonConfig::new(data.path(), mnt.path()))
             .map_err(Failure::at("cannot mount"))?;
-        let time = Duration::from_secs_f64((SAMPLE_S * options.scale).clamp(0.3, 60.0));
-        let kernel = KernelGroups::make();
+        let time = choice.time(SAMPLE_S, options.scale);
+        let kernel = if choice.compared { None } else { KernelGroups::make() };
         let mut world = Self {
             engine,
             who,
@@ -269,16 +309,19 @@ impl World {
             cpu_alone: 0.0,
         };
         progress.show("A alone");
-        // The second time: the memory has been touched by then.
-        for _ in 0..2 {
-            for (at, side) in [(0, 1), (1, NR_OURS)] {
-                if world.has(side) {
-                    world.set_up(side)?;
-                    let mut alone = world.tenant(A, side, Work::Random, Tempo::Free)?;
-                    alone.tell()?;
-                    let done = alone.done()?;
-                    world.rates[at] = done.calls as f64 / done.seconds / 2.0;
-                }
+        // Where the scheduler puts the threads of a request makes a factor of three, for as long as a sample lasts: the median of some. Not of
+        // the first, before which the memory has not been touched.
+        for (at, side) in [(0, 1), (1, NR_OURS)] {
+            let (mut rates, nr_samples) = (Vec::new(), if world.has(side) { 1 + NR_ALONE } else { 0 });
+            for nr in 0..nr_samples {
+                world.set_up(side)?;
+                let mut alone = world.tenant(A, side, Work::Random, Tempo::Free)?;
+                alone.tell()?;
+                let done = alone.done()?;
+                rates.extend((nr > 0).then_some(done.calls as f64 / done.seconds / 2.0));
+            }
+            if nr_samples > 0 {
+                world.rates[at] = choice.rate.unwrap_or_else(|| Samples::new("", rates).median);
             }
         }
         world.set_up(1)?;
@@ -402,14 +445,18 @@ fn make_files(data: &Path, nr_files: u64) -> std::io::Result<()> {
 }
 
 /// Runs the experiment.
-pub fn run(options: &Options) -> Result<Report, Failure> {
+pub fn run(options: &Options, choice: &Choice) -> Result<Report, Failure> {
     let progress = Progress::new();
-    let world = World::new(options, &progress)?;
-    let sides: Vec<usize> = (0..SIDES.len()).filter(|&side| world.has(side)).collect();
+    let world = World::new(options, choice, &progress)?;
+    let is_wanted = |side| world.has(side) && (!choice.compared || side == 0 || side == BASELINE);
+    let sides: Vec<usize> = (0..SIDES.len()).filter(|&side| is_wanted(side)).collect();
     let mut report = Report::new("neighbour", options.scale, options.rounds as usize);
-    for (work, what) in
-        [(Work::Stream, "B streams"), (Work::Write, "B writes"), (Work::Walk, "B walks a tree of names")]
-    {
+    let rows = [
+        (Row::Streams, Work::Stream, "B streams"),
+        (Row::Writes, Work::Write, "B writes"),
+        (Row::Walks, Work::Walk, "B walks a tree of names"),
+    ];
+    for (_, work, what) in rows.into_iter().filter(|&(row, ..)| choice.has(row)) {
         let mut samples: Vec<Vec<Figures>> = vec![Vec::new(); SIDES.len()];
         let mut pace = Pace::new(world.cpu_alone);
         for round in 0..=options.rounds as usize {
@@ -448,7 +495,9 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
         }));
         report.sections.extend(sections(what, &sides, &samples));
     }
-    neighbour_dirty::run(options, &progress, &mut report)?;
+    if choice.has(Row::Dirty) {
+        neighbour_dirty::run(options, choice, &progress, &mut report)?;
+    }
     let kernel = if world.kernel.is_some() {
         "the kernel's sides read the files themselves, in memory cgroups of version 1 with the same limits"
     } else {

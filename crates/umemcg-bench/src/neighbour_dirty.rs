@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use umemcg::{DirtyBound, DirtyThreshold, Engine, EngineConfig, File, Group};
 
 use crate::dirty_throttle::Slow;
+use crate::neighbour::Choice;
 use crate::report::{Progress, Report, Section, Target, Verdict};
 use crate::stats::Samples;
 use crate::threads::{Latencies, process_time};
@@ -31,7 +32,7 @@ const B_BYTES: usize = 64 << 10;
 /// Until B is over its limit and the store is known.
 const RAMP: Duration = Duration::from_millis(1500);
 /// Seconds of a sample at scale 1.
-const SAMPLE_S: f64 = 1.5;
+const SAMPLE_S: f64 = 7.5;
 
 const KEPT_MIN: f64 = 0.97;
 const P99_MAX: f64 = 1.03;
@@ -93,13 +94,19 @@ impl Writer {
 }
 
 /// Adds the row to the report.
-pub fn run(options: &Options, progress: &Progress, report: &mut Report) -> Result<(), Failure> {
-    let time = Duration::from_secs_f64((SAMPLE_S * options.scale).clamp(0.5, 60.0));
+pub fn run(
+    options: &Options,
+    choice: &Choice,
+    progress: &Progress,
+    report: &mut Report,
+) -> Result<(), Failure> {
+    let time = choice.time(SAMPLE_S, options.scale);
+    let nr_sides = if choice.compared { BASELINE + 1 } else { SIDES.len() };
     let mut samples: [Vec<Figures>; SIDES.len()] = Default::default();
     let mut wanted_cpu = 0.0;
     for round in 0..=options.rounds as usize {
         // The baseline follows what it is to be equal to.
-        for (side, samples) in samples.iter_mut().enumerate() {
+        for (side, samples) in samples.iter_mut().enumerate().take(nr_sides) {
             progress.show(&format!("B is over its dirty limits, round {round}: {}", SIDES[side]));
             let figures = sample(side, time, wanted_cpu)?;
             if side == 0 {
@@ -122,7 +129,7 @@ pub fn run(options: &Options, progress: &Progress, report: &mut Report) -> Resul
             "A: pauses" => vec![Verdict::new("most of any round", of(0).max, Target::TimesAtMost(0.0))],
             _ => Vec::new(),
         };
-        let sides = (0..SIDES.len()).map(of).collect();
+        let sides = (0..nr_sides).map(of).collect();
         report.sections.push(Section {
             title: format!("B is over its dirty limits; {name}"),
             unit,

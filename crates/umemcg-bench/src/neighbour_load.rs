@@ -7,11 +7,13 @@
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, BufRead, Write};
+use std::num::NonZeroU64;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
+use rustix::thread::set_current_timer_slack;
 use serde::{Deserialize, Serialize};
 
 use crate::Failure;
@@ -112,6 +114,8 @@ impl Load {
             io::stdin().lock().read_line(&mut go)
         });
         said.map_err(Failure::at("cannot speak to the experiment"))?;
+        // Sleeps end when they should, not fifty microseconds later.
+        let _ = set_current_timer_slack(NonZeroU64::new(1));
         let mut done = Done::default();
         let mut latencies = Latencies::new();
         let (start, cpu, time) = (Instant::now(), process_time(), Duration::from_millis(self.time_ms));
@@ -202,18 +206,14 @@ pub fn file_name(nr: u64) -> String {
     format!("{}/{}", nr / FILES_PER_DIRECTORY, nr % FILES_PER_DIRECTORY)
 }
 
-/// Sleeps as long as that is worth it, then looks at the clock.
+/// Sleeps until then, as programs do that have nothing to do. Never yields: that puts a thread behind all others by a time slice, so who passes its
+/// time with it is late when others work.
 fn wait_until(due: Instant) {
-    const SPIN: Duration = Duration::from_micros(100);
     loop {
         let left = due.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return;
         }
-        if left > SPIN {
-            std::thread::sleep(left - SPIN);
-        } else {
-            std::thread::yield_now();
-        }
+        std::thread::sleep(left);
     }
 }
