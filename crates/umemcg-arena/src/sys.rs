@@ -3,6 +3,8 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use umemcg_base::PAGE_SIZE;
+
 /// The request number, `_IOR(229, 0, uint32_t)`.
 const FUSE_DEV_IOC_CLONE: libc::c_ulong = 0x8004_E500;
 
@@ -42,6 +44,20 @@ pub fn trim_heap() {
     }
 }
 
+/// Asks for huge pages below memory of this process at `address`, where whole ones fit; what it holds stays. Best asked before it is
+/// written first. Does nothing where the operating system has none.
+#[doc(alias = "MADV_HUGEPAGE")]
+pub fn prefer_huge_pages(address: usize, bytes: usize) {
+    let Some(start) = address.checked_next_multiple_of(PAGE_SIZE) else { return };
+    let end = address.saturating_add(bytes) & !(PAGE_SIZE - 1);
+    if start < end {
+        // SAFETY: [2] The advice changes how the kernel backs a range, never what it holds; of a range that is not mapped it says so.
+        unsafe {
+            libc::madvise(std::ptr::without_provenance_mut(start), end - start, libc::MADV_HUGEPAGE);
+        }
+    }
+}
+
 /// Makes the calling thread one that never takes the processor from another just because it has been woken; it has its fair part of it all the
 /// same, so whoever waits for a lock that it holds does not wait for long. For workers whose waker goes on working.
 /// A thread whose process was given another policy than the ordinary one is left as it is.
@@ -69,6 +85,20 @@ mod tests {
         let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
         let behind_name = stat.rsplit_once(") ").unwrap().1;
         behind_name.split(' ').nth(41 - 3).unwrap().into()
+    }
+
+    #[test]
+    fn advice_changes_no_contents_and_none_of_it_is_fatal() {
+        let mut memory: Vec<u8> = Vec::with_capacity(5 << 20);
+        prefer_huge_pages(memory.as_ptr().addr(), 5 << 20);
+        memory.extend((0..5 << 20).map(|at: u32| at as u8));
+        prefer_huge_pages(memory.as_ptr().addr() + 1, (5 << 20) - 1);
+        assert!(memory.iter().enumerate().all(|(at, &byte)| at as u8 == byte));
+        for (address, bytes) in
+            [(0, 0), (0, PAGE_SIZE), (1, 1), (usize::MAX, 1), (usize::MAX - PAGE_SIZE, usize::MAX)]
+        {
+            prefer_huge_pages(address, bytes);
+        }
     }
 
     #[test]

@@ -8,6 +8,19 @@ use std::sync::OnceLock;
 const FIRST_SHIFT: u32 = if cfg!(loom) { 2 } else { 6 };
 /// Chunks double, so these cover every `u32` index.
 const NR_CHUNKS: usize = 33 - FIRST_SHIFT as usize;
+/// Chunks of so many bytes are worth huge pages.
+const HUGE_BYTES: usize = 2 << 20;
+
+/// Asks the operating system for huge pages below memory, as (address, bytes).
+pub type HugePages = fn(usize, usize);
+
+static HUGE_PAGES: OnceLock<HugePages> = OnceLock::new();
+
+/// Says how huge pages are asked for, which takes a layer above this one: tables of many entries that are read at random are mostly
+/// misses of the address translation otherwise. Chunks that exist already stay as they are; the first to say it is heard.
+pub fn use_huge_pages(ask: HugePages) {
+    let _ = HUGE_PAGES.set(ask);
+}
 
 /// A growing table of `T`, indexed by `u32`.
 #[derive(Debug)]
@@ -47,7 +60,21 @@ impl<T> Table<T> {
     /// The entry; its chunk is allocated and filled by `make` when it is the first of its chunk to be asked for.
     pub fn get_or_grow(&self, index: u32, make: impl Fn() -> T) -> &T {
         let (chunk, place) = Self::locate(index);
-        &self.chunks[chunk].get_or_init(|| (0..Self::chunk_len(chunk)).map(|_| make()).collect())[place]
+        &self.chunks[chunk].get_or_init(|| Self::chunk(Self::chunk_len(chunk), make))[place]
+    }
+
+    #[cold]
+    fn chunk(len: usize, make: impl Fn() -> T) -> Box<[T]> {
+        let mut entries: Vec<T> = Vec::with_capacity(len);
+        let bytes = len * size_of::<T>();
+        if bytes >= HUGE_BYTES
+            && let Some(ask) = HUGE_PAGES.get()
+        {
+            // Before anything is written there, which makes the pages.
+            ask(entries.as_ptr().addr(), bytes);
+        }
+        entries.extend((0..len).map(|_| make()));
+        entries.into_boxed_slice()
     }
 }
 
@@ -62,6 +89,8 @@ mod tests {
     use super::*;
     use std::collections::HashSet;
 
+    const PAGE: usize = 4096;
+
     #[test]
     fn every_index_has_a_place_of_its_own() {
         let mut seen = HashSet::new();
@@ -72,6 +101,19 @@ mod tests {
         }
         let (chunk, place) = Table::<u8>::locate(u32::MAX);
         assert!(chunk < NR_CHUNKS && place < Table::<u8>::chunk_len(chunk));
+    }
+
+    #[test]
+    fn large_chunks_are_asked_to_be_of_huge_pages_before_they_are_filled() {
+        static ASKED: std::sync::Mutex<Vec<(usize, usize)>> = std::sync::Mutex::new(Vec::new());
+        use_huge_pages(|address, bytes| ASKED.lock().unwrap().push((address, bytes)));
+        let table = Table::new();
+        table.get_or_grow(0, || [1u8; PAGE]);
+        assert!(ASKED.lock().unwrap().is_empty());
+        let entry = table.get_or_grow((HUGE_BYTES / PAGE) as u32, || [2u8; PAGE]);
+        assert_eq!(entry, &[2; PAGE]);
+        let asked = ASKED.lock().unwrap();
+        assert!(matches!(asked[..], [(at, HUGE_BYTES)] if at == entry.as_ptr().addr()), "{asked:?}");
     }
 
     #[test]

@@ -171,6 +171,7 @@ impl Reclaimer {
     /// # Errors
     /// When the operating system has no address space for the places in object lists.
     pub fn new(arena: Arc<Arena>, tree: Arc<GroupTree>, nr_nodes: usize) -> io::Result<Self> {
+        umemcg_base::table::use_huge_pages(umemcg_arena::sys::prefer_huge_pages);
         let list_slots = Arc::new(ListSlots::new(tree.capacity_bytes())?);
         Ok(Self {
             arena,
