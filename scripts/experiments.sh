@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Every benchmark and experiment that umemcg-bench has, one after the other, and what came of them as docs/results.md. With
-# arguments, only those; the page then has these and what earlier runs left of the others. EXPERIMENTS_SCALE shrinks the work.
+# arguments, only those; the page then has these and what earlier runs left of the others. EXPERIMENTS_SCALE shrinks the work, EXPERIMENTS_ROUNDS says how
+# many samples each side gives.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(realpath -m "${TARGET:-target}")
@@ -14,7 +15,7 @@ failed=0
 [ $# -gt 0 ] && chosen=("$@") || chosen=("${all[@]}")
 for name in "${chosen[@]}"; do
     echo "=== $name" >&2
-    if "$bench" "$name" --scale "$scale" --json >"$reports/$name.json.new"; then
+    if "$bench" "$name" --scale "$scale" ${EXPERIMENTS_ROUNDS:+--rounds "$EXPERIMENTS_ROUNDS"} --json >"$reports/$name.json.new"; then
         mv "$reports/$name.json.new" "$reports/$name.json"
     else
         rm -f "$reports/$name.json.new"
