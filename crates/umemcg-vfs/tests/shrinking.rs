@@ -367,7 +367,7 @@ fn what_is_promised_is_what_goes() {
     // Of some the host happens to tell the times, too, so that their content went by itself.
     let by_itself = before - bytes() - progress.promised_bytes;
     assert!(
-        by_itself % umemcg::CONTENT_BYTES == 0 && by_itself < before / 4,
+        by_itself.is_multiple_of(umemcg::CONTENT_BYTES) && by_itself < before / 4,
         "{by_itself} beyond the promise"
     );
     assert!(progress.slab_bytes >= progress.promised_bytes, "kept");
