@@ -15,7 +15,10 @@ const SOON: Duration = Duration::from_secs(10);
 const AT_ONCE: Duration = Duration::from_secs(1);
 
 fn reader_of(path: &Path) -> Child {
-    Command::new("cat").arg(path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    // Whoever runs the tests in the background may have had it ignore what a keyboard sends, and that is inherited.
+    let mut command = Command::new("env");
+    command.args(["--default-signal", "cat"]).arg(path);
+    command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
 fn send(child: &Child, signal: Signal) {
