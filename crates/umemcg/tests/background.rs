@@ -336,3 +336,58 @@ fn the_workers_wait_for_what_was_promised_before_they_ask_for_more() {
         assert!((2000..NR / 2).contains(&asked_for), "{asked_for} of {NR} objects were asked for");
     });
 }
+
+/// Has objects, all of them in use; counts how often it was asked.
+#[derive(Debug, Default)]
+struct InUse {
+    nr_asked: AtomicU64,
+}
+
+impl Shrinker for InUse {
+    fn name(&self) -> String {
+        "in-use".into()
+    }
+    fn count(&self, _: &ShrinkTarget<'_>) -> Count {
+        self.nr_asked.fetch_add(1, Relaxed);
+        Count::NothingNow
+    }
+    fn scan(&self, _: &ShrinkTarget<'_>, _: u64) -> Scan {
+        Scan::Stop
+    }
+    fn usage(&self, _: &ShrinkTarget<'_>) -> Usage {
+        Usage::default()
+    }
+}
+
+#[test]
+fn who_has_nothing_to_free_is_asked_now_and_then_while_pages_come_and_at_once_when_they_do_not() {
+    // So many pages that the share of the gentle priorities is what is needed.
+    const LIMIT: u64 = 208 * MIB;
+    const NR_PAGES: u64 = 32 * MIB / 4096;
+    let config = EngineConfig { pool_bytes: 256 * MIB, nr_nodes: 1, ..EngineConfig::default() };
+    let engine = Engine::new(config).unwrap();
+    let group = limited(&engine, "a", LIMIT);
+    let shrinker = Arc::new(InUse::default());
+    let reclaimer = engine.reclaimer();
+    let id = reclaimer.reserve_shrinker();
+    let number = id.get();
+    let _registered = reclaimer.register_shrinker(id, Arc::<InUse>::clone(&shrinker));
+    reclaimer.note_objects(&group, 0, number);
+    let asked = || shrinker.nr_asked.swap(0, Relaxed);
+    let file =
+        engine.open_file(MemStore::with(&vec![1; (LIMIT + 32 * MIB) as usize]), LIMIT + 32 * MIB).unwrap();
+    let readahead = Readahead::new();
+    for at in (0..LIMIT + 32 * MIB).step_by(128 << 10) {
+        drop(file.read(&group, at, 128 << 10, &readahead).unwrap());
+    }
+    let nr_asked = asked();
+    assert!((NR_PAGES / 1024..=NR_PAGES / 128).contains(&nr_asked), "{nr_asked} times for {NR_PAGES} pages");
+    // Without pages everybody is asked each time.
+    drop(file);
+    drop(engine.reclaim(&group, u64::MAX, &|| false));
+    asked();
+    for _ in 0..3 {
+        drop(engine.reclaim(&group, MIB, &|| false));
+        assert!(asked() > 0);
+    }
+}

@@ -10,7 +10,7 @@
 //! - *Close* when the group is removed: one bit of every unit, and a last unit, say so. A set that comes later
 //!   is told to go to the parent; one that came before is among the bits that closing returns.
 
-use std::sync::atomic::AtomicU32 as Hint;
+use std::sync::atomic::AtomicU64 as Hint;
 use std::sync::{Arc, OnceLock};
 
 use umemcg_base::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -23,8 +23,8 @@ const CLOSED: u64 = 1 << UNIT_IDS;
 /// The unit that ends the chain of a removed group.
 const END: u32 = u32::MAX;
 
-/// Gentle visits, of some ten pages each, for which shrinkers are believed that they have nothing to free.
-pub const QUIET_VISITS: u32 = 32;
+/// Pages that go before shrinkers are asked again that have said that they have nothing to free.
+pub const QUIET_PAGES: u64 = 512;
 
 /// The group has been removed; its parent is the place to go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,9 +121,9 @@ impl Unit {
 #[derive(Debug, Default)]
 pub struct ShrinkerBits {
     first: OnceLock<Arc<Unit>>,
-    /// Visits to come that need not ask. (A) Relaxed: a hint, with no part in the protocol and so in no model; two visits at once may
-    /// count as one.
-    quiet: Hint,
+    /// The group's [age](crate::ReclaimPart::age) up to which nobody need be asked. (A) Relaxed: a hint, with no part in the protocol
+    /// and so in no model.
+    quiet_until: Hint,
 }
 
 /// The unit of a shrinker, and its bit there.
@@ -146,21 +146,17 @@ impl ShrinkerBits {
         std::iter::successors(self.first.get(), |unit| unit.next.get()).take_while(|unit| unit.base != END)
     }
 
-    /// Whether a gentle visit need not ask: every shrinker said some visits ago that nothing can be freed just now.
+    /// Whether a visit at this age of the group need not ask: every shrinker said not many pages ago that nothing can be freed just now.
     #[inline]
-    pub fn is_quiet(&self) -> bool {
-        let left = self.quiet.load(Ordering::Relaxed);
-        if left > 0 {
-            self.quiet.store(left - 1, Ordering::Relaxed);
-        }
-        left > 0
+    pub fn is_quiet(&self, age: u64) -> bool {
+        age < self.quiet_until.load(Ordering::Relaxed)
     }
 
     /// Notes whether all shrinkers said that nothing can be freed just now.
-    pub fn note_quiet(&self, is_quiet: bool) {
-        let visits = if is_quiet { QUIET_VISITS } else { 0 };
-        if self.quiet.load(Ordering::Relaxed) != visits {
-            self.quiet.store(visits, Ordering::Relaxed);
+    pub fn note_quiet(&self, is_quiet: bool, age: u64) {
+        let until = if is_quiet { age.saturating_add(QUIET_PAGES) } else { 0 };
+        if self.quiet_until.load(Ordering::Relaxed) != until {
+            self.quiet_until.store(until, Ordering::Relaxed);
         }
     }
 

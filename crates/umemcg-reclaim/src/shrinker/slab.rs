@@ -24,12 +24,13 @@ pub struct SlabUsage {
 }
 
 impl Reclaimer {
-    /// Whether nobody need be asked on this visit, because all said lately that nothing can be freed just now.
+    /// Whether nobody need be asked on a visit that got so many pages: it got some, gently, and all said lately that nothing can be freed
+    /// just now.
     #[inline]
-    pub(crate) fn is_quiet(&self, part: &ReclaimPart, pass: &Pass) -> bool {
-        pass.priority >= GENTLE
-            && !pass.insists
-            && pass.nodes(self.nr_nodes()).all(|node| part.shrinker_bits(node).is_quiet())
+    pub(crate) fn is_quiet(&self, part: &ReclaimPart, pass: &Pass, reclaimed: u64) -> bool {
+        reclaimed > 0
+            && pass.priority >= GENTLE
+            && pass.nodes(self.nr_nodes()).all(|node| part.shrinker_bits(node).is_quiet(part.age()))
     }
 
     /// Asks the shrinkers that may have objects of `group` to free their share at `priority`. Groups below are not asked.
@@ -55,7 +56,7 @@ impl Reclaimer {
                     progress.add(freed);
                 }
             }
-            all.note_quiet(has_asked && is_quiet);
+            all.note_quiet(has_asked && is_quiet, part.age());
         }
         progress
     }
