@@ -429,14 +429,14 @@ impl Reclaimer {
         // Who is in excess and has no page to give, gives objects before all others do.
         let pass = &Pass { insists: pass.round == Round::InExcess && progress.reclaimed == 0, ..*pass };
         #[cfg(not(feature = "baseline"))]
-        if !self.is_quiet(part, pass, progress.reclaimed) {
+        if !self.is_quiet(part, pass, &progress) {
             progress.add(self.shrink_slab(group, pass));
         }
         #[cfg(feature = "baseline")]
         let listed = crate::baseline::list_owner(group.owner()).resolve();
         #[cfg(feature = "baseline")]
         crate::baseline::Spent::in_asking(|| {
-            if !self.is_quiet(part, pass, progress.reclaimed) {
+            if !self.is_quiet(part, pass, &progress) {
                 progress.add(self.shrink_slab(&listed, pass));
             }
         });

@@ -24,7 +24,7 @@ const CLOSED: u64 = 1 << UNIT_IDS;
 const END: u32 = u32::MAX;
 
 /// Pages that go before shrinkers are asked again that have said that they have nothing to free.
-pub const QUIET_PAGES: u64 = 512;
+pub const QUIET_PAGES: u64 = 1024;
 
 /// The group has been removed; its parent is the place to go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

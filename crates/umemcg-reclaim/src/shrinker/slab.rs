@@ -11,8 +11,8 @@ use super::{Count, Scan, ShrinkTarget, Shrinker, Usage};
 use crate::lruvec::ReclaimPart;
 use crate::reclaim::{DEF_PRIORITY, Pass, Progress, Reason, Reclaimer};
 
-/// Down to this priority, who said that nothing can be freed just now is believed for a while: pages come easily then.
-const GENTLE: u32 = DEF_PRIORITY - 2;
+/// Down to this priority, who said that nothing can be freed just now is believed for a while, if pages come easily.
+const GENTLE: u32 = DEF_PRIORITY / 2;
 
 /// What a shrinker has in a group, as a line of `memory.kmem.slabinfo`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,11 +24,11 @@ pub struct SlabUsage {
 }
 
 impl Reclaimer {
-    /// Whether nobody need be asked on a visit that got so many pages: it got some, gently, and all said lately that nothing can be freed
-    /// just now.
+    /// Whether nobody need be asked on a visit with such progress: most pages that it looked at have gone, and all said lately that nothing
+    /// can be freed just now.
     #[inline]
-    pub(crate) fn is_quiet(&self, part: &ReclaimPart, pass: &Pass, reclaimed: u64) -> bool {
-        reclaimed > 0
+    pub(crate) fn is_quiet(&self, part: &ReclaimPart, pass: &Pass, visit: &Progress) -> bool {
+        visit.reclaimed > visit.scanned / 2
             && pass.priority >= GENTLE
             && pass.nodes(self.nr_nodes()).all(|node| part.shrinker_bits(node).is_quiet(part.age()))
     }
