@@ -26,8 +26,6 @@ pub(crate) struct Objects {
     /// Empty, and not the group's any more: whoever locked it looks for another. One that was known when it was pruned may be taken
     /// back.
     pub(crate) dead: bool,
-    /// None while it sleeps.
-    charge: Option<AccountedCharge>,
 }
 
 /// One list.
@@ -42,20 +40,19 @@ pub(crate) struct ObjectList {
     place: BitPlace,
     /// Of the `ListLru` that made it.
     serial: u64,
+    /// Kept while it sleeps, too: what was given back others would take, and its next object would bring the group above its limit.
+    _charge: AccountedCharge,
 }
 
 impl ObjectList {
     fn new(group: &Group, place: BitPlace, serial: u64) -> Arc<Self> {
-        let charge = AccountedCharge::forced(group, LIST_BYTES, StatItem::SlabUnreclaimable);
         Arc::new(Self {
-            objects: RankedMutex::new(
-                Rank::Lruvec,
-                Objects { chain: Chain::new(), dead: false, charge: Some(charge) },
-            ),
+            objects: RankedMutex::new(Rank::Lruvec, Objects { chain: Chain::new(), dead: false }),
             len: AtomicU64::new(0),
             oldest: AtomicU32::new(ListSlot::NOWHERE),
             place,
             serial,
+            _charge: AccountedCharge::forced(group, LIST_BYTES, StatItem::SlabUnreclaimable),
         })
     }
 
@@ -157,10 +154,7 @@ impl ObjectLists {
         let woken = lists.wake(key, serial);
         let list = lists.by_key.entry(key).or_insert_with(|| match woken {
             Some(woken) => {
-                let charge = fresh.lock().charge.take();
-                let mut objects = woken.lock();
-                (objects.dead, objects.charge) = (false, charge);
-                drop(objects);
+                woken.lock().dead = false;
                 woken
             }
             None => Arc::clone(&fresh),
@@ -198,13 +192,12 @@ impl ObjectLists {
                     continue;
                 }
                 objects.dead = true;
-                let charge = objects.charge.take();
                 drop(objects);
                 let list = lists.by_key.remove(&key);
                 if let Some(known) = list.as_ref().filter(|list| Arc::strong_count(list) > 1) {
                     lists.asleep.push((key, Arc::downgrade(known)));
                 }
-                pruned.push((list, charge));
+                pruned.extend(list);
             }
         }
         // Gives back what they were charged, with no lock held.
