@@ -87,7 +87,7 @@ impl Side for Umemcg {
         for group in &self.groups {
             let theirs = self.cache.stats_of(group);
             if group.usage_bytes() > group.max_bytes() || group.usage_bytes() < theirs.bytes {
-                return Some(format!("{group:?} holds {} bytes of objects", theirs.bytes));
+                return Some(format!("{group:?}, limit {}, holds {} bytes of objects", group.max_bytes(), theirs.bytes));
             }
             charged += theirs.bytes;
         }

@@ -151,7 +151,8 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         }
         let payer = self.payers.get(group.owner());
         if let Some(payer) = payer.filter(|payer| payer.is_alone())
-            && group.usage_bytes() + bytes > group.max_bytes()
+            // Above the limit, by what was charged by force, only reclaim brings it below.
+            && (group.max_bytes().saturating_sub(bytes) + 1..=group.max_bytes()).contains(&group.usage_bytes())
             && let Some((charge, slot, evicted)) = self.exchange(group, &payer, bytes)
         {
             return Ok(Paid { charge, slot, payer, evicted: Some(evicted) });

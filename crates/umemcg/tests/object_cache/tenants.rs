@@ -232,6 +232,28 @@ fn a_tenant_whose_lists_were_emptied_and_pruned_begins_again() {
 }
 
 #[test]
+fn a_tenant_above_its_limit_by_force_is_below_it_with_the_next_object() {
+    let engine = engine(64);
+    let tenant = group(&engine, engine.root(), "tenant");
+    limit(&engine, &tenant, MIB);
+    let cache = builder(&engine).build();
+    for key in 0..100_000 {
+        cache.insert(&tenant, key, key).unwrap();
+    }
+    tenant.drain_stocks();
+    let forced = tenant.charge_forced(MIB - tenant.usage_bytes() + 1000);
+    assert!(tenant.usage_bytes() > MIB);
+    for key in 0..100 {
+        cache.insert(&tenant, 100_000 + key, key).unwrap();
+        // What is left over of this charge is used, too.
+        tenant.drain_stocks();
+        assert!(tenant.usage_bytes() <= MIB, "{} after {key}", tenant.usage_bytes());
+    }
+    drop((cache, forced));
+    check_nothing_is_left(&engine, &[&tenant]);
+}
+
+#[test]
 fn a_cache_stands_in_the_table_of_objects_under_its_name() {
     let engine = engine(16);
     let tenant = group(&engine, engine.root(), "tenant");
