@@ -6,29 +6,63 @@
 //! at a time, because each waits for the lock of its directory.
 //!
 //! A name that comes into being is taken off the list first, and what is stale is decided when its turn to be said has come: a
-//! directory that somebody makes and enters in between loses its name for no longer than until it is next looked up.
+//! directory that a process makes and enters in between loses its name for no longer than until it is next looked up.
+//!
+//! Each name stands here once, so the list is as long as the set, and every operation is one step in each of two maps of at most
+//! [`NR_NAMES_MAX`] entries. The bound holds even while the thread that tells the kernel waits: the oldest name is then forgotten
+//! here and stays in the kernel, until the kernel drops it.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-/// Names that the kernel keeps at least, and at most until it is told; a few directories, and tens of kilobytes of ours.
+/// Names that the kernel keeps at least, and at most until it is told.
 const NR_KEPT_MIN: usize = 128;
 const NR_KEPT_MAX: usize = 512;
+/// Most names remembered here: 400 KiB if all are of the longest kind.
+const NR_NAMES_MAX: usize = 2 * NR_KEPT_MAX;
 
 /// A name with the node of its directory.
 type Name = (u64, Box<[u8]>);
 
+/// The two maps hold the same names.
 #[derive(Debug, Default)]
 struct Names {
-    /// Oldest first; some may have come into being since.
-    by_age: VecDeque<Arc<Name>>,
-    absent: HashSet<Arc<Name>>,
-    /// Somebody is going to call [`AbsentNames::stale`].
+    /// By serial: oldest first.
+    by_age: BTreeMap<u64, Arc<Name>>,
+    serials: HashMap<Arc<Name>, u64>,
+    next_serial: u64,
+    /// A call of [`AbsentNames::stale`] is under way.
     is_called: bool,
+}
+
+impl Names {
+    fn push(&mut self, name: Arc<Name>) {
+        if self.serials.contains_key(&name) {
+            return;
+        }
+        if self.serials.len() == NR_NAMES_MAX {
+            self.pop_oldest();
+        }
+        self.serials.insert(Arc::clone(&name), self.next_serial);
+        self.by_age.insert(self.next_serial, name);
+        self.next_serial += 1;
+    }
+
+    fn pop_oldest(&mut self) -> Option<Arc<Name>> {
+        let (_, name) = self.by_age.pop_first()?;
+        self.serials.remove(&name);
+        Some(name)
+    }
+
+    fn remove(&mut self, name: &Name) {
+        if let Some(serial) = self.serials.remove(name) {
+            self.by_age.remove(&serial);
+        }
+    }
 }
 
 /// See the file's head.
@@ -41,18 +75,12 @@ impl AbsentNames {
     pub(super) fn note(&self, parent: u64, name: &OsStr) -> bool {
         let name = Arc::new((parent, name.as_bytes().into()));
         let mut names = self.0.lock();
-        if names.absent.insert(Arc::clone(&name)) {
-            names.by_age.push_back(name);
-            if names.by_age.len() > 2 * NR_KEPT_MAX {
-                let Names { by_age, absent, .. } = &mut *names;
-                by_age.retain(|name| absent.contains(name));
-            }
-        }
-        let is_too_many = names.absent.len() > NR_KEPT_MAX;
+        names.push(name);
+        let is_too_many = names.serials.len() > NR_KEPT_MAX;
         is_too_many && !std::mem::replace(&mut names.is_called, true)
     }
 
-    /// Nobody is going to call [`stale`](Self::stale) after all.
+    /// [`stale`](Self::stale) will not be called after all.
     pub(super) fn was_not_called(&self) {
         self.0.lock().is_called = false;
     }
@@ -60,29 +88,26 @@ impl AbsentNames {
     /// A name exists, or will in a moment.
     pub(super) fn exists(&self, parent: u64, name: &OsStr) {
         let mut names = self.0.lock();
-        if !names.absent.is_empty() {
-            names.absent.remove(&(parent, name.as_bytes().into()));
+        if !names.serials.is_empty() {
+            names.remove(&(parent, name.as_bytes().into()));
         }
     }
 
     /// The oldest name, while there are more than a few.
     pub(super) fn stale(&self) -> Option<(u64, OsString)> {
         let mut names = self.0.lock();
-        while names.absent.len() > NR_KEPT_MIN
-            && let Some(oldest) = names.by_age.pop_front()
-        {
-            if names.absent.remove(&oldest) {
-                return Some((oldest.0, OsString::from_vec(oldest.1.to_vec())));
-            }
+        if names.serials.len() <= NR_KEPT_MIN {
+            names.is_called = false;
+            return None;
         }
-        names.is_called = false;
-        None
+        let oldest = names.pop_oldest()?;
+        Some((oldest.0, OsString::from_vec(oldest.1.to_vec())))
     }
 
     #[cfg(test)]
     fn len(&self) -> (usize, usize) {
         let names = self.0.lock();
-        (names.absent.len(), names.by_age.len())
+        (names.serials.len(), names.by_age.len())
     }
 }
 
@@ -124,5 +149,29 @@ mod tests {
             }
         }
         assert!(absent.len().1 <= 2 * NR_KEPT_MAX);
+    }
+
+    #[test]
+    fn names_that_come_and_go_stand_in_the_list_once() {
+        let absent = AbsentNames::default();
+        // As a database does with its journal, beside names that stay absent.
+        for n in 0..NR_KEPT_MAX - 1 {
+            absent.note(7, &name(n));
+        }
+        for _ in 0..30_000 {
+            absent.exists(8, &name(0));
+            assert!(!absent.note(8, &name(0)));
+        }
+        assert_eq!(absent.len(), (NR_KEPT_MAX, NR_KEPT_MAX));
+    }
+
+    #[test]
+    fn the_bound_holds_while_the_kernel_is_not_told() {
+        let absent = AbsentNames::default();
+        for n in 0..10_000 {
+            absent.note(7, &name(n));
+        }
+        assert_eq!(absent.len(), (NR_NAMES_MAX, NR_NAMES_MAX));
+        assert_eq!(absent.stale(), Some((7, name(10_000 - NR_NAMES_MAX))));
     }
 }
