@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use umemcg_base::clock::Worker;
 use umemcg_fuse::mountinfo::Mount;
 
+use crate::acceptor::{AGAIN_AFTER, Acceptor};
 use crate::exit::LostFile;
 
 /// Longest request line; what is longer is no request.
@@ -242,7 +243,12 @@ impl Drop for Endpoint {
 
 fn accept_all(listener: &UnixListener, serve: &Arc<dyn Serve>) {
     let nr_open: Arc<()> = Arc::new(());
-    while let Ok((stream, _)) = listener.accept() {
+    let mut acceptor = Acceptor::new(
+        || listener.accept().map(|(stream, _)| stream),
+        || rustix::io::fcntl_dupfd_cloexec(listener, 0).ok(),
+        || std::thread::sleep(AGAIN_AFTER),
+    );
+    while let Some(stream) = acceptor.next() {
         let counted = Arc::clone(&nr_open);
         if Arc::strong_count(&nr_open) > NR_CONNECTIONS_MAX + 1 {
             let _ = stream.set_nonblocking(true);

@@ -5,6 +5,7 @@
 //! Everything that a mount does is in the layers below: this crate is words, signals, exit codes.
 #![forbid(unsafe_code)]
 
+mod acceptor;
 mod args;
 mod client;
 mod config;

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
-use rustix::process::Signal;
+use rustix::process::{Resource, Rlimit, Signal, getrlimit, prlimit};
 
 use crate::harness::{Mount, Options, PROGRAM, is_mounted, needs_mount, until};
 
@@ -230,4 +230,22 @@ fn the_help_teaches_and_the_version_is_told() {
     for command in ["mount", "umount", "sync", "demo"] {
         assert!(run(&[command, "--help"]).status.success(), "{command}");
     }
+}
+
+#[test]
+fn the_socket_works_on_after_the_daemon_had_no_descriptors() {
+    needs_mount!();
+    let mut mount = Mount::start();
+    mount.sh("echo x > $MNT/file").good();
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let limit = |current| {
+        let limits = Rlimit { current, maximum };
+        prlimit(Some(mount.pid()), Resource::Nofile, limits).unwrap().current
+    };
+    // No number is left for another descriptor; the thread that accepts has one already, and wants the next one afterwards.
+    let usual = limit(Some(3));
+    mount.sh("timeout 60 $UMEMCG sync $MNT").good();
+    limit(usual);
+    mount.sh("echo y > $MNT/file; timeout 60 $UMEMCG sync $MNT; [ \"$(cat $DATA/file)\" = y ]").good();
+    mount.umount();
 }

@@ -1,0 +1,109 @@
+//! Accepts connections until the socket is shut down, whatever else `accept` answers.
+//!
+//! A daemon whose descriptors are used up answers `EMFILE` for a while, and `umemcg sync` and `umemcg umount` must work then
+//! and afterwards. So the acceptor holds a spare descriptor, which it closes to take one connection, and tries again as long as it
+//! has none.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+/// How long the accepting thread waits before it tries again.
+pub const AGAIN_AFTER: Duration = Duration::from_millis(100);
+
+/// See the file's head. The closures are the seam for tests.
+pub struct Acceptor<A, S, W> {
+    accept: A,
+    new_spare: S,
+    wait: W,
+    spare: Option<OwnedFd>,
+    /// The last call failed, and that has been logged.
+    has_failed: bool,
+}
+
+impl<A, S, W> Acceptor<A, S, W>
+where
+    A: FnMut() -> io::Result<UnixStream>,
+    S: FnMut() -> Option<OwnedFd>,
+    W: FnMut(),
+{
+    /// Accepts with `accept`, keeps a descriptor of `new_spare`, and calls `wait` before it tries again.
+    pub fn new(accept: A, mut new_spare: S, wait: W) -> Self {
+        let spare = new_spare();
+        Self { accept, new_spare, wait, spare, has_failed: false }
+    }
+
+    /// The next connection; `None` when the socket has been shut down.
+    pub fn next(&mut self) -> Option<UnixStream> {
+        loop {
+            self.spare = self.spare.take().or_else(&mut self.new_spare);
+            let error = match (self.accept)() {
+                Ok(stream) => {
+                    self.has_failed = false;
+                    return Some(stream);
+                }
+                Err(error) => error,
+            };
+            match Errno::from_io_error(&error) {
+                // What a listening socket answers only once it is shut down.
+                Some(Errno::INVAL) => return None,
+                // The peer has gone again.
+                Some(Errno::CONNABORTED | Errno::INTR) => continue,
+                Some(Errno::MFILE | Errno::NFILE) if self.spare.is_some() => {
+                    drop(self.spare.take());
+                    if let Ok(stream) = (self.accept)() {
+                        return Some(stream);
+                    }
+                }
+                _ => {}
+            }
+            if !std::mem::replace(&mut self.has_failed, true) {
+                tracing::warn!(%error, "cannot accept a connection on the socket; trying again");
+            }
+            (self.wait)();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accepting_goes_on_after_every_error_but_shutdown() {
+        let errors = [
+            Errno::MFILE,
+            Errno::NFILE,
+            Errno::NOBUFS,
+            Errno::NOMEM,
+            Errno::CONNABORTED,
+            Errno::INTR,
+            Errno::PERM,
+            Errno::IO,
+        ];
+        let mut answers: Vec<io::Result<UnixStream>> = vec![Err(Errno::INVAL.into())];
+        for errno in errors {
+            answers.push(Ok(UnixStream::pair().unwrap().0));
+            answers.extend([(); 3].map(|()| Err(errno.into())));
+        }
+        let mut acceptor = Acceptor::new(|| answers.pop().unwrap(), || None, || {});
+        for _ in errors {
+            assert!(acceptor.next().is_some());
+        }
+        assert!(acceptor.next().is_none());
+    }
+
+    #[test]
+    fn a_connection_is_accepted_with_the_spare_descriptor() {
+        let mut spares = vec![rustix::io::dup(io::stdin()).unwrap()];
+        let mut answers: Vec<io::Result<UnixStream>> =
+            vec![Ok(UnixStream::pair().unwrap().0), Err(Errno::MFILE.into())];
+        let wait = || unreachable!("the spare makes room");
+        let mut acceptor = Acceptor::new(|| answers.pop().unwrap(), || spares.pop(), wait);
+        assert!(acceptor.next().is_some());
+        assert!(acceptor.spare.is_none());
+    }
+}
