@@ -20,8 +20,7 @@ fn number(value: u64) -> Shown {
 }
 
 fn parse_number(written: &[u8]) -> Result<u32, ControlError> {
-    let number = value::parse_decimal(value::strip(written)).ok_or(ControlError::Invalid)?;
-    u32::try_from(number).map_err(|_| ControlError::Invalid)
+    u32::try_from(value::parse_number(written)?).map_err(|_| ControlError::Invalid)
 }
 
 pub(crate) fn show_low_distance(context: &FileContext<'_>) -> Shown {

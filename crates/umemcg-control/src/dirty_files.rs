@@ -44,7 +44,7 @@ fn not_root(context: &FileContext<'_>) -> Done {
 }
 
 fn parse_number(written: &[u8]) -> Result<u64, ControlError> {
-    value::parse_decimal(value::strip(written)).ok_or(ControlError::Invalid)
+    value::parse_number(written)
 }
 
 fn set_percent(context: &FileContext<'_>, which: DirtyThreshold, written: &[u8]) -> Done {

@@ -34,6 +34,9 @@ pub(crate) fn register(context: &FileContext<'_>, written: &[u8]) -> Result<(), 
         return Err(ControlError::Denied);
     }
     let awaited = match name {
+        // No threshold is one of 0, as in the kernel.
+        "memory.usage_in_bytes" if arguments.is_empty() => Awaited::usage(0),
+        "memory.usage_in_bytes" if arguments.starts_with(b" ") => return Err(ControlError::Invalid),
         "memory.usage_in_bytes" => Awaited::usage(parse_limit_v1(arguments)?),
         "memory.oom_control" => Awaited::oom(),
         "memory.pressure_level" => {
@@ -63,12 +66,18 @@ fn refusal(error: DescriptorError) -> ControlError {
 fn parse(written: &[u8]) -> Option<(u32, u32, &[u8])> {
     let (eventfd, rest) = number(strip(written))?;
     let (control, rest) = number(rest.strip_prefix(b" ")?)?;
-    // Nothing but a blank may end the number.
-    (rest.is_empty() || rest.starts_with(b" ")).then(|| (eventfd, control, rest.trim_ascii()))
+    // Nothing but one blank may end the number.
+    let arguments = if rest.is_empty() { rest } else { rest.strip_prefix(b" ")? };
+    Some((eventfd, control, arguments))
 }
 
+/// Digits at the beginning, and what follows; no digit at all is 0, as in the kernel.
+#[doc(alias = "simple_strtoul")]
 fn number(text: &[u8]) -> Option<(u32, &[u8])> {
     let len = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    if len == 0 {
+        return Some((0, text));
+    }
     let fd = parse_decimal(&text[..len]).and_then(|fd| u32::try_from(fd).ok())?;
     Some((fd, &text[len..]))
 }
@@ -103,6 +112,8 @@ mod tests {
         assert_eq!(parse(b"5 7 100M\n"), Some((5, 7, &b"100M"[..])));
         assert_eq!(parse(b"5 7"), Some((5, 7, &b""[..])));
         assert_eq!(parse(b"5 7 \n"), Some((5, 7, &b""[..])));
+        assert_eq!(parse(b"5 7  100"), Some((5, 7, &b" 100"[..])), "a second blank is no part of the form");
+        assert_eq!(parse(b"5  7 100"), Some((5, 0, &b"7 100"[..])), "and here stands for descriptor 0");
         for text in ["", "5", "5 ", "x 7", "5 x", "5 7x", "-1 7 0", "5 -7 0", "5, 7", "99999999999 1"] {
             assert_eq!(parse(text.as_bytes()), None, "{text}");
         }

@@ -114,8 +114,8 @@ pub(crate) fn show_use_hierarchy(_context: &FileContext<'_>) -> Shown {
 }
 
 pub(crate) fn set_use_hierarchy(_context: &FileContext<'_>, written: &[u8]) -> Done {
-    match value::parse_decimal(value::strip(written)) {
-        Some(1) => Ok(()),
+    match value::parse_number(written)? {
+        1 => Ok(()),
         _ => Err(ControlError::Invalid),
     }
 }

@@ -71,10 +71,10 @@ pub(crate) fn show_slabinfo(context: &FileContext<'_>) -> Shown {
 }
 
 pub(crate) fn drop_caches(context: &FileContext<'_>, written: &[u8]) -> Done {
-    let what = match value::parse_decimal(value::strip(written)) {
-        Some(1) => DropCaches::Pages,
-        Some(2) => DropCaches::Objects,
-        Some(3) => DropCaches::Both,
+    let what = match value::parse_number(written)? {
+        1 => DropCaches::Pages,
+        2 => DropCaches::Objects,
+        3 => DropCaches::Both,
         _ => return Err(ControlError::Invalid),
     };
     context.engine().drop_caches(what, context.request.cancelled);
@@ -83,7 +83,7 @@ pub(crate) fn drop_caches(context: &FileContext<'_>, written: &[u8]) -> Done {
 
 /// `vm.compact_memory`.
 pub(crate) fn compact_memory(context: &FileContext<'_>, written: &[u8]) -> Done {
-    if value::strip(written) != b"1" {
+    if value::parse_number(written)? != 1 {
         return Err(ControlError::Invalid);
     }
     context.engine().trim();

@@ -7,7 +7,7 @@ use umemcg::EventKind;
 
 use crate::error::ControlError;
 use crate::row::FileContext;
-use crate::value::strip;
+use crate::value::parse_number;
 
 pub(crate) fn show(context: &FileContext<'_>) -> Result<String, ControlError> {
     let disabled = u8::from(context.tree.part(context.group).oom_kill_disabled.load(Relaxed));
@@ -16,10 +16,10 @@ pub(crate) fn show(context: &FileContext<'_>) -> Result<String, ControlError> {
 }
 
 pub(crate) fn set(context: &FileContext<'_>, written: &[u8]) -> Result<(), ControlError> {
-    let disabled = match strip(written) {
+    let disabled = match parse_number(written)? {
         _ if context.group.is_root() => return Err(ControlError::Invalid),
-        b"0" => false,
-        b"1" => true,
+        0 => false,
+        1 => true,
         _ => return Err(ControlError::Invalid),
     };
     context.tree.part(context.group).oom_kill_disabled.store(disabled, Relaxed);

@@ -3,8 +3,11 @@
 //! Limits are bytes, kept in whole pages: text is rounded *down* to a page, so `4095` is 0 and `4097` reads back as
 //! 4096. The two generations of files spell "no limit" differently and agree on everything else. Text is what stands
 //! before the first NUL, without the white space around it: `echo` adds a newline, and some writers add NULs.
+//!
+//! Numbers are C's: `0x` begins a hexadecimal one and a further `0` an octal one. Where Linux takes a text for a number
+//! that its writer cannot have meant (nothing at all, a suffix alone, more than 64 bits), it is refused.
 
-use umemcg_base::{PAGE_SIZE_U64, parse_size};
+use umemcg_base::PAGE_SIZE_U64;
 
 use crate::error::ControlError;
 
@@ -46,7 +49,7 @@ fn parse_limit(written: &[u8], unlimited: &[u8]) -> Result<u64, ControlError> {
     if text == unlimited {
         return Ok(UNLIMITED);
     }
-    let bytes = parse_size(text).map_err(|_| ControlError::Invalid)?;
+    let bytes = parse_bytes(text).ok_or(ControlError::Invalid)?;
     let whole = bytes / PAGE_SIZE_U64 * PAGE_SIZE_U64;
     Ok(if whole >= UNLIMITED_V1_SHOWN { UNLIMITED } else { whole })
 }
@@ -56,7 +59,7 @@ fn parse_limit(written: &[u8], unlimited: &[u8]) -> Result<u64, ControlError> {
 /// # Errors
 /// [`ControlError::Invalid`] for anything else.
 pub fn parse_size_v1(written: &[u8]) -> Result<u64, ControlError> {
-    parse_size(strip(written)).map_err(|_| ControlError::Invalid)
+    parse_bytes(strip(written)).ok_or(ControlError::Invalid)
 }
 
 /// A limit as a v1 file shows it.
@@ -74,24 +77,76 @@ pub fn show_limit_v2(bytes: u64) -> String {
 /// # Errors
 /// [`ControlError::Invalid`] for text, fractions, negative numbers, and numbers that no id can have.
 pub fn parse_pid(written: &[u8]) -> Result<u32, ControlError> {
-    let number = parse_decimal(strip(written)).ok_or(ControlError::Invalid)?;
+    let number = parse_number(written)?;
     if number > i32::MAX as u64 {
         return Err(ControlError::Invalid);
     }
     Ok(number as u32)
 }
 
-/// What `memory.reclaim` takes: a size in bytes, and optionally `swappiness=N` with N from 0 to 200. There is no
+/// A number without a suffix, as files take it that hold a switch, a percentage or an id. A `+` may stand before it.
+///
+/// # Errors
+/// [`ControlError::Invalid`] for anything else.
+#[doc(alias = "kstrtoull")]
+pub fn parse_number(written: &[u8]) -> Result<u64, ControlError> {
+    let text = strip(written);
+    match split_number(text.strip_prefix(b"+").unwrap_or(text)) {
+        Some((number, [])) => Ok(number),
+        _ => Err(ControlError::Invalid),
+    }
+}
+
+/// A number of bytes, with a suffix or without.
+#[doc(alias = "memparse")]
+fn parse_bytes(text: &[u8]) -> Option<u64> {
+    let (number, suffix) = split_number(text)?;
+    let shift = match suffix {
+        [] => 0,
+        [suffix] => match suffix.to_ascii_lowercase() {
+            b'k' => 10,
+            b'm' => 20,
+            b'g' => 30,
+            b't' => 40,
+            b'p' => 50,
+            b'e' => 60,
+            _ => return None,
+        },
+        _ => return None,
+    };
+    number.checked_mul(1 << shift)
+}
+
+/// The number that a text begins with, in the radix that it says itself, and what follows.
+#[doc(alias = "simple_strtoull")]
+fn split_number(text: &[u8]) -> Option<(u64, &[u8])> {
+    let (radix, digits) = match text {
+        [b'0', b'x' | b'X', digit, ..] if digit.is_ascii_hexdigit() => (16, &text[2..]),
+        [b'0', ..] => (8, text),
+        _ => (10, text),
+    };
+    let len = digits.iter().take_while(|&&byte| char::from(byte).is_digit(radix)).count();
+    let (digits, rest) = digits.split_at(len);
+    let number = u64::from_str_radix(std::str::from_utf8(digits).ok()?, radix).ok()?;
+    Some((number, rest))
+}
+
+/// The largest `swappiness`.
+pub const SWAPPINESS_MAX: u64 = 200;
+
+/// What `memory.reclaim` takes: a size in bytes, and optionally `swappiness=N` with N from 0 to 200, or `max`. There is no
 /// swap, so the second part is checked and has no effect.
 ///
 /// # Errors
 /// [`ControlError::Invalid`] for anything else.
 pub fn parse_reclaim(written: &[u8]) -> Result<u64, ControlError> {
     let mut words = strip(written).split(|byte| byte.is_ascii_whitespace()).filter(|word| !word.is_empty());
-    let bytes = parse_size(words.next().unwrap_or_default()).map_err(|_| ControlError::Invalid)?;
+    let bytes = parse_bytes(words.next().unwrap_or_default()).ok_or(ControlError::Invalid)?;
     for word in words {
         let value = word.strip_prefix(b"swappiness=").ok_or(ControlError::Invalid)?;
-        parse_decimal(value).filter(|&n| n <= 200).ok_or(ControlError::Invalid)?;
+        if value != b"max" && parse_number(value)? > SWAPPINESS_MAX {
+            return Err(ControlError::Invalid);
+        }
     }
     Ok(bytes / PAGE_SIZE_U64 * PAGE_SIZE_U64)
 }
@@ -126,7 +181,12 @@ mod tests {
             ("1t", 1 << 40),
             ("1p", 1 << 50),
             ("1e", 1 << 60),
-            ("009", 0),
+            ("010000", 4096),
+            ("010k", 8192),
+            ("00", 0),
+            ("0x1000", 4096),
+            ("0X8000K", 32 * MIB),
+            ("0x1E000", 0x1_e000),
         ] {
             assert_eq!(parse_limit_v1(text.as_bytes()), Ok(bytes), "{text:?}");
             assert_eq!(parse_limit_v2(text.as_bytes()), Ok(bytes), "{text:?}");
@@ -148,7 +208,11 @@ mod tests {
             "-1m",
             "--1",
             "+1",
-            "0x10",
+            "08",
+            "009",
+            "0x",
+            "0xg",
+            "x10",
             "1kb",
             "m",
             "-",
@@ -191,11 +255,13 @@ mod tests {
     }
 
     #[test]
-    fn process_ids_are_plain_numbers() {
-        for (text, pid) in [("0", 0), ("1\n", 1), ("2147483647", 2_147_483_647)] {
+    fn process_ids_are_numbers_without_a_suffix() {
+        for (text, pid) in
+            [("0", 0), ("1\n", 1), ("2147483647", 2_147_483_647), ("010", 8), ("0x10", 16), ("+1", 1)]
+        {
             assert_eq!(parse_pid(text.as_bytes()), Ok(pid), "{text}");
         }
-        for text in ["", "-1", "x", "1.0", "1 2", "2147483648", "99999999999999999999", "+1"] {
+        for text in ["", "-1", "x", "1.0", "1 2", "2147483648", "99999999999999999999", "08", "++1", "1k"] {
             assert_eq!(parse_pid(text.as_bytes()), Err(ControlError::Invalid), "{text}");
         }
     }
@@ -204,6 +270,7 @@ mod tests {
     fn reclaim_takes_a_size_and_a_swappiness() {
         assert_eq!(parse_reclaim(b"10m\n"), Ok(10 * MIB));
         assert_eq!(parse_reclaim(b"10m swappiness=200\n"), Ok(10 * MIB));
+        assert_eq!(parse_reclaim(b"10m swappiness=max"), Ok(10 * MIB));
         assert_eq!(parse_reclaim(b"4097"), Ok(4096));
         for text in ["", "x", "10m 20m", "10m swappiness=201", "10m swappiness=", "swappiness=1", "-1", "max"]
         {
@@ -228,6 +295,7 @@ mod tests {
         #[test]
         fn no_text_is_too_strange(text in proptest::collection::vec(any::<u8>(), 0..64)) {
             let _ = (parse_limit_v1(&text), parse_limit_v2(&text), parse_pid(&text), parse_reclaim(&text));
+            let _ = parse_number(&text);
         }
     }
 }

@@ -262,7 +262,8 @@ fn what_makes_no_sense_is_refused_with_the_kernels_errors() {
     for (text, error) in [
         ("", Invalid),
         ("5", Invalid),
-        ("5 7", Invalid),
+        ("5  7 1M", BadDescriptor),
+        ("5 7  1M", Invalid),
         ("5 7 x", Invalid),
         ("7 7 1M", Invalid),
         ("5 5 1M", Invalid),
@@ -277,6 +278,7 @@ fn what_makes_no_sense_is_refused_with_the_kernels_errors() {
     ] {
         assert_eq!(world.register("g", text), Err(error), "{text:?}");
     }
+    assert_eq!(world.register("g", "5 7"), Ok(()), "no threshold is one of 0, as in the kernel");
     let stranger = Credentials { uid: 1000, gid: 1000, supplementary: Vec::new() };
     assert_eq!(world.register_as("g", "5 7 1M", &stranger), Err(Denied));
     assert_eq!(world.f.write("g/cgroup.event_control", "5 7 1M"), Err(BadDescriptor));
