@@ -14,6 +14,7 @@ needs=(
     "setfacl acl"
     "diff diffutils"
     "find findutils"
+    "busybox busybox"
     "fio fio"
     "/usr/include/stdio.h libc6-dev"
 )

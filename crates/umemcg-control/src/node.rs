@@ -52,7 +52,7 @@ impl NodeId {
     }
 }
 
-/// What `stat` shows. Sizes are zero, as in the kernel's own tree: content is made when it is read.
+/// What `stat` shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attr {
     /// The node.
@@ -67,6 +67,9 @@ pub struct Attr {
     pub gid: u32,
     /// 1 for files; for directories 2 and one for each group below, as `find` expects.
     pub nlink: u32,
+    /// What a file is said to hold; more than it does, as in sysfs, since content is made when it is read. 0 for what
+    /// cannot be read.
+    pub size: u64,
     /// When the group was made.
     pub created: SystemTime,
 }

@@ -59,7 +59,16 @@ pub struct Row {
     pub doc: &'static str,
 }
 
+/// The size that `stat` shows of a file that can be read. As in sysfs, a page: tools know that less may be there, and
+/// those that let the kernel copy would take a file of size 0 for an empty one.
+const SHOWN_BYTES: u64 = 4096;
+
 impl Row {
+    /// The size that `stat` shows.
+    pub(crate) fn shown_bytes(&self) -> u64 {
+        if self.read.is_some() { SHOWN_BYTES } else { 0 }
+    }
+
     /// Whether a group has this file.
     pub fn is_in(&self, is_root: bool) -> bool {
         match self.place {

@@ -304,7 +304,8 @@ impl ControlTree {
         })
     }
 
-    /// Bytes of the content from `offset`. A read at offset 0 makes the content; those behind it go on in the same one.
+    /// Bytes of the content from `offset`. A read that goes on where the last one ended sees the same content; any other
+    /// makes it anew.
     ///
     /// # Errors
     /// `Invalid` for a file that cannot be read, `Gone`, and what the file's row says.
@@ -316,19 +317,18 @@ impl ControlTree {
         request: &Request<'_>,
     ) -> Result<Vec<u8>, ControlError> {
         let read = file.row.read.ok_or(ControlError::Invalid)?;
-        let group = file.group()?;
+        let offset = usize::try_from(offset).map_err(|_| ControlError::Invalid)?;
         let mut content = file.content.lock();
-        let text = match &*content {
-            Some(text) if offset > 0 => Arc::clone(text),
-            _ => {
+        let goes_on = content.goes_on_at(offset);
+        // What is left of a text does not depend on the group any more.
+        if !goes_on || offset == content.text.len() {
+            let group = file.group()?;
+            if !goes_on {
                 file.watch.note_read(file.row, &group);
-                let made = read(&FileContext { tree: self, group: &group, file, request })?;
-                Arc::clone(content.insert(Arc::from(made)))
+                content.text = read(&FileContext { tree: self, group: &group, file, request })?;
             }
-        };
-        let start = usize::try_from(offset).map_or(text.len(), |offset| offset.min(text.len()));
-        let end = start.saturating_add(len).min(text.len());
-        Ok(text.as_bytes()[start..end].to_vec())
+        }
+        Ok(content.take(offset, len))
     }
 
     /// Does what the text says. All of it is taken, or nothing; where in the file it was written does not matter.
@@ -379,7 +379,8 @@ impl ControlTree {
         let part = self.part(group);
         let Owner { uid, gid, mode } = part.owner(row);
         let nlink = if row.is_some() { 1 } else { 2 + group.nr_children() as u32 };
-        Attr { node, is_directory: row.is_none(), mode, uid, gid, nlink, created: part.created }
+        let size = row.map_or(0, |row| ROWS[row as usize].shown_bytes());
+        Attr { node, is_directory: row.is_none(), mode, uid, gid, nlink, size, created: part.created }
     }
 
     /// What a name in a group's directory stands for.

@@ -69,6 +69,11 @@ fn each_write_is_taken_or_refused_and_a_refused_one_changes_nothing() {
         ("memory.limit_in_bytes", "4097", Ok(()), "4096\n"),
         ("memory.limit_in_bytes", "0", Ok(()), "0\n"),
         ("memory.limit_in_bytes", "-1", Ok(()), "9223372036854771712\n"),
+        ("memory.limit_in_bytes", "010000", Ok(()), "4096\n"),
+        ("memory.limit_in_bytes", "0x4000", Ok(()), "16384\n"),
+        ("memory.limit_in_bytes", "08", Err(Invalid), "9223372036854771712\n"),
+        ("memory.wmark_ratio", "010", Ok(()), "8\n"),
+        ("memory.wmark_ratio", "08", Err(Invalid), "0\n"),
         ("memory.limit_in_bytes", "max", Err(Invalid), "9223372036854771712\n"),
         ("memory.limit_in_bytes", "-2", Err(Invalid), "9223372036854771712\n"),
         ("memory.limit_in_bytes", "1.0", Err(Invalid), "9223372036854771712\n"),
@@ -242,8 +247,9 @@ fn one_sequence_of_reads_sees_one_content() {
     assert_eq!(read(1, 100), "\n", "still the content that the first read began");
     assert_eq!(read(2, 100), "");
     assert!(read(0, 100).len() > 2, "a read from the start looks again");
-    assert_eq!(read(u64::MAX, 100), "");
     drop(held);
+    assert_eq!(read(1, 100), "\n", "and so does one that goes on nowhere");
+    assert_eq!(read(u64::MAX, 100), "");
 }
 
 #[test]
@@ -319,9 +325,13 @@ fn removal_needs_an_empty_group_and_ends_its_open_files() {
     f.write("cgroup.procs", "100").unwrap();
     let held = f.group("a/b").try_charge(MIB).unwrap();
     let file = f.open_as("a/b/memory.max", READ, &Credentials::ROOT).unwrap();
+    let begun = f.open_as("a/b/memory.max", READ, &Credentials::ROOT).unwrap();
+    assert_eq!(f.tree.read(&begun, 0, 1, &request(1)), Ok(b"m".to_vec()));
     let node = f.node("a/b").unwrap();
     assert_eq!(f.rmdir("a/b"), Ok(()), "memory does not keep a group");
     assert_eq!(f.read_open(&file), Err(Gone));
+    assert_eq!(f.tree.read(&begun, 1, 9, &request(1)), Ok(b"ax\n".to_vec()), "what was begun is ended");
+    assert_eq!(f.tree.read(&begun, 4, 9, &request(1)), Err(Gone));
     assert_eq!(f.tree.attr(node).map(drop), Err(NotFound));
     assert_eq!(f.rmdir("a/b"), Err(NotFound));
     assert_eq!(f.rmdir("a/tasks"), Err(ControlError::NotDirectory));

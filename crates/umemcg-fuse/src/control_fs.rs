@@ -1,9 +1,8 @@
 //! The control tree as a mounted file system.
 //!
 //! Nothing is cached by the kernel: names and attributes are good for no time at all, files are read and written directly.
-//! So a change of owner counts at once, and what is read was made for that reader. Sizes are 0, as in the kernel's own
-//! tree; truncation, which every `echo x > file` asks for, is accepted and means nothing. An error of a write is the error of
-//! `write(2)`.
+//! So a change of owner counts at once, and what is read was made for that reader. Sizes are those of sysfs: a page. Truncation,
+//! which every `echo x > file` asks for, is accepted and means nothing. An error of a write is the error of `write(2)`.
 //!
 //! Limit writes reclaim and may take long. Any signal ends the wait: a v1 limit write is then EINTR and has changed nothing,
 //! a v2 one has succeeded already.
@@ -31,13 +30,21 @@ use crate::session::{Filesystem, Step};
 use crate::who::{ProcessDescriptors, credentials_of};
 use crate::wire::reply::{Attr as WireAttr, AttrOut, EntryOut, OpenOut, PollOut, StatfsOut};
 use crate::wire::request::{PollIn, ReadIn, SetattrIn, WriteIn};
-use crate::wire::{DirBuffer, InHeader, Negotiated, Op, POLL_SCHEDULE_NOTIFY, open_reply, setattr_valid};
+use crate::wire::{
+    DirBuffer, InHeader, Negotiated, Op, POLL_SCHEDULE_NOTIFY, open_reply, read_flag, setattr_valid,
+};
 
 /// Type bits of a mode.
 const DIRECTORY: u32 = 0o040_000;
 const REGULAR: u32 = 0o100_000;
 /// Shift from a mode to the type in a listing.
 const TYPE_SHIFT: u32 = 12;
+
+/// Answer to a read that no process makes for itself: `sendfile` and `splice` fill the kernel's page cache first. What
+/// was made for one reader would then be there for all others, and a text that is shorter than the file's size may be
+/// handed out with NULs behind it when its attributes are asked for meanwhile. With this error every tool reads instead,
+/// which an empty file, as the kernel takes one of size 0 for, would not make it do.
+const NOT_THROUGH_PAGE_CACHE: Errno = Errno::INVAL;
 
 /// No entry of a listing takes less.
 const DIRENT_BYTES_MIN: usize = 24;
@@ -136,6 +143,9 @@ impl ControlFs {
 
     fn read(&self, arg: &ReadIn, tid: u32, reply: &Reply) -> Result<Vec<u8>, Errno> {
         let file = self.open_file(arg.fh)?;
+        if arg.read_flags & read_flag::LOCKOWNER == 0 {
+            return Err(NOT_THROUGH_PAGE_CACHE);
+        }
         let request = Request {
             tid,
             descriptors: &NoDescriptors,
@@ -319,6 +329,7 @@ fn wire_attr(attr: &Attr) -> WireAttr {
     let (seconds, nanoseconds) = (created.as_secs(), created.subsec_nanos());
     WireAttr {
         ino: attr.node.into_raw(),
+        size: attr.size,
         atime: seconds,
         mtime: seconds,
         ctime: seconds,

@@ -151,12 +151,14 @@ fn a_failed_write_fails_in_write_and_not_in_close() {
 }
 
 #[test]
-fn a_listing_shows_modes_owners_and_no_sizes() {
+fn a_listing_shows_modes_owners_and_sizes_of_pages() {
     let Some(mount) = Mount::new() else { return };
     mount.ok("mkdir A A/B");
     let long = mount.ok("ls -l A");
     let line = |name: &str| long.lines().find(|line| line.ends_with(&format!(" {name}"))).unwrap().to_owned();
-    assert!(line("memory.limit_in_bytes").starts_with("-rw-r--r-- 1 root root 0 "), "{long}");
+    // As in sysfs: a page, of which a part is there. What cannot be read has none.
+    assert!(line("memory.limit_in_bytes").starts_with("-rw-r--r-- 1 root root 4096 "), "{long}");
+    assert!(line("memory.force_empty").contains(" root root    0 "), "{long}");
     assert!(line("memory.stat").starts_with("-r--r--r-- 1 "), "{long}");
     assert!(line("memory.force_empty").starts_with("--w------- 1 "), "{long}");
     assert!(line("B").starts_with("drwxr-xr-x 2 "), "{long}");
@@ -207,6 +209,50 @@ fn small_reads_see_one_content_and_a_rewind_a_new_one() {
     text.clear();
     file.read_to_string(&mut text).unwrap();
     assert_eq!(text, "1048576\n");
+}
+
+/// Tools that let the kernel copy, and those that look at the size first.
+#[test]
+fn every_tool_reads_what_is_there_and_nothing_else() {
+    let Some(mount) = Mount::new() else { return };
+    mount.ok("mkdir A; echo 64m > A/memory.max");
+    let directory = tempfile::tempdir().unwrap();
+    let copy = directory.path().join("copy");
+    let stat = mount.ok("while read -r line; do echo \"$line\"; done < A/memory.stat");
+    for (file, text) in [("A/memory.max", "67108864\n"), ("A/memory.stat", &*stat)] {
+        for tool in [
+            "cat $F > $C",
+            "cat $F | cat > $C",
+            "cp $F $C",
+            "dd if=$F of=$C 2>/dev/null",
+            "busybox cat $F > $C",
+            "busybox cat $F | cat > $C",
+            "busybox cp $F $C",
+            "tail -n +1 $F > $C",
+            "tail -n 1000 $F > $C",
+            "head -n 1000 $F > $C",
+            "grep '' $F > $C",
+            "python3 -c 'import shutil, sys; shutil.copyfile(*sys.argv[1:])' $F $C",
+            "python3 -c 'import sys; sys.stdout.write(open(sys.argv[1]).read())' $F > $C",
+        ] {
+            let shown = mount.sh(&format!("F={file} C={}; {tool}", copy.display()));
+            let copied = std::fs::read_to_string(&copy).unwrap_or_default();
+            assert_eq!(copied, text, "{tool}: {shown}");
+            let _ = std::fs::remove_file(&copy);
+        }
+        // The standard library asks the kernel for it in several ways.
+        let mut open = std::fs::File::open(mount.path(file)).unwrap();
+        std::io::copy(&mut open, &mut std::fs::File::create(&copy).unwrap()).unwrap();
+        assert_eq!(std::fs::read_to_string(&copy).unwrap(), text);
+        let (mut near, mut far) = std::os::unix::net::UnixStream::pair().unwrap();
+        open.rewind().unwrap();
+        assert_eq!(std::io::copy(&mut open, &mut near).unwrap(), text.len() as u64);
+        drop(near);
+        let mut received = String::new();
+        far.read_to_string(&mut received).unwrap();
+        assert_eq!(received, text);
+        assert_eq!(mount.ok(&format!("wc -c < {file}")).trim(), text.len().to_string());
+    }
 }
 
 #[test]

@@ -41,9 +41,12 @@ fn a_new_group_has_all_its_files_and_no_limit() {
         assert_eq!(mount.sh("cat $CG/g/memory.use_hierarchy").good(), "1");
         assert_eq!(mount.number(group, "memory.failcnt"), 0);
         assert_eq!(mount.sh("cat $CG/g/tasks").good(), "");
-        // Every readable file can be read with one tool that knows nothing of it, and ls shows files of size 0.
+        // Every readable file can be read with one tool that knows nothing of it, whether it reads or has the kernel copy,
+        // and shows the size of a page.
         mount.sh("cd $CG/g; find . -type f -perm -u+r -exec cat {} +").good();
-        mount.sh("[ \"$(find $CG/g -type f -size +0 | wc -l)\" = 0 ]").good();
+        mount.sh("cd $CG/g; find . -type f -perm -u+r -exec busybox cat {} +").good();
+        mount.sh("[ \"$(busybox cat $CG/g/memory.max)\" = max ]").good();
+        mount.sh("[ \"$(find $CG/g -type f -perm -u+r ! -size 4096c | wc -l)\" = 0 ]").good();
         mount.sh("ls -l $CG/g/memory.limit_in_bytes | grep '^-rw-r--r--'; ls -l $CG/g/memory.usage_in_bytes | grep '^-r--r--r--'").good();
         mount.sh("ls -ld $CG/g | grep '^drwxr-xr-x'").good();
     });

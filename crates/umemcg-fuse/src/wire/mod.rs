@@ -154,6 +154,12 @@ pub mod setattr_valid {
     pub const KILL_SUIDGID: u32 = 1 << 11;
 }
 
+/// Flags of a READ.
+pub mod read_flag {
+    /// A process reads for itself, and its lock owner is given; not set when the kernel fills its page cache.
+    pub const LOCKOWNER: u32 = 1 << 1;
+}
+
 /// Flags of a WRITE.
 #[allow(missing_docs)]
 pub mod write_flag {
