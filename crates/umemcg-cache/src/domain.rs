@@ -370,7 +370,15 @@ impl Domain {
         true
     }
 
-    /// The file is written soon, not at its expiry: its last user closed it.
+    /// A file was discarded: lets go of it now, unless the flusher is at it and does so.
+    pub(crate) fn forget(&self, file: &Arc<File>) {
+        let Some(group) = file.dirty_owner.group() else { return };
+        if self.queue.lock().dirty.remove(&group, file) {
+            self.retire(file);
+        }
+    }
+
+    /// The file is written soon, not at its expiry.
     pub(crate) fn flush_soon(&self, file: &Arc<File>) {
         file.dirty_since_ms.store(DUE_NOW, Ordering::Relaxed);
         self.bell.ring();
@@ -526,6 +534,11 @@ impl Domain {
         }
         let done = self.queue.lock().current.take();
         drop(done);
+        self.retire(&file);
+    }
+
+    /// A file that was taken off its list is clean, unless a page has become dirty since.
+    fn retire(&self, file: &Arc<File>) {
         file.dirty_since_ms.store(0, Ordering::Relaxed);
         let group = file.dirty_owner.let_go();
         // AcqRel: pairs with the swap in `enqueue`. A page that became dirty before an earlier swap there is seen below; a
@@ -534,7 +547,7 @@ impl Domain {
         if !file.is_stable()
             && let Some(group) = group
         {
-            self.enqueue(&file, || file.dirty_owner.hold_again(group));
+            self.enqueue(file, || file.dirty_owner.hold_again(group));
         }
     }
 

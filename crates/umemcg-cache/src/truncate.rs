@@ -90,8 +90,11 @@ impl File {
     /// The file has no name and nobody has it open: forgets its data without writing it.
     pub fn discard(self: &Arc<Self>) {
         self.discarded.store(true, Ordering::Relaxed);
-        let _content = self.content.write();
-        self.drop_pages(0, PAGES_END, false);
+        {
+            let _content = self.content.write();
+            self.drop_pages(0, PAGES_END, false);
+        }
+        self.domain.forget(self);
     }
 
     /// Zeroes `from..to` of one page if it is cached.

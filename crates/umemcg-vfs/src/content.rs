@@ -5,6 +5,7 @@
 //! 2. While somebody has it open the host file is open, for writing once somebody wanted to write.
 //! 3. After the last close the host file stays open until what is dirty has been written back (the entry *lingers*), then
 //!    it is closed.
+//!    Closing starts no write-back: a file that is removed soon after is never written.
 //! 4. With the entry the content goes. If the file has no name any more, its dirty data is not worth writing.
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -99,6 +100,17 @@ impl Content {
             self.store.clear_fds();
         }
         is_idle
+    }
+
+    /// The file has no name any more: forgets its data without writing it, and closes the host file.
+    pub(crate) fn discard(&self) {
+        self.file.discard();
+        // The flusher may know the file for a while yet; the host's space is free at once.
+        if let Some(opens) = self.opens.try_lock()
+            && *opens == 0
+        {
+            self.store.clear_fds();
+        }
     }
 
     /// Whether one that is made anew from the host would do as well: nobody has it open, it has no page, and it knows nothing that

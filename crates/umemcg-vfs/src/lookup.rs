@@ -152,7 +152,7 @@ impl Vfs {
             slot.content.clone().filter(|_| is_abandoned)
         });
         if let Some(content) = abandoned.flatten() {
-            content.file.discard();
+            content.discard();
             shared.stop_lingering(node);
         }
     }

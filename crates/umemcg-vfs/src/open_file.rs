@@ -18,8 +18,9 @@ const O_SYNC_ONLY: u32 = 0o4_000_000;
 /// Reaped per close; more than one, so that the list of lingering files shrinks.
 const REAPED_PER_CLOSE: usize = 4;
 
-/// An open regular file. Dropping the last reference closes it: the last close of a file starts write-back, and waits
-/// for that of an older file when too many closed files have data to write back.
+/// An open regular file. Dropping the last reference closes it. Closing starts no write-back of its own: what is dirty is
+/// written when it is old enough, or when there is too much of it. Only when many closed files have data to write back
+/// does a close ask for that of the longest closed, and it waits for one of them when there are too many.
 #[derive(Debug)]
 pub struct OpenFile {
     node: NodeId,
@@ -174,11 +175,8 @@ impl Shared {
                 let is_wanted = slot.is_looked_up() || !slot.is_nameless;
                 is_wanted && !std::mem::replace(&mut slot.lingers, true)
             }) == Some(true);
-        if must_linger {
-            content.file.start_writeback();
-        }
         if keeps_pin {
-            self.lingering.lock().push_back(node);
+            self.lingering.lock().push(node);
         } else {
             self.dispose(self.table.unpin(node));
         }

@@ -33,7 +33,7 @@ pub(crate) struct Shared {
     pub(crate) table: InodeTable,
     pub(crate) descriptors: DescriptorCache,
     /// Nodes whose content is written back after the last close, oldest first.
-    pub(crate) lingering: RankedMutex<VecDeque<NodeId>>,
+    pub(crate) lingering: RankedMutex<Lingering>,
     /// (C) Most of these, and of orphan descriptors.
     pub(crate) max_held: usize,
     /// Nodes kept for their cached content, oldest first; some may be in use again or gone.
@@ -44,6 +44,59 @@ pub(crate) struct Shared {
     pub(crate) kernel: OnceLock<Arc<dyn KernelCache>>,
     /// Last, because everything above gives memory back to it.
     pub(crate) engine: Arc<Engine>,
+}
+
+/// Nodes of closed files whose host file is open because they have data to write back. Some may be in use again, or gone.
+#[derive(Debug, Default)]
+pub(crate) struct Lingering {
+    /// Their data waits until it is old enough. Longest closed first.
+    waiting: VecDeque<NodeId>,
+    /// The flusher was asked for their data.
+    asked: VecDeque<NodeId>,
+}
+
+impl Lingering {
+    /// A file was closed.
+    pub(crate) fn push(&mut self, node: NodeId) {
+        self.waiting.push_back(node);
+    }
+
+    fn len(&self) -> usize {
+        self.waiting.len() + self.asked.len()
+    }
+
+    /// Takes up to `max` of each kind, to be looked at.
+    fn take_oldest(&mut self, max: usize) -> (Vec<NodeId>, Vec<NodeId>) {
+        let take = |from: &mut VecDeque<NodeId>| from.drain(..max.min(from.len())).collect();
+        (take(&mut self.waiting), take(&mut self.asked))
+    }
+
+    /// Puts back those that linger on: what waits in its old order, what was asked for behind the others, since a file that
+    /// fails must not hide them.
+    fn put_back(&mut self, waiting: Vec<NodeId>, asked: Vec<NodeId>) {
+        waiting.into_iter().rev().for_each(|node| self.waiting.push_front(node));
+        self.asked.extend(asked);
+    }
+
+    /// The longest closed, to be written now that more than half of `max` wait. Several at once, so that the flusher looks
+    /// through its files once for all of them.
+    fn ask_for_oldest(&mut self, max: usize) -> Vec<NodeId> {
+        if self.waiting.len() <= max / 2 {
+            return Vec::new();
+        }
+        let nr = (max / 8).clamp(1, self.waiting.len());
+        let due: Vec<NodeId> = self.waiting.drain(..nr).collect();
+        self.asked.extend(&due);
+        due
+    }
+
+    /// The oldest of those that were asked for, when there are more than `max` in all.
+    fn take_beyond(&mut self, max: usize) -> Option<NodeId> {
+        if self.len() <= max {
+            return None;
+        }
+        self.asked.pop_front().or_else(|| self.waiting.pop_front())
+    }
 }
 
 /// What an operation needs to know of an inode, copied out of the table.
@@ -66,7 +119,7 @@ impl Shared {
             table: InodeTable::numbered(volume.root_stat.key(), base, nr_shards),
             volume,
             descriptors: DescriptorCache::new(max_idle_descriptors, max_in_all),
-            lingering: RankedMutex::new(Rank::ObjectOwner, VecDeque::new()),
+            lingering: RankedMutex::new(Rank::ObjectOwner, Lingering::default()),
             max_held: max_idle_descriptors.max(1),
             kept: RankedMutex::new(Rank::ObjectOwner, VecDeque::new()),
             max_kept,
@@ -237,7 +290,7 @@ impl Shared {
         for gone in removed {
             self.descriptors.remove(gone.node);
             if let (Some(content), true) = (&gone.content, gone.is_nameless) {
-                content.file.discard();
+                content.discard();
             }
             released_bytes += if gone.was_asked { gone.bytes } else { 0 };
         }
@@ -247,44 +300,48 @@ impl Shared {
         }
     }
 
-    /// Closes the host files of lingering content that has been written back; looks at `max` of them at most.
+    /// Closes the host files of lingering content that has been written back; looks at `max` of each kind at most.
     pub(crate) fn reap_lingering(&self, max: usize) {
-        let batch: Vec<NodeId> = {
-            let mut lingering = self.lingering.lock();
-            let nr = max.min(lingering.len());
-            lingering.drain(..nr).collect()
-        };
-        for node in batch {
-            self.reap(node, false);
-        }
+        let (waiting, asked) = self.lingering.lock().take_oldest(max);
+        let still_waiting = waiting.into_iter().filter(|&node| !self.reap(node, false)).collect();
+        let still_asked = asked.into_iter().filter(|&node| !self.reap(node, false)).collect();
+        self.lingering.lock().put_back(still_waiting, still_asked);
     }
 
-    /// Keeps the bound on lingering content: its oldest is written back now. A store that fails makes it exceed the bound,
-    /// because what was accepted is not given up.
+    /// Keeps the bound on lingering content. From half of it on the flusher is asked for the longest closed, so that a close
+    /// seldom finds the bound reached; one that does writes the oldest back itself. A store that fails makes it exceed the
+    /// bound, because what was accepted is not given up.
     pub(crate) fn bound_lingering(&self) {
+        let due = self.lingering.lock().ask_for_oldest(self.max_held);
+        for node in due {
+            if let Some(content) = self.lingering_content(node) {
+                content.file.start_writeback();
+            }
+        }
         loop {
-            let oldest = {
-                let mut lingering = self.lingering.lock();
-                if lingering.len() <= self.max_held { None } else { lingering.pop_front() }
-            };
+            let oldest = self.lingering.lock().take_beyond(self.max_held);
             let Some(node) = oldest else { return };
             if !self.reap(node, true) {
+                self.lingering.lock().asked.push_back(node);
                 return;
             }
         }
     }
 
+    /// The content of a node that lingers. None when it is gone, or a forget has let it go.
+    fn lingering_content(&self, node: NodeId) -> Option<Arc<Content>> {
+        self.table.with(node, |slot| slot.content.clone().filter(|_| slot.lingers)).flatten()
+    }
+
     /// Lets one lingering node go if it is clean, after making it so if asked. False when it lingers on.
     fn reap(&self, node: NodeId, write_back: bool) -> bool {
-        // Gone, or let go by a forget.
-        let content = self.table.with(node, |slot| slot.content.clone().filter(|_| slot.lingers)).flatten();
-        let Some(content) = content else { return true };
-        if content.try_close() || (write_back && content.file.write_back().is_ok() && content.try_close()) {
+        let Some(content) = self.lingering_content(node) else { return true };
+        let is_closed =
+            content.try_close() || (write_back && content.file.write_back().is_ok() && content.try_close());
+        if is_closed {
             self.stop_lingering(node);
-            return true;
         }
-        self.lingering.lock().push_back(node);
-        false
+        is_closed
     }
 
     /// Keeps an inode that the kernel has just forgotten, in place of the one kept longest.

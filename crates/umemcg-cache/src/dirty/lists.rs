@@ -74,6 +74,18 @@ impl DirtyLists {
         taken
     }
 
+    /// Takes a file off its group's list; false when it is not there. Looks through the list.
+    pub(crate) fn remove(&mut self, group: &Arc<Group>, file: &Arc<File>) -> bool {
+        let group = living(group).id();
+        let Some(list) = self.by_group.get_mut(&group) else { return false };
+        let Some(at) = list.files.iter().position(|there| Arc::ptr_eq(there, file)) else { return false };
+        list.files.remove(at);
+        if list.files.is_empty() {
+            self.by_group.remove(&group);
+        }
+        true
+    }
+
     /// The groups that have dirty files, with how many.
     pub(crate) fn groups(&self) -> Vec<(Arc<Group>, usize)> {
         self.by_group.values().map(|list| (Arc::clone(&list.group), list.files.len())).collect()

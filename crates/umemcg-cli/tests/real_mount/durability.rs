@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
@@ -222,4 +222,21 @@ fn sync_on_a_full_store_says_what_is_not_durable_and_all_is_well_when_there_is_r
     }
     mount.assert_alive();
     mount.umount();
+}
+
+#[test]
+fn files_removed_soon_after_their_close_leave_no_byte_below() {
+    needs_mount!();
+    let mut mount = Mount::start();
+    mount.sh("for n in {1..40}; do head -c 256K /dev/urandom > $MNT/f$n; done").good();
+    let below: Vec<File> =
+        (1..=40).map(|n| File::open(mount.data().join(format!("f{n}"))).unwrap()).collect();
+    // Something is written and made durable meanwhile, but none of those.
+    mount.sh("head -c 4M /dev/urandom > $MNT/kept; sync $MNT/kept; rm $MNT/f*").good();
+    mount.umount();
+    for (n, file) in below.iter().enumerate() {
+        let found = file.metadata().unwrap();
+        assert_eq!((found.nlink(), found.size(), found.blocks()), (0, 0, 0), "file {n}");
+    }
+    assert_eq!(fs::metadata(mount.data().join("kept")).unwrap().len(), 4 << 20);
 }
