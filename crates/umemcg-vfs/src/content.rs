@@ -8,24 +8,20 @@
 //!    Closing starts no write-back: a file that is removed soon after is never written.
 //! 4. With the entry the content goes. If the file has no name any more, its dirty data is not worth writing.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
 use umemcg_base::sync::Mutex;
 
 use crate::attr::Attr;
 use crate::error::VfsError;
-use crate::host::{self, GROUP_EXECUTE, HostStat, SET_GID, SET_UID};
+use crate::host::HostStat;
 use crate::host_store::{HostStore, StoreFds};
 use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge};
-use crate::shown_times::{Shown, Stamp, Verdict};
+use crate::shown_times::{Did, Shown, Stamp};
 use crate::volume::Volume;
 use umemcg::{Engine, File, Group, OwnerId};
-
-/// How often a stamp that raced with our own write-back is read again before our own view is taken.
-const LOOKS_MAX: u32 = 4;
 
 /// See the file's head.
 #[derive(Debug)]
@@ -37,9 +33,6 @@ pub(crate) struct Content {
     volume: Arc<Volume>,
     /// How many have it open. Held while the host file is opened or closed: calls on this very file only.
     opens: Mutex<u32>,
-    /// (A) The file may have set-id bits or capabilities that a write must clear. Relaxed: a write concurrent with the
-    /// `chmod` that sets it may fall on either side.
-    may_have_privileges: AtomicBool,
 }
 
 impl Content {
@@ -55,14 +48,7 @@ impl Content {
         let file = engine
             .open_file(Arc::clone(&store) as _, stat.attr.size)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-        Ok(Arc::new(Self {
-            file,
-            store,
-            volume: Arc::clone(volume),
-            opens: Mutex::new(0),
-            may_have_privileges: AtomicBool::new(true),
-            charge,
-        }))
+        Ok(Arc::new(Self { file, store, volume: Arc::clone(volume), opens: Mutex::new(0), charge }))
     }
 
     /// Counts an open and makes sure that the host file is open, with `open(writable)` where it is not.
@@ -135,38 +121,53 @@ impl Content {
         self.store.fds()
     }
 
-    /// Attributes to show, after looking at the host with `stat`. Somebody else's change is adopted: clean pages are
+    /// Attributes to show, after looking at the host with `stat`. A change from outside is adopted: clean pages are
     /// dropped, and the host's length is taken.
     pub(crate) fn look(&self, stat: impl Fn() -> Result<HostStat, Errno>) -> Result<Attr, Errno> {
         let times = &self.store.times;
-        let mut tries = 0;
-        loop {
-            tries += 1;
-            let epoch = times.epoch();
-            let host = stat()?;
-            self.volume.clock.saw(host.attr.ctime);
-            match times.judge(Stamp::of(&host.attr), Some(epoch)) {
-                Verdict::Ours(shown) => return Ok(self.merge(host.attr, shown)),
-                Verdict::Raced(shown) if tries == LOOKS_MAX => return Ok(self.merge(host.attr, shown)),
-                Verdict::Raced(_) => {}
-                Verdict::Outside => {
-                    if times.adopt(Stamp::of(&host.attr), epoch) {
-                        tracing::debug!(ino = host.attr.ino, "changed from outside; cached pages dropped");
-                        self.may_have_privileges.store(true, Ordering::Relaxed);
-                        self.file.revalidate(host.attr.size);
-                        return Ok(self.merge(host.attr, None));
-                    }
-                }
-            }
+        let look = times.try_look();
+        let host = stat()?;
+        self.volume.clock.saw(host.attr.ctime);
+        let shown = match &look {
+            Some(look) => look.judge(Stamp::of(&host.attr)).map(|shown| (host.attr.mode, shown)),
+            // An operation of ours is under way, which may take set-id bits away and put them back.
+            None => times.known().map(|(known, shown)| (known.mode, shown)),
+        };
+        drop(look);
+        match shown {
+            Some((mode, shown)) => Ok(self.merge(Attr { mode, ..host.attr }, shown)),
+            None => self.adopt(stat),
         }
+    }
+
+    /// Takes over what was made of the host's file from outside. The look that counts is one with our own write-back kept out:
+    /// what that has written is neither theirs nor missing.
+    fn adopt(&self, stat: impl Fn() -> Result<HostStat, Errno>) -> Result<Attr, Errno> {
+        let mut seen = None;
+        self.file.revalidate(|| {
+            let alone = self.store.times.alone();
+            let host = stat();
+            let len = host.ok().and_then(|host| {
+                alone.found(Stamp::of(&host.attr));
+                alone.is_stale().then_some(host.attr.size)
+            });
+            seen = Some((host, alone));
+            len
+        });
+        let Some((host, alone)) = seen else { unreachable!("revalidation looks once") };
+        let host = host?;
+        if alone.is_stale() {
+            tracing::debug!(ino = host.attr.ino, "changed from outside; cached pages dropped");
+            self.store.privileges.note();
+            alone.adopted();
+        }
+        Ok(self.merge(host.attr, self.store.times.shown()))
     }
 
     /// Attributes to show for a stamp that was read at an unknown moment; `None` when a closer look is needed.
     pub(crate) fn glance(&self, host: &HostStat) -> Option<Attr> {
-        match self.store.times.judge(Stamp::of(&host.attr), None) {
-            Verdict::Ours(shown) => Some(self.merge(host.attr, shown)),
-            _ => None,
-        }
+        let shown = self.store.times.glance(Stamp::of(&host.attr))?;
+        Some(self.merge(host.attr, shown))
     }
 
     fn merge(&self, mut attr: Attr, shown: Option<Shown>) -> Attr {
@@ -183,10 +184,25 @@ impl Content {
         attr
     }
 
-    /// An operation of ours changed attributes on the host; `stat` was read after it.
-    pub(crate) fn changed_attributes(&self, stat: &HostStat, mtime_set: bool) {
-        self.store.times.changed_attributes(Stamp::of(&stat.attr), mtime_set);
-        self.may_have_privileges.store(true, Ordering::Relaxed);
+    /// Changes attributes of the host's file through a descriptor that holds it.
+    pub(crate) fn change_attributes<T>(
+        &self,
+        held: BorrowedFd<'_>,
+        sets_mtime: bool,
+        change: impl FnOnce() -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        let changed = self.store.alone(held, |_| (change(), Did::Attributes { mtime: sets_mtime }));
+        self.store.privileges.note();
+        changed
+    }
+
+    /// An operation of ours on names changed attributes on the host, where `stat` looks.
+    pub(crate) fn renamed(&self, stat: impl FnOnce() -> Result<HostStat, Errno>) -> Result<(), Errno> {
+        let alone = self.store.times.alone();
+        let host = stat()?;
+        self.volume.clock.saw(host.attr.ctime);
+        alone.found_renamed(Stamp::of(&host.attr));
+        Ok(())
     }
 
     /// A write is accepted now.
@@ -196,7 +212,7 @@ impl Content {
 
     /// Whether a write must first look for privileges to clear.
     pub(crate) fn may_have_privileges(&self) -> bool {
-        self.may_have_privileges.load(Ordering::Relaxed)
+        self.store.privileges.may_be_there()
     }
 
     /// Clears what a write takes from a file: its capabilities, and with `set_id` its set-id bits. Once nothing is left to clear,
@@ -204,27 +220,58 @@ impl Content {
     pub(crate) fn clear_privileges(&self, set_id: bool) -> Result<(), Errno> {
         let Some(fds) = self.fds() else { return Ok(()) };
         let fd = fds.buffered.as_fd();
-        // Before the look, so that a `chmod` in between is not missed.
-        self.may_have_privileges.store(false, Ordering::Relaxed);
-        let had_capabilities = rustix::fs::fremovexattr(fd, c"security.capability").is_ok();
-        let mode = host::stat_fd(fd)?.attr.mode;
-        let cleared = mode_without_set_id(mode);
-        if cleared != mode && set_id {
-            host::chmod(fd, cleared)?;
-        } else if cleared != mode {
-            // A writer who may keep the bits says nothing about the next.
-            self.may_have_privileges.store(true, Ordering::Relaxed);
-        }
-        if had_capabilities || (cleared != mode && set_id) {
-            self.store.times.changed_attributes(Stamp::of(&host::stat_fd(fd)?.attr), false);
-        }
-        Ok(())
+        self.store.alone(fd, |before| {
+            (self.store.privileges.clear(fd, before.attr.mode, set_id), Did::Attributes { mtime: false })
+        })
     }
 }
 
-/// The mode that a write by an unprivileged process leaves: without set-user-id, and without set-group-id where that means
-/// running as the group (without group execution it is a mark of mandatory locking).
-pub(crate) fn mode_without_set_id(mode: u32) -> u32 {
-    let mode_bits = mode & 0o7777;
-    if mode_bits & GROUP_EXECUTE != 0 { mode & !(SET_UID | SET_GID) } else { mode & !SET_UID }
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use crate::host;
+    use crate::testing::{Fixture, until_asleep};
+
+    #[test]
+    fn an_outside_change_during_write_back_costs_no_data() {
+        let v = Fixture::new();
+        let (path, file) = v.create("f");
+        file.write(&v.group, 0, &[b'a'; 100], false).unwrap();
+        v.vfs.fsync(&file, false).unwrap();
+        file.write(&v.group, 40960, &[b'b'; 4096], false).unwrap();
+        // Somebody else on the host.
+        std::io::Write::write_all(&mut std::fs::OpenOptions::new().append(true).open(&path).unwrap(), b"x")
+            .unwrap();
+        let host = std::fs::File::open(&path).unwrap();
+        let nr_looks = AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            let paused = file.content.store.pause();
+            let flusher = scope.spawn(|| v.vfs.fsync(&file, false).unwrap());
+            while file.content.file.nr_dirty() > 0 {
+                std::thread::yield_now();
+            }
+            let (tell, told) = std::sync::mpsc::channel();
+            let (content, looks, host) = (&file.content, &nr_looks, &host);
+            let opener = scope.spawn(move || {
+                tell.send(rustix::thread::gettid()).unwrap();
+                let stat = || {
+                    let stat = host::stat_fd(host);
+                    looks.fetch_add(1, Ordering::Relaxed);
+                    stat
+                };
+                content.look(stat).unwrap();
+            });
+            let opener_id = told.recv().unwrap();
+            while nr_looks.load(Ordering::Relaxed) == 0 {
+                std::thread::yield_now();
+            }
+            until_asleep(opener_id);
+            drop(paused);
+            flusher.join().unwrap();
+            opener.join().unwrap();
+        });
+        assert_eq!(file.content.file.len(), 45056);
+        assert_eq!(file.read(&v.group, 40960, 4096).unwrap().to_vec(), [b'b'; 4096]);
+    }
 }

@@ -22,9 +22,10 @@ use umemcg_arena::io::{self as arena_io, IoFlags};
 use umemcg_arena::{Arena, Segment};
 use umemcg_base::sync::{Mutex, RwLock};
 
-use crate::host;
+use crate::host::{self, HostStat};
+use crate::privileges::Privileges;
 use crate::setattr::SetTime;
-use crate::shown_times::{ShownTimes, Stamp};
+use crate::shown_times::{Did, ShownTimes, Stamp};
 use crate::unsynced::Unsynced;
 use crate::volume::{DIRECT_ALIGN, IoMode, Volume};
 use umemcg::{BackingStore, StoreId};
@@ -52,13 +53,20 @@ pub(crate) struct HostStore {
     volume: Arc<Volume>,
     fds: RwLock<Option<Arc<StoreFds>>>,
     pub(crate) times: ShownTimes,
+    pub(crate) privileges: Privileges,
     /// A leaf lock.
     unsynced: Mutex<Unsynced>,
 }
 
 impl HostStore {
     pub(crate) fn new(volume: Arc<Volume>, known: Stamp) -> Self {
-        Self { volume, fds: RwLock::new(None), times: ShownTimes::new(known), unsynced: Mutex::default() }
+        Self {
+            fds: RwLock::new(None),
+            times: ShownTimes::new(known, !volume.waits_by_range),
+            privileges: Privileges::default(),
+            unsynced: Mutex::default(),
+            volume,
+        }
     }
 
     /// The descriptors, while there are any.
@@ -71,6 +79,12 @@ impl HostStore {
         let fds = Arc::new(StoreFds { buffered, is_writable, direct: OnceLock::new() });
         let old = self.fds.write().replace(fds);
         drop(old);
+    }
+
+    /// Holds up transfers until it is dropped: they wait before they touch the host's file.
+    #[cfg(test)]
+    pub(crate) fn pause(&self) -> impl Drop + '_ {
+        self.fds.write()
     }
 
     /// Closes the descriptors.
@@ -94,38 +108,46 @@ impl HostStore {
         file_len: u64,
     ) -> Result<(), Errno> {
         let fds = self.fds().ok_or(Errno::BADF)?;
-        self.change_content(&fds, || {
+        let change = || {
             rustix::fs::fallocate(&fds.buffered, mode, offset, len)?;
             let is_short = host::stat_fd(&fds.buffered)?.attr.size < file_len;
             if is_short { rustix::fs::ftruncate(&fds.buffered, file_len) } else { Ok(()) }
-        })
+        };
+        self.alone(fds.buffered.as_fd(), |_| done_to_content(change()))
     }
 
-    /// A change of the content that the caller asked for: it leaves the host's times for both sides.
-    fn change_content(
+    /// Runs an operation of ours on the host's file, which `held` holds, as one step to all others. It gets what the file was
+    /// before, and says what it did.
+    pub(crate) fn alone<T, E: From<Errno>>(
         &self,
-        fds: &StoreFds,
-        change: impl FnOnce() -> Result<(), Errno>,
-    ) -> Result<(), Errno> {
-        self.times.begin();
-        let result = change();
-        let left = result.and_then(|()| host::stat_fd(&fds.buffered)).ok();
-        if let Some(stat) = &left {
-            self.volume.clock.saw(stat.attr.ctime);
+        held: BorrowedFd<'_>,
+        operation: impl FnOnce(&HostStat) -> (Result<T, E>, Did),
+    ) -> Result<T, E> {
+        let alone = self.times.alone();
+        let before = host::stat_fd(held)?;
+        alone.found(Stamp::of(&before.attr));
+        let (result, did) = operation(&before);
+        // What cannot be looked at counts as changed from outside at the next look.
+        if let Ok(after) = host::stat_fd(held) {
+            self.volume.clock.saw(after.attr.ctime);
+            alone.left(Stamp::of(&after.attr), did);
         }
-        self.times.end_change(left.map(|stat| Stamp::of(&stat.attr)));
         result
     }
 
     fn settle(&self, fds: &StoreFds) -> Result<(), Errno> {
-        self.times.settle(
-            |mtime| host::set_times(fds.buffered.as_fd(), None, Some(SetTime::At(mtime))),
-            || {
-                let stat = host::stat_fd(&fds.buffered)?;
-                self.volume.clock.saw(stat.attr.ctime);
-                Ok(Stamp::of(&stat.attr))
-            },
-        )
+        if self.times.is_settled() {
+            return Ok(());
+        }
+        let fd = fds.buffered.as_fd();
+        let alone = self.times.alone();
+        alone.found(Stamp::of(&host::stat_fd(fd)?.attr));
+        let Some(mtime) = alone.unsettled() else { return Ok(()) };
+        let refused = mtime.filter(|&mtime| host::set_times(fd, None, Some(SetTime::At(mtime))).is_err());
+        let stat = host::stat_fd(fd)?;
+        self.volume.clock.saw(stat.attr.ctime);
+        alone.left(Stamp::of(&stat.attr), Did::Settle { refused });
+        Ok(())
     }
 
     /// Runs a transfer in the volume's mode; steps down when the file system refuses the mode after all.
@@ -177,6 +199,12 @@ impl HostStore {
     }
 }
 
+/// What a change of the content that the caller asked for has done; one that failed has done nothing.
+fn done_to_content(result: Result<(), Errno>) -> (Result<(), Errno>, Did) {
+    let did = if result.is_ok() { Did::Content } else { Did::Attributes { mtime: false } };
+    (result, did)
+}
+
 fn is_aligned(segments: &[Segment], offset: u64) -> bool {
     offset.is_multiple_of(DIRECT_ALIGN)
         && segments.iter().all(|s| s.offset == 0 && u64::from(s.len) == DIRECT_ALIGN)
@@ -198,11 +226,16 @@ impl BackingStore for HostStore {
 
     fn write_at(&self, arena: &Arena, segments: &[Segment], offset: u64) -> io::Result<usize> {
         let fds = self.open_fds()?;
-        self.times.begin();
-        let written = self.transfer(&fds, segments, offset, |fd, flags| {
-            arena_io::write_at(arena, segments, fd, offset, flags)
+        let held = fds.buffered.as_fd();
+        let written = self.alone(held, |before| {
+            let privileges = self.privileges.held(held, before.attr.mode);
+            let written = self.transfer(&fds, segments, offset, |fd, flags| {
+                arena_io::write_at(arena, segments, fd, offset, flags)
+            });
+            privileges.put_back(held);
+            let end = written.as_ref().map_or(0, |&len| offset + len as u64);
+            (written, Did::WriteBack { end })
         });
-        self.times.end_write();
         if let Ok(len) = &written {
             self.unsynced.lock().wrote(offset, *len as u64);
         }
@@ -239,7 +272,7 @@ impl BackingStore for HostStore {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         let fds = self.open_fds()?;
-        self.change_content(&fds, || rustix::fs::ftruncate(&fds.buffered, len))?;
+        self.alone(fds.buffered.as_fd(), |_| done_to_content(rustix::fs::ftruncate(&fds.buffered, len)))?;
         self.unsynced.lock().cut(len);
         Ok(())
     }

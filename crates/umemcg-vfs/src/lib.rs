@@ -26,9 +26,12 @@ mod name_shrinker;
 pub mod names;
 pub mod open;
 pub mod open_file;
+mod privileges;
 mod reach;
 pub mod setattr;
 mod shown_times;
+#[cfg(test)]
+mod testing;
 pub mod tmpfs;
 mod unsynced;
 pub mod vfs;

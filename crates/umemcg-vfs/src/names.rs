@@ -72,7 +72,7 @@ impl Vfs {
         let stat = host::stat_fd(&victim.fd)?;
         let is_last = is_directory || stat.attr.nlink == 0;
         if !is_last && let Some(content) = shared.find(node)?.content {
-            content.changed_attributes(&stat, false);
+            content.renamed(|| host::stat_fd(&victim.fd))?;
         }
         let loss = if is_last { Loss::OfTheLast(Arc::new(victim.fd)) } else { Loss::OfAName };
         let (removed, too_many) =
@@ -150,14 +150,10 @@ impl Vfs {
     fn touched(&self, node: NodeId) {
         let Ok(found) = self.shared.find(node) else { return };
         let Some(content) = found.content else { return };
-        let stat = match content.fds() {
+        let _ = content.renamed(|| match content.fds() {
             Some(fds) => host::stat_fd(&fds.buffered),
             None => self.shared.descriptor(node).and_then(|fd| host::stat_fd(&fd)),
-        };
-        if let Ok(stat) = stat {
-            self.shared.volume.clock.saw(stat.attr.ctime);
-            content.changed_attributes(&stat, false);
-        }
+        });
     }
 
     /// Gives an inode a further name.
@@ -177,7 +173,7 @@ impl Vfs {
         host::link(held.as_fd(), dir.as_fd(), &name)?;
         let stat = host::stat_fd(&held)?;
         if let Some(content) = self.shared.find(node)?.content {
-            content.changed_attributes(&stat, false);
+            content.renamed(|| host::stat_fd(&held))?;
         }
         self.enter(caller, new_parent, &dir, &name, &stat)
     }

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 use crate::attr::{Attr, FileKind, NodeId, Timestamp};
-use crate::content::mode_without_set_id;
 use crate::error::VfsError;
 use crate::host;
 use crate::open_file::OpenFile;
+use crate::privileges::mode_without_set_id;
 use crate::vfs::{Caller, Vfs};
 
 /// A new value of a time.
@@ -67,11 +67,10 @@ impl Vfs {
         };
         if *change != (SetAttr { size: change.size, ..SetAttr::default() }) {
             let held = self.shared.descriptor(node)?;
-            self.apply(held.as_fd(), found.kind, change)?;
-            let stat = host::stat_fd(&held)?;
-            self.shared.volume.clock.saw(stat.attr.ctime);
-            if let Some(content) = &content {
-                content.changed_attributes(&stat, change.mtime.is_some());
+            let apply = || self.apply(held.as_fd(), found.kind, change);
+            match &content {
+                Some(content) => content.change_attributes(held.as_fd(), change.mtime.is_some(), apply)?,
+                None => apply()?,
             }
         }
         self.getattr(node, file)
@@ -122,6 +121,37 @@ impl Vfs {
         if change.atime.is_some() || change.mtime.is_some() {
             host::set_times(fd, change.atime, change.mtime)?;
         }
+        #[cfg(test)]
+        crate::testing::pause_here();
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Fixture, at_pause, until_asleep};
+
+    #[test]
+    fn a_time_that_is_set_during_write_back_stays() {
+        let v = Fixture::new();
+        let (path, file) = v.create("f");
+        file.write(&v.group, 0, b"data", false).unwrap();
+        let (vfs, other) = (Arc::clone(&v.vfs), Arc::clone(&file));
+        at_pause(move || {
+            let (tell, told) = std::sync::mpsc::channel();
+            std::thread::spawn(move || {
+                tell.send(rustix::thread::gettid()).unwrap();
+                vfs.fsync(&other, false).unwrap();
+            });
+            until_asleep(told.recv().unwrap());
+        });
+        let wanted = Timestamp { seconds: 1_234_567_890, nanoseconds: 7 };
+        let change = SetAttr { mtime: Some(SetTime::At(wanted)), ..SetAttr::default() };
+        let attr = v.vfs.setattr(&v.caller(), file.node(), None, &change).unwrap();
+        assert_eq!(attr.mtime, wanted);
+        v.vfs.fsync(&file, false).unwrap();
+        assert_eq!(v.vfs.getattr(file.node(), None).unwrap().mtime, wanted);
+        assert_eq!(host::stat_fd(std::fs::File::open(path).unwrap()).unwrap().attr.mtime, wanted);
     }
 }

@@ -5,19 +5,17 @@
 //! After write-back the host's `mtime` is set to the accepted one (*settling*), so that it stays the same when the
 //! cache forgets the file; its `ctime` cannot be set, and reads as the time of the write-back once the file has been forgotten.
 //!
-//! Somebody else's change on the host is noticed by its stamp (size, mtime, ctime) differing from the stamp that our own
-//! last operation left. Our own write-back moves the stamp too, so a stamp is judged only when it was read
-//! with none of our operations in between:
+//! A change from outside is noticed by its stamp (size, mtime, ctime) differing from the stamp that our own last operation
+//! left. Each operation of ours on the host's file is one step to all others: it holds the file's lock from its look at the
+//! stamp before, which betrays what came since the last one, to its look at the stamp that it leaves. Who looks at the file
+//! shares the lock; when an operation of ours has it, the file is as it was before that.
 //!
 //! ```text
-//!   reader                         write-back
-//!   epoch()        -> e            begin()          in_flux + 1, epoch + 1
-//!   stat                             pwrite
-//!   judge(stamp,e)                 end()            in_flux − 1, epoch + 1, unsettled
-//!                                  settle()         futimens, stat, known = stamp
+//!   look()   try to share ──► stat ──► judge               busy: what is known, with the times to show
+//!   alone()  lock ──► stat, found ──► write, truncate, set times, chmod … ──► stat, left ──► unlock
 //! ```
 
-use umemcg_base::sync::Mutex;
+use umemcg_base::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::attr::{Attr, Timestamp};
 
@@ -27,11 +25,12 @@ pub(crate) struct Stamp {
     pub(crate) size: u64,
     pub(crate) mtime: Timestamp,
     pub(crate) ctime: Timestamp,
+    pub(crate) mode: u32,
 }
 
 impl Stamp {
     pub(crate) fn of(attr: &Attr) -> Self {
-        Self { size: attr.size, mtime: attr.mtime, ctime: attr.ctime }
+        Self { size: attr.size, mtime: attr.mtime, ctime: attr.ctime, mode: attr.mode }
     }
 }
 
@@ -42,15 +41,27 @@ pub(crate) struct Shown {
     pub(crate) ctime: Timestamp,
 }
 
-/// What a stamp of the host means.
+/// What an operation of ours did to the host's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// The host's file is as we left it, or being changed by us: show ours where there is something to show.
-    Ours(Option<Shown>),
-    /// Somebody else changed it.
-    Outside,
-    /// Our own write-back came between; look again.
-    Raced(Option<Shown>),
+pub(crate) enum Did {
+    /// Wrote accepted data back. The host's times are not the accepted ones; the file is at least this long, and exactly so if
+    /// it was not longer before.
+    WriteBack {
+        /// The end of what was written.
+        end: u64,
+    },
+    /// Gave it the accepted modification time, or tried to.
+    Settle {
+        /// What was to be set, and could not be.
+        refused: Option<Timestamp>,
+    },
+    /// Changed the content as the caller asked (its length, its allocation): the host's times count for both sides.
+    Content,
+    /// Changed attributes.
+    Attributes {
+        /// The modification time among them.
+        mtime: bool,
+    },
 }
 
 #[derive(Debug)]
@@ -59,159 +70,189 @@ struct State {
     known: Stamp,
     /// `None`: the host's times are the ones to show.
     shown: Option<Shown>,
-    /// Operations of ours on the host's file that have begun and not ended.
-    in_flux: u32,
-    /// Moves when such an operation begins, ends, or leaves a new known stamp.
-    epoch: u64,
-    /// Write-back moved the host's stamp and nobody has settled it.
+    /// Write-back moved the host's modification time and nobody has settled it.
     unsettled: bool,
+    /// The host's file was changed from outside, which the cache has not been told yet.
+    is_stale: bool,
 }
 
-/// See the file's head. The lock is a leaf: nothing is called with it held.
+impl State {
+    /// Whether a stamp of now is what our last operation left. Where times drift they say nothing until they are set.
+    fn is_as_left(&self, stamp: Stamp, times_drift: bool) -> bool {
+        if times_drift && self.unsettled { stamp.size == self.known.size } else { stamp == self.known }
+    }
+}
+
+/// See the file's head.
 #[derive(Debug)]
 pub(crate) struct ShownTimes {
+    /// Held across calls on this very file of the host, so never taken by a hit; taken after the file's content lock.
+    host: RwLock<()>,
+    /// A leaf lock.
     state: Mutex<State>,
-    /// One settles at a time. Held across calls on this very file of the host, so never taken by a hit.
-    settling: Mutex<()>,
+    /// (C) The host's times of a file that was written to move once more by themselves, as on network file systems.
+    times_drift: bool,
+}
+
+/// No operation of ours is under way.
+#[must_use]
+#[derive(Debug)]
+pub(crate) struct Look<'a> {
+    times: &'a ShownTimes,
+    _shared: RwLockReadGuard<'a, ()>,
+}
+
+/// An operation of ours, and no other, is under way.
+#[must_use]
+#[derive(Debug)]
+pub(crate) struct Alone<'a> {
+    times: &'a ShownTimes,
+    _alone: RwLockWriteGuard<'a, ()>,
 }
 
 impl ShownTimes {
     /// Starts with what the host has.
-    pub(crate) fn new(known: Stamp) -> Self {
-        Self {
-            state: Mutex::new(State { known, shown: None, in_flux: 0, epoch: 0, unsettled: false }),
-            settling: Mutex::new(()),
-        }
+    pub(crate) fn new(known: Stamp, times_drift: bool) -> Self {
+        let state = State { known, shown: None, unsettled: false, is_stale: false };
+        Self { host: RwLock::new(()), state: Mutex::new(state), times_drift }
     }
 
     /// A write or another change of the content is accepted now.
     pub(crate) fn accept(&self, now: Timestamp) {
-        let mut state = self.state.lock();
-        state.shown = Some(Shown { mtime: now, ctime: now });
+        self.state.lock().shown = Some(Shown { mtime: now, ctime: now });
     }
 
-    /// Where the file's history stands; taken before a stamp is read.
-    pub(crate) fn epoch(&self) -> u64 {
-        self.state.lock().epoch
+    /// Begins a look at the host's file, unless an operation of ours is under way. Never waits.
+    pub(crate) fn try_look(&self) -> Option<Look<'_>> {
+        self.host.try_read().map(|shared| Look { times: self, _shared: shared })
     }
 
-    /// What a stamp that was read after `epoch` means.
-    pub(crate) fn judge(&self, stamp: Stamp, epoch: Option<u64>) -> Verdict {
+    /// Begins a look when the operation of ours that is under way has ended.
+    pub(crate) fn look(&self) -> Look<'_> {
+        Look { times: self, _shared: self.host.read() }
+    }
+
+    /// Begins an operation on the host's file when no other is under way. May wait for the host.
+    pub(crate) fn alone(&self) -> Alone<'_> {
+        Alone { times: self, _alone: self.host.write() }
+    }
+
+    /// What the file was when our last operation ended, and the times to show; `None` when it was changed from outside since.
+    pub(crate) fn known(&self) -> Option<(Stamp, Option<Shown>)> {
         let state = self.state.lock();
-        if state.in_flux > 0 || state.unsettled || state.known == stamp {
-            Verdict::Ours(state.shown)
-        } else if epoch == Some(state.epoch) {
-            Verdict::Outside
-        } else {
-            Verdict::Raced(state.shown)
-        }
+        (!state.is_stale).then_some((state.known, state.shown))
     }
 
-    /// Adopts what somebody else made of the file, unless our own operation came between.
-    pub(crate) fn adopt(&self, stamp: Stamp, epoch: u64) -> bool {
-        let mut state = self.state.lock();
-        if state.epoch != epoch || state.in_flux > 0 {
-            return false;
-        }
-        state.known = stamp;
-        state.shown = None;
-        state.epoch += 1;
-        true
+    /// What to show if a stamp that was read at an unknown moment is the one that we left; `None` when a closer look is needed.
+    pub(crate) fn glance(&self, stamp: Stamp) -> Option<Option<Shown>> {
+        let state = self.state.lock();
+        (!state.is_stale && state.is_as_left(stamp, self.times_drift)).then_some(state.shown)
     }
 
-    /// An operation of ours begins to change the host's file.
-    pub(crate) fn begin(&self) {
-        let mut state = self.state.lock();
-        state.in_flux += 1;
-        state.epoch += 1;
-    }
-
-    /// Write-back ended, well or not.
-    pub(crate) fn end_write(&self) {
-        let mut state = self.state.lock();
-        state.in_flux -= 1;
-        state.epoch += 1;
-        state.unsettled = true;
-    }
-
-    /// A change of the content that was asked for (its length, its allocation) ended and left this stamp; none: it failed.
-    pub(crate) fn end_change(&self, left: Option<Stamp>) {
-        let mut state = self.state.lock();
-        state.in_flux -= 1;
-        state.epoch += 1;
-        let Some(stamp) = left else { return };
-        if let Some(shown) = &mut state.shown {
-            shown.mtime = stamp.mtime;
-            shown.ctime = shown.ctime.max(stamp.ctime);
-        }
-        if state.in_flux == 0 && !state.unsettled {
-            state.known = stamp;
-        }
-    }
-
-    /// An operation of ours changed attributes of the host's file and left this stamp; with `mtime_set` it set the
-    /// modification time, too. A size or modification time that it cannot have changed betrays somebody else, who is then found
-    /// at the next look.
-    pub(crate) fn changed_attributes(&self, stamp: Stamp, mtime_set: bool) {
-        let mut state = self.state.lock();
-        state.epoch += 1;
-        if let Some(shown) = &mut state.shown {
-            if mtime_set {
-                shown.mtime = stamp.mtime;
-            }
-            shown.ctime = shown.ctime.max(stamp.ctime);
-        }
-        let plausible = state.known.size == stamp.size && (mtime_set || state.known.mtime == stamp.mtime);
-        if plausible && state.in_flux == 0 && !state.unsettled {
-            state.known = stamp;
-        }
+    /// The times to show, if not the host's.
+    pub(crate) fn shown(&self) -> Option<Shown> {
+        self.state.lock().shown
     }
 
     /// Whether the host's file carries the times that we show.
     pub(crate) fn is_settled(&self) -> bool {
-        let state = self.state.lock();
-        state.in_flux == 0 && !state.unsettled
+        !self.state.lock().unsettled
     }
 
     /// Whether the host tells all that is known here.
     pub(crate) fn are_the_hosts(&self) -> bool {
         let state = self.state.lock();
         let known = Shown { mtime: state.known.mtime, ctime: state.known.ctime };
-        state.in_flux == 0 && !state.unsettled && state.shown.is_none_or(|shown| shown == known)
+        !state.unsettled && state.shown.is_none_or(|shown| shown == known)
+    }
+}
+
+impl Look<'_> {
+    /// What to show for a stamp that was read since the look began; `None`: it was changed from outside.
+    pub(crate) fn judge(&self, stamp: Stamp) -> Option<Option<Shown>> {
+        self.times.glance(stamp)
+    }
+}
+
+impl Alone<'_> {
+    /// The operation finds this stamp. One that our last operation has not left betrays a change from outside.
+    pub(crate) fn found(&self, stamp: Stamp) {
+        let mut state = self.times.state.lock();
+        if state.is_as_left(stamp, self.times.times_drift) {
+            return;
+        }
+        state.is_stale = true;
+        let has_its_time = state.known.mtime != stamp.mtime;
+        state.shown = state.shown.filter(|_| !has_its_time);
+        if let Some(shown) = &mut state.shown {
+            shown.ctime = shown.ctime.max(stamp.ctime);
+        }
+        state.known = stamp;
     }
 
-    /// Gives the host's file the accepted modification time and notes its stamp. `set_mtime` and `stat` are calls on the
-    /// host's file; a failure of the first (a file that is not the daemon's own) makes the host's times the shown ones.
-    pub(crate) fn settle<E>(
-        &self,
-        set_mtime: impl Fn(Timestamp) -> Result<(), E>,
-        stat: impl Fn() -> Result<Stamp, E>,
-    ) -> Result<(), E> {
-        let _one = self.settling.lock();
-        let (epoch, mtime) = {
-            let state = self.state.lock();
-            if !state.unsettled {
-                return Ok(());
+    /// Whether there was a change from outside that the cache has not been told.
+    pub(crate) fn is_stale(&self) -> bool {
+        self.times.state.lock().is_stale
+    }
+
+    /// The cache has learnt what came from outside.
+    pub(crate) fn adopted(&self) {
+        self.times.state.lock().is_stale = false;
+    }
+
+    /// The modification time that the host's file should get; the outer `None`: nothing is to be settled.
+    pub(crate) fn unsettled(&self) -> Option<Option<Timestamp>> {
+        let state = self.times.state.lock();
+        state.unsettled.then_some(state.shown.map(|shown| shown.mtime))
+    }
+
+    /// The operation has done this, or failed half-way, and leaves this stamp.
+    pub(crate) fn left(&self, stamp: Stamp, did: Did) {
+        let mut state = self.times.state.lock();
+        let before = std::mem::replace(&mut state.known, stamp);
+        match did {
+            Did::WriteBack { end } => {
+                state.unsettled = true;
+                state.is_stale |= stamp.size != before.size.max(end);
             }
-            (state.epoch, state.shown.map(|s| s.mtime))
-        };
-        let restored = mtime.is_none_or(|mtime| set_mtime(mtime).is_ok());
-        let stamp = stat()?;
-        let mut state = self.state.lock();
-        // Write-back that came between is followed by a sync of its own, which settles.
-        if state.epoch == epoch && state.in_flux == 0 {
-            // A write accepted meanwhile will be written back in its turn.
-            state.unsettled = false;
-            state.known = stamp;
-            state.epoch += 1;
-            if !restored
-                && let Some(shown) = &mut state.shown
-                && Some(shown.mtime) == mtime
-            {
-                shown.mtime = stamp.mtime;
+            Did::Settle { refused } => {
+                // A write that was accepted meanwhile will be written back in its turn.
+                state.unsettled = false;
+                // The host's own is shown then: the file is not the daemon's.
+                if let Some(shown) = &mut state.shown
+                    && Some(shown.mtime) == refused
+                {
+                    shown.mtime = stamp.mtime;
+                }
+            }
+            Did::Content => {
+                if let Some(shown) = &mut state.shown {
+                    shown.mtime = stamp.mtime;
+                    shown.ctime = shown.ctime.max(stamp.ctime);
+                }
+            }
+            Did::Attributes { mtime: true } => {
+                // Also where the host's times have been shown so far: data that waits to be written back will move them.
+                let ctime = state.shown.map_or(stamp.ctime, |shown| shown.ctime.max(stamp.ctime));
+                state.shown = Some(Shown { mtime: stamp.mtime, ctime });
+            }
+            Did::Attributes { mtime: false } => {
+                if let Some(shown) = &mut state.shown {
+                    shown.ctime = shown.ctime.max(stamp.ctime);
+                }
             }
         }
-        Ok(())
+    }
+
+    /// An operation of ours on names has changed attributes of the file and left this stamp. A size or modification time that it
+    /// cannot have changed betrays a change from outside.
+    pub(crate) fn found_renamed(&self, stamp: Stamp) {
+        {
+            let mut state = self.times.state.lock();
+            let is_content_known = (stamp.size, stamp.mtime) == (state.known.size, state.known.mtime);
+            state.is_stale |= !is_content_known;
+        }
+        self.left(stamp, Did::Attributes { mtime: false });
     }
 }
 
@@ -223,77 +264,79 @@ mod tests {
         Timestamp { seconds, nanoseconds: 0 }
     }
     fn stamp(size: u64, time: i64) -> Stamp {
-        Stamp { size, mtime: at(time), ctime: at(time) }
+        Stamp { size, mtime: at(time), ctime: at(time), mode: 0o100_644 }
+    }
+    fn write_back(times: &ShownTimes, left: Stamp) {
+        times.alone().left(left, Did::WriteBack { end: left.size });
     }
 
     #[test]
     fn an_accepted_write_shows_its_time_before_and_after_write_back() {
-        let times = ShownTimes::new(stamp(0, 1));
+        let times = ShownTimes::new(stamp(0, 1), false);
         times.accept(at(5));
         let shown = Some(Shown { mtime: at(5), ctime: at(5) });
-        assert_eq!(times.judge(stamp(0, 1), None), Verdict::Ours(shown));
-        times.begin();
-        assert_eq!(times.judge(stamp(9, 7), None), Verdict::Ours(shown));
-        times.end_write();
-        assert_eq!(times.judge(stamp(9, 7), None), Verdict::Ours(shown));
-        let after = Stamp { size: 9, mtime: at(5), ctime: at(8) };
-        times.settle(|mtime| (mtime == at(5)).then_some(()).ok_or(()), || Ok(after)).unwrap();
-        assert_eq!(times.judge(after, Some(times.epoch())), Verdict::Ours(shown));
+        assert_eq!(times.look().judge(stamp(0, 1)), Some(shown));
+        write_back(&times, stamp(9, 7));
+        assert_eq!(times.look().judge(stamp(9, 7)), Some(shown));
+        let after = Stamp { mtime: at(5), ctime: at(8), ..stamp(9, 0) };
+        assert_eq!(times.alone().unsettled(), Some(Some(at(5))));
+        times.alone().left(after, Did::Settle { refused: None });
+        assert_eq!(times.look().judge(after), Some(shown));
         assert!(times.is_settled());
     }
 
     #[test]
-    fn somebody_elses_change_is_told_from_our_own() {
-        let times = ShownTimes::new(stamp(3, 1));
-        let epoch = times.epoch();
-        assert_eq!(times.judge(stamp(4, 2), Some(epoch)), Verdict::Outside);
-        times.begin();
-        times.end_write();
-        times.settle(|_| Ok::<_, ()>(()), || Ok(stamp(9, 3))).unwrap();
-        assert_eq!(times.judge(stamp(4, 2), Some(epoch)), Verdict::Raced(None));
-        assert!(!times.adopt(stamp(4, 2), epoch));
-        assert!(times.adopt(stamp(9, 4), times.epoch()));
-        assert_eq!(times.judge(stamp(9, 4), None), Verdict::Ours(None));
+    fn an_outside_change_is_told_from_our_own() {
+        let times = ShownTimes::new(stamp(3, 1), false);
+        assert_eq!(times.look().judge(stamp(4, 2)), None);
+        times.alone().found(stamp(4, 2));
+        write_back(&times, stamp(9, 3));
+        assert_eq!(times.look().judge(stamp(9, 3)), None, "write-back does not hide it");
+        times.alone().adopted();
+        assert_eq!(times.look().judge(stamp(9, 3)), Some(None));
     }
 
     #[test]
-    fn write_back_during_settling_leaves_the_file_unsettled_for_its_own_sync() {
-        let times = ShownTimes::new(stamp(0, 1));
-        times.accept(at(5));
-        times.begin();
-        times.end_write();
-        let stat = || {
-            times.begin();
-            times.end_write();
-            Ok::<_, ()>(stamp(9, 6))
-        };
-        times.settle(|_| Ok(()), stat).unwrap();
-        assert!(!times.is_settled());
-        times.settle(|_| Ok::<_, ()>(()), || Ok(stamp(9, 7))).unwrap();
-        assert!(times.is_settled());
+    fn a_length_that_write_back_did_not_make_is_an_outside_change() {
+        let times = ShownTimes::new(stamp(3, 1), false);
+        times.alone().left(stamp(12, 2), Did::WriteBack { end: 9 });
+        assert_eq!(times.look().judge(stamp(12, 2)), None);
     }
 
     #[test]
-    fn a_change_of_attributes_of_ours_does_not_hide_somebody_elses_of_the_content() {
-        let times = ShownTimes::new(stamp(3, 1));
-        times.changed_attributes(Stamp { size: 3, mtime: at(1), ctime: at(2) }, false);
-        assert_eq!(
-            times.judge(Stamp { size: 3, mtime: at(1), ctime: at(2) }, None),
-            Verdict::Ours(None),
-            "our own chmod"
-        );
-        times.changed_attributes(Stamp { size: 4, mtime: at(3), ctime: at(3) }, false);
-        assert_eq!(times.judge(stamp(4, 3), Some(times.epoch())), Verdict::Outside, "theirs came between");
+    fn nobody_looks_while_an_operation_of_ours_is_under_way() {
+        let times = ShownTimes::new(stamp(3, 1), false);
+        let alone = times.alone();
+        assert!(times.try_look().is_none());
+        assert_eq!(times.known(), Some((stamp(3, 1), None)));
+        drop(alone);
+        let _both = (times.try_look().unwrap(), times.try_look().unwrap());
+    }
+
+    #[test]
+    fn a_change_of_names_of_ours_does_not_hide_an_outside_one_of_the_content() {
+        let times = ShownTimes::new(stamp(3, 1), false);
+        let moved = Stamp { ctime: at(2), ..stamp(3, 1) };
+        times.alone().found_renamed(moved);
+        assert_eq!(times.glance(moved), Some(None), "our own link");
+        times.alone().found_renamed(stamp(4, 3));
+        assert_eq!(times.look().judge(stamp(4, 3)), None, "theirs came between");
+    }
+
+    #[test]
+    fn a_time_that_was_set_survives_the_write_back_of_older_data() {
+        let times = ShownTimes::new(stamp(3, 1), false);
+        times.alone().left(Stamp { mtime: at(0), ..stamp(3, 2) }, Did::Attributes { mtime: true });
+        write_back(&times, stamp(9, 7));
+        assert_eq!(times.alone().unsettled(), Some(Some(at(0))));
     }
 
     #[test]
     fn where_the_mtime_cannot_be_restored_the_hosts_is_shown() {
-        let times = ShownTimes::new(stamp(0, 1));
+        let times = ShownTimes::new(stamp(0, 1), false);
         times.accept(at(5));
-        times.begin();
-        times.end_write();
-        let first = std::cell::Cell::new(true);
-        times.settle(|_| if first.replace(false) { Err(()) } else { Ok(()) }, || Ok(stamp(9, 7))).unwrap();
-        assert_eq!(times.judge(stamp(9, 7), None), Verdict::Ours(Some(Shown { mtime: at(7), ctime: at(5) })));
+        write_back(&times, stamp(9, 7));
+        times.alone().left(stamp(9, 7), Did::Settle { refused: Some(at(5)) });
+        assert_eq!(times.glance(stamp(9, 7)), Some(Some(Shown { mtime: at(7), ctime: at(5) })));
     }
 }

@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use crate::attr::NodeId;
 use crate::error::VfsError;
 use crate::host::{self, NAME_MAX, SET_GID};
+use crate::privileges::CAPABILITIES;
 use crate::vfs::{Caller, Vfs};
 
 /// Longest value, in bytes (`XATTR_SIZE_MAX`).
@@ -36,7 +37,12 @@ impl Vfs {
     /// `ENODATA`, `EOPNOTSUPP`, `ERANGE` for a name that is too long, and the host's.
     pub fn getxattr(&self, node: NodeId, name: &OsStr) -> Result<Vec<u8>, VfsError> {
         let name = attribute(name)?;
-        let path = host::path_of(self.shared.descriptor(node)?.as_fd());
+        let held = self.shared.descriptor(node)?;
+        let path = host::path_of(held.as_fd());
+        // Write-back takes them away for a moment.
+        let content =
+            if name.as_bytes() == CAPABILITIES.as_bytes() { self.shared.find(node)?.content } else { None };
+        let _look = content.as_ref().map(|content| content.store.times.look());
         Ok(sized(VALUE_MAX, |buffer| rustix::fs::getxattr(&path, &name, buffer))?)
     }
 
@@ -54,14 +60,12 @@ impl Vfs {
     ) -> Result<(), VfsError> {
         let name = attribute(name)?;
         let held = self.shared.descriptor(node)?;
-        rustix::fs::setxattr(host::path_of(held.as_fd()), &name, value, flags)?;
-        if kill_set_gid {
+        self.change_attributes(node, &held, || {
+            rustix::fs::setxattr(host::path_of(held.as_fd()), &name, value, flags)?;
             let mode = host::stat_fd(&held)?.attr.mode;
-            if mode & SET_GID != 0 {
-                host::chmod(held.as_fd(), mode & !SET_GID)?;
-            }
-        }
-        self.attributes_changed(node, &held)
+            let loses_bit = kill_set_gid && mode & SET_GID != 0;
+            if loses_bit { host::chmod(held.as_fd(), mode & !SET_GID) } else { Ok(()) }
+        })
     }
 
     /// Names of the extended attributes, each followed by a zero byte; `trusted.` ones only for the superuser.
@@ -85,15 +89,19 @@ impl Vfs {
     pub fn removexattr(&self, node: NodeId, name: &OsStr) -> Result<(), VfsError> {
         let name = attribute(name)?;
         let held = self.shared.descriptor(node)?;
-        rustix::fs::removexattr(host::path_of(held.as_fd()), &name)?;
-        self.attributes_changed(node, &held)
+        self.change_attributes(node, &held, || rustix::fs::removexattr(host::path_of(held.as_fd()), &name))
     }
 
-    fn attributes_changed(&self, node: NodeId, held: &Arc<OwnedFd>) -> Result<(), VfsError> {
-        if let Some(content) = self.shared.find(node)?.content {
-            content.changed_attributes(&host::stat_fd(held)?, false);
+    fn change_attributes(
+        &self,
+        node: NodeId,
+        held: &Arc<OwnedFd>,
+        change: impl FnOnce() -> Result<(), Errno>,
+    ) -> Result<(), VfsError> {
+        match self.shared.find(node)?.content {
+            Some(content) => Ok(content.change_attributes(held.as_fd(), false, change)?),
+            None => Ok(change()?),
         }
-        Ok(())
     }
 }
 

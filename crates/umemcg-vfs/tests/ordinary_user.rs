@@ -163,3 +163,25 @@ fn search_only() {
     assert_eq!(errno(vfs.opendir(ROOT)), Errno::ACCESS);
     vfs.statfs().unwrap();
 }
+
+#[test]
+fn write_back_of_an_ordinary_users_daemon_leaves_set_id_bits() {
+    as_user("set_id_bits", |_| {});
+}
+
+#[test]
+#[ignore = "run again as an ordinary user by the claim above"]
+fn set_id_bits() {
+    if !is_rerun() {
+        return;
+    }
+    let v = fixture();
+    let (entry, file) = v.create(ROOT, "f");
+    v.write(&file, 0, b"before");
+    v.set(entry.node, SetAttr { mode: Some(0o6755), ..SetAttr::default() }).unwrap();
+    v.vfs.fsync(&file, false).unwrap();
+    assert_eq!(std::fs::metadata(v.host("f")).unwrap().mode() & 0o7777, 0o6755);
+    assert_eq!(v.attr("f").mode & 0o7777, 0o6755);
+    file.write(&v.root.group, 0, b"after", true).unwrap();
+    assert_eq!(v.attr("f").mode & 0o7777, 0o755, "a write takes them at once");
+}

@@ -103,3 +103,29 @@ fn an_access_list_changes_the_mode_and_may_clear_set_group_id() {
         }
     });
 }
+
+/// `cap_net_raw=ep`, as `setcap` writes it.
+const CAPABILITIES: [u8; 20] = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+
+#[test]
+fn write_back_leaves_capabilities_and_a_write_takes_them() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: needs root to give files capabilities");
+        return;
+    }
+    both_ways(|v| {
+        let (entry, file) = v.create(ROOT, "f");
+        v.write(&file, 0, b"before");
+        let attribute = name("security.capability");
+        v.vfs.setxattr(entry.node, attribute, &CAPABILITIES, ANY, false).unwrap();
+        v.vfs.fsync(&file, false).unwrap();
+        assert_eq!(v.vfs.getxattr(entry.node, attribute).unwrap(), CAPABILITIES);
+        let mut on_host = [0; 64];
+        let len = rustix::fs::getxattr(v.host("f"), "security.capability", &mut on_host).unwrap();
+        assert_eq!(on_host[..len], CAPABILITIES);
+        v.write(&file, 0, b"after");
+        assert_eq!(errno(v.vfs.getxattr(entry.node, attribute)), Errno::NODATA);
+        v.vfs.fsync(&file, false).unwrap();
+        assert_eq!(errno(v.vfs.getxattr(entry.node, attribute)), Errno::NODATA);
+    });
+}

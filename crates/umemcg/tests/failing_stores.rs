@@ -3,11 +3,11 @@
 mod common;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use common::{MemStore, engine, group, pattern, read_all};
-use umemcg::{Engine, File, FileError, Group, StatItem};
+use umemcg::{BackingStore, Engine, File, FileError, Group, StatItem};
 
 /// Dirties pages of a file until the group has no room for another; returns how many bytes.
 fn fill_with_dirty_pages(file: &Arc<File>, tenant: &Arc<Group>) -> u64 {
@@ -101,4 +101,26 @@ fn a_place_that_the_store_does_not_take_keeps_nothing_behind_it_from_being_writt
     file.fsync(true, &cursor).unwrap_or_default();
     file.fsync(true, &cursor).unwrap();
     assert!(store.after_cut(|_| false)[..1 << 20] == data[..1 << 20]);
+}
+
+#[test]
+fn what_the_store_may_have_lost_before_it_confirmed_stays() {
+    let (engine, tenant) = ground();
+    let store = MemStore::new();
+    let file = engine.open_file(Arc::clone(&store) as _, 0).unwrap();
+    file.write(&tenant, 0, &[b'b'; 4096]).unwrap();
+    let (seen, emptied) = (Arc::clone(&file), Arc::clone(&store));
+    let nr_calls = AtomicU64::new(0);
+    store.on_call.set(move || {
+        // The page is written, and the store is about to confirm it.
+        if nr_calls.fetch_add(1, Ordering::Relaxed) == 1 {
+            emptied.set_len(0).unwrap();
+            seen.revalidate(|| Some(0));
+        }
+    });
+    file.write_back().unwrap();
+    store.on_call.clear();
+    assert_eq!(file.len(), 4096);
+    file.write_back().unwrap();
+    assert_eq!(store.live(), [b'b'; 4096]);
 }

@@ -11,9 +11,9 @@ use super::inode::{Inode, Meta, New, Xattr, now};
 use super::ledger::Slab;
 use super::xattrs::{CAPABILITY, XATTR_BYTES};
 use crate::attr::{FileKind, NodeId, Timestamp};
-use crate::content::mode_without_set_id;
 use crate::error::VfsError;
 use crate::host::{GROUP_EXECUTE, SET_GID, SET_UID};
+use crate::privileges::mode_without_set_id;
 use crate::setattr::{SetAttr, SetTime};
 use crate::vfs::Caller;
 

@@ -1,0 +1,105 @@
+//! What a file may do beyond its user: set-id bits and capabilities (`security.capability`).
+//!
+//! A write takes them away, at the moment when it is accepted. The host takes them away too, when we write the data
+//! back, which may be after they were given once more: that write-back is no write of anybody's, so it puts back what it
+//! found. Capabilities go with any write to the host, set-id bits when the daemon may not keep them (`CAP_FSETID`).
+
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::XattrFlags;
+use rustix::io::Errno;
+
+use crate::host::{self, GROUP_EXECUTE, SET_GID, SET_UID};
+
+/// The attribute that holds a file's capabilities.
+pub(crate) const CAPABILITIES: &str = "security.capability";
+/// Bytes of the longest value that the kernel takes there, and some.
+const CAPABILITIES_BYTES_MAX: usize = 64;
+
+/// Whether a file may have any. Changed only while an operation of ours has the file alone, or to true.
+#[derive(Debug)]
+pub(crate) struct Privileges {
+    /// (A) Relaxed: a write concurrent with the `chmod` that sets it may fall on either side.
+    may_be_there: AtomicBool,
+}
+
+impl Default for Privileges {
+    /// Nothing is known yet.
+    fn default() -> Self {
+        Self { may_be_there: AtomicBool::new(true) }
+    }
+}
+
+impl Privileges {
+    /// Whether a write must first look for some to clear.
+    pub(crate) fn may_be_there(&self) -> bool {
+        self.may_be_there.load(Ordering::Relaxed)
+    }
+
+    /// Attributes were changed.
+    pub(crate) fn note(&self) {
+        self.may_be_there.store(true, Ordering::Relaxed);
+    }
+
+    /// Takes capabilities from a file of this mode, and with `set_id` its set-id bits.
+    pub(crate) fn clear(&self, fd: BorrowedFd<'_>, mode: u32, set_id: bool) -> Result<(), Errno> {
+        // Before the look, so that a `chmod` in between is not missed.
+        self.may_be_there.store(false, Ordering::Relaxed);
+        let _ = rustix::fs::fremovexattr(fd, CAPABILITIES);
+        let cleared = mode_without_set_id(mode);
+        if cleared != mode && set_id {
+            host::chmod(fd, cleared)?;
+        } else if cleared != mode {
+            // A writer who may keep the bits says nothing about the next.
+            self.note();
+        }
+        Ok(())
+    }
+
+    /// What a write to the host could take from a file of this mode.
+    pub(crate) fn held(&self, fd: BorrowedFd<'_>, mode: u32) -> Held {
+        if !self.may_be_there() {
+            return Held::default();
+        }
+        let mut value = vec![0; CAPABILITIES_BYTES_MAX];
+        let capabilities = rustix::fs::fgetxattr(fd, CAPABILITIES, &mut value).ok().map(|len| {
+            value.truncate(len);
+            value
+        });
+        Held { mode: (mode & (SET_UID | SET_GID) != 0).then_some(mode), capabilities }
+    }
+}
+
+/// What is put back after write-back.
+#[must_use]
+#[derive(Debug, Default)]
+pub(crate) struct Held {
+    mode: Option<u32>,
+    capabilities: Option<Vec<u8>>,
+}
+
+impl Held {
+    /// Gives the file back what the host has taken. What the daemon may not give stays away.
+    pub(crate) fn put_back(&self, fd: BorrowedFd<'_>) {
+        let mode_now = self.mode.and_then(|_| Some(host::stat_fd(fd).ok()?.attr.mode));
+        let lost = self.mode.zip(mode_now).filter(|(mode, now)| mode != now);
+        let modes = lost.map_or(Ok(()), |(mode, _)| host::chmod(fd, mode));
+        let capabilities = self.capabilities.as_ref().map_or(Ok(()), |value| {
+            match rustix::fs::fsetxattr(fd, CAPABILITIES, value, XattrFlags::CREATE) {
+                Err(Errno::EXIST) => Ok(()),
+                result => result,
+            }
+        });
+        if let Err(errno) = modes.and(capabilities) {
+            tracing::warn!(%errno, "write-back took privileges of a file that the daemon may not give back");
+        }
+    }
+}
+
+/// The mode that a write by an unprivileged process leaves: without set-user-id, and without set-group-id where that means
+/// running as the group (without group execution it is a mark of mandatory locking).
+pub(crate) fn mode_without_set_id(mode: u32) -> u32 {
+    let mode_bits = mode & 0o7777;
+    if mode_bits & GROUP_EXECUTE != 0 { mode & !(SET_UID | SET_GID) } else { mode & !SET_UID }
+}

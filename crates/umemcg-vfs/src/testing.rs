@@ -1,0 +1,70 @@
+//! For tests inside the crate: a volume in a temporary directory, and threads seen from outside.
+
+use std::ffi::OsStr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustix::fs::OFlags;
+use rustix::process::Pid;
+
+use crate::attr::NodeId;
+use crate::open_file::OpenFile;
+use crate::vfs::{Caller, Vfs};
+use crate::volume::VolumeConfig;
+use umemcg::{Engine, EngineConfig, Group};
+
+/// A volume with its directory.
+pub(crate) struct Fixture {
+    pub(crate) vfs: Arc<Vfs>,
+    pub(crate) group: Arc<Group>,
+    dir: tempfile::TempDir,
+}
+
+impl Fixture {
+    pub(crate) fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let engine = Engine::new(EngineConfig { pool_bytes: 64 << 20, ..EngineConfig::default() }).unwrap();
+        let vfs = Vfs::new(&engine, VolumeConfig::new(dir.path())).unwrap();
+        Self { vfs, group: Arc::clone(engine.root()), dir }
+    }
+
+    /// The superuser.
+    pub(crate) fn caller(&self) -> Caller {
+        Caller { uid: 0, gid: 0, supplementary_gid: None, group: Arc::clone(&self.group), umask: 0o022 }
+    }
+
+    /// A new file, open, and its path on the host.
+    pub(crate) fn create(&self, name: &str) -> (PathBuf, Arc<OpenFile>) {
+        let flags = OFlags::RDWR | OFlags::EXCL;
+        let made = self.vfs.create(&self.caller(), NodeId::ROOT, OsStr::new(name), 0o644, flags);
+        (self.dir.path().join(name), made.unwrap().1)
+    }
+}
+
+/// Waits until a thread of this process waits for something, or has ended.
+pub(crate) fn until_asleep(thread: Pid) {
+    let path = format!("/proc/self/task/{}/stat", thread.as_raw_nonzero());
+    loop {
+        let Ok(stat) = std::fs::read_to_string(&path) else { return };
+        if stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('S')) {
+            return;
+        }
+        std::thread::yield_now();
+    }
+}
+
+thread_local! {
+    static HERE: std::cell::RefCell<Option<Box<dyn FnOnce()>>> = const { std::cell::RefCell::new(None) };
+}
+
+/// Has this thread do something in the middle of its next change of attributes.
+pub(crate) fn at_pause(run: impl FnOnce() + 'static) {
+    HERE.with(|here| *here.borrow_mut() = Some(Box::new(run)));
+}
+
+/// Where a test may come in between.
+pub(crate) fn pause_here() {
+    if let Some(run) = HERE.with(|here| here.borrow_mut().take()) {
+        run();
+    }
+}
