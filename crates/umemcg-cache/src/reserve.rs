@@ -6,7 +6,8 @@ use std::sync::Arc;
 use parking_lot::{Condvar, Mutex};
 use umemcg_arena::{Arena, FrameFlags as Flag, FrameId};
 use umemcg_base::PAGE_SIZE_U64;
-use umemcg_group::{Charge, Group, Refused};
+use umemcg_group::{Group, Refused, StatItem};
+use umemcg_reclaim::AccountedCharge;
 
 /// The reserve. What is taken comes back through [`give`](Self::give).
 #[derive(Debug)]
@@ -14,7 +15,7 @@ pub struct Reserve {
     free: Mutex<Vec<FrameId>>,
     back: Condvar,
     nr_frames: usize,
-    _charge: Charge,
+    _charge: AccountedCharge,
 }
 
 impl Reserve {
@@ -24,6 +25,7 @@ impl Reserve {
     /// When the pool is smaller than that.
     pub fn new(arena: &Arena, root: &Arc<Group>, nr_frames: usize) -> Result<Self, Refused> {
         let charge = root.try_charge(nr_frames as u64 * PAGE_SIZE_U64)?;
+        let charge = AccountedCharge::new(charge, StatItem::SlabUnreclaimable);
         let mut frames = Vec::with_capacity(nr_frames);
         arena.alloc(0, &mut frames, nr_frames);
         frames.sort_unstable();
