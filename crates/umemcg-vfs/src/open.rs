@@ -91,7 +91,7 @@ impl Vfs {
         Ok(file.content.file.fsync(data_only, &file.errors)?)
     }
 
-    /// Reserves, punches or zeroes a byte range.
+    /// Reserves, punches or zeroes a byte range. As a write it takes capabilities, and with `kill_set_id` set-id bits.
     ///
     /// # Errors
     /// `EOPNOTSUPP` for other modes (collapsing, inserting) and where the host cannot; `EBADF` when not open for writing;
@@ -102,6 +102,7 @@ impl Vfs {
         mode: FallocateFlags,
         offset: u64,
         len: u64,
+        kill_set_id: bool,
     ) -> Result<(), VfsError> {
         const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
         if !file.is_writable() {
@@ -113,6 +114,9 @@ impl Vfs {
         let end = offset.checked_add(len).filter(|&end| end <= self.shared.volume.len_max);
         let end = end.ok_or(Errno::FBIG)?;
         let content = &file.content;
+        if content.may_have_privileges() {
+            content.clear_privileges(kill_set_id)?;
+        }
         let on_host = || Ok(content.store.allocate(mode, offset, len, content.file.len())?);
         let grows = !mode.contains(FallocateFlags::KEEP_SIZE);
         if mode.difference(FallocateFlags::KEEP_SIZE).is_empty() {

@@ -66,7 +66,7 @@ fn stir(v: &Fixture, random: &mut Random) {
         }
         5 => {
             let flags = [RenameFlags::empty(), RenameFlags::EXCHANGE, RenameFlags::NOREPLACE];
-            let _ = vfs.rename(at, n, ROOT, other, flags[random.below(3) as usize]);
+            let _ = vfs.rename(&v.root, at, n, ROOT, other, flags[random.below(3) as usize]);
             None
         }
         6 => vfs.lookup(&v.root, at, n).ok().and_then(|entry| {
@@ -76,7 +76,7 @@ fn stir(v: &Fixture, random: &mut Random) {
         7 => vfs.lookup(&v.root, at, n).ok().inspect(|entry| {
             if let Ok(file) = vfs.open(&v.root, entry.node, OFlags::RDWR | OFlags::TRUNC) {
                 let _ = file.write(&v.root.group, 0, &[2; 20_000], false);
-                let _ = vfs.fallocate(&file, FallocateFlags::ZERO_RANGE, 100, 9000);
+                let _ = vfs.fallocate(&file, FallocateFlags::ZERO_RANGE, 100, 9000, false);
                 let _ = vfs.fsync(&file, true);
             }
         }),

@@ -56,7 +56,7 @@ fn whole_volume() {
     let link = v.vfs.symlink(&v.root, ROOT, name("l"), name("d/f")).unwrap();
     v.vfs.link(&v.root, link.node, ROOT, name("l2")).unwrap();
     v.vfs.mknod(&v.root, ROOT, name("p"), 0o010_600, 0).unwrap();
-    v.vfs.rename(dir.node, name("f"), ROOT, name("g2"), RenameFlags::NOREPLACE).unwrap();
+    v.vfs.rename(&v.root, dir.node, name("f"), ROOT, name("g2"), RenameFlags::NOREPLACE).unwrap();
     v.set(entry.node, SetAttr { mode: Some(0o4711), size: Some(4), ..SetAttr::default() }).unwrap();
     assert_eq!(v.cat("g2"), b"cont");
     v.vfs.setxattr(entry.node, name("user.x"), b"1", umemcg_vfs::XattrFlags::empty(), false).unwrap();

@@ -437,7 +437,9 @@ fn names_come_go_and_move_while_others_are_let_go_of() {
                             .expect("the directory was looked up and not given back");
                         file.write(&caller.group, 0, b"x", false).unwrap();
                         kernel.has(entry);
-                        v.vfs.rename(ROOT, name(&one), ROOT, name(&other), RenameFlags::empty()).unwrap();
+                        v.vfs
+                            .rename(&v.root, ROOT, name(&one), ROOT, name(&other), RenameFlags::empty())
+                            .unwrap();
                         assert_eq!(at(&other), made.node, "the directory is in use, so it is the same");
                         kernel.has(made);
                         drop(file);

@@ -39,7 +39,7 @@ fn kind_of(entry: &DirEntry<'_>) -> u32 {
 
 impl DataFs {
     pub(super) fn entry_out(&self, entry: &Entry) -> EntryOut {
-        let (name, attr) = (self.lifetimes.entry, self.lifetimes.attr);
+        let (name, attr) = (self.lifetimes.entry, self.attr_lifetime(&entry.attr));
         EntryOut {
             nodeid: entry.node.0,
             generation: entry.generation,

@@ -107,6 +107,18 @@ impl Tmpfs {
         }
     }
 
+    pub(super) fn create_nameless(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        mode: u32,
+        flags: OFlags,
+    ) -> Result<(Entry, Arc<OpenFile>), VfsError> {
+        let (inode, entry) = self.make_nameless(caller, parent, mode)?;
+        let group = Arc::clone(&caller.group);
+        Ok((entry, Arc::new(OpenFile { inode, flags, readahead: Readahead::default(), group })))
+    }
+
     pub(super) fn open_directory(&self, node: NodeId) -> Result<Arc<OpenDirectory>, Errno> {
         let volume = self.me.upgrade().ok_or(Errno::STALE)?;
         let tree = self.tree.read();
@@ -202,6 +214,7 @@ impl VolumeFile for OpenFile {
         mode: FallocateFlags,
         offset: u64,
         len: u64,
+        kill_set_id: bool,
     ) -> Result<(), VfsError> {
         const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
         if !self.is_writable() {
@@ -210,6 +223,7 @@ impl VolumeFile for OpenFile {
         if len == 0 {
             return Err(Errno::INVAL.into());
         }
+        self.inode.clear_privileges(kill_set_id);
         let file = &self.of().file;
         let grows = !mode.contains(FallocateFlags::KEEP_SIZE);
         if mode.difference(FallocateFlags::KEEP_SIZE).is_empty() {

@@ -99,7 +99,7 @@ impl Mounted {
             Op::Rmdir(p) => return vfs.rmdir(self.parent(p)?, last(p)).map(done).map_err(no),
             Op::Rename(a, b, flags) => {
                 let (from, to) = (self.parent(a)?, self.parent(b)?);
-                return vfs.rename(from, last(a), to, last(b), *flags).map(done).map_err(no);
+                return vfs.rename(&caller, from, last(a), to, last(b), *flags).map(done).map_err(no);
             }
             Op::Link(a, b) => {
                 let node = self.find(a)?.node;
@@ -201,7 +201,7 @@ impl Mounted {
             }
             Op::Allocate(slot, mode, offset, len) => {
                 let Some(file) = &self.slots[*slot] else { return Ok(String::new()) };
-                return file.fallocate(&caller.group, *mode, *offset, *len).map(done).map_err(no);
+                return file.fallocate(&caller.group, *mode, *offset, *len, false).map(done).map_err(no);
             }
             Op::Sync(slot) => {
                 let Some(file) = &self.slots[*slot] else { return Ok(String::new()) };
