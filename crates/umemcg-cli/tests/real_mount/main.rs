@@ -9,7 +9,6 @@ mod events;
 mod harness;
 mod membership;
 mod names;
-mod payers;
 mod programs;
 mod protection;
 mod top;
