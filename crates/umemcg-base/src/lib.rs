@@ -5,7 +5,6 @@
 pub mod bell;
 pub mod clock;
 pub mod errseq;
-pub mod panics;
 pub mod rank;
 pub mod size;
 pub mod sync;
@@ -14,7 +13,6 @@ pub mod units;
 
 pub use bell::Bell;
 pub use errseq::{ErrorCursor, ErrorSequence};
-pub use panics::{Panicked, contained};
 pub use rank::{
     Rank, RankedMutex, RankedMutexGuard, RankedReadGuard, RankedRwLock, RankedWriteGuard,
     assert_no_locks_held,

@@ -14,11 +14,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use umemcg_arena::FrameId;
 use umemcg_base::{Rank, RankedMutex, RankedMutexGuard};
+use umemcg_group::uncharge_raw;
 use umemcg_reclaim::Shadow;
 
 use crate::node_pool::{
-    FANOUT, FANOUT_SHIFT, LINE_WORDS, NODE_WORDS, NodePool, NodeReserve, WORD_FILE_PLACE, WORD_FIRST_PAGE,
-    WORD_OWNER,
+    FANOUT, FANOUT_SHIFT, LINE_WORDS, NODE_BYTES, NODE_WORDS, NodePool, NodeReserve, WORD_FILE_PLACE,
+    WORD_FIRST_PAGE, WORD_OWNER,
 };
 use crate::run::{NO_BASE, Run, guess};
 
@@ -490,7 +491,8 @@ impl LockedIndex<'_> {
                 self.store(parent, slot, 0);
                 self.set_bit(parent, WORD_OCCUPIED, slot, false);
             }
-            self.index.pool.give_charged(node, umemcg_reclaim::owner_from(owner));
+            self.index.pool.give([node]);
+            uncharge_raw(umemcg_reclaim::owner_from(owner), NODE_BYTES);
         }
     }
 

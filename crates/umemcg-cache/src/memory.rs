@@ -10,8 +10,7 @@ use std::sync::Arc;
 
 use umemcg_arena::{Arena, FrameFlags as Flag, FrameId, Segment};
 use umemcg_base::{PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, assert_no_locks_held};
-use umemcg_group::{Group, StatItem};
-use umemcg_reclaim::AccountedCharge;
+use umemcg_group::{Charge, Group};
 
 use crate::cache::PageCache;
 use crate::file::{FILE_LEN_MAX, File, FileError, owner_of};
@@ -59,14 +58,13 @@ impl BackingStore for NoStore {
 #[derive(Debug)]
 pub(crate) struct ZeroPage {
     frame: FrameId,
-    _charge: AccountedCharge,
+    _charge: Charge,
 }
 
 impl ZeroPage {
     fn new(cache: &PageCache) -> Option<Self> {
         let root = Arc::clone(cache.reclaimer().tree().root());
         let charge = cache.reclaimer().charge(&root, PAGE_SIZE_U64, &|| false).ok()?;
-        let charge = AccountedCharge::new(charge, StatItem::SlabUnreclaimable);
         let mut frames = Vec::with_capacity(1);
         cache.arena().alloc(0, &mut frames, 1);
         let frame = frames.pop()?;

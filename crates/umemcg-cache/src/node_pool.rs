@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use umemcg_arena::ZeroTable;
-use umemcg_group::{Charge, OwnerId, StatItem, uncharge_raw};
+use umemcg_group::Charge;
 use umemcg_reclaim::LIST_SLOT_BYTES;
 
 use crate::shadow_leaves::ShadowLeaves;
@@ -118,14 +118,7 @@ impl NodePool {
         true
     }
 
-    /// Takes back a node that was charged to `owner`.
-    pub(crate) fn give_charged(&self, node: u32, owner: OwnerId) {
-        self.give([node]);
-        owner.with_group(|group| group.stat_add(StatItem::IndexNodes, -(NODE_BYTES as i64)));
-        uncharge_raw(owner, NODE_BYTES);
-    }
-
-    fn give(&self, nodes: impl IntoIterator<Item = u32>) {
+    pub(crate) fn give(&self, nodes: impl IntoIterator<Item = u32>) {
         self.inner.lock().free.extend(nodes);
     }
 }
@@ -157,7 +150,6 @@ impl NodeReserve {
         let node = self.nodes.pop()?;
         let charge = self.charge.as_mut()?;
         let (owner, _) = charge.split(NODE_BYTES).into_raw();
-        owner.with_group(|group| group.stat_add(StatItem::IndexNodes, NODE_BYTES as i64));
         self.pool.word(node, WORD_OWNER).store(u64::from(owner.into_raw()), Ordering::Relaxed);
         Some(node)
     }

@@ -6,8 +6,7 @@ use std::sync::Arc;
 use parking_lot::{Condvar, Mutex};
 use umemcg_arena::{Arena, FrameFlags as Flag, FrameId};
 use umemcg_base::PAGE_SIZE_U64;
-use umemcg_group::{Group, Refused, StatItem};
-use umemcg_reclaim::AccountedCharge;
+use umemcg_group::{Charge, Group, Refused};
 
 /// The reserve. What is taken comes back through [`give`](Self::give).
 #[derive(Debug)]
@@ -15,7 +14,7 @@ pub struct Reserve {
     free: Mutex<Vec<FrameId>>,
     back: Condvar,
     nr_frames: usize,
-    _charge: AccountedCharge,
+    _charge: Charge,
 }
 
 impl Reserve {
@@ -25,7 +24,6 @@ impl Reserve {
     /// When the pool is smaller than that.
     pub fn new(arena: &Arena, root: &Arc<Group>, nr_frames: usize) -> Result<Self, Refused> {
         let charge = root.try_charge(nr_frames as u64 * PAGE_SIZE_U64)?;
-        let charge = AccountedCharge::new(charge, StatItem::SlabUnreclaimable);
         let mut frames = Vec::with_capacity(nr_frames);
         arena.alloc(0, &mut frames, nr_frames);
         frames.sort_unstable();

@@ -350,12 +350,6 @@ impl Group {
         StatItem::ALL.iter().filter(|item| item.is_metadata()).map(|&item| self.stat_total(item)).sum()
     }
 
-    /// What the statistics say is charged to this group and those below it: the usage, except for what threads hold in
-    /// stock and what is on its way between a charge and its statistic.
-    pub fn named_bytes(&self) -> u64 {
-        StatItem::CHARGED.iter().map(|&item| self.stat_total(item)).sum::<i64>().max(0) as u64
-    }
-
     /// Bytes that are no page data, of this group and all below it: objects and bookkeeping.
     #[doc(alias = "kmem_usage")]
     pub fn metadata_bytes(&self) -> u64 {
@@ -461,7 +455,6 @@ impl Drop for Group {
     fn drop(&mut self) {
         if let Some(parent) = OwnerId::from_raw(self.node.parent()) {
             // The node's own share stays charged until the node is free.
-            charge::note_state_freed(parent, GROUP_STATE_BYTES - NODE_STATE_BYTES);
             LEDGER.give_back_exactly(parent.into_raw(), GROUP_STATE_BYTES - NODE_STATE_BYTES);
         }
         LEDGER.release_live(self.owner.into_raw());

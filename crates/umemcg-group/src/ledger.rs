@@ -46,17 +46,13 @@ pub struct Ledger {
     nr_sets: AtomicU32,
     /// Who intrudes into stocks of other threads.
     intruder: LeafLock<()>,
-    /// Called when the node of a group that is gone is freed, with the node above, which is about to get
-    /// [`NODE_STATE_BYTES`] back.
-    node_freed: fn(u32),
 }
 
 impl Ledger {
-    /// No nodes, no stocks. `node_freed` is told of the node above each one that is freed.
+    /// No nodes, no stocks.
     #[cfg(not(loom))]
-    pub const fn with_hook(node_freed: fn(u32)) -> Self {
+    pub const fn new() -> Self {
         Self {
-            node_freed,
             nodes: Table::new(),
             free_nodes: IndexPool::new(),
             sets: Table::new(),
@@ -71,7 +67,6 @@ impl Ledger {
     #[expect(clippy::new_without_default, reason = "only models make more than one")]
     pub fn new() -> Self {
         Self {
-            node_freed: |_| {},
             nodes: Table::new(),
             free_nodes: IndexPool::new(),
             sets: Table::new(),
@@ -107,7 +102,6 @@ impl Ledger {
         if self.node(index).release_live() {
             self.free_nodes.give_back(index);
             if parent != NO_NODE {
-                (self.node_freed)(parent);
                 self.give_back_exactly(parent, NODE_STATE_BYTES);
             }
         }
@@ -429,9 +423,6 @@ impl Ledger {
             let parent = node.parent();
             if node.sub(bytes) {
                 self.free_nodes.give_back(at);
-                if parent != NO_NODE {
-                    (self.node_freed)(parent);
-                }
                 bytes += NODE_STATE_BYTES;
             } else {
                 note_fall(at, node);
@@ -493,7 +484,7 @@ impl Ledger {
 #[cfg(not(loom))]
 impl Default for Ledger {
     fn default() -> Self {
-        Self::with_hook(|_| {})
+        Self::new()
     }
 }
 
@@ -503,7 +494,7 @@ mod tests {
 
     /// A root and `nr_leaves` nodes below it.
     fn ledger(root_max: u64, nr_leaves: usize) -> (Ledger, u32, Vec<u32>) {
-        let ledger = Ledger::with_hook(|_| {});
+        let ledger = Ledger::new();
         let root = ledger.open(NO_NODE, root_max);
         let leaves = (0..nr_leaves).map(|_| {
             ledger.charge_forced(&Keeper::new(), root, NODE_STATE_BYTES);
@@ -564,7 +555,7 @@ mod tests {
 
     #[test]
     fn a_lookup_from_a_dead_chain_remembers_its_way() {
-        let ledger = Ledger::with_hook(|_| {});
+        let ledger = Ledger::new();
         let mut chain = vec![ledger.open(NO_NODE, UNLIMITED)];
         for _ in 0..5 {
             chain.push(ledger.open(*chain.last().unwrap(), UNLIMITED));

@@ -13,8 +13,9 @@ use umemcg_base::{PAGE_SIZE, PAGE_SIZE_U64};
 
 use super::TmpfsConfig;
 use super::directory::Name;
-use super::ledger::{FilePages, Size, Slab};
+use super::ledger::{FilePages, Size};
 use crate::attr::{Attr, FileKind, NodeId, Timestamp};
+use crate::slab::Slab;
 use umemcg::{Engine, File, Group};
 
 /// What an inode costs with its places in the tables, in bytes; measured, as the next, with 100,000 of them.
@@ -48,8 +49,6 @@ pub(super) struct Meta {
     pub(super) uid: u32,
     pub(super) gid: u32,
     pub(super) nlink: u32,
-    /// It was made without a name: it may get its first.
-    pub(super) may_be_named: bool,
     pub(super) atime: Timestamp,
     pub(super) mtime: Timestamp,
     pub(super) ctime: Timestamp,
@@ -74,7 +73,6 @@ pub(super) struct Inode {
     ino: u64,
     pub(super) kind: FileKind,
     rdev: u64,
-    btime: Timestamp,
     pub(super) target: Option<Box<[u8]>>,
     pub(super) content: Option<Content>,
     pub(super) meta: Mutex<Meta>,
@@ -101,7 +99,6 @@ impl Meta {
             uid,
             gid,
             nlink,
-            may_be_named: false,
             atime: now,
             mtime: now,
             ctime: now,
@@ -130,7 +127,6 @@ impl Inode {
             ino,
             kind: FileKind::Directory,
             rdev: 0,
-            btime: now(),
             target: None,
             content: None,
             meta: Mutex::new(Meta::new(config.mode & 0o7777, config.uid, config.gid, 2)),
@@ -169,7 +165,6 @@ impl Inode {
             ino: node.0,
             kind: new.kind,
             rdev: new.rdev,
-            btime: now(),
             target: new.target.map(Box::from),
             content,
             meta: Mutex::new(Meta::new(0, 0, 0, nlink)),
@@ -200,7 +195,6 @@ impl Inode {
             atime: meta.atime,
             mtime: meta.mtime,
             ctime: meta.ctime,
-            btime: Some(self.btime),
             blksize: PAGE_SIZE as u32,
         }
     }

@@ -4,7 +4,6 @@ mod expiry;
 mod loading;
 mod many_threads;
 mod map;
-mod panics;
 mod tenants;
 mod traces;
 
