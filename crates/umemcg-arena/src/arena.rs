@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use umemcg_base::{PAGE_SHIFT, PAGE_SIZE, Rank, RankedMutex};
 
-use crate::blocks::{BLOCK_BYTES, BLOCK_FRAMES, Blocks, block_of};
+use crate::blocks::{BLOCK_BYTES, BLOCK_FRAMES, Blocks, SparseFrame, block_of};
 use crate::bytes;
 use crate::frame::{FrameFlags, FrameId, FrameRecord};
 use crate::mapping::{Hint, Mapping, StableTable};
@@ -317,10 +317,10 @@ impl Arena {
         node.note_counts(&blocks);
     }
 
-    /// Up to `max` frames in use whose migration would empty whole blocks: those of the emptiest blocks, as far as holes
-    /// in fuller blocks can take them. [`alloc`](Self::alloc) fills those holes first. Empty when free space is
+    /// Up to `max` frames in use without which whole blocks would be free: those of the emptiest blocks, as far as holes
+    /// in fuller blocks could take them. [`alloc`](Self::alloc) fills those holes first. Empty when free space is
     /// not fragmented. A hint: the frames may be freed or reused by the time the caller looks.
-    pub fn sparse_candidates(&self, max: usize) -> Vec<FrameId> {
+    pub fn sparse_candidates(&self, max: usize) -> Vec<SparseFrame> {
         let mut out = Vec::new();
         for node in &self.nodes {
             let left = max - out.len();

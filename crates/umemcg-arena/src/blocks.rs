@@ -27,6 +27,18 @@ pub const BLOCK_FRAMES: usize = 1 << BLOCK_SHIFT;
 /// Bytes in a block: a huge page of x86-64 and of aarch64 with 4 KiB pages.
 pub const BLOCK_BYTES: usize = BLOCK_FRAMES * PAGE_SIZE;
 
+/// So many free frames make a block nearly empty.
+const NEARLY_EMPTY: usize = BLOCK_FRAMES - BLOCK_FRAMES / 8;
+
+/// A frame in use that keeps a sparse block from being free.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SparseFrame {
+    /// Which.
+    pub frame: FrameId,
+    /// At most an eighth of its block is in use.
+    pub is_nearly_alone: bool,
+}
+
 /// The block of a frame.
 #[inline]
 pub(crate) fn block_of(frame: FrameId) -> usize {
@@ -223,10 +235,10 @@ impl Blocks {
         }
     }
 
-    /// Appends up to `max` frames in use whose move to other blocks would free whole blocks: those of the partial
-    /// blocks that [`take`](Self::take) would come to last, at least half a block free, as far as the holes in the blocks that
-    /// it comes to first can hold them.
-    pub(crate) fn sparse(&self, out: &mut Vec<FrameId>, max: usize) {
+    /// Appends up to `max` frames in use without which whole blocks would be free: those of the partial blocks that
+    /// [`take`](Self::take) would come to last, at least half a block free, as far as the holes in the blocks that it comes to
+    /// first could hold them. So as many pages would fit there, and no more blocks count as sparse than space is wasted.
+    pub(crate) fn sparse(&self, out: &mut Vec<SparseFrame>, max: usize) {
         let is_partial = |block: &&Block| (1..IDLE).contains(&block.list);
         let mut nr_holes: u32 = self.blocks.iter().filter(is_partial).map(|block| block.nr_free).sum();
         let (mut nr_moved, mut left) = (0, max);
@@ -241,7 +253,11 @@ impl Blocks {
                 }
                 let before = out.len();
                 let used = (0..block.nr_frames).filter(|&place| !block.is_free(place));
-                out.extend(used.take(left).map(|place| self.frame(at as usize, place)));
+                let is_nearly_alone = list >= NEARLY_EMPTY;
+                out.extend(
+                    used.take(left)
+                        .map(|place| SparseFrame { frame: self.frame(at as usize, place), is_nearly_alone }),
+                );
                 left -= out.len() - before;
                 at = block.prev;
             }

@@ -99,8 +99,6 @@ frame_flags! {
     ERROR = 10;
     /// To be evicted as soon as its write-back ends.
     RECLAIM = 11;
-    /// Holds metadata of the engine, not a page of a file.
-    METADATA = 12;
     /// Somebody sleeps until the page is unlocked or its write-back ends; whoever ends it must wake them.
     WAITERS = 13;
     /// Must not be evicted (contents that no store holds).

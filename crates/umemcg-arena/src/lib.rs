@@ -26,7 +26,7 @@ pub mod sys;
 mod zero_table;
 
 pub use arena::{Arena, Frame};
-pub use blocks::{BLOCK_BYTES, BLOCK_FRAMES};
+pub use blocks::{BLOCK_BYTES, BLOCK_FRAMES, SparseFrame};
 pub use frame::{FrameFlags, FrameId, FrameRecord, Glimpse};
 pub use io::{IoFlags, Segment};
 pub use prefetch::{prefetch, prefetch_for_write, prefetch_what_it_leads_to};

@@ -194,7 +194,8 @@ impl Pair {
 
     /// What a compactor does: take as many frames as there are candidates, and free the candidates.
     fn migrate(&mut self, max: usize) {
-        let candidates = self.arena.sparse_candidates(max);
+        let candidates: Vec<FrameId> =
+            self.arena.sparse_candidates(max).iter().map(|sparse| sparse.frame).collect();
         assert!(candidates.len() <= max);
         let distinct: BTreeSet<FrameId> = candidates.iter().copied().collect();
         assert_eq!(distinct.len(), candidates.len());

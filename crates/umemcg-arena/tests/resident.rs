@@ -46,7 +46,7 @@ fn resident_memory_follows_use() {
     about(resident() - before, (NR_BLOCKS - 1) * BLOCK_BYTES, "sparse");
 
     // Until the frames that hold the blocks move together, which needs a frame for each of them.
-    let candidates = arena.sparse_candidates(usize::MAX);
+    let candidates: Vec<_> = arena.sparse_candidates(usize::MAX).iter().map(|sparse| sparse.frame).collect();
     let mut new = Vec::new();
     arena.alloc(0, &mut new, candidates.len());
     for (&from, &to) in candidates.iter().zip(&new) {

@@ -5,6 +5,7 @@
 pub mod bell;
 pub mod clock;
 pub mod errseq;
+pub mod panics;
 pub mod rank;
 pub mod size;
 pub mod sync;
@@ -13,9 +14,10 @@ pub mod units;
 
 pub use bell::Bell;
 pub use errseq::{ErrorCursor, ErrorSequence};
+pub use panics::{Panicked, contained};
 pub use rank::{
-    Rank, RankedMutex, RankedMutexGuard, RankedReadGuard, RankedRwLock, RankedWriteGuard,
-    assert_no_locks_held,
+    Rank, RankedMutex, RankedMutexGuard, RankedReadGuard, RankedRwLock, RankedWriteGuard, Waiting,
+    assert_may_wait, assert_no_locks_held,
 };
 pub use size::{ParseSizeError, parse_size};
 pub use table::Table;

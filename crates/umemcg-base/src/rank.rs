@@ -12,28 +12,34 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Rank {
+    /// Writes that make a file longer: held over charging and reclaim.
+    FileGrowth = 1,
+    /// Pages beyond limits: a wait for room.
+    Overrun = 2,
+    /// Charging and reclaim: waits for memory, for write-back and for the kernel to let go of names.
+    Memory = 3,
     /// Creation and removal of groups, and moves between them.
-    Lifecycle = 1,
+    Lifecycle = 4,
     /// A file's write-back: one flush of a file at a time.
-    FileFlush = 2,
+    FileFlush = 5,
     /// A file's content against truncation.
-    FileContent = 3,
-    /// One page.
-    Page = 4,
+    FileContent = 6,
+    /// One page: a wait until it is unlocked.
+    Page = 7,
     /// A shard of an object owner's table (names, inodes).
-    ObjectOwner = 5,
+    ObjectOwner = 8,
     /// A file's index from page number to frame.
-    FileIndex = 6,
+    FileIndex = 9,
     /// Lists of dirty files.
-    DirtyFiles = 7,
+    DirtyFiles = 10,
     /// The children of a group.
-    GroupChildren = 8,
+    GroupChildren = 11,
     /// Which lists of objects a group has.
-    ObjectLists = 9,
+    ObjectLists = 12,
     /// A list of pages or objects.
-    Lruvec = 10,
+    Lruvec = 13,
     /// The free frames of the arena.
-    FreeFrames = 11,
+    FreeFrames = 14,
 }
 
 #[cfg(debug_assertions)]
@@ -67,21 +73,55 @@ mod held {
             }
         });
     }
-    pub(super) fn assert_none(what: &str) {
+    pub(super) fn assert_below(rank: Rank, what: &str) {
         HELD.with(|held| {
             let held = held.borrow();
-            assert!(held.is_empty(), "{what} entered while holding {held:?}");
+            assert!(held.iter().all(|&held| held < rank), "{what} entered while holding {held:?}");
         });
     }
 }
 
-/// Panics in debug builds when this thread holds any ranked lock. Charging and reclaim call it first.
+/// Panics in debug builds when this thread holds anything that ranks with or after [`Rank::Memory`]. Whatever may charge or
+/// reclaim calls it first.
 #[inline]
 pub fn assert_no_locks_held(what: &str) {
+    assert_may_wait(Rank::Memory, what);
+}
+
+/// Panics in debug builds when this thread holds anything that ranks with or after `rank`, for which it is about to wait.
+#[inline]
+pub fn assert_may_wait(rank: Rank, what: &str) {
     #[cfg(debug_assertions)]
-    held::assert_none(what);
+    held::assert_below(rank, what);
     #[cfg(not(debug_assertions))]
-    let _ = what;
+    let _ = (rank, what);
+}
+
+/// Something that other threads wait for and that is no lock of this module: locked pages. The thread that makes it wait has it
+/// on record here until it is dropped.
+#[derive(Debug)]
+#[must_use]
+pub struct Waiting {
+    #[cfg_attr(not(debug_assertions), allow(dead_code))]
+    rank: Rank,
+}
+
+impl Waiting {
+    /// From now on others may wait for what this thread has. Taking it needs no wait, so anything may be held.
+    #[inline]
+    pub fn on(rank: Rank) -> Self {
+        #[cfg(debug_assertions)]
+        held::push_tried(rank);
+        Self { rank }
+    }
+}
+
+impl Drop for Waiting {
+    #[inline]
+    fn drop(&mut self) {
+        #[cfg(debug_assertions)]
+        held::pop(self.rank);
+    }
 }
 
 /// A mutex with a place in the lock order.

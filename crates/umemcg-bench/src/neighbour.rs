@@ -145,9 +145,6 @@ impl Classifier for ByProcess {
         let groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
         groups.get(&tid).unwrap_or(&self.others).clone()
     }
-    fn classify_known(&self, tid: u32, uid: u32, gid: u32) -> Option<Arc<Group>> {
-        Some(self.classify(tid, uid, gid))
-    }
 }
 
 /// A tenant that is ready.

@@ -108,9 +108,6 @@ impl Classifier for Turns {
     fn classify(&self, _tid: u32, _uid: u32, _gid: u32) -> Arc<Group> {
         Arc::clone(self.whose())
     }
-    fn classify_known(&self, _tid: u32, _uid: u32, _gid: u32) -> Option<Arc<Group>> {
-        Some(Arc::clone(self.whose()))
-    }
 }
 
 /// Runs the experiment.

@@ -1,4 +1,5 @@
-//! The page cache of one pool: the table of files, the index nodes, the reserve, the flushers, the thresholds.
+//! The page cache of one pool: the table of files, the index nodes, what is in flight beyond limits, the flushers, the
+//! thresholds.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -21,8 +22,8 @@ use crate::flush::{Durability, PAGES_END};
 use crate::flushers::Flushers;
 use crate::memory::{PageQuota, ZeroPage};
 use crate::node_pool::NodePool;
+use crate::overrun::Overrun;
 use crate::page_lock::PageWaiters;
-use crate::reserve::Reserve;
 use crate::shadow_leaves::ShadowLeaves;
 use crate::store::{BackingStore, StoreId};
 
@@ -31,19 +32,6 @@ type Unsynced = HashMap<u32, Option<String>>;
 
 /// Stores that one sync of everything serves at the same time; more than these that hang keep it from the others.
 const NR_SYNC_THREADS_MAX: usize = 64;
-
-/// What a cache is made with.
-#[derive(Debug, Clone)]
-pub struct CacheConfig {
-    /// Frames set aside for uncached I/O.
-    pub nr_reserve_frames: usize,
-}
-
-impl Default for CacheConfig {
-    fn default() -> Self {
-        Self { nr_reserve_frames: 256 }
-    }
-}
 
 /// File numbers in use, and those to use next.
 #[derive(Debug, Default)]
@@ -56,7 +44,7 @@ struct FileNumbers {
 pub struct PageCache {
     reclaimer: Arc<Reclaimer>,
     nodes: Arc<NodePool>,
-    reserve: Reserve,
+    overrun: Arc<Overrun>,
     waiters: PageWaiters,
     limits: DirtyLimits,
     clock: SystemClock,
@@ -78,35 +66,17 @@ impl fmt::Debug for PageCache {
     }
 }
 
-/// Why a cache could not be made.
-#[derive(Debug, thiserror::Error)]
-pub enum CacheError {
-    /// The operating system refused.
-    #[error("cannot set up the page cache: {0}")]
-    System(#[from] io::Error),
-    /// The pool is too small for the reserve.
-    #[error("the pool of {pool_bytes} bytes is too small; 2 MiB is the least")]
-    PoolTooSmall {
-        /// Its size.
-        pool_bytes: u64,
-    },
-}
-
 impl PageCache {
-    /// A cache over a pool. Registers itself as the owner of the pages.
+    /// A cache over a pool. Registers itself as the owner of the pages. The arena is larger than the pool by
+    /// [`OVERRUN_ARENA_BYTES`](crate::overrun::OVERRUN_ARENA_BYTES).
     ///
     /// # Errors
-    /// [`CacheError`].
-    pub fn new(reclaimer: Arc<Reclaimer>, config: &CacheConfig) -> Result<Arc<Self>, CacheError> {
+    /// When the operating system has no address space for the index nodes.
+    pub fn new(reclaimer: Arc<Reclaimer>) -> io::Result<Arc<Self>> {
         let pool_bytes = reclaimer.tree().capacity_bytes();
-        let root = Arc::clone(reclaimer.tree().root());
-        // A sixteenth of a small pool at most.
-        let nr_reserve = config.nr_reserve_frames.min((pool_bytes / PAGE_SIZE_U64 / 16) as usize);
-        let reserve = Reserve::new(reclaimer.arena(), &root, nr_reserve)
-            .map_err(|_| CacheError::PoolTooSmall { pool_bytes })?;
         let cache = Arc::new(Self {
             nodes: Arc::new(NodePool::new(pool_bytes, ShadowLeaves::new(&reclaimer))?),
-            reserve,
+            overrun: Arc::default(),
             waiters: PageWaiters::default(),
             limits: DirtyLimits::new(Arc::clone(&reclaimer)),
             clock: SystemClock::new(),
@@ -207,8 +177,8 @@ impl PageCache {
         self.nodes.trim();
     }
 
-    pub(crate) fn reserve(&self) -> &Reserve {
-        &self.reserve
+    pub(crate) fn overrun(&self) -> &Arc<Overrun> {
+        &self.overrun
     }
 
     pub(crate) fn waiters(&self) -> &PageWaiters {

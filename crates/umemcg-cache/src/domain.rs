@@ -46,9 +46,6 @@ const LOOK_PAGES_MIN: u64 = 64;
 const LOOK_PAGES_MAX: u64 = 256;
 /// How long a look at what a group has here holds.
 const SHARE_LIFE: Duration = Duration::from_millis(10);
-/// A time so long ago that the file is due, whatever its age.
-const DUE_NOW: u64 = 1;
-
 /// A file that could not be written in time.
 #[derive(Debug, Clone)]
 pub struct LostData {
@@ -338,9 +335,7 @@ impl Domain {
     /// A page of `owner` became dirty: queues the file, and wakes the flusher when there is enough to do in the pool.
     pub(crate) fn note_dirty(&self, file: &Arc<File>, owner: u32) {
         let Some(cache) = self.cache.upgrade() else { return };
-        if file.dirty_since_ms.load(Ordering::Relaxed) == 0 {
-            file.dirty_since_ms.store(cache.now_ms().max(DUE_NOW + 1), Ordering::Relaxed);
-        }
+        file.queue_mark.stamp(|| cache.now_ms());
         if !self.enqueue(file, || file.dirty_owner.take_hold(owner)) {
             file.dirty_owner.note_dirtied(owner);
         }
@@ -352,8 +347,7 @@ impl Domain {
 
     /// Queues a file that is not; whether it was not.
     fn enqueue(&self, file: &Arc<File>, group: impl FnOnce() -> Arc<Group>) -> bool {
-        // AcqRel: pairs with the swap in `requeue_or_retire`; whoever makes it true pushes.
-        if file.queued.swap(true, Ordering::AcqRel) {
+        if !file.queue_mark.enter() {
             return false;
         }
         let group = group();
@@ -364,7 +358,7 @@ impl Domain {
         };
         if !is_served {
             self.start_flusher();
-        } else if file.dirty_since_ms.load(Ordering::Relaxed) == DUE_NOW {
+        } else if file.queue_mark.is_due() {
             self.bell.ring();
         }
         true
@@ -372,15 +366,19 @@ impl Domain {
 
     /// A file was discarded: lets go of it now, unless the flusher is at it and does so.
     pub(crate) fn forget(&self, file: &Arc<File>) {
-        let Some(group) = file.dirty_owner.group() else { return };
-        if self.queue.lock().dirty.remove(&group, file) {
+        let removed = {
+            let mut queue = self.queue.lock();
+            // While the file is on a list it stays this group's.
+            file.dirty_owner.group().and_then(|group| queue.dirty.remove(&group, file))
+        };
+        if removed.is_some() {
             self.retire(file);
         }
     }
 
     /// The file is written soon, not at its expiry.
     pub(crate) fn flush_soon(&self, file: &Arc<File>) {
-        file.dirty_since_ms.store(DUE_NOW, Ordering::Relaxed);
+        file.queue_mark.make_due();
         self.bell.ring();
     }
 
@@ -449,12 +447,9 @@ impl Domain {
                 let now_ms = cache.now_ms();
                 let expire_ms = cache.dirty_limits().expire().as_millis() as u64;
                 let due = |file: &File| {
-                    let since = file.dirty_since_ms.load(Ordering::Relaxed);
-                    let is_old =
-                        since == DUE_NOW || (since != 0 && now_ms.saturating_sub(since) >= expire_ms);
                     urgent
                         || is_over
-                        || is_old
+                        || file.queue_mark.is_older_than(expire_ms, now_ms)
                         || turn.shared && file.dirty_owner.is_shared()
                         || file.is_stable()
                 };
@@ -470,7 +465,7 @@ impl Domain {
                         }
                     }
                     Err(error) => {
-                        file.dirty_since_ms.store(DUE_NOW, Ordering::Relaxed);
+                        file.queue_mark.make_due();
                         nr_failed += 1;
                         result = Err(error);
                     }
@@ -485,12 +480,12 @@ impl Domain {
 
     /// Writes a file for as long as its turn lasts; whether there may be more.
     fn write_turn(&self, cache: &PageCache, file: &Arc<File>, group: &Arc<Group>) -> std::io::Result<bool> {
-        let since = file.dirty_since_ms.swap(0, Ordering::Relaxed);
+        let since = file.queue_mark.begin_turn();
         let pace = self.flush_pace(cache.dirty_limits().thresholds(group).foreground);
         let result = file.flush_turn(&pace).map(|written| written >= pace.budget);
         if matches!(result, Ok(true)) {
-            // As old as before: the rest is still due.
-            file.dirty_since_ms.store(since, Ordering::Relaxed);
+            // The rest is still due.
+            file.queue_mark.put_back(since);
         }
         result
     }
@@ -522,9 +517,7 @@ impl Domain {
         let time = pages as f64 * PAGE_SIZE_U64 as f64 / self.write_bandwidth().max(1) as f64;
         let group = file.dirty_owner.end_round(Duration::from_secs_f64(time.min(60.0)));
         if let (false, Some(cache), Some(group)) = (file.is_stable(), self.cache.upgrade(), group) {
-            if file.dirty_since_ms.load(Ordering::Relaxed) == 0 {
-                file.dirty_since_ms.store(cache.now_ms().max(DUE_NOW + 1), Ordering::Relaxed);
-            }
+            file.queue_mark.stamp(|| cache.now_ms());
             let mut queue = self.queue.lock();
             queue.dirty.push(&group, file);
             let done = queue.current.take();
@@ -539,12 +532,9 @@ impl Domain {
 
     /// A file that was taken off its list is clean, unless a page has become dirty since.
     fn retire(&self, file: &Arc<File>) {
-        file.dirty_since_ms.store(0, Ordering::Relaxed);
         let group = file.dirty_owner.let_go();
-        // AcqRel: pairs with the swap in `enqueue`. A page that became dirty before an earlier swap there is seen below; a
-        // later swap finds false and pushes.
-        file.queued.swap(false, Ordering::AcqRel);
-        if !file.is_stable()
+        let now_ms = || self.cache.upgrade().map_or(0, |cache| cache.now_ms());
+        if !file.queue_mark.leave(now_ms, || file.is_stable())
             && let Some(group) = group
         {
             self.enqueue(file, || file.dirty_owner.hold_again(group));

@@ -18,7 +18,9 @@ use umemcg_base::{ErrorCursor, ErrorSequence, PAGE_SHIFT, PAGE_SIZE_U64, Rank, R
 use umemcg_group::{Group, OwnerId, Refused, StatItem};
 
 use crate::cache::PageCache;
+use crate::dirty::lists::DirtyPlace;
 use crate::dirty::owner::DirtyOwner;
+use crate::dirty::queue_mark::QueueMark;
 use crate::domain::Domain;
 use crate::index::{Entry, Index, LockedIndex, Mark};
 use crate::memory::PageQuota;
@@ -68,14 +70,15 @@ pub struct File {
     /// Bounds the pages of a file that lives in the pool alone; none for all others. (C)
     pub(crate) quota: Option<Arc<dyn PageQuota>>,
     pub(crate) domain: Arc<Domain>,
-    /// Length in bytes as readers and writers see it. Grows under `size`, changes otherwise under `content` exclusive.
-    len: AtomicU64,
+    /// Length in bytes as readers and writers see it. Grows under `content` shared, changes otherwise under it exclusively.
+    pub(crate) len: AtomicU64,
     /// Length of the file in the store, as far as we know: beyond it everything reads as zero. (A)
     pub(crate) store_len: AtomicU64,
     pub(crate) index: Index,
     pub(crate) content: RankedRwLock<()>,
-    /// Serialises growth of `len` and appends. Taken with `content` shared.
-    pub(crate) size: parking_lot::Mutex<()>,
+    /// Held by a write that may make the file longer, over charging and reclaim: where an append goes is known when it is
+    /// done, and what is refused leaves no trace.
+    pub(crate) growth: RankedMutex<()>,
     pub(crate) flush: RankedMutex<()>,
     pub(crate) errors: ErrorSequence,
     /// Pages with `Flag::DIRTY`. (A)
@@ -84,12 +87,14 @@ pub struct File {
     pub(crate) nr_writeback: AtomicU64,
     /// Pages with `Flag::UNSTABLE`. (A)
     pub(crate) nr_unstable: AtomicU64,
+    /// Pages that went to the store past the cache since it last confirmed the whole file. (A)
+    pub(crate) nr_through: AtomicU64,
     /// Pages that are not durable and that the store's count does not have yet. (index lock)
     uncounted: AtomicI64,
-    /// Whether the file is in its domain's queue. (A; who makes it true pushes)
-    pub(crate) queued: AtomicBool,
-    /// When the oldest dirty page became dirty, in milliseconds of the cache's clock; 0 when clean.
-    pub(crate) dirty_since_ms: AtomicU64,
+    /// Whether it is in its store's queue, and since when it has been dirty.
+    pub(crate) queue_mark: QueueMark,
+    /// Where it is in its store's lists. (the lock of the store's queue)
+    pub(crate) dirty_place: DirtyPlace,
     /// Whose its dirty data is.
     pub(crate) dirty_owner: DirtyOwner,
     /// Where write-back goes on that stopped half-way. (A)
@@ -129,15 +134,16 @@ impl File {
             store_len: AtomicU64::new(if quota.is_some() { 0 } else { len }),
             quota,
             content: RankedRwLock::new(Rank::FileContent, ()),
-            size: parking_lot::Mutex::new(()),
+            growth: RankedMutex::new(Rank::FileGrowth, ()),
             flush: RankedMutex::new(Rank::FileFlush, ()),
             errors: ErrorSequence::new(),
             nr_dirty: AtomicU64::new(0),
             nr_writeback: AtomicU64::new(0),
             nr_unstable: AtomicU64::new(0),
+            nr_through: AtomicU64::new(0),
             uncounted: AtomicI64::new(0),
-            queued: AtomicBool::new(false),
-            dirty_since_ms: AtomicU64::new(0),
+            queue_mark: QueueMark::default(),
+            dirty_place: DirtyPlace::default(),
             dirty_owner: DirtyOwner::default(),
             flush_at: AtomicU64::new(0),
             discarded: AtomicBool::new(false),
@@ -178,6 +184,7 @@ impl File {
         self.nr_dirty.load(Ordering::Acquire)
             + self.nr_writeback.load(Ordering::Acquire)
             + self.nr_unstable.load(Ordering::Acquire)
+            + self.nr_through.load(Ordering::Acquire)
     }
 
     /// Whether everything written so far is durable in the store's data.
@@ -265,6 +272,13 @@ impl File {
         self.queue_dirty(&fresh);
     }
 
+    /// Pages went to the store past the cache: it has to confirm them before the file is durable.
+    pub(crate) fn note_written_through(self: &Arc<Self>, nr: u64, owner: u32) {
+        // Release: pairs with the loads in `nr_unclean`.
+        self.nr_through.fetch_add(nr, Ordering::Release);
+        self.domain.note_dirty(self, owner);
+    }
+
     /// Puts the file among its store's dirty ones; it is the group's whose pages these are, unless it is somebody's already.
     pub(crate) fn queue_dirty(self: &Arc<Self>, fresh: &[(u64, FrameId)]) {
         let owner = |&(_, frame): &(u64, FrameId)| self.record(frame).owner.load(Ordering::Relaxed);
@@ -315,10 +329,7 @@ impl File {
         };
         self.drop_pages(0, u64::MAX >> PAGE_SHIFT, true);
         self.store_len.store(len, Ordering::Relaxed);
-        {
-            let _size = self.size.lock();
-            self.publish_len(len.max(unclean_end));
-        }
+        self.publish_len(len.max(unclean_end));
         drop(content);
         self.queue_dirty(&dirtied);
     }

@@ -9,6 +9,7 @@
 //! A page may be written to meanwhile: it then becomes dirty again by itself, and is written once more.
 
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -54,6 +55,30 @@ impl FlushPace {
 
 /// So many runs that the store refuses end a flush; fewer keep nothing behind them from being written.
 const NR_FAILED_RUNS_MAX: u32 = 8;
+
+/// Pages side by side, of leaves and the pages that are meant of each.
+fn runs_of(leaves: &[(u64, u64)]) -> impl Iterator<Item = Range<u64>> {
+    let mut pages = leaves.iter().flat_map(|&(first, mask)| runs_of_mask(first, mask)).peekable();
+    std::iter::from_fn(move || {
+        let mut run = pages.next()?;
+        while let Some(next) = pages.next_if(|next| next.start == run.end) {
+            run.end = next.end;
+        }
+        Some(run)
+    })
+}
+
+/// Runs of set bits, as pages from `first` on.
+fn runs_of_mask(first: u64, mut mask: u64) -> impl Iterator<Item = Range<u64>> {
+    std::iter::from_fn(move || {
+        let start = mask.trailing_zeros();
+        (mask != 0).then(|| {
+            let end = start + (mask >> start).trailing_ones();
+            mask &= u64::MAX.checked_shl(end).unwrap_or(0);
+            first + u64::from(start)..first + u64::from(end)
+        })
+    })
+}
 
 /// A run that the store did not take.
 struct FailedRun {
@@ -141,7 +166,11 @@ impl File {
 
     fn flush_locked(self: &Arc<Self>, first: u64, end: u64, durability: Durability) -> io::Result<()> {
         let mut written = Written::default();
-        self.write_dirty(first, end, &FlushPace::WHOLE, &mut written)?;
+        // What is dirty now, and not what becomes dirty meanwhile: a writer that goes on must not keep a sync from ending.
+        let dirty = self.index.lock().marked_leaves(first, end, Mark::Dirty);
+        for run in runs_of(&dirty) {
+            self.write_dirty(run.start, run.end, &FlushPace::WHOLE, &mut written)?;
+        }
         if durability == Durability::Range {
             self.confirm_rest(&written, first, end)?;
         } else {
@@ -210,7 +239,8 @@ impl File {
 
     /// Confirms what `write_dirty` has not; earlier flushes may have left unstable pages anywhere in `first..end`.
     fn confirm_rest(self: &Arc<Self>, written: &Written, first: u64, end: u64) -> io::Result<()> {
-        let is_more = self.nr_unstable.load(Ordering::Relaxed) > written.unconfirmed;
+        let is_more = self.nr_unstable.load(Ordering::Relaxed) > written.unconfirmed
+            || self.nr_through.load(Ordering::Relaxed) > 0;
         self.confirm(if is_more { Some((first, end)) } else { written.span }, Durability::Range)
     }
 
@@ -343,6 +373,8 @@ impl File {
     fn confirm(self: &Arc<Self>, span: Option<(u64, u64)>, durability: Durability) -> io::Result<()> {
         let Some((first, end)) = span else { return Ok(()) };
         let offset = first << PAGE_SHIFT;
+        // Acquire: pairs with the Release in `note_written_through`; what is counted here is in the store.
+        let nr_through = self.nr_through.load(Ordering::Acquire);
         self.domain.begin_io();
         let result = match durability {
             Durability::Range => {
@@ -353,6 +385,10 @@ impl File {
             Durability::Full => self.store.sync(false),
         };
         self.domain.end_io(0);
+        if nr_through > 0 && (durability != Durability::Range || (first, end) == (0, PAGES_END)) {
+            // Also when it fails: there is nothing to write again, and the error is told.
+            self.nr_through.fetch_sub(nr_through, Ordering::Release);
+        }
         let mut done = Vec::new();
         let mut dirtied = Vec::new();
         let mut rotate = Vec::new();
@@ -394,5 +430,17 @@ impl File {
         }
         self.cache.writeback_progress();
         result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_go_on_from_leaf_to_leaf() {
+        let leaves = [(0, 0b1011), (64, 1 << 63), (128, u64::MAX), (192, 1), (320, 1)];
+        let runs: Vec<_> = runs_of(&leaves).collect();
+        assert_eq!(runs, [0..2, 3..4, 127..193, 320..321]);
     }
 }

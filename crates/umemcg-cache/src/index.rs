@@ -14,12 +14,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use umemcg_arena::FrameId;
 use umemcg_base::{Rank, RankedMutex, RankedMutexGuard};
-use umemcg_group::uncharge_raw;
 use umemcg_reclaim::Shadow;
 
 use crate::node_pool::{
-    FANOUT, FANOUT_SHIFT, LINE_WORDS, NODE_BYTES, NODE_WORDS, NodePool, NodeReserve, WORD_FILE_PLACE,
-    WORD_FIRST_PAGE, WORD_OWNER,
+    FANOUT, FANOUT_SHIFT, LINE_WORDS, NODE_WORDS, NodePool, NodeReserve, WORD_FILE_PLACE, WORD_FIRST_PAGE,
+    WORD_OWNER,
 };
 use crate::run::{NO_BASE, Run, guess};
 
@@ -190,11 +189,14 @@ impl Index {
         LockedIndex { index: self, _guard: self.lock.lock() }
     }
 
-    /// Nodes that inserting pages `first..end` can need at most.
+    /// Nodes that inserting pages `first..end` can need at most: all that the range has at each level of the highest tree, and
+    /// those that put a lower tree below the first slot of a higher one.
     pub fn nodes_for(first: u64, end: u64) -> usize {
-        let leaves = (end - 1) / FANOUT - first / FANOUT + 1;
-        // Inner nodes: one path, plus the growth of the root, plus one more per level where the range crosses nodes.
-        leaves as usize + 2 * HEIGHT_MAX as usize
+        let at_level = |level: u32| {
+            let shift = FANOUT_SHIFT * (level + 1);
+            ((end - 1).checked_shr(shift).unwrap_or(0) - first.checked_shr(shift).unwrap_or(0) + 1) as usize
+        };
+        (0..HEIGHT_MAX).map(at_level).sum::<usize>() + HEIGHT_MAX as usize
     }
 }
 
@@ -405,7 +407,7 @@ impl LockedIndex<'_> {
         Some((parent, node))
     }
 
-    /// Replaces a page's entry by another page's (migration). The page must be there.
+    /// Replaces a page's frame by the one that it moves to. The page must be there.
     pub fn replace(&self, page: u64, frame: FrameId) {
         if let Some(path) = self.path(page) {
             self.set_entry(path.parent(), path.nodes[0], page, Entry::Page(frame));
@@ -491,8 +493,7 @@ impl LockedIndex<'_> {
                 self.store(parent, slot, 0);
                 self.set_bit(parent, WORD_OCCUPIED, slot, false);
             }
-            self.index.pool.give([node]);
-            uncharge_raw(umemcg_reclaim::owner_from(owner), NODE_BYTES);
+            self.index.pool.give_charged(node, umemcg_reclaim::owner_from(owner));
         }
     }
 
@@ -520,6 +521,20 @@ impl LockedIndex<'_> {
     /// The first marked page in `from..end`.
     pub fn next_marked(&self, from: u64, end: u64, mark: Mark) -> Option<u64> {
         self.next_in(from, end, mark.word())
+    }
+
+    /// The leaves that have marked pages in `from..end`: the first page of each, and a bit for each of those.
+    pub fn marked_leaves(&self, from: u64, end: u64, mark: Mark) -> Vec<(u64, u64)> {
+        let mut leaves = Vec::new();
+        let mut at = from;
+        while let Some(page) = self.next_marked(at, end, mark) {
+            let first = page & !(FANOUT - 1);
+            let marked = self.path(page).map_or(0, |path| self.mask(path.nodes[0], mark.word()));
+            let below = |page: u64| u64::MAX.checked_shl((page - first).min(64) as u32).unwrap_or(0);
+            leaves.push((first, marked & below(page) & !below(end)));
+            at = first + FANOUT;
+        }
+        leaves
     }
 
     /// The first entry, page or shadow, in `from..end`.

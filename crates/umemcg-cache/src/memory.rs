@@ -2,7 +2,7 @@
 //!
 //! Their pages are on no list, so reclaim never meets them; they are counted as `shmem` and as unevictable, never as dirty,
 //! and are gone when they are cut off, punched out, or when the file is dropped. A [`PageQuota`] bounds them beside the
-//! groups: a write that either refuses fails with [`FileError::NoSpace`], it does not go uncached.
+//! groups: a write that either refuses fails with [`FileError::NoSpace`], it does not go beyond a limit.
 
 use std::fmt;
 use std::io;
@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use umemcg_arena::{Arena, FrameFlags as Flag, FrameId, Segment};
 use umemcg_base::{PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, assert_no_locks_held};
-use umemcg_group::{Charge, Group};
+use umemcg_group::{Group, StatItem};
+use umemcg_reclaim::AccountedCharge;
 
 use crate::cache::PageCache;
 use crate::file::{FILE_LEN_MAX, File, FileError, owner_of};
@@ -58,13 +59,14 @@ impl BackingStore for NoStore {
 #[derive(Debug)]
 pub(crate) struct ZeroPage {
     frame: FrameId,
-    _charge: Charge,
+    _charge: AccountedCharge,
 }
 
 impl ZeroPage {
     fn new(cache: &PageCache) -> Option<Self> {
         let root = Arc::clone(cache.reclaimer().tree().root());
         let charge = cache.reclaimer().charge(&root, PAGE_SIZE_U64, &|| false).ok()?;
+        let charge = AccountedCharge::new(charge, StatItem::SlabUnreclaimable);
         let mut frames = Vec::with_capacity(1);
         cache.arena().alloc(0, &mut frames, 1);
         let frame = frames.pop()?;

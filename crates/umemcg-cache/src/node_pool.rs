@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use umemcg_arena::ZeroTable;
-use umemcg_group::Charge;
+use umemcg_group::{Charge, OwnerId, StatItem, uncharge_raw};
 use umemcg_reclaim::LIST_SLOT_BYTES;
 
+use crate::overrun::OVERRUN_PAGES_MAX;
 use crate::shadow_leaves::ShadowLeaves;
 
 pub(crate) const FANOUT_SHIFT: u32 = 6;
@@ -39,6 +40,9 @@ pub struct NodePool {
     inner: Mutex<NodePoolInner>,
 }
 
+/// Nodes for pages in flight beyond limits, if each of those is alone in a tree of its own.
+const NR_OVERRUN_NODES: u64 = OVERRUN_PAGES_MAX * 18;
+
 /// On lines of its own: every look-up reads the pool beside it.
 #[derive(Debug, Default)]
 #[repr(align(64))]
@@ -49,12 +53,13 @@ struct NodePoolInner {
 }
 
 impl NodePool {
-    /// Room for the nodes that `pool_bytes` can be charged for.
+    /// Room for the nodes that `pool_bytes` can be charged for, and for those in flight beyond limits.
     ///
     /// # Errors
     /// When the address space cannot be reserved.
     pub(crate) fn new(pool_bytes: u64, shadow_leaves: ShadowLeaves) -> std::io::Result<Self> {
-        let nr_max = u32::try_from(pool_bytes / NODE_BYTES + 64).unwrap_or(u32::MAX).min(NR_NODES_MAX);
+        let nr_max =
+            u32::try_from(pool_bytes / NODE_BYTES + NR_OVERRUN_NODES).unwrap_or(u32::MAX).min(NR_NODES_MAX);
         Ok(Self {
             words: ZeroTable::new_dense((u64::from(nr_max) * NODE_WORDS) as usize)?,
             shadow_leaves,
@@ -118,7 +123,14 @@ impl NodePool {
         true
     }
 
-    pub(crate) fn give(&self, nodes: impl IntoIterator<Item = u32>) {
+    /// Takes back a node that was charged to `owner`.
+    pub(crate) fn give_charged(&self, node: u32, owner: OwnerId) {
+        self.give([node]);
+        owner.with_group(|group| group.stat_add(StatItem::IndexNodes, -(NODE_BYTES as i64)));
+        uncharge_raw(owner, NODE_BYTES);
+    }
+
+    fn give(&self, nodes: impl IntoIterator<Item = u32>) {
         self.inner.lock().free.extend(nodes);
     }
 }
@@ -150,6 +162,7 @@ impl NodeReserve {
         let node = self.nodes.pop()?;
         let charge = self.charge.as_mut()?;
         let (owner, _) = charge.split(NODE_BYTES).into_raw();
+        owner.with_group(|group| group.stat_add(StatItem::IndexNodes, NODE_BYTES as i64));
         self.pool.word(node, WORD_OWNER).store(u64::from(owner.into_raw()), Ordering::Relaxed);
         Some(node)
     }

@@ -2,9 +2,10 @@
 
 use std::fmt;
 
-use umemcg_arena::{FrameFlags as Flag, FrameId, Segment};
+use umemcg_arena::{FrameId, Segment};
 
 use crate::cache::PageCache;
+use crate::overrun::OverrunClaim;
 
 /// Segments kept in place: reads of so many pages allocate nothing.
 const NR_IN_PLACE: usize = 4;
@@ -12,12 +13,16 @@ const NR_IN_PLACE: usize = 4;
 /// A run of a file's bytes in pinned frames. The frames stay readable until this is dropped, whatever happens to the
 /// file; their contents may change under a concurrent write, as in any page cache. Borrows the cache from the file: a
 /// count that all readers share would be a line that all of them write.
+///
+/// The claim goes after the pins: fields are dropped after `drop`.
 pub struct PinnedPages<'a> {
     cache: &'a PageCache,
     /// Segments in `few`; when there are more than fit, all are in `many`.
     nr_few: usize,
     few: [Segment; NR_IN_PLACE],
     many: Vec<Segment>,
+    /// For pages that no file has any more, because their group has no room for them. Boxed: it is rare, and a hit moves this.
+    claim: Option<Box<OverrunClaim>>,
 }
 
 impl<'a> PinnedPages<'a> {
@@ -30,6 +35,7 @@ impl<'a> PinnedPages<'a> {
             nr_few: 0,
             few: [Segment { frame: FrameId::NONE, offset: 0, len: 0 }; NR_IN_PLACE],
             many,
+            claim: None,
         }
     }
 
@@ -45,6 +51,11 @@ impl<'a> PinnedPages<'a> {
             self.many.extend_from_slice(&self.few);
         }
         self.many.push(segment);
+    }
+
+    /// Keeps the claim of pages beyond the limit until they are given back.
+    pub(crate) fn keep_claim(&mut self, claim: Option<OverrunClaim>) {
+        self.claim = claim.map(Box::new);
     }
 
     /// The bytes, in order.
@@ -87,11 +98,7 @@ impl Drop for PinnedPages<'_> {
     #[inline]
     fn drop(&mut self) {
         for segment in self.segments() {
-            if self.cache.arena().record(segment.frame).test(Flag::METADATA) {
-                self.cache.reserve().give([segment.frame]);
-            } else {
-                self.cache.reclaimer().unpin(segment.frame);
-            }
+            self.cache.reclaimer().unpin(segment.frame);
         }
     }
 }

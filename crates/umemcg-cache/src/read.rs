@@ -1,35 +1,55 @@
 //! Reads that miss: plan a window, charge it, put locked pages into the index, fill them with one vectored read per
 //! run, let them go.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use umemcg_arena::{FrameFlags as Flag, FrameId, Segment, prefetch_for_write};
-use umemcg_base::{PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, assert_no_locks_held, pages_for};
+use umemcg_base::{PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, Rank, Waiting, assert_no_locks_held};
 use umemcg_group::tally::count_hits;
-use umemcg_group::{Charge, Group, OwnerId, StatItem};
+use umemcg_group::{Charge, Group, OwnerId, Refused, StatItem};
 use umemcg_reclaim::{LruKind, ReclaimPart, Shadow, StalledHere, lruvec::advance_age};
 
 use crate::file::{File, FileError};
 use crate::hit::{mark_accessed, segment_of};
 use crate::index::Index;
 use crate::node_pool::{NODE_BYTES, NodeReserve};
+use crate::overrun::RequestClaim;
 use crate::pinned::PinnedPages;
 use crate::readahead::Readahead;
+
+/// How often a charge in flight looks again for frames that are on their way back.
+const LATE_FRAMES_TRIES_MAX: u32 = 100_000;
 
 /// Frames charged and taken for pages that are about to enter a file.
 pub(crate) struct NewPages {
     pub(crate) charge: Charge,
     pub(crate) frames: Vec<FrameId>,
     pub(crate) nodes: NodeReserve,
+    /// They are beyond the limit of their group, and stay in the file only while they are locked.
+    pub(crate) is_overrun: bool,
+}
+
+/// A page that a fill put into the file: locked, its contents to come.
+struct Inserted {
+    page: u64,
+    frame: FrameId,
+    /// It goes to the active list, by refault distance.
+    active: bool,
+    /// The store has given its contents.
+    is_filled: bool,
 }
 
 impl File {
-    /// Reads `len` bytes at `offset`, clipped at the end of the file. Pages that are missing are charged to `group`. May
-    /// sleep for memory and for the store; no lock may be held.
+    /// Reads `len` bytes at `offset`, clipped at the end of the file, and before a page that the store cannot give. Pages
+    /// that are missing are charged to `group`; one that has no room for them gets at most
+    /// [`OVERRUN_PAGES_PER_REQUEST`](crate::overrun::OVERRUN_PAGES_PER_REQUEST) of them, which are not kept. May sleep for
+    /// memory and for the store; no lock may be held.
     ///
     /// # Errors
-    /// [`FileError::Store`] when the store cannot give what the cache does not have.
+    /// [`FileError::Store`] when the store cannot give the first page, [`FileError::NoMemory`] when the pool has no index
+    /// node for it.
     pub fn read(
         self: &Arc<Self>,
         group: &Arc<Group>,
@@ -44,54 +64,124 @@ impl File {
         }
         let (first, last) = (offset >> PAGE_SHIFT, (end - 1) >> PAGE_SHIFT);
         let mut pinned = PinnedPages::new(&self.cache, (last - first + 1) as usize);
-        let mut page = first;
+        let mut claim = RequestClaim::new(last - first + 1);
         let mut nr_missed = 0;
+        let mut page = first;
         while page <= last {
-            if let Some(frame) = self.pin_page(page) {
-                self.cache.waiters().wait_unlocked(self.cache.arena(), frame);
-                if self.record(frame).test(Flag::UPTODATE) {
-                    mark_accessed(self.record(frame), self.record(frame).flags());
-                    pinned.push(segment_of(page, offset, end, frame));
-                    page += 1;
-                } else {
-                    // Its fill failed and took it out of the file: our turn to try, and to hear of the error.
-                    self.cache.reclaimer().unpin(frame);
-                }
+            if let Some(frame) = self.pin_filled(page) {
+                pinned.push(segment_of(page, offset, end, frame));
+                page += 1;
                 continue;
             }
-            if self.is_memory() {
-                if let Some(frame) = self.pin_hole(page) {
-                    pinned.push(segment_of(page, offset, end, frame));
-                    page += 1;
-                }
-                continue;
-            }
-            let needed = last - page + 1;
-            let window = readahead.plan(first, needed);
-            // Up to the end of the page that the store ends in; beyond it there is nothing to read ahead.
-            let file_end = self.len().div_ceil(PAGE_SIZE_U64);
-            let window_end = (page + window).min(file_end).max(last + 1);
-            match self.fill(group, page, window_end, last + 1)? {
-                Filled::Pages(frames) => {
+            let Some(new) = self.pages_to_read(group, (first, page, last), readahead, &mut claim)? else {
+                // Beyond the limit, and as many as one request may have.
+                break;
+            };
+            let nr_new = new.frames.len() as u64;
+            match self.fill(group, new, page, last + 1) {
+                Ok(frames) => {
                     nr_missed += frames.len() as u64;
+                    claim.put_back(nr_new - frames.len() as u64);
                     for frame in frames {
                         pinned.push(segment_of(page, offset, end, frame));
                         page += 1;
                     }
                 }
-                Filled::NoRoom => {
-                    drop(pinned);
-                    group.stat_add(StatItem::CacheMiss, (last - first + 1) as i64);
-                    return self.read_uncached(group, offset, end);
-                }
+                Err(error) if page == first => return Err(error.into()),
+                Err(_) => break,
             }
         }
-        readahead.note(last, last + 1);
+        pinned.keep_claim(claim.into_inner());
+        if page == first {
+            return Ok(pinned);
+        }
+        readahead.note(page - 1, page);
         if nr_missed > 0 {
             group.stat_add(StatItem::CacheMiss, nr_missed as i64);
         }
-        count_hits(group, last - first + 1 - nr_missed);
+        count_hits(group, page - first - nr_missed);
         Ok(pinned)
+    }
+
+    /// Pins a page that is there, or that is a hole of a file in memory, once its contents are. `None` when it is missing.
+    fn pin_filled(&self, page: u64) -> Option<FrameId> {
+        loop {
+            if let Some(frame) = self.pin_page(page) {
+                self.cache.waiters().wait_unlocked(self.cache.arena(), frame);
+                if self.record(frame).test(Flag::UPTODATE) {
+                    mark_accessed(self.record(frame), self.record(frame).flags());
+                    return Some(frame);
+                }
+                // It has left the file: its fill failed, or it was beyond a limit. Our turn.
+                self.cache.reclaimer().unpin(frame);
+            } else if self.is_memory() {
+                // None if the page has come meanwhile.
+                if let Some(frame) = self.pin_hole(page) {
+                    return Some(frame);
+                }
+            } else {
+                return None;
+            }
+        }
+    }
+
+    /// Pages for a read of `first..=last` that lacks `page`: with what is read ahead, or with fewer if the group has not room
+    /// for all, or beyond its limit. `None` when the request has used up its claim to the last.
+    fn pages_to_read(
+        self: &Arc<Self>,
+        group: &Arc<Group>,
+        (first, page, last): (u64, u64, u64),
+        readahead: &Readahead,
+        claim: &mut RequestClaim,
+    ) -> Result<Option<NewPages>, FileError> {
+        let needed = last - page + 1;
+        if !claim.is_made() {
+            let window = readahead.plan(first, needed);
+            // Up to the end of the page that the store ends in; beyond it there is nothing to read ahead.
+            let file_end = self.len().div_ceil(PAGE_SIZE_U64);
+            let window_end = (page + window).min(file_end).max(last + 1);
+            if let Some(new) = self.new_pages(group, page, window_end - page, needed, true) {
+                return Ok(Some(new));
+            }
+            group.stat_add(StatItem::UncachedIo, 1);
+        }
+        self.pages_beyond_limit(group, page, needed, claim)
+    }
+
+    /// Pages `first..` that `group` has no room for, charged to it all the same: up to `want`, as many as the request's claim
+    /// has left. `None` when nothing is left.
+    ///
+    /// # Errors
+    /// [`FileError::NoMemory`] when there are no index nodes.
+    pub(crate) fn pages_beyond_limit(
+        self: &Arc<Self>,
+        group: &Arc<Group>,
+        first: u64,
+        want: u64,
+        claim: &mut RequestClaim,
+    ) -> Result<Option<NewPages>, FileError> {
+        let nr = claim.take(self.cache.overrun(), group, want);
+        if nr == 0 {
+            return Ok(None);
+        }
+        let nr_nodes = Index::nodes_for(first, first + nr);
+        let wanted_bytes = nr * PAGE_SIZE_U64 + nr_nodes as u64 * NODE_BYTES;
+        let no_memory = || FileError::NoMemory(Refused { group: Arc::clone(group), wanted_bytes });
+        let mut charge = group.charge_forced(wanted_bytes);
+        let nodes =
+            NodeReserve::new(self.cache.nodes(), nr_nodes, charge.split(nr_nodes as u64 * NODE_BYTES));
+        let nodes = nodes.ok_or_else(no_memory)?;
+        let mut frames = Vec::with_capacity(nr as usize);
+        for _ in 0..LATE_FRAMES_TRIES_MAX {
+            let missing = nr as usize - frames.len();
+            if self.cache.arena().alloc(self.cache.next_node(), &mut frames, missing) == missing {
+                return Ok(Some(NewPages { charge, frames, nodes, is_overrun: true }));
+            }
+            // Frames on their way back.
+            std::thread::yield_now();
+        }
+        self.cache.arena().free(&frames);
+        Err(no_memory())
     }
 
     /// Charges and takes frames for up to `want` pages from `first` on, fewer if `group` has no room for all. `None` when
@@ -155,26 +245,27 @@ impl File {
             }
             // Taken from the end: pages side by side get frames side by side where there are any, so that one piece of an
             // I/O vector covers many, and the index can tell their place from their neighbours'.
-            return self.within_quota(NewPages { charge, frames, nodes });
+            return self.within_quota(NewPages { charge, frames, nodes, is_overrun: false });
         }
     }
 
-    /// Fills the missing pages of `page..window_end`. Returns the pages from `page` on, pinned, as far as they are
-    /// contiguous, at most up to `asked_end`. Empty when others were faster.
+    /// Fills the pages from `page` on that are missing, as far as the new ones reach. Returns those from `page` on, pinned,
+    /// as far as they are contiguous, at most up to `asked_end`. Empty when others were faster.
+    ///
+    /// # Errors
+    /// The store's, when it could not give `page`. What it could not give further on is missing, and no error.
     fn fill(
         self: &Arc<Self>,
         group: &Arc<Group>,
+        mut new: NewPages,
         page: u64,
-        window_end: u64,
         asked_end: u64,
-    ) -> Result<Filled, FileError> {
-        let Some(mut new) = self.new_pages(group, page, window_end - page, asked_end - page, true) else {
-            return Ok(Filled::NoRoom);
-        };
+    ) -> io::Result<Vec<FrameId>> {
         let content = self.content.read();
-        let mut inserted: Vec<(u64, FrameId, bool)> = Vec::with_capacity(new.frames.len());
-        let nr_frames = new.frames.len() as u64;
+        let mut inserted: Vec<Inserted> = Vec::with_capacity(new.frames.len());
+        let (nr_frames, is_overrun) = (new.frames.len() as u64, new.is_overrun);
         self.fetch_records(&new.frames);
+        let page_locks = Waiting::on(Rank::Page);
         {
             let index = self.index.lock();
             let (mut at, end, owner) = (page, page + nr_frames, new.charge.owner());
@@ -183,7 +274,8 @@ impl File {
                     index.insert_run(at..end, &mut new.frames, &mut new.nodes, |page, frame, shadow| {
                         // The base reference, and one for us until the fill is over.
                         self.adopt(frame, page, owner, 2);
-                        inserted.push((page, frame, self.judge_refault(shadow, group, frame)));
+                        let active = self.judge_refault(shadow, group, frame);
+                        inserted.push(Inserted { page, frame, active, is_filled: false });
                     });
                 let Some(stop) = stop else { unreachable!("the reserve was made for the largest case") };
                 // Where it stopped there is a page already.
@@ -193,27 +285,25 @@ impl File {
         self.give_back(new, inserted.len() as u64);
         let result = {
             // What is read again because it was evicted too soon is time lost for want of memory.
-            let is_refault = inserted.iter().any(|&(_, _, of_the_working_set)| of_the_working_set);
+            let is_refault = inserted.iter().any(|page| page.active);
             let _stalled = is_refault.then(|| StalledHere::begin(group));
-            self.fill_runs(&inserted)
+            self.fill_runs(&mut inserted, asked_end)
         };
         drop(content);
-        self.settle(group, &inserted, asked_end);
-        if let Err(error) = result {
-            self.abandon(&inserted);
-            return Err(error.into());
+        let contiguous = inserted.iter().zip(page..asked_end).take_while(|(page, at)| page.page == *at);
+        let (nr_contiguous, nr_filled) = contiguous.fold((0, 0), |(nr, filled), (page, _)| {
+            (nr + 1, filled + usize::from(page.is_filled && filled == nr))
+        });
+        self.settle(group, inserted.iter().filter(|page| page.is_filled && !is_overrun), asked_end);
+        self.take_out_locked(inserted.iter().filter(|page| !page.is_filled || is_overrun));
+        drop(page_locks);
+        for page in &inserted[nr_filled..] {
+            self.cache.reclaimer().unpin(page.frame);
         }
-        let mut frames = Vec::new();
-        let mut next = page;
-        for &(at, frame, _) in &inserted {
-            if at == next && at < asked_end {
-                frames.push(frame);
-                next += 1;
-            } else {
-                self.cache.reclaimer().unpin(frame);
-            }
+        match result {
+            Err(error) if nr_filled == 0 && nr_contiguous > 0 => Err(error),
+            _ => Ok(inserted[..nr_filled].iter().map(|page| page.frame).collect()),
         }
-        Ok(Filled::Pages(frames))
     }
 
     /// Has the records of frames fetched that are about to be written: mostly a worker on another processor wrote them last.
@@ -233,7 +323,7 @@ impl File {
 
     /// Returns what `inserted` pages did not use; the charge of those that did now belongs to their frames.
     pub(crate) fn give_back(&self, new: NewPages, inserted: u64) {
-        let NewPages { mut charge, frames, nodes } = new;
+        let NewPages { mut charge, frames, nodes, .. } = new;
         if !frames.is_empty() {
             self.give_quota(frames.len() as u64);
             self.cache.arena().free(&frames);
@@ -267,126 +357,91 @@ impl File {
         true
     }
 
-    /// Reads the contents of locked pages, one vectored read for each contiguous run.
-    fn fill_runs(&self, pages: &[(u64, FrameId, bool)]) -> std::io::Result<()> {
+    /// Reads the contents of locked pages, one vectored read for each contiguous run. Of a run that the store refuses, the
+    /// pages that were asked for, those below `asked_end`, are read one by one up to the first that it cannot give: neither
+    /// read-ahead nor a bad place behind them keeps good ones from being read.
+    fn fill_runs(&self, pages: &mut [Inserted], asked_end: u64) -> io::Result<()> {
+        let mut result = Ok(());
+        for run in pages.chunk_by_mut(|a, b| a.page + 1 == b.page) {
+            let nr_asked = run.partition_point(|page| page.page < asked_end);
+            let is_filled = self.fill_run(run).is_ok()
+                || nr_asked < run.len() && self.fill_run(&mut run[..nr_asked]).is_ok();
+            if !is_filled {
+                let failed = run[..nr_asked].chunks_mut(1).find_map(|page| self.fill_run(page).err());
+                result = result.and(failed.map_or(Ok(()), Err));
+            }
+        }
+        result
+    }
+
+    /// Reads pages side by side, all or none.
+    fn fill_run(&self, run: &mut [Inserted]) -> io::Result<()> {
+        if run.is_empty() {
+            return Ok(());
+        }
         let arena = self.cache.arena();
-        let mut at = 0;
-        while at < pages.len() {
-            let first = pages[at].0;
-            let run = pages[at..].iter().enumerate().take_while(|(i, p)| p.0 == first + *i as u64).count();
-            let frames = &pages[at..at + run];
-            let offset = first << PAGE_SHIFT;
-            // Beyond what the store has, a page is zero, and costs no call.
-            let stored = self.store_len.load(Ordering::Relaxed).saturating_sub(offset);
-            let in_store = (stored.div_ceil(PAGE_SIZE_U64) as usize).min(run);
-            let mut read = 0;
-            if in_store > 0 {
-                let segments: Vec<Segment> = frames[..in_store]
-                    .iter()
-                    .map(|p| Segment { frame: p.1, offset: 0, len: PAGE_SIZE as u16 })
-                    .collect();
-                read = self.store.read_at(arena, &segments, offset)?;
+        let offset = run[0].page << PAGE_SHIFT;
+        // Beyond what the store has, a page is zero, and costs no call.
+        let stored = self.store_len.load(Ordering::Relaxed).saturating_sub(offset);
+        let in_store = (stored.div_ceil(PAGE_SIZE_U64) as usize).min(run.len());
+        let mut read = 0;
+        if in_store > 0 {
+            let whole = |page: &Inserted| Segment { frame: page.frame, offset: 0, len: PAGE_SIZE as u16 };
+            let segments: Vec<Segment> = run[..in_store].iter().map(whole).collect();
+            read = self.store.read_at(arena, &segments, offset)?;
+        }
+        for (i, page) in run.iter_mut().enumerate() {
+            let valid = read.saturating_sub(i * PAGE_SIZE).min(PAGE_SIZE);
+            if valid < PAGE_SIZE {
+                arena.zero(page.frame, valid, PAGE_SIZE - valid);
             }
-            for (i, &(_, frame, _)) in frames.iter().enumerate() {
-                let valid = read.saturating_sub(i * PAGE_SIZE).min(PAGE_SIZE);
-                if valid < PAGE_SIZE {
-                    arena.zero(frame, valid, PAGE_SIZE - valid);
-                }
-            }
-            for &(_, frame, _) in frames {
-                self.record(frame).set(Flag::UPTODATE);
-            }
-            at += run;
+            page.is_filled = true;
         }
         Ok(())
     }
 
-    /// Puts new pages on the lists and unlocks them. Pages below `asked_end` count as used once.
-    fn settle(&self, group: &Arc<Group>, pages: &[(u64, FrameId, bool)], asked_end: u64) {
-        if pages.is_empty() {
-            return;
-        }
-        let owner = crate::file::owner_of(self.record(pages[0].1));
-        let mut lists: [Vec<FrameId>; 2] = [Vec::with_capacity(pages.len()), Vec::new()];
-        for &(page, frame, active) in pages {
-            if page < asked_end {
-                self.record(frame).mark(Flag::ACCESSED);
+    /// Says that new pages have their contents, puts them on the lists and unlocks them. Pages below `asked_end` count as
+    /// used once.
+    fn settle<'p>(
+        &self,
+        group: &Arc<Group>,
+        pages: impl Iterator<Item = &'p Inserted> + Clone,
+        asked_end: u64,
+    ) {
+        let Some(first) = pages.clone().next() else { return };
+        let owner = crate::file::owner_of(self.record(first.frame));
+        let mut lists: [Vec<FrameId>; 2] = [Vec::with_capacity(pages.size_hint().1.unwrap_or(0)), Vec::new()];
+        for page in pages.clone() {
+            let record = self.record(page.frame);
+            record.set(Flag::UPTODATE);
+            if page.page < asked_end {
+                record.mark(Flag::ACCESSED);
             }
-            lists[usize::from(active)].push(frame);
+            lists[usize::from(page.active)].push(page.frame);
         }
         self.cache.reclaimer().add_to_lists(owner, &lists[0], LruKind::Inactive);
         if !lists[1].is_empty() {
             self.cache.reclaimer().add_to_lists(owner, &lists[1], LruKind::Active);
             advance_age(group, self.cache.reclaimer().nr_nodes(), lists[1].len() as u64);
         }
-        for &(_, frame, _) in pages {
-            self.cache.waiters().unlock(self.cache.arena(), frame);
+        for page in pages {
+            self.cache.waiters().unlock(self.cache.arena(), page.frame);
         }
     }
 
-    /// Takes pages whose fill failed out of the file again.
-    fn abandon(&self, pages: &[(u64, FrameId, bool)]) {
-        for &(page, frame, _) in pages {
-            if !self.record(frame).test(Flag::UPTODATE) {
-                let index = self.index.lock();
-                if self.record(frame).file.load(Ordering::Relaxed) == self.id {
-                    self.detach(&index, page, frame);
-                }
-                drop(index);
-            }
-            self.cache.reclaimer().unpin(frame);
+    /// Takes locked pages without contents out of the file and unlocks them: their fill failed, or they are beyond the limit
+    /// of their group. They never were up to date in the file, so no writer has touched them; a thread that waits for one
+    /// finds it gone and tries for itself. The pins stay the caller's.
+    fn take_out_locked<'p>(&self, pages: impl Iterator<Item = &'p Inserted> + Clone) {
+        let Some(first) = pages.clone().next() else { return };
+        let owner = crate::file::owner_of(self.record(first.frame));
+        owner.with_group(|group| group.stat_add(StatItem::PgPgIn, pages.clone().count() as i64));
+        {
+            let index = self.index.lock();
+            pages.clone().for_each(|page| self.detach(&index, page.page, page.frame));
+        }
+        for page in pages {
+            self.cache.waiters().unlock(self.cache.arena(), page.frame);
         }
     }
-
-    /// Serves a whole read without keeping anything: the group has no room for a page. All frames are taken at once, by a
-    /// reader that holds none, so that readers cannot wait for each other in a ring. Pages that are cached are copied.
-    fn read_uncached(
-        self: &Arc<Self>,
-        group: &Arc<Group>,
-        offset: u64,
-        end: u64,
-    ) -> Result<PinnedPages<'_>, FileError> {
-        group.stat_add(StatItem::UncachedIo, 1);
-        let arena = self.cache.arena();
-        let first = offset >> PAGE_SHIFT;
-        let nr = pages_for(offset, end - offset).min(self.cache.reserve().len() as u64);
-        let end = end.min((first + nr) << PAGE_SHIFT);
-        let frames = self.cache.reserve().take(nr as usize);
-        let mut pinned = PinnedPages::new(&self.cache, frames.len());
-        for (page, &frame) in (first..).zip(&frames) {
-            pinned.push(segment_of(page, offset, end, frame));
-        }
-        let _content = self.content.read();
-        let cached: Vec<bool> = (first..)
-            .zip(&frames)
-            .map(|(page, &frame)| {
-                let Some(from) = self.pin_uptodate(page) else { return false };
-                arena.copy_frame(from, frame);
-                self.cache.reclaimer().unpin(from);
-                true
-            })
-            .collect();
-        let mut at = 0;
-        while at < frames.len() {
-            let run = cached[at..].iter().take_while(|&&c| !c).count();
-            let whole = |&frame| Segment { frame, offset: 0, len: PAGE_SIZE as u16 };
-            let segments: Vec<Segment> = frames[at..at + run].iter().map(whole).collect();
-            let from = (first + at as u64) << PAGE_SHIFT;
-            let mut read = 0;
-            if run > 0 && from < self.store_len.load(Ordering::Relaxed) {
-                read = self.store.read_at(arena, &segments, from)?;
-            }
-            for (i, segment) in segments.iter().enumerate() {
-                let valid = read.saturating_sub(i * PAGE_SIZE).min(PAGE_SIZE);
-                arena.zero(segment.frame, valid, PAGE_SIZE - valid);
-            }
-            at += run.max(1);
-        }
-        Ok(pinned)
-    }
-}
-
-enum Filled {
-    Pages(Vec<FrameId>),
-    NoRoom,
 }

@@ -23,7 +23,6 @@ impl File {
         }
         let _content = self.content.write();
         self.store.set_len(len)?;
-        let _size = self.size.lock();
         let old = self.len();
         self.publish_len(len);
         if !self.is_memory() {
@@ -79,10 +78,7 @@ impl File {
         store_change()?;
         if let Some(len) = new_len {
             self.store_len.fetch_max(len, Ordering::Relaxed);
-            let _size = self.size.lock();
-            if len > self.len() {
-                self.publish_len(len);
-            }
+            self.grow(len);
         }
         Ok(())
     }
@@ -103,7 +99,12 @@ impl File {
             return;
         }
         let page = from >> PAGE_SHIFT;
-        let Some(frame) = self.pin_uptodate(page) else { return };
+        // Under the lock: a pin without it fails also while reclaim has the page frozen to see whether it may go.
+        let pin = |index: LockedIndex<'_>| match index.get(page) {
+            Entry::Page(frame) => self.record(frame).try_pin().then_some(frame),
+            _ => None,
+        };
+        let Some(frame) = pin(self.index.lock()) else { return };
         let in_page = from as usize & (PAGE_SIZE - 1);
         self.cache.arena().zero(frame, in_page, (to - from) as usize);
         if dirty {

@@ -1,17 +1,21 @@
 //! Writes: find or make the pages, copy, mark dirty, grow the length. What a write touches is in the cache when it
 //! returns; the flusher takes it from there.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use umemcg_arena::{FrameFlags as Flag, FrameId, Segment};
-use umemcg_base::{PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, RankedReadGuard, assert_no_locks_held, pages_for};
+use umemcg_base::{
+    PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, Rank, RankedReadGuard, Waiting, assert_no_locks_held, pages_for,
+};
 use umemcg_group::{Group, StatItem};
 use umemcg_reclaim::LruKind;
 
 use crate::file::{FILE_LEN_MAX, File, FileError, owner_of};
 use crate::hit::mark_accessed;
 use crate::index::Entry;
+use crate::overrun::RequestClaim;
 use crate::read::NewPages;
 
 /// Pages handled in one round of charge, insertion and copy.
@@ -25,6 +29,21 @@ struct Target {
     new: bool,
     /// It goes to the active list, by refault distance.
     active: bool,
+    /// Its group has no room for it: it goes to the store and leaves the file before it is unlocked.
+    is_overrun: bool,
+}
+
+impl Target {
+    /// A page that was there.
+    fn there(page: u64, frame: FrameId) -> Self {
+        Self { page, frame, new: false, active: false, is_overrun: false }
+    }
+
+    /// The bytes of `offset..end` that lie in it.
+    fn part_of(&self, offset: u64, end: u64) -> Range<u64> {
+        let start = self.page << PAGE_SHIFT;
+        offset.max(start)..end.min(start + PAGE_SIZE_U64)
+    }
 }
 
 /// How far a round came.
@@ -41,30 +60,12 @@ impl File {
     ///
     /// # Errors
     /// [`FileError::TooLarge`]; [`FileError::Store`] when a page that is partly overwritten cannot be read, or when
-    /// the write goes uncached and the store refuses it. What was accepted before the error stays.
+    /// the store refuses what the group has no room for. What was accepted before the error stays.
     pub fn write(self: &Arc<Self>, group: &Arc<Group>, offset: u64, data: &[u8]) -> Result<usize, FileError> {
         assert_no_locks_held("a write");
         check_range(offset, data.len())?;
-        let mut done = 0;
-        while done < data.len() {
-            let at = offset + done as u64;
-            let batch = batch_len(at, data.len() - done);
-            match self.write_round(group, at, &data[done..done + batch], true) {
-                Ok(Round::Written(nr)) => done += nr,
-                Ok(Round::NoRoom) if self.is_memory() => match done {
-                    0 => return Err(FileError::NoSpace),
-                    _ => break,
-                },
-                Ok(Round::NoRoom | Round::MustSleep) => {
-                    let one = (PAGE_SIZE - (at as usize & (PAGE_SIZE - 1))).min(batch);
-                    self.write_uncached(group, at, &data[done..done + one])?;
-                    done += one;
-                }
-                Err(error) if done == 0 => return Err(error),
-                Err(_) => break,
-            }
-        }
-        Ok(done)
+        let _growth = (offset + data.len() as u64 > self.len()).then(|| self.growth.lock());
+        self.write_all(group, offset, data)
     }
 
     /// Writes at the end of the file. Returns where, and how much.
@@ -72,16 +73,30 @@ impl File {
     /// # Errors
     /// As [`write`](Self::write).
     pub fn append(self: &Arc<Self>, group: &Arc<Group>, data: &[u8]) -> Result<(u64, usize), FileError> {
-        // Claim the range first: appends of others go behind it. A reader sees zeroes there until the copy is done.
-        let offset = {
-            let _content = self.content.read();
-            let _size = self.size.lock();
-            let offset = self.len();
-            check_range(offset, data.len())?;
-            self.publish_len(offset + data.len() as u64);
-            offset
-        };
-        self.write(group, offset, data).map(|nr| (offset, nr))
+        assert_no_locks_held("an append");
+        // Nothing else makes the file longer meanwhile, so what is refused leaves no trace.
+        let _growth = self.growth.lock();
+        let offset = self.len();
+        check_range(offset, data.len())?;
+        self.write_all(group, offset, data).map(|nr| (offset, nr))
+    }
+
+    /// Writes in rounds. A write that makes the file longer holds `growth`.
+    fn write_all(self: &Arc<Self>, group: &Arc<Group>, offset: u64, data: &[u8]) -> Result<usize, FileError> {
+        let mut done = 0;
+        let mut claim = RequestClaim::new(pages_for(offset, data.len() as u64));
+        while done < data.len() {
+            let at = offset + done as u64;
+            let batch = batch_len(at, data.len() - done);
+            match self.write_round(group, at, &data[done..done + batch], Some(&mut claim)) {
+                Ok(Round::Written(nr)) => done += nr,
+                // It sleeps for everything else.
+                Ok(Round::NoRoom | Round::MustSleep) if done == 0 => return Err(FileError::NoSpace),
+                Err(error) if done == 0 => return Err(error),
+                _ => break,
+            }
+        }
+        Ok(done)
     }
 
     /// Writes only if that needs no sleep: every page is there or can be had at once, nothing must be read.
@@ -89,34 +104,40 @@ impl File {
         if check_range(offset, data.len()).is_err() || batch_len(offset, data.len()) < data.len() {
             return None;
         }
-        match self.write_round(group, offset, data, false) {
+        let grows = offset + data.len() as u64 > self.len();
+        let _growth = if grows { Some(self.growth.try_lock()?) } else { None };
+        match self.write_round(group, offset, data, None) {
             Ok(Round::Written(nr)) if nr == data.len() => Some(nr),
             _ => None,
         }
     }
 
-    /// One round: at most [`WRITE_BATCH_PAGES`] pages.
+    /// One round: at most [`WRITE_BATCH_PAGES`] pages. May sleep when it is given the request's claim to pages beyond the limit
+    /// of its group.
     fn write_round(
         self: &Arc<Self>,
         group: &Arc<Group>,
         offset: u64,
         data: &[u8],
-        may_sleep: bool,
+        claim: Option<&mut RequestClaim>,
     ) -> Result<Round, FileError> {
         if data.is_empty() {
             return Ok(Round::Written(0));
         }
+        let may_sleep = claim.is_some();
         let first = offset >> PAGE_SHIFT;
         let nr_pages = pages_for(offset, data.len() as u64);
-        let missing =
-            (first..first + nr_pages).filter(|&p| !matches!(self.index.lookup(p), Entry::Page(_))).count();
+        let missing = (first..first + nr_pages)
+            .filter(|&p| !matches!(self.index.lookup(p), Entry::Page(_)))
+            .count() as u64;
         let mut new = None;
         let mut covered = nr_pages;
+        let mut claim = claim;
         if missing > 0 {
-            let Some(pages) = self.new_pages(group, first, missing as u64, 1, may_sleep) else {
+            let Some(pages) = self.pages_to_write(group, first, missing, claim.as_deref_mut())? else {
                 return Ok(Round::NoRoom);
             };
-            if (pages.frames.len() as u64) < missing as u64 {
+            if (pages.frames.len() as u64) < missing {
                 // Room for some only: as far as they reach.
                 covered = self.reach(first, nr_pages, pages.frames.len() as u64);
             }
@@ -132,15 +153,44 @@ impl File {
             }
             return Ok(Round::MustSleep);
         };
+        let page_locks = Waiting::on(Rank::Page);
+        let nr_beyond = new.as_ref().filter(|new| new.is_overrun).map_or(0, |new| new.frames.len() as u64);
         let end = (offset + data.len() as u64).min((first + covered) << PAGE_SHIFT);
         let targets = self.targets(group, first, first + covered, new);
         let outcome = self.copy_in(offset, &data[..(end - offset) as usize], &targets, may_sleep, &content);
+        drop(page_locks);
         drop(content);
+        if let Some(claim) = claim {
+            // They are free again.
+            claim.put_back(nr_beyond);
+        }
         match outcome {
             Ok(0) if !may_sleep => Ok(Round::MustSleep),
             // Evicted between look-up and insertion, so that nothing could be placed: try again from the top.
             Ok(nr) => Ok(Round::Written(nr)),
             Err(error) => Err(error),
+        }
+    }
+
+    /// Pages for a write that lacks `missing`: fewer if the group has not room for all; if it has none, and the caller may
+    /// sleep, beyond its limit. Never that for a file that has no store.
+    fn pages_to_write(
+        self: &Arc<Self>,
+        group: &Arc<Group>,
+        first: u64,
+        missing: u64,
+        claim: Option<&mut RequestClaim>,
+    ) -> Result<Option<NewPages>, FileError> {
+        let is_within = claim.as_ref().is_none_or(|claim| !claim.is_made());
+        let within = if is_within { self.new_pages(group, first, missing, 1, claim.is_some()) } else { None };
+        match claim {
+            Some(claim) if within.is_none() && !self.is_memory() => {
+                if is_within {
+                    group.stat_add(StatItem::UncachedIo, 1);
+                }
+                self.pages_beyond_limit(group, first, missing, claim)
+            }
+            _ => Ok(within),
         }
     }
 
@@ -174,7 +224,7 @@ impl File {
         while page < end
             && let Some(frame) = self.pin_page(page)
         {
-            targets.push(Target { page, frame, new: false, active: false });
+            targets.push(Target::there(page, frame));
             page += 1;
         }
         if page < end {
@@ -182,17 +232,17 @@ impl File {
             let index = self.index.lock();
             while page < end {
                 if let Some(frame) = self.pin_page(page) {
-                    targets.push(Target { page, frame, new: false, active: false });
+                    targets.push(Target::there(page, frame));
                     page += 1;
                     continue;
                 }
                 let Some(pages) = &mut new else { break };
-                let owner = pages.charge.owner();
+                let (owner, is_overrun) = (pages.charge.owner(), pages.is_overrun);
                 let place = |page, frame, shadow| {
                     self.adopt(frame, page, owner, 2);
                     inserted += 1;
                     let active = self.judge_refault(shadow, group, frame);
-                    targets.push(Target { page, frame, new: true, active });
+                    targets.push(Target { page, frame, new: true, active, is_overrun });
                 };
                 let Some(stop) = index.insert_run(page..end, &mut pages.frames, &mut pages.nodes, place)
                 else {
@@ -210,8 +260,8 @@ impl File {
         targets
     }
 
-    /// Copies `data` into the targets, marks them dirty, unlocks and unpins all of them. Returns bytes copied, from the
-    /// start of `data` on.
+    /// Copies `data` into the targets, marks them dirty, or puts those beyond the limit into the store; unlocks and unpins all
+    /// of them. Returns bytes copied, from the start of `data` on.
     fn copy_in(
         self: &Arc<Self>,
         offset: u64,
@@ -220,62 +270,111 @@ impl File {
         may_sleep: bool,
         _content: &RankedReadGuard<'_, ()>,
     ) -> Result<usize, FileError> {
-        let arena = self.cache.arena();
-        let end = offset + data.len() as u64;
         let mut dirtied = Vec::with_capacity(targets.len());
-        let mut done = 0;
-        let mut error = None;
-        for target in targets {
-            let start = target.page << PAGE_SHIFT;
-            let from = offset.max(start);
-            let to = end.min(start + PAGE_SIZE_U64);
-            let whole = from == start && (to == start + PAGE_SIZE_U64 || to >= self.len());
-            let record = self.record(target.frame);
-            if target.new {
-                if !whole {
-                    match self.prepare_partial(target, may_sleep) {
-                        Ok(true) => {}
-                        Ok(false) => break,
-                        Err(failure) => {
-                            error = Some(failure);
-                            break;
-                        }
-                    }
-                } else if to < start + PAGE_SIZE_U64 {
-                    arena.zero(target.frame, (to - start) as usize, (start + PAGE_SIZE_U64 - to) as usize);
+        let (mut at, mut done) = (0, 0);
+        let mut outcome = Ok(true);
+        while at < targets.len() && matches!(outcome, Ok(true)) {
+            let (from, nr) =
+                (offset + done as u64, targets[at..].iter().take_while(|t| t.is_overrun).count());
+            if nr > 0 {
+                let through = &targets[at..at + nr];
+                match self.write_through(through, from, &data[done..]) {
+                    Ok(len) => done += len,
+                    Err(error) => outcome = Err(error),
                 }
-            } else if !record.test(Flag::UPTODATE) {
-                if !may_sleep {
-                    break;
-                }
-                self.cache.waiters().wait_unlocked(arena, target.frame);
-                if !record.test(Flag::UPTODATE) {
-                    break;
-                }
+                at += nr;
+                continue;
             }
-            if record.file.load(Ordering::Relaxed) != self.id {
-                break;
+            let target = &targets[at];
+            let part = target.part_of(from, offset + data.len() as u64);
+            let bytes = &data[done..done + (part.end - part.start) as usize];
+            outcome = self.copy_into(target, part, bytes, may_sleep);
+            if matches!(outcome, Ok(true)) {
+                dirtied.push((target.page, target.frame));
+                done += bytes.len();
+                at += 1;
             }
-            arena.copy_in(target.frame, (from - start) as usize, &data[done..done + (to - from) as usize]);
-            if target.new {
-                record.mark(Flag::ACCESSED);
-                record.set(Flag::UPTODATE);
-            } else {
-                mark_accessed(record, record.flags());
-            }
-            dirtied.push((target.page, target.frame));
-            done += (to - from) as usize;
         }
         // Longer first: a flusher writes a dirty page only as far as the file reaches, and calls it written.
         if done > 0 {
             self.grow(offset + done as u64);
         }
         self.mark_dirty(&dirtied);
-        self.release_targets(targets, dirtied.len());
-        match error {
-            Some(error) if done == 0 => Err(error),
+        self.release_targets(targets, at);
+        match outcome {
+            Err(error) if done == 0 => Err(error),
             _ => Ok(done),
         }
+    }
+
+    /// Copies bytes into one page. False when it has left the file, or would have to be waited for by a caller that may not
+    /// sleep.
+    fn copy_into(
+        &self,
+        target: &Target,
+        part: Range<u64>,
+        bytes: &[u8],
+        may_sleep: bool,
+    ) -> Result<bool, FileError> {
+        let arena = self.cache.arena();
+        let (start, record) = (target.page << PAGE_SHIFT, self.record(target.frame));
+        let page_end = start + PAGE_SIZE_U64;
+        let is_whole = part.start == start && (part.end == page_end || part.end >= self.len());
+        if target.new {
+            if !is_whole {
+                if !self.prepare_partial(target, may_sleep)? {
+                    return Ok(false);
+                }
+            } else if part.end < page_end {
+                arena.zero(target.frame, (part.end - start) as usize, (page_end - part.end) as usize);
+            }
+        } else if !record.test(Flag::UPTODATE) {
+            if !may_sleep {
+                return Ok(false);
+            }
+            self.cache.waiters().wait_unlocked(arena, target.frame);
+            if !record.test(Flag::UPTODATE) {
+                return Ok(false);
+            }
+        }
+        if record.file.load(Ordering::Relaxed) != self.id {
+            return Ok(false);
+        }
+        arena.copy_in(target.frame, (part.start - start) as usize, bytes);
+        if target.new {
+            record.mark(Flag::ACCESSED);
+            record.set(Flag::UPTODATE);
+        } else {
+            mark_accessed(record, record.flags());
+        }
+        Ok(true)
+    }
+
+    /// Puts bytes into the store through new locked pages that their group has no room for. Only what was written goes, so
+    /// the rest of a page need not be known. Returns how many bytes, all that the pages have of `data`.
+    fn write_through(
+        self: &Arc<Self>,
+        through: &[Target],
+        offset: u64,
+        data: &[u8],
+    ) -> Result<usize, FileError> {
+        let arena = self.cache.arena();
+        let mut segments = Vec::with_capacity(through.len());
+        let mut done = 0;
+        for target in through {
+            let part = target.part_of(offset, offset + data.len() as u64);
+            let (from, len) =
+                ((part.start - (target.page << PAGE_SHIFT)) as u16, (part.end - part.start) as u16);
+            arena.copy_in(target.frame, usize::from(from), &data[done..done + usize::from(len)]);
+            segments.push(Segment { frame: target.frame, offset: from, len });
+            done += usize::from(len);
+        }
+        let owner = owner_of(self.record(through[0].frame));
+        owner.with_group(|group| group.stat_add(StatItem::PgPgIn, through.len() as i64));
+        self.write_fully(&segments, offset)?;
+        self.store_len.fetch_max(offset + done as u64, Ordering::Relaxed);
+        self.note_written_through(through.len() as u64, owner.into_raw());
+        Ok(done)
     }
 
     /// A new page of which only a part is written needs its other contents. False when that means I/O and we may not
@@ -296,12 +395,12 @@ impl File {
     }
 
     /// Puts new pages on the lists, unlocks them, drops all pins; pages that were not written (`targets[written..]`) and are
-    /// new leave the file again.
+    /// new leave the file again, and so do those beyond the limit.
     fn release_targets(&self, targets: &[Target], written: usize) {
         let reclaimer = self.cache.reclaimer();
         let mut lists: [Vec<FrameId>; 2] = [Vec::new(), Vec::new()];
         for target in &targets[..written] {
-            if target.new {
+            if target.new && !target.is_overrun {
                 lists[usize::from(target.active)].push(target.frame);
             }
         }
@@ -314,7 +413,7 @@ impl File {
         }
         for (i, target) in targets.iter().enumerate() {
             if target.new {
-                if i >= written {
+                if i >= written || target.is_overrun {
                     let index = self.index.lock();
                     if self.record(target.frame).file.load(Ordering::Relaxed) == self.id {
                         self.detach(&index, target.page, target.frame);
@@ -326,45 +425,10 @@ impl File {
         }
     }
 
-    /// The file is at least `end` bytes long now.
+    /// The file is at least `end` bytes long now. The caller holds `content`.
     pub(crate) fn grow(&self, end: u64) {
-        if end > self.len() {
-            let _size = self.size.lock();
-            if end > self.len() {
-                self.publish_len(end);
-            }
-        }
-    }
-
-    /// Writes straight to the store: `group` has no room for one page. Excludes everything else on this file, because
-    /// the page is in nobody's cache meanwhile.
-    fn write_uncached(
-        self: &Arc<Self>,
-        group: &Arc<Group>,
-        offset: u64,
-        data: &[u8],
-    ) -> Result<(), FileError> {
-        let _content = self.content.write();
-        let page = offset >> PAGE_SHIFT;
-        let in_page = offset as usize & (PAGE_SIZE - 1);
-        if let Some(frame) = self.pin_uptodate(page) {
-            // It came back meanwhile.
-            self.cache.arena().copy_in(frame, in_page, data);
-            self.mark_dirty(&[(page, frame)]);
-            self.grow(offset + data.len() as u64);
-            self.cache.reclaimer().unpin(frame);
-            return Ok(());
-        }
-        group.stat_add(StatItem::UncachedIo, 1);
-        let frames = self.cache.reserve().take(1);
-        self.cache.arena().copy_in(frames[0], in_page, data);
-        let segment = Segment { frame: frames[0], offset: in_page as u16, len: data.len() as u16 };
-        let result = self.write_fully(&[segment], offset);
-        self.cache.reserve().give(frames);
-        result?;
-        self.store_len.fetch_max(offset + data.len() as u64, Ordering::Relaxed);
-        self.grow(offset + data.len() as u64);
-        Ok(())
+        // Release: pairs with the Acquire in `len`.
+        self.len.fetch_max(end, Ordering::Release);
     }
 }
 

@@ -65,6 +65,17 @@ pub(crate) fn show_slabinfo(context: &FileContext<'_>) -> Shown {
             let _ = writeln!(text, "{name} {} 0 {bytes}", bytes / bytes_each);
         }
     }
+    // Those that hold nothing but shadows are a shrinker's.
+    let indexes =
+        context.group.stat_local(StatItem::IndexNodes) - context.group.stat_local(StatItem::ShadowNodes);
+    if indexes > 0 {
+        let bytes = indexes.cast_unsigned();
+        let _ = writeln!(text, "index-node {} 0 {bytes}", bytes / umemcg::INDEX_NODE_BYTES);
+    }
+    let groups = context.group.stat_local(StatItem::GroupState).max(0).cast_unsigned();
+    if groups > 0 {
+        let _ = writeln!(text, "group {} 0 {groups}", groups / umemcg::GROUP_STATE_BYTES);
+    }
     let fixed = context.group.stat_local(StatItem::SlabUnreclaimable).max(0);
     let _ = writeln!(text, "unreclaimable 0 0 {fixed}");
     Ok(text)

@@ -57,13 +57,15 @@ const V1_LINES: &[Line] = &[
 const V2_LINES: &[Line] = &[
     ("anon", &[Reserved]),
     ("file", CACHE),
-    ("kernel", &[SlabReclaimable, SlabUnreclaimable, ShadowNodes]),
+    ("kernel", &[SlabReclaimable, SlabUnreclaimable, IndexNodes, GroupState]),
+    ("percpu", &[GroupState]),
     ("file_dirty", &[FileDirty]),
     ("file_writeback", &[FileWriteback]),
     ("file_unstable", &[FileUnstable]),
     ("slab_reclaimable", &[SlabReclaimable]),
     ("slab_unreclaimable", &[SlabUnreclaimable]),
     ("slab", &[SlabReclaimable, SlabUnreclaimable]),
+    ("index_nodes", &[IndexNodes]),
     ("shadow_nodes", &[ShadowNodes]),
     ("workingset_activate_file", &[WorkingsetActivate]),
     ("workingset_restore_file", &[WorkingsetRestore]),
@@ -202,6 +204,23 @@ mod tests {
         assert_eq!((mib("dirty"), mib("total_dirty"), mib("file_dirty")), (0, 2, 2));
         assert_eq!((stat["pgscan"], stat["pgscan_direct"], stat["pgscan_kswapd"]), (11, 7, 4));
         assert_eq!((stat["rss"], stat["total_rss"]), (0, 0));
+    }
+
+    #[test]
+    fn whatever_is_charged_stands_in_one_of_three_lines() {
+        let of = |name: &str| V2_LINES.iter().find(|line| line.0 == name).unwrap().1;
+        let mut named = [of("anon"), of("file"), of("kernel")].concat();
+        let mut charged = StatItem::CHARGED.to_vec();
+        (named.sort_unstable(), charged.sort_unstable());
+        assert_eq!(named, charged, "no byte without a line, and none in two of them");
+        let metadata: Vec<_> = StatItem::ALL.iter().copied().filter(|item| item.is_metadata()).collect();
+        let mut kernel = of("kernel").to_vec();
+        kernel.sort_unstable();
+        assert_eq!(kernel, metadata);
+        // And what `kernel` adds up has lines that say what it is.
+        let parts =
+            [of("slab_reclaimable"), of("slab_unreclaimable"), of("index_nodes"), of("percpu")].concat();
+        assert!(kernel.iter().all(|item| parts.contains(item)));
     }
 
     #[test]

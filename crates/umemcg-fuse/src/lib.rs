@@ -10,6 +10,7 @@ pub mod data_fs;
 pub mod errno;
 pub mod handles;
 pub mod inflight;
+mod kernel_queue;
 pub mod mount;
 pub mod mountinfo;
 pub mod notifier;
@@ -26,7 +27,7 @@ pub mod volume_admin;
 pub mod who;
 pub mod wire;
 
-pub use classify::{Classifier, RootOnly};
+pub use classify::{Asker, Classifier, Payer, RootOnly};
 pub use control_fs::ControlFs;
 pub use data_fs::{DataFs, Lifetimes};
 pub use errno::ToErrno;

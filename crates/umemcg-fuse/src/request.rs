@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use crate::classify::Payer;
 use crate::inflight::Inflight;
 use crate::reply::Reply;
 use crate::transport::Transport;
@@ -47,6 +48,10 @@ pub struct Asked<'a> {
     pub header: &'a InHeader,
     /// What is asked.
     pub op: Op<'a>,
+    /// The kernel queued it after this time, in nanoseconds since boot.
+    pub queued_after_ns: u64,
+    /// Who pays for it, as [`quick`](crate::Filesystem::quick) has said.
+    pub payer: Option<&'a Payer>,
 }
 
 /// A request in its buffer.
@@ -54,6 +59,10 @@ pub struct Asked<'a> {
 pub(crate) struct Request {
     pub header: InHeader,
     pub reply: Reply,
+    /// The kernel queued it after this time, in nanoseconds since boot.
+    pub queued_after_ns: u64,
+    /// Who pays for it, once that has been found out.
+    pub payer: Option<Payer>,
     buffer: Vec<u8>,
     len: usize,
     buffers: Arc<Buffers>,
@@ -69,6 +78,8 @@ impl Request {
         Self {
             header: InHeader::default(),
             reply: Reply::idle(transport, inflight),
+            queued_after_ns: 0,
+            payer: None,
             buffer: buffers.take(),
             len: 0,
             buffers: Arc::clone(buffers),
@@ -85,13 +96,17 @@ impl Request {
         self.len = len;
         self.header = InHeader::parse(&self.buffer[..len])?;
         self.reply.arm(&self.header);
+        self.payer = None;
         Ok(())
     }
 
     /// The request decoded, and the duty to answer it.
     pub fn parts(&mut self, dialect: Dialect) -> Result<(Asked<'_>, &mut Reply), (Malformed, &mut Reply)> {
         match Op::parse(&self.buffer[..self.len], dialect) {
-            Ok(op) => Ok((Asked { header: &self.header, op }, &mut self.reply)),
+            Ok(op) => {
+                let (header, payer) = (&self.header, self.payer.as_ref());
+                Ok((Asked { header, op, queued_after_ns: self.queued_after_ns, payer }, &mut self.reply))
+            }
             Err(malformed) => Err((malformed, &mut self.reply)),
         }
     }
@@ -107,6 +122,8 @@ impl Request {
         Self {
             header: self.header,
             reply: self.reply.take(),
+            queued_after_ns: self.queued_after_ns,
+            payer: self.payer.take(),
             buffer,
             len: self.len,
             buffers: Arc::clone(&self.buffers),

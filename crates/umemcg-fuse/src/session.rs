@@ -10,7 +10,9 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
+use crate::classify::Payer;
 use crate::inflight::{Inflight, Interrupts};
+use crate::kernel_queue::KernelQueue;
 use crate::mount::Mounted;
 use crate::notifier::Notifier;
 use crate::pool::{Census, Keys, Next, Pool, PoolLimits, Start, Waiting};
@@ -22,12 +24,14 @@ use crate::wire::request::Init;
 use crate::wire::{BUFFER_BYTES, Dialect, MAJOR, MINOR_MAX, Negotiated, Op};
 
 /// What [`Filesystem::quick`] made of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub enum Step {
     /// It is answered, or its reply has been taken to be answered later.
     Settled,
     /// It may sleep: [`Filesystem::slow`] is to be called when these keys have a place for it.
     MaySleep(Keys),
+    /// The same, and this is who pays for it.
+    MaySleepAt(Keys, Payer),
 }
 
 /// What is mounted.
@@ -99,6 +103,7 @@ struct Shared {
     inflight: Arc<Inflight>,
     pool: Pool<Job>,
     buffers: Arc<Buffers>,
+    kernel_queue: KernelQueue,
     next_thread: std::sync::atomic::AtomicUsize,
     failure: OnceLock<io::Error>,
 }
@@ -156,6 +161,7 @@ impl Session {
             inflight,
             pool: Pool::new(config.pool),
             buffers,
+            kernel_queue: KernelQueue::new(),
             next_thread: 0.into(),
             failure: OnceLock::new(),
         });
@@ -301,6 +307,7 @@ impl Shared {
         let mut request =
             Request::new(&self.buffers, Arc::clone(transport), Some(Arc::clone(&self.inflight)));
         loop {
+            let queued_after_ns = self.kernel_queue.look(&**transport, &self.inflight);
             match transport.receive(request.buffer_mut()) {
                 Ok(len) => {
                     if let Err(malformed) = request.arrived(len) {
@@ -317,7 +324,15 @@ impl Shared {
                     break;
                 }
             }
-            let Step::MaySleep(keys) = self.quick(&mut request) else { continue };
+            request.queued_after_ns = queued_after_ns;
+            let keys = match self.quick(&mut request) {
+                Step::Settled => continue,
+                Step::MaySleep(keys) => keys,
+                Step::MaySleepAt(keys, payer) => {
+                    request.payer = Some(payer);
+                    keys
+                }
+            };
             request.reply.register();
             let start = self.pool.start(keys, || spawn_server(self), || Job(request.detach()));
             if start == Start::Run {

@@ -5,6 +5,7 @@ use std::fmt;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use umemcg_arena::{Arena, Segment};
@@ -70,6 +71,11 @@ pub trait Transport: Send + Sync + fmt::Debug {
     /// [`ReceiveError`].
     fn receive(&self, buffer: &mut [u8]) -> Result<usize, ReceiveError>;
 
+    /// Whether no request waits to be received, on any queue of the connection. No, where that cannot be known.
+    fn is_drained(&self) -> bool {
+        false
+    }
+
     /// Sends one answer or notification. `header` says the length of both parts. Does not wait for anybody, except a
     /// notification that invalidates, which waits for the kernel's locks on the inode.
     ///
@@ -123,6 +129,12 @@ impl Transport for Device {
             Err(Errno::NODEV | Errno::CONNABORTED) => Err(ReceiveError::Ended),
             Err(errno) => Err(ReceiveError::Failed(errno.into())),
         }
+    }
+
+    fn is_drained(&self) -> bool {
+        // Further queues of a connection share the list of what waits; each has its own of what was taken.
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], Some(&now)).is_ok_and(|nr_ready| nr_ready == 0)
     }
 
     fn send(&self, header: &[u8], payload: Payload<'_>) -> Result<(), SendError> {

@@ -10,14 +10,34 @@ use umemcg_base::Table;
 use crate::counter::{CounterNode, NO_NODE};
 use crate::excess::EXCESS_LAG_BYTES;
 use crate::group::Group;
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, NODE_STATE_BYTES};
 use crate::notices;
 use crate::pending::Pending;
 use crate::stats::StatItem;
 use crate::stock::{Drain, Keeper};
 
 /// The counters of this process.
-pub(crate) static LEDGER: Ledger = Ledger::new();
+pub(crate) static LEDGER: Ledger = Ledger::with_hook(note_node_freed);
+
+/// The last of a removed group's state goes when nothing is charged to it any more.
+fn note_node_freed(above: u32) {
+    note_state_freed(OwnerId::new(above), NODE_STATE_BYTES);
+}
+
+/// State of a group that was below `above` is about to be given back.
+pub(crate) fn note_state_freed(above: OwnerId, bytes: u64) {
+    let mut at = above.0;
+    // Bounded by the depth of the tree. Living groups are there to be found, so without one the tree has gone.
+    loop {
+        if let Some(group) = GROUPS.get(at).and_then(|slot| slot.load_full()) {
+            return group.stat_add(StatItem::GroupState, -(bytes as i64));
+        }
+        match LEDGER.living(at) {
+            living if living == at => return,
+            living => at = living,
+        }
+    }
+}
 
 thread_local! {
     /// This thread's stock. Has no destructor, so that the fast path need not ask whether it has run.
@@ -353,6 +373,11 @@ pub(crate) fn tell_pending() {
 
 pub(crate) fn drain_stocks(top: OwnerId, what: Drain) {
     KEEPER.with(|keeper| LEDGER.drain_subtree(keeper, top.0, what));
+    settle_unsettled();
+}
+
+pub(crate) fn drain_own_stock(owner: OwnerId) {
+    KEEPER.with(|keeper| LEDGER.drain_own(keeper, owner.0));
     settle_unsettled();
 }
 

@@ -306,6 +306,12 @@ impl Group {
         charge::drain_stocks(self.owner, Drain::Bytes);
     }
 
+    /// Gives back what the calling thread has in stock for this group and the groups above: after what it was charged beyond
+    /// a limit has been given back, which would else be in stock, and let others in beyond the limit for good.
+    pub fn drain_own_stock(&self) {
+        charge::drain_own_stock(self.owner);
+    }
+
     /// From here on charges and lookups go to the parent.
     pub(crate) fn mark_dead(&self) {
         let _changing = self.limit_lock.lock();
@@ -348,6 +354,12 @@ impl Group {
 
     fn metadata_total(&self) -> i64 {
         StatItem::ALL.iter().filter(|item| item.is_metadata()).map(|&item| self.stat_total(item)).sum()
+    }
+
+    /// What the statistics say is charged to this group and those below it: the usage, except for what threads hold in
+    /// stock and what is on its way between a charge and its statistic.
+    pub fn named_bytes(&self) -> u64 {
+        StatItem::CHARGED.iter().map(|&item| self.stat_total(item)).sum::<i64>().max(0) as u64
     }
 
     /// Bytes that are no page data, of this group and all below it: objects and bookkeeping.
@@ -455,6 +467,7 @@ impl Drop for Group {
     fn drop(&mut self) {
         if let Some(parent) = OwnerId::from_raw(self.node.parent()) {
             // The node's own share stays charged until the node is free.
+            charge::note_state_freed(parent, GROUP_STATE_BYTES - NODE_STATE_BYTES);
             LEDGER.give_back_exactly(parent.into_raw(), GROUP_STATE_BYTES - NODE_STATE_BYTES);
         }
         LEDGER.release_live(self.owner.into_raw());

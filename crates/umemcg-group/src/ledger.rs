@@ -46,13 +46,17 @@ pub struct Ledger {
     nr_sets: AtomicU32,
     /// Who intrudes into stocks of other threads.
     intruder: LeafLock<()>,
+    /// Called when the node of a group that is gone is freed, with the node above, which is about to get
+    /// [`NODE_STATE_BYTES`] back.
+    node_freed: fn(u32),
 }
 
 impl Ledger {
-    /// No nodes, no stocks.
+    /// No nodes, no stocks. `node_freed` is told of the node above each one that is freed.
     #[cfg(not(loom))]
-    pub const fn new() -> Self {
+    pub const fn with_hook(node_freed: fn(u32)) -> Self {
         Self {
+            node_freed,
             nodes: Table::new(),
             free_nodes: IndexPool::new(),
             sets: Table::new(),
@@ -67,6 +71,7 @@ impl Ledger {
     #[expect(clippy::new_without_default, reason = "only models make more than one")]
     pub fn new() -> Self {
         Self {
+            node_freed: |_| {},
             nodes: Table::new(),
             free_nodes: IndexPool::new(),
             sets: Table::new(),
@@ -102,6 +107,7 @@ impl Ledger {
         if self.node(index).release_live() {
             self.free_nodes.give_back(index);
             if parent != NO_NODE {
+                (self.node_freed)(parent);
                 self.give_back_exactly(parent, NODE_STATE_BYTES);
             }
         }
@@ -251,6 +257,15 @@ impl Ledger {
             drain(own.set());
         }
         self.intrude(|set| set.glimpse().any(is_meant), drain);
+    }
+
+    /// Takes what the calling thread alone has in stock for `index` and the levels above back to the counters. Costs no other
+    /// thread anything.
+    pub fn drain_own(&self, keeper: &Keeper<'_>, index: u32) {
+        let is_meant = |slot: Stocked| Drain::Slots.applies_to(slot) && self.is_below(index, slot.node);
+        if let Some(own) = keeper.enter() {
+            own.set().drain(Drain::Slots, is_meant, &|out| self.give_back_stocked(out));
+        }
     }
 
     /// Drains the subtree of `top` if that brings its usage down to `goal`. True when it did, or when usage is there
@@ -423,6 +438,9 @@ impl Ledger {
             let parent = node.parent();
             if node.sub(bytes) {
                 self.free_nodes.give_back(at);
+                if parent != NO_NODE {
+                    (self.node_freed)(parent);
+                }
                 bytes += NODE_STATE_BYTES;
             } else {
                 note_fall(at, node);
@@ -484,7 +502,7 @@ impl Ledger {
 #[cfg(not(loom))]
 impl Default for Ledger {
     fn default() -> Self {
-        Self::new()
+        Self::with_hook(|_| {})
     }
 }
 
@@ -494,7 +512,7 @@ mod tests {
 
     /// A root and `nr_leaves` nodes below it.
     fn ledger(root_max: u64, nr_leaves: usize) -> (Ledger, u32, Vec<u32>) {
-        let ledger = Ledger::new();
+        let ledger = Ledger::with_hook(|_| {});
         let root = ledger.open(NO_NODE, root_max);
         let leaves = (0..nr_leaves).map(|_| {
             ledger.charge_forced(&Keeper::new(), root, NODE_STATE_BYTES);
@@ -555,7 +573,7 @@ mod tests {
 
     #[test]
     fn a_lookup_from_a_dead_chain_remembers_its_way() {
-        let ledger = Ledger::new();
+        let ledger = Ledger::with_hook(|_| {});
         let mut chain = vec![ledger.open(NO_NODE, UNLIMITED)];
         for _ in 0..5 {
             chain.push(ledger.open(*chain.last().unwrap(), UNLIMITED));

@@ -65,7 +65,9 @@ numbered! {
         /// Bytes written that the store has not yet confirmed as durable.
         #[doc(alias = "nfs_unstable")]
         FileUnstable,
-        /// Bytes of shadow entries.
+        /// Bytes of the indexes that say where a file's pages are.
+        IndexNodes,
+        /// Of those, bytes of nodes that hold nothing but shadow entries.
         ShadowNodes,
         /// Bytes of objects that a shrinker can free.
         SlabReclaimable,
@@ -75,6 +77,8 @@ numbered! {
         SlabContents,
         /// Bytes of objects that none can.
         SlabUnreclaimable,
+        /// Bytes of the groups below, and of removed ones to which something is still charged.
+        GroupState,
         /// Pages charged.
         PgPgIn,
         /// Pages uncharged.
@@ -144,10 +148,25 @@ impl StatItem {
     pub(crate) const PENDING: [Self; NR_PENDING_ITEMS] =
         [Self::FileDirty, Self::FileWriteback, Self::FileUnstable];
 
+    /// The items that name charges: every charged byte stands under one of them and no other. A new kind of charge stands
+    /// under one of these, or has one of its own here.
+    pub const CHARGED: &'static [Self] = &[
+        Self::InactiveFile,
+        Self::ActiveFile,
+        Self::InactiveAnon,
+        Self::ActiveAnon,
+        Self::Unevictable,
+        Self::Reserved,
+        Self::SlabReclaimable,
+        Self::SlabUnreclaimable,
+        Self::IndexNodes,
+        Self::GroupState,
+    ];
+
     /// Whether it counts bytes that are no page data.
     #[inline]
     pub const fn is_metadata(self) -> bool {
-        matches!(self, Self::SlabReclaimable | Self::SlabUnreclaimable | Self::ShadowNodes)
+        matches!(self, Self::SlabReclaimable | Self::SlabUnreclaimable | Self::IndexNodes | Self::GroupState)
     }
 }
 

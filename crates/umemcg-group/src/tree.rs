@@ -15,6 +15,7 @@ use std::sync::Arc;
 use crate::charge::{LEDGER, Refused, settle_unsettled};
 use crate::counter::UNLIMITED;
 use crate::group::{GROUP_STATE_BYTES, Group};
+use crate::stats::StatItem;
 
 /// Longest name of a group.
 const NAME_BYTES_MAX: usize = 255;
@@ -121,6 +122,7 @@ impl GroupTree {
         debug_assert_eq!(owner, parent.owner());
         let group = Group::new(Arc::clone(&name), Some(Arc::clone(parent)), UNLIMITED);
         group.owner().set_group(Some(Arc::clone(&group)));
+        parent.stat_add(StatItem::GroupState, GROUP_STATE_BYTES as i64);
         children.by_id.insert(group.id(), Arc::clone(&group));
         children.by_name.insert(name, Arc::clone(&group));
         Ok(group)

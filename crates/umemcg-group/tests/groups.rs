@@ -158,6 +158,37 @@ fn the_state_of_a_group_is_charged_to_its_parent() {
 }
 
 #[test]
+fn the_state_of_groups_is_named_until_its_last_byte_goes() {
+    let tree = GroupTree::new(64 * MIB);
+    let agree = |group: &Arc<Group>, what: &str| {
+        group.drain_stocks();
+        assert_eq!(group.named_bytes(), group.usage_bytes(), "{what}");
+    };
+    let top = create(&tree, tree.root(), "top");
+    let deep = (0..100).fold(Arc::clone(&top), |at, _| create(&tree, &at, "below"));
+    for n in 0..100 {
+        create(&tree, &top, &n.to_string());
+    }
+    assert_eq!(top.metadata_bytes(), 200 * GROUP_STATE_BYTES);
+    agree(&top, "made");
+    // A byte that stays charged keeps the counter of the lowest group, and with it those above.
+    let held = deep.try_charge(4096).unwrap();
+    deep.stat_add(StatItem::Reserved, 4096);
+    let mut at = Some(deep);
+    while let Some(group) = at.filter(|group| !Arc::ptr_eq(group, &top)) {
+        tree.remove(&group, nothing).unwrap();
+        at = group.parent().cloned();
+    }
+    agree(&top, "removed");
+    assert!(top.stat_local(StatItem::GroupState) > 100 * GROUP_STATE_BYTES as i64, "counters are left");
+    top.stat_add(StatItem::Reserved, -4096);
+    drop(held);
+    agree(&top, "empty");
+    assert_eq!(top.stat_local(StatItem::GroupState), 100 * GROUP_STATE_BYTES as i64);
+    agree(tree.root(), "all");
+}
+
+#[test]
 fn a_walk_visits_parents_first_and_survives_removals() {
     let tree = GroupTree::new(64 * MIB);
     let a = create(&tree, tree.root(), "a");

@@ -47,6 +47,8 @@ mod shield;
 pub mod shrink;
 pub mod shrinker;
 #[cfg(not(loom))]
+mod sparse;
+#[cfg(not(loom))]
 pub mod stall;
 #[cfg(not(loom))]
 pub mod walk;

@@ -188,33 +188,6 @@ impl Lists {
         record.clear(Flag::ON_LRU);
         Some(kind)
     }
-
-    /// Puts `new` exactly where `old` is (migration). False when `old` is on no list.
-    pub fn replace(&mut self, arena: &Arena, old: FrameId, new: FrameId) -> bool {
-        let old_record = arena.record(old);
-        if !old_record.test(Flag::ON_LRU) {
-            return false;
-        }
-        let kind = if old_record.test(Flag::ACTIVE) { LruKind::Active } else { LruKind::Inactive };
-        let (prev, next) = links(old_record);
-        let new_record = arena.record(new);
-        new_record.lru_prev.store(prev.raw(), Ordering::Relaxed);
-        new_record.lru_next.store(next.raw(), Ordering::Relaxed);
-        let list = self.list(kind);
-        if prev.is_none() {
-            list.head = new;
-        } else {
-            arena.record(prev).lru_next.store(new.raw(), Ordering::Relaxed);
-        }
-        if next.is_none() {
-            list.tail = new;
-        } else {
-            arena.record(next).lru_prev.store(new.raw(), Ordering::Relaxed);
-        }
-        old_record.clear(Flag::ON_LRU);
-        new_record.set(Flag::ON_LRU | if kind == LruKind::Active { Flag::ACTIVE } else { Flag::NONE });
-        true
-    }
 }
 
 /// The lists of one group on one node.

@@ -2,7 +2,7 @@
 //!
 //! A group of which reclaim sees nothing but dirty pages waits for the flusher, a little at a time. A store that is slow is
 //! worth that; one that hangs or fails is not: without a bound over all charges, each page of a large write would wait for
-//! seconds. So a group that has waited for [`PATIENCE`] and got nothing waits no more: its I/O goes uncached at once. What
+//! seconds. So a group that has waited for [`PATIENCE`] and got nothing waits no more: its I/O goes beyond the limit at once, and is not kept. What
 //! reclaim frees brings the patience back, and so does [`RECOVERY`].
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use parking_lot::RwLock;
+use umemcg_base::contained;
 use umemcg_group::Group;
 
 use crate::lruvec::ReclaimPart;
@@ -95,7 +96,7 @@ impl std::fmt::Debug for LevelListener {
 
 impl Reclaimer {
     /// Has `listener` told of every window that ends from now on, in place of the one before. It is called with no ranked lock held,
-    /// by threads that reclaim, and must neither sleep nor reclaim.
+    /// by threads that reclaim, and must neither sleep nor reclaim. A panic of it is logged and goes no further.
     #[doc(alias = "vmpressure_register_event")]
     pub fn listen_for_levels(&self, listener: impl Fn(&Arc<Group>, PressureLevel) + Send + Sync + 'static) {
         let levels = self.level_listener();
@@ -129,8 +130,9 @@ impl Reclaimer {
         };
         if let Some(level) = level
             && let Some(listener) = &*levels.listener.read()
+            && let Err(panic) = contained(|| listener(root, level))
         {
-            listener(root, level);
+            tracing::error!(%panic, group = root.id(), "a listener for levels of pressure panicked");
         }
     }
 }

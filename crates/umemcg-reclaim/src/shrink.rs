@@ -234,7 +234,7 @@ impl Reclaimer {
     }
 
     /// Returns isolated pages to the lists they belong to by now, and drops the isolation pins.
-    fn put_back(&self, frames: &[FrameId], kind: LruKind) {
+    pub(crate) fn put_back(&self, frames: &[FrameId], kind: LruKind) {
         let arena = self.arena();
         let mut touched = None;
         for &frame in frames {

@@ -148,7 +148,6 @@ impl Vfs {
         flags: OFlags,
     ) -> Result<(Entry, Arc<OpenFile>), VfsError> {
         let shared = &self.shared;
-        let room = self.room_for_file(caller)?;
         let wanted = self.wanted(caller, dir, FileKind::Regular, mode)?;
         let how = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = shared.with_descriptors(|| rustix::fs::openat(dir, name, how, wanted.first_mode()))?;
@@ -161,7 +160,8 @@ impl Vfs {
         let (entry, content) = opened.inspect_err(|_| {
             let _ = rustix::fs::unlinkat(dir, name, AtFlags::empty());
         })?;
-        Ok((entry, OpenFile::new(Arc::clone(shared), entry.node, content, flags, room)))
+        let group = Arc::clone(&caller.group);
+        Ok((entry, OpenFile::new(Arc::clone(shared), entry.node, content, flags, group)))
     }
 
     /// The content of a new file, open through this descriptor, with the node pinned.

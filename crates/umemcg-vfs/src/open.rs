@@ -10,11 +10,9 @@ use rustix::io::Errno;
 use crate::attr::{FileKind, NodeId};
 use crate::content::Content;
 use crate::error::VfsError;
-use crate::handle_share::{DescriptorShare, HandleCharge};
 use crate::host;
 use crate::open_file::OpenFile;
 use crate::vfs::{Caller, Vfs};
-use crate::volume::IoMode;
 
 /// What `lseek` looks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,17 +23,13 @@ pub enum Whence {
     Hole,
 }
 
-/// Closed files looked at when a group has used up its share of descriptors.
-const REAPED_FOR_SHARE: usize = 64;
-
 impl Vfs {
     /// Opens a regular file. `O_TRUNC`, `O_APPEND`, `O_SYNC`, `O_DSYNC`, `O_DIRECTORY` and the access mode count. What was
     /// changed on the host since the cache last looked is noticed here.
     ///
     /// # Errors
     /// `EISDIR`, `ELOOP` for a symbolic link, `ENOTDIR` with `O_DIRECTORY`, `ENXIO` for pipes, sockets and devices
-    /// (the kernel serves those itself), `EROFS`, `ENFILE` and `ENOMEM` when the caller's group has no share of descriptors or
-    /// memory left for a handle, and the host's.
+    /// (the kernel serves those itself), `EROFS`, and the host's.
     pub fn open(&self, caller: &Caller, node: NodeId, flags: OFlags) -> Result<Arc<OpenFile>, VfsError> {
         match self.shared.find(node)?.kind {
             FileKind::Regular if flags.contains(OFlags::DIRECTORY) => return Err(Errno::NOTDIR.into()),
@@ -44,11 +38,11 @@ impl Vfs {
             FileKind::Symlink => return Err(Errno::LOOP.into()),
             _ => return Err(Errno::NXIO.into()),
         }
-        let room = self.room_for_file(caller)?;
         let content =
             self.acquire(caller, node, flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC))?;
+        let group = Arc::clone(&caller.group);
         // From here on dropping it closes.
-        let file = OpenFile::new(Arc::clone(&self.shared), node, content, flags, room);
+        let file = OpenFile::new(Arc::clone(&self.shared), node, content, flags, group);
         self.getattr(node, Some(&file))?;
         if flags.contains(OFlags::TRUNC) {
             // The superuser stands for CAP_FSETID.
@@ -58,22 +52,6 @@ impl Vfs {
             file.content.file.set_len(0)?;
         }
         Ok(file)
-    }
-
-    /// Room for an open file at the cost of the caller's group.
-    pub(crate) fn room_for_file(&self, caller: &Caller) -> Result<(HandleCharge, DescriptorShare), Errno> {
-        let share = self.share_for_file(caller)?;
-        Ok((HandleCharge::take(&self.shared.engine, &caller.group, 0)?, share))
-    }
-
-    /// The descriptors of an open file as a part of the share of the caller's group.
-    pub(crate) fn share_for_file(&self, caller: &Caller) -> Result<DescriptorShare, Errno> {
-        let nr = if self.shared.volume.io_mode() == IoMode::Direct { 2 } else { 1 };
-        DescriptorShare::take(&caller.group, nr).or_else(|_| {
-            // Some may belong to closed files that have been written back meanwhile.
-            self.shared.reap_lingering(REAPED_FOR_SHARE);
-            DescriptorShare::take(&caller.group, nr)
-        })
     }
 
     /// The content of a regular file with its host file open, and the node pinned; `Shared::close` gives both back.

@@ -118,7 +118,7 @@ pub trait Volume: Send + Sync + fmt::Debug {
         flags: OFlags,
     ) -> Result<(Entry, Arc<dyn VolumeFile>), VfsError>;
     /// Opens a directory.
-    fn opendir(&self, caller: &Caller, node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError>;
+    fn opendir(&self, node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError>;
 
     /// The value of an extended attribute.
     fn getxattr(&self, node: NodeId, name: &OsStr) -> Result<Vec<u8>, VfsError>;
@@ -300,8 +300,8 @@ impl Volume for Vfs {
         let (entry, file) = self.create(caller, parent, name, mode, flags)?;
         Ok((entry, file))
     }
-    fn opendir(&self, caller: &Caller, node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError> {
-        Ok(self.opendir(caller, node)?)
+    fn opendir(&self, node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError> {
+        Ok(self.opendir(node)?)
     }
     fn getxattr(&self, node: NodeId, name: &OsStr) -> Result<Vec<u8>, VfsError> {
         self.getxattr(node, name)

@@ -91,7 +91,7 @@ fn stir(v: &Fixture, random: &mut Random) {
             }
         }),
         10 => {
-            if let Ok(handle) = vfs.opendir(&v.root, at) {
+            if let Ok(handle) = vfs.opendir(at) {
                 let mut found = Vec::new();
                 let _ = vfs.readdirplus(&v.root, &handle, 0, &mut |entry| {
                     found.extend(entry.entry);
@@ -263,7 +263,7 @@ fn open_files_may_outlive_everything_else() {
     let v = small(Reach::Auto);
     let (entry, file) = v.create(ROOT, "f");
     v.write(&file, 0, &[1; 10_000]);
-    let handle = v.vfs.opendir(&v.root, ROOT).unwrap();
+    let handle = v.vfs.opendir(ROOT).unwrap();
     let group = Arc::clone(&v.root.group);
     let dir = {
         let Fixture { vfs, engine, dir, root } = v;

@@ -133,7 +133,7 @@ fn mounted_inside() {
             assert_eq!(errno(moved), Errno::XDEV, "{n}");
         }
         assert_eq!(v.ls(ROOT), ["other", "same"], "the names are there");
-        let handle = v.vfs.opendir(&v.root, ROOT).unwrap();
+        let handle = v.vfs.opendir(ROOT).unwrap();
         v.vfs
             .readdirplus(&v.root, &handle, 0, &mut |entry| {
                 assert!(entry.entry.is_none(), "{:?}", entry.name);

@@ -8,8 +8,8 @@ use std::time::Duration;
 use thiserror::Error;
 use umemcg_arena::Arena;
 use umemcg_base::PAGE_SIZE_U64;
-use umemcg_cache::cache::CacheError;
-use umemcg_cache::{BackingStore, CacheConfig, DirtyBounds, File, LostData, PageCache, PageQuota, StoreId};
+use umemcg_cache::overrun::OVERRUN_ARENA_BYTES;
+use umemcg_cache::{BackingStore, DirtyBounds, File, LostData, PageCache, PageQuota, StoreId};
 use umemcg_group::{Charge, CreateError, Group, GroupTree, RemoveError, RenameError};
 use umemcg_reclaim::shrinker::Registration;
 use umemcg_reclaim::{ChargeError, Kswapd, Reclaimer};
@@ -98,14 +98,11 @@ impl Engine {
         }
         let nr_nodes = config.nr_nodes.max(1);
         let tree = GroupTree::new(pool_bytes);
-        let arena = Arena::new(pool_bytes, nr_nodes)?;
+        // A page in flight beyond the pool has a frame, too.
+        let arena = Arena::new(pool_bytes + OVERRUN_ARENA_BYTES, nr_nodes)?;
         let reclaimer = Reclaimer::new(Arc::clone(&arena), Arc::clone(&tree), nr_nodes)?;
         let reclaimer = Arc::new(reclaimer.with_recursive_protection(config.recursive_protection));
-        let cache =
-            PageCache::new(Arc::clone(&reclaimer), &CacheConfig::default()).map_err(|error| match error {
-                CacheError::System(error) => EngineError::System(error),
-                CacheError::PoolTooSmall { pool_bytes } => EngineError::PoolTooSmall { pool_bytes },
-            })?;
+        let cache = PageCache::new(Arc::clone(&reclaimer))?;
         let janitor = Janitor::start(Arc::downgrade(&cache))?;
         let _shadow_shrinker = cache.register_shadow_shrinker();
         let nr_workers = match config.nr_kswapd {

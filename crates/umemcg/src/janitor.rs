@@ -1,4 +1,4 @@
-//! The janitor: one thread that lets resident memory follow usage down. It empties sparse blocks by migration, gives
+//! The janitor: one thread that lets resident memory follow usage down. It evicts the pages of sparse blocks, gives
 //! whole free blocks back to the operating system, and the heap's free pages when many objects have gone.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,8 +14,8 @@ use umemcg_group::StatItem;
 const INTERVAL: Duration = Duration::from_secs(2);
 /// Free blocks kept against the next burst, in steady state.
 const KEEP_FREE_BLOCKS: usize = 8;
-/// Pages moved in one step; steps go on while blocks become free.
-const MIGRATE_BATCH: usize = 2048;
+/// Pages evicted in one step; steps go on while blocks become free.
+const SPARSE_BATCH: usize = 2048;
 /// Steps in one round.
 const STEPS_MAX: usize = 64;
 /// Bytes of objects that have to go before the heap is trimmed.
@@ -63,7 +63,7 @@ impl Janitor {
 
     pub(crate) fn round(cache: &Arc<PageCache>, keep_free_blocks: usize) {
         for _ in 0..STEPS_MAX {
-            if cache.migrate_sparse(MIGRATE_BATCH) == 0 {
+            if cache.empty_sparse_blocks(SPARSE_BATCH) == 0 {
                 break;
             }
         }

@@ -35,14 +35,16 @@ pub use object_cache::{
 pub use reservation::{DIRTY_WAIT_MAX, Guarantee, Reservation, ReserveError};
 pub use umemcg_arena::sys::limit_heap_arenas;
 pub use umemcg_arena::{Arena, FrameId, IoFlags, Segment};
+pub use umemcg_cache::node_pool::NODE_BYTES as INDEX_NODE_BYTES;
 pub use umemcg_cache::{
     BackingStore, DirtyBound, DirtyBounds, DirtyThreshold, ErrorCursor, File, FileError, LostData, PageCache,
     PageQuota, PinnedPages, Readahead, StoreId, WritePause, dirty,
 };
 pub use umemcg_group::tally::{collect_hits, count_hits};
 pub use umemcg_group::{
-    CLAIMS_EXACT, CONTENT_BYTES, Charge, CreateError, EffectiveProtection, EventKind, Group, GroupTree,
-    NAME_BYTES, OwnerId, PartSlot, Protection, Refused, RemoveError, RenameError, StatItem, UNLIMITED,
+    CLAIMS_EXACT, CONTENT_BYTES, Charge, CreateError, EffectiveProtection, EventKind, GROUP_STATE_BYTES,
+    Group, GroupTree, NAME_BYTES, OwnerId, PartSlot, Protection, Refused, RemoveError, RenameError, StatItem,
+    UNLIMITED,
 };
 pub use umemcg_reclaim::shrinker::{
     self, Count, Registration, Scan, Scanned, ShrinkTarget, Shrinker, ShrinkerId, Usage,

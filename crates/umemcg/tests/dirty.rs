@@ -343,7 +343,7 @@ fn whatever_happens_to_pages_and_groups_the_counts_are_exact_when_it_is_over() {
         scope.spawn(|| {
             let mut fails = false;
             while !over.load(Ordering::Relaxed) {
-                engine.cache().migrate_sparse(64);
+                engine.cache().empty_sparse_blocks(64);
                 fails = !fails;
                 let errno = if fails { 5 } else { 0 };
                 stores[0].fail_writes.store(errno, Ordering::Relaxed);

@@ -55,7 +55,12 @@ fn a_group_full_of_what_a_store_refuses_is_told_and_keeps_it() {
     let failing = MemStore::on_store(1);
     let file = engine.open_file(failing.clone(), 0).unwrap();
     failing.fail_writes.store(5, Ordering::Relaxed);
-    let len = fill_with_dirty_pages(&file, &tenant);
+    let mut len = fill_with_dirty_pages(&file, &tenant);
+    // What reclaim of index nodes and stocks makes room for.
+    while let Ok(nr) = file.write(&tenant, len, &pattern(1, len, 4096)) {
+        len += nr as u64;
+        assert!(len < 512 << 10);
+    }
     // There is no room for more, and the store does not take it: whoever writes on hears of it, again and again.
     for _ in 0..20 {
         let refused = file.write(&tenant, len, &[9; 4096]);

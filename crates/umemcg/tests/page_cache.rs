@@ -376,7 +376,7 @@ fn resident_memory_follows_usage_down() {
         })
         .collect();
     assert!(engine.arena().resident_bytes() >= 32 << 20);
-    // Keep every 16th page: blocks are sparse now, and only migration can empty them.
+    // Keep every 16th page: blocks are sparse now, and only their eviction can empty them.
     for file in &files {
         for page in 0..256u64 {
             if page % 16 != 0 {
@@ -391,7 +391,7 @@ fn resident_memory_follows_usage_down() {
     });
     for (i, file) in files.iter().enumerate() {
         let page = file.read(&tenant, 16 * 4096, 4096, &Readahead::new()).unwrap();
-        assert!(page.to_vec() == pattern(i as u64, 16 * 4096, 4096), "migration keeps contents");
+        assert!(page.to_vec() == pattern(i as u64, 16 * 4096, 4096));
     }
 }
 

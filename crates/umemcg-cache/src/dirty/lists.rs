@@ -1,23 +1,51 @@
 //! The dirty files of one store, kept by group: each group that has any has a list, the longest dirty first. A group without
 //! dirty files has none, so what nobody writes to costs nothing.
+//!
+//! The links of all lists lie in one table, and a file knows its place there: it leaves in O(1), and a removed group's list
+//! goes to its parent in O(1).
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use umemcg_group::Group;
 
 use crate::file::File;
 
+const NO_PLACE: u32 = u32::MAX;
+
+/// Where a file is in the lists of its store.
+#[derive(Debug)]
+pub(crate) struct DirtyPlace(AtomicU32);
+
+impl Default for DirtyPlace {
+    fn default() -> Self {
+        Self(AtomicU32::new(NO_PLACE))
+    }
+}
+
+/// A place in the table. A free one has no file.
+#[derive(Debug)]
+struct Link {
+    file: Option<Arc<File>>,
+    prev: u32,
+    next: u32,
+}
+
 #[derive(Debug)]
 struct List {
     group: Arc<Group>,
-    files: VecDeque<Arc<File>>,
+    head: u32,
+    tail: u32,
+    len: usize,
 }
 
 /// See the file's head. Guarded by the store's queue lock.
 #[derive(Debug, Default)]
 pub(crate) struct DirtyLists {
     by_group: BTreeMap<u64, List>,
+    links: Vec<Link>,
+    free: Vec<u32>,
 }
 
 /// The nearest group that has not been removed.
@@ -40,11 +68,51 @@ impl DirtyLists {
     pub(crate) fn push(&mut self, group: &Arc<Group>, file: Arc<File>) {
         // Whoever removes the group marks it first and takes this lock afterwards, to hand the list over.
         let group = living(group);
-        let list = self
-            .by_group
-            .entry(group.id())
-            .or_insert_with(|| List { group: Arc::clone(group), files: VecDeque::new() });
-        list.files.push_back(file);
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.links.push(Link { file: None, prev: NO_PLACE, next: NO_PLACE });
+            (self.links.len() - 1) as u32
+        });
+        file.dirty_place.0.store(place, Ordering::Relaxed);
+        let list = list_of(&mut self.by_group, group);
+        self.links[place as usize] = Link { file: Some(file), prev: list.tail, next: NO_PLACE };
+        match list.tail {
+            NO_PLACE => list.head = place,
+            tail => self.links[tail as usize].next = place,
+        }
+        list.tail = place;
+        list.len += 1;
+    }
+
+    /// Takes a file off the list of `group`, which is its owner's; none when it is on no list.
+    pub(crate) fn remove(&mut self, group: &Arc<Group>, file: &File) -> Option<Arc<File>> {
+        let place = file.dirty_place.0.load(Ordering::Relaxed);
+        if place == NO_PLACE { None } else { self.unlink(living(group).id(), place) }
+    }
+
+    fn unlink(&mut self, group: u64, place: u32) -> Option<Arc<File>> {
+        let list = self.by_group.get_mut(&group)?;
+        let Link { file, prev, next } = &mut self.links[place as usize];
+        let (file, prev, next) = (file.take()?, *prev, *next);
+        match prev {
+            NO_PLACE => list.head = next,
+            prev => self.links[prev as usize].next = next,
+        }
+        match next {
+            NO_PLACE => list.tail = prev,
+            next => self.links[next as usize].prev = prev,
+        }
+        list.len -= 1;
+        if list.len == 0 {
+            self.by_group.remove(&group);
+        }
+        file.dirty_place.0.store(NO_PLACE, Ordering::Relaxed);
+        if self.by_group.is_empty() {
+            // Memory goes with the last file.
+            (self.links, self.free) = (Vec::new(), Vec::new());
+        } else {
+            self.free.push(place);
+        }
+        Some(file)
     }
 
     /// Of the first `left` files of a group takes the first that `is_due`; those before it go to the end. `left` becomes how
@@ -55,61 +123,63 @@ impl DirtyLists {
         left: &mut usize,
         is_due: impl Fn(&File) -> bool,
     ) -> Option<Arc<File>> {
-        let list = self.by_group.get_mut(&group)?;
-        let mut taken = None;
         while *left > 0
-            && taken.is_none()
-            && let Some(file) = list.files.pop_front()
+            && let Some(list) = self.by_group.get(&group)
         {
             *left -= 1;
+            let (owner, place) = (Arc::clone(&list.group), list.head);
+            let file = self.unlink(group, place)?;
             if is_due(&file) {
-                taken = Some(file);
-            } else {
-                list.files.push_back(file);
+                return Some(file);
             }
+            self.push(&owner, file);
         }
-        if list.files.is_empty() {
-            self.by_group.remove(&group);
-        }
-        taken
-    }
-
-    /// Takes a file off its group's list; false when it is not there. Looks through the list.
-    pub(crate) fn remove(&mut self, group: &Arc<Group>, file: &Arc<File>) -> bool {
-        let group = living(group).id();
-        let Some(list) = self.by_group.get_mut(&group) else { return false };
-        let Some(at) = list.files.iter().position(|there| Arc::ptr_eq(there, file)) else { return false };
-        list.files.remove(at);
-        if list.files.is_empty() {
-            self.by_group.remove(&group);
-        }
-        true
+        None
     }
 
     /// The groups that have dirty files, with how many.
     pub(crate) fn groups(&self) -> Vec<(Arc<Group>, usize)> {
-        self.by_group.values().map(|list| (Arc::clone(&list.group), list.files.len())).collect()
+        self.by_group.values().map(|list| (Arc::clone(&list.group), list.len)).collect()
     }
 
     /// The files in which a group, or one below it, may have dirty pages: its own, and those that several groups share.
     pub(crate) fn files_of<'l>(&'l self, group: &'l Group) -> impl Iterator<Item = &'l Arc<File>> {
         self.by_group.values().flat_map(move |list| {
             let is_own = living(&list.group).is_descendant_of(group);
-            list.files.iter().filter(move |file| is_own || file.dirty_owner.is_shared())
+            self.files_on(list).filter(move |file| is_own || file.dirty_owner.is_shared())
         })
     }
 
     /// All files.
     pub(crate) fn files(&self) -> impl Iterator<Item = &Arc<File>> {
-        self.by_group.values().flat_map(|list| &list.files)
+        self.by_group.values().flat_map(|list| self.files_on(list))
+    }
+
+    fn files_on(&self, list: &List) -> impl Iterator<Item = &Arc<File>> {
+        let links = std::iter::successors(self.links.get(list.head as usize), |link| {
+            self.links.get(link.next as usize)
+        });
+        links.filter_map(|link| link.file.as_ref())
     }
 
     /// A group has been removed: what it has is its parent's, behind what the parent has.
     pub(crate) fn hand_over(&mut self, dying: &Arc<Group>, parent: &Arc<Group>) {
-        if let Some(list) = self.by_group.remove(&dying.id()) {
-            for file in list.files {
-                self.push(parent, file);
+        let Some(theirs) = self.by_group.remove(&dying.id()) else { return };
+        let list = list_of(&mut self.by_group, living(parent));
+        match list.tail {
+            NO_PLACE => list.head = theirs.head,
+            tail => {
+                self.links[tail as usize].next = theirs.head;
+                self.links[theirs.head as usize].prev = tail;
             }
         }
+        list.tail = theirs.tail;
+        list.len += theirs.len;
     }
+}
+
+/// The list of a group, made when it has none. A list without files does not stay.
+fn list_of<'l>(by_group: &'l mut BTreeMap<u64, List>, group: &Arc<Group>) -> &'l mut List {
+    let new = || List { group: Arc::clone(group), head: NO_PLACE, tail: NO_PLACE, len: 0 };
+    by_group.entry(group.id()).or_insert_with(new)
 }

@@ -18,6 +18,7 @@ pub(crate) mod lease;
 pub(crate) mod lists;
 pub(crate) mod owner;
 pub mod pause;
+pub(crate) mod queue_mark;
 pub mod settings;
 pub mod thresholds;
 pub mod throttle;

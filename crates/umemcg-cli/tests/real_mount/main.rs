@@ -9,6 +9,7 @@ mod events;
 mod harness;
 mod membership;
 mod names;
+mod payers;
 mod programs;
 mod protection;
 mod top;

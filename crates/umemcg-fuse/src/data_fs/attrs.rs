@@ -11,9 +11,10 @@ use umemcg_vfs::{Attr, NodeId, SetAttr, SetTime, Timestamp, VfsError, VolumeFile
 use super::{DataFs, settle};
 use crate::errno::ToErrno;
 use crate::reply::Reply;
+use crate::request::Asked;
 use crate::wire::reply::{Attr as WireAttr, AttrOut, GetxattrOut, StatfsOut};
 use crate::wire::request::SetattrIn;
-use crate::wire::{InHeader, setattr_valid};
+use crate::wire::setattr_valid;
 
 /// A device number as the kernel packs it into 32 bits: 12 bits of major, 20 of minor.
 fn device_to_kernel(rdev: u64) -> u32 {
@@ -106,9 +107,9 @@ impl DataFs {
         (opened.file.node() == node).then(|| Arc::clone(&opened.file))
     }
 
-    pub(super) fn setattr(&self, header: &InHeader, arg: &SetattrIn, reply: &mut Reply) {
-        let caller = self.caller(header);
-        let result = self.spot(header.nodeid).map_err(VfsError::from).and_then(|(member, node)| {
+    pub(super) fn setattr(&self, asked: &Asked<'_>, arg: &SetattrIn, reply: &mut Reply) {
+        let caller = self.caller(asked);
+        let result = self.spot(asked.header.nodeid).map_err(VfsError::from).and_then(|(member, node)| {
             let fh = (arg.valid & setattr_valid::FH != 0).then_some(arg.fh);
             let change = change_of(arg);
             let attr = match fh.and_then(|fh| self.file_of(fh, node)) {
@@ -139,10 +140,10 @@ impl DataFs {
         reply_sized(reply, result, size);
     }
 
-    pub(super) fn listxattr(&self, header: &InHeader, size: u32, reply: &mut Reply) {
-        let result = match self.volumes.place(header.nodeid) {
+    pub(super) fn listxattr(&self, asked: &Asked<'_>, size: u32, reply: &mut Reply) {
+        let result = match self.volumes.place(asked.header.nodeid) {
             Ok(Place::Top) => Ok(Vec::new()),
-            Ok(Place::In(member, node)) => member.volume().listxattr(&self.caller(header), node),
+            Ok(Place::In(member, node)) => member.volume().listxattr(&self.caller(asked), node),
             Err(errno) => Err(errno.into()),
         };
         reply_sized(reply, result, size);

@@ -10,8 +10,10 @@ use umemcg_vfs::volumes::Opened;
 use umemcg_vfs::{FallocateFlags, OFlags, VfsError, VolumeFile, Whence};
 
 use super::{DataFs, settle, settle_done};
+use crate::classify::Payer;
 use crate::park::Answer;
 use crate::reply::Reply;
+use crate::request::Asked;
 use crate::session::Step;
 use crate::wire::reply::{CreateOut, LseekOut, OpenOut};
 use crate::wire::request::{CreateIn, FallocateIn, FsyncIn, LseekIn, OpenIn, ReadIn, WriteIn};
@@ -29,18 +31,13 @@ fn open_flags(file: &dyn VolumeFile) -> u32 {
 }
 
 impl DataFs {
-    /// Who pays for data: the caller, or for data without one (write-back of a shared mapping) who opened the file.
-    fn payer(&self, header: &InHeader, file: &dyn VolumeFile) -> Arc<Group> {
-        if header.pid == 0 { Arc::clone(file.group()) } else { self.group(header) }
-    }
-
     fn send_pages(&self, reply: &mut Reply, pages: &PinnedPages) {
         reply.frames(&self.arena, pages.segments()).ignore();
     }
 
-    pub(super) fn read_quickly(&self, header: &InHeader, arg: &ReadIn, reply: &mut Reply) -> Step {
+    pub(super) fn read_quickly(&self, asked: &Asked<'_>, arg: &ReadIn, reply: &mut Reply) -> Step {
         let Some(file) = self.files.get(arg.fh) else {
-            reply.error(self.no_handle(header)).ignore();
+            reply.error(self.no_handle(asked.header)).ignore();
             return Step::Settled;
         };
         match file.file.try_read(arg.offset, arg.size as usize) {
@@ -48,16 +45,17 @@ impl DataFs {
                 self.send_pages(reply, &pages);
                 Step::Settled
             }
-            None => Step::MaySleep(self.keys(header)),
+            None => self.may_sleep(asked, self.payer_of(asked, Some(file.file.group()))),
         }
     }
 
-    pub(super) fn read(&self, header: &InHeader, arg: &ReadIn, reply: &mut Reply) {
+    pub(super) fn read(&self, asked: &Asked<'_>, arg: &ReadIn, reply: &mut Reply) {
+        let header = asked.header;
         let file = match self.file(header, arg.fh) {
             Ok(opened) => Arc::clone(&opened.file),
             Err(errno) => return reply.error(errno).ignore(),
         };
-        let group = self.payer(header, &*file);
+        let group = self.group(asked);
         let (meter, _working) = (ChargeMeter::start(), Working::begin(&group));
         let result = file.read(&group, arg.offset, arg.size as usize);
         settle(reply, result, |reply, pages| match self.high_delay(header, &group, &meter, reply) {
@@ -94,41 +92,37 @@ impl DataFs {
 
     pub(super) fn write_quickly(
         &self,
-        header: &InHeader,
+        asked: &Asked<'_>,
         arg: &WriteIn,
         data: &[u8],
         reply: &mut Reply,
     ) -> Step {
         let Some(file) = self.files.get(arg.fh) else {
-            reply.error(self.no_handle(header)).ignore();
+            reply.error(self.no_handle(asked.header)).ignore();
             return Step::Settled;
         };
-        let group = match header.pid {
-            0 => Some(Arc::clone(file.file.group())),
-            _ => self.known_group(header),
-        };
+        let payer = self.payer_of(asked, Some(file.file.group()));
         let kill_set_id = arg.write_flags & write_flag::KILL_SUIDGID != 0;
         // Over `memory.high` whoever charges reclaims, and that is no work for this thread.
-        let group = group.filter(|group| !self.engine.reclaimer().is_over_high(group));
-        let written =
-            group.as_ref().and_then(|group| file.file.try_write(group, arg.offset, data, kill_set_id));
-        match group.as_ref().zip(written) {
-            Some((group, written)) => {
-                file.on.touch();
-                self.accepted(&*file.file, group, written, Duration::ZERO, reply);
-                Step::Settled
-            }
-            None => Step::MaySleep(self.keys(header)),
+        if let Payer::Group(group) = &payer
+            && !self.engine.reclaimer().is_over_high(group)
+            && let Some(written) = file.file.try_write(group, arg.offset, data, kill_set_id)
+        {
+            file.on.touch();
+            self.accepted(&*file.file, group, written, Duration::ZERO, reply);
+            return Step::Settled;
         }
+        self.may_sleep(asked, payer)
     }
 
-    pub(super) fn write(&self, header: &InHeader, arg: &WriteIn, data: &[u8], reply: &mut Reply) {
+    pub(super) fn write(&self, asked: &Asked<'_>, arg: &WriteIn, data: &[u8], reply: &mut Reply) {
+        let header = asked.header;
         let opened = match self.file(header, arg.fh) {
             Ok(opened) => Arc::clone(&opened),
             Err(errno) => return reply.error(errno).ignore(),
         };
         let file = &opened.file;
-        let group = self.payer(header, &**file);
+        let group = self.group(asked);
         let kill_set_id = arg.write_flags & write_flag::KILL_SUIDGID != 0;
         let (meter, _working) = (ChargeMeter::start(), Working::begin(&group));
         let result = file.write(&group, arg.offset, data, kill_set_id);
@@ -162,8 +156,9 @@ impl DataFs {
         self.parking.park(reply.take(), Answer::Written(written as u32), rest, again);
     }
 
-    pub(super) fn open(&self, header: &InHeader, arg: &OpenIn, reply: &mut Reply) {
-        let caller = self.caller(header);
+    pub(super) fn open(&self, asked: &Asked<'_>, arg: &OpenIn, reply: &mut Reply) {
+        let caller = self.caller(asked);
+        let header = asked.header;
         let flags = OFlags::from_bits_retain(arg.flags);
         let result = self.spot(header.nodeid).map_err(VfsError::from).and_then(|(member, node)| {
             let on = member.begin_open()?;
@@ -179,13 +174,14 @@ impl DataFs {
 
     pub(super) fn create(
         &self,
-        header: &InHeader,
+        asked: &Asked<'_>,
         arg: &CreateIn,
         name: &OsStr,
         supplementary_gid: Option<u32>,
         reply: &mut Reply,
     ) {
-        let caller = self.creator(header, supplementary_gid, arg.umask);
+        let caller = self.creator(asked, supplementary_gid, arg.umask);
+        let header = asked.header;
         let flags = OFlags::from_bits_retain(arg.flags);
         let result = self.spot(header.nodeid).map_err(VfsError::from).and_then(|(member, node)| {
             let on = member.begin_open()?;
@@ -210,14 +206,15 @@ impl DataFs {
         settle_done(reply, result.and_then(|opened| Arc::clone(&opened.file).fsync(data_only)));
     }
 
-    pub(super) fn fallocate(&self, header: &InHeader, arg: &FallocateIn, reply: &mut Reply) {
+    pub(super) fn fallocate(&self, asked: &Asked<'_>, arg: &FallocateIn, reply: &mut Reply) {
+        let header = asked.header;
         let mode = FallocateFlags::from_bits_retain(arg.mode);
         let result = self.file(header, arg.fh).map_err(VfsError::from);
         settle_done(
             reply,
             result.and_then(|opened| {
                 let opened = Arc::clone(&opened);
-                let group = self.payer(header, &*opened.file);
+                let group = self.group(asked);
                 let result = opened.file.fallocate(&group, mode, arg.offset, arg.length);
                 opened.on.touch();
                 result

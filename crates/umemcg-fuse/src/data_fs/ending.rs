@@ -8,6 +8,7 @@ use umemcg::{ChargeMeter, File, Stalled, WritePause};
 use umemcg_base::PAGE_SIZE;
 
 use super::DataFs;
+use crate::classify::Payer;
 use crate::reply::{Gate, Hold, Reply};
 use crate::request::Asked;
 use crate::wire::{InHeader, Op, setattr_valid};
@@ -27,14 +28,15 @@ impl DataFs {
         };
         // What may have dirtied a page, by its open file.
         let content = written.and_then(|fh| Some(Arc::clone(self.files.get(fh)?.file.content())));
-        let (me, meter) = (self.me.clone(), ChargeMeter::start());
-        Some(Gate::new(move |reply| me.upgrade()?.hold(&header, &meter, content, reply)))
+        let (me, meter, payer) = (self.me.clone(), ChargeMeter::start(), asked.payer.cloned());
+        Some(Gate::new(move |reply| me.upgrade()?.hold(&header, payer.as_ref()?, &meter, content, reply)))
     }
 
     /// Whether an answer has to wait.
     fn hold(
         &self,
         header: &InHeader,
+        payer: &Payer,
         meter: &ChargeMeter,
         content: Option<Arc<File>>,
         reply: &Reply,
@@ -42,7 +44,7 @@ impl DataFs {
         if meter.bytes() == 0 && content.is_none() {
             return None;
         }
-        let group = self.group(header);
+        let group = self.group_of(payer);
         let delay = self.high_delay(header, &group, meter, reply);
         // At most the edges of a range.
         let mut pause = content.and_then(|content| content.write_pause(&group, PAGE_SIZE));

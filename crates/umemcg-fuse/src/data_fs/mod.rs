@@ -22,7 +22,7 @@ use umemcg::{Arena, Engine, Group};
 use umemcg_vfs::volumes::{Member, MemberRef, Opened, Place};
 use umemcg_vfs::{Caller, KernelCache, NodeId, Timestamp, VfsError, Volume, VolumeDir, VolumeFile, Volumes};
 
-use crate::classify::Classifier;
+use crate::classify::{Asker, Classifier, Payer};
 use crate::errno::ToErrno;
 use crate::handles::{HandleTable, Held};
 use crate::notifier::Notifier;
@@ -55,8 +55,6 @@ impl Default for Lifetimes {
 
 /// Forgetting nodes is nobody's work in particular.
 const KEY_OF_NOBODY: u64 = u64::MAX;
-/// Who has not been seen before shares a queue with others like him until his group is known.
-const KEY_OF_STRANGERS: u64 = u64::MAX - 1;
 /// The store of requests that meet none.
 const NO_STORE: u64 = u64::MAX;
 /// What a store is called by requests that forget: its lookups may be waiting for them, and must not take their places.
@@ -159,32 +157,67 @@ impl DataFs {
         );
     }
 
-    /// The group of whoever asks about the request's node. May sleep.
-    fn group(&self, header: &InHeader) -> Arc<Group> {
-        let path = || self.volumes.path_of(header.nodeid);
-        self.classifier.classify_at(header.pid, header.uid, header.gid, &path)
+    /// Who pays for a request that arrives; `opener` is the group of the file that it goes through. Does not sleep.
+    fn payer_of(&self, asked: &Asked<'_>, opener: Option<&Arc<Group>>) -> Payer {
+        let header = asked.header;
+        let heir;
+        let opener = match opener {
+            Some(removed) if removed.is_dead() => {
+                heir = living(removed);
+                Some(&heir)
+            }
+            opener => opener,
+        };
+        self.classifier.payer(&Asker {
+            tid: header.pid,
+            uid: header.uid,
+            gid: header.gid,
+            queued_after_ns: asked.queued_after_ns,
+            opener,
+            path: &|| self.volumes.path_of(header.nodeid),
+        })
     }
 
-    /// The same, if it is known without sleeping.
-    fn known_group(&self, header: &InHeader) -> Option<Arc<Group>> {
-        if self.classifier.has_path_rules() {
-            return None;
+    /// The group that pays for a request, as was found out when it arrived. May make it, and so sleep.
+    fn group(&self, asked: &Asked<'_>) -> Arc<Group> {
+        match asked.payer {
+            Some(payer) => self.group_of(payer),
+            None => self.group_of(&self.payer_of(asked, None)),
         }
-        self.classifier.classify_known(header.pid, header.uid, header.gid)
     }
 
-    fn caller(&self, header: &InHeader) -> Caller {
-        self.creator(header, None, 0)
+    fn group_of(&self, payer: &Payer) -> Arc<Group> {
+        match payer {
+            Payer::Group(group) => living(group),
+            Payer::Unmade { names, above } => self.classifier.make_group(names, above),
+        }
     }
 
-    fn creator(&self, header: &InHeader, supplementary_gid: Option<u32>, umask: u32) -> Caller {
-        Caller { uid: header.uid, gid: header.gid, supplementary_gid, group: self.group(header), umask }
+    fn caller(&self, asked: &Asked<'_>) -> Caller {
+        self.creator(asked, None, 0)
     }
 
-    fn keys(&self, header: &InHeader) -> Keys {
-        let group = self.classifier.classify_known(header.pid, header.uid, header.gid);
-        let group = group.map_or(KEY_OF_STRANGERS, |group| group.id());
-        Keys { group, store: self.store_of(header.nodeid) }
+    fn creator(&self, asked: &Asked<'_>, supplementary_gid: Option<u32>, umask: u32) -> Caller {
+        let header = asked.header;
+        Caller { uid: header.uid, gid: header.gid, supplementary_gid, group: self.group(asked), umask }
+    }
+
+    /// What a request that may sleep is put off with.
+    fn may_sleep(&self, asked: &Asked<'_>, payer: Payer) -> Step {
+        let keys = Keys { group: payer.group_for_now().id(), store: self.store_of(asked.header.nodeid) };
+        Step::MaySleepAt(keys, payer)
+    }
+
+    /// The handle that a request goes through, if it may be about a file's content.
+    fn opener_of(&self, op: &Op<'_>) -> Option<Arc<Group>> {
+        let fh = match op {
+            Op::Release(arg) => arg.fh,
+            Op::Fsync(arg) => arg.fh,
+            Op::Fallocate(arg) => arg.fh,
+            Op::Lseek(arg) => arg.fh,
+            _ => return None,
+        };
+        Some(Arc::clone(self.files.get(fh)?.file.group()))
     }
 
     /// The store that a request about this node may meet, as a key of the session's pool.
@@ -232,6 +265,11 @@ impl DataFs {
         let (member, node) = self.spot(id)?;
         call(&**member.volume(), node)
     }
+}
+
+/// The group, or the nearest one above that has not been removed.
+fn living(group: &Arc<Group>) -> Arc<Group> {
+    if group.is_dead() { group.owner().resolve() } else { Arc::clone(group) }
 }
 
 fn now() -> Timestamp {
@@ -293,8 +331,8 @@ impl Filesystem for DataFs {
     fn quick(&self, asked: &Asked<'_>, reply: &mut Reply) -> Step {
         let header = asked.header;
         match asked.op {
-            Op::Read(arg) => return self.read_quickly(header, &arg, reply),
-            Op::Write { arg, data } => return self.write_quickly(header, &arg, data, reply),
+            Op::Read(arg) => return self.read_quickly(asked, &arg, reply),
+            Op::Write { arg, data } => return self.write_quickly(asked, &arg, data, reply),
             Op::Flush(arg) => {
                 let file = self.file(header, arg.fh).map_err(VfsError::from);
                 settle_done(reply, file.and_then(|opened| opened.file.flush()));
@@ -313,7 +351,15 @@ impl Filesystem for DataFs {
             Op::Access { .. } | Op::Poll(_) | Op::Statx(_) | Op::Tmpfile { .. } | Op::CopyFileRange(_) => {
                 reply.error(Errno::NOSYS).ignore();
             }
-            _ => return Step::MaySleep(self.keys(header)),
+            ref op => {
+                let opener = self.opener_of(op);
+                let payer = match (op, opener) {
+                    // It charges nothing, and whoever closes a file last may be no thread at all.
+                    (Op::Release(_), Some(opener)) => Payer::Group(living(&opener)),
+                    (_, opener) => self.payer_of(asked, opener.as_ref()),
+                };
+                return self.may_sleep(asked, payer);
+            }
         }
         Step::Settled
     }
@@ -328,11 +374,11 @@ impl Filesystem for DataFs {
             reply.set_gate(gate);
         }
         match asked.op {
-            Op::Read(arg) => self.read(header, &arg, reply),
-            Op::Write { arg, data } => self.write(header, &arg, data, reply),
-            Op::Open(arg) => self.open(header, &arg, reply),
+            Op::Read(arg) => self.read(asked, &arg, reply),
+            Op::Write { arg, data } => self.write(asked, &arg, data, reply),
+            Op::Open(arg) => self.open(asked, &arg, reply),
             Op::Create { arg, name, supplementary_gid } => {
-                self.create(header, &arg, name, supplementary_gid, reply);
+                self.create(asked, &arg, name, supplementary_gid, reply);
             }
             Op::Release(arg) => {
                 // Nobody waits for this answer, and closing may take its time.
@@ -340,28 +386,28 @@ impl Filesystem for DataFs {
                 drop(self.files.close(arg.fh));
             }
             Op::Fsync(arg) => self.fsync(header, &arg, reply),
-            Op::Fallocate(arg) => self.fallocate(header, &arg, reply),
+            Op::Fallocate(arg) => self.fallocate(asked, &arg, reply),
             Op::Lseek(arg) => self.lseek(header, &arg, reply),
             Op::Syncfs => settle_done(reply, self.sync_volumes()),
 
-            Op::Lookup { name } => self.lookup(header, name, reply),
+            Op::Lookup { name } => self.lookup(asked, name, reply),
             Op::Forget { nlookup } => self.forget(id, nlookup),
             Op::BatchForget(list) => list.iter().for_each(|(id, nr_lookups)| self.forget(id, nr_lookups)),
             Op::Symlink { name, target, supplementary_gid } => {
-                let caller = self.creator(header, supplementary_gid, 0);
+                let caller = self.creator(asked, supplementary_gid, 0);
                 self.reply_new(reply, id, |volume, node| volume.symlink(&caller, node, name, target));
             }
             Op::Mknod { arg, name, supplementary_gid } => {
-                let caller = self.creator(header, supplementary_gid, arg.umask);
+                let caller = self.creator(asked, supplementary_gid, arg.umask);
                 let rdev = attrs::device_from_kernel(arg.rdev);
                 self.reply_new(reply, id, |volume, node| volume.mknod(&caller, node, name, arg.mode, rdev));
             }
             Op::Mkdir { arg, name, supplementary_gid } => {
-                let caller = self.creator(header, supplementary_gid, arg.umask);
+                let caller = self.creator(asked, supplementary_gid, arg.umask);
                 self.reply_new(reply, id, |volume, node| volume.mkdir(&caller, node, name, arg.mode));
             }
             Op::Link { old_node, name } => {
-                let caller = self.caller(header);
+                let caller = self.caller(asked);
                 let result = self.spots(old_node, id).map_err(VfsError::from);
                 let result = result.and_then(|(member, old, node)| {
                     let entry = member.volume().link(&caller, old, node, name)?;
@@ -386,9 +432,9 @@ impl Filesystem for DataFs {
                     reply.bytes(text.as_encoded_bytes()).ignore();
                 });
             }
-            Op::Opendir(_) => self.opendir(header, reply),
+            Op::Opendir(_) => self.opendir(id, reply),
             Op::Readdir(arg) => self.readdir(header, &arg, reply),
-            Op::Readdirplus(arg) => self.readdirplus(header, &arg, reply),
+            Op::Readdirplus(arg) => self.readdirplus(asked, &arg, reply),
             Op::Releasedir(arg) => {
                 reply.done().ignore();
                 drop(self.dirs.close(arg.fh));
@@ -406,14 +452,14 @@ impl Filesystem for DataFs {
             }
 
             Op::Getattr { fh } => self.getattr(id, fh, reply),
-            Op::Setattr(arg) => self.setattr(header, &arg, reply),
+            Op::Setattr(arg) => self.setattr(asked, &arg, reply),
             Op::Statfs => self.statfs(id, reply),
             Op::Getxattr { name, size } => self.getxattr(id, name, size, reply),
-            Op::Listxattr { size } => self.listxattr(header, size, reply),
+            Op::Listxattr { size } => self.listxattr(asked, size, reply),
             Op::Setxattr { name, value, flags, setxattr_flags } => {
                 let flags = umemcg_vfs::XattrFlags::from_bits_retain(flags);
                 let kill_set_gid = setxattr_flags & crate::wire::SETXATTR_ACL_KILL_SGID != 0;
-                let caller = self.caller(header);
+                let caller = self.caller(asked);
                 let set = |volume: &dyn Volume, node| {
                     volume.setxattr(&caller, node, name, value, flags, kill_set_gid)
                 };

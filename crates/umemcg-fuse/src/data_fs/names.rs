@@ -11,6 +11,7 @@ use umemcg_vfs::{DirEntry, Entry, FileKind, NodeId, VfsError, Volume};
 use super::{DataFs, OpenDir, settle};
 use crate::errno::ToErrno;
 use crate::reply::Reply;
+use crate::request::Asked;
 use crate::wire::reply::{EntryOut, OpenOut};
 use crate::wire::request::ReadIn;
 use crate::wire::{DirBuffer, InHeader, MAX_PAYLOAD_BYTES};
@@ -76,7 +77,8 @@ impl DataFs {
         self.reply_entry(reply, result);
     }
 
-    pub(super) fn lookup(&self, header: &InHeader, name: &OsStr, reply: &mut Reply) {
+    pub(super) fn lookup(&self, asked: &Asked<'_>, name: &OsStr, reply: &mut Reply) {
+        let header = asked.header;
         let result = match self.volumes.place(header.nodeid) {
             Ok(Place::Top) => match self.top_lookup(name) {
                 Ok(entry) => {
@@ -86,7 +88,7 @@ impl DataFs {
                 Err(error) => Err(error),
             },
             Ok(Place::In(member, node)) => {
-                let entry = member.volume().lookup(&self.caller(header), node, name);
+                let entry = member.volume().lookup(&self.caller(asked), node, name);
                 entry.map(|entry| (Arc::clone(&member), entry))
             }
             Err(errno) => Err(errno.into()),
@@ -150,12 +152,13 @@ impl DataFs {
         }
     }
 
-    pub(super) fn opendir(&self, header: &InHeader, reply: &mut Reply) {
-        let result = match self.volumes.place(header.nodeid) {
+    pub(super) fn opendir(&self, id: u64, reply: &mut Reply) {
+        let result = match self.volumes.place(id) {
             Ok(Place::Top) => Ok(OpenDir::Top),
-            Ok(Place::In(member, node)) => member.begin_open().map_err(VfsError::from).and_then(|on| {
-                Ok(OpenDir::In(Opened { file: member.volume().opendir(&self.caller(header), node)?, on }))
-            }),
+            Ok(Place::In(member, node)) => member
+                .begin_open()
+                .map_err(VfsError::from)
+                .and_then(|on| Ok(OpenDir::In(Opened { file: member.volume().opendir(node)?, on }))),
             Err(errno) => Err(errno.into()),
         };
         settle(reply, result, |reply, dir| {
@@ -181,9 +184,9 @@ impl DataFs {
         settle(reply, keep_some(result, &list), |reply, ()| reply.bytes(list.as_bytes()).ignore());
     }
 
-    pub(super) fn readdirplus(&self, header: &InHeader, arg: &ReadIn, reply: &mut Reply) {
+    pub(super) fn readdirplus(&self, asked: &Asked<'_>, arg: &ReadIn, reply: &mut Reply) {
         let mut list = DirBuffer::new((arg.size as usize).min(MAX_PAYLOAD_BYTES));
-        let dir = match self.dir(header, arg.fh) {
+        let dir = match self.dir(asked.header, arg.fh) {
             Ok(dir) => Arc::clone(&dir),
             Err(errno) => return reply.error(errno).ignore(),
         };
@@ -192,7 +195,7 @@ impl DataFs {
             return reply.bytes(list.as_bytes()).ignore();
         };
         let mut handed_over = Vec::new();
-        let caller = self.caller(header);
+        let caller = self.caller(asked);
         let result = opened.file.readdirplus(&caller, arg.offset, &mut |entry| {
             // What has no outward name is listed without being looked up.
             let found = entry.entry.and_then(|found| {

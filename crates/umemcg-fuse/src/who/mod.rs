@@ -3,6 +3,9 @@
 //! A process is where it was put by hand (`cgroup.procs`, `tasks`), and its descendants with it; else where the first
 //! matching [`Rule`] puts it; else in the root. Putting by hand into the root undoes putting by hand, so rules decide again.
 //!
+//! A request is its thread's as long as that can be known. A thread that has ended, or that is so young that another with its id
+//! may have made the request, does not pay: the group that opened the file does ([`Classifier::payer`]).
+//!
 //! How descendants are followed is the [`Keeper`]'s business: the kernel does it in a hierarchy of ours where one can be
 //! mounted ([`mirror`]), else parents and sessions are looked at ([`ancestry`]). What was found out about a thread is kept
 //! in a [`ThreadCache`], so that asking again costs next to nothing.
@@ -30,7 +33,7 @@ use umemcg::{CreateError, Engine, Group};
 use umemcg_base::sync::{Mutex, RwLock};
 use umemcg_control::{Membership, MembershipError};
 
-use crate::classify::Classifier;
+use crate::classify::{Asker, Classifier, Payer};
 use ancestry::Ancestry;
 use mirror::Mirror;
 use thread_cache::{Life, ThreadCache};
@@ -77,6 +80,16 @@ struct Placement {
     group: Weak<Group>,
     /// Rules before this one did not match; [`BY_HAND`] comes before all of them.
     rank: usize,
+    /// The thread has had its id since this time at least, in nanoseconds since boot; [`u64::MAX`] where its end would not be noticed.
+    since_ns: u64,
+}
+
+/// Where a thread belongs, path rules left aside, and what is known of the thread.
+#[derive(Debug)]
+struct Found {
+    payer: Payer,
+    rank: usize,
+    since_ns: u64,
 }
 
 /// The rank of a place by hand.
@@ -125,36 +138,52 @@ impl Who {
 
     /// The remembered place of a thread, if it is good and its group lives.
     #[inline]
-    fn known(&self, tid: u32, uid: u32) -> Option<(Arc<Group>, usize)> {
-        let placement = self.threads.get(tid, uid)?;
-        let group = placement.group.upgrade().filter(|group| !group.is_dead())?;
-        Some((group, placement.rank))
+    fn known(&self, tid: u32, uid: u32) -> Option<Found> {
+        let Placement { group, rank, since_ns } = self.threads.get(tid, uid)?;
+        let group = group.upgrade().filter(|group| !group.is_dead())?;
+        Some(Found { payer: Payer::Group(group), rank, since_ns })
     }
 
-    /// The place of a thread, path rules left aside.
-    fn place(&self, tid: u32, uid: u32) -> (Arc<Group>, usize) {
-        if tid == 0 {
-            return (Arc::clone(self.engine.root()), FIRST_RULE + self.rules.len());
-        }
-        let known = self.known(tid, uid).or_else(|| self.find_out(tid, uid, true));
-        known.unwrap_or_else(|| (Arc::clone(self.engine.root()), FIRST_RULE + self.rules.len()))
-    }
-
-    /// Asks the kernel where a thread is: some ten microseconds, no sleep. Only groups that a rule has yet to make need
-    /// more, and only `may_create` makes them; without it they are no answer.
+    /// Asks the kernel where a thread is: some ten microseconds, no sleep. None: there is no such thread, or it is ending.
     #[cold]
-    fn find_out(&self, tid: u32, uid: u32, may_create: bool) -> Option<(Arc<Group>, usize)> {
+    fn find_out(&self, tid: u32, uid: u32) -> Option<Found> {
         let ticket = self.threads.ticket(tid);
-        let cgroups = proc_files::read_cgroups(tid).unwrap_or_default();
-        let by_hand = self.serial_of(tid, &cgroups).and_then(|serial| self.member_group(serial));
-        let (group, rank) = match by_hand {
-            Some(group) => (group, BY_HAND),
-            None => self.place_by_rules(uid, &cgroups, may_create)?,
+        let since_ns = if ticket.is_watched() { since_boot_ns() } else { u64::MAX };
+        let cgroups = proc_files::read_cgroups(tid);
+        let by_hand = self.serial_of(tid, cgroups.as_deref().unwrap_or_default());
+        let by_hand = by_hand.and_then(|serial| self.member_group(serial));
+        // Looked at afterwards: a thread that is ending is shown in no group.
+        if by_hand.is_none() && (ticket.has_ended() || proc_files::is_ending(tid)) {
+            return None;
+        }
+        let (payer, rank) = match by_hand {
+            Some(group) => (Payer::Group(group), BY_HAND),
+            None => self.place_by_rules(uid, &cgroups.unwrap_or_default()),
         };
-        // A place by hand changes by a move only. What rules look at may change without notice.
-        let life = if rank == BY_HAND || self.rules.is_empty() { Life::Thread } else { Life::Short };
-        self.threads.put(ticket, uid, Placement { group: Arc::downgrade(&group), rank }, life);
-        Some((group, rank))
+        if let Payer::Group(group) = &payer {
+            // A place by hand changes by a move only. What rules look at may change without notice.
+            let life = if rank == BY_HAND || self.rules.is_empty() { Life::Thread } else { Life::Short };
+            self.threads.put(ticket, uid, Placement { group: Arc::downgrade(group), rank, since_ns }, life);
+        }
+        Some(Found { payer, rank, since_ns })
+    }
+
+    /// The root, after all rules.
+    fn nowhere(&self) -> Found {
+        let payer = Payer::Group(Arc::clone(self.engine.root()));
+        Found { payer, rank: FIRST_RULE + self.rules.len(), since_ns: 0 }
+    }
+
+    /// Where path rules that come before the one that has matched put a request.
+    fn place_by_path(&self, rank: usize, path: &dyn Fn() -> Option<PathBuf>) -> Option<Payer> {
+        if !self.has_path_rules || rank == BY_HAND {
+            return None;
+        }
+        let before = &self.rules[..rank - FIRST_RULE];
+        let mut path_rules = before.iter().filter(|rule| rule.kind() == RuleKind::Path).peekable();
+        let path = path_rules.peek().and_then(|_| path())?;
+        let path = path.as_os_str().as_bytes();
+        path_rules.find_map(|rule| rule.place(path)).map(|names| self.find(names))
     }
 
     /// The serial of the group that a thread is in by hand; none when it is in none, or gone.
@@ -170,7 +199,7 @@ impl Who {
         self.members.read().get(&serial)?.upgrade().filter(|group| !group.is_dead())
     }
 
-    fn place_by_rules(&self, uid: u32, cgroups: &[u8], may_create: bool) -> Option<(Arc<Group>, usize)> {
+    fn place_by_rules(&self, uid: u32, cgroups: &[u8]) -> (Payer, usize) {
         for (number, rule) in self.rules.iter().enumerate() {
             let names = match rule.kind() {
                 RuleKind::Path => None,
@@ -180,16 +209,23 @@ impl Who {
                     .find_map(|(_, path)| rule.place(path)),
             };
             if let Some(names) = names {
-                let found = if may_create { Some(self.find_or_create(&names)) } else { self.find(&names) };
-                return found.map(|group| (group, FIRST_RULE + number));
+                return (self.find(names), FIRST_RULE + number);
             }
         }
-        Some((Arc::clone(self.engine.root()), FIRST_RULE + self.rules.len()))
+        let nowhere = self.nowhere();
+        (nowhere.payer, nowhere.rank)
     }
 
-    /// The group at these names, if all of them are there.
-    fn find(&self, names: &[OsString]) -> Option<Arc<Group>> {
-        names.iter().try_fold(Arc::clone(self.engine.root()), |at, name| at.child(name))
+    /// The group at these names, as far as it is there.
+    fn find(&self, names: Vec<OsString>) -> Payer {
+        let mut above = Arc::clone(self.engine.root());
+        for name in &names {
+            match above.child(name) {
+                Some(child) => above = child,
+                None => return Payer::Unmade { names, above },
+            }
+        }
+        Payer::Group(above)
     }
 
     /// The group at these names; what is missing is created. Where one cannot be, the group above it has to do.
@@ -265,34 +301,42 @@ impl Who {
 }
 
 impl Classifier for Who {
-    fn classify(&self, tid: u32, uid: u32, _gid: u32) -> Arc<Group> {
-        self.place(tid, uid).0
-    }
-
-    #[inline]
-    fn classify_known(&self, tid: u32, uid: u32, _gid: u32) -> Option<Arc<Group>> {
-        if tid == 0 {
-            return Some(Arc::clone(self.engine.root()));
+    fn classify(&self, tid: u32, uid: u32, gid: u32) -> Arc<Group> {
+        let asker = Asker { tid, uid, gid, queued_after_ns: 0, opener: None, path: &|| None };
+        match self.payer(&asker) {
+            Payer::Group(group) => group,
+            Payer::Unmade { names, above } => self.make_group(&names, &above),
         }
-        // A stranger must not have to queue behind a store that hangs only to be asked his name.
-        self.known(tid, uid).or_else(|| self.find_out(tid, uid, false)).map(|(group, _)| group)
     }
 
-    fn classify_at(&self, tid: u32, uid: u32, _gid: u32, path: &dyn Fn() -> Option<PathBuf>) -> Arc<Group> {
-        let (group, rank) = self.place(tid, uid);
-        if !self.has_path_rules || rank == BY_HAND {
-            return group;
+    /// The thread's group, if the thread that has the id now must be the one that made the request; else the opener's. Without an
+    /// opener the thread waits for the answer, so it is there and it is the one.
+    fn payer(&self, asker: &Asker<'_>) -> Payer {
+        let Asker { tid, uid, queued_after_ns, opener, path, .. } = *asker;
+        let found = match (tid, opener) {
+            (0, Some(opener)) => return Payer::Group(Arc::clone(opener)),
+            (0, None) => self.nowhere(),
+            _ => match (self.known(tid, uid).or_else(|| self.find_out(tid, uid)), opener) {
+                (Some(found), _) => found,
+                (None, Some(opener)) => return Payer::Group(Arc::clone(opener)),
+                (None, None) => {
+                    let (payer, rank) = self.place_by_rules(uid, &[]);
+                    Found { payer, rank, since_ns: 0 }
+                }
+            },
+        };
+        let payer = self.place_by_path(found.rank, path).unwrap_or(found.payer);
+        match (&payer, opener) {
+            (_, None) => payer,
+            (Payer::Group(group), Some(opener)) if Arc::ptr_eq(group, opener) => payer,
+            _ if found.since_ns <= queued_after_ns => payer,
+            _ if proc_files::has_begun_by(tid, queued_after_ns) => payer,
+            (_, Some(opener)) => Payer::Group(Arc::clone(opener)),
         }
-        // Only rules before the one that has matched may still come first.
-        let before = &self.rules[..rank - FIRST_RULE];
-        let mut path_rules = before.iter().filter(|rule| rule.kind() == RuleKind::Path).peekable();
-        let Some(path) = path_rules.peek().and_then(|_| path()) else { return group };
-        let path = path.as_os_str().as_bytes();
-        path_rules.find_map(|rule| rule.place(path)).map_or(group, |names| self.find_or_create(&names))
     }
 
-    fn has_path_rules(&self) -> bool {
-        self.has_path_rules
+    fn make_group(&self, names: &[OsString], _above: &Arc<Group>) -> Arc<Group> {
+        self.find_or_create(names)
     }
 }
 
@@ -360,6 +404,12 @@ impl Membership for Who {
     fn process_of(&self, tid: u32) -> Result<u32, MembershipError> {
         proc_files::read_status(tid).map(|status| status.tgid).ok_or(MembershipError::NoSuchProcess)
     }
+}
+
+/// Time since boot, as the kernel says when a thread has begun.
+pub fn since_boot_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
 #[cfg(test)]

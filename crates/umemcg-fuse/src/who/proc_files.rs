@@ -41,6 +41,8 @@ pub struct Stat {
     pub identity: Identity,
     /// Whether it is dead and waits for its parent to notice.
     pub is_zombie: bool,
+    /// Whether it is dead or about to be. From here on the kernel shows it in the root of every hierarchy of version 1.
+    pub is_ending: bool,
 }
 
 /// Tells a process or thread from a later one with the same id.
@@ -51,6 +53,18 @@ pub struct Identity {
     /// The inode of its pidfd: unique for the life of the system from Linux 6.9 on, the same for all before.
     pidfd_inode: u64,
 }
+
+impl Identity {
+    /// Whether it started before this time, in nanoseconds since boot.
+    fn has_begun_by(self, time_ns: u64) -> bool {
+        // The tick is rounded down.
+        (self.start_ticks + 1).saturating_mul(1_000_000_000 / rustix::param::clock_ticks_per_second())
+            <= time_ns
+    }
+}
+
+/// A thread that has begun to end, as `stat` says among its flags.
+const PF_EXITING: u64 = 0x4;
 
 /// Watch a thread, not a process (Linux 6.9). Has the value of `O_EXCL`.
 const PIDFD_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(0x80);
@@ -81,6 +95,17 @@ pub fn read_stat(pid: u32) -> Option<Stat> {
     // In this order: if the id changes hands in between, the parts do not fit anybody.
     let pidfd = open_pidfd(pid).and_then(rustix::fs::fstat);
     parse_stat(&read(pid, "stat").ok()?, pidfd.map_or(0, |stat| stat.st_ino))
+}
+
+/// Whether a thread is dead or about to be. Not for one that cannot be seen.
+pub fn is_ending(tid: u32) -> bool {
+    read(tid, "stat").is_ok_and(|text| parse_stat(&text, 0).is_some_and(|stat| stat.is_ending))
+}
+
+/// Whether the thread that has this id now has had it since this time, in nanoseconds since boot.
+pub fn has_begun_by(tid: u32, time_ns: u64) -> bool {
+    let stat = read(tid, "stat").ok().and_then(|text| parse_stat(&text, 0));
+    stat.is_some_and(|stat| stat.identity.has_begun_by(time_ns))
 }
 
 /// Reads the cgroups of a thread; none when there is no such thread.
@@ -159,8 +184,10 @@ fn parse_stat(text: &[u8], pidfd_inode: u64) -> Option<Stat> {
     let fields: Vec<&[u8]> =
         text[after_name..].split(u8::is_ascii_whitespace).filter(|field| !field.is_empty()).collect();
     let number = |at: usize| parse_decimal(fields.get(at)?);
+    let is_zombie = matches!(fields.first()?.first(), Some(b'Z' | b'X'));
     Some(Stat {
-        is_zombie: matches!(fields.first()?.first(), Some(b'Z' | b'X')),
+        is_zombie,
+        is_ending: is_zombie || number(6)? & PF_EXITING != 0,
         ppid: number(1)? as u32,
         session: number(3).unwrap_or(0) as u32,
         identity: Identity { start_ticks: number(19)?, pidfd_inode },
@@ -229,7 +256,8 @@ mod tests {
         for name in ["sh", "a) R 1 1 1 1", "((", ") ) )"] {
             let stat = parse_stat(format!("71 ({name}) {tail}\n").as_bytes(), 9).unwrap();
             let identity = Identity { start_ticks: 12345, pidfd_inode: 9 };
-            assert_eq!(stat, Stat { ppid: 5, session: 7, identity, is_zombie: false }, "{name}");
+            let expected = Stat { ppid: 5, session: 7, identity, is_zombie: false, is_ending: false };
+            assert_eq!(stat, expected, "{name}");
         }
         assert_eq!(parse_stat(b"71 (sh) S", 0), None);
     }

@@ -32,6 +32,14 @@ impl Who {
     fn path_of(&self, tid: u32) -> PathBuf {
         self.classify(tid, 0, 0).path()
     }
+
+    /// The group that pays for a request about one object.
+    fn classify_at(&self, tid: u32, uid: u32, gid: u32, path: &dyn Fn() -> Option<PathBuf>) -> Arc<Group> {
+        match self.payer(&Asker { tid, uid, gid, queued_after_ns: 0, opener: None, path }) {
+            Payer::Group(group) => group,
+            Payer::Unmade { names, above } => self.make_group(&names, &above),
+        }
+    }
 }
 
 /// Set for the run in a pid namespace of its own.
@@ -106,8 +114,8 @@ fn a_move_is_seen_at_once_although_the_place_was_remembered() {
         for (group, path) in [(&a, "/a"), (&b, "/b"), (who.engine.root(), "/"), (&a, "/a")] {
             who.attach_process(group, child.id()).unwrap();
             assert_eq!(who.path_of(child.id()), Path::new(path));
-            let (known, _) = who.known(child.id(), 0).unwrap();
-            assert_eq!(known.path(), Path::new(path));
+            let known = who.known(child.id(), 0).unwrap();
+            assert_eq!(known.payer.group_for_now().path(), Path::new(path));
         }
     }
 }
@@ -233,7 +241,8 @@ fn the_cgroup_rule_looks_at_the_requesters_cgroup_in_the_kernel() {
     // A hierarchy of ours is no place that a rule may match.
     let who = ancestry(&["cgroup:/17=/wrong", "cgroup:/kubepods/*=/pods/{1}"]);
     let text = [b"5:name=umemcg.1.0.ab:/17\n4:memory:/kubepods/pod7/ctr\n", &cgroups[..]].concat();
-    assert_eq!(who.place_by_rules(0, &text, true).unwrap().0.path(), Path::new("/pods/pod7"));
+    let (payer, _) = who.place_by_rules(0, &text);
+    assert!(matches!(payer, Payer::Unmade { names, .. } if names == ["pods", "pod7"]));
 }
 
 #[test]
@@ -305,5 +314,56 @@ fn threads_that_ask_and_processes_that_move_do_not_disturb_each_other() {
                 assert_eq!(who.path_of(child.id()), Path::new(path), "after a move everybody sees it");
             }
         });
+    }
+}
+
+/// Who pays for a request through a file that `opener` has opened.
+fn payer_through(who: &Who, tid: u32, opener: &Arc<Group>, queued_after_ns: u64) -> PathBuf {
+    let asker = Asker { tid, uid: 0, gid: 0, queued_after_ns, opener: Some(opener), path: &|| None };
+    who.payer(&asker).group_for_now().path()
+}
+
+#[test]
+fn for_a_thread_that_has_ended_the_opener_pays() {
+    for who in each(&["uid:7=/seven"]) {
+        let opener = who.make("opener");
+        let mut child = Child::shell("read go");
+        let id = child.id();
+        assert_eq!(payer_through(&who, id, &opener, u64::MAX - 1), Path::new("/"), "it lives, in no group");
+        child.tell("go");
+        child.wait_until_zombie();
+        wait_until(|| who.known(id, 0).is_none());
+        assert_eq!(
+            payer_through(&who, id, &opener, u64::MAX - 1),
+            Path::new("/opener"),
+            "{:?}",
+            who.tracking()
+        );
+        child.reap();
+        assert_eq!(payer_through(&who, id, &opener, u64::MAX - 1), Path::new("/opener"));
+        assert_eq!(payer_through(&who, 0, &opener, 0), Path::new("/opener"));
+    }
+}
+
+#[test]
+fn a_thread_younger_than_its_request_does_not_pay_for_it() {
+    for who in each(&[]) {
+        let (opener, stranger) = (who.make("opener"), who.make("stranger"));
+        let before = since_boot_ns();
+        let child = Child::shell("read go");
+        who.attach_process(&stranger, child.id()).unwrap();
+        // Found out, remembered, and found out again.
+        for _ in 0..2 {
+            assert_eq!(payer_through(&who, child.id(), &opener, before), Path::new("/opener"));
+            assert_eq!(
+                payer_through(&who, child.id(), &opener, since_boot_ns() + 20_000_000),
+                Path::new("/stranger")
+            );
+        }
+        assert_eq!(
+            payer_through(&who, child.id(), &stranger, before),
+            Path::new("/stranger"),
+            "its own file"
+        );
     }
 }

@@ -106,6 +106,22 @@ enum Watch {
     Gone,
 }
 
+impl Ticket {
+    /// Whether the end of the thread will be noticed.
+    pub fn is_watched(&self) -> bool {
+        matches!(self.watch, Watch::Possible(_))
+    }
+
+    /// Whether the thread is known to have ended.
+    pub fn has_ended(&self) -> bool {
+        match &self.watch {
+            Watch::Possible(pidfd) => has_ended(pidfd),
+            Watch::Impossible => false,
+            Watch::Gone => true,
+        }
+    }
+}
+
 /// How long a stored answer is good.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Life {

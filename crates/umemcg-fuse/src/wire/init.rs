@@ -70,9 +70,10 @@ impl Negotiated {
     }
 }
 
-/// Background requests (read-ahead, asynchronous direct I/O, write-back of mappings) that the kernel keeps in flight
-/// at a time; others wait in the kernel, where they cost no buffer of ours.
-const NR_BACKGROUND_MAX: u16 = 128;
+/// Background requests (asynchronous direct I/O, closing, write-back of mappings) that the kernel hands out at a time; others wait in
+/// the kernel, behind whatever came before them. It is one budget for all who use the mount, so the largest that there is: else one
+/// who waits for a store that hangs uses it up. Who may have how many is decided here, in the queue of the session.
+pub const NR_BACKGROUND_MAX: u16 = u16::MAX;
 /// 4 KiB pages in the largest payload.
 const NR_PAGES_MAX: u16 = (MAX_PAYLOAD_BYTES / 4096) as u16;
 
@@ -92,7 +93,7 @@ pub fn negotiate(init: &Init, wanted: u64) -> Option<Negotiated> {
         flags: flags as u32,
         flags2: (flags >> 32) as u32,
         max_background: NR_BACKGROUND_MAX,
-        congestion_threshold: NR_BACKGROUND_MAX * 3 / 4,
+        congestion_threshold: NR_BACKGROUND_MAX,
         max_write: MAX_PAYLOAD_BYTES as u32,
         max_pages: NR_PAGES_MAX,
         time_gran: 1,

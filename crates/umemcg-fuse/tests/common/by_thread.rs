@@ -35,7 +35,4 @@ impl Classifier for ByThread {
     fn classify(&self, tid: u32, _uid: u32, _gid: u32) -> Arc<Group> {
         self.groups.lock().unwrap().get(&tid).unwrap_or(&self.everybody_else).clone()
     }
-    fn classify_known(&self, tid: u32, uid: u32, gid: u32) -> Option<Arc<Group>> {
-        Some(self.classify(tid, uid, gid))
-    }
 }

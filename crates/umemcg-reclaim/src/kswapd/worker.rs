@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use umemcg_base::clock::Worker;
+use umemcg_base::contained;
 use umemcg_group::Group;
 
 use super::job::{Job, Place};
@@ -173,18 +174,11 @@ fn serve(reclaimer: &Reclaimer, mine: &Queue, job: &Arc<Job>) {
         let mut state = job.state.lock();
         state.place = Place::Running;
     }
-    // The ring first, the look at the usage afterwards.
-    take_ring(job);
-    let mut next = reclaimer.run_quantum(job);
-    // With nobody else in the queue, its end is its beginning.
-    let mut nr_left = QUANTA_ALONE_MAX;
-    while next == Next::Again && nr_left > 0 && mine.is_empty() {
-        if nr_left.is_multiple_of(QUANTA_PER_OFFER) && has_time(job) {
-            rustix::thread::sched_yield();
-        }
-        next = reclaimer.run_quantum(job);
-        nr_left -= 1;
-    }
+    // Whatever happens in it, the worker lives on, and the job comes back to a queue.
+    let next = contained(|| run_quanta(reclaimer, mine, job)).unwrap_or_else(|panic| {
+        tracing::error!(%panic, "background reclaim of a group panicked; it is tried again after a rest");
+        Next::Rest
+    });
     let mut state = job.state.lock();
     let own = state.own_queue.clone();
     let home = own.as_deref().unwrap_or(reclaimer.kswapd_queue());
@@ -215,6 +209,23 @@ fn serve(reclaimer: &Reclaimer, mine: &Queue, job: &Arc<Job>) {
             home.rest(job, serial, rest_of(job));
         }
     }
+}
+
+/// A quantum, and more while nobody else waits.
+fn run_quanta(reclaimer: &Reclaimer, mine: &Queue, job: &Job) -> Next {
+    // The ring first, the look at the usage afterwards.
+    take_ring(job);
+    let mut next = reclaimer.run_quantum(job);
+    // With nobody else in the queue, its end is its beginning.
+    let mut nr_left = QUANTA_ALONE_MAX;
+    while next == Next::Again && nr_left > 0 && mine.is_empty() {
+        if nr_left.is_multiple_of(QUANTA_PER_OFFER) && has_time(job) {
+            rustix::thread::sched_yield();
+        }
+        next = reclaimer.run_quantum(job);
+        nr_left -= 1;
+    }
+    next
 }
 
 /// Whether the group has most of its room left between the mark and the limit: then its worker works when nobody else wants to,

@@ -86,6 +86,10 @@ mod contract {
 
     /// A cache of objects that can be freed. Called with no lock held, from several threads at once; may sleep briefly, must
     /// not charge.
+    ///
+    /// Any of its methods may panic. The thread that asks is a worker's or anybody's who needs room, so the panic is logged and
+    /// goes no further: a count is then [`Count::NothingNow`], a scan is [`Scan::Stop`], and the shrinker is asked again next time.
+    /// What has happened to its own objects and charges by then is its own affair.
     pub trait Shrinker: Send + Sync + fmt::Debug {
         /// Its name in `memory.kmem.slabinfo`; without white space.
         fn name(&self) -> String;

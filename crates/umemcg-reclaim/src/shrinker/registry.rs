@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
 use parking_lot::{Condvar, Mutex};
-use umemcg_base::Table;
+use umemcg_base::{Table, contained};
+use umemcg_group::Group;
 
-use super::Shrinker;
+use super::{Count, DEFAULT_BATCH, DEFAULT_SEEKS, Scan, ShrinkTarget, Shrinker, Usage};
 
 #[cfg(feature = "baseline")]
 static CHANGES: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
@@ -25,9 +26,69 @@ thread_local! {
     static ASKING: Cell<u32> = const { Cell::new(0) };
 }
 
+/// This thread asks a shrinker as long as this lives.
+struct Asking;
+
+impl Asking {
+    fn begin() -> Self {
+        ASKING.set(ASKING.get() + 1);
+        Self
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        ASKING.set(ASKING.get() - 1);
+    }
+}
+
+/// A shrinker that is lent to be asked. The thread that asks is seldom the embedder's own: what panics is logged, and counts
+/// as having nothing to say just now.
+#[derive(Clone, Copy)]
+pub(crate) struct Lent<'a> {
+    shrinker: &'a Arc<dyn Shrinker>,
+    id: u32,
+}
+
+impl Lent<'_> {
+    fn ask<R>(self, what: &str, call: impl FnOnce(&dyn Shrinker) -> R) -> Option<R> {
+        let answer = contained(|| call(&**self.shrinker));
+        answer
+            .inspect_err(|panic| tracing::error!(%panic, shrinker = self.id, what, "a shrinker panicked"))
+            .ok()
+    }
+
+    /// As [`Shrinker::count`].
+    pub(crate) fn count(self, target: &ShrinkTarget<'_>) -> Count {
+        self.ask("count", |shrinker| shrinker.count(target)).unwrap_or(Count::NothingNow)
+    }
+
+    /// As [`Shrinker::scan`].
+    pub(crate) fn scan(self, target: &ShrinkTarget<'_>, nr: u64) -> Scan {
+        self.ask("scan", |shrinker| shrinker.scan(target, nr)).unwrap_or(Scan::Stop)
+    }
+
+    /// What an object costs to make again, and how many are scanned at once.
+    pub(crate) fn measures(self) -> (u32, u64) {
+        let measures = self.ask("seeks or batch", |shrinker| (shrinker.seeks(), shrinker.batch()));
+        measures.unwrap_or((DEFAULT_SEEKS, DEFAULT_BATCH))
+    }
+
+    /// Its name, and what it has.
+    pub(crate) fn usage(self, target: &ShrinkTarget<'_>) -> Option<(String, Usage)> {
+        self.ask("usage", |shrinker| (shrinker.name(), shrinker.usage(target)))
+    }
+
+    /// As [`Shrinker::reparent`].
+    pub(crate) fn reparent(self, dying: &Arc<Group>, parent: &Arc<Group>) {
+        let _ = self.ask("reparent", |shrinker| shrinker.reparent(dying, parent));
+    }
+}
+
 /// A registered shrinker. The last one to hold it says that it is gone.
 struct Entry {
-    shrinker: Arc<dyn Shrinker>,
+    /// `None` only while being dropped.
+    shrinker: Option<Arc<dyn Shrinker>>,
     gone: Arc<Gone>,
 }
 
@@ -39,6 +100,10 @@ struct Gone {
 
 impl Drop for Entry {
     fn drop(&mut self) {
+        // A walk may be the last to hold it.
+        if let Err(panic) = contained(|| drop(self.shrinker.take())) {
+            tracing::error!(%panic, "the end of a shrinker panicked");
+        }
         *self.gone.is.lock() = true;
         self.gone.changed.notify_all();
     }
@@ -141,21 +206,19 @@ impl Shrinkers {
     #[doc(alias = "register_shrinker")]
     pub fn register(self: &Arc<Self>, id: ShrinkerId, shrinker: Arc<dyn Shrinker>) -> Registration {
         debug_assert!(Arc::ptr_eq(self, &id.0.home), "a number belongs to one reclaimer");
-        let entry = Entry { shrinker, gone: Arc::default() };
+        let entry = Entry { shrinker: Some(shrinker), gone: Arc::default() };
         self.table.get_or_grow(id.get(), ArcSwapOption::empty).store(Some(Arc::new(entry)));
         note_change();
         Registration { id }
     }
 
     /// Lends the shrinker of a number.
-    pub(crate) fn with<R>(&self, id: u32, ask: impl FnOnce(&Arc<dyn Shrinker>) -> R) -> Option<R> {
+    pub(crate) fn with<R>(&self, id: u32, ask: impl FnOnce(Lent<'_>) -> R) -> Option<R> {
         // The guard holds the entry, so that the end of a registration waits for us.
         let guard = self.table.get(id)?.load();
-        let entry = guard.as_ref()?;
-        ASKING.set(ASKING.get() + 1);
-        let answer = ask(&entry.shrinker);
-        ASKING.set(ASKING.get() - 1);
-        Some(answer)
+        let shrinker = guard.as_ref()?.shrinker.as_ref()?;
+        let _asking = Asking::begin();
+        Some(ask(Lent { shrinker, id }))
     }
 
     /// Numbers from 0 that have been in use.
@@ -165,20 +228,25 @@ impl Shrinkers {
 
     /// Every shrinker that is registered, from a list that this thread keeps until one comes or goes.
     #[cfg(feature = "baseline")]
-    pub(crate) fn with_all<R>(&self, ask: impl FnOnce(&[Arc<dyn Shrinker>]) -> R) -> R {
+    pub(crate) fn with_all(&self, mut ask: impl FnMut(Lent<'_>)) {
         use std::cell::RefCell;
+        type Known = (u64, Vec<(u32, Arc<dyn Shrinker>)>);
         thread_local! {
-            static KNOWN: RefCell<(u64, Vec<Arc<dyn Shrinker>>)> = const { RefCell::new((0, Vec::new())) };
+            static KNOWN: RefCell<Known> = const { RefCell::new((0, Vec::new())) };
         }
         KNOWN.with_borrow_mut(|(changes, known)| {
             let now = self.changes.load(std::sync::atomic::Ordering::Relaxed);
             if *changes != now {
                 *changes = now;
                 known.clear();
-                known.extend((0..self.high()).filter_map(|id| self.with(id, Arc::clone)));
+                known.extend(
+                    (0..self.high()).filter_map(|id| self.with(id, |lent| (id, Arc::clone(lent.shrinker)))),
+                );
             }
-            ask(known)
-        })
+            for (id, shrinker) in &*known {
+                ask(Lent { shrinker, id: *id });
+            }
+        });
     }
 
     /// Shrinkers that are registered.

@@ -7,7 +7,8 @@ use umemcg_group::Group;
 
 use super::bits::{UNIT_IDS, Unit};
 use super::pressure::ScanPlan;
-use super::{Count, Scan, ShrinkTarget, Shrinker, Usage};
+use super::registry::Lent;
+use super::{Count, Scan, ShrinkTarget, Usage};
 use crate::lruvec::ReclaimPart;
 use crate::reclaim::{DEF_PRIORITY, Pass, Progress, Reason, Reclaimer};
 
@@ -79,7 +80,7 @@ impl Reclaimer {
                     ReclaimPart::of(group, self.nr_nodes()).object_lists().prune(id, node);
                 }
             }
-            (count, scan_share(&**shrinker, &target, count, pass, Some((unit, bit))))
+            (count, scan_share(shrinker, &target, count, pass, Some((unit, bit))))
         });
         asked.unwrap_or_else(|| {
             // Left behind by a shrinker that is gone. A new one of that number may be registering just now.
@@ -98,12 +99,10 @@ impl Reclaimer {
         let mut progress = Progress::default();
         for node in pass.nodes(self.nr_nodes()) {
             let target = ShrinkTarget { group, node, reason: pass.reason };
-            self.shrinkers().with_all(|shrinkers| {
-                for shrinker in shrinkers {
-                    let count = shrinker.count(&target);
-                    if count != Count::Empty {
-                        progress.add(scan_share(&**shrinker, &target, count, pass, None));
-                    }
+            self.shrinkers().with_all(|shrinker| {
+                let count = shrinker.count(&target);
+                if count != Count::Empty {
+                    progress.add(scan_share(shrinker, &target, count, pass, None));
                 }
             });
         }
@@ -138,11 +137,12 @@ impl Reclaimer {
             for unit in part.shrinker_bits(node).units() {
                 for bit in (0..UNIT_IDS).filter(|bit| unit.bits() >> bit & 1 == 1) {
                     let target = ShrinkTarget { group, node, reason: Reason::Proactive };
-                    let line = self.shrinkers().with(unit.base() + bit, |shrinker| SlabUsage {
-                        name: shrinker.name(),
-                        usage: shrinker.usage(&target),
-                    });
-                    let Some(line) = line.filter(|line| line.usage != Usage::default()) else { continue };
+                    let line = self.shrinkers().with(unit.base() + bit, |shrinker| shrinker.usage(&target));
+                    let Some((name, usage)) = line.flatten() else { continue };
+                    let line = SlabUsage { name, usage };
+                    if line.usage == Usage::default() {
+                        continue;
+                    }
                     match table.iter_mut().find(|known| known.name == line.name) {
                         Some(known) => {
                             known.usage.objects += line.usage.objects;
@@ -160,7 +160,7 @@ impl Reclaimer {
 
 /// Lets a shrinker free its share, but no more than all that is wanted. What it owes is written in `owed`, if anywhere.
 fn scan_share(
-    shrinker: &dyn Shrinker,
+    shrinker: Lent<'_>,
     target: &ShrinkTarget<'_>,
     count: Count,
     pass: &Pass,
@@ -171,7 +171,8 @@ fn scan_share(
     // Objects are as protected as the pages beside them.
     let exposed = pass.kept.exposed(freeable);
     let before = owed.map_or(0, |(unit, bit)| unit.take_deferred(bit));
-    let mut plan = ScanPlan::new(exposed, before, pass.priority, shrinker.seeks(), shrinker.batch());
+    let (seeks, batch) = shrinker.measures();
+    let mut plan = ScanPlan::new(exposed, before, pass.priority, seeks, batch);
     if pass.insists {
         plan = plan.with_a_batch_at_least();
     }

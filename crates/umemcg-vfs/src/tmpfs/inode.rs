@@ -13,9 +13,8 @@ use umemcg_base::{PAGE_SIZE, PAGE_SIZE_U64};
 
 use super::TmpfsConfig;
 use super::directory::Name;
-use super::ledger::{FilePages, Size};
+use super::ledger::{FilePages, Size, Slab};
 use crate::attr::{Attr, FileKind, NodeId, Timestamp};
-use crate::slab::Slab;
 use umemcg::{Engine, File, Group};
 
 /// What an inode costs with its places in the tables, in bytes; measured, as the next, with 100,000 of them.

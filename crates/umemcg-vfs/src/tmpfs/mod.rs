@@ -268,8 +268,8 @@ impl Volume for Tmpfs {
         Ok((entry, file))
     }
 
-    fn opendir(&self, caller: &Caller, node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError> {
-        Ok(self.open_directory(caller, node)?)
+    fn opendir(&self, node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError> {
+        Ok(self.open_directory(node)?)
     }
 
     fn getxattr(&self, node: NodeId, name: &OsStr) -> Result<Vec<u8>, VfsError> {

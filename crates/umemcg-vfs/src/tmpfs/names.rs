@@ -13,10 +13,10 @@ use rustix::io::Errno;
 use super::Tmpfs;
 use super::directory::{Directory, ENTRY_BYTES, Name};
 use super::inode::{Inode, New};
+use super::ledger::Slab;
 use crate::attr::{Attr, Entry, FileKind, NodeId};
 use crate::host::NAME_MAX;
 use crate::name::component;
-use crate::slab::Slab;
 use crate::vfs::Caller;
 
 /// Most names of one inode.

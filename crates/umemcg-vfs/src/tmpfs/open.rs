@@ -14,7 +14,6 @@ use super::inode::{Content, Inode, New};
 use crate::attr::{Attr, Entry, FileKind, NodeId};
 use crate::dir_handle::DirEntry;
 use crate::error::VfsError;
-use crate::handle_share::HandleCharge;
 use crate::open::Whence;
 use crate::setattr::SetAttr;
 use crate::vfs::Caller;
@@ -33,7 +32,6 @@ pub(super) struct OpenFile {
     flags: OFlags,
     readahead: Readahead,
     group: Arc<Group>,
-    _charge: HandleCharge,
 }
 
 /// An open directory.
@@ -41,14 +39,9 @@ pub(super) struct OpenFile {
 pub(super) struct OpenDirectory {
     volume: Arc<Tmpfs>,
     inode: Arc<Inode>,
-    _charge: HandleCharge,
 }
 
 impl Tmpfs {
-    fn room_for_handle(&self, caller: &Caller) -> Result<HandleCharge, Errno> {
-        HandleCharge::take(&self.engine, &caller.group, 0)
-    }
-
     pub(super) fn open_inode(
         &self,
         caller: &Caller,
@@ -66,7 +59,6 @@ impl Tmpfs {
         if flags.contains(OFlags::DIRECTORY) {
             return Err(Errno::NOTDIR.into());
         }
-        let _charge = self.room_for_handle(caller)?;
         if flags.contains(OFlags::TRUNC) {
             // The superuser stands for CAP_FSETID.
             inode.clear_privileges(caller.uid != 0);
@@ -74,7 +66,7 @@ impl Tmpfs {
             inode.meta.lock().changed_content();
         }
         let group = Arc::clone(&caller.group);
-        Ok(Arc::new(OpenFile { inode, flags, readahead: Readahead::default(), group, _charge }))
+        Ok(Arc::new(OpenFile { inode, flags, readahead: Readahead::default(), group }))
     }
 
     pub(super) fn create_file(
@@ -89,11 +81,10 @@ impl Tmpfs {
         let mut tries = 0;
         loop {
             tries += 1;
-            let _charge = self.room_for_handle(caller)?;
             match self.make(caller, parent, name, &new) {
                 Ok((inode, entry)) => {
                     let group = Arc::clone(&caller.group);
-                    let file = OpenFile { inode, flags, readahead: Readahead::default(), group, _charge };
+                    let file = OpenFile { inode, flags, readahead: Readahead::default(), group };
                     return Ok((entry, Arc::new(file)));
                 }
                 Err(Errno::EXIST) if !flags.contains(OFlags::EXCL) => {}
@@ -116,14 +107,13 @@ impl Tmpfs {
         }
     }
 
-    pub(super) fn open_directory(&self, caller: &Caller, node: NodeId) -> Result<Arc<OpenDirectory>, Errno> {
+    pub(super) fn open_directory(&self, node: NodeId) -> Result<Arc<OpenDirectory>, Errno> {
         let volume = self.me.upgrade().ok_or(Errno::STALE)?;
-        let _charge = self.room_for_handle(caller)?;
         let tree = self.tree.read();
         tree.directory(node)?;
         let inode = Arc::clone(tree.get(node)?);
         drop(tree);
-        Ok(Arc::new(OpenDirectory { volume, inode, _charge }))
+        Ok(Arc::new(OpenDirectory { volume, inode }))
     }
 }
 

@@ -140,7 +140,7 @@ impl Mounted {
             Op::Stat(p) => return Ok(Self::describe(&self.find(p)?.attr)),
             Op::List(p) => {
                 let node = self.find(p)?.node;
-                let handle = vfs.opendir(&caller, node).map_err(no)?;
+                let handle = vfs.opendir(node).map_err(no)?;
                 let mut names = Vec::new();
                 let mut seen = Vec::new();
                 handle
@@ -218,7 +218,7 @@ impl Mounted {
         let mut left = vec![(ROOT, String::new())];
         while let Some((node, path)) = left.pop() {
             let mut found = Vec::new();
-            let directory = self.volume.opendir(&self.caller, node).unwrap();
+            let directory = self.volume.opendir(node).unwrap();
             let mut take = |entry: &umemcg_vfs::DirEntry<'_>| {
                 let Some(found_entry) = entry.entry else { return true };
                 found.push((entry.name.to_string_lossy().into_owned(), found_entry));

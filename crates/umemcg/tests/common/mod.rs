@@ -31,6 +31,8 @@ pub struct MemStore {
     pub fail_writes: AtomicU64,
     /// Bytes that no write may touch.
     pub bad: Mutex<std::ops::Range<u64>>,
+    /// Bytes that no read may touch.
+    pub bad_reads: Mutex<std::ops::Range<u64>>,
     pub fail_syncs: AtomicU64,
     pub fail_reads: AtomicU64,
     pub short_writes: AtomicBool,
@@ -146,6 +148,11 @@ impl BackingStore for MemStore {
     fn read_at(&self, arena: &Arena, segments: &[Segment], offset: u64) -> io::Result<usize> {
         self.pass();
         Self::fail(&self.fail_reads)?;
+        let (bad, len) =
+            (self.bad_reads.lock().clone(), segments.iter().map(|s| u64::from(s.len)).sum::<u64>());
+        if bad.start < offset + len && offset < bad.end {
+            return Err(io::Error::from_raw_os_error(5));
+        }
         self.nr_reads.fetch_add(1, Ordering::Relaxed);
         let contents = self.contents.lock();
         let mut at = offset as usize;

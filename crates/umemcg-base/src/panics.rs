@@ -1,0 +1,69 @@
+//! Panics of code that is not ours, where they stop.
+//!
+//! Code of an embedder that runs for its caller (a loader, a comparison of keys) may unwind to that caller. Code that runs on
+//! behalf of somebody else (a shrinker, a listener, a store under write-back) must not: the thread is a worker, or a tenant's
+//! that has nothing to do with it. It is called through [`contained`], and its panic becomes the answer that it would have
+//! given had it failed.
+
+use std::any::Any;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// What was said by code that panicked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Panicked(String);
+
+impl fmt::Display for Panicked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Panicked {}
+
+impl Panicked {
+    fn new(payload: Box<dyn Any + Send>) -> Self {
+        let text = match (payload.downcast_ref::<&str>(), payload.downcast_ref::<String>()) {
+            (Some(text), _) => (*text).to_owned(),
+            (_, Some(text)) => text.clone(),
+            _ => "a payload that is no text".to_owned(),
+        };
+        // It may be of any type, and its end is code of the embedder's, too.
+        if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
+            std::mem::forget(again);
+        }
+        Self(text)
+    }
+}
+
+/// Calls code that may panic; the panic ends here. The caller answers for what the code shares with others: it must not have
+/// left it half-done.
+///
+/// # Errors
+/// What the code said when it panicked.
+#[inline]
+pub fn contained<R>(call: impl FnOnce() -> R) -> Result<R, Panicked> {
+    catch_unwind(AssertUnwindSafe(call)).map_err(Panicked::new)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    struct Bomb;
+
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("the payload's own");
+        }
+    }
+
+    #[test]
+    fn a_panic_becomes_an_answer_with_what_was_said() {
+        assert_eq!(contained(|| 5), Ok(5));
+        let said = |call: fn()| contained(call).unwrap_err().to_string();
+        assert_eq!(said(|| panic!("no")), "no");
+        assert_eq!(said(|| panic!("no {}", 7)), "no 7");
+        assert_eq!(said(|| std::panic::panic_any(Bomb)), "a payload that is no text");
+    }
+}

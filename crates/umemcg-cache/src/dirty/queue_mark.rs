@@ -1,0 +1,139 @@
+//! Whether a dirty file is in its store's queue, and since when it has been dirty.
+//!
+//! Writers and the flusher change both without a lock. A writer makes a page dirty, then *stamps* the file and *enters* it.
+//! The flusher takes the stamp for a turn and puts it back if something is left; when it finds the file clean it lets it
+//! *leave*: stamp, then place in the queue, then a second look at whether the file is clean. Whichever of the two comes
+//! later sees the other's change, so a dirty file is always in the queue and always has a stamp.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// A time so long ago that the file is due, whatever its age.
+const DUE_NOW: u64 = 1;
+
+/// See the file's head.
+#[derive(Debug, Default)]
+pub(crate) struct QueueMark {
+    /// Whether the file is in its store's queue. (A; the thread that makes it true pushes)
+    is_queued: AtomicBool,
+    /// When the oldest dirty page became dirty, in milliseconds of the cache's clock; 0 while clean, or in its turn. (A)
+    since_ms: AtomicU64,
+}
+
+/// When a file became dirty that is in its turn.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Since(u64);
+
+impl QueueMark {
+    /// The file is dirty from now on, if it was not before.
+    #[inline]
+    pub(crate) fn stamp(&self, now_ms: impl FnOnce() -> u64) {
+        if self.since_ms.load(Ordering::Relaxed) == 0 {
+            let now_ms = now_ms().max(DUE_NOW + 1);
+            // Relaxed: the stamp orders nothing; `leave` looks again after the exchange of `is_queued`.
+            let _ = self.since_ms.compare_exchange(0, now_ms, Ordering::Relaxed, Ordering::Relaxed);
+        }
+    }
+
+    /// The file is due, whatever its age.
+    pub(crate) fn make_due(&self) {
+        self.put_back(Since(DUE_NOW));
+    }
+
+    /// Whether [`make_due`](Self::make_due) was the last word.
+    pub(crate) fn is_due(&self) -> bool {
+        self.since_ms.load(Ordering::Relaxed) == DUE_NOW
+    }
+
+    /// Whether the file has been dirty for so long.
+    pub(crate) fn is_older_than(&self, expire_ms: u64, now_ms: u64) -> bool {
+        match self.since_ms.load(Ordering::Relaxed) {
+            0 => false,
+            DUE_NOW => true,
+            since => now_ms.saturating_sub(since) >= expire_ms,
+        }
+    }
+
+    /// Takes the stamp for the file's turn: what becomes dirty from now on is younger.
+    pub(crate) fn begin_turn(&self) -> Since {
+        Since(self.since_ms.swap(0, Ordering::Relaxed))
+    }
+
+    /// The file is as old as it was before its turn. Of two stamps the older one counts.
+    pub(crate) fn put_back(&self, Since(since): Since) {
+        let older = |now: u64| (since != 0 && (now == 0 || since < now)).then_some(since);
+        let _ = self.since_ms.fetch_update(Ordering::Relaxed, Ordering::Relaxed, older);
+    }
+
+    /// Enters the file. Returns whether it was not in the queue, so that the caller pushes it.
+    pub(crate) fn enter(&self) -> bool {
+        // AcqRel: pairs with the swap in `leave`.
+        !self.is_queued.swap(true, Ordering::AcqRel)
+    }
+
+    /// Lets a file that was clean leave the queue, of which the caller has taken it off. Returns whether it is clean still;
+    /// one that is not has a stamp and is to be entered again.
+    pub(crate) fn leave(&self, now_ms: impl FnOnce() -> u64, is_clean: impl FnOnce() -> bool) -> bool {
+        self.since_ms.store(0, Ordering::Relaxed);
+        // AcqRel: pairs with the swap in `enter`. A page that became dirty before an earlier swap there is seen by the look
+        // below; a later swap there finds false, and its thread pushes.
+        self.is_queued.swap(false, Ordering::AcqRel);
+        let is_clean = is_clean();
+        if !is_clean {
+            // The writer may have seen the stamp that is gone.
+            self.stamp(now_ms);
+        }
+        is_clean
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_writer_that_comes_while_a_file_leaves_loses_no_stamp() {
+        let mark = QueueMark::default();
+        mark.stamp(|| 5);
+        assert!(mark.enter());
+        let is_clean = mark.leave(
+            || 40,
+            || {
+                // Its page is dirty, the stamp of before is what it saw, and it finds the file in the queue or not.
+                false
+            },
+        );
+        assert!(!is_clean && mark.enter());
+        assert!(mark.is_older_than(30, 70) && !mark.is_older_than(30, 60));
+        // The same when the writer stamps between the flusher's look and the end.
+        let mark = QueueMark::default();
+        assert!(mark.enter());
+        let is_clean = mark.leave(
+            || 40,
+            || {
+                mark.stamp(|| 20);
+                true
+            },
+        );
+        assert!(is_clean && mark.is_older_than(30, 50), "the stamp stays");
+    }
+
+    #[test]
+    fn what_is_made_due_during_a_turn_stays_due() {
+        let mark = QueueMark::default();
+        mark.stamp(|| 500);
+        let since = mark.begin_turn();
+        mark.make_due();
+        mark.put_back(since);
+        assert!(mark.is_due() && mark.is_older_than(1000, 0));
+    }
+
+    #[test]
+    fn a_turn_keeps_the_older_stamp() {
+        let mark = QueueMark::default();
+        mark.stamp(|| 500);
+        let since = mark.begin_turn();
+        mark.stamp(|| 700);
+        mark.put_back(since);
+        assert!(mark.is_older_than(100, 600));
+    }
+}

@@ -1,0 +1,179 @@
+//! Pages in flight beyond a limit: how data I/O goes on when its group has no room for a page.
+//!
+//! Data I/O never fails for lack of memory. A request whose group refuses its pages, and has nothing left to reclaim, takes
+//! them all the same: they are charged to the group, beyond its limit, and are in the index like all other pages, but only
+//! while they are locked. A read takes its pages out of the file again before it answers; a write puts them into the store
+//! first. So a group exceeds its limit by what its requests have in flight and by nothing else, at most
+//! [`OVERRUN_PAGES_PER_REQUEST`] for each of them.
+//!
+//! All requests together have [`OVERRUN_PAGES_MAX`] such pages, by which the arena is larger than the pool: a charge in
+//! flight always finds a frame. A group has a quarter of them, so that one whose store hangs leaves room for others. A
+//! request takes all that it will need at once and holds nothing else that it can be waited for, so requests never wait for
+//! each other in a ring.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+use umemcg_base::{PAGE_SIZE_U64, Rank, assert_may_wait};
+use umemcg_group::Group;
+
+/// Pages that one request may have beyond the limit of its group: 1 MiB, the largest read that a mount serves.
+pub const OVERRUN_PAGES_PER_REQUEST: u64 = 256;
+/// Pages that all requests together may have beyond limits: 64 MiB.
+pub const OVERRUN_PAGES_MAX: u64 = 64 * OVERRUN_PAGES_PER_REQUEST;
+/// Frames that an arena needs beyond the pool, in bytes. A frame goes back when its last pin goes, which may be a moment after
+/// its request's claim has: for that there is room for twice as many.
+pub const OVERRUN_ARENA_BYTES: u64 = 2 * OVERRUN_PAGES_MAX * PAGE_SIZE_U64;
+/// The part of them that one group may have.
+const GROUP_SHARE: u64 = 4;
+
+#[derive(Debug, Default)]
+struct Claims {
+    nr_pages: u64,
+    /// By group id; only groups that have some.
+    by_group: HashMap<u64, u64>,
+}
+
+impl Claims {
+    fn has_room(&self, group: &Group, nr_pages: u64) -> bool {
+        let of_group = self.by_group.get(&group.id()).copied().unwrap_or(0);
+        self.nr_pages + nr_pages <= OVERRUN_PAGES_MAX
+            && of_group + nr_pages <= OVERRUN_PAGES_MAX / GROUP_SHARE
+    }
+}
+
+/// What may be in flight beyond limits, and what is.
+#[derive(Debug, Default)]
+pub(crate) struct Overrun {
+    claims: Mutex<Claims>,
+    /// A claim went back.
+    back: Condvar,
+}
+
+impl Overrun {
+    /// Claims `nr_pages` if they can be had at once.
+    pub(crate) fn try_claim(self: &Arc<Self>, group: &Arc<Group>, nr_pages: u64) -> Option<OverrunClaim> {
+        let mut claims = self.claims.lock();
+        claims.has_room(group, nr_pages).then(|| self.make(&mut claims, group, nr_pages))
+    }
+
+    /// Claims up to `nr_pages` for a request of `group`, at most [`OVERRUN_PAGES_PER_REQUEST`]; waits until they can be had.
+    pub(crate) fn claim(self: &Arc<Self>, group: &Arc<Group>, nr_pages: u64) -> OverrunClaim {
+        assert_may_wait(Rank::Overrun, "pages beyond a limit");
+        let nr_pages = nr_pages.min(OVERRUN_PAGES_PER_REQUEST);
+        let mut claims = self.claims.lock();
+        while !claims.has_room(group, nr_pages) {
+            self.back.wait(&mut claims);
+        }
+        self.make(&mut claims, group, nr_pages)
+    }
+
+    fn make(self: &Arc<Self>, claims: &mut Claims, group: &Arc<Group>, nr_pages: u64) -> OverrunClaim {
+        claims.nr_pages += nr_pages;
+        *claims.by_group.entry(group.id()).or_default() += nr_pages;
+        OverrunClaim { overrun: Arc::clone(self), group: Arc::clone(group), nr_pages, nr_left: nr_pages }
+    }
+}
+
+/// Pages that a request may have beyond its group's limit; go back when dropped, which is after the pages.
+#[derive(Debug)]
+pub(crate) struct OverrunClaim {
+    overrun: Arc<Overrun>,
+    group: Arc<Group>,
+    nr_pages: u64,
+    nr_left: u64,
+}
+
+impl OverrunClaim {
+    /// Of what is left, up to `want`.
+    pub(crate) fn take(&mut self, want: u64) -> u64 {
+        let nr = want.min(self.nr_left);
+        self.nr_left -= nr;
+        nr
+    }
+}
+
+impl Drop for OverrunClaim {
+    fn drop(&mut self) {
+        self.group.drain_own_stock();
+        let mut claims = self.overrun.claims.lock();
+        claims.nr_pages -= self.nr_pages;
+        if let Some(of_group) = claims.by_group.get_mut(&self.group.id()) {
+            *of_group -= self.nr_pages;
+            if *of_group == 0 {
+                claims.by_group.remove(&self.group.id());
+            }
+        }
+        drop(claims);
+        self.overrun.back.notify_all();
+    }
+}
+
+/// What one request may have beyond the limit of its group; claimed when the group refuses a page for the first time.
+#[derive(Debug)]
+pub(crate) struct RequestClaim {
+    /// Pages that the request has to do with.
+    nr_pages: u64,
+    claim: Option<OverrunClaim>,
+}
+
+impl RequestClaim {
+    pub(crate) fn new(nr_pages: u64) -> Self {
+        Self { nr_pages, claim: None }
+    }
+
+    /// Whether the group has refused a page.
+    pub(crate) fn is_made(&self) -> bool {
+        self.claim.is_some()
+    }
+
+    /// Takes up to `want` pages of what is left.
+    pub(crate) fn take(&mut self, overrun: &Arc<Overrun>, group: &Arc<Group>, want: u64) -> u64 {
+        self.claim.get_or_insert_with(|| overrun.claim(group, self.nr_pages)).take(want)
+    }
+
+    /// Pages that were taken and were not needed, or are free again.
+    pub(crate) fn put_back(&mut self, nr: u64) {
+        if let Some(claim) = &mut self.claim {
+            claim.nr_left += nr;
+        }
+    }
+
+    /// For pages that outlive the request's call.
+    pub(crate) fn into_inner(self) -> Option<OverrunClaim> {
+        self.claim
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use umemcg_group::GroupTree;
+
+    #[test]
+    fn a_group_has_a_quarter_and_waits_for_its_own_alone() {
+        let tree = GroupTree::new(1 << 30);
+        let [a, b] = ["a", "b"].map(|name| tree.create(tree.root(), name.as_ref()).unwrap());
+        let overrun: Arc<Overrun> = Arc::default();
+        let nr = OVERRUN_PAGES_MAX / GROUP_SHARE / OVERRUN_PAGES_PER_REQUEST;
+        let mut all: Vec<_> = (0..nr).map(|_| overrun.claim(&a, u64::MAX)).collect();
+        assert_eq!(
+            all.iter_mut().map(|claim| claim.take(u64::MAX)).sum::<u64>(),
+            OVERRUN_PAGES_MAX / GROUP_SHARE
+        );
+        drop(overrun.claim(&b, 1));
+        let next = std::thread::spawn({
+            let (overrun, a) = (Arc::clone(&overrun), Arc::clone(&a));
+            move || overrun.claim(&a, 7).take(u64::MAX)
+        });
+        while overrun.claims.lock().by_group.len() > 1 {
+            std::thread::yield_now();
+        }
+        all.pop();
+        assert_eq!(next.join().unwrap(), 7);
+        drop(all);
+        assert_eq!(overrun.claims.lock().nr_pages, 0);
+        assert!(overrun.claims.lock().by_group.is_empty());
+    }
+}

@@ -1,0 +1,80 @@
+//! Emptying sparse 2 MiB blocks, so that whole blocks can go back to the operating system and resident memory follows
+//! usage down.
+//!
+//! Pages that a store has are evicted: clean ones at once, dirty ones once they have been written. A page of a file in memory
+//! has nowhere else to be, so it moves to another frame, with the file's `content` held exclusively: no thread writes, fills,
+//! cuts or punches the file meanwhile, and a reader that finds the old frame frozen asks the index again.
+
+use std::sync::atomic::Ordering;
+
+use umemcg_arena::{FrameFlags as Flag, FrameId};
+
+use crate::cache::PageCache;
+use crate::file::File;
+use crate::index::Entry;
+
+/// Marks that a page takes with it to its new frame.
+const CARRIED: Flag = Flag::from_bits(
+    Flag::UPTODATE.bits() | Flag::ACCESSED.bits() | Flag::REFERENCED.bits() | Flag::UNEVICTABLE.bits(),
+);
+
+impl PageCache {
+    /// Takes up to `max` pages out of sparse blocks, and has the dirty ones among them written for the next call. Returns how
+    /// many left. Pages in use and those of protected groups stay. May sleep; no lock may be held.
+    #[doc(alias = "compact_zone")]
+    pub fn empty_sparse_blocks(&self, max: usize) -> usize {
+        let candidates = self.arena().sparse_candidates(max);
+        let outcome = self.reclaimer().evict_sparse(&candidates);
+        let mut dirty: Vec<u32> = outcome.dirty.iter().map(|&frame| self.file_of(frame)).collect();
+        dirty.dedup();
+        for file in dirty.into_iter().filter_map(|id| self.file(id)) {
+            file.start_writeback();
+        }
+        let moved = outcome.unevictable.into_iter().filter(|&frame| self.move_memory_page(frame));
+        outcome.nr_evicted + moved.count()
+    }
+
+    fn file_of(&self, frame: FrameId) -> u32 {
+        self.arena().record(frame).file.load(Ordering::Relaxed)
+    }
+
+    /// Moves a page of a file in memory to another frame, if nobody uses it.
+    fn move_memory_page(&self, old: FrameId) -> bool {
+        let Some(file) = self.file(self.file_of(old)).filter(|file| file.is_memory()) else { return false };
+        // The page has two frames for a moment.
+        let root = self.reclaimer().tree().root();
+        let Some(_claim) = self.overrun().try_claim(root, 1) else { return false };
+        let mut new = Vec::with_capacity(1);
+        if self.arena().alloc(self.arena().node_of(old), &mut new, 1) == 0 {
+            return false;
+        }
+        let moved = file.move_page(old, new[0]);
+        self.arena().free(&[if moved { old } else { new[0] }]);
+        moved
+    }
+}
+
+impl File {
+    /// Puts the page that is in `old` into the frozen frame `new`. Returns whether it did; `old` is frozen then.
+    fn move_page(&self, old: FrameId, new: FrameId) -> bool {
+        let _content = self.content.write();
+        let index = self.index.lock();
+        let (record, to) = (self.record(old), self.record(new));
+        let page = record.index.load(Ordering::Relaxed);
+        let is_ours = record.file.load(Ordering::Relaxed) == self.id && index.get(page) == Entry::Page(old);
+        // The base reference alone: no reader has it pinned, and from here none can.
+        if !is_ours || !record.freeze_from(1) {
+            return false;
+        }
+        debug_assert!(!record.test(Flag::LOCKED), "a page is locked under `content` only");
+        self.arena.copy_frame(old, new);
+        to.owner.store(record.owner.load(Ordering::Relaxed), Ordering::Relaxed);
+        to.file.store(self.id, Ordering::Relaxed);
+        to.index.store(page, Ordering::Relaxed);
+        to.start_with(Flag::from_bits(record.flags().bits() & CARRIED.bits()));
+        index.replace(page, new);
+        to.unfreeze_to(1);
+        record.file.store(0, Ordering::Relaxed);
+        true
+    }
+}

@@ -1,0 +1,44 @@
+//! When the kernel's queue of requests was last seen empty. Whatever is taken from it afterwards was queued after that, and so
+//! was made by a thread that lived after that: this is how a thread is told from an earlier one with its id.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::inflight::Inflight;
+use crate::transport::Transport;
+use crate::who::since_boot_ns;
+use crate::wire::init::NR_BACKGROUND_MAX;
+
+/// How often the queue is looked at, while requests come.
+const LOOK_INTERVAL_MS: u64 = 8;
+
+/// See the file's head.
+#[derive(Debug)]
+pub(crate) struct KernelQueue {
+    /// Nanoseconds since boot.
+    empty_at_ns: AtomicU64,
+    looked_at_ms: AtomicU64,
+}
+
+impl KernelQueue {
+    /// The queue of a connection that begins now.
+    pub fn new() -> Self {
+        Self { empty_at_ns: since_boot_ns().into(), looked_at_ms: AtomicU64::new(0) }
+    }
+
+    /// Says since when the next request has been queued at most. Looks at the queue from time to time.
+    pub fn look(&self, transport: &dyn Transport, inflight: &Inflight) -> u64 {
+        let now = clock_gettime(ClockId::MonotonicCoarse);
+        let now_ms = now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000;
+        if now_ms.saturating_sub(self.looked_at_ms.load(Ordering::Relaxed)) >= LOOK_INTERVAL_MS {
+            self.looked_at_ms.store(now_ms, Ordering::Relaxed);
+            let now_ns = since_boot_ns();
+            // With so many under way the kernel may keep others back where they cannot be seen.
+            if transport.is_drained() && inflight.len() < usize::from(NR_BACKGROUND_MAX) / 2 {
+                self.empty_at_ns.fetch_max(now_ns, Ordering::Relaxed);
+            }
+        }
+        self.empty_at_ns.load(Ordering::Relaxed)
+    }
+}

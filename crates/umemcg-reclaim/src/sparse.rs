@@ -1,0 +1,118 @@
+//! Evicting the pages of sparse blocks, wherever they are on their lists, so that whole blocks become free.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use umemcg_arena::{FrameFlags as Flag, FrameId, SparseFrame};
+use umemcg_base::assert_no_locks_held;
+use umemcg_group::{OwnerId, StatItem};
+
+use crate::lruvec::{LruKind, ReclaimPart, advance_age, owner_from, with_lists};
+use crate::page_owner::Eviction;
+use crate::reclaim::Reclaimer;
+use crate::shadow::Shadow;
+
+/// Pages that are evicted together.
+const BATCH_PAGES: usize = 256;
+
+/// What became of pages in sparse blocks.
+#[derive(Debug, Default)]
+pub struct SparseOutcome {
+    /// Pages that were evicted.
+    pub nr_evicted: usize,
+    /// Pages that have to be written first. The frames may be another page's by now.
+    pub dirty: Vec<FrameId>,
+    /// Pages that no store has. As above.
+    pub unevictable: Vec<FrameId>,
+}
+
+impl Reclaimer {
+    /// Evicts the clean pages among `frames` that nobody uses, in the order in which they come. Groups within their
+    /// protection keep theirs, and pages used lately stay as long as their block has many. Counts as proactive reclaim. May
+    /// sleep briefly; no lock may be held.
+    pub fn evict_sparse(&self, frames: &[SparseFrame]) -> SparseOutcome {
+        assert_no_locks_held("emptying blocks");
+        let mut outcome = SparseOutcome::default();
+        let mut shield = self.shield(self.tree().root(), false);
+        let mut of_owner: Option<(u32, bool)> = None;
+        for batch in frames.chunks(BATCH_PAGES) {
+            let mut taken = Vec::with_capacity(batch.len());
+            for sparse in batch {
+                let record = self.arena().record(sparse.frame);
+                if !record.try_pin() {
+                    continue;
+                }
+                let raw = record.owner.load(Relaxed);
+                let is_wanted = record.file.load(Relaxed) != 0 && self.may_leave(sparse, &mut outcome) && {
+                    let is_protected = match of_owner {
+                        Some((owner, is_protected)) if owner == raw => is_protected,
+                        _ => owner_from(raw).with_group(|group| shield.kept_of(group).is_none()),
+                    };
+                    of_owner = Some((raw, is_protected));
+                    !is_protected
+                };
+                let kind = if is_wanted { self.isolate_one(owner_from(raw), sparse.frame) } else { None };
+                match kind {
+                    Some(kind) => taken.push((sparse.frame, kind)),
+                    None => self.unpin(sparse.frame),
+                }
+            }
+            outcome.nr_evicted += self.evict_isolated(&taken);
+        }
+        outcome
+    }
+
+    /// Whether a pinned page is clean and cold enough; notes what else is to be done for it.
+    fn may_leave(&self, sparse: &SparseFrame, outcome: &mut SparseOutcome) -> bool {
+        let flags = self.arena().record(sparse.frame).flags();
+        if flags.intersects(Flag::UNEVICTABLE) {
+            outcome.unevictable.push(sparse.frame);
+        } else if flags.intersects(Flag::DIRTY | Flag::UNSTABLE) {
+            outcome.dirty.push(sparse.frame);
+        } else {
+            let is_hot = flags.intersects(Flag::ACTIVE | Flag::REFERENCED);
+            return !flags.intersects(Flag::WRITEBACK | Flag::LOCKED) && (!is_hot || sparse.is_nearly_alone);
+        }
+        false
+    }
+
+    /// Takes a pinned page off its list; `None` if it is on none.
+    fn isolate_one(&self, owner: OwnerId, frame: FrameId) -> Option<LruKind> {
+        let arena = self.arena();
+        with_lists(owner, arena.node_of(frame), self.nr_nodes(), |lists, _| lists.remove(arena, frame))
+    }
+
+    /// Evicts isolated pages; those that cannot leave go back to their lists. Returns how many left.
+    fn evict_isolated(&self, taken: &[(FrameId, LruKind)]) -> usize {
+        let Some(owner) = self.page_owner() else { return 0 };
+        let root = Arc::clone(self.tree().root());
+        let age = ReclaimPart::of(&root, self.nr_nodes()).age();
+        let frames: Vec<FrameId> = taken.iter().map(|&(frame, _)| frame).collect();
+        let shadow = |frame, nr_evicted| {
+            Shadow::new(root.owner(), age + nr_evicted, self.arena().record(frame).test(Flag::WORKINGSET))
+        };
+        let mut fates = Vec::with_capacity(frames.len());
+        owner.evict(&frames, &shadow, &mut fates);
+        let mut freed = Vec::with_capacity(frames.len());
+        for (&(frame, kind), fate) in taken.iter().zip(fates) {
+            match fate {
+                Eviction::Evicted => freed.push(frame),
+                Eviction::Busy => self.put_back(&[frame], kind),
+                Eviction::Gone => self.unpin(frame),
+            }
+        }
+        for run in freed.chunk_by(|&a, &b| self.owner_of(a) == self.owner_of(b)) {
+            owner_from(self.owner_of(run[0])).with_group(|group| {
+                group.stat_add(StatItem::PgScanProactive, run.len() as i64);
+                group.stat_add(StatItem::PgStealProactive, run.len() as i64);
+            });
+        }
+        advance_age(&root, self.nr_nodes(), freed.len() as u64);
+        self.free_frozen(&freed);
+        freed.len()
+    }
+
+    fn owner_of(&self, frame: FrameId) -> u32 {
+        self.arena().record(frame).owner.load(Relaxed)
+    }
+}

@@ -1,0 +1,158 @@
+//! Sparse blocks are emptied while their pages are used: nothing is lost, comes back, or is forgotten by reclaim.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use common::{MemStore, engine, group, pattern, read_all};
+use umemcg::{Engine, File, Group, PageQuota, Readahead};
+
+const PAGE: u64 = 4096;
+/// Four blocks' worth, of which wide holes are punched: its own blocks are sparse.
+const NR_PAGES: u64 = 2048;
+const RUN: Duration = Duration::from_secs(3);
+
+#[derive(Debug)]
+struct Unlimited;
+
+impl PageQuota for Unlimited {
+    fn take_up_to(&self, nr: u64) -> u64 {
+        nr
+    }
+    fn give(&self, _nr: u64) {}
+}
+
+/// Random numbers from a seed.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % end
+    }
+}
+
+/// Files of which every third page stays, so that the pages of others lie in sparse blocks. They come and go.
+fn fragment(engine: &Engine, tenant: &Arc<Group>, dice: &mut Dice) {
+    let len = 4 << 20;
+    let file = engine.open_file(MemStore::with(&pattern(9, 0, len)), len as u64).unwrap();
+    read_all(&file, tenant);
+    for page in 0..len as u64 / PAGE {
+        if dice.below(3) != 0 {
+            file.zero_range(page * PAGE, PAGE, || Ok(())).unwrap();
+        }
+    }
+}
+
+/// One change or look at a random place, in the file and in the model.
+fn step(
+    dice: &mut Dice,
+    file: &Arc<File>,
+    store: Option<&MemStore>,
+    tenant: &Arc<Group>,
+    model: &mut Vec<u8>,
+) {
+    let at = dice.below(NR_PAGES * PAGE);
+    let len = 1 + dice.below(3 * PAGE).min(NR_PAGES * PAGE - at - 1);
+    match dice.below(8) {
+        0..3 => {
+            let data = pattern(dice.below(1 << 40), at, len as usize);
+            // As the mount does: without sleeping if that is possible.
+            let written = file.try_write(tenant, at, &data);
+            let written = written.unwrap_or_else(|| file.write(tenant, at, &data).unwrap());
+            assert_eq!(written as u64, len);
+            model.resize(model.len().max((at + len) as usize), 0);
+            model[at as usize..(at + len) as usize].copy_from_slice(&data);
+        }
+        3 => {
+            let len = dice.below(400 * PAGE).min(NR_PAGES * PAGE - at - 1) + 1;
+            let end = (at + len).min(file.len());
+            let punch = || {
+                store.inspect(|store| store.punch(at, end.saturating_sub(at)));
+                Ok(())
+            };
+            file.zero_range(at, len, punch).unwrap();
+            model[(at as usize).min(end as usize)..end as usize].fill(0);
+        }
+        4 if dice.below(16) == 0 => {
+            file.set_len(at).unwrap();
+            model.resize(at as usize, 0);
+        }
+        _ => {
+            let pages = file.read(tenant, at, len as usize, &Readahead::new()).unwrap();
+            let from = (at as usize).min(model.len());
+            let to = (from + len as usize).min(model.len());
+            assert!(pages.to_vec() == model[from..to], "{len} bytes at {at}");
+        }
+    }
+}
+
+fn change_while_blocks_are_emptied(open: impl Fn(&Engine) -> (Arc<File>, Option<Arc<MemStore>>)) {
+    let engine = engine(32 << 20);
+    let tenant = group(&engine, "a", 16 << 20);
+    let (file, store) = open(&engine);
+    let stop = AtomicBool::new(false);
+    let mut model = Vec::new();
+    let mut nr_moved = 0;
+    std::thread::scope(|scope| {
+        let emptier = scope.spawn(|| {
+            let mut nr = 0;
+            while !stop.load(Ordering::Relaxed) {
+                nr += engine.cache().empty_sparse_blocks(usize::MAX);
+            }
+            nr
+        });
+        scope.spawn(|| {
+            let mut dice = Dice(0x1234_5678_9abc_def1);
+            while !stop.load(Ordering::Relaxed) {
+                fragment(&engine, &tenant, &mut dice);
+            }
+        });
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let _ = file.fsync(true, &file.sample_error());
+                engine.cache().reclaimer().reclaim(&tenant, 64, umemcg::Reason::Proactive, &|| false);
+            }
+        });
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
+            let started = Instant::now();
+            while started.elapsed() < RUN {
+                step(&mut dice, &file, store.as_deref(), &tenant, &mut model);
+            }
+        }));
+        stop.store(true, Ordering::Relaxed);
+        nr_moved = emptier.join().unwrap();
+        outcome.unwrap_or_else(|failure| std::panic::resume_unwind(failure));
+    });
+    assert!(nr_moved > 0, "nothing was emptied");
+    assert!(read_all(&file, &tenant) == model);
+    if let Some(store) = store {
+        file.fsync(true, &file.sample_error()).unwrap();
+        assert!(store.live() == model);
+        // Every page is on a list: reclaim finds them all.
+        engine.force_empty(&tenant, &|| false).unwrap();
+        assert_eq!(file.nr_cached_pages(), 0);
+    }
+    drop(file);
+    assert!(engine.arena().nr_allocated() <= 1, "at most the page of holes is left");
+}
+
+#[test]
+fn a_stored_file_keeps_its_contents_while_blocks_are_emptied() {
+    change_while_blocks_are_emptied(|engine| {
+        let store = MemStore::new();
+        (engine.open_file(store.clone(), 0).unwrap(), Some(store))
+    });
+}
+
+#[test]
+fn a_file_in_memory_keeps_its_contents_while_it_moves() {
+    change_while_blocks_are_emptied(|engine| {
+        (engine.cache().open_memory_file(Arc::new(Unlimited), 0).unwrap(), None)
+    });
+}
