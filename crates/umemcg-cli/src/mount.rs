@@ -21,7 +21,7 @@ use crate::config::Config;
 use crate::endpoint::{Endpoint, Reply, Request, Serve};
 use crate::exit::{Failure, LostFile};
 use crate::lifecycle::{Event, Lifecycle, Served};
-use crate::pool::{PoolSize, usable_memory_bytes};
+use crate::pool::{PoolSize, usable_memory};
 use crate::signals::forward_signals;
 use crate::table::human_bytes;
 use crate::volumes;
@@ -45,10 +45,10 @@ pub fn mount(arguments: &MountArguments) -> Result<(), Failure> {
         return Err(volume.wrong("this mount shows one directory; leave out DATA to show volumes"));
     }
     umemcg::limit_heap_arenas(HEAP_ARENAS_MAX);
-    let usable_bytes = usable_memory_bytes()
+    let usable = usable_memory()
         .map_err(|error| Failure::Failed(format!("cannot find out how much memory there is: {error}")))?;
     let pool = arguments.pool.or(config.pool()?).unwrap_or(PoolSize::DEFAULT);
-    let pool_bytes = pool.to_bytes(usable_bytes);
+    let pool_bytes = pool.to_bytes(&usable).map_err(Failure::Failed)?;
     // From here on a signal ends the mount in order, also while it is being made.
     let (sender, events) = channel();
     forward_signals(sender.clone())

@@ -3,6 +3,9 @@
 //! What a process may use is the smaller of the machine's memory and every kernel memory cgroup limit above it,
 //! version 1 and 2 alike. In a container the mount shows only a part of the hierarchy; the path in
 //! `/proc/self/cgroup` is then looked up below what the mount shows.
+//!
+//! The daemon needs memory beside its pool. A pool that does not fit would fill up, and the kernel would kill the daemon with data
+//! that is written nowhere. So a size that does not fit is refused, and a percentage gives what fits.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -11,8 +14,14 @@ use std::str::FromStr;
 use umemcg_base::{ParseSizeError, parse_size};
 use umemcg_fuse::mountinfo::{Mount, parse};
 
+use crate::table::human_bytes;
+
 /// Smallest pool that makes sense: a few blocks of frames, so that every thread finds one.
 pub const MIN_POOL_BYTES: u64 = 8 << 20;
+
+/// What the daemon needs beside its pool: so much, and this part of the rest (records of frames are a 64th of the pool).
+const BESIDE_BYTES: u64 = 16 << 20;
+const BESIDE_PART: u64 = 32;
 
 /// A pool size as the command line takes it.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -62,44 +71,80 @@ impl PoolSize {
     /// When nothing is said.
     pub const DEFAULT: Self = Self::Percent(25.0);
 
-    /// The size in whole pages, in bytes. A percentage never gives less than the smallest pool.
-    pub fn to_bytes(self, usable_bytes: u64) -> u64 {
+    /// The size in whole pages, in bytes. A percentage gives what fits, and never less than the smallest pool.
+    ///
+    /// # Errors
+    /// For a size that does not fit, what to tell the user.
+    pub fn to_bytes(self, usable: &Usable) -> Result<u64, String> {
         let bytes = match self {
+            Self::Bytes(bytes) if bytes > usable.largest_pool_bytes() => return Err(usable.refusal(bytes)),
             Self::Bytes(bytes) => bytes,
             // A part of 64 bits: the rounding of the float is far below a page.
-            Self::Percent(percent) => ((usable_bytes as f64 * percent / 100.0) as u64).max(MIN_POOL_BYTES),
+            Self::Percent(percent) => ((usable.bytes as f64 * percent / 100.0) as u64)
+                .min(usable.largest_pool_bytes())
+                .max(MIN_POOL_BYTES),
         };
-        bytes & !(umemcg_base::PAGE_SIZE_U64 - 1)
+        Ok(bytes & !(umemcg_base::PAGE_SIZE_U64 - 1))
     }
 }
 
-/// The memory that this process may use, in bytes: the least of the machine's and of every limit above it.
+/// The memory that this process may use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Usable {
+    bytes: u64,
+    /// The file that says so, or none for the machine's memory.
+    limit: Option<PathBuf>,
+}
+
+impl Usable {
+    /// The largest pool that leaves the daemon enough beside it.
+    fn largest_pool_bytes(&self) -> u64 {
+        let room = self.bytes.saturating_sub(BESIDE_BYTES);
+        room - room / BESIDE_PART
+    }
+
+    fn refusal(&self, bytes: u64) -> String {
+        let limit = self.limit.as_ref().map_or_else(
+            || "the memory of this machine".to_owned(),
+            |file| format!("the limit in {}", file.display()),
+        );
+        format!(
+            "a pool of {} does not fit: this process may use {} ({limit}), and the daemon needs some beside its pool; \
+             the largest pool here is {}M",
+            human_bytes(bytes),
+            human_bytes(self.bytes),
+            self.largest_pool_bytes() >> 20
+        )
+    }
+}
+
+/// The memory that this process may use: the least of the machine's and of every limit above it.
 ///
 /// # Errors
 /// When `/proc` cannot be read.
-pub fn usable_memory_bytes() -> std::io::Result<u64> {
+pub fn usable_memory() -> std::io::Result<Usable> {
     let meminfo = std::fs::read_to_string("/proc/meminfo")?;
     // Without cgroups in the kernel these two say so, and the machine's memory is all there is.
     let cgroup = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let mountinfo = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
-    usable_memory(&meminfo, &cgroup, &parse(&mountinfo).collect::<Vec<_>>(), &|path| {
+    least_of(&meminfo, &cgroup, &parse(&mountinfo).collect::<Vec<_>>(), &|path| {
         std::fs::read_to_string(path).ok()
     })
     .ok_or_else(|| std::io::Error::other("/proc/meminfo has no MemTotal line"))
 }
 
-fn usable_memory(
+fn least_of(
     meminfo: &str,
     cgroup: &str,
     mounts: &[Mount],
     read: &dyn Fn(&Path) -> Option<String>,
-) -> Option<u64> {
+) -> Option<Usable> {
     let total_kib: u64 = meminfo
         .lines()
         .find_map(|line| line.strip_prefix("MemTotal:"))
         .and_then(|rest| rest.split_whitespace().next())
         .and_then(|number| number.parse().ok())?;
-    let mut usable_bytes = total_kib.saturating_mul(1024);
+    let mut usable = Usable { bytes: total_kib.saturating_mul(1024), limit: None };
     for line in cgroup.lines() {
         // hierarchy number : controllers : path
         let mut fields = line.splitn(3, ':');
@@ -118,14 +163,15 @@ fn usable_memory(
         });
         let Some(mount) = mount else { continue };
         for directory in directories_up_from(mount, Path::new(path)) {
-            if let Some(limit_bytes) =
-                read(&directory.join(file)).and_then(|text| text.trim().parse::<u64>().ok())
+            let file = directory.join(file);
+            if let Some(bytes) = read(&file).and_then(|text| text.trim().parse::<u64>().ok())
+                && bytes < usable.bytes
             {
-                usable_bytes = usable_bytes.min(limit_bytes);
+                usable = Usable { bytes, limit: Some(file) };
             }
         }
     }
-    Some(usable_bytes)
+    Some(usable)
 }
 
 /// The directories of a cgroup and of all above it that the mount shows.
@@ -147,8 +193,9 @@ mod tests {
         let files: HashMap<&Path, &str> =
             files.iter().map(|(path, text)| (Path::new(*path), *text)).collect();
         let mounts: Vec<Mount> = parse(mountinfo.as_bytes()).collect();
-        usable_memory(MEMINFO, cgroup, &mounts, &|path| files.get(path).map(|text| (*text).to_owned()))
+        least_of(MEMINFO, cgroup, &mounts, &|path| files.get(path).map(|text| (*text).to_owned()))
             .unwrap()
+            .bytes
     }
 
     #[test]
@@ -156,9 +203,31 @@ mod tests {
         assert_eq!("512M".parse(), Ok(PoolSize::Bytes(512 << 20)));
         assert_eq!("8G".parse(), Ok(PoolSize::Bytes(8 << 30)));
         assert_eq!("25%".parse(), Ok(PoolSize::Percent(25.0)));
-        assert_eq!(PoolSize::Percent(25.0).to_bytes(8 * GIB), 2 * GIB);
-        assert_eq!(PoolSize::Percent(33.3).to_bytes(GIB) % 4096, 0);
-        assert_eq!(PoolSize::Percent(0.001).to_bytes(GIB), MIN_POOL_BYTES);
+        let of =
+            |percent, bytes| PoolSize::Percent(percent).to_bytes(&Usable { bytes, limit: None }).unwrap();
+        assert_eq!(of(25.0, 8 * GIB), 2 * GIB);
+        assert_eq!(of(33.3, GIB) % 4096, 0);
+        assert_eq!(of(0.001, GIB), MIN_POOL_BYTES);
+    }
+
+    #[test]
+    fn a_pool_leaves_room_for_the_daemon_below_its_limit() {
+        let file = PathBuf::from("/sys/fs/cgroup/job/memory.max");
+        let usable = Usable { bytes: GIB, limit: Some(file) };
+        let largest = usable.largest_pool_bytes();
+        assert!(largest < GIB - (32 << 20) && largest > GIB - (64 << 20), "{largest}");
+        assert_eq!(PoolSize::Bytes(900 << 20).to_bytes(&usable), Ok(900 << 20));
+        for bytes in [largest + 1, 2 * GIB] {
+            let refusal = PoolSize::Bytes(bytes).to_bytes(&usable).unwrap_err();
+            let largest = format!("{}M", largest >> 20);
+            for part in ["does not fit", "/sys/fs/cgroup/job/memory.max", "1.0 GiB", &*largest] {
+                assert!(refusal.contains(part), "{part}: {refusal}");
+            }
+        }
+        assert_eq!(PoolSize::Percent(100.0).to_bytes(&usable).unwrap(), largest & !4095);
+        // Where nothing fits, a percentage still gives the smallest pool.
+        let tiny = Usable { bytes: 16 << 20, limit: None };
+        assert_eq!(PoolSize::Percent(25.0).to_bytes(&tiny), Ok(MIN_POOL_BYTES));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::can_mount;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, StatxFlags, linkat, openat, renameat_with, statx};
 use umemcg::{Engine, EngineConfig};
 use umemcg_fuse::{Daemon, DaemonConfig, Lifetimes, RootOnly};
 use umemcg_vfs::{Caller, NodeId};
@@ -216,7 +217,9 @@ fn set_id_bits_go_when_somebody_else_writes() {
         let mut shell = Command::new("setpriv");
         shell.args(["--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c", script]);
         assert!(shell.arg(&path).status().unwrap().success(), "{script}");
-        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o777, "{script}");
+        // A process that asks for nothing else is answered by what the kernel believes, while it does.
+        let stat = statx(CWD, &path, AtFlags::empty(), StatxFlags::MODE).unwrap();
+        assert_eq!(stat.stx_mode & 0o7777, 0o777, "{script}");
     }
 }
 
@@ -240,4 +243,56 @@ fn a_new_file_belongs_to_its_maker_with_his_umask_and_the_directorys_group() {
     assert_eq!((file.uid(), file.gid(), file.mode() & 0o7777), (1234, 4711, 0o640));
     let made = fs::metadata(dir.join("d")).unwrap();
     assert_eq!((made.uid(), made.gid(), made.mode() & 0o7777), (1234, 4711, 0o2751));
+}
+
+#[test]
+fn the_time_when_a_file_was_made_is_shown() {
+    if !can_mount() {
+        return;
+    }
+    let volume = Volume::new(64 << 20);
+    fs::write(volume.path("f"), "text").unwrap();
+    let made = |path: PathBuf| fs::metadata(path).unwrap().created().ok();
+    let Some(on_host) = made(volume.behind("f")) else {
+        eprintln!("SKIPPED: the directory's file system does not keep it");
+        return;
+    };
+    assert_eq!(made(volume.path("f")), Some(on_host));
+    let stat = fs::metadata(volume.path("f")).unwrap();
+    assert_eq!((stat.len(), stat.mode(), stat.nlink()), (4, 0o100_644, 1));
+}
+
+#[test]
+fn a_file_without_a_name_can_be_made_and_linked() {
+    if !can_mount() {
+        return;
+    }
+    let mut volume = Volume::new(64 << 20);
+    let mode = Mode::from_raw_mode(0o640);
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let mut file = fs::File::from(openat(CWD, volume.path(""), flags, mode).unwrap());
+    file.write_all(b"content").unwrap();
+    assert_eq!(file.metadata().unwrap().nlink(), 0);
+    assert_eq!(fs::read_dir(volume.path("")).unwrap().count(), 0);
+    let fd = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file));
+    linkat(CWD, fd, CWD, volume.path("f"), AtFlags::SYMLINK_FOLLOW).unwrap();
+    drop(file);
+    let meta = fs::metadata(volume.path("f")).unwrap();
+    assert_eq!((meta.nlink(), meta.mode() & 0o7777), (1, 0o640));
+    assert_eq!(fs::read(volume.path("f")).unwrap(), b"content");
+    volume.shut_down();
+    assert_eq!(fs::read(volume.behind("f")).unwrap(), b"content");
+}
+
+#[test]
+fn a_rename_on_the_mount_may_leave_a_whiteout() {
+    if !can_mount() {
+        return;
+    }
+    let volume = Volume::new(64 << 20);
+    fs::write(volume.path("a"), "text").unwrap();
+    renameat_with(CWD, volume.path("a"), CWD, volume.path("b"), RenameFlags::WHITEOUT).unwrap();
+    let whiteout = fs::symlink_metadata(volume.path("a")).unwrap();
+    assert_eq!((whiteout.mode() & 0o170_000, whiteout.rdev()), (0o020_000, 0));
+    assert_eq!(fs::read(volume.path("b")).unwrap(), b"text");
 }

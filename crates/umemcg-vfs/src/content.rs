@@ -16,6 +16,7 @@ use umemcg_base::sync::Mutex;
 
 use crate::attr::Attr;
 use crate::error::VfsError;
+use crate::handle_share::DescriptorShare;
 use crate::host::HostStat;
 use crate::host_store::{HostStore, StoreFds};
 use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge};
@@ -31,8 +32,16 @@ pub(crate) struct Content {
     pub(crate) file: Arc<File>,
     pub(crate) store: Arc<HostStore>,
     volume: Arc<Volume>,
-    /// How many have it open. Held while the host file is opened or closed: calls on this very file only.
-    opens: Mutex<u32>,
+    /// Held while the host file is opened or closed: calls on this very file only.
+    opens: Mutex<Opens>,
+}
+
+/// Who has the file open.
+#[derive(Debug, Default)]
+struct Opens {
+    nr: u32,
+    /// Of the last to close it, as long as the host file stays open for write-back.
+    lingering: Option<DescriptorShare>,
 }
 
 impl Content {
@@ -48,7 +57,7 @@ impl Content {
         let file = engine
             .open_file(Arc::clone(&store) as _, stat.attr.size)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-        Ok(Arc::new(Self { file, store, volume: Arc::clone(volume), opens: Mutex::new(0), charge }))
+        Ok(Arc::new(Self { file, store, volume: Arc::clone(volume), opens: Mutex::default(), charge }))
     }
 
     /// Counts an open and makes sure that the host file is open, with `open(writable)` where it is not.
@@ -61,29 +70,36 @@ impl Content {
         if !self.store.fds().is_some_and(|fds| fds.is_writable || !for_writing) {
             self.store.set_fd(open(for_writing)?, for_writing);
         }
-        *opens += 1;
+        opens.nr += 1;
+        opens.lingering = None;
         Ok(())
     }
 
-    /// Uncounts an open. True when it was the last and the host file must stay open for write-back.
-    pub(crate) fn release(&self) -> bool {
+    /// Uncounts an open. True when it was the last and the host file must stay open for write-back; `share` then stays
+    /// with it.
+    pub(crate) fn release(&self, share: Option<DescriptorShare>) -> bool {
         let mut opens = self.opens.lock();
-        *opens -= 1;
-        *opens == 0 && !self.close_if_idle(*opens)
+        opens.nr -= 1;
+        let lingers = opens.nr == 0 && !self.close_if_idle(&mut opens);
+        if lingers {
+            opens.lingering = share;
+        }
+        lingers
     }
 
     /// Closes the host file of content that nobody has open once all is written back. True when there is nothing left
     /// to wait for.
     pub(crate) fn try_close(&self) -> bool {
         // Only tried: who opens this very file may be the one who looks for descriptors to close.
-        let Some(opens) = self.opens.try_lock() else { return false };
-        *opens > 0 || self.close_if_idle(*opens)
+        let Some(mut opens) = self.opens.try_lock() else { return false };
+        opens.nr > 0 || self.close_if_idle(&mut opens)
     }
 
-    fn close_if_idle(&self, opens: u32) -> bool {
-        let is_idle = opens == 0 && self.file.is_stable() && self.store.times.is_settled();
+    fn close_if_idle(&self, opens: &mut Opens) -> bool {
+        let is_idle = opens.nr == 0 && self.file.is_stable() && self.store.times.is_settled();
         if is_idle {
             self.store.clear_fds();
+            opens.lingering = None;
         }
         is_idle
     }
@@ -92,10 +108,11 @@ impl Content {
     pub(crate) fn discard(&self) {
         self.file.discard();
         // The flusher may know the file for a while yet; the host's space is free at once.
-        if let Some(opens) = self.opens.try_lock()
-            && *opens == 0
+        if let Some(mut opens) = self.opens.try_lock()
+            && opens.nr == 0
         {
             self.store.clear_fds();
+            opens.lingering = None;
         }
     }
 
@@ -103,7 +120,7 @@ impl Content {
     /// a look at the host does not tell.
     pub(crate) fn is_spare(&self) -> bool {
         let Some(opens) = self.opens.try_lock() else { return false };
-        *opens == 0
+        opens.nr == 0
             && self.store.fds().is_none()
             && self.file.is_stable()
             && self.store.times.are_the_hosts()

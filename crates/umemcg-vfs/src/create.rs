@@ -148,6 +148,7 @@ impl Vfs {
         flags: OFlags,
     ) -> Result<(Entry, Arc<OpenFile>), VfsError> {
         let shared = &self.shared;
+        let room = self.room_for_file(caller)?;
         let wanted = self.wanted(caller, dir, FileKind::Regular, mode)?;
         let how = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = shared.with_descriptors(|| rustix::fs::openat(dir, name, how, wanted.first_mode()))?;
@@ -160,8 +161,33 @@ impl Vfs {
         let (entry, content) = opened.inspect_err(|_| {
             let _ = rustix::fs::unlinkat(dir, name, AtFlags::empty());
         })?;
-        let group = Arc::clone(&caller.group);
-        Ok((entry, OpenFile::new(Arc::clone(shared), entry.node, content, flags, group)))
+        Ok((entry, OpenFile::new(Arc::clone(shared), entry.node, content, flags, room)))
+    }
+
+    /// Makes and opens a regular file that has no name; [`link`](Self::link) may give it one. It is of the file system of `parent`,
+    /// and gets owner and mode as one that is made there.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` where the host's file system has no such files, and the host's.
+    pub fn tmpfile(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        mode: u32,
+        flags: OFlags,
+    ) -> Result<(Entry, Arc<OpenFile>), VfsError> {
+        let shared = &self.shared;
+        let room = self.room_for_file(caller)?;
+        let dir = self.directory(parent)?;
+        let wanted = self.wanted(caller, &dir, FileKind::Regular, mode)?;
+        let how = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let fd = shared.with_descriptors(|| rustix::fs::openat(&dir, c".", how, wanted.first_mode()))?;
+        let stat = self.give_away(caller, dir.as_fd(), fd.as_fd(), &wanted)?;
+        let held = shared.with_descriptors(|| host::reopen(fd.as_fd(), OFlags::PATH))?;
+        let entry = self.enter_nameless(caller, &stat, held)?;
+        let content = self.open_new(caller, entry.node, &stat, fd);
+        let content = content.inspect_err(|_| self.forget(entry.node, 1))?;
+        Ok((entry, OpenFile::new(Arc::clone(shared), entry.node, content, flags, room)))
     }
 
     /// The content of a new file, open through this descriptor, with the node pinned.
@@ -220,9 +246,8 @@ impl Vfs {
 
     fn wanted(&self, caller: &Caller, dir: &OwnedFd, kind: FileKind, mode: u32) -> Result<Wanted, Errno> {
         let has_acls = &self.shared.volume.has_acls;
-        // Without a umask the list and the plain mode come to the same call. Relaxed: a hint.
+        // Relaxed: a hint.
         let by_acl = kind != FileKind::Symlink
-            && caller.umask != 0
             && has_acls.load(Ordering::Relaxed)
             && match host::has_default_acl(dir.as_fd()) {
                 Err(Errno::OPNOTSUPP) => {

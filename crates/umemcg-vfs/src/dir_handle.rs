@@ -1,11 +1,14 @@
 //! An open directory and its entries.
 //!
 //! Positions are the host's own cookies (`d_off`), so they stay good whatever is added or removed, also across a `seekdir`
-//! to a position from long ago. Entries are read ahead in batches; a read that does not go on where the last one ended
-//! drops the batch and seeks, so that `rewinddir` sees what is new.
+//! to a position from long ago. On local file systems they mean the same through any descriptor: a handle is an inode and
+//! nothing else there. Each read opens the directory, goes to its position, and lets go of what it has fetched and the caller did
+//! not take. Elsewhere (overlayfs, network file systems, and tmpfs before Linux 6.6) a listing would skip or repeat names that way,
+//! so that a handle keeps a descriptor and a window of entries, which its group pays for when it opens the directory. A
+//! read that does not go on where the last one ended drops the window and seeks, so that `rewinddir` sees what is new.
 
 use std::collections::VecDeque;
-use std::ffi::{CString, OsStr};
+use std::ffi::{CStr, CString, OsStr};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
@@ -17,11 +20,14 @@ use umemcg_base::sync::Mutex;
 
 use crate::attr::{Entry, FileKind, NodeId};
 use crate::error::VfsError;
+use crate::handle_share::{DescriptorShare, HandleCharge};
 use crate::reach::Shared;
 use crate::vfs::{Caller, Vfs};
 
 /// Bytes of entries that one call to the host fetches.
-const BATCH_BYTES: usize = 32 << 10;
+const WINDOW_BYTES: usize = 8 << 10;
+/// What a handle costs that keeps a window of the shortest names, in bytes.
+const LISTING_BYTES: u64 = 32 << 10;
 
 /// One name of a directory.
 #[derive(Debug, Clone, Copy)]
@@ -47,12 +53,38 @@ struct RawEntry {
     next_offset: u64,
 }
 
-/// Entries fetched and not yet taken.
-#[derive(Debug, Default)]
-struct Batch {
+/// A place in a directory, with the entries fetched there and not yet taken.
+#[derive(Debug)]
+struct Listing {
+    fd: OwnedFd,
     /// Position of the first entry.
     position: u64,
     entries: VecDeque<RawEntry>,
+}
+
+impl Listing {
+    /// Reads a window of entries from where the descriptor stands; none at the end of the directory.
+    fn fetch(&mut self) -> Result<(), Errno> {
+        let mut space = [MaybeUninit::<u8>::uninit(); WINDOW_BYTES];
+        let mut dir = RawDir::new(&self.fd, &mut space);
+        while let Some(entry) = dir.next() {
+            let entry = match entry {
+                // The directory was removed.
+                Err(Errno::NOENT) => return Ok(()),
+                entry => entry?,
+            };
+            self.entries.push_back(RawEntry {
+                name: entry.file_name().to_owned(),
+                ino: entry.ino(),
+                kind: kind_of(entry.file_type()),
+                next_offset: entry.next_entry_cookie(),
+            });
+            if dir.is_buffer_empty() {
+                break;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// An open directory.
@@ -60,9 +92,10 @@ struct Batch {
 pub struct DirHandle {
     shared: Arc<Shared>,
     node: NodeId,
-    fd: OwnedFd,
-    /// Held across reads of this very directory of the host only, not while entries are looked up.
-    batch: Mutex<Batch>,
+    /// Where the last read ended, on volumes whose positions do not outlive a descriptor. Locked to take it out and to put it back.
+    kept: Mutex<Option<Box<Listing>>>,
+    _share: DescriptorShare,
+    _charge: HandleCharge,
 }
 
 impl DirHandle {
@@ -76,22 +109,28 @@ impl DirHandle {
         Vfs { shared: Arc::clone(&self.shared) }
     }
 
-    /// Takes the entries at a position out of the handle; empty at the end of the directory.
-    fn take_batch(&self, offset: u64) -> Result<Batch, Errno> {
-        let mut batch = self.batch.lock();
-        if batch.entries.is_empty() || batch.position != offset {
-            batch.entries.clear();
-            batch.position = offset;
-            rustix::fs::seek(&self.fd, SeekFrom::Start(offset))?;
-            fetch(&self.fd, &mut batch.entries)?;
-        }
-        Ok(std::mem::take(&mut *batch))
+    /// A listing that goes on at a position; `None` when the directory has been removed.
+    fn listing(&self, offset: u64) -> Result<Option<Box<Listing>>, Errno> {
+        let kept = self.kept.lock().take();
+        let mut listing = match kept {
+            Some(listing) if listing.position == offset => return Ok(Some(listing)),
+            Some(listing) => listing,
+            None => match self.shared.open_directory(self.node)? {
+                Some(fd) => Box::new(Listing { fd, position: 0, entries: VecDeque::new() }),
+                None => return Ok(None),
+            },
+        };
+        listing.entries.clear();
+        rustix::fs::seek(&listing.fd, SeekFrom::Start(offset))?;
+        listing.position = offset;
+        Ok(Some(listing))
     }
 
-    /// Puts back what was not taken.
-    fn put_back(&self, rest: Batch) {
-        if !rest.entries.is_empty() {
-            *self.batch.lock() = rest;
+    /// The end of one read; the next one may go on here.
+    fn keep(&self, listing: Box<Listing>) {
+        if !self.shared.volume.has_lasting_positions {
+            let replaced = self.kept.lock().replace(listing);
+            drop(replaced);
         }
     }
 }
@@ -102,27 +141,22 @@ impl Drop for DirHandle {
     }
 }
 
-/// Reads one batch from where the descriptor stands.
-fn fetch(fd: &OwnedFd, entries: &mut VecDeque<RawEntry>) -> Result<(), Errno> {
-    let mut space: Vec<MaybeUninit<u8>> = vec![MaybeUninit::uninit(); BATCH_BYTES];
-    let mut dir = RawDir::new(fd, &mut space);
-    while let Some(entry) = dir.next() {
-        let entry = match entry {
-            // The directory was removed.
-            Err(Errno::NOENT) => return Ok(()),
-            entry => entry?,
+impl Shared {
+    /// Opens a directory for reading; `None` when it has been removed and there is no way to it.
+    fn open_directory(&self, node: NodeId) -> Result<Option<OwnedFd>, Errno> {
+        let held = match self.descriptor(node) {
+            Err(Errno::STALE) if self.table.with(node, |slot| slot.is_nameless) == Some(true) => {
+                return Ok(None);
+            }
+            held => held?,
         };
-        entries.push_back(RawEntry {
-            name: entry.file_name().to_owned(),
-            ino: entry.ino(),
-            kind: kind_of(entry.file_type()),
-            next_offset: entry.next_entry_cookie(),
-        });
-        if dir.is_buffer_empty() {
-            break;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let open = || rustix::fs::openat(&held, c".", flags, rustix::fs::Mode::empty());
+        match self.with_descriptors(open) {
+            Err(Errno::NOENT) => Ok(None),
+            opened => opened.map(Some),
         }
     }
-    Ok(())
 }
 
 fn kind_of(file_type: FileType) -> Option<FileKind> {
@@ -139,23 +173,31 @@ fn kind_of(file_type: FileType) -> Option<FileKind> {
 }
 
 impl Vfs {
-    /// Opens a directory.
+    /// Opens a directory, at the cost of the caller's group.
     ///
     /// # Errors
-    /// `ENOTDIR` for anything else, `ESTALE` when it is gone, and the host's.
-    pub fn opendir(&self, node: NodeId) -> Result<Arc<DirHandle>, VfsError> {
+    /// `ENOTDIR` for anything else, `ESTALE` when it is gone, `ENFILE` and `ENOMEM` when the group has no share of descriptors or
+    /// memory left for a handle, and the host's.
+    pub fn opendir(&self, caller: &Caller, node: NodeId) -> Result<Arc<DirHandle>, VfsError> {
         let shared = &self.shared;
         if shared.find(node)?.kind != FileKind::Directory {
             return Err(Errno::NOTDIR.into());
         }
-        let held = shared.descriptor(node)?;
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let fd =
-            shared.with_descriptors(|| rustix::fs::openat(&held, c".", flags, rustix::fs::Mode::empty()))?;
-        if !shared.table.pin(node) {
+        let keeps = !shared.volume.has_lasting_positions;
+        let share = DescriptorShare::take(&caller.group, usize::from(keeps))?;
+        let charge =
+            HandleCharge::take(&shared.engine, &caller.group, if keeps { LISTING_BYTES } else { 0 })?;
+        // Whether it may be listed is to be said now.
+        if shared.open_directory(node)?.is_none() || !shared.table.pin(node) {
             return Err(Errno::STALE.into());
         }
-        Ok(Arc::new(DirHandle { shared: Arc::clone(shared), node, fd, batch: Mutex::default() }))
+        Ok(Arc::new(DirHandle {
+            shared: Arc::clone(shared),
+            node,
+            kept: Mutex::default(),
+            _share: share,
+            _charge: charge,
+        }))
     }
 
     /// Feeds entries from `offset` (0, or a `next_offset`) to `sink` until it answers false (that entry was not taken)
@@ -169,7 +211,7 @@ impl Vfs {
         offset: u64,
         sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
     ) -> Result<(), VfsError> {
-        self.walk(dir, offset, &mut |entry, _| sink(entry))
+        self.walk(dir, offset, &mut |entry, _, _| sink(entry))
     }
 
     /// Like [`readdir`](Self::readdir) with each name looked up: a taken entry with `entry` set counts one reference.
@@ -183,15 +225,13 @@ impl Vfs {
         offset: u64,
         sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
     ) -> Result<(), VfsError> {
-        // One descriptor for the batch.
-        let held = self.shared.descriptor(dir.node)?;
         let mut has_room = true;
-        self.walk(dir, offset, &mut |entry, name| {
+        self.walk(dir, offset, &mut |entry, fd, name| {
             let looked_up = match name.to_bytes() {
                 b"." | b".." => None,
                 // Nobody has asked for it yet: without room the name is listed, and looked up when somebody does.
                 _ if !has_room => None,
-                _ => match self.lookup_if_room(caller, dir.node, &held, name) {
+                _ => match self.lookup_if_room(caller, dir.node, fd, name) {
                     Ok(entry) => Some(entry),
                     Err(error) => {
                         has_room = error.errno() != Errno::NOMEM;
@@ -210,33 +250,32 @@ impl Vfs {
     fn walk(
         &self,
         dir: &DirHandle,
-        mut offset: u64,
-        take: &mut dyn FnMut(&DirEntry<'_>, &std::ffi::CStr) -> bool,
+        offset: u64,
+        take: &mut dyn FnMut(&DirEntry<'_>, &OwnedFd, &CStr) -> bool,
     ) -> Result<(), VfsError> {
+        let Some(mut listing) = dir.listing(offset)? else { return Ok(()) };
         loop {
-            let mut batch = dir.take_batch(offset)?;
-            if batch.entries.is_empty() {
-                return Ok(());
+            if listing.entries.is_empty() {
+                listing.fetch()?;
             }
-            while let Some(raw) = batch.entries.front() {
-                let is_above_root = dir.node == NodeId::ROOT && raw.name.to_bytes() == b"..";
-                let entry = DirEntry {
-                    name: OsStr::from_bytes(raw.name.to_bytes()),
-                    // What is above the volume is nobody's business.
-                    ino: if is_above_root { self.shared.volume.root_stat.attr.ino } else { raw.ino },
-                    kind: raw.kind,
-                    next_offset: raw.next_offset,
-                    entry: None,
-                };
-                if !take(&entry, &raw.name) {
-                    dir.put_back(batch);
-                    return Ok(());
-                }
-                offset = raw.next_offset;
-                batch.position = offset;
-                batch.entries.pop_front();
+            let Some(raw) = listing.entries.front() else { break };
+            let is_above_root = dir.node == NodeId::ROOT && raw.name.to_bytes() == b"..";
+            let entry = DirEntry {
+                name: OsStr::from_bytes(raw.name.to_bytes()),
+                // What is above the volume is nobody's business.
+                ino: if is_above_root { self.shared.volume.root_stat.attr.ino } else { raw.ino },
+                kind: raw.kind,
+                next_offset: raw.next_offset,
+                entry: None,
+            };
+            if !take(&entry, &listing.fd, &raw.name) {
+                break;
             }
+            listing.position = raw.next_offset;
+            listing.entries.pop_front();
         }
+        dir.keep(listing);
+        Ok(())
     }
 
     /// Makes the entries of a directory durable.
@@ -244,10 +283,12 @@ impl Vfs {
     /// # Errors
     /// The host's.
     pub fn fsyncdir(&self, dir: &DirHandle, data_only: bool) -> Result<(), VfsError> {
+        // One that has been removed has no entries.
+        let Some(fd) = self.shared.open_directory(dir.node)? else { return Ok(()) };
         if data_only {
-            rustix::fs::fdatasync(&dir.fd)?
+            rustix::fs::fdatasync(&fd)?
         } else {
-            rustix::fs::fsync(&dir.fd)?
+            rustix::fs::fsync(&fd)?
         }
         Ok(())
     }

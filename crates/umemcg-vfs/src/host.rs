@@ -46,12 +46,9 @@ impl HostStat {
     fn from_statx(stat: &Statx) -> Result<Self, Errno> {
         let time = |t: rustix::fs::StatxTimestamp| Timestamp { seconds: t.tv_sec, nanoseconds: t.tv_nsec };
         let mode = u32::from(stat.stx_mode);
-        let birth = if stat.stx_mask & StatxFlags::BTIME.bits() == 0 {
-            0
-        } else {
-            (stat.stx_btime.tv_sec as u64)
-                .wrapping_mul(1_000_000_000)
-                .wrapping_add(u64::from(stat.stx_btime.tv_nsec))
+        let btime = (stat.stx_mask & StatxFlags::BTIME.bits() != 0).then(|| time(stat.stx_btime));
+        let nanoseconds = |t: Timestamp| {
+            (t.seconds as u64).wrapping_mul(1_000_000_000).wrapping_add(u64::from(t.nanoseconds))
         };
         Ok(Self {
             attr: Attr {
@@ -66,11 +63,12 @@ impl HostStat {
                 atime: time(stat.stx_atime),
                 mtime: time(stat.stx_mtime),
                 ctime: time(stat.stx_ctime),
+                btime,
                 blksize: stat.stx_blksize,
             },
             kind: FileKind::from_mode(mode).ok_or(Errno::IO)?,
             dev: (stat.stx_dev_major, stat.stx_dev_minor),
-            birth,
+            birth: btime.map_or(0, nanoseconds),
             is_mount: stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT),
         })
     }

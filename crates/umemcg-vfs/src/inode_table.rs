@@ -265,6 +265,52 @@ impl InodeTable {
         Some((node, removed))
     }
 
+    /// Counts a lookup of a new inode that has no name, held by this descriptor; that is handed back when `max_orphans` are held
+    /// already.
+    pub(crate) fn count_nameless(
+        &self,
+        key: InodeKey,
+        kind: FileKind,
+        charge: NodeCharge,
+        held: Arc<OwnedFd>,
+        max_orphans: usize,
+    ) -> (NodeId, Option<Arc<OwnedFd>>) {
+        let index = self.shard_of_key(key);
+        let mut held = Some(held);
+        let mut shard = self.shards[index].lock();
+        // Relaxed: only uniqueness matters.
+        let node = (self.next.fetch_add(1, Ordering::Relaxed) << SHARD_SHIFT) | index as u64;
+        let mut slot = Box::new(Slot::new(key, kind, None, Some(charge)));
+        slot.is_nameless = true;
+        if self.nr_orphans.load(Ordering::Relaxed) < max_orphans {
+            self.nr_orphans.fetch_add(1, Ordering::Relaxed);
+            slot.orphan = held.take();
+        }
+        slot.looked_up();
+        self.settle(NodeId(node), &mut slot);
+        shard.by_key.insert(key, node);
+        shard.by_node.insert(node, slot);
+        (NodeId(node), held)
+    }
+
+    /// An inode without a name is about to get one, for which `handle` finds its handle. Its orphan descriptor is handed out.
+    pub(crate) fn named_again(
+        &self,
+        node: NodeId,
+        handle: impl FnOnce() -> Option<Box<FileHandle>>,
+    ) -> Option<Arc<OwnedFd>> {
+        if self.with(node, |slot| slot.is_nameless) != Some(true) {
+            return None;
+        }
+        let handle = handle();
+        let orphan = self.with(node, |slot| {
+            slot.is_nameless = false;
+            slot.handle = handle;
+            slot.orphan.take()
+        });
+        orphan.flatten().inspect(|_| _ = self.nr_orphans.fetch_sub(1, Ordering::Relaxed))
+    }
+
     /// Holds an entry. False when there is none.
     pub(crate) fn pin(&self, node: NodeId) -> bool {
         self.with(node, |slot| slot.pins += 1).is_some()

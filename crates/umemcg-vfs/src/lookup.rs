@@ -115,6 +115,26 @@ impl Vfs {
         }
     }
 
+    /// Counts a lookup of a new inode that has no name.
+    pub(crate) fn enter_nameless(
+        &self,
+        caller: &Caller,
+        stat: &HostStat,
+        held: OwnedFd,
+    ) -> Result<Entry, VfsError> {
+        let shared = &self.shared;
+        shared.volume.clock.saw(stat.attr.ctime);
+        let charge = NodeCharge::take_by(self.patience(), &shared.engine, &caller.group)?;
+        shared.table.lists_or(|| NameLists::register(shared));
+        let held = Arc::new(held);
+        let (node, too_many) =
+            shared.table.count_nameless(stat.key(), stat.kind, charge, held, shared.max_held);
+        if let Some(fd) = too_many {
+            shared.descriptors.put(node, fd);
+        }
+        Ok(Entry { node, generation: 0, attr: stat.attr })
+    }
+
     /// The attributes to show for an inode that the host just described.
     pub(crate) fn attr_after(&self, node: NodeId, stat: &HostStat) -> Result<Attr, VfsError> {
         if stat.kind != FileKind::Regular {

@@ -11,9 +11,9 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, RenameFlags};
 use rustix::io::Errno;
 
-use crate::attr::{Entry, NodeId};
+use crate::attr::{Entry, FileKind, NodeId};
 use crate::error::VfsError;
-use crate::host::{self, InodeKey};
+use crate::host::{self, InodeKey, SET_GID};
 use crate::inode_names::{NameCharge, is_long};
 use crate::inode_table::Loss;
 use crate::name::component;
@@ -88,19 +88,20 @@ impl Vfs {
         Ok(())
     }
 
-    /// Renames; `NOREPLACE` and `EXCHANGE` are supported.
+    /// Renames; `NOREPLACE`, `EXCHANGE` and `WHITEOUT` are supported. What the last leaves behind belongs to the caller.
     ///
     /// # Errors
     /// `EINVAL` for other flags; `ENOMEM` when there is no room for a long name; the host's.
     pub fn rename(
         &self,
+        caller: &Caller,
         parent: NodeId,
         name: &OsStr,
         new_parent: NodeId,
         new_name: &OsStr,
         flags: RenameFlags,
     ) -> Result<(), VfsError> {
-        if !(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE).contains(flags) {
+        if !(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE | RenameFlags::WHITEOUT).contains(flags) {
             return Err(Errno::INVAL.into());
         }
         let (name, new_name) = (component(name)?, component(new_name)?);
@@ -121,6 +122,9 @@ impl Vfs {
             // Two names of one inode: the host changes nothing, or exchanges like for like.
             return Ok(());
         }
+        if flags.contains(RenameFlags::WHITEOUT) {
+            self.give_away_whiteout(caller, &dir, &name);
+        }
         let shared = &self.shared;
         let (old, new) = ((parent, name.to_bytes()), (new_parent, new_name.to_bytes()));
         if let Some(node) = shared.table.find(moved.key()) {
@@ -135,8 +139,27 @@ impl Vfs {
             }
             return Ok(());
         }
-        let is_directory = moved.kind == crate::attr::FileKind::Directory;
+        let is_directory = moved.kind == FileKind::Directory;
         self.lost_name(victim, new_parent, &new_name, is_directory)
+    }
+
+    /// What a rename left behind was made by the daemon. One that cannot be given away stays the daemon's.
+    fn give_away_whiteout(&self, caller: &Caller, dir: &OwnedFd, name: &CStr) {
+        let give = || {
+            let fd = self.shared.with_descriptors(|| host::hold_name(dir, name))?;
+            let stat = host::stat_fd(&fd)?;
+            // On the host it might be something else by now.
+            let is_ours = stat.attr.uid == self.shared.volume.uid && stat.attr.nlink == 1;
+            let is_whiteout = stat.kind == FileKind::CharDevice && stat.attr.rdev == 0;
+            let gid = (host::stat_fd(dir)?.attr.mode & SET_GID == 0).then_some(caller.gid);
+            if is_ours && is_whiteout { host::chown(fd.as_fd(), Some(caller.uid), gid) } else { Ok(()) }
+        };
+        if self.shared.volume.is_privileged
+            && caller.uid != self.shared.volume.uid
+            && let Err(errno) = give()
+        {
+            tracing::debug!(%errno, "a whiteout stays the daemon's");
+        }
     }
 
     /// Room for the new name of an inode at the cost of whoever pays for the inode, if it is known and the name is long.
@@ -171,6 +194,11 @@ impl Vfs {
         let dir = self.directory(new_parent)?;
         let held = self.shared.descriptor(node)?;
         host::link(held.as_fd(), dir.as_fd(), &name)?;
+        // One that had no name yet: the host gives names to no others.
+        let orphan = self.shared.table.named_again(node, || self.shared.handle_of(&dir, &name));
+        if let Some(fd) = orphan {
+            self.shared.descriptors.put(node, fd);
+        }
         let stat = host::stat_fd(&held)?;
         if let Some(content) = self.shared.find(node)?.content {
             content.renamed(|| host::stat_fd(&held))?;

@@ -10,9 +10,11 @@ use rustix::io::Errno;
 use crate::attr::{FileKind, NodeId};
 use crate::content::Content;
 use crate::error::VfsError;
+use crate::handle_share::{DescriptorShare, HandleCharge};
 use crate::host;
 use crate::open_file::OpenFile;
 use crate::vfs::{Caller, Vfs};
+use crate::volume::IoMode;
 
 /// What `lseek` looks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,13 +25,17 @@ pub enum Whence {
     Hole,
 }
 
+/// Closed files looked at when a group has used up its share of descriptors.
+const REAPED_FOR_SHARE: usize = 64;
+
 impl Vfs {
     /// Opens a regular file. `O_TRUNC`, `O_APPEND`, `O_SYNC`, `O_DSYNC`, `O_DIRECTORY` and the access mode count. What was
     /// changed on the host since the cache last looked is noticed here.
     ///
     /// # Errors
     /// `EISDIR`, `ELOOP` for a symbolic link, `ENOTDIR` with `O_DIRECTORY`, `ENXIO` for pipes, sockets and devices
-    /// (the kernel serves those itself), `EROFS`, and the host's.
+    /// (the kernel serves those itself), `EROFS`, `ENFILE` and `ENOMEM` when the caller's group has no share of descriptors or
+    /// memory left for a handle, and the host's.
     pub fn open(&self, caller: &Caller, node: NodeId, flags: OFlags) -> Result<Arc<OpenFile>, VfsError> {
         match self.shared.find(node)?.kind {
             FileKind::Regular if flags.contains(OFlags::DIRECTORY) => return Err(Errno::NOTDIR.into()),
@@ -38,11 +44,11 @@ impl Vfs {
             FileKind::Symlink => return Err(Errno::LOOP.into()),
             _ => return Err(Errno::NXIO.into()),
         }
+        let room = self.room_for_file(caller)?;
         let content =
             self.acquire(caller, node, flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC))?;
-        let group = Arc::clone(&caller.group);
         // From here on dropping it closes.
-        let file = OpenFile::new(Arc::clone(&self.shared), node, content, flags, group);
+        let file = OpenFile::new(Arc::clone(&self.shared), node, content, flags, room);
         self.getattr(node, Some(&file))?;
         if flags.contains(OFlags::TRUNC) {
             // The superuser stands for CAP_FSETID.
@@ -52,6 +58,22 @@ impl Vfs {
             file.content.file.set_len(0)?;
         }
         Ok(file)
+    }
+
+    /// Room for an open file at the cost of the caller's group.
+    pub(crate) fn room_for_file(&self, caller: &Caller) -> Result<(HandleCharge, DescriptorShare), Errno> {
+        let share = self.share_for_file(caller)?;
+        Ok((HandleCharge::take(&self.shared.engine, &caller.group, 0)?, share))
+    }
+
+    /// The descriptors of an open file as a part of the share of the caller's group.
+    pub(crate) fn share_for_file(&self, caller: &Caller) -> Result<DescriptorShare, Errno> {
+        let nr = if self.shared.volume.io_mode() == IoMode::Direct { 2 } else { 1 };
+        DescriptorShare::take(&caller.group, nr).or_else(|_| {
+            // Some may belong to closed files that have been written back meanwhile.
+            self.shared.reap_lingering(REAPED_FOR_SHARE);
+            DescriptorShare::take(&caller.group, nr)
+        })
     }
 
     /// The content of a regular file with its host file open, and the node pinned; `Shared::close` gives both back.
@@ -91,7 +113,7 @@ impl Vfs {
         Ok(file.content.file.fsync(data_only, &file.errors)?)
     }
 
-    /// Reserves, punches or zeroes a byte range.
+    /// Reserves, punches or zeroes a byte range. As a write it takes capabilities, and with `kill_set_id` set-id bits.
     ///
     /// # Errors
     /// `EOPNOTSUPP` for other modes (collapsing, inserting) and where the host cannot; `EBADF` when not open for writing;
@@ -102,6 +124,7 @@ impl Vfs {
         mode: FallocateFlags,
         offset: u64,
         len: u64,
+        kill_set_id: bool,
     ) -> Result<(), VfsError> {
         const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
         if !file.is_writable() {
@@ -113,6 +136,9 @@ impl Vfs {
         let end = offset.checked_add(len).filter(|&end| end <= self.shared.volume.len_max);
         let end = end.ok_or(Errno::FBIG)?;
         let content = &file.content;
+        if content.may_have_privileges() {
+            content.clear_privileges(kill_set_id)?;
+        }
         let on_host = || Ok(content.store.allocate(mode, offset, len, content.file.len())?);
         let grows = !mode.contains(FallocateFlags::KEEP_SIZE);
         if mode.difference(FallocateFlags::KEEP_SIZE).is_empty() {

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use crate::attr::NodeId;
 use crate::content::Content;
 use crate::error::VfsError;
+use crate::handle_share::{DescriptorShare, HandleCharge};
 use crate::reach::Shared;
 use umemcg::{ErrorCursor, File, Group, PinnedPages, Readahead, count_hits};
 
@@ -28,7 +29,10 @@ pub struct OpenFile {
     flags: OFlags,
     readahead: Readahead,
     pub(crate) errors: ErrorCursor,
+    /// Always there until the file is closed.
+    share: Option<DescriptorShare>,
     group: Arc<Group>,
+    _charge: HandleCharge,
     /// Last: it may be what keeps the engine, to which everything above gives memory back.
     pub(crate) shared: Arc<Shared>,
 }
@@ -40,10 +44,20 @@ impl OpenFile {
         node: NodeId,
         content: Arc<Content>,
         flags: OFlags,
-        group: Arc<Group>,
+        (charge, share): (HandleCharge, DescriptorShare),
     ) -> Arc<Self> {
         let errors = content.file.sample_error();
-        Arc::new(Self { shared, node, content, flags, readahead: Readahead::default(), errors, group })
+        Arc::new(Self {
+            shared,
+            node,
+            content,
+            flags,
+            readahead: Readahead::default(),
+            errors,
+            group: Arc::clone(share.group()),
+            share: Some(share),
+            _charge: charge,
+        })
     }
 
     /// The inode that is open.
@@ -159,16 +173,17 @@ impl OpenFile {
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
-        self.shared.close(self.node, &self.content);
+        self.shared.close(self.node, &self.content, self.share.take());
         self.shared.reap_lingering(REAPED_PER_CLOSE);
         self.shared.bound_lingering();
     }
 }
 
 impl Shared {
-    /// Gives back an open of content, and the pin of the node that went with it.
-    pub(crate) fn close(&self, node: NodeId, content: &Content) {
-        let must_linger = content.release();
+    /// Gives back an open of content, and the pin of the node that went with it. The share of descriptors stays with a file that
+    /// lingers.
+    pub(crate) fn close(&self, node: NodeId, content: &Content, share: Option<DescriptorShare>) {
+        let must_linger = content.release(share);
         // The pin of the open becomes that of the lingering, unless there is one already or nobody can come back.
         let keeps_pin = must_linger
             && self.table.with(node, |slot| {

@@ -96,10 +96,11 @@ impl Vfs {
         match file {
             Some(file) if file.is_writable() => set(&file.content),
             _ => {
+                let share = self.share_for_file(caller)?;
                 let content = self.acquire(caller, node, true)?;
                 // Adopt what changed on the host before judging what is beyond the new end.
                 let result = self.getattr(node, None).and_then(|_| set(&content));
-                self.shared.close(node, &content);
+                self.shared.close(node, &content, Some(share));
                 result
             }
         }

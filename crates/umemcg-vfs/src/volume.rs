@@ -60,7 +60,9 @@ pub struct VolumeConfig {
     /// Most host descriptors kept for inodes that nobody has open; most kept for closed files that have data to write
     /// back (then a close waits for the oldest of those); and most kept for inodes that lost their last name while the kernel
     /// refers to them. Each is at most an eighth of the process's limit, and idle ones of all volumes together a quarter.
-    /// Beside these, one is held for the directory itself, and one for each open file and directory.
+    /// Beside these, one is held for the directory itself, and for each open file one, or two with direct I/O: these and those of
+    /// closed files come out of the share of the group that opened them (see `handle_share`). An open directory holds none, but
+    /// where the file system's positions in a directory do not outlive a descriptor.
     pub max_idle_descriptors: usize,
     /// Most files whose cached content is kept although the kernel has forgotten them. Each costs about a kilobyte beside
     /// its pages, and no descriptor.
@@ -124,6 +126,8 @@ pub(crate) struct Volume {
     pub(crate) len_max: u64,
     /// (C) Waiting for a range (`sync_file_range`) means that its data is on the device.
     pub(crate) waits_by_range: bool,
+    /// (C) A position in a directory means the same through any descriptor.
+    pub(crate) has_lasting_positions: bool,
     /// (C) For the engine's queues.
     pub(crate) store_id: StoreId,
     /// Stamps for accepted writes.
@@ -165,6 +169,7 @@ impl Volume {
         .ok();
         let io_mode = choose_io_mode(config, scratch.as_ref())?;
         let uid = rustix::process::geteuid();
+        let file_system = rustix::fs::fstatfs(&root).map_or(0, |fs| fs.f_type as u64);
         Ok(Arc::new(Self {
             dir: config.dir.clone(),
             root_stat,
@@ -172,7 +177,8 @@ impl Volume {
             is_privileged: uid.is_root(),
             uid: uid.as_raw(),
             len_max: scratch.as_ref().map_or(i64::MAX as u64, longest),
-            waits_by_range: rustix::fs::fstatfs(&root).is_ok_and(|fs| waits_by_range(fs.f_type as u64)),
+            waits_by_range: LOCAL.contains(&file_system) || file_system == TMPFS,
+            has_lasting_positions: LOCAL.contains(&file_system),
             store_id: next_store_id(),
             clock: VolumeClock::default(),
             io_mode: AtomicU8::new(io_mode as u8),
@@ -263,16 +269,12 @@ fn longest(scratch: &OwnedFd) -> u64 {
     if good < i32::MAX as u64 { i64::MAX as u64 } else { good }
 }
 
-/// Local file systems whose data lives in the kernel's page cache until it is on the device. Others (network, stacked,
-/// with caches of their own) may take no notice of a wait for a range. Numbers as in `statfs(2)`.
-fn waits_by_range(file_system: u64) -> bool {
-    const EXT: u64 = 0xef53;
-    const XFS: u64 = 0x5846_5342;
-    const BTRFS: u64 = 0x9123_683e;
-    const F2FS: u64 = 0xf2f5_2010;
-    const TMPFS: u64 = 0x0102_1994;
-    [EXT, XFS, BTRFS, F2FS, TMPFS].contains(&file_system)
-}
+/// Local file systems: their data lives in the kernel's page cache until it is on the device, and a position in a directory names
+/// a place in it, whoever asks. Others (network, stacked, with caches of their own) may take no notice of a wait for a range, or
+/// count entries for each descriptor. Numbers as in `statfs(2)`: ext4, XFS, btrfs, F2FS.
+const LOCAL: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
+/// Counted entries until Linux 6.6.
+const TMPFS: u64 = 0x0102_1994;
 
 #[cfg(test)]
 mod tests {

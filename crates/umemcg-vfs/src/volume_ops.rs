@@ -91,6 +91,7 @@ pub trait Volume: Send + Sync + fmt::Debug {
     /// Renames within the volume.
     fn rename(
         &self,
+        caller: &Caller,
         parent: NodeId,
         name: &OsStr,
         new_parent: NodeId,
@@ -117,8 +118,16 @@ pub trait Volume: Send + Sync + fmt::Debug {
         mode: u32,
         flags: OFlags,
     ) -> Result<(Entry, Arc<dyn VolumeFile>), VfsError>;
+    /// Makes and opens a regular file without a name, in the file system of a directory.
+    fn tmpfile(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        mode: u32,
+        flags: OFlags,
+    ) -> Result<(Entry, Arc<dyn VolumeFile>), VfsError>;
     /// Opens a directory.
-    fn opendir(&self, node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError>;
+    fn opendir(&self, caller: &Caller, node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError>;
 
     /// The value of an extended attribute.
     fn getxattr(&self, node: NodeId, name: &OsStr) -> Result<Vec<u8>, VfsError>;
@@ -176,13 +185,14 @@ pub trait VolumeFile: Send + Sync + fmt::Debug {
     fn flush(&self) -> Result<(), VfsError>;
     /// Makes content durable.
     fn fsync(&self, data_only: bool) -> Result<(), VfsError>;
-    /// Reserves, punches or zeroes a range; what that takes is charged to `group`.
+    /// Reserves, punches or zeroes a range; what that takes is charged to `group`. `kill_set_id` as for a write.
     fn fallocate(
         &self,
         group: &Arc<Group>,
         mode: FallocateFlags,
         offset: u64,
         len: u64,
+        kill_set_id: bool,
     ) -> Result<(), VfsError>;
     /// The next data or hole.
     fn lseek(&self, whence: Whence, offset: u64) -> Result<u64, VfsError>;
@@ -269,13 +279,14 @@ impl Volume for Vfs {
     }
     fn rename(
         &self,
+        caller: &Caller,
         parent: NodeId,
         name: &OsStr,
         new_parent: NodeId,
         new_name: &OsStr,
         flags: RenameFlags,
     ) -> Result<(), VfsError> {
-        self.rename(parent, name, new_parent, new_name, flags)
+        self.rename(caller, parent, name, new_parent, new_name, flags)
     }
     fn link(
         &self,
@@ -300,8 +311,18 @@ impl Volume for Vfs {
         let (entry, file) = self.create(caller, parent, name, mode, flags)?;
         Ok((entry, file))
     }
-    fn opendir(&self, node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError> {
-        Ok(self.opendir(node)?)
+    fn tmpfile(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        mode: u32,
+        flags: OFlags,
+    ) -> Result<(Entry, Arc<dyn VolumeFile>), VfsError> {
+        let (entry, file) = self.tmpfile(caller, parent, mode, flags)?;
+        Ok((entry, file))
+    }
+    fn opendir(&self, caller: &Caller, node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError> {
+        Ok(self.opendir(caller, node)?)
     }
     fn getxattr(&self, node: NodeId, name: &OsStr) -> Result<Vec<u8>, VfsError> {
         self.getxattr(node, name)
@@ -392,8 +413,9 @@ impl VolumeFile for OpenFile {
         mode: FallocateFlags,
         offset: u64,
         len: u64,
+        kill_set_id: bool,
     ) -> Result<(), VfsError> {
-        self.vfs().fallocate(self, mode, offset, len)
+        self.vfs().fallocate(self, mode, offset, len, kill_set_id)
     }
     fn lseek(&self, whence: Whence, offset: u64) -> Result<u64, VfsError> {
         self.vfs().lseek(self, whence, offset)

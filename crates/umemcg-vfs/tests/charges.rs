@@ -108,9 +108,9 @@ fn long_names_and_further_ones_cost_more_as_long_as_they_last() {
     v.vfs.unlink(ROOT, name("again")).unwrap();
     assert_eq!(names(), short_cost + long_cost);
     // Renamed: a long name stays one, a short one becomes one.
-    v.vfs.rename(ROOT, name(&long), ROOT, name(&longer), RenameFlags::empty()).unwrap();
+    v.vfs.rename(&v.root, ROOT, name(&long), ROOT, name(&longer), RenameFlags::empty()).unwrap();
     assert_eq!(names(), short_cost + long_cost);
-    v.vfs.rename(ROOT, name("short"), ROOT, name(&long), RenameFlags::empty()).unwrap();
+    v.vfs.rename(&v.root, ROOT, name("short"), ROOT, name(&long), RenameFlags::empty()).unwrap();
     assert_eq!(names(), 2 * long_cost);
     v.vfs.forget(one, 2);
     v.vfs.forget(two, 1);

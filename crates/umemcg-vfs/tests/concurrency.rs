@@ -66,7 +66,7 @@ fn stir(v: &Fixture, random: &mut Random) {
         }
         5 => {
             let flags = [RenameFlags::empty(), RenameFlags::EXCHANGE, RenameFlags::NOREPLACE];
-            let _ = vfs.rename(at, n, ROOT, other, flags[random.below(3) as usize]);
+            let _ = vfs.rename(&v.root, at, n, ROOT, other, flags[random.below(3) as usize]);
             None
         }
         6 => vfs.lookup(&v.root, at, n).ok().and_then(|entry| {
@@ -76,7 +76,7 @@ fn stir(v: &Fixture, random: &mut Random) {
         7 => vfs.lookup(&v.root, at, n).ok().inspect(|entry| {
             if let Ok(file) = vfs.open(&v.root, entry.node, OFlags::RDWR | OFlags::TRUNC) {
                 let _ = file.write(&v.root.group, 0, &[2; 20_000], false);
-                let _ = vfs.fallocate(&file, FallocateFlags::ZERO_RANGE, 100, 9000);
+                let _ = vfs.fallocate(&file, FallocateFlags::ZERO_RANGE, 100, 9000, false);
                 let _ = vfs.fsync(&file, true);
             }
         }),
@@ -91,7 +91,7 @@ fn stir(v: &Fixture, random: &mut Random) {
             }
         }),
         10 => {
-            if let Ok(handle) = vfs.opendir(at) {
+            if let Ok(handle) = vfs.opendir(&v.root, at) {
                 let mut found = Vec::new();
                 let _ = vfs.readdirplus(&v.root, &handle, 0, &mut |entry| {
                     found.extend(entry.entry);
@@ -263,7 +263,7 @@ fn open_files_may_outlive_everything_else() {
     let v = small(Reach::Auto);
     let (entry, file) = v.create(ROOT, "f");
     v.write(&file, 0, &[1; 10_000]);
-    let handle = v.vfs.opendir(ROOT).unwrap();
+    let handle = v.vfs.opendir(&v.root, ROOT).unwrap();
     let group = Arc::clone(&v.root.group);
     let dir = {
         let Fixture { vfs, engine, dir, root } = v;

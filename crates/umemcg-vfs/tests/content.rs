@@ -123,7 +123,7 @@ fn reading_is_not_writing() {
         let (entry, _file) = v.create(ROOT, "f");
         let read_only = v.open(entry.node, OFlags::RDONLY);
         assert_eq!(errno(read_only.write(&v.root.group, 0, b"x", false)), Errno::BADF);
-        assert_eq!(errno(v.vfs.fallocate(&read_only, FallocateFlags::empty(), 0, 10)), Errno::BADF);
+        assert_eq!(errno(v.vfs.fallocate(&read_only, FallocateFlags::empty(), 0, 10, false)), Errno::BADF);
         assert!(read_only.try_write(&v.root.group, 0, b"x", false).is_none());
     });
 }
@@ -170,8 +170,8 @@ fn what_the_host_cannot_hold_is_refused_before_it_is_accepted() {
         assert!(file.try_write(&v.root.group, u64::MAX, b"x", false).is_none());
         let size = |len| v.set(entry.node, SetAttr { size: Some(len), ..SetAttr::default() });
         assert_eq!(errno(size(u64::MAX)), Errno::FBIG);
-        assert_eq!(errno(v.vfs.fallocate(&file, FallocateFlags::empty(), u64::MAX, 2)), Errno::FBIG);
-        assert_eq!(errno(v.vfs.fallocate(&file, FallocateFlags::empty(), 0, 0)), Errno::INVAL);
+        assert_eq!(errno(v.vfs.fallocate(&file, FallocateFlags::empty(), u64::MAX, 2, false)), Errno::FBIG);
+        assert_eq!(errno(v.vfs.fallocate(&file, FallocateFlags::empty(), 0, 0, false)), Errno::INVAL);
         assert_eq!(v.attr("f").size, 0);
         v.vfs.fsync(&file, false).unwrap();
     });
@@ -182,7 +182,7 @@ fn allocation_extends_or_keeps_the_size() {
     both_ways(|v| {
         let (_, file) = v.create(ROOT, "f");
         v.write(&file, 0, b"data");
-        match v.vfs.fallocate(&file, FallocateFlags::empty(), 0, 100_000) {
+        match v.vfs.fallocate(&file, FallocateFlags::empty(), 0, 100_000, false) {
             Err(error) if error.errno() == Errno::OPNOTSUPP => {
                 eprintln!("SKIPPED: no fallocate here");
                 return;
@@ -190,13 +190,16 @@ fn allocation_extends_or_keeps_the_size() {
             result => result.unwrap(),
         }
         assert_eq!(v.attr("f").size, 100_000);
-        v.vfs.fallocate(&file, FallocateFlags::KEEP_SIZE, 0, 200_000).unwrap();
+        v.vfs.fallocate(&file, FallocateFlags::KEEP_SIZE, 0, 200_000, false).unwrap();
         assert_eq!(v.attr("f").size, 100_000);
         assert!(v.attr("f").blocks * 512 >= 200_000);
         assert_eq!(v.read(&file, 0, 6), b"data\0\0");
         let odd = FallocateFlags::COLLAPSE_RANGE;
-        assert_eq!(errno(v.vfs.fallocate(&file, odd, 0, 4096)), Errno::OPNOTSUPP);
-        assert_eq!(errno(v.vfs.fallocate(&file, FallocateFlags::PUNCH_HOLE, 0, 4096)), Errno::OPNOTSUPP);
+        assert_eq!(errno(v.vfs.fallocate(&file, odd, 0, 4096, false)), Errno::OPNOTSUPP);
+        assert_eq!(
+            errno(v.vfs.fallocate(&file, FallocateFlags::PUNCH_HOLE, 0, 4096, false)),
+            Errno::OPNOTSUPP
+        );
     });
 }
 
@@ -210,7 +213,7 @@ fn holes_are_punched_and_ranges_zeroed_through_dirty_data() {
                 if is_durable {
                     v.vfs.fsync(&file, false).unwrap();
                 }
-                v.vfs.fallocate(&file, mode, 4000, 2 * 4096).unwrap();
+                v.vfs.fallocate(&file, mode, 4000, 2 * 4096, false).unwrap();
                 let check = || {
                     let bytes = v.read(&file, 0, 6 * 4096);
                     assert_eq!(bytes.len(), 5 * 4096);
@@ -234,9 +237,9 @@ fn zeroing_beyond_the_end_extends_unless_told_otherwise() {
         let (_, file) = v.create(ROOT, "f");
         v.write(&file, 0, &[9; 5000]);
         let zero = FallocateFlags::ZERO_RANGE;
-        v.vfs.fallocate(&file, zero | FallocateFlags::KEEP_SIZE, 4000, 8000).unwrap();
+        v.vfs.fallocate(&file, zero | FallocateFlags::KEEP_SIZE, 4000, 8000, false).unwrap();
         assert_eq!(v.attr("f").size, 5000);
-        v.vfs.fallocate(&file, zero, 4000, 8000).unwrap();
+        v.vfs.fallocate(&file, zero, 4000, 8000, false).unwrap();
         assert_eq!(v.attr("f").size, 12_000);
         assert_eq!(v.read(&file, 3999, 20_000), [&[9][..], &[0; 8000]].concat());
     });
@@ -368,4 +371,21 @@ fn what_the_kernel_forgets_stays_cached_within_a_bound() {
         v.vfs.forget(node, u64::MAX);
         assert_eq!(errno(v.vfs.getattr(node, None)), Errno::STALE);
     }
+}
+
+#[test]
+fn fallocate_takes_set_id_bits_as_a_write_does() {
+    both_ways(|v| {
+        let (entry, file) = v.create(ROOT, "f");
+        v.write(&file, 0, &[1; 8192]);
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        for mode in [FallocateFlags::empty(), FallocateFlags::KEEP_SIZE, punch] {
+            let bits = SetAttr { mode: Some(0o6755), ..SetAttr::default() };
+            v.set(entry.node, bits).unwrap();
+            v.vfs.fallocate(&file, mode, 0, 4096, false).unwrap();
+            assert_eq!(v.attr("f").mode & 0o7777, 0o6755, "{mode:?}: the superuser keeps them");
+            v.vfs.fallocate(&file, mode, 0, 4096, true).unwrap();
+            assert_eq!(v.attr("f").mode & 0o7777, 0o755, "{mode:?}");
+        }
+    });
 }

@@ -154,6 +154,67 @@ fn a_default_access_list_decides_instead_of_the_umask() {
 }
 
 #[test]
+fn without_a_umask_the_default_access_list_decides_too() {
+    both_ways(|v| {
+        let dir = v.mkdir(ROOT, "d");
+        // u::rwx g::r-x o::---, as `setfacl` writes it.
+        let entries = [[1u16, 7], [4, 5], [0x20, 0]].map(|[tag, bits]| {
+            [&tag.to_le_bytes()[..], &bits.to_le_bytes(), &u32::MAX.to_le_bytes()].concat()
+        });
+        let list = [&2u32.to_le_bytes()[..], &entries.concat()].concat();
+        let set = v.vfs.setxattr(
+            dir.node,
+            name("system.posix_acl_default"),
+            &list,
+            umemcg_vfs::XattrFlags::empty(),
+            false,
+        );
+        if let Err(error) = set {
+            eprintln!("SKIPPED: no access lists here: {error}");
+            return;
+        }
+        let caller = Caller { umask: 0, ..v.root.clone() };
+        let (file, _) = v.vfs.create(&caller, dir.node, name("f"), 0o666, OFlags::RDWR).unwrap();
+        assert_eq!(file.attr.mode & 0o777, 0o640);
+        assert_eq!(v.vfs.mkdir(&caller, dir.node, name("sub"), 0o777).unwrap().attr.mode & 0o777, 0o750);
+    });
+}
+
+#[test]
+fn a_file_without_a_name_is_written_and_may_get_one() {
+    both_ways(|v| {
+        let ann = v.user(1001, 1002);
+        let dir = v.mkdir(ROOT, "d");
+        let (entry, file) = v.vfs.tmpfile(&ann, dir.node, 0o666, OFlags::RDWR).unwrap();
+        assert_eq!((entry.attr.nlink, entry.attr.mode), (0, 0o100_644));
+        if rustix::process::geteuid().is_root() {
+            assert_eq!((entry.attr.uid, entry.attr.gid), (1001, 1002));
+        }
+        v.write(&file, 0, b"content");
+        assert_eq!((v.vfs.getattr(entry.node, None).unwrap().size, v.ls(dir.node).len()), (7, 0));
+        let named = v.vfs.link(&ann, entry.node, dir.node, name("f")).unwrap();
+        assert_eq!((named.node, named.attr.nlink, named.attr.size), (entry.node, 1, 7));
+        drop(file);
+        v.vfs.forget(entry.node, 2);
+        v.vfs.syncfs().unwrap();
+        assert_eq!(std::fs::read(v.host("d/f")).unwrap(), b"content");
+        assert_eq!(v.cat("d/f"), b"content");
+    });
+}
+
+#[test]
+fn a_file_that_never_gets_a_name_leaves_nothing() {
+    both_ways(|v| {
+        let nr_inodes = v.vfs.nr_inodes();
+        let (entry, file) = v.vfs.tmpfile(&v.root, ROOT, 0o600, OFlags::RDWR).unwrap();
+        v.write(&file, 0, &[1; 100_000]);
+        drop(file);
+        v.vfs.forget(entry.node, 1);
+        assert_eq!((v.vfs.nr_inodes(), v.ls(ROOT).len()), (nr_inodes, 0));
+    });
+}
+
+#[test]
 fn create_opens_what_is_there_unless_it_must_be_new() {
     both_ways(|v| {
         let (first, file) = v.create(ROOT, "f");

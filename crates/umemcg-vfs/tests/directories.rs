@@ -37,7 +37,7 @@ fn every_name_is_seen_once_in_small_and_large_reads() {
     both_ways(|v| {
         let dir = fill(v, 3000);
         for step in [1, 7, 1000, usize::MAX] {
-            let handle = v.vfs.opendir(dir).unwrap();
+            let handle = v.vfs.opendir(&v.root, dir).unwrap();
             let (mut seen, mut offset) = (BTreeSet::new(), 0);
             loop {
                 let (names, next) = some(v, &handle, offset, step);
@@ -59,7 +59,7 @@ fn every_name_is_seen_once_in_small_and_large_reads() {
 fn positions_stay_good_when_names_come_and_go() {
     both_ways(|v| {
         let dir = fill(v, 500);
-        let handle = v.vfs.opendir(dir).unwrap();
+        let handle = v.vfs.opendir(&v.root, dir).unwrap();
         let (first, cookie) = some(v, &handle, 0, 100);
         let (rest, _) = some(v, &handle, cookie, usize::MAX);
         // Everything that was read first goes, and something is added.
@@ -71,7 +71,7 @@ fn positions_stay_good_when_names_come_and_go() {
         let again: BTreeSet<_> = again.into_iter().filter(|n| n != "new").collect();
         assert_eq!(again, rest.into_iter().collect(), "seekdir to where telldir was");
         // And from a handle that has never been there.
-        let fresh = v.vfs.opendir(dir).unwrap();
+        let fresh = v.vfs.opendir(&v.root, dir).unwrap();
         let (other, _) = some(v, &fresh, cookie, usize::MAX);
         assert_eq!(other.into_iter().filter(|n| n != "new").collect::<BTreeSet<_>>(), again);
     });
@@ -81,7 +81,7 @@ fn positions_stay_good_when_names_come_and_go() {
 fn rewinding_shows_what_is_new() {
     both_ways(|v| {
         let dir = fill(v, 3);
-        let handle = v.vfs.opendir(dir).unwrap();
+        let handle = v.vfs.opendir(&v.root, dir).unwrap();
         assert_eq!(some(v, &handle, 0, usize::MAX).0.len(), 5);
         v.create(dir, "new");
         assert!(some(v, &handle, 0, usize::MAX).0.contains(&"new".to_string()));
@@ -95,7 +95,7 @@ fn readdirplus_looks_up_what_is_taken_and_nothing_else() {
         std::fs::create_dir(v.host("dir/sub")).unwrap();
         std::os::unix::fs::symlink("x", v.host("dir/link")).unwrap();
         let before = v.vfs.nr_inodes();
-        let handle = v.vfs.opendir(dir).unwrap();
+        let handle = v.vfs.opendir(&v.root, dir).unwrap();
         let mut taken = Vec::new();
         let mut seen = 0;
         v.vfs
@@ -126,7 +126,7 @@ fn readdirplus_looks_up_what_is_taken_and_nothing_else() {
 fn what_is_above_the_volume_stays_hidden() {
     both_ways(|v| {
         let above = std::fs::metadata(v.dir.path().parent().unwrap()).unwrap();
-        let handle = v.vfs.opendir(ROOT).unwrap();
+        let handle = v.vfs.opendir(&v.root, ROOT).unwrap();
         v.vfs
             .readdir(&handle, 0, &mut |entry| {
                 assert_ne!(entry.ino, std::os::unix::fs::MetadataExt::ino(&above));
@@ -139,7 +139,7 @@ fn what_is_above_the_volume_stays_hidden() {
 #[test]
 fn fsync_of_a_directory_and_statfs_answer() {
     both_ways(|v| {
-        let handle = v.vfs.opendir(ROOT).unwrap();
+        let handle = v.vfs.opendir(&v.root, ROOT).unwrap();
         v.vfs.fsyncdir(&handle, true).unwrap();
         v.vfs.fsyncdir(&handle, false).unwrap();
         let fs = v.vfs.statfs().unwrap();

@@ -17,7 +17,7 @@ fn a_tree_is_made_written_renamed_read_and_removed() {
         v.vfs.fsync(&file, false).unwrap();
         assert_eq!(std::fs::read(v.host("d/f")).unwrap(), b"hello world");
 
-        v.vfs.rename(dir.node, name("f"), ROOT, name("g"), RenameFlags::empty()).unwrap();
+        v.vfs.rename(&v.root, dir.node, name("f"), ROOT, name("g"), RenameFlags::empty()).unwrap();
         assert_eq!(errno(v.walk("d/f")), Errno::NOENT);
         assert_eq!(v.walk("g").unwrap().node, entry.node);
         assert_eq!(v.cat("g"), b"hello world");

@@ -95,7 +95,7 @@ fn read_only() {
     assert_eq!(errno(vfs.rmdir(ROOT, name("d"))), Errno::ROFS);
     assert_eq!(errno(vfs.link(root, node, ROOT, name("n"))), Errno::ROFS);
     let none = umemcg_vfs::RenameFlags::empty();
-    assert_eq!(errno(vfs.rename(ROOT, name("f"), ROOT, name("g"), none)), Errno::ROFS);
+    assert_eq!(errno(vfs.rename(&v.root, ROOT, name("f"), ROOT, name("g"), none)), Errno::ROFS);
     for change in [
         SetAttr { size: Some(1), ..SetAttr::default() },
         SetAttr { mode: Some(0o600), ..SetAttr::default() },
@@ -129,11 +129,12 @@ fn mounted_inside() {
         for n in ["other", "same"] {
             assert_eq!(errno(v.walk(n)), Errno::XDEV, "{n}");
             assert_eq!(errno(v.vfs.rmdir(ROOT, name(n))), Errno::XDEV, "{n}");
-            let moved = v.vfs.rename(ROOT, name(n), ROOT, name("x"), umemcg_vfs::RenameFlags::empty());
+            let moved =
+                v.vfs.rename(&v.root, ROOT, name(n), ROOT, name("x"), umemcg_vfs::RenameFlags::empty());
             assert_eq!(errno(moved), Errno::XDEV, "{n}");
         }
         assert_eq!(v.ls(ROOT), ["other", "same"], "the names are there");
-        let handle = v.vfs.opendir(ROOT).unwrap();
+        let handle = v.vfs.opendir(&v.root, ROOT).unwrap();
         v.vfs
             .readdirplus(&v.root, &handle, 0, &mut |entry| {
                 assert!(entry.entry.is_none(), "{:?}", entry.name);

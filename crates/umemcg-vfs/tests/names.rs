@@ -53,7 +53,7 @@ fn a_name_can_be_taken_over_while_the_old_file_is_open() {
         v.write(&old_file, 0, b"old");
         let (new, new_file) = v.create(ROOT, "temporary");
         v.write(&new_file, 0, b"new");
-        v.vfs.rename(ROOT, name("temporary"), ROOT, name("target"), PLAIN).unwrap();
+        v.vfs.rename(&v.root, ROOT, name("temporary"), ROOT, name("target"), PLAIN).unwrap();
         assert_eq!(v.walk("target").unwrap().node, new.node);
         assert_eq!(v.cat("target"), b"new");
         assert_eq!(v.read(&old_file, 0, 10), b"old");
@@ -69,7 +69,7 @@ fn rename_keeps_what_is_cached() {
         v.vfs.fsync(&file, false).unwrap();
         let cached = file.content().nr_cached_pages();
         assert_eq!(cached, 2);
-        v.vfs.rename(ROOT, name("a"), ROOT, name("b"), PLAIN).unwrap();
+        v.vfs.rename(&v.root, ROOT, name("a"), ROOT, name("b"), PLAIN).unwrap();
         v.vfs.link(&v.root, entry.node, ROOT, name("c")).unwrap();
         v.vfs.unlink(ROOT, name("b")).unwrap();
         let again = v.open(entry.node, OFlags::RDONLY);
@@ -84,16 +84,35 @@ fn noreplace_refuses_and_exchange_swaps() {
         v.write(&file, 0, b"A");
         let d = v.mkdir(ROOT, "d");
         let b = v.mkdir(d.node, "b");
-        let taken = v.vfs.rename(ROOT, name("a"), d.node, name("b"), RenameFlags::NOREPLACE);
+        let taken = v.vfs.rename(&v.root, ROOT, name("a"), d.node, name("b"), RenameFlags::NOREPLACE);
         assert_eq!(errno(taken), Errno::EXIST);
-        v.vfs.rename(ROOT, name("a"), d.node, name("b"), RenameFlags::EXCHANGE).unwrap();
+        v.vfs.rename(&v.root, ROOT, name("a"), d.node, name("b"), RenameFlags::EXCHANGE).unwrap();
         assert_eq!(v.walk("d/b").unwrap().node, a.node);
         assert_eq!(v.walk("a").unwrap().node, b.node);
         assert_eq!(v.cat("d/b"), b"A");
         v.create(b.node, "inside");
         assert!(v.host("a/inside").exists());
-        let unknown = v.vfs.rename(ROOT, name("a"), ROOT, name("z"), RenameFlags::WHITEOUT);
-        assert_eq!(errno(unknown), Errno::INVAL);
+        let both = RenameFlags::EXCHANGE | RenameFlags::WHITEOUT;
+        assert_eq!(errno(v.vfs.rename(&v.root, ROOT, name("a"), d.node, name("b"), both)), Errno::INVAL);
+    });
+}
+
+#[test]
+fn a_rename_may_leave_a_whiteout_that_is_the_callers() {
+    both_ways(|v| {
+        let ann = v.user(1001, 1002);
+        let (a, file) = v.create(ROOT, "a");
+        v.write(&file, 0, b"A");
+        v.create(ROOT, "b");
+        v.vfs.rename(&ann, ROOT, name("a"), ROOT, name("b"), RenameFlags::WHITEOUT).unwrap();
+        assert_eq!((v.walk("b").unwrap().node, v.cat("b")), (a.node, b"A".to_vec()));
+        let whiteout = v.attr("a");
+        assert_eq!((whiteout.mode, whiteout.rdev, whiteout.nlink), (0o020_000, 0, 1));
+        if rustix::process::geteuid().is_root() {
+            assert_eq!((whiteout.uid, whiteout.gid), (1001, 1002));
+        }
+        v.vfs.unlink(ROOT, name("a")).unwrap();
+        assert_eq!(v.ls(ROOT), ["b"]);
     });
 }
 
@@ -102,7 +121,7 @@ fn renaming_one_link_over_the_other_changes_nothing() {
     both_ways(|v| {
         let (a, _file) = v.create(ROOT, "a");
         v.vfs.link(&v.root, a.node, ROOT, name("b")).unwrap();
-        v.vfs.rename(ROOT, name("a"), ROOT, name("b"), PLAIN).unwrap();
+        v.vfs.rename(&v.root, ROOT, name("a"), ROOT, name("b"), PLAIN).unwrap();
         assert_eq!(v.walk("a").unwrap().node, v.walk("b").unwrap().node);
         assert_eq!(v.attr("a").nlink, 2);
     });
@@ -117,13 +136,13 @@ fn a_moved_directory_is_found_with_everything_below() {
         v.write(&file, 0, b"x");
         drop(file);
         let b = v.mkdir(ROOT, "b");
-        v.vfs.rename(ROOT, name("a"), b.node, name("moved"), PLAIN).unwrap();
+        v.vfs.rename(&v.root, ROOT, name("a"), b.node, name("moved"), PLAIN).unwrap();
         v.vfs.syncfs().unwrap();
         assert_eq!(v.vfs.path_of(f.node).unwrap().to_str(), Some("b/moved/deep/f"));
         assert_eq!(v.read(&v.open(f.node, OFlags::RDONLY), 0, 9), b"x");
         v.create(deep.node, "g");
         assert!(v.host("b/moved/deep/g").exists());
-        let loops = v.vfs.rename(ROOT, name("b"), deep.node, name("b"), PLAIN);
+        let loops = v.vfs.rename(&v.root, ROOT, name("b"), deep.node, name("b"), PLAIN);
         assert_eq!(errno(loops), Errno::INVAL);
     });
 }
@@ -132,7 +151,7 @@ fn a_moved_directory_is_found_with_everything_below() {
 fn a_removed_directory_is_empty_and_takes_nothing_new() {
     both_ways(|v| {
         let d = v.mkdir(ROOT, "d");
-        let handle = v.vfs.opendir(d.node).unwrap();
+        let handle = v.vfs.opendir(&v.root, d.node).unwrap();
         v.vfs.rmdir(ROOT, name("d")).unwrap();
         assert_eq!(v.vfs.getattr(d.node, None).unwrap().nlink, 0);
         assert_eq!(v.ls(d.node), [""; 0]);
@@ -158,13 +177,13 @@ fn the_usual_refusals_have_the_usual_numbers() {
         assert_eq!(errno(v.vfs.link(root, d.node, ROOT, name("l"))), Errno::PERM);
         assert_eq!(errno(v.vfs.link(root, f.node, ROOT, name("d"))), Errno::EXIST);
         assert_eq!(errno(v.vfs.lookup(root, f.node, name("x"))), Errno::NOTDIR);
-        assert_eq!(errno(v.vfs.opendir(f.node)), Errno::NOTDIR);
+        assert_eq!(errno(v.vfs.opendir(&v.root, f.node)), Errno::NOTDIR);
         assert_eq!(errno(v.vfs.readlink(f.node)), Errno::INVAL);
         assert_eq!(errno(v.vfs.open(root, d.node, OFlags::RDONLY)), Errno::ISDIR);
         assert_eq!(errno(v.vfs.open(root, f.node, OFlags::DIRECTORY)), Errno::NOTDIR);
         assert_eq!(errno(v.vfs.lookup(root, NodeId(1 << 40), name("x"))), Errno::STALE);
         v.mkdir(ROOT, "e");
-        let over = v.vfs.rename(d.node, name("f"), ROOT, name("e"), PLAIN);
+        let over = v.vfs.rename(&v.root, d.node, name("f"), ROOT, name("e"), PLAIN);
         assert_eq!(errno(over), Errno::ISDIR);
     });
 }
@@ -201,7 +220,7 @@ fn nothing_leaves_the_directory() {
         assert_eq!(v.vfs.readlink(link.node).unwrap(), secret.path().as_os_str());
         assert_eq!(errno(v.vfs.lookup(&v.root, link.node, name("s"))), Errno::NOTDIR);
         assert_eq!(errno(v.vfs.open(&v.root, link.node, OFlags::RDONLY)), Errno::LOOP);
-        assert_eq!(errno(v.vfs.opendir(link.node)), Errno::NOTDIR);
+        assert_eq!(errno(v.vfs.opendir(&v.root, link.node)), Errno::NOTDIR);
         // Operations on the link are on the link.
         v.vfs.setattr(&v.root, link.node, None, &SetAttr { uid: Some(12), ..SetAttr::default() }).unwrap();
         assert_ne!(std::fs::metadata(secret.path()).unwrap().uid(), 12);

@@ -56,7 +56,7 @@ fn whole_volume() {
     let link = v.vfs.symlink(&v.root, ROOT, name("l"), name("d/f")).unwrap();
     v.vfs.link(&v.root, link.node, ROOT, name("l2")).unwrap();
     v.vfs.mknod(&v.root, ROOT, name("p"), 0o010_600, 0).unwrap();
-    v.vfs.rename(dir.node, name("f"), ROOT, name("g2"), RenameFlags::NOREPLACE).unwrap();
+    v.vfs.rename(&v.root, dir.node, name("f"), ROOT, name("g2"), RenameFlags::NOREPLACE).unwrap();
     v.set(entry.node, SetAttr { mode: Some(0o4711), size: Some(4), ..SetAttr::default() }).unwrap();
     assert_eq!(v.cat("g2"), b"cont");
     v.vfs.setxattr(entry.node, name("user.x"), b"1", umemcg_vfs::XattrFlags::empty(), false).unwrap();
@@ -134,7 +134,7 @@ fn hosts_permissions() {
 
     let searchable = find("searchable").node;
     assert_eq!(vfs.lookup(&v.root, searchable, name("inside")).unwrap().attr.size, 6);
-    assert_eq!(errno(vfs.opendir(searchable)), Errno::ACCESS);
+    assert_eq!(errno(vfs.opendir(&v.root, searchable)), Errno::ACCESS);
     assert_eq!(errno(vfs.create(&v.root, searchable, name("x"), 0o644, OFlags::RDWR)), Errno::ACCESS);
 }
 
@@ -160,7 +160,7 @@ fn search_only() {
     let node = vfs.lookup(&v.root, ROOT, name("f")).unwrap().node;
     let file = vfs.open(&v.root, node, OFlags::RDONLY).unwrap();
     assert_eq!(v.read(&file, 0, 100), b"known by name");
-    assert_eq!(errno(vfs.opendir(ROOT)), Errno::ACCESS);
+    assert_eq!(errno(vfs.opendir(&v.root, ROOT)), Errno::ACCESS);
     vfs.statfs().unwrap();
 }
 

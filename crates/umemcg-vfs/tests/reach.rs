@@ -201,14 +201,17 @@ fn unknown_nodes_are_stale_for_every_operation() {
         assert_eq!(errno(v.vfs.getattr(node, None)), Errno::STALE);
         assert_eq!(errno(v.vfs.setattr(root, node, None, &SetAttr::default())), Errno::STALE);
         assert_eq!(errno(v.vfs.open(root, node, OFlags::RDONLY)), Errno::STALE);
-        assert_eq!(errno(v.vfs.opendir(node)), Errno::STALE);
+        assert_eq!(errno(v.vfs.opendir(&v.root, node)), Errno::STALE);
         assert_eq!(errno(v.vfs.readlink(node)), Errno::STALE);
         assert_eq!(errno(v.vfs.create(root, node, n, 0o644, OFlags::RDWR)), Errno::STALE);
         assert_eq!(errno(v.vfs.symlink(root, node, n, n)), Errno::STALE);
         assert_eq!(errno(v.vfs.mknod(root, node, n, 0o010_644, 0)), Errno::STALE);
         assert_eq!(errno(v.vfs.rmdir(node, n)), Errno::STALE);
         assert_eq!(errno(v.vfs.link(root, node, ROOT, n)), Errno::STALE);
-        assert_eq!(errno(v.vfs.rename(ROOT, n, node, n, umemcg_vfs::RenameFlags::empty())), Errno::STALE);
+        assert_eq!(
+            errno(v.vfs.rename(&v.root, ROOT, n, node, n, umemcg_vfs::RenameFlags::empty())),
+            Errno::STALE
+        );
         assert_eq!(errno(v.vfs.getxattr(node, n)), Errno::STALE);
         assert_eq!(errno(v.vfs.setxattr(node, n, b"", empty, false)), Errno::STALE);
         assert_eq!(errno(v.vfs.listxattr(root, node)), Errno::STALE);

@@ -235,7 +235,7 @@ fn a_listing_without_room_names_what_it_cannot_remember() {
     let ann = tenant(&v, "ann", LIMIT);
     fill(&v, "d", 2000);
     let dir = kernel.uses(kernel.lookup(&ann, ROOT, "d").node);
-    let handle = v.vfs.opendir(dir).unwrap();
+    let handle = v.vfs.opendir(&v.root, dir).unwrap();
     let (mut nr_listed, mut nr_known) = (0, 0);
     v.vfs
         .readdirplus(&ann, &handle, 0, &mut |entry| {
@@ -437,7 +437,9 @@ fn names_come_go_and_move_while_others_are_let_go_of() {
                             .expect("the directory was looked up and not given back");
                         file.write(&caller.group, 0, b"x", false).unwrap();
                         kernel.has(entry);
-                        v.vfs.rename(ROOT, name(&one), ROOT, name(&other), RenameFlags::empty()).unwrap();
+                        v.vfs
+                            .rename(&v.root, ROOT, name(&one), ROOT, name(&other), RenameFlags::empty())
+                            .unwrap();
                         assert_eq!(at(&other), made.node, "the directory is in use, so it is the same");
                         kernel.has(made);
                         drop(file);

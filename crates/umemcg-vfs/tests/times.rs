@@ -161,7 +161,7 @@ fn our_own_changes_of_attributes_keep_the_cache() {
         v.set(entry.node, SetAttr { uid: Some(1), ..SetAttr::default() }).unwrap();
         v.set(entry.node, SetAttr { mtime: Some(SetTime::Now), ..SetAttr::default() }).unwrap();
         v.vfs.setxattr(entry.node, name("user.x"), b"1", umemcg_vfs::XattrFlags::empty(), false).unwrap();
-        v.vfs.rename(ROOT, name("f"), ROOT, name("g"), RenameFlags::empty()).unwrap();
+        v.vfs.rename(&v.root, ROOT, name("f"), ROOT, name("g"), RenameFlags::empty()).unwrap();
         let again = v.open(entry.node, OFlags::RDONLY);
         assert_eq!(again.content().nr_cached_pages(), 3);
     });

@@ -43,7 +43,7 @@ impl Memory {
             names.push(entry.name.to_string_lossy().into_owned());
             true
         };
-        self.volume.opendir(node).unwrap().readdir(2, &mut take).unwrap();
+        self.volume.opendir(&self.me, node).unwrap().readdir(2, &mut take).unwrap();
         names
     }
 
@@ -114,13 +114,16 @@ fn the_size_bounds_data_and_is_shown() {
     assert_eq!((stat.blocks, stat.bfree, stat.bsize), (25, 0, 4096));
     assert_eq!(m.volume.kind(), VolumeKind::Tmpfs { size_bytes: Some(25 * 4096), used_bytes: 25 * 4096 });
     let none = FallocateFlags::empty();
-    assert_eq!(errno(file.fallocate(m.group(), none, 0, 26 * 4096)), Errno::NOSPC);
+    assert_eq!(errno(file.fallocate(m.group(), none, 0, 26 * 4096, false)), Errno::NOSPC);
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    file.fallocate(m.group(), punch, 4096, 8192).unwrap();
+    file.fallocate(m.group(), punch, 4096, 8192, false).unwrap();
     assert_eq!(file.getattr().unwrap().blocks, 23 * 8);
     assert_eq!(file.lseek(Whence::Hole, 0).unwrap(), 4096);
     assert_eq!(file.lseek(Whence::Data, 4096).unwrap(), 3 * 4096);
-    assert_eq!(errno(file.fallocate(m.group(), FallocateFlags::COLLAPSE_RANGE, 0, 4096)), Errno::OPNOTSUPP);
+    assert_eq!(
+        errno(file.fallocate(m.group(), FallocateFlags::COLLAPSE_RANGE, 0, 4096, false)),
+        Errno::OPNOTSUPP
+    );
     drop(file);
     m.ends_at_zero();
 }
@@ -131,7 +134,7 @@ fn a_listing_goes_on_where_it_was_whatever_comes_and_goes() {
     for n in 0..1000 {
         m.volume.mknod(&m.me, ROOT, name(&format!("{n}")), 0o644, 0).unwrap();
     }
-    let directory = m.volume.opendir(ROOT).unwrap();
+    let directory = m.volume.opendir(&m.me, ROOT).unwrap();
     let (mut offset, mut seen) = (0, BTreeSet::new());
     let mut round = 0;
     loop {
@@ -153,7 +156,7 @@ fn a_listing_goes_on_where_it_was_whatever_comes_and_goes() {
         let _ = m.volume.unlink(ROOT, name(&format!("{}", round * 3)));
         let (old, new) = (format!("{}", 999 - round), format!("moved-{round}"));
         if round < 100 {
-            m.volume.rename(ROOT, name(&old), ROOT, name(&new), RenameFlags::empty()).unwrap();
+            m.volume.rename(&m.me, ROOT, name(&old), ROOT, name(&new), RenameFlags::empty()).unwrap();
         }
         round += 1;
     }
@@ -171,7 +174,7 @@ fn directories_cannot_be_moved_into_themselves_nor_lose_what_is_in_them() {
     let b = m.volume.mkdir(&m.me, a, name("b"), 0o755).unwrap().node;
     let c = m.volume.mkdir(&m.me, b, name("c"), 0o755).unwrap().node;
     let rename =
-        |from, old: &str, to, new: &str, flags| m.volume.rename(from, name(old), to, name(new), flags);
+        |from, old: &str, to, new: &str, flags| m.volume.rename(&m.me, from, name(old), to, name(new), flags);
     let plain = RenameFlags::empty();
     assert_eq!(errno(rename(ROOT, "a", c, "x", plain)), Errno::INVAL);
     assert_eq!(errno(rename(ROOT, "a", a, "x", RenameFlags::empty())), Errno::INVAL);
@@ -277,8 +280,8 @@ fn many_threads_make_move_and_remove_and_all_gauges_end_at_zero() {
                         2 => drop(m.volume.mkdir(&m.me, dir, one, 0o755).map(forget)),
                         3 => drop(m.volume.unlink(dir, one)),
                         4 => drop(m.volume.rmdir(dir, one)),
-                        5 => drop(m.volume.rename(dir, one, to, other, RenameFlags::empty())),
-                        6 => drop(m.volume.rename(dir, one, to, other, RenameFlags::EXCHANGE)),
+                        5 => drop(m.volume.rename(&m.me, dir, one, to, other, RenameFlags::empty())),
+                        6 => drop(m.volume.rename(&m.me, dir, one, to, other, RenameFlags::EXCHANGE)),
                         _ => {
                             if let Ok(entry) = m.volume.lookup(&m.me, dir, one) {
                                 drop(m.volume.link(&m.me, entry.node, to, other).map(forget));
@@ -293,5 +296,58 @@ fn many_threads_make_move_and_remove_and_all_gauges_end_at_zero() {
     // Every name leads somewhere, and nothing else is remembered.
     let names: usize = dirs.iter().map(|&dir| m.names(dir).len()).sum();
     assert!(m.tmpfs.nr_inodes() <= 4 + names, "{} inodes, {names} names", m.tmpfs.nr_inodes());
+    m.ends_at_zero();
+}
+
+#[test]
+fn fallocate_takes_set_id_bits() {
+    let m = Memory::new(None, 8 << 20);
+    let (entry, file) = m.volume.create(&m.me, ROOT, name("f"), 0o755, NEW).unwrap();
+    let bits = SetAttr { mode: Some(0o6755), ..SetAttr::default() };
+    m.volume.setattr(&m.me, entry.node, &bits).unwrap();
+    file.fallocate(m.group(), FallocateFlags::empty(), 0, 4096, true).unwrap();
+    assert_eq!(file.getattr().unwrap().mode & 0o7777, 0o755);
+}
+
+#[test]
+fn a_file_without_a_name_may_get_one_and_is_gone_otherwise() {
+    let m = Memory::new(None, 8 << 20);
+    let (unnamed, file) = m.volume.tmpfile(&m.me, ROOT, 0o644, OFlags::RDWR).unwrap();
+    assert_eq!(unnamed.attr.nlink, 0);
+    file.write(m.group(), 0, b"content", false).unwrap();
+    let named = m.volume.link(&m.me, unnamed.node, ROOT, name("f")).unwrap();
+    assert_eq!((named.node, named.attr.nlink, named.attr.size), (unnamed.node, 1, 7));
+    drop(file);
+    m.volume.forget(unnamed.node, 2);
+    assert_eq!(m.names(ROOT), ["f"]);
+    let nr_inodes = m.tmpfs.nr_inodes();
+    let (gone, file) = m.volume.tmpfile(&m.me, ROOT, 0o644, OFlags::RDWR).unwrap();
+    file.write(m.group(), 0, b"content", false).unwrap();
+    drop(file);
+    m.volume.forget(gone.node, 1);
+    assert_eq!(m.tmpfs.nr_inodes(), nr_inodes);
+    // A name that was the last does not come back.
+    m.volume.unlink(ROOT, name("f")).unwrap();
+    let (last, _file) = m.volume.create(&m.me, ROOT, name("g"), 0o644, NEW).unwrap();
+    m.volume.unlink(ROOT, name("g")).unwrap();
+    assert_eq!(errno(m.volume.link(&m.me, last.node, ROOT, name("h"))), Errno::NOENT);
+    drop(_file);
+    m.ends_at_zero();
+}
+
+#[test]
+fn a_rename_may_leave_a_whiteout() {
+    let m = Memory::new(None, 8 << 20);
+    let (a, _) = m.volume.create(&m.me, ROOT, name("a"), 0o644, NEW).unwrap();
+    let rename =
+        |from: &str, to: &str, flags| m.volume.rename(&m.me, ROOT, name(from), ROOT, name(to), flags);
+    rename("a", "b", RenameFlags::WHITEOUT | RenameFlags::NOREPLACE).unwrap();
+    assert_eq!(m.volume.lookup(&m.me, ROOT, name("b")).unwrap().node, a.node);
+    let whiteout = m.volume.lookup(&m.me, ROOT, name("a")).unwrap().attr;
+    assert_eq!((whiteout.mode, whiteout.rdev, whiteout.nlink), (0o020_000, 0, 1));
+    assert_eq!(errno(rename("b", "a", RenameFlags::WHITEOUT | RenameFlags::EXCHANGE)), Errno::INVAL);
+    assert_eq!(errno(rename("b", "a", RenameFlags::WHITEOUT | RenameFlags::NOREPLACE)), Errno::EXIST);
+    m.volume.unlink(ROOT, name("a")).unwrap();
+    m.volume.forget(a.node, 2);
     m.ends_at_zero();
 }

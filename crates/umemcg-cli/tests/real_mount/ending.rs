@@ -249,3 +249,50 @@ fn the_socket_works_on_after_the_daemon_had_no_descriptors() {
     mount.sh("echo y > $MNT/file; timeout 60 $UMEMCG sync $MNT; [ \"$(cat $DATA/file)\" = y ]").good();
     mount.umount();
 }
+
+/// A memory cgroup of the kernel, version 1 or 2, with a limit; none where this process may not make one.
+struct KernelGroup(PathBuf);
+
+impl KernelGroup {
+    fn new(limit_bytes: u64) -> Option<Self> {
+        let name = format!("umemcg-test-{}", std::process::id());
+        let v1 = (PathBuf::from("/sys/fs/cgroup/memory").join(&name), "memory.limit_in_bytes");
+        let v2 = (PathBuf::from("/sys/fs/cgroup").join(&name), "memory.max");
+        [v1, v2].into_iter().find_map(|(directory, file)| {
+            fs::create_dir(&directory).ok()?;
+            let group = Self(directory);
+            fs::write(group.0.join(file), limit_bytes.to_string()).ok().map(|()| group)
+        })
+    }
+}
+
+impl Drop for KernelGroup {
+    fn drop(&mut self) {
+        until("the processes of the kernel's group have ended", || fs::remove_dir(&self.0).is_ok());
+    }
+}
+
+#[test]
+fn a_pool_beyond_the_kernels_limit_is_refused_with_its_name() {
+    needs_mount!();
+    let mut mount = Mount::start();
+    let Some(group) = KernelGroup::new(128 << 20) else {
+        eprintln!("no kernel cgroup for memory can be made here: only the unit tests of the pool's size ran");
+        return;
+    };
+    let directory = group.0.to_str().unwrap().to_owned();
+    let inside = |pool: &str| {
+        mount.sh(&format!(
+            "cd $DATA/..; mkdir -p d2 m2; echo $BASHPID > {directory}/cgroup.procs; rm -f out
+             $UMEMCG mount d2 m2 --pool {pool} > out & daemon=$!
+             until grep -q served out || [ ! -e /proc/$daemon/exe ]; do sleep 0.02; done
+             if grep served out; then $UMEMCG umount m2; fi; wait $daemon"
+        ))
+    };
+    let refused = inside("128M");
+    refused.bad("does not fit: this process may use 128.0 MiB");
+    refused.bad(&directory);
+    assert!(inside("64M").good().contains("with a pool of 64.0 MiB"));
+    drop(group);
+    mount.umount();
+}

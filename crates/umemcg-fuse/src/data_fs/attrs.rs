@@ -3,18 +3,26 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::io::Errno;
 use umemcg_vfs::volumes::Place;
-use umemcg_vfs::{Attr, NodeId, SetAttr, SetTime, Timestamp, VfsError, VolumeFile};
+use umemcg_vfs::{Attr, FileKind, NodeId, SetAttr, SetTime, Timestamp, VfsError, VolumeFile};
 
 use super::{DataFs, settle};
 use crate::errno::ToErrno;
 use crate::reply::Reply;
 use crate::request::Asked;
-use crate::wire::reply::{Attr as WireAttr, AttrOut, GetxattrOut, StatfsOut};
-use crate::wire::request::SetattrIn;
-use crate::wire::setattr_valid;
+use crate::wire::reply::{Attr as WireAttr, AttrOut, GetxattrOut, StatfsOut, StatxAttr, StatxOut, StatxTime};
+use crate::wire::request::{SetattrIn, StatxIn};
+use crate::wire::{GETATTR_FH, setattr_valid};
+
+/// What GETATTR tells, in the words of `statx(2)`.
+const STATX_BASIC_STATS: u32 = 0x7ff;
+/// The time when a file was made.
+const STATX_BTIME: u32 = 0x800;
+/// Set-user-id and set-group-id.
+const SET_ID: u32 = 0o6000;
 
 /// A device number as the kernel packs it into 32 bits: 12 bits of major, 20 of minor.
 fn device_to_kernel(rdev: u64) -> u32 {
@@ -48,6 +56,32 @@ pub(super) fn attr_out(attr: &Attr) -> WireAttr {
     }
 }
 
+fn statx_out(attr: &Attr) -> StatxAttr {
+    let time = |t: Timestamp| StatxTime { seconds: t.seconds, nanoseconds: t.nanoseconds, reserved: 0 };
+    let (known, btime) = match attr.btime {
+        Some(btime) => (STATX_BASIC_STATS | STATX_BTIME, btime),
+        None => (STATX_BASIC_STATS, Timestamp::default()),
+    };
+    StatxAttr {
+        mask: known,
+        blksize: attr.blksize,
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        mode: attr.mode as u16,
+        ino: attr.ino,
+        size: attr.size,
+        blocks: attr.blocks,
+        atime: time(attr.atime),
+        btime: time(btime),
+        ctime: time(attr.ctime),
+        mtime: time(attr.mtime),
+        rdev_major: rustix::fs::major(attr.rdev),
+        rdev_minor: rustix::fs::minor(attr.rdev),
+        ..Default::default()
+    }
+}
+
 /// Which attributes a SETATTR changes.
 fn change_of(arg: &SetattrIn) -> SetAttr {
     let has = |bit| arg.valid & bit != 0;
@@ -77,8 +111,15 @@ pub(super) fn reply_sized(reply: &mut Reply, result: Result<Vec<u8>, VfsError>, 
 }
 
 impl DataFs {
+    /// How long the kernel may believe attributes. Not at all where a write of another than the superuser takes set-id bits away,
+    /// of which the answer to the write cannot tell it.
+    pub(super) fn attr_lifetime(&self, attr: &Attr) -> Duration {
+        let is_regular = FileKind::from_mode(attr.mode) == Some(FileKind::Regular);
+        if is_regular && attr.mode & SET_ID != 0 { Duration::ZERO } else { self.lifetimes.attr }
+    }
+
     fn attr_reply(&self, attr: &Attr) -> AttrOut {
-        let valid = self.lifetimes.attr;
+        let valid = self.attr_lifetime(attr);
         AttrOut {
             attr_valid: valid.as_secs(),
             attr_valid_nsec: valid.subsec_nanos(),
@@ -88,7 +129,26 @@ impl DataFs {
     }
 
     pub(super) fn getattr(&self, id: u64, fh: Option<u64>, reply: &mut Reply) {
-        let result = match self.volumes.place(id) {
+        settle(reply, self.look(id, fh), |reply, attr| reply.value(&self.attr_reply(&attr)).ignore());
+    }
+
+    /// The kernel asks this way when a process wants to know what GETATTR does not tell.
+    pub(super) fn statx(&self, id: u64, arg: &StatxIn, reply: &mut Reply) {
+        let fh = (arg.getattr_flags & GETATTR_FH != 0).then_some(arg.fh);
+        settle(reply, self.look(id, fh), |reply, attr| {
+            let valid = self.attr_lifetime(&attr);
+            let out = StatxOut {
+                attr_valid: valid.as_secs(),
+                attr_valid_nsec: valid.subsec_nanos(),
+                stat: statx_out(&attr),
+                ..Default::default()
+            };
+            reply.value(&out).ignore();
+        });
+    }
+
+    fn look(&self, id: u64, fh: Option<u64>) -> Result<Attr, VfsError> {
+        match self.volumes.place(id) {
             Ok(Place::Top) => Ok(self.top_attr()),
             Ok(Place::In(member, node)) => {
                 // The kernel may name a directory's handle here too.
@@ -97,8 +157,7 @@ impl DataFs {
                 attr.map(|attr| member.outward_attr(attr))
             }
             Err(errno) => Err(errno.into()),
-        };
-        settle(reply, result, |reply, attr| reply.value(&self.attr_reply(&attr)).ignore());
+        }
     }
 
     /// The open file behind a handle, if it is of this inode.

@@ -1,13 +1,12 @@
 //! Open files: what reads and writes their content.
 
-use std::ffi::OsStr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::io::Errno;
 use umemcg::{ChargeMeter, Group, PinnedPages, Stalled, Working, WritePause};
 use umemcg_vfs::volumes::Opened;
-use umemcg_vfs::{FallocateFlags, OFlags, VfsError, VolumeFile, Whence};
+use umemcg_vfs::{Entry, FallocateFlags, NodeId, OFlags, VfsError, Volume, VolumeFile, Whence};
 
 use super::{DataFs, settle, settle_done};
 use crate::classify::Payer;
@@ -172,20 +171,19 @@ impl DataFs {
         });
     }
 
+    /// Makes a file with `make`, under a name or without one, and hands it over open.
     pub(super) fn create(
         &self,
         asked: &Asked<'_>,
         arg: &CreateIn,
-        name: &OsStr,
-        supplementary_gid: Option<u32>,
         reply: &mut Reply,
+        make: impl FnOnce(&dyn Volume, NodeId, OFlags) -> Result<(Entry, Arc<dyn VolumeFile>), VfsError>,
     ) {
-        let caller = self.creator(asked, supplementary_gid, arg.umask);
         let header = asked.header;
         let flags = OFlags::from_bits_retain(arg.flags);
         let result = self.spot(header.nodeid).map_err(VfsError::from).and_then(|(member, node)| {
             let on = member.begin_open()?;
-            let (entry, file) = member.volume().create(&caller, node, name, arg.mode, flags)?;
+            let (entry, file) = make(&**member.volume(), node, flags)?;
             Ok((entry, member.outward_entry(entry)?, Opened { file, on }))
         });
         settle(reply, result, |reply, (inner, entry, opened)| {
@@ -215,7 +213,9 @@ impl DataFs {
             result.and_then(|opened| {
                 let opened = Arc::clone(&opened);
                 let group = self.group(asked);
-                let result = opened.file.fallocate(&group, mode, arg.offset, arg.length);
+                // The kernel leaves that to us and does not say whether the caller has CAP_FSETID: the superuser has.
+                let kill_set_id = asked.header.uid != 0;
+                let result = opened.file.fallocate(&group, mode, arg.offset, arg.length, kill_set_id);
                 opened.on.touch();
                 result
             }),

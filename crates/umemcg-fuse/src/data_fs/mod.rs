@@ -348,7 +348,7 @@ impl Filesystem for DataFs {
             }
             Op::Ioctl { .. } => reply.error(Errno::NOTTY).ignore(),
             // The kernel falls back on something of its own for each of these, and asks no more.
-            Op::Access { .. } | Op::Poll(_) | Op::Statx(_) | Op::Tmpfile { .. } | Op::CopyFileRange(_) => {
+            Op::Access { .. } | Op::Poll(_) | Op::CopyFileRange(_) => {
                 reply.error(Errno::NOSYS).ignore();
             }
             ref op => {
@@ -378,7 +378,16 @@ impl Filesystem for DataFs {
             Op::Write { arg, data } => self.write(asked, &arg, data, reply),
             Op::Open(arg) => self.open(asked, &arg, reply),
             Op::Create { arg, name, supplementary_gid } => {
-                self.create(asked, &arg, name, supplementary_gid, reply);
+                let caller = self.creator(asked, supplementary_gid, arg.umask);
+                self.create(asked, &arg, reply, |volume, node, flags| {
+                    volume.create(&caller, node, name, arg.mode, flags)
+                });
+            }
+            Op::Tmpfile { arg, supplementary_gid } => {
+                let caller = self.creator(asked, supplementary_gid, arg.umask);
+                self.create(asked, &arg, reply, |volume, node, flags| {
+                    volume.tmpfile(&caller, node, arg.mode, flags)
+                });
             }
             Op::Release(arg) => {
                 // Nobody waits for this answer, and closing may take its time.
@@ -419,11 +428,12 @@ impl Filesystem for DataFs {
             Op::Rmdir { name } => self.remove(id, name, reply, |volume, node| volume.rmdir(node, name)),
             Op::Rename { new_parent, flags, name, new_name } => {
                 let flags = umemcg_vfs::RenameFlags::from_bits_retain(flags);
+                let caller = self.caller(asked);
                 let result = self.spots(id, new_parent).map_err(VfsError::from);
                 settle_done(
                     reply,
                     result.and_then(|(member, node, new_node)| {
-                        member.volume().rename(node, name, new_node, new_name, flags)
+                        member.volume().rename(&caller, node, name, new_node, new_name, flags)
                     }),
                 );
             }
@@ -432,7 +442,7 @@ impl Filesystem for DataFs {
                     reply.bytes(text.as_encoded_bytes()).ignore();
                 });
             }
-            Op::Opendir(_) => self.opendir(id, reply),
+            Op::Opendir(_) => self.opendir(asked, reply),
             Op::Readdir(arg) => self.readdir(header, &arg, reply),
             Op::Readdirplus(arg) => self.readdirplus(asked, &arg, reply),
             Op::Releasedir(arg) => {
@@ -452,6 +462,7 @@ impl Filesystem for DataFs {
             }
 
             Op::Getattr { fh } => self.getattr(id, fh, reply),
+            Op::Statx(arg) => self.statx(id, &arg, reply),
             Op::Setattr(arg) => self.setattr(asked, &arg, reply),
             Op::Statfs => self.statfs(id, reply),
             Op::Getxattr { name, size } => self.getxattr(id, name, size, reply),

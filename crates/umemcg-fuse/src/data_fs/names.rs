@@ -39,7 +39,7 @@ fn kind_of(entry: &DirEntry<'_>) -> u32 {
 
 impl DataFs {
     pub(super) fn entry_out(&self, entry: &Entry) -> EntryOut {
-        let (name, attr) = (self.lifetimes.entry, self.lifetimes.attr);
+        let (name, attr) = (self.lifetimes.entry, self.attr_lifetime(&entry.attr));
         EntryOut {
             nodeid: entry.node.0,
             generation: entry.generation,
@@ -152,13 +152,12 @@ impl DataFs {
         }
     }
 
-    pub(super) fn opendir(&self, id: u64, reply: &mut Reply) {
-        let result = match self.volumes.place(id) {
+    pub(super) fn opendir(&self, asked: &Asked<'_>, reply: &mut Reply) {
+        let result = match self.volumes.place(asked.header.nodeid) {
             Ok(Place::Top) => Ok(OpenDir::Top),
-            Ok(Place::In(member, node)) => member
-                .begin_open()
-                .map_err(VfsError::from)
-                .and_then(|on| Ok(OpenDir::In(Opened { file: member.volume().opendir(node)?, on }))),
+            Ok(Place::In(member, node)) => member.begin_open().map_err(VfsError::from).and_then(|on| {
+                Ok(OpenDir::In(Opened { file: member.volume().opendir(&self.caller(asked), node)?, on }))
+            }),
             Err(errno) => Err(errno.into()),
         };
         settle(reply, result, |reply, dir| {

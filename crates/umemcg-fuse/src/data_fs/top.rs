@@ -37,6 +37,7 @@ impl DataFs {
             atime: self.since,
             mtime: self.since,
             ctime: self.since,
+            btime: Some(self.since),
             blksize: PAGE_SIZE_U64 as u32,
         }
     }

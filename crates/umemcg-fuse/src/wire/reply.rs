@@ -27,6 +27,16 @@ wire_out! {
     }
     /// Answer to GETATTR and SETATTR.
     AttrOut { attr_valid: u64, attr_valid_nsec: u32, dummy: u32, attr: Attr }
+    /// A time in an answer to STATX.
+    StatxTime { seconds: i64, nanoseconds: u32, reserved: u32 }
+    /// A node's attributes in an answer to STATX.
+    StatxAttr {
+        mask: u32, blksize: u32, attributes: u64, nlink: u32, uid: u32, gid: u32, mode: u16, spare0: u16, ino: u64,
+        size: u64, blocks: u64, attributes_mask: u64, atime: StatxTime, btime: StatxTime, ctime: StatxTime,
+        mtime: StatxTime, rdev_major: u32, rdev_minor: u32, dev_major: u32, dev_minor: u32, spare2: [u64; 14],
+    }
+    /// Answer to STATX.
+    StatxOut { attr_valid: u64, attr_valid_nsec: u32, flags: u32, spare: [u64; 2], stat: StatxAttr }
     /// Answer to OPEN and OPENDIR; [`open_reply`](super::open_reply) has the flags.
     OpenOut { fh: u64, open_flags: u32, padding: u32 }
     /// Answer to CREATE and TMPFILE.
@@ -69,5 +79,6 @@ const _: () = assert!(size_of::<EntryOut>() == 128);
 const _: () = assert!(size_of::<CreateOut>() == 144);
 const _: () = assert!(size_of::<AttrOut>() == 104);
 const _: () = assert!(size_of::<StatfsOut>() == 80);
+const _: () = assert!(size_of::<StatxAttr>() == 256 && size_of::<StatxOut>() == 288);
 const _: () = assert!(size_of::<InitOut>() == 64);
 const _: () = assert!(size_of::<PruneOut>() == 16);

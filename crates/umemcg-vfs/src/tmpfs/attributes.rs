@@ -8,13 +8,13 @@ use rustix::io::Errno;
 use super::Tmpfs;
 use super::acl::{self, Acl};
 use super::inode::{Inode, Meta, New, Xattr, now};
-use super::ledger::Slab;
 use super::xattrs::{CAPABILITY, XATTR_BYTES};
 use crate::attr::{FileKind, NodeId, Timestamp};
 use crate::error::VfsError;
 use crate::host::{GROUP_EXECUTE, SET_GID, SET_UID};
 use crate::privileges::mode_without_set_id;
 use crate::setattr::{SetAttr, SetTime};
+use crate::slab::Slab;
 use crate::vfs::Caller;
 
 /// Access lists that a new object takes from its directory.

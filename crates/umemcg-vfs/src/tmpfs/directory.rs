@@ -6,8 +6,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::ledger::Slab;
 use crate::attr::NodeId;
+use crate::slab::Slab;
 
 /// A name of an entry.
 pub(super) type Name = Arc<[u8]>;

@@ -13,8 +13,9 @@ use umemcg_base::{PAGE_SIZE, PAGE_SIZE_U64};
 
 use super::TmpfsConfig;
 use super::directory::Name;
-use super::ledger::{FilePages, Size, Slab};
+use super::ledger::{FilePages, Size};
 use crate::attr::{Attr, FileKind, NodeId, Timestamp};
+use crate::slab::Slab;
 use umemcg::{Engine, File, Group};
 
 /// What an inode costs with its places in the tables, in bytes; measured, as the next, with 100,000 of them.
@@ -48,6 +49,8 @@ pub(super) struct Meta {
     pub(super) uid: u32,
     pub(super) gid: u32,
     pub(super) nlink: u32,
+    /// It was made without a name: it may get its first.
+    pub(super) may_be_named: bool,
     pub(super) atime: Timestamp,
     pub(super) mtime: Timestamp,
     pub(super) ctime: Timestamp,
@@ -72,6 +75,7 @@ pub(super) struct Inode {
     ino: u64,
     pub(super) kind: FileKind,
     rdev: u64,
+    btime: Timestamp,
     pub(super) target: Option<Box<[u8]>>,
     pub(super) content: Option<Content>,
     pub(super) meta: Mutex<Meta>,
@@ -98,6 +102,7 @@ impl Meta {
             uid,
             gid,
             nlink,
+            may_be_named: false,
             atime: now,
             mtime: now,
             ctime: now,
@@ -126,6 +131,7 @@ impl Inode {
             ino,
             kind: FileKind::Directory,
             rdev: 0,
+            btime: now(),
             target: None,
             content: None,
             meta: Mutex::new(Meta::new(config.mode & 0o7777, config.uid, config.gid, 2)),
@@ -164,6 +170,7 @@ impl Inode {
             ino: node.0,
             kind: new.kind,
             rdev: new.rdev,
+            btime: now(),
             target: new.target.map(Box::from),
             content,
             meta: Mutex::new(Meta::new(0, 0, 0, nlink)),
@@ -194,6 +201,7 @@ impl Inode {
             atime: meta.atime,
             mtime: meta.mtime,
             ctime: meta.ctime,
+            btime: Some(self.btime),
             blksize: PAGE_SIZE as u32,
         }
     }

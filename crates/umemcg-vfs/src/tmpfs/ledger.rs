@@ -1,10 +1,9 @@
-//! What a tmpfs volume holds: pages against its size, and bytes of names and inodes against the groups.
+//! What a tmpfs volume holds: pages against its size.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::io::Errno;
-use umemcg::{Charge, Engine, Group, OwnerId, PageQuota, StatItem};
+use umemcg::PageQuota;
 
 /// The pages of one volume. All counts are relaxed: each stands alone.
 #[derive(Debug)]
@@ -63,35 +62,5 @@ impl PageQuota for FilePages {
         let before = self.nr.fetch_sub(nr, Ordering::Relaxed);
         assert!(before >= nr, "a file gave back more pages than it had");
         self.size.used.fetch_sub(nr, Ordering::Relaxed);
-    }
-}
-
-/// Bytes of slab that no shrinker can free, charged to a group; given back when dropped, with no lock held.
-#[derive(Debug)]
-pub(super) struct Slab {
-    owner: OwnerId,
-    bytes: u64,
-}
-
-impl Slab {
-    /// Charges `bytes`. May sleep for reclaim; no lock may be held.
-    ///
-    /// # Errors
-    /// `ENOSPC` when the group has no room.
-    pub(super) fn take(engine: &Engine, group: &Arc<Group>, bytes: u64) -> Result<Self, Errno> {
-        let charge = engine.charge(group, bytes).map_err(|_| Errno::NOSPC)?;
-        let (owner, bytes) = charge.into_raw();
-        owner.with_group(|group| group.stat_add(StatItem::SlabUnreclaimable, bytes as i64));
-        Ok(Self { owner, bytes })
-    }
-}
-
-impl Drop for Slab {
-    fn drop(&mut self) {
-        // Nobody reads the figures of a tree that is gone.
-        if let Some(group) = self.owner.try_resolve() {
-            group.stat_add(StatItem::SlabUnreclaimable, -(self.bytes as i64));
-        }
-        drop(Charge::from_raw(self.owner, self.bytes));
     }
 }

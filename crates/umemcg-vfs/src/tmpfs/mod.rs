@@ -230,12 +230,16 @@ impl Volume for Tmpfs {
 
     fn rename(
         &self,
+        caller: &Caller,
         parent: NodeId,
         name: &OsStr,
         new_parent: NodeId,
         new_name: &OsStr,
         flags: RenameFlags,
     ) -> Result<(), VfsError> {
+        if flags.contains(RenameFlags::WHITEOUT) {
+            return Ok(self.rename_with_whiteout(caller, (parent, name), (new_parent, new_name), flags)?);
+        }
         let gone = self.tree.write().rename((parent, name), (new_parent, new_name), flags)?;
         drop(gone);
         Ok(())
@@ -268,8 +272,19 @@ impl Volume for Tmpfs {
         Ok((entry, file))
     }
 
-    fn opendir(&self, node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError> {
-        Ok(self.open_directory(node)?)
+    fn tmpfile(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        mode: u32,
+        flags: OFlags,
+    ) -> Result<(Entry, Arc<dyn VolumeFile>), VfsError> {
+        let (entry, file) = self.create_nameless(caller, parent, mode, flags)?;
+        Ok((entry, file))
+    }
+
+    fn opendir(&self, caller: &Caller, node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError> {
+        Ok(self.open_directory(caller, node)?)
     }
 
     fn getxattr(&self, node: NodeId, name: &OsStr) -> Result<Vec<u8>, VfsError> {

@@ -13,10 +13,10 @@ use rustix::io::Errno;
 use super::Tmpfs;
 use super::directory::{Directory, ENTRY_BYTES, Name};
 use super::inode::{Inode, New};
-use super::ledger::Slab;
 use crate::attr::{Attr, Entry, FileKind, NodeId};
 use crate::host::NAME_MAX;
 use crate::name::component;
+use crate::slab::Slab;
 use crate::vfs::Caller;
 
 /// Most names of one inode.
@@ -194,7 +194,7 @@ impl Tree {
         }
         let mut meta = inode.meta.lock();
         match meta.nlink {
-            0 => return Err((Errno::NOENT, charge)),
+            0 if !meta.may_be_named => return Err((Errno::NOENT, charge)),
             LINK_MAX => return Err((Errno::MLINK, charge)),
             _ => meta.nlink += 1,
         }
@@ -416,6 +416,66 @@ impl Tmpfs {
         let attr = inode.attr(0);
         let entry = Self::entry(&inode, attr);
         Ok((inode, entry))
+    }
+
+    /// Makes a regular file without a name and counts a lookup. Charged to the caller's group; may sleep for that.
+    ///
+    /// # Errors
+    /// `ENOSPC`, `ENOTDIR`, `ENOENT` for a directory that was removed.
+    pub(super) fn make_nameless(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        mode: u32,
+    ) -> Result<(Arc<Inode>, Entry), Errno> {
+        let new = New { kind: FileKind::Regular, mode, rdev: 0, target: None };
+        let lists = self.inherited_lists(caller, parent, &new)?;
+        // Relaxed: only uniqueness matters.
+        let node = NodeId(self.next_node.fetch_add(1, Ordering::Relaxed));
+        let inode = Arc::new(Inode::new(&self.engine, &caller.group, &self.size, node, &new)?);
+        {
+            let mut tree = self.tree.write();
+            let dir = tree.living_directory(parent)?.0;
+            inode.born(caller, &dir, &new, lists);
+            let mut meta = inode.meta.lock();
+            (meta.nlink, meta.may_be_named) = (0, true);
+            drop(meta);
+            tree.nodes.insert(node, Arc::clone(&inode));
+        }
+        let entry = Self::entry(&inode, inode.attr(0));
+        Ok((inode, entry))
+    }
+
+    /// Renames and leaves a whiteout (a character device 0:0) under the old name, made by the caller.
+    pub(super) fn rename_with_whiteout(
+        &self,
+        caller: &Caller,
+        (parent, name): (NodeId, &OsStr),
+        (new_parent, new_name): (NodeId, &OsStr),
+        flags: RenameFlags,
+    ) -> Result<(), Errno> {
+        let old_name: Name = component(name)?.to_bytes().into();
+        let new = New { kind: FileKind::CharDevice, mode: 0, rdev: 0, target: None };
+        let charge = Slab::take(&self.engine, &caller.group, ENTRY_BYTES + name.len() as u64)?;
+        // Relaxed: only uniqueness matters.
+        let node = NodeId(self.next_node.fetch_add(1, Ordering::Relaxed));
+        let whiteout = Arc::new(Inode::new(&self.engine, &caller.group, &self.size, node, &new)?);
+        // The kernel looks it up when it wants to know it.
+        whiteout.forget(1);
+        let finish = |dir: &Inode, inode: &Inode| inode.born(caller, dir, &new, None);
+        // What is not used is dropped with no lock held.
+        let (gone, unused) = {
+            let mut tree = self.tree.write();
+            let flags = flags.difference(RenameFlags::WHITEOUT);
+            if flags.contains(RenameFlags::EXCHANGE) {
+                return Err(Errno::INVAL);
+            }
+            let gone = tree.rename((parent, name), (new_parent, new_name), flags)?;
+            // Two names of one inode stay as they are; then there is no room for it.
+            (gone, tree.insert_new(parent, &old_name, whiteout, charge, finish))
+        };
+        drop((gone, unused));
+        Ok(())
     }
 
     /// See [`Volume::link`](crate::volume_ops::Volume::link).

@@ -14,6 +14,7 @@ use super::inode::{Content, Inode, New};
 use crate::attr::{Attr, Entry, FileKind, NodeId};
 use crate::dir_handle::DirEntry;
 use crate::error::VfsError;
+use crate::handle_share::HandleCharge;
 use crate::open::Whence;
 use crate::setattr::SetAttr;
 use crate::vfs::Caller;
@@ -32,6 +33,7 @@ pub(super) struct OpenFile {
     flags: OFlags,
     readahead: Readahead,
     group: Arc<Group>,
+    _charge: HandleCharge,
 }
 
 /// An open directory.
@@ -39,9 +41,14 @@ pub(super) struct OpenFile {
 pub(super) struct OpenDirectory {
     volume: Arc<Tmpfs>,
     inode: Arc<Inode>,
+    _charge: HandleCharge,
 }
 
 impl Tmpfs {
+    fn room_for_handle(&self, caller: &Caller) -> Result<HandleCharge, Errno> {
+        HandleCharge::take(&self.engine, &caller.group, 0)
+    }
+
     pub(super) fn open_inode(
         &self,
         caller: &Caller,
@@ -59,6 +66,7 @@ impl Tmpfs {
         if flags.contains(OFlags::DIRECTORY) {
             return Err(Errno::NOTDIR.into());
         }
+        let _charge = self.room_for_handle(caller)?;
         if flags.contains(OFlags::TRUNC) {
             // The superuser stands for CAP_FSETID.
             inode.clear_privileges(caller.uid != 0);
@@ -66,7 +74,7 @@ impl Tmpfs {
             inode.meta.lock().changed_content();
         }
         let group = Arc::clone(&caller.group);
-        Ok(Arc::new(OpenFile { inode, flags, readahead: Readahead::default(), group }))
+        Ok(Arc::new(OpenFile { inode, flags, readahead: Readahead::default(), group, _charge }))
     }
 
     pub(super) fn create_file(
@@ -81,10 +89,11 @@ impl Tmpfs {
         let mut tries = 0;
         loop {
             tries += 1;
+            let _charge = self.room_for_handle(caller)?;
             match self.make(caller, parent, name, &new) {
                 Ok((inode, entry)) => {
                     let group = Arc::clone(&caller.group);
-                    let file = OpenFile { inode, flags, readahead: Readahead::default(), group };
+                    let file = OpenFile { inode, flags, readahead: Readahead::default(), group, _charge };
                     return Ok((entry, Arc::new(file)));
                 }
                 Err(Errno::EXIST) if !flags.contains(OFlags::EXCL) => {}
@@ -107,13 +116,27 @@ impl Tmpfs {
         }
     }
 
-    pub(super) fn open_directory(&self, node: NodeId) -> Result<Arc<OpenDirectory>, Errno> {
+    pub(super) fn create_nameless(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        mode: u32,
+        flags: OFlags,
+    ) -> Result<(Entry, Arc<OpenFile>), VfsError> {
+        let _charge = self.room_for_handle(caller)?;
+        let (inode, entry) = self.make_nameless(caller, parent, mode)?;
+        let group = Arc::clone(&caller.group);
+        Ok((entry, Arc::new(OpenFile { inode, flags, readahead: Readahead::default(), group, _charge })))
+    }
+
+    pub(super) fn open_directory(&self, caller: &Caller, node: NodeId) -> Result<Arc<OpenDirectory>, Errno> {
         let volume = self.me.upgrade().ok_or(Errno::STALE)?;
+        let _charge = self.room_for_handle(caller)?;
         let tree = self.tree.read();
         tree.directory(node)?;
         let inode = Arc::clone(tree.get(node)?);
         drop(tree);
-        Ok(Arc::new(OpenDirectory { volume, inode }))
+        Ok(Arc::new(OpenDirectory { volume, inode, _charge }))
     }
 }
 
@@ -202,6 +225,7 @@ impl VolumeFile for OpenFile {
         mode: FallocateFlags,
         offset: u64,
         len: u64,
+        kill_set_id: bool,
     ) -> Result<(), VfsError> {
         const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
         if !self.is_writable() {
@@ -210,6 +234,7 @@ impl VolumeFile for OpenFile {
         if len == 0 {
             return Err(Errno::INVAL.into());
         }
+        self.inode.clear_privileges(kill_set_id);
         let file = &self.of().file;
         let grows = !mode.contains(FallocateFlags::KEEP_SIZE);
         if mode.difference(FallocateFlags::KEEP_SIZE).is_empty() {

@@ -12,9 +12,9 @@ use rustix::io::Errno;
 
 use super::acl::{self, Acl};
 use super::inode::{Inode, Xattr};
-use super::ledger::Slab;
 use crate::attr::FileKind;
 use crate::host::{NAME_MAX, SET_GID};
+use crate::slab::Slab;
 use crate::vfs::Caller;
 use umemcg::Engine;
 

@@ -99,7 +99,7 @@ impl Mounted {
             Op::Rmdir(p) => return vfs.rmdir(self.parent(p)?, last(p)).map(done).map_err(no),
             Op::Rename(a, b, flags) => {
                 let (from, to) = (self.parent(a)?, self.parent(b)?);
-                return vfs.rename(from, last(a), to, last(b), *flags).map(done).map_err(no);
+                return vfs.rename(&caller, from, last(a), to, last(b), *flags).map(done).map_err(no);
             }
             Op::Link(a, b) => {
                 let node = self.find(a)?.node;
@@ -140,7 +140,7 @@ impl Mounted {
             Op::Stat(p) => return Ok(Self::describe(&self.find(p)?.attr)),
             Op::List(p) => {
                 let node = self.find(p)?.node;
-                let handle = vfs.opendir(node).map_err(no)?;
+                let handle = vfs.opendir(&caller, node).map_err(no)?;
                 let mut names = Vec::new();
                 let mut seen = Vec::new();
                 handle
@@ -201,7 +201,7 @@ impl Mounted {
             }
             Op::Allocate(slot, mode, offset, len) => {
                 let Some(file) = &self.slots[*slot] else { return Ok(String::new()) };
-                return file.fallocate(&caller.group, *mode, *offset, *len).map(done).map_err(no);
+                return file.fallocate(&caller.group, *mode, *offset, *len, false).map(done).map_err(no);
             }
             Op::Sync(slot) => {
                 let Some(file) = &self.slots[*slot] else { return Ok(String::new()) };
@@ -218,7 +218,7 @@ impl Mounted {
         let mut left = vec![(ROOT, String::new())];
         while let Some((node, path)) = left.pop() {
             let mut found = Vec::new();
-            let directory = self.volume.opendir(node).unwrap();
+            let directory = self.volume.opendir(&self.caller, node).unwrap();
             let mut take = |entry: &umemcg_vfs::DirEntry<'_>| {
                 let Some(found_entry) = entry.entry else { return true };
                 found.push((entry.name.to_string_lossy().into_owned(), found_entry));

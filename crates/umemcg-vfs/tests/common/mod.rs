@@ -49,7 +49,15 @@ impl Fixture {
     }
 
     pub fn with(change: impl FnOnce(&mut VolumeConfig)) -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        Self::on(tempfile::tempdir().unwrap(), change)
+    }
+
+    /// On a file system whose positions in a directory are not taken to outlive a descriptor.
+    pub fn on_tmpfs() -> Self {
+        Self::on(tempfile::tempdir_in("/dev/shm").unwrap(), |_| {})
+    }
+
+    fn on(dir: TempDir, change: impl FnOnce(&mut VolumeConfig)) -> Self {
         let engine = Engine::new(EngineConfig { pool_bytes: 64 << 20, ..EngineConfig::default() }).unwrap();
         let mut config = VolumeConfig::new(dir.path());
         // Most claims are about what is left when everything was forgotten.
@@ -122,7 +130,7 @@ impl Fixture {
 
     /// Names in a directory but "." and "..", sorted.
     pub fn ls(&self, node: NodeId) -> Vec<String> {
-        let handle = self.vfs.opendir(node).unwrap();
+        let handle = self.vfs.opendir(&self.root, node).unwrap();
         let mut names = Vec::new();
         self.vfs
             .readdir(&handle, 0, &mut |entry| {

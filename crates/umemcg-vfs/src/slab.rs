@@ -1,0 +1,40 @@
+//! Memory that no shrinker can free: names and inodes of tmpfs volumes, and open handles.
+
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use umemcg::{Charge, Engine, Group, OwnerId, StatItem};
+
+/// Bytes charged to a group; given back when dropped, with no lock held.
+#[derive(Debug)]
+pub(crate) struct Slab {
+    owner: OwnerId,
+    bytes: u64,
+}
+
+impl Slab {
+    /// Charges `bytes`. May sleep for reclaim; no lock may be held.
+    ///
+    /// # Errors
+    /// `ENOSPC` when the group has no room.
+    pub(crate) fn take(engine: &Engine, group: &Arc<Group>, bytes: u64) -> Result<Self, Errno> {
+        Ok(Self::of(engine.charge(group, bytes).map_err(|_| Errno::NOSPC)?))
+    }
+
+    /// What has been charged, now counted as slab.
+    pub(crate) fn of(charge: Charge) -> Self {
+        let (owner, bytes) = charge.into_raw();
+        owner.with_group(|group| group.stat_add(StatItem::SlabUnreclaimable, bytes as i64));
+        Self { owner, bytes }
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        // Nobody reads the figures of a tree that is gone.
+        if let Some(group) = self.owner.try_resolve() {
+            group.stat_add(StatItem::SlabUnreclaimable, -(self.bytes as i64));
+        }
+        drop(Charge::from_raw(self.owner, self.bytes));
+    }
+}
