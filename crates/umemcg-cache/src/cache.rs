@@ -20,12 +20,12 @@ use crate::domain::{Domain, LostData, Wanted};
 use crate::file::File;
 use crate::flush::{Durability, PAGES_END};
 use crate::flushers::Flushers;
-use crate::memory::{PageQuota, ZeroPage};
+use crate::memory::{CalledQuota, PageQuota, ZeroPage};
 use crate::node_pool::NodePool;
 use crate::overrun::Overrun;
 use crate::page_lock::PageWaiters;
 use crate::shadow_leaves::ShadowLeaves;
-use crate::store::{BackingStore, StoreId};
+use crate::store::{BackingStore, CalledStore, StoreId};
 
 /// Files that are not durable yet, by number, with what the store said if it refused.
 type Unsynced = HashMap<u32, Option<String>>;
@@ -109,7 +109,8 @@ impl PageCache {
         len: u64,
         quota: Option<Arc<dyn PageQuota>>,
     ) -> io::Result<Arc<File>> {
-        let domain = self.domain(store.store_id());
+        let store = CalledStore::new(store);
+        let domain = self.domain(store.id());
         let id = {
             let mut numbers = self.numbers.lock();
             numbers.free.pop().unwrap_or_else(|| {
@@ -117,7 +118,8 @@ impl PageCache {
                 numbers.high
             })
         };
-        let file = Arc::new(File::new(id, Arc::clone(self), store, domain, (len, quota)));
+        let file =
+            Arc::new(File::new(id, Arc::clone(self), store, domain, (len, quota.map(CalledQuota::new))));
         *self.files.get_or_grow(id, || Mutex::new(Weak::new())).lock() = Arc::downgrade(&file);
         Ok(file)
     }
@@ -281,9 +283,9 @@ impl PageCache {
         let deadline = Instant::now() + timeout;
         let outcome: Arc<(Mutex<Unsynced>, Condvar)> = Arc::default();
         let mut by_store: HashMap<StoreId, Vec<Arc<File>>> = HashMap::new();
-        for file in self.unclean_files().into_iter().filter(|file| is_meant(file.store.store_id())) {
+        for file in self.unclean_files().into_iter().filter(|file| is_meant(file.store.id())) {
             outcome.0.lock().insert(file.id, None);
-            by_store.entry(file.store.store_id()).or_default().push(file);
+            by_store.entry(file.store.id()).or_default().push(file);
         }
         let asked: Vec<Arc<File>> = by_store.values().flatten().cloned().collect();
         let nr_threads = by_store.len().min(NR_SYNC_THREADS_MAX);

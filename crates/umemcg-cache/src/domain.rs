@@ -426,6 +426,17 @@ impl Domain {
         Turn::Done
     }
 
+    /// A round ended in a panic: its file goes back to the queue, and the next round waits a while.
+    pub(crate) fn after_panic(&self) {
+        let current = self.queue.lock().current.clone();
+        if let Some(file) = current {
+            file.queue_mark.make_due();
+            self.requeue_or_retire(file);
+        }
+        let retry = Some((Instant::now() + RETRY_MAX, RETRY_MAX));
+        *self.pace.lock() = Pace { retry, last_round: Instant::now(), is_more: false };
+    }
+
     /// One round over the files that are queued when it begins: the groups' lists in turn, a file of each. A file that
     /// fails goes behind the others of its group and stays due; a few of them end the round, and the next begins with those that this one
     /// has not come to. Returns whether something that was due is left.

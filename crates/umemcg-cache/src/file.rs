@@ -23,8 +23,8 @@ use crate::dirty::owner::DirtyOwner;
 use crate::dirty::queue_mark::QueueMark;
 use crate::domain::Domain;
 use crate::index::{Entry, Index, LockedIndex, Mark};
-use crate::memory::PageQuota;
-use crate::store::BackingStore;
+use crate::memory::CalledQuota;
+use crate::store::{CalledStore, StoreId};
 
 /// Largest file: what a signed 64-bit offset can name, in whole pages.
 pub const FILE_LEN_MAX: u64 = i64::MAX as u64 & !(PAGE_SIZE_U64 - 1);
@@ -66,9 +66,9 @@ pub struct File {
     pub(crate) cache: Arc<PageCache>,
     /// The cache's; here so that a hit reads no line on which others' misses are counted.
     pub(crate) arena: Arc<Arena>,
-    pub(crate) store: Arc<dyn BackingStore>,
+    pub(crate) store: CalledStore,
     /// Bounds the pages of a file that lives in the pool alone; none for all others. (C)
-    pub(crate) quota: Option<Arc<dyn PageQuota>>,
+    pub(crate) quota: Option<CalledQuota>,
     pub(crate) domain: Arc<Domain>,
     /// Length in bytes as readers and writers see it. Grows under `content` shared, changes otherwise under it exclusively.
     pub(crate) len: AtomicU64,
@@ -118,9 +118,9 @@ impl File {
     pub(crate) fn new(
         id: u32,
         cache: Arc<PageCache>,
-        store: Arc<dyn BackingStore>,
+        store: CalledStore,
         domain: Arc<Domain>,
-        (len, quota): (u64, Option<Arc<dyn PageQuota>>),
+        (len, quota): (u64, Option<CalledQuota>),
     ) -> Self {
         Self {
             id,
@@ -193,9 +193,9 @@ impl File {
         self.nr_unclean() == 0 && self.nr_dirty.load(Ordering::Acquire) == 0
     }
 
-    /// The backing file.
-    pub fn store(&self) -> &Arc<dyn BackingStore> {
-        &self.store
+    /// Which store its backing file is on.
+    pub fn store_id(&self) -> StoreId {
+        self.store.id()
     }
 
     /// What an open file that starts now has seen of the file's write-back errors.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use umemcg_base::clock;
+use umemcg_base::{clock, contained};
 
 use crate::domain::Domain;
 
@@ -63,7 +63,12 @@ impl Flushers {
     /// The life of a thread.
     fn serve(&self, mut domain: Arc<Domain>) {
         loop {
-            let turn = domain.flush_in_turn(&|| self.is_awaited());
+            // The store keeps its thread whatever happens in it.
+            let turn = contained(|| domain.flush_in_turn(&|| self.is_awaited())).unwrap_or_else(|panic| {
+                tracing::error!(%panic, "write-back of a store panicked; it is tried again");
+                domain.after_panic();
+                Turn::Again
+            });
             let mut state = self.state.lock();
             if turn == Turn::Again {
                 state.waiting.push_back(domain);

@@ -2,8 +2,10 @@
 
 use std::fmt;
 use std::io;
+use std::sync::Arc;
 
 use umemcg_arena::{Arena, Segment};
+use umemcg_base::contained;
 
 /// Which backing store (volume) a file lives on. Write-back is queued per store, so that a slow or hanging one holds
 /// up nobody else.
@@ -17,6 +19,8 @@ impl StoreId {
 
 /// One file of a backing store. All calls may block for as long as the store does; none is made with a lock that
 /// another file's user could want.
+///
+/// A call that panics has failed: the panic is logged, and whoever waits gets an error, as from any other failure.
 pub trait BackingStore: Send + Sync + fmt::Debug {
     /// Which store this file is on.
     fn store_id(&self) -> StoreId;
@@ -52,4 +56,74 @@ pub trait BackingStore: Send + Sync + fmt::Debug {
     /// # Errors
     /// What the store reports; the length is then as it was.
     fn set_len(&self, len: u64) -> io::Result<()>;
+}
+
+/// A store as the cache calls it. The calls come from flushers, syncs and readers alike, in the middle of what must be finished; so a
+/// panic becomes an error, and a count of more bytes than were asked for becomes what was asked for.
+#[derive(Debug)]
+pub(crate) struct CalledStore {
+    /// `None` only while being dropped.
+    store: Option<Arc<dyn BackingStore>>,
+    id: StoreId,
+}
+
+impl CalledStore {
+    /// Asks the store for its number, once.
+    pub(crate) fn new(store: Arc<dyn BackingStore>) -> Self {
+        let id = store.store_id();
+        Self { store: Some(store), id }
+    }
+
+    /// As [`BackingStore::store_id`].
+    pub(crate) fn id(&self) -> StoreId {
+        self.id
+    }
+
+    fn call<R>(&self, what: &str, call: impl FnOnce(&dyn BackingStore) -> io::Result<R>) -> io::Result<R> {
+        let Some(store) = &self.store else { return Err(io::ErrorKind::NotConnected.into()) };
+        contained(|| call(&**store)).unwrap_or_else(|panic| {
+            tracing::error!(%panic, store = self.id.0, what, "a store panicked");
+            Err(io::Error::other(panic))
+        })
+    }
+
+    /// As [`BackingStore::read_at`].
+    pub(crate) fn read_at(&self, arena: &Arena, segments: &[Segment], offset: u64) -> io::Result<usize> {
+        let nr_read = self.call("read_at", |store| store.read_at(arena, segments, offset))?;
+        Ok(nr_read.min(bytes_of(segments)))
+    }
+
+    /// As [`BackingStore::write_at`].
+    pub(crate) fn write_at(&self, arena: &Arena, segments: &[Segment], offset: u64) -> io::Result<usize> {
+        let nr_written = self.call("write_at", |store| store.write_at(arena, segments, offset))?;
+        Ok(nr_written.min(bytes_of(segments)))
+    }
+
+    /// As [`BackingStore::sync_range`].
+    pub(crate) fn sync_range(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.call("sync_range", |store| store.sync_range(offset, len))
+    }
+
+    /// As [`BackingStore::sync`].
+    pub(crate) fn sync(&self, data_only: bool) -> io::Result<()> {
+        self.call("sync", |store| store.sync(data_only))
+    }
+
+    /// As [`BackingStore::set_len`].
+    pub(crate) fn set_len(&self, len: u64) -> io::Result<()> {
+        self.call("set_len", |store| store.set_len(len))
+    }
+}
+
+impl Drop for CalledStore {
+    fn drop(&mut self) {
+        // The last to hold a file may be a flusher.
+        if let Err(panic) = contained(|| drop(self.store.take())) {
+            tracing::error!(%panic, store = self.id.0, "the end of a store's file panicked");
+        }
+    }
+}
+
+fn bytes_of(segments: &[Segment]) -> usize {
+    segments.iter().map(|segment| usize::from(segment.len)).sum()
 }

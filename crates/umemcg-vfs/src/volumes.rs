@@ -503,7 +503,7 @@ impl Volumes {
 
     /// Path inside the mount of the file whose content this is; walks all that is open or dirty.
     pub fn path_of_content(&self, file: &Arc<File>) -> Option<PathBuf> {
-        let store = file.store().store_id();
+        let store = file.store_id();
         self.list(0, usize::MAX)
             .iter()
             .filter(|member| member.volume.store_id() == store)
