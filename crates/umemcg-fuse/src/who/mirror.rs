@@ -3,7 +3,8 @@
 //! forks and new sessions included. Nothing is polled and nothing can be missed.
 //!
 //! The hierarchy is mounted detached: it is reachable through a descriptor of this daemon and appears in no mount
-//! table. Its directories are flat and named by the serial id of the group, so that a group may have any name and be
+//! table. A user who mounts it in a namespace of its own sees the root directory, which only the daemon's user may enter.
+//! Its directories are flat and named by the serial id of the group, so that a group may have any name and be
 //! renamed; a directory appears when the first process is put into its group.
 //!
 //! Every daemon has a hierarchy of its own, with a unique name, so that daemons do not meet. A hierarchy with
@@ -83,7 +84,7 @@ impl Mirror {
         let path = if serial == 0 {
             file.to_owned()
         } else {
-            match rustix::fs::mkdirat(self.root(), serial.to_string(), Mode::from_raw_mode(0o755)) {
+            match rustix::fs::mkdirat(self.root(), serial.to_string(), Mode::RWXU) {
                 Ok(()) | Err(Errno::EXIST) => format!("{serial}/{file}"),
                 Err(errno) => return Err(errno),
             }
@@ -133,7 +134,11 @@ fn mount_detached(name: &str) -> Result<OwnedFd, Errno> {
     let flags = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
     let mount = rustix::mount::fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, flags)?;
     // A descriptor that can list and be locked, unlike the mount's own.
-    rustix::fs::openat(&mount, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+    let root =
+        rustix::fs::openat(&mount, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    // The hierarchy can be mounted by its name in any cgroup namespace.
+    rustix::fs::fchmod(&root, Mode::RWXU)?;
+    Ok(root)
 }
 
 fn list_at(root: BorrowedFd<'_>, path: &str) -> Vec<u32> {
@@ -269,6 +274,29 @@ mod tests {
             });
         });
         assert_eq!(mirror.remove(5), Ok(()));
+    }
+
+    #[test]
+    fn another_user_sees_no_processes_of_the_hierarchy() {
+        let Some(mirror) = mirror_or_skip() else { return };
+        let child = Child::shell("read go");
+        mirror.attach(4, child.id(), true).unwrap();
+        let run = |script: &str| {
+            let mut command = std::process::Command::new("setpriv");
+            command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "unshare", "-UrmC"]);
+            command.args(["sh", "-c", script, &mirror.name]);
+            let output = command.output().unwrap();
+            (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+        };
+        let mount = "d=/tmp/umemcg-cg.$$; mkdir $d && mount -t cgroup -o none,name=\"$0\" cgroup $d";
+        let (is_mounted, _) = run(&format!("{mount}; was=$?; umount $d; rmdir $d; exit $was"));
+        if !is_mounted {
+            eprintln!("SKIPPED: this kernel lets no user mount a hierarchy in a namespace of its own");
+            return;
+        }
+        let look = "ls $d; cat $d/tasks $d/cgroup.procs $d/4/tasks $d/4/cgroup.procs";
+        let (_, seen) = run(&format!("{mount}; {look}; umount $d; rmdir $d"));
+        assert_eq!(seen, "");
     }
 
     #[test]
