@@ -29,6 +29,8 @@ struct Content {
     recursive_protection: Option<bool>,
     #[serde(default)]
     rules: Vec<Spanned<String>>,
+    /// Most groups that rules make.
+    rule_groups_max: Option<usize>,
     /// By path, as `/pods/a`: control files and what is written to them.
     #[serde(default)]
     groups: BTreeMap<Spanned<String>, BTreeMap<Spanned<String>, Spanned<Value>>>,
@@ -101,6 +103,11 @@ impl Config {
     pub fn rules(&self) -> Result<Vec<Rule>, Failure> {
         let parse = |rule: &Spanned<String>| rule.get_ref().parse().map_err(|error| self.wrong(rule, error));
         self.content.rules.iter().map(parse).collect()
+    }
+
+    /// Most groups that rules make.
+    pub fn rule_groups_max(&self) -> usize {
+        self.content.rule_groups_max.unwrap_or(umemcg_fuse::RULE_GROUPS_MAX)
     }
 
     /// The volumes, in the order of the file.

@@ -105,7 +105,8 @@ fn start(arguments: &MountArguments, settings: &Config, pool_bytes: u64) -> Resu
     rules.extend(settings.rules()?);
     let who = Who::new(Arc::clone(&engine), rules)
         .map_err(|error| Failure::Failed(format!("cannot keep track of processes: {error}")))?;
-    let who = Arc::new(who);
+    let who = Arc::new(who.with_rule_groups_max(settings.rule_groups_max()));
+    who.tend_rule_groups().map_err(|error| Failure::Failed(format!("cannot start a thread: {error}")))?;
     let tree = Arc::new(ControlTree::new(Arc::clone(&engine), Arc::clone(&who) as _));
     settings.make_groups(&tree)?;
     let mut config = match &arguments.data {

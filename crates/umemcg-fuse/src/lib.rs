@@ -41,4 +41,4 @@ pub use serve::{Daemon, DaemonConfig, DaemonError, Lost};
 pub use session::{Filesystem, Session, SessionConfig, SessionError, Step};
 pub use transport::{Device, Transport};
 pub use volume_admin::{AddVolumeError, RemoveVolumeError, Removed, VolumeInfo};
-pub use who::{Rule, RuleError, Tracking, Who};
+pub use who::{RULE_GROUPS_MAX, Rule, RuleError, Tracking, Who};

@@ -16,6 +16,7 @@ mod eventfd_writer;
 mod mirror;
 mod pid_namespace;
 mod proc_files;
+mod rule_groups;
 mod rules;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -36,10 +37,12 @@ use umemcg_control::{Membership, MembershipError};
 use crate::classify::{Asker, Classifier, Payer};
 use ancestry::Ancestry;
 use mirror::Mirror;
+use rule_groups::{NotMade, RuleGroups};
 use thread_cache::{Life, ThreadCache};
 
 pub use descriptors::ProcessDescriptors;
 pub use proc_files::credentials_of;
+pub use rule_groups::RULE_GROUPS_MAX;
 pub use rules::{Rule, RuleError, RuleKind};
 
 /// How membership is kept.
@@ -66,6 +69,7 @@ pub struct Who {
     keeper: Keeper,
     rules: Vec<Rule>,
     has_path_rules: bool,
+    rule_groups: RuleGroups,
     threads: ThreadCache<Placement>,
     /// Groups that have had members by hand, by serial.
     members: RwLock<HashMap<u64, Weak<Group>>>,
@@ -122,10 +126,49 @@ impl Who {
             keeper,
             rules,
             has_path_rules,
+            rule_groups: RuleGroups::new(RULE_GROUPS_MAX),
             threads: ThreadCache::new()?,
             members: RwLock::default(),
             closed: Mutex::default(),
         })
+    }
+
+    /// Lets rules make so many groups, instead of [`RULE_GROUPS_MAX`].
+    #[must_use]
+    pub fn with_rule_groups_max(mut self, nr_max: usize) -> Self {
+        self.rule_groups = RuleGroups::new(nr_max);
+        self
+    }
+
+    /// Starts a thread that removes groups which rules have made and that are empty and idle, as long as this lives.
+    ///
+    /// # Errors
+    /// When the system refuses a thread.
+    pub fn tend_rule_groups(self: &Arc<Self>) -> io::Result<()> {
+        if self.rules.is_empty() {
+            return Ok(());
+        }
+        let who = Arc::downgrade(self);
+        umemcg_base::clock::spawn_detached("umemcg-rules", move || {
+            while let Some(who) = who.upgrade() {
+                who.rule_groups.sweep(&who.engine, &|group| who.remove_idle(group));
+                drop(who);
+                std::thread::sleep(rule_groups::TICK);
+            }
+        })
+    }
+
+    /// Removes a group that a rule has made, unless a process was put there.
+    fn remove_idle(&self, group: &Arc<Group>) {
+        if self.is_populated(group) || self.close(group).is_err() {
+            return;
+        }
+        match self.engine.remove_group(group) {
+            Ok(()) => {
+                tracing::info!(group = %group.path().display(), "an idle group that a rule made is removed")
+            }
+            Err(_) => self.reopen(group),
+        }
     }
 
     /// How membership is kept.
@@ -239,19 +282,22 @@ impl Who {
                 depth += 1;
                 continue;
             }
-            match self.engine.create_group(&at, name) {
+            match self.rule_groups.make(&self.engine, &at, name) {
                 Ok(child) => {
                     tracing::info!(group = %child.path().display(), "a rule has made a group");
                     at = child;
                     depth += 1;
                 }
-                Err(CreateError::Exists | CreateError::ParentGone) if nr_tries < CREATE_TRIES_MAX => {
+                Err(NotMade::TooMany) => break,
+                Err(NotMade::Refused(CreateError::Exists | CreateError::ParentGone))
+                    if nr_tries < CREATE_TRIES_MAX =>
+                {
                     // Somebody else was faster to make it, or to remove what is above it: once more from the top.
                     nr_tries += 1;
                     at = Arc::clone(self.engine.root());
                     depth = 0;
                 }
-                Err(error) => {
+                Err(NotMade::Refused(error)) => {
                     tracing::warn!(%error, above = %at.path().display(), ?name, "a rule cannot make its group");
                     break;
                 }
