@@ -78,7 +78,8 @@ impl<K, V, S> ObjectCacheBuilder<K, V, S> {
     }
 
     /// Is given every object that leaves, and why; also when the cache is dropped. Called with no lock held, on whichever thread
-    /// makes the object leave, so it should be quick; it may use the cache, but not insert into it.
+    /// makes the object leave, so it should be quick; it may use the cache, but not insert into it. A panic of it is logged and goes no
+    /// further.
     pub fn listener(mut self, tell: impl Fn(K, V, Departure) + Send + Sync + 'static) -> Self {
         self.listener = Listener(Some(Box::new(tell)));
         self

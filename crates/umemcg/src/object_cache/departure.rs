@@ -1,6 +1,9 @@
 //! Objects that leave: why, and who is told.
 
 use std::fmt;
+use std::mem::needs_drop;
+
+use umemcg_base::contained;
 
 /// Why an object left the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -26,9 +29,18 @@ type Tell<K, V> = Box<dyn Fn(K, V, Departure) + Send + Sync>;
 pub(super) struct Listener<K, V>(pub(super) Option<Tell<K, V>>);
 
 impl<K, V> Listener<K, V> {
+    /// Hands over an object that has left, or ends it where nobody listens. Either may panic: the thread is anybody's, and others may
+    /// be on their way out with this one, so the panic ends here.
     pub(super) fn tell(&self, key: K, value: V, why: Departure) {
-        if let Some(tell) = &self.0 {
-            tell(key, value, why);
+        if self.0.is_none() && !needs_drop::<(K, V)>() {
+            return;
+        }
+        let told = contained(|| match &self.0 {
+            Some(tell) => tell(key, value, why),
+            None => drop((key, value)),
+        });
+        if let Err(panic) = told {
+            tracing::error!(%panic, ?why, "the listener of a cache, or the end of an object, panicked");
         }
     }
 }

@@ -10,7 +10,7 @@ use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
-use umemcg_base::assert_no_locks_held;
+use umemcg_base::{assert_no_locks_held, contained};
 use umemcg_group::{Charge, Group, OwnerId, StatItem};
 use umemcg_reclaim::{ChargeError, ListLru, ListSlot, Reclaimer};
 
@@ -86,6 +86,14 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
     #[inline]
     pub(super) fn hash<Q: Hash + ?Sized>(&self, key: &Q) -> u64 {
         self.hasher.hash_one(key)
+    }
+
+    /// The hash of an entry of the table, for those who do not look for its key. `None` when the key's `Hash` panics: the thread may be
+    /// anybody's, and is about to change the table.
+    #[inline]
+    pub(super) fn hash_of(&self, entry: &Entry<K, V>) -> Option<u64> {
+        let hash = contained(|| self.hash(&entry.key));
+        hash.inspect_err(|panic| tracing::error!(%panic, "the hash of a key in a cache panicked")).ok()
     }
 
     /// Looks a key up and counts a hit. Takes the shard's lock shared, and no other.
@@ -175,7 +183,8 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         }
     }
 
-    /// Stores a value. When it is declined the old value of the key goes nevertheless. A value that comes from a flight is kept
+    /// Stores a value. Whatever of the embedder's code panics on the way, what the value was charged goes back with it, and what it
+    /// took the place of is told. When it is declined the old value of the key goes nevertheless. A value that comes from a flight is kept
     /// only as long as nobody has taken the flight away.
     pub(super) fn store(
         &self,
@@ -208,56 +217,64 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
             payer.look_around(group);
         }
         let entry = Entry { key, value, payer, slot, mark: Mark::new(queue, bytes) };
-        match self.put(hash, entry, flight) {
-            Put::Fresh => {}
-            Put::InPlaceOf(old) => self.see_off(old, Departure::Replaced),
-            Put::NotWanted(entry) => self.see_off(entry, Departure::Outdated),
+        let mut loose = Loose { inner: self, entry: Some(entry), why: Departure::Outdated, evicted };
+        if let Some(old) = self.put(hash, &mut loose, flight) {
+            self.see_off(old, Departure::Replaced);
         }
-        if let Some(Evicted { key, value, why, .. }) = evicted {
-            self.listener.tell(key, value, why);
-        }
+        drop(loose);
         if let Some(bytes_max) = self.bytes_max {
             self.keep_within(bytes_max, group);
         }
         Ok(())
     }
 
-    /// Puts an entry in the table and on its list.
-    fn put(&self, hash: u64, entry: Entry<K, V>, flight: Option<&Arc<Flight<V>>>) -> Put<K, V> {
+    /// Puts an entry in the table and on its list, unless its flight has been taken away. Returns what it takes the place of. The
+    /// embedder's code runs first, then the table changes.
+    fn put(
+        &self,
+        hash: u64,
+        loose: &mut Loose<'_, K, V, S>,
+        flight: Option<&Arc<Flight<V>>>,
+    ) -> Option<Entry<K, V>> {
+        let key = &loose.entry.as_ref()?.key;
         let now = self.expiry.now();
         let shard = self.shards.of(hash);
         let mut tables = shard.tables.write();
         if !tables.flights.is_empty() {
-            let is_ours = |(key, there): &(K, Arc<Flight<V>>)| match flight {
+            let is_ours = |(there_key, there): &(K, Arc<Flight<V>>)| match flight {
                 Some(flight) => Arc::ptr_eq(there, flight),
-                None => *key == entry.key,
+                None => there_key == key,
             };
             let taken = tables.flights.find_entry(hash, is_ours).is_ok_and(|there| {
                 there.remove();
                 true
             });
             if flight.is_some() && !taken {
-                return Put::NotWanted(entry);
+                return None;
             }
         } else if flight.is_some() {
-            return Put::NotWanted(entry);
+            return None;
         }
+        let there = tables.find(hash, |there| there.key == *key).map(|(at, _)| at);
+        if there.is_none() {
+            tables.make_room(|entry| self.hash(&entry.key));
+        }
+        let entry = loose.entry.take()?;
         if self.bytes_max.is_some() {
             self.bytes.fetch_add(entry.mark.bytes() as i64, Relaxed);
         }
-        let there = tables.find(hash, |there| there.key == entry.key).map(|(at, _)| at);
         let (at, out) = match there {
             None => {
-                let at = tables.put(hash, entry, now, |entry| self.hash(&entry.key));
+                let at = tables.put(hash, entry, now);
                 shard.note_places(&tables);
-                (at, Put::Fresh)
+                (at, None)
             }
-            Some(at) => (at, tables.replace(at, entry, now).map_or(Put::Fresh, Put::InPlaceOf)),
+            Some(at) => (at, tables.replace(at, entry, now)),
         };
         let token = tables.token(at);
         if let Some(entry) = tables.get_mut(at) {
             // What has proved of use has done so under its key.
-            if let Put::InPlaceOf(old) = &out
+            if let Some(old) = &out
                 && old.mark.queue() == Queue::Main
             {
                 entry.mark.promote();
@@ -290,7 +307,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         if self.bytes_max.is_some() {
             self.bytes.fetch_sub(entry.mark.bytes() as i64, Relaxed);
         }
-        tables.shrink_if_sparse(|entry| self.hash(&entry.key), |slot, token| self.note_moved(slot, token));
+        tables.shrink_if_sparse(|entry| self.hash_of(entry), |slot, token| self.note_moved(slot, token));
         Some(entry)
     }
 
@@ -305,9 +322,8 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         K: Borrow<Q>,
     {
         let entry = self.take(hash, key)?;
-        let value = entry.value.clone();
-        self.see_off(entry, why);
-        Some(value)
+        let loose = Loose { inner: self, entry: Some(entry), why, evicted: None };
+        loose.entry.as_ref().map(|entry| entry.value.clone())
     }
 
     /// Takes out what is in a place of the lists, if it is too old.
@@ -325,14 +341,14 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
 
     /// Takes a flight out of its shard. False when somebody else did.
     pub(super) fn end_flight(&self, hash: u64, flight: &Arc<Flight<V>>) -> bool {
-        let mut tables = self.shards.of(hash).tables.write();
-        match tables.flights.find_entry(hash, |(_, there)| Arc::ptr_eq(there, flight)) {
-            Ok(place) => {
-                place.remove();
-                true
-            }
-            Err(_) => false,
-        }
+        let taken = {
+            let mut tables = self.shards.of(hash).tables.write();
+            let found = tables.flights.find_entry(hash, |(_, there)| Arc::ptr_eq(there, flight));
+            found.ok().map(|place| place.remove().0)
+        };
+        let was_there = taken.is_some();
+        end(taken);
+        was_there
     }
 
     /// Sees off an entry that was taken out of its table: off its list, charge given back, listener told. No lock may be held.
@@ -362,12 +378,11 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
     /// Takes every object out.
     pub(super) fn clear(&self, why: Departure) {
         for shard in self.shards.iter() {
-            let entries = {
+            let (entries, flights) = {
                 let mut tables = shard.tables.write();
-                tables.flights.clear();
-                let moved = |slot, token| self.note_moved(slot, token);
-                tables.take_all(|_, _| true, |entry| self.hash(&entry.key), moved)
+                (tables.take_all(), std::mem::take(&mut tables.flights))
             };
+            end(flights);
             self.note_taken(&entries);
             entries.into_iter().for_each(|entry| self.see_off(entry, why));
         }
@@ -393,12 +408,38 @@ pub(super) struct Evicted<K, V> {
     pub(super) ghost: Option<u64>,
 }
 
-/// What became of an entry that was put in the table.
-enum Put<K, V> {
-    Fresh,
-    InPlaceOf(Entry<K, V>),
-    /// Its flight had been taken away.
-    NotWanted(Entry<K, V>),
+/// Objects that are in no table: on its way in, or out. They are seen off when this is dropped, so also when a key or a value panics.
+struct Loose<'a, K, V, S>
+where
+    K: Hash + Eq,
+    V: Clone,
+    S: BuildHasher,
+{
+    inner: &'a Inner<K, V, S>,
+    /// None once it is in the table.
+    entry: Option<Entry<K, V>>,
+    /// What it leaves for.
+    why: Departure,
+    /// What was evicted for it, and the listener is to be told of.
+    evicted: Option<Evicted<K, V>>,
+}
+
+impl<K: Hash + Eq, V: Clone, S: BuildHasher> Drop for Loose<'_, K, V, S> {
+    fn drop(&mut self) {
+        if let Some(entry) = self.entry.take() {
+            self.inner.see_off(entry, self.why);
+        }
+        if let Some(Evicted { key, value, why, .. }) = self.evicted.take() {
+            self.inner.listener.tell(key, value, why);
+        }
+    }
+}
+
+/// Ends something that holds keys or values, whose end may panic.
+pub(super) fn end<T>(what: T) {
+    if let Err(panic) = contained(|| drop(what)) {
+        tracing::error!(%panic, "the end of a key or a value of a cache panicked");
+    }
 }
 
 /// Counts bytes of objects in the figures of whom they are charged to, which is `group` unless that has been removed.

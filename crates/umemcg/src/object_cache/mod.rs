@@ -41,7 +41,7 @@ pub use stats::ObjectStats;
 pub use weight::allocated_bytes;
 
 use crate::engine::Engine;
-use inner::{Found, Inner};
+use inner::{Found, Inner, end};
 use loading::{Boarding, Landing};
 
 /// A concurrent cache whose objects are charged to groups.
@@ -56,6 +56,12 @@ use loading::{Boarding, Landing};
 ///
 /// All methods may be called from many threads at once. `Eq`, `Hash` and `Clone` of keys and values are called under
 /// a lock of the cache and must not use it.
+///
+/// # Panics
+///
+/// Keys, values, weigher, loader and clock may panic: it is the caller's who asked for what they are called for, and the object that was
+/// to be stored or handed out is gone, with its charge. Nothing else changes. A panic of the listener, of the end of an object that leaves,
+/// or of the `Hash` of one that reclaim looks at, is logged and goes no further: the thread may be anybody's.
 ///
 /// ```
 /// use std::ffi::OsStr;
@@ -206,7 +212,9 @@ where
             match self.inner.board(hash, &key) {
                 Boarding::Resident => {}
                 Boarding::Passenger(flight) => {
-                    if let Some(value) = flight.wait() {
+                    let value = flight.wait();
+                    end(flight);
+                    if let Some(value) = value {
                         self.inner.note_miss(group);
                         return Ok(value);
                     }
@@ -214,7 +222,9 @@ where
                 Boarding::Pilot(flight) => {
                     self.inner.note_miss(group);
                     let landing = Landing { inner: &self.inner, hash, flight: &flight, value: None };
-                    return landing.fly(group, key, load);
+                    let loaded = landing.fly(group, key, load);
+                    end(flight);
+                    return loaded;
                 }
             }
         }

@@ -82,11 +82,12 @@ where
 
     fn look_at_probation(&self, group: &Arc<Group>, nr: u64) -> Looked<K, V> {
         let mut old = Vec::with_capacity(nr.min(BATCH) as usize);
+        let now = self.expiry.now();
         self.lists[Queue::Probation as usize].walk(group, NODE, nr, |_, token, slot| {
             old.push((token, slot));
             Verdict::Removed
         });
-        Looked { scanned: old.len() as u64, gone: self.judge(old) }
+        Looked { scanned: old.len() as u64, gone: self.judge(old, now) }
     }
 
     fn look_at_main(&self, group: &Arc<Group>, nr: u64) -> Looked<K, V> {
@@ -101,7 +102,7 @@ where
             }
             verdict
         });
-        Looked { scanned, gone: self.judge(unused) }
+        Looked { scanned, gone: self.judge(unused, now) }
     }
 
     /// What a walk does with an object of the main queue: one that was used goes round again.
@@ -118,9 +119,9 @@ where
         }
     }
 
-    /// Takes out what is in places that were taken off their lists, unless it was used: that goes to the main queue.
-    fn judge(&self, places: Vec<(u64, ListSlot)>) -> Vec<Gone<K, V>> {
-        let now = self.expiry.now();
+    /// Takes out what is in places that were taken off their lists, unless it was used: that goes to the main queue. Nothing in here
+    /// may panic: these places are on no list, and what is in the table belongs on one.
+    fn judge(&self, places: Vec<(u64, ListSlot)>, now: u32) -> Vec<Gone<K, V>> {
         places.into_iter().filter_map(|(token, slot)| self.judge_one(token, slot, now)).collect()
     }
 
@@ -145,7 +146,11 @@ where
             entry.payer.enlist(&self.lists, Queue::Main, slot);
             return None;
         }
-        let hash = self.hash(&entry.key);
+        let Some(hash) = self.hash_of(entry) else {
+            // It cannot be taken out, and goes round.
+            entry.payer.enlist(&self.lists, entry.mark.queue(), slot);
+            return None;
+        };
         let why = if is_over { Departure::Expired } else { Departure::Evicted };
         let entry = self.take_out(&mut tables, hash, at)?;
         // What drops it will need it.
@@ -306,7 +311,7 @@ where
                 let mut tables = shard.tables.write();
                 let is_over = |tables: &Tables<K, V>, at| self.expiry.is_over(tables.age(at), now);
                 let moved = |slot, token| self.note_moved(slot, token);
-                old.extend(tables.take_all(is_over, |entry| self.hash(&entry.key), moved));
+                old.extend(tables.take_those(is_over, |entry| self.hash_of(entry), moved));
                 self.note_taken(&old);
             }
             for entry in old {

@@ -122,14 +122,18 @@ impl<K, V> Tables<K, V> {
         self.places[at as usize].take()
     }
 
-    /// Puts an entry in whose key is not there; returns its place.
-    pub(super) fn put(
-        &mut self,
-        hash: u64,
-        entry: Entry<K, V>,
-        now: u32,
-        rehash: impl Fn(&Entry<K, V>) -> u64,
-    ) -> u32 {
+    /// Makes room in the index for one more. The hashes are asked for first: when that panics, nothing has changed.
+    pub(super) fn make_room(&mut self, rehash: impl Fn(&Entry<K, V>) -> u64) {
+        if self.index.len() < self.index.capacity() {
+            return;
+        }
+        let hash_of = |place: &Option<Entry<K, V>>| place.as_ref().map_or(0, &rehash);
+        let hashes: Vec<u64> = self.places.iter().map(hash_of).collect();
+        self.index.reserve(1, |&at| hashes[at as usize]);
+    }
+
+    /// Puts an entry in whose key is not there; returns its place. There is [room](Self::make_room).
+    pub(super) fn put(&mut self, hash: u64, entry: Entry<K, V>, now: u32) -> u32 {
         let at = match self.free.pop() {
             Some(at) => {
                 self.places[at as usize] = Some(entry);
@@ -141,8 +145,7 @@ impl<K, V> Tables<K, V> {
             }
         };
         self.set_age(at, now);
-        let places = &self.places;
-        self.index.insert_unique(hash, at, |&at| entry_at(places, at).map_or(0, &rehash));
+        self.index.insert_unique(hash, at, |_| unreachable!("room was made for one more"));
         at
     }
 
@@ -162,31 +165,41 @@ impl<K, V> Tables<K, V> {
         }
     }
 
-    /// Takes out all that are meant, by place.
-    pub(super) fn take_all(
+    /// Takes out all that are meant, by place, but those whose hash is not known.
+    pub(super) fn take_those(
         &mut self,
         is_meant: impl Fn(&Self, u32) -> bool,
-        rehash: impl Fn(&Entry<K, V>) -> u64,
+        rehash: impl Fn(&Entry<K, V>) -> Option<u64>,
         moved: impl Fn(ListSlot, u64),
     ) -> Vec<Entry<K, V>> {
         let meant: Vec<(u64, u32)> = (0..self.places.len() as u32)
-            .filter_map(|at| Some((rehash(entry_at(&self.places, at)?), at)).filter(|_| is_meant(self, at)))
+            .filter(|&at| is_meant(self, at))
+            .filter_map(|at| Some((rehash(entry_at(&self.places, at)?)?, at)))
             .collect();
         let taken = meant.into_iter().filter_map(|(hash, at)| self.take(hash, at)).collect();
         self.shrink_if_sparse(rehash, moved);
         taken
     }
 
-    /// Gives memory back when little of it is used. `moved` is told the tokens that entries have now.
+    /// Takes everything out; asks for no hash.
+    pub(super) fn take_all(&mut self) -> Vec<Entry<K, V>> {
+        self.index = HashTable::new();
+        (self.ages, self.free) = (Vec::new(), Vec::new());
+        std::mem::take(&mut self.places).into_iter().flatten().collect()
+    }
+
+    /// Gives memory back when little of it is used, unless a hash is not known. `moved` is told the tokens that entries have now.
     pub(super) fn shrink_if_sparse(
         &mut self,
-        rehash: impl Fn(&Entry<K, V>) -> u64,
+        rehash: impl Fn(&Entry<K, V>) -> Option<u64>,
         moved: impl Fn(ListSlot, u64),
     ) {
         let (len, capacity) = (self.index.len(), self.places.capacity());
         if capacity <= SMALL || len >= capacity / SPARSE {
             return;
         }
+        let hashes: Option<Vec<u64>> = self.places.iter().flatten().map(rehash).collect();
+        let Some(hashes) = hashes else { return };
         let mut places = Vec::with_capacity(len * 2);
         let mut ages = Vec::with_capacity(if self.keeps_ages { len * 2 } else { 0 });
         let mut old_ages = self.ages.drain(..);
@@ -201,10 +214,8 @@ impl<K, V> Tables<K, V> {
         drop(old_ages);
         (self.places, self.ages, self.free) = (places, ages, Vec::new());
         self.index = HashTable::with_capacity(len * 2);
-        let places = &self.places;
-        for at in 0..places.len() as u32 {
-            let hash_at = |&at: &u32| entry_at(places, at).map_or(0, &rehash);
-            self.index.insert_unique(hash_at(&at), at, hash_at);
+        for (at, hash) in (0..).zip(hashes) {
+            self.index.insert_unique(hash, at, |_| unreachable!("room was made for twice as many"));
         }
     }
 }

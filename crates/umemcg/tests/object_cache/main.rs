@@ -4,6 +4,7 @@ mod expiry;
 mod loading;
 mod many_threads;
 mod map;
+mod panics;
 mod tenants;
 mod traces;
 
