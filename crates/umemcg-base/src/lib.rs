@@ -17,7 +17,7 @@ pub use errseq::{ErrorCursor, ErrorSequence};
 pub use panics::{Panicked, contained};
 pub use rank::{
     Rank, RankedMutex, RankedMutexGuard, RankedReadGuard, RankedRwLock, RankedWriteGuard, Waiting,
-    assert_may_wait, assert_no_locks_held,
+    assert_may_wait, assert_may_wait_among, assert_no_locks_held,
 };
 pub use size::{ParseSizeError, parse_size};
 pub use table::Table;

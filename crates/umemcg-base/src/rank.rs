@@ -1,46 +1,188 @@
-//! Lock ranks as code. A thread takes locks in rising rank only; a debug build panics at the first
-//! acquisition out of order, and at the first charge or reclaim that starts with any ranked lock held.
+//! Ranks of everything that a thread can wait for, as code. A thread takes locks, and waits, in rising rank only; a debug
+//! build panics at the first one out of order, and at the first charge or reclaim that starts with a lock held that ranks
+//! after it.
 //!
-//! `LOCKING.md` explains the order; the table there is this enum.
+//! [`RANKS`] says what each is; the table of `LOCKING.md` is generated from it.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// Ranks from the outermost lock to the innermost. Two locks of one rank are never held together, except
-/// where the acquisition says so ([`RankedMutex::lock_second`]).
+/// Ranks from the outermost to the innermost. Two locks of one rank are never held together, except where the acquisition
+/// says so ([`RankedMutex::lock_second`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Rank {
-    /// Writes that make a file longer: held over charging and reclaim.
-    FileGrowth = 1,
-    /// Pages beyond limits: a wait for room.
-    Overrun = 2,
-    /// Charging and reclaim: waits for memory, for write-back and for the kernel to let go of names.
-    Memory = 3,
-    /// Creation and removal of groups, and moves between them.
-    Lifecycle = 4,
-    /// A file's write-back: one flush of a file at a time.
-    FileFlush = 5,
-    /// A file's content against truncation.
-    FileContent = 6,
-    /// One page: a wait until it is unlocked.
-    Page = 7,
-    /// A shard of an object owner's table (names, inodes).
-    ObjectOwner = 8,
-    /// A file's index from page number to frame.
-    FileIndex = 9,
-    /// Lists of dirty files.
-    DirtyFiles = 10,
+    /// The kernel's answer to a notification: it may wait for requests that we serve.
+    KernelNotice = 1,
+    /// Writes that make a file longer; held over charging and reclaim.
+    FileGrowth = 2,
+    /// Room below a dirty limit: a paced writer.
+    DirtyRoom = 3,
+    /// Room among the pages in flight beyond limits; held by the request that has them.
+    Overrun = 4,
+    /// Charging and reclaim.
+    Memory = 5,
+    /// Some write-back to finish, for at most 100 ms in a reclaim.
+    Writeback = 6,
+    /// The kernel to let go of names, for at most 20 ms.
+    KernelRelease = 7,
+    /// Creation and removal of groups.
+    Lifecycle = 8,
+    /// One write-back of a file at a time.
+    FileFlush = 9,
+    /// A file's content: shared by fills, writes and write-back, exclusive for truncation and moves.
+    FileContent = 10,
+    /// A locked page; held by the thread that fills or writes it.
+    Page = 11,
+    /// A call of a backing store.
+    StoreIo = 12,
+    /// Shards of the inode table, descriptor cache; shards of an object cache.
+    ObjectOwner = 13,
+    /// Changes of a file's index, its marks, dirty counts.
+    FileIndex = 14,
+    /// A store's lists of dirty files, one for each group.
+    DirtyFiles = 15,
     /// The children of a group.
-    GroupChildren = 11,
+    GroupChildren = 16,
     /// Which lists of objects a group has.
-    ObjectLists = 12,
-    /// A list of pages or objects.
-    Lruvec = 13,
-    /// The free frames of the arena.
-    FreeFrames = 14,
+    ObjectLists = 17,
+    /// The lists of one (group, node): of pages, and one for each kind of object.
+    Lruvec = 18,
+    /// Free frames of a node.
+    FreeFrames = 19,
 }
+
+/// What a rank is of.
+#[derive(Debug, Clone, Copy)]
+pub struct RankInfo {
+    /// Which.
+    pub rank: Rank,
+    /// A lock of this module; else a wait, or something that is waited for.
+    pub is_lock: bool,
+    /// What the lock guards, or what is waited for.
+    pub what: &'static str,
+    /// The files that have it.
+    pub place: &'static str,
+}
+
+/// All ranks in order.
+pub const RANKS: &[RankInfo] = &[
+    RankInfo {
+        rank: Rank::KernelNotice,
+        is_lock: false,
+        what: "the kernel's answer to a notification: it may wait for requests that we serve",
+        place: "`umemcg-fuse/src/notifier.rs`",
+    },
+    RankInfo {
+        rank: Rank::FileGrowth,
+        is_lock: true,
+        what: "writes that make a file longer; held over charging and reclaim",
+        place: "`umemcg-cache/src/file.rs`",
+    },
+    RankInfo {
+        rank: Rank::DirtyRoom,
+        is_lock: false,
+        what: "room below a dirty limit: a paced writer",
+        place: "`umemcg-cache/src/dirty/pause.rs`",
+    },
+    RankInfo {
+        rank: Rank::Overrun,
+        is_lock: false,
+        what: "room among the pages in flight beyond limits; held by the request that has them",
+        place: "`umemcg-cache/src/overrun.rs`",
+    },
+    RankInfo {
+        rank: Rank::Memory,
+        is_lock: false,
+        what: "charging and reclaim",
+        place: "`umemcg-reclaim/src/charge.rs`, `reclaim.rs`",
+    },
+    RankInfo {
+        rank: Rank::Writeback,
+        is_lock: false,
+        what: "some write-back to finish, for at most 100 ms in a reclaim",
+        place: "`umemcg-cache/src/cache.rs`",
+    },
+    RankInfo {
+        rank: Rank::KernelRelease,
+        is_lock: false,
+        what: "the kernel to let go of names, for at most 20 ms",
+        place: "`umemcg-reclaim/src/reclaim.rs`",
+    },
+    RankInfo {
+        rank: Rank::Lifecycle,
+        is_lock: true,
+        what: "creation and removal of groups",
+        place: "`umemcg-group/src/tree.rs`",
+    },
+    RankInfo {
+        rank: Rank::FileFlush,
+        is_lock: true,
+        what: "one write-back of a file at a time",
+        place: "`umemcg-cache/src/file.rs`",
+    },
+    RankInfo {
+        rank: Rank::FileContent,
+        is_lock: true,
+        what: "a file's content: shared by fills, writes and write-back, exclusive for truncation and moves",
+        place: "`umemcg-cache/src/file.rs`",
+    },
+    RankInfo {
+        rank: Rank::Page,
+        is_lock: false,
+        what: "a locked page; held by the thread that fills or writes it",
+        place: "`umemcg-cache/src/page_lock.rs`",
+    },
+    RankInfo {
+        rank: Rank::StoreIo,
+        is_lock: false,
+        what: "a call of a backing store",
+        place: "`umemcg-cache/src/store.rs`",
+    },
+    RankInfo {
+        rank: Rank::ObjectOwner,
+        is_lock: true,
+        what: "shards of the inode table, descriptor cache; shards of an object cache",
+        place: "`umemcg-vfs`, `umemcg/src/object_cache/shard.rs`",
+    },
+    RankInfo {
+        rank: Rank::FileIndex,
+        is_lock: true,
+        what: "changes of a file's index, its marks, dirty counts",
+        place: "`umemcg-cache/src/index.rs`",
+    },
+    RankInfo {
+        rank: Rank::DirtyFiles,
+        is_lock: true,
+        what: "a store's lists of dirty files, one for each group",
+        place: "`umemcg-cache/src/domain.rs`",
+    },
+    RankInfo {
+        rank: Rank::GroupChildren,
+        is_lock: true,
+        what: "the children of a group",
+        place: "`umemcg-group`",
+    },
+    RankInfo {
+        rank: Rank::ObjectLists,
+        is_lock: true,
+        what: "which lists of objects a group has",
+        place: "`umemcg-reclaim/src/object_lists.rs`",
+    },
+    RankInfo {
+        rank: Rank::Lruvec,
+        is_lock: true,
+        what: "the lists of one (group, node): of pages, and one for each kind of object",
+        place: "`umemcg-reclaim/src/lruvec.rs`, `object_lists.rs`",
+    },
+    RankInfo {
+        rank: Rank::FreeFrames,
+        is_lock: true,
+        what: "free frames of a node",
+        place: "`umemcg-arena`",
+    },
+];
 
 #[cfg(debug_assertions)]
 mod held {
@@ -73,6 +215,12 @@ mod held {
             }
         });
     }
+    pub(super) fn assert_not_above(rank: Rank, what: &str) {
+        HELD.with(|held| {
+            let held = held.borrow();
+            assert!(held.iter().all(|&held| held <= rank), "{what} entered while holding {held:?}");
+        });
+    }
     pub(super) fn assert_below(rank: Rank, what: &str) {
         HELD.with(|held| {
             let held = held.borrow();
@@ -93,6 +241,15 @@ pub fn assert_no_locks_held(what: &str) {
 pub fn assert_may_wait(rank: Rank, what: &str) {
     #[cfg(debug_assertions)]
     held::assert_below(rank, what);
+    #[cfg(not(debug_assertions))]
+    let _ = (rank, what);
+}
+
+/// Like [`assert_may_wait`], for a thread that may hold others of the same rank; the caller states the order among them.
+#[inline]
+pub fn assert_may_wait_among(rank: Rank, what: &str) {
+    #[cfg(debug_assertions)]
+    held::assert_not_above(rank, what);
     #[cfg(not(debug_assertions))]
     let _ = (rank, what);
 }

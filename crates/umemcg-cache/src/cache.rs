@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use umemcg_arena::Arena;
 use umemcg_base::clock::{Clock, SystemClock};
-use umemcg_base::{PAGE_SIZE_U64, Table};
+use umemcg_base::{PAGE_SIZE_U64, Rank, Table, assert_may_wait};
 use umemcg_group::Group;
 use umemcg_reclaim::{PageOwner, Reclaimer};
 
@@ -252,6 +252,7 @@ impl PageCache {
     }
 
     pub(crate) fn wait_for_progress(&self, timeout: Duration) -> bool {
+        assert_may_wait(Rank::Writeback, "a wait for write-back");
         let mut count = self.progress.0.lock();
         let before = *count;
         let deadline = Instant::now() + timeout;

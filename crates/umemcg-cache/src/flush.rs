@@ -14,7 +14,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use umemcg_arena::{FrameFlags as Flag, FrameId, Segment};
-use umemcg_base::{ErrorCursor, PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, assert_no_locks_held};
+use umemcg_base::{
+    ErrorCursor, PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, Rank, assert_may_wait, assert_no_locks_held,
+};
 use umemcg_group::StatItem;
 
 use crate::file::{File, FileError};
@@ -341,6 +343,7 @@ impl File {
 
     /// Writes all segments, however short the store's single writes are.
     pub(crate) fn write_fully(&self, segments: &[Segment], offset: u64) -> io::Result<()> {
+        assert_may_wait(Rank::StoreIo, "a write to the store");
         let arena = self.cache.arena();
         let mut rest = segments.to_vec();
         let mut offset = offset;
@@ -375,6 +378,7 @@ impl File {
         let offset = first << PAGE_SHIFT;
         // Acquire: pairs with the Release in `note_written_through`; what is counted here is in the store.
         let nr_through = self.nr_through.load(Ordering::Acquire);
+        assert_may_wait(Rank::StoreIo, "a sync of the store");
         self.domain.begin_io();
         let result = match durability {
             Durability::Range => {

@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex};
-use umemcg_base::{PAGE_SIZE_U64, Rank, assert_may_wait};
+use umemcg_base::{PAGE_SIZE_U64, Rank, Waiting, assert_may_wait};
 use umemcg_group::Group;
 
 /// Pages that one request may have beyond the limit of its group: 1 MiB, the largest read that a mount serves.
@@ -116,11 +116,13 @@ pub(crate) struct RequestClaim {
     /// Pages that the request has to do with.
     nr_pages: u64,
     claim: Option<OverrunClaim>,
+    /// While the request has a claim it makes no other.
+    has_claim: Option<Waiting>,
 }
 
 impl RequestClaim {
     pub(crate) fn new(nr_pages: u64) -> Self {
-        Self { nr_pages, claim: None }
+        Self { nr_pages, claim: None, has_claim: None }
     }
 
     /// Whether the group has refused a page.
@@ -130,7 +132,12 @@ impl RequestClaim {
 
     /// Takes up to `want` pages of what is left.
     pub(crate) fn take(&mut self, overrun: &Arc<Overrun>, group: &Arc<Group>, want: u64) -> u64 {
-        self.claim.get_or_insert_with(|| overrun.claim(group, self.nr_pages)).take(want)
+        let claim = self.claim.get_or_insert_with(|| {
+            let claim = overrun.claim(group, self.nr_pages);
+            self.has_claim = Some(Waiting::on(Rank::Overrun));
+            claim
+        });
+        claim.take(want)
     }
 
     /// Pages that were taken and were not needed, or are free again.

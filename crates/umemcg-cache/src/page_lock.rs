@@ -3,6 +3,7 @@
 
 use parking_lot::{Condvar, Mutex};
 use umemcg_arena::{Arena, FrameFlags as Flag, FrameId};
+use umemcg_base::{Rank, assert_may_wait_among};
 
 const NR_BUCKETS: usize = 64;
 
@@ -39,12 +40,14 @@ impl PageWaiters {
         bucket.wake.notify_all();
     }
 
-    /// Sleeps while the page is locked. The caller holds a pin.
+    /// Sleeps while the page is locked. The caller holds a pin. It may have pages of its own locked that it inserted before it
+    /// came here: waits point to earlier insertions and cannot form a ring.
     pub fn wait_unlocked(&self, arena: &Arena, frame: FrameId) {
         let record = arena.record(frame);
         if !record.test(Flag::LOCKED) {
             return;
         }
+        assert_may_wait_among(Rank::Page, "a wait for a locked page");
         let bucket = self.bucket(frame);
         let mut guard = bucket.lock.lock();
         while record.test(Flag::LOCKED) {

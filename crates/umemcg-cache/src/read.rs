@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use umemcg_arena::{FrameFlags as Flag, FrameId, Segment, prefetch_for_write};
-use umemcg_base::{PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, Rank, Waiting, assert_no_locks_held};
+use umemcg_base::{
+    PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, Rank, Waiting, assert_may_wait, assert_no_locks_held,
+};
 use umemcg_group::tally::count_hits;
 use umemcg_group::{Charge, Group, OwnerId, Refused, StatItem};
 use umemcg_reclaim::{LruKind, ReclaimPart, Shadow, StalledHere, lruvec::advance_age};
@@ -388,6 +390,7 @@ impl File {
         if in_store > 0 {
             let whole = |page: &Inserted| Segment { frame: page.frame, offset: 0, len: PAGE_SIZE as u16 };
             let segments: Vec<Segment> = run[..in_store].iter().map(whole).collect();
+            assert_may_wait(Rank::StoreIo, "a read of the store");
             read = self.store.read_at(arena, &segments, offset)?;
         }
         for (i, page) in run.iter_mut().enumerate() {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use umemcg_arena::{FrameFlags as Flag, FrameId};
-use umemcg_base::{PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, assert_no_locks_held};
+use umemcg_base::{PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, Rank, assert_may_wait, assert_no_locks_held};
 use umemcg_group::StatItem;
 
 use crate::file::{FILE_LEN_MAX, File, FileError, owner_of};
@@ -22,6 +22,7 @@ impl File {
             return Err(FileError::TooLarge);
         }
         let _content = self.content.write();
+        assert_may_wait(Rank::StoreIo, "a truncation of the store");
         self.store.set_len(len)?;
         let old = self.len();
         self.publish_len(len);

@@ -7,7 +7,8 @@ use std::sync::atomic::Ordering;
 
 use umemcg_arena::{FrameFlags as Flag, FrameId, Segment};
 use umemcg_base::{
-    PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, Rank, RankedReadGuard, Waiting, assert_no_locks_held, pages_for,
+    PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, Rank, RankedReadGuard, Waiting, assert_may_wait,
+    assert_no_locks_held, pages_for,
 };
 use umemcg_group::{Group, StatItem};
 use umemcg_reclaim::LruKind;
@@ -388,6 +389,7 @@ impl File {
                 return Ok(false);
             }
             let segment = Segment { frame: target.frame, offset: 0, len: PAGE_SIZE as u16 };
+            assert_may_wait(Rank::StoreIo, "a read of the store");
             read = self.store.read_at(arena, &[segment], start)?;
         }
         arena.zero(target.frame, read, PAGE_SIZE - read);

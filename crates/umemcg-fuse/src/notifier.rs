@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::io::Errno;
+use umemcg_base::{Rank, assert_may_wait};
 use zerocopy::IntoBytes;
 
 use crate::transport::{Payload, SendError, Transport};
@@ -197,6 +198,7 @@ fn say(notice: Notice, transport: &dyn Transport, can_prune: &AtomicBool) {
 }
 
 fn send(code: i32, body: &[u8], transport: &dyn Transport, can_prune: &AtomicBool) {
+    assert_may_wait(Rank::KernelNotice, "a notification");
     let header = OutHeader { len: (OUT_HEADER_BYTES + body.len()) as u32, error: code, unique: 0 };
     match transport.send(header.as_bytes(), Payload::Bytes(body)) {
         // Gone: the kernel did not know the node or name.

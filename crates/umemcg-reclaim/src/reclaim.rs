@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use umemcg_arena::Arena;
 use umemcg_base::clock::{Clock, SystemClock};
-use umemcg_base::{PAGE_SIZE_U64, assert_no_locks_held};
+use umemcg_base::{PAGE_SIZE_U64, Rank, assert_may_wait, assert_no_locks_held};
 use umemcg_group::{Group, GroupTree, StatItem};
 
 use crate::kswapd::Queue;
@@ -251,6 +251,7 @@ impl Reclaimer {
     /// Waits, at most [`RELEASE_WAIT`], until half of `promised` bytes have been let go of since `before` was read; returns how
     /// many of them have. Not all, because some of what is asked for may be in use.
     pub(crate) fn wait_for_release(&self, before: u64, promised: u64) -> u64 {
+        assert_may_wait(Rank::KernelRelease, "a wait for what was promised");
         let deadline = Instant::now() + RELEASE_WAIT;
         let mut bytes = self.released_bytes.0.lock();
         while *bytes - before < promised.div_ceil(2)

@@ -19,7 +19,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use umemcg_base::{PAGE_SIZE_U64, assert_no_locks_held};
+use umemcg_base::{PAGE_SIZE_U64, Rank, assert_may_wait};
 use umemcg_group::Group;
 use umemcg_reclaim::stall::StalledHere;
 
@@ -117,7 +117,7 @@ impl File {
     /// `cancelled` is asked. Counts as a stall of the group. No lock may be held.
     #[doc(alias = "balance_dirty_pages")]
     pub fn throttle(self: &Arc<Self>, group: &Arc<Group>, written: usize, cancelled: &dyn Fn() -> bool) {
-        assert_no_locks_held("a dirty throttle");
+        assert_may_wait(Rank::DirtyRoom, "a dirty throttle");
         let Some(mut pause) = self.write_pause(group, written) else { return };
         let _stalled = StalledHere::begin(group);
         while !cancelled()
