@@ -331,7 +331,7 @@ pub enum TopSort {
 }
 
 /// `umemcg top`.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 pub struct TopArguments {
     /// Where the control files are mounted (found by itself when there is one such mount)
     #[arg(long, value_name = "DIR")]

@@ -1,10 +1,14 @@
 //! What the control files of all groups say at one time.
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::io;
-use std::path::{Path, PathBuf};
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsString;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::Path;
 use std::time::Instant;
+
+use rustix::fs::{FileType, Mode, OFlags};
 
 /// A v1 limit that is none: from here on no memory is that large.
 const UNLIMITED_SHOWN: u64 = i64::MAX as u64 / 4096 * 4096;
@@ -32,8 +36,13 @@ impl GroupSample {
         self.stat.get(name).copied().unwrap_or(0)
     }
 
-    fn read(directory: &Path) -> io::Result<Self> {
-        let read = |name: &str| fs::read_to_string(directory.join(name));
+    fn read(directory: &OwnedFd) -> io::Result<Self> {
+        let read = |name: &str| -> io::Result<String> {
+            let file = rustix::fs::openat(directory, name, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+            let mut text = String::new();
+            std::fs::File::from(file).read_to_string(&mut text)?;
+            Ok(text)
+        };
         // The root has no `memory.high`.
         let high = read("memory.high").unwrap_or_default();
         Ok(Self::parse(
@@ -66,41 +75,114 @@ impl GroupSample {
     }
 }
 
-/// All groups of a control tree by path, at one time.
+/// A group of a sample.
+#[derive(Debug)]
+pub struct SampledGroup {
+    /// Its name; empty for the root.
+    pub name: String,
+    /// The place of the group above.
+    pub parent: Option<usize>,
+    /// Tells it from another group of the same name.
+    pub inode: u64,
+    /// Its numbers.
+    pub sample: GroupSample,
+}
+
+/// All groups of a control tree at one time.
 #[derive(Debug)]
 pub struct TreeSample {
     /// When it was taken.
     pub at: Instant,
-    /// `/` and everything below.
-    pub groups: BTreeMap<String, GroupSample>,
+    /// The root, and behind each group those below it, siblings by name.
+    pub groups: Vec<SampledGroup>,
 }
 
 impl TreeSample {
-    /// Reads the control tree that is mounted at `control`. A group that goes meanwhile is left out.
+    /// Reads the control tree that is mounted at `control`. A group that goes meanwhile is left out, with what is below
+    /// it. Every step of the walk is relative to the directory that it starts from, so a deep tree costs no more than a
+    /// wide one, and one descriptor is open at a time.
     ///
     /// # Errors
     /// When the root's files cannot be read: it is no control tree, or nobody serves it.
     pub fn read(control: &Path) -> io::Result<Self> {
-        let at = Instant::now();
-        let mut groups = BTreeMap::from([("/".to_owned(), GroupSample::read(control)?)]);
-        let mut left = vec![(String::new(), control.to_owned())];
-        while let Some((path, directory)) = left.pop() {
-            for (name, below) in children(&directory) {
-                let path = format!("{path}/{name}");
-                if let Ok(sample) = GroupSample::read(&below) {
-                    groups.insert(path.clone(), sample);
-                    left.push((path, below));
+        let mut tree = Self { at: Instant::now(), groups: Vec::new() };
+        let mut directory = open_directory(rustix::fs::CWD, control)?;
+        tree.add(&directory, String::new(), None)?;
+        // For each group on the way down, its place and the names still to be read below it.
+        let mut way = vec![(0, children(&directory))];
+        while let Some((parent, left)) = way.last_mut() {
+            let parent = *parent;
+            if let Some(name) = left.pop() {
+                let Ok(below) = open_directory(&directory, Path::new(&name)) else { continue };
+                let name = name.to_string_lossy().into_owned();
+                if let Ok(place) = tree.add(&below, name, Some(parent)) {
+                    way.push((place, children(&below)));
+                    directory = below;
+                }
+            } else {
+                way.pop();
+                if !way.is_empty() {
+                    directory = open_directory(&directory, Path::new(".."))?;
                 }
             }
         }
-        Ok(Self { at, groups })
+        Ok(tree)
+    }
+
+    fn add(&mut self, directory: &OwnedFd, name: String, parent: Option<usize>) -> io::Result<usize> {
+        let sample = GroupSample::read(directory)?;
+        let inode = rustix::fs::fstat(directory)?.st_ino;
+        self.groups.push(SampledGroup { name, parent, inode, sample });
+        Ok(self.groups.len() - 1)
+    }
+
+    /// The path of the group at a place, from the root: `/a/b`.
+    pub fn path(&self, place: usize) -> String {
+        let mut names = Vec::new();
+        let mut at = &self.groups[place];
+        while let Some(parent) = at.parent {
+            names.push(at.name.as_str());
+            at = &self.groups[parent];
+        }
+        names.reverse();
+        format!("/{}", names.join("/"))
+    }
+
+    /// Groups by inode.
+    pub fn by_inode(&self) -> HashMap<u64, &GroupSample> {
+        self.groups.iter().map(|group| (group.inode, &group.sample)).collect()
+    }
+
+    /// A sample of groups by path, parents first, for tests.
+    #[cfg(test)]
+    pub fn of(at: Instant, paths: impl IntoIterator<Item = (&'static str, GroupSample)>) -> Self {
+        let mut tree = Self { at, groups: Vec::new() };
+        for (path, sample) in paths {
+            let (above, name) = path.rsplit_once('/').unwrap();
+            let above = if above.is_empty() { "/" } else { above };
+            let parent = (0..tree.groups.len()).find(|&place| tree.path(place) == above);
+            let mut hasher = std::hash::DefaultHasher::new();
+            std::hash::Hash::hash(path, &mut hasher);
+            let inode = std::hash::Hasher::finish(&hasher);
+            tree.groups.push(SampledGroup { name: name.into(), parent, inode, sample });
+        }
+        tree
     }
 }
 
-fn children(directory: &Path) -> Vec<(String, PathBuf)> {
-    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
-    let groups = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
-    groups.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path())).collect()
+fn open_directory(from: impl AsFd, path: &Path) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(rustix::fs::openat(from, path, flags, Mode::empty())?)
+}
+
+/// Names of the groups in a directory, the last one first.
+fn children(directory: &OwnedFd) -> Vec<OsString> {
+    let Ok(entries) = rustix::fs::Dir::read_from(directory) else { return Vec::new() };
+    let groups = entries.flatten().filter(|entry| entry.file_type() == FileType::Directory);
+    let names = groups.map(|entry| OsString::from_vec(entry.file_name().to_bytes().to_vec()));
+    let mut names: Vec<_> = names.filter(|name| name != "." && name != "..").collect();
+    names.sort_unstable_by(|a, b| b.cmp(a));
+    names
 }
 
 #[cfg(test)]

@@ -51,7 +51,8 @@ pub fn mount(arguments: &MountArguments) -> Result<(), Failure> {
     let pool_bytes = pool.to_bytes(&usable).map_err(Failure::Failed)?;
     // From here on a signal ends the mount in order, also while it is being made.
     let (sender, events) = channel();
-    forward_signals(sender.clone())
+    let told = sender.clone();
+    forward_signals(move || told.send(Event::Signal).is_ok())
         .map_err(|error| Failure::Failed(format!("cannot receive signals: {error}")))?;
     raise_descriptor_limit();
     let daemon = Arc::new(start(arguments, &config, pool_bytes)?);

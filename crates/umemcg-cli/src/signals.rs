@@ -1,19 +1,16 @@
 //! The signals that end a foreground mount, turned into events.
 
 use std::io;
-use std::sync::mpsc::Sender;
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use crate::lifecycle::Event;
-
-/// Sends [`Event::Signal`] for each SIGINT, SIGTERM and SIGHUP from now on. A SIGHUP that was ignored when the program
-/// started (nohup) stays ignored.
+/// Calls `told` for each SIGINT, SIGTERM and SIGHUP from now on, until it says that nothing listens any more. A SIGHUP
+/// that was ignored when the program started (nohup) stays ignored.
 ///
 /// # Errors
 /// When the handlers cannot be installed or no thread can be started.
-pub fn forward_signals(events: Sender<Event>) -> io::Result<()> {
+pub fn forward_signals(told: impl Fn() -> bool + Send + 'static) -> io::Result<()> {
     let mut wanted = vec![SIGINT, SIGTERM];
     if !is_ignored(SIGHUP, &std::fs::read_to_string("/proc/self/status").unwrap_or_default()) {
         wanted.push(SIGHUP);
@@ -22,7 +19,7 @@ pub fn forward_signals(events: Sender<Event>) -> io::Result<()> {
     std::thread::Builder::new().name("umemcg-signals".into()).spawn(move || {
         for signal in signals.forever() {
             tracing::info!(signal, "told to end");
-            if events.send(Event::Signal).is_err() {
+            if !told() {
                 return;
             }
         }

@@ -13,7 +13,7 @@ use umemcg_fuse::mountinfo;
 
 use crate::args::{TopArguments, TopSort};
 use crate::exit::Failure;
-use crate::group_sample::{GroupSample, TreeSample};
+use crate::group_sample::{GroupSample, SampledGroup, TreeSample};
 use crate::signals::forward_signals;
 use crate::table::{TextTable, human_bytes};
 
@@ -53,14 +53,15 @@ struct Row {
 }
 
 impl Row {
-    fn between(group: &str, before: &GroupSample, now: &GroupSample, passed: Duration) -> Self {
+    /// Without the group's path.
+    fn between(before: &GroupSample, now: &GroupSample, passed: Duration) -> Self {
         let seconds = passed.as_secs_f64().max(1e-6);
         // A group that was made anew under the same name counts from less.
         let rate = |name: &str| now.stat(name).saturating_sub(before.stat(name)) as f64 / seconds;
         let (hits, misses) = (rate("total_cache_hit"), rate("total_cache_miss"));
         let stalled = now.stalled_us.saturating_sub(before.stalled_us) as f64 / 1e6;
         Self {
-            group: group.to_owned(),
+            group: String::new(),
             usage_bytes: now.usage_bytes,
             limit_bytes: now.limit_bytes,
             high_bytes: now.high_bytes,
@@ -136,16 +137,20 @@ const HEADINGS: [&str; 15] = [
     "direct/s",
 ];
 
-fn rows(before: &TreeSample, now: &TreeSample, sort: TopSort) -> Vec<Row> {
-    let passed = now.at - before.at;
-    let mut rows: Vec<Row> = now
-        .groups
-        .iter()
+/// The first `nr_max` rows of a table. Paths, which are long in a deep tree, are made for those alone.
+fn rows(before: &TreeSample, now: &TreeSample, sort: TopSort, nr_max: usize) -> Vec<Row> {
+    let (passed, known) = (now.at - before.at, before.by_inode());
+    let groups = now.groups.iter().enumerate();
+    let mut rows: Vec<(usize, Row)> = groups
         // A group that is new has no rates yet.
-        .map(|(path, sample)| Row::between(path, before.groups.get(path).unwrap_or(sample), sample, passed))
+        .map(|(place, SampledGroup { inode, sample, .. })| {
+            (place, Row::between(known.get(inode).copied().unwrap_or(sample), sample, passed))
+        })
         .collect();
-    rows.sort_by(|a, b| b.weight(sort).total_cmp(&a.weight(sort)).then_with(|| a.group.cmp(&b.group)));
-    rows
+    // Groups that are alike stay in the order of the tree.
+    rows.sort_by(|(_, a), (_, b)| b.weight(sort).total_cmp(&a.weight(sort)));
+    rows.truncate(nr_max);
+    rows.into_iter().map(|(place, row)| Row { group: now.path(place), ..row }).collect()
 }
 
 fn table(rows: &[Row]) -> String {
@@ -186,33 +191,48 @@ pub fn control_tree(given: Option<&Path>) -> Result<PathBuf, Failure> {
 /// [`Failure`].
 pub fn top(arguments: &TopArguments) -> Result<(), Failure> {
     let control = control_tree(arguments.control.as_deref())?;
+    let (ended, end) = mpsc::channel();
+    let told = ended.clone();
+    // Told to end, in time of peace: no error.
+    forward_signals(move || told.send(Ok(())).is_ok())
+        .map_err(|error| Failure::Failed(format!("cannot listen for signals: {error}")))?;
+    // Reading many groups takes long, and so may whoever reads the table: an end waits for neither.
+    let arguments = arguments.clone();
+    let work = move || {
+        let _ = ended.send(show(&arguments, &control));
+    };
+    std::thread::Builder::new()
+        .name("umemcg-top".into())
+        .spawn(work)
+        .map_err(|error| Failure::Failed(format!("cannot start a thread: {error}")))?;
+    end.recv().unwrap_or(Ok(()))
+}
+
+/// Shows table after table.
+fn show(arguments: &TopArguments, control: &Path) -> Result<(), Failure> {
     let sample = || {
-        TreeSample::read(&control).map_err(|error| {
+        TreeSample::read(control).map_err(|error| {
             Failure::NotServed(format!("{} is no control tree that is served: {error}", control.display()))
         })
     };
-    let (events, ended) = mpsc::channel();
-    forward_signals(events)
-        .map_err(|error| Failure::Failed(format!("cannot listen for signals: {error}")))?;
     let stdout = io::stdout();
     let is_live = stdout.is_terminal() && !arguments.json && !arguments.once;
     let mut before = sample()?;
-    // Told to end, in time of peace: no error.
-    while let Err(mpsc::RecvTimeoutError::Timeout) = ended.recv_timeout(arguments.interval.max(INTERVAL_MIN))
-    {
+    loop {
+        std::thread::sleep(arguments.interval.max(INTERVAL_MIN));
         let now = sample()?;
-        let rows = rows(&before, &now, arguments.sort);
+        // Some terminals do not say.
+        let nr_lines = tcgetwinsize(&stdout).map_or(0, |size| usize::from(size.ws_row));
+        let nr_lines = if nr_lines == 0 { LINES_UNKNOWN } else { nr_lines };
+        let nr_max = if is_live { nr_lines.saturating_sub(OTHER_LINES).max(1) } else { usize::MAX };
+        let rows = rows(&before, &now, arguments.sort, nr_max);
+        let nr_groups = now.groups.len();
         before = now;
         let written = if arguments.json {
             write_json(&rows)
         } else if is_live {
-            // Some terminals do not say.
-            let nr_lines = tcgetwinsize(&stdout).map_or(0, |size| usize::from(size.ws_row));
-            let nr_lines = if nr_lines == 0 { LINES_UNKNOWN } else { nr_lines };
-            let shown = &rows[..rows.len().min(nr_lines.saturating_sub(OTHER_LINES).max(1))];
-            let above =
-                format!("{}: {} of {} groups, Ctrl-C ends", control.display(), shown.len(), rows.len());
-            write!(stdout.lock(), "\x1b[H\x1b[J{above}\n{}", table(shown))
+            let above = format!("{}: {} of {nr_groups} groups, Ctrl-C ends", control.display(), rows.len());
+            write!(stdout.lock(), "\x1b[H\x1b[J{above}\n{}", table(&rows))
                 .and_then(|()| stdout.lock().flush())
         } else {
             write!(stdout.lock(), "{}", table(&rows))
@@ -225,7 +245,6 @@ pub fn top(arguments: &TopArguments) -> Result<(), Failure> {
             Ok(()) => {}
         }
     }
-    Ok(())
 }
 
 /// One line for each table.
@@ -238,17 +257,13 @@ fn write_json(rows: &[Row]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeMap;
     use std::time::Instant;
 
-    fn tree(at: Instant, groups: &[(&str, u64, u64)]) -> TreeSample {
-        let groups: BTreeMap<_, _> = groups
-            .iter()
-            .map(|&(path, usage_bytes, stalled_us)| {
-                (path.to_owned(), GroupSample { usage_bytes, stalled_us, ..Default::default() })
-            })
-            .collect();
-        TreeSample { at, groups }
+    fn tree(at: Instant, groups: &[(&'static str, u64, u64)]) -> TreeSample {
+        let sample = |&(path, usage_bytes, stalled_us): &(&'static str, u64, u64)| {
+            (path, GroupSample { usage_bytes, stalled_us, ..Default::default() })
+        };
+        TreeSample::of(at, groups.iter().map(sample))
     }
 
     #[test]
@@ -257,7 +272,7 @@ mod tests {
         let before = tree(start, &[("/", 5, 0), ("/a", 3, 100_000)]);
         let now =
             tree(start + Duration::from_secs(2), &[("/", 9, 500_000), ("/a", 4, 50_000), ("/b", 5, 700_000)]);
-        let rows = rows(&before, &now, TopSort::Usage);
+        let rows = rows(&before, &now, TopSort::Usage, usize::MAX);
         let shown: Vec<_> = rows.iter().map(|row| (row.group.as_str(), row.stalled_percent)).collect();
         assert_eq!(shown, [("/", 25.0), ("/b", 0.0), ("/a", 0.0)]);
     }
@@ -265,14 +280,14 @@ mod tests {
     #[test]
     fn the_excess_over_the_soft_limit_is_shown_and_sorted_by() {
         let start = Instant::now();
-        let mut now = tree(start + Duration::from_secs(1), &[("/a", 9, 0), ("/b", 5, 0), ("/c", 7, 0)]);
-        for (path, excess) in [("/b", 4096), ("/c", 2 << 20)] {
-            let sample = now.groups.get_mut(path).unwrap();
+        let mut now = tree(start + Duration::from_secs(1), &[("/", 9, 0), ("/b", 5, 0), ("/c", 7, 0)]);
+        for (place, excess) in [(1, 4096), (2, 2 << 20)] {
+            let sample = &mut now.groups[place].sample;
             sample.stat.insert("soft_limit_excess".into(), excess);
         }
-        let rows = rows(&tree(start, &[]), &now, TopSort::Excess);
+        let rows = rows(&tree(start, &[]), &now, TopSort::Excess, usize::MAX);
         let order: Vec<_> = rows.iter().map(|row| (row.group.as_str(), row.excess_bytes)).collect();
-        assert_eq!(order, [("/c", 2 << 20), ("/b", 4096), ("/a", 0)]);
+        assert_eq!(order, [("/c", 2 << 20), ("/b", 4096), ("/", 0)]);
         let column = HEADINGS.iter().position(|&heading| heading == "excess").unwrap();
         let shown: Vec<_> = rows.iter().map(|row| row.cells()[column].clone()).collect();
         assert_eq!(shown, [human_bytes(2 << 20), human_bytes(4096), "-".into()]);
@@ -282,12 +297,17 @@ mod tests {
     #[test]
     fn a_table_is_sorted_by_what_is_asked_for_and_then_by_name() {
         let start = Instant::now();
-        let before = tree(start, &[("/", 0, 0), ("/b", 0, 0), ("/a", 0, 0)]);
-        let now = tree(start + Duration::from_secs(1), &[("/", 7, 0), ("/b", 1, 10), ("/a", 1, 0)]);
-        let order = |sort| rows(&before, &now, sort).into_iter().map(|row| row.group).collect::<Vec<_>>();
+        let before = tree(start, &[("/", 0, 0), ("/a", 0, 0), ("/b", 0, 0)]);
+        let now = tree(start + Duration::from_secs(1), &[("/", 7, 0), ("/a", 1, 0), ("/b", 1, 10)]);
+        let order = |sort| rows(&before, &now, sort, 3).into_iter().map(|row| row.group).collect::<Vec<_>>();
         assert_eq!(order(TopSort::Usage), ["/", "/a", "/b"]);
         assert_eq!(order(TopSort::Stalls), ["/b", "/", "/a"]);
         assert_eq!(order(TopSort::Name), ["/", "/a", "/b"]);
-        assert!(table(&rows(&before, &now, TopSort::Name)).starts_with("group  usage  limit"));
+        assert_eq!(
+            rows(&before, &now, TopSort::Stalls, 1)[0].group,
+            "/b",
+            "a short screen shows the first ones"
+        );
+        assert!(table(&rows(&before, &now, TopSort::Name, 3)).starts_with("group  usage  limit"));
     }
 }

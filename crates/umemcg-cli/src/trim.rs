@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::args::TrimArguments;
 use crate::exit::Failure;
-use crate::group_sample::{GroupSample, TreeSample};
+use crate::group_sample::{GroupSample, SampledGroup, TreeSample};
 use crate::table::{TextTable, human_bytes};
 use crate::top::control_tree;
 
@@ -32,25 +32,29 @@ fn is_idle(before: &GroupSample, now: &GroupSample) -> bool {
 
 /// The highest groups at or below `top` that were idle and hold something.
 fn idle_groups(before: &TreeSample, now: &TreeSample, top: &str) -> Vec<String> {
-    let mut chosen: Vec<String> = Vec::new();
-    // A path comes before those below it.
-    for (path, sample) in &now.groups {
-        let is_covered = chosen.iter().any(|above| is_within(path, above));
-        let was = before.groups.get(path);
-        if is_within(path, top)
-            && !is_covered
-            && sample.usage_bytes > 0
-            && was.is_some_and(|was| is_idle(was, sample))
-        {
-            chosen.push(path.clone());
+    let (known, top) = (before.by_inode(), place_of(now, top));
+    let mut chosen = Vec::new();
+    // A group comes before those below it: whether it is within `top`, and whether it goes with one above.
+    let mut seen: Vec<(bool, bool)> = Vec::new();
+    for (place, SampledGroup { parent, inode, sample, .. }) in now.groups.iter().enumerate() {
+        let (within, covered) = parent.map_or((false, false), |parent| seen[parent]);
+        let within = within || Some(place) == top;
+        let was_idle = known.get(inode).is_some_and(|was| is_idle(was, sample));
+        let choose = within && !covered && sample.usage_bytes > 0 && was_idle;
+        if choose {
+            chosen.push(now.path(place));
         }
+        seen.push((within, covered || choose));
     }
     chosen
 }
 
-fn is_within(path: &str, above: &str) -> bool {
-    let below = path.strip_prefix(above.trim_end_matches('/'));
-    below.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+/// The place of a group by its path.
+fn place_of(tree: &TreeSample, path: &str) -> Option<usize> {
+    let child = |parent: usize, name: &str| {
+        tree.groups.iter().position(|group| group.parent == Some(parent) && group.name == name)
+    };
+    path.split('/').filter(|name| !name.is_empty()).try_fold(0, child)
 }
 
 /// `/a/b` however it was written.
@@ -93,7 +97,7 @@ pub fn trim(arguments: &TrimArguments) -> Result<(), Failure> {
         Some(idle) => {
             let sample = || TreeSample::read(&control).map_err(|error| failed("/", &error));
             let before = sample()?;
-            if !before.groups.contains_key(&top) {
+            if place_of(&before, &top).is_none() {
                 return Err(failed(&top, &io::ErrorKind::NotFound.into()));
             }
             std::thread::sleep(idle);
@@ -136,12 +140,12 @@ mod tests {
     use std::collections::BTreeMap;
     use std::time::Instant;
 
-    fn tree(groups: &[(&str, u64, u64)]) -> TreeSample {
-        let sample = |&(path, usage_bytes, hits): &(&str, u64, u64)| {
+    fn tree(groups: &[(&'static str, u64, u64)]) -> TreeSample {
+        let sample = |&(path, usage_bytes, hits): &(&'static str, u64, u64)| {
             let stat = BTreeMap::from([("total_cache_hit".to_owned(), hits)]);
-            (path.to_owned(), GroupSample { usage_bytes, stat, ..Default::default() })
+            (path, GroupSample { usage_bytes, stat, ..Default::default() })
         };
-        TreeSample { at: Instant::now(), groups: groups.iter().map(sample).collect() }
+        TreeSample::of(Instant::now(), groups.iter().map(sample))
     }
 
     #[test]

@@ -211,7 +211,8 @@ mod tests {
         let of = |name: &str| V2_LINES.iter().find(|line| line.0 == name).unwrap().1;
         let mut named = [of("anon"), of("file"), of("kernel")].concat();
         let mut charged = StatItem::CHARGED.to_vec();
-        (named.sort_unstable(), charged.sort_unstable());
+        named.sort_unstable();
+        charged.sort_unstable();
         assert_eq!(named, charged, "no byte without a line, and none in two of them");
         let metadata: Vec<_> = StatItem::ALL.iter().copied().filter(|item| item.is_metadata()).collect();
         let mut kernel = of("kernel").to_vec();

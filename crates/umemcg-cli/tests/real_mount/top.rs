@@ -1,6 +1,8 @@
 //! `umemcg top` beside a daemon at work.
 
-use crate::harness::{Mount, needs_mount, until};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::harness::{Mount, PROGRAM, needs_mount, until};
 
 #[test]
 fn top_shows_every_group_as_text_and_as_json_and_ends() {
@@ -82,5 +84,61 @@ fn what_idle_groups_keep_goes_back_to_the_operating_system_and_who_reads_keeps_h
     assert_eq!(json[0]["group"], "/busy");
     mount.umemcg(&["trim", "--control", &cg, "nobody"]).bad("no group /nobody");
     mount.assert_alive();
+    mount.umount();
+}
+
+#[test]
+fn a_signal_ends_top_in_the_middle_of_a_sample() {
+    needs_mount!();
+    let mut mount = Mount::start();
+    // A daemon that stands still makes any sample as long as can be.
+    mount.signal(Signal::STOP);
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut top = std::process::Command::new(PROGRAM)
+            .args(["top", "--control"])
+            .arg(mount.cg())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap();
+        let tasks = format!("/proc/{}/task", top.id());
+        let is_sampling = || {
+            let names = std::fs::read_dir(&tasks).unwrap().flatten();
+            names
+                .filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok())
+                .any(|name| name == "umemcg-top\n")
+        };
+        until("it takes its first sample", is_sampling);
+        kill_process(Pid::from_child(&top), signal).unwrap();
+        let mut status = None;
+        let ended = (0..2000).any(|_| {
+            status = top.try_wait().unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            status.is_some()
+        });
+        if !ended {
+            mount.signal(Signal::CONT);
+        }
+        assert!(status.is_some_and(|status| status.success()), "{signal:?}: {status:?}");
+    }
+    mount.signal(Signal::CONT);
+    mount.umount();
+}
+
+#[test]
+fn top_reads_groups_whose_path_is_longer_than_any_path() {
+    needs_mount!();
+    let mut mount = Mount::start();
+    let script = "import os, sys\\nos.chdir(sys.argv[1])\\nfor n in range(40):\\n  os.mkdir('n'*200)\\n  os.chdir('n'*200)";
+    mount.sh(&format!("printf \"{script}\" > deep.py; python3 deep.py $CG; mkdir $CG/z")).good();
+    let cg = mount.cg().display().to_string();
+    let json =
+        mount.umemcg(&["top", "--once", "--interval", "50ms", "--json", "--sort", "name", "--control", &cg]);
+    let json: serde_json::Value = serde_json::from_str(json.good()).unwrap();
+    let groups: Vec<_> = json.as_array().unwrap().iter().map(|row| row["group"].as_str().unwrap()).collect();
+    let expected: Vec<_> = (0..=40)
+        .map(|depth| if depth == 0 { "/".into() } else { format!("/{}", "n".repeat(200)).repeat(depth) })
+        .chain(["/z".into()])
+        .collect();
+    assert_eq!(groups, expected);
     mount.umount();
 }
