@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{ArgAction, Parser, Subcommand, ValueEnum};
+use serde::Deserialize;
+use umemcg_control::Style;
 use umemcg_fuse::Rule;
 
 use crate::duration::parse_duration;
@@ -135,6 +137,10 @@ pub struct MountArguments {
     /// Directory on which the groups and their control files appear (it must exist)
     #[arg(long, value_name = "DIR")]
     pub control: Option<PathBuf>,
+    /// Whose control files are shown, with their meanings: those of version 1 of Linux, of version 2, or both in one
+    /// directory (both, unless the configuration says otherwise)
+    #[arg(long, value_enum, value_name = "STYLE")]
+    pub control_style: Option<ControlStyle>,
     /// How much memory the caches may hold: 512M, 8G, or a part of what this process may use, as 25% (the default)
     #[arg(long, value_name = "SIZE|PERCENT")]
     pub pool: Option<PoolSize>,
@@ -169,6 +175,28 @@ pub struct MountArguments {
     /// How files are read and written without leaving a second copy in the kernel's page cache
     #[arg(long, value_enum, value_name = "MODE", default_value_t = IoModeArgument::Auto)]
     pub io_mode: IoModeArgument,
+}
+
+/// `--control-style`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ControlStyle {
+    /// Files of version 1 alone
+    V1,
+    /// Files of version 2 alone
+    V2,
+    /// All of them
+    Both,
+}
+
+impl From<ControlStyle> for Style {
+    fn from(style: ControlStyle) -> Self {
+        match style {
+            ControlStyle::V1 => Self::V1,
+            ControlStyle::V2 => Self::V2,
+            ControlStyle::Both => Self::Both,
+        }
+    }
 }
 
 /// `--recursive-protection`.

@@ -13,6 +13,7 @@ use toml::{Spanned, Value};
 use umemcg_control::{Access, Attr, ControlError, ControlTree, Credentials, NodeId, Request};
 use umemcg_fuse::Rule;
 
+use crate::args::ControlStyle;
 use crate::endpoint::Data;
 use crate::exit::Failure;
 use crate::pool::PoolSize;
@@ -27,6 +28,8 @@ struct Content {
     pool: Option<Spanned<String>>,
     /// Protection that no child claims is handed down to all of them.
     recursive_protection: Option<bool>,
+    /// Whose control files are shown.
+    control_style: Option<ControlStyle>,
     #[serde(default)]
     rules: Vec<Spanned<String>>,
     /// Most groups that rules make.
@@ -94,6 +97,11 @@ impl Config {
     /// Whether protection that no child claims is handed down, if the file says so.
     pub fn recursive_protection(&self) -> Option<bool> {
         self.content.recursive_protection
+    }
+
+    /// Whose control files are shown, if the file says so.
+    pub fn control_style(&self) -> Option<ControlStyle> {
+        self.content.control_style
     }
 
     /// The rules, in their order.
@@ -286,6 +294,7 @@ mod tests {
         "#;
         assert_eq!(parsed(text).unwrap().recursive_protection(), Some(false));
         assert_eq!(parsed("").unwrap().recursive_protection(), None);
+        assert_eq!(parsed("control_style = \"v2\"").unwrap().control_style(), Some(ControlStyle::V2));
         let (engine, volumes) = applied(text).unwrap();
         assert_eq!((group(&engine, "a").max_bytes(), group(&engine, "a/b").max_bytes()), (16 << 20, 8 << 20));
         let expected = [
@@ -302,6 +311,7 @@ mod tests {
             ("pool = \"lots\"", 1, "no size"),
             ("\n\nrules = [\"uid:1=/a\",\n\"nonsense\"]", 4, "cgroup:"),
             ("recursive_protection = \"no\"", 1, "expected a boolean"),
+            ("control_style = \"v3\"", 1, "unknown variant `v3`"),
             ("[groups.a]", 1, "`a` is no group"),
             ("[groups.\"/a/../b\"]", 1, "invalid"),
             ("[groups.\"/memory.stat\"]", 1, "taken"),

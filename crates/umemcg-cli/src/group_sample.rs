@@ -43,14 +43,20 @@ impl GroupSample {
             std::fs::File::from(file).read_to_string(&mut text)?;
             Ok(text)
         };
-        // The root has no `memory.high`.
-        let high = read("memory.high").unwrap_or_default();
-        Ok(Self::parse(
-            &[read("memory.usage_in_bytes")?, read("memory.limit_in_bytes")?, high],
-            &read("memory.reclaim_wmarks")?,
-            &read("memory.pressure")?,
-            &read("memory.stat")?,
-        ))
+        // Our own file is there whatever the style of the control files; others may be shown under one name alone.
+        let stat = read("umemcg.stat")?;
+        let either = |v1: &str, v2: &str| read(v1).or_else(|_| read(v2));
+        let usage = either("memory.usage_in_bytes", "memory.current").unwrap_or_default();
+        let limit = either("memory.limit_in_bytes", "memory.max").unwrap_or_default();
+        // The root has no `memory.high`, and version 1 no `memory.pressure` either.
+        let [high, pressure] = ["memory.high", "memory.pressure"].map(|name| read(name).unwrap_or_default());
+        let mut sample =
+            Self::parse(&[usage, limit, high], &read("memory.reclaim_wmarks")?, &pressure, &stat);
+        if sample.usage_bytes == 0 {
+            // The root of version 2 shows no usage, but what it is made of.
+            sample.usage_bytes = ["anon", "file", "kernel"].map(|name| sample.stat(name)).iter().sum();
+        }
+        Ok(sample)
     }
 
     fn parse([usage, limit, high]: &[String; 3], marks: &str, pressure: &str, stat: &str) -> Self {

@@ -8,7 +8,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use umemcg::{Engine, EngineConfig};
-use umemcg_control::ControlTree;
+use umemcg_control::{ControlTree, Style};
 use umemcg_fuse::mountinfo::mount_at;
 use umemcg_fuse::{
     Classifier, ControlFs, Daemon, DaemonConfig, DaemonError, Lifetimes, Lost, MountError, MountOptions,
@@ -108,7 +108,9 @@ fn start(arguments: &MountArguments, settings: &Config, pool_bytes: u64) -> Resu
         .map_err(|error| Failure::Failed(format!("cannot keep track of processes: {error}")))?;
     let who = Arc::new(who.with_rule_groups_max(settings.rule_groups_max()));
     who.tend_rule_groups().map_err(|error| Failure::Failed(format!("cannot start a thread: {error}")))?;
-    let tree = Arc::new(ControlTree::new(Arc::clone(&engine), Arc::clone(&who) as _));
+    let tree = ControlTree::new(Arc::clone(&engine), Arc::clone(&who) as _);
+    let style = arguments.control_style.or(settings.control_style()).map_or(Style::Both, Style::from);
+    let tree = Arc::new(tree.with_style(style));
     settings.make_groups(&tree)?;
     let mut config = match &arguments.data {
         Some(data) => DaemonConfig::new(data, &arguments.mountpoint),

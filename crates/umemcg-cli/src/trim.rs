@@ -63,17 +63,28 @@ fn path_of(group: &str) -> String {
     format!("/{}", names.join("/"))
 }
 
+/// What is charged to a group, by name: the root of version 2 has no file for the sum.
 fn usage(control: &Path, group: &str) -> io::Result<u64> {
-    let path = control.join(group.trim_start_matches('/')).join("memory.usage_in_bytes");
-    let text = fs::read_to_string(path)?;
-    text.trim().parse().map_err(|_| io::Error::other("its usage is no number"))
+    let text = fs::read_to_string(control.join(group.trim_start_matches('/')).join("umemcg.stat"))?;
+    let lines = text.lines().filter_map(|line| line.split_once(' '));
+    let charged = lines.filter(|(name, _)| matches!(*name, "anon" | "file" | "kernel"));
+    charged.map(|(_, bytes)| bytes.parse::<u64>()).sum::<Result<_, _>>().map_err(io::Error::other)
 }
 
 /// Reclaims all that can go.
 fn trim_group(control: &Path, group: &str) -> io::Result<Trimmed> {
     let before_bytes = usage(control, group)?;
-    let reclaim = control.join(group.trim_start_matches('/')).join("memory.reclaim");
-    match fs::write(reclaim, before_bytes.to_string()) {
+    let directory = control.join(group.trim_start_matches('/'));
+    let reclaim = directory.join("memory.reclaim");
+    let reclaimed = if reclaim.exists() {
+        fs::write(reclaim, before_bytes.to_string())
+    } else if group == "/" {
+        fs::write(directory.join("vm.drop_caches"), "3")
+    } else {
+        // As version 1 calls it; it has nothing like it for the root.
+        fs::write(directory.join("memory.force_empty"), "1")
+    };
+    match reclaimed {
         // Less than all: what is in use stays.
         Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
         _ => {}

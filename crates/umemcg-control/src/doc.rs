@@ -21,6 +21,7 @@ pub fn markdown() -> String {
             Version::V1 => "v1",
             Version::V2 => "v2",
             Version::Both => "both",
+            Version::Own => "—",
         };
         let on_root = match row.place {
             Place::Everywhere => "yes",

@@ -37,6 +37,8 @@ pub trait Membership: Debug + Send + Sync {
     fn attach_thread(&self, group: &Arc<Group>, tid: u32) -> Result<(), MembershipError>;
     /// The group that a thread is explicitly in, the root if in none.
     fn explicit_group(&self, tid: u32) -> Result<Arc<Group>, MembershipError>;
+    /// Kills a process if it is in this very group. One that has ended is no error.
+    fn kill(&self, group: &Arc<Group>, pid: u32) -> Result<(), MembershipError>;
     /// Whether a living process is in this very group.
     fn is_populated(&self, group: &Arc<Group>) -> bool;
     /// Closes the group to new members, so that it can be removed. [`MembershipError::Populated`] when a living process

@@ -31,6 +31,9 @@ pub(crate) fn show_limit_v2(context: &FileContext<'_>) -> Shown {
 
 pub(crate) fn set_limit_v1(context: &FileContext<'_>, written: &[u8]) -> Done {
     let bytes = value::parse_limit_v1(written)?;
+    if bytes > part(context).inert.memsw_limit() {
+        return Err(ControlError::Invalid);
+    }
     context.engine().set_limit(context.group, bytes, context.request.cancelled).map_err(|error| match error {
         LimitError::Busy => ControlError::Busy,
         LimitError::Interrupted => ControlError::Interrupted,

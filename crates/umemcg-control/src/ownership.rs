@@ -8,6 +8,7 @@ use std::time::SystemTime;
 use umemcg::{Group, PartSlot};
 use umemcg_base::sync::Mutex;
 
+use crate::inert_files::Inert;
 use crate::peak::Peaks;
 use crate::permission::{Credentials, is_granted};
 use crate::table::ROWS;
@@ -43,6 +44,8 @@ pub struct ControlPart {
     pub(crate) event_waiters: EventWaiters,
     /// What was written to `memory.oom_control`. (A)
     pub(crate) oom_kill_disabled: AtomicBool,
+    /// What was written to files that do nothing.
+    pub(crate) inert: Inert,
     /// When the group was made, or first looked at.
     pub created: SystemTime,
     owners: Mutex<Owners>,
@@ -60,7 +63,9 @@ struct Owners {
 impl ControlPart {
     /// The state of a group; made for `directory`'s owner when it is the first time that anybody asks.
     pub fn of(group: &Group, directory: Owner) -> &ControlPart {
+        let above = group.parent().and_then(|parent| ControlPart::if_present(parent));
         group.part(PartSlot::Control, || ControlPart {
+            inert: Inert::below(above.map(|above| &above.inert)),
             peaks: Peaks::default(),
             event_waiters: EventWaiters::default(),
             oom_kill_disabled: AtomicBool::new(false),

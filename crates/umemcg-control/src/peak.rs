@@ -26,6 +26,7 @@ impl PeakNote {
 pub struct Peaks {
     lifetime: PeakNote,
     v1: PeakNote,
+    memsw: PeakNote,
     /// Of open files; gone when they are closed. Held while the counter is reset.
     open_files: Mutex<Vec<Weak<PeakNote>>>,
 }
@@ -37,6 +38,8 @@ pub enum PeakOf<'a> {
     Lifetime,
     /// The v1 file's.
     V1,
+    /// That of the v1 file for memory and swap together.
+    Memsw,
     /// An open v2 file's.
     OpenFile(&'a Arc<PeakNote>),
 }
@@ -75,6 +78,7 @@ impl Peaks {
         group.reset_peak();
         self.lifetime.raise(seen);
         self.v1.raise(seen);
+        self.memsw.raise(seen);
         for note in open_files.iter().filter_map(Weak::upgrade) {
             note.raise(seen);
         }
@@ -85,6 +89,7 @@ impl Peaks {
         match whose {
             PeakOf::Lifetime => &self.lifetime,
             PeakOf::V1 => &self.v1,
+            PeakOf::Memsw => &self.memsw,
             PeakOf::OpenFile(note) => note,
         }
     }

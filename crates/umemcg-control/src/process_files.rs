@@ -4,15 +4,17 @@
 //! of the lowest group above both it and the group that it comes from. So whoever is given a subtree moves processes
 //! within it, and neither in nor out. The same holds for `tasks`.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
+use rustix::io::Errno;
 use umemcg::Group;
 
 use crate::error::ControlError;
 use crate::membership::MembershipError;
 use crate::permission::WRITE;
 use crate::row::{FileContext, find};
-use crate::value::{parse_pid, strip};
+use crate::value::{parse_number, parse_pid, strip};
 
 type Shown = Result<String, ControlError>;
 type Done = Result<(), ControlError>;
@@ -44,6 +46,40 @@ pub(crate) fn attach_thread(context: &FileContext<'_>, written: &[u8]) -> Done {
     let _move = context.tree.begin_move();
     check_move(context, thread)?;
     Ok(context.tree.membership().attach_thread(context.group, thread)?)
+}
+
+/// In Linux a thread moves alone between threaded groups only.
+pub(crate) fn refuse_thread(_context: &FileContext<'_>, _written: &[u8]) -> Done {
+    Err(ControlError::System(Errno::OPNOTSUPP))
+}
+
+/// How often the processes of a subtree are looked for again while they fork faster than they die.
+const KILL_ROUNDS_MAX: u32 = 100;
+
+/// Kills all processes of the subtree.
+#[doc(alias = "__cgroup_kill")]
+pub(crate) fn kill(context: &FileContext<'_>, written: &[u8]) -> Done {
+    if parse_number(written)? != 1 {
+        return Err(ControlError::Invalid);
+    }
+    let membership = context.tree.membership();
+    let mut killed = HashSet::new();
+    for _ in 0..KILL_ROUNDS_MAX {
+        let nr_before = killed.len();
+        let mut at = Group::next_in_subtree(context.group, None);
+        while let Some(group) = at {
+            for process in membership.processes(&group)? {
+                if killed.insert(process) {
+                    membership.kill(&group, process)?;
+                }
+            }
+            at = Group::next_in_subtree(context.group, Some(&group));
+        }
+        if killed.len() == nr_before || (context.request.cancelled)() {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// The thread whose id was written, in the daemon's pid namespace; 0 is the writer.

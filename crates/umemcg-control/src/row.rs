@@ -11,7 +11,7 @@ use crate::open_file::OpenFile;
 use crate::table::ROWS;
 use crate::tree::{ControlTree, Request};
 
-/// The generation of the interface that a name comes from. Both live in one directory.
+/// The generation of the interface that a name comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Version {
     /// The names of version 1, which the mails use.
@@ -20,6 +20,36 @@ pub enum Version {
     V2,
     /// The same name in both.
     Both,
+    /// Neither: Linux has no such file.
+    Own,
+}
+
+/// Which generation's files the tree shows, and with whose meaning where one name is in both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Style {
+    /// Those of version 1 alone.
+    V1,
+    /// Those of version 2 alone.
+    V2,
+    /// All in one directory; `memory.stat` has the names of both.
+    #[default]
+    Both,
+}
+
+impl Style {
+    /// Whether there is a file of that generation. Our own can be opened whatever the style.
+    pub(crate) fn has(self, version: Version) -> bool {
+        match version {
+            Version::V1 => self != Self::V2,
+            Version::V2 => self != Self::V1,
+            Version::Both | Version::Own => true,
+        }
+    }
+
+    /// Whether it is listed: in a strict style our own are not, so that a directory looks as Linux's does.
+    pub(crate) fn lists(self, version: Version) -> bool {
+        self.has(version) && (self == Self::Both || version != Version::Own)
+    }
 }
 
 /// Which groups have the file.
@@ -33,13 +63,20 @@ pub enum Place {
     RootOnly,
 }
 
+/// Read by all, written by nobody.
+pub(crate) const SHOWN: u16 = 0o444;
+/// Read by all, written by the owner.
+pub(crate) const SET: u16 = 0o644;
+/// Written by the owner, read by nobody.
+pub(crate) const DONE: u16 = 0o200;
+
 /// Makes the content of a file.
 pub type ReadFn = fn(&FileContext<'_>) -> Result<String, ControlError>;
 /// Acts on what was written to a file.
 pub type WriteFn = fn(&FileContext<'_>, &[u8]) -> Result<(), ControlError>;
 
 /// A control file as every group has it.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 pub struct Row {
     /// The file's name.
     pub name: &'static str,
@@ -95,7 +132,7 @@ pub struct FileContext<'a> {
 /// Whether a group cannot have this name, because a control file has it or may have it one day.
 pub fn is_control_file_name(name: &OsStr) -> bool {
     let name = name.as_encoded_bytes();
-    [b"memory.".as_slice(), b"cgroup.", b"vm."].iter().any(|prefix| name.starts_with(prefix))
+    [b"memory.".as_slice(), b"cgroup.", b"vm.", b"umemcg."].iter().any(|prefix| name.starts_with(prefix))
         || find(name).is_some()
 }
 

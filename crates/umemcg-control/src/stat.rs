@@ -3,7 +3,7 @@
 //!
 //! `memory.stat` has the v1 names first, with the group's own numbers, then the same under `total_` with everything below
 //! the group included, then those v2 names that v1 does not have, which always include everything below. A name stands
-//! once: one that both generations have means what it means in v1.
+//! once: one that both generations have means what it means in v1. In a strict style it is what that version of Linux shows.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -12,7 +12,8 @@ use umemcg::{Engine, EventKind, Group, StatItem, collect_hits};
 use umemcg_base::PAGE_SIZE_U64;
 
 use crate::error::ControlError;
-use crate::row::FileContext;
+use crate::ownership::ControlPart;
+use crate::row::{FileContext, Style};
 use crate::value::show_limit_v1;
 
 use StatItem::*;
@@ -82,9 +83,143 @@ const V2_LINES: &[Line] = &[
     ("uncached_io", &[UncachedIo]),
 ];
 
+/// What version 2 of Linux shows, in its order; nothing of ours. Nodes of indexes are slab there.
+const V2_STRICT_LINES: &[Line] = &[
+    ("anon", &[Reserved]),
+    ("file", CACHE),
+    ("kernel", &[SlabReclaimable, SlabUnreclaimable, IndexNodes, GroupState]),
+    ("kernel_stack", &[]),
+    ("pagetables", &[]),
+    ("sec_pagetables", &[]),
+    ("percpu", &[GroupState]),
+    ("sock", &[]),
+    ("vmalloc", &[]),
+    ("shmem", &[Shmem]),
+    ("file_mapped", &[]),
+    ("file_dirty", &[FileDirty]),
+    ("file_writeback", &[FileWriteback]),
+    ("swapcached", &[]),
+    ("anon_thp", &[]),
+    ("file_thp", &[]),
+    ("shmem_thp", &[]),
+    ("inactive_anon", &[InactiveAnon]),
+    ("active_anon", &[ActiveAnon]),
+    ("inactive_file", &[InactiveFile]),
+    ("active_file", &[ActiveFile]),
+    ("unevictable", &[Unevictable, Reserved]),
+    ("slab_reclaimable", &[SlabReclaimable, IndexNodes]),
+    ("slab_unreclaimable", &[SlabUnreclaimable]),
+    ("slab", &[SlabReclaimable, SlabUnreclaimable, IndexNodes]),
+    ("workingset_refault_anon", &[]),
+    ("workingset_refault_file", &[WorkingsetRefault]),
+    ("workingset_activate_anon", &[]),
+    ("workingset_activate_file", &[WorkingsetActivate]),
+    ("workingset_restore_anon", &[]),
+    ("workingset_restore_file", &[WorkingsetRestore]),
+    ("workingset_nodereclaim", &[]),
+    ("pswpin", &[]),
+    ("pswpout", &[]),
+    ("pgscan", &[PgScanDirect, PgScanKswapd, PgScanProactive]),
+    ("pgsteal", &[PgStealDirect, PgStealKswapd, PgStealProactive]),
+    ("pgscan_kswapd", &[PgScanKswapd]),
+    ("pgscan_direct", &[PgScanDirect]),
+    ("pgscan_khugepaged", &[]),
+    ("pgscan_proactive", &[PgScanProactive]),
+    ("pgsteal_kswapd", &[PgStealKswapd]),
+    ("pgsteal_direct", &[PgStealDirect]),
+    ("pgsteal_khugepaged", &[]),
+    ("pgsteal_proactive", &[PgStealProactive]),
+    ("pgfault", &[]),
+    ("pgmajfault", &[]),
+    ("pgrefill", &[PgRefill]),
+    ("pgactivate", &[PgActivate]),
+    ("pgdeactivate", &[PgDeactivate]),
+    ("pglazyfree", &[]),
+    ("pglazyfreed", &[]),
+];
+
+/// What version 1 shows, for the group itself and under `total_`.
+const V1_STRICT_LINES: &[Line] = &[
+    ("cache", CACHE),
+    ("rss", &[Reserved]),
+    ("rss_huge", &[]),
+    ("shmem", &[Shmem]),
+    ("mapped_file", &[]),
+    ("dirty", &[FileDirty]),
+    ("writeback", &[FileWriteback]),
+    ("workingset_refault_anon", &[]),
+    ("workingset_refault_file", &[WorkingsetRefault]),
+    ("swap", &[]),
+    ("swapcached", &[]),
+    ("pgpgin", &[PgPgIn]),
+    ("pgpgout", &[PgPgOut]),
+    ("pgfault", &[]),
+    ("pgmajfault", &[]),
+    ("inactive_anon", &[InactiveAnon]),
+    ("active_anon", &[ActiveAnon]),
+    ("inactive_file", &[InactiveFile]),
+    ("active_file", &[ActiveFile]),
+    ("unevictable", &[Unevictable, Reserved]),
+];
+
 /// `memory.stat`.
 pub(crate) fn show_memory_stat(context: &FileContext<'_>) -> Shown {
+    match context.tree.style() {
+        Style::Both => show_all(context),
+        Style::V1 => Ok(memory_stat_v1(context)),
+        Style::V2 => Ok(memory_stat_v2(context.group)),
+    }
+}
+
+/// `umemcg.stat`.
+pub(crate) fn show_all(context: &FileContext<'_>) -> Shown {
     Ok(memory_stat(context.group) + &protection(context.engine(), context.group))
+}
+
+fn memory_stat_v1(context: &FileContext<'_>) -> String {
+    let group = context.group;
+    let memsw = |group: &Group| ControlPart::if_present(group).map(|part| part.inert.memsw_limit());
+    let hierarchical_memsw = group.ancestors().filter_map(memsw).min().unwrap_or(u64::MAX);
+    let mut text = lines(V1_STRICT_LINES, "", |item| group.stat_local(item));
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "hierarchical_memory_limit {}", hierarchical_limit(group));
+    let _ = writeln!(text, "hierarchical_memsw_limit {}", show_limit_v1(hierarchical_memsw));
+    text + &lines(V1_STRICT_LINES, "total_", |item| group.stat_total(item))
+}
+
+fn memory_stat_v2(group: &Group) -> String {
+    lines(V2_STRICT_LINES, "", |item| group.stat_total(item))
+}
+
+fn lines(lines: &[Line], prefix: &str, read: impl Fn(StatItem) -> i64) -> String {
+    lines.iter().map(|&(name, items)| format!("{prefix}{name} {}\n", sum(items, &read))).collect()
+}
+
+/// `memory.numa_stat`: all memory counts as that of node 0.
+pub(crate) fn show_numa_stat(context: &FileContext<'_>) -> Shown {
+    let group = context.group;
+    if context.tree.style() != Style::V1 {
+        let is_of_nodes = |name: &str| !matches!(name, "kernel" | "percpu" | "sock" | "vmalloc" | "slab");
+        let gauges = V2_STRICT_LINES.iter().take_while(|line| line.0 != "workingset_refault_anon");
+        let lines = gauges.filter(|line| is_of_nodes(line.0));
+        return Ok(lines
+            .map(|&(name, items)| format!("{name} N0={}\n", sum(items, |item| group.stat_total(item))))
+            .collect());
+    }
+    let kinds: [(&str, &[StatItem]); 4] = [
+        ("total", &[InactiveFile, ActiveFile, InactiveAnon, ActiveAnon, Unevictable, Reserved]),
+        ("file", &[InactiveFile, ActiveFile]),
+        ("anon", &[InactiveAnon, ActiveAnon]),
+        ("unevictable", &[Unevictable, Reserved]),
+    ];
+    let of = |prefix: &str, read: &dyn Fn(StatItem) -> i64| -> String {
+        let line = |&(name, items): &(&str, &[StatItem])| {
+            let pages = sum(items, read) / PAGE_SIZE_U64;
+            format!("{prefix}{name}={pages} N0={pages}\n")
+        };
+        kinds.iter().map(line).collect()
+    };
+    Ok(of("", &|item| group.stat_local(item)) + &of("hierarchical_", &|item| group.stat_total(item)))
 }
 
 /// What the group is worth to reclaim of the whole pool: how much of it is protected just now, and what it and its children
@@ -222,6 +357,26 @@ mod tests {
         let parts =
             [of("slab_reclaimable"), of("slab_unreclaimable"), of("index_nodes"), of("percpu")].concat();
         assert!(kernel.iter().all(|item| parts.contains(item)));
+    }
+
+    #[test]
+    fn a_strict_v2_file_adds_up_with_linuxs_names_alone() {
+        let tree = GroupTree::new(1 << 30);
+        let a = tree.create(tree.root(), "a".as_ref()).unwrap();
+        let b = tree.create(&a, "b".as_ref()).unwrap();
+        b.stat_add(InactiveFile, 5 * MIB);
+        b.stat_add(IndexNodes, MIB);
+        b.stat_add(SlabReclaimable, 2 * MIB);
+        let text = memory_stat_v2(&a);
+        // As readers of version 2 look for it: the first line that has the word.
+        let find =
+            |word: &str| text[text.find(word).unwrap() + word.len()..].split('\n').next().unwrap().to_owned();
+        assert_eq!([find("file "), find("inactive_file ")], [(5 * MIB).to_string(), (5 * MIB).to_string()]);
+        let stat = parsed(&text);
+        assert_eq!(stat["kernel"], stat["slab"] + stat["percpu"]);
+        assert_eq!(stat["slab"], stat["slab_reclaimable"] + stat["slab_unreclaimable"]);
+        assert_eq!(stat["anon"] + stat["file"] + stat["kernel"], a.named_bytes());
+        assert_eq!(text.find("total_"), None);
     }
 
     #[test]

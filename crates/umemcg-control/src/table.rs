@@ -1,23 +1,35 @@
 //! The control files. `SEMANTICS.md` shows this table; a test keeps it current.
 
-use crate::row::{Place, Row, Version};
+use crate::inert_files::INERT;
+use crate::pool_files::POOL;
+use crate::row::{DONE, Place, Row, SET, SHOWN, Version};
 use crate::{
     background_files, dirty_files, event_control, memory_files, metadata_files, oom_control, pressure,
     process_files, protection_files, stat,
 };
 
-use Place::{Everywhere, NotRoot, RootOnly};
-use Version::{Both, V1, V2};
-
-/// Read by all, written by nobody.
-const SHOWN: u16 = 0o444;
-/// Read by all, written by the owner.
-const SET: u16 = 0o644;
-/// Written by the owner, read by nobody.
-const DONE: u16 = 0o200;
+use Place::{Everywhere, NotRoot};
+use Version::{Both, Own, V1, V2};
 
 /// All control files, in the order of a listing.
-pub static ROWS: &[Row] = &[
+pub static ROWS: &[Row] = &concat::<{ GROUP.len() + INERT.len() + POOL.len() }>([GROUP, INERT, POOL]);
+
+const fn concat<const NR: usize>(tables: [&[Row]; 3]) -> [Row; NR] {
+    let mut all = [tables[0][0]; NR];
+    let (mut table, mut nr) = (0, 0);
+    while table < tables.len() {
+        let mut at = 0;
+        while at < tables[table].len() {
+            all[nr] = tables[table][at];
+            (at, nr) = (at + 1, nr + 1);
+        }
+        table += 1;
+    }
+    all
+}
+
+/// The files of a group that do something.
+const GROUP: &[Row] = &[
     Row {
         name: "cgroup.procs",
         version: Both,
@@ -38,6 +50,26 @@ pub static ROWS: &[Row] = &[
         write: Some(process_files::attach_thread),
         write_reclaims: false,
         doc: "the threads in the group, one id per line; write an id to move that thread, 0 for the writer",
+    },
+    Row {
+        name: "cgroup.threads",
+        version: V2,
+        mode: SET,
+        place: Everywhere,
+        read: Some(process_files::show_threads),
+        write: Some(process_files::refuse_thread),
+        write_reclaims: false,
+        doc: "the same, but not to be written (EOPNOTSUPP): no group is threaded",
+    },
+    Row {
+        name: "cgroup.kill",
+        version: V2,
+        mode: DONE,
+        place: NotRoot,
+        read: None,
+        write: Some(process_files::kill),
+        write_reclaims: false,
+        doc: "write 1 to kill all processes in the group and below it",
     },
     Row {
         name: "cgroup.controllers",
@@ -222,7 +254,7 @@ pub static ROWS: &[Row] = &[
     },
     Row {
         name: "memory.low_wmark_distance",
-        version: V1,
+        version: Own,
         mode: SET,
         place: Everywhere,
         read: Some(background_files::show_low_distance),
@@ -232,7 +264,7 @@ pub static ROWS: &[Row] = &[
     },
     Row {
         name: "memory.high_wmark_distance",
-        version: V1,
+        version: Own,
         mode: SET,
         place: Everywhere,
         read: Some(background_files::show_high_distance),
@@ -242,7 +274,7 @@ pub static ROWS: &[Row] = &[
     },
     Row {
         name: "memory.reclaim_wmarks",
-        version: V1,
+        version: Own,
         mode: SHOWN,
         place: Everywhere,
         read: Some(background_files::show_marks),
@@ -252,7 +284,7 @@ pub static ROWS: &[Row] = &[
     },
     Row {
         name: "memory.kswapd_pid",
-        version: V1,
+        version: Own,
         mode: SHOWN,
         place: Everywhere,
         read: Some(background_files::show_kswapd_pid),
@@ -262,7 +294,7 @@ pub static ROWS: &[Row] = &[
     },
     Row {
         name: "memory.kswapd_dedicated",
-        version: V1,
+        version: Own,
         mode: SET,
         place: Everywhere,
         read: Some(background_files::show_dedicated),
@@ -272,7 +304,7 @@ pub static ROWS: &[Row] = &[
     },
     Row {
         name: "memory.wmark_ratio",
-        version: V1,
+        version: Own,
         mode: SET,
         place: Everywhere,
         read: Some(background_files::show_ratio),
@@ -282,7 +314,7 @@ pub static ROWS: &[Row] = &[
     },
     Row {
         name: "memory.wmark_scale_factor",
-        version: V1,
+        version: Own,
         mode: SET,
         place: Everywhere,
         read: Some(background_files::show_scale_factor),
@@ -292,7 +324,7 @@ pub static ROWS: &[Row] = &[
     },
     Row {
         name: "memory.wmark_high",
-        version: V1,
+        version: Own,
         mode: SHOWN,
         place: Everywhere,
         read: Some(background_files::show_mark_high),
@@ -302,7 +334,7 @@ pub static ROWS: &[Row] = &[
     },
     Row {
         name: "memory.wmark_low",
-        version: V1,
+        version: Own,
         mode: SHOWN,
         place: Everywhere,
         read: Some(background_files::show_mark_low),
@@ -312,7 +344,7 @@ pub static ROWS: &[Row] = &[
     },
     Row {
         name: "memory.dirty_ratio",
-        version: V1,
+        version: Own,
         mode: SET,
         place: Everywhere,
         read: Some(dirty_files::show_ratio),
@@ -322,7 +354,7 @@ pub static ROWS: &[Row] = &[
     },
     Row {
         name: "memory.dirty_limit_in_bytes",
-        version: V1,
+        version: Own,
         mode: SET,
         place: Everywhere,
         read: Some(dirty_files::show_limit),
@@ -332,7 +364,7 @@ pub static ROWS: &[Row] = &[
     },
     Row {
         name: "memory.dirty_background_ratio",
-        version: V1,
+        version: Own,
         mode: SET,
         place: Everywhere,
         read: Some(dirty_files::show_background_ratio),
@@ -342,7 +374,7 @@ pub static ROWS: &[Row] = &[
     },
     Row {
         name: "memory.dirty_background_limit_in_bytes",
-        version: V1,
+        version: Own,
         mode: SET,
         place: Everywhere,
         read: Some(dirty_files::show_background_limit),
@@ -359,6 +391,26 @@ pub static ROWS: &[Row] = &[
         write: None,
         write_reclaims: false,
         doc: "where the memory is, and what happened to it; see below",
+    },
+    Row {
+        name: "umemcg.stat",
+        version: Own,
+        mode: SHOWN,
+        place: Everywhere,
+        read: Some(stat::show_all),
+        write: None,
+        write_reclaims: false,
+        doc: "`memory.stat` as style `both` shows it, whatever the style",
+    },
+    Row {
+        name: "memory.numa_stat",
+        version: Both,
+        mode: SHOWN,
+        place: Everywhere,
+        read: Some(stat::show_numa_stat),
+        write: None,
+        write_reclaims: false,
+        doc: "pages (v1) or bytes (v2, and style `both`) by kind; all memory counts as that of node 0",
     },
     Row {
         name: "memory.kmem.usage_in_bytes",
@@ -409,86 +461,6 @@ pub static ROWS: &[Row] = &[
         write: None,
         write_reclaims: false,
         doc: "the group's own objects, a line for each shrinker that has any: name, objects, how many could be freed now, bytes; then what goes with inodes (long and further names, contents of files), then what none can free",
-    },
-    Row {
-        name: "vm.drop_caches",
-        version: Both,
-        mode: DONE,
-        place: RootOnly,
-        read: None,
-        write: Some(metadata_files::drop_caches),
-        write_reclaims: true,
-        doc: "write 1 to drop clean pages of the whole pool, 2 for objects, 3 for both; dirty data stays",
-    },
-    Row {
-        name: "vm.compact_memory",
-        version: Both,
-        mode: DONE,
-        place: RootOnly,
-        read: None,
-        write: Some(metadata_files::compact_memory),
-        write_reclaims: true,
-        doc: "write 1 to give all free memory of the pool back to the operating system, pages moved together first",
-    },
-    Row {
-        name: "vm.dirty_ratio",
-        version: Both,
-        mode: SET,
-        place: RootOnly,
-        read: Some(dirty_files::show_ratio),
-        write: Some(dirty_files::set_vm_ratio),
-        write_reclaims: false,
-        doc: "dirty data at which all writers are held, in percent of the pool's dirtyable memory; 0 while the bytes are set",
-    },
-    Row {
-        name: "vm.dirty_bytes",
-        version: Both,
-        mode: SET,
-        place: RootOnly,
-        read: Some(dirty_files::show_limit),
-        write: Some(dirty_files::set_vm_bytes),
-        write_reclaims: false,
-        doc: "the same in bytes, 8192 at least; 0 while the ratio is set",
-    },
-    Row {
-        name: "vm.dirty_background_ratio",
-        version: Both,
-        mode: SET,
-        place: RootOnly,
-        read: Some(dirty_files::show_background_ratio),
-        write: Some(dirty_files::set_vm_background_ratio),
-        write_reclaims: false,
-        doc: "dirty data above which write-back works by itself, in percent of the pool's dirtyable memory; 0 while the bytes are set",
-    },
-    Row {
-        name: "vm.dirty_background_bytes",
-        version: Both,
-        mode: SET,
-        place: RootOnly,
-        read: Some(dirty_files::show_background_limit),
-        write: Some(dirty_files::set_vm_background_bytes),
-        write_reclaims: false,
-        doc: "the same in bytes, 1 at least; 0 while the ratio is set",
-    },
-    Row {
-        name: "vm.dirty_expire_centisecs",
-        version: Both,
-        mode: SET,
-        place: RootOnly,
-        read: Some(dirty_files::show_expire),
-        write: Some(dirty_files::set_expire),
-        write_reclaims: false,
-        doc: "age in hundredths of a second at which dirty data is written whatever the thresholds",
-    },
-    Row {
-        name: "vm.dirty_writeback_centisecs",
-        version: Both,
-        mode: SET,
-        place: RootOnly,
-        read: Some(dirty_files::show_interval),
-        write: Some(dirty_files::set_interval),
-        write_reclaims: false,
-        doc: "how often write-back looks for data of that age, in hundredths of a second; 0 for never",
     },
     Row {
         name: "memory.use_hierarchy",

@@ -21,7 +21,7 @@ use crate::open_file::OpenFile;
 use crate::ownership::{ControlPart, DIRECTORY_MODE, Owner};
 use crate::permission::{Credentials, READ, SEARCH, WRITE};
 use crate::pressure::Triggers;
-use crate::row::{FileContext, Row, find};
+use crate::row::{FileContext, Row, Style, find};
 use crate::table::ROWS;
 use crate::watch::Watch;
 
@@ -79,6 +79,8 @@ pub struct SetAttr {
 pub struct ControlTree {
     engine: Arc<Engine>,
     membership: Arc<dyn Membership>,
+    /// (C) Whose files are shown.
+    style: Style,
     /// (C) Owner of groups that nobody made by hand.
     default_owner: Owner,
     /// Groups whose nodes were handed out, by serial. Entries of dead groups are dropped when the map doubles.
@@ -109,12 +111,28 @@ impl ControlTree {
         Self {
             engine,
             membership,
+            style: Style::default(),
             default_owner,
             known: RwLock::default(),
             moves: Mutex::new(()),
             triggers: Triggers::default(),
             listeners: Listeners::default(),
         }
+    }
+
+    /// The same tree with the files of another style.
+    #[must_use]
+    pub fn with_style(self, style: Style) -> Self {
+        Self { style, ..self }
+    }
+
+    pub(crate) fn style(&self) -> Style {
+        self.style
+    }
+
+    /// Whether a group has this file.
+    fn has(&self, row: &Row, group: &Group) -> bool {
+        self.style.has(row.version) && row.is_in(group.is_root())
     }
 
     /// The node of a name in a directory.
@@ -148,8 +166,11 @@ impl ControlTree {
         nr_max: usize,
     ) -> Result<Vec<DirEntry>, ControlError> {
         let group = self.directory(node)?;
-        let files =
-            ROWS.iter().enumerate().filter(|(_, row)| row.is_in(group.is_root())).map(|(number, row)| {
+        let files = ROWS
+            .iter()
+            .enumerate()
+            .filter(|(_, row)| self.has(row, &group) && self.style.lists(row.version))
+            .map(|(number, row)| {
                 let node = NodeId::file(serial_of(&group), number as u8);
                 let cookie = FIRST_COOKIE + 1 + number as u64;
                 DirEntry { name: row.name.into(), node, is_directory: false, cookie }
@@ -393,7 +414,7 @@ impl ControlTree {
             return Err(ControlError::NameTooLong);
         }
         match find(name.as_encoded_bytes()) {
-            Some((number, row)) if row.is_in(group.is_root()) => {
+            Some((number, row)) if self.has(row, group) => {
                 Ok((NodeId::file(serial_of(group), number), Arc::clone(group), Some(number)))
             }
             _ => {
@@ -414,7 +435,7 @@ impl ControlTree {
             group.filter(|group| !group.is_dead()).ok_or(ControlError::NotFound)?
         };
         match row {
-            Some(row) if !ROWS.get(row as usize).is_some_and(|row| row.is_in(group.is_root())) => {
+            Some(row) if !ROWS.get(row as usize).is_some_and(|row| self.has(row, &group)) => {
                 Err(ControlError::NotFound)
             }
             row => Ok((group, row)),

@@ -394,6 +394,9 @@ impl Membership for Hanging {
     fn explicit_group(&self, tid: u32) -> Result<Arc<Group>, MembershipError> {
         self.0.explicit_group(tid)
     }
+    fn kill(&self, group: &Arc<Group>, pid: u32) -> Result<(), MembershipError> {
+        self.0.kill(group, pid)
+    }
     fn is_populated(&self, group: &Arc<Group>) -> bool {
         self.0.is_populated(group)
     }

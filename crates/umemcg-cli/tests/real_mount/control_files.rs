@@ -217,3 +217,57 @@ fn a_group_can_be_handed_to_a_user() {
     mount.sh("find $CG/theirs -depth -type d -delete").good();
     mount.umount();
 }
+
+#[test]
+fn each_style_shows_its_files_and_our_tools_work_with_it() {
+    needs_mount!();
+    for (style, has, lacks) in
+        [("v1", "memory.limit_in_bytes", "memory.max"), ("v2", "memory.max", "memory.limit_in_bytes")]
+    {
+        let mut mount = Mount::start_with(&crate::harness::Options {
+            arguments: vec!["--control-style", style],
+            ..crate::harness::Options::default()
+        });
+        mount.sh(&format!("mkdir $CG/g; echo 8m > $CG/g/{has}; [ ! -e $CG/g/{lacks} ]")).good();
+        mount.sh("cd $CG; ! ls . g | grep -e wmark -e ^vm -e dirty_ratio -e umemcg").good();
+        mount.sh("echo $$ > $CG/g/cgroup.procs; head -c 4M /dev/urandom > $MNT/f; sync $MNT/f").good();
+        let cg = mount.cg().display().to_string();
+        let json = mount.umemcg(&[
+            "top",
+            "--once",
+            "--interval",
+            "50ms",
+            "--json",
+            "--sort",
+            "name",
+            "--control",
+            &cg,
+        ]);
+        let json: serde_json::Value = serde_json::from_str(json.good()).unwrap();
+        assert_eq!(json[1]["limit_bytes"], 8 << 20, "{json}");
+        for row in [&json[0], &json[1]] {
+            assert!(row["usage_bytes"].as_u64().unwrap() >= 4 << 20, "{json}");
+        }
+        mount.umemcg(&["trim", "--control", &cg, "g"]).good();
+        assert!(mount.value("g", "umemcg.stat", "total_cache") < 1 << 20);
+        mount.sh("head -c 1M /dev/urandom > $MNT/f; sync $MNT/f").good();
+        mount.umemcg(&["trim", "--control", &cg]).good();
+        mount.umount();
+    }
+}
+
+#[test]
+fn a_group_is_killed_with_all_its_processes() {
+    needs_mount!();
+    on_a_fresh_group(|mount, _| {
+        mount
+            .sh("mkdir $CG/g/sub
+                 (echo $BASHPID > $CG/g/cgroup.procs; exec sleep 1000) & one=$!
+                 (echo $BASHPID > $CG/g/sub/cgroup.procs; sleep 1000 & sleep 1000; true) & two=$!
+                 until [ $(cat $CG/g/cgroup.procs $CG/g/sub/cgroup.procs | wc -l) = 4 ]; do sleep 0.01; done
+                 echo 1 > $CG/g/cgroup.kill
+                 wait $one || [ $? = 137 ]; wait $two || [ $? = 137 ]
+                 until rmdir $CG/g/sub; do sleep 0.01; done")
+            .good();
+    });
+}

@@ -128,8 +128,12 @@ fn a_signal_ends_top_in_the_middle_of_a_sample() {
 fn top_reads_groups_whose_path_is_longer_than_any_path() {
     needs_mount!();
     let mut mount = Mount::start();
-    let script = "import os, sys\\nos.chdir(sys.argv[1])\\nfor n in range(40):\\n  os.mkdir('n'*200)\\n  os.chdir('n'*200)";
-    mount.sh(&format!("printf \"{script}\" > deep.py; python3 deep.py $CG; mkdir $CG/z")).good();
+    let script = "import os, sys
+os.chdir(sys.argv[1])
+for n in range(40):
+    os.mkdir('n' * 200)
+    os.chdir('n' * 200)";
+    mount.sh(&format!("python3 -c \"{script}\" $CG; mkdir $CG/z")).good();
     let cg = mount.cg().display().to_string();
     let json =
         mount.umemcg(&["top", "--once", "--interval", "50ms", "--json", "--sort", "name", "--control", &cg]);

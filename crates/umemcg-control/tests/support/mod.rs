@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use umemcg::{Engine, EngineConfig, Group};
 use umemcg_control::{
     Access, ControlError, ControlTree, Credentials, Membership, MembershipError, NodeId, OpenFile, Request,
+    Style,
 };
 
 pub const MIB: u64 = 1 << 20;
@@ -79,6 +80,12 @@ impl Membership for Table {
         let (_, of) = threads.get(&tid).ok_or(MembershipError::NoSuchProcess)?;
         Ok(of.clone().unwrap_or_else(|| self.root.lock().unwrap().clone().unwrap()))
     }
+    fn kill(&self, group: &Arc<Group>, pid: u32) -> Result<(), MembershipError> {
+        if self.in_group(group).iter().any(|&(_, of)| of == pid) {
+            self.threads.lock().unwrap().retain(|_, (of, _)| *of != pid);
+        }
+        Ok(())
+    }
     fn is_populated(&self, group: &Arc<Group>) -> bool {
         !self.in_group(group).is_empty()
     }
@@ -113,10 +120,15 @@ pub struct Fixture {
 }
 
 pub fn fixture() -> Fixture {
+    fixture_of(Style::Both)
+}
+
+pub fn fixture_of(style: Style) -> Fixture {
     let engine = Engine::new(EngineConfig { pool_bytes: 64 * MIB, ..Default::default() }).unwrap();
     let processes = Arc::new(Table::default());
     *processes.root.lock().unwrap() = Some(Arc::clone(engine.root()));
-    let tree = ControlTree::new(Arc::clone(&engine), Arc::clone(&processes) as Arc<dyn Membership>);
+    let tree = ControlTree::new(Arc::clone(&engine), Arc::clone(&processes) as Arc<dyn Membership>)
+        .with_style(style);
     Fixture { engine, processes, tree }
 }
 

@@ -30,6 +30,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use umemcg::{CreateError, Engine, Group};
 use umemcg_base::sync::{Mutex, RwLock};
 use umemcg_control::{Membership, MembershipError};
@@ -407,6 +408,24 @@ impl Membership for Who {
         let cgroups = proc_files::read_cgroups(tid).ok_or(MembershipError::NoSuchProcess)?;
         let group = self.serial_of(tid, &cgroups).and_then(|serial| self.member_group(serial));
         Ok(group.unwrap_or_else(|| Arc::clone(self.engine.root())))
+    }
+
+    fn kill(&self, group: &Arc<Group>, pid: u32) -> Result<(), MembershipError> {
+        let id = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let Some(id) = id.filter(|_| pid != std::process::id()) else { return Ok(()) };
+        let process = match pidfd_open(id, PidfdFlags::empty()) {
+            Ok(process) => process,
+            Err(Errno::SRCH) => return Ok(()),
+            Err(errno) => return Err(MembershipError::System(errno)),
+        };
+        // The number may be another process's by now; from here on it is this one's.
+        if !self.list(group, true).contains(&pid) {
+            return Ok(());
+        }
+        match pidfd_send_signal(process, Signal::KILL) {
+            Ok(()) | Err(Errno::SRCH) => Ok(()),
+            Err(errno) => Err(MembershipError::System(errno)),
+        }
     }
 
     fn is_populated(&self, group: &Arc<Group>) -> bool {

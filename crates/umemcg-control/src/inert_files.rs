@@ -1,0 +1,361 @@
+//! Files that tools written for Linux look for and that have nothing to act on here: there is no swap, no socket is
+//! charged, no process is killed. What is written is checked as in Linux and, where Linux shows it again, kept.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
+
+use crate::error::ControlError;
+use crate::peak::PeakOf;
+use crate::row::{FileContext, Place, Row, SET, SHOWN, Version};
+use crate::value::{self, SWAPPINESS_MAX, UNLIMITED};
+use crate::{memory_files, metadata_files};
+
+use Place::{Everywhere, NotRoot};
+use Version::{V1, V2};
+
+type Shown = Result<String, ControlError>;
+type Done = Result<(), ControlError>;
+
+/// Their rows.
+pub(crate) const INERT: &[Row] = &[
+    Row {
+        name: "memory.memsw.limit_in_bytes",
+        version: V1,
+        mode: SET,
+        place: Everywhere,
+        read: Some(show_memsw_limit),
+        write: Some(set_memsw_limit),
+        write_reclaims: false,
+        doc: "the limit of memory and swap together: stored, and as there is no swap never met before the other; EINVAL below `memory.limit_in_bytes`, which may not be set above it",
+    },
+    Row {
+        name: "memory.memsw.usage_in_bytes",
+        version: V1,
+        mode: SHOWN,
+        place: Everywhere,
+        read: Some(memory_files::show_usage),
+        write: None,
+        write_reclaims: false,
+        doc: "the same as `memory.usage_in_bytes`: there is no swap",
+    },
+    Row {
+        name: "memory.memsw.max_usage_in_bytes",
+        version: V1,
+        mode: SET,
+        place: Everywhere,
+        read: Some(show_memsw_peak),
+        write: Some(reset_memsw_peak),
+        write_reclaims: false,
+        doc: "the highest of that since the group was made or since any write here",
+    },
+    Row {
+        name: "memory.memsw.failcnt",
+        version: V1,
+        mode: SET,
+        place: Everywhere,
+        read: Some(show_zero),
+        write: Some(ignore),
+        write_reclaims: false,
+        doc: "always 0",
+    },
+    Row {
+        name: "memory.kmem.tcp.limit_in_bytes",
+        version: V1,
+        mode: SET,
+        place: Everywhere,
+        read: Some(metadata_files::show_limit),
+        write: Some(metadata_files::set_limit),
+        write_reclaims: false,
+        doc: "no sockets are charged: what is written is checked and ignored",
+    },
+    Row {
+        name: "memory.kmem.tcp.usage_in_bytes",
+        version: V1,
+        mode: SHOWN,
+        place: Everywhere,
+        read: Some(show_zero),
+        write: None,
+        write_reclaims: false,
+        doc: "always 0",
+    },
+    Row {
+        name: "memory.kmem.tcp.max_usage_in_bytes",
+        version: V1,
+        mode: SET,
+        place: Everywhere,
+        read: Some(show_zero),
+        write: Some(ignore),
+        write_reclaims: false,
+        doc: "always 0",
+    },
+    Row {
+        name: "memory.kmem.tcp.failcnt",
+        version: V1,
+        mode: SET,
+        place: Everywhere,
+        read: Some(show_zero),
+        write: Some(ignore),
+        write_reclaims: false,
+        doc: "always 0",
+    },
+    Row {
+        name: "memory.swappiness",
+        version: V1,
+        mode: SET,
+        place: Everywhere,
+        read: Some(show_swappiness),
+        write: Some(set_swappiness),
+        write_reclaims: false,
+        doc: "0 to 200: stored, and a new group has its parent's",
+    },
+    Row {
+        name: "memory.move_charge_at_immigrate",
+        version: V1,
+        mode: SET,
+        place: Everywhere,
+        read: Some(show_zero),
+        write: Some(set_zero),
+        write_reclaims: false,
+        doc: "always 0, and anything else EINVAL, as in Linux since 6.11: charges stay where they are",
+    },
+    Row {
+        name: "notify_on_release",
+        version: V1,
+        mode: SET,
+        place: Everywhere,
+        read: Some(show_notify),
+        write: Some(set_notify),
+        write_reclaims: false,
+        doc: "0 or 1: stored, and a new group has its parent's; no program is started",
+    },
+    Row {
+        name: "cgroup.clone_children",
+        version: V1,
+        mode: SET,
+        place: Everywhere,
+        read: Some(show_clone),
+        write: Some(set_clone),
+        write_reclaims: false,
+        doc: "0 or 1: stored, and a new group has its parent's",
+    },
+    Row {
+        name: "memory.swap.current",
+        version: V2,
+        mode: SHOWN,
+        place: NotRoot,
+        read: Some(show_zero),
+        write: None,
+        write_reclaims: false,
+        doc: "always 0",
+    },
+    Row {
+        name: "memory.swap.peak",
+        version: V2,
+        mode: SET,
+        place: NotRoot,
+        read: Some(show_zero),
+        write: Some(ignore),
+        write_reclaims: false,
+        doc: "always 0",
+    },
+    Row {
+        name: "memory.swap.max",
+        version: V2,
+        mode: SET,
+        place: NotRoot,
+        read: Some(show_swap_max),
+        write: Some(set_swap_max),
+        write_reclaims: false,
+        doc: "stored: there is no swap",
+    },
+    Row {
+        name: "memory.swap.high",
+        version: V2,
+        mode: SET,
+        place: NotRoot,
+        read: Some(show_swap_high),
+        write: Some(set_swap_high),
+        write_reclaims: false,
+        doc: "stored: there is no swap",
+    },
+    Row {
+        name: "memory.swap.events",
+        version: V2,
+        mode: SHOWN,
+        place: NotRoot,
+        read: Some(show_swap_events),
+        write: None,
+        write_reclaims: false,
+        doc: "`high`, `max` and `fail`, always 0",
+    },
+    Row {
+        name: "memory.oom.group",
+        version: V2,
+        mode: SET,
+        place: NotRoot,
+        read: Some(show_oom_group),
+        write: Some(set_oom_group),
+        write_reclaims: false,
+        doc: "0 or 1: stored; no process is killed for want of memory",
+    },
+];
+
+/// What was written to them in a group. (A) throughout: no value depends on another.
+#[derive(Debug)]
+pub(crate) struct Inert {
+    /// Of memory and swap together.
+    memsw_limit: AtomicU64,
+    swap_max: AtomicU64,
+    swap_high: AtomicU64,
+    swappiness: AtomicU8,
+    notify_on_release: AtomicBool,
+    clone_children: AtomicBool,
+    oom_group: AtomicBool,
+}
+
+/// As Linux boots with.
+const SWAPPINESS: u8 = 60;
+
+impl Inert {
+    /// Those of a fresh group below one with `parent`'s.
+    pub(crate) fn below(parent: Option<&Inert>) -> Self {
+        let inherited = |of: fn(&Inert) -> &AtomicBool| {
+            AtomicBool::new(parent.is_some_and(|parent| of(parent).load(Relaxed)))
+        };
+        Self {
+            memsw_limit: AtomicU64::new(UNLIMITED),
+            swap_max: AtomicU64::new(UNLIMITED),
+            swap_high: AtomicU64::new(UNLIMITED),
+            swappiness: AtomicU8::new(parent.map_or(SWAPPINESS, |parent| parent.swappiness.load(Relaxed))),
+            notify_on_release: inherited(|inert| &inert.notify_on_release),
+            clone_children: inherited(|inert| &inert.clone_children),
+            oom_group: AtomicBool::new(false),
+        }
+    }
+
+    /// The limit of memory and swap, which that of memory may not exceed.
+    pub(crate) fn memsw_limit(&self) -> u64 {
+        self.memsw_limit.load(Relaxed)
+    }
+}
+
+fn inert<'a>(context: &'a FileContext<'_>) -> &'a Inert {
+    &context.tree.part(context.group).inert
+}
+
+fn number(value: u64) -> Shown {
+    Ok(format!("{value}\n"))
+}
+
+fn show_zero(_context: &FileContext<'_>) -> Shown {
+    number(0)
+}
+
+fn ignore(_context: &FileContext<'_>, _written: &[u8]) -> Done {
+    Ok(())
+}
+
+fn set_zero(_context: &FileContext<'_>, written: &[u8]) -> Done {
+    if value::parse_number(written)? == 0 { Ok(()) } else { Err(ControlError::Invalid) }
+}
+
+fn show_memsw_limit(context: &FileContext<'_>) -> Shown {
+    number(value::show_limit_v1(inert(context).memsw_limit()))
+}
+
+fn set_memsw_limit(context: &FileContext<'_>, written: &[u8]) -> Done {
+    let bytes = value::parse_limit_v1(written)?;
+    if context.group.is_root() || bytes < context.group.max_bytes() {
+        return Err(ControlError::Invalid);
+    }
+    inert(context).memsw_limit.store(bytes, Relaxed);
+    Ok(())
+}
+
+fn show_memsw_peak(context: &FileContext<'_>) -> Shown {
+    number(context.tree.part(context.group).peaks.read(context.group, PeakOf::Memsw))
+}
+
+fn reset_memsw_peak(context: &FileContext<'_>, _written: &[u8]) -> Done {
+    context.tree.part(context.group).peaks.reset(context.group, PeakOf::Memsw);
+    Ok(())
+}
+
+fn show_swappiness(context: &FileContext<'_>) -> Shown {
+    number(inert(context).swappiness.load(Relaxed).into())
+}
+
+fn set_swappiness(context: &FileContext<'_>, written: &[u8]) -> Done {
+    match value::parse_number(written)? {
+        swappiness @ 0..=SWAPPINESS_MAX => {
+            inert(context).swappiness.store(swappiness as u8, Relaxed);
+            Ok(())
+        }
+        _ => Err(ControlError::Invalid),
+    }
+}
+
+/// Any number but 0 is 1, as in Linux.
+fn set_flag(flag: &AtomicBool, written: &[u8]) -> Done {
+    flag.store(value::parse_number(written)? != 0, Relaxed);
+    Ok(())
+}
+
+fn show_flag(flag: &AtomicBool) -> Shown {
+    number(flag.load(Relaxed).into())
+}
+
+fn show_notify(context: &FileContext<'_>) -> Shown {
+    show_flag(&inert(context).notify_on_release)
+}
+
+fn set_notify(context: &FileContext<'_>, written: &[u8]) -> Done {
+    set_flag(&inert(context).notify_on_release, written)
+}
+
+fn show_clone(context: &FileContext<'_>) -> Shown {
+    show_flag(&inert(context).clone_children)
+}
+
+fn set_clone(context: &FileContext<'_>, written: &[u8]) -> Done {
+    set_flag(&inert(context).clone_children, written)
+}
+
+fn show_oom_group(context: &FileContext<'_>) -> Shown {
+    show_flag(&inert(context).oom_group)
+}
+
+fn set_oom_group(context: &FileContext<'_>, written: &[u8]) -> Done {
+    if value::parse_number(written)? > 1 {
+        return Err(ControlError::Invalid);
+    }
+    set_flag(&inert(context).oom_group, written)
+}
+
+fn show_limit(limit: &AtomicU64) -> Shown {
+    Ok(format!("{}\n", value::show_limit_v2(limit.load(Relaxed))))
+}
+
+fn set_limit(limit: &AtomicU64, written: &[u8]) -> Done {
+    limit.store(value::parse_limit_v2(written)?, Relaxed);
+    Ok(())
+}
+
+fn show_swap_max(context: &FileContext<'_>) -> Shown {
+    show_limit(&inert(context).swap_max)
+}
+
+fn set_swap_max(context: &FileContext<'_>, written: &[u8]) -> Done {
+    set_limit(&inert(context).swap_max, written)
+}
+
+fn show_swap_high(context: &FileContext<'_>) -> Shown {
+    show_limit(&inert(context).swap_high)
+}
+
+fn set_swap_high(context: &FileContext<'_>, written: &[u8]) -> Done {
+    set_limit(&inert(context).swap_high, written)
+}
+
+fn show_swap_events(_context: &FileContext<'_>) -> Shown {
+    Ok("high 0\nmax 0\nfail 0\n".to_owned())
+}
