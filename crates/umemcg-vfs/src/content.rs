@@ -10,6 +10,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
 use umemcg_base::sync::Mutex;
@@ -32,6 +33,8 @@ pub(crate) struct Content {
     pub(crate) file: Arc<File>,
     pub(crate) store: Arc<HostStore>,
     volume: Arc<Volume>,
+    /// (A) Cached data was read since the host last heard of a read. Relaxed: it stands alone.
+    was_read: AtomicBool,
     /// Held while the host file is opened or closed: calls on this very file only.
     opens: Mutex<Opens>,
 }
@@ -57,7 +60,8 @@ impl Content {
         let file = engine
             .open_file(Arc::clone(&store) as _, stat.attr.size)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-        Ok(Arc::new(Self { file, store, volume: Arc::clone(volume), opens: Mutex::default(), charge }))
+        let (volume, was_read) = (Arc::clone(volume), AtomicBool::new(false));
+        Ok(Arc::new(Self { file, store, volume, was_read, opens: Mutex::default(), charge }))
     }
 
     /// Counts an open and makes sure that the host file is open, with `open(writable)` where it is not.
@@ -141,6 +145,7 @@ impl Content {
     /// Attributes to show, after looking at the host with `stat`. A change from outside is adopted: clean pages are
     /// dropped, and the host's length is taken.
     pub(crate) fn look(&self, stat: impl Fn() -> Result<HostStat, Errno>) -> Result<Attr, Errno> {
+        self.tell_of_reads();
         let times = &self.store.times;
         let look = times.try_look();
         let host = stat()?;
@@ -183,6 +188,9 @@ impl Content {
 
     /// Attributes to show for a stamp that was read at an unknown moment; `None` when a closer look is needed.
     pub(crate) fn glance(&self, host: &HostStat) -> Option<Attr> {
+        if self.was_read.load(Ordering::Relaxed) && self.fds().is_some() {
+            return None;
+        }
         let shown = self.store.times.glance(Stamp::of(&host.attr))?;
         Some(self.merge(host.attr, shown))
     }
@@ -220,6 +228,24 @@ impl Content {
         self.volume.clock.saw(host.attr.ctime);
         alone.found_renamed(Stamp::of(&host.attr));
         Ok(())
+    }
+
+    /// Data is read. Writes a shared line only the first time since the host was told.
+    #[inline]
+    pub(crate) fn note_read(&self) {
+        if !self.was_read.load(Ordering::Relaxed) {
+            self.was_read.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Has the host move the access time if there was a read. Before a look at it, and at each close.
+    pub(crate) fn tell_of_reads(&self) {
+        if self.was_read.load(Ordering::Relaxed)
+            && let Some(fds) = self.fds()
+            && self.was_read.swap(false, Ordering::Relaxed)
+        {
+            self.store.tell_of_reads(&fds);
+        }
     }
 
     /// A write is accepted now.

@@ -135,6 +135,21 @@ impl HostStore {
         result
     }
 
+    /// Moves the host's access time as the host's mount would have it moved by a read now. A read at the end of the file brings nothing,
+    /// counts as one, and leaves ctime alone.
+    pub(crate) fn tell_of_reads(&self, fds: &StoreFds) {
+        let fd = fds.buffered.as_fd();
+        let Ok(before) = host::stat_fd(fd) else { return };
+        let _ = rustix::io::pread(fd, &mut [0], before.attr.size);
+        // The host compares with its own times, and accepted data may be younger.
+        let Some(shown) = self.times.shown().filter(|_| !self.volume.is_noatime) else { return };
+        let changed = shown.mtime.max(shown.ctime);
+        if host::stat_fd(fd).is_ok_and(|stat| stat.attr.atime < changed) {
+            let set = || host::set_times(fd, Some(SetTime::Now), None);
+            let _: Result<(), Errno> = self.alone(fd, |_| (set(), Did::Access));
+        }
+    }
+
     fn settle(&self, fds: &StoreFds) -> Result<(), Errno> {
         if self.times.is_settled() {
             return Ok(());

@@ -96,11 +96,18 @@ impl OpenFile {
         (bits & (O_DSYNC | O_SYNC_ONLY) != 0).then_some(bits & O_SYNC_ONLY == 0)
     }
 
+    fn note_read(&self) {
+        if !self.flags.contains(OFlags::NOATIME) {
+            self.content.note_read();
+        }
+    }
+
     /// Bytes that are all cached, or `None`. Never sleeps.
     #[inline]
     pub fn try_read(&self, offset: u64, len: usize) -> Option<PinnedPages<'_>> {
         let pages = self.content.file.try_read(offset, len, &self.readahead)?;
         count_hits(&self.group, pages.segments().len() as u64);
+        self.note_read();
         Some(pages)
     }
 
@@ -109,7 +116,9 @@ impl OpenFile {
     /// # Errors
     /// What the store said.
     pub fn read(&self, group: &Arc<Group>, offset: u64, len: usize) -> Result<PinnedPages<'_>, VfsError> {
-        Ok(self.content.file.read(group, offset, len, &self.readahead)?)
+        let pages = self.content.file.read(group, offset, len, &self.readahead)?;
+        self.note_read();
+        Ok(pages)
     }
 
     /// Writes if that needs no sleep at all, else `None` and nothing happened. `kill_set_id` clears set-id bits.
@@ -173,6 +182,7 @@ impl OpenFile {
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
+        self.content.tell_of_reads();
         self.shared.close(self.node, &self.content, self.share.take());
         self.shared.reap_lingering(REAPED_PER_CLOSE);
         self.shared.bound_lingering();

@@ -57,6 +57,8 @@ pub(crate) enum Did {
     },
     /// Changed the content as the caller asked (its length, its allocation): the host's times count for both sides.
     Content,
+    /// Set the access time, which no caller asked for: the times to show stay.
+    Access,
     /// Changed attributes.
     Attributes {
         /// The modification time among them.
@@ -231,6 +233,7 @@ impl Alone<'_> {
                     shown.ctime = shown.ctime.max(stamp.ctime);
                 }
             }
+            Did::Access => {}
             Did::Attributes { mtime: true } => {
                 // Also where the host's times have been shown so far: data that waits to be written back will move them.
                 let ctime = state.shown.map_or(stamp.ctime, |shown| shown.ctime.max(stamp.ctime));

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatVfsMountFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 use umemcg_arena::handle::{name_to_handle, open_by_handle};
 
@@ -124,6 +124,8 @@ pub(crate) struct Volume {
     pub(crate) uid: u32,
     /// (C) Longest file that the file system takes.
     pub(crate) len_max: u64,
+    /// (C) The host's mount moves no access times.
+    pub(crate) is_noatime: bool,
     /// (C) Waiting for a range (`sync_file_range`) means that its data is on the device.
     pub(crate) waits_by_range: bool,
     /// (C) A position in a directory means the same through any descriptor.
@@ -177,6 +179,8 @@ impl Volume {
             is_privileged: uid.is_root(),
             uid: uid.as_raw(),
             len_max: scratch.as_ref().map_or(i64::MAX as u64, longest),
+            is_noatime: rustix::fs::fstatvfs(&root)
+                .is_ok_and(|fs| fs.f_flag.contains(StatVfsMountFlags::NOATIME)),
             waits_by_range: LOCAL.contains(&file_system) || file_system == TMPFS,
             has_lasting_positions: LOCAL.contains(&file_system),
             store_id: next_store_id(),

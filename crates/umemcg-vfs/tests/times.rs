@@ -206,3 +206,39 @@ fn the_ctime_of_a_write_does_not_jump_when_the_file_is_looked_at_again_later() {
         assert_eq!(v.attr("f"), umemcg_vfs::Attr { blocks: v.attr("f").blocks, ..first });
     });
 }
+
+#[test]
+fn reading_cached_data_moves_the_access_time_as_the_host_does() {
+    both_ways(|v| {
+        let flags = rustix::fs::statvfs(v.dir.path()).unwrap().f_flag;
+        if flags.contains(rustix::fs::StatVfsMountFlags::NOATIME) {
+            eprintln!("SKIPPED: the temporary directory's mount moves no access times");
+            return;
+        }
+        let (entry, file) = v.create(ROOT, "f");
+        v.write(&file, 0, b"data");
+        v.vfs.fsync(&file, false).unwrap();
+        let old = SetAttr {
+            atime: Some(SetTime::At(at(500, 0))),
+            mtime: Some(SetTime::At(at(1000, 0))),
+            ..SetAttr::default()
+        };
+        let before = v.set(entry.node, old).unwrap();
+        assert!(file.try_read(0, 4).is_some());
+        let read = v.attr("f");
+        assert!(read.atime > at(1000, 0), "{read:?}");
+        assert_eq!((read.mtime, read.ctime), (before.mtime, before.ctime));
+        assert_eq!(file.content().nr_cached_pages(), 1, "that is no change from outside");
+        // One that is closed at once, and one whose data the host does not know yet.
+        let before = v.set(entry.node, old).unwrap();
+        assert_eq!(v.cat("f"), b"data");
+        assert!(std::fs::metadata(v.host("f")).unwrap().atime() > 1000);
+        assert_eq!(v.attr("f").ctime, before.ctime);
+        tick();
+        v.write(&file, 0, b"DATA");
+        assert!(v.attr("f").atime < v.attr("f").mtime);
+        tick();
+        assert!(file.try_read(0, 4).is_some());
+        assert!(v.attr("f").atime > v.attr("f").mtime);
+    });
+}

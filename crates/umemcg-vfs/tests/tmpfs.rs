@@ -358,3 +358,19 @@ fn a_rename_may_leave_a_whiteout() {
     m.volume.forget(a.node, 2);
     m.ends_at_zero();
 }
+
+#[test]
+fn a_read_after_a_change_moves_the_access_time() {
+    let m = Memory::new(None, 8 << 20);
+    let (_, file) = m.volume.create(&m.me, ROOT, name("f"), 0o644, NEW).unwrap();
+    for _ in 0..2 {
+        file.write(m.group(), 0, b"content", false).unwrap();
+        let written = file.getattr().unwrap();
+        assert!(written.atime <= written.mtime);
+        file.read(m.group(), 0, 7).unwrap();
+        let read = file.getattr().unwrap();
+        assert!(read.atime > read.mtime && read.ctime == written.ctime);
+        file.read(m.group(), 0, 7).unwrap();
+        assert_eq!(file.getattr().unwrap(), read, "one read for each change");
+    }
+}

@@ -94,7 +94,7 @@ impl Inode {
             };
             content.file.set_len(len)?;
             self.clear_privileges(change.kill_set_id);
-            self.meta.lock().changed_content();
+            self.note_change();
         }
         let kill_set_id = change.kill_set_id && change.size.is_none();
         if (SetAttr { size: None, kill_set_id, ..*change }) == SetAttr::default() {

@@ -20,6 +20,8 @@ use umemcg::{Engine, File, Group};
 
 /// What an inode costs with its places in the tables, in bytes; measured, as the next, with 100,000 of them.
 pub(super) const INODE_BYTES: u64 = 384;
+/// So old an access time is moved by any read.
+const DAY_SECONDS: i64 = 24 * 60 * 60;
 /// What a regular file costs beside that and its pages.
 const CONTENT_BYTES: u64 = 448;
 
@@ -84,6 +86,9 @@ pub(super) struct Inode {
     /// (A) It may have set-id bits or capabilities that a write must clear. Relaxed: a write concurrent with the `chmod`
     /// that sets it may fall on either side.
     pub(super) may_have_privileges: AtomicBool,
+    /// (A) A read has seen to the access time since the content changed and since the attributes were looked at. Relaxed: a read beside
+    /// a write may fall on either side.
+    was_read: AtomicBool,
     /// The root is free.
     _charge: Option<Slab>,
 }
@@ -137,6 +142,7 @@ impl Inode {
             meta: Mutex::new(Meta::new(config.mode & 0o7777, config.uid, config.gid, 2)),
             nr_lookups: AtomicU64::new(1),
             may_have_privileges: AtomicBool::new(false),
+            was_read: AtomicBool::new(false),
             _charge: None,
         })
     }
@@ -176,12 +182,40 @@ impl Inode {
             meta: Mutex::new(Meta::new(0, 0, 0, nlink)),
             nr_lookups: AtomicU64::new(1),
             may_have_privileges: AtomicBool::new(true),
+            was_read: AtomicBool::new(false),
             _charge: Some(charge),
         })
     }
 
+    /// The content was read: moves the access time when it is not younger than the last change, or a day old, as Linux does
+    /// (`relatime`).
+    #[inline]
+    pub(super) fn note_read(&self) {
+        if !self.was_read.load(Ordering::Relaxed) {
+            self.was_read.store(true, Ordering::Relaxed);
+            let now = now();
+            let mut meta = self.meta.lock();
+            if meta.atime <= meta.mtime.max(meta.ctime) || now.seconds - meta.atime.seconds >= DAY_SECONDS {
+                meta.atime = now;
+            }
+        }
+    }
+
+    /// The content was changed.
+    pub(super) fn note_change(&self) {
+        self.meta.lock().changed_content();
+        self.forget_reads();
+    }
+
+    fn forget_reads(&self) {
+        if self.was_read.load(Ordering::Relaxed) {
+            self.was_read.store(false, Ordering::Relaxed);
+        }
+    }
+
     /// The attributes; `nr_entries` of a directory.
     pub(super) fn attr(&self, nr_entries: usize) -> Attr {
+        self.forget_reads();
         let meta = self.meta.lock();
         let (size, pages) = match (&self.content, &self.target) {
             (Some(content), _) => (content.file.len(), content.pages.nr()),

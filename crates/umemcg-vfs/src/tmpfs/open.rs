@@ -71,7 +71,7 @@ impl Tmpfs {
             // The superuser stands for CAP_FSETID.
             inode.clear_privileges(caller.uid != 0);
             content.file.set_len(0)?;
-            inode.meta.lock().changed_content();
+            inode.note_change();
         }
         let group = Arc::clone(&caller.group);
         Ok(Arc::new(OpenFile { inode, flags, readahead: Readahead::default(), group, _charge }))
@@ -148,6 +148,12 @@ impl OpenFile {
         }
     }
 
+    fn note_read(&self) {
+        if !self.flags.contains(OFlags::NOATIME) {
+            self.inode.note_read();
+        }
+    }
+
     fn is_append(&self) -> bool {
         self.flags.contains(OFlags::APPEND)
     }
@@ -171,10 +177,13 @@ impl VolumeFile for OpenFile {
     fn try_read(&self, offset: u64, len: usize) -> Option<PinnedPages<'_>> {
         let pages = self.of().file.try_read(offset, len, &self.readahead)?;
         count_hits(&self.group, pages.segments().len() as u64);
+        self.note_read();
         Some(pages)
     }
     fn read(&self, group: &Arc<Group>, offset: u64, len: usize) -> Result<PinnedPages<'_>, VfsError> {
-        Ok(self.of().file.read(group, offset, len, &self.readahead)?)
+        let pages = self.of().file.read(group, offset, len, &self.readahead)?;
+        self.note_read();
+        Ok(pages)
     }
 
     fn try_write(&self, group: &Arc<Group>, offset: u64, data: &[u8], _kill_set_id: bool) -> Option<usize> {
@@ -183,7 +192,7 @@ impl VolumeFile for OpenFile {
             return None;
         }
         let written = self.of().file.try_write(group, offset, data)?;
-        self.inode.meta.lock().changed_content();
+        self.inode.note_change();
         Some(written)
     }
 
@@ -208,7 +217,7 @@ impl VolumeFile for OpenFile {
         } else {
             content.file.write(group, offset, data)?
         };
-        self.inode.meta.lock().changed_content();
+        self.inode.note_change();
         Ok(written)
     }
 
@@ -249,7 +258,7 @@ impl VolumeFile for OpenFile {
         } else {
             return Err(Errno::OPNOTSUPP.into());
         }
-        self.inode.meta.lock().changed_content();
+        self.inode.note_change();
         Ok(())
     }
 
