@@ -21,16 +21,20 @@ pub fn clone_fuse_fd(device: BorrowedFd<'_>, session: BorrowedFd<'_>) -> io::Res
 }
 
 /// Says how many arenas the allocator of the C library may have. Each keeps what was freed in it for itself, so many arenas
-/// make resident memory larger than what is in use. To be called before threads start; does nothing with another C library.
+/// make resident memory larger than what is in use. Returns whether it was said: not with another C library than GNU's, and not once the
+/// process has a second thread, since the allocator takes such settings from one thread only.
 #[doc(alias = "mallopt")]
-pub fn limit_heap_arenas(nr: u32) {
+pub fn limit_heap_arenas(nr: u32) -> bool {
     #[cfg(target_env = "gnu")]
-    // SAFETY: [7] No addresses.
-    unsafe {
-        libc::mallopt(libc::M_ARENA_MAX, nr.min(i32::MAX as u32) as libc::c_int);
+    {
+        let nr_threads = std::fs::read_dir("/proc/self/task").map(Iterator::count);
+        if nr_threads.is_ok_and(|nr| nr == 1) {
+            // SAFETY: [7] No addresses. This is the only thread.
+            return unsafe { libc::mallopt(libc::M_ARENA_MAX, nr.min(i32::MAX as u32) as libc::c_int) == 1 };
+        }
     }
-    #[cfg(not(target_env = "gnu"))]
     let _ = nr;
+    false
 }
 
 /// Gives whole pages of freed heap memory back to the operating system; takes milliseconds when there is much of it, and
@@ -109,5 +113,14 @@ mod tests {
             assert!(result.is_err() || changed == "3", "{result:?} {changed}");
         }
         assert_eq!(policy(), ordinary);
+    }
+
+    #[test]
+    fn the_allocator_is_told_nothing_while_other_threads_run() {
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let other = std::thread::spawn(move || stopped.recv());
+        assert!(!limit_heap_arenas(2));
+        drop(stop);
+        let _ = other.join();
     }
 }

@@ -44,7 +44,10 @@ pub fn mount(arguments: &MountArguments) -> Result<(), Failure> {
     if let (Some(_), Some(volume)) = (&arguments.data, config.volumes().next()) {
         return Err(volume.wrong("this mount shows one directory; leave out DATA to show volumes"));
     }
-    umemcg::limit_heap_arenas(HEAP_ARENAS_MAX);
+    // No thread has been started yet.
+    if !umemcg::limit_heap_arenas(HEAP_ARENAS_MAX) {
+        tracing::debug!("the allocator keeps as many arenas as it likes");
+    }
     let usable = usable_memory()
         .map_err(|error| Failure::Failed(format!("cannot find out how much memory there is: {error}")))?;
     let pool = arguments.pool.or(config.pool()?).unwrap_or(PoolSize::DEFAULT);
