@@ -129,6 +129,13 @@ enum Interrupted {
     Unknown(u64),
 }
 
+/// What the watcher has made of an interrupted request.
+enum Look {
+    Later,
+    Settled,
+    Killed,
+}
+
 impl Inflight {
     /// An empty table for a session with these queues.
     pub fn new(transports: Vec<Arc<dyn Transport>>, policy: Interrupts) -> Arc<Self> {
@@ -190,8 +197,9 @@ impl Inflight {
         self.bell.ring();
     }
 
-    /// The watcher's life: looks after interrupted requests until [`stop`](Self::stop).
-    pub fn watch(&self) {
+    /// The watcher's life: looks after interrupted requests until [`stop`](Self::stop). Calls `killed` after requests have been
+    /// answered because their threads are being killed.
+    pub fn watch(&self, killed: impl Fn()) {
         let mut watched: Vec<Watched> = Vec::new();
         let mut rest = Duration::MAX;
         // Acquire: pairs with `stop`.
@@ -199,7 +207,18 @@ impl Inflight {
             self.bell.wait(rest.min(Duration::from_secs(3600)));
             watched.append(&mut self.watch.lock());
             let now = Instant::now();
-            watched.retain(|w| !self.look(w, now));
+            let mut any_killed = false;
+            watched.retain(|w| match self.look(w, now) {
+                Look::Later => true,
+                Look::Settled => false,
+                Look::Killed => {
+                    any_killed = true;
+                    false
+                }
+            });
+            if any_killed {
+                killed();
+            }
             self.nr_watched.store(watched.len(), Ordering::Relaxed);
             let unknown = watched.iter().any(|w| matches!(w.what, Interrupted::Unknown(_)));
             rest = match watched.is_empty() {
@@ -210,12 +229,11 @@ impl Inflight {
         }
     }
 
-    /// Whether that is settled.
-    fn look(&self, watched: &Watched, now: Instant) -> bool {
+    fn look(&self, watched: &Watched, now: Instant) -> Look {
         match &watched.what {
             Interrupted::Known(flight) => {
                 if flight.is_claimed() {
-                    return true;
+                    return Look::Settled;
                 }
                 let killed = match self.signals.doom(flight.tid) {
                     Doom::Dying => true,
@@ -225,19 +243,20 @@ impl Inflight {
                 if killed {
                     flight.kill();
                     self.leave(flight.unique);
+                    return Look::Killed;
                 }
-                killed
+                Look::Later
             }
             Interrupted::Unknown(unique) => {
                 let known = self.shard(*unique).lock().contains_key(unique);
                 if known {
                     self.interrupt(*unique);
                 } else if now.duration_since(watched.since) < UNKNOWN_REST {
-                    return false;
+                    return Look::Later;
                 } else {
                     self.ask_again(*unique);
                 }
-                true
+                Look::Settled
             }
         }
     }

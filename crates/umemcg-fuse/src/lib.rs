@@ -24,6 +24,7 @@ pub mod session;
 pub mod signals;
 pub mod transport;
 pub mod volume_admin;
+pub mod waiting;
 pub mod who;
 pub mod wire;
 

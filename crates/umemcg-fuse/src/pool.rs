@@ -5,10 +5,8 @@
 //! sure that enough readers remain: a *spare* thread is woken, or a new one started. So nobody waits for a hand-over, and
 //! there is always somebody at the device ("a device reader never sleeps", said the other way round).
 //!
-//! Every such request has two keys: the group that pays and the store (volume) that may hang. A key may start one
-//! more request only while fewer of its requests run than there are places free: one key gets at most half
-//! of the places, a second greedy one at most half of the rest, and so on, so that a newcomer always finds a place. What
-//! may not start waits in the queue beside this file.
+//! Every such request has two keys: the group that pays and the store (volume) that may hang. The queue beside this file says which may start;
+//! the others wait there. A request that has to wait is moved out of the reader's buffer with no lock held: that may be a copy of a mebibyte.
 //!
 //! Readers sleep in the device's `read`, one for each processor. What a small request costs is the waking of the reader and
 //! of the asker: with one asker, on two processors of a virtual machine, 18 k reads of 4 KiB a second when they are bound to
@@ -22,8 +20,8 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 pub use crate::queue::Keys;
-use crate::queue::Queue;
 pub(crate) use crate::queue::Waiting;
+use crate::queue::{Places, Queue};
 
 /// How many threads do what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,8 +30,10 @@ pub struct PoolLimits {
     pub readers_min: usize,
     /// With this many readers a thread that has become free rests instead.
     pub readers_max: usize,
-    /// Requests that may sleep at the same time.
+    /// Requests that may sleep at the same time, whoever makes them.
     pub running_max: usize,
+    /// Beyond that only the first of a group on a store, up to so many altogether.
+    pub first_max: usize,
     /// A spare thread that was not needed for this long ends.
     pub spare_life: Duration,
 }
@@ -42,7 +42,13 @@ impl Default for PoolLimits {
     fn default() -> Self {
         let processors = std::thread::available_parallelism().map_or(2, usize::from);
         let readers_max = processors.clamp(2, 4);
-        Self { readers_min: 1, readers_max, running_max: 32, spare_life: Duration::from_secs(10) }
+        Self {
+            readers_min: 1,
+            readers_max,
+            running_max: 64,
+            first_max: 128,
+            spare_life: Duration::from_secs(10),
+        }
     }
 }
 
@@ -51,8 +57,10 @@ impl Default for PoolLimits {
 pub(crate) enum Start {
     /// Run it, then call [`Pool::finish`].
     Run,
-    /// It waits for its turn; read on.
-    Queued,
+    /// It has to wait for its turn: [`Pool::enqueue`] it.
+    Wait,
+    /// Too many of its group wait already.
+    Refuse,
 }
 
 /// What a thread does that has run a request.
@@ -88,14 +96,14 @@ struct State<J> {
 impl<J: Waiting> Pool<J> {
     pub fn new(limits: PoolLimits) -> Self {
         assert!(
-            limits.readers_min >= 1 && limits.readers_max >= limits.readers_min && limits.running_max >= 2
+            limits.readers_min >= 1 && limits.readers_max >= limits.readers_min && limits.running_max >= 4
         );
         let state = State {
             nr_threads: 0,
             nr_readers: 0,
             nr_spare: 0,
             nr_called: 0,
-            queue: Queue::new(limits.running_max),
+            queue: Queue::new(Places { running_max: limits.running_max, first_max: limits.first_max }),
             ended: false,
         };
         Self { limits, state: Mutex::new(state), spare: Condvar::new(), ended: Condvar::new() }
@@ -116,21 +124,34 @@ impl<J: Waiting> Pool<J> {
         Ok(())
     }
 
-    /// A reader has a request that may sleep. With [`Start::Run`] it is a reader no more; else `detach` has taken the
-    /// request out of the reader's hands. `spawn` starts one thread, which begins as a reader.
-    pub fn start(
-        &self,
-        keys: Keys,
-        spawn: impl FnOnce() -> std::io::Result<()>,
-        detach: impl FnOnce() -> J,
-    ) -> Start {
+    /// A reader has a request that may sleep. With [`Start::Run`] it is a reader no more. `spawn` starts one thread, which
+    /// begins as a reader.
+    pub fn start(&self, keys: Keys, spawn: impl FnOnce() -> std::io::Result<()>) -> Start {
         let mut state = self.state.lock();
-        if !state.queue.may_start(keys) || !self.leave_device(&mut state, spawn) {
-            state.queue.push(keys, detach());
-            return Start::Queued;
+        if !state.queue.may_start(keys) {
+            return if state.queue.may_wait(keys) { Start::Wait } else { Start::Refuse };
+        }
+        if !self.leave_device(&mut state, spawn) {
+            return Start::Wait;
         }
         state.queue.started(keys);
         Start::Run
+    }
+
+    /// A reader lets a request wait. If there is something for it to run, since places have become free in between, it is a reader no
+    /// more.
+    pub fn enqueue(
+        &self,
+        keys: Keys,
+        job: J,
+        spawn: impl FnOnce() -> std::io::Result<()>,
+    ) -> Option<(Keys, J)> {
+        let mut state = self.state.lock();
+        if state.ended {
+            return None;
+        }
+        state.queue.push(keys, job);
+        if state.queue.may_pick() && self.leave_device(&mut state, spawn) { state.queue.pick() } else { None }
     }
 
     /// One reader less; makes sure that enough remain. False: it must stay, nobody else is to be had.
@@ -164,21 +185,32 @@ impl<J: Waiting> Pool<J> {
         }
     }
 
-    /// A request has been run. Says what is next; rests as a spare thread when there is nothing.
-    pub fn finish(&self, keys: Keys) -> Next<J> {
+    /// A request has been run. Says what is next; rests as a spare thread when there is nothing. `spawn` starts one thread, which begins
+    /// with [`join`](Self::join).
+    pub fn finish(&self, keys: Keys, spawn: impl Fn() -> std::io::Result<()>) -> Next<J> {
         let mut state = self.state.lock();
         state.queue.finished(keys);
-        self.next(&mut state)
+        self.next(&mut state, spawn)
     }
 
-    fn next(&self, state: &mut MutexGuard<'_, State<J>>) -> Next<J> {
+    /// A thread begins that was started because something waits that may run.
+    pub fn join(&self, spawn: impl Fn() -> std::io::Result<()>) -> Next<J> {
+        self.next(&mut self.state.lock(), spawn)
+    }
+
+    fn next(&self, state: &mut MutexGuard<'_, State<J>>, spawn: impl Fn() -> std::io::Result<()>) -> Next<J> {
         loop {
             if state.ended {
                 return self.exit(state);
             }
             if let Some((keys, job)) = state.queue.pick() {
-                if state.queue.may_pick() && state.nr_spare > state.nr_called {
-                    self.spare.notify_one();
+                // This one may hang: what else may run does not wait for it.
+                if state.queue.may_pick() {
+                    if state.nr_spare > state.nr_called {
+                        self.spare.notify_one();
+                    } else if spawn().is_ok() {
+                        state.nr_threads += 1;
+                    }
                 }
                 return Next::Run(keys, job);
             }
@@ -213,6 +245,11 @@ impl<J: Waiting> Pool<J> {
         let _ = self.exit(&mut state);
         self.spare.notify_all();
         state.queue.clear()
+    }
+
+    /// Takes out what waits and is wanted no more, to be dropped.
+    pub fn sweep(&self) -> Vec<J> {
+        self.state.lock().queue.sweep()
     }
 
     /// Waits until every thread has ended; false when some have not within `timeout`.
@@ -286,44 +323,94 @@ mod tests {
     }
 
     fn pool(running_max: usize) -> Pool<Job> {
-        let limits = PoolLimits { readers_min: 1, readers_max: 2, running_max, spare_life: Duration::ZERO };
+        let limits = PoolLimits {
+            readers_min: 1,
+            readers_max: 2,
+            running_max,
+            first_max: 2 * running_max,
+            spare_life: Duration::ZERO,
+        };
         let pool = Pool::new(limits);
         pool.open(|| Ok(())).unwrap();
         pool
     }
 
-    fn start(pool: &Pool<Job>, group: u64, store: u64, job: u32) -> Start {
-        pool.start(Keys { group, store }, || Ok(()), || Job(job))
+    /// Starts a request or lets it wait.
+    fn ask(pool: &Pool<Job>, group: u64, store: u64, job: u32) -> Start {
+        let keys = Keys { group, store };
+        let start = pool.start(keys, || Ok(()));
+        if start == Start::Wait {
+            assert!(pool.enqueue(keys, Job(job), || Ok(())).is_none());
+        }
+        start
     }
 
     #[test]
     fn a_reader_always_remains() {
         let pool = pool(16);
         for n in 0..8 {
-            assert_eq!(start(&pool, n, n, 0), Start::Run);
+            assert_eq!(ask(&pool, n, n, 0), Start::Run);
             assert!(pool.census().nr_readers >= 1);
         }
         assert_eq!(pool.census().nr_threads, 9);
     }
 
     #[test]
-    fn without_further_threads_the_last_reader_stays_while_somebody_else_runs() {
+    fn without_further_threads_the_last_reader_stays_while_another_runs() {
         let pool = pool(16);
         let refuse = || Err(std::io::ErrorKind::WouldBlock.into());
         let keys = |n| Keys { group: n, store: n };
-        assert_eq!(pool.start(keys(1), refuse, || Job(1)), Start::Run);
-        assert_eq!(pool.start(keys(2), refuse, || Job(2)), Start::Queued);
-        assert_eq!(pool.finish(keys(1)), Next::Run(keys(2), Job(2)));
+        assert_eq!(pool.start(keys(1), refuse), Start::Run);
+        assert_eq!(pool.start(keys(2), refuse), Start::Wait);
+        assert_eq!(pool.enqueue(keys(2), Job(2), refuse), None);
+        assert_eq!(pool.finish(keys(1), refuse), Next::Run(keys(2), Job(2)));
+    }
+
+    #[test]
+    fn what_may_run_since_it_was_told_to_wait_is_run() {
+        let pool = pool(4);
+        let keys = Keys { group: 1, store: 1 };
+        while pool.start(keys, || Ok(())) == Start::Run {}
+        let nr_running = pool.census().nr_running;
+        for _ in 0..nr_running {
+            assert_eq!(pool.finish(keys, || Ok(())), Next::Read);
+        }
+        assert_eq!(pool.enqueue(keys, Job(1), || Ok(())), Some((keys, Job(1))));
+    }
+
+    #[test]
+    fn what_else_may_run_does_not_wait_for_what_was_picked() {
+        let pool = pool(4);
+        let keys = |n| Keys { group: n, store: n };
+        // Too many first ones run, so that further ones wait.
+        (0..8).for_each(|n| assert_eq!(ask(&pool, n, n, 0), Start::Run));
+        (8..10).for_each(|n| assert_eq!(ask(&pool, n, n, n as u32), Start::Wait));
+        let started = std::cell::Cell::new(0);
+        let spawn = || {
+            started.set(started.get() + 1);
+            Ok(())
+        };
+        assert_eq!(pool.finish(keys(0), spawn), Next::Run(keys(8), Job(8)));
+        assert_eq!(started.get(), 0, "nothing else may run");
+        {
+            let mut state = pool.state.lock();
+            state.queue.finished(keys(1));
+            state.queue.finished(keys(2));
+            state.queue.push(keys(11), Job(11));
+        }
+        assert_eq!(pool.finish(keys(3), spawn), Next::Run(keys(11), Job(11)));
+        assert_eq!(started.get(), 1);
+        assert_eq!(pool.join(spawn), Next::Run(keys(9), Job(9)));
     }
 
     #[test]
     fn the_end_releases_everybody() {
         let pool = pool(4);
-        start(&pool, 1, 1, 0);
-        start(&pool, 1, 1, 1);
-        start(&pool, 1, 1, 2);
+        for job in 0..4 {
+            ask(&pool, 1, 1, job);
+        }
         let waiting = pool.end();
         assert!(!waiting.is_empty());
-        assert_eq!(pool.finish(Keys { group: 1, store: 1 }), Next::Exit);
+        assert_eq!(pool.finish(Keys { group: 1, store: 1 }, || Ok(())), Next::Exit);
     }
 }

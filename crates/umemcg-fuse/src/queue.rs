@@ -1,8 +1,16 @@
-//! Requests that may sleep and may not start yet, because their group or their store has enough of them running.
+//! Requests that may sleep: how many of them run, for which groups on which stores, and what waits until it may.
 //!
-//! They wait in a queue for each pair of group and store, first in first out, and the pairs take turns.
+//! A *pair* is a group on a store. Two rules say whether a request of a pair may start:
+//!
+//! 1. **The first of its pair always may**, whatever others have running: a place costs a thread and nothing else. So a store that
+//!    hangs, or a group that asks for a lot, keeps neither another store nor another group from going on. Only what one group, one
+//!    store or all together have running bounds it (`first_max`).
+//! 2. **Further ones share `running_max` places.** A store may have one part of `1 + stores that want some`, a group likewise, and
+//!    a pair one part of `1 + groups that want the store` of what the store may have. The part that nobody has is for who comes next.
+//!
+//! What may not start waits in the queue of its pair, first in first out, and pairs take turns. How much may wait is bounded, too: a group has at
+//! most half of what the others leave ([`may_wait`](Queue::may_wait)).
 
-use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 
 /// Who pays for a request and which store it may wait for.
@@ -20,152 +28,301 @@ pub(crate) trait Waiting {
     fn is_settled(&self) -> bool;
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Key {
-    Group(u64),
-    Store(u64),
+/// How many requests may run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Places {
+    /// Shared among all; half of them are the most that one group has, and one store.
+    pub running_max: usize,
+    /// Beyond that only requests that are the first of their pair start, up to so many altogether.
+    pub first_max: usize,
 }
 
-impl Keys {
-    fn each(self) -> [Key; 2] {
-        [Key::Group(self.group), Key::Store(self.store)]
-    }
+/// What keeps a pair from starting a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Obstacle {
+    /// All shared places are taken.
+    All,
+    /// The store has its part, the group, the pair.
+    Store(u64),
+    Group(u64),
+    Pair(Keys),
+    /// Not even the first may start: too many run of all, the store, the group.
+    FirstOfAll,
+    FirstOfStore(u64),
+    FirstOfGroup(u64),
 }
 
 /// Sweeps of a queue begin at this length.
 const SWEEP_LEN_MIN: usize = 64;
+/// Requests that may wait, of all groups together: most of what the kernel hands out at a time.
+const NR_WAITING_MAX: usize = 48 << 10;
+
+/// A group on a store.
+#[derive(Debug)]
+struct Pair<J> {
+    nr_running: usize,
+    waiting: VecDeque<J>,
+    /// It stands in `turn` or in `blocked`; once at most.
+    is_listed: bool,
+    /// It stands in `idle`; once at most.
+    is_idle: bool,
+}
+
+impl<J> Pair<J> {
+    fn is_active(&self) -> bool {
+        self.nr_running > 0 || !self.waiting.is_empty()
+    }
+}
+
+/// A group, or a store, with an active pair.
+#[derive(Debug, Default)]
+struct Side {
+    nr_pairs: usize,
+    nr_running: usize,
+    nr_waiting: usize,
+}
 
 /// Counts of what runs, and queues of what waits.
 #[derive(Debug)]
 pub(crate) struct Queue<J> {
-    running_max: usize,
+    places: Places,
     nr_running: usize,
-    running: HashMap<Key, usize>,
-    queues: HashMap<Keys, VecDeque<J>>,
-    /// Pairs with a queue, in turn. Every pair in `queues` is here or in `blocked`, once.
+    nr_waiting: usize,
+    pairs: HashMap<Keys, Pair<J>>,
+    groups: HashMap<u64, Side>,
+    stores: HashMap<u64, Side>,
+    /// Pairs with something waiting that may be able to start it, in turn.
     turn: VecDeque<Keys>,
-    /// Pairs with a queue that wait until this key may start something, so that a thousand of them are not asked
-    /// whenever a request ends.
-    blocked: HashMap<Key, VecDeque<Keys>>,
+    /// Those that are not, by what keeps them, so that a thousand of them are not asked whenever a request ends.
+    blocked: HashMap<Obstacle, VecDeque<Keys>>,
+    /// Pairs with something waiting and nothing running: rule 1 is to be looked at, wherever they are listed.
+    idle: VecDeque<Keys>,
 }
 
 impl<J: Waiting> Queue<J> {
-    /// Of `running_max` places.
-    pub fn new(running_max: usize) -> Self {
+    pub fn new(places: Places) -> Self {
         Self {
-            running_max,
+            places,
             nr_running: 0,
-            running: HashMap::new(),
-            queues: HashMap::new(),
+            nr_waiting: 0,
+            pairs: HashMap::new(),
+            groups: HashMap::new(),
+            stores: HashMap::new(),
             turn: VecDeque::new(),
             blocked: HashMap::new(),
+            idle: VecDeque::new(),
         }
     }
 
-    /// How many more requests of `key` may start now.
-    fn room(&self, key: Key) -> usize {
-        let free = self.running_max.saturating_sub(self.nr_running);
-        free.saturating_sub(self.running.get(&key).copied().unwrap_or(0))
+    fn running_of_group(&self, group: u64) -> usize {
+        self.groups.get(&group).map_or(0, |side| side.nr_running)
     }
 
-    /// The key that keeps this pair from starting anything, if one does.
-    fn obstacle(&self, keys: Keys) -> Option<Key> {
-        keys.each().into_iter().find(|&key| self.room(key) == 0)
+    fn running_of_store(&self, store: u64) -> usize {
+        self.stores.get(&store).map_or(0, |side| side.nr_running)
+    }
+
+    fn running_of_pair(&self, keys: Keys) -> usize {
+        self.pairs.get(&keys).map_or(0, |pair| pair.nr_running)
+    }
+
+    /// How many more requests could start before `obstacle` is in the way.
+    fn room(&self, obstacle: Obstacle) -> usize {
+        let max = self.places.running_max;
+        let part = |sides: &HashMap<u64, Side>, of: u64| {
+            let nr_wanting = sides.len() + usize::from(!sides.contains_key(&of));
+            (max / (nr_wanting + 1)).max(1)
+        };
+        let (may, has) = match obstacle {
+            Obstacle::All => (max, self.nr_running),
+            Obstacle::Store(store) => (part(&self.stores, store), self.running_of_store(store)),
+            Obstacle::Group(group) => (part(&self.groups, group), self.running_of_group(group)),
+            Obstacle::Pair(keys) => {
+                let is_new = self.pairs.get(&keys).is_none_or(|pair| !pair.is_active());
+                let others = self.stores.get(&keys.store).map_or(0, |store| store.nr_pairs);
+                let nr_wanting = others + usize::from(is_new);
+                ((part(&self.stores, keys.store) / (nr_wanting + 1)).max(1), self.running_of_pair(keys))
+            }
+            Obstacle::FirstOfAll => (self.places.first_max, self.nr_running),
+            Obstacle::FirstOfStore(store) => (max, self.running_of_store(store)),
+            Obstacle::FirstOfGroup(group) => (max / 2, self.running_of_group(group)),
+        };
+        may.saturating_sub(has)
+    }
+
+    /// What keeps this pair from starting anything, if something does.
+    fn obstacle(&self, keys: Keys) -> Option<Obstacle> {
+        let Keys { group, store } = keys;
+        let obstacles = if self.running_of_pair(keys) == 0 {
+            &[Obstacle::FirstOfGroup(group), Obstacle::FirstOfStore(store), Obstacle::FirstOfAll][..]
+        } else {
+            &[Obstacle::All, Obstacle::Store(store), Obstacle::Group(group), Obstacle::Pair(keys)]
+        };
+        obstacles.iter().copied().find(|&obstacle| self.room(obstacle) == 0)
     }
 
     /// Whether a request of these keys may start. It may not pass others of the same pair.
     pub fn may_start(&self, keys: Keys) -> bool {
-        !self.queues.contains_key(&keys) && self.obstacle(keys).is_none()
+        self.pairs.get(&keys).is_none_or(|pair| pair.waiting.is_empty()) && self.obstacle(keys).is_none()
+    }
+
+    /// Whether another request of this group may wait.
+    pub fn may_wait(&self, keys: Keys) -> bool {
+        let waiting = self.groups.get(&keys.group).map_or(0, |side| side.nr_waiting);
+        waiting < NR_WAITING_MAX.saturating_sub(self.nr_waiting)
+    }
+
+    /// Changes a pair, and with it what is known of its group and its store.
+    fn change<R>(&mut self, keys: Keys, act: impl FnOnce(&mut Pair<J>) -> R) -> R {
+        let fresh = || Pair { nr_running: 0, waiting: VecDeque::new(), is_listed: false, is_idle: false };
+        let pair = self.pairs.entry(keys).or_insert_with(fresh);
+        let before = (pair.is_active(), pair.nr_running, pair.waiting.len());
+        let result = act(pair);
+        let after = (pair.is_active(), pair.nr_running, pair.waiting.len());
+        if !after.0 && !pair.is_listed && !pair.is_idle {
+            self.pairs.remove(&keys);
+        }
+        self.nr_running = self.nr_running + after.1 - before.1;
+        self.nr_waiting = self.nr_waiting + after.2 - before.2;
+        for (sides, key) in [(&mut self.groups, keys.group), (&mut self.stores, keys.store)] {
+            let side = sides.entry(key).or_default();
+            side.nr_pairs = side.nr_pairs + usize::from(after.0) - usize::from(before.0);
+            side.nr_running = side.nr_running + after.1 - before.1;
+            side.nr_waiting = side.nr_waiting + after.2 - before.2;
+            if side.nr_pairs == 0 {
+                sides.remove(&key);
+            }
+        }
+        result
     }
 
     /// A request of these keys runs.
     pub fn started(&mut self, keys: Keys) {
-        self.nr_running += 1;
-        for key in keys.each() {
-            *self.running.entry(key).or_insert(0) += 1;
-        }
+        self.change(keys, |pair| pair.nr_running += 1);
     }
 
     /// It runs no more.
     pub fn finished(&mut self, keys: Keys) {
-        self.nr_running -= 1;
-        for key in keys.each() {
-            if let Entry::Occupied(mut running) = self.running.entry(key) {
-                *running.get_mut() -= 1;
-                if *running.get() == 0 {
-                    running.remove();
-                }
-            }
+        let is_idle = self.change(keys, |pair| {
+            pair.nr_running -= 1;
+            let is_idle = pair.nr_running == 0 && !pair.waiting.is_empty() && !pair.is_idle;
+            pair.is_idle |= is_idle;
+            is_idle
+        });
+        if is_idle {
+            self.idle.push_back(keys);
         }
     }
 
     /// Lets a request wait.
     pub fn push(&mut self, keys: Keys, job: J) {
-        match self.queues.entry(keys) {
-            Entry::Vacant(place) => {
-                place.insert(VecDeque::from([job]));
-                self.turn.push_back(keys);
+        let (is_new, is_idle) = self.change(keys, |pair| {
+            // What was killed while it waited goes whenever the queue has doubled, so that it never is the bulk of it.
+            if pair.waiting.len() >= SWEEP_LEN_MIN && pair.waiting.len().is_power_of_two() {
+                pair.waiting.retain(|job| !job.is_settled());
             }
-            Entry::Occupied(mut place) => {
-                let queue = place.get_mut();
-                // What was killed while it waited goes whenever the queue has doubled, so that it never is the bulk of it.
-                if queue.len() >= SWEEP_LEN_MIN && queue.len().is_power_of_two() {
-                    queue.retain(|job| !job.is_settled());
+            pair.waiting.push_back(job);
+            // It may still be listed from a time when it had something running.
+            let is_idle = pair.is_listed && pair.nr_running == 0 && !pair.is_idle;
+            pair.is_idle |= is_idle;
+            (!std::mem::replace(&mut pair.is_listed, true), is_idle)
+        });
+        if is_new {
+            self.turn.push_back(keys);
+        }
+        if is_idle {
+            self.idle.push_back(keys);
+        }
+    }
+
+    /// The next pair that may start a request, if any; it stands at the front of its list.
+    fn find(&mut self) -> Option<Keys> {
+        // Every round finds a pair, moves one to `blocked` or drops one, so the loop ends.
+        loop {
+            let Some(&keys) = self.turn.front() else {
+                if self.unblock() {
+                    continue;
                 }
-                queue.push_back(job);
+                return self.find_idle();
+            };
+            let has_waiting = self.pairs.get(&keys).is_some_and(|pair| !pair.waiting.is_empty());
+            match self.obstacle(keys) {
+                None if has_waiting => return Some(keys),
+                Some(obstacle) if has_waiting => {
+                    self.turn.pop_front();
+                    self.blocked.entry(obstacle).or_default().push_back(keys);
+                }
+                _ => {
+                    self.turn.pop_front();
+                    self.change(keys, |pair| pair.is_listed = false);
+                }
             }
         }
+    }
+
+    /// A pair that may start by rule 1 and is listed under an obstacle of rule 2.
+    fn find_idle(&mut self) -> Option<Keys> {
+        for _ in 0..self.idle.len() {
+            let keys = self.idle.pop_front()?;
+            let still = self.pairs.get(&keys).is_some_and(|p| p.nr_running == 0 && !p.waiting.is_empty());
+            if still && self.obstacle(keys).is_none() {
+                self.idle.push_front(keys);
+                return Some(keys);
+            }
+            match still {
+                true => self.idle.push_back(keys),
+                false => self.change(keys, |pair| pair.is_idle = false),
+            }
+        }
+        None
+    }
+
+    /// Whether something that waits may start.
+    pub fn may_pick(&mut self) -> bool {
+        self.nr_waiting > 0 && self.find().is_some()
     }
 
     /// The next request that may start, if any; it counts as running.
     pub fn pick(&mut self) -> Option<(Keys, J)> {
-        // Every round starts a request, moves a pair to `blocked` or removes it, so the loop ends.
-        loop {
-            let Some(keys) = self.turn.pop_front() else {
-                if self.unblock() {
-                    continue;
-                }
-                return None;
-            };
-            if let Some(key) = self.obstacle(keys) {
-                self.blocked.entry(key).or_default().push_back(keys);
-                continue;
-            }
-            let Some(queue) = self.queues.get_mut(&keys) else { continue };
-            let job = queue.pop_front();
-            if queue.is_empty() {
-                self.queues.remove(&keys);
+        if self.nr_waiting == 0 {
+            return None;
+        }
+        let keys = self.find()?;
+        let was_idle = self.turn.front() != Some(&keys);
+        if was_idle {
+            self.idle.pop_front();
+        } else {
+            self.turn.pop_front();
+        }
+        let (job, is_left) = self.change(keys, |pair| {
+            let job = pair.waiting.pop_front();
+            pair.nr_running += usize::from(job.is_some());
+            if was_idle {
+                pair.is_idle = false;
             } else {
-                self.turn.push_back(keys);
+                pair.is_listed = !pair.waiting.is_empty();
             }
-            if let Some(job) = job {
-                self.started(keys);
-                return Some((keys, job));
-            }
+            (job, pair.is_listed)
+        });
+        if is_left && !was_idle {
+            self.turn.push_back(keys);
         }
+        Some((keys, job?))
     }
 
-    /// Whether [`pick`](Self::pick) may find something.
-    pub fn may_pick(&self) -> bool {
-        !self.turn.is_empty()
-    }
-
-    /// Puts pairs back into turn whose key has room again, as many as there is room for. Whether there were any.
+    /// Puts pairs back into turn whose obstacle has gone, as many as there is room for. Whether there were any.
     fn unblock(&mut self) -> bool {
-        if self.blocked.is_empty() {
-            return false;
-        }
         let mut any = false;
-        // A blocked key has something running, so there are never more of them than running requests.
-        let keys: Vec<Key> = self.blocked.keys().copied().collect();
-        for key in keys {
-            let room = self.room(key);
-            if let Some(pairs) = self.blocked.get_mut(&key) {
+        // What is in the way is something running, so there are never many more of these than running requests.
+        let obstacles: Vec<Obstacle> = self.blocked.keys().copied().collect();
+        for obstacle in obstacles {
+            let room = self.room(obstacle);
+            if let Some(pairs) = self.blocked.get_mut(&obstacle) {
                 let nr = room.min(pairs.len());
                 self.turn.extend(pairs.drain(..nr));
                 any |= nr > 0;
                 if pairs.is_empty() {
-                    self.blocked.remove(&key);
+                    self.blocked.remove(&obstacle);
                 }
             }
         }
@@ -179,20 +336,39 @@ impl<J: Waiting> Queue<J> {
 
     /// Requests that wait.
     pub fn len(&self) -> usize {
-        self.queues.values().map(VecDeque::len).sum()
+        self.nr_waiting
+    }
+
+    /// Takes out what nobody wants any more.
+    pub fn sweep(&mut self) -> Vec<J> {
+        self.take_out(|job| job.is_settled())
     }
 
     /// Takes out all that waits.
     pub fn clear(&mut self) -> Vec<J> {
-        self.turn.clear();
-        self.blocked.clear();
-        self.queues.drain().flat_map(|(_, queue)| queue).collect()
+        self.take_out(|_| true)
+    }
+
+    fn take_out(&mut self, is_meant: impl Fn(&J) -> bool) -> Vec<J> {
+        let waiting: Vec<Keys> =
+            self.pairs.iter().filter(|(_, pair)| !pair.waiting.is_empty()).map(|(&keys, _)| keys).collect();
+        let mut taken = Vec::new();
+        for keys in waiting {
+            self.change(keys, |pair| {
+                let (out, stays): (VecDeque<J>, _) = pair.waiting.drain(..).partition(&is_meant);
+                pair.waiting = stays;
+                taken.extend(out);
+            });
+        }
+        taken
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const PLACES: Places = Places { running_max: 64, first_max: 128 };
 
     #[derive(Debug, PartialEq, Eq)]
     struct Job(u32);
@@ -227,27 +403,70 @@ mod tests {
     }
 
     #[test]
-    fn one_key_holds_at_most_half_of_the_places() {
-        let mut queue = Queue::new(16);
-        let started = (0..100).filter(|&n| ask(&mut queue, n.into(), 7, n)).count();
-        assert_eq!((started, queue.len()), (8, 92));
-        assert!(ask(&mut queue, 1000, 8, 0));
+    fn one_group_on_one_store_has_a_quarter_of_the_places() {
+        let mut queue = Queue::new(PLACES);
+        let started = (0..100).filter(|&n| ask(&mut queue, 1, 7, n)).count();
+        assert_eq!((started, queue.len()), (16, 84));
     }
 
     #[test]
-    fn many_greedy_keys_leave_room_for_a_newcomer() {
-        let mut queue = Queue::new(16);
-        for store in 0..4 {
+    fn groups_that_want_one_store_share_what_it_may_have() {
+        let mut queue = Queue::new(PLACES);
+        for n in 0..100 {
+            ask(&mut queue, 1, 7, n);
+        }
+        // A neighbour's requests start although the first group's wait, several of them.
+        let started = (0..100).filter(|&n| ask(&mut queue, 2, 7, n)).count();
+        assert_eq!(started, 10, "a third of the store's 32");
+        // Who has more than a fair part starts nothing until it has less.
+        for _ in 0..6 {
+            queue.finished(Keys { group: 1, store: 7 });
+            assert_eq!(queue.pick(), None);
+        }
+        queue.finished(Keys { group: 1, store: 7 });
+        assert_eq!(queue.pick().map(|(keys, _)| keys.group), Some(1));
+        assert!(ask(&mut queue, 3, 7, 0), "and there is room for who comes next");
+    }
+
+    #[test]
+    fn stores_that_hang_keep_no_other_pair_from_its_first_request() {
+        let mut queue = Queue::new(PLACES);
+        for hanging in 0..50 {
             for n in 0..100 {
-                ask(&mut queue, 100 + store, store, n);
+                ask(&mut queue, hanging % 10, hanging, n);
             }
         }
-        assert!(ask(&mut queue, 1, 1000, 0));
+        assert!(queue.nr_running() >= 64, "{}", queue.nr_running());
+        assert!(ask(&mut queue, 1000, 1000, 0));
+        assert!(ask(&mut queue, 1000, 0, 0), "also on a store that others hang on");
+        assert!(ask(&mut queue, 1001, 1000, 0));
+    }
+
+    #[test]
+    fn a_pair_with_nothing_running_starts_wherever_it_is_listed() {
+        let mut queue = Queue::new(PLACES);
+        for n in 0..40 {
+            ask(&mut queue, 1, 7, n);
+        }
+        let b = Keys { group: 2, store: 7 };
+        for n in 0..40 {
+            ask(&mut queue, 2, 7, 100 + n);
+        }
+        assert_eq!(queue.pick(), None, "all that waits is blocked");
+        // So many others want their part of the store that the part of each is one.
+        for group in 3..30 {
+            ask(&mut queue, group, 7, 0);
+        }
+        for nr_left in (0..10).rev() {
+            queue.finished(b);
+            let picked = queue.pick();
+            assert_eq!(picked.is_some(), nr_left == 0, "{nr_left}: {picked:?}");
+        }
     }
 
     #[test]
     fn what_waits_starts_in_order_and_pairs_take_turns() {
-        let mut queue = Queue::new(2);
+        let mut queue = Queue::new(Places { running_max: 2, first_max: 1 });
         assert!(ask(&mut queue, 1, 1, 0));
         for job in 1..4 {
             assert!(!ask(&mut queue, 1, 1, job));
@@ -260,22 +479,73 @@ mod tests {
     }
 
     #[test]
-    fn killed_requests_do_not_pile_up() {
-        let mut queue = Queue::new(2);
-        ask(&mut queue, 1, 1, 0);
+    fn killed_requests_do_not_pile_up_and_can_be_swept() {
+        let mut queue = Queue::new(PLACES);
+        for n in 0..16 {
+            ask(&mut queue, 1, 1, n);
+        }
         for _ in 0..10_000 {
             assert!(!ask(&mut queue, 1, 1, u32::MAX));
         }
         assert!(queue.len() <= SWEEP_LEN_MIN);
+        ask(&mut queue, 1, 1, 7);
+        assert!(queue.sweep().iter().all(|job| job.0 == u32::MAX));
+        assert_eq!(queue.len(), 1);
     }
 
     #[test]
-    fn many_pairs_that_wait_for_one_store_are_all_served() {
-        let mut queue = Queue::new(2);
-        ask(&mut queue, 1, 1, 0);
-        for group in 2..50 {
-            ask(&mut queue, group, 1, 5);
+    fn of_what_may_wait_no_group_takes_all() {
+        let mut queue = Queue::new(PLACES);
+        let mut nr = [0; 3];
+        for group in 0..3 {
+            let keys = Keys { group, store: 1 };
+            while queue.may_wait(keys) {
+                queue.push(keys, Job(0));
+                nr[group as usize] += 1;
+            }
         }
-        assert_eq!(drain(&mut queue, Keys { group: 1, store: 1 }).len(), 48);
+        assert_eq!(nr, [NR_WAITING_MAX / 2, NR_WAITING_MAX / 4, NR_WAITING_MAX / 8]);
+    }
+
+    #[test]
+    fn whatever_comes_and_goes_nothing_stays_that_could_start() {
+        let mut random = 1_u64;
+        let mut next = move |below: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % below
+        };
+        let mut queue = Queue::new(Places { running_max: 8, first_max: 16 });
+        let mut running = Vec::new();
+        for round in 0..50_000 {
+            if next(5) < 3 && queue.len() < 200 {
+                let keys = Keys { group: next(6), store: next(6) };
+                if ask(&mut queue, keys.group, keys.store, round) {
+                    running.push(keys);
+                }
+            } else if !running.is_empty() {
+                let at = next(running.len() as u64) as usize;
+                queue.finished(running.swap_remove(at));
+                while let Some((keys, _)) = queue.pick() {
+                    running.push(keys);
+                }
+                let could: Vec<Keys> = queue
+                    .pairs
+                    .iter()
+                    .filter(|(_, pair)| !pair.waiting.is_empty())
+                    .map(|(&keys, _)| keys)
+                    .collect();
+                for keys in could {
+                    assert!(queue.obstacle(keys).is_some(), "round {round}: {keys:?} could start");
+                }
+            }
+            assert_eq!(queue.nr_running(), running.len());
+        }
+        while let Some(keys) = running.pop() {
+            queue.finished(keys);
+            while let Some((keys, _)) = queue.pick() {
+                running.push(keys);
+            }
+        }
+        assert_eq!((queue.len(), queue.nr_running(), queue.groups.len(), queue.stores.len()), (0, 0, 0, 0));
     }
 }

@@ -1,42 +1,91 @@
 //! A request with the buffer it lies in and the duty to answer it, and the pool that buffers come from.
 
+use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
+use memmap2::MmapMut;
 use parking_lot::Mutex;
+use umemcg::AccountedCharge;
 
 use crate::classify::Payer;
 use crate::inflight::Inflight;
 use crate::reply::Reply;
 use crate::transport::Transport;
-use crate::wire::{BUFFER_BYTES, Dialect, InHeader, Malformed, Op};
+use crate::waiting;
+use crate::wire::request::write_payload;
+use crate::wire::{BUFFER_BYTES, Dialect, InHeader, Malformed, Op, opcode};
 
 /// Free buffers that are kept; more are given back to the operating system.
 const NR_SPARE_BUFFERS: usize = 4;
-/// A request up to this long is copied when it has to wait; a longer one takes its buffer along.
-const COPIED_BYTES_MAX: usize = 16 << 10;
+/// Messages longer than this lie in pages of their own.
+const HEAP_BYTES_MAX: usize = 16 << 10;
+
+/// Bytes of a message. Long ones are not in the heap, which would keep what was freed: they go back to the operating system at once.
+#[derive(Debug)]
+enum Buffer {
+    Heap(Vec<u8>),
+    Pages(MmapMut),
+}
+
+impl Buffer {
+    fn zeroed(len: usize) -> Self {
+        let pages = if len > HEAP_BYTES_MAX { MmapMut::map_anon(len).ok() } else { None };
+        pages.map_or_else(|| Self::Heap(vec![0; len]), Self::Pages)
+    }
+
+    fn copy_of(bytes: &[u8]) -> Self {
+        if bytes.len() <= HEAP_BYTES_MAX {
+            return Self::Heap(bytes.to_vec());
+        }
+        let mut buffer = Self::zeroed(bytes.len());
+        buffer.copy_from_slice(bytes);
+        buffer
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Heap(bytes) => bytes,
+            Self::Pages(pages) => pages,
+        }
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        match self {
+            Self::Heap(bytes) => bytes,
+            Self::Pages(pages) => pages,
+        }
+    }
+}
 
 /// Free request buffers.
 #[derive(Debug, Default)]
 pub struct Buffers {
-    spare: Mutex<Vec<Vec<u8>>>,
+    spare: Mutex<Vec<Buffer>>,
 }
 
 impl Buffers {
-    /// A pool that keeps a few spare buffers. Never waits: the kernel bounds how many requests exist.
+    /// A pool that keeps a few spare buffers. Never waits: there is one buffer for each reader and each request that runs.
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
 
-    fn take(&self) -> Vec<u8> {
-        self.spare.lock().pop().unwrap_or_else(|| vec![0; BUFFER_BYTES])
+    fn take(&self) -> Buffer {
+        let spare = self.spare.lock().pop();
+        spare.unwrap_or_else(|| Buffer::zeroed(BUFFER_BYTES))
     }
 
-    fn give_back(&self, buffer: Vec<u8>) {
-        if buffer.len() == BUFFER_BYTES {
-            let mut spare = self.spare.lock();
-            if spare.len() < NR_SPARE_BUFFERS {
-                spare.push(buffer);
-            }
+    fn give_back(&self, buffer: Buffer) {
+        let mut spare = self.spare.lock();
+        if buffer.len() == BUFFER_BYTES && spare.len() < NR_SPARE_BUFFERS {
+            spare.push(buffer);
+        } else {
+            drop(spare);
+            drop(buffer);
         }
     }
 }
@@ -63,7 +112,9 @@ pub(crate) struct Request {
     pub queued_after_ns: u64,
     /// Who pays for it, once that has been found out.
     pub payer: Option<Payer>,
-    buffer: Vec<u8>,
+    /// For what it keeps while it waits.
+    charge: Option<AccountedCharge>,
+    buffer: Buffer,
     len: usize,
     buffers: Arc<Buffers>,
 }
@@ -80,6 +131,7 @@ impl Request {
             reply: Reply::idle(transport, inflight),
             queued_after_ns: 0,
             payer: None,
+            charge: None,
             buffer: buffers.take(),
             len: 0,
             buffers: Arc::clone(buffers),
@@ -111,28 +163,49 @@ impl Request {
         }
     }
 
-    /// Moves the request out, leaving a place for the next one. A short one is copied, so that requests that wait in
-    /// numbers do not hold a large buffer each.
+    /// Moves the request out to wait, leaving a place for the next one: a copy of what has arrived, charged to its payer. Without
+    /// room there it may be the beginning of a write.
     pub fn detach(&mut self) -> Self {
-        let buffer = if self.len <= COPIED_BYTES_MAX {
-            self.buffer[..self.len].to_vec()
-        } else {
-            std::mem::replace(&mut self.buffer, self.buffers.take())
-        };
+        let mut header = self.header;
+        let payer = self.payer.take();
+        let message = &self.buffer[..self.len];
+        let charged = payer.as_ref().map(|payer| waiting::charge(payer.group_for_now(), &header, message));
+        let (charge, kept) = charged.map_or((None, self.len), |(charge, kept)| (Some(charge), kept));
+        let mut buffer = Buffer::copy_of(&message[..kept]);
+        waiting::close(&mut header, &mut buffer);
         Self {
-            header: self.header,
+            header,
             reply: self.reply.take(),
             queued_after_ns: self.queued_after_ns,
-            payer: self.payer.take(),
+            payer,
+            charge,
             buffer,
-            len: self.len,
+            len: kept,
             buffers: Arc::clone(&self.buffers),
         }
+    }
+
+    /// Whether its maker can do with an error. What gives something back cannot be done without, nor can late write-back of a mapping;
+    /// of the others only reads and writes are made without waiting for the answer, and so in any numbers.
+    pub fn may_be_refused(&self) -> bool {
+        match self.header.opcode {
+            opcode::READ => true,
+            opcode::WRITE => {
+                write_payload(&self.header, &self.buffer[..self.len]).is_some_and(|write| !write.is_late)
+            }
+            _ => false,
+        }
+    }
+
+    /// It waits no more: from here on it is one of the few that run.
+    pub fn begins(&mut self) {
+        self.charge = None;
     }
 }
 
 impl Drop for Request {
     fn drop(&mut self) {
-        self.buffers.give_back(std::mem::take(&mut self.buffer));
+        let buffer = std::mem::replace(&mut self.buffer, Buffer::Heap(Vec::new()));
+        self.buffers.give_back(buffer);
     }
 }

@@ -166,9 +166,10 @@ impl Session {
             failure: OnceLock::new(),
         });
         shared.filesystem.ready(&negotiated, &notifier);
-        let watched = Arc::clone(&shared.inflight);
-        spawn_detached("umemcg-watch", move || watched.watch())?;
-        shared.pool.open(|| spawn_server(&shared))?;
+        let watched = Arc::clone(&shared);
+        // What a killed thread has let wait is given back, also while its store hangs.
+        spawn_detached("umemcg-watch", move || watched.inflight.watch(|| drop(watched.pool.sweep())))?;
+        shared.pool.open(|| spawn_server(&shared, Begin::Reader))?;
         Ok(Self { shared, notifier, negotiated })
     }
 
@@ -273,32 +274,50 @@ fn spawn_detached(name: &str, body: impl FnOnce() + Send + 'static) -> io::Resul
     std::thread::Builder::new().name(name.into()).spawn(body).map(drop)
 }
 
-fn spawn_server(shared: &Arc<Shared>) -> io::Result<()> {
+/// What a new thread does first.
+#[derive(Debug, Clone, Copy)]
+enum Begin {
+    Reader,
+    /// Something waits that may run.
+    Runner,
+}
+
+fn spawn_server(shared: &Arc<Shared>, begin: Begin) -> io::Result<()> {
     let shared = Arc::clone(shared);
-    spawn_detached("umemcg-fuse", move || shared.serve())
+    spawn_detached("umemcg-fuse", move || shared.serve(begin))
 }
 
 impl Shared {
     /// The life of a thread: reader, runner, spare, in turn.
-    fn serve(self: Arc<Self>) {
+    fn serve(self: Arc<Self>, begin: Begin) {
         let number = self.next_thread.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let transport = &self.transports[number % self.transports.len()];
+        let spawn_runner = || spawn_server(&self, Begin::Runner);
+        let mut next = match begin {
+            Begin::Reader => Next::Read,
+            Begin::Runner => self.pool.join(spawn_runner),
+        };
         loop {
-            // The large buffer is given back while the thread is not a reader.
-            let Some(keys) = self.read(transport) else { return };
-            let mut keys = keys;
-            loop {
-                match self.pool.finish(keys) {
-                    Next::Read => break,
-                    Next::Exit => return,
-                    Next::Run(next, Job(mut request)) => {
-                        if !request.reply.is_cancelled() {
-                            self.run(&mut request);
-                        }
-                        keys = next;
-                    }
+            let keys = match next {
+                Next::Exit => return,
+                // The large buffer is given back while the thread is not a reader.
+                Next::Read => match self.read(transport) {
+                    Some(keys) => keys,
+                    None => return,
+                },
+                Next::Run(keys, Job(mut request)) => {
+                    self.run_queued(&mut request);
+                    keys
                 }
-            }
+            };
+            next = self.pool.finish(keys, spawn_runner);
+        }
+    }
+
+    fn run_queued(&self, request: &mut Request) {
+        request.begins();
+        if !request.reply.is_cancelled() {
+            self.run(request);
         }
     }
 
@@ -334,10 +353,20 @@ impl Shared {
                 }
             };
             request.reply.register();
-            let start = self.pool.start(keys, || spawn_server(self), || Job(request.detach()));
-            if start == Start::Run {
-                self.run(&mut request);
-                return Some(keys);
+            match self.pool.start(keys, || spawn_server(self, Begin::Reader)) {
+                Start::Run => {
+                    self.run(&mut request);
+                    return Some(keys);
+                }
+                Start::Refuse if request.may_be_refused() => request.reply.refuse(),
+                Start::Refuse | Start::Wait => {
+                    let job = Job(request.detach());
+                    let next = self.pool.enqueue(keys, job, || spawn_server(self, Begin::Reader));
+                    if let Some((keys, Job(mut request))) = next {
+                        self.run_queued(&mut request);
+                        return Some(keys);
+                    }
+                }
             }
         }
         self.inflight.stop();

@@ -2,8 +2,9 @@
 
 mod common;
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::FileExt;
+use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -73,4 +74,65 @@ fn a_hanging_store_does_not_keep_others_waiting() {
     for reader in readers {
         assert_eq!(reader.join().unwrap(), b"x");
     }
+}
+
+#[test]
+fn a_neighbour_on_a_store_that_is_busy_has_its_part_of_it() {
+    if !can_mount() {
+        return;
+    }
+    let memory = Memory::with(&[("hang", b"x"), ("same", b"y")]);
+    let mount = TestMount::new(memory.clone());
+    let readers: Vec<_> = (0..100)
+        .map(|_| {
+            let path = mount.path("hang");
+            std::thread::spawn(move || std::fs::read(path).unwrap())
+        })
+        .collect();
+    let census = || mount.session.census();
+    assert!(within(Duration::from_secs(10), || census().nr_running + census().nr_waiting == 100).is_some());
+    let (sender, done) = std::sync::mpsc::channel();
+    let path = mount.path("same");
+    std::thread::spawn(move || (0..100).for_each(|_| sender.send(std::fs::read(&path).unwrap()).unwrap()));
+    let nr_read = (0..100).take_while(|_| done.recv_timeout(Duration::from_secs(10)).is_ok()).count();
+    memory.gate.open();
+    readers.into_iter().for_each(|reader| assert_eq!(reader.join().unwrap(), b"x"));
+    assert_eq!(nr_read, 100);
+}
+
+#[test]
+fn asynchronous_reads_that_hang_do_not_use_up_the_kernels_budget() {
+    if !can_mount() {
+        return;
+    }
+    let bytes = vec![7; 500 * 4096];
+    let memory = Memory::with(&[("hang", &bytes), ("calm", &bytes)]);
+    let mount = TestMount::new(memory.clone());
+    let program = mount.point().with_extension("aio");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../umemcg-cli/tests/real_mount/aio_threads.c");
+    let compiled = Command::new("gcc").args(["-pthread", "-o"]).arg(&program).arg(source).status();
+    assert!(compiled.is_ok_and(|status| status.success()), "needs gcc");
+    let start = |name: &str, nr_threads: &str| {
+        let mut command = Command::new(&program);
+        command
+            .arg(mount.path(name))
+            .args([nr_threads, "1", "4096"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let (mut input, output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        input.write_all(b"begin\nread\nend\n").unwrap();
+        (child, BufReader::new(output).lines())
+    };
+    let (mut hanging, _lines) = start("hang", "500");
+    let census = || mount.session.census();
+    let is_full = within(Duration::from_secs(20), || census().nr_running + census().nr_waiting >= 500);
+    let (mut calm, mut lines) = start("calm", "1");
+    let (sender, done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || sender.send(lines.any(|line| line.unwrap() == "read 1")));
+    let was_read = done.recv_timeout(Duration::from_secs(10));
+    memory.gate.open();
+    let _ = (hanging.kill(), hanging.wait(), calm.wait(), std::fs::remove_file(&program));
+    assert_eq!(was_read, Ok(true), "{:?}", census());
+    assert!(is_full.is_some());
 }

@@ -1,4 +1,4 @@
-// aio_threads FILE THREADS PER: each thread submits PER reads of 1 MiB and ends. Waits for a line before the threads begin and for another
+// aio_threads FILE THREADS PER [BYTES]: each thread submits PER reads of 1 MiB, or bytes, and ends. Waits for a line before the threads begin and for another
 // before it takes the results; says what it has done, and the id of each thread.
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -9,10 +9,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define BYTES (1L << 20)
-
 static aio_context_t context;
 static int file, per;
+static long bytes = 1 << 20;
 static char *buffer;
 
 static void *submit(void *number) {
@@ -20,7 +19,7 @@ static void *submit(void *number) {
 	for (int n = 0; n < per; n++) {
 		struct iocb read = {
 			.aio_fildes = file, .aio_lio_opcode = IOCB_CMD_PREAD, .aio_buf = (long)buffer,
-			.aio_nbytes = BYTES, .aio_offset = ((long)number * per + n) * BYTES,
+			.aio_nbytes = bytes, .aio_offset = ((long)number * per + n) * bytes,
 		}, *reads = &read;
 		if (syscall(SYS_io_submit, context, 1, &reads) != 1)
 			perror("io_submit"), exit(2);
@@ -38,9 +37,11 @@ static void wait_for_line(void) {
 int main(int argc, char **argv) {
 	int nr_threads = atoi(argv[2]), nr_read = 0;
 	per = atoi(argv[3]);
-	buffer = malloc(BYTES);
+	if (argc > 4)
+		bytes = atol(argv[4]);
+	buffer = malloc(bytes);
 	file = open(argv[1], O_RDONLY);
-	if (argc != 4 || file < 0 || syscall(SYS_io_setup, nr_threads * per, &context))
+	if (argc < 4 || file < 0 || syscall(SYS_io_setup, nr_threads * per, &context))
 		perror("setup"), exit(2);
 	printf("open\n");
 	wait_for_line();
@@ -53,7 +54,7 @@ int main(int argc, char **argv) {
 	wait_for_line();
 	while (nr_read < nr_threads * per) {
 		struct io_event event;
-		if (syscall(SYS_io_getevents, context, 1, 1, &event, NULL) != 1 || event.res != BYTES)
+		if (syscall(SYS_io_getevents, context, 1, 1, &event, NULL) != 1 || event.res != bytes)
 			fprintf(stderr, "result %lld\n", (long long)event.res), exit(2);
 		nr_read++;
 	}

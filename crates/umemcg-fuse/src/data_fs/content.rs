@@ -14,6 +14,7 @@ use crate::park::Answer;
 use crate::reply::Reply;
 use crate::request::Asked;
 use crate::session::Step;
+use crate::waiting::{charge_answer, charge_held};
 use crate::wire::reply::{CreateOut, LseekOut, OpenOut};
 use crate::wire::request::{CreateIn, FallocateIn, FsyncIn, LseekIn, OpenIn, ReadIn, WriteIn};
 use crate::wire::{FSYNC_FDATASYNC, InHeader, open_reply, write_flag};
@@ -60,11 +61,15 @@ impl DataFs {
         settle(reply, result, |reply, pages| match self.high_delay(header, &group, &meter, reply) {
             Duration::ZERO => self.send_pages(reply, &pages),
             delay => {
+                // Without room for the copy it is not held back: what is slowed takes no memory that is not there.
+                let Some(charge) = charge_answer(&group, arg.size as usize) else {
+                    return self.send_pages(reply, &pages);
+                };
                 let bytes = pages.to_vec();
                 drop(pages);
                 let stalled = Stalled::begin(&group);
                 let again = Box::new(move || {
-                    let _until_it_goes = &stalled;
+                    let _until_it_goes = (&stalled, &charge);
                     None
                 });
                 self.parking.park(reply.take(), Answer::Bytes(bytes), delay, again);
@@ -147,9 +152,9 @@ impl DataFs {
         if rest.is_zero() {
             return reply.written(written).ignore();
         }
-        let stalled = Stalled::begin(group);
+        let (stalled, charge) = (Stalled::begin(group), charge_held(group));
         let again = Box::new(move || {
-            let _until_it_goes = &stalled;
+            let _until_it_goes = (&stalled, &charge);
             pause.as_mut()?.rest()
         });
         self.parking.park(reply.take(), Answer::Written(written as u32), rest, again);

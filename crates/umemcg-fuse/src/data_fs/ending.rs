@@ -11,6 +11,7 @@ use super::DataFs;
 use crate::classify::Payer;
 use crate::reply::{Gate, Hold, Reply};
 use crate::request::Asked;
+use crate::waiting::charge_held;
 use crate::wire::{InHeader, Op, setattr_valid};
 
 impl DataFs {
@@ -52,9 +53,9 @@ impl DataFs {
         if rest == Duration::ZERO {
             return None;
         }
-        let stalled = Stalled::begin(&group);
+        let (stalled, charge) = (Stalled::begin(&group), charge_held(&group));
         let again = Box::new(move || {
-            let _until_it_goes = &stalled;
+            let _until_it_goes = (&stalled, &charge);
             pause.as_mut()?.rest()
         });
         Some(Hold { parking: Arc::clone(&self.parking), rest, again })

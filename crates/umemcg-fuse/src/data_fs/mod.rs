@@ -53,12 +53,16 @@ impl Default for Lifetimes {
     }
 }
 
-/// Forgetting nodes is nobody's work in particular.
-const KEY_OF_NOBODY: u64 = u64::MAX;
 /// The store of requests that meet none.
 const NO_STORE: u64 = u64::MAX;
-/// What a store is called by requests that forget: its lookups may be waiting for them, and must not take their places.
+/// What a store is called by requests that forget: its lookups may be waiting for them, and must not take their places. It is what
+/// their group is called, too: they are no group's, and those of one store do not wait for another's.
 const FORGETTING: u64 = 1 << 63;
+
+/// The keys of what forgets nodes of a store.
+fn forgetting(store: u64) -> Keys {
+    Keys { group: store | FORGETTING, store: store | FORGETTING }
+}
 
 /// An open directory: a volume's, or that of all volumes.
 #[derive(Debug)]
@@ -339,12 +343,11 @@ impl Filesystem for DataFs {
             }
             // The content of a file that is forgotten may be in the store's hands.
             Op::Forget { .. } => {
-                let store = self.store_of(header.nodeid) | FORGETTING;
-                return Step::MaySleep(Keys { group: KEY_OF_NOBODY, store });
+                return Step::MaySleep(forgetting(self.store_of(header.nodeid)));
             }
             Op::BatchForget(list) => {
-                let store = list.iter().next().map_or(NO_STORE, |(node, _)| self.store_of(node)) | FORGETTING;
-                return Step::MaySleep(Keys { group: KEY_OF_NOBODY, store });
+                let store = list.iter().next().map_or(NO_STORE, |(node, _)| self.store_of(node));
+                return Step::MaySleep(forgetting(store));
             }
             Op::Ioctl { .. } => reply.error(Errno::NOTTY).ignore(),
             // The kernel falls back on something of its own for each of these, and asks no more.

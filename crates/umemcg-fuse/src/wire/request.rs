@@ -427,6 +427,38 @@ fn supplementary_gid(mut extensions: &[u8]) -> Result<Option<u32>, Malformed> {
     Ok(None)
 }
 
+/// A write as it lies in a message, before anything else is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WritePayload {
+    /// Where in the file.
+    pub offset: u64,
+    /// Where in the message the data begins.
+    pub at: usize,
+    /// Late write-back of a mapping.
+    pub is_late: bool,
+}
+
+/// Where the data of a write lies; none for other requests and malformed ones.
+pub fn write_payload(header: &InHeader, message: &[u8]) -> Option<WritePayload> {
+    if header.opcode != opcode::WRITE {
+        return None;
+    }
+    let (arg, _) = WriteIn::read_from_prefix(message.get(IN_HEADER_BYTES..)?).ok()?;
+    let is_late = arg.write_flags & super::write_flag::CACHE != 0;
+    Some(WritePayload { offset: arg.offset, at: IN_HEADER_BYTES + size_of::<WriteIn>(), is_late })
+}
+
+/// Makes the beginning of a write's message, which [`write_payload`] knew, the message of a shorter write.
+pub fn shorten_write(header: &mut InHeader, message: &mut [u8]) {
+    let data_at = IN_HEADER_BYTES + size_of::<WriteIn>();
+    let arg = message.get(IN_HEADER_BYTES..).and_then(|body| WriteIn::read_from_prefix(body).ok());
+    let Some((mut arg, _)) = arg.filter(|_| message.len() >= data_at) else { return };
+    header.len = message.len() as u32;
+    arg.size = (message.len() - data_at) as u32;
+    message[..IN_HEADER_BYTES].copy_from_slice(header.as_bytes());
+    message[IN_HEADER_BYTES..data_at].copy_from_slice(arg.as_bytes());
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,14 +10,16 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, mpsc};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
+use umemcg::Group;
 use umemcg_fuse::wire::reply::{Attr, AttrOut, EntryOut, OpenOut};
 use umemcg_fuse::wire::{DirBuffer, Op, open_reply};
 use umemcg_fuse::{
-    Asked, Device, Filesystem, Keys, MountOptions, Mounted, Reply, Session, SessionConfig, Step, Unmount,
+    Asked, Device, Filesystem, Keys, MountOptions, Mounted, Payer, Reply, Session, SessionConfig, Step,
+    Unmount,
 };
 
 /// Whether real mounts can be made here; says so loudly when not.
@@ -49,7 +51,8 @@ impl Gate {
     }
 }
 
-/// Files by node, from 2 on. A read or write of a name that starts with `hang` waits for the gate of store 1.
+/// Files by node, from 2 on, each a group of its own. A read or write of a name that starts with `hang` waits for the gate of store 1;
+/// the name `same` is on that store, too, and does not wait.
 #[derive(Default)]
 pub struct Memory {
     pub files: Mutex<HashMap<u64, (OsString, Vec<u8>)>>,
@@ -58,6 +61,8 @@ pub struct Memory {
     pub largest_write: AtomicU64,
     pub largest_read: AtomicU64,
     pub late: AtomicU64,
+    /// Who pays for reads and writes, if it matters.
+    pub payer: OnceLock<Arc<Group>>,
     /// Replies to writes of the name `parked`, kept until somebody takes them.
     pub parked: Mutex<Vec<(Reply, u32)>>,
 }
@@ -91,8 +96,16 @@ impl Filesystem for Memory {
         let node = asked.header.nodeid;
         match asked.op {
             Op::Read(_) | Op::Write { .. } => {
-                let store = u64::from(self.name(node).starts_with("hang"));
-                return Step::MaySleep(Keys { group: node, store });
+                let name = self.name(node);
+                let store = u64::from(name.starts_with("hang") || name == "same");
+                let keys = Keys { group: node, store };
+                return match self.payer.get() {
+                    Some(group) => {
+                        let keys = Keys { group: group.id(), ..keys };
+                        Step::MaySleepAt(keys, Payer::Group(Arc::clone(group)))
+                    }
+                    None => Step::MaySleep(keys),
+                };
             }
             Op::Lookup { name } => {
                 let found =

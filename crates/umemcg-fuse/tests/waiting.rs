@@ -1,0 +1,65 @@
+//! What requests that wait take of this process, and of their group. The only test of its program: it measures resident memory.
+
+mod common;
+
+use std::ffi::OsStr;
+use std::io::Write;
+use std::time::Duration;
+
+use common::{Memory, TestMount, can_mount, within};
+use umemcg::{Engine, EngineConfig};
+use umemcg_fuse::waiting::{KEPT_BYTES_MIN, REQUEST_BYTES};
+
+const NR_WRITERS: usize = 300;
+const MIB: u64 = 1 << 20;
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.split_whitespace().next().unwrap().parse::<u64>().unwrap() * 1024
+}
+
+#[test]
+fn writers_that_wait_are_charged_bounded_and_given_back() {
+    if !can_mount() {
+        return;
+    }
+    let engine = Engine::new(EngineConfig { pool_bytes: 64 * MIB, ..Default::default() }).unwrap();
+    let group = engine.create_group(engine.root(), OsStr::new("writers")).unwrap();
+    group.set_max(8 * MIB);
+    // A file for each: the kernel lets one write at a time extend a file.
+    let names: Vec<String> = (0..NR_WRITERS).map(|n| format!("hang{n}")).collect();
+    let files: Vec<(&str, &[u8])> = names.iter().map(|name| (name.as_str(), &b""[..])).collect();
+    let memory = Memory::with(&files);
+    memory.payer.set(group.clone()).unwrap();
+    let mount = TestMount::new(memory.clone());
+    let data: Vec<u8> = (0..MIB).map(|n| (n % 251) as u8).collect();
+    std::thread::scope(|scope| {
+        let before = resident();
+        for name in &names {
+            let file = std::fs::OpenOptions::new().write(true).open(mount.path(name)).unwrap();
+            let data = &data;
+            scope.spawn(move || {
+                let mut file = file;
+                file.write_all(data).unwrap();
+            });
+        }
+        let census = || mount.session.census();
+        let all_wait = within(PATIENCE, || census().nr_running + census().nr_waiting == NR_WRITERS);
+        let (usage, taken, census) = (group.usage_bytes(), resident().saturating_sub(before), census());
+        memory.gate.open();
+        assert!(all_wait.is_some(), "{census:?}");
+        let least = (census.nr_waiting as u64) * (REQUEST_BYTES + KEPT_BYTES_MIN as u64);
+        let most = 9 * MIB + (census.nr_waiting as u64) * (REQUEST_BYTES + KEPT_BYTES_MIN as u64 + 4096);
+        assert!((least..=most).contains(&usage), "{usage} bytes are charged; {census:?}");
+        // Those that run have a buffer each; threads, theirs and ours, take a few pages.
+        let most = most + 24 * MIB + NR_WRITERS as u64 * (64 << 10);
+        assert!(taken <= most, "{taken} bytes more are resident, {most} at most; {census:?}");
+    });
+    // Short writes came again until all was written.
+    assert!(memory.files.lock().unwrap().values().all(|(_, bytes)| *bytes == data));
+    assert!(within(PATIENCE, || group.usage_bytes() <= MIB).is_some(), "{}", group.usage_bytes());
+    let census = mount.session.census();
+    assert_eq!((census.nr_running, census.nr_waiting), (0, 0));
+}
