@@ -194,7 +194,7 @@ impl Index {
     pub fn nodes_for(first: u64, end: u64) -> usize {
         let at_level = |level: u32| {
             let shift = FANOUT_SHIFT * (level + 1);
-            ((end - 1).checked_shr(shift).unwrap_or(0) - first.checked_shr(shift).unwrap_or(0) + 1) as usize
+            (((end - 1) >> shift) - (first >> shift) + 1) as usize
         };
         (0..HEIGHT_MAX).map(at_level).sum::<usize>() + HEIGHT_MAX as usize
     }
@@ -308,19 +308,7 @@ impl LockedIndex<'_> {
         Some(path)
     }
 
-    /// Stores a page; nodes that are missing come from `reserve`. Returns what was there, or `None` when the reserve
-    /// was too small (nothing changed that a reader could see, and trying again with a larger one is fine).
-    pub fn insert(&self, page: u64, frame: FrameId, reserve: &mut NodeReserve) -> Option<Entry> {
-        let (parent, node) = self.leaf_for(page, reserve)?;
-        let slot = slot_of(page, 0);
-        let old = self.set_entry(parent, node, page, Entry::Page(frame));
-        self.set_bit(node, WORD_OCCUPIED, slot, true);
-        self.set_bit(node, WORD_SHADOWS, slot, false);
-        self.judge_leaf(node, page);
-        Some(old)
-    }
-
-    /// Stores pages side by side, from `pages.start` on, each in the last of `frames`, up to the first that is there already or
+    /// Stores pages side by side, from `pages.start` on, with nodes of `reserve`, each in the last of `frames`, up to the first that is there already or
     /// the last frame. Before a page can be seen, `adopt` is told of it, its frame, and the shadow in its place. Returns the page
     /// at which it stopped, or `None` when the reserve was too small.
     ///
@@ -513,17 +501,12 @@ impl LockedIndex<'_> {
         }
     }
 
-    /// Whether a page carries a mark.
-    pub fn is_marked(&self, page: u64, mark: Mark) -> bool {
-        self.path(page).is_some_and(|path| self.mask(path.nodes[0], mark.word()) >> slot_of(page, 0) & 1 != 0)
-    }
-
     /// The first marked page in `from..end`.
     pub fn next_marked(&self, from: u64, end: u64, mark: Mark) -> Option<u64> {
         self.next_in(from, end, mark.word())
     }
 
-    /// The leaves that have marked pages in `from..end`: the first page of each, and a bit for each of those.
+    /// The leaves with marked pages in `from..end`: the first page of each, and a bit for each of those.
     pub fn marked_leaves(&self, from: u64, end: u64, mark: Mark) -> Vec<(u64, u64)> {
         let mut leaves = Vec::new();
         let mut at = from;

@@ -175,6 +175,7 @@ impl File {
         let end = offset.checked_add(len).filter(|&end| end <= FILE_LEN_MAX).ok_or(FileError::TooLarge)?;
         let (first, end_page) = (offset >> PAGE_SHIFT, end.div_ceil(PAGE_SIZE_U64));
         let quota = self.quota.as_ref().ok_or(FileError::NoSpace)?;
+        let _growth = grow.then(|| self.growth.lock());
         let mut nr_missing = self.nr_missing(first, end_page);
         let bytes = nr_missing.checked_mul(PAGE_SIZE_U64).ok_or(FileError::NoSpace)?;
         let charge = self.cache.reclaimer().charge(group, bytes, &|| false);
@@ -216,17 +217,15 @@ impl File {
         let content = self.content.read();
         {
             let index = self.index.lock();
-            for page in page..end {
-                if let Entry::Page(_) = index.get(page) {
-                    continue;
-                }
-                let Some(frame) = new.frames.pop() else { break };
-                self.adopt(frame, page, new.charge.owner(), 2);
-                self.record(frame).set(Flag::UPTODATE);
-                if index.insert(page, frame, &mut new.nodes).is_none() {
-                    unreachable!("the reserve was made for the largest case");
-                }
-                inserted.push(frame);
+            let (mut at, owner) = (page, new.charge.owner());
+            while at < end && !new.frames.is_empty() {
+                let stop = index.insert_run(at..end, &mut new.frames, &mut new.nodes, |page, frame, _| {
+                    self.adopt(frame, page, owner, 2);
+                    self.record(frame).set(Flag::UPTODATE);
+                    inserted.push(frame);
+                });
+                let Some(stop) = stop else { unreachable!("the reserve was made for the largest case") };
+                at = stop + 1;
             }
         }
         if let Some(&first) = inserted.first() {

@@ -66,8 +66,6 @@ pub(super) struct Meta {
 pub(super) struct Content {
     pub(super) file: Arc<File>,
     pub(super) pages: Arc<FilePages>,
-    /// Held by who writes at the end, so that appends do not overlap. Reclaim may run under it; nobody else takes it.
-    pub(super) appending: Mutex<()>,
 }
 
 /// See the file's head.
@@ -166,7 +164,7 @@ impl Inode {
         let content = if is_regular {
             let pages = Arc::new(FilePages::new(size));
             let file = engine.open_memory_file(Arc::clone(&pages) as _, 0).map_err(|_| Errno::NOSPC)?;
-            Some(Content { file, pages, appending: Mutex::new(()) })
+            Some(Content { file, pages })
         } else {
             None
         };

@@ -212,8 +212,7 @@ impl VolumeFile for OpenFile {
         self.inode.clear_privileges(kill_set_id);
         let content = self.of();
         let written = if self.is_append() {
-            let _one_at_a_time = content.appending.lock();
-            content.file.write(group, content.file.len(), data)?
+            content.file.append(group, data)?.1
         } else {
             content.file.write(group, offset, data)?
         };
