@@ -7,6 +7,7 @@ mod durability;
 mod ending;
 mod events;
 mod harness;
+mod hostile;
 mod membership;
 mod names;
 mod payers;

@@ -35,7 +35,7 @@ fn walk(mount: &Mount) -> usize {
 }
 
 /// Descriptors of the daemon. None of them may watch anything: a watch pins what it watches without a descriptor each.
-fn nr_descriptors(mount: &Mount) -> usize {
+pub fn nr_descriptors(mount: &Mount) -> usize {
     let fds = fs::read_dir(format!("/proc/{}/fd", mount.pid().as_raw_nonzero())).unwrap();
     fds.map(|fd| fs::read_link(fd.unwrap().path()).unwrap_or_default())
         .inspect(|target| {
