@@ -65,6 +65,10 @@ const POLL_ERR: u32 = 0x008;
 const RECLAIMING: u64 = 1;
 const BRIEF: u64 = 0;
 
+/// Most control files open at a time, and most of one user other than root: each keeps the text that is being read.
+const NR_OPEN_MAX: usize = 16_384;
+const NR_OPEN_OF_USER_MAX: usize = 4096;
+
 /// Serves a [`ControlTree`].
 #[derive(Debug)]
 pub struct ControlFs {
@@ -79,7 +83,38 @@ pub struct ControlFs {
 #[derive(Debug, Default)]
 struct OpenFiles {
     nr_opened: u64,
-    by_handle: HashMap<u64, Arc<OpenFile>>,
+    by_handle: HashMap<u64, (u32, Arc<OpenFile>)>,
+    /// Of users other than root.
+    nr_by_user: HashMap<u32, usize>,
+}
+
+impl OpenFiles {
+    fn insert(&mut self, user: u32, file: Arc<OpenFile>) -> Result<u64, Errno> {
+        if self.by_handle.len() >= NR_OPEN_MAX {
+            return Err(Errno::NFILE);
+        }
+        if user != 0 {
+            let nr = self.nr_by_user.entry(user).or_default();
+            if *nr >= NR_OPEN_OF_USER_MAX {
+                return Err(Errno::MFILE);
+            }
+            *nr += 1;
+        }
+        self.nr_opened += 1;
+        self.by_handle.insert(self.nr_opened, (user, file));
+        Ok(self.nr_opened)
+    }
+
+    fn remove(&mut self, handle: u64) -> Option<Arc<OpenFile>> {
+        let (user, file) = self.by_handle.remove(&handle)?;
+        if let Some(nr) = self.nr_by_user.get_mut(&user) {
+            *nr -= 1;
+            if *nr == 0 {
+                self.nr_by_user.remove(&user);
+            }
+        }
+        Some(file)
+    }
 }
 
 impl ControlFs {
@@ -99,7 +134,9 @@ impl ControlFs {
     }
 
     fn open_file(&self, handle: u64) -> Result<Arc<OpenFile>, Errno> {
-        self.open_files.lock().by_handle.get(&handle).cloned().ok_or(Errno::BADF)
+        let open_files = self.open_files.lock();
+        let (_, file) = open_files.by_handle.get(&handle).ok_or(Errno::BADF)?;
+        Ok(Arc::clone(file))
     }
 
     fn lookup(&self, node: NodeId, name: &OsStr) -> Result<EntryOut, Errno> {
@@ -129,15 +166,12 @@ impl ControlFs {
             write: matches!(flags & ACCESS_MODE, WRITE_ONLY | READ_WRITE),
         };
         let file = Arc::new(self.tree.open(node, access, credentials(header))?);
-        let mut open_files = self.open_files.lock();
-        open_files.nr_opened += 1;
-        let handle = open_files.nr_opened;
-        open_files.by_handle.insert(handle, file);
-        Ok(handle)
+        let inserted = self.open_files.lock().insert(header.uid, file);
+        inserted.map_err(ControlError::System)
     }
 
     fn close(&self, handle: u64) {
-        let file = self.open_files.lock().by_handle.remove(&handle);
+        let file = self.open_files.lock().remove(handle);
         drop(file);
     }
 

@@ -442,3 +442,15 @@ fn any_signal_ends_the_wait_of_a_writer_and_others_are_served_meanwhile() {
     assert!(within(Duration::from_secs(5), || mount.session.nr_inflight() == 0).is_some());
     assert!(mount.unmount(Unmount::IfIdle).is_ok());
 }
+
+#[test]
+fn one_user_has_so_many_control_files_open_and_no_more() {
+    let Some(m) = Mount::new() else { return };
+    let greedy = "ulimit -n 5000; n=10; while { exec {fd}<memory.stat; } 2>/dev/null; do n=$((n + 1)); done; \
+                  exec {fd}<memory.stat || :; echo $((n - 10))";
+    let said = m.sh(&format!("setpriv --reuid=65534 --regid=65534 --clear-groups bash -c '{greedy}'"));
+    assert!(said.contains("Too many open files") && said.ends_with("\n4096\n"), "{said}");
+    // The bound is the user's, and what its processes had open is given back when they end.
+    assert!(m.sh("exec {fd}<memory.stat; echo $?").ends_with("0\n"));
+    assert!(within(Duration::from_secs(20), || m.files.nr_open_files() == 0).is_some());
+}
