@@ -17,6 +17,7 @@ use umemcg_reclaim::owner_from;
 use crate::cache::PageCache;
 use crate::dirty::bandwidth::{Bandwidth, RATE_FIRST};
 use crate::dirty::lists::DirtyLists;
+use crate::dirty::refusal::Refusals;
 use crate::dirty::throttle::Clockwork;
 use crate::file::File;
 use crate::flush::{FlushPace, WRITEBACK_RUN_PAGES};
@@ -89,6 +90,8 @@ pub struct Domain {
     stop: AtomicBool,
     /// Unclean pages of this store. (A)
     nr_unclean: AtomicU64,
+    /// Of its files' flushes, since it took something.
+    pub(crate) refusals: Refusals,
     /// How fast it is. A leaf lock.
     bandwidth: Mutex<Bandwidth>,
     /// What `bandwidth` says, in bytes a second. (A)
@@ -167,6 +170,7 @@ impl Domain {
             wanted: Mutex::default(),
             stop: AtomicBool::new(false),
             nr_unclean: AtomicU64::new(0),
+            refusals: Refusals::default(),
             bandwidth: Mutex::default(),
             write_bandwidth: AtomicU64::new(RATE_FIRST),
             look_at: AtomicU64::new(LOOK_PAGES_MIN),
@@ -310,6 +314,9 @@ impl Domain {
 
     /// It has returned and brought so many bytes there.
     pub(crate) fn end_io(&self, bytes: u64) {
+        if bytes > 0 {
+            self.refusals.taken();
+        }
         let Some(cache) = self.cache.upgrade() else { return };
         let mut bandwidth = self.bandwidth.lock();
         self.write_bandwidth.store(bandwidth.end(cache.now(), bytes), Ordering::Relaxed);

@@ -21,6 +21,7 @@ use crate::cache::PageCache;
 use crate::dirty::lists::DirtyPlace;
 use crate::dirty::owner::DirtyOwner;
 use crate::dirty::queue_mark::QueueMark;
+use crate::dirty::refusal::{Refusals, errno_of};
 use crate::domain::Domain;
 use crate::index::{Entry, Index, LockedIndex, Mark};
 use crate::memory::CalledQuota;
@@ -81,6 +82,8 @@ pub struct File {
     pub(crate) growth: RankedMutex<()>,
     pub(crate) flush: RankedMutex<()>,
     pub(crate) errors: ErrorSequence,
+    /// Of its flushes, since one went well.
+    pub(crate) refusals: Refusals,
     /// Pages with `Flag::DIRTY`. (A)
     pub(crate) nr_dirty: AtomicU64,
     /// Pages with `Flag::WRITEBACK`. (A)
@@ -137,6 +140,7 @@ impl File {
             growth: RankedMutex::new(Rank::FileGrowth, ()),
             flush: RankedMutex::new(Rank::FileFlush, ()),
             errors: ErrorSequence::new(),
+            refusals: Refusals::default(),
             nr_dirty: AtomicU64::new(0),
             nr_writeback: AtomicU64::new(0),
             nr_unstable: AtomicU64::new(0),
@@ -214,6 +218,23 @@ impl File {
     /// [`FileError::Writeback`], once per error and open file.
     pub fn check_error(&self, cursor: &ErrorCursor) -> Result<(), FileError> {
         self.errors.check_and_advance(cursor).map_err(FileError::Writeback)
+    }
+
+    /// Notes how a flush ended: for open files, and for writers who wait for it.
+    pub(crate) fn note_flushed<T>(&self, result: &io::Result<T>) {
+        match result {
+            Ok(_) => self.refusals.taken(),
+            Err(error) => {
+                self.errors.record(errno_of(error));
+                self.refusals.refused(errno_of(error));
+                self.domain.refusals.refused(errno_of(error));
+            }
+        }
+    }
+
+    /// What the store refuses data of this file with, the file's own or any.
+    pub(crate) fn refusal(&self) -> Option<i32> {
+        self.refusals.of_file().or_else(|| self.domain.refusals.of_store())
     }
 
     pub(crate) fn record(&self, frame: FrameId) -> &FrameRecord {

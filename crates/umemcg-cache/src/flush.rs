@@ -160,9 +160,7 @@ impl File {
         assert_no_locks_held("a flush");
         let _flush = self.flush.lock();
         let result = self.flush_locked(first, end, durability);
-        if let Err(error) = &result {
-            self.errors.record(error.raw_os_error().unwrap_or(5));
-        }
+        self.note_flushed(&result);
         result
     }
 
@@ -197,9 +195,7 @@ impl File {
             .and_then(|()| self.confirm_rest(&written, 0, PAGES_END))
             .and_then(|()| written.error.take().map_or(Ok(()), Err));
         self.flush_at.store(written.next, Ordering::Relaxed);
-        if let Err(error) = &result {
-            self.errors.record(error.raw_os_error().unwrap_or(5));
-        }
+        self.note_flushed(&result);
         result.map(|()| written.nr)
     }
 

@@ -65,6 +65,7 @@ impl File {
     pub fn write(self: &Arc<Self>, group: &Arc<Group>, offset: u64, data: &[u8]) -> Result<usize, FileError> {
         assert_no_locks_held("a write");
         check_range(offset, data.len())?;
+        self.check_refusal(group)?;
         let _growth = (offset + data.len() as u64 > self.len()).then(|| self.growth.lock());
         self.write_all(group, offset, data)
     }
@@ -75,6 +76,7 @@ impl File {
     /// As [`write`](Self::write).
     pub fn append(self: &Arc<Self>, group: &Arc<Group>, data: &[u8]) -> Result<(u64, usize), FileError> {
         assert_no_locks_held("an append");
+        self.check_refusal(group)?;
         // Nothing else makes the file longer meanwhile, so what is refused leaves no trace.
         let _growth = self.growth.lock();
         let offset = self.len();
@@ -103,6 +105,10 @@ impl File {
     /// Writes only if that needs no sleep: every page is there or can be had at once, nothing must be read.
     pub fn try_write(self: &Arc<Self>, group: &Arc<Group>, offset: u64, data: &[u8]) -> Option<usize> {
         if check_range(offset, data.len()).is_err() || batch_len(offset, data.len()) < data.len() {
+            return None;
+        }
+        // Where the store refuses data, a write may have to be told.
+        if self.refusal().is_some() {
             return None;
         }
         let grows = offset + data.len() as u64 > self.len();

@@ -171,6 +171,40 @@ fn a_writer_that_is_held_by_a_store_that_hangs_can_be_killed_and_writes_elsewher
 }
 
 #[test]
+fn a_writer_at_its_limit_is_told_that_the_store_is_full() {
+    const ENOSPC: u64 = 28;
+    let engine = engine(64 * MIB);
+    let [a, b] = ["a", "b"].map(|name| group(&engine, name, u64::MAX));
+    limit(&engine, &a, MIB, 512 * KIB);
+    let store = MemStore::on_store(1);
+    store.fail_writes.store(ENOSPC, Ordering::Relaxed);
+    let file = open(&engine, &store);
+    let (tell, told) = std::sync::mpsc::channel();
+    let (writer, writers) = (Arc::clone(&file), Arc::clone(&a));
+    std::thread::spawn(move || {
+        let mut at = 0;
+        let error = loop {
+            match writer.write(&writers, at, &[7; 65536]) {
+                Ok(nr) => at += nr as u64,
+                Err(error) => break error,
+            }
+            writer.throttle(&writers, 65536, &|| false);
+        };
+        let _ = tell.send((at, error));
+    });
+    let (at, error) = told.recv_timeout(Duration::from_secs(60)).expect("the writer waits");
+    assert!(matches!(&error, umemcg::FileError::Store(error) if error.raw_os_error() == Some(28)), "{error}");
+    assert!(unclean(&a) == at && at <= 2 * MIB, "{at}, {}", unclean(&a));
+    assert!(file.try_write(&a, 0, &[8; 4096]).is_none(), "nor does it slip by");
+    file.write(&b, 0, &[7; 4096]).expect("a group below its limit goes on");
+    store.fail_writes.store(0, Ordering::Relaxed);
+    until("the store has everything", || unclean(&a) == 0);
+    file.write(&a, at, &[7; 65536]).unwrap();
+    assert!(engine.sync_all(Duration::from_secs(60)).is_empty());
+    assert!(store.live() == vec![7; at as usize + 65536]);
+}
+
+#[test]
 fn what_others_have_on_a_store_does_not_hold_a_group_that_another_store_holds_up() {
     // So large that the pool itself wants nothing written.
     let engine = engine(256 * MIB);

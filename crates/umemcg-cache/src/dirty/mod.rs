@@ -19,6 +19,7 @@ pub(crate) mod lists;
 pub(crate) mod owner;
 pub mod pause;
 pub(crate) mod queue_mark;
+pub(crate) mod refusal;
 pub mod settings;
 pub mod thresholds;
 pub mod throttle;

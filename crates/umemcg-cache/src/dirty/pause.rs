@@ -12,10 +12,13 @@
 //! than an eighth of the gap for each thread that writes below it before anybody is paced, and exceeds the limit by no more than
 //! that and one write of each writer (a write is accepted first and answered later).
 //!
+//! Nobody waits for a store that refuses data; see [`crate::dirty::refusal`].
+//!
 //! A level is no concern of a writer to a store on which it has next to nothing dirty, an eighth of its threshold: the level is over it
 //! because of another store, perhaps one that hangs, and only what goes there can wait for that. What others have dirty on the
 //! writer's store makes no difference.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -66,7 +69,8 @@ impl WritePause {
     pub fn rest(&mut self) -> Option<Duration> {
         match self.file.look(&self.group) {
             Look::Free(_) => None,
-            Look::Held(rest) => Some(rest),
+            // For what the store refuses nobody waits; the next write is told.
+            Look::Held(rest) => self.file.refusal().is_none().then_some(rest),
             Look::Paced(_) => {
                 let rest = self.due.saturating_sub(self.file.cache.now());
                 (!rest.is_zero()).then_some(rest.min(PAUSE_MAX))
@@ -106,6 +110,7 @@ impl File {
                 self.domain.forget_clock(group);
                 return None;
             }
+            Look::Held(_) if self.refusal().is_some() => return None,
             // It pays for its bytes like anybody, beside waiting for room.
             Look::Held(_) => self.reserve(group, now, bytes, self.rate(1.0)).max(now + PAUSE_MIN),
             Look::Paced(rate) => self.reserve(group, now, bytes, rate),
@@ -124,6 +129,19 @@ impl File {
             && let Some(rest) = pause.rest()
         {
             self.cache.wait_for_progress(rest);
+        }
+    }
+
+    /// Refuses a write of a group that is at a dirty limit because the store refuses what is dirty.
+    ///
+    /// # Errors
+    /// What the store said last.
+    pub(crate) fn check_refusal(self: &Arc<Self>, group: &Arc<Group>) -> io::Result<()> {
+        match self.refusal().filter(|_| !self.is_memory()) {
+            Some(errno) if matches!(self.look(group), Look::Held(_)) => {
+                Err(io::Error::from_raw_os_error(errno))
+            }
+            _ => Ok(()),
         }
     }
 

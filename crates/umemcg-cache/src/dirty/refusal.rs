@@ -1,0 +1,87 @@
+//! What it means for writers that a store refuses data: one that is full answers each write-back with `ENOSPC`.
+//!
+//! Refused data stays dirty and is tried again, so the group that it belongs to may stay at its dirty limit for as long as
+//! the store refuses. A writer must not wait for that: it goes on, and its next write to that store is refused in turn, with
+//! what the store said, until there is room below the limit again or the store takes something. So the data that waits
+//! stays bounded.
+
+use std::io;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// So many refusals of a store, with nothing taken in between, speak for all of its files.
+const NR_REFUSALS: u32 = 2;
+/// Bits of an errno; the refusals are counted above.
+const ERRNO_BITS: u32 = 12;
+const ERRNO_MASK: u32 = (1 << ERRNO_BITS) - 1;
+/// Bits of the count, which stays where it is when they are full.
+const COUNT_MAX: u32 = u32::MAX >> ERRNO_BITS;
+
+/// Refusals since something was taken. One word that stands alone, so relaxed.
+#[derive(Debug, Default)]
+pub(crate) struct Refusals {
+    word: AtomicU32,
+}
+
+impl Refusals {
+    /// Data was refused.
+    pub(crate) fn refused(&self, errno: i32) {
+        let next = |old: u32| {
+            let count = ((old >> ERRNO_BITS) + 1).min(COUNT_MAX);
+            Some(count << ERRNO_BITS | errno as u32 & ERRNO_MASK)
+        };
+        let _ = self.word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+    }
+
+    /// Data was taken. Writes only when that is news.
+    pub(crate) fn taken(&self) {
+        if self.word.load(Ordering::Relaxed) != 0 {
+            self.word.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// The errno of the last refusal, if there were so many.
+    fn after(&self, count: u32) -> Option<i32> {
+        let word = self.word.load(Ordering::Relaxed);
+        (word >> ERRNO_BITS >= count).then_some((word & ERRNO_MASK) as i32)
+    }
+
+    /// What a file's last flush was refused with.
+    pub(crate) fn of_file(&self) -> Option<i32> {
+        self.after(1)
+    }
+
+    /// What a store refuses everything with.
+    pub(crate) fn of_store(&self) -> Option<i32> {
+        self.after(NR_REFUSALS)
+    }
+}
+
+/// The errno that an error of a store stands for.
+pub(crate) fn errno_of(error: &io::Error) -> i32 {
+    const EIO: i32 = 5;
+    error.raw_os_error().unwrap_or(EIO)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_refusal_speaks_for_the_file_and_two_for_the_store() {
+        let refusals = Refusals::default();
+        assert_eq!((refusals.of_file(), refusals.of_store()), (None, None));
+        refusals.refused(28);
+        assert_eq!((refusals.of_file(), refusals.of_store()), (Some(28), None));
+        refusals.refused(122);
+        assert_eq!((refusals.of_file(), refusals.of_store()), (Some(122), Some(122)));
+        refusals.taken();
+        assert_eq!((refusals.of_file(), refusals.of_store()), (None, None));
+    }
+
+    #[test]
+    fn the_count_does_not_run_over() {
+        let refusals = Refusals { word: AtomicU32::new(COUNT_MAX << ERRNO_BITS | 28) };
+        refusals.refused(5);
+        assert_eq!(refusals.of_store(), Some(5));
+    }
+}
