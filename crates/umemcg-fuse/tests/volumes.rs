@@ -217,6 +217,9 @@ fn volumes_and_groups_that_come_and_go_while_memory_is_short_leave_nothing_behin
     many.remove("first", false).unwrap();
     root.drain_stocks();
     let before = root.usage_bytes();
+    let kept = [umemcg::StatItem::Shmem, umemcg::StatItem::Unevictable, umemcg::StatItem::SlabUnreclaimable];
+    let numbers = || kept.map(|item| (item, root.stat_total(item)));
+    let numbers_before = numbers();
     std::thread::scope(|scope| {
         for worker in 0..4 {
             let many = &many;
@@ -258,16 +261,15 @@ fn volumes_and_groups_that_come_and_go_while_memory_is_short_leave_nothing_behin
         });
     });
     assert!(many.names().is_empty() && many.daemon.list_volumes().is_empty());
-    let kept = [umemcg::StatItem::Shmem, umemcg::StatItem::Unevictable, umemcg::StatItem::SlabUnreclaimable];
     let gone = || {
         // An empty list of a volume's names stays until somebody looks for objects.
         many.engine.drop_caches(umemcg::DropCaches::Objects, &|| false);
         root.drain_stocks();
-        kept.iter().all(|&item| root.stat_total(item) == 0) && root.usage_bytes() <= before
+        numbers() == numbers_before && root.usage_bytes() <= before
     };
     let ended = common::within(Duration::from_secs(20), gone);
-    let left = kept.map(|item| (item, root.stat_total(item)));
-    assert!(ended.is_some(), "{} bytes, {before} before, {left:?}", root.usage_bytes());
+    let (usage, left) = (root.usage_bytes(), numbers());
+    assert!(ended.is_some(), "{usage} bytes, {before} before; {left:?}, {numbers_before:?} before");
 }
 
 #[test]
