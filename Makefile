@@ -79,8 +79,10 @@ lint: ## formatting and clippy, warnings refused
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) clippy -p umemcg-bench --features experiments --locked -- -D warnings
 
-install: build ## install the program below PREFIX (default /usr/local)
+install: build ## install the program below PREFIX (default /usr/local), and its helper of umount(8) below /sbin
 	install -D -m 755 $(TARGET)/release/umemcg $(DESTDIR)$(or $(PREFIX),/usr/local)/bin/umemcg
+	install -d $(DESTDIR)/sbin
+	ln -sf $(or $(PREFIX),/usr/local)/bin/umemcg $(DESTDIR)/sbin/umount.fuse.umemcg
 
 clean: ## remove what was built
 	$(CARGO) clean

@@ -87,7 +87,7 @@ fn last_word(mount: &Mount, request: &Request) -> Result<(), Failure> {
 }
 
 /// Whether the mount's connection is closed: then nobody serves it and nothing can be lost by removing it.
-fn is_dead(mount: &Mount) -> bool {
+pub(crate) fn is_dead(mount: &Mount) -> bool {
     std::fs::symlink_metadata(&mount.point)
         .is_err_and(|error| error.kind() == std::io::ErrorKind::NotConnected)
 }

@@ -23,6 +23,7 @@ mod signals;
 mod table;
 mod top;
 mod trim;
+mod umount_helper;
 mod users;
 mod volumes;
 
@@ -33,6 +34,9 @@ use clap::Parser;
 use args::{Arguments, Command};
 
 fn main() -> ExitCode {
+    if umount_helper::is_called_for() {
+        return ended(umount_helper::run());
+    }
     // Exits with 2 when the command line makes no sense.
     let arguments = Arguments::parse();
     log::start(arguments.verbose);
@@ -45,6 +49,10 @@ fn main() -> ExitCode {
         Command::Trim(trim) => trim::trim(trim),
         Command::Demo(demo) => demo::demo(demo),
     };
+    ended(result)
+}
+
+fn ended(result: Result<(), exit::Failure>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),

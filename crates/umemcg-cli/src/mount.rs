@@ -1,11 +1,12 @@
 //! `umemcg mount`: makes an engine, a daemon on top of it and the control files beside it, and stays until the mount has
 //! ended.
 
+use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
 use std::path::Path;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, mpsc};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use umemcg::{Engine, EngineConfig};
 use umemcg_control::{ControlTree, Style};
@@ -14,7 +15,7 @@ use umemcg_fuse::{
     Classifier, ControlFs, Daemon, DaemonConfig, DaemonError, Lifetimes, Lost, MountError, MountOptions,
     PoolLimits, SessionConfig, Unmount, Who,
 };
-use umemcg_vfs::{IoMode, VolumeKind};
+use umemcg_vfs::{IoMode, VolumeError, VolumeKind};
 
 use crate::args::{IoModeArgument, MountArguments, Switch};
 use crate::config::Config;
@@ -24,6 +25,7 @@ use crate::lifecycle::{Event, Lifecycle, Served};
 use crate::pool::{PoolSize, usable_memory};
 use crate::signals::forward_signals;
 use crate::table::human_bytes;
+use crate::umount_helper;
 use crate::volumes;
 
 /// Arenas of the C library's allocator. Walking 500,000 files from a group of 16 MiB takes the daemon a quarter less memory
@@ -60,11 +62,11 @@ pub fn mount(arguments: &MountArguments) -> Result<(), Failure> {
     raise_descriptor_limit();
     let daemon = Arc::new(start(arguments, &config, pool_bytes)?);
     for volume in config.volumes() {
-        daemon
-            .add_volume(volume.name(), &volumes::spec_of(&volume.data()?))
+        let until = Instant::now() + arguments.flush_timeout;
+        volumes::add_when_free(&daemon, volume.name(), &volumes::spec_of(&volume.data()?), until)
             .map_err(|error| volume.wrong(error))?;
     }
-    let served = Arc::new(Mounted { daemon: Arc::clone(&daemon) });
+    let served = Arc::new(Mounted { daemon: Arc::clone(&daemon), source: source(arguments).to_owned() });
     let lifecycle = Lifecycle::new(served, daemon.mounted().point(), arguments.flush_timeout);
     let mut endpoint = listen(&daemon, &lifecycle);
     if let Some(path) = &arguments.socket {
@@ -73,6 +75,7 @@ pub fn mount(arguments: &MountArguments) -> Result<(), Failure> {
         listened.map_err(|error| Failure::at("cannot listen on", path, &error))?;
     }
     tell_when_ended(&daemon, sender.clone())?;
+    umount_helper::record(source(arguments), daemon.mounted().point());
     announce(arguments, &daemon, pool_bytes);
     let result = lifecycle.run(&events, &sender);
     drop(endpoint);
@@ -133,7 +136,8 @@ fn start(arguments: &MountArguments, settings: &Config, pool_bytes: u64) -> Resu
     config.mount.allow_other = arguments.allow_other.then_some(true);
     config.mount.replace = arguments.replace;
     let classifier: Arc<dyn Classifier> = Arc::clone(&who) as _;
-    let mut daemon = Daemon::start(&engine, classifier, &config).map_err(failure)?;
+    let start = || Daemon::start(&engine, Arc::clone(&classifier), &config);
+    let mut daemon = when_free(start, arguments.flush_timeout).map_err(failure)?;
     if let Some(control) = &arguments.control {
         let options = MountOptions {
             allow_other: config.mount.allow_other,
@@ -144,6 +148,31 @@ fn start(arguments: &MountArguments, settings: &Config, pool_bytes: u64) -> Resu
         daemon.mount_control(control, &options, ControlFs::new(tree), session).map_err(failure)?;
     }
     Ok(daemon)
+}
+
+/// What the mount table shows as the source.
+fn source(arguments: &MountArguments) -> &OsStr {
+    arguments.data.as_deref().map_or(OsStr::new("volumes"), Path::as_os_str)
+}
+
+/// Starts a daemon as soon as the one before has written its last byte to the directory, and let go of it.
+fn when_free(
+    start: impl Fn() -> Result<Daemon, DaemonError>,
+    timeout: Duration,
+) -> Result<Daemon, DaemonError> {
+    let until = Instant::now() + timeout;
+    let mut is_told = false;
+    loop {
+        match start() {
+            Err(DaemonError::Volume(error @ VolumeError::InUse { .. })) if Instant::now() < until => {
+                if !std::mem::replace(&mut is_told, true) {
+                    eprintln!("umemcg: {error}; waiting for up to {} s", timeout.as_secs());
+                }
+                std::thread::sleep(volumes::DIRECTORY_LOOK);
+            }
+            started => return started,
+        }
+    }
 }
 
 /// `--io-mode`.
@@ -158,9 +187,8 @@ fn io_mode(arguments: &MountArguments) -> IoMode {
 
 fn failure(error: DaemonError) -> Failure {
     match &error {
-        DaemonError::Mount(MountError::Busy { .. } | MountError::Stale(_)) => {
-            Failure::Busy(error.to_string())
-        }
+        DaemonError::Mount(MountError::Busy { .. } | MountError::Stale(_))
+        | DaemonError::Volume(VolumeError::InUse { .. }) => Failure::Busy(error.to_string()),
         _ => Failure::Failed(error.to_string()),
     }
 }
@@ -216,6 +244,7 @@ fn announce(arguments: &MountArguments, daemon: &Daemon, pool_bytes: u64) {
 /// A daemon as the lifecycle sees it.
 struct Mounted {
     daemon: Arc<Daemon>,
+    source: OsString,
 }
 
 impl Served for Mounted {
@@ -224,7 +253,12 @@ impl Served for Mounted {
     }
 
     fn unmount(&self, detach: bool) -> io::Result<()> {
-        self.daemon.unmount(if detach { Unmount::Lazily } else { Unmount::IfIdle })?;
+        let point = self.daemon.mounted().point();
+        // While it is mounted: afterwards umount(8) would not find it.
+        umount_helper::forget(point);
+        self.daemon
+            .unmount(if detach { Unmount::Lazily } else { Unmount::IfIdle })
+            .inspect_err(|_| umount_helper::record(&self.source, point))?;
         // A shell that stands in the control files keeps nothing from ending.
         self.daemon.control_mounted().map_or(Ok(()), |control| control.unmount(Unmount::Lazily))
     }

@@ -2,13 +2,13 @@
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use umemcg_fuse::mountinfo::Mount;
-use umemcg_fuse::{Daemon, RemoveVolumeError, VolumeInfo};
-use umemcg_vfs::volumes::RemoveError;
-use umemcg_vfs::{TmpfsConfig, VolumeConfig, VolumeKind, VolumeSpec};
+use umemcg_fuse::{AddVolumeError, Daemon, RemoveVolumeError, VolumeInfo};
+use umemcg_vfs::volumes::{AddError, RemoveError};
+use umemcg_vfs::{TmpfsConfig, VolumeConfig, VolumeError, VolumeKind, VolumeSpec};
 
 use crate::args::{
     DaemonArguments, VolumeAddArguments, VolumeCommand, VolumeListArguments, VolumeRemoveArguments,
@@ -19,6 +19,11 @@ use crate::exit::{Failure, LostFile};
 use crate::mount::lost_file;
 use crate::mounts::is_umemcg;
 use crate::table::{TextTable, human_bytes};
+
+/// How long an added volume waits for a directory that a removed one has not let go of.
+const ADD_WAIT: Duration = Duration::from_secs(2);
+/// How often it is looked whether a directory is free.
+pub(crate) const DIRECTORY_LOOK: Duration = Duration::from_millis(50);
 
 /// `umemcg volume`.
 ///
@@ -165,13 +170,37 @@ fn the_only_mount() -> Result<Mount, Failure> {
     }
 }
 
+/// Adds a volume as soon as another volume, or daemon, has let go of its directory.
+pub(crate) fn add_when_free(
+    daemon: &Daemon,
+    name: &str,
+    spec: &VolumeSpec,
+    until: Instant,
+) -> Result<VolumeInfo, AddVolumeError> {
+    loop {
+        match daemon.add_volume(name, spec) {
+            Err(AddVolumeError::Add(AddError::Volume(VolumeError::InUse { .. })))
+                if Instant::now() < until =>
+            {
+                std::thread::sleep(DIRECTORY_LOOK);
+            }
+            added => return added,
+        }
+    }
+}
+
 /// Carries out a request about volumes.
 pub fn serve(daemon: &Daemon, request: Request, deadline: Instant, progress: &mut dyn FnMut(u64)) -> Reply {
     match request {
-        Request::VolumeAdd { name, data } => match daemon.add_volume(&name, &spec_of(&data)) {
-            Ok(info) => Reply::Volumes { volumes: vec![row_of(&info)] },
-            Err(error) => Reply::Failed { message: format!("cannot add the volume: {error}") },
-        },
+        Request::VolumeAdd { name, data } => {
+            match add_when_free(daemon, &name, &spec_of(&data), Instant::now() + ADD_WAIT) {
+                Ok(info) => Reply::Volumes { volumes: vec![row_of(&info)] },
+                Err(AddVolumeError::Add(AddError::Volume(error @ VolumeError::InUse { .. }))) => {
+                    Reply::Busy { users: vec![error.to_string()] }
+                }
+                Err(error) => Reply::Failed { message: format!("cannot add the volume: {error}") },
+            }
+        }
         Request::VolumeList => Reply::Volumes { volumes: daemon.list_volumes().iter().map(row_of).collect() },
         Request::VolumeRemove { name, force, .. } => {
             match daemon.remove_volume(&name, force, deadline, progress) {

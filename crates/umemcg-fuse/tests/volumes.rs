@@ -119,7 +119,8 @@ fn between_volumes_nothing_is_renamed_or_linked_and_no_two_files_look_like_one()
     let dir = many.add("a");
     many.add("b");
     // The same directory once more: the same inodes on the host.
-    many.daemon.add_volume("again", &VolumeSpec::Directory(VolumeConfig::one_of_many(&dir))).unwrap();
+    let again = VolumeConfig { is_exclusive: false, ..VolumeConfig::one_of_many(&dir) };
+    many.daemon.add_volume("again", &VolumeSpec::Directory(again)).unwrap();
     fs::write(many.path("a/f"), "x").unwrap();
     assert_eq!(errno(fs::rename(many.path("a/f"), many.path("b/f"))), Some(Errno::XDEV));
     assert_eq!(errno(fs::hard_link(many.path("a/f"), many.path("b/f"))), Some(Errno::XDEV));

@@ -45,6 +45,12 @@ pub enum VolumeError {
         /// What the host said.
         errno: Errno,
     },
+    /// Another volume writes to it, of this process or of another.
+    #[error("the directory {} is served, or still being written to, by another daemon", dir.display())]
+    InUse {
+        /// The directory that was asked for.
+        dir: PathBuf,
+    },
     /// File handles were demanded and cannot be used.
     #[error(
         "file handles do not work on {}: {errno}; they need CAP_DAC_READ_SEARCH and a file system that has them",

@@ -7,11 +7,11 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatVfsMountFlags};
+use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, StatVfsMountFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 use umemcg_arena::handle::{name_to_handle, open_by_handle};
 
@@ -67,6 +67,9 @@ pub struct VolumeConfig {
     /// Most files whose cached content is kept although the kernel has forgotten them. Each costs about a kilobyte beside
     /// its pages, and no descriptor.
     pub max_kept_files: usize,
+    /// Whether the directory is claimed: an advisory lock on it (`flock(2)`) keeps other volumes out, of all processes, until the last
+    /// byte of this one is written. Only where the directory may be read and its file system has such locks.
+    pub is_exclusive: bool,
     /// Node ids other than the root's are above this.
     pub node_base: u64,
     /// Parts of the inode table, each with a lock of its own: a power of two from 2 to 64. An empty part takes 112 bytes.
@@ -82,6 +85,7 @@ impl VolumeConfig {
             reach: Reach::Auto,
             max_idle_descriptors: 1024,
             max_kept_files: 4096,
+            is_exclusive: true,
             node_base: 0,
             nr_shards: NR_SHARDS_MAX,
         }
@@ -112,7 +116,8 @@ pub(crate) fn next_store_id() -> StoreId {
 pub(crate) struct Volume {
     /// (C) Its path, for messages.
     pub(crate) dir: PathBuf,
-    /// (C) The directory; readable where the daemon may read it, so that handles can be opened on its mount.
+    /// (C) The directory; readable where the daemon may read it, so that handles can be opened on its mount. Carries the lock of an
+    /// exclusive volume, which so ends with the last content that may write to it, or with the process.
     pub(crate) root: Arc<OwnedFd>,
     /// (C) Attributes of the directory when it was opened.
     pub(crate) root_stat: HostStat,
@@ -150,6 +155,9 @@ impl Volume {
             }
             root => root.map_err(failed)?,
         };
+        if config.is_exclusive {
+            claim(&root, &config.dir)?;
+        }
         let root_stat = host::stat_fd(&root).map_err(failed)?;
         let reach = match config.reach {
             Reach::Names => Reach::Names,
@@ -216,6 +224,19 @@ impl Volume {
     /// Whether an inode belongs to the volume's file system.
     pub(crate) fn owns(&self, stat: &HostStat) -> bool {
         stat.dev == self.root_stat.dev && !stat.is_mount
+    }
+}
+
+/// Keeps other volumes away from a directory as long as this description of it is open.
+fn claim(root: &OwnedFd, dir: &Path) -> Result<(), VolumeError> {
+    match rustix::fs::flock(root, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(()),
+        Err(Errno::WOULDBLOCK) => Err(VolumeError::InUse { dir: dir.to_owned() }),
+        Err(errno) => {
+            // One that may not be read, or a file system without such locks.
+            tracing::info!(%errno, dir = %dir.display(), "the directory cannot be locked; nothing keeps another daemon out");
+            Ok(())
+        }
     }
 }
 
@@ -291,6 +312,19 @@ mod tests {
         assert_ne!(volume.io_mode(), IoMode::Auto);
         assert_ne!(volume.reach, Reach::Auto);
         assert!(volume.len_max > 4 << 30);
+    }
+
+    #[test]
+    fn a_directory_is_one_volumes_until_that_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = VolumeConfig::new(dir.path());
+        let first = Volume::open(&config).unwrap();
+        let refused = Volume::open(&config).unwrap_err();
+        assert!(matches!(&refused, VolumeError::InUse { dir: named } if named == dir.path()), "{refused}");
+        // Who only looks is not kept out.
+        Volume::open(&VolumeConfig { is_exclusive: false, ..config.clone() }).unwrap();
+        drop(first);
+        Volume::open(&config).unwrap();
     }
 
     #[test]

@@ -16,6 +16,8 @@ fn small(reach: Reach) -> Fixture {
     v.engine = Engine::new(EngineConfig { pool_bytes: 4 << 20, nr_nodes: 1, ..Default::default() }).unwrap();
     let mut config = VolumeConfig::new(v.dir.path());
     config.reach = reach;
+    // In place of the fixture's own.
+    config.is_exclusive = false;
     config.max_idle_descriptors = 16;
     config.max_kept_files = 8;
     v.vfs = Vfs::new(&v.engine, config).unwrap();

@@ -115,10 +115,12 @@ fn a_second_signal_does_not_wait_for_whoever_is_inside() {
 fn places_that_cannot_be_mounted_are_refused_with_a_reason() {
     needs_mount!();
     let mut mount = Mount::start();
-    let data = mount.data().to_str().unwrap().to_owned();
     let place = |name: &str| mount.outside().join(name).to_str().unwrap().to_owned();
+    // One that nobody serves.
+    let data = place("other");
     fs::write(place("file"), "").unwrap();
     fs::create_dir(place("free")).unwrap();
+    fs::create_dir(&data).unwrap();
     let check = |arguments: &[&str], code, reason: &str| {
         let mut words = vec!["mount"];
         words.extend(arguments);

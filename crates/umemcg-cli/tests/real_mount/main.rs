@@ -15,6 +15,7 @@ mod programs;
 mod protection;
 mod top;
 mod transcript;
+mod umount;
 mod user;
 mod volumes;
 mod walks;

@@ -1,0 +1,148 @@
+//! Plain `umount MNT` made to wait for the data, as `umemcg umount MNT` does.
+//!
+//! The kernel tells a FUSE daemon of an unmount only when it is over, so umount(8) must ask the daemon before. It does so through
+//! a helper, a program `umount.TYPE`, if it knows the type; and it looks for the type of a mount that is on record with it
+//! (`/run/mount/utab`). So the daemon has its mount put on record where the helper is installed, and this program is the helper when
+//! it is called by that name. `umount -i`, umount2(2), and containers that end call no helper: the daemon writes the rest afterwards,
+//! and keeps its lock on the directory until then.
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use clap::Parser;
+use umemcg_fuse::Unmount;
+use umemcg_fuse::mount::unmount;
+use umemcg_fuse::mountinfo::Mount;
+
+use crate::args::{SyncArguments, UmountArguments};
+use crate::client::{self, is_dead, our_mount};
+use crate::exit::Failure;
+
+/// The type of data mounts, and so the name of their helper.
+const TYPE: &str = "fuse.umemcg";
+/// Where umount(8) looks for helpers.
+const DIRECTORIES: [&str; 3] = ["/sbin", "/sbin/fs.d", "/sbin/fs"];
+/// How long a lazy unmount tries to write back before the mount goes out of sight; the daemon goes on after that.
+const LAZY_FLUSH: Duration = Duration::from_secs(5);
+
+/// What umount(8) calls its helpers with.
+#[derive(Debug, Parser)]
+#[command(name = "umount.fuse.umemcg", about = "Called by umount(8): writes everything back, then unmounts")]
+struct HelperArguments {
+    /// The mount point
+    directory: PathBuf,
+    /// Take it out of sight at once, and let those who use it finish
+    #[arg(short)]
+    lazy: bool,
+    /// Do not wait for anything
+    #[arg(short)]
+    force: bool,
+    #[arg(short, hide = true)]
+    no_record: bool,
+    #[arg(short, hide = true)]
+    read_only: bool,
+    #[arg(short, hide = true)]
+    verbose: bool,
+    #[arg(short = 't', hide = true)]
+    kind: Option<String>,
+    #[arg(short = 'N', hide = true)]
+    namespace: Option<PathBuf>,
+}
+
+/// Whether this program was called as the helper.
+pub fn is_called_for() -> bool {
+    let name = std::env::args_os().next().map(PathBuf::from);
+    name.as_deref().and_then(Path::file_name) == Some(&helper_name())
+}
+
+fn helper_name() -> OsString {
+    OsString::from(format!("umount.{TYPE}"))
+}
+
+/// What the helper does.
+///
+/// # Errors
+/// As `umemcg umount`.
+pub fn run() -> Result<(), Failure> {
+    let arguments = HelperArguments::parse();
+    if arguments.namespace.is_some() {
+        return Err(Failure::Usage("another mount namespace is entered with nsenter(1)".into()));
+    }
+    let mountpoint = arguments.directory;
+    let mount = our_mount(&mountpoint)?;
+    let how = match (arguments.force, arguments.lazy) {
+        (true, _) => Unmount::ByForce,
+        (false, true) => {
+            let sync = SyncArguments { mountpoint, flush_timeout: Some(LAZY_FLUSH), json: false };
+            if let Err(failure) = client::sync(&sync) {
+                eprintln!("umemcg: {failure}; the daemon goes on trying");
+            }
+            Unmount::Lazily
+        }
+        (false, false) => {
+            match client::umount(&UmountArguments { mountpoint, flush_timeout: None, json: false }) {
+                // It is gone, as was asked for.
+                Err(failure @ Failure::NotServed(_)) if is_gone(&mount) => {
+                    eprintln!("umemcg: {failure}");
+                    return Ok(());
+                }
+                Err(Failure::NotServed(_)) if !is_dead(&mount) => {
+                    eprintln!("umemcg: no daemon answers; what it has not written it writes after this");
+                    Unmount::IfIdle
+                }
+                result => return result,
+            }
+        }
+    };
+    forget(&mount.point);
+    unmount(&mount.point, how).map_err(|error| Failure::at("cannot unmount", &mount.point, &error))
+}
+
+fn is_gone(mount: &Mount) -> bool {
+    umemcg_fuse::mountinfo::mount_at(&mount.point).is_ok_and(|there| there.is_none())
+}
+
+/// Has umount(8) call the helper for a mount, where there is one. Without it nothing changes.
+pub fn record(source: &OsStr, point: &Path) {
+    let is_installed = DIRECTORIES.iter().any(|directory| Path::new(directory).join(helper_name()).exists());
+    if !rustix::process::geteuid().is_root() || !is_installed {
+        return;
+    }
+    let mut command = Command::new("mount");
+    command.args(["--fake", "--internal-only", "-t", TYPE, "-o"]).arg(format!("helper={TYPE}"));
+    let recorded = quietly(command.arg(source).arg(point));
+    if !recorded {
+        tracing::info!(
+            "umount(8) does not know of the helper: after a plain umount the rest is written later"
+        );
+    }
+}
+
+/// Takes a mount off the record, before it is unmounted by other ways than umount(8).
+pub fn forget(point: &Path) {
+    if rustix::process::geteuid().is_root() && Path::new("/run/mount/utab").exists() {
+        quietly(Command::new("umount").args(["--fake", "--internal-only"]).arg(point));
+    }
+}
+
+fn quietly(command: &mut Command) -> bool {
+    let run = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    run.is_ok_and(|status| status.success())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_helper_takes_what_umount_calls_it_with() {
+        let parse = |words: &[&str]| HelperArguments::try_parse_from(words).unwrap();
+        let words = ["umount.fuse.umemcg", "/mnt", "-n", "-l", "-f", "-v", "-r", "-t", "fuse.umemcg"];
+        let arguments = parse(&words);
+        assert!(arguments.lazy && arguments.force && arguments.directory == Path::new("/mnt"));
+        let arguments = parse(&words[..2]);
+        assert!(!arguments.lazy && !arguments.force);
+    }
+}
