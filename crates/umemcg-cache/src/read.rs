@@ -291,13 +291,14 @@ impl File {
             let _stalled = is_refault.then(|| StalledHere::begin(group));
             self.fill_runs(&mut inserted, asked_end)
         };
-        drop(content);
         let contiguous = inserted.iter().zip(page..asked_end).take_while(|(page, at)| page.page == *at);
         let (nr_contiguous, nr_filled) = contiguous.fold((0, 0), |(nr, filled), (page, _)| {
             (nr + 1, filled + usize::from(page.is_filled && filled == nr))
         });
         self.settle(group, inserted.iter().filter(|page| page.is_filled && !is_overrun), asked_end);
         self.take_out_locked(inserted.iter().filter(|page| !page.is_filled || is_overrun));
+        // Not before: a truncation takes these pages out too, and zeroes what it finds up to date.
+        drop(content);
         drop(page_locks);
         for page in &inserted[nr_filled..] {
             self.cache.reclaimer().unpin(page.frame);
