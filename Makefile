@@ -16,11 +16,14 @@ LOOM_CRATES = $(sort $(patsubst crates/%/tests/,%,$(dir $(wildcard crates/*/test
 CRASH_KILLS ?= 300
 CRASH_ROUNDS ?= 100
 CRASH_FIO_MIB ?= 48
+# How long `make test-together` makes new rounds, and the seed of one round to repeat instead.
+TOGETHER_SECONDS ?= 600
+TOGETHER_SEED ?=
 # How long the POSIX suites and the benchmarks run; CI makes both short.
 POSIX_SCALE ?= full
 BENCH_SCALE ?= 1
 
-.PHONY: help run test unit loom scale test-posix test-crash test-names bench experiments lint deps build install clean
+.PHONY: help run test unit loom scale test-posix test-crash test-together test-names bench experiments lint deps build install clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1\t/' | expand -t 14
@@ -35,6 +38,7 @@ run: build ## build, then show a real mount with two groups and real programs in
 	$(TARGET)/release/umemcg demo
 
 test: deps unit loom ## everything that the project promises, on this machine (under ten minutes)
+	@$(MAKE) test-together TOGETHER_SECONDS=20
 
 # The development profile: it builds fast, and its assertions (lock ranks, accounting) are on.
 unit: deps ## unit, property and real-mount tests, without the models
@@ -57,6 +61,12 @@ test-crash: deps ## hundreds of kills of a daemon under load, thousands of power
 		$(CARGO) test --locked -p umemcg-cli --test crash -- --nocapture
 	UMEMCG_CRASH_ROUNDS="$(CRASH_ROUNDS)" $(CARGO) test --locked -p umemcg --test crash -- --nocapture cut
 	UMEMCG_CRASH_ROUNDS="$(CRASH_ROUNDS)" $(CARGO) test --locked -p umemcg-fuse --test power_cut -- --nocapture
+
+# A build of its own: every lock, atomic and look at the clock is the scheduler's.
+test-together: deps ## everything at once against a sequential model, under a scheduler that a seed repeats; an hour by hand
+	RUSTFLAGS="--cfg schedule" CARGO_TARGET_DIR="$(TARGET)/schedule" \
+		UMEMCG_TOGETHER_SECONDS="$(TOGETHER_SECONDS)" $(if $(TOGETHER_SEED),UMEMCG_TOGETHER_SEED="$(TOGETHER_SEED)") \
+		$(CARGO) test --profile loom --locked -p umemcg --test together -- --nocapture
 
 test-names: deps ## half a million names known at once, and walked from a group of 16 MiB; empties the caches of the host
 	$(CARGO) test --release --locked -p umemcg-cli --test real_mount -- --ignored --nocapture --test-threads=1 half_a_million

@@ -4,10 +4,10 @@
 //! that was written before the ring it took, so "ring after the change, look after the take" loses no wake-up.
 
 use std::fmt;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Condvar, Mutex};
+use crate::sync::{Condvar, Instant, Mutex};
 
 /// A coalescing wake signal.
 #[derive(Default)]
@@ -72,7 +72,7 @@ impl Bell {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(any(loom, schedule))))]
 mod tests {
     use super::*;
     use std::sync::Arc;

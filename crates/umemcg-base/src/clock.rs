@@ -2,7 +2,9 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use crate::sync::Instant;
 
 /// Monotonic time since an arbitrary origin.
 pub trait Clock: Send + Sync + fmt::Debug {
@@ -63,7 +65,7 @@ impl Clock for ManualClock {
 /// tells it to.
 #[derive(Debug)]
 pub struct Worker {
-    handle: Option<std::thread::JoinHandle<()>>,
+    handle: Option<JoinHandle<()>>,
 }
 
 impl Worker {
@@ -73,7 +75,7 @@ impl Worker {
     /// When the operating system refuses a thread.
     pub fn spawn(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<Self> {
         debug_assert!(name.len() <= 15, "thread name {name} is cut by the operating system");
-        let handle = std::thread::Builder::new().name(name.into()).spawn(body)?;
+        let handle = start(name, body)?;
         Ok(Self { handle: Some(handle) })
     }
 }
@@ -81,7 +83,7 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         if let Some(handle) = self.handle.take()
-            && handle.thread().id() != std::thread::current().id()
+            && !is_current(&handle)
         {
             let _ = handle.join();
         }
@@ -94,7 +96,28 @@ impl Drop for Worker {
 /// When the operating system refuses a thread.
 pub fn spawn_detached(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     debug_assert!(name.len() <= 15, "thread name {name} is cut by the operating system");
-    std::thread::Builder::new().name(name.into()).spawn(body).map(drop)
+    start(name, body).map(drop)
+}
+
+#[cfg(not(schedule))]
+use std::thread::JoinHandle;
+
+#[cfg(not(schedule))]
+fn start(name: &str, body: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name.into()).spawn(body)
+}
+
+#[cfg(not(schedule))]
+fn is_current(thread: &JoinHandle<()>) -> bool {
+    thread.thread().id() == std::thread::current().id()
+}
+
+#[cfg(schedule)]
+use crate::schedule::{JoinHandle, spawn as start};
+
+#[cfg(schedule)]
+fn is_current(thread: &JoinHandle<()>) -> bool {
+    thread.is_current()
 }
 
 #[cfg(test)]

@@ -7,6 +7,8 @@ pub mod clock;
 pub mod errseq;
 pub mod panics;
 pub mod rank;
+#[cfg(schedule)]
+pub mod schedule;
 pub mod size;
 pub mod sync;
 pub mod table;

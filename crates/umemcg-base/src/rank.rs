@@ -6,7 +6,8 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+
+use crate::sync::ranked::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// Ranks from the outermost to the innermost. Two locks of one rank are never held together, except where the acquisition
 /// says so ([`RankedMutex::lock_second`]).
@@ -301,6 +302,7 @@ impl<T> RankedMutex<T> {
 
     /// Waits for the lock. Debug builds panic when a lock of the same or a higher rank is held.
     #[inline]
+    #[cfg_attr(schedule, track_caller)]
     pub fn lock(&self) -> RankedMutexGuard<'_, T> {
         #[cfg(debug_assertions)]
         held::push(self.rank, false);
@@ -310,6 +312,7 @@ impl<T> RankedMutex<T> {
     /// Like [`lock`](Self::lock), but one lock of the same rank may be held already. The caller states the order
     /// among them (for LRU lists: parent before child).
     #[inline]
+    #[cfg_attr(schedule, track_caller)]
     pub fn lock_second(&self) -> RankedMutexGuard<'_, T> {
         #[cfg(debug_assertions)]
         held::push(self.rank, true);
@@ -318,12 +321,9 @@ impl<T> RankedMutex<T> {
 
     /// Takes the lock if nobody holds it. Allowed out of order, because it cannot wait.
     #[inline]
+    #[cfg_attr(schedule, track_caller)]
     pub fn try_lock(&self) -> Option<RankedMutexGuard<'_, T>> {
-        let inner = match self.inner.try_lock() {
-            Ok(inner) => inner,
-            Err(TryLockError::Poisoned(poison)) => poison.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
+        let inner = self.inner.try_lock()?;
         #[cfg(debug_assertions)]
         held::push_tried(self.rank);
         Some(RankedMutexGuard { inner: Some(inner), of: self })
@@ -331,12 +331,13 @@ impl<T> RankedMutex<T> {
 
     /// The value, when nobody else can hold the lock.
     pub fn get_mut(&mut self) -> &mut T {
-        self.inner.get_mut().unwrap_or_else(PoisonError::into_inner)
+        self.inner.get_mut()
     }
 
     #[inline]
+    #[cfg_attr(schedule, track_caller)]
     fn wait(&self) -> MutexGuard<'_, T> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock()
     }
 }
 
@@ -409,17 +410,18 @@ impl<T: fmt::Debug> fmt::Debug for RankedMutexGuard<'_, T> {
 pub struct RankedRwLock<T> {
     #[cfg_attr(not(debug_assertions), allow(dead_code))]
     rank: Rank,
-    inner: parking_lot::RwLock<T>,
+    inner: RwLock<T>,
 }
 
 impl<T> RankedRwLock<T> {
     /// A new unlocked lock of the given rank.
     pub const fn new(rank: Rank, value: T) -> Self {
-        Self { rank, inner: parking_lot::RwLock::new(value) }
+        Self { rank, inner: RwLock::new(value) }
     }
 
     /// Waits for shared access.
     #[inline]
+    #[cfg_attr(schedule, track_caller)]
     pub fn read(&self) -> RankedReadGuard<'_, T> {
         #[cfg(debug_assertions)]
         held::push(self.rank, false);
@@ -428,6 +430,7 @@ impl<T> RankedRwLock<T> {
 
     /// Takes shared access if that needs no waiting.
     #[inline]
+    #[cfg_attr(schedule, track_caller)]
     pub fn try_read(&self) -> Option<RankedReadGuard<'_, T>> {
         let inner = self.inner.try_read()?;
         #[cfg(debug_assertions)]
@@ -437,6 +440,7 @@ impl<T> RankedRwLock<T> {
 
     /// Waits for exclusive access.
     #[inline]
+    #[cfg_attr(schedule, track_caller)]
     pub fn write(&self) -> RankedWriteGuard<'_, T> {
         #[cfg(debug_assertions)]
         held::push(self.rank, false);
@@ -454,7 +458,7 @@ impl<T: fmt::Debug> fmt::Debug for RankedRwLock<T> {
 #[must_use]
 #[derive(Debug)]
 pub struct RankedReadGuard<'a, T> {
-    inner: parking_lot::RwLockReadGuard<'a, T>,
+    inner: RwLockReadGuard<'a, T>,
     #[cfg_attr(not(debug_assertions), allow(dead_code))]
     rank: Rank,
 }
@@ -479,7 +483,7 @@ impl<T> Drop for RankedReadGuard<'_, T> {
 #[must_use]
 #[derive(Debug)]
 pub struct RankedWriteGuard<'a, T> {
-    inner: parking_lot::RwLockWriteGuard<'a, T>,
+    inner: RwLockWriteGuard<'a, T>,
     #[cfg_attr(not(debug_assertions), allow(dead_code))]
     rank: Rank,
 }

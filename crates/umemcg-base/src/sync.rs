@@ -1,23 +1,84 @@
-//! The one place that says which atomics and locks we are compiled with: the standard ones, or loom's when
-//! the crate is built with `--cfg loom`. Code with a protocol between threads imports from here only.
+//! The one place that says which atomics, locks and clock we are compiled with: the standard ones, loom's
+//! with `--cfg loom`, or those of the [scheduler](crate::schedule) that owns time and threads with
+//! `--cfg schedule`. Below the names and inodes, locks and the time come from here only, atomics where
+//! they carry a protocol between threads.
 
-#[cfg(not(loom))]
+#[cfg(not(any(loom, schedule)))]
 pub use std::sync::{Arc, atomic};
 
 #[cfg(loom)]
 pub use loom::sync::{Arc, atomic};
 
-#[cfg(not(loom))]
+#[cfg(schedule)]
+pub use crate::schedule::atomic;
+#[cfg(schedule)]
+pub use std::sync::Arc;
+
+#[cfg(not(any(loom, schedule)))]
 pub use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+#[cfg(schedule)]
+pub use crate::schedule::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// A point in time, the scheduler's where there is one.
+#[cfg(schedule)]
+pub use crate::schedule::Instant;
+#[cfg(not(schedule))]
+pub use std::time::Instant;
+
+#[cfg(schedule)]
+pub use crate::schedule as thread;
 /// Threads as the models see them.
 #[cfg(loom)]
 pub use loom::thread;
-#[cfg(not(loom))]
+#[cfg(not(any(loom, schedule)))]
 pub use std::thread;
 
 #[cfg(loom)]
 pub use modelled::{Condvar, Mutex, MutexGuard};
+
+/// What the [ranked locks](crate::rank) are made of.
+#[cfg(schedule)]
+pub(crate) mod ranked {
+    pub(crate) use crate::schedule::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
+}
+
+/// What the [ranked locks](crate::rank) are made of: the standard library's mutex, without its poison, because
+/// what panics under a lock ends the process or is a test; and `parking_lot`'s reader-writer lock.
+#[cfg(not(schedule))]
+pub(crate) mod ranked {
+    use std::sync::{PoisonError, TryLockError};
+
+    pub(crate) use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+    pub(crate) use std::sync::MutexGuard;
+
+    #[derive(Debug)]
+    pub(crate) struct Mutex<T>(std::sync::Mutex<T>);
+
+    impl<T> Mutex<T> {
+        pub(crate) const fn new(value: T) -> Self {
+            Self(std::sync::Mutex::new(value))
+        }
+
+        #[inline]
+        pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        }
+
+        #[inline]
+        pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+            match self.0.try_lock() {
+                Ok(guard) => Some(guard),
+                Err(TryLockError::Poisoned(poison)) => Some(poison.into_inner()),
+                Err(TryLockError::WouldBlock) => None,
+            }
+        }
+
+        pub(crate) fn get_mut(&mut self) -> &mut T {
+            self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+        }
+    }
+}
 
 /// Loom's locks with the calls of those that we use otherwise.
 #[cfg(loom)]

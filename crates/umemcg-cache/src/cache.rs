@@ -1,16 +1,16 @@
 //! The page cache of one pool: the table of files, the index nodes, what is in flight beyond limits, the flushers, the
 //! thresholds.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
 use umemcg_arena::Arena;
-use umemcg_base::clock::{Clock, SystemClock};
+use umemcg_base::clock::{self, Clock, SystemClock};
+use umemcg_base::sync::{Condvar, Instant, Mutex};
 use umemcg_base::{PAGE_SIZE_U64, Rank, Table, assert_may_wait};
 use umemcg_group::Group;
 use umemcg_reclaim::{PageOwner, Reclaimer};
@@ -51,7 +51,7 @@ pub struct PageCache {
     files: Table<Mutex<Weak<File>>>,
     numbers: Mutex<FileNumbers>,
     /// Stores that have files in the cache; an entry of one that has none any more is replaced or swept.
-    domains: Mutex<HashMap<StoreId, Weak<Domain>>>,
+    domains: Mutex<BTreeMap<StoreId, Weak<Domain>>>,
     flushers: Arc<Flushers>,
     progress: (Mutex<u64>, Condvar),
     /// What holes of files in memory read as; made with the first of them.
@@ -140,7 +140,7 @@ impl PageCache {
         if let Some(domain) = domains.get(&id).and_then(Weak::upgrade) {
             return domain;
         }
-        if domains.len() == domains.capacity() {
+        if domains.len().is_power_of_two() {
             domains.retain(|_, domain| domain.strong_count() > 0);
         }
         let domain = Domain::new(self, id);
@@ -283,7 +283,7 @@ impl PageCache {
     fn sync_where(self: &Arc<Self>, timeout: Duration, is_meant: impl Fn(StoreId) -> bool) -> Vec<LostData> {
         let deadline = Instant::now() + timeout;
         let outcome: Arc<(Mutex<Unsynced>, Condvar)> = Arc::default();
-        let mut by_store: HashMap<StoreId, Vec<Arc<File>>> = HashMap::new();
+        let mut by_store: BTreeMap<StoreId, Vec<Arc<File>>> = BTreeMap::new();
         for file in self.unclean_files().into_iter().filter(|file| is_meant(file.store.id())) {
             outcome.0.lock().insert(file.id, None);
             by_store.entry(file.store.id()).or_default().push(file);
@@ -294,7 +294,7 @@ impl PageCache {
         for _ in 0..nr_threads {
             let (outcome, stores) = (Arc::clone(&outcome), Arc::clone(&stores));
             // Left behind if a store hangs: nobody may wait for it longer than asked.
-            let _ = std::thread::Builder::new().name("umemcg-sync".into()).spawn(move || {
+            let _ = clock::spawn_detached("umemcg-sync", move || {
                 while let Some(files) = { stores.lock().pop() } {
                     for file in files {
                         let result = file.flush_range(0, PAGES_END, Durability::Full);

@@ -7,9 +7,9 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use parking_lot::Mutex;
+use umemcg_base::sync::{Instant, Mutex};
 use umemcg_base::{Bell, PAGE_SIZE_U64, Rank, RankedMutex};
 use umemcg_group::Group;
 use umemcg_reclaim::owner_from;

@@ -10,10 +10,10 @@
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 
 use thiserror::Error;
 use umemcg_arena::{Arena, FrameFlags as Flag, FrameId, FrameRecord};
+use umemcg_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use umemcg_base::{ErrorCursor, ErrorSequence, PAGE_SHIFT, PAGE_SIZE_U64, Rank, RankedMutex, RankedRwLock};
 use umemcg_group::{Group, OwnerId, Refused, StatItem};
 

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use umemcg_base::sync::Mutex;
 use umemcg_base::{clock, contained};
 
 use crate::domain::Domain;

@@ -10,9 +10,9 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use umemcg_arena::FrameId;
+use umemcg_base::sync::atomic::{AtomicU64, Ordering};
 use umemcg_base::{Rank, RankedMutex, RankedMutexGuard};
 use umemcg_reclaim::Shadow;
 

@@ -4,10 +4,10 @@
 //! makes anyway. Nodes are taken, and charged, before the index lock, as a [`NodeReserve`].
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
 use umemcg_arena::ZeroTable;
+use umemcg_base::sync::Mutex;
+use umemcg_base::sync::atomic::{AtomicU64, Ordering};
 use umemcg_group::{Charge, OwnerId, StatItem, uncharge_raw};
 use umemcg_reclaim::LIST_SLOT_BYTES;
 

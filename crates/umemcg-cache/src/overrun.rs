@@ -14,7 +14,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use parking_lot::{Condvar, Mutex};
+use umemcg_base::sync::{Condvar, Mutex};
 use umemcg_base::{PAGE_SIZE_U64, Rank, Waiting, assert_may_wait};
 use umemcg_group::Group;
 

@@ -1,8 +1,8 @@
 //! Waiting for a page that is being filled. A page's lock is a flag in its record; sleepers share a few hashed
 //! condition variables, because waiting for a page is rare and short-lived next to the I/O that it waits for.
 
-use parking_lot::{Condvar, Mutex};
 use umemcg_arena::{Arena, FrameFlags as Flag, FrameId};
+use umemcg_base::sync::{Condvar, Mutex};
 use umemcg_base::{Rank, assert_may_wait_among};
 
 const NR_BUCKETS: usize = 64;

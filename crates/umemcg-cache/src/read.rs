@@ -180,7 +180,7 @@ impl File {
                 return Ok(Some(NewPages { charge, frames, nodes, is_overrun: true }));
             }
             // Frames on their way back.
-            std::thread::yield_now();
+            umemcg_base::sync::thread::yield_now();
         }
         self.cache.arena().free(&frames);
         Err(no_memory())

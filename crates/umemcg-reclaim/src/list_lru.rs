@@ -122,7 +122,7 @@ impl ListLru {
             let part = ReclaimPart::of(&group, self.nr_nodes);
             // Closed: being removed, and in a moment its owner leads to the parent.
             let Ok(list) = ObjectLists::find_or_make(&group, part, self.key(node), self.serial) else {
-                std::thread::yield_now();
+                umemcg_base::sync::thread::yield_now();
                 continue;
             };
             let mut objects = list.lock();
@@ -203,7 +203,7 @@ impl ListLru {
             }
             let group = owner_from(self.slots.owner(slot)).resolve();
             let Some(list) = self.list(&group, node) else {
-                std::thread::yield_now();
+                umemcg_base::sync::thread::yield_now();
                 continue;
             };
             let mut objects = list.lock();

@@ -8,8 +8,8 @@
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 
-use parking_lot::Mutex;
 use umemcg_arena::ZeroTable;
+use umemcg_base::sync::Mutex;
 
 /// A place in an object list. Taken with [`ListLru::reserve`](crate::ListLru::reserve), given back with
 /// [`ListLru::release`](crate::ListLru::release).

@@ -4,10 +4,10 @@
 //! list that the page's owner resolves to. When a group is removed its lists are spliced to the parent's tail in O(1)
 //! (parent locked before child) and marked dead; whoever locks a dead list resolves the owner again.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use umemcg_arena::{Arena, FrameFlags as Flag, FrameId, FrameRecord};
+use umemcg_base::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use umemcg_base::{Rank, RankedMutex, RankedMutexGuard};
 use umemcg_group::presence::{self, Presence, Step};
 use umemcg_group::{Group, OwnerId, PartSlot};
@@ -395,7 +395,7 @@ pub fn with_lists<R>(
             return body(&mut lists, &group);
         }
         drop(lists);
-        std::thread::yield_now();
+        umemcg_base::sync::thread::yield_now();
     }
 }
 

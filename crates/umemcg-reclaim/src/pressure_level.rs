@@ -7,8 +7,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use parking_lot::RwLock;
 use umemcg_base::contained;
+use umemcg_base::sync::RwLock;
 use umemcg_group::Group;
 
 use crate::lruvec::ReclaimPart;

@@ -7,11 +7,11 @@
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
 use umemcg_arena::Arena;
 use umemcg_base::clock::{Clock, SystemClock};
+use umemcg_base::sync::{Condvar, Instant, Mutex};
 use umemcg_base::{PAGE_SIZE_U64, Rank, assert_may_wait, assert_no_locks_held};
 use umemcg_group::{Group, GroupTree, StatItem};
 

@@ -224,8 +224,8 @@ mod tests {
     use crate::reclaim::Reason;
     use crate::shrinker::{Count, Registration, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
     use crate::walk::is_eligible;
-    use parking_lot::Mutex;
     use umemcg_arena::Arena;
+    use umemcg_base::sync::Mutex;
     use umemcg_group::{Charge, GroupTree, UNLIMITED};
 
     const POOL: u64 = 16 << 20;

@@ -5,8 +5,8 @@ use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::{Arc, LazyLock};
 
-use parking_lot::Mutex;
 use umemcg_base::clock::{Clock, SystemClock};
+use umemcg_base::sync::Mutex;
 use umemcg_group::{Group, PartSlot};
 
 use crate::psi::{Pressure, StallMeter};

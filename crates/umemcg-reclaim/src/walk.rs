@@ -10,8 +10,8 @@
 
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
 use umemcg_base::PAGE_SIZE_U64;
+use umemcg_base::sync::Mutex;
 use umemcg_group::Group;
 
 use crate::lruvec::ReclaimPart;

@@ -10,7 +10,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use parking_lot::Mutex;
+use umemcg_base::sync::Mutex;
 use umemcg_group::{Group, UNLIMITED};
 
 use crate::lruvec::ReclaimPart;

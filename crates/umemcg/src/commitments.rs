@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use umemcg_base::sync::Mutex;
 use umemcg_group::Group;
 
 /// More than a level may hold.

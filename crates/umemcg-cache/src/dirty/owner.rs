@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use umemcg_base::sync::Mutex;
 use umemcg_group::Group;
 use umemcg_reclaim::owner_from;
 

@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use umemcg_base::sync::Mutex;
 use umemcg_group::{Group, PartSlot};
 
 use crate::dirty::lease;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use umemcg_base::sync::Mutex;
 use umemcg_group::Group;
 
 use crate::kswapd::queue::Queue;

@@ -4,9 +4,9 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
 use umemcg_base::clock::Worker;
 use umemcg_base::contained;
+use umemcg_base::sync::Mutex;
 use umemcg_group::Group;
 
 use super::job::{Job, Place};

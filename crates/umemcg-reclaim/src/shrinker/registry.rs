@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
-use parking_lot::{Condvar, Mutex};
+use umemcg_base::sync::{Condvar, Mutex};
 use umemcg_base::{Table, contained};
 use umemcg_group::Group;
 

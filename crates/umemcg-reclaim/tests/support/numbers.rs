@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use parking_lot::Mutex;
+use umemcg_base::sync::Mutex;
 use umemcg_group::{Group, StatItem};
 use umemcg_reclaim::shrinker::{
     Count, Registration, Scan, Scanned, ShrinkTarget, Shrinker, ShrinkerId, Usage,

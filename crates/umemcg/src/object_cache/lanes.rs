@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::thread::available_parallelism;
 
-use parking_lot::Mutex;
+use umemcg_base::sync::Mutex;
 
 /// Numbers of living threads.
 static NUMBERS: Mutex<Numbers> = Mutex::new(Numbers { free: Vec::new(), high: 0 });

@@ -6,7 +6,7 @@
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
 
-use parking_lot::{Condvar, Mutex};
+use umemcg_base::sync::{Condvar, Mutex};
 use umemcg_group::Group;
 
 use super::inner::Inner;

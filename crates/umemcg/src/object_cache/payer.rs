@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 use hashbrown::HashMap;
-use parking_lot::{Mutex, RwLock};
+use umemcg_base::sync::{Mutex, RwLock};
 use umemcg_group::{Charge, Group, OwnerId, StatItem};
 use umemcg_reclaim::{AccountedCharge, KnownList, ListLru, ListSlot};
 
@@ -292,7 +292,7 @@ impl Payers {
             // Being removed: it does not hold the number that the payer would be found by. In a moment its owner leads to the
             // parent.
             if charge.owner() != group.owner() {
-                std::thread::yield_now();
+                umemcg_base::sync::thread::yield_now();
                 continue;
             }
             let charge = AccountedCharge::new(charge, StatItem::SlabUnreclaimable);

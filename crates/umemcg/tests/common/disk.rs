@@ -188,6 +188,11 @@ impl Disk {
 pub struct Random(pub u64);
 
 impl Random {
+    /// A seed for another one.
+    pub fn next(&mut self) -> u64 {
+        (self.below(1 << 32) as u64) << 32 | self.below(1 << 32) as u64
+    }
+
     pub fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
