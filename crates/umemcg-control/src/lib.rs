@@ -21,6 +21,7 @@ mod ownership;
 mod peak;
 mod permission;
 mod pool_files;
+mod populated;
 mod pressure;
 mod process_files;
 mod protection_files;

@@ -72,6 +72,10 @@ pub struct Attr {
     pub size: u64,
     /// When the group was made.
     pub created: SystemTime,
+    /// When a group was last made, removed or renamed in a directory.
+    pub modified: SystemTime,
+    /// When that, the owner or the mode bits were last changed.
+    pub changed: SystemTime,
 }
 
 /// One name of a directory.

@@ -11,6 +11,7 @@ use umemcg_base::sync::Mutex;
 use crate::inert_files::Inert;
 use crate::peak::Peaks;
 use crate::permission::{Credentials, is_granted};
+use crate::populated::Populated;
 use crate::table::ROWS;
 use crate::watch::EventWaiters;
 
@@ -42,6 +43,8 @@ pub struct ControlPart {
     pub peaks: Peaks,
     /// Those who poll the event files.
     pub(crate) event_waiters: EventWaiters,
+    /// Those who poll `cgroup.events`.
+    pub(crate) populated: Populated,
     /// What was written to `memory.oom_control`. (A)
     pub(crate) oom_kill_disabled: AtomicBool,
     /// What was written to files that do nothing.
@@ -51,27 +54,41 @@ pub struct ControlPart {
     owners: Mutex<Owners>,
 }
 
+/// When something last changed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Times {
+    /// What is in it.
+    pub(crate) modified: SystemTime,
+    /// That, its owner or its mode bits.
+    pub(crate) changed: SystemTime,
+}
+
 #[derive(Debug)]
 struct Owners {
     directory: Owner,
+    times: Times,
     /// Whom a file belongs to that is not listed below.
     file_uid: u32,
     file_gid: u32,
-    files: HashMap<u8, Owner>,
+    /// Those that were changed, and when.
+    files: HashMap<u8, (Owner, SystemTime)>,
 }
 
 impl ControlPart {
     /// The state of a group; made for `directory`'s owner when it is the first time that anybody asks.
     pub fn of(group: &Group, directory: Owner) -> &ControlPart {
         let above = group.parent().and_then(|parent| ControlPart::if_present(parent));
+        let now = SystemTime::now();
         group.part(PartSlot::Control, || ControlPart {
             inert: Inert::below(above.map(|above| &above.inert)),
             peaks: Peaks::default(),
             event_waiters: EventWaiters::default(),
+            populated: Populated::default(),
             oom_kill_disabled: AtomicBool::new(false),
-            created: SystemTime::now(),
+            created: now,
             owners: Mutex::new(Owners {
                 directory,
+                times: Times { modified: now, changed: now },
                 file_uid: directory.uid,
                 file_gid: directory.gid,
                 files: HashMap::new(),
@@ -89,27 +106,46 @@ impl ControlPart {
         let owners = self.owners.lock();
         match row {
             None => owners.directory,
-            Some(row) => owners.files.get(&row).copied().unwrap_or(Owner {
-                uid: owners.file_uid,
-                gid: owners.file_gid,
-                mode: ROWS[row as usize].mode,
-            }),
+            Some(row) => owners.files.get(&row).map_or(
+                Owner { uid: owners.file_uid, gid: owners.file_gid, mode: ROWS[row as usize].mode },
+                |&(owner, _)| owner,
+            ),
         }
     }
 
     /// Changes the owner of the directory or of a file.
     pub fn set_owner(&self, row: Option<u8>, owner: Owner) {
         let mut owners = self.owners.lock();
+        let now = SystemTime::now();
         match row {
-            None => owners.directory = owner,
-            Some(row) => drop(owners.files.insert(row, owner)),
+            None => (owners.directory, owners.times.changed) = (owner, now),
+            Some(row) => drop(owners.files.insert(row, (owner, now))),
+        }
+    }
+
+    /// A group below was made, removed or renamed.
+    pub(crate) fn note_changed_entry(&self) {
+        let now = SystemTime::now();
+        self.owners.lock().times = Times { modified: now, changed: now };
+    }
+
+    /// When the directory or a file was last changed. What a file shows is made when it is read, so it is never modified.
+    pub(crate) fn times(&self, row: Option<u8>) -> Times {
+        let owners = self.owners.lock();
+        match row {
+            None => owners.times,
+            Some(row) => {
+                let changed = owners.files.get(&row).map_or(self.created, |&(_, changed)| changed);
+                Times { modified: self.created, changed }
+            }
         }
     }
 
     /// Gives a fresh group to whoever made it, directory and files.
     pub fn give_all_to(&self, directory: Owner) {
         let mut owners = self.owners.lock();
-        *owners =
-            Owners { directory, file_uid: directory.uid, file_gid: directory.gid, files: HashMap::new() };
+        (owners.file_uid, owners.file_gid) = (directory.uid, directory.gid);
+        owners.directory = directory;
+        owners.files = HashMap::new();
     }
 }

@@ -13,23 +13,31 @@ use umemcg::Group;
 use crate::error::ControlError;
 use crate::membership::MembershipError;
 use crate::permission::WRITE;
-use crate::row::{FileContext, find};
+use crate::populated::is_populated;
+use crate::row::{FileContext, Style, find};
 use crate::value::{parse_number, parse_pid, strip};
 
 type Shown = Result<String, ControlError>;
 type Done = Result<(), ControlError>;
 
 pub(crate) fn show_processes(context: &FileContext<'_>) -> Shown {
-    show_ids(context, context.tree.membership().processes(context.group)?)
+    show_ids(context, context.tree.membership().processes(context.group)?, context.tree.style() == Style::V1)
 }
 
+/// `tasks`.
+pub(crate) fn show_tasks(context: &FileContext<'_>) -> Shown {
+    show_ids(context, context.tree.membership().threads(context.group)?, true)
+}
+
+/// `cgroup.threads`.
 pub(crate) fn show_threads(context: &FileContext<'_>) -> Shown {
-    show_ids(context, context.tree.membership().threads(context.group)?)
+    show_ids(context, context.tree.membership().threads(context.group)?, false)
 }
 
-fn show_ids(context: &FileContext<'_>, ids: Vec<u32>) -> Shown {
+/// What the reader's pid namespace does not show is left out in version 1 and 0 in version 2, as in Linux.
+fn show_ids(context: &FileContext<'_>, ids: Vec<u32>, leave_out: bool) -> Shown {
     let ids = context.tree.membership().ids_for_viewer(context.request.tid, ids);
-    Ok(ids.iter().map(|id| format!("{id}\n")).collect())
+    Ok(ids.iter().filter(|&&id| id != 0 || !leave_out).map(|id| format!("{id}\n")).collect())
 }
 
 pub(crate) fn attach_process(context: &FileContext<'_>, written: &[u8]) -> Done {
@@ -136,15 +144,9 @@ pub(crate) fn show_type(_context: &FileContext<'_>) -> Shown {
 }
 
 pub(crate) fn show_events(context: &FileContext<'_>) -> Shown {
-    let membership = context.tree.membership();
-    let mut at = Group::next_in_subtree(context.group, None);
-    let mut populated = false;
-    while let Some(group) = at
-        && !populated
-    {
-        populated = membership.is_populated(&group);
-        at = Group::next_in_subtree(context.group, Some(&group));
-    }
+    let populated = is_populated(context.tree.membership(), context.group);
+    context.file.watch.note_populated(populated);
+    context.tree.part(context.group).populated.note(populated);
     Ok(format!("populated {}\nfrozen 0\n", u8::from(populated)))
 }
 

@@ -46,7 +46,7 @@ const GROUP: &[Row] = &[
         version: V1,
         mode: SET,
         place: Everywhere,
-        read: Some(process_files::show_threads),
+        read: Some(process_files::show_tasks),
         write: Some(process_files::attach_thread),
         write_reclaims: false,
         doc: "the threads in the group, one id per line; write an id to move that thread, 0 for the writer",
@@ -109,7 +109,7 @@ const GROUP: &[Row] = &[
         read: Some(process_files::show_events),
         write: None,
         write_reclaims: false,
-        doc: "`populated` is 1 while a process lives in the group or below it; `frozen` is always 0",
+        doc: "`populated` is 1 while a process lives in the group or below it; `frozen` is always 0; polled like memory.events",
     },
     Row {
         name: "cgroup.stat",

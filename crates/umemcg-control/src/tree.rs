@@ -18,8 +18,9 @@ use crate::listeners::Listeners;
 use crate::membership::Membership;
 use crate::node::{Attr, DirEntry, NodeId};
 use crate::open_file::OpenFile;
-use crate::ownership::{ControlPart, DIRECTORY_MODE, Owner};
+use crate::ownership::{ControlPart, DIRECTORY_MODE, Owner, Times};
 use crate::permission::{Credentials, READ, SEARCH, WRITE};
+use crate::populated::Watchers;
 use crate::pressure::Triggers;
 use crate::row::{FileContext, Row, Style, find};
 use crate::table::ROWS;
@@ -31,6 +32,8 @@ pub const NAME_BYTES_MAX: usize = 255;
 pub const WRITE_BYTES_MAX: usize = 4096;
 /// Listing position behind `.` and `..`; the first row's entry follows.
 pub const FIRST_COOKIE: u64 = 2;
+/// The mode bit that hands a directory's owning group on to what is made in it.
+const SET_GID: u16 = 0o2000;
 /// Listing positions from here on belong to child groups, by serial; below it to rows.
 const FIRST_CHILD_COOKIE: u64 = 1024;
 
@@ -89,6 +92,7 @@ pub struct ControlTree {
     moves: Mutex<()>,
     triggers: Triggers,
     listeners: Listeners,
+    populated: Watchers,
 }
 
 #[derive(Debug, Default)]
@@ -117,6 +121,7 @@ impl ControlTree {
             moves: Mutex::new(()),
             triggers: Triggers::default(),
             listeners: Listeners::default(),
+            populated: Watchers::default(),
         }
     }
 
@@ -216,7 +221,12 @@ impl ControlTree {
             CreateError::BadName => ControlError::Invalid,
             CreateError::Refused(_) => ControlError::NoMemory,
         })?;
-        self.part(&group).give_all_to(Owner { uid: who.uid, gid: who.gid, mode: mode & 0o7777 });
+        let above = self.part(&parent);
+        above.note_changed_entry();
+        let above = above.owner(None);
+        // As on other file systems, a directory with that bit hands on its owning group, and directories the bit, too.
+        let (gid, set_gid) = if above.mode & SET_GID != 0 { (above.gid, SET_GID) } else { (who.gid, 0) };
+        self.part(&group).give_all_to(Owner { uid: who.uid, gid, mode: mode & 0o7777 | set_gid });
         let node = self.remember(&group);
         Ok(self.attr_of(node, &group, None))
     }
@@ -242,6 +252,7 @@ impl ControlTree {
                 RemoveError::Gone => ControlError::NotFound,
             });
         }
+        self.part(&parent).note_changed_entry();
         self.listeners.group_removed(&group);
         Ok(())
     }
@@ -276,7 +287,9 @@ impl ControlTree {
             RenameError::BadName => ControlError::Invalid,
             RenameError::IsRoot => ControlError::Busy,
             RenameError::Gone => ControlError::NotFound,
-        })
+        })?;
+        self.part(&directory).note_changed_entry();
+        Ok(())
     }
 
     /// Changes owner and mode bits: root may do all, the owner may change the mode bits, and give to a user group that he
@@ -375,6 +388,11 @@ impl ControlTree {
         &self.triggers
     }
 
+    /// Those who poll whether the group is populated hear of it.
+    pub(crate) fn watch_populated(&self, group: &Arc<Group>) {
+        self.populated.add(&self.membership, group, &self.part(group).populated.waiters);
+    }
+
     pub(crate) fn listeners(&self) -> &Listeners {
         &self.listeners
     }
@@ -401,7 +419,9 @@ impl ControlTree {
         let Owner { uid, gid, mode } = part.owner(row);
         let nlink = if row.is_some() { 1 } else { 2 + group.nr_children() as u32 };
         let size = row.map_or(0, |row| ROWS[row as usize].shown_bytes());
-        Attr { node, is_directory: row.is_none(), mode, uid, gid, nlink, size, created: part.created }
+        let Times { modified, changed } = part.times(row);
+        let is_directory = row.is_none();
+        Attr { node, is_directory, mode, uid, gid, nlink, size, created: part.created, modified, changed }
     }
 
     /// What a name in a group's directory stands for.

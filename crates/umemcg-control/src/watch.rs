@@ -49,6 +49,11 @@ impl Waiters {
         wakers.push(Arc::downgrade(waker));
     }
 
+    /// Whether a file that waits is still open.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        self.0.lock().iter().any(|waker| waker.strong_count() > 0)
+    }
+
     pub(crate) fn wake_all(&self) {
         let wakers: Vec<_> = self.0.lock().iter().filter_map(Weak::upgrade).collect();
         wakers.iter().for_each(|waker| waker.wake());
@@ -103,6 +108,11 @@ fn nr_changes(row: &Row, group: &Group) -> Option<u64> {
 }
 
 impl Watch {
+    /// The file shows whether its group is populated.
+    pub(crate) fn note_populated(&self, is_populated: bool) {
+        self.seen.store(is_populated.into(), Ordering::Relaxed);
+    }
+
     /// The file is about to be read.
     pub(crate) fn note_read(&self, row: &Row, group: &Group) {
         if let Some(changes) = nr_changes(row, group) {
@@ -131,6 +141,9 @@ impl ControlTree {
         let Ok(group) = file.group() else { return News::Changed };
         let is_pressure = file.row.name == "memory.pressure";
         let trigger = file.trigger.lock().clone();
+        if file.row.name == "cgroup.events" {
+            return self.poll_populated(file, &group, waker);
+        }
         if !is_pressure && nr_changes(file.row, &group).is_none() {
             return News::None;
         }
@@ -151,5 +164,19 @@ impl ControlTree {
             None => nr_changes(file.row, &group) != Some(file.watch.seen.load(Ordering::Relaxed)),
         };
         if has_news || group.is_dead() { News::Changed } else { News::None }
+    }
+
+    fn poll_populated(&self, file: &OpenFile, group: &Arc<Group>, waker: Option<Waker>) -> News {
+        let populated = &self.part(group).populated;
+        if let Some(waker) = waker {
+            let waker = Arc::clone(file.watch.waker.lock().get_or_insert_with(|| Arc::new(waker)));
+            populated.waiters.add(&waker);
+            self.watch_populated(group);
+        }
+        if populated.last() != file.watch.seen.load(Ordering::Relaxed) || group.is_dead() {
+            News::Changed
+        } else {
+            News::None
+        }
     }
 }

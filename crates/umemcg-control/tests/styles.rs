@@ -187,3 +187,24 @@ fn a_kill_reaches_the_subtree_and_nothing_else() {
     assert_eq!([f.read("a/tasks").unwrap(), f.read("a/b/tasks").unwrap()], ["", ""]);
     assert_eq!(f.read("cgroup.procs").unwrap(), "300\n");
 }
+
+#[test]
+fn a_process_that_the_reader_cannot_see_is_shown_as_in_linux() {
+    for (style, file, shown) in [
+        (Style::V1, "cgroup.procs", ""),
+        (Style::V1, "tasks", ""),
+        (Style::V2, "cgroup.procs", "0\n"),
+        (Style::V2, "cgroup.threads", "0\n"),
+        (Style::Both, "tasks", ""),
+    ] {
+        let f = fixture_of(style);
+        f.mkdir("a").unwrap();
+        f.processes.add_process(&[100]);
+        f.write("a/cgroup.procs", "100").unwrap();
+        let open =
+            f.open_as(&format!("a/{file}"), support::READ, &umemcg_control::Credentials::ROOT).unwrap();
+        // In this reader's namespace every id is 1000 less.
+        let text = f.tree.read(&open, 0, 100, &support::request(9000)).unwrap();
+        assert_eq!(String::from_utf8(text).unwrap(), shown, "{style:?} {file}");
+    }
+}

@@ -37,6 +37,7 @@ use crate::wire::{
 /// Type bits of a mode.
 const DIRECTORY: u32 = 0o040_000;
 const REGULAR: u32 = 0o100_000;
+const TYPE_BITS: u32 = 0o170_000;
 /// Shift from a mode to the type in a listing.
 const TYPE_SHIFT: u32 = 12;
 
@@ -338,6 +339,7 @@ impl Filesystem for ControlFs {
 fn refusal(op: &Op<'_>) -> Errno {
     match op {
         Op::Create { .. } => Errno::ACCESS,
+        Op::Mknod { arg, .. } if arg.mode & TYPE_BITS == REGULAR => Errno::ACCESS,
         Op::Unlink { .. } | Op::Mknod { .. } | Op::Symlink { .. } | Op::Link { .. } => Errno::PERM,
         Op::Readlink => Errno::INVAL,
         Op::Ioctl { .. } => Errno::NOTTY,
@@ -359,17 +361,17 @@ fn credentials(header: &InHeader) -> Credentials {
 }
 
 fn wire_attr(attr: &Attr) -> WireAttr {
-    let created = attr.created.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let (seconds, nanoseconds) = (created.as_secs(), created.subsec_nanos());
+    let [atime, mtime, ctime] = [attr.created, attr.modified, attr.changed]
+        .map(|time| time.duration_since(UNIX_EPOCH).unwrap_or_default());
     WireAttr {
         ino: attr.node.into_raw(),
         size: attr.size,
-        atime: seconds,
-        mtime: seconds,
-        ctime: seconds,
-        atimensec: nanoseconds,
-        mtimensec: nanoseconds,
-        ctimensec: nanoseconds,
+        atime: atime.as_secs(),
+        mtime: mtime.as_secs(),
+        ctime: ctime.as_secs(),
+        atimensec: atime.subsec_nanos(),
+        mtimensec: mtime.subsec_nanos(),
+        ctimensec: ctime.subsec_nanos(),
         mode: u32::from(attr.mode) | if attr.is_directory { DIRECTORY } else { REGULAR },
         nlink: attr.nlink,
         uid: attr.uid,

@@ -122,6 +122,9 @@ fn errors_are_those_of_the_kernels_own_tree() {
         ("ln A/tasks A/x", "Operation not permitted"),
         ("ln -s A/tasks x", "Operation not permitted"),
         ("mkfifo A/x", "Operation not permitted"),
+        ("python3 -c 'import os; os.mknod(\"A/x\", 0o100644)'", "Permission denied"),
+        ("python3 -c 'import os; os.setxattr(\"A/tasks\", \"user.a\", b\"b\")'", "Operation not supported"),
+        ("python3 -c 'import os; os.getxattr(\"A\", \"trusted.a\")'", "Operation not supported"),
         ("mkdir A/tasks", "File exists"),
         ("mkdir A/B", "File exists"),
         ("mkdir \"A/$(printf 'new\\nline')\"", "Invalid argument"),
@@ -168,6 +171,34 @@ fn a_listing_shows_modes_owners_and_sizes_of_pages() {
         assert!(names.lines().any(|name| name == row.name), "{}", row.name);
     }
     assert_eq!(mount.ok("mkdir -m 700 C; stat -c %a C"), "700\n");
+}
+
+#[test]
+fn a_set_gid_directory_hands_its_owning_group_on() {
+    let Some(mount) = Mount::new() else { return };
+    mount.ok("mkdir A; chgrp 5 A; chmod g+s A; mkdir A/B A/B/C");
+    assert_eq!(mount.ok("stat -c '%g %A' A/B A/B/C"), "5 drwxr-sr-x\n5 drwxr-sr-x\n");
+    assert_eq!(mount.ok("stat -c %g A/B/C/memory.max"), "5\n");
+}
+
+#[test]
+fn times_move_with_what_they_are_times_of() {
+    let Some(mount) = Mount::new() else { return };
+    mount.ok("mkdir A");
+    let times = |path: &str| {
+        let found = std::fs::metadata(mount.path(path)).unwrap();
+        ((found.mtime(), found.mtime_nsec()), (found.ctime(), found.ctime_nsec()))
+    };
+    let [mut last, file] = ["A", "A/tasks"].map(times);
+    for change in ["mkdir A/B", "mv -T A/B A/C", "rmdir A/C"] {
+        mount.ok(change);
+        let now = times("A");
+        assert!(now.0 > last.0 && now.1 > last.1, "{change}: {last:?} {now:?}");
+        last = now;
+    }
+    mount.ok("chmod 700 A; chmod 600 A/tasks");
+    assert!(times("A").0 == last.0 && times("A").1 > last.1, "the mode bits are no content");
+    assert!(times("A/tasks").0 == file.0 && times("A/tasks").1 > file.1);
 }
 
 #[test]

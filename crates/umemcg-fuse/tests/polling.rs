@@ -79,6 +79,43 @@ fn a_poller_sleeps_until_an_event_and_a_read_makes_it_old() {
 }
 
 #[test]
+fn a_poller_hears_when_a_group_is_populated_and_when_it_is_not() {
+    let Some(mount) = Mount::new() else { return };
+    mount.mkdir("g");
+    mount.mkdir("g/below");
+    let file = mount.open("g/cgroup.events");
+    assert_eq!(poll_for(&file, Duration::ZERO), NEWS, "nobody has read it yet");
+    assert_eq!(read(&file), "populated 0\nfrozen 0\n");
+    assert_eq!(poll_for(&file, Duration::ZERO), NONE);
+    let mut child = std::process::Command::new("sleep")
+        .arg("60")
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    std::thread::scope(|scope| {
+        let poller = scope.spawn(|| poll_for(&file, LONG));
+        std::fs::write(mount.mount.path("g/below/cgroup.procs"), child.id().to_string()).unwrap();
+        assert_eq!(poller.join().unwrap(), NEWS);
+    });
+    assert_eq!(read(&file), "populated 1\nfrozen 0\n");
+    std::thread::scope(|scope| {
+        let poller = scope.spawn(|| poll_for(&file, LONG));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(poller.join().unwrap(), NEWS);
+    });
+    assert_eq!(read(&file), "populated 0\nfrozen 0\n");
+    assert_eq!(poll_for(&file, Duration::ZERO), NONE);
+    std::thread::scope(|scope| {
+        let poller = scope.spawn(|| poll_for(&file, LONG));
+        std::fs::remove_dir(mount.mount.path("g/below")).unwrap();
+        std::fs::remove_dir(mount.mount.path("g")).unwrap();
+        assert_eq!(poller.join().unwrap(), NEWS);
+    });
+}
+
+#[test]
 fn each_open_file_has_its_own_news_and_local_events_are_not_those_below() {
     let Some(mount) = Mount::new() else { return };
     mount.mkdir("a");
