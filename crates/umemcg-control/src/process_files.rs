@@ -70,6 +70,8 @@ pub(crate) fn kill(context: &FileContext<'_>, written: &[u8]) -> Done {
     if parse_number(written)? != 1 {
         return Err(ControlError::Invalid);
     }
+    // The writer's own children may be among them: the signal that tells it so must not end its write.
+    (context.request.accepted)();
     let membership = context.tree.membership();
     let mut killed = HashSet::new();
     for _ in 0..KILL_ROUNDS_MAX {
@@ -83,7 +85,7 @@ pub(crate) fn kill(context: &FileContext<'_>, written: &[u8]) -> Done {
             }
             at = Group::next_in_subtree(context.group, Some(&group));
         }
-        if killed.len() == nr_before || (context.request.cancelled)() {
+        if killed.len() == nr_before {
             break;
         }
     }

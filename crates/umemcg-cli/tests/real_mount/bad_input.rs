@@ -18,7 +18,7 @@ fn a_limit_that_is_no_size_is_refused_and_the_old_one_stays() {
         "xx",
         "lots",
         "64mb",
-        "0x10",
+        "0xg",
         "''",
         "99999999999999999999",
         "16e",
