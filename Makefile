@@ -19,6 +19,8 @@ CRASH_FIO_MIB ?= 48
 # How long `make test-together` makes new rounds, and the seed of one round to repeat instead.
 TOGETHER_SECONDS ?= 600
 TOGETHER_SEED ?=
+# The seed of the first new round; from the clock if it is not given. `make test` and CI repeat the same rounds each time.
+TOGETHER_FIRST ?=
 # How long the POSIX suites and the benchmarks run; CI makes both short.
 POSIX_SCALE ?= full
 BENCH_SCALE ?= 1
@@ -38,7 +40,7 @@ run: build ## build, then show a real mount with two groups and real programs in
 	$(TARGET)/release/umemcg demo
 
 test: deps unit loom ## everything that the project promises, on this machine (under ten minutes)
-	@$(MAKE) test-together TOGETHER_SECONDS=20
+	@$(MAKE) test-together TOGETHER_SECONDS=20 TOGETHER_FIRST=1
 
 # The development profile: it builds fast, and its assertions (lock ranks, accounting) are on.
 unit: deps ## unit, property and real-mount tests, without the models
@@ -66,6 +68,7 @@ test-crash: deps ## hundreds of kills of a daemon under load, thousands of power
 test-together: deps ## everything at once against a sequential model, under a scheduler that a seed repeats; an hour by hand
 	RUSTFLAGS="--cfg schedule" CARGO_TARGET_DIR="$(TARGET)/schedule" \
 		UMEMCG_TOGETHER_SECONDS="$(TOGETHER_SECONDS)" $(if $(TOGETHER_SEED),UMEMCG_TOGETHER_SEED="$(TOGETHER_SEED)") \
+		$(if $(TOGETHER_FIRST),UMEMCG_TOGETHER_FIRST="$(TOGETHER_FIRST)") \
 		$(CARGO) test --profile loom --locked -p umemcg --test together -- --nocapture
 
 test-names: deps ## half a million names known at once, and walked from a group of 16 MiB; empties the caches of the host

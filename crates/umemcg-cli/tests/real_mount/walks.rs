@@ -104,10 +104,12 @@ fn a_walk_keeps_a_small_group_at_its_limit_and_spares_the_neighbour() {
     make_files(&mount.data().join("neighbour"), 2_000);
     a_walk(&mount, 20_000, 2 * MIB);
     // Its allocator and its tables take some walks to find their size. Then nothing more is kept from one to the next.
+    // The allocator's drift may go on for a while: in four walks less than a byte for each name that they look up.
+    const DRIFT_BYTES: u64 = 64 << 10;
     let highest = |walks: &[Seen]| walks.iter().map(|seen| seen.resident.0).max();
     let is_level = |walks: &[Seen]| {
         let (before, last) = walks.split_at(walks.len().saturating_sub(4));
-        !before.is_empty() && highest(last) <= highest(before)
+        highest(before).is_some_and(|before| highest(last) <= Some(before + DRIFT_BYTES))
     };
     let mut again: Vec<Seen> = Vec::new();
     while again.len() < 40 && !is_level(&again) {

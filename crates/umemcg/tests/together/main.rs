@@ -39,6 +39,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const SECONDS_DEFAULT: u64 = 20;
 const SEED: &str = "UMEMCG_TOGETHER_SEED";
 const SECONDS: &str = "UMEMCG_TOGETHER_SECONDS";
+/// The seed of the first of the new rounds; from the clock if it is not given.
+const FIRST: &str = "UMEMCG_TOGETHER_FIRST";
 /// Tells the ignored test below which round it is.
 const ROUND: &str = "UMEMCG_TOGETHER_ROUND";
 
@@ -146,8 +148,10 @@ fn files_hold_what_the_model_says_whatever_happens() {
     }
     let seconds = number(SECONDS).unwrap_or(SECONDS_DEFAULT);
     let now = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap();
-    let (first, until) =
-        (now.as_nanos() as u64 % 1_000_000_000, Instant::now() + Duration::from_secs(seconds));
+    let (first, until) = (
+        number(FIRST).unwrap_or(now.as_nanos() as u64 % 1_000_000_000),
+        Instant::now() + Duration::from_secs(seconds),
+    );
     let (next, failures) = (AtomicU64::new(first), Mutex::new(Vec::new()));
     let nr_workers = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
