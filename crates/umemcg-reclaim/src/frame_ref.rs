@@ -150,11 +150,7 @@ impl Reclaimer {
                 owner_from(record.owner.load(Relaxed)),
                 arena.node_of(frame),
                 self.nr_nodes(),
-                |lists, _| {
-                    if !record.test(Flag::ACTIVE) && lists.remove(arena, frame).is_some() {
-                        lists.add_tail(arena, frame, LruKind::Inactive);
-                    }
-                },
+                |lists, _| lists.rotate(arena, frame),
             );
         }
     }

@@ -169,12 +169,31 @@ impl Lists {
         self.list(kind).push_head(arena, frame);
     }
 
-    /// Like [`add`](Self::add) but at the old end: the next page to go.
-    pub fn add_tail(&mut self, arena: &Arena, frame: FrameId, kind: LruKind) {
-        self.add(arena, frame, kind);
-        let list = self.list(kind);
-        list.unlink(arena, frame);
-        list.push_tail(arena, frame);
+    /// Moves a page that is on one of the lists to the young end of a list.
+    ///
+    /// It is marked as listed throughout: a thread that frees a page looks at the mark without the lock, and a page without the
+    /// mark would be free, and on a list again a moment later.
+    pub fn move_to_head(&mut self, arena: &Arena, frame: FrameId, kind: LruKind) {
+        let record = arena.record(frame);
+        debug_assert!(record.test(Flag::ON_LRU), "a page that moves is on a list");
+        let from = if record.test(Flag::ACTIVE) { LruKind::Active } else { LruKind::Inactive };
+        self.list(from).unlink(arena, frame);
+        match kind {
+            LruKind::Active => record.set(Flag::ACTIVE),
+            LruKind::Inactive => record.clear(Flag::ACTIVE),
+        }
+        self.list(kind).push_head(arena, frame);
+    }
+
+    /// Moves a page of the inactive list to its old end: the next page to go. False when it is not there.
+    pub fn rotate(&mut self, arena: &Arena, frame: FrameId) -> bool {
+        let record = arena.record(frame);
+        if !record.test(Flag::ON_LRU) || record.test(Flag::ACTIVE) {
+            return false;
+        }
+        self.inactive.unlink(arena, frame);
+        self.inactive.push_tail(arena, frame);
+        true
     }
 
     /// Takes a page off its list, if it is on one. Returns which.

@@ -143,16 +143,15 @@ impl Reclaimer {
             for _ in 0..nr {
                 let Some(frame) = lists.tail(LruKind::Active) else { break };
                 scanned += 1;
-                lists.remove(arena, frame);
                 let record = arena.record(frame);
                 // Half of the share may rotate: a list that is referenced throughout still gives something.
                 if record.test(Flag::REFERENCED) && (scanned - moved) * 2 <= nr as i64 {
                     record.clear(Flag::REFERENCED);
-                    lists.add(arena, frame, LruKind::Active);
+                    lists.move_to_head(arena, frame, LruKind::Active);
                 } else {
                     record.clear(Flag::REFERENCED);
                     record.set(Flag::WORKINGSET);
-                    lists.add(arena, frame, LruKind::Inactive);
+                    lists.move_to_head(arena, frame, LruKind::Inactive);
                     moved += 1;
                 }
             }
