@@ -16,16 +16,18 @@ LOOM_CRATES = $(sort $(patsubst crates/%/tests/,%,$(dir $(wildcard crates/*/test
 CRASH_KILLS ?= 300
 CRASH_ROUNDS ?= 100
 CRASH_FIO_MIB ?= 48
-# How long `make test-together` makes new rounds, and the seed of one round to repeat instead.
+# How long each half of `make test-together` makes new rounds, and the seed of one round to repeat
+# instead. CI takes 300; an hour by hand is `make test-together TOGETHER_SECONDS=1800`.
 TOGETHER_SECONDS ?= 600
 TOGETHER_SEED ?=
-# The seed of the first new round; from the clock if it is not given. `make test` and CI repeat the same rounds each time.
+# The seed of the first new round; from the clock if it is not given. `make test` repeats the same
+# rounds each time.
 TOGETHER_FIRST ?=
 # How long the POSIX suites and the benchmarks run; CI makes both short.
 POSIX_SCALE ?= full
 BENCH_SCALE ?= 1
 
-.PHONY: help run test unit loom scale test-posix test-crash test-together test-names bench experiments lint deps build install clean
+.PHONY: help run test unit loom scale test-posix test-crash test-together test-together-engine test-together-mount test-names bench experiments lint package deps build install clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1\t/' | expand -t 14
@@ -40,7 +42,7 @@ run: build ## build, then show a real mount with two groups and real programs in
 	$(TARGET)/release/umemcg demo
 
 test: deps unit loom ## everything that the project promises, on this machine (under ten minutes)
-	@$(MAKE) test-together TOGETHER_SECONDS=20 TOGETHER_FIRST=1
+	@$(MAKE) test-together-engine TOGETHER_SECONDS=20 TOGETHER_FIRST=1
 
 # The development profile: it builds fast, and its assertions (lock ranks, accounting) are on.
 unit: deps ## unit, property and real-mount tests, without the models
@@ -64,17 +66,25 @@ test-crash: deps ## hundreds of kills of a daemon under load, thousands of power
 	UMEMCG_CRASH_ROUNDS="$(CRASH_ROUNDS)" $(CARGO) test --locked -p umemcg --test crash -- --nocapture cut
 	UMEMCG_CRASH_ROUNDS="$(CRASH_ROUNDS)" $(CARGO) test --locked -p umemcg-fuse --test power_cut -- --nocapture
 
+test-together: test-together-engine test-together-mount ## everything at once against a sequential model, both halves, TOGETHER_SECONDS each (1800: an hour)
+
 # A build of its own: every lock, atomic and look at the clock is the scheduler's.
-test-together: deps ## everything at once against a sequential model, under a scheduler that a seed repeats; an hour by hand
+test-together-engine: deps ## the half in one process, under a scheduler that a seed repeats exactly
 	RUSTFLAGS="--cfg schedule" CARGO_TARGET_DIR="$(TARGET)/schedule" \
 		UMEMCG_TOGETHER_SECONDS="$(TOGETHER_SECONDS)" $(if $(TOGETHER_SEED),UMEMCG_TOGETHER_SEED="$(TOGETHER_SEED)") \
 		$(if $(TOGETHER_FIRST),UMEMCG_TOGETHER_FIRST="$(TOGETHER_FIRST)") \
 		$(CARGO) test --profile loom --locked -p umemcg --test together -- --nocapture
 
+# The same against a real mount: processes, kernel and host are not the scheduler's, so a seed repeats what threads do, not when.
+test-together-mount: deps ## the half on real mounts, with a daemon that is killed again and again
+	UMEMCG_TOGETHER_SECONDS="$(TOGETHER_SECONDS)" $(if $(TOGETHER_SEED),UMEMCG_TOGETHER_SEED="$(TOGETHER_SEED)") \
+		$(if $(TOGETHER_FIRST),UMEMCG_TOGETHER_FIRST="$(TOGETHER_FIRST)") \
+		$(CARGO) test --locked -p umemcg-cli --test together -- --nocapture
+
 test-names: deps ## half a million names known at once, and walked from a group of 16 MiB; empties the caches of the host
 	$(CARGO) test --release --locked -p umemcg-cli --test real_mount -- --ignored --nocapture --test-threads=1 half_a_million
 
-bench: deps ## the benchmarks: hit, charge, fuse, and object-cache if its rivals are built
+bench: deps ## the benchmarks: hit, charge, fuse, storm, and object-cache if its rivals are built
 	@scripts/deps.sh --bench
 	$(CARGO) build --release --locked -p umemcg-cli -p umemcg-bench
 	TARGET="$(TARGET)" BENCH_SCALE="$(BENCH_SCALE)" scripts/bench.sh
@@ -87,10 +97,15 @@ experiments: deps ## every benchmark and experiment at full size, written to doc
 	TARGET="$(abspath $(TARGET))" bench-rivals/build.sh
 	TARGET="$(TARGET)" EXPERIMENTS_SCALE="$(BENCH_SCALE)" scripts/experiments.sh $(ONLY)
 
-lint: ## formatting and clippy, warnings refused
+lint: ## formatting, clippy with warnings refused, and a package of each crate
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 	$(CARGO) clippy -p umemcg-bench --features experiments --locked -- -D warnings
+	@# Without building them again: `make package` does that.
+	$(CARGO) package --workspace --locked --allow-dirty --no-verify --quiet
+
+package: ## a package of each crate, built from what is in it, as the registry would get it
+	$(CARGO) publish --workspace --locked --dry-run
 
 install: build ## install the program below PREFIX (default /usr/local), and its helper of umount(8) below /sbin
 	install -D -m 755 $(TARGET)/release/umemcg $(DESTDIR)$(or $(PREFIX),/usr/local)/bin/umemcg

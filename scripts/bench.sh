@@ -5,7 +5,7 @@ cd "$(dirname "$0")/.."
 bench=$(realpath -m "${TARGET:-target}")/release/umemcg-bench
 scale=${BENCH_SCALE:-1}
 failed=0
-names=(hit charge fuse)
+names=(hit charge fuse storm)
 # Only where bench-rivals/build.sh has built what it compares with.
 [ ! -x "$(dirname "$bench")/../rivals/object-cache-rivals" ] || names+=(object-cache)
 for name in "${names[@]}"; do

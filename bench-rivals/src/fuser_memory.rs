@@ -1,7 +1,9 @@
-//! Two files served from memory through the crate `fuser`: what a mount can do when it has nothing to do but answer.
+//! Two files served from memory through the crate `fuser`: what a mount can do when it has nothing
+//! to do but answer.
 //!
-//! `fuser-memory MNT BYTES THREADS` serves `read0.bin` and `read1.bin`, each of BYTES, until it is unmounted. Both have
-//! the contents that `umemcg-bench` checks; files are opened with direct I/O, so that every read arrives here.
+//! `fuser-memory MNT BYTES THREADS` serves `read0.bin` and `read1.bin`, each of BYTES, until it is
+//! unmounted. Both have the contents that `umemcg-bench` checks; files are opened with direct I/O,
+//! so that every read arrives here.
 #![forbid(unsafe_code)]
 
 use std::ffi::OsStr;

@@ -1,5 +1,6 @@
-//! `ObjectCache` and the crates that a user would take instead, in one process and in turns: all hits, and Zipf with insert on
-//! miss, by one and two threads. Prints one JSON object; `umemcg-bench object-cache` runs it and judges.
+//! `ObjectCache` and the crates that a user would take instead, in one process and in turns: all
+//! hits, and Zipf with insert on miss, by one and two threads. Prints one JSON object;
+//! `umemcg-bench object-cache` runs it and judges.
 
 mod sides;
 mod streams;
@@ -17,7 +18,8 @@ use streams::{Zipf, uniform};
 
 /// Values that each cache has room for, at full size.
 const CAPACITY: usize = 100_000;
-/// Keys that are all there, in tenths of the capacity: room enough for caches whose parts fill unevenly.
+/// Keys that are all there, in tenths of the capacity: room enough for caches whose parts fill
+/// unevenly.
 const RESIDENT_TENTHS: usize = 8;
 /// Keys of Zipf's distribution, as a multiple of the capacity, and its exponent.
 const ZIPF_KEYS: usize = 10;
@@ -118,7 +120,8 @@ fn contenders(capacity: usize, only: Option<&str>) -> Vec<Contender> {
     all
 }
 
-/// Runs the keys, each thread its own; returns nanoseconds for each look-up of a thread, and the hits.
+/// Runs the keys, each thread its own; returns nanoseconds for each look-up of a thread, and the
+/// hits.
 fn sample(cache: &dyn Runs, keys: &[&[u32]]) -> (f64, u64) {
     let start = Barrier::new(keys.len());
     let (times, hits): (Vec<f64>, Vec<u64>) = std::thread::scope(|scope| {

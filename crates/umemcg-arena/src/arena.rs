@@ -1,7 +1,7 @@
 //! The arena: frames to take and give back, their records, and copies in and out of their contents.
 //!
-//! Who takes a frame has charged it before: the root group's limit is the arena's capacity, so an allocation that
-//! is backed by a charge always finds a frame. Mail: none; this is the memory under all of them.
+//! A caller charges a frame before it allocates it. The root group's limit is the arena's capacity,
+//! so an allocation that is backed by a charge always finds a frame.
 
 use std::fmt;
 use std::io;
@@ -15,7 +15,8 @@ use umemcg_base::{PAGE_SHIFT, PAGE_SIZE, Rank, RankedMutex};
 use crate::blocks::{BLOCK_BYTES, BLOCK_FRAMES, Blocks, SparseFrame, block_of};
 use crate::bytes;
 use crate::frame::{FrameFlags, FrameId, FrameRecord};
-use crate::mapping::{Hint, Mapping, StableTable};
+use crate::mapping::{Hint, Mapping};
+use crate::stable_table::StableTable;
 
 /// Page frames over one reservation of address space.
 pub struct Arena {
@@ -35,7 +36,8 @@ struct Node {
     blocks: RankedMutex<Blocks>,
     /// Held while a block is in transit; taken before `blocks`.
     transit: RankedMutex<()>,
-    /// (A) Copies of the counts in `blocks`, stored under its lock, so that statistics take no lock.
+    /// (A) Copies of the counts in `blocks`, stored under its lock, so that statistics take no
+    /// lock.
     nr_allocated: AtomicUsize,
     nr_backed: AtomicUsize,
 }
@@ -48,12 +50,12 @@ impl Node {
 }
 
 impl Arena {
-    /// Reserves address space for `capacity_bytes`, rounded down to whole frames, divided among `nr_nodes` nodes. Memory is
-    /// taken when frames are touched.
+    /// Reserves address space for `capacity_bytes`, rounded down to whole frames, divided among
+    /// `nr_nodes` nodes. Memory is taken when frames are touched.
     ///
     /// # Errors
-    /// `InvalidInput` for no frame, more frames than numbers (16 TiB), or no node; else what the operating system
-    /// says to the reservation.
+    /// `InvalidInput` for no frame, more frames than numbers (16 TiB), or no node; else what the
+    /// operating system says to the reservation.
     pub fn new(capacity_bytes: u64, nr_nodes: usize) -> io::Result<Arc<Self>> {
         let nr_frames = usize::try_from(capacity_bytes >> PAGE_SHIFT).unwrap_or(usize::MAX);
         if nr_frames == 0 || nr_frames >= FrameId::NONE.index() || nr_nodes == 0 {
@@ -99,21 +101,22 @@ impl Arena {
         self.nodes.iter().map(|node| node.nr_allocated.load(Ordering::Relaxed)).sum()
     }
 
-    /// Bytes of the blocks that are not given back: an upper bound of the resident memory of the contents. The
-    /// records add 64 bytes for each frame ever used.
+    /// Bytes of the blocks that are not given back: an upper bound of the resident memory of the
+    /// contents. The records add 64 bytes for each frame ever used.
     pub fn resident_bytes(&self) -> u64 {
         let blocks: usize = self.nodes.iter().map(|node| node.nr_backed.load(Ordering::Relaxed)).sum();
         blocks as u64 * BLOCK_BYTES as u64
     }
 
-    /// The node of a frame.
+    /// Returns the node of a frame.
     pub fn node_of(&self, frame: FrameId) -> usize {
         if self.nodes.len() == 1 { 0 } else { block_of(frame) / self.blocks_per_node }
     }
 
-    /// Appends up to `n` frames to `out` and returns how many: of the node, or of the next ones when it has no more. Those
-    /// of one block come together, the highest first. The frames are frozen and without flags, but for hints that came late;
-    /// what else the records and the contents hold is left from before. May wait for the operating system when the last free
+    /// Appends up to `n` frames to `out` and returns how many: of the node, or of the next ones
+    /// when it has no more. Those of one block come together, the highest first. The frames are
+    /// frozen and without flags, but for hints that came late; what else the records and the
+    /// contents hold is left from before. May wait for the operating system when the last free
     /// block is just being given back or [prepared](Self::prepare).
     ///
     /// # Panics
@@ -130,8 +133,8 @@ impl Arena {
             self.alloc_on(&self.nodes[(node + at) % self.nodes.len()], out, missing);
         }
         for &frame in &out[start..] {
-            // Nothing is looked up in the records, or written there, because whoever freed them may have been far away: that is
-            // for the caller, who may have them fetched first.
+            // It neither reads nor writes the records, because another processor may have freed
+            // them. The caller does that, and may prefetch them first.
             debug_assert!(self.record(frame).is_frozen());
         }
         out.len() - start
@@ -147,7 +150,8 @@ impl Arena {
                     return;
                 }
             }
-            // A block is in transit; it can be had once this lock is free. Each turn waits for another block.
+            // A block is in transit; it can be had once this lock is free. Each turn waits for
+            // another block.
             drop(node.transit.lock());
         }
     }
@@ -185,7 +189,7 @@ impl Arena {
         }
     }
 
-    /// The record of a frame.
+    /// Returns the record of a frame.
     ///
     /// # Panics
     /// When there is no such frame.
@@ -194,7 +198,8 @@ impl Arena {
         self.records.get(frame.index())
     }
 
-    /// A frame with its record, if there is one of that number: for numbers that may be out of date, or guessed.
+    /// Returns a frame with its record, if there is one of that number: for numbers that may be out
+    /// of date, or guessed.
     #[inline]
     pub fn find(&self, frame: FrameId) -> Option<Frame<'_>> {
         let record = self.records.as_slice().get(frame.index())?;
@@ -210,8 +215,9 @@ impl Arena {
     #[inline]
     pub fn copy_out(&self, frame: FrameId, offset: usize, dst: &mut [u8]) {
         let src = self.address(frame, offset, dst.len());
-        // SAFETY: [5] The source is in a frame, which is touched by relaxed copies and system calls only; the
-        // destination is borrowed exclusively, so it is no frame and nobody else touches it.
+        // SAFETY: [5] The source is in a frame, which is touched by relaxed copies and system calls
+        // only; the destination is borrowed exclusively, so it is no frame and no other thread
+        // touches it.
         unsafe { bytes::copy(dst.as_mut_ptr(), src.as_ptr(), dst.len()) }
     }
 
@@ -222,7 +228,8 @@ impl Arena {
     #[inline]
     pub fn copy_in(&self, frame: FrameId, offset: usize, src: &[u8]) {
         let dst = self.address(frame, offset, src.len());
-        // SAFETY: [5] The destination is in a frame; the source is borrowed, so it is no frame and nobody writes it.
+        // SAFETY: [5] The destination is in a frame; the source is borrowed, so it is no frame and
+        // no thread writes it.
         unsafe { bytes::copy_to_cold(dst.as_ptr(), src.as_ptr(), src.len()) }
     }
 
@@ -260,7 +267,8 @@ impl Arena {
         unsafe { bytes::load_u64(src.as_ptr()) }
     }
 
-    /// The address of a range that lies in one frame. Dereferencing it is for [`bytes`] and for system calls.
+    /// Returns the address of a range that lies in one frame. Dereferencing it is for [`bytes`] and
+    /// for system calls.
     ///
     /// # Panics
     /// When there is no such frame, or the range leaves it.
@@ -270,8 +278,9 @@ impl Arena {
         frame.address(offset, len)
     }
 
-    /// Gives the memory of idle blocks back to the operating system, those idle longest first, until each node keeps at
-    /// most `keep_free_blocks`; returns how many blocks went. One system call per block; allocations go on meanwhile.
+    /// Gives the memory of idle blocks back to the operating system, those idle longest first,
+    /// until each node keeps at most `keep_free_blocks`; returns how many blocks went. One system
+    /// call per block; allocations go on meanwhile.
     pub fn trim(&self, keep_free_blocks: usize) -> usize {
         self.nodes.iter().map(|node| self.trim_node(node, keep_free_blocks)).sum()
     }
@@ -291,9 +300,10 @@ impl Arena {
         self.blocks_per_node
     }
 
-    /// Touches the memory of unused blocks until each node has at least `free_blocks` idle ones, or no more; returns how
-    /// many were touched. The first touch of a block can take milliseconds on a virtual machine: let a worker in the
-    /// background wait for them, not a request. Allocations go on meanwhile.
+    /// Touches the memory of unused blocks until each node has at least `free_blocks` idle ones, or
+    /// no more; returns how many were touched. The first touch of a block can take milliseconds on
+    /// a virtual machine: let a worker in the background wait for them, not a request. Allocations
+    /// go on meanwhile.
     pub fn prepare(&self, free_blocks: usize) -> usize {
         self.nodes.iter().map(|node| self.prepare_node(node, free_blocks)).sum()
     }
@@ -317,9 +327,10 @@ impl Arena {
         node.note_counts(&blocks);
     }
 
-    /// Up to `max` frames in use without which whole blocks would be free: those of the emptiest blocks, as far as holes
-    /// in fuller blocks could take them. [`alloc`](Self::alloc) fills those holes first. Empty when free space is
-    /// not fragmented. A hint: the frames may be freed or reused by the time the caller looks.
+    /// Returns up to `max` frames in use without which whole blocks would be free: those of the
+    /// emptiest blocks, as far as holes in fuller blocks could take them. [`alloc`](Self::alloc)
+    /// fills those holes first. Empty when free space is not fragmented. A hint: the frames may be
+    /// freed or reused by the time the caller looks.
     pub fn sparse_candidates(&self, max: usize) -> Vec<SparseFrame> {
         let mut out = Vec::new();
         for node in &self.nodes {
@@ -329,7 +340,8 @@ impl Arena {
         out
     }
 
-    /// Idle blocks whose memory is kept: what [`trim`](Self::trim) could give back.
+    /// Returns the number of idle blocks whose memory is kept: what [`trim`](Self::trim) could give
+    /// back.
     pub fn nr_idle_blocks(&self) -> usize {
         self.nodes.iter().map(|node| node.blocks.lock().nr_idle()).sum()
     }
@@ -345,7 +357,7 @@ impl fmt::Debug for Arena {
     }
 }
 
-/// The bytes of a block in the contents.
+/// Returns the bytes of a block in the contents.
 fn bytes_of(block: usize) -> Range<usize> {
     block * BLOCK_BYTES..(block + 1) * BLOCK_BYTES
 }
@@ -354,7 +366,8 @@ fn bytes_of(block: usize) -> Range<usize> {
 #[derive(Debug, Clone, Copy)]
 pub struct Frame<'a> {
     record: &'a FrameRecord,
-    /// (C) The first byte; a whole frame is there while the arena, of which the record is borrowed, is.
+    /// (C) The first byte; a whole frame is there while the arena, of which the record is borrowed,
+    /// is.
     contents: NonNull<u8>,
 }
 

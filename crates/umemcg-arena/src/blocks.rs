@@ -1,20 +1,22 @@
 //! The free frames of one node, kept by 2 MiB block.
 //!
-//! A virtual machine pays 8 to 10 µs for the first touch of a page that its host has not backed, and returning single
-//! pages breaks huge pages. So memory goes back to the operating system by whole blocks, and frames are handed out so
-//! that blocks become whole: from the fullest block first, and in a block the most recently freed frame first. A
-//! block is in one of these places:
+//! A virtual machine pays 8 to 10 µs for the first touch of a page that its host has not backed,
+//! and returning single pages breaks huge pages. So memory goes back to the operating system by
+//! whole blocks, and frames are handed out so that blocks become whole: from the fullest block
+//! first, and in a block the most recently freed frame first. A block is in one of these places:
 //!
 //! 1. *unbacked*: never used, or given back; the operating system holds no memory for it.
 //! 2. *partial*: some frames are free; listed by how many.
 //! 3. *full*: on no list.
-//! 4. *idle*: all frames are free but the memory is still ours. [`Blocks::start_release`] takes the one idle longest.
-//! 5. *in transit*: between 1 and 4, either way, while the operating system works on it with no lock held; on no list.
+//! 4. *idle*: all frames are free but the memory is still ours. [`Blocks::start_release`] takes the
+//!    one idle longest.
+//! 5. *in transit*: between 1 and 4, either way, while the operating system works on it with no
+//!    lock held; on no list.
 //!
-//! The bitmap of a block is the truth about what is free; a stack beside it only remembers the order. It is kept densely,
-//! and not as a chain through the records: those that a worker on another processor freed would be fetched one after the
-//! other, each only when the one before it has come.
-//! All code here is safe and sequential: [`Blocks`] lives in one mutex per node.
+//! The bitmap of a block is the truth about what is free; a stack beside it only remembers the
+//! order. It is kept densely, and not as a chain through the records: those that a worker on
+//! another processor freed would be fetched one after the other, each only when the one before it
+//! has come. All code here is safe and sequential: [`Blocks`] lives in one mutex per node.
 
 use umemcg_base::PAGE_SIZE;
 
@@ -39,7 +41,7 @@ pub struct SparseFrame {
     pub is_nearly_alone: bool,
 }
 
-/// The block of a frame.
+/// Returns the block of a frame.
 #[inline]
 pub(crate) fn block_of(frame: FrameId) -> usize {
     frame.index() >> BLOCK_SHIFT
@@ -61,7 +63,8 @@ struct Block {
     nr_free: u32,
     /// Frames that exist: fewer than [`BLOCK_FRAMES`] in the last block of some arenas.
     nr_frames: u32,
-    /// Frames from here on were not handed out since the block was unbacked, and are not on the stack.
+    /// Frames from here on were not handed out since the block was unbacked, and are not on the
+    /// stack.
     fresh: u32,
     list: usize,
     prev: u32,
@@ -82,7 +85,7 @@ impl Block {
         self.free[place as usize / 64] & 1 << (place % 64) != 0
     }
 
-    /// How many free frames are on the stack: all but the fresh ones.
+    /// Returns how many free frames are on the stack: all but the fresh ones.
     fn nr_stacked(&self) -> usize {
         (self.nr_free - (self.nr_frames - self.fresh)) as usize
     }
@@ -93,8 +96,9 @@ pub(crate) struct Blocks {
     /// The arena's number of the first block.
     first: usize,
     blocks: Vec<Block>,
-    /// By block, its stack: frames freed since the block got memory, the most recent one last; numbers in the block. Large
-    /// and zeroed at first, so that it takes memory where blocks are in use.
+    /// By block, its stack: frames freed since the block got memory, the most recent one last;
+    /// numbers in the block. Large and zeroed at first, so that it takes memory where blocks are in
+    /// use.
     stacks: Vec<u16>,
     /// First and last block of each list.
     ends: Box<[(u32, u32); NR_LISTS]>,
@@ -107,7 +111,8 @@ pub(crate) struct Blocks {
 }
 
 impl Blocks {
-    /// Blocks from number `first` on, holding the frames of the arena that `nr_frames` counts from there.
+    /// Blocks from number `first` on, holding the frames of the arena that `nr_frames` counts from
+    /// there.
     pub(crate) fn new(first: usize, nr_frames: usize) -> Self {
         let nr_blocks = nr_frames.div_ceil(BLOCK_FRAMES);
         let blocks = (0..nr_blocks)
@@ -144,7 +149,7 @@ impl Blocks {
         self.nr_idle
     }
 
-    /// Whether a block is in transit; its frames can be had soon.
+    /// Returns whether a block is in transit; its frames can be had soon.
     pub(crate) fn is_in_transit(&self) -> bool {
         self.nr_in_transit > 0
     }
@@ -198,14 +203,14 @@ impl Blocks {
         result
     }
 
-    /// Takes the block that has been idle longest off the lists, unless at most `keep` are idle. The caller gives its
-    /// memory back and ends it with [`finish_transit`](Self::finish_transit).
+    /// Takes the block that has been idle longest off the lists, unless at most `keep` are idle.
+    /// The caller gives its memory back and ends it with [`finish_transit`](Self::finish_transit).
     pub(crate) fn start_release(&mut self, keep: usize) -> Option<usize> {
         (self.nr_idle > keep).then(|| self.start_transit(self.ends[IDLE].1))
     }
 
-    /// Takes an unbacked block off the lists, unless `enough` are idle or none is unbacked. The caller touches its
-    /// memory and ends it with [`finish_transit`](Self::finish_transit).
+    /// Takes an unbacked block off the lists, unless `enough` are idle or none is unbacked. The
+    /// caller touches its memory and ends it with [`finish_transit`](Self::finish_transit).
     pub(crate) fn start_backing(&mut self, enough: usize) -> Option<usize> {
         let block = self.ends[UNBACKED].0;
         if self.nr_idle >= enough || block == NO_BLOCK {
@@ -235,9 +240,10 @@ impl Blocks {
         }
     }
 
-    /// Appends up to `max` frames in use without which whole blocks would be free: those of the partial blocks that
-    /// [`take`](Self::take) would come to last, at least half a block free, as far as the holes in the blocks that it comes to
-    /// first could hold them. So as many pages would fit there, and no more blocks count as sparse than space is wasted.
+    /// Appends up to `max` frames in use without which whole blocks would be free: those of the
+    /// partial blocks that [`take`](Self::take) would come to last, at least half a block free, as
+    /// far as the holes in the blocks that it comes to first could hold them. So as many pages
+    /// would fit there, and no more blocks count as sparse than space is wasted.
     pub(crate) fn sparse(&self, out: &mut Vec<SparseFrame>, max: usize) {
         let is_partial = |block: &&Block| (1..IDLE).contains(&block.list);
         let mut nr_holes: u32 = self.blocks.iter().filter(is_partial).map(|block| block.nr_free).sum();
@@ -268,8 +274,9 @@ impl Blocks {
         FrameId::from_raw(((self.first + block) << BLOCK_SHIFT) as u32 + place)
     }
 
-    /// Takes `nr` frames of an unlinked block that has so many: the most recently freed first, then fresh ones. They are
-    /// handed out in falling order: frames side by side are worth more than the order in which they were freed.
+    /// Takes `nr` frames of an unlinked block that has so many: the most recently freed first, then
+    /// fresh ones. They are handed out in falling order: frames side by side are worth more than
+    /// the order in which they were freed.
     fn pop_frames(&mut self, at: usize, nr: usize, out: &mut Vec<FrameId>) {
         let first = ((self.first + at) << BLOCK_SHIFT) as u32;
         let block = &mut self.blocks[at];
@@ -304,7 +311,8 @@ impl Blocks {
         }
     }
 
-    /// The first list with a block: the fullest partial blocks, then idle ones, then unbacked ones.
+    /// Returns the first list with a block: the fullest partial blocks, then idle ones, then
+    /// unbacked ones.
     fn first_filled(&self) -> Option<usize> {
         self.filled
             .iter()

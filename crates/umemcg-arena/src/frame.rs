@@ -1,23 +1,29 @@
-//! A page frame's number and its record: who holds the frame, what it contains, where it is listed.
+//! A page frame's number and its record: its references, its contents, its list.
 //!
 //! The life of a frame, as its pin word sees it:
 //!
-//! 1. *Frozen.* Free, or in the hands of the one thread that allocated it: nobody can pin it. A word of zero is
-//!    frozen with no pins, so records that were never touched need no initialisation.
-//! 2. [`unfreeze_to`](FrameRecord::unfreeze_to) publishes the identity (file, index) and the contents.
-//! 3. *Live.* A reader pins, *then* checks that the frame still is the page it came for, then copies, then unpins.
-//! 4. [`freeze`](FrameRecord::freeze) succeeds only when nobody has a pin; then the identity may change.
+//! 1. *Frozen.* Free, or in the hands of the one thread that allocated it: no thread can pin it. A
+//!    word of zero is frozen with no pins, so records that were never touched need no
+//!    initialisation.
+//! 2. [`unfreeze_to`](FrameRecord::unfreeze_to) publishes the identity (file, index) and the
+//!    contents.
+//! 3. *Live.* A reader pins, *then* checks that the frame still is the page it came for, then
+//!    copies, then unpins.
+//! 4. [`freeze`](FrameRecord::freeze) succeeds only when there is no pin; then the identity may
+//!    change.
 //!
-//! All four are read-modify-writes of one word, so acquire and release suffice and no fence is needed: a
-//! reader's pin is either before the freeze in that word's order, and then the freeze fails, or after the next
-//! unfreeze, and then the reader sees the new identity. `tests/loom_pin_freeze.rs` checks it.
+//! All four are read-modify-writes of one word, so acquire and release suffice and no fence is
+//! needed: a reader's pin is either before the freeze in that word's order, and then the freeze
+//! fails, or after the next unfreeze, and then the reader sees the new identity.
+//! `tests/loom_pin_freeze.rs` checks it.
 //!
 //! A reader that only copies a few bytes out need not write the record at all: he takes a
-//! [`glimpse`](FrameRecord::glimpse), checks the identity, copies, and asks whether the frame
-//! [`is_still`](FrameRecord::is_still) the same, which every freeze denies. `tests/loom_glimpse.rs` checks that.
+//! [`read_begin`](FrameRecord::read_begin), checks the identity, copies, and asks whether the frame
+//! [`validate`](FrameRecord::validate) the same, which every freeze denies.
+//! `tests/loom_optimistic_read.rs` checks that.
 //!
-//! Nothing here matters for memory safety: a protocol error shows a reader the bytes of another page, which is a bug,
-//! but every frame stays mapped and every access to it is a relaxed copy.
+//! Nothing here matters for memory safety: a protocol error shows a reader the bytes of another
+//! page, which is a bug, but every frame stays mapped and every access to it is a relaxed copy.
 
 use std::fmt;
 use std::ops::{BitOr, BitOrAssign};
@@ -33,25 +39,26 @@ impl FrameId {
     /// No frame: the end of a list, an empty slot.
     pub const NONE: Self = Self(u32::MAX);
 
-    /// The frame of a number that [`raw`](Self::raw) gave. A number out of range panics where it is used.
+    /// Returns the frame of a number that [`raw`](Self::raw) gave. A number out of range panics
+    /// where it is used.
     #[inline]
     pub const fn from_raw(raw: u32) -> Self {
         Self(raw)
     }
 
-    /// The number, for keeping in an atomic.
+    /// Returns the number, for keeping in an atomic.
     #[inline]
     pub const fn raw(self) -> u32 {
         self.0
     }
 
-    /// Whether this is [`NONE`](Self::NONE).
+    /// Returns whether this is [`NONE`](Self::NONE).
     #[inline]
     pub const fn is_none(self) -> bool {
         self.0 == u32::MAX
     }
 
-    /// The number as an index into a table with one entry per frame.
+    /// Returns the number as an index into a table with one entry per frame.
     #[inline]
     pub const fn index(self) -> usize {
         self.0 as usize
@@ -76,12 +83,13 @@ frame_flags! {
     /// One thread fills, writes back, truncates or evicts the page; others wait. Set with
     /// [`test_and_set`](FrameRecord::test_and_set).
     LOCKED = 0;
-    /// The contents are what the file holds at this index. Set after the fill, tested before a copy.
+    /// The contents are what the file holds at this index. Set after the fill, tested before a
+    /// copy.
     UPTODATE = 1;
     /// The contents are newer than the store.
     DIRTY = 2;
-    /// The contents are on their way to the store; they may be read, and changed only by making the page dirty
-    /// again.
+    /// The contents are on their way to the store; they may be read, and changed only by making the
+    /// page dirty again.
     WRITEBACK = 3;
     /// The store has the contents but has not yet said that they are durable. Not evictable.
     UNSTABLE = 4;
@@ -99,7 +107,8 @@ frame_flags! {
     ERROR = 10;
     /// To be evicted as soon as its write-back ends.
     RECLAIM = 11;
-    /// Somebody sleeps until the page is unlocked or its write-back ends; whoever ends it must wake them.
+    /// A thread sleeps until the page is unlocked or its write-back ends; the thread that ends it
+    /// must wake the sleepers.
     WAITERS = 13;
     /// Must not be evicted (contents that no store holds).
     UNEVICTABLE = 14;
@@ -115,31 +124,31 @@ impl FrameFlags {
     /// No marks.
     pub const NONE: Self = Self(0);
 
-    /// The bits.
+    /// Returns the bits.
     #[inline]
     pub const fn bits(self) -> u32 {
         self.0
     }
 
-    /// The set of bits that [`bits`](Self::bits) gave.
+    /// Returns the set of bits that [`bits`](Self::bits) gave.
     #[inline]
     pub const fn from_bits(bits: u32) -> Self {
         Self(bits)
     }
 
-    /// Both sets; `|` for constants.
+    /// Returns both sets; `|` for constants.
     #[inline]
     pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether any mark is in both sets.
+    /// Returns whether any mark is in both sets.
     #[inline]
     pub const fn intersects(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
 
-    /// Whether every mark of `other` is in this set.
+    /// Returns whether every mark of `other` is in this set.
     #[inline]
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
@@ -178,10 +187,11 @@ impl fmt::Debug for FrameFlags {
 /// The bit of the pin word that says that the frame can be pinned. The other bits count pins.
 const LIVE: u32 = 1 << 31;
 
-/// The record of one frame: 64 bytes on a line of its own, so that hits on two frames write no common cache line.
+/// The record of one frame: 64 bytes on a line of its own, so that hits on two frames write no
+/// common cache line.
 ///
-/// Guards: `(A)` atomic by itself, `(F)` changed only by the thread that has the frame frozen, `(L)` guarded by the
-/// lock of the list that the frame is on.
+/// Guards: `(A)` atomic by itself, `(F)` changed only by the thread that has the frame frozen,
+/// `(L)` guarded by the lock of the list that the frame is on.
 #[derive(Debug)]
 #[repr(align(64))]
 pub struct FrameRecord {
@@ -206,9 +216,9 @@ pub struct FrameRecord {
     _reserved: [AtomicU32; 7],
 }
 
-/// The life in which a frame was seen; see [`FrameRecord::glimpse`].
+/// The life in which a frame was seen; see [`FrameRecord::read_begin`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Glimpse(u32);
+pub struct ReadStamp(u32);
 
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<FrameRecord>() == 64 && align_of::<FrameRecord>() == 64);
@@ -220,7 +230,8 @@ impl Default for FrameRecord {
 }
 
 impl FrameRecord {
-    /// A frozen record without pins, flags or identity, for models; the arena's own are born this way.
+    /// Creates a frozen record without pins, flags or identity, for models; the arena's own are
+    /// born this way.
     pub fn new() -> Self {
         Self {
             pins: AtomicU32::new(0),
@@ -236,13 +247,13 @@ impl FrameRecord {
         }
     }
 
-    /// Takes a pin unless the frame is frozen. With the pin, the caller checks `file` and `index`: they say which page
-    /// this is now, and stay so until the pin is given back.
+    /// Takes a pin unless the frame is frozen. With the pin, the caller checks `file` and `index`:
+    /// they say which page this is now, and stay so until the pin is given back.
     #[inline]
     #[must_use]
     pub fn try_pin(&self) -> bool {
-        // One unconditional add, because a load first would cost a second transfer of a contended line. A pin on a frozen
-        // frame is taken back; in between it can only make a freeze fail.
+        // One unconditional add, because a load first would cost a second transfer of a contended
+        // line. A pin on a frozen frame is taken back; in between it can only make a freeze fail.
         // Acquire pairs with `unfreeze_to`: the identity and the contents are seen.
         if self.pins.fetch_add(1, Ordering::Acquire) & LIVE != 0 {
             return true;
@@ -252,7 +263,7 @@ impl FrameRecord {
         false
     }
 
-    /// Another pin for a caller that has one.
+    /// Takes another pin for a caller that has one.
     #[inline]
     pub fn pin_again(&self) {
         // Relaxed: the pin that the caller has orders everything.
@@ -263,52 +274,57 @@ impl FrameRecord {
     /// Gives a pin back; returns how many are left.
     #[inline]
     pub fn unpin(&self) -> u32 {
-        // Release pairs with `freeze`: what was read under the pin was read before the frame changed.
+        // Release pairs with `freeze`: what was read under the pin was read before the frame
+        // changed.
         let before = self.pins.fetch_sub(1, Ordering::Release);
         debug_assert!(before & LIVE != 0 && before & !LIVE != 0, "unpinned without a pin");
         (before & !LIVE).wrapping_sub(1)
     }
 
-    /// Starts a read that takes no pin and so writes nothing: `None` if the frame is frozen. The caller then checks the
-    /// identity, tests the marks and copies the contents, and believes all that only if the frame
-    /// [`is_still`](Self::is_still) the same afterwards.
+    /// Starts a read that takes no pin and so writes nothing: `None` if the frame is frozen. The
+    /// caller then checks the identity, tests the marks and copies the contents, and believes all
+    /// that only if the frame [`validate`](Self::validate) the same afterwards.
     #[inline]
     #[must_use]
-    pub fn glimpse(&self) -> Option<Glimpse> {
-        // Acquire pairs with the store in `freeze_from`, and is the first of the two loads: whoever sees a new generation
-        // sees the frame frozen, or its next life.
+    pub fn read_begin(&self) -> Option<ReadStamp> {
+        // Acquire pairs with the store in `freeze_from`, and is the first of the two loads: a
+        // thread that sees a new generation sees the frame frozen, or its next life.
         let generation = self.generation.load(Ordering::Acquire);
         // Acquire pairs with `unfreeze_to`: the identity and the contents are seen.
-        (self.pins.load(Ordering::Acquire) & LIVE != 0).then_some(Glimpse(generation))
+        (self.pins.load(Ordering::Acquire) & LIVE != 0).then_some(ReadStamp(generation))
     }
 
-    /// Whether the frame has not been frozen since: what was read in between is of one life.
+    /// Returns whether the frame has not been frozen since: what was read in between is of one
+    /// life.
     #[inline]
     #[must_use]
-    pub fn is_still(&self, glimpse: Glimpse) -> bool {
-        // Pairs with the fence in `freeze_from`: whoever has read anything that was written after it sees its generation.
+    pub fn validate(&self, read_begin: ReadStamp) -> bool {
+        // Pairs with the fence in `freeze_from`: a thread that has read anything that was written
+        // after it sees its generation.
         fence(Ordering::Acquire);
-        self.generation.load(Ordering::Relaxed) == glimpse.0
+        self.generation.load(Ordering::Relaxed) == read_begin.0
     }
 
-    /// Freezes a frame that has exactly `pins` pins, which the caller owns; they are consumed. Fails when there are
-    /// others, and, rarely, when somebody just tried.
+    /// Freezes a frame that has exactly `pins` pins, which the caller owns; they are consumed.
+    /// Fails when there are others, and, rarely, when another thread just tried.
     #[inline]
     #[must_use]
     pub fn freeze_from(&self, pins: u32) -> bool {
-        // Acquire pairs with every `unpin` (each continues the release sequence of those before it).
+        // Acquire pairs with every `unpin` (each continues the release sequence of those before
+        // it).
         if self.pins.compare_exchange(LIVE | pins, 0, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return false;
         }
         let generation = self.generation.load(Ordering::Relaxed).wrapping_add(1);
-        // Release pairs with `glimpse`.
+        // Release pairs with `read_begin`.
         self.generation.store(generation, Ordering::Release);
-        // Pairs with the fence in `is_still`: no change of a frozen frame is seen before its generation.
+        // Pairs with the fence in `validate`: no change of a frozen frame is seen before its
+        // generation.
         fence(Ordering::Release);
         true
     }
 
-    /// Freezes a frame that nobody has pinned.
+    /// Freezes a frame without pins.
     #[inline]
     #[must_use]
     pub fn freeze(&self) -> bool {
@@ -335,7 +351,7 @@ impl FrameRecord {
         debug_assert!(before & LIVE == 0, "unfroze a frame that was not frozen");
     }
 
-    /// Whether the frame is frozen. Stable only for the thread that froze it.
+    /// Returns whether the frame is frozen. Stable only for the thread that froze it.
     #[inline]
     pub fn is_frozen(&self) -> bool {
         self.pins.load(Ordering::Relaxed) & LIVE == 0
@@ -347,14 +363,14 @@ impl FrameRecord {
         self.pins.load(Ordering::Relaxed) & !LIVE
     }
 
-    /// All marks at the moment.
+    /// Returns all marks at the moment.
     #[inline]
     pub fn flags(&self) -> FrameFlags {
         // Acquire pairs with the release of `set`, `clear` and `change`.
         FrameFlags(self.flags.load(Ordering::Acquire))
     }
 
-    /// Whether any of the marks is set. What was written before it was set is seen.
+    /// Returns whether any of the marks is set. What was written before it was set is seen.
     #[inline]
     pub fn test(&self, flags: FrameFlags) -> bool {
         self.flags().intersects(flags)
@@ -388,8 +404,8 @@ impl FrameRecord {
         self.flags.fetch_and(!flags.0, Ordering::AcqRel) & flags.0 != 0
     }
 
-    /// Clears some marks and sets others in one step; returns the marks before. Dirty becomes write-back without a
-    /// moment in which the page is neither.
+    /// Clears some marks and sets others in one step; returns the marks before. Dirty becomes
+    /// write-back without a moment in which the page is neither.
     #[inline]
     pub fn change(&self, clear: FrameFlags, set: FrameFlags) -> FrameFlags {
         let mut now = self.flags.load(Ordering::Relaxed);
@@ -407,8 +423,8 @@ impl FrameRecord {
         }
     }
 
-    /// Sets marks that are hints ([`REFERENCED`](FrameFlags::REFERENCED)); writes nothing when they are set
-    /// already, and orders nothing.
+    /// Sets marks that are hints ([`REFERENCED`](FrameFlags::REFERENCED)); writes nothing when they
+    /// are set already, and orders nothing.
     #[inline]
     pub fn mark(&self, flags: FrameFlags) {
         if self.flags.load(Ordering::Relaxed) & flags.0 != flags.0 {
@@ -416,8 +432,9 @@ impl FrameRecord {
         }
     }
 
-    /// The marks of a frozen frame that the caller has: these and no others. Seen by whoever pins it after
-    /// [`unfreeze_to`](Self::unfreeze_to). A hint that comes late from a life before may be lost, or stay.
+    /// Sets the marks of a frozen frame that the caller has: these and no others. A thread sees
+    /// them that pins it after [`unfreeze_to`](Self::unfreeze_to). A hint that comes late from a
+    /// life before may be lost, or stay.
     #[inline]
     pub fn start_with(&self, flags: FrameFlags) {
         debug_assert!(self.is_frozen());

@@ -1,5 +1,5 @@
-//! File handles: a name for an inode that survives rename and needs no open descriptor, so that many cached names do not
-//! pin as many of the kernel's.
+//! File handles: a name for an inode that survives rename and needs no open descriptor, so that
+//! many cached names do not pin as many of the kernel's.
 
 use std::ffi::CStr;
 use std::io;
@@ -27,9 +27,9 @@ struct RawHandle {
     bytes: [u8; HANDLE_BYTES_MAX],
 }
 
-/// The handle of what `path` names below `dir`, and the number of its mount (as in `/proc/self/mountinfo`). With
-/// [`AtFlags::EMPTY_PATH`] and an empty path, of `dir` itself; with [`AtFlags::SYMLINK_FOLLOW`] symbolic links
-/// are followed.
+/// Returns the handle of what `path` names below `dir`, and the number of its mount (as in
+/// `/proc/self/mountinfo`). With [`AtFlags::EMPTY_PATH`] and an empty path, of `dir` itself; with
+/// [`AtFlags::SYMLINK_FOLLOW`] symbolic links are followed.
 ///
 /// # Errors
 /// `EOPNOTSUPP` where the file system has no handles; else as for opening.
@@ -37,8 +37,8 @@ pub fn name_to_handle(dir: BorrowedFd<'_>, path: &CStr, flags: AtFlags) -> io::R
     let mut raw =
         RawHandle { nr_bytes: HANDLE_BYTES_MAX as libc::c_uint, kind: 0, bytes: [0; HANDLE_BYTES_MAX] };
     let mut mount_id: libc::c_int = 0;
-    // SAFETY: [7] The path ends with a zero; `raw` has the kernel's layout and says how much room follows; both outputs
-    // are ours.
+    // SAFETY: [7] The path ends with a zero; `raw` has the kernel's layout and says how much room
+    // follows; both outputs are ours.
     let result = unsafe {
         libc::syscall(
             libc::SYS_name_to_handle_at,
@@ -56,10 +56,12 @@ pub fn name_to_handle(dir: BorrowedFd<'_>, path: &CStr, flags: AtFlags) -> io::R
     Ok((FileHandle { kind: raw.kind, bytes: bytes.into() }, mount_id))
 }
 
-/// Opens the inode that a handle names, on the file system that `mount` is on. Needs `CAP_DAC_READ_SEARCH`.
+/// Opens the inode that a handle names, on the file system that `mount` is on. Needs
+/// `CAP_DAC_READ_SEARCH`.
 ///
 /// # Errors
-/// `ESTALE` when the inode is gone; `InvalidInput` for a handle that is too long; else as for opening.
+/// `ESTALE` when the inode is gone; `InvalidInput` for a handle that is too long; else as for
+/// opening.
 pub fn open_by_handle(mount: BorrowedFd<'_>, handle: &FileHandle, flags: OFlags) -> io::Result<OwnedFd> {
     let mut raw = RawHandle { nr_bytes: 0, kind: handle.kind, bytes: [0; HANDLE_BYTES_MAX] };
     raw.bytes

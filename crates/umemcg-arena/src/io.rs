@@ -1,7 +1,9 @@
-//! System calls on the addresses of frames: a file's pages read and written, and a reply sent, without a copy of ours.
+//! System calls on the addresses of frames: a file's pages read and written, and a reply sent,
+//! without a copy of ours.
 //!
-//! The kernel reads and writes the frames by itself, as another thread with relaxed accesses would; no reference to
-//! their contents exists on our side. Frames that lie side by side become one piece of the vector.
+//! The kernel reads and writes the frames by itself, as another thread with relaxed accesses would;
+//! no reference to their contents exists on our side. Frames that lie side by side become one piece
+//! of the vector.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -84,7 +86,8 @@ impl Pieces {
         true
     }
 
-    /// Appends as much of the segments, less their first `skip` bytes, as there is room for; returns the bytes.
+    /// Appends as much of the segments, less their first `skip` bytes, as there is room for;
+    /// returns the bytes.
     fn fill(&mut self, arena: &Arena, segments: &[Segment], mut skip: usize) -> usize {
         let mut bytes = 0;
         for segment in segments {
@@ -112,7 +115,7 @@ impl Pieces {
     }
 }
 
-/// Total bytes of segments.
+/// Returns the total bytes of segments.
 pub fn total_len(segments: &[Segment]) -> usize {
     segments.iter().map(|segment| usize::from(segment.len)).sum()
 }
@@ -135,8 +138,8 @@ fn file_offset(offset: u64) -> io::Result<libc::off_t> {
     libc::off_t::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput.into())
 }
 
-/// Reads a file from `offset` into the segments, in order. Returns the bytes read; fewer than the segments hold means
-/// that the file ended there. Blocks on the store.
+/// Reads a file from `offset` into the segments, in order. Returns the bytes read; fewer than the
+/// segments hold means that the file ended there. Blocks on the store.
 ///
 /// # Errors
 /// The store's, whether or not something was read before.
@@ -153,15 +156,16 @@ pub fn read_at(
         let mut pieces = Pieces::new();
         pieces.fill(arena, segments, done);
         let at = file_offset(offset + done as u64)?;
-        // SAFETY: [6] Every piece lies in frames, which stay mapped while `arena` is borrowed, and the kernel's stores are
-        // to us relaxed stores of another thread.
+        // SAFETY: [6] Every piece lies in frames, which stay mapped while `arena` is borrowed, and
+        // the kernel's stores are to us relaxed stores of another thread.
         let result = uninterrupted(|| unsafe {
             libc::preadv2(fd.as_raw_fd(), pieces.as_ptr(), pieces.len(), at, flags.0)
         });
         match result {
             Ok(0) => break,
             Ok(bytes) => done += bytes,
-            // Direct I/O: the file ended off a sector's boundary, and reading on from there is refused.
+            // Direct I/O: the file ended off a sector's boundary, and reading on from there is
+            // refused.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) && done % 512 != 0 && is_direct(fd) => {
                 break;
             }
@@ -175,10 +179,11 @@ fn is_direct(fd: BorrowedFd<'_>) -> bool {
     rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| flags.contains(rustix::fs::OFlags::DIRECT))
 }
 
-/// Writes the segments, in order, to a file from `offset` on. Returns their total length. Blocks on the store.
+/// Writes the segments, in order, to a file from `offset` on. Returns the bytes written: fewer than
+/// the segments hold when the store refuses the rest. Blocks on the store.
 ///
 /// # Errors
-/// The store's, whether or not something was written before; `WriteZero` when it takes nothing and does not say why.
+/// The store's when nothing was written; `WriteZero` when it takes nothing and does not say why.
 pub fn write_at(
     arena: &Arena,
     segments: &[Segment],
@@ -193,18 +198,22 @@ pub fn write_at(
         pieces.fill(arena, segments, done);
         let at = file_offset(offset + done as u64)?;
         // SAFETY: [6] As in `read_at`; the kernel only reads the frames.
-        let bytes = uninterrupted(|| unsafe {
+        let result = uninterrupted(|| unsafe {
             libc::pwritev2(fd.as_raw_fd(), pieces.as_ptr(), pieces.len(), at, flags.0)
-        })?;
-        if bytes == 0 {
-            return Err(io::ErrorKind::WriteZero.into());
+        });
+        match result {
+            Ok(bytes @ 1..) => done += bytes,
+            // The store says why when it is asked for the rest.
+            Ok(0) | Err(_) if done > 0 => break,
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Err(error) => return Err(error),
         }
-        done += bytes;
     }
     Ok(done)
 }
 
-/// Sends a header and segments as one `writev`, as a FUSE reply must be; returns what the call returned.
+/// Sends a header and segments as one `writev`, as a FUSE reply must be; returns what the call
+/// returned.
 ///
 /// # Errors
 /// `InvalidInput` when they do not fit in [`IOV_MAX`] pieces; else what the call says.
@@ -218,9 +227,9 @@ pub fn send(arena: &Arena, fd: BorrowedFd<'_>, header: &[u8], segments: &[Segmen
     uninterrupted(|| unsafe { libc::writev(fd.as_raw_fd(), pieces.as_ptr(), pieces.len()) })
 }
 
-/// Starts the kernel's write-back of a range and waits for it, and for write-back that was under way. `len` 0 means
-/// to the end. Reports write-back errors once per open file; makes neither metadata nor the device's cache
-/// durable. Blocks on the store.
+/// Starts the kernel's write-back of a range and waits for it, and for write-back that was under
+/// way. `len` 0 means to the end. Reports write-back errors once per open file; makes neither
+/// metadata nor the device's cache durable. Blocks on the store.
 ///
 /// # Errors
 /// Write-back errors, and `ESPIPE` for what is no file.
@@ -230,8 +239,8 @@ pub fn sync_file_range_wait(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Re
     sync_file_range(fd, offset, len, flags)
 }
 
-/// Starts the kernel's write-back of a range without waiting for it. `len` 0 means to the end. May block when the
-/// device's queue is full.
+/// Starts the kernel's write-back of a range without waiting for it. `len` 0 means to the end. May
+/// block when the device's queue is full.
 ///
 /// # Errors
 /// `ESPIPE` for what is no file.

@@ -1,7 +1,8 @@
 //! Asking for cache lines before they are needed.
 //!
-//! A prefetch is a wish: it loads nothing that the program can see, never faults, and an address that leads nowhere costs a moment and
-//! nothing else. So addresses may be guesses, and out of date.
+//! A prefetch is a wish: it loads nothing that the program can see, never faults, and an address
+//! that leads nowhere costs a moment and nothing else. So addresses may be guesses, and out of
+//! date.
 
 /// Asks for the cache line at an address, which may be anything.
 #[inline(always)]
@@ -20,8 +21,8 @@ pub fn prefetch(address: usize) {
     let _ = address;
 }
 
-/// Asks for the cache line in which a value begins, to be written: it comes at once as this processor's own, also from another that
-/// wrote it last.
+/// Asks for the cache line in which a value begins, to be written: it comes at once as this
+/// processor's own, also from another that wrote it last.
 #[inline(always)]
 pub fn prefetch_for_write<T>(value: &T) {
     let address = std::ptr::from_ref(value);
@@ -39,8 +40,8 @@ pub fn prefetch_for_write<T>(value: &T) {
     let _ = address;
 }
 
-/// Takes the first word of a value for an address and asks for the line there: that of an `Arc` or a `Box` is one. Does nothing for
-/// values that are smaller than a word or not aligned to it.
+/// Takes the first word of a value for an address and asks for the line there: that of an `Arc` or
+/// a `Box` is one. Does nothing for values that are smaller than a word or not aligned to it.
 #[inline(always)]
 pub fn prefetch_what_it_leads_to<T>(value: &T) {
     if size_of::<T>() < size_of::<usize>() || align_of::<T>() < align_of::<usize>() {
@@ -48,7 +49,8 @@ pub fn prefetch_what_it_leads_to<T>(value: &T) {
     }
     let at = std::ptr::from_ref(value);
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: [8] The word lies within the value, which is borrowed, and leaves the block as nothing but the address of a prefetch.
+    // SAFETY: [8] The word lies within the value, which is borrowed, and leaves the block as
+    // nothing but the address of a prefetch.
     unsafe {
         core::arch::asm!("mov {word}, [{at}]", "prefetcht0 [{word}]", at = in(reg) at, word = out(reg) _,
             options(nostack, preserves_flags, readonly));

@@ -8,8 +8,8 @@ use umemcg_base::PAGE_SIZE;
 /// The request number, `_IOR(229, 0, uint32_t)`.
 const FUSE_DEV_IOC_CLONE: libc::c_ulong = 0x8004_E500;
 
-/// Makes `device`, a fresh descriptor of `/dev/fuse`, another queue of the session that `session` serves, so that
-/// requests taken from one are answered there and readers do not meet on one lock.
+/// Makes `device`, a fresh descriptor of `/dev/fuse`, another queue of the session that `session`
+/// serves, so that requests taken from one are answered there and readers do not meet on one lock.
 ///
 /// # Errors
 /// `EINVAL` when `device` serves a session already or `session` serves none.
@@ -20,9 +20,10 @@ pub fn clone_fuse_fd(device: BorrowedFd<'_>, session: BorrowedFd<'_>) -> io::Res
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Says how many arenas the allocator of the C library may have. Each keeps what was freed in it for itself, so many arenas
-/// make resident memory larger than what is in use. Returns whether it was said: not with another C library than GNU's, and not once the
-/// process has a second thread, since the allocator takes such settings from one thread only.
+/// Says how many arenas the allocator of the C library may have. Each keeps what was freed in it
+/// for itself, so many arenas make resident memory larger than what is in use. Returns whether it
+/// was said: not with another C library than GNU's, and not once the process has a second thread,
+/// since the allocator takes such settings from one thread only.
 #[doc(alias = "mallopt")]
 pub fn limit_heap_arenas(nr: u32) -> bool {
     #[cfg(target_env = "gnu")]
@@ -37,8 +38,9 @@ pub fn limit_heap_arenas(nr: u32) -> bool {
     false
 }
 
-/// Gives whole pages of freed heap memory back to the operating system; takes milliseconds when there is much of it, and
-/// locks the heap meanwhile, one arena at a time. Does nothing with another C library than GNU's.
+/// Gives whole pages of freed heap memory back to the operating system; takes milliseconds when
+/// there is much of it, and locks the heap meanwhile, one arena at a time. Does nothing with
+/// another C library than GNU's.
 #[doc(alias = "malloc_trim")]
 pub fn trim_heap() {
     #[cfg(target_env = "gnu")]
@@ -48,23 +50,26 @@ pub fn trim_heap() {
     }
 }
 
-/// Asks for huge pages below memory of this process at `address`, where whole ones fit; what it holds stays. Best asked before it is
-/// written first. Does nothing where the operating system has none.
+/// Asks for huge pages below memory of this process at `address`, where whole ones fit; what it
+/// holds stays. Best asked before it is written first. Does nothing where the operating system has
+/// none.
 #[doc(alias = "MADV_HUGEPAGE")]
 pub fn prefer_huge_pages(address: usize, bytes: usize) {
     let Some(start) = address.checked_next_multiple_of(PAGE_SIZE) else { return };
     let end = address.saturating_add(bytes) & !(PAGE_SIZE - 1);
     if start < end {
-        // SAFETY: [2] The advice changes how the kernel backs a range, never what it holds; of a range that is not mapped it says so.
+        // SAFETY: [2] The advice changes how the kernel backs a range, never what it holds; of a
+        // range that is not mapped it says so.
         unsafe {
             libc::madvise(std::ptr::without_provenance_mut(start), end - start, libc::MADV_HUGEPAGE);
         }
     }
 }
 
-/// Makes the calling thread one that never takes the processor from another just because it has been woken; it has its fair part of it all the
-/// same, so whoever waits for a lock that it holds does not wait for long. For workers whose waker goes on working.
-/// A thread whose process was given another policy than the ordinary one is left as it is.
+/// Makes the calling thread one that never preempts another just because it has been woken
+/// (`SCHED_BATCH`). It keeps its fair share of the processor, so a thread that waits for one of its
+/// locks does not wait for long. For workers whose waker goes on working. A thread of a process
+/// with another policy than the ordinary one is left as it is.
 ///
 /// # Errors
 /// When the operating system refuses, as some sandboxes make it.
@@ -106,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn who_yields_to_wakers_is_of_the_batch_policy_alone() {
+    fn a_thread_that_yields_to_wakers_has_only_the_batch_policy() {
         let ordinary = policy();
         if ordinary == "0" {
             let (result, changed) = std::thread::spawn(|| (yield_to_wakers(), policy())).join().unwrap();

@@ -1,14 +1,17 @@
-//! A sparse table of atomic words that read as zero until written, and again after they are discarded.
+//! A sparse table of atomic words that read as zero until written, and again after they are
+//! discarded.
 //!
-//! Memory appears page by page as words are written, and goes back page by page. The words never move, so they are
-//! read through plain references, without locks or epochs.
+//! Memory appears page by page as words are written, and goes back page by page. The words never
+//! move, so they are read through plain references, without locks or epochs.
 
 use std::io;
 use std::ops::Range;
 
 use umemcg_base::sync::atomic::{AtomicU64, Ordering};
 
-use crate::mapping::StableTable;
+#[cfg(not(loom))]
+use crate::mapping::Hint;
+use crate::stable_table::StableTable;
 
 /// A fixed number of atomic words over memory that appears when it is touched.
 #[derive(Debug)]
@@ -24,23 +27,23 @@ impl ZeroTable {
     pub fn new(nr_words: usize) -> io::Result<Self> {
         let words = StableTable::<AtomicU64>::new(nr_words)?;
         #[cfg(not(loom))]
-        words.mapping().hint(crate::mapping::Hint::SmallPages);
+        words.mapping().hint(Hint::SmallPages);
         Ok(Self { words })
     }
 
-    /// The same for words that are used densely, from the first on: asks for huge pages, which spare those who look up words
-    /// here and there most of the address translation.
+    /// Creates a table of words that are used densely, from the first on. Asks for huge pages,
+    /// which spare scattered look-ups most of the address translation.
     ///
     /// # Errors
     /// As for [`new`](Self::new).
     pub fn new_dense(nr_words: usize) -> io::Result<Self> {
         let words = StableTable::<AtomicU64>::new(nr_words)?;
         #[cfg(not(loom))]
-        words.mapping().hint(crate::mapping::Hint::HugePages);
+        words.mapping().hint(Hint::HugePages);
         Ok(Self { words })
     }
 
-    /// All words.
+    /// Returns all words.
     #[inline]
     pub fn words(&self) -> &[AtomicU64] {
         self.words.as_slice()
@@ -51,12 +54,12 @@ impl ZeroTable {
         self.words.len()
     }
 
-    /// Whether the table has no words.
+    /// Returns whether the table has no words.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// A word.
+    /// Returns a word.
     ///
     /// # Panics
     /// When there is no such word.
@@ -65,8 +68,9 @@ impl ZeroTable {
         self.words.get(at)
     }
 
-    /// Makes the words of a range zero and gives the whole pages among them back to the operating system. To others this is a
-    /// relaxed store of zero to each word, in no stated order: what they write meanwhile may be lost.
+    /// Makes the words of a range zero and gives the whole pages among them back to the operating
+    /// system. To others this is a relaxed store of zero to each word, in no stated order: what
+    /// they write meanwhile may be lost.
     ///
     /// # Panics
     /// When the range leaves the table.

@@ -20,8 +20,8 @@ fn shuffle(frames: &mut [FrameId], mut seed: u64) {
     }
 }
 
-/// Nanoseconds per frame, alloc and free together. A thread holds `held` frames, and replaces `batch` of them at a time,
-/// the oldest first.
+/// Nanoseconds per frame, alloc and free together. A thread holds `held` frames, and replaces
+/// `batch` of them at a time, the oldest first.
 fn churn(arena: &Arena, nr_threads: u64, held: usize, batch: usize) -> f64 {
     let start = Barrier::new(nr_threads as usize);
     let churn_one = |me: u64| {

@@ -1,4 +1,5 @@
-//! What the allocator promises, one claim at a time. `allocator_model.rs` holds the whole against a model.
+//! What the allocator promises, one claim at a time. `allocator_model.rs` holds the whole against a
+//! model.
 #![cfg(not(loom))]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

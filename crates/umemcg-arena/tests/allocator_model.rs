@@ -1,4 +1,5 @@
-//! The allocator against a model that is plain enough to be its specification, over random operations.
+//! The allocator against a model that is plain enough to be its specification, over random
+//! operations.
 #![cfg(not(any(loom, miri)))]
 
 use std::collections::BTreeSet;
@@ -11,8 +12,8 @@ use umemcg_base::PAGE_SIZE_U64;
 struct ModelBlock {
     first: u32,
     nr_frames: u32,
-    /// Free frames, the next one to hand out last: those that were freed, the most recent last, above those that were not
-    /// used since the block got memory, the lowest last.
+    /// Free frames, the next one to hand out last: those that were freed, the most recent last,
+    /// above those that were not used since the block got memory, the lowest last.
     free: Vec<u32>,
     backed: bool,
     /// When it was last taken from, given to, released, or prepared.
@@ -63,8 +64,8 @@ impl Model {
         self.now
     }
 
-    /// The fullest block that has a free frame; idle ones after partial ones; unbacked ones last; among equals the one
-    /// touched last.
+    /// The fullest block that has a free frame; idle ones after partial ones; unbacked ones last;
+    /// among equals the one touched last.
     fn choose(&mut self, node: usize) -> Option<&mut ModelBlock> {
         self.nodes[node].iter_mut().filter(|block| !block.free.is_empty()).min_by_key(|block| {
             let whole = block.is_whole();

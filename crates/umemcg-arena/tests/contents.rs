@@ -1,4 +1,5 @@
-//! Contents of frames: what goes in comes out, at every offset and length, and nothing beside it changes.
+//! Contents of frames: what goes in comes out, at every offset and length, and nothing beside it
+//! changes.
 #![cfg(not(loom))]
 
 use umemcg_arena::{Arena, FrameId};

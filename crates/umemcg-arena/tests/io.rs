@@ -117,7 +117,22 @@ fn a_short_read_means_the_end_and_leaves_the_rest_alone() {
 }
 
 #[test]
-fn an_error_is_an_error_however_much_went_before() {
+fn a_store_that_is_full_on_the_way_has_taken_a_part() {
+    use rustix::fs::{MemfdFlags, SealFlags};
+    let (arena, frames) = arena();
+    let segments = whole(&scattered(&frames[..8]));
+    fill(&arena, &segments, &pattern(4 * PAGE_SIZE));
+    let file = rustix::fs::memfd_create("full", MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&file, 2 * PAGE_SIZE as u64).unwrap();
+    rustix::fs::fcntl_add_seals(&file, SealFlags::GROW).unwrap();
+    let written = write_at(&arena, &segments, file.as_fd(), 0, IoFlags::NONE).unwrap();
+    assert_eq!(written, 2 * PAGE_SIZE, "what the file has room for");
+    let error = write_at(&arena, &segments[2..], file.as_fd(), written as u64, IoFlags::NONE).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EPERM));
+}
+
+#[test]
+fn an_error_is_an_error_when_nothing_went_before() {
     let (arena, frames) = arena();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("file");
@@ -168,7 +183,8 @@ fn frames_are_aligned_for_direct_io() {
 fn nr_cached(file: &File) -> usize {
     let len = file.metadata().unwrap().len() as usize;
     let mut pages = vec![0u8; len.div_ceil(PAGE_SIZE)];
-    // SAFETY: A new mapping of the file, one byte of room for each of its pages, and nothing reads the mapping.
+    // SAFETY: A new mapping of the file, one byte of room for each of its pages, and nothing reads
+    // the mapping.
     unsafe {
         let map = libc::mmap(
             std::ptr::null_mut(),

@@ -1,4 +1,5 @@
-//! Marks that carry an ordering: the lock bit, "up to date", and the change from dirty to write-back.
+//! Marks that carry an ordering: the lock bit, "up to date", and the change from dirty to
+//! write-back.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p umemcg-arena --release --test loom_flags`
 #![cfg(loom)]
@@ -24,12 +25,12 @@ impl Page {
     }
 
     fn write(&self, value: u64) {
-        // SAFETY: Loom panics when anybody else looks.
+        // SAFETY: Loom panics when another thread looks.
         self.contents.with_mut(|contents| unsafe { *contents = value });
     }
 
     fn read(&self) -> u64 {
-        // SAFETY: Loom panics when anybody writes.
+        // SAFETY: Loom panics when a thread writes.
         self.contents.with(|contents| unsafe { *contents })
     }
 }
@@ -53,7 +54,7 @@ fn check_fill(publish: fn(&FrameRecord)) {
 }
 
 #[test]
-fn who_sees_up_to_date_sees_the_contents() {
+fn a_thread_that_sees_up_to_date_sees_the_contents() {
     check_fill(|record| record.set(FrameFlags::UPTODATE));
     check_fill(|record| assert!(!record.test_and_set(FrameFlags::UPTODATE)));
     check_fill(|record| {

@@ -1,8 +1,10 @@
-//! Pin against freeze, in every interleaving and with every stale value that the memory model allows.
+//! Pin against freeze, in every interleaving and with every stale value that the memory model
+//! allows.
 //!
-//! A reader pins, *then* checks the identity, then reads. The evictor freezes, changes identity and contents, and
-//! publishes the frame as another page. The claim: a reader that finds its page's identity reads its page's contents, and
-//! never while they change. The twins drop one ordering each, or check before pinning, and must fail.
+//! A reader pins, *then* checks the identity, then reads. The evictor freezes, changes identity and
+//! contents, and publishes the frame as another page. The claim: a reader that finds its page's
+//! identity reads its page's contents, and never while they change. The twins drop one ordering
+//! each, or check before pinning, and must fail.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p umemcg-arena --release --test loom_pin_freeze`
 #![cfg(loom)]
@@ -109,7 +111,7 @@ impl<R: Record> Frame<R> {
     /// Steps 1 and 2 of a frame's life; the caller has it frozen.
     fn become_page(&self, page: u64) {
         self.record.index().store(page, Relaxed);
-        // SAFETY: Frozen, so nobody else looks; loom panics otherwise.
+        // SAFETY: Frozen, so no other thread looks; loom panics otherwise.
         self.contents.with_mut(|contents| unsafe { *contents = page });
         self.record.unfreeze();
     }
@@ -117,7 +119,7 @@ impl<R: Record> Frame<R> {
     fn read(&self, page: u64) {
         if self.record.try_pin() {
             if self.record.index().load(Relaxed) == page {
-                // SAFETY: Pinned, so nobody writes; loom panics otherwise.
+                // SAFETY: Pinned, so no thread writes; loom panics otherwise.
                 assert_eq!(self.contents.with(|contents| unsafe { *contents }), page);
             }
             self.record.unpin();
@@ -140,7 +142,8 @@ impl<R: Record> Frame<R> {
     }
 }
 
-/// Two readers of page 1, one of which looks for page 2 as well, against an evictor that makes it page 2.
+/// Two readers of page 1, one of which looks for page 2 as well, against an evictor that makes it
+/// page 2.
 fn check<R: Record>(read: fn(&Frame<R>, u64)) {
     loom::model(move || {
         let frame = Frame::<R>::of_page(1);

@@ -1,4 +1,5 @@
-//! Resident memory follows use: not by our own count but by the kernel's. One test, because it reads the whole process.
+//! Resident memory follows use: not by our own count but by the kernel's. One test, because it
+//! reads the whole process.
 #![cfg(not(any(loom, miri)))]
 
 use umemcg_arena::{Arena, BLOCK_BYTES, BLOCK_FRAMES, ZeroTable};

@@ -1,4 +1,5 @@
-//! Many threads at once: no frame has two holders, a pinned page is the page that it says, copies mix but never invent.
+//! Many threads at once: no frame has two holders, a pinned page is the page that it says, copies
+//! mix but never invent.
 #![cfg(not(loom))]
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
@@ -89,7 +90,8 @@ fn a_frame_has_one_holder_while_blocks_come_and_go() {
 
 #[test]
 fn a_pinned_page_keeps_its_identity_and_contents() {
-    // More frames than readers, so that readers who lose the processor with a pin do not stop the evictor.
+    // More frames than readers, so that readers that lose the processor with a pin do not stop the
+    // evictor.
     const NR_FRAMES: u64 = 16;
     const NR_PAGES: u64 = 8;
     let arena = Arena::new(BLOCK_BYTES as u64, 1).unwrap();

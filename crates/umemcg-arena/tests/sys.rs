@@ -96,7 +96,7 @@ mod device {
 }
 
 #[test]
-fn words_read_as_zero_until_written_and_after_they_are_discarded() {
+fn words_read_as_zero_until_written_and_after_a_discard() {
     let table = ZeroTable::new(5000).unwrap();
     assert_eq!((table.len(), table.is_empty()), (5000, false));
     for (start, end) in [(0, 5000), (0, 0), (3, 5), (512, 1024), (511, 1025), (100, 4999), (4096, 5000)] {

@@ -1,21 +1,24 @@
-//! A coalescing wake signal: a low layer rings, a worker of a layer above wakes, and neither knows the other.
+//! A coalescing wake signal: a low layer rings, a worker of a layer above wakes, and neither knows
+//! the other.
 //!
-//! Ringing a bell that has already been rung costs one read-modify-write. A worker that takes the ring sees everything
-//! that was written before the ring it took, so "ring after the change, look after the take" loses no wake-up.
+//! Ringing a bell that has already been rung costs one read-modify-write. A worker that takes the
+//! ring sees everything that was written before the ring it took, so "ring after the change, look
+//! after the take" loses no wake-up.
 
 use std::fmt;
 use std::time::Duration;
 
+use crate::locks::{Condvar, LeafMutex};
+use crate::rank::Rank;
+use crate::sync::Instant;
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Condvar, Instant, Mutex};
 
 /// A coalescing wake signal.
-#[derive(Default)]
 pub struct Bell {
     rung: AtomicBool,
-    lock: Mutex<()>,
+    lock: LeafMutex<()>,
     wake: Condvar,
-    /// Called by whoever rings first since the last take.
+    /// Called by the first thread that rings after a take.
     hook: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
@@ -25,25 +28,35 @@ impl fmt::Debug for Bell {
     }
 }
 
+impl Default for Bell {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Bell {
-    /// A silent bell.
+    /// Creates a silent bell.
     pub fn new() -> Self {
-        Self::default()
+        let (rung, lock) = (AtomicBool::new(false), LeafMutex::new(()));
+        Self { rung, lock, wake: Condvar::new(Rank::Peer), hook: None }
     }
 
-    /// A bell that also calls `hook`, in the thread that rings, at the first ring after each take. For workers that serve
-    /// many bells: the hook tells them which. It must be brief and must not ring this bell.
+    /// Creates a bell that also calls `hook`, in the thread that rings, at the first ring after
+    /// each take. For workers that serve many bells: the hook tells them which. It must be brief
+    /// and must not ring this bell.
     pub fn with_hook(hook: impl Fn() + Send + Sync + 'static) -> Self {
-        Self { hook: Some(Box::new(hook)), ..Self::default() }
+        Self { hook: Some(Box::new(hook)), ..Self::new() }
     }
 
-    /// Wakes a waiter, now or when it comes. Never blocks for longer than a waiter needs to fall asleep.
+    /// Wakes a waiter, now or when it comes. Never blocks for longer than a waiter needs to fall
+    /// asleep.
     pub fn ring(&self) {
         // AcqRel: pairs with the swap in `take`.
         if self.rung.swap(true, Ordering::AcqRel) {
             return;
         }
-        // Passing through the lock means that a waiter either has not checked yet, or sleeps already.
+        // Passing through the lock means that a waiter either has not checked yet, or sleeps
+        // already.
         drop(self.lock.lock());
         self.wake.notify_all();
         if let Some(hook) = &self.hook {
@@ -51,7 +64,7 @@ impl Bell {
         }
     }
 
-    /// Whether the bell was rung since the last take; takes the ring.
+    /// Returns whether the bell was rung since the last take; takes the ring.
     pub fn take(&self) -> bool {
         // AcqRel: pairs with the swap in `ring`.
         self.rung.swap(false, Ordering::AcqRel)

@@ -4,11 +4,13 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::held::assert_may_wait;
+use crate::rank::Rank;
 use crate::sync::Instant;
 
 /// Monotonic time since an arbitrary origin.
 pub trait Clock: Send + Sync + fmt::Debug {
-    /// Time since the clock's origin.
+    /// Returns the time since the clock's origin.
     fn now(&self) -> Duration;
 }
 
@@ -19,7 +21,7 @@ pub struct SystemClock {
 }
 
 impl SystemClock {
-    /// A clock that starts now.
+    /// Creates a clock that starts now.
     pub fn new() -> Self {
         Self { origin: Instant::now() }
     }
@@ -44,7 +46,7 @@ pub struct ManualClock {
 }
 
 impl ManualClock {
-    /// A clock at zero.
+    /// Creates a clock at zero.
     pub fn new() -> Self {
         Self::default()
     }
@@ -61,8 +63,8 @@ impl Clock for ManualClock {
     }
 }
 
-/// A named thread that is joined when the value is dropped. The body must end soon after whatever it waits for
-/// tells it to.
+/// A named thread that is joined when the value is dropped. The body must end soon after whatever
+/// it waits for tells it to.
 #[derive(Debug)]
 pub struct Worker {
     handle: Option<JoinHandle<()>>,
@@ -85,12 +87,13 @@ impl Drop for Worker {
         if let Some(handle) = self.handle.take()
             && !is_current(&handle)
         {
+            assert_may_wait(Rank::Peer, "a wait for the end of a thread");
             let _ = handle.join();
         }
     }
 }
 
-/// Starts a thread that nobody waits for; `name` is at most 15 bytes.
+/// Starts a detached thread. `name` is at most 15 bytes.
 ///
 /// # Errors
 /// When the operating system refuses a thread.

@@ -1,8 +1,9 @@
-//! Write-back errors, reported once to everybody who should know (`kernel-semantics` §6.4).
+//! Write-back errors, reported once to each open file (`kernel-semantics` §6.4).
 //!
-//! A file carries one word: the errno of its latest write-back error, a mark whether anybody has seen it, and a
-//! counter. Every open file remembers the word as it was when it last looked. A new error is reported once to each open
-//! file, however many threads ask through it; an error that nobody has seen yet is also reported to the next one that opens.
+//! A file carries one word: the errno of its latest write-back error, a mark "seen", and a counter.
+//! Every open file remembers the word as it was when it last looked. A new error is reported once
+//! to each open file, however many threads ask through it. An error that no open file has seen yet
+//! is also reported to the next one.
 
 use crate::sync::atomic::{AtomicU32, Ordering};
 
@@ -24,7 +25,7 @@ pub struct ErrorCursor {
 }
 
 impl ErrorSequence {
-    /// No error yet.
+    /// Creates a word without errors.
     pub fn new() -> Self {
         Self::default()
     }
@@ -43,28 +44,28 @@ impl ErrorSequence {
         });
     }
 
-    /// Whether there was never any.
+    /// Returns whether there was never any.
     pub fn is_clear(&self) -> bool {
         self.word.load(Ordering::Relaxed) == 0
     }
 
-    /// What a file opened now has seen: everything that somebody else has seen, too.
+    /// Returns what a file that is opened now has seen: everything that another open file has seen.
     pub fn sample(&self) -> ErrorCursor {
         let word = self.word.load(Ordering::Relaxed);
         let word = if word & SEEN == 0 { 0 } else { word };
         ErrorCursor { word: AtomicU32::new(word) }
     }
 
-    /// Tells an open file of an error that it has not been told of, and marks it told: of several threads that ask through
-    /// one open file, one is told.
+    /// Tells an open file of an error that it has not been told of, and marks it told: of several
+    /// threads that ask through one open file, one is told.
     ///
     /// # Errors
     /// The errno of the latest error.
     pub fn check_and_advance(&self, cursor: &ErrorCursor) -> Result<(), i32> {
-        // As often as somebody else advances the same cursor: each of them has seen a newer word.
+        // As often as another thread advances the same cursor; each has seen a newer word.
         loop {
-            // The cursor first: what it says was in the word before, so the word that is read next is no older.
-            // Acquire: pairs with the Release below.
+            // The cursor first: what it says was in the word before, so the word that is read next
+            // is no older. Acquire: pairs with the Release below.
             let told = cursor.word.load(Ordering::Acquire);
             if self.word.load(Ordering::Relaxed) == told {
                 return Ok(());
@@ -96,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unseen_error_reaches_the_next_opener_and_a_seen_one_does_not() {
+    fn the_next_open_gets_an_unseen_error_and_no_seen_one() {
         let errors = ErrorSequence::new();
         errors.record(28);
         let first = errors.sample();

@@ -1,10 +1,13 @@
-//! What every layer stands on: units, sizes in text, the sync facade with lock ranks, bells, tables that
-//! never move, time and threads. Nothing here knows what a group or a page is.
+//! What every layer stands on: units, sizes in text, the sync facade with lock ranks, bells, tables
+//! that never move, time and threads. Nothing here knows what a group or a page is.
 #![forbid(unsafe_code)]
 
 pub mod bell;
 pub mod clock;
 pub mod errseq;
+pub mod held;
+pub mod idle;
+pub mod locks;
 pub mod panics;
 pub mod rank;
 #[cfg(schedule)]
@@ -16,11 +19,14 @@ pub mod units;
 
 pub use bell::Bell;
 pub use errseq::{ErrorCursor, ErrorSequence};
-pub use panics::{Panicked, contained};
-pub use rank::{
-    Rank, RankedMutex, RankedMutexGuard, RankedReadGuard, RankedRwLock, RankedWriteGuard, Waiting,
-    assert_may_wait, assert_may_wait_among, assert_no_locks_held,
+pub use held::{Waiting, assert_may_wait, assert_may_wait_among, assert_no_locks_held};
+pub use idle::{Idle, IdleObserver, Wait, observe_idle};
+pub use locks::{
+    Condvar, LeafMutex, LeafMutexGuard, LeafRwLock, RankedMutex, RankedMutexGuard, RankedReadGuard,
+    RankedRwLock, RankedWriteGuard,
 };
+pub use panics::{Panicked, contained};
+pub use rank::Rank;
 pub use size::{ParseSizeError, parse_size};
 pub use table::Table;
 pub use units::{PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, pages_for};

@@ -1,9 +1,9 @@
 //! Panics of code that is not ours, where they stop.
 //!
-//! Code of an embedder that runs for its caller (a loader, a comparison of keys) may unwind to that caller. Code that runs on
-//! behalf of somebody else (a shrinker, a listener, a store under write-back) must not: the thread is a worker, or a tenant's
-//! that has nothing to do with it. It is called through [`contained`], and its panic becomes the answer that it would have
-//! given had it failed.
+//! Code of an embedder that runs for its caller (a loader, a comparison of keys) may unwind to that
+//! caller. Code that runs for others (a shrinker, a listener, a store under write-back) must not:
+//! the thread is a worker, or belongs to an unrelated tenant. Such code is called through
+//! [`contained`], which turns a panic into the answer that a failure would have given.
 
 use std::any::Any;
 use std::fmt;
@@ -36,8 +36,8 @@ impl Panicked {
     }
 }
 
-/// Calls code that may panic; the panic ends here. The caller answers for what the code shares with others: it must not have
-/// left it half-done.
+/// Calls code that may panic; the panic ends here. The caller answers for what the code shares with
+/// others: it must not have left it half-done.
 ///
 /// # Errors
 /// What the code said when it panicked.

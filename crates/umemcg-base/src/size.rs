@@ -1,5 +1,5 @@
-//! Sizes in text, as control files and the command line take them: a decimal number with an optional
-//! binary suffix (`kernel-semantics` §1.5: k m g t p e in either case, nothing after it).
+//! Sizes in text, as control files and the command line take them: a decimal number with an
+//! optional binary suffix (`kernel-semantics` §1.5: k m g t p e in either case, nothing after it).
 
 use thiserror::Error;
 
@@ -14,7 +14,8 @@ pub enum ParseSizeError {
     TooLarge,
 }
 
-/// Parses `"64m"`, `"4096"`, `"1G"` into bytes. White space around the text is ignored, anything else is refused.
+/// Parses `"64m"`, `"4096"`, `"1G"` into bytes. White space around the text is ignored, anything
+/// else is refused.
 ///
 /// # Errors
 /// [`ParseSizeError`] when the text is not such a number.

@@ -1,7 +1,8 @@
-//! The one place that says which atomics, locks and clock we are compiled with: the standard ones, loom's
-//! with `--cfg loom`, or those of the [scheduler](crate::schedule) that owns time and threads with
-//! `--cfg schedule`. Below the names and inodes, locks and the time come from here only, atomics where
-//! they carry a protocol between threads.
+//! The one place that says which atomics, locks and clock we are compiled with: the standard ones,
+//! loom's with `--cfg loom`, or those of the [scheduler](crate::schedule) that owns time and
+//! threads with `--cfg schedule`. Below the names and inodes, the time comes from here only,
+//! atomics where they carry a protocol between threads. The locks have ranks, and come from
+//! [`locks`](crate::locks).
 
 #[cfg(not(any(loom, schedule)))]
 pub use std::sync::{Arc, atomic};
@@ -13,12 +14,6 @@ pub use loom::sync::{Arc, atomic};
 pub use crate::schedule::atomic;
 #[cfg(schedule)]
 pub use std::sync::Arc;
-
-#[cfg(not(any(loom, schedule)))]
-pub use parking_lot::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
-
-#[cfg(schedule)]
-pub use crate::schedule::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// A point in time, the scheduler's where there is one.
 #[cfg(schedule)]
@@ -34,17 +29,23 @@ pub use loom::thread;
 #[cfg(not(any(loom, schedule)))]
 pub use std::thread;
 
-#[cfg(loom)]
-pub use modelled::{Condvar, Mutex, MutexGuard};
+/// What leaves and condition variables are made of.
+#[cfg(not(any(loom, schedule)))]
+pub(crate) use parking_lot as leaf;
 
-/// What the [ranked locks](crate::rank) are made of.
+/// What leaves and condition variables are made of.
+#[cfg(schedule)]
+pub(crate) use crate::schedule as leaf;
+
+/// What the [ranked locks](crate::locks) are made of.
 #[cfg(schedule)]
 pub(crate) mod ranked {
     pub(crate) use crate::schedule::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 }
 
-/// What the [ranked locks](crate::rank) are made of: the standard library's mutex, without its poison, because
-/// what panics under a lock ends the process or is a test; and `parking_lot`'s reader-writer lock.
+/// What the [ranked locks](crate::locks) are made of: the standard library's mutex, without its
+/// poison, because what panics under a lock ends the process or is a test; and `parking_lot`'s
+/// reader-writer lock.
 #[cfg(not(schedule))]
 pub(crate) mod ranked {
     use std::sync::{PoisonError, TryLockError};
@@ -80,11 +81,12 @@ pub(crate) mod ranked {
     }
 }
 
-/// Loom's locks with the calls of those that we use otherwise.
+/// What leaves and condition variables are made of: loom's, with the calls of those that we use
+/// otherwise.
 #[cfg(loom)]
-mod modelled {
+pub(crate) mod leaf {
     use std::ops::{Deref, DerefMut};
-    use std::time::Instant;
+    use std::time::{Duration, Instant};
 
     const GO_ON: &str = "a model does not go on after a panic";
 
@@ -93,7 +95,7 @@ mod modelled {
     pub struct Mutex<T>(loom::sync::Mutex<T>);
 
     impl<T> Mutex<T> {
-        /// An unlocked mutex.
+        /// Creates an unlocked mutex.
         pub fn new(value: T) -> Self {
             Self(loom::sync::Mutex::new(value))
         }
@@ -130,22 +132,38 @@ mod modelled {
     pub struct WaitTimeoutResult;
 
     impl WaitTimeoutResult {
-        /// Never.
+        /// Returns false: there is no deadline here.
         pub fn timed_out(&self) -> bool {
             false
         }
     }
 
     impl Condvar {
-        /// A new condition variable.
+        /// Creates a new condition variable.
         pub fn new() -> Self {
             Self(loom::sync::Condvar::new())
         }
 
         /// Waits for a notification.
-        pub fn wait_until<T>(&self, guard: &mut MutexGuard<'_, T>, _deadline: Instant) -> WaitTimeoutResult {
+        pub fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
             guard.0 = guard.0.take().map(|inner| self.0.wait(inner).expect(GO_ON));
+        }
+
+        /// Waits for a notification.
+        pub fn wait_until<T>(&self, guard: &mut MutexGuard<'_, T>, _deadline: Instant) -> WaitTimeoutResult {
+            self.wait(guard);
             WaitTimeoutResult
+        }
+
+        /// Waits for a notification.
+        pub fn wait_for<T>(&self, guard: &mut MutexGuard<'_, T>, _timeout: Duration) -> WaitTimeoutResult {
+            self.wait(guard);
+            WaitTimeoutResult
+        }
+
+        /// Wakes one that waits.
+        pub fn notify_one(&self) {
+            self.0.notify_one();
         }
 
         /// Wakes all that wait.

@@ -1,6 +1,7 @@
-//! A table that grows by chunks which never move, so that an entry, once it exists, can be read through a plain
-//! reference for as long as the table lives: no epochs, no reference counts, no lock. Entries are reused, never
-//! freed; who reads one by index checks that it still is what he came for.
+//! A table that grows by chunks which never move, so that an entry, once it exists, can be read
+//! through a plain reference for as long as the table lives: no epochs, no reference counts, no
+//! lock. Entries are reused, never freed. A reader that finds one by index checks that it still is
+//! the one it wants.
 
 use std::sync::OnceLock;
 
@@ -16,8 +17,9 @@ pub type HugePages = fn(usize, usize);
 
 static HUGE_PAGES: OnceLock<HugePages> = OnceLock::new();
 
-/// Says how huge pages are asked for, which takes a layer above this one: tables of many entries that are read at random are mostly
-/// misses of the address translation otherwise. Chunks that exist already stay as they are; the first to say it is heard.
+/// Says how huge pages are asked for, which takes a layer above this one: tables of many entries
+/// that are read at random are mostly misses of the address translation otherwise. Chunks that
+/// exist already stay as they are; the first to say it is heard.
 pub fn use_huge_pages(ask: HugePages) {
     let _ = HUGE_PAGES.set(ask);
 }
@@ -29,12 +31,13 @@ pub struct Table<T> {
 }
 
 impl<T> Table<T> {
-    /// An empty table; takes no memory for entries.
+    /// Creates an empty table; takes no memory for entries.
     pub const fn new() -> Self {
         Self { chunks: [const { OnceLock::new() }; NR_CHUNKS] }
     }
 
-    /// The chunk of an index and the place in it: with 64 entries in chunk 0, chunk n ≥ 1 holds `64 << (n − 1)`.
+    /// Returns the chunk of an index and the place in it: with 64 entries in chunk 0, chunk n ≥ 1
+    /// holds `64 << (n − 1)`.
     #[inline]
     fn locate(index: u32) -> (usize, usize) {
         let high = index >> FIRST_SHIFT;
@@ -50,14 +53,15 @@ impl<T> Table<T> {
         if chunk == 0 { 1 << FIRST_SHIFT } else { 1usize << (FIRST_SHIFT as usize + chunk - 1) }
     }
 
-    /// The entry, if its chunk exists.
+    /// Returns the entry, if its chunk exists.
     #[inline]
     pub fn get(&self, index: u32) -> Option<&T> {
         let (chunk, place) = Self::locate(index);
         self.chunks[chunk].get().map(|entries| &entries[place])
     }
 
-    /// The entry; its chunk is allocated and filled by `make` when it is the first of its chunk to be asked for.
+    /// Returns the entry; its chunk is allocated and filled by `make` when it is the first of its
+    /// chunk to be asked for.
     pub fn get_or_grow(&self, index: u32, make: impl Fn() -> T) -> &T {
         let (chunk, place) = Self::locate(index);
         &self.chunks[chunk].get_or_init(|| Self::chunk(Self::chunk_len(chunk), make))[place]
@@ -104,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn large_chunks_are_asked_to_be_of_huge_pages_before_they_are_filled() {
+    fn large_chunks_ask_for_huge_pages_before_they_are_filled() {
         static ASKED: std::sync::Mutex<Vec<(usize, usize)>> = std::sync::Mutex::new(Vec::new());
         use_huge_pages(|address, bytes| ASKED.lock().unwrap().push((address, bytes)));
         let table = Table::new();

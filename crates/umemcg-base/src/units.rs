@@ -7,7 +7,7 @@ pub const PAGE_SIZE: usize = 1 << PAGE_SHIFT;
 /// [`PAGE_SIZE`] for arithmetic on offsets.
 pub const PAGE_SIZE_U64: u64 = PAGE_SIZE as u64;
 
-/// How many pages the half-open byte range `offset..offset + len` touches.
+/// Returns how many pages the half-open byte range `offset..offset + len` touches.
 #[inline]
 pub fn pages_for(offset: u64, len: u64) -> u64 {
     if len == 0 {

@@ -1,4 +1,5 @@
-//! A bell against its sleeper: whoever changes something and rings is noticed, however the two interleave.
+//! A bell against its sleeper: every change followed by a ring is noticed, however the two
+//! interleave.
 #![cfg(loom)]
 
 use std::time::Duration;
@@ -8,8 +9,8 @@ use loom::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use loom::thread;
 use umemcg_base::Bell;
 
-/// Two changes, each followed by a ring; a worker that sleeps until it has seen both. One that slept for ever would be a
-/// deadlock to loom.
+/// Two changes, each followed by a ring; a worker that sleeps until it has seen both. One that
+/// slept for ever would be a deadlock to loom.
 #[test]
 fn no_sleeper_misses_a_ring() {
     let mut model = loom::model::Builder::new();
@@ -57,7 +58,7 @@ fn changes_against_a_look<const LOOK_AFTER_THE_TAKE: bool>() {
             seen
         };
         changers.into_iter().for_each(|changer| changer.join().unwrap());
-        assert!(seen == 2 || bell.take(), "a change that nobody will look at");
+        assert!(seen == 2 || bell.take(), "a change that no look will find");
     });
 }
 
@@ -67,7 +68,7 @@ fn what_is_not_seen_is_still_rung_for() {
 }
 
 #[test]
-#[should_panic(expected = "a change that nobody will look at")]
-fn who_looks_before_the_take_loses_changes() {
+#[should_panic(expected = "a change that no look will find")]
+fn a_look_before_the_take_loses_changes() {
     changes_against_a_look::<false>();
 }

@@ -1,8 +1,8 @@
-//! Write-back errors against the threads that ask for them: each error reaches an open file once, whoever asks through it,
-//! and none is missed.
+//! Write-back errors against the threads that ask for them: each error reaches an open file once,
+//! whichever thread asks through it, and none is missed.
 //!
-//! The twin advances the cursor with a swap, and must fail: whoever comes late puts it back to an older word, and an error
-//! is told again.
+//! The twin advances the cursor with a swap, and must fail: a late thread sets it back to an older
+//! word, and an error is reported again.
 #![cfg(loom)]
 
 use loom::sync::Arc;
@@ -98,9 +98,9 @@ fn a_cursor_that_is_swapped_tells_an_error_twice() {
     two_ask_through_one_open_file::<Swapping>();
 }
 
-/// An error before an open that nobody has seen, and one that comes while it opens.
+/// An unseen error before an open, and one that comes during the open.
 #[test]
-fn whoever_opens_hears_of_what_nobody_has_seen() {
+fn an_open_reports_an_error_that_no_open_file_has_seen() {
     loom::model(|| {
         let errors = Arc::new(ErrorSequence::new());
         let early = errors.sample();
@@ -112,7 +112,7 @@ fn whoever_opens_hears_of_what_nobody_has_seen() {
                 errors.check_and_advance(&cursor)
             })
         };
-        assert_eq!(errors.check_and_advance(&early), Err(1), "who was there before is told in any case");
+        assert_eq!(errors.check_and_advance(&early), Err(1), "an earlier open is told in any case");
         // Told, or late enough to find it seen.
         assert!(matches!(opener.join().unwrap(), Err(1) | Ok(())));
     });

@@ -1,15 +1,17 @@
-//! `background`: the two halves of the mail per-memcg-background-reclaim, a file written and read in a group of 500 MiB,
-//! with marks of 50 and 40 MiB and without, in turns.
+//! `background`: the two halves of the mail per-memcg-background-reclaim, a file written and read
+//! in a group of 500 MiB, with marks of 50 and 40 MiB and without, in turns.
 //!
-//! It runs against the library, on a file of the host that is read and written past the kernel's page cache: below a mount
-//! the kernel's share of each request, ten times that of reclaim, would hide what is to be seen.
+//! It runs against the library, on a file of the host that is read and written past the kernel's
+//! page cache: below a mount the kernel's share of each request, ten times that of reclaim, would
+//! hide what is to be seen.
 //!
-//! From charge to frame is from when the pages of a request are about to be charged, reclaim for them included, to when it has their
-//! frames. The store also takes note when it is asked for data: by then the pages are in the file's index and locked as well, which
-//! is work that both sides have alike.
+//! From charge to frame is from when the pages of a request are about to be charged, reclaim for
+//! them included, to when it has their frames. The store also takes note when it is asked for data:
+//! by then the pages are in the file's index and locked as well, which is work that both sides have
+//! alike.
 //!
-//! Times are those after the group has been full once; until then neither side reclaims, and both touch memory for the first
-//! time.
+//! Times are those after the group has been full once; until then neither side reclaims, and both
+//! touch memory for the first time.
 
 use std::cell::Cell;
 use std::fs::File as HostOpenFile;
@@ -23,13 +25,14 @@ use umemcg::{
     Arena, BackingStore, Engine, EngineConfig, File, Group, IoFlags, Readahead, Segment, StatItem, StoreId,
 };
 #[cfg(feature = "experiments")]
-use umemcg_reclaim::baseline::take_ways;
+use umemcg_reclaim::baseline::take_charge_latencies;
 
-use crate::report::{MailFigure, Progress, Report, Section, Target, Verdict};
+use crate::options::{Failure, Options};
+use crate::progress::Progress;
+use crate::report::{MailFigure, Report, Section, Target, Verdict};
 use crate::stats::{Samples, thread_time};
 use crate::store::{fill, word_at};
 use crate::threads::{Latencies, nanoseconds_of, process_time};
-use crate::{Failure, Options};
 
 const MIB: u64 = 1 << 20;
 /// The file at scale 1; the mail's is ten times as large.
@@ -75,8 +78,8 @@ const ALLOCSTALL: usize = 8;
 /// What is measured in a half; the unit of each.
 const FIGURES: [(&str, &str); 16] = [
     ("throughput", "MiB/s"),
-    ("processor time, everybody's", "ms/GiB"),
-    ("processor time of who reads or writes", "ms/GiB"),
+    ("processor time of all threads", "ms/GiB"),
+    ("processor time of readers and writers", "ms/GiB"),
     ("processor time of the workers", "ms/GiB"),
     ("128 KiB call, p50", "us"),
     ("128 KiB call, p99", "us"),
@@ -104,7 +107,8 @@ thread_local! {
     static TO_STORE: Cell<Latencies> = const { Cell::new(Latencies::new()) };
 }
 
-/// A file of the host that leaves no copy in the kernel's page cache, and says when it is asked for data.
+/// A file of the host that leaves no copy in the kernel's page cache, and says when it is asked for
+/// data.
 #[derive(Debug)]
 struct Uncached {
     file: HostOpenFile,
@@ -182,7 +186,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
                 Samples::new(name, all.iter().map(|halves| halves[half].figures[at]).collect())
             };
             let sides = vec![side("marks 50 and 40 MiB", with), side("marks 0", without)];
-            // A write asks the store for nothing; and what nobody took note of.
+            // A write asks the store for nothing; and what was not recorded.
             if sides.iter().all(|side| side.max == 0.0) {
                 continue;
             }
@@ -230,7 +234,8 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     Ok(report)
 }
 
-/// How often a second the machine keeps a processor from who would use it, for so long that it shows.
+/// Returns how often a second the machine keeps a processor from a thread that would use it, for so
+/// long that it shows.
 fn gaps_each_second() -> f64 {
     const LOOK: Duration = Duration::from_millis(500);
     const GAP: Duration = Duration::from_micros(40);
@@ -252,7 +257,7 @@ fn verdicts(half: &str, figure: usize, sides: &[Samples]) -> Vec<Verdict> {
     let ratio = sides[0].ratio_to(&sides[1]);
     let target = match FIGURES[figure].0 {
         "throughput" => Target::TimesAtLeast(1.0),
-        "processor time, everybody's" => Target::TimesAtMost(CPU_RATIO_MAX),
+        "processor time of all threads" => Target::TimesAtMost(CPU_RATIO_MAX),
         "128 KiB call, p99.9" => Target::TimesAtMost(CALL_RATIO_MAX),
         "charge to frame, p99.9" => Target::TimesAtMost(CHARGE_RATIO_MAX),
         // A writer that is slowed for its dirty pages does not spend its time on a processor.
@@ -329,21 +334,21 @@ fn read_call(
     Ok(())
 }
 
-/// One way from charge to frame; without the feature nobody takes note of them.
+/// One way from charge to frame; without the feature they are not recorded.
 #[cfg(not(feature = "experiments"))]
-struct Way {
+struct ChargeLatency {
     real: Duration,
     cpu: Duration,
 }
 
 #[cfg(not(feature = "experiments"))]
-fn take_ways() -> Vec<Way> {
+fn take_charge_latencies() -> Vec<ChargeLatency> {
     Vec::new()
 }
 
 /// What comes now is measured, what was before is not.
-fn forget_ways() {
-    take_ways();
+fn forget_charge_latencies() {
+    take_charge_latencies();
     TO_STORE.take();
 }
 
@@ -358,11 +363,11 @@ fn half(
     fill(0, &mut buffer);
     let mut calls = Latencies::new();
     let mut start = (Instant::now(), process_time(), thread_time(), nanoseconds_of("kswapd/"));
-    forget_ways();
+    forget_charge_latencies();
     for offset in (0..bytes).step_by(CALL_BYTES) {
         if offset == RAMP_BYTES {
             calls = Latencies::new();
-            forget_ways();
+            forget_charge_latencies();
             start = (Instant::now(), process_time(), thread_time(), nanoseconds_of("kswapd/"));
         }
         // The first word says where it belongs; it is what a read is held against.
@@ -380,15 +385,15 @@ fn half(
     let workers = Duration::from_nanos(nanoseconds_of("kswapd/") - start.3);
     let measured = (bytes - RAMP_BYTES) as f64;
     let each_gib = |time: Duration| time.as_secs_f64() * 1e3 / (measured / (1u64 << 30) as f64);
-    let (mut real_ways, mut cpu_ways) = (Latencies::new(), Latencies::new());
-    for way in take_ways() {
-        real_ways.note(way.real);
-        cpu_ways.note(way.cpu);
+    let (mut real_latencies, mut cpu_latencies) = (Latencies::new(), Latencies::new());
+    for latency in take_charge_latencies() {
+        real_latencies.note(latency.real);
+        cpu_latencies.note(latency.cpu);
     }
-    let ways_each = real_ways.sum() / (measured / MIB as f64);
+    let charging_each = real_latencies.sum() / (measured / MIB as f64);
     let [p50, p99, p999, max] = calls.quantiles([0.5, 0.99, 0.999, 1.0]);
-    let [way_p50, way_p99, way_p999] = real_ways.quantiles([0.5, 0.99, 0.999]);
-    let [cpu_p50, cpu_p999] = cpu_ways.quantiles([0.5, 0.999]);
+    let [way_p50, way_p99, way_p999] = real_latencies.quantiles([0.5, 0.99, 0.999]);
+    let [cpu_p50, cpu_p999] = cpu_latencies.quantiles([0.5, 0.999]);
     let [store_p50, store_p999] = TO_STORE.take().quantiles([0.5, 0.999]);
     let counters = COUNTERS.map(|items| items.iter().map(|&item| group.stat_total(item)).sum());
     if engine.root().usage_bytes() > POOL_BYTES || group.usage_bytes() > LIMIT_BYTES {
@@ -408,7 +413,7 @@ fn half(
             way_p50,
             way_p99,
             way_p999,
-            ways_each,
+            charging_each,
             cpu_p50,
             cpu_p999,
             store_p50,

@@ -1,13 +1,15 @@
-//! A C project that compiles, links and runs: sources that share headers, and that each include something of their own.
+//! A C project that compiles, links and runs: sources that share headers, and that each include
+//! something of their own.
 //!
-//! The headers are the working set, read again by almost every compiler; what each source has of its own, and the object files,
-//! are read or written once. Nothing of it is random: the same numbers make the same project.
+//! The headers are the working set, read again by almost every compiler; what each source has of
+//! its own, and the object files, are read or written once. Nothing of it is random: the same
+//! numbers make the same project.
 
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
-use crate::Failure;
+use crate::options::Failure;
 
 /// How large it is.
 #[derive(Debug, Clone, Copy)]
@@ -30,7 +32,7 @@ impl ProjectSize {
         self.nr_headers * self.header_bytes
     }
 
-    /// What the program prints when it is right.
+    /// Returns what the program prints when it is right.
     pub fn expected_output(&self) -> String {
         let sum: u64 = (0..self.nr_sources as u64)
             .map(|source| {
@@ -100,7 +102,8 @@ impl ProjectSize {
     }
 }
 
-/// How many paragraphs of comment there are to each declaration: what is read counts here, not what is compiled.
+/// How many paragraphs of comment there are to each declaration: what is read counts here, not what
+/// is compiled.
 const PARAGRAPHS: usize = 9;
 
 /// Declarations and comments, as in headers of a grown program, up to `bytes`.
@@ -110,7 +113,7 @@ fn pad(text: &mut String, bytes: usize, seed: usize) {
         let _ = writeln!(
             text,
             "/* {seed}.{line}: what the function below expects of its caller, and what it gives back; which of its\n \
-             * arguments may be null, who frees what, and which lock is held meanwhile. See the notes at the end.\n \
+             * arguments may be null, which function frees what, and which lock is held meanwhile. See the notes at the end.\n \
              * It has been so since the first version; callers rely on it, and some of them on its faults, too. */"
         );
         if line % PARAGRAPHS == 0 {

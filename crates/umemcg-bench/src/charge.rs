@@ -1,7 +1,9 @@
-//! `charge`: what it costs to count a piece of memory to a group and all groups above it, and to take it back.
+//! `charge`: what it costs to count a piece of memory to a group and all groups above it, and to
+//! take it back.
 //!
-//! A thread cycles over 1, 8, 64 and 1,024 groups, as one that serves many tenants in turn does; one thread, and two on
-//! the same groups. Beside it the obvious way, an atomic counter at every level, and the loop with no accounting at all.
+//! A thread cycles over 1, 8, 64 and 1,024 groups, as one that serves many tenants in turn does;
+//! one thread, and two on the same groups. Beside it the obvious way, an atomic counter at every
+//! level, and the loop with no accounting at all.
 
 use std::ffi::OsString;
 use std::hint::black_box;
@@ -10,9 +12,10 @@ use std::sync::{Arc, Barrier};
 
 use umemcg_group::{Group, GroupTree};
 
-use crate::report::{Progress, Report, Section, Target, Verdict};
+use crate::options::{Failure, Options};
+use crate::progress::Progress;
+use crate::report::{Report, Section, Target, Verdict};
 use crate::stats::{Side, alternate, thread_time};
-use crate::{Failure, Options};
 
 /// Charges of one thread in one sample, at full size.
 const NR_CHARGES: u64 = 1 << 20;
@@ -168,8 +171,8 @@ impl Ground {
     }
 }
 
-/// Nanoseconds of processor time of one operation, in the slower of the threads, which go round the same items from
-/// different starts.
+/// Nanoseconds of processor time of one operation, in the slower of the threads, which go round the
+/// same items from different starts.
 fn cycle<T: Sync>(items: &[T], threads: usize, nr: u64, operation: impl Fn(&T) + Sync) -> f64 {
     let barrier = Barrier::new(threads);
     std::thread::scope(|scope| {

@@ -1,4 +1,5 @@
-//! Figures over time: charts one below the other over the same seconds, each with lines or dots. Plain SVG, made of text.
+//! Figures over time: charts one below the other over the same seconds, each with lines or dots.
+//! Plain SVG, made of text.
 
 use std::fmt::Write;
 
@@ -36,7 +37,7 @@ const STEP: f64 = HEIGHT + 62.0;
 const COLORS: [&str; 4] = ["#2b5c8a", "#b5452c", "#3b7a57", "#777777"];
 const NR_TICKS: u32 = 4;
 
-/// The picture.
+/// Returns the picture.
 pub fn charts(title: &str, charts: &[Chart]) -> String {
     let height = TOP + STEP * charts.len() as f64;
     let seconds = highest(charts.iter().flat_map(|chart| &chart.lines), |&(at, _)| at);

@@ -8,7 +8,7 @@ use umemcg_control::{Membership, MembershipError};
 #[derive(Debug)]
 struct NoProcesses;
 
-/// A membership in which there is nobody.
+/// Returns an empty membership.
 pub fn no_processes() -> Arc<dyn Membership> {
     Arc::new(NoProcesses)
 }

@@ -1,11 +1,12 @@
-//! `crowd`: two thousand groups with marks that all stream at once, served by a pool of a few workers; then the same groups
-//! with nothing to do.
+//! `crowd`: two thousand groups with marks that all stream at once, served by a pool of a few
+//! workers; then the same groups with nothing to do.
 //!
-//! What it shows: every group gets on, none at the cost of another, with no thread of its own; and workers that have nothing
-//! to do take no processor time. The data is `/dev/zero`, so that little but charging and reclaim is measured. Requests
-//! are served as a daemon serves them: each group has one under way, two threads for each processor take whichever has waited
-//! longest, and the group's next one goes to the end. A thread for each group instead would leave the workers two parts in two
-//! thousand of the processors.
+//! What it shows: every group gets on, none at the cost of another, with no thread of its own; and
+//! workers that have nothing to do take no processor time. The data is `/dev/zero`, so that little
+//! but charging and reclaim is measured. Requests are served as a daemon serves them: each group
+//! has one under way, two threads for each processor take whichever has waited longest, and the
+//! group's next one goes to the end. A thread for each group instead would leave the workers two
+//! parts in two thousand of the processors.
 
 use std::collections::VecDeque;
 use std::fs::File as HostOpenFile;
@@ -15,11 +16,12 @@ use std::time::{Duration, Instant};
 
 use umemcg::{Engine, EngineConfig, File, Group, Readahead, StatItem};
 
-use crate::report::{Progress, Report, Section, Target, Verdict};
+use crate::options::{Failure, Options};
+use crate::progress::Progress;
+use crate::report::{Report, Section, Target, Verdict};
 use crate::stats::Samples;
 use crate::store::HostFile;
 use crate::threads::{nanoseconds_of, nr, process_time};
-use crate::{Failure, Options};
 
 const NR_GROUPS: usize = 2000;
 const LIMIT_BYTES: u64 = 512 << 10;
@@ -83,7 +85,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     if served.contains(&0) {
         return Err(Failure::Wrong("a group was never served by the workers".into()));
     }
-    progress.show("nobody does anything");
+    progress.show("all groups idle");
     let idle_ns = watch_idle()?;
 
     let mut report = Report::new("crowd", options.scale, options.rounds as usize);
@@ -181,7 +183,8 @@ fn read_piece(member: &Member) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Waits until the workers have come to rest; returns the nanoseconds that they run from then on while nothing is to do.
+/// Waits until the workers have come to rest; returns the nanoseconds that they run from then on
+/// while nothing is to do.
 fn watch_idle() -> Result<u64, Failure> {
     let deadline = Instant::now() + QUIET_WITHIN;
     let mut before = nanoseconds_of("kswapd/");

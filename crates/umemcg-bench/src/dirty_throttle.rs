@@ -1,8 +1,9 @@
-//! `dirty-throttle`: one writer in a group with a dirty limit, on a store that takes so many bytes a second and no more (mail
-//! per-cgroup-dirty-limits). Beside it, in a group of its own, a second writer that stays below its limits.
+//! `dirty-throttle`: one writer in a group with a dirty limit, on a store that takes so many bytes
+//! a second and no more (mail per-cgroup-dirty-limits). Beside it, in a group of its own, a second
+//! writer that stays below its limits.
 //!
-//! What should come out: the first has the store's rate, in short pauses and without bursts; the amount of its dirty data stays
-//! below its limit; the second is never paused.
+//! What should come out: the first has the store's rate, in short pauses and without bursts; the
+//! amount of its dirty data stays below its limit; the second is never paused.
 
 use std::io;
 use std::path::PathBuf;
@@ -16,9 +17,10 @@ use umemcg::{
 };
 
 use crate::chart::{Chart, Line, charts};
-use crate::report::{Progress, Report, Section, Target, Verdict};
+use crate::options::{Failure, Options};
+use crate::progress::Progress;
+use crate::report::{Report, Section, Target, Verdict};
 use crate::stats::Samples;
-use crate::{Failure, Options};
 
 const MIB: u64 = 1 << 20;
 /// What the store takes in a second.
@@ -99,7 +101,8 @@ impl BackingStore for Slow {
 struct Round {
     /// Seconds since the start, and how long each rest was, in milliseconds.
     pauses: Vec<(f64, f64)>,
-    /// Seconds, bytes accepted from the paced writer and bytes taken by the store, each since the start; dirty bytes.
+    /// Seconds, bytes accepted from the paced writer and bytes taken by the store, each since the
+    /// start; dirty bytes.
     windows: Vec<(f64, u64, u64, u64)>,
     most_dirty: u64,
     nr_neighbour_pauses: u64,

@@ -1,14 +1,15 @@
-//! `drop-caches` (mail shrinker-bit-clearing): 4,000 groups with a volume each, one file created in each volume by its group,
-//! then five drops of all caches; also with a tenth and with ten times as many. With the map of shrinkers, and without it, when
-//! every (group, shrinker) pair is asked.
+//! `drop-caches` (mail shrinker-bit-clearing): 4,000 groups with a volume each, one file created in
+//! each volume by its group, then five drops of all caches; also with a tenth and with ten times as
+//! many. With the map of shrinkers, and without it, when every (group, shrinker) pair is asked.
 
 use umemcg::DropCaches;
 use umemcg_reclaim::baseline;
 
-use crate::report::{Progress, Report, Section, Target, Verdict};
+use crate::options::{Failure, Options};
+use crate::progress::Progress;
+use crate::report::{Report, Section, Target, Verdict};
 use crate::stats::{Samples, thread_time};
 use crate::world::World;
-use crate::{Failure, Options};
 
 const NR_GROUPS: [usize; 3] = [400, 4000, 40_000];
 /// Index of the mail's number.
@@ -100,7 +101,8 @@ impl Passes {
         self.0.iter_mut().zip(passes).for_each(|(all, one)| all.push(one));
     }
 
-    /// The repeated passes of each round, averaged: the third to the fifth, when bits are cleared.
+    /// Returns the repeated passes of each round, averaged: the third to the fifth, when bits are
+    /// cleared.
     fn repeated(&self) -> Vec<f64> {
         let [.., third, fourth, fifth] = &self.0;
         third.iter().zip(fourth).zip(fifth).map(|((a, b), c)| (a + b + c) / 3.0).collect()

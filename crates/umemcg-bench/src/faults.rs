@@ -1,17 +1,19 @@
-//! `faults`: the loop of the mail per-cgroup-dirty-limits, one page of a file of each thread touched again and again, with the
-//! controller, with dirty limits, and without any controller.
+//! `faults`: the loop of the mail per-cgroup-dirty-limits, one page of a file of each thread
+//! touched again and again, with the controller, with dirty limits, and without any controller.
 //!
-//! A touch finds the page in the cache, holds it, reads or writes in it and lets go, which is what a mapping, a fault and an
-//! unmapping are to the kernel; and it does what the mount does for the controller at each read and write: hits are counted
-//! for the group, and a writer asks whether he is to be slowed. Nothing is slowed here: there is less dirty data than any limit. A further
-//! mode dirties a clean page with each write, so that the counts of dirty pages move each time; the pages are cleaned between,
-//! off the clock, by a store that takes everything and does nothing.
+//! A touch finds the page in the cache, holds it, reads or writes in it and lets go, which is what
+//! a mapping, a fault and an unmapping are to the kernel; and it does what the mount does for the
+//! controller at each read and write: hits are counted for the group, and a writer asks whether he
+//! is to be slowed. Nothing is slowed here: there is less dirty data than any limit. A further mode
+//! dirties a clean page with each write, so that the counts of dirty pages move each time; the
+//! pages are cleaned between, off the clock, by a store that takes everything and does nothing.
 //!
-//! "No controller" is the same code with the counting of pages by group and pool left out, nobody asking about
-//! limits and hits counted for nobody. What a page cache needs without any groups stays: dirty pages are marked in the index and
-//! counted in their file and in their store, and the file stands in the store's list, so that write-back finds them and knows when to
-//! begin. The kernel's own loop of `mmap`, touch and `munmap` runs beside it, on a tmpfs or
-//! whatever the directory is on; a fault is another matter than a touch, so it is not compared.
+//! "No controller" is the same code with the counting of pages by group and pool left out, no check
+//! of limits, and hits counted for no group. What a page cache needs without any groups stays:
+//! dirty pages are marked in the index and counted in their file and in their store, and the file
+//! stands in the store's list, so that write-back finds them and knows when to begin. The kernel's
+//! own loop of `mmap`, touch and `munmap` runs beside it, on a tmpfs or whatever the directory is
+//! on; a fault is another matter than a touch, so it is not compared.
 
 use std::io;
 use std::path::Path;
@@ -26,9 +28,10 @@ use umemcg::{
 use umemcg_base::PAGE_SIZE_U64;
 use umemcg_reclaim::baseline;
 
-use crate::report::{MailFigure, Progress, Report, Section, Target, Verdict};
+use crate::options::{Failure, Options};
+use crate::progress::Progress;
+use crate::report::{MailFigure, Report, Section, Target, Verdict};
 use crate::stats::{Samples, Side, alternate, thread_time};
-use crate::{Failure, Options};
 
 /// Samples of each side: a bound of 2 % is judged by the lower end of the ratio's 95 % interval.
 const ROUNDS_MIN: usize = 15;
@@ -42,7 +45,8 @@ const RATIO_MIN: f64 = 0.98;
 const DIRTY_LIMIT_BYTES: u64 = 64 << 20;
 const POOL_BYTES: u64 = 512 << 20;
 
-/// The mail's rows, millions of faults a second: without memcg, a child group with memcg, with all patches.
+/// The mail's rows, millions of faults a second: without memcg, a child group with memcg, with all
+/// patches.
 const MAIL: [(&str, f64, f64, f64); 4] = [
     ("s_read", 0.424, 0.413, 0.418),
     ("s_write", 0.400, 0.385, 0.380),
@@ -85,7 +89,7 @@ enum Touch {
     Dirty,
 }
 
-/// One side: who touches, under which rules.
+/// One side: which thread touches, under which rules.
 struct Toucher {
     engine: Arc<Engine>,
     group: Arc<Group>,
@@ -131,7 +135,8 @@ impl Toucher {
         written == Some(1)
     }
 
-    /// Touches of one thread for `time` of the processor; how many in a second, 0 when something was wrong.
+    /// Touches of one thread for `time` of the processor; how many in a second, 0 when something
+    /// was wrong.
     fn touch(&self, touch: Touch, thread: usize, time: Duration) -> f64 {
         let (file, readahead) = (&self.files[thread], Readahead::new());
         let (mut touches, mut used, mut good) = (0, Duration::ZERO, true);

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde::Deserialize;
 
-use crate::Failure;
+use crate::options::Failure;
 
 /// What to run: each file by a job of its own, all at the same time, every block once.
 #[derive(Debug, Clone)]
@@ -38,7 +38,7 @@ struct Direction {
     io_bytes: u64,
 }
 
-/// Whether there is an fio to run.
+/// Returns whether there is an fio to run.
 ///
 /// # Errors
 /// Says how to get it.

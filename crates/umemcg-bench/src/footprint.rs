@@ -1,5 +1,6 @@
-//! `footprint`: resident memory of a real daemon whose pool is full: of pages; half of pages, half of names and inodes; and after
-//! everything was dropped. One daemon for all rounds, so that what leaks shows.
+//! `footprint`: resident memory of a real daemon whose pool is full: of pages; half of pages, half
+//! of names and inodes; and after everything was dropped. One daemon for all rounds, so that what
+//! leaks shows.
 //!
 //! This process reads and looks up through the mount, and says itself which group pays for that.
 
@@ -11,14 +12,16 @@ use std::time::{Duration, Instant};
 
 use crate::machine::resident_bytes_of;
 use crate::mounts::Mount;
-use crate::report::{Progress, Report, Section, Target, Verdict};
+use crate::options::{Failure, Options};
+use crate::progress::Progress;
+use crate::report::{Report, Section, Target, Verdict};
 use crate::stats::Samples;
-use crate::{Failure, Options};
 
 const MIB: u64 = 1 << 20;
 /// At full size.
 const POOL_BYTES: u64 = 512 * MIB;
-/// Names take up half of the pool at less than this each: an inode with a long name, that was opened once.
+/// Names take up half of the pool at less than this each: an inode with a long name, that was
+/// opened once.
 const NAME_BYTES: u64 = 1280;
 const FILES_PER_DIRECTORY: u64 = 1000;
 const READ_BYTES: usize = 1 << 20;
@@ -40,6 +43,18 @@ pub struct Program {
     /// The daemon to measure (beside this program if not given)
     #[arg(long, value_name = "FILE")]
     pub umemcg: Option<PathBuf>,
+}
+
+impl Program {
+    /// Returns the daemon to measure.
+    pub fn path(&self) -> Result<PathBuf, Failure> {
+        match &self.umemcg {
+            Some(file) => Ok(file.clone()),
+            None => {
+                Ok(std::env::current_exe().map_err(Failure::at("this program"))?.with_file_name("umemcg"))
+            }
+        }
+    }
 }
 
 /// A daemon, and what is behind its mount.
@@ -67,7 +82,8 @@ pub fn run(options: &Options, program: &Program) -> Result<Report, Failure> {
         pages.push(ground.resident() as f64);
         ground.drop_everything()?;
         progress.show(&format!("round {round} of {}: half names", options.rounds));
-        // Each its half, or the pages would take room from the names: the pool has marks below its end.
+        // Each its half, or the pages would take room from the names: the pool has marks below its
+        // end.
         ground.limit("names", Some(ground.pool_bytes / 2))?;
         ground.limit("pages", Some(ground.pool_bytes * 9 / 20))?;
         ground.fill_with_names()?;
@@ -129,11 +145,7 @@ impl Ground {
         let pages = File::create(data.join("pages")).map_err(Failure::at(failed))?;
         pages.set_len(pool_bytes * 5 / 4).map_err(Failure::at(failed))?;
         fs::create_dir_all(&control).map_err(Failure::at(failed))?;
-        let umemcg = match &program.umemcg {
-            Some(file) => file.clone(),
-            None => std::env::current_exe().map_err(Failure::at("this program"))?.with_file_name("umemcg"),
-        };
-        let mut command = Command::new(umemcg);
+        let mut command = Command::new(program.path()?);
         command.arg("mount").arg(&data).arg(directory.path().join("mount"));
         command.arg("--control").arg(&control).args(["--pool", &format!("{}M", pool_bytes / MIB)]);
         let mount = Mount::start(
@@ -225,8 +237,8 @@ impl Ground {
         Ok(())
     }
 
-    /// Drops all pages, names and inodes. Returns resident bytes after the time that is allowed, and the seconds it took to get below
-    /// the bound.
+    /// Drops all pages, names and inodes. Returns resident bytes after the time that is allowed,
+    /// and the seconds it took to get below the bound.
     fn drop_everything(&self) -> Result<(f64, f64), Failure> {
         self.join("")?;
         let start = Instant::now();

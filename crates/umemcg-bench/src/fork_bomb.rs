@@ -1,6 +1,7 @@
-//! `fork-bomb` (mail shrinker-bit-clearing): 255 groups with a volume and a file each, and one group of 200 MiB under constant
-//! pressure. Which share of the time in reclaim goes into asking shrinkers, by group, with the map and without it; and what
-//! becomes of reclaim when shrinkers come and go all the time.
+//! `fork-bomb` (mail shrinker-bit-clearing): 255 groups with a volume and a file each, and one
+//! group of 200 MiB under constant pressure. Which share of the time in reclaim goes into asking
+//! shrinkers, by group, with the map and without it; and what becomes of reclaim when shrinkers
+//! come and go all the time.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,37 +12,43 @@ use umemcg_base::PAGE_SIZE_U64;
 use umemcg_reclaim::baseline::{self, Spent};
 use umemcg_vfs::{Caller, NodeId, OFlags, Vfs, Volume, VolumeConfig};
 
-use crate::report::{Progress, Report, Section, Target, Verdict};
+use crate::options::{Failure, Options};
+use crate::progress::Progress;
+use crate::report::{Report, Section, Target, Verdict};
 use crate::stats::Samples;
 use crate::store::HostFile;
 use crate::world::World;
-use crate::{Failure, Options};
 
 const NR_GROUPS: usize = 255;
 const LIMIT_BYTES: u64 = 200 << 20;
 /// Bytes that the group under pressure reads in one sample, at full size.
 const STREAM_BYTES: u64 = 2 << 30;
 const READ_BYTES: u64 = 128 << 10;
-/// What is read while shrinkers come and go on one side, before it is the other's turn; and how often, in a round.
+/// What is read while shrinkers come and go on one side, before it is the other's turn; and how
+/// often, in a round.
 const WINDOW_BYTES: u64 = 128 << 20;
 const PAIRS: usize = 4;
-/// Share of the time in reclaim that may go into asking, in percent. The mail: 36.4 before, 0.46 after.
+/// Share of the time in reclaim that may go into asking, in percent. The mail: 36.4 before, 0.46
+/// after.
 const ASKING_PERCENT_MAX: f64 = 0.5;
 const MAIL_PERCENT: (f64, f64) = (36.4, 0.46);
-/// With shrinkers coming and going a page's reclaim may cost this much of what it costs while they do so in another pool: what is
-/// within it cannot be told from what the machine does to two runs of the same.
+/// With shrinkers coming and going a page's reclaim may cost this much of what it costs while they
+/// do so in another pool: what is within it cannot be told from what the machine does to two runs
+/// of the same.
 const REGISTRATION_MAX: f64 = 1.02;
 /// Pairs that a bound needs.
 const ROUNDS_MIN: usize = 15;
 
-/// The sides, in the order of the tables: with the map; without; while shrinkers come and go in the pool under pressure; while they do
-/// so in another one, which is the same work for the machine but none of it for the pool.
+/// The sides, in the order of the tables: with the map; without; while shrinkers come and go in the
+/// pool under pressure; while they do so in another one, which is the same work for the machine but
+/// none of it for the pool.
 const MAP: usize = 0;
 const NO_MAP: usize = 1;
 const BUSY: usize = 2;
 const ELSEWHERE: usize = 3;
 
-/// What one sample found: percent of reclaim's time spent asking, nanoseconds of reclaim for a page.
+/// What one sample found: percent of reclaim's time spent asking, nanoseconds of reclaim for a
+/// page.
 struct Found {
     asking: f64,
     a_page: f64,
@@ -59,7 +66,8 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
         .map_err(Failure::at("cannot create"))?;
     world.engine.set_limit(&group, LIMIT_BYTES, &|| false).map_err(Failure::at("cannot set the limit"))?;
     let bytes = ((STREAM_BYTES as f64 * options.scale) as u64).max(LIMIT_BYTES) / READ_BYTES * READ_BYTES;
-    // Whose volumes come and go in the fourth side: the same work, but none of it in the pool under pressure.
+    // Whose volumes come and go in the fourth side: the same work, but none of it in the pool under
+    // pressure.
     let elsewhere = World::new(options, 1, 256 << 20)?;
     let nr_done = [AtomicU64::new(0), AtomicU64::new(0)];
     let mut found: [Vec<Found>; 4] = Default::default();
@@ -146,7 +154,7 @@ struct Stream<'w> {
 }
 
 impl<'w> Stream<'w> {
-    /// A stream of so many bytes, in a group that is empty.
+    /// Creates a stream of so many bytes, in a group that is empty.
     fn new(options: &Options, world: &'w World, group: &'w Arc<Group>, bytes: u64) -> Result<Self, Failure> {
         let store = tempfile::tempfile_in(options.directory()).map_err(Failure::at("cannot make a file"))?;
         store.set_len(bytes).map_err(Failure::at("cannot make a file"))?;
@@ -182,7 +190,8 @@ impl<'w> Stream<'w> {
         Ok(Found { asking: spent.asking_ns as f64 * 100.0 / reclaim, a_page: reclaim / pages })
     }
 
-    /// As [`watch`](Self::watch), in turns while shrinkers come and go in the group's pool, and while they do so elsewhere.
+    /// As [`watch`](Self::watch), in turns while shrinkers come and go in the group's pool, and
+    /// while they do so elsewhere.
     fn watch_pairs(
         &mut self,
         options: &Options,
@@ -198,7 +207,7 @@ impl<'w> Stream<'w> {
                 while !done.load(Relaxed) {
                     let now = side.load(Relaxed);
                     let result = come_and_go(worlds[now], directory.path());
-                    // Whoever waits for us must not wait for ever.
+                    // The parent that waits for us must not wait for ever.
                     nr_done[now].fetch_add(1, Relaxed);
                     result?;
                 }
@@ -238,7 +247,7 @@ fn come_and_go(world: &World, directory: &Path) -> Result<(), Failure> {
     let (entry, file) = Volume::create(&*volume, &caller, NodeId::ROOT, "f".as_ref(), 0o600, OFlags::WRONLY)
         .map_err(Failure::at("cannot create a file"))?;
     drop(file);
-    volume.unlink(NodeId::ROOT, "f".as_ref()).map_err(Failure::at("cannot remove a file"))?;
+    volume.unlink(&caller, NodeId::ROOT, "f".as_ref()).map_err(Failure::at("cannot remove a file"))?;
     volume.forget(entry.node, 1);
     Ok(())
 }

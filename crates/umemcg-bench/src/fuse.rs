@@ -1,23 +1,25 @@
-//! `fuse`: the mount as programs see it, against libfuse's `passthrough_hp` on the same directory and against the crate
-//! `fuser` serving two files from memory.
+//! `fuse`: the mount as programs see it, against libfuse's `passthrough_hp` on the same directory
+//! and against the crate `fuser` serving two files from memory.
 //!
-//! The files are warm everywhere: in our pool, and in the kernel's page cache below `passthrough_hp`. Every block is read
-//! once in a run, so that the kernel's page cache *above* `passthrough_hp` (which fio empties first) never answers in its
-//! place. Each mount's files are compared with their contents before anything is measured, and what was written through ours
-//! is compared with the backing directory after unmounting.
+//! The files are warm everywhere: in our pool, and in the kernel's page cache below
+//! `passthrough_hp`. Every block is read once in a run, so that the kernel's page cache *above*
+//! `passthrough_hp` (which fio empties first) never answers in its place. Each mount's files are
+//! compared with their contents before anything is measured, and what was written through ours is
+//! compared with the backing directory after unmounting.
 
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
 use crate::fio::{self, Job};
 use crate::mounts::Mount;
-use crate::report::{Progress, Report, Section, Target, Verdict};
+use crate::options::{Failure, Options};
+use crate::progress::Progress;
+use crate::report::{Report, Section, Target, Verdict};
 use crate::stats::{Side, alternate};
 use crate::store::{is_right, write_contents};
-use crate::{Failure, Options};
 
 /// Bytes of each file that is read, at full size.
 const READ_BYTES: u64 = 256 << 20;
@@ -45,8 +47,8 @@ pub struct Programs {
     /// The daemon to measure (beside this program if not given)
     #[arg(long, value_name = "FILE")]
     pub umemcg: Option<PathBuf>,
-    /// Directory of passthrough_hp and fuser-memory, built by bench-rivals/build.sh (../rivals from this program if not
-    /// given)
+    /// Directory of passthrough_hp and fuser-memory, built by bench-rivals/build.sh (../rivals from
+    /// this program if not given)
     #[arg(long, value_name = "DIR")]
     pub rivals: Option<PathBuf>,
 }
@@ -252,7 +254,10 @@ impl Ground {
         if !matches!(kind, Kind::Create) {
             start = Instant::now();
             for name in &names {
-                if fs::metadata(name).map_err(problem())?.len() != 0 {
+                // As C programs do. The standard library asks for the birth time, too, which no
+                // other answer brings: that is one request for each file, whatever the kernel
+                // remembers.
+                if rustix::fs::stat(name).map_err(io::Error::from).map_err(problem())?.st_size != 0 {
                     return Err(Failure::Wrong(format!("{} is not empty", name.display())));
                 }
             }

@@ -1,8 +1,8 @@
-//! `guarantee`: how long it takes to get back a share that was lent, by what the borrower has put there: nothing, clean pages, objects of
-//! its own, or data that has to be written first.
+//! `guarantee`: how long it takes to get back a share that was lent, by what the borrower has put
+//! there: nothing, clean pages, objects of its own, or data that has to be written first.
 //!
-//! The first three are judged by the page: that is the bound that the documentation of reservations names. The last depends on the
-//! store, so what is to be written is printed beside it.
+//! The first three are judged by the page: that is the bound that the documentation of reservations
+//! names. The last depends on the store, so what is to be written is printed beside it.
 
 use std::cell::RefCell;
 use std::fs::File as HostOpenFile;
@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 
 use umemcg::{Engine, EngineConfig, File, Group, Guarantee, ObjectCache, Readahead, StatItem};
 
-use crate::report::{Progress, Report, Section, Target, Verdict};
+use crate::options::{Failure, Options};
+use crate::progress::Progress;
+use crate::report::{Report, Section, Target, Verdict};
 use crate::stats::{Side, alternate};
 use crate::store::{HostFile, fill};
-use crate::{Failure, Options};
 
 const MIB: u64 = 1 << 20;
 /// The pool at scale 1.

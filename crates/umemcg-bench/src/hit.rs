@@ -1,8 +1,9 @@
 //! `hit`: what a read of a cached page costs.
 //!
-//! 4 KiB copied from random places of a cached file: umemcg, the kernel's `pread` of the same file, and the limit, a
-//! plain copy from touched memory of the same size. Then 8 bytes read in place, which shows what finding and holding a page
-//! costs by itself. Every copy's first word is checked against the file's contents, after the clock has stopped.
+//! 4 KiB copied from random places of a cached file: umemcg, the kernel's `pread` of the same file,
+//! and the limit, a plain copy from touched memory of the same size. Then 8 bytes read in place,
+//! which shows what finding and holding a page costs by itself. Every copy's first word is checked
+//! against the file's contents, after the clock has stopped.
 
 use std::fs::File as HostOpenFile;
 use std::hint::black_box;
@@ -13,10 +14,11 @@ use std::time::Duration;
 use umemcg::{Arena, Engine, EngineConfig, File, FrameId, Readahead};
 use umemcg_base::{PAGE_SIZE, PAGE_SIZE_U64};
 
-use crate::report::{Progress, Report, Section, Target, Verdict};
+use crate::options::{Failure, Options};
+use crate::progress::Progress;
+use crate::report::{Report, Section, Target, Verdict};
 use crate::stats::{Samples, Side, alternate, thread_time};
 use crate::store::{HostFile, fill, is_right, make_file, word_at};
-use crate::{Failure, Options};
 
 /// The cached file at full size.
 const FILE_BYTES: u64 = 1 << 30;
@@ -41,8 +43,8 @@ const LOAD_NS_MAX: f64 = 60.0;
 /// Our scaling to two threads, as a part of the plain copy's.
 const SCALING_MIN: f64 = 0.97;
 
-/// A random walk over the pages (xorshift). It goes on from sample to sample, so that none profits from what the one
-/// before left in the processor's caches.
+/// A random walk over the pages (xorshift). It goes on from sample to sample, so that none profits
+/// from what the one before left in the processor's caches.
 #[derive(Clone, Copy)]
 struct Walk {
     state: u64,
@@ -67,7 +69,7 @@ impl Walk {
 /// What all sides read.
 struct Ground {
     engine: Arc<Engine>,
-    /// One file for each thread that wants its own; the first is the one that everybody reads.
+    /// One file for each thread that wants its own; the first is the one that all read.
     files: Vec<Arc<File>>,
     host: HostOpenFile,
     memory: Vec<u8>,
@@ -300,7 +302,7 @@ impl Ground {
         })
     }
 
-    /// A side that copies pages into a buffer of its thread and says how many bytes came.
+    /// Returns a side that copies pages into a buffer of its thread and says how many bytes came.
     fn side<'a, F>(
         &'a self,
         name: &'static str,
@@ -347,9 +349,9 @@ impl Ground {
     }
 }
 
-/// Nanoseconds of processor time of one read, as the mean rate of the threads that read at the same time has it: a hit never
-/// sleeps, and what else the machine does is no cost of it. Each read returns the first word of its page; when the clock has
-/// stopped, all of them are checked.
+/// Nanoseconds of processor time of one read, as the mean rate of the threads that read at the same
+/// time has it: a hit never sleeps, and what else the machine does is no cost of it. Each read
+/// returns the first word of its page; when the clock has stopped, all of them are checked.
 fn timed<F>(walks: &mut [Walk], nr: u64, read: impl Fn(usize) -> F + Sync) -> f64
 where
     F: FnMut(u64) -> u64,
@@ -363,7 +365,8 @@ where
                 let (barrier, read) = (&barrier, &read);
                 scope.spawn(move || {
                     let mut read = read(thread);
-                    // The walks lie side by side; stepping them in place would share a line between the threads.
+                    // The walks lie side by side; stepping them in place would share a line between
+                    // the threads.
                     let (mut steps, mut check) = (*walk, *walk);
                     barrier.wait();
                     let start = thread_time();

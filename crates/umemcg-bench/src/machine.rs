@@ -52,7 +52,7 @@ pub fn resident_bytes_of(process: u32) -> u64 {
     kib.unwrap_or(0) << 10
 }
 
-/// The value of `name : value` in a file of such lines.
+/// Returns the value of `name : value` in a file of such lines.
 fn field(path: &str, name: &str) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     let line = text.lines().find(|line| line.starts_with(name))?;

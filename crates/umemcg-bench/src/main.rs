@@ -1,8 +1,9 @@
-//! Benchmarks of umemcg's hot paths, each against the physical limit, against the kernel, and against what a user
-//! would take instead, in one run.
+//! Benchmarks of umemcg's hot paths, each against the physical limit, against the kernel, and
+//! against what a user would take instead, in one run.
 //!
-//! A benchmark checks its own results and fails when one is wrong. A target that is missed is printed; it fails the run
-//! only with `--enforce`, because other work on the machine can miss a target and nothing but a fault gives wrong bytes.
+//! A benchmark checks its own results and fails when one is wrong. A target that is missed is
+//! printed; it fails the run only with `--enforce`, because other work on the machine can miss a
+//! target and nothing but a fault gives wrong bytes.
 #![forbid(unsafe_code)]
 
 mod background;
@@ -27,10 +28,13 @@ mod hit;
 mod machine;
 mod mounts;
 mod neighbour;
+mod neighbour_choice;
 mod neighbour_dirty;
 mod neighbour_load;
 mod object_cache;
+mod options;
 mod plot;
+mod progress;
 mod report;
 mod results;
 mod scale;
@@ -46,16 +50,18 @@ mod soft_stream;
 mod soft_walk;
 mod stats;
 mod store;
+mod storm;
 #[cfg(feature = "experiments")]
 mod streamer;
 mod threads;
 #[cfg(feature = "experiments")]
 mod world;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
+
+use options::{Failure, Options};
 
 /// Benchmarks of umemcg, each against its yardstick in the same run.
 #[derive(Debug, Parser)]
@@ -67,86 +73,72 @@ struct Arguments {
     benchmark: Benchmark,
 }
 
-/// What every benchmark takes.
-#[derive(Debug, Clone, clap::Args)]
-pub struct Options {
-    /// Print the report as JSON
-    #[arg(long, global = true)]
-    pub json: bool,
-    /// How much work, as a part of the full size: 0.1 is a tenth
-    #[arg(long, global = true, default_value_t = 1.0, value_parser = scale)]
-    pub scale: f64,
-    /// Samples of each side
-    #[arg(long, global = true, default_value_t = 9, value_parser = clap::value_parser!(u32).range(5..))]
-    pub rounds: u32,
-    /// Fail when a target is missed, not only when a result is wrong
-    #[arg(long, global = true)]
-    pub enforce: bool,
-    /// Directory for files to read and write (the system's directory for temporary files if not given)
-    #[arg(long, global = true, value_name = "DIR")]
-    pub dir: Option<PathBuf>,
-}
-
-fn scale(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(scale) if scale > 0.0 && scale.is_finite() => Ok(scale),
-        _ => Err("a number above 0, such as 0.1".into()),
-    }
-}
-
-impl Options {
-    /// The directory for files.
-    pub fn directory(&self) -> PathBuf {
-        self.dir.clone().unwrap_or_else(std::env::temp_dir)
-    }
-}
-
 #[derive(Debug, Subcommand)]
 enum Benchmark {
-    /// A file written and read in a group with marks and without: who reclaims, and what the calls cost
+    /// A file written and read in a group with marks and without: which threads reclaim, and what
+    /// the calls cost
     Background,
-    /// Charging 4 KiB and 100 B to groups and everything above them, against bare atomics and no accounting
+    /// Charging 4 KiB and 100 B to groups and everything above them, against bare atomics and no
+    /// accounting
     Charge,
-    /// A writer over its dirty limit on a slow store: its throughput, its rests, its dirty data over time, and its neighbour's rests
+    /// A writer over its dirty limit on a slow store: its throughput, its rests, its dirty data
+    /// over time, and its neighbour's rests
     DirtyThrottle(dirty_throttle::Figure),
-    /// 4,000 groups with a volume each, five drops of all caches, with the map of shrinkers and without
+    /// 4,000 groups with a volume each, five drops of all caches, with the map of shrinkers and
+    /// without
     #[cfg(feature = "experiments")]
     DropCaches,
-    /// One page touched again and again, with the controller, with dirty limits, and without any controller
+    /// One page touched again and again, with the controller, with dirty limits, and without any
+    /// controller
     #[cfg(feature = "experiments")]
     Faults,
-    /// 255 idle groups with volumes beside one under pressure: what asking shrinkers costs, with the map and without
+    /// 255 idle groups with volumes beside one under pressure: what asking shrinkers costs, with
+    /// the map and without
     #[cfg(feature = "experiments")]
     ForkBomb,
-    /// Two thousand groups with marks that stream at once, and then do nothing: who gets on, and what the workers take
+    /// Two thousand groups with marks that stream at once, and then do nothing: which groups
+    /// progress, and what the workers take
     Crowd,
     /// The mount as programs see it: reads, writes and names, against passthrough_hp and fuser
     Fuse(fuse::Programs),
-    /// A share that is guaranteed and lent: how long it takes to get it back from whoever has borrowed it
+    /// A share that is guaranteed and lent: how long it takes to get it back from the groups that
+    /// have borrowed it
     Guarantee,
-    /// Reads of cached pages: 4 KiB copied and 8 bytes in place, against memcpy and the kernel's page cache
+    /// Reads of cached pages: 4 KiB copied and 8 bytes in place, against memcpy and the kernel's
+    /// page cache
     Hit,
-    /// A tenant that reads what fits its share, beside one that streams, writes or walks names: what it notices
-    Neighbour(neighbour::Choice),
+    /// A tenant that reads what fits its share, beside one that streams, writes or walks names:
+    /// what it notices
+    Neighbour(neighbour_choice::Choice),
     /// A tenant of `neighbour`
     #[command(hide = true)]
     NeighbourLoad(neighbour_load::Load),
-    /// ObjectCache, all hits and Zipf with insert on miss, against quick_cache, foyer, mini-moka and moka
+    /// Attributes and cold reads of one tenant beside two hundred threads of another that read and
+    /// write mebibytes
+    Storm(footprint::Program),
+    /// ObjectCache, all hits and Zipf with insert on miss, against quick_cache, foyer, mini-moka
+    /// and moka
     ObjectCache(object_cache::Program),
-    /// One operation with 1, 100, 10,000 and 100,000 groups: create, charge, reclaim, read memory.stat, remove
+    /// One operation with 1, 100, 10,000 and 100,000 groups: create, charge, reclaim, read
+    /// memory.stat, remove
     Scale,
-    /// A real build full of small files in one group at its limit: names and inodes shrunk per group, from one list, not at all
+    /// A real build full of small files in one group at its limit: names and inodes shrunk per
+    /// group, from one list, not at all
     #[cfg(feature = "experiments")]
     Slab,
-    /// Memory of the daemon at a full pool: all pages, half names and inodes, and after everything was dropped
+    /// Memory of the daemon at a full pool: all pages, half names and inodes, and after everything
+    /// was dropped
     Footprint(footprint::Program),
-    /// Two real builds in a small pool, without soft limits and with soft limit 0: old way, rework, full
+    /// Two real builds in a small pool, without soft limits and with soft limit 0: old way, rework,
+    /// full
     #[cfg(feature = "experiments")]
     SoftLimit,
-    /// A group that streams through its soft limit beside one that holds nearly everything, against what came before the mail
+    /// A group that streams through its soft limit beside one that holds nearly everything, against
+    /// what came before the mail
     #[cfg(feature = "experiments")]
     SoftStream,
-    /// The same with up to 8,000 idle groups beside it, and reclaim beside 100,000 when nobody has a soft limit
+    /// The same with up to 8,000 idle groups beside it, and reclaim beside 100,000 when no group
+    /// has a soft limit
     #[cfg(feature = "experiments")]
     SoftWalk,
     /// Write a page of results from reports that were printed with --json
@@ -162,23 +154,6 @@ fn print_names() {
     let command = Arguments::command();
     for name in command.get_subcommands().map(|c| c.get_name()).filter(|name| !TOOLS.contains(name)) {
         println!("{name}");
-    }
-}
-
-/// Why a benchmark has no report.
-#[derive(Debug)]
-pub enum Failure {
-    /// It could not be set up.
-    Setup(String),
-    /// Something gave a wrong result.
-    Wrong(String),
-}
-
-impl Failure {
-    /// A failed step of the set-up.
-    pub fn at<E: std::fmt::Display>(what: &str) -> impl FnOnce(E) -> Self {
-        let what = what.to_owned();
-        move |error| Self::Setup(format!("{what}: {error}"))
     }
 }
 
@@ -210,6 +185,7 @@ fn main() -> ExitCode {
         #[cfg(feature = "experiments")]
         Benchmark::SoftLimit => soft_limit::run(&options),
         Benchmark::Footprint(program) => footprint::run(&options, &program),
+        Benchmark::Storm(program) => storm::run(&options, &program),
         #[cfg(feature = "experiments")]
         Benchmark::SoftStream => soft_stream::run(&options),
         #[cfg(feature = "experiments")]

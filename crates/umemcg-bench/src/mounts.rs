@@ -1,12 +1,12 @@
-//! Mounts under test: the daemon of this build, and what it is compared with. Each goes away again, also when the run
-//! fails.
+//! Mounts under test: the daemon of this build, and what it is compared with. Each goes away again,
+//! also when the run fails.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::Failure;
+use crate::options::Failure;
 
 /// How long a mount may take to appear or to go.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -27,8 +27,8 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Starts a daemon and waits until its mount is there. `{}` in an argument of `unmount` stands for the mount
-    /// point.
+    /// Starts a daemon and waits until its mount is there. `{}` in an argument of `unmount` stands
+    /// for the mount point.
     ///
     /// # Errors
     /// When it ends or takes too long.
@@ -60,7 +60,7 @@ impl Mount {
         Ok(mount)
     }
 
-    /// The daemon's process.
+    /// Returns the daemon's process.
     pub fn process_id(&self) -> u32 {
         self.child.id()
     }
@@ -109,7 +109,7 @@ impl Drop for Mount {
     }
 }
 
-/// Whether something is mounted exactly there.
+/// Returns whether something is mounted exactly there.
 fn is_mounted(path: &Path) -> bool {
     let Ok(mounts) = fs::read_to_string("/proc/self/mountinfo") else { return false };
     let path = path.display().to_string().replace(' ', "\\040");

@@ -1,10 +1,12 @@
-//! `neighbour`: tenant A reads at random what fits its share, at half the rate it reaches alone; tenant B streams through ten times the
-//! pool, or writes as fast as it can, or walks a tree of names. What does A notice of what B does with *memory*?
+//! `neighbour`: tenant A reads at random what fits its share, at half the rate it reaches alone;
+//! tenant B streams through ten times the pool, or writes as fast as it can, or walks a tree of
+//! names. What does A notice of what B does with *memory*?
 //!
-//! On a real mount, each tenant a process. B takes processor time whatever anybody does about memory, so A is held against A beside a B
-//! that issues the same requests and may keep next to nothing, so many a second that everybody together uses as much processor time as
-//! with the B that is measured (each of its requests costs more). Beside that: one group for both, and the kernel's own page cache
-//! with both in one of its memory cgroups and in two, where it has version 1 of them.
+//! On a real mount, each tenant a process. B takes processor time whatever is done about memory. So
+//! A is compared with A beside a B that issues the same requests and may keep next to nothing, at a
+//! rate at which all together use as much processor time as with the B that is measured (each of
+//! its requests costs more). Beside that: one group for both, and the kernel's own page cache with
+//! both in one of its memory cgroups and in two, where it has version 1 of them.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -17,13 +19,15 @@ use std::time::{Duration, Instant};
 use umemcg::{Engine, EngineConfig, Group, StatItem, collect_hits};
 use umemcg_fuse::{Classifier, Daemon, DaemonConfig};
 
+use crate::neighbour_choice::{Choice, Row};
 use crate::neighbour_dirty;
 use crate::neighbour_load::{Done, FILES_PER_DIRECTORY, Load, Tempo, Work, file_name};
-use crate::report::{Progress, Report, Section, Target, Verdict};
+use crate::options::{Failure, Options};
+use crate::progress::Progress;
+use crate::report::{Report, Section, Target, Verdict};
 use crate::stats::Samples;
 use crate::store::write_contents;
 use crate::threads::process_time;
-use crate::{Failure, Options};
 
 const MIB: u64 = 1 << 20;
 const POOL_BYTES: u64 = 256 * MIB;
@@ -44,44 +48,6 @@ const SAMPLE_S: f64 = 5.0;
 /// What B may keep where it may keep nothing: one page of data, or the names on its way.
 const ONE_PAGE: u64 = 16 << 10;
 const FEW_NAMES: u64 = 512 << 10;
-
-/// What else it takes.
-#[derive(Debug, Clone, Default, clap::Args)]
-pub struct Choice {
-    /// Only rows in which B does this; may be given several times
-    #[arg(long, value_enum)]
-    only: Vec<Row>,
-    /// Only the sides that targets compare: two groups with marks, and B without a cache
-    #[arg(long)]
-    pub compared: bool,
-    /// Seconds of a sample, whatever the scale
-    #[arg(long, value_name = "SECONDS")]
-    sample: Option<f64>,
-    /// Calls that A makes in a second, instead of half of what it does alone
-    #[arg(long, value_name = "CALLS")]
-    rate: Option<f64>,
-}
-
-/// What B does in a row.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Row {
-    Streams,
-    Writes,
-    Walks,
-    /// Writes to a slow store, over its dirty limits.
-    Dirty,
-}
-
-impl Choice {
-    fn has(&self, row: Row) -> bool {
-        self.only.is_empty() || self.only.contains(&row)
-    }
-
-    /// How long a sample is that takes so many seconds at scale 1.
-    pub fn time(&self, seconds: f64, scale: f64) -> Duration {
-        Duration::from_secs_f64(self.sample.unwrap_or(seconds * scale).clamp(0.3, 60.0))
-    }
-}
 
 /// Samples in which the pace of a B without a cache is found.
 const NR_CALIBRATIONS: usize = 3;
@@ -105,8 +71,9 @@ const NR_OURS: usize = 4;
 /// The side that ours are held against.
 const BASELINE: usize = 2;
 
-/// What a sample is: A's calls a second, p50, p99, p99.9 and the longest, its hits, its lost microseconds, its direct reclaims; B's calls a
-/// second, its latencies; how much of one processor the mount and both tenants used, and B's own process.
+/// What a sample is: A's calls a second, p50, p99, p99.9 and the longest, its hits, its lost
+/// microseconds, its direct reclaims; B's calls a second, its latencies; how much of one processor
+/// the mount and both tenants used, and B's own process.
 const FIGURES: [(&str, &str); 15] = [
     ("A: calls", "/s"),
     ("A: p50", "us"),
@@ -162,7 +129,8 @@ impl Tenant {
         place: impl FnOnce(u32) -> Result<(), Failure>,
     ) -> Result<Self, Failure> {
         let program = std::env::current_exe().map_err(Failure::at("cannot find this program"))?;
-        // A shell that waits until it has been placed, then becomes the tenant: same process, single thread.
+        // A shell that waits until it has been placed, then becomes the tenant: same process,
+        // single thread.
         let mut child = Command::new("sh")
             .args(["-c", "read placed; exec \"$@\"", "sh"])
             .arg(program)
@@ -253,7 +221,7 @@ impl Drop for KernelGroups {
 /// The mount, its groups, the files behind it, and the kernel's groups if it has any.
 struct World {
     engine: Arc<Engine>,
-    who: Arc<ByProcess>,
+    by_process: Arc<ByProcess>,
     groups: [Arc<Group>; 3],
     daemon: Daemon,
     kernel: Option<KernelGroups>,
@@ -286,15 +254,15 @@ impl World {
         let [a, b, both] = groups;
         let group = |made: Result<_, _>| made.map_err(Failure::at("cannot create a group"));
         let groups = [group(a)?, group(b)?, group(both)?];
-        let who = Arc::new(ByProcess { others: Arc::clone(engine.root()), groups: Mutex::default() });
-        let classifier: Arc<dyn Classifier> = Arc::clone(&who) as _;
+        let by_process = Arc::new(ByProcess { others: Arc::clone(engine.root()), groups: Mutex::default() });
+        let classifier: Arc<dyn Classifier> = Arc::clone(&by_process) as _;
         let daemon = Daemon::start(&engine, classifier, &DaemonConfig::new(data.path(), mnt.path()))
             .map_err(Failure::at("cannot mount"))?;
         let time = choice.time(SAMPLE_S, options.scale);
         let kernel = if choice.compared { None } else { KernelGroups::make() };
         let mut world = Self {
             engine,
-            who,
+            by_process,
             groups,
             daemon,
             kernel,
@@ -306,8 +274,9 @@ impl World {
             cpu_alone: 0.0,
         };
         progress.show("A alone");
-        // Where the scheduler puts the threads of a request makes a factor of three, for as long as a sample lasts: the median of some. Not of
-        // the first, before which the memory has not been touched.
+        // Where the scheduler puts the threads of a request makes a factor of three, for as long as
+        // a sample lasts: the median of some. Not of the first, before which the memory has not
+        // been touched.
         for (at, side) in [(0, 1), (1, NR_OURS)] {
             let (mut rates, nr_samples) = (Vec::new(), if world.has(side) { 1 + NR_ALONE } else { 0 });
             for nr in 0..nr_samples {
@@ -360,7 +329,7 @@ impl World {
     }
 
     /// Starts a tenant where a side has it.
-    fn tenant(&self, who: usize, side: usize, work: Work, tempo: Tempo) -> Result<Tenant, Failure> {
+    fn tenant(&self, tenant: usize, side: usize, work: Work, tempo: Tempo) -> Result<Tenant, Failure> {
         let is_ours = side < NR_OURS;
         let top = if is_ours { self.mnt.path() } else { self.data.path() };
         let (name, size) = match work {
@@ -372,12 +341,12 @@ impl World {
         let is_shared = side == 3 || side == 5;
         Tenant::start((work, top.join(name), size), self.time, tempo, |pid| {
             if is_ours {
-                let group = Arc::clone(&self.groups[if is_shared { BOTH } else { who }]);
-                self.who.groups.lock().unwrap_or_else(PoisonError::into_inner).insert(pid, group);
+                let group = Arc::clone(&self.groups[if is_shared { BOTH } else { tenant }]);
+                self.by_process.groups.lock().unwrap_or_else(PoisonError::into_inner).insert(pid, group);
                 return Ok(());
             }
             match &self.kernel {
-                Some(kernel) => kernel.place(if is_shared { "" } else { ["a", "b"][who] }, pid),
+                Some(kernel) => kernel.place(if is_shared { "" } else { ["a", "b"][tenant] }, pid),
                 None => Ok(()),
             }
         })
@@ -408,7 +377,7 @@ impl World {
         if a.refused > 0 {
             return Err(Failure::Wrong(format!("{} calls of A were refused", a.refused)));
         }
-        self.who.groups.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.by_process.groups.lock().unwrap_or_else(PoisonError::into_inner).clear();
         let of_a = [rate(&a), a50, a99, a999, a_max, hits, stalled, direct];
         let of_b = [rate(&b), b50, b99, b999, b_max, all_cpu, b_cpu];
         let mut figures = [0.0; FIGURES.len()];
@@ -471,7 +440,7 @@ pub fn run(options: &Options, choice: &Choice) -> Result<Report, Failure> {
                 pace.learn(BASELINE, &world.sample(BASELINE, work, pace.of(BASELINE))?);
             }
         }
-        report.notes.extend([("A", 1), ("B", B_CALLS + 1)].map(|(who, at)| {
+        report.notes.extend([("A", 1), ("B", B_CALLS + 1)].map(|(tenant, at)| {
             let rows = sides.iter().map(|&side| {
                 let median = |figure| {
                     Samples::new("", samples[side].iter().map(|figures| figures[figure]).collect()).median
@@ -486,7 +455,7 @@ pub fn run(options: &Options, choice: &Choice) -> Result<Report, Failure> {
                 )
             });
             format!(
-                "{what}; {who}'s latencies in us, p50 / p99 / p99.9 / max. {}",
+                "{what}; {tenant}'s latencies in us, p50 / p99 / p99.9 / max. {}",
                 rows.collect::<Vec<_>>().join("; ")
             )
         }));
@@ -524,7 +493,8 @@ pub fn run(options: &Options, choice: &Choice) -> Result<Report, Failure> {
     if ended.is_empty() { Ok(report) } else { Err(Failure::Wrong(format!("not durable: {ended:?}"))) }
 }
 
-/// How many calls a second B may make without a cache, so that everybody uses as much processor time as with the B that is measured.
+/// How many calls a second B may make without a cache, so that all together use as much processor
+/// time as with the B that is measured.
 struct Pace {
     /// Without any B.
     cpu_alone: f64,

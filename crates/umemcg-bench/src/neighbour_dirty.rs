@@ -1,8 +1,9 @@
-//! The row `dirty-neighbour` of `neighbour`: B writes as fast as it can to a slow store and is over its dirty limits; A writes to the same
-//! store, well below its own. What does A notice?
+//! The row `dirty-neighbour` of `neighbour`: B writes as fast as it can to a slow store and is over
+//! its dirty limits; A writes to the same store, well below its own. What does A notice?
 //!
-//! Against the library, with a store of a fixed rate. A is held against A beside a B that makes the same calls on a store that takes
-//! everything at once, as many as cost the same processor time. Beside that: one group, and so one limit, for both.
+//! Against the library, with a store of a fixed rate. A is held against A beside a B that makes the
+//! same calls on a store that takes everything at once, as many as cost the same processor time.
+//! Beside that: one group, and so one limit, for both.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -11,18 +12,19 @@ use std::time::{Duration, Instant};
 use umemcg::{DirtyBound, DirtyThreshold, Engine, EngineConfig, File, Group};
 
 use crate::dirty_throttle::Slow;
-use crate::neighbour::Choice;
-use crate::report::{Progress, Report, Section, Target, Verdict};
+use crate::neighbour_choice::Choice;
+use crate::options::{Failure, Options};
+use crate::progress::Progress;
+use crate::report::{Report, Section, Target, Verdict};
 use crate::stats::Samples;
 use crate::threads::{Latencies, process_time};
-use crate::{Failure, Options};
 
 const MIB: u64 = 1 << 20;
 /// What the slow store takes in a second.
 const STORE_RATE: f64 = 16.0 * MIB as f64;
 const LIMIT_BYTES: u64 = 8 * MIB;
 const BACKGROUND_BYTES: u64 = 4 * MIB;
-/// A's file, all of which may be dirty without anybody writing it.
+/// A's file, all of which may be dirty without being written back.
 const A_FILE: u64 = 2 * MIB;
 const A_BYTES: usize = 4 << 10;
 /// A's calls in a second.
@@ -51,7 +53,7 @@ const FIGURES: [(&str, &str); 11] = [
     ("B: written", "MiB/s"),
     ("B: pauses", ""),
     ("B: longest pause", "ms"),
-    ("processor time, everybody's", "%"),
+    ("processor time of all threads", "%"),
 ];
 const CPU: usize = 10;
 type Figures = [f64; FIGURES.len()];
@@ -122,7 +124,7 @@ pub fn run(
             Samples::new(SIDES[side], samples[side].iter().map(|figures| figures[figure]).collect())
         };
         let ratio = of(0).ratio_to(&of(BASELINE));
-        let against = "of that beside a B that nobody slows";
+        let against = "of that beside a B that is not slowed";
         let verdicts = match name {
             "A: calls" => vec![Verdict::new(against, ratio, Target::TimesAtLeast(KEPT_MIN))],
             "A: p99" => vec![Verdict::new(against, ratio, Target::TimesAtMost(P99_MAX))],

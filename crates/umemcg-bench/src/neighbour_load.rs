@@ -1,8 +1,9 @@
-//! The two tenants of `neighbour`, each a process of its own: it prepares, says so, waits for a line, does its work for a fixed time and
-//! says what its calls took.
+//! The two tenants of `neighbour`, each a process of its own: it prepares, says so, waits for a
+//! line, does its work for a fixed time and says what its calls took.
 //!
-//! With a rate, calls are made at fixed times whether or not the one before has ended (an open loop), and how long one took counts
-//! from when it was due: whoever is held up makes all later ones late as well.
+//! With a rate, calls are made at fixed times whether or not the one before has ended (an open
+//! loop), and how long one took counts from when it was due: a call that is held up makes all later
+//! ones late as well.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -16,7 +17,7 @@ use clap::ValueEnum;
 use rustix::thread::set_current_timer_slack;
 use serde::{Deserialize, Serialize};
 
-use crate::Failure;
+use crate::options::Failure;
 use crate::store::{fill, is_right};
 use crate::threads::{Latencies, process_time};
 
@@ -201,13 +202,14 @@ impl Load {
     }
 }
 
-/// The name of a file of the tree that is walked.
+/// Returns the name of a file of the tree that is walked.
 pub fn file_name(nr: u64) -> String {
     format!("{}/{}", nr / FILES_PER_DIRECTORY, nr % FILES_PER_DIRECTORY)
 }
 
-/// Sleeps until then, as programs do that have nothing to do. Never yields: that puts a thread behind all others by a time slice, so who passes its
-/// time with it is late when others work.
+/// Sleeps until then, as programs do that have nothing to do. Never yields: that puts a thread
+/// behind all others by a time slice, so a thread that passes its time with it is late when others
+/// work.
 fn wait_until(due: Instant) {
     loop {
         let left = due.saturating_duration_since(Instant::now());

@@ -1,16 +1,16 @@
 //! `object-cache`: `ObjectCache` against the cache crates that a user would take instead.
 //!
-//! All sides are in one program of its own, `object-cache-rivals`, so that they take turns in one process and ordinary builds
-//! never compile the crates. It measures; here its figures are judged.
+//! All sides are in one program of its own, `object-cache-rivals`, so that they take turns in one
+//! process and ordinary builds never compile the crates. It measures; here its figures are judged.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use serde::Deserialize;
 
+use crate::options::{Failure, Options};
 use crate::report::{Report, Section, Target, Verdict};
 use crate::stats::Samples;
-use crate::{Failure, Options};
 
 /// What the sides of ours are called at the beginning.
 const OURS: &str = "umemcg";
@@ -22,8 +22,8 @@ const HIT_RATIO_SLACK: f64 = 0.005;
 /// Where the program is.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Program {
-    /// The program object-cache-rivals, built by bench-rivals/build.sh (../rivals/object-cache-rivals from this program if
-    /// not given)
+    /// The program object-cache-rivals, built by bench-rivals/build.sh
+    /// (../rivals/object-cache-rivals from this program if not given)
     #[arg(long, value_name = "FILE")]
     pub rivals: Option<PathBuf>,
     /// Measure processor time in place of real time, on a machine that is busy with something else
@@ -78,7 +78,7 @@ pub fn run(options: &Options, program: &Program) -> Result<Report, Failure> {
     Ok(report)
 }
 
-/// A row as a section: each side of ours against the fastest crate and the best hit ratio.
+/// Returns a row as a section: each side of ours against the fastest crate and the best hit ratio.
 fn judge(names: &[String], row: &Row) -> Result<Section, Failure> {
     let well_formed = row.samples.len() == names.len()
         && row.samples.iter().all(|samples| !samples.is_empty())

@@ -1,4 +1,5 @@
-//! A picture of how far figures are from their targets: one bar each, a line where the target is. Plain SVG, made of text.
+//! A picture of how far figures are from their targets: one bar each, a line where the target is.
+//! Plain SVG, made of text.
 
 use std::fmt::Write;
 
@@ -26,7 +27,7 @@ const OF_BOUND_MAX: f64 = 1.6;
 const REACHED: &str = "#3b7a57";
 const MISSED: &str = "#b5452c";
 
-/// The picture.
+/// Returns the picture.
 pub fn bars(title: &str, bars: &[Bar]) -> String {
     let height = TOP + ROW * bars.len() as f64 + 10.0;
     let mut svg = String::new();
@@ -74,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bar_ends_before_the_line_if_and_only_if_the_target_is_reached() {
+    fn a_bar_ends_before_the_line_exactly_when_the_target_is_met() {
         let bar = |of_bound: f64| Bar {
             label: "a < b & c".into(),
             of_bound,

@@ -1,7 +1,7 @@
-//! What a benchmark says: sections of sides with their samples, verdicts on the targets, notes; as a table or as JSON.
+//! What a benchmark says: sections of sides with their samples, verdicts on the targets, notes; as
+//! a table or as JSON.
 
-use std::cell::Cell;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 
 use serde::ser::SerializeStruct;
 use serde::{Serialize, Serializer};
@@ -107,9 +107,10 @@ impl Verdict {
         Self { what: what.into(), value, target, reached }
     }
 
-    /// Judges the ratio of two sides by the end of its 95 % interval that is worse for us: the upper one where it may be at most so
-    /// much, the lower one where it must be at least so much. For targets that are as near as the samples scatter. Fewer rounds than an
-    /// interval needs reach nothing.
+    /// Judges the ratio of two sides by the end of its 95 % interval that is worse for us: the
+    /// upper one where it may be at most so much, the lower one where it must be at least so much.
+    /// For targets that are as near as the samples scatter. Fewer rounds than an interval needs
+    /// reach nothing.
     #[cfg_attr(not(feature = "experiments"), allow(dead_code, reason = "only experiments ask for it"))]
     pub fn of_bound(what: impl Into<String>, ours: &Samples, theirs: &Samples, target: Target) -> Self {
         let value = match target {
@@ -119,7 +120,7 @@ impl Verdict {
         Self::new(what, value, target)
     }
 
-    /// The figure and the bound, as they are written.
+    /// Returns the figure and the bound, as they are written.
     fn figures(&self) -> (String, String) {
         match self.target {
             Target::TimesAtMost(bound) => (format!("{:.2}×", self.value), format!("≤ {bound}×")),
@@ -161,7 +162,7 @@ impl Serialize for Verdict {
 }
 
 impl Report {
-    /// An empty report of a benchmark on this machine.
+    /// Creates an empty report of a benchmark on this machine.
     pub fn new(benchmark: &'static str, scale: f64, rounds: usize) -> Self {
         Self {
             benchmark,
@@ -176,7 +177,7 @@ impl Report {
         }
     }
 
-    /// Whether every target is reached.
+    /// Returns whether every target is reached.
     pub fn all_reached(&self) -> bool {
         self.sections.iter().flat_map(|section| &section.verdicts).all(|verdict| verdict.reached)
     }
@@ -184,7 +185,7 @@ impl Report {
     /// Writes the report to standard output.
     ///
     /// # Errors
-    /// When nobody reads it.
+    /// When it is not read.
     pub fn print(&self, json: bool) -> io::Result<()> {
         let mut out = io::stdout().lock();
         if json {
@@ -264,43 +265,6 @@ impl Section {
     }
 }
 
-/// One line on a terminal that says what is going on; nothing in a pipe.
-#[derive(Debug)]
-pub struct Progress {
-    on: bool,
-    last_len: Cell<usize>,
-}
-
-impl Progress {
-    /// Shows on standard error if that is a terminal.
-    pub fn new() -> Self {
-        Self { on: io::stderr().is_terminal(), last_len: Cell::new(0) }
-    }
-
-    /// Shows nothing.
-    pub fn off() -> Self {
-        Self { on: false, last_len: Cell::new(0) }
-    }
-
-    /// Replaces the line.
-    pub fn show(&self, text: &str) {
-        if self.on {
-            let len = text.chars().count();
-            let blanks = self.last_len.replace(len).saturating_sub(len);
-            eprint!("\r{text}{:blanks$}", "");
-        }
-    }
-}
-
-impl Drop for Progress {
-    fn drop(&mut self) {
-        self.show("");
-        if self.on {
-            eprint!("\r");
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -319,7 +283,7 @@ mod tests {
         };
         for target in [Target::TimesAtLeast(0.98), Target::TimesAtMost(1.02)] {
             assert!(reached(0.02, target), "{target:?}");
-            assert!(!reached(0.1, target), "the median is 1, but nobody can be sure: {target:?}");
+            assert!(!reached(0.1, target), "the median is 1, but that is not certain: {target:?}");
         }
     }
 

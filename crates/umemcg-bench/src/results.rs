@@ -1,6 +1,8 @@
-//! The page of results: what all benchmarks and experiments printed with `--json`, as one Markdown file with a picture for each.
+//! The page of results: what all benchmarks and experiments printed with `--json`, as one Markdown
+//! file with a picture for each.
 //!
-//! It knows no benchmark by name: a report's sections become tables, its verdicts the bars of the picture.
+//! It knows no benchmark by name: a report's sections become tables, its verdicts the bars of the
+//! picture.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -9,8 +11,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::Failure;
 use crate::chart::{Chart, charts};
+use crate::options::Failure;
 use crate::plot::{self, Bar};
 
 /// What goes on the page, and where it goes.
@@ -86,7 +88,7 @@ struct Verdict {
 }
 
 impl Verdict {
-    /// The figure as a part of its bound: up to 1 it is reached.
+    /// Returns the figure as a part of its bound: up to 1 it is reached.
     fn of_bound(&self) -> f64 {
         let Some((kind, &bound)) = self.target.first_key_value() else { return 0.0 };
         let (part, whole) =
@@ -122,7 +124,7 @@ impl Page {
     }
 }
 
-/// The text of the page; pictures are in the directory `pictures` beside it.
+/// Returns the text of the page; pictures are in the directory `pictures` beside it.
 fn page(reports: &[Report], command: &str, pictures: &Path) -> String {
     let mut out = format!(
         "# Results\n\nWritten by `{command}`; do not edit. Times differ from machine to machine, and with what else a machine does; \
@@ -148,7 +150,7 @@ fn page(reports: &[Report], command: &str, pictures: &Path) -> String {
     out
 }
 
-/// A verdict in words.
+/// Returns a verdict in words.
 fn said(section: &Section, verdict: &Verdict) -> String {
     let what = if verdict.what.is_empty() { String::new() } else { format!(", {}", verdict.what) };
     format!("{}{what}: {} ({})", section.title, verdict.figure, verdict.bound)

@@ -1,5 +1,6 @@
-//! `scale`: what one operation costs with 1, 100, 10,000 and 100,000 groups: create, charge cold, reclaim one, read
-//! one's `memory.stat`, remove. Nothing may grow with the number of groups that exist.
+//! `scale`: what one operation costs with 1, 100, 10,000 and 100,000 groups: create, charge cold,
+//! reclaim one, read one's `memory.stat`, remove. Nothing may grow with the number of groups that
+//! exist.
 
 use std::ffi::OsString;
 use std::hint::black_box;
@@ -14,10 +15,11 @@ use umemcg_reclaim::Reason;
 
 use crate::control::no_processes;
 use crate::machine::resident_bytes;
-use crate::report::{Progress, Report, Section, Target, Verdict};
+use crate::options::{Failure, Options};
+use crate::progress::Progress;
+use crate::report::{Report, Section, Target, Verdict};
 use crate::stats::{Samples, thread_time};
 use crate::store::HostFile;
-use crate::{Failure, Options};
 
 const NR_GROUPS: [usize; 4] = [1, 100, 10_000, 100_000];
 /// Groups that are reclaimed from and read in one sample.
@@ -25,7 +27,8 @@ const NR_VISITED: usize = 1000;
 /// Sizes whose cost is compared.
 const FEW: usize = 1;
 const MANY: usize = 3;
-/// With 100,000 groups an operation may cost this much of what it costs with 100, if that is a microsecond or more.
+/// With 100,000 groups an operation may cost this much of what it costs with 100, if that is a
+/// microsecond or more.
 const GROWTH_MAX: f64 = 1.5;
 const COLD_CHARGE_NS_MAX: f64 = 250.0;
 const STAT_NS_MAX: f64 = 50_000.0;
@@ -159,14 +162,15 @@ fn bytes_of_a_group(nr: usize) -> Result<f64, Failure> {
     Ok(resident_bytes().saturating_sub(before) as f64 / nr as f64)
 }
 
-/// Nanoseconds of a reclaim from each group, which has one cached page of a file, and of reading its numbers.
+/// Nanoseconds of a reclaim from each group, which has one cached page of a file, and of reading
+/// its numbers.
 fn visit(
     options: &Options,
     engine: &Arc<Engine>,
     control: &ControlTree,
     groups: &[&Arc<Group>],
 ) -> Result<(f64, f64), Failure> {
-    // Pages far from each other, so that nobody reads ahead for another group.
+    // Pages far from each other, so that no group reads ahead for another.
     let place = |page: usize| (page as u64 + 1) * 64 * PAGE_SIZE_U64;
     let len = place(groups.len());
     let store = tempfile::tempfile_in(options.directory()).map_err(Failure::at("cannot make a file"))?;

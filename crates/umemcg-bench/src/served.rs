@@ -1,5 +1,5 @@
-//! A mount that this process serves itself, with control files and with groups that have a volume each: for experiments that
-//! need mechanisms the product does not have, under real programs.
+//! A mount that this process serves itself, with control files and with groups that have a volume
+//! each: for experiments that need mechanisms the product does not have, under real programs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,12 @@ use std::time::{Duration, Instant};
 
 use umemcg::{Engine, EngineConfig, Group};
 use umemcg_control::ControlTree;
-use umemcg_fuse::{Classifier, ControlFs, Daemon, DaemonConfig, MountOptions, SessionConfig, Who};
+use umemcg_fuse::{
+    Classifier, ControlFs, Daemon, DaemonConfig, MountOptions, ProcessClassifier, SessionConfig,
+};
 use umemcg_vfs::{VolumeConfig, VolumeSpec};
 
-use crate::Failure;
+use crate::options::Failure;
 
 /// How long the end may take.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -25,7 +27,8 @@ pub struct ServedMount {
 }
 
 impl ServedMount {
-    /// Makes both mounts in a directory of their own, with a pool that has marks as that of the product.
+    /// Makes both mounts in a directory of their own, with a pool that has marks as that of the
+    /// product.
     pub fn start(pool_bytes: u64) -> Result<Self, Failure> {
         let points = tempfile::tempdir().map_err(Failure::at("cannot make a directory"))?;
         let (mnt, cg) = (points.path().join("mnt"), points.path().join("cg"));
@@ -34,16 +37,16 @@ impl ServedMount {
         }
         let engine = Engine::new(EngineConfig { pool_bytes, pool_marks: true, ..EngineConfig::default() })
             .map_err(Failure::at("cannot make an engine"))?;
-        let who = Who::new(Arc::clone(&engine), Vec::new())
+        let processes = ProcessClassifier::new(Arc::clone(&engine), Vec::new())
             .map_err(Failure::at("cannot keep track of processes"))?;
-        let who = Arc::new(who);
-        let tree = Arc::new(ControlTree::new(Arc::clone(&engine), Arc::clone(&who) as _));
-        let classifier: Arc<dyn Classifier> = who;
+        let processes = Arc::new(processes);
+        let tree = Arc::new(ControlTree::new(Arc::clone(&engine), Arc::clone(&processes) as _));
+        let classifier: Arc<dyn Classifier> = Arc::clone(&processes) as _;
         let mut daemon = Daemon::start(&engine, classifier, &DaemonConfig::many(mnt))
             .map_err(Failure::at("cannot mount"))?;
         let options = MountOptions::new("umemcg-control", "bench");
         daemon
-            .mount_control(&cg, &options, ControlFs::new(tree), SessionConfig::default())
+            .mount_control(&cg, &options, ControlFs::new(tree, processes), SessionConfig::default())
             .map_err(Failure::at("cannot mount the control files"))?;
         Ok(Self { engine, daemon, points })
     }
@@ -57,7 +60,7 @@ impl ServedMount {
             .map_err(Failure::at("cannot create a group"))
     }
 
-    /// The volume of that name as programs see it.
+    /// Returns the volume of that name as programs see it.
     pub fn volume(&self, name: &str) -> PathBuf {
         self.points.path().join("mnt").join(name)
     }

@@ -1,10 +1,11 @@
-//! `slab` (mail memcg-aware-slab-shrinking): a real build with thousands of small files, on a real mount, in one group whose limit
-//! keeps it at its end all the time. Names and inodes are shrunk per group; or not at all, as before the mail; or from one list
-//! that everybody's stand on.
+//! `slab` (mail memcg-aware-slab-shrinking): a real build with thousands of small files, on a real
+//! mount, in one group whose limit keeps it at its end all the time. Names and inodes are shrunk
+//! per group; or not at all, as before the mail; or from one list that all groups share.
 //!
-//! Each run has a pool, a daemon and a mount of its own, in this process, whose processor time is counted with the build's. A
-//! neighbour whose names the kernel knows does nothing meanwhile: what becomes of them is told, too. The build checks itself: the
-//! program that it makes prints a sum, and git finds nothing changed.
+//! Each run has a pool, a daemon and a mount of its own, in this process, whose processor time is
+//! counted with the build's. A neighbour whose names the kernel knows does nothing meanwhile: what
+//! becomes of them is told, too. The build checks itself: the program that it makes prints a sum,
+//! and git finds nothing changed.
 
 use std::fmt::Write;
 use std::fs;
@@ -19,9 +20,10 @@ use umemcg_base::PAGE_SIZE_U64;
 use umemcg_fuse::{Classifier, Daemon, DaemonConfig};
 use umemcg_reclaim::baseline;
 
-use crate::report::{MailFigure, Progress, Report, Section, Target, Verdict};
+use crate::options::{Failure, Options};
+use crate::progress::Progress;
+use crate::report::{MailFigure, Report, Section, Target, Verdict};
 use crate::stats::Samples;
-use crate::{Failure, Options};
 
 /// Directories of the tree at full size; in each, files of these kinds.
 const NR_DIRECTORIES: usize = 24;
@@ -32,8 +34,8 @@ const NR_INCLUDED: usize = 10;
 /// Names that the neighbour knows.
 const NR_NEIGHBOURS: usize = 2000;
 const POOL_BYTES: u64 = 512 << 20;
-/// The group's limit, in parts of what it takes without one: enough for all names and inodes, since pages alone must be able to
-/// make room.
+/// The group's limit, in parts of what it takes without one: enough for all names and inodes, since
+/// pages alone must be able to make room.
 const LIMIT_PERCENT: u64 = 40;
 /// Elapsed time may be such a part of that with pages only. The mail: 1.097.
 const ELAPSED_MAX: f64 = 1.01;
@@ -90,7 +92,7 @@ const MAIL: [[&str; 3]; 5] = [
     ["391509 (268361)", "393363 (268899)", "350796 (229700)"],
 ];
 
-/// Who asks: the neighbour, as long as it is his turn, else the build.
+/// The process that asks: the neighbour, as long as it is its turn, else the build.
 #[derive(Debug)]
 struct Turns {
     build: Arc<Group>,
@@ -99,14 +101,14 @@ struct Turns {
 }
 
 impl Turns {
-    fn whose(&self) -> &Arc<Group> {
+    fn group(&self) -> &Arc<Group> {
         if self.is_neighbours.load(Relaxed) { &self.neighbour } else { &self.build }
     }
 }
 
 impl Classifier for Turns {
     fn classify(&self, _tid: u32, _uid: u32, _gid: u32) -> Arc<Group> {
-        Arc::clone(self.whose())
+        Arc::clone(self.group())
     }
 }
 
@@ -355,7 +357,7 @@ impl Tree {
 fn shell(directory: &Path, line: &str) -> Result<String, Failure> {
     let mut command = Command::new("sh");
     command.arg("-c").arg(format!("cd \"$0\" && {line}")).arg(directory).stdin(Stdio::null());
-    // No file outside the mount, and nobody's settings.
+    // No file outside the mount, and no user's settings.
     command.env("GIT_CONFIG_NOSYSTEM", "1").env("HOME", "/nonexistent").env("GIT_OPTIONAL_LOCKS", "0");
     let output = command.stderr(Stdio::inherit()).output().map_err(Failure::at("cannot start sh"))?;
     if !output.status.success() {

@@ -1,10 +1,12 @@
-//! `soft-limit`: two groups build a real C project each, with `make -j2`, on a volume of their own of a real mount whose pool is
-//! small enough to hurt; without soft limits, and with soft limit 0 for both. As before the rework (the largest excess first, at priority
-//! 0), with its patches 1 to 3 (two passes, which walk over everybody), and with all eight.
+//! `soft-limit`: two groups build a real C project each, with `make -j2`, on a volume of their own
+//! of a real mount whose pool is small enough to hurt; without soft limits, and with soft limit 0
+//! for both. As before the rework (the largest excess first, at priority 0), with its patches 1 to
+//! 3 (two passes, which walk over all groups), and with all eight.
 //!
-//! This process serves the mount, so its processor time is the daemon's; that of the builds is their own. What is compared is
-//! processor time and bytes read again; time on the clock stands beside it. Bytes read again are what came into the cache beyond what
-//! comes into one in which everything fits: what reclaim of objects makes the cache forget counts as well.
+//! This process serves the mount, so its processor time is the daemon's; that of the builds is
+//! their own. What is compared is processor time and bytes read again; time on the clock stands
+//! beside it. Bytes read again are what came into the cache beyond what comes into one in which
+//! everything fits: what reclaim of objects makes the cache forget counts as well.
 
 use std::time::Instant;
 
@@ -12,14 +14,16 @@ use umemcg::{StatItem, UNLIMITED};
 use umemcg_reclaim::baseline::{SoftLimits, honour_soft_limits};
 
 use crate::c_project::ProjectSize;
-use crate::report::{MailFigure, Progress, Report, Section, Target, Verdict};
+use crate::options::{Failure, Options};
+use crate::progress::Progress;
+use crate::report::{MailFigure, Report, Section, Target, Verdict};
 use crate::served::ServedMount;
 use crate::stats::Samples;
 use crate::threads::process_time;
-use crate::{Failure, Options};
 
 const MIB: u64 = 1 << 20;
-/// The pool: the headers of both projects fit, with room for what compilers read just now; what is read or written once does not.
+/// The pool: the headers of both projects fit, with room for what compilers read just now; what is
+/// read or written once does not.
 const POOL_BYTES: u64 = 40 * MIB;
 /// A pool in which everything fits.
 const AMPLE_BYTES: u64 = 512 * MIB;
@@ -103,7 +107,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
         std::fs::create_dir(&data).map_err(Failure::at("cannot make a directory"))?;
         project.write(&data)?;
     }
-    // What everybody has to bring in.
+    // What both have to bring in.
     let compulsory = build_both(&project, directory.path(), AMPLE_BYTES, UNLIMITED)?.0[READ_AGAIN];
     let sides: Vec<(Mechanism, u64)> = [UNLIMITED, 0]
         .into_iter()
@@ -129,8 +133,8 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     Ok(report(options, &project, compulsory, &runs))
 }
 
-/// Both builds at once, on a mount of their own, from nothing cached to two programs that say the right thing. All that came into
-/// the cache counts as read again.
+/// Both builds at once, on a mount of their own, from nothing cached to two programs that say the
+/// right thing. All that came into the cache counts as read again.
 fn build_both(
     project: &ProjectSize,
     directory: &std::path::Path,

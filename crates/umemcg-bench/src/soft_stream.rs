@@ -1,14 +1,17 @@
-//! `soft-stream` (mail soft-limit-rework): A streams four times the pool with a soft limit of 0, B holds the pool less an eighth.
+//! `soft-stream` (mail soft-limit-rework): A streams four times the pool with a soft limit of 0, B
+//! holds the pool less an eighth.
 //!
-//! The case that the mail's own patches made dearer: 130.77 s of system time before, 300.43 s after. Four sides: soft limits as they
-//! are here; the largest excess first at priority 0; patches 1 to 3; and patches 1 to 8 to the letter, which show what it was that cost so much.
+//! The case that the mail's own patches made dearer: 130.77 s of system time before, 300.43 s
+//! after. Four sides: soft limits as they are here; the largest excess first at priority 0; patches
+//! 1 to 3; and patches 1 to 8 to the letter, which show what it was that cost so much.
 
 use umemcg_reclaim::baseline::SoftLimits;
 
-use crate::report::{MailFigure, Progress, Report, Section, Target, Verdict};
+use crate::options::{Failure, Options};
+use crate::progress::Progress;
+use crate::report::{MailFigure, Report, Section, Target, Verdict};
 use crate::stats::Samples;
 use crate::streamer::{Does, Found, Pool};
-use crate::{Failure, Options};
 
 const SIDES: [(SoftLimits, &str); 4] = [
     (SoftLimits::TwoRounds, "umemcg"),
@@ -79,19 +82,16 @@ fn sections(report: &mut Report, what: &str, found: &[Vec<Found>; SIDES.len()]) 
     let verdict = Verdict::new("most of a round", refaults[0].max, Target::PagesAtMost(0.0));
     add("pages that B had to read again", "pages", refaults, vec![verdict]);
     add("elapsed", "ms", sides(&|found| found.elapsed.as_secs_f64() * 1e3), Vec::new());
-    add("processor time of everybody", "ms", sides(&|found| found.cpu.as_secs_f64() * 1e3), Vec::new());
+    add("processor time of all threads", "ms", sides(&|found| found.cpu.as_secs_f64() * 1e3), Vec::new());
     let looked_at = |found: &Found| found.scanned as f64 / found.reclaimed.max(1) as f64;
     add("pages looked at for one that is freed", "pages", sides(&looked_at), Vec::new());
     for (all, (_, name)) in found.iter().zip(SIDES) {
         let Some(last) = all.last() else { continue };
-        let rows = last.tally.iter().enumerate().rev().filter(|(_, tally)| tally.visits > 0);
+        let rows = last.visits.iter().enumerate().rev().filter(|(_, at)| at.visits > 0);
         let said: Vec<String> = rows
-            .map(|(priority, tally)| {
-                let (visits, scanned, dirty) = (tally.visits, tally.scanned, tally.dirty);
-                format!(
-                    "{priority}: {visits} visits, {scanned} pages, {dirty} dirty, {} freed",
-                    tally.reclaimed
-                )
+            .map(|(priority, at)| {
+                let (visits, scanned, dirty) = (at.visits, at.scanned, at.dirty);
+                format!("{priority}: {visits} visits, {scanned} pages, {dirty} dirty, {} freed", at.reclaimed)
             })
             .collect();
         report.notes.push(format!("{what}, {name}, by priority: {}", said.join("; ")));

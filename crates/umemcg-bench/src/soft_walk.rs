@@ -1,21 +1,24 @@
-//! `soft-walk` (mail soft-limit-rework): `soft-stream` with 0, 1,000 and 8,000 idle groups beside it, with subtrees skipped and
-//! without; and what 100,000 groups cost a reclaim when nobody has a soft limit.
+//! `soft-walk` (mail soft-limit-rework): `soft-stream` with 0, 1,000 and 8,000 idle groups beside
+//! it, with subtrees skipped and without; and what 100,000 groups cost a reclaim when no group has
+//! a soft limit.
 //!
-//! Idle groups have nothing to give and no soft limit. The reader is measured, because no disk disturbs it.
+//! Idle groups have nothing to give and no soft limit. The reader is measured, because no disk
+//! disturbs it.
 
 use umemcg_reclaim::baseline::SoftLimits;
 
-use crate::report::{MailFigure, Progress, Report, Section, Target, Verdict};
+use crate::options::{Failure, Options};
+use crate::progress::Progress;
+use crate::report::{MailFigure, Report, Section, Target, Verdict};
 use crate::stats::Samples;
 use crate::streamer::{Does, Found, Pool};
-use crate::{Failure, Options};
 
 const NR_IDLE: [u64; 3] = [0, 1000, 8000];
 const NR_IDLE_WITHOUT_LIMIT: [u64; 2] = [0, 100_000];
 /// What may be spent with idle groups, of that without.
 const RATIO_MAX: f64 = 1.02;
-/// A bound within two percent is judged by so many pairs at least: single pairs differ by five percent, and the bound of the median of
-/// so many lies about one percent above it.
+/// A bound within two percent is judged by so many pairs at least: single pairs differ by five
+/// percent, and the bound of the median of so many lies about one percent above it.
 const PAIRS_MIN: usize = 61;
 /// Many short streams say more than few long ones: a pool of this part of that of `soft-stream`.
 const POOL_SHARE: f64 = 0.25;
@@ -35,7 +38,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     add(&mut report, "soft limit 0", &NR_IDLE, &ours, true);
     add(&mut report, "patches 1 to 3 (no subtree is skipped)", &NR_IDLE, &baseline, false);
     let none = measure(options, &progress, &NR_IDLE_WITHOUT_LIMIT, rounds, SoftLimits::TwoRounds, false)?;
-    add(&mut report, "nobody in excess", &NR_IDLE_WITHOUT_LIMIT, &none, true);
+    add(&mut report, "no group in excess", &NR_IDLE_WITHOUT_LIMIT, &none, true);
     let seconds = |found: &[Vec<Found>], at: usize| {
         Samples::new("", found[at].iter().map(|found| found.reclaim.as_secs_f64()).collect()).median
     };

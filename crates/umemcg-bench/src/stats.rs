@@ -1,15 +1,16 @@
 //! Samples of several sides, taken in turns, and what can be said of them.
 //!
-//! Sides are compared within a round, never across rounds: the ratio is the median of the rounds' ratios, so that what
-//! the machine does meanwhile hits both sides of a pair. The order within a round rotates, because whoever runs first
-//! finds the processor's caches as the other left them.
+//! Sides are compared within a round, never across rounds: the ratio is the median of the rounds'
+//! ratios, so that what the machine does meanwhile hits both sides of a pair. The order within a
+//! round rotates, because the side that runs first finds the processor's caches as the other left
+//! them.
 
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
-use crate::report::Progress;
+use crate::progress::Progress;
 
 /// How sure a bound is.
 const CONFIDENCE: f64 = 0.95;
@@ -23,7 +24,7 @@ pub struct Side<'a> {
 }
 
 impl<'a> Side<'a> {
-    /// A side with its name.
+    /// Creates a side with its name.
     pub fn new(name: impl Into<String>, sample: impl FnMut() -> f64 + 'a) -> Self {
         Self { name: name.into(), sample: Box::new(sample) }
     }
@@ -62,9 +63,9 @@ impl Samples {
         median(&sorted(&self.ratios_to(other)))
     }
 
-    /// What the median of the ratios of all possible rounds is below, with 95 % confidence: the ratio of such a rank that chance
-    /// leaves so many ratios below the median less often. Nothing is assumed of how they are distributed. None for less than five
-    /// rounds.
+    /// Returns what the median of the ratios of all possible rounds is below, with 95 % confidence:
+    /// the ratio of such a rank that chance leaves so many ratios below the median less often.
+    /// Nothing is assumed of how they are distributed. None for less than five rounds.
     #[cfg_attr(not(feature = "experiments"), allow(dead_code, reason = "only experiments ask for it"))]
     pub fn ratio_bound_above(&self, other: &Self) -> Option<f64> {
         let ratios = sorted(&self.ratios_to(other));
@@ -82,7 +83,7 @@ impl Samples {
         None
     }
 
-    /// What that median is above, with the same confidence.
+    /// Returns what that median is above, with the same confidence.
     #[cfg_attr(not(feature = "experiments"), allow(dead_code, reason = "only experiments ask for it"))]
     pub fn ratio_bound_below(&self, other: &Self) -> Option<f64> {
         // The ratios the other way round are the reciprocals, in the opposite order.
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bound_is_the_ratio_of_the_rank_that_chance_seldom_reaches() {
+    fn the_bound_is_the_ratio_of_the_rank_that_chance_seldom_gets() {
         let with = |nr: usize| {
             let ours = Samples::new("ours", (1..=nr).map(|at| at as f64).collect());
             ours.ratio_bound_above(&Samples::new("theirs", vec![1.0; nr]))

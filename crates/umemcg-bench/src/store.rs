@@ -32,7 +32,7 @@ impl BackingStore for HostFile {
     }
 }
 
-/// The word at a place in a file of checkable contents: any mixture of pages shows.
+/// Returns the word at a place in a file of checkable contents: any mixture of pages shows.
 #[inline]
 pub fn word_at(offset: u64) -> u64 {
     let mixed = (offset / 8 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -46,7 +46,7 @@ pub fn fill(offset: u64, bytes: &mut [u8]) {
     }
 }
 
-/// Whether a piece of such a file is what it should be.
+/// Returns whether a piece of such a file is what it should be.
 pub fn is_right(offset: u64, bytes: &[u8]) -> bool {
     bytes.chunks_exact(8).enumerate().all(|(at, word)| word == word_at(offset + 8 * at as u64).to_le_bytes())
 }

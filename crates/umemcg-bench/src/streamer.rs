@@ -1,5 +1,6 @@
-//! A pool in which A streams a file of four times the pool through a soft limit of 0, and B holds the pool less an eighth (mail
-//! soft-limit-rework); with any number of groups beside them that have nothing.
+//! A pool in which A streams a file of four times the pool through a soft limit of 0, and B holds
+//! the pool less an eighth (mail soft-limit-rework); with any number of groups beside them that
+//! have nothing.
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -8,11 +9,11 @@ use std::time::{Duration, Instant};
 use umemcg::{Engine, EngineConfig, File, Group, Readahead, StatItem};
 use umemcg_base::PAGE_SIZE_U64;
 use umemcg_group::GROUP_STATE_BYTES;
-use umemcg_reclaim::baseline::{SoftLimits, Spent, Tally, honour_soft_limits, take_tally};
+use umemcg_reclaim::baseline::{SoftLimits, Spent, VisitCounts, honour_soft_limits, take_visit_counts};
 
+use crate::options::{Failure, Options};
 use crate::store::{HostFile, make_file};
 use crate::threads::{nanoseconds_of, process_time};
-use crate::{Failure, Options};
 
 /// The pool at full size; the mail's had 8 GiB.
 const POOL_BYTES: u64 = 512 << 20;
@@ -36,7 +37,7 @@ pub struct Found {
     pub reclaim: Duration,
     /// On the wall.
     pub elapsed: Duration,
-    /// Processor time of everybody.
+    /// Processor time of all threads.
     pub cpu: Duration,
     /// Pages that B had to read again.
     pub refaults: u64,
@@ -45,7 +46,7 @@ pub struct Found {
     /// See there.
     pub reclaimed: u64,
     /// What was done at each priority.
-    pub tally: [Tally; 13],
+    pub visits: [VisitCounts; 13],
 }
 
 /// The pool.
@@ -59,7 +60,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool with idle groups, and with background reclaim of the pool or without.
+    /// Creates a pool with idle groups, and with background reclaim of the pool or without.
     ///
     /// # Errors
     /// When something cannot be made.
@@ -106,7 +107,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Fills B, streams through A, and looks what B has lost. `limited`: whether A has its soft limit.
+    /// Fills B, streams through A, and looks what B has lost. `limited`: whether A has its soft
+    /// limit.
     ///
     /// # Errors
     /// When something cannot be done, or came out wrong.
@@ -128,7 +130,7 @@ impl Pool {
             .open_file(Arc::new(HostFile(host)), len)
             .map_err(Failure::at("cannot open a file"))?;
         honour_soft_limits(how);
-        take_tally();
+        take_visit_counts();
         let workers = nanoseconds_of("kswapd/");
         let (start, cpu) = (Instant::now(), process_time());
         Spent::start();
@@ -141,11 +143,12 @@ impl Pool {
             refaults: 0,
             scanned: count(SCANNED, &[&a, &b]),
             reclaimed: count(STOLEN, &[&a, &b]),
-            tally: take_tally(),
+            visits: take_visit_counts(),
         };
         honour_soft_limits(SoftLimits::TwoRounds);
         streamed?;
-        // When the workers are done, and A is not in the way: what B finds missing then is what the stream has cost it.
+        // When the workers are done, and A is not in the way: what B finds missing then is what the
+        // stream has cost it.
         wait_for_workers();
         drop(file);
         self.empty(&a)?;

@@ -58,7 +58,7 @@ impl Latencies {
         })
     }
 
-    /// All of them together, in microseconds.
+    /// Returns all of them together, in microseconds.
     pub fn sum(&self) -> f64 {
         self.0.iter().sum::<u64>() as f64 / 1e3
     }

@@ -1,7 +1,8 @@
-//! A pool with many volumes, each a directory of the host, and a kernel above them that forgets what it is asked to at once.
+//! A pool with many volumes, each a directory of the host, and a kernel above them that forgets
+//! what it is asked to at once.
 //!
-//! A volume takes a descriptor. Where fewer are allowed than there are groups, several groups share a volume, each with a file of its
-//! own there.
+//! A volume takes a descriptor. Where fewer are allowed than there are groups, several groups share
+//! a volume, each with a file of its own there.
 
 use std::ffi::OsString;
 use std::fs;
@@ -12,12 +13,13 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use umemcg::{Engine, EngineConfig, Group};
 use umemcg_vfs::{Caller, Idle, KernelCache, NodeId, OFlags, Vfs, Volume, VolumeConfig};
 
-use crate::{Failure, Options};
+use crate::options::{Failure, Options};
 
 /// Descriptors for everything else.
 const OTHER_DESCRIPTORS: u64 = 1024;
 
-/// Groups and volumes; volume n is used by group n, and by those that are a multiple of the number of volumes further on.
+/// Groups and volumes; volume n is used by group n, and by those that are a multiple of the number
+/// of volumes further on.
 pub struct World {
     /// The pool.
     pub engine: Arc<Engine>,
@@ -121,7 +123,7 @@ impl World {
     }
 }
 
-/// The name of a group's file.
+/// Returns the name of a group's file.
 fn file_of(at: usize) -> String {
     format!("f{at}")
 }

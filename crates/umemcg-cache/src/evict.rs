@@ -12,11 +12,13 @@ use crate::cache::PageCache;
 use crate::file::File;
 use crate::index::LockedIndex;
 
-/// Pages that one hold of a file's index lock takes out at most: readers and writers of the file wait for it.
+/// Pages that one hold of a file's index lock takes out at most: readers and writers of the file
+/// wait for it.
 const RUN_PAGES_MAX: usize = 32;
 
 impl PageCache {
-    /// Evicts what the first of `frames` have in one file, under one hold of its index. Returns how many they were, at least one.
+    /// Evicts what the first of `frames` have in one file, under one hold of its index. Returns how
+    /// many they were, at least one.
     fn evict_run(
         &self,
         file: &File,
@@ -47,13 +49,13 @@ impl PageCache {
     }
 }
 
-/// Takes a page out of its file's index, if nobody uses it and it is clean.
+/// Takes a page out of its file's index, if it is not in use and clean.
 fn evict_one(index: &LockedIndex<'_>, record: &FrameRecord, shadow: Shadow) -> bool {
-    // Our pin and the base reference, nobody else's; from here no reader can come.
+    // Our pin and the base reference, no other; from here no reader can come.
     if record.test(Flag::LOCKED) || !record.freeze_from(2) {
         return false;
     }
-    // A writer marks the page dirty before he drops his pin, so this look is the last word.
+    // A writer marks the page dirty before it drops its pin, so this look is the last word.
     if record.test(Flag::DIRTY | Flag::WRITEBACK | Flag::UNSTABLE | Flag::LOCKED) {
         record.unfreeze_to(2);
         return false;
@@ -80,14 +82,14 @@ impl PageOwner for PageCache {
     }
 
     fn start_writeback(&self, group: &Arc<Group>) {
-        self.flush_group(group);
+        self.core().flush_group(group);
     }
 
     fn wait_for_writeback(&self, timeout: Duration) -> bool {
-        self.wait_for_progress(timeout)
+        self.core().writeback().wait_for_progress(timeout)
     }
 
     fn writeback_progress(&self) -> u64 {
-        self.nr_progress()
+        self.core().writeback().nr_progress()
     }
 }

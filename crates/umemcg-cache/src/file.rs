@@ -1,11 +1,12 @@
 //! One file's cached content.
 //!
-//! Life: [`PageCache::open_file`] makes it, the layer above holds it while the inode is known, the flusher holds it
-//! while it is dirty. The last holder drops it; its pages go with it. Its number in the table of files is what frame
-//! records name as identity.
+//! Life: [`PageCache::open_file`](crate::PageCache::open_file) makes it, the layer above holds it
+//! while the inode is known, the flusher holds it while it is dirty. The last holder drops it; its
+//! pages go with it. Its number in the table of files is what frame records name as identity.
 //!
-//! Locks, outermost first: `flush` (one write-back at a time), `content` (shared by reads from the store, writes and
-//! write-back; exclusive for truncation), the page lock flag, the index lock. A read that hits takes none of them.
+//! Locks, outermost first: `flush` (one write-back at a time), `content` (shared by reads from the
+//! store, writes and write-back; exclusive for truncation), the page lock flag, the index lock. A
+//! read that hits takes none of them.
 
 use std::fmt;
 use std::io;
@@ -13,19 +14,23 @@ use std::sync::Arc;
 
 use thiserror::Error;
 use umemcg_arena::{Arena, FrameFlags as Flag, FrameId, FrameRecord};
-use umemcg_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use umemcg_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use umemcg_base::{ErrorCursor, ErrorSequence, PAGE_SHIFT, PAGE_SIZE_U64, Rank, RankedMutex, RankedRwLock};
 use umemcg_group::{Group, OwnerId, Refused, StatItem};
+use umemcg_reclaim::PageOwner;
 
-use crate::cache::PageCache;
-use crate::dirty::lists::DirtyPlace;
+use crate::cache_core::CacheCore;
+use crate::dirty::dirty_file::DirtyFile;
 use crate::dirty::owner::DirtyOwner;
+use crate::dirty::place::DirtyPlace;
 use crate::dirty::queue_mark::QueueMark;
 use crate::dirty::refusal::{Refusals, errno_of};
-use crate::domain::Domain;
+use crate::file_table::FileNumber;
+use crate::flush_pace::FlushPace;
 use crate::index::{Entry, Index, LockedIndex, Mark};
-use crate::memory::CalledQuota;
+use crate::quota::CalledQuota;
 use crate::store::{CalledStore, StoreId};
+use crate::store_writeback::StoreWriteback;
 
 /// Largest file: what a signed 64-bit offset can name, in whole pages.
 pub const FILE_LEN_MAX: u64 = i64::MAX as u64 & !(PAGE_SIZE_U64 - 1);
@@ -33,12 +38,13 @@ pub const FILE_LEN_MAX: u64 = i64::MAX as u64 & !(PAGE_SIZE_U64 - 1);
 /// The store's count of what is not durable may lack this part of a file's dirty pages …
 const UNCOUNTED_SHARE: u64 = 8;
 /// … and not more than so many.
-const UNCOUNTED_PAGES_MAX: u64 = 64;
+const UNCOUNTED_PAGES_MAX: u64 = 16;
 
 /// Why an operation on a file failed.
 #[derive(Debug, Error)]
 pub enum FileError {
-    /// The group of the writer, or the file's quota, has no room for a page that lives in memory alone.
+    /// The group of the writer, or the file's quota, has no room for a page that lives in memory
+    /// alone.
     #[error("no room for another page")]
     NoSpace,
     /// The backing store said so.
@@ -58,27 +64,28 @@ pub enum FileError {
     ShutDown,
 }
 
-/// One file's cached content; see the module text. Aligned so that what a writer of one file changes is on no line that
-/// readers of another need.
+/// One file's cached content; see the module text. Aligned so that what a writer of one file
+/// changes is on no line that readers of another need.
 #[repr(align(64))]
 pub struct File {
+    pub(crate) cache: Arc<CacheCore>,
     /// Identity in frame records; never 0. (C)
     pub(crate) id: u32,
-    pub(crate) cache: Arc<PageCache>,
     /// The cache's; here so that a hit reads no line on which others' misses are counted.
     pub(crate) arena: Arc<Arena>,
     pub(crate) store: CalledStore,
     /// Bounds the pages of a file that lives in the pool alone; none for all others. (C)
     pub(crate) quota: Option<CalledQuota>,
-    pub(crate) domain: Arc<Domain>,
-    /// Length in bytes as readers and writers see it. Grows under `content` shared, changes otherwise under it exclusively.
+    pub(crate) writeback: Arc<StoreWriteback>,
+    /// Length in bytes as readers and writers see it. Grows under `content` shared, changes
+    /// otherwise under it exclusively.
     pub(crate) len: AtomicU64,
     /// Length of the file in the store, as far as we know: beyond it everything reads as zero. (A)
     pub(crate) store_len: AtomicU64,
     pub(crate) index: Index,
     pub(crate) content: RankedRwLock<()>,
-    /// Held by a write that may make the file longer, over charging and reclaim: where an append goes is known when it is
-    /// done, and what is refused leaves no trace.
+    /// Held by a write that may make the file longer, over charging and reclaim: where an append
+    /// goes is known when it is done, and what is refused leaves no trace.
     pub(crate) growth: RankedMutex<()>,
     pub(crate) flush: RankedMutex<()>,
     pub(crate) errors: ErrorSequence,
@@ -94,16 +101,31 @@ pub struct File {
     pub(crate) nr_through: AtomicU64,
     /// Pages that are not durable and that the store's count does not have yet. (index lock)
     uncounted: AtomicI64,
+    /// Whose they are. (index lock)
+    uncounted_owner: AtomicU32,
     /// Whether it is in its store's queue, and since when it has been dirty.
     pub(crate) queue_mark: QueueMark,
     /// Where it is in its store's lists. (the lock of the store's queue)
     pub(crate) dirty_place: DirtyPlace,
-    /// Whose its dirty data is.
+    /// Which group its dirty data belongs to.
     pub(crate) dirty_owner: DirtyOwner,
     /// Where write-back goes on that stopped half-way. (A)
     pub(crate) flush_at: AtomicU64,
-    /// Its name is gone and nobody has it open: its data is not worth writing. (A)
+    /// Its name is gone and it is not open: its data is not worth writing. (A)
     pub(crate) discarded: AtomicBool,
+    /// Given back when the file is dropped, after its pages.
+    _number: FileNumber<File>,
+    /// As long as a file lives, reclaim can ask for its pages.
+    _page_owner: Arc<dyn PageOwner>,
+}
+
+/// What a new file is given by its cache.
+pub(crate) struct Parts {
+    pub(crate) number: FileNumber<File>,
+    pub(crate) cache: Arc<CacheCore>,
+    pub(crate) page_owner: Arc<dyn PageOwner>,
+    pub(crate) store: CalledStore,
+    pub(crate) writeback: Arc<StoreWriteback>,
 }
 
 impl fmt::Debug for File {
@@ -118,20 +140,16 @@ impl fmt::Debug for File {
 }
 
 impl File {
-    pub(crate) fn new(
-        id: u32,
-        cache: Arc<PageCache>,
-        store: CalledStore,
-        domain: Arc<Domain>,
-        (len, quota): (u64, Option<CalledQuota>),
-    ) -> Self {
+    pub(crate) fn new(parts: Parts, len: u64, quota: Option<CalledQuota>) -> Self {
+        let Parts { number, cache, page_owner, store, writeback } = parts;
+        let id = number.id();
         Self {
             id,
             index: Index::new(cache.nodes(), id),
             arena: Arc::clone(cache.arena()),
             cache,
             store,
-            domain,
+            writeback,
             len: AtomicU64::new(len),
             // No store has anything of a file in memory.
             store_len: AtomicU64::new(if quota.is_some() { 0 } else { len }),
@@ -146,21 +164,25 @@ impl File {
             nr_unstable: AtomicU64::new(0),
             nr_through: AtomicU64::new(0),
             uncounted: AtomicI64::new(0),
+            uncounted_owner: AtomicU32::new(0),
             queue_mark: QueueMark::default(),
             dirty_place: DirtyPlace::default(),
             dirty_owner: DirtyOwner::default(),
             flush_at: AtomicU64::new(0),
             discarded: AtomicBool::new(false),
+            _number: number,
+            _page_owner: page_owner,
         }
     }
 
-    /// Length in bytes: the cache's truth, which the store follows.
+    /// Returns the length in bytes: the cache's truth, which the store follows.
     pub fn len(&self) -> u64 {
-        // Acquire: pairs with the Release in `publish_len`; data written before the length grew is seen.
+        // Acquire: pairs with the Release in `publish_len`; data written before the length grew is
+        // seen.
         self.len.load(Ordering::Acquire)
     }
 
-    /// Whether the file has no bytes.
+    /// Returns whether the file has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -175,26 +197,42 @@ impl File {
         self.nr_dirty.load(Ordering::Relaxed)
     }
 
-    /// On whose list of dirty files it is; none while it is clean. For tests and tools.
+    /// Returns the group on whose list of dirty files it is; none while it is clean. For tests and
+    /// tools.
     pub fn dirty_group(&self) -> Option<Arc<Group>> {
         self.dirty_owner.group()
     }
 
-    /// Pages that are not durable yet: dirty, under write-back or unstable. One on its way from one state to the next may
-    /// count twice.
+    /// Pages that are not durable yet: dirty, under write-back or unstable. One on its way from one
+    /// state to the next may count twice.
     pub fn nr_unclean(&self) -> u64 {
-        // Acquire: pairs with the Release decrements in `flush`, each after the increment of the state that follows; the
-        // reads go the way that pages go.
+        // Acquire: pairs with the Release decrements in `flush`, each after the increment of the
+        // state that follows; the reads go the way that pages go.
         self.nr_dirty.load(Ordering::Acquire)
             + self.nr_writeback.load(Ordering::Acquire)
             + self.nr_unstable.load(Ordering::Acquire)
             + self.nr_through.load(Ordering::Acquire)
     }
 
-    /// Whether everything written so far is durable in the store's data.
+    /// Returns whether everything written so far is durable in the store's data.
     pub fn is_stable(&self) -> bool {
-        // A page whose durability was refused goes back from unstable to dirty: one more look at the first state.
+        // A page whose durability was refused goes back from unstable to dirty: one more look at
+        // the first state.
         self.nr_unclean() == 0 && self.nr_dirty.load(Ordering::Acquire) == 0
+    }
+
+    /// Pages that the store has not been given yet: dirty, or under write-back. One on its way may
+    /// count twice.
+    pub fn nr_unwritten(&self) -> u64 {
+        // Acquire: as in `nr_unclean`.
+        self.nr_dirty.load(Ordering::Acquire) + self.nr_writeback.load(Ordering::Acquire)
+    }
+
+    /// Returns whether the store has been given everything written so far.
+    pub fn is_in_store(&self) -> bool {
+        // A page that the store refuses goes back from write-back to dirty: one more look at the
+        // first state.
+        self.nr_unwritten() == 0 && self.nr_dirty.load(Ordering::Acquire) == 0
     }
 
     /// Which store its backing file is on.
@@ -202,12 +240,12 @@ impl File {
         self.store.id()
     }
 
-    /// What an open file that starts now has seen of the file's write-back errors.
+    /// Returns what an open file that starts now has seen of the file's write-back errors.
     pub fn sample_error(&self) -> ErrorCursor {
         self.errors.sample()
     }
 
-    /// Whether a write-back error has ever been noted.
+    /// Returns whether a write-back error has ever been noted.
     pub fn has_failed(&self) -> bool {
         !self.errors.is_clear()
     }
@@ -220,21 +258,21 @@ impl File {
         self.errors.check_and_advance(cursor).map_err(FileError::Writeback)
     }
 
-    /// Notes how a flush ended: for open files, and for writers who wait for it.
+    /// Notes how a flush ended: for open files, and for writers that wait for it.
     pub(crate) fn note_flushed<T>(&self, result: &io::Result<T>) {
         match result {
             Ok(_) => self.refusals.taken(),
             Err(error) => {
                 self.errors.record(errno_of(error));
                 self.refusals.refused(errno_of(error));
-                self.domain.refusals.refused(errno_of(error));
+                self.writeback.refusals.refused(errno_of(error));
             }
         }
     }
 
     /// What the store refuses data of this file with, the file's own or any.
     pub(crate) fn refusal(&self) -> Option<i32> {
-        self.refusals.of_file().or_else(|| self.domain.refusals.of_store())
+        self.refusals.of_file().or_else(|| self.writeback.refusals.of_store())
     }
 
     pub(crate) fn record(&self, frame: FrameId) -> &FrameRecord {
@@ -244,43 +282,48 @@ impl File {
     /// Counts pages of an owner that changed state, in the group and those above.
     #[inline]
     pub(crate) fn account(&self, owner: u32, item: StatItem, pages: i64) {
-        #[cfg(feature = "baseline")]
-        if umemcg_reclaim::baseline::is_without_controller() {
+        if !umemcg_reclaim::mechanism::counts_dirty_for_groups() {
             return;
         }
         umemcg_reclaim::owner_from(owner).count(item, pages * PAGE_SIZE_U64 as i64);
     }
 
-    /// Counts pages as the store's that are not durable, or are no longer. What is new may wait here, an eighth of the file's dirty pages at
-    /// most, so that not each page writes to a line that all writers of the store share.
-    pub(crate) fn count_unclean(&self, _index: &LockedIndex<'_>, pages: i64) {
-        let uncounted = self.uncounted.load(Ordering::Relaxed) + pages;
+    /// Counts pages as the store's that are not durable, or are no longer. What is new may wait
+    /// here, an eighth of the file's dirty pages at most, so that not each page writes to a line
+    /// that all writers of the store share.
+    pub(crate) fn count_unclean(&self, _index: &LockedIndex<'_>, owner: u32, pages: i64) {
+        let before = self.uncounted_owner.swap(owner, Ordering::Relaxed);
+        let mut uncounted = self.uncounted.load(Ordering::Relaxed);
+        if before != owner && uncounted != 0 {
+            self.writeback.add_unclean(before, std::mem::take(&mut uncounted));
+        }
+        uncounted += pages;
         let may_wait = (self.nr_dirty.load(Ordering::Relaxed) / UNCOUNTED_SHARE).min(UNCOUNTED_PAGES_MAX);
         let waits = (0..=may_wait as i64).contains(&uncounted);
         self.uncounted.store(if waits { uncounted } else { 0 }, Ordering::Relaxed);
         if !waits {
-            self.domain.add_unclean(uncounted);
+            self.writeback.add_unclean(owner, uncounted);
         }
     }
 
-    /// Counts pages that became dirty: marks, file, group, pool. Under the index lock, so that nobody can count them as
-    /// clean before. Their dirty flags were just set.
+    /// Counts pages that became dirty: marks, file, group, pool. Under the index lock, so that no
+    /// thread can count them as clean before. Their dirty flags were just set.
     pub(crate) fn note_dirty(&self, index: &LockedIndex<'_>, pages: &[(u64, FrameId)]) {
         for &(page, _) in pages {
             index.mark(page, Mark::Dirty, true);
         }
         self.nr_dirty.fetch_add(pages.len() as u64, Ordering::Relaxed);
         self.account_run(pages, StatItem::FileDirty, 1);
-        self.count_unclean(index, pages.len() as i64);
+        self.count_unclean_run(index, pages, 1);
     }
 
-    /// Makes pages dirty that the caller has pinned and just written to, with `content` held. The data was written before
-    /// this call.
+    /// Makes pages dirty that the caller has pinned and just written to, with `content` held. The
+    /// data was written before this call.
     pub(crate) fn mark_dirty(self: &Arc<Self>, pages: &[(u64, FrameId)]) {
         if self.is_memory() {
             return;
         }
-        // The copy comes before the flag, so whoever clears the flag sees the copy.
+        // The copy comes before the flag, so the thread that clears the flag sees the copy.
         let fresh: Vec<_> = pages
             .iter()
             .copied()
@@ -297,15 +340,16 @@ impl File {
     pub(crate) fn note_written_through(self: &Arc<Self>, nr: u64, owner: u32) {
         // Release: pairs with the loads in `nr_unclean`.
         self.nr_through.fetch_add(nr, Ordering::Release);
-        self.domain.note_dirty(self, owner);
+        self.writeback.note_dirty(self, owner);
     }
 
-    /// Puts the file among its store's dirty ones; it is the group's whose pages these are, unless it is somebody's already.
+    /// Puts the file among its store's dirty ones; it belongs to the group whose pages these are,
+    /// unless it belongs to one already.
     pub(crate) fn queue_dirty(self: &Arc<Self>, fresh: &[(u64, FrameId)]) {
         let owner = |&(_, frame): &(u64, FrameId)| self.record(frame).owner.load(Ordering::Relaxed);
         let Some(first) = fresh.first().map(owner) else { return };
         let other = fresh.iter().map(owner).find(|&owner| owner != first);
-        self.domain.note_dirty(self, first);
+        self.writeback.note_dirty(self, first);
         if let Some(other) = other {
             self.dirty_owner.note_dirtied(other);
         }
@@ -313,14 +357,18 @@ impl File {
 
     /// Counts pages that changed state, one call for each run of one owner.
     pub(crate) fn account_run(&self, pages: &[(u64, FrameId)], item: StatItem, sign: i64) {
-        let owner = |at: usize| self.record(pages[at].1).owner.load(Ordering::Relaxed);
-        let mut at = 0;
-        while at < pages.len() {
-            let first = owner(at);
-            let end = (at..pages.len()).find(|&i| owner(i) != first).unwrap_or(pages.len());
-            self.account(first, item, sign * (end - at) as i64);
-            at = end;
-        }
+        self.runs_of_owners(pages).for_each(|(owner, nr)| self.account(owner, item, sign * nr));
+    }
+
+    /// Counts pages as the store's that are not durable (`sign` 1), or are no longer (-1).
+    pub(crate) fn count_unclean_run(&self, index: &LockedIndex<'_>, pages: &[(u64, FrameId)], sign: i64) {
+        self.runs_of_owners(pages).for_each(|(owner, nr)| self.count_unclean(index, owner, sign * nr));
+    }
+
+    /// Returns the owners of pages side by side, each with how many pages are its own.
+    pub(crate) fn runs_of_owners(&self, pages: &[(u64, FrameId)]) -> impl Iterator<Item = (u32, i64)> {
+        let owner = |&(_, frame): &(u64, FrameId)| self.record(frame).owner.load(Ordering::Relaxed);
+        pages.chunk_by(move |a, b| owner(a) == owner(b)).map(move |run| (owner(&run[0]), run.len() as i64))
     }
 
     /// Drops every clean, unpinned page: the file changed outside. Dirty pages stay.
@@ -332,9 +380,10 @@ impl File {
         self.drop_pages(0, u64::MAX >> PAGE_SHIFT, true);
     }
 
-    /// The file may have been changed from outside. `look` finds out with write-back kept out, and says how long the store's file
-    /// is then, or `None` when there is nothing new. Clean pages are forgotten. What is not durable stays and wins: it is written
-    /// again, and the file reaches at least as far. `look` may take the store's own locks, none of ours.
+    /// The file may have been changed from outside. `look` finds out with write-back kept out, and
+    /// says how long the store's file is then, or `None` when there is nothing new. Clean pages are
+    /// forgotten. What is not durable stays and wins: it is written again, and the file reaches at
+    /// least as far. `look` may take the store's own locks, none of ours.
     pub fn revalidate(self: &Arc<Self>, look: impl FnOnce() -> Option<u64>) {
         let content = self.content.write();
         let Some(len) = look() else { return };
@@ -355,7 +404,8 @@ impl File {
         self.queue_dirty(&dirtied);
     }
 
-    /// Makes pages dirty that were written and have not been confirmed: the store may have lost them since. Returns those.
+    /// Makes pages dirty that were written and have not been confirmed: the store may have lost
+    /// them since. Returns those.
     fn redirty_unstable(&self, index: &LockedIndex<'_>) -> Vec<(u64, FrameId)> {
         let (mut unstable, mut dirtied, mut from) = (Vec::new(), Vec::new(), 0);
         while let Some(page) = index.next_marked(from, u64::MAX >> PAGE_SHIFT, Mark::Unstable) {
@@ -374,12 +424,13 @@ impl File {
         // Release: pairs with the loads in `nr_unclean`.
         self.nr_unstable.fetch_sub(unstable.len() as u64, Ordering::Release);
         self.account_run(&unstable, StatItem::FileUnstable, -1);
-        self.count_unclean(index, -(unstable.len() as i64));
+        self.count_unclean_run(index, &unstable, -1);
         unstable.iter().for_each(|&(_, frame)| self.cache.reclaimer().unpin(frame));
         dirtied
     }
 
-    /// Whether any page is in the cache now; walks over the leaves of shadows before the first.
+    /// Returns whether any page is in the cache now; walks over the leaves of shadows before the
+    /// first.
     pub fn has_cached_pages(&self) -> bool {
         self.index.lock().has_page()
     }
@@ -396,14 +447,34 @@ impl File {
     }
 }
 
-impl Drop for File {
-    fn drop(&mut self) {
-        self.drop_all_pages();
-        self.cache.forget_file(self.id);
+impl DirtyFile for File {
+    fn id(&self) -> u32 {
+        self.id
+    }
+    fn is_stable(&self) -> bool {
+        Self::is_stable(self)
+    }
+    fn queue_mark(&self) -> &QueueMark {
+        &self.queue_mark
+    }
+    fn dirty_place(&self) -> &DirtyPlace {
+        &self.dirty_place
+    }
+    fn dirty_owner(&self) -> &DirtyOwner {
+        &self.dirty_owner
+    }
+    fn flush_turn(self: Arc<Self>, pace: &FlushPace) -> io::Result<u64> {
+        Self::write_turn(&self, pace)
     }
 }
 
-/// The owner handle that a frame is charged to.
+impl Drop for File {
+    fn drop(&mut self) {
+        self.drop_all_pages();
+    }
+}
+
+/// Returns the owner handle that a frame is charged to.
 pub(crate) fn owner_of(record: &FrameRecord) -> OwnerId {
     umemcg_reclaim::owner_from(record.owner.load(Ordering::Relaxed))
 }

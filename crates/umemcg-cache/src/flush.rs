@@ -1,12 +1,15 @@
-//! Write-back of one file: dirty pages go out in long vectored writes, become unstable, and are clean once the store
-//! has confirmed them.
+//! Write-back of one file: dirty pages go out in long vectored writes, become unstable, and are
+//! clean once the store has confirmed them.
 //!
-//! 1. Under `content` shared and the index lock, a run of contiguous dirty pages becomes *under write-back*.
-//! 2. It is written. On success the pages are *unstable*; on error they are dirty again and the error is noted.
-//! 3. The store is asked to make the range durable. On success the unstable pages are clean; on error they are dirty
-//!    again, so that nothing is lost that the store may have dropped.
+//! 1. Under `content` shared and the index lock, a run of contiguous dirty pages becomes *under
+//!    write-back*.
+//! 2. It is written. On success the pages are *unstable*; on error they are dirty again and the
+//!    error is noted.
+//! 3. The store is asked to make the range durable. On success the unstable pages are clean; on
+//!    error they are dirty again, so that nothing is lost that the store may have dropped.
 //!
-//! A page may be written to meanwhile: it then becomes dirty again by itself, and is written once more.
+//! A page may be written to meanwhile: it then becomes dirty again by itself, and is written once
+//! more.
 
 use std::io;
 use std::ops::Range;
@@ -15,15 +18,15 @@ use std::sync::atomic::Ordering;
 
 use umemcg_arena::{FrameFlags as Flag, FrameId, Segment};
 use umemcg_base::{
-    ErrorCursor, PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, Rank, assert_may_wait, assert_no_locks_held,
+    ErrorCursor, Idle, PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, Rank, Wait, assert_may_wait,
+    assert_no_locks_held,
 };
 use umemcg_group::StatItem;
 
 use crate::file::{File, FileError};
+use crate::flush_pace::FlushPace;
 use crate::index::{Entry, Mark};
 
-/// Longest single write to the store, in pages (1 MiB).
-pub const WRITEBACK_RUN_PAGES: usize = 256;
 /// Page number after the last possible one.
 pub(crate) const PAGES_END: u64 = u64::MAX >> PAGE_SHIFT;
 
@@ -38,24 +41,8 @@ pub enum Durability {
     Full,
 }
 
-/// In what pieces a file is written, in pages.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct FlushPace {
-    /// Longest single write.
-    pub(crate) run: usize,
-    /// After so many the store is asked to confirm.
-    pub(crate) confirm: u64,
-    /// After so many it is another file's turn.
-    pub(crate) budget: u64,
-}
-
-impl FlushPace {
-    /// As fast as it goes, to the end.
-    pub(crate) const WHOLE: Self =
-        Self { run: WRITEBACK_RUN_PAGES, confirm: 4 * WRITEBACK_RUN_PAGES as u64, budget: u64::MAX };
-}
-
-/// So many runs that the store refuses end a flush; fewer keep nothing behind them from being written.
+/// So many runs that the store refuses end a flush; fewer keep nothing behind them from being
+/// written.
 const NR_FAILED_RUNS_MAX: u32 = 8;
 
 /// Pages side by side, of leaves and the pages that are meant of each.
@@ -103,12 +90,24 @@ struct Written {
     error: Option<io::Error>,
 }
 
+/// Pages that are unstable no more.
+#[derive(Debug, Default)]
+struct Confirmed {
+    /// All of them, pinned.
+    done: Vec<(u64, FrameId)>,
+    /// Those that are dirty again.
+    dirtied: Vec<(u64, FrameId)>,
+    /// Those that reclaim has met before and that are clean now.
+    rotate: Vec<FrameId>,
+}
+
 impl File {
-    /// Writes what is dirty and returns when it is durable. Tells the open file of `cursor` of this and of earlier errors.
+    /// Writes what is dirty and returns when it is durable. Tells the open file of `cursor` of this
+    /// and of earlier errors.
     ///
     /// # Errors
-    /// [`FileError::Writeback`] once per error and open file. What could not be written stays dirty and is tried
-    /// again.
+    /// [`FileError::Writeback`] once per error and open file. What could not be written stays dirty
+    /// and is tried again.
     pub fn fsync(self: &Arc<Self>, data_only: bool, cursor: &ErrorCursor) -> Result<(), FileError> {
         let durability = if data_only { Durability::Data } else { Durability::Full };
         let flushed = self.flush_range(0, PAGES_END, durability);
@@ -134,8 +133,8 @@ impl File {
         flushed.map_err(FileError::Store)
     }
 
-    /// Writes what is dirty and returns when the store has confirmed it, as background write-back does: without
-    /// committing metadata, and without telling any open file of an error.
+    /// Writes what is dirty and returns when the store has confirmed it, as background write-back
+    /// does: without committing metadata, and without telling any open file of an error.
     ///
     /// # Errors
     /// The store's. What could not be written stays dirty and is tried again.
@@ -146,7 +145,7 @@ impl File {
     /// Asks the flusher to start soon; returns at once.
     pub fn start_writeback(self: &Arc<Self>) {
         if !self.is_stable() {
-            self.domain.flush_soon(self);
+            self.writeback.flush_soon(&**self);
         }
     }
 
@@ -166,7 +165,8 @@ impl File {
 
     fn flush_locked(self: &Arc<Self>, first: u64, end: u64, durability: Durability) -> io::Result<()> {
         let mut written = Written::default();
-        // What is dirty now, and not what becomes dirty meanwhile: a writer that goes on must not keep a sync from ending.
+        // What is dirty now, and not what becomes dirty meanwhile: a writer that goes on must not
+        // keep a sync from ending.
         let dirty = self.index.lock().marked_leaves(first, end, Mark::Dirty);
         for run in runs_of(&dirty) {
             self.write_dirty(run.start, run.end, &FlushPace::WHOLE, &mut written)?;
@@ -179,12 +179,12 @@ impl File {
         written.error.map_or(Ok(()), Err)
     }
 
-    /// One turn of background write-back: goes on where the last one stopped, at `pace`. Returns how many pages were written;
-    /// there may be more when that is the pace's budget.
+    /// One turn of background write-back: goes on where the last one stopped, at `pace`. Returns
+    /// how many pages were written; there may be more when that is the pace's budget.
     ///
     /// # Errors
     /// As [`write_back`](Self::write_back).
-    pub(crate) fn flush_turn(self: &Arc<Self>, pace: &FlushPace) -> io::Result<u64> {
+    pub(crate) fn write_turn(self: &Arc<Self>, pace: &FlushPace) -> io::Result<u64> {
         assert_no_locks_held("a flush");
         let _flush = self.flush.lock();
         let start = self.flush_at.load(Ordering::Relaxed);
@@ -199,9 +199,9 @@ impl File {
         result.map(|()| written.nr)
     }
 
-    /// Writes dirty pages of `first..end` in order until there are no more or the pace's budget is used up. Confirms as it goes: the
-    /// pages of a long flush become evictable, and their group's writers may go on, while it runs. What the store refuses is left
-    /// behind, and noted.
+    /// Writes dirty pages of `first..end` in order until there are no more or the pace's budget is
+    /// used up. Confirms as it goes: the pages of a long flush become evictable, and their group's
+    /// writers may go on, while it runs. What the store refuses is left behind, and noted.
     fn write_dirty(
         self: &Arc<Self>,
         first: u64,
@@ -235,74 +235,27 @@ impl File {
         Ok(())
     }
 
-    /// Confirms what `write_dirty` has not; earlier flushes may have left unstable pages anywhere in `first..end`.
+    /// Confirms what `write_dirty` has not; earlier flushes may have left unstable pages anywhere
+    /// in `first..end`.
     fn confirm_rest(self: &Arc<Self>, written: &Written, first: u64, end: u64) -> io::Result<()> {
         let is_more = self.nr_unstable.load(Ordering::Relaxed) > written.unconfirmed
             || self.nr_through.load(Ordering::Relaxed) > 0;
         self.confirm(if is_more { Some((first, end)) } else { written.span }, Durability::Range)
     }
 
-    /// Writes the next run of contiguous dirty pages in `from..end`, at most `max`; returns its first page and length.
+    /// Writes the next run of contiguous dirty pages in `from..end`, at most `max`; returns its
+    /// first page and length.
     fn write_run(self: &Arc<Self>, from: u64, end: u64, max: usize) -> Result<Option<(u64, u64)>, FailedRun> {
         let content = self.content.read();
-        let mut run: Vec<(u64, FrameId)> = Vec::new();
-        {
-            let index = self.index.lock();
-            let mut at = from;
-            while run.len() < max
-                && let Some(page) = index.next_marked(at, end, Mark::Dirty)
-            {
-                if run.last().is_some_and(|&(last, _)| last + 1 != page) {
-                    break;
-                }
-                at = page + 1;
-                let Entry::Page(frame) = index.get(page) else { continue };
-                if !self.record(frame).try_pin() {
-                    continue;
-                }
-                // Acquire in `change`: what was copied before the dirty flag was set is seen by the write.
-                self.record(frame).change(Flag::DIRTY, Flag::WRITEBACK);
-                index.mark(page, Mark::Dirty, false);
-                run.push((page, frame));
-            }
-            self.nr_writeback.fetch_add(run.len() as u64, Ordering::Relaxed);
-            // Release: pairs with the loads in `nr_unclean`.
-            self.nr_dirty.fetch_sub(run.len() as u64, Ordering::Release);
-        }
+        let run = self.begin_run(from, end, max);
         let Some(&(start, _)) = run.first() else { return Ok(None) };
         self.account_run(&run, StatItem::FileWriteback, 1);
         self.account_run(&run, StatItem::FileDirty, -1);
         self.vote_for_owner(&run);
-        self.domain.begin_io();
+        self.writeback.begin_io();
         let result = self.write_pages(start << PAGE_SHIFT, &run);
-        self.domain.end_io(if result.is_ok() { run.len() as u64 * PAGE_SIZE_U64 } else { 0 });
-        {
-            let index = self.index.lock();
-            let mut changed = Vec::new();
-            for &(page, frame) in &run {
-                let record = self.record(frame);
-                if result.is_err() {
-                    if !record.change(Flag::WRITEBACK, Flag::DIRTY).intersects(Flag::DIRTY) {
-                        changed.push((page, frame));
-                    }
-                } else if !record.change(Flag::WRITEBACK, Flag::UNSTABLE).intersects(Flag::UNSTABLE) {
-                    index.mark(page, Mark::Unstable, true);
-                    changed.push((page, frame));
-                }
-            }
-            if result.is_err() {
-                self.note_dirty(&index, &changed);
-            } else {
-                self.nr_unstable.fetch_add(changed.len() as u64, Ordering::Relaxed);
-                self.account_run(&changed, StatItem::FileUnstable, 1);
-            }
-            // Release: pairs with the loads in `nr_unclean`.
-            self.nr_writeback.fetch_sub(run.len() as u64, Ordering::Release);
-            self.account_run(&run, StatItem::FileWriteback, -1);
-            // Those that became dirty again have been counted.
-            let nr_unstable = if result.is_ok() { changed.len() } else { 0 };
-            self.count_unclean(&index, nr_unstable as i64 - run.len() as i64);
-        }
+        self.writeback.end_io(if result.is_ok() { run.len() as u64 * PAGE_SIZE_U64 } else { 0 });
+        self.end_run(&run, result.is_ok());
         for &(_, frame) in &run {
             self.cache.reclaimer().unpin(frame);
         }
@@ -312,11 +265,69 @@ impl File {
         Ok(Some((start, nr)))
     }
 
+    /// Pins the next run of contiguous dirty pages in `from..end`, at most `max`, and counts them
+    /// as under write-back.
+    fn begin_run(&self, from: u64, end: u64, max: usize) -> Vec<(u64, FrameId)> {
+        let mut run: Vec<(u64, FrameId)> = Vec::new();
+        let index = self.index.lock();
+        let mut at = from;
+        while run.len() < max
+            && let Some(page) = index.next_marked(at, end, Mark::Dirty)
+        {
+            if run.last().is_some_and(|&(last, _)| last + 1 != page) {
+                break;
+            }
+            at = page + 1;
+            let Entry::Page(frame) = index.get(page) else { continue };
+            if !self.record(frame).try_pin() {
+                continue;
+            }
+            // Acquire in `change`: what was copied before the dirty flag was set is seen by the
+            // write.
+            self.record(frame).change(Flag::DIRTY, Flag::WRITEBACK);
+            index.mark(page, Mark::Dirty, false);
+            run.push((page, frame));
+        }
+        self.nr_writeback.fetch_add(run.len() as u64, Ordering::Relaxed);
+        // Release: pairs with the loads in `nr_unclean`.
+        self.nr_dirty.fetch_sub(run.len() as u64, Ordering::Release);
+        run
+    }
+
+    /// A run has been written, or refused: its pages are unstable, or dirty again.
+    fn end_run(&self, run: &[(u64, FrameId)], is_written: bool) {
+        let index = self.index.lock();
+        let (mut changed, mut counted_twice) = (Vec::new(), Vec::new());
+        for &(page, frame) in run {
+            let record = self.record(frame);
+            if !is_written {
+                if !record.change(Flag::WRITEBACK, Flag::DIRTY).intersects(Flag::DIRTY) {
+                    changed.push((page, frame));
+                }
+            } else if !record.change(Flag::WRITEBACK, Flag::UNSTABLE).intersects(Flag::UNSTABLE) {
+                index.mark(page, Mark::Unstable, true);
+                changed.push((page, frame));
+            } else {
+                counted_twice.push((page, frame));
+            }
+        }
+        if is_written {
+            self.nr_unstable.fetch_add(changed.len() as u64, Ordering::Relaxed);
+            self.account_run(&changed, StatItem::FileUnstable, 1);
+        } else {
+            self.note_dirty(&index, &changed);
+        }
+        // Release: pairs with the loads in `nr_unclean`.
+        self.nr_writeback.fetch_sub(run.len() as u64, Ordering::Release);
+        self.account_run(run, StatItem::FileWriteback, -1);
+        // Pages that became dirty again have just been counted a second time, too.
+        self.count_unclean_run(&index, if is_written { &counted_twice } else { run }, -1);
+    }
+
     /// The pages of a run say whose dirty data the file has.
     fn vote_for_owner(&self, run: &[(u64, FrameId)]) {
-        let owner = |&(_, frame): &(u64, FrameId)| self.record(frame).owner.load(Ordering::Relaxed);
-        for same in run.chunk_by(|a, b| owner(a) == owner(b)) {
-            self.dirty_owner.vote(owner(&same[0]), same.len() as u64);
+        for (owner, nr) in self.runs_of_owners(run) {
+            self.dirty_owner.vote(owner, nr as u64);
         }
     }
 
@@ -331,24 +342,25 @@ impl File {
             })
             .filter(|segment| segment.len > 0)
             .collect();
-        self.write_fully(&segments, offset)?;
-        let len: u64 = segments.iter().map(|s| u64::from(s.len)).sum();
-        self.store_len.fetch_max(offset + len, Ordering::Relaxed);
-        Ok(())
+        self.write_fully(&segments, offset).1
     }
 
-    /// Writes all segments, however short the store's single writes are.
-    pub(crate) fn write_fully(&self, segments: &[Segment], offset: u64) -> io::Result<()> {
+    /// Writes all segments, however short the store's single writes are. Returns how many bytes the
+    /// store has taken, also when it has refused the rest.
+    pub(crate) fn write_fully(&self, segments: &[Segment], offset: u64) -> (usize, io::Result<()>) {
         assert_may_wait(Rank::StoreIo, "a write to the store");
+        let _idle = Idle::begin(Wait::Perhaps);
         let arena = self.cache.arena();
         let mut rest = segments.to_vec();
-        let mut offset = offset;
+        let mut done = 0;
         while !rest.is_empty() {
-            let mut written = self.store.write_at(arena, &rest, offset)?;
-            if written == 0 {
-                return Err(io::Error::from(io::ErrorKind::WriteZero));
-            }
-            offset += written as u64;
+            let mut written = match self.store.write_at(arena, &rest, offset + done as u64) {
+                Ok(0) => return (done, Err(io::Error::from(io::ErrorKind::WriteZero))),
+                Ok(written) => written,
+                Err(error) => return (done, Err(error)),
+            };
+            done += written;
+            self.store_len.fetch_max(offset + done as u64, Ordering::Relaxed);
             let whole = rest
                 .iter()
                 .take_while(|segment| {
@@ -365,17 +377,20 @@ impl File {
                 rest[0].len -= written as u16;
             }
         }
-        Ok(())
+        (done, Ok(()))
     }
 
-    /// Asks the store to make a span of pages durable, and makes its unstable pages clean, or dirty again.
+    /// Asks the store to make a span of pages durable, and makes its unstable pages clean, or dirty
+    /// again.
     fn confirm(self: &Arc<Self>, span: Option<(u64, u64)>, durability: Durability) -> io::Result<()> {
         let Some((first, end)) = span else { return Ok(()) };
         let offset = first << PAGE_SHIFT;
-        // Acquire: pairs with the Release in `note_written_through`; what is counted here is in the store.
+        // Acquire: pairs with the Release in `note_written_through`; what is counted here is in the
+        // store.
         let nr_through = self.nr_through.load(Ordering::Acquire);
         assert_may_wait(Rank::StoreIo, "a sync of the store");
-        self.domain.begin_io();
+        self.writeback.begin_io();
+        let idle = Idle::begin(Wait::Perhaps);
         let result = match durability {
             Durability::Range => {
                 let len = (end.min(PAGES_END) << PAGE_SHIFT).saturating_sub(offset);
@@ -384,43 +399,13 @@ impl File {
             Durability::Data => self.store.sync(true),
             Durability::Full => self.store.sync(false),
         };
-        self.domain.end_io(0);
+        drop(idle);
+        self.writeback.end_io(0);
         if nr_through > 0 && (durability != Durability::Range || (first, end) == (0, PAGES_END)) {
             // Also when it fails: there is nothing to write again, and the error is told.
             self.nr_through.fetch_sub(nr_through, Ordering::Release);
         }
-        let mut done = Vec::new();
-        let mut dirtied = Vec::new();
-        let mut rotate = Vec::new();
-        {
-            let index = self.index.lock();
-            let mut from = first;
-            while let Some(page) = index.next_marked(from, end, Mark::Unstable) {
-                from = page + 1;
-                let Entry::Page(frame) = index.get(page) else { continue };
-                let record = self.record(frame);
-                if !record.try_pin() {
-                    continue;
-                }
-                index.mark(page, Mark::Unstable, false);
-                done.push((page, frame));
-                if result.is_ok() {
-                    record.clear(Flag::UNSTABLE);
-                    if record.test(Flag::RECLAIM) && !record.test(Flag::DIRTY) {
-                        rotate.push(frame);
-                    }
-                } else if !record.change(Flag::UNSTABLE, Flag::DIRTY).intersects(Flag::DIRTY) {
-                    dirtied.push((page, frame));
-                }
-            }
-            if !dirtied.is_empty() {
-                self.note_dirty(&index, &dirtied);
-            }
-            // Release: pairs with the loads in `nr_unclean`.
-            self.nr_unstable.fetch_sub(done.len() as u64, Ordering::Release);
-            self.account_run(&done, StatItem::FileUnstable, -1);
-            self.count_unclean(&index, -(done.len() as i64));
-        }
+        let Confirmed { done, dirtied, rotate } = self.end_unstable(first, end, result.is_ok());
         self.cache.reclaimer().rotate_to_tail(&rotate);
         for &(_, frame) in &done {
             self.cache.reclaimer().unpin(frame);
@@ -428,8 +413,44 @@ impl File {
         if !dirtied.is_empty() {
             self.queue_dirty(&dirtied);
         }
-        self.cache.writeback_progress();
+        self.cache.writeback().note_progress();
         result
+    }
+
+    /// The unstable pages of a span are clean, or dirty again when the store has refused to make
+    /// them durable.
+    fn end_unstable(&self, first: u64, end: u64, is_durable: bool) -> Confirmed {
+        let mut confirmed = Confirmed::default();
+        let Confirmed { done, dirtied, rotate } = &mut confirmed;
+        let index = self.index.lock();
+        let mut from = first;
+        while let Some(page) = index.next_marked(from, end, Mark::Unstable) {
+            from = page + 1;
+            let Entry::Page(frame) = index.get(page) else { continue };
+            let record = self.record(frame);
+            if !record.try_pin() {
+                continue;
+            }
+            index.mark(page, Mark::Unstable, false);
+            done.push((page, frame));
+            if is_durable {
+                record.clear(Flag::UNSTABLE);
+                if record.test(Flag::RECLAIM) && !record.test(Flag::DIRTY) {
+                    rotate.push(frame);
+                }
+            } else if !record.change(Flag::UNSTABLE, Flag::DIRTY).intersects(Flag::DIRTY) {
+                dirtied.push((page, frame));
+            }
+        }
+        if !dirtied.is_empty() {
+            self.note_dirty(&index, dirtied);
+        }
+        // Release: pairs with the loads in `nr_unclean`.
+        self.nr_unstable.fetch_sub(done.len() as u64, Ordering::Release);
+        self.account_run(done, StatItem::FileUnstable, -1);
+        self.count_unclean_run(&index, done, -1);
+        drop(index);
+        confirmed
     }
 }
 

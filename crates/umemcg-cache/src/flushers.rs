@@ -1,21 +1,20 @@
 //! The threads of all flushers: one for each store that has dirty data, up to a bound.
 //!
-//! A thread belongs to one store while it writes, so a store that hangs keeps its own thread and nobody else's. Beyond the bound
-//! stores wait for their turn: a thread whose store has had a round goes on with the next that waits. Only as many stores
-//! that hang as there are threads could keep the others from background write-back (a sync writes by itself).
+//! A thread belongs to one store while it writes, so a store that hangs keeps its own thread and no
+//! other. Beyond the bound stores wait for their turn: a thread whose store has had a round goes on
+//! with the next that waits. Only as many stores that hang as there are threads could keep the
+//! others from background write-back (a sync writes by itself).
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use umemcg_base::sync::Mutex;
-use umemcg_base::{clock, contained};
-
-use crate::domain::Domain;
+use umemcg_base::{LeafMutex, clock, contained};
 
 /// Most threads.
 pub(crate) const NR_FLUSHERS_MAX: usize = 128;
-/// How soon a thread looks whether somebody waits for it, while all are taken.
+/// How soon a thread looks whether a store waits for it, while all are taken.
 pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// What became of a store's turn.
@@ -27,17 +26,26 @@ pub(crate) enum Turn {
     Again,
 }
 
+/// A store's write-back, as its thread runs it.
+pub(crate) trait Flushes: Send + Sync + fmt::Debug {
+    /// Writes what is due, until there has been nothing dirty for a while, or until the store has
+    /// had a round and another one waits for the thread.
+    fn flush_in_turn(&self, is_awaited: &dyn Fn() -> bool) -> Turn;
+    /// A turn has panicked; another one follows.
+    fn after_panic(&self);
+}
+
 /// See the file's head.
 #[derive(Debug, Default)]
 pub(crate) struct Flushers {
-    state: Mutex<State>,
+    state: LeafMutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     nr_threads: usize,
     /// Stores that have dirty data and no thread, the longest first.
-    waiting: VecDeque<Arc<Domain>>,
+    waiting: VecDeque<Arc<dyn Flushes>>,
 }
 
 impl Flushers {
@@ -45,36 +53,36 @@ impl Flushers {
     ///
     /// # Errors
     /// When the operating system refuses a thread and there is none that could take it.
-    pub(crate) fn start(self: &Arc<Self>, domain: Arc<Domain>) -> std::io::Result<()> {
+    pub(crate) fn start(self: &Arc<Self>, store: Arc<dyn Flushes>) -> std::io::Result<()> {
         {
             let mut state = self.state.lock();
             if state.nr_threads >= NR_FLUSHERS_MAX {
-                state.waiting.push_back(domain);
+                state.waiting.push_back(store);
                 return Ok(());
             }
             state.nr_threads += 1;
         }
         let flushers = Arc::clone(self);
         // Not joined: it may be in a store that hangs.
-        clock::spawn_detached("umemcg-flush", move || flushers.serve(domain))
+        clock::spawn_detached("umemcg-flush", move || flushers.serve(store))
             .inspect_err(|_| self.state.lock().nr_threads -= 1)
     }
 
     /// The life of a thread.
-    fn serve(&self, mut domain: Arc<Domain>) {
+    fn serve(&self, mut store: Arc<dyn Flushes>) {
         loop {
             // The store keeps its thread whatever happens in it.
-            let turn = contained(|| domain.flush_in_turn(&|| self.is_awaited())).unwrap_or_else(|panic| {
+            let turn = contained(|| store.flush_in_turn(&|| self.is_awaited())).unwrap_or_else(|panic| {
                 tracing::error!(%panic, "write-back of a store panicked; it is tried again");
-                domain.after_panic();
+                store.after_panic();
                 Turn::Again
             });
             let mut state = self.state.lock();
             if turn == Turn::Again {
-                state.waiting.push_back(domain);
+                state.waiting.push_back(store);
             }
             match state.waiting.pop_front() {
-                Some(next) => domain = next,
+                Some(next) => store = next,
                 None => {
                     state.nr_threads -= 1;
                     return;
@@ -83,17 +91,17 @@ impl Flushers {
         }
     }
 
-    /// Whether a store waits for a thread.
+    /// Returns whether a store waits for a thread.
     fn is_awaited(&self) -> bool {
         !self.state.lock().waiting.is_empty()
     }
 
-    /// Whether every thread is taken.
+    /// Returns whether every thread is taken.
     pub(crate) fn is_full(&self) -> bool {
         self.state.lock().nr_threads >= NR_FLUSHERS_MAX
     }
 
-    /// Nobody's turn comes any more.
+    /// No store's turn comes any more.
     pub(crate) fn stop(&self) {
         let waiting = std::mem::take(&mut self.state.lock().waiting);
         drop(waiting);

@@ -1,17 +1,19 @@
 //! Reads that hit: every page is cached, so they take no lock and never sleep.
 //!
-//! There are two ways to hold a page while it is read. Who gives its frame to somebody else (a reply that the kernel
-//! copies) *pins* it. Who copies a few bytes himself only *glimpses*: he reads, and believes what he read if the frame
-//! has not been frozen meanwhile. A glimpse writes no shared memory, so any number of threads read one page at full
-//! speed, and the processor fetches record and contents at the same time.
+//! There are two ways to hold a page while it is read. A caller that gives its frame away (a reply
+//! that the kernel copies) *pins* it. A caller that copies a few bytes reads *optimistically*: it
+//! believes what it read if the frame has not been frozen meanwhile. A read_begin writes no shared
+//! memory, so any number of threads read one page at full speed, and the processor fetches record
+//! and contents at the same time.
 //!
-//! Either way two hits on different files write no common cache line. A pin writes the frame's record, which has a line to
-//! itself; both write the caller's [`Readahead`], which has one too, and set the page's mark of use when it is not set.
-//! Nothing else is written: the cache behind a file is borrowed, never counted.
+//! Either way two hits on different files write no common cache line. A pin writes the frame's
+//! record, which has a line to itself; both write the caller's [`Readahead`], which has one too,
+//! and set the page's mark of use when it is not set. Nothing else is written: the cache behind a
+//! file is borrowed, never counted.
 
 use std::sync::atomic::Ordering;
 
-use umemcg_arena::{Frame, FrameFlags as Flag, FrameId, FrameRecord, Glimpse, Segment};
+use umemcg_arena::{Frame, FrameFlags as Flag, FrameId, FrameRecord, ReadStamp, Segment};
 use umemcg_base::{PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64};
 
 use crate::file::File;
@@ -19,10 +21,11 @@ use crate::index::Entry;
 use crate::pinned::PinnedPages;
 use crate::readahead::Readahead;
 
-/// A page found without a pin: what is read from it counts if the record `is_still` the same afterwards.
+/// A page found without a pin: what is read from it counts if the record `validate` the same
+/// afterwards.
 struct Glimpsed<'a> {
     frame: Frame<'a>,
-    glimpse: Glimpse,
+    read_begin: ReadStamp,
     /// The page's marks.
     flags: Flag,
 }
@@ -34,8 +37,8 @@ const _: () = assert!(
 );
 
 impl File {
-    /// Reads without ever sleeping, if every page is cached; the pages stay pinned while the result lives. Clipped at the
-    /// end of the file.
+    /// Reads without ever sleeping, if every page is cached; the pages stay pinned while the result
+    /// lives. Clipped at the end of the file.
     #[inline]
     pub fn try_read(&self, offset: u64, len: usize, readahead: &Readahead) -> Option<PinnedPages<'_>> {
         let end = self.len().min(offset.saturating_add(len as u64));
@@ -56,8 +59,9 @@ impl File {
         Some(pinned)
     }
 
-    /// Copies bytes out without ever sleeping, if every page is cached; returns how many, fewer than there is room for at the
-    /// end of the file. On `None` the buffer's contents are unspecified.
+    /// Copies bytes out without ever sleeping, if every page is cached; returns how many, fewer
+    /// than there is room for at the end of the file. On `None` the buffer's contents are
+    /// unspecified.
     #[inline]
     pub fn try_read_into(&self, offset: u64, into: &mut [u8], readahead: &Readahead) -> Option<usize> {
         let end = self.len().min(offset.saturating_add(into.len() as u64));
@@ -85,15 +89,17 @@ impl File {
         Some((end - offset) as usize)
     }
 
-    /// Copies bytes of one page out, if it is there with its contents; returns its record and the marks it had.
+    /// Copies bytes of one page out, if it is there with its contents; returns its record and the
+    /// marks it had.
     #[inline]
     fn copy_page(&self, page: u64, from: usize, into: &mut [u8]) -> Option<(&FrameRecord, Flag)> {
-        let Glimpsed { frame, glimpse, flags } = self.glimpse_page(page)?;
+        let Glimpsed { frame, read_begin, flags } = self.glimpse_page(page)?;
         frame.copy_out(from, into);
-        frame.record().is_still(glimpse).then_some((frame.record(), flags))
+        frame.record().validate(read_begin).then_some((frame.record(), flags))
     }
 
-    /// Loads an aligned word in one piece without ever sleeping, if its page is cached and the file reaches so far.
+    /// Loads an aligned word in one piece without ever sleeping, if its page is cached and the file
+    /// reaches so far.
     ///
     /// # Panics
     /// When the offset is not a multiple of eight.
@@ -104,16 +110,16 @@ impl File {
             return None;
         }
         let page = offset >> PAGE_SHIFT;
-        let Glimpsed { frame, glimpse, flags } = self.glimpse_page(page)?;
+        let Glimpsed { frame, read_begin, flags } = self.glimpse_page(page)?;
         let word = frame.load_u64((offset % PAGE_SIZE_U64) as usize);
-        if !frame.record().is_still(glimpse) {
+        if !frame.record().validate(read_begin) {
             return None;
         }
         mark_accessed(frame.record(), flags);
         Some(word)
     }
 
-    /// Whether a frame that is pinned, or glimpsed, is this file's page.
+    /// Returns whether a frame that is pinned, or glimpsed, is this file's page.
     #[inline]
     fn is_page(&self, record: &FrameRecord, page: u64) -> bool {
         record.file.load(Ordering::Relaxed) == self.id && record.index.load(Ordering::Relaxed) == page
@@ -136,10 +142,10 @@ impl File {
     fn glimpse_frame(&self, frame: FrameId, page: u64) -> Option<Glimpsed<'_>> {
         let frame = self.arena.find(frame)?;
         let record = frame.record();
-        let glimpse = record.glimpse()?;
+        let read_begin = record.read_begin()?;
         let flags = record.flags();
         let is_hit = self.is_page(record, page) && flags.intersects(Flag::UPTODATE);
-        is_hit.then_some(Glimpsed { frame, glimpse, flags })
+        is_hit.then_some(Glimpsed { frame, read_begin, flags })
     }
 
     /// Pins the frame if it still is this file's page. Its contents may not be there yet.
@@ -182,7 +188,7 @@ impl File {
     }
 }
 
-/// The part of a page that `offset..end` covers.
+/// Returns the part of a page that `offset..end` covers.
 #[inline]
 pub(crate) fn segment_of(page: u64, offset: u64, end: u64, frame: FrameId) -> Segment {
     let start = page << PAGE_SHIFT;
@@ -191,8 +197,8 @@ pub(crate) fn segment_of(page: u64, offset: u64, end: u64, frame: FrameId) -> Se
     Segment { frame, offset: from as u16, len: (to - from) as u16 }
 }
 
-/// First use, then second use: reclaim keeps what was used twice. `flags` are the page's marks, as the caller has just read
-/// them.
+/// Marks the first use of a page, then the second: reclaim keeps what was used twice. `flags` are
+/// the page's marks, as the caller has just read them.
 #[doc(alias = "mark_page_accessed")]
 #[inline]
 pub(crate) fn mark_accessed(record: &FrameRecord, flags: Flag) {

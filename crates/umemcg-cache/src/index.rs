@@ -1,12 +1,14 @@
 //! The index of a file: page number to frame, or to the shadow of a page that left.
 //!
-//! A radix tree of 64-way nodes. The nodes live in type-stable memory that always reads as something, so a reader walks
-//! the tree with plain loads and no lock: a node that was recycled under him leads to an entry that fails the check which
-//! every reader makes anyway (pin the frame, then compare its file and page number). All changes are made under the file's index
-//! lock; a locked look-up is exact.
+//! A radix tree of 64-way nodes. The nodes live in type-stable memory that always reads as
+//! something, so a reader walks the tree with plain loads and no lock: a node that was recycled
+//! under it leads to an entry that fails the check which every reader makes anyway (pin the frame,
+//! then compare its file and page number). All changes are made under the file's index lock; a
+//! locked look-up is exact.
 //!
-//! Each node also carries masks: which of its slots are occupied, which hold only shadows, and which have dirty or
-//! unstable pages below, so that write-back finds them without looking at clean ones.
+//! Each node also carries masks: which of its slots are occupied, which hold only shadows, and
+//! which have dirty or unstable pages below, so that write-back finds them without looking at clean
+//! ones.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,10 +18,10 @@ use umemcg_base::sync::atomic::{AtomicU64, Ordering};
 use umemcg_base::{Rank, RankedMutex, RankedMutexGuard};
 use umemcg_reclaim::Shadow;
 
-use crate::node_pool::{
-    FANOUT, FANOUT_SHIFT, LINE_WORDS, NODE_WORDS, NodePool, NodeReserve, WORD_FILE_PLACE, WORD_FIRST_PAGE,
-    WORD_OWNER,
+use crate::index_node::{
+    FANOUT, FANOUT_SHIFT, LINE_WORDS, NODE_WORDS, WORD_FILE_PLACE, WORD_FIRST_PAGE, WORD_OWNER,
 };
+use crate::node_pool::{NodePool, NodeReserve};
 use crate::run::{NO_BASE, Run, guess};
 
 /// Levels that 52-bit page numbers need.
@@ -74,13 +76,13 @@ impl Entry {
     }
 }
 
-/// A node as inner entries name it: by the line of its first word, so that a look-up need only shift and load; above that,
-/// for a leaf, the base of its run.
+/// Returns a node as inner entries name it: by the line of its first word, so that a look-up need
+/// only shift and load; above that, for a leaf, the base of its run.
 fn node_entry(node: u32, base: u32) -> u64 {
     u64::from(base) << 32 | (u64::from(node) * (NODE_WORDS / LINE_WORDS)) << 2 | TAG_NODE
 }
 
-/// The node that an inner entry names.
+/// Returns the node that an inner entry names.
 fn node_of(word: u64) -> Option<u32> {
     (word & TAG_MASK == TAG_NODE).then_some((word as u32 >> 2) / (NODE_WORDS / LINE_WORDS) as u32)
 }
@@ -109,8 +111,8 @@ pub struct Index {
     pool: Arc<NodePool>,
     /// The file's number.
     file: u32,
-    /// 0 when empty, else height (≥ 1) from [`HEIGHT_SHIFT`] on and below it the place of the root node's first word. (index
-    /// lock to write)
+    /// 0 when empty, else height (≥ 1) from [`HEIGHT_SHIFT`] on and below it the place of the root
+    /// node's first word. (index lock to write)
     root: AtomicU64,
     lock: RankedMutex<()>,
 }
@@ -123,20 +125,20 @@ pub struct LockedIndex<'a> {
 }
 
 impl Index {
-    /// An empty index of the file of that number.
+    /// Creates an empty index of the file of that number.
     pub fn new(pool: &Arc<NodePool>, file: u32) -> Self {
         let lock = RankedMutex::new(Rank::FileIndex, ());
         Self { pool: Arc::clone(pool), file, root: AtomicU64::new(0), lock }
     }
 
-    /// Looks a page up without a lock. What comes back may be out of date; a page must be pinned or glimpsed and its
-    /// identity compared before it is used, and a miss be confirmed under the lock.
+    /// Looks a page up without a lock. The answer may be out of date: pin the page and compare its
+    /// identity before use, and confirm a miss under the lock.
     #[inline]
     pub fn lookup(&self, page: u64) -> Entry {
         self.look_into(self.find(page), page)
     }
 
-    /// The leaf in which to look for a page. Without a lock, so it may be any leaf by now.
+    /// Returns the leaf in which to look for a page. Without a lock, so it may be any leaf by now.
     #[inline]
     pub(crate) fn find(&self, page: u64) -> Leaf {
         // Acquire here and below: pairs with the Release stores in `LockedIndex::store`.
@@ -153,7 +155,8 @@ impl Index {
         }
     }
 
-    /// The leaf of a page below a node `height` levels above the pages, whose first word is at `node`.
+    /// Returns the leaf of a page below a node `height` levels above the pages, whose first word is
+    /// at `node`.
     #[inline(always)]
     fn descend(&self, node: u64, page: u64, height: u32) -> Leaf {
         if page >> (FANOUT_SHIFT * height) != 0 {
@@ -167,7 +170,8 @@ impl Index {
                 return Leaf::NONE;
             };
             let word = word.load(Ordering::Acquire);
-            // Takes the tag off a node's entry, and leaves a line far beyond the table of any other.
+            // Takes the tag off a node's entry, and leaves a line far beyond the table of any
+            // other.
             let line = (word as u32 ^ TAG_NODE as u32).rotate_right(2);
             at = Leaf { first_word: u64::from(line) * LINE_WORDS, base: (word >> 32) as u32 };
             level -= 1;
@@ -175,7 +179,7 @@ impl Index {
         at
     }
 
-    /// What a leaf says of a page.
+    /// Returns what a leaf says of a page.
     #[inline]
     pub(crate) fn look_into(&self, leaf: Leaf, page: u64) -> Entry {
         match self.pool.words.words().get((leaf.first_word + slot_of(page, 0)) as usize) {
@@ -189,8 +193,9 @@ impl Index {
         LockedIndex { index: self, _guard: self.lock.lock() }
     }
 
-    /// Nodes that inserting pages `first..end` can need at most: all that the range has at each level of the highest tree, and
-    /// those that put a lower tree below the first slot of a higher one.
+    /// Nodes that inserting pages `first..end` can need at most: all that the range has at each
+    /// level of the highest tree, and those that put a lower tree below the first slot of a higher
+    /// one.
     pub fn nodes_for(first: u64, end: u64) -> usize {
         let at_level = |level: u32| {
             let shift = FANOUT_SHIFT * (level + 1);
@@ -212,7 +217,8 @@ pub(crate) struct Leaf {
 impl Leaf {
     const NONE: Self = Self { first_word: 1 << 63, base: NO_BASE };
 
-    /// The frame in which a page of the leaf probably is, without looking into the leaf. It may not even exist.
+    /// Returns the frame in which a page of the leaf probably is, without looking into the leaf. It
+    /// may not even exist.
     #[inline]
     pub(crate) fn guess(self, page: u64) -> FrameId {
         guess(self.base, slot_of(page, 0))
@@ -226,7 +232,7 @@ struct Path {
 }
 
 impl Path {
-    /// The node that leads to the leaf.
+    /// Returns the node that leads to the leaf.
     fn parent(&self) -> Option<u32> {
         (self.height > 1).then(|| self.nodes[1])
     }
@@ -286,7 +292,7 @@ impl LockedIndex<'_> {
         self.word(node, mask).load(Ordering::Relaxed)
     }
 
-    /// The exact entry.
+    /// Returns the exact entry.
     pub fn get(&self, page: u64) -> Entry {
         self.index.lookup(page)
     }
@@ -308,9 +314,10 @@ impl LockedIndex<'_> {
         Some(path)
     }
 
-    /// Stores pages side by side, from `pages.start` on, with nodes of `reserve`, each in the last of `frames`, up to the first that is there already or
-    /// the last frame. Before a page can be seen, `adopt` is told of it, its frame, and the shadow in its place. Returns the page
-    /// at which it stopped, or `None` when the reserve was too small.
+    /// Stores pages side by side, from `pages.start` on, with nodes of `reserve`, each in the last
+    /// of `frames`, up to the first that is there already or the last frame. Before a page can be
+    /// seen, `adopt` is told of it, its frame, and the shadow in its place. Returns the page at
+    /// which it stopped, or `None` when the reserve was too small.
     ///
     /// What is the same for all pages of a leaf is done once.
     pub fn insert_run(
@@ -356,14 +363,16 @@ impl LockedIndex<'_> {
         Some(page)
     }
 
-    /// The leaf of a page, and the node that leads to it; made with nodes of `reserve` where they are missing.
+    /// Returns the leaf of a page, and the node that leads to it; made with nodes of `reserve`
+    /// where they are missing.
     fn leaf_for(&self, page: u64, reserve: &mut NodeReserve) -> Option<(Option<u32>, u32)> {
         let (mut height, mut root) = self.root();
         let reaches = |height: u32| height >= HEIGHT_MAX || page >> (FANOUT_SHIFT * height) == 0;
         while height == 0 || !reaches(height) {
             let node = reserve.pop()?;
             if height == 0 {
-                // As high as need be at once: below a root that grew there would be nodes with nothing in them.
+                // As high as need be at once: below a root that grew there would be nodes with
+                // nothing in them.
                 height = (0..HEIGHT_MAX).find(|&height| reaches(height + 1)).unwrap_or(HEIGHT_MAX - 1);
             } else {
                 self.store(node, 0, node_entry(root, self.run(root).shown_base()));
@@ -411,7 +420,7 @@ impl LockedIndex<'_> {
         self.judge_leaf(leaf, page);
     }
 
-    /// Forgets an entry, page or shadow, and frees nodes that became empty. Its marks must be clear.
+    /// Forgets an entry, page or shadow, and frees nodes left empty. Its marks must be clear.
     pub fn remove(&self, page: u64) {
         let Some(path) = self.path(page) else { return };
         let (leaf, slot) = (path.nodes[0], slot_of(page, 0));
@@ -501,12 +510,13 @@ impl LockedIndex<'_> {
         }
     }
 
-    /// The first marked page in `from..end`.
+    /// Returns the first marked page in `from..end`.
     pub fn next_marked(&self, from: u64, end: u64, mark: Mark) -> Option<u64> {
         self.next_in(from, end, mark.word())
     }
 
-    /// The leaves with marked pages in `from..end`: the first page of each, and a bit for each of those.
+    /// Returns the leaves with marked pages in `from..end`: the first page of each, and a bit for
+    /// each marked page.
     pub fn marked_leaves(&self, from: u64, end: u64, mark: Mark) -> Vec<(u64, u64)> {
         let mut leaves = Vec::new();
         let mut at = from;
@@ -520,12 +530,12 @@ impl LockedIndex<'_> {
         leaves
     }
 
-    /// The first entry, page or shadow, in `from..end`.
+    /// Returns the first entry, page or shadow, in `from..end`.
     pub fn next_occupied(&self, from: u64, end: u64) -> Option<(u64, Entry)> {
         self.next_in(from, end, WORD_OCCUPIED).map(|page| (page, self.get(page)))
     }
 
-    /// Whether there is any page.
+    /// Returns whether there is any page.
     pub fn has_page(&self) -> bool {
         let (height, root) = self.root();
         height > 0 && self.has_page_below(root, height - 1)

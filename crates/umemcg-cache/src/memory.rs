@@ -1,147 +1,37 @@
-//! Files that live in the pool alone: no store is behind them, a page that is not there is a hole and reads as zeroes.
+//! Files that live in the pool alone: no store is behind them, a page that is not there is a hole
+//! and reads as zeroes.
 //!
-//! Their pages are on no list, so reclaim never meets them; they are counted as `shmem` and as unevictable, never as dirty,
-//! and are gone when they are cut off, punched out, or when the file is dropped. A [`PageQuota`] bounds them beside the
-//! groups: a write that either refuses fails with [`FileError::NoSpace`], it does not go beyond a limit.
+//! Their pages are on no list, so reclaim never meets them; they are counted as `shmem` and as
+//! unevictable, never as dirty, and are gone when they are cut off, punched out, or when the file
+//! is dropped. A [`PageQuota`](crate::PageQuota) bounds them beside the groups: a write that either
+//! refuses fails with [`FileError::NoSpace`], it does not go beyond a limit.
 
-use std::fmt;
-use std::io;
 use std::sync::Arc;
 
-use umemcg_arena::{Arena, FrameFlags as Flag, FrameId, Segment};
-use umemcg_base::{PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, assert_no_locks_held, contained};
-use umemcg_group::{Group, StatItem};
-use umemcg_reclaim::AccountedCharge;
+use umemcg_arena::{FrameFlags as Flag, FrameId};
+use umemcg_base::{PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, assert_no_locks_held};
+use umemcg_group::Group;
 
-use crate::cache::PageCache;
 use crate::file::{FILE_LEN_MAX, File, FileError, owner_of};
 use crate::index::Entry;
 use crate::read::NewPages;
-use crate::store::{BackingStore, StoreId};
 
 /// Pages that an allocation makes in one go.
 const BATCH_PAGES: u64 = 256;
 
-/// How many pages files in memory may have, and have. Called with locks held: must not block. When it panics there is no room, and what
-/// is given back then is lost to it; nobody else notices.
-pub trait PageQuota: Send + Sync + fmt::Debug {
-    /// Takes room for up to `nr` pages; returns how many.
-    fn take_up_to(&self, nr: u64) -> u64;
-    /// Gives room back.
-    fn give(&self, nr: u64);
-}
-
-/// A quota as the cache calls it, with locks held: a panic is logged and goes no further, and no more is taken than was asked for.
-#[derive(Debug)]
-pub(crate) struct CalledQuota(Option<Arc<dyn PageQuota>>);
-
-impl CalledQuota {
-    pub(crate) fn new(quota: Arc<dyn PageQuota>) -> Self {
-        Self(Some(quota))
-    }
-
-    fn call<R>(&self, call: impl FnOnce(&dyn PageQuota) -> R) -> Option<R> {
-        let quota = self.0.as_deref()?;
-        contained(|| call(quota))
-            .inspect_err(|panic| tracing::error!(%panic, "the quota of files in memory panicked"))
-            .ok()
-    }
-
-    /// As [`PageQuota::take_up_to`].
-    pub(crate) fn take_up_to(&self, nr: u64) -> u64 {
-        self.call(|quota| quota.take_up_to(nr)).unwrap_or(0).min(nr)
-    }
-
-    /// As [`PageQuota::give`].
-    pub(crate) fn give(&self, nr: u64) {
-        let _ = self.call(|quota| quota.give(nr));
-    }
-}
-
-impl Drop for CalledQuota {
-    fn drop(&mut self) {
-        if let Err(panic) = contained(|| drop(self.0.take())) {
-            tracing::error!(%panic, "the end of a quota panicked");
-        }
-    }
-}
-
-/// What stands where a store would be.
-#[derive(Debug)]
-pub(crate) struct NoStore;
-
-impl BackingStore for NoStore {
-    fn store_id(&self) -> StoreId {
-        StoreId::MEMORY
-    }
-    fn read_at(&self, _arena: &Arena, _segments: &[Segment], _offset: u64) -> io::Result<usize> {
-        Ok(0)
-    }
-    fn write_at(&self, _arena: &Arena, _segments: &[Segment], _offset: u64) -> io::Result<usize> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-    fn sync_range(&self, _offset: u64, _len: u64) -> io::Result<()> {
-        Ok(())
-    }
-    fn sync(&self, _data_only: bool) -> io::Result<()> {
-        Ok(())
-    }
-    fn set_len(&self, _len: u64) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-/// The page that all holes read as. Part of no file, so that nobody writes to it; never freed while the cache lives.
-#[derive(Debug)]
-pub(crate) struct ZeroPage {
-    frame: FrameId,
-    _charge: AccountedCharge,
-}
-
-impl ZeroPage {
-    fn new(cache: &PageCache) -> Option<Self> {
-        let root = Arc::clone(cache.reclaimer().tree().root());
-        let charge = cache.reclaimer().charge(&root, PAGE_SIZE_U64, &|| false).ok()?;
-        let charge = AccountedCharge::new(charge, StatItem::SlabUnreclaimable);
-        let mut frames = Vec::with_capacity(1);
-        cache.arena().alloc(0, &mut frames, 1);
-        let frame = frames.pop()?;
-        cache.arena().zero(frame, 0, PAGE_SIZE);
-        cache.arena().record(frame).unfreeze_to(1);
-        Some(Self { frame, _charge: charge })
-    }
-}
-
-impl PageCache {
-    /// Starts a file of this length that lives in the pool alone; one long hole at first.
-    ///
-    /// # Errors
-    /// When the pool has no page for holes to read as.
-    pub fn open_memory_file(self: &Arc<Self>, quota: Arc<dyn PageQuota>, len: u64) -> io::Result<Arc<File>> {
-        {
-            let _one_makes_it = self.making_zero_page.lock();
-            if self.zero_page.get().is_none() {
-                let made = self.zero_page.set(ZeroPage::new(self).ok_or(io::ErrorKind::OutOfMemory)?);
-                debug_assert!(made.is_ok());
-            }
-        }
-        self.open(Arc::new(NoStore), len, Some(quota))
-    }
-}
-
 impl File {
-    /// Whether it lives in the pool alone.
+    /// Returns whether it lives in the pool alone.
     #[inline]
     pub fn is_memory(&self) -> bool {
         self.quota.is_some()
     }
 
-    /// The page that a hole reads as, pinned; `None` when the page is there after all.
+    /// Returns the page that a hole reads as, pinned; `None` when the page is there after all.
     pub(crate) fn pin_hole(&self, page: u64) -> Option<FrameId> {
         if let Entry::Page(_) = self.index.lock().get(page) {
             return None;
         }
-        let frame = self.cache.zero_page.get()?.frame;
+        let frame = self.cache.zero_page()?;
         self.record(frame).try_pin().then_some(frame)
     }
 
@@ -158,9 +48,10 @@ impl File {
         (nr > 0).then_some(new)
     }
 
-    /// Makes pages for the holes of a byte range, charged to `group`, and with `grow` extends the file to the end of the
-    /// range. What is there stays. Asks for all of it first, so that what cannot be had changes nothing; only when others take
-    /// the room meanwhile, a part stays allocated.
+    /// Makes pages for the holes of a byte range, charged to `group`, and with `grow` extends the
+    /// file to the end of the range. What is there stays. Asks for all of it first, so that what
+    /// cannot be had changes nothing; only when others take the room meanwhile, a part stays
+    /// allocated.
     ///
     /// # Errors
     /// [`FileError::NoSpace`], [`FileError::TooLarge`].
@@ -250,7 +141,7 @@ impl File {
         end - first - nr_there
     }
 
-    /// The first hole of `from..end`, or `end`.
+    /// Returns the first hole of `from..end`, or `end`.
     fn next_missing(&self, from: u64, end: u64) -> u64 {
         let index = self.index.lock();
         let mut at = from;
@@ -260,7 +151,8 @@ impl File {
         at
     }
 
-    /// Offset of the next byte of data at or after `offset`; none when only a hole follows.
+    /// Returns the offset of the next byte of data at or after `offset`; none when only a hole
+    /// follows.
     pub fn seek_data(&self, offset: u64) -> Option<u64> {
         let len = self.len();
         let (first, end) = (offset >> PAGE_SHIFT, len.div_ceil(PAGE_SIZE_U64));
@@ -268,14 +160,14 @@ impl File {
         Some((page << PAGE_SHIFT).max(offset)).filter(|&found| found < len)
     }
 
-    /// Offset of the next hole at or after `offset`; the end of the file is one.
+    /// Returns the offset of the next hole at or after `offset`; the end of the file is one.
     pub fn seek_hole(&self, offset: u64) -> u64 {
         let len = self.len();
         let page = self.next_missing(offset >> PAGE_SHIFT, len.div_ceil(PAGE_SIZE_U64));
         (page << PAGE_SHIFT).max(offset).min(len)
     }
 
-    /// A page leaves the file.
+    /// Gives the quota of a page back that leaves the file.
     pub(crate) fn give_quota(&self, nr: u64) {
         if let Some(quota) = &self.quota {
             quota.give(nr);

@@ -1,35 +1,20 @@
 //! The nodes of all indexes: words in type-stable memory, handed out by number.
 //!
-//! Type-stable: a node that was recycled under a reader still is a node, and what he finds in it fails the check that he
-//! makes anyway. Nodes are taken, and charged, before the index lock, as a [`NodeReserve`].
+//! Type-stable: a node that was recycled under a reader still is a node, and what the reader finds
+//! in it fails the check that it makes anyway. Nodes are taken, and charged, before the index lock,
+//! as a [`NodeReserve`].
 
 use std::sync::Arc;
 
 use umemcg_arena::ZeroTable;
-use umemcg_base::sync::Mutex;
+use umemcg_base::LeafMutex;
 use umemcg_base::sync::atomic::{AtomicU64, Ordering};
 use umemcg_group::{Charge, OwnerId, StatItem, uncharge_raw};
-use umemcg_reclaim::LIST_SLOT_BYTES;
 
+pub use crate::index_node::NODE_BYTES;
+use crate::index_node::{NODE_WORDS, NR_NODES_MAX, WORD_FILE_PLACE, WORD_FIRST_PAGE, WORD_OWNER};
 use crate::overrun::OVERRUN_PAGES_MAX;
 use crate::shadow_leaves::ShadowLeaves;
-
-pub(crate) const FANOUT_SHIFT: u32 = 6;
-pub(crate) const FANOUT: u64 = 1 << FANOUT_SHIFT;
-/// Words in a node: the slots and eight words of bookkeeping.
-pub(crate) const NODE_WORDS: u64 = FANOUT + 8;
-/// Nodes start on a line of eight words; an entry names the line of a node in 30 bits.
-pub(crate) const LINE_WORDS: u64 = 8;
-/// Nodes that entries can name: enough for 16 TiB of pages side by side.
-pub(crate) const NR_NODES_MAX: u32 = (1 << 30) / (NODE_WORDS / LINE_WORDS) as u32;
-/// Bytes that a node is charged for, its place among the shadow leaves included.
-pub const NODE_BYTES: u64 = NODE_WORDS * 8 + LIST_SLOT_BYTES;
-/// The word that says who is charged for a node.
-pub(crate) const WORD_OWNER: u64 = FANOUT + 4;
-/// Of a leaf that holds nothing but shadows: the number of its file, and above 32 bits its place among such leaves, plus one.
-pub(crate) const WORD_FILE_PLACE: u64 = FANOUT + 6;
-/// Of such a leaf: its first page.
-pub(crate) const WORD_FIRST_PAGE: u64 = FANOUT + 7;
 
 /// All index nodes of a pool.
 #[derive(Debug)]
@@ -37,7 +22,7 @@ pub struct NodePool {
     pub(crate) words: ZeroTable,
     shadow_leaves: ShadowLeaves,
     nr_max: u32,
-    inner: Mutex<NodePoolInner>,
+    inner: LeafMutex<NodePoolInner>,
 }
 
 /// Nodes for pages in flight beyond limits, if each of those is alone in a tree of its own.
@@ -53,7 +38,8 @@ struct NodePoolInner {
 }
 
 impl NodePool {
-    /// Room for the nodes that `pool_bytes` can be charged for, and for those in flight beyond limits.
+    /// Creates a pool with room for the nodes that `pool_bytes` can be charged for, and for those
+    /// in flight beyond limits.
     ///
     /// # Errors
     /// When the address space cannot be reserved.
@@ -63,7 +49,7 @@ impl NodePool {
         Ok(Self {
             words: ZeroTable::new_dense((u64::from(nr_max) * NODE_WORDS) as usize)?,
             shadow_leaves,
-            inner: Mutex::default(),
+            inner: LeafMutex::default(),
             nr_max,
         })
     }
@@ -72,12 +58,13 @@ impl NodePool {
         self.words.get((u64::from(node) * NODE_WORDS + word) as usize)
     }
 
-    /// The leaves that hold nothing but shadows.
+    /// Returns the leaves that hold nothing but shadows.
     pub(crate) fn shadow_leaves(&self) -> &ShadowLeaves {
         &self.shadow_leaves
     }
 
-    /// Of a leaf among the shadow leaves, whose list is locked: its file's number and its first page.
+    /// Returns the file's number and the first page of a leaf among the shadow leaves, whose list
+    /// is locked.
     pub(crate) fn place_of_leaf(&self, leaf: u32) -> (u32, u64) {
         let load = |word| self.word(leaf, word).load(Ordering::Relaxed);
         (load(WORD_FILE_PLACE) as u32, load(WORD_FIRST_PAGE))
@@ -144,12 +131,13 @@ pub struct NodeReserve {
 }
 
 impl NodeReserve {
-    /// An empty reserve: enough for changes that need no new node.
+    /// Returns an empty reserve: enough for changes that need no new node.
     pub fn none(pool: &Arc<NodePool>) -> Self {
         Self { pool: Arc::clone(pool), nodes: Vec::new(), charge: None }
     }
 
-    /// `charge` must be for `nr × NODE_BYTES`. `None` when the pool has no more nodes.
+    /// Takes `nr` nodes, for which `charge` (`nr × NODE_BYTES`) pays. `None` when the pool has no
+    /// more nodes.
     pub fn new(pool: &Arc<NodePool>, nr: usize, charge: Charge) -> Option<Self> {
         debug_assert_eq!(charge.bytes(), nr as u64 * NODE_BYTES);
         let mut reserve =

@@ -1,29 +1,30 @@
 //! Pages in flight beyond a limit: how data I/O goes on when its group has no room for a page.
 //!
-//! Data I/O never fails for lack of memory. A request whose group refuses its pages, and has nothing left to reclaim, takes
-//! them all the same: they are charged to the group, beyond its limit, and are in the index like all other pages, but only
-//! while they are locked. A read takes its pages out of the file again before it answers; a write puts them into the store
-//! first. So a group exceeds its limit by what its requests have in flight and by nothing else, at most
+//! Data I/O never fails for lack of memory. A request whose group refuses its pages, and has
+//! nothing left to reclaim, takes them all the same: they are charged to the group, beyond its
+//! limit, and are in the index like all other pages, but only while they are locked. A read takes
+//! its pages out of the file again before it answers; a write puts them into the store first. So a
+//! group exceeds its limit by what its requests have in flight and by nothing else, at most
 //! [`OVERRUN_PAGES_PER_REQUEST`] for each of them.
 //!
-//! All requests together have [`OVERRUN_PAGES_MAX`] such pages, by which the arena is larger than the pool: a charge in
-//! flight always finds a frame. A group has a quarter of them, so that one whose store hangs leaves room for others. A
-//! request takes all that it will need at once and holds nothing else that it can be waited for, so requests never wait for
-//! each other in a ring.
+//! All requests together have [`OVERRUN_PAGES_MAX`] such pages, by which the arena is larger than
+//! the pool: a charge in flight always finds a frame. A group has a quarter of them, so that one
+//! whose store hangs leaves room for others. A request takes all that it will need at once and
+//! holds nothing else that it can be waited for, so requests never wait for each other in a ring.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use umemcg_base::sync::{Condvar, Mutex};
-use umemcg_base::{PAGE_SIZE_U64, Rank, Waiting, assert_may_wait};
+use umemcg_base::{Condvar, Idle, LeafMutex, PAGE_SIZE_U64, Rank, Wait, Waiting, assert_may_wait};
 use umemcg_group::Group;
 
-/// Pages that one request may have beyond the limit of its group: 1 MiB, the largest read that a mount serves.
+/// Pages that one request may have beyond the limit of its group: 1 MiB, the largest read that a
+/// mount serves.
 pub const OVERRUN_PAGES_PER_REQUEST: u64 = 256;
 /// Pages that all requests together may have beyond limits: 64 MiB.
 pub const OVERRUN_PAGES_MAX: u64 = 64 * OVERRUN_PAGES_PER_REQUEST;
-/// Frames that an arena needs beyond the pool, in bytes. A frame goes back when its last pin goes, which may be a moment after
-/// its request's claim has: for that there is room for twice as many.
+/// Frames that an arena needs beyond the pool, in bytes. A frame goes back when its last pin goes,
+/// which may be a moment after its request's claim has: for that there is room for twice as many.
 pub const OVERRUN_ARENA_BYTES: u64 = 2 * OVERRUN_PAGES_MAX * PAGE_SIZE_U64;
 /// The part of them that one group may have.
 const GROUP_SHARE: u64 = 4;
@@ -44,11 +45,17 @@ impl Claims {
 }
 
 /// What may be in flight beyond limits, and what is.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Overrun {
-    claims: Mutex<Claims>,
+    claims: LeafMutex<Claims>,
     /// A claim went back.
     back: Condvar,
+}
+
+impl Default for Overrun {
+    fn default() -> Self {
+        Self { claims: LeafMutex::default(), back: Condvar::new(Rank::Overrun) }
+    }
 }
 
 impl Overrun {
@@ -58,10 +65,12 @@ impl Overrun {
         claims.has_room(group, nr_pages).then(|| self.make(&mut claims, group, nr_pages))
     }
 
-    /// Claims up to `nr_pages` for a request of `group`, at most [`OVERRUN_PAGES_PER_REQUEST`]; waits until they can be had.
+    /// Claims up to `nr_pages` for a request of `group`, at most [`OVERRUN_PAGES_PER_REQUEST`];
+    /// waits until they can be had.
     pub(crate) fn claim(self: &Arc<Self>, group: &Arc<Group>, nr_pages: u64) -> OverrunClaim {
         assert_may_wait(Rank::Overrun, "pages beyond a limit");
         let nr_pages = nr_pages.min(OVERRUN_PAGES_PER_REQUEST);
+        let _idle = Idle::begin(Wait::Sure);
         let mut claims = self.claims.lock();
         while !claims.has_room(group, nr_pages) {
             self.back.wait(&mut claims);
@@ -76,7 +85,8 @@ impl Overrun {
     }
 }
 
-/// Pages that a request may have beyond its group's limit; go back when dropped, which is after the pages.
+/// Pages that a request may have beyond its group's limit; go back when dropped, which is after the
+/// pages.
 #[derive(Debug)]
 pub(crate) struct OverrunClaim {
     overrun: Arc<Overrun>,
@@ -86,7 +96,7 @@ pub(crate) struct OverrunClaim {
 }
 
 impl OverrunClaim {
-    /// Of what is left, up to `want`.
+    /// Takes up to `want` of what is left.
     pub(crate) fn take(&mut self, want: u64) -> u64 {
         let nr = want.min(self.nr_left);
         self.nr_left -= nr;
@@ -110,7 +120,8 @@ impl Drop for OverrunClaim {
     }
 }
 
-/// What one request may have beyond the limit of its group; claimed when the group refuses a page for the first time.
+/// What one request may have beyond the limit of its group; claimed when the group refuses a page
+/// for the first time.
 #[derive(Debug)]
 pub(crate) struct RequestClaim {
     /// Pages that the request has to do with.
@@ -125,7 +136,7 @@ impl RequestClaim {
         Self { nr_pages, claim: None, has_claim: None }
     }
 
-    /// Whether the group has refused a page.
+    /// Returns whether the group has refused a page.
     pub(crate) fn is_made(&self) -> bool {
         self.claim.is_some()
     }
@@ -147,7 +158,7 @@ impl RequestClaim {
         }
     }
 
-    /// For pages that outlive the request's call.
+    /// Returns the claim, for pages that outlive the request's call.
     pub(crate) fn into_inner(self) -> Option<OverrunClaim> {
         self.claim
     }

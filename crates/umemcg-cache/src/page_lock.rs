@@ -1,17 +1,23 @@
-//! Waiting for a page that is being filled. A page's lock is a flag in its record; sleepers share a few hashed
-//! condition variables, because waiting for a page is rare and short-lived next to the I/O that it waits for.
+//! Waiting for a page that is being filled. A page's lock is a flag in its record; sleepers share a
+//! few hashed condition variables, because waiting for a page is rare and short-lived next to the
+//! I/O that it waits for.
 
 use umemcg_arena::{Arena, FrameFlags as Flag, FrameId};
-use umemcg_base::sync::{Condvar, Mutex};
-use umemcg_base::{Rank, assert_may_wait_among};
+use umemcg_base::{Condvar, Idle, LeafMutex, Rank, Wait, assert_may_wait_among};
 
 const NR_BUCKETS: usize = 64;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 #[repr(align(64))]
 struct Bucket {
-    lock: Mutex<()>,
+    lock: LeafMutex<()>,
     wake: Condvar,
+}
+
+impl Bucket {
+    fn new() -> Self {
+        Self { lock: LeafMutex::new(()), wake: Condvar::among(Rank::Page) }
+    }
 }
 
 /// Sleepers on locked pages.
@@ -23,7 +29,7 @@ pub struct PageWaiters {
 
 impl Default for PageWaiters {
     fn default() -> Self {
-        Self { buckets: (0..NR_BUCKETS).map(|_| Bucket::default()).collect() }
+        Self { buckets: (0..NR_BUCKETS).map(|_| Bucket::new()).collect() }
     }
 }
 
@@ -32,7 +38,8 @@ impl PageWaiters {
         &self.buckets[frame.raw() as usize % NR_BUCKETS]
     }
 
-    /// Unlocks a page and wakes who waits for it. The caller is the one who locked it.
+    /// Unlocks a page and wakes the threads that wait for it. The caller is the thread that locked
+    /// it.
     pub fn unlock(&self, arena: &Arena, frame: FrameId) {
         arena.record(frame).clear(Flag::LOCKED);
         let bucket = self.bucket(frame);
@@ -40,14 +47,16 @@ impl PageWaiters {
         bucket.wake.notify_all();
     }
 
-    /// Sleeps while the page is locked. The caller holds a pin. It may have pages of its own locked that it inserted before it
-    /// came here: waits point to earlier insertions and cannot form a ring.
+    /// Sleeps while the page is locked. The caller holds a pin. It may have pages of its own locked
+    /// that it inserted before it came here: waits point to earlier insertions and cannot form a
+    /// ring.
     pub fn wait_unlocked(&self, arena: &Arena, frame: FrameId) {
         let record = arena.record(frame);
         if !record.test(Flag::LOCKED) {
             return;
         }
         assert_may_wait_among(Rank::Page, "a wait for a locked page");
+        let _idle = Idle::begin(Wait::Sure);
         let bucket = self.bucket(frame);
         let mut guard = bucket.lock.lock();
         while record.test(Flag::LOCKED) {

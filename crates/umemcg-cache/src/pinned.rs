@@ -1,34 +1,36 @@
-//! Pages handed to a reader: pinned while he copies or sends them, given back when dropped.
+//! Pages handed to a reader: pinned while it copies or sends them, given back when dropped.
 
 use std::fmt;
 
 use umemcg_arena::{FrameId, Segment};
 
-use crate::cache::PageCache;
+use crate::cache_core::CacheCore;
 use crate::overrun::OverrunClaim;
 
 /// Segments kept in place: reads of so many pages allocate nothing.
 const NR_IN_PLACE: usize = 4;
 
-/// A run of a file's bytes in pinned frames. The frames stay readable until this is dropped, whatever happens to the
-/// file; their contents may change under a concurrent write, as in any page cache. Borrows the cache from the file: a
-/// count that all readers share would be a line that all of them write.
+/// A run of a file's bytes in pinned frames. The frames stay readable until this is dropped,
+/// whatever happens to the file; their contents may change under a concurrent write, as in any page
+/// cache. Borrows the cache from the file: a count that all readers share would be a line that all
+/// of them write.
 ///
 /// The claim goes after the pins: fields are dropped after `drop`.
 pub struct PinnedPages<'a> {
-    cache: &'a PageCache,
+    cache: &'a CacheCore,
     /// Segments in `few`; when there are more than fit, all are in `many`.
     nr_few: usize,
     few: [Segment; NR_IN_PLACE],
     many: Vec<Segment>,
-    /// For pages that no file has any more, because their group has no room for them. Boxed: it is rare, and a hit moves this.
+    /// For pages that no file has any more, because their group has no room for them. Boxed: it is
+    /// rare, and a hit moves this.
     claim: Option<Box<OverrunClaim>>,
 }
 
 impl<'a> PinnedPages<'a> {
-    /// None yet, with room for `nr`.
+    /// Creates an empty set, with room for `nr`.
     #[inline]
-    pub(crate) fn new(cache: &'a PageCache, nr: usize) -> Self {
+    pub(crate) fn new(cache: &'a CacheCore, nr: usize) -> Self {
         let many = if nr > NR_IN_PLACE { Vec::with_capacity(nr) } else { Vec::new() };
         Self {
             cache,
@@ -58,7 +60,7 @@ impl<'a> PinnedPages<'a> {
         self.claim = claim.map(Box::new);
     }
 
-    /// The bytes, in order.
+    /// Returns the bytes, in order.
     #[inline]
     pub fn segments(&self) -> &[Segment] {
         if self.many.is_empty() { &self.few[..self.nr_few] } else { &self.many }
@@ -69,7 +71,7 @@ impl<'a> PinnedPages<'a> {
         self.segments().iter().map(|s| usize::from(s.len)).sum()
     }
 
-    /// Whether there are none: the read was at or past the end of the file.
+    /// Returns whether there are none: the read was at or past the end of the file.
     pub fn is_empty(&self) -> bool {
         self.nr_few == 0
     }
@@ -86,7 +88,7 @@ impl<'a> PinnedPages<'a> {
         at
     }
 
-    /// The bytes as a vector, for tests and tools.
+    /// Returns the bytes as a vector, for tests and tools.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.len()];
         self.copy_to(&mut bytes);

@@ -1,5 +1,5 @@
-//! Reads that miss: plan a window, charge it, put locked pages into the index, fill them with one vectored read per
-//! run, let them go.
+//! Reads that miss: plan a window, charge it, put locked pages into the index, fill them with one
+//! vectored read per run, let them go.
 
 use std::io;
 use std::sync::Arc;
@@ -7,16 +7,17 @@ use std::sync::atomic::Ordering;
 
 use umemcg_arena::{FrameFlags as Flag, FrameId, Segment, prefetch_for_write};
 use umemcg_base::{
-    PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, Rank, Waiting, assert_may_wait, assert_no_locks_held,
+    Idle, PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, Rank, Wait, Waiting, assert_may_wait, assert_no_locks_held,
 };
-use umemcg_group::tally::count_hits;
+use umemcg_group::hit_counters::count_hits;
 use umemcg_group::{Charge, Group, OwnerId, Refused, StatItem};
-use umemcg_reclaim::{LruKind, ReclaimPart, Shadow, StalledHere, lruvec::advance_age};
+use umemcg_reclaim::{GroupReclaim, LruKind, Shadow, StalledHere, advance_age};
 
 use crate::file::{File, FileError};
 use crate::hit::{mark_accessed, segment_of};
 use crate::index::Index;
-use crate::node_pool::{NODE_BYTES, NodeReserve};
+use crate::index_node::NODE_BYTES;
+use crate::node_pool::NodeReserve;
 use crate::overrun::RequestClaim;
 use crate::pinned::PinnedPages;
 use crate::readahead::Readahead;
@@ -44,14 +45,14 @@ struct Inserted {
 }
 
 impl File {
-    /// Reads `len` bytes at `offset`, clipped at the end of the file, and before a page that the store cannot give. Pages
-    /// that are missing are charged to `group`; one that has no room for them gets at most
-    /// [`OVERRUN_PAGES_PER_REQUEST`](crate::overrun::OVERRUN_PAGES_PER_REQUEST) of them, which are not kept. May sleep for
-    /// memory and for the store; no lock may be held.
+    /// Reads `len` bytes at `offset`, clipped at the end of the file, and before a page that the
+    /// store cannot give. Pages that are missing are charged to `group`; one that has no room for
+    /// them gets at most [`OVERRUN_PAGES_PER_REQUEST`](crate::overrun::OVERRUN_PAGES_PER_REQUEST)
+    /// of them, which are not kept. May sleep for memory and for the store; no lock may be held.
     ///
     /// # Errors
-    /// [`FileError::Store`] when the store cannot give the first page, [`FileError::NoMemory`] when the pool has no index
-    /// node for it.
+    /// [`FileError::Store`] when the store cannot give the first page, [`FileError::NoMemory`] when
+    /// the pool has no index node for it.
     pub fn read(
         self: &Arc<Self>,
         group: &Arc<Group>,
@@ -105,7 +106,8 @@ impl File {
         Ok(pinned)
     }
 
-    /// Pins a page that is there, or that is a hole of a file in memory, once its contents are. `None` when it is missing.
+    /// Pins a page that is there, or that is a hole of a file in memory, once its contents are.
+    /// `None` when it is missing.
     fn pin_filled(&self, page: u64) -> Option<FrameId> {
         loop {
             if let Some(frame) = self.pin_page(page) {
@@ -127,8 +129,9 @@ impl File {
         }
     }
 
-    /// Pages for a read of `first..=last` that lacks `page`: with what is read ahead, or with fewer if the group has not room
-    /// for all, or beyond its limit. `None` when the request has used up its claim to the last.
+    /// Pages for a read of `first..=last` that lacks `page`: with what is read ahead, or with fewer
+    /// if the group has not room for all, or beyond its limit. `None` when the request has used up
+    /// its claim to the last.
     fn pages_to_read(
         self: &Arc<Self>,
         group: &Arc<Group>,
@@ -138,8 +141,12 @@ impl File {
     ) -> Result<Option<NewPages>, FileError> {
         let needed = last - page + 1;
         if !claim.is_made() {
-            let window = readahead.plan(first, needed);
-            // Up to the end of the page that the store ends in; beyond it there is nothing to read ahead.
+            // Above its `memory.high` a group is slowed by what it is charged: for what was asked,
+            // and no more.
+            let is_over_high = self.cache.reclaimer().is_over_high(group);
+            let window = if is_over_high { needed } else { readahead.plan(first, needed) };
+            // Up to the end of the page that the store ends in; beyond it there is nothing to read
+            // ahead.
             let file_end = self.len().div_ceil(PAGE_SIZE_U64);
             let window_end = (page + window).min(file_end).max(last + 1);
             if let Some(new) = self.new_pages(group, page, window_end - page, needed, true) {
@@ -150,8 +157,8 @@ impl File {
         self.pages_beyond_limit(group, page, needed, claim)
     }
 
-    /// Pages `first..` that `group` has no room for, charged to it all the same: up to `want`, as many as the request's claim
-    /// has left. `None` when nothing is left.
+    /// Pages `first..` that `group` has no room for, charged to it all the same: up to `want`, as
+    /// many as the request's claim has left. `None` when nothing is left.
     ///
     /// # Errors
     /// [`FileError::NoMemory`] when there are no index nodes.
@@ -186,8 +193,8 @@ impl File {
         Err(no_memory())
     }
 
-    /// Charges and takes frames for up to `want` pages from `first` on, fewer if `group` has no room for all. `None` when
-    /// it has not room for one.
+    /// Charges and takes frames for up to `want` pages from `first` on, fewer if `group` has no
+    /// room for all. `None` when it has not room for one.
     pub(crate) fn new_pages(
         self: &Arc<Self>,
         group: &Arc<Group>,
@@ -196,10 +203,9 @@ impl File {
         least: u64,
         may_sleep: bool,
     ) -> Option<NewPages> {
-        let act = || self.charge_and_take(group, first, want, least, may_sleep);
-        #[cfg(feature = "baseline")]
-        let act = || umemcg_reclaim::baseline::charge_to_frame(act);
-        act()
+        umemcg_reclaim::mechanism::charge_to_frame(|| {
+            self.charge_and_take(group, first, want, least, may_sleep)
+        })
     }
 
     fn charge_and_take(
@@ -227,7 +233,8 @@ impl File {
                 if want <= 1 || !may_sleep {
                     return None;
                 }
-                // Down to what is really needed, then to less: a small group still caches something.
+                // Down to what is really needed, then to less: a small group still caches
+                // something.
                 want = if want > least { least.max(want / 4) } else { (want / 4).max(1) };
                 continue;
             };
@@ -236,7 +243,8 @@ impl File {
             let mut frames = Vec::with_capacity(want as usize);
             let node = self.cache.next_node();
             if self.cache.arena().alloc(node, &mut frames, want as usize) < want as usize {
-                // Charges never exceed the pool; frames on their way back may be missing for a moment.
+                // Charges never exceed the pool; frames on their way back may be missing for a
+                // moment.
                 self.cache.arena().free(&frames);
                 drop(charge);
                 if want == 1 || !may_sleep {
@@ -245,17 +253,20 @@ impl File {
                 want = (want / 2).max(1);
                 continue;
             }
-            // Taken from the end: pages side by side get frames side by side where there are any, so that one piece of an
-            // I/O vector covers many, and the index can tell their place from their neighbours'.
+            // Taken from the end: pages side by side get frames side by side where there are any,
+            // so that one piece of an I/O vector covers many, and the index can tell their place
+            // from their neighbours'.
             return self.within_quota(NewPages { charge, frames, nodes, is_overrun: false });
         }
     }
 
-    /// Fills the pages from `page` on that are missing, as far as the new ones reach. Returns those from `page` on, pinned,
-    /// as far as they are contiguous, at most up to `asked_end`. Empty when others were faster.
+    /// Fills the pages from `page` on that are missing, as far as the new ones reach. Returns those
+    /// from `page` on, pinned, as far as they are contiguous, at most up to `asked_end`. Empty when
+    /// others were faster.
     ///
     /// # Errors
-    /// The store's, when it could not give `page`. What it could not give further on is missing, and no error.
+    /// The store's, when it could not give `page`. What it could not give further on is missing,
+    /// and no error.
     fn fill(
         self: &Arc<Self>,
         group: &Arc<Group>,
@@ -309,12 +320,14 @@ impl File {
         }
     }
 
-    /// Has the records of frames fetched that are about to be written: mostly a worker on another processor wrote them last.
+    /// Has the records of frames fetched that are about to be written: mostly a worker on another
+    /// processor wrote them last.
     pub(crate) fn fetch_records(&self, frames: &[FrameId]) {
         frames.iter().for_each(|&frame| prefetch_for_write(self.record(frame)));
     }
 
-    /// Gives a fresh frame the identity of a page: locked, contents to come. `pins` includes the base reference.
+    /// Gives a fresh frame the identity of a page: locked, contents to come. `pins` includes the
+    /// base reference.
     pub(crate) fn adopt(&self, frame: FrameId, page: u64, owner: OwnerId, pins: u32) {
         let record = self.record(frame);
         record.owner.store(owner.into_raw(), Ordering::Relaxed);
@@ -324,7 +337,8 @@ impl File {
         record.unfreeze_to(pins);
     }
 
-    /// Returns what `inserted` pages did not use; the charge of those that did now belongs to their frames.
+    /// Returns what `inserted` pages did not use; the charge of those that did now belongs to their
+    /// frames.
     pub(crate) fn give_back(&self, new: NewPages, inserted: u64) {
         let NewPages { mut charge, frames, nodes, .. } = new;
         if !frames.is_empty() {
@@ -338,13 +352,13 @@ impl File {
         drop(nodes);
     }
 
-    /// Whether a page that comes back belongs on the active list, by its refault distance.
+    /// Returns whether a page that comes back belongs on the active list, by its refault distance.
     #[doc(alias = "workingset_refault")]
     pub(crate) fn judge_refault(&self, shadow: Option<Shadow>, group: &Arc<Group>, frame: FrameId) -> bool {
         let Some(shadow) = shadow else { return false };
         group.stat_add(StatItem::WorkingsetRefault, 1);
         let Some(evictor) = shadow.evictor() else { return false };
-        let age = ReclaimPart::of(&evictor, self.cache.reclaimer().nr_nodes()).age();
+        let age = GroupReclaim::of(&evictor, self.cache.reclaimer().nr_nodes()).age();
         let active = evictor.stat_total(StatItem::ActiveFile).max(0) as u64 / PAGE_SIZE_U64;
         if shadow.workingset() {
             self.record(frame).set(Flag::WORKINGSET);
@@ -360,9 +374,10 @@ impl File {
         true
     }
 
-    /// Reads the contents of locked pages, one vectored read for each contiguous run. Of a run that the store refuses, the
-    /// pages that were asked for, those below `asked_end`, are read one by one up to the first that it cannot give: neither
-    /// read-ahead nor a bad place behind them keeps good ones from being read.
+    /// Reads the contents of locked pages, one vectored read for each contiguous run. Of a run that
+    /// the store refuses, the pages that were asked for, those below `asked_end`, are read one by
+    /// one up to the first that it cannot give: neither read-ahead nor a bad place behind them
+    /// keeps good ones from being read.
     fn fill_runs(&self, pages: &mut [Inserted], asked_end: u64) -> io::Result<()> {
         let mut result = Ok(());
         for run in pages.chunk_by_mut(|a, b| a.page + 1 == b.page) {
@@ -392,6 +407,7 @@ impl File {
             let whole = |page: &Inserted| Segment { frame: page.frame, offset: 0, len: PAGE_SIZE as u16 };
             let segments: Vec<Segment> = run[..in_store].iter().map(whole).collect();
             assert_may_wait(Rank::StoreIo, "a read of the store");
+            let _idle = Idle::begin(Wait::Perhaps);
             read = self.store.read_at(arena, &segments, offset)?;
         }
         for (i, page) in run.iter_mut().enumerate() {
@@ -404,8 +420,8 @@ impl File {
         Ok(())
     }
 
-    /// Says that new pages have their contents, puts them on the lists and unlocks them. Pages below `asked_end` count as
-    /// used once.
+    /// Says that new pages have their contents, puts them on the lists and unlocks them. Pages
+    /// below `asked_end` count as used once.
     fn settle<'p>(
         &self,
         group: &Arc<Group>,
@@ -433,9 +449,10 @@ impl File {
         }
     }
 
-    /// Takes locked pages without contents out of the file and unlocks them: their fill failed, or they are beyond the limit
-    /// of their group. They never were up to date in the file, so no writer has touched them; a thread that waits for one
-    /// finds it gone and tries for itself. The pins stay the caller's.
+    /// Takes locked pages without contents out of the file and unlocks them: their fill failed, or
+    /// they are beyond the limit of their group. They never were up to date in the file, so no
+    /// writer has touched them; a thread that waits for one finds it gone and tries for itself. The
+    /// pins stay the caller's.
     fn take_out_locked<'p>(&self, pages: impl Iterator<Item = &'p Inserted> + Clone) {
         let Some(first) = pages.clone().next() else { return };
         let owner = crate::file::owner_of(self.record(first.frame));

@@ -1,8 +1,8 @@
 //! Read-ahead: how much to read when a page is missing. One state per open file.
 //!
-//! A read that starts where the last one ended is sequential; its window doubles from 128 KiB to 1 MiB. Anything else
-//! reads just what was asked for. The state is a hint kept in relaxed atomics: racing readers of one open file may
-//! spoil a window, never data.
+//! A read that starts where the last one ended is sequential; its window doubles from 128 KiB to 1
+//! MiB. Anything else reads just what was asked for. The state is a hint kept in relaxed atomics:
+//! racing readers of one open file may spoil a window, never data.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -29,13 +29,13 @@ impl Default for Readahead {
 }
 
 impl Readahead {
-    /// State of a file just opened.
+    /// Returns the state of a file just opened.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Notes a read of pages `first..end`. Returns whether `first` is the page the last read ended in, so that small
-    /// sequential reads count as one use of the page.
+    /// Notes a read of pages `first..end`. Returns whether `first` is the page the last read ended
+    /// in, so that small sequential reads count as one use of the page.
     #[inline]
     pub fn note(&self, first: u64, end: u64) -> bool {
         let before = self.next_page.load(Ordering::Relaxed);
@@ -45,8 +45,9 @@ impl Readahead {
         before == first + 1
     }
 
-    /// How many pages to read from `first` on, when `needed` are asked for and page `first` is missing. `asked_first` is
-    /// the page where the whole request starts. Called before [`note`](Self::note).
+    /// Returns how many pages to read from `first` on, when `needed` are asked for and page `first`
+    /// is missing. `asked_first` is the page where the whole request starts. Called before
+    /// [`note`](Self::note).
     pub fn plan(&self, asked_first: u64, needed: u64) -> u64 {
         let before = self.next_page.load(Ordering::Relaxed);
         let sequential =

@@ -1,9 +1,10 @@
-//! Emptying sparse 2 MiB blocks, so that whole blocks can go back to the operating system and resident memory follows
-//! usage down.
+//! Emptying sparse 2 MiB blocks, so that whole blocks can go back to the operating system and
+//! resident memory follows usage down.
 //!
-//! Pages that a store has are evicted: clean ones at once, dirty ones once they have been written. A page of a file in memory
-//! has nowhere else to be, so it moves to another frame, with the file's `content` held exclusively: no thread writes, fills,
-//! cuts or punches the file meanwhile, and a reader that finds the old frame frozen asks the index again.
+//! Pages that a store has are evicted: clean ones at once, dirty ones once they have been written.
+//! A page of a file in memory has nowhere else to be, so it moves to another frame, with the file's
+//! `content` held exclusively: no thread writes, fills, cuts or punches the file meanwhile, and a
+//! reader that finds the old frame frozen asks the index again.
 
 use std::sync::atomic::Ordering;
 
@@ -19,8 +20,9 @@ const CARRIED: Flag = Flag::from_bits(
 );
 
 impl PageCache {
-    /// Takes up to `max` pages out of sparse blocks, and has the dirty ones among them written for the next call. Returns how
-    /// many left. Pages in use and those of protected groups stay. May sleep; no lock may be held.
+    /// Takes up to `max` pages out of sparse blocks, and has the dirty ones among them written for
+    /// the next call. Returns how many left. Pages in use and those of protected groups stay. May
+    /// sleep; no lock may be held.
     #[doc(alias = "compact_zone")]
     pub fn empty_sparse_blocks(&self, max: usize) -> usize {
         let candidates = self.arena().sparse_candidates(max);
@@ -38,12 +40,12 @@ impl PageCache {
         self.arena().record(frame).file.load(Ordering::Relaxed)
     }
 
-    /// Moves a page of a file in memory to another frame, if nobody uses it.
+    /// Moves a page of a file in memory to another frame, if it is not in use.
     fn move_memory_page(&self, old: FrameId) -> bool {
         let Some(file) = self.file(self.file_of(old)).filter(|file| file.is_memory()) else { return false };
         // The page has two frames for a moment.
         let root = self.reclaimer().tree().root();
-        let Some(_claim) = self.overrun().try_claim(root, 1) else { return false };
+        let Some(_claim) = self.core().overrun().try_claim(root, 1) else { return false };
         let mut new = Vec::with_capacity(1);
         if self.arena().alloc(self.arena().node_of(old), &mut new, 1) == 0 {
             return false;
@@ -55,7 +57,8 @@ impl PageCache {
 }
 
 impl File {
-    /// Puts the page that is in `old` into the frozen frame `new`. Returns whether it did; `old` is frozen then.
+    /// Puts the page that is in `old` into the frozen frame `new`. Returns whether it did; `old` is
+    /// frozen then.
     fn move_page(&self, old: FrameId, new: FrameId) -> bool {
         let _content = self.content.write();
         let index = self.index.lock();

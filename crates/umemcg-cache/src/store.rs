@@ -7,8 +7,8 @@ use std::sync::Arc;
 use umemcg_arena::{Arena, Segment};
 use umemcg_base::contained;
 
-/// Which backing store (volume) a file lives on. Write-back is queued per store, so that a slow or hanging one holds
-/// up nobody else.
+/// Which backing store (volume) a file lives on. Write-back is queued per store, so that a slow or
+/// hanging one holds up no other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StoreId(pub u64);
 
@@ -17,29 +17,31 @@ impl StoreId {
     pub const MEMORY: Self = Self(u64::MAX);
 }
 
-/// One file of a backing store. All calls may block for as long as the store does; none is made with a lock that
-/// another file's user could want.
+/// One file of a backing store. All calls may block for as long as the store does; none is made
+/// with a lock that another file's user could want.
 ///
-/// A call that panics has failed: the panic is logged, and whoever waits gets an error, as from any other failure.
+/// A call that panics has failed: the panic is logged, and a thread that waits gets an error, as
+/// from any other failure.
 pub trait BackingStore: Send + Sync + fmt::Debug {
     /// Which store this file is on.
     fn store_id(&self) -> StoreId;
 
-    /// Reads from byte `offset` into the segments in order. Fewer bytes than asked for mean the end of the file.
+    /// Reads from byte `offset` into the segments in order. Fewer bytes than asked for mean the end
+    /// of the file.
     ///
     /// # Errors
     /// What the store reports; the segments' contents are then unspecified.
     fn read_at(&self, arena: &Arena, segments: &[Segment], offset: u64) -> io::Result<usize>;
 
-    /// Writes the segments in order at byte `offset`, growing the file when needed. May write less than asked, never
-    /// nothing unless it fails.
+    /// Writes the segments in order at byte `offset`, growing the file when needed. May write less
+    /// than asked, never nothing unless it fails.
     ///
     /// # Errors
     /// What the store reports.
     fn write_at(&self, arena: &Arena, segments: &[Segment], offset: u64) -> io::Result<usize>;
 
-    /// Returns when the data written to the range is durable as far as the store can say without committing metadata
-    /// (`sync_file_range` with waits, or `fdatasync`).
+    /// Returns when the data written to the range is durable as far as the store can say without
+    /// committing metadata (`sync_file_range` with waits, or `fdatasync`).
     ///
     /// # Errors
     /// What the store reports; what had been written to the range is then of unknown fate.
@@ -58,8 +60,9 @@ pub trait BackingStore: Send + Sync + fmt::Debug {
     fn set_len(&self, len: u64) -> io::Result<()>;
 }
 
-/// A store as the cache calls it. The calls come from flushers, syncs and readers alike, in the middle of what must be finished; so a
-/// panic becomes an error, and a count of more bytes than were asked for becomes what was asked for.
+/// A store as the cache calls it. The calls come from flushers, syncs and readers alike, in the
+/// middle of what must be finished; so a panic becomes an error, and a count of more bytes than
+/// were asked for becomes what was asked for.
 #[derive(Debug)]
 pub(crate) struct CalledStore {
     /// `None` only while being dropped.
@@ -126,4 +129,29 @@ impl Drop for CalledStore {
 
 fn bytes_of(segments: &[Segment]) -> usize {
     segments.iter().map(|segment| usize::from(segment.len)).sum()
+}
+
+/// What stands where a store would be.
+#[derive(Debug)]
+pub(crate) struct NoStore;
+
+impl BackingStore for NoStore {
+    fn store_id(&self) -> StoreId {
+        StoreId::MEMORY
+    }
+    fn read_at(&self, _arena: &Arena, _segments: &[Segment], _offset: u64) -> io::Result<usize> {
+        Ok(0)
+    }
+    fn write_at(&self, _arena: &Arena, _segments: &[Segment], _offset: u64) -> io::Result<usize> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+    fn sync_range(&self, _offset: u64, _len: u64) -> io::Result<()> {
+        Ok(())
+    }
+    fn sync(&self, _data_only: bool) -> io::Result<()> {
+        Ok(())
+    }
+    fn set_len(&self, _len: u64) -> io::Result<()> {
+        Ok(())
+    }
 }

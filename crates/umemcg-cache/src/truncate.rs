@@ -36,9 +36,10 @@ impl File {
         Ok(())
     }
 
-    /// Makes a range read as zeroes after `store_change` has done so in the store. The store is changed with everybody
-    /// else kept out; the length stays as it is. Dirty pages in the range are forgotten, so `store_change` also leaves the
-    /// store's file as long as this one, which it might otherwise have become through them only.
+    /// Makes a range read as zeroes after `store_change` has done so in the store. The store is
+    /// changed with all others else kept out; the length stays as it is. Dirty pages in the range
+    /// are forgotten, so `store_change` also leaves the store's file as long as this one, which it
+    /// might otherwise have become through them only.
     ///
     /// # Errors
     /// The store's refusal, which changes nothing.
@@ -57,7 +58,8 @@ impl File {
         if first_whole < end_whole {
             self.drop_pages(first_whole, end_whole, false);
         }
-        // The edges: pages that are partly kept. Dirty ones carry the zeroes to the store themselves.
+        // The edges: pages that are partly kept. Dirty ones carry the zeroes to the store
+        // themselves.
         self.zero_cached(offset, end.min(first_whole << PAGE_SHIFT), true);
         if end_whole >= first_whole {
             self.zero_cached(offset.max(end_whole << PAGE_SHIFT), end, true);
@@ -84,14 +86,14 @@ impl File {
         Ok(())
     }
 
-    /// The file has no name and nobody has it open: forgets its data without writing it.
+    /// The file has no name and is not open: forgets its data without writing it.
     pub fn discard(self: &Arc<Self>) {
         self.discarded.store(true, Ordering::Relaxed);
         {
             let _content = self.content.write();
             self.drop_pages(0, PAGES_END, false);
         }
-        self.domain.forget(self);
+        self.writeback.forget(&**self);
     }
 
     /// Zeroes `from..to` of one page if it is cached.
@@ -100,7 +102,8 @@ impl File {
             return;
         }
         let page = from >> PAGE_SHIFT;
-        // Under the lock: a pin without it fails also while reclaim has the page frozen to see whether it may go.
+        // Under the lock: a pin without it fails also while reclaim has the page frozen to see
+        // whether it may go.
         let pin = |index: LockedIndex<'_>| match index.get(page) {
             Entry::Page(frame) => self.record(frame).try_pin().then_some(frame),
             _ => None,
@@ -114,8 +117,9 @@ impl File {
         self.cache.reclaimer().unpin(frame);
     }
 
-    /// Takes pages (and shadows) of `first..end` out of the file. With `clean_only`, dirty and unstable pages stay. The caller holds
-    /// `content` exclusively, so no page is being filled or written.
+    /// Takes pages (and shadows) of `first..end` out of the file. With `clean_only`, dirty and
+    /// unstable pages stay. The caller holds `content` exclusively, so no page is being filled or
+    /// written.
     pub(crate) fn drop_pages(&self, first: u64, end: u64, clean_only: bool) {
         let mut from = first;
         loop {
@@ -146,8 +150,8 @@ impl File {
         }
     }
 
-    /// Takes one page out of the file: marks and counts, entry, identity, list, base reference. Readers that have it
-    /// pinned keep the frame until they are done.
+    /// Takes one page out of the file: marks and counts, entry, identity, list, base reference.
+    /// Readers that have it pinned keep the frame until they are done.
     pub(crate) fn detach(&self, index: &LockedIndex<'_>, page: u64, frame: FrameId) {
         let record = self.record(frame);
         let owner = record.owner.load(Ordering::Relaxed);
@@ -155,13 +159,13 @@ impl File {
             index.mark(page, Mark::Dirty, false);
             self.nr_dirty.fetch_sub(1, Ordering::Relaxed);
             self.account(owner, StatItem::FileDirty, -1);
-            self.count_unclean(index, -1);
+            self.count_unclean(index, owner, -1);
         }
         if record.test_and_clear(Flag::UNSTABLE) {
             index.mark(page, Mark::Unstable, false);
             self.nr_unstable.fetch_sub(1, Ordering::Relaxed);
             self.account(owner, StatItem::FileUnstable, -1);
-            self.count_unclean(index, -1);
+            self.count_unclean(index, owner, -1);
         }
         index.remove(page);
         self.give_quota(1);
@@ -173,7 +177,7 @@ impl File {
         self.cache.reclaimer().unpin(frame);
     }
 
-    /// The end: nobody else has the file any more.
+    /// The end: no other thread has the file any more.
     pub(crate) fn drop_all_pages(&self) {
         self.drop_pages(0, PAGES_END, false);
     }

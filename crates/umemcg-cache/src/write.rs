@@ -1,13 +1,14 @@
-//! Writes: find or make the pages, copy, mark dirty, grow the length. What a write touches is in the cache when it
-//! returns; the flusher takes it from there.
+//! Writes: find or make the pages, copy, mark dirty, grow the length. What a write touches is in
+//! the cache when it returns; the flusher takes it from there.
 
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use umemcg_arena::{FrameFlags as Flag, FrameId, Segment};
 use umemcg_base::{
-    PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, Rank, RankedReadGuard, Waiting, assert_may_wait,
+    Idle, PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, Rank, RankedReadGuard, Wait, Waiting, assert_may_wait,
     assert_no_locks_held, pages_for,
 };
 use umemcg_group::{Group, StatItem};
@@ -26,11 +27,12 @@ const WRITE_BATCH_PAGES: u64 = 256;
 struct Target {
     page: u64,
     frame: FrameId,
-    /// We inserted it: nobody else has seen its contents.
+    /// We inserted it: no other thread has seen its contents.
     new: bool,
     /// It goes to the active list, by refault distance.
     active: bool,
-    /// Its group has no room for it: it goes to the store and leaves the file before it is unlocked.
+    /// Its group has no room for it: it goes to the store and leaves the file before it is
+    /// unlocked.
     is_overrun: bool,
 }
 
@@ -40,7 +42,7 @@ impl Target {
         Self { page, frame, new: false, active: false, is_overrun: false }
     }
 
-    /// The bytes of `offset..end` that lie in it.
+    /// Returns the bytes of `offset..end` that lie in it.
     fn part_of(&self, offset: u64, end: u64) -> Range<u64> {
         let start = self.page << PAGE_SHIFT;
         offset.max(start)..end.min(start + PAGE_SIZE_U64)
@@ -56,12 +58,14 @@ enum Round {
 }
 
 impl File {
-    /// Writes `data` at `offset`, growing the file when needed; pages that are not there are charged to `group`. Returns
-    /// how much was accepted, always all of it. May sleep for memory and for the store; no lock may be held.
+    /// Writes `data` at `offset`, growing the file when needed; pages that are not there are
+    /// charged to `group`. Returns how much was accepted, always all of it. May sleep for memory
+    /// and for the store; no lock may be held.
     ///
     /// # Errors
-    /// [`FileError::TooLarge`]; [`FileError::Store`] when a page that is partly overwritten cannot be read, or when
-    /// the store refuses what the group has no room for. What was accepted before the error stays.
+    /// [`FileError::TooLarge`]; [`FileError::Store`] when a page that is partly overwritten cannot
+    /// be read, or when the store refuses what the group has no room for. What was accepted before
+    /// the error stays.
     pub fn write(self: &Arc<Self>, group: &Arc<Group>, offset: u64, data: &[u8]) -> Result<usize, FileError> {
         assert_no_locks_held("a write");
         check_range(offset, data.len())?;
@@ -102,7 +106,8 @@ impl File {
         Ok(done)
     }
 
-    /// Writes only if that needs no sleep: every page is there or can be had at once, nothing must be read.
+    /// Writes only if that needs no sleep: every page is there or can be had at once, nothing must
+    /// be read.
     pub fn try_write(self: &Arc<Self>, group: &Arc<Group>, offset: u64, data: &[u8]) -> Option<usize> {
         if check_range(offset, data.len()).is_err() || batch_len(offset, data.len()) < data.len() {
             return None;
@@ -119,8 +124,8 @@ impl File {
         }
     }
 
-    /// One round: at most [`WRITE_BATCH_PAGES`] pages. May sleep when it is given the request's claim to pages beyond the limit
-    /// of its group.
+    /// One round: at most [`WRITE_BATCH_PAGES`] pages. May sleep when it is given the request's
+    /// claim to pages beyond the limit of its group.
     fn write_round(
         self: &Arc<Self>,
         group: &Arc<Group>,
@@ -173,14 +178,15 @@ impl File {
         }
         match outcome {
             Ok(0) if !may_sleep => Ok(Round::MustSleep),
-            // Evicted between look-up and insertion, so that nothing could be placed: try again from the top.
+            // Evicted between look-up and insertion, so that nothing could be placed: try again
+            // from the top.
             Ok(nr) => Ok(Round::Written(nr)),
             Err(error) => Err(error),
         }
     }
 
-    /// Pages for a write that lacks `missing`: fewer if the group has not room for all; if it has none, and the caller may
-    /// sleep, beyond its limit. Never that for a file that has no store.
+    /// Pages for a write that lacks `missing`: fewer if the group has not room for all; if it has
+    /// none, and the caller may sleep, beyond its limit. Never that for a file that has no store.
     fn pages_to_write(
         self: &Arc<Self>,
         group: &Arc<Group>,
@@ -201,7 +207,7 @@ impl File {
         }
     }
 
-    /// How many pages from `first` on can be had with `nr_frames` new ones.
+    /// Returns how many pages from `first` on can be had with `nr_frames` new ones.
     fn reach(&self, first: u64, nr_pages: u64, nr_frames: u64) -> u64 {
         let mut left = nr_frames;
         for i in 0..nr_pages {
@@ -215,8 +221,8 @@ impl File {
         nr_pages
     }
 
-    /// Pins the pages `first..end`, inserting new locked ones where they are missing. May be shorter than asked when a
-    /// page was evicted since it was counted.
+    /// Pins the pages `first..end`, inserting new locked ones where they are missing. May be
+    /// shorter than asked when a page was evicted since it was counted.
     fn targets(
         self: &Arc<Self>,
         group: &Arc<Group>,
@@ -227,7 +233,8 @@ impl File {
         let mut targets = Vec::with_capacity((end - first) as usize);
         let mut inserted = 0;
         let mut page = first;
-        // Pages that are there are pinned without the lock; the lock is taken once, for the first that is missing.
+        // Pages that are there are pinned without the lock; the lock is taken once, for the first
+        // that is missing.
         while page < end
             && let Some(frame) = self.pin_page(page)
         {
@@ -267,8 +274,8 @@ impl File {
         targets
     }
 
-    /// Copies `data` into the targets, marks them dirty, or puts those beyond the limit into the store; unlocks and unpins all
-    /// of them. Returns bytes copied, from the start of `data` on.
+    /// Copies `data` into the targets, marks them dirty, or puts those beyond the limit into the
+    /// store; unlocks and unpins all of them. Returns bytes copied, from the start of `data` on.
     fn copy_in(
         self: &Arc<Self>,
         offset: u64,
@@ -286,8 +293,13 @@ impl File {
             if nr > 0 {
                 let through = &targets[at..at + nr];
                 match self.write_through(through, from, &data[done..]) {
-                    Ok(len) => done += len,
-                    Err(error) => outcome = Err(error),
+                    (len, Ok(())) => done += len,
+                    // What the store has taken is in the file. The rest is refused again, and then
+                    // by itself.
+                    (len, Err(error)) => {
+                        done += len;
+                        outcome = Err(error.into());
+                    }
                 }
                 at += nr;
                 continue;
@@ -302,7 +314,8 @@ impl File {
                 at += 1;
             }
         }
-        // Longer first: a flusher writes a dirty page only as far as the file reaches, and calls it written.
+        // Longer first: a flusher writes a dirty page only as far as the file reaches, and calls it
+        // written.
         if done > 0 {
             self.grow(offset + done as u64);
         }
@@ -314,8 +327,8 @@ impl File {
         }
     }
 
-    /// Copies bytes into one page. False when it has left the file, or would have to be waited for by a caller that may not
-    /// sleep.
+    /// Copies bytes into one page. False when it has left the file, or would have to be waited for
+    /// by a caller that may not sleep.
     fn copy_into(
         &self,
         target: &Target,
@@ -357,14 +370,15 @@ impl File {
         Ok(true)
     }
 
-    /// Puts bytes into the store through new locked pages that their group has no room for. Only what was written goes, so
-    /// the rest of a page need not be known. Returns how many bytes, all that the pages have of `data`.
+    /// Puts bytes into the store through new locked pages that their group has no room for. Only
+    /// what was written goes, so the rest of a page need not be known. Returns how many bytes: all
+    /// that the pages have of `data`, or fewer and why.
     fn write_through(
         self: &Arc<Self>,
         through: &[Target],
         offset: u64,
         data: &[u8],
-    ) -> Result<usize, FileError> {
+    ) -> (usize, io::Result<()>) {
         let arena = self.cache.arena();
         let mut segments = Vec::with_capacity(through.len());
         let mut done = 0;
@@ -378,14 +392,15 @@ impl File {
         }
         let owner = owner_of(self.record(through[0].frame));
         owner.with_group(|group| group.stat_add(StatItem::PgPgIn, through.len() as i64));
-        self.write_fully(&segments, offset)?;
-        self.store_len.fetch_max(offset + done as u64, Ordering::Relaxed);
-        self.note_written_through(through.len() as u64, owner.into_raw());
-        Ok(done)
+        let (taken, result) = self.write_fully(&segments, offset);
+        if taken > 0 {
+            self.note_written_through(through.len() as u64, owner.into_raw());
+        }
+        (taken, result)
     }
 
-    /// A new page of which only a part is written needs its other contents. False when that means I/O and we may not
-    /// sleep.
+    /// A new page of which only a part is written needs its other contents. False when that means
+    /// I/O and we may not sleep.
     fn prepare_partial(&self, target: &Target, may_sleep: bool) -> Result<bool, FileError> {
         let arena = self.cache.arena();
         let start = target.page << PAGE_SHIFT;
@@ -396,14 +411,15 @@ impl File {
             }
             let segment = Segment { frame: target.frame, offset: 0, len: PAGE_SIZE as u16 };
             assert_may_wait(Rank::StoreIo, "a read of the store");
+            let _idle = Idle::begin(Wait::Perhaps);
             read = self.store.read_at(arena, &[segment], start)?;
         }
         arena.zero(target.frame, read, PAGE_SIZE - read);
         Ok(true)
     }
 
-    /// Puts new pages on the lists, unlocks them, drops all pins; pages that were not written (`targets[written..]`) and are
-    /// new leave the file again, and so do those beyond the limit.
+    /// Puts new pages on the lists, unlocks them, drops all pins; pages that were not written
+    /// (`targets[written..]`) and are new leave the file again, and so do those beyond the limit.
     fn release_targets(&self, targets: &[Target], written: usize) {
         let reclaimer = self.cache.reclaimer();
         let mut lists: [Vec<FrameId>; 2] = [Vec::new(), Vec::new()];
@@ -433,7 +449,7 @@ impl File {
         }
     }
 
-    /// The file is at least `end` bytes long now. The caller holds `content`.
+    /// Makes the file at least `end` bytes long. The caller holds `content`.
     pub(crate) fn grow(&self, end: u64) {
         // Release: pairs with the Acquire in `len`.
         self.len.fetch_max(end, Ordering::Release);

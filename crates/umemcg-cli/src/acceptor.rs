@@ -1,8 +1,8 @@
 //! Accepts connections until the socket is shut down, whatever else `accept` answers.
 //!
-//! A daemon whose descriptors are used up answers `EMFILE` for a while, and `umemcg sync` and `umemcg umount` must work then
-//! and afterwards. So the acceptor holds a spare descriptor, which it closes to take one connection, and tries again as long as it
-//! has none.
+//! A daemon whose descriptors are used up answers `EMFILE` for a while, and `umemcg sync` and
+//! `umemcg umount` must work then and afterwards. So the acceptor holds a spare descriptor, which
+//! it closes to take one connection, and tries again as long as it has none.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -30,13 +30,14 @@ where
     S: FnMut() -> Option<OwnedFd>,
     W: FnMut(),
 {
-    /// Accepts with `accept`, keeps a descriptor of `new_spare`, and calls `wait` before it tries again.
+    /// Accepts with `accept`, keeps a descriptor of `new_spare`, and calls `wait` before it tries
+    /// again.
     pub fn new(accept: A, mut new_spare: S, wait: W) -> Self {
         let spare = new_spare();
         Self { accept, new_spare, wait, spare, has_failed: false }
     }
 
-    /// The next connection; `None` when the socket has been shut down.
+    /// Returns the next connection; `None` when the socket has been shut down.
     pub fn next(&mut self) -> Option<UnixStream> {
         loop {
             self.spare = self.spare.take().or_else(&mut self.new_spare);

@@ -1,7 +1,7 @@
 //! What the command line takes, and the help that teaches it.
 //!
-//! Every number in a help text carries its unit. The examples are the ones a newcomer needs first; a test
-//! parses each of them, so that they stay true.
+//! Every number in a help text carries its unit. The examples are the ones a newcomer needs first;
+//! a test parses each of them, so that they stay true.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -70,13 +70,15 @@ Exit status:
 
 /// Memory cgroups in user space, with a caching mount on top.
 ///
-/// `umemcg mount` serves a directory through a page cache of its own, and charges every cached page to a group.
-/// Groups form a tree of directories with the control files of Linux memory cgroups: limits, usage, statistics.
+/// `umemcg mount` serves a directory through a page cache of its own, and charges every cached page
+/// to a group. Groups form a tree of directories with the control files of Linux memory cgroups:
+/// limits, usage, statistics.
 #[derive(Debug, Parser)]
 #[command(name = "umemcg", version, after_long_help = EXAMPLES, after_help = "`umemcg --help` shows examples and exit codes.")]
 #[command(arg_required_else_help = true, max_term_width = 110)]
 pub struct Arguments {
-    /// Say more on stderr: -v what happens, -vv each decision. UMEMCG_LOG takes a filter such as `umemcg_fuse=trace`.
+    /// Say more on stderr: -v what happens, -vv each decision. UMEMCG_LOG takes a filter such as
+    /// `umemcg_fuse=trace`.
     #[arg(short, long, global = true, action = ArgAction::Count)]
     pub verbose: u8,
     /// What to do.
@@ -116,6 +118,18 @@ pub enum Command {
     Trim(TrimArguments),
     /// Show it at work: a real mount, two groups, real programs, a table of what happened
     Demo(DemoArguments),
+    /// Started by the daemon: makes inotify hear of changes of control files
+    #[command(name = "__touch-control", hide = true)]
+    TouchControl(TouchControlArguments),
+}
+
+/// `umemcg __touch-control`.
+#[derive(Debug, clap::Args)]
+pub struct TouchControlArguments {
+    /// Where the control files are mounted
+    pub point: PathBuf,
+    /// `major:minor` of that file system
+    pub device: String,
 }
 
 /// `umemcg mount`.
@@ -128,33 +142,37 @@ pub struct MountArguments {
     /// Directory on which they appear (it must exist)
     #[arg(value_name = "MNT")]
     pub mountpoint: PathBuf,
-    /// Show volumes as directories of MNT, to be added and removed with `umemcg volume` while the mount is served
+    /// Show volumes as directories of MNT, to be added and removed with `umemcg volume` while the
+    /// mount is served
     #[arg(long, conflicts_with = "data")]
     pub volumes: bool,
-    /// Make the groups, limits, rules and volumes that this file describes (TOML; see examples/umemcg.toml)
+    /// Make the groups, limits, rules and volumes that this file describes (TOML; see
+    /// examples/umemcg.toml)
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
     /// Directory on which the groups and their control files appear (it must exist)
     #[arg(long, value_name = "DIR")]
     pub control: Option<PathBuf>,
-    /// Whose control files are shown, with their meanings: those of version 1 of Linux, of version 2, or both in one
-    /// directory (both, unless the configuration says otherwise)
+    /// Whose control files are shown, with their meanings: those of version 1 of Linux, of version
+    /// 2, or both in one directory (both, unless the configuration says otherwise)
     #[arg(long, value_enum, value_name = "STYLE")]
     pub control_style: Option<ControlStyle>,
-    /// How much memory the caches may hold: 512M, 8G, or a part of what this process may use, as 25% (the default)
+    /// How much memory the caches may hold: 512M, 8G, or a part of what this process may use, as
+    /// 25% (the default)
     #[arg(long, value_name = "SIZE|PERCENT")]
     pub pool: Option<PoolSize>,
-    /// Hand protection (memory.min, memory.low) that no child of a group claims down to all its children, in proportion to what
-    /// they use, as the mount option memory_recursiveprot of Linux does; off: only who
-    /// claims it has it (on, unless the configuration says otherwise)
+    /// Hand protection (memory.min, memory.low) that no child of a group claims down to all its
+    /// children, in proportion to what they use, as the mount option memory_recursiveprot of Linux
+    /// does; off: only children that claim it have it (on, unless the configuration says otherwise)
     #[arg(long, value_enum, value_name = "ON|OFF")]
     pub recursive_protection: Option<Switch>,
-    /// Put whoever is not in a group by hand into one: `cgroup:PATTERN=GROUP`, `uid:UID=GROUP` or `path:PATTERN=GROUP`.
-    /// `*` in a pattern stands for one name, `{1}` in the group for the first of them (`{0}` for the whole match). May
-    /// be given many times; the first that fits counts
+    /// Put processes that were not put into a group by hand into one: `cgroup:PATTERN=GROUP`,
+    /// `uid:UID=GROUP` or `path:PATTERN=GROUP`. `*` in a pattern stands for one name, `{1}` in the
+    /// group for the first of them (`{0}` for the whole match). May be given many times; the first
+    /// that fits counts
     #[arg(long = "rule", value_name = "RULE")]
     pub rules: Vec<Rule>,
-    /// Let other users in, not only the one who mounts (as root they are let in anyway)
+    /// Let other users in, not only the one that mounts (as root they are let in anyway)
     #[arg(long)]
     pub allow_other: bool,
     /// Take over a mount point whose daemon has died
@@ -282,10 +300,11 @@ pub struct VolumeAddArguments {
     /// Its data lives in this directory of the host
     #[arg(long, value_name = "PATH", required_unless_present = "tmpfs", conflicts_with_all = ["tmpfs", "size"])]
     pub dir: Option<PathBuf>,
-    /// Its data lives in the pool, charged to whoever writes it, and goes with the volume
+    /// Its data lives in the pool, charged to the group that writes it, and is gone with the volume
     #[arg(long)]
     pub tmpfs: bool,
-    /// How much data a tmpfs volume holds: 64M, 2G (as much as its writers' groups may hold if not given)
+    /// How much data a tmpfs volume holds: 64M, 2G (as much as its writers' groups may hold if not
+    /// given)
     #[arg(long, value_name = "SIZE", value_parser = parse_volume_size)]
     pub size: Option<u64>,
     /// Which daemon.
@@ -306,8 +325,8 @@ pub struct VolumeListArguments {
 pub struct VolumeRemoveArguments {
     /// Its name
     pub name: String,
-    /// Also when files on it are open, which then get errors (ENODEV), and when something cannot be made durable, which is
-    /// then lost and named
+    /// Also when files on it are open, which then get errors (ENODEV), and when something cannot be
+    /// made durable, which is then lost and named
     #[arg(long)]
     pub force: bool,
     /// How long to try to write everything back (the mount's own --flush-timeout if not given)
@@ -318,7 +337,7 @@ pub struct VolumeRemoveArguments {
     pub daemon: DaemonArguments,
 }
 
-/// A size of a volume, in bytes.
+/// Returns a size of a volume, in bytes.
 fn parse_volume_size(text: &str) -> Result<u64, String> {
     match umemcg_base::parse_size(text.as_bytes()) {
         Ok(0) => Err("a volume of no size holds nothing".into()),
@@ -327,7 +346,7 @@ fn parse_volume_size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// A part of the full size; a smaller file would fit into the group.
+/// Returns a part of the full size; a smaller file would fit into the group.
 fn parse_scale(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(scale) if (0.05..=100.0).contains(&scale) => Ok(scale),
@@ -401,7 +420,8 @@ pub struct DemoArguments {
     /// Print the table as JSON
     #[arg(long)]
     pub json: bool,
-    /// Show background reclaim instead: the steps of the mail that proposed it, with its figures beside ours
+    /// Show background reclaim instead: the steps of the mail that proposed it, with its figures
+    /// beside ours
     #[arg(long)]
     pub background: bool,
     /// With --background: the size of the file, as a part of the mail's 20 GiB, 0.05 at least

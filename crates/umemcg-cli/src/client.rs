@@ -1,4 +1,5 @@
-//! `umemcg sync` and `umemcg umount`: they ask the daemon behind a mount and wait for its last word.
+//! `umemcg sync` and `umemcg umount`: they ask the daemon behind a mount and wait for its last
+//! word.
 
 use std::io::IsTerminal;
 use std::path::Path;
@@ -14,7 +15,7 @@ use crate::exit::{Failure, LostFile};
 use crate::mounts::{find_mount, is_umemcg};
 use crate::table::human_bytes;
 
-/// `umemcg sync MNT`.
+/// Runs `umemcg sync MNT`.
 ///
 /// # Errors
 /// [`Failure`].
@@ -26,7 +27,7 @@ pub fn sync(arguments: &SyncArguments) -> Result<(), Failure> {
     result
 }
 
-/// `umemcg umount MNT`.
+/// Runs `umemcg umount MNT`.
 ///
 /// # Errors
 /// [`Failure`].
@@ -86,7 +87,8 @@ fn last_word(mount: &Mount, request: &Request) -> Result<(), Failure> {
     }
 }
 
-/// Whether the mount's connection is closed: then nobody serves it and nothing can be lost by removing it.
+/// Returns whether the mount's connection is closed: then no daemon serves it, and nothing can be
+/// lost by removing it.
 pub(crate) fn is_dead(mount: &Mount) -> bool {
     std::fs::symlink_metadata(&mount.point)
         .is_err_and(|error| error.kind() == std::io::ErrorKind::NotConnected)

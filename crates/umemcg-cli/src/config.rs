@@ -1,7 +1,8 @@
 //! `umemcg mount --config`: groups with their limits, rules and volumes from a TOML file.
 //!
-//! Limits are control files by name, set through the same rows as a write to the mounted file, so that what is refused
-//! there is refused here. Everything that is wrong is said with its line, before anything is served.
+//! Limits are control files by name, set through the same rows as a write to the mounted file, so
+//! that what is refused there is refused here. Everything that is wrong is said with its line,
+//! before anything is served.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -84,7 +85,7 @@ impl Config {
         Failure::Usage(format!("{}:{line}: {what}", self.path.display()))
     }
 
-    /// How large the pool is to be.
+    /// Returns how large the pool is to be.
     ///
     /// # Errors
     /// [`Failure`] with the line.
@@ -94,17 +95,17 @@ impl Config {
         self.content.pool.as_ref().map(parse).transpose()
     }
 
-    /// Whether protection that no child claims is handed down, if the file says so.
+    /// Returns whether protection that no child claims is handed down, if the file says so.
     pub fn recursive_protection(&self) -> Option<bool> {
         self.content.recursive_protection
     }
 
-    /// Whose control files are shown, if the file says so.
+    /// Returns the control style, if the file names one.
     pub fn control_style(&self) -> Option<ControlStyle> {
         self.content.control_style
     }
 
-    /// The rules, in their order.
+    /// Returns the rules, in their order.
     ///
     /// # Errors
     /// [`Failure`] with the line.
@@ -113,19 +114,20 @@ impl Config {
         self.content.rules.iter().map(parse).collect()
     }
 
-    /// Most groups that rules make.
+    /// Returns the most groups that rules make.
     pub fn rule_groups_max(&self) -> usize {
         self.content.rule_groups_max.unwrap_or(umemcg_fuse::RULE_GROUPS_MAX)
     }
 
-    /// The volumes, in the order of the file.
+    /// Returns the volumes, in the order of the file.
     pub fn volumes(&self) -> impl Iterator<Item = VolumeEntry<'_>> {
         let mut volumes: Vec<_> = self.content.volumes.iter().collect();
         volumes.sort_by_key(|(name, _)| name.span().start);
         volumes.into_iter().map(|(name, content)| VolumeEntry { config: self, name, content })
     }
 
-    /// Makes the groups and sets their limits, in the order of the file; groups above one that is named are made, too.
+    /// Makes the groups and sets their limits, in the order of the file; groups above one that is
+    /// named are made, too.
     ///
     /// # Errors
     /// [`Failure`] with the line.
@@ -223,7 +225,7 @@ impl VolumeEntry<'_> {
         self.config.wrong(self.name, format!("volume `{}`: {what}", self.name()))
     }
 
-    /// Where its data lives. A relative directory is meant from where the file is.
+    /// Returns where its data lives. A relative directory is meant from where the file is.
     ///
     /// # Errors
     /// [`Failure`] with the line.
@@ -252,7 +254,7 @@ mod tests {
     use super::*;
     use std::sync::Arc;
     use umemcg::{Engine, EngineConfig, Group};
-    use umemcg_fuse::Who;
+    use umemcg_fuse::ProcessClassifier;
 
     fn parsed(text: &str) -> Result<Config, Failure> {
         let content = toml::from_str(text).map_err(|error| Failure::Usage(error.to_string()))?;
@@ -266,8 +268,8 @@ mod tests {
         let config = parsed(text)?;
         config.pool()?;
         let engine = Engine::new(EngineConfig::default()).unwrap();
-        let who = Arc::new(Who::new(Arc::clone(&engine), config.rules()?).unwrap());
-        config.make_groups(&ControlTree::new(Arc::clone(&engine), who))?;
+        let classifier = Arc::new(ProcessClassifier::new(Arc::clone(&engine), config.rules()?).unwrap());
+        config.make_groups(&ControlTree::new(Arc::clone(&engine), classifier))?;
         let volumes = config.volumes().map(|volume| Ok((volume.name().to_owned(), volume.data()?)));
         Ok((engine, volumes.collect::<Result<_, Failure>>()?))
     }

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-/// Parses `30s`, `500ms`, `2m`, `1h`, `0`; a bare number is seconds. A fraction is allowed (`0.5s`).
+/// Parses `30s`, `500ms`, `2m`, `1h`, `0`; a bare number is seconds. A fraction is allowed
+/// (`0.5s`).
 ///
 /// # Errors
 /// A sentence for the user when the text is not such a span.

@@ -1,11 +1,13 @@
-//! How `umemcg sync` and `umemcg umount` reach the daemon behind a mount: a socket that only its owner may open.
+//! How `umemcg sync` and `umemcg umount` reach the daemon behind a mount: a socket that only its
+//! owner may open.
 //!
-//! Both ends derive the socket's name from the mounted file system's device number, which the kernel gives to one
-//! mounted file system at a time. So a name always means the mount that is there now, however often the path was
-//! mounted before, and a socket that a dead daemon left behind is replaced by the next one.
+//! Both ends derive the socket's name from the mounted file system's device number, which the
+//! kernel gives to one mounted file system at a time. So a name always means the mount that is
+//! there now, however often the path was mounted before, and a socket that a dead daemon left
+//! behind is replaced by the next one.
 //!
-//! One request and one or more replies go over a connection, each one line of JSON. The daemon checks who asks: the
-//! user that runs it, or root.
+//! One request and one or more replies go over a connection, each one line of JSON. The daemon
+//! answers only the user that runs it, and root.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -123,7 +125,7 @@ pub enum Reply {
     },
     /// Durable, but the mount is in use and stays.
     Busy {
-        /// By whom, as far as can be seen.
+        /// The processes that use it, as far as can be seen.
         users: Vec<String>,
     },
     /// Nothing was done.
@@ -135,7 +137,8 @@ pub enum Reply {
 
 /// Carries out requests; called on a thread of its own for each.
 pub trait Serve: Send + Sync + 'static {
-    /// Carries out one request; `progress` may be called any number of times. Returns the last reply.
+    /// Carries out one request; `progress` may be called any number of times. Returns the last
+    /// reply.
     fn serve(&self, request: Request, progress: &mut dyn FnMut(Reply)) -> Reply;
 
     /// A connection has been accepted.
@@ -154,8 +157,8 @@ pub struct Endpoint {
 #[derive(Debug)]
 struct Socket {
     path: PathBuf,
-    /// Device and inode of the file that was bound. The kernel gives a device number again as soon as its mount is
-    /// gone, so by the end another daemon may listen under the same name.
+    /// Device and inode of the file that was bound. The kernel gives a device number again as soon
+    /// as its mount is gone, so by the end another daemon may listen under the same name.
     identity: (u64, u64),
     listener: Arc<UnixListener>,
     worker: Option<Worker>,
@@ -176,7 +179,8 @@ fn identity_of(path: &Path) -> io::Result<(u64, u64)> {
     fs::symlink_metadata(path).map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
-/// Keeps other daemons from changing names in the directory of `path` until it is dropped. Waits for them.
+/// Keeps other daemons from changing names in the directory of `path` until it is dropped. Waits
+/// for them.
 fn lock_names(path: &Path) -> io::Result<fs::File> {
     let directory = fs::File::open(path.parent().unwrap_or(Path::new("/")))?;
     rustix::fs::flock(&directory, rustix::fs::FlockOperation::LockExclusive)?;
@@ -197,10 +201,12 @@ impl Endpoint {
         Ok(endpoint)
     }
 
-    /// Listens at a path, too. A socket that a dead daemon left there is replaced; anything else is not.
+    /// Listens at a path, too. A socket that a dead daemon left there is replaced; anything else is
+    /// not.
     ///
     /// # Errors
-    /// `AddrInUse` when somebody listens there, or something else has the name; what the system says.
+    /// `AddrInUse` when a daemon listens there, or something else has the name; what the system
+    /// says.
     pub fn listen_at(&mut self, path: &Path, serve: &Arc<dyn Serve>) -> io::Result<()> {
         let path = std::path::absolute(path)?;
         if let Ok(metadata) = fs::symlink_metadata(&path) {
@@ -213,7 +219,7 @@ impl Endpoint {
     }
 
     fn bind(&mut self, path: PathBuf, serve: &Arc<dyn Serve>) -> io::Result<()> {
-        // Under another name until nobody but the owner may open it.
+        // Under another name until only the owner may open it.
         let draft = path.with_extension(format!("{}.new", std::process::id()));
         let _ = fs::remove_file(&draft);
         let listener = Arc::new(UnixListener::bind(&draft)?);
@@ -292,7 +298,7 @@ fn answer(stream: &UnixStream, serve: &dyn Serve) -> io::Result<()> {
     if !peer.uid.is_root() && peer.uid != myself {
         return send(
             stream,
-            &Reply::Failed { message: "only the user who mounted it, or root, may ask that".into() },
+            &Reply::Failed { message: "only the user that mounted it, or root, may ask that".into() },
         );
     }
     stream.set_write_timeout(Some(REQUEST_TIMEOUT))?;
@@ -309,7 +315,8 @@ fn answer(stream: &UnixStream, serve: &dyn Serve) -> io::Result<()> {
     send(stream, &last)
 }
 
-/// One line, or as much of it as a request may have. All of it in time: who sends a byte now and then gains nothing.
+/// One line, or as much of it as a request may have. All of it in time: a client that sends a byte
+/// now and then gains nothing.
 fn read_request(mut stream: &UnixStream) -> io::Result<Vec<u8>> {
     let deadline = Instant::now() + REQUEST_TIMEOUT;
     let mut line = Vec::new();
@@ -334,7 +341,7 @@ fn send(mut stream: &UnixStream, reply: &Reply) -> io::Result<()> {
     stream.write_all(&line)
 }
 
-/// Why nobody could be asked.
+/// Why no daemon could be asked.
 #[derive(Debug)]
 pub enum AskError {
     /// No daemon listens for this mount.
@@ -390,7 +397,7 @@ fn connect(mount: &Mount) -> Result<UnixStream, AskError> {
     for directory in directories {
         match UnixStream::connect(socket_path(&directory, mount)) {
             Ok(stream) => {
-                // Somebody else's socket in a directory that anybody may make proves nothing.
+                // Another user's socket in a directory that every user may make proves nothing.
                 let peer = rustix::net::sockopt::socket_peercred(&stream)
                     .map_err(|error| AskError::Io(error.into()))?;
                 if peer.uid.is_root() || Some(peer.uid.as_raw()) == mount.fuse_owner() {
@@ -431,7 +438,8 @@ fn is_owned_by(directory: &Path, uid: u32) -> bool {
     fs::symlink_metadata(directory).is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == uid)
 }
 
-/// Makes the directory for this user's sockets, or checks that the one there is ours and closed to others.
+/// Makes the directory for this user's sockets, or checks that the one there is ours and closed to
+/// others.
 fn own_directory() -> io::Result<PathBuf> {
     let uid = rustix::process::geteuid().as_raw();
     let directory = directory_of(uid, true);
@@ -495,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_that_ends_leaves_the_socket_of_the_next_one_of_its_number() {
+    fn an_ending_daemon_leaves_the_socket_of_its_successor() {
         let mount = imaginary_mount(std::process::id() + (1 << 23));
         let serve: Arc<dyn Serve> = Arc::new(Twice);
         let before = Endpoint::listen(&[&mount], &serve).unwrap();
@@ -507,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_is_no_request_is_answered_and_the_daemon_lives_on() {
+    fn a_line_that_is_no_request_is_answered_with_an_error() {
         let mount = imaginary_mount(std::process::id() + (1 << 24));
         let serve: Arc<dyn Serve> = Arc::new(Twice);
         let _endpoint = Endpoint::listen(&[&mount], &serve).unwrap();

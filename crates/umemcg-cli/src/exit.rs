@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use umemcg_fuse::Lost;
 
 /// A file of which something could not be made durable.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,6 +17,12 @@ pub struct LostFile {
     pub bytes: u64,
     /// Why.
     pub error: String,
+}
+
+impl From<Lost> for LostFile {
+    fn from(lost: Lost) -> Self {
+        Self { path: format!("/{}", lost.path.display()), bytes: lost.bytes, error: lost.error }
+    }
 }
 
 /// Why a command did not succeed.
@@ -30,7 +37,7 @@ pub enum Failure {
     /// What was written is not durable.
     #[error("{} could not be made durable", files_and_bytes(.0))]
     Lost(Vec<LostFile>),
-    /// The path is no mount of ours, or nobody answers behind it.
+    /// The path is no mount of ours, or no daemon answers behind it.
     #[error("{0}")]
     NotServed(String),
     /// In use.
@@ -39,12 +46,12 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// A failed system call with the path it was about.
+    /// Returns a failed system call with the path it was about.
     pub fn at(what: &str, path: &Path, error: &io::Error) -> Self {
         Self::Failed(format!("{what} {}: {error}", path.display()))
     }
 
-    /// The documented exit code.
+    /// Returns the documented exit code.
     pub fn code(&self) -> u8 {
         match self {
             Self::Failed(_) => 1,

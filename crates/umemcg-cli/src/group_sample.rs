@@ -31,7 +31,7 @@ pub struct GroupSample {
 }
 
 impl GroupSample {
-    /// A line of `memory.stat`; 0 when there is none of this name.
+    /// Returns a line of `memory.stat`; 0 when there is none of this name.
     pub fn stat(&self, name: &str) -> u64 {
         self.stat.get(name).copied().unwrap_or(0)
     }
@@ -43,7 +43,8 @@ impl GroupSample {
             std::fs::File::from(file).read_to_string(&mut text)?;
             Ok(text)
         };
-        // Our own file is there whatever the style of the control files; others may be shown under one name alone.
+        // Our own file is there whatever the style of the control files; others may be shown under
+        // one name alone.
         let stat = read("umemcg.stat")?;
         let either = |v1: &str, v2: &str| read(v1).or_else(|_| read(v2));
         let usage = either("memory.usage_in_bytes", "memory.current").unwrap_or_default();
@@ -104,12 +105,13 @@ pub struct TreeSample {
 }
 
 impl TreeSample {
-    /// Reads the control tree that is mounted at `control`. A group that goes meanwhile is left out, with what is below
-    /// it. Every step of the walk is relative to the directory that it starts from, so a deep tree costs no more than a
-    /// wide one, and one descriptor is open at a time.
+    /// Reads the control tree that is mounted at `control`. A group that goes meanwhile is left
+    /// out, with what is below it. Every step of the walk is relative to the directory that it
+    /// starts from, so a deep tree costs no more than a wide one, and one descriptor is open at a
+    /// time.
     ///
     /// # Errors
-    /// When the root's files cannot be read: it is no control tree, or nobody serves it.
+    /// When the root's files cannot be read: it is no control tree, or no daemon serves it.
     pub fn read(control: &Path) -> io::Result<Self> {
         let mut tree = Self { at: Instant::now(), groups: Vec::new() };
         let mut directory = open_directory(rustix::fs::CWD, control)?;
@@ -142,7 +144,7 @@ impl TreeSample {
         Ok(self.groups.len() - 1)
     }
 
-    /// The path of the group at a place, from the root: `/a/b`.
+    /// Returns the path of the group at a place, from the root: `/a/b`.
     pub fn path(&self, place: usize) -> String {
         let mut names = Vec::new();
         let mut at = &self.groups[place];

@@ -3,21 +3,24 @@
 //! ```text
 //!   serving --signal or `umemcg umount`--> flushing --durable or time over--> unmounting
 //!      |                                                                          |
-//!      |                                    nobody uses it: gone at once          |
+//!      |                                    not in use: gone immediately          |
 //!      |                                    in use (after a signal): detached,    |
 //!      |                                    the users may finish until the time   |
 //!      |                                    is over                               |
 //!      +--umount from outside---------------------------------------------------> ended: flush the rest, exit
 //! ```
 //!
-//! One deadline, set by whatever starts the end, covers all of it. A second signal is an order: what is not durable by
-//! then is reported as lost. `umemcg umount` on a mount in use changes nothing, as umount(8).
+//! One deadline, set by whatever starts the end, covers all of it. A second signal is an order:
+//! what is not durable by then is reported as lost. `umemcg umount` on a mount in use changes
+//! nothing, as umount(8).
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use umemcg_base::{Condvar, LeafMutex, Rank, RankedMutex};
 
 use crate::endpoint::{Reply, Request, Serve};
 use crate::exit::{Failure, LostFile};
@@ -28,23 +31,26 @@ const LAST_REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What a foreground mount asks of the daemon that serves it.
 pub trait Served: Send + Sync + 'static {
-    /// Tries to make everything durable until the deadline; returns what is not. `progress` gets the bytes left.
+    /// Tries to make everything durable until the deadline; returns what is not. `progress` gets
+    /// the bytes left.
     fn flush(&self, deadline: Instant, progress: &mut dyn FnMut(u64)) -> Vec<LostFile>;
 
-    /// Unmounts: the control files too, once the data mount is gone. Fails with EBUSY when the data mount is in use;
-    /// `detach` takes it out of sight at once and lets those who use it finish.
+    /// Unmounts: the control files too, once the data mount is gone. Fails with EBUSY when the data
+    /// mount is in use; `detach` hides it immediately and lets its users finish.
     ///
     /// # Errors
     /// What umount says.
     fn unmount(&self, detach: bool) -> io::Result<()>;
 
-    /// Adds, lists or removes volumes; a removal makes durable by the deadline. `progress` gets the bytes left.
+    /// Adds, lists or removes volumes; a removal makes durable by the deadline. `progress` gets the
+    /// bytes left.
     fn volumes(&self, request: Request, deadline: Instant, progress: &mut dyn FnMut(u64)) -> Reply {
         let _ = (request, deadline, progress);
         Reply::Failed { message: "there are no volumes here".into() }
     }
 
-    /// Takes the mounts away from whoever still uses them, and flushes until the deadline; returns what is not durable.
+    /// Takes the mounts away from their last users, and flushes until the deadline; returns what is
+    /// not durable.
     fn shut_down(&self, deadline: Instant) -> Vec<LostFile>;
 }
 
@@ -63,11 +69,11 @@ pub struct Lifecycle {
     mountpoint: PathBuf,
     flush_timeout: Duration,
     /// When the end has to be over; none while serving.
-    deadline: Mutex<Option<Instant>>,
+    deadline: LeafMutex<Option<Instant>>,
     /// One umount at a time.
-    ending: Mutex<()>,
+    ending: RankedMutex<()>,
     /// Requests on the socket that have not replied yet.
-    nr_requests: Mutex<usize>,
+    nr_requests: LeafMutex<usize>,
     /// Rung when one of them has.
     replied: Condvar,
 }
@@ -79,16 +85,16 @@ impl std::fmt::Debug for Lifecycle {
 }
 
 impl Lifecycle {
-    /// A mount that is being served.
+    /// Creates a mount that is being served.
     pub fn new(served: Arc<dyn Served>, mountpoint: &Path, flush_timeout: Duration) -> Arc<Self> {
         Arc::new(Self {
             served,
             mountpoint: mountpoint.to_owned(),
             flush_timeout,
-            deadline: Mutex::new(None),
-            ending: Mutex::new(()),
-            nr_requests: Mutex::new(0),
-            replied: Condvar::new(),
+            deadline: LeafMutex::new(None),
+            ending: RankedMutex::new(Rank::Ending, ()),
+            nr_requests: LeafMutex::new(0),
+            replied: Condvar::default(),
         })
     }
 
@@ -106,7 +112,8 @@ impl Lifecycle {
                     let deadline = self.begin_end();
                     end_by = Some(deadline);
                     let (ending, sender) = (Arc::clone(self), sender.clone());
-                    // Flushing may take as long as the timeout, and a second signal must be heard meanwhile.
+                    // Flushing may take as long as the timeout, and a second signal must be heard
+                    // meanwhile.
                     std::thread::spawn(move || ending.end_on_signal(deadline, &sender));
                 }
                 Ok(Event::Signal) => {
@@ -123,7 +130,8 @@ impl Lifecycle {
         let deadline = if insisted { Instant::now() } else { self.begin_end() };
         let mut lost = self.served.shut_down(deadline);
         if insisted {
-            // Nobody waited for what the host has been given; only what is still ours is lost with us.
+            // What the host has been given was not waited for; only what is still ours is lost with
+            // us.
             lost.retain(|file| file.bytes > 0);
         }
         self.await_last_replies();
@@ -140,11 +148,11 @@ impl Lifecycle {
 
     /// Sets the deadline unless the end has begun; returns the one in force.
     fn begin_end(&self) -> Instant {
-        *lock(&self.deadline).get_or_insert_with(|| Instant::now() + self.flush_timeout)
+        *self.deadline.lock().get_or_insert_with(|| Instant::now() + self.flush_timeout)
     }
 
     fn end_on_signal(&self, deadline: Instant, sender: &Sender<Event>) {
-        let _one_at_a_time = lock(&self.ending);
+        let _one_at_a_time = self.ending.lock();
         // What is left is flushed again, and reported, when the mount has ended.
         let _ = self.served.flush(deadline, &mut |_| {});
         match self.served.unmount(false) {
@@ -171,13 +179,13 @@ impl Lifecycle {
     }
 
     fn umount_on_request(&self, timeout: Option<Duration>, progress: &mut dyn FnMut(u64)) -> Reply {
-        let _one_at_a_time = lock(&self.ending);
+        let _one_at_a_time = self.ending.lock();
         let deadline = Instant::now() + timeout.unwrap_or(self.flush_timeout);
         let _ = self.served.flush(deadline, progress);
         match self.served.unmount(false) {
             Ok(()) => {
-                // Nobody writes any more. The foreground ends by the same deadline.
-                lock(&self.deadline).get_or_insert(deadline);
+                // There are no writers any more. The foreground ends by the same deadline.
+                self.deadline.lock().get_or_insert(deadline);
                 lost_or_done(self.served.flush(deadline, progress))
             }
             Err(error) if error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error()) => {
@@ -190,8 +198,9 @@ impl Lifecycle {
     }
 
     fn await_last_replies(&self) {
-        let requests = lock(&self.nr_requests);
-        drop(self.replied.wait_timeout_while(requests, LAST_REPLY_TIMEOUT, |nr_requests| *nr_requests > 0));
+        let until = Instant::now() + LAST_REPLY_TIMEOUT;
+        let mut nr_requests = self.nr_requests.lock();
+        while *nr_requests > 0 && !self.replied.wait_until(&mut nr_requests, until).timed_out() {}
     }
 }
 
@@ -218,11 +227,11 @@ impl Serve for Lifecycle {
     }
 
     fn begin(&self) {
-        *lock(&self.nr_requests) += 1;
+        *self.nr_requests.lock() += 1;
     }
 
     fn end(&self) {
-        *lock(&self.nr_requests) -= 1;
+        *self.nr_requests.lock() -= 1;
         self.replied.notify_all();
     }
 }
@@ -235,10 +244,6 @@ fn by(users: &[String]) -> String {
     if users.is_empty() { String::new() } else { format!(" by {}", users.join(", ")) }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -249,25 +254,25 @@ mod tests {
     struct Fake {
         busy: bool,
         undurable: bool,
-        calls: Mutex<Vec<&'static str>>,
-        on_gone: Mutex<Option<Sender<Event>>>,
+        calls: LeafMutex<Vec<&'static str>>,
+        on_gone: LeafMutex<Option<Sender<Event>>>,
     }
 
     impl Served for Fake {
         fn flush(&self, _deadline: Instant, progress: &mut dyn FnMut(u64)) -> Vec<LostFile> {
-            lock(&self.calls).push("flush");
+            self.calls.lock().push("flush");
             progress(7);
             let file = LostFile { path: "a".into(), bytes: 7, error: "no space".into() };
             if self.undurable { vec![file] } else { Vec::new() }
         }
 
         fn unmount(&self, detach: bool) -> io::Result<()> {
-            lock(&self.calls).push(if detach { "detach" } else { "unmount" });
+            self.calls.lock().push(if detach { "detach" } else { "unmount" });
             if self.busy && !detach {
                 return Err(rustix::io::Errno::BUSY.into());
             }
             if !self.busy
-                && let Some(sender) = lock(&self.on_gone).take()
+                && let Some(sender) = self.on_gone.lock().take()
             {
                 sender.send(Event::Ended).unwrap();
             }
@@ -275,21 +280,21 @@ mod tests {
         }
 
         fn shut_down(&self, deadline: Instant) -> Vec<LostFile> {
-            lock(&self.calls).push("shut down");
+            self.calls.lock().push("shut down");
             self.flush(deadline, &mut |_| {})
         }
     }
 
     fn check(fake: Fake, timeout: Duration, events: &[Event]) -> (Result<(), Failure>, Vec<&'static str>) {
         let (sender, receiver) = channel();
-        *lock(&fake.on_gone) = Some(sender.clone());
+        *fake.on_gone.lock() = Some(sender.clone());
         let fake = Arc::new(fake);
         let lifecycle = Lifecycle::new(Arc::clone(&fake) as Arc<dyn Served>, Path::new("/nowhere"), timeout);
         for event in events {
             sender.send(*event).unwrap();
         }
         let result = lifecycle.run(&receiver, &sender);
-        let calls = lock(&fake.calls).clone();
+        let calls = fake.calls.lock().clone();
         (result, calls)
     }
 
@@ -343,7 +348,7 @@ mod tests {
             lifecycle.serve(Request::Umount { flush_timeout_ms: None }, &mut |reply| progress.push(reply));
         assert_eq!(reply, Reply::Busy { users: Vec::new() });
         assert_eq!(progress, [Reply::Progress { dirty_bytes: 7 }]);
-        assert_eq!(*lock(&fake.calls), ["flush", "unmount"]);
-        assert_eq!(*lock(&lifecycle.deadline), None);
+        assert_eq!(*fake.calls.lock(), ["flush", "unmount"]);
+        assert_eq!(*lifecycle.deadline.lock(), None);
     }
 }

@@ -1,8 +1,9 @@
-//! The program `umemcg`: it serves a directory through a cache that belongs to groups, and talks to the daemon that
-//! does so.
+//! The program `umemcg`: it serves a directory through a cache that belongs to groups, and talks to
+//! the daemon that does so.
 //!
-//! `mount` runs the daemon in the foreground; `sync` and `umount` ask it over a socket; `demo` shows the whole at work.
-//! Everything that a mount does is in the layers below: this crate is words, signals, exit codes.
+//! `mount` runs the daemon in the foreground; `sync` and `umount` ask it over a socket; `demo`
+//! shows the whole at work. Everything that a mount does is in the layers below: this crate is
+//! words, signals, exit codes.
 #![forbid(unsafe_code)]
 
 mod acceptor;
@@ -22,6 +23,7 @@ mod pool;
 mod signals;
 mod table;
 mod top;
+mod touch_helper;
 mod trim;
 mod umount_helper;
 mod users;
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
         Command::Top(top) => top::top(top),
         Command::Trim(trim) => trim::trim(trim),
         Command::Demo(demo) => demo::demo(demo),
+        Command::TouchControl(touch) => touch_helper::run(touch),
     };
     ended(result)
 }

@@ -1,5 +1,5 @@
-//! `umemcg mount`: makes an engine, a daemon on top of it and the control files beside it, and stays until the mount has
-//! ended.
+//! `umemcg mount`: makes an engine, a daemon on top of it and the control files beside it, and
+//! stays until the mount has ended.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
@@ -12,8 +12,8 @@ use umemcg::{Engine, EngineConfig};
 use umemcg_control::{ControlTree, Style};
 use umemcg_fuse::mountinfo::mount_at;
 use umemcg_fuse::{
-    Classifier, ControlFs, Daemon, DaemonConfig, DaemonError, Lifetimes, Lost, MountError, MountOptions,
-    PoolLimits, SessionConfig, Unmount, Who,
+    Classifier, ControlFs, Daemon, DaemonConfig, DaemonError, Lifetimes, MountError, MountOptions,
+    PoolLimits, ProcessClassifier, SessionConfig, Unmount,
 };
 use umemcg_vfs::{IoMode, VolumeError, VolumeKind};
 
@@ -25,14 +25,15 @@ use crate::lifecycle::{Event, Lifecycle, Served};
 use crate::pool::{PoolSize, usable_memory};
 use crate::signals::forward_signals;
 use crate::table::human_bytes;
+use crate::touch_helper::TouchHelper;
 use crate::umount_helper;
 use crate::volumes;
 
-/// Arenas of the C library's allocator. Walking 500,000 files from a group of 16 MiB takes the daemon a quarter less memory
-/// with few of them, and no more time.
+/// Arenas of the C library's allocator. Walking 500,000 files from a group of 16 MiB takes the
+/// daemon a quarter less memory with few of them, and no more time.
 const HEAP_ARENAS_MAX: u32 = 2;
 
-/// `umemcg mount DATA MNT`. Blocks until the mount has ended.
+/// Runs `umemcg mount DATA MNT`. Blocks until the mount has ended.
 ///
 /// # Errors
 /// [`Failure`].
@@ -82,8 +83,9 @@ pub fn mount(arguments: &MountArguments) -> Result<(), Failure> {
     result
 }
 
-/// Open files, watched threads and cached descriptors all count against the soft limit, which is often far below what the
-/// system allows. Their bounds follow the limit, so a refusal is no failure.
+/// Open files, watched threads and cached descriptors all count against the soft limit, which is
+/// often far below what the system allows. Their bounds follow the limit, so a refusal is no
+/// failure.
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -100,7 +102,7 @@ fn engine_config(arguments: &MountArguments, settings: &Config, pool_bytes: u64)
     let given = arguments.recursive_protection.map(|switch| switch == Switch::On);
     let recursive_protection =
         given.or(settings.recursive_protection()).unwrap_or(by_default.recursive_protection);
-    // A full pool is nobody's fault in particular: the workers make room before somebody has to.
+    // A full pool is no single group's fault: the workers make room before a request has to.
     EngineConfig { pool_bytes, pool_marks: true, recursive_protection, ..by_default }
 }
 
@@ -110,11 +112,13 @@ fn start(arguments: &MountArguments, settings: &Config, pool_bytes: u64) -> Resu
     })?;
     let mut rules = arguments.rules.clone();
     rules.extend(settings.rules()?);
-    let who = Who::new(Arc::clone(&engine), rules)
+    let processes = ProcessClassifier::new(Arc::clone(&engine), rules)
         .map_err(|error| Failure::Failed(format!("cannot keep track of processes: {error}")))?;
-    let who = Arc::new(who.with_rule_groups_max(settings.rule_groups_max()));
-    who.tend_rule_groups().map_err(|error| Failure::Failed(format!("cannot start a thread: {error}")))?;
-    let tree = ControlTree::new(Arc::clone(&engine), Arc::clone(&who) as _);
+    let processes = Arc::new(processes.with_rule_groups_max(settings.rule_groups_max()));
+    processes
+        .tend_rule_groups()
+        .map_err(|error| Failure::Failed(format!("cannot start a thread: {error}")))?;
+    let tree = ControlTree::new(Arc::clone(&engine), Arc::clone(&processes) as _);
     let style = arguments.control_style.or(settings.control_style()).map_or(Style::Both, Style::from);
     let tree = Arc::new(tree.with_style(style));
     settings.make_groups(&tree)?;
@@ -135,7 +139,7 @@ fn start(arguments: &MountArguments, settings: &Config, pool_bytes: u64) -> Resu
     // Not given means: as is usual for this user.
     config.mount.allow_other = arguments.allow_other.then_some(true);
     config.mount.replace = arguments.replace;
-    let classifier: Arc<dyn Classifier> = Arc::clone(&who) as _;
+    let classifier: Arc<dyn Classifier> = Arc::clone(&processes) as _;
     let start = || Daemon::start(&engine, Arc::clone(&classifier), &config);
     let mut daemon = when_free(start, arguments.flush_timeout).map_err(failure)?;
     if let Some(control) = &arguments.control {
@@ -145,17 +149,19 @@ fn start(arguments: &MountArguments, settings: &Config, pool_bytes: u64) -> Resu
             ..MountOptions::new("umemcg-control", config.mount.source.clone())
         };
         let session = SessionConfig::default();
-        daemon.mount_control(control, &options, ControlFs::new(tree), session).map_err(failure)?;
+        let files = ControlFs::with_inotify(tree, processes, |mounted| Box::new(TouchHelper::new(mounted)));
+        daemon.mount_control(control, &options, files, session).map_err(failure)?;
     }
     Ok(daemon)
 }
 
-/// What the mount table shows as the source.
+/// Returns what the mount table shows as the source.
 fn source(arguments: &MountArguments) -> &OsStr {
     arguments.data.as_deref().map_or(OsStr::new("volumes"), Path::as_os_str)
 }
 
-/// Starts a daemon as soon as the one before has written its last byte to the directory, and let go of it.
+/// Starts a daemon as soon as the one before has written its last byte to the directory, and let go
+/// of it.
 fn when_free(
     start: impl Fn() -> Result<Daemon, DaemonError>,
     timeout: Duration,
@@ -215,7 +221,7 @@ fn tell_when_ended(daemon: &Arc<Daemon>, events: mpsc::Sender<Event>) -> Result<
         if let Some(error) = daemon.session().failure() {
             eprintln!("umemcg: the connection to the kernel broke: {error}");
         }
-        // Nobody listens any more when the end was insisted on.
+        // No listener is left when the end was insisted on.
         let _ = events.send(Event::Ended);
     });
     waiting.map(drop).map_err(|error| Failure::Failed(format!("cannot start a thread: {error}")))
@@ -237,7 +243,7 @@ fn announce(arguments: &MountArguments, daemon: &Daemon, pool_bytes: u64) {
     }
     line += &format!("; Ctrl-C or `umemcg umount {point}` ends it\n");
     let mut stdout = io::stdout();
-    // Whoever started the daemon may have closed the pipe: it serves all the same.
+    // The program that started the daemon may have closed the pipe: it serves all the same.
     let _ = stdout.write_all(line.as_bytes()).and_then(|()| stdout.flush());
 }
 
@@ -249,7 +255,7 @@ struct Mounted {
 
 impl Served for Mounted {
     fn flush(&self, deadline: Instant, progress: &mut dyn FnMut(u64)) -> Vec<LostFile> {
-        self.daemon.flush(deadline, progress).into_iter().map(lost_file).collect()
+        self.daemon.flush(deadline, progress).into_iter().map(LostFile::from).collect()
     }
 
     fn unmount(&self, detach: bool) -> io::Result<()> {
@@ -268,12 +274,8 @@ impl Served for Mounted {
     }
 
     fn shut_down(&self, deadline: Instant) -> Vec<LostFile> {
-        self.daemon.shut_down(deadline).into_iter().map(lost_file).collect()
+        self.daemon.shut_down(deadline).into_iter().map(LostFile::from).collect()
     }
-}
-
-pub(crate) fn lost_file(lost: Lost) -> LostFile {
-    LostFile { path: format!("/{}", lost.path.display()), bytes: lost.bytes, error: lost.error }
 }
 
 #[cfg(test)]
@@ -283,7 +285,7 @@ mod tests {
     use clap::Parser;
 
     #[test]
-    fn protection_is_handed_down_unless_the_file_or_the_command_line_says_otherwise() {
+    fn protection_is_handed_down_unless_configured_otherwise() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("umemcg.toml");
         let is_on = |file: &str, flag: &[&str]| {

@@ -1,17 +1,18 @@
-//! Which of our mounts a path on the command line means. Nothing here sends a request to a file system whose daemon may
-//! hang or have died, except for the path's own resolution.
+//! Which of our mounts a path on the command line means. Nothing here sends a request to a file
+//! system whose daemon may hang or have died, except for the path's own resolution.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use umemcg_fuse::mountinfo::{Mount, mount_at};
 
-/// Whether it is one of ours: the mount of a directory, or of the control files.
+/// Returns whether it is one of ours: the mount of a directory, or of the control files.
 pub fn is_umemcg(mount: &Mount) -> bool {
     mount.kind.strip_prefix("fuse.").is_some_and(|subtype| subtype.starts_with("umemcg"))
 }
 
-/// The topmost file system mounted exactly at `path`, and the path as the mount table spells it.
+/// Returns the topmost file system mounted exactly at `path`, and the path as the mount table
+/// spells it.
 ///
 /// # Errors
 /// When the path or `/proc` cannot be read. A mount whose daemon has died is no error.
@@ -21,8 +22,8 @@ pub fn find_mount(path: &Path) -> io::Result<(PathBuf, Option<Mount>)> {
     Ok((path, mount))
 }
 
-/// The absolute path without symlinks. The last component is taken as it is when it cannot be asked: on a mount whose
-/// daemon has died, and on one of another user's.
+/// Returns the absolute path without symlinks. The last component is taken as it is when it cannot
+/// be asked: on a mount whose daemon has died, and on one of another user's.
 fn resolve(path: &Path) -> io::Result<PathBuf> {
     match path.canonicalize() {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {

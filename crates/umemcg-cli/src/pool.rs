@@ -1,11 +1,12 @@
 //! How large the pool is: a size, or a part of the memory that this process may use.
 //!
-//! What a process may use is the smaller of the machine's memory and every kernel memory cgroup limit above it,
-//! version 1 and 2 alike. In a container the mount shows only a part of the hierarchy; the path in
-//! `/proc/self/cgroup` is then looked up below what the mount shows.
+//! What a process may use is the smaller of the machine's memory and every kernel memory cgroup
+//! limit above it, version 1 and 2 alike. In a container the mount shows only a part of the
+//! hierarchy; the path in `/proc/self/cgroup` is then looked up below what the mount shows.
 //!
-//! The daemon needs memory beside its pool. A pool that does not fit would fill up, and the kernel would kill the daemon with data
-//! that is written nowhere. So a size that does not fit is refused, and a percentage gives what fits.
+//! The daemon needs memory beside its pool. A pool that does not fit would fill up, and the kernel
+//! would kill the daemon with data that is written nowhere. So a size that does not fit is refused,
+//! and a percentage gives what fits.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,8 @@ use crate::table::human_bytes;
 /// Smallest pool that makes sense: a few blocks of frames, so that every thread finds one.
 pub const MIN_POOL_BYTES: u64 = 8 << 20;
 
-/// What the daemon needs beside its pool: so much, and this part of the rest (records of frames are a 64th of the pool).
+/// What the daemon needs beside its pool: so much, and this part of the rest (records of frames are
+/// a 64th of the pool).
 const BESIDE_BYTES: u64 = 16 << 20;
 const BESIDE_PART: u64 = 32;
 
@@ -71,7 +73,8 @@ impl PoolSize {
     /// When nothing is said.
     pub const DEFAULT: Self = Self::Percent(25.0);
 
-    /// The size in whole pages, in bytes. A percentage gives what fits, and never less than the smallest pool.
+    /// Returns the size in whole pages, in bytes. A percentage gives what fits, and never less than
+    /// the smallest pool.
     ///
     /// # Errors
     /// For a size that does not fit, what to tell the user.
@@ -97,7 +100,7 @@ pub struct Usable {
 }
 
 impl Usable {
-    /// The largest pool that leaves the daemon enough beside it.
+    /// Returns the largest pool that leaves the daemon enough beside it.
     fn largest_pool_bytes(&self) -> u64 {
         let room = self.bytes.saturating_sub(BESIDE_BYTES);
         room - room / BESIDE_PART
@@ -118,7 +121,8 @@ impl Usable {
     }
 }
 
-/// The memory that this process may use: the least of the machine's and of every limit above it.
+/// Returns the memory that this process may use: the least of the machine's and of every limit
+/// above it.
 ///
 /// # Errors
 /// When `/proc` cannot be read.
@@ -174,7 +178,7 @@ fn least_of(
     Some(usable)
 }
 
-/// The directories of a cgroup and of all above it that the mount shows.
+/// Returns the directories of a cgroup and of all above it that the mount shows.
 fn directories_up_from(mount: &Mount, path: &Path) -> Vec<PathBuf> {
     let below = path.strip_prefix(&mount.root).unwrap_or(Path::new(""));
     let below = below.strip_prefix("/").unwrap_or(below);

@@ -5,8 +5,8 @@ use std::io;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// Calls `told` for each SIGINT, SIGTERM and SIGHUP from now on, until it says that nothing listens any more. A SIGHUP
-/// that was ignored when the program started (nohup) stays ignored.
+/// Calls `told` for each SIGINT, SIGTERM and SIGHUP from now on, until it says that nothing listens
+/// any more. A SIGHUP that was ignored when the program started (nohup) stays ignored.
 ///
 /// # Errors
 /// When the handlers cannot be installed or no thread can be started.
@@ -27,7 +27,7 @@ pub fn forward_signals(told: impl Fn() -> bool + Send + 'static) -> io::Result<(
     Ok(())
 }
 
-/// Whether the SigIgn mask of a `/proc/self/status` text has this signal.
+/// Returns whether the SigIgn mask of a `/proc/self/status` text has this signal.
 fn is_ignored(signal: i32, status: &str) -> bool {
     status
         .lines()

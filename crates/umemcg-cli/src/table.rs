@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// A number of bytes with the largest binary unit that leaves at least one before the point.
+/// Returns a number of bytes with the largest binary unit that leaves at least one before the
+/// point.
 pub fn human_bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {
@@ -25,7 +26,7 @@ pub struct TextTable {
 }
 
 impl TextTable {
-    /// A table with these headings.
+    /// Creates a table with these headings.
     pub fn new(headings: &[&str]) -> Self {
         Self { rows: vec![headings.iter().map(|&heading| heading.to_owned()).collect()] }
     }

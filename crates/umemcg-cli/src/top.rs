@@ -1,6 +1,7 @@
 //! `umemcg top`: the groups of a control tree and what happens in them, again and again.
 //!
-//! Everything comes from the control files, so it works for whoever may read them. Rates are differences of two samples.
+//! Everything comes from the control files, so it works for every user that may read them. Rates
+//! are differences of two samples.
 
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -137,7 +138,8 @@ const HEADINGS: [&str; 15] = [
     "direct/s",
 ];
 
-/// The first `nr_max` rows of a table. Paths, which are long in a deep tree, are made for those alone.
+/// Returns the first `nr_max` rows of a table. Paths, which are long in a deep tree, are made for
+/// those alone.
 fn rows(before: &TreeSample, now: &TreeSample, sort: TopSort, nr_max: usize) -> Vec<Row> {
     let (passed, known) = (now.at - before.at, before.by_inode());
     let groups = now.groups.iter().enumerate();
@@ -159,7 +161,7 @@ fn table(rows: &[Row]) -> String {
     table.to_string()
 }
 
-/// The control tree that is meant: the one given, or the only one that is mounted.
+/// Returns the control tree that is meant: the one given, or the only one that is mounted.
 pub fn control_tree(given: Option<&Path>) -> Result<PathBuf, Failure> {
     if let Some(path) = given {
         return Ok(path.to_owned());
@@ -185,7 +187,7 @@ pub fn control_tree(given: Option<&Path>) -> Result<PathBuf, Failure> {
     }
 }
 
-/// `umemcg top`.
+/// Runs `umemcg top`.
 ///
 /// # Errors
 /// [`Failure`].
@@ -196,7 +198,7 @@ pub fn top(arguments: &TopArguments) -> Result<(), Failure> {
     // Told to end, in time of peace: no error.
     forward_signals(move || told.send(Ok(())).is_ok())
         .map_err(|error| Failure::Failed(format!("cannot listen for signals: {error}")))?;
-    // Reading many groups takes long, and so may whoever reads the table: an end waits for neither.
+    // Reading many groups takes long, and so may the reader of the table: an end waits for neither.
     let arguments = arguments.clone();
     let work = move || {
         let _ = ended.send(show(&arguments, &control));
@@ -238,7 +240,7 @@ fn show(arguments: &TopArguments, control: &Path) -> Result<(), Failure> {
             write!(stdout.lock(), "{}", table(&rows))
         };
         match written {
-            // Whoever read it has seen enough.
+            // The reader has seen enough.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
             Err(error) => return Err(Failure::Failed(format!("cannot write: {error}"))),
             Ok(()) if arguments.once => return Ok(()),

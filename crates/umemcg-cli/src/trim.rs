@@ -1,7 +1,8 @@
 //! `umemcg trim`: what groups keep in the cache goes, and its memory back to the operating system.
 //!
-//! Everything is done through the control files, so it works for whoever may write them. A group is idle when nothing was read, brought
-//! in or dirtied in it or below while we watched; of a tree that is idle as a whole the top is trimmed.
+//! Everything is done through the control files, so it works for every user that may write them. A
+//! group is idle when nothing was read, brought in or dirtied in it or below while we watched; of a
+//! tree that is idle as a whole the top is trimmed.
 
 use std::fs;
 use std::io;
@@ -23,18 +24,19 @@ struct Trimmed {
     after_bytes: u64,
 }
 
-/// Whether nothing happened in a group and those below it.
+/// Returns whether nothing happened in a group and those below it.
 fn is_idle(before: &GroupSample, now: &GroupSample) -> bool {
     let same = |name| before.stat(name) == now.stat(name);
     ["total_cache_hit", "total_cache_miss", "total_pgpgin"].into_iter().all(same)
         && [before, now].iter().all(|sample| sample.stat("total_dirty") + sample.stat("total_writeback") == 0)
 }
 
-/// The highest groups at or below `top` that were idle and hold something.
+/// Returns the highest groups at or below `top` that were idle and hold something.
 fn idle_groups(before: &TreeSample, now: &TreeSample, top: &str) -> Vec<String> {
     let (known, top) = (before.by_inode(), place_of(now, top));
     let mut chosen = Vec::new();
-    // A group comes before those below it: whether it is within `top`, and whether it goes with one above.
+    // A group comes before those below it: whether it is within `top`, and whether it goes with one
+    // above.
     let mut seen: Vec<(bool, bool)> = Vec::new();
     for (place, SampledGroup { parent, inode, sample, .. }) in now.groups.iter().enumerate() {
         let (within, covered) = parent.map_or((false, false), |parent| seen[parent]);
@@ -49,7 +51,7 @@ fn idle_groups(before: &TreeSample, now: &TreeSample, top: &str) -> Vec<String> 
     chosen
 }
 
-/// The place of a group by its path.
+/// Returns the place of a group by its path.
 fn place_of(tree: &TreeSample, path: &str) -> Option<usize> {
     let child = |parent: usize, name: &str| {
         tree.groups.iter().position(|group| group.parent == Some(parent) && group.name == name)
@@ -63,7 +65,7 @@ fn path_of(group: &str) -> String {
     format!("/{}", names.join("/"))
 }
 
-/// What is charged to a group, by name: the root of version 2 has no file for the sum.
+/// Returns what is charged to a group, by name: the root of version 2 has no file for the sum.
 fn usage(control: &Path, group: &str) -> io::Result<u64> {
     let text = fs::read_to_string(control.join(group.trim_start_matches('/')).join("umemcg.stat"))?;
     let lines = text.lines().filter_map(|line| line.split_once(' '));
@@ -92,7 +94,7 @@ fn trim_group(control: &Path, group: &str) -> io::Result<Trimmed> {
     Ok(Trimmed { group: group.to_owned(), before_bytes, after_bytes: usage(control, group)? })
 }
 
-/// `umemcg trim`.
+/// Runs `umemcg trim`.
 ///
 /// # Errors
 /// [`Failure`].
@@ -140,7 +142,7 @@ pub fn trim(arguments: &TrimArguments) -> Result<(), Failure> {
         }
         table.to_string()
     };
-    // Whoever read it has seen enough.
+    // The reader has seen enough.
     let _ = io::Write::write_all(&mut io::stdout(), shown.as_bytes());
     Ok(())
 }
@@ -160,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn the_highest_idle_groups_are_chosen_and_only_below_what_was_asked_for() {
+    fn the_highest_idle_groups_at_or_below_the_path_are_chosen() {
         let before = tree(&[
             ("/", 9, 5),
             ("/a", 3, 0),

@@ -1,10 +1,11 @@
 //! Plain `umount MNT` made to wait for the data, as `umemcg umount MNT` does.
 //!
-//! The kernel tells a FUSE daemon of an unmount only when it is over, so umount(8) must ask the daemon before. It does so through
-//! a helper, a program `umount.TYPE`, if it knows the type; and it looks for the type of a mount that is on record with it
-//! (`/run/mount/utab`). So the daemon has its mount put on record where the helper is installed, and this program is the helper when
-//! it is called by that name. `umount -i`, umount2(2), and containers that end call no helper: the daemon writes the rest afterwards,
-//! and keeps its lock on the directory until then.
+//! The kernel tells a FUSE daemon of an unmount only when it is over, so umount(8) must ask the
+//! daemon before. It does so through a helper, a program `umount.TYPE`, if it knows the type; and
+//! it looks for the type of a mount that is on record with it (`/run/mount/utab`). So the daemon
+//! has its mount put on record where the helper is installed, and this program is the helper when
+//! it is called by that name. `umount -i`, umount2(2), and containers that end call no helper: the
+//! daemon writes the rest afterwards, and keeps its lock on the directory until then.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -24,7 +25,8 @@ use crate::exit::Failure;
 const TYPE: &str = "fuse.umemcg";
 /// Where umount(8) looks for helpers.
 const DIRECTORIES: [&str; 3] = ["/sbin", "/sbin/fs.d", "/sbin/fs"];
-/// How long a lazy unmount tries to write back before the mount goes out of sight; the daemon goes on after that.
+/// How long a lazy unmount tries to write back before the mount goes out of sight; the daemon goes
+/// on after that.
 const LAZY_FLUSH: Duration = Duration::from_secs(5);
 
 /// What umount(8) calls its helpers with.
@@ -33,7 +35,7 @@ const LAZY_FLUSH: Duration = Duration::from_secs(5);
 struct HelperArguments {
     /// The mount point
     directory: PathBuf,
-    /// Take it out of sight at once, and let those who use it finish
+    /// Hide it immediately, and let its users finish
     #[arg(short)]
     lazy: bool,
     /// Do not wait for anything
@@ -51,7 +53,7 @@ struct HelperArguments {
     namespace: Option<PathBuf>,
 }
 
-/// Whether this program was called as the helper.
+/// Returns whether this program was called as the helper.
 pub fn is_called_for() -> bool {
     let name = std::env::args_os().next().map(PathBuf::from);
     name.as_deref().and_then(Path::file_name) == Some(&helper_name())
@@ -61,7 +63,7 @@ fn helper_name() -> OsString {
     OsString::from(format!("umount.{TYPE}"))
 }
 
-/// What the helper does.
+/// Runs the helper.
 ///
 /// # Errors
 /// As `umemcg umount`.

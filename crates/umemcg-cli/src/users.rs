@@ -1,5 +1,6 @@
-//! Who uses a mount: the processes that keep it busy, named for a message. A best effort: processes of other users are
-//! only seen by root. Reads only links in `/proc`, which sends no request to the mount.
+//! The users of a mount: the processes that keep it busy, named for a message. A best effort:
+//! processes of other users are only seen by root. Reads only links in `/proc`, which sends no
+//! request to the mount.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +8,8 @@ use std::path::Path;
 /// As many as a message can hold.
 const MAX_NAMED: usize = 8;
 
-/// Processes that have a file open below `mountpoint`, or their working directory there, as `name (pid)`.
+/// Processes that have a file open below `mountpoint`, or their working directory there, as
+/// `name (pid)`.
 pub fn users_of(mountpoint: &Path) -> Vec<String> {
     let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };
     processes

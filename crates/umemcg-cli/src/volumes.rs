@@ -1,4 +1,5 @@
-//! `umemcg volume`: both ends of it. The client finds the daemon and asks; the daemon adds, lists and removes.
+//! `umemcg volume`: both ends of it. The client finds the daemon and asks; the daemon adds, lists
+//! and removes.
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -16,7 +17,6 @@ use crate::args::{
 use crate::client::{milliseconds, our_mount};
 use crate::endpoint::{AskError, Data, Reply, Request, VolumeRow, ask, ask_at};
 use crate::exit::{Failure, LostFile};
-use crate::mount::lost_file;
 use crate::mounts::is_umemcg;
 use crate::table::{TextTable, human_bytes};
 
@@ -25,7 +25,7 @@ const ADD_WAIT: Duration = Duration::from_secs(2);
 /// How often it is looked whether a directory is free.
 pub(crate) const DIRECTORY_LOOK: Duration = Duration::from_millis(50);
 
-/// `umemcg volume`.
+/// Runs `umemcg volume`.
 ///
 /// # Errors
 /// [`Failure`].
@@ -111,7 +111,7 @@ fn print<T: Serialize>(json: bool, value: &T, text: impl FnOnce() -> String) -> 
     } else {
         text()
     };
-    // Whoever reads the list may have seen enough.
+    // The reader of the list may have seen enough.
     let _ = std::io::stdout().write_all(text.as_bytes());
     Ok(())
 }
@@ -156,7 +156,7 @@ fn last_word(which: &DaemonArguments, request: &Request) -> Result<Reply, Failur
     }
 }
 
-/// The data mount, when there is one.
+/// Returns the data mount, when there is one.
 fn the_only_mount() -> Result<Mount, Failure> {
     let table = std::fs::read("/proc/self/mountinfo")
         .map_err(|error| Failure::Failed(format!("cannot read the mount table: {error}")))?;
@@ -205,11 +205,11 @@ pub fn serve(daemon: &Daemon, request: Request, deadline: Instant, progress: &mu
         Request::VolumeRemove { name, force, .. } => {
             match daemon.remove_volume(&name, force, deadline, progress) {
                 Ok(removed) => Reply::Removed {
-                    lost: removed.lost.into_iter().map(lost_file).collect(),
+                    lost: removed.lost.into_iter().map(LostFile::from).collect(),
                     nr_closed: removed.nr_closed,
                 },
                 Err(RemoveVolumeError::Lost(lost)) => {
-                    Reply::Lost { files: lost.into_iter().map(lost_file).collect() }
+                    Reply::Lost { files: lost.into_iter().map(LostFile::from).collect() }
                 }
                 Err(RemoveVolumeError::Refused(busy @ RemoveError::Busy { .. })) => {
                     Reply::Busy { users: vec![format!("{busy}; --force removes it all the same")] }
@@ -223,7 +223,7 @@ pub fn serve(daemon: &Daemon, request: Request, deadline: Instant, progress: &mu
     }
 }
 
-/// What a volume is to be made of.
+/// Returns what a volume is to be made of.
 pub fn spec_of(data: &Data) -> VolumeSpec {
     match data {
         Data::Dir { path } => VolumeSpec::Directory(VolumeConfig::one_of_many(PathBuf::clone(path))),

@@ -2,8 +2,8 @@
 
 use umemcg::InvalidMarks;
 
+use crate::context::FileContext;
 use crate::error::ControlError;
-use crate::row::FileContext;
 use crate::value;
 
 type Shown = Result<String, ControlError>;
@@ -47,7 +47,8 @@ pub(crate) fn show_marks(context: &FileContext<'_>) -> Shown {
     Ok(format!("low_wmark {low}\nhigh_wmark {high}\n"))
 }
 
-/// `memcg_` and the group's number, with the thread of its own worker; `memcg_null 0` while the pool of workers serves it.
+/// Shows `memcg_` and the group's number, with the thread of its own worker; `memcg_null 0` while
+/// the pool of workers serves it.
 pub(crate) fn show_kswapd_pid(context: &FileContext<'_>) -> Shown {
     Ok(match context.engine().kswapd().dedicated_tid(context.group) {
         Some(tid) => format!("memcg_{} {tid}\n", context.group.id()),

@@ -1,5 +1,5 @@
-//! Descriptors of the process that writes to `cgroup.event_control`. What their numbers stand for, and how an event reaches the
-//! process, is the business of the layer that knows processes.
+//! Descriptors of the process that writes to `cgroup.event_control`. What their numbers stand for,
+//! and how an event reaches the process, is the business of the layer that knows processes.
 
 use std::fmt::Debug;
 
@@ -22,24 +22,26 @@ pub enum DescriptorError {
     System(Errno),
 }
 
-/// Where events of a listener go: an eventfd of a process. Neither call nor drop is made with a lock held that others wait for.
+/// Where events of a listener go: an eventfd of a process. Neither call nor drop is made with a
+/// lock held that others wait for.
 pub trait EventSink: Debug + Send + Sync {
     /// Adds to what the process will read from it, soon. Does not wait for the process.
     fn signal(&self, nr_events: u64);
-    /// Whether the process still has it open. May read much of `/proc`.
+    /// Returns whether the process still has it open. May read much of `/proc`.
     fn is_open(&self) -> bool;
 }
 
 /// The descriptors of processes. Thread ids are those of the daemon's own pid namespace.
 pub trait Descriptors: Debug + Send + Sync {
-    /// A copy of a thread's eventfd. Nothing else is ever copied: closing a copy of a file of our own mounts would be a
-    /// request to ourselves.
+    /// Returns a copy of a thread's eventfd. Nothing else is ever copied: closing a copy of a file
+    /// of our own mounts would be a request to ourselves.
     ///
     /// # Errors
     /// [`DescriptorError`].
     fn eventfd(&self, tid: u32, fd: u32) -> Result<Box<dyn EventSink>, DescriptorError>;
 
-    /// Which of our control files a thread has open under this number. Reads `/proc` and touches no file system.
+    /// Which of our control files a thread has open under this number. Reads `/proc` and touches no
+    /// file system.
     ///
     /// # Errors
     /// [`DescriptorError`].

@@ -1,5 +1,5 @@
-//! How much may be dirty: the pairs of each group (mail per-cgroup-dirty-limits, `kernel-semantics` §6.1), those of the pool under
-//! the names of `/proc/sys/vm`, and the times of write-back.
+//! How much may be dirty: the pairs of each group (mail per-cgroup-dirty-limits, `kernel-semantics`
+//! §6.1), those of the pool under the names of `/proc/sys/vm`, and the times of write-back.
 //!
 //! Of a pair one is set; the other reads 0. The root has none of its own: it shows the pool's.
 
@@ -8,8 +8,8 @@ use std::time::Duration;
 use umemcg::{DirtyBound, DirtyThreshold};
 use umemcg_base::PAGE_SIZE_U64;
 
+use crate::context::FileContext;
 use crate::error::ControlError;
-use crate::row::FileContext;
 use crate::value;
 
 use DirtyThreshold::{Background, Foreground};

@@ -2,7 +2,8 @@
 
 use std::fmt::Write;
 
-use crate::row::{Place, Version};
+use crate::row::Place;
+use crate::style::Version;
 use crate::table::ROWS;
 
 /// Marks the beginning of the generated part of a document.
@@ -11,7 +12,7 @@ pub const BEGIN_MARK: &str =
 /// Marks its end.
 pub const END_MARK: &str = "<!-- control files: end -->";
 
-/// The table in Markdown, between its marks.
+/// Returns the table in Markdown, between its marks.
 pub fn markdown() -> String {
     let mut text = format!(
         "{BEGIN_MARK}\n| file | names of | mode | on the root | what it is |\n|---|---|---|---|---|\n"
@@ -34,7 +35,7 @@ pub fn markdown() -> String {
     text + END_MARK + "\n"
 }
 
-/// `document` with its generated part made anew; none when it has none.
+/// Returns `document` with its generated part made anew; none when it has none.
 pub fn refresh(document: &str) -> Option<String> {
     let (before, rest) = document.split_once(BEGIN_MARK)?;
     let (_, after) = rest.split_once(END_MARK)?;

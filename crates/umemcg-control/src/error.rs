@@ -1,9 +1,10 @@
-//! Why an operation on the control tree failed. What each of these is called in errno is decided where errors meet
-//! the kernel, not here.
+//! Why an operation on the control tree failed. What each of these is called in errno is decided
+//! where errors meet the kernel, not here.
 
 use thiserror::Error;
 
-/// A refused operation on a directory or file of the control tree. Nothing was changed, unless the variant says so.
+/// A refused operation on a directory or file of the control tree. Nothing was changed, unless the
+/// variant says so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum ControlError {
     /// No group and no file of this name.
@@ -27,13 +28,14 @@ pub enum ControlError {
     /// The name has more than 255 bytes.
     #[error("name too long")]
     NameTooLong,
-    /// The group has child groups or living processes; or its usage cannot be brought under the new limit.
+    /// The group has child groups or living processes; or its usage cannot be brought under the new
+    /// limit.
     #[error("busy")]
     Busy,
     /// The opener's credentials do not allow it.
     #[error("permission denied")]
     Denied,
-    /// Nobody may do this to a control file.
+    /// No user may do this to a control file.
     #[error("operation not permitted")]
     NotPermitted,
     /// A group can be renamed within its parent only.
@@ -54,6 +56,15 @@ pub enum ControlError {
     /// The group's own state does not fit under the limits above it.
     #[error("not enough memory under the limits for another group")]
     NoMemory,
+    /// The directory or file has no attribute of this name.
+    #[error("no such attribute")]
+    NoAttribute,
+    /// The directory or file has as many attributes, or as long ones, as it may have.
+    #[error("no space for the attribute")]
+    NoSpace,
+    /// No attribute has a name of this kind.
+    #[error("not supported")]
+    NotSupported,
     /// The writer has no such descriptor.
     #[error("no such descriptor")]
     BadDescriptor,

@@ -1,15 +1,14 @@
-//! `cgroup.event_control`: `<eventfd> <fd of a control file> [arguments]` asks for events through an eventfd
-//! (`kernel-semantics` §7.4). Both numbers are the writer's own.
+//! `cgroup.event_control`: `<eventfd> <fd of a control file> [arguments]` asks for events through
+//! an eventfd (`kernel-semantics` §7.4). Both numbers are the writer's own.
 
 use umemcg::PressureLevel;
 
+use crate::context::FileContext;
 use crate::descriptors::DescriptorError;
 use crate::error::ControlError;
 use crate::listeners::{Awaited, Passing};
+use crate::node::serial_of;
 use crate::permission::READ;
-use crate::row::FileContext;
-use crate::table::ROWS;
-use crate::tree::serial_of;
 use crate::value::{parse_decimal, parse_limit_v1, strip};
 
 /// Registers the writer's eventfd for events of one of the group's files.
@@ -29,15 +28,15 @@ pub(crate) fn register(context: &FileContext<'_>, written: &[u8]) -> Result<(), 
     let Some(row) = row.filter(|_| serial == serial_of(context.group)) else {
         return Err(ControlError::Invalid);
     };
-    let name = ROWS.get(row as usize).ok_or(ControlError::Invalid)?.name;
-    if !context.tree.part(context.group).owner(Some(row)).grants(&context.file.opener, READ) {
+    let file = context.state.file(row).ok_or(ControlError::Invalid)?;
+    if !context.control().owner(Some(file)).grants(&context.file.opener, READ) {
         return Err(ControlError::Denied);
     }
-    let awaited = match name {
-        // No threshold is one of 0, as in the kernel.
-        "memory.usage_in_bytes" if arguments.is_empty() => Awaited::usage(0),
-        "memory.usage_in_bytes" if arguments.starts_with(b" ") => return Err(ControlError::Invalid),
-        "memory.usage_in_bytes" => Awaited::usage(parse_limit_v1(arguments)?),
+    let awaited = match file.name {
+        // Without swap the second is the same.
+        "memory.usage_in_bytes" | "memory.memsw.usage_in_bytes" => {
+            Awaited::usage(parse_threshold(arguments)?)
+        }
         "memory.oom_control" => Awaited::oom(),
         "memory.pressure_level" => {
             let (level, passing) = parse_level(arguments).ok_or(ControlError::Invalid)?;
@@ -45,13 +44,16 @@ pub(crate) fn register(context: &FileContext<'_>, written: &[u8]) -> Result<(), 
         }
         _ => return Err(ControlError::Invalid),
     };
-    context.tree.listeners().add(context.tree, context.group, context.file.opener.uid, awaited, sink.into())
+    let of = (context.group, &context.control().peaks);
+    let engine = context.state.engine();
+    context.state.listeners().add(engine, of, context.file.opener.uid, awaited, sink.into())
 }
 
-/// `memory.pressure_level` can be opened, and has nothing to show.
+/// `memory.pressure_level` can be opened to be named here, by every process that may read it, and
+/// has nothing to show.
 #[doc(alias = "mem_cgroup_dummy_seq_show")]
 pub(crate) fn show_nothing(_context: &FileContext<'_>) -> Result<String, ControlError> {
-    Ok(String::new())
+    Err(ControlError::Invalid)
 }
 
 fn refusal(error: DescriptorError) -> ControlError {
@@ -80,6 +82,15 @@ fn number(text: &[u8]) -> Option<(u32, &[u8])> {
     }
     let fd = parse_decimal(&text[..len]).and_then(|fd| u32::try_from(fd).ok())?;
     Some((fd, &text[len..]))
+}
+
+/// No threshold is one of 0, as in the kernel.
+fn parse_threshold(text: &[u8]) -> Result<u64, ControlError> {
+    match text {
+        [] => Ok(0),
+        [b' ', ..] => Err(ControlError::Invalid),
+        text => parse_limit_v1(text),
+    }
 }
 
 /// `low|medium|critical[,default|hierarchy|local]`.

@@ -1,13 +1,17 @@
-//! Files that tools written for Linux look for and that have nothing to act on here: there is no swap, no socket is
-//! charged, no process is killed. What is written is checked as in Linux and, where Linux shows it again, kept.
+//! Files that tools written for Linux look for and that have nothing to act on here: there is no
+//! swap, no socket is charged, no process is killed. What is written is checked as in Linux and,
+//! where Linux shows it again, kept.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
+use crate::context::FileContext;
 use crate::error::ControlError;
+use crate::inert::Inert;
+use crate::memory_files;
 use crate::peak::PeakOf;
-use crate::row::{FileContext, Place, Row, SET, SHOWN, Version};
-use crate::value::{self, SWAPPINESS_MAX, UNLIMITED};
-use crate::{memory_files, metadata_files};
+use crate::row::{Place, Row, SET, SHOWN};
+use crate::style::Version;
+use crate::value::{self, SWAPPINESS_MAX};
 
 use Place::{Everywhere, NotRoot};
 use Version::{V1, V2};
@@ -62,10 +66,10 @@ pub(crate) const INERT: &[Row] = &[
         version: V1,
         mode: SET,
         place: Everywhere,
-        read: Some(metadata_files::show_limit),
-        write: Some(metadata_files::set_limit),
+        read: Some(show_tcp_limit),
+        write: Some(set_tcp_limit),
         write_reclaims: false,
-        doc: "no sockets are charged: what is written is checked and ignored",
+        doc: "stored: no sockets are charged; EINVAL to write on the root",
     },
     Row {
         name: "memory.kmem.tcp.usage_in_bytes",
@@ -199,47 +203,8 @@ pub(crate) const INERT: &[Row] = &[
     },
 ];
 
-/// What was written to them in a group. (A) throughout: no value depends on another.
-#[derive(Debug)]
-pub(crate) struct Inert {
-    /// Of memory and swap together.
-    memsw_limit: AtomicU64,
-    swap_max: AtomicU64,
-    swap_high: AtomicU64,
-    swappiness: AtomicU8,
-    notify_on_release: AtomicBool,
-    clone_children: AtomicBool,
-    oom_group: AtomicBool,
-}
-
-/// As Linux boots with.
-const SWAPPINESS: u8 = 60;
-
-impl Inert {
-    /// Those of a fresh group below one with `parent`'s.
-    pub(crate) fn below(parent: Option<&Inert>) -> Self {
-        let inherited = |of: fn(&Inert) -> &AtomicBool| {
-            AtomicBool::new(parent.is_some_and(|parent| of(parent).load(Relaxed)))
-        };
-        Self {
-            memsw_limit: AtomicU64::new(UNLIMITED),
-            swap_max: AtomicU64::new(UNLIMITED),
-            swap_high: AtomicU64::new(UNLIMITED),
-            swappiness: AtomicU8::new(parent.map_or(SWAPPINESS, |parent| parent.swappiness.load(Relaxed))),
-            notify_on_release: inherited(|inert| &inert.notify_on_release),
-            clone_children: inherited(|inert| &inert.clone_children),
-            oom_group: AtomicBool::new(false),
-        }
-    }
-
-    /// The limit of memory and swap, which that of memory may not exceed.
-    pub(crate) fn memsw_limit(&self) -> u64 {
-        self.memsw_limit.load(Relaxed)
-    }
-}
-
 fn inert<'a>(context: &'a FileContext<'_>) -> &'a Inert {
-    &context.tree.part(context.group).inert
+    &context.control().inert
 }
 
 fn number(value: u64) -> Shown {
@@ -271,12 +236,25 @@ fn set_memsw_limit(context: &FileContext<'_>, written: &[u8]) -> Done {
     Ok(())
 }
 
+fn show_tcp_limit(context: &FileContext<'_>) -> Shown {
+    number(value::show_limit_v1(inert(context).tcp_limit.load(Relaxed)))
+}
+
+fn set_tcp_limit(context: &FileContext<'_>, written: &[u8]) -> Done {
+    let bytes = value::parse_limit_v1(written)?;
+    if context.group.is_root() {
+        return Err(ControlError::Invalid);
+    }
+    inert(context).tcp_limit.store(bytes, Relaxed);
+    Ok(())
+}
+
 fn show_memsw_peak(context: &FileContext<'_>) -> Shown {
-    number(context.tree.part(context.group).peaks.read(context.group, PeakOf::Memsw))
+    number(context.control().peaks.read(context.group, PeakOf::Memsw))
 }
 
 fn reset_memsw_peak(context: &FileContext<'_>, _written: &[u8]) -> Done {
-    context.tree.part(context.group).peaks.reset(context.group, PeakOf::Memsw);
+    context.control().peaks.reset(context.group, PeakOf::Memsw);
     Ok(())
 }
 

@@ -1,44 +1,62 @@
-//! The control tree: groups as directories, and in them files that show and set what a group has and may have. One table
-//! of rows ([`ControlTree::rows`]) says which files there are; listings, permissions, dispatch and documentation come from
-//! it. Knows no FUSE and no processes: requests come through [`ControlTree`], processes are behind [`Membership`].
+//! The control tree: groups as directories, and in them files that show and set what a group has
+//! and may have. One table of rows ([`ControlTree::rows`]) says which files there are; listings,
+//! permissions, dispatch and documentation come from it. Knows no FUSE and no processes: requests
+//! come through [`ControlTree`], processes are behind [`Membership`].
 #![forbid(unsafe_code)]
 
 mod background_files;
+mod context;
 mod descriptors;
 mod dirty_files;
 pub mod doc;
 mod error;
 mod event_control;
+mod file_id;
+mod group_control;
+mod inert;
 mod inert_files;
 mod listeners;
 mod membership;
+mod membership_watchers;
 mod memory_files;
 mod metadata_files;
 mod node;
 mod oom_control;
 mod open_file;
-mod ownership;
 mod peak;
 mod permission;
+mod polling;
 mod pool_files;
 mod populated;
 mod pressure;
 mod process_files;
 mod protection_files;
+mod request;
 mod row;
 mod stat;
+mod state;
+mod style;
 mod table;
 mod tree;
+mod trigger;
 pub mod value;
+mod waiters;
 mod watch;
+mod xattr;
+mod xattrs;
 
 pub use descriptors::{DescriptorError, Descriptors, EventSink, NoDescriptors};
 pub use error::ControlError;
 pub use membership::{Membership, MembershipError};
 pub use node::{Attr, DirEntry, NodeId};
-pub use open_file::OpenFile;
+pub use open_file::{KEPT_BYTES, OpenFile};
 pub use permission::Credentials;
-pub use row::{Place, Row, Style, Version, is_control_file_name};
-pub use tree::{Access, ControlTree, FIRST_COOKIE, NAME_BYTES_MAX, Request, SetAttr, WRITE_BYTES_MAX};
+pub use request::{Access, Request};
+pub use row::{Place, Row};
+pub use style::{Style, Version};
+pub use table::is_control_file_name;
+pub use tree::{ControlTree, FIRST_COOKIE, NAME_BYTES_MAX, SetAttr, WRITE_BYTES_MAX};
 pub use value::parse_decimal;
-pub use watch::{News, Waker};
+pub use waiters::Waker;
+pub use watch::{News, is_event_file};
+pub use xattrs::{NR_XATTRS_MAX, SetXattr, XATTR_BYTES, XATTR_VALUES_BYTES_MAX, check_xattr_name};

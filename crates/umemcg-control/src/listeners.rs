@@ -1,12 +1,15 @@
-//! Who asked for events through `cgroup.event_control`, and the thread that looks whether there are any.
+//! Registrations for events through `cgroup.event_control`, and the thread that looks whether there
+//! are any.
 //!
-//! One thread looks ten times a second, as long as anybody listens; groups without listeners cost nothing, and charges know nothing
-//! of it. A usage that went over a threshold and came back between two looks is seen by the group's peak, which each
-//! look starts afresh for this party alone. A listener goes when its process has closed the eventfd, which is looked for twice a second, and
-//! with the group, whose removal is its last event.
+//! One thread looks ten times a second, as long as there are listeners; groups without listeners
+//! cost nothing, and charges know nothing of it. A usage that went over a threshold and came back
+//! between two looks is seen by the group's peak, which each look starts afresh for this party
+//! alone. A listener goes when its process has closed the eventfd, which is looked for twice a
+//! second, and with the group, whose removal is its last event.
 //!
-//! What a process does with its eventfd holds up nobody else: under the lock is found out whom to tell, and they are told, looked for in `/proc`
-//! (by a thread of its own) and let go of without it.
+//! What a process does with its eventfd holds up no other listener. The lock is held only to find
+//! the listeners of an event. They are told, looked for in `/proc` (by a thread of its own) and
+//! dropped without it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -15,13 +18,12 @@ use std::time::Duration;
 use rustix::io::Errno;
 use umemcg::{Engine, EventKind, Group, PressureLevel};
 use umemcg_base::clock::spawn_detached;
-use umemcg_base::sync::{Condvar, Mutex};
+use umemcg_base::{Condvar, LeafMutex, Rank};
 
 use crate::descriptors::EventSink;
 use crate::error::ControlError;
-use crate::ownership::ControlPart;
+use crate::group_control::GroupControl;
 use crate::peak::{PeakNote, PeakOf, Peaks};
-use crate::tree::ControlTree;
 
 /// From one look to the next.
 const TICK: Duration = Duration::from_millis(100);
@@ -29,7 +31,7 @@ const TICK: Duration = Duration::from_millis(100);
 const TICKS_PER_SWEEP: u32 = 5;
 /// Each listener keeps a descriptor open.
 const NR_LISTENERS_MAX: usize = 1024;
-/// Of one user who is not root, so that nobody takes all of them.
+/// Of one user other than root, so that no user takes all of them.
 const NR_LISTENERS_USER_MAX: usize = 128;
 
 /// How far up a level of pressure is passed.
@@ -105,8 +107,8 @@ struct Listener {
     sink: Arc<dyn EventSink>,
 }
 
-/// What a look has found, to be dealt with when the lock has been released: whom to tell how much. Who is not listened for any more
-/// goes with it.
+/// What a look has found, to be dealt with when the lock has been released: the listeners to tell,
+/// and how much. Listeners that have ended are dropped with it.
 #[derive(Debug, Default)]
 struct News(Vec<(Arc<dyn EventSink>, u64)>);
 
@@ -143,7 +145,8 @@ impl Heard {
         }
     }
 
-    /// A window ended at `level`; `is_above` for a group above the one that was reclaimed. Whether anybody was told.
+    /// A window ended at `level`; `is_above` for a group above the one that was reclaimed. Returns
+    /// whether a listener was told.
     #[doc(alias = "vmpressure_event")]
     fn tell(&self, level: PressureLevel, is_above: bool, is_heard: bool, news: &mut News) -> bool {
         let mut told = false;
@@ -167,12 +170,19 @@ impl Heard {
 #[derive(Debug, Default)]
 pub(crate) struct Listeners(Arc<Shared>);
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shared {
-    state: Mutex<State>,
+    state: LeafMutex<State>,
     wake: Condvar,
     /// Windows that ended since the last look, by group and level; a leaf.
-    levels: Mutex<HashMap<(u64, PressureLevel), Weak<Group>>>,
+    levels: LeafMutex<HashMap<(u64, PressureLevel), Weak<Group>>>,
+}
+
+impl Default for Shared {
+    fn default() -> Self {
+        let state = LeafMutex::with_rank(Rank::EventListeners, State::default());
+        Self { state, wake: Condvar::default(), levels: LeafMutex::default() }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -193,11 +203,12 @@ impl Listeners {
     /// Adds a listener of the user `uid`. Starts the thread with the first.
     ///
     /// # Errors
-    /// ENFILE when there are too many, EMFILE when the user has too many, EAGAIN when there is no thread to be had.
+    /// ENFILE when there are too many, EMFILE when the user has too many, EAGAIN when there is no
+    /// thread to be had.
     pub(crate) fn add(
         &self,
-        tree: &ControlTree,
-        group: &Arc<Group>,
+        engine: &Arc<Engine>,
+        (group, peaks): (&Arc<Group>, &Peaks),
         uid: u32,
         mut awaited: Awaited,
         sink: Arc<dyn EventSink>,
@@ -210,12 +221,11 @@ impl Listeners {
             return Err(ControlError::System(Errno::MFILE));
         }
         if !state.has_thread {
-            let (shared, engine) = (Arc::clone(&self.0), Arc::downgrade(tree.engine()));
+            let (shared, weak) = (Arc::clone(&self.0), Arc::downgrade(engine));
             let levels = Arc::downgrade(&self.0);
-            spawn_detached("umemcg-events", move || shared.watch(&engine))
-                .map_err(|_| ControlError::Again)?;
+            spawn_detached("umemcg-events", move || shared.watch(&weak)).map_err(|_| ControlError::Again)?;
             state.has_thread = true;
-            tree.engine().reclaimer().listen_for_levels(move |group, level| {
+            engine.reclaimer().listen_for_levels(move |group, level| {
                 if let Some(shared) = levels.upgrade() {
                     shared.levels.lock().insert((group.id(), level), Arc::downgrade(group));
                 }
@@ -224,7 +234,7 @@ impl Listeners {
         // Its own look begins before it is in the list, so that nothing later is missed.
         let heard = state.groups.entry(group.id()).or_insert_with(|| {
             let peak = Arc::default();
-            tree.part(group).peaks.reset(group, PeakOf::OpenFile(&peak));
+            peaks.reset(group, PeakOf::OpenFile(&peak));
             Heard { group: Arc::downgrade(group), peak, listeners: Vec::new() }
         });
         awaited.start(group);
@@ -237,7 +247,7 @@ impl Listeners {
         Ok(())
     }
 
-    /// A group was removed: whoever listens to it hears of it now.
+    /// Tells the listeners of a group that it was removed.
     pub(crate) fn group_removed(&self, group: &Group) {
         let mut state = self.0.state.lock();
         if state.groups.contains_key(&group.id()) {
@@ -259,7 +269,7 @@ impl Drop for Listeners {
 }
 
 impl Shared {
-    /// The thread's life: as long as anybody listens.
+    /// The thread's life: as long as there are listeners.
     fn watch(self: &Arc<Self>, engine: &Weak<Engine>) {
         let mut state = self.state.lock();
         loop {
@@ -292,7 +302,8 @@ impl Shared {
         }
     }
 
-    /// Looks for eventfds that have been closed. It may take long with a process that has many descriptors; events do not wait for it.
+    /// Looks for eventfds that have been closed. It may take long with a process that has many
+    /// descriptors; events do not wait for it.
     fn start_sweep(self: &Arc<Self>, open: Vec<(u64, Arc<dyn EventSink>)>) {
         let shared = Arc::clone(self);
         let sweep = move || {
@@ -322,7 +333,7 @@ impl State {
         self.groups.retain(|_, heard| {
             match heard.group.upgrade().filter(|group| !group.is_dead()) {
                 Some(group) => {
-                    if let Some(part) = ControlPart::if_present(&group) {
+                    if let Some(part) = GroupControl::if_present(&group) {
                         heard.look(&group, &part.peaks, news);
                     }
                 }
@@ -337,7 +348,7 @@ impl State {
         self.nr_listeners = self.groups.values().map(|heard| heard.listeners.len()).sum();
     }
 
-    /// All eventfds, each with its group's id; none while they are being looked at.
+    /// Returns all eventfds, each with its group's id; none while they are being looked at.
     fn begin_sweep(&mut self) -> Option<Vec<(u64, Arc<dyn EventSink>)>> {
         if std::mem::replace(&mut self.is_sweeping, true) {
             return None;

@@ -1,5 +1,6 @@
-//! Which processes are in which group. The control tree shows and changes membership and enforces who may; how it is
-//! kept, and how it follows forks, is the business of the layer that knows processes.
+//! Which processes are in which group. The control tree shows and changes membership and enforces
+//! permissions; how it is kept, and how it follows forks, is the business of the layer that knows
+//! processes.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -24,8 +25,9 @@ pub enum MembershipError {
     System(rustix::io::Errno),
 }
 
-/// Explicit membership of processes in groups. Ids are those of the daemon's own pid namespace. All of these may read
-/// `/proc` and may wait for the kernel for some milliseconds; none waits for another process.
+/// Explicit membership of processes in groups. Ids are those of the daemon's own pid namespace. All
+/// of these may read `/proc` and may wait for the kernel for some milliseconds; none waits for
+/// another process.
 pub trait Membership: Debug + Send + Sync {
     /// Ids of the processes with at least one thread in this very group, rising.
     fn processes(&self, group: &Arc<Group>) -> Result<Vec<u32>, MembershipError>;
@@ -35,22 +37,23 @@ pub trait Membership: Debug + Send + Sync {
     fn attach_process(&self, group: &Arc<Group>, pid: u32) -> Result<(), MembershipError>;
     /// Moves one thread.
     fn attach_thread(&self, group: &Arc<Group>, tid: u32) -> Result<(), MembershipError>;
-    /// The group that a thread is explicitly in, the root if in none.
+    /// Returns the group that a thread is explicitly in, the root if in none.
     fn explicit_group(&self, tid: u32) -> Result<Arc<Group>, MembershipError>;
     /// Kills a process if it is in this very group. One that has ended is no error.
     fn kill(&self, group: &Arc<Group>, pid: u32) -> Result<(), MembershipError>;
-    /// Whether a living process is in this very group.
+    /// Returns whether a living process is in this very group.
     fn is_populated(&self, group: &Arc<Group>) -> bool;
-    /// Closes the group to new members, so that it can be removed. [`MembershipError::Populated`] when a living process
-    /// is in it; then nothing changed.
+    /// Closes the group to new members, so that it can be removed. [`MembershipError::Populated`]
+    /// when a living process is in it; then nothing changed.
     fn close(&self, group: &Arc<Group>) -> Result<(), MembershipError>;
     /// Takes a [`close`](Self::close) back: the group could not be removed for another reason.
     fn reopen(&self, group: &Arc<Group>);
 
-    /// The id in the daemon's pid namespace of what thread `viewer` calls `id`.
+    /// Returns the id in the daemon's pid namespace of what thread `viewer` calls `id`.
     fn id_from_viewer(&self, viewer: u32, id: u32) -> Result<u32, MembershipError>;
-    /// What thread `viewer` calls these ids; 0 for one that its pid namespace does not show.
+    /// Returns what thread `viewer` calls these ids; 0 for one that its pid namespace does not
+    /// show.
     fn ids_for_viewer(&self, viewer: u32, ids: Vec<u32>) -> Vec<u32>;
-    /// The process of a thread.
+    /// Returns the process of a thread.
     fn process_of(&self, tid: u32) -> Result<u32, MembershipError>;
 }

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use umemcg::{LimitError, ReclaimError};
 
+use crate::context::FileContext;
 use crate::error::ControlError;
-use crate::ownership::ControlPart;
+use crate::group_control::GroupControl;
 use crate::peak::PeakOf;
-use crate::row::FileContext;
 use crate::value;
 
 type Shown = Result<String, ControlError>;
@@ -41,7 +41,7 @@ pub(crate) fn set_limit_v1(context: &FileContext<'_>, written: &[u8]) -> Done {
     })
 }
 
-/// Succeeds whatever could be reclaimed; who does not want to wait, or no longer, has the limit all the same.
+/// Succeeds whatever could be reclaimed; a writer that gives up waiting has the limit all the same.
 pub(crate) fn set_limit_v2(context: &FileContext<'_>, written: &[u8]) -> Done {
     let bytes = value::parse_limit_v2(written)?;
     (context.request.accepted)();
@@ -54,14 +54,14 @@ pub(crate) fn show_soft_limit(context: &FileContext<'_>) -> Shown {
     number(value::show_limit_v1(context.group.soft_limit_bytes()))
 }
 
-/// Only stored: it says from whom reclaim takes first.
+/// Stores the soft limit: it says from which groups reclaim takes first.
 pub(crate) fn set_soft_limit(context: &FileContext<'_>, written: &[u8]) -> Done {
     context.engine().set_soft_limit(context.group, value::parse_limit_v1(written)?);
     Ok(())
 }
 
-fn part<'a>(context: &'a FileContext<'_>) -> &'a ControlPart {
-    context.tree.part(context.group)
+fn part<'a>(context: &'a FileContext<'_>) -> &'a GroupControl {
+    context.control()
 }
 
 pub(crate) fn show_peak_v1(context: &FileContext<'_>) -> Shown {
@@ -80,9 +80,8 @@ pub(crate) fn show_peak_v2(context: &FileContext<'_>) -> Shown {
 }
 
 pub(crate) fn reset_peak_v2(context: &FileContext<'_>, _written: &[u8]) -> Done {
-    let mut own = context.file.peak.lock();
-    let note = own.get_or_insert_with(Arc::default);
-    part(context).peaks.reset(context.group, PeakOf::OpenFile(note));
+    let note = Arc::clone(context.file.peak.lock().get_or_insert_with(Arc::default));
+    part(context).peaks.reset(context.group, PeakOf::OpenFile(&note));
     Ok(())
 }
 

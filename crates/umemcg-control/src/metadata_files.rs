@@ -1,11 +1,12 @@
-//! Memory that is no page data: the `memory.kmem.*` files, the table of objects, `vm.drop_caches` and `vm.compact_memory`.
+//! Memory that is no page data: the `memory.kmem.*` files, the table of objects, `vm.drop_caches`
+//! and Serves `vm.compact_memory`.
 
 use std::fmt::Write;
 
 use umemcg::{DropCaches, StatItem};
 
+use crate::context::FileContext;
 use crate::error::ControlError;
-use crate::row::FileContext;
 use crate::value;
 
 type Shown = Result<String, ControlError>;
@@ -24,14 +25,15 @@ pub(crate) fn reset_peak(context: &FileContext<'_>, _written: &[u8]) -> Done {
     Ok(())
 }
 
-/// There is no limit of its own.
+/// Shows no limit: there is none of its own.
 pub(crate) fn show_limit(_context: &FileContext<'_>) -> Shown {
     Ok(format!("{}\n", value::UNLIMITED_V1_SHOWN))
 }
 
-/// Checked and ignored, as in Linux since 6.1.
-pub(crate) fn set_limit(_context: &FileContext<'_>, written: &[u8]) -> Done {
-    value::parse_limit_v1(written).map(|_| ())
+/// Checks what is written, and ignores it, as Linux does since 6.1.
+pub(crate) fn set_limit(context: &FileContext<'_>, written: &[u8]) -> Done {
+    value::parse_limit_v1(written)?;
+    if context.group.is_root() { Err(ControlError::Invalid) } else { Ok(()) }
 }
 
 pub(crate) fn show_failcnt(_context: &FileContext<'_>) -> Shown {
@@ -48,8 +50,8 @@ const WITH_INODES: [(&str, StatItem, u64); 2] = [
     ("file-content", StatItem::SlabContents, umemcg::CONTENT_BYTES),
 ];
 
-/// A line for each shrinker, for what goes with inodes, and for what none can free. The bytes add up to the group's own `memory.kmem`
-/// bytes.
+/// Returns a line for each shrinker, for what goes with inodes, and for what none can free. The
+/// bytes add up to the group's own `memory.kmem` bytes.
 pub(crate) fn show_slabinfo(context: &FileContext<'_>) -> Shown {
     let mut table = context.engine().reclaimer().slab_usage(context.group);
     table.sort_by_key(|line| std::cmp::Reverse(line.usage.bytes));
@@ -92,7 +94,7 @@ pub(crate) fn drop_caches(context: &FileContext<'_>, written: &[u8]) -> Done {
     if (context.request.cancelled)() { Err(ControlError::Interrupted) } else { Ok(()) }
 }
 
-/// `vm.compact_memory`.
+/// Serves `vm.compact_memory`.
 pub(crate) fn compact_memory(context: &FileContext<'_>, written: &[u8]) -> Done {
     if value::parse_number(written)? != 1 {
         return Err(ControlError::Invalid);

@@ -2,6 +2,8 @@
 
 use std::time::SystemTime;
 
+use umemcg::Group;
+
 /// A directory or file. Never names another one later: serials of groups are not used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(u64);
@@ -17,17 +19,18 @@ impl NodeId {
     /// The top directory. Its number is 1, which a mount's root must have.
     pub const ROOT: NodeId = NodeId(DIRECTORY);
 
-    /// A group's directory. `serial` 0 stands for the root group, whatever its own serial is.
+    /// Returns a group's directory. `serial` 0 stands for the root group, whatever its own serial
+    /// is.
     pub(crate) fn directory(serial: u64) -> Self {
         NodeId(serial << ROW_BITS | DIRECTORY)
     }
 
-    /// A group's control file.
+    /// Returns a group's control file.
     pub(crate) fn file(serial: u64, row: u8) -> Self {
         NodeId(serial << ROW_BITS | (u64::from(row) + FIRST_ROW))
     }
 
-    /// The serial, and the row if it is a file.
+    /// Returns the serial, and the row if it is a file.
     pub(crate) fn parts(self) -> Option<(u64, Option<u8>)> {
         let row = match self.0 & ((1 << ROW_BITS) - 1) {
             DIRECTORY => None,
@@ -36,17 +39,17 @@ impl NodeId {
         Some((self.0 >> ROW_BITS, row))
     }
 
-    /// The serial of the group that it belongs to; 0 for the root group.
+    /// Returns the serial of the group that it belongs to; 0 for the root group.
     pub fn group_serial(self) -> u64 {
         self.0 >> ROW_BITS
     }
 
-    /// The number, as an inode's.
+    /// Returns the number, as an inode's.
     pub fn into_raw(self) -> u64 {
         self.0
     }
 
-    /// The node of a number that came back. May name nothing.
+    /// Returns the node of a number that came back. May name nothing.
     pub fn from_raw(raw: u64) -> Self {
         NodeId(raw)
     }
@@ -67,8 +70,8 @@ pub struct Attr {
     pub gid: u32,
     /// 1 for files; for directories 2 and one for each group below, as `find` expects.
     pub nlink: u32,
-    /// What a file is said to hold; more than it does, as in sysfs, since content is made when it is read. 0 for what
-    /// cannot be read.
+    /// What a file is said to hold; more than it does, as in sysfs, since content is made when it
+    /// is read. 0 for what cannot be read.
     pub size: u64,
     /// When the group was made.
     pub created: SystemTime,
@@ -89,6 +92,11 @@ pub struct DirEntry {
     pub is_directory: bool,
     /// Where a listing that ended with this entry goes on.
     pub cookie: u64,
+}
+
+/// Returns a group's serial in node numbers.
+pub(crate) fn serial_of(group: &Group) -> u64 {
+    if group.is_root() { 0 } else { group.id() }
 }
 
 #[cfg(test)]

@@ -1,16 +1,17 @@
-//! `memory.oom_control`. Nobody is killed here: a charge that fails for good is an error of whoever asked, so the switch changes
-//! nothing and no group is ever "under" it. The file is kept for those who set it, and for who listens to it.
+//! `memory.oom_control`. No process is killed here: a charge that fails for good is an error of its
+//! request. So the switch changes nothing, and no group is ever "under" it. The file is kept for
+//! programs that set it or listen to it.
 
 use std::sync::atomic::Ordering::Relaxed;
 
 use umemcg::EventKind;
 
+use crate::context::FileContext;
 use crate::error::ControlError;
-use crate::row::FileContext;
 use crate::value::parse_number;
 
 pub(crate) fn show(context: &FileContext<'_>) -> Result<String, ControlError> {
-    let disabled = u8::from(context.tree.part(context.group).oom_kill_disabled.load(Relaxed));
+    let disabled = u8::from(context.control().oom_kill_disabled.load(Relaxed));
     let nr_kills = context.group.event_count_local(EventKind::OomKill);
     Ok(format!("oom_kill_disable {disabled}\nunder_oom 0\noom_kill {nr_kills}\n"))
 }
@@ -22,6 +23,6 @@ pub(crate) fn set(context: &FileContext<'_>, written: &[u8]) -> Result<(), Contr
         1 => true,
         _ => return Err(ControlError::Invalid),
     };
-    context.tree.part(context.group).oom_kill_disabled.store(disabled, Relaxed);
+    context.control().oom_kill_disabled.store(disabled, Relaxed);
     Ok(())
 }

@@ -1,71 +1,129 @@
-//! An open control file: whose it is, who opened it, and the text that the reader is in the middle of.
+//! An open control file: its group, its opener, and the text that the reader is in the middle of.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
-use umemcg::Group;
-use umemcg_base::sync::Mutex;
+use umemcg::{AccountedCharge, Group, StatItem};
+use umemcg_base::{LeafMutex, RankedMutex};
 
 use crate::error::ControlError;
+use crate::file_id::FileId;
 use crate::peak::PeakNote;
 use crate::permission::Credentials;
-use crate::pressure::Trigger;
-use crate::row::Row;
+use crate::trigger::Trigger;
 use crate::watch::Watch;
+
+/// A text of so many bytes is kept whatever the limits say.
+pub const KEPT_BYTES: u64 = 4096;
 
 /// An open control file. Does not keep its group: after the group is removed, every use says so.
 #[derive(Debug)]
 pub struct OpenFile {
     pub(crate) group: Weak<Group>,
-    pub(crate) row: &'static Row,
+    pub(crate) id: FileId,
     pub(crate) opener: Credentials,
+    /// (C) The group that opened it; none for a file that the daemon itself has open.
+    pub(crate) payer: Option<Weak<Group>>,
     /// What the present sequence of reads sees.
-    pub(crate) content: Mutex<Content>,
+    pub(crate) content: RankedMutex<Content>,
     /// This file's own peak, once it was reset through it.
-    pub(crate) peak: Mutex<Option<Arc<PeakNote>>>,
+    pub(crate) peak: LeafMutex<Option<Arc<PeakNote>>>,
     /// What a pressure file waits for.
-    pub(crate) trigger: Mutex<Option<Arc<Trigger>>>,
-    /// For those who poll.
+    pub(crate) trigger: RankedMutex<Option<Arc<Trigger>>>,
+    /// For pollers.
     pub(crate) watch: Watch,
 }
 
-/// A text that a reader takes piece by piece. A read that goes on where the last one ended sees the same text, and has
-/// the rest of it even after the group is gone; any other read makes a new one.
+/// A text that a reader takes piece by piece. A read that goes on where the last one ended sees the
+/// same text, and has the rest of it even after the group is gone; any other read makes a new one.
+///
+/// A text is kept until its end was read, and charged to the group that opened the file. One that
+/// is longer than [`KEPT_BYTES`] and finds no room there is not kept: the next piece is that of a
+/// new text.
 #[derive(Debug, Default)]
 #[doc(alias = "seq_file")]
 pub(crate) struct Content {
-    pub(crate) text: String,
+    text: String,
     /// Where the last read ended.
-    pub(crate) next: usize,
+    next: usize,
+    /// The last read came to the end.
+    is_read: bool,
+    charge: Option<AccountedCharge>,
 }
 
 impl Content {
-    /// Whether a read at `offset` goes on in this text.
-    pub(crate) fn goes_on_at(&self, offset: usize) -> bool {
-        offset > 0 && offset == self.next && !self.text.is_empty()
+    /// Creates a text to be read.
+    pub(crate) fn new(text: String) -> Self {
+        Self { text, ..Self::default() }
     }
 
-    /// At most `len` bytes from `offset`.
-    pub(crate) fn take(&mut self, offset: usize, len: usize) -> Vec<u8> {
+    /// Returns whether a read at `offset` goes on in this text.
+    pub(crate) fn goes_on_at(&self, offset: usize) -> bool {
+        offset > 0 && offset == self.next && (self.is_read || !self.text.is_empty())
+    }
+
+    /// Returns whether all of it was read.
+    pub(crate) fn is_read(&self) -> bool {
+        self.is_read
+    }
+
+    /// Takes at most `len` bytes from `offset`. What is left is kept, and charged to `payer`.
+    /// Returns what is dropped, too, to be given back without a lock.
+    pub(crate) fn take(
+        &mut self,
+        offset: usize,
+        len: usize,
+        payer: &Group,
+    ) -> (Vec<u8>, Option<AccountedCharge>) {
         let start = offset.min(self.text.len());
         let end = start.saturating_add(len).min(self.text.len());
+        let piece = self.text.as_bytes()[start..end].to_vec();
         self.next = offset.max(end);
-        self.text.as_bytes()[start..end].to_vec()
+        self.is_read = end == self.text.len();
+        if !self.is_read && (self.charge.is_some() || self.keep(payer)) {
+            return (piece, None);
+        }
+        self.text = String::new();
+        (piece, self.charge.take())
+    }
+
+    /// Charges the text; false when there is no room for it.
+    fn keep(&mut self, payer: &Group) -> bool {
+        let bytes = self.text.len() as u64;
+        self.charge = match payer.try_charge(bytes) {
+            Ok(charge) => Some(AccountedCharge::new(charge, StatItem::SlabUnreclaimable)),
+            Err(_) if bytes > KEPT_BYTES => return false,
+            Err(_) => Some(AccountedCharge::forced(payer, bytes, StatItem::SlabUnreclaimable)),
+        };
+        true
     }
 }
 
 impl OpenFile {
-    /// The living group.
+    /// Returns the path of the file from the top directory; none once its group is gone.
+    pub fn path(&self) -> Option<PathBuf> {
+        let group = self.group().ok()?.path();
+        Some(group.strip_prefix("/").unwrap_or(&group).join(self.id.name))
+    }
+
+    /// Returns the group that opened the file, while there is one.
+    pub fn payer(&self) -> Option<Arc<Group>> {
+        self.payer.as_ref()?.upgrade().filter(|payer| !payer.is_dead())
+    }
+
+    /// Returns the living group.
     pub(crate) fn group(&self) -> Result<Arc<Group>, ControlError> {
         self.group.upgrade().filter(|group| !group.is_dead()).ok_or(ControlError::Gone)
     }
 
-    /// Whether a write may wait for reclaim, so that it should not be served by a thread that must not wait.
+    /// Returns whether a write may wait for reclaim, so that it should not be served by a thread
+    /// that must not wait.
     pub fn write_reclaims(&self) -> bool {
-        self.row.write_reclaims
+        self.id.write_reclaims
     }
 
-    /// The file's name.
+    /// Returns the file's name.
     pub fn name(&self) -> &'static str {
-        self.row.name
+        self.id.name
     }
 }

@@ -1,15 +1,16 @@
-//! One high-water mark, shown to several parties who each start it afresh for themselves.
+//! One high-water mark, shown to several parties that each start it afresh for themselves.
 //!
-//! A group's counter keeps the highest usage since its last reset. Three kinds of readers want more than that: the v1
-//! file (reset for everybody who reads that file), the v2 file (never reset), and every open v2 file that was written to
-//! (reset for itself alone). So before the counter is reset for one party, what it has seen is noted for all others; what
-//! a party sees is the greater of its note and the counter.
+//! A group's counter keeps the highest usage since its last reset. Three kinds of readers want more
+//! than that: the v1 file (reset for all readers of that file), the v2 file (never reset), and
+//! every open v2 file that was written to (reset for itself alone). So before the counter is reset
+//! for one party, what it has seen is noted for all others; what a party sees is the greater of its
+//! note and the counter.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use umemcg::Group;
-use umemcg_base::sync::{Mutex, MutexGuard};
+use umemcg_base::{LeafMutex, LeafMutexGuard};
 
 /// What one party has seen before the last reset, in bytes.
 #[derive(Debug, Default)]
@@ -28,7 +29,7 @@ pub struct Peaks {
     v1: PeakNote,
     memsw: PeakNote,
     /// Of open files; gone when they are closed. Held while the counter is reset.
-    open_files: Mutex<Vec<Weak<PeakNote>>>,
+    open_files: LeafMutex<Vec<Weak<PeakNote>>>,
 }
 
 /// Whose peak.
@@ -45,7 +46,7 @@ pub enum PeakOf<'a> {
 }
 
 impl Peaks {
-    /// The peak in bytes, as that party sees it.
+    /// Returns the peak in bytes, as that party sees it.
     pub fn read(&self, group: &Group, whose: PeakOf<'_>) -> u64 {
         // The lock keeps a reset from standing between the note and the counter.
         let _no_reset = self.open_files.lock();
@@ -70,8 +71,8 @@ impl Peaks {
         whose.0.swap(0, Ordering::Relaxed)
     }
 
-    /// Starts the counter's peak afresh, and notes for everybody what it was.
-    fn restart(&self, group: &Group) -> MutexGuard<'_, Vec<Weak<PeakNote>>> {
+    /// Starts the counter's peak afresh, and notes for all parties what it was.
+    fn restart(&self, group: &Group) -> LeafMutexGuard<'_, Vec<Weak<PeakNote>>> {
         let mut open_files = self.open_files.lock();
         open_files.retain(|note| note.strong_count() > 0);
         let seen = group.peak_bytes();

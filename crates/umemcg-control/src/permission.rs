@@ -1,5 +1,5 @@
-//! Who may touch a control file: classic mode bits, judged with the credentials of whoever *opened* the file. A
-//! descriptor that is handed to a more privileged writer gains nothing by it.
+//! Permissions of control files: classic mode bits, judged with the credentials of the process that
+//! *opened* the file. A descriptor that is handed to a more privileged writer gains nothing by it.
 
 /// The identity of a process as far as mode bits ask. Taken once, at open.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,15 +13,15 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Root, who may do everything.
+    /// Root, which may do everything.
     pub const ROOT: Credentials = Credentials { uid: 0, gid: 0, supplementary: Vec::new() };
 
-    /// A user without supplementary groups.
+    /// Returns a user without supplementary groups.
     pub fn user(uid: u32, gid: u32) -> Self {
         Self { uid, gid, supplementary: Vec::new() }
     }
 
-    /// Whether this identity includes the group id.
+    /// Returns whether this identity includes the group id.
     pub fn is_in_group(&self, gid: u32) -> bool {
         self.gid == gid || self.supplementary.contains(&gid)
     }
@@ -34,15 +34,15 @@ pub const WRITE: u16 = 2;
 /// Permission to search a directory.
 pub const SEARCH: u16 = 1;
 
-/// Whether mode bits grant `wanted` (a sum of [`READ`], [`WRITE`], [`SEARCH`]). One class decides: the owner's, else
-/// the group's, else the others'.
-pub fn is_granted(who: &Credentials, owner_uid: u32, owner_gid: u32, mode: u16, wanted: u16) -> bool {
-    if who.uid == 0 {
+/// Returns whether mode bits grant `wanted` (a sum of [`READ`], [`WRITE`], [`SEARCH`]). One class
+/// decides: the owner's, else the group's, else the others'.
+pub fn is_granted(caller: &Credentials, owner_uid: u32, owner_gid: u32, mode: u16, wanted: u16) -> bool {
+    if caller.uid == 0 {
         return true;
     }
-    let class = if who.uid == owner_uid {
+    let class = if caller.uid == owner_uid {
         mode >> 6
-    } else if who.is_in_group(owner_gid) {
+    } else if caller.is_in_group(owner_gid) {
         mode >> 3
     } else {
         mode
@@ -68,7 +68,7 @@ mod tests {
             (0o200, READ, [false, false, false]),
             (0o755, SEARCH, [true, true, true]),
         ] {
-            let got = [&owner, &member, &other].map(|who| is_granted(who, 1000, 1000, mode, wanted));
+            let got = [&owner, &member, &other].map(|caller| is_granted(caller, 1000, 1000, mode, wanted));
             assert_eq!(got, expected, "{mode:o} {wanted}");
             assert!(is_granted(&Credentials::ROOT, 1000, 1000, mode, wanted));
         }

@@ -1,6 +1,7 @@
 //! The files of the root that concern the whole pool. Linux has them as sysctls.
 
-use crate::row::{DONE, Place, Row, SET, Version};
+use crate::row::{DONE, Place, Row, SET};
+use crate::style::Version;
 use crate::{dirty_files, metadata_files};
 
 use Place::RootOnly;

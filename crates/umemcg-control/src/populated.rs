@@ -1,24 +1,12 @@
-//! Whether processes live in a group or below it, for those who poll `cgroup.events`.
-//!
-//! No layer tells when a process ends, so one thread looks ten times a second, as long as a file is polled; groups
-//! without pollers cost nothing. A file has news when the last look found something else than was last read through it.
-//! A reader's own look counts as one, so nothing that changes after it is missed; what changed and came back between two
-//! looks is.
+//! Whether processes live in a group or below it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use umemcg::Group;
-use umemcg_base::clock::spawn_detached;
-use umemcg_base::sync::{Condvar, Mutex};
 
 use crate::membership::Membership;
-use crate::ownership::ControlPart;
-use crate::watch::Waiters;
-
-/// From one look to the next.
-const TICK: Duration = Duration::from_millis(100);
+use crate::waiters::Waiters;
 
 /// What a group keeps.
 #[derive(Debug, Default)]
@@ -29,12 +17,12 @@ pub(crate) struct Populated {
 }
 
 impl Populated {
-    /// What the last look found: 0 or 1.
+    /// Returns what the last look found: 0 or 1.
     pub(crate) fn last(&self) -> u64 {
         self.last.load(Ordering::Relaxed)
     }
 
-    /// A look found this.
+    /// Notes what a look found.
     pub(crate) fn note(&self, is_populated: bool) {
         let now = u64::from(is_populated);
         if self.last.swap(now, Ordering::Relaxed) != now {
@@ -43,7 +31,7 @@ impl Populated {
     }
 }
 
-/// Whether a process lives in the group or below it.
+/// Returns whether a process lives in the group or below it.
 pub(crate) fn is_populated(membership: &dyn Membership, group: &Arc<Group>) -> bool {
     let mut at = Group::next_in_subtree(group, None);
     while let Some(group_below) = at {
@@ -53,75 +41,4 @@ pub(crate) fn is_populated(membership: &dyn Membership, group: &Arc<Group>) -> b
         at = Group::next_in_subtree(group, Some(&group_below));
     }
     false
-}
-
-/// The groups of a tree that are polled, and the thread that looks at them.
-#[derive(Debug, Default)]
-pub(crate) struct Watchers(Arc<Shared>);
-
-#[derive(Debug, Default)]
-struct Shared {
-    state: Mutex<State>,
-    ended: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    groups: Vec<(Weak<Group>, Arc<Waiters>)>,
-    has_thread: bool,
-    has_ended: bool,
-}
-
-impl Watchers {
-    /// Looks at a group from now on, as long as one of its wakers lives. Does not sleep.
-    pub(crate) fn add(&self, membership: &Arc<dyn Membership>, group: &Arc<Group>, waiters: &Arc<Waiters>) {
-        let mut state = self.0.state.lock();
-        if !state.groups.iter().any(|(known, _)| std::ptr::eq(known.as_ptr(), Arc::as_ptr(group))) {
-            state.groups.push((Arc::downgrade(group), Arc::clone(waiters)));
-        }
-        if !state.has_thread {
-            let (shared, membership) = (Arc::clone(&self.0), Arc::downgrade(membership));
-            // Without a thread, whoever polls next tries again.
-            state.has_thread = spawn_detached("umemcg-members", move || shared.watch(&membership)).is_ok();
-        }
-    }
-}
-
-impl Drop for Watchers {
-    fn drop(&mut self) {
-        self.0.state.lock().has_ended = true;
-        self.0.ended.notify_one();
-    }
-}
-
-impl Shared {
-    /// The thread's life: as long as a group is polled.
-    fn watch(&self, membership: &Weak<dyn Membership>) {
-        let mut state = self.state.lock();
-        loop {
-            let mut groups = std::mem::take(&mut state.groups);
-            drop(state);
-            let Some(known) = membership.upgrade() else { return };
-            groups.retain(|(group, waiters)| look(&*known, group, waiters));
-            drop(known);
-            state = self.state.lock();
-            state.groups.append(&mut groups);
-            if state.groups.is_empty() || state.has_ended {
-                state.has_thread = false;
-                return;
-            }
-            self.ended.wait_for(&mut state, TICK);
-        }
-    }
-}
-
-/// Looks at a group; false when nothing is to be told of it any more. Its removal is the last news.
-fn look(membership: &dyn Membership, group: &Weak<Group>, waiters: &Waiters) -> bool {
-    let Some(group) = group.upgrade().filter(|group| !group.is_dead()) else {
-        waiters.wake_all();
-        return false;
-    };
-    let Some(part) = ControlPart::if_present(&group) else { return false };
-    part.populated.note(is_populated(membership, &group));
-    waiters.is_waited_for()
 }

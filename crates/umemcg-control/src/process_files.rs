@@ -1,8 +1,9 @@
 //! Membership files, and those of the core that have nothing to say here.
 //!
-//! Who may move a process: the opener must be allowed to write the `cgroup.procs` of the group that it goes to, and that
-//! of the lowest group above both it and the group that it comes from. So whoever is given a subtree moves processes
-//! within it, and neither in nor out. The same holds for `tasks`.
+//! Permission to move a process: the opener must be allowed to write the `cgroup.procs` of the
+//! group that it goes to, and that of the lowest group above both it and the group that it comes
+//! from. So a user that is given a subtree moves processes within it, and neither in nor out. The
+//! same holds for Shows `tasks`.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -10,53 +11,59 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use umemcg::Group;
 
+use crate::context::FileContext;
 use crate::error::ControlError;
 use crate::membership::MembershipError;
 use crate::permission::WRITE;
 use crate::populated::is_populated;
-use crate::row::{FileContext, Style, find};
+use crate::style::Style;
 use crate::value::{parse_number, parse_pid, strip};
 
 type Shown = Result<String, ControlError>;
 type Done = Result<(), ControlError>;
 
 pub(crate) fn show_processes(context: &FileContext<'_>) -> Shown {
-    show_ids(context, context.tree.membership().processes(context.group)?, context.tree.style() == Style::V1)
+    show_ids(
+        context,
+        context.state.membership().processes(context.group)?,
+        context.state.style() == Style::V1,
+    )
 }
 
-/// `tasks`.
+/// Shows `tasks`.
 pub(crate) fn show_tasks(context: &FileContext<'_>) -> Shown {
-    show_ids(context, context.tree.membership().threads(context.group)?, true)
+    show_ids(context, context.state.membership().threads(context.group)?, true)
 }
 
-/// `cgroup.threads`.
+/// Shows `cgroup.threads`.
 pub(crate) fn show_threads(context: &FileContext<'_>) -> Shown {
-    show_ids(context, context.tree.membership().threads(context.group)?, false)
+    show_ids(context, context.state.membership().threads(context.group)?, false)
 }
 
-/// What the reader's pid namespace does not show is left out in version 1 and 0 in version 2, as in Linux.
+/// What the reader's pid namespace does not show is left out in version 1 and 0 in version 2, as in
+/// Linux.
 fn show_ids(context: &FileContext<'_>, ids: Vec<u32>, leave_out: bool) -> Shown {
-    let ids = context.tree.membership().ids_for_viewer(context.request.tid, ids);
+    let ids = context.state.membership().ids_for_viewer(context.request.tid, ids);
     Ok(ids.iter().filter(|&&id| id != 0 || !leave_out).map(|id| format!("{id}\n")).collect())
 }
 
 pub(crate) fn attach_process(context: &FileContext<'_>, written: &[u8]) -> Done {
-    let membership = context.tree.membership();
+    let membership = context.state.membership();
     let thread = named_thread(context, written)?;
     let process = membership.process_of(thread)?;
-    let _move = context.tree.begin_move();
+    let _move = context.state.begin_move();
     check_move(context, process)?;
     Ok(membership.attach_process(context.group, process)?)
 }
 
 pub(crate) fn attach_thread(context: &FileContext<'_>, written: &[u8]) -> Done {
     let thread = named_thread(context, written)?;
-    let _move = context.tree.begin_move();
+    let _move = context.state.begin_move();
     check_move(context, thread)?;
-    Ok(context.tree.membership().attach_thread(context.group, thread)?)
+    Ok(context.state.membership().attach_thread(context.group, thread)?)
 }
 
-/// In Linux a thread moves alone between threaded groups only.
+/// Refuses to move a thread alone: in Linux it moves between threaded groups only.
 pub(crate) fn refuse_thread(_context: &FileContext<'_>, _written: &[u8]) -> Done {
     Err(ControlError::System(Errno::OPNOTSUPP))
 }
@@ -70,9 +77,10 @@ pub(crate) fn kill(context: &FileContext<'_>, written: &[u8]) -> Done {
     if parse_number(written)? != 1 {
         return Err(ControlError::Invalid);
     }
-    // The writer's own children may be among them: the signal that tells it so must not end its write.
+    // The writer's own children may be among them: the signal that tells it so must not end its
+    // write.
     (context.request.accepted)();
-    let membership = context.tree.membership();
+    let membership = context.state.membership();
     let mut killed = HashSet::new();
     for _ in 0..KILL_ROUNDS_MAX {
         let nr_before = killed.len();
@@ -96,19 +104,20 @@ pub(crate) fn kill(context: &FileContext<'_>, written: &[u8]) -> Done {
 fn named_thread(context: &FileContext<'_>, written: &[u8]) -> Result<u32, ControlError> {
     let writer = context.request.tid;
     match parse_pid(written)? {
-        // A writer whom our pid namespace does not show cannot be moved.
+        // A writer that our pid namespace does not show cannot be moved.
         0 if writer == 0 => Err(ControlError::NoSuchProcess),
         0 => Ok(writer),
-        id => Ok(context.tree.membership().id_from_viewer(writer, id)?),
+        id => Ok(context.state.membership().id_from_viewer(writer, id)?),
     }
 }
 
-/// Whether the opener may move a thread here from where it is.
+/// Returns whether the opener may move a thread here from where it is.
 fn check_move(context: &FileContext<'_>, thread: u32) -> Done {
-    let from = context.tree.membership().explicit_group(thread)?;
+    let from = context.state.membership().explicit_group(thread)?;
     let above = common_ancestor(&from, context.group);
-    let procs = find(b"cgroup.procs").map(|(row, _)| row);
-    let allowed = |group: &Group| context.tree.part(group).owner(procs).grants(&context.file.opener, WRITE);
+    let procs = context.state.file_named("cgroup.procs");
+    let allowed =
+        |group: &Group| context.state.control(group).owner(procs).grants(&context.file.opener, WRITE);
     if allowed(context.group) && allowed(&above) { Ok(()) } else { Err(ControlError::Denied) }
 }
 
@@ -127,8 +136,8 @@ pub(crate) fn show_controllers(_context: &FileContext<'_>) -> Shown {
     Ok("memory\n".to_owned())
 }
 
-/// Every child is controlled, always; so turning the controller on changes nothing, and it is in use, so it cannot be
-/// turned off. The last word on a controller counts.
+/// Every child is controlled, always; so turning the controller on changes nothing, and it is in
+/// use, so it cannot be turned off. The last word on a controller counts.
 pub(crate) fn set_subtree_control(_context: &FileContext<'_>, written: &[u8]) -> Done {
     let mut turn_off = false;
     for word in strip(written).split(u8::is_ascii_whitespace).filter(|word| !word.is_empty()) {
@@ -146,9 +155,9 @@ pub(crate) fn show_type(_context: &FileContext<'_>) -> Shown {
 }
 
 pub(crate) fn show_events(context: &FileContext<'_>) -> Shown {
-    let populated = is_populated(context.tree.membership(), context.group);
+    let populated = is_populated(context.state.membership(), context.group);
     context.file.watch.note_populated(populated);
-    context.tree.part(context.group).populated.note(populated);
+    context.control().populated.note(populated);
     Ok(format!("populated {}\nfrozen 0\n", u8::from(populated)))
 }
 

@@ -1,7 +1,7 @@
 //! `memory.min` and `memory.low`: what a group is promised.
 
+use crate::context::FileContext;
 use crate::error::ControlError;
-use crate::row::FileContext;
 use crate::value;
 
 type Shown = Result<String, ControlError>;

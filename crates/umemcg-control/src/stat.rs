@@ -1,9 +1,11 @@
-//! The files with many numbers. Every number is read at the time of asking; none is estimated, and what is not counted
-//! here has no line. Lines that Linux has and that are truly zero here stay, for those who add up.
+//! The files with many numbers. Every number is read at the time of asking; none is estimated, and
+//! what is not counted here has no line. Lines that Linux has and that are truly zero here stay,
+//! for programs that add up.
 //!
-//! `memory.stat` has the v1 names first, with the group's own numbers, then the same under `total_` with everything below
-//! the group included, then those v2 names that v1 does not have, which always include everything below. A name stands
-//! once: one that both generations have means what it means in v1. In a strict style it is what that version of Linux shows.
+//! `memory.stat` has the v1 names first, with the group's own numbers, then the same under `total_`
+//! with everything below the group included, then those v2 names that v1 does not have, which
+//! always include everything below. A name stands once: one that both generations have means what
+//! it means in v1. In a strict style it is what that version of Linux shows.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -11,9 +13,10 @@ use std::sync::Arc;
 use umemcg::{Engine, EventKind, Group, StatItem, collect_hits};
 use umemcg_base::PAGE_SIZE_U64;
 
+use crate::context::FileContext;
 use crate::error::ControlError;
-use crate::ownership::ControlPart;
-use crate::row::{FileContext, Style};
+use crate::group_control::GroupControl;
+use crate::style::Style;
 use crate::value::show_limit_v1;
 
 use StatItem::*;
@@ -162,23 +165,23 @@ const V1_STRICT_LINES: &[Line] = &[
     ("unevictable", &[Unevictable, Reserved]),
 ];
 
-/// `memory.stat`.
+/// Shows `memory.stat`.
 pub(crate) fn show_memory_stat(context: &FileContext<'_>) -> Shown {
-    match context.tree.style() {
+    match context.state.style() {
         Style::Both => show_all(context),
         Style::V1 => Ok(memory_stat_v1(context)),
         Style::V2 => Ok(memory_stat_v2(context.group)),
     }
 }
 
-/// `umemcg.stat`.
+/// Shows `umemcg.stat`.
 pub(crate) fn show_all(context: &FileContext<'_>) -> Shown {
     Ok(memory_stat(context.group) + &protection(context.engine(), context.group))
 }
 
 fn memory_stat_v1(context: &FileContext<'_>) -> String {
     let group = context.group;
-    let memsw = |group: &Group| ControlPart::if_present(group).map(|part| part.inert.memsw_limit());
+    let memsw = |group: &Group| GroupControl::if_present(group).map(|part| part.inert.memsw_limit());
     let hierarchical_memsw = group.ancestors().filter_map(memsw).min().unwrap_or(u64::MAX);
     let mut text = lines(V1_STRICT_LINES, "", |item| group.stat_local(item));
     // Writing to a string cannot fail.
@@ -195,10 +198,10 @@ fn lines(lines: &[Line], prefix: &str, read: impl Fn(StatItem) -> i64) -> String
     lines.iter().map(|&(name, items)| format!("{prefix}{name} {}\n", sum(items, &read))).collect()
 }
 
-/// `memory.numa_stat`: all memory counts as that of node 0.
+/// Shows `memory.numa_stat`: all memory counts as that of node 0.
 pub(crate) fn show_numa_stat(context: &FileContext<'_>) -> Shown {
     let group = context.group;
-    if context.tree.style() != Style::V1 {
+    if context.state.style() != Style::V1 {
         let is_of_nodes = |name: &str| !matches!(name, "kernel" | "percpu" | "sock" | "vmalloc" | "slab");
         let gauges = V2_STRICT_LINES.iter().take_while(|line| line.0 != "workingset_refault_anon");
         let lines = gauges.filter(|line| is_of_nodes(line.0));
@@ -222,8 +225,8 @@ pub(crate) fn show_numa_stat(context: &FileContext<'_>) -> Shown {
     Ok(of("", &|item| group.stat_local(item)) + &of("hierarchical_", &|item| group.stat_total(item)))
 }
 
-/// What the group is worth to reclaim of the whole pool: how much of it is protected just now, and what it and its children
-/// claim of what they were promised.
+/// Returns what the group is worth to reclaim of the whole pool: how much of it is protected just
+/// now, and what it and its children claim of what they were promised.
 fn protection(engine: &Engine, group: &Arc<Group>) -> String {
     let effective = engine.effective_protection(engine.root(), group);
     let (claimed, below) = (group.claimed_bytes(), group.claimed_below_bytes());
@@ -264,7 +267,7 @@ fn sum(items: &[StatItem], read: impl Fn(StatItem) -> i64) -> u64 {
     items.iter().map(|&item| read(item)).sum::<i64>().max(0) as u64
 }
 
-/// The lowest limit of the group and those above it.
+/// Returns the lowest limit of the group and those above it.
 fn hierarchical_limit(group: &Group) -> u64 {
     let lowest = group.ancestors().map(Group::max_bytes).min().unwrap_or(u64::MAX);
     show_limit_v1(lowest / PAGE_SIZE_U64 * PAGE_SIZE_U64)
@@ -279,12 +282,12 @@ const EVENTS: [(&str, EventKind); 6] = [
     ("oom_group_kill", EventKind::OomGroupKill),
 ];
 
-/// `memory.events`.
+/// Shows `memory.events`.
 pub(crate) fn show_events(context: &FileContext<'_>) -> Shown {
     Ok(events(|kind| context.group.event_count(kind)))
 }
 
-/// `memory.events.local`.
+/// Shows `memory.events.local`.
 pub(crate) fn show_events_local(context: &FileContext<'_>) -> Shown {
     Ok(events(|kind| context.group.event_count_local(kind)))
 }
@@ -293,7 +296,7 @@ fn events(count: impl Fn(EventKind) -> u64) -> String {
     EVENTS.iter().map(|&(name, kind)| format!("{name} {}\n", count(kind))).collect()
 }
 
-/// `cgroup.stat`.
+/// Shows `cgroup.stat`.
 pub(crate) fn show_group_stat(context: &FileContext<'_>) -> Shown {
     let mut nr_descendants = 0u64;
     let mut at = Group::next_in_subtree(context.group, Some(context.group));
@@ -410,7 +413,7 @@ mod tests {
         let a = tree.create(tree.root(), "a".as_ref()).unwrap();
         let b = tree.create(&a, "b".as_ref()).unwrap();
         let limit = |group: &Group| parsed(&memory_stat(group))["hierarchical_memory_limit"];
-        assert_eq!(limit(&b), 1 << 30, "the pool bounds everybody");
+        assert_eq!(limit(&b), 1 << 30, "the pool bounds every group");
         a.set_max(8 << 20);
         b.set_max(16 << 20);
         assert_eq!((limit(&a), limit(&b)), (8 << 20, 8 << 20));

@@ -1,8 +1,12 @@
 //! The control files. `SEMANTICS.md` shows this table; a test keeps it current.
 
+use std::ffi::OsStr;
+
+use crate::file_id::FileId;
 use crate::inert_files::INERT;
 use crate::pool_files::POOL;
-use crate::row::{DONE, Place, Row, SET, SHOWN, Version};
+use crate::row::{DONE, Place, Row, SET, SHOWN};
+use crate::style::Version;
 use crate::{
     background_files, dirty_files, event_control, memory_files, metadata_files, oom_control, pressure,
     process_files, protection_files, stat,
@@ -119,7 +123,7 @@ const GROUP: &[Row] = &[
         read: Some(stat::show_group_stat),
         write: None,
         write_reclaims: false,
-        doc: "`nr_descendants`: groups below this one; `nr_dying_descendants`: always 0, since groups die at once",
+        doc: "`nr_descendants`: groups below this one; `nr_dying_descendants`: always 0, since a removed group ends immediately",
     },
     Row {
         name: "memory.limit_in_bytes",
@@ -140,7 +144,7 @@ const GROUP: &[Row] = &[
         read: Some(memory_files::show_limit_v2),
         write: Some(memory_files::set_limit_v2),
         write_reclaims: true,
-        doc: "the hard limit in bytes, `max` for none; takes effect at once, then reclaims what is over it",
+        doc: "the hard limit in bytes, `max` for none; takes effect immediately, then reclaims what is over it",
     },
     Row {
         name: "memory.soft_limit_in_bytes",
@@ -230,7 +234,7 @@ const GROUP: &[Row] = &[
         read: Some(protection_files::show_min),
         write: Some(protection_files::set_min),
         write_reclaims: false,
-        doc: "so much of the group is never reclaimed by pressure from above it, `max` for all; children share what their parent has; only stored",
+        doc: "this many bytes of the group are never reclaimed by pressure from above it, `max` for all; children share what their parent has; a write reclaims nothing",
     },
     Row {
         name: "memory.low",
@@ -250,7 +254,7 @@ const GROUP: &[Row] = &[
         read: Some(background_files::show_high),
         write: Some(background_files::set_high),
         write_reclaims: true,
-        doc: "above it background reclaim works on the group, and who charged is slowed at the end of its request by up to 2 s; `max` for none",
+        doc: "above it background reclaim works on the group, and a request that charged is slowed at its end by up to 2 s; `max` for none",
     },
     Row {
         name: "memory.low_wmark_distance",
@@ -310,7 +314,7 @@ const GROUP: &[Row] = &[
         read: Some(background_files::show_ratio),
         write: Some(background_files::set_ratio),
         write_reclaims: false,
-        doc: "the marks in percent of the limit, 0 to 100, 0 for off; takes the place of the distances, and they of it",
+        doc: "the marks in percent of the limit, 0 to 100, 0 for off; overrides the distances, and is overridden by them",
     },
     Row {
         name: "memory.wmark_scale_factor",
@@ -440,7 +444,7 @@ const GROUP: &[Row] = &[
         read: Some(metadata_files::show_limit),
         write: Some(metadata_files::set_limit),
         write_reclaims: false,
-        doc: "no limit of its own: what is written is checked and ignored, as in Linux",
+        doc: "no limit of its own: what is written is checked and ignored, as in Linux; EINVAL to write on the root",
     },
     Row {
         name: "memory.kmem.failcnt",
@@ -520,7 +524,7 @@ const GROUP: &[Row] = &[
         read: Some(oom_control::show),
         write: Some(oom_control::set),
         write_reclaims: false,
-        doc: "0 or 1 is taken and changes nothing, since nobody is killed: a charge that fails for good is an error of whoever asked; EINVAL on the root",
+        doc: "0 or 1 is accepted and changes nothing, since no process is killed: a charge that fails for good is an error of the request that made it; EINVAL on the root",
     },
     Row {
         name: "memory.pressure_level",
@@ -530,9 +534,28 @@ const GROUP: &[Row] = &[
         read: Some(event_control::show_nothing),
         write: None,
         write_reclaims: false,
-        doc: "empty; to be opened for `cgroup.event_control`",
+        doc: "to be opened for `cgroup.event_control`; EINVAL to read, as in Linux",
     },
 ];
+
+/// Returns whether a group cannot have this name, because a control file has it or may have it one
+/// day.
+pub fn is_control_file_name(name: &OsStr) -> bool {
+    let name = name.as_encoded_bytes();
+    [b"memory.".as_slice(), b"cgroup.", b"vm.", b"umemcg."].iter().any(|prefix| name.starts_with(prefix))
+        || find(name).is_some()
+}
+
+/// Returns the row of this name and its number.
+pub(crate) fn find(name: &[u8]) -> Option<(u8, &'static Row)> {
+    let at = ROWS.iter().position(|row| row.name.as_bytes() == name)?;
+    Some((at as u8, &ROWS[at]))
+}
+
+/// Returns the row of a file.
+pub(crate) fn row_of(file: FileId) -> &'static Row {
+    &ROWS[usize::from(file.number)]
+}
 
 #[cfg(test)]
 mod tests {
@@ -551,7 +574,7 @@ mod tests {
         for row in ROWS {
             assert_eq!(row.mode & 0o444 != 0, row.read.is_some(), "{}", row.name);
             assert_eq!(row.mode & 0o222 != 0, row.write.is_some(), "{}", row.name);
-            assert_eq!(row.mode & 0o033, 0, "{}: only the owner writes, nobody executes", row.name);
+            assert_eq!(row.mode & 0o033, 0, "{}: only the owner writes, and it is not executable", row.name);
             assert!(!row.doc.is_empty() && !row.doc.contains('|'), "{}", row.name);
         }
     }

@@ -1,29 +1,31 @@
-//! The tree of directories and files: what is where, who may do what, and which row's function runs.
+//! The tree of directories and files: what is where, which user may do what, and which row's
+//! function runs.
 //!
-//! Groups come and go below this tree's hands (rules make them, too), so nothing about the tree is kept here but the way
-//! from a node's number to its group. Permissions of directories are checked here although a mount may have checked them
-//! already; permissions of files are checked at open, against the opener, and hold for the life of the open file.
+//! Groups come and go below this tree's hands (rules make them, too), so nothing about the tree is
+//! kept here but the way from a node's number to its group. Permissions of directories are checked
+//! here although a mount may have checked them already; permissions of files are checked at open,
+//! against the opener, and hold for the life of the open file.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
-use std::fmt;
 use std::sync::{Arc, Weak};
 
 use umemcg::{CreateError, Engine, Group, RemoveError, RenameError};
-use umemcg_base::sync::{Mutex, MutexGuard, RwLock};
+use umemcg_base::{LeafMutex, LeafRwLock, Rank, RankedMutex};
 
-use crate::descriptors::Descriptors;
+use crate::context::FileContext;
 use crate::error::ControlError;
-use crate::listeners::Listeners;
+use crate::file_id::FileId;
+use crate::group_control::{Owner, Times};
 use crate::membership::Membership;
-use crate::node::{Attr, DirEntry, NodeId};
-use crate::open_file::OpenFile;
-use crate::ownership::{ControlPart, DIRECTORY_MODE, Owner, Times};
+use crate::node::{Attr, DirEntry, NodeId, serial_of};
+use crate::open_file::{Content, OpenFile};
 use crate::permission::{Credentials, READ, SEARCH, WRITE};
-use crate::populated::Watchers;
-use crate::pressure::Triggers;
-use crate::row::{FileContext, Row, Style, find};
-use crate::table::ROWS;
+use crate::request::{Access, Request};
+use crate::row::Row;
+use crate::state::ControlState;
+use crate::style::Style;
+use crate::table::{ROWS, find, row_of};
 use crate::watch::Watch;
 
 /// Longest name, in bytes.
@@ -36,35 +38,6 @@ pub const FIRST_COOKIE: u64 = 2;
 const SET_GID: u16 = 0o2000;
 /// Listing positions from here on belong to child groups, by serial; below it to rows.
 const FIRST_CHILD_COOKIE: u64 = 1024;
-
-/// Who is asking for a read or a write, and whether he still wants it.
-pub struct Request<'a> {
-    /// The thread that reads or writes; 0 when it is not in our pid namespace.
-    pub tid: u32,
-    /// What that thread's descriptors stand for.
-    pub descriptors: &'a dyn Descriptors,
-    /// The open file does not want to wait.
-    pub nonblocking: bool,
-    /// Asked now and then while waiting: true once nobody waits for the result any more.
-    pub cancelled: &'a dyn Fn() -> bool,
-    /// Told when a write has taken effect although work for it goes on: from here on an interrupt is no failure.
-    pub accepted: &'a dyn Fn(),
-}
-
-impl fmt::Debug for Request<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Request").field("tid", &self.tid).field("nonblocking", &self.nonblocking).finish()
-    }
-}
-
-/// What an open file is wanted for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Access {
-    /// Reading.
-    pub read: bool,
-    /// Writing.
-    pub write: bool,
-}
 
 /// Changes of owner and mode bits; what is none stays.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -80,19 +53,10 @@ pub struct SetAttr {
 /// The control tree of one engine.
 #[derive(Debug)]
 pub struct ControlTree {
-    engine: Arc<Engine>,
-    membership: Arc<dyn Membership>,
-    /// (C) Whose files are shown.
-    style: Style,
-    /// (C) Owner of groups that nobody made by hand.
-    default_owner: Owner,
-    /// Groups whose nodes were handed out, by serial. Entries of dead groups are dropped when the map doubles.
-    known: RwLock<Known>,
-    /// Held from the check whether a process may be moved until it has been.
-    moves: Mutex<()>,
-    triggers: Triggers,
-    listeners: Listeners,
-    populated: Watchers,
+    pub(crate) state: ControlState,
+    /// Groups whose nodes were handed out, by serial. Groups that the engine alone removed are
+    /// dropped when the map doubles.
+    known: LeafRwLock<Known>,
 }
 
 #[derive(Debug, Default)]
@@ -105,42 +69,25 @@ struct Known {
 const PRUNE_MIN: usize = 64;
 
 impl ControlTree {
-    /// The tree over an engine's groups. What nobody made by hand belongs to the process' own user.
+    /// Returns the tree over an engine's groups. What was not made by hand belongs to the process'
+    /// own user.
     pub fn new(engine: Arc<Engine>, membership: Arc<dyn Membership>) -> Self {
-        let default_owner = Owner {
-            uid: rustix::process::geteuid().as_raw(),
-            gid: rustix::process::getegid().as_raw(),
-            mode: DIRECTORY_MODE,
-        };
-        Self {
-            engine,
-            membership,
-            style: Style::default(),
-            default_owner,
-            known: RwLock::default(),
-            moves: Mutex::new(()),
-            triggers: Triggers::default(),
-            listeners: Listeners::default(),
-            populated: Watchers::default(),
-        }
+        let files = ROWS.iter().enumerate().map(|(number, row)| row.id(number as u8)).collect();
+        Self { state: ControlState::new(engine, membership, files), known: LeafRwLock::default() }
     }
 
-    /// The same tree with the files of another style.
+    /// Returns the tree with the files of another style.
     #[must_use]
     pub fn with_style(self, style: Style) -> Self {
-        Self { style, ..self }
+        Self { state: self.state.with_style(style), ..self }
     }
 
-    pub(crate) fn style(&self) -> Style {
-        self.style
-    }
-
-    /// Whether a group has this file.
+    /// Returns whether a group has this file.
     fn has(&self, row: &Row, group: &Group) -> bool {
-        self.style.has(row.version) && row.is_in(group.is_root())
+        self.state.style().has(row.version) && row.is_in(group.is_root())
     }
 
-    /// The node of a name in a directory.
+    /// Returns the node of a name in a directory.
     ///
     /// # Errors
     /// `NotFound`, `NotDirectory`, `NameTooLong`.
@@ -150,7 +97,7 @@ impl ControlTree {
         Ok(self.attr_of(node, &group, row))
     }
 
-    /// The attributes of a node.
+    /// Returns the attributes of a node.
     ///
     /// # Errors
     /// `NotFound` once its group is gone.
@@ -159,8 +106,9 @@ impl ControlTree {
         Ok(self.attr_of(node, &group, row))
     }
 
-    /// At most `nr_max` entries of a directory behind the position `after`, `.` and `..` left out: control files first, then
-    /// groups by age. A position stays good while names come and go. [`FIRST_COOKIE`] and below are the beginning.
+    /// Returns at most `nr_max` entries of a directory behind the position `after`, `.` and `..`
+    /// left out: control files first, then groups by age. A position stays good while names come
+    /// and go. [`FIRST_COOKIE`] and below are the beginning.
     ///
     /// # Errors
     /// `NotFound`, `NotDirectory`.
@@ -174,7 +122,7 @@ impl ControlTree {
         let files = ROWS
             .iter()
             .enumerate()
-            .filter(|(_, row)| self.has(row, &group) && self.style.lists(row.version))
+            .filter(|(_, row)| self.has(row, &group) && self.state.style().lists(row.version))
             .map(|(number, row)| {
                 let node = NodeId::file(serial_of(&group), number as u8);
                 let cookie = FIRST_COOKIE + 1 + number as u64;
@@ -190,7 +138,7 @@ impl ControlTree {
         Ok(entries)
     }
 
-    /// The directory above, for `..`; the top is its own.
+    /// Returns the directory above, for `..`; the top is its own.
     ///
     /// # Errors
     /// `NotFound`, `NotDirectory`.
@@ -199,44 +147,48 @@ impl ControlTree {
         Ok(group.parent().map_or(NodeId::ROOT, |parent| self.remember(parent)))
     }
 
-    /// Makes a group, which belongs to whoever makes it. May reclaim to make room for the group's own state.
+    /// Makes a group, which belongs to the user that makes it. May reclaim to make room for the
+    /// group's own state.
     ///
     /// # Errors
-    /// `Denied`, `Exists`, `Invalid` for a name that cannot be, `NameTooLong`, `NoMemory`, `NotFound` for the parent.
+    /// `Denied`, `Exists`, `Invalid` for a name that cannot be, `NameTooLong`, `NoMemory`,
+    /// `NotFound` for the parent.
     pub fn mkdir(
         &self,
         parent: NodeId,
         name: &OsStr,
         mode: u16,
-        who: &Credentials,
+        caller: &Credentials,
     ) -> Result<Attr, ControlError> {
-        let parent = self.writable_directory(parent, who)?;
+        let parent = self.writable_directory(parent, caller)?;
         check_name(name)?;
         if find(name.as_encoded_bytes()).is_some() {
             return Err(ControlError::Exists);
         }
-        let group = self.engine.create_group(&parent, name).map_err(|error| match error {
+        let group = self.state.engine().create_group(&parent, name).map_err(|error| match error {
             CreateError::Exists => ControlError::Exists,
             CreateError::ParentGone => ControlError::NotFound,
             CreateError::BadName => ControlError::Invalid,
             CreateError::Refused(_) => ControlError::NoMemory,
         })?;
-        let above = self.part(&parent);
+        let above = self.state.control(&parent);
         above.note_changed_entry();
         let above = above.owner(None);
-        // As on other file systems, a directory with that bit hands on its owning group, and directories the bit, too.
-        let (gid, set_gid) = if above.mode & SET_GID != 0 { (above.gid, SET_GID) } else { (who.gid, 0) };
-        self.part(&group).give_all_to(Owner { uid: who.uid, gid, mode: mode & 0o7777 | set_gid });
+        // As on other file systems, a directory with that bit hands on its owning group, and
+        // directories the bit, too.
+        let (gid, set_gid) = if above.mode & SET_GID != 0 { (above.gid, SET_GID) } else { (caller.gid, 0) };
+        self.state.control(&group).give_all_to(Owner { uid: caller.uid, gid, mode: mode & 0o7777 | set_gid });
         let node = self.remember(&group);
         Ok(self.attr_of(node, &group, None))
     }
 
-    /// Removes a group that has no groups below and no living process in it. What it holds goes to its parent.
+    /// Removes a group that has no groups below and no living process in it. What it holds goes to
+    /// its parent.
     ///
     /// # Errors
     /// `Busy` for children or processes, `NotFound`, `NotDirectory`, `Denied`.
-    pub fn rmdir(&self, parent: NodeId, name: &OsStr, who: &Credentials) -> Result<(), ControlError> {
-        let parent = self.writable_directory(parent, who)?;
+    pub fn rmdir(&self, parent: NodeId, name: &OsStr, caller: &Credentials) -> Result<(), ControlError> {
+        let parent = self.writable_directory(parent, caller)?;
         let (_, group, row) = self.find(&parent, name)?;
         if row.is_some() {
             return Err(ControlError::NotDirectory);
@@ -244,36 +196,42 @@ impl ControlTree {
         if group.nr_children() > 0 {
             return Err(ControlError::Busy);
         }
-        self.membership.close(&group)?;
-        if let Err(error) = self.engine.remove_group(&group) {
-            self.membership.reopen(&group);
+        self.state.membership().close(&group)?;
+        if let Err(error) = self.state.engine().remove_group(&group) {
+            self.state.membership().reopen(&group);
             return Err(match error {
                 RemoveError::HasChildren | RemoveError::IsRoot => ControlError::Busy,
                 RemoveError::Gone => ControlError::NotFound,
             });
         }
-        self.part(&parent).note_changed_entry();
-        self.listeners.group_removed(&group);
+        self.forget(&group);
+        self.state.control(&group).xattrs.clear();
+        self.state.control(&parent).note_changed_entry();
+        self.state.listeners().group_removed(&group);
         Ok(())
     }
 
-    /// Gives a group another name in the same directory.
+    /// Gives a group another name in the same directory. In version 2 of Linux's groups names stay.
     ///
     /// # Errors
-    /// `OtherParent`, `Exists` (also for the name of a control file), `NotDirectory` for a control file, `Invalid` and
-    /// `NameTooLong` for a name that cannot be, `Denied`.
+    /// `NotPermitted` in that style, `OtherParent`, `Exists` (also for the name of a control file),
+    /// `NotDirectory` for a control file, `Invalid` and `NameTooLong` for a name that cannot be,
+    /// `Denied`.
     pub fn rename(
         &self,
         parent: NodeId,
         name: &OsStr,
         new_parent: NodeId,
         new_name: &OsStr,
-        who: &Credentials,
+        caller: &Credentials,
     ) -> Result<(), ControlError> {
-        let directory = self.writable_directory(parent, who)?;
+        let directory = self.writable_directory(parent, caller)?;
         let (_, group, row) = self.find(&directory, name)?;
         if row.is_some() {
             return Err(ControlError::NotDirectory);
+        }
+        if self.state.style() == Style::V2 {
+            return Err(ControlError::NotPermitted);
         }
         if parent != new_parent {
             return Err(ControlError::OtherParent);
@@ -282,30 +240,30 @@ impl ControlTree {
         if find(new_name.as_encoded_bytes()).is_some() {
             return Err(ControlError::Exists);
         }
-        self.engine.rename_group(&group, new_name).map_err(|error| match error {
+        self.state.engine().rename_group(&group, new_name).map_err(|error| match error {
             RenameError::Exists => ControlError::Exists,
             RenameError::BadName => ControlError::Invalid,
             RenameError::IsRoot => ControlError::Busy,
             RenameError::Gone => ControlError::NotFound,
         })?;
-        self.part(&directory).note_changed_entry();
+        self.state.control(&directory).note_changed_entry();
         Ok(())
     }
 
-    /// Changes owner and mode bits: root may do all, the owner may change the mode bits, and give to a user group that he
-    /// is in.
+    /// Changes owner and mode bits: root may do all, the owner may change the mode bits, and give
+    /// to a user group that he is in.
     ///
     /// # Errors
     /// `NotPermitted`, `NotFound`.
-    pub fn set_attr(&self, node: NodeId, set: SetAttr, who: &Credentials) -> Result<Attr, ControlError> {
+    pub fn set_attr(&self, node: NodeId, set: SetAttr, caller: &Credentials) -> Result<Attr, ControlError> {
         let (group, row) = self.resolve(node)?;
-        let part = self.part(&group);
+        let part = self.state.control(&group);
         let mut owner = part.owner(row);
-        let is_root = who.uid == 0;
-        let is_owner = is_root || who.uid == owner.uid;
+        let is_root = caller.uid == 0;
+        let is_owner = is_root || caller.uid == owner.uid;
         let may_set_uid = set.uid.is_none_or(|uid| is_root || (is_owner && uid == owner.uid));
         let may_set_gid =
-            set.gid.is_none_or(|gid| is_root || (is_owner && (gid == owner.gid || who.is_in_group(gid))));
+            set.gid.is_none_or(|gid| is_root || (is_owner && (gid == owner.gid || caller.is_in_group(gid))));
         if !may_set_uid || !may_set_gid || (set.mode.is_some() && !is_owner) {
             return Err(ControlError::NotPermitted);
         }
@@ -316,30 +274,45 @@ impl ControlTree {
         Ok(self.attr_of(node, &group, row))
     }
 
-    /// Opens a control file for whoever `opener` is; later reads and writes are judged by these credentials.
+    /// Opens a control file for `opener`; later reads and writes are judged by these credentials.
     ///
     /// # Errors
     /// `Denied`, `IsDirectory`, `NotFound`.
     pub fn open(&self, node: NodeId, access: Access, opener: Credentials) -> Result<OpenFile, ControlError> {
+        self.open_for(node, access, opener, None)
+    }
+
+    /// Like [`open`](Self::open), for `payer`, which is charged for the text that is being read.
+    ///
+    /// # Errors
+    /// `Denied`, `IsDirectory`, `NotFound`.
+    pub fn open_for(
+        &self,
+        node: NodeId,
+        access: Access,
+        opener: Credentials,
+        payer: Option<&Arc<Group>>,
+    ) -> Result<OpenFile, ControlError> {
         let (group, row) = self.resolve(node)?;
-        let Some(row) = row else { return Err(ControlError::IsDirectory) };
+        let Some(id) = row else { return Err(ControlError::IsDirectory) };
         let wanted = if access.read { READ } else { 0 } | if access.write { WRITE } else { 0 };
-        if !self.part(&group).owner(Some(row)).grants(&opener, wanted) {
+        if !self.state.control(&group).owner(Some(id)).grants(&opener, wanted) {
             return Err(ControlError::Denied);
         }
         Ok(OpenFile {
             group: Arc::downgrade(&group),
-            row: &ROWS[row as usize],
+            id,
             opener,
-            content: Mutex::default(),
-            peak: Mutex::default(),
-            trigger: Mutex::default(),
+            payer: payer.map(Arc::downgrade),
+            content: RankedMutex::new(Rank::ControlFile, Content::default()),
+            peak: LeafMutex::default(),
+            trigger: RankedMutex::new(Rank::ControlFile, None),
             watch: Watch::default(),
         })
     }
 
-    /// Bytes of the content from `offset`. A read that goes on where the last one ended sees the same content; any other
-    /// makes it anew.
+    /// Bytes of the content from `offset`. A read that goes on where the last one ended sees the
+    /// same content; any other makes it anew.
     ///
     /// # Errors
     /// `Invalid` for a file that cannot be read, `Gone`, and what the file's row says.
@@ -350,92 +323,69 @@ impl ControlTree {
         len: usize,
         request: &Request<'_>,
     ) -> Result<Vec<u8>, ControlError> {
-        let read = file.row.read.ok_or(ControlError::Invalid)?;
+        let read = row_of(file.id).read.ok_or(ControlError::Invalid)?;
         let offset = usize::try_from(offset).map_err(|_| ControlError::Invalid)?;
         let mut content = file.content.lock();
         let goes_on = content.goes_on_at(offset);
+        let mut outdated = None;
         // What is left of a text does not depend on the group any more.
-        if !goes_on || offset == content.text.len() {
+        if !goes_on || content.is_read() {
             let group = file.group()?;
             if !goes_on {
-                file.watch.note_read(file.row, &group);
-                content.text = read(&FileContext { tree: self, group: &group, file, request })?;
+                file.watch.note_read(file.id.name, &group);
+                let text = read(&FileContext { state: &self.state, group: &group, file, request })?;
+                outdated = Some(std::mem::replace(&mut *content, Content::new(text)));
             }
         }
-        Ok(content.take(offset, len))
+        let payer = file.payer();
+        let (piece, let_go) = content.take(offset, len, payer.as_ref().unwrap_or(self.state.engine().root()));
+        drop(content);
+        drop((outdated, let_go));
+        Ok(piece)
     }
 
-    /// Does what the text says. All of it is taken, or nothing; where in the file it was written does not matter.
+    /// Does what the text says. All of it is taken, or nothing; where in the file it was written
+    /// does not matter.
     ///
     /// # Errors
-    /// `TooLong` for more than [`WRITE_BYTES_MAX`], `Invalid` for a file that cannot be written, `Gone`, and what the
-    /// file's row says.
+    /// `TooLong` for more than [`WRITE_BYTES_MAX`], `Invalid` for a file that cannot be written,
+    /// `Gone`, and what the file's row says.
     pub fn write(&self, file: &OpenFile, text: &[u8], request: &Request<'_>) -> Result<(), ControlError> {
         if text.len() > WRITE_BYTES_MAX {
             return Err(ControlError::TooLong);
         }
-        let write = file.row.write.ok_or(ControlError::Invalid)?;
+        let write = row_of(file.id).write.ok_or(ControlError::Invalid)?;
         let group = file.group()?;
-        write(&FileContext { tree: self, group: &group, file, request }, text)
+        write(&FileContext { state: &self.state, group: &group, file, request }, text)
     }
 
-    /// The rows, for who documents them.
+    /// Returns the rows, for documentation.
     pub fn rows() -> &'static [Row] {
         ROWS
     }
 
-    pub(crate) fn triggers(&self) -> &Triggers {
-        &self.triggers
-    }
-
-    /// Those who poll whether the group is populated hear of it.
-    pub(crate) fn watch_populated(&self, group: &Arc<Group>) {
-        self.populated.add(&self.membership, group, &self.part(group).populated.waiters);
-    }
-
-    pub(crate) fn listeners(&self) -> &Listeners {
-        &self.listeners
-    }
-
-    pub(crate) fn engine(&self) -> &Arc<Engine> {
-        &self.engine
-    }
-
-    pub(crate) fn membership(&self) -> &dyn Membership {
-        &*self.membership
-    }
-
-    /// Moves of processes are done one at a time, so that what was checked still holds when it is done.
-    pub(crate) fn begin_move(&self) -> MutexGuard<'_, ()> {
-        self.moves.lock()
-    }
-
-    pub(crate) fn part<'a>(&self, group: &'a Group) -> &'a ControlPart {
-        ControlPart::of(group, self.default_owner)
-    }
-
-    fn attr_of(&self, node: NodeId, group: &Group, row: Option<u8>) -> Attr {
-        let part = self.part(group);
-        let Owner { uid, gid, mode } = part.owner(row);
-        let nlink = if row.is_some() { 1 } else { 2 + group.nr_children() as u32 };
-        let size = row.map_or(0, |row| ROWS[row as usize].shown_bytes());
-        let Times { modified, changed } = part.times(row);
-        let is_directory = row.is_none();
+    fn attr_of(&self, node: NodeId, group: &Group, file: Option<FileId>) -> Attr {
+        let part = self.state.control(group);
+        let Owner { uid, gid, mode } = part.owner(file);
+        let nlink = if file.is_some() { 1 } else { 2 + group.nr_children() as u32 };
+        let size = file.map_or(0, |file| row_of(file).shown_bytes());
+        let Times { modified, changed } = part.times(file);
+        let is_directory = file.is_none();
         Attr { node, is_directory, mode, uid, gid, nlink, size, created: part.created, modified, changed }
     }
 
-    /// What a name in a group's directory stands for.
+    /// Returns what a name in a group's directory stands for.
     fn find(
         &self,
         group: &Arc<Group>,
         name: &OsStr,
-    ) -> Result<(NodeId, Arc<Group>, Option<u8>), ControlError> {
+    ) -> Result<(NodeId, Arc<Group>, Option<FileId>), ControlError> {
         if name.len() > NAME_BYTES_MAX {
             return Err(ControlError::NameTooLong);
         }
         match find(name.as_encoded_bytes()) {
             Some((number, row)) if self.has(row, group) => {
-                Ok((NodeId::file(serial_of(group), number), Arc::clone(group), Some(number)))
+                Ok((NodeId::file(serial_of(group), number), Arc::clone(group), Some(row.id(number))))
             }
             _ => {
                 let child = group.child(name).ok_or(ControlError::NotFound)?;
@@ -444,22 +394,19 @@ impl ControlTree {
         }
     }
 
-    /// The group, and the row if the node is a file.
-    fn resolve(&self, node: NodeId) -> Result<(Arc<Group>, Option<u8>), ControlError> {
+    /// Returns the group, and the row if the node is a file.
+    pub(crate) fn resolve(&self, node: NodeId) -> Result<(Arc<Group>, Option<FileId>), ControlError> {
         let (serial, row) = node.parts().ok_or(ControlError::NotFound)?;
         let group = if serial == 0 {
-            Arc::clone(self.engine.root())
+            Arc::clone(self.state.engine().root())
         } else {
             let known = self.known.read();
             let group = known.groups.get(&serial).and_then(Weak::upgrade);
             group.filter(|group| !group.is_dead()).ok_or(ControlError::NotFound)?
         };
-        match row {
-            Some(row) if !ROWS.get(row as usize).is_some_and(|row| self.has(row, &group)) => {
-                Err(ControlError::NotFound)
-            }
-            row => Ok((group, row)),
-        }
+        let Some(number) = row else { return Ok((group, None)) };
+        let file = self.state.file(number).filter(|&file| self.has(row_of(file), &group));
+        Ok((group, Some(file.ok_or(ControlError::NotFound)?)))
     }
 
     fn directory(&self, node: NodeId) -> Result<Arc<Group>, ControlError> {
@@ -469,9 +416,9 @@ impl ControlTree {
         }
     }
 
-    fn writable_directory(&self, node: NodeId, who: &Credentials) -> Result<Arc<Group>, ControlError> {
+    fn writable_directory(&self, node: NodeId, caller: &Credentials) -> Result<Arc<Group>, ControlError> {
         let group = self.directory(node)?;
-        if !self.part(&group).owner(None).grants(who, WRITE | SEARCH) {
+        if !self.state.control(&group).owner(None).grants(caller, WRITE | SEARCH) {
             return Err(ControlError::Denied);
         }
         Ok(group)
@@ -490,19 +437,19 @@ impl ControlTree {
         }
         NodeId::directory(serial)
     }
-}
 
-/// A group's serial in node numbers.
-pub(crate) fn serial_of(group: &Group) -> u64 {
-    if group.is_root() { 0 } else { group.id() }
+    /// A removed group's node leads nowhere. An entry for it, weak as it is, would keep the group's
+    /// memory.
+    fn forget(&self, group: &Group) {
+        let mut known = self.known.write();
+        known.groups.remove(&serial_of(group));
+        let nr = known.groups.len();
+        if nr < known.groups.capacity() / 4 {
+            known.groups.shrink_to(PRUNE_MIN.max(2 * nr));
+        }
+    }
 }
 
 fn check_name(name: &OsStr) -> Result<(), ControlError> {
     if name.len() > NAME_BYTES_MAX { Err(ControlError::NameTooLong) } else { Ok(()) }
-}
-
-impl FileContext<'_> {
-    pub(crate) fn engine(&self) -> &Engine {
-        &self.tree.engine
-    }
 }

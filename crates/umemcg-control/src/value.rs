@@ -1,11 +1,15 @@
 //! Numbers as control files take and show them.
 //!
-//! Limits are bytes, kept in whole pages: text is rounded *down* to a page, so `4095` is 0 and `4097` reads back as
-//! 4096. The two generations of files spell "no limit" differently and agree on everything else. Text is what stands
-//! before the first NUL, without the white space around it: `echo` adds a newline, and some writers add NULs.
+//! Limits are bytes, kept in whole pages: text is rounded *down* to a page, so `4095` is 0 and
+//! `4097` reads back as
+//! 4096. The two generations of files spell "no limit" differently and agree on everything else.
+//!       Text is what stands
+//! before the first NUL, without the white space around it: `echo` adds a newline, and some writers
+//! add NULs.
 //!
-//! Numbers are C's: `0x` begins a hexadecimal one and a further `0` an octal one. Where Linux takes a text for a number
-//! that its writer cannot have meant (nothing at all, a suffix alone, more than 64 bits), it is refused.
+//! Numbers are C's: `0x` begins a hexadecimal one and a further `0` an octal one. Where Linux takes
+//! a text for a number that its writer cannot have meant (nothing at all, a suffix alone, more than
+//! 64 bits), it is refused.
 
 use umemcg_base::PAGE_SIZE_U64;
 
@@ -13,10 +17,12 @@ use crate::error::ControlError;
 
 /// No limit, in bytes.
 pub const UNLIMITED: u64 = u64::MAX;
-/// What a v1 file shows for "no limit": the largest whole number of pages whose bytes fit a signed 64-bit number.
+/// What a v1 file shows for "no limit": the largest whole number of pages whose bytes fit a signed
+/// 64-bit number.
 pub const UNLIMITED_V1_SHOWN: u64 = i64::MAX as u64 / PAGE_SIZE_U64 * PAGE_SIZE_U64;
 
-/// The meaningful part of what was written: up to the first NUL, white space around it removed.
+/// Returns the meaningful part of what was written: up to the first NUL, white space around it
+/// removed.
 #[doc(alias = "strstrip")]
 pub fn strip(written: &[u8]) -> &[u8] {
     let text = written.split(|&byte| byte == 0).next().unwrap_or_default();
@@ -26,7 +32,7 @@ pub fn strip(written: &[u8]) -> &[u8] {
     &text[start..end]
 }
 
-/// A limit for a v1 file: bytes rounded down to a page, or `-1` for [`UNLIMITED`].
+/// Returns a limit for a v1 file: bytes rounded down to a page, or `-1` for [`UNLIMITED`].
 ///
 /// # Errors
 /// [`ControlError::Invalid`] for anything else.
@@ -35,7 +41,7 @@ pub fn parse_limit_v1(written: &[u8]) -> Result<u64, ControlError> {
     parse_limit(written, b"-1")
 }
 
-/// A limit for a v2 file: bytes rounded down to a page, or `max` for [`UNLIMITED`].
+/// Returns a limit for a v2 file: bytes rounded down to a page, or `max` for [`UNLIMITED`].
 ///
 /// # Errors
 /// [`ControlError::Invalid`] for anything else.
@@ -54,7 +60,7 @@ fn parse_limit(written: &[u8], unlimited: &[u8]) -> Result<u64, ControlError> {
     Ok(if whole >= UNLIMITED_V1_SHOWN { UNLIMITED } else { whole })
 }
 
-/// A number of bytes with an optional suffix, as it is.
+/// Returns a number of bytes with an optional suffix, as it is.
 ///
 /// # Errors
 /// [`ControlError::Invalid`] for anything else.
@@ -62,20 +68,21 @@ pub fn parse_size_v1(written: &[u8]) -> Result<u64, ControlError> {
     parse_bytes(strip(written)).ok_or(ControlError::Invalid)
 }
 
-/// A limit as a v1 file shows it.
+/// Returns a limit as a v1 file shows it.
 pub fn show_limit_v1(bytes: u64) -> u64 {
     bytes.min(UNLIMITED_V1_SHOWN)
 }
 
-/// A limit as a v2 file shows it.
+/// Returns a limit as a v2 file shows it.
 pub fn show_limit_v2(bytes: u64) -> String {
     if bytes >= UNLIMITED_V1_SHOWN { "max".to_owned() } else { bytes.to_string() }
 }
 
-/// A process or thread id; 0 stands for the writer.
+/// Returns a process or thread id; 0 stands for the writer.
 ///
 /// # Errors
-/// [`ControlError::Invalid`] for text, fractions, negative numbers, and numbers that no id can have.
+/// [`ControlError::Invalid`] for text, fractions, negative numbers, and numbers that no id can
+/// have.
 pub fn parse_pid(written: &[u8]) -> Result<u32, ControlError> {
     let number = parse_number(written)?;
     if number > i32::MAX as u64 {
@@ -84,7 +91,8 @@ pub fn parse_pid(written: &[u8]) -> Result<u32, ControlError> {
     Ok(number as u32)
 }
 
-/// A number without a suffix, as files take it that hold a switch, a percentage or an id. A `+` may stand before it.
+/// Returns a number without a suffix, as files take it that hold a switch, a percentage or an id. A
+/// `+` may stand before it.
 ///
 /// # Errors
 /// [`ControlError::Invalid`] for anything else.
@@ -97,7 +105,7 @@ pub fn parse_number(written: &[u8]) -> Result<u64, ControlError> {
     }
 }
 
-/// A number of bytes, with a suffix or without.
+/// Returns a number of bytes, with a suffix or without.
 #[doc(alias = "memparse")]
 fn parse_bytes(text: &[u8]) -> Option<u64> {
     let (number, suffix) = split_number(text)?;
@@ -117,7 +125,7 @@ fn parse_bytes(text: &[u8]) -> Option<u64> {
     number.checked_mul(1 << shift)
 }
 
-/// The number that a text begins with, in the radix that it says itself, and what follows.
+/// Returns the number that a text begins with, in the radix that it says itself, and what follows.
 #[doc(alias = "simple_strtoull")]
 fn split_number(text: &[u8]) -> Option<(u64, &[u8])> {
     let (radix, digits) = match text {
@@ -134,8 +142,8 @@ fn split_number(text: &[u8]) -> Option<(u64, &[u8])> {
 /// The largest `swappiness`.
 pub const SWAPPINESS_MAX: u64 = 200;
 
-/// What `memory.reclaim` takes: a size in bytes, and optionally `swappiness=N` with N from 0 to 200, or `max`. There is no
-/// swap, so the second part is checked and has no effect.
+/// Returns what `memory.reclaim` takes: a size in bytes, and optionally `swappiness=N` with N from
+/// 0 to 200, or `max`. There is no swap, so the second part is checked and has no effect.
 ///
 /// # Errors
 /// [`ControlError::Invalid`] for anything else.
@@ -151,7 +159,7 @@ pub fn parse_reclaim(written: &[u8]) -> Result<u64, ControlError> {
     Ok(bytes / PAGE_SIZE_U64 * PAGE_SIZE_U64)
 }
 
-/// Decimal digits and nothing else.
+/// Parses decimal digits and nothing else.
 pub fn parse_decimal(text: &[u8]) -> Option<u64> {
     if text.is_empty() || !text.iter().all(u8::is_ascii_digit) {
         return None;

@@ -57,7 +57,7 @@ fn what_is_no_share_and_no_size_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn a_new_group_has_its_parents_values_and_the_root_shows_the_pools() {
+fn a_new_group_has_its_parents_values_and_the_root_the_pools() {
     let f = fixture();
     f.mkdir("a").unwrap();
     for (name, value) in [("vm.dirty_bytes", "32m"), ("vm.dirty_background_ratio", "5")] {

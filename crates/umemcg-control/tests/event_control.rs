@@ -1,4 +1,5 @@
-//! Events asked for through `cgroup.event_control`, by processes whose descriptors are numbers in a table.
+//! Events asked for through `cgroup.event_control`, by processes whose descriptors are numbers in a
+//! table.
 
 mod support;
 
@@ -20,7 +21,7 @@ const LONG: Duration = Duration::from_secs(30);
 struct Counter {
     nr_events: AtomicU64,
     is_closed: AtomicBool,
-    /// Held by whoever wants its events, the look whether it is open, and its end to wait.
+    /// Held by the listener, by the look whether it is open, and by a test that waits for its end.
     is_slow: Mutex<()>,
     /// Calls that wait.
     nr_waiting: AtomicU64,
@@ -101,8 +102,8 @@ impl World {
         self.open.files.lock().unwrap().insert(fd, self.f.node(path).unwrap());
     }
 
-    fn register_as(&self, group: &str, text: &str, who: &Credentials) -> Result<(), ControlError> {
-        let file = self.f.open_as(&format!("{group}/cgroup.event_control"), WRITE, who)?;
+    fn register_as(&self, group: &str, text: &str, caller: &Credentials) -> Result<(), ControlError> {
+        let file = self.f.open_as(&format!("{group}/cgroup.event_control"), WRITE, caller)?;
         let request = Request { descriptors: &self.open, ..request(1) };
         self.f.tree.write(&file, text.as_bytes(), &request)
     }
@@ -126,7 +127,7 @@ fn until_events(counter: &Counter, nr: u64) {
 }
 
 #[test]
-fn a_threshold_is_told_of_both_ways_and_of_what_went_over_and_came_back() {
+fn a_threshold_is_told_both_ways_and_of_a_short_rise() {
     let world = World::new();
     let counter = world.eventfd(5);
     let never = world.eventfd(6);
@@ -148,7 +149,7 @@ fn a_threshold_is_told_of_both_ways_and_of_what_went_over_and_came_back() {
 }
 
 #[test]
-fn a_peak_that_is_watched_is_everybody_elses_peak_as_before() {
+fn watching_a_peak_changes_it_for_no_other_reader() {
     let world = World::new();
     let counter = world.eventfd(5);
     world.open(7, "g/memory.usage_in_bytes");
@@ -166,7 +167,7 @@ fn a_peak_that_is_watched_is_everybody_elses_peak_as_before() {
 }
 
 #[test]
-fn a_charge_that_fails_for_good_is_told_of_in_its_group_and_in_those_below() {
+fn a_failed_charge_is_an_event_of_its_group_and_those_below() {
     let world = World::new();
     let [here, below, beside] = [5, 6, 8].map(|fd| world.eventfd(fd));
     world.f.mkdir("beside").unwrap();
@@ -200,13 +201,13 @@ fn a_level_goes_to_the_nearest_listener_unless_it_asks_for_more() {
     world.f.write("g/below/memory.max", "1m").unwrap();
     assert!(world.f.engine.charge(&below, MIB).is_err());
     until("the nearest is told", || near.nr_events.load(Relaxed) > 0);
-    until("and whoever wants all", || always.nr_events.load(Relaxed) > 0);
+    until("and the listener that wants all", || always.nr_events.load(Relaxed) > 0);
     assert_eq!((far.nr_events.load(Relaxed), own.nr_events.load(Relaxed)), (0, 0));
     drop(held);
 }
 
 #[test]
-fn a_closed_eventfd_hears_nothing_more_and_a_removed_group_is_the_last_event() {
+fn a_closed_eventfd_gets_no_events_and_removal_is_the_last() {
     let world = World::new();
     let [closed, left] = [5, 6].map(|fd| world.eventfd(fd));
     world.open(7, "g/below/memory.usage_in_bytes");
@@ -221,7 +222,7 @@ fn a_closed_eventfd_hears_nothing_more_and_a_removed_group_is_the_last_event() {
 }
 
 #[test]
-fn an_eventfd_that_takes_its_time_holds_up_no_registration_and_no_removal() {
+fn a_slow_eventfd_holds_up_no_registration_and_no_removal() {
     let world = World::new();
     let [slow, other] = [5, 6].map(|fd| world.eventfd(fd));
     world.f.mkdir("other").unwrap();
@@ -232,7 +233,7 @@ fn an_eventfd_that_takes_its_time_holds_up_no_registration_and_no_removal() {
     {
         // First the look whether it is open: events come in spite of it.
         let _slow = slow.is_slow.lock().unwrap();
-        until("somebody waits", || slow.nr_waiting.load(Relaxed) > 0);
+        until("a write waits", || slow.nr_waiting.load(Relaxed) > 0);
         drop(world.f.engine.charge(&world.f.group("other"), 2 * MIB).unwrap());
         world.f.group("other").drain_stocks();
         until_events(&other, 2);
@@ -258,6 +259,7 @@ fn what_makes_no_sense_is_refused_with_the_kernels_errors() {
         world.open(fd, path);
     }
     world.open(11, "g/memory.pressure_level");
+    world.open(12, "g/memory.memsw.usage_in_bytes");
     use ControlError::{BadDescriptor, Denied, Invalid};
     for (text, error) in [
         ("", Invalid),
@@ -265,6 +267,7 @@ fn what_makes_no_sense_is_refused_with_the_kernels_errors() {
         ("5  7 1M", BadDescriptor),
         ("5 7  1M", Invalid),
         ("5 7 x", Invalid),
+        ("5 12 x", Invalid),
         ("7 7 1M", Invalid),
         ("5 5 1M", Invalid),
         ("5 8 1M", Invalid),
@@ -279,6 +282,7 @@ fn what_makes_no_sense_is_refused_with_the_kernels_errors() {
         assert_eq!(world.register("g", text), Err(error), "{text:?}");
     }
     assert_eq!(world.register("g", "5 7"), Ok(()), "no threshold is one of 0, as in the kernel");
+    assert_eq!(world.register("g", "5 12 1M"), Ok(()), "of memory and swap, of which there is none");
     let stranger = Credentials { uid: 1000, gid: 1000, supplementary: Vec::new() };
     assert_eq!(world.register_as("g", "5 7 1M", &stranger), Err(Denied));
     assert_eq!(world.f.write("g/cgroup.event_control", "5 7 1M"), Err(BadDescriptor));
@@ -305,7 +309,7 @@ fn one_user_does_not_take_all_that_may_listen() {
 }
 
 #[test]
-fn oom_control_takes_its_switch_and_shows_that_nobody_is_killed() {
+fn oom_control_takes_its_switch_and_shows_no_kill() {
     let world = World::new();
     let f = &world.f;
     assert_eq!(f.read("g/memory.oom_control").unwrap(), "oom_kill_disable 0\nunder_oom 0\noom_kill 0\n");

@@ -4,9 +4,10 @@ mod support;
 
 use proptest::prelude::*;
 use support::{Fixture, MIB, READ, fixture, request};
-use umemcg::EventKind;
+use umemcg::{EventKind, StatItem};
 use umemcg_control::{
-    ControlError, ControlTree, Credentials, DirEntry, FIRST_COOKIE, NodeId, Place, Request,
+    ControlError, ControlTree, Credentials, DirEntry, FIRST_COOKIE, KEPT_BYTES, NodeId, OpenFile, Place,
+    Request,
 };
 
 use ControlError::{
@@ -63,7 +64,7 @@ fn a_fresh_group_shows_these_contents() {
 }
 
 #[test]
-fn each_write_is_taken_or_refused_and_a_refused_one_changes_nothing() {
+fn each_write_is_accepted_or_refused_without_a_change() {
     let cases: &[(&str, &str, Result<(), ControlError>, &str)] = &[
         ("memory.limit_in_bytes", "64m\n", Ok(()), "67108864\n"),
         ("memory.limit_in_bytes", "4097", Ok(()), "4096\n"),
@@ -253,7 +254,31 @@ fn one_sequence_of_reads_sees_one_content() {
 }
 
 #[test]
-fn a_listing_has_every_file_and_group_once_and_positions_survive_removals() {
+fn a_half_read_text_is_charged_and_a_long_one_needs_room() {
+    let f = with_group();
+    f.processes.add_process(&(1..3000).collect::<Vec<u32>>());
+    let (group, tasks) = (f.group("a"), f.node("tasks").unwrap());
+    let charged = || group.stat_local(StatItem::SlabUnreclaimable).max(0).cast_unsigned();
+    let open = |node| f.tree.open_for(node, READ, Credentials::ROOT, Some(&group)).unwrap();
+    let read = |file: &OpenFile, offset| f.tree.read(file, offset, 10, &request(1)).unwrap();
+    let whole = f.read("tasks").unwrap();
+    let file = open(tasks);
+    assert_eq!((read(&file, 0).as_slice(), charged()), (&b"1\n2\n3\n4\n5\n"[..], whole.len() as u64));
+    drop(file);
+    assert_eq!(charged(), 0);
+    group.set_max(0);
+    let (long, short) = (open(tasks), open(f.node("memory.stat").unwrap()));
+    let text: Vec<u8> =
+        (0..).step_by(10).map(|at| read(&long, at)).take_while(|piece| !piece.is_empty()).flatten().collect();
+    assert_eq!(String::from_utf8(text).unwrap(), whole, "piece by piece all the same");
+    read(&long, 0);
+    assert_eq!(charged(), 0, "nothing of it is kept");
+    read(&short, 0);
+    assert!(charged() > 0 && charged() <= KEPT_BYTES, "{}", charged());
+}
+
+#[test]
+fn a_listing_has_every_entry_once_while_groups_are_removed() {
     let f = fixture();
     for name in ["x", "y", "z"] {
         f.mkdir(name).unwrap();
@@ -384,7 +409,7 @@ proptest! {
 }
 
 #[test]
-fn caches_are_dropped_through_the_root_and_the_table_of_objects_adds_up() {
+fn caches_are_dropped_through_the_root_and_figures_add_up() {
     let f = with_group();
     let group = f.engine.tree().lookup("/a".as_ref()).unwrap();
     let shrinker = support::objects::Objects::register(&f.engine);

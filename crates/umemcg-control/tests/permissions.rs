@@ -1,4 +1,4 @@
-//! Who may do what: mode bits, delegation with chown, and the rule about moving processes.
+//! Permissions: mode bits, delegation with chown, and the rule about moving processes.
 
 mod support;
 
@@ -45,7 +45,7 @@ fn others_read_and_only_the_owner_writes() {
 }
 
 #[test]
-fn a_delegated_directory_lets_its_owner_make_groups_and_own_them() {
+fn the_owner_of_a_delegated_directory_makes_and_owns_groups() {
     let f = delegated();
     assert_eq!(f.mkdir_as("a/b", &user()), Ok(()));
     for path in ["a/b", "a/b/memory.max", "a/b/tasks"] {
@@ -62,7 +62,7 @@ fn a_delegated_directory_lets_its_owner_make_groups_and_own_them() {
 }
 
 #[test]
-fn processes_move_within_a_delegated_subtree_and_neither_in_nor_out() {
+fn processes_move_within_a_delegated_subtree_only() {
     let f = delegated();
     f.processes.add_process(&[100]);
     f.mkdir_as("a/b", &user()).unwrap();
@@ -109,13 +109,13 @@ fn supplementary_groups_count() {
 fn only_root_gives_away_and_only_the_owner_changes_modes() {
     let f = delegated();
     let node = f.node("a").unwrap();
-    let try_set = |set: SetAttr, who: &Credentials| f.tree.set_attr(node, set, who).map(drop);
+    let try_set = |set: SetAttr, caller: &Credentials| f.tree.set_attr(node, set, caller).map(drop);
     let mode = SetAttr { mode: Some(0o700), ..SetAttr::default() };
     let gid = |gid| SetAttr { gid: Some(gid), ..SetAttr::default() };
     let uid = |uid| SetAttr { uid: Some(uid), ..SetAttr::default() };
     let stranger = Credentials::user(2000, 2000);
     let member = Credentials { uid: USER, gid: USER, supplementary: vec![50] };
-    for (set, who, expected) in [
+    for (set, caller, expected) in [
         (mode, user(), Ok(())),
         (mode, stranger.clone(), Err(NotPermitted)),
         (gid(USER), user(), Ok(())),
@@ -127,7 +127,7 @@ fn only_root_gives_away_and_only_the_owner_changes_modes() {
         (SetAttr::default(), user(), Ok(())),
         (uid(2000), Credentials::ROOT, Ok(())),
     ] {
-        assert_eq!(try_set(set, &who), expected, "{set:?} by {}", who.uid);
+        assert_eq!(try_set(set, &caller), expected, "{set:?} by {}", caller.uid);
     }
     let attr = f.tree.attr(node).unwrap();
     assert_eq!((attr.uid, attr.gid, attr.mode), (2000, 50, 0o700));

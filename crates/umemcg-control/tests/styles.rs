@@ -5,7 +5,8 @@ mod support;
 use support::{Fixture, MIB, fixture, fixture_of};
 use umemcg_control::{ControlError, NodeId, Style};
 
-/// What Linux 6.18 shows of version 1, but for `memory.kmem.slabinfo`'s neighbours that run programs.
+/// What Linux 6.18 shows of version 1, but for `memory.kmem.slabinfo`'s neighbours that run
+/// programs.
 const V1: &[&str] = &[
     "cgroup.clone_children",
     "cgroup.event_control",
@@ -144,7 +145,13 @@ fn files_without_effect_check_and_keep_what_linux_does() {
         ("memory.memsw.usage_in_bytes", "1", Err(Invalid), "0\n"),
         ("memory.memsw.failcnt", "0", Ok(()), "0\n"),
         ("memory.memsw.max_usage_in_bytes", "0", Ok(()), "0\n"),
-        ("memory.kmem.tcp.limit_in_bytes", "1g", Ok(()), "9223372036854771712\n"),
+        ("memory.kmem.tcp.limit_in_bytes", "1g", Ok(()), "1073741824\n"),
+        ("memory.kmem.tcp.limit_in_bytes", "x", Err(Invalid), "1073741824\n"),
+        ("memory.kmem.tcp.limit_in_bytes", "-1", Ok(()), "9223372036854771712\n"),
+        ("memory.kmem.tcp.max_usage_in_bytes", "x", Ok(()), "0\n"),
+        ("memory.kmem.tcp.failcnt", "0", Ok(()), "0\n"),
+        ("memory.kmem.tcp.usage_in_bytes", "0", Err(Invalid), "0\n"),
+        ("memory.kmem.limit_in_bytes", "1g", Ok(()), "9223372036854771712\n"),
         ("memory.swappiness", "100", Ok(()), "100\n"),
         ("memory.swappiness", "201", Err(Invalid), "100\n"),
         ("memory.move_charge_at_immigrate", "0", Ok(()), "0\n"),
@@ -170,6 +177,17 @@ fn files_without_effect_check_and_keep_what_linux_does() {
     let inherited = ["memory.swappiness", "notify_on_release", "cgroup.clone_children", "memory.oom.group"];
     let shown = inherited.map(|name| f.read(&format!("a/b/{name}")).unwrap());
     assert_eq!(shown, ["100\n", "1\n", "1\n", "0\n"]);
+}
+
+#[test]
+fn a_group_keeps_its_name_in_version_two_alone() {
+    for (style, renamed) in
+        [(Style::V1, Ok(())), (Style::Both, Ok(())), (Style::V2, Err(ControlError::NotPermitted))]
+    {
+        let f = fixture_of(style);
+        f.mkdir("a").unwrap();
+        assert_eq!(f.rename("a", "b"), renamed, "{style:?}");
+    }
 }
 
 #[test]

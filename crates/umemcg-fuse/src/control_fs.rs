@@ -1,33 +1,38 @@
 //! The control tree as a mounted file system.
 //!
-//! Nothing is cached by the kernel: names and attributes are good for no time at all, files are read and written directly.
-//! So a change of owner counts at once, and what is read was made for that reader. Sizes are those of sysfs: a page. Truncation,
-//! which every `echo x > file` asks for, is accepted and means nothing. An error of a write is the error of `write(2)`.
+//! Nothing is cached by the kernel: names and attributes are good for no time at all, files are
+//! read and written directly. So a change of owner counts at once, and what is read was made for
+//! that reader. Sizes are those of sysfs: a page. Truncation, which every `echo x > file` asks for,
+//! is accepted and means nothing. An error of a write is the error of `write(2)`.
 //!
-//! Limit writes reclaim and may take long. Any signal ends the wait: a v1 limit write is then EINTR and has changed nothing,
-//! a v2 one has succeeded already.
+//! Limit writes reclaim and may take long. Any signal ends the wait: a v1 limit write is then EINTR
+//! and has changed nothing, a v2 one has succeeded already. Other requests end with signals that
+//! kill alone: their makers do not come again, and what they have asked for may have been done.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
+use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::UNIX_EPOCH;
 
-use parking_lot::Mutex;
 use rustix::io::Errno;
+use umemcg_base::LeafMutex;
 use umemcg_control::{
     Access, Attr, ControlError, ControlTree, Credentials, Descriptors, NAME_BYTES_MAX, News, NoDescriptors,
-    NodeId, OpenFile, Request, SetAttr, Waker,
+    NodeId, OpenFile, Request, SetAttr, SetXattr, WRITE_BYTES_MAX, Waker, check_xattr_name, is_event_file,
 };
 
+use crate::classify::{Asker, Classifier, Payer};
+use crate::classify::{ProcessDescriptors, credentials_of};
 use crate::errno::ToErrno;
 use crate::inflight::Interrupts;
+use crate::modify_events::{ModifyEvents, Touch};
 use crate::mount::Mounted;
 use crate::notifier::Notifier;
 use crate::pool::Keys;
 use crate::reply::Reply;
 use crate::request::Asked;
 use crate::session::{Filesystem, Step};
-use crate::who::{ProcessDescriptors, credentials_of};
 use crate::wire::reply::{Attr as WireAttr, AttrOut, EntryOut, OpenOut, PollOut, StatfsOut};
 use crate::wire::request::{PollIn, ReadIn, SetattrIn, WriteIn};
 use crate::wire::{
@@ -41,10 +46,11 @@ const TYPE_BITS: u32 = 0o170_000;
 /// Shift from a mode to the type in a listing.
 const TYPE_SHIFT: u32 = 12;
 
-/// Answer to a read that no process makes for itself: `sendfile` and `splice` fill the kernel's page cache first. What
-/// was made for one reader would then be there for all others, and a text that is shorter than the file's size may be
-/// handed out with NULs behind it when its attributes are asked for meanwhile. With this error every tool reads instead,
-/// which an empty file, as the kernel takes one of size 0 for, would not make it do.
+/// Answer to a read that no process makes for itself: `sendfile` and `splice` fill the kernel's
+/// page cache first. What was made for one reader would then be there for all others, and a text
+/// that is shorter than the file's size may be handed out with NULs behind it when its attributes
+/// are asked for meanwhile. With this error every tool reads instead, which an empty file, as the
+/// kernel takes one of size 0 for, would not make it do.
 const NOT_THROUGH_PAGE_CACHE: Errno = Errno::INVAL;
 
 /// No entry of a listing takes less.
@@ -56,29 +62,51 @@ const WRITE_ONLY: u32 = 0o1;
 const READ_WRITE: u32 = 0o2;
 const NONBLOCK: u32 = 0o4000;
 
+/// Flags of a new attribute value.
+const XATTR_CREATE: u32 = 1;
+const XATTR_REPLACE: u32 = 2;
+
 /// What poll says of every file: `POLLIN`, `POLLOUT`, `POLLRDNORM`, `POLLWRNORM`.
 const POLL_ALWAYS: u32 = 0x001 | 0x004 | 0x040 | 0x100;
 /// And of one that has news.
 const POLL_PRI: u32 = 0x002;
 const POLL_ERR: u32 = 0x008;
 
-/// Requests that may wait for reclaim, and those that only may sleep for a moment, do not take each other's places.
+/// Requests that may wait for reclaim, and those that only may sleep for a moment, do not take each
+/// other's places. In the lowest bit of both keys.
 const RECLAIMING: u64 = 1;
 const BRIEF: u64 = 0;
 
-/// Most control files open at a time, and most of one user other than root: each keeps the text that is being read.
+/// Most control files open at a time, and most of one user other than root: each keeps the text
+/// that is being read.
 const NR_OPEN_MAX: usize = 16_384;
 const NR_OPEN_OF_USER_MAX: usize = 4096;
 
 /// Serves a [`ControlTree`].
-#[derive(Debug)]
 pub struct ControlFs {
     tree: Arc<ControlTree>,
-    open_files: Mutex<OpenFiles>,
+    /// Knows the group that pays for a request.
+    classifier: Arc<dyn Classifier>,
+    open_files: LeafMutex<OpenFiles>,
     /// What numbers of descriptors mean; once it is known where this is mounted.
     descriptors: OnceLock<ProcessDescriptors>,
     /// Says that a poller should look again; once the mount is served.
     notifier: OnceLock<Notifier>,
+    /// Tells inotify of changes; once the mount is served.
+    modify_events: OnceLock<ModifyEvents>,
+    /// Makes what touches files below the mount point; none where inotify is not told.
+    make_touch: Option<MakeTouch>,
+    /// What that made, until the mount is served.
+    touch: LeafMutex<Option<Box<dyn Touch>>>,
+}
+
+/// Makes what touches files below a mount point.
+type MakeTouch = Box<dyn Fn(&Mounted) -> Box<dyn Touch> + Send + Sync>;
+
+impl fmt::Debug for ControlFs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ControlFs").field("tree", &self.tree).finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -119,17 +147,41 @@ impl OpenFiles {
 }
 
 impl ControlFs {
-    /// A file system that shows this tree.
-    pub fn new(tree: Arc<ControlTree>) -> Arc<Self> {
-        Arc::new(Self {
-            tree,
-            open_files: Mutex::default(),
-            descriptors: OnceLock::new(),
-            notifier: OnceLock::new(),
-        })
+    /// Returns a file system that shows this tree. What requests and open files keep is charged to
+    /// the groups of the processes that ask.
+    pub fn new(tree: Arc<ControlTree>, classifier: Arc<dyn Classifier>) -> Arc<Self> {
+        Arc::new(Self::silent(tree, classifier))
     }
 
-    /// How many files are open.
+    fn silent(tree: Arc<ControlTree>, classifier: Arc<dyn Classifier>) -> Self {
+        Self {
+            tree,
+            classifier,
+            open_files: LeafMutex::default(),
+            descriptors: OnceLock::new(),
+            notifier: OnceLock::new(),
+            modify_events: OnceLock::new(),
+            make_touch: None,
+            touch: LeafMutex::default(),
+        }
+    }
+
+    /// Like [`new`](Self::new), but changes of event files are told to inotify through what
+    /// `make_touch` makes.
+    pub fn with_inotify(
+        tree: Arc<ControlTree>,
+        classifier: Arc<dyn Classifier>,
+        make_touch: impl Fn(&Mounted) -> Box<dyn Touch> + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        Arc::new(Self { make_touch: Some(Box::new(make_touch)), ..Self::silent(tree, classifier) })
+    }
+
+    /// Returns how many event files are followed for inotify.
+    pub fn nr_followed_files(&self) -> usize {
+        self.modify_events.get().map_or(0, ModifyEvents::nr_followed)
+    }
+
+    /// Returns how many files are open.
     pub fn nr_open_files(&self) -> usize {
         self.open_files.lock().by_handle.len()
     }
@@ -142,6 +194,24 @@ impl ControlFs {
 
     fn lookup(&self, node: NodeId, name: &OsStr) -> Result<EntryOut, Errno> {
         self.tree.lookup(node, name).map(|attr| entry(&attr)).map_err(|error| error.to_errno())
+    }
+
+    /// An event file is followed for as long as the kernel knows it.
+    fn look_up_event_file(&self, directory: NodeId, name: &OsStr, reply: &mut Reply) {
+        let found = self.lookup(directory, name);
+        let (Ok(out), Some(events)) = (&found, self.modify_events.get()) else { return answer(reply, found) };
+        events.note_lookup(NodeId::from_raw(out.nodeid));
+        if reply.value(out).is_gone() {
+            self.forget(out.nodeid, 1);
+        }
+    }
+
+    /// The kernel has taken lookups back. Nodes are numbers that need not be given back, but files
+    /// may be followed.
+    fn forget(&self, node: u64, nr_lookups: u64) {
+        if let Some(events) = self.modify_events.get() {
+            events.note_forget(node, nr_lookups);
+        }
     }
 
     fn list(&self, node: NodeId, arg: &ReadIn) -> Result<DirBuffer, ControlError> {
@@ -161,12 +231,14 @@ impl ControlFs {
         Ok(list)
     }
 
-    fn open(&self, node: NodeId, flags: u32, header: &InHeader) -> Result<u64, ControlError> {
+    fn open(&self, asked: &Asked<'_>, flags: u32) -> Result<u64, ControlError> {
+        let (node, header) = (NodeId::from_raw(asked.header.nodeid), asked.header);
         let access = Access {
             read: flags & ACCESS_MODE != WRITE_ONLY,
             write: matches!(flags & ACCESS_MODE, WRITE_ONLY | READ_WRITE),
         };
-        let file = Arc::new(self.tree.open(node, access, credentials(header))?);
+        let payer = asked.payer.map(Payer::group_for_now);
+        let file = Arc::new(self.tree.open_for(node, access, credentials(header), payer)?);
         let inserted = self.open_files.lock().insert(header.uid, file);
         inserted.map_err(ControlError::System)
     }
@@ -204,7 +276,8 @@ impl ControlFs {
         Ok(data.len())
     }
 
-    /// Every file can be read and written at any time; one that has news says so as the kernel's own tree does.
+    /// Every file can be read and written at any time; one that has news says so as the kernel's
+    /// own tree does.
     fn poll(&self, arg: &PollIn) -> Result<PollOut, Errno> {
         let file = self.open_file(arg.fh)?;
         let notifier = self.notifier.get().filter(|_| arg.flags & POLL_SCHEDULE_NOTIFY != 0).cloned();
@@ -232,34 +305,79 @@ impl ControlFs {
         self.tree.set_attr(node, set, &credentials(header))
     }
 
-    /// Which place a request takes that may sleep.
-    fn keys(&self, asked: &Asked<'_>) -> Keys {
+    fn set_xattr(
+        &self,
+        node: NodeId,
+        name: &OsStr,
+        value: &[u8],
+        flags: u32,
+        caller: &Credentials,
+    ) -> Result<(), Errno> {
+        let how = match flags {
+            0 => SetXattr::Any,
+            XATTR_CREATE => SetXattr::Create,
+            XATTR_REPLACE => SetXattr::Replace,
+            _ => return Err(Errno::INVAL),
+        };
+        self.tree.set_xattr(node, name, value, how, caller).map_err(|error| error.to_errno())
+    }
+
+    /// Returns the group that pays for a request that may sleep, and the place that it takes: one
+    /// of its payer's, whatever group it looks at, so that no request waits behind another group's.
+    fn may_sleep(&self, asked: &Asked<'_>, reply: &mut Reply) -> Step {
+        let handle = match asked.op {
+            Op::Write { arg, .. } => Some(arg.fh),
+            Op::Read(arg) => Some(arg.fh),
+            _ => None,
+        };
+        let file = handle.and_then(|handle| self.open_file(handle).ok());
         let reclaims = match asked.op {
-            Op::Write { arg, .. } => self.open_file(arg.fh).is_ok_and(|file| file.write_reclaims()),
-            Op::Mkdir { .. } => true,
+            Op::Write { .. } if file.as_ref().is_some_and(|file| file.write_reclaims()) => {
+                reply.set_interrupts(Interrupts::AnySignal);
+                true
+            }
+            Op::Mkdir { .. } | Op::Setxattr { .. } => true,
             _ => false,
         };
-        let group = NodeId::from_raw(asked.header.nodeid).group_serial();
-        Keys { group, store: if reclaims { RECLAIMING } else { BRIEF } }
+        let kind = if reclaims { RECLAIMING } else { BRIEF };
+        let (header, opener) = (asked.header, file.and_then(|file| file.payer()));
+        let payer = self.classifier.payer(&Asker {
+            tid: header.pid,
+            uid: header.uid,
+            gid: header.gid,
+            queued_after_ns: asked.queued_after_ns,
+            opener: opener.as_ref(),
+            path: &|| None,
+        });
+        let [group, store] = [payer.group_for_now().id(), NodeId::from_raw(header.nodeid).group_serial()]
+            .map(|id| id << 1 | kind);
+        Step::MaySleepAt(Keys { group, store }, payer)
     }
 }
 
 impl Filesystem for ControlFs {
-    fn interrupts(&self) -> Interrupts {
-        Interrupts::AnySignal
-    }
-
     fn mounted(&self, mounted: &Mounted) {
+        *self.touch.lock() = self.make_touch.as_ref().map(|make_touch| make_touch(mounted));
         let _ = self.descriptors.set(ProcessDescriptors::new(mounted.device_number()));
     }
 
     fn ready(&self, _negotiated: &Negotiated, notifier: &Notifier) {
         let _ = self.notifier.set(notifier.clone());
+        let Some(touch) = self.touch.lock().take() else { return };
+        match ModifyEvents::start(Arc::clone(&self.tree), touch, notifier.clone()) {
+            Ok(events) => drop(self.modify_events.set(events)),
+            Err(error) => tracing::warn!(%error, "no thread that tells inotify of control files"),
+        }
     }
 
     fn quick(&self, asked: &Asked<'_>, reply: &mut Reply) -> Step {
         let node = NodeId::from_raw(asked.header.nodeid);
         match asked.op {
+            // It will be followed from before the answer on, and a look at the members of a group
+            // may sleep.
+            Op::Lookup { name } if self.modify_events.get().is_some() && is_event_file(name) => {
+                return self.may_sleep(asked, reply);
+            }
             Op::Lookup { name } => answer(reply, self.lookup(node, name)),
             Op::Getattr { .. } => answer(
                 reply,
@@ -272,20 +390,34 @@ impl Filesystem for ControlFs {
             },
             Op::Release(arg) => {
                 self.close(arg.fh);
+                if let Some(events) = self.modify_events.get() {
+                    events.note_release(node);
+                }
                 reply.done().ignore();
             }
             Op::Poll(arg) => answer(reply, self.poll(&arg)),
             Op::Statfs => answer(reply, Ok(statfs())),
             Op::Releasedir(_) | Op::Syncfs => reply.done().ignore(),
-            // Nodes are numbers that nobody has to give back.
-            Op::Forget { .. } | Op::BatchForget(_) => {}
-            Op::Open(_)
+            Op::Forget { nlookup } => self.forget(asked.header.nodeid, nlookup),
+            Op::BatchForget(list) => list.iter().for_each(|(node, nlookup)| self.forget(node, nlookup)),
+            Op::Setxattr { name, .. } | Op::Getxattr { name, .. } | Op::Removexattr { name } => {
+                match xattr_refusal(name) {
+                    Some(errno) => reply.error(errno).ignore(),
+                    None => return self.may_sleep(asked, reply),
+                }
+            }
+            // It would wait for nothing.
+            Op::Write { data, .. } if data.len() > WRITE_BYTES_MAX => {
+                reply.error(ControlError::TooLong.to_errno()).ignore();
+            }
+            Op::Listxattr { .. }
+            | Op::Open(_)
             | Op::Read(_)
             | Op::Write { .. }
             | Op::Mkdir { .. }
             | Op::Rmdir { .. }
             | Op::Rename { .. }
-            | Op::Setattr(_) => return Step::MaySleep(self.keys(asked)),
+            | Op::Setattr(_) => return self.may_sleep(asked, reply),
             ref op => reply.error(refusal(op)).ignore(),
         }
         Step::Settled
@@ -294,7 +426,8 @@ impl Filesystem for ControlFs {
     fn slow(&self, asked: &Asked<'_>, reply: &mut Reply) {
         let (node, header) = (NodeId::from_raw(asked.header.nodeid), asked.header);
         match asked.op {
-            Op::Open(arg) => match self.open(node, arg.flags, header) {
+            Op::Lookup { name } => self.look_up_event_file(node, name, reply),
+            Op::Open(arg) => match self.open(asked, arg.flags) {
                 Ok(fh) => {
                     let out = OpenOut { fh, open_flags: open_reply::DIRECT_IO, padding: 0 };
                     if reply.value(&out).is_gone() {
@@ -330,12 +463,26 @@ impl Filesystem for ControlFs {
                 let set = self.set_attr(node, &arg, header);
                 answer(reply, set.map(|attr| attr_out(&attr)).map_err(|error| error.to_errno()));
             }
+            Op::Setxattr { name, value, flags, .. } => {
+                reply.result(self.set_xattr(node, name, value, flags, &credentials(header)));
+            }
+            Op::Removexattr { name } => {
+                let removed = self.tree.remove_xattr(node, name, &credentials(header));
+                reply.result(removed.map_err(|error| error.to_errno()));
+            }
+            Op::Getxattr { name, size } => {
+                answer_sized(reply, self.tree.xattr(node, name, &credentials(header)), size);
+            }
+            Op::Listxattr { size } => {
+                answer_sized(reply, self.tree.xattr_names(node, &credentials(header)), size);
+            }
             ref op => reply.error(refusal(op)).ignore(),
         }
     }
 }
 
-/// What is not done in a control tree, in the kernel's own words. "Not implemented" makes it stop asking.
+/// What is not done in a control tree, in the kernel's own words. "Not implemented" makes it stop
+/// asking.
 fn refusal(op: &Op<'_>) -> Errno {
     match op {
         Op::Create { .. } => Errno::ACCESS,
@@ -355,7 +502,22 @@ fn answer<T: zerocopy::IntoBytes + zerocopy::Immutable>(reply: &mut Reply, resul
     }
 }
 
-/// Who asks, with the supplementary groups, which the request does not carry.
+fn answer_sized(reply: &mut Reply, result: Result<Vec<u8>, ControlError>, size: u32) {
+    match result {
+        Ok(bytes) => reply.sized(&bytes, size).ignore(),
+        Err(error) => reply.error(error.to_errno()).ignore(),
+    }
+}
+
+/// Why no directory or file has an attribute of this name, if none can.
+fn xattr_refusal(name: &OsStr) -> Option<Errno> {
+    let error = check_xattr_name(name).err()?;
+    // The kernel takes another answer about access lists for a failed check of permissions.
+    let is_access_list = name.as_encoded_bytes().starts_with(b"system.posix_acl_");
+    Some(if is_access_list { Errno::NODATA } else { error.to_errno() })
+}
+
+/// Returns the process that asks, with the supplementary groups, which the request does not carry.
 fn credentials(header: &InHeader) -> Credentials {
     credentials_of(header.pid, header.uid, header.gid)
 }

@@ -1,4 +1,5 @@
-//! Errors of the layers below as the error numbers that a process sees. The one place where that is decided.
+//! Errors of the layers below as the error numbers that a process sees. The one place where that is
+//! decided.
 
 use rustix::io::Errno;
 use umemcg::FileError;
@@ -7,7 +8,7 @@ use umemcg_vfs::VfsError;
 
 /// Has an error number.
 pub trait ToErrno {
-    /// What a process is told.
+    /// Returns what a process is told.
     fn to_errno(&self) -> Errno;
 }
 
@@ -58,6 +59,9 @@ impl ToErrno for ControlError {
             Self::Gone => Errno::NODEV,
             Self::NoSuchProcess => Errno::SRCH,
             Self::NoMemory => Errno::NOMEM,
+            Self::NoAttribute => Errno::NODATA,
+            Self::NoSpace => Errno::NOSPC,
+            Self::NotSupported => Errno::OPNOTSUPP,
             Self::BadDescriptor => Errno::BADF,
             Self::System(errno) => *errno,
         }

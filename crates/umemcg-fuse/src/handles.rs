@@ -1,11 +1,10 @@
-//! What the kernel's file handles stand for. A handle is looked up by every read and write, so that takes no lock and
-//! writes no memory that another thread's lookup touches.
+//! What the kernel's file handles stand for. A handle is looked up by every read and write, so that
+//! takes no lock and writes no memory that another thread's lookup touches.
 
 use std::sync::Arc;
 
 use arc_swap::{ArcSwapOption, Guard};
-use parking_lot::Mutex;
-use umemcg_base::Table;
+use umemcg_base::{LeafMutex, Table};
 
 /// What is open, with the handle that it goes by.
 #[derive(Debug)]
@@ -19,7 +18,7 @@ pub struct Opened<T> {
 #[derive(Debug)]
 pub struct HandleTable<T> {
     slots: Table<ArcSwapOption<Opened<T>>>,
-    free: Mutex<Free>,
+    free: LeafMutex<Free>,
 }
 
 #[derive(Debug, Default)]
@@ -31,9 +30,9 @@ struct Free {
 }
 
 impl<T> HandleTable<T> {
-    /// Nothing is open.
+    /// Creates an empty table.
     pub fn new() -> Self {
-        Self { slots: Table::new(), free: Mutex::default() }
+        Self { slots: Table::new(), free: LeafMutex::default() }
     }
 
     /// Gives `value` a handle.
@@ -52,18 +51,19 @@ impl<T> HandleTable<T> {
         handle
     }
 
-    /// What a handle stands for. Cheap, and to be held only as long as the request takes.
+    /// Returns what a handle stands for. Cheap, and to be held only as long as the request takes.
     #[inline]
     pub fn get(&self, handle: u64) -> Option<Held<T>> {
         let guard = self.slots.get(handle as u32)?.load();
         guard.as_ref().is_some_and(|opened| opened.handle == handle).then_some(Held(guard))
     }
 
-    /// Takes a handle back; returns what it stood for, to one of those who close it at the same time.
+    /// Takes a handle back; returns what it stood for, to one of the threads that close it at the
+    /// same time.
     pub fn close(&self, handle: u64) -> Option<Arc<T>> {
         let slot = self.slots.get(handle as u32)?;
         let seen = slot.load_full().filter(|opened| opened.handle == handle)?;
-        // Whoever takes it out gives its place back: till then no other can stand there.
+        // The thread that takes it out gives its place back. Until then no other can stand there.
         let taken = slot.compare_and_swap(&Some(Arc::clone(&seen)), None);
         if !taken.as_ref().is_some_and(|taken| Arc::ptr_eq(taken, &seen)) {
             return None;
@@ -88,13 +88,13 @@ impl<T> HandleTable<T> {
             .collect()
     }
 
-    /// How many are open.
+    /// Returns how many are open.
     pub fn len(&self) -> usize {
         let free = self.free.lock();
         free.nr_places as usize - free.places.len()
     }
 
-    /// Whether none is open.
+    /// Returns whether none is open.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_handle_that_was_closed_stands_for_nothing_even_when_its_place_is_taken_again() {
+    fn a_closed_handle_stays_invalid_when_its_slot_is_reused() {
         let table = HandleTable::new();
         let first = table.open(Arc::new(1));
         assert_eq!(**table.get(first).unwrap(), 1);
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_who_close_a_handle_at_once_one_gets_what_it_stood_for() {
+    fn of_many_closers_of_a_handle_one_gets_what_it_stood_for() {
         let table = HandleTable::new();
         for round in 0..200 {
             let handle = table.open(Arc::new(round));

@@ -1,24 +1,26 @@
-//! Requests that somebody may want to stop waiting for.
+//! Requests whose callers may stop waiting.
 //!
-//! A request that is answered by the thread that read it is never entered here. One that may take long is, with the
-//! thread that waits for it, so that an interrupt can end the wait:
+//! A request that is answered by the thread that read it is never entered here. One that may take
+//! long is, with the thread that waits for it, so that an interrupt can end the wait:
 //!
 //! 1. The kernel sends INTERRUPT, once per request, at the first signal of whatever kind.
-//! 2. If the request is not known (yet), a watcher looks again a little later, and then answers EAGAIN, upon which the
-//!    kernel sends the interrupt again, or forgets it if the request has been answered meanwhile.
+//! 2. If the request is not known (yet), a watcher looks again a little later, and then answers
+//!    EAGAIN, upon which the kernel sends the interrupt again, or forgets it if the request has
+//!    been answered meanwhile.
 //! 3. If it is known and any signal may end it ([`Interrupts::AnySignal`]), it is answered at once.
-//! 4. Otherwise only a signal that kills may: reads and writes of files do not fail because an alarm went off. The watcher
-//!    looks at the waiting thread every [`WATCH_INTERVAL`] until it is being killed or the request is answered.
+//! 4. Otherwise only a signal that kills may: reads and writes of files do not fail because an
+//!    alarm went off. The watcher looks at the waiting thread every [`WATCH_INTERVAL`] until it is
+//!    being killed or the request is answered.
 //!
-//! Who answers claims the request first, so there is one answer; a worker that comes too late learns that nobody took it.
+//! The thread that answers claims the request first, so there is one answer. A worker that comes
+//! too late learns that its answer was not taken.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-use umemcg_base::Bell;
+use umemcg_base::{Bell, LeafMutex};
 use zerocopy::IntoBytes;
 
 use crate::signals::{Doom, SignalReader};
@@ -30,17 +32,19 @@ use crate::wire::{INTERRUPT_BIT, OUT_HEADER_BYTES, OutHeader};
 pub const WATCH_INTERVAL: Duration = Duration::from_millis(50);
 /// How long an interrupt for an unknown request rests before the kernel is asked to repeat it.
 const UNKNOWN_REST: Duration = Duration::from_millis(2);
-/// After this long a signalled thread that cannot be looked at (another pid namespace, a hidden `/proc`) counts as killed.
+/// After this long a signalled thread that cannot be looked at (another pid namespace, a hidden
+/// `/proc`) counts as killed.
 const UNSEEN_GRACE: Duration = Duration::from_secs(1);
 /// Shards of the table, so that threads seldom meet.
 const NR_SHARDS: usize = 16;
 
-/// Which signals end a wait.
+/// Which signals end the wait for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Interrupts {
     /// Those that kill the waiting thread.
     FatalOnly,
-    /// All that are not ignored.
+    /// All that are not ignored. For a request that has changed nothing when it is given up, since
+    /// its maker may come again.
     AnySignal,
 }
 
@@ -60,23 +64,25 @@ pub struct Flight {
     unique: u64,
     /// (C) The thread that waits; 0 unknown.
     tid: u32,
+    /// (C) What ends the wait.
+    interrupts: Interrupts,
     /// (C) Where it came from and the answer must go.
     transport: Arc<dyn Transport>,
-    /// (A) Somebody answers or has answered.
+    /// (A) A thread answers or has answered.
     claimed: AtomicBool,
     /// (A) The watcher looks after it already.
     watched: AtomicBool,
-    on_kill: Mutex<KillAnswer>,
+    on_kill: LeafMutex<KillAnswer>,
 }
 
 impl Flight {
-    /// Whether it has been answered, or is being answered; work for it may stop.
+    /// Returns whether it has been answered, or is being answered; work for it may stop.
     pub fn is_claimed(&self) -> bool {
         // Acquire: pairs with `claim`.
         self.claimed.load(Ordering::Acquire)
     }
 
-    /// The right to answer; given once.
+    /// Returns the right to answer; given once.
     pub(crate) fn claim(&self) -> bool {
         // AcqRel: pairs with `is_claimed` and with itself in another thread.
         !self.claimed.swap(true, Ordering::AcqRel)
@@ -97,7 +103,7 @@ impl Flight {
             }
         };
         let header = OutHeader { len: (OUT_HEADER_BYTES + payload.len()) as u32, error, unique: self.unique };
-        // Whether it is taken makes no difference: nobody is left to be told.
+        // Whether it is taken makes no difference: no caller is left to be told.
         let _ = self.transport.send(header.as_bytes(), Payload::Bytes(payload));
     }
 }
@@ -105,12 +111,12 @@ impl Flight {
 /// All registered requests of a session.
 #[derive(Debug)]
 pub struct Inflight {
-    shards: [Mutex<HashMap<u64, Arc<Flight>>>; NR_SHARDS],
-    /// (C) Every queue of the session: an interrupt's EAGAIN counts only on the one that its request was taken from.
+    shards: [LeafMutex<HashMap<u64, Arc<Flight>>>; NR_SHARDS],
+    /// (C) Every queue of the session: an interrupt's EAGAIN counts only on the one that its
+    /// request was taken from.
     transports: Vec<Arc<dyn Transport>>,
-    policy: Interrupts,
     signals: SignalReader,
-    watch: Mutex<Vec<Watched>>,
+    watch: LeafMutex<Vec<Watched>>,
     /// (A) What the watcher looks after now, beside what is new in `watch`.
     nr_watched: AtomicUsize,
     bell: Bell,
@@ -137,34 +143,40 @@ enum Look {
 }
 
 impl Inflight {
-    /// An empty table for a session with these queues.
-    pub fn new(transports: Vec<Arc<dyn Transport>>, policy: Interrupts) -> Arc<Self> {
+    /// Creates an empty table for a session with these queues.
+    pub fn new(transports: Vec<Arc<dyn Transport>>) -> Arc<Self> {
         Arc::new(Self {
             shards: Default::default(),
             transports,
-            policy,
             signals: SignalReader::new(),
-            watch: Mutex::default(),
+            watch: LeafMutex::default(),
             nr_watched: AtomicUsize::new(0),
             bell: Bell::new(),
             stop: AtomicBool::new(false),
         })
     }
 
-    fn shard(&self, unique: u64) -> &Mutex<HashMap<u64, Arc<Flight>>> {
+    fn shard(&self, unique: u64) -> &LeafMutex<HashMap<u64, Arc<Flight>>> {
         // The kernel counts in steps of two.
         &self.shards[(unique >> 1) as usize % NR_SHARDS]
     }
 
     /// Registers a request that was taken from `transport` and that thread `tid` waits for.
-    pub fn enter(&self, unique: u64, tid: u32, transport: Arc<dyn Transport>) -> Arc<Flight> {
+    pub fn enter(
+        &self,
+        unique: u64,
+        tid: u32,
+        interrupts: Interrupts,
+        transport: Arc<dyn Transport>,
+    ) -> Arc<Flight> {
         let flight = Arc::new(Flight {
             unique,
             tid,
+            interrupts,
             transport,
             claimed: AtomicBool::new(false),
             watched: AtomicBool::new(false),
-            on_kill: Mutex::new(KillAnswer::Interrupted),
+            on_kill: LeafMutex::new(KillAnswer::Interrupted),
         });
         self.shard(unique).lock().insert(unique, Arc::clone(&flight));
         flight
@@ -175,16 +187,17 @@ impl Inflight {
         self.shard(unique).lock().remove(&unique);
     }
 
-    /// What a kill is answered with from now on.
+    /// Sets what a kill is answered with from now on.
     pub fn set_kill_answer(flight: &Flight, answer: KillAnswer) {
         *flight.on_kill.lock() = answer;
     }
 
-    /// The kernel interrupts `unique`. Called by a reader; does not look at other threads, so it does not sleep.
+    /// Notes that the kernel interrupts `unique`. Called by a reader; does not look at other
+    /// threads, so it does not sleep.
     pub fn interrupt(&self, unique: u64) {
         let known = self.shard(unique).lock().get(&unique).cloned();
         let what = match known {
-            Some(flight) if self.policy == Interrupts::AnySignal => return flight.kill(),
+            Some(flight) if flight.interrupts == Interrupts::AnySignal => return flight.kill(),
             Some(flight) => {
                 if flight.watched.swap(true, Ordering::Relaxed) {
                     return;
@@ -197,8 +210,8 @@ impl Inflight {
         self.bell.ring();
     }
 
-    /// The watcher's life: looks after interrupted requests until [`stop`](Self::stop). Calls `killed` after requests have been
-    /// answered because their threads are being killed.
+    /// Runs the watcher: looks after interrupted requests until [`stop`](Self::stop). Calls
+    /// `killed` after requests have been answered because their threads are being killed.
     pub fn watch(&self, killed: impl Fn()) {
         let mut watched: Vec<Watched> = Vec::new();
         let mut rest = Duration::MAX;
@@ -261,7 +274,8 @@ impl Inflight {
         }
     }
 
-    /// Has the kernel repeat an interrupt. If the request has been answered, no queue knows it and nothing happens.
+    /// Has the kernel repeat an interrupt. If the request has been answered, no queue knows it and
+    /// nothing happens.
     fn ask_again(&self, unique: u64) {
         let error = -rustix::io::Errno::AGAIN.raw_os_error();
         let header = OutHeader { len: OUT_HEADER_BYTES as u32, error, unique: unique | INTERRUPT_BIT };
@@ -272,7 +286,8 @@ impl Inflight {
         }
     }
 
-    /// Interrupted requests whose threads live on and are looked at from time to time.
+    /// Returns the number of interrupted requests whose threads live on and are looked at from time
+    /// to time.
     pub fn nr_watched(&self) -> usize {
         self.nr_watched.load(Ordering::Relaxed)
     }
@@ -284,12 +299,12 @@ impl Inflight {
         self.bell.ring();
     }
 
-    /// How many requests are registered.
+    /// Returns how many requests are registered.
     pub fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().len()).sum()
     }
 
-    /// Whether none is registered.
+    /// Returns whether none is registered.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -1,13 +1,14 @@
-//! When the kernel's queue of requests was last seen empty. Whatever is taken from it afterwards was queued after that, and so
-//! was made by a thread that lived after that: this is how a thread is told from an earlier one with its id.
+//! When the kernel's queue of requests was last seen empty. Whatever is taken from it afterwards
+//! was queued after that, and so was made by a thread that lived after that: this is how a thread
+//! is told from an earlier one with its id.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::classify::since_boot_ns;
 use crate::inflight::Inflight;
 use crate::transport::Transport;
-use crate::who::since_boot_ns;
 use crate::wire::init::NR_BACKGROUND_MAX;
 
 /// How often the queue is looked at, while requests come.
@@ -22,12 +23,13 @@ pub(crate) struct KernelQueue {
 }
 
 impl KernelQueue {
-    /// The queue of a connection that begins now.
+    /// Returns the queue of a connection that begins now.
     pub fn new() -> Self {
         Self { empty_at_ns: since_boot_ns().into(), looked_at_ms: AtomicU64::new(0) }
     }
 
-    /// Says since when the next request has been queued at most. Looks at the queue from time to time.
+    /// Says since when the next request has been queued at most. Looks at the queue from time to
+    /// time.
     pub fn look(&self, transport: &dyn Transport, inflight: &Inflight) -> u64 {
         let now = clock_gettime(ClockId::MonotonicCoarse);
         let now_ms = now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000;

@@ -1,8 +1,8 @@
-//! Mounting and unmounting: as root with `mount(2)`, as an ordinary user through `fusermount3`, which hands the
-//! connected device over a socket.
+//! Mounting and unmounting: as root with `mount(2)`, as an ordinary user through `fusermount3`,
+//! which hands the connected device over a socket.
 //!
-//! What a mount point is, is asked of the mount table first: asking the path itself could wait for a daemon that
-//! hangs.
+//! What a mount point is, is asked of the mount table first: asking the path itself could wait for
+//! a daemon that hangs.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::io::{self, IoSliceMut};
@@ -20,6 +20,7 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use thiserror::Error;
+use umemcg_base::{Rank, assert_may_wait};
 
 use crate::mountinfo::{Mount, mount_at};
 use crate::transport::Device;
@@ -48,7 +49,7 @@ pub struct MountOptions {
 }
 
 impl MountOptions {
-    /// A mount that shows up as `fuse.<subtype>` from `source`.
+    /// Creates a mount that shows up as `fuse.<subtype>` from `source`.
     pub fn new(subtype: impl Into<String>, source: impl Into<OsString>) -> Self {
         Self {
             subtype: subtype.into(),
@@ -117,11 +118,11 @@ pub enum MountError {
 /// How to unmount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unmount {
-    /// Only if nobody uses it.
+    /// Only if it is not in use.
     IfIdle,
-    /// Out of sight at once; who uses it goes on doing so.
+    /// Hidden immediately; its users go on.
     Lazily,
-    /// Out of sight at once; who uses it gets errors, and its requests end.
+    /// Hidden immediately; its users get errors, and their requests end.
     ByForce,
 }
 
@@ -156,17 +157,17 @@ impl Mounted {
         Ok((Self { point, device_number, id }, Device::new(fd)))
     }
 
-    /// The mount point, absolute and without symlinks.
+    /// Returns the mount point, absolute and without symlinks.
     pub fn point(&self) -> &Path {
         &self.point
     }
 
-    /// `major:minor` of the mounted file system, as in `/proc/self/mountinfo`.
+    /// Returns `major:minor` of the mounted file system, as in `/proc/self/mountinfo`.
     pub fn device_number(&self) -> &str {
         &self.device_number
     }
 
-    /// Whether it is still mounted there.
+    /// Returns whether it is still mounted there.
     pub fn is_mounted(&self) -> bool {
         let at_point = mount_at(&self.point).ok().flatten();
         at_point.is_some_and(|mount| mount.device == self.device_number) && unique_id(&self.point) == self.id
@@ -175,7 +176,7 @@ impl Mounted {
     /// Unmounts. A mount that is gone already is no error.
     ///
     /// # Errors
-    /// `EBUSY` with [`Unmount::IfIdle`] while somebody uses it; else what the system says.
+    /// `EBUSY` with [`Unmount::IfIdle`] while it is in use; else what the system says.
     pub fn unmount(&self, how: Unmount) -> io::Result<()> {
         if !self.is_mounted() {
             return Ok(());
@@ -184,7 +185,7 @@ impl Mounted {
             self.abort();
         }
         match unmount(&self.point, how) {
-            // Somebody else was faster.
+            // Another thread was faster.
             Err(_) if !self.is_mounted() => Ok(()),
             other => other,
         }
@@ -207,7 +208,8 @@ impl Drop for Mounted {
     }
 }
 
-/// A number of the mount at `point` that no other mount has or will have. Asks the kernel alone, not the daemon behind it.
+/// Returns a number of the mount at `point` that no other mount has or will have. Asks the kernel
+/// alone, not the daemon behind it.
 fn unique_id(point: &Path) -> Option<u64> {
     const MNT_ID_UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT | AtFlags::SYMLINK_NOFOLLOW;
@@ -252,7 +254,8 @@ fn unmount_with_helper(point: &Path, how: Unmount) -> io::Result<()> {
     Err(Errno::PERM.into())
 }
 
-/// Says whether a mount can be made at `point`, and where that really is. Removes a dead mount if asked to.
+/// Says whether a mount can be made at `point`, and where that really is. Removes a dead mount if
+/// asked to.
 fn prepare(point: &Path, options: &MountOptions) -> Result<PathBuf, MountError> {
     let mut absolute = locate(point)?;
     for _ in 0..NR_STACKED_MAX {
@@ -291,7 +294,7 @@ fn prepare(point: &Path, options: &MountOptions) -> Result<PathBuf, MountError> 
     Ok(absolute)
 }
 
-/// The absolute path, with symlinks resolved in all but the last component.
+/// Returns the absolute path, with symlinks resolved in all but the last component.
 fn locate(point: &Path) -> Result<PathBuf, MountError> {
     let system = |error| MountError::System { what: "resolve", path: point.to_owned(), error };
     let absolute = std::path::absolute(point).map_err(system)?;
@@ -319,7 +322,7 @@ fn fuse_at(point: &Path) -> Result<Option<Mount>, MountError> {
     Ok(found.filter(Mount::is_fuse))
 }
 
-/// Whether the daemon of the FUSE mount at `point` has died. One that only hangs is alive.
+/// Returns whether the daemon of the FUSE mount at `point` has died. One that only hangs is alive.
 fn is_dead(point: &Path) -> bool {
     let (said, heard) = mpsc::channel();
     let path = point.to_owned();
@@ -327,6 +330,7 @@ fn is_dead(point: &Path) -> bool {
     let asked = std::thread::Builder::new().name("umemcg-alive".into()).spawn(move || {
         let _ = said.send(rustix::fs::statfs(&path).map(drop));
     });
+    assert_may_wait(Rank::Peer, "a wait for another daemon");
     asked.is_ok() && matches!(heard.recv_timeout(ALIVE_WITHIN), Ok(Err(Errno::NOTCONN | Errno::CONNABORTED)))
 }
 

@@ -1,5 +1,5 @@
-//! What is mounted where, as `/proc/self/mountinfo` says. Reading it asks no file system anything, so it is safe beside
-//! mounts that are dead or hang.
+//! What is mounted where, as `/proc/self/mountinfo` says. Reading it asks no file system anything,
+//! so it is safe beside mounts that are dead or hang.
 
 use std::ffi::OsString;
 use std::io;
@@ -26,18 +26,18 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Whether a daemon serves it.
+    /// Returns whether a daemon serves it.
     pub fn is_fuse(&self) -> bool {
         self.kind == "fuse" || self.kind == "fuseblk" || self.kind.starts_with("fuse.")
     }
 
-    /// The user who mounted a FUSE file system.
+    /// Returns the user that mounted a FUSE file system.
     pub fn fuse_owner(&self) -> Option<u32> {
         self.super_options.split(',').find_map(|option| option.strip_prefix("user_id=")?.parse().ok())
     }
 }
 
-/// The topmost mount exactly at this absolute path without symlinks.
+/// Returns the topmost mount exactly at this absolute path without symlinks.
 ///
 /// # Errors
 /// When `/proc` cannot be read.
@@ -46,7 +46,7 @@ pub fn mount_at(point: &Path) -> io::Result<Option<Mount>> {
     Ok(parse(&text).rfind(|mount| mount.point == point))
 }
 
-/// The mounts of a mountinfo text, bottom up. A line that is cut short is passed over.
+/// Returns the mounts of a mountinfo text, bottom up. A line that is cut short is passed over.
 pub fn parse(text: &[u8]) -> impl DoubleEndedIterator<Item = Mount> {
     let mounts: Vec<Mount> = text.split(|&byte| byte == b'\n').filter_map(parse_line).collect();
     mounts.into_iter()

@@ -1,9 +1,11 @@
 //! The threads that tell the kernel what it has not asked for.
 //!
-//! An invalidation waits for locks that the processes behind requests may hold, so no thread that serves requests
-//! may send one: one thread does. A wish to let go of nodes waits for nobody, but requests wait a little for it, so it must
-//! not stand behind an invalidation that waits for one of them: it has a thread of its own. Whoever wants something said puts it here; the queue is bounded, and what does not fit
-//! is dropped and counted: invalidations shorten the life of what would expire by itself.
+//! An invalidation waits for locks that the processes behind requests may hold, so no thread that
+//! serves requests may send one: one thread does. A request to forget nodes waits for no process,
+//! but requests wait a little for it. So it must not stand behind an invalidation that waits for
+//! one of them: it has a thread of its own. Other threads put notifications here; the queue is
+//! bounded, and what does not fit is dropped and counted: invalidations shorten the life of what
+//! would expire by itself.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -14,9 +16,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use rustix::io::Errno;
-use umemcg_base::{Rank, assert_may_wait};
+use umemcg_base::{LeafMutex, Rank, assert_may_wait};
 use zerocopy::IntoBytes;
 
 use crate::transport::{Payload, SendError, Transport};
@@ -35,9 +36,9 @@ impl std::fmt::Debug for Chooser {
     }
 }
 
-/// Handles whose pollers should look again. Beside the queue, so that none is lost when the queue is full: whatever stands in the
-/// queue then has these looked at when its turn has come.
-type Polls = Mutex<BTreeSet<u64>>;
+/// Handles whose pollers should look again. Beside the queue, so that none is lost when the queue
+/// is full: whatever stands in the queue then has these looked at when its turn has come.
+type Polls = LeafMutex<BTreeSet<u64>>;
 
 #[derive(Debug)]
 enum Notice {
@@ -61,7 +62,8 @@ enum Notice {
     Barrier(SyncSender<()>),
 }
 
-/// Hands notifications to the threads that send them. Cheap to clone; the threads end with the last one.
+/// Hands notifications to the threads that send them. Cheap to clone; the threads end with the last
+/// one.
 #[derive(Debug, Clone)]
 pub struct Notifier {
     queue: SyncSender<Notice>,
@@ -102,36 +104,38 @@ impl Notifier {
         taken
     }
 
-    /// What the kernel knows of a node is stale: its attributes, and its mapped pages in the range; `len` 0 means to the
-    /// end, `offset` < 0 attributes only. Does not wait. False: it was dropped.
+    /// Tells the kernel that what it knows of a node is stale: its attributes, and its mapped pages
+    /// in the range; `len` 0 means to the end, `offset` < 0 attributes only. Does not wait. Returns
+    /// false if the notification was dropped.
     pub fn inval_inode(&self, node: u64, offset: i64, len: i64) -> bool {
         self.put(Notice::Inode { node, offset, len })
     }
 
-    /// The kernel should forget a name, or only ask again at its next use.
+    /// Tells the kernel to forget a name, or only to ask again at its next use.
     pub fn inval_entry(&self, parent: u64, name: &OsStr, expire_only: bool) -> bool {
         self.put(Notice::Entry { parent, name: name.to_owned(), expire_only })
     }
 
-    /// The kernel should forget the names that `choose` gives, which is asked for each when its turn has come, until it gives
-    /// none.
+    /// Tells the kernel to forget the names that `choose` gives, which is asked for each when its
+    /// turn has come, until it gives none.
     pub fn inval_entries(&self, choose: impl FnMut() -> Option<(u64, OsString)> + Send + 'static) -> bool {
         self.put(Notice::Entries(Chooser(Box::new(choose))))
     }
 
-    /// The kernel should let go of these nodes, in this order; those that are in use stay. Does not wait. False: it was dropped, or
-    /// this kernel does not know how.
+    /// Tells the kernel to forget these nodes, in this order; those that are in use stay. Does not
+    /// wait. Returns false if the notification was dropped, or this kernel does not know it.
     pub fn prune(&self, nodes: Vec<u64>) -> bool {
         self.can_prune() && self.put(Notice::Prune { nodes })
     }
 
-    /// Whether the kernel can let go of nodes, as far as is known.
+    /// Returns whether the kernel can let go of nodes, as far as is known.
     pub fn can_prune(&self) -> bool {
-        // Relaxed: who comes too late is refused.
+        // Relaxed: a notification that comes too late is refused.
         self.can_prune.load(Ordering::Relaxed)
     }
 
-    /// Whoever polls the handle that the kernel calls `handle` should look again. Does not wait, and is never dropped.
+    /// Tells pollers of the handle that the kernel calls `handle` to look again. Does not wait, and
+    /// is never dropped.
     pub fn poll_wakeup(&self, handle: u64) {
         let mut polls = self.polls.lock();
         let is_first = polls.is_empty();
@@ -143,9 +147,11 @@ impl Notifier {
         }
     }
 
-    /// Waits until everything put before has been said, at most for `timeout`. Never from a thread that serves requests.
+    /// Waits until everything put before has been said, at most for `timeout`. Never from a thread
+    /// that serves requests.
     pub fn settle(&self, timeout: Duration) -> bool {
         let (said, heard) = sync_channel(1);
+        assert_may_wait(Rank::Peer, "a wait for notifications");
         self.put(Notice::Barrier(said)) && heard.recv_timeout(timeout).is_ok()
     }
 
@@ -158,7 +164,8 @@ impl Notifier {
 fn deliver(notices: &Receiver<Notice>, polls: &Polls, transport: &dyn Transport, can_prune: &AtomicBool) {
     while let Ok(notice) = notices.recv() {
         // What is put from here on finds the set empty, and puts a notice behind this one.
-        for handle in std::mem::take(&mut *polls.lock()) {
+        let handles = std::mem::take(&mut *polls.lock());
+        for handle in handles {
             let wakeup = PollWakeupOut { kh: handle };
             send(notify::POLL, wakeup.as_bytes(), transport, can_prune);
         }
@@ -219,7 +226,7 @@ mod tests {
     use crate::transport::testing::recorder;
 
     #[test]
-    fn nodes_to_be_let_go_of_go_out_in_one_message_and_only_where_the_kernel_knows_it() {
+    fn nodes_to_forget_go_in_one_message_to_kernels_that_know_it() {
         let (transport, sent) = recorder();
         let old = Notifier::start(Arc::clone(&transport), MINOR_PRUNE - 1).unwrap();
         assert!(!old.prune(vec![1]));

@@ -1,27 +1,36 @@
-//! Who runs what may sleep.
+//! The threads that run requests that may sleep.
 //!
-//! The threads of a session are alike. A *reader* waits for the kernel's requests and answers at once what needs no
-//! sleep. When a request may sleep, the thread that read it stops being a reader and runs it on the spot, after it has made
-//! sure that enough readers remain: a *spare* thread is woken, or a new one started. So nobody waits for a hand-over, and
-//! there is always somebody at the device ("a device reader never sleeps", said the other way round).
+//! The threads of a session are alike. A *reader* waits for the kernel's requests and answers at
+//! once what needs no sleep. When a request may sleep, the thread that read it stops being a reader
+//! and runs it on the spot, after it has made sure that enough readers remain: a *spare* thread is
+//! woken, or a new one started. So no request waits for a hand-over, and there is always a reader
+//! at the device.
 //!
-//! Every such request has two keys: the group that pays and the store (volume) that may hang. The queue beside this file says which may start;
-//! the others wait there. A request that has to wait is moved out of the reader's buffer with no lock held: that may be a copy of a mebibyte.
+//! Every such request has two keys: the group that pays and the store (volume) that may hang. The
+//! queue beside this file says which may start; the others wait there. A request that has to wait
+//! is moved out of the reader's buffer with no lock held: that may be a copy of a mebibyte.
 //!
-//! Readers sleep in the device's `read`, one for each processor. What a small request costs is the waking of the reader and
-//! of the asker: with one asker, on two processors of a virtual machine, 18 k reads of 4 KiB a second when they are bound to
-//! different processors, 120 k on the same one, about 50 k where the scheduler puts them, whatever is served. Two readers
-//! take turns, so one of them last ran where the asker runs; one alone is woken across (26 k), and a third wins nothing
+//! Of the requests that have a place only so many compute at the same time as there are processors
+//! for (`computing.rs`): a thread tells the pool when its request waits ([`Pool::waits`]), and
+//! another may start. While something waits for nothing but a processor, one spare thread *ticks*:
+//! it looks again and again for requests that compute for too long to be believed.
+//!
+//! Readers sleep in the device's `read`, one for each processor. What a small request costs is the
+//! waking of the reader and of the asker: with one asker, on two processors of a virtual machine,
+//! 18 k reads of 4 KiB a second when they are bound to different processors, 120 k on the same one,
+//! about 50 k where the scheduler puts them, whatever is served. Two readers take turns, so one of
+//! them last ran where the asker runs; one alone is woken across (26 k), and a third wins nothing
 //! with one asker (59 k against 53 k) and loses half with two (108 k against 212 k).
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use umemcg_base::{Condvar, LeafMutex, LeafMutexGuard, Wait};
 
+use crate::computing::Run;
 pub use crate::queue::Keys;
-pub(crate) use crate::queue::Waiting;
 use crate::queue::{Places, Queue};
+pub(crate) use crate::queue::{Started, Waiting};
 
 /// How many threads do what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,10 +39,12 @@ pub struct PoolLimits {
     pub readers_min: usize,
     /// With this many readers a thread that has become free rests instead.
     pub readers_max: usize,
-    /// Requests that may sleep at the same time, whoever makes them.
+    /// Requests that may sleep at the same time, of all groups.
     pub running_max: usize,
     /// Beyond that only the first of a group on a store, up to so many altogether.
     pub first_max: usize,
+    /// So many of those that run may compute at the same time; the others wait for stores.
+    pub computing_max: usize,
     /// A spare thread that was not needed for this long ends.
     pub spare_life: Duration,
 }
@@ -47,16 +58,18 @@ impl Default for PoolLimits {
             readers_max,
             running_max: 64,
             first_max: 128,
+            // Some wait for a moment without saying so: for a lock, or for memory of the host.
+            computing_max: 2 * processors,
             spare_life: Duration::from_secs(10),
         }
     }
 }
 
 /// What a reader does with a request that may sleep.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Start {
     /// Run it, then call [`Pool::finish`].
-    Run,
+    Run(Started),
     /// It has to wait for its turn: [`Pool::enqueue`] it.
     Wait,
     /// Too many of its group wait already.
@@ -69,7 +82,7 @@ pub(crate) enum Next<J> {
     /// Read requests.
     Read,
     /// Run this one.
-    Run(Keys, J),
+    Run(Started, J),
     /// End.
     Exit,
 }
@@ -77,7 +90,7 @@ pub(crate) enum Next<J> {
 /// The threads of a session by what they do, and what waits for them.
 pub(crate) struct Pool<J> {
     limits: PoolLimits,
-    state: Mutex<State<J>>,
+    state: LeafMutex<State<J>>,
     spare: Condvar,
     ended: Condvar,
 }
@@ -89,6 +102,8 @@ struct State<J> {
     nr_spare: usize,
     /// Spare threads that have been told to become readers and have not woken yet.
     nr_called: usize,
+    /// A spare thread looks again after a lease.
+    is_ticking: bool,
     queue: Queue<J>,
     ended: bool,
 }
@@ -98,15 +113,17 @@ impl<J: Waiting> Pool<J> {
         assert!(
             limits.readers_min >= 1 && limits.readers_max >= limits.readers_min && limits.running_max >= 4
         );
+        let PoolLimits { running_max, first_max, computing_max, .. } = limits;
         let state = State {
             nr_threads: 0,
             nr_readers: 0,
             nr_spare: 0,
             nr_called: 0,
-            queue: Queue::new(Places { running_max: limits.running_max, first_max: limits.first_max }),
+            is_ticking: false,
+            queue: Queue::new(Places { running_max, first_max, computing_max }),
             ended: false,
         };
-        Self { limits, state: Mutex::new(state), spare: Condvar::new(), ended: Condvar::new() }
+        Self { limits, state: LeafMutex::new(state), spare: Condvar::default(), ended: Condvar::default() }
     }
 
     /// Starts the first readers. `spawn` starts one thread.
@@ -124,8 +141,8 @@ impl<J: Waiting> Pool<J> {
         Ok(())
     }
 
-    /// A reader has a request that may sleep. With [`Start::Run`] it is a reader no more. `spawn` starts one thread, which
-    /// begins as a reader.
+    /// Starts a request that may sleep, which a reader has. With [`Start::Run`] it is a reader no
+    /// more. `spawn` starts one thread, which begins as a reader.
     pub fn start(&self, keys: Keys, spawn: impl FnOnce() -> std::io::Result<()>) -> Start {
         let mut state = self.state.lock();
         if !state.queue.may_start(keys) {
@@ -134,33 +151,66 @@ impl<J: Waiting> Pool<J> {
         if !self.leave_device(&mut state, spawn) {
             return Start::Wait;
         }
-        state.queue.started(keys);
-        Start::Run
+        Start::Run(state.queue.started(keys))
     }
 
-    /// A reader lets a request wait. If there is something for it to run, since places have become free in between, it is a reader no
-    /// more.
+    /// Notes that a running request waits. `spawn` starts one thread, which begins with
+    /// [`join`](Self::join).
+    pub fn waits(&self, run: Run, how: Wait, spawn: impl Fn() -> std::io::Result<()>) -> Run {
+        let mut state = self.state.lock();
+        let run = state.queue.waits(run, how);
+        self.attend(&mut state, spawn);
+        run
+    }
+
+    /// Notes that it goes on.
+    pub fn goes_on(&self, run: Run) -> Run {
+        self.state.lock().queue.goes_on(run)
+    }
+
+    /// Sees to it that a thread comes for what may run, and that one looks again at what a
+    /// processor is wanted for.
+    fn attend(&self, state: &mut State<J>, spawn: impl Fn() -> std::io::Result<()>) {
+        if state.queue.may_pick() || (!state.is_ticking && state.queue.wants_processor().is_some()) {
+            if state.nr_spare > state.nr_called {
+                self.spare.notify_one();
+            } else if spawn().is_ok() {
+                state.nr_threads += 1;
+            }
+        }
+    }
+
+    /// Lets a reader's request wait. If there is something for it to run, since places have become
+    /// free in between, it is a reader no more.
     pub fn enqueue(
         &self,
         keys: Keys,
         job: J,
         spawn: impl FnOnce() -> std::io::Result<()>,
-    ) -> Option<(Keys, J)> {
+        spawn_runner: impl Fn() -> std::io::Result<()>,
+    ) -> Option<(Started, J)> {
+        // Dropped when the lock is not held any more: requests give back memory.
+        let _settled;
         let mut state = self.state.lock();
         if state.ended {
             return None;
         }
-        state.queue.push(keys, job);
-        if state.queue.may_pick() && self.leave_device(&mut state, spawn) { state.queue.pick() } else { None }
+        _settled = state.queue.push(keys, job);
+        if state.queue.may_pick() && self.leave_device(&mut state, spawn) {
+            return state.queue.pick();
+        }
+        self.attend(&mut state, spawn_runner);
+        None
     }
 
-    /// One reader less; makes sure that enough remain. False: it must stay, nobody else is to be had.
+    /// One reader less; makes sure that enough remain. Returns false if it must stay, because no
+    /// other thread can be had.
     fn leave_device(&self, state: &mut State<J>, spawn: impl FnOnce() -> std::io::Result<()>) -> bool {
         if state.nr_readers > self.limits.readers_min {
             state.nr_readers -= 1;
             return true;
         }
-        if state.nr_spare > state.nr_called {
+        if state.nr_spare > state.nr_called + usize::from(state.is_ticking) {
             state.nr_called += 1;
             self.spare.notify_one();
             return true;
@@ -175,7 +225,8 @@ impl<J: Waiting> Pool<J> {
                     state.nr_readers -= 1;
                     return true;
                 }
-                // The last reader may leave when nobody else could run what waits: late is better than never.
+                // The last reader may leave when no other thread could run what waits: late is
+                // better than never.
                 if state.queue.nr_running() == 0 {
                     state.nr_readers -= 1;
                     return true;
@@ -185,59 +236,67 @@ impl<J: Waiting> Pool<J> {
         }
     }
 
-    /// A request has been run. Says what is next; rests as a spare thread when there is nothing. `spawn` starts one thread, which begins
-    /// with [`join`](Self::join).
-    pub fn finish(&self, keys: Keys, spawn: impl Fn() -> std::io::Result<()>) -> Next<J> {
+    /// Notes that a request has been run. Returns what is next; rests as a spare thread when there
+    /// is nothing. `spawn` starts one thread, which begins with [`join`](Self::join).
+    pub fn finish(&self, started: &Started, spawn: impl Fn() -> std::io::Result<()>) -> Next<J> {
         let mut state = self.state.lock();
-        state.queue.finished(keys);
+        state.queue.finished(started);
         self.next(&mut state, spawn)
     }
 
-    /// A thread begins that was started because something waits that may run.
+    /// Begins a thread that was started because something waits that may run.
     pub fn join(&self, spawn: impl Fn() -> std::io::Result<()>) -> Next<J> {
         self.next(&mut self.state.lock(), spawn)
     }
 
-    fn next(&self, state: &mut MutexGuard<'_, State<J>>, spawn: impl Fn() -> std::io::Result<()>) -> Next<J> {
+    fn next(
+        &self,
+        state: &mut LeafMutexGuard<'_, State<J>>,
+        spawn: impl Fn() -> std::io::Result<()>,
+    ) -> Next<J> {
         loop {
             if state.ended {
                 return self.exit(state);
             }
-            if let Some((keys, job)) = state.queue.pick() {
+            let wants_processor = state.queue.wants_processor();
+            if let Some((started, job)) = state.queue.pick() {
                 // This one may hang: what else may run does not wait for it.
-                if state.queue.may_pick() {
-                    if state.nr_spare > state.nr_called {
-                        self.spare.notify_one();
-                    } else if spawn().is_ok() {
-                        state.nr_threads += 1;
-                    }
-                }
-                return Next::Run(keys, job);
+                self.attend(state, spawn);
+                return Next::Run(started, job);
             }
-            if state.nr_readers < self.limits.readers_max {
+            let look_again = wants_processor.filter(|_| !state.is_ticking);
+            let ticks = look_again.is_some();
+            let readers_max = if ticks { self.limits.readers_min } else { self.limits.readers_max };
+            if state.nr_readers < readers_max {
                 state.nr_readers += 1;
                 return Next::Read;
             }
+            state.is_ticking |= ticks;
             state.nr_spare += 1;
-            let timed_out = self.spare.wait_for(state, self.limits.spare_life).timed_out();
+            let patience = look_again.unwrap_or(self.limits.spare_life);
+            let timed_out = self.spare.wait_for(state, patience).timed_out();
             state.nr_spare -= 1;
+            state.is_ticking &= !ticks;
             if state.nr_called > 0 {
                 state.nr_called -= 1;
+                // Another takes over the ticking.
+                self.attend(state, spawn);
                 return Next::Read;
             }
-            if timed_out && !state.ended {
+            if timed_out && !ticks && !state.ended {
                 return self.exit(state);
             }
         }
     }
 
-    fn exit(&self, state: &mut MutexGuard<'_, State<J>>) -> Next<J> {
+    fn exit(&self, state: &mut LeafMutexGuard<'_, State<J>>) -> Next<J> {
         state.nr_threads -= 1;
         self.ended.notify_all();
         Next::Exit
     }
 
-    /// A reader has learnt that there will be no more requests. Returns what was waiting, to be dropped.
+    /// Ends the pool: a reader has learnt that there will be no more requests. Returns what was
+    /// waiting, to be dropped.
     pub fn end(&self) -> Vec<J> {
         let mut state = self.state.lock();
         state.ended = true;
@@ -278,7 +337,7 @@ impl<J: Waiting> Pool<J> {
         true
     }
 
-    /// How things stand, for messages and tests.
+    /// Returns how many threads do what, for messages and tests.
     pub fn census(&self) -> Census {
         let state = self.state.lock();
         Census {
@@ -311,6 +370,8 @@ impl<J: Waiting> fmt::Debug for Pool<J> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     #[derive(Debug, PartialEq, Eq)]
@@ -322,12 +383,28 @@ mod tests {
         }
     }
 
-    fn pool(running_max: usize) -> Pool<Job> {
+    /// One that is no longer wanted, and that gives something back under a lock.
+    struct Killed(Arc<LeafMutex<usize>>);
+
+    impl Waiting for Killed {
+        fn is_settled(&self) -> bool {
+            true
+        }
+    }
+
+    impl Drop for Killed {
+        fn drop(&mut self) {
+            *self.0.lock() += 1;
+        }
+    }
+
+    fn pool<J: Waiting>(running_max: usize) -> Pool<J> {
         let limits = PoolLimits {
             readers_min: 1,
             readers_max: 2,
             running_max,
             first_max: 2 * running_max,
+            computing_max: 100,
             spare_life: Duration::ZERO,
         };
         let pool = Pool::new(limits);
@@ -340,42 +417,66 @@ mod tests {
         let keys = Keys { group, store };
         let start = pool.start(keys, || Ok(()));
         if start == Start::Wait {
-            assert!(pool.enqueue(keys, Job(job), || Ok(())).is_none());
+            assert!(pool.enqueue(keys, Job(job), || Ok(()), || Ok(())).is_none());
         }
         start
+    }
+
+    fn started(start: Start) -> Option<Started> {
+        if let Start::Run(started) = start { Some(started) } else { None }
+    }
+
+    fn picked(next: Next<Job>) -> Option<(Keys, Job)> {
+        if let Next::Run(started, job) = next { Some((started.keys, job)) } else { None }
+    }
+
+    #[test]
+    fn what_was_killed_while_it_waited_goes_with_no_lock_held() {
+        let (pool, nr_gone) = (pool::<Killed>(4), Arc::<LeafMutex<usize>>::default());
+        let keys = Keys { group: 1, store: 1 };
+        while started(pool.start(keys, || Ok(()))).is_some() {}
+        while *nr_gone.lock() == 0 {
+            assert!(pool.enqueue(keys, Killed(Arc::clone(&nr_gone)), || Ok(()), || Ok(())).is_none());
+        }
+        assert_eq!(*nr_gone.lock(), 64);
+        assert_eq!(pool.census().nr_waiting, 1);
     }
 
     #[test]
     fn a_reader_always_remains() {
         let pool = pool(16);
         for n in 0..8 {
-            assert_eq!(ask(&pool, n, n, 0), Start::Run);
+            assert!(matches!(ask(&pool, n, n, 0), Start::Run(_)));
             assert!(pool.census().nr_readers >= 1);
         }
         assert_eq!(pool.census().nr_threads, 9);
     }
 
     #[test]
-    fn without_further_threads_the_last_reader_stays_while_another_runs() {
+    fn without_more_threads_the_last_reader_stays_at_the_device() {
         let pool = pool(16);
         let refuse = || Err(std::io::ErrorKind::WouldBlock.into());
         let keys = |n| Keys { group: n, store: n };
-        assert_eq!(pool.start(keys(1), refuse), Start::Run);
+        let Start::Run(first) = pool.start(keys(1), refuse) else { panic!("it may start") };
         assert_eq!(pool.start(keys(2), refuse), Start::Wait);
-        assert_eq!(pool.enqueue(keys(2), Job(2), refuse), None);
-        assert_eq!(pool.finish(keys(1), refuse), Next::Run(keys(2), Job(2)));
+        assert_eq!(pool.enqueue(keys(2), Job(2), refuse, refuse), None);
+        assert_eq!(picked(pool.finish(&first, refuse)), Some((keys(2), Job(2))));
     }
 
     #[test]
     fn what_may_run_since_it_was_told_to_wait_is_run() {
         let pool = pool(4);
         let keys = Keys { group: 1, store: 1 };
-        while pool.start(keys, || Ok(())) == Start::Run {}
+        let mut running = Vec::new();
+        while let Start::Run(started) = pool.start(keys, || Ok(())) {
+            running.push(started);
+        }
         let nr_running = pool.census().nr_running;
         for _ in 0..nr_running {
-            assert_eq!(pool.finish(keys, || Ok(())), Next::Read);
+            assert_eq!(pool.finish(&running.pop().unwrap(), || Ok(())), Next::Read);
         }
-        assert_eq!(pool.enqueue(keys, Job(1), || Ok(())), Some((keys, Job(1))));
+        let next = pool.enqueue(keys, Job(1), || Ok(()), || Ok(()));
+        assert_eq!(next.map(|(started, job)| (started.keys, job)), Some((keys, Job(1))));
     }
 
     #[test]
@@ -383,34 +484,57 @@ mod tests {
         let pool = pool(4);
         let keys = |n| Keys { group: n, store: n };
         // Too many first ones run, so that further ones wait.
-        (0..8).for_each(|n| assert_eq!(ask(&pool, n, n, 0), Start::Run));
+        let running: Vec<Started> = (0..8).filter_map(|n| started(ask(&pool, n, n, 0))).collect();
+        assert_eq!(running.len(), 8);
         (8..10).for_each(|n| assert_eq!(ask(&pool, n, n, n as u32), Start::Wait));
         let started = std::cell::Cell::new(0);
         let spawn = || {
             started.set(started.get() + 1);
             Ok(())
         };
-        assert_eq!(pool.finish(keys(0), spawn), Next::Run(keys(8), Job(8)));
+        assert_eq!(picked(pool.finish(&running[0], spawn)), Some((keys(8), Job(8))));
         assert_eq!(started.get(), 0, "nothing else may run");
         {
             let mut state = pool.state.lock();
-            state.queue.finished(keys(1));
-            state.queue.finished(keys(2));
+            state.queue.finished(&running[1]);
+            state.queue.finished(&running[2]);
             state.queue.push(keys(11), Job(11));
         }
-        assert_eq!(pool.finish(keys(3), spawn), Next::Run(keys(11), Job(11)));
+        assert_eq!(picked(pool.finish(&running[3], spawn)), Some((keys(11), Job(11))));
         assert_eq!(started.get(), 1);
-        assert_eq!(pool.join(spawn), Next::Run(keys(9), Job(9)));
+        assert_eq!(picked(pool.join(spawn)), Some((keys(9), Job(9))));
     }
 
     #[test]
-    fn the_end_releases_everybody() {
+    fn the_end_releases_all_threads() {
         let pool = pool(4);
-        for job in 0..4 {
+        let first = started(ask(&pool, 1, 1, 0));
+        for job in 1..4 {
             ask(&pool, 1, 1, job);
         }
         let waiting = pool.end();
         assert!(!waiting.is_empty());
-        assert_eq!(pool.finish(Keys { group: 1, store: 1 }, || Ok(())), Next::Exit);
+        assert_eq!(pool.finish(&first.unwrap(), || Ok(())), Next::Exit);
+    }
+
+    #[test]
+    fn what_hangs_without_saying_so_gives_its_processor_up() {
+        let pool = Pool::new(PoolLimits { computing_max: 1, ..pool::<Job>(64).limits });
+        pool.open(|| Ok(())).unwrap();
+        let keys = Keys { group: 1, store: 1 };
+        let wide = Keys { group: 2, store: 2 };
+        let _hanging = started(pool.start(wide, || Ok(()))).unwrap();
+        let running = started(pool.start(keys, || Ok(()))).unwrap();
+        let _waiting = pool.waits(running.run, Wait::Sure, || Ok(()));
+        let called = std::cell::Cell::new(0);
+        let spawn = || {
+            called.set(called.get() + 1);
+            Ok(())
+        };
+        assert_eq!(pool.start(wide, || Ok(())), Start::Wait);
+        assert!(pool.enqueue(wide, Job(7), || Ok(()), spawn).is_none());
+        assert_eq!(called.get(), 1, "a thread that looks again");
+        // That thread: nothing else happens any more.
+        assert_eq!(picked(pool.join(|| Ok(()))), Some((wide, Job(7))));
     }
 }

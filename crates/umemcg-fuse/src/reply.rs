@@ -1,5 +1,6 @@
-//! The duty to answer a request, as a value: it can go to another thread or rest in a timer, it answers at most once,
-//! and when it is dropped unanswered the asker gets EIO instead of waiting for ever.
+//! The duty to answer a request, as a value: it can go to another thread or rest in a timer, it
+//! answers at most once, and when it is dropped unanswered the asker gets EIO instead of waiting
+//! for ever.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,39 +10,76 @@ use rustix::io::Errno;
 use umemcg_arena::{Arena, Segment};
 use zerocopy::{Immutable, IntoBytes};
 
-use crate::inflight::{Flight, Inflight, KillAnswer};
-use crate::park::{Again, Answer, Parking};
+use crate::inflight::{Flight, Inflight, Interrupts, KillAnswer};
 use crate::transport::{Payload, SendError, Transport};
-use crate::wire::reply::WriteOut;
+use crate::wire::reply::{GetxattrOut, WriteOut};
 use crate::wire::{InHeader, OUT_HEADER_BYTES, OutHeader, opcode};
 
-/// Whether an answer arrived. What an answer hands over (a looked-up node, an open file) must be taken back when it
-/// did not.
+/// Whether an answer arrived. What an answer hands over (a looked-up node, an open file) must be
+/// taken back when it did not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[must_use = "what the answer handed over is lost when nobody took it"]
+#[must_use = "what the answer handed over is lost when it was not taken"]
 pub enum Delivery {
     /// The kernel has it.
     Taken,
-    /// Nobody waits any more.
+    /// No caller waits any more.
     Gone,
 }
 
 impl Delivery {
-    /// Whether nobody took it.
+    /// Returns whether it was not taken.
     pub fn is_gone(self) -> bool {
         self == Self::Gone
     }
-    /// For answers that hand nothing over.
+    /// Ignores whether it was taken, for answers that hand nothing over.
     pub fn ignore(self) {}
 }
 
-/// Takes back what an answer handed over and nobody took.
+/// Takes back what an answer handed over and the kernel did not take.
 pub type Undo = Box<dyn FnOnce() + Send>;
+
+/// Asks whether the reply may go (`None`), or how much longer it is to rest. Must not sleep.
+pub type Again = Box<dyn FnMut() -> Option<Duration> + Send>;
+
+/// What a delayed reply says when it goes.
+pub enum Answer {
+    /// A write took so many bytes.
+    Written(u32),
+    /// These bytes were read. A copy: pages that are pinned for so long could not be reclaimed.
+    Bytes(Vec<u8>),
+    /// The answer as it would have gone.
+    Any {
+        /// 0, or a negative error.
+        error: i32,
+        /// What follows.
+        bytes: Vec<u8>,
+        /// For when it is not taken.
+        undo: Option<Undo>,
+    },
+}
+
+impl fmt::Debug for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (error, len) = match self {
+            Self::Written(bytes) => (0, *bytes as usize),
+            Self::Bytes(bytes) => (0, bytes.len()),
+            Self::Any { error, bytes, .. } => (*error, bytes.len()),
+        };
+        f.debug_struct("Answer").field("error", &error).field("len", &len).finish()
+    }
+}
+
+/// Where replies rest.
+pub trait Delay: Send + Sync {
+    /// Delays an answer by `rest`; then `again` decides. An asker that is killed meanwhile is
+    /// answered immediately.
+    fn delay(&self, reply: Reply, answer: Answer, rest: Duration, again: Again);
+}
 
 /// Holds an answer back.
 pub struct Hold {
     /// Where it rests.
-    pub parking: Arc<Parking>,
+    pub delays: Arc<dyn Delay>,
     /// For how long at least.
     pub rest: Duration,
     /// Decides then.
@@ -56,11 +94,12 @@ impl fmt::Debug for Hold {
 
 type Decide = dyn FnOnce(&Reply) -> Option<Hold> + Send;
 
-/// Asked when an answer is about to go, on the thread that gives it, whether it is to be held back. May sleep.
+/// Asked when an answer is about to go, on the thread that gives it, whether it is to be held back.
+/// May sleep.
 pub struct Gate(Box<Decide>);
 
 impl Gate {
-    /// A gate that asks `decide`.
+    /// Creates a gate that asks `decide`.
     pub fn new(decide: impl FnOnce(&Reply) -> Option<Hold> + Send + 'static) -> Self {
         Self(Box::new(decide))
     }
@@ -83,16 +122,28 @@ pub struct Reply {
     due: bool,
     /// Where requests are registered that may take long; none during the handshake.
     inflight: Option<Arc<Inflight>>,
+    /// What ends the wait for this one.
+    interrupts: Interrupts,
     /// Set once this one is.
     flight: Option<Arc<Flight>>,
-    /// Who is asked before the answer goes; none for most.
+    /// What is asked before the answer is sent; none for most.
     gate: Option<Gate>,
 }
 
 impl Reply {
-    /// No duty yet; for requests that come through `transport`.
+    /// Creates one without a duty, for requests that come through `transport`.
     pub(crate) fn idle(transport: Arc<dyn Transport>, inflight: Option<Arc<Inflight>>) -> Self {
-        Self { transport, unique: 0, opcode: 0, tid: 0, due: false, inflight, flight: None, gate: None }
+        Self {
+            transport,
+            unique: 0,
+            opcode: 0,
+            tid: 0,
+            due: false,
+            inflight,
+            interrupts: Interrupts::FatalOnly,
+            flight: None,
+            gate: None,
+        }
     }
 
     /// Takes on the duty for a request. The previous one must have been settled.
@@ -101,13 +152,20 @@ impl Reply {
         self.unique = header.unique;
         self.opcode = header.opcode;
         self.tid = header.pid;
+        self.interrupts = Interrupts::FatalOnly;
         self.due = !matches!(
             header.opcode,
             opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT | opcode::NOTIFY_REPLY
         );
     }
 
-    /// Moves the duty out, to be settled later or elsewhere. From now on an interrupt finds the request.
+    /// Says which signals end the wait; those that kill alone, if it is not said.
+    pub fn set_interrupts(&mut self, interrupts: Interrupts) {
+        self.interrupts = interrupts;
+    }
+
+    /// Moves the duty out, to be settled later or elsewhere. From now on an interrupt finds the
+    /// request.
     pub fn take(&mut self) -> Self {
         self.register();
         let idle = Self::idle(Arc::clone(&self.transport), self.inflight.clone());
@@ -117,23 +175,26 @@ impl Reply {
     /// Registers the request as one that may take long, so that an interrupt finds it.
     pub(crate) fn register(&mut self) {
         if let Some(inflight) = self.inflight.as_ref().filter(|_| self.due && self.flight.is_none()) {
-            self.flight = Some(inflight.enter(self.unique, self.tid, Arc::clone(&self.transport)));
+            self.flight =
+                Some(inflight.enter(self.unique, self.tid, self.interrupts, Arc::clone(&self.transport)));
         }
     }
 
-    /// From now on a killed asker gets the byte count of its write: it has been accepted, only the answer is held back.
+    /// Makes the byte count of its write the answer to a killed asker from now on: the write has
+    /// been accepted, only the answer is held back.
     pub fn accepted_write(&self, bytes: u32) {
         if let Some(flight) = &self.flight {
             Inflight::set_kill_answer(flight, KillAnswer::Written(bytes));
         }
     }
 
-    /// Whether the asker no longer waits (killed, or interrupted where any signal interrupts). Long work polls this.
+    /// Returns whether the asker no longer waits (killed, or interrupted where any signal
+    /// interrupts). Long work polls this.
     pub fn is_cancelled(&self) -> bool {
         self.flight.as_ref().is_some_and(|flight| flight.is_claimed())
     }
 
-    /// Whether an answer is still owed by this value.
+    /// Returns whether an answer is still owed by this value.
     pub fn is_due(&self) -> bool {
         self.due
     }
@@ -163,13 +224,22 @@ impl Reply {
         self.send(0, Payload::Bytes(value.as_bytes()))
     }
 
-    /// Answers with a structure that hands something over; `undo` takes that back when nobody took it, now or when the answer, held
-    /// back, goes.
+    /// Answers with bytes of which at most `size` are wanted; 0 asks how many there are.
+    pub fn sized(&mut self, bytes: &[u8], size: u32) -> Delivery {
+        match size as usize {
+            0 => self.value(&GetxattrOut { size: bytes.len() as u32, padding: 0 }),
+            room if room < bytes.len() => self.error(Errno::RANGE),
+            _ => self.bytes(bytes),
+        }
+    }
+
+    /// Answers with a structure that hands something over; `undo` takes that back when it was not
+    /// taken, now or when a delayed answer is sent.
     pub fn hand_over<T: IntoBytes + Immutable>(&mut self, value: &T, undo: impl FnOnce() + Send + 'static) {
         self.hand_over_bytes(value.as_bytes(), undo);
     }
 
-    /// The same with bytes.
+    /// Like `hand_over`, with bytes.
     pub fn hand_over_bytes(&mut self, bytes: &[u8], undo: impl FnOnce() + Send + 'static) {
         let mut undo = Some(undo);
         let boxed = &mut || undo.take().map(|undo| Box::new(undo) as Undo);
@@ -227,10 +297,10 @@ impl Reply {
         };
         if let Some(gate) = self.gate.take()
             && let Some(bytes) = held_back
-            && let Some(Hold { parking, rest, again }) = (gate.0)(self)
+            && let Some(Hold { delays, rest, again }) = (gate.0)(self)
         {
             let answer = Answer::Any { error, bytes: bytes.to_vec(), undo: undo() };
-            parking.park(self.take(), answer, rest, again);
+            delays.delay(self.take(), answer, rest, again);
             return Delivery::Taken;
         }
         assert!(self.due, "request {} ({}) answered twice", self.unique, self.opcode);
@@ -276,7 +346,6 @@ impl Drop for Reply {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inflight::Interrupts;
     use crate::transport::testing::{due, recorder};
     use crate::wire::IN_HEADER_BYTES;
 
@@ -311,9 +380,10 @@ mod tests {
     fn of_an_interrupt_and_an_answer_one_arrives() {
         for interrupt_first in [false, true] {
             let (transport, sent) = recorder();
-            let inflight = Inflight::new(vec![Arc::clone(&transport)], Interrupts::AnySignal);
+            let inflight = Inflight::new(vec![Arc::clone(&transport)]);
             let mut idle = Reply::idle(Arc::clone(&transport), Some(Arc::clone(&inflight)));
             idle.arm(&InHeader { opcode: opcode::WRITE, unique: 8, ..Default::default() });
+            idle.set_interrupts(Interrupts::AnySignal);
             let mut reply = idle.take();
             assert_eq!(inflight.len(), 1);
             if interrupt_first {
@@ -333,9 +403,10 @@ mod tests {
     #[test]
     fn an_accepted_write_that_is_interrupted_says_how_much_it_wrote() {
         let (transport, sent) = recorder();
-        let inflight = Inflight::new(vec![Arc::clone(&transport)], Interrupts::AnySignal);
+        let inflight = Inflight::new(vec![Arc::clone(&transport)]);
         let mut idle = Reply::idle(Arc::clone(&transport), Some(Arc::clone(&inflight)));
         idle.arm(&InHeader { opcode: opcode::WRITE, unique: 8, ..Default::default() });
+        idle.set_interrupts(Interrupts::AnySignal);
         let reply = idle.take();
         reply.accepted_write(77);
         inflight.interrupt(8);

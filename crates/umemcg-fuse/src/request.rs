@@ -1,17 +1,17 @@
-//! A request with the buffer it lies in and the duty to answer it, and the pool that buffers come from.
+//! A request with the buffer it lies in and the duty to answer it, and the pool that buffers come
+//! from.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use memmap2::MmapMut;
-use parking_lot::Mutex;
-use umemcg::AccountedCharge;
+use umemcg_base::LeafMutex;
 
 use crate::classify::Payer;
 use crate::inflight::Inflight;
 use crate::reply::Reply;
 use crate::transport::Transport;
-use crate::waiting;
+use crate::waiting::{self, Kept, Lender};
 use crate::wire::request::write_payload;
 use crate::wire::{BUFFER_BYTES, Dialect, InHeader, Malformed, Op, opcode};
 
@@ -20,7 +20,8 @@ const NR_SPARE_BUFFERS: usize = 4;
 /// Messages longer than this lie in pages of their own.
 const HEAP_BYTES_MAX: usize = 16 << 10;
 
-/// Bytes of a message. Long ones are not in the heap, which would keep what was freed: they go back to the operating system at once.
+/// Bytes of a message. Long ones are not in the heap, which would keep what was freed: they go back
+/// to the operating system at once.
 #[derive(Debug)]
 enum Buffer {
     Heap(Vec<u8>),
@@ -65,11 +66,14 @@ impl DerefMut for Buffer {
 /// Free request buffers.
 #[derive(Debug, Default)]
 pub struct Buffers {
-    spare: Mutex<Vec<Buffer>>,
+    spare: LeafMutex<Vec<Buffer>>,
+    /// For writes that wait.
+    lender: Arc<Lender>,
 }
 
 impl Buffers {
-    /// A pool that keeps a few spare buffers. Never waits: there is one buffer for each reader and each request that runs.
+    /// Creates a pool that keeps a few spare buffers. Never waits: there is one buffer for each
+    /// reader and each request that runs.
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
@@ -93,13 +97,13 @@ impl Buffers {
 /// What a handler sees of a request.
 #[derive(Debug, Clone, Copy)]
 pub struct Asked<'a> {
-    /// Who asks about which node.
+    /// The process that asks, and the node.
     pub header: &'a InHeader,
     /// What is asked.
     pub op: Op<'a>,
     /// The kernel queued it after this time, in nanoseconds since boot.
     pub queued_after_ns: u64,
-    /// Who pays for it, as [`quick`](crate::Filesystem::quick) has said.
+    /// The group that pays for it, as [`quick`](crate::Filesystem::quick) has said.
     pub payer: Option<&'a Payer>,
 }
 
@@ -110,17 +114,17 @@ pub(crate) struct Request {
     pub reply: Reply,
     /// The kernel queued it after this time, in nanoseconds since boot.
     pub queued_after_ns: u64,
-    /// Who pays for it, once that has been found out.
+    /// The group that pays for it, once that is known.
     pub payer: Option<Payer>,
-    /// For what it keeps while it waits.
-    charge: Option<AccountedCharge>,
+    /// Pays for what it keeps while it waits.
+    kept: Option<Kept>,
     buffer: Buffer,
     len: usize,
     buffers: Arc<Buffers>,
 }
 
 impl Request {
-    /// A place for requests from `transport`.
+    /// Creates a place for requests from `transport`.
     pub fn new(
         buffers: &Arc<Buffers>,
         transport: Arc<dyn Transport>,
@@ -131,14 +135,14 @@ impl Request {
             reply: Reply::idle(transport, inflight),
             queued_after_ns: 0,
             payer: None,
-            charge: None,
+            kept: None,
             buffer: buffers.take(),
             len: 0,
             buffers: Arc::clone(buffers),
         }
     }
 
-    /// Where the next request is to be put.
+    /// Returns the buffer for the next request.
     pub fn buffer_mut(&mut self) -> &mut [u8] {
         &mut self.buffer
     }
@@ -152,7 +156,7 @@ impl Request {
         Ok(())
     }
 
-    /// The request decoded, and the duty to answer it.
+    /// Returns the request decoded, and the duty to answer it.
     pub fn parts(&mut self, dialect: Dialect) -> Result<(Asked<'_>, &mut Reply), (Malformed, &mut Reply)> {
         match Op::parse(&self.buffer[..self.len], dialect) {
             Ok(op) => {
@@ -163,30 +167,32 @@ impl Request {
         }
     }
 
-    /// Moves the request out to wait, leaving a place for the next one: a copy of what has arrived, charged to its payer. Without
-    /// room there it may be the beginning of a write.
+    /// Moves the request out to wait, leaving a place for the next one: a copy of what has arrived,
+    /// charged to its payer or lent. When neither is to be had it may be the beginning of a write.
     pub fn detach(&mut self) -> Self {
         let mut header = self.header;
         let payer = self.payer.take();
         let message = &self.buffer[..self.len];
-        let charged = payer.as_ref().map(|payer| waiting::charge(payer.group_for_now(), &header, message));
-        let (charge, kept) = charged.map_or((None, self.len), |(charge, kept)| (Some(charge), kept));
-        let mut buffer = Buffer::copy_of(&message[..kept]);
+        let lender = &self.buffers.lender;
+        let paid = payer.as_ref().map(|payer| waiting::keep(payer.group_for_now(), lender, &header, message));
+        let (kept, len) = paid.map_or((None, self.len), |(kept, len)| (Some(kept), len));
+        let mut buffer = Buffer::copy_of(&message[..len]);
         waiting::close(&mut header, &mut buffer);
         Self {
             header,
             reply: self.reply.take(),
             queued_after_ns: self.queued_after_ns,
             payer,
-            charge,
+            kept,
             buffer,
-            len: kept,
+            len,
             buffers: Arc::clone(&self.buffers),
         }
     }
 
-    /// Whether its maker can do with an error. What gives something back cannot be done without, nor can late write-back of a mapping;
-    /// of the others only reads and writes are made without waiting for the answer, and so in any numbers.
+    /// Returns whether its maker can do with an error. What gives something back cannot be done
+    /// without, nor can late write-back of a mapping; of the others only reads and writes are made
+    /// without waiting for the answer, and so in any numbers.
     pub fn may_be_refused(&self) -> bool {
         match self.header.opcode {
             opcode::READ => true,
@@ -197,9 +203,9 @@ impl Request {
         }
     }
 
-    /// It waits no more: from here on it is one of the few that run.
+    /// Notes that it waits no more: from here on it is one of the few that run.
     pub fn begins(&mut self) {
-        self.charge = None;
+        self.kept = None;
     }
 }
 

@@ -1,5 +1,5 @@
-//! The daemon: a volume mounted for everybody, its control files mounted beside it, and an end at which nothing that was
-//! accepted is lost without being named.
+//! The daemon: a volume mounted for all users, its control files mounted beside it, and an end at
+//! which nothing that was accepted is lost without being named.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 use umemcg::{Engine, LostData};
-use umemcg_base::PAGE_SIZE_U64;
+use umemcg_base::{PAGE_SIZE_U64, Rank, assert_may_wait};
 use umemcg_vfs::{Vfs, VolumeConfig, VolumeError, Volumes};
 
 use crate::classify::Classifier;
@@ -21,14 +21,15 @@ use crate::session::{Filesystem, Session, SessionConfig, SessionError};
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// What work may take beyond its deadline to say what it has not done.
 const LISTING_TIME: Duration = Duration::from_secs(1);
-/// How long threads are given to come home after their mount is gone; one may be in a store that hangs.
+/// How long threads are given to come home after their mount is gone; one may be in a store that
+/// hangs.
 const THREADS_END_WITHIN: Duration = Duration::from_secs(2);
 
 /// What is served, and where.
 #[derive(Debug, Clone)]
 pub struct DaemonConfig {
-    /// The directory behind the mount, and how it is read and written; none for a mount of many volumes, which are added
-    /// while it is served.
+    /// The directory behind the mount, and how it is read and written; none for a mount of many
+    /// volumes, which are added while it is served.
     pub volume: Option<VolumeConfig>,
     /// Where it is mounted.
     pub point: PathBuf,
@@ -41,7 +42,7 @@ pub struct DaemonConfig {
 }
 
 impl DaemonConfig {
-    /// `dir` mounted at `point` with everything as it usually is.
+    /// Returns the defaults for `dir` mounted at `point`.
     pub fn new(dir: impl Into<PathBuf>, point: impl Into<PathBuf>) -> Self {
         let dir = dir.into();
         let mount =
@@ -55,7 +56,7 @@ impl DaemonConfig {
         }
     }
 
-    /// A mount at `point` for many volumes, with everything else as it usually is.
+    /// Returns the defaults for a mount at `point` for many volumes.
     pub fn many(point: impl Into<PathBuf>) -> Self {
         Self {
             volume: None,
@@ -115,7 +116,7 @@ impl Served {
         Ok(Self { mounted, session })
     }
 
-    /// Takes the mount away from whoever still uses it.
+    /// Takes the mount away from its last users.
     fn end(&self) {
         if let Err(error) = self.mounted.unmount(Unmount::ByForce) {
             tracing::warn!(%error, point = %self.mounted.point().display(), "cannot unmount");
@@ -126,8 +127,8 @@ impl Served {
     }
 }
 
-/// Volumes being served, with its control files if they are mounted. Dropping it takes the mounts away and does not wait for
-/// the store: [`shut_down`](Self::shut_down) first.
+/// Volumes being served, with its control files if they are mounted. Dropping it takes the mounts
+/// away and does not wait for the store: [`shut_down`](Self::shut_down) first.
 #[derive(Debug)]
 pub struct Daemon {
     pub(crate) engine: Arc<Engine>,
@@ -173,32 +174,32 @@ impl Daemon {
         Ok(())
     }
 
-    /// The volumes.
+    /// Returns the volumes.
     pub fn volumes(&self) -> &Arc<Volumes> {
         &self.volumes
     }
 
-    /// The volumes as they are mounted.
+    /// Returns the volumes as they are mounted.
     pub fn filesystem(&self) -> &Arc<DataFs> {
         &self.filesystem
     }
 
-    /// The data mount.
+    /// Returns the data mount.
     pub fn mounted(&self) -> &Mounted {
         &self.data.mounted
     }
 
-    /// The threads of the data mount.
+    /// Returns the threads of the data mount.
     pub fn session(&self) -> &Session {
         &self.data.session
     }
 
-    /// The control mount, if there is one.
+    /// Returns the control mount, if there is one.
     pub fn control_mounted(&self) -> Option<&Mounted> {
         self.control.as_ref().map(|control| &control.mounted)
     }
 
-    /// Waits until the data mount has ended, whoever ended it. False: it had not after `timeout`.
+    /// Waits until the data mount has ended. Returns false if it had not after `timeout`.
     pub fn wait_ended(&self, timeout: Option<Duration>) -> bool {
         self.data.session.wait_gone(timeout)
     }
@@ -208,8 +209,8 @@ impl Daemon {
         self.engine.cache().dirty_limits().nr_unclean() * PAGE_SIZE_U64
     }
 
-    /// Makes everything durable that has been accepted so far, names and attributes included; gives up at the deadline.
-    /// `progress` is told the bytes that are left. Returns what is not durable.
+    /// Makes everything durable that has been accepted so far, names and attributes included; gives
+    /// up at the deadline. `progress` is told the bytes that are left. Returns what is not durable.
     pub fn flush(&self, deadline: Instant, progress: &mut dyn FnMut(u64)) -> Vec<Lost> {
         let engine = Arc::clone(&self.engine);
         let timeout = deadline.saturating_duration_since(Instant::now());
@@ -242,10 +243,12 @@ impl Daemon {
         let (said, heard) = mpsc::channel();
         let thread = std::thread::Builder::new().name(name.into()).spawn(move || drop(said.send(work())));
         thread.map_err(|error| error.to_string())?;
-        // A little later, for work that keeps to the deadline by itself and has something to say; also when it is long past.
+        // A little later, for work that keeps to the deadline by itself and has something to say;
+        // also when it is long past.
         let heard_by = deadline.max(Instant::now()) + LISTING_TIME;
         loop {
             let left = heard_by.saturating_duration_since(Instant::now());
+            assert_may_wait(Rank::Peer, "a wait for a flush");
             match heard.recv_timeout(left.min(PROGRESS_INTERVAL)) {
                 Ok(value) => return Ok(value),
                 Err(mpsc::RecvTimeoutError::Timeout) if !left.is_zero() => progress(self.unclean_bytes()),
@@ -270,15 +273,15 @@ impl Daemon {
     /// Unmounts the volume; see [`Unmount`].
     ///
     /// # Errors
-    /// `EBUSY` while somebody uses it; what the system says.
+    /// `EBUSY` while it is in use; what the system says.
     pub fn unmount(&self, how: Unmount) -> io::Result<()> {
         self.data.mounted.unmount(how)
     }
 
-    /// Ends it all: flushes, takes the mounts away, from whoever still uses them too, flushes what came meanwhile, and
-    /// returns what is not durable by the deadline.
+    /// Ends it all: flushes, takes the mounts away, also from processes that still use them,
+    /// flushes what came meanwhile, and returns what is not durable by the deadline.
     pub fn shut_down(&self, deadline: Instant) -> Vec<Lost> {
-        // While it is mounted, so that nobody is cut off for longer than need be.
+        // While it is mounted, so that no user is cut off for longer than needed.
         self.flush(deadline, &mut |_| {});
         self.data.end();
         if let Some(control) = &self.control {

@@ -1,21 +1,26 @@
-//! One mount being served: the handshake, the threads, and what is common to all file systems (interrupts, unknown and
-//! malformed requests, the end).
+//! One mount being served: the handshake, the threads, and what is common to all file systems
+//! (interrupts, unknown and malformed requests, the end).
 //!
-//! A [`Filesystem`] answers requests in two steps. [`quick`](Filesystem::quick) runs on the thread that has read the request
-//! and must not sleep; [`slow`](Filesystem::slow) may. See [`pool`](crate::pool) for how threads keep the device attended.
+//! A [`Filesystem`] answers requests in two steps. [`quick`](Filesystem::quick) runs on the thread
+//! that has read the request and must not sleep; [`slow`](Filesystem::slow) may. See
+//! [`pool`](crate::pool) for how threads keep the device attended.
 
+use std::cell::Cell;
 use std::io;
-use std::sync::{Arc, OnceLock};
+use std::rc::Rc;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use rustix::io::Errno;
+use umemcg_base::{Idle, IdleObserver, Wait, observe_idle};
 
 use crate::classify::Payer;
-use crate::inflight::{Inflight, Interrupts};
+use crate::computing::Run;
+use crate::inflight::Inflight;
 use crate::kernel_queue::KernelQueue;
 use crate::mount::Mounted;
 use crate::notifier::Notifier;
-use crate::pool::{Census, Keys, Next, Pool, PoolLimits, Start, Waiting};
+use crate::pool::{Census, Keys, Next, Pool, PoolLimits, Start, Started, Waiting};
 use crate::reply::Reply;
 use crate::request::{Asked, Buffers, Request};
 use crate::transport::{Device, ReceiveError, Transport};
@@ -30,7 +35,7 @@ pub enum Step {
     Settled,
     /// It may sleep: [`Filesystem::slow`] is to be called when these keys have a place for it.
     MaySleep(Keys),
-    /// The same, and this is who pays for it.
+    /// The same, and this group pays for it.
     MaySleepAt(Keys, Payer),
 }
 
@@ -41,21 +46,18 @@ pub trait Filesystem: Send + Sync + 'static {
         0
     }
 
-    /// Which signals end a wait for this file system.
-    fn interrupts(&self) -> Interrupts {
-        Interrupts::FatalOnly
-    }
-
     /// It is mounted there. Called before the handshake, where it is known.
     fn mounted(&self, _mounted: &Mounted) {}
 
     /// The handshake is done; requests follow.
     fn ready(&self, _negotiated: &Negotiated, _notifier: &Notifier) {}
 
-    /// Answers what can be answered without sleeping. Runs on a thread that others' requests wait for.
+    /// Answers what can be answered without sleeping. Runs on a thread that others' requests wait
+    /// for.
     fn quick(&self, asked: &Asked<'_>, reply: &mut Reply) -> Step;
 
-    /// Answers what [`quick`](Self::quick) has put off. May sleep; [`Reply::is_cancelled`] says when nobody waits any more.
+    /// Answers what [`quick`](Self::quick) has put off. May sleep; [`Reply::is_cancelled`] says
+    /// when no caller waits any more.
     fn slow(&self, asked: &Asked<'_>, reply: &mut Reply);
 }
 
@@ -152,7 +154,7 @@ impl Session {
         let mut request = Request::new(&buffers, Arc::clone(&transports[0]), None);
         let negotiated = shake_hands(&mut request, &*transports[0], &*filesystem, config.minor_max)?;
         drop(request);
-        let inflight = Inflight::new(transports.clone(), filesystem.interrupts());
+        let inflight = Inflight::new(transports.clone());
         let notifier = Notifier::start(Arc::clone(&transports[0]), negotiated.minor)?;
         let shared = Arc::new(Shared {
             filesystem,
@@ -173,7 +175,7 @@ impl Session {
         Ok(Self { shared, notifier, negotiated })
     }
 
-    /// What was agreed on with the kernel.
+    /// Returns what was agreed on with the kernel.
     pub fn negotiated(&self) -> &Negotiated {
         &self.negotiated
     }
@@ -183,7 +185,7 @@ impl Session {
         &self.notifier
     }
 
-    /// How many threads do what.
+    /// Returns how many threads do what.
     pub fn census(&self) -> Census {
         self.shared.pool.census()
     }
@@ -193,23 +195,24 @@ impl Session {
         self.shared.inflight.len()
     }
 
-    /// Interrupted requests whose threads are looked at from time to time.
+    /// Returns the number of interrupted requests whose threads are looked at from time to time.
     pub fn nr_watched(&self) -> usize {
         self.shared.inflight.nr_watched()
     }
 
-    /// Waits until the mount is gone and every thread has ended. False: some were still busy after `timeout`.
+    /// Waits until the mount is gone and every thread has ended. False: some were still busy after
+    /// `timeout`.
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
         self.shared.pool.wait_ended(timeout)
     }
 
-    /// Waits until the mount is gone, or the transport broke: no request will come any more. Requests may still be
-    /// running. False: it was still there after `timeout`.
+    /// Waits until the mount is gone, or the transport broke: no request will come any more.
+    /// Requests may still be running. False: it was still there after `timeout`.
     pub fn wait_gone(&self, timeout: Option<Duration>) -> bool {
         self.shared.pool.wait_gone(timeout)
     }
 
-    /// What broke the transport, if something did.
+    /// Returns what broke the transport, if something did.
     pub fn failure(&self) -> Option<&io::Error> {
         self.shared.failure.get()
     }
@@ -270,7 +273,7 @@ fn settle_malformed(reply: &mut Reply) {
 }
 
 fn spawn_detached(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    // Joined by nobody: a thread that hangs in a dead store must not keep the rest from ending.
+    // Never joined: a thread that hangs in a dead store must not keep the rest from ending.
     std::thread::Builder::new().name(name.into()).spawn(body).map(drop)
 }
 
@@ -287,42 +290,65 @@ fn spawn_server(shared: &Arc<Shared>, begin: Begin) -> io::Result<()> {
     spawn_detached("umemcg-fuse", move || shared.serve(begin))
 }
 
+/// Tells the pool whether the request that a thread runs computes or waits.
+struct Seat {
+    shared: Weak<Shared>,
+    /// The run that computes, or did before the thread began to wait; none while it runs no
+    /// request.
+    run: Cell<Option<Run>>,
+}
+
+impl IdleObserver for Seat {
+    fn waits(&self, how: Wait) {
+        if let (Some(run), Some(shared)) = (self.run.get(), self.shared.upgrade()) {
+            self.run.set(Some(shared.pool.waits(run, how, || spawn_server(&shared, Begin::Runner))));
+        }
+    }
+
+    fn goes_on(&self) {
+        if let (Some(run), Some(shared)) = (self.run.get(), self.shared.upgrade()) {
+            self.run.set(Some(shared.pool.goes_on(run)));
+        }
+    }
+}
+
 impl Shared {
     /// The life of a thread: reader, runner, spare, in turn.
     fn serve(self: Arc<Self>, begin: Begin) {
         let number = self.next_thread.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let transport = &self.transports[number % self.transports.len()];
         let spawn_runner = || spawn_server(&self, Begin::Runner);
+        let seat = Rc::new(Seat { shared: Arc::downgrade(&self), run: Cell::new(None) });
+        observe_idle(Rc::clone(&seat) as Rc<dyn IdleObserver>);
         let mut next = match begin {
             Begin::Reader => Next::Read,
             Begin::Runner => self.pool.join(spawn_runner),
         };
         loop {
-            let keys = match next {
+            let started = match next {
                 Next::Exit => return,
                 // The large buffer is given back while the thread is not a reader.
-                Next::Read => match self.read(transport) {
-                    Some(keys) => keys,
+                Next::Read => match self.read(transport, &seat) {
+                    Some(started) => started,
                     None => return,
                 },
-                Next::Run(keys, Job(mut request)) => {
-                    self.run_queued(&mut request);
-                    keys
-                }
+                Next::Run(started, Job(mut request)) => self.run_queued(&seat, started, &mut request),
             };
-            next = self.pool.finish(keys, spawn_runner);
+            next = self.pool.finish(&started, spawn_runner);
         }
     }
 
-    fn run_queued(&self, request: &mut Request) {
+    fn run_queued(&self, seat: &Seat, started: Started, request: &mut Request) -> Started {
         request.begins();
-        if !request.reply.is_cancelled() {
-            self.run(request);
+        match request.reply.is_cancelled() {
+            true => started,
+            false => self.run(seat, started, request),
         }
     }
 
-    /// Reads and answers requests until one has been run that may sleep; then its keys. None at the end of the mount.
-    fn read(self: &Arc<Self>, transport: &Arc<dyn Transport>) -> Option<Keys> {
+    /// Reads and answers requests until one has been run that may sleep; returns that. None at the
+    /// end of the mount.
+    fn read(self: &Arc<Self>, transport: &Arc<dyn Transport>, seat: &Seat) -> Option<Started> {
         let mut request =
             Request::new(&self.buffers, Arc::clone(transport), Some(Arc::clone(&self.inflight)));
         loop {
@@ -330,7 +356,7 @@ impl Shared {
             match transport.receive(request.buffer_mut()) {
                 Ok(len) => {
                     if let Err(malformed) = request.arrived(len) {
-                        // Without a header nobody can be answered.
+                        // Without a header there is no request to answer.
                         tracing::warn!(%malformed, len, "not a request");
                         continue;
                     }
@@ -354,17 +380,14 @@ impl Shared {
             };
             request.reply.register();
             match self.pool.start(keys, || spawn_server(self, Begin::Reader)) {
-                Start::Run => {
-                    self.run(&mut request);
-                    return Some(keys);
-                }
+                Start::Run(started) => return Some(self.run(seat, started, &mut request)),
                 Start::Refuse if request.may_be_refused() => request.reply.refuse(),
                 Start::Refuse | Start::Wait => {
                     let job = Job(request.detach());
-                    let next = self.pool.enqueue(keys, job, || spawn_server(self, Begin::Reader));
-                    if let Some((keys, Job(mut request))) = next {
-                        self.run_queued(&mut request);
-                        return Some(keys);
+                    let spawn = |begin| move || spawn_server(self, begin);
+                    let next = self.pool.enqueue(keys, job, spawn(Begin::Reader), spawn(Begin::Runner));
+                    if let Some((started, Job(mut request))) = next {
+                        return Some(self.run_queued(seat, started, &mut request));
                     }
                 }
             }
@@ -402,14 +425,18 @@ impl Shared {
         Step::Settled
     }
 
-    fn run(&self, request: &mut Request) {
+    fn run(&self, seat: &Seat, started: Started, request: &mut Request) -> Started {
+        seat.run.set(Some(started.run));
         if let Ok((asked, reply)) = request.parts(self.dialect) {
+            // What is no data is a few calls of the host.
+            let _idle = (!asked.op.is_data()).then(|| Idle::begin(Wait::Perhaps));
             self.guarded(reply, |reply| self.filesystem.slow(&asked, reply));
             if reply.is_due() {
                 // Dropping it answers and says so.
                 drop(reply.take());
             }
         }
+        Started { run: seat.run.take().unwrap_or(started.run), ..started }
     }
 
     /// Runs a handler; if it panics, the asker gets EIO and the mount lives on.

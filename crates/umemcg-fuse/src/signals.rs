@@ -1,9 +1,10 @@
 //! Whether a thread is being killed, as `/proc/<tid>/status` shows it.
 //!
-//! That file is one of the few about a process that can be read without the process's memory map lock, which the thread
-//! may hold while it waits for us (a fault on a mapped page). A signal that ends a process without a core dump is
-//! turned into SIGKILL for each of its threads as soon as it is sent, so that one bit tells nearly all; signals that dump
-//! core stay as they are, and the masks of blocked, ignored and caught signals say what will come of them.
+//! That file is one of the few about a process that can be read without the process's memory map
+//! lock, which the thread may hold while it waits for us (a fault on a mapped page). A signal that
+//! ends a process without a core dump is turned into SIGKILL for each of its threads as soon as it
+//! is sent, so that one bit tells nearly all; signals that dump core stay as they are, and the
+//! masks of blocked, ignored and caught signals say what will come of them.
 
 use std::fs::File;
 use std::io::Read;
@@ -22,7 +23,7 @@ pub enum Doom {
     Unseen,
 }
 
-/// A bit in the masks of `/proc`.
+/// Returns a bit in the masks of `/proc`.
 const fn bit(signal: u32) -> u64 {
     1 << (signal - 1)
 }
@@ -43,7 +44,8 @@ pub struct SignalReader {
 }
 
 impl SignalReader {
-    /// Opens `/proc`. Without one that shows the ids that the kernel's requests carry, every thread is [`Doom::Unseen`].
+    /// Opens `/proc`. Without one that shows the ids that the kernel's requests carry, every thread
+    /// is [`Doom::Unseen`].
     pub fn new() -> Self {
         let proc =
             rustix::fs::open("/proc", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
@@ -56,7 +58,7 @@ impl SignalReader {
         Self { proc }
     }
 
-    /// What is to become of thread `tid`.
+    /// Returns what is to become of thread `tid`.
     pub fn doom(&self, tid: u32) -> Doom {
         let Some(proc) = self.proc.as_ref().filter(|_| tid != 0) else { return Doom::Unseen };
         let file = rustix::fs::openat(

@@ -1,5 +1,6 @@
-//! The way to the kernel and back: requests come in whole, answers go out whole. The session knows only
-//! [`Transport`]; [`Device`] is `/dev/fuse`, and another way (rings, a recorded conversation) fits behind it too.
+//! The way to the kernel and back: requests come in whole, answers go out whole. The session knows
+//! only [`Transport`]; [`Device`] is `/dev/fuse`, and another way (rings, a recorded conversation)
+//! fits behind it too.
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -31,7 +32,7 @@ impl Payload<'_> {
         }
     }
 
-    /// Whether there is none.
+    /// Returns whether there is none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -57,27 +58,31 @@ pub enum ReceiveError {
 /// Why an answer was not taken.
 #[derive(Debug)]
 pub enum SendError {
-    /// Nobody waits for it any more: the request was aborted, or answered before, or the mount is gone.
+    /// No caller waits for it any more: the request was aborted, or answered before, or the mount
+    /// is gone.
     Gone,
     /// The transport broke, or the answer is malformed.
     Failed(io::Error),
 }
 
-/// Brings requests and takes answers. Any thread may use it; a request must be answered where it came from.
+/// Brings requests and takes answers. Any thread may use it; a request must be answered where it
+/// came from.
 pub trait Transport: Send + Sync + fmt::Debug {
-    /// Waits for a request and puts it at the start of `buffer`, which has [`wire::BUFFER_BYTES`](crate::wire::BUFFER_BYTES).
+    /// Waits for a request and puts it at the start of `buffer`, which has
+    /// [`wire::BUFFER_BYTES`](crate::wire::BUFFER_BYTES).
     ///
     /// # Errors
     /// [`ReceiveError`].
     fn receive(&self, buffer: &mut [u8]) -> Result<usize, ReceiveError>;
 
-    /// Whether no request waits to be received, on any queue of the connection. No, where that cannot be known.
+    /// Returns whether no request waits to be received, on any queue of the connection. No, where
+    /// that cannot be known.
     fn is_drained(&self) -> bool {
         false
     }
 
-    /// Sends one answer or notification. `header` says the length of both parts. Does not wait for anybody, except a
-    /// notification that invalidates, which waits for the kernel's locks on the inode.
+    /// Sends one answer or notification. `header` says the length of both parts. Does not wait,
+    /// except a notification that invalidates, which waits for the kernel's locks on the inode.
     ///
     /// # Errors
     /// [`SendError`].
@@ -96,8 +101,8 @@ impl Device {
         Self { fd }
     }
 
-    /// A second queue for the same mount, so that two readers share no lock of the kernel's; where the kernel does not
-    /// want to, the same queue again.
+    /// Returns a second queue for the same mount, so that two readers share no lock of the
+    /// kernel's; where the kernel refuses, the same queue again.
     ///
     /// # Errors
     /// When no descriptor is to be had.
@@ -132,7 +137,8 @@ impl Transport for Device {
     }
 
     fn is_drained(&self) -> bool {
-        // Further queues of a connection share the list of what waits; each has its own of what was taken.
+        // Further queues of a connection share the list of what waits; each has its own of what was
+        // taken.
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], Some(&now)).is_ok_and(|nr_ready| nr_ready == 0)
     }
@@ -175,7 +181,7 @@ pub(crate) mod testing {
     #[derive(Debug)]
     struct Recorder(Sender<Sent>);
 
-    /// A transport that brings nothing, and what was sent through it, in order.
+    /// Returns a transport that brings nothing, and what was sent through it, in order.
     pub(crate) fn recorder() -> (Arc<dyn Transport>, Receiver<Sent>) {
         let (sender, sent) = channel();
         (Arc::new(Recorder(sender)), sent)
@@ -193,7 +199,7 @@ pub(crate) mod testing {
         }
     }
 
-    /// The duty to answer a write.
+    /// Returns the duty to answer a write.
     pub(crate) fn due(transport: &Arc<dyn Transport>, unique: u64) -> Reply {
         let mut reply = Reply::idle(Arc::clone(transport), None);
         reply.arm(&InHeader { unique, opcode: opcode::WRITE, ..Default::default() });

@@ -1,8 +1,8 @@
 //! Volumes of a daemon added, listed and removed while it serves.
 //!
-//! A removal makes durable first what was accepted; what cannot be is named, and without force the volume then stays. The
-//! kernel is told to forget the name through the thread that sends notifications: whoever calls here is no thread that
-//! serves requests.
+//! A removal makes durable first what was accepted; what cannot be is named, and without force the
+//! volume then stays. The kernel is told to forget the name through the thread that sends
+//! notifications: a caller here is no thread that serves requests.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,7 +16,8 @@ use crate::serve::{Daemon, Lost};
 
 /// How long the kernel is given to forget a name.
 const FORGOTTEN_WITHIN: Duration = Duration::from_secs(2);
-/// How long what is open is given to be closed, and how long closing it by force may keep the remover.
+/// How long what is open is given to be closed, and how long closing it by force may keep the
+/// remover.
 const CLOSED_WITHIN: Duration = Duration::from_secs(2);
 
 /// Why a volume was not added.
@@ -108,13 +109,13 @@ impl Daemon {
         Ok(())
     }
 
-    /// The volumes, in the order in which they were added.
+    /// Returns the volumes, in the order in which they were added.
     pub fn list_volumes(&self) -> Vec<VolumeInfo> {
         self.volumes.list(0, usize::MAX).iter().map(|member| VolumeInfo::of(member)).collect()
     }
 
-    /// Removes a volume after making it durable, by the deadline. With `force` also when files are open, which get errors from
-    /// then on, or when something cannot be made durable.
+    /// Removes a volume after making it durable, by the deadline. With `force` also when files are
+    /// open, which get errors from then on, or when something cannot be made durable.
     ///
     /// # Errors
     /// [`RemoveVolumeError`]; then the volume stays.

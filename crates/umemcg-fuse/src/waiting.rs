@@ -1,68 +1,125 @@
-//! What a request that waits keeps, and who pays for it.
+//! What a request that waits keeps, and what pays for it.
 //!
-//! Its group does. A reader cannot reclaim, and data I/O must not fail for want of memory, so a request that finds no room takes some all the
-//! same: its header and the start of what it writes. The rest of a long write is let go of, and the write is short, as `write(2)` may be;
-//! its maker comes again with the rest. So a group whose requests wait exceeds its limit by an eighth of it, [`OVERDRAFT_BYTES_MAX`]
-//! at most, and by [`KEPT_BYTES_MIN`] and a page for each request. Others are not concerned.
+//! Its group does, while it has room. A reader cannot reclaim, and a write may not fail or be short
+//! for want of memory, since most programs take a short write to a file for an error. So a write
+//! that finds no room in its group is lent some of the daemon's own memory, as requests that run
+//! are: a [`Lender`] has [`LENT_BYTES_MAX`] for a mount, and a group at most half of what the
+//! others leave.
+//!
+//! Past that, for a group with more than a hundred writers of a mebibyte at once, the header and
+//! the start of the data are kept all the same, charged beyond the limit: [`KEPT_BYTES_MIN`] and a
+//! page for each request. The write is short then, and its maker comes again with the rest.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use umemcg::{AccountedCharge, Group, StatItem};
-use umemcg_base::PAGE_SIZE;
+use umemcg_base::{LeafMutex, PAGE_SIZE};
 
 use crate::wire::InHeader;
 use crate::wire::request::{shorten_write, write_payload};
 
-/// What a request takes beside its bytes: itself, its entry among those that can be interrupted, its place in the queue.
+/// What a request takes beside its bytes: itself, its entry among those that can be interrupted,
+/// its place in the queue.
 pub const REQUEST_BYTES: u64 = 512;
 /// So much of a write is kept whatever the limits say, and up to the end of a page.
 pub const KEPT_BYTES_MIN: usize = 16 << 10;
-/// The most that what waits may exceed a limit by, the least of each request left aside.
-pub const OVERDRAFT_BYTES_MAX: u64 = 16 << 20;
-/// The part of a limit that this is.
-const OVERDRAFT_PART: u64 = 8;
-/// The part of the room that is left which one request may take.
-const REQUEST_PART: u64 = 8;
+/// What a mount lends to writes that wait: as much as 256 of them take at most.
+pub const LENT_BYTES_MAX: u64 = 256 << 20;
 
-/// The charge of a request that waits with `bytes` of message, and how many of these it may keep.
-pub(crate) fn charge(group: &Arc<Group>, header: &InHeader, message: &[u8]) -> (AccountedCharge, usize) {
-    let bytes = REQUEST_BYTES + message.len() as u64;
-    if let Ok(charge) = group.try_charge(bytes) {
-        return (AccountedCharge::new(charge, StatItem::SlabUnreclaimable), message.len());
-    }
-    let kept = match write_payload(header, message) {
-        // What a mapping has written cannot be told to come again.
-        Some(write) if !write.is_late => {
-            let granted = (overdraft_left(group) / REQUEST_PART) as usize;
-            let end = write.offset.saturating_add(granted.max(KEPT_BYTES_MIN) as u64);
-            let kept = (end.next_multiple_of(PAGE_SIZE as u64) - write.offset) as usize;
-            write.at + kept.min(message.len() - write.at)
-        }
-        _ => message.len(),
-    };
-    let bytes = REQUEST_BYTES + kept as u64;
-    (AccountedCharge::forced(group, bytes, StatItem::SlabUnreclaimable), kept)
+/// What is lent.
+#[derive(Debug, Default)]
+struct Lent {
+    bytes: u64,
+    /// By group id; only groups that have some.
+    by_group: HashMap<u64, u64>,
 }
 
-/// A charge for what a held-back answer keeps; none when there is no room.
+/// Lends memory of the daemon's own to writes that wait while their group has no room.
+#[derive(Debug, Default)]
+pub(crate) struct Lender {
+    lent: LeafMutex<Lent>,
+}
+
+impl Lender {
+    fn lend(self: &Arc<Self>, group: &Group, bytes: u64) -> Option<Loan> {
+        let (id, mut lent) = (group.id(), self.lent.lock());
+        let has = lent.by_group.get(&id).copied().unwrap_or(0);
+        let left_by_others = LENT_BYTES_MAX - (lent.bytes - has);
+        if has + bytes > left_by_others / 2 {
+            return None;
+        }
+        lent.bytes += bytes;
+        *lent.by_group.entry(id).or_default() += bytes;
+        Some(Loan { lender: Arc::clone(self), group: id, bytes })
+    }
+}
+
+/// Some of it; goes back when dropped.
+#[derive(Debug)]
+struct Loan {
+    lender: Arc<Lender>,
+    group: u64,
+    bytes: u64,
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        let mut lent = self.lender.lent.lock();
+        lent.bytes -= self.bytes;
+        if let Some(has) = lent.by_group.get_mut(&self.group) {
+            *has -= self.bytes;
+            if *has == 0 {
+                lent.by_group.remove(&self.group);
+            }
+        }
+    }
+}
+
+/// What pays for a request that waits, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Kept {
+    _charge: AccountedCharge,
+    _loan: Option<Loan>,
+}
+
+/// Takes what a request that waits with `message` needs, and says how many bytes of it may be kept.
+pub(crate) fn keep(
+    group: &Arc<Group>,
+    lender: &Arc<Lender>,
+    header: &InHeader,
+    message: &[u8],
+) -> (Kept, usize) {
+    let kept = |charge, loan, len| (Kept { _charge: charge, _loan: loan }, len);
+    if let Ok(charge) = group.try_charge(REQUEST_BYTES + message.len() as u64) {
+        return kept(AccountedCharge::new(charge, StatItem::SlabUnreclaimable), None, message.len());
+    }
+    let forced = |bytes: usize| {
+        AccountedCharge::forced(group, REQUEST_BYTES + bytes as u64, StatItem::SlabUnreclaimable)
+    };
+    // What a mapping has written cannot be told to come again.
+    let Some(write) = write_payload(header, message).filter(|write| !write.is_late) else {
+        return kept(forced(message.len()), None, message.len());
+    };
+    let end = write.offset.saturating_add(KEPT_BYTES_MIN as u64).next_multiple_of(PAGE_SIZE as u64);
+    let least = message.len().min(write.at + (end - write.offset) as usize);
+    if least < message.len()
+        && let Some(loan) = lender.lend(group, (message.len() - write.at) as u64)
+    {
+        return kept(forced(0), Some(loan), message.len());
+    }
+    kept(forced(least), None, least)
+}
+
+/// Returns a charge for what a held-back answer keeps; none when there is no room.
 pub(crate) fn charge_answer(group: &Arc<Group>, bytes: usize) -> Option<AccountedCharge> {
     let charge = group.try_charge(REQUEST_BYTES + bytes as u64).ok()?;
     Some(AccountedCharge::new(charge, StatItem::SlabUnreclaimable))
 }
 
-/// The charge of a request whose answer is held back without anything to keep.
+/// Returns the charge of a request whose answer is held back without anything to keep.
 pub(crate) fn charge_held(group: &Group) -> AccountedCharge {
     AccountedCharge::forced(group, REQUEST_BYTES, StatItem::SlabUnreclaimable)
-}
-
-/// How much more may be taken beyond the limits of a group and those above.
-fn overdraft_left(group: &Group) -> u64 {
-    let left = |at: &Group| {
-        let max = at.max_bytes();
-        let overdraft = (max / OVERDRAFT_PART).min(OVERDRAFT_BYTES_MAX);
-        max.saturating_add(overdraft).saturating_sub(at.usage_bytes())
-    };
-    group.ancestors().map(left).min().unwrap_or(0)
 }
 
 /// Makes a message that was cut after so many bytes one that is whole.
@@ -101,20 +158,42 @@ mod tests {
         let (_engine, group) = group(8 << 20);
         let (header, message) = write(0, 1 << 20, 0);
         let before = group.stat_local(StatItem::SlabUnreclaimable);
-        let (charge, kept) = super::charge(&group, &header, &message);
+        let (request, kept) = keep(&group, &Arc::default(), &header, &message);
         assert_eq!(kept, message.len());
-        assert_eq!(charge.bytes(), REQUEST_BYTES + message.len() as u64);
-        drop(charge);
+        let charged = group.stat_local(StatItem::SlabUnreclaimable) - before;
+        assert_eq!(charged, REQUEST_BYTES as i64 + message.len() as i64);
+        drop(request);
         assert_eq!(group.stat_local(StatItem::SlabUnreclaimable), before);
     }
 
     #[test]
-    fn without_room_what_waits_is_bounded_and_still_a_write() {
+    fn without_room_a_write_waits_whole_on_loan() {
+        let (engine, group) = group(0);
+        let other = engine.create_group(engine.root(), "other".as_ref()).unwrap();
+        other.set_max(0);
+        let (lender, (header, message)) = (Arc::<Lender>::default(), write(0, 1 << 20, 0));
+        let whole = |group| {
+            let waits = std::iter::repeat_with(|| keep(group, &lender, &header, &message));
+            waits.take_while(|(_, kept)| *kept == message.len()).map(|(request, _)| request).collect()
+        };
+        let first: Vec<Kept> = whole(&group);
+        assert_eq!(first.len() as u64, (LENT_BYTES_MAX / 2) >> 20);
+        assert!(group.usage_bytes() <= first.len() as u64 * REQUEST_BYTES + (1 << 20), "it is not charged");
+        let second: Vec<Kept> = whole(&other);
+        assert_eq!(second.len(), first.len() / 2, "a half of what the first has left");
+        drop((first, second));
+        let lent = lender.lent.lock();
+        assert_eq!((lent.bytes, lent.by_group.len()), (0, 0));
+    }
+
+    #[test]
+    fn past_all_loans_what_waits_is_bounded_and_still_a_write() {
         let (_engine, group) = group(8 << 20);
-        let mut held = Vec::new();
+        let (lender, mut held) = (Arc::default(), Vec::new());
+        let mut nr_cut = 0;
         for n in 0..500 {
             let (mut header, mut message) = write(100, 1 << 20, 0);
-            let (charge, kept) = super::charge(&group, &header, &message);
+            let (request, kept) = keep(&group, &lender, &header, &message);
             message.truncate(kept);
             close(&mut header, &mut message);
             let op = Op::parse(&message, Dialect::default()).unwrap();
@@ -123,19 +202,23 @@ mod tests {
             assert!(data.len() >= KEPT_BYTES_MIN, "{n}: {}", data.len());
             assert!(data.len() == 1 << 20 || (100 + data.len()).is_multiple_of(PAGE_SIZE), "{}", data.len());
             assert_eq!(data, &write(100, 1 << 20, 0).1[80..80 + data.len()]);
-            held.push(charge);
+            nr_cut += usize::from(data.len() < 1 << 20);
+            held.push(request);
         }
-        let most = (8 << 20) + (1 << 20) + 500 * (KEPT_BYTES_MIN + PAGE_SIZE + 1024) as u64;
+        assert!((300..400).contains(&nr_cut), "{nr_cut} of 500");
+        let most = (8 << 20) + 500 * (KEPT_BYTES_MIN + PAGE_SIZE + 1024) as u64;
         assert!(group.usage_bytes() <= most, "{} of {most}", group.usage_bytes());
     }
 
     #[test]
-    fn neither_short_writes_nor_late_ones_nor_other_requests_are_cut() {
+    fn only_long_writes_are_cut() {
         let (_engine, group) = group(0);
+        let lender = Arc::default();
         for (header, message) in [write(4000, 8 << 10, 0), write(0, 1 << 20, write_flag::CACHE)] {
-            assert_eq!(super::charge(&group, &header, &message).1, message.len());
+            assert_eq!(keep(&group, &lender, &header, &message).1, message.len());
         }
         let header = InHeader { opcode: opcode::SETXATTR, ..Default::default() };
-        assert_eq!(super::charge(&group, &header, &[0; 60_000]).1, 60_000);
+        assert_eq!(keep(&group, &lender, &header, &[0; 60_000]).1, 60_000);
+        assert_eq!(lender.lent.lock().bytes, 0);
     }
 }

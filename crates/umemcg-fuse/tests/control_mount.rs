@@ -9,17 +9,18 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
+use common::hanging::Hanging;
 use common::{TestMount, can_mount, within};
 use umemcg::{Engine, EngineConfig, Group};
-use umemcg_control::{ControlTree, Membership, MembershipError};
-use umemcg_fuse::{Classifier, ControlFs, Tracking, Unmount, Who};
+use umemcg_control::{ControlTree, Membership};
+use umemcg_fuse::{Classifier, ControlFs, ProcessClassifier, Tracking, Unmount};
 
 const MIB: u64 = 1 << 20;
 
 /// A mounted control tree over a small engine.
 struct Mount {
     engine: Arc<Engine>,
-    who: Arc<Who>,
+    classifier: Arc<ProcessClassifier>,
     files: Arc<ControlFs>,
     mount: TestMount,
 }
@@ -30,11 +31,11 @@ impl Mount {
             return None;
         }
         let engine = Engine::new(EngineConfig { pool_bytes: 64 * MIB, ..EngineConfig::default() }).unwrap();
-        let who = Arc::new(Who::new(Arc::clone(&engine), Vec::new()).unwrap());
-        let tree = ControlTree::new(Arc::clone(&engine), Arc::clone(&who) as Arc<dyn Membership>);
-        let files = ControlFs::new(Arc::new(tree));
+        let classifier = Arc::new(ProcessClassifier::new(Arc::clone(&engine), Vec::new()).unwrap());
+        let tree = ControlTree::new(Arc::clone(&engine), Arc::clone(&classifier) as Arc<dyn Membership>);
+        let files = ControlFs::new(Arc::new(tree), Arc::clone(&classifier) as _);
         let mount = TestMount::new(Arc::clone(&files) as _);
-        Some(Self { engine, who, files, mount })
+        Some(Self { engine, classifier, files, mount })
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -123,8 +124,11 @@ fn errors_are_those_of_the_kernels_own_tree() {
         ("ln -s A/tasks x", "Operation not permitted"),
         ("mkfifo A/x", "Operation not permitted"),
         ("python3 -c 'import os; os.mknod(\"A/x\", 0o100644)'", "Permission denied"),
-        ("python3 -c 'import os; os.setxattr(\"A/tasks\", \"user.a\", b\"b\")'", "Operation not supported"),
-        ("python3 -c 'import os; os.getxattr(\"A\", \"trusted.a\")'", "Operation not supported"),
+        ("python3 -c 'import os; os.setxattr(\"A/tasks\", \"system.a\", b\"b\")'", "Operation not supported"),
+        ("python3 -c 'import os; os.getxattr(\"A\", \"trusted.a\")'", "No data available"),
+        ("cat A/memory.pressure_level", "Invalid argument"),
+        ("echo 1g > memory.kmem.limit_in_bytes", "Invalid argument"),
+        ("echo 1g > memory.kmem.tcp.limit_in_bytes", "Invalid argument"),
         ("mkdir A/tasks", "File exists"),
         ("mkdir A/B", "File exists"),
         ("mkdir \"A/$(printf 'new\\nline')\"", "Invalid argument"),
@@ -179,6 +183,62 @@ fn a_set_gid_directory_hands_its_owning_group_on() {
     mount.ok("mkdir A; chgrp 5 A; chmod g+s A; mkdir A/B A/B/C");
     assert_eq!(mount.ok("stat -c '%g %A' A/B A/B/C"), "5 drwxr-sr-x\n5 drwxr-sr-x\n");
     assert_eq!(mount.ok("stat -c %g A/B/C/memory.max"), "5\n");
+}
+
+/// What Linux 6.18 prints on cgroupfs, but that a value may be replaced by one that fits only
+/// without it.
+#[test]
+fn extended_attributes_are_as_on_cgroupfs() {
+    let Some(mount) = Mount::new() else { return };
+    mount.ok("mkdir A; chmod 755 .");
+    let script = r#"
+import errno, os, sys
+def tried(act, *args):
+    try:
+        return act(*args)
+    except OSError as error:
+        return errno.errorcode[error.errno]
+def as_user(act, *args):
+    sys.stdout.flush()
+    if os.fork() == 0:
+        os.setgid(1000)
+        os.setuid(1000)
+        print(tried(act, *args), flush=True)
+        os._exit(0)
+    os.wait()
+for at in ['A', 'A/cgroup.procs']:
+    for name in ['user.oomd_omit', 'trusted.delegate', 'user.', 'security.a', 'system.a', 'a.b']:
+        print(tried(os.setxattr, at, name, b'1'), end=' ')
+    print(sorted(os.listxattr(at)), os.getxattr(at, 'trusted.delegate'))
+    print(tried(os.setxattr, at, 'user.oomd_omit', b'2', os.XATTR_CREATE),
+          tried(os.setxattr, at, 'user.none', b'2', os.XATTR_REPLACE), tried(os.removexattr, at, 'user.none'),
+          tried(os.getxattr, at, 'user.none'), tried(os.getxattr, at, 'system.a'))
+    print([tried(os.setxattr, at, f'user.{n}', bytes(65535)) for n in range(3)])
+    os.removexattr(at, 'user.1')
+    print([tried(os.setxattr, at, f'user.n{n}', b'') for n in range(200)].index('ENOSPC'))
+    for name in ['user.oomd_omit', 'trusted.delegate']:
+        as_user(os.getxattr, at, name)
+        as_user(os.setxattr, at, name, b'3')
+    as_user(lambda: [name for name in os.listxattr(at) if not name.startswith('user.n')])
+    os.chown(at, 1000, 1000)
+    as_user(os.setxattr, at, 'user.oomd_omit', b'3')
+"#;
+    let output =
+        Command::new("python3").args(["-c", script]).current_dir(mount.mount.point()).output().unwrap();
+    let shown = String::from_utf8(output.stdout).unwrap();
+    let expected = "\
+None None EINVAL ENOTSUP ENOTSUP ENOTSUP ['trusted.delegate', 'user.oomd_omit'] b'1'
+EEXIST ENODATA ENODATA ENODATA ENOTSUP
+[None, None, 'ENOSPC']
+126
+b'1'
+EACCES
+ENODATA
+EPERM
+['user.0', 'user.oomd_omit']
+None
+";
+    assert_eq!(shown, expected.repeat(2), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]
@@ -306,9 +366,9 @@ fn children_of_a_member_are_members_whatever_they_do() {
     );
     let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
     let pids: Vec<u32> = lines.by_ref().take(2).map(|line| line.unwrap().parse().unwrap()).collect();
-    let exact = mount.who.tracking() == Tracking::Hierarchy;
+    let exact = mount.classifier.tracking() == Tracking::Hierarchy;
     for pid in [shell].iter().chain(pids.iter().filter(|_| exact)) {
-        assert_eq!(mount.who.classify(*pid, 0, 0).path(), PathBuf::from("/A"), "{pid}");
+        assert_eq!(mount.classifier.classify(*pid, 0, 0).path(), PathBuf::from("/A"), "{pid}");
     }
     if exact {
         let mut all: Vec<u32> =
@@ -403,61 +463,20 @@ fn groups_come_and_go_under_many_hands_and_nothing_is_left() {
     assert_eq!(mount.engine.root().nr_children(), 0);
 }
 
-/// Membership that hangs when a process is moved.
-#[derive(Debug)]
-struct Hanging(Arc<Who>, Arc<std::sync::Barrier>, std::sync::mpsc::SyncSender<()>);
-
-impl Membership for Hanging {
-    fn processes(&self, group: &Arc<Group>) -> Result<Vec<u32>, MembershipError> {
-        self.0.processes(group)
-    }
-    fn threads(&self, group: &Arc<Group>) -> Result<Vec<u32>, MembershipError> {
-        self.0.threads(group)
-    }
-    fn attach_process(&self, _: &Arc<Group>, _: u32) -> Result<(), MembershipError> {
-        self.2.send(()).unwrap();
-        self.1.wait();
-        Ok(())
-    }
-    fn attach_thread(&self, group: &Arc<Group>, tid: u32) -> Result<(), MembershipError> {
-        self.attach_process(group, tid)
-    }
-    fn explicit_group(&self, tid: u32) -> Result<Arc<Group>, MembershipError> {
-        self.0.explicit_group(tid)
-    }
-    fn kill(&self, group: &Arc<Group>, pid: u32) -> Result<(), MembershipError> {
-        self.0.kill(group, pid)
-    }
-    fn is_populated(&self, group: &Arc<Group>) -> bool {
-        self.0.is_populated(group)
-    }
-    fn close(&self, group: &Arc<Group>) -> Result<(), MembershipError> {
-        self.0.close(group)
-    }
-    fn reopen(&self, group: &Arc<Group>) {
-        self.0.reopen(group);
-    }
-    fn id_from_viewer(&self, viewer: u32, id: u32) -> Result<u32, MembershipError> {
-        self.0.id_from_viewer(viewer, id)
-    }
-    fn ids_for_viewer(&self, viewer: u32, ids: Vec<u32>) -> Vec<u32> {
-        self.0.ids_for_viewer(viewer, ids)
-    }
-    fn process_of(&self, tid: u32) -> Result<u32, MembershipError> {
-        self.0.process_of(tid)
-    }
-}
-
 #[test]
-fn any_signal_ends_the_wait_of_a_writer_and_others_are_served_meanwhile() {
+fn any_signal_ends_the_wait_of_a_writer_that_reclaims() {
     if !can_mount() {
         return;
     }
     let engine = Engine::new(EngineConfig { pool_bytes: 64 * MIB, ..EngineConfig::default() }).unwrap();
-    let who = Arc::new(Who::new(Arc::clone(&engine), Vec::new()).unwrap());
+    let classifier = Arc::new(ProcessClassifier::new(Arc::clone(&engine), Vec::new()).unwrap());
     let (gate, (send, arrived)) = (Arc::new(std::sync::Barrier::new(2)), std::sync::mpsc::sync_channel(1));
-    let hanging = Arc::new(Hanging(who, Arc::clone(&gate), send));
-    let files = ControlFs::new(Arc::new(ControlTree::new(engine, hanging)));
+    let barrier = Arc::clone(&gate);
+    let hanging = Hanging::new(&classifier, move || {
+        send.send(()).unwrap();
+        barrier.wait();
+    });
+    let files = ControlFs::new(Arc::new(ControlTree::new(engine, hanging)), classifier);
     let mount = TestMount::new(files as _);
     std::fs::create_dir(mount.path("A")).unwrap();
     let mut writer =

@@ -61,7 +61,7 @@ fn pattern(len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_written_is_read_back_and_is_in_the_directory_after_the_end() {
+fn written_data_is_read_back_and_in_the_directory_at_the_end() {
     if !can_mount() {
         return;
     }
@@ -202,7 +202,7 @@ fn what_the_kernel_remembers_it_forgets_on_notice() {
 }
 
 #[test]
-fn set_id_bits_go_when_somebody_else_writes() {
+fn a_write_by_another_user_takes_set_id_bits() {
     if !can_mount() || !rustix::process::geteuid().is_root() {
         eprintln!("SKIPPED: needs root");
         return;
@@ -217,14 +217,15 @@ fn set_id_bits_go_when_somebody_else_writes() {
         let mut shell = Command::new("setpriv");
         shell.args(["--reuid=65534", "--regid=65534", "--clear-groups", "sh", "-c", script]);
         assert!(shell.arg(&path).status().unwrap().success(), "{script}");
-        // A process that asks for nothing else is answered by what the kernel believes, while it does.
+        // A process that asks for nothing else is answered by what the kernel believes, while it
+        // does.
         let stat = statx(CWD, &path, AtFlags::empty(), StatxFlags::MODE).unwrap();
         assert_eq!(stat.stx_mode & 0o7777, 0o777, "{script}");
     }
 }
 
 #[test]
-fn a_new_file_belongs_to_its_maker_with_his_umask_and_the_directorys_group() {
+fn a_new_file_has_its_makers_umask_and_the_directorys_group() {
     if !can_mount() || !rustix::process::geteuid().is_root() {
         eprintln!("SKIPPED: needs root");
         return;

@@ -1,5 +1,5 @@
-//! Dirty limits on a real mount over a slow store: who writes more than his group may have dirty gets the store's rate, in short
-//! rests; who does not is never slowed.
+//! Dirty limits on a real mount over a slow store: a writer beyond its group's threshold gets the
+//! store's rate, in short rests; no other writer is slowed.
 
 mod common;
 
@@ -89,7 +89,8 @@ struct ByEnvironment(Arc<Group>, [(String, Arc<Group>); 2]);
 
 impl Classifier for ByEnvironment {
     fn classify(&self, tid: u32, _uid: u32, _gid: u32) -> Arc<Group> {
-        // Not of a process that waits for us: `dd` has done nothing but ask when it is classified first.
+        // Not of a process that waits for us: `dd` has done nothing but ask when it is classified
+        // first.
         let comm = fs::read_to_string(format!("/proc/{tid}/comm")).unwrap_or_default();
         let found = self.1.iter().find(|(name, _)| comm.trim() == name);
         found.map_or_else(|| self.0.clone(), |(_, group)| group.clone())
@@ -124,10 +125,10 @@ impl Ground {
             std::os::unix::fs::symlink(&dd, bin.path().join(format!("dd-{name}"))).unwrap();
             (format!("dd-{name}"), Arc::clone(group))
         });
-        let who = Arc::new(ByEnvironment(Arc::clone(engine.root()), groups));
+        let classifier = Arc::new(ByEnvironment(Arc::clone(engine.root()), groups));
         let mut config = DaemonConfig::new(below.point(), mnt.path());
         config.volume.as_mut().unwrap().reach = Reach::Names;
-        let daemon = Daemon::start(&engine, who, &config).unwrap();
+        let daemon = Daemon::start(&engine, classifier, &config).unwrap();
         Self { daemon, engine, limited, free, store, mnt, below, bin }
     }
 
@@ -157,7 +158,7 @@ fn stalled(group: &Group) -> Duration {
 }
 
 #[test]
-fn a_writer_over_its_limit_gets_the_stores_rate_and_its_neighbour_is_never_slowed() {
+fn a_writer_over_its_limit_gets_the_stores_rate_alone() {
     if !can_mount() {
         return;
     }

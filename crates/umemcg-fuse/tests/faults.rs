@@ -1,7 +1,9 @@
-//! Stores that fail, stall, are full, short or hang, under one real mount of several volumes: the daemon goes on, what was
-//! accepted is kept and tried again, who must know is told once, and nobody else notices.
+//! Stores that fail, stall, are full, short or hang, under one real mount of several volumes: the
+//! daemon goes on, what was accepted is kept and tried again, each open file is told once, and no
+//! other volume notices.
 //!
-//! "Goes on" is a condition, never a time: so many operations of the others are done while the store is ill.
+//! "Goes on" is a condition, never a time: so many operations of the others are done while the
+//! store is ill.
 
 mod common;
 
@@ -30,11 +32,12 @@ const NR_OPERATIONS: usize = 60;
 /// What a group may hold; less than is written.
 const LIMIT: u64 = 2 << 20;
 
-/// A mount of three volumes: `ill`, over a store that does what the test says, `well` and `fine` over directories.
+/// A mount of three volumes: `ill`, over a store that does what the test says, `well` and `fine`
+/// over directories.
 struct Ground {
     daemon: Option<Daemon>,
     engine: Arc<Engine>,
-    who: Arc<ByThread>,
+    classifier: Arc<ByThread>,
     store: Arc<Faulty>,
     below: TestMount,
     mnt: tempfile::TempDir,
@@ -47,8 +50,8 @@ impl Ground {
         let below = TestMount::new(Arc::clone(&store) as _);
         let (mnt, dirs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let engine = Engine::new(EngineConfig { pool_bytes: 32 << 20, ..Default::default() }).unwrap();
-        let who = ByThread::new(engine.root());
-        let daemon = Daemon::start(&engine, who.clone(), &DaemonConfig::many(mnt.path())).unwrap();
+        let classifier = ByThread::new(engine.root());
+        let daemon = Daemon::start(&engine, classifier.clone(), &DaemonConfig::many(mnt.path())).unwrap();
         let add = |name: &str, dir: PathBuf| {
             daemon.add_volume(name, &VolumeSpec::Directory(VolumeConfig::one_of_many(&dir))).unwrap();
         };
@@ -58,7 +61,7 @@ impl Ground {
             fs::create_dir(&dir).unwrap();
             add(name, dir);
         }
-        Self { daemon: Some(daemon), engine, who, store, below, mnt, dirs }
+        Self { daemon: Some(daemon), engine, classifier, store, below, mnt, dirs }
     }
 
     fn group(&self, name: &str, limit: u64) -> Arc<Group> {
@@ -75,9 +78,10 @@ impl Ground {
         OpenOptions::new().read(true).write(true).open(self.path("ill", name)).unwrap()
     }
 
-    /// A tenant on another volume writes, syncs, reads back and removes; returns when all of that is done.
+    /// A tenant on another volume writes, syncs, reads back and removes; returns when all of that
+    /// is done.
     fn others_go_on(&self, volume: &str, group: &Arc<Group>) {
-        self.who.run(group, || {
+        self.classifier.run(group, || {
             for nr in 0..NR_OPERATIONS {
                 let path = self.path(volume, &format!("file{}", nr % 7));
                 fs::write(&path, vec![nr as u8; 128 << 10]).unwrap();
@@ -155,8 +159,8 @@ const FAULTS: [(&str, Fault); 6] = [
     ("hangs", Faulty::hang),
 ];
 
-/// A writer that writes more than its group may hold to a store that is ill. Others work on other volumes, one of them in the
-/// same group; when they are done the store gets well.
+/// A writer that writes more than its group may hold to a store that is ill. Others work on other
+/// volumes, one of them in the same group; when they are done the store gets well.
 fn others_notice_nothing_and_nothing_is_lost(fault: &str, make_ill: Fault) {
     if !can_mount() {
         return;
@@ -173,7 +177,7 @@ fn others_notice_nothing_and_nothing_is_lost(fault: &str, make_ill: Fault) {
     let others_are_done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            ground.who.run(&writer, || {
+            ground.classifier.run(&writer, || {
                 let file = ground.open("b");
                 // Until it is refused: what was accepted is kept whatever the store does.
                 for at in 0..64u64 {
@@ -193,9 +197,9 @@ fn others_notice_nothing_and_nothing_is_lost(fault: &str, make_ill: Fault) {
             });
         });
         scope.spawn(|| {
-            // Whatever becomes of this test, nobody waits for an ill store for ever.
+            // Whatever becomes of this test, no thread waits for an ill store for ever.
             let _healer = Healer(&ground.store);
-            // No more than one write: dirty limits hold whoever writes to a store that takes nothing.
+            // No more than one write: dirty limits hold a writer to a store that takes nothing.
             assert!(within(SOON, || accepted_end.load(Ordering::SeqCst) > 0).is_some(), "{fault}");
             ground.others_go_on("well", &other);
             ground.others_go_on("fine", &ground.engine.root().clone());
@@ -233,7 +237,7 @@ faults! {
 }
 
 #[test]
-fn an_error_is_told_once_to_each_open_file_at_fsync_and_to_the_next_opener_if_nobody_has_heard() {
+fn fsync_reports_an_error_once_to_each_open_file_or_the_next() {
     if !can_mount() {
         return;
     }
@@ -247,7 +251,8 @@ fn an_error_is_told_once_to_each_open_file_at_fsync_and_to_the_next_opener_if_no
     assert_eq!(errno(first.sync_data()), Some(EIO));
     ground.store.heal();
     assert_eq!(ground.flush(), []);
-    // Background write-back may have failed once more before the store was well, and then this is told.
+    // Background write-back may have failed once more before the store was well, and then this is
+    // told.
     let _ = first.sync_all();
     assert_eq!(errno(first.sync_all()), None, "told before");
     let late = ground.open("a");
@@ -257,7 +262,7 @@ fn an_error_is_told_once_to_each_open_file_at_fsync_and_to_the_next_opener_if_no
     assert!(ground.store.synced("a") == bytes);
     drop((first, second, late));
 
-    // Nobody has it open when write-back fails.
+    // No process has it open when write-back fails.
     ground.write_soon();
     ground.store.write_errno.store(ENOSPC, Ordering::SeqCst);
     let refused = ground.store.nr_refused.load(Ordering::SeqCst);
@@ -266,22 +271,24 @@ fn an_error_is_told_once_to_each_open_file_at_fsync_and_to_the_next_opener_if_no
     drop(writer);
     let failed = || ground.store.nr_refused.load(Ordering::SeqCst) > refused;
     assert!(within(SOON, failed).is_some(), "write-back was tried");
-    // Whoever opens now is the first to hear. Write-back may be told of the refusal a little after the store has said it.
+    // The next open is the first to hear. Write-back may be told of the refusal a little after the
+    // store has said it.
     ground.store.heal();
     let durable = || ground.store.synced("a")[..5] == *b"again";
     assert!(within(SOON, durable).is_some(), "and it was tried again");
     let opener = ground.open("a");
     assert_eq!(errno(opener.sync_all()), Some(ENOSPC));
     assert_eq!(errno(opener.sync_all()), None);
-    assert_eq!(errno(ground.open("a").sync_all()), None, "somebody has heard");
+    assert_eq!(errno(ground.open("a").sync_all()), None, "an open file has heard");
     let mut expected = bytes;
     expected[..5].copy_from_slice(b"again");
     ground.end(&[("a", &expected)]);
 }
 
-/// What a `syncfs` request runs, should a kernel send one (see `power_cut.rs`), and the second half of `umemcg sync`.
+/// What a `syncfs` request runs, should a kernel send one (see `power_cut.rs`), and the second half
+/// of `umemcg sync`.
 #[test]
-fn a_sync_of_all_volumes_is_durable_in_the_store_and_its_error_is_told_once_to_each_open_file() {
+fn a_sync_of_all_volumes_is_durable_or_reports_each_error_once() {
     if !can_mount() {
         return;
     }
@@ -311,7 +318,7 @@ fn a_sync_of_all_volumes_is_durable_in_the_store_and_its_error_is_told_once_to_e
         assert_eq!(errno(open.sync_all()), None);
     }
     assert_eq!(errno(other.sync_all()), None, "of another file");
-    assert_eq!(errno(ground.open("a").sync_all()), None, "somebody has heard");
+    assert_eq!(errno(ground.open("a").sync_all()), None, "an open file has heard");
     drop((first, second, other));
     bytes[..4].copy_from_slice(&bytes_of(7, 4));
     let b = bytes.clone();
@@ -320,7 +327,7 @@ fn a_sync_of_all_volumes_is_durable_in_the_store_and_its_error_is_told_once_to_e
 }
 
 #[test]
-fn a_close_tells_an_error_that_its_open_file_has_not_been_told_of() {
+fn a_close_reports_an_error_new_to_its_open_file() {
     let python = Command::new("python3").arg("-V").output().is_ok_and(|output| output.status.success());
     if !can_mount() || !python {
         eprintln!("SKIPPED: needs /dev/fuse and python3, which says how a close went");
@@ -344,14 +351,15 @@ fn a_close_tells_an_error_that_its_open_file_has_not_been_told_of() {
     let output = Command::new("python3").args(["-c", script]).arg(path).stderr(Stdio::inherit()).output();
     let told = String::from_utf8(output.unwrap().stdout).unwrap();
     let told: Vec<&str> = told.lines().collect();
-    // The one that was told at fsync is not told at its close; each of the others at its first close.
+    // The one that was told at fsync is not told at its close; each of the others at its first
+    // close.
     assert_eq!(told, ["fsync 5", "close 0", "close 5", "close 5", "close 0"]);
     ground.store.heal();
     ground.end(&[("a", &[b'x'; 9000])]);
 }
 
 #[test]
-fn one_file_that_fails_keeps_no_other_of_its_store_from_being_written() {
+fn a_failing_file_keeps_no_other_from_being_written() {
     if !can_mount() {
         return;
     }
@@ -374,7 +382,7 @@ fn one_file_that_fails_keeps_no_other_of_its_store_from_being_written() {
 }
 
 #[test]
-fn an_end_while_the_store_fails_lists_what_is_lost_and_nothing_else() {
+fn an_end_with_a_failing_store_lists_exactly_what_is_lost() {
     if !can_mount() {
         return;
     }

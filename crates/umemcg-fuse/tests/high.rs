@@ -1,4 +1,5 @@
-//! `memory.high` at the end of a request: whoever charged reclaims and is slowed, and nobody else.
+//! `memory.high` at the end of a request: a request that charged reclaims and is slowed, and no
+//! other.
 
 mod common;
 
@@ -13,7 +14,7 @@ use std::time::{Duration, Instant};
 use common::by_thread::ByThread;
 use common::{Memory, TestMount, can_mount, within};
 use rustix::process::{Pid, Signal, kill_process};
-use umemcg::{DirtyBound, DirtyThreshold, Engine, EngineConfig, EventKind, Group};
+use umemcg::{DirtyBound, DirtyThreshold, Engine, EngineConfig, EventKind, Group, StatItem};
 use umemcg_fuse::{Classifier, Daemon, DaemonConfig, Unmount};
 
 const MIB: u64 = 1 << 20;
@@ -29,7 +30,7 @@ fn group(engine: &Engine, name: &str) -> Arc<Group> {
 
 /// What the kernel's own test of `memory.high` says, with a reader.
 #[test]
-fn fifty_megabytes_through_a_high_of_thirty_leave_thirty_and_never_meet_the_limit() {
+fn a_reader_over_high_ends_at_it_and_never_meets_the_limit() {
     if !can_mount() {
         return;
     }
@@ -38,14 +39,43 @@ fn fifty_megabytes_through_a_high_of_thirty_leave_thirty_and_never_meet_the_limi
     let engine = engine(96 * MIB);
     let reader = group(&engine, "reader");
     engine.set_high(&reader, 30 * MIB, &|| false);
-    let who = ByThread::new(engine.root());
-    let daemon = Daemon::start(&engine, who.clone(), &DaemonConfig::new(data.path(), mnt.path())).unwrap();
-    let len = who.run(&reader, || fs::read(mnt.path().join("f")).unwrap().len());
+    let classifier = ByThread::new(engine.root());
+    let daemon =
+        Daemon::start(&engine, classifier.clone(), &DaemonConfig::new(data.path(), mnt.path())).unwrap();
+    let len = classifier.run(&reader, || fs::read(mnt.path().join("f")).unwrap().len());
     assert_eq!(len, 50 << 20);
     let usage = reader.usage_bytes();
     assert!((27 * MIB..=32 * MIB).contains(&usage), "{usage}");
     assert!(reader.event_count(EventKind::High) > 0);
     assert_eq!(reader.event_count(EventKind::Max), 0);
+    assert_eq!(daemon.shut_down(Instant::now() + SOON), []);
+}
+
+#[test]
+fn a_group_over_its_high_is_charged_for_what_it_reads_alone() {
+    if !can_mount() {
+        return;
+    }
+    let (data, mnt) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    fs::write(data.path().join("f"), vec![1; 4 << 20]).unwrap();
+    let engine = engine(64 * MIB);
+    let reader = group(&engine, "reader");
+    let classifier = ByThread::new(engine.root());
+    let daemon =
+        Daemon::start(&engine, classifier.clone(), &DaemonConfig::new(data.path(), mnt.path())).unwrap();
+    // What cannot be reclaimed, a little over the limit: 5 % are answered after some milliseconds
+    // for each page.
+    let held = reader.charge_forced(MIB);
+    engine.set_high(&reader, MIB * 20 / 21, &|| false);
+    let nr_charged = || reader.stat_local(StatItem::PgPgIn);
+    let before = nr_charged();
+    classifier.run(&reader, || {
+        let file = fs::File::open(mnt.path().join("f")).unwrap();
+        (0..8).for_each(|page| file.read_exact_at(&mut [0; 4096], page * 4096).unwrap());
+    });
+    let nr_charged = nr_charged() - before;
+    assert!((8..64).contains(&nr_charged), "{nr_charged} pages for 8 reads");
+    drop(held);
     assert_eq!(daemon.shut_down(Instant::now() + SOON), []);
 }
 
@@ -58,10 +88,11 @@ fn a_stream_of_writes_stays_near_a_small_high_and_arrives_whole() {
     let engine = engine(64 * MIB);
     let writer = group(&engine, "writer");
     engine.set_high(&writer, 4 * MIB, &|| false);
-    let who = ByThread::new(engine.root());
-    let daemon = Daemon::start(&engine, who.clone(), &DaemonConfig::new(data.path(), mnt.path())).unwrap();
+    let classifier = ByThread::new(engine.root());
+    let daemon =
+        Daemon::start(&engine, classifier.clone(), &DaemonConfig::new(data.path(), mnt.path())).unwrap();
     let piece = |n: u32| n.wrapping_mul(0x9e37_79b1).to_ne_bytes().repeat(1 << 16);
-    who.run(&writer, || {
+    classifier.run(&writer, || {
         let mut file = fs::File::create(mnt.path().join("f")).unwrap();
         for n in 0..64 {
             file.write_all(&piece(n)).unwrap();
@@ -93,7 +124,7 @@ impl Classifier for Others {
 }
 
 #[test]
-fn whoever_cannot_be_brought_below_its_high_waits_alone_and_can_be_killed() {
+fn a_group_stuck_over_its_high_waits_alone_and_can_be_killed() {
     if !can_mount() {
         return;
     }
@@ -107,12 +138,12 @@ fn whoever_cannot_be_brought_below_its_high_waits_alone_and_can_be_killed() {
     // So that it is not its dirty limit that it meets.
     let limits = engine.cache().dirty_limits();
     limits.set_bound(&slowed, DirtyThreshold::Foreground, DirtyBound::Bytes(32 * MIB));
-    let who = Arc::new(Others(Arc::clone(&we), Arc::clone(&slowed)));
-    let daemon = Daemon::start(&engine, who, &DaemonConfig::new(below.point(), mnt.path())).unwrap();
+    let classifier = Arc::new(Others(Arc::clone(&we), Arc::clone(&slowed)));
+    let daemon = Daemon::start(&engine, classifier, &DaemonConfig::new(below.point(), mnt.path())).unwrap();
 
     let file = fs::File::options().write(true).open(mnt.path().join("hang-a")).unwrap();
     file.write_all_at(&[1; 2 << 20], 0).unwrap();
-    assert_eq!(daemon.filesystem().nr_parked(), 0, "without a high nobody waits");
+    assert_eq!(daemon.filesystem().nr_parked(), 0, "without a high no answer waits");
 
     let output = format!("of={}", mnt.path().join("hang-b").display());
     let mut writer = Command::new("dd")
@@ -140,7 +171,7 @@ fn whoever_cannot_be_brought_below_its_high_waits_alone_and_can_be_killed() {
 }
 
 #[test]
-fn whoever_makes_and_looks_up_names_above_its_high_waits_too_and_can_be_killed() {
+fn requests_for_names_over_high_wait_too_and_can_be_killed() {
     if !can_mount() {
         return;
     }
@@ -148,8 +179,8 @@ fn whoever_makes_and_looks_up_names_above_its_high_waits_too_and_can_be_killed()
     fs::write(data.path().join("there"), "text").unwrap();
     let engine = engine(64 * MIB);
     let (we, slowed) = (group(&engine, "we"), group(&engine, "slowed"));
-    let who = Arc::new(Others(Arc::clone(&we), Arc::clone(&slowed)));
-    let daemon = Daemon::start(&engine, who, &DaemonConfig::new(data.path(), mnt.path())).unwrap();
+    let classifier = Arc::new(Others(Arc::clone(&we), Arc::clone(&slowed)));
+    let daemon = Daemon::start(&engine, classifier, &DaemonConfig::new(data.path(), mnt.path())).unwrap();
     engine.set_high(&slowed, MIB, &|| false);
     // Nothing can bring it below.
     let held = engine.charge(&slowed, 2 * MIB).unwrap();

@@ -1,4 +1,5 @@
-//! Whoever is killed goes at once, whatever his request waits for; whoever is merely signalled does not notice.
+//! A killed process ends immediately, whatever its request waits for; one that is merely signalled
+//! does not notice.
 
 mod common;
 
@@ -15,7 +16,8 @@ const SOON: Duration = Duration::from_secs(10);
 const AT_ONCE: Duration = Duration::from_secs(1);
 
 fn reader_of(path: &Path) -> Child {
-    // Whoever runs the tests in the background may have had it ignore what a keyboard sends, and that is inherited.
+    // A shell that runs the tests in the background may have them ignore what a keyboard sends, and
+    // that is inherited.
     let mut command = Command::new("env");
     command.args(["--default-signal", "cat"]).arg(path);
     command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
@@ -78,7 +80,7 @@ fn a_killed_reader_is_gone_even_if_its_turn_has_not_come() {
     assert!(within(SOON, || mount.session.nr_inflight() <= 40).is_some());
     memory.gate.open();
     assert!(within(SOON, || census().nr_running + census().nr_waiting == 0).is_some());
-    assert_eq!(memory.nr_reads.load(Ordering::Relaxed) as usize, 16, "what waited was not run for nobody");
+    assert_eq!(memory.nr_reads.load(Ordering::Relaxed) as usize, 16, "what waited was not run in vain");
     assert_eq!(mount.session.nr_inflight(), 0);
 }
 
@@ -94,7 +96,8 @@ fn an_alarm_does_not_end_a_read() {
         Command::new("perl").args(["-e", script]).arg(mount.path("hang")).stdout(Stdio::piped()).spawn();
     let child = child.unwrap();
     assert!(within(SOON, || mount.session.census().nr_running == 1).is_some());
-    // The alarm has gone off when the watcher has looked at the thread a few times and found it alive.
+    // The alarm has gone off when the watcher has looked at the thread a few times and found it
+    // alive.
     assert!(within(SOON, || mount.session.nr_watched() == 1).is_some());
     assert!(within(Duration::from_millis(300), || mount.session.nr_inflight() == 0).is_none());
     memory.gate.open();
@@ -103,7 +106,7 @@ fn an_alarm_does_not_end_a_read() {
 }
 
 #[test]
-fn a_kill_after_an_alarm_is_noticed_although_the_kernel_says_nothing_more() {
+fn a_kill_after_an_alarm_is_noticed_without_another_interrupt() {
     if !can_mount() {
         return;
     }
@@ -118,7 +121,7 @@ fn a_kill_after_an_alarm_is_noticed_although_the_kernel_says_nothing_more() {
 }
 
 #[test]
-fn a_held_back_write_keeps_its_writer_waiting_until_it_is_answered() {
+fn a_delayed_write_keeps_its_writer_waiting_until_its_answer() {
     if !can_mount() {
         return;
     }
@@ -135,7 +138,7 @@ fn a_held_back_write_keeps_its_writer_waiting_until_it_is_answered() {
 }
 
 #[test]
-fn a_killed_writer_whose_answer_is_held_back_is_gone_within_a_second() {
+fn a_killed_writer_with_a_delayed_answer_is_gone_in_a_second() {
     if !can_mount() {
         return;
     }
@@ -154,7 +157,7 @@ fn a_killed_writer_whose_answer_is_held_back_is_gone_within_a_second() {
 }
 
 #[test]
-fn a_request_that_nobody_answers_fails_instead_of_hanging() {
+fn an_unanswered_request_fails_instead_of_hanging() {
     if !can_mount() {
         return;
     }

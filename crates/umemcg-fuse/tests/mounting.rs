@@ -40,7 +40,7 @@ fn a_mount_point_must_be_an_existing_directory() {
 }
 
 #[test]
-fn a_mount_point_that_is_taken_is_busy_also_through_a_symlink_and_with_replace() {
+fn a_taken_mount_point_is_busy_through_links_and_with_replace() {
     if !can_mount() {
         return;
     }
@@ -82,7 +82,7 @@ fn a_mount_whose_daemon_died_is_stale_and_can_be_taken_over() {
 }
 
 #[test]
-fn a_mount_point_and_the_directory_behind_it_do_not_contain_each_other() {
+fn a_mount_point_and_its_directory_do_not_contain_each_other() {
     let dir = tempfile::tempdir().unwrap();
     let (outer, inner) = (dir.path().join("outer"), dir.path().join("outer/inner"));
     fs::create_dir_all(&inner).unwrap();
@@ -93,7 +93,7 @@ fn a_mount_point_and_the_directory_behind_it_do_not_contain_each_other() {
 }
 
 #[test]
-fn a_mount_in_use_is_not_unmounted_unless_by_force_and_a_mount_shows_its_source() {
+fn a_mount_in_use_is_unmounted_by_force_only() {
     if !can_mount() {
         return;
     }
@@ -121,10 +121,10 @@ fn a_mount_that_is_dropped_goes_away() {
     drop(device);
 }
 
-/// Runs as nobody, started by the next test: mounts with the helper, serves, unmounts.
+/// Runs as the user `nobody`, started by the next test: mounts with the helper, serves, unmounts.
 #[test]
 #[ignore = "started as another user by an_ordinary_user_mounts_with_the_helper"]
-fn as_nobody() {
+fn as_ordinary_user() {
     let point = std::env::var_os("UMEMCG_TEST_POINT").expect("started by the other test");
     assert!(!rustix::process::geteuid().is_root());
     let (mounted, device) = Mounted::mount(point.as_ref(), &options()).unwrap();
@@ -161,7 +161,7 @@ fn an_ordinary_user_mounts_with_the_helper() {
     let output = Command::new("setpriv")
         .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"])
         .arg(&program)
-        .args(["--ignored", "--exact", "as_nobody", "--nocapture"])
+        .args(["--ignored", "--exact", "as_ordinary_user", "--nocapture"])
         .env("UMEMCG_TEST_POINT", &point)
         .output()
         .unwrap();

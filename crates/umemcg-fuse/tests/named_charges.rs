@@ -1,5 +1,6 @@
-//! Everything charged has a name in `memory.stat`: beside a busy daemon the sum of the names is the usage, in every group.
-//! Whatever a new kind of charge leaves behind here without a statistic makes this fail.
+//! Everything charged has a name in `memory.stat`: beside a busy daemon the sum of the names is the
+//! usage, in every group. Whatever a new kind of charge leaves behind here without a statistic
+//! makes this fail.
 
 mod common;
 
@@ -22,8 +23,8 @@ fn make(engine: &Engine, parent: &Arc<Group>, name: &str) -> Arc<Group> {
     engine.create_group(parent, OsStr::new(name)).unwrap()
 }
 
-/// What a tenant does that is remembered for him: data, dirty data, names long and short, links, listings, locks, open
-/// files and attributes.
+/// What a tenant does that is remembered for him: data, dirty data, names long and short, links,
+/// listings, locks, open files and attributes.
 fn work_in(directory: &Path) {
     fs::create_dir_all(directory).unwrap();
     for n in 0..40 {
@@ -49,7 +50,8 @@ fn groups(engine: &Engine) -> Vec<Arc<Group>> {
     all
 }
 
-/// Waits until the names add up in every group: requests that were answered may still be giving back what they took.
+/// Waits until the names add up in every group: requests that were answered may still be giving
+/// back what they took.
 fn assert_all_named(engine: &Engine, when: &str) {
     let differing = || -> Vec<String> {
         engine.root().drain_stocks();
@@ -69,8 +71,8 @@ fn every_charged_byte_of_a_busy_tree_has_a_name() {
     }
     let (data, mnt) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let engine = Engine::new(EngineConfig { pool_bytes: 64 << 20, ..Default::default() }).unwrap();
-    let who = ByThread::new(engine.root());
-    let daemon = Daemon::start(&engine, who.clone(), &DaemonConfig::many(mnt.path())).unwrap();
+    let classifier = ByThread::new(engine.root());
+    let daemon = Daemon::start(&engine, classifier.clone(), &DaemonConfig::many(mnt.path())).unwrap();
     daemon.add_volume("data", &VolumeSpec::Directory(VolumeConfig::new(data.path()))).unwrap();
     daemon.add_volume("memory", &VolumeSpec::Tmpfs(TmpfsConfig::default())).unwrap();
     let (a, b) = (make(&engine, engine.root(), "a"), make(&engine, engine.root(), "b"));
@@ -79,20 +81,20 @@ fn every_charged_byte_of_a_busy_tree_has_a_name() {
     assert_all_named(&engine, "at the start");
 
     for (group, name) in [(&a1, "of-a1"), (&a2, "of-a2"), (&b, "of-b")] {
-        who.run(group, || {
+        classifier.run(group, || {
             for volume in ["data", "memory"] {
                 work_in(&mnt.path().join(volume).join(name));
             }
         });
     }
     let mut open = Vec::new();
-    who.run(&a1, || {
+    classifier.run(&a1, || {
         open.extend(
             (0..20).map(|n| fs::File::open(mnt.path().join(format!("data/of-a1/file-{}", n % 5))).unwrap()),
         );
         fs::File::open(mnt.path().join("data/of-a1/file-0")).unwrap().lock().unwrap();
     });
-    let held = who.run(&a2, || fs::read_dir(mnt.path().join("data/of-a2")).unwrap());
+    let held = classifier.run(&a2, || fs::read_dir(mnt.path().join("data/of-a2")).unwrap());
     let _reserved = engine.reserve(&a2, 1 << 20).unwrap();
     assert!(a.usage_bytes() > 2 << 20 && b.usage_bytes() > 1 << 20);
     assert_all_named(&engine, "at work");

@@ -1,4 +1,5 @@
-//! Names on a kernel that cannot be told to let go of inodes: those of files are made stale, directories stay.
+//! Names on a kernel that cannot be told to let go of inodes: those of files are made stale,
+//! directories stay.
 
 mod common;
 
@@ -24,7 +25,7 @@ fn names_of_files_are_made_stale_and_what_is_in_use_survives() {
     }
     let (data, mnt) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let engine = Engine::new(EngineConfig::default()).unwrap();
-    let group = engine.create_group(engine.root(), OsStr::new("everybody")).unwrap();
+    let group = engine.create_group(engine.root(), OsStr::new("all")).unwrap();
     engine.set_max(&group, LIMIT, &|| false);
     for directory in ["d", "d/stand"] {
         fs::create_dir(data.path().join(directory)).unwrap();

@@ -12,7 +12,7 @@ use common::{TestMount, can_mount, within};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use umemcg::{Engine, EngineConfig, EventKind, Group, Stalled};
 use umemcg_control::ControlTree;
-use umemcg_fuse::{ControlFs, Who};
+use umemcg_fuse::{ControlFs, ProcessClassifier};
 
 const LONG: Duration = Duration::from_secs(30);
 
@@ -27,8 +27,9 @@ impl Mount {
             return None;
         }
         let engine = Engine::new(EngineConfig { pool_bytes: 32 << 20, ..EngineConfig::default() }).unwrap();
-        let who = Arc::new(Who::new(Arc::clone(&engine), Vec::new()).unwrap());
-        let mount = TestMount::new(ControlFs::new(Arc::new(ControlTree::new(Arc::clone(&engine), who))));
+        let classifier = Arc::new(ProcessClassifier::new(Arc::clone(&engine), Vec::new()).unwrap());
+        let tree = ControlTree::new(Arc::clone(&engine), Arc::clone(&classifier) as _);
+        let mount = TestMount::new(ControlFs::new(Arc::new(tree), classifier));
         Some(Self { engine, mount })
     }
     fn mkdir(&self, name: &str) -> Arc<Group> {
@@ -62,7 +63,7 @@ fn a_poller_sleeps_until_an_event_and_a_read_makes_it_old() {
     let Some(mount) = Mount::new() else { return };
     let group = mount.mkdir("g");
     let file = mount.open("g/memory.events");
-    assert_eq!(poll_for(&file, Duration::ZERO), NEWS, "nobody has read it yet");
+    assert_eq!(poll_for(&file, Duration::ZERO), NEWS, "it has not been read yet");
     assert!(read(&file).contains("max 0\n"));
     assert_eq!(poll_for(&file, Duration::ZERO), NONE);
     let (text, said) = std::thread::scope(|scope| {
@@ -84,7 +85,7 @@ fn a_poller_hears_when_a_group_is_populated_and_when_it_is_not() {
     mount.mkdir("g");
     mount.mkdir("g/below");
     let file = mount.open("g/cgroup.events");
-    assert_eq!(poll_for(&file, Duration::ZERO), NEWS, "nobody has read it yet");
+    assert_eq!(poll_for(&file, Duration::ZERO), NEWS, "it has not been read yet");
     assert_eq!(read(&file), "populated 0\nfrozen 0\n");
     assert_eq!(poll_for(&file, Duration::ZERO), NONE);
     let mut child = std::process::Command::new("sleep")
@@ -116,7 +117,7 @@ fn a_poller_hears_when_a_group_is_populated_and_when_it_is_not() {
 }
 
 #[test]
-fn each_open_file_has_its_own_news_and_local_events_are_not_those_below() {
+fn each_open_file_has_its_own_news_and_local_events_are_local() {
     let Some(mount) = Mount::new() else { return };
     mount.mkdir("a");
     let below = mount.mkdir("a/b");
@@ -131,7 +132,7 @@ fn each_open_file_has_its_own_news_and_local_events_are_not_those_below() {
 }
 
 #[test]
-fn a_removed_group_wakes_whoever_waits_for_its_news() {
+fn a_removed_group_wakes_its_pollers() {
     let Some(mount) = Mount::new() else { return };
     mount.mkdir("g");
     let file = mount.open("g/memory.events");
@@ -145,7 +146,8 @@ fn a_removed_group_wakes_whoever_waits_for_its_news() {
     assert!(file.read_at(&mut [0; 8], 0).is_err());
 }
 
-/// The poller reads until it has seen the last event. Any wake-up that is lost leaves it asleep for ever.
+/// The poller reads until it has seen the last event. Any wake-up that is lost leaves it asleep for
+/// ever.
 #[test]
 fn no_event_is_slept_through() {
     let Some(mount) = Mount::new() else { return };

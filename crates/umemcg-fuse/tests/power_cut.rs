@@ -1,6 +1,7 @@
-//! Power cuts under a whole mount: below the volume lies a file system that forgets and reorders whatever was not synced,
-//! every request to it is a cut, and programs' system calls say what was promised. That engine and cache keep the promise
-//! is shown in more depth in `umemcg/tests/crash.rs`; this shows that all the ways of asking for it lead there.
+//! Power cuts under a whole mount: below the volume lies a file system that forgets and reorders
+//! whatever was not synced, every request to it is a cut, and programs' system calls say what was
+//! promised. That engine and cache keep the promise is shown in more depth in
+//! `umemcg/tests/crash.rs`; this shows that all the ways of asking for it lead there.
 
 mod common;
 #[path = "../../umemcg/tests/common/disk.rs"]
@@ -150,7 +151,7 @@ impl Ground {
 }
 
 #[test]
-fn every_way_to_ask_for_durability_reaches_the_store_before_it_returns() {
+fn every_kind_of_sync_reaches_the_store_before_it_returns() {
     if !can_mount() {
         return;
     }
@@ -185,7 +186,7 @@ fn every_way_to_ask_for_durability_reaches_the_store_before_it_returns() {
     File::open(ground.mnt.path()).unwrap().sync_all().unwrap();
     assert!(ground.store.nr_directory_syncs.load(Ordering::SeqCst) > before, "fsync of the directory");
 
-    // The end, with data that nobody has asked to be durable.
+    // The end, with data that was never synced.
     let open = ground.open(1, 0);
     ground.write(1, &open, 0..5 * 4096, 9);
     drop(open);
@@ -194,9 +195,10 @@ fn every_way_to_ask_for_durability_reaches_the_store_before_it_returns() {
     ground.check();
 }
 
-/// SEMANTICS.md says that `syncfs` is none of them, because the kernel does not pass it on. Should one do so, it has to hold.
+/// SEMANTICS.md says that `syncfs` is none of them, because the kernel does not pass it on. Should
+/// one do so, it has to hold.
 #[test]
-fn a_syncfs_that_the_kernel_passes_on_is_kept_and_one_that_it_does_not_is_no_error() {
+fn a_syncfs_that_the_kernel_passes_on_is_durable() {
     if !can_mount() {
         return;
     }
@@ -221,7 +223,7 @@ fn a_syncfs_that_the_kernel_passes_on_is_kept_and_one_that_it_does_not_is_no_err
 }
 
 #[test]
-fn a_closed_file_is_written_like_any_other_when_it_is_old_enough() {
+fn a_closed_file_reaches_the_store_when_it_is_old_enough() {
     if !can_mount() {
         return;
     }
@@ -234,12 +236,12 @@ fn a_closed_file_is_written_like_any_other_when_it_is_old_enough() {
     limits.set_expire(Duration::from_millis(20));
     ground.engine.cache().wake_flushers();
     let written = || ground.store.disk.read(0, 0, 4096) == [7; 4096];
-    assert!(within(Duration::from_secs(20), written).is_some(), "nobody asked, but it is old");
+    assert!(within(Duration::from_secs(20), written).is_some(), "not asked for, but it is old");
     ground.check();
 }
 
 #[test]
-fn a_cut_at_any_request_leaves_what_was_synced_or_something_newer() {
+fn a_cut_at_any_request_leaves_the_synced_state_or_a_newer_one() {
     if !can_mount() {
         return;
     }

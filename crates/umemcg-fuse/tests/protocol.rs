@@ -1,5 +1,5 @@
-//! The session against a kernel that says whatever the test wants: a socket that keeps messages apart stands in for the
-//! device.
+//! The session against a kernel that says whatever the test wants: a socket that keeps messages
+//! apart stands in for the device.
 
 mod common;
 
@@ -124,7 +124,7 @@ fn what_is_no_request_is_passed_over() {
 }
 
 #[test]
-fn an_interrupt_of_a_request_that_is_not_known_is_to_be_repeated() {
+fn an_interrupt_of_an_unknown_request_is_to_be_repeated() {
     let (kernel, _session) = Kernel::serve(&Memory::with(&[("f", b"x")]));
     kernel.say(&message(opcode::INTERRUPT, 21, &20u64.to_ne_bytes()));
     let (header, _) = kernel.hear();
@@ -132,7 +132,7 @@ fn an_interrupt_of_a_request_that_is_not_known_is_to_be_repeated() {
 }
 
 #[test]
-fn an_interrupted_request_of_an_invisible_thread_ends_after_a_while() {
+fn an_interrupted_request_of_an_unseen_thread_ends_after_a_time() {
     let memory = Memory::with(&[("hang", b"x")]);
     let (kernel, session) = Kernel::serve(&memory);
     kernel.say(&message(opcode::READ, 30, &[0; 40]));
@@ -183,7 +183,8 @@ proptest! {
         memory.gate.open();
         let (kernel, _session) = Kernel::serve(&memory);
         for (opcode, body) in messages {
-            // A write may make the file as long as it likes, and an interrupt may ask to be repeated.
+            // A write may make the file as long as it likes, and an interrupt may ask to be
+            // repeated.
             if !matches!(opcode, opcode::WRITE | opcode::INIT) {
                 kernel.say(&message(opcode, 40, &body));
             }

@@ -101,7 +101,7 @@ fn a_neighbour_on_a_store_that_is_busy_has_its_part_of_it() {
 }
 
 #[test]
-fn asynchronous_reads_that_hang_do_not_use_up_the_kernels_budget() {
+fn asynchronous_reads_that_hang_leave_the_kernels_budget() {
     if !can_mount() {
         return;
     }

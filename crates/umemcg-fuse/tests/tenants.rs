@@ -1,5 +1,5 @@
-//! Several who share one mount: who pays for what, and who has to wait for whom. The volume's directory is itself
-//! a mount, of a small file system that hangs when it is told to.
+//! Several tenants share one mount: which one pays for what, and which one waits for another. The
+//! volume's directory is itself a mount, of a small file system that hangs when it is told to.
 
 mod common;
 
@@ -29,7 +29,7 @@ fn engine(pool_bytes: u64) -> Arc<Engine> {
 }
 
 #[test]
-fn whoever_reads_and_writes_pays_and_stays_below_his_limit() {
+fn readers_and_writers_pay_and_stay_below_their_limit() {
     if !can_mount() {
         return;
     }
@@ -37,23 +37,24 @@ fn whoever_reads_and_writes_pays_and_stays_below_his_limit() {
     let engine = engine(64 << 20);
     let (a, b) = (group(&engine, "a"), group(&engine, "b"));
     engine.set_max(&a, 4 << 20, &|| false);
-    let who = ByThread::new(engine.root());
-    let daemon = Daemon::start(&engine, who.clone(), &DaemonConfig::new(data.path(), mnt.path())).unwrap();
+    let classifier = ByThread::new(engine.root());
+    let daemon =
+        Daemon::start(&engine, classifier.clone(), &DaemonConfig::new(data.path(), mnt.path())).unwrap();
 
     let path = mnt.path().join("of-a");
-    who.run(&a, || fs::write(&path, vec![1; 16 << 20]).unwrap());
+    classifier.run(&a, || fs::write(&path, vec![1; 16 << 20]).unwrap());
     assert!(a.usage_bytes() > 1 << 20, "{}", a.usage_bytes());
     assert!(a.usage_bytes() <= 4 << 20, "{}", a.usage_bytes());
     let before = b.usage_bytes();
     assert!(before < 1 << 20, "{before}");
-    who.run(&b, || assert_eq!(fs::read(&path).unwrap().len(), 16 << 20));
+    classifier.run(&b, || assert_eq!(fs::read(&path).unwrap().len(), 16 << 20));
     assert!(b.usage_bytes() > 8 << 20, "what b read and was not there is b's: {}", b.usage_bytes());
     assert!(a.usage_bytes() <= 4 << 20);
     assert_eq!(daemon.shut_down(Instant::now() + SOON), []);
 }
 
 #[test]
-fn what_a_mapping_writes_late_is_charged_to_whoever_opened_the_file() {
+fn late_write_back_of_a_mapping_is_charged_to_the_opener() {
     let python = Command::new("python3").arg("-V").output().is_ok_and(|output| output.status.success());
     if !can_mount() || !python {
         eprintln!("SKIPPED: needs /dev/fuse and python3, which can map a file");
@@ -72,8 +73,8 @@ fn what_a_mapping_writes_late_is_charged_to_whoever_opened_the_file() {
             if known { self.0.clone() } else { self.1.clone() }
         }
     }
-    let who = Arc::new(Others(Arc::clone(engine.root()), Arc::clone(&mapper)));
-    let daemon = Daemon::start(&engine, who, &DaemonConfig::new(data.path(), mnt.path())).unwrap();
+    let classifier = Arc::new(Others(Arc::clone(engine.root()), Arc::clone(&mapper)));
+    let daemon = Daemon::start(&engine, classifier, &DaemonConfig::new(data.path(), mnt.path())).unwrap();
     let script = "import mmap,sys\nf=open(sys.argv[1],'r+b')\nm=mmap.mmap(f.fileno(),0)\nm[:]=b'm'*len(m)\n";
     let status = Command::new("python3").args(["-c", script]).arg(mnt.path().join("f")).status().unwrap();
     assert!(status.success());
@@ -120,7 +121,7 @@ impl Drop for Hanging {
 }
 
 #[test]
-fn a_killed_reader_of_a_volume_that_hangs_is_gone_within_a_second() {
+fn a_killed_reader_of_a_hanging_volume_is_gone_in_a_second() {
     if !can_mount() {
         return;
     }
@@ -137,7 +138,7 @@ fn a_killed_reader_of_a_volume_that_hangs_is_gone_within_a_second() {
 }
 
 #[test]
-fn more_slowed_writers_than_threads_and_a_hanging_store_leave_readers_alone() {
+fn slowed_writers_and_a_hanging_store_leave_readers_alone() {
     if !can_mount() {
         return;
     }
@@ -179,7 +180,7 @@ fn more_slowed_writers_than_threads_and_a_hanging_store_leave_readers_alone() {
 }
 
 #[test]
-fn an_end_with_a_store_that_hangs_comes_in_time_and_says_what_is_lost() {
+fn an_end_with_a_hanging_store_is_in_time_and_names_losses() {
     if !can_mount() {
         return;
     }

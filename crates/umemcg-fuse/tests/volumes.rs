@@ -70,7 +70,7 @@ fn errno<T>(result: std::io::Result<T>) -> Option<Errno> {
 }
 
 #[test]
-fn volumes_are_directories_of_the_mount_that_come_and_go_while_it_is_served() {
+fn volumes_are_directories_added_and_removed_while_served() {
     if !can_mount() {
         return;
     }
@@ -83,7 +83,7 @@ fn volumes_are_directories_of_the_mount_that_come_and_go_while_it_is_served() {
     fs::write(many.path("b/d/f"), "two").unwrap();
     assert_eq!(fs::read(many.path("a/f")).unwrap(), b"one");
     many.remove("a", false).unwrap();
-    assert_eq!(many.names(), ["b"], "gone for everybody at once");
+    assert_eq!(many.names(), ["b"], "gone for every process at once");
     assert_eq!(errno(fs::read(many.path("a/f"))), Some(Errno::NOENT));
     assert_eq!(fs::read(a.join("f")).unwrap(), b"one", "what was accepted is in the directory");
     assert_eq!(fs::read(many.path("b/d/f")).unwrap(), b"two");
@@ -111,7 +111,7 @@ fn the_directory_of_volumes_cannot_be_changed_from_inside() {
 }
 
 #[test]
-fn between_volumes_nothing_is_renamed_or_linked_and_no_two_files_look_like_one() {
+fn no_rename_or_link_or_inode_number_crosses_volumes() {
     if !can_mount() {
         return;
     }
@@ -197,16 +197,17 @@ fn a_volume_that_is_gone_leaves_no_memory_behind() {
         }
         many.remove(&name, false).unwrap();
     }
-    // An empty list of a volume's names stays until somebody looks for objects.
+    // An empty list of a volume's names stays until the next round of the shrinkers.
     many.engine.drop_caches(umemcg::DropCaches::Objects, &|| false);
     many.engine.root().drain_stocks();
     let left = || many.engine.root().usage_bytes().saturating_sub(before);
     assert!(common::within(Duration::from_secs(10), || left() == 0).is_some(), "{} bytes", left());
 }
 
-/// Volumes, groups and files come and go from many threads in a pool that is much too small for them.
+/// Volumes, groups and files come and go from many threads in a pool that is much too small for
+/// them.
 #[test]
-fn volumes_and_groups_that_come_and_go_while_memory_is_short_leave_nothing_behind() {
+fn volumes_and_groups_removed_under_pressure_leave_nothing() {
     if !can_mount() {
         return;
     }
@@ -216,11 +217,20 @@ fn volumes_and_groups_that_come_and_go_while_memory_is_short_leave_nothing_behin
     many.daemon.add_volume("first", &VolumeSpec::Tmpfs(TmpfsConfig::default())).unwrap();
     fs::write(many.path("first/f"), "x").unwrap();
     many.remove("first", false).unwrap();
-    root.drain_stocks();
-    let before = root.usage_bytes();
     let kept = [umemcg::StatItem::Shmem, umemcg::StatItem::Unevictable, umemcg::StatItem::SlabUnreclaimable];
-    let numbers = || kept.map(|item| (item, root.stat_total(item)));
-    let numbers_before = numbers();
+    let numbers = || kept.map(|item| root.stat_total(item));
+    let settle = || {
+        // An empty list of a volume's names stays until the next round of the shrinkers.
+        many.engine.drop_caches(umemcg::DropCaches::Objects, &|| false);
+        root.drain_stocks();
+        let [shmem, unevictable, slab] = numbers();
+        (shmem, unevictable) == (0, 0) && root.usage_bytes() as i64 == slab
+    };
+    // The kernel closes the file when it gets round to it.
+    assert!(common::within(Duration::from_secs(20), settle).is_some(), "{:?}", numbers());
+    // Beside that, the root's own lists may stay, empty; those of one volume only would be many
+    // more.
+    let most = numbers()[2] + 2 * 160;
     std::thread::scope(|scope| {
         for worker in 0..4 {
             let many = &many;
@@ -262,19 +272,12 @@ fn volumes_and_groups_that_come_and_go_while_memory_is_short_leave_nothing_behin
         });
     });
     assert!(many.names().is_empty() && many.daemon.list_volumes().is_empty());
-    let gone = || {
-        // An empty list of a volume's names stays until somebody looks for objects.
-        many.engine.drop_caches(umemcg::DropCaches::Objects, &|| false);
-        root.drain_stocks();
-        numbers() == numbers_before && root.usage_bytes() <= before
-    };
-    let ended = common::within(Duration::from_secs(20), gone);
-    let (usage, left) = (root.usage_bytes(), numbers());
-    assert!(ended.is_some(), "{usage} bytes, {before} before; {left:?}, {numbers_before:?} before");
+    let ended = common::within(Duration::from_secs(20), || settle() && numbers()[2] <= most);
+    assert!(ended.is_some(), "{} bytes, {:?}, at most {most} expected", root.usage_bytes(), numbers());
 }
 
 #[test]
-fn what_a_file_that_stays_open_is_changed_by_is_for_the_next_sync() {
+fn later_changes_to_an_open_file_are_for_the_next_sync() {
     if !can_mount() {
         return;
     }

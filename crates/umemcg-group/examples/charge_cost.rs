@@ -1,5 +1,6 @@
-//! What a charge and its uncharge cost together: 4 KiB and 100 B, by depth, by the number of groups that a thread
-//! cycles over, and by threads. The least of many rounds, in nanoseconds, since the machine has other work.
+//! What a charge and its uncharge cost together: 4 KiB and 100 B, by depth, by the number of groups
+//! that a thread cycles over, and by threads. The least of many rounds, in nanoseconds, since the
+//! machine has other work.
 //!
 //! `cargo run --release -p umemcg-group --example charge_cost [filter]`
 
@@ -104,7 +105,7 @@ fn main() {
         let tree = GroupTree::new(64 << 30);
         let group = &groups(&tree, 4, 1)[0];
         print_cost("owner to group, lent", || group.owner().with_group(|group| group.id()));
-        print_cost("read hit counted", || umemcg_group::tally::count_hits(group, 1));
+        print_cost("read hit counted", || umemcg_group::hit_counters::count_hits(group, 1));
         print_cost("statistic at depth 4", || group.stat_add(StatItem::PgFault, 1));
         group.set_max(4096);
         let held = group.try_charge(4096).unwrap();

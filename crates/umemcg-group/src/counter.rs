@@ -1,7 +1,9 @@
-//! One level of accounting: how much is charged to a group and everything below it, and how much may be.
+//! One level of accounting: how much is charged to a group and everything below it, and how much
+//! may be.
 //!
-//! A counter node is also the *owner handle* of whatever is charged to its group: pages, objects, stocks and child
-//! nodes name it by index, and it outlives the group for as long as any of them does. Its life is its word:
+//! A counter node is also the *owner handle* of whatever is charged to its group: pages, objects,
+//! stocks and child nodes name it by index, and it outlives the group for as long as any of them
+//! does. Its life is its word:
 //!
 //! ```text
 //! bit 63        LIVE: the Arc<Group> exists
@@ -9,16 +11,17 @@
 //! ```
 //!
 //! 1. A node is taken from the free list with the word LIVE.
-//! 2. Charges add to the word, uncharges subtract, whether or not the group has been removed meanwhile.
+//! 2. Charges add to the word, uncharges subtract, whether or not the group has been removed
+//!    meanwhile.
 //! 3. The group's last `Arc` clears LIVE.
-//! 4. Whoever brings the word to 0 (there is exactly one) puts the node back on the free list.
+//! 4. The thread that brings the word to 0 (there is exactly one) puts the node back on the free
+//!    list.
 //!
-//! Charges and limit changes need no fence: both are read-modify-writes of the word. Whichever comes second in the
-//! word's modification order sees what the other did before it: a charge the new limit, a limit change the new usage.
+//! Charges and limit changes need no fence: both are read-modify-writes of the word. Whichever
+//! comes second in the word's modification order sees what the other did before it: a charge the
+//! new limit, a limit change the new usage.
 
 use umemcg_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-
-use crate::excess::EXCESS_LAG_BYTES;
 
 /// The group behind this node exists.
 const LIVE: u64 = 1 << 63;
@@ -35,6 +38,11 @@ pub const CHARGE_BYTES_MAX: u64 = 1 << 56;
 /// The node's index that means "none": the root's parent, an unowned frame, an empty stock slot.
 pub const NO_NODE: u32 = 0;
 
+/// How far below its soft limit a usage may be while the group still counts as in excess, in bytes;
+/// above the limit it counts as such at once. As much as a stock.
+#[doc(alias = "SOFTLIMIT_EVENTS_TARGET")]
+pub const EXCESS_LAG_BYTES: u64 = if cfg!(loom) { 2 } else { 256 << 10 };
+
 /// How often a limit change is tried again when charges slip in between.
 const SET_MAX_ATTEMPTS: u32 = 4;
 
@@ -49,7 +57,7 @@ pub struct CounterNode {
     max: AtomicU64,
     /// (A) Highest usage that a granted charge has seen, in bytes.
     peak: AtomicU64,
-    /// (A) Usage in bytes from which on somebody wants to know of charges.
+    /// (A) Usage in bytes from which on charges ring the group's bell.
     mark: AtomicU64,
     /// (A) Charges that this level refused.
     failcnt: AtomicU64,
@@ -102,12 +110,12 @@ impl CounterNode {
         self.forward.store(parent, Ordering::Relaxed);
         self.depth.store(depth, Ordering::Relaxed);
         self.dead.store(false, Ordering::Relaxed);
-        // Release: who reaches the node through its word sees the fields above.
+        // Release: a thread that reaches the node through its word sees the fields above.
         let before = self.word.swap(LIVE, Ordering::AcqRel);
         assert_eq!(before, 0, "a counter node was opened while in use");
     }
 
-    /// The node above, or [`NO_NODE`].
+    /// Returns the node above, or [`NO_NODE`].
     #[inline]
     pub fn parent(&self) -> u32 {
         self.parent.load(Ordering::Relaxed)
@@ -125,13 +133,13 @@ impl CounterNode {
         self.word.load(Ordering::Relaxed) & !LIVE
     }
 
-    /// Most that a charge may bring the usage to; [`UNLIMITED`] for none.
+    /// Returns the most that a charge may bring the usage to; [`UNLIMITED`] for none.
     #[inline]
     pub fn max(&self) -> u64 {
         self.max.load(Ordering::Relaxed)
     }
 
-    /// Highest usage of a granted charge since the last reset.
+    /// Returns the highest usage of a granted charge since the last reset.
     pub fn peak(&self) -> u64 {
         self.peak.load(Ordering::Relaxed)
     }
@@ -141,7 +149,7 @@ impl CounterNode {
         self.peak.store(self.usage(), Ordering::Relaxed);
     }
 
-    /// Refused charges since the last reset.
+    /// Returns the number of refused charges since the last reset.
     pub fn failcnt(&self) -> u64 {
         self.failcnt.load(Ordering::Relaxed)
     }
@@ -156,8 +164,8 @@ impl CounterNode {
         self.failcnt.store(0, Ordering::Relaxed);
     }
 
-    /// Adds `bytes` if the limit allows it. The usage is never above the limit on the way, except while a limit is
-    /// being lowered.
+    /// Adds `bytes` if the limit allows it. The usage is never above the limit on the way, except
+    /// while a limit is being lowered.
     #[doc(alias = "page_counter_try_charge")]
     #[inline]
     pub fn try_add(&self, bytes: u64) -> bool {
@@ -167,7 +175,8 @@ impl CounterNode {
             if (word & !LIVE) + bytes > self.allowed() {
                 return false;
             }
-            // AcqRel: pairs with `set_max`. If its read-modify-write came first, the load below sees the new limit.
+            // AcqRel: pairs with `set_max`. If its read-modify-write came first, the load below
+            // sees the new limit.
             match self.word.compare_exchange_weak(word, word + bytes, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => break,
                 Err(now) => word = now,
@@ -193,13 +202,15 @@ impl CounterNode {
         self.word.fetch_add(bytes, Ordering::AcqRel);
     }
 
-    /// Takes back what `try_add` or `add` added a moment ago; the node cannot empty, since its user holds it.
+    /// Takes back what `try_add` or `add` added a moment ago; the node cannot empty, since its user
+    /// holds it.
     #[inline]
     pub fn take_back(&self, bytes: u64) {
         assert!(!self.sub(bytes), "a counter node was emptied under its user");
     }
 
-    /// Subtracts `bytes`. True when that was the last thing that kept the node: the caller must free it.
+    /// Subtracts `bytes`. True when that was the last thing that kept the node: the caller must
+    /// free it.
     ///
     /// # Panics
     /// When less than `bytes` is charged.
@@ -210,15 +221,17 @@ impl CounterNode {
         // AcqRel: what every user did with the node comes before its reuse.
         let before = self.word.fetch_sub(bytes, Ordering::AcqRel);
         if before & !LIVE < bytes {
-            // Put right first, so that the destructors that run while panicking do not fall over it again.
+            // Put right first, so that the destructors that run while panicking do not fall over it
+            // again.
             self.word.fetch_add(bytes, Ordering::AcqRel);
             panic!("uncharge of {bytes} bytes from a counter at {}", before & !LIVE);
         }
         before == bytes
     }
 
-    /// Raises the peak to the usage of now, after a charge was granted at every level. True when somebody is to be told: the usage is
-    /// at the mark or above it, or the group is to count as over its soft limit from now on, or no longer.
+    /// Raises the peak to the usage of now, after a charge was granted at every level. True when
+    /// the group's bell is to be rung: the usage is at the mark or above it, or the group is to
+    /// count as over its soft limit from now on, or no longer.
     #[inline]
     pub fn note_usage(&self) -> bool {
         let usage = self.usage();
@@ -234,29 +247,30 @@ impl CounterNode {
         usage >= self.mark.load(Ordering::Relaxed)
     }
 
-    /// Whether the usage is at the mark or above it.
+    /// Returns whether the usage is at the mark or above it.
     pub fn is_over_mark(&self) -> bool {
         self.is_at_mark(self.usage())
     }
 
-    /// Sets the mark. Charges granted from now on that reach it are told of, at the latest when the next stock is filled.
+    /// Sets the mark. Charges granted from now on that reach it are told of, at the latest when the
+    /// next stock is filled.
     pub fn set_mark(&self, mark: u64) {
-        // Relaxed: a charge in flight may miss it; whoever sets it looks at the usage afterwards.
+        // Relaxed: a charge in flight may miss it; the setter looks at the usage afterwards.
         self.mark.store(mark, Ordering::Relaxed);
     }
 
-    /// The soft limit in bytes; [`UNLIMITED`] for none.
+    /// Returns the soft limit in bytes; [`UNLIMITED`] for none.
     #[inline]
     pub fn soft_limit(&self) -> u64 {
         self.soft_limit.load(Ordering::Relaxed)
     }
 
-    /// Sets the soft limit. Whoever does settles the group's excess afterwards.
+    /// Sets the soft limit. The caller settles the group's excess afterwards.
     pub fn set_soft_limit(&self, bytes: u64) {
         self.soft_limit.store(bytes, Ordering::Relaxed);
     }
 
-    /// Whether the group counts as over its soft limit.
+    /// Returns whether the group counts as over its soft limit.
     #[inline]
     pub fn is_in_excess(&self) -> bool {
         self.in_excess.load(Ordering::Relaxed)
@@ -268,24 +282,25 @@ impl CounterNode {
         if self.is_in_excess() { usage <= soft_limit.saturating_sub(lag) } else { usage > soft_limit }
     }
 
-    /// Whether the group counts as over its soft limit and no longer should, or the other way round. To be asked after a change of
-    /// the usage; a guess if nothing keeps the node.
+    /// Returns whether the group counts as over its soft limit and no longer should, or the other
+    /// way round. To be asked after a change of the usage; a guess if nothing keeps the node.
     #[inline]
     pub fn is_excess_stale(&self) -> bool {
         self.is_excess_stale_at(self.usage(), EXCESS_LAG_BYTES)
     }
 
-    /// The same after an uncharge, which can only bring a group out of excess.
+    /// Like `is_excess_stale`, after an uncharge, which can only bring a group out of excess.
     #[inline]
     pub fn is_excess_over(&self) -> bool {
         self.is_in_excess() && self.is_excess_stale()
     }
 
-    /// What the flag should be, if not what it is. `HANDSHAKE` as in [`swap_max`](Self::swap_max).
+    /// Returns what the flag should be, if not what it is. `HANDSHAKE` as in
+    /// [`swap_max`](Self::swap_max).
     pub fn excess_to_publish<const HANDSHAKE: bool>(&self, lag: u64) -> Option<bool> {
         let word = if HANDSHAKE {
-            // AcqRel: pairs with `try_add`, `add` and `sub`. Whoever comes later sees the flag and the soft limit, who came before
-            // is seen here.
+            // AcqRel: pairs with `try_add`, `add` and `sub`. A later change sees the flag and the
+            // soft limit, an earlier one is seen here.
             self.word.fetch_add(0, Ordering::AcqRel)
         } else {
             self.word.load(Ordering::Acquire)
@@ -299,7 +314,8 @@ impl CounterNode {
         self.in_excess.store(in_excess, Ordering::Relaxed);
     }
 
-    /// The group's last `Arc` is gone. True when nothing else keeps the node: the caller must free it.
+    /// Notes that the group's last `Arc` is gone. Returns true when nothing else keeps the node:
+    /// the caller must free it.
     #[must_use = "an emptied node must be freed"]
     pub fn release_live(&self) -> bool {
         // AcqRel: as in `sub`.
@@ -314,12 +330,14 @@ impl CounterNode {
         self.swap_max::<true>(max);
     }
 
-    /// Sets the limit and returns the old one and the usage, such that every charge is either in that usage or is
-    /// held to the new limit. `HANDSHAKE` is false only in the model that shows why it is there.
+    /// Sets the limit and returns the old one and the usage, such that every charge is either in
+    /// that usage or is held to the new limit. `HANDSHAKE` is false only in the model that shows
+    /// why it is there.
     pub fn swap_max<const HANDSHAKE: bool>(&self, max: u64) -> (u64, u64) {
         let old = self.max.swap(max, Ordering::AcqRel);
         let word = if HANDSHAKE {
-            // AcqRel: pairs with `try_add`. A charge that comes later sees the new limit, an earlier one is seen here.
+            // AcqRel: pairs with `try_add`. A charge that comes later sees the new limit, an
+            // earlier one is seen here.
             self.word.fetch_add(0, Ordering::AcqRel)
         } else {
             self.word.load(Ordering::Acquire)
@@ -353,7 +371,7 @@ impl CounterNode {
         Err(OverUsage)
     }
 
-    /// The group has been removed: no limit of its own, and lookups go to the parent.
+    /// Marks the group as removed: it has no limit of its own, and lookups go to the parent.
     pub fn mark_dead(&self) {
         self.max.store(UNLIMITED, Ordering::Relaxed);
         self.mark.store(UNLIMITED, Ordering::Relaxed);
@@ -362,14 +380,15 @@ impl CounterNode {
         self.dead.store(true, Ordering::Release);
     }
 
-    /// Whether the group has been removed.
+    /// Returns whether the group has been removed.
     #[inline]
     pub fn is_dead(&self) -> bool {
         // Acquire: pairs with `mark_dead`.
         self.dead.load(Ordering::Acquire)
     }
 
-    /// Where to look for a living group when this one is dead: the parent or a nearer shortcut.
+    /// Returns where to look for a living group when this one is dead: the parent or a nearer
+    /// shortcut.
     pub fn forward(&self) -> u32 {
         self.forward.load(Ordering::Relaxed)
     }

@@ -1,14 +1,15 @@
-//! Effective protection: how much of a group's memory is protected from reclaim that starts at one root, computed top-down
-//! along the way to the group (`kernel-semantics` §3.3).
+//! Effective protection: how much of a group's memory is protected from reclaim that starts at one
+//! root, computed top-down along the way to the group (`kernel-semantics` §3.3).
 //!
-//! The root itself is not protected from its own reclaim; a group directly below has what it was promised; further down a
-//! parent's protection is divided ([`share`]). A walk visits groups in the order of the tree, so the levels above the next
-//! group are mostly those above the last, and the sum of claims is asked for once for each parent and walk.
+//! The root itself is not protected from its own reclaim; a group directly below has what it was
+//! promised; further down a parent's protection is divided ([`share`]). A walk visits groups in the
+//! order of the tree, so the levels above the next group are mostly those above the last, and the
+//! sum of claims is asked for once for each parent and walk.
 
 use std::sync::Arc;
 
 use crate::group::Group;
-use crate::protection::{Level, Protection, share};
+use crate::promises::{Level, Protection, share};
 
 /// One level on the way to the group asked for last.
 #[derive(Debug)]
@@ -20,7 +21,8 @@ struct Known {
     claimed: Option<Protection>,
 }
 
-/// What is protected below one root, as one walk finds it. Results are estimates of a moment: usages change meanwhile.
+/// What is protected below one root, as one walk finds it. Results are estimates of a moment:
+/// usages change meanwhile.
 #[doc(alias = "mem_cgroup_calculate_protection")]
 #[derive(Debug)]
 pub struct EffectiveProtection<'r> {
@@ -33,7 +35,8 @@ pub struct EffectiveProtection<'r> {
 }
 
 impl<'r> EffectiveProtection<'r> {
-    /// For reclaim that starts at `root`. With `recursive`, protection that no child claims is handed down all the same.
+    /// Creates the protection for a reclaim that starts at `root`. With `recursive`, protection
+    /// that no child claims is handed down all the same.
     pub fn new(root: &'r Arc<Group>, recursive: bool) -> Self {
         Self { root, recursive, is_any: root.has_claimants(), path: Vec::new() }
     }
@@ -44,12 +47,12 @@ impl<'r> EffectiveProtection<'r> {
         self.path.clear();
     }
 
-    /// Whether anything below the root is protected at all.
+    /// Returns whether anything below the root is protected at all.
     pub fn is_any(&self) -> bool {
         self.is_any
     }
 
-    /// How much of `group` is protected. `group` is the root or below it.
+    /// Returns how much of `group` is protected. `group` is the root or below it.
     pub fn of(&mut self, group: &Arc<Group>) -> Protection {
         if !self.is_any || Arc::ptr_eq(group, self.root) {
             return Protection::NONE;

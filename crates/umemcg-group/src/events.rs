@@ -1,8 +1,9 @@
-//! Events of a group and all groups below: counts, and a bell for whoever waits for them to change.
+//! Events of a group and all groups below: counts, and a bell for threads that wait for them to
+//! change.
 //!
-//! An event that nobody waits for costs its count, a fence and a look. Who wants to be woken hangs a bell, takes its ring, and
-//! looks at the counts afterwards; an event is counted first and rings afterwards. So either the looker sees the count, or
-//! the event finds the bell.
+//! An event for which no thread waits costs its count, a fence and a look. A thread that wants to
+//! be woken hangs a bell, takes its ring, and looks at the counts afterwards; an event is counted
+//! first and rings afterwards. So either the looker sees the count, or the event finds the bell.
 //!
 //! ```text
 //!   event                    first poll
@@ -41,11 +42,13 @@ impl Default for Events {
 }
 
 impl Events {
-    /// Counts an event, and rings the bell if one hangs. `FENCE` is false only in the model that shows why it is there.
+    /// Counts an event, and rings the bell if one hangs. `FENCE` is false only in the model that
+    /// shows why it is there.
     pub fn count<const FENCE: bool>(&self, kind: EventKind) {
         self.counts[kind.index()].fetch_add(1, Ordering::Relaxed);
         if FENCE {
-            // SeqCst: pairs with `hang`. Whoever hangs a bell and looks afterwards sees the count, or the bell is seen.
+            // SeqCst: pairs with `hang`. A thread that hangs a bell and looks afterwards sees the
+            // count, or the bell is seen.
             fence(Ordering::SeqCst);
         }
         self.ring();
@@ -61,8 +64,8 @@ impl Events {
         }
     }
 
-    /// Hangs the bell that events ring; the first one stays. Who looks at the counts afterwards misses no event. `FENCE` as in
-    /// [`count`](Self::count).
+    /// Hangs the bell that events ring; the first one stays. A thread that looks at the counts
+    /// afterwards misses no event. `FENCE` as in [`count`](Self::count).
     pub fn hang<const FENCE: bool>(&self, bell: Arc<Bell>) {
         let _ = self.bell.set(bell);
         // Release: pairs with `ring`.
@@ -73,7 +76,7 @@ impl Events {
         }
     }
 
-    /// How many there were.
+    /// Returns how many there were.
     pub fn nr(&self, kind: EventKind) -> u64 {
         self.counts[kind.index()].load(Ordering::Relaxed)
     }

@@ -1,18 +1,23 @@
-//! Which groups are over their soft limit, and the way to them from every group above (mail soft-limit-rework, patches 5 to 7).
+//! Which groups are over their soft limit, and the way to them from every group above (mail
+//! soft-limit-rework, patches 5 to 7).
 //!
-//! A group *counts as in excess* by a flag at its counter. The flag goes up when a change of the usage finds it above the soft
-//! limit, and down when one finds it [`EXCESS_LAG_BYTES`] below, so that a usage that hovers about its limit does not change it
-//! with every batch; a walk that comes by takes it down at once ([`Group::settle_excess`](crate::Group::settle_excess)). Only
-//! changes that reach the counter look: the filling of a stock, what spills from one, a drain. Charges from stock look at nothing.
+//! A group *counts as in excess* by a flag at its counter. The flag goes up when a change of the
+//! usage finds it above the soft limit, and down when one finds it [`EXCESS_LAG_BYTES`] below, so
+//! that a usage that hovers about its limit does not change it with every batch; a walk that comes
+//! by takes it down at once ([`Group::settle_excess`](crate::Group::settle_excess)). Only changes
+//! that reach the counter look: the filling of a stock, what spills from one, a drain. Charges from
+//! stock look at nothing.
 //!
-//! Every group has the set of its children in whose subtrees a flag is up, in the structure that says where there is anything to
-//! reclaim ([`crate::presence`]). The kernel's series counts descendants instead; with sets, a walk goes from one group in excess to the next
-//! without a look at those between, and a flag that changes writes no further up than the first set that stays as it is.
+//! Every group has the set of its children in whose subtrees a flag is up, in the structure that
+//! says where there is anything to reclaim ([`crate::subtree_marks`]). The kernel's series counts
+//! descendants instead; with sets, a walk goes from one group in excess to the next without a look
+//! at those between, and a flag that changes writes no further up than the first set that stays as
+//! it is.
 //!
 //! Usage and flag are two words, written by different threads:
 //!
 //! ```text
-//! who changes the usage              who changes the flag, under the group's lock
+//! a change of the usage              a change of the flag, under the group's lock
 //! 1. read-modify-write of the word   1. writes the flag
 //! 2. reads the flag                  2. looks at the word with a read-modify-write, and begins again if they differ
 //! ```
@@ -20,37 +25,34 @@
 //! Whichever of the two comes second in the word's modification order sees what the other did.
 
 use crate::counter::CounterNode;
-use crate::presence::{self, Presence, Step};
-use umemcg_base::sync::Mutex;
-
-/// How far below its soft limit a usage may be while the group still counts as in excess, in bytes; above the limit it counts as
-/// such at once. As much as a stock.
-#[doc(alias = "SOFTLIMIT_EVENTS_TARGET")]
-pub const EXCESS_LAG_BYTES: u64 = if cfg!(loom) { 2 } else { 256 << 10 };
+pub use crate::counter::EXCESS_LAG_BYTES;
+use crate::subtree_marks::{self, Step, SubtreeMarks};
+use umemcg_base::{LeafMutex, Rank};
 
 /// What a group keeps of this. `C` is what a parent keeps of a child.
 #[derive(Debug)]
 pub struct Excess<C> {
     /// Held while the flag changes.
-    changing: Mutex<()>,
+    changing: LeafMutex<()>,
     /// Whether the flag is up, and the children below which one is.
-    presence: Presence<C>,
+    subtree_marks: SubtreeMarks<C>,
 }
 
 impl<C> Default for Excess<C> {
     fn default() -> Self {
-        Self { changing: Mutex::new(()), presence: Presence::default() }
+        Self { changing: LeafMutex::with_rank(Rank::GroupExcess, ()), subtree_marks: SubtreeMarks::default() }
     }
 }
 
 impl<C> Excess<C> {
-    /// The children below which a flag is up.
-    pub fn presence(&self) -> &Presence<C> {
-        &self.presence
+    /// Returns the children below which a flag is up.
+    pub fn subtree_marks(&self) -> &SubtreeMarks<C> {
+        &self.subtree_marks
     }
 
-    /// Brings the flag in line with the usage; `lag` is how far below the soft limit it may stay up. `way` leads from the group to
-    /// the root. `HANDSHAKE` is false only in the model that shows what it is good for.
+    /// Brings the flag in line with the usage; `lag` is how far below the soft limit it may stay
+    /// up. `way` leads from the group to the root. `HANDSHAKE` is false only in the model that
+    /// shows what it is good for.
     #[doc(alias = "mem_cgroup_update_soft_limit")]
     pub fn settle<'a, const HANDSHAKE: bool, W>(&'a self, node: &CounterNode, lag: u64, way: impl Fn() -> W)
     where
@@ -58,13 +60,14 @@ impl<C> Excess<C> {
         C: 'a,
     {
         let _changing = self.changing.lock();
-        // Unbounded only in name: for another turn the usage must have crossed the limit and the lag meanwhile.
+        // Unbounded only in name: for another turn the usage must have crossed the limit and the
+        // lag meanwhile.
         while let Some(in_excess) = node.excess_to_publish::<HANDSHAKE>(lag) {
             node.publish_excess(in_excess);
             if in_excess {
-                presence::note_present(way());
+                subtree_marks::note_present(way());
             } else {
-                presence::note_absent::<true, _>(way(), || false);
+                subtree_marks::note_absent::<true, _>(way(), || false);
             }
         }
     }

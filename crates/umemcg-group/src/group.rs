@@ -1,8 +1,9 @@
-//! A group: a name in the tree, a counter, statistics, events, and what the layers above keep in it.
+//! A group: a name in the tree, a counter, statistics, events, and what the layers above keep in
+//! it.
 //!
-//! A group is alive from its creation to its removal; its memory lives as long as its last `Arc`. A removed group
-//! stays usable and harmless: what is charged to it is charged to the nearest living group above, and what is counted
-//! in it is counted there.
+//! A group is alive from its creation to its removal; its memory lives as long as its last `Arc`. A
+//! removed group stays usable and harmless: what is charged to it is charged to the nearest living
+//! group above, and what is counted in it is counted there.
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
@@ -12,30 +13,21 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
-use umemcg_base::sync::{Mutex, RwLock};
-use umemcg_base::{Bell, Rank, RankedMutex};
+use arc_swap::ArcSwapOption;
+use umemcg_base::{Bell, LeafRwLock, Rank, RankedMutex, Table};
 
-use crate::charge::{self, Charge, LEDGER, OwnerId, Refused};
-use crate::counter::{CounterNode, OverUsage};
-use crate::excess::Excess;
-use crate::ledger::NODE_STATE_BYTES;
-use crate::parts::{Bells, PartSlot, Parts};
-use crate::protection::Promises;
-use crate::stats::{EventKind, StatItem, Stats, SweptCell, add_where_alive, sweep};
-use crate::stock::Drain;
+use crate::counter::{CounterNode, NO_NODE};
+use crate::excess::{EXCESS_LAG_BYTES, Excess};
+use crate::extensions::{Bells, ExtensionSlot, Extensions};
+use crate::ledger::{Ledger, NODE_STATE_BYTES};
+use crate::mark_check;
+use crate::promises::Promises;
+use crate::stats::{EventKind, StatItem, Stats, SweptCell, add_where_alive};
 
 /// What an empty group costs, in bytes, all structures together; charged to its parent.
 pub const GROUP_STATE_BYTES: u64 = 2048;
 
 const _: () = assert!(size_of::<Group>() as u64 + NODE_STATE_BYTES <= GROUP_STATE_BYTES - 512);
-
-/// The limit cannot be set: more is in use than it would allow.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{usage_bytes} bytes are in use, more than the new limit")]
-pub struct Busy {
-    /// What was in use.
-    pub usage_bytes: u64,
-}
 
 /// A group of the tree.
 #[doc(alias = "mem_cgroup")]
@@ -49,21 +41,22 @@ pub struct Group {
     /// (C) until the group is dropped.
     pub(crate) parent: Option<Arc<Group>>,
     /// Changed under the parent's `children`.
-    pub(crate) name: RwLock<Arc<OsStr>>,
+    pub(crate) name: LeafRwLock<Arc<OsStr>>,
     /// Locked parent before child.
     pub(crate) children: RankedMutex<Children>,
-    /// Serialises changes of the limit and of what is promised, and the end of them when the group dies.
-    pub(crate) limit_lock: Mutex<()>,
+    /// Serialises changes of the limit and of what is promised, and the end of them when the group
+    /// dies.
+    pub(crate) limit_lock: RankedMutex<()>,
     /// Made with the first promise to the group or to one directly below it.
     pub(crate) promises: OnceLock<Arc<Promises>>,
     /// (A)
-    stats: Stats,
+    pub(crate) stats: Stats,
     /// Highest sum of the items of [`StatItem::is_metadata`], groups below included. (A)
-    metadata_peak: AtomicI64,
-    /// Who is over a soft limit, here and below.
+    pub(crate) metadata_peak: AtomicI64,
+    /// Which groups are over a soft limit, here and below.
     excess: Excess<Weak<Group>>,
     bells: Bells,
-    parts: Parts,
+    parts: Extensions,
 }
 
 /// The groups directly below one.
@@ -76,40 +69,40 @@ pub(crate) struct Children {
 }
 
 impl Group {
-    /// A group whose state is already charged to the parent. It is not in the tree yet.
+    /// Creates a group whose state is already charged to the parent. It is not in the tree yet.
     pub(crate) fn new(name: Arc<OsStr>, parent: Option<Arc<Group>>, max: u64) -> Arc<Group> {
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
-        let above = parent.as_ref().map_or(crate::counter::NO_NODE, |parent| parent.owner.into_raw());
+        let above = parent.as_ref().map_or(NO_NODE, |parent| parent.owner.into_raw());
         let owner = OwnerId::new(LEDGER.open(above, max));
         Arc::new(Group {
             id: NEXT_ID.fetch_add(1, Ordering::Relaxed),
             owner,
             node: owner.node(),
             parent,
-            name: RwLock::new(name),
+            name: LeafRwLock::new(name),
             children: RankedMutex::new(Rank::GroupChildren, Children::default()),
-            limit_lock: Mutex::new(()),
+            limit_lock: RankedMutex::new(Rank::GroupLimit, ()),
             promises: OnceLock::new(),
             stats: Stats::default(),
             metadata_peak: AtomicI64::new(0),
             excess: Excess::default(),
             bells: Bells::default(),
-            parts: Parts::default(),
+            parts: Extensions::default(),
         })
     }
 
-    /// A number of its own, never used again; younger groups have greater ones.
+    /// Returns a number of its own, never used again; younger groups have greater ones.
     #[doc(alias = "css_serial_nr")]
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// The last part of the path; empty for the root.
+    /// Returns the last part of the path; empty for the root.
     pub fn name(&self) -> Arc<OsStr> {
         Arc::clone(&self.name.read())
     }
 
-    /// `/` for the root, `/a/b` below. Of a removed group, where it was.
+    /// Returns the path: `/` for the root, `/a/b` below; of a removed group, where it was.
     #[doc(alias = "cgroup_path")]
     pub fn path(&self) -> PathBuf {
         let mut names = Vec::new();
@@ -123,45 +116,45 @@ impl Group {
         path
     }
 
-    /// The group above; none for the root.
+    /// Returns the group above; none for the root.
     #[doc(alias = "parent_mem_cgroup")]
     pub fn parent(&self) -> Option<&Arc<Group>> {
         self.parent.as_ref()
     }
 
-    /// Whether it is the top of its tree.
+    /// Returns whether it is the top of its tree.
     pub fn is_root(&self) -> bool {
         self.parent.is_none()
     }
 
-    /// Whether it has been removed.
+    /// Returns whether it has been removed.
     #[inline]
     pub fn is_dead(&self) -> bool {
         self.node.is_dead()
     }
 
-    /// What charges on this group name as their owner.
+    /// Returns what charges on this group name as their owner.
     #[inline]
     pub fn owner(&self) -> OwnerId {
         self.owner
     }
 
-    /// The groups directly below, oldest first.
+    /// Returns the groups directly below, oldest first.
     pub fn children(&self) -> Vec<Arc<Group>> {
         self.children.lock().by_id.values().cloned().collect()
     }
 
-    /// The group of that name directly below.
+    /// Returns the group of that name directly below.
     pub fn child(&self, name: &OsStr) -> Option<Arc<Group>> {
         self.children.lock().by_name.get(name).cloned()
     }
 
-    /// How many groups are directly below.
+    /// Returns how many groups are directly below.
     pub fn nr_children(&self) -> usize {
         self.children.lock().by_id.len()
     }
 
-    /// Whether it is `ancestor` or below it.
+    /// Returns whether it is `ancestor` or below it.
     #[doc(alias = "mem_cgroup_is_descendant")]
     pub fn is_descendant_of(&self, ancestor: &Group) -> bool {
         let mut at = self;
@@ -176,27 +169,9 @@ impl Group {
         }
     }
 
-    /// Itself and every group above, lowest first.
+    /// Returns the group and every group above, lowest first.
     pub fn ancestors(&self) -> impl Iterator<Item = &Group> {
         std::iter::successors(Some(self), |at| at.parent.as_deref())
-    }
-
-    /// Charges `bytes` here and at every level above, from this thread's stock if that has enough. Never reclaims and
-    /// never sleeps; before it refuses, it drains stocks of other threads (some microseconds) if that makes room, so
-    /// a refusal means that the bytes are really held.
-    ///
-    /// # Errors
-    /// [`Refused`] names the lowest group whose limit is in the way.
-    #[doc(alias = "mem_cgroup_try_charge")]
-    #[doc(alias = "try_charge_memcg")]
-    #[inline]
-    pub fn try_charge(&self, bytes: u64) -> Result<Charge, Refused> {
-        charge::try_charge(self.owner, self.node, bytes)
-    }
-
-    /// Charges `bytes` whatever the limits say, for what must not fail.
-    pub fn charge_forced(&self, bytes: u64) -> Charge {
-        charge::charge_forced(self.owner, bytes)
     }
 
     /// Bytes charged here and below, stocks of threads included.
@@ -205,7 +180,7 @@ impl Group {
         self.node.usage()
     }
 
-    /// Highest usage since creation or the last reset.
+    /// Returns the highest usage since creation or the last reset.
     pub fn peak_bytes(&self) -> u64 {
         self.node.peak()
     }
@@ -215,14 +190,15 @@ impl Group {
         self.node.reset_peak();
     }
 
-    /// The limit; [`UNLIMITED`](crate::UNLIMITED) for none.
+    /// Returns the limit; [`UNLIMITED`](crate::UNLIMITED) for none.
     #[inline]
     pub fn max_bytes(&self) -> u64 {
         self.node.max()
     }
 
-    /// Has the pressure bell rung by charges that bring the usage to `usage_bytes` or above; at once if it is there.
-    /// [`UNLIMITED`](crate::UNLIMITED) for never. Charges from a stock count as made when the stock was filled.
+    /// Has the pressure bell rung by charges that bring the usage to `usage_bytes` or above; at
+    /// once if it is there. [`UNLIMITED`](crate::UNLIMITED) for never. Charges from a stock count
+    /// as made when the stock was filled.
     pub fn set_pressure_mark(&self, usage_bytes: u64) {
         let _changing = self.limit_lock.lock();
         if self.is_dead() {
@@ -242,7 +218,7 @@ impl Group {
         self.node
     }
 
-    /// Whether the soft limit was set: not on a group that has been removed.
+    /// Returns whether the soft limit was set: not on a group that has been removed.
     pub(crate) fn put_soft_limit(&self, bytes: u64) -> bool {
         let _changing = self.limit_lock.lock();
         let is_alive = !self.is_dead();
@@ -262,57 +238,13 @@ impl Group {
         self.node.reset_failcnt();
     }
 
-    /// How much more this group's own limit allows; 0 when over it.
+    /// Returns how much more this group's own limit allows; 0 when over it.
     #[doc(alias = "mem_cgroup_margin")]
     pub fn margin_bytes(&self) -> u64 {
         self.node.max().saturating_sub(self.node.usage())
     }
 
-    /// Sets the limit unless more is in use (the v1 rule): usage is never left above it.
-    ///
-    /// # Errors
-    /// [`Busy`] when it is; the old limit stays.
-    #[doc(alias = "mem_cgroup_resize_max")]
-    pub fn try_set_max(&self, max_bytes: u64) -> Result<(), Busy> {
-        let _changing = self.limit_lock.lock();
-        let busy = |_| Busy { usage_bytes: self.node.usage() };
-        if self.is_dead() {
-            return Ok(());
-        }
-        match self.node.try_set_max(max_bytes) {
-            Err(OverUsage) if charge::drain_down_to(self.owner, max_bytes) => {
-                self.node.try_set_max(max_bytes).map_err(busy)
-            }
-            result => result.map_err(busy),
-        }
-    }
-
-    /// Sets the limit at once (the v2 rule); usage may be above it until reclaim has done its work. Stocks do not
-    /// outlast a limit below usage, so charges are refused from then on.
-    pub fn set_max(&self, max_bytes: u64) {
-        let _changing = self.limit_lock.lock();
-        if !self.is_dead() {
-            self.node.set_max(max_bytes);
-            if self.node.usage() > max_bytes {
-                charge::drain_stocks(self.owner, Drain::Slots);
-            }
-        }
-    }
-
-    /// Gives back what the threads hold in stock for this group and the groups below. Takes some microseconds when
-    /// other threads hold any.
-    #[doc(alias = "drain_all_stock")]
-    pub fn drain_stocks(&self) {
-        charge::drain_stocks(self.owner, Drain::Bytes);
-    }
-
-    /// Gives back what the calling thread has in stock for this group and the groups above: after what it was charged beyond
-    /// a limit has been given back, which would else be in stock, and let others in beyond the limit for good.
-    pub fn drain_own_stock(&self) {
-        charge::drain_own_stock(self.owner);
-    }
-
-    /// From here on charges and lookups go to the parent.
+    /// Marks the group as removed: from here on charges and lookups go to the parent.
     pub(crate) fn mark_dead(&self) {
         let _changing = self.limit_lock.lock();
         self.node.mark_dead();
@@ -322,18 +254,6 @@ impl Group {
     /// Ends lookups of a dead group.
     pub(crate) fn unpublish(&self) {
         self.owner.set_group(None);
-    }
-
-    /// Ends the part of a dead group in the tree: its owner id means the parent, its numbers move there.
-    pub(crate) fn retire(self: &Arc<Self>) {
-        self.withdraw_excess();
-        self.unpublish();
-        // Told to this group, whose numbers move afterwards.
-        LEDGER.expel::<true>(self.owner.into_raw(), &|pending| charge::tell_group(self, pending));
-        charge::settle_unsettled();
-        for item in StatItem::ALL {
-            sweep(self.homes(*item));
-        }
     }
 
     /// Adds to a number of this group, and to the totals of the groups above.
@@ -352,73 +272,12 @@ impl Group {
         }
     }
 
-    fn metadata_total(&self) -> i64 {
-        StatItem::ALL.iter().filter(|item| item.is_metadata()).map(|&item| self.stat_total(item)).sum()
-    }
-
-    /// What the statistics say is charged to this group and those below it: the usage, except for what threads hold in
-    /// stock and what is on its way between a charge and its statistic.
-    pub fn named_bytes(&self) -> u64 {
-        StatItem::CHARGED.iter().map(|&item| self.stat_total(item)).sum::<i64>().max(0) as u64
-    }
-
-    /// Bytes that are no page data, of this group and all below it: objects and bookkeeping.
-    #[doc(alias = "kmem_usage")]
-    pub fn metadata_bytes(&self) -> u64 {
-        self.metadata_total().max(0) as u64
-    }
-
-    /// Highest [`metadata_bytes`](Self::metadata_bytes) since creation or the last reset.
-    pub fn metadata_peak_bytes(&self) -> u64 {
-        self.metadata_peak.load(Ordering::Relaxed).max(0) as u64
-    }
-
-    /// Starts that peak again from the bytes of now.
-    pub fn reset_metadata_peak(&self) {
-        self.metadata_peak.store(self.metadata_total(), Ordering::Relaxed);
-    }
-
-    /// A number's place here and in every group above.
-    fn homes(&self, item: StatItem) -> impl Iterator<Item = (&CounterNode, &SweptCell)> {
+    /// Returns a number's place here and in every group above.
+    pub(crate) fn homes(&self, item: StatItem) -> impl Iterator<Item = (&CounterNode, &SweptCell)> {
         self.ancestors().map(move |group| (group.node, &group.stats.local[item.index()]))
     }
 
-    /// A number of this group alone. May be negative for a moment while a group below is being removed. Exact when nothing changes;
-    /// the states of dirty data cost some microseconds when other threads have changes pending.
-    pub fn stat_local(&self, item: StatItem) -> i64 {
-        if item.pending_place().is_some() {
-            charge::tell_pending();
-        }
-        self.stats.local[item.index()].get()
-    }
-
-    /// A number of this group and all below it, removed ones included. As exact, and as dear, as [`stat_local`](Self::stat_local).
-    pub fn stat_total(&self, item: StatItem) -> i64 {
-        if item.pending_place().is_some() {
-            charge::tell_pending();
-        }
-        self.stat_total_told(item)
-    }
-
-    /// The same without what threads have pending: one load.
-    pub fn stat_total_told(&self, item: StatItem) -> i64 {
-        self.stats.total[item.index()].load(Ordering::Relaxed)
-    }
-
-    /// Bytes of this group and all below it that are dirty, under write-back or unstable, for who compares them with a threshold of
-    /// `near` or more: when they may be near it, with what seems to be pending, else without.
-    pub fn unclean_bytes_about(&self, near: u64) -> u64 {
-        let told: i64 = StatItem::PENDING.iter().map(|&item| self.stat_total_told(item)).sum();
-        let slack = StatItem::PENDING.len() as u64 * LEDGER.pending_bytes_max();
-        let pending = if told.saturating_add_unsigned(slack) >= near.min(i64::MAX as u64) as i64 {
-            LEDGER.glimpse_pending(self.owner.into_raw()).iter().sum()
-        } else {
-            0
-        };
-        (told + pending).max(0) as u64
-    }
-
-    /// Counts an event here and above, and rings the bells of those who listen.
+    /// Counts an event here and above, and rings the bells that listeners have hung.
     #[doc(alias = "memcg_memory_event")]
     pub fn event(&self, kind: EventKind) {
         self.stats.events_local[kind.index()].fetch_add(1, Ordering::Relaxed);
@@ -427,12 +286,13 @@ impl Group {
         }
     }
 
-    /// Hangs the bell that events here and below ring; the first one stays. Who looks at the counts afterwards misses no event.
+    /// Hangs the bell that events here and below ring; the first one stays. A thread that looks at
+    /// the counts afterwards misses no event.
     pub fn listen_for_events(&self, bell: Arc<Bell>) {
         self.stats.events.hang::<true>(bell);
     }
 
-    /// Rings that bell although nothing was counted: whoever waits for news should look.
+    /// Rings that bell although nothing was counted: threads that wait for news should look.
     pub fn announce(&self) {
         self.stats.events.ring();
     }
@@ -447,17 +307,18 @@ impl Group {
         self.stats.events_local[kind.index()].load(Ordering::Relaxed)
     }
 
-    /// A layer's state in this group, made when first asked for. A slot always holds the same type.
-    pub fn part<T: Any + Send + Sync>(&self, slot: PartSlot, make: impl FnOnce() -> T) -> &T {
+    /// Returns a layer's state in this group, made when first asked for. A slot always holds the
+    /// same type.
+    pub fn extension<T: Any + Send + Sync>(&self, slot: ExtensionSlot, make: impl FnOnce() -> T) -> &T {
         self.parts.get_or_make(slot, make)
     }
 
-    /// A layer's state in this group, if it was ever asked for.
-    pub fn part_if_present<T: Any + Send + Sync>(&self, slot: PartSlot) -> Option<&T> {
+    /// Returns a layer's state in this group, if it was ever asked for.
+    pub fn extension_if_present<T: Any + Send + Sync>(&self, slot: ExtensionSlot) -> Option<&T> {
         self.parts.get(slot)
     }
 
-    /// The bells of this group.
+    /// Returns the bells of this group.
     pub fn bells(&self) -> &Bells {
         &self.bells
     }
@@ -467,11 +328,11 @@ impl Drop for Group {
     fn drop(&mut self) {
         if let Some(parent) = OwnerId::from_raw(self.node.parent()) {
             // The node's own share stays charged until the node is free.
-            charge::note_state_freed(parent, GROUP_STATE_BYTES - NODE_STATE_BYTES);
+            note_state_freed(parent, GROUP_STATE_BYTES - NODE_STATE_BYTES);
             LEDGER.give_back_exactly(parent.into_raw(), GROUP_STATE_BYTES - NODE_STATE_BYTES);
         }
         LEDGER.release_live(self.owner.into_raw());
-        charge::settle_unsettled();
+        settle_unsettled();
         // A chain of removed groups goes one by one, not by recursion: trees may be deep.
         let mut above = self.parent.take();
         while let Some(mut group) = above.and_then(Arc::into_inner) {
@@ -489,4 +350,141 @@ impl fmt::Debug for Group {
             .field("dead", &self.is_dead())
             .finish_non_exhaustive()
     }
+}
+
+/// The counters of this process.
+pub(crate) static LEDGER: Ledger = Ledger::with_hook(note_node_freed);
+
+/// The last of a removed group's state goes when nothing is charged to it any more.
+fn note_node_freed(above: u32) {
+    note_state_freed(OwnerId::new(above), NODE_STATE_BYTES);
+}
+
+/// Notes that the state of a group that was below `above` is about to be given back.
+pub(crate) fn note_state_freed(above: OwnerId, bytes: u64) {
+    let mut at = above.0;
+    // Bounded by the depth of the tree. Living groups are there to be found, so without one the
+    // tree has gone.
+    loop {
+        if let Some(group) = GROUPS.get(at).and_then(|slot| slot.load_full()) {
+            return group.stat_add(StatItem::GroupState, -(bytes as i64));
+        }
+        match LEDGER.living(at) {
+            living if living == at => return,
+            living => at = living,
+        }
+    }
+}
+
+/// The living group of each counter node. Empty as soon as the group is removed.
+pub(crate) static GROUPS: Table<ArcSwapOption<Group>> = Table::new();
+
+/// Names what something is charged to: a group, or, once that has been removed, the nearest group
+/// above. Fits in a frame record. Valid while its holder also holds a charge on it, or the group
+/// itself.
+#[doc(alias = "mem_cgroup_id")]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OwnerId(u32);
+
+impl OwnerId {
+    pub(crate) fn new(index: u32) -> Self {
+        debug_assert_ne!(index, NO_NODE);
+        Self(index)
+    }
+
+    /// Returns the number to store where a type will not do; never 0.
+    #[inline]
+    pub fn into_raw(self) -> u32 {
+        self.0
+    }
+
+    /// Returns the id of a stored number; none for 0.
+    #[inline]
+    pub fn from_raw(raw: u32) -> Option<Self> {
+        (raw != NO_NODE).then_some(Self(raw))
+    }
+
+    pub(crate) fn node(self) -> &'static CounterNode {
+        LEDGER.node(self.0)
+    }
+
+    /// Returns the nearest living group.
+    ///
+    /// # Panics
+    /// When the whole tree is gone.
+    #[doc(alias = "mem_cgroup_from_id")]
+    pub fn resolve(self) -> Arc<Group> {
+        self.with_group(Arc::clone)
+    }
+
+    /// Lends the nearest living group; cheaper than [`resolve`](Self::resolve) by two atomic
+    /// operations.
+    ///
+    /// # Panics
+    /// When the whole tree is gone.
+    pub fn with_group<R>(self, use_it: impl FnOnce(&Arc<Group>) -> R) -> R {
+        let mut at = self.0;
+        loop {
+            if let Some(group) = &*GROUPS.get(at).expect("an owner has had a group").load() {
+                return use_it(group);
+            }
+            // Removed, so its node is dead and leads up. Bounded by the depth of the tree.
+            assert!(LEDGER.node(at).forward() != NO_NODE, "{self:?} belongs to a tree that is gone");
+            at = LEDGER.living(at);
+        }
+    }
+
+    /// Returns the nearest living group of a handle that nothing keeps alive (a shadow entry names
+    /// one): `None`, or another group, when the handle was freed since.
+    pub fn try_resolve(self) -> Option<Arc<Group>> {
+        let mut at = self.0;
+        // Bounded: a stale handle may lead anywhere, but not for ever.
+        for _ in 0..64 {
+            if at == NO_NODE {
+                break;
+            }
+            if let Some(group) = GROUPS.get(at).and_then(|slot| slot.load_full()) {
+                return Some(group);
+            }
+            at = LEDGER.node(at).forward();
+        }
+        None
+    }
+
+    pub(crate) fn set_group(self, group: Option<Arc<Group>>) {
+        GROUPS.get_or_grow(self.0, ArcSwapOption::empty).store(group);
+    }
+}
+
+impl fmt::Debug for OwnerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "owner {}", self.0)
+    }
+}
+
+/// Returns the number of counter nodes in use in this process: those of groups, and of removed
+/// groups that something is still charged to.
+pub fn nr_owners_in_use() -> u32 {
+    LEDGER.nr_in_use()
+}
+
+pub(crate) fn settle(index: u32) {
+    if let Some(group) = GROUPS.get(index).and_then(|slot| slot.load_full()) {
+        group.settle_excess_with(EXCESS_LAG_BYTES);
+    }
+}
+
+/// Settles the excess of the groups that uncharges of this thread found wrong. With nothing locked
+/// that a thread waits for inside its stock.
+#[inline]
+pub(crate) fn settle_unsettled() {
+    if mark_check::has_unsettled() {
+        settle_all();
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn settle_all() {
+    mark_check::take_unsettled().into_iter().for_each(settle);
 }

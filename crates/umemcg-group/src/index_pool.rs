@@ -1,11 +1,11 @@
 //! Indices of table entries in use and free: the lowest that was never used, or the one freed last.
 
-use crate::leaf_lock::LeafLock;
+use umemcg_base::{LeafMutex, Rank};
 
 /// Hands out indices from 1 up; 0 means "none" everywhere.
 #[derive(Debug)]
 pub(crate) struct IndexPool {
-    state: LeafLock<State>,
+    state: LeafMutex<State>,
 }
 
 #[derive(Debug)]
@@ -22,12 +22,12 @@ impl State {
 impl IndexPool {
     #[cfg(not(loom))]
     pub(crate) const fn new() -> Self {
-        Self { state: LeafLock::new(State::NEW) }
+        Self { state: LeafMutex::with_rank(Rank::Innermost, State::NEW) }
     }
 
     #[cfg(loom)]
     pub(crate) fn new() -> Self {
-        Self { state: LeafLock::new(State::NEW) }
+        Self { state: LeafMutex::with_rank(Rank::Innermost, State::NEW) }
     }
 
     pub(crate) fn take(&self) -> u32 {

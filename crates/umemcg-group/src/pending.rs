@@ -1,23 +1,24 @@
 //! Changes of numbers that a thread has made and not yet told the groups.
 //!
-//! The states of dirty data change with every page that is written, and each change is told to the group and to every group
-//! above it: lines that all writers share. So a thread adds up what it changes, for a few owners at a time, in slots that
-//! stand in its stock set, behind the lock that is its own ([`BiasedLock`](crate::biased_lock::BiasedLock)): an addition
-//! is a comparison and a plain store. What reaches [`PENDING_BYTES_MAX`] is told at once, and so is what another owner
+//! The states of dirty data change with every page that is written, and each change is told to the
+//! group and to every group above it: lines that all writers share. So a thread adds up what it
+//! changes, for a few owners at a time, in slots that stand in its stock set, behind the lock that
+//! is its own ([`BiasedLock`](crate::biased_lock::BiasedLock)): an addition is a comparison and a
+//! plain store. What reaches [`PENDING_BYTES_MAX`] is told at once, and so is what another owner
 //! takes the slot from.
 //!
-//! So a number is behind by less than [`PENDING_BYTES_MAX`] for each thread and owner, and that of a group with many below it
-//! by less than [`NR_PENDING`] times as much for each thread. Who reads it exactly has everything told first, which costs nothing
-//! when nothing is pending; who decides by it near a threshold adds what a glimpse shows.
+//! So a number is behind by less than [`PENDING_BYTES_MAX`] for each thread and owner, and that of
+//! a group with many below it by less than [`NR_PENDING`] times as much for each thread. An exact
+//! read has everything told first, which costs nothing when nothing is pending; a decision near a
+//! threshold adds what a look from outside shows.
 //!
-//! A removed group must not be left pending, as it must not be left in stock: the remover marks the node dead, then intrudes,
-//! and the thread that claims a slot looks for the mark when it is inside.
+//! A removed group must not be left pending, as it must not be left in stock: the remover marks the
+//! node dead, then intrudes, and the thread that claims a slot looks for the mark when it is
+//! inside.
 
 use umemcg_base::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 use crate::counter::NO_NODE;
-use crate::ledger::Ledger;
-use crate::stock::{Keeper, StockSet};
 
 /// Numbers of an owner that may be pending.
 pub const NR_PENDING_ITEMS: usize = 3;
@@ -38,7 +39,7 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Whether there is nothing to tell.
+    /// Returns whether there is nothing to tell.
     pub fn is_nothing(&self) -> bool {
         self.deltas.iter().all(|&delta| delta == 0)
     }
@@ -81,7 +82,7 @@ impl PendingSlots {
 
     /// Adds to what is pending for a node that has its slot, if that stays small.
     #[inline]
-    fn add(&self, node: u32, item: usize, delta: i64) -> bool {
+    pub(crate) fn add(&self, node: u32, item: usize, delta: i64) -> bool {
         let slot = self.slot(node);
         let sum = i64::from(slot.deltas[item].load(Ordering::Relaxed)) + delta;
         let fits = slot.node.load(Ordering::Relaxed) == node && sum.unsigned_abs() < PENDING_BYTES_MAX;
@@ -92,12 +93,12 @@ impl PendingSlots {
     }
 
     /// Makes a slot the node's, unless that is dead. Returns what was pending there.
-    fn claim(&self, node: u32, is_dead: impl FnOnce() -> bool) -> Pending {
+    pub(crate) fn claim(&self, node: u32, is_dead: impl FnOnce() -> bool) -> Pending {
         let slot = self.slot(node);
         let before = slot.take();
         if before.node != node {
             slot.node.store(node, Ordering::Relaxed);
-            // A remover who came before us has left its mark; one who comes later finds the slot.
+            // A remover that came before us has left its mark; one that comes later finds the slot.
             if is_dead() {
                 slot.node.store(NO_NODE, Ordering::Relaxed);
             }
@@ -105,13 +106,13 @@ impl PendingSlots {
         before
     }
 
-    /// What the slots seemed to hold a moment ago.
-    fn glimpse(&self) -> impl Iterator<Item = Pending> {
+    /// Returns what the slots seemed to hold a moment ago.
+    pub(crate) fn glimpse(&self) -> impl Iterator<Item = Pending> {
         self.0.iter().map(Slot::peek).filter(|pending| !pending.is_nothing())
     }
 
     /// Takes everything; the slots stay their nodes'.
-    fn take_all(&self, tell: Tell<'_>) {
+    pub(crate) fn take_all(&self, tell: Tell<'_>) {
         self.0.iter().map(Slot::take).filter(|pending| !pending.is_nothing()).for_each(tell);
     }
 
@@ -122,66 +123,5 @@ impl PendingSlots {
             slot.node.store(NO_NODE, Ordering::Relaxed);
             tell(pending);
         }
-    }
-}
-
-impl Ledger {
-    /// Adds to what the thread has pending for a node. False when it must be told: see [`tell_change`](Self::tell_change).
-    #[inline]
-    pub fn add_pending(&self, keeper: &Keeper<'_>, index: u32, item: usize, delta: i64) -> bool {
-        self.add_pending_with::<true>(keeper, index, item, delta)
-    }
-
-    /// [`add_pending`](Self::add_pending); see [`BiasedLock::enter`](crate::biased_lock::BiasedLock::enter) for `FENCED`.
-    #[inline]
-    pub fn add_pending_with<const FENCED: bool>(
-        &self,
-        keeper: &Keeper<'_>,
-        index: u32,
-        item: usize,
-        delta: i64,
-    ) -> bool {
-        keeper.enter_with::<FENCED>().is_some_and(|own| own.set().pending().add(index, item, delta))
-    }
-
-    /// Tells a change that did not fit in what is pending, with what is; from then on the node has a slot. The caller keeps the node.
-    pub fn tell_change(&self, keeper: &Keeper<'_>, index: u32, item: usize, delta: i64, tell: Tell<'_>) {
-        let mut change = Pending { node: index, deltas: [0; NR_PENDING_ITEMS] };
-        change.deltas[item] = delta;
-        if let Some(own) = keeper.enter() {
-            let before = own.set().pending().claim(index, || self.node(index).is_dead());
-            if before.node == index {
-                change.deltas.iter_mut().zip(before.deltas).for_each(|(delta, before)| *delta += before);
-            } else if !before.is_nothing() {
-                // Inside: its remover waits until we are out, so the node is what it was.
-                tell(before);
-            }
-        }
-        tell(change);
-    }
-
-    /// Has everything told that any thread has pending. Dear when other threads have something.
-    pub fn tell_pending(&self, keeper: &Keeper<'_>, tell: Tell<'_>) {
-        if let Some(own) = keeper.enter() {
-            own.set().pending().take_all(tell);
-        }
-        let has_any = |set: &StockSet| set.pending().glimpse().next().is_some();
-        self.intrude(has_any, |set| set.pending().take_all(tell));
-    }
-
-    /// What seems to be pending for a node and all below it.
-    pub fn glimpse_pending(&self, top: u32) -> [i64; NR_PENDING_ITEMS] {
-        let mut sums = [0; NR_PENDING_ITEMS];
-        for pending in self.sets().flat_map(|set| set.pending().glimpse()) {
-            if self.is_below(pending.node, top) {
-                sums.iter_mut().zip(pending.deltas).for_each(|(sum, delta)| *sum += delta);
-            }
-        }
-        sums
-    }
-
-    /// Most that may be pending in any number, all threads together, in bytes.
-    pub fn pending_bytes_max(&self) -> u64 {
-        self.sets().count() as u64 * NR_PENDING as u64 * PENDING_BYTES_MAX
     }
 }

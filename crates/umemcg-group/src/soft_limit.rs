@@ -1,20 +1,21 @@
-//! A group's soft limit: how much it may keep when others need room. Reclaim visits first who has more.
+//! A group's soft limit: how much it may keep when others need room. Reclaim visits groups above
+//! theirs first.
 
 use std::sync::{Arc, Weak};
 
 use crate::excess::EXCESS_LAG_BYTES;
 use crate::group::Group;
-use crate::presence::{self, Step};
+use crate::subtree_marks::{self, Step};
 
 impl Group {
-    /// The soft limit in bytes; [`UNLIMITED`](crate::UNLIMITED) for none.
+    /// Returns the soft limit in bytes; [`UNLIMITED`](crate::UNLIMITED) for none.
     #[inline]
     pub fn soft_limit_bytes(&self) -> u64 {
         self.counter().soft_limit()
     }
 
-    /// Sets the soft limit; [`UNLIMITED`](crate::UNLIMITED) for none. Nothing is reclaimed for it now: it says from whom reclaim takes
-    /// first. On a removed group it does nothing.
+    /// Sets the soft limit; [`UNLIMITED`](crate::UNLIMITED) for none. Nothing is reclaimed for it
+    /// now: it says from which groups reclaim takes first. On a removed group it does nothing.
     pub fn set_soft_limit(self: &Arc<Self>, bytes: u64) {
         if self.put_soft_limit(bytes) {
             self.settle_excess();
@@ -28,24 +29,25 @@ impl Group {
         self.usage_bytes().saturating_sub(self.soft_limit_bytes())
     }
 
-    /// Whether the group counts as over its soft limit: at once when its usage is above it, and still when it has fallen below by less
-    /// than [`EXCESS_LAG_BYTES`].
+    /// Returns whether the group counts as over its soft limit: at once when its usage is above it,
+    /// and still when it has fallen below by less than [`EXCESS_LAG_BYTES`].
     pub fn is_in_excess(&self) -> bool {
         self.counter().is_in_excess()
     }
 
-    /// Children that count as over their soft limits, or have a group below that does. Takes no lock; 0 says that nobody below
-    /// this group is in excess.
+    /// Returns the number of children that count as over their soft limits, or have a group below
+    /// that does. Takes no lock; 0 says that no group below this group is in excess.
     #[doc(alias = "children_in_excess")]
     pub fn nr_children_in_excess(&self) -> u32 {
-        self.excess().presence().nr_children()
+        self.excess().subtree_marks().nr_children()
     }
 
-    /// The next younger child after the one with that id which counts as over its soft limit, or has a group below that does.
+    /// Returns the next younger child after the one with that id which counts as over its soft
+    /// limit, or has a group below that does.
     pub fn next_child_in_excess(&self, after: u64) -> Option<Arc<Group>> {
         let mut after = after;
         loop {
-            let child = self.excess().presence().next_child(after)?;
+            let child = self.excess().subtree_marks().next_child(after)?;
             match child.upgrade() {
                 Some(group) => return Some(group),
                 // Only the end of a whole tree leaves such a one behind.
@@ -54,7 +56,8 @@ impl Group {
         }
     }
 
-    /// How many groups below this one count as over their soft limits. Takes a time that grows with their number.
+    /// Returns how many groups below this one count as over their soft limits. Takes a time that
+    /// grows with their number.
     pub fn nr_in_excess_below(self: &Arc<Self>) -> u64 {
         let (mut nr, mut above) = (0, vec![Arc::clone(self)]);
         while let Some(group) = above.pop() {
@@ -77,17 +80,17 @@ impl Group {
         self.excess().settle::<true, _>(self.counter(), lag, || way(self));
     }
 
-    /// A removed group is in nobody's set; its soft limit is gone already.
+    /// Takes a removed group, whose soft limit is gone already, out of its parent's set.
     pub(crate) fn withdraw_excess(self: &Arc<Self>) {
         self.settle_excess_with(EXCESS_LAG_BYTES);
-        presence::note_removed(way(self));
+        subtree_marks::note_removed(way(self));
     }
 }
 
 /// From a group to the root.
 fn way(group: &Arc<Group>) -> impl Iterator<Item = Step<'_, Weak<Group>>> {
     std::iter::successors(Some(group), |at| at.parent()).map(|at| Step {
-        presence: at.excess().presence(),
+        subtree_marks: at.excess().subtree_marks(),
         id: at.id(),
         child: Arc::downgrade(at),
     })

@@ -1,9 +1,11 @@
-//! What a group has and what happened to it, as numbers: per group (`local`) and per subtree (`total`).
+//! What a group has and what happened to it, as numbers: per group (`local`) and per subtree
+//! (`total`).
 //!
-//! A change is added to the group's local number and, at once, to the total of the group and of every group above, so
-//! that reading either is one load. Callers batch their changes. When a group is removed its local numbers move to the
-//! parent, and a change that arrives late moves itself: the mover and the late adder both read-modify-write the same
-//! number, so the second of them sees the first, and with it the mark that the group is dead.
+//! A change is added to the group's local number and, at once, to the total of the group and of
+//! every group above, so that reading either is one load. Callers batch their changes. When a group
+//! is removed its local numbers move to the parent, and a change that arrives late moves itself:
+//! the mover and the late adder both read-modify-write the same number, so the second of them sees
+//! the first, and with it the mark that the group is dead.
 
 #[cfg(not(loom))]
 use std::sync::atomic::AtomicU64;
@@ -40,7 +42,8 @@ macro_rules! numbered {
 }
 
 numbered! {
-    /// One number of a group. Gauges are in bytes and go up and down; the others count pages or events and only rise.
+    /// One number of a group. Gauges are in bytes and go up and down; the others count pages or
+    /// events and only rise.
     #[doc(alias = "node_stat_item")]
     #[doc(alias = "memcg_stat_item")]
     StatItem, NR_STAT_ITEMS {
@@ -87,13 +90,13 @@ numbered! {
         PgScanDirect,
         /// Pages looked at by background reclaim.
         PgScanKswapd,
-        /// Pages looked at by reclaim that somebody asked for.
+        /// Pages looked at by reclaim that was asked for (`memory.reclaim`).
         PgScanProactive,
         /// Pages freed by direct reclaim.
         PgStealDirect,
         /// Pages freed by background reclaim.
         PgStealKswapd,
-        /// Pages freed by reclaim that somebody asked for.
+        /// Pages freed by reclaim that was asked for (`memory.reclaim`).
         PgStealProactive,
         /// Active pages looked at.
         PgRefill,
@@ -113,7 +116,7 @@ numbered! {
         AllocStall,
         /// Pages of I/O served without a cached page, for want of room.
         UncachedIo,
-        /// Pages that were read and found; counted by [`tally`](crate::tally).
+        /// Pages that were read and found; counted by [`hit_counters`](crate::hit_counters).
         CacheHit,
         /// Pages that were read and had to be fetched.
         CacheMiss,
@@ -126,8 +129,9 @@ numbered! {
 
 /// What a name is charged that is longer than an inode's own charge covers, or a further one.
 pub const NAME_BYTES: u64 = 256;
-/// What a file's content is charged beside its pages and their index: what the heap of a daemon grows by for each file that is opened
-/// once, places in tables and what the allocator rounds up included (890 to 960 bytes, measured with 48,000 files).
+/// What a file's content is charged beside its pages and their index: what the heap of a daemon
+/// grows by for each file that is opened once, places in tables and what the allocator rounds up
+/// included (890 to 960 bytes, measured with 48,000 files).
 pub const CONTENT_BYTES: u64 = 928;
 
 impl StatItem {
@@ -148,8 +152,8 @@ impl StatItem {
     pub(crate) const PENDING: [Self; NR_PENDING_ITEMS] =
         [Self::FileDirty, Self::FileWriteback, Self::FileUnstable];
 
-    /// The items that name charges: every charged byte stands under one of them and no other. A new kind of charge stands
-    /// under one of these, or has one of its own here.
+    /// The items that name charges: every charged byte stands under one of them and no other. A new
+    /// kind of charge stands under one of these, or has one of its own here.
     pub const CHARGED: &'static [Self] = &[
         Self::InactiveFile,
         Self::ActiveFile,
@@ -163,7 +167,7 @@ impl StatItem {
         Self::GroupState,
     ];
 
-    /// Whether it counts bytes that are no page data.
+    /// Returns whether it counts bytes that are no page data.
     #[inline]
     pub const fn is_metadata(self) -> bool {
         matches!(self, Self::SlabReclaimable | Self::SlabUnreclaimable | Self::IndexNodes | Self::GroupState)
@@ -194,15 +198,16 @@ numbered! {
 pub struct SweptCell(AtomicI64);
 
 impl SweptCell {
-    /// The number.
+    /// Returns the number.
     #[inline]
     pub fn get(&self) -> i64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// Adds to the first of `homes`, and if that group is dead to the first above that is not; `homes` are a group's
-/// counter and number and those of the groups above it. `HANDSHAKE` is false only in the model that shows why.
+/// Adds to the first of `homes`, and if that group is dead to the first above that is not; `homes`
+/// are a group's counter and number and those of the groups above it. `HANDSHAKE` is false only in
+/// the model that shows why.
 #[inline]
 pub fn add_where_alive<'c, const HANDSHAKE: bool>(
     mut homes: impl Iterator<Item = (&'c CounterNode, &'c SweptCell)>,
@@ -212,7 +217,8 @@ pub fn add_where_alive<'c, const HANDSHAKE: bool>(
     while delta != 0
         && let Some((node, cell)) = homes.next()
     {
-        // AcqRel: pairs with `take`. Coming after a remover's, the question below is answered with "dead".
+        // AcqRel: pairs with `take`. Coming after a remover's, the question below is answered with
+        // "dead".
         cell.0.fetch_add(delta, if HANDSHAKE { Ordering::AcqRel } else { Ordering::Relaxed });
         // The top has nowhere to move to.
         if node.parent() == NO_NODE || !node.is_dead() {

@@ -1,26 +1,31 @@
-//! What a thread holds in stock: bytes already charged to a group and all groups above it, not yet handed to anyone.
+//! What a thread holds in stock: bytes already charged to a group and all groups above it, not yet
+//! handed to anyone.
 //!
-//! A charge that finds enough in stock touches nothing that other threads write, and needs no locked instruction: a
-//! stock set is guarded by a [`BiasedLock`] that its thread owns. Draining intrudes.
+//! A charge that finds enough in stock touches nothing that other threads write, and needs no
+//! locked instruction: a stock set is guarded by a [`BiasedLock`] that its thread owns. Draining
+//! intrudes.
 //!
-//! A thread has two [racks](crate::rack) of slots: `direct` for what it charges itself, and `shared` for the levels
-//! above, from which a miss in `direct` is served, so that groups side by side do not all write the counters of their
-//! common ancestors. What is in a slot for a node is counted at the node and at every level above it.
+//! A thread has two [tables](crate::stock_table) of slots: `direct` for what it charges itself, and
+//! `shared` for the levels above, from which a miss in `direct` is served, so that groups side by
+//! side do not all write the counters of their common ancestors. What is in a slot for a node is
+//! counted at the node and at every level above it.
 //!
-//! A removed group must not be left in stock. The remover marks the node dead and then intrudes; the thread that
-//! claims a slot looks for the mark when it is inside. Whichever comes second sees the other.
+//! A removed group must not be left in stock. The remover marks the node dead and then intrudes;
+//! the thread that claims a slot looks for the mark when it is inside. Whichever comes second sees
+//! the other.
 
 use std::cell::Cell;
 
 use crate::biased_lock::{BiasedLock, Inside};
-use crate::ledger::Ledger;
 use crate::pending::{PendingSlots, Tell};
-use crate::rack::{DIRECT_BYTES_MAX, GiveBack, Lane, OwnRack, Rack, SHARED_BYTES_MAX, StockSlot, Stocked};
+use crate::stock_table::{
+    DIRECT_BYTES_MAX, GiveBack, OwnStockTable, SHARED_BYTES_MAX, SlotShares, StockSlot, StockTable, Stocked,
+};
 
-/// Slots in the rack of what a thread charges itself.
+/// Slots in the table of what a thread charges itself.
 pub const NR_DIRECT: usize = if cfg!(loom) { 2 } else { 1024 };
 
-/// Slots in the rack of the levels above.
+/// Slots in the table of the levels above.
 pub const NR_SHARED: usize = if cfg!(loom) { 2 } else { 128 };
 
 const DIRECT_WORDS: usize = NR_DIRECT.div_ceil(64);
@@ -36,7 +41,7 @@ pub enum Drain {
 }
 
 impl Drain {
-    /// Whether there is anything in a slot for it to take.
+    /// Returns whether there is anything in a slot for it to take.
     pub fn applies_to(self, slot: Stocked) -> bool {
         match self {
             Drain::Bytes => slot.bytes != 0,
@@ -50,33 +55,33 @@ impl Drain {
 #[repr(align(128))]
 pub struct StockSet {
     lock: BiasedLock,
-    direct: Rack<NR_DIRECT, DIRECT_WORDS>,
-    shared: Rack<NR_SHARED, SHARED_WORDS>,
+    direct: StockTable<NR_DIRECT, DIRECT_WORDS>,
+    shared: StockTable<NR_SHARED, SHARED_WORDS>,
     pending: PendingSlots,
 }
 
 impl StockSet {
-    /// Nothing in stock.
+    /// Creates an empty stock set.
     pub fn new() -> Self {
         Self {
             lock: BiasedLock::new(),
-            direct: Rack::new(),
-            shared: Rack::new(),
+            direct: StockTable::new(),
+            shared: StockTable::new(),
             pending: PendingSlots::default(),
         }
     }
 
-    /// The guard of the set.
+    /// Returns the guard of the set.
     pub fn lock(&self) -> &BiasedLock {
         &self.lock
     }
 
-    /// From outside: what the slots in use seemed to hold a moment ago.
+    /// For other threads: returns what the slots in use seemed to hold a moment ago.
     pub fn glimpse(&self) -> impl Iterator<Item = Stocked> {
         self.slots().map(StockSlot::peek)
     }
 
-    /// From inside: drains the slots of which `is_meant` says so.
+    /// For a thread inside: drains the slots of which `is_meant` says so.
     pub fn drain(&self, what: Drain, is_meant: impl Fn(Stocked) -> bool, give_back: GiveBack<'_>) {
         for slot in self.slots().filter(|slot| is_meant(slot.peek())) {
             give_back(match what {
@@ -90,13 +95,13 @@ impl StockSet {
         self.direct.claimed().chain(self.shared.claimed())
     }
 
-    /// What the thread has not told the groups yet.
+    /// Returns what the thread has not told the groups yet.
     #[inline]
     pub(crate) fn pending(&self) -> &PendingSlots {
         &self.pending
     }
 
-    /// From inside: takes out what there is for `node`, and its slots.
+    /// For a thread inside: takes out what there is for `node`, and its slots.
     pub fn expel(&self, node: u32, give_back: GiveBack<'_>, tell: Tell<'_>) {
         self.pending.expel(|there| there == node, tell);
         for slot in [self.direct.slot(node), self.shared.slot(node)] {
@@ -113,67 +118,43 @@ impl Default for StockSet {
     }
 }
 
-impl Ledger {
-    /// Leaves no stock of a node that has been marked dead, and nothing pending, and lets nothing new arise. `HANDSHAKE` is false only in
-    /// the model that shows why the stocks must be intruded upon.
-    pub fn expel<const HANDSHAKE: bool>(&self, index: u32, tell: Tell<'_>) {
-        let expel = |set: &StockSet| set.expel(index, &|out| self.give_back_stocked(out), tell);
-        if HANDSHAKE {
-            self.intrude(|_| true, expel);
-        } else {
-            self.sets().for_each(expel);
-        }
-    }
-
-    /// [`expel`](Self::expel) for a node and all below it, all marked dead.
-    pub fn expel_subtree(&self, top: u32) {
-        let is_meant = |slot: Stocked| self.is_below(slot.node, top);
-        self.intrude(
-            |_| true,
-            |set| {
-                set.drain(Drain::Slots, is_meant, &|out| self.give_back_stocked(out));
-                set.pending().expel(|node| self.is_below(node, top), &|_| ());
-            },
-        );
-    }
-}
-
 /// A thread's access to its stock set, if it has one.
 #[derive(Debug)]
 pub struct Keeper<'l> {
     set: Cell<Option<&'l StockSet>>,
     index: Cell<u32>,
-    direct: Lane,
-    shared: Lane,
+    direct: SlotShares,
+    shared: SlotShares,
 }
 
 /// A thread inside its own stock. Everything done with it is short and waits for nothing.
 #[derive(Debug)]
 pub struct OwnStock<'a> {
     set: &'a StockSet,
-    direct: &'a Lane,
-    shared: &'a Lane,
+    direct: &'a SlotShares,
+    shared: &'a SlotShares,
     _inside: Inside<'a>,
 }
 
 impl<'l> Keeper<'l> {
-    /// A thread without stock.
+    /// Creates a thread without stock.
     pub const fn new() -> Self {
         Self {
             set: Cell::new(None),
             index: Cell::new(0),
-            direct: Lane::new(DIRECT_BYTES_MAX),
-            shared: Lane::new(SHARED_BYTES_MAX),
+            direct: SlotShares::new(DIRECT_BYTES_MAX),
+            shared: SlotShares::new(SHARED_BYTES_MAX),
         }
     }
 
-    /// The thread's stock set.
+    /// Returns the thread's stock set.
     #[inline]
     pub fn set(&self) -> Option<&'l StockSet> {
         self.set.get()
     }
 
-    /// Goes into the thread's stock. `None` when it has none, or when somebody drains it just now.
+    /// Goes into the thread's stock. `None` when it has none, or when another thread drains it just
+    /// now.
     #[inline]
     pub fn enter(&self) -> Option<OwnStock<'_>> {
         self.enter_with::<true>()
@@ -192,8 +173,8 @@ impl<'l> Keeper<'l> {
         self.set.set(Some(set));
     }
 
-    /// Ends the thread's stock; what was in it goes through `give_back`. Returns the index of the set. No intruder
-    /// may be about.
+    /// Ends the thread's stock; what was in it goes through `give_back`. Returns the index of the
+    /// set. No intruder may be about.
     pub(crate) fn retire(&self, give_back: GiveBack<'_>) -> Option<u32> {
         let own = self.enter()?;
         own.direct().clear(give_back);
@@ -211,19 +192,19 @@ impl Default for Keeper<'_> {
 }
 
 impl OwnStock<'_> {
-    /// For what the thread charges itself.
+    /// Returns the stocks for what the thread charges itself.
     #[inline]
-    pub fn direct(&self) -> OwnRack<'_, NR_DIRECT, DIRECT_WORDS> {
-        OwnRack::new(&self.set.direct, self.direct)
+    pub fn direct(&self) -> OwnStockTable<'_, NR_DIRECT, DIRECT_WORDS> {
+        OwnStockTable::new(&self.set.direct, self.direct)
     }
 
-    /// For the levels above.
+    /// Returns the stocks for the levels above.
     #[inline]
-    pub fn shared(&self) -> OwnRack<'_, NR_SHARED, SHARED_WORDS> {
-        OwnRack::new(&self.set.shared, self.shared)
+    pub fn shared(&self) -> OwnStockTable<'_, NR_SHARED, SHARED_WORDS> {
+        OwnStockTable::new(&self.set.shared, self.shared)
     }
 
-    /// The whole set.
+    /// Returns the whole set.
     pub fn set(&self) -> &StockSet {
         self.set
     }

@@ -1,21 +1,24 @@
 //! The tree: groups are created, renamed, found and removed.
 //!
 //! Removal, in order:
-//! 1. under the parent's and the group's own children lock: no child is left, the group is unlinked;
+//! 1. under the parent's and the group's own children lock: no child is left, the group is
+//!    unlinked;
 //! 2. the counter is marked dead (no limit, no soft limit, no new stocks);
 //! 3. the layers above hand their lists over; until they are done the parent cannot be removed;
-//! 4. it no longer counts as over its soft limit; the owner id is re-pointed to the parent, stocks of all threads are drained and the group's statistics move to the parent;
-//! 5. whoever drops the last `Arc` frees the group; the last charge frees the counter node.
+//! 4. it no longer counts as over its soft limit; the owner id is re-pointed to the parent, stocks
+//!    of all threads are drained and the group's statistics move to the parent;
+//! 5. the thread that drops the last `Arc` frees the group; the last charge frees the counter node.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path};
 use std::sync::Arc;
 
-use crate::charge::{LEDGER, Refused, settle_unsettled};
+use crate::charge::Refused;
 use crate::counter::UNLIMITED;
-use crate::group::{GROUP_STATE_BYTES, Group};
-use crate::stats::StatItem;
+use crate::group::{GROUP_STATE_BYTES, Group, LEDGER, settle_unsettled};
+use crate::group_stats::tell_group;
+use crate::stats::{StatItem, sweep};
 
 /// Longest name of a group.
 const NAME_BYTES_MAX: usize = 255;
@@ -46,7 +49,7 @@ pub enum RemoveError {
     /// The root stays.
     #[error("the root group cannot be removed")]
     IsRoot,
-    /// Somebody else removed it.
+    /// Another thread removed it.
     #[error("the group has been removed already")]
     Gone,
 }
@@ -75,24 +78,25 @@ pub struct GroupTree {
 }
 
 impl GroupTree {
-    /// A tree with only a root, whose limit is the capacity of what is being shared out.
+    /// Creates a tree with only a root, whose limit is the capacity of what is being shared out.
     pub fn new(capacity_bytes: u64) -> Arc<GroupTree> {
         let root = Group::new(Arc::from(OsStr::new("")), None, capacity_bytes);
         root.owner().set_group(Some(Arc::clone(&root)));
         Arc::new(GroupTree { root })
     }
 
-    /// The top group.
+    /// Returns the top group.
     pub fn root(&self) -> &Arc<Group> {
         &self.root
     }
 
-    /// The root's limit.
+    /// Returns the root's limit.
     pub fn capacity_bytes(&self) -> u64 {
         self.root.max_bytes()
     }
 
-    /// Creates a group without a limit. Its state, [`GROUP_STATE_BYTES`], is charged to the parent; never reclaims.
+    /// Creates a group without a limit. Its state, [`GROUP_STATE_BYTES`], is charged to the parent;
+    /// never reclaims.
     ///
     /// # Errors
     /// [`CreateError`]; nothing is changed then.
@@ -102,7 +106,8 @@ impl GroupTree {
             return Err(CreateError::BadName);
         }
         let name: Arc<OsStr> = Arc::from(name);
-        // Looking first keeps a name that exists from being charged for; the look that counts is below.
+        // Looking first keeps a name that exists from being charged for; the look that counts is
+        // below.
         if parent.is_dead() {
             return Err(CreateError::ParentGone);
         }
@@ -117,7 +122,8 @@ impl GroupTree {
         if children.by_name.contains_key(&name) {
             return Err(CreateError::Exists);
         }
-        // The parent is alive under its lock, so the charge is the parent's own; the group's end gives it back.
+        // The parent is alive under its lock, so the charge is the parent's own; the group's end
+        // gives it back.
         let (owner, _) = state.into_raw();
         debug_assert_eq!(owner, parent.owner());
         let group = Group::new(Arc::clone(&name), Some(Arc::clone(parent)), UNLIMITED);
@@ -128,9 +134,9 @@ impl GroupTree {
         Ok(group)
     }
 
-    /// Removes a group that has no children. What is charged to it stays charged and from now on belongs to the
-    /// parent; `handover` gets the removed group and the parent and moves what the layers above keep in lists. It is
-    /// called with no lock held.
+    /// Removes a group that has no children. What is charged to it stays charged and from now on
+    /// belongs to the parent; `handover` gets the removed group and the parent and moves what the
+    /// layers above keep in lists. It is called with no lock held.
     ///
     /// # Errors
     /// [`RemoveError`]; nothing is changed then.
@@ -153,13 +159,14 @@ impl GroupTree {
             siblings.by_id.remove(&group.id());
             siblings.by_name.remove(&*group.name());
             siblings.nr_leaving += 1;
-            // Under the group's own lock, so that nobody creates below it any more.
+            // Under the group's own lock, so that no group is created below it any more.
             group.mark_dead();
         }
-        // The lists first: whoever finds a dead one looks the owner up again until it leads to the parent, where everything is
-        // by then. The other way round, an object still on the dying list would be looked for on the parent's.
+        // The lists first: a thread that finds a dead one looks the owner up again until it leads
+        // to the parent, where everything is by then. The other way round, an object still on the
+        // dying list would be looked for on the parent's.
         handover(group, parent);
-        group.retire();
+        retire(group);
         parent.children.lock().nr_leaving -= 1;
         Ok(())
     }
@@ -187,7 +194,7 @@ impl GroupTree {
         Ok(())
     }
 
-    /// The group at a path from the root: `/a/b`; `/` is the root.
+    /// Returns the group at a path from the root: `/a/b`; `/` is the root.
     pub fn lookup(&self, path: &Path) -> Option<Arc<Group>> {
         let mut at = Arc::clone(&self.root);
         for component in path.components() {
@@ -220,6 +227,19 @@ impl Drop for GroupTree {
         }
         LEDGER.expel_subtree(self.root.owner().into_raw());
         settle_unsettled();
+    }
+}
+
+/// Ends the part of a dead group in the tree: its owner id means the parent, its numbers move
+/// there.
+fn retire(group: &Arc<Group>) {
+    group.withdraw_excess();
+    group.unpublish();
+    // Told to this group, whose numbers move afterwards.
+    LEDGER.expel::<true>(group.owner().into_raw(), &|pending| tell_group(group, pending));
+    settle_unsettled();
+    for item in StatItem::ALL {
+        sweep(group.homes(*item));
     }
 }
 

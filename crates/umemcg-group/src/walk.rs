@@ -6,9 +6,10 @@ use std::sync::Arc;
 use crate::group::Group;
 
 impl Group {
-    /// The next group in the subtree of `root` after `after`, parents before children, older siblings before
-    /// younger; `None` starts with `root` itself. The position is a group that may have been removed meanwhile: the
-    /// walk goes on where it would have stood. Takes one lock per level and holds none on return.
+    /// Returns the next group in the subtree of `root` after `after`, parents before children,
+    /// older siblings before younger; `None` starts with `root` itself. The position is a group
+    /// that may have been removed meanwhile: the walk goes on where it would have stood. Takes one
+    /// lock per level and holds none on return.
     #[doc(alias = "mem_cgroup_iter")]
     pub fn next_in_subtree(root: &Arc<Group>, after: Option<&Arc<Group>>) -> Option<Arc<Group>> {
         let Some(after) = after else {

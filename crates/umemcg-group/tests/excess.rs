@@ -1,4 +1,5 @@
-//! Who counts as over a soft limit is what a recount says, at every level, whatever came before.
+//! The groups that count as over their soft limit are those that a recount finds, at every level,
+//! whatever came before.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -57,7 +58,7 @@ fn the_lag_is_what_is_published() {
     let one = group.charge_forced(1);
     assert!(group.is_in_excess() && group.excess_bytes() == 1, "at once");
     drop(one);
-    // Uncharges may go to stock first: what counts is the usage that everybody can read.
+    // Uncharges may go to stock first: what counts is the published usage.
     while group.is_in_excess() {
         assert!(
             group.usage_bytes() > soft_limit - EXCESS_LAG_BYTES,
@@ -68,7 +69,7 @@ fn the_lag_is_what_is_published() {
     }
     assert_eq!(group.usage_bytes(), soft_limit - EXCESS_LAG_BYTES);
     recount(tree.root());
-    // Somebody who looks need not wait for the lag.
+    // A walk that looks need not wait for the lag.
     let more = group.charge_forced(EXCESS_LAG_BYTES + 1);
     assert!(group.is_in_excess());
     drop(more);
@@ -79,7 +80,7 @@ fn the_lag_is_what_is_published() {
 }
 
 #[test]
-fn a_soft_limit_counts_from_when_it_is_set_and_a_removed_group_never() {
+fn a_soft_limit_counts_once_set_and_not_in_a_removed_group() {
     let tree = GroupTree::new(1 << 30);
     let parent = tree.create(tree.root(), OsStr::new("p")).unwrap();
     let child = tree.create(&parent, OsStr::new("c")).unwrap();
@@ -216,7 +217,8 @@ proptest! {
     }
 }
 
-/// Threads charge, uncharge, set limits, make and remove groups of one tree; whenever all of them rest, a recount agrees.
+/// Threads charge, uncharge, set limits, make and remove groups of one tree; whenever all of them
+/// rest, a recount agrees.
 #[test]
 fn after_any_operations_of_many_threads_a_recount_agrees() {
     const NR_THREADS: u64 = 4;
@@ -286,7 +288,8 @@ fn after_any_operations_of_many_threads_a_recount_agrees() {
                 }
             })
         };
-        // Joined, since the end of a scope does not wait for what threads do when they end: their stocks go back.
+        // Joined, since the end of a scope does not wait for what threads do when they end: their
+        // stocks go back.
         let threads: Vec<_> = (0..NR_THREADS).map(spawn).collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
     });

@@ -1,4 +1,5 @@
-//! What an empty group costs. Looks at the memory of the whole process, so it is a program of its own.
+//! What an empty group costs. Looks at the memory of the whole process, so it is a program of its
+//! own.
 #![cfg(not(loom))]
 
 use std::ffi::OsString;

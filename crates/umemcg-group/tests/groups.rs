@@ -68,7 +68,7 @@ fn a_v1_limit_is_refused_below_usage_and_a_v2_limit_is_not() {
 }
 
 #[test]
-fn what_a_removed_group_held_belongs_to_the_nearest_living_group() {
+fn a_removed_groups_charges_belong_to_the_next_living_group() {
     let tree = GroupTree::new(64 * MIB);
     let a = create(&tree, tree.root(), "a");
     let b = create(&tree, &a, "b");

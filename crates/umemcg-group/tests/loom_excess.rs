@@ -1,11 +1,12 @@
-//! Whether a group counts as over its soft limit, against charges, uncharges, a new limit and the group's end, all at once.
+//! Whether a group counts as over its soft limit, against charges, uncharges, a new limit and the
+//! group's end, all at once.
 #![cfg(loom)]
 
 use loom::sync::Arc;
 use loom::thread;
 use umemcg_group::counter::{CounterNode, NO_NODE, UNLIMITED};
 use umemcg_group::excess::{EXCESS_LAG_BYTES, Excess};
-use umemcg_group::presence::{Step, note_removed};
+use umemcg_group::subtree_marks::{Step, note_removed};
 
 /// Where usages are high, where low, and a limit between them by more than the lag.
 const HIGH: u64 = 5;
@@ -30,7 +31,11 @@ impl Family {
     }
 
     fn way(&self) -> impl Iterator<Item = Step<'_, u64>> {
-        [&self.group, &self.root].into_iter().map(|at| Step { presence: at.presence(), id: 1, child: 1 })
+        [&self.group, &self.root].into_iter().map(|at| Step {
+            subtree_marks: at.subtree_marks(),
+            id: 1,
+            child: 1,
+        })
     }
 
     fn settle<const HANDSHAKE: bool>(&self, lag: u64) {
@@ -48,11 +53,11 @@ impl Family {
         let in_excess = self.node.usage() > self.node.soft_limit();
         assert_eq!(self.node.is_in_excess(), in_excess, "the flag is not what the usage says");
         assert_eq!(
-            self.root.presence().nr_children() == 1,
+            self.root.subtree_marks().nr_children() == 1,
             in_excess,
             "the root's set is not what the flag says"
         );
-        assert_eq!(self.root.presence().next_child(0).is_some(), in_excess);
+        assert_eq!(self.root.subtree_marks().next_child(0).is_some(), in_excess);
     }
 }
 
@@ -81,13 +86,13 @@ fn charge_against_uncharge<const HANDSHAKE: bool>() {
 }
 
 #[test]
-fn a_charge_and_an_uncharge_leave_the_flag_that_the_usage_asks_for() {
+fn a_charge_and_an_uncharge_leave_the_flag_right() {
     charge_against_uncharge::<true>();
 }
 
 #[test]
 #[should_panic(expected = "the flag is not what the usage says")]
-fn without_the_handshake_an_uncharge_takes_the_flag_from_a_charge() {
+fn without_the_fences_an_uncharge_clears_a_charges_flag() {
     charge_against_uncharge::<false>();
 }
 
@@ -116,7 +121,7 @@ fn a_charge_and_a_new_limit_meet() {
 
 #[test]
 #[should_panic(expected = "the flag is not what the usage says")]
-fn without_the_handshake_a_charge_and_a_new_limit_miss_each_other() {
+fn without_the_fences_a_charge_and_a_new_limit_miss_each_other() {
     charge_against_limit::<false>();
 }
 
@@ -135,6 +140,6 @@ fn a_group_that_goes_while_it_is_charged_is_in_nobodys_set() {
         family.settle::<true>(EXCESS_LAG_BYTES);
         note_removed(family.way());
         charger.join().unwrap();
-        assert_eq!(family.root.presence().nr_children(), 0, "a removed group is found");
+        assert_eq!(family.root.subtree_marks().nr_children(), 0, "a removed group is found");
     });
 }

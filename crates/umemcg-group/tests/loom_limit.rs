@@ -1,4 +1,5 @@
-//! A charge against a limit change: whatever is granted is seen by the limit change, or sees the new limit.
+//! A charge against a limit change: whatever is granted is seen by the limit change, or sees the
+//! new limit.
 #![cfg(loom)]
 
 use loom::sync::Arc;
@@ -46,7 +47,7 @@ fn two_charges_never_share_the_same_room() {
             thread::spawn(move || node.try_add(3))
         };
         let granted = node.try_add(3);
-        // One gets it, and nobody's failure makes the other fail.
+        // One gets it, and a failure of one does not make the other fail.
         assert!(granted != other.join().unwrap());
         assert_eq!(node.usage(), 3);
     });

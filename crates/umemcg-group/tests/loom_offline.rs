@@ -1,4 +1,5 @@
-//! The end of a group against the last who use it: a dead node keeps no stock, and is freed exactly once.
+//! The end of a group against its last users: a dead node keeps no stock, and is freed exactly
+//! once.
 #![cfg(loom)]
 
 use loom::sync::Arc;
@@ -22,7 +23,8 @@ fn two_levels() -> (Arc<Ledger>, u32, u32) {
     (ledger, root, child)
 }
 
-/// One thread charges a group and gives back, so that the bytes may stay in its stock, while another removes it.
+/// One thread charges a group and gives back, so that the bytes may stay in its stock, while
+/// another removes it.
 fn charge_against_removal<const HANDSHAKE: bool>() {
     model(|| {
         let (ledger, root, child) = two_levels();
@@ -58,7 +60,7 @@ fn without_the_intrusion_it_may_be() {
 
 /// The last uncharge and the group's last reference race to free the node.
 #[test]
-fn a_node_is_freed_once_by_whoever_is_last() {
+fn a_node_is_freed_once_by_its_last_user() {
     model(|| {
         let (ledger, root, child) = two_levels();
         let keeper = Keeper::new();

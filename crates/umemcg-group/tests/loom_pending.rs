@@ -1,5 +1,5 @@
-//! A thread that adds up changes against one that has them told, and against the removal of the group: every change is told once, and
-//! nothing stays pending for a group that is gone.
+//! A thread that adds up changes against one that has them told, and against the removal of the
+//! group: every change is told once, and nothing stays pending for a group that is gone.
 #![cfg(loom)]
 
 use loom::sync::Arc;
@@ -44,7 +44,8 @@ fn change_against_reader<const FENCED: bool>() {
         });
         let keeper = Keeper::new();
         ledger.enroll(&keeper);
-        // The first is told and claims the slot, the second waits there, the third meets the reader.
+        // The first is told and claims the slot, the second waits there, the third meets the
+        // reader.
         told.count::<true>(&ledger, &keeper, root, 1);
         told.count::<true>(&ledger, &keeper, root, 10);
         told.count::<FENCED>(&ledger, &keeper, root, 100);

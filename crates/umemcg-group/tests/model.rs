@@ -1,5 +1,6 @@
-//! The crate against a plain sequential model of it: groups, charges, limits, removals, statistics. The model keeps
-//! no stock and no counter; it adds up what is held each time it is asked. It may be read as the specification.
+//! The crate against a plain sequential model of it: groups, charges, limits, removals, statistics.
+//! The model keeps no stock and no counter; it adds up what is held each time it is asked. It may
+//! be read as the specification.
 #![cfg(not(loom))]
 
 use std::ffi::OsString;
@@ -15,7 +16,8 @@ const CAPACITY: u64 = 16 << 20;
 /// What one thread may have in stock.
 const SLACK: u64 = 1 << 20;
 
-/// What was done, by positions in the lists of everything that ever was (taken modulo their lengths).
+/// What was done, by positions in the lists of everything that ever was (taken modulo their
+/// lengths).
 #[derive(Debug, Clone)]
 enum Op {
     Create { parent: usize },
@@ -79,8 +81,8 @@ struct ModelGroup {
     total: i64,
     /// Charged here, not below.
     own: u64,
-    /// A forced charge may have brought usage, stocks included, above the limit. Forced charges leave stocks alone, and what is in stock
-    /// has been granted.
+    /// A forced charge may have brought usage, stocks included, above the limit. Forced charges
+    /// leave stocks alone, and what is in stock has been granted.
     was_forced: bool,
 }
 
@@ -120,7 +122,8 @@ impl Model {
         self.ancestors(of).find(|&i| self.groups[i].is_alive).unwrap()
     }
 
-    /// A group's memory is there while it lives, while anyone has its `Arc`, and while a group below has.
+    /// A group's memory is there while it lives, while anyone has its `Arc`, and while a group
+    /// below has.
     fn is_in_memory(&self, of: usize) -> bool {
         self.groups[of].is_alive
             || self.groups[of].is_known
@@ -171,7 +174,8 @@ impl Model {
         }
     }
 
-    /// Adds to the local number of the nearest living group, and to the total of the group and all above.
+    /// Adds to the local number of the nearest living group, and to the total of the group and all
+    /// above.
     fn count(&mut self, at: usize, delta: i64) {
         let living = self.living(at);
         self.groups[living].local += delta;

@@ -1,4 +1,5 @@
-//! Numbers that threads add up before they tell them: exact whenever nothing changes, whoever reads, and whatever was removed.
+//! Deltas that threads add up before they report them: sums are exact whenever nothing changes,
+//! whichever thread reads, and whatever was removed.
 
 use std::sync::Arc;
 
@@ -71,13 +72,14 @@ fn what_is_pending_for_a_removed_group_is_its_parents() {
     assert_eq!((parent.stat_local(StatItem::FileDirty), tree.root().stat_total(StatItem::FileDirty)), (0, 0));
     drop(child);
     drop(charge);
-    // Whoever gets the node next begins at nothing.
+    // The next owner of the node begins at zero.
     let next = tree.create(parent, "next".as_ref()).unwrap();
     next.owner().count(StatItem::FileDirty, PAGE);
     assert_eq!((next.stat_local(StatItem::FileDirty), parent.stat_local(StatItem::FileDirty)), (PAGE, 0));
 }
 
-/// Threads move pages from state to state, for groups that are removed meanwhile, while others read.
+/// Threads move pages from state to state, for groups that are removed meanwhile, while others
+/// read.
 #[test]
 fn threads_removals_and_readers_agree_in_the_end() {
     const NR_THREADS: usize = 4;

@@ -1,4 +1,5 @@
-//! Groups that come and go leave nothing behind. Counts the nodes of the whole process, so it is a program of its own.
+//! Groups that come and go leave nothing behind. Counts the nodes of the whole process, so it is a
+//! program of its own.
 #![cfg(not(loom))]
 
 use std::ffi::OsString;

@@ -87,7 +87,7 @@ fn usage_is_never_above_a_limit() {
 }
 
 #[test]
-fn a_limit_that_was_set_holds_from_then_on_but_for_charges_in_flight() {
+fn a_new_limit_holds_except_for_charges_in_flight() {
     let (_tree, groups) = tree(64 * MIB, 2);
     let mut random = Random(7);
     let mut nr_set = 0;
@@ -107,7 +107,7 @@ fn a_limit_that_was_set_holds_from_then_on_but_for_charges_in_flight() {
 }
 
 #[test]
-fn usage_is_what_is_held_and_at_most_a_mebibyte_of_stock_for_each_thread() {
+fn usage_is_what_is_held_and_at_most_1_mib_of_stock_a_thread() {
     const NR_ROUNDS: u32 = 30;
     let (tree, groups) = tree(512 * MIB, 150);
     let held_bytes = AtomicU64::new(0);

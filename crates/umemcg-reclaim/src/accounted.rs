@@ -46,12 +46,12 @@ impl AccountedCharge {
         drop(Self { charge: Some(charge.split(bytes)), item: self.item });
     }
 
-    /// Whom it is charged to.
+    /// Returns the owner that it is charged to.
     pub fn owner(&self) -> OwnerId {
         self.charge.as_ref().expect("there until dropped").owner()
     }
 
-    /// How much.
+    /// Returns the number of bytes.
     pub fn bytes(&self) -> u64 {
         self.charge.as_ref().map_or(0, Charge::bytes)
     }
@@ -60,7 +60,7 @@ impl AccountedCharge {
 impl Drop for AccountedCharge {
     fn drop(&mut self) {
         let Some(charge) = self.charge.take() else { return };
-        // Nobody reads the numbers of a tree that is gone.
+        // The numbers of a tree that is gone are not read.
         if let Some(group) = charge.owner().try_resolve() {
             group.stat_add(self.item, -(charge.bytes() as i64));
         }

@@ -8,11 +8,10 @@ use umemcg_base::{PAGE_SIZE_U64, assert_no_locks_held};
 use umemcg_group::{Charge, EventKind, Group, Refused};
 
 use crate::high::note_charged;
-use crate::reclaim::{Reason, Reclaimer};
+use crate::reclaimer::Reclaimer;
+use crate::scan_control::{MAX_RECLAIM_RETRIES, Reason};
 use crate::stall::StalledHere;
 
-/// Fruitless reclaims before a charge is given up.
-pub const MAX_RECLAIM_RETRIES: u32 = 16;
 /// A charge of at most this many pages is tried again after any progress at all.
 const COSTLY_PAGES: u64 = 8;
 /// Attempts with progress that others took away from us, before a small charge counts as refused.
@@ -39,11 +38,12 @@ fn describe(refused: &Refused) -> String {
 }
 
 impl Reclaimer {
-    /// Charges `bytes` to `group`; when a group on the way up refuses, reclaims from *that* group and tries again. May
-    /// sleep; no lock may be held.
+    /// Charges `bytes` to `group`; when a group on the way up refuses, reclaims from *that* group
+    /// and tries again. May sleep; no lock may be held.
     ///
     /// # Errors
-    /// [`ChargeError::Limit`] names the group that has nothing left to give; its `max` and `oom` events were counted.
+    /// [`ChargeError::Limit`] names the group that has nothing left to give; its `max` and `oom`
+    /// events were counted.
     #[doc(alias = "mem_cgroup_try_charge")]
     pub fn charge(
         &self,
@@ -58,8 +58,8 @@ impl Reclaimer {
         .inspect(|_| note_charged(bytes))
     }
 
-    /// Like [`charge`](Self::charge), for a caller that has a smaller wish to fall back on: one round of reclaim, and a
-    /// refusal is no `oom` event.
+    /// Like [`charge`](Self::charge), for a caller that has a smaller wish to fall back on: one
+    /// round of reclaim, and a refusal is no `oom` event.
     ///
     /// # Errors
     /// As [`charge`](Self::charge).
@@ -76,9 +76,10 @@ impl Reclaimer {
         .inspect(|_| note_charged(bytes))
     }
 
-    /// Like [`charge_opportunistic`](Self::charge_opportunistic), for more than the caller was asked for, such as read-ahead:
-    /// where the group that refuses has background reclaim, nobody reclaims for it. A request that leaps from below the mark
-    /// over the limit would otherwise reclaim each time, and the workers would never hear of it.
+    /// Like [`charge_opportunistic`](Self::charge_opportunistic), for more than the caller was
+    /// asked for, such as read-ahead: where the group that refuses has background reclaim, the
+    /// caller does not reclaim. A request that leaps from below the mark over the limit would
+    /// otherwise reclaim each time, and the workers would never hear of it.
     ///
     /// # Errors
     /// As [`charge`](Self::charge).
@@ -99,9 +100,10 @@ impl Reclaimer {
         .inspect(|_| note_charged(bytes))
     }
 
-    /// The lowest level with background reclaim in which `bytes` more would take what is kept for those who cannot do with less: half
-    /// of what lies between its low mark and its limit. Without it a burst of read-ahead fills a small group to the brim,
-    /// and the next page that is really needed finds no room before the workers have come.
+    /// Returns the lowest level with background reclaim in which `bytes` more would take what is
+    /// kept for charges that cannot do with less: half of what lies between its low mark and its
+    /// limit. Without it a burst of read-ahead fills a small group to the brim, and the next page
+    /// that is really needed finds no room before the workers have come.
     fn would_eat_reserve(&self, group: &Arc<Group>, bytes: u64) -> Option<Arc<Group>> {
         let eats = |at: &&Arc<Group>| {
             let start = self.low_mark(at);

@@ -1,14 +1,14 @@
-//! Dropping everything that is clean, on request: pages, objects, or both. Nothing is written for it.
+//! Dropping everything that is clean, on request: pages, objects, or both. Nothing is written for
+//! it.
 
 use std::sync::Arc;
 
 use umemcg_base::assert_no_locks_held;
 use umemcg_group::Group;
 
-use crate::lruvec::ReclaimPart;
-use crate::reclaim::{Pass, Progress, Reason, Reclaimer};
-use crate::rounds::Round;
-use crate::shield::Kept;
+use crate::group_reclaim::GroupReclaim;
+use crate::reclaimer::Reclaimer;
+use crate::scan_control::{Pass, Progress, ProtectedShare, Reason, Round};
 use crate::walk::OccupiedGroups;
 
 const EVERYTHING: Pass = Pass {
@@ -18,21 +18,19 @@ const EVERYTHING: Pass = Pass {
     reason: Reason::Proactive,
     round: Round::Everybody,
     insists: false,
-    #[cfg(feature = "baseline")]
-    is_of_largest_excess: false,
     node: None,
-    kept: Kept::NOTHING,
+    kept: ProtectedShare::NOTHING,
 };
 
 impl Reclaimer {
-    /// Drops the clean pages of a subtree that nobody uses just now. Every page is looked at once. May sleep briefly;
-    /// no lock may be held.
+    /// Drops the clean pages of a subtree that are not in use just now. Every page is looked at
+    /// once. May sleep briefly; no lock may be held.
     #[doc(alias = "drop_pagecache_sb")]
     pub fn drop_pages(&self, root: &Arc<Group>, cancelled: &dyn Fn() -> bool) -> Progress {
         assert_no_locks_held("dropping pages");
         let mut progress = Progress::default();
         for group in OccupiedGroups::new(root, self.nr_nodes()) {
-            let Some(part) = ReclaimPart::if_present(&group) else { continue };
+            let Some(part) = GroupReclaim::if_present(&group) else { continue };
             progress.add(self.drop_lists(root, &group, part, cancelled));
             if cancelled() {
                 break;
@@ -41,19 +39,19 @@ impl Reclaimer {
         progress
     }
 
-    /// Asks all shrinkers of a subtree for everything, again and again while a pass frees more than the one before would
-    /// make worth while: the threshold doubles, so that objects that are made again at once do not keep us for ever.
-    /// Interruptible; no lock may be held.
+    /// Asks all shrinkers of a subtree for everything, again and again while a pass frees more than
+    /// the one before would make worth while: the threshold doubles, so that objects that are made
+    /// again at once do not keep us for ever. Interruptible; no lock may be held.
     pub fn drop_slab(&self, root: &Arc<Group>, cancelled: &dyn Fn() -> bool) -> Progress {
         assert_no_locks_held("dropping objects");
         let mut progress = Progress::default();
         let mut shift = 0;
         loop {
             let mut freed = Progress::default();
-            let released_before = self.released_bytes();
+            let released_before = self.pending_releases().released_bytes();
             for group in OccupiedGroups::new(root, self.nr_nodes()) {
                 freed.add(self.shrink_slab(&group, &EVERYTHING));
-                if let Some(part) = ReclaimPart::if_present(&group) {
+                if let Some(part) = GroupReclaim::if_present(&group) {
                     part.note_absent_if_empty(&group);
                 }
                 if cancelled() {
@@ -63,7 +61,7 @@ impl Reclaimer {
             }
             if freed.promised_bytes > 0 {
                 // What goes now need not be asked again by the next freed.
-                freed.slab_bytes += self.wait_for_release(released_before, freed.promised_bytes);
+                freed.slab_bytes += self.pending_releases().wait(released_before, freed.promised_bytes);
             }
             progress.add(freed);
             if freed.slab_scanned >> shift <= 1 {

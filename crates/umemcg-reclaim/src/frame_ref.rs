@@ -1,9 +1,10 @@
 //! The references of a frame, and its way back to the free list.
 //!
-//! A frame in a file's index carries one *base* reference; every reader, writer and reclaimer adds one of its own (a
-//! pin). Whoever takes a page out of its file clears its identity first and then drops the base reference. Whoever drops
-//! the count to zero tries to freeze the frame; exactly one succeeds, and frees it. A reader that pinned by a stale
-//! look-up finds the identity changed and drops its pin through the same door, so nobody has to wait for readers.
+//! A frame in a file's index carries one *base* reference; every reader, writer and reclaimer adds
+//! one of its own (a pin). A thread that takes a page out of its file clears its identity first and
+//! then drops the base reference. The thread that drops the count to zero tries to freeze the
+//! frame; exactly one succeeds, and frees it. A reader that pinned by a stale look-up finds the
+//! identity changed and drops its pin through the same door, so no thread has to wait for readers.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -12,8 +13,9 @@ use umemcg_arena::{FrameFlags as Flag, FrameId};
 use umemcg_base::PAGE_SIZE_U64;
 use umemcg_group::{OwnerId, StatItem, uncharge_raw};
 
-use crate::lruvec::{LruKind, ReclaimPart, owner_from, with_lists};
-use crate::reclaim::Reclaimer;
+use crate::group_reclaim::{GroupReclaim, owner_from, with_lists};
+use crate::lruvec::LruKind;
+use crate::reclaimer::Reclaimer;
 
 impl Reclaimer {
     /// Drops one reference; frees the frame when it was the last.
@@ -25,12 +27,13 @@ impl Reclaimer {
         }
     }
 
-    /// Frees frames that the caller froze and took out of their file. Each gives back a page to the group it was
-    /// charged to.
+    /// Frees frames that the caller froze and took out of their file. Each gives back a page to the
+    /// group it was charged to.
     pub fn free_frozen(&self, frames: &[FrameId]) {
         let mut at = 0;
         while at < frames.len() {
-            // Frames of one owner usually come together: one charge, one list, one statistics round for the run.
+            // Frames of one owner usually come together: one charge, one list, one statistics round
+            // for the run.
             let owner = self.arena().record(frames[at]).owner.load(Relaxed);
             let run = frames[at..]
                 .iter()
@@ -65,7 +68,7 @@ impl Reclaimer {
         }
         let page = PAGE_SIZE_U64 as i64;
         let group = owner.resolve();
-        if let Some(part) = ReclaimPart::if_present(&group)
+        if let Some(part) = GroupReclaim::if_present(&group)
             && part.lruvecs().iter().filter(|lruvec| lruvec.note_freed()).count() > 0
         {
             self.wake_resting(&group);
@@ -83,7 +86,8 @@ impl Reclaimer {
         group.stat_add(StatItem::PgPgOut, frames.len() as i64);
     }
 
-    /// Puts new pages of one owner on a list, one lock round for all of one node. The pages are pinned.
+    /// Puts new pages of one owner on a list, one lock round for all of one node. The pages are
+    /// pinned.
     pub fn add_to_lists(&self, owner: OwnerId, frames: &[FrameId], kind: LruKind) {
         if frames.is_empty() {
             return;
@@ -107,7 +111,8 @@ impl Reclaimer {
                     if record.file.load(Relaxed) != 0 {
                         lists.add_with(arena, frame, kind, Flag::IN_GAUGES);
                     } else {
-                        // It left its file meanwhile and goes to no list any more; but it is in the gauges.
+                        // It left its file meanwhile and goes to no list any more; but it is in the
+                        // gauges.
                         record.set(if kind == LruKind::Active {
                             Flag::ACTIVE | Flag::IN_GAUGES
                         } else {
@@ -117,12 +122,12 @@ impl Reclaimer {
                 }
                 Arc::clone(group)
             });
-            ReclaimPart::of(&group, nr_nodes).note_present(&group);
+            GroupReclaim::of(&group, nr_nodes).note_present(&group);
         }
     }
 
-    /// Counts new pages of one owner that no store holds: they go to no list, so that reclaim never meets them. The pages
-    /// are pinned.
+    /// Counts new pages of one owner that no store holds: they go to no list, so that reclaim never
+    /// meets them. The pages are pinned.
     pub fn count_unevictable(&self, owner: OwnerId, frames: &[FrameId]) {
         for &frame in frames {
             self.arena().record(frame).set(Flag::UNEVICTABLE);
@@ -133,13 +138,14 @@ impl Reclaimer {
         group.stat_add(StatItem::PgPgIn, nr);
     }
 
-    /// Takes a page off its list when it leaves its file while somebody still pins it.
+    /// Takes a page off its list when it leaves its file while it is still pinned.
     pub fn forget_in_lists(&self, owner: OwnerId, frame: FrameId) {
         let arena = self.arena();
         with_lists(owner, arena.node_of(frame), self.nr_nodes(), |lists, _| lists.remove(arena, frame));
     }
 
-    /// Moves pages that could not leave when reclaim met them to the old end of their lists: their write-back is done.
+    /// Moves pages that could not leave when reclaim met them to the old end of their lists: their
+    /// write-back is done.
     #[doc(alias = "folio_rotate_reclaimable")]
     pub fn rotate_to_tail(&self, frames: &[FrameId]) {
         let arena = self.arena();

@@ -1,5 +1,5 @@
-//! `memory.high`: above it background reclaim works on the group, and whoever charged is slowed at the end of its
-//! request (`kernel-semantics` §1.4).
+//! `memory.high`: above it background reclaim works on the group, and a process that charged is
+//! slowed at the end of its request (`kernel-semantics` §1.4).
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -8,9 +8,9 @@ use std::time::Duration;
 use umemcg_base::{PAGE_SIZE_U64, assert_no_locks_held};
 use umemcg_group::{EventKind, Group, UNLIMITED};
 
-use crate::charge::MAX_RECLAIM_RETRIES;
-use crate::lruvec::ReclaimPart;
-use crate::reclaim::{Reason, Reclaimer, SWAP_CLUSTER_MAX};
+use crate::group_reclaim::GroupReclaim;
+use crate::reclaimer::Reclaimer;
+use crate::scan_control::{MAX_RECLAIM_RETRIES, Reason, SWAP_CLUSTER_MAX};
 use crate::stall::StalledHere;
 
 /// Longest delay of one request.
@@ -20,7 +20,8 @@ pub const HIGH_DELAY_MIN: Duration = Duration::from_millis(10);
 /// Pages for which the formula gives its delay; the kernel's batch.
 const BATCH_PAGES: u64 = 64;
 
-/// Delay of a request that charged `pages` while the usage stands at `usage` and should be below `high`.
+/// Returns the delay of a request that charged `pages` while the usage is `usage` and should be
+/// below `high`.
 #[doc(alias = "calculate_high_delay")]
 pub fn high_delay(usage: u64, high: u64, pages: u64) -> Duration {
     if usage <= high {
@@ -40,13 +41,14 @@ thread_local! {
     static CHARGED_BYTES: Cell<u64> = const { Cell::new(0) };
 }
 
-/// A charge that may reclaim has succeeded.
+/// Notes that a charge that may reclaim has succeeded.
 #[inline]
 pub(crate) fn note_charged(bytes: u64) {
     CHARGED_BYTES.with(|charged| charged.set(charged.get().wrapping_add(bytes)));
 }
 
-/// What this thread charges from here on, for whoever is to pay at the end of a request for what the request has charged.
+/// What this thread charges from here on, for the caller that has to pay at the end of a request
+/// for what the request has charged.
 #[derive(Debug)]
 pub struct ChargeMeter {
     start: u64,
@@ -61,7 +63,8 @@ impl ChargeMeter {
             .with(|charged| Self { start: charged.get(), thread: std::ptr::from_ref(charged).addr() })
     }
 
-    /// Bytes charged since, by the thread that started it; asked on another, nothing. Those count, too, that were given back.
+    /// Bytes charged since, by the thread that started it; asked on another, nothing. Those count,
+    /// too, that were given back.
     pub fn bytes(&self) -> u64 {
         CHARGED_BYTES.with(|charged| {
             let is_here = std::ptr::from_ref(charged).addr() == self.thread;
@@ -71,32 +74,34 @@ impl ChargeMeter {
 }
 
 impl Reclaimer {
-    /// `memory.high` of a group in bytes; [`UNLIMITED`] for none.
+    /// Returns `memory.high` of a group in bytes; [`UNLIMITED`] for none.
     pub fn high(&self, group: &Arc<Group>) -> u64 {
-        ReclaimPart::if_present(group).map_or(UNLIMITED, |part| part.background().high_limit())
+        GroupReclaim::if_present(group).map_or(UNLIMITED, |part| part.background().high_limit())
     }
 
     /// Sets `memory.high`. Takes effect with the next charge; reclaims nothing by itself.
     pub fn set_high(&self, group: &Arc<Group>, bytes: u64) {
-        ReclaimPart::of(group, self.nr_nodes()).background().set_high_limit(bytes);
+        GroupReclaim::of(group, self.nr_nodes()).background().set_high_limit(bytes);
         if bytes != UNLIMITED {
             self.listen_for_pressure(group);
         }
         self.limit_changed(group);
     }
 
-    /// Whether a group or one above it is over its `memory.high`. Costs a few loads for each level.
+    /// Returns whether a group or one above it is over its `memory.high`. Costs a few loads for
+    /// each level.
     #[inline]
     pub fn is_over_high(&self, group: &Arc<Group>) -> bool {
         std::iter::successors(Some(group), |at| at.parent()).any(|at| {
             // Without a limit, nothing is read that charges write.
-            let high = ReclaimPart::if_present(at).map_or(UNLIMITED, |part| part.background().high_limit());
+            let high = GroupReclaim::if_present(at).map_or(UNLIMITED, |part| part.background().high_limit());
             high != UNLIMITED && at.usage_bytes() > high
         })
     }
 
-    /// At the end of a request that charged `bytes`: for each level over its `memory.high` reclaims as long as that brings
-    /// something, and returns for how long the requester is to be kept waiting then. May sleep for reclaim; no lock may be held.
+    /// Ends a request that charged `bytes`: for each level over its `memory.high` reclaims as long
+    /// as that brings something, and returns for how long the answer is then to be delayed. May
+    /// sleep for reclaim; no lock may be held.
     #[doc(alias = "mem_cgroup_handle_over_high")]
     pub fn handle_over_high(&self, group: &Arc<Group>, bytes: u64, cancelled: &dyn Fn() -> bool) -> Duration {
         assert_no_locks_held("the end of a request");

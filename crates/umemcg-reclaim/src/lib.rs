@@ -1,20 +1,27 @@
-//! Which memory goes: the lists of every group, the walk over a subtree, and "charge, or reclaim and try again".
+//! Which memory goes: the lists of every group, the walk over a subtree, and "charge, or reclaim
+//! and try again".
 //!
-//! One core serves every caller (a refused charge, a limit write, `force_empty`, `memory.reclaim`, later the
-//! background workers): a root group, a goal in pages, and a reason. Reclaim starts with no lock held, frees clean
-//! pages only, and asks the layer above through [`PageOwner`] whether a page may leave.
+//! One core serves every caller (a refused charge, a limit write, `force_empty`, `memory.reclaim`,
+//! the background workers): a root group, a goal in pages, and a reason. Reclaim starts with
+//! no lock held, frees clean pages only, and asks the layer above through [`PageOwner`] whether a
+//! page may leave.
 #![forbid(unsafe_code)]
 
 #[cfg(not(loom))]
 mod accounted;
 #[cfg(all(feature = "baseline", not(loom)))]
 pub mod baseline;
+#[cfg(all(feature = "baseline", not(loom)))]
+#[doc(hidden)]
+pub use baseline as mechanism;
 #[cfg(not(loom))]
 pub mod charge;
 #[cfg(not(loom))]
 mod drop_caches;
 #[cfg(not(loom))]
 pub mod frame_ref;
+#[cfg(not(loom))]
+mod group_reclaim;
 #[cfg(not(loom))]
 pub mod high;
 #[cfg(not(loom))]
@@ -26,23 +33,32 @@ mod list_slots;
 #[cfg(not(loom))]
 pub mod lruvec;
 #[cfg(not(loom))]
+mod marks;
+#[cfg(not(any(feature = "baseline", loom)))]
+#[doc(hidden)]
+pub mod mechanism;
+#[cfg(not(loom))]
 mod object_lists;
 #[cfg(not(loom))]
 pub mod page_owner;
 #[cfg(not(loom))]
-pub mod patience;
+mod pending_release;
 #[cfg(not(loom))]
 pub mod pressure_level;
+#[cfg(not(loom))]
+mod protection;
 #[cfg(not(loom))]
 pub mod psi;
 #[cfg(not(loom))]
 pub mod reclaim;
 #[cfg(not(loom))]
+mod reclaimer;
+#[cfg(not(loom))]
 mod rounds;
 #[cfg(not(loom))]
-pub mod shadow;
+pub mod scan_control;
 #[cfg(not(loom))]
-mod shield;
+pub mod shadow;
 #[cfg(not(loom))]
 pub mod shrink;
 pub mod shrinker;
@@ -53,12 +69,18 @@ pub mod stall;
 #[cfg(not(loom))]
 pub mod walk;
 #[cfg(not(loom))]
+mod walk_position;
+#[cfg(not(loom))]
 pub mod watermark;
+#[cfg(not(loom))]
+pub mod writeback_backoff;
 
 #[cfg(not(loom))]
 pub use accounted::AccountedCharge;
 #[cfg(not(loom))]
-pub use charge::{ChargeError, MAX_RECLAIM_RETRIES};
+pub use charge::ChargeError;
+#[cfg(not(loom))]
+pub use group_reclaim::{GroupReclaim, advance_age, owner_from};
 #[cfg(not(loom))]
 pub use high::ChargeMeter;
 #[cfg(not(loom))]
@@ -68,7 +90,7 @@ pub use list_lru::{KnownList, ListLru, Verdict, WalkedList};
 #[cfg(not(loom))]
 pub use list_slots::{LIST_SLOT_BYTES, ListSlot, ListsFull};
 #[cfg(not(loom))]
-pub use lruvec::{LruKind, Lruvec, ReclaimPart, owner_from};
+pub use lruvec::{LruKind, Lruvec};
 #[cfg(not(loom))]
 pub use page_owner::{Eviction, PageOwner};
 #[cfg(not(loom))]
@@ -76,7 +98,9 @@ pub use pressure_level::PressureLevel;
 #[cfg(not(loom))]
 pub use psi::{Pressure, PressureLine};
 #[cfg(not(loom))]
-pub use reclaim::{Progress, Reason, Reclaimer, SWAP_CLUSTER_MAX};
+pub use reclaimer::Reclaimer;
+#[cfg(not(loom))]
+pub use scan_control::{MAX_RECLAIM_RETRIES, Progress, Reason, SWAP_CLUSTER_MAX, WRITEBACK_WAIT};
 #[cfg(not(loom))]
 pub use shadow::Shadow;
 #[cfg(not(loom))]

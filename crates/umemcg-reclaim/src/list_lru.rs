@@ -1,8 +1,9 @@
 //! Lists of objects per (group, node), each with its own lock, least recently added first.
 //!
-//! An object is a token of the caller's (a number by which it finds its object again) in a place that it reserves once
-//! ([`ListSlot`]). The object goes on the list of the group that pays for it. When that group is removed its
-//! lists are spliced to its parent's; the object's owner handle leads there by itself.
+//! An object is a token of the caller's (a number by which it finds its object again) in a place
+//! that it reserves once ([`ListSlot`]). The object goes on the list of the group that pays for it.
+//! When that group is removed its lists are spliced to its parent's; the object's owner handle
+//! leads there by itself.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -11,10 +12,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use umemcg_base::RankedMutexGuard;
 use umemcg_group::{Group, OwnerId};
 
+use crate::group_reclaim::{GroupReclaim, owner_from};
 use crate::list_slots::{ListSlot, ListSlots, ListsFull};
-use crate::lruvec::{ReclaimPart, owner_from};
-use crate::object_lists::{ListKey, ObjectList, ObjectLists, Objects};
-use crate::reclaim::Reclaimer;
+use crate::mechanism;
+use crate::object_lists::{ListKey, ObjectList, Objects};
+use crate::reclaimer::Reclaimer;
 use crate::shrinker::ShrinkerId;
 
 /// What a walk does with an object, as its visitor decides under the list's lock.
@@ -24,7 +26,8 @@ pub enum Verdict {
     /// Take it off the list and go on.
     #[doc(alias = "LRU_REMOVED")]
     Removed,
-    /// The visitor took it off ([`WalkedList::isolate`]) and let go of the lock since: start again at the old end.
+    /// The visitor took it off ([`WalkedList::isolate`]) and let go of the lock since: start again
+    /// at the old end.
     #[doc(alias = "LRU_REMOVED_RETRY")]
     RemovedRetry,
     /// Move it to the young end.
@@ -53,7 +56,8 @@ pub struct ListLru {
 }
 
 impl ListLru {
-    /// Lists for the shrinker of that number. A shrinker that needs several kinds numbers them by `sub`.
+    /// Lists for the shrinker of that number. A shrinker that needs several kinds numbers them by
+    /// `sub`.
     #[doc(alias = "list_lru_init")]
     pub fn new(reclaimer: &Reclaimer, id: &ShrinkerId, sub: u32) -> Self {
         static NEXT_SERIAL: AtomicU64 = AtomicU64::new(1);
@@ -70,8 +74,8 @@ impl ListLru {
         (self.id.get(), node as u32, self.sub)
     }
 
-    /// Takes a place for an object; on no list yet. Its memory, [`LIST_SLOT_BYTES`](crate::LIST_SLOT_BYTES), is the
-    /// caller's to charge.
+    /// Takes a place for an object; on no list yet. Its memory,
+    /// [`LIST_SLOT_BYTES`](crate::LIST_SLOT_BYTES), is the caller's to charge.
     ///
     /// # Errors
     /// [`ListsFull`].
@@ -79,49 +83,51 @@ impl ListLru {
         self.slots.take(token)
     }
 
-    /// Gives the object another number. The caller keeps others from giving one at the same time; a walk sees the old one or the new
-    /// one.
+    /// Gives the object another number. The caller keeps others from giving one at the same time; a
+    /// walk sees the old one or the new one.
     pub fn set_token(&self, slot: ListSlot, token: u64) {
         self.slots.set_token(slot, token);
     }
 
-    /// The number of an object.
+    /// Returns the number of an object.
     pub fn token(&self, slot: ListSlot) -> u64 {
         self.slots.token(slot)
     }
 
-    /// Gives a place back. The object must be off its list, and nobody else may use the place any more.
+    /// Gives a place back. The object must be off its list, and no other thread may use the place
+    /// any more.
     pub fn release(&self, slot: ListSlot) {
         self.slots.give_back(slot);
     }
 
-    /// The same for many places.
+    /// Releases many places.
     pub fn release_all(&self, slots: impl Iterator<Item = ListSlot>) {
         self.slots.give_back_all(slots);
     }
 
-    /// Whether the object is on a list. Out of date at once unless the caller keeps others from moving it.
+    /// Returns whether the object is on a list. Out of date at once unless the caller keeps others
+    /// from moving it.
     pub fn is_linked(&self, slot: ListSlot) -> bool {
         self.slots.is_linked(slot)
     }
 
-    /// Puts an object at the young end of the list of `owner`, which a charge of the caller's keeps alive. False when it is
-    /// on a list already. The caller keeps others from adding or removing the same object meanwhile.
+    /// Puts an object at the young end of the list of `owner`, which a charge of the caller's keeps
+    /// alive. False when it is on a list already. The caller keeps others from adding or removing
+    /// the same object meanwhile.
     #[doc(alias = "list_lru_add")]
     pub fn add(&self, owner: OwnerId, node: usize, slot: ListSlot) -> bool {
         self.add_and_know(owner, node, slot).is_some()
     }
 
-    /// Like [`add`](Self::add); also says which list that is, for [`add_to`](Self::add_to). `None` when the object is on a list
-    /// already.
+    /// Like [`add`](Self::add); also says which list that is, for [`add_to`](Self::add_to). `None`
+    /// when the object is on a list already.
     pub fn add_and_know(&self, owner: OwnerId, node: usize, slot: ListSlot) -> Option<KnownList> {
-        #[cfg(feature = "baseline")]
-        let owner = crate::baseline::list_owner(owner);
+        let owner = mechanism::list_owner(owner);
         loop {
             let group = owner.resolve();
-            let part = ReclaimPart::of(&group, self.nr_nodes);
+            let part = GroupReclaim::of(&group, self.nr_nodes);
             // Closed: being removed, and in a moment its owner leads to the parent.
-            let Ok(list) = ObjectLists::find_or_make(&group, part, self.key(node), self.serial) else {
+            let Ok(list) = part.find_or_make_list(&group, self.key(node), self.serial) else {
                 umemcg_base::sync::thread::yield_now();
                 continue;
             };
@@ -146,13 +152,13 @@ impl ListLru {
         }
     }
 
-    /// Like [`add`](Self::add), on a list that was found before, which saves looking for it. False when that list is gone or has
-    /// nothing on it, or the object is on a list already; then nothing was done.
+    /// Like [`add`](Self::add), on a list that was found before, which saves looking for it. False
+    /// when that list is gone or has nothing on it, or the object is on a list already; then
+    /// nothing was done.
     pub fn add_to(&self, known: &KnownList, owner: OwnerId, slot: ListSlot) -> bool {
-        #[cfg(feature = "baseline")]
-        let owner = crate::baseline::list_owner(owner);
+        let owner = mechanism::list_owner(owner);
         let list = &*known.0;
-        debug_assert_eq!(list.serial(), self.serial, "a list is known to the one who found it");
+        debug_assert_eq!(list.serial(), self.serial, "a list is known to the thread that found it");
         let mut objects = list.lock();
         // The first on a list has to be made known, and for that the group is needed.
         if objects.dead || objects.chain.len() == 0 || self.slots.is_linked(slot) {
@@ -163,15 +169,15 @@ impl ListLru {
         true
     }
 
-    /// Asks for the lines of the place that follows a place; says what object is in this one, if there ever was any, and which place
-    /// follows. Takes no lock, and is only good for guesses.
+    /// Asks for the lines of the place that follows a place; says what object is in this one, if
+    /// there ever was any, and which place follows. Takes no lock, and is only good for guesses.
     #[inline]
     pub fn look_ahead(&self, slot: u32) -> Option<(u64, u32)> {
         self.slots.look_ahead(slot)
     }
 
-    /// Takes the oldest object off a list that was found before; its number and its place. `None` when nothing is on it, or it is
-    /// gone.
+    /// Takes the oldest object off a list that was found before; its number and its place. `None`
+    /// when nothing is on it, or it is gone.
     pub fn take_oldest(&self, known: &KnownList) -> Option<(u64, ListSlot)> {
         let list = &*known.0;
         let mut objects = list.lock();
@@ -181,8 +187,8 @@ impl ListLru {
         Some((self.slots.token(slot), slot))
     }
 
-    /// Takes an object off its list. False when it is on none. The caller keeps others from adding it meanwhile; walks
-    /// may remove it at the same time, then one of the two says so.
+    /// Takes an object off its list. False when it is on none. The caller keeps others from adding
+    /// it meanwhile; walks may remove it at the same time, then one of the two says so.
     #[doc(alias = "list_lru_del")]
     pub fn remove(&self, node: usize, slot: ListSlot) -> bool {
         self.with_list_of(node, slot, |list, objects| {
@@ -220,18 +226,19 @@ impl ListLru {
     }
 
     fn list(&self, group: &Group, node: usize) -> Option<Arc<ObjectList>> {
-        ReclaimPart::if_present(group)?.object_lists().find(self.key(node), self.serial)
+        GroupReclaim::if_present(group)?.object_lists().find(self.key(node), self.serial)
     }
 
     /// Objects on the list of a group, without its lock.
     #[doc(alias = "list_lru_count_one")]
     pub fn count(&self, group: &Group, node: usize) -> u64 {
-        let part = ReclaimPart::if_present(group);
+        let part = GroupReclaim::if_present(group);
         part.map_or(0, |part| part.object_lists().len_of(self.key(node), self.serial))
     }
 
-    /// Shows up to `nr` objects of a group to `visit`, oldest first, under the list's lock; returns how many left the list.
-    /// `visit` gets the object's token and place, may only try to lock what is locked before lists, and decides.
+    /// Shows up to `nr` objects of a group to `visit`, oldest first, under the list's lock; returns
+    /// how many left the list. `visit` gets the object's token and place, may only try to lock what
+    /// is locked before lists, and decides.
     #[doc(alias = "list_lru_walk_one")]
     pub fn walk(
         &self,
@@ -293,13 +300,14 @@ impl ListLru {
     }
 }
 
-/// A list that was found before. When it was pruned, it comes back with the next object; it goes for good with its
-/// group.
+/// A list that was found before. When it was pruned, it comes back with the next object; it goes
+/// for good with its group.
 #[derive(Debug)]
 pub struct KnownList(Arc<ObjectList>);
 
 impl KnownList {
-    /// The number of the place at the old end, for [`ListLru::look_ahead`]: out of date at once.
+    /// Returns the number of the place at the old end, for [`ListLru::look_ahead`]: out of date at
+    /// once.
     #[inline]
     pub fn oldest(&self) -> u32 {
         self.0.oldest()

@@ -1,18 +1,19 @@
-//! Places in object lists: links, and what the place stands for. All lists of a reclaimer share them, so that a list can
-//! be spliced to another in O(1), and their memory goes back when nobody needs it.
+//! Places in object lists: links, and what the place stands for. All lists of a reclaimer share
+//! them, so that a list can be spliced to another in O(1), and their memory goes back when it is
+//! not needed.
 //!
-//! A place is three words: links, token, and owner with state. Links and state change under the lock of the list that the
-//! owner resolves to; the token as its owner likes, and it is read as it was at some time. All accesses are relaxed: the locks
-//! order them.
+//! A place is three words: links, token, and owner with state. Links and state change under the
+//! lock of the list that the owner resolves to; the token as its owner likes, and it is read as it
+//! was at some time. All accesses are relaxed: the locks order them.
 
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 
 use umemcg_arena::ZeroTable;
-use umemcg_base::sync::Mutex;
+use umemcg_base::LeafMutex;
 
-/// A place in an object list. Taken with [`ListLru::reserve`](crate::ListLru::reserve), given back with
-/// [`ListLru::release`](crate::ListLru::release).
+/// A place in an object list. Taken with [`ListLru::reserve`](crate::ListLru::reserve), given back
+/// with [`ListLru::release`](crate::ListLru::release).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ListSlot(u32);
 
@@ -27,12 +28,12 @@ impl ListSlot {
     /// No place has this number.
     pub const NOWHERE: u32 = NONE;
 
-    /// The place as a number, for who has no room for a type.
+    /// Returns the place as a number, for a caller that has no room for a type.
     pub fn into_raw(self) -> u32 {
         self.0
     }
 
-    /// The reverse of [`into_raw`](Self::into_raw).
+    /// Returns the place of a number; the reverse of [`into_raw`](Self::into_raw).
     pub fn from_raw(raw: u32) -> Self {
         Self(raw)
     }
@@ -51,7 +52,7 @@ pub(crate) struct ListSlots {
     words: ZeroTable,
     nr_max: u32,
     /// Innermost.
-    free: Mutex<Free>,
+    free: LeafMutex<Free>,
 }
 
 /// No place is left: there are as many as objects of 64 bytes fit in the pool.
@@ -60,10 +61,10 @@ pub(crate) struct ListSlots {
 pub struct ListsFull;
 
 impl ListSlots {
-    /// Room for as many objects as could be paid for.
+    /// Creates a table with room for as many objects as could be paid for.
     pub(crate) fn new(pool_bytes: u64) -> io::Result<Self> {
         let nr_max = u32::try_from(pool_bytes / 64 + 4096).unwrap_or(NONE - 1);
-        Ok(Self { words: ZeroTable::new(nr_max as usize * WORDS)?, nr_max, free: Mutex::default() })
+        Ok(Self { words: ZeroTable::new(nr_max as usize * WORDS)?, nr_max, free: LeafMutex::default() })
     }
 
     pub(crate) fn take(&self, token: u64) -> Result<ListSlot, ListsFull> {
@@ -114,7 +115,8 @@ impl ListSlots {
         self.words.get(slot.0 as usize * WORDS + 1).store(token, Relaxed);
     }
 
-    /// Asks for the line of the next place; the number of the object in this one, and the next place.
+    /// Asks for the line of the next place; the number of the object in this one, and the next
+    /// place.
     #[inline]
     pub(crate) fn look_ahead(&self, slot: u32) -> Option<(u64, u32)> {
         let words = self.words.words();
@@ -130,7 +132,7 @@ impl ListSlots {
         self.words.get(slot.0 as usize * WORDS + 2).load(Relaxed) & LINKED != 0
     }
 
-    /// The owner under which the place was linked last.
+    /// Returns the owner under which the place was linked last.
     pub(crate) fn owner(&self, slot: ListSlot) -> u32 {
         self.words.get(slot.0 as usize * WORDS + 2).load(Relaxed) as u32
     }
@@ -170,12 +172,12 @@ impl Chain {
         self.len
     }
 
-    /// The oldest.
+    /// Returns the oldest.
     pub(crate) fn first(&self) -> Option<ListSlot> {
         (self.head != NONE).then_some(ListSlot(self.head))
     }
 
-    /// The next younger.
+    /// Returns the next younger.
     pub(crate) fn after(&self, slots: &ListSlots, slot: ListSlot) -> Option<ListSlot> {
         let (_, next) = slots.links(slot.0);
         (next != NONE).then_some(ListSlot(next))
@@ -220,7 +222,8 @@ impl Chain {
         self.len -= 1;
     }
 
-    /// To the young end. The place stays marked as linked throughout: others look at that without the lock.
+    /// Moves a place to the young end. It stays marked as linked throughout: others look at that
+    /// without the lock.
     pub(crate) fn rotate(&mut self, slots: &ListSlots, slot: ListSlot) {
         self.cut_out(slots, slot);
         self.link_tail(slots, slot);

@@ -1,24 +1,13 @@
 //! The lists of one (group, node): inactive and active, one lock, links kept in the frame records.
 //!
-//! A page on a list carries [`Flag::ON_LRU`]; which list, [`Flag::ACTIVE`]. Both change only under the lock of the
-//! list that the page's owner resolves to. When a group is removed its lists are spliced to the parent's tail in O(1)
-//! (parent locked before child) and marked dead; whoever locks a dead list resolves the owner again.
-
-use std::sync::{Arc, Weak};
+//! A page on a list carries [`Flag::ON_LRU`]; which list, [`Flag::ACTIVE`]. Both change only under
+//! the lock of the list that the page's owner resolves to. When a group is removed its lists are
+//! spliced to the parent's tail in O(1) (parent locked before child) and marked dead; a thread that
+//! locks a dead list resolves the owner again.
 
 use umemcg_arena::{Arena, FrameFlags as Flag, FrameId, FrameRecord};
 use umemcg_base::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use umemcg_base::{Rank, RankedMutex, RankedMutexGuard};
-use umemcg_group::presence::{self, Presence, Step};
-use umemcg_group::{Group, OwnerId, PartSlot};
-
-use crate::kswapd::Background;
-use crate::list_slots::ListSlots;
-use crate::object_lists::ObjectLists;
-use crate::patience::Patience;
-use crate::pressure_level::Window;
-use crate::shrinker::bits::{BitPlace, Closed, ShrinkerBits};
-use crate::walk::WalkPosition;
 
 /// Which list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +18,7 @@ pub enum LruKind {
     Active,
 }
 
-/// The neighbours of a frame, read under the list lock.
+/// Returns the neighbours of a frame, read under the list lock.
 fn links(record: &FrameRecord) -> (FrameId, FrameId) {
     let load = |link: &AtomicU32| FrameId::from_raw(link.load(Ordering::Relaxed));
     (load(&record.lru_prev), load(&record.lru_next))
@@ -37,7 +26,7 @@ fn links(record: &FrameRecord) -> (FrameId, FrameId) {
 
 /// A doubly linked list through the frame records. Head is the youngest end.
 #[derive(Debug)]
-struct List {
+pub(crate) struct List {
     head: FrameId,
     tail: FrameId,
     len: u64,
@@ -93,7 +82,7 @@ impl List {
     }
 
     /// Puts all of `other` behind our tail, in O(1).
-    fn splice_tail(&mut self, arena: &Arena, other: &mut List) {
+    pub(crate) fn splice_tail(&mut self, arena: &Arena, other: &mut List) {
         if other.len == 0 {
             return;
         }
@@ -112,10 +101,10 @@ impl List {
 /// What the lock protects.
 #[derive(Debug)]
 pub struct Lists {
-    inactive: List,
-    active: List,
+    pub(crate) inactive: List,
+    pub(crate) active: List,
     /// Set when the group was removed; the lists are empty for good.
-    dead: bool,
+    pub(crate) dead: bool,
 }
 
 impl Lists {
@@ -134,12 +123,12 @@ impl Lists {
         }
     }
 
-    /// Whether both lists are empty.
+    /// Returns whether both lists are empty.
     pub fn is_empty(&self) -> bool {
         self.inactive.len + self.active.len == 0
     }
 
-    /// The oldest page.
+    /// Returns the oldest page.
     pub fn tail(&self, kind: LruKind) -> Option<FrameId> {
         let tail = match kind {
             LruKind::Inactive => self.inactive.tail,
@@ -153,7 +142,7 @@ impl Lists {
         self.add_with(arena, frame, kind, Flag::NONE);
     }
 
-    /// The same, and sets `more` in the same step.
+    /// Like `add`, and sets `more` in the same step.
     pub(crate) fn add_with(&mut self, arena: &Arena, frame: FrameId, kind: LruKind, more: Flag) {
         let record = arena.record(frame);
         debug_assert!(!record.test(Flag::ON_LRU), "a page is on one list at most");
@@ -171,8 +160,8 @@ impl Lists {
 
     /// Moves a page that is on one of the lists to the young end of a list.
     ///
-    /// It is marked as listed throughout: a thread that frees a page looks at the mark without the lock, and a page without the
-    /// mark would be free, and on a list again a moment later.
+    /// It is marked as listed throughout: a thread that frees a page looks at the mark without the
+    /// lock, and a page without the mark would be free, and on a list again a moment later.
     pub fn move_to_head(&mut self, arena: &Arena, frame: FrameId, kind: LruKind) {
         let record = arena.record(frame);
         debug_assert!(record.test(Flag::ON_LRU), "a page that moves is on a list");
@@ -185,7 +174,8 @@ impl Lists {
         self.list(kind).push_head(arena, frame);
     }
 
-    /// Moves a page of the inactive list to its old end: the next page to go. False when it is not there.
+    /// Moves a page of the inactive list to its old end: the next page to go. False when it is not
+    /// there.
     pub fn rotate(&mut self, arena: &Arena, frame: FrameId) -> bool {
         let record = arena.record(frame);
         if !record.test(Flag::ON_LRU) || record.test(Flag::ACTIVE) {
@@ -212,7 +202,7 @@ impl Lists {
 /// The lists of one group on one node.
 #[derive(Debug)]
 pub struct Lruvec {
-    lists: RankedMutex<Lists>,
+    pub(crate) lists: RankedMutex<Lists>,
     /// Pages scanned since one was last freed. (A)
     fruitless: AtomicU64,
 }
@@ -221,7 +211,7 @@ pub struct Lruvec {
 const FRUITLESS_ROUNDS: u64 = 6;
 
 impl Lruvec {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             lists: RankedMutex::new(
                 Rank::Lruvec,
@@ -231,7 +221,7 @@ impl Lruvec {
         }
     }
 
-    /// Whether scanning these `reclaimable` pages again is futile.
+    /// Returns whether scanning these `reclaimable` pages again is futile.
     #[doc(alias = "all_unreclaimable")]
     pub(crate) fn is_unreclaimable(&self, reclaimable: u64) -> bool {
         self.fruitless.load(Ordering::Relaxed) >= reclaimable.saturating_mul(FRUITLESS_ROUNDS)
@@ -242,7 +232,8 @@ impl Lruvec {
         self.fruitless.fetch_add(scanned, Ordering::Relaxed);
     }
 
-    /// A page was freed: scanning makes sense again. True when it had not made much.
+    /// Notes that a page was freed: scanning makes sense again. Returns true when it had not made
+    /// much sense.
     pub(crate) fn note_freed(&self) -> bool {
         let was_fruitless = self.fruitless.load(Ordering::Relaxed) != 0;
         if was_fruitless {
@@ -255,199 +246,4 @@ impl Lruvec {
     pub fn lock(&self) -> RankedMutexGuard<'_, Lists> {
         self.lists.lock()
     }
-}
-
-/// What reclaim keeps with every group.
-#[derive(Debug)]
-pub struct ReclaimPart {
-    lruvecs: Box<[Lruvec]>,
-    /// By node: which shrinkers may have objects of this group.
-    shrinker_bits: Box<[ShrinkerBits]>,
-    object_lists: ObjectLists,
-    /// Whether there may be pages or objects here, and in which groups below.
-    presence: Presence<Weak<Group>>,
-    background: Background,
-    /// For the level of pressure on this group and those below.
-    level_window: Window,
-    /// Evictions and activations on behalf of this group; see [`crate::shadow`]. (A)
-    age: AtomicU64,
-    /// With write-back, when this group is reclaimed from.
-    pub(crate) patience: Patience,
-    /// Where walks over this group's subtree stand; taken by concurrent reclaimers in turn.
-    pub(crate) position: WalkPosition,
-}
-
-impl ReclaimPart {
-    /// The part of `group`, made on first use.
-    pub fn of(group: &Group, nr_nodes: usize) -> &Self {
-        group.part(PartSlot::Reclaim, || Self {
-            lruvecs: (0..nr_nodes).map(|_| Lruvec::new()).collect(),
-            shrinker_bits: (0..nr_nodes).map(|_| ShrinkerBits::new()).collect(),
-            object_lists: ObjectLists::new(),
-            presence: Presence::default(),
-            background: Background::default(),
-            level_window: Window::default(),
-            age: AtomicU64::new(0),
-            patience: Patience::default(),
-            position: WalkPosition::new(),
-        })
-    }
-
-    /// The part of `group`, if the group ever had a page or was walked.
-    pub fn if_present(group: &Group) -> Option<&Self> {
-        group.part_if_present(PartSlot::Reclaim)
-    }
-
-    /// The lists of a node.
-    pub fn lruvec(&self, node: usize) -> &Lruvec {
-        &self.lruvecs[node]
-    }
-
-    /// All nodes' lists.
-    pub fn lruvecs(&self) -> &[Lruvec] {
-        &self.lruvecs
-    }
-
-    /// The group's age, for [`crate::Shadow`].
-    pub fn age(&self) -> u64 {
-        self.age.load(Ordering::Relaxed)
-    }
-
-    /// The shrinker bits of a node.
-    pub(crate) fn shrinker_bits(&self, node: usize) -> &ShrinkerBits {
-        &self.shrinker_bits[node]
-    }
-
-    pub(crate) fn object_lists(&self) -> &ObjectLists {
-        &self.object_lists
-    }
-
-    /// What background reclaim keeps with the group; made when first needed.
-    pub(crate) fn background(&self) -> &Background {
-        &self.background
-    }
-
-    /// What reclaim of this group has looked at lately.
-    pub(crate) fn level_window(&self) -> &Window {
-        &self.level_window
-    }
-
-    pub(crate) fn presence(&self) -> &Presence<Weak<Group>> {
-        &self.presence
-    }
-
-    /// Where a shrinker's bit is; charges the group for a unit that had to be appended.
-    pub(crate) fn bit_place(&self, group: &Group, node: usize, shrinker: u32) -> Result<BitPlace, Closed> {
-        let bits = self.shrinker_bits(node);
-        // The first unit of a group is within what every group is charged for.
-        let is_first = bits.units().next().is_none();
-        let mut appended = false;
-        let place = bits.find_or_append(shrinker, || appended = true)?;
-        if appended && !is_first {
-            self.object_lists.charge_unit(group);
-        }
-        Ok(place)
-    }
-
-    /// Something was added to the group: reclaim will come by.
-    #[inline]
-    pub(crate) fn note_present(&self, group: &Arc<Group>) {
-        presence::note_present(chain(group, self.lruvecs.len()));
-    }
-
-    /// A walk was here: if it left nothing, walks pass the group by until something is added.
-    pub(crate) fn note_absent_if_empty(&self, group: &Arc<Group>) {
-        if !self.presence.is_here() || !self.is_empty() {
-            return;
-        }
-        presence::note_absent::<true, _>(chain(group, self.lruvecs.len()), || !self.is_empty());
-    }
-
-    /// Whether the group has no page on a list and no shrinker that may have objects.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.lruvecs.iter().all(|lruvec| lruvec.lock().is_empty())
-            && self.shrinker_bits.iter().all(ShrinkerBits::are_clear)
-    }
-}
-
-/// The presence of a group and of those above it, made where they have none yet.
-fn chain(group: &Arc<Group>, nr_nodes: usize) -> impl Iterator<Item = Step<'_, Weak<Group>>> {
-    std::iter::successors(Some(group), |at| at.parent()).map(move |at| Step {
-        presence: &ReclaimPart::of(at, nr_nodes).presence,
-        id: at.id(),
-        child: Arc::downgrade(at),
-    })
-}
-
-/// Makes `group` and all its ancestors older by `pages`.
-#[doc(alias = "workingset_age_nonresident")]
-pub fn advance_age(group: &Arc<Group>, nr_nodes: usize, pages: u64) {
-    let mut next = Some(group);
-    while let Some(group) = next {
-        ReclaimPart::of(group, nr_nodes).age.fetch_add(pages, Ordering::Relaxed);
-        next = group.parent();
-    }
-}
-
-/// The owner handle that a frame record, a shadow or an index node names.
-///
-/// # Panics
-/// When it names none: whatever is charged has an owner.
-#[inline]
-pub fn owner_from(raw: u32) -> OwnerId {
-    OwnerId::from_raw(raw).expect("what is charged has an owner")
-}
-
-/// Runs `body` with the living lists that pages of `owner` on `node` belong to. `owner` must be kept alive by a charge.
-pub fn with_lists<R>(
-    owner: OwnerId,
-    node: usize,
-    nr_nodes: usize,
-    body: impl FnOnce(&mut Lists, &Arc<Group>) -> R,
-) -> R {
-    loop {
-        let group = owner.resolve();
-        let mut lists = ReclaimPart::of(&group, nr_nodes).lruvec(node).lock();
-        // A removal splices before it re-points the owner, so a living list here is the right one for as long as it is
-        // locked; for a moment there may be none.
-        if !lists.dead {
-            return body(&mut lists, &group);
-        }
-        drop(lists);
-        umemcg_base::sync::thread::yield_now();
-    }
-}
-
-/// Moves everything of a dying group to its parent in O(1) per node and list. The owner is re-pointed afterwards.
-#[doc(alias = "memcg_reparent_objcgs")]
-pub(crate) fn splice_lists(
-    (arena, slots): (&Arena, &ListSlots),
-    (dying, parent): (&Arc<Group>, &Arc<Group>),
-    nr_nodes: usize,
-) -> Vec<u32> {
-    let child_part = ReclaimPart::of(dying, nr_nodes);
-    let parent_part = ReclaimPart::of(parent, nr_nodes);
-    for node in 0..nr_nodes {
-        // Parent before child. The parent cannot die meanwhile: it waits for the removal of its children.
-        let mut to = parent_part.lruvec(node).lock();
-        let mut from = child_part.lruvec(node).lists.lock_second();
-        to.inactive.splice_tail(arena, &mut from.inactive);
-        to.active.splice_tail(arena, &mut from.active);
-        from.dead = true;
-    }
-    ObjectLists::reparent(slots, child_part, (parent, parent_part));
-    let mut shrinkers = Vec::new();
-    for node in 0..nr_nodes {
-        child_part.shrinker_bits(node).close(|id, is_set, owed| {
-            let Ok(place) = parent_part.bit_place(parent, node, id) else { return };
-            place.unit.add_deferred(place.bit, owed);
-            if is_set {
-                let _ = place.unit.set(place.bit);
-                shrinkers.push(id);
-            }
-        });
-    }
-    parent_part.note_present(parent);
-    presence::note_removed(chain(dying, nr_nodes));
-    shrinkers
 }

@@ -1,5 +1,5 @@
-//! The lists of objects that one group has, by shrinker and node: made with the first object, dropped when a walk finds
-//! them empty, spliced to the parent's when the group is removed.
+//! The lists of objects that one group has, by shrinker and node: made with the first object,
+//! dropped when a walk finds them empty, spliced to the parent's when the group is removed.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -10,7 +10,6 @@ use umemcg_group::{Group, StatItem};
 
 use crate::accounted::AccountedCharge;
 use crate::list_slots::{Chain, ListSlot, ListSlots};
-use crate::lruvec::ReclaimPart;
 use crate::shrinker::bits::{BitPlace, Closed, Unit};
 
 /// Which list: shrinker, node, and the number that the shrinker gave it.
@@ -23,8 +22,8 @@ const LIST_BYTES: u64 = size_of::<ObjectList>() as u64 + 48;
 #[derive(Debug)]
 pub(crate) struct Objects {
     pub(crate) chain: Chain,
-    /// Empty, and not the group's any more: whoever locked it looks for another. One that was known when it was pruned may be taken
-    /// back.
+    /// Empty, and not the group's any more: a thread that locked it looks for another. One that was
+    /// known when it was pruned may be taken back.
     pub(crate) dead: bool,
 }
 
@@ -40,7 +39,8 @@ pub(crate) struct ObjectList {
     place: BitPlace,
     /// Of the `ListLru` that made it.
     serial: u64,
-    /// Kept while it sleeps, too: what was given back others would take, and its next object would bring the group above its limit.
+    /// ProtectedShare while it sleeps, too: what was given back others would take, and its next
+    /// object would bring the group above its limit.
     _charge: AccountedCharge,
 }
 
@@ -60,7 +60,7 @@ impl ObjectList {
         self.len.load(Relaxed)
     }
 
-    /// The place at the old end, unless that has changed since.
+    /// Returns the place at the old end, unless that has changed since.
     pub(crate) fn oldest(&self) -> u32 {
         self.oldest.load(Relaxed)
     }
@@ -81,7 +81,8 @@ impl ObjectList {
 
     /// Says that there is something. The length must have been noted.
     pub(crate) fn set_bit(&self) {
-        // Closed: the group is being removed, and who splices the list sets the parent's bit.
+        // Closed: the group is being removed, and the thread that splices the list sets the
+        // parent's bit.
         let _ = self.place.unit.set(self.place.bit);
     }
 }
@@ -89,7 +90,7 @@ impl ObjectList {
 #[derive(Debug, Default)]
 struct Lists {
     by_key: BTreeMap<ListKey, Arc<ObjectList>>,
-    /// Pruned while somebody knew them: who finds his list dead gets the same one back.
+    /// Pruned while they were known: a thread that finds its list dead gets the same one back.
     asleep: Vec<(ListKey, Weak<ObjectList>)>,
     /// The group was removed.
     closed: bool,
@@ -98,7 +99,7 @@ struct Lists {
 }
 
 impl Lists {
-    /// Takes a list out of those that sleep, if somebody still knows it. Forgets those that nobody knows.
+    /// Takes a list out of those that sleep, if it is still known. Forgets those that are not.
     fn wake(&mut self, key: ListKey, serial: u64) -> Option<Arc<ObjectList>> {
         let mut woken = None;
         self.asleep.retain(|(there, list)| {
@@ -125,7 +126,7 @@ impl ObjectLists {
         Self { lists: RankedRwLock::new(Rank::ObjectLists, Lists::default()) }
     }
 
-    /// The list of that key made by the `ListLru` of that serial.
+    /// Returns the list of that key made by the `ListLru` of that serial.
     pub(crate) fn find(&self, key: ListKey, serial: u64) -> Option<Arc<ObjectList>> {
         self.lists.read().by_key.get(&key).filter(|list| list.serial == serial).cloned()
     }
@@ -137,17 +138,18 @@ impl ObjectLists {
 
     /// As [`find`](Self::find); makes the list when there is none.
     pub(crate) fn find_or_make(
+        &self,
         group: &Group,
-        part: &ReclaimPart,
         key: ListKey,
         serial: u64,
+        bit_place: impl FnOnce() -> Result<BitPlace, Closed>,
     ) -> Result<Arc<ObjectList>, Closed> {
-        if let Some(list) = part.object_lists().find(key, serial) {
+        if let Some(list) = self.find(key, serial) {
             return Ok(list);
         }
-        let place = part.bit_place(group, key.1 as usize, key.0)?;
+        let place = bit_place()?;
         let fresh = ObjectList::new(group, place, serial);
-        let mut lists = part.object_lists().lists.write();
+        let mut lists = self.lists.write();
         if lists.closed {
             return Err(Closed);
         }
@@ -173,7 +175,8 @@ impl ObjectLists {
         self.lists.write().unit_charges.push(charge);
     }
 
-    /// Drops the lists of a shrinker that are empty. One that somebody knows sleeps until there is something to put on it.
+    /// Drops the lists of a shrinker that are empty. One that is known sleeps until there is
+    /// something to put on it.
     pub(crate) fn prune(&self, shrinker: u32, node: usize) {
         let node = node as u32;
         let mut pruned = Vec::new();
@@ -207,12 +210,12 @@ impl ObjectLists {
     /// Moves every list of a dying group to its parent, in O(1) for each list.
     #[doc(alias = "memcg_reparent_list_lrus")]
     pub(crate) fn reparent(
+        &self,
         slots: &ListSlots,
-        dying: &ReclaimPart,
-        (parent, parent_part): (&Group, &ReclaimPart),
+        find_or_make: impl Fn(ListKey, u64) -> Result<Arc<ObjectList>, Closed>,
     ) {
         let (by_key, unit_charges) = {
-            let mut lists = dying.object_lists().lists.write();
+            let mut lists = self.lists.write();
             lists.closed = true;
             lists.asleep = Vec::new();
             (std::mem::take(&mut lists.by_key), std::mem::take(&mut lists.unit_charges))
@@ -225,9 +228,10 @@ impl ObjectLists {
                     continue;
                 }
             }
-            // The parent cannot be removed before its children have handed over, but its empty list may be pruned.
+            // The parent cannot be removed before its children have handed over, but its empty list
+            // may be pruned.
             loop {
-                let Ok(to) = Self::find_or_make(parent, parent_part, key, from.serial) else { break };
+                let Ok(to) = find_or_make(key, from.serial) else { break };
                 // Parent before child.
                 let mut target = to.lock();
                 if target.dead {

@@ -1,4 +1,4 @@
-//! The seam to the layer that knows what a page holds: may it leave, and who writes dirty pages?
+//! The seam to the layer that knows what a page holds: may it leave, and what writes dirty pages?
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::shadow::Shadow;
 pub enum Eviction {
     /// It left its file; the frame is frozen and belongs to the caller.
     Evicted,
-    /// Somebody uses it, or it became dirty: it stays.
+    /// It is in use, or it became dirty: it stays.
     Busy,
     /// It had left its file already; the caller's pin may be the last one.
     Gone,
@@ -22,8 +22,9 @@ pub enum Eviction {
 
 /// Implemented by the page cache. Called with no lock held.
 pub trait PageOwner: Send + Sync + fmt::Debug {
-    /// Tries to take pages out of their files. The caller holds one pin of each. In the place of each is left what `shadow` says for
-    /// it and the number of those before it that have left; what became of it is added to `fates`. Neighbours in a file cost least.
+    /// Tries to take pages out of their files. The caller holds one pin of each. In the place of
+    /// each is left what `shadow` says for it and the number of those before it that have left;
+    /// what became of it is added to `fates`. Neighbours in a file cost least.
     #[doc(alias = "__remove_mapping")]
     fn evict(&self, frames: &[FrameId], shadow: &dyn Fn(FrameId, u64) -> Shadow, fates: &mut Vec<Eviction>);
 
@@ -34,6 +35,6 @@ pub trait PageOwner: Send + Sync + fmt::Debug {
     #[doc(alias = "reclaim_throttle")]
     fn wait_for_writeback(&self, timeout: Duration) -> bool;
 
-    /// A number that changes whenever some write-back finishes. Never blocks for long.
+    /// Returns a number that changes whenever some write-back finishes. Never blocks for long.
     fn writeback_progress(&self) -> u64;
 }

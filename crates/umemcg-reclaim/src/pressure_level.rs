@@ -1,18 +1,15 @@
-//! How hard reclaim finds it to free memory, as a level: low, medium, critical (`kernel-semantics` §7.4).
+//! How hard reclaim finds it to free memory, as a level: low, medium, critical (`kernel-semantics`
+//! §7.4).
 //!
-//! Scanned and freed pages are counted at the group that is being reclaimed, window by window; the share of scanned pages that stayed
-//! says the level. A reclaim that got down to the last priorities is critical whatever it freed. Only counted while
-//! somebody listens.
+//! Scanned and freed pages are counted at the group that is being reclaimed, window by window; the
+//! share of scanned pages that stayed says the level. A reclaim that got down to the last
+//! priorities is critical whatever it freed. Only counted while there is a listener.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use umemcg_base::contained;
-use umemcg_base::sync::RwLock;
+use umemcg_base::{Rank, RankedRwLock, contained};
 use umemcg_group::Group;
-
-use crate::lruvec::ReclaimPart;
-use crate::reclaim::Reclaimer;
 
 /// Scanned pages that make a window.
 #[doc(alias = "vmpressure_win")]
@@ -39,7 +36,7 @@ pub enum PressureLevel {
     Critical,
 }
 
-/// The level of a window in which of `scanned` pages `reclaimed` went.
+/// Returns the level of a window in which of `scanned` pages `reclaimed` went.
 #[doc(alias = "vmpressure_calc_level")]
 fn level_of(scanned: u64, reclaimed: u64) -> PressureLevel {
     // Whole huge pages may go for one that was looked at.
@@ -72,20 +69,27 @@ impl Window {
         if self.scanned.fetch_add(scanned, Relaxed) + scanned < WINDOW_PAGES {
             return None;
         }
-        // Two who end it at the same time: one takes it all, the other finds nothing. A page more or less is no matter.
+        // Of two threads that end it at the same time one takes it all, and the other finds
+        // nothing. A page more or less is no matter.
         let (scanned, reclaimed) = (self.scanned.swap(0, Relaxed), self.reclaimed.swap(0, Relaxed));
         (scanned > 0).then(|| level_of(scanned, reclaimed))
     }
 }
 
-/// Is told the group that was reclaimed and the level. Called by whoever reclaims: must be brief and must not sleep.
-type Listener = Box<dyn Fn(&Arc<Group>, PressureLevel) + Send + Sync>;
+/// Is told the group that was reclaimed and the level. Called by the reclaiming thread: must be
+/// brief and must not sleep.
+pub(crate) type Listener = Box<dyn Fn(&Arc<Group>, PressureLevel) + Send + Sync>;
 
-/// Who listens.
-#[derive(Default)]
+/// The listener, if there is one.
 pub(crate) struct LevelListener {
     is_there: AtomicBool,
-    listener: RwLock<Option<Listener>>,
+    listener: RankedRwLock<Option<Listener>>,
+}
+
+impl Default for LevelListener {
+    fn default() -> Self {
+        Self { is_there: AtomicBool::new(false), listener: RankedRwLock::new(Rank::LevelListener, None) }
+    }
 }
 
 impl std::fmt::Debug for LevelListener {
@@ -94,42 +98,35 @@ impl std::fmt::Debug for LevelListener {
     }
 }
 
-impl Reclaimer {
-    /// Has `listener` told of every window that ends from now on, in place of the one before. It is called with no ranked lock held,
-    /// by threads that reclaim, and must neither sleep nor reclaim. A panic of it is logged and goes no further.
-    #[doc(alias = "vmpressure_register_event")]
-    pub fn listen_for_levels(&self, listener: impl Fn(&Arc<Group>, PressureLevel) + Send + Sync + 'static) {
-        let levels = self.level_listener();
-        *levels.listener.write() = Some(Box::new(listener));
-        levels.is_there.store(true, Relaxed);
+impl LevelListener {
+    /// Sets the listener.
+    pub(crate) fn set(&self, listener: Option<Listener>) {
+        self.is_there.store(listener.is_some(), Relaxed);
+        *self.listener.write() = listener;
     }
 
-    /// Nobody is told any more, and nothing is counted.
-    #[doc(alias = "vmpressure_unregister_event")]
-    pub fn stop_listening_for_levels(&self) {
-        let levels = self.level_listener();
-        levels.is_there.store(false, Relaxed);
-        *levels.listener.write() = None;
-    }
-
-    /// Reclaim of `root` has looked at pages, at this priority, and freed some.
+    /// Notes that reclaim of `root` has looked at pages, at this priority, and freed some.
     #[doc(alias = "vmpressure")]
     #[doc(alias = "vmpressure_prio")]
-    pub(crate) fn note_level(&self, root: &Arc<Group>, priority: u32, scanned: u64, reclaimed: u64) {
-        let levels = self.level_listener();
-        if !levels.is_there.load(Relaxed) {
+    pub(crate) fn note<'a>(
+        &self,
+        root: &Arc<Group>,
+        window: impl FnOnce() -> &'a Window,
+        priority: u32,
+        (scanned, reclaimed): (u64, u64),
+    ) {
+        if !self.is_there.load(Relaxed) {
             return;
         }
-        let window = ReclaimPart::of(root, self.nr_nodes()).level_window();
         let level = if priority <= CRITICAL_PRIORITY {
             Some(PressureLevel::Critical)
         } else if scanned > 0 {
-            window.note(scanned, reclaimed)
+            window().note(scanned, reclaimed)
         } else {
             None
         };
         if let Some(level) = level
-            && let Some(listener) = &*levels.listener.read()
+            && let Some(listener) = &*self.listener.read()
             && let Err(panic) = contained(|| listener(root, level))
         {
             tracing::error!(%panic, group = root.id(), "a listener for levels of pressure panicked");
@@ -159,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_ends_after_so_many_pages_and_the_next_starts_from_nothing() {
+    fn a_window_ends_after_its_pages_and_the_next_starts_empty() {
         let window = Window::default();
         assert_eq!(window.note(511, 0), None);
         assert_eq!(window.note(1, 0), Some(PressureLevel::Critical));

@@ -1,8 +1,10 @@
-//! Time lost for want of memory, as one group sees it: the arithmetic, without clock and threads (`kernel-semantics` §7.4).
+//! Time lost for want of memory, as one group sees it: the arithmetic, without clock and threads
+//! (`kernel-semantics` §7.4).
 //!
-//! *Some* is the time in which at least one request was stalled; *full* the part of it in which no request was being worked on that
-//! was not. Averages are taken over periods of two seconds. They are brought up to date when anything changes and when
-//! somebody reads them, so that between two updates nothing has changed, and what was lost is spread over the periods evenly.
+//! *Some* is the time in which at least one request was stalled; *full* the part of it in which no
+//! request was being worked on that was not. Averages are taken over periods of two seconds. They
+//! are brought up to date when anything changes and when they are read, so that between two updates
+//! nothing has changed, and what was lost is spread over the periods evenly.
 
 use std::time::Duration;
 
@@ -66,14 +68,15 @@ pub struct StallMeter {
 }
 
 impl StallMeter {
-    /// Counts the time until `now`, since any origin; then so many requests more or fewer are stalled and worked on.
+    /// Counts the time until `now`, since any origin; then so many requests more or fewer are
+    /// stalled and worked on.
     pub fn change(&mut self, now: Duration, stalled: i32, working: i32) {
         self.count_to(now);
-        self.nr_stalled = self.nr_stalled.checked_add_signed(stalled).expect("who ends a stall has begun it");
-        self.nr_working = self.nr_working.checked_add_signed(working).expect("who ends work has begun it");
+        self.nr_stalled = self.nr_stalled.checked_add_signed(stalled).expect("a stall that ends has begun");
+        self.nr_working = self.nr_working.checked_add_signed(working).expect("work that ends has begun");
     }
 
-    /// What was lost until `now`.
+    /// Returns what was lost until `now`.
     pub fn read(&mut self, now: Duration) -> Pressure {
         self.count_to(now);
         Pressure { some: self.some.shown, full: self.full.shown }
@@ -109,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stall_is_full_until_somebody_works() {
+    fn a_stall_is_full_until_a_worker_works() {
         let mut meter = StallMeter::default();
         meter.change(s(10), 1, 0);
         meter.change(s(11), 1, 0);

@@ -1,8 +1,10 @@
-//! Two rounds over a subtree at one priority: first those in excess of a soft limit, then everybody (mail soft-limit-rework).
+//! Two rounds over a subtree at one priority: first the groups in excess of a soft limit, then all
+//! groups (mail soft-limit-rework).
 //!
-//! The first round is made only if somebody below the root is in excess, which one load says; if the root itself is, everybody's turn
-//! has come anyway. A walker whose first round hands out nobody, because others in the same walk were faster, makes it once more.
-//! Then the question is whether the second follows at the same priority:
+//! The first round is made only if a group below the root is in excess, which one load says; if the
+//! root itself is, the turn of all has come anyway. A walker whose first round hands out no group,
+//! because others in the same walk were faster, makes it once more. Then the question is whether
+//! the second follows at the same priority:
 //!
 //! | the first round | then |
 //! |---|---|
@@ -11,35 +13,31 @@
 //! | saw pages that are in use | no: they are looked at harder first, down to the last priority |
 //! | saw nothing but dirty pages | it is made again when some have been written (a worker rests meanwhile); yes when nothing is being written |
 //!
-//! The last two lines are not the mail's, whose second round follows only when the first looked at nothing. With that, a group in excess
-//! whose pages are dirty is scanned at every priority down to the last, all of it in the end, and finds them dirty each time: that is what
-//! made a streaming writer 2.3 times as dear. And when they cannot be written at all, reclaim fails beside the clean pages of all others.
+//! The last two lines are not the mail's, whose second round follows only when the first looked at
+//! nothing. With that, a group in excess whose pages are dirty is scanned at every priority down to
+//! the last, all of it in the end, and finds them dirty each time: that is what made a streaming
+//! writer 2.3 times as dear. And when they cannot be written at all, reclaim fails beside the clean
+//! pages of all others.
 
 use std::sync::Arc;
 
 use umemcg_group::Group;
 
-use crate::reclaim::{Pass, Progress, Reclaimer, WRITEBACK_WAIT};
-use crate::shield::Shield;
+use crate::mechanism;
+use crate::protection::ReclaimProtection;
+use crate::reclaimer::Reclaimer;
+use crate::scan_control::{Pass, Progress, Round, WRITEBACK_WAIT};
 use crate::walk::{SharedWalk, excess_pages};
 
-/// Whose turn it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Round {
-    /// Groups over their soft limit, and those below such a group.
-    InExcess,
-    /// All.
-    Everybody,
-}
-
-/// How often a first round is made that hands out nobody.
+/// How often a first round is made that hands out no group.
 const FIRST_ROUNDS_MAX: u32 = 2;
 /// First rounds of one reclaim that see nothing but dirty pages and are made again.
 const DIRTY_ROUNDS_MAX: u32 = 8;
-/// How many times [`WRITEBACK_WAIT`] nothing at all may be written before everybody's turn comes.
+/// How many times [`WRITEBACK_WAIT`] nothing at all may be written before the second round.
 const WAITS_MAX: u32 = 5;
 
-/// Pages of a list in excess that are looked at, if so many are wanted, even where its share of the priority is smaller.
+/// Pages of a list in excess that are looked at, if so many are wanted, even where its share of the
+/// priority is smaller.
 pub(crate) const IN_EXCESS_PAGES_MAX: u64 = 1024;
 /// A group gives this part of its excess at once.
 const AHEAD_SHARE: u64 = 8;
@@ -47,7 +45,7 @@ const AHEAD_SHARE: u64 = 8;
 /// What comes after a first round that did not bring enough.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum After {
-    /// The next priority; nobody else is asked.
+    /// The next priority; no other group is asked.
     Harder,
     /// The same again, as soon as something has been written.
     Written,
@@ -63,17 +61,18 @@ pub(crate) struct FirstRounds {
     waits_elsewhere: bool,
     /// Nothing has been freed, and it will not be tried harder.
     pub(crate) is_last_chance: bool,
-    /// Everybody is asked from the beginning.
+    /// All groups are asked from the beginning.
     ignores_soft_limits: bool,
 }
 
 impl FirstRounds {
-    /// For a reclaim that does not care who is in excess.
+    /// Creates the rounds of a reclaim that ignores which groups are in excess.
     pub(crate) fn ignoring_soft_limits() -> Self {
         Self { ignores_soft_limits: true, ..Self::default() }
     }
 
-    /// For a worker, which waits for nobody here but rests; dirty pages are given up when it has done so in vain.
+    /// Creates the rounds of a worker, which does not wait here but rests. It gives up on dirty
+    /// pages when it has rested in vain.
     pub(crate) fn of_worker(has_rested_in_vain: bool) -> Self {
         let nr_dirty_rounds = if has_rested_in_vain { DIRTY_ROUNDS_MAX } else { 0 };
         Self { nr_dirty_rounds, waits_elsewhere: !has_rested_in_vain, ..Self::default() }
@@ -81,9 +80,8 @@ impl FirstRounds {
 
     /// After a first round that brought this.
     fn judge(&mut self, first: &Progress) -> After {
-        #[cfg(feature = "baseline")]
-        if crate::baseline::is_as_mailed() {
-            return if first.scanned == 0 { After::Everybody } else { After::Harder };
+        if let Some(follows) = mechanism::follows_first_round(first) {
+            return if follows { After::Everybody } else { After::Harder };
         }
         if first.pages() > 0 || first.promised_bytes > 0 {
             self.nr_dirty_rounds = 0;
@@ -105,29 +103,24 @@ impl FirstRounds {
 }
 
 impl Reclaimer {
-    /// Shrinks groups of a subtree at the priority of `pass` in two rounds, until `enough` says so of what came of it so far. Also
-    /// says whether the rounds came to their end instead.
+    /// Shrinks groups of a subtree at the priority of `pass` in two rounds, until `enough` says so
+    /// of what came of it so far. Also says whether the rounds came to their end instead.
     #[doc(alias = "shrink_zone")]
     pub(crate) fn shrink_in_rounds(
         &self,
         root: &Arc<Group>,
         pass: &Pass,
-        shield: &mut Shield<'_>,
+        protection: &mut ReclaimProtection<'_>,
         first_rounds: &mut FirstRounds,
         enough: &dyn Fn(&Progress) -> bool,
     ) -> (Progress, bool) {
-        let mut progress = Progress::default();
-        #[cfg(feature = "baseline")]
-        if crate::baseline::takes_largest_excess_first() {
-            progress.add(self.shrink_largest_excess(root, pass, shield));
-            // From the whole pool everybody had to give its share; below a limit it ended with what was wanted.
-            let enough_below = |now: &Progress| !root.is_root() && enough(now);
-            self.shrink_round(root, pass, Round::Everybody, shield, &mut progress, &enough_below);
-            return (progress, !enough(&progress));
+        if let Some(result) = mechanism::rounds::shrink_otherwise(self, root, pass, protection, enough) {
+            return result;
         }
+        let mut progress = Progress::default();
         let mut nr_empty_rounds = 0;
         while !first_rounds.ignores_soft_limits && has_first_round(root) {
-            match self.shrink_round(root, pass, Round::InExcess, shield, &mut progress, enough) {
+            match self.shrink_round(root, pass, Round::InExcess, protection, &mut progress, enough) {
                 Ended::Enough => return (progress, false),
                 Ended::Over { nr_visited: 0 } => {
                     nr_empty_rounds += 1;
@@ -142,12 +135,13 @@ impl Reclaimer {
                 },
             }
         }
-        let ended = self.shrink_round(root, pass, Round::Everybody, shield, &mut progress, enough);
+        let ended = self.shrink_round(root, pass, Round::Everybody, protection, &mut progress, enough);
         (progress, !matches!(ended, Ended::Enough))
     }
 
-    /// Those in excess have nothing but dirty pages: waits until something has been written, and says whether it has. Once nothing has,
-    /// nobody waits any more until something is: a store that hangs keeps one reclaim, not all of them.
+    /// Those in excess have nothing but dirty pages: waits until something has been written, and
+    /// says whether it has. Once nothing has, no reclaim waits any more until something is: a store
+    /// that hangs keeps one reclaim, not all of them.
     fn wait_for_some_written(&self, root: &Arc<Group>, enough: &dyn Fn() -> bool) -> bool {
         let Some(owner) = self.page_owner() else { return false };
         owner.start_writeback(root);
@@ -167,12 +161,12 @@ impl Reclaimer {
         false
     }
 
-    fn shrink_round(
+    pub(crate) fn shrink_round(
         &self,
         root: &Arc<Group>,
         pass: &Pass,
         round: Round,
-        shield: &mut Shield<'_>,
+        protection: &mut ReclaimProtection<'_>,
         progress: &mut Progress,
         enough: &dyn Fn(&Progress) -> bool,
     ) -> Ended {
@@ -184,7 +178,7 @@ impl Reclaimer {
                 Round::InExcess => ahead(excess_pages(root, &group)),
                 Round::Everybody => 0,
             };
-            progress.add(self.shrink_group(root, &group, &Pass { goal, ahead, round, ..*pass }, shield));
+            progress.add(self.shrink_group(root, &group, &Pass { goal, ahead, round, ..*pass }, protection));
             if enough(progress) {
                 return Ended::Enough;
             }
@@ -193,46 +187,43 @@ impl Reclaimer {
     }
 }
 
-/// Pages that a group so far in excess gives even when fewer are wanted, so that who streams does not come back for every few. They are
-/// taken only of what its inactive list is longer than its active one: who uses its pages again would have to read them again for that.
+/// Pages that a group so far in excess gives even when fewer are wanted, so that a streaming writer
+/// does not come back for every few. They are taken only of what its inactive list is longer than
+/// its active one: a group that uses its pages again would otherwise have to read them again.
 fn ahead(excess_pages: u64) -> u64 {
     (excess_pages / AHEAD_SHARE).min(IN_EXCESS_PAGES_MAX)
 }
 
 /// How a round ended.
 #[derive(Debug, Clone, Copy)]
-enum Ended {
+pub(crate) enum Ended {
     /// There is enough.
     Enough,
-    /// Nobody was left in the walk.
+    /// No group was left in the walk.
     Over { nr_visited: u64 },
 }
 
-/// Whether there is anybody in excess to visit before all others.
+/// Returns whether there is a group in excess to visit before all others.
 #[doc(alias = "mem_cgroup_should_soft_reclaim")]
 fn has_first_round(root: &Arc<Group>) -> bool {
-    #[cfg(feature = "baseline")]
-    if crate::baseline::skips_no_subtree() {
-        return true;
-    }
-    root.nr_children_in_excess() > 0 && root.excess_bytes() == 0
+    mechanism::skips_no_subtree() || root.nr_children_in_excess() > 0 && root.excess_bytes() == 0
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::reclaim::Reason;
+    use crate::scan_control::Reason;
     use crate::shrinker::{Count, Registration, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
     use crate::walk::is_eligible;
     use umemcg_arena::Arena;
-    use umemcg_base::sync::Mutex;
+    use umemcg_base::LeafMutex;
     use umemcg_group::{Charge, GroupTree, UNLIMITED};
 
     const POOL: u64 = 16 << 20;
 
-    /// Gives a page for each object, and notes of whom.
+    /// Gives a page for each object, and notes of which group.
     #[derive(Debug, Default)]
-    struct Plenty(Mutex<Vec<u64>>);
+    struct Plenty(LeafMutex<Vec<u64>>);
 
     impl Shrinker for Plenty {
         fn name(&self) -> String {
@@ -256,7 +247,7 @@ mod tests {
         reclaimer: Reclaimer,
         plenty: Arc<Plenty>,
         shrinker: u32,
-        charges: Mutex<Vec<Charge>>,
+        charges: LeafMutex<Vec<Charge>>,
         _registered: Registration,
     }
 
@@ -267,7 +258,7 @@ mod tests {
             let id = reclaimer.reserve_shrinker();
             let (plenty, shrinker) = (Arc::new(Plenty::default()), id.get());
             let _registered = reclaimer.register_shrinker(id, Arc::<Plenty>::clone(&plenty));
-            Self { tree, reclaimer, plenty, shrinker, charges: Mutex::default(), _registered }
+            Self { tree, reclaimer, plenty, shrinker, charges: LeafMutex::default(), _registered }
         }
 
         fn group(&self, parent: &Arc<Group>, name: &str, soft_limit: u64) -> Arc<Group> {
@@ -278,7 +269,7 @@ mod tests {
             group
         }
 
-        /// Who gives to a reclaim of `root`, each once.
+        /// The groups that give to a reclaim of `root`, each once.
         fn givers(&self, root: &Arc<Group>) -> Vec<u64> {
             self.plenty.0.lock().clear();
             // More than one group gives.
@@ -289,7 +280,7 @@ mod tests {
             givers
         }
 
-        /// Who gives to a reclaim of `root` that wants little.
+        /// The groups that give to a reclaim of `root` that wants little.
         fn first_giver(&self, root: &Arc<Group>) -> u64 {
             self.plenty.0.lock().clear();
             self.reclaimer.reclaim(root, 1, Reason::Direct, &|| false);
@@ -299,7 +290,7 @@ mod tests {
 
     /// The mail's example: A is over its soft limit, and B below it hits its hard one.
     #[test]
-    fn excess_above_the_root_of_a_reclaim_makes_nobody_eligible() {
+    fn excess_above_the_root_of_a_reclaim_does_not_count() {
         let pool = Pool::new();
         let root = Arc::clone(pool.tree.root());
         let outsider = pool.group(&root, "outsider", UNLIMITED);
@@ -317,7 +308,7 @@ mod tests {
         assert_eq!(pool.givers(&root), all(&[&a, &b, &c, &d]));
         a.set_soft_limit(UNLIMITED);
         assert_eq!(pool.givers(&root), all(&[&c]));
-        // The root of the reclaim itself: everybody.
+        // The root of the reclaim itself: all groups.
         b.set_soft_limit(0);
         assert_eq!(pool.givers(&b), all(&[&b, &c, &d]));
         [&b, &c].iter().for_each(|group| group.set_soft_limit(UNLIMITED));
@@ -332,7 +323,7 @@ mod tests {
         let a = pool.group(&root, "A", 0);
         assert_eq!(SharedWalk::new(&root, 1, Round::InExcess).next().unwrap().id(), a.id());
         let begun = SharedWalk::new(&root, 1, Round::InExcess).next();
-        assert_eq!(begun.unwrap().id(), a.id(), "where the other left it there is nobody: it begins again");
+        assert_eq!(begun.unwrap().id(), a.id(), "where the other left it there is no group: it begins again");
         // Each of these leaves the walk at its only group.
         for _ in 0..3 {
             assert_eq!(pool.first_giver(&root), a.id());
@@ -355,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn who_empties_a_group_asks_everybody() {
+    fn emptying_a_group_asks_all_groups() {
         let pool = Pool::new();
         let root = Arc::clone(pool.tree.root());
         let [_a, b] = [0, UNLIMITED].map(|limit| pool.group(&root, &limit.to_string(), limit));
@@ -370,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_gives_ahead_a_part_of_its_excess_and_no_more_than_a_bound() {
+    fn a_group_gives_ahead_a_bounded_part_of_its_excess() {
         assert_eq!([0, 7, 800, u64::MAX].map(ahead), [0, 0, 100, IN_EXCESS_PAGES_MAX]);
     }
 
@@ -383,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_in_use_keep_everybody_waiting_until_the_last_priority() {
+    fn pages_in_use_delay_the_second_round_to_the_last_priority() {
         let mut first_rounds = FirstRounds::default();
         assert!((0..100).all(|_| first_rounds.judge(&seen(32, 31, 0)) == After::Harder));
         first_rounds.is_last_chance = true;

@@ -1,4 +1,5 @@
-//! One group's lists at one priority: balance active against inactive, give second chances, let clean pages go.
+//! One group's lists at one priority: balance active against inactive, give second chances, let
+//! clean pages go.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -7,10 +8,13 @@ use umemcg_arena::{FrameFlags as Flag, FrameId, prefetch_for_write};
 use umemcg_base::{PAGE_SIZE_U64, RankedMutexGuard};
 use umemcg_group::{Group, StatItem};
 
-use crate::lruvec::{Lists, LruKind, ReclaimPart, advance_age, owner_from, with_lists};
+use crate::group_reclaim::{GroupReclaim, advance_age, owner_from, with_lists};
+use crate::lruvec::{Lists, LruKind};
+use crate::mechanism;
 use crate::page_owner::Eviction;
-use crate::reclaim::{DEF_PRIORITY, Pass, Progress, Reason, Reclaimer, SWAP_CLUSTER_MAX};
-use crate::rounds::{IN_EXCESS_PAGES_MAX, Round};
+use crate::reclaimer::Reclaimer;
+use crate::rounds::IN_EXCESS_PAGES_MAX;
+use crate::scan_control::{DEF_PRIORITY, Pass, Progress, Reason, Round, SWAP_CLUSTER_MAX};
 use crate::shadow::Shadow;
 
 /// Pages per GiB decide how short the inactive list may get: `isqrt(10 × GiB)`, at least 1
@@ -20,7 +24,7 @@ fn inactive_ratio(total_pages: u64) -> u64 {
     if gib == 0 { 1 } else { (10 * gib).isqrt() }
 }
 
-/// Whether the inactive list is too short to judge pages on it.
+/// Returns whether the inactive list is too short to judge pages on it.
 pub fn inactive_is_low(inactive: u64, active: u64) -> bool {
     inactive * inactive_ratio(inactive + active) < active
 }
@@ -34,21 +38,62 @@ struct Taken {
     second_chance: bool,
 }
 
+/// Isolated pages.
+struct Sorted {
+    /// Go back to their list.
+    keep: Vec<FrameId>,
+    /// Were used since they came there.
+    activate: Vec<FrameId>,
+    /// Their owner is asked for these.
+    asked: Vec<FrameId>,
+    /// Of those that are kept, dirty or not durable yet.
+    nr_dirty: u64,
+}
+
+/// How much of an inactive list is scanned.
+struct Share {
+    share: u64,
+    /// Of that, beyond the share of the priority; only as long as it frees anything.
+    extra: u64,
+    /// Pages freed that are enough.
+    goal: u64,
+}
+
+fn share_of(pass: &Pass, group: &Group, inactive: u64, active: u64) -> Share {
+    let Pass { priority, round, kept, .. } = *pass;
+    let mut share = kept.exposed(inactive) >> priority;
+    if share == 0 && (priority == 0 || group.is_dead()) {
+        share = SWAP_CLUSTER_MAX.min(inactive);
+    }
+    let round = mechanism::round_of_share(round);
+    let goal = pass.goal.max(pass.ahead.min(inactive.saturating_sub(active)));
+    let mut extra = 0;
+    if round == Round::InExcess {
+        // However short the list: a group over its soft limit is reclaimed before all others, and
+        // immediately rather than from priority to priority.
+        let wanted = goal.clamp(SWAP_CLUSTER_MAX, IN_EXCESS_PAGES_MAX).min(kept.exposed(inactive));
+        extra = wanted.saturating_sub(share.max(SWAP_CLUSTER_MAX));
+        share = share.max(wanted);
+    }
+    Share { share, extra, goal }
+}
+
 impl Reclaimer {
-    /// Shrinks the lists of one group; returns when the goal is reached or the share of this priority is scanned. Also says
-    /// whether there was any page.
+    /// Shrinks the lists of one group; returns when the goal is reached or the share of this
+    /// priority is scanned. Also says whether there was any page.
     ///
-    /// Lists of which so much was scanned without anything leaving that more is futile are passed by, except at the gentlest
-    /// priority, until a page of theirs is freed (`kernel-semantics` §5.2).
+    /// Lists of which so much was scanned without anything leaving that more is futile are passed
+    /// by, except at the gentlest priority, until a page of theirs is freed (`kernel-semantics`
+    /// §5.2).
     #[doc(alias = "shrink_lruvec")]
     pub(crate) fn shrink_lists(
         &self,
         root: &Arc<Group>,
         group: &Arc<Group>,
-        part: &ReclaimPart,
+        part: &GroupReclaim,
         pass: &Pass,
     ) -> (Progress, bool) {
-        let Pass { priority, reason, round, kept, .. } = *pass;
+        let Pass { priority, reason, kept, .. } = *pass;
         let mut progress = Progress::default();
         let mut has_pages = false;
         for node in pass.nodes(self.nr_nodes()) {
@@ -70,25 +115,9 @@ impl Reclaimer {
             progress.reclaimable += inactive + active;
             if inactive_is_low(inactive, active) {
                 let share = (kept.exposed(active) >> priority).max(SWAP_CLUSTER_MAX.min(active));
-                #[cfg(feature = "baseline")]
-                let share = if pass.is_of_largest_excess { share.min(SWAP_CLUSTER_MAX) } else { share };
-                self.shrink_active(group, part, node, share);
+                self.shrink_active(group, part, node, mechanism::active_share(share));
             }
-            let mut share = kept.exposed(inactive) >> priority;
-            if share == 0 && (priority == 0 || group.is_dead()) {
-                share = SWAP_CLUSTER_MAX.min(inactive);
-            }
-            #[cfg(feature = "baseline")]
-            let round = if crate::baseline::is_as_mailed() { Round::Everybody } else { round };
-            // However short the list: who has promised to be smaller goes before all others do, and at once rather than from
-            // priority to priority; but only as long as that frees anything.
-            let goal = pass.goal.max(pass.ahead.min(inactive.saturating_sub(active)));
-            let mut extra = 0;
-            if round == Round::InExcess {
-                let wanted = goal.clamp(SWAP_CLUSTER_MAX, IN_EXCESS_PAGES_MAX).min(kept.exposed(inactive));
-                extra = wanted.saturating_sub(share.max(SWAP_CLUSTER_MAX));
-                share = share.max(wanted);
-            }
+            let Share { mut share, extra, goal } = share_of(pass, group, inactive, active);
             while share > 0 && progress.reclaimed < goal {
                 let batch = share.min(SWAP_CLUSTER_MAX);
                 let taken = Taken { kind: LruKind::Inactive, nr: batch, reason, second_chance: true };
@@ -111,7 +140,7 @@ impl Reclaimer {
         &self,
         root: &Arc<Group>,
         group: &Arc<Group>,
-        part: &ReclaimPart,
+        part: &GroupReclaim,
         cancelled: &dyn Fn() -> bool,
     ) -> Progress {
         let mut progress = Progress::default();
@@ -133,9 +162,9 @@ impl Reclaimer {
         progress
     }
 
-    /// Moves up to `nr` pages from the active tail to the inactive head. A page used since it came here goes round
-    /// once more.
-    fn shrink_active(&self, group: &Arc<Group>, part: &ReclaimPart, node: usize, nr: u64) {
+    /// Moves up to `nr` pages from the active tail to the inactive head. A page used since it came
+    /// here goes round once more.
+    fn shrink_active(&self, group: &Arc<Group>, part: &GroupReclaim, node: usize, nr: u64) {
         let arena = self.arena();
         let (mut moved, mut scanned) = (0i64, 0i64);
         {
@@ -144,7 +173,8 @@ impl Reclaimer {
                 let Some(frame) = lists.tail(LruKind::Active) else { break };
                 scanned += 1;
                 let record = arena.record(frame);
-                // Half of the share may rotate: a list that is referenced throughout still gives something.
+                // Half of the share may rotate: a list that is referenced throughout still gives
+                // something.
                 if record.test(Flag::REFERENCED) && (scanned - moved) * 2 <= nr as i64 {
                     record.clear(Flag::REFERENCED);
                     lists.move_to_head(arena, frame, LruKind::Active);
@@ -171,7 +201,7 @@ impl Reclaimer {
         &self,
         root: &Arc<Group>,
         group: &Arc<Group>,
-        part: &ReclaimPart,
+        part: &GroupReclaim,
         node: usize,
         Taken { kind, nr, reason, second_chance }: Taken,
     ) -> Progress {
@@ -183,24 +213,10 @@ impl Reclaimer {
             return Progress::default();
         }
         let mut progress = Progress { scanned: isolated.len() as u64, ..Progress::default() };
-        let age = ReclaimPart::of(root, self.nr_nodes()).age();
+        let age = GroupReclaim::of(root, self.nr_nodes()).age();
         let mut freed = Vec::with_capacity(isolated.len());
-        let mut keep = Vec::new();
-        let mut activate = Vec::new();
-        let mut asked = Vec::with_capacity(isolated.len());
-        for frame in isolated {
-            let record = arena.record(frame);
-            if second_chance && record.test(Flag::REFERENCED) {
-                record.clear(Flag::REFERENCED);
-                activate.push(frame);
-            } else if record.test(Flag::DIRTY | Flag::WRITEBACK | Flag::UNSTABLE) {
-                progress.dirty += 1;
-                record.set(Flag::RECLAIM);
-                keep.push(frame);
-            } else {
-                asked.push(frame);
-            }
-        }
+        let Sorted { mut keep, activate, asked, nr_dirty } = self.sort(isolated, second_chance);
+        progress.dirty = nr_dirty;
         let shadow = |frame, nr_evicted| {
             Shadow::new(root.owner(), age + nr_evicted, arena.record(frame).test(Flag::WORKINGSET))
         };
@@ -232,6 +248,26 @@ impl Reclaimer {
         progress
     }
 
+    /// Sorts isolated pages by what becomes of them.
+    fn sort(&self, isolated: Vec<FrameId>, second_chance: bool) -> Sorted {
+        let asked = Vec::with_capacity(isolated.len());
+        let mut sorted = Sorted { keep: Vec::new(), activate: Vec::new(), asked, nr_dirty: 0 };
+        for frame in isolated {
+            let record = self.arena().record(frame);
+            if second_chance && record.test(Flag::REFERENCED) {
+                record.clear(Flag::REFERENCED);
+                sorted.activate.push(frame);
+            } else if record.test(Flag::DIRTY | Flag::WRITEBACK | Flag::UNSTABLE) {
+                sorted.nr_dirty += 1;
+                record.set(Flag::RECLAIM);
+                sorted.keep.push(frame);
+            } else {
+                sorted.asked.push(frame);
+            }
+        }
+        sorted
+    }
+
     /// Returns isolated pages to the lists they belong to by now, and drops the isolation pins.
     pub(crate) fn put_back(&self, frames: &[FrameId], kind: LruKind) {
         let arena = self.arena();
@@ -243,7 +279,8 @@ impl Reclaimer {
                 arena.node_of(frame),
                 self.nr_nodes(),
                 |lists, group| {
-                    // Not in a file any more: whoever took it out saw it on no list, and our pin is what keeps it.
+                    // Not in a file any more: the thread that took it out saw it on no list, and
+                    // our pin is what keeps it.
                     if record.file.load(Relaxed) != 0 {
                         lists.add(arena, frame, kind);
                         touched = Some(Arc::clone(group));
@@ -257,7 +294,7 @@ impl Reclaimer {
         }
         // The lists were empty meanwhile, and a walk may have said so.
         if let Some(group) = touched {
-            ReclaimPart::of(&group, self.nr_nodes()).note_present(&group);
+            GroupReclaim::of(&group, self.nr_nodes()).note_present(&group);
         }
     }
 }
@@ -265,11 +302,11 @@ impl Reclaimer {
 /// Records that are on their way while [`isolate`] looks at one.
 const NR_FETCHED_AHEAD: u32 = 8;
 
-/// Takes pages off a list's tail and pins them. A page that cannot be pinned is being freed by somebody else, who
-/// unlinks it himself.
+/// Takes pages off a list's tail and pins them. A page that cannot be pinned is being freed by
+/// another thread, which unlinks it himself.
 ///
-/// Pages that came together mostly have frames side by side, in rising order: the next records are fetched before the links have led to
-/// them.
+/// Pages that came together mostly have frames side by side, in rising order: the next records are
+/// fetched before the links have led to them.
 fn isolate(
     lists: &mut RankedMutexGuard<'_, Lists>,
     reclaimer: &Reclaimer,
@@ -286,7 +323,8 @@ fn isolate(
     let mut fetched = None;
     for at in 0..nr {
         let Some(frame) = lists.tail(kind) else { break };
-        // Up to the one that is the tail in the end, and not beyond: another reclaimer may be there already.
+        // Up to the one that is the tail in the end, and not beyond: another reclaimer may be there
+        // already.
         let ahead = (nr - at).min(u64::from(NR_FETCHED_AHEAD)) as u32;
         if fetched == Some(frame) {
             if ahead == NR_FETCHED_AHEAD {

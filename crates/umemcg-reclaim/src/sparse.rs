@@ -1,4 +1,5 @@
-//! Evicting the pages of sparse blocks, wherever they are on their lists, so that whole blocks become free.
+//! Evicting the pages of sparse blocks, wherever they are on their lists, so that whole blocks
+//! become free.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -7,9 +8,10 @@ use umemcg_arena::{FrameFlags as Flag, FrameId, SparseFrame};
 use umemcg_base::assert_no_locks_held;
 use umemcg_group::{OwnerId, StatItem};
 
-use crate::lruvec::{LruKind, ReclaimPart, advance_age, owner_from, with_lists};
+use crate::group_reclaim::{GroupReclaim, advance_age, owner_from, with_lists};
+use crate::lruvec::LruKind;
 use crate::page_owner::Eviction;
-use crate::reclaim::Reclaimer;
+use crate::reclaimer::Reclaimer;
 use crate::shadow::Shadow;
 
 /// Pages that are evicted together.
@@ -27,13 +29,13 @@ pub struct SparseOutcome {
 }
 
 impl Reclaimer {
-    /// Evicts the clean pages among `frames` that nobody uses, in the order in which they come. Groups within their
-    /// protection keep theirs, and pages used lately stay as long as their block has many. Counts as proactive reclaim. May
-    /// sleep briefly; no lock may be held.
+    /// Evicts the clean pages among `frames` that are not in use, in the order in which they come.
+    /// Groups within their protection keep theirs, and pages used lately stay as long as their
+    /// block has many. Counts as proactive reclaim. May sleep briefly; no lock may be held.
     pub fn evict_sparse(&self, frames: &[SparseFrame]) -> SparseOutcome {
         assert_no_locks_held("emptying blocks");
         let mut outcome = SparseOutcome::default();
-        let mut shield = self.shield(self.tree().root(), false);
+        let mut protection = self.protection_from(self.tree().root(), false);
         let mut of_owner: Option<(u32, bool)> = None;
         for batch in frames.chunks(BATCH_PAGES) {
             let mut taken = Vec::with_capacity(batch.len());
@@ -46,7 +48,7 @@ impl Reclaimer {
                 let is_wanted = record.file.load(Relaxed) != 0 && self.may_leave(sparse, &mut outcome) && {
                     let is_protected = match of_owner {
                         Some((owner, is_protected)) if owner == raw => is_protected,
-                        _ => owner_from(raw).with_group(|group| shield.kept_of(group).is_none()),
+                        _ => owner_from(raw).with_group(|group| protection.kept_of(group).is_none()),
                     };
                     of_owner = Some((raw, is_protected));
                     !is_protected
@@ -62,7 +64,8 @@ impl Reclaimer {
         outcome
     }
 
-    /// Whether a pinned page is clean and cold enough; notes what else is to be done for it.
+    /// Returns whether a pinned page is clean and cold enough; notes what else is to be done for
+    /// it.
     fn may_leave(&self, sparse: &SparseFrame, outcome: &mut SparseOutcome) -> bool {
         let flags = self.arena().record(sparse.frame).flags();
         if flags.intersects(Flag::UNEVICTABLE) {
@@ -82,11 +85,12 @@ impl Reclaimer {
         with_lists(owner, arena.node_of(frame), self.nr_nodes(), |lists, _| lists.remove(arena, frame))
     }
 
-    /// Evicts isolated pages; those that cannot leave go back to their lists. Returns how many left.
+    /// Evicts isolated pages; those that cannot leave go back to their lists. Returns how many
+    /// left.
     fn evict_isolated(&self, taken: &[(FrameId, LruKind)]) -> usize {
         let Some(owner) = self.page_owner() else { return 0 };
         let root = Arc::clone(self.tree().root());
-        let age = ReclaimPart::of(&root, self.nr_nodes()).age();
+        let age = GroupReclaim::of(&root, self.nr_nodes()).age();
         let frames: Vec<FrameId> = taken.iter().map(|&(frame, _)| frame).collect();
         let shadow = |frame, nr_evicted| {
             Shadow::new(root.owner(), age + nr_evicted, self.arena().record(frame).test(Flag::WORKINGSET))

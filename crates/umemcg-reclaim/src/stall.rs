@@ -1,13 +1,13 @@
-//! Who is stalled for want of memory, and whose requests are worked on: values that count while they live, at their group and
-//! every group above. Hits know nothing of this.
+//! Which groups are stalled for want of memory, and which have requests that are worked on: values
+//! that count while they live, at their group and every group above. Hits know nothing of this.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::{Arc, LazyLock};
 
+use umemcg_base::LeafMutex;
 use umemcg_base::clock::{Clock, SystemClock};
-use umemcg_base::sync::Mutex;
-use umemcg_group::{Group, PartSlot};
+use umemcg_group::{ExtensionSlot, Group};
 
 use crate::psi::{Pressure, StallMeter};
 
@@ -20,8 +20,8 @@ thread_local! {
     static IS_STALLED: Cell<bool> = const { Cell::new(false) };
 }
 
-fn meter(group: &Group) -> &Mutex<StallMeter> {
-    group.part(PartSlot::Stalls, Mutex::default)
+fn meter(group: &Group) -> &LeafMutex<StallMeter> {
+    group.extension(ExtensionSlot::Stalls, LeafMutex::default)
 }
 
 fn change(group: &Group, stalled: i32, working: i32) {
@@ -33,20 +33,22 @@ fn change(group: &Group, stalled: i32, working: i32) {
     }
 }
 
-/// What a group has lost for want of memory until now, the groups below included: the time of `memory.pressure`.
+/// Returns what a group has lost for want of memory until now, the groups below included: the time
+/// of `memory.pressure`.
 pub fn pressure(group: &Group) -> Pressure {
     let mut meter = meter(group).lock();
     let now = CLOCK.now();
     meter.read(now)
 }
 
-/// A request that is stalled while nobody works for it: its answer is held back. Ends when dropped.
+/// A request that is stalled while no thread works for it: its answer is held back. Ends when
+/// dropped.
 #[derive(Debug)]
 #[must_use = "the stall ends at once"]
 pub struct Stalled(Arc<Group>);
 
 impl Stalled {
-    /// A request of `group` begins to wait.
+    /// Begins a wait of a request of `group`.
     #[doc(alias = "psi_memstall_enter")]
     pub fn begin(group: &Arc<Group>) -> Self {
         change(group, 1, 0);
@@ -60,7 +62,8 @@ impl Drop for Stalled {
     }
 }
 
-/// This thread works on a request of a group, and its group is not fully stalled as long as it does. Ends when dropped.
+/// This thread works on a request of a group, and its group is not fully stalled as long as it
+/// does. Ends when dropped.
 #[derive(Debug)]
 #[must_use = "the work ends at once"]
 pub struct Working<'g> {
@@ -85,7 +88,8 @@ impl Drop for Working<'_> {
     }
 }
 
-/// This thread is stalled, and does not count as working meanwhile. Ends when dropped; stalls within stalls are one.
+/// This thread is stalled, and does not count as working meanwhile. Ends when dropped; stalls
+/// within stalls are one.
 #[derive(Debug)]
 #[must_use = "the stall ends at once"]
 pub struct StalledHere<'g> {
@@ -124,7 +128,7 @@ mod tests {
     use std::time::Duration;
     use umemcg_group::GroupTree;
 
-    /// Waits until the clock has moved on for everybody.
+    /// Waits until the clock has moved on for all groups.
     fn tick() {
         let start = CLOCK.now();
         while CLOCK.now() < start + Duration::from_millis(1) {
@@ -138,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stall_counts_for_the_group_and_all_above_and_for_nobody_else() {
+    fn a_stall_counts_for_the_group_and_all_above_only() {
         let tree = GroupTree::new(1 << 30);
         let a = tree.create(tree.root(), "a".as_ref()).unwrap();
         let (b, c) = (tree.create(&a, "b".as_ref()).unwrap(), tree.create(&a, "c".as_ref()).unwrap());
@@ -156,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn who_works_keeps_a_stall_of_another_from_being_full_and_not_his_own() {
+    fn a_working_request_keeps_anothers_stall_from_being_full() {
         let tree = GroupTree::new(1 << 30);
         let group = tree.create(tree.root(), "g".as_ref()).unwrap();
         let held_back = Stalled::begin(&group);

@@ -1,41 +1,23 @@
 //! The round-robin walk over a subtree that concurrent reclaimers share.
 //!
-//! Every group that is ever a root of reclaim keeps a position and a generation. A walker takes the group after the
-//! position and moves it on; the walker that reaches the end raises the generation, and who started under an older one
-//! stops. So N reclaimers together make one round, not N (`kernel-semantics` §2.4).
+//! Every group that is ever a root of reclaim keeps a position and a generation. A walker takes the
+//! group after the position and moves it on; the walker that reaches the end raises the generation,
+//! and a walker that started under an older one stops. So N reclaimers together make one round, not
+//! N (`kernel-semantics` §2.4).
 //!
-//! There are two walks, each with its own position: over everybody, and over those in excess of a soft limit
-//! ([`Round`]). The second goes from one of them to the next by the sets that groups keep
-//! ([`Group::next_child_in_excess`]); what has nobody in excess below is not even looked at (mail soft-limit-rework, patches 4 and 5).
+//! There are two walks, each with its own position: over all groups, and over those in excess of a
+//! soft limit ([`Round`]). The second goes from one of them to the next by the sets that groups
+//! keep ([`Group::next_child_in_excess`]); a subtree without a group in excess is not even looked
+//! at (mail soft-limit-rework, patches 4 and 5).
 
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use umemcg_base::PAGE_SIZE_U64;
-use umemcg_base::sync::Mutex;
 use umemcg_group::Group;
 
-use crate::lruvec::ReclaimPart;
-use crate::rounds::Round;
-
-#[derive(Debug, Default)]
-struct Position {
-    /// The group handed out last; none at the start of a round. Weak: a walk keeps no group alive.
-    last: Option<Weak<Group>>,
-    generation: u64,
-}
-
-/// Where the shared walks over one group's subtree stand.
-#[derive(Debug, Default)]
-pub struct WalkPosition {
-    everybody: Mutex<Position>,
-    in_excess: Mutex<Position>,
-}
-
-impl WalkPosition {
-    pub(crate) fn new() -> Self {
-        Self::default()
-    }
-}
+use crate::group_reclaim::GroupReclaim;
+use crate::mechanism;
+use crate::scan_control::Round;
 
 /// What a walk does with a group that it comes to.
 #[doc(alias = "mem_cgroup_filter_t")]
@@ -51,12 +33,14 @@ pub(crate) enum WalkVerdict {
     SkipSubtree,
 }
 
-/// A group, and those above it up to the root of a reclaim and no further: what lies above that is under no pressure now.
+/// Returns a group, and those above it up to the root of a reclaim and no further: what lies above
+/// that is under no pressure now.
 fn up_to<'a>(root: &Arc<Group>, group: &'a Arc<Group>) -> impl Iterator<Item = &'a Arc<Group>> {
     std::iter::successors(Some(group), move |at| if Arc::ptr_eq(at, root) { None } else { at.parent() })
 }
 
-/// Whether a group is in excess as far as a reclaim of `root` is concerned: by itself, or by one above it.
+/// Returns whether a group is in excess as far as a reclaim of `root` is concerned: by itself, or
+/// by one above it.
 #[doc(alias = "mem_cgroup_soft_reclaim_eligible")]
 pub(crate) fn is_eligible(root: &Arc<Group>, group: &Arc<Group>) -> bool {
     up_to(root, group).any(|at| at.excess_bytes() > 0)
@@ -67,13 +51,12 @@ pub(crate) fn excess_pages(root: &Arc<Group>, group: &Arc<Group>) -> u64 {
     up_to(root, group).map(|at| at.excess_bytes()).max().unwrap_or(0) / PAGE_SIZE_U64
 }
 
-/// What a walk of this round does with a group.
+/// Returns what a walk of this round does with a group.
 pub(crate) fn verdict(root: &Arc<Group>, group: &Arc<Group>, round: Round) -> WalkVerdict {
     match round {
         Round::Everybody => WalkVerdict::Visit,
         Round::InExcess if is_eligible(root, group) => WalkVerdict::Visit,
-        #[cfg(feature = "baseline")]
-        Round::InExcess if crate::baseline::skips_no_subtree() => WalkVerdict::Skip,
+        Round::InExcess if mechanism::skips_no_subtree() => WalkVerdict::Skip,
         Round::InExcess => {
             if group.is_in_excess() {
                 // Not any more. The next charge that finds it above its limit says so again.
@@ -96,7 +79,8 @@ pub(crate) struct SharedWalk<'a> {
 }
 
 impl<'a> SharedWalk<'a> {
-    /// A walker over the groups of `root` and everything below it whose turn it is in this round.
+    /// Creates a walker over the groups of `root` and everything below it whose turn it is in this
+    /// round.
     pub(crate) fn new(root: &'a Arc<Group>, nr_nodes: usize, round: Round) -> Self {
         Self { root, nr_nodes, round, generation: None }
     }
@@ -106,21 +90,23 @@ impl Iterator for SharedWalk<'_> {
     type Item = Arc<Group>;
 
     fn next(&mut self) -> Option<Arc<Group>> {
-        let positions = &ReclaimPart::of(self.root, self.nr_nodes).position;
+        let positions = &GroupReclaim::of(self.root, self.nr_nodes).position;
         let mut position = match self.round {
             Round::Everybody => &positions.everybody,
             Round::InExcess => &positions.in_excess,
         }
         .lock();
-        // A first step in the walk of few that ends at once, because others have left it at its end, begins the next.
+        // A first step in the walk of few that ends at once, because others have left it at its
+        // end, begins the next.
         let mut begins_again = self.generation.is_none() && self.round == Round::InExcess;
         match self.generation {
             None => self.generation = Some(position.generation),
             Some(mine) if mine != position.generation => return None,
             Some(_) => {}
         }
-        // A group that died since is skipped to the start of the round: nothing is lost, its pages are the parent's. But for
-        // the root of the walk itself, from which the round would start for ever.
+        // A group that died since is skipped to the start of the round: nothing is lost, its pages
+        // are the parent's. But for the root of the walk itself, from which the round would start
+        // for ever.
         let is_place = |group: &Arc<Group>| Arc::ptr_eq(group, self.root) || !group.is_dead();
         let mut last = position.last.take().and_then(|weak| weak.upgrade()).filter(is_place);
         begins_again &= last.is_some();
@@ -179,9 +165,10 @@ impl Iterator for OccupiedGroups<'_> {
     }
 }
 
-/// The next group in the subtree of `root` after `after` to which a walk of this round comes, parents before children; groups on
-/// the way to one count. `None` starts with `root` itself; without `below_too`, what is below `after` is left out. The
-/// position may be a group that was removed meanwhile.
+/// Returns the next group in the subtree of `root` after `after` to which a walk of this round
+/// comes, parents before children; groups on the way to one count. `None` starts with `root`
+/// itself; without `below_too`, what is below `after` is left out. The position may be a group that
+/// was removed meanwhile.
 fn next_group(
     root: &Arc<Group>,
     after: Option<&Arc<Group>>,
@@ -189,14 +176,11 @@ fn next_group(
     nr_nodes: usize,
     round: Round,
 ) -> Option<Arc<Group>> {
-    #[cfg(feature = "baseline")]
-    if crate::baseline::visits_every_group()
-        || (round == Round::InExcess && crate::baseline::skips_no_subtree())
-    {
+    if mechanism::visits_every_group(round) {
         return Group::next_in_subtree(root, after);
     }
     let Some(after) = after else { return Some(Arc::clone(root)) };
-    // Below one in excess everybody's turn has come.
+    // Below one in excess the turn of all has come.
     let next_child = |of: &Arc<Group>, after: u64| match round {
         Round::InExcess if !is_eligible(root, of) => of.next_child_in_excess(after),
         _ => next_occupied_child(of, after, nr_nodes),
@@ -216,12 +200,12 @@ fn next_group(
     None
 }
 
-/// The next child in whose subtree there may be anything.
+/// Returns the next child in whose subtree there may be anything.
 fn next_occupied_child(of: &Arc<Group>, after: u64, nr_nodes: usize) -> Option<Arc<Group>> {
-    let presence = ReclaimPart::of(of, nr_nodes).presence();
+    let subtree_marks = GroupReclaim::of(of, nr_nodes).subtree_marks();
     let mut after = after;
     loop {
-        let child = presence.next_child(after)?;
+        let child = subtree_marks.next_child(after)?;
         match child.upgrade() {
             Some(group) => return Some(group),
             // Gone without having been removed from the tree: only its tree's end does that.

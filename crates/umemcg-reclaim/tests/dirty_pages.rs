@@ -10,8 +10,8 @@ use support::{create, reclaimer};
 use umemcg_arena::{FrameFlags as Flag, FrameId};
 use umemcg_base::PAGE_SIZE_U64;
 use umemcg_group::{Charge, Group, GroupTree, StatItem};
-use umemcg_reclaim::patience::{PATIENCE, RECOVERY};
-use umemcg_reclaim::reclaim::WRITEBACK_WAIT;
+use umemcg_reclaim::WRITEBACK_WAIT;
+use umemcg_reclaim::writeback_backoff::{PATIENCE, RECOVERY};
 use umemcg_reclaim::{Eviction, Kswapd, LruKind, PageOwner, Reason, Reclaimer, Shadow};
 
 /// Pages of a store that cleans as many as it is told with every wait, or none.
@@ -22,7 +22,7 @@ struct Pages {
     cleaned_by_a_wait: u64,
     nr_waits: AtomicU64,
     nr_rings: AtomicU64,
-    /// Whenever somebody asks, something else has been written.
+    /// Something else has been written at each question.
     others_are_written: AtomicBool,
     nr_others_written: AtomicU64,
 }
@@ -161,12 +161,12 @@ fn a_group_of_dirty_pages_waits_and_gets_what_was_written() {
     drop(charges);
     let waits = ground.pages.nr_waits();
     assert!((1..=100).contains(&waits), "{waits}");
-    assert!(ground.pages.nr_rings.load(Relaxed) >= waits, "the flusher is rung before anybody waits");
+    assert!(ground.pages.nr_rings.load(Relaxed) >= waits, "the flusher is rung before a reclaim waits");
     ground.finish();
 }
 
 #[test]
-fn a_group_whose_store_takes_nothing_waits_for_a_while_once_and_not_for_each_page() {
+fn a_group_with_a_stuck_store_waits_once_not_for_each_page() {
     let ground = Ground::new(0);
     ground.pages.give(&ground.group, 400, true);
     ground.close();
@@ -185,9 +185,10 @@ fn a_group_whose_store_takes_nothing_waits_for_a_while_once_and_not_for_each_pag
     ground.finish();
 }
 
-/// What a group in excess has is dirty, and write-back goes on: the worker rests, however often, and takes nothing from others.
+/// What a group in excess has is dirty, and write-back goes on: the worker rests, however often,
+/// and takes nothing from others.
 #[test]
-fn a_worker_waits_for_what_is_being_written_before_it_takes_from_those_not_in_excess() {
+fn a_worker_waits_for_writes_before_it_takes_from_others() {
     let ground = Ground::new(0);
     let (pages, root) = (&ground.pages, Arc::clone(ground.tree.root()));
     let holder = create(&ground.tree, &root, "holder");

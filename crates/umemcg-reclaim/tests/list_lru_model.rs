@@ -1,4 +1,5 @@
-//! Random list operations against plain deques: adds, removals, touches, walks with every verdict, and removal of groups.
+//! Random list operations against plain deques: adds, removals, touches, walks with every verdict,
+//! and removal of groups.
 #![cfg(not(loom))]
 
 mod support;

@@ -1,4 +1,5 @@
-//! A shrinker's bit against everything that happens to it at the same time: no object is left without its bit.
+//! A shrinker's bit against everything that happens to it at the same time: no object is left
+//! without its bit.
 #![cfg(loom)]
 
 use loom::sync::Arc;
@@ -76,7 +77,7 @@ fn units_appended_at_the_same_time_are_both_there() {
 
 #[test]
 #[should_panic(expected = "a bit in the wrong unit")]
-fn who_loses_the_race_to_append_must_look_at_what_won() {
+fn the_loser_of_a_race_to_append_must_look_at_the_winner() {
     growth_against_set::<false>();
 }
 
@@ -109,12 +110,12 @@ fn a_bit_set_while_its_group_goes_ends_in_the_parent() {
 
 #[test]
 #[should_panic(expected = "a bit lost with its group")]
-fn who_is_told_that_the_group_is_closed_must_follow() {
+fn a_setter_that_finds_the_group_closed_must_follow() {
     reparenting_against_set::<false>();
 }
 
-/// A group appears and gets its first object while the shrinker registers, under an id whose bit an earlier shrinker
-/// left behind; a walk that does not know the shrinker yet clears that bit.
+/// A group appears and gets its first object while the shrinker registers, under an id whose bit an
+/// earlier shrinker left behind; a walk that does not know the shrinker yet clears that bit.
 fn registration_against_a_new_group<const ASK_AGAIN: bool>() {
     loom::model(|| {
         let bits = Arc::new(ShrinkerBits::new());

@@ -1,5 +1,5 @@
-//! Shrinkers and listeners that panic: whoever needs room gets it from others, registers stay right, and nobody else sees
-//! the panic.
+//! Shrinkers and listeners that panic: a charge gets its room from others, registers stay right,
+//! and no other caller sees the panic.
 #![cfg(not(loom))]
 
 #[path = "support/numbers.rs"]
@@ -117,7 +117,7 @@ fn limited(reclaimer: &Reclaimer, name: &str, numbers: &Numbers, nr: u64) -> Arc
 }
 
 #[test]
-fn who_needs_room_gets_it_from_the_shrinkers_that_do_not_panic() {
+fn a_charge_gets_room_from_the_shrinkers_that_do_not_panic() {
     for place in EVERYWHERE {
         let (tree, reclaimer) = reclaimer(POOL, 1);
         let (is_armed, nr_panics) = (Arc::new(AtomicBool::new(true)), Arc::new(AtomicU64::new(0)));

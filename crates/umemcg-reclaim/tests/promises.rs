@@ -1,4 +1,5 @@
-//! Shrinkers that cannot free by themselves: they promise, somebody else lets go, and reclaim waits for it a little.
+//! Shrinkers that cannot free by themselves: they promise, another party frees, and reclaim waits
+//! for it a little.
 #![cfg(not(loom))]
 
 mod support;
@@ -16,7 +17,7 @@ const POOL: u64 = 64 << 20;
 const OBJECT: u64 = 1000;
 const NR: u64 = 2000;
 
-/// Objects that are freed by whoever is at the other end, if anybody is.
+/// Objects that the other end frees, if there is one.
 #[derive(Debug)]
 struct Promising {
     left: AtomicU64,
@@ -53,7 +54,7 @@ fn promising(to: Option<Sender<u64>>) -> Arc<Promising> {
 }
 
 #[test]
-fn what_was_promised_and_kept_makes_room_and_no_more_is_asked_for_than_was_needed() {
+fn a_kept_promise_makes_room_and_no_more_is_asked_for() {
     let (tree, reclaimer) = reclaimer(POOL, 1);
     let group = create(&tree, tree.root(), "a");
     let (to, asked) = channel();
@@ -83,7 +84,7 @@ fn what_was_promised_and_kept_makes_room_and_no_more_is_asked_for_than_was_neede
 }
 
 #[test]
-fn a_promise_that_nobody_keeps_is_given_up() {
+fn a_promise_that_is_not_kept_is_given_up() {
     let (tree, reclaimer) = reclaimer(POOL, 1);
     let group = create(&tree, tree.root(), "a");
     let shrinker = promising(None);

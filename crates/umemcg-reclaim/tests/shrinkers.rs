@@ -1,4 +1,5 @@
-//! Shrinkers in reclaim: who is asked, how much goes, and that nothing is lost when groups or shrinkers go.
+//! Shrinkers in reclaim: which are asked, how much is freed, and that nothing is lost when groups
+//! or shrinkers are removed.
 #![cfg(not(loom))]
 
 #[path = "support/numbers.rs"]
@@ -16,7 +17,7 @@ use umemcg_reclaim::{ListLru, Reason, Verdict};
 const POOL: u64 = 64 << 20;
 
 #[test]
-fn a_group_at_its_limit_takes_objects_back_and_the_charge_succeeds() {
+fn a_charge_at_the_limit_frees_objects_and_succeeds() {
     let (tree, reclaimer) = reclaimer(POOL, 1);
     let (numbers, _registered) = Numbers::register(&reclaimer, "numbers");
     let group = create(&tree, tree.root(), "a");
@@ -34,7 +35,7 @@ fn a_group_at_its_limit_takes_objects_back_and_the_charge_succeeds() {
 }
 
 #[test]
-fn pressure_on_an_ancestor_reaches_the_objects_of_every_group_below() {
+fn pressure_on_an_ancestor_reaches_objects_of_all_below() {
     let (tree, reclaimer) = reclaimer(POOL, 2);
     let (numbers, _registered) = Numbers::register(&reclaimer, "numbers");
     let top = create(&tree, tree.root(), "top");
@@ -62,7 +63,7 @@ fn only_groups_and_shrinkers_that_have_something_are_asked() {
     reclaimer.drop_slab(tree.root(), &|| false);
     assert!((200..=1000).contains(&asked()), "each shrinker for one group, some times");
     assert!(shrinkers.iter().all(|(numbers, _)| numbers.len() == 0));
-    // The pass that finds nothing clears the bits; from then on nobody is asked.
+    // The pass that finds nothing clears the bits; from then on no shrinker is asked.
     reclaimer.drop_slab(tree.root(), &|| false);
     asked();
     reclaimer.drop_slab(tree.root(), &|| false);
@@ -75,7 +76,7 @@ fn only_groups_and_shrinkers_that_have_something_are_asked() {
 }
 
 #[test]
-fn objects_of_a_removed_group_are_its_parents_and_can_be_taken_back_there() {
+fn objects_of_a_removed_group_are_freed_through_its_parent() {
     let (tree, reclaimer) = reclaimer(POOL, 1);
     let (numbers, _registered) = Numbers::register(&reclaimer, "numbers");
     let parent = create(&tree, tree.root(), "parent");
@@ -111,7 +112,7 @@ fn a_shrinker_that_unregisters_is_never_asked_again() {
 }
 
 #[test]
-fn the_table_of_objects_shows_every_shrinker_of_the_group_and_nobody_elses() {
+fn the_object_table_shows_every_shrinker_of_the_group_only() {
     let (tree, reclaimer) = reclaimer(POOL, 2);
     let (first, _a) = Numbers::register(&reclaimer, "first");
     let (second, _b) = Numbers::register(&reclaimer, "second");
@@ -127,7 +128,7 @@ fn the_table_of_objects_shows_every_shrinker_of_the_group_and_nobody_elses() {
 }
 
 #[test]
-fn groups_shrinkers_and_objects_come_and_go_while_reclaim_runs_and_nothing_is_left() {
+fn groups_and_shrinkers_removed_under_reclaim_leave_nothing() {
     let (tree, reclaimer) = reclaimer(POOL, 2);
     let stop = AtomicBool::new(false);
     let (shared, shared_registration) = Numbers::register(&reclaimer, "shared");
@@ -190,7 +191,7 @@ fn groups_shrinkers_and_objects_come_and_go_while_reclaim_runs_and_nothing_is_le
 }
 
 #[test]
-fn an_object_that_a_walk_rotates_can_be_removed_at_the_same_time() {
+fn an_object_can_be_removed_while_a_walk_rotates_it() {
     let (tree, reclaimer) = reclaimer(POOL, 1);
     let id = reclaimer.reserve_shrinker();
     let lru = ListLru::new(&reclaimer, &id, 0);

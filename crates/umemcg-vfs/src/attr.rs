@@ -1,6 +1,7 @@
 //! What `stat` shows of an inode.
 
-/// Names an inode towards the kernel. Never reused while a volume lives; the root is [`NodeId::ROOT`].
+/// Names an inode towards the kernel. Never reused while a volume lives; the root is
+/// [`NodeId::ROOT`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub u64);
 
@@ -39,7 +40,7 @@ pub enum FileKind {
 }
 
 impl FileKind {
-    /// The kind that the type bits of a mode say.
+    /// Returns the kind that the type bits of a mode name.
     pub fn from_mode(mode: u32) -> Option<Self> {
         Some(match mode & 0o170_000 {
             0o100_000 => Self::Regular,
@@ -115,4 +116,33 @@ pub struct StatFs {
     pub ffree: u64,
     /// Longest name in bytes.
     pub namemax: u64,
+}
+
+/// A new value of a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SetTime {
+    /// The time at which the change is made (`UTIME_NOW`).
+    Now,
+    /// This time.
+    At(Timestamp),
+}
+
+/// A change of attributes, applied in the order size, owner, mode, times; what is `None` stays.
+/// When a step fails, the steps before it have been made, as with the calls that it stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SetAttr {
+    /// New length in bytes.
+    pub size: Option<u64>,
+    /// New permission bits (`07777`); type bits are ignored.
+    pub mode: Option<u32>,
+    /// New owner.
+    pub uid: Option<u32>,
+    /// New group.
+    pub gid: Option<u32>,
+    /// New access time.
+    pub atime: Option<SetTime>,
+    /// New modification time.
+    pub mtime: Option<SetTime>,
+    /// Clear set-id bits and file capabilities (FUSE: `FATTR_KILL_SUIDGID`).
+    pub kill_set_id: bool,
 }

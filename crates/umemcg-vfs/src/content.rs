@@ -1,29 +1,34 @@
 //! What an inode has once it was opened: its cached content and the host file below it.
 //!
 //! Life:
-//! 1. The first open makes it; it stays with the inode's entry afterwards, so that the cache survives close.
-//! 2. While somebody has it open the host file is open, for writing once somebody wanted to write.
-//! 3. After the last close the host file stays open until what is dirty has been written back (the entry *lingers*), then
-//!    it is closed.
-//!    Closing starts no write-back: a file that is removed soon after is never written.
-//! 4. With the entry the content goes. If the file has no name any more, its dirty data is not worth writing.
+//! 1. The first open makes it; it stays with the inode's entry afterwards, so that the cache
+//!    survives close.
+//! 2. While a process has it open, the host file is open, for writing once a process wanted to
+//!    write. Where it can be opened again (see [`Reopens`]) it may be closed meanwhile, as long as
+//!    nothing uses it and all is written; the next use opens it. What may lose its last name is
+//!    pinned: there would be no way back.
+//! 3. After the last close the host file stays open until what is dirty has been written back (the
+//!    entry *lingers*), then it is closed. Closing starts no write-back: a file that is removed
+//!    soon after is never written.
+//! 4. With the entry the content goes. If the file has no name any more, its dirty data is not
+//!    worth writing.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use rustix::io::Errno;
-use umemcg_base::sync::Mutex;
+use umemcg_base::{Rank, RankedMutex};
 
 use crate::attr::Attr;
+use crate::descriptor_share::{DescriptorShare, Reopens};
 use crate::error::VfsError;
-use crate::handle_share::DescriptorShare;
-use crate::host::HostStat;
-use crate::host_store::{HostStore, StoreFds};
+use crate::host::{self, HostStat};
+use crate::host_store::{HostStore, InUse, StoreFds};
 use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge};
-use crate::shown_times::{Did, Shown, Stamp};
+use crate::shown_times::{Did, Look, Shown, Stamp};
 use crate::volume::Volume;
-use umemcg::{Engine, File, Group, OwnerId};
+use umemcg::{BackingStore, Engine, File, Group, OwnerId, StoreId};
 
 /// See the file's head.
 #[derive(Debug)]
@@ -36,19 +41,53 @@ pub(crate) struct Content {
     /// (A) Cached data was read since the host last heard of a read. Relaxed: it stands alone.
     was_read: AtomicBool,
     /// Held while the host file is opened or closed: calls on this very file only.
-    opens: Mutex<Opens>,
+    opens: RankedMutex<Opens>,
 }
 
-/// Who has the file open.
+/// The opens of the file.
 #[derive(Debug, Default)]
 struct Opens {
     nr: u32,
-    /// Of the last to close it, as long as the host file stays open for write-back.
-    lingering: Option<DescriptorShare>,
+    /// Removals of a name, and those of the last name: the host file must stay open.
+    nr_pins: u32,
+    /// The group of the last to open it, for what no caller does; while it is open.
+    opener: Option<Arc<Group>>,
+}
+
+/// How a host file is opened that is not open, or not for writing.
+pub(crate) struct Opening<'a> {
+    pub(crate) for_writing: bool,
+    /// Whether the daemon finds the file again.
+    pub(crate) can_reopen: bool,
+    /// Room for the descriptors; may sleep. Called once at most.
+    pub(crate) room: &'a dyn Fn() -> Result<DescriptorShare, Errno>,
+    pub(crate) open: &'a dyn Fn(bool) -> Result<OwnedFd, Errno>,
+}
+
+/// Keeps the host file of content that loses a name from being closed while the content is open.
+#[derive(Debug)]
+pub(crate) struct NamePin(Arc<Content>);
+
+impl NamePin {
+    /// Keeps the descriptor for good, since the last name is gone: there is no other way to the
+    /// file.
+    pub(crate) fn keep(self) {
+        if let Some(fds) = self.0.fds() {
+            fds.share.withdraw();
+        }
+        self.0.opens.lock().nr_pins += 1;
+    }
+}
+
+impl Drop for NamePin {
+    fn drop(&mut self) {
+        self.0.opens.lock().nr_pins -= 1;
+    }
 }
 
 impl Content {
-    /// Content of a host file that looks like this, charged to a group. May sleep for memory.
+    /// Creates the content of a host file that looks like this, charged to a group. May sleep for
+    /// memory.
     pub(crate) fn new(
         engine: &Arc<Engine>,
         volume: &Arc<Volume>,
@@ -61,40 +100,108 @@ impl Content {
             .open_file(Arc::clone(&store) as _, stat.attr.size)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
         let (volume, was_read) = (Arc::clone(volume), AtomicBool::new(false));
-        Ok(Arc::new(Self { file, store, volume, was_read, opens: Mutex::default(), charge }))
+        Ok(Arc::new(Self {
+            file,
+            store,
+            volume,
+            was_read,
+            opens: RankedMutex::new(Rank::FileOpens, Opens::default()),
+            charge,
+        }))
     }
 
-    /// Counts an open and makes sure that the host file is open, with `open(writable)` where it is not.
-    pub(crate) fn acquire(
-        &self,
-        for_writing: bool,
-        open: impl FnOnce(bool) -> Result<OwnedFd, Errno>,
-    ) -> Result<(), Errno> {
+    /// Counts an open by a group and makes sure that the host file is open.
+    pub(crate) fn acquire(self: &Arc<Self>, opener: &Arc<Group>, how: &Opening<'_>) -> Result<(), Errno> {
+        self.with_open(how, |opens| {
+            opens.nr += 1;
+            opens.opener = Some(Arc::clone(opener));
+        })
+    }
+
+    /// Like `acquire`, for a file that is new and open: through this descriptor, unless it is known
+    /// already and has one.
+    pub(crate) fn acquire_new(
+        self: &Arc<Self>,
+        opener: &Arc<Group>,
+        fd: OwnedFd,
+        share: DescriptorShare,
+        can_reopen: bool,
+    ) {
         let mut opens = self.opens.lock();
-        if !self.store.fds().is_some_and(|fds| fds.is_writable || !for_writing) {
-            self.store.set_fd(open(for_writing)?, for_writing);
+        if !self.store.fds().is_some_and(|fds| fds.is_writable) {
+            self.set_fd(fd, true, share, can_reopen);
         }
         opens.nr += 1;
-        opens.lingering = None;
-        Ok(())
+        opens.opener = Some(Arc::clone(opener));
     }
 
-    /// Uncounts an open. True when it was the last and the host file must stay open for write-back; `share` then stays
-    /// with it.
-    pub(crate) fn release(&self, share: Option<DescriptorShare>) -> bool {
+    /// Keeps the host file open, which is opened again if it was closed meanwhile.
+    pub(crate) fn in_use(self: &Arc<Self>, how: &Opening<'_>) -> Result<InUse<'_>, Errno> {
+        // Nothing can be given back with the lock held.
+        self.with_open(how, |_| self.store.try_use(how.for_writing))?.ok_or(Errno::BADF)
+    }
+
+    /// Keeps the host file open if the content is, as its name is about to go.
+    pub(crate) fn pin_for_name(self: &Arc<Self>, how: &Opening<'_>) -> Result<NamePin, Errno> {
+        let pin = |opens: &mut Opens| {
+            opens.nr_pins += 1;
+            NamePin(Arc::clone(self))
+        };
+        {
+            let mut opens = self.opens.lock();
+            if opens.nr == 0 {
+                return Ok(pin(&mut opens));
+            }
+        }
+        self.with_open(how, pin)
+    }
+
+    /// Returns the group of the last to open it, while it is open.
+    pub(crate) fn opener(&self) -> Option<Arc<Group>> {
+        self.opens.lock().opener.clone()
+    }
+
+    /// Calls `then` with the host file open.
+    fn with_open<R>(
+        self: &Arc<Self>,
+        how: &Opening<'_>,
+        then: impl FnOnce(&mut Opens) -> R,
+    ) -> Result<R, Errno> {
+        let is_open = || self.store.fds().is_some_and(|fds| fds.is_writable || !how.for_writing);
+        {
+            let mut opens = self.opens.lock();
+            if is_open() {
+                return Ok(then(&mut opens));
+            }
+        }
+        // With nothing locked: others may have to give descriptors back.
+        let share = (how.room)()?;
+        let mut opens = self.opens.lock();
+        if !is_open() {
+            self.set_fd((how.open)(how.for_writing)?, how.for_writing, share, how.can_reopen);
+        }
+        Ok(then(&mut opens))
+    }
+
+    fn set_fd(self: &Arc<Self>, fd: OwnedFd, is_writable: bool, share: DescriptorShare, can_reopen: bool) {
+        if can_reopen {
+            share.offer(Arc::downgrade(self) as Weak<dyn Reopens>);
+        }
+        self.store.set_fd(fd, is_writable, share);
+    }
+
+    /// Uncounts an open. True when it was the last and the host file must stay open for write-back.
+    pub(crate) fn release(&self) -> bool {
         let mut opens = self.opens.lock();
         opens.nr -= 1;
-        let lingers = opens.nr == 0 && !self.close_if_idle(&mut opens);
-        if lingers {
-            opens.lingering = share;
-        }
-        lingers
+        opens.nr == 0 && !self.close_if_idle(&mut opens)
     }
 
-    /// Closes the host file of content that nobody has open once all is written back. True when there is nothing left
-    /// to wait for.
+    /// Closes the host file of content that no process has open, once all is written back. Returns
+    /// true when there is nothing left to wait for.
     pub(crate) fn try_close(&self) -> bool {
-        // Only tried: who opens this very file may be the one who looks for descriptors to close.
+        // Only tried: the thread that opens this very file may be the one that looks for
+        // descriptors to close.
         let Some(mut opens) = self.opens.try_lock() else { return false };
         opens.nr > 0 || self.close_if_idle(&mut opens)
     }
@@ -103,12 +210,12 @@ impl Content {
         let is_idle = opens.nr == 0 && self.file.is_stable() && self.store.times.is_settled();
         if is_idle {
             self.store.clear_fds();
-            opens.lingering = None;
+            opens.opener = None;
         }
         is_idle
     }
 
-    /// The file has no name any more: forgets its data without writing it, and closes the host file.
+    /// Forgets the data of a file without a name without writing it, and closes the host file.
     pub(crate) fn discard(&self) {
         self.file.discard();
         // The flusher may know the file for a while yet; the host's space is free at once.
@@ -116,12 +223,12 @@ impl Content {
             && opens.nr == 0
         {
             self.store.clear_fds();
-            opens.lingering = None;
+            opens.opener = None;
         }
     }
 
-    /// Whether one that is made anew from the host would do as well: nobody has it open, it has no page, and it knows nothing that
-    /// a look at the host does not tell.
+    /// Returns whether one that is made anew from the host would do as well: no process has it
+    /// open, it has no page, and it knows nothing that a look at the host does not tell.
     pub(crate) fn is_spare(&self) -> bool {
         let Some(opens) = self.opens.try_lock() else { return false };
         opens.nr == 0
@@ -132,22 +239,36 @@ impl Content {
             && !self.file.has_cached_pages()
     }
 
-    /// Who pays.
+    /// Returns the group that pays.
     pub(crate) fn owner(&self) -> OwnerId {
         self.charge.owner()
     }
 
-    /// A descriptor of the host file, while it is open.
+    /// Returns a descriptor of the host file, while it is open.
     pub(crate) fn fds(&self) -> Option<Arc<StoreFds>> {
         self.store.fds()
     }
 
-    /// Attributes to show, after looking at the host with `stat`. A change from outside is adopted: clean pages are
-    /// dropped, and the host's length is taken.
+    /// Attributes to show, after looking at the host with `stat`. A change from outside is adopted:
+    /// clean pages are dropped, and the host's length is taken.
     pub(crate) fn look(&self, stat: impl Fn() -> Result<HostStat, Errno>) -> Result<Attr, Errno> {
         self.tell_of_reads();
+        self.judge(self.store.times.try_look(), stat)
+    }
+
+    /// Looks at the host file at an open, which sees every change from outside that came before it:
+    /// waits for an operation of ours that is under way.
+    pub(crate) fn look_at_open(&self, stat: impl Fn() -> Result<HostStat, Errno>) -> Result<Attr, Errno> {
+        self.tell_of_reads();
+        self.judge(Some(self.store.times.look()), stat)
+    }
+
+    fn judge(
+        &self,
+        look: Option<Look<'_>>,
+        stat: impl Fn() -> Result<HostStat, Errno>,
+    ) -> Result<Attr, Errno> {
         let times = &self.store.times;
-        let look = times.try_look();
         let host = stat()?;
         self.volume.clock.saw(host.attr.ctime);
         let shown = match &look {
@@ -162,8 +283,8 @@ impl Content {
         }
     }
 
-    /// Takes over what was made of the host's file from outside. The look that counts is one with our own write-back kept out:
-    /// what that has written is neither theirs nor missing.
+    /// Takes over what was made of the host's file from outside. The look that counts is one with
+    /// our own write-back kept out: what that has written is neither theirs nor missing.
     fn adopt(&self, stat: impl Fn() -> Result<HostStat, Errno>) -> Result<Attr, Errno> {
         let mut seen = None;
         self.file.revalidate(|| {
@@ -186,9 +307,10 @@ impl Content {
         Ok(self.merge(host.attr, self.store.times.shown()))
     }
 
-    /// Attributes to show for a stamp that was read at an unknown moment; `None` when a closer look is needed.
+    /// Attributes to show for a stamp that was read at an unknown moment; `None` when a closer look
+    /// is needed.
     pub(crate) fn glance(&self, host: &HostStat) -> Option<Attr> {
-        if self.was_read.load(Ordering::Relaxed) && self.fds().is_some() {
+        if self.was_read() {
             return None;
         }
         let shown = self.store.times.glance(Stamp::of(&host.attr))?;
@@ -197,11 +319,12 @@ impl Content {
 
     fn merge(&self, mut attr: Attr, shown: Option<Shown>) -> Attr {
         attr.size = self.file.len();
-        // What is not on the host yet has no blocks there, and a file without blocks looks like one hole to archivers.
+        // What is not on the host yet has no blocks there, and a file without blocks looks like one
+        // hole to archivers.
         let pages = |bytes: u64| bytes.div_ceil(4096) * 8;
-        let dirty_blocks = self.file.nr_dirty().saturating_mul(8);
-        if dirty_blocks > 0 {
-            attr.blocks = attr.blocks.saturating_add(dirty_blocks).min(attr.blocks.max(pages(attr.size)));
+        let unwritten_blocks = self.file.nr_unwritten().saturating_mul(8);
+        if unwritten_blocks > 0 {
+            attr.blocks = attr.blocks.saturating_add(unwritten_blocks).min(attr.blocks.max(pages(attr.size)));
         }
         if let Some(shown) = shown {
             (attr.mtime, attr.ctime) = (shown.mtime, shown.ctime);
@@ -221,7 +344,7 @@ impl Content {
         changed
     }
 
-    /// An operation of ours on names changed attributes on the host, where `stat` looks.
+    /// Notes that an operation of ours on names changed attributes on the host, where `stat` looks.
     pub(crate) fn renamed(&self, stat: impl FnOnce() -> Result<HostStat, Errno>) -> Result<(), Errno> {
         let alone = self.store.times.alone();
         let host = stat()?;
@@ -230,7 +353,7 @@ impl Content {
         Ok(())
     }
 
-    /// Data is read. Writes a shared line only the first time since the host was told.
+    /// Notes that data is read. Writes a shared line only the first time since the host was told.
     #[inline]
     pub(crate) fn note_read(&self) {
         if !self.was_read.load(Ordering::Relaxed) {
@@ -238,7 +361,13 @@ impl Content {
         }
     }
 
-    /// Has the host move the access time if there was a read. Before a look at it, and at each close.
+    /// Returns whether data was read since the host was told.
+    pub(crate) fn was_read(&self) -> bool {
+        self.was_read.load(Ordering::Relaxed)
+    }
+
+    /// Has the host move the access time if there was a read. Before a look at it, and at each
+    /// close.
     pub(crate) fn tell_of_reads(&self) {
         if self.was_read.load(Ordering::Relaxed)
             && let Some(fds) = self.fds()
@@ -248,18 +377,18 @@ impl Content {
         }
     }
 
-    /// A write is accepted now.
+    /// Notes that a write is accepted now.
     pub(crate) fn accept_write(&self) {
         self.store.times.accept(self.volume.clock.now());
     }
 
-    /// Whether a write must first look for privileges to clear.
+    /// Returns whether a write must first look for privileges to clear.
     pub(crate) fn may_have_privileges(&self) -> bool {
         self.store.privileges.may_be_there()
     }
 
-    /// Clears what a write takes from a file: its capabilities, and with `set_id` its set-id bits. Once nothing is left to clear,
-    /// later writes do not look.
+    /// Clears what a write takes from a file: its capabilities, and with `set_id` its set-id bits.
+    /// Once nothing is left to clear, later writes do not look.
     pub(crate) fn clear_privileges(&self, set_id: bool) -> Result<(), Errno> {
         let Some(fds) = self.fds() else { return Ok(()) };
         let fd = fds.buffered.as_fd();
@@ -269,11 +398,42 @@ impl Content {
     }
 }
 
+impl Reopens for Content {
+    fn give_back(&self, is_hard: bool) {
+        // Only tried: an open of this very file may be what looks for descriptors.
+        let Some(opens) = self.opens.try_lock() else { return };
+        if opens.nr_pins > 0 {
+            return;
+        }
+        let Some(fds) = self.store.take_idle_fds(is_hard, || self.file.is_stable()) else { return };
+        let is_nameless = !host::stat_fd(&fds.buffered).is_ok_and(|stat| stat.attr.nlink > 0);
+        if is_nameless {
+            // Removed on the host.
+            fds.share.withdraw();
+        }
+        if is_nameless || !self.store.times.is_settled() {
+            return self.store.put_back(fds);
+        }
+        if self.was_read.swap(false, Ordering::Relaxed) {
+            self.store.tell_of_reads(&fds);
+        }
+    }
+
+    fn write_and_give_back(&self, store: StoreId) -> bool {
+        let is_tried = self.store.store_id() == store && !self.file.is_stable();
+        if is_tried && self.file.write_back().is_ok() {
+            self.give_back(true);
+        }
+        is_tried
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use crate::host;
+    use crate::shown_times::{Did, Stamp};
     use crate::testing::{Fixture, until_asleep};
 
     #[test]
@@ -283,14 +443,15 @@ mod tests {
         file.write(&v.group, 0, &[b'a'; 100], false).unwrap();
         v.vfs.fsync(&file, false).unwrap();
         file.write(&v.group, 40960, &[b'b'; 4096], false).unwrap();
-        // Somebody else on the host.
+        // Another program on the host.
         std::io::Write::write_all(&mut std::fs::OpenOptions::new().append(true).open(&path).unwrap(), b"x")
             .unwrap();
         let host = std::fs::File::open(&path).unwrap();
         let nr_looks = AtomicU32::new(0);
         std::thread::scope(|scope| {
             let paused = file.content.store.pause();
-            let flusher = scope.spawn(|| v.vfs.fsync(&file, false).unwrap());
+            // The file itself: a sync of the open one would wait for the pause before it writes.
+            let flusher = scope.spawn(|| file.content.file.write_back().unwrap());
             while file.content.file.nr_dirty() > 0 {
                 std::thread::yield_now();
             }
@@ -316,5 +477,30 @@ mod tests {
         });
         assert_eq!(file.content.file.len(), 45056);
         assert_eq!(file.read(&v.group, 40960, 4096).unwrap().to_vec(), [b'b'; 4096]);
+    }
+
+    #[test]
+    fn an_open_sees_an_outside_change_amid_an_operation_of_ours() {
+        let v = Fixture::new();
+        let (path, file) = v.create("f");
+        file.write(&v.group, 0, &[b'a'; 100], false).unwrap();
+        v.vfs.fsync(&file, false).unwrap();
+        let host = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        std::thread::scope(|scope| {
+            let alone = file.content.store.times.alone();
+            alone.found(Stamp::of(&host::stat_fd(&host).unwrap().attr));
+            host.set_len(7).unwrap();
+            let (tell, told) = std::sync::mpsc::channel();
+            let (v, node) = (&v, file.node());
+            let opener = scope.spawn(move || {
+                tell.send(rustix::thread::gettid()).unwrap();
+                let file = v.vfs.open(&v.caller(), node, rustix::fs::OFlags::RDONLY).unwrap();
+                file.content.file.len()
+            });
+            until_asleep(told.recv().unwrap());
+            alone.left(Stamp::of(&host::stat_fd(&host).unwrap().attr), Did::Access);
+            drop(alone);
+            assert_eq!(opener.join().unwrap(), 7);
+        });
     }
 }

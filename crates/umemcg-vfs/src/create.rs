@@ -1,12 +1,15 @@
 //! New objects: regular files, directories, links, pipes, sockets, devices.
 //!
-//! A new object belongs to the caller. The host makes it as the daemon's and gives it away afterwards:
+//! A new object belongs to the caller. The host makes it as the daemon's and gives it away
+//! afterwards:
 //!
-//! 1. It is made with the permission bits that it will have (the host applies the directory's default access list, or
-//!    we apply the caller's umask where there is none), and without set-id bits: for a moment it is the daemon's.
+//! 1. It is made with the permission bits that it will have (the host applies the directory's
+//!    default access list, or we apply the caller's umask where there is none), and without set-id
+//!    bits: for a moment it is the daemon's.
 //! 2. Owner and group are set: the caller's, or the directory's group where that is set-group-id.
-//! 3. The mode is made exact, set-id bits included. A daemon that cannot give files away (an ordinary user's) leaves out
-//!    the set-id bits of what others make: they would run as the daemon's user.
+//! 3. The mode is made exact, set-id bits included. A daemon that cannot give files away (an
+//!    ordinary user's) leaves out the set-id bits of what others make: they would run as the
+//!    daemon's user.
 //!
 //! When step 2 or 3 fails, or there is no memory to know the object, it is removed again.
 
@@ -21,7 +24,9 @@ use rustix::io::Errno;
 
 use crate::attr::{Entry, FileKind, NodeId};
 use crate::content::Content;
+use crate::descriptor_share::{DescriptorShare, Want};
 use crate::error::VfsError;
+use crate::handle_share::HandleCharge;
 use crate::host::{self, GROUP_EXECUTE, HostStat, SET_GID, SET_UID};
 use crate::name::component;
 use crate::open_file::OpenFile;
@@ -70,8 +75,8 @@ impl Vfs {
         })
     }
 
-    /// Makes a regular file, pipe, socket or device. `mode` carries the type (none means a regular file); `rdev` is
-    /// encoded as `makedev` does.
+    /// Makes a regular file, pipe, socket or device. `mode` carries the type (none means a regular
+    /// file); `rdev` is encoded as `makedev` does.
     ///
     /// # Errors
     /// `EEXIST`, `EPERM` for a device without privilege, `EINVAL` for another type, and the host's.
@@ -94,7 +99,8 @@ impl Vfs {
         })
     }
 
-    /// Makes a directory. Of `mode` the permissions and the sticky bit count; set-group-id comes from the parent.
+    /// Makes a directory. Of `mode` the permissions and the sticky bit count; set-group-id comes
+    /// from the parent.
     ///
     /// # Errors
     /// `EEXIST`, `EMLINK`, and the host's.
@@ -126,7 +132,7 @@ impl Vfs {
                 result => return result,
             }
             let there = match self.lookup_in(caller, parent, &dir, &c_name) {
-                // Gone again: somebody else makes and removes it on the host.
+                // Gone again: another program makes and removes it on the host.
                 Err(VfsError::Host(Errno::NOENT)) if tries < CREATE_TRIES_MAX => continue,
                 result => result?,
             };
@@ -148,24 +154,25 @@ impl Vfs {
         flags: OFlags,
     ) -> Result<(Entry, Arc<OpenFile>), VfsError> {
         let shared = &self.shared;
-        let room = self.room_for_file(caller)?;
+        let (charge, share) = self.room_for_new(caller)?;
         let wanted = self.wanted(caller, dir, FileKind::Regular, mode)?;
         let how = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = shared.with_descriptors(|| rustix::fs::openat(dir, name, how, wanted.first_mode()))?;
         let made = self.give_away(caller, dir.as_fd(), fd.as_fd(), &wanted).map_err(VfsError::from);
         let opened = made.and_then(|stat| {
             let entry = self.enter(caller, parent, dir, name, &stat)?;
-            let content = self.open_new(caller, entry.node, &stat, fd);
+            let content = self.open_new(caller, entry.node, &stat, (fd, share));
             Ok((entry, content.inspect_err(|_| self.forget(entry.node, 1))?))
         });
         let (entry, content) = opened.inspect_err(|_| {
             let _ = rustix::fs::unlinkat(dir, name, AtFlags::empty());
         })?;
-        Ok((entry, OpenFile::new(Arc::clone(shared), entry.node, content, flags, room)))
+        let group = Arc::clone(&caller.group);
+        Ok((entry, OpenFile::new(Arc::clone(shared), entry.node, content, flags, group, charge)))
     }
 
-    /// Makes and opens a regular file that has no name; [`link`](Self::link) may give it one. It is of the file system of `parent`,
-    /// and gets owner and mode as one that is made there.
+    /// Makes and opens a regular file that has no name; [`link`](Self::link) may give it one. It is
+    /// of the file system of `parent`, and gets owner and mode as one that is made there.
     ///
     /// # Errors
     /// `EOPNOTSUPP` where the host's file system has no such files, and the host's.
@@ -177,7 +184,7 @@ impl Vfs {
         flags: OFlags,
     ) -> Result<(Entry, Arc<OpenFile>), VfsError> {
         let shared = &self.shared;
-        let room = self.room_for_file(caller)?;
+        let (charge, share) = self.room_for_new(caller)?;
         let dir = self.directory(parent)?;
         let wanted = self.wanted(caller, &dir, FileKind::Regular, mode)?;
         let how = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
@@ -185,28 +192,33 @@ impl Vfs {
         let stat = self.give_away(caller, dir.as_fd(), fd.as_fd(), &wanted)?;
         let held = shared.with_descriptors(|| host::reopen(fd.as_fd(), OFlags::PATH))?;
         let entry = self.enter_nameless(caller, &stat, held)?;
-        let content = self.open_new(caller, entry.node, &stat, fd);
+        let content = self.open_new(caller, entry.node, &stat, (fd, share));
         let content = content.inspect_err(|_| self.forget(entry.node, 1))?;
-        Ok((entry, OpenFile::new(Arc::clone(shared), entry.node, content, flags, room)))
+        let group = Arc::clone(&caller.group);
+        Ok((entry, OpenFile::new(Arc::clone(shared), entry.node, content, flags, group, charge)))
     }
 
-    /// The content of a new file, open through this descriptor, with the node pinned.
+    /// Room for a new file that is open, at the cost of the caller's group.
+    fn room_for_new(&self, caller: &Caller) -> Result<(HandleCharge, DescriptorShare), Errno> {
+        let share = self.shared.room_for_fds(&caller.group, Want::Open, true)?;
+        Ok((HandleCharge::take(&self.shared.engine, &caller.group, 0)?, share))
+    }
+
+    /// Returns the content of a new file, open through this descriptor, with the node pinned.
     fn open_new(
         &self,
         caller: &Caller,
         node: NodeId,
         stat: &HostStat,
-        fd: OwnedFd,
+        (fd, share): (OwnedFd, DescriptorShare),
     ) -> Result<Arc<Content>, VfsError> {
         let shared = &self.shared;
-        // First: content that nobody holds may be dropped.
+        // First: content without a holder may be dropped.
         if !shared.table.pin(node) {
             return Err(Errno::STALE.into());
         }
-        let acquired = self.new_content(caller, node, stat).and_then(|content| {
-            // It may be known already (opened between): then it has a descriptor, or takes this one.
-            content.acquire(true, |_| Ok(fd))?;
-            Ok(content)
+        let acquired = self.new_content(caller, node, stat).inspect(|content| {
+            content.acquire_new(&caller.group, fd, share, shared.can_reopen(node));
         });
         acquired.inspect_err(|_| shared.dispose(shared.table.unpin(node)))
     }
@@ -260,8 +272,8 @@ impl Vfs {
         Ok(Wanted { kind, mode: mode & 0o7777, by_acl, umask: caller.umask })
     }
 
-    /// Before the daemon gives away what it finds under the name of what it made: on a directory that others can
-    /// write to on the host, it might be something else by now.
+    /// Before the daemon gives away what it finds under the name of what it made: on a directory
+    /// that others can write to on the host, it might be something else by now.
     fn check_own(&self, fd: &OwnedFd, kind: FileKind) -> Result<(), Errno> {
         let stat = host::stat_fd(fd)?;
         let is_ours = stat.kind == kind
@@ -302,7 +314,8 @@ impl Vfs {
     }
 }
 
-/// The mode of a new object that the host made with `made` and that now belongs to `uid` and `gid`.
+/// Returns the mode of a new object that the host made with `made` and that now belongs to `uid`
+/// and `gid`.
 fn final_mode(caller: &Caller, wanted: &Wanted, made: u32, uid: u32, gid: u32) -> u32 {
     let bits = wanted.bits();
     let permissions = if wanted.by_acl { made & 0o777 } else { bits & 0o777 };

@@ -1,8 +1,9 @@
-//! Descriptors of inodes that nobody has open, so that the next operation on the same directory or file need not find it
-//! again. Bounded: each pins a dentry of the host that nobody else counts. Second chance decides who leaves.
+//! Descriptors of inodes that no process has open, so that the next operation on the same directory
+//! or file need not find it again. Bounded: each pins a dentry of the host that no group pays for.
+//! Second chance decides which one leaves.
 //!
-//! All volumes of the process together have a bound, too: beyond it a volume keeps a new descriptor only in place of one of
-//! its own.
+//! All volumes of the process together have a bound, too: beyond it a volume keeps a new descriptor
+//! only in place of one of its own.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -16,7 +17,8 @@ use crate::attr::NodeId;
 /// Number of independently locked parts.
 const NR_SHARDS: usize = 8;
 
-/// (A) Descriptors in the caches of all volumes. Relaxed: a count, exceeded by operations in flight at most.
+/// (A) Descriptors in the caches of all volumes. Relaxed: a count, exceeded by operations in flight
+/// at most.
 static NR_IN_ALL: AtomicUsize = AtomicUsize::new(0);
 
 #[derive(Debug)]
@@ -62,8 +64,8 @@ pub(crate) struct DescriptorCache {
 }
 
 impl DescriptorCache {
-    /// A cache of at most `max` descriptors (at least one for each shard), that has none but what leaves all volumes within
-    /// `all_max`.
+    /// Creates a cache of at most `max` descriptors (at least one for each shard), that has none
+    /// but what leaves all volumes within `all_max`.
     pub(crate) fn new(max: usize, all_max: usize) -> Self {
         Self {
             all_max,
@@ -77,7 +79,7 @@ impl DescriptorCache {
         &self.shards[node.0 as usize % NR_SHARDS]
     }
 
-    /// The descriptor of an inode, if cached.
+    /// Returns the descriptor of an inode, if cached.
     pub(crate) fn get(&self, node: NodeId) -> Option<Arc<OwnedFd>> {
         let mut shard = self.shard(node).lock();
         let at = *shard.index.get(&node.0)?;

@@ -1,11 +1,13 @@
 //! An open directory and its entries.
 //!
-//! Positions are the host's own cookies (`d_off`), so they stay good whatever is added or removed, also across a `seekdir`
-//! to a position from long ago. On local file systems they mean the same through any descriptor: a handle is an inode and
-//! nothing else there. Each read opens the directory, goes to its position, and lets go of what it has fetched and the caller did
-//! not take. Elsewhere (overlayfs, network file systems, and tmpfs before Linux 6.6) a listing would skip or repeat names that way,
-//! so that a handle keeps a descriptor and a window of entries, which its group pays for when it opens the directory. A
-//! read that does not go on where the last one ended drops the window and seeks, so that `rewinddir` sees what is new.
+//! Positions are the host's own cookies (`d_off`), so they stay good whatever is added or removed,
+//! also across a `seekdir` to a position from long ago. On local file systems they mean the same
+//! through any descriptor: a handle is an inode and nothing else there. Each read opens the
+//! directory, goes to its position, and lets go of what it has fetched and the caller did not take.
+//! Elsewhere (overlayfs, network file systems, and tmpfs before Linux 6.6) a listing would skip or
+//! repeat names that way, so that a handle keeps a descriptor and a window of entries, which its
+//! group pays for when it opens the directory. A read that does not go on where the last one ended
+//! drops the window and seeks, so that `rewinddir` sees what is new.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString, OsStr};
@@ -16,11 +18,12 @@ use std::sync::Arc;
 
 use rustix::fs::{FileType, OFlags, RawDir, SeekFrom};
 use rustix::io::Errno;
-use umemcg_base::sync::Mutex;
+use umemcg_base::LeafMutex;
 
 use crate::attr::{Entry, FileKind, NodeId};
+use crate::descriptor_share::{DescriptorShare, Want};
 use crate::error::VfsError;
-use crate::handle_share::{DescriptorShare, HandleCharge};
+use crate::handle_share::HandleCharge;
 use crate::reach::Shared;
 use crate::vfs::{Caller, Vfs};
 
@@ -40,8 +43,9 @@ pub struct DirEntry<'a> {
     pub kind: Option<FileKind>,
     /// The position after this entry.
     pub next_offset: u64,
-    /// With `readdirplus`: the inode, looked up (counts a reference if the entry is taken). `None` for "." and "..", for
-    /// names that vanished meanwhile or lead out of the volume, and when the caller's group has no room.
+    /// With `readdirplus`: the inode, looked up (counts a reference if the entry is taken). `None`
+    /// for "." and "..", for names that vanished meanwhile or lead out of the volume, and when the
+    /// caller's group has no room.
     pub entry: Option<Entry>,
 }
 
@@ -63,7 +67,8 @@ struct Listing {
 }
 
 impl Listing {
-    /// Reads a window of entries from where the descriptor stands; none at the end of the directory.
+    /// Reads a window of entries from where the descriptor stands; none at the end of the
+    /// directory.
     fn fetch(&mut self) -> Result<(), Errno> {
         let mut space = [MaybeUninit::<u8>::uninit(); WINDOW_BYTES];
         let mut dir = RawDir::new(&self.fd, &mut space);
@@ -92,24 +97,25 @@ impl Listing {
 pub struct DirHandle {
     shared: Arc<Shared>,
     node: NodeId,
-    /// Where the last read ended, on volumes whose positions do not outlive a descriptor. Locked to take it out and to put it back.
-    kept: Mutex<Option<Box<Listing>>>,
+    /// Where the last read ended, on volumes whose positions do not outlive a descriptor. Locked to
+    /// take it out and to put it back.
+    kept: LeafMutex<Option<Box<Listing>>>,
     _share: DescriptorShare,
     _charge: HandleCharge,
 }
 
 impl DirHandle {
-    /// The inode that is open.
+    /// Returns the inode that is open.
     pub fn node(&self) -> NodeId {
         self.node
     }
 
-    /// The volume that it is on.
+    /// Returns the volume that it is on.
     pub(crate) fn vfs(&self) -> Vfs {
         Vfs { shared: Arc::clone(&self.shared) }
     }
 
-    /// A listing that goes on at a position; `None` when the directory has been removed.
+    /// Returns a listing that goes on at a position; `None` when the directory has been removed.
     fn listing(&self, offset: u64) -> Result<Option<Box<Listing>>, Errno> {
         let kept = self.kept.lock().take();
         let mut listing = match kept {
@@ -176,15 +182,16 @@ impl Vfs {
     /// Opens a directory, at the cost of the caller's group.
     ///
     /// # Errors
-    /// `ENOTDIR` for anything else, `ESTALE` when it is gone, `ENFILE` and `ENOMEM` when the group has no share of descriptors or
-    /// memory left for a handle, and the host's.
+    /// `ENOTDIR` for anything else, `ESTALE` when it is gone, `ENFILE` and `ENOMEM` when the group
+    /// has no share of descriptors or memory left for a handle, and the host's.
     pub fn opendir(&self, caller: &Caller, node: NodeId) -> Result<Arc<DirHandle>, VfsError> {
         let shared = &self.shared;
         if shared.find(node)?.kind != FileKind::Directory {
             return Err(Errno::NOTDIR.into());
         }
         let keeps = !shared.volume.has_lasting_positions;
-        let share = DescriptorShare::take(&caller.group, usize::from(keeps))?;
+        let store = Some(shared.volume.store_id);
+        let share = DescriptorShare::take(&caller.group, usize::from(keeps), Want::Open, store)?;
         let charge =
             HandleCharge::take(&shared.engine, &caller.group, if keeps { LISTING_BYTES } else { 0 })?;
         // Whether it may be listed is to be said now.
@@ -194,14 +201,14 @@ impl Vfs {
         Ok(Arc::new(DirHandle {
             shared: Arc::clone(shared),
             node,
-            kept: Mutex::default(),
+            kept: LeafMutex::default(),
             _share: share,
             _charge: charge,
         }))
     }
 
-    /// Feeds entries from `offset` (0, or a `next_offset`) to `sink` until it answers false (that entry was not taken)
-    /// or the directory ends.
+    /// Feeds entries from `offset` (0, or a `next_offset`) to `sink` until it answers false (that
+    /// entry was not taken) or the directory ends.
     ///
     /// # Errors
     /// The host's; `EINVAL` for a position that it never gave.
@@ -214,7 +221,8 @@ impl Vfs {
         self.walk(dir, offset, &mut |entry, _, _| sink(entry))
     }
 
-    /// Like [`readdir`](Self::readdir) with each name looked up: a taken entry with `entry` set counts one reference.
+    /// Like [`readdir`](Self::readdir) with each name looked up: a taken entry with `entry` set
+    /// counts one reference.
     ///
     /// # Errors
     /// As [`readdir`](Self::readdir).
@@ -229,7 +237,8 @@ impl Vfs {
         self.walk(dir, offset, &mut |entry, fd, name| {
             let looked_up = match name.to_bytes() {
                 b"." | b".." => None,
-                // Nobody has asked for it yet: without room the name is listed, and looked up when somebody does.
+                // No process has asked for it yet: without room the name is listed, and looked up
+                // when a process does.
                 _ if !has_room => None,
                 _ => match self.lookup_if_room(caller, dir.node, fd, name) {
                     Ok(entry) => Some(entry),
@@ -262,7 +271,7 @@ impl Vfs {
             let is_above_root = dir.node == NodeId::ROOT && raw.name.to_bytes() == b"..";
             let entry = DirEntry {
                 name: OsStr::from_bytes(raw.name.to_bytes()),
-                // What is above the volume is nobody's business.
+                // The kernel learns nothing of what is above the volume.
                 ino: if is_above_root { self.shared.volume.root_stat.attr.ino } else { raw.ino },
                 kind: raw.kind,
                 next_offset: raw.next_offset,

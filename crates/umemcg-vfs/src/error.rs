@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use rustix::io::Errno;
 use thiserror::Error;
 
-use crate::volume::IoMode;
+use crate::volume_config::IoMode;
 use umemcg::FileError;
 
 /// Why an operation on a volume failed.
@@ -20,7 +20,7 @@ pub enum VfsError {
 }
 
 impl VfsError {
-    /// The error number that a POSIX caller expects.
+    /// Returns the error number that a POSIX caller expects.
     pub fn errno(&self) -> Errno {
         match self {
             Self::Host(errno) => *errno,

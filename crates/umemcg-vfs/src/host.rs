@@ -1,8 +1,9 @@
 //! System calls on descriptors of the host, in the form the rest of the crate wants them.
 //!
-//! Most inodes are held by descriptors that cannot do I/O (`O_PATH`), for which the kernel offers few calls of their
-//! own; the others go through `/proc/self/fd/N`, which names exactly the inode that the descriptor holds: a symbolic
-//! link that is held so is acted upon itself, never followed. Nothing here resolves a path of more than one component.
+//! Most inodes are held by descriptors that cannot do I/O (`O_PATH`), for which the kernel offers
+//! few calls of their own; the others go through `/proc/self/fd/N`, which names exactly the inode
+//! that the descriptor holds: a symbolic link that is held so is acted upon itself, never followed.
+//! Nothing here resolves a path of more than one component.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -13,8 +14,8 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
+use crate::attr::SetTime;
 use crate::attr::{Attr, FileKind, Timestamp};
-use crate::setattr::SetTime;
 
 /// `S_ISUID`.
 pub(crate) const SET_UID: u32 = 0o4000;
@@ -31,14 +32,15 @@ pub(crate) struct HostStat {
     pub(crate) attr: Attr,
     pub(crate) kind: FileKind,
     pub(crate) dev: (u32, u32),
-    /// Birth time in nanoseconds, 0 where the file system does not keep it. Tells an inode from a later one of the same number.
+    /// Birth time in nanoseconds, 0 where the file system does not keep it. Tells an inode from a
+    /// later one of the same number.
     pub(crate) birth: u64,
     /// Something is mounted here.
     pub(crate) is_mount: bool,
 }
 
 impl HostStat {
-    /// Identity of the inode within its file system.
+    /// Returns the identity of the inode within its file system.
     pub(crate) fn key(&self) -> InodeKey {
         InodeKey { ino: self.attr.ino, birth: self.birth }
     }
@@ -81,7 +83,7 @@ pub(crate) struct InodeKey {
     pub(crate) birth: u64,
 }
 
-/// A path that names what a descriptor holds.
+/// Returns a path that names what a descriptor holds.
 pub(crate) fn path_of(fd: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
@@ -102,7 +104,7 @@ pub(crate) fn stat_name(dir: impl AsFd, name: &CStr) -> Result<HostStat, Errno> 
     HostStat::from_statx(&stat)
 }
 
-/// A descriptor without I/O of one name in a directory; a symbolic link is not followed.
+/// Returns a descriptor without I/O of one name in a directory; a symbolic link is not followed.
 pub(crate) fn hold_name(dir: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
     rustix::fs::openat(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
 }
@@ -156,7 +158,8 @@ pub(crate) fn link(fd: BorrowedFd<'_>, dir: BorrowedFd<'_>, name: &CStr) -> Resu
     rustix::fs::linkat(CWD, path_of(fd), dir, name, AtFlags::SYMLINK_FOLLOW)
 }
 
-/// Whether new objects in a directory take their permissions from an access list of its own.
+/// Returns whether new objects in a directory take their permissions from an access list of its
+/// own.
 pub(crate) fn has_default_acl(dir: BorrowedFd<'_>) -> Result<bool, Errno> {
     const NAME: &CStr = c"system.posix_acl_default";
     let len = match rustix::fs::fgetxattr_query(dir, NAME) {
@@ -171,7 +174,7 @@ pub(crate) fn has_default_acl(dir: BorrowedFd<'_>) -> Result<bool, Errno> {
     }
 }
 
-/// The type bits of a mode for `mknod`.
+/// Returns the type bits of a mode for `mknod`.
 pub(crate) fn file_type(kind: FileKind) -> FileType {
     match kind {
         FileKind::Regular => FileType::RegularFile,

@@ -1,15 +1,20 @@
 //! A host file as the backing store of cached content.
 //!
-//! The descriptor is there while somebody has the file open or data waits to be written back; content that is merely
-//! cached needs none. Reads and writes leave no second copy in the kernel's page cache where the volume's mode allows that.
+//! The descriptor is there while a process has the file open or data waits to be written back;
+//! content that is merely cached needs none. One that can be opened again may be given back while
+//! it is not used ([`InUse`]) and no data waits. Reads and writes leave no second copy in the
+//! kernel's page cache where the volume's mode allows that.
 //!
-//! Durability: background write-back asks for a range only ([`sync_range`](BackingStore::sync_range)). On local file systems
-//! that means waiting for the range: its data is on the device then, and an error is known, but metadata (a new
-//! length, new blocks) may not be committed. That takes the `fdatasync` or `fsync` of [`sync`](BackingStore::sync), which every sync that
-//! a user asked for ends with; it costs a journal commit and a flush of the device, several times the writing itself, so
-//! background write-back does not pay it. On file systems where waiting for a range may mean nothing it does.
+//! Durability: background write-back asks for a range only
+//! ([`sync_range`](BackingStore::sync_range)). On local file systems that means waiting for the
+//! range: its data is on the device then, and an error is known, but metadata (a new length, new
+//! blocks) may not be committed. That takes the `fdatasync` or `fsync` of
+//! [`sync`](BackingStore::sync), which every sync that a user asked for ends with; it costs a
+//! journal commit and a flush of the device, several times the writing itself, so background
+//! write-back does not pay it. On file systems where waiting for a range may mean nothing it does.
 //!
-//! Every sync also gives the host's file the accepted modification time, see [`crate::shown_times`].
+//! Every sync also gives the host's file the accepted modification time, see
+//! [`crate::shown_times`].
 
 use std::io;
 use std::num::NonZero;
@@ -20,14 +25,16 @@ use rustix::fs::{Advice, FallocateFlags, OFlags, SeekFrom};
 use rustix::io::Errno;
 use umemcg_arena::io::{self as arena_io, IoFlags};
 use umemcg_arena::{Arena, Segment};
-use umemcg_base::sync::{Mutex, RwLock};
+use umemcg_base::{LeafMutex, LeafRwLock};
 
+use crate::attr::SetTime;
+use crate::descriptor_share::DescriptorShare;
 use crate::host::{self, HostStat};
 use crate::privileges::Privileges;
-use crate::setattr::SetTime;
 use crate::shown_times::{Did, ShownTimes, Stamp};
 use crate::unsynced::Unsynced;
-use crate::volume::{DIRECT_ALIGN, IoMode, Volume};
+use crate::volume::{DIRECT_ALIGN, Volume};
+use crate::volume_config::IoMode;
 use umemcg::{BackingStore, StoreId};
 
 /// The descriptors of one open host file.
@@ -37,6 +44,8 @@ pub(crate) struct StoreFds {
     pub(crate) is_writable: bool,
     /// Opened with the first direct transfer; `None` inside where that was refused.
     direct: OnceLock<Option<OwnedFd>>,
+    /// Of the group that had them opened. Last: counted until they are closed.
+    pub(crate) share: DescriptorShare,
 }
 
 impl StoreFds {
@@ -47,59 +56,114 @@ impl StoreFds {
     }
 }
 
+/// The descriptors, and what keeps them.
+#[derive(Debug, Default)]
+pub(crate) struct Fds {
+    open: Option<Arc<StoreFds>>,
+    nr_users: u32,
+    /// Since they were last asked for.
+    were_used: bool,
+}
+
+/// Keeps the descriptors from being given back while something needs them, or makes data that will.
+#[derive(Debug)]
+pub(crate) struct InUse<'a> {
+    store: &'a HostStore,
+}
+
+impl Drop for InUse<'_> {
+    fn drop(&mut self) {
+        self.store.fds.write().nr_users -= 1;
+    }
+}
+
 /// See the file's head.
 #[derive(Debug)]
 pub(crate) struct HostStore {
     volume: Arc<Volume>,
-    fds: RwLock<Option<Arc<StoreFds>>>,
+    fds: LeafRwLock<Fds>,
     pub(crate) times: ShownTimes,
     pub(crate) privileges: Privileges,
     /// A leaf lock.
-    unsynced: Mutex<Unsynced>,
+    unsynced: LeafMutex<Unsynced>,
 }
 
 impl HostStore {
     pub(crate) fn new(volume: Arc<Volume>, known: Stamp) -> Self {
         Self {
-            fds: RwLock::new(None),
+            fds: LeafRwLock::default(),
             times: ShownTimes::new(known, !volume.waits_by_range),
             privileges: Privileges::default(),
-            unsynced: Mutex::default(),
+            unsynced: LeafMutex::default(),
             volume,
         }
     }
 
-    /// The descriptors, while there are any.
+    /// Returns the descriptors, while there are any.
     pub(crate) fn fds(&self) -> Option<Arc<StoreFds>> {
-        self.fds.read().clone()
+        self.fds.read().open.clone()
+    }
+
+    /// Uses the descriptors, if there are any for this.
+    pub(crate) fn try_use(&self, for_writing: bool) -> Option<InUse<'_>> {
+        let mut fds = self.fds.write();
+        fds.open.as_ref().filter(|open| open.is_writable || !for_writing)?;
+        fds.nr_users += 1;
+        fds.were_used = true;
+        Some(InUse { store: self })
     }
 
     /// Uses this descriptor from now on.
-    pub(crate) fn set_fd(&self, buffered: OwnedFd, is_writable: bool) {
-        let fds = Arc::new(StoreFds { buffered, is_writable, direct: OnceLock::new() });
-        let old = self.fds.write().replace(fds);
+    pub(crate) fn set_fd(&self, buffered: OwnedFd, is_writable: bool, share: DescriptorShare) {
+        let fds = Arc::new(StoreFds { buffered, is_writable, direct: OnceLock::new(), share });
+        let old = {
+            let mut place = self.fds.write();
+            place.were_used = true;
+            place.open.replace(fds)
+        };
         drop(old);
+    }
+
+    /// Takes the descriptors away from a store that nothing uses and whose file `is_stable`;
+    /// without `is_hard` only when they were not used since this was last tried. Nothing may open
+    /// others meanwhile.
+    pub(crate) fn take_idle_fds(
+        &self,
+        is_hard: bool,
+        is_stable: impl FnOnce() -> bool,
+    ) -> Option<Arc<StoreFds>> {
+        let mut fds = self.fds.write();
+        let was_used = std::mem::take(&mut fds.were_used);
+        // What users have made unclean shows now that they have gone.
+        let is_idle = fds.nr_users == 0 && (is_hard || !was_used) && is_stable();
+        if is_idle { fds.open.take() } else { None }
+    }
+
+    /// Puts back what was taken.
+    pub(crate) fn put_back(&self, taken: Arc<StoreFds>) {
+        self.fds.write().open = Some(taken);
     }
 
     /// Holds up transfers until it is dropped: they wait before they touch the host's file.
     #[cfg(test)]
-    pub(crate) fn pause(&self) -> impl Drop + '_ {
+    pub(crate) fn pause(&self) -> umemcg_base::RankedWriteGuard<'_, Fds> {
         self.fds.write()
     }
 
     /// Closes the descriptors.
     pub(crate) fn clear_fds(&self) {
-        let old = self.fds.write().take();
+        let old = self.fds.write().open.take();
         drop(old);
     }
 
     fn open_fds(&self) -> io::Result<Arc<StoreFds>> {
-        // Nobody reads or writes content that nobody has open and that is clean.
+        // Nothing reads or writes content that is clean and not in use.
         self.fds().ok_or_else(|| Errno::BADF.into())
     }
 
-    /// Changes the allocation of a range on the host. The cache forgets what it has there, so the host's file must not stay
-    /// shorter than the cache's `file_len` for want of data that only the cache had.
+    /// Changes the allocation of a range on the host. The cache forgets what it has there, so the
+    /// host's file must not stay shorter than the cache's `file_len` for want of data that only the
+    /// cache had.
     pub(crate) fn allocate(
         &self,
         mode: FallocateFlags,
@@ -116,8 +180,8 @@ impl HostStore {
         self.alone(fds.buffered.as_fd(), |_| done_to_content(change()))
     }
 
-    /// Runs an operation of ours on the host's file, which `held` holds, as one step to all others. It gets what the file was
-    /// before, and says what it did.
+    /// Runs an operation of ours on the host's file, which `held` holds, as one step to all others.
+    /// It gets what the file was before, and says what it did.
     pub(crate) fn alone<T, E: From<Errno>>(
         &self,
         held: BorrowedFd<'_>,
@@ -135,8 +199,8 @@ impl HostStore {
         result
     }
 
-    /// Moves the host's access time as the host's mount would have it moved by a read now. A read at the end of the file brings nothing,
-    /// counts as one, and leaves ctime alone.
+    /// Moves the host's access time as the host's mount would have it moved by a read now. A read
+    /// at the end of the file brings nothing, counts as one, and leaves ctime alone.
     pub(crate) fn tell_of_reads(&self, fds: &StoreFds) {
         let fd = fds.buffered.as_fd();
         let Ok(before) = host::stat_fd(fd) else { return };
@@ -165,7 +229,8 @@ impl HostStore {
         Ok(())
     }
 
-    /// Runs a transfer in the volume's mode; steps down when the file system refuses the mode after all.
+    /// Runs a transfer in the volume's mode; steps down when the file system refuses the mode after
+    /// all.
     fn transfer(
         &self,
         fds: &StoreFds,
@@ -206,7 +271,7 @@ impl HostStore {
         }
     }
 
-    /// The next data or hole on the host; dirty content must have been written back before.
+    /// Returns the next data or hole on the host; dirty content must have been written back before.
     pub(crate) fn seek(&self, from_data: bool, offset: u64) -> Result<u64, Errno> {
         let fds = self.fds().ok_or(Errno::BADF)?;
         let position = if from_data { SeekFrom::Data(offset) } else { SeekFrom::Hole(offset) };
@@ -214,7 +279,8 @@ impl HostStore {
     }
 }
 
-/// What a change of the content that the caller asked for has done; one that failed has done nothing.
+/// Returns what a change of the content that the caller asked for has done; one that failed has
+/// done nothing.
 fn done_to_content(result: Result<(), Errno>) -> (Result<(), Errno>, Did) {
     let did = if result.is_ok() { Did::Content } else { Did::Attributes { mtime: false } };
     (result, did)
@@ -244,6 +310,8 @@ impl BackingStore for HostStore {
         let held = fds.buffered.as_fd();
         let written = self.alone(held, |before| {
             let privileges = self.privileges.held(held, before.attr.mode);
+            #[cfg(test)]
+            crate::testing::pause_here();
             let written = self.transfer(&fds, segments, offset, |fd, flags| {
                 arena_io::write_at(arena, segments, fd, offset, flags)
             });
@@ -274,8 +342,9 @@ impl BackingStore for HostStore {
         Ok(())
     }
 
-    // Without descriptors there is nothing to sync: they were closed after the last write-back and nobody has it open. A sync of
-    // everything may come just after that; what the closed file's metadata needs is its part of `syncfs`.
+    // Without descriptors there is nothing to sync: they were closed after the last write-back, and
+    // no process has it open. A sync of everything may come just after that; what the closed file's
+    // metadata needs is its part of `syncfs`.
     fn sync(&self, data_only: bool) -> io::Result<()> {
         let Some(fds) = self.fds() else { return Ok(()) };
         let nr = self.unsynced.lock().begin();

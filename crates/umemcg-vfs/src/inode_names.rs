@@ -1,4 +1,5 @@
-//! The names that led to an inode. Directories have one, nearly all files, too; hard links have a few.
+//! The names that led to an inode. Directories have one, nearly all files, too; hard links have a
+//! few.
 
 use crate::attr::NodeId;
 use crate::metadata_charge::{MetadataCharge, NAME_BYTES};
@@ -8,12 +9,13 @@ const SHORT_BYTES_MAX: usize = 40;
 /// Room for a long name, or for a further one.
 pub(crate) type NameCharge = MetadataCharge<NAME_BYTES>;
 
-/// Whether a name costs more than an entry's own charge covers.
+/// Returns whether a name costs more than an entry's own charge covers.
 pub(crate) fn is_long(name: &[u8]) -> bool {
     name.len() > SHORT_BYTES_MAX
 }
 
-/// Most names remembered per inode; the oldest is forgotten first. A file with more names is still found by these.
+/// Most names remembered per inode; the oldest is forgotten first. A file with more names is still
+/// found by these.
 pub(crate) const NAMES_MAX: usize = 8;
 
 /// A name that led to an inode.
@@ -62,7 +64,7 @@ impl Names {
         Some(older.remove(at))
     }
 
-    /// Newest first.
+    /// Returns the names, newest first.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Name> {
         self.newest.iter().chain(self.older.iter().flat_map(|o| o.iter().rev()))
     }

@@ -1,16 +1,19 @@
-//! Names and inodes of volumes: what a file is called, who owns it, when it changed, and which cached content
-//! belongs to it. The content itself lives in the engine; the host file system below is reached through descriptors
-//! that never leave the volume's directory. Nothing here knows FUSE or a pid.
+//! Names and inodes of volumes: what a file is called, its owner, when it changed, and which cached
+//! content belongs to it. The content itself lives in the engine; the host file system below is
+//! reached through descriptors that never leave the volume's directory. Nothing here knows FUSE or
+//! a pid.
 //!
-//! The map: [`vfs`] is the face. [`volume`] says what the directory can do, `inode_table` who is referred to,
-//! `reach` how an inode is found again on the host, `content` and `host_store` what is cached of it and where it goes,
-//! `shown_times` which times it shows meanwhile.
+//! The map: [`vfs`] is the face. [`volume`] says what the directory can do, `inode_table` which
+//! inodes are referred to, `reach` how an inode is found again on the host, `content` and
+//! `host_store` what is cached of it and where it goes, `shown_times` which times it shows
+//! meanwhile.
 #![forbid(unsafe_code)]
 
 pub mod attr;
 mod content;
 pub mod create;
 mod descriptor_cache;
+mod descriptor_share;
 pub mod dir_handle;
 pub mod error;
 mod handle_share;
@@ -20,6 +23,7 @@ mod inode_names;
 mod inode_table;
 mod kernel_cache;
 pub mod lookup;
+mod member_kernel;
 mod metadata_charge;
 mod name;
 mod name_lists;
@@ -39,12 +43,13 @@ mod unsynced;
 pub mod vfs;
 pub mod volume;
 mod volume_clock;
+pub mod volume_config;
 pub mod volume_ops;
 pub mod volume_spec;
 pub mod volumes;
 pub mod xattr;
 
-pub use attr::{Attr, Entry, FileKind, NodeId, StatFs, Timestamp};
+pub use attr::{Attr, Entry, FileKind, NodeId, SetAttr, SetTime, StatFs, Timestamp};
 pub use dir_handle::{DirEntry, DirHandle};
 pub use error::{VfsError, VolumeError};
 pub use handle_share::{HANDLE_BYTES, NR_BEYOND_MAX};
@@ -52,10 +57,9 @@ pub use kernel_cache::{Idle, KernelCache};
 pub use open::Whence;
 pub use open_file::OpenFile;
 pub use rustix::fs::{FallocateFlags, OFlags, RenameFlags, XattrFlags};
-pub use setattr::{SetAttr, SetTime};
 pub use tmpfs::{Tmpfs, TmpfsConfig};
 pub use vfs::{Caller, Vfs};
-pub use volume::{IoMode, Reach, VolumeConfig};
+pub use volume_config::{IoMode, Reach, VolumeConfig};
 pub use volume_ops::{Volume, VolumeDir, VolumeFile, VolumeKind};
 pub use volume_spec::VolumeSpec;
 pub use volumes::{AddError, Member, Opened, RemoveError, Volumes};

@@ -8,23 +8,25 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 use crate::attr::{Attr, Entry, FileKind, NodeId, StatFs};
+use crate::content::Content;
 use crate::error::VfsError;
 use crate::host::{self, HostStat};
 use crate::inode_names::{NameCharge, is_long};
 use crate::inode_table::NodeCharge;
 use crate::metadata_charge::Patience;
 use crate::name::component;
-use crate::name_lists::NameLists;
+use crate::name_shrinker;
 use crate::open_file::OpenFile;
 use crate::vfs::{Caller, Vfs};
 
 impl Vfs {
-    /// Finds a name in a directory and counts one reference to its inode. The memory for that is charged to the caller's
-    /// group, or to an ancestor when the group has no room.
+    /// Finds a name in a directory and counts one reference to its inode. The memory for that is
+    /// charged to the caller's group, or to an ancestor when the group has no room.
     ///
     /// # Errors
-    /// `ENOENT`; `ENOMEM` when the pool is full of what cannot be reclaimed; `EXDEV` for what lies on another file system (a mount point inside the directory); `ESTALE` when the
-    /// directory is gone; the host's.
+    /// `ENOENT`; `ENOMEM` when the pool is full of what cannot be reclaimed; `EXDEV` for what lies
+    /// on another file system (a mount point inside the directory); `ESTALE` when the directory is
+    /// gone; the host's.
     pub fn lookup(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<Entry, VfsError> {
         let name = component(name)?;
         let dir = self.directory(parent)?;
@@ -42,7 +44,7 @@ impl Vfs {
         self.enter(caller, parent, dir, name, &stat)
     }
 
-    /// A lookup for which nobody waits: `ENOMEM` when the caller's group has no room as it is.
+    /// Looks up without waiting: `ENOMEM` when the caller's group has no room as it is.
     pub(crate) fn lookup_if_room(
         &self,
         caller: &Caller,
@@ -66,7 +68,7 @@ impl Vfs {
         self.enter_with(self.patience(), caller, parent, (dir, name), stat)
     }
 
-    /// How long a request waits for room for a name.
+    /// Returns how long a request waits for room for a name.
     pub(crate) fn patience(&self) -> Patience {
         match self.shared.kernel.get().is_some_and(|kernel| kernel.asks_by_name()) {
             true => Patience::OneRound,
@@ -96,7 +98,7 @@ impl Vfs {
                 // Of an inode that is known already it is a further name.
                 let is_dear = is_long(bytes) || shared.table.find(stat.key()).is_some();
                 let for_name = is_dear.then(|| NameCharge::take_by(patience, engine, group)).transpose()?;
-                shared.table.lists_or(|| NameLists::register(shared));
+                shared.table.lists_or(|| name_shrinker::register(shared));
                 let handle = shared.handle_of(dir, name);
                 let (node, removed) = shared
                     .table
@@ -125,7 +127,7 @@ impl Vfs {
         let shared = &self.shared;
         shared.volume.clock.saw(stat.attr.ctime);
         let charge = NodeCharge::take_by(self.patience(), &shared.engine, &caller.group)?;
-        shared.table.lists_or(|| NameLists::register(shared));
+        shared.table.lists_or(|| name_shrinker::register(shared));
         let held = Arc::new(held);
         let (node, too_many) =
             shared.table.count_nameless(stat.key(), stat.kind, charge, held, shared.max_held);
@@ -135,7 +137,7 @@ impl Vfs {
         Ok(Entry { node, generation: 0, attr: stat.attr })
     }
 
-    /// The attributes to show for an inode that the host just described.
+    /// Returns the attributes to show for an inode that the host just described.
     pub(crate) fn attr_after(&self, node: NodeId, stat: &HostStat) -> Result<Attr, VfsError> {
         if stat.kind != FileKind::Regular {
             return Ok(stat.attr);
@@ -149,7 +151,7 @@ impl Vfs {
         }
     }
 
-    /// A descriptor of a directory to work in.
+    /// Returns a descriptor of a directory to work in.
     pub(crate) fn directory(&self, node: NodeId) -> Result<Arc<OwnedFd>, Errno> {
         if self.shared.find(node)?.kind != FileKind::Directory {
             return Err(Errno::NOTDIR);
@@ -157,8 +159,8 @@ impl Vfs {
         self.shared.descriptor(node)
     }
 
-    /// Gives back `nr_lookups` references. Unknown nodes are ignored. May sleep for the host when a file without a name
-    /// goes while its data is being written back.
+    /// Gives back `nr_lookups` references. Unknown nodes are ignored. May sleep for the host when a
+    /// file without a name goes while its data is being written back.
     pub fn forget(&self, node: NodeId, nr_lookups: u64) {
         let shared = &self.shared;
         let (removed, is_newly_kept) = shared.table.forget(node, nr_lookups, shared.max_kept > 0);
@@ -166,7 +168,8 @@ impl Vfs {
         if is_newly_kept {
             shared.keep(node);
         }
-        // Nobody can come back to a file without a name: what it still has to write is not worth writing.
+        // There is no way back to a file without a name, so what it still has to write is not worth
+        // writing.
         let abandoned = shared.table.with(node, |slot| {
             let is_abandoned = slot.lingers && slot.is_nameless && !slot.is_looked_up();
             slot.content.clone().filter(|_| is_abandoned)
@@ -191,6 +194,9 @@ impl Vfs {
             self.shared.volume.clock.saw(stat.attr.ctime);
             return Ok(stat.attr);
         };
+        // To tell the host of reads takes a descriptor that can read.
+        let opener = content.was_read().then(|| content.opener()).flatten();
+        let _in_use = opener.as_ref().map(|opener| self.shared.in_use(node, &content, opener, false, false));
         Ok(match content.fds() {
             Some(fds) => content.look(|| host::stat_fd(&fds.buffered))?,
             None => {
@@ -200,7 +206,19 @@ impl Vfs {
         })
     }
 
-    /// The text of a symbolic link.
+    /// Takes over, at an open, what was made of the file from outside before.
+    pub(crate) fn look_at_open(&self, node: NodeId, content: &Content) -> Result<(), VfsError> {
+        match content.fds() {
+            Some(fds) => content.look_at_open(|| host::stat_fd(&fds.buffered))?,
+            None => {
+                let held = self.shared.descriptor(node)?;
+                content.look_at_open(|| host::stat_fd(&held))?
+            }
+        };
+        Ok(())
+    }
+
+    /// Returns the text of a symbolic link.
     ///
     /// # Errors
     /// `EINVAL` for anything else; the host's.

@@ -1,8 +1,9 @@
-//! Memory for names and inodes, charged to who made us remember them.
+//! Memory for names and inodes, charged to the group that made us remember them.
 //!
-//! What the kernel refers to cannot be given back by us alone, so a group could fill up with names and then fail every lookup.
-//! Instead, a name for which a group has no room, after reclaim, is charged to the next ancestor that has: limits hold
-//! everywhere, and a lookup fails (`ENOMEM`) only when the whole pool is full of what cannot be reclaimed.
+//! What the kernel refers to cannot be given back by us alone, so a group could fill up with names
+//! and then fail every lookup. Instead, a name for which a group has no room, after reclaim, is
+//! charged to the next ancestor that has: limits hold everywhere, and a lookup fails (`ENOMEM`)
+//! only when the whole pool is full of what cannot be reclaimed.
 
 use std::sync::Arc;
 
@@ -10,23 +11,25 @@ use rustix::io::Errno;
 pub(crate) use umemcg::{CONTENT_BYTES, NAME_BYTES};
 use umemcg::{Charge, ChargeError, Engine, Group, OwnerId, StatItem};
 
-/// How long somebody waits for room.
+/// How long a caller waits for room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Patience {
     /// Not at all, and not at an ancestor's cost.
     None,
-    /// One round of reclaim for each group: who must not wait for what others let go of.
+    /// One round of reclaim for each group: a caller that must not wait for what others free.
     OneRound,
     /// Until reclaim gives up.
     Waits,
 }
 
-/// `BYTES` of metadata; given back when dropped. Kept to four bytes, because there is one for each inode.
+/// `BYTES` of metadata; given back when dropped. Kept to four bytes, because there is one for each
+/// inode.
 #[derive(Debug)]
 pub(crate) struct MetadataCharge<const BYTES: u64>(OwnerId);
 
 impl<const BYTES: u64> MetadataCharge<BYTES> {
-    /// Charges the nearest of a group and its ancestors that has room. May sleep for reclaim; no lock may be held.
+    /// Charges the nearest of a group and its ancestors that has room. May sleep for reclaim; no
+    /// lock may be held.
     ///
     /// # Errors
     /// `ENOMEM`, see the file's head.
@@ -34,7 +37,7 @@ impl<const BYTES: u64> MetadataCharge<BYTES> {
         Self::take_by(Patience::Waits, engine, group)
     }
 
-    /// The same with as much patience as the caller has.
+    /// Like `take`, with as much patience as the caller has.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -63,7 +66,7 @@ impl<const BYTES: u64> MetadataCharge<BYTES> {
         Self(owner)
     }
 
-    /// In the figures of who pays; what is no inode also in one of its own.
+    /// In the figures of the group that pays; what is no inode also in one of its own.
     fn count(group: &Group, bytes: i64) {
         group.stat_add(StatItem::SlabReclaimable, bytes);
         match BYTES {
@@ -73,7 +76,7 @@ impl<const BYTES: u64> MetadataCharge<BYTES> {
         }
     }
 
-    /// Who pays.
+    /// Returns the group that pays.
     pub(crate) fn owner(&self) -> OwnerId {
         self.0
     }
@@ -81,7 +84,7 @@ impl<const BYTES: u64> MetadataCharge<BYTES> {
 
 impl<const BYTES: u64> Drop for MetadataCharge<BYTES> {
     fn drop(&mut self) {
-        // Nobody reads the figures of a tree that is gone.
+        // No reader is left for the figures of a tree that is gone.
         if let Some(group) = self.0.try_resolve() {
             Self::count(&group, -(BYTES as i64));
         }

@@ -1,5 +1,5 @@
-//! One component of a path, checked before the host sees it: this is what keeps an operation on a name inside its
-//! directory.
+//! One component of a path, checked before the host sees it: this is what keeps an operation on a
+//! name inside its directory.
 
 use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use crate::host::NAME_MAX;
 
-/// The name as the host takes it. Any bytes but zero and slash are a name.
+/// Returns the name as the host takes it. Any bytes but zero and slash are a name.
 ///
 /// # Errors
 /// `ENAMETOOLONG` for more than 255 bytes; `EINVAL` for "", ".", "..", a slash or a zero byte.

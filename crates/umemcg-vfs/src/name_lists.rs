@@ -1,21 +1,20 @@
-//! Which inodes of a volume could be let go of, by the group that pays and by age: the lists of its two shrinkers.
+//! Which inodes of a volume could be let go of, by the group that pays and by age: the lists of its
+//! two shrinkers.
 //!
-//! Every entry of the inode table that somebody pays for is on one of two lists. While the kernel refers to it, it is a *name*
-//! in the kernel's cache, and goes when the kernel forgets; otherwise it is an *inode* that only we keep (for its cached content, or
-//! because a child's name or an open file needs it). The lists are made, and the shrinkers registered, with a volume's first
-//! entry, so that an idle volume costs nothing.
+//! Every entry of the inode table that is charged is on one of two lists. While the kernel refers
+//! to it, it is a *name* in the kernel's cache, and goes when the kernel forgets; otherwise it is
+//! an *inode* that only we keep (for its cached content, or because a child's name or an open file
+//! needs it). The lists are made, and the shrinkers registered, with a volume's first entry, so
+//! that an idle volume costs nothing.
 //!
-//! Lists are changed with the entry's shard locked, and their locks rank behind it; walks only collect node ids and look
-//! at the entries afterwards.
+//! Lists are changed with the entry's shard locked, and their locks rank behind it; walks only
+//! collect node ids and look at the entries afterwards.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use umemcg::{Group, ListLru, ListSlot, OwnerId, Registration, Verdict};
 
 use crate::attr::NodeId;
-use crate::name_shrinker::{DentryShrinker, InodeShrinker};
-use crate::reach::Shared;
 
 /// All objects are on the lists of this memory node.
 pub(crate) const NODE: usize = 0;
@@ -36,7 +35,8 @@ pub(crate) enum Listed {
 pub(crate) struct Place {
     /// A [`ListSlot`] as a number plus 1; 0: none.
     slot: u32,
-    /// When the kernel was last asked to let go, on the lists' clock; 0: never since it was last looked up.
+    /// When the kernel was last asked to let go, on the lists' clock; 0: never since it was last
+    /// looked up.
     pub(crate) asked_ms: u32,
     on: Listed,
     /// Looked up again since a walk last came by.
@@ -54,22 +54,12 @@ pub(crate) struct NameLists {
 }
 
 impl NameLists {
-    /// Registers the shrinkers of a volume.
-    pub(crate) fn register(shared: &Arc<Shared>) -> Self {
-        let reclaimer = shared.engine.reclaimer();
-        let (dentry, inode) = (reclaimer.reserve_shrinker(), reclaimer.reserve_shrinker());
-        Self {
-            names: ListLru::new(reclaimer, &dentry, 0),
-            inodes: ListLru::new(reclaimer, &inode, 0),
-            started: Instant::now(),
-            registrations: Some([
-                reclaimer.register_shrinker(dentry, Arc::new(DentryShrinker(Arc::downgrade(shared)))),
-                reclaimer.register_shrinker(inode, Arc::new(InodeShrinker(Arc::downgrade(shared)))),
-            ]),
-        }
+    /// The lists behind two shrinkers, of names and of inodes.
+    pub(crate) fn new(names: ListLru, inodes: ListLru, registrations: [Registration; 2]) -> Self {
+        Self { names, inodes, started: Instant::now(), registrations: Some(registrations) }
     }
 
-    /// No shrinker looks at the lists any more when this returns.
+    /// Unregisters the shrinkers; none looks at the lists any more when this returns.
     pub(crate) fn unregister(&mut self) {
         drop(self.registrations.take());
     }
@@ -92,7 +82,8 @@ impl NameLists {
         self.list(on).map_or(0, |list| list.count(group, NODE))
     }
 
-    /// The oldest `nr` entries of a group, which are the youngest then: who stays is not looked at again before all others.
+    /// Returns the oldest `nr` entries of a group, which are the youngest then: one that stays is
+    /// not looked at again before all others.
     pub(crate) fn oldest(&self, on: Listed, group: &Group, nr: u64) -> Vec<NodeId> {
         let mut nodes = Vec::new();
         if let Some(list) = self.list(on) {

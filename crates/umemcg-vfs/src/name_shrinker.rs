@@ -1,18 +1,21 @@
 //! Names and inodes of a volume as two shrinkers.
 //!
-//! A name is memory that we cannot free by ourselves: the kernel refers to the inode. So the shrinker of names picks the oldest
-//! inodes that nobody is known to use, asks the kernel to let go of them ([`KernelCache`](crate::KernelCache)), and promises
-//! all that goes with them; the kernel forgets them, and reclaim, which waits for that a little, finds the room. What the kernel
-//! does not let go of (a working directory, what is open by a way that we do not see) is asked for again after a while only.
-//! Directories go after what is in them, because a name pins its directory here as it does in the kernel.
+//! A name is memory that we cannot free by ourselves: the kernel refers to the inode. So the
+//! shrinker of names picks the oldest inodes that no process is known to use, asks the kernel to
+//! let go of them ([`KernelCache`](crate::KernelCache)), and promises all that goes with them; the
+//! kernel forgets them, and reclaim, which waits for that a little, finds the room. What the kernel
+//! does not let go of (a working directory, what is open by a way that we do not see) is asked for
+//! again after a while only. Directories go after what is in them, because a name pins its
+//! directory here as it does in the kernel.
 //!
-//! An inode whose file has cached pages is kept for them, so its name is not asked for either: pages go first. A file without pages loses its
-//! content, most of what it costs, before its name, since that needs nobody's help. What the kernel has forgotten and is kept for pages
-//! of which none is left, the shrinker of inodes frees at once.
+//! An inode whose file has cached pages is kept for them, so its name is not asked for either:
+//! pages go first. A file without pages loses its content, most of what it costs, before its name,
+//! since that needs no help from the kernel. The shrinker of inodes frees immediately what the
+//! kernel has forgotten and was kept for pages of which none is left.
 
 use std::sync::{Arc, Weak};
 
-use umemcg::{Count, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
+use umemcg::{Count, ListLru, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
 
 use crate::attr::FileKind;
 use crate::inode_table::{Leave, NODE_BYTES};
@@ -20,19 +23,33 @@ use crate::kernel_cache::Idle;
 use crate::name_lists::{Listed, NODE, NameLists};
 use crate::reach::Shared;
 
-/// What a name costs to make again: for the room of a page a dozen must go, and each is asked for, forgotten and looked up again by
-/// requests of its own. A page's cost is [`DEFAULT_SEEKS`](umemcg_reclaim::shrinker::DEFAULT_SEEKS).
+/// What a name costs to make again: for the room of a page a dozen must go, and each is asked for,
+/// forgotten and looked up again by requests of its own. A page's cost is
+/// [`DEFAULT_SEEKS`](umemcg_reclaim::shrinker::DEFAULT_SEEKS).
 const NAME_SEEKS: u32 = 16;
 
 /// Names that the kernel has in its cache, each with its inode.
 #[derive(Debug)]
-pub(crate) struct DentryShrinker(pub(crate) Weak<Shared>);
+struct DentryShrinker(Weak<Shared>);
 
 /// Inodes that only we keep, each with its names.
 #[derive(Debug)]
-pub(crate) struct InodeShrinker(pub(crate) Weak<Shared>);
+struct InodeShrinker(Weak<Shared>);
 
-/// The volume and its lists, for one call.
+/// Registers the shrinkers of a volume.
+pub(crate) fn register(shared: &Arc<Shared>) -> NameLists {
+    let reclaimer = shared.engine.reclaimer();
+    let (dentry, inode) = (reclaimer.reserve_shrinker(), reclaimer.reserve_shrinker());
+    let names = ListLru::new(reclaimer, &dentry, 0);
+    let inodes = ListLru::new(reclaimer, &inode, 0);
+    let registrations = [
+        reclaimer.register_shrinker(dentry, Arc::new(DentryShrinker(Arc::downgrade(shared)))),
+        reclaimer.register_shrinker(inode, Arc::new(InodeShrinker(Arc::downgrade(shared)))),
+    ];
+    NameLists::new(names, inodes, registrations)
+}
+
+/// Returns the volume and its lists, for one call.
 fn lists_of<R>(shared: &Weak<Shared>, look: impl FnOnce(&Arc<Shared>, &NameLists) -> R) -> Option<R> {
     let shared = shared.upgrade()?;
     let lists = shared.table.lists()?;
@@ -120,7 +137,8 @@ impl Shared {
             done.promised_bytes += promised_bytes;
         }
         if by_name {
-            // Who says it may be waiting for the very request that reclaims here, so it must not be waited for.
+            // The thread that reports it may be waiting for the very request that reclaims here, so
+            // reclaim must not wait for it.
             done.freed_bytes += std::mem::take(&mut done.promised_bytes);
         }
         Scan::Done(done)

@@ -1,17 +1,20 @@
 //! Names come, go and move: unlink, rmdir, rename, link.
 //!
-//! An inode that loses its last name while somebody refers to it keeps a descriptor, its *orphan* descriptor, until
-//! the last reference goes: there is no other way to it any more, unless it is open. Their number is bounded: a kernel that
-//! is slow to forget removed files gets `ESTALE` for some of those that nobody has open.
+//! An inode that loses its last name while it has references keeps a descriptor, its *orphan*
+//! descriptor, until the last reference goes: there is no other way to it any more, unless it is
+//! open. Their number is bounded: a kernel that is slow to forget removed files gets `ESTALE` for
+//! some of those that no process has open.
 
 use std::ffi::{CStr, OsStr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{AtFlags, RenameFlags};
+use rustix::fs::{AtFlags, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use crate::attr::{Entry, FileKind, NodeId};
+use crate::content::{NamePin, Opening};
+use crate::descriptor_share::{Want, tenant};
 use crate::error::VfsError;
 use crate::host::{self, InodeKey, SET_GID};
 use crate::inode_names::{NameCharge, is_long};
@@ -23,17 +26,20 @@ use crate::vfs::{Caller, Vfs};
 struct Victim {
     fd: OwnedFd,
     key: InodeKey,
+    /// Of a file that may be open.
+    pin: Option<NamePin>,
 }
 
 impl Vfs {
     /// Removes a name that is no directory's.
     ///
     /// # Errors
-    /// `EISDIR`, `ENOENT`, and the host's.
-    pub fn unlink(&self, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
+    /// `EISDIR`, `ENOENT`, `ENFILE` when the caller's tenant has the file open and its share of
+    /// descriptors is used up by files without a name, and the host's.
+    pub fn unlink(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
         let name = component(name)?;
         let dir = self.directory(parent)?;
-        let victim = self.victim(&dir, &name)?;
+        let victim = self.victim(&dir, &name, |fd, key| self.pin_for_name(caller, fd, key))?;
         rustix::fs::unlinkat(&dir, &name, AtFlags::empty())?;
         self.lost_name(victim, parent, &name, false)
     }
@@ -45,19 +51,45 @@ impl Vfs {
     pub fn rmdir(&self, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
         let name = component(name)?;
         let dir = self.directory(parent)?;
-        let victim = self.victim(&dir, &name)?;
+        let victim = self.victim(&dir, &name, |_, _| Ok(None))?;
         rustix::fs::unlinkat(&dir, &name, AtFlags::REMOVEDIR)?;
         self.lost_name(victim, parent, &name, true)
     }
 
     /// Holds what a name leads to, before the name goes.
-    fn victim(&self, dir: &OwnedFd, name: &CStr) -> Result<Victim, Errno> {
+    fn victim(
+        &self,
+        dir: &OwnedFd,
+        name: &CStr,
+        pin: impl FnOnce(&OwnedFd, InodeKey) -> Result<Option<NamePin>, Errno>,
+    ) -> Result<Victim, Errno> {
         let fd = self.shared.with_descriptors(|| host::hold_name(dir, name))?;
         let stat = host::stat_fd(&fd)?;
         if !self.shared.volume.owns(&stat) {
             return Err(Errno::XDEV);
         }
-        Ok(Victim { fd, key: stat.key() })
+        let (key, pin) = (stat.key(), pin(&fd, stat.key())?);
+        Ok(Victim { fd, key, pin })
+    }
+
+    /// Keeps a file that is open from losing its descriptor with its last name. That is the
+    /// opener's: if its tenant has none left, it cannot remove the file; a removal by others goes
+    /// on, and the opener gets `ESTALE`.
+    fn pin_for_name(&self, caller: &Caller, held: &OwnedFd, key: InodeKey) -> Result<Option<NamePin>, Errno> {
+        let shared = &self.shared;
+        let Some(node) = shared.table.find(key) else { return Ok(None) };
+        let Some(content) = shared.find(node)?.content else { return Ok(None) };
+        let opener = content.opener().unwrap_or_else(|| Arc::clone(&caller.group));
+        let pinned = content.pin_for_name(&Opening {
+            for_writing: false,
+            can_reopen: shared.can_reopen(node),
+            room: &|| shared.room_for_fds(&opener, Want::Open, true),
+            open: &|_| shared.with_descriptors(|| host::reopen(held.as_fd(), OFlags::RDONLY)),
+        });
+        match pinned {
+            Err(Errno::NFILE) if !Arc::ptr_eq(tenant(&opener), tenant(&caller.group)) => Ok(None),
+            pinned => pinned.map(Some),
+        }
     }
 
     fn lost_name(
@@ -74,6 +106,9 @@ impl Vfs {
         if !is_last && let Some(content) = shared.find(node)?.content {
             content.renamed(|| host::stat_fd(&victim.fd))?;
         }
+        if let (true, Some(pin)) = (is_last, victim.pin) {
+            pin.keep();
+        }
         let loss = if is_last { Loss::OfTheLast(Arc::new(victim.fd)) } else { Loss::OfAName };
         let (removed, too_many) =
             shared.table.name_removed(node, parent, name.to_bytes(), loss, shared.max_held);
@@ -88,7 +123,8 @@ impl Vfs {
         Ok(())
     }
 
-    /// Renames; `NOREPLACE`, `EXCHANGE` and `WHITEOUT` are supported. What the last leaves behind belongs to the caller.
+    /// Renames; `NOREPLACE`, `EXCHANGE` and `WHITEOUT` are supported. What the last leaves behind
+    /// belongs to the caller.
     ///
     /// # Errors
     /// `EINVAL` for other flags; `ENOMEM` when there is no room for a long name; the host's.
@@ -110,7 +146,8 @@ impl Vfs {
         if !self.shared.volume.owns(&moved) {
             return Err(Errno::XDEV.into());
         }
-        let victim = match self.victim(&new_dir, &new_name) {
+        let victim = self.victim(&new_dir, &new_name, |fd, key| self.pin_for_name(caller, fd, key));
+        let victim = match victim {
             Err(Errno::NOENT) => None,
             victim => Some(victim?),
         };
@@ -143,7 +180,8 @@ impl Vfs {
         self.lost_name(victim, new_parent, &new_name, is_directory)
     }
 
-    /// What a rename left behind was made by the daemon. One that cannot be given away stays the daemon's.
+    /// What a rename left behind was made by the daemon. One that cannot be given away stays the
+    /// daemon's.
     fn give_away_whiteout(&self, caller: &Caller, dir: &OwnedFd, name: &CStr) {
         let give = || {
             let fd = self.shared.with_descriptors(|| host::hold_name(dir, name))?;
@@ -162,14 +200,15 @@ impl Vfs {
         }
     }
 
-    /// Room for the new name of an inode at the cost of whoever pays for the inode, if it is known and the name is long.
+    /// Charges the new name of an inode to the group that pays for the inode, if it is known and
+    /// the name is long.
     fn room_for(&self, key: InodeKey, name: &CStr) -> Result<Option<NameCharge>, Errno> {
         let payer = self.shared.table.payer(key).filter(|_| is_long(name.to_bytes()));
         payer.map(|payer| NameCharge::take_by(self.patience(), &self.shared.engine, &payer)).transpose()
     }
 
-    /// Notes that an operation of ours changed an inode on the host, so that its cached content is not taken for changed by
-    /// others. What cannot be looked at is left to the next open.
+    /// Notes that an operation of ours changed an inode on the host, so that its cached content is
+    /// not taken for changed by others. What cannot be looked at is left to the next open.
     fn touched(&self, node: NodeId) {
         let Ok(found) = self.shared.find(node) else { return };
         let Some(content) = found.content else { return };
@@ -182,7 +221,8 @@ impl Vfs {
     /// Gives an inode a further name.
     ///
     /// # Errors
-    /// `EPERM` for a directory, `EEXIST`, `EMLINK`, `ENOENT` when it has lost its last name, and the host's.
+    /// `EPERM` for a directory, `EEXIST`, `EMLINK`, `ENOENT` when it has lost its last name, and
+    /// the host's.
     pub fn link(
         &self,
         caller: &Caller,

@@ -1,5 +1,5 @@
-//! Opening regular files, and what is done through an open one besides reading and writing: flush, fsync, fallocate,
-//! lseek; and the sync of the whole volume.
+//! Opening regular files, and what is done through an open one besides reading and writing: flush,
+//! fsync, fallocate, lseek; and the sync of the whole volume.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use rustix::io::Errno;
 
 use crate::attr::{FileKind, NodeId};
 use crate::content::Content;
+use crate::descriptor_share::Want;
 use crate::error::VfsError;
-use crate::handle_share::{DescriptorShare, HandleCharge};
+use crate::handle_share::HandleCharge;
 use crate::host;
 use crate::open_file::OpenFile;
 use crate::vfs::{Caller, Vfs};
-use crate::volume::IoMode;
 
 /// What `lseek` looks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,17 +25,14 @@ pub enum Whence {
     Hole,
 }
 
-/// Closed files looked at when a group has used up its share of descriptors.
-const REAPED_FOR_SHARE: usize = 64;
-
 impl Vfs {
-    /// Opens a regular file. `O_TRUNC`, `O_APPEND`, `O_SYNC`, `O_DSYNC`, `O_DIRECTORY` and the access mode count. What was
-    /// changed on the host since the cache last looked is noticed here.
+    /// Opens a regular file. `O_TRUNC`, `O_APPEND`, `O_SYNC`, `O_DSYNC`, `O_DIRECTORY` and the
+    /// access mode count. What was changed on the host since the cache last looked is noticed here.
     ///
     /// # Errors
-    /// `EISDIR`, `ELOOP` for a symbolic link, `ENOTDIR` with `O_DIRECTORY`, `ENXIO` for pipes, sockets and devices
-    /// (the kernel serves those itself), `EROFS`, `ENFILE` and `ENOMEM` when the caller's group has no share of descriptors or
-    /// memory left for a handle, and the host's.
+    /// `EISDIR`, `ELOOP` for a symbolic link, `ENOTDIR` with `O_DIRECTORY`, `ENXIO` for pipes,
+    /// sockets and devices (the kernel serves those itself), `EROFS`, `ENFILE` and `ENOMEM` when
+    /// the caller's group has no share of descriptors or memory left for a handle, and the host's.
     pub fn open(&self, caller: &Caller, node: NodeId, flags: OFlags) -> Result<Arc<OpenFile>, VfsError> {
         match self.shared.find(node)?.kind {
             FileKind::Regular if flags.contains(OFlags::DIRECTORY) => return Err(Errno::NOTDIR.into()),
@@ -44,13 +41,15 @@ impl Vfs {
             FileKind::Symlink => return Err(Errno::LOOP.into()),
             _ => return Err(Errno::NXIO.into()),
         }
-        let room = self.room_for_file(caller)?;
+        let charge = HandleCharge::take(&self.shared.engine, &caller.group, 0)?;
         let content =
             self.acquire(caller, node, flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC))?;
         // From here on dropping it closes.
-        let file = OpenFile::new(Arc::clone(&self.shared), node, content, flags, room);
-        self.getattr(node, Some(&file))?;
+        let group = Arc::clone(&caller.group);
+        let file = OpenFile::new(Arc::clone(&self.shared), node, content, flags, group, charge);
+        self.look_at_open(node, &file.content)?;
         if flags.contains(OFlags::TRUNC) {
+            let _in_use = file.in_use(true)?;
             // The superuser stands for CAP_FSETID.
             if caller.uid != 0 {
                 file.content.clear_privileges(true)?;
@@ -60,23 +59,8 @@ impl Vfs {
         Ok(file)
     }
 
-    /// Room for an open file at the cost of the caller's group.
-    pub(crate) fn room_for_file(&self, caller: &Caller) -> Result<(HandleCharge, DescriptorShare), Errno> {
-        let share = self.share_for_file(caller)?;
-        Ok((HandleCharge::take(&self.shared.engine, &caller.group, 0)?, share))
-    }
-
-    /// The descriptors of an open file as a part of the share of the caller's group.
-    pub(crate) fn share_for_file(&self, caller: &Caller) -> Result<DescriptorShare, Errno> {
-        let nr = if self.shared.volume.io_mode() == IoMode::Direct { 2 } else { 1 };
-        DescriptorShare::take(&caller.group, nr).or_else(|_| {
-            // Some may belong to closed files that have been written back meanwhile.
-            self.shared.reap_lingering(REAPED_FOR_SHARE);
-            DescriptorShare::take(&caller.group, nr)
-        })
-    }
-
-    /// The content of a regular file with its host file open, and the node pinned; `Shared::close` gives both back.
+    /// Returns the content of a regular file with its host file open, and the node pinned;
+    /// `Shared::close` gives both back.
     pub(crate) fn acquire(
         &self,
         caller: &Caller,
@@ -88,7 +72,9 @@ impl Vfs {
             return Err(Errno::STALE.into());
         }
         let acquired = shared.content(node, &caller.group).and_then(|content| {
-            content.acquire(for_writing, |writable| shared.open_for_io(node, writable))?;
+            shared.opening(node, &caller.group, for_writing, (Want::Open, true), |how| {
+                content.acquire(&caller.group, how)
+            })?;
             Ok(content)
         });
         if acquired.is_err() {
@@ -97,7 +83,8 @@ impl Vfs {
         acquired
     }
 
-    /// `close` was called on a descriptor: reports a write-back error not yet reported to this open. Never sleeps.
+    /// Reports, at a `close` of a descriptor, a write-back error not yet reported to this open.
+    /// Never sleeps.
     ///
     /// # Errors
     /// The error of earlier write-back.
@@ -110,14 +97,16 @@ impl Vfs {
     /// # Errors
     /// Write-back errors, each once per open.
     pub fn fsync(&self, file: &OpenFile, data_only: bool) -> Result<(), VfsError> {
+        let _in_use = file.in_use(false)?;
         Ok(file.content.file.fsync(data_only, &file.errors)?)
     }
 
-    /// Reserves, punches or zeroes a byte range. As a write it takes capabilities, and with `kill_set_id` set-id bits.
+    /// Reserves, punches or zeroes a byte range. As a write it takes capabilities, and with
+    /// `kill_set_id` set-id bits.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` for other modes (collapsing, inserting) and where the host cannot; `EBADF` when not open for writing;
-    /// `EINVAL`, `EFBIG`, `ENOSPC`, and the host's.
+    /// `EOPNOTSUPP` for other modes (collapsing, inserting) and where the host cannot; `EBADF` when
+    /// not open for writing; `EINVAL`, `EFBIG`, `ENOSPC`, and the host's.
     pub fn fallocate(
         &self,
         file: &OpenFile,
@@ -135,6 +124,7 @@ impl Vfs {
         }
         let end = offset.checked_add(len).filter(|&end| end <= self.shared.volume.len_max);
         let end = end.ok_or(Errno::FBIG)?;
+        let _in_use = file.in_use(true)?;
         let content = &file.content;
         if content.may_have_privileges() {
             content.clear_privileges(kill_set_id)?;
@@ -157,17 +147,20 @@ impl Vfs {
         Ok(())
     }
 
-    /// The next data or hole. What is dirty is written back first, so that the host knows it.
+    /// Returns the next data or hole. What is dirty is written back first, so that the host knows
+    /// it; while the host does not take it, all of the file counts as data.
     ///
     /// # Errors
-    /// `ENXIO` at or beyond the end, and where no data follows; write-back errors.
+    /// `ENXIO` at or beyond the end, and where no data follows; the host's.
     pub fn lseek(&self, file: &OpenFile, whence: Whence, offset: u64) -> Result<u64, VfsError> {
         let content = &file.content;
         if offset >= content.file.len() {
             return Err(Errno::NXIO.into());
         }
-        if content.file.nr_dirty() > 0 {
-            content.file.write_back().map_err(umemcg::FileError::Store)?;
+        let _in_use = file.in_use(false)?;
+        // A sync tells of the error.
+        if !content.file.is_in_store() && content.file.write_back().is_err() {
+            return Ok(if whence == Whence::Data { offset } else { content.file.len() });
         }
         let found = content.store.seek(whence == Whence::Data, offset)?;
         let len = content.file.len();
@@ -178,8 +171,8 @@ impl Vfs {
         }
     }
 
-    /// Makes everything durable that the volume accepted before the call, metadata included. Goes on after an error and
-    /// reports the first.
+    /// Makes everything durable that the volume accepted before the call, metadata included. Goes
+    /// on after an error and reports the first.
     ///
     /// # Errors
     /// Write-back errors, and the host's.
@@ -191,7 +184,8 @@ impl Vfs {
             }
             let cursor = content.file.sample_error();
             let synced = content.file.fsync(false, &cursor);
-            // An error of earlier write-back, whose data has been written since, is the open files' to hear of.
+            // An error of earlier write-back, whose data has been written since, is the open files'
+            // to hear of.
             if let Err(error) = synced
                 && !content.file.is_stable()
             {
@@ -209,5 +203,35 @@ impl Vfs {
             synced => synced,
         };
         result.and(synced.map_err(VfsError::from))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::testing::{Fixture, at_pause, until_asleep};
+
+    #[test]
+    fn data_that_is_being_written_back_is_no_hole() {
+        let v = Fixture::new();
+        let (_, file) = v.create("f");
+        file.write(&v.group, 0, b"data", false).unwrap();
+        let (vfs, other) = (Arc::clone(&v.vfs), Arc::clone(&file));
+        let (counter, node) = (Arc::clone(&v.vfs), file.node());
+        let ((found, is_found), (count, counted)) = (mpsc::channel(), mpsc::channel());
+        at_pause(move || {
+            let (tell, told) = mpsc::channel();
+            std::thread::spawn(move || {
+                tell.send(rustix::thread::gettid()).unwrap();
+                found.send(vfs.lseek(&other, Whence::Data, 0)).unwrap();
+            });
+            until_asleep(told.recv().unwrap());
+            count.send(counter.getattr(node, None).unwrap().blocks).unwrap();
+        });
+        v.vfs.fsync(&file, false).unwrap();
+        assert!(counted.recv().unwrap() > 0, "archivers take a file without blocks for one hole");
+        assert_eq!(is_found.recv().unwrap().unwrap(), 0);
     }
 }

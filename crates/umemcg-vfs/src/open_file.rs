@@ -8,7 +8,8 @@ use rustix::io::Errno;
 use crate::attr::NodeId;
 use crate::content::Content;
 use crate::error::VfsError;
-use crate::handle_share::{DescriptorShare, HandleCharge};
+use crate::handle_share::HandleCharge;
+use crate::host_store::InUse;
 use crate::reach::Shared;
 use umemcg::{ErrorCursor, File, Group, PinnedPages, Readahead, count_hits};
 
@@ -19,9 +20,10 @@ const O_SYNC_ONLY: u32 = 0o4_000_000;
 /// Reaped per close; more than one, so that the list of lingering files shrinks.
 const REAPED_PER_CLOSE: usize = 4;
 
-/// An open regular file. Dropping the last reference closes it. Closing starts no write-back of its own: what is dirty is
-/// written when it is old enough, or when there is too much of it. Only when many closed files have data to write back
-/// does a close ask for that of the longest closed, and it waits for one of them when there are too many.
+/// An open regular file. Dropping the last reference closes it. Closing starts no write-back of its
+/// own: what is dirty is written when it is old enough, or when there is too much of it. Only when
+/// many closed files have data to write back does a close ask for that of the longest closed, and
+/// it waits for one of them when there are too many.
 #[derive(Debug)]
 pub struct OpenFile {
     node: NodeId,
@@ -29,8 +31,6 @@ pub struct OpenFile {
     flags: OFlags,
     readahead: Readahead,
     pub(crate) errors: ErrorCursor,
-    /// Always there until the file is closed.
-    share: Option<DescriptorShare>,
     group: Arc<Group>,
     _charge: HandleCharge,
     /// Last: it may be what keeps the engine, to which everything above gives memory back.
@@ -44,7 +44,8 @@ impl OpenFile {
         node: NodeId,
         content: Arc<Content>,
         flags: OFlags,
-        (charge, share): (HandleCharge, DescriptorShare),
+        group: Arc<Group>,
+        charge: HandleCharge,
     ) -> Arc<Self> {
         let errors = content.file.sample_error();
         Arc::new(Self {
@@ -54,38 +55,37 @@ impl OpenFile {
             flags,
             readahead: Readahead::default(),
             errors,
-            group: Arc::clone(share.group()),
-            share: Some(share),
+            group,
             _charge: charge,
         })
     }
 
-    /// The inode that is open.
+    /// Returns the inode that is open.
     pub fn node(&self) -> NodeId {
         self.node
     }
 
-    /// The cached content, shared by all opens and all names of the inode.
+    /// Returns the cached content, shared by all opens and all names of the inode.
     pub fn content(&self) -> &Arc<File> {
         &self.content.file
     }
 
-    /// The state of this open's sequential reading.
+    /// Returns the state of this open's sequential reading.
     pub fn readahead(&self) -> &Readahead {
         &self.readahead
     }
 
-    /// The group of the opener; data that arrives without a caller is charged to it.
+    /// Returns the group of the opener; data that arrives without a caller is charged to it.
     pub fn group(&self) -> &Arc<Group> {
         &self.group
     }
 
-    /// Whether it was opened for writing.
+    /// Returns whether it was opened for writing.
     pub fn is_writable(&self) -> bool {
         self.flags.intersects(OFlags::WRONLY | OFlags::RDWR)
     }
 
-    /// Whether every write goes to the end.
+    /// Returns whether every write goes to the end.
     pub fn is_append(&self) -> bool {
         self.flags.contains(OFlags::APPEND)
     }
@@ -94,6 +94,11 @@ impl OpenFile {
     fn synchronous(&self) -> Option<bool> {
         let bits = self.flags.bits();
         (bits & (O_DSYNC | O_SYNC_ONLY) != 0).then_some(bits & O_SYNC_ONLY == 0)
+    }
+
+    /// Keeps the host file open, which is opened again if its descriptor was given back. May sleep.
+    pub(crate) fn in_use(&self, for_writing: bool) -> Result<InUse<'_>, Errno> {
+        self.shared.in_use(self.node, &self.content, &self.group, for_writing, true)
     }
 
     fn note_read(&self) {
@@ -116,12 +121,14 @@ impl OpenFile {
     /// # Errors
     /// What the store said.
     pub fn read(&self, group: &Arc<Group>, offset: u64, len: usize) -> Result<PinnedPages<'_>, VfsError> {
+        let _in_use = self.in_use(false)?;
         let pages = self.content.file.read(group, offset, len, &self.readahead)?;
         self.note_read();
         Ok(pages)
     }
 
-    /// Writes if that needs no sleep at all, else `None` and nothing happened. `kill_set_id` clears set-id bits.
+    /// Writes if that needs no sleep at all, else `None` and nothing happened. `kill_set_id` clears
+    /// set-id bits.
     pub fn try_write(
         &self,
         group: &Arc<Group>,
@@ -134,16 +141,18 @@ impl OpenFile {
         if !is_simple || !fits || data.is_empty() || self.content.may_have_privileges() {
             return None;
         }
+        let _in_use = self.content.store.try_use(true)?;
         self.content.accept_write();
         self.content.file.try_write(group, offset, data)
     }
 
-    /// Accepts bytes at `offset` (at the end for `O_APPEND`); durable on return for `O_SYNC` and `O_DSYNC`. Times move
-    /// when the write is accepted. May sleep for memory, and for the host where a page is partly overwritten.
+    /// Accepts bytes at `offset` (at the end for `O_APPEND`); durable on return for `O_SYNC` and
+    /// `O_DSYNC`. Times move when the write is accepted. May sleep for memory, and for the host
+    /// where a page is partly overwritten.
     ///
     /// # Errors
-    /// `EBADF` when not open for writing, `EFBIG` beyond what the host's files can be, else what the content or the
-    /// store said.
+    /// `EBADF` when not open for writing, `EFBIG` beyond what the host's files can be, else what
+    /// the content or the store said.
     pub fn write(
         &self,
         group: &Arc<Group>,
@@ -151,27 +160,48 @@ impl OpenFile {
         data: &[u8],
         kill_set_id: bool,
     ) -> Result<usize, VfsError> {
+        if self.is_writable() && !data.is_empty() && self.content.may_have_privileges() {
+            let _in_use = self.in_use(true)?;
+            self.content.clear_privileges(kill_set_id)?;
+        }
+        self.write_to((!self.is_append()).then_some(offset), group, data)
+    }
+
+    /// Accepts what the kernel writes back of a mapping: all of it, and at `offset` also for
+    /// `O_APPEND`. Takes no privileges, as in Linux: it comes at any time, beside operations that
+    /// have the file alone and have seen some. May sleep as [`write`](Self::write) does.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write), also when a part was accepted.
+    pub fn write_mapped(&self, group: &Arc<Group>, offset: u64, data: &[u8]) -> Result<usize, VfsError> {
+        let mut done = 0;
+        while done < data.len() {
+            done += self.write_to(Some(offset + done as u64), group, &data[done..])?;
+        }
+        Ok(done)
+    }
+
+    /// Writes at an offset, or at the end.
+    fn write_to(&self, offset: Option<u64>, group: &Arc<Group>, data: &[u8]) -> Result<usize, VfsError> {
         if !self.is_writable() {
             return Err(Errno::BADF.into());
         }
         if data.is_empty() {
             return Ok(0);
         }
-        let start = if self.is_append() { self.content.file.len() } else { offset };
+        let start = offset.unwrap_or_else(|| self.content.file.len());
         let room = self.shared.volume.len_max.saturating_sub(start);
         if room == 0 {
             return Err(Errno::FBIG.into());
         }
         let data = &data[..data.len().min(usize::try_from(room).unwrap_or(usize::MAX))];
-        if self.content.may_have_privileges() {
-            self.content.clear_privileges(kill_set_id)?;
-        }
+        // Also until the data that is accepted now counts as dirty.
+        let _in_use = self.in_use(true)?;
         // Before the content changes: its write-back restores the time that it finds.
         self.content.accept_write();
-        let (at, written) = if self.is_append() {
-            self.content.file.append(group, data)?
-        } else {
-            (offset, self.content.file.write(group, offset, data)?)
+        let (at, written) = match offset {
+            None => self.content.file.append(group, data)?,
+            Some(offset) => (offset, self.content.file.write(group, offset, data)?),
         };
         if let Some(data_only) = self.synchronous() {
             self.content.file.sync_written(at, written as u64, data_only, &self.errors)?;
@@ -182,19 +212,23 @@ impl OpenFile {
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
-        self.content.tell_of_reads();
-        self.shared.close(self.node, &self.content, self.share.take());
+        if self.content.was_read() {
+            // For nothing else is it opened now.
+            let _in_use = self.shared.in_use(self.node, &self.content, &self.group, false, false);
+            self.content.tell_of_reads();
+        }
+        self.shared.close(self.node, &self.content);
         self.shared.reap_lingering(REAPED_PER_CLOSE);
         self.shared.bound_lingering();
     }
 }
 
 impl Shared {
-    /// Gives back an open of content, and the pin of the node that went with it. The share of descriptors stays with a file that
-    /// lingers.
-    pub(crate) fn close(&self, node: NodeId, content: &Content, share: Option<DescriptorShare>) {
-        let must_linger = content.release(share);
-        // The pin of the open becomes that of the lingering, unless there is one already or nobody can come back.
+    /// Gives back an open of content, and the pin of the node that went with it.
+    pub(crate) fn close(&self, node: NodeId, content: &Content) {
+        let must_linger = content.release();
+        // The pin of the open becomes that of the lingering, unless there is one already or there
+        // is no way back.
         let keeps_pin = must_linger
             && self.table.with(node, |slot| {
                 let is_wanted = slot.is_looked_up() || !slot.is_nameless;

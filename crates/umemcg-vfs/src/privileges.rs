@@ -1,8 +1,9 @@
 //! What a file may do beyond its user: set-id bits and capabilities (`security.capability`).
 //!
-//! A write takes them away, at the moment when it is accepted. The host takes them away too, when we write the data
-//! back, which may be after they were given once more: that write-back is no write of anybody's, so it puts back what it
-//! found. Capabilities go with any write to the host, set-id bits when the daemon may not keep them (`CAP_FSETID`).
+//! A write takes them away, at the moment when it is accepted. The host takes them away too, when
+//! we write the data back, which may be after they were given once more: write-back is not a new
+//! write, so it puts back what it found. Capabilities go with any write to the host, set-id bits
+//! when the daemon may not keep them (`CAP_FSETID`).
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,22 +18,48 @@ pub(crate) const CAPABILITIES: &str = "security.capability";
 /// Bytes of the longest value that the kernel takes there, and some.
 const CAPABILITIES_BYTES_MAX: usize = 64;
 
-/// Whether a file may have any. Changed only while an operation of ours has the file alone, or to true.
+/// Whether a file may have any. Changed only while an operation of ours has the file alone, or to
+/// true.
 #[derive(Debug)]
 pub(crate) struct Privileges {
     /// (A) Relaxed: a write concurrent with the `chmod` that sets it may fall on either side.
     may_be_there: AtomicBool,
+    pub(crate) shown: Shown,
+}
+
+/// Whether capabilities were shown since they were last removed.
+///
+/// Before the kernel changes owner, length or allocation of a file it looks at its capabilities,
+/// and then has those that it has seen removed. If a write from outside or an asynchronous one has
+/// taken them in between, they are gone as well: a caller of `chown` or `truncate` must not hear of
+/// that.
+#[derive(Debug, Default)]
+pub(crate) struct Shown(AtomicBool);
+
+impl Shown {
+    /// Notes whether a look found any.
+    pub(crate) fn note(&self, are_there: bool) {
+        self.0.store(are_there, Ordering::Relaxed);
+    }
+
+    /// Returns what to say of a removal.
+    pub(crate) fn removed<E>(&self, result: Result<(), E>, is_missing: impl Fn(&E) -> bool) -> Result<(), E> {
+        match (self.0.swap(false, Ordering::Relaxed), result) {
+            (true, Err(error)) if is_missing(&error) => Ok(()),
+            (_, result) => result,
+        }
+    }
 }
 
 impl Default for Privileges {
     /// Nothing is known yet.
     fn default() -> Self {
-        Self { may_be_there: AtomicBool::new(true) }
+        Self { may_be_there: AtomicBool::new(true), shown: Shown::default() }
     }
 }
 
 impl Privileges {
-    /// Whether a write must first look for some to clear.
+    /// Returns whether a write must first look for some to clear.
     pub(crate) fn may_be_there(&self) -> bool {
         self.may_be_there.load(Ordering::Relaxed)
     }
@@ -42,22 +69,23 @@ impl Privileges {
         self.may_be_there.store(true, Ordering::Relaxed);
     }
 
-    /// Takes capabilities from a file of this mode, and with `set_id` its set-id bits.
+    /// Takes capabilities from a file of this mode, and with `set_id` its set-id bits, for an
+    /// operation that has the file alone.
     pub(crate) fn clear(&self, fd: BorrowedFd<'_>, mode: u32, set_id: bool) -> Result<(), Errno> {
-        // Before the look, so that a `chmod` in between is not missed.
-        self.may_be_there.store(false, Ordering::Relaxed);
         let _ = rustix::fs::fremovexattr(fd, CAPABILITIES);
         let cleared = mode_without_set_id(mode);
-        if cleared != mode && set_id {
-            host::chmod(fd, cleared)?;
-        } else if cleared != mode {
-            // A writer who may keep the bits says nothing about the next.
-            self.note();
+        if cleared != mode && !set_id {
+            // A writer that may keep the bits says nothing about the next, not even for a moment.
+            return Ok(());
         }
+        if cleared != mode {
+            host::chmod(fd, cleared)?;
+        }
+        self.may_be_there.store(false, Ordering::Relaxed);
         Ok(())
     }
 
-    /// What a write to the host could take from a file of this mode.
+    /// Returns what a write to the host could take from a file of this mode.
     pub(crate) fn held(&self, fd: BorrowedFd<'_>, mode: u32) -> Held {
         if !self.may_be_there() {
             return Held::default();
@@ -97,8 +125,9 @@ impl Held {
     }
 }
 
-/// The mode that a write by an unprivileged process leaves: without set-user-id, and without set-group-id where that means
-/// running as the group (without group execution it is a mark of mandatory locking).
+/// Returns the mode that a write by an unprivileged process leaves: without set-user-id, and
+/// without set-group-id where that means running as the group (without group execution it is a mark
+/// of mandatory locking).
 pub(crate) fn mode_without_set_id(mode: u32) -> u32 {
     let mode_bits = mode & 0o7777;
     if mode_bits & GROUP_EXECUTE != 0 { mode & !(SET_UID | SET_GID) } else { mode & !SET_UID }

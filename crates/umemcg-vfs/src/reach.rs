@@ -1,8 +1,9 @@
 //! From a node id to the host's object.
 //!
-//! Two ways, see [`Reach`]: by handle, or by the names that led to the inode, resolved beneath the volume's
-//! directory without following any link, and checked to be the inode that was meant. A mismatch is `ESTALE`. Either way
-//! ends in a descriptor that goes to a bounded cache; only directories found by handle have it with I/O rights.
+//! Two ways, see [`Reach`]: by handle, or by the names that led to the inode, resolved beneath the
+//! volume's directory without following any link, and checked to be the inode that was meant. A
+//! mismatch is `ESTALE`. Either way ends in a descriptor that goes to a bounded cache; only
+//! directories found by handle have it with I/O rights.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,17 +15,23 @@ use umemcg_arena::handle::{FileHandle, name_to_handle, open_by_handle};
 use umemcg_base::{Rank, RankedMutex};
 
 use crate::attr::{FileKind, NodeId};
-use crate::content::Content;
+use crate::content::{Content, Opening};
 use crate::descriptor_cache::DescriptorCache;
+use crate::descriptor_share::{DescriptorShare, Want};
 use crate::error::VfsError;
 use crate::host::{self, InodeKey};
-use crate::inode_table::{InodeTable, Removed};
+use crate::host_store::InUse;
+use crate::inode_table::{InodeTable, Removed, Slot};
 use crate::kernel_cache::KernelCache;
-use crate::volume::{Reach, Volume};
+use crate::volume::Volume;
+use crate::volume_config::{IoMode, Reach};
 use umemcg::{Engine, Group};
 
 /// Longest path that one resolution takes, in bytes (`PATH_MAX` less the zero).
 const PATH_BYTES_MAX: usize = 4095;
+
+/// Closed files looked at when a group has used up its share of descriptors.
+const REAPED_FOR_SHARE: usize = 64;
 
 /// What all operations on a volume share, open files included.
 #[derive(Debug)]
@@ -40,13 +47,14 @@ pub(crate) struct Shared {
     kept: RankedMutex<VecDeque<NodeId>>,
     /// (C) Most of these.
     pub(crate) max_kept: usize,
-    /// Who refers to inodes beside us, once there is somebody.
+    /// The cache that refers to inodes beside us, once there is one.
     pub(crate) kernel: OnceLock<Arc<dyn KernelCache>>,
     /// Last, because everything above gives memory back to it.
     pub(crate) engine: Arc<Engine>,
 }
 
-/// Nodes of closed files whose host file is open because they have data to write back. Some may be in use again, or gone.
+/// Nodes of closed files whose host file is open because they have data to write back. Some may be
+/// in use again, or gone.
 #[derive(Debug, Default)]
 pub(crate) struct Lingering {
     /// Their data waits until it is old enough. Longest closed first.
@@ -56,7 +64,7 @@ pub(crate) struct Lingering {
 }
 
 impl Lingering {
-    /// A file was closed.
+    /// Notes that a file was closed.
     pub(crate) fn push(&mut self, node: NodeId) {
         self.waiting.push_back(node);
     }
@@ -71,15 +79,15 @@ impl Lingering {
         (take(&mut self.waiting), take(&mut self.asked))
     }
 
-    /// Puts back those that linger on: what waits in its old order, what was asked for behind the others, since a file that
-    /// fails must not hide them.
+    /// Puts back those that linger on: what waits in its old order, what was asked for behind the
+    /// others, since a file that fails must not hide them.
     fn put_back(&mut self, waiting: Vec<NodeId>, asked: Vec<NodeId>) {
         waiting.into_iter().rev().for_each(|node| self.waiting.push_front(node));
         self.asked.extend(asked);
     }
 
-    /// The longest closed, to be written now that more than half of `max` wait. Several at once, so that the flusher looks
-    /// through its files once for all of them.
+    /// Returns the longest closed, to be written now that more than half of `max` wait. Several at
+    /// once, so that the flusher looks through its files once for all of them.
     fn ask_for_oldest(&mut self, max: usize) -> Vec<NodeId> {
         if self.waiting.len() <= max / 2 {
             return Vec::new();
@@ -90,7 +98,7 @@ impl Lingering {
         due
     }
 
-    /// The oldest of those that were asked for, when there are more than `max` in all.
+    /// Returns the oldest of those that were asked for, when there are more than `max` in all.
     fn take_beyond(&mut self, max: usize) -> Option<NodeId> {
         if self.len() <= max {
             return None;
@@ -127,7 +135,7 @@ impl Shared {
         }
     }
 
-    /// The entry of a node.
+    /// Returns the entry of a node.
     ///
     /// # Errors
     /// `ESTALE` for a node that is not known.
@@ -137,7 +145,7 @@ impl Shared {
             .ok_or(Errno::STALE)
     }
 
-    /// A descriptor of an inode, in general without I/O rights.
+    /// Returns a descriptor of an inode, in general without I/O rights.
     pub(crate) fn descriptor(&self, node: NodeId) -> Result<Arc<OwnedFd>, Errno> {
         if node == NodeId::ROOT {
             return Ok(Arc::clone(&self.volume.root));
@@ -186,7 +194,7 @@ impl Shared {
             nth += 1;
             match self.with_descriptors(|| self.resolve(&components)) {
                 Ok(fd) if host::stat_fd(&fd)?.key() == key => return Ok(fd),
-                // Another inode has the name, or nobody.
+                // Another inode has the name, or none.
                 Ok(_)
                 | Err(
                     Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV | Errno::STALE | Errno::INVAL,
@@ -197,7 +205,8 @@ impl Shared {
         Err(Errno::STALE)
     }
 
-    /// Opens a path beneath the root without following links; in steps when it is longer than the kernel takes.
+    /// Opens a path beneath the root without following links; in steps when it is longer than the
+    /// kernel takes.
     fn resolve(&self, components: &[Box<[u8]>]) -> Result<OwnedFd, Errno> {
         let resolve = ResolveFlags::BENEATH
             | ResolveFlags::NO_SYMLINKS
@@ -234,7 +243,8 @@ impl Shared {
         }
     }
 
-    /// Runs a call that makes a descriptor; when the process has none left, those that are merely cached go first.
+    /// Runs a call that makes a descriptor; when the process has none left, those that are merely
+    /// cached go first.
     pub(crate) fn with_descriptors<T>(&self, call: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
         match call() {
             Err(Errno::MFILE | Errno::NFILE) => {
@@ -263,7 +273,66 @@ impl Shared {
         self.with_descriptors(|| host::reopen(held.as_fd(), access))
     }
 
-    /// The handle of a name in a directory, where handles are the way to reach inodes.
+    /// Returns whether an inode's host file can be opened again whatever becomes of its mode and
+    /// its names, but for the last.
+    pub(crate) fn can_reopen(&self, node: NodeId) -> bool {
+        let has_handle = |slot: &mut Slot| slot.handle.is_some() && !slot.is_nameless;
+        self.volume.reopens && self.table.with(node, has_handle) == Some(true)
+    }
+
+    /// Takes room for the descriptors of one file at the cost of a group. May sleep if it
+    /// `can_wait`; no lock may be held.
+    pub(crate) fn room_for_fds(
+        &self,
+        group: &Arc<Group>,
+        want: Want,
+        can_wait: bool,
+    ) -> Result<DescriptorShare, Errno> {
+        let nr = if self.volume.io_mode() == IoMode::Direct { 2 } else { 1 };
+        let store = can_wait.then_some(self.volume.store_id);
+        DescriptorShare::take(group, nr, want, store).or_else(|_| {
+            // Some may belong to closed files that have been written back meanwhile.
+            self.reap_lingering(REAPED_FOR_SHARE);
+            DescriptorShare::take(group, nr, want, store)
+        })
+    }
+
+    /// Calls `then` with the way to open a regular file.
+    pub(crate) fn opening<R>(
+        &self,
+        node: NodeId,
+        group: &Arc<Group>,
+        for_writing: bool,
+        (want, can_wait): (Want, bool),
+        then: impl FnOnce(&Opening<'_>) -> R,
+    ) -> R {
+        then(&Opening {
+            for_writing,
+            can_reopen: self.can_reopen(node),
+            room: &|| self.room_for_fds(group, want, can_wait),
+            open: &|writable| self.open_for_io(node, writable),
+        })
+    }
+
+    /// Keeps the host file of open content open. May sleep for data of others to be written only if
+    /// it `can_wait`.
+    pub(crate) fn in_use<'a>(
+        &self,
+        node: NodeId,
+        content: &'a Arc<Content>,
+        group: &Arc<Group>,
+        for_writing: bool,
+        can_wait: bool,
+    ) -> Result<InUse<'a>, Errno> {
+        match content.store.try_use(for_writing) {
+            Some(in_use) => Ok(in_use),
+            None => {
+                self.opening(node, group, for_writing, (Want::Reopen, can_wait), |how| content.in_use(how))
+            }
+        }
+    }
+
+    /// Returns the handle of a name in a directory, where handles are the way to reach inodes.
     pub(crate) fn handle_of(&self, dir: &OwnedFd, name: &std::ffi::CStr) -> Option<Box<FileHandle>> {
         if self.volume.reach != Reach::Handle {
             return None;
@@ -272,7 +341,7 @@ impl Shared {
         Some(Box::new(handle))
     }
 
-    /// The content of a regular file, made if this is its first open.
+    /// Returns the content of a regular file, made if this is its first open.
     pub(crate) fn content(&self, node: NodeId, group: &Arc<Group>) -> Result<Arc<Content>, VfsError> {
         if let Some(content) = self.find(node)?.content {
             return Ok(content);
@@ -294,13 +363,14 @@ impl Shared {
             }
             released_bytes += if gone.was_asked { gone.bytes } else { 0 };
         }
-        // With the charges given back: somebody may wait for what the kernel was asked to let go of.
+        // With the charges given back: a reclaim may wait for what the kernel was asked to forget.
         if released_bytes > 0 {
             self.engine.reclaimer().note_released(released_bytes);
         }
     }
 
-    /// Closes the host files of lingering content that has been written back; looks at `max` of each kind at most.
+    /// Closes the host files of lingering content that has been written back; looks at `max` of
+    /// each kind at most.
     pub(crate) fn reap_lingering(&self, max: usize) {
         let (waiting, asked) = self.lingering.lock().take_oldest(max);
         let still_waiting = waiting.into_iter().filter(|&node| !self.reap(node, false)).collect();
@@ -308,9 +378,10 @@ impl Shared {
         self.lingering.lock().put_back(still_waiting, still_asked);
     }
 
-    /// Keeps the bound on lingering content. From half of it on the flusher is asked for the longest closed, so that a close
-    /// seldom finds the bound reached; one that does writes the oldest back itself. A store that fails makes it exceed the
-    /// bound, because what was accepted is not given up.
+    /// Keeps the bound on lingering content. From half of it on the flusher is asked for the
+    /// longest closed, so that a close seldom finds the bound reached; one that does writes the
+    /// oldest back itself. A store that fails makes it exceed the bound, because what was accepted
+    /// is not given up.
     pub(crate) fn bound_lingering(&self) {
         let due = self.lingering.lock().ask_for_oldest(self.max_held);
         for node in due {
@@ -328,12 +399,13 @@ impl Shared {
         }
     }
 
-    /// The content of a node that lingers. None when it is gone, or a forget has let it go.
+    /// Returns the content of a node that lingers. None when it is gone, or a forget has let it go.
     fn lingering_content(&self, node: NodeId) -> Option<Arc<Content>> {
         self.table.with(node, |slot| slot.content.clone().filter(|_| slot.lingers)).flatten()
     }
 
-    /// Lets one lingering node go if it is clean, after making it so if asked. False when it lingers on.
+    /// Lets one lingering node go if it is clean, after making it so if asked. False when it
+    /// lingers on.
     fn reap(&self, node: NodeId, write_back: bool) -> bool {
         let Some(content) = self.lingering_content(node) else { return true };
         let is_closed =

@@ -5,47 +5,20 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use crate::attr::{Attr, FileKind, NodeId, Timestamp};
+use crate::attr::{Attr, FileKind, NodeId, SetAttr};
 use crate::error::VfsError;
 use crate::host;
 use crate::open_file::OpenFile;
 use crate::privileges::mode_without_set_id;
 use crate::vfs::{Caller, Vfs};
 
-/// A new value of a time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SetTime {
-    /// The time at which the change is made (`UTIME_NOW`).
-    Now,
-    /// This time.
-    At(Timestamp),
-}
-
-/// A change of attributes, applied in the order size, owner, mode, times; what is `None` stays. When a step fails, the
-/// steps before it have been made, as with the calls that it stands for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct SetAttr {
-    /// New length in bytes.
-    pub size: Option<u64>,
-    /// New permission bits (`07777`); type bits are ignored.
-    pub mode: Option<u32>,
-    /// New owner.
-    pub uid: Option<u32>,
-    /// New group.
-    pub gid: Option<u32>,
-    /// New access time.
-    pub atime: Option<SetTime>,
-    /// New modification time.
-    pub mtime: Option<SetTime>,
-    /// Clear set-id bits and file capabilities (FUSE: `FATTR_KILL_SUIDGID`).
-    pub kill_set_id: bool,
-}
-
 impl Vfs {
-    /// Changes attributes, through an open file if there is one. Changing the owner clears set-id bits, as the host does.
+    /// Changes attributes, through an open file if there is one. Changing the owner clears set-id
+    /// bits, as the host does.
     ///
     /// # Errors
-    /// `EISDIR` or `EINVAL` for the length of what is no regular file, `EFBIG`, `EPERM`, `EROFS`, and the host's.
+    /// `EISDIR` or `EINVAL` for the length of what is no regular file, `EFBIG`, `EPERM`, `EROFS`,
+    /// and the host's.
     pub fn setattr(
         &self,
         caller: &Caller,
@@ -94,13 +67,17 @@ impl Vfs {
             Ok(content.file.set_len(len)?)
         };
         match file {
-            Some(file) if file.is_writable() => set(&file.content),
+            Some(file) if file.is_writable() => {
+                let _in_use = file.in_use(true)?;
+                set(&file.content)
+            }
             _ => {
-                let share = self.share_for_file(caller)?;
                 let content = self.acquire(caller, node, true)?;
                 // Adopt what changed on the host before judging what is beyond the new end.
+                let in_use = self.shared.in_use(node, &content, &caller.group, true, true);
                 let result = self.getattr(node, None).and_then(|_| set(&content));
-                self.shared.close(node, &content, Some(share));
+                drop(in_use);
+                self.shared.close(node, &content);
                 result
             }
         }
@@ -131,6 +108,7 @@ impl Vfs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attr::{SetTime, Timestamp};
     use crate::testing::{Fixture, at_pause, until_asleep};
 
     #[test]

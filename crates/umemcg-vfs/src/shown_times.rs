@@ -1,21 +1,24 @@
-//! The times that a file with cached content shows, and whether the host's file is still the one we left.
+//! The times that a file with cached content shows, and whether the host's file is still the one we
+//! left.
 //!
-//! A write counts from the moment it is accepted: `mtime` and `ctime` move then, while the host's file changes
-//! later, at write-back, and gets times of its own. So while content is cached we keep the times to show here.
-//! After write-back the host's `mtime` is set to the accepted one (*settling*), so that it stays the same when the
-//! cache forgets the file; its `ctime` cannot be set, and reads as the time of the write-back once the file has been forgotten.
+//! A write counts from the moment it is accepted: `mtime` and `ctime` move then, while the host's
+//! file changes later, at write-back, and gets times of its own. So while content is cached we keep
+//! the times to show here. After write-back the host's `mtime` is set to the accepted one
+//! (*settling*), so that it stays the same when the cache forgets the file; its `ctime` cannot be
+//! set, and reads as the time of the write-back once the file has been forgotten.
 //!
-//! A change from outside is noticed by its stamp (size, mtime, ctime) differing from the stamp that our own last operation
-//! left. Each operation of ours on the host's file is one step to all others: it holds the file's lock from its look at the
-//! stamp before, which betrays what came since the last one, to its look at the stamp that it leaves. Who looks at the file
-//! shares the lock; when an operation of ours has it, the file is as it was before that.
+//! A change from outside is noticed by its stamp (size, mtime, ctime) differing from the stamp that
+//! our own last operation left. Each operation of ours on the host's file is one step to all
+//! others: it holds the file's lock from its look at the stamp before, which shows what came since
+//! the last one, to its look at the stamp that it leaves. A thread that looks at the file shares
+//! the lock; when an operation of ours has it, the file is as it was before that.
 //!
 //! ```text
 //!   look()   try to share ──► stat ──► judge               busy: what is known, with the times to show
 //!   alone()  lock ──► stat, found ──► write, truncate, set times, chmod … ──► stat, left ──► unlock
 //! ```
 
-use umemcg_base::sync::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use umemcg_base::{LeafMutex, Rank, RankedReadGuard, RankedRwLock, RankedWriteGuard};
 
 use crate::attr::{Attr, Timestamp};
 
@@ -44,8 +47,8 @@ pub(crate) struct Shown {
 /// What an operation of ours did to the host's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Did {
-    /// Wrote accepted data back. The host's times are not the accepted ones; the file is at least this long, and exactly so if
-    /// it was not longer before.
+    /// Wrote accepted data back. The host's times are not the accepted ones; the file is at least
+    /// this long, and exactly so if it was not longer before.
     WriteBack {
         /// The end of what was written.
         end: u64,
@@ -55,7 +58,8 @@ pub(crate) enum Did {
         /// What was to be set, and could not be.
         refused: Option<Timestamp>,
     },
-    /// Changed the content as the caller asked (its length, its allocation): the host's times count for both sides.
+    /// Changed the content as the caller asked (its length, its allocation): the host's times count
+    /// for both sides.
     Content,
     /// Set the access time, which no caller asked for: the times to show stay.
     Access,
@@ -72,14 +76,15 @@ struct State {
     known: Stamp,
     /// `None`: the host's times are the ones to show.
     shown: Option<Shown>,
-    /// Write-back moved the host's modification time and nobody has settled it.
+    /// Write-back moved the host's modification time, and it has not been set back yet.
     unsettled: bool,
     /// The host's file was changed from outside, which the cache has not been told yet.
     is_stale: bool,
 }
 
 impl State {
-    /// Whether a stamp of now is what our last operation left. Where times drift they say nothing until they are set.
+    /// Returns whether a stamp of now is what our last operation left. Where times drift they say
+    /// nothing until they are set.
     fn is_as_left(&self, stamp: Stamp, times_drift: bool) -> bool {
         if times_drift && self.unsettled { stamp.size == self.known.size } else { stamp == self.known }
     }
@@ -88,11 +93,13 @@ impl State {
 /// See the file's head.
 #[derive(Debug)]
 pub(crate) struct ShownTimes {
-    /// Held across calls on this very file of the host, so never taken by a hit; taken after the file's content lock.
-    host: RwLock<()>,
+    /// Held across calls on this very file of the host, so never taken by a hit; taken after the
+    /// file's content lock.
+    host: RankedRwLock<()>,
     /// A leaf lock.
-    state: Mutex<State>,
-    /// (C) The host's times of a file that was written to move once more by themselves, as on network file systems.
+    state: LeafMutex<State>,
+    /// (C) The host's times of a file that was written to move once more by themselves, as on
+    /// network file systems.
     times_drift: bool,
 }
 
@@ -101,7 +108,7 @@ pub(crate) struct ShownTimes {
 #[derive(Debug)]
 pub(crate) struct Look<'a> {
     times: &'a ShownTimes,
-    _shared: RwLockReadGuard<'a, ()>,
+    _shared: RankedReadGuard<'a, ()>,
 }
 
 /// An operation of ours, and no other, is under way.
@@ -109,17 +116,17 @@ pub(crate) struct Look<'a> {
 #[derive(Debug)]
 pub(crate) struct Alone<'a> {
     times: &'a ShownTimes,
-    _alone: RwLockWriteGuard<'a, ()>,
+    _alone: RankedWriteGuard<'a, ()>,
 }
 
 impl ShownTimes {
     /// Starts with what the host has.
     pub(crate) fn new(known: Stamp, times_drift: bool) -> Self {
         let state = State { known, shown: None, unsettled: false, is_stale: false };
-        Self { host: RwLock::new(()), state: Mutex::new(state), times_drift }
+        Self { host: RankedRwLock::new(Rank::HostFile, ()), state: LeafMutex::new(state), times_drift }
     }
 
-    /// A write or another change of the content is accepted now.
+    /// Notes that a write or another change of the content is accepted now.
     pub(crate) fn accept(&self, now: Timestamp) {
         self.state.lock().shown = Some(Shown { mtime: now, ctime: now });
     }
@@ -139,29 +146,31 @@ impl ShownTimes {
         Alone { times: self, _alone: self.host.write() }
     }
 
-    /// What the file was when our last operation ended, and the times to show; `None` when it was changed from outside since.
+    /// Returns what the file was when our last operation ended, and the times to show; `None` when
+    /// it was changed from outside since.
     pub(crate) fn known(&self) -> Option<(Stamp, Option<Shown>)> {
         let state = self.state.lock();
         (!state.is_stale).then_some((state.known, state.shown))
     }
 
-    /// What to show if a stamp that was read at an unknown moment is the one that we left; `None` when a closer look is needed.
+    /// Returns what to show if a stamp that was read at an unknown moment is the one that we left;
+    /// `None` when a closer look is needed.
     pub(crate) fn glance(&self, stamp: Stamp) -> Option<Option<Shown>> {
         let state = self.state.lock();
         (!state.is_stale && state.is_as_left(stamp, self.times_drift)).then_some(state.shown)
     }
 
-    /// The times to show, if not the host's.
+    /// Returns the times to show, if not the host's.
     pub(crate) fn shown(&self) -> Option<Shown> {
         self.state.lock().shown
     }
 
-    /// Whether the host's file carries the times that we show.
+    /// Returns whether the host's file carries the times that we show.
     pub(crate) fn is_settled(&self) -> bool {
         !self.state.lock().unsettled
     }
 
-    /// Whether the host tells all that is known here.
+    /// Returns whether the host tells all that is known here.
     pub(crate) fn are_the_hosts(&self) -> bool {
         let state = self.state.lock();
         let known = Shown { mtime: state.known.mtime, ctime: state.known.ctime };
@@ -170,14 +179,16 @@ impl ShownTimes {
 }
 
 impl Look<'_> {
-    /// What to show for a stamp that was read since the look began; `None`: it was changed from outside.
+    /// Returns what to show for a stamp that was read since the look began; `None`: it was changed
+    /// from outside.
     pub(crate) fn judge(&self, stamp: Stamp) -> Option<Option<Shown>> {
         self.times.glance(stamp)
     }
 }
 
 impl Alone<'_> {
-    /// The operation finds this stamp. One that our last operation has not left betrays a change from outside.
+    /// Notes the stamp that an operation finds. One that our last operation has not left shows a
+    /// change from outside.
     pub(crate) fn found(&self, stamp: Stamp) {
         let mut state = self.times.state.lock();
         if state.is_as_left(stamp, self.times.times_drift) {
@@ -192,32 +203,38 @@ impl Alone<'_> {
         state.known = stamp;
     }
 
-    /// Whether there was a change from outside that the cache has not been told.
+    /// Returns whether there was a change from outside that the cache has not been told.
     pub(crate) fn is_stale(&self) -> bool {
         self.times.state.lock().is_stale
     }
 
-    /// The cache has learnt what came from outside.
+    /// Notes that the cache has learnt what came from outside.
     pub(crate) fn adopted(&self) {
         self.times.state.lock().is_stale = false;
     }
 
-    /// The modification time that the host's file should get; the outer `None`: nothing is to be settled.
+    /// Returns the modification time that the host's file should get; the outer `None`: nothing is
+    /// to be settled.
     pub(crate) fn unsettled(&self) -> Option<Option<Timestamp>> {
         let state = self.times.state.lock();
         state.unsettled.then_some(state.shown.map(|shown| shown.mtime))
     }
 
-    /// The operation has done this, or failed half-way, and leaves this stamp.
+    /// Notes what the operation has done, or failed half-way at, and the stamp that it leaves. A
+    /// size or modification time that it cannot have made shows a change from outside that came
+    /// meanwhile.
     pub(crate) fn left(&self, stamp: Stamp, did: Did) {
         let mut state = self.times.state.lock();
         let before = std::mem::replace(&mut state.known, stamp);
+        let has_same_content = stamp.size == before.size
+            && (stamp.mtime == before.mtime || self.times.times_drift && state.unsettled);
         match did {
             Did::WriteBack { end } => {
                 state.unsettled = true;
                 state.is_stale |= stamp.size != before.size.max(end);
             }
             Did::Settle { refused } => {
+                state.is_stale |= stamp.size != before.size;
                 // A write that was accepted meanwhile will be written back in its turn.
                 state.unsettled = false;
                 // The host's own is shown then: the file is not the daemon's.
@@ -233,13 +250,16 @@ impl Alone<'_> {
                     shown.ctime = shown.ctime.max(stamp.ctime);
                 }
             }
-            Did::Access => {}
+            Did::Access => state.is_stale |= !has_same_content,
             Did::Attributes { mtime: true } => {
-                // Also where the host's times have been shown so far: data that waits to be written back will move them.
+                state.is_stale |= stamp.size != before.size;
+                // Also where the host's times have been shown so far: data that waits to be written
+                // back will move them.
                 let ctime = state.shown.map_or(stamp.ctime, |shown| shown.ctime.max(stamp.ctime));
                 state.shown = Some(Shown { mtime: stamp.mtime, ctime });
             }
             Did::Attributes { mtime: false } => {
+                state.is_stale |= !has_same_content;
                 if let Some(shown) = &mut state.shown {
                     shown.ctime = shown.ctime.max(stamp.ctime);
                 }
@@ -247,14 +267,9 @@ impl Alone<'_> {
         }
     }
 
-    /// An operation of ours on names has changed attributes of the file and left this stamp. A size or modification time that it
-    /// cannot have changed betrays a change from outside.
+    /// Notes that an operation of ours on names has changed attributes of the file and left this
+    /// stamp.
     pub(crate) fn found_renamed(&self, stamp: Stamp) {
-        {
-            let mut state = self.times.state.lock();
-            let is_content_known = (stamp.size, stamp.mtime) == (state.known.size, state.known.mtime);
-            state.is_stale |= !is_content_known;
-        }
         self.left(stamp, Did::Attributes { mtime: false });
     }
 }
@@ -307,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_looks_while_an_operation_of_ours_is_under_way() {
+    fn no_look_meets_an_operation_of_ours_under_way() {
         let times = ShownTimes::new(stamp(3, 1), false);
         let alone = times.alone();
         assert!(times.try_look().is_none());
@@ -317,7 +332,24 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_names_of_ours_does_not_hide_an_outside_one_of_the_content() {
+    fn our_change_of_attributes_hides_no_outside_change_of_length() {
+        for did in [
+            Did::Attributes { mtime: false },
+            Did::Attributes { mtime: true },
+            Did::Access,
+            Did::Settle { refused: None },
+        ] {
+            let times = ShownTimes::new(stamp(3, 1), false);
+            let alone = times.alone();
+            alone.found(stamp(3, 1));
+            alone.left(stamp(4, 2), did);
+            drop(alone);
+            assert_eq!(times.look().judge(stamp(4, 2)), None, "{did:?}");
+        }
+    }
+
+    #[test]
+    fn our_change_of_names_hides_no_outside_change_of_content() {
         let times = ShownTimes::new(stamp(3, 1), false);
         let moved = Stamp { ctime: at(2), ..stamp(3, 1) };
         times.alone().found_renamed(moved);

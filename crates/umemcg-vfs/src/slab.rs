@@ -21,7 +21,7 @@ impl Slab {
         Ok(Self::of(engine.charge(group, bytes).map_err(|_| Errno::NOSPC)?))
     }
 
-    /// What has been charged, now counted as slab.
+    /// Counts what has been charged as slab.
     pub(crate) fn of(charge: Charge) -> Self {
         let (owner, bytes) = charge.into_raw();
         owner.with_group(|group| group.stat_add(StatItem::SlabUnreclaimable, bytes as i64));
@@ -31,7 +31,7 @@ impl Slab {
 
 impl Drop for Slab {
     fn drop(&mut self) {
-        // Nobody reads the figures of a tree that is gone.
+        // No reader is left for the figures of a tree that is gone.
         if let Some(group) = self.owner.try_resolve() {
             group.stat_add(StatItem::SlabUnreclaimable, -(self.bytes as i64));
         }

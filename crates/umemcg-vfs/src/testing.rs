@@ -10,7 +10,7 @@ use rustix::process::Pid;
 use crate::attr::NodeId;
 use crate::open_file::OpenFile;
 use crate::vfs::{Caller, Vfs};
-use crate::volume::VolumeConfig;
+use crate::volume_config::VolumeConfig;
 use umemcg::{Engine, EngineConfig, Group};
 
 /// A volume with its directory.
@@ -57,7 +57,8 @@ thread_local! {
     static HERE: std::cell::RefCell<Option<Box<dyn FnOnce()>>> = const { std::cell::RefCell::new(None) };
 }
 
-/// Has this thread do something in the middle of its next change of attributes.
+/// Has this thread do something in the middle of its next change of attributes, or write to the
+/// host.
 pub(crate) fn at_pause(run: impl FnOnce() + 'static) {
     HERE.with(|here| *here.borrow_mut() = Some(Box::new(run)));
 }

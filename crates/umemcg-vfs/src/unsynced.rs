@@ -1,8 +1,10 @@
-//! Ranges of a host file that were written and not yet reported durable, so that an error reaches all of them.
+//! Ranges of a host file that were written and not yet reported durable, so that an error reaches
+//! all of them.
 //!
-//! The kernel reports a write-back error once per descriptor, to whichever sync comes first, and not by range. Who syncs
-//! one range could take the error that belongs to another, whose own sync then succeeds although its data is lost. So a
-//! failed sync fails every range that was written and not yet synced: each learns it from its own sync.
+//! The kernel reports a write-back error once per descriptor, to whichever sync comes first, and
+//! not by range. The sync of one range could take the error that belongs to another, whose own sync
+//! then succeeds although its data is lost. So a failed sync fails every range that was written and
+//! not yet synced: each learns it from its own sync.
 
 use rustix::io::Errno;
 
@@ -46,7 +48,7 @@ pub(crate) struct Unsynced {
 }
 
 impl Unsynced {
-    /// A range was written (again).
+    /// Notes that a range was written (again).
     pub(crate) fn wrote(&mut self, offset: u64, len: u64) {
         if len > 0 {
             let end = offset.saturating_add(len);
@@ -56,14 +58,14 @@ impl Unsynced {
         }
     }
 
-    /// A sync of everything begins; [`synced_all`](Self::synced_all) is told which.
+    /// Begins a sync of everything; returns its number for [`synced_all`](Self::synced_all).
     pub(crate) fn begin(&mut self) -> u64 {
         self.since = Ranges::default();
         self.nr_begun += 1;
         self.nr_begun
     }
 
-    /// A sync of a range ended with `result`; what the owner of the range must hear.
+    /// Ends a sync of a range with `result`; returns what the owner of the range must hear.
     pub(crate) fn synced(&mut self, offset: u64, len: u64, result: Result<(), Errno>) -> Result<(), Errno> {
         let end = offset.saturating_add(len);
         if let Err(errno) = result {
@@ -78,9 +80,11 @@ impl Unsynced {
         }
     }
 
-    /// The sync of everything that began as `nr` ended with `result`; an error still owed to some range is an error here, too.
+    /// Ends the sync of everything that began as `nr` with `result`; an error still owed to some
+    /// range is an error here, too.
     pub(crate) fn synced_all(&mut self, nr: u64, result: Result<(), Errno>) -> Result<(), Errno> {
-        // What is durable owes nothing: nobody would write it again, and a later error would be owed to it for ever.
+        // What is durable owes nothing: it is not written again, and a later error would be owed to
+        // it for ever.
         if result.is_ok() && nr == self.nr_begun {
             self.written = std::mem::take(&mut self.since);
         }
@@ -94,7 +98,7 @@ impl Unsynced {
         }
     }
 
-    /// The content beyond `len` is gone, and with it what could be owed.
+    /// Forgets what could be owed beyond `len`, where the content is gone.
     pub(crate) fn cut(&mut self, len: u64) {
         self.written.remove(len, u64::MAX);
         self.since.remove(len, u64::MAX);
@@ -131,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_during_a_sync_of_everything_is_not_durable_by_it() {
+    fn a_write_during_a_sync_of_everything_is_not_durable_by_it() {
         let mut unsynced = Unsynced::default();
         let nr = unsynced.begin();
         unsynced.wrote(0, 4096);

@@ -1,12 +1,14 @@
-//! A volume as its users see it: one method per operation, in POSIX terms. The operations are spread over the modules
-//! [`crate::lookup`], [`crate::create`], [`crate::names`], [`crate::open`], [`crate::setattr`], [`crate::xattr`]
-//! and [`crate::dir_handle`].
+//! A volume as its users see it: one method per operation, in POSIX terms. The operations are
+//! spread over the modules [`crate::lookup`], [`crate::create`], [`crate::names`], [`crate::open`],
+//! [`crate::setattr`], [`crate::xattr`] and [`crate::dir_handle`].
 //!
-//! Every method may sleep for the host, unless it says otherwise. Names are single components; "", ".", ".." and names with a
-//! slash or a zero byte are refused with `EINVAL`, longer than 255 bytes with `ENAMETOOLONG`.
+//! Every method may sleep for the host, unless it says otherwise. Names are single components; "",
+//! ".", ".." and names with a slash or a zero byte are refused with `EINVAL`, longer than 255 bytes
+//! with `ENAMETOOLONG`.
 //!
-//! Permissions are the caller's business (FUSE: `default_permissions`); what the host checks, it checks against the
-//! daemon. What only the operation itself can do for the caller is done here: ownership of new objects, set-id bits, access lists.
+//! Permissions are the caller's business (FUSE: `default_permissions`); what the host checks, it
+//! checks against the daemon. What only the operation itself can do for the caller is done here:
+//! ownership of new objects, set-id bits, access lists.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,10 +17,11 @@ use crate::attr::NodeId;
 use crate::error::VolumeError;
 use crate::kernel_cache::KernelCache;
 use crate::reach::Shared;
-use crate::volume::{IoMode, Reach, Volume, VolumeConfig};
+use crate::volume::Volume;
+use crate::volume_config::{IoMode, Reach, VolumeConfig};
 use umemcg::{Engine, File, Group, StoreId};
 
-/// Who asks.
+/// The process that asks.
 #[derive(Debug, Clone)]
 pub struct Caller {
     /// File system user id.
@@ -27,14 +30,14 @@ pub struct Caller {
     pub gid: u32,
     /// The group of the parent directory, if the caller is a member of it beside `gid`.
     pub supplementary_gid: Option<u32>,
-    /// Who pays.
+    /// The group that pays.
     pub group: Arc<Group>,
     /// Permission bits that the caller does not want on new objects.
     pub umask: u32,
 }
 
 impl Caller {
-    /// Whether a file of this group may run with it when the caller made it so.
+    /// Returns whether a file of this group may run with it when the caller made it so.
     pub(crate) fn is_in_group(&self, gid: u32) -> bool {
         // The superuser stands for CAP_FSETID.
         self.uid == 0 || self.gid == gid || self.supplementary_gid == Some(gid)
@@ -68,46 +71,48 @@ impl Vfs {
         }))
     }
 
-    /// How content is read and written here; never [`IoMode::Auto`].
+    /// Returns how content is read and written here; never [`IoMode::Auto`].
     pub fn io_mode(&self) -> IoMode {
         self.shared.volume.io_mode()
     }
 
-    /// How inodes are found again here; never [`Reach::Auto`].
+    /// Returns how inodes are found again here; never [`Reach::Auto`].
     pub fn reach(&self) -> Reach {
         self.shared.volume.reach
     }
 
-    /// Says who refers to inodes beside us and can be asked to forget some. Only the first one counts. Without anybody, what has been
-    /// looked up stays until it is forgotten.
+    /// Sets the cache that refers to inodes beside us and can be asked to forget some. Only the
+    /// first one counts. Without one, what has been looked up stays until it is forgotten.
     pub fn set_kernel(&self, kernel: Arc<dyn KernelCache>) {
         let _ = self.shared.kernel.set(kernel);
     }
 
-    /// Inodes that somebody refers to.
+    /// Returns the number of inodes with a reference.
     pub fn nr_inodes(&self) -> usize {
         self.shared.table.len()
     }
 
-    /// Host descriptors held for inodes that nobody has open.
+    /// Returns the number of host descriptors held for inodes that no process has open.
     pub fn nr_idle_descriptors(&self) -> usize {
         self.shared.descriptors.len()
     }
 
-    /// The store that content of this volume is in, for the engine's queues and whoever keeps queues beside them.
+    /// Returns the store that content of this volume is in, for the engine's queues and other
+    /// queues beside them.
     pub fn store_id(&self) -> StoreId {
         self.shared.volume.store_id
     }
 
-    /// Path of the file whose content this is, for messages; walks all that is open or dirty. `None` when it has no name.
+    /// Returns the path of the file whose content this is, for messages; walks all that is open or
+    /// dirty. `None` when it has no name.
     pub fn path_of_content(&self, file: &Arc<File>) -> Option<PathBuf> {
         let contents = self.shared.table.contents();
         let found = contents.into_iter().find(|(_, content)| Arc::ptr_eq(&content.file, file));
         found.and_then(|(node, _)| self.path_of(node))
     }
 
-    /// Path of an inode inside the volume by the name last used, for rules and messages; `None` when it has no name. The
-    /// root's is empty. Never sleeps.
+    /// Returns the path of an inode inside the volume by the name last used, for rules and
+    /// messages; `None` when it has no name. The root's is empty. Never sleeps.
     pub fn path_of(&self, node: NodeId) -> Option<PathBuf> {
         use std::os::unix::ffi::OsStrExt;
         let components = self.shared.table.path(node, 0)?;

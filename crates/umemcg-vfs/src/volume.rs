@@ -1,9 +1,10 @@
-//! A host directory as a volume: how inodes are found again and how their content is read and written, both detected
-//! when the volume opens.
+//! A host directory as a volume: how inodes are found again and how their content is read and
+//! written, both detected when the volume opens.
 //!
-//! The volume is one file system: what is mounted inside the directory, and subvolumes with a device number of their own,
-//! answer `EXDEV`. By handle an object is reached even when somebody has meanwhile moved it out of the directory on the
-//! host, as through any descriptor opened before the move; names are always resolved beneath the directory.
+//! The volume is one file system: what is mounted inside the directory, and subvolumes with a
+//! device number of their own, answer `EXDEV`. By handle an object is reached even when a program
+//! has meanwhile moved it out of the directory on the host, as through any descriptor opened before
+//! the move; names are always resolved beneath the directory.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,89 +14,14 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, StatVfsMountFlags};
 use rustix::io::{Errno, ReadWriteFlags};
+use rustix::thread::CapabilitySet;
 use umemcg_arena::handle::{name_to_handle, open_by_handle};
 
 use crate::error::VolumeError;
 use crate::host::{self, HostStat};
-use crate::inode_table::NR_SHARDS_MAX;
 use crate::volume_clock::VolumeClock;
+use crate::volume_config::{IoMode, Reach, VolumeConfig};
 use umemcg::StoreId;
-
-/// How file content is read and written without a second copy staying in the kernel's page cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[repr(u8)]
-pub enum IoMode {
-    /// The first of the following that the file system supports.
-    #[default]
-    Auto,
-    /// Buffered I/O whose pages the kernel drops by itself (`RWF_DONTCACHE`).
-    DontCache,
-    /// `O_DIRECT` where offset and length are aligned, buffered and dropped where not.
-    Direct,
-    /// Buffered I/O, then `POSIX_FADV_DONTNEED`.
-    DropBehind,
-}
-
-/// How an inode is found again on the host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Reach {
-    /// Handles where the process may open them, names otherwise.
-    #[default]
-    Auto,
-    /// By file handle (needs `CAP_DAC_READ_SEARCH`); survives renames on the host.
-    Handle,
-    /// By the names that led to it, checked against device, inode and birth time.
-    Names,
-}
-
-/// What a volume is made from.
-#[derive(Debug, Clone)]
-pub struct VolumeConfig {
-    /// The directory.
-    pub dir: PathBuf,
-    /// How content is read and written.
-    pub io_mode: IoMode,
-    /// How inodes are found again.
-    pub reach: Reach,
-    /// Most host descriptors kept for inodes that nobody has open; most kept for closed files that have data to write
-    /// back (then a close waits for the oldest of those); and most kept for inodes that lost their last name while the kernel
-    /// refers to them. Each is at most an eighth of the process's limit, and idle ones of all volumes together a quarter.
-    /// Beside these, one is held for the directory itself, and for each open file one, or two with direct I/O: these and those of
-    /// closed files come out of the share of the group that opened them (see `handle_share`). An open directory holds none, but
-    /// where the file system's positions in a directory do not outlive a descriptor.
-    pub max_idle_descriptors: usize,
-    /// Most files whose cached content is kept although the kernel has forgotten them. Each costs about a kilobyte beside
-    /// its pages, and no descriptor.
-    pub max_kept_files: usize,
-    /// Whether the directory is claimed: an advisory lock on it (`flock(2)`) keeps other volumes out, of all processes, until the last
-    /// byte of this one is written. Only where the directory may be read and its file system has such locks.
-    pub is_exclusive: bool,
-    /// Node ids other than the root's are above this.
-    pub node_base: u64,
-    /// Parts of the inode table, each with a lock of its own: a power of two from 2 to 64. An empty part takes 112 bytes.
-    pub nr_shards: usize,
-}
-
-impl VolumeConfig {
-    /// A volume of this directory with everything detected.
-    pub fn new(dir: impl Into<PathBuf>) -> Self {
-        Self {
-            dir: dir.into(),
-            io_mode: IoMode::Auto,
-            reach: Reach::Auto,
-            max_idle_descriptors: 1024,
-            max_kept_files: 4096,
-            is_exclusive: true,
-            node_base: 0,
-            nr_shards: NR_SHARDS_MAX,
-        }
-    }
-
-    /// The same for one of many, where an idle volume is to cost little.
-    pub fn one_of_many(dir: impl Into<PathBuf>) -> Self {
-        Self { max_idle_descriptors: 64, nr_shards: 2, ..Self::new(dir) }
-    }
-}
 
 /// Kernel flag of uncached buffered I/O (`RWF_DONTCACHE`).
 const DONTCACHE: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
@@ -105,7 +31,7 @@ pub(crate) const DIRECT_ALIGN: u64 = 4096;
 /// Serial of the next volume's store.
 static NEXT_STORE: AtomicU64 = AtomicU64::new(1);
 
-/// A store id of its own for each volume of the process.
+/// Returns a store id of its own for each volume of the process.
 pub(crate) fn next_store_id() -> StoreId {
     // Relaxed: only uniqueness matters.
     StoreId(NEXT_STORE.fetch_add(1, Ordering::Relaxed))
@@ -116,8 +42,9 @@ pub(crate) fn next_store_id() -> StoreId {
 pub(crate) struct Volume {
     /// (C) Its path, for messages.
     pub(crate) dir: PathBuf,
-    /// (C) The directory; readable where the daemon may read it, so that handles can be opened on its mount. Carries the lock of an
-    /// exclusive volume, which so ends with the last content that may write to it, or with the process.
+    /// (C) The directory; readable where the daemon may read it, so that handles can be opened on
+    /// its mount. Carries the lock of an exclusive volume, which so ends with the last content that
+    /// may write to it, or with the process.
     pub(crate) root: Arc<OwnedFd>,
     /// (C) Attributes of the directory when it was opened.
     pub(crate) root_stat: HostStat,
@@ -135,6 +62,9 @@ pub(crate) struct Volume {
     pub(crate) waits_by_range: bool,
     /// (C) A position in a directory means the same through any descriptor.
     pub(crate) has_lasting_positions: bool,
+    /// (C) A file that was open can be opened again by its handle, whatever its permissions are by
+    /// now.
+    pub(crate) reopens: bool,
     /// (C) For the engine's queues.
     pub(crate) store_id: StoreId,
     /// Stamps for accepted writes.
@@ -169,7 +99,8 @@ impl Volume {
                 Err(_) => Reach::Names,
             },
         };
-        // A file without a name to try things on; where there can be none (read-only), the first real I/O decides.
+        // A file without a name to try things on; where there can be none (read-only), the first
+        // real I/O decides.
         let scratch = rustix::fs::openat(
             &root,
             c".",
@@ -191,6 +122,9 @@ impl Volume {
                 .is_ok_and(|fs| fs.f_flag.contains(StatVfsMountFlags::NOATIME)),
             waits_by_range: LOCAL.contains(&file_system) || file_system == TMPFS,
             has_lasting_positions: LOCAL.contains(&file_system),
+            reopens: reach == Reach::Handle
+                && (LOCAL.contains(&file_system) || file_system == TMPFS)
+                && overrides_modes(),
             store_id: next_store_id(),
             clock: VolumeClock::default(),
             io_mode: AtomicU8::new(io_mode as u8),
@@ -199,7 +133,7 @@ impl Volume {
         }))
     }
 
-    /// The mode in use; never [`IoMode::Auto`].
+    /// Returns the mode in use; never [`IoMode::Auto`].
     pub(crate) fn io_mode(&self) -> IoMode {
         // Relaxed: a stale mode is refused once more and steps down again.
         match self.io_mode.load(Ordering::Relaxed) {
@@ -209,7 +143,7 @@ impl Volume {
         }
     }
 
-    /// The file system refused uncached I/O after all.
+    /// Falls back to the next mode, since the file system refused uncached I/O after all.
     pub(crate) fn step_down_from(&self, mode: IoMode) {
         // Relaxed, as above.
         let _ = self.io_mode.compare_exchange(
@@ -221,10 +155,15 @@ impl Volume {
         tracing::info!(?mode, "the file system refuses this I/O mode; dropping behind instead");
     }
 
-    /// Whether an inode belongs to the volume's file system.
+    /// Returns whether an inode belongs to the volume's file system.
     pub(crate) fn owns(&self, stat: &HostStat) -> bool {
         stat.dev == self.root_stat.dev && !stat.is_mount
     }
+}
+
+/// Returns whether the daemon may open what it may not by mode.
+fn overrides_modes() -> bool {
+    rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::DAC_OVERRIDE))
 }
 
 /// Keeps other volumes away from a directory as long as this description of it is open.
@@ -279,7 +218,7 @@ fn can_direct(fd: &OwnedFd) -> bool {
         .is_some_and(|aligned| rustix::io::pwrite(&direct, aligned, 0) == Ok(align))
 }
 
-/// The longest length that the file system gives a file, found by trying.
+/// Returns the longest length that the file system gives a file, found by trying.
 fn longest(scratch: &OwnedFd) -> u64 {
     let fits = |len: u64| rustix::fs::ftruncate(scratch, len).is_ok();
     let (mut good, mut bad) = (0, i64::MAX as u64);
@@ -290,13 +229,15 @@ fn longest(scratch: &OwnedFd) -> u64 {
         let middle = good + (bad - good) / 2;
         if fits(middle) { good = middle } else { bad = middle }
     }
-    // Below the smallest limit that a file system of our time has, the limit is the process's or a full disk.
+    // Below the smallest limit that a file system of our time has, the limit is the process's or a
+    // full disk.
     if good < i32::MAX as u64 { i64::MAX as u64 } else { good }
 }
 
-/// Local file systems: their data lives in the kernel's page cache until it is on the device, and a position in a directory names
-/// a place in it, whoever asks. Others (network, stacked, with caches of their own) may take no notice of a wait for a range, or
-/// count entries for each descriptor. Numbers as in `statfs(2)`: ext4, XFS, btrfs, F2FS.
+/// Local file systems: their data lives in the kernel's page cache until it is on the device, and a
+/// position in a directory names a place in it, for every descriptor. Others (network, stacked,
+/// with caches of their own) may take no notice of a wait for a range, or count entries for each
+/// descriptor. Numbers as in `statfs(2)`: ext4, XFS, btrfs, F2FS.
 const LOCAL: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
 /// Counted entries until Linux 6.6.
 const TMPFS: u64 = 0x0102_1994;
@@ -321,7 +262,7 @@ mod tests {
         let first = Volume::open(&config).unwrap();
         let refused = Volume::open(&config).unwrap_err();
         assert!(matches!(&refused, VolumeError::InUse { dir: named } if named == dir.path()), "{refused}");
-        // Who only looks is not kept out.
+        // An operation that only looks is not kept out.
         Volume::open(&VolumeConfig { is_exclusive: false, ..config.clone() }).unwrap();
         drop(first);
         Volume::open(&config).unwrap();

@@ -1,8 +1,9 @@
 //! The time that accepted writes are stamped with.
 //!
-//! File systems stamp changes with a coarse clock (it moves every few milliseconds) and, since Linux 6.13, with a finer
-//! time when somebody looked in between. Stamps of ours must fall in line with the host's, or `make` sees a target that is
-//! older than what it was made from. So ours is the same coarse clock, but never before a time that the host was seen to stamp.
+//! File systems stamp changes with a coarse clock (it moves every few milliseconds) and, since
+//! Linux 6.13, with a finer time when a process looked in between. Stamps of ours must fall in line
+//! with the host's, or `make` sees a target that is older than what it was made from. So ours is
+//! the same coarse clock, but never before a time that the host was seen to stamp.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -13,7 +14,8 @@ use crate::attr::Timestamp;
 /// Stamps for accepted writes.
 #[derive(Debug, Default)]
 pub(crate) struct VolumeClock {
-    /// (A) Latest stamp of the host that anybody saw, in nanoseconds since 1970. Relaxed: it stands alone.
+    /// (A) Latest stamp of the host that was seen, in nanoseconds since 1970. Relaxed: it stands
+    /// alone.
     latest: AtomicI64,
 }
 
@@ -26,7 +28,7 @@ impl VolumeClock {
         }
     }
 
-    /// Now, as the host would stamp it.
+    /// Returns the present time as the host would stamp it.
     pub(crate) fn now(&self) -> Timestamp {
         let coarse = read(ClockId::RealtimeCoarse);
         let latest = self.latest.load(Ordering::Relaxed);

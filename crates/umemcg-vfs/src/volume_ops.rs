@@ -1,7 +1,9 @@
-//! What every kind of volume can do: the seam between the operations of a file system and where names and data live.
+//! What every kind of volume can do: the seam between the operations of a file system and where
+//! names and data live.
 //!
-//! A volume numbers its inodes by itself ([`NodeId::ROOT`] is its directory); [`crate::volumes`] tells volumes apart.
-//! Open files and directories speak for themselves, so that what is open survives the name that led to it.
+//! A volume numbers its inodes by itself ([`NodeId::ROOT`] is its directory); [`crate::volumes`]
+//! tells volumes apart. Open files and directories speak for themselves, so that what is open
+//! survives the name that led to it.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -10,15 +12,15 @@ use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, OFlags, RenameFlags, XattrFlags};
 
+use crate::attr::SetAttr;
 use crate::attr::{Attr, Entry, NodeId, StatFs};
 use crate::dir_handle::{DirEntry, DirHandle};
 use crate::error::VfsError;
 use crate::kernel_cache::KernelCache;
 use crate::open::Whence;
 use crate::open_file::OpenFile;
-use crate::setattr::SetAttr;
 use crate::vfs::{Caller, Vfs};
-use crate::volume::IoMode;
+use crate::volume_config::IoMode;
 use umemcg::{File, Group, PinnedPages, StoreId};
 
 /// Where the data of a volume lives, for people.
@@ -40,13 +42,13 @@ pub enum VolumeKind {
     },
 }
 
-/// A volume. The methods are those of [`Vfs`], where each is described; all but [`store_id`](Self::store_id) may sleep.
-/// Errors are those of POSIX.
+/// A volume. The methods are those of [`Vfs`], where each is described; all but
+/// [`store_id`](Self::store_id) may sleep. Errors are those of POSIX.
 #[allow(clippy::missing_errors_doc)]
 pub trait Volume: Send + Sync + fmt::Debug {
-    /// What it is.
+    /// Returns what it is.
     fn kind(&self) -> VolumeKind;
-    /// The store that content is in, for whoever keeps queues.
+    /// Returns the store that content is in, for callers that keep queues.
     fn store_id(&self) -> StoreId;
     /// Path of an inode inside the volume; `None` when it has none. Never sleeps.
     fn path_of(&self, node: NodeId) -> Option<PathBuf>;
@@ -61,7 +63,7 @@ pub trait Volume: Send + Sync + fmt::Debug {
     fn getattr(&self, node: NodeId) -> Result<Attr, VfsError>;
     /// Changes attributes.
     fn setattr(&self, caller: &Caller, node: NodeId, change: &SetAttr) -> Result<Attr, VfsError>;
-    /// The text of a symbolic link.
+    /// Returns the text of a symbolic link.
     fn readlink(&self, node: NodeId) -> Result<OsString, VfsError>;
     /// Figures of the volume.
     fn statfs(&self) -> Result<StatFs, VfsError>;
@@ -85,7 +87,7 @@ pub trait Volume: Send + Sync + fmt::Debug {
     /// Makes a directory.
     fn mkdir(&self, caller: &Caller, parent: NodeId, name: &OsStr, mode: u32) -> Result<Entry, VfsError>;
     /// Removes a name that is no directory's.
-    fn unlink(&self, parent: NodeId, name: &OsStr) -> Result<(), VfsError>;
+    fn unlink(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<(), VfsError>;
     /// Removes an empty directory.
     fn rmdir(&self, parent: NodeId, name: &OsStr) -> Result<(), VfsError>;
     /// Renames within the volume.
@@ -129,7 +131,7 @@ pub trait Volume: Send + Sync + fmt::Debug {
     /// Opens a directory.
     fn opendir(&self, caller: &Caller, node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError>;
 
-    /// The value of an extended attribute.
+    /// Returns the value of an extended attribute.
     fn getxattr(&self, node: NodeId, name: &OsStr) -> Result<Vec<u8>, VfsError>;
     /// Sets an extended attribute.
     fn setxattr(
@@ -146,26 +148,27 @@ pub trait Volume: Send + Sync + fmt::Debug {
     /// Removes an extended attribute.
     fn removexattr(&self, node: NodeId, name: &OsStr) -> Result<(), VfsError>;
 
-    /// Who refers to inodes of the volume beside it and can be asked to forget. Once, before the first request.
+    /// Sets the cache that refers to inodes beside the volume and can be asked to forget. Once,
+    /// before the first request.
     fn set_kernel(&self, _kernel: Arc<dyn KernelCache>) {}
     /// Makes everything durable that was accepted before the call.
     fn syncfs(&self) -> Result<(), VfsError>;
     /// Every node id that was ever given out is below this.
     fn nodes_end(&self) -> u64;
-    /// The volume was removed by force: cached data that nobody will ever ask for goes.
+    /// The volume was removed by force: drops cached data, which no request can reach any more.
     fn abandon(&self);
 }
 
 /// An open regular file of a volume. Dropping the last reference closes it.
 #[allow(clippy::missing_errors_doc)]
 pub trait VolumeFile: Send + Sync + fmt::Debug {
-    /// The inode that is open.
+    /// Returns the inode that is open.
     fn node(&self) -> NodeId;
-    /// The cached content.
+    /// Returns the cached content.
     fn content(&self) -> &Arc<File>;
-    /// The group of the opener.
+    /// Returns the group of the opener.
     fn group(&self) -> &Arc<Group>;
-    /// Whether it was opened for writing.
+    /// Returns whether it was opened for writing.
     fn is_writable(&self) -> bool;
     /// Bytes that are all there, or `None`. Never sleeps.
     fn try_read(&self, offset: u64, len: usize) -> Option<PinnedPages<'_>>;
@@ -181,11 +184,16 @@ pub trait VolumeFile: Send + Sync + fmt::Debug {
         data: &[u8],
         kill_set_id: bool,
     ) -> Result<usize, VfsError>;
+    /// Accepts what the kernel writes back of a mapping, all of it, and where it was mapped also
+    /// through a file that was opened for appending. The kernel does not look at how much was
+    /// written, so a part counts as an error.
+    fn write_mapped(&self, group: &Arc<Group>, offset: u64, data: &[u8]) -> Result<usize, VfsError>;
     /// `close` was called on a descriptor. Never sleeps.
     fn flush(&self) -> Result<(), VfsError>;
     /// Makes content durable.
     fn fsync(&self, data_only: bool) -> Result<(), VfsError>;
-    /// Reserves, punches or zeroes a range; what that takes is charged to `group`. `kill_set_id` as for a write.
+    /// Reserves, punches or zeroes a range; what that takes is charged to `group`. `kill_set_id` as
+    /// for a write.
     fn fallocate(
         &self,
         group: &Arc<Group>,
@@ -194,7 +202,7 @@ pub trait VolumeFile: Send + Sync + fmt::Debug {
         len: u64,
         kill_set_id: bool,
     ) -> Result<(), VfsError>;
-    /// The next data or hole.
+    /// Returns the next data or hole.
     fn lseek(&self, whence: Whence, offset: u64) -> Result<u64, VfsError>;
     /// Attributes of what is open.
     fn getattr(&self) -> Result<Attr, VfsError>;
@@ -205,7 +213,8 @@ pub trait VolumeFile: Send + Sync + fmt::Debug {
 /// An open directory of a volume.
 #[allow(clippy::missing_errors_doc)]
 pub trait VolumeDir: Send + Sync + fmt::Debug {
-    /// Feeds entries from `offset` (0, or a `next_offset`) to `sink` until it answers false (that entry was not taken).
+    /// Feeds entries from `offset` (0, or a `next_offset`) to `sink` until it answers false (that
+    /// entry was not taken).
     fn readdir(&self, offset: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<(), VfsError>;
     /// The same with each name looked up: a taken entry with `entry` set counts one reference.
     fn readdirplus(
@@ -271,8 +280,8 @@ impl Volume for Vfs {
     fn mkdir(&self, caller: &Caller, parent: NodeId, name: &OsStr, mode: u32) -> Result<Entry, VfsError> {
         self.mkdir(caller, parent, name, mode)
     }
-    fn unlink(&self, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
-        self.unlink(parent, name)
+    fn unlink(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
+        self.unlink(caller, parent, name)
     }
     fn rmdir(&self, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
         self.rmdir(parent, name)
@@ -362,7 +371,7 @@ impl Volume for Vfs {
 }
 
 impl OpenFile {
-    /// The volume that it is on.
+    /// Returns the volume that it is on.
     fn vfs(&self) -> Vfs {
         Vfs { shared: Arc::clone(&self.shared) }
     }
@@ -400,6 +409,9 @@ impl VolumeFile for OpenFile {
         kill_set_id: bool,
     ) -> Result<usize, VfsError> {
         self.write(group, offset, data, kill_set_id)
+    }
+    fn write_mapped(&self, group: &Arc<Group>, offset: u64, data: &[u8]) -> Result<usize, VfsError> {
+        self.write_mapped(group, offset, data)
     }
     fn flush(&self) -> Result<(), VfsError> {
         self.vfs().flush(self)

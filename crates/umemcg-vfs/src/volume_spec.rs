@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::error::VolumeError;
 use crate::tmpfs::{Tmpfs, TmpfsConfig};
 use crate::vfs::Vfs;
-use crate::volume::VolumeConfig;
+use crate::volume_config::VolumeConfig;
 use crate::volume_ops::Volume;
 use umemcg::Engine;
 

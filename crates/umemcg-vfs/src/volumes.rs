@@ -1,13 +1,15 @@
-//! The volumes of one mount: a single one that is the whole of it, or many that are top-level directories of a read-only
-//! root, added and removed while it is served.
+//! The volumes of one mount: a single one that is the whole of it, or many that are top-level
+//! directories of a read-only root, added and removed while it is served.
 //!
-//! Towards the kernel an inode is named by its volume's *slot* (upper bits) and its node id inside the volume (lower bits).
-//! Slots are used again, node ids never: the next volume of a slot counts on from where the last one stopped, and gets
-//! a root id of its own, so an id that the kernel still holds of a removed volume means nothing. A slot is free once nobody
-//! holds its volume any more.
+//! Towards the kernel an inode is named by its volume's *slot* (upper bits) and its node id inside
+//! the volume (lower bits). Slots are used again, node ids never: the next volume of a slot counts
+//! on from where the last one stopped, and gets a root id of its own, so an id that the kernel
+//! still holds of a removed volume means nothing. A slot is free once its volume has no holder
+//! left.
 //!
-//! Removal: 1. new opens are refused; 2. what was accepted is made durable (by the caller); 3. the name and the slot are empty,
-//! so that requests get `ESTALE`; 4. with the last request that is under way the volume goes.
+//! Removal: 1. new opens are refused; 2. what was accepted is made durable (by the caller); 3. the
+//! name and the slot are empty, so that requests get `ESTALE`; 4. with the last request that is
+//! under way the volume goes.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -20,17 +22,15 @@ use std::time::{Duration, Instant};
 use arc_swap::{ArcSwapOption, Guard};
 use rustix::io::Errno;
 use thiserror::Error;
-use umemcg_base::Table;
-use umemcg_base::sync::{Condvar, Mutex, RwLock};
+use umemcg_base::{Condvar, LeafMutex, Rank, RankedRwLock, Table};
 
 use crate::attr::{Attr, Entry, NodeId};
 use crate::error::VolumeError;
-use crate::kernel_cache::{ForMember, KernelCache};
+use crate::kernel_cache::KernelCache;
+use crate::member_kernel::{LOCAL_BITS, MemberKernel, Outward};
 use crate::volume_ops::Volume;
 use umemcg::File;
 
-/// Bits of a kernel-side id that name the inode inside its volume; the slot stands above.
-const LOCAL_BITS: u32 = 44;
 /// Most volumes at a time.
 pub const NR_VOLUMES_MAX: u32 = (1 << (64 - LOCAL_BITS)) - 1;
 /// Ids that a volume gives out are above its base, which is a multiple of this.
@@ -74,7 +74,7 @@ pub enum RemoveError {
         /// How many.
         nr_open: usize,
     },
-    /// Somebody else is removing it.
+    /// Another caller is removing it.
     #[error("the volume `{0}` is being removed already")]
     Leaving(String),
 }
@@ -86,7 +86,7 @@ struct Opens {
     leaving: bool,
 }
 
-/// Slots nobody uses.
+/// Free slots.
 #[derive(Debug)]
 struct FreeSlots {
     /// With the base of the next volume there.
@@ -104,13 +104,14 @@ pub struct Member {
     /// (C) Grows with every volume added; the place in listings.
     serial: u64,
     volume: Arc<dyn Volume>,
-    opens: Mutex<Opens>,
+    opens: LeafMutex<Opens>,
     /// Rung when the last of them is closed.
     closed: Condvar,
-    /// (A) Something may have changed since the last sync. Relaxed: set before the change, by the thread that makes it.
+    /// (A) Something may have changed since the last sync. Relaxed: set before the change, by the
+    /// thread that makes it.
     is_touched: AtomicBool,
     /// None for the single volume.
-    slots: Option<Arc<Mutex<FreeSlots>>>,
+    slots: Option<Arc<LeafMutex<FreeSlots>>>,
 }
 
 impl Member {
@@ -119,7 +120,7 @@ impl Member {
         &self.name
     }
 
-    /// The volume.
+    /// Returns the volume.
     pub fn volume(&self) -> &Arc<dyn Volume> {
         &self.volume
     }
@@ -139,7 +140,7 @@ impl Member {
         self.opens.lock().nr
     }
 
-    /// The inode as the kernel is to know it.
+    /// Returns the inode as the kernel is to know it.
     ///
     /// # Errors
     /// `EOVERFLOW` when the volume has used up its ids.
@@ -148,14 +149,14 @@ impl Member {
     }
 
     fn meet(&self, kernel: &Arc<dyn KernelCache>) {
-        self.volume.set_kernel(Arc::new(ForMember { kernel: Arc::clone(kernel), outward: self.ids() }));
+        self.volume.set_kernel(Arc::new(MemberKernel { kernel: Arc::clone(kernel), outward: self.ids() }));
     }
 
     fn ids(&self) -> Outward {
         Outward { slot: self.slots.is_some().then_some(self.slot), root_id: self.root_id }
     }
 
-    /// What a kernel-side id of this slot means inside.
+    /// Returns what a kernel-side id of this slot means inside.
     fn inward(&self, id: u64) -> NodeId {
         if self.slots.is_none() {
             return NodeId(id);
@@ -163,7 +164,8 @@ impl Member {
         if id == self.root_id { NodeId::ROOT } else { NodeId(id & ((1 << LOCAL_BITS) - 1)) }
     }
 
-    /// An entry as the kernel is to know it. When that cannot be, its reference is given back.
+    /// Returns an entry as the kernel is to know it. When that cannot be, its reference is given
+    /// back.
     ///
     /// # Errors
     /// As [`outward`](Self::outward).
@@ -172,8 +174,8 @@ impl Member {
         Ok(Entry { node, attr: self.outward_attr(entry.attr), ..entry })
     }
 
-    /// Attributes as programs are to see them: inode numbers of different volumes differ, or `cp` and `du` would take two
-    /// files for one.
+    /// Attributes as programs are to see them: inode numbers of different volumes differ, or `cp`
+    /// and `du` would take two files for one.
     pub fn outward_attr(&self, attr: Attr) -> Attr {
         Attr { ino: self.outward_ino(attr.ino), ..attr }
     }
@@ -196,14 +198,14 @@ impl Member {
         Ok(OpenOn(Arc::clone(self)))
     }
 
-    /// Something on it is about to change.
+    /// Notes that something on the volume is about to change.
     pub fn touch(&self) {
         if !self.is_touched.load(Ordering::Relaxed) {
             self.is_touched.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Whether something may have changed since this was last asked.
+    /// Returns whether something may have changed since this was last asked.
     pub fn take_touched(&self) -> bool {
         self.is_touched.swap(false, Ordering::Relaxed)
     }
@@ -212,29 +214,8 @@ impl Member {
 impl Drop for Member {
     fn drop(&mut self) {
         if let Some(slots) = &self.slots {
-            // Nobody is left who could give out an id.
+            // No holder is left that could give out an id.
             slots.lock().again.push((self.slot, self.volume.nodes_end().next_multiple_of(BASE_UNIT)));
-        }
-    }
-}
-
-/// How the inodes of a volume are known outside.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Outward {
-    /// None: as inside.
-    slot: Option<u32>,
-    root_id: u64,
-}
-
-impl Outward {
-    pub(crate) fn node(self, node: NodeId) -> Result<NodeId, Errno> {
-        match (self.slot, node) {
-            (None, node) => Ok(node),
-            (Some(_), NodeId::ROOT) => Ok(NodeId(self.root_id)),
-            (Some(slot), NodeId(id)) if id >> LOCAL_BITS == 0 => {
-                Ok(NodeId(u64::from(slot) << LOCAL_BITS | id))
-            }
-            _ => Err(Errno::OVERFLOW),
         }
     }
 }
@@ -305,13 +286,13 @@ pub enum Place<'a> {
 pub struct Volumes {
     whole: Option<Arc<Member>>,
     slots: Table<ArcSwapOption<Member>>,
-    free: Arc<Mutex<FreeSlots>>,
-    names: RwLock<Names>,
+    free: Arc<LeafMutex<FreeSlots>>,
+    names: RankedRwLock<Names>,
 }
 
 #[derive(Debug, Default)]
 struct Names {
-    /// Who refers to the inodes of all volumes.
+    /// What refers to the inodes of all volumes: the kernel.
     kernel: Option<Arc<dyn KernelCache>>,
     by_name: BTreeMap<Arc<str>, Arc<Member>>,
     by_serial: BTreeMap<u64, Arc<Member>>,
@@ -319,7 +300,7 @@ struct Names {
 }
 
 impl Volumes {
-    /// One volume that is the whole mount.
+    /// Creates the set for one volume that is the whole mount.
     pub fn single(volume: Arc<dyn Volume>) -> Arc<Self> {
         let member = Member {
             name: "".into(),
@@ -327,15 +308,15 @@ impl Volumes {
             root_id: NodeId::ROOT.0,
             serial: 0,
             volume,
-            opens: Mutex::default(),
-            closed: Condvar::new(),
+            opens: LeafMutex::default(),
+            closed: Condvar::default(),
             is_touched: AtomicBool::new(true),
             slots: None,
         };
         Arc::new(Self { whole: Some(Arc::new(member)), ..Self::empty() })
     }
 
-    /// Room for many, none there yet.
+    /// Creates an empty set with room for many volumes.
     pub fn many() -> Arc<Self> {
         Arc::new(Self::empty())
     }
@@ -345,17 +326,18 @@ impl Volumes {
             whole: None,
             slots: Table::new(),
             // Slot 0 is the root's.
-            free: Arc::new(Mutex::new(FreeSlots { again: Vec::new(), next: 1 })),
-            names: RwLock::default(),
+            free: Arc::new(LeafMutex::new(FreeSlots { again: Vec::new(), next: 1 })),
+            names: RankedRwLock::new(Rank::Names, Names::default()),
         }
     }
 
-    /// The single volume, if it is the whole mount.
+    /// Returns the single volume, if it is the whole mount.
     pub fn whole(&self) -> Option<&Arc<Member>> {
         self.whole.as_ref()
     }
 
-    /// Says who refers to inodes of the volumes beside them, those that are added later included. Once, before the first request.
+    /// Sets what refers to inodes of the volumes beside them, those that are added later included.
+    /// Once, before the first request.
     pub fn set_kernel(&self, kernel: &Arc<dyn KernelCache>) {
         if let Some(whole) = &self.whole {
             return whole.volume.set_kernel(Arc::clone(kernel));
@@ -367,7 +349,7 @@ impl Volumes {
         }
     }
 
-    /// What the kernel means by an id. Never sleeps.
+    /// Returns what the kernel means by an id. Never sleeps.
     ///
     /// # Errors
     /// `ESTALE` for an id of a volume that has been removed.
@@ -383,12 +365,13 @@ impl Volumes {
         Ok(Place::In(MemberRef::OfMany(guard), node))
     }
 
-    /// The volume of a name.
+    /// Returns the volume of a name.
     pub fn find(&self, name: &OsStr) -> Option<Arc<Member>> {
         self.names.read().by_name.get(name.to_str()?).cloned()
     }
 
-    /// Up to `nr_max` volumes behind the place `after` in the listing, oldest first; all with 0 and `usize::MAX`.
+    /// Returns up to `nr_max` volumes behind the place `after` in the listing, oldest first; all
+    /// with 0 and `usize::MAX`.
     pub fn list(&self, after: u64, nr_max: usize) -> Vec<Arc<Member>> {
         if let Some(whole) = &self.whole {
             return vec![Arc::clone(whole)];
@@ -396,17 +379,18 @@ impl Volumes {
         self.names.read().by_serial.range(after + 1..).take(nr_max).map(|(_, m)| Arc::clone(m)).collect()
     }
 
-    /// How many there are.
+    /// Returns how many there are.
     pub fn len(&self) -> usize {
         usize::from(self.whole.is_some()) + self.names.read().by_name.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether there is none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Adds a volume that `make` opens; node ids that it gives out must be above the number that `make` gets.
+    /// Adds a volume that `make` opens; node ids that it gives out must be above the number that
+    /// `make` gets.
     ///
     /// # Errors
     /// [`AddError`]; then nothing has changed.
@@ -450,8 +434,8 @@ impl Volumes {
             root_id: u64::from(slot) << LOCAL_BITS | base | 1,
             serial: names.last_serial,
             volume,
-            opens: Mutex::default(),
-            closed: Condvar::new(),
+            opens: LeafMutex::default(),
+            closed: Condvar::default(),
             is_touched: AtomicBool::new(false),
             slots: Some(Arc::clone(&self.free)),
         });
@@ -468,9 +452,9 @@ impl Volumes {
         Ok(member)
     }
 
-    /// Begins a removal: nothing more can be opened on the volume until the answer is dropped or carried out. What is open is
-    /// given `grace` to be closed (the kernel reports a close some time after the program made it); with `force` nobody waits
-    /// for it.
+    /// Begins a removal: nothing more can be opened on the volume until the answer is dropped or
+    /// carried out. What is open is given `grace` to be closed (the kernel reports a close some
+    /// time after the program made it); with `force` the removal does not wait for it.
     ///
     /// # Errors
     /// [`RemoveError`].
@@ -493,7 +477,8 @@ impl Volumes {
         Ok(Leaving { volumes: self, member, done: false })
     }
 
-    /// Path inside the mount of a kernel-side id, for rules and messages; `None` when it has none. Never sleeps.
+    /// Returns the path inside the mount of a kernel-side id, for rules and messages; `None` when
+    /// it has none. Never sleeps.
     pub fn path_of(&self, id: u64) -> Option<PathBuf> {
         match self.place(id).ok()? {
             Place::Top => Some(PathBuf::new()),
@@ -501,7 +486,8 @@ impl Volumes {
         }
     }
 
-    /// Path inside the mount of the file whose content this is; walks all that is open or dirty.
+    /// Returns the path inside the mount of the file whose content this is; walks all that is open
+    /// or dirty.
     pub fn path_of_content(&self, file: &Arc<File>) -> Option<PathBuf> {
         let store = file.store_id();
         self.list(0, usize::MAX)
@@ -520,7 +506,7 @@ pub struct Leaving<'a> {
 }
 
 impl Leaving<'_> {
-    /// The volume.
+    /// Returns the volume.
     pub fn member(&self) -> &Arc<Member> {
         &self.member
     }

@@ -1,10 +1,11 @@
 //! Extended attributes, passed to the host's file.
 //!
-//! The host decides what it takes: `user.` on regular files and directories, access lists (`system.posix_acl_…`), `security.` and
-//! `trusted.` as far as the daemon is allowed. Names in `trusted.` are listed for the superuser only, as the kernel's own
-//! file systems do; whether somebody may read or set them, the kernel has checked before it asks.
+//! The host decides what it takes: `user.` on regular files and directories, access lists
+//! (`system.posix_acl_…`), `security.` and `trusted.` as far as the daemon is allowed. Names in
+//! `trusted.` are listed for the superuser only, as the kernel's own file systems do; the kernel
+//! has checked permissions before it asks.
 
-use std::ffi::{CString, OsStr};
+use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 
 use crate::attr::NodeId;
+use crate::content::Content;
 use crate::error::VfsError;
 use crate::host::{self, NAME_MAX, SET_GID};
 use crate::privileges::CAPABILITIES;
@@ -31,7 +33,7 @@ fn attribute(name: &OsStr) -> Result<CString, Errno> {
 }
 
 impl Vfs {
-    /// The value of an extended attribute.
+    /// Returns the value of an extended attribute.
     ///
     /// # Errors
     /// `ENODATA`, `EOPNOTSUPP`, `ERANGE` for a name that is too long, and the host's.
@@ -40,13 +42,17 @@ impl Vfs {
         let held = self.shared.descriptor(node)?;
         let path = host::path_of(held.as_fd());
         // Write-back takes them away for a moment.
-        let content =
-            if name.as_bytes() == CAPABILITIES.as_bytes() { self.shared.find(node)?.content } else { None };
+        let content = self.content_with_capabilities(node, &name)?;
         let _look = content.as_ref().map(|content| content.store.times.look());
-        Ok(sized(VALUE_MAX, |buffer| rustix::fs::getxattr(&path, &name, buffer))?)
+        let value = sized(VALUE_MAX, |buffer| rustix::fs::getxattr(&path, &name, buffer));
+        if let Some(content) = &content {
+            content.store.privileges.shown.note(value.is_ok());
+        }
+        Ok(value?)
     }
 
-    /// Sets an extended attribute. `kill_set_gid`: an access list set by somebody outside the file's group.
+    /// Sets an extended attribute. `kill_set_gid`: an access list set by a process outside the
+    /// file's group.
     ///
     /// # Errors
     /// `EEXIST`, `ENODATA`, `ENOSPC`, `E2BIG`, `EPERM`, `EOPNOTSUPP`, and the host's.
@@ -68,7 +74,8 @@ impl Vfs {
         })
     }
 
-    /// Names of the extended attributes, each followed by a zero byte; `trusted.` ones only for the superuser.
+    /// Names of the extended attributes, each followed by a zero byte; `trusted.` ones only for the
+    /// superuser.
     ///
     /// # Errors
     /// The host's.
@@ -85,11 +92,26 @@ impl Vfs {
     /// Removes an extended attribute.
     ///
     /// # Errors
-    /// `ENODATA`, `EPERM`, and the host's.
+    /// `ENODATA`, `EPERM`, and the host's. Capabilities that were seen and are gone meanwhile count
+    /// as removed.
     pub fn removexattr(&self, node: NodeId, name: &OsStr) -> Result<(), VfsError> {
         let name = attribute(name)?;
         let held = self.shared.descriptor(node)?;
-        self.change_attributes(node, &held, || rustix::fs::removexattr(host::path_of(held.as_fd()), &name))
+        let removed = self
+            .change_attributes(node, &held, || rustix::fs::removexattr(host::path_of(held.as_fd()), &name));
+        match self.content_with_capabilities(node, &name)? {
+            Some(content) => {
+                let is_missing = |error: &VfsError| error.errno() == Errno::NODATA;
+                content.store.privileges.shown.removed(removed, is_missing)
+            }
+            None => removed,
+        }
+    }
+
+    /// Returns the content of a node if the name is that of its capabilities.
+    fn content_with_capabilities(&self, node: NodeId, name: &CStr) -> Result<Option<Arc<Content>>, VfsError> {
+        let is_theirs = name.to_bytes() == CAPABILITIES.as_bytes();
+        Ok(if is_theirs { self.shared.find(node)?.content } else { None })
     }
 
     fn change_attributes(
@@ -105,7 +127,8 @@ impl Vfs {
     }
 }
 
-/// Runs a call into a buffer that is small first and as long as it may get when that was not enough.
+/// Runs a call into a buffer that is small first and as long as it may get when that was not
+/// enough.
 fn sized(max: usize, call: impl Fn(&mut [u8]) -> Result<usize, Errno>) -> Result<Vec<u8>, Errno> {
     const FIRST: usize = 256;
     for len in [FIRST, max] {

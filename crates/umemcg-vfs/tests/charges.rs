@@ -29,7 +29,7 @@ fn fill(v: &Fixture, nr: usize) -> Vec<String> {
 }
 
 #[test]
-fn names_are_charged_to_who_asked_first_and_given_back_when_forgotten() {
+fn names_are_charged_to_the_first_asker_until_forgotten() {
     let v = Fixture::new();
     let (ann, bob) = (tenant(&v, "ann"), tenant(&v, "bob"));
     let names = fill(&v, 500);
@@ -105,7 +105,7 @@ fn long_names_and_further_ones_cost_more_as_long_as_they_last() {
     // A further name of the same inode.
     v.vfs.link(&ann, one, ROOT, name("again")).unwrap();
     assert_eq!(names(), short_cost + 2 * long_cost - short_cost);
-    v.vfs.unlink(ROOT, name("again")).unwrap();
+    v.vfs.unlink(&v.root, ROOT, name("again")).unwrap();
     assert_eq!(names(), short_cost + long_cost);
     // Renamed: a long name stays one, a short one becomes one.
     v.vfs.rename(&v.root, ROOT, name(&long), ROOT, name(&longer), RenameFlags::empty()).unwrap();
@@ -118,7 +118,7 @@ fn long_names_and_further_ones_cost_more_as_long_as_they_last() {
 }
 
 #[test]
-fn an_opened_file_costs_more_and_a_removed_group_leaves_the_charge_to_its_parent() {
+fn an_opened_file_costs_more_and_its_charge_goes_to_the_parent() {
     let v = Fixture::new();
     let ann = tenant(&v, "ann");
     fill(&v, 1);
@@ -133,7 +133,7 @@ fn an_opened_file_costs_more_and_a_removed_group_leaves_the_charge_to_its_parent
 }
 
 #[test]
-fn a_group_full_of_names_leans_on_its_parent_and_no_limit_is_exceeded() {
+fn a_group_full_of_names_uses_its_parent_within_all_limits() {
     let v = Fixture::new();
     let ann = tenant(&v, "ann");
     v.engine.set_max(&ann.group, 64 << 10, &|| false);

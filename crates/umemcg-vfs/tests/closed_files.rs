@@ -1,5 +1,5 @@
-//! What becomes of data whose file is closed: it waits like any other, it goes with a file that is removed, and what it
-//! holds meanwhile is bounded.
+//! What becomes of data whose file is closed: it waits like any other, it goes with a file that is
+//! removed, and what it holds meanwhile is bounded.
 
 mod common;
 
@@ -33,7 +33,7 @@ fn write_and_close(v: &Fixture, path: &str) -> (NodeId, Weak<File>) {
 
 /// Removes a file that the kernel, here the test, has looked up once.
 fn remove(v: &Fixture, path: &str, node: NodeId) {
-    v.vfs.unlink(ROOT, name(path)).unwrap();
+    v.vfs.unlink(&v.root, ROOT, name(path)).unwrap();
     v.vfs.forget(node, 1);
 }
 

@@ -1,4 +1,5 @@
-//! Content through the volume: open flags, sparse and large files, allocation, data and holes, durability.
+//! Content through the volume: open flags, sparse and large files, allocation, data and holes,
+//! durability.
 
 mod common;
 
@@ -289,9 +290,10 @@ fn the_last_close_writes_back_and_then_lets_go_of_the_host_file() {
     });
 }
 
-/// A sync of everything asks each file that was dirty when it began, and some have been written and closed meanwhile.
+/// A sync of everything asks each file that was dirty when it began, and some have been written and
+/// closed meanwhile.
 #[test]
-fn a_sync_that_comes_after_the_last_close_is_no_error_and_leaves_none() {
+fn a_sync_after_the_last_close_is_no_error_and_leaves_none() {
     let v = Fixture::with(|_| {});
     let (entry, file) = v.create(ROOT, "f");
     v.write(&file, 0, b"content");
@@ -365,9 +367,9 @@ fn what_the_kernel_forgets_stays_cached_within_a_bound() {
         forget_all(9);
         std::fs::write(v.host("d/f9"), "from outside").unwrap();
         assert_eq!(v.cat("d/f9"), b"from outside");
-        // Nobody keeps what has no name.
+        // What has no name is not kept.
         let node = v.walk("d/f9").unwrap().node;
-        v.vfs.unlink(v.walk("d").unwrap().node, name("f9")).unwrap();
+        v.vfs.unlink(&v.root, v.walk("d").unwrap().node, name("f9")).unwrap();
         v.vfs.forget(node, u64::MAX);
         assert_eq!(errno(v.vfs.getattr(node, None)), Errno::STALE);
     }

@@ -64,7 +64,7 @@ fn positions_stay_good_when_names_come_and_go() {
         let (rest, _) = some(v, &handle, cookie, usize::MAX);
         // Everything that was read first goes, and something is added.
         for n in first.iter().filter(|n| !n.starts_with('.')) {
-            v.vfs.unlink(dir, name(n)).unwrap();
+            v.vfs.unlink(&v.root, dir, name(n)).unwrap();
         }
         v.create(dir, "new");
         let (again, _) = some(v, &handle, cookie, usize::MAX);

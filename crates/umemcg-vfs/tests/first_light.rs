@@ -27,7 +27,7 @@ fn a_tree_is_made_written_renamed_read_and_removed() {
         assert_eq!((attr.as_ref().unwrap().mode, attr.unwrap().size), (0o100_600, 5));
         assert_eq!(v.cat("g"), b"hello");
 
-        v.vfs.unlink(ROOT, name("g")).unwrap();
+        v.vfs.unlink(&v.root, ROOT, name("g")).unwrap();
         assert_eq!(v.vfs.getattr(entry.node, None).unwrap().nlink, 0);
         v.write(&file, 0, b"J");
         assert_eq!(v.read(&file, 0, 100), b"Jello", "an open file outlives its name");

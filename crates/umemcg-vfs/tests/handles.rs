@@ -101,7 +101,7 @@ fn each_name_that_stays_is_listed_once(v: &Fixture) {
             break;
         }
         for n in names.iter().filter(|n| n.starts_with("goes")) {
-            v.vfs.unlink(dir, name(n)).unwrap();
+            v.vfs.unlink(&v.root, dir, name(n)).unwrap();
         }
         std::fs::write(v.host(&format!("dir/comes-{offset}")), "").unwrap();
         seen.extend(names.into_iter().filter(|n| n.starts_with("stays")));

@@ -1,4 +1,5 @@
-//! File systems that are full, read-only, of another kind, or mounted where they should not be. In mounts of our own.
+//! File systems that are full, read-only, of another kind, or mounted where they should not be. In
+//! mounts of our own.
 
 mod common;
 
@@ -8,7 +9,7 @@ use std::process::Command;
 use common::rerun::{is_rerun, rerun};
 use common::{Fixture, ROOT, errno, name};
 use rustix::io::Errno;
-use umemcg_vfs::{IoMode, OFlags, Reach, SetAttr, Vfs, VolumeConfig};
+use umemcg_vfs::{IoMode, OFlags, Reach, SetAttr, Vfs, VolumeConfig, Whence};
 
 fn with_mounts(claim: &str) {
     if !rustix::process::geteuid().is_root() {
@@ -54,6 +55,8 @@ fn full() {
     assert_eq!(errno(vfs.fsync(&file, false)), Errno::NOSPC);
     assert_eq!(vfs.getattr(entry.node, None).unwrap().size, 3_000_000);
     assert_eq!(v.read(&file, 0, 4_000_000), pattern, "what was accepted is still there");
+    let seek = |whence| vfs.lseek(&file, whence, 5).unwrap();
+    assert_eq!((seek(Whence::Data), seek(Whence::Hole)), (5, 3_000_000), "none of it is a hole");
     assert!(vfs.syncfs().is_err());
     // The file lingers after its close, and is written once there is room.
     drop(file);
@@ -91,7 +94,7 @@ fn read_only() {
     assert_eq!(errno(vfs.open(root, node, OFlags::RDONLY | OFlags::TRUNC)), Errno::ROFS);
     assert_eq!(errno(vfs.create(root, ROOT, name("n"), 0o644, OFlags::RDWR)), Errno::ROFS);
     assert_eq!(errno(vfs.mkdir(root, ROOT, name("n"), 0o755)), Errno::ROFS);
-    assert_eq!(errno(vfs.unlink(ROOT, name("f"))), Errno::ROFS);
+    assert_eq!(errno(vfs.unlink(root, ROOT, name("f"))), Errno::ROFS);
     assert_eq!(errno(vfs.rmdir(ROOT, name("d"))), Errno::ROFS);
     assert_eq!(errno(vfs.link(root, node, ROOT, name("n"))), Errno::ROFS);
     let none = umemcg_vfs::RenameFlags::empty();
@@ -172,7 +175,7 @@ fn memory_file_system() {
             let file = vfs.open(&v.root, entry.node, OFlags::RDONLY).unwrap();
             file.content().invalidate_clean();
             assert_eq!(v.read(&file, 0, 100_000)[..7], [0, 0, 0, 0, 0, 7, 7], "{mode:?}");
-            vfs.unlink(ROOT, name("f")).unwrap();
+            vfs.unlink(&v.root, ROOT, name("f")).unwrap();
         }
     }
 }

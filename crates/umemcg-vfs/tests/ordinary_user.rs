@@ -1,4 +1,5 @@
-//! The daemon of an ordinary user: no handles, nothing to give away, the host's permissions apply to it.
+//! The daemon of an ordinary user: no handles, nothing to give away, the host's permissions apply
+//! to it.
 
 mod common;
 
@@ -12,10 +13,11 @@ use umemcg_vfs::{Attr, Caller, OFlags, Reach, RenameFlags, SetAttr};
 
 const NOBODY: u32 = 65_534;
 
-/// Runs a claim as an ordinary user, with a directory of his own in which `prepare` has left something as root.
+/// Runs a claim as an ordinary user, with a directory of his own in which `prepare` has left
+/// something as root.
 fn as_user(claim: &str, prepare: impl FnOnce(&Path)) {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("SKIPPED {claim}: needs root to become somebody else");
+        eprintln!("SKIPPED {claim}: needs root to become another user");
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -64,7 +66,7 @@ fn whole_volume() {
     assert_eq!(errno(v.set(entry.node, SetAttr { uid: Some(0), ..SetAttr::default() })), Errno::PERM);
     assert_eq!(errno(v.vfs.mknod(&v.root, ROOT, name("dev"), 0o020_600, 259)), Errno::PERM);
     for n in ["g", "g2", "l", "l2", "p"] {
-        v.vfs.unlink(ROOT, name(n)).unwrap();
+        v.vfs.unlink(&v.root, ROOT, name(n)).unwrap();
     }
     assert_eq!(v.vfs.getattr(entry.node, None).unwrap().nlink, 0);
 }
@@ -91,7 +93,8 @@ fn others_objects() {
 #[test]
 fn the_hosts_permissions_hold_for_the_daemon() {
     as_user("hosts_permissions", |dir| {
-        // The volume is a directory below, since root's things in the user's own could be renamed by him.
+        // The volume is a directory below, since root's things in the user's own could be renamed
+        // by him.
         let put = |path: &str, text: &str, mode: u32| {
             let path = dir.join(path);
             std::fs::write(&path, text).unwrap();
@@ -123,7 +126,7 @@ fn hosts_permissions() {
     let chmod = SetAttr { mode: Some(0o777), ..SetAttr::default() };
     assert_eq!(errno(vfs.setattr(&v.root, find("readable").node, None, &chmod)), Errno::PERM);
 
-    // Somebody else's file that the daemon may write: its times are not ours to set back.
+    // Another user's file that the daemon may write: its times are not ours to set back.
     let file = open("writable", OFlags::RDWR).unwrap();
     file.write(&v.root.group, 0, b"WRIT", false).unwrap();
     vfs.fsync(&file, false).unwrap();

@@ -89,12 +89,12 @@ fn by_names_a_replaced_file_is_stale_and_never_mistaken() {
     flush_descriptors(&v);
     assert_eq!(v.vfs.getattr(node, None).unwrap().size, 4);
     flush_descriptors(&v);
-    std::fs::write(v.host("d/new"), "somebody else's").unwrap();
+    std::fs::write(v.host("d/new"), "another program's").unwrap();
     std::fs::rename(v.host("d/new"), v.host("d/f")).unwrap();
     assert_eq!(errno(v.vfs.getattr(node, None)), Errno::STALE);
     assert_eq!(errno(v.vfs.open(&v.root, node, OFlags::RDONLY)), Errno::STALE);
     assert_ne!(v.walk("d/f").unwrap().node, node);
-    assert_eq!(v.cat("d/f"), b"somebody else's");
+    assert_eq!(v.cat("d/f"), b"another program's");
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn by_names_a_directory_replaced_with_a_link_leads_nowhere() {
     assert_eq!(errno(v.vfs.getattr(file, None)), Errno::STALE);
     assert_eq!(errno(v.vfs.lookup(&v.root, dir, name("f"))), Errno::STALE);
     assert_eq!(errno(v.vfs.mkdir(&v.root, dir, name("x"), 0o755)), Errno::STALE);
-    assert_eq!(errno(v.vfs.unlink(dir, name("f"))), Errno::STALE);
+    assert_eq!(errno(v.vfs.unlink(&v.root, dir, name("f"))), Errno::STALE);
     assert!(v.host("moved/f").exists());
     // Looked up where it is now, it is the old inode again.
     assert_eq!(v.walk("moved/f").unwrap().node, file);
@@ -161,7 +161,7 @@ fn paths_longer_than_the_kernel_takes_are_resolved_in_steps() {
             chain.push((at, part.clone()));
             at = next.node;
         }
-        v.vfs.unlink(at, name("f")).unwrap();
+        v.vfs.unlink(&v.root, at, name("f")).unwrap();
         for (parent, part) in chain.into_iter().rev() {
             v.vfs.rmdir(parent, name(&part)).unwrap();
         }

@@ -1,4 +1,5 @@
-//! Names and inodes are let go of: oldest first, never what is in use, and whoever needed the room finds it.
+//! Names and inodes are forgotten: oldest first, never those in use, and the request that needed
+//! the room finds it.
 
 mod common;
 
@@ -15,7 +16,8 @@ use umemcg_vfs::{Caller, Entry, Idle, KernelCache, NodeId, OFlags, RenameFlags, 
 /// Room for some 1,500 names; reclaim takes 380 at a time.
 const LIMIT: u64 = 512 << 10;
 
-/// Refers to what it has looked up, and lets go of what it is asked for, at once, but for what it uses.
+/// Refers to what it has looked up, and lets go of what it is asked for, at once, but for what it
+/// uses.
 #[derive(Debug)]
 struct FakeKernel {
     vfs: Weak<Vfs>,
@@ -127,7 +129,7 @@ fn ends_with_nothing(v: &Fixture, kernel: &FakeKernel) {
 }
 
 #[test]
-fn a_group_at_its_limit_lets_go_of_its_oldest_names_and_a_neighbour_keeps_all() {
+fn a_full_group_loses_its_oldest_names_and_a_neighbour_none() {
     let v = Fixture::new();
     let kernel = FakeKernel::above(&v, false);
     let (ann, bob) = (tenant(&v, "ann", LIMIT), tenant(&v, "bob", LIMIT));
@@ -177,12 +179,12 @@ fn directories_go_after_what_is_in_them() {
         gone.insert(idle.node);
     }
     assert!(nr_directories > 100, "{nr_directories} of 300 directories");
-    assert!(kernel.asked.lock().unwrap().iter().all(|idle| idle.names.is_empty()), "nobody wants names");
+    assert!(kernel.asked.lock().unwrap().iter().all(|idle| idle.names.is_empty()), "no names are wanted");
     ends_with_nothing(&v, &kernel);
 }
 
 #[test]
-fn what_is_open_or_in_use_stays_and_is_not_asked_for_again_and_again() {
+fn names_in_use_stay_and_are_not_asked_for_repeatedly() {
     let v = Fixture::new();
     let kernel = FakeKernel::above(&v, false);
     let ann = tenant(&v, "ann", LIMIT);
@@ -213,7 +215,7 @@ fn what_is_open_or_in_use_stays_and_is_not_asked_for_again_and_again() {
 }
 
 #[test]
-fn who_is_looked_up_again_stays_longer() {
+fn a_name_that_is_looked_up_again_stays_longer() {
     let v = Fixture::new();
     let kernel = FakeKernel::above(&v, false);
     let ann = tenant(&v, "ann", LIMIT);
@@ -249,13 +251,13 @@ fn a_listing_without_room_names_what_it_cannot_remember() {
         .unwrap();
     assert_eq!(nr_listed, 2002);
     assert!((1000..=1524).contains(&nr_known), "{nr_known}");
-    assert!(kernel.asked().is_empty(), "nobody else has to go for it");
+    assert!(kernel.asked().is_empty(), "no other name has to go for it");
     drop(handle);
     ends_with_nothing(&v, &kernel);
 }
 
 #[test]
-fn an_older_kernel_is_given_the_names_of_files_and_of_no_directory() {
+fn an_older_kernel_is_told_names_of_files_not_directories() {
     let v = Fixture::new();
     let kernel = FakeKernel::above(&v, true);
     let ann = tenant(&v, "ann", LIMIT);
@@ -307,7 +309,8 @@ fn an_inode_kept_for_its_content_goes_when_the_content_has_gone() {
     ends_with_nothing(&v, &kernel);
 }
 
-/// Files with this content and names longer than an inode's own charge covers, opened once through the mount; their nodes.
+/// Files with this content and names longer than an inode's own charge covers, opened once through
+/// the mount; their nodes.
 fn opened(v: &Fixture, kernel: &FakeKernel, caller: &Caller, nr: usize, flags: OFlags) -> Vec<NodeId> {
     let mut names = fill(v, "d", 0);
     names.extend((0..nr).map(|n| format!("a-name-that-is-longer-than-forty-bytes-{n}")));
@@ -327,7 +330,7 @@ fn opened(v: &Fixture, kernel: &FakeKernel, caller: &Caller, nr: usize, flags: O
 }
 
 #[test]
-fn a_file_with_pages_is_not_asked_for_and_without_them_loses_its_content_before_its_name() {
+fn pages_stay_before_names_and_content_goes_before_names() {
     let v = Fixture::with(|config| config.max_kept_files = 1000);
     let kernel = FakeKernel::above(&v, false);
     let ann = tenant(&v, "ann", u64::MAX);
@@ -376,7 +379,7 @@ fn what_is_promised_is_what_goes() {
 }
 
 #[test]
-fn the_table_of_objects_shows_what_is_charged_for_names_also_after_the_group_has_gone() {
+fn the_object_table_shows_names_also_after_a_removal() {
     let v = Fixture::new();
     let kernel = FakeKernel::above(&v, false);
     let ann = tenant(&v, "ann", u64::MAX);
@@ -444,9 +447,10 @@ fn names_come_go_and_move_while_others_are_let_go_of() {
                         kernel.has(made);
                         drop(file);
                         if round % 2 == 0 {
-                            // Anything may have been forgotten by now, and the kernel may give back at once what it is told it has.
+                            // Anything may have been forgotten by now, and the kernel may give back
+                            // at once what it is told it has.
                             let dir = v.vfs.lookup(caller, ROOT, name(&other)).unwrap();
-                            v.vfs.unlink(dir.node, name("f")).unwrap();
+                            v.vfs.unlink(&v.root, dir.node, name("f")).unwrap();
                             kernel.has(dir);
                             v.vfs.rmdir(ROOT, name(&other)).unwrap();
                         }

@@ -26,7 +26,7 @@ fn tick() {
 }
 
 #[test]
-fn times_move_when_a_write_is_accepted_and_stay_when_it_is_written_back() {
+fn times_move_at_the_write_and_not_at_its_write_back() {
     both_ways(|v| {
         let (entry, file) = v.create(ROOT, "f");
         tick();
@@ -170,7 +170,7 @@ fn our_own_changes_of_attributes_keep_the_cache() {
 }
 
 #[test]
-fn a_change_from_outside_while_we_are_dirty_keeps_our_dirty_data() {
+fn an_outside_change_to_a_dirty_file_keeps_our_dirty_data() {
     both_ways(|v| {
         std::fs::write(v.host("f"), vec![b'a'; 3 * 4096]).unwrap();
         let node = v.walk("f").unwrap().node;
@@ -196,7 +196,7 @@ fn dirty_data_has_blocks() {
 }
 
 #[test]
-fn the_ctime_of_a_write_does_not_jump_when_the_file_is_looked_at_again_later() {
+fn the_ctime_of_a_write_does_not_jump_at_a_later_look() {
     both_ways(|v| {
         let (entry, file) = v.create(ROOT, "f");
         v.write(&file, 0, b"x");

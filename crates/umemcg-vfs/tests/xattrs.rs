@@ -2,9 +2,11 @@
 
 mod common;
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use common::{ROOT, both_ways, errno, name};
 use rustix::io::Errno;
-use umemcg_vfs::XattrFlags;
+use umemcg_vfs::{SetAttr, XattrFlags};
 
 const ANY: XattrFlags = XattrFlags::empty();
 
@@ -123,9 +125,59 @@ fn write_back_leaves_capabilities_and_a_write_takes_them() {
         let mut on_host = [0; 64];
         let len = rustix::fs::getxattr(v.host("f"), "security.capability", &mut on_host).unwrap();
         assert_eq!(on_host[..len], CAPABILITIES);
+        // Late, and of a mapping, which may be older than they are.
+        file.write_mapped(&v.root.group, 0, b"mapped").unwrap();
+        assert_eq!(v.vfs.getxattr(entry.node, attribute).unwrap(), CAPABILITIES);
         v.write(&file, 0, b"after");
         assert_eq!(errno(v.vfs.getxattr(entry.node, attribute)), Errno::NODATA);
         v.vfs.fsync(&file, false).unwrap();
         assert_eq!(errno(v.vfs.getxattr(entry.node, attribute)), Errno::NODATA);
+    });
+}
+
+#[test]
+fn capabilities_that_went_after_a_look_count_as_removed() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: needs root to give files capabilities");
+        return;
+    }
+    both_ways(|v| {
+        let (entry, _file) = v.create(ROOT, "f");
+        let attribute = name("security.capability");
+        v.vfs.setxattr(entry.node, attribute, &CAPABILITIES, ANY, false).unwrap();
+        // As the kernel does before it changes the owner; and another program writes in between.
+        v.vfs.getxattr(entry.node, attribute).unwrap();
+        std::fs::write(v.host("f"), "outside").unwrap();
+        v.vfs.removexattr(entry.node, attribute).unwrap();
+        assert_eq!(errno(v.vfs.removexattr(entry.node, attribute)), Errno::NODATA);
+        assert_eq!(errno(v.vfs.getxattr(entry.node, attribute)), Errno::NODATA);
+    });
+}
+
+/// Writers beside one.
+const NR_OTHERS: usize = 4;
+
+#[test]
+fn a_write_takes_set_id_bits_beside_writers_that_may_keep_them() {
+    both_ways(|v| {
+        let (entry, file) = v.create(ROOT, "f");
+        let set_id = SetAttr { mode: Some(0o2755), ..SetAttr::default() };
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..NR_OTHERS {
+                scope.spawn(|| {
+                    while !is_over.load(Ordering::Relaxed) {
+                        v.write(&file, 0, b"root");
+                    }
+                });
+            }
+            let left = (0..500).find(|_| {
+                v.vfs.setattr(&v.root, entry.node, Some(&file), &set_id).unwrap();
+                file.write(&v.root.group, 0, b"user", true).unwrap();
+                v.vfs.getattr(entry.node, Some(&file)).unwrap().mode & 0o7777 != 0o755
+            });
+            is_over.store(true, Ordering::Relaxed);
+            assert_eq!(left, None);
+        });
     });
 }

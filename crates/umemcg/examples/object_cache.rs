@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use umemcg::{Departure, Engine, EngineConfig, ObjectCache};
+use umemcg::{Engine, EngineConfig, ObjectCache, RemovalCause};
 
 /// Stands for something that is expensive to make.
 fn render(page: &str) -> Arc<str> {
@@ -24,11 +24,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (small, large) = (group("small", 1 << 20)?, group("large", 8 << 20)?);
 
     let pages: ObjectCache<String, Arc<str>> = ObjectCache::builder(&engine, "pages")
-        // What the key and the value hold on the heap; an `Arc` keeps two counts before its contents.
+        // What the key and the value hold on the heap; an `Arc` keeps two counts before its
+        // contents.
         .weigher(|url: &String, page: &Arc<str>| url.len() as u64 + page.len() as u64 + 16)
         .time_to_live(Duration::from_secs(3600))
         .listener(|url, _, why| {
-            if why == Departure::Removed && url.starts_with("large/0") {
+            if why == RemovalCause::Removed && url.starts_with("large/0") {
                 println!("{url} has left");
             }
         })

@@ -1,5 +1,6 @@
-//! A cache of your own as a shrinker: parsed queries, charged to the tenant that caused them, and taken back from that tenant
-//! when it is at its limit. `cargo run -p umemcg --example parsed_queries`
+//! A cache of your own as a shrinker: parsed queries, charged to the tenant that caused them, and
+//! taken back from that tenant when it is at its limit.
+//! `cargo run -p umemcg --example parsed_queries`
 
 use std::collections::HashMap;
 use std::error::Error;

@@ -1,14 +1,15 @@
-//! What has been promised for good: guarantees and reservations, added up at every level, so that no level promises more than
-//! it may hold.
+//! What has been promised for good: guarantees and reservations, added up at every level, so that
+//! no level promises more than it may hold.
 //!
-//! A group is *committed* to the greater of two numbers: what is guaranteed to it, and what is reserved in it plus what the groups
-//! below it are committed to. Nothing here is charged and nothing is reclaimed; it is arithmetic under one lock, which is let go
-//! of before anything is charged.
+//! A group is *committed* to the greater of two numbers: what is guaranteed to it, and what is
+//! reserved in it plus what the groups below it are committed to. Nothing here is charged and
+//! nothing is reclaimed; it is arithmetic under one lock, which is let go of before anything is
+//! charged.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use umemcg_base::sync::Mutex;
+use umemcg_base::{Rank, RankedMutex};
 use umemcg_group::Group;
 
 /// More than a level may hold.
@@ -36,7 +37,7 @@ impl Level {
         self.guaranteed.max(self.reserved + self.committed_below)
     }
 
-    /// What pressure from above has to leave here, so that it can be left below.
+    /// Returns what pressure from above has to leave here, so that it can be left below.
     fn promised(self) -> u64 {
         self.guaranteed.max(self.guaranteed_below)
     }
@@ -52,10 +53,16 @@ pub(crate) enum Kind {
 }
 
 /// All promises of an engine.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Commitments {
     /// By the group's serial; groups without any have no entry. Before the limit locks of groups.
-    levels: Mutex<HashMap<u64, Level>>,
+    levels: RankedMutex<HashMap<u64, Level>>,
+}
+
+impl Default for Commitments {
+    fn default() -> Self {
+        Self { levels: RankedMutex::new(Rank::Promises, HashMap::new()) }
+    }
 }
 
 impl Commitments {
@@ -141,7 +148,7 @@ mod tests {
     use umemcg_group::GroupTree;
 
     #[test]
-    fn every_level_is_committed_to_the_greater_of_its_own_guarantee_and_the_sum_below() {
+    fn a_level_is_committed_to_its_guarantee_or_the_sum_below() {
         const UNIT: u64 = 1 << 16;
         let tree = GroupTree::new(100 * UNIT);
         let child = |of: &Arc<Group>, name: &str| tree.create(of, name.as_ref()).unwrap();

@@ -34,12 +34,14 @@ pub struct EngineConfig {
     pub pool_bytes: u64,
     /// Memory nodes that lists and frames are divided into; 1 unless a test wants more.
     pub nr_nodes: usize,
-    /// Threads that reclaim in the background for groups with marks; 0 for one to each processor, four at most.
+    /// Threads that reclaim in the background for groups with marks; 0 for one to each processor,
+    /// four at most.
     pub nr_kswapd: usize,
-    /// Whether the pool itself has marks from the start, so that usually nobody has to reclaim when the whole pool is full.
+    /// Whether the pool itself has marks from the start, so that usually no caller has to reclaim
+    /// when the whole pool is full.
     pub pool_marks: bool,
-    /// Whether protection (`memory.min`, `memory.low`) that no child of a group claims is handed down to all of them, as with
-    /// `memory_recursiveprot`, which distributions mount with.
+    /// Whether protection (`memory.min`, `memory.low`) that no child of a group claims is handed
+    /// down to all of them, as with `memory_recursiveprot`, which distributions mount with.
     pub recursive_protection: bool,
 }
 
@@ -82,12 +84,13 @@ pub struct Engine {
     /// Unregisters before the cache goes.
     _shadow_shrinker: Registration,
     janitor: Janitor,
-    /// What is promised to whom.
+    /// What is promised to which group.
     pub(crate) commitments: Commitments,
 }
 
 impl Engine {
-    /// Reserves the pool's address space and starts the engine's threads. Memory is taken as it is used.
+    /// Reserves the pool's address space and starts the engine's threads. Memory is taken as it is
+    /// used.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -129,37 +132,39 @@ impl Engine {
         }))
     }
 
-    /// The groups.
+    /// Returns the groups.
     pub fn tree(&self) -> &Arc<GroupTree> {
         &self.tree
     }
 
-    /// The group that everything is in; its limit is the pool.
+    /// Returns the group that everything is in; its limit is the pool.
     pub fn root(&self) -> &Arc<Group> {
         self.tree.root()
     }
 
-    /// The frames.
+    /// Returns the frames.
     pub fn arena(&self) -> &Arc<Arena> {
         &self.arena
     }
 
-    /// The page cache.
+    /// Returns the page cache.
     pub fn cache(&self) -> &Arc<PageCache> {
         &self.cache
     }
 
-    /// What takes memory back: the place to register a [`Shrinker`](crate::Shrinker) of your own.
+    /// Returns what takes memory back: the place to register a [`Shrinker`](crate::Shrinker) of
+    /// your own.
     pub fn reclaimer(&self) -> &Arc<Reclaimer> {
         &self.reclaimer
     }
 
-    /// The workers of background reclaim.
+    /// Returns the workers of background reclaim.
     pub fn kswapd(&self) -> &Kswapd {
         &self.kswapd
     }
 
-    /// Makes a group below `parent`. The group's own state is charged to the parent, which may first have to reclaim.
+    /// Makes a group below `parent`. The group's own state is charged to the parent, which may
+    /// first have to reclaim.
     ///
     /// # Errors
     /// [`CreateError`].
@@ -185,13 +190,13 @@ impl Engine {
     /// # Errors
     /// [`RemoveError`].
     pub fn remove_group(&self, group: &Arc<Group>) -> Result<(), RemoveError> {
-        umemcg_group::tally::collect_hits();
+        umemcg_group::hit_counters::collect_hits();
         self.tree.remove(group, |dying, parent| {
             self.reclaimer.splice_to_parent(dying, parent);
             self.cache.hand_over_dirty(dying, parent);
         })?;
         self.kswapd.group_removed(group);
-        // Whoever waits for news of it hears that there will be none.
+        // A thread that waits for news of it hears that there will be none.
         group.announce();
         Ok(())
     }
@@ -204,8 +209,8 @@ impl Engine {
         self.tree.rename(group, name)
     }
 
-    /// Charges bytes of your own to a group; the charge gives itself back when dropped. May sleep while the group
-    /// that refuses is reclaimed; no lock of this library may be held.
+    /// Charges bytes of your own to a group; the charge gives itself back when dropped. May sleep
+    /// while the group that refuses is reclaimed; no lock of this library may be held.
     ///
     /// # Errors
     /// [`ChargeError::Limit`] names the group that has nothing left to give.
@@ -222,8 +227,8 @@ impl Engine {
         self.cache.open_file(store, len)
     }
 
-    /// Starts a file that lives in the pool alone: no store is behind it, its pages are charged to who writes them and cannot be
-    /// reclaimed. One hole of `len` bytes at first.
+    /// Starts a file that lives in the pool alone: no store is behind it, its pages are charged to
+    /// the group that writes them and cannot be reclaimed. One hole of `len` bytes at first.
     ///
     /// # Errors
     /// When the pool is full.
@@ -231,24 +236,27 @@ impl Engine {
         self.cache.open_memory_file(quota, len)
     }
 
-    /// Makes everything durable that is dirty now; at most for `timeout`. Returns what is not durable then.
+    /// Makes everything durable that is dirty now; at most for `timeout`. Returns what is not
+    /// durable then.
     pub fn sync_all(&self, timeout: Duration) -> Vec<LostData> {
         self.cache.sync_all(timeout)
     }
 
-    /// The same for the files of one store.
+    /// Like [`sync_all`](Self::sync_all), for the files of one store.
     pub fn sync_store(&self, store: StoreId, timeout: Duration) -> Vec<LostData> {
         self.cache.sync_store(store, timeout)
     }
 
-    /// Runs a round of housekeeping now: sparse blocks are emptied, and free ones and the heap's free pages given back to the operating
-    /// system. Takes milliseconds for each hundred megabytes.
+    /// Runs a round of housekeeping now: sparse blocks are emptied, and free ones and the heap's
+    /// free pages given back to the operating system. Takes milliseconds for each hundred
+    /// megabytes.
     pub fn trim(&self) {
         Janitor::round(&self.cache, 0);
         umemcg_arena::sys::trim_heap();
     }
 
-    /// Flushes everything, at most for `timeout`, and stops the threads. Returns what is not durable.
+    /// Flushes everything, at most for `timeout`, and stops the threads. Returns what is not
+    /// durable.
     pub fn shut_down(&self, timeout: Duration) -> Vec<LostData> {
         let lost = self.sync_all(timeout);
         self.cache.shut_down();

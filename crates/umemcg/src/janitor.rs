@@ -1,5 +1,6 @@
-//! The janitor: one thread that lets resident memory follow usage down. It evicts the pages of sparse blocks, gives
-//! whole free blocks back to the operating system, and the heap's free pages when many objects have gone.
+//! The janitor: one thread that lets resident memory follow usage down. It evicts the pages of
+//! sparse blocks, gives whole free blocks back to the operating system, and the heap's free pages
+//! when many objects have gone.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -18,7 +19,8 @@ const KEEP_FREE_BLOCKS: usize = 8;
 const SPARSE_BATCH: usize = 2048;
 /// Steps in one round.
 const STEPS_MAX: usize = 64;
-/// Bytes of objects that have to go before the heap is trimmed.
+/// Bytes of objects, groups and all else that is no page, that have to go before the heap is
+/// trimmed.
 const HEAP_TRIM_BYTES: i64 = 4 << 20;
 
 #[derive(Debug, Default)]
@@ -40,7 +42,7 @@ impl Janitor {
         let theirs = Arc::clone(&shared);
         let worker = Worker::spawn("umemcg-janitor", move || {
             let mut idle_rounds = 0u32;
-            let mut most_object_bytes = 0;
+            let (mut most_object_bytes, mut highest_peak) = (0, 0);
             while !theirs.stop.load(Ordering::Acquire) {
                 theirs.bell.wait(INTERVAL);
                 let Some(cache) = cache.upgrade() else { return };
@@ -48,8 +50,15 @@ impl Janitor {
                 // Blocks kept for a burst go too once nothing has happened for a while.
                 let keep = if idle_rounds >= 2 { 1 } else { KEEP_FREE_BLOCKS };
                 Self::round(&cache, keep);
-                let object_bytes = cache.reclaimer().tree().root().stat_total(StatItem::SlabReclaimable);
+                let root = cache.reclaimer().tree().root();
+                let objects = StatItem::CHARGED.iter().filter(|item| item.is_metadata());
+                let object_bytes = objects.map(|&item| root.stat_total(item)).sum::<i64>();
                 most_object_bytes = most_object_bytes.max(object_bytes);
+                // What came and went between two rounds, if there was never more.
+                let peak = root.metadata_peak_bytes() as i64;
+                if peak > highest_peak {
+                    (highest_peak, most_object_bytes) = (peak, most_object_bytes.max(peak));
+                }
                 if object_bytes < most_object_bytes - HEAP_TRIM_BYTES {
                     most_object_bytes = object_bytes;
                     umemcg_arena::sys::trim_heap();

@@ -1,8 +1,9 @@
 //! umemcg: memory cgroups inside one process.
 //!
-//! An [`Engine`] owns a pool of memory and a tree of groups. Whatever is kept in the pool is charged to a group and to all
-//! its ancestors; a group at its limit gives memory back before anybody else has to. Files of any [`BackingStore`] are
-//! cached page by page ([`File`]), and bytes of your own can be charged directly ([`Engine::charge`]).
+//! An [`Engine`] owns a pool of memory and a tree of groups. Whatever is kept in the pool is
+//! charged to a group and to all its ancestors; a group at its limit gives memory back before any
+//! other has to. Files of any [`BackingStore`] are cached page by page ([`File`]), and bytes of
+//! your own can be charged directly ([`Engine::charge`]).
 //!
 //! ```
 //! use std::ffi::OsStr;
@@ -30,7 +31,7 @@ mod reservation;
 pub use engine::{Engine, EngineConfig, EngineError};
 pub use limits::{Cancelled, DropCaches, LimitError, ReclaimError};
 pub use object_cache::{
-    DeclineReason, Declined, Departure, ObjectCache, ObjectCacheBuilder, ObjectStats, allocated_bytes,
+    DeclineReason, Declined, ObjectCache, ObjectCacheBuilder, ObjectStats, RemovalCause, allocated_bytes,
 };
 pub use reservation::{DIRTY_WAIT_MAX, Guarantee, Reservation, ReserveError};
 pub use umemcg_arena::sys::limit_heap_arenas;
@@ -40,11 +41,11 @@ pub use umemcg_cache::{
     BackingStore, DirtyBound, DirtyBounds, DirtyThreshold, ErrorCursor, File, FileError, LostData, PageCache,
     PageQuota, PinnedPages, Readahead, StoreId, WritePause, dirty,
 };
-pub use umemcg_group::tally::{collect_hits, count_hits};
+pub use umemcg_group::hit_counters::{collect_hits, count_hits};
 pub use umemcg_group::{
-    CLAIMS_EXACT, CONTENT_BYTES, Charge, CreateError, EffectiveProtection, EventKind, GROUP_STATE_BYTES,
-    Group, GroupTree, NAME_BYTES, OwnerId, PartSlot, Protection, Refused, RemoveError, RenameError, StatItem,
-    UNLIMITED,
+    CLAIMS_EXACT, CONTENT_BYTES, Charge, CreateError, EffectiveProtection, EventKind, ExtensionSlot,
+    GROUP_STATE_BYTES, Group, GroupTree, NAME_BYTES, OwnerId, Protection, Refused, RemoveError, RenameError,
+    StatItem, UNLIMITED,
 };
 pub use umemcg_reclaim::shrinker::{
     self, Count, Registration, Scan, Scanned, ShrinkTarget, Shrinker, ShrinkerId, Usage,

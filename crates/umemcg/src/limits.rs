@@ -1,4 +1,5 @@
-//! Limit writes and reclaim on request, as the control files want them (`kernel-semantics` §1.5, §2.4).
+//! Limit writes and reclaim on request, as the control files want them (`kernel-semantics` §1.5,
+//! §2.4).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,8 +61,8 @@ pub enum DropCaches {
 }
 
 impl Engine {
-    /// Drops what is clean and unused of the whole pool (`vm.drop_caches`). Writes nothing, so dirty pages stay. May take
-    /// long; ends early when cancelled.
+    /// Drops what is clean and unused of the whole pool (`vm.drop_caches`). Writes nothing, so
+    /// dirty pages stay. May take long; ends early when cancelled.
     #[doc(alias = "drop_caches_sysctl_handler")]
     pub fn drop_caches(&self, what: DropCaches, cancelled: Cancelled<'_>) {
         if what != DropCaches::Objects {
@@ -72,8 +73,8 @@ impl Engine {
         }
     }
 
-    /// Sets a hard limit the v1 way: when usage is above it, reclaims first, and refuses when that does not help.
-    /// `limit_bytes` is rounded down to a page; `u64::MAX` is no limit.
+    /// Sets a hard limit the v1 way: when usage is above it, reclaims first, and refuses when that
+    /// does not help. `limit_bytes` is rounded down to a page; `u64::MAX` is no limit.
     ///
     /// # Errors
     /// [`LimitError`]; the old limit then stays.
@@ -121,8 +122,8 @@ impl Engine {
         }
     }
 
-    /// Sets a hard limit the v2 way: at once, then reclaims until usage fits or nothing helps any more. Always succeeds on
-    /// a group other than the root; there it does nothing.
+    /// Sets a hard limit the v2 way: at once, then reclaims until usage fits or nothing helps any
+    /// more. Always succeeds on a group other than the root; there it does nothing.
     #[doc(alias = "memory_max_write")]
     pub fn set_max(&self, group: &Arc<Group>, limit_bytes: u64, cancelled: Cancelled<'_>) {
         if group.is_root() {
@@ -141,7 +142,7 @@ impl Engine {
             if self.reclaimer().reclaim(group, excess, Reason::Direct, cancelled).pages() == 0 {
                 retries -= 1;
                 if retries == 0 {
-                    // Nobody is killed here; what cannot be reclaimed stays above the limit.
+                    // No process is killed here; what cannot be reclaimed stays above the limit.
                     group.event(EventKind::Oom);
                     return;
                 }
@@ -149,8 +150,8 @@ impl Engine {
         }
     }
 
-    /// Sets `memory.high`, then reclaims what is above it as long as that brings something. Always succeeds; on the root it
-    /// does nothing.
+    /// Sets `memory.high`, then reclaims what is above it as long as that brings something. Always
+    /// succeeds; on the root it does nothing.
     #[doc(alias = "memory_high_write")]
     pub fn set_high(&self, group: &Arc<Group>, bytes: u64, cancelled: Cancelled<'_>) {
         if group.is_root() {
@@ -168,8 +169,9 @@ impl Engine {
         }
     }
 
-    /// Sets a group's soft limit (`memory.soft_limit_in_bytes`), rounded down to a page; `u64::MAX` is none. Reclaims nothing: when
-    /// somebody else needs room, groups over their soft limits, and those below them, are asked first. The root may have one, too.
+    /// Sets a group's soft limit (`memory.soft_limit_in_bytes`), rounded down to a page; `u64::MAX`
+    /// is none. Reclaims nothing: when another group needs room, groups over their soft limits, and
+    /// those below them, are asked first. The root may have one, too.
     ///
     /// ```
     /// # use umemcg::{Engine, EngineConfig};
@@ -184,8 +186,9 @@ impl Engine {
         group.set_soft_limit(round_limit(bytes));
     }
 
-    /// Drops as much of a group's cache as possible (`memory.force_empty`), whoever is over a soft limit. What is dirty is written
-    /// first, as long as its stores take it. Succeeds even when something stays.
+    /// Drops as much of a group's cache as possible (`memory.force_empty`), whatever is over a soft
+    /// limit. What is dirty is written first, as long as its stores take it. Succeeds even when
+    /// something stays.
     ///
     /// # Errors
     /// [`ReclaimError::IsRoot`], [`ReclaimError::Interrupted`].
@@ -212,8 +215,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Has the dirty data of a group and those below it written, and waits until it is durable, or until nothing has become so for
-    /// [`WRITE_WAIT`].
+    /// Has the dirty data of a group and those below it written, and waits until it is durable, or
+    /// until nothing has become so for [`WRITE_WAIT`].
     fn write_dirty(&self, group: &Arc<Group>, cancelled: Cancelled<'_>) -> Result<(), ReclaimError> {
         let clock = SystemClock::new();
         let (mut least, mut give_up) = (u64::MAX, WRITE_WAIT);

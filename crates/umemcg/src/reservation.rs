@@ -1,20 +1,25 @@
-//! Memory on account, and shares that are kept for somebody: [`Reservation`] and [`Guarantee`].
+//! Memory on account, and shares that are kept for a group: [`Reservation`] and [`Guarantee`].
 //!
-//! A [`Guarantee`] is a share of the pool that a group can have at any time. What it does not use is lent: others cache in it.
-//! A [`Reservation`] holds bytes for memory of your own, such as buffers; to get it, what was lent is taken back. So the memory of
-//! a guarantee is never idle, and still there when it is wanted.
+//! A [`Guarantee`] is a share of the pool that a group can have at any time. What it does not use
+//! is lent: others cache in it. A [`Reservation`] holds bytes for memory of your own, such as
+//! buffers; to get it, what was lent is taken back. So the memory of a guarantee is never idle, and
+//! still there when it is wanted.
 //!
-//! How long that takes is bounded by what has to go, never by who borrowed it:
+//! How long that takes is bounded by what has to go, never by what borrowed it:
 //!
-//! - clean pages and objects go at the cost of reclaim: 0.1 to 0.6 µs for each page, 1 µs at most by the benchmark's target
-//!   (`umemcg-bench guarantee` prints it for the machine that it runs on), so 1 GiB in less than 0.3 s;
-//! - dirty data goes as fast as its store takes it, and how much of it there can be is bounded by the dirty limit of the pool;
-//! - a reservation that gets not even its next MiB for [`DIRTY_WAIT_MAX`], because what could go is dirty and its store hangs, is refused; where
-//!   nothing is dirty and nothing can go, it is refused at once.
+//! - clean pages and objects go at the cost of reclaim: 0.1 to 0.6 µs for each page, 1 µs at most
+//!   by the benchmark's target (`umemcg-bench guarantee` prints it for the machine that it runs
+//!   on), so 1 GiB in less than 0.3 s;
+//! - dirty data goes as fast as its store takes it, and how much of it there can be is bounded by
+//!   the dirty limit of the pool;
+//! - a reservation that gets not even its next MiB for [`DIRTY_WAIT_MAX`], because what could go is
+//!   dirty and its store hangs, is refused; where nothing is dirty and nothing can go, it is
+//!   refused at once.
 //!
-//! What others hold that cannot be reclaimed is not lent to them. For reservations the engine sees to that: all guarantees and
-//! reservations together fit at every level. Charges of your own ([`Engine::charge`]), tmpfs files, and names and files that
-//! programs have open it cannot refuse in advance; leave room for them.
+//! What others hold that cannot be reclaimed is not lent to them. For reservations the engine sees
+//! to that: all guarantees and reservations together fit at every level. Charges of your own
+//! ([`Engine::charge`]), tmpfs files, and names and files that programs have open it cannot refuse
+//! in advance; leave room for them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,9 +35,11 @@ use crate::engine::Engine;
 
 /// Bytes charged at a time: what has been taken back stays taken while the rest is waited for.
 const STEP_BYTES: u64 = 1 << 20;
-/// The smallest step, for when others take what is freed as fast as it comes free: so small a charge is tried again after any progress.
+/// The smallest step, for when others take what is freed as fast as it comes free: so small a
+/// charge is tried again after any progress.
 const STEP_BYTES_MIN: u64 = 32 << 10;
-/// How long a reservation waits for dirty data to be written, with nothing gained, before it is refused.
+/// How long a reservation waits for dirty data to be written, with nothing gained, before it is
+/// refused.
 pub const DIRTY_WAIT_MAX: Duration = Duration::from_secs(30);
 /// Longest wait before the next attempt.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -40,7 +47,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// Why memory was not promised or reserved.
 #[derive(Debug, Clone, Error)]
 pub enum ReserveError {
-    /// A level has promised so much already that this does not fit under its limit, whatever is reclaimed.
+    /// A level has promised so much already that this does not fit under its limit, whatever is
+    /// reclaimed.
     #[error("group {} cannot promise that much: {available_bytes} bytes are left to promise", group.path().display())]
     Overcommitted {
         /// The lowest such level.
@@ -59,9 +67,11 @@ impl From<Overcommitted> for ReserveError {
     }
 }
 
-/// Bytes charged to a group, for memory of the embedder's own that nobody can reclaim. Given back when dropped.
+/// Bytes charged to a group, for memory of the embedder's own that cannot be reclaimed. Given back
+/// when dropped.
 ///
-/// Counted as `anon` and `unevictable` in `memory.stat`. When the group is removed, the bytes become its parent's.
+/// Counted as `anon` and `unevictable` in `memory.stat`. When the group is removed, the bytes
+/// become its parent's.
 #[must_use = "a dropped reservation is given back at once"]
 #[derive(Debug)]
 pub struct Reservation {
@@ -77,7 +87,7 @@ impl Reservation {
         Self { engine: Arc::clone(engine), group: Arc::clone(group), held: Vec::new(), bytes: 0 }
     }
 
-    /// The group that it was made for.
+    /// Returns the group that it was made for.
     pub fn group(&self) -> &Arc<Group> {
         &self.group
     }
@@ -87,7 +97,8 @@ impl Reservation {
         self.bytes
     }
 
-    /// Takes `bytes` more, reclaiming from others and waiting for write-back as needed; see [`Engine::reserve`]. No lock of this library may be held.
+    /// Takes `bytes` more, reclaiming from others and waiting for write-back as needed; see
+    /// [`Engine::reserve`]. No lock of this library may be held.
     ///
     /// # Errors
     /// [`ReserveError`]; the reservation is as before then.
@@ -154,7 +165,8 @@ impl Drop for Reservation {
     }
 }
 
-/// A share that is kept for a group until dropped: others may use what of it is idle, and give it back when it is wanted.
+/// A share that is kept for a group until dropped: others may use what of it is idle, and give it
+/// back when it is wanted.
 #[must_use = "a dropped guarantee ends at once"]
 #[derive(Debug)]
 pub struct Guarantee {
@@ -164,12 +176,12 @@ pub struct Guarantee {
 }
 
 impl Guarantee {
-    /// For whom.
+    /// Returns the group that it is for.
     pub fn group(&self) -> &Arc<Group> {
         &self.group
     }
 
-    /// How much.
+    /// Returns the number of bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -190,9 +202,10 @@ impl Drop for Guarantee {
 }
 
 impl Engine {
-    /// Guarantees `bytes` to a group: as long as the result lives, pressure from outside leaves the group that much of what it
-    /// uses (as [`set_min`](Self::set_min) would, for the group and all above it), and promises to others leave room for it.
-    /// Charges nothing, reclaims nothing, never blocks. Several guarantees of a group add up.
+    /// Guarantees `bytes` to a group: as long as the result lives, pressure from outside leaves the
+    /// group that much of what it uses (as [`set_min`](Self::set_min) would, for the group and all
+    /// above it), and promises to others leave room for it. Charges nothing, reclaims nothing,
+    /// never blocks. Several guarantees of a group add up.
     ///
     /// ```
     /// use std::ffi::OsStr;
@@ -202,14 +215,15 @@ impl Engine {
     /// let queries = engine.create_group(engine.root(), OsStr::new("queries"))?;
     /// let exports = engine.create_group(engine.root(), OsStr::new("exports"))?;
     ///
-    /// // Queries can have 24 MiB whenever they need it. Until then, exports (and everybody) cache in it.
+    /// // Queries can have 24 MiB whenever they need it. Until then, others cache in it.
     /// let share = engine.guarantee(&queries, 24 << 20)?;
     /// let sort_buffer = share.reserve(16 << 20)?;
     /// assert!(queries.usage_bytes() >= 16 << 20);
     ///
     /// // What is promised is not promised twice, however little of it is in use.
     /// let too_much = engine.reserve(&exports, 48 << 20);
-    /// assert!(matches!(too_much, Err(ReserveError::Overcommitted { available_bytes, .. }) if available_bytes == 40 << 20));
+    /// let Err(ReserveError::Overcommitted { available_bytes, .. }) = too_much else { panic!() };
+    /// assert_eq!(available_bytes, 40 << 20);
     ///
     /// drop(sort_buffer); // 16 MiB are lent out again
     /// drop(share);
@@ -225,19 +239,21 @@ impl Engine {
         Ok(Guarantee { engine: Arc::clone(self), group: Arc::clone(group), bytes })
     }
 
-    /// Holds `bytes` in a group for memory of your own, reclaiming from others what is missing: clean pages and objects at once,
-    /// dirty data after write-back. Sleeps for as long as that takes, but gives up when it has gained nothing for
-    /// [`DIRTY_WAIT_MAX`], and at once when nothing is dirty and nothing can go. No lock of this library may be held.
+    /// Holds `bytes` in a group for memory of your own, reclaiming from others what is missing:
+    /// clean pages and objects at once, dirty data after write-back. Sleeps for as long as that
+    /// takes, but gives up when it has gained nothing for [`DIRTY_WAIT_MAX`], and at once when
+    /// nothing is dirty and nothing can go. No lock of this library may be held.
     ///
     /// # Errors
-    /// [`ReserveError::Overcommitted`] at once; [`ReserveError::Charge`] names the group that has nothing left to give.
+    /// [`ReserveError::Overcommitted`] at once; [`ReserveError::Charge`] names the group that has
+    /// nothing left to give.
     pub fn reserve(self: &Arc<Self>, group: &Arc<Group>, bytes: u64) -> Result<Reservation, ReserveError> {
         let mut reservation = Reservation::new(self, group);
         reservation.grow(bytes)?;
         Ok(reservation)
     }
 
-    /// A charge of `bytes` or less that waits for dirty data, [`DIRTY_WAIT_MAX`] at most.
+    /// Returns a charge of `bytes` or less that waits for dirty data, [`DIRTY_WAIT_MAX`] at most.
     fn charge_patiently(&self, group: &Arc<Group>, bytes: u64) -> Result<Charge, ChargeError> {
         let clock = SystemClock::new();
         let mut bytes = bytes;

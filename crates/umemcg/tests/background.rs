@@ -1,4 +1,5 @@
-//! Background reclaim: who reads and writes does not reclaim; the workers do, and sleep when there is nothing to do.
+//! Background reclaim: readers and writers do not reclaim; the workers do, and sleep when there is
+//! nothing to do.
 
 mod common;
 
@@ -37,8 +38,8 @@ fn wait_until(mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Reads a file through, waiting for the workers where they are behind, so that what is counted does not depend on who
-/// gets the processor.
+/// Reads a file through, waiting for the workers where they are behind, so that what is counted
+/// does not depend on the scheduler.
 fn stream(engine: &Engine, group: &Arc<Group>, bytes: u64) {
     let file = engine.open_file(MemStore::with(&vec![1; bytes as usize]), bytes).unwrap();
     let readahead = Readahead::new();
@@ -49,13 +50,13 @@ fn stream(engine: &Engine, group: &Arc<Group>, bytes: u64) {
 }
 
 #[test]
-fn a_group_with_marks_is_kept_below_its_limit_by_the_workers_alone() {
+fn workers_alone_keep_a_group_with_marks_below_its_limit() {
     for nr_nodes in [1, 3] {
         let engine = engine(nr_nodes);
         let group = limited(&engine, "a", 12 * MIB);
         set_marks(&engine, &group, 4 * MIB, 5 * MIB);
         stream(&engine, &group, 48 * MIB);
-        assert_eq!(group.stat_total(StatItem::AllocStall), 0, "nobody had to reclaim for himself");
+        assert_eq!(group.stat_total(StatItem::AllocStall), 0, "no reader or writer had to reclaim");
         assert_eq!(group.stat_total(StatItem::PgStealDirect), 0);
         assert!(group.stat_total(StatItem::PgStealKswapd) >= (36 * MIB / 4096) as i64);
         assert!(group.stat_total(StatItem::KswapdRun) > 0);
@@ -103,7 +104,7 @@ fn a_group_that_gives_nothing_does_not_hold_up_another() {
 }
 
 #[test]
-fn a_worker_of_its_own_has_a_thread_that_goes_with_the_wish_or_the_group() {
+fn a_dedicated_worker_ends_with_its_setting_or_its_group() {
     let engine = engine(1);
     let group = limited(&engine, "a", 12 * MIB);
     set_marks(&engine, &group, 4 * MIB, 5 * MIB);
@@ -158,7 +159,7 @@ fn marks_follow_the_limit_and_invalid_ones_change_nothing() {
 }
 
 #[test]
-fn marks_that_are_set_below_the_usage_of_now_take_effect_at_once() {
+fn marks_set_below_the_present_usage_take_effect_immediately() {
     let engine = engine(1);
     let group = limited(&engine, "a", 20 * MIB);
     let file = engine.open_file(MemStore::with(&vec![1; 16 << 20]), 16 * MIB).unwrap();
@@ -177,7 +178,7 @@ fn workers_sleep_when_nothing_is_over_its_mark() {
     stream(&engine, &group, 40 * MIB);
     wait_until(|| group.usage_bytes() < 15 * MIB);
     let runs = || group.stat_total(StatItem::KswapdRun);
-    // Once asleep, nobody runs again: the number of quanta stands still while others work.
+    // Once asleep, no worker runs again: the number of quanta stays while other threads work.
     wait_until(|| {
         let before = runs();
         (0..1000).for_each(|_| std::thread::yield_now());
@@ -271,7 +272,7 @@ fn read_ahead_does_not_leap_over_the_mark_of_a_small_group() {
     }
 }
 
-/// Objects that somebody else lets go of when asked.
+/// Objects that another party frees when asked.
 #[derive(Debug)]
 struct Promising {
     left: AtomicU64,
@@ -304,7 +305,7 @@ impl Shrinker for Promising {
 const OBJECT: u64 = 1000;
 
 #[test]
-fn the_workers_wait_for_what_was_promised_before_they_ask_for_more() {
+fn workers_wait_for_promised_bytes_before_they_ask_for_more() {
     const NR: u64 = 20_000;
     let engine = engine(1);
     let group = limited(&engine, "a", 24 * MIB);
@@ -319,7 +320,7 @@ fn the_workers_wait_for_what_was_promised_before_they_ask_for_more() {
     std::thread::scope(|scope| {
         scope.spawn(move || {
             while let Ok(mut nr) = asked.recv() {
-                // As slow as can be: not before nobody asks for more.
+                // As slow as can be: not before no caller asks for more.
                 while let Ok(more) = asked.recv_timeout(Duration::from_millis(1)) {
                     nr += more;
                 }
@@ -360,7 +361,7 @@ impl Shrinker for InUse {
 }
 
 #[test]
-fn who_has_nothing_to_free_is_asked_now_and_then_while_pages_come_and_at_once_when_they_do_not() {
+fn idle_shrinkers_are_polled_rarely_under_easy_reclaim() {
     const LIMIT: u64 = 208 * MIB;
     const NR_PAGES: u64 = 32 * MIB / 4096;
     let config = EngineConfig { pool_bytes: 256 * MIB, nr_nodes: 1, ..EngineConfig::default() };
@@ -381,7 +382,7 @@ fn who_has_nothing_to_free_is_asked_now_and_then_while_pages_come_and_at_once_wh
     }
     let nr_asked = asked();
     assert!((NR_PAGES / 4096..=NR_PAGES / 512).contains(&nr_asked), "{nr_asked} times for {NR_PAGES} pages");
-    // Without pages everybody is asked each time.
+    // Without pages every shrinker is asked each time.
     drop(file);
     let _ = engine.reclaim(&group, u64::MAX, &|| false);
     asked();

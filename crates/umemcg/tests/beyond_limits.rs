@@ -1,4 +1,5 @@
-//! Data I/O of groups that have no room for a page: it goes on, nothing waits in a ring, and nothing stays.
+//! Data I/O of groups that have no room for a page: it goes on, nothing waits in a ring, and
+//! nothing stays.
 
 mod common;
 
@@ -154,6 +155,28 @@ fn a_refused_append_leaves_the_length_as_it_was() {
         assert!(matches!(memory.append(&none, &[1; 65536]), Err(FileError::NoSpace)));
     }
     assert_eq!(memory.len(), 0, "ENOSPC");
+}
+
+#[test]
+fn a_write_that_the_store_takes_in_part_is_short() {
+    let engine = engine(64 << 20);
+    let none = group(&engine, "none", 0);
+    let store = MemStore::new();
+    let file = engine.open_file(store.clone(), 0).unwrap();
+    // It takes a page, and is full from the second call on.
+    store.short_writes.store(true, Ordering::Relaxed);
+    let (of_hook, has_taken) = (Arc::downgrade(&store), AtomicBool::new(false));
+    store.on_call.set(move || {
+        if has_taken.swap(true, Ordering::Relaxed) {
+            *of_hook.upgrade().unwrap().bad.lock() = 0..u64::MAX;
+        }
+    });
+    let data = pattern(8, 0, 8 * 4096);
+    assert_eq!(file.write(&none, 0, &data).unwrap(), 4096);
+    assert_eq!(file.len(), 4096, "what the store has taken is the file's");
+    assert!(store.live() == data[..4096]);
+    assert!(matches!(file.write(&none, 4096, &data), Err(FileError::Store(_))), "nothing at all");
+    assert_eq!(file.len(), 4096);
 }
 
 #[test]

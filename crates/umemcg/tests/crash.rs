@@ -1,8 +1,10 @@
-//! Power cuts: at every call to a store that forgets and reorders whatever was not synced, what fsync acknowledged is
-//! there, and nothing that was fsynced later is there without what was fsynced earlier.
+//! Power cuts: at every call to a store that forgets and reorders whatever was not synced, what
+//! fsync acknowledged is there, and nothing that was fsynced later is there without what was
+//! fsynced earlier.
 //!
-//! The promise is the engine's: layers above pass a user's sync on to it. That they do, with a file system that forgets below
-//! a volume and every request to it as a cut, is shown in `umemcg-fuse/tests/power_cut.rs`.
+//! The promise is the engine's: layers above pass a user's sync on to it. That they do, with a file
+//! system that forgets below a volume and every request to it as a cut, is shown in
+//! `umemcg-fuse/tests/power_cut.rs`.
 
 mod common;
 
@@ -27,7 +29,7 @@ fn records(bytes: &[u8], seed: u64) -> usize {
 }
 
 #[test]
-fn a_log_fsynced_second_never_survives_without_the_log_fsynced_first() {
+fn no_second_synced_log_survives_without_the_first() {
     let engine = engine(8 << 20);
     // Small enough that reclaim and the flusher write and evict between the syncs.
     let tenant = group(&engine, "t", 256 << 10);
@@ -70,14 +72,14 @@ fn a_log_fsynced_second_never_survives_without_the_log_fsynced_first() {
 }
 
 #[test]
-fn a_write_that_was_acknowledged_by_fsync_survives_any_cut_while_others_overwrite() {
+fn a_synced_write_survives_any_cut_while_others_overwrite() {
     let engine = engine(8 << 20);
     let tenant = group(&engine, "t", 512 << 10);
     let store = MemStore::new();
     let file = engine.open_file(store.clone(), 0).unwrap();
     let cursor = file.sample_error();
-    // Generation g of page p is the byte g in all of it; after a cut a page holds an acknowledged generation or a later one,
-    // never an older one.
+    // Generation g of page p is the byte g in all of it; after a cut a page holds an acknowledged
+    // generation or a later one, never an older one.
     let pages = 64usize;
     let mut acked = vec![0u8; pages];
     for generation in 1..=40u8 {
@@ -143,7 +145,8 @@ impl BackingStore for DiskFile {
         Ok(bytes.len())
     }
     fn sync_range(&self, _offset: u64, _len: u64) -> std::io::Result<()> {
-        // Enough to evict, never enough for a user: no new length is committed, and no cache of the device is flushed.
+        // Enough to evict, never enough for a user: no new length is committed, and no cache of the
+        // device is flushed.
         self.disk.pass();
         Ok(())
     }
@@ -220,7 +223,8 @@ impl User {
                 self.promises().will_zero(number, range.clone());
                 let punch = || {
                     self.disk.zero(number, range.clone());
-                    // The cache forgets dirty pages there, and with them growth that only they would have brought.
+                    // The cache forgets dirty pages there, and with them growth that only they
+                    // would have brought.
                     let len = file.len() as usize;
                     if self.disk.len(number) < len {
                         self.disk.set_len(number, len);
@@ -245,7 +249,8 @@ impl User {
     }
 }
 
-/// Several files changed in every way by one thread each, in a group so small that reclaim evicts and flushers write all the time.
+/// Several files changed in every way by one thread each, in a group so small that reclaim evicts
+/// and flushers write all the time.
 #[test]
 fn a_cut_at_any_call_leaves_what_was_synced_or_something_newer() {
     let mut nr_cuts = 0;
@@ -279,7 +284,8 @@ fn a_cut_at_any_call_leaves_what_was_synced_or_something_newer() {
             });
         }
         assert!(engine.sync_all(Duration::from_secs(60)).is_empty());
-        // What was written is durable now, though a hole alone need not be: that takes a sync of the file.
+        // What was written is durable now, though a hole alone need not be: that takes a sync of
+        // the file.
         users.iter().for_each(|user| user.sync(false));
         disk.pass();
         let promises = promises.lock().unwrap();

@@ -1,4 +1,5 @@
-//! Dirty limits of groups, on stores in memory: whose files are written, who is slowed, what is counted.
+//! Dirty limits of groups, on stores in memory: which files are written, which writers are slowed,
+//! what is counted.
 
 mod common;
 
@@ -45,7 +46,7 @@ fn written(store: &MemStore) -> usize {
 }
 
 #[test]
-fn a_group_over_its_limit_writes_its_own_files_and_nobody_elses() {
+fn a_group_over_its_limit_writes_its_own_files_only() {
     let engine = engine(64 * MIB);
     let (a, b) = (group(&engine, "a", u64::MAX), group(&engine, "b", u64::MAX));
     limit(&engine, &a, MIB, 512 * KIB);
@@ -66,7 +67,7 @@ fn a_group_over_its_limit_writes_its_own_files_and_nobody_elses() {
 }
 
 #[test]
-fn shared_files_are_written_for_a_group_that_has_none_of_its_own() {
+fn shared_files_are_written_for_a_group_without_its_own() {
     let engine = engine(64 * MIB);
     let (a, b) = (group(&engine, "a", u64::MAX), group(&engine, "b", u64::MAX));
     let stores = [MemStore::on_store(1), MemStore::on_store(1)];
@@ -128,7 +129,7 @@ fn a_removed_groups_dirty_files_are_its_parents() {
 }
 
 #[test]
-fn a_level_above_holds_its_children_and_nobody_beside_it() {
+fn a_level_above_holds_its_children_and_no_sibling() {
     let engine = engine(64 * MIB);
     let parent = group(&engine, "parent", u64::MAX);
     let [x, y] = ["x", "y"].map(|name| engine.create_group(&parent, name.as_ref()).unwrap());
@@ -143,11 +144,11 @@ fn a_level_above_holds_its_children_and_nobody_beside_it() {
     assert!(file.write_pause(&x, 4096).is_some());
     assert!(file.write_pause(&beside, 4096).is_none());
     store.release();
-    until("nobody is held any more", || pause.rest().is_none());
+    until("the writer is not held any more", || pause.rest().is_none());
 }
 
 #[test]
-fn a_writer_that_is_held_by_a_store_that_hangs_can_be_killed_and_writes_elsewhere() {
+fn a_writer_held_by_a_hanging_store_can_be_killed() {
     let engine = engine(64 * MIB);
     let a = group(&engine, "a", u64::MAX);
     limit(&engine, &a, MIB, 512 * KIB);
@@ -205,7 +206,7 @@ fn a_writer_at_its_limit_is_told_that_the_store_is_full() {
 }
 
 #[test]
-fn what_others_have_on_a_store_does_not_hold_a_group_that_another_store_holds_up() {
+fn dirty_data_on_another_store_does_not_slow_a_group() {
     // So large that the pool itself wants nothing written.
     let engine = engine(256 * MIB);
     let (a, b) = (group(&engine, "a", u64::MAX), group(&engine, "b", u64::MAX));
@@ -221,12 +222,12 @@ fn what_others_have_on_a_store_does_not_hold_a_group_that_another_store_holds_up
     assert!(unclean(&a) > MIB && unclean(&b) == 4 * MIB);
     assert!(file.write_pause(&a, 4096).is_none(), "a has next to nothing there");
     assert!(stuck.write_pause(&a, 4096).is_some());
-    // What it shares with others there is its concern, as long as it is not written.
+    // Pages count for the group that wrote them, in a file of another group, too.
     works.hang();
-    until("the neighbour's file is shared", || {
-        neighbours.write(&a, 4 * MIB, &[4; 4096]).unwrap();
-        file.write_pause(&a, 4096).is_some()
-    });
+    neighbours.write(&a, 4 * MIB, &[4; 4096]).unwrap();
+    assert!(file.write_pause(&a, 4096).is_none(), "a has two pages there");
+    neighbours.write(&a, 4 * MIB, &vec![4; 256 * KIB as usize]).unwrap();
+    assert!(file.write_pause(&a, 4096).is_some(), "more than an eighth of its threshold");
     [&hangs, &works].into_iter().for_each(|store| store.release());
     assert!(engine.sync_all(Duration::from_secs(60)).is_empty());
 }
@@ -308,7 +309,7 @@ impl BackingStore for Slow {
 }
 
 #[test]
-fn a_writer_settles_at_the_stores_rate_between_free_run_and_limit() {
+fn a_writer_settles_between_free_run_and_limit_at_store_speed() {
     let engine = engine(64 * MIB);
     let a = group(&engine, "a", u64::MAX);
     limit(&engine, &a, 4 * MIB, 2 * MIB);
@@ -331,7 +332,7 @@ fn a_writer_settles_at_the_stores_rate_between_free_run_and_limit() {
 }
 
 #[test]
-fn whatever_happens_to_pages_and_groups_the_counts_are_exact_when_it_is_over() {
+fn counts_are_exact_after_anything_happens_to_dirty_pages() {
     let engine = engine(24 * MIB);
     let parent = group(&engine, "parent", u64::MAX);
     limit(&engine, &parent, 2 * MIB, MIB);
@@ -406,4 +407,32 @@ fn whatever_happens_to_pages_and_groups_the_counts_are_exact_when_it_is_over() {
         assert_eq!((engine.root().stat_total(item), parent.stat_local(item)), (0, 0), "{item:?}");
     }
     assert_eq!(engine.cache().dirty_limits().nr_unclean(), 0);
+}
+
+/// What it takes to remove a group that has so many dirty files: locks, and files looked at.
+#[cfg(debug_assertions)]
+fn nr_steps_of_removal(nr_files: u64) -> u64 {
+    let engine = engine(512 * MIB);
+    let parent = group(&engine, "p", u64::MAX);
+    let child = engine.create_group(&parent, "c".as_ref()).unwrap();
+    let store = MemStore::on_store(1);
+    // The parent has some of its own, behind which those of the child go.
+    let files: Vec<_> = (0..nr_files + 1).map(|_| open(&engine, &store)).collect();
+    for (n, file) in files.iter().enumerate() {
+        file.write(if n == 0 { &parent } else { &child }, 0, b"dirty").unwrap();
+    }
+    assert!(files.iter().all(|file| file.nr_dirty() == 1));
+    let before = umemcg_base::held::nr_steps();
+    engine.remove_group(&child).unwrap();
+    let nr_steps = umemcg_base::held::nr_steps() - before;
+    files.iter().for_each(|file| file.fsync(true, &file.sample_error()).unwrap());
+    assert_eq!(unclean(engine.root()), 0);
+    nr_steps
+}
+
+#[cfg(debug_assertions)]
+#[test]
+fn a_removed_group_hands_any_number_of_dirty_files_over_at_once() {
+    let (few, many) = (nr_steps_of_removal(10), nr_steps_of_removal(10_000));
+    assert!(many <= few + 4, "{few} steps with 10 files, {many} with 10,000");
 }

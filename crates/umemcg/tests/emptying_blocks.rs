@@ -1,4 +1,5 @@
-//! Sparse blocks are emptied while their pages are used: nothing is lost, comes back, or is forgotten by reclaim.
+//! Sparse blocks are emptied while their pages are used: nothing is lost, comes back, or is
+//! forgotten by reclaim.
 
 mod common;
 
@@ -36,7 +37,8 @@ impl Dice {
     }
 }
 
-/// Files of which every third page stays, so that the pages of others lie in sparse blocks. They come and go.
+/// Files of which every third page stays, so that the pages of others lie in sparse blocks. They
+/// come and go.
 fn fragment(engine: &Engine, tenant: &Arc<Group>, dice: &mut Dice) {
     let len = 4 << 20;
     let file = engine.open_file(MemStore::with(&pattern(9, 0, len)), len as u64).unwrap();
@@ -74,7 +76,8 @@ fn step(
             let punch = || {
                 let Some(store) = store else { return Ok(()) };
                 store.punch(at, end.saturating_sub(at));
-                // The cache forgets what it has there: what only it had must not make the store's file shorter.
+                // The cache forgets what it has there: what only it had must not make the store's
+                // file shorter.
                 if store.live().len() < file.len() as usize { store.set_len(file.len()) } else { Ok(()) }
             };
             file.zero_range(at, len, punch).unwrap();
@@ -158,5 +161,40 @@ fn a_stored_file_keeps_its_contents_while_blocks_are_emptied() {
 fn a_file_in_memory_keeps_its_contents_while_it_moves() {
     change_while_blocks_are_emptied(|engine| {
         (engine.cache().open_memory_file(Arc::new(Unlimited), 0).unwrap(), None)
+    });
+}
+
+#[test]
+fn no_page_moves_while_its_file_is_being_changed() {
+    const NR_KEPT: u64 = 64;
+    let engine = engine(32 << 20);
+    let tenant = group(&engine, "a", 16 << 20);
+    let file = engine.cache().open_memory_file(Arc::new(Unlimited), 0).unwrap();
+    file.write(&tenant, 0, &pattern(5, 0, 8 << 20)).unwrap();
+    for page in (0..(8 << 20) / PAGE).filter(|page| page % NR_KEPT > 0) {
+        file.zero_range(page * PAGE, PAGE, || Ok(())).unwrap();
+    }
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let mut moves = None;
+        let change = || {
+            let mover = scope.spawn(|| {
+                tell.send(std::fs::read_link("/proc/thread-self").unwrap()).unwrap();
+                engine.cache().empty_sparse_blocks(usize::MAX)
+            });
+            let stat = std::path::Path::new("/proc").join(told.recv().unwrap()).join("stat");
+            let is_asleep = || {
+                std::fs::read_to_string(&stat)
+                    .is_ok_and(|stat| stat.rsplit(')').next().unwrap().starts_with(" S"))
+            };
+            while !mover.is_finished() && !is_asleep() {
+                std::thread::yield_now();
+            }
+            assert!(!mover.is_finished(), "it waits for the change");
+            moves = Some(mover);
+            Ok(())
+        };
+        file.zero_range(0, PAGE, change).unwrap();
+        assert!(moves.unwrap().join().unwrap() > 0);
     });
 }

@@ -1,4 +1,5 @@
-//! A group full of dirty data that its store does not take: what else it does goes on, and nothing is lost.
+//! A group full of dirty data that its store does not take: what else it does goes on, and nothing
+//! is lost.
 
 mod common;
 
@@ -25,7 +26,7 @@ fn ground() -> (Arc<Engine>, Arc<Group>) {
 }
 
 #[test]
-fn a_group_full_of_what_a_hanging_store_does_not_take_reads_and_writes_other_stores_uncached() {
+fn a_group_full_of_a_hanging_stores_data_works_uncached() {
     let (engine, tenant) = ground();
     let stuck = MemStore::on_store(1);
     let stuck_file = engine.open_file(stuck.clone(), 0).unwrap();
@@ -61,7 +62,8 @@ fn a_group_full_of_what_a_store_refuses_is_told_and_keeps_it() {
         len += nr as u64;
         assert!(len < 512 << 10);
     }
-    // There is no room for more, and the store does not take it: whoever writes on hears of it, again and again.
+    // There is no room for more, and the store does not take it: every further write gets the
+    // error.
     for _ in 0..20 {
         let refused = file.write(&tenant, len, &[9; 4096]);
         assert!(
@@ -77,7 +79,7 @@ fn a_group_full_of_what_a_store_refuses_is_told_and_keeps_it() {
 }
 
 #[test]
-fn a_place_that_the_store_does_not_take_keeps_nothing_behind_it_from_being_written() {
+fn a_refused_range_keeps_no_later_one_from_being_written() {
     let engine = engine(32 << 20);
     let tenant = group(&engine, "t", 16 << 20);
     let store = MemStore::on_store(1);
@@ -128,4 +130,27 @@ fn what_the_store_may_have_lost_before_it_confirmed_stays() {
     assert_eq!(file.len(), 4096);
     file.write_back().unwrap();
     assert_eq!(store.live(), [b'b'; 4096]);
+}
+
+#[test]
+fn a_file_that_is_given_up_during_a_sync_goes_with_it() {
+    let (engine, tenant) = ground();
+    let (quick, stuck) = (MemStore::on_store(1), MemStore::on_store(2));
+    let file = engine.open_file(quick, 0).unwrap();
+    let stuck_file = engine.open_file(stuck.clone(), 0).unwrap();
+    for file in [&file, &stuck_file] {
+        file.write(&tenant, 0, &[1; 4096]).unwrap();
+    }
+    stuck.hang();
+    let sync = std::thread::spawn({
+        let engine = Arc::clone(&engine);
+        move || engine.sync_all(Duration::from_secs(60))
+    });
+    // The thread that has synced it lets go of it, and the caller of the sync has it still.
+    while !file.is_stable() || Arc::strong_count(&file) > 2 {
+        std::thread::yield_now();
+    }
+    drop(file);
+    stuck.release();
+    assert!(sync.join().unwrap().is_empty());
 }

@@ -1,4 +1,5 @@
-//! What a read hit promises: the right bytes whatever happens to the page, no sleep, and nothing shared written.
+//! What a read hit promises: the right bytes whatever happens to the page, no sleep, and nothing
+//! shared written.
 
 mod common;
 
@@ -55,7 +56,7 @@ fn what_is_not_cached_is_no_hit() {
 
 /// Where most of a stretch of pages lies side by side, the others are looked for beside them first.
 #[test]
-fn a_page_that_lies_elsewhere_than_its_neighbours_is_found_and_is_itself() {
+fn a_page_apart_from_its_neighbours_is_found() {
     let engine = engine(64 << 20);
     let tenant = group(&engine, "a", 48 << 20);
     let len = 4 * MIB;
@@ -128,7 +129,8 @@ fn a_hit_counts_nothing_that_others_count() {
 
 #[test]
 fn a_copy_is_never_another_page_while_pages_come_and_go() {
-    // Two files of which one half fits, each read by random pages: frames change hands all the time.
+    // Two files of which one half fits, each read by random pages: frames change hands all the
+    // time.
     let engine = engine(16 << 20);
     let tenant = group(&engine, "a", 2 << 20);
     let files: Vec<Arc<File>> = (0..2)

@@ -1,4 +1,5 @@
-//! Stores that have files and no dirty data cost no thread. Alone in its process, because it counts threads.
+//! Stores that have files and no dirty data cost no thread. Alone in its process, because it counts
+//! threads.
 
 mod common;
 
@@ -28,14 +29,14 @@ fn until(what: &str, condition: impl Fn() -> bool) {
 }
 
 #[test]
-fn a_flusher_comes_with_dirty_data_and_goes_when_there_has_been_none_for_a_while() {
+fn a_flusher_starts_with_dirty_data_and_ends_when_idle() {
     let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let engine = engine(16 << 20);
     let stores: Vec<_> = (0..500).map(MemStore::on_store).collect();
     let files: Vec<_> =
         stores.iter().map(|store| engine.open_file(std::sync::Arc::clone(store) as _, 0).unwrap()).collect();
     until("those of another test have gone", || nr_flushers() == 0);
-    assert_eq!(nr_flushers(), 0, "five hundred stores that nobody writes to");
+    assert_eq!(nr_flushers(), 0, "five hundred stores without writers");
     for (n, file) in files.iter().enumerate().take(3) {
         file.write(engine.root(), 0, &[n as u8; 5000]).unwrap();
         file.start_writeback();
@@ -51,7 +52,7 @@ fn a_flusher_comes_with_dirty_data_and_goes_when_there_has_been_none_for_a_while
 }
 
 #[test]
-fn more_stores_with_dirty_data_than_threads_take_turns_and_a_few_that_hang_keep_nobody() {
+fn stores_take_turns_at_threads_and_a_few_may_hang() {
     let _alone = ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let engine = engine(64 << 20);
     let stores: Vec<_> = (1000..1400).map(MemStore::on_store).collect();

@@ -1,4 +1,5 @@
-//! Files that live in the pool alone: what they cost, what refuses them, and that all of it comes back.
+//! Files that live in the pool alone: what they cost, what refuses them, and that all of it comes
+//! back.
 
 mod common;
 
@@ -49,7 +50,7 @@ fn stat(group: &Group, item: StatItem) -> u64 {
 }
 
 #[test]
-fn what_is_written_is_read_back_and_counted_as_unevictable_shared_memory() {
+fn written_data_is_read_back_and_is_unevictable_shmem() {
     let engine = engine(16 << 20);
     let tenant = group(&engine, "tenant", 8 << 20);
     let quota = Quota::of(u64::MAX / 2);
@@ -110,7 +111,7 @@ fn a_page_far_out_in_an_empty_file_leaves_no_index_behind() {
 }
 
 #[test]
-fn a_write_beyond_the_groups_limit_is_refused_and_what_was_there_stays() {
+fn a_write_beyond_the_limit_is_refused_and_old_data_stays() {
     let engine = engine(16 << 20);
     let tenant = group(&engine, "tenant", 1 << 20);
     let quota = Quota::of(u64::MAX / 2);
@@ -171,7 +172,7 @@ fn an_allocation_gives_all_or_changes_nothing() {
 }
 
 #[test]
-fn a_removed_groups_pages_are_its_parents_and_all_gauges_end_at_zero() {
+fn a_removed_groups_pages_go_up_and_all_gauges_end_at_zero() {
     let engine = engine(16 << 20);
     let quota = Quota::of(u64::MAX / 2);
     let file = file(&engine, &quota);

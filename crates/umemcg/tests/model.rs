@@ -1,4 +1,5 @@
-//! Random operations on files, against the plainest possible model: a vector of bytes for each file.
+//! Random operations on files, against the plainest possible model: a vector of bytes for each
+//! file.
 
 mod common;
 
@@ -116,7 +117,8 @@ impl World {
             }
             Op::Limit { bytes } => {
                 self.engine.set_max(&self.group, bytes, &|| false);
-                // What may stay above is index nodes that lead to another group's pages of the same file.
+                // What may stay above is index nodes that lead to another group's pages of the same
+                // file.
                 let pages = self.group.stat_local(StatItem::InactiveFile)
                     + self.group.stat_local(StatItem::ActiveFile);
                 let usage = self.group.usage_bytes();

@@ -89,7 +89,7 @@ fn io_goes_uncached_when_a_group_cannot_have_one_page() {
 }
 
 #[test]
-fn a_failed_write_back_keeps_the_data_and_is_told_once_to_each_open_file() {
+fn a_failed_write_back_keeps_data_and_is_told_once_a_file() {
     let engine = engine(32 << 20);
     let tenant = group(&engine, "a", 16 << 20);
     let store = MemStore::new();
@@ -228,7 +228,7 @@ fn a_thousand_groups_come_fill_and_go_and_leave_nothing() {
         drop(file);
     }
     wait_until(|| {
-        // An empty list is kept until somebody looks for what it could give.
+        // An empty list is kept until a walk looks for what it could give.
         engine.drop_caches(DropCaches::Both, &|| false);
         engine.root().drain_stocks();
         engine.root().usage_bytes() == before
@@ -243,7 +243,7 @@ fn a_thousand_groups_come_fill_and_go_and_leave_nothing() {
 }
 
 #[test]
-fn dropping_caches_takes_clean_pages_however_often_used_and_leaves_dirty_ones() {
+fn dropping_caches_takes_all_clean_pages_and_no_dirty_ones() {
     let engine = engine(64 << 20);
     let tenant = group(&engine, "a", 16 << 20);
     let clean = engine.open_file(MemStore::with(&pattern(3, 0, 4 * MIB)), 4 * MIB as u64).unwrap();
@@ -263,7 +263,8 @@ fn dropping_caches_takes_clean_pages_however_often_used_and_leaves_dirty_ones() 
     dirty.fsync(true, &dirty.sample_error()).unwrap();
     engine.drop_caches(DropCaches::Pages, &|| false);
     assert_eq!(dirty.nr_cached_pages(), 0);
-    // Without pages there is nothing to compare shadows with. They go by halves, so it takes some passes.
+    // Without pages there is nothing to compare shadows with. They go by halves, so it takes some
+    // passes.
     wait_until(|| {
         engine.drop_caches(DropCaches::Objects, &|| false);
         engine.cache().nr_shadow_leaves() == 0
@@ -319,7 +320,7 @@ fn the_flusher_writes_what_is_over_the_threshold_by_itself() {
 }
 
 #[test]
-fn a_growing_file_that_is_flushed_all_the_time_reaches_the_store_whole() {
+fn a_growing_file_under_flushes_reaches_the_store_whole() {
     let engine = engine(32 << 20);
     let tenant = group(&engine, "a", 4 << 20);
     let store = MemStore::new();

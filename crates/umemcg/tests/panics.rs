@@ -1,4 +1,4 @@
-//! Panics of stores, quotas and of those who are asked whether to give up: a store that panics has failed, a quota that
+//! Panics of stores, quotas and "give up?" closures: a store that panics has failed, a quota that
 //! panics has no room, and afterwards everything adds up.
 
 mod common;
@@ -148,7 +148,7 @@ impl Drop for Rude {
 }
 
 #[test]
-fn a_store_that_claims_too_much_or_ends_with_a_panic_keeps_its_flusher() {
+fn a_store_that_overclaims_or_panics_keeps_its_flusher() {
     let engine = engine(16 << 20);
     let tenant = group(&engine, "t", 1 << 20);
     let rude = |ends_rudely| {
@@ -221,7 +221,7 @@ fn a_quota_that_panics_has_no_room_and_nothing_is_lost() {
 }
 
 #[test]
-fn a_panic_of_who_is_asked_whether_to_give_up_is_the_askers_own() {
+fn a_panic_of_a_give_up_closure_is_its_callers() {
     type Act = fn(&Engine, &Arc<Group>, &dyn Fn() -> bool);
     let acts: [(&str, Act); 7] = [
         ("charge", |engine, tenant, ask| {
@@ -254,7 +254,7 @@ fn a_panic_of_who_is_asked_whether_to_give_up_is_the_askers_own() {
             };
             let _ = catch_unwind(AssertUnwindSafe(|| act(&engine, &tenant, &ask)));
             // A worker may be faster to bring it below `memory.high`.
-            assert!(at > 0 || name == "handle_over_high" || fuse.is_blown(), "{run}: nobody asked");
+            assert!(at > 0 || name == "handle_over_high" || fuse.is_blown(), "{run}: it was never asked");
             // As if nothing had been.
             act(&engine, &tenant, &|| false);
             drop(file);

@@ -1,5 +1,5 @@
-//! Who gives way and who does not: the selection tests of the kernel's own suite, restated for page cache, and what else
-//! `memory.min` and `memory.low` promise.
+//! Which groups give memory and which do not: the selection tests of the kernel's own suite,
+//! restated for page cache, and what else `memory.min` and `memory.low` promise.
 
 mod common;
 
@@ -70,8 +70,9 @@ fn mib(group: &Group) -> u64 {
     (group.usage_bytes() + MIB / 2) / MIB
 }
 
-/// A with a limit of 200 MiB; in it B, which is promised 50, and G, which holds memory that cannot go. In B four that are promised 75,
-/// 25, nothing and 500 (the last holds nothing); the others have 50 MiB of cache each.
+/// A with a limit of 200 MiB; in it B, which is promised 50, and G, which holds memory that cannot
+/// go. In B four that are promised 75, 25, nothing and 500 (the last holds nothing); the others
+/// have 50 MiB of cache each.
 struct Tree {
     engine: Arc<Engine>,
     b: Arc<Group>,
@@ -100,7 +101,8 @@ impl Tree {
 
     fn assert_shares(&self) {
         let [c, d, e, f] = [0, 1, 2, 3].map(|leaf| mib(&self.leaves[leaf]));
-        // Both suites are right: the end state depends on how much is scanned at a time, and lies between theirs.
+        // Both suites are right: the end state depends on how much is scanned at a time, and lies
+        // between theirs.
         assert!((29..=33).contains(&c) || is_close(c, 29, 15) && is_close(c, 33, 20), "C {c}");
         assert!((17..=21).contains(&d) || is_close(d, 21, 20) && is_close(d, 17, 20), "D {d}");
         assert!(e <= 1 && f == 0, "E {e}, F {f}");
@@ -108,7 +110,7 @@ impl Tree {
 }
 
 #[test]
-fn what_is_promised_for_sure_is_kept_in_shares_and_who_wants_it_is_refused() {
+fn min_is_kept_in_shares_and_a_charge_for_it_is_refused() {
     let tree = Tree::new(Engine::set_min);
     let held = tree.hold(148).unwrap();
     assert!(is_close(mib(&tree.b), 50, 3), "B {}", mib(&tree.b));
@@ -121,20 +123,20 @@ fn what_is_promised_for_sure_is_kept_in_shares_and_who_wants_it_is_refused() {
     let a = tree.b.parent().unwrap();
     assert!(a.event_count(EventKind::Oom) > 0 && a.event_count(EventKind::OomKill) == 0);
     assert_eq!(a.event_count(EventKind::Low), 0);
-    // From itself nobody is protected.
+    // A group is not protected from itself.
     let c = &tree.leaves[0];
     tree.engine.reclaim(c, c.usage_bytes() - 10 * MIB, &|| false).unwrap();
     assert!(is_close(mib(c), 10, 3), "C {}", mib(c));
 }
 
 #[test]
-fn what_is_promised_as_best_we_can_is_kept_in_shares_until_nothing_else_is_left() {
+fn low_is_kept_in_shares_until_nothing_else_is_left() {
     let tree = Tree::new(Engine::set_low);
     let held = tree.hold(148).unwrap();
     assert!(is_close(mib(&tree.b), 50, 3), "B {}", mib(&tree.b));
     tree.assert_shares();
     let events = |leaf: usize| tree.leaves[leaf].event_count(EventKind::Low);
-    assert_eq!([0, 1, 2, 3].map(events), [0; 4], "nobody was touched who is protected");
+    assert_eq!([0, 1, 2, 3].map(events), [0; 4], "no protected group was touched");
     drop(held);
     let held = tree.hold(170).unwrap();
     assert!(is_close(mib(&tree.b), 30, 3), "B {}", mib(&tree.b));
@@ -148,7 +150,7 @@ fn what_is_promised_as_best_we_can_is_kept_in_shares_until_nothing_else_is_left(
 }
 
 #[test]
-fn whoever_is_not_protected_gives_everything_before_the_protected_give_anything() {
+fn unprotected_groups_give_all_before_protected_ones_give() {
     let engine = common::engine(64 * MIB);
     let [kept, other] = ["kept", "other"].map(|name| child(&engine, engine.root(), name));
     engine.set_low(&kept, 32 * MIB);
@@ -162,7 +164,7 @@ fn whoever_is_not_protected_gives_everything_before_the_protected_give_anything(
 }
 
 #[test]
-fn background_reclaim_leaves_the_protected_alone_and_in_the_end_takes_of_low() {
+fn background_reclaim_leaves_min_alone_and_takes_low_last() {
     let engine = common::engine(256 * MIB);
     let parent = common::group(&engine, "parent", 64 * MIB);
     let [kept, other] = ["kept", "other"].map(|name| child(&engine, &parent, name));
@@ -208,7 +210,7 @@ fn objects_are_protected_with_the_pages_beside_them() {
 }
 
 #[test]
-fn promises_end_with_their_group_and_what_it_held_is_no_longer_kept() {
+fn protection_ends_with_its_group() {
     let engine = common::engine(64 * MIB);
     let parent = child(&engine, engine.root(), "parent");
     let leaf = child(&engine, &parent, "leaf");
@@ -220,7 +222,7 @@ fn promises_end_with_their_group_and_what_it_held_is_no_longer_kept() {
     engine.remove_group(&leaf).unwrap();
     assert!(parent.claimed_below_bytes().is_none() && leaf.protection().is_none());
     engine.set_min(&leaf, MIB);
-    assert!(parent.claimed_below_bytes().is_none(), "nobody promises anything to the dead");
+    assert!(parent.claimed_below_bytes().is_none(), "a removed group has no claims");
     drop(held);
     engine.set_min(engine.root(), MIB);
     assert!(engine.root().protection().is_none(), "nothing is above the root");

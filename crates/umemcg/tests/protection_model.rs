@@ -1,5 +1,5 @@
-//! Effective protection against a plain model of it, on random trees: whatever was promised to whom, whatever is used, and
-//! wherever the reclaim starts. The model may be read as the specification.
+//! Effective protection against a plain model of it, on random trees, with random settings and
+//! usage, and reclaim that starts anywhere. The model may be read as the specification.
 
 mod common;
 
@@ -10,7 +10,8 @@ use umemcg::{Charge, Engine, EngineConfig, Group, Protection};
 
 const MIB: u64 = 1 << 20;
 
-/// One group: the number of its parent in the list (modulo what is there), its settings, and what it holds.
+/// One group: the number of its parent in the list (modulo what is there), its settings, and what
+/// it holds.
 #[derive(Debug, Clone)]
 struct Plan {
     parent: usize,
@@ -96,7 +97,8 @@ proptest! {
         }).unwrap();
         let (groups, held) = build(&engine, &plans);
         for ((group, _), plan) in groups[1..].iter().zip(&plans) {
-            // Those with groups below stay; what the others hold becomes the parent's, and their promises end.
+            // Those with groups below stay; what the others hold becomes the parent's, and their
+            // promises end.
             if plan.is_removed {
                 let _ = engine.remove_group(group);
             }
@@ -122,7 +124,8 @@ proptest! {
                 prop_assert_eq!(found, expected, "group {} from {}", of, target);
             }
         }
-        // One walk over everything, which remembers the levels above, finds the same, in whatever order it comes by.
+        // One walk over everything, which remembers the levels above, finds the same, in whatever
+        // order it comes by.
         let mut walk = umemcg::EffectiveProtection::new(engine.root(), recursive);
         for of in (0..groups.len()).chain((0..groups.len()).rev()).filter(|&of| !groups[of].0.is_dead()) {
             prop_assert_eq!(walk.of(&groups[of].0).min, effective(&min, 0, of, recursive));

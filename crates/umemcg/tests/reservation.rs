@@ -1,4 +1,4 @@
-//! Guarantees and reservations: what is lent comes back, whoever has borrowed it.
+//! Guarantees and reservations: what is lent comes back, whichever group has borrowed it.
 
 mod common;
 
@@ -69,13 +69,13 @@ fn a_reservation_of_a_removed_group_is_its_parents() {
 }
 
 #[test]
-fn the_idle_part_of_a_guarantee_is_lent_and_comes_back_from_whoever_has_it() {
+fn the_idle_part_of_a_guarantee_is_lent_and_comes_back() {
     let engine = common::engine(96 * MIB);
     let owner = child(&engine, engine.root(), "owner");
     let borrowers = child(&engine, engine.root(), "borrowers");
     let clean = child(&engine, &borrowers, "clean");
     let share = engine.guarantee(&owner, 64 * MIB).unwrap();
-    // All of the pool is somebody else's…
+    // All of the pool is another group's…
     let store = MemStore::with(&vec![7; 90 << 20]);
     let file = engine.open_file(store, 90 * MIB).unwrap();
     read(&file, &clean, 90 * MIB);
@@ -139,12 +139,12 @@ fn a_reservation_outlasts_a_store_that_hangs_for_a_while() {
         store.release();
         drop(taking_back.join().unwrap());
     });
-    assert_eq!(engine.root().event_count(umemcg::EventKind::Oom), 0, "nobody was refused");
+    assert_eq!(engine.root().event_count(umemcg::EventKind::Oom), 0, "no charge was refused");
     assert!(engine.sync_all(std::time::Duration::from_secs(60)).is_empty());
 }
 
 #[test]
-fn what_is_guaranteed_and_in_use_stays_under_pressure_at_every_depth() {
+fn a_used_guarantee_stays_under_pressure_at_every_depth() {
     let engine = common::engine(64 * MIB);
     let department = child(&engine, engine.root(), "department");
     let [owner, colleague] = ["owner", "colleague"].map(|name| child(&engine, &department, name));
@@ -163,7 +163,7 @@ fn what_is_guaranteed_and_in_use_stays_under_pressure_at_every_depth() {
 }
 
 #[test]
-fn guarantees_are_kept_while_everybody_borrows_and_takes_back_at_once() {
+fn guarantees_hold_while_all_groups_borrow_and_take_back() {
     const NR_OWNERS: u64 = 3;
     let engine = common::engine(64 * MIB);
     let borrower = child(&engine, engine.root(), "borrower");

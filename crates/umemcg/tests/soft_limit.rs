@@ -1,4 +1,5 @@
-//! Soft limits in every kind of reclaim: who has more than promised gives, and the neighbour keeps what it has.
+//! Soft limits in every kind of reclaim: a group in excess gives, and its neighbour keeps what it
+//! has.
 
 mod common;
 
@@ -48,13 +49,13 @@ impl World {
     }
 
     fn check(&self, what: &str) {
-        assert!(stolen(&self.hog) >= (MIB / 4096) as i64, "{what}: who is in excess gives");
-        assert_eq!(stolen(&self.neighbour), 0, "{what}: who is not, does not");
+        assert!(stolen(&self.hog) >= (MIB / 4096) as i64, "{what}: a group in excess gives");
+        assert_eq!(stolen(&self.neighbour), 0, "{what}: its neighbour does not");
     }
 }
 
 #[test]
-fn a_charge_that_is_refused_takes_from_who_is_in_excess() {
+fn a_refused_charge_takes_from_groups_in_excess() {
     let world = World::new();
     world.top.set_max(world.top.usage_bytes());
     let _held = world.engine.charge(&world.neighbour, 2 * MIB).unwrap();
@@ -62,7 +63,7 @@ fn a_charge_that_is_refused_takes_from_who_is_in_excess() {
 }
 
 #[test]
-fn a_limit_write_takes_from_who_is_in_excess() {
+fn a_limit_write_takes_from_groups_in_excess() {
     let world = World::new();
     world.engine.set_limit(&world.top, world.top.usage_bytes() - 2 * MIB, &never).unwrap();
     world.check("v1");
@@ -75,18 +76,18 @@ fn a_limit_write_takes_from_who_is_in_excess() {
 }
 
 #[test]
-fn reclaim_on_request_takes_from_who_is_in_excess_as_long_as_anybody_is() {
+fn reclaim_on_request_takes_from_groups_in_excess_first() {
     let world = World::new();
     world.engine.reclaim(&world.top, 2 * MIB, &never).unwrap();
     world.check("memory.reclaim");
-    // More than the excess: then everybody gives.
+    // More than the excess: then all groups give.
     world.engine.reclaim(&world.top, 8 * MIB, &never).unwrap();
     assert!(stolen(&world.neighbour) > 0);
     assert_eq!(world.hog.excess_bytes(), 0);
 }
 
 #[test]
-fn background_reclaim_takes_from_who_is_in_excess() {
+fn background_reclaim_takes_from_groups_in_excess() {
     let world = World::new();
     let (engine, top) = (&world.engine, &world.top);
     let limit = top.usage_bytes() + MIB;
@@ -103,7 +104,7 @@ fn background_reclaim_takes_from_who_is_in_excess() {
 }
 
 #[test]
-fn emptying_and_dropping_ask_nobody_for_his_soft_limit() {
+fn emptying_and_dropping_ignore_soft_limits() {
     let world = World::new();
     let _ = world.engine.force_empty(&world.top, &never);
     assert!(world.files.iter().all(|file| file.nr_cached_pages() == 0), "force_empty");
@@ -113,7 +114,7 @@ fn emptying_and_dropping_ask_nobody_for_his_soft_limit() {
 }
 
 #[test]
-fn a_streaming_group_over_its_soft_limit_costs_the_others_nothing() {
+fn a_streamer_over_its_soft_limit_costs_others_nothing() {
     let engine = Engine::new(EngineConfig { pool_bytes: POOL, ..EngineConfig::default() }).unwrap();
     let [streamer, holder] = ["a", "b"].map(|name| group(&engine, name, u64::MAX));
     engine.set_soft_limit(&streamer, 0);
@@ -130,9 +131,9 @@ fn a_streaming_group_over_its_soft_limit_costs_the_others_nothing() {
     assert_eq!(holder.stat_total(StatItem::WorkingsetRefault), 0);
 }
 
-/// A group in excess whose pages cannot be had: in use by nobody, but dirty on a store that hangs.
+/// A group in excess whose pages cannot be freed: not in use, but dirty on a store that hangs.
 #[test]
-fn dirty_pages_in_excess_that_cannot_be_written_keep_nobody_from_memory() {
+fn unwritable_dirty_pages_in_excess_block_no_other_group() {
     let engine = Engine::new(EngineConfig { pool_bytes: POOL, ..EngineConfig::default() }).unwrap();
     let [hog, other] = ["hog", "other"].map(|name| group(&engine, name, u64::MAX));
     let store = MemStore::on_store(7);
@@ -148,9 +149,10 @@ fn dirty_pages_in_excess_that_cannot_be_written_keep_nobody_from_memory() {
     assert!(engine.shut_down(Duration::from_secs(30)).is_empty());
 }
 
-/// Pages of files without a store are on no list: their group has nothing to give, however far it is over its limit.
+/// Pages of files without a store are on no list: their group has nothing to give, however far it
+/// is over its limit.
 #[test]
-fn excess_that_cannot_be_reclaimed_sends_reclaim_on_to_everybody() {
+fn excess_that_cannot_be_reclaimed_sends_reclaim_to_all() {
     let world = World::new();
     world.engine.set_soft_limit(&world.hog, u64::MAX);
     let pinned = group(&world.engine, "pinned", u64::MAX);

@@ -1,4 +1,5 @@
-//! The relaxed copy on aarch64. Ordinary loads and stores of any width never tear a byte, which is all that is promised.
+//! The relaxed copy on aarch64. Ordinary loads and stores of any width never tear a byte, which is
+//! all that is promised.
 
 use std::arch::asm;
 
@@ -29,8 +30,8 @@ moves! {
 #[inline]
 pub(super) unsafe fn copy_blocks(dst: *mut u8, src: *const u8, len: usize) {
     debug_assert!(len >= super::BLOCK);
-    // SAFETY: [4] The loop moves blocks while a block starts before the last one, then the last block: nothing outside
-    // the ranges.
+    // SAFETY: [4] The loop moves blocks while a block starts before the last one, then the last
+    // block: nothing outside the ranges.
     unsafe {
         asm!(
             "b 3f",

@@ -1,4 +1,5 @@
-//! What the relaxed copy costs against a plain one, from random frames of a touched arena of 256 MiB, in one run.
+//! What the relaxed copy costs against a plain one, from random frames of a touched arena of 256
+//! MiB, in one run.
 //!
 //! `cargo test --release -p umemcg-arena --lib -- --ignored --nocapture copy_cost`
 
@@ -17,8 +18,8 @@ const NR_TURNS: usize = 101;
 /// The most that reading a whole page may cost, as a multiple of the plain copy.
 const RATIO_MAX: f64 = 1.15;
 
-/// A random walk (xorshift) over the frames. It goes on from turn to turn, so that none profits from what the turn
-/// before left in the caches.
+/// A random walk (xorshift) over the frames. It goes on from turn to turn, so that none profits
+/// from what the turn before left in the caches.
 struct Walk(u64);
 
 impl Walk {
@@ -46,7 +47,8 @@ impl Walk {
     ) -> (f64, f64, f64) {
         let (mut a, mut b, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
         for turn in 0..NR_TURNS {
-            // Whoever is first finds the caches as the other left them, so they take turns at being first.
+            // The first one finds the caches as the other left them, so they take turns at being
+            // first.
             let (x, y);
             if turn % 2 == 0 {
                 x = self.time(&mut relaxed);
@@ -93,7 +95,7 @@ fn copy_cost_is_that_of_a_plain_copy() {
             },
             |frame| {
                 let page = arena.address(frame, 0, len);
-                // SAFETY: `len` bytes of a frame that nobody writes, and of the buffer.
+                // SAFETY: `len` bytes of a frame that no thread writes, and of the buffer.
                 unsafe { std::ptr::copy_nonoverlapping(page.as_ptr(), at, len) };
                 black_box(at);
             },
@@ -105,7 +107,7 @@ fn copy_cost_is_that_of_a_plain_copy() {
             },
             |frame| {
                 let page = arena.address(frame, 0, len);
-                // SAFETY: `len` bytes of the buffer, and of a frame that nobody else touches.
+                // SAFETY: `len` bytes of the buffer, and of a frame that no other thread touches.
                 unsafe { std::ptr::copy_nonoverlapping(at, page.as_ptr(), len) };
                 black_box(page);
             },

@@ -1,4 +1,5 @@
-//! The relaxed copy as Rust defines it, for Miri. The other modules of this directory stand for these loops.
+//! The relaxed copy as Rust defines it, for Miri. The other modules of this directory stand for
+//! these loops.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 

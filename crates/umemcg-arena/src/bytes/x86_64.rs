@@ -1,4 +1,5 @@
-//! The relaxed copy on x86-64. Ordinary loads and stores of any width never tear a byte, which is all that is promised.
+//! The relaxed copy on x86-64. Ordinary loads and stores of any width never tear a byte, which is
+//! all that is promised.
 
 use std::arch::asm;
 
@@ -24,9 +25,9 @@ moves! {
     move_16: xmm_reg, "movups {via}, [{src}]", "movups [{dst}], {via}";
 }
 
-/// Four registers of `$bytes` bytes a turn. The loop moves blocks while a block starts before the last one, then the last
-/// block: nothing outside the ranges. `vzeroupper` destroys the upper parts of all vector registers, and `clobber_abi`
-/// says so.
+/// Four registers of `$bytes` bytes a turn. The loop moves blocks while a block starts before the
+/// last one, then the last block: nothing outside the ranges. `vzeroupper` destroys the upper parts
+/// of all vector registers, and `clobber_abi` says so.
 macro_rules! copy_loop {
     ($dst:ident, $src:ident, $len:ident, $register:literal, $bytes:literal, $twice:literal, $thrice:literal, $block:literal) => {
         asm!(
@@ -70,8 +71,9 @@ macro_rules! copy_loop {
 pub(super) unsafe fn copy_blocks(dst: *mut u8, src: *const u8, len: usize) {
     debug_assert!(len >= super::BLOCK);
     if len >= 256 && std::arch::is_x86_feature_detected!("avx512f") {
-        // Half the instructions: more of what comes after is under way before a page has arrived from memory.
-        // SAFETY: [4] The processor has AVX-512, and the range has a block of 256 bytes.
+        // Half the instructions: more of what comes after is under way before a page has arrived
+        // from memory. SAFETY: [4] The processor has AVX-512, and the range has a block of 256
+        // bytes.
         unsafe { copy_loop!(dst, src, len, "zmm", 64, 128, 192, 256) }
     } else if std::arch::is_x86_feature_detected!("avx") {
         // SAFETY: [4] The processor has AVX, and the range has a block of 128 bytes.
@@ -85,14 +87,16 @@ pub(super) unsafe fn copy_blocks(dst: *mut u8, src: *const u8, len: usize) {
 /// Bytes from which on [`copy_cold`] pays.
 pub(super) const COLD_MIN: usize = 2048;
 
-/// The processor's own string copy. It does not fetch the lines that it overwrites, which makes it a third faster than
-/// loads and stores when the destination is in no cache, and a third slower when all is.
+/// The processor's own string copy. It does not fetch the lines that it overwrites, which makes it
+/// a third faster than loads and stores when the destination is in no cache, and a third slower
+/// when all is.
 ///
 /// # Safety
 /// As for `bytes::copy`.
 #[inline(always)]
 pub(super) unsafe fn copy_cold(dst: *mut u8, src: *const u8, len: usize) {
-    // SAFETY: [4] Upwards from both starts, `len` bytes: Rust guarantees that the direction flag is clear.
+    // SAFETY: [4] Upwards from both starts, `len` bytes: Rust guarantees that the direction flag is
+    // clear.
     unsafe {
         asm!(
             "rep movsb",

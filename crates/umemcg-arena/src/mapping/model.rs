@@ -5,7 +5,7 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::Hint;
+use super::hint::Hint;
 use crate::blocks::BLOCK_BYTES;
 
 fn layout(len: usize) -> Layout {
@@ -18,7 +18,7 @@ pub(super) fn reserve(len: usize) -> io::Result<NonNull<u8>> {
 }
 
 /// # Safety
-/// The range came from [`reserve`], and nobody uses it any more.
+/// The range came from [`reserve`] and is no longer in use.
 pub(super) unsafe fn unreserve(base: NonNull<u8>, len: usize) {
     // SAFETY: [1] The caller's.
     unsafe { dealloc(base.as_ptr(), layout(len)) }
@@ -29,10 +29,12 @@ pub(super) unsafe fn unreserve(base: NonNull<u8>, len: usize) {
 pub(super) unsafe fn hint(_base: NonNull<u8>, _len: usize, _hint: Hint) {}
 
 /// # Safety
-/// The range is whole pages inside one that came from [`reserve`], and zero is valid for whatever it holds.
+/// The range is whole pages inside one that came from [`reserve`], and zero is valid for whatever
+/// it holds.
 pub(super) unsafe fn discard(base: NonNull<u8>, len: usize) -> io::Result<()> {
     for at in (0..len).step_by(8) {
-        // SAFETY: [2] Whole pages, so whole words. The kernel puts a page of zeroes in place: no word is seen in part.
+        // SAFETY: [2] Whole pages, so whole words. The kernel puts a page of zeroes in place: no
+        // word is seen in part.
         unsafe { AtomicU64::from_ptr(base.as_ptr().add(at).cast()) }.store(0, Ordering::Relaxed);
     }
     Ok(())

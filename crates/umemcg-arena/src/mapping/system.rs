@@ -5,7 +5,7 @@ use std::ptr::{self, NonNull};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-use super::Hint;
+use super::hint::Hint;
 use crate::blocks::BLOCK_BYTES;
 
 /// Reserves `len` bytes, a multiple of the block, at an address that is a multiple of the block.
@@ -16,8 +16,9 @@ pub(super) fn reserve(len: usize) -> io::Result<NonNull<u8>> {
     let start = unsafe { mmap_anonymous(ptr::null_mut(), reserved, access, kind) }?.cast::<u8>();
     let head = start.addr().next_multiple_of(BLOCK_BYTES) - start.addr();
     let tail = reserved - head - len;
-    // SAFETY: [1] `head < BLOCK_BYTES`, so `head + len` is inside. The ends that alignment leaves over are whole pages of
-    // the mapping just made, and nobody knows of them; a kernel that keeps them wastes addresses, no more.
+    // SAFETY: [1] `head < BLOCK_BYTES`, so `head + len` is inside. The ends that alignment leaves
+    // over are whole pages of the mapping just made, and no other code knows of them. A kernel that
+    // keeps them only wastes addresses.
     unsafe {
         let base = start.add(head);
         if head > 0 {
@@ -31,7 +32,7 @@ pub(super) fn reserve(len: usize) -> io::Result<NonNull<u8>> {
 }
 
 /// # Safety
-/// The range came from [`reserve`], and nobody uses it any more.
+/// The range came from [`reserve`] and is no longer in use.
 pub(super) unsafe fn unreserve(base: NonNull<u8>, len: usize) {
     // SAFETY: [1] The caller's.
     let unmapped = unsafe { munmap(base.as_ptr().cast(), len) };
@@ -51,7 +52,8 @@ pub(super) unsafe fn hint(base: NonNull<u8>, len: usize, hint: Hint) {
 }
 
 /// # Safety
-/// The range is whole pages inside one that came from [`reserve`], and zero is valid for whatever it holds.
+/// The range is whole pages inside one that came from [`reserve`], and zero is valid for whatever
+/// it holds.
 pub(super) unsafe fn discard(base: NonNull<u8>, len: usize) -> io::Result<()> {
     // SAFETY: [2] The range stays mapped; the caller answers for the zeroes.
     unsafe { madvise(base.as_ptr().cast(), len, Advice::LinuxDontNeed) }?;

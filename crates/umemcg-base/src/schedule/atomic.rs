@@ -1,9 +1,10 @@
-//! The standard atomics with a switch point before each operation. One thread runs at a time, so what
-//! a run sees is sequentially consistent: orderings are the models' subject, not this scheduler's.
+//! The standard atomics with a switch point before each operation. One thread runs at a time, so
+//! what a run sees is sequentially consistent: orderings are the models' subject, not this
+//! scheduler's.
 
 pub use std::sync::atomic::{Ordering, compiler_fence, fence};
 
-use super::switch_point;
+use super::scheduler::switch_point;
 
 fn point() {
     switch_point(|policy| policy.atomic);

@@ -1,12 +1,13 @@
-//! Locks and condition variables of a schedule, with the calls of `parking_lot`'s. A thread outside of
-//! the schedule takes the lock inside as it is.
+//! Locks and condition variables of a schedule, with the calls of `parking_lot`'s. A thread outside
+//! of the schedule takes the lock inside as it is.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::panic::Location;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use super::{Instant, On, me, pause, state, wait};
+use super::scheduler::{On, me, pause, state, wait};
+use super::time::Instant;
 
 fn took(place: usize, at: &'static Location<'static>) {
     if let Some(me) = me() {
@@ -32,12 +33,12 @@ pub struct Mutex<T: ?Sized> {
 }
 
 impl<T> Mutex<T> {
-    /// An unlocked mutex.
+    /// Creates an unlocked mutex.
     pub const fn new(value: T) -> Self {
         Self { inner: parking_lot::Mutex::new(value) }
     }
 
-    /// The value.
+    /// Returns the value.
     pub fn into_inner(self) -> T {
         self.inner.into_inner()
     }
@@ -77,12 +78,12 @@ impl<T: ?Sized> Mutex<T> {
         Some(MutexGuard { inner: Some(inner), of: self, at })
     }
 
-    /// The value, when no other thread can hold the lock.
+    /// Returns the value, when no other thread can hold the lock.
     pub fn get_mut(&mut self) -> &mut T {
         self.inner.get_mut()
     }
 
-    /// Whether a thread holds the lock.
+    /// Returns whether a thread holds the lock.
     pub fn is_locked(&self) -> bool {
         self.inner.is_locked()
     }
@@ -144,7 +145,7 @@ pub struct RwLock<T: ?Sized> {
 }
 
 impl<T> RwLock<T> {
-    /// An unlocked lock.
+    /// Creates an unlocked lock.
     pub const fn new(value: T) -> Self {
         Self { nr_writers_waiting: AtomicUsize::new(0), inner: parking_lot::RwLock::new(value) }
     }
@@ -214,7 +215,7 @@ impl<T: ?Sized> RwLock<T> {
         Some(RwLockWriteGuard { inner: Some(inner), place: self.place() })
     }
 
-    /// The value, when no other thread can have access.
+    /// Returns the value, when no other thread can have access.
     pub fn get_mut(&mut self) -> &mut T {
         self.inner.get_mut()
     }
@@ -265,7 +266,7 @@ impl<T: ?Sized> DerefMut for RwLockWriteGuard<'_, T> {
 pub struct WaitTimeoutResult(bool);
 
 impl WaitTimeoutResult {
-    /// By its deadline.
+    /// Returns whether the wait ended by its deadline.
     #[must_use]
     pub fn timed_out(&self) -> bool {
         self.0
@@ -280,7 +281,7 @@ pub struct Condvar {
 }
 
 impl Condvar {
-    /// A new condition variable.
+    /// Creates a new condition variable.
     pub const fn new() -> Self {
         Self { _place: 0 }
     }

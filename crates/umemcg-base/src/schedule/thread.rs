@@ -1,61 +1,8 @@
-//! Threads of a schedule.
+//! Starting threads of a schedule, and waiting for their end.
 
-use std::cell::Cell;
 use std::io;
-use std::panic::Location;
-use std::sync::Arc;
 
-use super::{On, hand_over, state, wait};
-
-const OUTSIDE: usize = usize::MAX;
-
-/// A thread's number in the schedule. Its value in a thread of the schedule ends that thread's part
-/// when it is dropped: the first thread-local that the thread uses, and therefore the last to go.
-#[derive(Debug)]
-pub struct Me(Cell<usize>);
-
-thread_local! {
-    static ME: Me = const { Me(Cell::new(OUTSIDE)) };
-}
-
-/// This thread's number, if it belongs to the schedule.
-#[must_use]
-pub fn me() -> Option<usize> {
-    ME.try_with(|me| me.0.get()).ok().filter(|&me| me != OUTSIDE)
-}
-
-/// Takes the thread out of the schedule again.
-#[derive(Debug)]
-pub struct Entered;
-
-impl Me {
-    pub(super) fn enter(number: usize) -> Entered {
-        ME.with(|me| me.0.set(number));
-        Entered
-    }
-}
-
-impl Drop for Entered {
-    fn drop(&mut self) {
-        ME.with(|me| me.0.set(OUTSIDE));
-    }
-}
-
-impl Drop for Me {
-    fn drop(&mut self) {
-        let me = self.0.replace(OUTSIDE);
-        if me == OUTSIDE {
-            return;
-        }
-        let mut state = state();
-        state.threads[me].is_finished = true;
-        state.wake(On::End(me));
-        let next = state.pick(Some(me));
-        let turn = Arc::clone(&state.threads[next].turn);
-        drop(state);
-        turn.give();
-    }
-}
+use super::scheduler::{Me, hand_over, join, me, state};
 
 /// A thread that was started in the schedule.
 #[derive(Debug)]
@@ -76,17 +23,9 @@ impl<T> JoinHandle<T> {
         self.handle.join()
     }
 
-    /// Whether this is the thread that asks.
+    /// Returns whether this is the thread that asks.
     pub fn is_current(&self) -> bool {
         self.handle.thread().id() == std::thread::current().id()
-    }
-}
-
-#[track_caller]
-pub(super) fn join(number: usize) {
-    let at = Location::caller();
-    while super::me().is_some() && !state().threads[number].is_finished {
-        wait(On::End(number), "the end of a thread", at, None);
     }
 }
 

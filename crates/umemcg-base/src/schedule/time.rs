@@ -4,32 +4,32 @@ use std::ops::{Add, Sub};
 use std::panic::Location;
 use std::time::Duration;
 
-use super::{On, state, wait};
+use super::scheduler::{On, state, wait};
 
 /// A point in the schedule's time, with the calls of the standard one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Instant(pub(super) Duration);
 
 impl Instant {
-    /// Now.
+    /// Returns the present time.
     #[must_use]
     pub fn now() -> Self {
         Self(state().now)
     }
 
-    /// Time since then.
+    /// Returns the time since then.
     #[must_use]
     pub fn elapsed(&self) -> Duration {
         Self::now().saturating_duration_since(*self)
     }
 
-    /// Time from `earlier` to this, zero if it is later.
+    /// Returns the time from `earlier` to this, zero if it is later.
     #[must_use]
     pub fn saturating_duration_since(&self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// Time from `earlier` to this, zero if it is later.
+    /// Returns the time from `earlier` to this, zero if it is later.
     #[must_use]
     pub fn duration_since(&self, earlier: Self) -> Duration {
         self.saturating_duration_since(earlier)
@@ -63,7 +63,7 @@ impl Sub for Instant {
     }
 }
 
-/// Sleeps for so much of the schedule's time.
+/// Sleeps for a duration, as the schedule counts time.
 #[track_caller]
 pub fn sleep(how_long: Duration) {
     let until = state().now + how_long;

@@ -1,5 +1,5 @@
-//! How fast a store takes data: bytes over the time in which somebody was writing to it or waiting for it to confirm,
-//! smoothed. Time in which nobody asked it for anything does not count.
+//! How fast a store takes data: bytes over the time in which a thread was writing to it or waiting
+//! for it to confirm, smoothed. Time in which it was asked for nothing does not count.
 
 use std::time::Duration;
 
@@ -69,7 +69,7 @@ mod tests {
     const MS: fn(u64) -> Duration = Duration::from_millis;
 
     #[test]
-    fn the_first_sample_is_believed_and_later_ones_weigh_by_their_time() {
+    fn the_first_sample_counts_and_later_ones_weigh_by_their_time() {
         let mut store = Bandwidth::default();
         store.begin(MS(0));
         assert_eq!(store.end(MS(100), 1_000_000), RATE_FIRST, "too short to say anything");

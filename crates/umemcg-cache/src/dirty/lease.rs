@@ -1,5 +1,5 @@
-//! Leases: parts of a group's credit (see [`pause`](super::pause)) that a thread has taken out, so that not each write touches what
-//! all writers of the group write to.
+//! Leases: parts of a group's credit (see [`pause`](super::pause)) that a thread has taken out, so
+//! that not each write touches what all writers of the group write to.
 //!
 //! A thread has leases of a few groups at a time. They end when any limit is changed.
 
@@ -25,7 +25,7 @@ struct Lease {
 }
 
 thread_local! {
-    /// No destructor: what is left of a lease is nobody's.
+    /// No destructor: what is left of a lease is lost.
     static LEASES: [Cell<Lease>; NR_LEASES] =
         const { [const { Cell::new(Lease { group: 0, era: 0, bytes: 0 }) }; NR_LEASES] };
 }
@@ -38,7 +38,7 @@ pub(crate) fn spend(group: u64, bytes: u64) -> bool {
         let lease = place.get();
         let is_enough = lease.group == group
             && u64::from(lease.bytes) >= bytes
-            // Relaxed: who sets a limit does not wait for writes that are under way.
+            // Relaxed: a change of a limit does not wait for writes that are under way.
             && lease.era == ERA.load(Ordering::Relaxed);
         if is_enough {
             place.set(Lease { bytes: lease.bytes - bytes as u32, ..lease });

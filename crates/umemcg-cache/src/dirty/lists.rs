@@ -1,35 +1,36 @@
-//! The dirty files of one store, kept by group: each group that has any has a list, the longest dirty first. A group without
-//! dirty files has none, so what nobody writes to costs nothing.
+//! The dirty files of one store, kept by group: each group that has any has a list, the longest
+//! dirty first. A group without dirty files has none, so a group without writers costs nothing.
 //!
-//! The links of all lists lie in one table, and a file knows its place there: it leaves in O(1), and a removed group's list
-//! goes to its parent in O(1).
+//! The links of all lists lie in one table, and a file knows its place there: it leaves in O(1),
+//! and a removed group's list goes to its parent in O(1).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
+use umemcg_base::held::note_step;
 use umemcg_group::Group;
 
-use crate::file::File;
-
-const NO_PLACE: u32 = u32::MAX;
-
-/// Where a file is in the lists of its store.
-#[derive(Debug)]
-pub(crate) struct DirtyPlace(AtomicU32);
-
-impl Default for DirtyPlace {
-    fn default() -> Self {
-        Self(AtomicU32::new(NO_PLACE))
-    }
-}
+use crate::dirty::dirty_file::DirtyFile;
+use crate::dirty::place::NO_PLACE;
 
 /// A place in the table. A free one has no file.
 #[derive(Debug)]
 struct Link {
-    file: Option<Arc<File>>,
+    file: Option<Arc<dyn DirtyFile>>,
     prev: u32,
     next: u32,
+}
+
+/// The links of all lists.
+#[derive(Debug, Default)]
+struct Links(Vec<Link>);
+
+impl Links {
+    fn at(&mut self, place: u32) -> &mut Link {
+        note_step();
+        &mut self.0[place as usize]
+    }
 }
 
 #[derive(Debug)]
@@ -44,12 +45,12 @@ struct List {
 #[derive(Debug, Default)]
 pub(crate) struct DirtyLists {
     by_group: BTreeMap<u64, List>,
-    links: Vec<Link>,
+    links: Links,
     free: Vec<u32>,
 }
 
-/// The nearest group that has not been removed.
-fn living(mut group: &Arc<Group>) -> &Arc<Group> {
+/// Returns the nearest group that has not been removed.
+pub(crate) fn living(mut group: &Arc<Group>) -> &Arc<Group> {
     while group.is_dead()
         && let Some(parent) = group.parent()
     {
@@ -59,77 +60,79 @@ fn living(mut group: &Arc<Group>) -> &Arc<Group> {
 }
 
 impl DirtyLists {
-    /// Whether there is no dirty file.
+    /// Returns whether there is no dirty file.
     pub(crate) fn is_empty(&self) -> bool {
         self.by_group.is_empty()
     }
 
     /// Puts a file at the end of its group's list.
-    pub(crate) fn push(&mut self, group: &Arc<Group>, file: Arc<File>) {
-        // Whoever removes the group marks it first and takes this lock afterwards, to hand the list over.
+    pub(crate) fn push(&mut self, group: &Arc<Group>, file: Arc<dyn DirtyFile>) {
+        // The thread that removes the group marks it first and takes this lock afterwards, to hand
+        // the list over.
         let group = living(group);
         let place = self.free.pop().unwrap_or_else(|| {
-            self.links.push(Link { file: None, prev: NO_PLACE, next: NO_PLACE });
-            (self.links.len() - 1) as u32
+            let links = &mut self.links.0;
+            links.push(Link { file: None, prev: NO_PLACE, next: NO_PLACE });
+            (links.len() - 1) as u32
         });
-        file.dirty_place.0.store(place, Ordering::Relaxed);
+        file.dirty_place().0.store(place, Ordering::Relaxed);
         let list = list_of(&mut self.by_group, group);
-        self.links[place as usize] = Link { file: Some(file), prev: list.tail, next: NO_PLACE };
+        *self.links.at(place) = Link { file: Some(file), prev: list.tail, next: NO_PLACE };
         match list.tail {
             NO_PLACE => list.head = place,
-            tail => self.links[tail as usize].next = place,
+            tail => self.links.at(tail).next = place,
         }
         list.tail = place;
         list.len += 1;
     }
 
     /// Takes a file off the list of `group`, which is its owner's; none when it is on no list.
-    pub(crate) fn remove(&mut self, group: &Arc<Group>, file: &File) -> Option<Arc<File>> {
-        let place = file.dirty_place.0.load(Ordering::Relaxed);
+    pub(crate) fn remove(&mut self, group: &Arc<Group>, file: &dyn DirtyFile) -> Option<Arc<dyn DirtyFile>> {
+        let place = file.dirty_place().0.load(Ordering::Relaxed);
         if place == NO_PLACE { None } else { self.unlink(living(group).id(), place) }
     }
 
-    fn unlink(&mut self, group: u64, place: u32) -> Option<Arc<File>> {
+    fn unlink(&mut self, group: u64, place: u32) -> Option<Arc<dyn DirtyFile>> {
         let list = self.by_group.get_mut(&group)?;
-        let Link { file, prev, next } = &mut self.links[place as usize];
+        let Link { file, prev, next } = self.links.at(place);
         let (file, prev, next) = (file.take()?, *prev, *next);
         match prev {
             NO_PLACE => list.head = next,
-            prev => self.links[prev as usize].next = next,
+            prev => self.links.at(prev).next = next,
         }
         match next {
             NO_PLACE => list.tail = prev,
-            next => self.links[next as usize].prev = prev,
+            next => self.links.at(next).prev = prev,
         }
         list.len -= 1;
         if list.len == 0 {
             self.by_group.remove(&group);
         }
-        file.dirty_place.0.store(NO_PLACE, Ordering::Relaxed);
+        file.dirty_place().0.store(NO_PLACE, Ordering::Relaxed);
         if self.by_group.is_empty() {
             // Memory goes with the last file.
-            (self.links, self.free) = (Vec::new(), Vec::new());
+            (self.links, self.free) = (Links::default(), Vec::new());
         } else {
             self.free.push(place);
         }
         Some(file)
     }
 
-    /// Of the first `left` files of a group takes the first that `is_due`; those before it go to the end. `left` becomes how
-    /// many are still to be looked at.
+    /// Of the first `left` files of a group takes the first that `is_due`; those before it go to
+    /// the end. `left` becomes how many are still to be looked at.
     pub(crate) fn take(
         &mut self,
         group: u64,
         left: &mut usize,
-        is_due: impl Fn(&File) -> bool,
-    ) -> Option<Arc<File>> {
+        is_due: impl Fn(&dyn DirtyFile) -> bool,
+    ) -> Option<Arc<dyn DirtyFile>> {
         while *left > 0
             && let Some(list) = self.by_group.get(&group)
         {
             *left -= 1;
             let (owner, place) = (Arc::clone(&list.group), list.head);
             let file = self.unlink(group, place)?;
-            if is_due(&file) {
+            if is_due(&*file) {
                 return Some(file);
             }
             self.push(&owner, file);
@@ -137,27 +140,19 @@ impl DirtyLists {
         None
     }
 
-    /// The groups that have dirty files, with how many.
+    /// Returns the groups that have dirty files, with how many.
     pub(crate) fn groups(&self) -> Vec<(Arc<Group>, usize)> {
         self.by_group.values().map(|list| (Arc::clone(&list.group), list.len)).collect()
     }
 
-    /// The files in which a group, or one below it, may have dirty pages: its own, and those that several groups share.
-    pub(crate) fn files_of<'l>(&'l self, group: &'l Group) -> impl Iterator<Item = &'l Arc<File>> {
-        self.by_group.values().flat_map(move |list| {
-            let is_own = living(&list.group).is_descendant_of(group);
-            self.files_on(list).filter(move |file| is_own || file.dirty_owner.is_shared())
-        })
-    }
-
-    /// All files.
-    pub(crate) fn files(&self) -> impl Iterator<Item = &Arc<File>> {
+    /// Returns all files.
+    pub(crate) fn files(&self) -> impl Iterator<Item = &Arc<dyn DirtyFile>> {
         self.by_group.values().flat_map(|list| self.files_on(list))
     }
 
-    fn files_on(&self, list: &List) -> impl Iterator<Item = &Arc<File>> {
-        let links = std::iter::successors(self.links.get(list.head as usize), |link| {
-            self.links.get(link.next as usize)
+    fn files_on(&self, list: &List) -> impl Iterator<Item = &Arc<dyn DirtyFile>> {
+        let links = std::iter::successors(self.links.0.get(list.head as usize), |link| {
+            self.links.0.get(link.next as usize)
         });
         links.filter_map(|link| link.file.as_ref())
     }
@@ -169,8 +164,8 @@ impl DirtyLists {
         match list.tail {
             NO_PLACE => list.head = theirs.head,
             tail => {
-                self.links[tail as usize].next = theirs.head;
-                self.links[theirs.head as usize].prev = tail;
+                self.links.at(tail).next = theirs.head;
+                self.links.at(theirs.head).prev = tail;
             }
         }
         list.tail = theirs.tail;
@@ -178,7 +173,7 @@ impl DirtyLists {
     }
 }
 
-/// The list of a group, made when it has none. A list without files does not stay.
+/// Returns the list of a group, made when it has none. A list without files does not stay.
 fn list_of<'l>(by_group: &'l mut BTreeMap<u64, List>, group: &Arc<Group>) -> &'l mut List {
     let new = || List { group: Arc::clone(group), head: NO_PLACE, tail: NO_PLACE, len: 0 };
     by_group.entry(group.id()).or_insert_with(new)

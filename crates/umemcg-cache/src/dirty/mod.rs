@@ -1,9 +1,10 @@
-//! Dirty data: how much of it the pool and each group may have, who is slowed when there is more, and whose it is
-//! (mail per-cgroup-dirty-limits).
+//! Dirty data: how much of it the pool and each group may have, which writers are slowed when there
+//! is more, and whose it is (mail per-cgroup-dirty-limits).
 //!
-//! [`settings`] is what control files say, [`thresholds`] what comes of it in bytes, [`throttle`] the arithmetic of pacing,
-//! [`bandwidth`] how fast a store is, [`pause`] what a writer owes. `lists` and `owner` say which files a group's write-back
-//! writes; the flusher itself is [`crate::domain`].
+//! [`settings`] is what control files say, [`thresholds`] what comes of it in bytes, [`throttle`]
+//! the arithmetic of pacing, [`bandwidth`] how fast a store is, [`pause`] what a writer owes.
+//! `lists` and `owner` say which files a group's write-back writes; the flusher itself is
+//! [`crate::store_writeback`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,15 +15,18 @@ use umemcg_group::Group;
 use umemcg_reclaim::Reclaimer;
 
 pub mod bandwidth;
+pub(crate) mod dirty_file;
 pub(crate) mod lease;
 pub(crate) mod lists;
 pub(crate) mod owner;
 pub mod pause;
+pub(crate) mod place;
 pub(crate) mod queue_mark;
 pub(crate) mod refusal;
 pub mod settings;
 pub mod thresholds;
 pub mod throttle;
+pub(crate) mod unclean_counts;
 
 use settings::{DirtyBound, DirtyBounds, DirtyThreshold, GroupDirty};
 use thresholds::{Level, levels, unclean_bytes};
@@ -56,29 +60,30 @@ impl DirtyLimits {
         unclean_bytes(self.reclaimer.tree().root()) / PAGE_SIZE_U64
     }
 
-    /// The thresholds of a group, in bytes; of the root, the pool's.
+    /// Returns the thresholds of a group, in bytes; of the root, the pool's.
     pub fn thresholds(&self, group: &Arc<Group>) -> Thresholds {
         let levels = levels(&self.reclaimer, group);
         levels[levels.len() - 1].thresholds
     }
 
-    /// Whether the pool has enough dirty data for flushers to write whatever is dirty.
+    /// Returns whether the pool has enough dirty data for flushers to write whatever is dirty.
     pub fn over_background(&self) -> bool {
         self.is_over_background(self.reclaimer.tree().root())
     }
 
-    /// Whether a group, or one above it, is over its background threshold.
+    /// Returns whether a group, or one above it, is over its background threshold.
     pub fn is_over_background(&self, group: &Arc<Group>) -> bool {
         self.gap_to_background(group).is_none()
     }
 
-    /// How many bytes may still become dirty until a group, or one above it, is over its background threshold; none if one is.
+    /// Returns how many bytes may still become dirty until a group, or one above it, is over its
+    /// background threshold; none if one is.
     pub(crate) fn gap_to_background(&self, group: &Arc<Group>) -> Option<u64> {
         let gap = |level: &Level<'_>| level.thresholds.background.checked_sub(level.unclean);
         levels(&self.reclaimer, group).iter().map(gap).min().flatten()
     }
 
-    /// What the control files of a group say; those of the root, of the pool.
+    /// Returns what the control files of a group say; those of the root, of the pool.
     pub fn bounds(&self, group: &Group) -> DirtyBounds {
         DirtyBounds::of(group)
     }
@@ -107,7 +112,7 @@ impl DirtyLimits {
         self.expire_ms.store(age.as_millis() as u64, Ordering::Relaxed);
     }
 
-    /// How often flushers look for data that is old enough; zero for never.
+    /// Returns how often flushers look for data that is old enough; zero for never.
     pub fn interval(&self) -> Duration {
         Duration::from_millis(self.interval_ms.load(Ordering::Relaxed))
     }
@@ -117,7 +122,7 @@ impl DirtyLimits {
         self.interval_ms.store(interval.as_millis() as u64, Ordering::Relaxed);
     }
 
-    /// How long a flusher sleeps when nobody rings.
+    /// Returns how long a flusher sleeps when its bell is not rung.
     pub(crate) fn sleep(&self) -> Duration {
         Some(self.interval()).filter(|interval| !interval.is_zero()).unwrap_or(INTERVAL_NEVER)
     }

@@ -1,20 +1,21 @@
 //! Whose dirty data a file has, for write-back: the group on whose list it waits.
 //!
-//! A clean file is nobody's. The first page that becomes dirty makes the file its group's. While it is dirty, the pages that
-//! each round of write-back writes vote: the majority of a round (Boyer and Moore: one candidate and one count) is noted in
-//! a history of sixteen slots over two seconds of the store's time, as many slots as the round took of it, five at most; rounds
-//! far smaller than usual do not count. When more than half of the slots belong to another group than the file's, the file goes to the one
-//! that won last. So a file that changes hands follows its writer, and one that others only touch stays
-//! (`kernel-semantics` §6.3).
+//! A clean file belongs to no group. The first page that becomes dirty makes the file its group's.
+//! While it is dirty, the pages that each round of write-back writes vote: the majority of a round
+//! (Boyer and Moore: one candidate and one count) is noted in a history of sixteen slots over two
+//! seconds of the store's time, as many slots as the round took of it, five at most; rounds far
+//! smaller than usual do not count. When more than half of the slots belong to another group than
+//! the file's, the file goes to the one that won last. So a file that changes hands follows its
+//! writer, and one that others only touch stays (`kernel-semantics` §6.3).
 //!
-//! A file with dirty pages of more than its own group is *shared* until it is clean: it is written for another group only
-//! when that one has no file of its own left to write.
+//! A file with dirty pages of more than its own group is *shared* until it is clean: it is written
+//! for another group only when that one has no file of its own left to write.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use umemcg_base::sync::Mutex;
+use umemcg_base::LeafMutex;
 use umemcg_group::Group;
 use umemcg_reclaim::owner_from;
 
@@ -27,7 +28,8 @@ const ROUND_SLOTS_MAX: u32 = 5;
 /// A round that took less than this part of the usual time does not count.
 const ROUND_SHARE_MIN: u32 = 8;
 
-/// A majority among many: who has it is found in one pass with one candidate. Without a majority it is anybody.
+/// A majority among many: the winner is found in one pass with one candidate. Without a majority it
+/// is any of them.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 #[doc(alias = "wbc_account_cgroup_owner")]
 pub(crate) struct Vote {
@@ -38,20 +40,20 @@ pub(crate) struct Vote {
 }
 
 impl Vote {
-    pub(crate) fn cast(&mut self, who: u32, nr: u64) {
+    pub(crate) fn cast(&mut self, group: u32, nr: u64) {
         self.nr += nr;
         if self.lead == 0 {
-            (self.candidate, self.lead) = (who, nr);
-        } else if self.candidate == who {
+            (self.candidate, self.lead) = (group, nr);
+        } else if self.candidate == group {
             self.lead += nr;
         } else if self.lead >= nr {
             self.lead -= nr;
         } else {
-            (self.candidate, self.lead) = (who, nr - self.lead);
+            (self.candidate, self.lead) = (group, nr - self.lead);
         }
     }
 
-    /// Who won, if anybody voted.
+    /// Returns the winner, if there were votes.
     fn winner(self) -> Option<u32> {
         (self.nr > 0).then_some(self.candidate)
     }
@@ -99,11 +101,12 @@ pub(crate) struct DirtyOwner {
     handle: AtomicU32,
     /// (A)
     is_shared: AtomicBool,
-    state: Mutex<State>,
+    state: LeafMutex<State>,
 }
 
 impl DirtyOwner {
-    /// The file was clean and a page of `handle` became dirty. Returns the group whose file it is now.
+    /// The file was clean and a page of `handle` became dirty. Returns the group whose file it is
+    /// now.
     pub(crate) fn take_hold(&self, handle: u32) -> Arc<Group> {
         let group = owner_from(handle).resolve();
         let state = State { group: Some(Arc::clone(&group)), ..State::default() };
@@ -124,7 +127,7 @@ impl DirtyOwner {
     /// It was not quite clean: it is still the group's that it was.
     pub(crate) fn hold_again(&self, group: Arc<Group>) -> Arc<Group> {
         self.state.lock().group = Some(Arc::clone(&group));
-        // By whoever wrote meanwhile.
+        // By a thread that wrote meanwhile.
         self.is_shared.store(true, Ordering::Relaxed);
         group
     }
@@ -137,7 +140,7 @@ impl DirtyOwner {
         }
     }
 
-    /// Whether other groups than its own may have dirty pages in it.
+    /// Returns whether other groups than its own may have dirty pages in it.
     pub(crate) fn is_shared(&self) -> bool {
         self.is_shared.load(Ordering::Relaxed)
     }
@@ -152,8 +155,8 @@ impl DirtyOwner {
         self.state.lock().vote.nr
     }
 
-    /// A round is over in which the store took `time` for what was written of the file. Returns whose file it is from now on;
-    /// none if it is clean.
+    /// A round is over in which the store took `time` for what was written of the file. Returns
+    /// whose file it is from now on; none if it is clean.
     pub(crate) fn end_round(&self, time: Duration) -> Option<Arc<Group>> {
         let mut state = self.state.lock();
         let winner = std::mem::take(&mut state.vote).winner();
@@ -226,11 +229,11 @@ mod tests {
     proptest! {
         #[test]
         fn a_majority_always_wins(mut casts in proptest::collection::vec((0u32..5, 1u64..100), 1..40)) {
-            let rest: u64 = casts.iter().filter(|&&(who, _)| who != 3).map(|&(_, nr)| nr).sum();
+            let rest: u64 = casts.iter().filter(|&&(group, _)| group != 3).map(|&(_, nr)| nr).sum();
             casts.insert(casts.len() / 2, (3, rest + 1));
             let mut vote = Vote::default();
-            for (who, nr) in casts {
-                vote.cast(who, nr);
+            for (group, nr) in casts {
+                vote.cast(group, nr);
             }
             prop_assert_eq!(vote.winner(), Some(3));
         }

@@ -1,22 +1,27 @@
-//! What a writer owes for what it has written: nothing, a rest on the virtual clock of its group, or to wait at a limit.
+//! What a writer owes for what it has written: nothing, a rest on the virtual clock of its group,
+//! or to wait at a limit.
 //!
-//! A write spends its group's *credit*, a part of what was free below the free run point when somebody looked last; when that
-//! is used up, somebody looks again, at the group and at every group above it:
+//! A write spends its group's *credit*, a part of what was free below the free run point at the
+//! last look; when that is used up, the writer looks again, at the group and at every group above
+//! it:
 //!
 //! 1. a level above its background threshold has flushers rung;
 //! 2. a level at its limit holds the writer;
-//! 3. else the least position ratio of all levels is the one that counts (the smaller of the group's and the pool's);
-//! 4. with all levels below their free run points there is new credit and nobody waits.
+//! 3. else the least position ratio of all levels is the one that counts (the smaller of the
+//!    group's and the pool's);
+//! 4. with all levels below their free run points there is new credit and no writer waits.
 //!
-//! The credit is an eighth of the smallest gap, 1 MiB at most. So at a level the amount of dirty data exceeds the free run point by no more
-//! than an eighth of the gap for each thread that writes below it before anybody is paced, and exceeds the limit by no more than
-//! that and one write of each writer (a write is accepted first and answered later).
+//! The credit is an eighth of the smallest gap, 1 MiB at most. So at a level the amount of dirty
+//! data exceeds the free run point by no more than an eighth of the gap for each thread that writes
+//! below it before any writer is paced, and exceeds the limit by no more than that and one write of
+//! each writer (a write is accepted first and answered later).
 //!
-//! Nobody waits for a store that refuses data; see [`crate::dirty::refusal`].
+//! No writer waits for a store that refuses data; see [`crate::dirty::refusal`].
 //!
-//! A level is no concern of a writer to a store on which it has next to nothing dirty, an eighth of its threshold: the level is over it
-//! because of another store, perhaps one that hangs, and only what goes there can wait for that. What others have dirty on the
-//! writer's store makes no difference.
+//! A level is no concern of a writer to a store on which it has next to nothing dirty, an eighth of
+//! its threshold: the level is over it because of another store, perhaps one that hangs, and only
+//! what goes there can wait for that. What others have dirty on the writer's store makes no
+//! difference.
 
 use std::io;
 use std::sync::Arc;
@@ -46,7 +51,7 @@ const RING_INTERVAL: Duration = Duration::from_millis(20);
 /// What a look says.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Look {
-    /// Nobody waits, and nobody need look again before so many bytes are written.
+    /// No writer waits, and none need look again before so many bytes are written.
     Free(u64),
     /// So many bytes a second for the whole group.
     Paced(f64),
@@ -65,14 +70,15 @@ pub struct WritePause {
 }
 
 impl WritePause {
-    /// How much longer; at most [`PAUSE_MAX`], to be asked again when it is over. None when the writer may go on.
+    /// Returns how much longer to pause; at most [`PAUSE_MAX`], then ask again. None when
+    /// the writer may go on.
     pub fn rest(&mut self) -> Option<Duration> {
         match self.file.look(&self.group) {
             Look::Free(_) => None,
-            // For what the store refuses nobody waits; the next write is told.
+            // No writer waits for what the store refuses; the next write is told.
             Look::Held(rest) => self.file.refusal().is_none().then_some(rest),
             Look::Paced(_) => {
-                let rest = self.due.saturating_sub(self.file.cache.now());
+                let rest = self.due.saturating_sub(self.file.cache.writeback().now());
                 (!rest.is_zero()).then_some(rest.min(PAUSE_MAX))
             }
         }
@@ -80,8 +86,8 @@ impl WritePause {
 }
 
 impl File {
-    /// After a write of `written` bytes by `group` was accepted: whether, and how, the writer has to be slowed. Never sleeps
-    /// itself; see [`throttle`](Self::throttle) for a caller that may.
+    /// After a write of `written` bytes by `group` was accepted: whether, and how, the writer has
+    /// to be slowed. Never sleeps itself; see [`throttle`](Self::throttle) for a caller that may.
     #[doc(alias = "balance_dirty_pages_ratelimited")]
     #[inline]
     pub fn write_pause(self: &Arc<Self>, group: &Arc<Group>, written: usize) -> Option<WritePause> {
@@ -94,7 +100,7 @@ impl File {
 
     #[inline(never)]
     fn write_pause_unleased(self: &Arc<Self>, group: &Arc<Group>, written: usize) -> Option<WritePause> {
-        if self.domain.nr_unclean() <= STORE_FREE_PAGES {
+        if self.writeback.nr_unclean() <= STORE_FREE_PAGES {
             lease::take(group.id(), STORE_FREE_PAGES * PAGE_SIZE_U64 * lease::LEASE_SHARE);
             return None;
         }
@@ -103,23 +109,24 @@ impl File {
         {
             return None;
         }
-        let (now, bytes) = (self.cache.now(), written as u64);
+        let (now, bytes) = (self.cache.writeback().now(), written as u64);
         let due = match self.look(group) {
             Look::Free(credit) => {
                 GroupDirty::of(group).set_credit(credit);
-                self.domain.forget_clock(group);
+                self.writeback.forget_clock(group);
                 return None;
             }
             Look::Held(_) if self.refusal().is_some() => return None,
-            // It pays for its bytes like anybody, beside waiting for room.
+            // It pays for its bytes like any other, beside waiting for room.
             Look::Held(_) => self.reserve(group, now, bytes, self.rate(1.0)).max(now + PAUSE_MIN),
             Look::Paced(rate) => self.reserve(group, now, bytes, rate),
         };
         (due >= now + PAUSE_MIN).then(|| WritePause { file: Arc::clone(self), group: Arc::clone(group), due })
     }
 
-    /// The same, and sleeps as long as the writer has to be slowed, in pauses of at most [`PAUSE_MAX`] after each of which
-    /// `cancelled` is asked. Counts as a stall of the group. No lock may be held.
+    /// The same, and sleeps as long as the writer has to be slowed, in pauses of at most
+    /// [`PAUSE_MAX`] after each of which `cancelled` is asked. Counts as a stall of the group. No
+    /// lock may be held.
     #[doc(alias = "balance_dirty_pages")]
     pub fn throttle(self: &Arc<Self>, group: &Arc<Group>, written: usize, cancelled: &dyn Fn() -> bool) {
         assert_may_wait(Rank::DirtyRoom, "a dirty throttle");
@@ -128,7 +135,7 @@ impl File {
         while !cancelled()
             && let Some(rest) = pause.rest()
         {
-            self.cache.wait_for_progress(rest);
+            self.cache.writeback().wait_for_progress(rest);
         }
     }
 
@@ -145,25 +152,26 @@ impl File {
         }
     }
 
-    /// Time on the group's virtual clock. What is written near the limit costs no more than a whole pause, or than its share of
-    /// the store if that is longer: at the limit itself the writer is held anyway, and after a pause things look different.
+    /// Reserves time on the group's virtual clock. What is written near the limit costs no more
+    /// than a whole pause, or than its share of the store if that is longer: at the limit itself
+    /// the writer is held anyway, and after a pause things look different.
     fn reserve(&self, group: &Group, now: Duration, bytes: u64, rate: f64) -> Duration {
         let at_least = (bytes as f64 / PAUSE_MAX.as_secs_f64()).min(self.rate(1.0));
-        self.domain.reserve(group, now, bytes, rate.max(at_least))
+        self.writeback.reserve(group, now, bytes, rate.max(at_least))
     }
 
     fn rate(&self, position_ratio: f64) -> f64 {
-        paced_rate(self.domain.write_bandwidth(), position_ratio, self.domain.nr_sharing())
+        paced_rate(self.writeback.write_bandwidth(), position_ratio, self.writeback.nr_sharing())
     }
 
     /// Looks at all levels.
     fn look(&self, group: &Arc<Group>) -> Look {
         let cache = &self.cache;
-        let now = cache.now();
+        let now = cache.writeback().now();
         let (mut ratio, mut held, mut gap) = (2.0f64, None::<Duration>, u64::MAX);
         for Level { group: level, thresholds, unclean } in levels(cache.reclaimer(), group) {
             if unclean > thresholds.background {
-                self.domain.ring();
+                self.writeback.ring();
                 if GroupDirty::of(level).may_ring(now.as_millis() as u64, RING_INTERVAL) {
                     cache.flush_over_background(level);
                 }
@@ -173,13 +181,13 @@ impl File {
                 gap = gap.min(free_run - unclean);
                 continue;
             }
-            if !self.domain.has_more_than(level, thresholds.foreground / STORE_SHARE, self, now) {
+            if self.writeback.unclean_bytes(level) <= thresholds.foreground / STORE_SHARE {
                 gap = 0;
                 continue;
             }
             let limit = GroupDirty::of(level).smoothed.lock().update(now, thresholds.foreground, unclean);
             if unclean >= limit {
-                let rest = hold(unclean, free_run, self.domain.write_bandwidth());
+                let rest = hold(unclean, free_run, self.writeback.write_bandwidth());
                 held = Some(held.unwrap_or_default().max(rest));
             }
             ratio = ratio.min(position_ratio(unclean, free_run, limit));

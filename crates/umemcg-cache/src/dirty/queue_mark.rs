@@ -1,9 +1,10 @@
 //! Whether a dirty file is in its store's queue, and since when it has been dirty.
 //!
-//! Writers and the flusher change both without a lock. A writer makes a page dirty, then *stamps* the file and *enters* it.
-//! The flusher takes the stamp for a turn and puts it back if something is left; when it finds the file clean it lets it
-//! *leave*: stamp, then place in the queue, then a second look at whether the file is clean. Whichever of the two comes
-//! later sees the other's change, so a dirty file is always in the queue and always has a stamp.
+//! Writers and the flusher change both without a lock. A writer makes a page dirty, then *stamps*
+//! the file and *enters* it. The flusher takes the stamp for a turn and puts it back if something
+//! is left; when it finds the file clean it lets it *leave*: stamp, then place in the queue, then a
+//! second look at whether the file is clean. Whichever of the two comes later sees the other's
+//! change, so a dirty file is always in the queue and always has a stamp.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -15,7 +16,8 @@ const DUE_NOW: u64 = 1;
 pub(crate) struct QueueMark {
     /// Whether the file is in its store's queue. (A; the thread that makes it true pushes)
     is_queued: AtomicBool,
-    /// When the oldest dirty page became dirty, in milliseconds of the cache's clock; 0 while clean, or in its turn. (A)
+    /// When the oldest dirty page became dirty, in milliseconds of the cache's clock; 0 while
+    /// clean, or in its turn. (A)
     since_ms: AtomicU64,
 }
 
@@ -29,7 +31,8 @@ impl QueueMark {
     pub(crate) fn stamp(&self, now_ms: impl FnOnce() -> u64) {
         if self.since_ms.load(Ordering::Relaxed) == 0 {
             let now_ms = now_ms().max(DUE_NOW + 1);
-            // Relaxed: the stamp orders nothing; `leave` looks again after the exchange of `is_queued`.
+            // Relaxed: the stamp orders nothing; `leave` looks again after the exchange of
+            // `is_queued`.
             let _ = self.since_ms.compare_exchange(0, now_ms, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
@@ -39,12 +42,12 @@ impl QueueMark {
         self.put_back(Since(DUE_NOW));
     }
 
-    /// Whether [`make_due`](Self::make_due) was the last word.
+    /// Returns whether [`make_due`](Self::make_due) was the last word.
     pub(crate) fn is_due(&self) -> bool {
         self.since_ms.load(Ordering::Relaxed) == DUE_NOW
     }
 
-    /// Whether the file has been dirty for so long.
+    /// Returns whether the file has been dirty for so long.
     pub(crate) fn is_older_than(&self, expire_ms: u64, now_ms: u64) -> bool {
         match self.since_ms.load(Ordering::Relaxed) {
             0 => false,
@@ -70,12 +73,12 @@ impl QueueMark {
         !self.is_queued.swap(true, Ordering::AcqRel)
     }
 
-    /// Lets a file that was clean leave the queue, of which the caller has taken it off. Returns whether it is clean still;
-    /// one that is not has a stamp and is to be entered again.
+    /// Lets a file that was clean leave the queue, of which the caller has taken it off. Returns
+    /// whether it is clean still; one that is not has a stamp and is to be entered again.
     pub(crate) fn leave(&self, now_ms: impl FnOnce() -> u64, is_clean: impl FnOnce() -> bool) -> bool {
         self.since_ms.store(0, Ordering::Relaxed);
-        // AcqRel: pairs with the swap in `enter`. A page that became dirty before an earlier swap there is seen by the look
-        // below; a later swap there finds false, and its thread pushes.
+        // AcqRel: pairs with the swap in `enter`. A page that became dirty before an earlier swap
+        // there is seen by the look below; a later swap there finds false, and its thread pushes.
         self.is_queued.swap(false, Ordering::AcqRel);
         let is_clean = is_clean();
         if !is_clean {
@@ -98,7 +101,8 @@ mod tests {
         let is_clean = mark.leave(
             || 40,
             || {
-                // Its page is dirty, the stamp of before is what it saw, and it finds the file in the queue or not.
+                // Its page is dirty, the stamp of before is what it saw, and it finds the file in
+                // the queue or not.
                 false
             },
         );

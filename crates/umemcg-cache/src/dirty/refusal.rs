@@ -1,9 +1,10 @@
-//! What it means for writers that a store refuses data: one that is full answers each write-back with `ENOSPC`.
+//! What it means for writers that a store refuses data: one that is full answers each write-back
+//! with `ENOSPC`.
 //!
-//! Refused data stays dirty and is tried again, so the group that it belongs to may stay at its dirty limit for as long as
-//! the store refuses. A writer must not wait for that: it goes on, and its next write to that store is refused in turn, with
-//! what the store said, until there is room below the limit again or the store takes something. So the data that waits
-//! stays bounded.
+//! Refused data stays dirty and is tried again, so the group that it belongs to may stay at its
+//! dirty limit for as long as the store refuses. A writer must not wait for that: it goes on, and
+//! its next write to that store is refused in turn, with what the store said, until there is room
+//! below the limit again or the store takes something. So the data that waits stays bounded.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -39,24 +40,24 @@ impl Refusals {
         }
     }
 
-    /// The errno of the last refusal, if there were so many.
+    /// Returns the errno of the last refusal, if there were so many.
     fn after(&self, count: u32) -> Option<i32> {
         let word = self.word.load(Ordering::Relaxed);
         (word >> ERRNO_BITS >= count).then_some((word & ERRNO_MASK) as i32)
     }
 
-    /// What a file's last flush was refused with.
+    /// Returns what a file's last flush was refused with.
     pub(crate) fn of_file(&self) -> Option<i32> {
         self.after(1)
     }
 
-    /// What a store refuses everything with.
+    /// Returns what a store refuses everything with.
     pub(crate) fn of_store(&self) -> Option<i32> {
         self.after(NR_REFUSALS)
     }
 }
 
-/// The errno that an error of a store stands for.
+/// Returns the errno that an error of a store stands for.
 pub(crate) fn errno_of(error: &io::Error) -> i32 {
     const EIO: i32 = 5;
     error.raw_os_error().unwrap_or(EIO)

@@ -1,13 +1,14 @@
-//! What a group's control files say about dirty data: two pairs, each a share or a number of bytes, whichever was written last.
+//! What a group's control files say about dirty data: two pairs, each a share or a number of bytes,
+//! whichever was written last.
 //!
-//! A pair is one word, so nobody ever sees both set or neither. A group for which nothing was ever set, and which was
-//! created below such a group, has no state for it: the defaults hold.
+//! A pair is one word, so no reader ever sees both set or neither. A group for which nothing was
+//! ever set, and which was created below such a group, has no state for it: the defaults hold.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
-use umemcg_base::sync::Mutex;
-use umemcg_group::{Group, PartSlot};
+use umemcg_base::LeafMutex;
+use umemcg_group::{ExtensionSlot, Group};
 
 use crate::dirty::lease;
 use crate::dirty::throttle::SmoothedLimit;
@@ -41,7 +42,7 @@ impl DirtyBound {
         if word & IS_BYTES != 0 { Self::Bytes(word & !IS_BYTES) } else { Self::Percent(word as u8) }
     }
 
-    /// What `dirty_ratio` shows: 0 while bytes are set.
+    /// Returns what `dirty_ratio` shows: 0 while bytes are set.
     pub fn percent(self) -> u8 {
         match self {
             Self::Percent(percent) => percent,
@@ -49,7 +50,7 @@ impl DirtyBound {
         }
     }
 
-    /// What `dirty_limit_in_bytes` shows: 0 while a share is set.
+    /// Returns what `dirty_limit_in_bytes` shows: 0 while a share is set.
     pub fn bytes(self) -> u64 {
         match self {
             Self::Percent(_) => 0,
@@ -91,7 +92,7 @@ impl DirtyBounds {
         GroupDirty::if_present(group).map_or_else(Self::default, GroupDirty::bounds)
     }
 
-    /// One of the two.
+    /// Returns one of the two.
     pub fn get(self, which: DirtyThreshold) -> DirtyBound {
         match which {
             DirtyThreshold::Foreground => self.foreground,
@@ -99,11 +100,11 @@ impl DirtyBounds {
         }
     }
 
-    /// Gives a new group what its parent has. Before anybody writes in it.
+    /// Gives a new group what its parent has. Before it has a writer.
     pub fn inherit(parent: &Group, child: &Group) {
         let bounds = Self::of(parent);
         if bounds != Self::default() {
-            let _ = child.part(PartSlot::Cache, || GroupDirty::new(bounds));
+            let _ = child.extension(ExtensionSlot::Cache, || GroupDirty::new(bounds));
         }
     }
 }
@@ -115,9 +116,10 @@ pub(crate) struct GroupDirty {
     foreground: AtomicU64,
     /// (A)
     background: AtomicU64,
-    /// Bytes that the group's writers may write before somebody looks at thresholds again; below 0, somebody is about to. (A)
+    /// Bytes that the group's writers may write before thresholds are looked at again; below 0, a
+    /// writer is about to. (A)
     credit: AtomicI64,
-    pub(crate) smoothed: Mutex<SmoothedLimit>,
+    pub(crate) smoothed: LeafMutex<SmoothedLimit>,
     /// When flushers were last rung for it, in milliseconds of the cache's clock. (A)
     rung_ms: AtomicU64,
 }
@@ -134,18 +136,18 @@ impl GroupDirty {
             foreground: AtomicU64::new(bounds.foreground.encode()),
             background: AtomicU64::new(bounds.background.encode()),
             credit: AtomicI64::new(0),
-            smoothed: Mutex::default(),
+            smoothed: LeafMutex::default(),
             rung_ms: AtomicU64::new(0),
         }
     }
 
     pub(crate) fn of(group: &Group) -> &Self {
-        group.part(PartSlot::Cache, Self::default)
+        group.extension(ExtensionSlot::Cache, Self::default)
     }
 
     #[inline]
     pub(crate) fn if_present(group: &Group) -> Option<&Self> {
-        group.part_if_present(PartSlot::Cache)
+        group.extension_if_present(ExtensionSlot::Cache)
     }
 
     pub(crate) fn bounds(&self) -> DirtyBounds {
@@ -164,9 +166,10 @@ impl GroupDirty {
         self.set_credit(0);
     }
 
-    /// Takes `bytes` of the group of that number off the credit; whether there was enough. If there was, the thread gets a lease of some of
-    /// what is left. Writers at the same time may take the same bytes, so the credit holds for each thread: exactness is not worth a
-    /// locked instruction.
+    /// Takes `bytes` of the group of that number off the credit; whether there was enough. If there
+    /// was, the thread gets a lease of some of what is left. Writers at the same time may take the
+    /// same bytes, so the credit holds for each thread: exactness is not worth a locked
+    /// instruction.
     pub(crate) fn spend(&self, group: u64, bytes: u64) -> bool {
         let left = self.credit.load(Ordering::Relaxed) - bytes as i64;
         if left >= 0 {
@@ -179,7 +182,7 @@ impl GroupDirty {
         self.credit.store(bytes as i64, Ordering::Relaxed);
     }
 
-    /// Whether `interval` has passed since this last said so.
+    /// Returns whether `interval` has passed since this last said so.
     pub(crate) fn may_ring(&self, now_ms: u64, interval: Duration) -> bool {
         let last = self.rung_ms.load(Ordering::Relaxed);
         (last == 0 || now_ms >= last + interval.as_millis() as u64)

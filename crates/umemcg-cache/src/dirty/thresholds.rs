@@ -1,20 +1,25 @@
 //! From control files to bytes: how much of a group's memory may be dirty.
 //!
-//! *Dirtyable* memory of a group is what it could fill with file data: the file pages that it and the groups below it have, and
-//! what it could still get. The latter is bounded by the *headroom*, the least of limit minus usage over the group and every
-//! group above it, and by what there is: memory that is free, or clean file pages of others.
+//! *Dirtyable* memory of a group is what it could fill with file data: the file pages that it and
+//! the groups below it have, and what it could still get. The latter is bounded by the *headroom*,
+//! the least of limit minus usage over the group and every group above it, and by what there is:
+//! memory that is free, or clean file pages of others.
 //!
-//! - `free(g) = min(free + clean file pages elsewhere, min over g and above of (min(max, high) − usage))`
+//! - `free(g) = min(free + clean file pages elsewhere, min over g and above of (min(max, high) −
+//!   usage))`
 //! - `dirtyable(g) = free(g) + file pages of g's subtree`
-//! - `avail(g) = min(dirtyable(g), dirtyable(pool))`, where the pool's is its free memory and all file pages
+//! - `avail(g) = min(dirtyable(g), dirtyable(pool))`, where the pool's is its free memory and all
+//!   file pages
 //! - `threshold = bytes` if the bytes are set, else `percent × avail / 100`
 //!
-//! The mails' formula counts only unused memory as free; a page cache fills its pool, so that a group that has nothing yet would
-//! find next to nothing. Counting clean pages of others is what Linux does since it has per-group write-back.
+//! The mails' formula counts only unused memory as free; a page cache fills its pool, so that a
+//! group that has nothing yet would find next to nothing. Counting clean pages of others is what
+//! Linux does since it has per-group write-back.
 //!
-//! Then neither is above half of the mark at which background reclaim stops, because background reclaim frees clean pages only and
-//! would never come down to its mark; the upper one is not below [`DIRTY_FLOOR`] nor the other below half of that, so that a tiny
-//! group still writes in useful pieces; and a background threshold that is not below the other is half of it.
+//! Then neither is above half of the mark at which background reclaim stops, because background
+//! reclaim frees clean pages only and would never come down to its mark; the upper one is not below
+//! [`DIRTY_FLOOR`] nor the other below half of that, so that a tiny group still writes in useful
+//! pieces; and a background threshold that is not below the other is half of it.
 
 use std::sync::Arc;
 
@@ -24,19 +29,21 @@ use umemcg_reclaim::Reclaimer;
 use crate::dirty::settings::{DirtyBound, DirtyBounds};
 use crate::dirty::throttle::Thresholds;
 
-/// Dirty data that every group may have, whatever its limits say, in bytes: two writes of the usual size.
+/// Dirty data that every group may have, whatever its limits say, in bytes: two writes of the usual
+/// size.
 pub const DIRTY_FLOOR: u64 = 256 << 10;
 
 /// What a level's thresholds are made from, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Room {
-    /// Of the pool: not charged to anybody.
+    /// Of the pool: not charged to any group.
     pub pool_free: u64,
     /// Of the pool: file pages.
     pub pool_file: u64,
     /// Of the pool: not durable.
     pub pool_unclean: u64,
-    /// The least of limit minus usage over the group and those above it; `u64::MAX` where there is no limit but the pool's.
+    /// The least of limit minus usage over the group and those above it; `u64::MAX` where there is
+    /// no limit but the pool's.
     pub headroom: u64,
     /// File pages of the group and those below it.
     pub file: u64,
@@ -45,7 +52,7 @@ pub struct Room {
 }
 
 impl Room {
-    /// What the group could fill with file data.
+    /// Returns what the group could fill with file data.
     #[doc(alias = "mem_cgroup_wb_stats")]
     #[doc(alias = "determine_dirtyable_memory")]
     pub fn dirtyable(&self) -> u64 {
@@ -60,7 +67,8 @@ impl Room {
         self.dirtyable().min(self.pool_free + self.pool_file)
     }
 
-    /// The thresholds; `mark` is the usage at which background reclaim stops, `u64::MAX` for none.
+    /// Returns the thresholds; `mark` is the usage at which background reclaim stops, `u64::MAX`
+    /// for none.
     #[doc(alias = "domain_dirty_limits")]
     pub fn thresholds(&self, bounds: DirtyBounds, mark: u64) -> Thresholds {
         let bytes = |bound| match bound {
@@ -97,7 +105,7 @@ pub(crate) struct Level<'g> {
     pub(crate) unclean: u64,
 }
 
-/// The group and every group above it, from the root down.
+/// Returns the group and every group above it, from the root down.
 pub(crate) fn levels<'g>(reclaimer: &Reclaimer, group: &'g Arc<Group>) -> Vec<Level<'g>> {
     let mut chain: Vec<&Arc<Group>> = std::iter::successors(Some(group), |at| at.parent()).collect();
     chain.reverse();
@@ -120,7 +128,8 @@ pub(crate) fn levels<'g>(reclaimer: &Reclaimer, group: &'g Arc<Group>) -> Vec<Le
         room.file = file_bytes(group);
         room.unclean = group.unclean_bytes_about(u64::MAX);
         let thresholds = room.thresholds(DirtyBounds::of(group), reclaimer.high_mark(group));
-        // What threads have pending makes no difference to thresholds that are shares, but near a threshold it does.
+        // What threads have pending makes no difference to thresholds that are shares, but near a
+        // threshold it does.
         levels.push(Level { group, thresholds, unclean: group.unclean_bytes_about(thresholds.background) });
     }
     levels
@@ -152,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_limit_it_is_what_is_free_and_what_others_have_clean() {
+    fn without_a_limit_it_is_the_free_and_the_clean_of_others() {
         let room = Room {
             pool_free: 100 * MIB,
             pool_file: 300 * MIB,

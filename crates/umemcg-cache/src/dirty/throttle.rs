@@ -1,14 +1,17 @@
-//! The arithmetic of throttling, and nothing else: no clock, no lock, no group. Bytes, bytes a second, durations.
+//! The arithmetic of throttling, and nothing else: no clock, no lock, no group. Bytes, bytes a
+//! second, durations.
 //!
-//! Below the *free run* point, half-way between the two thresholds, nobody waits. From there to the limit writers are paced:
-//! their rate is the store's, times a *position ratio* that is 2 at the free run point, 1 at the setpoint half-way to the limit and 0
-//! at the limit, and flat about the setpoint, so that the amount of dirty data settles there and the rate at the store's
+//! Below the *free run* point, half-way between the two thresholds, no writer waits. From there to
+//! the limit writers are paced: their rate is the store's, times a *position ratio* that is 2 at
+//! the free run point, 1 at the setpoint half-way to the limit and 0 at the limit, and flat about
+//! the setpoint, so that the amount of dirty data settles there and the rate at the store's
 //! (`kernel-semantics` §6.3; mail per-cgroup-dirty-limits).
 //!
-//! Two things are simpler than in Linux, which paces single tasks. Here a group's writers to one store share one virtual clock
-//! ([`Clockwork`]): each write reserves the time that the store needs for it, so the group as a whole has the rate, however
-//! many writers it has, and no rate of single tasks has to be estimated. And since write-back serves groups that are
-//! over their threshold in turn, a group's share of the store is one part of as many as there are such groups.
+//! Two things are simpler than in Linux, which paces single tasks. Here a group's writers to one
+//! store share one virtual clock ([`Clockwork`]): each write reserves the time that the store needs
+//! for it, so the group as a whole has the rate, however many writers it has, and no rate of single
+//! tasks has to be estimated. And since write-back serves groups that are over their threshold in
+//! turn, a group's share of the store is one part of as many as there are such groups.
 
 use std::time::Duration;
 
@@ -17,7 +20,8 @@ use std::time::Duration;
 pub const PAUSE_MAX: Duration = Duration::from_millis(200);
 /// Shorter waits are not worth a timer: they add up until they are.
 pub const PAUSE_MIN: Duration = Duration::from_millis(10);
-/// Least share of its rate that a paced writer keeps: near the limit the hold at the limit itself does the rest.
+/// Least share of its rate that a paced writer keeps: near the limit the hold at the limit itself
+/// does the rest.
 pub const POSITION_RATIO_MIN: f64 = 1.0 / 32.0;
 /// The smoothed limit sinks by one part of so many of its distance in each [`LIMIT_INTERVAL`].
 const LIMIT_SINKS_BY: u64 = 32;
@@ -29,12 +33,12 @@ pub const LIMIT_INTERVAL: Duration = Duration::from_millis(200);
 pub struct Thresholds {
     /// Above it write-back works on the group.
     pub background: u64,
-    /// Above it nobody of the group dirties anything.
+    /// Above it no writer of the group dirties anything.
     pub foreground: u64,
 }
 
 impl Thresholds {
-    /// Half-way between the two: below it nobody waits.
+    /// Half-way between the two: below it no writer waits.
     #[doc(alias = "dirty_freerun_ceiling")]
     pub fn free_run(self) -> u64 {
         self.background / 2 + self.foreground / 2 + (self.background & self.foreground & 1)
@@ -42,7 +46,8 @@ impl Thresholds {
 }
 
 /// Factor on the store's rate while `dirty` bytes lie between the free run point and the limit:
-/// `1 + ((setpoint − dirty) / (limit − setpoint))³` in [0, 2], where the setpoint is half-way between those two.
+/// `1 + ((setpoint − dirty) / (limit − setpoint))³` in [0, 2], where the setpoint is half-way
+/// between those two.
 #[doc(alias = "pos_ratio_polynom")]
 pub fn position_ratio(dirty: u64, free_run: u64, limit: u64) -> f64 {
     if dirty >= limit {
@@ -60,16 +65,16 @@ pub fn paced_rate(bandwidth: u64, position_ratio: f64, nr_sharing: u64) -> f64 {
     rate.max(1.0)
 }
 
-/// How long a writer at the limit waits before it looks again: until the store has probably brought the group down to
-/// `free_run`, at least [`PAUSE_MIN`] and at most [`PAUSE_MAX`].
+/// Returns how long a writer at the limit waits before it looks again: until the store has probably
+/// brought the group down to `free_run`, at least [`PAUSE_MIN`] and at most [`PAUSE_MAX`].
 pub fn hold(dirty: u64, free_run: u64, rate: u64) -> Duration {
     let excess = dirty.saturating_sub(free_run) as f64;
     let seconds = (excess / rate.max(1) as f64).min(PAUSE_MAX.as_secs_f64());
     Duration::from_secs_f64(seconds).clamp(PAUSE_MIN, PAUSE_MAX)
 }
 
-/// A limit that follows its threshold up at once and down slowly, so that who raised and filled it is not stopped dead when the
-/// threshold falls: free memory comes and goes.
+/// A limit that follows its threshold up at once and down slowly, so that a group that raised and
+/// filled it is not stopped dead when the threshold falls: free memory comes and goes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[doc(alias = "dirty_limit")]
 pub struct SmoothedLimit {
@@ -79,7 +84,7 @@ pub struct SmoothedLimit {
 }
 
 impl SmoothedLimit {
-    /// The limit now, for a threshold and the bytes that are dirty.
+    /// Returns the limit now, for a threshold and the bytes that are dirty.
     #[doc(alias = "update_dirty_limit")]
     pub fn update(&mut self, now: Duration, foreground: u64, dirty: u64) -> u64 {
         if self.limit <= foreground {
@@ -97,23 +102,24 @@ impl SmoothedLimit {
     }
 }
 
-/// The virtual clock of a group's writers to one store: until when what they have written takes at their rate.
+/// The virtual clock of a group's writers to one store: until when what they have written takes at
+/// their rate.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Clockwork {
     until: Duration,
 }
 
 impl Clockwork {
-    /// Reserves the time for `bytes` at `rate` bytes a second. Returns when it is over; what is less than [`PAUSE_MIN`] away
-    /// need not be waited for, the next write pays for it.
+    /// Reserves the time for `bytes` at `rate` bytes a second. Returns when it is over; what is
+    /// less than [`PAUSE_MIN`] away need not be waited for, the next write pays for it.
     pub fn reserve(&mut self, now: Duration, bytes: u64, rate: f64) -> Duration {
-        // An hour is as good as for ever: whoever waits looks again anyway.
+        // An hour is as good as for ever: a thread that waits looks again anyway.
         let cost = Duration::from_secs_f64((bytes as f64 / rate).min(3600.0));
         self.until = self.until.max(now) + cost;
         self.until
     }
 
-    /// Whether everything reserved is over.
+    /// Returns whether everything reserved is over.
     pub fn is_idle(self, now: Duration) -> bool {
         self.until <= now
     }
@@ -172,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smoothed_limit_rises_at_once_and_sinks_by_a_thirty_second_each_200_ms() {
+    fn the_smoothed_limit_jumps_up_and_sinks_by_a_32nd_each_200_ms() {
         let mut limit = SmoothedLimit::default();
         assert_eq!(limit.update(MS(0), 3200, 0), 3200);
         assert_eq!(limit.update(MS(100), 6400, 0), 6400);
@@ -186,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn writes_are_paid_for_one_after_the_other_whoever_makes_them() {
+    fn writes_of_all_threads_are_paid_for_one_after_the_other() {
         let mut clock = Clockwork::default();
         let rate = (4 * MIB) as f64;
         assert_eq!(clock.reserve(MS(1000), MIB, rate), MS(1250));
@@ -196,8 +202,9 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_at_the_controllers_rate_settles_at_the_setpoint_without_a_swing() {
-        // A store of 10 MiB/s, a group of 8 MiB with a background of 4: free run 6, setpoint 7. In steps of a millisecond.
+    fn a_writer_at_the_controllers_rate_settles_at_the_setpoint() {
+        // A store of 10 MiB/s, a group of 8 MiB with a background of 4: free run 6, setpoint 7. In
+        // steps of a millisecond.
         let thresholds = Thresholds { background: 4 * MIB, foreground: 8 * MIB };
         let (bandwidth, free_run) = (10 * MIB, thresholds.free_run());
         let (mut dirty, mut highest) = (0f64, 0f64);

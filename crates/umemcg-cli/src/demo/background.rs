@@ -1,7 +1,8 @@
-//! `umemcg demo --background`: the steps of the mail per-memcg-background-reclaim on a real mount, with a shell, `dd` and
-//! `cat`, and its two tables with our figures beside the mail's.
+//! `umemcg demo --background`: the steps of the mail per-memcg-background-reclaim on a real mount,
+//! with a shell, `dd` and `cat`, and its two tables with our figures beside the mail's.
 //!
-//! The group and its marks are the mail's: 500 MiB, 50 MiB and 40 MiB. Only the file is smaller unless `--scale 1` is given.
+//! The group and its marks are the mail's: 500 MiB, 50 MiB and 40 MiB. Only the file is smaller
+//! unless `--scale 1` is given.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,8 +10,8 @@ use std::time::Instant;
 
 use serde::Serialize;
 
+use super::check::{Check, end_with, yes};
 use super::stage::{Daemon, Group, Places, run_in};
-use super::{Check, end_with};
 use crate::args::DemoArguments;
 use crate::exit::Failure;
 use crate::table::{TextTable, human_bytes};
@@ -36,7 +37,8 @@ const COUNTERS: [&str; 9] = [
     "allocstall",
 ];
 
-/// One of the mail's tables: its counters in the order of [`COUNTERS`], then seconds altogether and of system time. Only direct reclaim, with background reclaim.
+/// One of the mail's tables: its counters in the order of [`COUNTERS`], then seconds altogether and
+/// of system time. Only direct reclaim, with background reclaim.
 struct MailTable {
     counters: [[u64; 2]; 9],
     real: [f64; 2],
@@ -84,7 +86,8 @@ struct Run {
     /// In the order of [`COUNTERS`].
     counters: [u64; 9],
     real_s: f64,
-    /// Processor time of the daemon without its workers: what the mail's `sys` is of a process in the kernel.
+    /// Processor time of the daemon without its workers: what the mail's `sys` is of a process in
+    /// the kernel.
     serving_s: f64,
     workers_s: f64,
 }
@@ -135,7 +138,7 @@ pub(super) fn demo(arguments: &DemoArguments) -> Result<(), Failure> {
             file_bytes,
         );
         for check in &result.checks {
-            println!("{:<5}{}", super::yes(check.holds), check.what);
+            println!("{:<5}{}", yes(check.holds), check.what);
         }
     }
     end_with(&result.checks)
@@ -243,10 +246,12 @@ impl Stand<'_> {
     }
 }
 
-/// User and system time of a process or thread, from its `stat`; the kernel counts in hundredths of a second there.
+/// User and system time of a process or thread, from its `stat`; the kernel counts in hundredths of
+/// a second there.
 fn cpu_seconds_of(task: &Path) -> Option<f64> {
     let stat = fs::read_to_string(task.join("stat")).ok()?;
-    // The name before the last parenthesis may hold anything; utime and stime are the 12th and 13th after it.
+    // The name before the last parenthesis may hold anything; utime and stime are the 12th and 13th
+    // after it.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     let (user, system): (u64, u64) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
     Some((user + system) as f64 / 100.0)
@@ -266,10 +271,7 @@ fn checks_of(write: &[Run; 2], read: &[Run; 2], file_bytes: u64, ended_well: boo
             "the whole file went through the group, each time",
             [write, read].into_iter().flatten().all(passed),
         ),
-        check(
-            "without marks only who reads and writes reclaims",
-            is_direct(&write[0]) && is_direct(&read[0]),
-        ),
+        check("without marks only readers and writers reclaim", is_direct(&write[0]) && is_direct(&read[0])),
         check("with marks the workers reclaim while dd writes", counter(&write[1], "kswapd_steal") > 0),
         check(
             "with marks cat reclaims nothing: allocstall is 0, pg_pgsteal is 0",

@@ -1,10 +1,13 @@
-//! `umemcg demo`: a real mount in a temporary directory, two groups, real programs in them, a table of what happened.
+//! `umemcg demo`: a real mount in a temporary directory, two groups, real programs in them, a table
+//! of what happened.
 //!
-//! The group `busy` copies and hashes a file four times as large as its limit. The group `quiet` has read a small file
-//! before, and reads it again afterwards: with one cache for both it would have to be read from the disk again. The
-//! demo checks what it shows, and fails when a check fails.
+//! The group `busy` copies and hashes a file four times as large as its limit. The group `quiet`
+//! has read a small file before, and reads it again afterwards: with one cache for both it would
+//! have to be read from the disk again. The demo checks what it shows, and fails when a check
+//! fails.
 
 mod background;
+mod check;
 mod stage;
 
 use std::fs;
@@ -18,6 +21,7 @@ use serde::Serialize;
 use crate::args::DemoArguments;
 use crate::exit::Failure;
 use crate::table::{TextTable, human_bytes};
+use check::{Check, end_with, yes};
 use stage::{Daemon, Group, Places, copy_with_dd, sha256};
 
 const MIB: u64 = 1 << 20;
@@ -26,7 +30,8 @@ const BUSY_LIMIT_BYTES: u64 = 32 * MIB;
 const BUSY_FILE_BYTES: u64 = 4 * BUSY_LIMIT_BYTES;
 const QUIET_LIMIT_BYTES: u64 = 96 * MIB;
 const QUIET_FILE_BYTES: u64 = 24 * MIB;
-/// What usage may exceed a limit by: the charges in flight, here at most four of the largest (1 MiB).
+/// What usage may exceed a limit by: the charges in flight, here at most four of the largest (1
+/// MiB).
 const SLACK_BYTES: u64 = 4 * MIB;
 
 /// What happened to one group.
@@ -43,13 +48,6 @@ struct GroupResult {
     pages_read_again: u64,
 }
 
-/// One thing that has to hold.
-#[derive(Debug, Serialize)]
-struct Check {
-    what: String,
-    holds: bool,
-}
-
 /// Everything that the demo found.
 #[derive(Debug, Serialize)]
 struct DemoResult {
@@ -59,7 +57,7 @@ struct DemoResult {
     checks: Vec<Check>,
 }
 
-/// `umemcg demo`.
+/// Runs `umemcg demo`.
 ///
 /// # Errors
 /// [`Failure`] when something cannot be done, or a check does not hold.
@@ -85,17 +83,6 @@ pub fn demo(arguments: &DemoArguments) -> Result<(), Failure> {
         print_table(&result);
     }
     end_with(&result.checks)
-}
-
-/// Fails when a check does not hold.
-fn end_with(checks: &[Check]) -> Result<(), Failure> {
-    let broken: Vec<&str> =
-        checks.iter().filter(|check| !check.holds).map(|check| check.what.as_str()).collect();
-    if broken.is_empty() {
-        Ok(())
-    } else {
-        Err(Failure::Failed(format!("does not hold: {}", broken.join("; "))))
-    }
 }
 
 fn run(places: &Places, say: &dyn Fn(&str)) -> Result<DemoResult, Failure> {
@@ -201,10 +188,6 @@ fn print_table(result: &DemoResult) {
     for check in &result.checks {
         println!("{:<5}{}", yes(check.holds), check.what);
     }
-}
-
-fn yes(holds: bool) -> &'static str {
-    if holds { "yes" } else { "NO" }
 }
 
 impl GroupResult {

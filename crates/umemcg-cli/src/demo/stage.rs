@@ -1,4 +1,5 @@
-//! What a demo stands on: a daemon with its two mounts below one directory, groups, and real programs in them.
+//! What a demo stands on: a daemon with its two mounts below one directory, groups, and real
+//! programs in them.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -137,7 +138,8 @@ impl Daemon {
             .map_err(|error| Failure::Failed(format!("cannot start the daemon: {error}")))?;
         let stdout = child.stdout.take();
         let daemon = Self { child };
-        // It prints one line when the mount is there, and nothing when it fails: why is on stderr then.
+        // It prints one line when the mount is there, and nothing when it fails: why is on stderr
+        // then.
         let mut line = String::new();
         if let Some(stdout) = stdout {
             let _ = BufReader::new(stdout).read_line(&mut line);
@@ -180,7 +182,8 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {
-            // Two signals: the first flushes and unmounts, the second does not wait for anybody.
+            // Two signals: the first flushes and unmounts, the second does not wait for users of
+            // the mount.
             if let Some(pid) = rustix::process::Pid::from_raw(self.child.id().cast_signed()) {
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);

@@ -1,5 +1,5 @@
-//! fio writes and verifies with many jobs in several groups with small limits; what the mount shows then is in the backing
-//! directory after the end.
+//! fio writes and verifies with many jobs in several groups with small limits; what the mount shows
+//! then is in the backing directory after the end.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -28,7 +28,7 @@ fn jobs(directory: &str, mib: u64, seed: u64) -> String {
 }
 
 #[test]
-fn many_jobs_of_fio_in_small_groups_find_what_they_wrote_then_and_after_the_end() {
+fn fio_jobs_in_small_groups_find_what_they_wrote() {
     needs_mount!();
     if Command::new("fio").arg("--version").stdout(Stdio::null()).status().is_err() {
         return cannot_run("needs fio");

@@ -1,5 +1,5 @@
-//! Lives of a daemon, each ended by SIGKILL at a moment that nobody chose, while groups with small limits write and
-//! somebody turns the knobs.
+//! Lives of a daemon, each ended by SIGKILL at a random moment, while groups with small limits
+//! write and a thread changes settings.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -76,7 +76,7 @@ fn disturb(mount: &Mount, random: &mut Random) -> u64 {
     match which {
         0 => write("vm.drop_caches", "3"),
         1 => drop(mount.umemcg(&["sync", mount.mnt().to_str().unwrap()])),
-        // Whoever is inside may finish, and the kill comes first.
+        // A thread that is inside may finish, and the kill comes first.
         2 => mount.signal(Signal::TERM),
         3 => write("c/memory.limit_in_bytes", "1m"),
         4 => write("b/memory.low_wmark_distance", "0"),

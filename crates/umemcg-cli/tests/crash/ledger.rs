@@ -55,7 +55,7 @@ impl Ledger {
                 self.wholes.insert(name.to_owned(), Whole::Gone);
             }
             ["error", _, errno, ..] => {
-                // The connection is aborted, or nobody is connected any more.
+                // The connection is aborted, or no daemon is connected any more.
                 assert!(["103", "107"].contains(&errno), "{line}");
             }
             _ => {}

@@ -1,5 +1,5 @@
-//! What the writers write: records that say who wrote them, which one they are and how long, and that are wrong when one
-//! byte of them is.
+//! What the writers write: records that name their writer, their number and their length, and that
+//! are wrong when one byte of them is.
 
 /// Before the payload: number, length of all of it, name.
 const HEAD_BYTES: usize = 16;

@@ -1,8 +1,10 @@
-//! A process of one group that writes in every way on many threads, and says on its standard output what was acknowledged.
+//! A process of one group that writes in every way on many threads, and says on its standard output
+//! what was acknowledged.
 //!
-//! It is this test program itself, started again with the environment that [`start`] sets. A line says what it is about:
-//! `ack FILE NUMBER` (records up to that one, or that generation), `cell FILE CELL GENERATION`, `try FILE` (from here on the
-//! file may be anything until it is acknowledged again), `gone FILE`, and `error FILE ERRNO WHAT` at a thread's end.
+//! It is this test program itself, started again with the environment that [`start`] sets. A line
+//! says what it is about: `ack FILE NUMBER` (records up to that one, or that generation),
+//! `cell FILE CELL GENERATION`, `try FILE` (from here on the file may be anything until it is
+//! acknowledged again), `gone FILE`, and `error FILE ERRNO WHAT` at a thread's end.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -118,7 +120,7 @@ impl Writer {
             match self.random.below(12) {
                 0 => file.sync_data()?,
                 1 => file.sync_all()?,
-                // As somebody else would: another open of the same file.
+                // As another process would: another open of the same file.
                 2 => File::open(self.path())?.sync_all()?,
                 _ => continue,
             }
@@ -241,10 +243,11 @@ fn of_one_group() {
         thread::spawn(move || {
             begin.wait();
             // They write until the daemon dies under them.
-            let error = write(&mut writer).expect_err("nobody ends by himself");
+            let error = write(&mut writer).expect_err("no writer ends by itself");
             let mut errno = errno_of(&error);
             if errno == EIO {
-                // What the daemon was about to fetch when it was killed ends so; then there is nobody for the next, either.
+                // What the daemon was about to fetch when it was killed ends so; then there is no
+                // daemon for the next, either.
                 let probe = File::create(writer.directory.join(format!("probe-{}", writer.name)));
                 errno = probe.err().map_or(EIO, |error| errno_of(&error));
             }

@@ -1,21 +1,21 @@
-//! One tenant's trouble is nobody else's: a store that hangs, with more writers held back and readers stuck than the daemon has
-//! threads, and a third tenant that reads on as if nothing were.
+//! One tenant's trouble is no other tenant's: a store that hangs, with more writers held back and
+//! readers stuck than the daemon has threads, and a third tenant that reads on as if nothing were.
 //!
-//! A program of its own: while the store hangs, whatever looks at all mounts of the machine hangs with it, and cargo runs
-//! test programs one after the other.
+//! A program of its own: while the store hangs, whatever looks at all mounts of the machine hangs
+//! with it, and cargo runs test programs one after the other.
 
 #[path = "../real_mount/harness.rs"]
 #[allow(dead_code)]
 mod harness;
+mod queued;
 
 use std::fs::File;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::FileExt;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
-
-use crate::harness::{Mount, Options, needs_mount, until};
+use crate::harness::{Mount, Options, Stopped, needs_mount, until};
 
 const QUIET_BYTES: u64 = 4 << 20;
 const NR_WRITERS: usize = 24;
@@ -52,14 +52,15 @@ fn finish(mut children: Vec<Child>) {
 }
 
 #[test]
-fn a_store_that_hangs_with_many_writers_and_readers_waiting_costs_a_third_tenant_nothing() {
+fn many_requests_to_a_hanging_store_cost_another_tenant_nothing() {
     needs_mount!();
     let inner = Mount::start();
     let mut outer =
         Mount::start_with(&Options { data: Some(inner.mnt()), pool: "64M", ..Options::default() });
     outer.group("loud", "48m");
     outer.group("stuck", "1m");
-    // What is read while the store hangs must not need it for its names: everything is opened before.
+    // What is read while the store hangs must not need it for its names: everything is opened
+    // before.
     outer.sh("head -c 4m /dev/zero | tr '\\0' q >\"$MNT/quiet\"").good();
     // Of this file, little stays cached.
     outer.sh_in("stuck", "head -c 64m /dev/zero >\"$MNT/cold\"; sync \"$MNT/cold\"").good();
@@ -89,15 +90,16 @@ fn a_store_that_hangs_with_many_writers_and_readers_waiting_costs_a_third_tenant
             mark.display()
         )));
     }
-    until("everybody has opened", || std::fs::read_dir(&ready).unwrap().count() == NR_WRITERS + NR_READERS);
-    inner.signal(Signal::STOP);
+    until("all have opened", || std::fs::read_dir(&ready).unwrap().count() == NR_WRITERS + NR_READERS);
+    let stopped = Stopped::new(&inner);
     std::fs::write(&go, "").unwrap();
-    // The readers wait for the store, the writers for it or for the dirty threshold: more of them than there are threads.
+    // The readers wait for the store, the writers for it or for the dirty threshold: more of them
+    // than there are threads.
     let waits = |child: &Child| {
         let place = std::fs::read_to_string(format!("/proc/{}/wchan", child.id()));
         place.is_ok_and(|place| place.contains("request_wait_answer"))
     };
-    until("everybody waits for an answer", || children.iter().all(waits));
+    until("all wait for an answer", || children.iter().all(waits));
     let during = read_at_random(&quiet, 20_000);
 
     let at = |times: &[Duration], percent: usize| times[times.len() * percent / 100];
@@ -109,13 +111,67 @@ fn a_store_that_hangs_with_many_writers_and_readers_waiting_costs_a_third_tenant
         at(&during, 99),
     );
     for child in &mut children {
-        assert!(child.try_wait().unwrap().is_none(), "nobody got through a store that hangs");
+        assert!(child.try_wait().unwrap().is_none(), "no request got through a store that hangs");
     }
     // Not the mount itself: what it says about its root is the store's to say.
     outer.sh("ls \"$CG\"").good();
     // Killed, they go at once, although the store still hangs.
     finish(children);
-    inner.signal(Signal::CONT);
+    drop(stopped);
     drop(quiet);
+    outer.umount();
+}
+
+/// Opens, reads asynchronously, closes, makes, removes: all that must not wait, again and again.
+const WORK_OF_B: &str = "
+echo $$ >$CG/b/tasks; cd $MNT/fast
+for i in $(seq 40); do
+    printf 'begin\\nread\\nend\\n' | $MNT/../aio cold 4 8 4096 | grep -qx 'read 32'
+    for n in 1 2 3 4 5; do echo $n >f$n; cat f$n >/dev/null; done
+    rm f*; ls >/dev/null
+done";
+
+#[test]
+fn asynchronous_requests_wait_for_no_other_tenants_store() {
+    needs_mount!();
+    let inner = Mount::start();
+    let mut outer = Mount::start_with(&Options { volumes: true, pool: "64M", ..Options::default() });
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/real_mount/aio_threads.c");
+    outer.sh(&format!("gcc -O1 -pthread -o $MNT/../aio {source}")).good();
+    outer.sh("truncate -s 1G $DATA/cold").good();
+    inner.sh("truncate -s 1G $DATA/cold").good();
+    let add = |name: &str, dir: &str| {
+        outer.umemcg(&["volume", "add", name, "--dir", dir, "--mount", outer.mnt().to_str().unwrap()]).good();
+    };
+    add("slow", inner.mnt().to_str().unwrap());
+    add("fast", outer.data().to_str().unwrap());
+    outer.group("a", "16m");
+    outer.group("b", "16m");
+    outer.sh(WORK_OF_B).good();
+    // More than the kernel's ordinary budget of asynchronous requests, and of what is closed
+    // meanwhile.
+    let a = "echo $$ >$CG/a/tasks; exec $MNT/../aio $MNT/slow/cold 100 4 65536";
+    let mut a = outer.shell(a).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut orders = a.stdin.take().unwrap();
+    let mut said = BufReader::new(a.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert!(said.any(|line| line == "open"));
+    let stopped = Stopped::new(&inner);
+    orders.write_all(b"begin\nread\n").unwrap();
+    assert!(said.any(|line| line == "submitted"));
+    let nr_descriptors =
+        || std::fs::read_dir(format!("/proc/{}/fd", outer.pid().as_raw_nonzero())).unwrap().count();
+    let before = nr_descriptors();
+    let worked = outer.sh(WORK_OF_B);
+    let is_back = Instant::now() + Duration::from_secs(10);
+    while nr_descriptors() > before && Instant::now() < is_back {
+        std::thread::yield_now();
+    }
+    let after = nr_descriptors();
+    let usage = outer.number("a", "memory.usage_in_bytes");
+    drop(stopped);
+    finish(vec![a]);
+    worked.good();
+    assert!(after <= before, "{before} descriptors, then {after}");
+    assert!(usage <= (16 << 20) + (4 << 20), "{usage}");
     outer.umount();
 }

@@ -1,5 +1,5 @@
-//! The steps of the mail per-memcg-background-reclaim with only the paths substituted, smaller: 32 MiB for its 500, marks of
-//! 8 and 6 MiB for its 50 and 40, a file of 128 MiB for its 20 GiB.
+//! The steps of the mail per-memcg-background-reclaim with only the paths substituted, smaller: 32
+//! MiB for its 500, marks of 8 and 6 MiB for its 50 and 40, a file of 128 MiB for its 20 GiB.
 
 use std::fs;
 
@@ -42,7 +42,8 @@ fn make_group(mount: &Mount, with_marks: bool) {
 
 /// Step 4: the group goes, and everything that is cached.
 fn clean_up(mount: &Mount) {
-    // `tasks` of the root: the shell that was in the group has ended, so that nobody is left to move.
+    // `tasks` of the root: the shell that was in the group has ended, so that no process is left to
+    // move.
     mount
         .sh("echo $$ > $CG/tasks
              echo 1 > $CG/A/memory.force_empty
@@ -56,7 +57,7 @@ fn row(mount: &Mount, name: &str) -> u64 {
 }
 
 #[test]
-fn a_worker_of_a_groups_own_is_a_thread_of_the_daemon_with_the_mails_name() {
+fn a_dedicated_worker_is_a_thread_with_the_mails_name() {
     needs_mount!();
     let mut mount = Mount::start();
     make_group(&mount, true);
@@ -94,12 +95,13 @@ fn the_mails_steps_with_and_without_marks() {
         assert_eq!(row(&mount, "pgoutrun") > 0, with_marks);
         clean_up(&mount);
 
-        // Step 5: the same group again reads the file. The workers are to keep up with `cat`, on whatever processor time the
-        // machine has for them: so one run of many is enough to show that nothing was left for `cat` to do.
+        // Step 5: the same group again reads the file. The workers are to keep up with `cat`, on
+        // whatever processor time the machine has for them: so one run of many is enough to show
+        // that nothing was left for `cat` to do.
         if with_marks {
             assert!((0..40).any(|_| read_the_file(&mount, true) == 0), "`cat` had to reclaim");
         } else {
-            assert!((0..6).all(|_| read_the_file(&mount, false) > 0), "nobody but `cat` can have reclaimed");
+            assert!((0..6).all(|_| read_the_file(&mount, false) > 0), "only `cat` can have reclaimed");
         }
     }
     mount.umount();
@@ -129,7 +131,8 @@ fn read_the_file(mount: &Mount, with_marks: bool) -> u64 {
 #[test]
 fn the_demo_of_background_reclaim_passes_its_own_checks() {
     needs_mount!();
-    // As with the steps above: the workers may have had too little processor time to keep up with `cat`.
+    // As with the steps above: the workers may have had too little processor time to keep up with
+    // `cat`.
     let ran = (0..3).map(|_| {
         let arguments = ["demo", "--background", "--scale", "0.05", "--json"];
         std::process::Command::new(PROGRAM).args(arguments).output().unwrap()

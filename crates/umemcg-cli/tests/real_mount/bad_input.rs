@@ -183,7 +183,7 @@ fn a_read_only_store_says_so() {
 }
 
 #[test]
-fn an_error_of_the_store_reaches_fsync_once_and_the_daemon_lives_on() {
+fn fsync_reports_an_error_once_and_the_daemon_lives_on() {
     needs_mount!();
     // A file system on a loop device whose image has no room: its writes end in EIO.
     let directory = tempfile::tempdir().unwrap();
@@ -202,7 +202,8 @@ fn an_error_of_the_store_reaches_fsync_once_and_the_daemon_lives_on() {
     };
     if !made.status.success() {
         unmake();
-        // Containers often have no loop devices; the faulty store of the cache's tests covers the protocol.
+        // Containers often have no loop devices; the faulty store of the cache's tests covers the
+        // protocol.
         eprintln!("no loop device: {}", String::from_utf8_lossy(&made.stderr));
         if fs::metadata("/dev/loop-control").is_ok() {
             cannot_run("a loop device could not be set up");

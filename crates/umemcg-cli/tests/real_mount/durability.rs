@@ -1,4 +1,5 @@
-//! What was acknowledged survives the daemon: killed in the middle, or ended in order while the store refuses.
+//! What was acknowledged survives the daemon: killed in the middle, or ended in order while the
+//! store refuses.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -19,7 +20,7 @@ fn block(number: u64) -> Vec<u8> {
 }
 
 #[test]
-fn blocks_that_fsync_acknowledged_are_in_the_directory_after_a_kill() {
+fn synced_blocks_are_in_the_directory_after_a_kill() {
     needs_mount!();
     let mut mount = Mount::start();
     let path = mount.mnt().join("log");
@@ -94,7 +95,7 @@ fn renaming_a_synced_file_over_an_old_one_never_leaves_neither() {
 }
 
 #[test]
-fn a_database_keeps_every_transaction_it_acknowledged_when_the_daemon_dies() {
+fn a_database_keeps_committed_transactions_over_a_kill() {
     needs_mount!();
     let mut mount = Mount::start();
     for journal in ["delete", "wal"] {
@@ -196,7 +197,7 @@ fn umount_gives_up_after_its_timeout_and_lists_what_was_lost() {
 }
 
 #[test]
-fn sync_on_a_full_store_says_what_is_not_durable_and_all_is_well_when_there_is_room() {
+fn sync_on_a_full_store_names_what_is_not_durable() {
     needs_mount!();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("small");

@@ -1,4 +1,5 @@
-//! How a mount begins and ends: busy and missing places, Ctrl-C, umount from outside, a daemon that died.
+//! How a mount begins and ends: busy and missing places, Ctrl-C, umount from outside, a daemon that
+//! died.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -56,7 +57,7 @@ fn the_control_mount_stands_for_the_mount() {
 }
 
 #[test]
-fn a_mount_in_use_is_not_unmounted_on_request_and_the_user_is_named() {
+fn a_busy_mount_is_not_unmounted_and_its_user_is_named() {
     needs_mount!();
     let mut mount = Mount::start();
     let refused = mount.sh(
@@ -84,7 +85,7 @@ fn enter(mount: &Mount, first: &str, then: &str) -> (Child, PathBuf) {
 }
 
 #[test]
-fn after_a_signal_whoever_is_inside_may_finish() {
+fn after_a_signal_users_of_the_mount_may_finish() {
     needs_mount!();
     let mut mount = Mount::start();
     let (mut inside, go) = enter(&mount, "exec 3> file; echo before >&3", "echo after >&3");
@@ -98,7 +99,7 @@ fn after_a_signal_whoever_is_inside_may_finish() {
 }
 
 #[test]
-fn a_second_signal_does_not_wait_for_whoever_is_inside() {
+fn a_second_signal_does_not_wait_for_users_of_the_mount() {
     needs_mount!();
     let mut mount =
         Mount::start_with(&Options { arguments: vec!["--flush-timeout", "1h"], ..Options::default() });
@@ -116,7 +117,7 @@ fn places_that_cannot_be_mounted_are_refused_with_a_reason() {
     needs_mount!();
     let mut mount = Mount::start();
     let place = |name: &str| mount.outside().join(name).to_str().unwrap().to_owned();
-    // One that nobody serves.
+    // One that no daemon serves.
     let data = place("other");
     fs::write(place("file"), "").unwrap();
     fs::create_dir(place("free")).unwrap();
@@ -244,7 +245,8 @@ fn the_socket_works_on_after_the_daemon_had_no_descriptors() {
         let limits = Rlimit { current, maximum };
         prlimit(Some(mount.pid()), Resource::Nofile, limits).unwrap().current
     };
-    // No number is left for another descriptor; the thread that accepts has one already, and wants the next one afterwards.
+    // No number is left for another descriptor; the thread that accepts has one already, and wants
+    // the next one afterwards.
     let usual = limit(Some(3));
     mount.sh("timeout 60 $UMEMCG sync $MNT").good();
     limit(usual);
@@ -252,7 +254,8 @@ fn the_socket_works_on_after_the_daemon_had_no_descriptors() {
     mount.umount();
 }
 
-/// A memory cgroup of the kernel, version 1 or 2, with a limit; none where this process may not make one.
+/// A memory cgroup of the kernel, version 1 or 2, with a limit; none where this process may not
+/// make one.
 struct KernelGroup(PathBuf);
 
 impl KernelGroup {

@@ -2,7 +2,8 @@
 
 use crate::harness::{Mount, needs_mount, until};
 
-/// What every program starts with: `listen(group, file, arguments)` gives an eventfd, `wait(fd)` waits for it and says how many events there were.
+/// What every program starts with: `listen(group, file, arguments)` gives an eventfd, `wait(fd)`
+/// waits for it and says how many events there were.
 const HEAD: &str = "
 import errno, os, select, sys
 CG, MNT = os.environ['CG'], os.environ['MNT']
@@ -29,7 +30,7 @@ fn python(mount: &Mount, group: &str, program: &str) -> String {
 }
 
 #[test]
-fn a_program_hears_of_thresholds_of_pressure_and_of_the_end_of_its_group() {
+fn a_program_gets_threshold_pressure_and_removal_events() {
     needs_mount!();
     let mut mount = Mount::start();
     mount.sh("mkdir -p $CG/a/b $CG/reader; echo 8m > $CG/a/memory.limit_in_bytes").good();
@@ -62,7 +63,7 @@ print(wait(below))
     // The program has ended, and its eventfds with it.
     mount.sh("echo $$ > $CG/tasks; echo 1 > $CG/a/memory.force_empty; rmdir $CG/a").good();
     let tasks = format!("/proc/{}/task", mount.pid().as_raw_nonzero());
-    until("nobody listens, so nobody looks", || {
+    until("no listener, so no thread looks", || {
         let names = std::fs::read_dir(&tasks).unwrap().flatten();
         let names = names.map(|task| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default());
         !names.into_iter().any(|name| name.trim() == "umemcg-events")
@@ -72,7 +73,7 @@ print(wait(below))
 }
 
 #[test]
-fn registrations_that_make_no_sense_are_refused_as_the_kernel_does() {
+fn malformed_registrations_are_refused_as_the_kernel_does() {
     needs_mount!();
     let mut mount = Mount::start();
     mount.sh("mkdir -p $CG/a $CG/c").good();

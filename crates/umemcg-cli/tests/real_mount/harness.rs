@@ -1,8 +1,9 @@
 //! A real daemon on a real mount for one test, and shells to work on it.
 //!
-//! Whatever happens to the test, nothing stays: dropping [`Mount`] ends the daemon, takes the mounts out of the tree and
-//! removes the directories. No program may run for longer than [`PATIENCE`]: then the daemon is killed first, which
-//! frees whoever waits for it in the kernel, and the test fails instead of hanging.
+//! Whatever happens to the test, nothing stays: dropping [`Mount`] ends the daemon, takes the
+//! mounts out of the tree and removes the directories. No program may run for longer than
+//! [`PATIENCE`]: then the daemon is killed first, which frees the processes that wait for it in the
+//! kernel, and the test fails instead of hanging.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -20,15 +21,17 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tempfile::TempDir;
 
 /// Longest that one program of a test may run.
-const PATIENCE: Duration = Duration::from_secs(240);
+pub const PATIENCE: Duration = Duration::from_secs(240);
 
 /// The program under test.
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_umemcg");
 
-/// The slack that usage may exceed a limit by: the charges in flight, at most 1 MiB for each of a few threads.
+/// The slack that usage may exceed a limit by: the charges in flight, at most 1 MiB for each of a
+/// few threads.
 pub const SLACK_BYTES: u64 = 4 << 20;
 
-/// Says loudly that a test cannot run here; where everything has to run (CI=true), that is a failure.
+/// Says loudly that a test cannot run here; where everything has to run (CI=true), that is a
+/// failure.
 pub fn cannot_run(why: &str) {
     let message = format!("SKIPPED {}: {why}", thread::current().name().unwrap_or("test"));
     assert!(std::env::var_os("CI").is_none_or(|value| value != "true"), "{message}");
@@ -244,7 +247,7 @@ impl Mount {
         Ended { status, stdout: String::new(), stderr: self.stderr.recv().unwrap_or_default() }
     }
 
-    /// Kills the daemon as a crash would; the mounts stay, with nobody behind them.
+    /// Kills the daemon as a crash would; the mounts stay, with no daemon behind them.
     pub fn kill_daemon(&mut self) {
         self.signal(Signal::KILL);
         assert_eq!(self.wait().status.signal(), Some(9));
@@ -265,8 +268,8 @@ impl Mount {
         self.run(command)
     }
 
-    /// Runs a script in a shell that stops at the first error, with `$MNT`, `$CG` and `$DATA` set. `not '...'` expects
-    /// its script to fail (a plain `!` would be passed over by `set -e`).
+    /// Runs a script in a shell that stops at the first error, with `$MNT`, `$CG` and `$DATA` set.
+    /// `not '...'` expects its script to fail (a plain `!` would be passed over by `set -e`).
     pub fn sh(&self, script: &str) -> Ended {
         self.run(self.shell(script))
     }
@@ -319,7 +322,8 @@ impl Mount {
         text.trim().parse().unwrap_or_else(|_| panic!("{}: {text}", path.display()))
     }
 
-    /// A number from a group's control file, read by the test's user: root may not look into a user's mount.
+    /// A number from a group's control file, read by the test's user: root may not look into a
+    /// user's mount.
     #[track_caller]
     pub fn number_as_user(&self, group: &str, file: &str) -> u64 {
         let ended = self.sh(&format!("cat \"$CG/{group}/{file}\""));
@@ -365,7 +369,7 @@ impl Drop for Mount {
                 let _ = daemon.wait();
                 eprintln!("the daemon said: {}", self.stderr.recv().unwrap_or_default());
             } else {
-                // Two signals: the second does not wait for whoever still uses the mount.
+                // Two signals: the second does not wait for users of the mount.
                 let pid = Pid::from_raw(daemon.id().cast_signed()).unwrap();
                 let _ = kill_process(pid, Signal::TERM);
                 let _ = kill_process(pid, Signal::TERM);
@@ -376,6 +380,24 @@ impl Drop for Mount {
             // More than one mount may be left on one place.
             while is_mounted(&path) && unmount(path.as_path(), UnmountFlags::DETACH).is_ok() {}
         }
+    }
+}
+
+/// A daemon that is stopped, and goes on however the test ends. Made after the processes that wait
+/// for it, so that it goes on before they are waited for.
+pub struct Stopped<'a>(&'a Mount);
+
+impl<'a> Stopped<'a> {
+    /// Stops the daemon of a mount.
+    pub fn new(mount: &'a Mount) -> Self {
+        mount.signal(Signal::STOP);
+        Self(mount)
+    }
+}
+
+impl Drop for Stopped<'_> {
+    fn drop(&mut self) {
+        self.0.signal(Signal::CONT);
     }
 }
 
@@ -408,9 +430,20 @@ pub fn collect(mut pipe: impl Read + Send + 'static) -> mpsc::Receiver<String> {
     receiver
 }
 
+/// Reads the lines of a pipe on a thread.
+pub fn lines(pipe: impl Read + Send + 'static) -> mpsc::Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        for line in BufReader::new(pipe).lines().map_while(Result::ok) {
+            let _ = sender.send(line);
+        }
+    });
+    receiver
+}
+
 /// Waits for a child; kills the daemon and then the child's process group when that takes too long.
 #[track_caller]
-fn patiently(daemon: Option<Pid>, child: &mut Child) -> ExitStatus {
+pub fn patiently(daemon: Option<Pid>, child: &mut Child) -> ExitStatus {
     let group = Pid::from_raw(child.id().cast_signed()).unwrap();
     let (done, is_done) = mpsc::channel::<()>();
     let watchdog = thread::spawn(move || {

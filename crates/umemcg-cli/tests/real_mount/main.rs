@@ -1,4 +1,5 @@
-//! The promises of the project on a real mount with real programs. Needs root and `/dev/fuse`; says loudly when it skips.
+//! The promises of the project on a real mount with real programs. Needs root and `/dev/fuse`; says
+//! loudly when it skips.
 
 mod background;
 mod bad_input;
@@ -6,8 +7,11 @@ mod control_files;
 mod durability;
 mod ending;
 mod events;
+mod full_groups;
 mod harness;
 mod hostile;
+mod inotify;
+mod linux_cases;
 mod membership;
 mod names;
 mod payers;

@@ -1,6 +1,6 @@
-//! Who belongs to which group: by hand, by descent, by rule.
+//! Which group a process belongs to: by hand, by descent, by rule.
 
-use crate::harness::{Mount, Options, needs_mount};
+use crate::harness::{Mount, Options, needs_mount, until};
 
 #[test]
 fn a_shell_that_joins_is_listed_until_it_ends() {
@@ -12,7 +12,7 @@ fn a_shell_that_joins_is_listed_until_it_ends() {
         .sh("echo $$ > $CG/g/tasks; grep -qx $$ $CG/g/tasks; echo $$ > $CG/tasks; not 'grep -qx $$ $CG/g/tasks'")
         .good();
     assert_eq!(mount.sh("cat $CG/g/cgroup.procs").good(), "");
-    // While somebody is in it, it cannot go.
+    // While a process is in it, it cannot be removed.
     mount.sh("echo $$ > $CG/g/tasks; rmdir $CG/g").bad("busy");
     mount.sh("rmdir $CG/g").good();
     mount.umount();
@@ -80,13 +80,14 @@ fn rules_put_users_and_paths_into_groups_that_appear() {
 }
 
 #[test]
-fn write_back_of_a_shared_mapping_is_charged_to_who_opened_the_file() {
+fn write_back_of_a_mapping_is_charged_to_the_opener() {
     needs_mount!();
     let mut mount = Mount::start();
     mount.sh("mkdir $CG/g; head -c 4M /dev/zero > $DATA/mapped").good();
     std::fs::write(
         mount.outside().join("map.c"),
-        // Between the faults and the write-back it empties the cache, so that only the write-back is left in it.
+        // Between the faults and the write-back it empties the cache, so that only the write-back
+        // is left in it.
         "#include <fcntl.h>\n#include <string.h>\n#include <sys/mman.h>\n#include <unistd.h>\n\
          int main(int argc, char **argv) {\n    (void)argc;\n    int fd = open(argv[1], O_RDWR);\n\
          char *m = mmap(0, 4 << 20, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);\n    if (m == MAP_FAILED) return 1;\n\
@@ -99,4 +100,19 @@ fn write_back_of_a_shared_mapping_is_charged_to_who_opened_the_file() {
     let cached = mount.value("g", "memory.stat", "cache");
     assert!(cached >= 4 << 20, "only {cached} bytes belong to the group that mapped the file");
     mount.umount();
+}
+
+#[test]
+fn groups_that_were_removed_leave_no_memory_resident() {
+    needs_mount!();
+    const NR_GROUPS: u64 = 12_000;
+    let mount = Mount::start();
+    let before = mount.daemon_memory("VmRSS");
+    let make_and_remove = "import os, sys
+names = ['%s/g%d' % (sys.argv[1], n) for n in range(int(sys.argv[2]))]
+list(map(os.mkdir, names)); print(open(sys.argv[1] + '/memory.usage_in_bytes').read()); list(map(os.rmdir, names))";
+    let ran = mount.sh(&format!("python3 -c \"{make_and_remove}\" $CG {NR_GROUPS}"));
+    let charged: u64 = ran.good().parse().unwrap();
+    assert!(charged > NR_GROUPS * 1024, "{charged}");
+    until("their memory is given back", || mount.daemon_memory("VmRSS") < before + charged / 2);
 }

@@ -1,21 +1,20 @@
-//! Names that the kernel has in its cache cost the daemon memory that it counts, and the host next to nothing: no descriptor
-//! each, and so no dentry or inode that the host could not let go of.
+//! Names that the kernel has in its cache cost the daemon memory that it counts, and the host next
+//! to nothing: no descriptor each, and so no dentry or inode that the host could not let go of.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use rustix::process::Signal;
-
-use crate::harness::{Mount, Options, cannot_run, needs_mount};
-use crate::user::start_as_nobody_with;
+use crate::harness::{Mount, Options, Stopped, cannot_run, needs_mount};
+use crate::user::start_as_ordinary_user_with;
 
 /// Files in one directory.
 const PER_DIRECTORY: usize = 1_000;
-/// What `VolumeConfig::max_idle_descriptors` says if nobody says otherwise.
+/// The default of `VolumeConfig::max_idle_descriptors`.
 const NR_IDLE_MAX: usize = 1_024;
-/// Descriptors that a daemon has for other reasons: devices, directories, logs, those of its runtime.
+/// Descriptors that a daemon has for other reasons: devices, directories, logs, those of its
+/// runtime.
 const NR_OTHER_MAX: usize = 100;
 
 /// Makes so many empty files, a thousand in each directory.
@@ -34,7 +33,8 @@ fn walk(mount: &Mount) -> usize {
     mount.sh("find $MNT -type f -links 1 | wc -l").good().parse().unwrap()
 }
 
-/// Descriptors of the daemon. None of them may watch anything: a watch pins what it watches without a descriptor each.
+/// Descriptors of the daemon. None of them may watch anything: a watch pins what it watches without
+/// a descriptor each.
 pub fn nr_descriptors(mount: &Mount) -> usize {
     let fds = fs::read_dir(format!("/proc/{}/fd", mount.pid().as_raw_nonzero())).unwrap();
     fds.map(|fd| fs::read_link(fd.unwrap().path()).unwrap_or_default())
@@ -52,7 +52,7 @@ fn nr_objects(kind: &str) -> Option<usize> {
     line.split_whitespace().nth(1)?.parse().ok()
 }
 
-/// Has the kernel let go of all names and inodes that nobody pins.
+/// Has the kernel forget all names and inodes that are not pinned.
 fn drop_unpinned() {
     fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
 }
@@ -83,7 +83,7 @@ fn twenty_thousand_names_cost_a_bounded_number_of_descriptors() {
 fn for_an_ordinary_user_as_well() {
     needs_mount!();
     let nr = 20 * PER_DIRECTORY;
-    let Some(mount) = start_as_nobody_with(Options::default()) else { return };
+    let Some(mount) = start_as_ordinary_user_with(Options::default()) else { return };
     make_files(mount.data(), nr);
     few_descriptors(&mount, nr);
 }
@@ -101,11 +101,12 @@ fn half_a_million_names_pin_no_more_of_the_host_than_the_bound() {
     let host = tempfile::Builder::new().prefix("umemcg-names-").tempdir().unwrap();
     make_files(host.path(), NR);
     rustix::fs::sync();
-    // The files are root's; anybody may look at them.
+    // The files are root's; every user may look at them.
     fs::set_permissions(host.path(), fs::Permissions::from_mode(0o755)).unwrap();
     for user in [false, true] {
         let options = Options { pool: "2G", data: Some(host.path().to_owned()), ..Options::default() };
-        let mount = if user { start_as_nobody_with(options) } else { Some(Mount::start_with(&options)) };
+        let mount =
+            if user { start_as_ordinary_user_with(options) } else { Some(Mount::start_with(&options)) };
         let Some(mount) = mount else { continue };
         drop_unpinned();
         let kinds = ["dentry", "ext4_inode_cache", "xfs_inode", "btrfs_inode"];
@@ -113,11 +114,12 @@ fn half_a_million_names_pin_no_more_of_the_host_than_the_bound() {
         few_descriptors(&mount, NR);
         let cached = nr_objects("fuse_inode").unwrap_or(NR);
         assert!(cached >= NR, "the kernel has only {cached} of the mount's inodes in its cache");
-        // Asleep, the daemon cannot be told which names the kernel forgets, so it keeps what it has.
-        mount.signal(Signal::STOP);
+        // Asleep, the daemon cannot be told which names the kernel forgets, so it keeps what it
+        // has.
+        let stopped = Stopped::new(&mount);
         drop_unpinned();
         let after = kinds.map(nr_objects);
-        mount.signal(Signal::CONT);
+        drop(stopped);
         for (kind, (before, after)) in kinds.iter().zip(before.into_iter().zip(after)) {
             let (Some(before), Some(after)) = (before, after) else { continue };
             eprintln!("{kind}: {before} before, {after} with {NR} names known to the daemon");

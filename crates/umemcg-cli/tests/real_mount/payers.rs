@@ -1,38 +1,41 @@
-//! Who pays for a request whose thread is not there any more: asynchronous reads of threads that end at once.
+//! The payer of a request whose thread has ended: asynchronous reads of threads that end
+//! immediately.
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::io::Write;
+use std::process::{Child, ChildStdin, Stdio};
+use std::sync::mpsc;
 
-use rustix::process::Signal;
+use rustix::process::Pid;
 
-use crate::harness::{Mount, needs_mount};
+use crate::harness::{Mount, PATIENCE, Stopped, lines, needs_mount, patiently};
 
 const MIB: u64 = 1 << 20;
 
-/// A program in a group that says lines and is told when to go on. Killed when dropped.
+/// A program in a group that says lines and is told when to go on. Killed when dropped, and the
+/// daemon with it if that does not end it: a process with asynchronous reads under way ends with
+/// the last of them.
 struct Talker {
     process: Child,
     input: ChildStdin,
-    output: BufReader<ChildStdout>,
+    output: mpsc::Receiver<String>,
+    daemon: Pid,
 }
 
 impl Talker {
     fn start(mount: &Mount, group: &str, script: &str) -> Self {
         let script = format!("echo $$ > $CG/{group}/tasks\n{script}");
         let mut process = mount.shell(&script).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let (input, output) = (process.stdin.take().unwrap(), process.stdout.take().unwrap());
-        Self { process, input, output: BufReader::new(output) }
+        let (input, output) = (process.stdin.take().unwrap(), lines(process.stdout.take().unwrap()));
+        Self { process, input, output, daemon: mount.pid() }
     }
 
     fn tell(&mut self, line: &str) {
         writeln!(self.input, "{line}").unwrap();
     }
 
+    #[track_caller]
     fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.output.read_line(&mut line).unwrap();
-        assert!(!line.is_empty(), "it has ended: {:?}", self.process.wait());
-        line.trim_end().to_owned()
+        self.output.recv_timeout(PATIENCE).expect("it ended or said nothing for too long")
     }
 
     #[track_caller]
@@ -41,6 +44,7 @@ impl Talker {
     }
 
     /// The id of the next thread that it starts.
+    #[track_caller]
     fn thread(&mut self) -> u32 {
         self.line().strip_prefix("thread ").unwrap().parse().unwrap()
     }
@@ -49,7 +53,7 @@ impl Talker {
 impl Drop for Talker {
     fn drop(&mut self) {
         let _ = self.process.kill();
-        let _ = self.process.wait();
+        patiently(Some(self.daemon), &mut self.process);
     }
 }
 
@@ -79,14 +83,13 @@ fn reads_of_threads_that_have_ended_are_their_groups() {
     let before = usage_of_root_alone(&mount);
     let mut tenant = Talker::start(&mount, "tenant", "exec $MNT/../aio $MNT/file 8 4");
     tenant.expect("open");
-    // So that every thread has ended before its requests are looked at.
-    mount.signal(Signal::STOP);
+    let stopped = Stopped::new(&mount);
     tenant.tell("begin");
     for _ in 0..8 {
         tenant.thread();
     }
     tenant.expect("submitted");
-    mount.signal(Signal::CONT);
+    drop(stopped);
     tenant.tell("read");
     tenant.expect("read 32");
     let (tenants, roots) = (usage(&mount, "tenant"), usage_of_root_alone(&mount) - before);
@@ -100,31 +103,44 @@ fn a_thread_id_that_is_used_again_does_not_charge_a_stranger() {
     mount.group("tenant", "64m");
     mount.group("stranger", "64m");
     // Other programs start threads, too: tried again until the id is had.
-    let mut stranger = Talker::start(
-        &mount,
-        "stranger",
-        "echo ready; read id
-         for ((n = 0; n < 1000; n++)); do
-             echo $((id - 1)) > /proc/sys/kernel/ns_last_pid; setpriv --pdeathsig KILL sleep 1000 2> /dev/null &
-             [ $! = $id ] && break; kill $!
-         done
-         echo $!; read end; kill $!",
-    );
-    stranger.expect("ready");
-    let mut tenant = Talker::start(&mount, "tenant", "exec $MNT/../aio $MNT/file 1 16");
-    tenant.expect("open");
-    mount.signal(Signal::STOP);
-    tenant.tell("begin");
-    let id = tenant.thread();
-    tenant.expect("submitted");
-    stranger.tell(&id.to_string());
-    stranger.expect(&id.to_string());
-    mount.signal(Signal::CONT);
+    let (mut tenant, mut stranger, stopped) = an_id_used_again(&mount);
+    drop(stopped);
     tenant.tell("read");
     tenant.expect("read 16");
     let (tenants, strangers) = (usage(&mount, "tenant"), usage(&mount, "stranger"));
     assert!(tenants >= 15 * MIB && strangers < MIB, "tenant: {tenants}, stranger: {strangers} bytes");
     stranger.tell("end");
+}
+
+/// A thread of the tenant that has ended with requests under way, and a process of the stranger
+/// that has its id. Programs beside this one start threads, too, which may get that id first and
+/// keep it: then there is another thread.
+fn an_id_used_again(mount: &Mount) -> (Talker, Talker, Stopped<'_>) {
+    for _ in 0..20 {
+        mount.sh("for group in tenant stranger; do echo 0 > $CG/$group/memory.force_empty; done").good();
+        let mut stranger = Talker::start(
+            mount,
+            "stranger",
+            "echo ready; read id
+             for ((n = 0; n < 100; n++)); do
+                 echo $((id - 1)) > /proc/sys/kernel/ns_last_pid; setpriv --pdeathsig KILL sleep 1000 2> /dev/null &
+                 [ $! = $id ] && break; kill $!
+             done
+             echo $!; read end; kill $!",
+        );
+        stranger.expect("ready");
+        let mut tenant = Talker::start(mount, "tenant", "exec $MNT/../aio $MNT/file 1 16");
+        tenant.expect("open");
+        let stopped = Stopped::new(mount);
+        tenant.tell("begin");
+        let id = tenant.thread().to_string();
+        tenant.expect("submitted");
+        stranger.tell(&id);
+        if stranger.line() == id {
+            return (tenant, stranger, stopped);
+        }
+    }
+    panic!("twenty ids were taken by other programs");
 }
 
 #[test]
@@ -137,13 +153,13 @@ fn for_an_opener_that_was_removed_its_parent_pays() {
     mount
         .sh(&format!("echo {} > $CG/later/cgroup.procs; rmdir $CG/parent/opener", tenant.process.id()))
         .good();
-    mount.signal(Signal::STOP);
+    let stopped = Stopped::new(&mount);
     tenant.tell("begin");
     for _ in 0..4 {
         tenant.thread();
     }
     tenant.expect("submitted");
-    mount.signal(Signal::CONT);
+    drop(stopped);
     tenant.tell("read");
     tenant.expect("read 16");
     let (parents, laters) = (usage(&mount, "parent"), usage(&mount, "later"));

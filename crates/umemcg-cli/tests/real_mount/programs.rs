@@ -18,7 +18,8 @@ fn a_tree_copied_with_its_attributes_is_the_same_tree() {
     let mut mount = tight();
     let tree = mount.outside().join("tree");
     fs::create_dir(&tree).unwrap();
-    // Thousands of real files, and what a package never has: links, odd names, odd modes, holes, other owners.
+    // Thousands of real files, and what a package never has: links, odd names, odd modes, holes,
+    // other owners.
     mount
         .sh(&format!(
             "cd {}

@@ -1,12 +1,13 @@
-//! The selection tests of the kernel's suite for `memory.min` and `memory.low`, half as large, on page cache of a directory volume
-//! with memory in a tmpfs volume that cannot go.
+//! The selection tests of the kernel's suite for `memory.min` and `memory.low`, half as large, on
+//! page cache of a directory volume with memory in a tmpfs volume that cannot go.
 
 use crate::harness::{Mount, Options, needs_mount};
 
 const MIB: u64 = 1 << 20;
 
-/// A tree as in the kernel's test: A with a limit of 100 MiB; in it B, promised 25, and G; in B four that are promised 37.5, 12.5,
-/// nothing and 250. The first three read 25 MiB each, and then G holds 74.
+/// A tree as in the kernel's test: A with a limit of 100 MiB; in it B, promised 25, and G; in B
+/// four that are promised 37.5, 12.5, nothing and 250. The first three read 25 MiB each, and then G
+/// holds 74.
 fn set_up(mount: &Mount, promise: &str) {
     mount
         .sh(&format!(
@@ -52,7 +53,7 @@ fn many() -> Mount {
 }
 
 #[test]
-fn memory_min_is_kept_and_who_wants_more_than_the_rest_is_refused() {
+fn memory_min_is_kept_and_a_charge_beyond_the_rest_refused() {
     needs_mount!();
     let mut mount = many();
     set_up(&mount, "memory.min");
@@ -75,7 +76,7 @@ fn memory_min_is_kept_and_who_wants_more_than_the_rest_is_refused() {
 }
 
 #[test]
-fn memory_low_is_kept_until_nothing_else_is_left_and_top_shows_it() {
+fn memory_low_is_kept_until_nothing_else_is_left_says_top() {
     needs_mount!();
     let mut mount = many();
     set_up(&mount, "memory.low");

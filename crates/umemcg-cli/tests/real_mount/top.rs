@@ -2,7 +2,7 @@
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::harness::{Mount, PROGRAM, needs_mount, until};
+use crate::harness::{Mount, PROGRAM, Stopped, needs_mount, until};
 
 #[test]
 fn top_shows_every_group_as_text_and_as_json_and_ends() {
@@ -25,7 +25,7 @@ fn top_shows_every_group_as_text_and_as_json_and_ends() {
     assert_eq!(a["limit_bytes"], 8 << 20);
     assert!(a["usage_bytes"].as_u64().unwrap() > 0, "{json}");
 
-    // Twelve million bytes through eight: whoever reads reclaims for himself, and loses time.
+    // Twelve million bytes through eight: the reader reclaims for itself, and loses time.
     mount.sh("head -c 12000000 /dev/urandom > $MNT/g && sync $MNT/g && echo 1 > $CG/vm.drop_caches && echo max > $CG/a/memory.high").good();
     mount.sh_in("a", "cat $MNT/g > /dev/null").good();
     let stalled = mount.sh("sed -n 's/^some .*total=//p' $CG/a/memory.pressure").good().to_owned();
@@ -49,7 +49,7 @@ fn top_shows_every_group_as_text_and_as_json_and_ends() {
 }
 
 #[test]
-fn what_idle_groups_keep_goes_back_to_the_operating_system_and_who_reads_keeps_his() {
+fn trim_frees_idle_groups_and_spares_a_reader() {
     needs_mount!();
     let mut mount = Mount::start();
     mount
@@ -82,7 +82,7 @@ fn what_idle_groups_keep_goes_back_to_the_operating_system_and_who_reads_keeps_h
     let json = mount.umemcg(&["trim", "--json", "--control", &cg, "busy"]);
     let json: serde_json::Value = serde_json::from_str(json.good()).unwrap();
     assert_eq!(json[0]["group"], "/busy");
-    mount.umemcg(&["trim", "--control", &cg, "nobody"]).bad("no group /nobody");
+    mount.umemcg(&["trim", "--control", &cg, "missing"]).bad("no group /missing");
     mount.assert_alive();
     mount.umount();
 }
@@ -92,7 +92,7 @@ fn a_signal_ends_top_in_the_middle_of_a_sample() {
     needs_mount!();
     let mut mount = Mount::start();
     // A daemon that stands still makes any sample as long as can be.
-    mount.signal(Signal::STOP);
+    let stopped = Stopped::new(&mount);
     for signal in [Signal::TERM, Signal::INT] {
         let mut top = std::process::Command::new(PROGRAM)
             .args(["top", "--control"])
@@ -116,11 +116,11 @@ fn a_signal_ends_top_in_the_middle_of_a_sample() {
             status.is_some()
         });
         if !ended {
-            mount.signal(Signal::CONT);
+            let _ = top.kill();
         }
         assert!(status.is_some_and(|status| status.success()), "{signal:?}: {status:?}");
     }
-    mount.signal(Signal::CONT);
+    drop(stopped);
     mount.umount();
 }
 

@@ -10,7 +10,8 @@ use crate::harness::{Mount, Options, SLACK_BYTES, needs_mount};
 
 const MIB: u64 = 1 << 20;
 
-/// Reads a control file again and again until stopped; gives the largest number and how often it was read.
+/// Reads a control file again and again until stopped; gives the largest number and how often it
+/// was read.
 fn sample(mount: &Mount, group: &str, file: &str) -> impl FnOnce() -> (u64, u64) + use<> {
     let path = mount.cg().join(group).join(file);
     let stop = Arc::new(AtomicBool::new(false));

@@ -1,6 +1,8 @@
-//! umount(8): with its helper it returns when the data is in the directory; without one, the next daemon waits.
+//! umount(8): with its helper it returns when the data is in the directory; without one, the next
+//! daemon waits.
 //!
-//! The helper has to be found in `/sbin`. So these tests run in a mount namespace in which that directory has nothing else.
+//! The helper has to be found in `/sbin`. So these tests run in a mount namespace in which that
+//! directory has nothing else.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -10,7 +12,8 @@ use rustix::process::Signal;
 
 use crate::harness::{Ended, Mount, Options, PROGRAM, is_mounted, needs_mount, until};
 
-/// Starts a daemon in a namespace of its own, with the helper or without, and runs a script beside it.
+/// Starts a daemon in a namespace of its own, with the helper or without, and runs a script beside
+/// it.
 fn in_namespace(with_helper: bool, script: &str) -> Ended {
     let directory = tempfile::tempdir().unwrap();
     for name in ["sbin", "data", "mnt", "tmp"] {

@@ -1,4 +1,4 @@
-//! An ordinary user, who mounts through fusermount3.
+//! An ordinary user that mounts through fusermount3.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -9,12 +9,12 @@ use crate::harness::{Mount, Options, cannot_run, is_mounted, needs_mount};
 /// `nobody`: a user that every system has.
 const NOBODY: u32 = 65534;
 
-fn start_as_nobody() -> Option<Mount> {
-    start_as_nobody_with(Options { pool: "64M", ..Options::default() })
+fn start_as_ordinary_user() -> Option<Mount> {
+    start_as_ordinary_user_with(Options { pool: "64M", ..Options::default() })
 }
 
 /// A daemon and shells of an ordinary user, where one may mount.
-pub fn start_as_nobody_with(options: Options<'_>) -> Option<Mount> {
+pub fn start_as_ordinary_user_with(options: Options<'_>) -> Option<Mount> {
     let helper =
         ["/usr/bin/fusermount3", "/bin/fusermount3"].map(Path::new).into_iter().find(|path| path.exists());
     let set_id =
@@ -34,7 +34,7 @@ pub fn start_as_nobody_with(options: Options<'_>) -> Option<Mount> {
 #[test]
 fn an_ordinary_user_mounts_limits_and_unmounts() {
     needs_mount!();
-    let Some(mut mount) = start_as_nobody() else { return };
+    let Some(mut mount) = start_as_ordinary_user() else { return };
     mount.group("A", "8m");
     mount
         .sh_in("A", "dd if=/dev/zero of=$MNT/big bs=1M count=40; sha256sum < $MNT/big > $MNT/hash; cp -a $MNT/hash $MNT/copy")
@@ -54,7 +54,7 @@ fn an_ordinary_user_mounts_limits_and_unmounts() {
 #[test]
 fn a_users_mount_is_replaced_after_a_crash() {
     needs_mount!();
-    let Some(mut mount) = start_as_nobody() else { return };
+    let Some(mut mount) = start_as_ordinary_user() else { return };
     mount.sh("echo kept > $MNT/file; sync $MNT/file").good();
     mount.kill_daemon();
     mount.start_daemon(&["--replace", "--pool", "64M"]);
@@ -65,7 +65,7 @@ fn a_users_mount_is_replaced_after_a_crash() {
 #[test]
 fn root_may_end_a_users_mount() {
     needs_mount!();
-    let Some(mut mount) = start_as_nobody() else { return };
+    let Some(mut mount) = start_as_ordinary_user() else { return };
     let mountpoint = mount.mnt();
     let status =
         std::process::Command::new(crate::harness::PROGRAM).arg("umount").arg(&mountpoint).status().unwrap();
@@ -76,7 +76,8 @@ fn root_may_end_a_users_mount() {
 #[test]
 fn an_ordinary_user_has_volumes_and_root_may_ask_about_them() {
     needs_mount!();
-    let Some(mut mount) = start_as_nobody_with(Options { pool: "64M", volumes: true, ..Options::default() })
+    let Some(mut mount) =
+        start_as_ordinary_user_with(Options { pool: "64M", volumes: true, ..Options::default() })
     else {
         return;
     };

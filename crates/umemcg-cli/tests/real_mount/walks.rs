@@ -1,25 +1,25 @@
-//! A tenant that walks a tree far larger than what it may remember: it keeps to its limit, the daemon's memory stays flat,
-//! its neighbour's names stay in the kernel's cache, and nothing that is in use is lost.
+//! A tenant that walks a tree far larger than what it may remember: it keeps to its limit, the
+//! daemon's memory stays flat, its neighbour's names stay in the kernel's cache, and nothing that
+//! is in use is lost.
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
-
-use crate::harness::{Mount, Options, SLACK_BYTES, memory_of, needs_mount};
+use crate::harness::{Mount, Options, SLACK_BYTES, Stopped, memory_of, needs_mount};
 use crate::names::make_files;
 
 const MIB: u64 = 1 << 20;
-/// The kernel asks nobody again about what it has in its cache.
+/// The kernel does not ask again about what it has in its cache.
 const FOR_LONG: [&str; 2] = ["--attr-timeout", "1h"];
 
 /// What was seen while something ran.
 #[derive(Debug)]
 struct Seen {
     usage_max: u64,
-    /// The daemon's resident memory, at most and at least since the group's usage came near its limit.
+    /// The daemon's resident memory, at most and at least since the group's usage came near its
+    /// limit.
     resident: (u64, u64),
     nr_samples: u64,
     took: Duration,
@@ -68,13 +68,14 @@ fn are_all_in_the_kernels_cache(mount: &Mount, directory: &str, nr: usize) {
     let list = mount.outside().join("list");
     let walk = format!("find $MNT/{directory} -type f > {}", list.display());
     mount.sh(&walk).good();
-    mount.signal(Signal::STOP);
+    let stopped = Stopped::new(mount);
     let there = mount.sh(&format!("timeout -s KILL 60 xargs -a {} stat -c %h | wc -l", list.display()));
-    mount.signal(Signal::CONT);
+    drop(stopped);
     assert_eq!(there.good().parse::<usize>().unwrap(), nr);
 }
 
-/// A tenant walks `nr` files with room for a part of them; its neighbour has looked at some of its own before.
+/// A tenant walks `nr` files with room for a part of them; its neighbour has looked at some of its
+/// own before.
 fn a_walk(mount: &Mount, nr: usize, limit: u64) -> Seen {
     let nr_of_neighbour = 2_000;
     mount.group("neighbour", "-1");
@@ -97,14 +98,15 @@ fn a_walk(mount: &Mount, nr: usize, limit: u64) -> Seen {
 }
 
 #[test]
-fn a_walk_keeps_a_small_group_at_its_limit_and_spares_the_neighbour() {
+fn a_walk_in_a_small_group_stays_in_limit_and_spares_others() {
     needs_mount!();
     let mut mount = Mount::start_with(&Options { arguments: FOR_LONG.to_vec(), ..Options::default() });
     make_files(&mount.data().join("tree"), 20_000);
     make_files(&mount.data().join("neighbour"), 2_000);
     a_walk(&mount, 20_000, 2 * MIB);
-    // Its allocator and its tables take some walks to find their size. Then nothing more is kept from one to the next.
-    // The allocator's drift may go on for a while: in four walks less than a byte for each name that they look up.
+    // Its allocator and its tables take some walks to find their size. Then nothing more is kept
+    // from one to the next. The allocator's drift may go on for a while: in four walks less than a
+    // byte for each name that they look up.
     const DRIFT_BYTES: u64 = 64 << 10;
     let highest = |walks: &[Seen]| walks.iter().map(|seen| seen.resident.0).max();
     let is_level = |walks: &[Seen]| {
@@ -154,7 +156,7 @@ fn a_walk_of_half_a_million_files_from_a_group_of_16_mib() {
 }
 
 #[test]
-fn what_is_open_and_where_somebody_stands_survives() {
+fn open_files_and_working_directories_survive() {
     needs_mount!();
     let mut mount = Mount::start();
     make_files(&mount.data().join("tree"), 10_000);
@@ -210,7 +212,7 @@ fn files_are_made_renamed_and_removed_while_names_are_let_go_of() {
 }
 
 #[test]
-fn names_that_are_not_there_cost_nobody_anything_that_stays() {
+fn missing_names_cost_nothing_that_stays() {
     needs_mount!();
     let mount = Mount::start_with(&Options { arguments: FOR_LONG.to_vec(), ..Options::default() });
     mount.group("walker", "1m");
@@ -233,7 +235,7 @@ fn names_that_are_not_there_cost_nobody_anything_that_stays() {
 }
 
 #[test]
-fn a_name_missed_in_every_directory_keeps_no_directory_from_being_let_go_of() {
+fn a_name_missing_in_all_directories_pins_none_of_them() {
     needs_mount!();
     let mount = Mount::start_with(&Options { arguments: FOR_LONG.to_vec(), ..Options::default() });
     const NR: usize = 10_000;

@@ -148,16 +148,16 @@ impl Fixture {
         (self.node(parent).unwrap(), OsStr::new(name))
     }
 
-    pub fn mkdir_as(&self, path: &str, who: &Credentials) -> Result<(), ControlError> {
+    pub fn mkdir_as(&self, path: &str, caller: &Credentials) -> Result<(), ControlError> {
         let (parent, name) = self.split(path);
-        self.tree.mkdir(parent, name, 0o755, who).map(drop)
+        self.tree.mkdir(parent, name, 0o755, caller).map(drop)
     }
     pub fn mkdir(&self, path: &str) -> Result<(), ControlError> {
         self.mkdir_as(path, &Credentials::ROOT)
     }
-    pub fn rmdir_as(&self, path: &str, who: &Credentials) -> Result<(), ControlError> {
+    pub fn rmdir_as(&self, path: &str, caller: &Credentials) -> Result<(), ControlError> {
         let (parent, name) = self.split(path);
-        self.tree.rmdir(parent, name, who)
+        self.tree.rmdir(parent, name, caller)
     }
     pub fn rmdir(&self, path: &str) -> Result<(), ControlError> {
         self.rmdir_as(path, &Credentials::ROOT)
@@ -170,8 +170,13 @@ impl Fixture {
         self.engine.tree().lookup(format!("/{path}").as_ref()).unwrap()
     }
 
-    pub fn open_as(&self, path: &str, access: Access, who: &Credentials) -> Result<OpenFile, ControlError> {
-        self.tree.open(self.node(path)?, access, who.clone())
+    pub fn open_as(
+        &self,
+        path: &str,
+        access: Access,
+        caller: &Credentials,
+    ) -> Result<OpenFile, ControlError> {
+        self.tree.open(self.node(path)?, access, caller.clone())
     }
 
     pub fn read_open(&self, file: &OpenFile) -> Result<String, ControlError> {
@@ -195,10 +200,10 @@ impl Fixture {
         &self,
         path: &str,
         text: impl AsRef<[u8]>,
-        who: &Credentials,
+        caller: &Credentials,
         tid: u32,
     ) -> Result<(), ControlError> {
-        let file = self.open_as(path, WRITE, who)?;
+        let file = self.open_as(path, WRITE, caller)?;
         self.tree.write(&file, text.as_ref(), &request(tid))
     }
 }

@@ -1,23 +1,26 @@
 //! Names that the kernel was told do not exist.
 //!
-//! The kernel keeps such names, whatever lifetime they are given, until it is short of memory itself, and each holds the
-//! directory that it is missing from: a tenant that asks for missing names in many directories would fill its group with
-//! directories that nobody can let go of. So the last few are remembered here, and what is older is made stale in the kernel, many
-//! at a time, because each waits for the lock of its directory.
+//! The kernel keeps such names, whatever lifetime they are given, until it is short of memory
+//! itself, and each holds the directory that it is missing from: a tenant that asks for missing
+//! names in many directories would fill its group with directories that cannot be freed. So the
+//! last few are remembered here, and what is older is made stale in the kernel, many at a time,
+//! because each waits for the lock of its directory.
 //!
-//! A name that comes into being is taken off the list first, and what is stale is decided when its turn to be said has come: a
-//! directory that a process makes and enters in between loses its name for no longer than until it is next looked up.
+//! A name that comes into being is taken off the list first, and what is stale is decided when its
+//! turn to be said has come: a directory that a process makes and enters in between loses its name
+//! for no longer than until it is next looked up.
 //!
-//! Each name stands here once, so the list is as long as the set, and every operation is one step in each of two maps of at most
-//! [`NR_NAMES_MAX`] entries. The bound holds even while the thread that tells the kernel waits: the oldest name is then forgotten
-//! here and stays in the kernel, until the kernel drops it.
+//! Each name stands here once, so the list is as long as the set, and every operation is one step
+//! in each of two maps of at most [`NR_NAMES_MAX`] entries. The bound holds even while the thread
+//! that tells the kernel waits: the oldest name is then forgotten here and stays in the kernel,
+//! until the kernel drops it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use umemcg_base::LeafMutex;
 
 /// Names that the kernel keeps at least, and at most until it is told.
 const NR_KEPT_MIN: usize = 128;
@@ -67,11 +70,11 @@ impl Names {
 
 /// See the file's head.
 #[derive(Debug, Default)]
-pub(super) struct AbsentNames(Mutex<Names>);
+pub(super) struct AbsentNames(LeafMutex<Names>);
 
 impl AbsentNames {
-    /// The kernel is about to be told that a name does not exist. True: [`stale`](Self::stale) is to be called
-    /// until it has no more to say.
+    /// Notes that the kernel is about to be told that a name does not exist. Returns true if
+    /// [`stale`](Self::stale) is to be called until it has no more to say.
     pub(super) fn note(&self, parent: u64, name: &OsStr) -> bool {
         let name = Arc::new((parent, name.as_bytes().into()));
         let mut names = self.0.lock();
@@ -80,12 +83,12 @@ impl AbsentNames {
         is_too_many && !std::mem::replace(&mut names.is_called, true)
     }
 
-    /// [`stale`](Self::stale) will not be called after all.
+    /// Notes that [`stale`](Self::stale) will not be called after all.
     pub(super) fn was_not_called(&self) {
         self.0.lock().is_called = false;
     }
 
-    /// A name exists, or will in a moment.
+    /// Notes that a name exists, or will in a moment.
     pub(super) fn exists(&self, parent: u64, name: &OsStr) {
         let mut names = self.0.lock();
         if !names.serials.is_empty() {
@@ -93,7 +96,7 @@ impl AbsentNames {
         }
     }
 
-    /// The oldest name, while there are more than a few.
+    /// Returns the oldest name, while there are more than a few.
     pub(super) fn stale(&self) -> Option<(u64, OsString)> {
         let mut names = self.0.lock();
         if names.serials.len() <= NR_KEPT_MIN {
@@ -127,7 +130,7 @@ mod tests {
         }
         assert!(!absent.note(7, &name(3)), "it is known already");
         assert!(absent.note(7, &name(NR_KEPT_MAX)));
-        assert!(!absent.note(7, &name(NR_KEPT_MAX + 1)), "somebody is called already");
+        assert!(!absent.note(7, &name(NR_KEPT_MAX + 1)), "a thread is called already");
         for n in 0..NR_KEPT_MAX + 2 - NR_KEPT_MIN {
             assert_eq!(absent.stale(), Some((7, name(n))));
         }

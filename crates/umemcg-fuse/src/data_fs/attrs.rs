@@ -9,11 +9,12 @@ use rustix::io::Errno;
 use umemcg_vfs::volumes::Place;
 use umemcg_vfs::{Attr, FileKind, NodeId, SetAttr, SetTime, Timestamp, VfsError, VolumeFile};
 
+use super::device::device_to_kernel;
 use super::{DataFs, settle};
 use crate::errno::ToErrno;
 use crate::reply::Reply;
 use crate::request::Asked;
-use crate::wire::reply::{Attr as WireAttr, AttrOut, GetxattrOut, StatfsOut, StatxAttr, StatxOut, StatxTime};
+use crate::wire::reply::{Attr as WireAttr, AttrOut, StatfsOut, StatxAttr, StatxOut, StatxTime};
 use crate::wire::request::{SetattrIn, StatxIn};
 use crate::wire::{GETATTR_FH, setattr_valid};
 
@@ -23,17 +24,6 @@ const STATX_BASIC_STATS: u32 = 0x7ff;
 const STATX_BTIME: u32 = 0x800;
 /// Set-user-id and set-group-id.
 const SET_ID: u32 = 0o6000;
-
-/// A device number as the kernel packs it into 32 bits: 12 bits of major, 20 of minor.
-fn device_to_kernel(rdev: u64) -> u32 {
-    let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
-    (minor & 0xff) | (major & 0xfff) << 8 | (minor & 0xf_ff00) << 12
-}
-
-/// The other way round.
-pub(super) fn device_from_kernel(device: u32) -> u64 {
-    rustix::fs::makedev(device >> 8 & 0xfff, (device & 0xff) | (device >> 12 & 0xf_ff00))
-}
 
 pub(super) fn attr_out(attr: &Attr) -> WireAttr {
     WireAttr {
@@ -103,16 +93,12 @@ fn change_of(arg: &SetattrIn) -> SetAttr {
 
 /// Answers a request for bytes of which at most `size` are wanted; 0 asks how many there are.
 pub(super) fn reply_sized(reply: &mut Reply, result: Result<Vec<u8>, VfsError>, size: u32) {
-    settle(reply, result, |reply, bytes| match size as usize {
-        0 => reply.value(&GetxattrOut { size: bytes.len() as u32, padding: 0 }).ignore(),
-        room if room < bytes.len() => reply.error(Errno::RANGE).ignore(),
-        _ => reply.bytes(&bytes).ignore(),
-    });
+    settle(reply, result, |reply, bytes| reply.sized(&bytes, size).ignore());
 }
 
 impl DataFs {
-    /// How long the kernel may believe attributes. Not at all where a write of another than the superuser takes set-id bits away,
-    /// of which the answer to the write cannot tell it.
+    /// Returns how long the kernel may believe attributes. Not at all where a write of another than
+    /// the superuser takes set-id bits away, of which the answer to the write cannot tell it.
     pub(super) fn attr_lifetime(&self, attr: &Attr) -> Duration {
         let is_regular = FileKind::from_mode(attr.mode) == Some(FileKind::Regular);
         if is_regular && attr.mode & SET_ID != 0 { Duration::ZERO } else { self.lifetimes.attr }
@@ -132,7 +118,7 @@ impl DataFs {
         settle(reply, self.look(id, fh), |reply, attr| reply.value(&self.attr_reply(&attr)).ignore());
     }
 
-    /// The kernel asks this way when a process wants to know what GETATTR does not tell.
+    /// Answers STATX, with which the kernel asks for what GETATTR does not tell.
     pub(super) fn statx(&self, id: u64, arg: &StatxIn, reply: &mut Reply) {
         let fh = (arg.getattr_flags & GETATTR_FH != 0).then_some(arg.fh);
         settle(reply, self.look(id, fh), |reply, attr| {
@@ -160,7 +146,7 @@ impl DataFs {
         }
     }
 
-    /// The open file behind a handle, if it is of this inode.
+    /// Returns the open file behind a handle, if it is of this inode.
     fn file_of(&self, fh: u64, node: NodeId) -> Option<Arc<dyn VolumeFile>> {
         let opened = self.files.get(fh)?;
         (opened.file.node() == node).then(|| Arc::clone(&opened.file))
@@ -187,7 +173,8 @@ impl DataFs {
             Err(errno) => Err(errno.into()),
         };
         let result = match result {
-            // The kernel takes this for a failed permission check; a host without access lists has none.
+            // The kernel takes this for a failed permission check; a host without access lists has
+            // none.
             Err(error)
                 if error.to_errno() == Errno::OPNOTSUPP
                     && name.as_bytes().starts_with(b"system.posix_acl_") =>
@@ -234,16 +221,6 @@ impl DataFs {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn device_numbers_survive_both_ways() {
-        for (major, minor) in [(0, 0), (8, 1), (1, 3), (259, 70_000), (4095, 0xf_ffff)] {
-            let rdev = rustix::fs::makedev(major, minor);
-            assert_eq!(device_from_kernel(device_to_kernel(rdev)), rdev, "{major}:{minor}");
-        }
-        // /dev/null as the kernel writes it.
-        assert_eq!(device_to_kernel(rustix::fs::makedev(1, 3)), 0x103);
-    }
 
     #[test]
     fn only_what_is_valid_changes() {

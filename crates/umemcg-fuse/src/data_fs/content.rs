@@ -10,8 +10,7 @@ use umemcg_vfs::{Entry, FallocateFlags, NodeId, OFlags, VfsError, Volume, Volume
 
 use super::{DataFs, settle, settle_done};
 use crate::classify::Payer;
-use crate::park::Answer;
-use crate::reply::Reply;
+use crate::reply::{Answer, Delay, Reply};
 use crate::request::Asked;
 use crate::session::Step;
 use crate::waiting::{charge_answer, charge_held};
@@ -23,8 +22,8 @@ use crate::wire::{FSYNC_FDATASYNC, InHeader, open_reply, write_flag};
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 
-/// Ours is the only cache: the kernel brings every read and write here. A descriptor that cannot write has nothing to
-/// report when it is closed.
+/// Ours is the only cache: the kernel brings every read and write here. A descriptor that cannot
+/// write has nothing to report when it is closed.
 fn open_flags(file: &dyn VolumeFile) -> u32 {
     let noflush = if file.is_writable() { 0 } else { open_reply::NOFLUSH };
     open_reply::DIRECT_IO | open_reply::PARALLEL_DIRECT_WRITES | noflush
@@ -61,7 +60,8 @@ impl DataFs {
         settle(reply, result, |reply, pages| match self.high_delay(header, &group, &meter, reply) {
             Duration::ZERO => self.send_pages(reply, &pages),
             delay => {
-                // Without room for the copy it is not held back: what is slowed takes no memory that is not there.
+                // Without room for the copy it is not held back: what is slowed takes no memory
+                // that is not there.
                 let Some(charge) = charge_answer(&group, arg.size as usize) else {
                     return self.send_pages(reply, &pages);
                 };
@@ -72,13 +72,14 @@ impl DataFs {
                     let _until_it_goes = (&stalled, &charge);
                     None
                 });
-                self.parking.park(reply.take(), Answer::Bytes(bytes), delay, again);
+                self.delays.delay(reply.take(), Answer::Bytes(bytes), delay, again);
             }
         });
     }
 
-    /// At the end of a request: whoever has charged something while his group or one above it is over its `memory.high` reclaims,
-    /// and is then to be kept waiting for as long as this says. For workers only: may sleep.
+    /// Called at the end of a request. One that has charged something while its group, or one
+    /// above, is over its `memory.high` reclaims, and is then delayed for as long as this returns.
+    /// For workers only: may sleep.
     pub(super) fn high_delay(
         &self,
         header: &InHeader,
@@ -87,7 +88,7 @@ impl DataFs {
         reply: &Reply,
     ) -> Duration {
         let (reclaimer, bytes) = (self.engine.reclaimer(), meter.bytes());
-        // Late write-back of a mapping is nobody's request.
+        // Late write-back of a mapping is no process' request.
         if bytes == 0 || header.pid == 0 || !reclaimer.is_over_high(group) {
             return Duration::ZERO;
         }
@@ -107,7 +108,7 @@ impl DataFs {
         };
         let payer = self.payer_of(asked, Some(file.file.group()));
         let kill_set_id = arg.write_flags & write_flag::KILL_SUIDGID != 0;
-        // Over `memory.high` whoever charges reclaims, and that is no work for this thread.
+        // Over `memory.high` a request that charges reclaims, and that is no work for this thread.
         if let Payer::Group(group) = &payer
             && !self.engine.reclaimer().is_over_high(group)
             && let Some(written) = file.file.try_write(group, arg.offset, data, kill_set_id)
@@ -129,7 +130,10 @@ impl DataFs {
         let group = self.group(asked);
         let kill_set_id = arg.write_flags & write_flag::KILL_SUIDGID != 0;
         let (meter, _working) = (ChargeMeter::start(), Working::begin(&group));
-        let result = file.write(&group, arg.offset, data, kill_set_id);
+        let result = match arg.write_flags & write_flag::CACHE {
+            0 => file.write(&group, arg.offset, data, kill_set_id),
+            _ => file.write_mapped(&group, arg.offset, data),
+        };
         opened.on.touch();
         settle(reply, result, |reply, written| {
             reply.accepted_write(written as u32);
@@ -157,7 +161,7 @@ impl DataFs {
             let _until_it_goes = (&stalled, &charge);
             pause.as_mut()?.rest()
         });
-        self.parking.park(reply.take(), Answer::Written(written as u32), rest, again);
+        self.delays.delay(reply.take(), Answer::Written(written as u32), rest, again);
     }
 
     pub(super) fn open(&self, asked: &Asked<'_>, arg: &OpenIn, reply: &mut Reply) {
@@ -218,7 +222,8 @@ impl DataFs {
             result.and_then(|opened| {
                 let opened = Arc::clone(&opened);
                 let group = self.group(asked);
-                // The kernel leaves that to us and does not say whether the caller has CAP_FSETID: the superuser has.
+                // The kernel leaves that to us and does not say whether the caller has CAP_FSETID:
+                // the superuser has.
                 let kill_set_id = asked.header.uid != 0;
                 let result = opened.file.fallocate(&group, mode, arg.offset, arg.length, kill_set_id);
                 opened.on.touch();

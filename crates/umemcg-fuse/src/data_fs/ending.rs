@@ -1,5 +1,6 @@
-//! The end of a request that is neither read nor write: whoever has charged something while over its `memory.high` reclaims, and
-//! who is slowed by that, or by a dirty limit, gets the answer later. No thread waits with it.
+//! The end of a request that is neither read nor write: one that has charged something while its
+//! group is over its `memory.high` reclaims. If that, or a dirty limit, slows it, its answer is
+//! sent later. No thread waits with it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,8 +16,8 @@ use crate::waiting::charge_held;
 use crate::wire::{InHeader, Op, setattr_valid};
 
 impl DataFs {
-    /// What is asked before a request is answered; none for those that see to it themselves, that charge nothing, or that nobody
-    /// sent.
+    /// Returns what is asked before a request is answered; none for those that see to it
+    /// themselves, that charge nothing, or that no process sent.
     pub(super) fn gate(&self, asked: &Asked<'_>) -> Option<Gate> {
         let header = *asked.header;
         let written = match asked.op {
@@ -33,7 +34,7 @@ impl DataFs {
         Some(Gate::new(move |reply| me.upgrade()?.hold(&header, payer.as_ref()?, &meter, content, reply)))
     }
 
-    /// Whether an answer has to wait.
+    /// Returns whether an answer has to wait.
     fn hold(
         &self,
         header: &InHeader,
@@ -58,6 +59,6 @@ impl DataFs {
             let _until_it_goes = (&stalled, &charge);
             pause.as_mut()?.rest()
         });
-        Some(Hold { parking: Arc::clone(&self.parking), rest, again })
+        Some(Hold { delays: Arc::clone(&self.delays) as _, rest, again })
     }
 }

@@ -1,12 +1,15 @@
-//! Volumes as a mount: FUSE requests turned into calls of the [`Volume`] that they are about, each charged to the group
-//! of whoever asks. Requests about the directory of all volumes are answered in `top`.
+//! Volumes as a mount: FUSE requests turned into calls of the [`Volume`] that they are about, each
+//! charged to the group of the process that asks. Requests about the directory of all volumes are
+//! answered in `top`.
 //!
-//! What is answered on the reading thread is what cannot sleep: reads of cached pages, writes into pages that are there,
-//! closes. Everything else may meet the store, and goes through [`slow`](Filesystem::slow).
+//! What is answered on the reading thread is what cannot sleep: reads of cached pages, writes into
+//! pages that are there, closes. Everything else may meet the store, and goes through
+//! [`slow`](Filesystem::slow).
 
 mod absent_names;
 mod attrs;
 mod content;
+mod device;
 mod ending;
 mod kernel_names;
 mod names;
@@ -23,10 +26,10 @@ use umemcg_vfs::volumes::{Member, MemberRef, Opened, Place};
 use umemcg_vfs::{Caller, KernelCache, NodeId, Timestamp, VfsError, Volume, VolumeDir, VolumeFile, Volumes};
 
 use crate::classify::{Asker, Classifier, Payer};
+use crate::delayed_replies::DelayQueue;
 use crate::errno::ToErrno;
 use crate::handles::{HandleTable, Held};
 use crate::notifier::Notifier;
-use crate::park::Parking;
 use crate::pool::Keys;
 use crate::reply::Reply;
 use crate::request::Asked;
@@ -47,7 +50,8 @@ pub struct Lifetimes {
 }
 
 impl Default for Lifetimes {
-    /// One second for what is there, so that a warm `stat` does not reach us; nothing for what is not.
+    /// One second for what is there, so that a warm `stat` does not reach us; nothing for what is
+    /// not.
     fn default() -> Self {
         Self { entry: Duration::from_secs(1), absent: Duration::ZERO, attr: Duration::from_secs(1) }
     }
@@ -55,11 +59,12 @@ impl Default for Lifetimes {
 
 /// The store of requests that meet none.
 const NO_STORE: u64 = u64::MAX;
-/// What a store is called by requests that forget: its lookups may be waiting for them, and must not take their places. It is what
-/// their group is called, too: they are no group's, and those of one store do not wait for another's.
+/// What a store is called by requests that forget: its lookups may be waiting for them, and must
+/// not take their places. It is what their group is called, too: they are no group's, and those of
+/// one store do not wait for another's.
 const FORGETTING: u64 = 1 << 63;
 
-/// The keys of what forgets nodes of a store.
+/// Returns the keys of what forgets nodes of a store.
 fn forgetting(store: u64) -> Keys {
     Keys { group: store | FORGETTING, store: store | FORGETTING }
 }
@@ -71,8 +76,8 @@ enum OpenDir {
     Top,
 }
 
-/// A volume for the time of a request that changes it. Noted when that is over: a sync that has begun meanwhile may have
-/// missed the change, a later one must not.
+/// A volume for the time of a request that changes it. Noted when that is over: a sync that has
+/// begun meanwhile may have missed the change, a later one must not.
 struct Changing<'a>(MemberRef<'a>);
 
 impl Deref for Changing<'_> {
@@ -97,7 +102,7 @@ pub struct DataFs {
     classifier: Arc<dyn Classifier>,
     files: Arc<HandleTable<Opened<dyn VolumeFile>>>,
     dirs: Arc<HandleTable<OpenDir>>,
-    parking: Arc<Parking>,
+    delays: Arc<DelayQueue>,
     /// (C) Itself, for what comes at the end of a request.
     me: Weak<DataFs>,
     lifetimes: Lifetimes,
@@ -119,7 +124,7 @@ impl DataFs {
         classifier: Arc<dyn Classifier>,
         lifetimes: Lifetimes,
     ) -> std::io::Result<Arc<Self>> {
-        let parking = Arc::new(Parking::new()?);
+        let delays = Arc::new(DelayQueue::new()?);
         Ok(Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             volumes,
@@ -128,7 +133,7 @@ impl DataFs {
             classifier,
             files: Arc::default(),
             dirs: Arc::default(),
-            parking,
+            delays,
             lifetimes,
             since: now(),
             absent: Arc::default(),
@@ -143,16 +148,17 @@ impl DataFs {
 
     /// Requests whose answer is being held back.
     pub fn nr_parked(&self) -> usize {
-        self.parking.len()
+        self.delays.len()
     }
 
-    /// Closes everything that is open. For the end of the session: a kernel that has gone releases nothing.
+    /// Closes everything that is open. For the end of the session: a kernel that has gone releases
+    /// nothing.
     pub fn close_all(&self) {
         drop(self.files.close_all());
         drop(self.dirs.close_all());
     }
 
-    /// Closes everything that is open on a volume that has been removed; who goes on using it gets errors.
+    /// Closes everything that is open on a volume that has been removed; further uses get errors.
     pub fn close_all_of(&self, member: &Arc<Member>) {
         drop(self.files.close_where(|opened| Arc::ptr_eq(&opened.on, member)));
         drop(
@@ -161,7 +167,8 @@ impl DataFs {
         );
     }
 
-    /// Who pays for a request that arrives; `opener` is the group of the file that it goes through. Does not sleep.
+    /// Returns the group that pays for a request that arrives; `opener` is the group of the file
+    /// that it goes through. Does not sleep.
     fn payer_of(&self, asked: &Asked<'_>, opener: Option<&Arc<Group>>) -> Payer {
         let header = asked.header;
         let heir;
@@ -182,7 +189,8 @@ impl DataFs {
         })
     }
 
-    /// The group that pays for a request, as was found out when it arrived. May make it, and so sleep.
+    /// Returns the group that pays for a request, as was found out when it arrived. May make it,
+    /// and so sleep.
     fn group(&self, asked: &Asked<'_>) -> Arc<Group> {
         match asked.payer {
             Some(payer) => self.group_of(payer),
@@ -206,13 +214,13 @@ impl DataFs {
         Caller { uid: header.uid, gid: header.gid, supplementary_gid, group: self.group(asked), umask }
     }
 
-    /// What a request that may sleep is put off with.
+    /// Returns what a request that may sleep is put off with.
     fn may_sleep(&self, asked: &Asked<'_>, payer: Payer) -> Step {
         let keys = Keys { group: payer.group_for_now().id(), store: self.store_of(asked.header.nodeid) };
         Step::MaySleepAt(keys, payer)
     }
 
-    /// The handle that a request goes through, if it may be about a file's content.
+    /// Returns the handle that a request goes through, if it may be about a file's content.
     fn opener_of(&self, op: &Op<'_>) -> Option<Arc<Group>> {
         let fh = match op {
             Op::Release(arg) => arg.fh,
@@ -224,7 +232,7 @@ impl DataFs {
         Some(Arc::clone(self.files.get(fh)?.file.group()))
     }
 
-    /// The store that a request about this node may meet, as a key of the session's pool.
+    /// Returns the store that a request about this node may meet, as a key of the session's pool.
     fn store_of(&self, id: u64) -> u64 {
         match self.volumes.place(id) {
             Ok(Place::In(member, _)) => member.volume().store_id().0,
@@ -232,7 +240,8 @@ impl DataFs {
         }
     }
 
-    /// The volume of a node that is about to be changed; the directory of all volumes cannot be.
+    /// Returns the volume of a node that is about to be changed; the directory of all volumes
+    /// cannot be.
     fn spot(&self, id: u64) -> Result<(Changing<'_>, NodeId), Errno> {
         match self.volumes.place(id)? {
             Place::Top => Err(Errno::ROFS),
@@ -246,7 +255,7 @@ impl DataFs {
         if Arc::ptr_eq(&member, &other_member) { Ok((member, node, other_node)) } else { Err(Errno::XDEV) }
     }
 
-    /// What a handle of the kernel stands for.
+    /// Returns what a handle of the kernel stands for.
     fn file(&self, header: &InHeader, handle: u64) -> Result<Held<Opened<dyn VolumeFile>>, Errno> {
         self.files.get(handle).ok_or_else(|| self.no_handle(header))
     }
@@ -255,7 +264,8 @@ impl DataFs {
         self.dirs.get(handle).ok_or_else(|| self.no_handle(header))
     }
 
-    /// A handle that is open for the kernel and not for us was on a volume that has been removed by force.
+    /// A handle that is open for the kernel and not for us was on a volume that has been removed by
+    /// force.
     fn no_handle(&self, header: &InHeader) -> Errno {
         if self.volumes.place(header.nodeid).is_err() { Errno::NODEV } else { Errno::BADF }
     }
@@ -271,7 +281,7 @@ impl DataFs {
     }
 }
 
-/// The group, or the nearest one above that has not been removed.
+/// Returns the group, or the nearest one above that has not been removed.
 fn living(group: &Arc<Group>) -> Arc<Group> {
     if group.is_dead() { group.owner().resolve() } else { Arc::clone(group) }
 }
@@ -298,7 +308,7 @@ fn settle_done(reply: &mut Reply, result: Result<(), VfsError>) {
     settle(reply, result, |reply, ()| reply.done().ignore());
 }
 
-/// The name that will exist when a request has been served, with its directory.
+/// Returns the name that will exist when a request has been served, with its directory.
 fn name_to_be<'a>(id: u64, op: &Op<'a>) -> Option<(u64, &'a OsStr)> {
     match op {
         Op::Create { name, .. }
@@ -320,8 +330,8 @@ impl Filesystem for DataFs {
             | InitFlags::CREATE_SUPP_GROUP
             | InitFlags::AUTO_INVAL_DATA
             | InitFlags::CACHE_SYMLINKS
-            // The kernel reads access lists and decides by them; default lists are the host's to apply, so
-            // that the umask must come separately.
+            // The kernel reads access lists and decides by them; default lists are the host's to
+            // apply, so that the umask must come separately.
             | InitFlags::POSIX_ACL
             | InitFlags::DONT_MASK
     }
@@ -357,7 +367,8 @@ impl Filesystem for DataFs {
             ref op => {
                 let opener = self.opener_of(op);
                 let payer = match (op, opener) {
-                    // It charges nothing, and whoever closes a file last may be no thread at all.
+                    // It charges nothing, and the last close of a file may come from no thread at
+                    // all.
                     (Op::Release(_), Some(opener)) => Payer::Group(living(&opener)),
                     (_, opener) => self.payer_of(asked, opener.as_ref()),
                 };
@@ -393,7 +404,7 @@ impl Filesystem for DataFs {
                 });
             }
             Op::Release(arg) => {
-                // Nobody waits for this answer, and closing may take its time.
+                // No caller waits for this answer, and closing may take its time.
                 reply.done().ignore();
                 drop(self.files.close(arg.fh));
             }
@@ -411,7 +422,7 @@ impl Filesystem for DataFs {
             }
             Op::Mknod { arg, name, supplementary_gid } => {
                 let caller = self.creator(asked, supplementary_gid, arg.umask);
-                let rdev = attrs::device_from_kernel(arg.rdev);
+                let rdev = device::device_from_kernel(arg.rdev);
                 self.reply_new(reply, id, |volume, node| volume.mknod(&caller, node, name, arg.mode, rdev));
             }
             Op::Mkdir { arg, name, supplementary_gid } => {
@@ -427,7 +438,10 @@ impl Filesystem for DataFs {
                 });
                 self.reply_entry(reply, result);
             }
-            Op::Unlink { name } => self.remove(id, name, reply, |volume, node| volume.unlink(node, name)),
+            Op::Unlink { name } => {
+                let caller = self.caller(asked);
+                self.remove(id, name, reply, |volume, node| volume.unlink(&caller, node, name));
+            }
             Op::Rmdir { name } => self.remove(id, name, reply, |volume, node| volume.rmdir(node, name)),
             Op::Rename { new_parent, flags, name, new_name } => {
                 let flags = umemcg_vfs::RenameFlags::from_bits_retain(flags);

@@ -16,7 +16,7 @@ use crate::wire::reply::{EntryOut, OpenOut};
 use crate::wire::request::ReadIn;
 use crate::wire::{DirBuffer, InHeader, MAX_PAYLOAD_BYTES};
 
-/// The type of a directory entry: the top four bits of a mode.
+/// Returns the type of a directory entry: the top four bits of a mode.
 fn dirent_kind(kind: FileKind) -> u32 {
     match kind {
         FileKind::Fifo => 1,
@@ -51,7 +51,7 @@ impl DataFs {
         }
     }
 
-    /// Hands a node over to the kernel, or takes it back when nobody waits any more.
+    /// Hands a node over to the kernel, or takes it back when no caller waits any more.
     pub(super) fn reply_entry(&self, reply: &mut Reply, result: Result<(Arc<Member>, Entry), VfsError>) {
         let result = result.and_then(|(member, inner)| {
             let entry = member.outward_entry(inner)?;
@@ -103,7 +103,8 @@ impl DataFs {
         self.reply_entry(reply, result);
     }
 
-    /// Says that a name does not exist, and sees to it that the kernel does not remember too many of those.
+    /// Says that a name does not exist, and sees to it that the kernel does not remember too many
+    /// of those.
     fn reply_absent(&self, parent: u64, name: &OsStr, reply: &mut Reply) {
         let are_too_many = self.absent.note(parent, name);
         let absent = self.lifetimes.absent;

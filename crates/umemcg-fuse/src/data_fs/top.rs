@@ -1,7 +1,9 @@
-//! The directory of all volumes: made up, read-only, its entries the volumes in the order in which they were added.
+//! The directory of all volumes: made up, read-only, its entries the volumes in the order in which
+//! they were added.
 //!
-//! Its entries are not counted: a volume's root is there as long as the volume is. A name that leads to no volume is never
-//! remembered by the kernel, so that a volume that is added later is seen at once.
+//! Its entries are not counted: a volume's root is there as long as the volume is. A name that
+//! leads to no volume is never remembered by the kernel, so that a volume that is added later is
+//! seen at once.
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -42,12 +44,12 @@ impl DataFs {
         }
     }
 
-    /// The root of the volume of this name.
+    /// Returns the root of the volume of this name.
     pub(super) fn top_lookup(&self, name: &OsStr) -> Result<Entry, VfsError> {
         root_of(&self.volumes.find(name).ok_or(Errno::NOENT)?)
     }
 
-    /// The pool as a file system of its own.
+    /// Returns the pool as a file system of its own.
     pub(super) fn top_statfs(&self) -> StatFs {
         let root = self.engine.root();
         let pages = |bytes: u64| bytes / PAGE_SIZE_U64;
@@ -97,7 +99,8 @@ impl DataFs {
         }
     }
 
-    /// Makes everything durable that was accepted on any volume. Goes on after an error and reports the first.
+    /// Makes everything durable that was accepted on any volume. Goes on after an error and reports
+    /// the first.
     ///
     /// # Errors
     /// Write-back errors, and the host's.
@@ -117,7 +120,7 @@ impl DataFs {
     }
 }
 
-/// The root of a volume as an entry of the directory.
+/// Returns the root of a volume as an entry of the directory.
 fn root_of(member: &Arc<Member>) -> Result<Entry, VfsError> {
     let attr = member.volume().getattr(NodeId::ROOT)?;
     Ok(Entry { node: NodeId(member.root_id()), generation: 0, attr: member.outward_attr(attr) })

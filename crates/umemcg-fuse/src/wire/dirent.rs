@@ -28,25 +28,26 @@ pub struct DirBuffer {
 }
 
 impl DirBuffer {
-    /// A listing of at most `capacity` bytes.
+    /// Creates a listing of at most `capacity` bytes.
     pub fn new(capacity: usize) -> Self {
         Self { bytes: Vec::new(), capacity }
     }
 
-    /// Whether a record with a name of this many bytes still fits.
+    /// Returns whether a record with a name of this many bytes still fits.
     pub fn has_room(&self, name_len: usize, with_attributes: bool) -> bool {
         let fixed = if with_attributes { PLUS_BYTES } else { PLAIN_BYTES };
         self.bytes.len() + (fixed + name_len).next_multiple_of(8) <= self.capacity
     }
 
-    /// Appends a name. `next` is the cookie of what comes after it; `kind` is the file type as in the top four bits
-    /// of a mode. False, and nothing appended, when it does not fit.
+    /// Appends a name. `next` is the cookie of what comes after it; `kind` is the file type as in
+    /// the top four bits of a mode. False, and nothing appended, when it does not fit.
     #[must_use]
     pub fn push(&mut self, ino: u64, next: u64, kind: u32, name: &[u8]) -> bool {
         self.has_room(name.len(), false) && self.append(None, ino, next, kind, name)
     }
 
-    /// Appends a name with its attributes. The kernel counts a lookup for every entry whose `nodeid` is not 0.
+    /// Appends a name with its attributes. The kernel counts a lookup for every entry whose
+    /// `nodeid` is not 0.
     #[must_use]
     pub fn push_plus(&mut self, entry: &EntryOut, ino: u64, next: u64, kind: u32, name: &[u8]) -> bool {
         self.has_room(name.len(), true) && self.append(Some(entry), ino, next, kind, name)
@@ -63,12 +64,12 @@ impl DirBuffer {
         true
     }
 
-    /// Whether nothing has been appended.
+    /// Returns whether nothing has been appended.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// The listing.
+    /// Returns the listing.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
     }

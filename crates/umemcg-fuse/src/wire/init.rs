@@ -1,5 +1,6 @@
 //! The handshake: what the kernel offers, what we take of it.
 
+use super::dialect::Dialect;
 use super::reply::InitOut;
 use super::request::Init;
 use super::{MAJOR, MAX_PAYLOAD_BYTES, MINOR_MAX, MINOR_MIN};
@@ -43,13 +44,6 @@ impl InitFlags {
         | Self::INIT_EXT;
 }
 
-/// How the messages of one connection are spelled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Dialect {
-    /// SETXATTR has four words instead of two.
-    pub setxattr_ext: bool,
-}
-
 /// What kernel and daemon have agreed on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Negotiated {
@@ -64,15 +58,16 @@ pub struct Negotiated {
 }
 
 impl Negotiated {
-    /// Whether all of these capabilities are in use.
+    /// Returns whether all of these capabilities are in use.
     pub fn has(&self, flags: u64) -> bool {
         self.flags & flags == flags
     }
 }
 
-/// Background requests (asynchronous direct I/O, closing, write-back of mappings) that the kernel hands out at a time; others wait in
-/// the kernel, behind whatever came before them. It is one budget for all who use the mount, so the largest that there is: else one
-/// who waits for a store that hangs uses it up. Who may have how many is decided here, in the queue of the session.
+/// Background requests (asynchronous direct I/O, closing, write-back of mappings) that the kernel
+/// hands out at a time; others wait in the kernel, behind whatever came before them. It is one
+/// budget for all users of the mount, so the largest that there is: else one that waits for a store
+/// that hangs uses it up. The queue of the session decides how many each group may have.
 pub const NR_BACKGROUND_MAX: u16 = u16::MAX;
 /// 4 KiB pages in the largest payload.
 const NR_PAGES_MAX: u16 = (MAX_PAYLOAD_BYTES / 4096) as u16;

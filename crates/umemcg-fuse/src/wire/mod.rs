@@ -1,17 +1,21 @@
-//! The kernel's FUSE messages: their layout, their numbers, and a reader that trusts no byte of them.
+//! The kernel's FUSE messages: their layout, their numbers, and a reader that trusts no byte of
+//! them.
 //!
-//! The structures are the kernel's own (`include/uapi/linux/fuse.h`, protocol 7.31 to 7.45), in host byte order.
-//! Requests are decoded by value, so that no buffer needs an alignment; names and payloads are borrowed.
+//! The structures are the kernel's own (`include/uapi/linux/fuse.h`, protocol 7.31 to 7.45), in
+//! host byte order. Requests are decoded by value, so that no buffer needs an alignment; names and
+//! payloads are borrowed.
 
 #![allow(missing_debug_implementations, reason = "the derives make helper types of their own")]
 
+mod dialect;
 pub mod dirent;
 pub mod init;
 pub mod reply;
 pub mod request;
 
+pub use dialect::Dialect;
 pub use dirent::DirBuffer;
-pub use init::{Dialect, InitFlags, Negotiated};
+pub use init::{InitFlags, Negotiated};
 pub use request::{Malformed, Op};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -20,7 +24,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 pub const MAJOR: u32 = 7;
 /// The newest minor number whose messages are known here.
 pub const MINOR_MAX: u32 = 45;
-/// The oldest minor number that is served (Linux 5.4): shorter forms of messages from before it are not decoded.
+/// The oldest minor number that is served (Linux 5.4): shorter forms of messages from before it are
+/// not decoded.
 pub const MINOR_MIN: u32 = 31;
 /// The minor number from which on the kernel can be asked to let go of nodes (Linux 6.18).
 pub const MINOR_PRUNE: u32 = 45;
@@ -28,13 +33,15 @@ pub const MINOR_PRUNE: u32 = 45;
 pub const ROOT_NODE: u64 = 1;
 /// The largest payload of a read or a write.
 pub const MAX_PAYLOAD_BYTES: usize = 1 << 20;
-/// What a buffer needs beside the largest payload: headers, and a page so that the payload can be found whole.
+/// What a buffer needs beside the largest payload: headers, and a page so that the payload can be
+/// found whole.
 pub const BUFFER_BYTES: usize = MAX_PAYLOAD_BYTES + 4096;
 /// Bytes of [`InHeader`].
 pub const IN_HEADER_BYTES: usize = size_of::<InHeader>();
 /// Bytes of [`OutHeader`].
 pub const OUT_HEADER_BYTES: usize = size_of::<OutHeader>();
-/// The bit that an interrupt's own `unique` has set; the rest of it names the request to be interrupted.
+/// The bit that an interrupt's own `unique` has set; the rest of it names the request to be
+/// interrupted.
 pub const INTERRUPT_BIT: u64 = 1;
 
 const _: () = assert!(IN_HEADER_BYTES == 40 && OUT_HEADER_BYTES == 16);
@@ -51,11 +58,11 @@ pub struct InHeader {
     pub unique: u64,
     /// The node that is asked.
     pub nodeid: u64,
-    /// Who asks: file-system user id.
+    /// File-system user id of the process that asks.
     pub uid: u32,
-    /// Who asks: file-system group id.
+    /// File-system group id of the process that asks.
     pub gid: u32,
-    /// Who asks: thread id in the namespace of whoever mounted; 0 when no process does.
+    /// Thread id that asks, in the pid namespace of the mounter; 0 when no process does.
     pub pid: u32,
     /// Extensions at the end of the request, in units of 8 bytes.
     pub total_extlen: u16,
@@ -156,14 +163,16 @@ pub mod setattr_valid {
 
 /// Flags of a READ.
 pub mod read_flag {
-    /// A process reads for itself, and its lock owner is given; not set when the kernel fills its page cache.
+    /// A process reads for itself, and its lock owner is given; not set when the kernel fills its
+    /// page cache.
     pub const LOCKOWNER: u32 = 1 << 1;
 }
 
 /// Flags of a WRITE.
 #[allow(missing_docs)]
 pub mod write_flag {
-    /// Late write-back of a mapped page; no process asks, and the handle is one that the kernel picked.
+    /// Late write-back of a mapped page; no process asks, and the handle is one that the kernel
+    /// picked.
     pub const CACHE: u32 = 1 << 0;
     pub const LOCKOWNER: u32 = 1 << 1;
     /// The set-id bits go when this write is accepted.

@@ -20,7 +20,8 @@ wire_out! {
         ino: u64, size: u64, blocks: u64, atime: u64, mtime: u64, ctime: u64, atimensec: u32, mtimensec: u32,
         ctimensec: u32, mode: u32, nlink: u32, uid: u32, gid: u32, rdev: u32, blksize: u32, flags: u32,
     }
-    /// Answer to LOOKUP, MKDIR, MKNOD, SYMLINK, LINK. `nodeid` 0: there is no such name, for as long as it is valid.
+    /// Answer to LOOKUP, MKDIR, MKNOD, SYMLINK, LINK. `nodeid` 0: there is no such name, for as
+    /// long as it is valid.
     EntryOut {
         nodeid: u64, generation: u64, entry_valid: u64, attr_valid: u64, entry_valid_nsec: u32,
         attr_valid_nsec: u32, attr: Attr,
@@ -68,9 +69,10 @@ wire_out! {
     InvalInodeOut { ino: u64, off: i64, len: i64 }
     /// Notification: a name is stale. The name follows, with its end.
     InvalEntryOut { parent: u64, namelen: u32, flags: u32 }
-    /// Notification: names and inodes that nobody uses should go. So many node ids follow.
+    /// Notification: names and inodes that are not in use should be dropped. This many node ids
+    /// follow.
     PruneOut { count: u32, padding: u32, spare: u64 }
-    /// Notification: whoever polls this handle should look again.
+    /// Notification: pollers of this handle should look again.
     PollWakeupOut { kh: u64 }
 }
 

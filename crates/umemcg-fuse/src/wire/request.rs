@@ -1,5 +1,5 @@
-//! Requests, decoded. [`Op::parse`] takes any bytes whatever and either understands all of what it needs or says
-//! [`Malformed`]; it never panics and never reads past the request.
+//! Requests, decoded. [`Op::parse`] takes any bytes whatever and either understands all of what it
+//! needs or says [`Malformed`]; it never panics and never reads past the request.
 
 #![allow(missing_debug_implementations, reason = "the derives make helper types of their own")]
 
@@ -119,7 +119,7 @@ pub struct Init {
 pub struct ForgetList<'a>(&'a [u8]);
 
 impl ForgetList<'_> {
-    /// Every (node, number of lookups).
+    /// Returns every (node, number of lookups).
     pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.0
             .chunks_exact(size_of::<ForgetOne>())
@@ -268,13 +268,20 @@ impl<'a> Body<'a> {
 }
 
 impl InHeader {
-    /// The header at the start of a request of exactly these bytes.
+    /// Returns the header at the start of a request of exactly these bytes.
     ///
     /// # Errors
     /// [`Malformed::Short`] when there is no whole header or its length is not that of the bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
         let (header, _) = Self::read_from_prefix(bytes).map_err(|_| Malformed::Short)?;
         if header.len as usize != bytes.len() { Err(Malformed::Short) } else { Ok(header) }
+    }
+}
+
+impl Op<'_> {
+    /// Returns whether it reads or writes data.
+    pub fn is_data(&self) -> bool {
+        matches!(self, Self::Read(_) | Self::Write { .. })
     }
 }
 
@@ -401,7 +408,7 @@ impl<'a> Op<'a> {
     }
 }
 
-/// The one group that a creating request may bring along: that of the parent directory.
+/// Returns the one group that a creating request may bring along: that of the parent directory.
 fn supplementary_gid(mut extensions: &[u8]) -> Result<Option<u32>, Malformed> {
     for _ in 0..NR_EXTENSIONS_MAX {
         if extensions.is_empty() {
@@ -438,7 +445,7 @@ pub struct WritePayload {
     pub is_late: bool,
 }
 
-/// Where the data of a write lies; none for other requests and malformed ones.
+/// Returns where the data of a write lies; none for other requests and malformed ones.
 pub fn write_payload(header: &InHeader, message: &[u8]) -> Option<WritePayload> {
     if header.opcode != opcode::WRITE {
         return None;
@@ -448,7 +455,8 @@ pub fn write_payload(header: &InHeader, message: &[u8]) -> Option<WritePayload> 
     Some(WritePayload { offset: arg.offset, at: IN_HEADER_BYTES + size_of::<WriteIn>(), is_late })
 }
 
-/// Makes the beginning of a write's message, which [`write_payload`] knew, the message of a shorter write.
+/// Makes the beginning of a write's message, which [`write_payload`] knew, the message of a shorter
+/// write.
 pub fn shorten_write(header: &mut InHeader, message: &mut [u8]) {
     let data_at = IN_HEADER_BYTES + size_of::<WriteIn>();
     let arg = message.get(IN_HEADER_BYTES..).and_then(|body| WriteIn::read_from_prefix(body).ok());

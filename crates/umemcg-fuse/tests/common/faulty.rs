@@ -1,4 +1,5 @@
-//! A small file system whose store fails, stalls, is full, is short or hangs as a test says; it remembers what was synced.
+//! A small file system whose store fails, stalls, is full, is short or hangs as a test says; it
+//! remembers what was synced.
 
 use std::ffi::OsStr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering};
@@ -37,7 +38,8 @@ struct Contents {
     synced: Vec<u8>,
 }
 
-/// See the file's head. Files are those that it is made with; all of them exist from the start, empty.
+/// See the file's head. Files are those that it is made with; all of them exist from the start,
+/// empty.
 #[derive(Default)]
 pub struct Faulty {
     names: Vec<String>,

@@ -1,5 +1,6 @@
-//! A file system of a few files in one directory, as the stand-in stores of tests are: everything about names, attributes, opening and
-//! closing. Each store answers for itself what is done to contents.
+//! A file system of a few files in one directory, as the stand-in stores of tests are: everything
+//! about names, attributes, opening and closing. Each store answers for itself what is done to
+//! contents.
 
 use std::ffi::OsStr;
 
@@ -17,7 +18,7 @@ pub trait FlatFiles {
     fn find(&self, name: &OsStr) -> Option<usize>;
     /// How long it is.
     fn len(&self, file: usize) -> u64;
-    /// Somebody cuts or extends it.
+    /// A program cuts or extends it.
     fn set_len(&self, file: usize, len: u64);
 }
 

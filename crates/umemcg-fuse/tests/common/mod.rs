@@ -5,6 +5,7 @@
 pub mod by_thread;
 pub mod faulty;
 pub mod flat;
+pub mod hanging;
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -51,8 +52,8 @@ impl Gate {
     }
 }
 
-/// Files by node, from 2 on, each a group of its own. A read or write of a name that starts with `hang` waits for the gate of store 1;
-/// the name `same` is on that store, too, and does not wait.
+/// Files by node, from 2 on, each a group of its own. A read or write of a name that starts with
+/// `hang` waits for the gate of store 1; the name `same` is on that store, too, and does not wait.
 #[derive(Default)]
 pub struct Memory {
     pub files: Mutex<HashMap<u64, (OsString, Vec<u8>)>>,
@@ -61,9 +62,9 @@ pub struct Memory {
     pub largest_write: AtomicU64,
     pub largest_read: AtomicU64,
     pub late: AtomicU64,
-    /// Who pays for reads and writes, if it matters.
+    /// The group that pays for reads and writes, if it matters.
     pub payer: OnceLock<Arc<Group>>,
-    /// Replies to writes of the name `parked`, kept until somebody takes them.
+    /// Replies to writes of the name `parked`, kept until a test takes them.
     pub parked: Mutex<Vec<(Reply, u32)>>,
 }
 
@@ -148,6 +149,7 @@ impl Filesystem for Memory {
         let node = asked.header.nodeid;
         let name = self.name(node);
         if name.starts_with("hang") {
+            let _idle = umemcg_base::Idle::begin(umemcg_base::Wait::Sure);
             self.gate.pass();
         }
         if name == "panic" {
@@ -194,7 +196,8 @@ pub struct TestMount {
     _dir: tempfile::TempDir,
 }
 
-/// A test that takes longer than this has its mount taken away, so that it fails instead of hanging.
+/// A test that takes longer than this has its mount taken away, so that it fails instead of
+/// hanging.
 const TEST_SECONDS_MAX: u64 = 60;
 
 impl TestMount {

@@ -1,18 +1,69 @@
-//! The groups that wait for a worker, and those that rest.
+//! Groups as the workers hand them on: each one's job, and the queue of those that wait for a
+//! worker or rest.
 //!
-//! Those that wait are served in rounds: a group that was served goes to the next round, and within a round the one that
-//! is nearest to its limit comes first.
+//! Those that wait are served in rounds: a group that was served goes to the next round, and within
+//! a round the one that is nearest to its limit comes first.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use umemcg_base::sync::{Condvar, Instant, Mutex};
+use umemcg_base::sync::Instant;
+use umemcg_base::{Condvar, LeafMutex, Rank, RankedMutex};
 use umemcg_group::Group;
 
-use super::job::{Job, Place};
+use super::progressing::Progressing;
+
+/// Where a job is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// Nowhere: its group is below its marks.
+    Idle,
+    /// In a queue.
+    Queued,
+    /// With a worker.
+    Running,
+    /// In a queue of those that rest.
+    Resting,
+}
+
+/// How far a group's reclaim is.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) place: Place,
+    /// Tells the entries of one rest from those of an earlier one.
+    pub(super) rest_serial: u64,
+    /// The queue of the worker that serves the group instead of the pool.
+    pub(super) own_queue: Option<Arc<Queue>>,
+}
+
+/// One group's background reclaim.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(super) group: Weak<Group>,
+    /// Innermost but for the queues.
+    pub(super) state: LeafMutex<State>,
+    pub(super) progressing: RankedMutex<Progressing>,
+    /// A hint: it rests. (A)
+    pub(super) is_resting: AtomicBool,
+}
+
+impl Job {
+    pub(super) fn new(group: &Arc<Group>, nr_nodes: usize) -> Self {
+        Self {
+            group: Arc::downgrade(group),
+            state: LeafMutex::new(State { place: Place::Idle, rest_serial: 0, own_queue: None }),
+            progressing: RankedMutex::new(Rank::Quantum, Progressing::new(nr_nodes)),
+            is_resting: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn is_resting(&self) -> bool {
+        self.is_resting.load(Relaxed)
+    }
+}
 
 /// Round, room left in thousandths of the limit, order of arrival.
 type Turn = (u64, u64, u64);
@@ -20,7 +71,7 @@ type Turn = (u64, u64, u64);
 #[derive(Debug)]
 struct Waiting(Reverse<Turn>, Arc<Job>);
 
-/// Until when, which rest, whose.
+/// Until when, which rest, which job.
 #[derive(Debug)]
 struct Resting(Reverse<Instant>, u64, Arc<Job>);
 
@@ -57,12 +108,19 @@ struct Inner {
 }
 
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Queue {
-    inner: Mutex<Inner>,
-    /// How many wait, for who only wants to know whether anybody does. (A)
+    inner: LeafMutex<Inner>,
+    /// How many wait, for a caller that only wants to know whether any does. (A)
     nr_waiting: AtomicUsize,
     wake: Condvar,
+}
+
+impl Default for Queue {
+    fn default() -> Self {
+        let inner = LeafMutex::with_rank(Rank::ReclaimQueue, Inner::default());
+        Self { inner, nr_waiting: AtomicUsize::new(0), wake: Condvar::default() }
+    }
 }
 
 /// Room that a group has left below its limit, in thousandths of it: the smaller, the more urgent.
@@ -72,10 +130,11 @@ fn room(group: &Group) -> u64 {
 }
 
 impl Queue {
-    /// A charge reached the group's mark.
+    /// Queues a group whose mark a charge reached.
     pub(crate) fn rung(&self, job: &Arc<Job>) {
         let mut state = job.state.lock();
-        // Whoever has it looks at the usage again after taking the ring; who rests has said how long.
+        // Its worker looks at the usage again after taking the ring; a job that rests has said how
+        // long.
         if state.place == Place::Idle {
             state.place = Place::Queued;
             let own = state.own_queue.clone();
@@ -84,7 +143,7 @@ impl Queue {
         }
     }
 
-    /// Something was freed: a group that rests is tried again.
+    /// Tries a group that rests again, since something was freed.
     pub(crate) fn wake_resting(&self, job: &Arc<Job>) {
         if !job.is_resting() {
             return;
@@ -99,14 +158,15 @@ impl Queue {
         }
     }
 
-    /// Puts a job among those that wait: in this round, or behind all others; a worker that sleeps comes for it.
+    /// Puts a job among those that wait: in this round, or behind all others; a worker that sleeps
+    /// comes for it.
     pub(super) fn put(&self, job: &Arc<Job>, was_served: bool) {
         self.put_back(job, was_served);
         self.wake.notify_one();
     }
 
-    /// The same for a worker of this queue that asks for its next job right after: nobody has to wake up for it. A worker that
-    /// ends instead wakes another, see [`next`](Self::next).
+    /// The same for a worker of this queue that asks for its next job right after: no thread has to
+    /// wake up for it. A worker that ends instead wakes another, see [`next`](Self::next).
     pub(super) fn put_back(&self, job: &Arc<Job>, was_served: bool) {
         let Some(group) = job.group.upgrade() else { return };
         let room = room(&group);
@@ -117,7 +177,7 @@ impl Queue {
         self.nr_waiting.store(inner.waiting.len(), Relaxed);
     }
 
-    /// Whether nobody waits here. May be out of date at once.
+    /// Returns whether no group waits here. May be out of date immediately.
     pub(super) fn is_empty(&self) -> bool {
         self.nr_waiting.load(Relaxed) == 0
     }
@@ -127,7 +187,7 @@ impl Queue {
         let mut inner = self.inner.lock();
         inner.resting.push(Resting(Reverse(Instant::now() + how_long), serial, Arc::clone(job)));
         drop(inner);
-        // Somebody has to watch the time.
+        // One of them has to watch the time.
         self.wake.notify_one();
     }
 
@@ -136,7 +196,7 @@ impl Queue {
         let mut inner = self.inner.lock();
         loop {
             if inner.stopped || ends.load(Relaxed) {
-                // A notification that was meant for whoever goes on.
+                // A notification that was meant for the thread that goes on.
                 self.wake.notify_one();
                 return None;
             }
@@ -189,7 +249,7 @@ impl Queue {
 
     /// Lets every worker look whether it should end.
     pub(super) fn wake_all(&self) {
-        // Through the lock: who has looked already sleeps by then.
+        // Through the lock: a thread that has looked already sleeps by then.
         drop(self.inner.lock());
         self.wake.notify_all();
     }

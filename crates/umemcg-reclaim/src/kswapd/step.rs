@@ -1,21 +1,22 @@
 //! One quantum: 32 pages from one node of a group's subtree, and what to do next.
 //!
-//! The nodes take turns. Priorities go from gentle to everything as rounds over the subtree bring less than a quantum, and
-//! start again with the first quantum that brings enough. A node whose lists give nothing even at the last priority
-//! leaves the candidates; when none is left the group rests. It also rests when what shrinkers have promised would be enough:
-//! a promise takes time, and asking for more meanwhile would take far too much.
+//! The nodes take turns. Priorities go from gentle to everything as rounds over the subtree bring
+//! less than a quantum, and start again with the first quantum that brings enough. A node whose
+//! lists give nothing even at the last priority leaves the candidates; when none is left the group
+//! rests. It also rests when what shrinkers have promised would be enough: a promise takes time,
+//! and asking for more meanwhile would take far too much.
+
+use std::sync::Arc;
 
 use umemcg_base::{PAGE_SIZE_U64, assert_no_locks_held};
-use umemcg_group::{EventKind, StatItem};
+use umemcg_group::{EventKind, Group, StatItem};
 
-use super::QUANTUM_PAGES;
-use super::job::{Job, Progressing, REST_FIRST, REST_IN_VAIN, REST_MAX, Rested};
-use crate::lruvec::ReclaimPart;
-use crate::reclaim::{DEF_PRIORITY, Pass, Progress, Reason, Reclaimer};
+use super::progressing::{Progressing, QUANTUM_PAGES, REST_FIRST, REST_IN_VAIN, REST_MAX, Rested};
+use super::queue::Job;
+use crate::group_reclaim::GroupReclaim;
+use crate::reclaimer::Reclaimer;
 use crate::rounds::FirstRounds;
-
-/// Rests, each twice as long as the one before, in which promises may be kept before they are taken for broken: 140 ms.
-const PROMISE_RESTS_MAX: u32 = 2;
+use crate::scan_control::{DEF_PRIORITY, Pass, Progress, Reason};
 
 /// What becomes of a job after a quantum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,24 +34,12 @@ impl Reclaimer {
     pub(super) fn run_quantum(&self, job: &Job) -> Next {
         assert_no_locks_held("background reclaim");
         let Some(group) = job.group.upgrade().filter(|group| !group.is_dead()) else { return Next::Done };
-        let background = ReclaimPart::of(&group, self.nr_nodes()).background();
+        let background = GroupReclaim::of(&group, self.nr_nodes()).background();
         let mut work = job.progressing.lock();
         let usage = group.usage_bytes();
         work.is_active |= usage >= background.start();
         if !work.is_active || usage < background.stop() {
-            *work = Progressing {
-                priority: DEF_PRIORITY,
-                next_node: work.next_node,
-                candidates: vec![true; self.nr_nodes()],
-                freed_in_round: 0,
-                rest: REST_FIRST,
-                rested_at: None,
-                promised_bytes: 0,
-                awaits: None,
-                overrides_low: false,
-                low_was_in_the_way: false,
-                is_active: false,
-            };
+            work.start_again();
             return Next::Done;
         }
         if work.freed_in_round == 0 && usage > background.high_limit() {
@@ -62,81 +51,37 @@ impl Reclaimer {
             work.priority = DEF_PRIORITY;
             return Next::Rest;
         };
-        let released_before = self.released_bytes();
-        let is_believed = match work.awaits.take() {
-            Some((before, nr_rests)) if released_before == before => {
-                if nr_rests < PROMISE_RESTS_MAX {
-                    work.awaits = Some((before, nr_rests + 1));
-                    return Next::Rest;
-                }
-                // Nobody keeps them: names that are in use, or a kernel that does not answer.
-                false
-            }
-            Some(_) => {
-                work.rest = REST_FIRST;
-                true
-            }
-            None => true,
-        };
-        let mut shield = self.shield(&group, work.overrides_low);
+        let released_before = self.pending_releases().released_bytes();
+        let Some(is_believed) = work.believes_promises(released_before) else { return Next::Rest };
+        let mut protection = self.protection_from(&group, work.overrides_low);
         let pass = Pass { node: Some(node), ..Pass::new(work.priority, QUANTUM_PAGES, Reason::Kswapd) };
-        // A worker does not wait for dirty pages but rests; who has rested in vain for long goes on to everybody. Others may have freed
-        // meanwhile what was written.
-        let stands = || {
-            let nr_written = self.page_owner().map_or(0, |owner| owner.writeback_progress());
-            (nr_written, ReclaimPart::of(&group, self.nr_nodes()).age())
-        };
-        if let Some(rested) = work.rested_at {
-            let (nr_written, nr_freed) = stands();
-            if rested.was_worth_it(nr_written, nr_freed) {
-                work.rest = REST_FIRST;
-            }
-        }
+        self.judge_rest(&group, &mut work);
         let has_rested_in_vain = work.rest > REST_IN_VAIN;
         let mut first_rounds = FirstRounds::of_worker(has_rested_in_vain);
         first_rounds.is_last_chance = work.priority == 0 && work.freed_in_round == 0;
         let enough = |now: &Progress| now.pages() + now.promised_bytes / PAGE_SIZE_U64 >= QUANTUM_PAGES;
         let (progress, is_round_over) =
-            self.shrink_in_rounds(&group, &pass, &mut shield, &mut first_rounds, &enough);
-        work.low_was_in_the_way |= shield.low_was_in_the_way();
+            self.shrink_in_rounds(&group, &pass, &mut protection, &mut first_rounds, &enough);
+        work.low_was_in_the_way |= protection.low_was_in_the_way();
         // Priorities of a quantum are no measure of trouble.
-        self.note_level(&group, DEF_PRIORITY, progress.scanned, progress.reclaimed);
-        // A promise counts as kept for now: who asked for more because it takes time would take far too much.
+        self.note_level(&group, DEF_PRIORITY, (progress.scanned, progress.reclaimed));
         let promised_bytes = if is_believed { progress.promised_bytes } else { 0 };
-        work.promised_bytes += promised_bytes;
-        work.freed_in_round += progress.pages() + promised_bytes / PAGE_SIZE_U64;
-        if progress.pages() > 0 || promised_bytes > 0 {
-            work.rest = REST_FIRST;
-            work.rested_at = None;
-        }
+        work.note_freed(progress.pages(), promised_bytes);
         if progress.scanned > 0 && progress.dirty == progress.scanned {
-            // Nothing but dirty pages in sight: the flusher's turn. Nobody waits for it here.
+            // Nothing but dirty pages in sight: the flusher's turn. No thread waits for it here.
             if let Some(owner) = self.page_owner() {
                 owner.start_writeback(&group);
             }
-            // In vain: then harder, down to the last priority and not only at this one, where short lists have no share.
+            // In vain: then harder, down to the last priority and not only at this one, where short
+            // lists have no share.
             if is_round_over && work.freed_in_round == 0 && !has_rested_in_vain {
-                let (nr_written, nr_freed) = stands();
+                let (nr_written, nr_freed) = self.stands(&group);
                 work.rested_at = Some(Rested::next(work.rested_at, nr_written, nr_freed));
                 return Next::Rest;
             }
         }
         if is_round_over {
-            if work.freed_in_round >= QUANTUM_PAGES {
-                // A little gentler again; small groups never get anywhere at the gentlest.
-                work.priority = (work.priority + 1).min(DEF_PRIORITY);
-                work.candidates.fill(true);
-            } else if work.priority > 0 {
-                work.priority -= 1;
-            } else {
-                // Nothing but what is protected as best we can: that, then.
-                let gives_up_low = work.freed_in_round == 0 && work.low_was_in_the_way && !work.overrides_low;
-                work.overrides_low |= gives_up_low;
-                work.low_was_in_the_way = false;
-                work.candidates[node] = gives_up_low || work.freed_in_round > 0;
-                work.priority = DEF_PRIORITY;
-            }
-            work.freed_in_round = 0;
+            work.end_round(node);
         }
         if promised_bytes > 0 && group.usage_bytes().saturating_sub(work.promised_bytes) < background.stop() {
             // Enough, if it is kept.
@@ -146,9 +91,27 @@ impl Reclaimer {
         }
         Next::Again
     }
+
+    /// A worker does not wait for dirty pages but rests; after long rests in vain it goes on to all
+    /// groups. Others may have freed meanwhile what was written.
+    fn judge_rest(&self, group: &Arc<Group>, work: &mut Progressing) {
+        if let Some(rested) = work.rested_at {
+            let (nr_written, nr_freed) = self.stands(group);
+            if rested.was_worth_it(nr_written, nr_freed) {
+                work.rest = REST_FIRST;
+            }
+        }
+    }
+
+    /// Returns how many write-backs have finished, and how many pages have been taken on behalf of
+    /// the group.
+    fn stands(&self, group: &Arc<Group>) -> (u64, u64) {
+        let nr_written = self.page_owner().map_or(0, |owner| owner.writeback_progress());
+        (nr_written, GroupReclaim::of(group, self.nr_nodes()).age())
+    }
 }
 
-/// The next candidate after the one of the last quantum.
+/// Returns the next candidate after the one of the last quantum.
 #[doc(alias = "mem_cgroup_select_victim_node")]
 fn select_victim_node(work: &mut Progressing) -> Option<usize> {
     let nr = work.candidates.len();

@@ -5,21 +5,20 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
 use umemcg_base::clock::Worker;
-use umemcg_base::contained;
-use umemcg_base::sync::Mutex;
+use umemcg_base::{Rank, RankedMutex, assert_may_wait, contained};
 use umemcg_group::Group;
 
-use super::job::{Job, Place};
-use super::queue::Queue;
+use super::queue::{Job, Place, Queue};
 use super::step::{Next, rest_of};
-use crate::lruvec::ReclaimPart;
-use crate::reclaim::Reclaimer;
+use crate::group_reclaim::GroupReclaim;
+use crate::reclaimer::Reclaimer;
 
-/// Quanta of a group that is alone in its queue before its worker looks up: whether it should end, whether others have rested
-/// long enough.
+/// Quanta of a group that is alone in its queue before its worker looks up: whether it should end,
+/// whether others have rested long enough.
 const QUANTA_ALONE_MAX: u32 = 32;
 
-/// Quanta after which a worker offers its processor to whoever waits for it: about twenty microseconds of work.
+/// Quanta after which a worker offers its processor to waiting threads: about twenty microseconds
+/// of work.
 const QUANTA_PER_OFFER: u32 = 4;
 
 /// The workers of a reclaimer. Dropping it ends them.
@@ -27,8 +26,8 @@ const QUANTA_PER_OFFER: u32 = 4;
 pub struct Kswapd {
     reclaimer: Weak<Reclaimer>,
     queue: Arc<Queue>,
-    pool: Mutex<Vec<Pooled>>,
-    dedicated: Mutex<Vec<Dedicated>>,
+    pool: RankedMutex<Vec<Pooled>>,
+    dedicated: RankedMutex<Vec<Dedicated>>,
 }
 
 /// A worker of the pool.
@@ -57,8 +56,8 @@ impl Kswapd {
         let kswapd = Self {
             reclaimer: Arc::downgrade(reclaimer),
             queue: Arc::clone(reclaimer.kswapd_queue()),
-            pool: Mutex::default(),
-            dedicated: Mutex::default(),
+            pool: RankedMutex::new(Rank::Workers, Vec::new()),
+            dedicated: RankedMutex::new(Rank::Workers, Vec::new()),
         };
         kswapd.set_nr_workers(nr_workers)?;
         Ok(kswapd)
@@ -101,7 +100,7 @@ impl Kswapd {
     pub fn set_dedicated(&self, group: &Arc<Group>, dedicated: bool) -> io::Result<()> {
         let Some(reclaimer) = self.reclaimer.upgrade() else { return Ok(()) };
         reclaimer.listen_for_pressure(group);
-        let part = ReclaimPart::of(group, reclaimer.nr_nodes());
+        let part = GroupReclaim::of(group, reclaimer.nr_nodes());
         let Some(job) = part.background().job() else { return Ok(()) };
         let mut all = self.dedicated.lock();
         let known = all.iter().position(|own| Arc::ptr_eq(&own.job, job));
@@ -115,6 +114,7 @@ impl Kswapd {
                     let _ = told.send(rustix::thread::gettid().as_raw_nonzero().get() as u32);
                     run(&weak, &own, &AtomicBool::new(false));
                 })?;
+                assert_may_wait(Rank::Peer, "a wait for the start of a thread");
                 let tid = heard.recv().unwrap_or(0);
                 job.state.lock().own_queue = Some(Arc::clone(&queue));
                 all.push(Dedicated { job: Arc::clone(job), queue, tid, _worker });
@@ -133,15 +133,16 @@ impl Kswapd {
         Ok(())
     }
 
-    /// Thread id of a group's own worker.
+    /// Returns the thread id of a group's own worker.
     pub fn dedicated_tid(&self, group: &Arc<Group>) -> Option<u32> {
-        let job = ReclaimPart::if_present(group)?.background().job()?;
+        let job = GroupReclaim::if_present(group)?.background().job()?;
         self.dedicated.lock().iter().find(|own| Arc::ptr_eq(&own.job, job)).map(|own| own.tid)
     }
 
-    /// A group was removed: its worker goes with it.
+    /// Ends the worker of a removed group.
     pub fn group_removed(&self, group: &Arc<Group>) {
-        // Without a worker of its own there is nothing to do: a queued job of a dead group ends by itself.
+        // Without a worker of its own there is nothing to do: a queued job of a dead group ends by
+        // itself.
         let _ = self.set_dedicated(group, false);
     }
 }
@@ -157,8 +158,9 @@ impl Drop for Kswapd {
 
 /// A worker's life.
 ///
-/// Whoever wakes it is in the middle of a request. The scheduler likes to run a thread where it was woken, and at once; a worker's burst of a
-/// few hundred microseconds would then be part of that request.
+/// The thread that wakes it is in the middle of a request. The scheduler likes to run a thread
+/// where it was woken, and immediately; a worker's burst of a few hundred microseconds would then
+/// be part of that request.
 fn run(reclaimer: &Weak<Reclaimer>, queue: &Queue, ends: &AtomicBool) {
     // A sandbox may forbid it; then it is as it would be without.
     let _ = umemcg_arena::sys::yield_to_wakers();
@@ -211,12 +213,12 @@ fn serve(reclaimer: &Reclaimer, mine: &Queue, job: &Arc<Job>) {
     }
 }
 
-/// A quantum, and more while nobody else waits.
+/// A quantum, and more while no other group waits.
 fn run_quanta(reclaimer: &Reclaimer, mine: &Queue, job: &Job) -> Next {
     // The ring first, the look at the usage afterwards.
     take_ring(job);
     let mut next = reclaimer.run_quantum(job);
-    // With nobody else in the queue, its end is its beginning.
+    // With no other group in the queue, its end is its beginning.
     let mut nr_left = QUANTA_ALONE_MAX;
     while next == Next::Again && nr_left > 0 && mine.is_empty() {
         if nr_left.is_multiple_of(QUANTA_PER_OFFER) && has_time(job) {
@@ -228,12 +230,13 @@ fn run_quanta(reclaimer: &Reclaimer, mine: &Queue, job: &Job) -> Next {
     next
 }
 
-/// Whether the group has most of its room left between the mark and the limit: then its worker works when nobody else wants to,
-/// and who runs out of the processor's patience meanwhile loses nothing. Later it takes its fair part.
+/// Returns whether the group has most of its room left between the mark and the limit: then its
+/// worker works when no other thread wants to, and a request that uses up its time slice meanwhile
+/// loses nothing. Later it takes its fair part.
 fn has_time(job: &Job) -> bool {
     job.group.upgrade().is_some_and(|group| {
         let (usage, max) = (group.usage_bytes(), group.max_bytes());
-        let start = ReclaimPart::if_present(&group).map_or(max, |part| part.background().start()).min(max);
+        let start = GroupReclaim::if_present(&group).map_or(max, |part| part.background().start()).min(max);
         usage < start + (max - start) / 2
     })
 }

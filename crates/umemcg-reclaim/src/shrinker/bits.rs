@@ -1,23 +1,26 @@
 //! One bit for each shrinker that may have objects of a group on a node.
 //!
-//! A shrinker's id says which bit. Bits lie in units; a unit is appended when the first of its shrinkers comes to have
-//! an object of the group, so registering a shrinker touches no group, and what was never appended reads as zero.
-//! Units never move and never go before their group does.
+//! A shrinker's id says which bit. Bits lie in units; a unit is appended when the first of its
+//! shrinkers comes to have an object of the group, so registering a shrinker touches no group, and
+//! what was never appended reads as zero. Units never move and never go before their group does.
 //!
 //! - *Set* after the object can be counted, unconditionally: no fence is needed.
-//! - *Clear* when a count said "nothing at all", then count again, and set the bit again if the answer changed. Of an adder
-//!   and a clearer, the later on the word sees what the earlier did before it (`kernel-semantics` §4.3).
-//! - *Close* when the group is removed: one bit of every unit, and a last unit, say so. A set that comes later
-//!   is told to go to the parent; one that came before is among the bits that closing returns.
+//! - *Clear* when a count said "nothing at all", then count again, and set the bit again if the
+//!   answer changed. Of an adder and a clearer, the later on the word sees what the earlier did
+//!   before it (`kernel-semantics` §4.3).
+//! - *Close* when the group is removed: one bit of every unit, and a last unit, say so. A set that
+//!   comes later is told to go to the parent; one that came before is among the bits that closing
+//!   returns.
 
 use std::sync::atomic::AtomicU64 as Hint;
 use std::sync::{Arc, OnceLock};
 
 use umemcg_base::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::Count;
+use super::contract::Count;
 
-/// Shrinkers of one unit; the bit after them is [`CLOSED`]. Few in models, which pay for every atomic that exists.
+/// Shrinkers of one unit; the bit after them is [`CLOSED`]. Few in models, which pay for every
+/// atomic that exists.
 pub const UNIT_IDS: u32 = if cfg!(loom) { 2 } else { 63 };
 const CLOSED: u64 = 1 << UNIT_IDS;
 /// The unit that ends the chain of a removed group.
@@ -34,7 +37,7 @@ pub struct Closed;
 #[doc(alias = "shrinker_info_unit")]
 #[derive(Debug)]
 pub struct Unit {
-    /// Id of the shrinker of bit 0.
+    /// Returns the id of the shrinker of bit 0.
     base: u32,
     bits: AtomicU64,
     /// Objects that were due but not scanned, see [`super::pressure`]. (A)
@@ -57,12 +60,12 @@ impl Unit {
         size_of::<Self>() as u64 + 16
     }
 
-    /// Id of the shrinker of bit 0.
+    /// Returns the id of the shrinker of bit 0.
     pub fn base(&self) -> u32 {
         self.base
     }
 
-    /// The bits that are set.
+    /// Returns the bits that are set.
     pub fn bits(&self) -> u64 {
         self.bits.load(Ordering::Relaxed) & !CLOSED
     }
@@ -70,7 +73,7 @@ impl Unit {
     /// Sets a bit. The object must be countable already.
     ///
     /// # Errors
-    /// [`Closed`]: nothing was set that anybody would look at.
+    /// [`Closed`]: nothing was set that any thread would look at.
     #[doc(alias = "set_shrinker_bit")]
     pub fn set(&self, bit: u32) -> Result<(), Closed> {
         // Release: pairs with the Acquire in `clear_if_empty` and `close`.
@@ -78,17 +81,19 @@ impl Unit {
         if before & CLOSED == 0 { Ok(()) } else { Err(Closed) }
     }
 
-    /// Clears a bit, after a count of nothing at all, and counts again. Returns that count; unless it is
-    /// [`Count::Empty`], the bit is set again. `ASK_AGAIN` is off only in the model that shows what it is good for.
+    /// Clears a bit, after a count of nothing at all, and counts again. Returns that count; unless
+    /// it is [`Count::Empty`], the bit is set again. `ASK_AGAIN` is off only in the model that
+    /// shows what it is good for.
     pub fn clear_if_empty<const ASK_AGAIN: bool>(&self, bit: u32, count: impl FnOnce() -> Count) -> Count {
-        // Acquire: pairs with the Release in `set`. An object whose bit this clears is seen by the count below.
+        // Acquire: pairs with the Release in `set`. An object whose bit this clears is seen by the
+        // count below.
         self.bits.fetch_and(!(1 << bit), Ordering::Acquire);
         if !ASK_AGAIN {
             return Count::Empty;
         }
         let again = count();
         if again != Count::Empty {
-            // Closed meanwhile: whoever closed moves what is there.
+            // Closed meanwhile: the thread that closed it moves what is there.
             let _ = self.set(bit);
         }
         again
@@ -121,8 +126,8 @@ impl Unit {
 #[derive(Debug, Default)]
 pub struct ShrinkerBits {
     first: OnceLock<Arc<Unit>>,
-    /// The group's [age](crate::ReclaimPart::age) up to which nobody need be asked. (A) Relaxed: a hint, with no part in the protocol
-    /// and so in no model.
+    /// The group's [age](crate::GroupReclaim::age) up to which no shrinker need be asked. (A)
+    /// Relaxed: a hint, with no part in the protocol and so in no model.
     quiet_until: Hint,
 }
 
@@ -141,12 +146,13 @@ impl ShrinkerBits {
         Self::default()
     }
 
-    /// Every unit.
+    /// Returns every unit.
     pub fn units(&self) -> impl Iterator<Item = &Arc<Unit>> {
         std::iter::successors(self.first.get(), |unit| unit.next.get()).take_while(|unit| unit.base != END)
     }
 
-    /// Whether a visit at this age of the group need not ask: every shrinker said not many pages ago that nothing can be freed just now.
+    /// Returns whether a visit at this age of the group need not ask: every shrinker said not many
+    /// pages ago that nothing can be freed just now.
     #[inline]
     pub fn is_quiet(&self, age: u64) -> bool {
         age < self.quiet_until.load(Ordering::Relaxed)
@@ -160,18 +166,19 @@ impl ShrinkerBits {
         }
     }
 
-    /// Whether no bit is set.
+    /// Returns whether no bit is set.
     pub fn are_clear(&self) -> bool {
         self.units().all(|unit| unit.bits() == 0)
     }
 
-    /// Where a shrinker's bit is, if it was ever needed.
+    /// Returns the place of a shrinker's bit, if it was ever needed.
     pub fn find(&self, id: u32) -> Option<BitPlace> {
         let unit = self.units().find(|unit| unit.base == base_of(id))?;
         Some(BitPlace { unit: Arc::clone(unit), bit: id % UNIT_IDS })
     }
 
-    /// Where a shrinker's bit is; appends its unit when it has none. `appended` is told of that.
+    /// Returns the place of a shrinker's bit; appends its unit when it has none. `appended` is told
+    /// of that.
     ///
     /// # Errors
     /// [`Closed`].
@@ -179,13 +186,15 @@ impl ShrinkerBits {
         self.locate::<true>(id, appended)
     }
 
-    /// As [`find_or_append`](Self::find_or_append); `RETRY` is off only in the model that shows what it is good for.
+    /// As [`find_or_append`](Self::find_or_append); `RETRY` is off only in the model that shows
+    /// what it is good for.
     pub fn locate<const RETRY: bool>(&self, id: u32, appended: impl FnOnce()) -> Result<BitPlace, Closed> {
         let base = base_of(id);
         let mut link = &self.first;
         let mut made = false;
         loop {
-            // Of two that append here at once one is first; the other finds its unit and goes on behind it.
+            // Of two that append here at once one is first; the other finds its unit and goes on
+            // behind it.
             let unit = link.get_or_init(|| {
                 made = true;
                 Unit::new(base)
@@ -213,8 +222,8 @@ impl ShrinkerBits {
         place.unit.set(place.bit)
     }
 
-    /// Ends the map of a removed group. Every shrinker whose bit was set, or that owes work, is handed to `moved`, with what it
-    /// owes, to be noted in the parent.
+    /// Ends the map of a removed group. Every shrinker whose bit was set, or that owes work, is
+    /// handed to `moved`, with what it owes, to be noted in the parent.
     pub fn close(&self, mut moved: impl FnMut(u32, bool, u64)) {
         let mut link = &self.first;
         loop {
@@ -260,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cleared_bit_comes_back_when_the_second_count_finds_something() {
+    fn a_cleared_bit_comes_back_when_the_second_count_finds_any() {
         let bits = ShrinkerBits::new();
         bits.set(5, || ()).unwrap();
         let place = bits.find(5).unwrap();
@@ -271,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn closing_hands_over_bits_and_debts_and_refuses_what_comes_later() {
+    fn closing_hands_over_bits_and_debts_and_refuses_later_ones() {
         let bits = ShrinkerBits::new();
         bits.set(5, || ()).unwrap();
         bits.set(64, || ()).unwrap();

@@ -1,125 +1,24 @@
 //! Shrinkers: caches of objects that give memory back when a group is reclaimed, beside the pages.
 //!
-//! A shrinker counts and frees objects of one group on one node. It is asked with no lock held, in every kind of reclaim,
-//! in proportion to the pressure on pages ([`pressure`]), and only for groups in which it may have something
-//! ([`bits`]). Objects usually wait in a [`ListLru`](crate::ListLru), which does the bookkeeping.
+//! A shrinker counts and frees objects of one group on one node. It is asked with no lock held, in
+//! every kind of reclaim, in proportion to the pressure on pages ([`pressure`]), and only for
+//! groups in which it may have something ([`bits`]). Objects usually wait in a
+//! [`ListLru`](crate::ListLru), which does the bookkeeping.
 
 pub mod bits;
+mod contract;
 pub mod pressure;
 #[cfg(not(loom))]
 mod registry;
 #[cfg(not(loom))]
-mod slab;
+pub(crate) mod slab;
 
 #[cfg(not(loom))]
 pub use registry::{Registration, ShrinkerId, Shrinkers};
 #[cfg(not(loom))]
 pub use slab::SlabUsage;
 
-pub use pressure::{DEFAULT_BATCH, DEFAULT_SEEKS};
-
-/// How many objects a shrinker could free.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Count {
-    /// There is nothing at all: the shrinker need not be asked again until it says that it has something.
-    #[doc(alias = "SHRINK_EMPTY")]
-    Empty,
-    /// Nothing can be freed, or nothing can be said, just now; ask again later.
-    NothingNow,
-    /// So many objects.
-    Objects(u64),
-}
-
-/// What a scan did.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Scanned {
-    /// Objects looked at; what was asked for unless the shrinker ran out of objects.
-    pub scanned: u64,
-    /// Bytes freed.
-    pub freed_bytes: u64,
-    /// Bytes that somebody else was asked to let go of; whoever waits for them is told by
-    /// [`Reclaimer::note_released`](crate::Reclaimer::note_released).
-    pub promised_bytes: u64,
-}
-
-/// A shrinker's answer to "free some".
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scan {
-    /// It did.
-    Done(Scanned),
-    /// It cannot make progress here and now; what is left is owed.
-    #[doc(alias = "SHRINK_STOP")]
-    Stop,
-}
-
-/// Objects and bytes of a shrinker in one group.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Usage {
-    /// Objects that exist.
-    pub objects: u64,
-    /// Of those, how many could be freed.
-    pub reclaimable: u64,
-    /// Bytes charged for all of them.
-    pub bytes: u64,
-}
-
-#[cfg(not(loom))]
-mod contract {
-    use std::fmt;
-    use std::sync::Arc;
-
-    use umemcg_group::Group;
-
-    use super::{Count, DEFAULT_BATCH, DEFAULT_SEEKS, Scan, Usage};
-    use crate::reclaim::Reason;
-
-    /// Whose objects are asked for.
-    #[derive(Debug, Clone, Copy)]
-    pub struct ShrinkTarget<'a> {
-        /// The group; not those below it.
-        pub group: &'a Arc<Group>,
-        /// The memory node.
-        pub node: usize,
-        /// Who reclaims.
-        pub reason: Reason,
-    }
-
-    /// A cache of objects that can be freed. Called with no lock held, from several threads at once; may sleep briefly, must
-    /// not charge.
-    ///
-    /// Any of its methods may panic. The thread that asks is a worker's or anybody's who needs room, so the panic is logged and
-    /// goes no further: a count is then [`Count::NothingNow`], a scan is [`Scan::Stop`], and the shrinker is asked again next time.
-    /// What has happened to its own objects and charges by then is its own affair.
-    pub trait Shrinker: Send + Sync + fmt::Debug {
-        /// Its name in `memory.kmem.slabinfo`; without white space.
-        fn name(&self) -> String;
-
-        /// What an object costs to make again, in seeks; 0 when nothing.
-        fn seeks(&self) -> u32 {
-            DEFAULT_SEEKS
-        }
-
-        /// Objects to be scanned at once.
-        fn batch(&self) -> u64 {
-            DEFAULT_BATCH
-        }
-
-        /// Objects of the group on the node that could be freed. Takes no lock that could be waited for.
-        #[doc(alias = "count_objects")]
-        fn count(&self, target: &ShrinkTarget<'_>) -> Count;
-
-        /// Looks at up to `nr` objects and frees what can go.
-        #[doc(alias = "scan_objects")]
-        fn scan(&self, target: &ShrinkTarget<'_>, nr: u64) -> Scan;
-
-        /// What there is, for tables.
-        fn usage(&self, target: &ShrinkTarget<'_>) -> Usage;
-
-        /// A group was removed: what this shrinker keeps of it outside any [`ListLru`](crate::ListLru) is its parent's from
-        /// now on. The bit moves by itself.
-        fn reparent(&self, _dying: &Arc<Group>, _parent: &Arc<Group>) {}
-    }
-}
-
+pub use contract::{Count, Scan, Scanned, Usage};
 #[cfg(not(loom))]
 pub use contract::{ShrinkTarget, Shrinker};
+pub use pressure::{DEFAULT_BATCH, DEFAULT_SEEKS};

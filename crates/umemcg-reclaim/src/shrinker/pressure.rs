@@ -1,8 +1,9 @@
-//! How many objects a shrinker is asked to scan: in proportion to the pressure on the pages beside them
-//! (`kernel-semantics` §4.1).
+//! How many objects a shrinker is asked to scan: in proportion to the pressure on the pages beside
+//! them (`kernel-semantics` §4.1).
 //!
-//! At priority p the share of the objects is their number divided by 2^p, four times that divided by `seeks`: objects that
-//! are dear to make again are asked for less, except at priority 0, where it is all of them at least. What is less than a batch is not scanned but owed, and added later.
+//! At priority p the share of the objects is their number divided by 2^p, four times that divided
+//! by `seeks`: objects that are dear to make again are asked for less, except at priority 0, where
+//! it is all of them at least. What is less than a batch is not scanned but owed, and added later.
 
 /// Cost of making an object again, in seeks, unless the shrinker says otherwise.
 pub const DEFAULT_SEEKS: u32 = 2;
@@ -28,7 +29,8 @@ pub struct ScanPlan {
 }
 
 impl ScanPlan {
-    /// A plan for `freeable` objects at `priority` (12 gentle … 0 all), with `owed` objects due from earlier calls.
+    /// Creates a plan for `freeable` objects at `priority` (12 gentle … 0 all), with `owed` objects
+    /// due from earlier calls.
     #[doc(alias = "do_shrink_slab")]
     pub fn new(freeable: u64, owed: u64, priority: u32, seeks: u32, batch: u64) -> Self {
         let delta = if seeks == 0 {
@@ -42,7 +44,8 @@ impl ScanPlan {
         Self { freeable, batch: batch.max(1), owed, delta, left, scanned: 0 }
     }
 
-    /// Scans a batch at least, or all there is if that is less, whatever the share of this call comes to.
+    /// Scans a batch at least, or all there is if that is less, whatever the share of this call
+    /// comes to.
     #[must_use]
     pub fn with_a_batch_at_least(mut self) -> Self {
         self.left = self.left.max(self.batch.min(self.freeable));
@@ -61,12 +64,13 @@ impl ScanPlan {
         self.scanned += nr;
     }
 
-    /// Leaves it at what has been scanned, because more is not wanted: nothing of this call's share is owed.
+    /// Leaves it at what has been scanned, because more is not wanted: nothing of this call's share
+    /// is owed.
     pub fn end(&mut self) {
         self.delta = self.delta.min(self.scanned);
     }
 
-    /// What the shrinker owes after this call.
+    /// Returns what the shrinker owes after this call.
     pub fn deferred(&self) -> u64 {
         let due = self.owed.saturating_add(self.delta).saturating_sub(self.scanned);
         due.min(self.freeable.saturating_mul(2))
@@ -77,7 +81,8 @@ impl ScanPlan {
 mod tests {
     use super::*;
 
-    /// Runs a plan with a shrinker that looks at all it is asked for; returns the steps and what is owed then.
+    /// Runs a plan with a shrinker that looks at all it is asked for; returns the steps and what is
+    /// owed then.
     fn run(mut plan: ScanPlan) -> (Vec<u64>, u64) {
         let mut steps = Vec::new();
         while let Some(step) = plan.next_step() {
@@ -96,7 +101,8 @@ mod tests {
 
     #[test]
     fn a_debt_is_paid_in_proportion_to_the_priority_and_never_twice() {
-        // 4 owed and 4 new each time: nothing is scanned until a batch has come together at a pressing priority.
+        // 4 owed and 4 new each time: nothing is scanned until a batch has come together at a
+        // pressing priority.
         let (steps, owed) = run(ScanPlan::new(8192, 1000, 12, 2, 128));
         assert_eq!((steps, owed), (vec![], 1004));
         let (steps, owed) = run(ScanPlan::new(8192, 1000, 2, 2, 128));
@@ -117,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn dear_objects_are_asked_for_less_but_at_the_last_priority_for_all() {
+    fn costly_objects_are_shrunk_less_until_the_last_priority() {
         assert_eq!(run(ScanPlan::new(8192, 0, 4, 16, 128)), (vec![128], 0));
         assert_eq!(run(ScanPlan::new(8192, 0, 4, 2, 128)).0.len(), 8);
         assert_eq!(run(ScanPlan::new(100, 0, 1, 16, 128)), (vec![], 12));
@@ -125,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_given_enough_owes_what_he_owed_before_at_most() {
+    fn a_cache_that_gave_enough_owes_no_more_than_before() {
         let mut plan = ScanPlan::new(8192, 100, 0, 2, 128);
         plan.note_scanned(plan.next_step().unwrap());
         plan.end();
@@ -133,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn who_must_give_something_gives_a_batch() {
+    fn a_cache_that_must_give_gives_a_batch() {
         assert_eq!(run(ScanPlan::new(8192, 0, 12, 2, 128).with_a_batch_at_least()), (vec![128], 0));
         assert_eq!(run(ScanPlan::new(100, 0, 12, 2, 128).with_a_batch_at_least()), (vec![100], 0));
         assert_eq!(run(ScanPlan::new(0, 0, 12, 2, 128).with_a_batch_at_least()), (vec![], 0));

@@ -1,5 +1,5 @@
-//! The shrinkers that exist, by id. A walk reads the table without any lock that registering takes, so it never skips
-//! a shrinker because somebody registers.
+//! The shrinkers that exist, by id. A walk reads the table without any lock that registering takes,
+//! so it never skips a shrinker because another one registers.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -7,19 +7,11 @@ use std::fmt;
 use std::sync::Arc;
 
 use arc_swap::ArcSwapOption;
-use umemcg_base::sync::{Condvar, Mutex};
-use umemcg_base::{Table, contained};
+use umemcg_base::{Condvar, LeafMutex, Table, contained};
 use umemcg_group::Group;
 
-use super::{Count, DEFAULT_BATCH, DEFAULT_SEEKS, Scan, ShrinkTarget, Shrinker, Usage};
-
-#[cfg(feature = "baseline")]
-static CHANGES: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
-
-fn note_change() {
-    #[cfg(feature = "baseline")]
-    CHANGES.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-}
+use super::contract::{Count, Scan, ShrinkTarget, Shrinker, Usage};
+use super::pressure::{DEFAULT_BATCH, DEFAULT_SEEKS};
 
 thread_local! {
     /// Shrinkers that this thread is asking.
@@ -42,8 +34,8 @@ impl Drop for Asking {
     }
 }
 
-/// A shrinker that is lent to be asked. The thread that asks is seldom the embedder's own: what panics is logged, and counts
-/// as having nothing to say just now.
+/// A shrinker that is lent to be asked. The thread that asks is seldom the embedder's own: what
+/// panics is logged, and counts as having nothing to say just now.
 #[derive(Clone, Copy)]
 pub(crate) struct Lent<'a> {
     shrinker: &'a Arc<dyn Shrinker>,
@@ -68,7 +60,7 @@ impl Lent<'_> {
         self.ask("scan", |shrinker| shrinker.scan(target, nr)).unwrap_or(Scan::Stop)
     }
 
-    /// What an object costs to make again, and how many are scanned at once.
+    /// Returns what an object costs to make again, and how many are scanned at once.
     pub(crate) fn measures(self) -> (u32, u64) {
         let measures = self.ask("seeks or batch", |shrinker| (shrinker.seeks(), shrinker.batch()));
         measures.unwrap_or((DEFAULT_SEEKS, DEFAULT_BATCH))
@@ -94,7 +86,7 @@ struct Entry {
 
 #[derive(Default)]
 struct Gone {
-    is: Mutex<bool>,
+    is: LeafMutex<bool>,
     changed: Condvar,
 }
 
@@ -120,20 +112,12 @@ struct Ids {
 pub struct Shrinkers {
     table: Table<ArcSwapOption<Entry>>,
     /// Innermost: held for a few instructions, and nothing is taken under it.
-    ids: Mutex<Ids>,
-    /// Comings and goings, of all reclaimers of this process.
-    #[cfg(feature = "baseline")]
-    changes: &'static std::sync::atomic::AtomicU64,
+    ids: LeafMutex<Ids>,
 }
 
 impl Default for Shrinkers {
     fn default() -> Self {
-        Self {
-            table: Table::new(),
-            ids: Mutex::default(),
-            #[cfg(feature = "baseline")]
-            changes: &CHANGES,
-        }
+        Self { table: Table::new(), ids: LeafMutex::default() }
     }
 }
 
@@ -143,7 +127,8 @@ impl fmt::Debug for Shrinkers {
     }
 }
 
-/// A number for a shrinker that is being made. The number is free again when the last clone is dropped.
+/// A number for a shrinker that is being made. The number is free again when the last clone is
+/// dropped.
 #[derive(Debug, Clone)]
 pub struct ShrinkerId(Arc<Reserved>);
 
@@ -160,14 +145,14 @@ impl Drop for Reserved {
 }
 
 impl ShrinkerId {
-    /// The number: small, and used again.
+    /// Returns the number: small, and used again.
     pub fn get(&self) -> u32 {
         self.0.id
     }
 }
 
-/// Keeps a shrinker registered. Dropping it waits until no walk uses the shrinker any more; from inside a walk, which would
-/// wait for itself, it does not wait.
+/// Keeps a shrinker registered. Dropping it waits until no walk uses the shrinker any more; from
+/// inside a walk, which would wait for itself, it does not wait.
 #[must_use = "the shrinker is unregistered when this is dropped"]
 #[derive(Debug)]
 pub struct Registration {
@@ -178,7 +163,6 @@ impl Drop for Registration {
     fn drop(&mut self) {
         let Some(slot) = self.id.0.home.table.get(self.id.get()) else { return };
         let Some(entry) = slot.swap(None) else { return };
-        note_change();
         let gone = Arc::clone(&entry.gone);
         drop(entry);
         if ASKING.get() > 0 {
@@ -208,7 +192,6 @@ impl Shrinkers {
         debug_assert!(Arc::ptr_eq(self, &id.0.home), "a number belongs to one reclaimer");
         let entry = Entry { shrinker: Some(shrinker), gone: Arc::default() };
         self.table.get_or_grow(id.get(), ArcSwapOption::empty).store(Some(Arc::new(entry)));
-        note_change();
         Registration { id }
     }
 
@@ -224,29 +207,6 @@ impl Shrinkers {
     /// Numbers from 0 that have been in use.
     pub(crate) fn high(&self) -> u32 {
         self.ids.lock().high
-    }
-
-    /// Every shrinker that is registered, from a list that this thread keeps until one comes or goes.
-    #[cfg(feature = "baseline")]
-    pub(crate) fn with_all(&self, mut ask: impl FnMut(Lent<'_>)) {
-        use std::cell::RefCell;
-        type Known = (u64, Vec<(u32, Arc<dyn Shrinker>)>);
-        thread_local! {
-            static KNOWN: RefCell<Known> = const { RefCell::new((0, Vec::new())) };
-        }
-        KNOWN.with_borrow_mut(|(changes, known)| {
-            let now = self.changes.load(std::sync::atomic::Ordering::Relaxed);
-            if *changes != now {
-                *changes = now;
-                known.clear();
-                known.extend(
-                    (0..self.high()).filter_map(|id| self.with(id, |lent| (id, Arc::clone(lent.shrinker)))),
-                );
-            }
-            for (id, shrinker) in &*known {
-                ask(Lent { shrinker, id: *id });
-            }
-        });
     }
 
     /// Shrinkers that are registered.

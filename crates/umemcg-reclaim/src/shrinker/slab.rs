@@ -6,13 +6,16 @@ use umemcg_base::{PAGE_SIZE_U64, assert_no_locks_held};
 use umemcg_group::Group;
 
 use super::bits::{UNIT_IDS, Unit};
+use super::contract::{Count, Scan, ShrinkTarget, Usage};
 use super::pressure::ScanPlan;
 use super::registry::Lent;
-use super::{Count, Scan, ShrinkTarget, Usage};
-use crate::lruvec::ReclaimPart;
-use crate::reclaim::{DEF_PRIORITY, Pass, Progress, Reason, Reclaimer};
+use crate::group_reclaim::GroupReclaim;
+use crate::mechanism;
+use crate::reclaimer::Reclaimer;
+use crate::scan_control::{DEF_PRIORITY, Pass, Progress, Reason};
 
-/// Down to this priority, who said that nothing can be freed just now is believed for a while, if pages come easily.
+/// Down to this priority, a shrinker that said that nothing can be freed just now is believed for a
+/// while, if pages come easily.
 const GENTLE: u32 = DEF_PRIORITY / 2;
 
 /// What a shrinker has in a group, as a line of `memory.kmem.slabinfo`.
@@ -25,24 +28,24 @@ pub struct SlabUsage {
 }
 
 impl Reclaimer {
-    /// Whether nobody need be asked on a visit with such progress: most pages that it looked at have gone, and all said lately that nothing
-    /// can be freed just now.
+    /// Returns whether no shrinker need be asked on a visit with such progress: most pages that it
+    /// looked at have gone, and all said lately that nothing can be freed just now.
     #[inline]
-    pub(crate) fn is_quiet(&self, part: &ReclaimPart, pass: &Pass, visit: &Progress) -> bool {
+    pub(crate) fn is_quiet(&self, part: &GroupReclaim, pass: &Pass, visit: &Progress) -> bool {
         visit.reclaimed > visit.scanned / 2
             && pass.priority >= GENTLE
             && pass.nodes(self.nr_nodes()).all(|node| part.shrinker_bits(node).is_quiet(part.age()))
     }
 
-    /// Asks the shrinkers that may have objects of `group` to free their share at `priority`. Groups below are not asked.
+    /// Asks the shrinkers that may have objects of `group` to free their share at `priority`.
+    /// Groups below are not asked.
     #[doc(alias = "shrink_slab_memcg")]
     pub(crate) fn shrink_slab(&self, group: &Arc<Group>, pass: &Pass) -> Progress {
         let mut progress = Progress::default();
-        #[cfg(feature = "baseline")]
-        if crate::baseline::asks_every_shrinker() {
-            return self.shrink_slab_without_map(group, pass);
+        if let Some(progress) = mechanism::rounds::ask_otherwise(self, group, pass) {
+            return progress;
         }
-        let Some(part) = ReclaimPart::if_present(group) else { return progress };
+        let Some(part) = GroupReclaim::if_present(group) else { return progress };
         for node in pass.nodes(self.nr_nodes()) {
             let all = part.shrinker_bits(node);
             let (mut has_asked, mut is_quiet) = (false, true);
@@ -77,44 +80,29 @@ impl Reclaimer {
             if count == Count::Empty {
                 count = unit.clear_if_empty::<true>(bit, || shrinker.count(&target));
                 if count == Count::Empty {
-                    ReclaimPart::of(group, self.nr_nodes()).object_lists().prune(id, node);
+                    GroupReclaim::of(group, self.nr_nodes()).object_lists().prune(id, node);
                 }
             }
             (count, scan_share(shrinker, &target, count, pass, Some((unit, bit))))
         });
         asked.unwrap_or_else(|| {
-            // Left behind by a shrinker that is gone. A new one of that number may be registering just now.
+            // Left behind by a shrinker that is gone. A new one of that number may be registering
+            // just now.
             let registered =
                 || if self.shrinkers().with(id, |_| ()).is_some() { Count::NothingNow } else { Count::Empty };
             if unit.clear_if_empty::<true>(bit, registered) == Count::Empty {
-                ReclaimPart::of(group, self.nr_nodes()).object_lists().prune(id, node);
+                GroupReclaim::of(group, self.nr_nodes()).object_lists().prune(id, node);
             }
             (Count::Empty, Progress::default())
         })
     }
 
-    /// Every (group, shrinker) pair, as before there was a map.
-    #[cfg(feature = "baseline")]
-    fn shrink_slab_without_map(&self, group: &Arc<Group>, pass: &Pass) -> Progress {
-        let mut progress = Progress::default();
-        for node in pass.nodes(self.nr_nodes()) {
-            let target = ShrinkTarget { group, node, reason: pass.reason };
-            self.shrinkers().with_all(|shrinker| {
-                let count = shrinker.count(&target);
-                if count != Count::Empty {
-                    progress.add(scan_share(shrinker, &target, count, pass, None));
-                }
-            });
-        }
-        progress
-    }
-
-    /// Says that a shrinker has objects of `group` on `node`. For shrinkers that keep their objects outside any
-    /// [`ListLru`](crate::ListLru), after an object can be counted.
+    /// Says that a shrinker has objects of `group` on `node`. For shrinkers that keep their objects
+    /// outside any [`ListLru`](crate::ListLru), after an object can be counted.
     pub fn note_objects(&self, group: &Arc<Group>, node: usize, shrinker: u32) {
         let mut at = group;
         loop {
-            let part = ReclaimPart::of(at, self.nr_nodes());
+            let part = GroupReclaim::of(at, self.nr_nodes());
             let set = part.bit_place(at, node, shrinker).and_then(|place| place.unit.set(place.bit));
             if set.is_ok() {
                 part.note_present(at);
@@ -128,10 +116,10 @@ impl Reclaimer {
         }
     }
 
-    /// What every shrinker has in `group` itself, those with nothing left out.
+    /// Returns what every shrinker has in `group` itself, those with nothing left out.
     pub fn slab_usage(&self, group: &Arc<Group>) -> Vec<SlabUsage> {
         assert_no_locks_held("a table of objects");
-        let Some(part) = ReclaimPart::if_present(group) else { return Vec::new() };
+        let Some(part) = GroupReclaim::if_present(group) else { return Vec::new() };
         let mut table: Vec<SlabUsage> = Vec::new();
         for node in 0..self.nr_nodes() {
             for unit in part.shrinker_bits(node).units() {
@@ -158,8 +146,9 @@ impl Reclaimer {
     }
 }
 
-/// Lets a shrinker free its share, but no more than all that is wanted. What it owes is written in `owed`, if anywhere.
-fn scan_share(
+/// Lets a shrinker free its share, but no more than all that is wanted. What it owes is written in
+/// `owed`, if anywhere.
+pub(crate) fn scan_share(
     shrinker: Lent<'_>,
     target: &ShrinkTarget<'_>,
     count: Count,

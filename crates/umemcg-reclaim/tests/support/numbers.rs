@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use umemcg_base::sync::Mutex;
+use umemcg_base::LeafMutex;
 use umemcg_group::{Group, StatItem};
 use umemcg_reclaim::shrinker::{
     Count, Registration, Scan, Scanned, ShrinkTarget, Shrinker, ShrinkerId, Usage,
@@ -26,7 +26,7 @@ struct Object {
 pub struct Numbers {
     name: String,
     lru: ListLru,
-    objects: Mutex<HashMap<u64, Object>>,
+    objects: LeafMutex<HashMap<u64, Object>>,
     next: AtomicU64,
     pub nr_counts: AtomicU64,
 }
@@ -37,7 +37,7 @@ impl Numbers {
         let numbers = Arc::new(Self {
             name: name.into(),
             lru: ListLru::new(reclaimer, &id, 0),
-            objects: Mutex::default(),
+            objects: LeafMutex::default(),
             next: AtomicU64::new(0),
             nr_counts: AtomicU64::new(0),
         });
@@ -96,7 +96,7 @@ impl Shrinker for Numbers {
         });
         let mut freed = 0;
         for number in gone {
-            // Whoever takes it out of the map owns its place.
+            // The thread that takes it out of the map owns its place.
             let object = self.objects.lock().remove(&number);
             if let Some(object) = object {
                 self.lru.release(object.slot);

@@ -1,8 +1,10 @@
-//! How an inode leaves the table: the kernel forgets it, is asked to, or nobody needs what we keep of it.
+//! How an inode leaves the table: the kernel forgets it, is asked to, or what we keep of it is no
+//! longer needed.
 //!
-//! Pages come before names. An inode with cached pages would stay for them when the kernel has forgotten it, so the kernel is not
-//! asked: that would free nothing, and cost a lookup. Without pages nothing stays: not when the kernel forgets, and content of which a
-//! look at the host tells everything goes before the name does.
+//! Pages come before names. An inode with cached pages would stay for them when the kernel has
+//! forgotten it, so the kernel is not asked: that would free nothing, and cost a lookup. Without
+//! pages nothing stays: not when the kernel forgets, and content of which a look at the host tells
+//! everything goes before the name does.
 
 use std::sync::Arc;
 
@@ -36,20 +38,21 @@ pub(crate) enum Leave {
 }
 
 impl Slot {
-    /// Pins of what is cached, not of who uses it.
+    /// Pins of what is cached, not of users.
     fn pins_for_content(&self) -> u32 {
         u32::from(self.is_kept) + u32::from(self.lingers)
     }
 
-    /// Whether the kernel refers to it, and nobody is known to use it: it is not open, and no directory with names that are known.
+    /// Returns whether the kernel refers to it and no process is known to use it: it is not open,
+    /// and no directory with names that are known.
     fn is_idle_name(&self) -> bool {
         self.nlookup > 0 && self.pins <= self.pins_for_content()
     }
 }
 
 impl InodeTable {
-    /// Gives back lookups of the kernel; more than it has are ignored. With `keep`, an inode that has cached pages is
-    /// pinned when the last is given back; true says that this has happened.
+    /// Gives back lookups of the kernel; more than it has are ignored. With `keep`, an inode that
+    /// has cached pages is pinned when the last is given back; true says that this has happened.
     pub(crate) fn forget(&self, node: NodeId, nr_lookups: u64, keep: bool) -> (Vec<Removed>, bool) {
         let content = self.with(node, |slot| {
             slot.content.clone().filter(|_| slot.nlookup <= nr_lookups && keep && !slot.is_nameless)
@@ -68,9 +71,10 @@ impl InodeTable {
         (removed, is_newly_kept)
     }
 
-    /// Whether the kernel could let go of an inode as far as we know, and should be asked to. Who was looked up since this was last
-    /// called gets a second chance, and so does one whose content could be dropped instead. Without `keep`, an inode does not stay
-    /// for its pages.
+    /// Returns whether the kernel could let go of an inode as far as we know, and should be asked
+    /// to. An inode that was looked up since this was last called gets a second chance, and so does
+    /// one whose content could be dropped instead. Without `keep`, an inode does not stay for its
+    /// pages.
     pub(crate) fn ask_to_leave(&self, node: NodeId, now_ms: u32, with_names: bool, keep: bool) -> Leave {
         let content = self.with(node, |slot| {
             let is_idle = slot.is_idle_name() && !std::mem::take(&mut slot.place.is_used);
@@ -105,12 +109,13 @@ impl InodeTable {
         leave.unwrap_or(Leave::Stays)
     }
 
-    /// Drops content that the next open makes anew as well; returns what its payer gets back, if that is who pays for the entry.
+    /// Drops content that the next open makes anew as well; returns what its payer gets back, if
+    /// that also pays for the entry.
     fn drop_spare(&self, node: NodeId, content: &Arc<Content>) -> Option<u64> {
         if !content.is_spare() {
             return None;
         }
-        // Whoever opens it pins it first, so nobody has it or is about to.
+        // An open pins it first, so no open has it or is about to.
         let dropped = self.with(node, |slot| {
             let is_it = slot.content.as_ref().is_some_and(|here| Arc::ptr_eq(here, content));
             let is_payers = slot.charge.as_ref().is_some_and(|charge| charge.owner() == content.owner());
@@ -119,7 +124,8 @@ impl InodeTable {
         dropped.flatten().map(|(_, is_payers)| if is_payers { CONTENT_BYTES } else { 0 })
     }
 
-    /// Removes an inode that the kernel has forgotten and that is kept for content of which nothing is left.
+    /// Removes an inode that the kernel has forgotten and that is kept for content of which nothing
+    /// is left.
     pub(crate) fn drop_if_unused(&self, node: NodeId) -> Vec<Removed> {
         let content =
             self.with(node, |slot| slot.content.clone().filter(|_| slot.is_kept && slot.nlookup == 0));

@@ -1,4 +1,4 @@
-//! The table alone: names, references, who stays.
+//! The table alone: names, references, which inodes stay.
 
 use super::*;
 

@@ -1,5 +1,6 @@
-//! POSIX access lists as the kernel hands them over (`system.posix_acl_access`, `system.posix_acl_default`), and how they
-//! and the permission bits follow each other. The kernel decides by them; this keeps them true.
+//! POSIX access lists as the kernel hands them over (`system.posix_acl_access`,
+//! `system.posix_acl_default`), and how they and the permission bits follow each other. The kernel
+//! decides by them; this keeps them true.
 
 use rustix::io::Errno;
 
@@ -31,7 +32,8 @@ struct Entry {
 pub(super) struct Acl(Vec<Entry>);
 
 impl Acl {
-    /// The list that an attribute's value is; `None` for an empty one, which means that there is to be none.
+    /// Parses the list that an attribute's value is; `None` for an empty one, which means that
+    /// there is to be none.
     ///
     /// # Errors
     /// `EINVAL`, `EOPNOTSUPP` for another version.
@@ -70,7 +72,7 @@ impl Acl {
         rising && known && is_masked && has(USER_OBJ) && has(GROUP_OBJ) && has(OTHER)
     }
 
-    /// The value of the attribute.
+    /// Returns the value of the attribute.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = VERSION.to_le_bytes().to_vec();
         for entry in &self.0 {
@@ -81,7 +83,7 @@ impl Acl {
         bytes
     }
 
-    /// Whether it says no more than permission bits do.
+    /// Returns whether it says no more than permission bits do.
     pub(super) fn is_minimal(&self) -> bool {
         self.0.len() == 3
     }
@@ -90,7 +92,7 @@ impl Acl {
         self.0.iter().any(|e| e.tag == MASK)
     }
 
-    /// The shift in a mode of the class that an entry stands for.
+    /// Returns the shift in a mode of the class that an entry stands for.
     fn shift_of(tag: u16, has_mask: bool) -> Option<u32> {
         match tag {
             USER_OBJ => Some(6),
@@ -101,7 +103,7 @@ impl Acl {
         }
     }
 
-    /// The permission bits that it stands for.
+    /// Returns the permission bits that it stands for.
     pub(super) fn permissions(&self) -> u32 {
         let has_mask = self.has_mask();
         let bits = |e: &Entry| Self::shift_of(e.tag, has_mask).map_or(0, |at| u32::from(e.permissions) << at);
@@ -118,7 +120,8 @@ impl Acl {
         }
     }
 
-    /// A directory's default list as the list of a new object that is to have at most these bits.
+    /// Returns a directory's default list as the list of a new object that is to have at most these
+    /// bits.
     pub(super) fn inherited(mut self, mode: u32) -> Self {
         let allowed = self.permissions() & mode;
         self.set_permissions(allowed);
@@ -153,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_new_object_inherits_is_bounded_by_what_it_was_made_with() {
+    fn an_inherited_access_list_is_bounded_by_the_creation_mode() {
         let bytes = list(&[(USER_OBJ, 7), (USER, 7), (GROUP_OBJ, 5), (MASK, 7), (OTHER, 5)]);
         let acl = Acl::parse(&bytes).unwrap().unwrap().inherited(0o640);
         assert_eq!(acl.permissions(), 0o640);

@@ -1,4 +1,5 @@
-//! Attributes of tmpfs inodes: how they begin, how they are changed, and what a write takes from them.
+//! Attributes of tmpfs inodes: how they begin, how they are changed, and what a write takes from
+//! them.
 
 use std::ffi::OsStr;
 use std::sync::atomic::Ordering;
@@ -10,10 +11,10 @@ use super::acl::{self, Acl};
 use super::inode::{Inode, Meta, New, Xattr, now};
 use super::xattrs::{CAPABILITY, XATTR_BYTES};
 use crate::attr::{FileKind, NodeId, Timestamp};
+use crate::attr::{SetAttr, SetTime};
 use crate::error::VfsError;
 use crate::host::{GROUP_EXECUTE, SET_GID, SET_UID};
 use crate::privileges::mode_without_set_id;
-use crate::setattr::{SetAttr, SetTime};
 use crate::slab::Slab;
 use crate::vfs::Caller;
 
@@ -26,7 +27,8 @@ pub(super) struct Inherited {
 }
 
 impl Tmpfs {
-    /// What a new object takes from the directory's default list, if there is one. Charged to the caller's group.
+    /// Returns what a new object takes from the directory's default list, if there is one. Charged
+    /// to the caller's group.
     pub(super) fn inherited_lists(
         &self,
         caller: &Caller,
@@ -57,7 +59,7 @@ impl Tmpfs {
 }
 
 impl Inode {
-    /// A new inode gets its owner and its mode, in the directory that it will be in.
+    /// Gives a new inode its owner and its mode, in the directory that it will be in.
     pub(super) fn born(&self, caller: &Caller, dir: &Inode, new: &New<'_>, lists: Option<Inherited>) {
         let (dir_mode, dir_gid) = {
             let dir = dir.meta.lock();
@@ -138,23 +140,23 @@ impl Inode {
         Ok(())
     }
 
-    /// Clears what a write takes from a file: its capabilities, and with `set_id` its set-id bits. Once nothing is left to
-    /// clear, later writes do not look.
+    /// Clears what a write takes from a file: its capabilities, and with `set_id` its set-id bits.
+    /// Once nothing is left to clear, later writes do not look.
     pub(super) fn clear_privileges(&self, set_id: bool) {
         if !self.may_have_privileges.load(Ordering::Relaxed) {
             return;
         }
-        // Before the look, so that a `chmod` in between is not missed.
-        self.may_have_privileges.store(false, Ordering::Relaxed);
         let mut meta = self.meta.lock();
         let dropped = meta.xattrs.remove(CAPABILITY);
         let cleared = mode_without_set_id(meta.mode);
         if cleared != meta.mode && set_id {
             meta.mode = cleared;
             meta.changed();
-        } else if meta.mode & (SET_UID | SET_GID) != 0 {
-            // A writer who may keep the bits says nothing about the next.
-            self.may_have_privileges.store(true, Ordering::Relaxed);
+        }
+        // A writer that may keep bits says nothing about the next, not even for a moment. A `chmod`
+        // after this look notes it.
+        if meta.mode & (SET_UID | SET_GID) == 0 {
+            self.may_have_privileges.store(false, Ordering::Relaxed);
         }
         drop(meta);
         drop(dropped);

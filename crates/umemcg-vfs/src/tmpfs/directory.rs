@@ -1,7 +1,7 @@
 //! The entries of a tmpfs directory: by name for look-ups, by cookie for listings.
 //!
-//! Cookies count up and are never used again in a directory, so a position in a listing stays good whatever is added or
-//! removed, and an entry that stays is listed once.
+//! Cookies count up and are never used again in a directory, so a position in a listing stays good
+//! whatever is added or removed, and an entry that stays is listed once.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

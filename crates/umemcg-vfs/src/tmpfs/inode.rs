@@ -1,6 +1,7 @@
-//! An inode of a tmpfs volume: its attributes, its content, and who holds it.
+//! An inode of a tmpfs volume: its attributes, its content, and its references.
 //!
-//! It lives in the tree while it has a name or the kernel refers to it, and beyond that as long as somebody has it open.
+//! It lives in the tree while it has a name or the kernel refers to it, and beyond that as long as
+//! a process has it open.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,17 +9,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
-use umemcg_base::sync::Mutex;
-use umemcg_base::{PAGE_SIZE, PAGE_SIZE_U64};
+use umemcg_base::{LeafMutex, PAGE_SIZE, PAGE_SIZE_U64};
 
-use super::TmpfsConfig;
+use super::config::TmpfsConfig;
 use super::directory::Name;
-use super::ledger::{FilePages, Size};
+use super::quota::{FilePages, Size};
 use crate::attr::{Attr, FileKind, NodeId, Timestamp};
+use crate::privileges::Shown;
 use crate::slab::Slab;
 use umemcg::{Engine, File, Group};
 
-/// What an inode costs with its places in the tables, in bytes; measured, as the next, with 100,000 of them.
+/// What an inode costs with its places in the tables, in bytes; measured, as the next, with 100,000
+/// of them.
 pub(super) const INODE_BYTES: u64 = 384;
 /// So old an access time is moved by any read.
 const DAY_SECONDS: i64 = 24 * 60 * 60;
@@ -78,20 +80,21 @@ pub(super) struct Inode {
     btime: Timestamp,
     pub(super) target: Option<Box<[u8]>>,
     pub(super) content: Option<Content>,
-    pub(super) meta: Mutex<Meta>,
+    pub(super) meta: LeafMutex<Meta>,
     /// (A) References of the kernel.
     nr_lookups: AtomicU64,
-    /// (A) It may have set-id bits or capabilities that a write must clear. Relaxed: a write concurrent with the `chmod`
-    /// that sets it may fall on either side.
+    /// (A) It may have set-id bits or capabilities that a write must clear. Relaxed: a write
+    /// concurrent with the `chmod` that sets it may fall on either side.
     pub(super) may_have_privileges: AtomicBool,
-    /// (A) A read has seen to the access time since the content changed and since the attributes were looked at. Relaxed: a read beside
-    /// a write may fall on either side.
+    pub(super) shown_capabilities: Shown,
+    /// (A) A read has seen to the access time since the content changed and since the attributes
+    /// were looked at. Relaxed: a read beside a write may fall on either side.
     was_read: AtomicBool,
     /// The root is free.
     _charge: Option<Slab>,
 }
 
-/// The time that changes are stamped with.
+/// Returns the time that changes are stamped with.
 pub(super) fn now() -> Timestamp {
     let now = clock_gettime(ClockId::Realtime);
     Timestamp { seconds: now.tv_sec, nanoseconds: now.tv_nsec as u32 }
@@ -114,7 +117,7 @@ impl Meta {
         }
     }
 
-    /// The content, or the entries of a directory, changed.
+    /// Notes that the content, or the entries of a directory, changed.
     pub(super) fn changed_content(&mut self) {
         let now = now();
         (self.mtime, self.ctime) = (now, now);
@@ -127,7 +130,7 @@ impl Meta {
 }
 
 impl Inode {
-    /// The directory that a volume is.
+    /// Creates the directory that a volume is.
     pub(super) fn root(config: &TmpfsConfig, ino: u64) -> Arc<Self> {
         Arc::new(Self {
             node: NodeId::ROOT,
@@ -137,15 +140,17 @@ impl Inode {
             btime: now(),
             target: None,
             content: None,
-            meta: Mutex::new(Meta::new(config.mode & 0o7777, config.uid, config.gid, 2)),
+            meta: LeafMutex::new(Meta::new(config.mode & 0o7777, config.uid, config.gid, 2)),
             nr_lookups: AtomicU64::new(1),
             may_have_privileges: AtomicBool::new(false),
+            shown_capabilities: Shown::default(),
             was_read: AtomicBool::new(false),
             _charge: None,
         })
     }
 
-    /// An inode that no name leads to yet, with one lookup counted. Owner and mode are made exact when it gets its name.
+    /// Creates an inode that no name leads to yet, with one lookup counted. Owner and mode are made
+    /// exact when it gets its name.
     ///
     /// # Errors
     /// `ENOSPC`.
@@ -177,16 +182,17 @@ impl Inode {
             btime: now(),
             target: new.target.map(Box::from),
             content,
-            meta: Mutex::new(Meta::new(0, 0, 0, nlink)),
+            meta: LeafMutex::new(Meta::new(0, 0, 0, nlink)),
             nr_lookups: AtomicU64::new(1),
             may_have_privileges: AtomicBool::new(true),
+            shown_capabilities: Shown::default(),
             was_read: AtomicBool::new(false),
             _charge: Some(charge),
         })
     }
 
-    /// The content was read: moves the access time when it is not younger than the last change, or a day old, as Linux does
-    /// (`relatime`).
+    /// Notes that the content was read: moves the access time when it is not younger than the last
+    /// change, or a day old, as Linux does (`relatime`).
     #[inline]
     pub(super) fn note_read(&self) {
         if !self.was_read.load(Ordering::Relaxed) {
@@ -199,7 +205,7 @@ impl Inode {
         }
     }
 
-    /// The content was changed.
+    /// Notes that the content was changed.
     pub(super) fn note_change(&self) {
         self.meta.lock().changed_content();
         self.forget_reads();
@@ -211,7 +217,7 @@ impl Inode {
         }
     }
 
-    /// The attributes; `nr_entries` of a directory.
+    /// Returns the attributes; `nr_entries` of a directory.
     pub(super) fn attr(&self, nr_entries: usize) -> Attr {
         self.forget_reads();
         let meta = self.meta.lock();
@@ -250,7 +256,7 @@ impl Inode {
         }
     }
 
-    /// The inode number, as listings show it.
+    /// Returns the inode number, as listings show it.
     pub(super) fn ino(&self) -> u64 {
         self.ino
     }
@@ -260,15 +266,17 @@ impl Inode {
         self.nr_lookups.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Gives references back; more than there are, are ignored. True when it was the last and no name leads here.
+    /// Gives references back; more than there are, are ignored. True when it was the last and no
+    /// name leads here.
     pub(super) fn forget(&self, nr: u64) -> bool {
         let take = |held: u64| Some(held.saturating_sub(nr));
         let before = self.nr_lookups.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
-        // The lock orders this and the loss of the last name: whoever has it later sees what the other did.
+        // The lock orders this and the loss of the last name: the later holder sees what the
+        // earlier one did.
         before.is_ok_and(|before| before <= nr) && self.meta.lock().nlink == 0
     }
 
-    /// Whether neither a name nor the kernel holds it. The tree is locked for writing.
+    /// Returns whether neither a name nor the kernel holds it. The tree is locked for writing.
     pub(super) fn is_unheld(&self) -> bool {
         let is_nameless = self.meta.lock().nlink == 0;
         is_nameless && self.nr_lookups.load(Ordering::Relaxed) == 0

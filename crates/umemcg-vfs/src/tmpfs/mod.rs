@@ -1,20 +1,23 @@
 //! A volume whose names and data live in the pool alone.
 //!
-//! All names are in one tree under one lock ([`names`]), inodes beside it ([`inode`]); content is a file of the engine
-//! that has no store. Everything is charged to the group that causes it: pages as unevictable shared memory, names, inodes,
-//! link texts and attributes as slab that cannot be reclaimed. What a group or the volume's size has no room for is `ENOSPC`,
-//! after reclaim. With the volume all of it goes.
+//! All names are in one tree under one lock ([`tree`]), inodes beside it ([`inode`]); content is a
+//! file of the engine that has no store. Everything is charged to the group that causes it: pages
+//! as unevictable shared memory, names, inodes, link texts and attributes as slab that cannot be
+//! reclaimed. What a group or the volume's size has no room for is `ENOSPC`, after reclaim. With
+//! the volume all of it goes.
 //!
-//! Locks: the tree, then one inode's attributes. Both are leaves to the rest of the program: nothing is charged, given back or
-//! dropped under them.
+//! Locks: the tree, then one inode's attributes. Both are leaves to the rest of the program:
+//! nothing is charged, given back or dropped under them.
 
 mod acl;
 mod attributes;
+mod config;
 mod directory;
 mod inode;
-mod ledger;
 mod names;
 mod open;
+mod quota;
+mod tree;
 mod xattrs;
 
 use std::ffi::{OsStr, OsString};
@@ -25,18 +28,17 @@ use std::sync::atomic::AtomicU64;
 
 use rustix::fs::{OFlags, RenameFlags, XattrFlags};
 use rustix::io::Errno;
-use umemcg_base::sync::RwLock;
-use umemcg_base::{PAGE_SIZE, PAGE_SIZE_U64};
+use umemcg_base::{PAGE_SIZE, PAGE_SIZE_U64, Rank, RankedRwLock};
 
-use crate::attr::{Attr, Entry, FileKind, NodeId, StatFs};
+use crate::attr::{Attr, Entry, FileKind, NodeId, SetAttr, StatFs};
 use crate::error::VfsError;
-use crate::setattr::SetAttr;
 use crate::vfs::Caller;
 use crate::volume::next_store_id;
 use crate::volume_ops::{Volume, VolumeDir, VolumeFile, VolumeKind};
+pub use config::TmpfsConfig;
 use inode::{Inode, New};
-use ledger::Size;
-use names::Tree;
+use quota::Size;
+use tree::Tree;
 use umemcg::{Engine, File, StoreId};
 
 /// Longest text of a symbolic link, in bytes (`PATH_MAX` less the zero).
@@ -44,32 +46,12 @@ const TARGET_BYTES_MAX: usize = 4095;
 /// Ids from a volume's base to here are its root's.
 const FIRST_NODE: u64 = 64;
 
-/// What a tmpfs volume is made from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TmpfsConfig {
-    /// Most bytes of data, rounded up to pages; none: as much as the writers' groups may hold.
-    pub size_bytes: Option<u64>,
-    /// Permission bits of its root.
-    pub mode: u32,
-    /// Owner of its root.
-    pub uid: u32,
-    /// Group of its root.
-    pub gid: u32,
-}
-
-impl Default for TmpfsConfig {
-    /// As large as the groups allow; everybody may make files in it.
-    fn default() -> Self {
-        Self { size_bytes: None, mode: 0o1777, uid: 0, gid: 0 }
-    }
-}
-
 /// See the file's head.
 #[derive(Debug)]
 pub struct Tmpfs {
     store_id: StoreId,
     size: Arc<Size>,
-    tree: RwLock<Tree>,
+    tree: RankedRwLock<Tree>,
     /// (A) The next node id. Relaxed: only uniqueness matters.
     next_node: AtomicU64,
     /// The tree is an `Arc` of its own volume, so that open directories find it.
@@ -79,13 +61,13 @@ pub struct Tmpfs {
 }
 
 impl Tmpfs {
-    /// An empty volume; its node ids are above `node_base`.
+    /// Creates an empty volume; its node ids are above `node_base`.
     pub fn new(engine: &Arc<Engine>, config: &TmpfsConfig, node_base: u64) -> Arc<Self> {
         let root = Inode::root(config, node_base + NodeId::ROOT.0);
         Arc::new_cyclic(|me| Self {
             store_id: next_store_id(),
             size: Arc::new(Size::new(config.size_bytes.map(|bytes| bytes.div_ceil(PAGE_SIZE_U64)))),
-            tree: RwLock::new(Tree::new(root)),
+            tree: RankedRwLock::new(Rank::Names, Tree::new(root)),
             next_node: AtomicU64::new(node_base + FIRST_NODE),
             me: me.clone(),
             engine: Arc::clone(engine),
@@ -216,7 +198,7 @@ impl Volume for Tmpfs {
         Ok(self.make(caller, parent, name, &new)?.1)
     }
 
-    fn unlink(&self, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
+    fn unlink(&self, _caller: &Caller, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
         let gone = self.tree.write().unlink(parent, name, false)?;
         drop(gone);
         Ok(())

@@ -11,12 +11,12 @@ use rustix::io::Errno;
 use super::Tmpfs;
 use super::directory::{FIRST_COOKIE, Name};
 use super::inode::{Content, Inode, New};
+use crate::attr::SetAttr;
 use crate::attr::{Attr, Entry, FileKind, NodeId};
 use crate::dir_handle::DirEntry;
 use crate::error::VfsError;
 use crate::handle_share::HandleCharge;
 use crate::open::Whence;
-use crate::setattr::SetAttr;
 use crate::vfs::Caller;
 use crate::volume_ops::{VolumeDir, VolumeFile};
 use umemcg::{File, Group, PinnedPages, Readahead, count_hits};
@@ -218,6 +218,18 @@ impl VolumeFile for OpenFile {
         };
         self.inode.note_change();
         Ok(written)
+    }
+
+    fn write_mapped(&self, group: &Arc<Group>, offset: u64, data: &[u8]) -> Result<usize, VfsError> {
+        if !self.is_writable() {
+            return Err(Errno::BADF.into());
+        }
+        let (content, mut done) = (self.of(), 0);
+        while done < data.len() {
+            done += content.file.write(group, offset + done as u64, &data[done..])?;
+            self.inode.note_change();
+        }
+        Ok(done)
     }
 
     fn flush(&self) -> Result<(), VfsError> {

@@ -1,5 +1,6 @@
-//! Extended attributes of tmpfs inodes: `user.`, `trusted.`, `security.` and access lists. Who may read or set them, the kernel
-//! has checked before it asks; names in `trusted.` are listed for the superuser only. Each is charged to who sets it.
+//! Extended attributes of tmpfs inodes: `user.`, `trusted.`, `security.` and access lists. The
+//! kernel has checked permissions before it asks; names in `trusted.` are listed for the superuser
+//! only. Each is charged to the group that sets it.
 
 use std::collections::btree_map::Entry;
 use std::ffi::OsStr;
@@ -29,7 +30,7 @@ const LIST_MAX: usize = 64 << 10;
 /// Most bytes of all values of an inode.
 const VALUES_MAX: usize = 1 << 20;
 
-/// The name, if it is of a kind that is kept here.
+/// Returns the name, if it is of a kind that is kept here.
 fn attribute(name: &OsStr) -> Result<&[u8], Errno> {
     let name = name.as_bytes();
     if name.is_empty() || name.len() > NAME_MAX {
@@ -55,12 +56,16 @@ impl Inode {
     /// `ENODATA`, `EOPNOTSUPP`, `ERANGE`.
     pub(super) fn getxattr(&self, name: &OsStr) -> Result<Vec<u8>, Errno> {
         let name = attribute(name)?;
-        self.meta.lock().xattrs.get(name).map(|xattr| xattr.value.to_vec()).ok_or(Errno::NODATA)
+        let value = self.meta.lock().xattrs.get(name).map(|xattr| xattr.value.to_vec());
+        if name == CAPABILITY {
+            self.shown_capabilities.note(value.is_some());
+        }
+        value.ok_or(Errno::NODATA)
     }
 
     /// # Errors
-    /// `EEXIST`, `ENODATA`, `ENOSPC`, `E2BIG`, `EOPNOTSUPP`, `EPERM`, `EACCES` for a default list of what is no directory, `EINVAL`
-    /// for what is no access list.
+    /// `EEXIST`, `ENODATA`, `ENOSPC`, `E2BIG`, `EOPNOTSUPP`, `EPERM`, `EACCES` for a default list
+    /// of what is no directory, `EINVAL` for what is no access list.
     pub(super) fn setxattr(
         self: &Arc<Self>,
         engine: &Engine,
@@ -155,6 +160,10 @@ impl Inode {
         drop(meta);
         // To take away an access list that is not there is no mistake.
         let is_list = name == acl::ACCESS || name == acl::DEFAULT;
-        if removed.is_some() || is_list { Ok(()) } else { Err(Errno::NODATA) }
+        let result = if removed.is_some() || is_list { Ok(()) } else { Err(Errno::NODATA) };
+        if name == CAPABILITY {
+            return self.shown_capabilities.removed(result, |errno| *errno == Errno::NODATA);
+        }
+        result
     }
 }

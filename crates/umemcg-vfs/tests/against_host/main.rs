@@ -1,5 +1,6 @@
-//! Random operations on a volume and, the same ones, on a plain directory of the host: every result and every error
-//! number must agree, and in the end the volume's view, its backing directory and the plain directory are the same tree.
+//! Random operations on a volume and, the same ones, on a plain directory of the host: every result
+//! and every error number must agree, and in the end the volume's view, its backing directory and
+//! the plain directory are the same tree.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -169,10 +170,11 @@ fn agree(ops: &[Op], reach: umemcg_vfs::Reach) {
     let plain = apply(ops, &mut mounted);
     v.vfs.syncfs().unwrap();
     assert_eq!(tree(v.dir.path()), tree(plain.path()));
-    assert_eq!(v.vfs.nr_inodes(), 1, "nothing is remembered that nobody refers to");
+    assert_eq!(v.vfs.nr_inodes(), 1, "nothing without references is remembered");
 }
 
-/// The same for a volume in memory. Directories, owners and modes included, it is told from the host's by nothing.
+/// The same for a volume in memory. Directories, owners and modes included, it is told from the
+/// host's by nothing.
 fn agree_in_memory(ops: &[Op]) {
     let v = Fixture::new();
     let usage = v.engine.root().usage_bytes();

@@ -95,7 +95,7 @@ impl Mounted {
                 let made = vfs.symlink(&caller, parent, last(p), name("a/b")).map_err(no)?;
                 self.hold(made);
             }
-            Op::Unlink(p) => return vfs.unlink(self.parent(p)?, last(p)).map(done).map_err(no),
+            Op::Unlink(p) => return vfs.unlink(&caller, self.parent(p)?, last(p)).map(done).map_err(no),
             Op::Rmdir(p) => return vfs.rmdir(self.parent(p)?, last(p)).map(done).map_err(no),
             Op::Rename(a, b, flags) => {
                 let (from, to) = (self.parent(a)?, self.parent(b)?);

@@ -74,7 +74,7 @@ impl Fixture {
         Self { dir, engine, vfs, root }
     }
 
-    /// A caller who is not the superuser.
+    /// A caller that is not the superuser.
     pub fn user(&self, uid: u32, gid: u32) -> Caller {
         Caller { uid, gid, ..self.root.clone() }
     }

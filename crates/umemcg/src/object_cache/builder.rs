@@ -13,14 +13,14 @@ use umemcg_reclaim::ListLru;
 use umemcg_reclaim::shrinker::DEFAULT_SEEKS;
 
 use super::ObjectCache;
-use super::departure::{Departure, Listener};
-use super::entry::Queue;
 use super::expiry::Expiry;
-use super::foresight::Foresight;
 use super::inner::{Inner, Weigher};
-use super::lanes::Lanes;
 use super::payer::Payers;
+use super::queue::Queue;
+use super::removal_cause::{Listener, RemovalCause};
 use super::shard::Shards;
+use super::striped_counter::StripedCounter;
+use super::victim_hints::VictimHints;
 use crate::engine::Engine;
 
 /// Shards for each processor.
@@ -69,18 +69,19 @@ impl<K, V> ObjectCacheBuilder<K, V> {
 }
 
 impl<K, V, S> ObjectCacheBuilder<K, V, S> {
-    /// Says how many bytes of heap a key and its value hold; [`allocated_bytes`](super::allocated_bytes) is applied to the
-    /// answer, and what the cache itself needs for an object is added. Without one, objects are taken to hold none. Called once for
-    /// each insert, with no lock held.
+    /// Says how many bytes of heap a key and its value hold;
+    /// [`allocated_bytes`](super::allocated_bytes) is applied to the answer, and what the cache
+    /// itself needs for an object is added. Without one, objects are taken to hold none. Called
+    /// once for each insert, with no lock held.
     pub fn weigher(mut self, weigh: impl Fn(&K, &V) -> u64 + Send + Sync + 'static) -> Self {
         self.weigher = Some(Box::new(weigh));
         self
     }
 
-    /// Is given every object that leaves, and why; also when the cache is dropped. Called with no lock held, on whichever thread
-    /// makes the object leave, so it should be quick; it may use the cache, but not insert into it. A panic of it is logged and goes no
-    /// further.
-    pub fn listener(mut self, tell: impl Fn(K, V, Departure) + Send + Sync + 'static) -> Self {
+    /// Is given every object that leaves, and why; also when the cache is dropped. Called with no
+    /// lock held, on whichever thread makes the object leave, so it should be quick; it may use the
+    /// cache, but not insert into it. A panic of it is logged and goes no further.
+    pub fn listener(mut self, tell: impl Fn(K, V, RemovalCause) + Send + Sync + 'static) -> Self {
         self.listener = Listener(Some(Box::new(tell)));
         self
     }
@@ -97,13 +98,13 @@ impl<K, V, S> ObjectCacheBuilder<K, V, S> {
         self
     }
 
-    /// The clock that ages are measured by, for tests.
+    /// Sets the clock that ages are measured by, for tests.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = Some(clock);
         self
     }
 
-    /// A bound on the bytes of the whole cache, besides the limits of the groups.
+    /// Bounds the bytes of the whole cache, besides the limits of the groups.
     pub fn bytes_max(mut self, bytes: u64) -> Self {
         self.bytes_max = Some(bytes.min(i64::MAX as u64));
         self
@@ -115,20 +116,22 @@ impl<K, V, S> ObjectCacheBuilder<K, V, S> {
         self
     }
 
-    /// Parts that the table is divided into, rounded up to a power of two; enough for the processors when not said.
+    /// Parts that the table is divided into, rounded up to a power of two; enough for the
+    /// processors when not said.
     pub fn shards(mut self, nr: usize) -> Self {
         self.nr_shards = Some(nr);
         self
     }
 
-    /// What an object costs to make again, in the measure of [`Shrinker::seeks`](crate::Shrinker::seeks): caches with
-    /// dearer objects give up fewer of them.
+    /// Sets what an object costs to make again, in the measure of
+    /// [`Shrinker::seeks`](crate::Shrinker::seeks): caches with dearer objects give up fewer of
+    /// them.
     pub fn seeks(mut self, seeks: u32) -> Self {
         self.seeks = seeks;
         self
     }
 
-    /// How keys are hashed. Seeded anew for each cache when not said.
+    /// Sets how keys are hashed. The default is seeded anew for each cache.
     pub fn hasher<T>(self, hasher: T) -> ObjectCacheBuilder<K, V, T> {
         ObjectCacheBuilder {
             engine: self.engine,
@@ -168,8 +171,8 @@ where
             hasher: self.hasher,
             lists: [Queue::Probation, Queue::Main].map(|queue| ListLru::new(reclaimer, &id, queue as u32)),
             payers: Payers::default(),
-            foresight: Foresight::new(),
-            missing: Lanes::new(),
+            victim_hints: VictimHints::new(),
+            missing: StripedCounter::new(),
             expiry,
             weigher: self.weigher,
             listener: self.listener,

@@ -1,6 +1,7 @@
-//! One cached object: key, value, who pays, its place in the lists, and its mark of use.
+//! One cached object: key, value, payer, its place in the lists, and its mark of use.
 //!
-//! An entry moves when its shard grows; its place in the lists, a number, is what tells it from every other.
+//! An entry moves when its shard grows; its place in the lists, a number, is what tells it from
+//! every other.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -8,18 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use umemcg_reclaim::ListSlot;
 
 use super::payer::Payer;
-
-/// Objects are on this node: an allocator does not say where its memory lies.
-pub(super) const NODE: usize = 0;
-
-/// Which list an entry waits on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Queue {
-    /// New, and not known to be of use.
-    Probation = 0,
-    /// Used after it came, or asked for again soon after it went.
-    Main = 1,
-}
+use super::queue::Queue;
 
 /// Uses that an entry can have to its credit. More would only make reclaim pass it more often.
 pub(super) const USES_MAX: u32 = 3;
@@ -29,26 +19,28 @@ const BYTES_SHIFT: u32 = 3;
 /// What is charged for an entry is a multiple of this.
 pub(super) const BYTES_UNIT: u64 = 16;
 
-/// How often an entry was used since reclaim last looked, its queue, and what is charged for it. Uses are counted under the shared
-/// lock of the table, and may lose each other; the queue changes under the exclusive lock only, the bytes never.
+/// How often an entry was used since reclaim last looked, its queue, and what is charged for it.
+/// Uses are counted under the shared lock of the table, and may lose each other; the queue changes
+/// under the exclusive lock only, the bytes never.
 #[derive(Debug)]
 pub(super) struct Mark(AtomicU32);
 
 impl Mark {
-    /// `bytes` is a multiple of [`BYTES_UNIT`] below 4 GiB.
+    /// Creates an entry; `bytes` is a multiple of [`BYTES_UNIT`] below 4 GiB.
     pub(super) fn new(queue: Queue, bytes: u64) -> Self {
         debug_assert!(bytes.is_multiple_of(BYTES_UNIT) && u32::try_from(bytes).is_ok());
         let in_main = if queue == Queue::Main { IN_MAIN } else { 0 };
         Self(AtomicU32::new(in_main | ((bytes / BYTES_UNIT) as u32) << BYTES_SHIFT))
     }
 
-    /// How much is charged.
+    /// Returns how much is charged.
     #[inline]
     pub(super) fn bytes(&self) -> u64 {
         u64::from(self.0.load(Relaxed) >> BYTES_SHIFT) * BYTES_UNIT
     }
 
-    /// Counts a use. Writes nothing when there is enough of them, so that hits on what is hot leave its line alone.
+    /// Counts a use. Writes nothing when there is enough of them, so that hits on what is hot leave
+    /// its line alone.
     #[inline]
     pub(super) fn note_use(&self) {
         let mark = self.0.load(Relaxed);
@@ -82,18 +74,18 @@ impl Mark {
     }
 }
 
-/// An object in the cache. Fields are constant unless they say otherwise. Aligned so that an entry of two words lies in one
-/// cache line: a hit on a large cache waits for lines.
+/// An object in the cache. Fields are constant unless they say otherwise. Aligned so that an entry
+/// of two words lies in one cache line: a hit on a large cache waits for lines.
 #[derive(Debug)]
 #[repr(C, align(32))]
 pub(super) struct Entry<K, V> {
     pub(super) key: K,
     pub(super) value: V,
-    /// In whose figures it stands, and to whom it is charged.
+    /// The group in whose figures it stands and to which it is charged.
     pub(super) payer: Arc<Payer>,
     /// (A)
     pub(super) mark: Mark,
-    /// Its place in the lists. Owned by whoever takes the entry out of the table.
+    /// Its place in the lists. Owned by the thread that takes the entry out of the table.
     pub(super) slot: ListSlot,
 }
 

@@ -1,6 +1,7 @@
 //! When objects are too old: time to live since they came, time to idle since they were used.
 //!
-//! Times are kept in ticks of about 4 ms, in 32 bits. An object counts as expired up to one tick early, never late.
+//! Times are kept in ticks of about 4 ms, in 32 bits. An object counts as expired up to one tick
+//! early, never late.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,7 +15,8 @@ const TICK_SHIFT: u32 = 22;
 /// The longest time to live or idle: a quarter of what ticks can tell apart.
 pub(super) const LONGEST: Duration = Duration::from_nanos((1 << 30) << TICK_SHIFT);
 
-/// When an object came and when it was used last, in ticks. Kept beside the entries of caches in which anything expires.
+/// When an object came and when it was used last, in ticks. Kept beside the entries of caches in
+/// which anything expires.
 #[derive(Debug)]
 pub(super) struct Age {
     born: u32,
@@ -59,24 +61,26 @@ impl Expiry {
         }
     }
 
-    /// Whether anything expires at all.
+    /// Returns whether anything expires at all.
     #[inline]
     pub(super) fn is_on(&self) -> bool {
         self.live.is_some() || self.idle.is_some()
     }
 
-    /// The time, in ticks that wrap; always the same when nothing expires, and then the clock is not asked.
+    /// Returns the time, in ticks that wrap; always the same when nothing expires, and then the
+    /// clock is not asked.
     #[inline]
     pub(super) fn now(&self) -> u32 {
         if self.is_on() { ticks(self.clock.now()) as u32 } else { 0 }
     }
 
-    /// Whether an object of that age is too old at `now`; never when nothing expires and ages are not kept.
+    /// Returns whether an object of that age is too old at `now`; never when nothing expires and
+    /// ages are not kept.
     #[inline]
     pub(super) fn is_over(&self, age: Option<&Age>, now: u32) -> bool {
         let Some(age) = age else { return false };
         let is_older = |since: u32, limit: Option<u32>| {
-            // Somebody may have read the clock after us: an age below zero is none.
+            // Another thread may have read the clock after us: an age below zero is none.
             limit.is_some_and(|limit| now.wrapping_sub(since).cast_signed() >= limit.cast_signed())
         };
         is_older(age.born, self.live) || is_older(age.used.load(Relaxed), self.idle)

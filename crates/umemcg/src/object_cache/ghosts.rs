@@ -1,8 +1,9 @@
-//! Ghosts: fingerprints of objects that were evicted before they proved of use. One that is asked for again while its ghost is
-//! there goes to the main queue at once.
+//! Ghosts: fingerprints of objects that were evicted before they proved of use. One that is asked
+//! for again while its ghost is there goes to the main queue at once.
 //!
-//! A table of buckets of [`BUCKET`] fingerprints, the oldest of which gives way. There is room for about half as many ghosts as
-//! the group has objects, at four bytes each, which the group is charged.
+//! A table of buckets of [`BUCKET`] fingerprints, the oldest of which gives way. There is room for
+//! about half as many ghosts as the group has objects, at four bytes each, which the group is
+//! charged.
 
 /// Fingerprints of a bucket: a cache line.
 const BUCKET: usize = 16;
@@ -21,8 +22,8 @@ pub(super) struct Ghosts {
 }
 
 impl Ghosts {
-    /// Buckets for half as many ghosts as there are objects. More would let objects into the main queue that come back too
-    /// seldom to be worth it.
+    /// Buckets for half as many ghosts as there are objects. More would let objects into the main
+    /// queue that come back too seldom to be worth it.
     pub(super) fn buckets_for(nr_objects: u64) -> usize {
         usize::try_from(nr_objects.div_ceil(2 * BUCKET as u64)).unwrap_or(BUCKETS_MAX).min(BUCKETS_MAX)
     }
@@ -36,7 +37,8 @@ impl Ghosts {
         self.nr
     }
 
-    /// What remains of a hash. The bucket is found by the same bits, so that ghosts find their place when the table grows.
+    /// Returns what remains of a hash. The bucket is found by the same bits, so that ghosts find
+    /// their place when the table grows.
     fn fingerprint(hash: u64) -> u32 {
         ((hash >> 16) as u32).max(1)
     }
@@ -66,7 +68,7 @@ impl Ghosts {
         self.nr += 1;
     }
 
-    /// Whether an object that comes has a ghost; it has none any more.
+    /// Returns whether an object that comes has a ghost; it has none any more.
     pub(super) fn take(&mut self, hash: u64) -> bool {
         if self.nr == 0 {
             return false;

@@ -1,8 +1,9 @@
 //! The parts of a cache together: looking up, storing, and seeing off what leaves.
 //!
-//! An entry is in its table as long as its place in the lists is its own. Whoever takes it out of the table, under the shard's
-//! lock, takes its place off the list and gives back what was charged, with no lock held. Places go on lists under the
-//! shard's lock (rank ObjectOwner, then Lruvec), so that a place in a table is never one that was given back.
+//! An entry is in its table as long as its place in the lists is its own. The thread that takes it
+//! out of the table, under the shard's lock, takes its place off the list and gives back what was
+//! charged, with no lock held. Places go on lists under the shard's lock (rank ObjectOwner, then
+//! Lruvec), so that a place in a table is never one that was given back.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -14,17 +15,19 @@ use umemcg_base::{assert_no_locks_held, contained};
 use umemcg_group::{Charge, Group, OwnerId, StatItem};
 use umemcg_reclaim::{ChargeError, ListLru, ListSlot, Reclaimer};
 
-use super::departure::{Departure, Listener};
-use super::entry::{Entry, Mark, NODE, Queue};
+use super::entry::{Entry, Mark};
 use super::expiry::Expiry;
-use super::foresight::Foresight;
-use super::lanes::Lanes;
-use super::loading::Flight;
+use super::in_flight::InFlight;
 use super::payer::{Payer, Payers};
+use super::queue::{NODE, Queue};
+use super::removal_cause::{Listener, RemovalCause};
 use super::shard::{Shards, Tables};
+use super::striped_counter::StripedCounter;
+use super::victim_hints::VictimHints;
 use super::weight::{allocated_bytes, entry_bytes};
 
-/// Room for ghosts, and what else the group holds, is looked after once in so many inserts of a group.
+/// Room for ghosts, and what else the group holds, is looked after once in so many inserts of a
+/// group.
 const LOOK_AROUND_EVERY: u64 = 64;
 
 /// Says how many bytes a key and its value refer to on the heap.
@@ -56,9 +59,9 @@ pub(super) struct Inner<K, V, S> {
     /// By [`Queue`].
     pub(super) lists: [ListLru; 2],
     pub(super) payers: Payers,
-    pub(super) foresight: Foresight,
-    /// Look-ups that found nothing, whoever's.
-    pub(super) missing: Lanes,
+    pub(super) victim_hints: VictimHints,
+    /// Look-ups that found nothing, of all groups.
+    pub(super) missing: StripedCounter,
     pub(super) expiry: Expiry,
     pub(super) weigher: Option<Weigher<K, V>>,
     pub(super) listener: Listener<K, V>,
@@ -88,8 +91,9 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         self.hasher.hash_one(key)
     }
 
-    /// The hash of an entry of the table, for those who do not look for its key. `None` when the key's `Hash` panics: the thread may be
-    /// anybody's, and is about to change the table.
+    /// Returns the hash of an entry of the table, for a caller that does not look for its key.
+    /// `None` when the key's `Hash` panics: the thread may belong to any caller, and is about to
+    /// change the table.
     #[inline]
     pub(super) fn hash_of(&self, entry: &Entry<K, V>) -> Option<u64> {
         let hash = contained(|| self.hash(&entry.key));
@@ -134,13 +138,14 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
     /// Counts a look-up that found nothing. Out of line: what a hit executes stays together.
     #[inline(never)]
     pub(super) fn note_missing(&self) {
-        self.missing.add(|lane| &lane.misses, 1);
+        self.missing.add(|stripe| &stripe.misses, 1);
     }
 
     /// Counts a hit, and clones the value.
     #[inline]
     fn hit(&self, entry: &Entry<K, V>) -> V {
-        // First: to clone often is a locked instruction on a line that must be fetched, and waits for stores that came before it.
+        // First: to clone often is a locked instruction on a line that must be fetched, and waits
+        // for stores that came before it.
         let value = entry.value.clone();
         entry.mark.note_use();
         entry.payer.note_hit();
@@ -152,7 +157,8 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         allocated_bytes(heap).saturating_add(entry_bytes::<K, V>(self.expiry.is_on()))
     }
 
-    /// Charges for an object and takes a place in the lists for it. Reclaims when that is refused; no lock may be held.
+    /// Charges for an object and takes a place in the lists for it. Reclaims when that is refused;
+    /// no lock may be held.
     fn pay(&self, group: &Arc<Group>, bytes: u64) -> Result<Paid<K, V>, DeclineReason> {
         if u32::try_from(bytes).is_err() {
             return Err(DeclineReason::TooLarge { bytes });
@@ -183,27 +189,28 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         }
     }
 
-    /// Stores a value. Whatever of the embedder's code panics on the way, what the value was charged goes back with it, and what it
-    /// took the place of is told. When it is declined the old value of the key goes nevertheless. A value that comes from a flight is kept
-    /// only as long as nobody has taken the flight away.
+    /// Stores a value. Whatever of the embedder's code panics on the way, what the value was
+    /// charged goes back with it, and what it took the place of is told. When it is declined the
+    /// old value of the key goes nevertheless. A value that comes from a flight is kept only as
+    /// long as the load has not been taken away.
     pub(super) fn store(
         &self,
         group: &Arc<Group>,
         hash: u64,
         key: K,
         value: V,
-        flight: Option<&Arc<Flight<V>>>,
+        flight: Option<&Arc<InFlight<V>>>,
     ) -> Result<(), (K, V, DeclineReason)> {
         assert_no_locks_held("an insert");
-        self.foresight.look_ahead(group.owner(), &self.lists[0], &self.shards);
+        self.victim_hints.look_ahead(group.owner(), &self.lists[0], &self.shards);
         let bytes = self.weigh(&key, &value);
         let Paid { charge, slot, payer, evicted } = match self.pay(group, bytes) {
             Ok(paid) => paid,
             Err(reason) => {
                 self.payers.of(group.owner()).note_declined();
                 match flight {
-                    Some(flight) => drop(self.end_flight(hash, flight)),
-                    None => drop(self.remove(hash, &key, Departure::Outdated)),
+                    Some(flight) => drop(self.end_load(hash, flight)),
+                    None => drop(self.remove(hash, &key, RemovalCause::Outdated)),
                 }
                 return Err((key, value, reason));
             }
@@ -217,9 +224,9 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
             payer.look_around(group);
         }
         let entry = Entry { key, value, payer, slot, mark: Mark::new(queue, bytes) };
-        let mut loose = Loose { inner: self, entry: Some(entry), why: Departure::Outdated, evicted };
+        let mut loose = Loose { inner: self, entry: Some(entry), why: RemovalCause::Outdated, evicted };
         if let Some(old) = self.put(hash, &mut loose, flight) {
-            self.see_off(old, Departure::Replaced);
+            self.hand_out(old, RemovalCause::Replaced);
         }
         drop(loose);
         if let Some(bytes_max) = self.bytes_max {
@@ -228,20 +235,20 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         Ok(())
     }
 
-    /// Puts an entry in the table and on its list, unless its flight has been taken away. Returns what it takes the place of. The
-    /// embedder's code runs first, then the table changes.
+    /// Puts an entry in the table and on its list, unless its flight has been taken away. Returns
+    /// what it takes the place of. The embedder's code runs first, then the table changes.
     fn put(
         &self,
         hash: u64,
         loose: &mut Loose<'_, K, V, S>,
-        flight: Option<&Arc<Flight<V>>>,
+        flight: Option<&Arc<InFlight<V>>>,
     ) -> Option<Entry<K, V>> {
         let key = &loose.entry.as_ref()?.key;
         let now = self.expiry.now();
         let shard = self.shards.of(hash);
         let mut tables = shard.tables.write();
         if !tables.flights.is_empty() {
-            let is_ours = |(there_key, there): &(K, Arc<Flight<V>>)| match flight {
+            let is_ours = |(there_key, there): &(K, Arc<InFlight<V>>)| match flight {
                 Some(flight) => Arc::ptr_eq(there, flight),
                 None => there_key == key,
             };
@@ -311,13 +318,13 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         Some(entry)
     }
 
-    /// An entry stands in another place now.
+    /// Notes that an entry is in another place now.
     pub(super) fn note_moved(&self, slot: ListSlot, token: u64) {
         self.lists[0].set_token(slot, token);
     }
 
     /// Removes a key and returns its value.
-    pub(super) fn remove<Q: Eq + ?Sized>(&self, hash: u64, key: &Q, why: Departure) -> Option<V>
+    pub(super) fn remove<Q: Eq + ?Sized>(&self, hash: u64, key: &Q, why: RemovalCause) -> Option<V>
     where
         K: Borrow<Q>,
     {
@@ -336,11 +343,11 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         }
         let Some(entry) = self.take_out(&mut tables, hash, at) else { return };
         drop(tables);
-        self.see_off(entry, Departure::Expired);
+        self.hand_out(entry, RemovalCause::Expired);
     }
 
-    /// Takes a flight out of its shard. False when somebody else did.
-    pub(super) fn end_flight(&self, hash: u64, flight: &Arc<Flight<V>>) -> bool {
+    /// Takes a load out of its shard. False when another thread did.
+    pub(super) fn end_load(&self, hash: u64, flight: &Arc<InFlight<V>>) -> bool {
         let taken = {
             let mut tables = self.shards.of(hash).tables.write();
             let found = tables.flights.find_entry(hash, |(_, there)| Arc::ptr_eq(there, flight));
@@ -351,8 +358,9 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         was_there
     }
 
-    /// Sees off an entry that was taken out of its table: off its list, charge given back, listener told. No lock may be held.
-    pub(super) fn see_off(&self, entry: Entry<K, V>, why: Departure) {
+    /// Sees off an entry that was taken out of its table: off its list, charge given back, listener
+    /// told. No lock may be held.
+    pub(super) fn hand_out(&self, entry: Entry<K, V>, why: RemovalCause) {
         let Entry { key, value, payer, slot, mark } = entry;
         let (owner, bytes) = (payer.owner(), mark.bytes());
         if let Some(group) = owner.try_resolve() {
@@ -361,7 +369,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         let list = &self.lists[mark.queue() as usize];
         list.remove(NODE, slot);
         list.release(slot);
-        payer.note_departed(why, 1, bytes);
+        payer.note_removed(why, 1, bytes);
         drop(payer);
         drop(Charge::from_raw(owner, bytes));
         self.listener.tell(key, value, why);
@@ -376,7 +384,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
     }
 
     /// Takes every object out.
-    pub(super) fn clear(&self, why: Departure) {
+    pub(super) fn clear(&self, why: RemovalCause) {
         for shard in self.shards.iter() {
             let (entries, flights) = {
                 let mut tables = shard.tables.write();
@@ -384,7 +392,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
             };
             end(flights);
             self.note_taken(&entries);
-            entries.into_iter().for_each(|entry| self.see_off(entry, why));
+            entries.into_iter().for_each(|entry| self.hand_out(entry, why));
         }
     }
 }
@@ -403,12 +411,13 @@ struct Paid<K, V> {
 pub(super) struct Evicted<K, V> {
     pub(super) key: K,
     pub(super) value: V,
-    pub(super) why: Departure,
+    pub(super) why: RemovalCause,
     /// The ghost that it leaves.
     pub(super) ghost: Option<u64>,
 }
 
-/// Objects that are in no table: on its way in, or out. They are seen off when this is dropped, so also when a key or a value panics.
+/// Objects that are in no table: on its way in, or out. They are seen off when this is dropped, so
+/// also when a key or a value panics.
 struct Loose<'a, K, V, S>
 where
     K: Hash + Eq,
@@ -419,7 +428,7 @@ where
     /// None once it is in the table.
     entry: Option<Entry<K, V>>,
     /// What it leaves for.
-    why: Departure,
+    why: RemovalCause,
     /// What was evicted for it, and the listener is to be told of.
     evicted: Option<Evicted<K, V>>,
 }
@@ -427,7 +436,7 @@ where
 impl<K: Hash + Eq, V: Clone, S: BuildHasher> Drop for Loose<'_, K, V, S> {
     fn drop(&mut self) {
         if let Some(entry) = self.entry.take() {
-            self.inner.see_off(entry, self.why);
+            self.inner.hand_out(entry, self.why);
         }
         if let Some(Evicted { key, value, why, .. }) = self.evicted.take() {
             self.inner.listener.tell(key, value, why);
@@ -442,7 +451,8 @@ pub(super) fn end<T>(what: T) {
     }
 }
 
-/// Counts bytes of objects in the figures of whom they are charged to, which is `group` unless that has been removed.
+/// Counts bytes of objects in the figures of the group that they are charged to, which is `group`
+/// unless that has been removed.
 pub(super) fn count_bytes(group: &Arc<Group>, owner: OwnerId, bytes: i64) {
     if group.owner() == owner {
         group.stat_add(StatItem::SlabReclaimable, bytes);
@@ -451,7 +461,7 @@ pub(super) fn count_bytes(group: &Arc<Group>, owner: OwnerId, bytes: i64) {
     }
 }
 
-/// Whether a payer has more than its share of a cache.
+/// Returns whether a payer has more than its share of a cache.
 pub(super) fn has_its_share(payer: &Payer, nr_payers: usize, bytes_max: u64) -> bool {
     payer.bytes().saturating_mul(nr_payers as u64) >= bytes_max
 }

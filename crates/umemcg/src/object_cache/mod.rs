@@ -6,22 +6,25 @@
 //!   reclaim ─▶ lists of one group ──▶ shard: entry out ─▶ charge back, listener          only that group's objects
 //! ```
 //!
-//! Memory is bounded by the limits of the groups, as for everything else in the engine: caches, pages and metadata compete in
-//! proportion to what they hold. How objects are chosen is in `reclaim.rs`, what is kept for each group in `payer.rs`.
+//! Memory is bounded by the limits of the groups, as for everything else in the engine: caches,
+//! pages and metadata compete in proportion to what they hold. How objects are chosen is in
+//! `reclaim.rs`, what is kept for each group in `payer.rs`.
 
 mod builder;
-mod departure;
 mod entry;
 mod expiry;
-mod foresight;
 mod ghosts;
+mod in_flight;
 mod inner;
-mod lanes;
 mod loading;
 mod payer;
+mod queue;
 mod reclaim;
+mod removal_cause;
 mod shard;
 mod stats;
+mod striped_counter;
+mod victim_hints;
 mod weight;
 
 use std::borrow::Borrow;
@@ -35,33 +38,38 @@ use umemcg_group::Group;
 use umemcg_reclaim::shrinker::Registration;
 
 pub use builder::ObjectCacheBuilder;
-pub use departure::Departure;
 pub use inner::DeclineReason;
+pub use removal_cause::RemovalCause;
 pub use stats::ObjectStats;
 pub use weight::allocated_bytes;
 
 use crate::engine::Engine;
 use inner::{Found, Inner, end};
-use loading::{Boarding, Landing};
+use loading::{LoadGuard, Role};
 
 /// A concurrent cache whose objects are charged to groups.
 ///
-/// Values are handed out as clones, so a large value belongs in an [`Arc`]. An object is charged to the group that inserts
-/// it, with everything that the cache keeps for it; when the group, or one above it, is at its limit, reclaim runs first, and an
-/// insert that nothing makes room for is *declined*: the caller has its value back, and the cache is as if the key had
-/// been removed. A group gives up its own objects before anybody else's. When it is removed, its objects are its parent's.
+/// Values are handed out as clones, so a large value belongs in an [`Arc`]. An object is charged to
+/// the group that inserts it, with everything that the cache keeps for it; when the group, or one
+/// above it, is at its limit, reclaim runs first, and an insert that nothing makes room for is
+/// *declined*: the caller has its value back, and the cache is as if the key had been removed. A
+/// group gives up its own objects before those of others. When it is removed, its objects are its
+/// parent's.
 ///
-/// Which objects stay is decided group by group: new ones are on probation, and those that were used, or come back soon after
-/// they went, are kept while they are used, so that a scan does not push out what is in use.
+/// Which objects stay is decided group by group: new ones are on probation, and those that were
+/// used, or come back soon after they went, are kept while they are used, so that a scan does not
+/// push out what is in use.
 ///
-/// All methods may be called from many threads at once. `Eq`, `Hash` and `Clone` of keys and values are called under
-/// a lock of the cache and must not use it.
+/// All methods may be called from many threads at once. `Eq`, `Hash` and `Clone` of keys and values
+/// are called under a lock of the cache and must not use it.
 ///
 /// # Panics
 ///
-/// Keys, values, weigher, loader and clock may panic: it is the caller's who asked for what they are called for, and the object that was
-/// to be stored or handed out is gone, with its charge. Nothing else changes. A panic of the listener, of the end of an object that leaves,
-/// or of the `Hash` of one that reclaim looks at, is logged and goes no further: the thread may be anybody's.
+/// Keys, values, weigher, loader and clock may panic: the panic is that of the caller which asked
+/// for what they are called for, and the object that was to be stored or handed out is gone, with
+/// its charge. Nothing else changes. A panic of the listener, of the end of an object that leaves,
+/// or of the `Hash` of one that reclaim looks at, is logged and goes no further: the thread may
+/// belong to any caller.
 ///
 /// ```
 /// use std::ffi::OsStr;
@@ -72,8 +80,9 @@ use loading::{Boarding, Landing};
 /// let tenant = engine.create_group(engine.root(), OsStr::new("tenant"))?;
 /// engine.set_max(&tenant, 1 << 20, &|| false);
 ///
-/// let thumbnails: ObjectCache<u64, Arc<[u8]>> =
-///     ObjectCache::builder(&engine, "thumbnails").weigher(|_, image: &Arc<[u8]>| image.len() as u64 + 16).build();
+/// let thumbnails: ObjectCache<u64, Arc<[u8]>> = ObjectCache::builder(&engine, "thumbnails")
+///     .weigher(|_, image: &Arc<[u8]>| image.len() as u64 + 16)
+///     .build();
 /// for id in 0..1000 {
 ///     thumbnails.insert(&tenant, id, vec![0; 4096].into())?;
 /// }
@@ -121,7 +130,8 @@ where
     K: Hash + Eq + Send + Sync + 'static,
     V: Clone + Send + Sync + 'static,
 {
-    /// Starts a cache in an engine. The name stands in `memory.kmem.slabinfo`; white space in it becomes `-`.
+    /// Starts a cache in an engine. The name stands in `memory.kmem.slabinfo`; white space in it
+    /// becomes `-`.
     pub fn builder(engine: &Arc<Engine>, name: &str) -> ObjectCacheBuilder<K, V> {
         ObjectCacheBuilder::new(engine, name)
     }
@@ -133,7 +143,8 @@ where
     V: Clone + Send + Sync + 'static,
     S: BuildHasher + Send + Sync + 'static,
 {
-    /// The value of a key, if it is there and not too old. Takes no lock but the key's shard, shared.
+    /// Returns the value of a key, if it is there and not too old. Takes no lock but the key's
+    /// shard, shared.
     #[inline]
     pub fn get<Q>(&self, key: &Q) -> Option<V>
     where
@@ -155,30 +166,33 @@ where
         }
     }
 
-    /// Stores a value and charges it to `group`; what the key had before goes. May sleep for reclaim; no lock of this
-    /// library may be held.
+    /// Stores a value and charges it to `group`; what the key had before goes. May sleep for
+    /// reclaim; no lock of this library may be held.
     ///
     /// # Errors
-    /// [`Declined`] when nothing makes room. The key then has no value at all, so that nobody is served an outdated one.
+    /// [`Declined`] when nothing makes room. The key then has no value at all, so that no caller is
+    /// served an outdated one.
     pub fn insert(&self, group: &Arc<Group>, key: K, value: V) -> Result<(), Declined<K, V>> {
         let hash = self.inner.hash(&key);
         let stored = self.inner.store(group, hash, key, value, None);
         stored.map_err(|(key, value, reason)| Declined { key, value, reason })
     }
 
-    /// Takes a key out and returns its value, unless that was too old. What is being loaded for the key just now will not be kept.
+    /// Takes a key out and returns its value, unless that was too old. What is being loaded for the
+    /// key just now will not be kept.
     pub fn remove<Q>(&self, key: &Q) -> Option<V>
     where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
         let hash = self.inner.hash(key);
-        self.inner.remove(hash, key, Departure::Removed)
+        self.inner.remove(hash, key, RemovalCause::Removed)
     }
 
-    /// The value of a key; when there is none, what `load` makes of it, stored and charged to `group`. Of several threads that
-    /// ask for one key at once one loads and the others wait for it; when it panics, another takes over. A value that is
-    /// declined is returned all the same.
+    /// Returns the value of a key; when there is none, what `load` makes of it, stored and charged
+    /// to `group`. Of several threads that ask for one key at once one loads and the others wait
+    /// for it; when it panics, another takes over. A value that is declined is returned all the
+    /// same.
     ///
     /// `load` runs with no lock held and may use the cache, but not ask for this key in this way.
     pub fn get_or_insert_with(&self, group: &Arc<Group>, key: K, load: impl FnOnce() -> V) -> V
@@ -189,7 +203,8 @@ where
         loaded.unwrap_or_else(|never| match never {})
     }
 
-    /// The same with a `load` that may fail: who called it gets its error, and another that waits takes over.
+    /// Like [`get_or_insert_with`](Self::get_or_insert_with), with a `load` that may fail: its
+    /// caller gets its error, and another that waits takes over.
     ///
     /// # Errors
     /// Those of `load`.
@@ -209,9 +224,9 @@ where
                 Found::Expired(slot) => self.inner.remove_expired(hash, slot),
                 Found::Missing => {}
             }
-            match self.inner.board(hash, &key) {
-                Boarding::Resident => {}
-                Boarding::Passenger(flight) => {
+            match self.inner.join_load(hash, &key) {
+                Role::Resident => {}
+                Role::Waiter(flight) => {
                     let value = flight.wait();
                     end(flight);
                     if let Some(value) = value {
@@ -219,10 +234,10 @@ where
                         return Ok(value);
                     }
                 }
-                Boarding::Pilot(flight) => {
+                Role::Loader(flight) => {
                     self.inner.note_miss(group);
-                    let landing = Landing { inner: &self.inner, hash, flight: &flight, value: None };
-                    let loaded = landing.fly(group, key, load);
+                    let guard = LoadGuard { inner: &self.inner, hash, flight: &flight, value: None };
+                    let loaded = guard.run(group, key, load);
                     end(flight);
                     return loaded;
                 }
@@ -232,11 +247,12 @@ where
 
     /// Takes everything out.
     pub fn clear(&self) {
-        self.inner.clear(Departure::Removed);
+        self.inner.clear(RemovalCause::Removed);
     }
 
-    /// Takes everything out that is too old. Otherwise that goes when somebody asks for it or memory is needed; a cache whose
-    /// objects hold more than memory calls this now and then. Looks at every object.
+    /// Takes everything out that is too old. Otherwise that goes when it is asked for or memory is
+    /// needed; a cache whose objects hold more than memory calls this now and then. Looks at every
+    /// object.
     pub fn sweep_expired(&self) {
         self.inner.sweep_expired();
     }
@@ -246,20 +262,21 @@ where
         self.inner.shards.iter().map(|shard| shard.tables.read().len()).sum()
     }
 
-    /// Whether there is none.
+    /// Returns whether there is none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The figures of the whole cache.
+    /// Returns the figures of the whole cache.
     pub fn stats(&self) -> ObjectStats {
         let mut stats = ObjectStats::default();
         self.inner.payers.all().iter().for_each(|(_, payer)| stats.add(&payer.stats()));
-        stats.misses = self.inner.missing.sum(|lane| &lane.misses);
+        stats.misses = self.inner.missing.sum(|stripe| &stripe.misses);
         stats
     }
 
-    /// The figures of one group: what it inserted, and what it took over from groups below that were removed.
+    /// Returns the figures of one group: what it inserted, and what it took over from groups below
+    /// that were removed.
     pub fn stats_of(&self, group: &Group) -> ObjectStats {
         self.inner.payers.sweep();
         self.inner.payers.get(group.owner()).map_or_else(ObjectStats::default, |payer| payer.stats())
@@ -274,7 +291,7 @@ where
 {
     fn drop(&mut self) {
         // While it is registered, so that a pass finds the lists empty and drops them.
-        self.inner.clear(Departure::Removed);
+        self.inner.clear(RemovalCause::Removed);
         drop(self.registration.take());
     }
 }

@@ -1,38 +1,40 @@
 //! What a cache keeps of one group: statistics, ghosts, and the bytes of its objects.
 //!
-//! Made with the group's first object and charged to it. When the group is removed, its state goes to the parent's as an heirloom:
-//! objects that still name it go on counting there, and reading the parent's figures adds it up. Once no object names it any
-//! more its figures are folded in and it is gone.
+//! Made with the group's first object and charged to it. When the group is removed, its state goes
+//! to the parent's as an heirloom: objects that still name it go on counting there, and reading the
+//! parent's figures adds it up. Once no object names it any more its figures are folded in and it
+//! is gone.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 use hashbrown::HashMap;
-use umemcg_base::sync::{Mutex, RwLock};
+use umemcg_base::{LeafMutex, Rank, RankedMutex, RankedRwLock};
 use umemcg_group::{Charge, Group, OwnerId, StatItem};
 use umemcg_reclaim::{AccountedCharge, KnownList, ListLru, ListSlot};
 
-use super::departure::{Departure, NR_DEPARTURES};
-use super::entry::{NODE, Queue};
 use super::ghosts::{BUCKET_BYTES, Ghosts};
-use super::lanes::Lanes;
+use super::queue::{NODE, Queue};
+use super::removal_cause::{NR_REMOVAL_CAUSES, RemovalCause};
 use super::stats::ObjectStats;
+use super::striped_counter::StripedCounter;
 
 /// Objects that are such a part of what the group is charged are all but all.
 const ALONE: (u64, u64) = (16, 15);
 
 /// Bytes of a payer, with its place in the map.
 fn payer_bytes() -> u64 {
-    (size_of::<Payer>() + 64) as u64 + Lanes::heap_bytes()
+    (size_of::<Payer>() + 64) as u64 + StripedCounter::heap_bytes()
 }
 
 /// One group in one cache.
 #[derive(Debug)]
 pub(super) struct Payer {
-    lanes: Lanes,
-    /// Whose it was made for; what its objects are charged to. (C)
+    counts: StripedCounter,
+    /// The owner that it was made for and that its objects are charged to. (C)
     owner: OwnerId,
-    /// The lists that its objects go on, by queue, to save looking for them. Gone when the group is.
+    /// The lists that its objects go on, by queue, to save looking for them. Gone when the group
+    /// is.
     lists: [OnceLock<KnownList>; 2],
     /// Its group holds hardly anything else. Looked at now and then. (A)
     is_alone: AtomicBool,
@@ -45,12 +47,12 @@ pub(super) struct Payer {
 struct Changing {
     declined: AtomicU64,
     ghost_hits: AtomicU64,
-    /// Evictions stand in the lanes.
-    departed: [AtomicU64; NR_DEPARTURES],
+    /// Evictions stand in the counts.
+    departed: [AtomicU64; NR_REMOVAL_CAUSES],
     /// A leaf lock.
-    ghosts: Mutex<ChargedGhosts>,
+    ghosts: LeafMutex<ChargedGhosts>,
     /// What removed groups left. Parent before child.
-    inherited: Mutex<Inherited>,
+    inherited: RankedMutex<Inherited>,
     _charge: AccountedCharge,
 }
 
@@ -71,7 +73,7 @@ struct Inherited {
 impl Payer {
     fn new(owner: OwnerId, charge: AccountedCharge) -> Self {
         Self {
-            lanes: Lanes::new(),
+            counts: StripedCounter::new(),
             owner,
             lists: Default::default(),
             is_alone: AtomicBool::new(false),
@@ -79,14 +81,14 @@ impl Payer {
                 declined: AtomicU64::new(0),
                 ghost_hits: AtomicU64::new(0),
                 departed: Default::default(),
-                ghosts: Mutex::default(),
-                inherited: Mutex::default(),
+                ghosts: LeafMutex::default(),
+                inherited: RankedMutex::new(Rank::ObjectPayers, Inherited::default()),
                 _charge: charge,
             },
         }
     }
 
-    /// Whom its objects are charged to.
+    /// Returns the owner that its objects are charged to.
     #[inline]
     pub(super) fn owner(&self) -> OwnerId {
         self.owner
@@ -94,11 +96,11 @@ impl Payer {
 
     #[inline]
     pub(super) fn note_hit(&self) {
-        self.lanes.add(|lane| &lane.hits, 1);
+        self.counts.add(|stripe| &stripe.hits, 1);
     }
 
     pub(super) fn note_miss(&self) {
-        self.lanes.add(|lane| &lane.misses, 1);
+        self.counts.add(|stripe| &stripe.misses, 1);
     }
 
     pub(super) fn note_declined(&self) {
@@ -107,24 +109,25 @@ impl Payer {
 
     /// Inserts that this thread has noted.
     pub(super) fn nr_inserted_here(&self) -> u64 {
-        self.lanes.add(|lane| &lane.inserted, 0)
+        self.counts.add(|stripe| &stripe.inserted, 0)
     }
 
     /// Returns how many this thread has noted before.
     pub(super) fn note_inserted(&self, bytes: u64) -> u64 {
-        self.lanes.add(|lane| &lane.bytes, bytes);
-        self.lanes.add(|lane| &lane.inserted, 1)
+        self.counts.add(|stripe| &stripe.bytes, bytes);
+        self.counts.add(|stripe| &stripe.inserted, 1)
     }
 
-    pub(super) fn note_departed(&self, why: Departure, nr: u64, bytes: u64) {
+    pub(super) fn note_removed(&self, why: RemovalCause, nr: u64, bytes: u64) {
         match why {
-            Departure::Evicted => _ = self.lanes.add(|lane| &lane.evicted, nr),
+            RemovalCause::Evicted => _ = self.counts.add(|stripe| &stripe.evicted, nr),
             _ => _ = self.changing.departed[why as usize].fetch_add(nr, Relaxed),
         }
-        self.lanes.add(|lane| &lane.bytes, bytes.wrapping_neg());
+        self.counts.add(|stripe| &stripe.bytes, bytes.wrapping_neg());
     }
 
-    /// Looks whether its objects are all but all that the group is charged for; see [`is_alone`](Self::is_alone).
+    /// Looks whether its objects are all but all that the group is charged for; see
+    /// [`is_alone`](Self::is_alone).
     pub(super) fn look_around(&self, group: &Group) {
         let is_alone = self.own_bytes() / ALONE.1 * ALONE.0 >= group.usage_bytes();
         if self.is_alone.load(Relaxed) != is_alone {
@@ -132,13 +135,14 @@ impl Payer {
         }
     }
 
-    /// Whether, when somebody looked last, the group held hardly anything but its objects. Reclaim would take from them then.
+    /// Returns whether, at the last look, the group held hardly anything but its objects. Reclaim
+    /// would take from them then.
     #[inline]
     pub(super) fn is_alone(&self) -> bool {
         self.is_alone.load(Relaxed)
     }
 
-    /// The list of a queue, if it is known.
+    /// Returns the list of a queue, if it is known.
     #[inline]
     pub(super) fn known_list(&self, queue: Queue) -> Option<&KnownList> {
         self.lists[queue as usize].get()
@@ -151,12 +155,12 @@ impl Payer {
             return;
         }
         if let Some(known) = list.add_and_know(self.owner, NODE, slot) {
-            // Somebody else may have been first; it is the same list as long as the group lives.
+            // Another thread may have been first; it is the same list as long as the group lives.
             _ = self.lists[queue as usize].set(known);
         }
     }
 
-    /// Whether an object that comes was here lately. Remembers one that goes in its place.
+    /// Returns whether an object that comes was here lately. Remembers one that goes in its place.
     pub(super) fn exchange_ghosts(&self, comes: u64, goes: Option<u64>) -> bool {
         let was_here = {
             let ghosts = &mut self.changing.ghosts.lock().ghosts;
@@ -175,11 +179,12 @@ impl Payer {
         hashes.for_each(|hash| charged.ghosts.add(hash));
     }
 
-    /// Makes room for ghosts, by the number of objects, if the group can pay for it without reclaim. No lock may be held.
+    /// Makes room for ghosts, by the number of objects, if the group can pay for it without
+    /// reclaim. No lock may be held.
     pub(super) fn fit_ghosts(&self, group: &Group) {
         let others: u64 = self.changing.departed.iter().map(|nr| nr.load(Relaxed)).sum();
-        let departed = others + self.lanes.sum(|lane| &lane.evicted);
-        let wanted = Ghosts::buckets_for(self.lanes.sum(|lane| &lane.inserted).saturating_sub(departed));
+        let departed = others + self.counts.sum(|stripe| &stripe.evicted);
+        let wanted = Ghosts::buckets_for(self.counts.sum(|stripe| &stripe.inserted).saturating_sub(departed));
         let there = self.changing.ghosts.lock().ghosts.nr_buckets();
         // Between these bounds it stays, so that it does not change back and forth.
         if wanted == there || (wanted * 2 > there && wanted * 4 < there * 5) {
@@ -204,12 +209,12 @@ impl Payer {
     }
 
     fn own_bytes(&self) -> u64 {
-        self.lanes.sum(|lane| &lane.bytes).cast_signed().max(0).cast_unsigned()
+        self.counts.sum(|stripe| &stripe.bytes).cast_signed().max(0).cast_unsigned()
     }
 
     /// Bytes of its objects, those inherited included.
     pub(super) fn bytes(&self) -> u64 {
-        let inherited = self.changing.inherited.lock();
+        let inherited = self.changing.inherited.lock_second();
         let theirs: u64 = inherited.states.iter().map(|state| state.bytes()).sum();
         self.own_bytes() + theirs
     }
@@ -217,23 +222,23 @@ impl Payer {
     /// Its figures, with what it inherited.
     pub(super) fn stats(&self) -> ObjectStats {
         let changing = &self.changing;
-        let departed = |why: Departure| changing.departed[why as usize].load(Relaxed);
+        let departed = |why: RemovalCause| changing.departed[why as usize].load(Relaxed);
         let mut stats = ObjectStats {
             objects: 0,
             bytes: self.own_bytes(),
             ghosts: changing.ghosts.lock().ghosts.nr(),
-            hits: self.lanes.sum(|lane| &lane.hits),
-            misses: self.lanes.sum(|lane| &lane.misses),
+            hits: self.counts.sum(|stripe| &stripe.hits),
+            misses: self.counts.sum(|stripe| &stripe.misses),
             ghost_hits: changing.ghost_hits.load(Relaxed),
-            inserted: self.lanes.sum(|lane| &lane.inserted),
+            inserted: self.counts.sum(|stripe| &stripe.inserted),
             declined: changing.declined.load(Relaxed),
-            evicted: self.lanes.sum(|lane| &lane.evicted),
-            expired: departed(Departure::Expired),
-            removed: departed(Departure::Removed),
-            replaced: departed(Departure::Replaced) + departed(Departure::Outdated),
+            evicted: self.counts.sum(|stripe| &stripe.evicted),
+            expired: departed(RemovalCause::Expired),
+            removed: departed(RemovalCause::Removed),
+            replaced: departed(RemovalCause::Replaced) + departed(RemovalCause::Outdated),
         };
         stats.objects = stats.inserted.saturating_sub(stats.departed());
-        let inherited = changing.inherited.lock();
+        let inherited = changing.inherited.lock_second();
         stats.add(&inherited.folded);
         inherited.states.iter().for_each(|state| stats.add(&state.stats()));
         stats
@@ -242,8 +247,8 @@ impl Payer {
     /// Takes over the state of a removed group.
     fn inherit(&self, dying: Arc<Payer>) {
         dying.drop_ghosts();
-        let left = std::mem::take(&mut *dying.changing.inherited.lock());
-        let mut inherited = self.changing.inherited.lock();
+        let left = std::mem::take(&mut *dying.changing.inherited.lock_second());
+        let mut inherited = self.changing.inherited.lock_second();
         inherited.states.push(dying);
         inherited.states.extend(left.states);
         inherited.folded.add(&left.folded);
@@ -259,10 +264,10 @@ impl Payer {
 }
 
 /// The payers of one cache, by the group that they belong to.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Payers {
     /// By raw owner. A payer's charge keeps its owner's number from being used again.
-    by_owner: RwLock<ByOwner>,
+    by_owner: RankedRwLock<ByOwner>,
 }
 
 #[derive(Debug, Default)]
@@ -272,13 +277,20 @@ struct ByOwner {
     nr_made: usize,
 }
 
+impl Default for Payers {
+    fn default() -> Self {
+        Self { by_owner: RankedRwLock::new(Rank::ObjectPayers, ByOwner::default()) }
+    }
+}
+
 impl Payers {
-    /// The payer of a group, if there is one.
+    /// Returns the payer of a group, if there is one.
     pub(super) fn get(&self, owner: OwnerId) -> Option<Arc<Payer>> {
         self.by_owner.read().map.get(&owner.into_raw()).cloned()
     }
 
-    /// The payer of an owner that a charge of the caller's keeps alive; made when there is none.
+    /// Returns the payer of an owner that a charge of the caller's keeps alive; made when there is
+    /// none.
     pub(super) fn of(&self, owner: OwnerId) -> Arc<Payer> {
         if let Some(payer) = self.get(owner) {
             return payer;
@@ -289,8 +301,8 @@ impl Payers {
                 return payer;
             }
             let charge: Charge = group.charge_forced(payer_bytes());
-            // Being removed: it does not hold the number that the payer would be found by. In a moment its owner leads to the
-            // parent.
+            // Being removed: it does not hold the number that the payer would be found by. In a
+            // moment its owner leads to the parent.
             if charge.owner() != group.owner() {
                 umemcg_base::sync::thread::yield_now();
                 continue;
@@ -320,7 +332,8 @@ impl Payers {
         }
     }
 
-    /// Hands over the states of all groups that have been removed. Those without objects are not told of.
+    /// Hands over the states of all groups that have been removed. Those without objects are not
+    /// told of.
     pub(super) fn sweep(&self) {
         let mut orphans = Vec::new();
         {
@@ -342,7 +355,7 @@ impl Payers {
         }
     }
 
-    /// All payers.
+    /// Returns all payers.
     pub(super) fn all(&self) -> Vec<(OwnerId, Arc<Payer>)> {
         let by_owner = self.by_owner.read();
         let named = |(&raw, payer): (&u32, &Arc<Payer>)| Some((OwnerId::from_raw(raw)?, Arc::clone(payer)));

@@ -1,7 +1,8 @@
-//! Which objects go. Two queues for each group: what is new waits on *probation*, about a fiftieth of all; what was used
-//! there, or comes back while its ghost is there, moves to the *main* queue, where an object that was used goes round again.
-//! What nobody used goes, and from probation it leaves a ghost. So a stream of objects that are used once passes through
-//! probation and disturbs nothing.
+//! Which objects go. Two queues for each group: what is new waits on *probation*, about a fiftieth
+//! of all; what was used there, or comes back while its ghost is there, moves to the *main* queue,
+//! where an object that was used goes round again. An object that was not used is evicted, and from
+//! probation it leaves a ghost. So a stream of objects that are used once passes through probation
+//! and disturbs nothing.
 
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
@@ -11,10 +12,11 @@ use umemcg_group::{Charge, EventKind, Group, StatItem};
 use umemcg_reclaim::shrinker::{Count, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
 use umemcg_reclaim::{KnownList, ListSlot, SWAP_CLUSTER_MAX, Verdict};
 
-use super::departure::Departure;
-use super::entry::{Entry, NODE, Queue};
+use super::entry::Entry;
 use super::inner::{Evicted, Inner, count_bytes, has_its_share};
 use super::payer::Payer;
+use super::queue::{NODE, Queue};
+use super::removal_cause::RemovalCause;
 use super::shard::Tables;
 
 /// One in so many objects is on probation.
@@ -31,7 +33,7 @@ const EXCHANGE_LOOKS_MAX: u32 = 64;
 struct Gone<K, V> {
     hash: u64,
     /// Evicted, or expired.
-    why: Departure,
+    why: RemovalCause,
     entry: Entry<K, V>,
 }
 
@@ -42,7 +44,7 @@ struct Looked<K, V> {
 }
 
 /// Which queue gives next, by the lengths of both.
-fn whose_turn(probation: u64, main: u64) -> Queue {
+fn next_queue(probation: u64, main: u64) -> Queue {
     if probation > (probation + main) / PROBATION_SHARE || main == 0 { Queue::Probation } else { Queue::Main }
 }
 
@@ -57,13 +59,14 @@ where
         (probation.count(group, node), main.count(group, node))
     }
 
-    /// Looks at up to `nr` objects of a group and evicts those that nobody used. Returns what was looked at, and bytes freed.
+    /// Looks at up to `nr` objects of a group and evicts those that were not used. Returns what was
+    /// looked at, and bytes freed.
     fn shrink(&self, group: &Arc<Group>, nr: u64) -> Scanned {
         let mut done = Scanned::default();
         while done.scanned < nr {
             let (probation, main) = self.count_of(group, NODE);
             let left = nr - done.scanned;
-            let queue = whose_turn(probation, main);
+            let queue = next_queue(probation, main);
             let looked = match queue {
                 Queue::Probation => {
                     let surplus = probation - (probation + main) / PROBATION_SHARE;
@@ -105,12 +108,13 @@ where
         Looked { scanned, gone: self.judge(unused, now) }
     }
 
-    /// What a walk does with an object of the main queue: one that was used goes round again.
+    /// Returns what a walk does with an object of the main queue: one that was used goes round
+    /// again.
     fn look_at(&self, token: u64, slot: ListSlot, now: u32) -> Verdict {
         let (shard, at) = self.shards.named_by(token);
         let Some(tables) = shard.tables.try_read() else { return Verdict::Skip };
         match tables.get(at).filter(|entry| entry.slot == slot) {
-            // Somebody has taken it out and will take it off the list, or moves it.
+            // Another thread has taken it out and will take it off the list, or moves it.
             None => Verdict::Skip,
             Some(entry) if !self.expiry.is_over(tables.age(at), now) && entry.mark.spend_use() => {
                 Verdict::Rotate
@@ -119,8 +123,9 @@ where
         }
     }
 
-    /// Takes out what is in places that were taken off their lists, unless it was used: that goes to the main queue. Nothing in here
-    /// may panic: these places are on no list, and what is in the table belongs on one.
+    /// Takes out what is in places that were taken off their lists, unless it was used: that goes
+    /// to the main queue. Nothing in here may panic: these places are on no list, and what is in
+    /// the table belongs on one.
     fn judge(&self, places: Vec<(u64, ListSlot)>, now: u32) -> Vec<Gone<K, V>> {
         places.into_iter().filter_map(|(token, slot)| self.judge_one(token, slot, now)).collect()
     }
@@ -128,10 +133,11 @@ where
     fn judge_one(&self, token: u64, slot: ListSlot, now: u32) -> Option<Gone<K, V>> {
         let (shard, _) = self.shards.named_by(token);
         let mut tables = shard.tables.write();
-        // It may have moved meanwhile, but never to another shard; and while that is locked it stays.
+        // It may have moved meanwhile, but never to another shard; and while that is locked it
+        // stays.
         let token = self.lists[0].token(slot);
         let at = token as u32;
-        // Not there: somebody else has taken it out, and its place is theirs.
+        // Not there: another thread has taken it out, and owns its place.
         if tables.token(at) != token || tables.get(at).is_none_or(|entry| entry.slot != slot) {
             return None;
         }
@@ -151,7 +157,7 @@ where
             entry.payer.enlist(&self.lists, entry.mark.queue(), slot);
             return None;
         };
-        let why = if is_over { Departure::Expired } else { Departure::Evicted };
+        let why = if is_over { RemovalCause::Expired } else { RemovalCause::Evicted };
         let entry = self.take_out(&mut tables, hash, at)?;
         // What drops it will need it.
         prefetch_what_it_leads_to(&entry.value);
@@ -165,18 +171,21 @@ where
         if queue == Queue::Probation
             && let Some(payer) = self.payers.get(owner)
         {
-            let young = gone.iter().filter(|gone| gone.why == Departure::Evicted);
+            let young = gone.iter().filter(|gone| gone.why == RemovalCause::Evicted);
             payer.add_ghosts(young.map(|gone| gone.hash));
         }
-        // Most are alike: charged to the group itself, in its own figures, not too old. They are counted together.
+        // Most are alike: charged to the group itself, in its own figures, not too old. They are
+        // counted together.
         let payer = Arc::clone(&first.entry.payer);
         let (mut nr_alike, mut bytes_alike, mut bytes) = (0, 0, 0);
         let mut alike = Vec::with_capacity(gone.len());
         for Gone { why, entry, .. } in gone {
             bytes += entry.mark.bytes();
-            if why == Departure::Expired || entry.payer.owner() != owner || !Arc::ptr_eq(&entry.payer, &payer)
+            if why == RemovalCause::Expired
+                || entry.payer.owner() != owner
+                || !Arc::ptr_eq(&entry.payer, &payer)
             {
-                self.see_off(entry, why);
+                self.hand_out(entry, why);
             } else {
                 nr_alike += 1;
                 bytes_alike += entry.mark.bytes();
@@ -184,18 +193,19 @@ where
             }
         }
         self.lists[0].release_all(alike.iter().map(|entry| entry.slot));
-        payer.note_departed(Departure::Evicted, nr_alike, bytes_alike);
+        payer.note_removed(RemovalCause::Evicted, nr_alike, bytes_alike);
         group.stat_add(StatItem::SlabReclaimable, -(bytes_alike as i64));
         drop(Charge::from_raw(owner, bytes_alike));
         for Entry { key, value, .. } in alike {
-            self.listener.tell(key, value, Departure::Evicted);
+            self.listener.tell(key, value, RemovalCause::Evicted);
         }
         bytes
     }
 
-    /// Evicts objects of a group until they bring `bytes`, and hands over their charge and the place of one of them: what reclaim
-    /// would do in a group that holds nothing else, without giving back and charging again at every level. `None` when that brings
-    /// too little; what was evicted then is given back. No lock may be held.
+    /// Evicts objects of a group until they bring `bytes`, and hands over their charge and the
+    /// place of one of them: what reclaim would do in a group that holds nothing else, without
+    /// giving back and charging again at every level. `None` when that brings too little; what was
+    /// evicted then is given back. No lock may be held.
     pub(super) fn exchange(
         &self,
         group: &Arc<Group>,
@@ -212,20 +222,20 @@ where
             }
             let Some(looked) = self.look_at_next(known, now) else { break };
             let Some((queue, Gone { hash, why, entry })) = looked else { continue };
-            if why == Departure::Expired || !Arc::ptr_eq(&entry.payer, payer) {
-                self.see_off(entry, why);
+            if why == RemovalCause::Expired || !Arc::ptr_eq(&entry.payer, payer) {
+                self.hand_out(entry, why);
                 continue;
             }
             let ghost = (queue == Queue::Probation).then_some(hash);
             let Entry { key, value, mark, slot: left, .. } = entry;
-            payer.note_departed(why, 1, mark.bytes());
+            payer.note_removed(why, 1, mark.bytes());
             hoard.merge(Charge::from_raw(payer.owner(), mark.bytes()));
             if let Some((slot, before)) = last.replace((left, Evicted { key, value, why, ghost })) {
                 self.lists[0].release(slot);
                 self.let_go(payer, before);
             }
         }
-        self.foresight.note(payer.owner(), known);
+        self.victim_hints.note(payer.owner(), known);
         let freed = hoard.bytes() as i64;
         let paid = if hoard.bytes() >= bytes && last.is_some() { Some(hoard.split(bytes)) } else { None };
         let delta = paid.as_ref().map_or(0, |charge| charge.bytes() as i64) - freed;
@@ -254,12 +264,13 @@ where
         self.listener.tell(key, value, why);
     }
 
-    /// Looks at the object of a group whose turn it is, or at some of the main queue, and takes it out if nobody used it; says then
-    /// from which queue. `None` when there is nothing to look at, or the lists are not known.
+    /// Looks at the object of a group whose turn it is, or at some of the main queue, and takes it
+    /// out if it was not used; says then from which queue. `None` when there is nothing to look at,
+    /// or the lists are not known.
     #[expect(clippy::option_option, reason = "nothing to look at is not the same as looked at and kept")]
     fn look_at_next(&self, known: [Option<&KnownList>; 2], now: u32) -> Option<Option<(Queue, Gone<K, V>)>> {
         let [probation, main] = known.map(|known| known.map_or(0, KnownList::nr_objects));
-        let queue = whose_turn(probation, main);
+        let queue = next_queue(probation, main);
         let known = known[queue as usize]?;
         let found = match queue {
             Queue::Probation => Some(self.lists[queue as usize].take_oldest(known)?),
@@ -280,8 +291,8 @@ where
         Some(found.and_then(|(token, slot)| Some((queue, self.judge_one(token, slot, now)?))))
     }
 
-    /// Evicts until the cache is within its own bound: from who has just inserted, as long as that has its share, else from
-    /// who has most. No lock may be held.
+    /// Evicts until the cache is within its own bound: from the group that has just inserted, as
+    /// long as that has its share, otherwise from the one that has most. No lock may be held.
     pub(super) fn keep_within(&self, bytes_max: u64, group: &Arc<Group>) {
         use std::sync::atomic::Ordering::Relaxed;
         for _ in 0..ROUNDS_MAX {
@@ -315,7 +326,7 @@ where
                 self.note_taken(&old);
             }
             for entry in old {
-                self.see_off(entry, Departure::Expired);
+                self.hand_out(entry, RemovalCause::Expired);
             }
         }
     }

@@ -9,9 +9,10 @@ use umemcg_reclaim::ListSlot;
 
 use super::entry::Entry;
 use super::expiry::Age;
-use super::loading::Flight;
+use super::in_flight::InFlight;
 
-/// Bits of a hash below those that choose the shard. The index inside uses the lowest and the seven highest.
+/// Bits of a hash below those that choose the shard. The index inside uses the lowest and the seven
+/// highest.
 const SHARD_SHIFT: u32 = 44;
 /// Most shards: what the bits between allow.
 pub(super) const SHARDS_MAX: usize = 1 << 12;
@@ -28,8 +29,9 @@ pub(super) struct Shard<K, V> {
     places_at: AtomicUsize,
 }
 
-/// What the lock of a shard guards. Entries lie densely, and a table of their numbers is searched: together they take fewer pages
-/// than a table of entries, half of whose places are empty, and it is pages that a hit on a large cache waits for.
+/// What the lock of a shard guards. Entries lie densely, and a table of their numbers is searched:
+/// together they take fewer pages than a table of entries, half of whose places are empty, and it
+/// is pages that a hit on a large cache waits for.
 pub(super) struct Tables<K, V> {
     /// Of the shard.
     number: usize,
@@ -41,7 +43,7 @@ pub(super) struct Tables<K, V> {
     keeps_ages: bool,
     /// Places that are empty.
     free: Vec<u32>,
-    pub(super) flights: HashTable<(K, Arc<Flight<V>>)>,
+    pub(super) flights: HashTable<(K, Arc<InFlight<V>>)>,
 }
 
 impl<K, V> Shard<K, V> {
@@ -68,14 +70,15 @@ impl<K, V> Shard<K, V> {
     }
 }
 
-/// The entry in a place that the index leads to.
+/// Returns the entry in a place that the index leads to.
 #[inline]
 fn entry_at<K, V>(places: &[Option<Entry<K, V>>], at: u32) -> Option<&Entry<K, V>> {
     places.get(at as usize)?.as_ref()
 }
 
 impl<K, V> Tables<K, V> {
-    /// What a place in the lists says of the entry in a place here: the shard and the place.
+    /// Returns what a place in the lists says of the entry in a place here: the shard and the
+    /// place.
     #[inline]
     pub(super) fn token(&self, at: u32) -> u64 {
         (self.number as u64) << 32 | u64::from(at)
@@ -86,7 +89,7 @@ impl<K, V> Tables<K, V> {
         self.index.len()
     }
 
-    /// The entry of that hash that is meant, and its place.
+    /// Returns the entry of that hash that is meant, and its place.
     #[inline]
     pub(super) fn find(
         &self,
@@ -97,19 +100,19 @@ impl<K, V> Tables<K, V> {
         Some((at, entry_at(&self.places, at)?))
     }
 
-    /// What is in a place.
+    /// Returns what is in a place.
     #[inline]
     pub(super) fn get(&self, at: u32) -> Option<&Entry<K, V>> {
         entry_at(&self.places, at)
     }
 
-    /// The same, to be changed; hash and key must stay.
+    /// Returns what is in a place, to be changed; hash and key must stay.
     #[inline]
     pub(super) fn get_mut(&mut self, at: u32) -> Option<&mut Entry<K, V>> {
         self.places.get_mut(at as usize)?.as_mut()
     }
 
-    /// The age of what is in a place, if ages are kept.
+    /// Returns the age of what is in a place, if ages are kept.
     #[inline]
     pub(super) fn age(&self, at: u32) -> Option<&Age> {
         self.ages.get(at as usize)
@@ -122,7 +125,8 @@ impl<K, V> Tables<K, V> {
         self.places[at as usize].take()
     }
 
-    /// Makes room in the index for one more. The hashes are asked for first: when that panics, nothing has changed.
+    /// Makes room in the index for one more. The hashes are asked for first: when that panics,
+    /// nothing has changed.
     pub(super) fn make_room(&mut self, rehash: impl Fn(&Entry<K, V>) -> u64) {
         if self.index.len() < self.index.capacity() {
             return;
@@ -132,7 +136,8 @@ impl<K, V> Tables<K, V> {
         self.index.reserve(1, |&at| hashes[at as usize]);
     }
 
-    /// Puts an entry in whose key is not there; returns its place. There is [room](Self::make_room).
+    /// Puts an entry in whose key is not there; returns its place. There is
+    /// [room](Self::make_room).
     pub(super) fn put(&mut self, hash: u64, entry: Entry<K, V>, now: u32) -> u32 {
         let at = match self.free.pop() {
             Some(at) => {
@@ -188,7 +193,8 @@ impl<K, V> Tables<K, V> {
         std::mem::take(&mut self.places).into_iter().flatten().collect()
     }
 
-    /// Gives memory back when little of it is used, unless a hash is not known. `moved` is told the tokens that entries have now.
+    /// Gives memory back when little of it is used, unless a hash is not known. `moved` is told the
+    /// tokens that entries have now.
     pub(super) fn shrink_if_sparse(
         &mut self,
         rehash: impl Fn(&Entry<K, V>) -> Option<u64>,
@@ -224,7 +230,7 @@ impl<K, V> Tables<K, V> {
 pub(super) struct Shards<K, V>(Box<[Shard<K, V>]>);
 
 impl<K, V> Shards<K, V> {
-    /// `nr` is rounded up to a power of two.
+    /// Creates shards; `nr` is rounded up to a power of two.
     pub(super) fn new(nr: usize, capacity: usize, keeps_ages: bool) -> Self {
         let nr = nr.clamp(1, SHARDS_MAX).next_power_of_two();
         Self((0..nr).map(|number| Shard::new(number, capacity.div_ceil(nr), keeps_ages)).collect())
@@ -235,13 +241,13 @@ impl<K, V> Shards<K, V> {
         &self.0[(hash >> SHARD_SHIFT) as usize & (self.0.len() - 1)]
     }
 
-    /// The shard and the place that a token names.
+    /// Returns the shard and the place that a token names.
     #[inline]
     pub(super) fn named_by(&self, token: u64) -> (&Shard<K, V>, u32) {
         (&self.0[(token >> 32) as usize & (self.0.len() - 1)], token as u32)
     }
 
-    /// Where in memory the place probably is that a token names. Takes no lock.
+    /// Returns where in memory the place probably is that a token names. Takes no lock.
     #[inline]
     pub(super) fn address_of(&self, token: u64) -> usize {
         let (shard, at) = self.named_by(token);

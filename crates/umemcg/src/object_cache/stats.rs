@@ -23,7 +23,7 @@ pub struct ObjectStats {
     pub evicted: u64,
     /// Objects that went because they were too old.
     pub expired: u64,
-    /// Objects that somebody removed.
+    /// Objects that a caller removed.
     pub removed: u64,
     /// Objects whose key was inserted again.
     pub replaced: u64,

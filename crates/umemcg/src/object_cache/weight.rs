@@ -1,16 +1,19 @@
-//! What an object costs: its allocations as the allocator rounds them, its share of the tables, its place in the lists.
+//! What an object costs: its allocations as the allocator rounds them, its share of the tables, its
+//! place in the lists.
 
 use umemcg_reclaim::LIST_SLOT_BYTES;
 
 use super::entry::{BYTES_UNIT, Entry};
 use super::expiry::Age;
 
-/// Bytes of the index for an entry: a number and a byte of control, in a table that is 7/16 full at the least.
+/// Bytes of the index for an entry: a number and a byte of control, in a table that is 7/16 full at
+/// the least.
 const INDEX_BYTES: u64 = (4 + 1) * 16 / 7 + 1;
 /// Allocations from here on are rounded to pages.
 const LARGE: u64 = 128 << 10;
 
-/// Bytes that an allocation of `bytes` takes: the allocator keeps a word with each and rounds to 16.
+/// Bytes that an allocation of `bytes` takes: the allocator keeps a word with each and rounds to
+/// 16.
 pub fn allocated_bytes(bytes: u64) -> u64 {
     match bytes {
         0 => 0,
@@ -19,7 +22,8 @@ pub fn allocated_bytes(bytes: u64) -> u64 {
     }
 }
 
-/// Bytes of an entry beside what its key and its value refer to. `ages` says whether its age is kept.
+/// Bytes of an entry beside what its key and its value refer to. `ages` says whether its age is
+/// kept.
 pub(super) const fn entry_bytes<K, V>(ages: bool) -> u64 {
     let place = size_of::<Option<Entry<K, V>>>() + if ages { size_of::<Age>() } else { 0 };
     // Places double when they are all taken.

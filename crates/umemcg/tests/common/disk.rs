@@ -1,12 +1,14 @@
 //! A disk that forgets, and what must be on it all the same.
 //!
-//! [`Disk`] holds files. A read sees every change; a cut of the power leaves of the changes that no sync has confirmed any
-//! subset in any order: pages written, lengths set, holes punched, each by itself. Nothing but a sync of the file confirms.
+//! [`Disk`] holds files. A read sees every change; a cut of the power leaves of the changes that no
+//! sync has confirmed any subset in any order: pages written, lengths set, holes punched, each by
+//! itself. Nothing but a sync of the file confirms.
 //!
-//! [`Promises`] knows, byte for byte, what may be there after a cut: what was there when the file was last synced with
-//! success, or anything that was written since. It is asked at the start and at the end of every call to the disk, whoever
-//! makes it, with every kind of forgetfulness. As a file's promise holds from the return of its sync on, what was written
-//! to another file afterwards can never be there without it.
+//! [`Promises`] knows, byte for byte, what may be there after a cut: what was there when the file
+//! was last synced with success, or anything that was written since. It is asked at the start and
+//! at the end of every call to the disk, from any thread, with every kind of forgetfulness. As a
+//! file's promise holds from the return of its sync on, what was written to another file afterwards
+//! can never be there without it.
 #![allow(dead_code)]
 
 use std::ops::Range;
@@ -14,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// What is written and forgotten as one.
 const PAGE: usize = 4096;
-/// What has one promise. Whoever writes writes whole ones.
+/// What has one promise. Every write writes whole ones.
 pub const CELL: usize = 512;
 
 #[derive(Debug, Clone)]
@@ -163,8 +165,8 @@ impl Disk {
         self.call(|_| ());
     }
 
-    /// The files after a cut. `fate` gets the number of changes that are not confirmed and says which survive, and in which
-    /// order they reach the disk.
+    /// The files after a cut. `fate` gets the number of changes that are not confirmed and says
+    /// which survive, and in which order they reach the disk.
     pub fn after_cut(&self, fate: impl FnOnce(usize) -> Vec<usize>) -> Vec<Vec<u8>> {
         let state = lock(&self.state);
         let mut files = state.durable.clone();
@@ -200,7 +202,8 @@ impl Random {
     }
 }
 
-/// The seeds of a run: a few known ones, or so many new ones as `UMEMCG_CRASH_ROUNDS` says, from `UMEMCG_CRASH_SEED` on or any.
+/// The seeds of a run: a few known ones, or so many new ones as `UMEMCG_CRASH_ROUNDS` says, from
+/// `UMEMCG_CRASH_SEED` on or any.
 pub fn seeds(nr: u64) -> Range<u64> {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
     let Some(nr) = number("UMEMCG_CRASH_ROUNDS") else { return 0..nr };

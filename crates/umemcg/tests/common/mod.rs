@@ -1,5 +1,6 @@
-//! A backing store in memory that behaves like a disk with a volatile cache: what was written is read back, but only
-//! what was synced survives a cut, and of the rest any subset does. It can also fail, be short, and hang on request.
+//! A backing store in memory that behaves like a disk with a volatile cache: what was written is
+//! read back, but only what was synced survives a cut, and of the rest any subset does. It can also
+//! fail, be short, and hang on request.
 #![allow(dead_code)]
 
 pub mod disk;

@@ -35,7 +35,7 @@ fn of_many_threads_that_ask_for_a_key_one_loads_it() {
 }
 
 #[test]
-fn who_waits_takes_over_when_a_loader_panics() {
+fn a_waiting_caller_takes_over_when_a_loader_panics() {
     let engine = engine(16);
     let cache = builder(&engine).build();
     let (loading, is_loading) = channel();
@@ -62,7 +62,7 @@ fn who_waits_takes_over_when_a_loader_panics() {
 }
 
 #[test]
-fn an_error_of_a_loader_is_its_callers_and_the_key_can_be_loaded_again() {
+fn a_loaders_error_is_its_callers_and_the_key_stays_loadable() {
     let engine = engine(16);
     let cache = builder(&engine).build();
     assert_eq!(cache.get_or_try_insert_with(engine.root(), 1, || Err("no")), Err("no"));
@@ -71,7 +71,7 @@ fn an_error_of_a_loader_is_its_callers_and_the_key_can_be_loaded_again() {
 }
 
 #[test]
-fn a_value_whose_key_was_removed_while_it_was_loaded_is_not_kept() {
+fn a_value_is_not_kept_if_its_key_was_removed_meanwhile() {
     let engine = engine(16);
     let tenant = group(&engine, engine.root(), "tenant");
     let cache = builder(&engine).build();
@@ -80,7 +80,7 @@ fn a_value_whose_key_was_removed_while_it_was_loaded_is_not_kept() {
         10
     });
     assert_eq!((value, cache.get(&1)), (10, None));
-    // Nor one that somebody else has inserted a newer value for.
+    // Nor one for which another thread has inserted a newer value.
     let value = cache.get_or_insert_with(&tenant, 1, || {
         cache.insert(&tenant, 1, 12).unwrap();
         11

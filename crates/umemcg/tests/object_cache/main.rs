@@ -12,7 +12,9 @@ use std::ffi::OsStr;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use umemcg::{Departure, DropCaches, Engine, EngineConfig, Group, ObjectCache, ObjectCacheBuilder, StatItem};
+use umemcg::{
+    DropCaches, Engine, EngineConfig, Group, ObjectCache, ObjectCacheBuilder, RemovalCause, StatItem,
+};
 
 /// Bytes that a value holds.
 pub const VALUE_BYTES: u64 = 4096;
@@ -39,15 +41,15 @@ pub fn builder(engine: &Arc<Engine>) -> ObjectCacheBuilder<u64, Value> {
 
 /// Writes down what leaves.
 #[derive(Debug, Clone, Default)]
-pub struct Log(Arc<Mutex<Vec<(u64, Value, Departure)>>>);
+pub struct Log(Arc<Mutex<Vec<(u64, Value, RemovalCause)>>>);
 
 impl Log {
-    pub fn listener(&self) -> impl Fn(u64, Value, Departure) + Send + Sync + 'static {
+    pub fn listener(&self) -> impl Fn(u64, Value, RemovalCause) + Send + Sync + 'static {
         let log = self.clone();
         move |key, value, why| log.0.lock().push((key, value, why))
     }
 
-    pub fn take(&self) -> Vec<(u64, Value, Departure)> {
+    pub fn take(&self) -> Vec<(u64, Value, RemovalCause)> {
         std::mem::take(&mut *self.0.lock())
     }
 }

@@ -1,4 +1,5 @@
-//! Everything at once: hits, inserts, removals, reclaim, limits that change, groups and caches that come and go.
+//! Everything at once: hits, inserts, removals, reclaim, limits that change, groups and caches that
+//! come and go.
 
 use std::ffi::OsStr;
 use std::sync::Arc;

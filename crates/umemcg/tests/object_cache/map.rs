@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use proptest::prelude::*;
-use umemcg::{Departure, ObjectCache};
+use umemcg::{ObjectCache, RemovalCause};
 
 use crate::{Log, builder, check_nothing_is_left, engine, group};
 
@@ -31,7 +31,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
     #[test]
-    fn without_pressure_a_cache_agrees_with_a_map_and_tells_of_every_departure(
+    fn a_cache_without_pressure_is_a_map_and_tells_of_removals(
         steps in prop::collection::vec(step(), 1..300)
     ) {
         let engine = engine(16);
@@ -45,12 +45,12 @@ proptest! {
                 Step::Get(key) => prop_assert_eq!(cache.get(&key), model.get(&key).copied()),
                 Step::Insert(key, value, by_a) => {
                     cache.insert(if by_a { &a } else { &b }, key, value).unwrap();
-                    told.extend(model.insert(key, value).map(|old| (key, old, Departure::Replaced)));
+                    told.extend(model.insert(key, value).map(|old| (key, old, RemovalCause::Replaced)));
                 }
                 Step::Remove(key) => {
                     let old = model.remove(&key);
                     prop_assert_eq!(cache.remove(&key), old);
-                    told.extend(old.map(|old| (key, old, Departure::Removed)));
+                    told.extend(old.map(|old| (key, old, RemovalCause::Removed)));
                 }
                 Step::GetOrInsert(key, value) => {
                     let got = cache.get_or_insert_with(&a, key, || value);
@@ -58,7 +58,7 @@ proptest! {
                 }
                 Step::Clear => {
                     cache.clear();
-                    told.extend(model.drain().map(|(key, value)| (key, value, Departure::Removed)));
+                    told.extend(model.drain().map(|(key, value)| (key, value, RemovalCause::Removed)));
                 }
             }
             let mut heard = log.take();

@@ -1,5 +1,6 @@
-//! Panics of the embedder's code, at every call of it in turn: keys, values, hasher, weigher, listener, loader, clock.
-//! Whatever panics, what remains is charged to the byte, is on its list, and goes.
+//! Panics of the embedder's code, at every call of it in turn: keys, values, hasher, weigher,
+//! listener, loader, clock. Whatever panics, what remains is charged to the byte, is on its list,
+//! and goes.
 
 use std::cell::Cell;
 use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher};

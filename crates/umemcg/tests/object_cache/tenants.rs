@@ -1,13 +1,13 @@
-//! Groups: who pays, who gives, and what is left when one goes.
+//! Groups: which pays, which gives, and what is left when one is removed.
 
-use umemcg::{DeclineReason, Departure, DropCaches, EventKind, StatItem};
+use umemcg::{DeclineReason, DropCaches, EventKind, RemovalCause, StatItem};
 
 use crate::{Log, VALUE_BYTES, builder, check_nothing_is_left, engine, group, limit};
 
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn objects_are_charged_to_who_inserted_them_and_stay_within_the_limit() {
+fn objects_are_charged_to_their_inserter_within_its_limit() {
     let engine = engine(64);
     let tenant = group(&engine, engine.root(), "tenant");
     limit(&engine, &tenant, 2 * MIB);
@@ -46,7 +46,7 @@ fn a_tenant_that_scans_evicts_nothing_of_another() {
 }
 
 #[test]
-fn hits_are_counted_for_who_pays_and_misses_for_who_asks() {
+fn hits_count_for_the_payer_and_misses_for_the_asker() {
     let engine = engine(16);
     let (a, b) = (group(&engine, engine.root(), "a"), group(&engine, engine.root(), "b"));
     let cache = builder(&engine).build();
@@ -65,7 +65,7 @@ fn hits_are_counted_for_who_pays_and_misses_for_who_asks() {
 }
 
 #[test]
-fn an_insert_that_nothing_makes_room_for_is_declined_and_leaves_no_outdated_value() {
+fn a_declined_insert_leaves_no_outdated_value() {
     let engine = engine(16);
     let tenant = group(&engine, engine.root(), "tenant");
     let log = Log::default();
@@ -102,7 +102,7 @@ fn a_declined_replacement_outdates_what_reclaim_did_not_take() {
     cache.insert(&rich, 1, 10).unwrap();
     assert!(cache.insert(&poor, 1, 11).is_err());
     assert_eq!(cache.get(&1), None);
-    assert_eq!(log.take(), [(1, 10, Departure::Outdated)]);
+    assert_eq!(log.take(), [(1, 10, RemovalCause::Outdated)]);
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn several_caches_compete_under_one_limit() {
 }
 
 #[test]
-fn a_cache_keeps_within_its_own_bound_at_the_cost_of_who_has_most() {
+fn a_cache_keeps_its_bound_at_the_cost_of_its_largest_group() {
     let engine = engine(64);
     let (a, b) = (group(&engine, engine.root(), "a"), group(&engine, engine.root(), "b"));
     let cache = builder(&engine).bytes_max(MIB).build();
@@ -205,14 +205,14 @@ fn dropping_caches_takes_every_object_and_tells_of_each_once() {
     assert!(cache.is_empty());
     let mut gone = log.take();
     gone.sort();
-    assert_eq!(gone, (0..1000).map(|key| (key, key, Departure::Evicted)).collect::<Vec<_>>());
+    assert_eq!(gone, (0..1000).map(|key| (key, key, RemovalCause::Evicted)).collect::<Vec<_>>());
     drop(cache);
     assert!(log.take().is_empty());
     check_nothing_is_left(&engine, &[&tenant]);
 }
 
 #[test]
-fn a_tenant_whose_lists_were_emptied_and_pruned_begins_again() {
+fn a_tenant_with_emptied_and_pruned_lists_begins_again() {
     let engine = engine(64);
     let tenant = group(&engine, engine.root(), "tenant");
     limit(&engine, &tenant, MIB);
@@ -232,7 +232,7 @@ fn a_tenant_whose_lists_were_emptied_and_pruned_begins_again() {
 }
 
 #[test]
-fn a_tenant_above_its_limit_by_force_is_below_it_with_the_next_object() {
+fn a_tenant_forced_over_its_limit_is_below_at_the_next_insert() {
     let engine = engine(64);
     let tenant = group(&engine, engine.root(), "tenant");
     limit(&engine, &tenant, MIB);

@@ -1,4 +1,5 @@
-//! What the choice of objects is good for: traces on which least-recently-used does badly. The streams are the same every time.
+//! What the choice of objects is good for: traces on which least-recently-used does badly. The
+//! streams are the same every time.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -102,7 +103,7 @@ fn check(trace: &[u64], nr_objects: u64, least_gain: f64) {
 }
 
 #[test]
-fn a_skewed_stream_hits_more_often_than_with_least_recently_used() {
+fn a_skewed_stream_hits_more_often_than_with_lru() {
     check(&zipf(20_000, 200_000), 1000, 0.04);
 }
 

@@ -1,5 +1,5 @@
-//! The disturbers: threads that change everything that users do not ask for. A round has some of them,
-//! as its seed says: with all of them always on, what one breaks the next would hide.
+//! The disturbers: threads that change everything that users do not ask for. A round has some of
+//! them, as its seed says: with all of them always on, what one breaks the next would hide.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -85,8 +85,8 @@ fn fill_memory(world: &World, random: &mut Random) {
     }
 }
 
-/// Takes frames for a moment, so that pages that come back meanwhile land in another block, and both
-/// blocks are sparse afterwards.
+/// Takes frames for a moment, so that pages that come back meanwhile land in another block, and
+/// both blocks are sparse afterwards.
 fn make_holes(world: &World, random: &mut Random) {
     let nr = 300 + random.below(400);
     let Ok(_charge) = world.engine.root().try_charge(nr as u64 * 4096) else { return };

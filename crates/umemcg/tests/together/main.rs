@@ -1,19 +1,21 @@
-//! Everything at once, in one process, under the [scheduler](umemcg_base::schedule) that owns time and
-//! threads: users do random operations on files that they share, while limits change, groups come and
-//! go, memory is short, sparse blocks are emptied, flushers run, the store fails, stalls, is full or
-//! forgets what was not synced, and other programs change files in the store. Every result is compared
-//! with a [sequential model](model); at the end the store is too, every page can be reclaimed, and
-//! every count is zero. A thread that waits for ever is found at once, because waiting costs no time when every
-//! thread waits: a hang prints what each thread waits for.
+//! Everything at once, in one process, under the [scheduler](umemcg_base::schedule) that owns time
+//! and threads: users do random operations on files that they share, while limits change, groups
+//! come and go, memory is short, sparse blocks are emptied, flushers run, the store fails, stalls,
+//! is full or forgets what was not synced, and other programs change files in the store. Every
+//! result is compared with a [sequential model](model); at the end the store is too, every page can
+//! be reclaimed, and every count is zero. A thread that waits for ever is found at once, because
+//! waiting costs no time when every thread waits: a hang prints what each thread waits for.
 //!
-//! A round runs in a process of its own, so that it depends on its seed alone. Its seed says who
-//! disturbs whom, how often threads switch and how long they are held. `UMEMCG_TOGETHER_SEED` repeats
-//! one round exactly, `UMEMCG_TOGETHER_SECONDS` says how long new rounds are made.
+//! A round runs in a process of its own, so that it depends on its seed alone. Its seed chooses the
+//! disturbances, how often threads switch and how long they are held. `UMEMCG_TOGETHER_SEED`
+//! repeats one round exactly, `UMEMCG_TOGETHER_SECONDS` says how long new rounds are made.
 #![cfg(schedule)]
 
 #[path = "../common/disk.rs"]
 mod disk;
 mod disturbers;
+// Some of it only the half on real mounts needs.
+#[allow(dead_code)]
 mod model;
 mod store;
 mod users;
@@ -137,7 +139,8 @@ fn run(seed: u64) -> Result<String, String> {
     if output.status.success() {
         return Ok(text);
     }
-    Err(format!("{SEED}={seed} repeats this ({}):\n{text}", output.status))
+    let again = format!("to repeat: make test-together-engine TOGETHER_SEED={seed}");
+    Err(format!("{}:\n{text}{again}", output.status))
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! The sequential model: what each file may contain, cell by cell, while many threads change it.
 //!
-//! A change claims its range, so that no two changes of one range are under way at the same time; the
-//! bytes of a claimed range are the old or the new ones until the change has returned, and the new ones
-//! afterwards. Reads claim nothing. A read may see what was there at any moment between its start and
-//! its end; a cut of the power may leave what was there at any moment since the start of the last
-//! `fsync` that said yes.
+//! A change claims its range, so that no two changes of one range are under way at the same time;
+//! the bytes of a claimed range are the old or the new ones until the change has returned, and the
+//! new ones afterwards. Reads claim nothing. A read may see what was there at any moment between
+//! its start and its end; a cut of the power may leave what was there at any moment since the start
+//! of the last `fsync` that said yes.
 //!
 //! Nothing in here is a switch point.
 
@@ -82,6 +82,9 @@ struct State {
     reads: Vec<u64>,
     /// The start of the last `fsync` that said yes.
     synced: u64,
+    /// The same of each cell and of the length, where a synchronous write has made them durable.
+    synced_cells: Vec<u64>,
+    synced_len: u64,
 }
 
 /// See the file's head.
@@ -116,7 +119,24 @@ impl FileModel {
             claims: Vec::new(),
             reads: Vec::new(),
             synced: 0,
+            synced_cells: vec![0; LEN_MAX / CELL],
+            synced_len: 0,
         }))
+    }
+
+    /// A file that holds this, and has for ever.
+    pub fn of(bytes: &[u8]) -> Self {
+        let model = Self::new();
+        {
+            let mut state = model.state();
+            state.len = History::new(bytes.len());
+            for (cell, bytes) in state.cells.iter_mut().zip(bytes.chunks(CELL)) {
+                // Longer than a cell only where another writer wrote it.
+                *cell = History::new(bytes[0]);
+                bytes[1..].iter().filter(|&&byte| byte != bytes[0]).for_each(|&byte| cell.may_be(byte, 0));
+            }
+        }
+        model
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -150,7 +170,8 @@ impl FileModel {
         self.state().cells[cells(range)].iter_mut().for_each(|cell| cell.may_be(value, now));
     }
 
-    /// It has, as far as `done`. From `sure` on the rest kept its value; before, a part of it may have changed.
+    /// It has, as far as `done`. From `sure` on the rest kept its value; before, a part of it may
+    /// have changed.
     pub fn end_fill(&self, range: &Range<usize>, done: usize, sure: usize) {
         let now = self.tick();
         let mut state = self.state();
@@ -202,6 +223,23 @@ impl FileModel {
         got.map_or(Ok(()), |bytes| state.check(&(since..now), offset, Some(asked), bytes))
     }
 
+    /// The end of a look at the length, which was this if the look went well.
+    pub fn end_look(&self, since: u64, len: Option<usize>) -> Result<(), String> {
+        self.end_read(since, 0, 0, None)?;
+        let state = self.state();
+        let ticks = since..state.now;
+        let is = |len: usize| {
+            // A write that makes the file longer may do so in steps.
+            state.len.any(&ticks, |past| past <= len) && state.len.any(&ticks, |past| past >= len)
+        };
+        match len {
+            Some(len) if !is(len) => {
+                Err(format!("{len} bytes long in ticks {ticks:?}, not {:?}", state.len.0))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// An `fsync` begins.
     pub fn begin_sync(&self) -> u64 {
         self.tick()
@@ -216,10 +254,21 @@ impl FileModel {
         state.len.forget(before);
     }
 
+    /// A synchronous write of a claimed range said yes: what it left is durable, with the length if
+    /// it has changed that.
+    pub fn is_written_through(&self, range: &Range<usize>, has_changed_len: bool) {
+        let now = self.tick();
+        let mut state = self.state();
+        state.synced_cells[cells(range)].fill(now);
+        if has_changed_len {
+            state.synced_len = now;
+        }
+    }
+
     /// What a cut of the power left.
     pub fn check_cut(&self, bytes: &[u8]) -> Result<(), String> {
         let state = self.state();
-        let ticks = state.synced..STILL;
+        let ticks = state.synced.max(state.synced_len)..STILL;
         let past = state.len.0.iter().filter(|past| past.overlaps(&ticks));
         let (least, most) = past.fold((usize::MAX, 0), |(l, m), past| (l.min(past.value), m.max(past.value)));
         if !(least..=most).contains(&bytes.len()) {
@@ -227,7 +276,7 @@ impl FileModel {
         }
         let mut whole = bytes.to_vec();
         whole.resize(LEN_MAX, 0);
-        state.check(&ticks, 0, None, &whole)
+        state.check(&(state.synced..STILL), 0, None, &whole)
     }
 
     /// What is there when nothing is under way.
@@ -259,9 +308,17 @@ impl State {
                 return Err(format!("{} of {asked} bytes at {offset}; length {:?}", bytes.len(), self.len.0));
             }
         }
+        let mut good = (usize::MAX, 0);
         for (at, &byte) in bytes.iter().enumerate() {
+            // Mostly the bytes of a cell are all the same.
+            if std::mem::replace(&mut good, ((offset + at) / CELL, byte)) == ((offset + at) / CELL, byte) {
+                continue;
+            }
             let cell = &self.cells[(offset + at) / CELL];
-            if !cell.any(ticks, |value| value == byte) {
+            // After a cut, what was written through since the last sync must be there, too.
+            let since = if ticks.end == STILL { self.synced_cells[(offset + at) / CELL] } else { 0 };
+            let ticks = ticks.start.max(since)..ticks.end;
+            if !cell.any(&ticks, |value| value == byte) {
                 let (page, cell_nr) = ((offset + at) / 4096, (offset + at) / CELL);
                 return Err(format!(
                     "byte {} (page {page}, cell {cell_nr}) is {byte} in ticks {ticks:?}; it was {:?}",

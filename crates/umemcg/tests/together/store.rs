@@ -1,5 +1,5 @@
-//! The store of a round: a disk that forgets what was not synced, behind a seam that fails, is full,
-//! stalls and writes less than asked, and that lets other threads go on at every call.
+//! The store of a round: a disk that forgets what was not synced, behind a seam that fails, is
+//! full, stalls and writes less than asked, and that lets other threads go on at every call.
 
 use std::io;
 use std::sync::Arc;
@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use umemcg::{Arena, BackingStore, Segment, StoreId};
+use umemcg_base::LeafMutex;
 use umemcg_base::schedule;
-use umemcg_base::sync::Mutex;
 
 use crate::disk::{Disk, Random};
 
@@ -37,21 +37,21 @@ pub const FAULTS: [Fault; 6] =
 #[derive(Debug)]
 pub struct Store {
     pub disk: Arc<Disk>,
-    fault: Mutex<Fault>,
+    fault: LeafMutex<Fault>,
     /// Calls that ended with an error.
     pub nr_refused: AtomicU64,
     pub nr_calls: AtomicUsize,
-    random: Mutex<Random>,
+    random: LeafMutex<Random>,
 }
 
 impl Store {
     pub fn new(nr_files: usize, seed: u64) -> Arc<Self> {
         Arc::new(Self {
             disk: Disk::new(nr_files),
-            fault: Mutex::new(Fault::None),
+            fault: LeafMutex::new(Fault::None),
             nr_refused: AtomicU64::new(0),
             nr_calls: AtomicUsize::new(0),
-            random: Mutex::new(Random(seed)),
+            random: LeafMutex::new(Random(seed)),
         })
     }
 

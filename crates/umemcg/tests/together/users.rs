@@ -100,8 +100,8 @@ impl User {
         1 + self.random.below(255) as u8
     }
 
-    /// An error is one of the store's, and the store did refuse something: perhaps to a flush that was under
-    /// way before, and that this operation waited for.
+    /// An error is one of the store's, and the store did refuse something: perhaps to a flush that
+    /// was under way before, and that this operation waited for.
     fn must_be_refused(&self, what: &str, _refused_before: u64, error: &FileError) {
         schedule::note(1);
         let is_stores = matches!(error, FileError::Store(_) | FileError::Writeback(_));
@@ -173,7 +173,8 @@ impl User {
             Err(error) => {
                 self.must_be_refused("a write", refused_before, &error);
                 assert!(!grows || handle.len() as usize == old, "a refused write of {range:?} grew {old}");
-                // The store may have taken a part before it refused the rest: either value from now on.
+                // The store may have taken a part before it refused the rest: either value from now
+                // on.
                 model.end_fill(range, 0, old);
                 if grows {
                     model.end_len_as(old);
@@ -245,7 +246,8 @@ impl User {
         schedule::begin(format!("hole {range:?} in file {file}"));
         let handle = &world.files[file];
         let punch = || {
-            // The cache forgets dirty pages there, and with them growth that only they would have brought.
+            // The cache forgets dirty pages there, and with them growth that only they would have
+            // brought.
             if world.store.disk.len(file) < handle.len() as usize {
                 world.store.set_len(file, handle.len() as usize)?;
             }
@@ -347,7 +349,8 @@ impl User {
     }
 }
 
-/// How far a read looked: before the end of the file it may bring less than asked, whole pages and not nothing.
+/// How far a read looked: before the end of the file it may bring less than asked, whole pages and
+/// not nothing.
 fn asked(range: &Range<usize>, got: usize) -> usize {
     if (range.start + got).is_multiple_of(4096) { got } else { range.len() }
 }

@@ -1,12 +1,12 @@
-//! What users and disturbers share: one engine, its files with their models, the groups, the store. And
-//! what must be true of all of it at the end.
+//! What users and disturbers share: one engine, its files with their models, the groups, the store.
+//! And what must be true of all of it at the end.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use umemcg::{DropCaches, Engine, EngineConfig, File, Group, Readahead, StatItem};
+use umemcg_base::LeafMutex;
 use umemcg_base::schedule;
-use umemcg_base::sync::Mutex;
 use umemcg_base::sync::atomic::{AtomicBool, Ordering};
 
 use crate::disk::Random;
@@ -47,7 +47,7 @@ pub struct World {
     pub files: Vec<Arc<File>>,
     pub models: Vec<FileModel>,
     /// Groups that operations are charged to.
-    pub groups: Mutex<Vec<Arc<Group>>>,
+    pub groups: LeafMutex<Vec<Arc<Group>>>,
     pub ballast: Arc<File>,
     pub ballast_group: Arc<Group>,
     /// How large files become.
@@ -85,7 +85,7 @@ impl World {
         Arc::new(Self {
             files,
             models: (0..nr_files).map(|_| FileModel::new()).collect(),
-            groups: Mutex::new(groups.to_vec()),
+            groups: LeafMutex::new(groups.to_vec()),
             ballast: open(nr_files, BALLAST),
             ballast_group: group("ballast"),
             len_max: [LEN_MAX / 24, LEN_MAX / 8, LEN_MAX][random.below(3)],

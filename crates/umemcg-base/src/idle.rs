@@ -1,0 +1,121 @@
+//! Whether a thread computes or waits. A pool of threads that runs no more requests at a time than
+//! there are processors for has to know which of them wait for a store, for room or for another
+//! thread: those need none.
+//!
+//! Whatever is about to wait keeps an [`Idle`] for as long. The pool gives each of its threads an
+//! [`IdleObserver`], which is told; on other threads it costs one look at a thread-local variable.
+//! A call of a store may wait for a device, or copy from memory and wait for nothing: that is said,
+//! too, and the time it takes tells which.
+
+use std::cell::{Cell, RefCell};
+use std::marker::PhantomData;
+use std::rc::Rc;
+
+/// Told when its thread begins to wait, and when it computes again.
+pub trait IdleObserver {
+    /// The thread is about to wait, for certain or perhaps.
+    fn waits(&self, how: Wait);
+    /// It has waited.
+    fn goes_on(&self);
+}
+
+/// How sure a wait is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wait {
+    /// For another thread, or for time to pass.
+    Sure,
+    /// A call that may wait for a device.
+    Perhaps,
+}
+
+thread_local! {
+    static OBSERVER: RefCell<Option<Rc<dyn IdleObserver>>> = const { RefCell::new(None) };
+    static NR_WAITS: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Makes `observer` the one that is told of the waits of this thread; of the outermost where they
+/// nest.
+pub fn observe_idle(observer: Rc<dyn IdleObserver>) {
+    OBSERVER.set(Some(observer));
+}
+
+/// While it lives, its thread waits.
+#[derive(Debug)]
+#[must_use]
+pub struct Idle(PhantomData<*const ()>);
+
+impl Idle {
+    /// Begins a wait of the thread.
+    #[inline]
+    pub fn begin(how: Wait) -> Self {
+        let before = NR_WAITS.replace(NR_WAITS.get() + 1);
+        if before == 0 {
+            tell(|observer| observer.waits(how));
+        }
+        Self(PhantomData)
+    }
+}
+
+impl Drop for Idle {
+    #[inline]
+    fn drop(&mut self) {
+        let now = NR_WAITS.get() - 1;
+        NR_WAITS.set(now);
+        if now == 0 {
+            tell(|observer| observer.goes_on());
+        }
+    }
+}
+
+#[inline]
+fn tell(what: impl FnOnce(&dyn IdleObserver)) {
+    // A thread that ends has no observer any more, and may still wait for something.
+    let observer = OBSERVER.try_with(|observer| observer.borrow().clone());
+    if let Ok(Some(observer)) = observer {
+        what(&*observer);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Default)]
+    struct Told(RefCell<Vec<&'static str>>);
+
+    impl IdleObserver for Told {
+        fn waits(&self, _: Wait) {
+            self.0.borrow_mut().push("waits");
+        }
+
+        fn goes_on(&self) {
+            self.0.borrow_mut().push("goes on");
+        }
+    }
+
+    #[test]
+    fn the_outermost_wait_is_told_once() {
+        drop(Idle::begin(Wait::Sure));
+        let told = Rc::new(Told::default());
+        observe_idle(Rc::clone(&told) as Rc<dyn IdleObserver>);
+        {
+            let _outer = Idle::begin(Wait::Sure);
+            let _inner = Idle::begin(Wait::Sure);
+            assert_eq!(*told.0.borrow(), ["waits"]);
+        }
+        drop(Idle::begin(Wait::Sure));
+        assert_eq!(*told.0.borrow(), ["waits", "goes on", "waits", "goes on"]);
+    }
+
+    #[test]
+    fn a_wait_that_panics_is_over() {
+        let told = Rc::new(Told::default());
+        observe_idle(Rc::clone(&told) as Rc<dyn IdleObserver>);
+        let panicked = std::panic::catch_unwind(|| {
+            let _idle = Idle::begin(Wait::Sure);
+            panic!("a store that panics");
+        });
+        assert!(panicked.is_err());
+        assert_eq!(*told.0.borrow(), ["waits", "goes on"]);
+    }
+}

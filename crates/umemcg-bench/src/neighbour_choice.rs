@@ -1,0 +1,45 @@
+//! What `neighbour` takes: which rows, which sides, how long.
+
+use std::time::Duration;
+
+/// What else it takes.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct Choice {
+    /// Only rows in which B does this; may be given several times
+    #[arg(long, value_enum)]
+    only: Vec<Row>,
+    /// Only the sides that targets compare: two groups with marks, and B without a cache
+    #[arg(long)]
+    pub compared: bool,
+    /// Seconds of a sample, whatever the scale
+    #[arg(long, value_name = "SECONDS")]
+    sample: Option<f64>,
+    /// Calls that A makes in a second, instead of half of what it does alone
+    #[arg(long, value_name = "CALLS")]
+    pub rate: Option<f64>,
+}
+
+/// What B does in a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Row {
+    /// Reads a large file.
+    Streams,
+    /// Writes a large file.
+    Writes,
+    /// Looks names up.
+    Walks,
+    /// Writes to a slow store, over its dirty limits.
+    Dirty,
+}
+
+impl Choice {
+    /// Returns whether rows of this kind are wanted.
+    pub fn has(&self, row: Row) -> bool {
+        self.only.is_empty() || self.only.contains(&row)
+    }
+
+    /// Returns how long a sample is that takes so many seconds at scale 1.
+    pub fn time(&self, seconds: f64, scale: f64) -> Duration {
+        Duration::from_secs_f64(self.sample.unwrap_or(seconds * scale).clamp(0.3, 60.0))
+    }
+}

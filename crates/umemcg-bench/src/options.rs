@@ -1,0 +1,55 @@
+//! What every benchmark takes, and why one may have no report.
+
+use std::path::PathBuf;
+
+/// What every benchmark takes.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Options {
+    /// Print the report as JSON
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// How much work, as a part of the full size: 0.1 is a tenth
+    #[arg(long, global = true, default_value_t = 1.0, value_parser = scale)]
+    pub scale: f64,
+    /// Samples of each side
+    #[arg(long, global = true, default_value_t = 9, value_parser = clap::value_parser!(u32).range(5..))]
+    pub rounds: u32,
+    /// Fail when a target is missed, not only when a result is wrong
+    #[arg(long, global = true)]
+    pub enforce: bool,
+    /// Directory for files to read and write (the system's directory for temporary files if not
+    /// given)
+    #[arg(long, global = true, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+}
+
+fn scale(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(scale) if scale > 0.0 && scale.is_finite() => Ok(scale),
+        _ => Err("a number above 0, such as 0.1".into()),
+    }
+}
+
+impl Options {
+    /// Returns the directory for files.
+    pub fn directory(&self) -> PathBuf {
+        self.dir.clone().unwrap_or_else(std::env::temp_dir)
+    }
+}
+
+/// Why a benchmark has no report.
+#[derive(Debug)]
+pub enum Failure {
+    /// It could not be set up.
+    Setup(String),
+    /// Something gave a wrong result.
+    Wrong(String),
+}
+
+impl Failure {
+    /// A failed step of the set-up.
+    pub fn at<E: std::fmt::Display>(what: &str) -> impl FnOnce(E) -> Self {
+        let what = what.to_owned();
+        move |error| Self::Setup(format!("{what}: {error}"))
+    }
+}

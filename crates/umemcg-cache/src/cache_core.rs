@@ -1,0 +1,153 @@
+//! What every file of a cache works with: the reclaimer, the index nodes, what is in flight beyond
+//! limits, and the write-back of its stores.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+
+use umemcg_arena::{Arena, FrameId};
+use umemcg_base::{LeafMutex, Rank, RankedMutex};
+use umemcg_group::Group;
+use umemcg_reclaim::Reclaimer;
+
+use crate::node_pool::NodePool;
+use crate::overrun::Overrun;
+use crate::page_lock::PageWaiters;
+use crate::pool_writeback::PoolWriteback;
+use crate::shadow_leaves::ShadowLeaves;
+use crate::store::StoreId;
+use crate::store_writeback::{StoreWriteback, Wanted};
+use crate::zero_page::ZeroPage;
+
+/// See the file's head.
+pub(crate) struct CacheCore {
+    reclaimer: Arc<Reclaimer>,
+    nodes: Arc<NodePool>,
+    overrun: Arc<Overrun>,
+    waiters: PageWaiters,
+    writeback: Arc<PoolWriteback>,
+    /// Stores that have files in the cache; an entry of one that has none any more is replaced or
+    /// swept.
+    stores: LeafMutex<BTreeMap<StoreId, Weak<StoreWriteback>>>,
+    /// What holes of files in memory read as; made with the first of them.
+    zero_page: OnceLock<ZeroPage>,
+    making_zero_page: RankedMutex<()>,
+    next_node: AtomicUsize,
+}
+
+impl fmt::Debug for CacheCore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CacheCore").field("limits", self.writeback.dirty_limits()).finish_non_exhaustive()
+    }
+}
+
+impl CacheCore {
+    /// # Errors
+    /// When the operating system has no address space for the index nodes.
+    pub(crate) fn new(reclaimer: Arc<Reclaimer>) -> io::Result<Self> {
+        let pool_bytes = reclaimer.tree().capacity_bytes();
+        Ok(Self {
+            nodes: Arc::new(NodePool::new(pool_bytes, ShadowLeaves::new(&reclaimer))?),
+            overrun: Arc::default(),
+            waiters: PageWaiters::default(),
+            writeback: Arc::new(PoolWriteback::new(&reclaimer)),
+            stores: LeafMutex::default(),
+            zero_page: OnceLock::new(),
+            making_zero_page: RankedMutex::new(Rank::FileGrowth, ()),
+            next_node: AtomicUsize::new(0),
+            reclaimer,
+        })
+    }
+
+    /// Returns the frames.
+    #[inline]
+    pub(crate) fn arena(&self) -> &Arc<Arena> {
+        self.reclaimer.arena()
+    }
+
+    /// Returns the reclaimer.
+    #[inline]
+    pub(crate) fn reclaimer(&self) -> &Arc<Reclaimer> {
+        &self.reclaimer
+    }
+
+    pub(crate) fn nodes(&self) -> &Arc<NodePool> {
+        &self.nodes
+    }
+
+    pub(crate) fn overrun(&self) -> &Arc<Overrun> {
+        &self.overrun
+    }
+
+    pub(crate) fn waiters(&self) -> &PageWaiters {
+        &self.waiters
+    }
+
+    /// Returns what the write-back of all stores has in common.
+    pub(crate) fn writeback(&self) -> &Arc<PoolWriteback> {
+        &self.writeback
+    }
+
+    pub(crate) fn next_node(&self) -> usize {
+        let nr = self.reclaimer.nr_nodes();
+        if nr == 1 { 0 } else { self.next_node.fetch_add(1, Ordering::Relaxed) % nr }
+    }
+
+    /// Makes the page that holes read as, if there is none.
+    ///
+    /// # Errors
+    /// When the pool has no page for it.
+    pub(crate) fn make_zero_page(&self) -> io::Result<()> {
+        let _one_makes_it = self.making_zero_page.lock();
+        if self.zero_page.get().is_none() {
+            let made = self.zero_page.set(ZeroPage::new(&self.reclaimer).ok_or(io::ErrorKind::OutOfMemory)?);
+            debug_assert!(made.is_ok());
+        }
+        Ok(())
+    }
+
+    /// Returns the page that holes read as, once there is one.
+    pub(crate) fn zero_page(&self) -> Option<FrameId> {
+        self.zero_page.get().map(|page| page.frame)
+    }
+
+    /// Returns the write-back of a store, made when the store has none.
+    pub(crate) fn store(&self, id: StoreId) -> Arc<StoreWriteback> {
+        let mut stores = self.stores.lock();
+        if let Some(store) = stores.get(&id).and_then(Weak::upgrade) {
+            return store;
+        }
+        if stores.len().is_power_of_two() {
+            stores.retain(|_, store| store.strong_count() > 0);
+        }
+        let store = StoreWriteback::new(&self.writeback, id);
+        stores.insert(id, Arc::downgrade(&store));
+        store
+    }
+
+    /// Returns the write-back of all stores that have files in the cache.
+    pub(crate) fn stores(&self) -> Vec<Arc<StoreWriteback>> {
+        self.stores.lock().values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Has everything dirty of a group and those below it written: its own files, and what it
+    /// shares if it has none.
+    pub(crate) fn flush_group(&self, group: &Arc<Group>) {
+        self.want_flushed(group, Wanted::All);
+    }
+
+    /// Has a group's dirty files written until it is below its background threshold.
+    pub(crate) fn flush_over_background(&self, group: &Arc<Group>) {
+        self.want_flushed(group, Wanted::ToBackground);
+    }
+
+    fn want_flushed(&self, group: &Arc<Group>, wanted: Wanted) {
+        for store in self.stores() {
+            if store.nr_unclean() > 0 {
+                store.want_flushed(group, wanted);
+            }
+        }
+    }
+}

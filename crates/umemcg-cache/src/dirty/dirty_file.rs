@@ -1,0 +1,31 @@
+//! A file as write-back sees it: whether it is dirty, which group its dirty data belongs to, and
+//! how to write some of it.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use crate::dirty::owner::DirtyOwner;
+use crate::dirty::place::DirtyPlace;
+use crate::dirty::queue_mark::QueueMark;
+use crate::flush_pace::FlushPace;
+
+/// See the file's head.
+pub(crate) trait DirtyFile: Send + Sync + fmt::Debug {
+    /// Its number in the table of files.
+    fn id(&self) -> u32;
+    /// Returns whether everything written so far is durable in the store.
+    fn is_stable(&self) -> bool;
+    /// Returns whether it is in its store's queue, and since when it has been dirty.
+    fn queue_mark(&self) -> &QueueMark;
+    /// Where it is in its store's lists.
+    fn dirty_place(&self) -> &DirtyPlace;
+    /// Which group its dirty data belongs to.
+    fn dirty_owner(&self) -> &DirtyOwner;
+    /// Writes for one turn; returns how many pages, and there may be more when that is the pace's
+    /// budget. Sleeps.
+    ///
+    /// # Errors
+    /// What the store refuses.
+    fn flush_turn(self: Arc<Self>, pace: &FlushPace) -> io::Result<u64>;
+}

@@ -1,0 +1,100 @@
+//! The shrinker of index leaves that hold nothing but shadow entries.
+//!
+//! A group may keep one such leaf for every eight pages that it has cached: enough to judge what
+//! comes back. What is above that goes under pressure, oldest first, half of it each time
+//! (`kernel-semantics` §2.2).
+
+use std::sync::{Arc, Weak};
+
+use umemcg_base::PAGE_SIZE_U64;
+use umemcg_group::{Group, StatItem};
+use umemcg_reclaim::Verdict;
+use umemcg_reclaim::shrinker::{Count, Registration, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
+
+use crate::cache::PageCache;
+use crate::index_node::NODE_BYTES;
+
+/// Cached pages for which a group may keep a leaf of shadows.
+const PAGES_PER_LEAF: u64 = 8;
+
+/// Leaves of a group; nothing but a load, since every visit of reclaim asks.
+fn count(group: &Group) -> u64 {
+    group.stat_local(StatItem::ShadowNodes).max(0) as u64 / NODE_BYTES
+}
+
+/// The shrinker.
+#[derive(Debug)]
+struct ShadowShrinker(Weak<PageCache>);
+
+impl PageCache {
+    /// Registers the shrinker of shadow entries.
+    pub fn register_shadow_shrinker(self: &Arc<Self>) -> Registration {
+        let id = self.core().nodes().shadow_leaves().id.clone();
+        self.reclaimer().register_shrinker(id, Arc::new(ShadowShrinker(Arc::downgrade(self))))
+    }
+
+    /// Returns the number of index leaves that hold nothing but shadow entries.
+    pub fn nr_shadow_leaves(&self) -> u64 {
+        self.core().nodes().shadow_leaves().nr()
+    }
+}
+
+/// Leaves that a group may keep.
+fn allowance(group: &Group) -> u64 {
+    let pages = group.stat_local(StatItem::InactiveFile) + group.stat_local(StatItem::ActiveFile);
+    pages.max(0) as u64 / PAGE_SIZE_U64 / PAGES_PER_LEAF
+}
+
+impl ShadowShrinker {
+    fn list_is_empty(&self, group: &Group) -> bool {
+        self.0.upgrade().is_none_or(|cache| cache.core().nodes().shadow_leaves().lru.count(group, 0) == 0)
+    }
+}
+
+impl Shrinker for ShadowShrinker {
+    fn name(&self) -> String {
+        "shadow_nodes".into()
+    }
+
+    /// Nothing is read again for a shadow that is gone.
+    fn seeks(&self) -> u32 {
+        0
+    }
+
+    #[doc(alias = "count_shadow_nodes")]
+    fn count(&self, target: &ShrinkTarget<'_>) -> Count {
+        // All leaves are on node 0's list.
+        match count(target.group) {
+            _ if target.node != 0 => Count::Empty,
+            // The number of a group that was removed comes to its parent a moment after its list.
+            0 if self.list_is_empty(target.group) => Count::Empty,
+            0 => Count::NothingNow,
+            nr => match nr.saturating_sub(allowance(target.group)) {
+                0 => Count::NothingNow,
+                excess => Count::Objects(excess),
+            },
+        }
+    }
+
+    #[doc(alias = "scan_shadow_nodes")]
+    fn scan(&self, target: &ShrinkTarget<'_>, nr: u64) -> Scan {
+        let Some(cache) = self.0.upgrade() else { return Scan::Stop };
+        let mut leaves = Vec::with_capacity(nr as usize);
+        cache.core().nodes().shadow_leaves().lru.walk(target.group, 0, nr, |_, leaf, _| {
+            leaves.push(cache.core().nodes().place_of_leaf(leaf as u32));
+            // It leaves the list with its last shadow.
+            Verdict::Rotate
+        });
+        let freed = leaves.iter().filter(|&&(file, first_page)| {
+            cache.file(file).is_some_and(|file| file.index.lock().remove_shadow_leaf(first_page))
+        });
+        let freed_bytes = freed.count() as u64 * NODE_BYTES;
+        Scan::Done(Scanned { scanned: leaves.len() as u64, freed_bytes, promised_bytes: 0 })
+    }
+
+    fn usage(&self, target: &ShrinkTarget<'_>) -> Usage {
+        let objects = if target.node == 0 { count(target.group) } else { 0 };
+        let reclaimable = objects.saturating_sub(allowance(target.group));
+        Usage { objects, reclaimable, bytes: objects * NODE_BYTES }
+    }
+}

@@ -1,0 +1,534 @@
+//! Write-back of one backing store: its dirty files in order, and the thread that writes them. A
+//! store that hangs holds up its own thread and no other. The thread comes with the first dirty
+//! file and goes when there has been none for a while (see [`crate::flushers`]), so a store without
+//! writers costs no thread; this lives as long as one of its files.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use umemcg_base::sync::Instant;
+use umemcg_base::{Bell, LeafMutex, PAGE_SIZE_U64, Rank, RankedMutex};
+use umemcg_group::Group;
+use umemcg_reclaim::owner_from;
+
+use crate::dirty::bandwidth::{Bandwidth, RATE_FIRST};
+use crate::dirty::dirty_file::DirtyFile;
+use crate::dirty::lists::DirtyLists;
+use crate::dirty::refusal::Refusals;
+use crate::dirty::throttle::Clockwork;
+use crate::dirty::unclean_counts::UncleanCounts;
+use crate::flush_pace::{FlushPace, WRITEBACK_RUN_PAGES};
+use crate::flushers::{Flushes, LOOK_INTERVAL, Turn};
+use crate::pool_writeback::PoolWriteback;
+use crate::store::StoreId;
+
+/// A flusher without dirty files ends after this long.
+const FLUSHER_LIFE: Duration = Duration::from_secs(5);
+/// How often a store has a turn while others wait for theirs.
+const TURN_INTERVAL: Duration = Duration::from_secs(1);
+/// First wait before a failed file is tried again; doubles up to [`RETRY_MAX`].
+const RETRY_FIRST: Duration = Duration::from_millis(200);
+/// Longest wait before a failed file is tried again.
+const RETRY_MAX: Duration = Duration::from_secs(5);
+
+/// So many files that fail end a round: the store needs a rest. Fewer keep no other file from being
+/// written.
+const NR_FAILED_MAX: u32 = 4;
+/// Shortest of the longest single writes, in pages.
+const RUN_PAGES_MIN: u64 = 16;
+/// Most pages of one file's turn.
+const TURN_PAGES_MAX: u64 = 16 << 10;
+/// Pages that a store's dirty data grows by until thresholds are looked at: this part of what was
+/// left below them …
+const LOOK_SHARE: u64 = 8;
+/// … but not fewer …
+const LOOK_PAGES_MIN: u64 = 64;
+/// … and not more.
+const LOOK_PAGES_MAX: u64 = 256;
+
+#[derive(Debug, Default)]
+struct Queue {
+    dirty: DirtyLists,
+    /// The file that the flusher has taken off its list to write.
+    current: Option<Arc<dyn DirtyFile>>,
+    /// A thread writes, or will in its turn. The thread that makes it true gets one.
+    is_served: bool,
+}
+
+/// How much of a group's dirty data is to be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Wanted {
+    /// Until the group is below its background threshold.
+    ToBackground,
+    /// All of it: reclaim has met nothing else.
+    All,
+}
+
+/// One backing store's write-back.
+pub struct StoreWriteback {
+    id: StoreId,
+    pool: Arc<PoolWriteback>,
+    /// Files with dirty or unstable pages.
+    queue: RankedMutex<Queue>,
+    bell: Bell,
+    /// Everything is to be written now.
+    urgent: AtomicBool,
+    /// Groups whose data is to be written, until the next round takes them. A leaf lock.
+    wanted: LeafMutex<Vec<(Arc<Group>, Wanted)>>,
+    stop: AtomicBool,
+    unclean: UncleanCounts,
+    /// Of its files' flushes, since it took something.
+    pub(crate) refusals: Refusals,
+    /// How fast it is. A leaf lock.
+    bandwidth: LeafMutex<Bandwidth>,
+    /// What `bandwidth` says, in bytes a second. (A)
+    write_bandwidth: AtomicU64,
+    /// `nr_unclean` at which thresholds are looked at for a writer that dirtied something. (A)
+    look_at: AtomicU64,
+    /// Groups that the last round served because they were over a threshold; at least 1. (A)
+    nr_sharing: AtomicU64,
+    /// The virtual clocks of groups whose writers are paced, by group id. A leaf lock.
+    clocks: LeafMutex<HashMap<u64, Clockwork>>,
+    pace: LeafMutex<Pace>,
+    me: Weak<StoreWriteback>,
+}
+
+/// When the next round is.
+#[derive(Debug, Clone, Copy)]
+struct Pace {
+    /// After an error: not before then, and how long that wait was.
+    retry: Option<(Instant, Duration)>,
+    last_round: Instant,
+    /// It left something that was due.
+    is_more: bool,
+}
+
+/// A group's turns in a round.
+#[derive(Debug)]
+struct GroupTurn {
+    group: Arc<Group>,
+    /// Files still to be looked at.
+    left: usize,
+    /// It, or a group above it, is over its background threshold, or reclaim wants it written.
+    is_over: bool,
+    /// The latter.
+    all: bool,
+    /// What it shares with others is written, too.
+    shared: bool,
+}
+
+/// Plans this round's turns.
+fn plan(
+    groups: &[(Arc<Group>, usize)],
+    pool: &PoolWriteback,
+    wanted: &[(Arc<Group>, Wanted)],
+) -> Vec<GroupTurn> {
+    let limits = pool.dirty_limits();
+    // Nothing of its own is here.
+    let shared = wanted.iter().any(|(group, how)| {
+        !groups.iter().any(|(list, _)| list.is_descendant_of(group))
+            && (*how == Wanted::All || limits.is_over_background(group))
+    });
+    let turn = |(group, left): &(Arc<Group>, usize)| {
+        let all = wanted.iter().any(|(over, how)| *how == Wanted::All && group.is_descendant_of(over));
+        let is_over = all || limits.is_over_background(group);
+        GroupTurn { group: Arc::clone(group), left: *left, is_over, all, shared }
+    };
+    groups.iter().map(turn).collect()
+}
+
+impl fmt::Debug for StoreWriteback {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreWriteback").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+impl Flushes for StoreWriteback {
+    fn flush_in_turn(&self, is_awaited: &dyn Fn() -> bool) -> Turn {
+        let mut idle_since = Instant::now();
+        let mut has_had_a_round = false;
+        while !self.stop.load(Ordering::Acquire) {
+            let (is_idle, awaited) = (self.queue.lock().dirty.is_empty(), is_awaited());
+            if !is_idle {
+                idle_since = Instant::now();
+            } else if (awaited || idle_since.elapsed() >= FLUSHER_LIFE) && self.may_end() {
+                return Turn::Done;
+            }
+            if has_had_a_round && awaited {
+                return Turn::Again;
+            }
+            let pace = *self.pace.lock();
+            let now = Instant::now();
+            let sleep = self.pool.dirty_limits().sleep();
+            // It ends in time when there is nothing to do.
+            let sleep = if is_idle { sleep.min(FLUSHER_LIFE) } else { sleep };
+            let timeout = match pace.retry {
+                Some((_, wait)) => wait.min(sleep),
+                None if pace.is_more => Duration::ZERO,
+                // So that stores that take turns do not turn all the time.
+                None if awaited => (pace.last_round + TURN_INTERVAL).saturating_duration_since(now),
+                None => sleep,
+            };
+            let is_full = self.pool.flushers().is_full();
+            self.bell.wait(if is_full { timeout.min(LOOK_INTERVAL) } else { timeout });
+            // Its next turn is as good as any.
+            has_had_a_round = true;
+            if let Some((until, _)) = pace.retry
+                && Instant::now() < until
+            {
+                continue;
+            }
+            let wait = pace.retry.map_or(RETRY_FIRST, |(_, wait)| (wait * 2).min(RETRY_MAX));
+            let outcome = self.round();
+            let retry = outcome.is_err().then(|| (Instant::now() + wait, wait));
+            *self.pace.lock() = Pace { retry, last_round: Instant::now(), is_more: outcome.unwrap_or(false) };
+        }
+        Turn::Done
+    }
+
+    fn after_panic(&self) {
+        let current = self.queue.lock().current.clone();
+        if let Some(file) = current {
+            file.queue_mark().make_due();
+            self.requeue_or_retire(file);
+        }
+        let retry = Some((Instant::now() + RETRY_MAX, RETRY_MAX));
+        *self.pace.lock() = Pace { retry, last_round: Instant::now(), is_more: false };
+    }
+}
+
+impl StoreWriteback {
+    /// Returns the queue of a store.
+    pub(crate) fn new(pool: &Arc<PoolWriteback>, id: StoreId) -> Arc<Self> {
+        Arc::new_cyclic(|me| Self {
+            id,
+            pool: Arc::clone(pool),
+            queue: RankedMutex::new(Rank::DirtyFiles, Queue::default()),
+            bell: Bell::new(),
+            urgent: AtomicBool::new(false),
+            wanted: LeafMutex::default(),
+            stop: AtomicBool::new(false),
+            unclean: UncleanCounts::default(),
+            refusals: Refusals::default(),
+            bandwidth: LeafMutex::default(),
+            write_bandwidth: AtomicU64::new(RATE_FIRST),
+            look_at: AtomicU64::new(LOOK_PAGES_MIN),
+            nr_sharing: AtomicU64::new(1),
+            clocks: LeafMutex::default(),
+            pace: LeafMutex::new(Pace { retry: None, last_round: Instant::now(), is_more: false }),
+            me: Weak::clone(me),
+        })
+    }
+
+    /// Gets a thread for what is queued.
+    fn start_flusher(&self) {
+        let Some(me) = self.me.upgrade() else { return };
+        if let Err(error) = self.pool.flushers().start(me) {
+            // The next dirty file tries again; a sync writes without it.
+            self.queue.lock().is_served = false;
+            tracing::warn!(%error, store = self.id.0, "no thread for write-back");
+        }
+    }
+
+    /// Returns whether nothing is queued, so that the flusher's thread may end: the next file gets
+    /// another.
+    fn may_end(&self) -> bool {
+        let mut queue = self.queue.lock();
+        queue.is_served &= !queue.dirty.is_empty();
+        !queue.is_served
+    }
+
+    /// Ends the flusher once it has finished its current file. Does not wait for a hanging store.
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.bell.ring();
+    }
+
+    /// Wakes the flusher for a look.
+    pub(crate) fn ring(&self) {
+        self.bell.ring();
+    }
+
+    /// Has a group's data written in the next round. When neither the group nor one below it has a
+    /// file here, those are written that several groups share.
+    pub(crate) fn want_flushed(&self, group: &Arc<Group>, how: Wanted) {
+        if group.is_root() && how == Wanted::All {
+            self.urgent.store(true, Ordering::Release);
+        } else {
+            let mut wanted = self.wanted.lock();
+            match wanted.iter_mut().find(|(there, _)| Arc::ptr_eq(there, group)) {
+                Some((_, there)) if how == Wanted::All => *there = how,
+                Some(_) => {}
+                None => wanted.push((Arc::clone(group), how)),
+            }
+        }
+        self.bell.ring();
+    }
+
+    /// A group has been removed.
+    pub(crate) fn hand_over(&self, dying: &Arc<Group>, parent: &Arc<Group>) {
+        self.queue.lock().dirty.hand_over(dying, parent);
+        self.clocks.lock().remove(&dying.id());
+        self.unclean.forget(dying);
+    }
+
+    /// Pages of this store that are not durable yet.
+    pub fn nr_unclean(&self) -> u64 {
+        self.unclean.total()
+    }
+
+    /// Returns the bytes here of a group, and those below it, that are not durable yet.
+    pub(crate) fn unclean_bytes(&self, group: &Group) -> u64 {
+        self.unclean.of(group) * PAGE_SIZE_U64
+    }
+
+    /// Counts pages of an owner that are not durable yet, or are no longer.
+    pub(crate) fn add_unclean(&self, owner: u32, pages: i64) {
+        let now = owner_from(owner).with_group(|group| self.unclean.add(group, pages));
+        if pages < 0 && now + LOOK_PAGES_MIN < self.look_at.load(Ordering::Relaxed) {
+            self.look_at.store(now + LOOK_PAGES_MIN, Ordering::Relaxed);
+        }
+    }
+
+    /// There is enough dirty data for a look at what a group, and those above it, may have.
+    #[cold]
+    fn look_after(&self, owner: u32) {
+        let gap = owner_from(owner).with_group(|group| self.pool.dirty_limits().gap_to_background(group));
+        if gap.is_none() {
+            self.bell.ring();
+        }
+        let pages = gap.unwrap_or(0) / LOOK_SHARE / PAGE_SIZE_U64;
+        self.look_at
+            .store(self.nr_unclean() + pages.clamp(LOOK_PAGES_MIN, LOOK_PAGES_MAX), Ordering::Relaxed);
+    }
+
+    /// Bytes a second that the store has been taking.
+    pub fn write_bandwidth(&self) -> u64 {
+        self.write_bandwidth.load(Ordering::Relaxed)
+    }
+
+    /// Groups among which write-back divides the store.
+    pub(crate) fn nr_sharing(&self) -> u64 {
+        self.nr_sharing.load(Ordering::Relaxed)
+    }
+
+    /// A call that writes to the store, or waits for it to confirm, begins.
+    pub(crate) fn begin_io(&self) {
+        let mut bandwidth = self.bandwidth.lock();
+        bandwidth.begin(self.pool.now());
+    }
+
+    /// It has returned and brought so many bytes there.
+    pub(crate) fn end_io(&self, bytes: u64) {
+        if bytes > 0 {
+            self.refusals.taken();
+        }
+        let mut bandwidth = self.bandwidth.lock();
+        self.write_bandwidth.store(bandwidth.end(self.pool.now(), bytes), Ordering::Relaxed);
+    }
+
+    /// Reserves time on a group's virtual clock; returns when it is over.
+    pub(crate) fn reserve(&self, group: &Group, now: Duration, bytes: u64, rate: f64) -> Duration {
+        let mut clocks = self.clocks.lock();
+        if clocks.len() == clocks.capacity() {
+            clocks.retain(|_, clock| !clock.is_idle(now));
+        }
+        clocks.entry(group.id()).or_default().reserve(now, bytes, rate)
+    }
+
+    /// A group's writers are below its thresholds: what was reserved need not be waited for.
+    pub(crate) fn forget_clock(&self, group: &Group) {
+        let mut clocks = self.clocks.lock();
+        if !clocks.is_empty() {
+            clocks.remove(&group.id());
+        }
+    }
+
+    /// A page of `owner` became dirty: queues the file, and wakes the flusher when there is enough
+    /// to do in the pool.
+    pub(crate) fn note_dirty<F: DirtyFile + 'static>(&self, file: &Arc<F>, owner: u32) {
+        file.queue_mark().stamp(|| self.pool.now_ms());
+        if !self.enqueue(&**file, || Arc::<F>::clone(file), || file.dirty_owner().take_hold(owner)) {
+            file.dirty_owner().note_dirtied(owner);
+        }
+        // A writer that asks for a pause after each write has looked at thresholds; thresholds are
+        // looked at here for one that does not.
+        if self.nr_unclean() >= self.look_at.load(Ordering::Relaxed) {
+            self.look_after(owner);
+        }
+    }
+
+    /// Queues a file that is not; whether it was not.
+    fn enqueue(
+        &self,
+        file: &dyn DirtyFile,
+        hold: impl FnOnce() -> Arc<dyn DirtyFile>,
+        group: impl FnOnce() -> Arc<Group>,
+    ) -> bool {
+        if !file.queue_mark().enter() {
+            return false;
+        }
+        let group = group();
+        let is_served = {
+            let mut queue = self.queue.lock();
+            queue.dirty.push(&group, hold());
+            std::mem::replace(&mut queue.is_served, true)
+        };
+        if !is_served {
+            self.start_flusher();
+        } else if file.queue_mark().is_due() {
+            self.bell.ring();
+        }
+        true
+    }
+
+    /// A file was discarded: lets go of it now, unless the flusher is at it and does so.
+    pub(crate) fn forget(&self, file: &dyn DirtyFile) {
+        let removed = {
+            let mut queue = self.queue.lock();
+            // While the file is on a list it stays this group's.
+            file.dirty_owner().group().and_then(|group| queue.dirty.remove(&group, file))
+        };
+        if let Some(file) = removed {
+            self.retire(&file);
+        }
+    }
+
+    /// The file is written soon, not at its expiry.
+    pub(crate) fn flush_soon(&self, file: &dyn DirtyFile) {
+        file.queue_mark().make_due();
+        self.bell.ring();
+    }
+
+    /// One round over the files that are queued when it begins: the groups' lists in turn, a file
+    /// of each. A file that fails goes behind the others of its group and stays due; a few of them
+    /// end the round, and the next begins with those that this one has not come to. Returns whether
+    /// something that was due is left.
+    fn round(&self) -> std::io::Result<bool> {
+        let urgent = self.urgent.swap(false, Ordering::AcqRel);
+        let wanted = std::mem::take(&mut *self.wanted.lock());
+        let mut turns = plan(&self.queue.lock().dirty.groups(), &self.pool, &wanted);
+        self.nr_sharing
+            .store(turns.iter().filter(|turn| turn.is_over).count().max(1) as u64, Ordering::Relaxed);
+        let (mut result, mut nr_failed, mut is_more) = (Ok(()), 0, false);
+        while !turns.is_empty() {
+            turns.retain_mut(|turn| {
+                if nr_failed >= NR_FAILED_MAX || self.stop.load(Ordering::Acquire) {
+                    return false;
+                }
+                let is_over =
+                    turn.is_over && (turn.all || self.pool.dirty_limits().is_over_background(&turn.group));
+                let now_ms = self.pool.now_ms();
+                let expire_ms = self.pool.dirty_limits().expire().as_millis() as u64;
+                let due = |file: &dyn DirtyFile| {
+                    urgent
+                        || is_over
+                        || file.queue_mark().is_older_than(expire_ms, now_ms)
+                        || turn.shared && file.dirty_owner().is_shared()
+                        || file.is_stable()
+                };
+                let Some(file) = self.take(&turn.group, &mut turn.left, due) else { return false };
+                match self.write_turn(&file, &turn.group) {
+                    Ok(false) => {}
+                    Ok(true) => {
+                        is_more = true;
+                        // What was asked for is not done.
+                        self.urgent.fetch_or(urgent, Ordering::Release);
+                        if turn.all {
+                            self.want_flushed(&turn.group, Wanted::All);
+                        }
+                    }
+                    Err(error) => {
+                        file.queue_mark().make_due();
+                        nr_failed += 1;
+                        result = Err(error);
+                    }
+                }
+                self.requeue_or_retire(file);
+                self.pool.note_progress();
+                turn.left > 0
+            });
+        }
+        result.map(|()| is_more)
+    }
+
+    /// Writes a file for as long as its turn lasts; whether there may be more.
+    fn write_turn(&self, file: &Arc<dyn DirtyFile>, group: &Arc<Group>) -> std::io::Result<bool> {
+        let since = file.queue_mark().begin_turn();
+        let pace = self.flush_pace(self.pool.dirty_limits().thresholds(group).foreground);
+        let result = Arc::clone(file).flush_turn(&pace).map(|written| written >= pace.budget);
+        if matches!(result, Ok(true)) {
+            // The rest is still due.
+            file.queue_mark().put_back(since);
+        }
+        result
+    }
+
+    /// Pieces that keep a group's dirty data moving: a twentieth of a second of the store's, an
+    /// eighth of its threshold.
+    fn flush_pace(&self, foreground: u64) -> FlushPace {
+        let per_second = self.write_bandwidth() / PAGE_SIZE_U64;
+        let share = foreground / 8 / PAGE_SIZE_U64;
+        let most = WRITEBACK_RUN_PAGES as u64;
+        let run = (per_second / 20).min(share).clamp(RUN_PAGES_MIN, most);
+        let confirm = (per_second / 10).min(share).clamp(run, 4 * most);
+        FlushPace { run: run as usize, confirm, budget: (per_second / 4).clamp(4 * run, TURN_PAGES_MAX) }
+    }
+
+    fn take(
+        &self,
+        group: &Arc<Group>,
+        left: &mut usize,
+        is_due: impl Fn(&dyn DirtyFile) -> bool,
+    ) -> Option<Arc<dyn DirtyFile>> {
+        let mut queue = self.queue.lock();
+        queue.current = queue.dirty.take(group.id(), left, is_due);
+        queue.current.clone()
+    }
+
+    fn requeue_or_retire(&self, file: Arc<dyn DirtyFile>) {
+        // At the store's pace, whatever else it served meanwhile.
+        let pages = file.dirty_owner().voters();
+        let time = pages as f64 * PAGE_SIZE_U64 as f64 / self.write_bandwidth().max(1) as f64;
+        let group = file.dirty_owner().end_round(Duration::from_secs_f64(time.min(60.0)));
+        if let (false, Some(group)) = (file.is_stable(), group) {
+            file.queue_mark().stamp(|| self.pool.now_ms());
+            let mut queue = self.queue.lock();
+            queue.dirty.push(&group, file);
+            let done = queue.current.take();
+            drop(queue);
+            drop(done);
+            return;
+        }
+        let done = self.queue.lock().current.take();
+        drop(done);
+        self.retire(&file);
+    }
+
+    /// A file that was taken off its list is clean, unless a page has become dirty since.
+    fn retire(&self, held: &Arc<dyn DirtyFile>) {
+        let file = &**held;
+        let group = file.dirty_owner().let_go();
+        let now_ms = || self.pool.now_ms();
+        if !file.queue_mark().leave(now_ms, || file.is_stable())
+            && let Some(group) = group
+        {
+            self.enqueue(file, || Arc::clone(held), || file.dirty_owner().hold_again(group));
+        }
+    }
+
+    /// Returns the numbers of the files that are not durable yet.
+    pub(crate) fn unclean_files(&self) -> Vec<u32> {
+        let queue = self.queue.lock();
+        queue
+            .current
+            .iter()
+            .chain(queue.dirty.files())
+            .filter(|file| !file.is_stable())
+            .map(|file| file.id())
+            .collect()
+    }
+}

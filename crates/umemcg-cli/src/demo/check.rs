@@ -1,0 +1,27 @@
+//! What has to hold at the end of a demo.
+
+use serde::Serialize;
+
+use crate::exit::Failure;
+
+/// One thing that has to hold.
+#[derive(Debug, Serialize)]
+pub(super) struct Check {
+    pub(super) what: String,
+    pub(super) holds: bool,
+}
+
+/// Fails when a check does not hold.
+pub(super) fn end_with(checks: &[Check]) -> Result<(), Failure> {
+    let broken: Vec<&str> =
+        checks.iter().filter(|check| !check.holds).map(|check| check.what.as_str()).collect();
+    if broken.is_empty() {
+        Ok(())
+    } else {
+        Err(Failure::Failed(format!("does not hold: {}", broken.join("; "))))
+    }
+}
+
+pub(super) fn yes(holds: bool) -> &'static str {
+    if holds { "yes" } else { "NO" }
+}

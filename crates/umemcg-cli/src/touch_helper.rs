@@ -1,0 +1,124 @@
+//! The process that makes inotify hear of changes of control files, and the daemon's end of it.
+//!
+//! A change of a modification time is an inotify event, `IN_MODIFY`, but the daemon must not wait
+//! for its own mounts. So it starts this program again, at the first event of a file that the
+//! kernel knows. It writes paths below the mount point, each with a NUL behind it, and waits for
+//! one byte after each. The process has nothing open below the mount point but while it touches a
+//! file, so it does not keep the mount busy. It ends when its standard input does, and so with the
+//! daemon, however that ends.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
+use umemcg_fuse::{Mounted, Touch};
+
+use crate::args::TouchControlArguments;
+use crate::exit::Failure;
+
+/// This very program, also when its file has been replaced.
+const PROGRAM: &str = "/proc/self/exe";
+/// What follows a path, and answers it.
+const END: u8 = 0;
+
+/// The daemon's end.
+pub struct TouchHelper {
+    point: PathBuf,
+    device: String,
+    running: Option<Running>,
+}
+
+struct Running {
+    child: Child,
+    paths: ChildStdin,
+    answers: ChildStdout,
+}
+
+impl TouchHelper {
+    /// Starts nothing yet.
+    pub fn new(mounted: &Mounted) -> Self {
+        Self { point: mounted.point().to_owned(), device: mounted.device_number().to_owned(), running: None }
+    }
+
+    fn start(&self) -> io::Result<Running> {
+        let mut command = Command::new(PROGRAM);
+        command.arg0("umemcg").arg("__touch-control").arg(&self.point).arg(&self.device);
+        // In a process group of its own a Ctrl-C that ends the daemon does not end it first.
+        command.current_dir("/").process_group(0);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+        let (Some(paths), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        };
+        Ok(Running { child, paths, answers })
+    }
+}
+
+impl Touch for TouchHelper {
+    fn touch(&mut self, path: &Path) -> io::Result<()> {
+        let mut running = match self.running.take() {
+            Some(running) => running,
+            None => self.start()?,
+        };
+        running.ask(path)?;
+        self.running = Some(running);
+        Ok(())
+    }
+}
+
+impl Running {
+    fn ask(&mut self, path: &Path) -> io::Result<()> {
+        let mut line = path.as_os_str().as_bytes().to_vec();
+        line.push(END);
+        self.paths.write_all(&line)?;
+        self.answers.read_exact(&mut [END])
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The process' end.
+///
+/// # Errors
+/// The daemon has gone in the middle of a path.
+pub fn run(arguments: &TouchControlArguments) -> Result<(), Failure> {
+    serve(arguments).map_err(|error| Failure::Failed(format!("the daemon does not answer: {error}")))
+}
+
+fn serve(arguments: &TouchControlArguments) -> io::Result<()> {
+    let (mut paths, mut answers) = (BufReader::new(io::stdin().lock()), io::stdout().lock());
+    let mut path = Vec::new();
+    while paths.read_until(END, &mut path)? > 0 {
+        path.pop();
+        let file = arguments.point.join(std::ffi::OsStr::from_bytes(&path));
+        // What cannot be touched has gone, or cannot be reached from here.
+        let _ = touch(&file, &arguments.device);
+        answers.write_all(&[END])?;
+        answers.flush()?;
+        path.clear();
+    }
+    Ok(())
+}
+
+/// Touches a file, unless something else is mounted there by now.
+fn touch(file: &Path, device: &str) -> rustix::io::Result<()> {
+    let file =
+        rustix::fs::openat(CWD, file, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
+    // Asks the kernel alone.
+    let stat =
+        rustix::fs::statx(&file, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE)?;
+    if format!("{}:{}", stat.stx_dev_major, stat.stx_dev_minor) != device {
+        return Err(rustix::io::Errno::XDEV);
+    }
+    let time = |nanoseconds| Timespec { tv_sec: 0, tv_nsec: nanoseconds };
+    // The modification time alone: both times together would be `IN_ATTRIB`.
+    let times = Timestamps { last_access: time(UTIME_OMIT), last_modification: time(UTIME_NOW) };
+    rustix::fs::utimensat(&file, c"", &times, AtFlags::EMPTY_PATH)
+}

@@ -1,0 +1,14 @@
+//! Which control file of a group: what is needed of its row below the table of rows.
+
+/// See the file's head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileId {
+    /// Its place in the table.
+    pub(crate) number: u8,
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// Mode bits in a fresh group.
+    pub(crate) mode: u16,
+    /// Whether a write may wait for reclaim.
+    pub(crate) write_reclaims: bool,
+}

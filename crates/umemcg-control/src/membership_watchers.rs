@@ -1,0 +1,92 @@
+//! Whether processes live in a group or below it, for pollers of `cgroup.events`.
+//!
+//! No layer tells when a process ends, so one thread looks ten times a second, as long as a file is
+//! polled; groups without pollers cost nothing. A file has news when the last look found something
+//! else than was last read through it. A reader's own look counts as one, so nothing that changes
+//! after it is missed; what changed and came back between two looks is.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use umemcg::Group;
+use umemcg_base::clock::spawn_detached;
+use umemcg_base::{Condvar, LeafMutex};
+
+use crate::group_control::GroupControl;
+use crate::membership::Membership;
+use crate::populated::is_populated;
+use crate::waiters::Waiters;
+
+/// From one look to the next.
+const TICK: Duration = Duration::from_millis(100);
+
+/// The groups of a tree that are polled, and the thread that looks at them.
+#[derive(Debug, Default)]
+pub(crate) struct Watchers(Arc<Shared>);
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: LeafMutex<State>,
+    ended: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    groups: Vec<(Weak<Group>, Arc<Waiters>)>,
+    has_thread: bool,
+    has_ended: bool,
+}
+
+impl Watchers {
+    /// Looks at a group from now on, as long as one of its wakers lives. Does not sleep.
+    pub(crate) fn add(&self, membership: &Arc<dyn Membership>, group: &Arc<Group>, waiters: &Arc<Waiters>) {
+        let mut state = self.0.state.lock();
+        if !state.groups.iter().any(|(known, _)| std::ptr::eq(known.as_ptr(), Arc::as_ptr(group))) {
+            state.groups.push((Arc::downgrade(group), Arc::clone(waiters)));
+        }
+        if !state.has_thread {
+            let (shared, membership) = (Arc::clone(&self.0), Arc::downgrade(membership));
+            // Without a thread, the next poll tries again.
+            state.has_thread = spawn_detached("umemcg-members", move || shared.watch(&membership)).is_ok();
+        }
+    }
+}
+
+impl Drop for Watchers {
+    fn drop(&mut self) {
+        self.0.state.lock().has_ended = true;
+        self.0.ended.notify_one();
+    }
+}
+
+impl Shared {
+    /// The thread's life: as long as a group is polled.
+    fn watch(&self, membership: &Weak<dyn Membership>) {
+        let mut state = self.state.lock();
+        loop {
+            let mut groups = std::mem::take(&mut state.groups);
+            drop(state);
+            let Some(known) = membership.upgrade() else { return };
+            groups.retain(|(group, waiters)| look(&*known, group, waiters));
+            drop(known);
+            state = self.state.lock();
+            state.groups.append(&mut groups);
+            if state.groups.is_empty() || state.has_ended {
+                state.has_thread = false;
+                return;
+            }
+            self.ended.wait_for(&mut state, TICK);
+        }
+    }
+}
+
+/// Looks at a group; false when nothing is to be told of it any more. Its removal is the last news.
+fn look(membership: &dyn Membership, group: &Weak<Group>, waiters: &Waiters) -> bool {
+    let Some(group) = group.upgrade().filter(|group| !group.is_dead()) else {
+        waiters.wake_all();
+        return false;
+    };
+    let Some(part) = GroupControl::if_present(&group) else { return false };
+    part.populated.note(is_populated(membership, &group));
+    waiters.is_waited_for()
+}

@@ -1,0 +1,103 @@
+//! Polls of open files: which of them have news, and how a waiting poller is told.
+//!
+//! A file has news when what it shows has changed since it was last read through that open file.
+//! For the event files that is a sum of counts that only rise, taken before the text is made. A
+//! poller leaves a waker with the group; the group's bell calls all wakers at the first event after
+//! a look, and a poller that is woken looks again. So the order is: leave the waker, take the ring,
+//! look.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use umemcg::Group;
+
+use crate::node::NodeId;
+use crate::open_file::OpenFile;
+use crate::permission::Credentials;
+use crate::populated::is_populated;
+use crate::request::Access;
+use crate::tree::ControlTree;
+use crate::waiters::Waker;
+use crate::watch::{News, POPULATED_FILE, is_event_file, nr_changes};
+
+impl ControlTree {
+    /// Returns what a poll of an open file finds. With `waker`, that is called when there may be
+    /// news; the first one stays for as long as the file is open. Does not sleep.
+    #[doc(alias = "kernfs_generic_poll")]
+    #[doc(alias = "psi_trigger_poll")]
+    pub fn poll(&self, file: &OpenFile, waker: Option<Waker>) -> News {
+        let Ok(group) = file.group() else { return News::Changed };
+        let is_pressure = file.id.name == "memory.pressure";
+        let trigger = file.trigger.lock().clone();
+        if file.id.name == POPULATED_FILE {
+            return self.poll_populated(file, &group, waker);
+        }
+        if !is_pressure && nr_changes(file.id.name, &group).is_none() {
+            return News::None;
+        }
+        if let Some(waker) = waker {
+            let waiters = &self.state.control(&group).event_waiters;
+            let waker = Arc::clone(file.watch.waker.lock().get_or_insert_with(|| Arc::new(waker)));
+            waiters.waiters.add(&waker);
+            if let Some(trigger) = &trigger {
+                trigger.wait(&waker);
+            }
+            waiters.arm(&group);
+        }
+        let has_news = match &trigger {
+            Some(trigger) if trigger.take() => return News::Triggered,
+            Some(_) => false,
+            // Nothing to wait for.
+            None if is_pressure => true,
+            None => nr_changes(file.id.name, &group) != Some(file.watch.seen.load(Ordering::Relaxed)),
+        };
+        if has_news || group.is_dead() { News::Changed } else { News::None }
+    }
+
+    /// Follows an event file without reading it: from now on `waker` is called when there may be a
+    /// change, and [`take_change`](Self::take_change) says whether there is one. None for a file
+    /// that has no events. May sleep.
+    pub fn follow(&self, node: NodeId, waker: Waker) -> Option<OpenFile> {
+        let file = self.open(node, Access { read: true, write: false }, Credentials::ROOT).ok()?;
+        let group = file.group().ok().filter(|_| is_event_file(file.id.name.as_ref()))?;
+        // The waker is there before the state is looked at: what changes after the look wakes.
+        self.poll(&file, Some(waker));
+        if file.id.name == POPULATED_FILE {
+            let is_populated = is_populated(self.state.membership(), &group);
+            self.state.control(&group).populated.note(is_populated);
+            file.watch.note_populated(is_populated);
+        } else {
+            file.watch.note_read(file.id.name, &group);
+        }
+        Some(file)
+    }
+
+    /// Returns whether what a followed file shows has changed since the last call, or since it is
+    /// followed. Does not sleep.
+    pub fn take_change(&self, file: &OpenFile) -> bool {
+        let Ok(group) = file.group() else { return false };
+        let part = self.state.control(&group);
+        let now = if file.id.name == POPULATED_FILE {
+            Some(part.populated.last())
+        } else {
+            // Before the look, so that what comes after it wakes.
+            part.event_waiters.arm(&group);
+            nr_changes(file.id.name, &group)
+        };
+        now.is_some_and(|now| file.watch.seen.swap(now, Ordering::Relaxed) != now)
+    }
+
+    fn poll_populated(&self, file: &OpenFile, group: &Arc<Group>, waker: Option<Waker>) -> News {
+        let populated = &self.state.control(group).populated;
+        if let Some(waker) = waker {
+            let waker = Arc::clone(file.watch.waker.lock().get_or_insert_with(|| Arc::new(waker)));
+            populated.waiters.add(&waker);
+            self.state.watch_populated(group);
+        }
+        if populated.last() != file.watch.seen.load(Ordering::Relaxed) || group.is_dead() {
+            News::Changed
+        } else {
+            News::None
+        }
+    }
+}

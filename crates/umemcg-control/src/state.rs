@@ -1,0 +1,105 @@
+//! What all files of a control tree share: the engine, the processes, whose files are shown, and
+//! the parties that wait for events.
+
+use std::sync::Arc;
+
+use umemcg::{Engine, Group};
+use umemcg_base::{Rank, RankedMutex, RankedMutexGuard};
+
+use crate::file_id::FileId;
+use crate::group_control::{DIRECTORY_MODE, GroupControl, Owner};
+use crate::listeners::Listeners;
+use crate::membership::Membership;
+use crate::membership_watchers::Watchers;
+use crate::style::Style;
+use crate::trigger::Triggers;
+
+/// See the file's head.
+#[derive(Debug)]
+pub struct ControlState {
+    engine: Arc<Engine>,
+    membership: Arc<dyn Membership>,
+    /// (C) Whose files are shown.
+    style: Style,
+    /// (C) Owner of groups that were not made by hand.
+    default_owner: Owner,
+    /// (C) All files, in the order of the table.
+    files: Box<[FileId]>,
+    /// Held from the check whether a process may be moved until it has been.
+    moves: RankedMutex<()>,
+    triggers: Triggers,
+    listeners: Listeners,
+    watchers: Watchers,
+}
+
+impl ControlState {
+    pub(crate) fn new(engine: Arc<Engine>, membership: Arc<dyn Membership>, files: Box<[FileId]>) -> Self {
+        let default_owner = Owner {
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+            mode: DIRECTORY_MODE,
+        };
+        Self {
+            engine,
+            membership,
+            style: Style::default(),
+            default_owner,
+            files,
+            moves: RankedMutex::new(Rank::Membership, ()),
+            triggers: Triggers::default(),
+            listeners: Listeners::default(),
+            watchers: Watchers::default(),
+        }
+    }
+
+    pub(crate) fn with_style(self, style: Style) -> Self {
+        Self { style, ..self }
+    }
+
+    pub(crate) fn style(&self) -> Style {
+        self.style
+    }
+
+    /// Returns the file with this number.
+    pub(crate) fn file(&self, number: u8) -> Option<FileId> {
+        self.files.get(usize::from(number)).copied()
+    }
+
+    /// Returns the file of this name.
+    pub(crate) fn file_named(&self, name: &str) -> Option<FileId> {
+        self.files.iter().find(|file| file.name == name).copied()
+    }
+
+    /// Returns the triggers of open pressure files.
+    pub(crate) fn triggers(&self) -> &Triggers {
+        &self.triggers
+    }
+
+    /// Pollers of `cgroup.events` of the group are told of changes.
+    pub(crate) fn watch_populated(&self, group: &Arc<Group>) {
+        self.watchers.add(&self.membership, group, &self.control(group).populated.waiters);
+    }
+
+    pub(crate) fn listeners(&self) -> &Listeners {
+        &self.listeners
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    pub(crate) fn membership(&self) -> &dyn Membership {
+        &*self.membership
+    }
+
+    /// Moves of processes are done one at a time, so that what was checked still holds when it is
+    /// done.
+    pub(crate) fn begin_move(&self) -> RankedMutexGuard<'_, ()> {
+        self.moves.lock()
+    }
+
+    /// Returns what this layer keeps with a group.
+    pub(crate) fn control<'a>(&self, group: &'a Group) -> &'a GroupControl {
+        GroupControl::of(group, self.default_owner)
+    }
+}

@@ -1,0 +1,331 @@
+//! Membership without the kernel's help, for daemons that may not make a hierarchy: a process
+//! belongs where it was put, else where its nearest known ancestor belongs, else where the leader
+//! of its session did.
+//!
+//! What is found out about a process is kept for as long as it lives, so that it stays where it is
+//! when its parents die or are moved. What this cannot follow is a process that has left its
+//! session, and whose parents have all died, before the daemon looked: then it belongs to the root.
+//! With the hierarchy ([`mirror`](super::mirror)) there is no such gap.
+
+use std::collections::HashMap;
+
+use umemcg_base::LeafMutex;
+
+use super::proc_files::{Identity, Stat, read_stat, read_status, read_threads, walk_processes};
+
+/// Generations of parents that are looked at.
+const DEPTH_MAX: usize = 64;
+/// Below this many known processes no pruning is done.
+const PRUNE_MIN: usize = 256;
+
+/// The root's serial here.
+const ROOT: u64 = 0;
+
+/// A process or thread that is known, so that another one with the same id is told apart.
+#[derive(Debug, Clone, Copy)]
+struct Known {
+    identity: Identity,
+    serial: u64,
+}
+
+/// What is known about processes.
+#[derive(Debug, Default)]
+pub struct Ancestry {
+    state: LeafMutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    processes: HashMap<u32, Known>,
+    /// Threads that are elsewhere than their process.
+    threads: HashMap<u32, Known>,
+    /// Where the leader of a session belonged when last seen. The identity is the leader's.
+    sessions: HashMap<u32, Known>,
+    nr_after_last_prune: usize,
+}
+
+impl Ancestry {
+    /// Returns the serial of the group that a thread is in, 0 for none; no answer when there is no
+    /// such thread.
+    pub fn serial_of(&self, tid: u32) -> Option<u64> {
+        let mut state = self.state.lock();
+        state.prune_sometimes();
+        state.serial_of(tid)
+    }
+
+    /// Puts a process with all its threads, or one thread, into a group. Children that it has
+    /// already stay where they are. False when there is none of that id.
+    pub fn attach(&self, serial: u64, id: u32, whole_process: bool) -> bool {
+        let mut state = self.state.lock();
+        let moves_leader = whole_process || read_status(id).is_some_and(|status| status.tgid == id);
+        if !moves_leader {
+            let Some(stat) = read_stat(id).filter(|stat| !stat.is_zombie) else { return false };
+            state.threads.insert(id, Known { identity: stat.identity, serial });
+            return true;
+        }
+        // Every process that would follow a new place of this one has to be pinned where it is.
+        let processes = walk_processes();
+        let stats: HashMap<u32, Stat> =
+            processes.iter().filter_map(|&pid| Some((pid, read_stat(pid)?))).collect();
+        let Some(stat) = stats.get(&id).filter(|stat| !stat.is_zombie) else { return false };
+        for (&pid, &descendant) in stats.iter().filter(|&(&pid, _)| pid != id && descends(pid, id, &stats)) {
+            if let Some(serial) = state.serial_of_process(pid) {
+                state.processes.insert(pid, Known { identity: descendant.identity, serial });
+            }
+        }
+        if !whole_process {
+            let known = Known { identity: stat.identity, serial };
+            state.threads.insert(id, known);
+            if stat.session == id {
+                state.sessions.insert(id, known);
+            }
+            return true;
+        }
+        state.learn(id, *stat, serial);
+        let threads = read_threads(id);
+        state.threads.retain(|tid, _| !threads.contains(tid));
+        true
+    }
+
+    /// Returns the processes, or threads, of a group, rising. Walks `/proc`.
+    pub fn list(&self, serial: u64, whole_processes: bool) -> Vec<u32> {
+        let mut state = self.state.lock();
+        state.prune();
+        let mut ids = Vec::new();
+        for pid in walk_processes() {
+            if read_stat(pid).is_none_or(|stat| stat.is_zombie) {
+                continue;
+            }
+            let mut threads = read_threads(pid);
+            threads.retain(|&tid| state.serial_of(tid) == Some(serial));
+            match whole_processes {
+                true if !threads.is_empty() => ids.push(pid),
+                true => {}
+                false => ids.append(&mut threads),
+            }
+        }
+        ids.sort_unstable();
+        ids
+    }
+}
+
+impl State {
+    fn serial_of(&mut self, tid: u32) -> Option<u64> {
+        if let Some(known) = self.threads.get(&tid)
+            && read_stat(tid).is_some_and(|stat| stat.identity == known.identity)
+        {
+            return Some(known.serial);
+        }
+        self.serial_of_process(read_status(tid)?.tgid)
+    }
+
+    /// Walks up to the nearest known ancestor; notes the answer for every process on the way.
+    fn serial_of_process(&mut self, pid: u32) -> Option<u64> {
+        let mut way: Vec<(u32, Stat)> = Vec::new();
+        let mut at = pid;
+        let mut serial = None;
+        // Orphans are given to the first process, and do not follow it.
+        while way.len() < DEPTH_MAX && (at > 1 || at == pid) {
+            let Some(stat) = read_stat(at) else { break };
+            // Which thread of its parent made a child is not recorded: it follows the first one.
+            // The other threads of a process do not.
+            if at != pid
+                && let Some(known) = self.threads.get(&at).filter(|known| known.identity == stat.identity)
+            {
+                serial = Some(known.serial);
+                break;
+            }
+            way.push((at, stat));
+            if let Some(known) = self.processes.get(&at).filter(|known| known.identity == stat.identity) {
+                serial = Some(known.serial);
+                break;
+            }
+            at = stat.ppid;
+        }
+        let first = way.first().map(|&(_, stat)| stat);
+        if first.is_none() && read_stat(pid).is_none() {
+            return None;
+        }
+        let serial = serial.or_else(|| way.iter().find_map(|(_, stat)| self.serial_of_session(stat.session)));
+        // No process is noted as the root's: an ancestor may still be put somewhere, and takes no
+        // pinned process along.
+        let Some(serial) = serial else { return Some(ROOT) };
+        for (pid, stat) in way {
+            self.learn(pid, stat, serial);
+        }
+        Some(serial)
+    }
+
+    fn serial_of_session(&self, session: u32) -> Option<u64> {
+        // All sessions that are led from outside our pid namespace look alike.
+        if session == 0 {
+            return None;
+        }
+        let known = self.sessions.get(&session)?;
+        // While members live, the id is not given to a new process, so a living one of that id is
+        // the leader.
+        let leader_is_same = read_stat(session).is_none_or(|leader| leader.identity == known.identity);
+        leader_is_same.then_some(known.serial)
+    }
+
+    fn learn(&mut self, pid: u32, stat: Stat, serial: u64) {
+        let known = Known { identity: stat.identity, serial };
+        self.processes.insert(pid, known);
+        if stat.session == pid {
+            self.sessions.insert(pid, known);
+        }
+    }
+
+    fn prune_sometimes(&mut self) {
+        if self.processes.len() >= PRUNE_MIN.max(2 * self.nr_after_last_prune) {
+            self.prune();
+        }
+    }
+
+    /// Forgets dead processes, and empty sessions.
+    fn prune(&mut self) {
+        let is_same =
+            |&id: &u32, known: &mut Known| read_stat(id).is_some_and(|stat| stat.identity == known.identity);
+        self.processes.retain(is_same);
+        self.threads.retain(is_same);
+        if !self.sessions.is_empty() {
+            let living: Vec<u32> =
+                walk_processes().into_iter().filter_map(|pid| Some(read_stat(pid)?.session)).collect();
+            self.sessions.retain(|session, _| living.contains(session));
+        }
+        self.nr_after_last_prune = self.processes.len();
+    }
+}
+
+/// Returns whether `ancestor` is above `pid`.
+fn descends(pid: u32, ancestor: u32, stats: &HashMap<u32, Stat>) -> bool {
+    let mut at = pid;
+    for _ in 0..DEPTH_MAX {
+        let Some(stat) = stats.get(&at) else { return false };
+        if stat.ppid == ancestor {
+            return true;
+        }
+        at = stat.ppid;
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::classify::testing::{Child, own_tid};
+
+    #[test]
+    fn children_follow_and_a_reused_id_is_another_process() {
+        let ancestry = Ancestry::default();
+        let child = Child::shell("read go; sh -c 'echo $$; read end; :'; :");
+        assert!(ancestry.attach(7, child.id(), true));
+        child.tell("go");
+        let grandchild = child.read_number();
+        assert_eq!(ancestry.serial_of(grandchild), Some(7));
+        assert_eq!(ancestry.list(7, true), [child.id(), grandchild]);
+        assert_eq!(ancestry.serial_of(std::process::id()), Some(0));
+        let mut state = ancestry.state.lock();
+        for pid in [child.id(), grandchild] {
+            state.processes.get_mut(&pid).unwrap().identity = read_stat(1).unwrap().identity;
+        }
+        assert_eq!(state.serial_of(grandchild), Some(0), "others had these ids");
+    }
+
+    #[test]
+    fn an_orphan_that_was_seen_stays() {
+        let ancestry = Ancestry::default();
+        let child = Child::shell("exec 3<&0; read go; (setsid sh -c 'echo $$; read end' <&3 &); read end");
+        assert!(ancestry.attach(7, child.id(), true));
+        child.tell("go");
+        let orphan = child.read_number();
+        // Its first parent is gone; whether it was seen in time is a race that only the hierarchy
+        // wins.
+        let seen = ancestry.serial_of(orphan);
+        assert!(seen == Some(7) || seen == Some(0), "{seen:?}");
+        assert!(ancestry.attach(8, orphan, true));
+        assert_eq!(ancestry.serial_of(orphan), Some(8));
+    }
+
+    #[test]
+    fn an_orphan_in_the_session_of_a_member_belongs_to_it() {
+        let ancestry = Ancestry::default();
+        let child = Child::shell(
+            "exec 3<&0; setsid sh -c 'echo $$; read go; (sh -c \"echo \\$\\$; read end\" <&3 &); read end' <&3",
+        );
+        let leader = child.read_number();
+        assert!(ancestry.attach(7, leader, true));
+        child.tell("go");
+        let orphan = child.read_number();
+        assert_eq!(ancestry.serial_of(orphan), Some(7));
+    }
+
+    #[test]
+    fn processes_with_session_leaders_outside_are_not_related() {
+        let mut state = State::default();
+        let (one, other) = (Child::shell("read go"), Child::shell("read go"));
+        let outside = |child: &Child| Stat { session: 0, ppid: 0, ..read_stat(child.id()).unwrap() };
+        state.learn(one.id(), outside(&one), 7);
+        // As if the id that stands for them all had been taken for a leader's.
+        state.sessions.insert(0, state.processes[&one.id()]);
+        assert_eq!(state.serial_of_session(outside(&other).session), None);
+        let stats = HashMap::from([(one.id(), outside(&one)), (other.id(), outside(&other))]);
+        assert!(!descends(other.id(), one.id(), &stats) && !descends(one.id(), other.id(), &stats));
+    }
+
+    #[test]
+    fn children_from_before_a_move_stay_where_they_are() {
+        let ancestry = Ancestry::default();
+        // The early one must not read what the parent waits for; it goes when its parent does.
+        let early = "sh -c 'echo $$; while kill -0 $PPID 2>/dev/null; do sleep 0.1; done' <&- &";
+        let child = Child::shell(&format!("{early} read go; sh -c 'echo $$; read end'; :"));
+        let early = child.read_number();
+        assert!(ancestry.attach(7, child.id(), true));
+        assert_eq!(ancestry.serial_of(early), Some(0));
+        assert_eq!(ancestry.serial_of(child.id()), Some(7));
+    }
+
+    #[test]
+    fn one_thread_can_be_elsewhere_until_its_process_is_moved() {
+        let ancestry = Ancestry::default();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                assert!(ancestry.attach(5, own_tid(), false));
+                assert_eq!(ancestry.serial_of(own_tid()), Some(5));
+                assert_eq!(ancestry.list(5, false), [own_tid()]);
+                assert_eq!(ancestry.list(5, true), [std::process::id()]);
+                assert!(ancestry.attach(6, std::process::id(), true));
+                assert_eq!(ancestry.serial_of(own_tid()), Some(6));
+            });
+        });
+    }
+
+    #[test]
+    fn children_follow_the_first_thread_of_their_parent() {
+        let ancestry = Ancestry::default();
+        // The early one must not read what the parent waits for; it goes when its parent does.
+        let early = "sh -c 'echo $$; while kill -0 $PPID 2>/dev/null; do sleep 0.1; done' <&- &";
+        let child = Child::shell(&format!("{early} read go; sh -c 'echo $$; read end'; :"));
+        let early = child.read_number();
+        assert!(ancestry.attach(7, child.id(), false));
+        child.tell("go");
+        let late = child.read_number();
+        assert_eq!(ancestry.serial_of(late), Some(7));
+        assert_eq!(ancestry.serial_of(early), Some(0));
+        assert_eq!(ancestry.list(7, true), [child.id(), late]);
+    }
+
+    #[test]
+    fn the_dead_are_not_members() {
+        let ancestry = Ancestry::default();
+        let mut child = Child::shell("read go");
+        assert!(ancestry.attach(7, child.id(), true));
+        child.tell("go");
+        child.wait_until_zombie();
+        assert_eq!(ancestry.list(7, true), []);
+        assert!(!ancestry.attach(7, child.id(), true));
+        child.reap();
+        assert_eq!(ancestry.serial_of(child.id()), None);
+        assert!(!ancestry.attach(7, i32::MAX as u32, true));
+    }
+}

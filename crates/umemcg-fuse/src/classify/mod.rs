@@ -1,0 +1,114 @@
+//! The group that a request belongs to: the one question that the file system asks about a process.
+//!
+//! It is asked once for each request, on the thread that has taken it off the device
+//! ([`Classifier::payer`]), and the answer stays with the request. Later the thread may have ended,
+//! and its id may be another's. [`ProcessClassifier`] answers it for the processes of this machine.
+
+mod ancestry;
+pub(crate) mod descriptors;
+mod eventfd_writer;
+mod mirror;
+mod pid_namespace;
+pub(crate) mod proc_files;
+mod process_classifier;
+mod rule_groups;
+mod rules;
+#[cfg(test)]
+pub(crate) mod testing;
+mod thread_cache;
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use umemcg::Group;
+
+pub use descriptors::ProcessDescriptors;
+pub use proc_files::credentials_of;
+pub(crate) use process_classifier::since_boot_ns;
+pub use process_classifier::{ProcessClassifier, Tracking};
+pub use rule_groups::RULE_GROUPS_MAX;
+pub use rules::{Rule, RuleError, RuleKind};
+
+/// What is known about a request when it arrives.
+#[derive(Clone, Copy)]
+pub struct Asker<'a> {
+    /// The thread that made it; 0 when there is none, or none that is visible from here.
+    pub tid: u32,
+    /// Its user.
+    pub uid: u32,
+    /// Its group of users.
+    pub gid: u32,
+    /// The kernel queued the request after this time, in nanoseconds since boot. A thread that is
+    /// older and has that id now is the one that made it.
+    pub queued_after_ns: u64,
+    /// The group that opened the file which the request goes through, if it goes through one.
+    pub opener: Option<&'a Arc<Group>>,
+    /// The path of the object inside the volume. Does not sleep; asked for only when a rule wants
+    /// it.
+    pub path: &'a dyn Fn() -> Option<PathBuf>,
+}
+
+impl fmt::Debug for Asker<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Asker").field("tid", &self.tid).field("uid", &self.uid).finish_non_exhaustive()
+    }
+}
+
+/// The group that pays for a request.
+#[derive(Debug, Clone)]
+pub enum Payer {
+    /// This group, or the nearest one above when it has been removed meanwhile.
+    Group(Arc<Group>),
+    /// A group that a rule names and that is not there yet; [`Classifier::make_group`] makes it.
+    Unmade {
+        /// The names of the group, from the root down.
+        names: Vec<OsString>,
+        /// The deepest group on the way that is there.
+        above: Arc<Group>,
+    },
+}
+
+impl Payer {
+    /// Returns the group to which whatever the request takes before it is served is charged.
+    pub fn group_for_now(&self) -> &Arc<Group> {
+        match self {
+            Self::Group(group) | Self::Unmade { above: group, .. } => group,
+        }
+    }
+}
+
+/// Knows the group of a thread. Never touches mounts of ours, and never fails: the root group is
+/// the last answer.
+pub trait Classifier: Send + Sync + fmt::Debug {
+    /// Returns the group that pays for what thread `tid` with these ids does now; `tid` is 0 when
+    /// the thread is not visible from here. May read `/proc` and make groups when the thread was
+    /// not seen before; next to nothing afterwards.
+    fn classify(&self, tid: u32, uid: u32, gid: u32) -> Arc<Group>;
+
+    /// Returns the group that pays for a request that has just been taken off the device. Runs on a
+    /// thread that others' requests wait for: does not sleep.
+    fn payer(&self, asker: &Asker<'_>) -> Payer {
+        match asker.opener {
+            Some(opener) if asker.tid == 0 => Payer::Group(Arc::clone(opener)),
+            _ => Payer::Group(self.classify(asker.tid, asker.uid, asker.gid)),
+        }
+    }
+
+    /// Makes the group of these names; where it cannot be, the group above it has to do. May sleep.
+    fn make_group(&self, names: &[OsString], above: &Arc<Group>) -> Arc<Group> {
+        let _ = names;
+        Arc::clone(above)
+    }
+}
+
+/// All processes are in one group.
+#[derive(Debug)]
+pub struct RootOnly(pub Arc<Group>);
+
+impl Classifier for RootOnly {
+    fn classify(&self, _tid: u32, _uid: u32, _gid: u32) -> Arc<Group> {
+        Arc::clone(&self.0)
+    }
+}

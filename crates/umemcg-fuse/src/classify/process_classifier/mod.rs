@@ -1,0 +1,478 @@
+//! Which group a process belongs to.
+//!
+//! A process is where it was put by hand (`cgroup.procs`, `tasks`), and its descendants with it;
+//! else where the first matching [`Rule`] puts it; else in the root. Putting by hand into the root
+//! undoes putting by hand, so rules decide again.
+//!
+//! A request is its thread's as long as that can be known. A thread that has ended, or that is so
+//! young that another with its id may have made the request, does not pay: the group that opened
+//! the file does ([`Classifier::payer`]).
+//!
+//! How descendants are followed is the [`Tracker`]'s business: the kernel does it in a hierarchy of
+//! ours where one can be mounted ([`mirror`](super::mirror)), else parents and sessions are looked
+//! at ([`ancestry`](super::ancestry)). What was found out about a thread is kept in a
+//! [`ThreadCache`], so that asking again costs next to nothing.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::{Arc, Weak};
+
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use umemcg::{CreateError, Engine, Group};
+use umemcg_base::{LeafRwLock, Rank, RankedMutex};
+use umemcg_control::{Membership, MembershipError};
+
+use super::ancestry::Ancestry;
+use super::mirror::{self, Mirror};
+use super::rule_groups::{self, NotMade, RULE_GROUPS_MAX, RuleGroups};
+use super::rules::{Rule, RuleKind};
+use super::thread_cache::{Life, ThreadCache};
+use super::{Asker, Classifier, Payer, pid_namespace, proc_files};
+
+/// Returns how membership is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tracking {
+    /// By a hierarchy of the kernel: exact.
+    Hierarchy,
+    /// By parents and sessions: a process that leaves its session and loses its parents before it
+    /// first uses the mount is not followed.
+    Ancestry,
+}
+
+/// Where membership is kept; groups are known by serial, 0 is the root.
+#[derive(Debug)]
+enum Tracker {
+    Mirror(Mirror),
+    Ancestry(Ancestry),
+}
+
+/// Knows which group a process belongs to.
+#[derive(Debug)]
+pub struct ProcessClassifier {
+    engine: Arc<Engine>,
+    tracker: Tracker,
+    rules: Vec<Rule>,
+    has_path_rules: bool,
+    rule_groups: RuleGroups,
+    threads: ThreadCache<Placement>,
+    /// Groups that have had members by hand, by serial.
+    members: LeafRwLock<HashMap<u64, Weak<Group>>>,
+    /// Groups that are being removed and take no more members. Held while a process is moved and
+    /// while a group is closed.
+    closed: RankedMutex<Vec<Weak<Group>>>,
+}
+
+/// Where a thread belongs, path rules left aside.
+#[derive(Debug, Clone)]
+struct Placement {
+    /// Not held: a thread that is remembered does not keep a group.
+    group: Weak<Group>,
+    /// Rules before this one did not match; [`BY_HAND`] comes before all of them.
+    rank: usize,
+    /// The thread has had its id since this time at least, in nanoseconds since boot; [`u64::MAX`]
+    /// where its end would not be noticed.
+    since_ns: u64,
+}
+
+/// Where a thread belongs, path rules left aside, and what is known of the thread.
+#[derive(Debug)]
+struct Found {
+    payer: Payer,
+    rank: usize,
+    since_ns: u64,
+}
+
+/// The rank of a place by hand.
+const BY_HAND: usize = 0;
+/// The rank of the first rule.
+const FIRST_RULE: usize = 1;
+/// How often a group that a rule names may vanish while it is being looked up.
+const CREATE_TRIES_MAX: usize = 8;
+
+impl ProcessClassifier {
+    /// Returns an empty membership. The kernel keeps it where it can.
+    ///
+    /// # Errors
+    /// When descriptors or threads are used up.
+    pub fn new(engine: Arc<Engine>, rules: Vec<Rule>) -> io::Result<Self> {
+        let tracker = match Mirror::mount() {
+            Ok(mirror) => Tracker::Mirror(mirror),
+            Err(error) => {
+                tracing::info!(%error, "no process hierarchy: processes are followed by parents and sessions");
+                Tracker::Ancestry(Ancestry::default())
+            }
+        };
+        Self::with_tracker(engine, rules, tracker)
+    }
+
+    fn with_tracker(engine: Arc<Engine>, rules: Vec<Rule>, tracker: Tracker) -> io::Result<Self> {
+        let has_path_rules = rules.iter().any(|rule| rule.kind() == RuleKind::Path);
+        Ok(Self {
+            engine,
+            tracker,
+            rules,
+            has_path_rules,
+            rule_groups: RuleGroups::new(RULE_GROUPS_MAX),
+            threads: ThreadCache::new()?,
+            members: LeafRwLock::default(),
+            closed: RankedMutex::new(Rank::Membership, Vec::new()),
+        })
+    }
+
+    /// Lets rules make so many groups, instead of [`RULE_GROUPS_MAX`].
+    #[must_use]
+    pub fn with_rule_groups_max(mut self, nr_max: usize) -> Self {
+        self.rule_groups = RuleGroups::new(nr_max);
+        self
+    }
+
+    /// Starts a thread that removes groups which rules have made and that are empty and idle, as
+    /// long as this lives.
+    ///
+    /// # Errors
+    /// When the system refuses a thread.
+    pub fn tend_rule_groups(self: &Arc<Self>) -> io::Result<()> {
+        if self.rules.is_empty() {
+            return Ok(());
+        }
+        let classifier = Arc::downgrade(self);
+        umemcg_base::clock::spawn_detached("umemcg-rules", move || {
+            while let Some(classifier) = classifier.upgrade() {
+                classifier.rule_groups.sweep(&classifier.engine, &|group| classifier.remove_idle(group));
+                drop(classifier);
+                std::thread::sleep(rule_groups::TICK);
+            }
+        })
+    }
+
+    /// Removes a group that a rule has made, unless a process was put there.
+    fn remove_idle(&self, group: &Arc<Group>) {
+        if self.is_populated(group) || self.close(group).is_err() {
+            return;
+        }
+        match self.engine.remove_group(group) {
+            Ok(()) => {
+                tracing::info!(group = %group.path().display(), "an idle group that a rule made is removed")
+            }
+            Err(_) => self.reopen(group),
+        }
+    }
+
+    /// Returns how membership is kept.
+    pub fn tracking(&self) -> Tracking {
+        match self.tracker {
+            Tracker::Mirror(_) => Tracking::Hierarchy,
+            Tracker::Ancestry(_) => Tracking::Ancestry,
+        }
+    }
+
+    /// Returns the remembered place of a thread, if it is good and its group lives.
+    #[inline]
+    fn known(&self, tid: u32, uid: u32) -> Option<Found> {
+        let Placement { group, rank, since_ns } = self.threads.get(tid, uid)?;
+        let group = group.upgrade().filter(|group| !group.is_dead())?;
+        Some(Found { payer: Payer::Group(group), rank, since_ns })
+    }
+
+    /// Asks the kernel where a thread is: some ten microseconds, no sleep. None: there is no such
+    /// thread, or it is ending.
+    #[cold]
+    fn find_out(&self, tid: u32, uid: u32) -> Option<Found> {
+        let ticket = self.threads.ticket(tid);
+        let since_ns = if ticket.is_watched() { since_boot_ns() } else { u64::MAX };
+        let cgroups = proc_files::read_cgroups(tid);
+        let by_hand = self.serial_of(tid, cgroups.as_deref().unwrap_or_default());
+        let by_hand = by_hand.and_then(|serial| self.member_group(serial));
+        // Looked at afterwards: a thread that is ending is shown in no group.
+        if by_hand.is_none() && (ticket.has_ended() || proc_files::is_ending(tid)) {
+            return None;
+        }
+        let (payer, rank) = match by_hand {
+            Some(group) => (Payer::Group(group), BY_HAND),
+            None => self.place_by_rules(uid, &cgroups.unwrap_or_default()),
+        };
+        if let Payer::Group(group) = &payer {
+            // A place by hand changes by a move only. What rules look at may change without notice.
+            let life = if rank == BY_HAND || self.rules.is_empty() { Life::Thread } else { Life::Short };
+            self.threads.put(ticket, uid, Placement { group: Arc::downgrade(group), rank, since_ns }, life);
+        }
+        Some(Found { payer, rank, since_ns })
+    }
+
+    /// Returns the root, after all rules.
+    fn nowhere(&self) -> Found {
+        let payer = Payer::Group(Arc::clone(self.engine.root()));
+        Found { payer, rank: FIRST_RULE + self.rules.len(), since_ns: 0 }
+    }
+
+    /// Where path rules that come before the one that has matched put a request.
+    fn place_by_path(&self, rank: usize, path: &dyn Fn() -> Option<PathBuf>) -> Option<Payer> {
+        if !self.has_path_rules || rank == BY_HAND {
+            return None;
+        }
+        let before = &self.rules[..rank - FIRST_RULE];
+        let mut path_rules = before.iter().filter(|rule| rule.kind() == RuleKind::Path).peekable();
+        let path = path_rules.peek().and_then(|_| path())?;
+        let path = path.as_os_str().as_bytes();
+        path_rules.find_map(|rule| rule.place(path)).map(|names| self.find(names))
+    }
+
+    /// Returns the serial of the group that a thread is in by hand; none when it is in none, or
+    /// gone.
+    fn serial_of(&self, tid: u32, cgroups: &[u8]) -> Option<u64> {
+        let serial = match &self.tracker {
+            Tracker::Mirror(mirror) => mirror.serial_in(cgroups),
+            Tracker::Ancestry(ancestry) => ancestry.serial_of(tid)?,
+        };
+        (serial != 0).then_some(serial)
+    }
+
+    fn member_group(&self, serial: u64) -> Option<Arc<Group>> {
+        self.members.read().get(&serial)?.upgrade().filter(|group| !group.is_dead())
+    }
+
+    fn place_by_rules(&self, uid: u32, cgroups: &[u8]) -> (Payer, usize) {
+        for (number, rule) in self.rules.iter().enumerate() {
+            let names = match rule.kind() {
+                RuleKind::Path => None,
+                RuleKind::Uid => rule.place(uid.to_string().as_bytes()),
+                RuleKind::Cgroup => proc_files::cgroup_lines(cgroups)
+                    .filter(|(controllers, _)| !mirror::is_ours(controllers))
+                    .find_map(|(_, path)| rule.place(path)),
+            };
+            if let Some(names) = names {
+                return (self.find(names), FIRST_RULE + number);
+            }
+        }
+        let nowhere = self.nowhere();
+        (nowhere.payer, nowhere.rank)
+    }
+
+    /// Returns the group at these names, as far as it is there.
+    fn find(&self, names: Vec<OsString>) -> Payer {
+        let mut above = Arc::clone(self.engine.root());
+        for name in &names {
+            match above.child(name) {
+                Some(child) => above = child,
+                None => return Payer::Unmade { names, above },
+            }
+        }
+        Payer::Group(above)
+    }
+
+    /// Returns the group at these names; what is missing is created. Where one cannot be, the group
+    /// above it has to do.
+    fn find_or_create(&self, names: &[OsString]) -> Arc<Group> {
+        let mut at = Arc::clone(self.engine.root());
+        let mut nr_tries = 0;
+        let mut depth = 0;
+        while let Some(name) = names.get(depth) {
+            if let Some(child) = at.child(name) {
+                at = child;
+                depth += 1;
+                continue;
+            }
+            match self.rule_groups.make(&self.engine, &at, name) {
+                Ok(child) => {
+                    tracing::info!(group = %child.path().display(), "a rule has made a group");
+                    at = child;
+                    depth += 1;
+                }
+                Err(NotMade::TooMany) => break,
+                Err(NotMade::Refused(CreateError::Exists | CreateError::ParentGone))
+                    if nr_tries < CREATE_TRIES_MAX =>
+                {
+                    // Another thread was faster to make it, or to remove what is above it: once
+                    // more from the top.
+                    nr_tries += 1;
+                    at = Arc::clone(self.engine.root());
+                    depth = 0;
+                }
+                Err(NotMade::Refused(error)) => {
+                    tracing::warn!(%error, above = %at.path().display(), ?name, "a rule cannot make its group");
+                    break;
+                }
+            }
+        }
+        at
+    }
+
+    /// Returns the id of a group where membership is kept.
+    fn serial(&self, group: &Group) -> u64 {
+        if group.is_root() { 0 } else { group.id() }
+    }
+
+    fn list(&self, group: &Group, whole_processes: bool) -> Vec<u32> {
+        let serial = self.serial(group);
+        if serial != 0 && !self.members.read().contains_key(&serial) {
+            return Vec::new();
+        }
+        match &self.tracker {
+            Tracker::Mirror(mirror) => mirror.list(serial, whole_processes),
+            Tracker::Ancestry(ancestry) => ancestry.list(serial, whole_processes),
+        }
+    }
+
+    fn attach(&self, group: &Arc<Group>, id: u32, whole_process: bool) -> Result<(), MembershipError> {
+        let closed = self.closed.lock_second();
+        if group.is_dead() || closed.iter().any(|closed| std::ptr::eq(closed.as_ptr(), Arc::as_ptr(group))) {
+            return Err(MembershipError::Gone);
+        }
+        let serial = self.serial(group);
+        if serial != 0 {
+            // Before the move, so that a thread that finds the process there finds the group, too.
+            self.members.write().insert(serial, Arc::downgrade(group));
+        }
+        let moved = match &self.tracker {
+            Tracker::Mirror(mirror) => {
+                mirror.attach(serial, id, whole_process).map_err(|errno| match errno {
+                    Errno::SRCH => MembershipError::NoSuchProcess,
+                    Errno::NODEV | Errno::NOENT => MembershipError::Gone,
+                    errno => MembershipError::System(errno),
+                })
+            }
+            Tracker::Ancestry(ancestry) if ancestry.attach(serial, id, whole_process) => Ok(()),
+            Tracker::Ancestry(_) => Err(MembershipError::NoSuchProcess),
+        };
+        self.threads.begin_generation();
+        moved
+    }
+}
+
+impl Classifier for ProcessClassifier {
+    fn classify(&self, tid: u32, uid: u32, gid: u32) -> Arc<Group> {
+        let asker = Asker { tid, uid, gid, queued_after_ns: 0, opener: None, path: &|| None };
+        match self.payer(&asker) {
+            Payer::Group(group) => group,
+            Payer::Unmade { names, above } => self.make_group(&names, &above),
+        }
+    }
+
+    /// The thread's group, if the thread that has the id now must be the one that made the request;
+    /// else the opener's. Without an opener the thread waits for the answer, so it is there and it
+    /// is the one.
+    fn payer(&self, asker: &Asker<'_>) -> Payer {
+        let Asker { tid, uid, queued_after_ns, opener, path, .. } = *asker;
+        let found = match (tid, opener) {
+            (0, Some(opener)) => return Payer::Group(Arc::clone(opener)),
+            (0, None) => self.nowhere(),
+            _ => match (self.known(tid, uid).or_else(|| self.find_out(tid, uid)), opener) {
+                (Some(found), _) => found,
+                (None, Some(opener)) => return Payer::Group(Arc::clone(opener)),
+                (None, None) => {
+                    let (payer, rank) = self.place_by_rules(uid, &[]);
+                    Found { payer, rank, since_ns: 0 }
+                }
+            },
+        };
+        let payer = self.place_by_path(found.rank, path).unwrap_or(found.payer);
+        match (&payer, opener) {
+            (_, None) => payer,
+            (Payer::Group(group), Some(opener)) if Arc::ptr_eq(group, opener) => payer,
+            _ if found.since_ns <= queued_after_ns => payer,
+            _ if proc_files::has_begun_by(tid, queued_after_ns) => payer,
+            (_, Some(opener)) => Payer::Group(Arc::clone(opener)),
+        }
+    }
+
+    fn make_group(&self, names: &[OsString], _above: &Arc<Group>) -> Arc<Group> {
+        self.find_or_create(names)
+    }
+}
+
+impl Membership for ProcessClassifier {
+    fn processes(&self, group: &Arc<Group>) -> Result<Vec<u32>, MembershipError> {
+        Ok(self.list(group, true))
+    }
+
+    fn threads(&self, group: &Arc<Group>) -> Result<Vec<u32>, MembershipError> {
+        Ok(self.list(group, false))
+    }
+
+    fn attach_process(&self, group: &Arc<Group>, pid: u32) -> Result<(), MembershipError> {
+        self.attach(group, pid, true)
+    }
+
+    fn attach_thread(&self, group: &Arc<Group>, tid: u32) -> Result<(), MembershipError> {
+        self.attach(group, tid, false)
+    }
+
+    fn explicit_group(&self, tid: u32) -> Result<Arc<Group>, MembershipError> {
+        let cgroups = proc_files::read_cgroups(tid).ok_or(MembershipError::NoSuchProcess)?;
+        let group = self.serial_of(tid, &cgroups).and_then(|serial| self.member_group(serial));
+        Ok(group.unwrap_or_else(|| Arc::clone(self.engine.root())))
+    }
+
+    fn kill(&self, group: &Arc<Group>, pid: u32) -> Result<(), MembershipError> {
+        let id = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let Some(id) = id.filter(|_| pid != std::process::id()) else { return Ok(()) };
+        let process = match pidfd_open(id, PidfdFlags::empty()) {
+            Ok(process) => process,
+            Err(Errno::SRCH) => return Ok(()),
+            Err(errno) => return Err(MembershipError::System(errno)),
+        };
+        // The number may be another process's by now; from here on it is this one's.
+        if !self.list(group, true).contains(&pid) {
+            return Ok(());
+        }
+        match pidfd_send_signal(process, Signal::KILL) {
+            Ok(()) | Err(Errno::SRCH) => Ok(()),
+            Err(errno) => Err(MembershipError::System(errno)),
+        }
+    }
+
+    fn is_populated(&self, group: &Arc<Group>) -> bool {
+        !self.list(group, false).is_empty()
+    }
+
+    fn close(&self, group: &Arc<Group>) -> Result<(), MembershipError> {
+        let mut closed = self.closed.lock_second();
+        let serial = self.serial(group);
+        if self.members.read().contains_key(&serial) {
+            match &self.tracker {
+                Tracker::Mirror(mirror) => mirror.remove(serial).map_err(|errno| match errno {
+                    Errno::BUSY => MembershipError::Populated,
+                    errno => MembershipError::System(errno),
+                })?,
+                Tracker::Ancestry(ancestry) if !ancestry.list(serial, false).is_empty() => {
+                    return Err(MembershipError::Populated);
+                }
+                Tracker::Ancestry(_) => {}
+            }
+            self.members.write().remove(&serial);
+        }
+        // Groups whose removal is over need no entry: they are dead.
+        closed.retain(|closed| closed.upgrade().is_some_and(|group| !group.is_dead()));
+        closed.push(Arc::downgrade(group));
+        Ok(())
+    }
+
+    fn reopen(&self, group: &Arc<Group>) {
+        self.closed.lock_second().retain(|closed| !std::ptr::eq(closed.as_ptr(), Arc::as_ptr(group)));
+    }
+
+    fn id_from_viewer(&self, viewer: u32, id: u32) -> Result<u32, MembershipError> {
+        pid_namespace::from_viewer(viewer, id).ok_or(MembershipError::NoSuchProcess)
+    }
+
+    fn ids_for_viewer(&self, viewer: u32, ids: Vec<u32>) -> Vec<u32> {
+        pid_namespace::for_viewer(viewer, ids)
+    }
+
+    fn process_of(&self, tid: u32) -> Result<u32, MembershipError> {
+        proc_files::read_status(tid).map(|status| status.tgid).ok_or(MembershipError::NoSuchProcess)
+    }
+}
+
+/// Returns the time since boot, as the kernel says when a thread has begun.
+pub fn since_boot_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,144 @@
+//! Running requests that compute, rather than wait for a store: no more of them start than the
+//! processors can work on.
+//!
+//! Without this bound a tenant with hundreds of large requests has as many threads of the daemon
+//! ready to run as it has places, and a neighbour's small request waits for a processor behind all
+//! of them, several milliseconds each time a thread is woken for it.
+//!
+//! A request has a processor from its start; it gives it back while it waits
+//! ([`Idle`](umemcg_base::Idle)), and takes it again afterwards without asking, so that no thread
+//! that holds locks waits for a processor here. So there may be more for a moment, and then nothing
+//! starts. A call of a store that takes long ([`STORE_LEASE`]) waits for a device; one that does
+//! not copied from memory, and kept a processor busy. A request that computes for very long
+//! ([`LEASE`]) is believed to wait for something that does not say so, such as a host's call that
+//! hangs.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use umemcg_base::Wait;
+
+/// How long a request may compute: many times what a mebibyte takes.
+const LEASE: Duration = Duration::from_millis(20);
+/// How long a store may compute: some times what it takes to copy a mebibyte on a processor that
+/// others want, too. With 2 ms a neighbour's p99 was twice that with 10 ms; a store that answers in
+/// less is asked for less at a time.
+const STORE_LEASE: Duration = Duration::from_millis(5);
+
+/// Names a request that computes, and says until when that is believed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Run {
+    until: Instant,
+    nr: u64,
+}
+
+/// See the file's head.
+#[derive(Debug)]
+pub(crate) struct Computing {
+    max: usize,
+    /// The one that is believed for the shortest time first.
+    runs: BTreeSet<Run>,
+    next: u64,
+}
+
+impl Computing {
+    pub fn new(max: usize) -> Self {
+        Self { max, runs: BTreeSet::new(), next: 0 }
+    }
+
+    /// Returns how many more may start.
+    pub fn room(&self) -> usize {
+        self.max.saturating_sub(self.runs.len())
+    }
+
+    fn insert(&mut self, lease: Duration) -> Run {
+        let run = Run { until: Instant::now() + lease, nr: self.next };
+        self.next += 1;
+        self.runs.insert(run);
+        run
+    }
+
+    /// Notes that a request begins to compute.
+    pub fn begin(&mut self) -> Run {
+        self.insert(LEASE)
+    }
+
+    /// Notes that it waits.
+    pub fn waits(&mut self, run: Run, how: Wait) -> Run {
+        self.runs.remove(&run);
+        if how == Wait::Sure { run } else { self.insert(STORE_LEASE) }
+    }
+
+    /// Notes that it goes on.
+    pub fn goes_on(&mut self, run: Run) -> Run {
+        self.runs.remove(&run);
+        self.insert(LEASE)
+    }
+
+    /// Notes that it has ended.
+    pub fn end(&mut self, run: Run) {
+        self.runs.remove(&run);
+    }
+
+    /// Forgets those that are believed no more; after what time to ask again. A request that waits
+    /// for a store meanwhile is not believed for longer than that.
+    pub fn expire(&mut self) -> Duration {
+        let now = Instant::now();
+        while let Some(&first) = self.runs.first() {
+            if first.until > now {
+                return (first.until - now).min(STORE_LEASE);
+            }
+            self.runs.remove(&first);
+        }
+        STORE_LEASE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_that_waits_leaves_its_processor() {
+        let mut computing = Computing::new(2);
+        let (a, b) = (computing.begin(), computing.begin());
+        assert_eq!(computing.room(), 0);
+        let a = computing.waits(a, Wait::Sure);
+        assert_eq!(computing.room(), 1);
+        let third = computing.begin();
+        // It goes on without a free processor, so that more may compute for a moment.
+        let a = computing.goes_on(a);
+        assert_eq!((computing.room(), computing.runs.len()), (0, 3));
+        for run in [a, b, third] {
+            computing.end(run);
+        }
+        assert_eq!(computing.room(), 2);
+    }
+
+    #[test]
+    fn a_store_that_takes_long_is_waited_for() {
+        let mut computing = Computing::new(1);
+        let run = computing.begin();
+        let run = computing.waits(run, Wait::Perhaps);
+        assert_eq!(computing.room(), 0, "it may copy from memory");
+        while computing.room() == 0 {
+            std::thread::park_timeout(computing.expire());
+        }
+        assert!(run.until <= Instant::now());
+        let run = computing.goes_on(run);
+        assert_eq!(computing.room(), 0);
+        computing.end(run);
+        assert_eq!(computing.room(), 1);
+    }
+
+    #[test]
+    fn a_request_that_never_reports_waiting_is_believed_for_a_time() {
+        let mut computing = Computing::new(1);
+        let run = computing.begin();
+        while computing.room() == 0 {
+            std::thread::park_timeout(computing.expire());
+        }
+        computing.end(run);
+        assert_eq!(computing.room(), 1);
+    }
+}

@@ -1,0 +1,270 @@
+//! Replies that are delayed: a process over a dirty limit or over `memory.high` is slowed by
+//! getting its answer later, and no thread of the daemon waits with it.
+
+use std::cmp::Ordering as Order;
+use std::collections::BinaryHeap;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use umemcg_base::{Condvar, LeafMutex};
+
+use crate::reply::{Again, Answer, Delay, Reply};
+
+struct Delayed {
+    due: Instant,
+    /// Replies due at one time are sent in the order in which they came.
+    serial: u64,
+    reply: Reply,
+    answer: Answer,
+    again: Again,
+}
+
+impl PartialEq for Delayed {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Order::Equal
+    }
+}
+impl Eq for Delayed {}
+impl PartialOrd for Delayed {
+    fn partial_cmp(&self, other: &Self) -> Option<Order> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Delayed {
+    /// The heap's top is the earliest.
+    fn cmp(&self, other: &Self) -> Order {
+        (other.due, other.serial).cmp(&(self.due, self.serial))
+    }
+}
+
+#[derive(Default)]
+struct Queue {
+    heap: BinaryHeap<Delayed>,
+    nr_delayed: u64,
+    /// Every condition is to be asked now.
+    rung: bool,
+    stop: bool,
+}
+
+/// The timer and the replies that rest in it. Dropping it answers all of them immediately.
+pub struct DelayQueue {
+    shared: Arc<Shared>,
+    thread: Option<umemcg_base::clock::Worker>,
+}
+
+struct Shared {
+    queue: LeafMutex<Queue>,
+    bell: Condvar,
+}
+
+impl fmt::Debug for DelayQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DelayQueue").field("nr_delayed", &self.len()).finish_non_exhaustive()
+    }
+}
+
+impl DelayQueue {
+    /// Starts the timer's thread.
+    ///
+    /// # Errors
+    /// When the system refuses a thread.
+    pub fn new() -> io::Result<Self> {
+        let shared = Arc::new(Shared { queue: LeafMutex::default(), bell: Condvar::default() });
+        let timer = Arc::clone(&shared);
+        let thread = umemcg_base::clock::Worker::spawn("umemcg-delay", move || timer.run())?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Asks all conditions now: something has changed.
+    pub fn ring(&self) {
+        self.shared.queue.lock().rung = true;
+        self.shared.bell.notify_one();
+    }
+
+    /// Replies that rest now.
+    pub fn len(&self) -> usize {
+        self.shared.queue.lock().heap.len()
+    }
+
+    /// Returns whether none rests.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Delay for DelayQueue {
+    fn delay(&self, reply: Reply, answer: Answer, rest: Duration, again: Again) {
+        if let Answer::Written(bytes) = answer {
+            reply.accepted_write(bytes);
+        }
+        let mut queue = self.shared.queue.lock();
+        let serial = queue.nr_delayed;
+        queue.nr_delayed += 1;
+        let due = Instant::now() + rest;
+        let is_next = queue.heap.peek().is_none_or(|next| due < next.due);
+        queue.heap.push(Delayed { due, serial, reply, answer, again });
+        drop(queue);
+        if is_next {
+            self.shared.bell.notify_one();
+        }
+    }
+}
+
+impl Drop for DelayQueue {
+    fn drop(&mut self) {
+        self.shared.queue.lock().stop = true;
+        self.shared.bell.notify_one();
+        self.thread.take();
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        let mut queue = self.queue.lock();
+        loop {
+            let now = Instant::now();
+            let mut due = Vec::new();
+            let everybody = std::mem::take(&mut queue.rung) || queue.stop;
+            while let Some(next) = queue.heap.peek()
+                && (everybody || next.due <= now)
+            {
+                due.extend(queue.heap.pop());
+            }
+            if !due.is_empty() {
+                let stop = queue.stop;
+                // Conditions look at other parts of the engine; no thread should wait for that at
+                // our lock.
+                drop(queue);
+                due.retain_mut(|delayed| !delayed.settle(stop, now));
+                queue = self.queue.lock();
+                queue.heap.extend(due);
+                continue;
+            }
+            if queue.stop {
+                return;
+            }
+            match queue.heap.peek().map(|next| next.due) {
+                Some(due) => drop(self.bell.wait_until(&mut queue, due)),
+                None => self.bell.wait(&mut queue),
+            }
+        }
+    }
+}
+
+impl Delayed {
+    /// Answers if it is time; else says when it is asked again.
+    fn settle(&mut self, stop: bool, now: Instant) -> bool {
+        if !stop
+            && !self.reply.is_cancelled()
+            && let Some(rest) = (self.again)()
+        {
+            // A condition that answers zero must not keep the timer busy.
+            self.due = now + rest.max(Duration::from_millis(1));
+            return false;
+        }
+        match &mut self.answer {
+            Answer::Written(bytes) => self.reply.written(*bytes as usize).ignore(),
+            Answer::Bytes(bytes) => self.reply.bytes(bytes).ignore(),
+            Answer::Any { error, bytes, undo } => {
+                if self.reply.send_held(*error, bytes).is_gone()
+                    && let Some(undo) = undo.take()
+                {
+                    undo();
+                }
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inflight::{Inflight, Interrupts};
+    use crate::reply::{Gate, Hold};
+    use crate::transport::testing::{due, recorder};
+    use crate::wire::{InHeader, opcode};
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    const LONG: Duration = Duration::from_secs(3600);
+
+    fn at_once() -> Again {
+        Box::new(|| None)
+    }
+
+    #[test]
+    fn replies_go_when_due_in_whatever_order_they_came() {
+        let (transport, sent) = recorder();
+        let delays = DelayQueue::new().unwrap();
+        for (unique, rest_ms) in [(1, 60), (2, 30), (3, 0)] {
+            delays.delay(
+                due(&transport, unique),
+                Answer::Written(100),
+                Duration::from_millis(rest_ms),
+                at_once(),
+            );
+        }
+        let order: Vec<u64> = (0..3).map(|_| sent.recv_timeout(LONG).unwrap().0.unique).collect();
+        assert_eq!(order, [3, 2, 1]);
+        assert!(delays.is_empty());
+    }
+
+    #[test]
+    fn a_reply_rests_until_its_condition_lets_it_go() {
+        let (transport, sent) = recorder();
+        let delays = DelayQueue::new().unwrap();
+        let go = Arc::new(AtomicBool::new(false));
+        let asked = Arc::clone(&go);
+        let again = Box::new(move || (!asked.load(Ordering::Relaxed)).then_some(LONG));
+        delays.delay(due(&transport, 1), Answer::Written(7), Duration::ZERO, again);
+        delays.delay(due(&transport, 2), Answer::Written(8), Duration::from_millis(20), at_once());
+        assert_eq!(sent.recv_timeout(LONG).unwrap().0.unique, 2, "the first was asked and said no");
+        go.store(true, Ordering::Relaxed);
+        delays.ring();
+        let (header, body) = sent.recv_timeout(LONG).unwrap();
+        assert_eq!((header.unique, header.error, &body[..4]), (1, 0, &7u32.to_ne_bytes()[..]));
+    }
+
+    #[test]
+    fn what_was_handed_over_is_taken_back_from_a_lost_answer() {
+        let (transport, sent) = recorder();
+        let inflight = Inflight::new(vec![Arc::clone(&transport)]);
+        let delays = Arc::new(DelayQueue::new().unwrap());
+        let taken_back = Arc::new(AtomicBool::new(false));
+        for is_interrupted in [true, false] {
+            let mut idle = Reply::idle(Arc::clone(&transport), Some(Arc::clone(&inflight)));
+            idle.arm(&InHeader { opcode: opcode::LOOKUP, unique: 8, ..Default::default() });
+            idle.set_interrupts(Interrupts::AnySignal);
+            let hold = Hold { delays: Arc::<DelayQueue>::clone(&delays) as _, rest: LONG, again: at_once() };
+            idle.set_gate(Gate::new(|_| Some(hold)));
+            let undo = Arc::clone(&taken_back);
+            idle.hand_over(&7u64, move || undo.store(true, Ordering::Relaxed));
+            assert_eq!((delays.len(), sent.try_recv().is_err()), (1, true));
+            if is_interrupted {
+                inflight.interrupt(8);
+            }
+            delays.ring();
+            let (header, body) = sent.recv_timeout(LONG).unwrap();
+            let expected = if is_interrupted { (-4, 0) } else { (0, 8) };
+            assert_eq!((header.error, body.len()), expected);
+            while !delays.is_empty() || !inflight.is_empty() {
+                std::thread::yield_now();
+            }
+            while taken_back.load(Ordering::Relaxed) != is_interrupted {
+                std::thread::yield_now();
+            }
+            taken_back.store(false, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn the_end_answers_whatever_rests() {
+        let (transport, sent) = recorder();
+        let delays = DelayQueue::new().unwrap();
+        delays.delay(due(&transport, 1), Answer::Written(5), LONG, Box::new(|| Some(LONG)));
+        drop(delays);
+        assert_eq!(sent.try_recv().unwrap().0.error, 0);
+    }
+}

@@ -1,0 +1,263 @@
+//! Inotify events for the event files of a control mount.
+//!
+//! FUSE has no notification that becomes an inotify event, but a change of a file's modification
+//! time does: a success of `utimensat(2)` is `IN_MODIFY` to programs that watch the file. It has to
+//! come from a process that is not the daemon (a thread of the daemon that waits for the daemon
+//! would keep a killed one from ending), so the embedder brings a [`Touch`], which asks a process
+//! of its own.
+//!
+//! 1. The kernel looks a name up, as `inotify_add_watch(2)` does first: the file is *followed*,
+//!    before the answer.
+//! 2. A moment later, and when a file is closed, the kernel is asked to let go of it. A node that
+//!    is watched or open stays; of all others it says FORGET, and they are followed no more. (Linux
+//!    before 6.18 lets go of them when it needs the room.)
+//! 3. An event puts the node into the set of changes and rings the bell.
+//! 4. The thread makes a pass: each file whose content changed is touched once. Passes are
+//!    [`PASS_INTERVAL`] apart, so no file is touched more often, and what comes during a pass is
+//!    left for the next one: the last change is never lost.
+
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use umemcg_base::clock::spawn_detached;
+use umemcg_base::{Bell, LeafMutex};
+use umemcg_control::{ControlTree, NodeId, OpenFile, Waker};
+
+use crate::notifier::Notifier;
+
+/// From one pass to the next.
+const PASS_INTERVAL: Duration = Duration::from_millis(100);
+/// Files touched in one pass. A mount point is busy while a file of it is touched, and it must not
+/// be so all the time.
+const TOUCHES_PER_PASS: usize = 100;
+/// Until a process that could not be asked is tried again.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// How long the thread sleeps when there is nothing to do.
+const IDLE: Duration = Duration::from_secs(3600);
+/// Nodes of one wish to let go.
+const NODES_PER_PRUNE: usize = 256;
+
+/// Changes modification times in another process.
+pub trait Touch: Send {
+    /// Sets the modification time of the file with this path below the mount point, and that alone.
+    /// A file that cannot be touched is no error.
+    ///
+    /// # Errors
+    /// There is no process to ask. The next call tries to start one.
+    fn touch(&mut self, path: &Path) -> io::Result<()>;
+}
+
+/// The event files that the kernel knows, and the thread that touches them.
+pub(crate) struct ModifyEvents(Arc<Shared>);
+
+impl fmt::Debug for ModifyEvents {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ModifyEvents")
+    }
+}
+
+struct Shared {
+    tree: Arc<ControlTree>,
+    followed: LeafMutex<HashMap<u64, Followed>>,
+    /// Nodes that may have changed.
+    changed: LeafMutex<BTreeSet<u64>>,
+    /// Nodes looked up or closed since the last pass.
+    to_let_go: LeafMutex<BTreeSet<u64>>,
+    /// Rung for both sets, and at the end.
+    bell: Bell,
+    /// (A)
+    has_ended: AtomicBool,
+}
+
+/// A file that the kernel knows.
+struct Followed {
+    /// Lookups that the kernel has not taken back.
+    nr_lookups: u64,
+    file: Arc<OpenFile>,
+}
+
+impl ModifyEvents {
+    /// Starts the thread.
+    pub(crate) fn start(
+        tree: Arc<ControlTree>,
+        touch: Box<dyn Touch>,
+        notifier: Notifier,
+    ) -> io::Result<Self> {
+        let shared = Arc::new(Shared {
+            tree,
+            followed: LeafMutex::default(),
+            changed: LeafMutex::default(),
+            to_let_go: LeafMutex::default(),
+            bell: Bell::new(),
+            has_ended: AtomicBool::new(false),
+        });
+        let passes = Passes { shared: Arc::clone(&shared), touch, notifier, to_touch: VecDeque::new() };
+        spawn_detached("umemcg-inotify", move || passes.run())?;
+        Ok(Self(shared))
+    }
+
+    /// Notes that the kernel is about to be told of an event file. May sleep.
+    pub(crate) fn note_lookup(&self, node: NodeId) {
+        let raw = node.into_raw();
+        if !self.0.note_known(raw) {
+            let shared = Arc::downgrade(&self.0);
+            let Some(file) = self.0.tree.follow(node, Waker::new(move || Shared::note_change(&shared, raw)))
+            else {
+                return;
+            };
+            let spare = self.0.insert(raw, file);
+            drop(spare);
+        }
+        self.0.ask_to_let_go(raw);
+    }
+
+    /// Notes that a file was closed: the kernel may forget it now.
+    pub(crate) fn note_release(&self, node: NodeId) {
+        if self.0.file(node.into_raw()).is_some() {
+            self.0.ask_to_let_go(node.into_raw());
+        }
+    }
+
+    /// Notes that the kernel has taken lookups back.
+    pub(crate) fn note_forget(&self, node: u64, nr_lookups: u64) {
+        let mut followed = self.0.followed.lock();
+        let gone = match followed.entry(node) {
+            Entry::Occupied(mut known) if known.get().nr_lookups > nr_lookups => {
+                known.get_mut().nr_lookups -= nr_lookups;
+                None
+            }
+            Entry::Occupied(known) => Some(known.remove()),
+            Entry::Vacant(_) => None,
+        };
+        drop(followed);
+        drop(gone);
+    }
+
+    /// Returns how many files are followed.
+    pub(crate) fn nr_followed(&self) -> usize {
+        self.0.followed.lock().len()
+    }
+}
+
+impl Drop for ModifyEvents {
+    fn drop(&mut self) {
+        // Release: pairs with the load in `run`. The ring orders it already; this says so.
+        self.0.has_ended.store(true, Ordering::Release);
+        self.0.bell.ring();
+    }
+}
+
+impl Shared {
+    fn note_change(shared: &Weak<Self>, node: u64) {
+        if let Some(shared) = shared.upgrade() {
+            shared.changed.lock().insert(node);
+            shared.bell.ring();
+        }
+    }
+
+    /// The kernel is asked to let go of a node, but not before its caller has had time to take hold
+    /// of it.
+    fn ask_to_let_go(&self, node: u64) {
+        self.to_let_go.lock().insert(node);
+        self.bell.ring();
+    }
+
+    /// Counts a lookup of a file that is followed already.
+    fn note_known(&self, node: u64) -> bool {
+        let mut followed = self.followed.lock();
+        let Some(known) = followed.get_mut(&node) else { return false };
+        known.nr_lookups += 1;
+        true
+    }
+
+    /// Follows a file; gives it back when another lookup was faster.
+    fn insert(&self, node: u64, file: OpenFile) -> Option<OpenFile> {
+        match self.followed.lock().entry(node) {
+            Entry::Occupied(mut known) => {
+                known.get_mut().nr_lookups += 1;
+                Some(file)
+            }
+            Entry::Vacant(place) => {
+                place.insert(Followed { nr_lookups: 1, file: Arc::new(file) });
+                None
+            }
+        }
+    }
+
+    fn file(&self, node: u64) -> Option<Arc<OpenFile>> {
+        self.followed.lock().get(&node).map(|known| Arc::clone(&known.file))
+    }
+}
+
+/// What the thread works with.
+struct Passes {
+    shared: Arc<Shared>,
+    touch: Box<dyn Touch>,
+    notifier: Notifier,
+    /// What was found changed and had no room in the last pass. With each, whether it has to be
+    /// touched in any case: its change was taken already.
+    to_touch: VecDeque<(u64, bool)>,
+}
+
+impl Passes {
+    fn run(mut self) {
+        let mut to_prune = BTreeSet::new();
+        let mut has_warned = false;
+        loop {
+            let is_idle = to_prune.is_empty() && self.to_touch.is_empty();
+            self.shared.bell.wait(if is_idle { IDLE } else { PASS_INTERVAL });
+            // Acquire: pairs with the store in `drop`.
+            if self.shared.has_ended.load(Ordering::Acquire) {
+                return;
+            }
+            let mut rest = PASS_INTERVAL;
+            if let Err(error) = self.touch_changed() {
+                if !std::mem::replace(&mut has_warned, true) {
+                    tracing::warn!(%error, "inotify hears nothing of control files until a process for it can be started");
+                }
+                rest = RETRY_AFTER;
+            }
+            // Those of the pass before.
+            self.prune(std::mem::replace(&mut to_prune, std::mem::take(&mut *self.shared.to_let_go.lock())));
+            std::thread::sleep(rest);
+        }
+    }
+
+    /// Touches what has changed, some at a time.
+    fn touch_changed(&mut self) -> io::Result<()> {
+        if self.to_touch.is_empty() {
+            let changed = std::mem::take(&mut *self.shared.changed.lock());
+            self.to_touch.extend(changed.into_iter().map(|node| (node, false)));
+        }
+        for _ in 0..TOUCHES_PER_PASS {
+            let Some((node, has_to)) = self.to_touch.pop_front() else { break };
+            let Some(file) = self.shared.file(node) else { continue };
+            if !self.shared.tree.take_change(&file) && !has_to {
+                continue;
+            }
+            let Some(path) = file.path() else { continue };
+            if let Err(error) = self.touch.touch(&path) {
+                self.to_touch.push_front((node, true));
+                return Err(error);
+            }
+            if file.path().is_some_and(|now| now != path) {
+                // A group was renamed meanwhile, and the touch may have gone nowhere.
+                self.to_touch.push_back((node, true));
+            }
+        }
+        Ok(())
+    }
+
+    fn prune(&self, nodes: BTreeSet<u64>) {
+        let nodes: Vec<u64> = nodes.into_iter().collect();
+        for nodes in nodes.chunks(NODES_PER_PRUNE) {
+            self.notifier.prune(nodes.to_vec());
+        }
+    }
+}

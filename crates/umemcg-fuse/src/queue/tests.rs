@@ -1,0 +1,226 @@
+//! What starts, and in what order.
+
+use super::*;
+
+const PLACES: Places = Places { running_max: 64, first_max: 128, computing_max: 200 };
+
+#[derive(Debug, PartialEq, Eq)]
+struct Job(u32);
+
+impl Waiting for Job {
+    fn is_settled(&self) -> bool {
+        self.0 == u32::MAX
+    }
+}
+
+/// Starts a request, or lets it wait.
+fn try_start(queue: &mut Queue<Job>, group: u64, store: u64, job: u32) -> Option<Started> {
+    let keys = Keys { group, store };
+    let may_start = queue.may_start(keys);
+    if !may_start {
+        queue.push(keys, Job(job));
+    }
+    may_start.then(|| queue.started(keys))
+}
+
+/// Whether it was started; else it waits.
+fn ask(queue: &mut Queue<Job>, group: u64, store: u64, job: u32) -> bool {
+    try_start(queue, group, store, job).is_some()
+}
+
+/// One of this pair ends, whichever.
+fn finish_one(queue: &mut Queue<Job>, group: u64, store: u64) {
+    let run = queue.computing.begin();
+    queue.finished(&Started { keys: Keys { group, store }, run });
+}
+
+/// Finishes one and starts the next until nothing waits; the order.
+fn drain(queue: &mut Queue<Job>, first: Started) -> Vec<u32> {
+    let mut order = Vec::new();
+    let mut started = first;
+    loop {
+        queue.finished(&started);
+        let Some((next, Job(job))) = queue.pick() else { return order };
+        order.push(job);
+        started = next;
+    }
+}
+
+#[test]
+fn one_group_on_one_store_has_a_quarter_of_the_places() {
+    let mut queue = Queue::new(PLACES);
+    let started = (0..100).filter(|&n| ask(&mut queue, 1, 7, n)).count();
+    assert_eq!((started, queue.len()), (16, 84));
+}
+
+#[test]
+fn groups_that_want_one_store_share_what_it_may_have() {
+    let mut queue = Queue::new(PLACES);
+    for n in 0..100 {
+        ask(&mut queue, 1, 7, n);
+    }
+    // A neighbour's requests start although the first group's wait, several of them.
+    let started = (0..100).filter(|&n| ask(&mut queue, 2, 7, n)).count();
+    assert_eq!(started, 10, "a third of the store's 32");
+    // A group with more than a fair part starts nothing until it has less.
+    for _ in 0..6 {
+        finish_one(&mut queue, 1, 7);
+        assert_eq!(queue.pick(), None);
+    }
+    finish_one(&mut queue, 1, 7);
+    assert_eq!(queue.pick().map(|(started, _)| started.keys.group), Some(1));
+    assert!(ask(&mut queue, 3, 7, 0), "and there is room for the next one");
+}
+
+#[test]
+fn stores_that_hang_keep_no_other_pair_from_its_first_request() {
+    let mut queue = Queue::new(PLACES);
+    for hanging in 0..50 {
+        for n in 0..100 {
+            ask(&mut queue, hanging % 10, hanging, n);
+        }
+    }
+    assert!(queue.nr_running() >= 64, "{}", queue.nr_running());
+    assert!(ask(&mut queue, 1000, 1000, 0));
+    assert!(ask(&mut queue, 1000, 0, 0), "also on a store that others hang on");
+    assert!(ask(&mut queue, 1001, 1000, 0));
+}
+
+#[test]
+fn a_pair_with_nothing_running_starts_wherever_it_is_listed() {
+    let mut queue = Queue::new(PLACES);
+    for n in 0..40 {
+        ask(&mut queue, 1, 7, n);
+    }
+    for n in 0..40 {
+        ask(&mut queue, 2, 7, 100 + n);
+    }
+    assert_eq!(queue.pick(), None, "all that waits is blocked");
+    // So many others want their part of the store that the part of each is one.
+    for group in 3..30 {
+        ask(&mut queue, group, 7, 0);
+    }
+    for nr_left in (0..10).rev() {
+        finish_one(&mut queue, 2, 7);
+        let picked = queue.pick();
+        assert_eq!(picked.is_some(), nr_left == 0, "{nr_left}: {picked:?}");
+    }
+}
+
+#[test]
+fn what_waits_starts_in_order_and_pairs_take_turns() {
+    let mut queue = Queue::new(Places { running_max: 2, first_max: 1, ..PLACES });
+    let first = try_start(&mut queue, 1, 1, 0).unwrap();
+    for job in 1..4 {
+        assert!(!ask(&mut queue, 1, 1, job));
+    }
+    for job in 10..12 {
+        assert!(!ask(&mut queue, 2, 1, job));
+    }
+    assert_eq!(drain(&mut queue, first), [1, 10, 2, 11, 3]);
+    assert_eq!((queue.len(), queue.nr_running()), (0, 0));
+}
+
+#[test]
+fn killed_requests_do_not_pile_up_and_can_be_swept() {
+    let mut queue = Queue::new(PLACES);
+    for n in 0..16 {
+        ask(&mut queue, 1, 1, n);
+    }
+    for _ in 0..10_000 {
+        assert!(!ask(&mut queue, 1, 1, u32::MAX));
+    }
+    assert!(queue.len() <= SWEEP_LEN_MIN);
+    ask(&mut queue, 1, 1, 7);
+    assert!(queue.sweep().iter().all(|job| job.0 == u32::MAX));
+    assert_eq!(queue.len(), 1);
+}
+
+#[test]
+fn of_what_may_wait_no_group_takes_all() {
+    let mut queue = Queue::new(PLACES);
+    let mut nr = [0; 3];
+    for group in 0..3 {
+        let keys = Keys { group, store: 1 };
+        while queue.may_wait(keys) {
+            queue.push(keys, Job(0));
+            nr[group as usize] += 1;
+        }
+    }
+    assert_eq!(nr, [NR_WAITING_MAX / 2, NR_WAITING_MAX / 4, NR_WAITING_MAX / 8]);
+}
+
+#[test]
+fn whatever_comes_and_goes_nothing_stays_that_could_start() {
+    let mut random = 1_u64;
+    let mut next = move |below: u64| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) % below
+    };
+    let mut queue = Queue::new(Places { running_max: 8, first_max: 16, computing_max: 6 });
+    let mut running = Vec::new();
+    for round in 0..50_000 {
+        if next(5) < 3 && queue.len() < 200 {
+            let keys = Keys { group: next(6), store: next(6) };
+            running.extend(try_start(&mut queue, keys.group, keys.store, round));
+        } else if !running.is_empty() {
+            let at = next(running.len() as u64) as usize;
+            queue.finished(&running.swap_remove(at));
+            while let Some((started, _)) = queue.pick() {
+                running.push(started);
+            }
+            let could: Vec<Keys> = queue
+                .pairs
+                .iter()
+                .filter(|(_, pair)| !pair.waiting.is_empty())
+                .map(|(&keys, _)| keys)
+                .collect();
+            for keys in could {
+                assert!(queue.obstacle(keys).is_some(), "round {round}: {keys:?} could start");
+            }
+        }
+        assert_eq!(queue.nr_running(), running.len());
+    }
+    while let Some(started) = running.pop() {
+        queue.finished(&started);
+        while let Some((started, _)) = queue.pick() {
+            running.push(started);
+        }
+    }
+    assert_eq!((queue.len(), queue.nr_running(), queue.groups.len(), queue.stores.len()), (0, 0, 0, 0));
+    assert_eq!(queue.computing.room(), 6);
+}
+
+#[test]
+fn further_requests_wait_for_a_processor_and_first_ones_do_not() {
+    let mut queue = Queue::new(Places { computing_max: 3, ..PLACES });
+    let mut running: Vec<Started> = (0..8).filter_map(|n| try_start(&mut queue, 1, 7, n)).collect();
+    assert_eq!((running.len(), queue.len()), (3, 5));
+    assert!(queue.pick().is_none() && queue.wants_processor().is_some());
+    assert!(ask(&mut queue, 2, 7, 0), "the first of its pair");
+    assert!(!ask(&mut queue, 2, 7, 1));
+    // Two of the first group's wait for their store: one processor too many was in use, one has
+    // become free.
+    for started in &mut running[..2] {
+        started.run = queue.waits(started.run, Wait::Sure);
+    }
+    let (next, _) = queue.pick().unwrap();
+    assert_eq!(next.keys.group, 2);
+    assert!(queue.pick().is_none());
+    // The other group's turn.
+    queue.finished(&next);
+    assert_eq!(queue.pick().unwrap().0.keys.group, 1);
+}
+
+#[test]
+fn a_store_gets_as_many_requests_as_places_allow() {
+    let mut queue = Queue::new(Places { computing_max: 1, ..PLACES });
+    let mut nr = 0;
+    for n in 0..100 {
+        if let Some(started) = try_start(&mut queue, 1, 7, n) {
+            queue.waits(started.run, Wait::Sure);
+            nr += 1;
+        }
+    }
+    assert_eq!(nr, 16);
+}

@@ -1,0 +1,77 @@
+//! A group's limit, and what threads hold in stock below it.
+
+use crate::counter::OverUsage;
+use crate::group::{Group, LEDGER, OwnerId, settle_unsettled};
+use crate::stock::Drain;
+use crate::thread_stock::KEEPER;
+
+/// The limit cannot be set: more is in use than it would allow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{usage_bytes} bytes are in use, more than the new limit")]
+pub struct Busy {
+    /// What was in use.
+    pub usage_bytes: u64,
+}
+
+impl Group {
+    /// Sets the limit unless more is in use (the v1 rule): usage is never left above it.
+    ///
+    /// # Errors
+    /// [`Busy`] when it is; the old limit stays.
+    #[doc(alias = "mem_cgroup_resize_max")]
+    pub fn try_set_max(&self, max_bytes: u64) -> Result<(), Busy> {
+        let _changing = self.limit_lock.lock();
+        let busy = |_| Busy { usage_bytes: self.counter().usage() };
+        if self.is_dead() {
+            return Ok(());
+        }
+        match self.counter().try_set_max(max_bytes) {
+            Err(OverUsage) if drain_down_to(self.owner(), max_bytes) => {
+                self.counter().try_set_max(max_bytes).map_err(busy)
+            }
+            result => result.map_err(busy),
+        }
+    }
+
+    /// Sets the limit at once (the v2 rule); usage may be above it until reclaim has done its work.
+    /// Stocks do not outlast a limit below usage, so charges are refused from then on.
+    pub fn set_max(&self, max_bytes: u64) {
+        let _changing = self.limit_lock.lock();
+        if !self.is_dead() {
+            self.counter().set_max(max_bytes);
+            if self.counter().usage() > max_bytes {
+                drain_stocks(self.owner(), Drain::Slots);
+            }
+        }
+    }
+
+    /// Gives back what the threads hold in stock for this group and the groups below. Takes some
+    /// microseconds when other threads hold any.
+    #[doc(alias = "drain_all_stock")]
+    pub fn drain_stocks(&self) {
+        drain_stocks(self.owner(), Drain::Bytes);
+    }
+
+    /// Gives back what the calling thread has in stock for this group and the groups above: after
+    /// what it was charged beyond a limit has been given back, which would else be in stock, and
+    /// let others in beyond the limit for good.
+    pub fn drain_own_stock(&self) {
+        drain_own_stock(self.owner());
+    }
+}
+
+fn drain_stocks(top: OwnerId, what: Drain) {
+    KEEPER.with(|keeper| LEDGER.drain_subtree(keeper, top.into_raw(), what));
+    settle_unsettled();
+}
+
+fn drain_own_stock(owner: OwnerId) {
+    KEEPER.with(|keeper| LEDGER.drain_own(keeper, owner.into_raw()));
+    settle_unsettled();
+}
+
+fn drain_down_to(top: OwnerId, goal: u64) -> bool {
+    let is_down = KEEPER.with(|keeper| LEDGER.drain_down_to(keeper, top.into_raw(), goal));
+    settle_unsettled();
+    is_down
+}

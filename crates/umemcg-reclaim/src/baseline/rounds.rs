@@ -1,0 +1,135 @@
+//! Soft limits as they were before the mail soft-limit-rework, and shrinkers as they were asked
+//! before there was a map.
+
+use std::sync::Arc;
+
+use umemcg_group::Group;
+
+use super::settings;
+use crate::protection::ReclaimProtection;
+use crate::reclaimer::Reclaimer;
+use crate::scan_control::{Pass, Progress, Round, SWAP_CLUSTER_MAX};
+use crate::shrinker::slab::scan_share;
+use crate::shrinker::{Count, ShrinkTarget};
+
+/// Rounds over a victim's subtree before its progress is judged, and at most.
+const JUDGED_AFTER_LOOPS: u32 = 2;
+#[doc(alias = "MEM_CGROUP_MAX_RECLAIM_LOOPS")]
+const LOOPS_MAX: u32 = 100;
+/// Victims that gave nothing, before it is left at that.
+#[doc(alias = "MEM_CGROUP_MAX_SOFT_LIMIT_RECLAIM_LOOPS")]
+const VICTIMS_MAX: usize = 2;
+
+pub(crate) fn shrink_otherwise(
+    reclaimer: &Reclaimer,
+    root: &Arc<Group>,
+    pass: &Pass,
+    protection: &mut ReclaimProtection<'_>,
+    enough: &dyn Fn(&Progress) -> bool,
+) -> Option<(Progress, bool)> {
+    if !settings::takes_largest_excess_first() {
+        return None;
+    }
+    let mut progress = reclaimer.shrink_largest_excess(root, pass, protection);
+    // From the whole pool every group had to give its share; below a limit it ended with what was
+    // wanted.
+    let enough_below = |now: &Progress| !root.is_root() && enough(now);
+    reclaimer.shrink_round(root, pass, Round::Everybody, protection, &mut progress, &enough_below);
+    Some((progress, !enough(&progress)))
+}
+
+/// Returns every (group, shrinker) pair, as before there was a map.
+pub(crate) fn ask_otherwise(reclaimer: &Reclaimer, group: &Arc<Group>, pass: &Pass) -> Option<Progress> {
+    if !settings::asks_every_shrinker() {
+        return None;
+    }
+    let mut progress = Progress::default();
+    let shrinkers = reclaimer.shrinkers();
+    for node in pass.nodes(reclaimer.nr_nodes()) {
+        let target = ShrinkTarget { group, node, reason: pass.reason };
+        for id in 0..shrinkers.high() {
+            shrinkers.with(id, |shrinker| {
+                let count = shrinker.count(&target);
+                if count != Count::Empty {
+                    progress.add(scan_share(shrinker, &target, count, pass, None));
+                }
+            });
+        }
+    }
+    Some(progress)
+}
+
+impl Reclaimer {
+    /// What the kernel did before the mail: of all groups the one with the largest excess, at
+    /// priority 0, in steps of 32 pages until it has no excess or has given a quarter of it, and
+    /// whatever it gave, the round over all groups follows. At every priority anew, and only when
+    /// the whole pool is under pressure.
+    #[doc(alias = "mem_cgroup_soft_limit_reclaim")]
+    fn shrink_largest_excess(
+        &self,
+        root: &Arc<Group>,
+        pass: &Pass,
+        protection: &mut ReclaimProtection<'_>,
+    ) -> Progress {
+        let mut progress = Progress::default();
+        if !root.is_root() {
+            return progress;
+        }
+        let mut victims = in_excess(root);
+        victims.sort_by_key(|group| std::cmp::Reverse(group.excess_bytes()));
+        for victim in victims.iter().take(VICTIMS_MAX) {
+            progress.add(self.shrink_victim(root, victim, pass, protection));
+            if progress.pages() > 0 {
+                break;
+            }
+        }
+        progress
+    }
+
+    fn shrink_victim(
+        &self,
+        root: &Arc<Group>,
+        victim: &Arc<Group>,
+        pass: &Pass,
+        protection: &mut ReclaimProtection<'_>,
+    ) -> Progress {
+        let mut progress = Progress::default();
+        let excess = victim.excess_bytes() / umemcg_base::PAGE_SIZE_U64;
+        for nr_loops in 1..=LOOPS_MAX {
+            let mut at = None;
+            while let Some(group) = Group::next_in_subtree(victim, at.as_ref()) {
+                // Whole lists are the share; a group that has given 32 pages is done for this loop.
+                // Objects were no part of it.
+                let step = Pass { priority: 0, goal: SWAP_CLUSTER_MAX, round: Round::Everybody, ..*pass };
+                let given =
+                    settings::in_largest_excess(|| self.shrink_group(root, &group, &step, protection));
+                progress.add(given);
+                if victim.excess_bytes() == 0 {
+                    return progress;
+                }
+                at = Some(group);
+            }
+            let enough = progress.pages() == 0 || progress.pages() >= excess / 4;
+            if nr_loops >= JUDGED_AFTER_LOOPS && enough {
+                break;
+            }
+        }
+        progress
+    }
+}
+
+/// Returns the groups below `root` that count as in excess: what the kernel kept a tree of.
+fn in_excess(root: &Arc<Group>) -> Vec<Arc<Group>> {
+    let (mut found, mut above) = (Vec::new(), vec![Arc::clone(root)]);
+    while let Some(group) = above.pop() {
+        let mut child = group.next_child_in_excess(0);
+        while let Some(at) = child {
+            if at.excess_bytes() > 0 {
+                found.push(Arc::clone(&at));
+            }
+            child = group.next_child_in_excess(at.id());
+            above.push(at);
+        }
+    }
+    found
+}

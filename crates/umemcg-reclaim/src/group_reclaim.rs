@@ -1,0 +1,228 @@
+//! What reclaim keeps with every group: its lists on each node, its shrinkers' bits, its lists of
+//! objects, its marks, and where walks over its subtree stand. Made with the group's first page.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use umemcg_arena::Arena;
+use umemcg_group::subtree_marks::{self, Step, SubtreeMarks};
+use umemcg_group::{ExtensionSlot, Group, OwnerId};
+
+use crate::kswapd::Background;
+use crate::list_slots::ListSlots;
+use crate::lruvec::{Lists, Lruvec};
+use crate::object_lists::{ListKey, ObjectList, ObjectLists};
+use crate::pressure_level::Window;
+use crate::shrinker::bits::{BitPlace, Closed, ShrinkerBits};
+use crate::walk_position::WalkPosition;
+use crate::writeback_backoff::WritebackBackoff;
+
+/// What reclaim keeps with every group.
+#[derive(Debug)]
+pub struct GroupReclaim {
+    lruvecs: Box<[Lruvec]>,
+    /// By node: which shrinkers may have objects of this group.
+    shrinker_bits: Box<[ShrinkerBits]>,
+    object_lists: ObjectLists,
+    /// Whether there may be pages or objects here, and in which groups below.
+    subtree_marks: SubtreeMarks<Weak<Group>>,
+    background: Background,
+    /// For the level of pressure on this group and those below.
+    level_window: Window,
+    /// Evictions and activations on behalf of this group; see [`crate::shadow`]. (A)
+    age: AtomicU64,
+    /// With write-back, when this group is reclaimed from.
+    pub(crate) backoff: WritebackBackoff,
+    /// Where walks over this group's subtree stand; taken by concurrent reclaimers in turn.
+    pub(crate) position: WalkPosition,
+}
+
+impl GroupReclaim {
+    /// Returns the part of `group`, made on first use.
+    pub fn of(group: &Group, nr_nodes: usize) -> &Self {
+        group.extension(ExtensionSlot::Reclaim, || Self {
+            lruvecs: (0..nr_nodes).map(|_| Lruvec::new()).collect(),
+            shrinker_bits: (0..nr_nodes).map(|_| ShrinkerBits::new()).collect(),
+            object_lists: ObjectLists::new(),
+            subtree_marks: SubtreeMarks::default(),
+            background: Background::default(),
+            level_window: Window::default(),
+            age: AtomicU64::new(0),
+            backoff: WritebackBackoff::default(),
+            position: WalkPosition::new(),
+        })
+    }
+
+    /// Returns the part of `group`, if the group ever had a page or was walked.
+    pub fn if_present(group: &Group) -> Option<&Self> {
+        group.extension_if_present(ExtensionSlot::Reclaim)
+    }
+
+    /// Returns the lists of a node.
+    pub fn lruvec(&self, node: usize) -> &Lruvec {
+        &self.lruvecs[node]
+    }
+
+    /// Returns all nodes' lists.
+    pub fn lruvecs(&self) -> &[Lruvec] {
+        &self.lruvecs
+    }
+
+    /// Returns the group's age, for [`crate::Shadow`].
+    pub fn age(&self) -> u64 {
+        self.age.load(Ordering::Relaxed)
+    }
+
+    /// Returns the shrinker bits of a node.
+    pub(crate) fn shrinker_bits(&self, node: usize) -> &ShrinkerBits {
+        &self.shrinker_bits[node]
+    }
+
+    pub(crate) fn object_lists(&self) -> &ObjectLists {
+        &self.object_lists
+    }
+
+    /// Returns what background reclaim keeps with the group; made when first needed.
+    pub(crate) fn background(&self) -> &Background {
+        &self.background
+    }
+
+    /// Returns what reclaim of this group has looked at lately.
+    pub(crate) fn level_window(&self) -> &Window {
+        &self.level_window
+    }
+
+    pub(crate) fn subtree_marks(&self) -> &SubtreeMarks<Weak<Group>> {
+        &self.subtree_marks
+    }
+
+    /// Returns the place of a shrinker's bit; charges the group for a unit that had to be appended.
+    pub(crate) fn bit_place(&self, group: &Group, node: usize, shrinker: u32) -> Result<BitPlace, Closed> {
+        let bits = self.shrinker_bits(node);
+        // The first unit of a group is within what every group is charged for.
+        let is_first = bits.units().next().is_none();
+        let mut appended = false;
+        let place = bits.find_or_append(shrinker, || appended = true)?;
+        if appended && !is_first {
+            self.object_lists.charge_unit(group);
+        }
+        Ok(place)
+    }
+
+    /// Returns the list of objects with this key, made if there is none.
+    pub(crate) fn find_or_make_list(
+        &self,
+        group: &Group,
+        key: ListKey,
+        serial: u64,
+    ) -> Result<Arc<ObjectList>, Closed> {
+        let bit_place = || self.bit_place(group, key.1 as usize, key.0);
+        self.object_lists.find_or_make(group, key, serial, bit_place)
+    }
+
+    /// Notes that something was added to the group: reclaim will visit it.
+    #[inline]
+    pub(crate) fn note_present(&self, group: &Arc<Group>) {
+        subtree_marks::note_present(chain(group, self.lruvecs.len()));
+    }
+
+    /// Notes that a walk was here: if it left nothing, walks pass the group by until something is
+    /// added.
+    pub(crate) fn note_absent_if_empty(&self, group: &Arc<Group>) {
+        if !self.subtree_marks.is_here() || !self.is_empty() {
+            return;
+        }
+        subtree_marks::note_absent::<true, _>(chain(group, self.lruvecs.len()), || !self.is_empty());
+    }
+
+    /// Returns whether the group has no page on a list and no shrinker that may have objects.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lruvecs.iter().all(|lruvec| lruvec.lock().is_empty())
+            && self.shrinker_bits.iter().all(ShrinkerBits::are_clear)
+    }
+}
+
+/// Returns the marks of a group and of those above it, made where they have none yet.
+fn chain(group: &Arc<Group>, nr_nodes: usize) -> impl Iterator<Item = Step<'_, Weak<Group>>> {
+    std::iter::successors(Some(group), |at| at.parent()).map(move |at| Step {
+        subtree_marks: &GroupReclaim::of(at, nr_nodes).subtree_marks,
+        id: at.id(),
+        child: Arc::downgrade(at),
+    })
+}
+
+/// Makes `group` and all its ancestors older by `pages`.
+#[doc(alias = "workingset_age_nonresident")]
+pub fn advance_age(group: &Arc<Group>, nr_nodes: usize, pages: u64) {
+    let mut next = Some(group);
+    while let Some(group) = next {
+        GroupReclaim::of(group, nr_nodes).age.fetch_add(pages, Ordering::Relaxed);
+        next = group.parent();
+    }
+}
+
+/// Returns the owner handle that a frame record, a shadow or an index node names.
+///
+/// # Panics
+/// When it names none: whatever is charged has an owner.
+#[inline]
+pub fn owner_from(raw: u32) -> OwnerId {
+    OwnerId::from_raw(raw).expect("what is charged has an owner")
+}
+
+/// Runs `body` with the living lists that pages of `owner` on `node` belong to. `owner` must be
+/// kept alive by a charge.
+pub fn with_lists<R>(
+    owner: OwnerId,
+    node: usize,
+    nr_nodes: usize,
+    body: impl FnOnce(&mut Lists, &Arc<Group>) -> R,
+) -> R {
+    loop {
+        let group = owner.resolve();
+        let mut lists = GroupReclaim::of(&group, nr_nodes).lruvec(node).lock();
+        // A removal splices before it re-points the owner, so a living list here is the right one
+        // for as long as it is locked; for a moment there may be none.
+        if !lists.dead {
+            return body(&mut lists, &group);
+        }
+        drop(lists);
+        umemcg_base::sync::thread::yield_now();
+    }
+}
+
+/// Moves everything of a dying group to its parent in O(1) per node and list. The owner is
+/// re-pointed afterwards.
+#[doc(alias = "memcg_reparent_objcgs")]
+pub(crate) fn splice_lists(
+    (arena, slots): (&Arena, &ListSlots),
+    (dying, parent): (&Arc<Group>, &Arc<Group>),
+    nr_nodes: usize,
+) -> Vec<u32> {
+    let child_part = GroupReclaim::of(dying, nr_nodes);
+    let parent_part = GroupReclaim::of(parent, nr_nodes);
+    for node in 0..nr_nodes {
+        // Parent before child. The parent cannot die meanwhile: it waits for the removal of its
+        // children.
+        let mut to = parent_part.lruvec(node).lock();
+        let mut from = child_part.lruvec(node).lists.lock_second();
+        to.inactive.splice_tail(arena, &mut from.inactive);
+        to.active.splice_tail(arena, &mut from.active);
+        from.dead = true;
+    }
+    child_part.object_lists.reparent(slots, |key, serial| parent_part.find_or_make_list(parent, key, serial));
+    let mut shrinkers = Vec::new();
+    for node in 0..nr_nodes {
+        child_part.shrinker_bits(node).close(|id, is_set, owed| {
+            let Ok(place) = parent_part.bit_place(parent, node, id) else { return };
+            place.unit.add_deferred(place.bit, owed);
+            if is_set {
+                let _ = place.unit.set(place.bit);
+                shrinkers.push(id);
+            }
+        });
+    }
+    parent_part.note_present(parent);
+    subtree_marks::note_removed(chain(dying, nr_nodes));
+    shrinkers
+}

@@ -1,0 +1,37 @@
+//! From a group's pressure bell to the queue of the workers.
+
+use std::sync::Arc;
+
+use umemcg_base::Bell;
+use umemcg_group::Group;
+
+use super::queue::Job;
+use crate::group_reclaim::GroupReclaim;
+use crate::reclaimer::Reclaimer;
+
+impl Reclaimer {
+    /// Hangs the group's pressure bell, if that has not been done.
+    pub(crate) fn listen_for_pressure(&self, group: &Arc<Group>) {
+        let background = GroupReclaim::of(group, self.nr_nodes()).background();
+        background.job.get_or_init(|| {
+            let job = Arc::new(Job::new(group, self.nr_nodes()));
+            let (weak, queue) = (Arc::downgrade(&job), Arc::downgrade(self.kswapd_queue()));
+            let hook = move || {
+                if let (Some(job), Some(queue)) = (weak.upgrade(), queue.upgrade()) {
+                    queue.rung(&job);
+                }
+            };
+            group.bells().pressure.set(Arc::new(Bell::with_hook(hook)));
+            job
+        });
+    }
+
+    /// Notes that something of the group was freed: if it rests, it may be worth a try again.
+    pub(crate) fn wake_resting(&self, group: &Arc<Group>) {
+        for group in std::iter::successors(Some(group), |at| at.parent()) {
+            if let Some(job) = GroupReclaim::if_present(group).and_then(|part| part.background().job()) {
+                self.kswapd_queue().wake_resting(job);
+            }
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! How far one group's background reclaim is, and when its rests are worth it.
+
+use std::time::Duration;
+
+use umemcg_base::PAGE_SIZE_U64;
+
+use crate::scan_control::DEF_PRIORITY;
+
+/// Pages of a quantum.
+pub const QUANTUM_PAGES: u64 = 32;
+/// First rest of a group from which nothing can be had.
+pub(super) const REST_FIRST: Duration = Duration::from_millis(20);
+/// Rests up to this one are for pages that are dirty; a worker that still finds nothing else then
+/// takes from other groups (see [`crate::rounds`]).
+pub(super) const REST_IN_VAIN: Duration = Duration::from_millis(160);
+/// Rests for dirty pages in which something is written but nothing is freed, before they are in
+/// vain as well: two seconds.
+pub(super) const DIRTY_RESTS_MAX: u32 = 100;
+/// Longest.
+pub(super) const REST_MAX: Duration = Duration::from_secs(2);
+
+/// What stood when a worker went to rest because all that it saw was dirty.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Rested {
+    /// Write-backs that had finished.
+    pub(super) nr_written: u64,
+    /// Pages that had been taken on behalf of the group, by any thread.
+    pub(super) nr_freed: u64,
+    /// Rests since the last page was.
+    pub(super) nr_rests: u32,
+}
+
+impl Rested {
+    /// Returns whether the rest before this moment was worth it, with what stands now. It was if
+    /// pages were freed, no matter by which thread; or, for a while, if something was written.
+    pub(super) fn was_worth_it(&self, nr_written: u64, nr_freed: u64) -> bool {
+        nr_freed != self.nr_freed || (nr_written != self.nr_written && self.nr_rests < DIRTY_RESTS_MAX)
+    }
+
+    /// Returns the next rest, which begins when this much stands.
+    pub(super) fn next(before: Option<Self>, nr_written: u64, nr_freed: u64) -> Self {
+        let nr_rests =
+            before.filter(|before| before.nr_freed == nr_freed).map_or(0, |before| before.nr_rests);
+        Self { nr_written, nr_freed, nr_rests: nr_rests + 1 }
+    }
+}
+
+/// What only the worker that runs the job touches.
+#[derive(Debug)]
+pub(super) struct Progressing {
+    pub(super) priority: u32,
+    /// Node of the next quantum.
+    pub(super) next_node: usize,
+    /// Nodes that still give something; when none is left the group rests.
+    pub(super) candidates: Vec<bool>,
+    /// Pages freed since the walk over the subtree last came to its end.
+    pub(super) freed_in_round: u64,
+    pub(super) rest: Duration,
+    /// What stood when it last rested for dirty pages.
+    pub(super) rested_at: Option<Rested>,
+    /// Bytes promised since the group last rested, or began.
+    pub(super) promised_bytes: u64,
+    /// It rests for promises to be kept: what had been let go of before they were made, and how
+    /// often it has rested since.
+    pub(super) awaits: Option<(u64, u32)>,
+    /// A round at the last priority brought nothing and `low` was in the way: only `min` counts,
+    /// until the high mark is reached.
+    pub(super) overrides_low: bool,
+    /// `low` was in the way since the priorities were last begun with.
+    pub(super) low_was_in_the_way: bool,
+    /// Reclaim has started and not come to the high mark yet.
+    pub(super) is_active: bool,
+}
+
+/// Rests, each twice as long as the one before, in which promises may be kept before they are taken
+/// for broken: 140 ms.
+const PROMISE_RESTS_MAX: u32 = 2;
+
+impl Progressing {
+    pub(super) fn new(nr_nodes: usize) -> Self {
+        Self {
+            priority: DEF_PRIORITY,
+            next_node: 0,
+            candidates: vec![true; nr_nodes],
+            freed_in_round: 0,
+            rest: REST_FIRST,
+            rested_at: None,
+            promised_bytes: 0,
+            awaits: None,
+            overrides_low: false,
+            low_was_in_the_way: false,
+            is_active: false,
+        }
+    }
+
+    /// Begins anew, since the high mark was reached: from the first priority when the group is next
+    /// over its low mark.
+    pub(super) fn start_again(&mut self) {
+        *self = Self { next_node: self.next_node, ..Self::new(self.candidates.len()) };
+    }
+
+    /// Returns whether what shrinkers promise counts as freed; `None` when the group goes on
+    /// resting for what they have promised before. So many promised bytes have been freed by now.
+    pub(super) fn believes_promises(&mut self, released_bytes: u64) -> Option<bool> {
+        match self.awaits.take() {
+            Some((before, nr_rests)) if released_bytes == before => {
+                if nr_rests < PROMISE_RESTS_MAX {
+                    self.awaits = Some((before, nr_rests + 1));
+                    return None;
+                }
+                // They are not kept: names that are in use, or a kernel that does not answer.
+                Some(false)
+            }
+            Some(_) => {
+                self.rest = REST_FIRST;
+                Some(true)
+            }
+            None => Some(true),
+        }
+    }
+
+    /// Notes that a quantum has freed pages. Promised bytes count as freed for now: a worker that
+    /// asked for more because they take time would take far too much.
+    pub(super) fn note_freed(&mut self, pages: u64, promised_bytes: u64) {
+        self.promised_bytes += promised_bytes;
+        self.freed_in_round += pages + promised_bytes / PAGE_SIZE_U64;
+        if pages > 0 || promised_bytes > 0 {
+            self.rest = REST_FIRST;
+            self.rested_at = None;
+        }
+    }
+
+    /// Chooses the next priority when the walk over the subtree has come to its end with a quantum
+    /// on this node.
+    pub(super) fn end_round(&mut self, node: usize) {
+        if self.freed_in_round >= QUANTUM_PAGES {
+            // A little gentler again; small groups never get anywhere at the gentlest.
+            self.priority = (self.priority + 1).min(DEF_PRIORITY);
+            self.candidates.fill(true);
+        } else if self.priority > 0 {
+            self.priority -= 1;
+        } else {
+            // Only what `low` protects is left: that, then.
+            let gives_up_low = self.freed_in_round == 0 && self.low_was_in_the_way && !self.overrides_low;
+            self.overrides_low |= gives_up_low;
+            self.low_was_in_the_way = false;
+            self.candidates[node] = gives_up_low || self.freed_in_round > 0;
+            self.priority = DEF_PRIORITY;
+        }
+        self.freed_in_round = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rest_is_worth_it_as_long_as_a_worker_frees_pages() {
+        let mut rested = Rested::next(None, 5, 40);
+        for nr_freed in 41..1041 {
+            assert!(rested.was_worth_it(5, nr_freed));
+            rested = Rested::next(Some(rested), 5, nr_freed);
+            assert_eq!(rested.nr_rests, 1);
+        }
+        assert!(!rested.was_worth_it(5, 1040), "nothing was written and nothing was freed");
+    }
+
+    #[test]
+    fn written_pages_are_waited_for_as_often_as_the_bound_says() {
+        let mut rested = Rested::next(None, 0, 7);
+        for nr_written in 1..u64::from(DIRTY_RESTS_MAX) {
+            assert!(rested.was_worth_it(nr_written, 7), "{nr_written}");
+            rested = Rested::next(Some(rested), nr_written, 7);
+        }
+        assert!(!rested.was_worth_it(u64::MAX, 7));
+        assert!(rested.was_worth_it(0, 8), "but for a worker that has freed something");
+    }
+}

@@ -1,0 +1,130 @@
+//! What protection means to one reclaim: which groups it leaves alone, and which part of the
+//! others' lists it does not look at (`kernel-semantics` §2.3, §2.4).
+//!
+//! A group that uses no more than its effective `min` is never visited; one that uses no more than
+//! its effective `low` only when a whole reclaim without it has brought nothing, and that is
+//! counted as a `low` event. Of a group that uses more, the share is taken of what is beyond its
+//! protection, so that there is no cliff: the nearer to its protection, the gentler. The target of
+//! the reclaim is not protected from it; only what its groups were promised relative to it counts.
+
+use std::sync::Arc;
+
+use umemcg_group::{EffectiveProtection, EventKind, Group, Protection};
+
+use crate::reclaimer::Reclaimer;
+use crate::scan_control::ProtectedShare;
+
+/// One reclaim's view of which groups are protected.
+#[derive(Debug)]
+pub(crate) struct ReclaimProtection<'r> {
+    effective: EffectiveProtection<'r>,
+    /// Nothing else is left: only `min` counts.
+    overrides_low: bool,
+    /// A group was passed by, or looked at less, for its `low`.
+    low_was_in_the_way: bool,
+}
+
+impl<'r> ReclaimProtection<'r> {
+    /// Creates the protection from a reclaim that starts at `root`. With `overrides_low`, only
+    /// `min` counts from the beginning.
+    pub(crate) fn new(root: &'r Arc<Group>, recursive: bool, overrides_low: bool) -> Self {
+        let effective = EffectiveProtection::new(root, recursive);
+        Self { effective, overrides_low, low_was_in_the_way: false }
+    }
+
+    /// Begins a new round: usages have changed.
+    pub(crate) fn refresh(&mut self) {
+        self.effective.refresh();
+    }
+
+    /// Returns whether `low` kept anything from this reclaim.
+    pub(crate) fn low_was_in_the_way(&self) -> bool {
+        self.low_was_in_the_way
+    }
+
+    /// Gives up `low`: from here on only `min` counts. Returns true when that makes a difference.
+    pub(crate) fn give_up_low(&mut self) -> bool {
+        let makes_a_difference = self.low_was_in_the_way && !self.overrides_low;
+        self.overrides_low = true;
+        makes_a_difference
+    }
+
+    /// Returns what of the group is out of reach; `None` when the group is not to be visited.
+    #[doc(alias = "mem_cgroup_below_min")]
+    #[doc(alias = "mem_cgroup_below_low")]
+    pub(crate) fn kept_of(&mut self, group: &Arc<Group>) -> Option<ProtectedShare> {
+        if !self.effective.is_any() {
+            return Some(ProtectedShare::NOTHING);
+        }
+        let protection = self.effective.of(group);
+        if protection.is_none() {
+            return Some(ProtectedShare::NOTHING);
+        }
+        let usage_bytes = group.usage_bytes();
+        if usage_bytes <= protection.min {
+            return None;
+        }
+        if usage_bytes <= protection.low {
+            if !self.overrides_low {
+                self.low_was_in_the_way = true;
+                return None;
+            }
+            group.event(EventKind::Low);
+        }
+        let mut protected_bytes = protection.min;
+        if !self.overrides_low && protection.low > protection.min {
+            self.low_was_in_the_way = true;
+            protected_bytes = protection.low;
+        }
+        Some(ProtectedShare { protected_bytes, usage_bytes })
+    }
+}
+
+impl Reclaimer {
+    /// Says whether protection that no child of a group claims is handed down to all of them; it
+    /// is, unless said otherwise.
+    #[must_use]
+    #[doc(alias = "memory_recursiveprot")]
+    pub fn with_recursive_protection(mut self, on: bool) -> Self {
+        self.recursive_protection = on;
+        self
+    }
+
+    /// Returns how much of `group` is protected from a reclaim that starts at `root`, just now.
+    pub fn effective_protection(&self, root: &Arc<Group>, group: &Arc<Group>) -> Protection {
+        EffectiveProtection::new(root, self.recursive_protection).of(group)
+    }
+
+    pub(crate) fn protection_from<'r>(
+        &self,
+        root: &'r Arc<Group>,
+        overrides_low: bool,
+    ) -> ReclaimProtection<'r> {
+        ReclaimProtection::new(root, self.recursive_protection, overrides_low)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use umemcg_group::GroupTree;
+
+    #[test]
+    fn low_gives_way_in_the_end_and_is_counted_and_min_never_does() {
+        let tree = GroupTree::new(1 << 30);
+        let [low, min] = ["low", "min"].map(|name| tree.create(tree.root(), name.as_ref()).unwrap());
+        let _held = [&low, &min].map(|group| group.try_charge(1 << 20).unwrap());
+        low.set_low(u64::MAX);
+        min.set_min(u64::MAX);
+        let mut protection = ReclaimProtection::new(tree.root(), true, false);
+        assert!(protection.kept_of(&min).is_none() && !protection.low_was_in_the_way());
+        assert!(protection.kept_of(&low).is_none() && protection.low_was_in_the_way());
+        assert!(protection.kept_of(tree.root()).is_some(), "the target is not protected from itself");
+        assert!(protection.give_up_low() && !protection.give_up_low());
+        assert!(protection.kept_of(&min).is_none());
+        assert_eq!(low.event_count_local(EventKind::Low), 0);
+        assert_eq!(protection.kept_of(&low).unwrap().exposed(1000), 1000);
+        assert_eq!((low.event_count_local(EventKind::Low), min.event_count(EventKind::Low)), (1, 0));
+        assert_eq!(tree.root().event_count(EventKind::Low), 1, "counted above, too");
+    }
+}

@@ -1,0 +1,174 @@
+//! What one pass of reclaim is asked for and what came of it: why, how hard, how much, which
+//! groups' turn it is, and which part of a group is out of its reach.
+
+use std::time::Duration;
+
+use umemcg_base::PAGE_SIZE_U64;
+use umemcg_group::StatItem;
+
+/// Pages that reclaim asks for at once, and the smallest goal.
+pub const SWAP_CLUSTER_MAX: u64 = 32;
+/// The gentlest priority: a 4,096th of a list.
+pub const DEF_PRIORITY: u32 = 12;
+/// Longest single wait for write-back inside a reclaim.
+pub const WRITEBACK_WAIT: Duration = Duration::from_millis(100);
+/// Fruitless reclaims before a charge is given up.
+pub const MAX_RECLAIM_RETRIES: u32 = 16;
+
+/// Which groups' turn it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Round {
+    /// Groups over their soft limit, and those below such a group.
+    InExcess,
+    /// All.
+    Everybody,
+}
+
+/// How much of what a group has is out of reclaim's reach, as a part of what it uses.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ProtectedShare {
+    pub(crate) protected_bytes: u64,
+    pub(crate) usage_bytes: u64,
+}
+
+impl ProtectedShare {
+    /// All of it can be reached.
+    pub(crate) const NOTHING: Self = Self { protected_bytes: 0, usage_bytes: 0 };
+
+    /// Returns how many of `size` pages or objects a share may be taken of; at least 32, where
+    /// there are that many.
+    #[doc(alias = "apply_proportional_protection")]
+    pub(crate) fn exposed(self, size: u64) -> u64 {
+        if self.protected_bytes == 0 {
+            return size;
+        }
+        let usage = u128::from(self.usage_bytes.max(self.protected_bytes)) + 1;
+        let kept = u128::from(size) * u128::from(self.protected_bytes) / usage;
+        (size - kept as u64).max(SWAP_CLUSTER_MAX).min(size)
+    }
+}
+
+/// Why there is a reclaim; decides what is counted, nothing else.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// A refused charge, or a limit write.
+    Direct,
+    /// A background worker.
+    Kswapd,
+    /// `memory.reclaim`, `force_empty`, drop-caches.
+    Proactive,
+}
+
+impl Reason {
+    pub(crate) fn scan_item(self) -> StatItem {
+        match self {
+            Self::Direct => StatItem::PgScanDirect,
+            Self::Kswapd => StatItem::PgScanKswapd,
+            Self::Proactive => StatItem::PgScanProactive,
+        }
+    }
+    pub(crate) fn steal_item(self) -> StatItem {
+        match self {
+            Self::Direct => StatItem::PgStealDirect,
+            Self::Kswapd => StatItem::PgStealKswapd,
+            Self::Proactive => StatItem::PgStealProactive,
+        }
+    }
+}
+
+/// What a reclaim moved.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// Pages freed.
+    pub reclaimed: u64,
+    /// Pages looked at on inactive lists.
+    pub scanned: u64,
+    /// Of those, dirty or written but not yet durable.
+    pub dirty: u64,
+    /// Pages on the lists that were looked at.
+    pub reclaimable: u64,
+    /// Bytes of objects freed.
+    pub slab_bytes: u64,
+    /// Objects looked at.
+    pub slab_scanned: u64,
+    /// Bytes of objects that another party was asked to let go of; those that went in time are in
+    /// `slab_bytes`, too.
+    pub promised_bytes: u64,
+}
+
+impl Progress {
+    /// Returns everything freed, in pages; a part of a page counts as one.
+    pub fn pages(&self) -> u64 {
+        self.reclaimed + self.slab_bytes.div_ceil(PAGE_SIZE_U64)
+    }
+
+    pub(crate) fn add(&mut self, other: Progress) {
+        self.reclaimed += other.reclaimed;
+        self.scanned += other.scanned;
+        self.dirty += other.dirty;
+        self.reclaimable += other.reclaimable;
+        self.slab_bytes += other.slab_bytes;
+        self.slab_scanned += other.slab_scanned;
+        self.promised_bytes += other.promised_bytes;
+    }
+}
+
+/// One visit to a group: how hard, how much, and why.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pass {
+    /// 12 gentle … 0 everything.
+    pub(crate) priority: u32,
+    /// Pages that are enough.
+    pub(crate) goal: u64,
+    /// Pages that a list gives beyond that, as long as they are surplus on it.
+    pub(crate) ahead: u64,
+    pub(crate) reason: Reason,
+    pub(crate) round: Round,
+    /// A batch of objects at least is asked for, however small the share of this priority.
+    pub(crate) insists: bool,
+    /// A single memory node; all of them if none.
+    pub(crate) node: Option<usize>,
+    /// What of the group is out of reach; known once it is visited.
+    pub(crate) kept: ProtectedShare,
+}
+
+impl Pass {
+    /// This many pages at a priority from all groups.
+    pub(crate) fn new(priority: u32, goal: u64, reason: Reason) -> Self {
+        Self {
+            priority,
+            goal,
+            ahead: 0,
+            reason,
+            round: Round::Everybody,
+            insists: false,
+            node: None,
+            kept: ProtectedShare::NOTHING,
+        }
+    }
+
+    /// Returns the nodes to look at, of so many.
+    pub(crate) fn nodes(&self, nr_nodes: usize) -> std::ops::Range<usize> {
+        self.node.map_or(0..nr_nodes, |node| node..node + 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kept(protected_bytes: u64, usage_bytes: u64) -> ProtectedShare {
+        ProtectedShare { protected_bytes, usage_bytes }
+    }
+
+    #[test]
+    fn what_is_looked_at_falls_with_protection_to_a_cluster() {
+        assert_eq!(ProtectedShare::NOTHING.exposed(1000), 1000);
+        assert_eq!(kept(25, 99).exposed(1000), 750);
+        assert_eq!(kept(50, 99).exposed(1000), 500);
+        assert_eq!(kept(99, 99).exposed(1000), 32, "never less than a cluster");
+        assert_eq!(kept(200, 99).exposed(1000), 32, "a usage below its protection counts as that");
+        assert_eq!(kept(99, 99).exposed(7), 7, "but never more than there is");
+        assert_eq!(kept(u64::MAX, 0).exposed(u64::MAX), 32);
+    }
+}

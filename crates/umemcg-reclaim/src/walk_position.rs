@@ -1,0 +1,27 @@
+//! Where the shared walks over a group's subtree stand; what moves them is [`crate::walk`].
+
+use std::sync::Weak;
+
+use umemcg_base::{Rank, RankedMutex};
+use umemcg_group::Group;
+
+#[derive(Debug, Default)]
+pub(crate) struct Position {
+    /// The group handed out last; none at the start of a round. Weak: a walk keeps no group alive.
+    pub(crate) last: Option<Weak<Group>>,
+    pub(crate) generation: u64,
+}
+
+/// Where the shared walks over one group's subtree stand.
+#[derive(Debug)]
+pub struct WalkPosition {
+    pub(crate) everybody: RankedMutex<Position>,
+    pub(crate) in_excess: RankedMutex<Position>,
+}
+
+impl WalkPosition {
+    pub(crate) fn new() -> Self {
+        let start = || RankedMutex::new(Rank::WalkPosition, Position::default());
+        Self { everybody: start(), in_excess: start() }
+    }
+}

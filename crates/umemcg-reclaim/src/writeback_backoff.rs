@@ -1,0 +1,62 @@
+//! How long reclaim of one group waits for write-back that brings it nothing.
+//!
+//! A group of which reclaim sees nothing but dirty pages waits for the flusher, a little at a time.
+//! A store that is slow is worth that; one that hangs or fails is not: without a bound over all
+//! charges, each page of a large write would wait for seconds. So a group that has waited for
+//! [`PATIENCE`] and got nothing waits no more: its I/O goes beyond the limit at once, and is not
+//! kept. What reclaim frees ends it, and so does [`RECOVERY`].
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+/// Longest that a group waits without getting anything.
+pub const PATIENCE: Duration = Duration::from_secs(2);
+/// How long after the first wait in vain the group waits again.
+pub const RECOVERY: Duration = Duration::from_secs(10);
+
+/// See the file's head.
+#[derive(Debug, Default)]
+pub(crate) struct WritebackBackoff {
+    /// When the first wait in vain began, in milliseconds of the clock that
+    /// [`may_wait`](Self::may_wait) is given, and one more; 0 for none. (A) Relaxed: a hint; two
+    /// threads that race wait a little longer or less.
+    since_ms: AtomicU64,
+}
+
+impl WritebackBackoff {
+    /// Returns whether a reclaim that sees only dirty pages should wait once more.
+    pub(crate) fn may_wait(&self, now: Duration) -> bool {
+        let now_ms = now.as_millis() as u64 + 1;
+        let since_ms = self.since_ms.load(Relaxed);
+        let in_vain = Duration::from_millis(now_ms.saturating_sub(since_ms));
+        if since_ms == 0 || in_vain >= RECOVERY {
+            self.since_ms.store(now_ms, Relaxed);
+            return true;
+        }
+        in_vain < PATIENCE
+    }
+
+    /// Notes that something was freed.
+    pub(crate) fn was_rewarded(&self) {
+        if self.since_ms.load(Relaxed) != 0 {
+            self.since_ms.store(0, Relaxed);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patience_ends_and_comes_back_with_a_reward_or_with_time() {
+        let backoff = WritebackBackoff::default();
+        let at = |ms| backoff.may_wait(Duration::from_millis(ms));
+        assert!(at(0) && at(1000) && at(1999));
+        assert!(!at(2000) && !at(9999));
+        assert!(at(10_000) && at(11_000), "a new chance");
+        assert!(!at(12_500));
+        backoff.was_rewarded();
+        assert!(at(12_600));
+    }
+}

@@ -1,0 +1,367 @@
+//! How the descriptors of the process are divided among groups, and how a group that has used up
+//! its part makes room in it.
+//!
+//! The division needs no setting. Handles together may hold three eighths of what the process may
+//! open. A group may take one more as long as the descriptors of its path, those of each level
+//! counted with all below it, are fewer than that. So a tenant below the root gets half if it is
+//! alone, n greedy tenants get one part of n + 1 each, and one part is always left for the next
+//! group. A tenant gains nothing by making groups below its own.
+//!
+//! The part bounds descriptors, not open files. What can open its descriptor again ([`Reopens`])
+//! stands in its tenant's ring. When the part is used up the ring is gone through: what has not
+//! been used since the last time gives its descriptor back; if nothing does, what has data to write
+//! is written first. Only what can give back nothing makes a new open fail. What is open already
+//! may take an eighth more, so that it can go on beside such.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::ops::Bound;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Weak};
+
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+use umemcg::{Group, StoreId};
+use umemcg_base::LeafMutex;
+
+/// Members of a ring that one call looks at, at most.
+const NR_LOOKS_MAX: usize = 64;
+/// From so many looks on it matters no more whether a member was used lately.
+const NR_LOOKS_FOR_UNUSED: usize = 32;
+/// Files that one call writes to their store, at most.
+const NR_WRITES_MAX: usize = 4;
+
+/// The shares of all groups.
+static SHARES: LazyLock<Shares> = LazyLock::new(|| Shares::new(nr_descriptors_max()));
+
+/// Returns the most descriptors that handles of this process hold, as far as its limit was raised
+/// by the first open.
+fn nr_descriptors_max() -> usize {
+    let limit = getrlimit(Resource::Nofile).current;
+    limit.map_or(usize::MAX, |limit| usize::try_from(limit / 8 * 3).unwrap_or(usize::MAX))
+}
+
+/// What holds descriptors that it can open again.
+pub(crate) trait Reopens: fmt::Debug + Send + Sync {
+    /// Gives them back if nothing uses or needs them, and unless `is_hard` if they were not used
+    /// since the last call. Does not sleep for data to be written.
+    fn give_back(&self, is_hard: bool);
+
+    /// Writes the data that needs them to this store, if that is its store, and gives them back.
+    /// False when it did not try.
+    fn write_and_give_back(&self, store: StoreId) -> bool;
+}
+
+/// For what a descriptor is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Want {
+    /// For a new handle.
+    Open,
+    /// For one that is there.
+    Reopen,
+}
+
+/// What is open through the groups of one tenant, the group just below the root, and can be opened
+/// again. By serial number.
+#[derive(Debug, Default)]
+struct Ring {
+    members: BTreeMap<u64, Weak<dyn Reopens>>,
+    /// Looked at last.
+    hand: u64,
+}
+
+impl Ring {
+    fn next(&mut self) -> Option<Weak<dyn Reopens>> {
+        let after = self.members.range((Bound::Excluded(self.hand), Bound::Unbounded)).next();
+        let (&serial, member) = after.or_else(|| self.members.first_key_value())?;
+        self.hand = serial;
+        Some(Weak::clone(member))
+    }
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    /// By address: each holder of a share keeps its group and so all groups above it.
+    nr_held: HashMap<usize, usize>,
+    /// By the address of the tenant.
+    rings: HashMap<usize, Ring>,
+    last_serial: u64,
+}
+
+impl Table {
+    /// Counts `nr` more for a group and all above it, if that leaves its path within `nr_max`.
+    fn take(&mut self, group: &Arc<Group>, nr: usize, nr_max: usize) -> bool {
+        let of_path: usize = path(group).filter_map(|at| self.nr_held.get(&address(at))).sum();
+        let fits = of_path.saturating_add(nr) <= nr_max;
+        if fits {
+            path(group).for_each(|at| *self.nr_held.entry(address(at)).or_default() += nr);
+        }
+        fits
+    }
+
+    fn give(&mut self, group: &Arc<Group>, nr: usize) {
+        for at in path(group).map(address) {
+            if let Some(nr_held) = self.nr_held.get_mut(&at) {
+                *nr_held -= nr;
+                if *nr_held == 0 {
+                    self.nr_held.remove(&at);
+                }
+            }
+        }
+    }
+
+    fn leave_ring(&mut self, group: &Arc<Group>, serial: u64) -> Option<Weak<dyn Reopens>> {
+        let tenant = address(tenant(group));
+        let ring = self.rings.get_mut(&tenant)?;
+        let left = ring.members.remove(&serial);
+        if ring.members.is_empty() {
+            self.rings.remove(&tenant);
+        }
+        left
+    }
+}
+
+#[derive(Debug)]
+struct Shares {
+    /// (C)
+    nr_max: usize,
+    /// A leaf lock.
+    table: LeafMutex<Table>,
+}
+
+impl Shares {
+    fn new(nr_max: usize) -> Self {
+        Self { nr_max, table: LeafMutex::default() }
+    }
+
+    /// Counts `nr` for a group, after making room in its tenant's ring.
+    fn take(&self, group: &Arc<Group>, nr: usize, want: Want, store: Option<StoreId>) -> Result<(), Errno> {
+        for nr_looks in 0..NR_LOOKS_MAX {
+            match self.take_or_next(group, nr) {
+                Ok(()) => return Ok(()),
+                Err(Some(member)) => {
+                    member.upgrade().inspect(|member| member.give_back(nr_looks >= NR_LOOKS_FOR_UNUSED));
+                }
+                Err(None) => break,
+            }
+        }
+        let mut nr_writes = 0;
+        for _ in 0..if store.is_some() { NR_LOOKS_MAX } else { 0 } {
+            let Err(member) = self.take_or_next(group, nr) else { return Ok(()) };
+            let (Some(member), true) = (member, nr_writes < NR_WRITES_MAX) else { break };
+            let written =
+                store.zip(member.upgrade()).map(|(store, member)| member.write_and_give_back(store));
+            nr_writes += usize::from(written == Some(true));
+        }
+        let nr_max = match want {
+            Want::Open => self.nr_max,
+            Want::Reopen => self.nr_max.saturating_add(self.nr_max / 8),
+        };
+        if self.table.lock().take(group, nr, nr_max) { Ok(()) } else { Err(Errno::NFILE) }
+    }
+
+    /// Counts them if there is room; else what may make some.
+    fn take_or_next(&self, group: &Arc<Group>, nr: usize) -> Result<(), Option<Weak<dyn Reopens>>> {
+        let mut table = self.table.lock();
+        if table.take(group, nr, self.nr_max) {
+            return Ok(());
+        }
+        Err(table.rings.get_mut(&address(tenant(group))).and_then(Ring::next))
+    }
+}
+
+/// Returns a group and all above it.
+fn path(group: &Arc<Group>) -> impl Iterator<Item = &Arc<Group>> {
+    std::iter::successors(Some(group), |at| at.parent())
+}
+
+/// Returns the group just below the root that a group is in; the root's is the root.
+pub(crate) fn tenant(group: &Arc<Group>) -> &Arc<Group> {
+    path(group).filter(|at| at.parent().is_some()).last().unwrap_or(group)
+}
+
+fn address(group: &Arc<Group>) -> usize {
+    Arc::as_ptr(group).addr()
+}
+
+/// Descriptors of one file or directory, counted; given back when dropped.
+#[derive(Debug)]
+pub(crate) struct DescriptorShare {
+    shares: &'static Shares,
+    group: Arc<Group>,
+    nr: usize,
+    /// (A) Serial number in the tenant's ring, 0 for none. Relaxed: the table's lock orders it.
+    serial: AtomicU64,
+}
+
+impl DescriptorShare {
+    /// Counts `nr` descriptors for a group, and makes room for them where there is none: of this
+    /// `store` also by writing, for which the call may sleep. No lock may be held.
+    ///
+    /// # Errors
+    /// `ENFILE` when its part is used up by what cannot give any back.
+    pub(crate) fn take(
+        group: &Arc<Group>,
+        nr: usize,
+        want: Want,
+        store: Option<StoreId>,
+    ) -> Result<Self, Errno> {
+        Self::take_of(&SHARES, group, nr, want, store)
+    }
+
+    fn take_of(
+        shares: &'static Shares,
+        group: &Arc<Group>,
+        nr: usize,
+        want: Want,
+        store: Option<StoreId>,
+    ) -> Result<Self, Errno> {
+        if nr > 0 {
+            shares.take(group, nr, want, store)?;
+        }
+        Ok(Self { shares, group: Arc::clone(group), nr, serial: AtomicU64::new(0) })
+    }
+
+    /// Lets `holder` be asked to give its descriptors back from now on.
+    pub(crate) fn offer(&self, holder: Weak<dyn Reopens>) {
+        let mut table = self.shares.table.lock();
+        table.last_serial += 1;
+        let serial = table.last_serial;
+        self.serial.store(serial, Ordering::Relaxed);
+        table.rings.entry(address(tenant(&self.group))).or_default().members.insert(serial, holder);
+    }
+
+    /// Takes the offer back: the descriptors are needed from now on.
+    pub(crate) fn withdraw(&self) {
+        let mut table = self.shares.table.lock();
+        let serial = self.serial.swap(0, Ordering::Relaxed);
+        let holder = (serial > 0).then(|| table.leave_ring(&self.group, serial));
+        drop(table);
+        drop(holder);
+    }
+}
+
+impl Drop for DescriptorShare {
+    fn drop(&mut self) {
+        if self.nr > 0 {
+            self.withdraw();
+            self.shares.table.lock().give(&self.group, self.nr);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use umemcg::{Engine, EngineConfig};
+
+    fn shares(nr_max: usize) -> &'static Shares {
+        Box::leak(Box::new(Shares::new(nr_max)))
+    }
+
+    fn engine() -> Arc<Engine> {
+        Engine::new(EngineConfig { pool_bytes: 16 << 20, ..EngineConfig::default() }).unwrap()
+    }
+
+    fn take_one(shares: &'static Shares, group: &Arc<Group>, want: Want) -> Result<DescriptorShare, Errno> {
+        DescriptorShare::take_of(shares, group, 1, want, Some(StoreId(1)))
+    }
+
+    fn take_all(shares: &'static Shares, group: &Arc<Group>) -> Vec<DescriptorShare> {
+        std::iter::from_fn(|| take_one(shares, group, Want::Open).ok()).collect()
+    }
+
+    #[test]
+    fn greedy_groups_leave_a_part_for_the_next() {
+        let (shares, engine) = (shares(120), engine());
+        let groups: Vec<_> =
+            ["a", "b", "c"].map(|name| engine.create_group(engine.root(), name.as_ref()).unwrap()).into();
+        let first = take_all(shares, &groups[0]);
+        assert_eq!(first.len(), 60);
+        let second = take_all(shares, &groups[1]);
+        assert_eq!(second.len(), 30);
+        assert_eq!(take_one(shares, &groups[0], Want::Open).unwrap_err(), Errno::NFILE);
+        assert_eq!(take_all(shares, &groups[2]).len(), 15);
+        drop((first, second));
+        assert!(shares.table.lock().nr_held.is_empty());
+    }
+
+    #[test]
+    fn groups_below_a_group_share_what_it_gets() {
+        let (shares, engine) = (shares(120), engine());
+        let tenant = engine.create_group(engine.root(), "t".as_ref()).unwrap();
+        let mut taken = Vec::new();
+        for n in 0..50 {
+            let below = engine.create_group(&tenant, format!("{n}").as_ref()).unwrap();
+            taken.extend(take_all(shares, &below));
+        }
+        taken.extend(take_all(shares, &tenant));
+        assert_eq!(taken.len(), 60);
+    }
+
+    /// Holds one descriptor, while nothing has asked for it.
+    #[derive(Debug)]
+    struct Holder {
+        share: LeafMutex<Option<DescriptorShare>>,
+        is_dirty: bool,
+    }
+
+    impl Reopens for Holder {
+        fn give_back(&self, _is_hard: bool) {
+            if !self.is_dirty {
+                let given = self.share.lock().take();
+                drop(given);
+            }
+        }
+
+        fn write_and_give_back(&self, store: StoreId) -> bool {
+            let given = if store == StoreId(1) { self.share.lock().take() } else { None };
+            given.is_some()
+        }
+    }
+
+    fn hold(shares: &'static Shares, group: &Arc<Group>, is_dirty: bool) -> Result<Arc<Holder>, Errno> {
+        let share = take_one(shares, group, Want::Open)?;
+        let holder = Arc::new(Holder { share: LeafMutex::default(), is_dirty });
+        share.offer(Arc::downgrade(&holder) as Weak<dyn Reopens>);
+        *holder.share.lock() = Some(share);
+        Ok(holder)
+    }
+
+    fn nr_held(holders: &[Arc<Holder>]) -> usize {
+        holders.iter().filter(|holder| holder.share.lock().is_some()).count()
+    }
+
+    #[test]
+    fn what_can_open_again_makes_room_within_its_tenant() {
+        let (shares, engine) = (shares(120), engine());
+        let [a, b] = ["a", "b"].map(|name| engine.create_group(engine.root(), name.as_ref()).unwrap());
+        let below = engine.create_group(&a, "below".as_ref()).unwrap();
+        let of_b: Vec<_> = (0..10).map(|_| hold(shares, &b, false).unwrap()).collect();
+        let mut of_a: Vec<_> = (0..500).map(|_| hold(shares, &a, false).unwrap()).collect();
+        assert_eq!((nr_held(&of_b), nr_held(&of_a)), (10, 55));
+        of_a.extend((0..500).map(|_| hold(shares, &below, false).unwrap()));
+        assert_eq!(nr_held(&of_b), 10);
+        assert!(nr_held(&of_a) <= 55);
+        drop((of_a, of_b));
+        let table = shares.table.lock();
+        assert!(table.nr_held.is_empty() && table.rings.is_empty());
+    }
+
+    #[test]
+    fn what_has_data_to_write_makes_room_when_nothing_else_does() {
+        let (shares, engine) = (shares(120), engine());
+        let tenant = engine.create_group(engine.root(), "t".as_ref()).unwrap();
+        let holders: Vec<_> = (0..500).map(|n| hold(shares, &tenant, n % 7 > 0).unwrap()).collect();
+        assert_eq!(nr_held(&holders), 60);
+    }
+
+    #[test]
+    fn what_is_open_may_take_an_eighth_more() {
+        let (shares, engine) = (shares(160), engine());
+        let tenant = engine.create_group(engine.root(), "t".as_ref()).unwrap();
+        let fixed = take_all(shares, &tenant);
+        let more: Vec<_> = std::iter::from_fn(|| take_one(shares, &tenant, Want::Reopen).ok()).collect();
+        assert_eq!((fixed.len(), more.len()), (80, 10));
+    }
+}

@@ -1,0 +1,552 @@
+//! All inodes with a reference, by node id and by identity on the host.
+//!
+//! One entry per inode, however many names it has, so that hard links share one cached content. An
+//! entry is small (its size is asserted below) and holds no descriptor of the host unless the inode
+//! has lost its last name.
+//!
+//! An entry lives while one of these holds it: the kernel's lookups, or a pin (an open file or
+//! directory, a child's name, content that is still being written back, or that is kept). It
+//! remembers the names that led to it, newest last, each as (parent, name); each name pins the
+//! parent, so that the chain to the root is whole.
+//!
+//! Entries are spread over shards, each with one lock of rank `ObjectOwner`; the shard is part of
+//! the node id. No two shards are locked together and nothing is called with a shard locked; what
+//! an operation removes is handed out and dropped outside.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry as MapEntry;
+use std::hash::{BuildHasher, RandomState};
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use umemcg::Group;
+use umemcg_arena::handle::FileHandle;
+use umemcg_base::{Rank, RankedMutex};
+
+use crate::attr::{FileKind, NodeId};
+use crate::content::Content;
+use crate::host::InodeKey;
+use crate::inode_names::{NAMES_MAX, Name, NameCharge, Names};
+use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge, NAME_BYTES};
+use crate::name_lists::{Listed, NameLists, Place};
+use crate::volume_config::NR_SHARDS_MAX;
+
+/// Low bits of an id, which say the shard.
+const SHARD_SHIFT: u32 = NR_SHARDS_MAX.ilog2();
+/// Maps with less room than this are not shrunk.
+const SPARSE_FROM: usize = 256;
+/// Most components between an inode and the root; a longer chain is a cycle that changes on the
+/// host made of stale names.
+const DEPTH_MAX: usize = 1 << 16;
+
+/// What an entry costs with its name, handle and place in a list, measured with short names and
+/// both maps half full, in bytes.
+pub(crate) const NODE_BYTES: u64 = 344;
+/// Room for one entry.
+pub(crate) type NodeCharge = MetadataCharge<NODE_BYTES>;
+
+/// One inode. All fields are guarded by the shard's lock.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub(crate) key: InodeKey,
+    /// References that the kernel has from lookups.
+    nlookup: u64,
+    /// References from inside, see the file's head.
+    pins: u32,
+    pub(crate) kind: FileKind,
+    names: Names,
+    pub(crate) handle: Option<Box<FileHandle>>,
+    /// Cached content, once the file was opened.
+    pub(crate) content: Option<Arc<Content>>,
+    /// The last way to an inode that has no name any more and that no process has open.
+    pub(crate) orphan: Option<Arc<OwnedFd>>,
+    /// The last name is gone, and with it every way back.
+    pub(crate) is_nameless: bool,
+    /// Content is being written back after the last close; counts as one pin.
+    pub(crate) lingers: bool,
+    /// The group that pays: the one that looked it up first. Only the root is free.
+    charge: Option<NodeCharge>,
+    /// Kept for its cached content although the kernel has forgotten it, or had at some time;
+    /// counts as one pin.
+    pub(crate) is_kept: bool,
+    /// In the lists of the shrinkers.
+    place: Place,
+}
+
+// Half a million entries are to cost little: 128 MiB with both maps at their worst load.
+const _: () = assert!(size_of::<Slot>() <= 120);
+
+/// What became of an entry without references; dropped outside the locks.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Removed {
+    pub(crate) node: NodeId,
+    pub(crate) content: Option<Arc<Content>>,
+    pub(crate) is_nameless: bool,
+    /// The kernel was asked to let go of it.
+    pub(crate) was_asked: bool,
+    /// That go with it, see [`Slot::bytes`].
+    pub(crate) bytes: u64,
+    /// Only to be dropped.
+    _charge: Option<NodeCharge>,
+    _orphan: Option<Arc<OwnedFd>>,
+}
+
+/// Which name an inode lost.
+#[derive(Debug)]
+pub(crate) enum Loss {
+    /// One of several.
+    OfAName,
+    /// The last; the descriptor holds what is left.
+    OfTheLast(Arc<OwnedFd>),
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    /// Boxed, because a map has up to three times the room that its entries need.
+    by_node: HashMap<u64, Box<Slot>>,
+    by_key: HashMap<InodeKey, u64>,
+}
+
+impl Shard {
+    /// Gives back the room of entries that have gone.
+    fn shrink(&mut self) {
+        let len = self.by_node.len();
+        if self.by_node.capacity() > SPARSE_FROM && len < self.by_node.capacity() / 8 {
+            self.by_node.shrink_to(2 * len);
+            self.by_key.shrink_to(2 * len);
+        }
+    }
+}
+
+/// See the file's head.
+#[derive(Debug)]
+pub(crate) struct InodeTable {
+    shards: Box<[RankedMutex<Shard>]>,
+    hasher: RandomState,
+    /// (A) Serial of the next node; the low bits of a node id are its shard.
+    next: AtomicU64,
+    /// (A) Orphan descriptors held. Relaxed: a count, exceeded by operations in flight at most.
+    nr_orphans: AtomicUsize,
+    lists: OnceLock<NameLists>,
+}
+
+impl InodeTable {
+    /// Creates a table that holds the root, which nothing removes. Other node ids are above `base`;
+    /// shards are a power of two from 2 to [`NR_SHARDS_MAX`].
+    pub(crate) fn numbered(root: InodeKey, base: u64, nr_shards: usize) -> Self {
+        assert!(nr_shards.is_power_of_two() && (2..=NR_SHARDS_MAX).contains(&nr_shards));
+        let shards: Box<[_]> =
+            (0..nr_shards).map(|_| RankedMutex::new(Rank::ObjectOwner, Shard::default())).collect();
+        let table = Self {
+            shards,
+            hasher: RandomState::new(),
+            next: AtomicU64::new((base >> SHARD_SHIFT) + 1),
+            nr_orphans: AtomicUsize::new(0),
+            lists: OnceLock::new(),
+        };
+        {
+            // The root's id is fixed and says shard 1. Its key lies in that shard, too, not where
+            // the hash would put it: no caller looks up the root by key.
+            let mut shard = table.shard(NodeId::ROOT).lock();
+            let mut slot = Box::new(Slot::new(root, FileKind::Directory, None, None));
+            slot.pins = 1;
+            shard.by_node.insert(NodeId::ROOT.0, slot);
+        }
+        table
+    }
+
+    fn shard(&self, node: NodeId) -> &RankedMutex<Shard> {
+        &self.shards[node.0 as usize & (self.shards.len() - 1)]
+    }
+
+    fn shard_of_key(&self, key: InodeKey) -> usize {
+        self.hasher.hash_one(key) as usize & (self.shards.len() - 1)
+    }
+
+    /// Returns a number above every node id given out so far.
+    pub(crate) fn nodes_end(&self) -> u64 {
+        self.next.load(Ordering::Relaxed) << SHARD_SHIFT
+    }
+
+    /// Returns the lists of the shrinkers, once there are any.
+    pub(crate) fn lists(&self) -> Option<&NameLists> {
+        self.lists.get()
+    }
+
+    /// Makes the lists if there are none; before the first entry that is charged.
+    pub(crate) fn lists_or(&self, make: impl FnOnce() -> NameLists) {
+        self.lists.get_or_init(make);
+    }
+
+    /// Returns the group that pays for an inode that is known.
+    pub(crate) fn payer(&self, key: InodeKey) -> Option<Arc<Group>> {
+        let owner = self.with(self.find(key)?, |slot| Some(slot.charge.as_ref()?.owner()))??;
+        owner.try_resolve()
+    }
+
+    /// Puts an entry whose references have changed on the list where it belongs now.
+    fn settle(&self, node: NodeId, slot: &mut Slot) {
+        if let (Some(lists), Some(charge)) = (self.lists.get(), &slot.charge) {
+            let on = if slot.nlookup > 0 { Listed::Names } else { Listed::Inodes };
+            slot.place.settle(lists, node, charge.owner(), on);
+        }
+    }
+
+    /// Looks at or changes an entry. `look` must not call out.
+    pub(crate) fn with<R>(&self, node: NodeId, look: impl FnOnce(&mut Slot) -> R) -> Option<R> {
+        self.shard(node).lock().by_node.get_mut(&node.0).map(|slot| look(slot))
+    }
+
+    /// Returns the node of an inode, if it has one.
+    pub(crate) fn find(&self, key: InodeKey) -> Option<NodeId> {
+        self.shards[self.shard_of_key(key)].lock().by_key.get(&key).copied().map(NodeId)
+    }
+
+    /// Counts a lookup of an inode that has an entry already and is known by this name.
+    pub(crate) fn count_known(
+        &self,
+        key: InodeKey,
+        kind: FileKind,
+        parent: NodeId,
+        name: &[u8],
+    ) -> Option<NodeId> {
+        let mut shard = self.shards[self.shard_of_key(key)].lock();
+        let node = *shard.by_key.get(&key)?;
+        let slot = shard.by_node.get_mut(&node)?;
+        (slot.kind == kind && slot.names.contains(parent, name)).then(|| {
+            slot.looked_up();
+            self.settle(NodeId(node), slot);
+            NodeId(node)
+        })
+    }
+
+    /// Counts a lookup of an inode under a name; makes the entry when there is none, with this
+    /// handle and charge. `None` when the parent is gone.
+    pub(crate) fn count(
+        &self,
+        key: InodeKey,
+        kind: FileKind,
+        (handle, charge): (Option<Box<FileHandle>>, Option<NodeCharge>),
+        parent: NodeId,
+        (name, for_name): (&[u8], Option<NameCharge>),
+    ) -> Option<(NodeId, Vec<Removed>)> {
+        // What is not used is dropped with no lock held.
+        let mut charge = charge;
+        let name = Name { parent, name: name.into(), charge: for_name };
+        if !self.pin(parent) {
+            return None;
+        }
+        let index = self.shard_of_key(key);
+        let (node, displaced) = {
+            let mut shard = self.shards[index].lock();
+            let shard = &mut *shard;
+            let known = shard.by_key.get(&key).copied();
+            // An entry of another kind is an inode that the host has deleted; its number came back.
+            let known = known.filter(|node| shard.by_node.get(node).is_some_and(|slot| slot.kind == kind));
+            let node = known.unwrap_or_else(|| {
+                // Relaxed: only uniqueness matters.
+                let node = (self.next.fetch_add(1, Ordering::Relaxed) << SHARD_SHIFT) | index as u64;
+                shard.by_key.insert(key, node);
+                node
+            });
+            let slot = match shard.by_node.entry(node) {
+                MapEntry::Occupied(slot) => slot.into_mut(),
+                MapEntry::Vacant(place) => {
+                    place.insert(Box::new(Slot::new(key, kind, handle, charge.take())))
+                }
+            };
+            slot.looked_up();
+            self.settle(NodeId(node), slot);
+            let displaced = if slot.names.contains(name.parent, &name.name) {
+                Some(name)
+            } else {
+                slot.names.add(name, if kind == FileKind::Directory { 1 } else { NAMES_MAX })
+            };
+            (NodeId(node), displaced)
+        };
+        let removed = displaced.map(|name| self.unpin(name.parent)).unwrap_or_default();
+        Some((node, removed))
+    }
+
+    /// Counts a lookup of a new inode that has no name, held by this descriptor; that is handed
+    /// back when `max_orphans` are held already.
+    pub(crate) fn count_nameless(
+        &self,
+        key: InodeKey,
+        kind: FileKind,
+        charge: NodeCharge,
+        held: Arc<OwnedFd>,
+        max_orphans: usize,
+    ) -> (NodeId, Option<Arc<OwnedFd>>) {
+        let index = self.shard_of_key(key);
+        let mut held = Some(held);
+        let mut shard = self.shards[index].lock();
+        // Relaxed: only uniqueness matters.
+        let node = (self.next.fetch_add(1, Ordering::Relaxed) << SHARD_SHIFT) | index as u64;
+        let mut slot = Box::new(Slot::new(key, kind, None, Some(charge)));
+        slot.is_nameless = true;
+        if self.nr_orphans.load(Ordering::Relaxed) < max_orphans {
+            self.nr_orphans.fetch_add(1, Ordering::Relaxed);
+            slot.orphan = held.take();
+        }
+        slot.looked_up();
+        self.settle(NodeId(node), &mut slot);
+        shard.by_key.insert(key, node);
+        shard.by_node.insert(node, slot);
+        (NodeId(node), held)
+    }
+
+    /// Prepares an inode without a name that is about to get one, for which `handle` finds its
+    /// handle. Returns its orphan descriptor.
+    pub(crate) fn named_again(
+        &self,
+        node: NodeId,
+        handle: impl FnOnce() -> Option<Box<FileHandle>>,
+    ) -> Option<Arc<OwnedFd>> {
+        if self.with(node, |slot| slot.is_nameless) != Some(true) {
+            return None;
+        }
+        let handle = handle();
+        let orphan = self.with(node, |slot| {
+            slot.is_nameless = false;
+            slot.handle = handle;
+            slot.orphan.take()
+        });
+        orphan.flatten().inspect(|_| _ = self.nr_orphans.fetch_sub(1, Ordering::Relaxed))
+    }
+
+    /// Holds an entry. False when there is none.
+    pub(crate) fn pin(&self, node: NodeId) -> bool {
+        self.with(node, |slot| slot.pins += 1).is_some()
+    }
+
+    /// Lets go of an entry, and of those that only it held.
+    pub(crate) fn unpin(&self, node: NodeId) -> Vec<Removed> {
+        self.release(node, |slot| {
+            assert!(slot.pins > 0, "inode {node:?} unpinned more often than pinned");
+            slot.pins -= 1;
+        })
+    }
+
+    /// Drops a reference and removes what has none left: the entry, then its parent if this was the
+    /// last child, and so on up.
+    fn release(&self, node: NodeId, let_go: impl FnOnce(&mut Slot)) -> Vec<Removed> {
+        let mut removed = Vec::new();
+        let mut parents = self.release_one(node, let_go, &mut removed);
+        while let Some(parent) = parents.pop() {
+            parents.extend(self.release_one(parent, |slot| slot.pins -= 1, &mut removed));
+        }
+        removed
+    }
+
+    /// Returns the parents that the removed entry pinned.
+    fn release_one(
+        &self,
+        node: NodeId,
+        let_go: impl FnOnce(&mut Slot),
+        removed: &mut Vec<Removed>,
+    ) -> Vec<NodeId> {
+        let mut shard = self.shard(node).lock();
+        let Some(slot) = shard.by_node.get_mut(&node.0) else { return Vec::new() };
+        let_go(slot);
+        if slot.nlookup > 0 || slot.pins > 0 {
+            self.settle(node, slot);
+            return Vec::new();
+        }
+        let Some(mut slot) = shard.by_node.remove(&node.0) else { return Vec::new() };
+        if let Some(lists) = self.lists.get() {
+            slot.place.leave(lists);
+        }
+        if shard.by_key.get(&slot.key) == Some(&node.0) {
+            shard.by_key.remove(&slot.key);
+        }
+        let bytes = slot.bytes();
+        let names = slot.names.take();
+        shard.shrink();
+        drop(shard);
+        let orphan = slot.orphan.take();
+        if orphan.is_some() {
+            self.nr_orphans.fetch_sub(1, Ordering::Relaxed);
+        }
+        removed.push(Removed {
+            node,
+            content: slot.content.take(),
+            is_nameless: slot.is_nameless,
+            was_asked: slot.place.asked_ms != 0,
+            bytes,
+            _charge: slot.charge.take(),
+            _orphan: orphan,
+        });
+        names.into_iter().map(|name| name.parent).collect()
+    }
+
+    /// Notes that an inode got a further name, or with `from` moved to it. The parent must exist.
+    pub(crate) fn name_added(
+        &self,
+        node: NodeId,
+        from: Option<(NodeId, &[u8])>,
+        parent: NodeId,
+        (name, for_name): (&[u8], Option<NameCharge>),
+    ) -> Vec<Removed> {
+        let mut removed = Vec::new();
+        if !self.pin(parent) {
+            return removed;
+        }
+        let mut loose = Vec::new();
+        // What is not used is dropped with no lock held.
+        let mut for_name = for_name;
+        let found = self.with(node, |slot| {
+            if let Some((parent, name)) = from
+                && let Some(mut old) = slot.names.remove(parent, name)
+            {
+                for_name = for_name.take().or_else(|| old.charge.take());
+                loose.push(old);
+            }
+            let max = if slot.kind == FileKind::Directory { 1 } else { NAMES_MAX };
+            if slot.names.contains(parent, name) {
+                loose.push(Name { parent, name: Box::default(), charge: None });
+            } else {
+                loose
+                    .extend(slot.names.add(Name { parent, name: name.into(), charge: for_name.take() }, max));
+            }
+        });
+        if found.is_none() {
+            loose.push(Name { parent, name: Box::default(), charge: None });
+        }
+        for name in loose {
+            removed.extend(self.unpin(name.parent));
+        }
+        removed
+    }
+
+    /// Notes that an inode lost a name. With its last it is no longer kept; the descriptor of what
+    /// is left stays with the entry unless `max_orphans` are held already, and is handed back then.
+    pub(crate) fn name_removed(
+        &self,
+        node: NodeId,
+        parent: NodeId,
+        name: &[u8],
+        loss: Loss,
+        max_orphans: usize,
+    ) -> (Vec<Removed>, Option<Arc<OwnedFd>>) {
+        let mut handed_back = None;
+        let loose = self.with(node, |slot| match loss {
+            Loss::OfAName => (slot.names.remove(parent, name).into_iter().collect(), false),
+            Loss::OfTheLast(fd) => {
+                slot.is_nameless = true;
+                if slot.orphan.is_none() && self.nr_orphans.load(Ordering::Relaxed) < max_orphans {
+                    self.nr_orphans.fetch_add(1, Ordering::Relaxed);
+                    slot.orphan = Some(fd);
+                } else {
+                    handed_back = Some(fd);
+                }
+                (slot.names.take(), std::mem::take(&mut slot.is_kept))
+            }
+        });
+        let (names, was_kept) = loose.unwrap_or_default();
+        let parents = names.into_iter().map(|name| name.parent);
+        let removed = parents.chain(was_kept.then_some(node)).flat_map(|node| self.unpin(node)).collect();
+        (removed, handed_back)
+    }
+
+    /// Returns the components from the root to an inode by its names, newest first; `nth` chooses
+    /// among the inode's own. `None` when there is no such name.
+    pub(crate) fn path(&self, node: NodeId, nth: usize) -> Option<Vec<Box<[u8]>>> {
+        let mut components = Vec::new();
+        let (mut at, mut nth) = (node, nth);
+        while at != NodeId::ROOT {
+            let (parent, name) = self
+                .with(at, |slot| slot.names.iter().nth(nth).map(|name| (name.parent, name.name.clone())))??;
+            components.push(name);
+            if components.len() > DEPTH_MAX {
+                return None;
+            }
+            (at, nth) = (parent, 0);
+        }
+        components.reverse();
+        Some(components)
+    }
+
+    /// Entries.
+    pub(crate) fn len(&self) -> usize {
+        self.shards.iter().map(|shard| shard.lock().by_node.len()).sum()
+    }
+
+    /// Returns all contents, for a sync of the volume.
+    pub(crate) fn contents(&self) -> Vec<(NodeId, Arc<Content>)> {
+        let mut all = Vec::new();
+        for shard in &self.shards {
+            let shard = shard.lock();
+            all.extend(
+                shard.by_node.iter().filter_map(|(&n, s)| Some((NodeId(n), Arc::clone(s.content.as_ref()?)))),
+            );
+        }
+        all
+    }
+}
+
+impl Drop for InodeTable {
+    fn drop(&mut self) {
+        let Some(mut lists) = self.lists.take() else { return };
+        lists.unregister();
+        for shard in &mut self.shards {
+            shard.get_mut().by_node.values_mut().for_each(|slot| slot.place.leave(&lists));
+        }
+    }
+}
+
+impl Slot {
+    fn new(
+        key: InodeKey,
+        kind: FileKind,
+        handle: Option<Box<FileHandle>>,
+        charge: Option<NodeCharge>,
+    ) -> Self {
+        Self {
+            key,
+            nlookup: 0,
+            pins: 0,
+            kind,
+            names: Names::default(),
+            handle,
+            content: None,
+            orphan: None,
+            is_nameless: false,
+            lingers: false,
+            charge,
+            is_kept: false,
+            place: Place::default(),
+        }
+    }
+
+    /// Counts a reference of the kernel.
+    fn looked_up(&mut self) {
+        self.place.is_used = self.nlookup > 0;
+        self.place.asked_ms = 0;
+        self.nlookup += 1;
+    }
+
+    /// Returns what is charged to its payer for it: entry, names and content, without the content's
+    /// pages and their index.
+    fn bytes(&self) -> u64 {
+        let Some(charge) = &self.charge else { return 0 };
+        let owner = charge.owner();
+        let names = self.names.iter().filter_map(|name| name.charge.as_ref());
+        let names = names.filter(|charge| charge.owner() == owner).count() as u64 * NAME_BYTES;
+        let has_content = self.content.as_ref().is_some_and(|content| content.owner() == owner);
+        NODE_BYTES + names + if has_content { CONTENT_BYTES } else { 0 }
+    }
+
+    /// Returns whether the kernel still refers to it.
+    pub(crate) fn is_looked_up(&self) -> bool {
+        self.nlookup > 0
+    }
+}
+
+mod leaving;
+pub(crate) use leaving::Leave;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,63 @@
+//! Ids of one of many volumes: how its inodes are named towards the kernel.
+
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use crate::attr::NodeId;
+use crate::kernel_cache::{Idle, KernelCache};
+
+/// Bits of a kernel-side id that name the inode inside its volume; the slot stands above.
+pub(crate) const LOCAL_BITS: u32 = 44;
+
+/// How the inodes of a volume are known outside.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Outward {
+    /// None: as inside.
+    pub(crate) slot: Option<u32>,
+    pub(crate) root_id: u64,
+}
+
+impl Outward {
+    pub(crate) fn node(self, node: NodeId) -> Result<NodeId, Errno> {
+        match (self.slot, node) {
+            (None, node) => Ok(node),
+            (Some(_), NodeId::ROOT) => Ok(NodeId(self.root_id)),
+            (Some(slot), NodeId(id)) if id >> LOCAL_BITS == 0 => {
+                Ok(NodeId(u64::from(slot) << LOCAL_BITS | id))
+            }
+            _ => Err(Errno::OVERFLOW),
+        }
+    }
+}
+
+/// The kernel as one of many volumes sees it, which knows its inodes by other ids.
+#[derive(Debug)]
+pub(crate) struct MemberKernel {
+    pub(crate) kernel: Arc<dyn KernelCache>,
+    pub(crate) outward: Outward,
+}
+
+impl KernelCache for MemberKernel {
+    fn asks_by_name(&self) -> bool {
+        self.kernel.asks_by_name()
+    }
+
+    fn let_go(&self, mut idle: Vec<Idle>) -> bool {
+        // An inode that has no id there is not known there.
+        idle.retain_mut(|idle| match self.outward.node(idle.node) {
+            Ok(node) => {
+                idle.node = node;
+                idle.names.retain_mut(|(parent, _)| {
+                    self.outward.node(*parent).is_ok_and(|outward| {
+                        *parent = outward;
+                        true
+                    })
+                });
+                true
+            }
+            Err(_) => false,
+        });
+        self.kernel.let_go(idle)
+    }
+}

@@ -1,0 +1,21 @@
+//! What a tmpfs volume is made from.
+
+/// What a tmpfs volume is made from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TmpfsConfig {
+    /// Most bytes of data, rounded up to pages; none: as much as the writers' groups may hold.
+    pub size_bytes: Option<u64>,
+    /// Permission bits of its root.
+    pub mode: u32,
+    /// Owner of its root.
+    pub uid: u32,
+    /// Group of its root.
+    pub gid: u32,
+}
+
+impl Default for TmpfsConfig {
+    /// As large as the groups allow; every user may make files in it.
+    fn default() -> Self {
+        Self { size_bytes: None, mode: 0o1777, uid: 0, gid: 0 }
+    }
+}

@@ -1,0 +1,54 @@
+//! Why an object left the cache, and the listener that is told.
+
+use std::fmt;
+use std::mem::needs_drop;
+
+use umemcg_base::contained;
+
+/// Why an object left the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum RemovalCause {
+    /// Its memory was needed.
+    Evicted,
+    /// It was too old.
+    Expired,
+    /// A caller removed it.
+    Removed,
+    /// Another value took its place.
+    Replaced,
+    /// Another value was to take its place and was declined; the old one must not be served any
+    /// more.
+    Outdated,
+}
+
+/// How many causes there are.
+pub(super) const NR_REMOVAL_CAUSES: usize = RemovalCause::Outdated as usize + 1;
+
+type Tell<K, V> = Box<dyn Fn(K, V, RemovalCause) + Send + Sync>;
+
+/// The listener that is told of every object that leaves, with no lock held.
+pub(super) struct Listener<K, V>(pub(super) Option<Tell<K, V>>);
+
+impl<K, V> Listener<K, V> {
+    /// Hands over an object that has left, or drops it if there is no listener. Either may panic.
+    /// The panic ends here, because the thread may belong to any caller and other objects may be
+    /// leaving together with this one.
+    pub(super) fn tell(&self, key: K, value: V, why: RemovalCause) {
+        if self.0.is_none() && !needs_drop::<(K, V)>() {
+            return;
+        }
+        let told = contained(|| match &self.0 {
+            Some(tell) => tell(key, value, why),
+            None => drop((key, value)),
+        });
+        if let Err(panic) = told {
+            tracing::error!(%panic, ?why, "the listener of a cache, or the end of an object, panicked");
+        }
+    }
+}
+
+impl<K, V> fmt::Debug for Listener<K, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "a listener" } else { "no listener" })
+    }
+}
