@@ -9,8 +9,8 @@ MAKEFLAGS += --no-print-directory
 
 CARGO ?= cargo
 TARGET := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
-# The models of the protocols between threads: every crate that has a tests/loom_*.rs file.
-LOOM_CRATES = $(sort $(patsubst crates/%/tests/,%,$(dir $(wildcard crates/*/tests/loom_*.rs))))
+# The models of the protocols between threads: every crate that has tests/loom_models.
+LOOM_CRATES = $(patsubst crates/%/tests/loom_models/main.rs,%,$(wildcard crates/*/tests/loom_models/main.rs))
 # How often `make test-crash` kills a daemon, how many rounds of power cuts it makes, and how large fio's
 # files are.
 CRASH_KILLS ?= 300
@@ -51,7 +51,7 @@ unit: deps ## unit, property and real-mount tests, without the models
 loom: ## every interleaving of the protocols between threads, on the shipped types
 	@for crate in $(LOOM_CRATES); do \
 		RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$(TARGET)/loom" \
-			$(CARGO) test --profile loom --locked -p $$crate --test 'loom_*'; \
+			$(CARGO) test --profile loom --locked -p $$crate --test loom_models; \
 	done
 
 scale: deps ## ten thousand volumes in one daemon

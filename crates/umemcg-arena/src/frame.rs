@@ -15,12 +15,12 @@
 //! All four are read-modify-writes of one word, so acquire and release suffice and no fence is
 //! needed: a reader's pin is either before the freeze in that word's order, and then the freeze
 //! fails, or after the next unfreeze, and then the reader sees the new identity.
-//! `tests/loom_pin_freeze.rs` checks it.
+//! `tests/loom_models/pin_freeze.rs` checks it.
 //!
 //! A reader that only copies a few bytes out need not write the record at all: he takes a
 //! [`read_begin`](FrameRecord::read_begin), checks the identity, copies, and asks whether the frame
 //! [`validate`](FrameRecord::validate) the same, which every freeze denies.
-//! `tests/loom_optimistic_read.rs` checks that.
+//! `tests/loom_models/optimistic_read.rs` checks that.
 //!
 //! Nothing here matters for memory safety: a protocol error shows a reader the bytes of another
 //! page, which is a bug, but every frame stays mapped and every access to it is a relaxed copy.

@@ -1,6 +1,5 @@
 //! A charge against a limit change: whatever is granted is seen by the limit change, or sees the
 //! new limit.
-#![cfg(loom)]
 
 use loom::sync::Arc;
 use loom::thread;

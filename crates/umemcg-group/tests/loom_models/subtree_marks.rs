@@ -1,6 +1,5 @@
 //! Something is added to a group while a walk that found nothing clears its mark: the next walk
 //! finds the way.
-#![cfg(loom)]
 
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, Ordering::Relaxed};

@@ -1,5 +1,4 @@
 //! A change of a number against the removal of its group: nothing stays behind in the dead group.
-#![cfg(loom)]
 
 use loom::sync::Arc;
 use loom::thread;

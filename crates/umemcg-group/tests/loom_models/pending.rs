@@ -1,6 +1,5 @@
 //! A thread that adds up changes against one that has them told, and against the removal of the
 //! group: every change is told once, and nothing stays pending for a group that is gone.
-#![cfg(loom)]
 
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicI64, Ordering};

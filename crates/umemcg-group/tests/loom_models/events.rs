@@ -1,6 +1,5 @@
 //! An event against the first poll of the file that shows it: the poller sees the count, or is
 //! woken.
-#![cfg(loom)]
 
 use loom::sync::Arc;
 use loom::thread;

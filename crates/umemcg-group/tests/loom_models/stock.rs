@@ -1,5 +1,4 @@
 //! A thread that uses its stock against one that drains it: every byte is in exactly one place.
-#![cfg(loom)]
 
 use loom::sync::Arc;
 use loom::thread;

@@ -2,7 +2,6 @@
 //! write-back.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p umemcg-arena --release --test loom_flags`
-#![cfg(loom)]
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;

@@ -7,7 +7,6 @@
 //! each, or check before pinning, and must fail.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p umemcg-arena --release --test loom_pin_freeze`
-#![cfg(loom)]
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;

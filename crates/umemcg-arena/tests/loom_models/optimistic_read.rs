@@ -8,7 +8,6 @@
 //! loads, and must fail.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p umemcg-arena --release --test loom_optimistic_read`
-#![cfg(loom)]
 
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, Ordering::Relaxed, fence};

@@ -3,7 +3,6 @@
 //!
 //! The twin advances the cursor with a swap, and must fail: a late thread sets it back to an older
 //! word, and an error is reported again.
-#![cfg(loom)]
 
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering::Relaxed};

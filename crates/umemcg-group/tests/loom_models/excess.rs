@@ -1,6 +1,5 @@
 //! Whether a group counts as over its soft limit, against charges, uncharges, a new limit and the
 //! group's end, all at once.
-#![cfg(loom)]
 
 use loom::sync::Arc;
 use loom::thread;

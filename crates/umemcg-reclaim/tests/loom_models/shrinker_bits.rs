@@ -1,6 +1,5 @@
 //! A shrinker's bit against everything that happens to it at the same time: no object is left
 //! without its bit.
-#![cfg(loom)]
 
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, Ordering::Relaxed};

@@ -1,6 +1,5 @@
 //! A bell against its sleeper: every change followed by a ring is noticed, however the two
 //! interleave.
-#![cfg(loom)]
 
 use std::time::Duration;
 

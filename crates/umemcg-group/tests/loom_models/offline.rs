@@ -1,6 +1,5 @@
 //! The end of a group against its last users: a dead node keeps no stock, and is freed exactly
 //! once.
-#![cfg(loom)]
 
 use loom::sync::Arc;
 use loom::thread;
