@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use umemcg::{DropCaches, Readahead};
+use umemcg::{CreateError, DropCaches, Readahead};
 use umemcg_base::schedule;
 
 use crate::disk::{CELL, Random};
@@ -64,7 +64,15 @@ fn replace_group(world: &World, random: &mut Random) {
     let old = Arc::clone(&world.groups.lock()[at]);
     let name = old.name();
     world.engine.remove_group(&old).unwrap();
-    let new = world.engine.create_group(world.engine.root(), &name).unwrap();
+    let new = loop {
+        match world.engine.create_group(world.engine.root(), &name) {
+            Ok(new) => break new,
+            // The pool is full of what the store does not take just now.
+            Err(CreateError::Refused(_)) if world.is_over() => return,
+            Err(CreateError::Refused(_)) => schedule::sleep(Duration::from_millis(1)),
+            Err(error) => panic!("{error}"),
+        }
+    };
     world.engine.set_max(&new, limit(random), &|| false);
     world.groups.lock()[at] = new;
 }
