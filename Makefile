@@ -49,10 +49,8 @@ unit: deps ## unit, property and real-mount tests, without the models
 	$(CARGO) test --workspace --locked --no-fail-fast
 
 loom: ## every interleaving of the protocols between threads, on the shipped types
-	@for crate in $(LOOM_CRATES); do \
-		RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$(TARGET)/loom" \
-			$(CARGO) test --profile loom --locked -p $$crate --test loom_models; \
-	done
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$(TARGET)/loom" $(CARGO) test --profile loom --locked \
+		$(addprefix -p ,$(LOOM_CRATES)) --test loom_models
 
 scale: deps ## ten thousand volumes in one daemon
 	$(CARGO) test --locked -p umemcg-cli --test real_mount ten_thousand -- --ignored --nocapture
