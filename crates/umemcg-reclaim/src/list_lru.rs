@@ -100,11 +100,6 @@ impl ListLru {
         self.slots.give_back(slot);
     }
 
-    /// Releases many places.
-    pub fn release_all(&self, slots: impl Iterator<Item = ListSlot>) {
-        self.slots.give_back_all(slots);
-    }
-
     /// Returns whether the object is on a list. Out of date at once unless the caller keeps others
     /// from moving it.
     pub fn is_linked(&self, slot: ListSlot) -> bool {
@@ -176,17 +171,6 @@ impl ListLru {
         self.slots.look_ahead(slot)
     }
 
-    /// Takes the oldest object off a list that was found before; its number and its place. `None`
-    /// when nothing is on it, or it is gone.
-    pub fn take_oldest(&self, known: &KnownList) -> Option<(u64, ListSlot)> {
-        let list = &*known.0;
-        let mut objects = list.lock();
-        let slot = objects.chain.first()?;
-        objects.chain.unlink(&self.slots, slot);
-        list.note_len(&objects);
-        Some((self.slots.token(slot), slot))
-    }
-
     /// Takes an object off its list. False when it is on none. The caller keeps others from adding
     /// it meanwhile; walks may remove it at the same time, then one of the two says so.
     #[doc(alias = "list_lru_del")]
@@ -229,6 +213,11 @@ impl ListLru {
         GroupReclaim::if_present(group)?.object_lists().find(self.key(node), self.serial)
     }
 
+    /// Returns the list of a group, if it has one.
+    pub fn known(&self, group: &Group, node: usize) -> Option<KnownList> {
+        self.list(group, node).map(KnownList)
+    }
+
     /// Objects on the list of a group, without its lock.
     #[doc(alias = "list_lru_count_one")]
     pub fn count(&self, group: &Group, node: usize) -> u64 {
@@ -247,7 +236,7 @@ impl ListLru {
         nr: u64,
         visit: impl FnMut(&mut WalkedList<'_>, u64, ListSlot) -> Verdict,
     ) -> u64 {
-        self.list(group, node).map_or(0, |list| self.walk_list(&list, nr, visit))
+        self.known(group, node).map_or(0, |known| self.walk_known(&known, nr, visit))
     }
 
     /// Like [`walk`](Self::walk), on a list that was found before.
@@ -255,17 +244,9 @@ impl ListLru {
         &self,
         known: &KnownList,
         nr: u64,
-        visit: impl FnMut(&mut WalkedList<'_>, u64, ListSlot) -> Verdict,
-    ) -> u64 {
-        self.walk_list(&known.0, nr, visit)
-    }
-
-    fn walk_list(
-        &self,
-        list: &ObjectList,
-        nr: u64,
         mut visit: impl FnMut(&mut WalkedList<'_>, u64, ListSlot) -> Verdict,
     ) -> u64 {
+        let list = &*known.0;
         let mut walked = WalkedList { slots: &self.slots, list, objects: list.lock(), isolated: 0 };
         let (mut removed, mut left) = (0, nr);
         let mut at = walked.objects.chain.first();

@@ -85,15 +85,9 @@ impl ListSlots {
     }
 
     pub(crate) fn give_back(&self, slot: ListSlot) {
-        self.give_back_all(std::iter::once(slot));
-    }
-
-    pub(crate) fn give_back_all(&self, slots: impl Iterator<Item = ListSlot>) {
+        debug_assert!(!self.is_linked(slot), "a place is taken off its list before it is given back");
         let mut free = self.free.lock();
-        for slot in slots {
-            debug_assert!(!self.is_linked(slot), "a place is taken off its list before it is given back");
-            free.slots.push(slot.0);
-        }
+        free.slots.push(slot.0);
         if free.slots.len() == free.high as usize {
             // The last one: all of the memory goes.
             self.words.discard(0..free.high as usize * WORDS);

@@ -167,9 +167,9 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         if let Some(payer) = payer.filter(|payer| payer.is_alone())
             // Above the limit, by what was charged by force, only reclaim brings it below.
             && (group.max_bytes().saturating_sub(bytes) + 1..=group.max_bytes()).contains(&group.usage_bytes())
-            && let Some((charge, slot, evicted)) = self.exchange(group, &payer, bytes)
+            && let Some((charge, evicted)) = self.exchange(group, &payer, bytes)
         {
-            return Ok(Paid { charge, slot, payer, evicted: Some(evicted) });
+            return Ok(Paid { charge, slot: evicted.slot, payer, evicted: Some(evicted) });
         }
         let mut group = Arc::clone(group);
         // Bounded by the depth of the tree: each time it is a group further up.
@@ -375,6 +375,18 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         self.listener.tell(key, value, why);
     }
 
+    /// Sees off an object that was evicted: charge and place given back, ghost left, listener told.
+    /// No lock may be held.
+    pub(super) fn let_go(&self, payer: &Payer, evicted: Evicted<K, V>) {
+        let Evicted { key, value, charge, slot, ghost } = evicted;
+        if ghost.is_some() {
+            payer.add_ghosts(ghost.into_iter());
+        }
+        self.lists[0].release(slot);
+        drop(charge);
+        self.listener.tell(key, value, RemovalCause::Evicted);
+    }
+
     /// Entries were taken out of the table.
     pub(super) fn note_taken(&self, entries: &[Entry<K, V>]) {
         if self.bytes_max.is_some() {
@@ -407,11 +419,13 @@ struct Paid<K, V> {
     evicted: Option<Evicted<K, V>>,
 }
 
-/// An object that was evicted.
+/// An object that was evicted, on no list and counted as gone in the figures of its group, with
+/// what it held.
 pub(super) struct Evicted<K, V> {
     pub(super) key: K,
     pub(super) value: V,
-    pub(super) why: RemovalCause,
+    pub(super) charge: Charge,
+    pub(super) slot: ListSlot,
     /// The ghost that it leaves.
     pub(super) ghost: Option<u64>,
 }
@@ -438,8 +452,8 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Drop for Loose<'_, K, V, S> {
         if let Some(entry) = self.entry.take() {
             self.inner.hand_out(entry, self.why);
         }
-        if let Some(Evicted { key, value, why, .. }) = self.evicted.take() {
-            self.inner.listener.tell(key, value, why);
+        if let Some(Evicted { key, value, .. }) = self.evicted.take() {
+            self.inner.listener.tell(key, value, RemovalCause::Evicted);
         }
     }
 }

@@ -8,10 +8,11 @@
 //!
 //! Memory is bounded by the limits of the groups, as for everything else in the engine: caches,
 //! pages and metadata compete in proportion to what they hold. How objects are chosen is in
-//! `reclaim.rs`, what is kept for each group in `payer.rs`.
+//! `reclaim.rs`, how they are evicted in `eviction.rs`, what is kept for each group in `payer.rs`.
 
 mod builder;
 mod entry;
+mod eviction;
 mod expiry;
 mod ghosts;
 mod in_flight;

@@ -1,0 +1,237 @@
+//! Eviction: the one way in which objects leave a group because their memory is needed.
+//!
+//! A look goes through three steps and allocates nothing:
+//!
+//! 1. Under the list's lock, it visits the oldest places of the queue whose turn it is. An object
+//!    of the main queue that was used goes round again; the others are taken off the list.
+//! 2. Under the lock of the object's shard, each place is judged again: an object that was used
+//!    goes to the main queue, an object that was not leaves the table.
+//! 3. With no lock held, the caller gets each evicted object with its charge and its place, and
+//!    gives them back (reclaim) or hands them on (an insert).
+
+use std::hash::{BuildHasher, Hash};
+use std::sync::Arc;
+
+use umemcg_arena::prefetch_what_it_leads_to;
+use umemcg_group::{Charge, Group, StatItem};
+use umemcg_reclaim::{KnownList, ListSlot, Verdict};
+
+use super::entry::Entry;
+use super::inner::{Evicted, Inner};
+use super::payer::Payer;
+use super::queue::Queue;
+use super::removal_cause::RemovalCause;
+
+/// One in so many objects is on probation.
+const PROBATION_SHARE: u64 = 50;
+
+/// Returns the queue whose turn it is, by the lengths of both, and how many objects it may give
+/// before the turn is the other's.
+fn next_queue(probation: u64, main: u64) -> (Queue, u64) {
+    let share = (probation + main) / PROBATION_SHARE;
+    if main == 0 {
+        (Queue::Probation, probation)
+    } else if probation > share {
+        (Queue::Probation, probation - share)
+    } else {
+        (Queue::Main, main)
+    }
+}
+
+/// An object that was taken out of the table.
+struct Judged<K, V> {
+    hash: u64,
+    /// It is too old, and would have gone anyway.
+    is_over: bool,
+    entry: Entry<K, V>,
+}
+
+/// Objects that leave one group, and the account of what they held. The account is settled in the
+/// group's statistics when this is dropped.
+pub(super) struct Eviction<'a, K, V, S>
+where
+    K: Hash + Eq,
+    V: Clone,
+    S: BuildHasher,
+{
+    cache: &'a Inner<K, V, S>,
+    group: &'a Arc<Group>,
+    /// The group's own figures. Objects of others, inherited from removed groups, are seen off one
+    /// by one.
+    payer: Option<&'a Arc<Payer>>,
+    /// By [`Queue`].
+    lists: [Option<&'a KnownList>; 2],
+    now: u32,
+    freed_bytes: u64,
+    /// Of those, bytes that the group's statistics still name.
+    named_bytes: u64,
+}
+
+impl<'a, K, V, S> Eviction<'a, K, V, S>
+where
+    K: Hash + Eq,
+    V: Clone,
+    S: BuildHasher,
+{
+    pub(super) fn new(
+        cache: &'a Inner<K, V, S>,
+        group: &'a Arc<Group>,
+        payer: Option<&'a Arc<Payer>>,
+        lists: [Option<&'a KnownList>; 2],
+    ) -> Self {
+        let now = cache.expiry.now();
+        Self { cache, group, payer, lists, now, freed_bytes: 0, named_bytes: 0 }
+    }
+
+    /// Bytes of all objects that have left.
+    pub(super) fn freed_bytes(&self) -> u64 {
+        self.freed_bytes
+    }
+
+    /// Notes that `bytes` of what was freed pay for another object of the group.
+    pub(super) fn hand_on(&mut self, bytes: u64) {
+        self.named_bytes -= bytes;
+    }
+
+    /// Looks at up to `nr` objects, and takes up to `N` out that were not used. Those charged to
+    /// the group and not too old go through `out`, the others are seen off. Returns how many were
+    /// looked at: 0 when there is nothing to look at. No lock may be held.
+    pub(super) fn look<const N: usize>(
+        &mut self,
+        nr: u64,
+        mut out: impl FnMut(&Payer, Evicted<K, V>),
+    ) -> u64 {
+        let (cache, now) = (self.cache, self.now);
+        let [probation, main] = self.lists.map(|list| list.map_or(0, KnownList::nr_objects));
+        let (queue, nr_due) = next_queue(probation, main);
+        let Some(list) = self.lists[queue as usize] else { return 0 };
+        let mut taken = [const { None }; N];
+        let (mut nr_taken, mut nr_looked) = (0, 0);
+        let nr_wanted = if queue == Queue::Probation { nr_due.min(N as u64) } else { nr_due };
+        cache.lists[queue as usize].walk_known(list, nr.min(nr_wanted), |_, token, slot| {
+            if nr_taken == N {
+                return Verdict::Stop;
+            }
+            nr_looked += 1;
+            let verdict = match queue {
+                Queue::Probation => Verdict::Removed,
+                Queue::Main => cache.peek(token, slot, now),
+            };
+            if verdict == Verdict::Removed {
+                taken[nr_taken] = Some((token, slot));
+                nr_taken += 1;
+            }
+            verdict
+        });
+        for (token, slot) in taken.into_iter().flatten() {
+            if let Some(judged) = cache.judge(token, slot, now) {
+                self.account(queue, judged, &mut out);
+            }
+        }
+        nr_looked
+    }
+
+    /// Accounts for an object that was taken out.
+    #[inline]
+    fn account(&mut self, queue: Queue, judged: Judged<K, V>, out: &mut impl FnMut(&Payer, Evicted<K, V>)) {
+        let Judged { hash, is_over, entry } = judged;
+        let bytes = entry.mark.bytes();
+        self.freed_bytes += bytes;
+        match self.payer {
+            Some(payer) if !is_over && Arc::ptr_eq(payer, &entry.payer) => {
+                self.named_bytes += bytes;
+                payer.note_removed(RemovalCause::Evicted, 1, bytes);
+                let Entry { key, value, slot, .. } = entry;
+                let charge = Charge::from_raw(payer.owner(), bytes);
+                let ghost = (queue == Queue::Probation).then_some(hash);
+                out(payer, Evicted { key, value, charge, slot, ghost });
+            }
+            _ if is_over => self.cache.hand_out(entry, RemovalCause::Expired),
+            _ => self.cache.hand_out(entry, RemovalCause::Evicted),
+        }
+    }
+}
+
+impl<K, V, S> Drop for Eviction<'_, K, V, S>
+where
+    K: Hash + Eq,
+    V: Clone,
+    S: BuildHasher,
+{
+    fn drop(&mut self) {
+        if self.named_bytes != 0 {
+            self.group.stat_add(StatItem::SlabReclaimable, -self.named_bytes.cast_signed());
+        }
+    }
+}
+
+impl<K, V, S> Inner<K, V, S>
+where
+    K: Hash + Eq,
+    V: Clone,
+    S: BuildHasher,
+{
+    /// Returns what a walk does with an object of the main queue: one that was used goes round
+    /// again.
+    fn peek(&self, token: u64, slot: ListSlot, now: u32) -> Verdict {
+        let (shard, at) = self.shards.named_by(token);
+        let Some(tables) = shard.tables.try_read() else { return Verdict::Skip };
+        match tables.get(at).filter(|entry| entry.slot == slot) {
+            // Another thread has taken it out and will take it off the list, or moves it.
+            None => Verdict::Skip,
+            Some(entry) if !self.expiry.is_over(tables.age(at), now) && entry.mark.spend_use() => {
+                Verdict::Rotate
+            }
+            Some(_) => Verdict::Removed,
+        }
+    }
+
+    /// Takes out what is in a place that was taken off its list, unless it was used: that goes to
+    /// the main queue. Nothing in here may panic: the place is on no list, and what is in the table
+    /// belongs on one.
+    fn judge(&self, token: u64, slot: ListSlot, now: u32) -> Option<Judged<K, V>> {
+        let (shard, _) = self.shards.named_by(token);
+        let mut tables = shard.tables.write();
+        // It may have moved meanwhile, but never to another shard; and while that is locked it
+        // stays.
+        let token = self.lists[0].token(slot);
+        let at = token as u32;
+        // Not there: another thread has taken it out, and owns its place.
+        if tables.token(at) != token || tables.get(at).is_none_or(|entry| entry.slot != slot) {
+            return None;
+        }
+        // On a list: it came after ours, which is gone, and happened to get its place.
+        if self.lists[0].is_linked(slot) {
+            return None;
+        }
+        let is_over = self.expiry.is_over(tables.age(at), now);
+        let entry = tables.get_mut(at)?;
+        if entry.mark.uses() > 0 && !is_over {
+            entry.mark.promote();
+            entry.payer.enlist(&self.lists, Queue::Main, slot);
+            return None;
+        }
+        let Some(hash) = self.hash_of(entry) else {
+            // It cannot be taken out, and goes round.
+            entry.payer.enlist(&self.lists, entry.mark.queue(), slot);
+            return None;
+        };
+        let entry = self.take_out(&mut tables, hash, at)?;
+        // What drops it will need it.
+        prefetch_what_it_leads_to(&entry.value);
+        Some(Judged { hash, is_over, entry })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probation_gives_until_it_is_down_to_its_share() {
+        assert_eq!(next_queue(100, 0), (Queue::Probation, 100));
+        assert_eq!(next_queue(100, 900), (Queue::Probation, 80));
+        assert_eq!(next_queue(20, 980), (Queue::Main, 980));
+        assert_eq!(next_queue(0, 0), (Queue::Probation, 0));
+    }
+}
