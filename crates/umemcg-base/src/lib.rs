@@ -1,8 +1,7 @@
-//! What every layer stands on: units, sizes in text, the sync facade with lock ranks, bells, tables
-//! that never move, time and threads. Nothing here knows what a group or a page is.
+//! Foundations of every layer: units, sizes in text, the sync facade with lock ranks, wake signals,
+//! tables that never move, time and threads. Nothing here knows what a group or a page is.
 #![forbid(unsafe_code)]
 
-pub mod bell;
 pub mod clock;
 pub mod errseq;
 pub mod held;
@@ -16,8 +15,8 @@ pub mod size;
 pub mod sync;
 pub mod table;
 pub mod units;
+pub mod wake_signal;
 
-pub use bell::Bell;
 pub use errseq::{ErrorCursor, ErrorSequence};
 pub use held::{Waiting, assert_may_wait, assert_may_wait_among, assert_no_locks_held};
 pub use idle::{Idle, IdleObserver, Wait, observe_idle};
@@ -30,3 +29,4 @@ pub use rank::Rank;
 pub use size::{ParseSizeError, parse_size};
 pub use table::Table;
 pub use units::{PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, pages_for};
+pub use wake_signal::WakeSignal;

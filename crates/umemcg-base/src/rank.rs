@@ -74,7 +74,7 @@ pub enum Rank {
     /// Free frames of a node.
     FreeFrames,
     /// The sums of guarantees and reservations.
-    Promises,
+    Commitments,
     /// At which usage background reclaim of a group begins and ends.
     Marks,
     /// A group's limits.
@@ -132,7 +132,7 @@ pub const RANKS: &[RankInfo] = &[
     wait(
         Rank::Peer,
         "another thread's doing, with nothing held that it may want: work for a worker, room in a queue, the end of a thread, of a callback, of what is open on a volume, of the load of an object",
-        "`umemcg-base/src/bell.rs`, `clock.rs`; wherever a condition variable has this rank",
+        "`umemcg-base/src/wake_signal.rs`, `clock.rs`; wherever a condition variable has this rank",
     ),
     wait(
         Rank::KernelNotice,
@@ -232,7 +232,7 @@ pub const RANKS: &[RankInfo] = &[
         "`umemcg-reclaim/src/lruvec.rs`, `object_lists.rs`",
     ),
     lock(Rank::FreeFrames, "free frames of a node", "`umemcg-arena`"),
-    lock(Rank::Promises, "the sums of guarantees and reservations", "`umemcg/src/commitments.rs`"),
+    lock(Rank::Commitments, "the sums of guarantees and reservations", "`umemcg/src/commitments.rs`"),
     lock(
         Rank::Marks,
         "at which usage background reclaim of a group begins and ends",

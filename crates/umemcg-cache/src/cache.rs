@@ -141,7 +141,7 @@ impl PageCache {
     /// Has all flushers look at what has become due.
     pub fn wake_flushers(&self) {
         for store in self.core.stores() {
-            store.ring();
+            store.wake();
         }
     }
 

@@ -89,7 +89,7 @@ impl Shrinker for ShadowShrinker {
             cache.file(file).is_some_and(|file| file.index.lock().remove_shadow_leaf(first_page))
         });
         let freed_bytes = freed.count() as u64 * NODE_BYTES;
-        Scan::Done(Scanned { scanned: leaves.len() as u64, freed_bytes, promised_bytes: 0 })
+        Scan::Done(Scanned { scanned: leaves.len() as u64, freed_bytes, releasing_bytes: 0 })
     }
 
     fn usage(&self, target: &ShrinkTarget<'_>) -> Usage {

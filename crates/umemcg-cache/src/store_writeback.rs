@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use umemcg_base::sync::Instant;
-use umemcg_base::{Bell, LeafMutex, PAGE_SIZE_U64, Rank, RankedMutex};
+use umemcg_base::{LeafMutex, PAGE_SIZE_U64, Rank, RankedMutex, WakeSignal};
 use umemcg_group::Group;
 use umemcg_reclaim::owner_from;
 
@@ -73,7 +73,7 @@ pub struct StoreWriteback {
     pool: Arc<PoolWriteback>,
     /// Files with dirty or unstable pages.
     queue: RankedMutex<Queue>,
-    bell: Bell,
+    wake_signal: WakeSignal,
     /// Everything is to be written now.
     urgent: AtomicBool,
     /// Groups whose data is to be written, until the next round takes them. A leaf lock.
@@ -173,7 +173,7 @@ impl Flushes for StoreWriteback {
                 None => sleep,
             };
             let is_full = self.pool.flushers().is_full();
-            self.bell.wait(if is_full { timeout.min(LOOK_INTERVAL) } else { timeout });
+            self.wake_signal.wait(if is_full { timeout.min(LOOK_INTERVAL) } else { timeout });
             // Its next turn is as good as any.
             has_had_a_round = true;
             if let Some((until, _)) = pace.retry
@@ -207,7 +207,7 @@ impl StoreWriteback {
             id,
             pool: Arc::clone(pool),
             queue: RankedMutex::new(Rank::DirtyFiles, Queue::default()),
-            bell: Bell::new(),
+            wake_signal: WakeSignal::new(),
             urgent: AtomicBool::new(false),
             wanted: LeafMutex::default(),
             stop: AtomicBool::new(false),
@@ -244,12 +244,12 @@ impl StoreWriteback {
     /// Ends the flusher once it has finished its current file. Does not wait for a hanging store.
     pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
-        self.bell.ring();
+        self.wake_signal.raise();
     }
 
     /// Wakes the flusher for a look.
-    pub(crate) fn ring(&self) {
-        self.bell.ring();
+    pub(crate) fn wake(&self) {
+        self.wake_signal.raise();
     }
 
     /// Has a group's data written in the next round. When neither the group nor one below it has a
@@ -265,7 +265,7 @@ impl StoreWriteback {
                 None => wanted.push((Arc::clone(group), how)),
             }
         }
-        self.bell.ring();
+        self.wake_signal.raise();
     }
 
     /// A group has been removed.
@@ -298,7 +298,7 @@ impl StoreWriteback {
     fn look_after(&self, owner: u32) {
         let gap = owner_from(owner).with_group(|group| self.pool.dirty_limits().gap_to_background(group));
         if gap.is_none() {
-            self.bell.ring();
+            self.wake_signal.raise();
         }
         let pages = gap.unwrap_or(0) / LOOK_SHARE / PAGE_SIZE_U64;
         self.look_at
@@ -380,7 +380,7 @@ impl StoreWriteback {
         if !is_served {
             self.start_flusher();
         } else if file.queue_mark().is_due() {
-            self.bell.ring();
+            self.wake_signal.raise();
         }
         true
     }
@@ -400,7 +400,7 @@ impl StoreWriteback {
     /// The file is written soon, not at its expiry.
     pub(crate) fn flush_soon(&self, file: &dyn DirtyFile) {
         file.queue_mark().make_due();
-        self.bell.ring();
+        self.wake_signal.raise();
     }
 
     /// One round over the files that are queued when it begins: the groups' lists in turn, a file

@@ -74,7 +74,7 @@ pub struct Lifecycle {
     ending: RankedMutex<()>,
     /// Requests on the socket that have not replied yet.
     nr_requests: LeafMutex<usize>,
-    /// Rung when one of them has.
+    /// Signalled when one of them has.
     replied: Condvar,
 }
 

@@ -2,9 +2,9 @@
 //!
 //! A file has news when what it shows has changed since it was last read through that open file.
 //! For the event files that is a sum of counts that only rise, taken before the text is made. A
-//! poller leaves a waker with the group; the group's bell calls all wakers at the first event after
-//! a look, and a poller that is woken looks again. So the order is: leave the waker, take the ring,
-//! look.
+//! poller leaves a waker with the group; the group's wake signal calls all wakers at the first
+//! event after a look, and a poller that is woken looks again. So the order is: leave the waker,
+//! take the signal, look.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
 
 use umemcg::Group;
-use umemcg_base::{Bell, LeafMutex};
+use umemcg_base::{LeafMutex, WakeSignal};
 
 /// Tells a poller to look again. Called by the thread that counts an event: must be brief and must
 /// not sleep.
@@ -54,18 +54,18 @@ impl Waiters {
 #[derive(Debug, Default)]
 pub(crate) struct EventWaiters {
     pub(crate) waiters: Arc<Waiters>,
-    bell: OnceLock<Arc<Bell>>,
+    wake_signal: OnceLock<Arc<WakeSignal>>,
 }
 
 impl EventWaiters {
     /// Lets the next event wake all that have left a waker.
     pub(crate) fn arm(&self, group: &Group) {
-        let bell = self.bell.get_or_init(|| {
+        let wake_signal = self.wake_signal.get_or_init(|| {
             let waiters = Arc::clone(&self.waiters);
-            let bell = Arc::new(Bell::with_hook(move || waiters.wake_all()));
-            group.listen_for_events(Arc::clone(&bell));
-            bell
+            let wake_signal = Arc::new(WakeSignal::with_hook(move || waiters.wake_all()));
+            group.listen_for_events(Arc::clone(&wake_signal));
+            wake_signal
         });
-        bell.take();
+        wake_signal.take();
     }
 }

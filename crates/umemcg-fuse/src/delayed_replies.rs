@@ -44,7 +44,7 @@ struct Queue {
     heap: BinaryHeap<Delayed>,
     nr_delayed: u64,
     /// Every condition is to be asked now.
-    rung: bool,
+    all_due: bool,
     stop: bool,
 }
 
@@ -56,7 +56,7 @@ pub struct DelayQueue {
 
 struct Shared {
     queue: LeafMutex<Queue>,
-    bell: Condvar,
+    wake: Condvar,
 }
 
 impl fmt::Debug for DelayQueue {
@@ -71,16 +71,16 @@ impl DelayQueue {
     /// # Errors
     /// When the system refuses a thread.
     pub fn new() -> io::Result<Self> {
-        let shared = Arc::new(Shared { queue: LeafMutex::default(), bell: Condvar::default() });
+        let shared = Arc::new(Shared { queue: LeafMutex::default(), wake: Condvar::default() });
         let timer = Arc::clone(&shared);
         let thread = umemcg_base::clock::Worker::spawn("umemcg-delay", move || timer.run())?;
         Ok(Self { shared, thread: Some(thread) })
     }
 
     /// Asks all conditions now: something has changed.
-    pub fn ring(&self) {
-        self.shared.queue.lock().rung = true;
-        self.shared.bell.notify_one();
+    pub fn look_again(&self) {
+        self.shared.queue.lock().all_due = true;
+        self.shared.wake.notify_one();
     }
 
     /// Replies that rest now.
@@ -107,7 +107,7 @@ impl Delay for DelayQueue {
         queue.heap.push(Delayed { due, serial, reply, answer, again });
         drop(queue);
         if is_next {
-            self.shared.bell.notify_one();
+            self.shared.wake.notify_one();
         }
     }
 }
@@ -115,7 +115,7 @@ impl Delay for DelayQueue {
 impl Drop for DelayQueue {
     fn drop(&mut self) {
         self.shared.queue.lock().stop = true;
-        self.shared.bell.notify_one();
+        self.shared.wake.notify_one();
         self.thread.take();
     }
 }
@@ -126,7 +126,7 @@ impl Shared {
         loop {
             let now = Instant::now();
             let mut due = Vec::new();
-            let everybody = std::mem::take(&mut queue.rung) || queue.stop;
+            let everybody = std::mem::take(&mut queue.all_due) || queue.stop;
             while let Some(next) = queue.heap.peek()
                 && (everybody || next.due <= now)
             {
@@ -146,8 +146,8 @@ impl Shared {
                 return;
             }
             match queue.heap.peek().map(|next| next.due) {
-                Some(due) => drop(self.bell.wait_until(&mut queue, due)),
-                None => self.bell.wait(&mut queue),
+                Some(due) => drop(self.wake.wait_until(&mut queue, due)),
+                None => self.wake.wait(&mut queue),
             }
         }
     }
@@ -222,7 +222,7 @@ mod tests {
         delays.delay(due(&transport, 2), Answer::Written(8), Duration::from_millis(20), at_once());
         assert_eq!(sent.recv_timeout(LONG).unwrap().0.unique, 2, "the first was asked and said no");
         go.store(true, Ordering::Relaxed);
-        delays.ring();
+        delays.look_again();
         let (header, body) = sent.recv_timeout(LONG).unwrap();
         assert_eq!((header.unique, header.error, &body[..4]), (1, 0, &7u32.to_ne_bytes()[..]));
     }
@@ -245,7 +245,7 @@ mod tests {
             if is_interrupted {
                 inflight.interrupt(8);
             }
-            delays.ring();
+            delays.look_again();
             let (header, body) = sent.recv_timeout(LONG).unwrap();
             let expected = if is_interrupted { (-4, 0) } else { (0, 8) };
             assert_eq!((header.error, body.len()), expected);

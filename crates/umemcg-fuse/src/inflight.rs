@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use umemcg_base::{Bell, LeafMutex};
+use umemcg_base::{LeafMutex, WakeSignal};
 use zerocopy::IntoBytes;
 
 use crate::signals::{Doom, SignalReader};
@@ -119,7 +119,7 @@ pub struct Inflight {
     watch: LeafMutex<Vec<Watched>>,
     /// (A) What the watcher looks after now, beside what is new in `watch`.
     nr_watched: AtomicUsize,
-    bell: Bell,
+    wake_signal: WakeSignal,
     stop: AtomicBool,
 }
 
@@ -151,7 +151,7 @@ impl Inflight {
             signals: SignalReader::new(),
             watch: LeafMutex::default(),
             nr_watched: AtomicUsize::new(0),
-            bell: Bell::new(),
+            wake_signal: WakeSignal::new(),
             stop: AtomicBool::new(false),
         })
     }
@@ -207,7 +207,7 @@ impl Inflight {
             None => Interrupted::Unknown(unique),
         };
         self.watch.lock().push(Watched { since: Instant::now(), what });
-        self.bell.ring();
+        self.wake_signal.raise();
     }
 
     /// Runs the watcher: looks after interrupted requests until [`stop`](Self::stop). Calls
@@ -217,7 +217,7 @@ impl Inflight {
         let mut rest = Duration::MAX;
         // Acquire: pairs with `stop`.
         while !self.stop.load(Ordering::Acquire) {
-            self.bell.wait(rest.min(Duration::from_secs(3600)));
+            self.wake_signal.wait(rest.min(Duration::from_secs(3600)));
             watched.append(&mut self.watch.lock());
             let now = Instant::now();
             let mut any_killed = false;
@@ -296,7 +296,7 @@ impl Inflight {
     pub fn stop(&self) {
         // Release: pairs with `watch`.
         self.stop.store(true, Ordering::Release);
-        self.bell.ring();
+        self.wake_signal.raise();
     }
 
     /// Returns how many requests are registered.

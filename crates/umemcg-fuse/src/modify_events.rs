@@ -11,7 +11,7 @@
 //! 2. A moment later, and when a file is closed, the kernel is asked to let go of it. A node that
 //!    is watched or open stays; of all others it says FORGET, and they are followed no more. (Linux
 //!    before 6.18 lets go of them when it needs the room.)
-//! 3. An event puts the node into the set of changes and rings the bell.
+//! 3. An event puts the node into the set of changes and raises the wake signal.
 //! 4. The thread makes a pass: each file whose content changed is touched once. Passes are
 //!    [`PASS_INTERVAL`] apart, so no file is touched more often, and what comes during a pass is
 //!    left for the next one: the last change is never lost.
@@ -26,7 +26,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use umemcg_base::clock::spawn_detached;
-use umemcg_base::{Bell, LeafMutex};
+use umemcg_base::{LeafMutex, WakeSignal};
 use umemcg_control::{ControlTree, NodeId, OpenFile, Waker};
 
 use crate::notifier::Notifier;
@@ -69,8 +69,8 @@ struct Shared {
     changed: LeafMutex<BTreeSet<u64>>,
     /// Nodes looked up or closed since the last pass.
     to_let_go: LeafMutex<BTreeSet<u64>>,
-    /// Rung for both sets, and at the end.
-    bell: Bell,
+    /// Signalled for both sets, and at the end.
+    wake_signal: WakeSignal,
     /// (A)
     has_ended: AtomicBool,
 }
@@ -94,7 +94,7 @@ impl ModifyEvents {
             followed: LeafMutex::default(),
             changed: LeafMutex::default(),
             to_let_go: LeafMutex::default(),
-            bell: Bell::new(),
+            wake_signal: WakeSignal::new(),
             has_ended: AtomicBool::new(false),
         });
         let passes = Passes { shared: Arc::clone(&shared), touch, notifier, to_touch: VecDeque::new() };
@@ -147,9 +147,9 @@ impl ModifyEvents {
 
 impl Drop for ModifyEvents {
     fn drop(&mut self) {
-        // Release: pairs with the load in `run`. The ring orders it already; this says so.
+        // Release: pairs with the load in `run`. The signal orders it already; this says so.
         self.0.has_ended.store(true, Ordering::Release);
-        self.0.bell.ring();
+        self.0.wake_signal.raise();
     }
 }
 
@@ -157,7 +157,7 @@ impl Shared {
     fn note_change(shared: &Weak<Self>, node: u64) {
         if let Some(shared) = shared.upgrade() {
             shared.changed.lock().insert(node);
-            shared.bell.ring();
+            shared.wake_signal.raise();
         }
     }
 
@@ -165,7 +165,7 @@ impl Shared {
     /// of it.
     fn ask_to_let_go(&self, node: u64) {
         self.to_let_go.lock().insert(node);
-        self.bell.ring();
+        self.wake_signal.raise();
     }
 
     /// Counts a lookup of a file that is followed already.
@@ -211,7 +211,7 @@ impl Passes {
         let mut has_warned = false;
         loop {
             let is_idle = to_prune.is_empty() && self.to_touch.is_empty();
-            self.shared.bell.wait(if is_idle { IDLE } else { PASS_INTERVAL });
+            self.shared.wake_signal.wait(if is_idle { IDLE } else { PASS_INTERVAL });
             // Acquire: pairs with the store in `drop`.
             if self.shared.has_ended.load(Ordering::Acquire) {
                 return;

@@ -1,8 +1,8 @@
-//! A lock that is nearly free for the one thread that owns it, and expensive for all others.
+//! A biased lock: nearly free for the one thread that owns it, and expensive for all others.
 //!
-//! The owner takes it a hundred million times a second, others once in a while. The owner says that
-//! it is in and looks whether the gate is closed; an intruder closes the gate and looks whether the
-//! owner is in:
+//! The owner takes it up to a hundred million times a second, other threads once in a while. The
+//! owner announces that it is inside and reads whether the gate is closed. An intruder, which is
+//! any other thread, closes the gate and reads whether the owner is inside:
 //!
 //! ```text
 //! owner                          intruder
@@ -13,12 +13,12 @@
 //! busy := false                  closed := false
 //! ```
 //!
-//! Each side stores and then loads what the other stores, so a full fence must stand between, or
-//! both could miss each other. A full fence costs as much as a locked instruction, which is what
-//! the owner came here to avoid. So the owner's fence binds only the compiler, and the intruder's
-//! makes every running thread of the process execute a full one (`membarrier`; measured: 0.3 µs
-//! with no other thread running, 10 µs with one, on a virtual machine). Where the operating system
-//! cannot, both are ordinary fences. Models see two ordinary fences.
+//! Each side stores a flag and then loads the other's, so there must be a full fence in between, or
+//! each could miss the other. A full fence costs as much as a locked instruction, which this lock
+//! exists to avoid. So the owner's fence binds only the compiler, and the intruder's makes every
+//! running thread of the process execute a full one (`membarrier`; measured: 0.3 µs with no other
+//! thread running, 10 µs with one, on a virtual machine). Where the operating system does not offer
+//! `membarrier`, both are ordinary fences. Models see two ordinary fences.
 
 #[cfg(not(loom))]
 use std::sync::atomic::compiler_fence;
@@ -27,11 +27,11 @@ use umemcg_base::sync::atomic::{AtomicBool, Ordering, fence};
 use umemcg_base::sync::thread;
 use umemcg_base::{Rank, Waiting, assert_may_wait};
 
-/// Looks at a busy owner before the processor is given away. Owners are in for some nanoseconds,
-/// unless preempted.
+/// Number of times that an intruder looks at a busy owner before it yields the processor. Owners
+/// stay inside for some nanoseconds, unless they are preempted.
 const SPINS_MAX: u32 = if cfg!(loom) { 0 } else { 200 };
 
-/// Whether [`heavy_fence`] does the owners' part. Set before the first owner exists.
+/// Whether [`heavy_fence`] includes the owners' fence. Set before the first owner exists.
 #[cfg(not(loom))]
 static IS_ASYMMETRIC: AtomicBool = AtomicBool::new(false);
 
@@ -71,12 +71,12 @@ pub(crate) fn heavy_fence() {
     fence(Ordering::SeqCst);
 }
 
-/// See the module text. Intruders keep each other out by other means.
+/// A lock biased towards its owner; see the module. Intruders exclude each other by other means.
 #[derive(Debug)]
 pub struct BiasedLock {
-    /// The owner is in. Written by the owner.
+    /// The owner is inside. Written by the owner.
     busy: AtomicBool,
-    /// An intruder is in or wants to be. Written by intruders.
+    /// An intruder is inside or waits to be. Written by intruders.
     closed: AtomicBool,
 }
 
@@ -86,13 +86,13 @@ impl BiasedLock {
         Self { busy: AtomicBool::new(false), closed: AtomicBool::new(false) }
     }
 
-    /// For the owner: goes in, unless the gate is closed. Never waits. `FENCED` is false only in
-    /// the model that shows why the fence is there.
+    /// Enters as the owner, unless the gate is closed. Never waits. `FENCED` is false only in the
+    /// model that shows why the fence is there.
     #[inline]
-    pub fn enter<const FENCED: bool>(&self) -> Option<Inside<'_>> {
+    pub fn enter<const FENCED: bool>(&self) -> Option<OwnerGuard<'_>> {
         debug_assert!(!self.busy.load(Ordering::Relaxed), "the owner came in twice");
         self.busy.store(true, Ordering::Relaxed);
-        let inside = Inside { lock: self, _waited_for: Waiting::on(Rank::OwnStock) };
+        let inside = OwnerGuard { lock: self, _waited_for: Waiting::on(Rank::OwnStock) };
         if FENCED {
             light_fence(); // Pairs with the heavy fence that follows `close`.
         }
@@ -100,18 +100,18 @@ impl BiasedLock {
         (!self.closed.load(Ordering::Acquire)).then_some(inside)
     }
 
-    /// For an intruder: closes the gate. A [`heavy_fence`] must follow; one serves any number of
-    /// locks.
+    /// Closes the gate, as an intruder. A [`heavy_fence`] must follow; one fence serves any number
+    /// of locks.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
     }
 
-    /// For an intruder, after the fence: waits until the owner is out. Then what the lock guards is
-    /// the intruder's.
+    /// Waits until the owner has left, as an intruder and after the fence. Then the intruder has
+    /// exclusive access.
     pub fn wait_until_left(&self) {
         assert_may_wait(Rank::OwnStock, "a wait for a stock");
         let mut spins = 0;
-        // Acquire: pairs with the release in `Inside::drop`. Ends when the owner runs: it never
+        // Acquire: pairs with the release in `OwnerGuard::drop`. Ends when the owner runs: it never
         // blocks inside.
         while self.busy.load(Ordering::Acquire) {
             if spins < SPINS_MAX {
@@ -123,7 +123,7 @@ impl BiasedLock {
         }
     }
 
-    /// For an intruder: opens the gate again.
+    /// Opens the gate again, as an intruder.
     pub fn open(&self) {
         // Release: pairs with the acquire in `enter`.
         self.closed.store(false, Ordering::Release);
@@ -136,15 +136,15 @@ impl Default for BiasedLock {
     }
 }
 
-/// The owner is in.
+/// Proof that the owner is inside; leaves when dropped.
 #[derive(Debug)]
 #[must_use = "dropping it is leaving"]
-pub struct Inside<'a> {
+pub struct OwnerGuard<'a> {
     lock: &'a BiasedLock,
     _waited_for: Waiting,
 }
 
-impl Drop for Inside<'_> {
+impl Drop for OwnerGuard<'_> {
     #[inline]
     fn drop(&mut self) {
         // Release: pairs with the acquire in `wait_until_left`.

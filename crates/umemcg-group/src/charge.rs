@@ -1,24 +1,24 @@
-//! A charge: bytes counted to a group and all groups above it, as a value that gives itself back.
+//! A charge: bytes counted to a group and all groups above it, as a value that releases itself.
 
 use std::mem;
 use std::sync::Arc;
 
 use crate::counter::{CounterNode, NO_NODE};
-use crate::group::{GROUPS, Group, LEDGER, OwnerId, settle, settle_unsettled};
+use crate::group::{GROUPS, Group, LEDGER, OwnerId, update_excess, update_stale_excess};
 use crate::mark_check;
-use crate::thread_stock::{KEEPER, with_stock};
+use crate::thread_stock::{THREAD_STOCK, with_stock};
 
 /// A charge did not fit.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("a charge of {wanted_bytes} bytes does not fit under the limit of {}", group.path().display())]
 pub struct Refused {
-    /// The lowest group whose limit is in the way; reclaim belongs there.
+    /// The lowest group whose limit the charge would exceed. Reclaim has to start there.
     pub group: Arc<Group>,
-    /// What was asked for.
+    /// The bytes that were asked for.
     pub wanted_bytes: u64,
 }
 
-/// Bytes counted to an owner and all above it, given back when dropped.
+/// Bytes counted to an owner and all groups above it. Uncharged when dropped.
 #[must_use = "a dropped charge is given back at once"]
 #[derive(Debug)]
 pub struct Charge {
@@ -27,7 +27,7 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Returns the owner that it is counted to.
+    /// Returns the owner that the bytes are charged to.
     #[inline]
     pub fn owner(&self) -> OwnerId {
         self.owner
@@ -39,7 +39,7 @@ impl Charge {
         self.bytes
     }
 
-    /// Cuts `bytes` off into a charge of their own.
+    /// Splits `bytes` off into a charge of their own.
     ///
     /// # Panics
     /// When it holds less.
@@ -50,7 +50,7 @@ impl Charge {
         Charge { owner: self.owner, bytes }
     }
 
-    /// Takes in another charge.
+    /// Adds another charge of the same owner to this one.
     ///
     /// # Panics
     /// When it is another owner's.
@@ -61,8 +61,8 @@ impl Charge {
         self.bytes += bytes;
     }
 
-    /// Returns the parts, for a caller that keeps many charges in a form of its own;
-    /// [`uncharge_raw`] gives them back.
+    /// Returns the parts, for a caller that stores many charges in a form of its own.
+    /// [`uncharge_raw`] releases them.
     #[inline]
     pub fn into_raw(self) -> (OwnerId, u64) {
         let parts = (self.owner, self.bytes);
@@ -70,8 +70,8 @@ impl Charge {
         parts
     }
 
-    /// Returns the charge again. What was taken out with [`into_raw`](Self::into_raw) may go in
-    /// once, whole or in parts.
+    /// Makes a charge of parts from [`into_raw`](Self::into_raw). The bytes of one `into_raw` may
+    /// be used once, whole or in pieces.
     #[inline]
     pub fn from_raw(owner: OwnerId, bytes: u64) -> Charge {
         Charge { owner, bytes }
@@ -85,15 +85,15 @@ impl Drop for Charge {
     }
 }
 
-/// Gives back bytes that were taken out of charges with [`Charge::into_raw`].
+/// Uncharges bytes that were taken out of charges with [`Charge::into_raw`].
 ///
 /// # Panics
-/// When less than `bytes` is charged; at once, or when the thread's stock is drained.
+/// When less than `bytes` is charged: immediately, or when the thread's stock is drained.
 #[doc(alias = "mem_cgroup_uncharge")]
 #[inline]
 pub fn uncharge_raw(owner: OwnerId, bytes: u64) {
-    KEEPER.with(|keeper| {
-        if bytes != 0 && !LEDGER.put_stock(keeper, owner.into_raw(), bytes) {
+    THREAD_STOCK.with(|thread_stock| {
+        if bytes != 0 && !LEDGER.put_stock(thread_stock, owner.into_raw(), bytes) {
             uncharge_without_stock(owner, bytes);
         }
     });
@@ -102,13 +102,13 @@ pub fn uncharge_raw(owner: OwnerId, bytes: u64) {
 #[cold]
 #[inline(never)]
 fn uncharge_without_stock(owner: OwnerId, bytes: u64) {
-    KEEPER.with(|keeper| LEDGER.uncharge(keeper, owner.into_raw(), bytes));
-    settle_unsettled();
+    THREAD_STOCK.with(|thread_stock| LEDGER.uncharge(thread_stock, owner.into_raw(), bytes));
+    update_stale_excess();
 }
 
 #[inline]
 fn try_charge(owner: OwnerId, node: &CounterNode, bytes: u64) -> Result<Charge, Refused> {
-    if KEEPER.with(|keeper| LEDGER.take_stock(keeper, owner.into_raw(), bytes)) {
+    if THREAD_STOCK.with(|thread_stock| LEDGER.take_stock(thread_stock, owner.into_raw(), bytes)) {
         return Ok(Charge { owner, bytes });
     }
     try_charge_past_stock(owner, node, bytes)
@@ -117,46 +117,47 @@ fn try_charge(owner: OwnerId, node: &CounterNode, bytes: u64) -> Result<Charge, 
 #[cold]
 #[inline(never)]
 fn try_charge_past_stock(owner: OwnerId, node: &CounterNode, bytes: u64) -> Result<Charge, Refused> {
-    let granted = with_stock(|keeper| LEDGER.try_charge_past_stock(keeper, owner.into_raw(), node, bytes));
-    // Before the numbers become values with destructors, which the compiler would carry across
-    // this.
+    let granted =
+        with_stock(|thread_stock| LEDGER.try_charge_past_stock(thread_stock, owner.into_raw(), node, bytes));
+    // This comes before the numbers become values with destructors, which the compiler would keep
+    // alive across it.
     if mark_check::take_reached_mark() {
-        tell_of_usage(owner);
+        act_on_usage(owner);
     }
-    settle_unsettled();
+    update_stale_excess();
     match granted {
         Ok(owner) => Ok(Charge { owner: OwnerId::new(owner), bytes }),
         Err(refusing) => Err(Refused { group: OwnerId::new(refusing).resolve(), wanted_bytes: bytes }),
     }
 }
 
-/// Rings the pressure bell of every level whose usage is at its mark, and settles the excess of
-/// those that count wrongly.
+/// Raises the pressure signal of every level whose usage is at its mark, and corrects the excess
+/// flag of levels where it is stale.
 #[cold]
 #[inline(never)]
-fn tell_of_usage(owner: OwnerId) {
+fn act_on_usage(owner: OwnerId) {
     let mut at = LEDGER.living(owner.into_raw());
     while at != NO_NODE {
         let node = LEDGER.node(at);
         if node.is_over_mark()
             && let Some(group) = GROUPS.get(at).and_then(|slot| slot.load_full())
         {
-            group.bells().pressure.ring();
+            group.wake_signals().pressure.raise();
         }
         if node.is_excess_stale() {
-            settle(at);
+            update_excess(at);
         }
         at = node.parent();
     }
 }
 
 fn charge_forced(owner: OwnerId, bytes: u64) -> Charge {
-    let owner = with_stock(|keeper| LEDGER.charge_forced(keeper, owner.into_raw(), bytes));
+    let owner = with_stock(|thread_stock| LEDGER.charge_forced(thread_stock, owner.into_raw(), bytes));
     let charge = Charge { owner: OwnerId::new(owner), bytes };
     if mark_check::take_reached_mark() {
-        tell_of_usage(charge.owner);
+        act_on_usage(charge.owner);
     }
-    settle_unsettled();
+    update_stale_excess();
     charge
 }
 
@@ -166,7 +167,7 @@ impl Group {
     /// microseconds) if that makes room, so a refusal means that the bytes are really held.
     ///
     /// # Errors
-    /// [`Refused`] names the lowest group whose limit is in the way.
+    /// [`Refused`] names the lowest group whose limit the charge would exceed.
     #[doc(alias = "mem_cgroup_try_charge")]
     #[doc(alias = "try_charge_memcg")]
     #[inline]
@@ -174,7 +175,7 @@ impl Group {
         try_charge(self.owner(), self.counter(), bytes)
     }
 
-    /// Charges `bytes` whatever the limits say, for what must not fail.
+    /// Charges `bytes` whatever the limits are, for operations that must not fail. Never blocks.
     pub fn charge_forced(&self, bytes: u64) -> Charge {
         charge_forced(self.owner(), bytes)
     }

@@ -13,13 +13,13 @@
 //! 1. A node is taken from the free list with the word LIVE.
 //! 2. Charges add to the word, uncharges subtract, whether or not the group has been removed
 //!    meanwhile.
-//! 3. The group's last `Arc` clears LIVE.
+//! 3. Dropping the group's last `Arc` clears LIVE.
 //! 4. The thread that brings the word to 0 (there is exactly one) puts the node back on the free
 //!    list.
 //!
 //! Charges and limit changes need no fence: both are read-modify-writes of the word. Whichever
-//! comes second in the word's modification order sees what the other did before it: a charge the
-//! new limit, a limit change the new usage.
+//! comes second in the word's modification order sees the effect of the first: a charge sees the
+//! new limit, or a limit change sees the new usage.
 
 use umemcg_base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -29,7 +29,7 @@ const LIVE: u64 = 1 << 63;
 /// No limit.
 pub const UNLIMITED: u64 = u64::MAX;
 
-/// Most that a usage may be, limit or not.
+/// The largest usage, with or without a limit.
 const USAGE_MAX: u64 = LIVE - 1;
 
 /// The largest single charge; anything above is refused outright, so that sums do not overflow.
@@ -38,15 +38,16 @@ pub const CHARGE_BYTES_MAX: u64 = 1 << 56;
 /// The node's index that means "none": the root's parent, an unowned frame, an empty stock slot.
 pub const NO_NODE: u32 = 0;
 
-/// How far below its soft limit a usage may be while the group still counts as in excess, in bytes;
-/// above the limit it counts as such at once. As much as a stock.
+/// How far below its soft limit a usage may be while the group still counts as in excess, in bytes.
+/// A group above its soft limit counts as in excess immediately. The lag is the size of a full
+/// stock.
 #[doc(alias = "SOFTLIMIT_EVENTS_TARGET")]
 pub const EXCESS_LAG_BYTES: u64 = if cfg!(loom) { 2 } else { 256 << 10 };
 
-/// How often a limit change is tried again when charges slip in between.
+/// Attempts of a limit change when charges come in between.
 const SET_MAX_ATTEMPTS: u32 = 4;
 
-/// One level of accounting. A cache line of its own, so that two groups never share one.
+/// One level of accounting. It has a cache line of its own, so two groups never share one.
 #[doc(alias = "page_counter")]
 #[derive(Debug)]
 #[repr(align(64))]
@@ -57,15 +58,16 @@ pub struct CounterNode {
     max: AtomicU64,
     /// (A) Highest usage that a granted charge has seen, in bytes.
     peak: AtomicU64,
-    /// (A) Usage in bytes from which on charges ring the group's bell.
+    /// (A) Usage in bytes from which on charges raise the group's wake signal.
     mark: AtomicU64,
     /// (A) Charges that this level refused.
     failcnt: AtomicU64,
-    /// (A) Usage in bytes that was promised not to be exceeded for long; see [`crate::excess`].
+    /// (A) The soft limit in bytes; see [`crate::excess`].
     soft_limit: AtomicU64,
     /// (C) while allocated: the node above, or [`NO_NODE`].
     parent: AtomicU32,
-    /// (A) An ancestor that is nearer to the living; only a shortcut, never past a living node.
+    /// (A) The nearest ancestor that was alive at the last look: a shortcut, which never skips a
+    /// living node.
     forward: AtomicU32,
     /// (C) while allocated: levels above this one.
     depth: AtomicU32,
@@ -93,7 +95,7 @@ impl Default for CounterNode {
     }
 }
 
-/// A limit change that usage forbids.
+/// A limit was not changed because usage is above the new value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OverUsage;
 
@@ -121,19 +123,19 @@ impl CounterNode {
         self.parent.load(Ordering::Relaxed)
     }
 
-    /// Levels above this one.
+    /// Returns the number of levels above this one.
     #[inline]
     pub fn depth(&self) -> u32 {
         self.depth.load(Ordering::Relaxed)
     }
 
-    /// Bytes charged here and below.
+    /// Returns the bytes charged here and below.
     #[inline]
     pub fn usage(&self) -> u64 {
         self.word.load(Ordering::Relaxed) & !LIVE
     }
 
-    /// Returns the most that a charge may bring the usage to; [`UNLIMITED`] for none.
+    /// Returns the limit in bytes; [`UNLIMITED`] if there is none.
     #[inline]
     pub fn max(&self) -> u64 {
         self.max.load(Ordering::Relaxed)
@@ -144,7 +146,7 @@ impl CounterNode {
         self.peak.load(Ordering::Relaxed)
     }
 
-    /// Starts the peak again from the usage of now.
+    /// Resets the peak to the present usage.
     pub fn reset_peak(&self) {
         self.peak.store(self.usage(), Ordering::Relaxed);
     }
@@ -170,7 +172,7 @@ impl CounterNode {
     #[inline]
     pub fn try_add(&self, bytes: u64) -> bool {
         let mut word = self.word.load(Ordering::Relaxed);
-        // Unbounded only in name: every turn that fails is another thread's success.
+        // This loop ends: every failed attempt is another thread's success.
         loop {
             if (word & !LIVE) + bytes > self.allowed() {
                 return false;
@@ -202,15 +204,15 @@ impl CounterNode {
         self.word.fetch_add(bytes, Ordering::AcqRel);
     }
 
-    /// Takes back what `try_add` or `add` added a moment ago; the node cannot empty, since its user
-    /// holds it.
+    /// Undoes an addition by `try_add` or `add`. The node cannot become empty, since its user holds
+    /// it.
     #[inline]
     pub fn take_back(&self, bytes: u64) {
         assert!(!self.sub(bytes), "a counter node was emptied under its user");
     }
 
-    /// Subtracts `bytes`. True when that was the last thing that kept the node: the caller must
-    /// free it.
+    /// Subtracts `bytes`. Returns `true` if nothing else keeps the node; the caller must then free
+    /// it.
     ///
     /// # Panics
     /// When less than `bytes` is charged.
@@ -218,10 +220,10 @@ impl CounterNode {
     #[inline]
     #[must_use = "an emptied node must be freed"]
     pub fn sub(&self, bytes: u64) -> bool {
-        // AcqRel: what every user did with the node comes before its reuse.
+        // AcqRel: everything that users did with the node happens before its reuse.
         let before = self.word.fetch_sub(bytes, Ordering::AcqRel);
         if before & !LIVE < bytes {
-            // Put right first, so that the destructors that run while panicking do not fall over it
+            // Corrected first, so that destructors that run during the panic do not fail on it
             // again.
             self.word.fetch_add(bytes, Ordering::AcqRel);
             panic!("uncharge of {bytes} bytes from a counter at {}", before & !LIVE);
@@ -229,9 +231,9 @@ impl CounterNode {
         before == bytes
     }
 
-    /// Raises the peak to the usage of now, after a charge was granted at every level. True when
-    /// the group's bell is to be rung: the usage is at the mark or above it, or the group is to
-    /// count as over its soft limit from now on, or no longer.
+    /// Raises the peak to the present usage, after a charge was granted at every level. Returns
+    /// `true` if the group's wake signal has to be raised: the usage is at the mark or above it, or
+    /// the group starts or ceases to count as over its soft limit.
     #[inline]
     pub fn note_usage(&self) -> bool {
         let usage = self.usage();
@@ -252,8 +254,8 @@ impl CounterNode {
         self.is_at_mark(self.usage())
     }
 
-    /// Sets the mark. Charges granted from now on that reach it are told of, at the latest when the
-    /// next stock is filled.
+    /// Sets the mark, in bytes of usage. Charges granted from now on that reach it are noticed, at
+    /// the latest when the next stock is filled.
     pub fn set_mark(&self, mark: u64) {
         // Relaxed: a charge in flight may miss it; the setter looks at the usage afterwards.
         self.mark.store(mark, Ordering::Relaxed);
@@ -265,7 +267,7 @@ impl CounterNode {
         self.soft_limit.load(Ordering::Relaxed)
     }
 
-    /// Sets the soft limit. The caller settles the group's excess afterwards.
+    /// Sets the soft limit in bytes. The caller updates the group's excess flag afterwards.
     pub fn set_soft_limit(&self, bytes: u64) {
         self.soft_limit.store(bytes, Ordering::Relaxed);
     }
@@ -282,8 +284,9 @@ impl CounterNode {
         if self.is_in_excess() { usage <= soft_limit.saturating_sub(lag) } else { usage > soft_limit }
     }
 
-    /// Returns whether the group counts as over its soft limit and no longer should, or the other
-    /// way round. To be asked after a change of the usage; a guess if nothing keeps the node.
+    /// Returns whether the excess flag is stale: the group counts as over its soft limit and no
+    /// longer should, or the other way round. Call it after a change of usage. The answer is a
+    /// guess if nothing keeps the node.
     #[inline]
     pub fn is_excess_stale(&self) -> bool {
         self.is_excess_stale_at(self.usage(), EXCESS_LAG_BYTES)
@@ -295,7 +298,7 @@ impl CounterNode {
         self.is_in_excess() && self.is_excess_stale()
     }
 
-    /// Returns what the flag should be, if not what it is. `HANDSHAKE` as in
+    /// Returns the right value of the flag if the flag is wrong. `HANDSHAKE` as in
     /// [`swap_max`](Self::swap_max).
     pub fn excess_to_publish<const HANDSHAKE: bool>(&self, lag: u64) -> Option<bool> {
         let word = if HANDSHAKE {
@@ -314,8 +317,8 @@ impl CounterNode {
         self.in_excess.store(in_excess, Ordering::Relaxed);
     }
 
-    /// Notes that the group's last `Arc` is gone. Returns true when nothing else keeps the node:
-    /// the caller must free it.
+    /// Records that the group's last `Arc` is gone. Returns `true` if nothing else keeps the node;
+    /// the caller must then free it.
     #[must_use = "an emptied node must be freed"]
     pub fn release_live(&self) -> bool {
         // AcqRel: as in `sub`.
@@ -345,7 +348,7 @@ impl CounterNode {
         (old, word & !LIVE)
     }
 
-    /// Sets the limit unless usage is above it. One caller at a time.
+    /// Sets the limit unless usage is above it. Calls must not overlap.
     ///
     /// # Errors
     /// [`OverUsage`] when it is; the old limit stays.
@@ -387,8 +390,8 @@ impl CounterNode {
         self.dead.load(Ordering::Acquire)
     }
 
-    /// Returns where to look for a living group when this one is dead: the parent or a nearer
-    /// shortcut.
+    /// Returns the next node to try when this group is dead: the parent, or a shortcut to a higher
+    /// ancestor.
     pub fn forward(&self) -> u32 {
         self.forward.load(Ordering::Relaxed)
     }

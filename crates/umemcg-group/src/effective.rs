@@ -1,19 +1,19 @@
 //! Effective protection: how much of a group's memory is protected from reclaim that starts at one
 //! root, computed top-down along the way to the group (`kernel-semantics` §3.3).
 //!
-//! The root itself is not protected from its own reclaim; a group directly below has what it was
-//! promised; further down a parent's protection is divided ([`share`]). A walk visits groups in the
-//! order of the tree, so the levels above the next group are mostly those above the last, and the
-//! sum of claims is asked for once for each parent and walk.
+//! The root itself is not protected from its own reclaim; a group directly below has the protection
+//! that is set for it; further down, a parent's protection is divided ([`share`]). A walk visits
+//! groups in the order of the tree, so the levels above the next group are mostly those above the
+//! last, and the sum of claims is asked for once for each parent and walk.
 
 use std::sync::Arc;
 
+use crate::claims::{Level, Protection, share};
 use crate::group::Group;
-use crate::promises::{Level, Protection, share};
 
 /// One level on the way to the group asked for last.
 #[derive(Debug)]
-struct Known {
+struct KnownLevel {
     group: Arc<Group>,
     usage: u64,
     effective: Protection,
@@ -31,7 +31,7 @@ pub struct EffectiveProtection<'r> {
     /// Whether anything below the root is protected at all.
     is_any: bool,
     /// From directly below the root down to the group asked for last.
-    path: Vec<Known>,
+    path: Vec<KnownLevel>,
 }
 
 impl<'r> EffectiveProtection<'r> {
@@ -57,7 +57,7 @@ impl<'r> EffectiveProtection<'r> {
         if !self.is_any || Arc::ptr_eq(group, self.root) {
             return Protection::NONE;
         }
-        // Down to the nearest level known already.
+        // Go back up to the nearest level that is known already.
         let mut missing = vec![group];
         let mut nr_known = 0;
         while let Some(above) = missing.last().and_then(|at| at.parent()) {
@@ -77,15 +77,15 @@ impl<'r> EffectiveProtection<'r> {
                 None => group.protection(),
                 Some(parent) => parent.share_of(group, usage, self.recursive),
             };
-            self.path.push(Known { group: Arc::clone(group), usage, effective, claimed: None });
+            self.path.push(KnownLevel { group: Arc::clone(group), usage, effective, claimed: None });
         }
         self.path.last().map_or(Protection::NONE, |known| known.effective)
     }
 }
 
-impl Known {
+impl KnownLevel {
     fn share_of(&mut self, child: &Group, usage: u64, recursive: bool) -> Protection {
-        // Nothing can be divided into nothing only.
+        // A share of nothing is nothing.
         if self.effective.is_none() {
             return Protection::NONE;
         }

@@ -1,20 +1,21 @@
-//! Events of a group and all groups below: counts, and a bell for threads that wait for them to
+//! Events of a group and all groups below: counts, and a wake signal for threads that wait for a
 //! change.
 //!
-//! An event for which no thread waits costs its count, a fence and a look. A thread that wants to
-//! be woken hangs a bell, takes its ring, and looks at the counts afterwards; an event is counted
-//! first and rings afterwards. So either the looker sees the count, or the event finds the bell.
+//! An event that no thread waits for costs one count, one fence and one load. A thread that wants
+//! to be woken attaches a wake signal, takes it, and then reads the counts. An event is counted
+//! first and raises the signal afterwards. So either the reader sees the count, or the event finds
+//! the signal.
 //!
 //! ```text
 //!   event                    first poll
-//!   count += 1               hang the bell
+//!   count += 1               attach the wake signal
 //!   ── fence ──              ── fence ──
-//!   bell hung? ring          count changed?
+//!   wake signal hung? ring          count changed?
 //! ```
 
 use std::sync::OnceLock;
 
-use umemcg_base::Bell;
+use umemcg_base::WakeSignal;
 use umemcg_base::sync::Arc;
 use umemcg_base::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
@@ -25,10 +26,10 @@ use crate::stats::{EventKind, NR_EVENT_KINDS};
 pub struct Events {
     /// (A)
     counts: [AtomicU64; NR_EVENT_KINDS],
-    /// (A) `bell` may be asked.
+    /// (A) `wake signal` may be asked.
     is_hung: AtomicBool,
-    /// (C) once hung.
-    bell: OnceLock<Arc<Bell>>,
+    /// (C) once attached.
+    wake_signal: OnceLock<Arc<WakeSignal>>,
 }
 
 impl Default for Events {
@@ -36,39 +37,39 @@ impl Default for Events {
         Self {
             counts: std::array::from_fn(|_| AtomicU64::new(0)),
             is_hung: AtomicBool::new(false),
-            bell: OnceLock::new(),
+            wake_signal: OnceLock::new(),
         }
     }
 }
 
 impl Events {
-    /// Counts an event, and rings the bell if one hangs. `FENCE` is false only in the model that
-    /// shows why it is there.
+    /// Counts an event, and raises the wake signal if there is one. `FENCE` is false only in the
+    /// model that shows why it is there.
     pub fn count<const FENCE: bool>(&self, kind: EventKind) {
         self.counts[kind.index()].fetch_add(1, Ordering::Relaxed);
         if FENCE {
-            // SeqCst: pairs with `hang`. A thread that hangs a bell and looks afterwards sees the
-            // count, or the bell is seen.
+            // SeqCst: pairs with `attach`. Either a thread that attaches a signal and then reads
+            // sees the count, or its signal is seen here.
             fence(Ordering::SeqCst);
         }
-        self.ring();
+        self.raise();
     }
 
-    /// Rings the bell if one hangs.
-    pub fn ring(&self) {
-        // Acquire: pairs with `hang`.
+    /// Raises the wake signal if there is one.
+    pub fn raise(&self) {
+        // Acquire: pairs with `attach`.
         if self.is_hung.load(Ordering::Acquire)
-            && let Some(bell) = self.bell.get()
+            && let Some(wake_signal) = self.wake_signal.get()
         {
-            bell.ring();
+            wake_signal.raise();
         }
     }
 
-    /// Hangs the bell that events ring; the first one stays. A thread that looks at the counts
-    /// afterwards misses no event. `FENCE` as in [`count`](Self::count).
-    pub fn hang<const FENCE: bool>(&self, bell: Arc<Bell>) {
-        let _ = self.bell.set(bell);
-        // Release: pairs with `ring`.
+    /// Attaches the wake signal that events raise, unless there is one already. A thread that reads
+    /// the counts afterwards misses no event. `FENCE` as in [`count`](Self::count).
+    pub fn attach<const FENCE: bool>(&self, wake_signal: Arc<WakeSignal>) {
+        let _ = self.wake_signal.set(wake_signal);
+        // Release: pairs with `raise`.
         self.is_hung.store(true, Ordering::Release);
         if FENCE {
             // SeqCst: pairs with `count`.
@@ -76,7 +77,7 @@ impl Events {
         }
     }
 
-    /// Returns how many there were.
+    /// Returns the number of events of this kind.
     pub fn nr(&self, kind: EventKind) -> u64 {
         self.counts[kind.index()].load(Ordering::Relaxed)
     }

@@ -1,12 +1,12 @@
-//! Which groups are over their soft limit, and the way to them from every group above (mail
-//! soft-limit-rework, patches 5 to 7).
+//! Which groups are over their soft limit, and the path to them from every group above
+//! (mail soft-limit-rework, patches 5 to 7).
 //!
 //! A group *counts as in excess* by a flag at its counter. The flag goes up when a change of the
 //! usage finds it above the soft limit, and down when one finds it [`EXCESS_LAG_BYTES`] below, so
 //! that a usage that hovers about its limit does not change it with every batch; a walk that comes
-//! by takes it down at once ([`Group::settle_excess`](crate::Group::settle_excess)). Only changes
-//! that reach the counter look: the filling of a stock, what spills from one, a drain. Charges from
-//! stock look at nothing.
+//! by takes it down immediately ([`Group::update_excess`](crate::Group::update_excess)). Only
+//! changes that reach the counter look: the filling of a stock, what spills from one, a drain.
+//! Charges from stock look at nothing.
 //!
 //! Every group has the set of its children in whose subtrees a flag is up, in the structure that
 //! says where there is anything to reclaim ([`crate::subtree_marks`]). The kernel's series counts
@@ -26,10 +26,10 @@
 
 use crate::counter::CounterNode;
 pub use crate::counter::EXCESS_LAG_BYTES;
-use crate::subtree_marks::{self, Step, SubtreeMarks};
+use crate::subtree_marks::{self, PathNode, SubtreeMarks};
 use umemcg_base::{LeafMutex, Rank};
 
-/// What a group keeps of this. `C` is what a parent keeps of a child.
+/// The excess state of one group. `C` is the handle that a parent keeps for a child.
 #[derive(Debug)]
 pub struct Excess<C> {
     /// Held while the flag changes.
@@ -50,24 +50,28 @@ impl<C> Excess<C> {
         &self.subtree_marks
     }
 
-    /// Brings the flag in line with the usage; `lag` is how far below the soft limit it may stay
-    /// up. `way` leads from the group to the root. `HANDSHAKE` is false only in the model that
-    /// shows what it is good for.
+    /// Corrects the flag by the usage. `lag` says how many bytes below the soft limit it may stay
+    /// up. `path_to_root` leads from the group to the root. `HANDSHAKE` is false only in the model
+    /// that shows why it is needed.
     #[doc(alias = "mem_cgroup_update_soft_limit")]
-    pub fn settle<'a, const HANDSHAKE: bool, W>(&'a self, node: &CounterNode, lag: u64, way: impl Fn() -> W)
-    where
-        W: Iterator<Item = Step<'a, C>>,
+    pub fn update<'a, const HANDSHAKE: bool, W>(
+        &'a self,
+        node: &CounterNode,
+        lag: u64,
+        path_to_root: impl Fn() -> W,
+    ) where
+        W: Iterator<Item = PathNode<'a, C>>,
         C: 'a,
     {
         let _changing = self.changing.lock();
-        // Unbounded only in name: for another turn the usage must have crossed the limit and the
-        // lag meanwhile.
+        // This loop ends: each further turn needs a usage that crossed the limit and the lag
+        // meanwhile.
         while let Some(in_excess) = node.excess_to_publish::<HANDSHAKE>(lag) {
             node.publish_excess(in_excess);
             if in_excess {
-                subtree_marks::note_present(way());
+                subtree_marks::note_present(path_to_root());
             } else {
-                subtree_marks::note_absent::<true, _>(way(), || false);
+                subtree_marks::note_absent::<true, _>(path_to_root(), || false);
             }
         }
     }

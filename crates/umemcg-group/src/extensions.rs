@@ -1,4 +1,4 @@
-//! What the layers above keep in a group: one slot of state for each of them, and bells to wake
+//! State that the layers above keep in a group: one slot for each layer, and the signals that wake
 //! their workers.
 
 use std::any::Any;
@@ -6,9 +6,9 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwapOption;
-use umemcg_base::Bell;
+use umemcg_base::WakeSignal;
 
-/// Whose state: each layer above has one slot in every group.
+/// The layer that a slot belongs to. Each layer above has one slot in every group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExtensionSlot {
     /// Lists, shrinkers, watermarks.
@@ -52,41 +52,41 @@ impl fmt::Debug for Extensions {
     }
 }
 
-/// The bells of a group. A thread that wants to be woken puts a bell here; a thread that has news
-/// rings without knowing its listeners.
+/// The wake signals of a group. A layer above puts its signal here; the thread that causes an event
+/// raises it without knowing its listeners.
 #[derive(Debug, Default)]
-pub struct Bells {
+pub struct WakeSignals {
     /// Usage crossed a mark: background reclaim should look.
-    pub pressure: BellSlot,
+    pub pressure: WakeSignalSlot,
     /// Dirty bytes crossed a threshold: the flusher should look.
-    pub dirty: BellSlot,
+    pub dirty: WakeSignalSlot,
 }
 
-/// A place for a bell.
+/// A slot for a wake signal.
 #[derive(Debug, Default)]
-pub struct BellSlot(ArcSwapOption<Bell>);
+pub struct WakeSignalSlot(ArcSwapOption<WakeSignal>);
 
-impl BellSlot {
-    /// Hangs a bell, in place of the one before.
-    pub fn set(&self, bell: Arc<Bell>) {
-        self.0.store(Some(bell));
+impl WakeSignalSlot {
+    /// attaches a wake signal, in place of the one before.
+    pub fn set(&self, wake_signal: Arc<WakeSignal>) {
+        self.0.store(Some(wake_signal));
     }
 
-    /// Takes the bell away.
+    /// Removes the wake signal.
     pub fn clear(&self) {
         self.0.store(None);
     }
 
-    /// Returns the bell that hangs here.
-    pub fn get(&self) -> Option<Arc<Bell>> {
+    /// Returns the wake signal, if there is one.
+    pub fn get(&self) -> Option<Arc<WakeSignal>> {
         self.0.load_full()
     }
 
-    /// Rings the bell if there is one.
+    /// Raises the wake signal if there is one.
     #[inline]
-    pub fn ring(&self) {
-        if let Some(bell) = &*self.0.load() {
-            bell.ring();
+    pub fn raise(&self) {
+        if let Some(wake_signal) = &*self.0.load() {
+            wake_signal.raise();
         }
     }
 }
@@ -105,15 +105,15 @@ mod tests {
     }
 
     #[test]
-    fn a_bell_rings_only_where_it_hangs() {
-        let (bells, bell) = (Bells::default(), Arc::new(Bell::new()));
-        bells.pressure.set(Arc::clone(&bell));
-        bells.dirty.ring();
-        assert!(!bell.take());
-        bells.pressure.ring();
-        assert!(bell.take());
+    fn a_signal_is_raised_only_where_it_is_attached() {
+        let (bells, wake_signal) = (WakeSignals::default(), Arc::new(WakeSignal::new()));
+        bells.pressure.set(Arc::clone(&wake_signal));
+        bells.dirty.raise();
+        assert!(!wake_signal.take());
+        bells.pressure.raise();
+        assert!(wake_signal.take());
         bells.pressure.clear();
-        bells.pressure.ring();
-        assert!(!bell.take());
+        bells.pressure.raise();
+        assert!(!wake_signal.take());
     }
 }

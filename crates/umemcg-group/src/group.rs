@@ -1,5 +1,4 @@
-//! A group: a name in the tree, a counter, statistics, events, and what the layers above keep in
-//! it.
+//! A group: a name in the tree, a counter, statistics, events, and state of the layers above.
 //!
 //! A group is alive from its creation to its removal; its memory lives as long as its last `Arc`. A
 //! removed group stays usable and harmless: what is charged to it is charged to the nearest living
@@ -14,17 +13,17 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use arc_swap::ArcSwapOption;
-use umemcg_base::{Bell, LeafRwLock, Rank, RankedMutex, Table};
+use umemcg_base::{LeafRwLock, Rank, RankedMutex, Table, WakeSignal};
 
+use crate::claims::ProtectionSettings;
 use crate::counter::{CounterNode, NO_NODE};
 use crate::excess::{EXCESS_LAG_BYTES, Excess};
-use crate::extensions::{Bells, ExtensionSlot, Extensions};
+use crate::extensions::{ExtensionSlot, Extensions, WakeSignals};
 use crate::ledger::{Ledger, NODE_STATE_BYTES};
 use crate::mark_check;
-use crate::promises::Promises;
 use crate::stats::{EventKind, StatItem, Stats, SweptCell, add_where_alive};
 
-/// What an empty group costs, in bytes, all structures together; charged to its parent.
+/// Bytes that an empty group costs, all structures together. Charged to its parent.
 pub const GROUP_STATE_BYTES: u64 = 2048;
 
 const _: () = assert!(size_of::<Group>() as u64 + NODE_STATE_BYTES <= GROUP_STATE_BYTES - 512);
@@ -44,18 +43,17 @@ pub struct Group {
     pub(crate) name: LeafRwLock<Arc<OsStr>>,
     /// Locked parent before child.
     pub(crate) children: RankedMutex<Children>,
-    /// Serialises changes of the limit and of what is promised, and the end of them when the group
-    /// dies.
+    /// Serialises changes of limits and protection with each other and with the group's removal.
     pub(crate) limit_lock: RankedMutex<()>,
-    /// Made with the first promise to the group or to one directly below it.
-    pub(crate) promises: OnceLock<Arc<Promises>>,
+    /// Created when protection is first set for the group or for one directly below it.
+    pub(crate) protection_settings: OnceLock<Arc<ProtectionSettings>>,
     /// (A)
     pub(crate) stats: Stats,
     /// Highest sum of the items of [`StatItem::is_metadata`], groups below included. (A)
     pub(crate) metadata_peak: AtomicI64,
     /// Which groups are over a soft limit, here and below.
     excess: Excess<Weak<Group>>,
-    bells: Bells,
+    bells: WakeSignals,
     parts: Extensions,
 }
 
@@ -82,27 +80,28 @@ impl Group {
             name: LeafRwLock::new(name),
             children: RankedMutex::new(Rank::GroupChildren, Children::default()),
             limit_lock: RankedMutex::new(Rank::GroupLimit, ()),
-            promises: OnceLock::new(),
+            protection_settings: OnceLock::new(),
             stats: Stats::default(),
             metadata_peak: AtomicI64::new(0),
             excess: Excess::default(),
-            bells: Bells::default(),
+            bells: WakeSignals::default(),
             parts: Extensions::default(),
         })
     }
 
-    /// Returns a number of its own, never used again; younger groups have greater ones.
+    /// Returns the group's serial number, which is never reused. Younger groups have greater
+    /// numbers.
     #[doc(alias = "css_serial_nr")]
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// Returns the last part of the path; empty for the root.
+    /// Returns the last component of the path; empty for the root.
     pub fn name(&self) -> Arc<OsStr> {
         Arc::clone(&self.name.read())
     }
 
-    /// Returns the path: `/` for the root, `/a/b` below; of a removed group, where it was.
+    /// Returns the path: `/` for the root, `/a/b` below; for a removed group, its former path.
     #[doc(alias = "cgroup_path")]
     pub fn path(&self) -> PathBuf {
         let mut names = Vec::new();
@@ -174,7 +173,7 @@ impl Group {
         std::iter::successors(Some(self), |at| at.parent.as_deref())
     }
 
-    /// Bytes charged here and below, stocks of threads included.
+    /// Returns the bytes charged here and below, stocks of threads included.
     #[doc(alias = "page_counter_read")]
     pub fn usage_bytes(&self) -> u64 {
         self.node.usage()
@@ -196,9 +195,9 @@ impl Group {
         self.node.max()
     }
 
-    /// Has the pressure bell rung by charges that bring the usage to `usage_bytes` or above; at
-    /// once if it is there. [`UNLIMITED`](crate::UNLIMITED) for never. Charges from a stock count
-    /// as made when the stock was filled.
+    /// Sets the usage from which on charges raise the pressure signal, in bytes; raises it
+    /// immediately if usage is there already. [`UNLIMITED`](crate::UNLIMITED) means never. Charges
+    /// from a stock count as made when the stock was filled.
     pub fn set_pressure_mark(&self, usage_bytes: u64) {
         let _changing = self.limit_lock.lock();
         if self.is_dead() {
@@ -206,7 +205,7 @@ impl Group {
         }
         self.node.set_mark(usage_bytes);
         if self.node.is_over_mark() {
-            self.bells.pressure.ring();
+            self.bells.pressure.raise();
         }
     }
 
@@ -228,7 +227,7 @@ impl Group {
         is_alive
     }
 
-    /// Charges that were refused for this group's limit.
+    /// Returns the number of charges that this group's limit refused.
     pub fn failcnt(&self) -> u64 {
         self.node.failcnt()
     }
@@ -238,7 +237,7 @@ impl Group {
         self.node.reset_failcnt();
     }
 
-    /// Returns how much more this group's own limit allows; 0 when over it.
+    /// Returns the bytes that this group's own limit still allows; 0 if usage is over it.
     #[doc(alias = "mem_cgroup_margin")]
     pub fn margin_bytes(&self) -> u64 {
         self.node.max().saturating_sub(self.node.usage())
@@ -248,10 +247,10 @@ impl Group {
     pub(crate) fn mark_dead(&self) {
         let _changing = self.limit_lock.lock();
         self.node.mark_dead();
-        self.tell_parent();
+        self.update_claimants();
     }
 
-    /// Ends lookups of a dead group.
+    /// Removes a dead group from look-ups.
     pub(crate) fn unpublish(&self) {
         self.owner.set_group(None);
     }
@@ -264,7 +263,7 @@ impl Group {
             group.stats.total[item.index()].fetch_add(delta, Ordering::Relaxed);
             if delta > 0 && item.is_metadata() {
                 let total = group.metadata_total();
-                // Seldom a new peak: looking is cheaper than writing what is there already.
+                // A new peak is rare, and a load is cheaper than a store of the same value.
                 if total > group.metadata_peak.load(Ordering::Relaxed) {
                     group.metadata_peak.fetch_max(total, Ordering::Relaxed);
                 }
@@ -272,12 +271,12 @@ impl Group {
         }
     }
 
-    /// Returns a number's place here and in every group above.
+    /// Returns the cells of a number, here and in every group above.
     pub(crate) fn homes(&self, item: StatItem) -> impl Iterator<Item = (&CounterNode, &SweptCell)> {
         self.ancestors().map(move |group| (group.node, &group.stats.local[item.index()]))
     }
 
-    /// Counts an event here and above, and rings the bells that listeners have hung.
+    /// Counts an event here and above, and raises the wake signals that listeners have attached.
     #[doc(alias = "memcg_memory_event")]
     pub fn event(&self, kind: EventKind) {
         self.stats.events_local[kind.index()].fetch_add(1, Ordering::Relaxed);
@@ -286,23 +285,24 @@ impl Group {
         }
     }
 
-    /// Hangs the bell that events here and below ring; the first one stays. A thread that looks at
-    /// the counts afterwards misses no event.
-    pub fn listen_for_events(&self, bell: Arc<Bell>) {
-        self.stats.events.hang::<true>(bell);
+    /// Attaches the wake signal that events here and below raise, unless there is one already. A
+    /// thread that reads the counts afterwards misses no event.
+    pub fn listen_for_events(&self, wake_signal: Arc<WakeSignal>) {
+        self.stats.events.attach::<true>(wake_signal);
     }
 
-    /// Rings that bell although nothing was counted: threads that wait for news should look.
+    /// Raises that wake signal although nothing was counted: threads that wait for news should
+    /// look.
     pub fn announce(&self) {
-        self.stats.events.ring();
+        self.stats.events.raise();
     }
 
-    /// Events of this group and all below it.
+    /// Returns the number of events of this group and all below it.
     pub fn event_count(&self, kind: EventKind) -> u64 {
         self.stats.events.nr(kind)
     }
 
-    /// Events of this group alone.
+    /// Returns the number of events of this group alone.
     pub fn event_count_local(&self, kind: EventKind) -> u64 {
         self.stats.events_local[kind.index()].load(Ordering::Relaxed)
     }
@@ -318,8 +318,8 @@ impl Group {
         self.parts.get(slot)
     }
 
-    /// Returns the bells of this group.
-    pub fn bells(&self) -> &Bells {
+    /// Returns the wake signals of this group.
+    pub fn wake_signals(&self) -> &WakeSignals {
         &self.bells
     }
 }
@@ -332,8 +332,8 @@ impl Drop for Group {
             LEDGER.give_back_exactly(parent.into_raw(), GROUP_STATE_BYTES - NODE_STATE_BYTES);
         }
         LEDGER.release_live(self.owner.into_raw());
-        settle_unsettled();
-        // A chain of removed groups goes one by one, not by recursion: trees may be deep.
+        update_stale_excess();
+        // A chain of removed groups is dropped in a loop, not by recursion: trees may be deep.
         let mut above = self.parent.take();
         while let Some(mut group) = above.and_then(Arc::into_inner) {
             above = group.parent.take();
@@ -355,12 +355,12 @@ impl fmt::Debug for Group {
 /// The counters of this process.
 pub(crate) static LEDGER: Ledger = Ledger::with_hook(note_node_freed);
 
-/// The last of a removed group's state goes when nothing is charged to it any more.
+/// The last state of a removed group is freed when nothing is charged to it any more.
 fn note_node_freed(above: u32) {
     note_state_freed(OwnerId::new(above), NODE_STATE_BYTES);
 }
 
-/// Notes that the state of a group that was below `above` is about to be given back.
+/// Accounts for the state of a removed group below `above`, which is about to be uncharged.
 pub(crate) fn note_state_freed(above: OwnerId, bytes: u64) {
     let mut at = above.0;
     // Bounded by the depth of the tree. Living groups are there to be found, so without one the
@@ -379,9 +379,9 @@ pub(crate) fn note_state_freed(above: OwnerId, bytes: u64) {
 /// The living group of each counter node. Empty as soon as the group is removed.
 pub(crate) static GROUPS: Table<ArcSwapOption<Group>> = Table::new();
 
-/// Names what something is charged to: a group, or, once that has been removed, the nearest group
-/// above. Fits in a frame record. Valid while its holder also holds a charge on it, or the group
-/// itself.
+/// Identifies what something is charged to: a group or, once that has been removed, the nearest
+/// living group above. Fits in a frame record. Valid while its holder also holds a charge on it, or
+/// the group itself.
 #[doc(alias = "mem_cgroup_id")]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OwnerId(u32);
@@ -392,13 +392,13 @@ impl OwnerId {
         Self(index)
     }
 
-    /// Returns the number to store where a type will not do; never 0.
+    /// Returns the id as a number, for packed structures; never 0.
     #[inline]
     pub fn into_raw(self) -> u32 {
         self.0
     }
 
-    /// Returns the id of a stored number; none for 0.
+    /// Returns the id of a number from [`into_raw`](Self::into_raw); `None` for 0.
     #[inline]
     pub fn from_raw(raw: u32) -> Option<Self> {
         (raw != NO_NODE).then_some(Self(raw))
@@ -417,8 +417,8 @@ impl OwnerId {
         self.with_group(Arc::clone)
     }
 
-    /// Lends the nearest living group; cheaper than [`resolve`](Self::resolve) by two atomic
-    /// operations.
+    /// Calls `use_it` with the nearest living group. Saves the two atomic operations of
+    /// [`resolve`](Self::resolve).
     ///
     /// # Panics
     /// When the whole tree is gone.
@@ -468,23 +468,23 @@ pub fn nr_owners_in_use() -> u32 {
     LEDGER.nr_in_use()
 }
 
-pub(crate) fn settle(index: u32) {
+pub(crate) fn update_excess(index: u32) {
     if let Some(group) = GROUPS.get(index).and_then(|slot| slot.load_full()) {
-        group.settle_excess_with(EXCESS_LAG_BYTES);
+        group.update_excess_with(EXCESS_LAG_BYTES);
     }
 }
 
-/// Settles the excess of the groups that uncharges of this thread found wrong. With nothing locked
+/// Corrects the excess flags that uncharges of this thread found stale. The caller holds no lock
 /// that a thread waits for inside its stock.
 #[inline]
-pub(crate) fn settle_unsettled() {
-    if mark_check::has_unsettled() {
-        settle_all();
+pub(crate) fn update_stale_excess() {
+    if mark_check::has_stale_excess() {
+        update_all_stale_excess();
     }
 }
 
 #[cold]
 #[inline(never)]
-fn settle_all() {
-    mark_check::take_unsettled().into_iter().for_each(settle);
+fn update_all_stale_excess() {
+    mark_check::take_stale_excess().into_iter().for_each(update_excess);
 }

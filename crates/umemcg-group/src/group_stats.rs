@@ -1,5 +1,5 @@
-//! A group's numbers as a reader gets them, and how a change of one reaches the group: at once, or
-//! with others that a thread has pending (see [`crate::pending`]).
+//! A group's statistics as a reader gets them, and how a change reaches the group: immediately, or
+//! together with other pending changes of the thread (see [`crate::pending`]).
 
 use std::sync::atomic::Ordering;
 
@@ -7,17 +7,17 @@ use crate::counter::NO_NODE;
 use crate::group::{GROUPS, Group, LEDGER, OwnerId};
 use crate::pending::Pending;
 use crate::stats::StatItem;
-use crate::thread_stock::{KEEPER, with_stock};
+use crate::thread_stock::{THREAD_STOCK, with_stock};
 
 impl OwnerId {
-    /// Adds to one of the numbers of the owner's group that say what states its pages are in, and
-    /// to the totals above. The change may wait in the thread: by
+    /// Adds to a statistic of the owner's group that counts page states, and to the totals above.
+    /// The change may stay pending in the thread: up to
     /// [`PENDING_BYTES_MAX`](crate::PENDING_BYTES_MAX) for each thread and owner at most.
     #[doc(alias = "mod_lruvec_page_state")]
     #[inline]
     pub fn count(self, item: StatItem, delta: i64) {
         let is_pending = item.pending_place().is_some_and(|place| {
-            KEEPER.with(|keeper| LEDGER.add_pending(keeper, self.into_raw(), place, delta))
+            THREAD_STOCK.with(|thread_stock| LEDGER.add_pending(thread_stock, self.into_raw(), place, delta))
         });
         if !is_pending {
             self.count_at_once(item, delta);
@@ -28,9 +28,9 @@ impl OwnerId {
     #[inline(never)]
     fn count_at_once(self, item: StatItem, delta: i64) {
         match item.pending_place() {
-            Some(place) => {
-                with_stock(|keeper| LEDGER.tell_change(keeper, self.into_raw(), place, delta, &tell))
-            }
+            Some(place) => with_stock(|thread_stock| {
+                LEDGER.apply_with_pending(thread_stock, self.into_raw(), place, delta, &apply_one)
+            }),
             None => self.with_group(|group| group.stat_add(item, delta)),
         }
     }
@@ -41,14 +41,15 @@ impl Group {
         StatItem::ALL.iter().filter(|item| item.is_metadata()).map(|&item| self.stat_total(item)).sum()
     }
 
-    /// Returns what the statistics say is charged to this group and those below it: the usage,
-    /// except for what threads hold in stock and what is on its way between a charge and its
-    /// statistic.
+    /// Returns the sum of the statistics that name charges, for this group and those below it. That
+    /// is the usage, except for stocks of threads and for charges whose statistic is not updated
+    /// yet.
     pub fn named_bytes(&self) -> u64 {
         StatItem::CHARGED.iter().map(|&item| self.stat_total(item)).sum::<i64>().max(0) as u64
     }
 
-    /// Bytes that are no page data, of this group and all below it: objects and bookkeeping.
+    /// Returns the bytes that are not page data, of this group and all below it: objects and
+    /// bookkeeping.
     #[doc(alias = "kmem_usage")]
     pub fn metadata_bytes(&self) -> u64 {
         self.metadata_total().max(0) as u64
@@ -60,65 +61,65 @@ impl Group {
         self.metadata_peak.load(Ordering::Relaxed).max(0) as u64
     }
 
-    /// Starts that peak again from the bytes of now.
+    /// Resets that peak to the present value.
     pub fn reset_metadata_peak(&self) {
         self.metadata_peak.store(self.metadata_total(), Ordering::Relaxed);
     }
 
-    /// Returns a number of this group alone. May be negative for a moment while a group below is
-    /// being removed. Exact when nothing changes; the states of dirty data cost some microseconds
-    /// when other threads have changes pending.
+    /// Returns a statistic of this group alone. May be negative for a moment while a group below is
+    /// being removed. Exact when nothing changes. Reading a state of dirty data takes some
+    /// microseconds when other threads have changes pending.
     pub fn stat_local(&self, item: StatItem) -> i64 {
         if item.pending_place().is_some() {
-            tell_pending();
+            apply_pending();
         }
         self.stats.local[item.index()].get()
     }
 
-    /// Returns a number of this group and all below it, removed ones included. As exact, and as
-    /// dear, as [`stat_local`](Self::stat_local).
+    /// Returns a statistic of this group and all below it, removed ones included. Has the same
+    /// accuracy and cost as [`stat_local`](Self::stat_local).
     pub fn stat_total(&self, item: StatItem) -> i64 {
         if item.pending_place().is_some() {
-            tell_pending();
+            apply_pending();
         }
-        self.stat_total_told(item)
+        self.stat_total_applied(item)
     }
 
-    /// Like [`stat_total`](Self::stat_total), without what threads have pending: one load.
-    pub fn stat_total_told(&self, item: StatItem) -> i64 {
+    /// Like [`stat_total`](Self::stat_total), but without pending changes of threads: one load.
+    pub fn stat_total_applied(&self, item: StatItem) -> i64 {
         self.stats.total[item.index()].load(Ordering::Relaxed)
     }
 
-    /// Bytes of this group and all below it that are dirty, under write-back or unstable, for a
-    /// caller that compares them with a threshold of `near` or more: when they may be near it, with
-    /// what seems to be pending, else without.
+    /// Returns the bytes of this group and all below it that are dirty, under write-back or
+    /// unstable, for a caller that compares them with a threshold of `near` or more. Pending
+    /// changes of threads are included only when they could make a difference.
     pub fn unclean_bytes_about(&self, near: u64) -> u64 {
-        let told: i64 = StatItem::PENDING.iter().map(|&item| self.stat_total_told(item)).sum();
+        let applied: i64 = StatItem::PENDING.iter().map(|&item| self.stat_total_applied(item)).sum();
         let slack = StatItem::PENDING.len() as u64 * LEDGER.pending_bytes_max();
-        let pending = if told.saturating_add_unsigned(slack) >= near.min(i64::MAX as u64) as i64 {
-            LEDGER.glimpse_pending(self.owner().into_raw()).iter().sum()
+        let pending = if applied.saturating_add_unsigned(slack) >= near.min(i64::MAX as u64) as i64 {
+            LEDGER.peek_pending(self.owner().into_raw()).iter().sum()
         } else {
             0
         };
-        (told + pending).max(0) as u64
+        (applied + pending).max(0) as u64
     }
 }
 
-/// Tells the nearest living group of what was pending for an owner.
-fn tell(pending: Pending) {
+/// Applies the pending changes of an owner to its nearest living group.
+fn apply_one(pending: Pending) {
     let mut at = pending.node;
     // Bounded by the depth of the tree. The numbers of a tree that is gone are not read.
     while at != NO_NODE {
         if let Some(group) = GROUPS.get(at).map(|slot| slot.load())
             && let Some(group) = &*group
         {
-            return tell_group(group, pending);
+            return apply_to_group(group, pending);
         }
         at = LEDGER.node(at).forward();
     }
 }
 
-pub(crate) fn tell_group(group: &Group, pending: Pending) {
+pub(crate) fn apply_to_group(group: &Group, pending: Pending) {
     for (item, delta) in StatItem::PENDING.into_iter().zip(pending.deltas) {
         if delta != 0 {
             group.stat_add(item, delta);
@@ -126,7 +127,7 @@ pub(crate) fn tell_group(group: &Group, pending: Pending) {
     }
 }
 
-/// Has everything told that threads have pending.
-fn tell_pending() {
-    KEEPER.with(|keeper| LEDGER.tell_pending(keeper, &tell));
+/// Applies the pending changes of all threads.
+fn apply_pending() {
+    THREAD_STOCK.with(|thread_stock| LEDGER.apply_pending(thread_stock, &apply_one));
 }

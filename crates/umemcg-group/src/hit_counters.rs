@@ -14,72 +14,72 @@ use umemcg_base::LeafMutex;
 use crate::group::Group;
 use crate::stats::StatItem;
 
-/// Groups that a thread counts for at one time; a further one takes the place of another, whose
-/// count is passed on.
-const NR_PLACES: usize = 64;
+/// Groups that a thread counts for at one time. A further group replaces another, whose count is
+/// collected first.
+const NR_SLOTS: usize = 64;
 
 /// The count of one group.
 #[derive(Debug, Default)]
-struct Place {
+struct Slot {
     /// Id of the group; 0 for none. Written by the thread, under the lock. (A)
     group: AtomicU64,
     /// Pages found, ever; only the thread writes it. (A)
     nr: AtomicU64,
 }
 
-/// What stands behind a place.
+/// What has been collected of a slot.
 #[derive(Debug, Default)]
-struct Behind {
+struct Collected {
     group: Weak<Group>,
-    /// How much of the count has been passed on.
+    /// How much of the count has been added to the group's statistic.
     nr_passed: u64,
 }
 
 #[derive(Debug)]
 struct HitCounters {
-    places: [Place; NR_PLACES],
-    behind: LeafMutex<Vec<Behind>>,
+    slots: [Slot; NR_SLOTS],
+    collected: LeafMutex<Vec<Collected>>,
 }
 
 impl HitCounters {
     fn new() -> Self {
-        let behind = (0..NR_PLACES).map(|_| Behind::default()).collect();
-        Self { places: std::array::from_fn(|_| Place::default()), behind: LeafMutex::new(behind) }
+        let collected = (0..NR_SLOTS).map(|_| Collected::default()).collect();
+        Self { slots: std::array::from_fn(|_| Slot::default()), collected: LeafMutex::new(collected) }
     }
 
-    /// By the counters's own thread.
+    /// Called by the thread that owns the counters.
     #[inline]
     fn add(&self, group: &Arc<Group>, nr: u64) {
-        let at = group.id() as usize % NR_PLACES;
-        let place = &self.places[at];
-        if place.group.load(Relaxed) != group.id() {
-            self.take_place(at, group);
+        let at = group.id() as usize % NR_SLOTS;
+        let slot = &self.slots[at];
+        if slot.group.load(Relaxed) != group.id() {
+            self.take_slot(at, group);
         }
         // No other thread writes it.
-        place.nr.store(place.nr.load(Relaxed) + nr, Relaxed);
+        slot.nr.store(slot.nr.load(Relaxed) + nr, Relaxed);
     }
 
     #[cold]
-    fn take_place(&self, at: usize, group: &Arc<Group>) {
-        let behind = &mut self.behind.lock()[at];
-        pass_on(&self.places[at], behind);
-        behind.group = Arc::downgrade(group);
-        self.places[at].group.store(group.id(), Relaxed);
+    fn take_slot(&self, at: usize, group: &Arc<Group>) {
+        let collected = &mut self.collected.lock()[at];
+        pass_on(&self.slots[at], collected);
+        collected.group = Arc::downgrade(group);
+        self.slots[at].group.store(group.id(), Relaxed);
     }
 
     fn collect(&self) {
-        let mut behind = self.behind.lock();
-        self.places.iter().zip(&mut *behind).for_each(|(place, behind)| pass_on(place, behind));
+        let mut collected = self.collected.lock();
+        self.slots.iter().zip(&mut *collected).for_each(|(slot, collected)| pass_on(slot, collected));
     }
 }
 
-/// Adds what is new to the group's number. What is counted for a group that is gone altogether is
-/// gone with it.
-fn pass_on(place: &Place, behind: &mut Behind) {
-    let nr = place.nr.load(Relaxed);
-    let delta = nr - std::mem::replace(&mut behind.nr_passed, nr);
+/// Adds new counts to the group's statistic. Counts of a group that has been freed are lost with
+/// it.
+fn pass_on(slot: &Slot, collected: &mut Collected) {
+    let nr = slot.nr.load(Relaxed);
+    let delta = nr - std::mem::replace(&mut collected.nr_passed, nr);
     if delta > 0
-        && let Some(group) = behind.group.upgrade()
+        && let Some(group) = collected.group.upgrade()
     {
         group.stat_add(StatItem::CacheHit, delta as i64);
     }
@@ -87,10 +87,10 @@ fn pass_on(place: &Place, behind: &mut Behind) {
 
 static ALL_COUNTERS: LeafMutex<Vec<Arc<HitCounters>>> = LeafMutex::new(Vec::new());
 
-/// A thread's own; leaves the list with it.
-struct Own(Arc<HitCounters>);
+/// A thread's own counters, which leave the list when the thread ends.
+struct OwnCounters(Arc<HitCounters>);
 
-impl Drop for Own {
+impl Drop for OwnCounters {
     fn drop(&mut self) {
         ALL_COUNTERS.lock().retain(|counters| !Arc::ptr_eq(counters, &self.0));
         self.0.collect();
@@ -98,25 +98,25 @@ impl Drop for Own {
 }
 
 thread_local! {
-    static OWN: OnceCell<Own> = const { OnceCell::new() };
+    static OWN: OnceCell<OwnCounters> = const { OnceCell::new() };
 }
 
 #[cold]
-fn enroll() -> Own {
+fn register() -> OwnCounters {
     let counters = Arc::new(HitCounters::new());
     ALL_COUNTERS.lock().push(Arc::clone(&counters));
-    Own(counters)
+    OwnCounters(counters)
 }
 
-/// Counts `nr` pages that a read for `group` found. Costs no more than writing a line of the
-/// thread's own; [`collect_hits`] makes it a number of the group.
+/// Counts `nr` pages that a read for `group` found. Writes only a cache line of the thread's own;
+/// [`collect_hits`] adds the counts to the groups' statistics.
 #[inline]
 pub fn count_hits(group: &Arc<Group>, nr: u64) {
-    // A thread that is ending counts no more.
-    let _ = OWN.try_with(|own| own.get_or_init(enroll).0.add(group, nr));
+    // A thread that is ending no longer counts.
+    let _ = OWN.try_with(|own| own.get_or_init(register).0.add(group, nr));
 }
 
-/// Adds what all threads have counted to the numbers of the groups. Takes a microsecond for each
+/// Adds the counts of all threads to the groups' statistics. Takes about a microsecond for each
 /// thread that reads.
 pub fn collect_hits() {
     let all = ALL_COUNTERS.lock().clone();
@@ -132,7 +132,7 @@ mod tests {
     fn hits_of_all_threads_are_counted_once_and_above() {
         let tree = GroupTree::new(1 << 30);
         let groups: Vec<_> =
-            (0..3 * NR_PLACES).map(|n| tree.create(tree.root(), format!("{n}").as_ref()).unwrap()).collect();
+            (0..3 * NR_SLOTS).map(|n| tree.create(tree.root(), format!("{n}").as_ref()).unwrap()).collect();
         std::thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| {

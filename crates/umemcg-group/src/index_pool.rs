@@ -10,7 +10,7 @@ pub(crate) struct IndexPool {
 
 #[derive(Debug)]
 struct State {
-    /// Handed back, the last one on top.
+    /// Free indices, the one freed last on top.
     free: Vec<u32>,
     next_unused: u32,
 }

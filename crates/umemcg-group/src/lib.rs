@@ -1,10 +1,10 @@
-//! Numbers: a tree of groups, and how much each group may hold. Nothing here knows what a page is,
-//! and nothing here reclaims or sleeps; a charge is granted, or refused in the name of the group
-//! that is full.
+//! Accounting: a tree of groups, and how many bytes each group may hold. This crate does not know
+//! pages; it neither reclaims nor sleeps. A charge is granted, or refused with the name of the
+//! group that is full.
 //!
-//! [`GroupTree`] makes and removes [`Group`]s. A group grants [`Charge`]s, values that give
-//! themselves back. What is charged names its owner by [`OwnerId`], which stays good when the group
-//! is removed: it then means the nearest group above.
+//! [`GroupTree`] makes and removes [`Group`]s. A group grants [`Charge`]s, which release themselves
+//! when dropped. Charged memory names its owner by [`OwnerId`], which stays valid when the group is
+//! removed: it then means the nearest living group above.
 #![forbid(unsafe_code)]
 
 #[cfg(loom)]
@@ -13,6 +13,8 @@ pub mod biased_lock;
 mod biased_lock;
 #[cfg(not(loom))]
 mod charge;
+#[cfg(not(loom))]
+mod claims;
 #[cfg(loom)]
 pub mod counter;
 #[cfg(not(loom))]
@@ -51,8 +53,6 @@ pub mod pending;
 #[cfg(not(loom))]
 mod pending;
 #[cfg(not(loom))]
-mod promises;
-#[cfg(not(loom))]
 mod protection;
 #[cfg(not(loom))]
 mod soft_limit;
@@ -79,12 +79,14 @@ mod walk;
 #[cfg(not(loom))]
 pub use charge::{Charge, Refused, uncharge_raw};
 #[cfg(not(loom))]
+pub use claims::{CLAIMS_DRIFT, CLAIMS_EXACT, Level, Protection, share};
+#[cfg(not(loom))]
 pub use counter::UNLIMITED;
 #[cfg(not(loom))]
 pub use effective::EffectiveProtection;
 pub use excess::EXCESS_LAG_BYTES;
 #[cfg(not(loom))]
-pub use extensions::{BellSlot, Bells, ExtensionSlot};
+pub use extensions::{ExtensionSlot, WakeSignalSlot, WakeSignals};
 #[cfg(not(loom))]
 pub use group::{GROUP_STATE_BYTES, Group, OwnerId, nr_owners_in_use};
 #[cfg(not(loom))]
@@ -93,8 +95,6 @@ pub use ledger::NODE_STATE_BYTES;
 pub use limit::Busy;
 #[cfg(not(loom))]
 pub use pending::{NR_PENDING, PENDING_BYTES_MAX};
-#[cfg(not(loom))]
-pub use promises::{CLAIMS_DRIFT, CLAIMS_EXACT, Level, Protection, share};
 pub use stats::{CONTENT_BYTES, EventKind, NAME_BYTES, NR_EVENT_KINDS, NR_STAT_ITEMS, StatItem};
 #[cfg(not(loom))]
 pub use tree::{CreateError, GroupTree, RemoveError, RenameError};

@@ -1,15 +1,15 @@
-//! A group's limit, and what threads hold in stock below it.
+//! Setting a group's limit, and draining the stocks below it.
 
 use crate::counter::OverUsage;
-use crate::group::{Group, LEDGER, OwnerId, settle_unsettled};
+use crate::group::{Group, LEDGER, OwnerId, update_stale_excess};
 use crate::stock::Drain;
-use crate::thread_stock::KEEPER;
+use crate::thread_stock::THREAD_STOCK;
 
 /// The limit cannot be set: more is in use than it would allow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{usage_bytes} bytes are in use, more than the new limit")]
 pub struct Busy {
-    /// What was in use.
+    /// Usage in bytes at that moment.
     pub usage_bytes: u64,
 }
 
@@ -33,8 +33,8 @@ impl Group {
         }
     }
 
-    /// Sets the limit at once (the v2 rule); usage may be above it until reclaim has done its work.
-    /// Stocks do not outlast a limit below usage, so charges are refused from then on.
+    /// Sets the limit immediately (the v2 rule); usage may be above it until reclaim has done its
+    /// work. If it is, stocks are drained, so charges are refused from then on.
     pub fn set_max(&self, max_bytes: u64) {
         let _changing = self.limit_lock.lock();
         if !self.is_dead() {
@@ -45,33 +45,33 @@ impl Group {
         }
     }
 
-    /// Gives back what the threads hold in stock for this group and the groups below. Takes some
+    /// Uncharges what all threads hold in stock for this group and the groups below. Takes some
     /// microseconds when other threads hold any.
     #[doc(alias = "drain_all_stock")]
     pub fn drain_stocks(&self) {
         drain_stocks(self.owner(), Drain::Bytes);
     }
 
-    /// Gives back what the calling thread has in stock for this group and the groups above: after
-    /// what it was charged beyond a limit has been given back, which would else be in stock, and
-    /// let others in beyond the limit for good.
+    /// Uncharges what the calling thread has in stock for this group and the groups above. Called
+    /// after bytes beyond a limit were released: left in stock, they would let later charges exceed
+    /// the limit for good.
     pub fn drain_own_stock(&self) {
         drain_own_stock(self.owner());
     }
 }
 
 fn drain_stocks(top: OwnerId, what: Drain) {
-    KEEPER.with(|keeper| LEDGER.drain_subtree(keeper, top.into_raw(), what));
-    settle_unsettled();
+    THREAD_STOCK.with(|thread_stock| LEDGER.drain_subtree(thread_stock, top.into_raw(), what));
+    update_stale_excess();
 }
 
 fn drain_own_stock(owner: OwnerId) {
-    KEEPER.with(|keeper| LEDGER.drain_own(keeper, owner.into_raw()));
-    settle_unsettled();
+    THREAD_STOCK.with(|thread_stock| LEDGER.drain_own(thread_stock, owner.into_raw()));
+    update_stale_excess();
 }
 
 fn drain_down_to(top: OwnerId, goal: u64) -> bool {
-    let is_down = KEEPER.with(|keeper| LEDGER.drain_down_to(keeper, top.into_raw(), goal));
-    settle_unsettled();
+    let is_down = THREAD_STOCK.with(|thread_stock| LEDGER.drain_down_to(thread_stock, top.into_raw(), goal));
+    update_stale_excess();
     is_down
 }

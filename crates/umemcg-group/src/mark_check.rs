@@ -1,8 +1,8 @@
-//! What a charge or an uncharge mark_check on its way through the levels and leaves for later: a
-//! mark that was reached, a group that counts wrongly as over its soft limit.
+//! Notes that a charge or an uncharge makes on its way through the levels, for its caller to act on
+//! later: a mark was reached, or a group's excess flag is stale.
 //!
-//! A thread that counts is in the middle of the levels and may hold its stocks. Its caller acts on
-//! what was noticed afterwards. So each thread leaves its mark_check to itself.
+//! A thread that adds to counters is in the middle of the levels and may be inside its stock, so it
+//! cannot act immediately. The notes are thread-local.
 
 use std::cell::Cell;
 use std::mem::ManuallyDrop;
@@ -10,16 +10,16 @@ use std::mem::ManuallyDrop;
 use crate::counter::CounterNode;
 
 thread_local! {
-    /// A charge of this thread reached some level's mark since that was last asked for.
+    /// A charge of this thread reached some level's mark since the last [`take_reached_mark`].
     static REACHED_MARK: Cell<bool> = const { Cell::new(false) };
-    /// Nodes that uncharges of this thread found to count wrongly as over their soft limit. No
-    /// destructor, so that it can be used while the thread ends; the thread that takes it frees it.
-    static UNSETTLED: Cell<ManuallyDrop<Vec<u32>>> = const { Cell::new(ManuallyDrop::new(Vec::new())) };
-    /// There are any.
-    static HAS_UNSETTLED: Cell<bool> = const { Cell::new(false) };
+    /// Nodes whose excess flag uncharges of this thread found stale. It has no destructor, so that
+    /// it can be used while the thread ends; the code that takes it frees it.
+    static STALE_EXCESS: Cell<ManuallyDrop<Vec<u32>>> = const { Cell::new(ManuallyDrop::new(Vec::new())) };
+    /// Whether there are any.
+    static HAS_STALE_EXCESS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Notes a charge that was counted at a node, and may have brought it to its mark or into excess.
+/// Checks a node after a charge was added, which may have brought it to its mark or into excess.
 #[inline]
 pub(crate) fn note_usage(node: &CounterNode) {
     if node.note_usage() {
@@ -27,8 +27,7 @@ pub(crate) fn note_usage(node: &CounterNode) {
     }
 }
 
-/// Takes a charge back that a level above refused. Another thread may have looked at the usage
-/// meanwhile.
+/// Undoes a charge that a level above refused. Another thread may have seen the usage meanwhile.
 pub(crate) fn take_back(node: &CounterNode, bytes: u64) {
     node.take_back(bytes);
     if node.is_excess_over() {
@@ -36,35 +35,36 @@ pub(crate) fn take_back(node: &CounterNode, bytes: u64) {
     }
 }
 
-/// Notes an uncharge that was counted at a node. The node may be another group's by now; then the
-/// look at that is for nothing.
+/// Checks a node after an uncharge. The node may belong to another group by now; then the check is
+/// useless but harmless.
 #[inline]
-pub(crate) fn note_fall(index: u32, node: &CounterNode) {
+pub(crate) fn note_uncharge(index: u32, node: &CounterNode) {
     if node.is_excess_over() {
-        note_unsettled(index);
+        note_stale_excess(index);
     }
 }
 
 #[cold]
-fn note_unsettled(index: u32) {
-    UNSETTLED.with(|unsettled| {
+fn note_stale_excess(index: u32) {
+    STALE_EXCESS.with(|unsettled| {
         let mut nodes = unsettled.replace(ManuallyDrop::new(Vec::new()));
         nodes.push(index);
         unsettled.set(nodes);
     });
-    HAS_UNSETTLED.set(true);
+    HAS_STALE_EXCESS.set(true);
 }
 
-/// Returns whether uncharges of this thread have found any excess stale since [`take_unsettled`].
+/// Returns whether uncharges of this thread have found any excess stale since
+/// [`take_stale_excess`].
 #[inline]
-pub fn has_unsettled() -> bool {
-    HAS_UNSETTLED.get()
+pub fn has_stale_excess() -> bool {
+    HAS_STALE_EXCESS.get()
 }
 
 /// Returns the nodes whose excess uncharges of this thread have found stale since the last call.
-pub fn take_unsettled() -> Vec<u32> {
-    HAS_UNSETTLED.set(false);
-    ManuallyDrop::into_inner(UNSETTLED.replace(ManuallyDrop::new(Vec::new())))
+pub fn take_stale_excess() -> Vec<u32> {
+    HAS_STALE_EXCESS.set(false);
+    ManuallyDrop::into_inner(STALE_EXCESS.replace(ManuallyDrop::new(Vec::new())))
 }
 
 /// Returns whether a charge of this thread reached some level's mark, or found its excess stale,

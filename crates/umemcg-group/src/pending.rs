@@ -1,35 +1,35 @@
-//! Changes of numbers that a thread has made and not yet told the groups.
+//! Pending changes: statistics that a thread has changed and not yet applied to the groups.
 //!
-//! The states of dirty data change with every page that is written, and each change is told to the
-//! group and to every group above it: lines that all writers share. So a thread adds up what it
-//! changes, for a few owners at a time, in slots that stand in its stock set, behind the lock that
-//! is its own ([`BiasedLock`](crate::biased_lock::BiasedLock)): an addition is a comparison and a
-//! plain store. What reaches [`PENDING_BYTES_MAX`] is told at once, and so is what another owner
-//! takes the slot from.
+//! The states of dirty data change with every page that is written, and each change has to be added
+//! to the group and to every group above it: cache lines that all writers share. So a thread adds
+//! up its changes, for a few owners at a time, in slots inside its stock set, behind its biased
+//! lock ([`BiasedLock`](crate::biased_lock::BiasedLock)): an addition is a comparison and a plain
+//! store. A slot that reaches [`PENDING_BYTES_MAX`] is applied immediately, and so is one that
+//! another owner claims.
 //!
 //! So a number is behind by less than [`PENDING_BYTES_MAX`] for each thread and owner, and that of
 //! a group with many below it by less than [`NR_PENDING`] times as much for each thread. An exact
-//! read has everything told first, which costs nothing when nothing is pending; a decision near a
-//! threshold adds what a look from outside shows.
+//! read applies everything first, which costs nothing when nothing is pending. A decision near a
+//! threshold adds what a peek at the slots shows.
 //!
-//! A removed group must not be left pending, as it must not be left in stock: the remover marks the
-//! node dead, then intrudes, and the thread that claims a slot looks for the mark when it is
-//! inside.
+//! No pending change of a removed group may remain, just as no stock may. The removing thread marks
+//! the node dead, then enters every thread's slots; a thread that claims a slot checks the mark
+//! when it is inside.
 
 use umemcg_base::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 use crate::counter::NO_NODE;
 
-/// Numbers of an owner that may be pending.
+/// Statistics of an owner that may be pending.
 pub const NR_PENDING_ITEMS: usize = 3;
 
-/// Owners for which a thread adds up at a time.
+/// Owners that a thread has slots for.
 pub const NR_PENDING: usize = if cfg!(loom) { 1 } else { 8 };
 
-/// A change of so many bytes is told at once, up or down.
+/// A change of this many bytes, up or down, is applied immediately.
 pub const PENDING_BYTES_MAX: u64 = 128 << 10;
 
-/// What is to be told of one owner.
+/// The pending changes of one owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pending {
     /// Its node.
@@ -39,16 +39,16 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Returns whether there is nothing to tell.
+    /// Returns whether there is nothing to apply.
     pub fn is_nothing(&self) -> bool {
         self.deltas.iter().all(|&delta| delta == 0)
     }
 }
 
-/// Tells a group, or the nearest above that is not removed. Waits for nothing.
-pub type Tell<'f> = &'f dyn Fn(Pending);
+/// Applies changes to a group, or to the nearest living one above. Must not block.
+pub type Apply<'f> = &'f dyn Fn(Pending);
 
-/// What is pending for one owner. The biased lock orders all of this; relaxed is enough.
+/// The changes of one owner. The biased lock orders all accesses; relaxed is enough.
 #[derive(Debug, Default)]
 struct Slot {
     /// [`NO_NODE`] for none.
@@ -71,7 +71,7 @@ impl Slot {
     }
 }
 
-/// What a thread has pending.
+/// The pending changes of one thread.
 #[derive(Debug, Default)]
 pub(crate) struct PendingSlots([Slot; NR_PENDING]);
 
@@ -80,7 +80,7 @@ impl PendingSlots {
         &self.0[node as usize % NR_PENDING]
     }
 
-    /// Adds to what is pending for a node that has its slot, if that stays small.
+    /// Adds to the pending changes of a node that has a slot, if the sum stays small.
     #[inline]
     pub(crate) fn add(&self, node: u32, item: usize, delta: i64) -> bool {
         let slot = self.slot(node);
@@ -92,13 +92,13 @@ impl PendingSlots {
         fits
     }
 
-    /// Makes a slot the node's, unless that is dead. Returns what was pending there.
+    /// Gives a slot to the node, unless the node is dead. Returns what was pending in the slot.
     pub(crate) fn claim(&self, node: u32, is_dead: impl FnOnce() -> bool) -> Pending {
         let slot = self.slot(node);
         let before = slot.take();
         if before.node != node {
             slot.node.store(node, Ordering::Relaxed);
-            // A remover that came before us has left its mark; one that comes later finds the slot.
+            // A remover that came before us has set the mark; one that comes later finds the slot.
             if is_dead() {
                 slot.node.store(NO_NODE, Ordering::Relaxed);
             }
@@ -107,21 +107,21 @@ impl PendingSlots {
     }
 
     /// Returns what the slots seemed to hold a moment ago.
-    pub(crate) fn glimpse(&self) -> impl Iterator<Item = Pending> {
+    pub(crate) fn peek(&self) -> impl Iterator<Item = Pending> {
         self.0.iter().map(Slot::peek).filter(|pending| !pending.is_nothing())
     }
 
-    /// Takes everything; the slots stay their nodes'.
-    pub(crate) fn take_all(&self, tell: Tell<'_>) {
-        self.0.iter().map(Slot::take).filter(|pending| !pending.is_nothing()).for_each(tell);
+    /// Takes all pending changes; the slots stay claimed.
+    pub(crate) fn take_all(&self, apply: Apply<'_>) {
+        self.0.iter().map(Slot::take).filter(|pending| !pending.is_nothing()).for_each(apply);
     }
 
-    /// Takes what there is for the nodes meant, and their slots.
-    pub(crate) fn expel(&self, is_meant: impl Fn(u32) -> bool, tell: Tell<'_>) {
+    /// Takes the pending changes and the slots of the nodes for which `is_meant` returns `true`.
+    pub(crate) fn purge(&self, is_meant: impl Fn(u32) -> bool, apply: Apply<'_>) {
         for slot in self.0.iter().filter(|slot| is_meant(slot.node.load(Ordering::Relaxed))) {
             let pending = slot.take();
             slot.node.store(NO_NODE, Ordering::Relaxed);
-            tell(pending);
+            apply(pending);
         }
     }
 }

@@ -1,95 +1,96 @@
-//! A group's protection: what it was promised, what it claims of that, and what its parent is told.
+//! A group's protection settings, what it claims of them, and its entry among its parent's
+//! claimants.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use crate::claims::{Protection, ProtectionSettings};
 use crate::counter::UNLIMITED;
 use crate::group::Group;
-use crate::promises::{Promises, Protection};
 
 impl Group {
-    /// Returns what the group was promised: `memory.min` or, if that is more, what has been
-    /// guaranteed; and `memory.low`. Nothing once it is removed.
+    /// Returns the protection settings in bytes: the greater of `memory.min` and the guarantees,
+    /// and `memory.low`. Both are zero once the group is removed.
     pub fn protection(&self) -> Protection {
-        match self.promises.get() {
-            Some(promises) if !self.is_dead() => promises.settings(),
+        match self.protection_settings.get() {
+            Some(settings) if !self.is_dead() => settings.settings(),
             _ => Protection::NONE,
         }
     }
 
     /// Returns `memory.min` as it was set, in bytes.
     pub fn min_bytes(&self) -> u64 {
-        self.promises.get().map_or(0, |promises| promises.min.load(Relaxed))
+        self.protection_settings.get().map_or(0, |settings| settings.min.load(Relaxed))
     }
 
     /// Returns `memory.low` as it was set, in bytes.
     pub fn low_bytes(&self) -> u64 {
-        self.promises.get().map_or(0, |promises| promises.low.load(Relaxed))
+        self.protection_settings.get().map_or(0, |settings| settings.low.load(Relaxed))
     }
 
-    /// Bytes that are guaranteed to the group or those below it.
+    /// Returns the bytes that are guaranteed to the group or those below it.
     pub fn guaranteed_bytes(&self) -> u64 {
-        self.promises.get().map_or(0, |promises| promises.guaranteed.load(Relaxed))
+        self.protection_settings.get().map_or(0, |settings| settings.guaranteed.load(Relaxed))
     }
 
-    /// Sets `memory.min` in bytes; [`UNLIMITED`] for all the group has. Reclaims nothing. Does
+    /// Sets `memory.min` in bytes; [`UNLIMITED`] protects all of the group. Reclaims nothing. Does
     /// nothing on a removed group.
     pub fn set_min(&self, bytes: u64) {
-        self.change_promises(|promises| promises.min.store(bytes, Relaxed));
+        self.change_protection(|settings| settings.min.store(bytes, Relaxed));
     }
 
     /// Sets `memory.low`, as [`set_min`](Self::set_min).
     pub fn set_low(&self, bytes: u64) {
-        self.change_promises(|promises| promises.low.store(bytes, Relaxed));
+        self.change_protection(|settings| settings.low.store(bytes, Relaxed));
     }
 
-    /// Sets the least that `memory.min` counts as.
+    /// Sets a floor under `memory.min`, in bytes.
     pub fn set_guaranteed(&self, bytes: u64) {
         assert!(bytes != UNLIMITED, "a guarantee has a size");
-        self.change_promises(|promises| promises.guaranteed.store(bytes, Relaxed));
+        self.change_protection(|settings| settings.guaranteed.store(bytes, Relaxed));
     }
 
-    /// Returns what the group claims of what it was promised: no more than it uses.
+    /// Returns the group's claims in bytes: the smaller of each setting and the usage.
     pub fn claimed_bytes(&self) -> Protection {
         let (usage, settings) = (self.usage_bytes(), self.protection());
         Protection { min: usage.min(settings.min), low: usage.min(settings.low) }
     }
 
-    /// Returns what the groups directly below claim, together.
+    /// Returns the sum of the claims of the groups directly below, in bytes.
     #[doc(alias = "children_min_usage")]
     #[doc(alias = "children_low_usage")]
     pub fn claimed_below_bytes(&self) -> Protection {
-        self.promises.get().map_or(Protection::NONE, |promises| promises.claimed_below())
+        self.protection_settings.get().map_or(Protection::NONE, |settings| settings.claimed_below())
     }
 
-    /// Returns whether any group directly below was promised anything. If none was, nothing below
-    /// is protected from reclaim of this group.
+    /// Returns whether any group directly below has protection set. If none has, nothing below is
+    /// protected from reclaim of this group.
     pub(crate) fn has_claimants(&self) -> bool {
-        self.promises.get().is_some_and(|promises| !promises.claimants.lock().by_id.is_empty())
+        self.protection_settings.get().is_some_and(|settings| !settings.claimants.lock().by_id.is_empty())
     }
 
-    fn promises(&self) -> &Arc<Promises> {
-        self.promises.get_or_init(|| Arc::new(Promises::new(self.node)))
+    fn protection_settings(&self) -> &Arc<ProtectionSettings> {
+        self.protection_settings.get_or_init(|| Arc::new(ProtectionSettings::new(self.node)))
     }
 
-    fn change_promises(&self, change: impl FnOnce(&Promises)) {
+    fn change_protection(&self, change: impl FnOnce(&ProtectionSettings)) {
         let _changing = self.limit_lock.lock();
         if self.is_dead() {
             return;
         }
-        change(self.promises());
-        self.tell_parent();
+        change(self.protection_settings());
+        self.update_claimants();
     }
 
-    /// Counts the group, or no longer, among the parent's claimants: its living children that were
-    /// promised anything. Under the `limit_lock`.
-    pub(crate) fn tell_parent(&self) {
-        let (Some(promises), Some(parent)) = (self.promises.get(), &self.parent) else { return };
-        let mut claimants = parent.promises().claimants.lock();
+    /// Adds the group to the parent's claimants or removes it: a claimant is a living child with
+    /// protection. The caller holds the `limit_lock`.
+    pub(crate) fn update_claimants(&self) {
+        let (Some(settings), Some(parent)) = (self.protection_settings.get(), &self.parent) else { return };
+        let mut claimants = parent.protection_settings().claimants.lock();
         if self.protection().is_none() {
             claimants.by_id.remove(&self.id());
         } else {
-            claimants.by_id.insert(self.id(), Arc::clone(promises));
+            claimants.by_id.insert(self.id(), Arc::clone(settings));
         }
         claimants.nr_uses_left = 0;
     }

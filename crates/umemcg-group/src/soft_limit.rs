@@ -1,11 +1,11 @@
-//! A group's soft limit: how much it may keep when others need room. Reclaim visits groups above
-//! theirs first.
+//! A group's soft limit: the bytes that it may keep when others need room. Reclaim visits groups
+//! above their soft limit first.
 
 use std::sync::{Arc, Weak};
 
 use crate::excess::EXCESS_LAG_BYTES;
 use crate::group::Group;
-use crate::subtree_marks::{self, Step};
+use crate::subtree_marks::{self, PathNode};
 
 impl Group {
     /// Returns the soft limit in bytes; [`UNLIMITED`](crate::UNLIMITED) for none.
@@ -14,23 +14,24 @@ impl Group {
         self.counter().soft_limit()
     }
 
-    /// Sets the soft limit; [`UNLIMITED`](crate::UNLIMITED) for none. Nothing is reclaimed for it
-    /// now: it says from which groups reclaim takes first. On a removed group it does nothing.
+    /// Sets the soft limit in bytes; [`UNLIMITED`](crate::UNLIMITED) for none. Reclaims nothing:
+    /// the soft limit only determines which groups reclaim takes from first. Does nothing on a
+    /// removed group.
     pub fn set_soft_limit(self: &Arc<Self>, bytes: u64) {
         if self.put_soft_limit(bytes) {
-            self.settle_excess();
+            self.update_excess();
         }
     }
 
-    /// Bytes of usage above the soft limit; 0 without one.
+    /// Returns the bytes of usage above the soft limit; 0 without one.
     #[doc(alias = "soft_limit_excess")]
     #[inline]
     pub fn excess_bytes(&self) -> u64 {
         self.usage_bytes().saturating_sub(self.soft_limit_bytes())
     }
 
-    /// Returns whether the group counts as over its soft limit: at once when its usage is above it,
-    /// and still when it has fallen below by less than [`EXCESS_LAG_BYTES`].
+    /// Returns whether the group counts as over its soft limit. It does so as soon as its usage is
+    /// above it, and until its usage has fallen [`EXCESS_LAG_BYTES`] below.
     pub fn is_in_excess(&self) -> bool {
         self.counter().is_in_excess()
     }
@@ -50,14 +51,14 @@ impl Group {
             let child = self.excess().subtree_marks().next_child(after)?;
             match child.upgrade() {
                 Some(group) => return Some(group),
-                // Only the end of a whole tree leaves such a one behind.
+                // Only the end of a whole tree leaves such a group behind.
                 None => after += 1,
             }
         }
     }
 
-    /// Returns how many groups below this one count as over their soft limits. Takes a time that
-    /// grows with their number.
+    /// Returns how many groups below this one count as over their soft limits. Takes time in
+    /// proportion to their number.
     pub fn nr_in_excess_below(self: &Arc<Self>) -> u64 {
         let (mut nr, mut above) = (0, vec![Arc::clone(self)]);
         while let Some(group) = above.pop() {
@@ -71,25 +72,25 @@ impl Group {
         nr
     }
 
-    /// Brings what the group counts as in line with its usage of now, lag or not.
-    pub fn settle_excess(self: &Arc<Self>) {
-        self.settle_excess_with(0);
+    /// Corrects the excess flag by the present usage, without any lag.
+    pub fn update_excess(self: &Arc<Self>) {
+        self.update_excess_with(0);
     }
 
-    pub(crate) fn settle_excess_with(self: &Arc<Self>, lag: u64) {
-        self.excess().settle::<true, _>(self.counter(), lag, || way(self));
+    pub(crate) fn update_excess_with(self: &Arc<Self>, lag: u64) {
+        self.excess().update::<true, _>(self.counter(), lag, || path_to_root(self));
     }
 
-    /// Takes a removed group, whose soft limit is gone already, out of its parent's set.
+    /// Removes a removed group, whose soft limit has been cleared already, from its parent's set.
     pub(crate) fn withdraw_excess(self: &Arc<Self>) {
-        self.settle_excess_with(EXCESS_LAG_BYTES);
-        subtree_marks::note_removed(way(self));
+        self.update_excess_with(EXCESS_LAG_BYTES);
+        subtree_marks::note_removed(path_to_root(self));
     }
 }
 
-/// From a group to the root.
-fn way(group: &Arc<Group>) -> impl Iterator<Item = Step<'_, Weak<Group>>> {
-    std::iter::successors(Some(group), |at| at.parent()).map(|at| Step {
+/// Returns the nodes from a group to the root.
+fn path_to_root(group: &Arc<Group>) -> impl Iterator<Item = PathNode<'_, Weak<Group>>> {
+    std::iter::successors(Some(group), |at| at.parent()).map(|at| PathNode {
         subtree_marks: at.excess().subtree_marks(),
         id: at.id(),
         child: Arc::downgrade(at),

@@ -1,11 +1,11 @@
-//! What a group has and what happened to it, as numbers: per group (`local`) and per subtree
+//! A group's statistics: what it holds and what happened to it, per group (`local`) and per subtree
 //! (`total`).
 //!
-//! A change is added to the group's local number and, at once, to the total of the group and of
-//! every group above, so that reading either is one load. Callers batch their changes. When a group
-//! is removed its local numbers move to the parent, and a change that arrives late moves itself:
-//! the mover and the late adder both read-modify-write the same number, so the second of them sees
-//! the first, and with it the mark that the group is dead.
+//! A change is added to the group's local number and, in the same call, to the total of the group
+//! and of every group above, so that reading either is one load. Callers batch their changes. When
+//! a group is removed, its local numbers move to the parent, and a change that arrives late moves
+//! on by itself: the mover and the late adder both read-modify-write the same number, so the second
+//! of them sees the first, and with it the mark that the group is dead.
 
 #[cfg(not(loom))]
 use std::sync::atomic::AtomicU64;
@@ -57,11 +57,11 @@ numbered! {
         ActiveAnon,
         /// Bytes of pages that may not be reclaimed.
         Unevictable,
-        /// Bytes of pages that no store holds; they stand on lists, or are unevictable, as well.
+        /// Bytes of pages that no store holds; they also count as on a list or as unevictable.
         Shmem,
         /// Bytes that embedders hold for memory of their own.
         Reserved,
-        /// Bytes changed since they were last given to the store.
+        /// Bytes changed since they were last written to the store.
         FileDirty,
         /// Bytes being written to the store.
         FileWriteback,
@@ -78,7 +78,7 @@ numbered! {
         SlabNames,
         /// Of those, bytes of files' contents beside their pages.
         SlabContents,
-        /// Bytes of objects that none can.
+        /// Bytes of objects that no shrinker can free.
         SlabUnreclaimable,
         /// Bytes of the groups below, and of removed ones to which something is still charged.
         GroupState,
@@ -106,7 +106,7 @@ numbered! {
         PgDeactivate,
         /// Pages read back soon after eviction.
         WorkingsetRefault,
-        /// Of those, the ones that were made active at once.
+        /// Of those, the ones that were made active immediately.
         WorkingsetActivate,
         /// Of those, the ones that had been active before.
         WorkingsetRestore,
@@ -127,15 +127,17 @@ numbered! {
     }
 }
 
-/// What a name is charged that is longer than an inode's own charge covers, or a further one.
+/// Bytes charged for a name that is longer than an inode's own charge covers, or for a further
+/// name.
 pub const NAME_BYTES: u64 = 256;
-/// What a file's content is charged beside its pages and their index: what the heap of a daemon
-/// grows by for each file that is opened once, places in tables and what the allocator rounds up
-/// included (890 to 960 bytes, measured with 48,000 files).
+/// Bytes charged for a file's content beside its pages and their index: the growth of a daemon's
+/// heap for each file that is opened once, including table slots and the allocator's rounding (890
+/// to 960 bytes, measured with 48,000 files).
 pub const CONTENT_BYTES: u64 = 928;
 
 impl StatItem {
-    /// Its place among what threads have [pending](crate::pending): the states of dirty data.
+    /// Its index among the statistics that may be [pending](crate::pending): the states of dirty
+    /// data.
     #[cfg(not(loom))]
     #[inline]
     pub(crate) const fn pending_place(self) -> Option<usize> {
@@ -147,13 +149,13 @@ impl StatItem {
         }
     }
 
-    /// Those that may be pending, by place.
+    /// The statistics that may be pending, in that order.
     #[cfg(not(loom))]
     pub(crate) const PENDING: [Self; NR_PENDING_ITEMS] =
         [Self::FileDirty, Self::FileWriteback, Self::FileUnstable];
 
-    /// The items that name charges: every charged byte stands under one of them and no other. A new
-    /// kind of charge stands under one of these, or has one of its own here.
+    /// The items that name charges: every charged byte counts under exactly one of them. A new kind
+    /// of charge must use one of these, or add one here.
     pub const CHARGED: &'static [Self] = &[
         Self::InactiveFile,
         Self::ActiveFile,
@@ -167,7 +169,7 @@ impl StatItem {
         Self::GroupState,
     ];
 
-    /// Returns whether it counts bytes that are no page data.
+    /// Returns whether it counts bytes that are not page data.
     #[inline]
     pub const fn is_metadata(self) -> bool {
         matches!(self, Self::SlabReclaimable | Self::SlabUnreclaimable | Self::IndexNodes | Self::GroupState)
@@ -175,7 +177,7 @@ impl StatItem {
 }
 
 numbered! {
-    /// Something that a limit did.
+    /// An event caused by a limit.
     #[doc(alias = "memcg_memory_event")]
     EventKind, NR_EVENT_KINDS {
         /// Reclaimed although below the protected amount.
@@ -188,12 +190,12 @@ numbered! {
         Oom,
         /// Something was killed to make room.
         OomKill,
-        /// A whole group was.
+        /// A whole group was killed to make room.
         OomGroupKill,
     }
 }
 
-/// A number of one group, which moves to the group above when its own is removed.
+/// A number of one group, which moves to the group above when the group is removed.
 #[derive(Debug, Default)]
 pub struct SweptCell(AtomicI64);
 
@@ -217,10 +219,10 @@ pub fn add_where_alive<'c, const HANDSHAKE: bool>(
     while delta != 0
         && let Some((node, cell)) = homes.next()
     {
-        // AcqRel: pairs with `take`. Coming after a remover's, the question below is answered with
+        // AcqRel: pairs with `take`. If the remover's came first, the check below sees the mark
         // "dead".
         cell.0.fetch_add(delta, if HANDSHAKE { Ordering::AcqRel } else { Ordering::Relaxed });
-        // The top has nowhere to move to.
+        // The root has nowhere to move it to.
         if node.parent() == NO_NODE || !node.is_dead() {
             return;
         }

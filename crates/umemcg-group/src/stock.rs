@@ -1,28 +1,28 @@
-//! What a thread holds in stock: bytes already charged to a group and all groups above it, not yet
-//! handed to anyone.
+//! A thread's stock: bytes already charged to a group and all groups above it, and not yet handed
+//! out.
 //!
 //! A charge that finds enough in stock touches nothing that other threads write, and needs no
-//! locked instruction: a stock set is guarded by a [`BiasedLock`] that its thread owns. Draining
-//! intrudes.
+//! locked instruction: a stock set is guarded by a [`BiasedLock`] that its thread owns. Draining is
+//! done by other threads, as intruders.
 //!
-//! A thread has two [tables](crate::stock_table) of slots: `direct` for what it charges itself, and
-//! `shared` for the levels above, from which a miss in `direct` is served, so that groups side by
-//! side do not all write the counters of their common ancestors. What is in a slot for a node is
-//! counted at the node and at every level above it.
+//! A thread has two [tables](crate::stock_table) of slots: `direct` for the groups that it charges
+//! itself, and `shared` for the levels above. A miss in `direct` is served from `shared`, so that
+//! sibling groups do not all write the counters of their common ancestors. The bytes in a node's
+//! slot are counted at the node and at every level above it.
 //!
-//! A removed group must not be left in stock. The remover marks the node dead and then intrudes;
-//! the thread that claims a slot looks for the mark when it is inside. Whichever comes second sees
-//! the other.
+//! No stock of a removed group may remain. The remover marks the node dead and then enters every
+//! stock set; a thread that claims a slot checks the mark when it is inside. Whichever comes second
+//! sees the other.
 
 use std::cell::Cell;
 
-use crate::biased_lock::{BiasedLock, Inside};
-use crate::pending::{PendingSlots, Tell};
+use crate::biased_lock::{BiasedLock, OwnerGuard};
+use crate::pending::{Apply, PendingSlots};
 use crate::stock_table::{
     DIRECT_BYTES_MAX, GiveBack, OwnStockTable, SHARED_BYTES_MAX, SlotShares, StockSlot, StockTable, Stocked,
 };
 
-/// Slots in the table of what a thread charges itself.
+/// Slots in the table of the groups that a thread charges itself.
 pub const NR_DIRECT: usize = if cfg!(loom) { 2 } else { 1024 };
 
 /// Slots in the table of the levels above.
@@ -31,17 +31,17 @@ pub const NR_SHARED: usize = if cfg!(loom) { 2 } else { 128 };
 const DIRECT_WORDS: usize = NR_DIRECT.div_ceil(64);
 const SHARED_WORDS: usize = NR_SHARED.div_ceil(64);
 
-/// What a drain takes.
+/// What a drain removes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Drain {
-    /// What is in stock; the slots stay their nodes', so their threads stay fast.
+    /// The bytes in stock. The slots stay claimed, so their threads stay fast.
     Bytes,
     /// The slots as well.
     Slots,
 }
 
 impl Drain {
-    /// Returns whether there is anything in a slot for it to take.
+    /// Returns whether a slot holds anything for it to remove.
     pub fn applies_to(self, slot: Stocked) -> bool {
         match self {
             Drain::Bytes => slot.bytes != 0,
@@ -50,7 +50,7 @@ impl Drain {
     }
 }
 
-/// Everything one thread holds in stock. Outlives the thread, and then serves another.
+/// Everything that one thread holds in stock. Outlives the thread, and then serves another one.
 #[derive(Debug)]
 #[repr(align(128))]
 pub struct StockSet {
@@ -76,12 +76,12 @@ impl StockSet {
         &self.lock
     }
 
-    /// For other threads: returns what the slots in use seemed to hold a moment ago.
-    pub fn glimpse(&self) -> impl Iterator<Item = Stocked> {
+    /// Returns what the slots in use seemed to hold a moment ago. For other threads than the owner.
+    pub fn peek(&self) -> impl Iterator<Item = Stocked> {
         self.slots().map(StockSlot::peek)
     }
 
-    /// For a thread inside: drains the slots of which `is_meant` says so.
+    /// Drains the slots for which `is_meant` returns `true`. For a thread inside.
     pub fn drain(&self, what: Drain, is_meant: impl Fn(Stocked) -> bool, give_back: GiveBack<'_>) {
         for slot in self.slots().filter(|slot| is_meant(slot.peek())) {
             give_back(match what {
@@ -95,15 +95,15 @@ impl StockSet {
         self.direct.claimed().chain(self.shared.claimed())
     }
 
-    /// Returns what the thread has not told the groups yet.
+    /// Returns the thread's pending changes.
     #[inline]
     pub(crate) fn pending(&self) -> &PendingSlots {
         &self.pending
     }
 
-    /// For a thread inside: takes out what there is for `node`, and its slots.
-    pub fn expel(&self, node: u32, give_back: GiveBack<'_>, tell: Tell<'_>) {
-        self.pending.expel(|there| there == node, tell);
+    /// Removes the stock, the pending changes and the slots of `node`. For a thread inside.
+    pub fn purge(&self, node: u32, give_back: GiveBack<'_>, apply: Apply<'_>) {
+        self.pending.purge(|there| there == node, apply);
         for slot in [self.direct.slot(node), self.shared.slot(node)] {
             if slot.peek().node == node {
                 give_back(slot.clear());
@@ -120,7 +120,7 @@ impl Default for StockSet {
 
 /// A thread's access to its stock set, if it has one.
 #[derive(Debug)]
-pub struct Keeper<'l> {
+pub struct ThreadStock<'l> {
     set: Cell<Option<&'l StockSet>>,
     index: Cell<u32>,
     direct: SlotShares,
@@ -133,10 +133,10 @@ pub struct OwnStock<'a> {
     set: &'a StockSet,
     direct: &'a SlotShares,
     shared: &'a SlotShares,
-    _inside: Inside<'a>,
+    _inside: OwnerGuard<'a>,
 }
 
-impl<'l> Keeper<'l> {
+impl<'l> ThreadStock<'l> {
     /// Creates a thread without stock.
     pub const fn new() -> Self {
         Self {
@@ -153,8 +153,7 @@ impl<'l> Keeper<'l> {
         self.set.get()
     }
 
-    /// Goes into the thread's stock. `None` when it has none, or when another thread drains it just
-    /// now.
+    /// Enters the thread's stock. `None` if it has none, or if another thread is draining it.
     #[inline]
     pub fn enter(&self) -> Option<OwnStock<'_>> {
         self.enter_with::<true>()
@@ -168,13 +167,13 @@ impl<'l> Keeper<'l> {
         Some(OwnStock { set, direct: &self.direct, shared: &self.shared, _inside: inside })
     }
 
-    pub(crate) fn enroll(&self, index: u32, set: &'l StockSet) {
+    pub(crate) fn attach(&self, index: u32, set: &'l StockSet) {
         self.index.set(index);
         self.set.set(Some(set));
     }
 
-    /// Ends the thread's stock; what was in it goes through `give_back`. Returns the index of the
-    /// set. No intruder may be about.
+    /// Ends the thread's stock; its bytes go to `give_back`. Returns the index of the set. No
+    /// intruder may be active.
     pub(crate) fn retire(&self, give_back: GiveBack<'_>) -> Option<u32> {
         let own = self.enter()?;
         own.direct().clear(give_back);
@@ -185,14 +184,14 @@ impl<'l> Keeper<'l> {
     }
 }
 
-impl Default for Keeper<'_> {
+impl Default for ThreadStock<'_> {
     fn default() -> Self {
         Self::new()
     }
 }
 
 impl OwnStock<'_> {
-    /// Returns the stocks for what the thread charges itself.
+    /// Returns the stocks of the groups that the thread charges itself.
     #[inline]
     pub fn direct(&self) -> OwnStockTable<'_, NR_DIRECT, DIRECT_WORDS> {
         OwnStockTable::new(&self.set.direct, self.direct)

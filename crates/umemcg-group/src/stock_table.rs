@@ -1,10 +1,10 @@
-//! A table: the slots in which a thread keeps bytes in stock, and how it shares out the table among
-//! the nodes it meets.
+//! The table of slots in which a thread keeps bytes in stock, and how the table is divided among
+//! nodes.
 //!
-//! Slots are directly mapped by node. What a table may hold is shared out equally: the more slots
-//! are claimed, the less each may keep, and a clock hand takes slots back from nodes that are no
-//! longer used. A first charge only claims the slot; a second miss fills it, so that a single
-//! charge leaves nothing behind.
+//! The table is direct-mapped by node. Its capacity is divided equally: the more slots are claimed,
+//! the less each may hold. A clock hand frees slots of nodes that are no longer used. A first
+//! charge only claims the slot and a second miss fills it, so a single charge leaves nothing
+//! behind.
 //!
 //! A slot is one word:
 //!
@@ -16,32 +16,32 @@
 //! ```
 //!
 //! Nothing here orders memory: a thread that changes a table is inside the lock of its stock set.
-//! From outside one may peek.
+//! Other threads may only peek.
 
 use std::array;
 use std::cell::Cell;
 
 use umemcg_base::sync::atomic::{AtomicU64, Ordering};
 
-/// Most that one slot keeps.
+/// Most bytes that one slot holds.
 pub const SLOT_BYTES_MAX: u64 = 256 << 10;
 
-/// Most that a thread keeps in stock, all slots of both tables together.
+/// Most bytes that a thread keeps in stock, all slots of both tables together.
 pub const STOCK_BYTES_MAX: u64 = 1 << 20;
 
-/// Of that, what the levels above get: few slots, and what is missed there is served from the level
-/// above them again.
+/// The part of that for the levels above: they need few slots, and a miss there is served from the
+/// next level.
 pub const SHARED_BYTES_MAX: u64 = STOCK_BYTES_MAX / 4;
 
-/// What a thread's own charges get: room for a page each of as many groups as possible.
+/// The part for a thread's own charges: room for a page each of as many groups as possible.
 pub const DIRECT_BYTES_MAX: u64 = STOCK_BYTES_MAX - SHARED_BYTES_MAX;
 
-/// The number of claimed slots counts in steps of this part of the next power of two, so that one
-/// that goes up and down seldom changes what each may hold.
+/// The number of claimed slots is rounded to this fraction of the next power of two, so that small
+/// changes of the number seldom change what each slot may hold.
 const STEPS_PER_OCTAVE: u32 = 8;
 
-/// The clock hand moves once in so many misses: slow enough that what is used once in a round of a
-/// thousand groups is still found recent.
+/// The clock hand moves once in this many misses: slow enough that a slot used once in a round of a
+/// thousand groups still counts as recent.
 const MISSES_PER_TURN: u32 = 16;
 
 const RECENT_SHIFT: u32 = 31;
@@ -53,7 +53,7 @@ const NODE_SHIFT: u32 = 32;
 #[derive(Debug, Default)]
 pub struct StockSlot(AtomicU64);
 
-/// What a slot holds, or what was taken out of it.
+/// The content of a slot, or what was taken out of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stocked {
     /// The node; 0 when the slot is empty.
@@ -67,7 +67,7 @@ fn node_of(word: u64) -> u32 {
     (word >> NODE_SHIFT) as u32
 }
 
-/// Returns whether a slot is `node`'s and recent.
+/// Returns whether a slot belongs to `node` and is recent.
 #[inline]
 fn is_recent_of(word: u64, node: u32) -> bool {
     word >> RECENT_SHIFT == u64::from(node) << 1 | 1
@@ -85,14 +85,14 @@ impl StockSlot {
         self.0.store(word, Ordering::Relaxed);
     }
 
-    /// Returns the content; from outside, of a moment ago.
+    /// Returns the content; for other threads, that of a moment ago.
     #[inline]
     pub(crate) fn peek(&self) -> Stocked {
         let word = self.word();
         Stocked { node: node_of(word), bytes: word & BYTES }
     }
 
-    /// Takes `bytes` out, if that much is there for `node` and the slot is recent.
+    /// Takes `bytes` out if the slot belongs to `node`, holds that much and is recent.
     #[doc(alias = "consume_stock")]
     #[inline]
     fn take(&self, node: u32, bytes: u64) -> bool {
@@ -106,7 +106,7 @@ impl StockSlot {
         is_enough
     }
 
-    /// Puts `bytes` in, if the slot is `node`'s and recent, and then holds no more than `cap`.
+    /// Puts `bytes` in if the slot belongs to `node`, is recent and stays within `cap`.
     #[doc(alias = "refill_stock")]
     #[inline]
     fn put(&self, node: u32, bytes: u64, cap: u64) -> bool {
@@ -118,7 +118,7 @@ impl StockSlot {
         fits
     }
 
-    /// [`take`](Self::take) of a slot that need not be recent; it is again.
+    /// Like [`take`](Self::take), but for a slot that need not be recent; marks it as recent.
     fn retake(&self, node: u32, bytes: u64) -> bool {
         let found = self.peek();
         let is_enough = found.node == node && found.bytes >= bytes;
@@ -128,8 +128,9 @@ impl StockSlot {
         is_enough
     }
 
-    /// Puts in what fits of `bytes`. When that is not all, goes down to half of `cap`, so that the
-    /// next ones fit. Returns what is over, which may be more than came. The slot is recent again.
+    /// Puts in as much of `bytes` as fits. If not all fits, reduces the slot to half of `cap`, so
+    /// that the next bytes fit. Returns the surplus, which may be more than `bytes`. Marks the slot
+    /// as recent.
     fn put_or_spill(&self, node: u32, bytes: u64, cap: u64) -> u64 {
         let found = self.peek();
         if found.node != node {
@@ -141,8 +142,8 @@ impl StockSlot {
         all - keep
     }
 
-    /// Makes an empty slot, or one whose node has not been used lately, `node`'s. Returns what was
-    /// in it; `None` when the slot was in use (next time it counts as unused).
+    /// Gives the slot to `node` if it is empty or not recent. Returns its former content; `None` if
+    /// the slot is in use (it no longer counts as recent then).
     fn claim(&self, node: u32) -> Option<Stocked> {
         let word = self.word();
         if word & RECENT != 0 {
@@ -154,14 +155,14 @@ impl StockSlot {
         Some(before)
     }
 
-    /// Forgets that the node was used lately. True when it was not.
+    /// Clears the recent mark. Returns `true` if it was not set.
     fn age(&self) -> bool {
         let word = self.word();
         self.set_word(word & !RECENT);
         word & RECENT == 0
     }
 
-    /// Takes what is over `cap`; the slot stays the node's.
+    /// Takes what exceeds `cap`; the slot stays claimed.
     #[doc(alias = "drain_stock")]
     pub(crate) fn trim(&self, cap: u64) -> Stocked {
         let Stocked { node, bytes } = self.peek();
@@ -195,7 +196,7 @@ impl<const N: usize, const W: usize> StockTable<N, W> {
         }
     }
 
-    /// Returns the slot that `node` would have.
+    /// Returns the slot that `node` maps to.
     #[inline]
     pub(crate) fn slot(&self, node: u32) -> &StockSlot {
         &self.slots[node as usize & (N - 1)]
@@ -224,7 +225,7 @@ impl<const N: usize, const W: usize> StockTable<N, W> {
         word.store(if claimed { bits | bit } else { bits & !bit }, Ordering::Relaxed);
     }
 
-    /// Returns the first claimed slot at or after `from`, going round.
+    /// Returns the first claimed slot at or after `from`, wrapping around.
     fn next_claimed(&self, from: usize) -> Option<usize> {
         let first = from / 64;
         for step in 0..=W {
@@ -241,13 +242,13 @@ impl<const N: usize, const W: usize> StockTable<N, W> {
     }
 }
 
-/// How a thread shares out a table: its own notes, seen by no other thread.
+/// How a thread divides a table among slots. No other thread sees this.
 #[derive(Debug)]
 pub struct SlotShares {
     nr_claimed: Cell<u32>,
-    /// (C) Most that all slots together may hold.
+    /// (C) Most bytes that all slots together may hold.
     bytes_max: u64,
-    /// Most that a slot may hold now: `nr_claimed × cap ≤ bytes_max`.
+    /// Most bytes that a slot may hold now: `nr_claimed × cap ≤ bytes_max`.
     cap: Cell<u64>,
     /// The same with one more slot claimed.
     next_cap: Cell<u64>,
@@ -255,7 +256,7 @@ pub struct SlotShares {
     nr_misses: Cell<u32>,
 }
 
-/// Takes bytes that had to leave the stock.
+/// A callback that uncharges bytes that had to leave the stock.
 pub type GiveBack<'f> = &'f dyn Fn(Stocked);
 
 impl SlotShares {
@@ -277,7 +278,7 @@ impl SlotShares {
         (self.bytes_max / u64::from(nr_counted)).min(SLOT_BYTES_MAX)
     }
 
-    /// So many slots are claimed from now on. Returns how much each could hold before.
+    /// Sets the number of claimed slots. Returns how many bytes each could hold before.
     fn set_nr_claimed(&self, nr_claimed: u32) -> u64 {
         self.nr_claimed.set(nr_claimed);
         self.next_cap.set(self.cap_for(nr_claimed + 1));
@@ -285,20 +286,20 @@ impl SlotShares {
     }
 }
 
-/// One of a thread's tables together with its notes, while the thread is inside.
+/// One of a thread's tables together with its shares, while the thread is inside.
 #[derive(Debug, Clone, Copy)]
 pub struct OwnStockTable<'a, const N: usize, const W: usize> {
     table: &'a StockTable<N, W>,
-    lane: &'a SlotShares,
+    shares: &'a SlotShares,
 }
 
 impl<'a, const N: usize, const W: usize> OwnStockTable<'a, N, W> {
     #[inline]
-    pub(crate) fn new(table: &'a StockTable<N, W>, lane: &'a SlotShares) -> Self {
-        Self { table, lane }
+    pub(crate) fn new(table: &'a StockTable<N, W>, shares: &'a SlotShares) -> Self {
+        Self { table, shares }
     }
 
-    /// Takes `bytes` of `node` out of stock, if that much is there and the slot is recent.
+    /// Takes `bytes` of `node` out of stock, if it holds that much and the slot is recent.
     #[inline]
     pub fn take(self, node: u32, bytes: u64) -> bool {
         self.table.slot(node).take(node, bytes)
@@ -307,36 +308,35 @@ impl<'a, const N: usize, const W: usize> OwnStockTable<'a, N, W> {
     /// Puts `bytes` of `node` in stock, if they fit and the slot is recent.
     #[inline]
     pub fn put(self, node: u32, bytes: u64) -> bool {
-        self.table.slot(node).put(node, bytes, self.lane.cap.get())
+        self.table.slot(node).put(node, bytes, self.shares.cap.get())
     }
 
-    /// Puts in what fits, and returns what is over; which may be more than came, to make room for
-    /// the next. The slot is recent again.
+    /// Puts in as much as fits and returns the surplus, which may be more than `bytes` so that the
+    /// next ones fit. Marks the slot as recent.
     #[inline]
     pub fn put_or_spill(self, node: u32, bytes: u64) -> u64 {
-        self.table.slot(node).put_or_spill(node, bytes, self.lane.cap.get())
+        self.table.slot(node).put_or_spill(node, bytes, self.shares.cap.get())
     }
 
-    /// [`take`](Self::take) of a slot that need not be recent; it is again.
+    /// Like [`take`](Self::take), but for a slot that need not be recent; marks it as recent.
     #[inline]
     pub fn retake(self, node: u32, bytes: u64) -> bool {
         self.table.slot(node).retake(node, bytes)
     }
 
-    /// Returns how much the stock of `node` still has space for; `None` when it has no slot.
+    /// Returns how many bytes the stock of `node` still has space for; `None` if it has no slot.
     pub fn space(self, node: u32) -> Option<u64> {
         let found = self.table.slot(node).peek();
-        (found.node == node).then(|| self.lane.cap.get() - found.bytes)
+        (found.node == node).then(|| self.shares.cap.get() - found.bytes)
     }
 
-    /// Makes `node`'s slot its own if it is free or unused, and if a charge of `bytes` would fit
-    /// in. What has to leave for that goes through `give_back`. `is_dead` is asked about `node`
-    /// after the claim.
+    /// Claims the slot for `node` if the slot is free or unused and a charge of `bytes` would fit.
+    /// Bytes that have to leave go to `give_back`. `is_dead` is called for `node` after the claim.
     #[inline]
     pub fn claim(self, node: u32, bytes: u64, is_dead: impl FnOnce() -> bool, give_back: GiveBack<'_>) {
         let at = node as usize & (N - 1);
         let is_new = !self.table.is_claimed(at);
-        let cap = if is_new { self.lane.next_cap.get() } else { self.lane.cap.get() };
+        let cap = if is_new { self.shares.next_cap.get() } else { self.shares.cap.get() };
         if bytes <= cap {
             self.claim_at(at, node, is_new, is_dead, give_back);
         }
@@ -351,30 +351,30 @@ impl<'a, const N: usize, const W: usize> OwnStockTable<'a, N, W> {
         is_dead: impl FnOnce() -> bool,
         give_back: GiveBack<'_>,
     ) {
-        let Self { table, lane } = self;
+        let Self { table, shares } = self;
         if is_new {
             table.set_claimed(at, true);
-            let before = lane.set_nr_claimed(lane.nr_claimed.get() + 1);
-            let cap = lane.cap.get();
+            let before = shares.set_nr_claimed(shares.nr_claimed.get() + 1);
+            let cap = shares.cap.get();
             if cap < before {
                 table.claimed().for_each(|slot| give_back(slot.trim(cap)));
             }
         }
         if let Some(before) = table.slots[at].claim(node) {
             give_back(before);
-            // A remover that came before us has left its mark; one that comes later finds the slot.
+            // A remover that came before us has set the mark; one that comes later finds the slot.
             if is_dead() {
                 table.slots[at].clear();
             }
         }
     }
 
-    /// Counts a miss, and now and then moves the hand: a slot not used since it last came by is
-    /// taken back.
+    /// Counts a miss, and now and then moves the clock hand: a slot not used since its last visit
+    /// is freed.
     #[inline]
     pub fn note_miss(self, give_back: GiveBack<'_>) {
-        let nr_misses = self.lane.nr_misses.get().wrapping_add(1);
-        self.lane.nr_misses.set(nr_misses);
+        let nr_misses = self.shares.nr_misses.get().wrapping_add(1);
+        self.shares.nr_misses.set(nr_misses);
         if nr_misses.is_multiple_of(MISSES_PER_TURN) {
             self.turn(give_back);
         }
@@ -382,23 +382,23 @@ impl<'a, const N: usize, const W: usize> OwnStockTable<'a, N, W> {
 
     #[inline(never)]
     fn turn(self, give_back: GiveBack<'_>) {
-        let Self { table, lane } = self;
-        let Some(at) = table.next_claimed(lane.hand.get() as usize % N) else {
+        let Self { table, shares } = self;
+        let Some(at) = table.next_claimed(shares.hand.get() as usize % N) else {
             return;
         };
-        lane.hand.set(at as u32 + 1);
+        shares.hand.set(at as u32 + 1);
         if table.slots[at].age() {
             give_back(table.slots[at].clear());
             table.set_claimed(at, false);
-            lane.set_nr_claimed(lane.nr_claimed.get() - 1);
+            shares.set_nr_claimed(shares.nr_claimed.get() - 1);
         }
     }
 
     pub(crate) fn clear(self, give_back: GiveBack<'_>) {
-        let Self { table, lane } = self;
+        let Self { table, shares } = self;
         table.claimed().for_each(|slot| give_back(slot.clear()));
         table.claimed.iter().for_each(|word| word.store(0, Ordering::Relaxed));
-        lane.set_nr_claimed(0);
+        shares.set_nr_claimed(0);
     }
 }
 
@@ -411,17 +411,17 @@ mod tests {
     /// A table, its notes, and what had to leave.
     struct Bench {
         table: StockTable<N, 1>,
-        lane: SlotShares,
+        shares: SlotShares,
         left: Cell<u64>,
     }
 
     impl Bench {
         fn new() -> Self {
-            Bench { table: StockTable::new(), lane: SlotShares::new(DIRECT_BYTES_MAX), left: Cell::new(0) }
+            Bench { table: StockTable::new(), shares: SlotShares::new(DIRECT_BYTES_MAX), left: Cell::new(0) }
         }
 
         fn own(&self) -> OwnStockTable<'_, N, 1> {
-            OwnStockTable::new(&self.table, &self.lane)
+            OwnStockTable::new(&self.table, &self.shares)
         }
 
         fn claim(&self, node: u32, bytes: u64) {

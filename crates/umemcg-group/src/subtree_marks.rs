@@ -1,12 +1,12 @@
-//! Where in a subtree there is anything at all: a walk goes only there, and the groups that have
-//! nothing cost nothing.
+//! Marks that say where in a subtree there is anything to find. A walk goes only there, so empty
+//! groups cost nothing.
 //!
-//! Used for what reclaim finds in a group, and for groups over their soft limit
+//! Used for groups with reclaimable memory, and for groups over their soft limit
 //! ([`crate::excess`]).
 //!
 //! Every group has a mark, and the set of its children in whose subtrees a mark is set. The mark is
-//! a hint that errs on one side: a thread that adds something sets it; a walk that found nothing
-//! clears it and looks again. Only a mark that changes takes locks, child before parent, up to the
+//! a conservative hint: a thread that adds something always sets it; a walk that found nothing
+//! clears it and looks again. Only changing a mark takes locks, child before parent, up to the
 //! first ancestor whose set does not change.
 
 use std::collections::BTreeMap;
@@ -15,30 +15,30 @@ use std::ops::Bound;
 use umemcg_base::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use umemcg_base::{LeafMutex, Rank};
 
-/// One group's mark, and which children to visit. `C` is what a parent keeps of a child.
+/// One group's mark, and the children to visit. `C` is the handle that a parent keeps for a child.
 #[derive(Debug)]
 pub struct SubtreeMarks<C> {
-    /// Something may be in this group itself.
+    /// There may be something in this group itself.
     here: AtomicBool,
-    /// Children in the set; written under its lock.
+    /// Number of children in the set; written under its lock.
     nr_children: AtomicU32,
-    below: LeafMutex<Below<C>>,
+    below: LeafMutex<MarkedChildren<C>>,
 }
 
 #[derive(Debug)]
-struct Below<C> {
-    /// The parent's set has us.
+struct MarkedChildren<C> {
+    /// This group is in its parent's set.
     linked: bool,
-    /// The group was removed: it is nowhere any more.
+    /// The group was removed; it is never put into a set again.
     dead: bool,
-    /// By serial, as walks go.
+    /// By serial, in the order of walks.
     children: BTreeMap<u64, C>,
 }
 
-/// A step on the way up: a group's marks, its serial, and what its parent is to keep of it.
+/// One group on the path to the root: its marks, its serial, and the handle for its parent's set.
 #[derive(Debug)]
-pub struct Step<'a, C> {
-    /// The group's.
+pub struct PathNode<'a, C> {
+    /// The group's marks.
     pub subtree_marks: &'a SubtreeMarks<C>,
     /// The group's serial.
     pub id: u64,
@@ -53,7 +53,7 @@ impl<C> Default for SubtreeMarks<C> {
             nr_children: AtomicU32::new(0),
             below: LeafMutex::with_rank(
                 Rank::SubtreeMarks,
-                Below { linked: false, dead: false, children: BTreeMap::new() },
+                MarkedChildren { linked: false, dead: false, children: BTreeMap::new() },
             ),
         }
     }
@@ -61,14 +61,14 @@ impl<C> Default for SubtreeMarks<C> {
 
 impl<C> SubtreeMarks<C> {
     /// Returns whether something may be in the group itself.
-    pub fn is_here(&self) -> bool {
+    pub fn is_marked(&self) -> bool {
         self.here.load(Ordering::Relaxed)
     }
 
     /// Returns whether something may be in the group or below it.
     #[cfg(test)]
-    fn is_anywhere(&self) -> bool {
-        self.is_here() || !self.below.lock().children.is_empty()
+    fn is_any_marked(&self) -> bool {
+        self.is_marked() || !self.below.lock().children.is_empty()
     }
 
     /// Returns the number of children in whose subtrees something may be. Takes no lock.
@@ -76,14 +76,14 @@ impl<C> SubtreeMarks<C> {
         self.nr_children.load(Ordering::Relaxed)
     }
 
-    /// The child's is locked.
+    /// The caller holds the child's lock.
     fn insert(&self, id: u64, child: C) {
         let mut below = self.below.lock_second();
         below.children.insert(id, child);
         self.nr_children.store(below.children.len() as u32, Ordering::Relaxed);
     }
 
-    /// The child's is locked.
+    /// The caller holds the child's lock.
     fn remove(&self, id: u64) {
         let mut below = self.below.lock_second();
         below.children.remove(&id);
@@ -100,24 +100,23 @@ impl<C> SubtreeMarks<C> {
     }
 }
 
-/// Notes that something was added to the first group of `chain`, which leads to the root. A look
-/// must find it there already.
-pub fn note_present<'a, C: 'a>(mut chain: impl Iterator<Item = Step<'a, C>>) {
+/// Marks the first group of `chain`, which leads to the root, after something was added to it. A
+/// walk must be able to find the addition already.
+pub fn note_present<'a, C: 'a>(mut chain: impl Iterator<Item = PathNode<'a, C>>) {
     let Some(first) = chain.next() else { return };
-    // Release: pairs with the Acquire in `note_absent`. Unconditional, so that of an adder and a
-    // clearer the later sees what the earlier did before.
+    // Release: pairs with the Acquire in `note_absent`. Unconditional, so that of a thread that
+    // adds and one that clears, the later sees what the earlier did before.
     if !first.subtree_marks.here.swap(true, Ordering::Release) {
         link_up(first, chain);
     }
 }
 
-fn link_up<'a, C: 'a>(first: Step<'a, C>, chain: impl Iterator<Item = Step<'a, C>>) {
+fn link_up<'a, C: 'a>(first: PathNode<'a, C>, chain: impl Iterator<Item = PathNode<'a, C>>) {
     let mut at = first;
     for parent in chain {
         {
             let mut below = at.subtree_marks.below.lock();
-            // Relaxed: the mark that we set ourselves is seen, any other is for its setter to link
-            // up.
+            // Relaxed: we see our own mark; any other mark is linked up by the thread that set it.
             let anything = at.subtree_marks.here.load(Ordering::Relaxed) || !below.children.is_empty();
             if below.linked || below.dead || !anything {
                 return;
@@ -129,11 +128,11 @@ fn link_up<'a, C: 'a>(first: Step<'a, C>, chain: impl Iterator<Item = Step<'a, C
     }
 }
 
-/// Notes that nothing was found in the first group of `chain`. `still` looks again, after the mark
-/// is cleared; if something is there now, the mark comes back. `LOOK_AGAIN` is off only in the
-/// model that shows what it is good for.
+/// Clears the mark of the first group of `chain`, in which nothing was found. Then `still` looks
+/// again; if something is there now, the mark is set again. `LOOK_AGAIN` is off only in the model
+/// that shows why it is needed.
 pub fn note_absent<'a, const LOOK_AGAIN: bool, C: 'a>(
-    mut chain: impl Iterator<Item = Step<'a, C>>,
+    mut chain: impl Iterator<Item = PathNode<'a, C>>,
     still: impl FnOnce() -> bool,
 ) {
     let Some(first) = chain.next() else { return };
@@ -149,13 +148,14 @@ pub fn note_absent<'a, const LOOK_AGAIN: bool, C: 'a>(
     unlink_up(first, chain, false);
 }
 
-/// Notes that the first group of `chain` was removed, and that what it had is the parent's.
-pub fn note_removed<'a, C: 'a>(mut chain: impl Iterator<Item = Step<'a, C>>) {
+/// Removes the first group of `chain`, which was removed, from its parent's set, and marks the
+/// parent, which has taken over its memory.
+pub fn note_removed<'a, C: 'a>(mut chain: impl Iterator<Item = PathNode<'a, C>>) {
     let Some(first) = chain.next() else { return };
     unlink_up(first, chain, true);
 }
 
-fn unlink_up<'a, C: 'a>(first: Step<'a, C>, chain: impl Iterator<Item = Step<'a, C>>, removed: bool) {
+fn unlink_up<'a, C: 'a>(first: PathNode<'a, C>, chain: impl Iterator<Item = PathNode<'a, C>>, removed: bool) {
     let mut at = first;
     let mut dead = removed;
     for parent in chain {
@@ -186,8 +186,8 @@ mod tests {
     const ABOVE: [Option<usize>; 4] = [None, Some(0), Some(0), Some(1)];
 
     impl Family {
-        fn chain(&self, from: usize) -> impl Iterator<Item = Step<'_, u64>> {
-            std::iter::successors(Some(from), |&at| ABOVE[at]).map(|at| Step {
+        fn chain(&self, from: usize) -> impl Iterator<Item = PathNode<'_, u64>> {
+            std::iter::successors(Some(from), |&at| ABOVE[at]).map(|at| PathNode {
                 subtree_marks: &self.0[at],
                 id: at as u64,
                 child: at as u64,
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(family.children(0), [1, 2]);
         note_absent::<true, _>(family.chain(3), || false);
         assert_eq!(family.children(0), [2]);
-        assert!(!family.0[1].is_anywhere() && family.0[0].is_anywhere());
+        assert!(!family.0[1].is_any_marked() && family.0[0].is_any_marked());
     }
 
     #[test]

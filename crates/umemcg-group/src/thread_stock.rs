@@ -1,13 +1,13 @@
-//! This thread's stock: made with its first charge that needs one, given back when it ends.
+//! This thread's stock: created by the first charge that needs one, drained when the thread ends.
 
-use crate::group::{LEDGER, settle_unsettled};
-use crate::stock::Keeper;
+use crate::group::{LEDGER, update_stale_excess};
+use crate::stock::ThreadStock;
 
 thread_local! {
-    /// This thread's stock. Has no destructor, so that the fast path need not ask whether it has
+    /// This thread's stock. Has no destructor, so that the fast path need not check whether it has
     /// run.
-    pub(crate) static KEEPER: Keeper<'static> = const { Keeper::new() };
-    /// Gives the stock back when the thread ends.
+    pub(crate) static THREAD_STOCK: ThreadStock<'static> = const { ThreadStock::new() };
+    /// Returns the stock when the thread ends.
     static AT_EXIT: AtExit = const { AtExit };
 }
 
@@ -15,17 +15,18 @@ struct AtExit;
 
 impl Drop for AtExit {
     fn drop(&mut self) {
-        KEEPER.with(|keeper| LEDGER.dismiss(keeper));
-        settle_unsettled();
+        THREAD_STOCK.with(|thread_stock| LEDGER.unregister_thread(thread_stock));
+        update_stale_excess();
     }
 }
 
-/// Lends this thread's keeper, with a stock unless the thread is ending.
-pub(crate) fn with_stock<R>(use_it: impl FnOnce(&Keeper<'static>) -> R) -> R {
-    KEEPER.with(|keeper| {
-        if keeper.set().is_none() && AT_EXIT.try_with(|_| ()).is_ok() {
-            LEDGER.enroll(keeper);
+/// Calls `use_it` with this thread's access to its stock. It has a stock unless the thread is
+/// ending.
+pub(crate) fn with_stock<R>(use_it: impl FnOnce(&ThreadStock<'static>) -> R) -> R {
+    THREAD_STOCK.with(|thread_stock| {
+        if thread_stock.set().is_none() && AT_EXIT.try_with(|_| ()).is_ok() {
+            LEDGER.register_thread(thread_stock);
         }
-        use_it(keeper)
+        use_it(thread_stock)
     })
 }

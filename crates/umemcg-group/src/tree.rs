@@ -16,8 +16,8 @@ use std::sync::Arc;
 
 use crate::charge::Refused;
 use crate::counter::UNLIMITED;
-use crate::group::{GROUP_STATE_BYTES, Group, LEDGER, settle_unsettled};
-use crate::group_stats::tell_group;
+use crate::group::{GROUP_STATE_BYTES, Group, LEDGER, update_stale_excess};
+use crate::group_stats::apply_to_group;
 use crate::stats::{StatItem, sweep};
 
 /// Longest name of a group.
@@ -43,13 +43,14 @@ pub enum CreateError {
 /// Why a group was not removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RemoveError {
-    /// Groups below must go first (one that is being removed counts until it is).
+    /// The group has children, which have to be removed first. A child counts until its removal is
+    /// complete.
     #[error("the group has children")]
     HasChildren,
-    /// The root stays.
+    /// The root cannot be removed.
     #[error("the root group cannot be removed")]
     IsRoot,
-    /// Another thread removed it.
+    /// The group has been removed already.
     #[error("the group has been removed already")]
     Gone,
 }
@@ -66,7 +67,7 @@ pub enum RenameError {
     /// The root has no name.
     #[error("the root group cannot be renamed")]
     IsRoot,
-    /// It has been removed.
+    /// The group has been removed.
     #[error("the group has been removed")]
     Gone,
 }
@@ -78,7 +79,7 @@ pub struct GroupTree {
 }
 
 impl GroupTree {
-    /// Creates a tree with only a root, whose limit is the capacity of what is being shared out.
+    /// Creates a tree with only a root, whose limit is `capacity_bytes`.
     pub fn new(capacity_bytes: u64) -> Arc<GroupTree> {
         let root = Group::new(Arc::from(OsStr::new("")), None, capacity_bytes);
         root.owner().set_group(Some(Arc::clone(&root)));
@@ -106,8 +107,7 @@ impl GroupTree {
             return Err(CreateError::BadName);
         }
         let name: Arc<OsStr> = Arc::from(name);
-        // Looking first keeps a name that exists from being charged for; the look that counts is
-        // below.
+        // This first look avoids a charge for a name that exists; the decisive one is below.
         if parent.is_dead() {
             return Err(CreateError::ParentGone);
         }
@@ -134,9 +134,9 @@ impl GroupTree {
         Ok(group)
     }
 
-    /// Removes a group that has no children. What is charged to it stays charged and from now on
-    /// belongs to the parent; `handover` gets the removed group and the parent and moves what the
-    /// layers above keep in lists. It is called with no lock held.
+    /// Removes a group that has no children. Its charges stay and belong to the parent from now on.
+    /// `handover` is called with the removed group and the parent, with no lock held, and moves the
+    /// lists of the layers above.
     ///
     /// # Errors
     /// [`RemoveError`]; nothing is changed then.
@@ -171,7 +171,7 @@ impl GroupTree {
         Ok(())
     }
 
-    /// Gives a group another name below the same parent.
+    /// Renames a group below the same parent.
     ///
     /// # Errors
     /// [`RenameError`]; nothing is changed then.
@@ -212,7 +212,7 @@ impl GroupTree {
 }
 
 impl Drop for GroupTree {
-    /// Groups know their children and children their parent; this is where the ring is cut.
+    /// Groups refer to their children and children to their parent; the cycle is broken here.
     fn drop(&mut self) {
         let mut groups = Vec::new();
         let mut at = Group::next_in_subtree(&self.root, None);
@@ -225,19 +225,18 @@ impl Drop for GroupTree {
             group.unpublish();
             *group.children.lock() = Default::default();
         }
-        LEDGER.expel_subtree(self.root.owner().into_raw());
-        settle_unsettled();
+        LEDGER.purge_subtree(self.root.owner().into_raw());
+        update_stale_excess();
     }
 }
 
-/// Ends the part of a dead group in the tree: its owner id means the parent, its numbers move
-/// there.
+/// Retires a dead group: its owner id now means the parent, and its statistics move there.
 fn retire(group: &Arc<Group>) {
     group.withdraw_excess();
     group.unpublish();
-    // Told to this group, whose numbers move afterwards.
-    LEDGER.expel::<true>(group.owner().into_raw(), &|pending| tell_group(group, pending));
-    settle_unsettled();
+    // Pending changes are applied to this group, whose statistics move afterwards.
+    LEDGER.purge::<true>(group.owner().into_raw(), &|pending| apply_to_group(group, pending));
+    update_stale_excess();
     for item in StatItem::ALL {
         sweep(group.homes(*item));
     }

@@ -7,9 +7,9 @@ use crate::group::Group;
 
 impl Group {
     /// Returns the next group in the subtree of `root` after `after`, parents before children,
-    /// older siblings before younger; `None` starts with `root` itself. The position is a group
-    /// that may have been removed meanwhile: the walk goes on where it would have stood. Takes one
-    /// lock per level and holds none on return.
+    /// older siblings before younger; `None` starts with `root` itself. `after` may have been
+    /// removed meanwhile; the walk then continues where it would have been. Takes one lock per
+    /// level and holds none on return.
     #[doc(alias = "mem_cgroup_iter")]
     pub fn next_in_subtree(root: &Arc<Group>, after: Option<&Arc<Group>>) -> Option<Arc<Group>> {
         let Some(after) = after else {

@@ -74,7 +74,7 @@ fn the_lag_is_what_is_published() {
     assert!(group.is_in_excess());
     drop(more);
     let few = group.charge_forced(1);
-    group.settle_excess();
+    group.update_excess();
     assert!(!group.is_in_excess());
     drop((all, few));
 }

@@ -212,15 +212,15 @@ fn a_walk_visits_parents_first_and_survives_removals() {
 fn events_count_here_and_above_and_ring() {
     let tree = GroupTree::new(64 * MIB);
     let a = create(&tree, tree.root(), "a");
-    let bell = Arc::new(umemcg_base::Bell::new());
-    tree.root().listen_for_events(Arc::clone(&bell));
+    let wake_signal = Arc::new(umemcg_base::WakeSignal::new());
+    tree.root().listen_for_events(Arc::clone(&wake_signal));
     a.event(EventKind::Max);
     assert_eq!((a.event_count(EventKind::Max), a.event_count_local(EventKind::Max)), (1, 1));
     assert_eq!(
         (tree.root().event_count(EventKind::Max), tree.root().event_count_local(EventKind::Max)),
         (1, 0)
     );
-    assert!(bell.take());
+    assert!(wake_signal.take());
 }
 
 #[test]

@@ -41,7 +41,7 @@ fn what_is_not_told_is_bounded_and_a_glimpse_shows_it() {
         for group in &groups {
             group.owner().count(StatItem::FileDirty, PAGE);
             all += PAGE;
-            let told = root.stat_total_told(StatItem::FileDirty);
+            let told = root.stat_total_applied(StatItem::FileDirty);
             assert!(told <= all && all - told < (NR_PENDING as u64 * PENDING_BYTES_MAX) as i64);
             assert_eq!(root.unclean_bytes_about(1), all as u64);
         }
@@ -50,7 +50,7 @@ fn what_is_not_told_is_bounded_and_a_glimpse_shows_it() {
     one.owner().count(StatItem::FileDirty, -PAGE);
     assert_eq!(one.unclean_bytes_about(1), 199 * PAGE as u64);
     assert_eq!(one.stat_total(StatItem::FileDirty), 199 * PAGE);
-    assert_eq!(one.stat_total_told(StatItem::FileDirty), 199 * PAGE);
+    assert_eq!(one.stat_total_applied(StatItem::FileDirty), 199 * PAGE);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Promises that hold while many threads charge, give back, change limits and drain.
+//! ProtectionSettings that hold while many threads charge, give back, change limits and drain.
 #![cfg(not(loom))]
 
 use std::ffi::OsStr;

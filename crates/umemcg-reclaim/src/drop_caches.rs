@@ -59,9 +59,9 @@ impl Reclaimer {
                     return progress;
                 }
             }
-            if freed.promised_bytes > 0 {
+            if freed.releasing_bytes > 0 {
                 // What goes now need not be asked again by the next freed.
-                freed.slab_bytes += self.pending_releases().wait(released_before, freed.promised_bytes);
+                freed.slab_bytes += self.pending_releases().wait(released_before, freed.releasing_bytes);
             }
             progress.add(freed);
             if freed.slab_scanned >> shift <= 1 {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use umemcg_arena::Arena;
-use umemcg_group::subtree_marks::{self, Step, SubtreeMarks};
+use umemcg_group::subtree_marks::{self, PathNode, SubtreeMarks};
 use umemcg_group::{ExtensionSlot, Group, OwnerId};
 
 use crate::kswapd::Background;
@@ -129,7 +129,7 @@ impl GroupReclaim {
     /// Notes that a walk was here: if it left nothing, walks pass the group by until something is
     /// added.
     pub(crate) fn note_absent_if_empty(&self, group: &Arc<Group>) {
-        if !self.subtree_marks.is_here() || !self.is_empty() {
+        if !self.subtree_marks.is_marked() || !self.is_empty() {
             return;
         }
         subtree_marks::note_absent::<true, _>(chain(group, self.lruvecs.len()), || !self.is_empty());
@@ -143,8 +143,8 @@ impl GroupReclaim {
 }
 
 /// Returns the marks of a group and of those above it, made where they have none yet.
-fn chain(group: &Arc<Group>, nr_nodes: usize) -> impl Iterator<Item = Step<'_, Weak<Group>>> {
-    std::iter::successors(Some(group), |at| at.parent()).map(move |at| Step {
+fn chain(group: &Arc<Group>, nr_nodes: usize) -> impl Iterator<Item = PathNode<'_, Weak<Group>>> {
+    std::iter::successors(Some(group), |at| at.parent()).map(move |at| PathNode {
         subtree_marks: &GroupReclaim::of(at, nr_nodes).subtree_marks,
         id: at.id(),
         child: Arc::downgrade(at),

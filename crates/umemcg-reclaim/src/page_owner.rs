@@ -28,7 +28,7 @@ pub trait PageOwner: Send + Sync + fmt::Debug {
     #[doc(alias = "__remove_mapping")]
     fn evict(&self, frames: &[FrameId], shadow: &dyn Fn(FrameId, u64) -> Shadow, fates: &mut Vec<Eviction>);
 
-    /// Rings the flusher: reclaim on behalf of `group` sees dirty pages only. Never blocks.
+    /// Wakes the flusher: reclaim on behalf of `group` sees dirty pages only. Never blocks.
     fn start_writeback(&self, group: &Arc<Group>);
 
     /// Sleeps until some write-back has finished, or the timeout. True when some finished.

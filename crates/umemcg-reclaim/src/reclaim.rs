@@ -2,7 +2,7 @@
 //!
 //! At priority p every visited list is scanned by its length divided by 2^p, so gentle passes come
 //! first and the whole list is looked at only when nothing else helped (`kernel-semantics` §2.3,
-//! §2.4). Reclaim never writes dirty data: it passes dirty pages by, rings the flusher, and when
+//! §2.4). Reclaim never writes dirty data: it passes dirty pages by, wakes the flusher, and when
 //! dirty pages are all it sees it waits, bounded, for write-back.
 
 use std::sync::Arc;
@@ -101,7 +101,7 @@ impl Reclaimer {
             let left = goal - progress.pages().min(goal);
             let pass = Pass::new(priority, left, reason);
             let enough =
-                |now: &Progress| now.pages() + now.promised_bytes / PAGE_SIZE_U64 >= left || cancelled();
+                |now: &Progress| now.pages() + now.releasing_bytes / PAGE_SIZE_U64 >= left || cancelled();
             progress.add(self.shrink_in_rounds(root, &pass, protection, &mut first_rounds, &enough).0);
             if progress.pages() >= goal || cancelled() {
                 self.note_pass(root, reason, priority, before, progress);
@@ -115,7 +115,7 @@ impl Reclaimer {
             } else if scanned > 0 && dirty == scanned && (priority == 0 || has_only_dirty(root)) {
                 self.wait_for_dirty(root);
             }
-            let promised = progress.promised_bytes - before.promised_bytes;
+            let promised = progress.releasing_bytes - before.releasing_bytes;
             if promised > 0 {
                 // A reclaim that has what it was asked for leaves the rest to later ones.
                 if progress.pages() >= needed && progress.pages() + promised / PAGE_SIZE_U64 >= goal {
@@ -179,7 +179,7 @@ impl Reclaimer {
         progress
     }
 
-    /// Everything in sight is dirty: the flusher is rung, and we wait for it a little, as long as
+    /// Everything in sight is dirty: the flusher is woken, and we wait for it a little, as long as
     /// that is worth it.
     fn wait_for_dirty(&self, root: &Arc<Group>) {
         if !mechanism::waits_for_dirty() {

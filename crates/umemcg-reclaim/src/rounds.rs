@@ -83,7 +83,7 @@ impl FirstRounds {
         if let Some(follows) = mechanism::follows_first_round(first) {
             return if follows { After::Everybody } else { After::Harder };
         }
-        if first.pages() > 0 || first.promised_bytes > 0 {
+        if first.pages() > 0 || first.releasing_bytes > 0 {
             self.nr_dirty_rounds = 0;
             return After::Harder;
         }
@@ -234,7 +234,7 @@ mod tests {
         }
         fn scan(&self, target: &ShrinkTarget<'_>, nr: u64) -> Scan {
             self.0.lock().push(target.group.id());
-            Scan::Done(Scanned { scanned: nr, freed_bytes: nr * 4096, promised_bytes: 0 })
+            Scan::Done(Scanned { scanned: nr, freed_bytes: nr * 4096, releasing_bytes: 0 })
         }
         fn usage(&self, _target: &ShrinkTarget<'_>) -> Usage {
             Usage::default()
@@ -369,7 +369,7 @@ mod tests {
     fn everybodys_turn_comes_when_there_was_nothing_to_look_at() {
         assert_eq!(FirstRounds::default().judge(&seen(0, 0, 0)), After::Everybody);
         let objects = Progress { slab_scanned: 1, ..Progress::default() };
-        let promised = Progress { promised_bytes: 1, ..Progress::default() };
+        let promised = Progress { releasing_bytes: 1, ..Progress::default() };
         assert!([objects, promised].iter().all(|first| FirstRounds::default().judge(first) == After::Harder));
     }
 

@@ -93,7 +93,7 @@ pub struct Progress {
     pub slab_scanned: u64,
     /// Bytes of objects that another party was asked to let go of; those that went in time are in
     /// `slab_bytes`, too.
-    pub promised_bytes: u64,
+    pub releasing_bytes: u64,
 }
 
 impl Progress {
@@ -109,7 +109,7 @@ impl Progress {
         self.reclaimable += other.reclaimable;
         self.slab_bytes += other.slab_bytes;
         self.slab_scanned += other.slab_scanned;
-        self.promised_bytes += other.promised_bytes;
+        self.releasing_bytes += other.releasing_bytes;
     }
 }
 

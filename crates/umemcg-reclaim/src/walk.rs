@@ -60,7 +60,7 @@ pub(crate) fn verdict(root: &Arc<Group>, group: &Arc<Group>, round: Round) -> Wa
         Round::InExcess => {
             if group.is_in_excess() {
                 // Not any more. The next charge that finds it above its limit says so again.
-                group.settle_excess();
+                group.update_excess();
             }
             if group.nr_children_in_excess() > 0 { WalkVerdict::Skip } else { WalkVerdict::SkipSubtree }
         }

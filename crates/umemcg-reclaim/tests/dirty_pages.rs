@@ -21,7 +21,7 @@ struct Pages {
     dirty: Mutex<Vec<(Arc<Group>, FrameId)>>,
     cleaned_by_a_wait: u64,
     nr_waits: AtomicU64,
-    nr_rings: AtomicU64,
+    nr_wakes: AtomicU64,
     /// Something else has been written at each question.
     others_are_written: AtomicBool,
     nr_others_written: AtomicU64,
@@ -78,7 +78,7 @@ impl PageOwner for Pages {
         }
     }
     fn start_writeback(&self, _group: &Arc<Group>) {
-        self.nr_rings.fetch_add(1, Relaxed);
+        self.nr_wakes.fetch_add(1, Relaxed);
     }
     fn wait_for_writeback(&self, timeout: Duration) -> bool {
         self.nr_waits.fetch_add(1, Relaxed);
@@ -110,7 +110,7 @@ impl Ground {
             dirty: Mutex::default(),
             cleaned_by_a_wait,
             nr_waits: AtomicU64::new(0),
-            nr_rings: AtomicU64::new(0),
+            nr_wakes: AtomicU64::new(0),
             others_are_written: AtomicBool::new(false),
             nr_others_written: AtomicU64::new(0),
         });
@@ -161,7 +161,7 @@ fn a_group_of_dirty_pages_waits_and_gets_what_was_written() {
     drop(charges);
     let waits = ground.pages.nr_waits();
     assert!((1..=100).contains(&waits), "{waits}");
-    assert!(ground.pages.nr_rings.load(Relaxed) >= waits, "the flusher is rung before a reclaim waits");
+    assert!(ground.pages.nr_wakes.load(Relaxed) >= waits, "the flusher is woken before a reclaim waits");
     ground.finish();
 }
 

@@ -83,7 +83,7 @@ impl Shrinker for Panicking {
     }
     fn scan(&self, _target: &ShrinkTarget<'_>, nr: u64) -> Scan {
         self.pass(Where::Scan);
-        Scan::Done(Scanned { scanned: nr, freed_bytes: 0, promised_bytes: 0 })
+        Scan::Done(Scanned { scanned: nr, freed_bytes: 0, releasing_bytes: 0 })
     }
     fn usage(&self, _target: &ShrinkTarget<'_>) -> Usage {
         self.pass(Where::Usage);

@@ -42,7 +42,7 @@ impl Shrinker for Promising {
             self.left.fetch_sub(nr, Relaxed);
             to.send(nr).unwrap();
         }
-        Scan::Done(Scanned { scanned: nr, freed_bytes: 0, promised_bytes: nr * OBJECT })
+        Scan::Done(Scanned { scanned: nr, freed_bytes: 0, releasing_bytes: nr * OBJECT })
     }
     fn usage(&self, _: &ShrinkTarget<'_>) -> Usage {
         Usage::default()
@@ -96,7 +96,7 @@ fn a_promise_that_is_not_kept_is_given_up() {
     group.set_max(group.usage_bytes());
     let progress = reclaimer.reclaim(&group, 32, Reason::Direct, &|| false);
     assert_eq!(progress.pages(), 0);
-    assert!(progress.promised_bytes > 0);
+    assert!(progress.releasing_bytes > 0);
     assert!(reclaimer.charge_opportunistic(&group, 4096, &|| false).is_err());
     assert_eq!(objects.len() as u64, shrinker.left.load(Relaxed));
 }

@@ -120,26 +120,26 @@ impl Shared {
         let nodes = lists.oldest(Listed::Names, target.group, nr);
         let (now_ms, by_name) = (lists.now_ms(), kernel.asks_by_name());
         let mut done = Scanned { scanned: nodes.len() as u64, ..Scanned::default() };
-        let (mut idle, mut promised_bytes) = (Vec::<Idle>::new(), 0);
+        let (mut idle, mut releasing_bytes) = (Vec::<Idle>::new(), 0);
         for node in nodes {
             match self.table.ask_to_leave(node, now_ms, by_name, self.max_kept > 0) {
                 Leave::Stays => {}
                 Leave::Lighter(bytes) => done.freed_bytes += bytes,
-                Leave::Asked(bytes) => done.promised_bytes += bytes,
+                Leave::Asked(bytes) => done.releasing_bytes += bytes,
                 Leave::Idle { kind: FileKind::Directory, .. } if by_name => {}
                 Leave::Idle { kind, names, bytes } => {
-                    promised_bytes += bytes;
+                    releasing_bytes += bytes;
                     idle.push(Idle { node, is_directory: kind == FileKind::Directory, names });
                 }
             }
         }
         if !idle.is_empty() && kernel.let_go(idle) {
-            done.promised_bytes += promised_bytes;
+            done.releasing_bytes += releasing_bytes;
         }
         if by_name {
             // The thread that reports it may be waiting for the very request that reclaims here, so
             // reclaim must not wait for it.
-            done.freed_bytes += std::mem::take(&mut done.promised_bytes);
+            done.freed_bytes += std::mem::take(&mut done.releasing_bytes);
         }
         Scan::Done(done)
     }

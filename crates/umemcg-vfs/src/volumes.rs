@@ -105,7 +105,7 @@ pub struct Member {
     serial: u64,
     volume: Arc<dyn Volume>,
     opens: LeafMutex<Opens>,
-    /// Rung when the last of them is closed.
+    /// Signalled when the last of them is closed.
     closed: Condvar,
     /// (A) Something may have changed since the last sync. Relaxed: set before the change, by the
     /// thread that makes it.

@@ -368,13 +368,13 @@ fn what_is_promised_is_what_goes() {
     let nr_gone = nodes.iter().filter(|&&node| !kernel.knows(node)).count() as u64;
     assert!((32..300).contains(&nr_gone), "{nr_gone} of 300 for 100 pages");
     // Of some the host happens to tell the times, too, so that their content went by itself.
-    let by_itself = before - bytes() - progress.promised_bytes;
+    let by_itself = before - bytes() - progress.releasing_bytes;
     assert!(
         by_itself.is_multiple_of(umemcg::CONTENT_BYTES) && by_itself < before / 4,
         "{by_itself} beyond the promise"
     );
-    assert!(progress.slab_bytes >= progress.promised_bytes, "kept");
-    assert!(progress.promised_bytes > nr_gone * (umemcg::CONTENT_BYTES + umemcg::NAME_BYTES));
+    assert!(progress.slab_bytes >= progress.releasing_bytes, "kept");
+    assert!(progress.releasing_bytes > nr_gone * (umemcg::CONTENT_BYTES + umemcg::NAME_BYTES));
     ends_with_nothing(&v, &kernel);
 }
 

@@ -71,7 +71,7 @@ impl Shrinker for Queries {
         drop(parsed);
         gone.iter().for_each(|query| self.lists.release(query.place));
         let freed_bytes = gone.len() as u64 * QUERY_BYTES;
-        Scan::Done(Scanned { scanned: oldest.len() as u64, freed_bytes, promised_bytes: 0 })
+        Scan::Done(Scanned { scanned: oldest.len() as u64, freed_bytes, releasing_bytes: 0 })
     }
 
     fn usage(&self, target: &ShrinkTarget<'_>) -> Usage {

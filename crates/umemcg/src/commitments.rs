@@ -38,7 +38,7 @@ impl Level {
     }
 
     /// Returns what pressure from above has to leave here, so that it can be left below.
-    fn promised(self) -> u64 {
+    fn guaranteed_here(self) -> u64 {
         self.guaranteed.max(self.guaranteed_below)
     }
 }
@@ -61,7 +61,7 @@ pub(crate) struct Commitments {
 
 impl Default for Commitments {
     fn default() -> Self {
-        Self { levels: RankedMutex::new(Rank::Promises, HashMap::new()) }
+        Self { levels: RankedMutex::new(Rank::Commitments, HashMap::new()) }
     }
 }
 
@@ -70,7 +70,7 @@ impl Commitments {
     ///
     /// # Errors
     /// [`Overcommitted`]; nothing is promised then.
-    pub(crate) fn promise(&self, group: &Arc<Group>, kind: Kind, bytes: u64) -> Result<(), Overcommitted> {
+    pub(crate) fn commit(&self, group: &Arc<Group>, kind: Kind, bytes: u64) -> Result<(), Overcommitted> {
         let mut levels = self.levels.lock();
         let changed = climb(&levels, group, kind, |promised| promised.saturating_add(bytes));
         let too_much = changed.iter().find(|(at, before, now)| {
@@ -80,7 +80,7 @@ impl Commitments {
             let available_bytes = at.max_bytes().saturating_sub(before.committed());
             return Err(Overcommitted { group: Arc::clone(at), available_bytes });
         }
-        settle(&mut levels, &changed);
+        store(&mut levels, &changed);
         Ok(())
     }
 
@@ -90,7 +90,7 @@ impl Commitments {
         let changed = climb(&levels, group, kind, |promised| {
             promised.checked_sub(bytes).expect("what is withdrawn was promised")
         });
-        settle(&mut levels, &changed);
+        store(&mut levels, &changed);
     }
 
     /// Levels with any promise.
@@ -122,22 +122,23 @@ fn climb<'g>(
         if let Some((_, child_before, child_now)) = changed.last() {
             let moved = |sum: u64, before: u64, now: u64| (sum - before).saturating_add(now);
             now.committed_below = moved(now.committed_below, child_before.committed(), child_now.committed());
-            now.guaranteed_below = moved(now.guaranteed_below, child_before.promised(), child_now.promised());
+            now.guaranteed_below =
+                moved(now.guaranteed_below, child_before.guaranteed_here(), child_now.guaranteed_here());
         }
         changed.push((at, before, now));
     }
     changed
 }
 
-fn settle(levels: &mut HashMap<u64, Level>, changed: &[(&Arc<Group>, Level, Level)]) {
+fn store(levels: &mut HashMap<u64, Level>, changed: &[(&Arc<Group>, Level, Level)]) {
     for (group, before, now) in changed {
         if *now == Level::default() {
             levels.remove(&group.id());
         } else {
             levels.insert(group.id(), *now);
         }
-        if now.promised() != before.promised() && !group.is_root() {
-            group.set_guaranteed(now.promised());
+        if now.guaranteed_here() != before.guaranteed_here() && !group.is_root() {
+            group.set_guaranteed(now.guaranteed_here());
         }
     }
 }
@@ -157,7 +158,7 @@ mod tests {
         a.set_max(100 * UNIT);
         let all = Commitments::default();
         let promise = |group: &Arc<Group>, kind, units: u64| {
-            all.promise(group, kind, units * UNIT)
+            all.commit(group, kind, units * UNIT)
                 .map_err(|refused| (refused.group, refused.available_bytes / UNIT))
         };
         promise(&b, Kind::Guarantee, 30).unwrap();

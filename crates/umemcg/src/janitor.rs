@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use umemcg_base::Bell;
+use umemcg_base::WakeSignal;
 use umemcg_base::clock::Worker;
 use umemcg_cache::PageCache;
 use umemcg_group::StatItem;
@@ -26,7 +26,7 @@ const HEAP_TRIM_BYTES: i64 = 4 << 20;
 #[derive(Debug, Default)]
 struct Shared {
     stop: AtomicBool,
-    bell: Bell,
+    wake_signal: WakeSignal,
 }
 
 /// Handle of the janitor's thread.
@@ -44,7 +44,7 @@ impl Janitor {
             let mut idle_rounds = 0u32;
             let (mut most_object_bytes, mut highest_peak) = (0, 0);
             while !theirs.stop.load(Ordering::Acquire) {
-                theirs.bell.wait(INTERVAL);
+                theirs.wake_signal.wait(INTERVAL);
                 let Some(cache) = cache.upgrade() else { return };
                 let before = cache.arena().nr_allocated();
                 // Blocks kept for a burst go too once nothing has happened for a while.
@@ -83,6 +83,6 @@ impl Janitor {
     pub(crate) fn stop(&self) {
         // Release: pairs with the Acquire load in the loop.
         self.shared.stop.store(true, Ordering::Release);
-        self.shared.bell.ring();
+        self.shared.wake_signal.raise();
     }
 }

@@ -104,11 +104,11 @@ impl Reservation {
     /// [`ReserveError`]; the reservation is as before then.
     pub fn grow(&mut self, bytes: u64) -> Result<(), ReserveError> {
         assert_no_locks_held("a reservation");
-        self.engine.commitments().promise(&self.group, Kind::Reservation, bytes)?;
+        self.engine.commitments().commit(&self.group, Kind::Reservation, bytes)?;
         let before = self.bytes;
         let mut left = bytes;
         while left > 0 {
-            match self.engine.charge_patiently(&self.group, left.min(STEP_BYTES)) {
+            match self.engine.charge_with_writeback_wait(&self.group, left.min(STEP_BYTES)) {
                 Ok(charge) => {
                     left -= charge.bytes();
                     self.take_in(AccountedCharge::new(charge, StatItem::Reserved));
@@ -235,7 +235,7 @@ impl Engine {
     /// # Errors
     /// [`ReserveError::Overcommitted`] when a level above has not so much left to promise.
     pub fn guarantee(self: &Arc<Self>, group: &Arc<Group>, bytes: u64) -> Result<Guarantee, ReserveError> {
-        self.commitments().promise(group, Kind::Guarantee, bytes)?;
+        self.commitments().commit(group, Kind::Guarantee, bytes)?;
         Ok(Guarantee { engine: Arc::clone(self), group: Arc::clone(group), bytes })
     }
 
@@ -254,7 +254,7 @@ impl Engine {
     }
 
     /// Returns a charge of `bytes` or less that waits for dirty data, [`DIRTY_WAIT_MAX`] at most.
-    fn charge_patiently(&self, group: &Arc<Group>, bytes: u64) -> Result<Charge, ChargeError> {
+    fn charge_with_writeback_wait(&self, group: &Arc<Group>, bytes: u64) -> Result<Charge, ChargeError> {
         let clock = SystemClock::new();
         let mut bytes = bytes;
         while clock.now() < DIRTY_WAIT_MAX {

@@ -295,7 +295,7 @@ impl Shrinker for Promising {
         if let Some(to) = &*self.to.lock().unwrap() {
             to.send(nr).unwrap();
         }
-        Scan::Done(Scanned { scanned: nr, freed_bytes: 0, promised_bytes: nr * OBJECT })
+        Scan::Done(Scanned { scanned: nr, freed_bytes: 0, releasing_bytes: nr * OBJECT })
     }
     fn usage(&self, _: &ShrinkTarget<'_>) -> Usage {
         Usage::default()

@@ -1,5 +1,5 @@
 //! Models of the crate's protocols between threads, on the shipped types: `make loom`.
 #![cfg(loom)]
 
-mod bell;
 mod errseq;
+mod wake_signal;

@@ -117,12 +117,12 @@ impl DirtyLimits {
         Duration::from_millis(self.interval_ms.load(Ordering::Relaxed))
     }
 
-    /// Sets it. A flusher that sleeps now hears of it when it is rung.
+    /// Sets it. A flusher that sleeps now sees the change when it is woken.
     pub fn set_interval(&self, interval: Duration) {
         self.interval_ms.store(interval.as_millis() as u64, Ordering::Relaxed);
     }
 
-    /// Returns how long a flusher sleeps when its bell is not rung.
+    /// Returns how long a flusher sleeps when no thread wakes it.
     pub(crate) fn sleep(&self) -> Duration {
         Some(self.interval()).filter(|interval| !interval.is_zero()).unwrap_or(INTERVAL_NEVER)
     }

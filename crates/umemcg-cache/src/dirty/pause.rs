@@ -5,7 +5,7 @@
 //! last look; when that is used up, the writer looks again, at the group and at every group above
 //! it:
 //!
-//! 1. a level above its background threshold has flushers rung;
+//! 1. a level above its background threshold wakes flushers;
 //! 2. a level at its limit holds the writer;
 //! 3. else the least position ratio of all levels is the one that counts (the smaller of the
 //!    group's and the pool's);
@@ -171,7 +171,7 @@ impl File {
         let (mut ratio, mut held, mut gap) = (2.0f64, None::<Duration>, u64::MAX);
         for Level { group: level, thresholds, unclean } in levels(cache.reclaimer(), group) {
             if unclean > thresholds.background {
-                self.writeback.ring();
+                self.writeback.wake();
                 if GroupDirty::of(level).may_ring(now.as_millis() as u64, RING_INTERVAL) {
                     cache.flush_over_background(level);
                 }

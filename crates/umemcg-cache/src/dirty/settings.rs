@@ -120,7 +120,7 @@ pub(crate) struct GroupDirty {
     /// writer is about to. (A)
     credit: AtomicI64,
     pub(crate) smoothed: LeafMutex<SmoothedLimit>,
-    /// When flushers were last rung for it, in milliseconds of the cache's clock. (A)
+    /// When flushers were last woken for it, in milliseconds of the cache's clock. (A)
     rung_ms: AtomicU64,
 }
 

@@ -70,7 +70,7 @@ impl Shrinker for Cache {
             drop(charge);
         }
         let nr = gone.len() as u64;
-        Scan::Done(Scanned { scanned: nr, freed_bytes: nr * OBJECT_BYTES, promised_bytes: 0 })
+        Scan::Done(Scanned { scanned: nr, freed_bytes: nr * OBJECT_BYTES, releasing_bytes: 0 })
     }
 
     fn usage(&self, target: &ShrinkTarget<'_>) -> Usage {

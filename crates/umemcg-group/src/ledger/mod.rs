@@ -1,4 +1,4 @@
-//! All counter nodes and all stocks, and charging through the levels.
+//! The ledger: all counter nodes and all stocks, and charging through the levels.
 //!
 //! A charge is counted at its own node and at every node above, dead ones included, so that an
 //! uncharge walks the same way whatever was removed in between. In order, a charge
@@ -13,8 +13,8 @@
 //!
 //! No level ever goes above its limit on the way, except while a limit is being lowered.
 
-mod expel;
 mod pending;
+mod purge;
 
 use std::sync::OnceLock;
 
@@ -24,18 +24,18 @@ use umemcg_base::{LeafMutex, Rank, Table};
 use crate::biased_lock::{self, heavy_fence};
 use crate::counter::{CHARGE_BYTES_MAX, CounterNode, NO_NODE, UNLIMITED};
 use crate::index_pool::IndexPool;
-use crate::mark_check::{note_fall, note_usage, take_back};
-use crate::stock::{Drain, Keeper, OwnStock, StockSet};
+use crate::mark_check::{note_uncharge, note_usage, take_back};
+use crate::stock::{Drain, OwnStock, StockSet, ThreadStock};
 use crate::stock_table::Stocked;
 
-/// What a counter node costs; charged to the levels above for as long as the node exists.
+/// Bytes that a counter node costs; charged to the levels above for as long as the node exists.
 pub const NODE_STATE_BYTES: u64 = 128;
 
-/// Levels that get a stock of their own on the way up; above them a charge goes through unchanged.
+/// Levels that get a stock on the way up; above them a charge goes through unchanged.
 const STOCKED_LEVELS_MAX: u32 = 8;
 
-/// A stock is filled with at most this part of what its node has left, so that threads near a limit
-/// leave each other something.
+/// A stock is filled with at most this fraction of what its node has left, so that threads near a
+/// limit leave room for each other.
 const ROOM_SHARE: u64 = 8;
 
 /// All counters and stocks of a process (or of one model).
@@ -45,17 +45,17 @@ pub struct Ledger {
     free_nodes: IndexPool,
     sets: Table<OnceLock<Box<StockSet>>>,
     free_sets: IndexPool,
-    /// Sets that were ever in use, index 0 left out.
+    /// Number of sets that were ever in use, without index 0.
     nr_sets: AtomicU32,
     /// Held by a thread that enters the stocks of others.
     intruder: LeafMutex<()>,
-    /// Called when the node of a group that is gone is freed, with the node above, which is about
-    /// to get [`NODE_STATE_BYTES`] back.
+    /// Called when the node of a removed group is freed, with the node above, from which
+    /// [`NODE_STATE_BYTES`] are about to be uncharged.
     node_freed: fn(u32),
 }
 
 impl Ledger {
-    /// Creates an empty ledger. `node_freed` is told of the node above each one that is freed.
+    /// Creates an empty ledger. `node_freed` is called with the parent of each node that is freed.
     #[cfg(not(loom))]
     pub const fn with_hook(node_freed: fn(u32)) -> Self {
         Self {
@@ -84,19 +84,19 @@ impl Ledger {
         }
     }
 
-    /// Returns a node that is held.
+    /// Returns a node that the caller keeps alive.
     #[inline]
     pub fn node(&self, index: u32) -> &CounterNode {
         self.nodes.get(index).expect("an owner id names a counter node")
     }
 
-    /// Nodes in use: those of groups, and of removed groups that something is still charged to.
+    /// Returns the number of nodes in use, those of removed groups with charges included.
     pub fn nr_in_use(&self) -> u32 {
         self.free_nodes.nr_in_use()
     }
 
     /// Returns a node for a new group below `parent` ([`NO_NODE`] for a root). The caller has
-    /// charged [`NODE_STATE_BYTES`] to `parent`; freeing the node gives them back.
+    /// charged [`NODE_STATE_BYTES`] to `parent`; freeing the node uncharges them.
     pub fn open(&self, parent: u32, max: u64) -> u32 {
         let index = self.free_nodes.take();
         let depth = if parent == NO_NODE { 0 } else { self.node(parent).depth() + 1 };
@@ -104,7 +104,7 @@ impl Ledger {
         index
     }
 
-    /// Notes that the group of `index` is gone; frees the node if nothing is charged to it.
+    /// Records that the group of `index` is gone; frees the node if nothing is charged to it.
     pub fn release_live(&self, index: u32) {
         let parent = self.node(index).parent();
         if self.node(index).release_live() {
@@ -130,9 +130,9 @@ impl Ledger {
         at
     }
 
-    /// Gives a thread a stock. Without one, a thread charges the counters.
-    pub fn enroll<'l>(&'l self, keeper: &Keeper<'l>) {
-        if keeper.set().is_some() {
+    /// Gives a thread a stock. A thread without one charges the counters directly.
+    pub fn register_thread<'l>(&'l self, thread: &ThreadStock<'l>) {
+        if thread.set().is_some() {
             return;
         }
         biased_lock::prepare();
@@ -140,27 +140,27 @@ impl Ledger {
         let set = self.sets.get_or_grow(index, OnceLock::new).get_or_init(Box::default);
         // AcqRel: pairs with `sets`.
         self.nr_sets.fetch_max(index, Ordering::AcqRel);
-        keeper.enroll(index, set);
+        thread.attach(index, set);
     }
 
-    /// Takes a thread's stock away, when it ends.
-    pub fn dismiss<'l>(&'l self, keeper: &Keeper<'l>) {
+    /// Takes the stock away from a thread that ends.
+    pub fn unregister_thread<'l>(&'l self, thread: &ThreadStock<'l>) {
         let _alone = self.intruder.lock();
-        if let Some(index) = keeper.retire(&|out| self.give_back_stocked(out)) {
+        if let Some(index) = thread.retire(&|out| self.give_back_stocked(out)) {
             self.free_sets.give_back(index);
         }
     }
 
-    /// Charges from stock alone. False when there is not enough.
+    /// Charges from stock alone. Returns `false` if there is not enough.
     #[inline]
-    pub fn take_stock(&self, keeper: &Keeper<'_>, index: u32, bytes: u64) -> bool {
-        keeper.enter().is_some_and(|own| own.direct().take(index, bytes))
+    pub fn take_stock(&self, thread: &ThreadStock<'_>, index: u32, bytes: u64) -> bool {
+        thread.enter().is_some_and(|own| own.direct().take(index, bytes))
     }
 
-    /// Uncharges into stock alone. False when there is no room.
+    /// Uncharges into stock alone. Returns `false` if there is no room.
     #[inline]
-    pub fn put_stock(&self, keeper: &Keeper<'_>, index: u32, bytes: u64) -> bool {
-        keeper.enter().is_some_and(|own| own.direct().put(index, bytes))
+    pub fn put_stock(&self, thread: &ThreadStock<'_>, index: u32, bytes: u64) -> bool {
+        thread.enter().is_some_and(|own| own.direct().put(index, bytes))
     }
 
     /// Charges `bytes` to the nearest living node at or above `index`, and all above it. Returns
@@ -169,16 +169,16 @@ impl Ledger {
     /// # Errors
     /// The lowest node that refuses; nothing is charged then.
     #[cfg(any(test, loom))]
-    pub fn try_charge(&self, keeper: &Keeper<'_>, index: u32, bytes: u64) -> Result<u32, u32> {
-        if self.take_stock(keeper, index, bytes) {
+    pub fn try_charge(&self, thread: &ThreadStock<'_>, index: u32, bytes: u64) -> Result<u32, u32> {
+        if self.take_stock(thread, index, bytes) {
             return Ok(index);
         }
-        self.try_charge_past_stock(keeper, index, self.node(index), bytes)
+        self.try_charge_past_stock(thread, index, self.node(index), bytes)
     }
 
     /// Like `try_charge`, for callers that already missed the stock and hold the node. A thread
-    /// that goes round many groups comes here with every charge, and waits for the node's memory:
-    /// the fewer instructions, the more of that waiting overlaps.
+    /// that charges many groups in turn comes here with every charge and waits for the node's
+    /// memory: the fewer instructions, the more of those waits overlap.
     ///
     /// # Errors
     /// As there.
@@ -186,36 +186,36 @@ impl Ledger {
     #[inline]
     pub fn try_charge_past_stock(
         &self,
-        keeper: &Keeper<'_>,
+        thread: &ThreadStock<'_>,
         index: u32,
         node: &CounterNode,
         bytes: u64,
     ) -> Result<u32, u32> {
         let is_plain = bytes.wrapping_sub(1) < CHARGE_BYTES_MAX && !node.is_dead();
-        if is_plain && keeper.enter().is_some_and(|own| self.charge_filling_stocks(&own, index, node, bytes))
+        if is_plain && thread.enter().is_some_and(|own| self.charge_filling_stocks(&own, index, node, bytes))
         {
             return Ok(index);
         }
-        self.try_charge_exactly(keeper, index, bytes)
+        self.try_charge_exactly(thread, index, bytes)
     }
 
-    /// What is left to do when a charge that fills stocks is refused, or not to be made.
+    /// The last resort when a charge that fills stocks was refused or is not allowed.
     #[cold]
     #[inline(never)]
-    fn try_charge_exactly(&self, keeper: &Keeper<'_>, index: u32, bytes: u64) -> Result<u32, u32> {
+    fn try_charge_exactly(&self, thread: &ThreadStock<'_>, index: u32, bytes: u64) -> Result<u32, u32> {
         let living = self.living(index);
         let granted = if bytes == 0 {
             Ok(()) // Even above a limit.
         } else if bytes > CHARGE_BYTES_MAX {
             Err(self.lowest_limited(living))
         } else if living != index
-            && keeper
+            && thread
                 .enter()
                 .is_some_and(|own| self.charge_filling_stocks(&own, living, self.node(living), bytes))
         {
             Ok(())
         } else {
-            self.charge_exactly(keeper, living, bytes)
+            self.charge_exactly(thread, living, bytes)
         };
         match granted {
             Ok(()) => Ok(living),
@@ -228,9 +228,9 @@ impl Ledger {
 
     /// Charges `bytes` to the nearest living node at or above `index`, and all above it, whatever
     /// the limits say. Returns that node.
-    pub fn charge_forced(&self, keeper: &Keeper<'_>, index: u32, bytes: u64) -> u32 {
+    pub fn charge_forced(&self, thread: &ThreadStock<'_>, index: u32, bytes: u64) -> u32 {
         assert!(bytes <= CHARGE_BYTES_MAX, "a forced charge of {bytes} bytes");
-        if self.take_stock(keeper, index, bytes) {
+        if self.take_stock(thread, index, bytes) {
             return index;
         }
         let index = self.living(index);
@@ -239,14 +239,13 @@ impl Ledger {
         index
     }
 
-    /// Gives back what was charged to `index`: into stock while there is room, and what is over to
-    /// the counters.
-    pub fn uncharge(&self, keeper: &Keeper<'_>, index: u32, bytes: u64) {
-        match keeper.enter() {
+    /// Uncharges bytes of `index`: into stock while there is room, the rest from the counters.
+    pub fn uncharge(&self, thread: &ThreadStock<'_>, index: u32, bytes: u64) {
+        match thread.enter() {
             Some(own) => {
                 let over = own.direct().put_or_spill(index, bytes);
                 let shared = own.shared();
-                self.climb_down(index, over, |parent, bytes| {
+                self.uncharge_levels(index, over, |parent, bytes| {
                     if shared.put(parent, bytes) { 0 } else { shared.put_or_spill(parent, bytes) }
                 });
             }
@@ -254,46 +253,46 @@ impl Ledger {
         }
     }
 
-    /// Takes everything in stock for the subtree of `top` back to the counters, with `Drain::Slots`
-    /// the slots as well, so that nothing new is put in before the next charge that is granted.
-    /// Dear when other threads have any.
+    /// Uncharges everything in stock for the subtree of `top`. With `Drain::Slots` the slots are
+    /// freed as well, so nothing new is put in before the next granted charge. Expensive when other
+    /// threads hold any.
     #[doc(alias = "drain_all_stock")]
-    pub fn drain_subtree(&self, keeper: &Keeper<'_>, top: u32, what: Drain) {
+    pub fn drain_subtree(&self, thread: &ThreadStock<'_>, top: u32, what: Drain) {
         let is_meant = |slot: Stocked| what.applies_to(slot) && self.is_below(slot.node, top);
         let drain = |set: &StockSet| set.drain(what, is_meant, &|out| self.give_back_stocked(out));
-        if let Some(own) = keeper.enter() {
+        if let Some(own) = thread.enter() {
             drain(own.set());
         }
-        self.intrude(|set| set.glimpse().any(is_meant), drain);
+        self.for_each_set(|set| set.peek().any(is_meant), drain);
     }
 
-    /// Takes what the calling thread alone has in stock for `index` and the levels above back to
-    /// the counters. Costs no other thread anything.
-    pub fn drain_own(&self, keeper: &Keeper<'_>, index: u32) {
+    /// Uncharges the calling thread's stock for `index` and the levels above. Disturbs no other
+    /// thread.
+    pub fn drain_own(&self, thread: &ThreadStock<'_>, index: u32) {
         let is_meant = |slot: Stocked| Drain::Slots.applies_to(slot) && self.is_below(index, slot.node);
-        if let Some(own) = keeper.enter() {
+        if let Some(own) = thread.enter() {
             own.set().drain(Drain::Slots, is_meant, &|out| self.give_back_stocked(out));
         }
     }
 
-    /// Drains the subtree of `top` if that brings its usage down to `goal`. True when it did, or
-    /// when usage is there already.
-    pub fn drain_down_to(&self, keeper: &Keeper<'_>, top: u32, goal: u64) -> bool {
+    /// Drains the subtree of `top` if that brings its usage down to `goal`. Returns whether usage
+    /// is at or below `goal` now.
+    pub fn drain_down_to(&self, thread: &ThreadStock<'_>, top: u32, goal: u64) -> bool {
         let would_help = {
-            // After a drain that is under way, whose bytes are neither in stock nor given back.
+            // Wait for a drain that is under way: its bytes are neither in stock nor uncharged yet.
             let _alone = self.intruder.lock();
-            let below = self.sets().flat_map(StockSet::glimpse).filter(|slot| self.is_below(slot.node, top));
+            let below = self.sets().flat_map(StockSet::peek).filter(|slot| self.is_below(slot.node, top));
             let stocked: u64 = below.map(|slot| slot.bytes).sum();
             self.node(top).usage() <= goal.saturating_add(stocked)
         };
         if would_help {
-            self.drain_subtree(keeper, top, Drain::Bytes);
+            self.drain_subtree(thread, top, Drain::Bytes);
         }
         would_help
     }
 
-    /// Does something inside every chosen stock set, with its thread kept out.
-    pub(crate) fn intrude(&self, choose: impl Fn(&StockSet) -> bool, act: impl Fn(&StockSet)) {
+    /// Calls `act` for every chosen stock set, with its thread kept out.
+    pub(crate) fn for_each_set(&self, choose: impl Fn(&StockSet) -> bool, act: impl Fn(&StockSet)) {
         let _alone = self.intruder.lock();
         let chosen: Vec<&StockSet> = self.sets().filter(|set| choose(set)).collect();
         if chosen.is_empty() {
@@ -308,7 +307,8 @@ impl Ledger {
         }
     }
 
-    /// Step 2 of the module text. False when some level refused; nothing is charged then.
+    /// PathNode 2 of the module text. Returns `false` if some level refused; nothing is charged
+    /// then.
     #[inline]
     fn charge_filling_stocks(&self, own: &OwnStock<'_>, index: u32, node: &CounterNode, bytes: u64) -> bool {
         let direct = own.direct();
@@ -355,12 +355,12 @@ impl Ledger {
         true
     }
 
-    /// Gets `bytes` counted at a node and all above it by adding, with something for the stock of
-    /// the level.
+    /// Counts `bytes` at a node and all above it by adding, with some more for the stock of the
+    /// level.
     #[inline(never)]
     fn add_above(&self, own: &OwnStock<'_>, index: u32, bytes: u64, nr_stocked_levels: u32) -> bool {
         if nr_stocked_levels == 0 {
-            return self.climb(index, bytes, None).is_ok();
+            return self.charge_levels(index, bytes, None).is_ok();
         }
         let shared = own.shared();
         if shared.retake(index, bytes) {
@@ -373,8 +373,8 @@ impl Ledger {
             return false;
         }
         if space.is_some() {
-            // Something is over when on the way up a level above has claimed a slot, so that there
-            // is less for each now.
+            // Bytes are left over when a level above has claimed a slot meanwhile, which reduces
+            // the share of each slot.
             let over = shared.put_or_spill(index, extra);
             if over != 0 {
                 self.give_back_exactly(index, over);
@@ -386,32 +386,33 @@ impl Ledger {
         true
     }
 
-    /// Returns how much more than `bytes` to ask of a node, for a stock with that much space.
+    /// Returns how many bytes beyond `bytes` to charge at a node, for a stock with `space` left.
     fn extra(&self, node: &CounterNode, bytes: u64, space: u64) -> u64 {
         let room = node.max().saturating_sub(node.usage()).saturating_sub(bytes);
         space.min(room / ROOM_SHARE)
     }
 
-    /// Step 3 of the module text.
-    fn charge_exactly(&self, keeper: &Keeper<'_>, index: u32, bytes: u64) -> Result<(), u32> {
-        // Every drain lets at least one more level grant, unless other threads are faster.
+    /// PathNode 3 of the module text.
+    fn charge_exactly(&self, thread: &ThreadStock<'_>, index: u32, bytes: u64) -> Result<(), u32> {
+        // After every drain at least one more level grants the charge, unless other threads are
+        // faster.
         let mut nr_drains_left = self.node(index).depth() + 1;
         loop {
-            let refusing = match self.climb(index, bytes, keeper.enter().as_ref()) {
+            let refusing = match self.charge_levels(index, bytes, thread.enter().as_ref()) {
                 Ok(()) => return Ok(()),
                 Err(refusing) => refusing,
             };
             let goal = self.node(refusing).max().checked_sub(bytes);
-            if nr_drains_left == 0 || !goal.is_some_and(|goal| self.drain_down_to(keeper, refusing, goal)) {
+            if nr_drains_left == 0 || !goal.is_some_and(|goal| self.drain_down_to(thread, refusing, goal)) {
                 return Err(refusing);
             }
             nr_drains_left -= 1;
         }
     }
 
-    /// Adds `bytes` level by level until one can take the rest of the way from stock. After a
-    /// refusal takes everything back and names the node.
-    fn climb(&self, index: u32, bytes: u64, own: Option<&OwnStock<'_>>) -> Result<(), u32> {
+    /// Adds `bytes` level by level until a level can take the rest from stock. After a refusal,
+    /// undoes everything and returns the node.
+    fn charge_levels(&self, index: u32, bytes: u64, own: Option<&OwnStock<'_>>) -> Result<(), u32> {
         let mut at = index;
         while at != NO_NODE {
             if at != index && own.is_some_and(|own| own.shared().take(at, bytes)) {
@@ -427,9 +428,9 @@ impl Ledger {
         Ok(())
     }
 
-    /// Gives back at every level, past all stocks.
+    /// Uncharges at every level, bypassing all stocks.
     pub fn give_back_exactly(&self, index: u32, bytes: u64) {
-        self.climb_down(index, bytes, |_, bytes| bytes);
+        self.uncharge_levels(index, bytes, |_, bytes| bytes);
     }
 
     pub(crate) fn give_back_stocked(&self, out: Stocked) {
@@ -438,13 +439,13 @@ impl Ledger {
         }
     }
 
-    /// Subtracts level by level. `keep` may keep some of what would be given back at the next level
-    /// and all above it, and returns the rest.
+    /// Subtracts level by level. `keep` may put into stock some of the bytes that would be
+    /// subtracted at the next level and all above it; it returns the rest.
     #[inline]
-    fn climb_down(&self, index: u32, bytes: u64, keep: impl Fn(u32, u64) -> u64) {
+    fn uncharge_levels(&self, index: u32, bytes: u64, keep: impl Fn(u32, u64) -> u64) {
         let (mut at, mut bytes) = (index, bytes);
         while bytes != 0 {
-            // First, because afterwards the node may be another group's.
+            // Read first, because afterwards the node may belong to another group.
             let node = self.node(at);
             let parent = node.parent();
             if node.sub(bytes) {
@@ -454,7 +455,7 @@ impl Ledger {
                 }
                 bytes += NODE_STATE_BYTES;
             } else {
-                note_fall(at, node);
+                note_uncharge(at, node);
             }
             if parent == NO_NODE {
                 return;
@@ -464,7 +465,7 @@ impl Ledger {
         }
     }
 
-    /// Returns whether a node is `top` or below it. A guess if the node is not held by anyone; it
+    /// Returns whether a node is `top` or below it. A guess if nothing keeps the node alive; it
     /// ends in any case, since the depth must fall.
     pub(crate) fn is_below(&self, index: u32, top: u32) -> bool {
         let mut at = index;
@@ -493,8 +494,8 @@ impl Ledger {
         })
     }
 
-    /// Returns the lowest node with a limit, else the highest: what refuses a charge that no sum
-    /// may contain.
+    /// Returns the lowest node with a limit, or else the topmost: the node that refuses a charge
+    /// too large to add.
     fn lowest_limited(&self, index: u32) -> u32 {
         let mut at = index;
         while self.node(at).max() == UNLIMITED && self.node(at).parent() != NO_NODE {
@@ -503,10 +504,10 @@ impl Ledger {
         at
     }
 
-    /// Returns every stock set that was ever in use. A thread that enrolls later has seen what the
-    /// caller did before.
+    /// Returns every stock set that was ever in use. A thread that registers later sees everything
+    /// that the caller did before.
     pub(crate) fn sets(&self) -> impl Iterator<Item = &StockSet> {
-        // A read-modify-write, AcqRel: pairs with `enroll`.
+        // A read-modify-write, AcqRel: pairs with `register_thread`.
         let nr_sets = self.nr_sets.fetch_add(0, Ordering::AcqRel);
         (1..=nr_sets).filter_map(|index| self.sets.get(index).and_then(OnceLock::get).map(|set| &**set))
     }
@@ -528,7 +529,7 @@ mod tests {
         let ledger = Ledger::with_hook(|_| {});
         let root = ledger.open(NO_NODE, root_max);
         let leaves = (0..nr_leaves).map(|_| {
-            ledger.charge_forced(&Keeper::new(), root, NODE_STATE_BYTES);
+            ledger.charge_forced(&ThreadStock::new(), root, NODE_STATE_BYTES);
             ledger.open(root, UNLIMITED)
         });
         let leaves = leaves.collect();
@@ -538,49 +539,49 @@ mod tests {
     #[test]
     fn groups_side_by_side_charge_their_parent_from_stock() {
         let (ledger, root, leaves) = ledger(1 << 30, 64);
-        let keeper = Keeper::new();
-        ledger.enroll(&keeper);
+        let thread = ThreadStock::new();
+        ledger.register_thread(&thread);
         for leaf in &leaves[..2] {
             // The first claims the parent's slot, the second fills it.
-            assert_eq!(ledger.try_charge(&keeper, *leaf, 4096), Ok(*leaf));
+            assert_eq!(ledger.try_charge(&thread, *leaf, 4096), Ok(*leaf));
         }
         let usage = ledger.node(root).usage();
         for leaf in &leaves[2..] {
-            assert_eq!(ledger.try_charge(&keeper, *leaf, 4096), Ok(*leaf));
+            assert_eq!(ledger.try_charge(&thread, *leaf, 4096), Ok(*leaf));
             assert_eq!(ledger.node(*leaf).usage(), 4096);
         }
         assert_eq!(ledger.node(root).usage(), usage);
-        leaves.iter().for_each(|leaf| ledger.uncharge(&keeper, *leaf, 4096));
-        ledger.dismiss(&keeper);
+        leaves.iter().for_each(|leaf| ledger.uncharge(&thread, *leaf, 4096));
+        ledger.unregister_thread(&thread);
         assert_eq!(ledger.node(root).usage(), leaves.len() as u64 * NODE_STATE_BYTES);
     }
 
     #[test]
     fn a_refusal_above_leaves_nothing_below() {
         let (ledger, root, leaves) = ledger(NODE_STATE_BYTES + 100, 1);
-        let keeper = Keeper::new();
+        let thread = ThreadStock::new();
         for _ in 0..2 {
-            assert_eq!(ledger.try_charge(&keeper, leaves[0], 101), Err(root));
+            assert_eq!(ledger.try_charge(&thread, leaves[0], 101), Err(root));
             assert_eq!((ledger.node(leaves[0]).usage(), ledger.node(leaves[0]).peak()), (0, 0));
-            ledger.enroll(&keeper);
+            ledger.register_thread(&thread);
         }
         assert_eq!(ledger.node(root).failcnt(), 2);
-        assert_eq!(ledger.try_charge(&keeper, leaves[0], 100), Ok(leaves[0]));
+        assert_eq!(ledger.try_charge(&thread, leaves[0], 100), Ok(leaves[0]));
     }
 
     #[test]
     fn the_stock_of_an_ended_thread_is_returned_and_reused() {
         let (ledger, root, leaves) = ledger(1 << 30, 1);
-        let (first, second) = (Keeper::new(), Keeper::new());
-        ledger.enroll(&first);
+        let (first, second) = (ThreadStock::new(), ThreadStock::new());
+        ledger.register_thread(&first);
         for _ in 0..2 {
             assert!(ledger.try_charge(&first, leaves[0], 10).is_ok());
         }
         assert!(ledger.node(leaves[0]).usage() > 20);
         let set = first.set().unwrap();
-        ledger.dismiss(&first);
+        ledger.unregister_thread(&first);
         assert_eq!(ledger.node(root).usage(), NODE_STATE_BYTES + 20);
-        ledger.enroll(&second);
+        ledger.register_thread(&second);
         assert!(std::ptr::eq(second.set().unwrap(), set));
     }
 

@@ -1,16 +1,16 @@
-//! Numbers that threads have pending: adding to them, telling them, looking at them. See
+//! Pending changes of statistics: adding to them, applying them, peeking at them. See
 //! [`crate::pending`].
 
 use super::Ledger;
-use crate::pending::{NR_PENDING, NR_PENDING_ITEMS, PENDING_BYTES_MAX, Pending, Tell};
-use crate::stock::{Keeper, StockSet};
+use crate::pending::{Apply, NR_PENDING, NR_PENDING_ITEMS, PENDING_BYTES_MAX, Pending};
+use crate::stock::{StockSet, ThreadStock};
 
 impl Ledger {
-    /// Adds to what the thread has pending for a node. False when it must be told: see
-    /// [`tell_change`](Self::tell_change).
+    /// Adds to the thread's pending changes of a node. Returns `false` if the change must be
+    /// applied with [`apply_with_pending`](Self::apply_with_pending).
     #[inline]
-    pub fn add_pending(&self, keeper: &Keeper<'_>, index: u32, item: usize, delta: i64) -> bool {
-        self.add_pending_with::<true>(keeper, index, item, delta)
+    pub fn add_pending(&self, thread: &ThreadStock<'_>, index: u32, item: usize, delta: i64) -> bool {
+        self.add_pending_with::<true>(thread, index, item, delta)
     }
 
     /// [`add_pending`](Self::add_pending); see
@@ -18,44 +18,52 @@ impl Ledger {
     #[inline]
     pub fn add_pending_with<const FENCED: bool>(
         &self,
-        keeper: &Keeper<'_>,
+        thread: &ThreadStock<'_>,
         index: u32,
         item: usize,
         delta: i64,
     ) -> bool {
-        keeper.enter_with::<FENCED>().is_some_and(|own| own.set().pending().add(index, item, delta))
+        thread.enter_with::<FENCED>().is_some_and(|own| own.set().pending().add(index, item, delta))
     }
 
-    /// Tells a change that did not fit in what is pending, with what is; from then on the node has
-    /// a slot. The caller keeps the node.
-    pub fn tell_change(&self, keeper: &Keeper<'_>, index: u32, item: usize, delta: i64, tell: Tell<'_>) {
+    /// Applies a change that did not fit in a slot, together with the pending ones; from then on
+    /// the node has a slot. The caller keeps the node alive.
+    pub fn apply_with_pending(
+        &self,
+        thread: &ThreadStock<'_>,
+        index: u32,
+        item: usize,
+        delta: i64,
+        apply: Apply<'_>,
+    ) {
         let mut change = Pending { node: index, deltas: [0; NR_PENDING_ITEMS] };
         change.deltas[item] = delta;
-        if let Some(own) = keeper.enter() {
+        if let Some(own) = thread.enter() {
             let before = own.set().pending().claim(index, || self.node(index).is_dead());
             if before.node == index {
                 change.deltas.iter_mut().zip(before.deltas).for_each(|(delta, before)| *delta += before);
             } else if !before.is_nothing() {
-                // Inside: its remover waits until we are out, so the node is what it was.
-                tell(before);
+                // We are inside: a thread that removes the node waits until we are out, so the node
+                // is still valid.
+                apply(before);
             }
         }
-        tell(change);
+        apply(change);
     }
 
-    /// Has everything told that any thread has pending. Dear when other threads have something.
-    pub fn tell_pending(&self, keeper: &Keeper<'_>, tell: Tell<'_>) {
-        if let Some(own) = keeper.enter() {
-            own.set().pending().take_all(tell);
+    /// Applies the pending changes of all threads. Expensive when other threads have any.
+    pub fn apply_pending(&self, thread: &ThreadStock<'_>, apply: Apply<'_>) {
+        if let Some(own) = thread.enter() {
+            own.set().pending().take_all(apply);
         }
-        let has_any = |set: &StockSet| set.pending().glimpse().next().is_some();
-        self.intrude(has_any, |set| set.pending().take_all(tell));
+        let has_any = |set: &StockSet| set.pending().peek().next().is_some();
+        self.for_each_set(has_any, |set| set.pending().take_all(apply));
     }
 
-    /// Returns what seems to be pending for a node and all below it.
-    pub fn glimpse_pending(&self, top: u32) -> [i64; NR_PENDING_ITEMS] {
+    /// Returns what seems to be pending for a node and all below it, without stopping any thread.
+    pub fn peek_pending(&self, top: u32) -> [i64; NR_PENDING_ITEMS] {
         let mut sums = [0; NR_PENDING_ITEMS];
-        for pending in self.sets().flat_map(|set| set.pending().glimpse()) {
+        for pending in self.sets().flat_map(|set| set.pending().peek()) {
             if self.is_below(pending.node, top) {
                 sums.iter_mut().zip(pending.deltas).for_each(|(sum, delta)| *sum += delta);
             }

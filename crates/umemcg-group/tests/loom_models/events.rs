@@ -3,7 +3,7 @@
 
 use loom::sync::Arc;
 use loom::thread;
-use umemcg_base::Bell;
+use umemcg_base::WakeSignal;
 use umemcg_group::EventKind;
 use umemcg_group::events::Events;
 
@@ -13,13 +13,13 @@ fn check<const FENCE: bool>(nr_events: u64) {
         let counted = Arc::clone(&events);
         let counter =
             thread::spawn(move || (0..nr_events).for_each(|_| counted.count::<FENCE>(EventKind::Max)));
-        // A poll, as the control files do it: hang, take the ring, look.
-        let bell = Arc::new(Bell::new());
-        events.hang::<FENCE>(Arc::clone(&bell));
-        bell.take();
+        // A poll, as the control files do it: attach, take the signal, look.
+        let wake_signal = Arc::new(WakeSignal::new());
+        events.attach::<FENCE>(Arc::clone(&wake_signal));
+        wake_signal.take();
         let seen = events.nr(EventKind::Max);
         counter.join().unwrap();
-        assert!(seen == nr_events || bell.take(), "the poller saw {seen} of {nr_events} and sleeps");
+        assert!(seen == nr_events || wake_signal.take(), "the poller saw {seen} of {nr_events} and sleeps");
     });
 }
 

@@ -5,7 +5,7 @@ use loom::sync::Arc;
 use loom::thread;
 use umemcg_group::counter::{CounterNode, NO_NODE, UNLIMITED};
 use umemcg_group::excess::{EXCESS_LAG_BYTES, Excess};
-use umemcg_group::subtree_marks::{Step, note_removed};
+use umemcg_group::subtree_marks::{PathNode, note_removed};
 
 /// Where usages are high, where low, and a limit between them by more than the lag.
 const HIGH: u64 = 5;
@@ -25,26 +25,26 @@ impl Family {
         family.node.open(NO_NODE, 0, UNLIMITED);
         family.node.add(usage);
         family.node.set_soft_limit(soft_limit);
-        family.settle::<true>(0);
+        family.update::<true>(0);
         Arc::new(family)
     }
 
-    fn way(&self) -> impl Iterator<Item = Step<'_, u64>> {
-        [&self.group, &self.root].into_iter().map(|at| Step {
+    fn path_to_root(&self) -> impl Iterator<Item = PathNode<'_, u64>> {
+        [&self.group, &self.root].into_iter().map(|at| PathNode {
             subtree_marks: at.subtree_marks(),
             id: 1,
             child: 1,
         })
     }
 
-    fn settle<const HANDSHAKE: bool>(&self, lag: u64) {
-        self.group.settle::<HANDSHAKE, _>(&self.node, lag, || self.way());
+    fn update<const HANDSHAKE: bool>(&self, lag: u64) {
+        self.group.update::<HANDSHAKE, _>(&self.node, lag, || self.path_to_root());
     }
 
     /// What the slow path of a charge and of an uncharge does.
     fn look<const HANDSHAKE: bool>(&self) {
         if self.node.is_excess_stale() {
-            self.settle::<HANDSHAKE>(EXCESS_LAG_BYTES);
+            self.update::<HANDSHAKE>(EXCESS_LAG_BYTES);
         }
     }
 
@@ -107,7 +107,7 @@ fn charge_against_limit<const HANDSHAKE: bool>() {
             })
         };
         family.node.set_soft_limit(SOFT_LIMIT);
-        family.settle::<HANDSHAKE>(0);
+        family.update::<HANDSHAKE>(0);
         charger.join().unwrap();
         family.check();
     });
@@ -136,8 +136,8 @@ fn a_group_that_goes_while_it_is_charged_is_in_nobodys_set() {
             })
         };
         family.node.mark_dead();
-        family.settle::<true>(EXCESS_LAG_BYTES);
-        note_removed(family.way());
+        family.update::<true>(EXCESS_LAG_BYTES);
+        note_removed(family.path_to_root());
         charger.join().unwrap();
         assert_eq!(family.root.subtree_marks().nr_children(), 0, "a removed group is found");
     });

@@ -5,7 +5,7 @@ use loom::sync::Arc;
 use loom::thread;
 use umemcg_group::counter::{NO_NODE, UNLIMITED};
 use umemcg_group::ledger::{Ledger, NODE_STATE_BYTES};
-use umemcg_group::stock::Keeper;
+use umemcg_group::stock::ThreadStock;
 
 fn model(body: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
@@ -17,7 +17,7 @@ fn model(body: impl Fn() + Sync + Send + 'static) {
 fn two_levels() -> (Arc<Ledger>, u32, u32) {
     let ledger = Arc::new(Ledger::new());
     let root = ledger.open(NO_NODE, UNLIMITED);
-    ledger.charge_forced(&Keeper::new(), root, NODE_STATE_BYTES);
+    ledger.charge_forced(&ThreadStock::new(), root, NODE_STATE_BYTES);
     let child = ledger.open(root, UNLIMITED);
     (ledger, root, child)
 }
@@ -31,17 +31,17 @@ fn charge_against_removal<const HANDSHAKE: bool>() {
             let ledger = Arc::clone(&ledger);
             thread::spawn(move || {
                 ledger.node(child).mark_dead();
-                ledger.expel::<HANDSHAKE>(child, &|_| ());
+                ledger.purge::<HANDSHAKE>(child, &|_| ());
             })
         };
-        let keeper = Keeper::new();
-        ledger.enroll(&keeper);
-        let owner = ledger.try_charge(&keeper, child, 6).unwrap();
-        ledger.uncharge(&keeper, owner, 6);
+        let thread_stock = ThreadStock::new();
+        ledger.register_thread(&thread_stock);
+        let owner = ledger.try_charge(&thread_stock, child, 6).unwrap();
+        ledger.uncharge(&thread_stock, owner, 6);
         remover.join().unwrap();
         assert_eq!(ledger.node(child).usage(), 0, "a removed group was left in stock");
         ledger.release_live(child);
-        ledger.dismiss(&keeper);
+        ledger.unregister_thread(&thread_stock);
         assert_eq!((ledger.nr_in_use(), ledger.node(root).usage()), (1, 0));
     });
 }
@@ -62,11 +62,11 @@ fn without_the_intrusion_it_may_be() {
 fn a_node_is_freed_once_by_its_last_user() {
     model(|| {
         let (ledger, root, child) = two_levels();
-        let keeper = Keeper::new();
-        ledger.charge_forced(&keeper, child, 6);
+        let thread_stock = ThreadStock::new();
+        ledger.charge_forced(&thread_stock, child, 6);
         let other = {
             let ledger = Arc::clone(&ledger);
-            thread::spawn(move || ledger.uncharge(&Keeper::new(), child, 6))
+            thread::spawn(move || ledger.uncharge(&ThreadStock::new(), child, 6))
         };
         ledger.node(child).mark_dead();
         ledger.release_live(child);
@@ -80,14 +80,14 @@ fn a_node_is_freed_once_by_its_last_user() {
 fn a_freed_node_may_be_taken_again_at_once() {
     model(|| {
         let (ledger, root, child) = two_levels();
-        ledger.charge_forced(&Keeper::new(), child, 6);
+        ledger.charge_forced(&ThreadStock::new(), child, 6);
         let other = {
             let ledger = Arc::clone(&ledger);
-            thread::spawn(move || ledger.uncharge(&Keeper::new(), child, 6))
+            thread::spawn(move || ledger.uncharge(&ThreadStock::new(), child, 6))
         };
         ledger.node(child).mark_dead();
         ledger.release_live(child);
-        ledger.charge_forced(&Keeper::new(), root, NODE_STATE_BYTES);
+        ledger.charge_forced(&ThreadStock::new(), root, NODE_STATE_BYTES);
         let next = ledger.open(root, 10);
         assert!(!ledger.node(next).is_dead());
         assert_eq!((ledger.node(next).max(), ledger.node(next).usage()), (10, 0));

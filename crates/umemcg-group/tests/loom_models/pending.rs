@@ -7,7 +7,7 @@ use loom::thread;
 use umemcg_group::counter::{NO_NODE, UNLIMITED};
 use umemcg_group::ledger::{Ledger, NODE_STATE_BYTES};
 use umemcg_group::pending::Pending;
-use umemcg_group::stock::Keeper;
+use umemcg_group::stock::ThreadStock;
 
 fn model(body: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
@@ -19,16 +19,22 @@ fn model(body: impl Fn() + Sync + Send + 'static) {
 struct Told(AtomicI64);
 
 impl Told {
-    fn tell(&self) -> impl Fn(Pending) + '_ {
+    fn apply(&self) -> impl Fn(Pending) + '_ {
         |pending| {
             self.0.fetch_add(pending.deltas[0], Ordering::Relaxed);
         }
     }
 
     /// As a thread counts: pending if that may be, else at once.
-    fn count<const FENCED: bool>(&self, ledger: &Ledger, keeper: &Keeper<'_>, node: u32, delta: i64) {
-        if !ledger.add_pending_with::<FENCED>(keeper, node, 0, delta) {
-            ledger.tell_change(keeper, node, 0, delta, &self.tell());
+    fn count<const FENCED: bool>(
+        &self,
+        ledger: &Ledger,
+        thread_stock: &ThreadStock<'_>,
+        node: u32,
+        delta: i64,
+    ) {
+        if !ledger.add_pending_with::<FENCED>(thread_stock, node, 0, delta) {
+            ledger.apply_with_pending(thread_stock, node, 0, delta, &self.apply());
         }
     }
 }
@@ -39,19 +45,19 @@ fn change_against_reader<const FENCED: bool>() {
         let root = ledger.open(NO_NODE, UNLIMITED);
         let reader = thread::spawn({
             let (ledger, told) = (Arc::clone(&ledger), Arc::clone(&told));
-            move || ledger.tell_pending(&Keeper::new(), &told.tell())
+            move || ledger.apply_pending(&ThreadStock::new(), &told.apply())
         });
-        let keeper = Keeper::new();
-        ledger.enroll(&keeper);
+        let thread_stock = ThreadStock::new();
+        ledger.register_thread(&thread_stock);
         // The first is told and claims the slot, the second waits there, the third meets the
         // reader.
-        told.count::<true>(&ledger, &keeper, root, 1);
-        told.count::<true>(&ledger, &keeper, root, 10);
-        told.count::<FENCED>(&ledger, &keeper, root, 100);
+        told.count::<true>(&ledger, &thread_stock, root, 1);
+        told.count::<true>(&ledger, &thread_stock, root, 10);
+        told.count::<FENCED>(&ledger, &thread_stock, root, 100);
         reader.join().unwrap();
-        ledger.tell_pending(&keeper, &told.tell());
+        ledger.apply_pending(&thread_stock, &told.apply());
         assert_eq!(told.0.load(Ordering::Relaxed), 111, "a change was lost or told twice");
-        ledger.dismiss(&keeper);
+        ledger.unregister_thread(&thread_stock);
     });
 }
 
@@ -70,22 +76,22 @@ fn change_against_removal<const HANDSHAKE: bool>() {
     model(|| {
         let (ledger, told) = (Arc::new(Ledger::new()), Arc::new(Told::default()));
         let root = ledger.open(NO_NODE, UNLIMITED);
-        ledger.charge_forced(&Keeper::new(), root, NODE_STATE_BYTES);
+        ledger.charge_forced(&ThreadStock::new(), root, NODE_STATE_BYTES);
         let child = ledger.open(root, UNLIMITED);
         let remover = thread::spawn({
             let (ledger, told) = (Arc::clone(&ledger), Arc::clone(&told));
             move || {
                 ledger.node(child).mark_dead();
-                ledger.expel::<HANDSHAKE>(child, &told.tell());
+                ledger.purge::<HANDSHAKE>(child, &told.apply());
             }
         });
-        let keeper = Keeper::new();
-        ledger.enroll(&keeper);
-        told.count::<true>(&ledger, &keeper, child, 1);
-        told.count::<true>(&ledger, &keeper, child, 10);
+        let thread_stock = ThreadStock::new();
+        ledger.register_thread(&thread_stock);
+        told.count::<true>(&ledger, &thread_stock, child, 1);
+        told.count::<true>(&ledger, &thread_stock, child, 10);
         remover.join().unwrap();
         assert_eq!(told.0.load(Ordering::Relaxed), 11, "a removed group was left pending");
-        ledger.dismiss(&keeper);
+        ledger.unregister_thread(&thread_stock);
     });
 }
 

@@ -4,7 +4,7 @@ use loom::sync::Arc;
 use loom::thread;
 use umemcg_group::counter::{NO_NODE, UNLIMITED};
 use umemcg_group::ledger::Ledger;
-use umemcg_group::stock::{Drain, Keeper};
+use umemcg_group::stock::{Drain, ThreadStock};
 
 fn model(body: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
@@ -19,16 +19,16 @@ fn take_against_drain<const FENCED: bool>() {
         let root = ledger.open(NO_NODE, UNLIMITED);
         let drainer = {
             let ledger = Arc::clone(&ledger);
-            thread::spawn(move || ledger.drain_subtree(&Keeper::new(), root, Drain::Bytes))
+            thread::spawn(move || ledger.drain_subtree(&ThreadStock::new(), root, Drain::Bytes))
         };
-        let keeper = Keeper::new();
-        ledger.enroll(&keeper);
+        let thread_stock = ThreadStock::new();
+        ledger.register_thread(&thread_stock);
         // The first charge claims the slot, the uncharge fills it.
-        assert_eq!(ledger.try_charge(&keeper, root, 6), Ok(root));
-        ledger.uncharge(&keeper, root, 6);
-        let taken = keeper.enter_with::<FENCED>().is_some_and(|own| own.direct().take(root, 4));
+        assert_eq!(ledger.try_charge(&thread_stock, root, 6), Ok(root));
+        ledger.uncharge(&thread_stock, root, 6);
+        let taken = thread_stock.enter_with::<FENCED>().is_some_and(|own| own.direct().take(root, 4));
         drainer.join().unwrap();
-        ledger.dismiss(&keeper);
+        ledger.unregister_thread(&thread_stock);
         let held = if taken { 4 } else { 0 };
         assert_eq!(ledger.node(root).usage(), held, "bytes were lost or used twice");
     });
@@ -53,18 +53,18 @@ fn two_drains_and_a_charge_agree() {
         let drainer = {
             let ledger = Arc::clone(&ledger);
             thread::spawn(move || {
-                ledger.drain_subtree(&Keeper::new(), root, Drain::Bytes);
-                ledger.drain_subtree(&Keeper::new(), root, Drain::Bytes);
+                ledger.drain_subtree(&ThreadStock::new(), root, Drain::Bytes);
+                ledger.drain_subtree(&ThreadStock::new(), root, Drain::Bytes);
             })
         };
-        let keeper = Keeper::new();
-        ledger.enroll(&keeper);
-        assert_eq!(ledger.try_charge(&keeper, root, 60), Ok(root));
-        ledger.uncharge(&keeper, root, 60);
+        let thread_stock = ThreadStock::new();
+        ledger.register_thread(&thread_stock);
+        assert_eq!(ledger.try_charge(&thread_stock, root, 60), Ok(root));
+        ledger.uncharge(&thread_stock, root, 60);
         // Too much for what is left beside the stock, so this drains as well.
-        assert_eq!(ledger.try_charge(&keeper, root, 90), Ok(root));
+        assert_eq!(ledger.try_charge(&thread_stock, root, 90), Ok(root));
         drainer.join().unwrap();
-        ledger.dismiss(&keeper);
+        ledger.unregister_thread(&thread_stock);
         assert_eq!(ledger.node(root).usage(), 90);
     });
 }

@@ -4,13 +4,13 @@
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use loom::thread;
-use umemcg_group::subtree_marks::{Step, SubtreeMarks, note_absent, note_present};
+use umemcg_group::subtree_marks::{PathNode, SubtreeMarks, note_absent, note_present};
 
 type Pair = Arc<[SubtreeMarks<u64>; 2]>;
 
 /// From the group to the root.
-fn chain(pair: &Pair) -> impl Iterator<Item = Step<'_, u64>> {
-    pair.iter().enumerate().map(|(at, subtree_marks)| Step {
+fn chain(pair: &Pair) -> impl Iterator<Item = PathNode<'_, u64>> {
+    pair.iter().enumerate().map(|(at, subtree_marks)| PathNode {
         subtree_marks,
         id: at as u64 + 1,
         child: at as u64 + 1,
@@ -35,7 +35,7 @@ fn add_against_absent<const LOOK_AGAIN: bool>() {
             note_absent::<LOOK_AGAIN, _>(chain(&pair), || object.load(Relaxed));
         }
         adder.join().unwrap();
-        assert!(pair[0].is_here() && pair[1].next_child(0) == Some(1), "a walk would not find it");
+        assert!(pair[0].is_marked() && pair[1].next_child(0) == Some(1), "a walk would not find it");
     });
 }
 
@@ -60,8 +60,8 @@ fn a_child_that_comes_and_one_that_goes_leave_the_parent_linked() {
         let family: Arc<[SubtreeMarks<u64>; 4]> = Arc::new(std::array::from_fn(|_| SubtreeMarks::default()));
         let way = |family: &Arc<[SubtreeMarks<u64>; 4]>, from: usize| {
             let family = Arc::clone(family);
-            move |run: &dyn Fn(&mut dyn Iterator<Item = Step<'_, u64>>)| {
-                let mut steps = [from, 1, 0].into_iter().map(|at| Step {
+            move |run: &dyn Fn(&mut dyn Iterator<Item = PathNode<'_, u64>>)| {
+                let mut steps = [from, 1, 0].into_iter().map(|at| PathNode {
                     subtree_marks: &family[at],
                     id: at as u64,
                     child: at as u64,

@@ -59,7 +59,7 @@ pub(super) struct Progressing {
     /// What stood when it last rested for dirty pages.
     pub(super) rested_at: Option<Rested>,
     /// Bytes promised since the group last rested, or began.
-    pub(super) promised_bytes: u64,
+    pub(super) releasing_bytes: u64,
     /// It rests for promises to be kept: what had been let go of before they were made, and how
     /// often it has rested since.
     pub(super) awaits: Option<(u64, u32)>,
@@ -85,7 +85,7 @@ impl Progressing {
             freed_in_round: 0,
             rest: REST_FIRST,
             rested_at: None,
-            promised_bytes: 0,
+            releasing_bytes: 0,
             awaits: None,
             overrides_low: false,
             low_was_in_the_way: false,
@@ -101,7 +101,7 @@ impl Progressing {
 
     /// Returns whether what shrinkers promise counts as freed; `None` when the group goes on
     /// resting for what they have promised before. So many promised bytes have been freed by now.
-    pub(super) fn believes_promises(&mut self, released_bytes: u64) -> Option<bool> {
+    pub(super) fn counts_releasing_bytes(&mut self, released_bytes: u64) -> Option<bool> {
         match self.awaits.take() {
             Some((before, nr_rests)) if released_bytes == before => {
                 if nr_rests < PROMISE_RESTS_MAX {
@@ -121,10 +121,10 @@ impl Progressing {
 
     /// Notes that a quantum has freed pages. Promised bytes count as freed for now: a worker that
     /// asked for more because they take time would take far too much.
-    pub(super) fn note_freed(&mut self, pages: u64, promised_bytes: u64) {
-        self.promised_bytes += promised_bytes;
-        self.freed_in_round += pages + promised_bytes / PAGE_SIZE_U64;
-        if pages > 0 || promised_bytes > 0 {
+    pub(super) fn note_freed(&mut self, pages: u64, releasing_bytes: u64) {
+        self.releasing_bytes += releasing_bytes;
+        self.freed_in_round += pages + releasing_bytes / PAGE_SIZE_U64;
+        if pages > 0 || releasing_bytes > 0 {
             self.rest = REST_FIRST;
             self.rested_at = None;
         }

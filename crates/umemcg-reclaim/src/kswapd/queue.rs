@@ -131,10 +131,10 @@ fn room(group: &Group) -> u64 {
 
 impl Queue {
     /// Queues a group whose mark a charge reached.
-    pub(crate) fn rung(&self, job: &Arc<Job>) {
+    pub(crate) fn enqueue_signalled(&self, job: &Arc<Job>) {
         let mut state = job.state.lock();
-        // Its worker looks at the usage again after taking the ring; a job that rests has said how
-        // long.
+        // Its worker looks at the usage again after taking the signal; a job that rests has said
+        // how long.
         if state.place == Place::Idle {
             state.place = Place::Queued;
             let own = state.own_queue.clone();

@@ -52,21 +52,21 @@ impl Reclaimer {
             return Next::Rest;
         };
         let released_before = self.pending_releases().released_bytes();
-        let Some(is_believed) = work.believes_promises(released_before) else { return Next::Rest };
+        let Some(is_believed) = work.counts_releasing_bytes(released_before) else { return Next::Rest };
         let mut protection = self.protection_from(&group, work.overrides_low);
         let pass = Pass { node: Some(node), ..Pass::new(work.priority, QUANTUM_PAGES, Reason::Kswapd) };
         self.judge_rest(&group, &mut work);
         let has_rested_in_vain = work.rest > REST_IN_VAIN;
         let mut first_rounds = FirstRounds::of_worker(has_rested_in_vain);
         first_rounds.is_last_chance = work.priority == 0 && work.freed_in_round == 0;
-        let enough = |now: &Progress| now.pages() + now.promised_bytes / PAGE_SIZE_U64 >= QUANTUM_PAGES;
+        let enough = |now: &Progress| now.pages() + now.releasing_bytes / PAGE_SIZE_U64 >= QUANTUM_PAGES;
         let (progress, is_round_over) =
             self.shrink_in_rounds(&group, &pass, &mut protection, &mut first_rounds, &enough);
         work.low_was_in_the_way |= protection.low_was_in_the_way();
         // Priorities of a quantum are no measure of trouble.
         self.note_level(&group, DEF_PRIORITY, (progress.scanned, progress.reclaimed));
-        let promised_bytes = if is_believed { progress.promised_bytes } else { 0 };
-        work.note_freed(progress.pages(), promised_bytes);
+        let releasing = if is_believed { progress.releasing_bytes } else { 0 };
+        work.note_freed(progress.pages(), releasing);
         if progress.scanned > 0 && progress.dirty == progress.scanned {
             // Nothing but dirty pages in sight: the flusher's turn. No thread waits for it here.
             if let Some(owner) = self.page_owner() {
@@ -83,9 +83,9 @@ impl Reclaimer {
         if is_round_over {
             work.end_round(node);
         }
-        if promised_bytes > 0 && group.usage_bytes().saturating_sub(work.promised_bytes) < background.stop() {
+        if releasing > 0 && group.usage_bytes().saturating_sub(work.releasing_bytes) < background.stop() {
             // Enough, if it is kept.
-            work.promised_bytes = 0;
+            work.releasing_bytes = 0;
             work.awaits = Some((released_before, 0));
             return Next::Rest;
         }

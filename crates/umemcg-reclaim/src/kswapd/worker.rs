@@ -188,9 +188,9 @@ fn serve(reclaimer: &Reclaimer, mine: &Queue, job: &Arc<Job>) {
         Next::Done => {
             state.place = Place::Idle;
             drop(state);
-            // A ring since the look found the job running, and left it to us.
+            // A signal since the look found the job running, and left it to us.
             if take_ring(job) {
-                reclaimer.kswapd_queue().rung(job);
+                reclaimer.kswapd_queue().enqueue_signalled(job);
             }
         }
         Next::Again => {
@@ -215,7 +215,7 @@ fn serve(reclaimer: &Reclaimer, mine: &Queue, job: &Arc<Job>) {
 
 /// A quantum, and more while no other group waits.
 fn run_quanta(reclaimer: &Reclaimer, mine: &Queue, job: &Job) -> Next {
-    // The ring first, the look at the usage afterwards.
+    // The signal first, the look at the usage afterwards.
     take_ring(job);
     let mut next = reclaimer.run_quantum(job);
     // With no other group in the queue, its end is its beginning.
@@ -242,6 +242,6 @@ fn has_time(job: &Job) -> bool {
 }
 
 fn take_ring(job: &Job) -> bool {
-    let bell = job.group.upgrade().and_then(|group| group.bells().pressure.get());
-    bell.is_some_and(|bell| bell.take())
+    let wake_signal = job.group.upgrade().and_then(|group| group.wake_signals().pressure.get());
+    wake_signal.is_some_and(|wake_signal| wake_signal.take())
 }

@@ -35,7 +35,7 @@ pub struct Scanned {
     pub freed_bytes: u64,
     /// Bytes that another party was asked to let go of; threads that wait for them are told by
     /// [`Reclaimer::note_released`](crate::Reclaimer::note_released).
-    pub promised_bytes: u64,
+    pub releasing_bytes: u64,
 }
 
 /// A shrinker's answer to "free some".

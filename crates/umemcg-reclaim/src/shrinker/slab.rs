@@ -169,14 +169,14 @@ pub(crate) fn scan_share(
         match shrinker.scan(target, step) {
             Scan::Done(done) => {
                 progress.slab_bytes += done.freed_bytes;
-                progress.promised_bytes += done.promised_bytes;
+                progress.releasing_bytes += done.releasing_bytes;
                 progress.slab_scanned += done.scanned;
                 // A shrinker that looks at nothing has nothing more; it must not keep us.
                 plan.note_scanned(if done.scanned == 0 { step } else { done.scanned });
                 if done.scanned == 0 {
                     break;
                 }
-                if progress.slab_bytes + progress.promised_bytes >= pass.goal.saturating_mul(PAGE_SIZE_U64) {
+                if progress.slab_bytes + progress.releasing_bytes >= pass.goal.saturating_mul(PAGE_SIZE_U64) {
                     plan.end();
                     break;
                 }

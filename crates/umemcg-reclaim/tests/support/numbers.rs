@@ -103,7 +103,7 @@ impl Shrinker for Numbers {
                 freed += 1;
             }
         }
-        Scan::Done(Scanned { scanned, freed_bytes: freed * OBJECT_BYTES, promised_bytes: 0 })
+        Scan::Done(Scanned { scanned, freed_bytes: freed * OBJECT_BYTES, releasing_bytes: 0 })
     }
 
     fn usage(&self, target: &ShrinkTarget<'_>) -> Usage {

@@ -1,4 +1,4 @@
-//! A bell against its sleeper: every change followed by a ring is noticed, however the two
+//! A wake signal against its sleeper: every change followed by a signal is noticed, however the two
 //! interleave.
 
 use std::time::Duration;
@@ -6,58 +6,58 @@ use std::time::Duration;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use loom::thread;
-use umemcg_base::Bell;
+use umemcg_base::WakeSignal;
 
-/// Two changes, each followed by a ring; a worker that sleeps until it has seen both. One that
+/// Two changes, each followed by a signal; a worker that sleeps until it has seen both. One that
 /// slept for ever would be a deadlock to loom.
 #[test]
 fn no_sleeper_misses_a_ring() {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
-        let bell = Arc::new(Bell::new());
+        let wake_signal = Arc::new(WakeSignal::new());
         let usage = Arc::new(AtomicU32::new(0));
         let worker = {
-            let (bell, usage) = (Arc::clone(&bell), Arc::clone(&usage));
+            let (wake_signal, usage) = (Arc::clone(&wake_signal), Arc::clone(&usage));
             thread::spawn(move || {
                 while usage.load(Relaxed) < 2 {
-                    bell.wait(Duration::ZERO);
+                    wake_signal.wait(Duration::ZERO);
                 }
             })
         };
         for change in 1..=2 {
             usage.store(change, Relaxed);
-            bell.ring();
+            wake_signal.raise();
         }
         worker.join().unwrap();
     });
 }
 
-/// A worker takes what was rung and looks, while two others each make a change and ring.
+/// A worker takes what was raised and looks, while two others each make a change and raise it.
 fn changes_against_a_look<const LOOK_AFTER_THE_TAKE: bool>() {
     loom::model(|| {
-        let bell = Arc::new(Bell::new());
+        let wake_signal = Arc::new(WakeSignal::new());
         let changes: Arc<[AtomicU32; 2]> = Arc::default();
         let changers: Vec<_> = (0..2)
             .map(|at| {
-                let (bell, changes) = (Arc::clone(&bell), Arc::clone(&changes));
+                let (wake_signal, changes) = (Arc::clone(&wake_signal), Arc::clone(&changes));
                 thread::spawn(move || {
                     changes[at].store(1, Relaxed);
-                    bell.ring();
+                    wake_signal.raise();
                 })
             })
             .collect();
         let look = || changes.iter().map(|change| change.load(Relaxed)).sum::<u32>();
         let seen = if LOOK_AFTER_THE_TAKE {
-            bell.take();
+            wake_signal.take();
             look()
         } else {
             let seen = look();
-            bell.take();
+            wake_signal.take();
             seen
         };
         changers.into_iter().for_each(|changer| changer.join().unwrap());
-        assert!(seen == 2 || bell.take(), "a change that no look will find");
+        assert!(seen == 2 || wake_signal.take(), "a change that no look will find");
     });
 }
 

@@ -1,10 +1,10 @@
-//! Protection: memory that a group is promised (`memory.min`, `memory.low`), what it claims of
-//! that, and how a parent's protection is divided among its children (`kernel-semantics` §3.3).
+//! Protection (`memory.min`, `memory.low`): the part of it that a group claims, and how a parent's
+//! protection is divided among its children (`kernel-semantics` §3.3).
 //!
 //! A group *claims* the smaller of its setting and its usage. The claims of a group's children are
 //! added up when they are needed, over those children only that have a setting: charging never
-//! hears of protection, and groups without a setting cost nothing, however many there are. Where
-//! very many have one, the sum is made anew only now and then; see [`CLAIMS_EXACT`].
+//! looks at protection, and groups without a setting cost nothing, however many there are. Where
+//! very many have one, the sum is recomputed only now and then; see [`CLAIMS_EXACT`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,16 +14,16 @@ use umemcg_base::LeafMutex;
 
 use crate::counter::CounterNode;
 
-/// Up to so many children with a setting, the sum of their claims is made anew each time it is
-/// asked for. Where there are more, once in so many times as there are times this number of them,
-/// and whenever the parent's usage has changed by more than one part in [`CLAIMS_DRIFT`] since: an
-/// answer costs no more than looking at this many children on average.
+/// With up to this many protected children, the sum of their claims is computed for each query.
+/// With *n* times as many, it is computed for every *n*-th query, and whenever the parent's usage
+/// has changed by more than one part in [`CLAIMS_DRIFT`]. So a query looks at no more than this
+/// many children on average.
 pub const CLAIMS_EXACT: usize = 64;
 /// See [`CLAIMS_EXACT`].
 pub const CLAIMS_DRIFT: u64 = 64;
 
-/// Two amounts in bytes: one that is kept whatever happens, and one that is kept as long as there
-/// is anything else to take.
+/// Two amounts in bytes: one that is never reclaimed, and one that is reclaimed only when nothing
+/// else is left.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Protection {
     /// Hard: never reclaimed.
@@ -33,10 +33,10 @@ pub struct Protection {
 }
 
 impl Protection {
-    /// Nothing.
+    /// No protection.
     pub const NONE: Self = Self { min: 0, low: 0 };
 
-    /// Returns whether it is nothing.
+    /// Returns whether both amounts are zero.
     pub fn is_none(self) -> bool {
         self == Self::NONE
     }
@@ -46,21 +46,21 @@ impl Protection {
     }
 }
 
-/// What a level of the tree divides among its children.
+/// The protection that a level of the tree divides among its children.
 #[derive(Debug, Clone, Copy)]
 pub struct Level {
     /// Bytes charged to the parent and everything below it.
     pub usage: u64,
-    /// How much of that is protected.
+    /// Bytes of that which are protected.
     pub effective: u64,
-    /// What its children claim, together.
+    /// The sum of its children's claims, in bytes.
     pub claimed: u64,
 }
 
-/// Returns the part of the parent's protection that a child with `usage` gets, if it was promised
-/// `setting`. A claim counts in full unless the claims together are more than the parent has, and
-/// then in proportion. What no child claims goes, if `recursive`, to the children in proportion to
-/// what they use beyond their claims.
+/// Returns the part of the parent's protection that a child with `usage` and `setting` gets, in
+/// bytes. A claim counts in full unless all claims together exceed the parent's protection; then it
+/// counts in proportion. With `recursive`, the unclaimed part is divided among the children in
+/// proportion to their usage beyond their claims.
 #[doc(alias = "effective_protection")]
 pub fn share(parent: Level, usage: u64, setting: u64, recursive: bool) -> u64 {
     let claim = usage.min(setting);
@@ -79,36 +79,35 @@ fn proportion(of: u64, part: u64, whole: u64) -> u64 {
     u64::try_from(u128::from(of) * u128::from(part) / u128::from(whole)).unwrap_or(u64::MAX)
 }
 
-/// What one group was promised, and which of its children were.
+/// The protection settings of one group, and which of its children have any.
 #[derive(Debug)]
-pub(crate) struct Promises {
-    /// (C) The counter of the group; good until the group is removed, and is not asked for after
-    /// that.
+pub(crate) struct ProtectionSettings {
+    /// (C) The counter of the group; valid until the group is removed, and not used after that.
     node: &'static CounterNode,
     /// (A) `memory.min` in bytes.
     pub(crate) min: AtomicU64,
     /// (A) `memory.low` in bytes.
     pub(crate) low: AtomicU64,
-    /// (A) Least that `min` counts as: what has been guaranteed to the group and those below it.
+    /// (A) A floor under `min` in bytes: the guarantees of the group and those below it.
     pub(crate) guaranteed: AtomicU64,
     pub(crate) claimants: LeafMutex<Claimants>,
 }
 
-/// The children that were promised anything. Locked after the child's `limit_lock`; nothing is
-/// locked under it.
+/// The children that have a setting. Locked after the child's `limit_lock`; nothing is locked under
+/// it.
 #[derive(Debug, Default)]
 pub(crate) struct Claimants {
     /// By serial.
-    pub(crate) by_id: BTreeMap<u64, Arc<Promises>>,
-    /// The sum of claims when last made.
+    pub(crate) by_id: BTreeMap<u64, Arc<ProtectionSettings>>,
+    /// The sum of claims when last computed.
     sum: Protection,
-    /// The parent's usage then.
+    /// The parent's usage at that time.
     usage: u64,
-    /// How often it may still be given out.
+    /// How many more queries it may answer.
     pub(crate) nr_uses_left: usize,
 }
 
-impl Promises {
+impl ProtectionSettings {
     pub(crate) fn new(node: &'static CounterNode) -> Self {
         let zero = || AtomicU64::new(0);
         Self { node, min: zero(), low: zero(), guaranteed: zero(), claimants: LeafMutex::default() }

@@ -1,8 +1,8 @@
-//! From a group's pressure bell to the queue of the workers.
+//! From a group's pressure wake signal to the queue of the workers.
 
 use std::sync::Arc;
 
-use umemcg_base::Bell;
+use umemcg_base::WakeSignal;
 use umemcg_group::Group;
 
 use super::queue::Job;
@@ -10,7 +10,7 @@ use crate::group_reclaim::GroupReclaim;
 use crate::reclaimer::Reclaimer;
 
 impl Reclaimer {
-    /// Hangs the group's pressure bell, if that has not been done.
+    /// Attaches the group's pressure wake signal, if that has not been done.
     pub(crate) fn listen_for_pressure(&self, group: &Arc<Group>) {
         let background = GroupReclaim::of(group, self.nr_nodes()).background();
         background.job.get_or_init(|| {
@@ -18,10 +18,10 @@ impl Reclaimer {
             let (weak, queue) = (Arc::downgrade(&job), Arc::downgrade(self.kswapd_queue()));
             let hook = move || {
                 if let (Some(job), Some(queue)) = (weak.upgrade(), queue.upgrade()) {
-                    queue.rung(&job);
+                    queue.enqueue_signalled(&job);
                 }
             };
-            group.bells().pressure.set(Arc::new(Bell::with_hook(hook)));
+            group.wake_signals().pressure.set(Arc::new(WakeSignal::with_hook(hook)));
             job
         });
     }
