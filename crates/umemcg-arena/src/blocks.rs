@@ -29,7 +29,7 @@ pub const BLOCK_FRAMES: usize = 1 << BLOCK_SHIFT;
 /// Bytes in a block: a huge page of x86-64 and of aarch64 with 4 KiB pages.
 pub const BLOCK_BYTES: usize = BLOCK_FRAMES * PAGE_SIZE;
 
-/// So many free frames make a block nearly empty.
+/// This many free frames make a block nearly empty.
 const NEARLY_EMPTY: usize = BLOCK_FRAMES - BLOCK_FRAMES / 8;
 
 /// A frame in use that keeps a sparse block from being free.
@@ -274,9 +274,9 @@ impl Blocks {
         FrameId::from_raw(((self.first + block) << BLOCK_SHIFT) as u32 + place)
     }
 
-    /// Takes `nr` frames of an unlinked block that has so many: the most recently freed first, then
-    /// fresh ones. They are handed out in falling order: frames side by side are worth more than
-    /// the order in which they were freed.
+    /// Takes `nr` frames of an unlinked block that has this many: the most recently freed first,
+    /// then fresh ones. They are handed out in falling order: frames side by side are worth more
+    /// than the order in which they were freed.
     fn pop_frames(&mut self, at: usize, nr: usize, out: &mut Vec<FrameId>) {
         let first = ((self.first + at) << BLOCK_SHIFT) as u32;
         let block = &mut self.blocks[at];

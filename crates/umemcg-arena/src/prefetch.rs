@@ -21,7 +21,7 @@ pub fn prefetch(address: usize) {
     let _ = address;
 }
 
-/// Asks for the cache line in which a value begins, to be written: it comes at once as this
+/// Asks for the cache line in which a value begins, to be written: it comes immediately as this
 /// processor's own, also from another that wrote it last.
 #[inline(always)]
 pub fn prefetch_for_write<T>(value: &T) {

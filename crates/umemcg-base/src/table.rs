@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 const FIRST_SHIFT: u32 = if cfg!(loom) { 2 } else { 6 };
 /// Chunks double, so these cover every `u32` index.
 const NR_CHUNKS: usize = 33 - FIRST_SHIFT as usize;
-/// Chunks of so many bytes are worth huge pages.
+/// Chunks of this many bytes are worth huge pages.
 const HUGE_BYTES: usize = 2 << 20;
 
 /// Asks the operating system for huge pages below memory, as (address, bytes).

@@ -18,10 +18,10 @@ use crate::page_lock::PageWaiters;
 use crate::pool_writeback::PoolWriteback;
 use crate::shadow_leaves::ShadowLeaves;
 use crate::store::StoreId;
-use crate::store_writeback::{StoreWriteback, Wanted};
+use crate::store_writeback::{FlushGoal, StoreWriteback};
 use crate::zero_page::ZeroPage;
 
-/// See the file's head.
+/// See the module text.
 pub(crate) struct CacheCore {
     reclaimer: Arc<Reclaimer>,
     nodes: Arc<NodePool>,
@@ -135,15 +135,15 @@ impl CacheCore {
     /// Has everything dirty of a group and those below it written: its own files, and what it
     /// shares if it has none.
     pub(crate) fn flush_group(&self, group: &Arc<Group>) {
-        self.want_flushed(group, Wanted::All);
+        self.want_flushed(group, FlushGoal::All);
     }
 
     /// Has a group's dirty files written until it is below its background threshold.
     pub(crate) fn flush_over_background(&self, group: &Arc<Group>) {
-        self.want_flushed(group, Wanted::ToBackground);
+        self.want_flushed(group, FlushGoal::ToBackground);
     }
 
-    fn want_flushed(&self, group: &Arc<Group>, wanted: Wanted) {
+    fn want_flushed(&self, group: &Arc<Group>, wanted: FlushGoal) {
         for store in self.stores() {
             if store.nr_unclean() > 0 {
                 store.want_flushed(group, wanted);

@@ -1,4 +1,4 @@
-//! The page cache as a [`PageOwner`]: what reclaim may ask of it.
+//! The page cache as a [`PageOwner`]: evicts pages for reclaim.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -8,9 +8,9 @@ use umemcg_arena::{FrameFlags as Flag, FrameId, FrameRecord};
 use umemcg_group::Group;
 use umemcg_reclaim::{Eviction, PageOwner, Shadow};
 
-use crate::cache::PageCache;
 use crate::file::File;
 use crate::index::LockedIndex;
+use crate::page_cache::PageCache;
 
 /// Pages that one hold of a file's index lock takes out at most: readers and writers of the file
 /// wait for it.
@@ -51,7 +51,7 @@ impl PageCache {
 
 /// Takes a page out of its file's index, if it is not in use and clean.
 fn evict_one(index: &LockedIndex<'_>, record: &FrameRecord, shadow: Shadow) -> bool {
-    // Our pin and the base reference, no other; from here no reader can come.
+    // Only our pin and the base reference; once frozen, no reader can pin it.
     if record.test(Flag::LOCKED) || !record.freeze_from(2) {
         return false;
     }

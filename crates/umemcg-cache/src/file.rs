@@ -21,15 +21,15 @@ use umemcg_reclaim::PageOwner;
 
 use crate::cache_core::CacheCore;
 use crate::dirty::dirty_file::DirtyFile;
+use crate::dirty::list_position::ListPosition;
 use crate::dirty::owner::DirtyOwner;
-use crate::dirty::place::DirtyPlace;
 use crate::dirty::queue_mark::QueueMark;
 use crate::dirty::refusal::{Refusals, errno_of};
 use crate::file_table::FileNumber;
 use crate::flush_pace::FlushPace;
 use crate::index::{Entry, Index, LockedIndex, Mark};
-use crate::quota::CalledQuota;
-use crate::store::{CalledStore, StoreId};
+use crate::quota::GuardedQuota;
+use crate::store::{GuardedStore, StoreId};
 use crate::store_writeback::StoreWriteback;
 
 /// Largest file: what a signed 64-bit offset can name, in whole pages.
@@ -37,7 +37,7 @@ pub const FILE_LEN_MAX: u64 = i64::MAX as u64 & !(PAGE_SIZE_U64 - 1);
 
 /// The store's count of what is not durable may lack this part of a file's dirty pages …
 const UNCOUNTED_SHARE: u64 = 8;
-/// … and not more than so many.
+/// … and not more than this many.
 const UNCOUNTED_PAGES_MAX: u64 = 16;
 
 /// Why an operation on a file failed.
@@ -47,10 +47,10 @@ pub enum FileError {
     /// alone.
     #[error("no room for another page")]
     NoSpace,
-    /// The backing store said so.
+    /// The backing store reported an error.
     #[error("backing store: {0}")]
     Store(#[from] io::Error),
-    /// An error of earlier write-back, told to this open file for the first time.
+    /// An error of earlier write-back, reported to this open file for the first time.
     #[error("earlier write-back failed with error {0}")]
     Writeback(i32),
     /// The file would become larger than files can be.
@@ -73,9 +73,9 @@ pub struct File {
     pub(crate) id: u32,
     /// The cache's; here so that a hit reads no line on which others' misses are counted.
     pub(crate) arena: Arc<Arena>,
-    pub(crate) store: CalledStore,
+    pub(crate) store: GuardedStore,
     /// Bounds the pages of a file that lives in the pool alone; none for all others. (C)
-    pub(crate) quota: Option<CalledQuota>,
+    pub(crate) quota: Option<GuardedQuota>,
     pub(crate) writeback: Arc<StoreWriteback>,
     /// Length in bytes as readers and writers see it. Grows under `content` shared, changes
     /// otherwise under it exclusively.
@@ -106,12 +106,12 @@ pub struct File {
     /// Whether it is in its store's queue, and since when it has been dirty.
     pub(crate) queue_mark: QueueMark,
     /// Where it is in its store's lists. (the lock of the store's queue)
-    pub(crate) dirty_place: DirtyPlace,
+    pub(crate) list_position: ListPosition,
     /// Which group its dirty data belongs to.
     pub(crate) dirty_owner: DirtyOwner,
     /// Where write-back goes on that stopped half-way. (A)
     pub(crate) flush_at: AtomicU64,
-    /// Its name is gone and it is not open: its data is not worth writing. (A)
+    /// It has no name and is not open, so its data need not be written. (A)
     pub(crate) discarded: AtomicBool,
     /// Given back when the file is dropped, after its pages.
     _number: FileNumber<File>,
@@ -120,11 +120,11 @@ pub struct File {
 }
 
 /// What a new file is given by its cache.
-pub(crate) struct Parts {
+pub(crate) struct FileParts {
     pub(crate) number: FileNumber<File>,
     pub(crate) cache: Arc<CacheCore>,
     pub(crate) page_owner: Arc<dyn PageOwner>,
-    pub(crate) store: CalledStore,
+    pub(crate) store: GuardedStore,
     pub(crate) writeback: Arc<StoreWriteback>,
 }
 
@@ -140,8 +140,8 @@ impl fmt::Debug for File {
 }
 
 impl File {
-    pub(crate) fn new(parts: Parts, len: u64, quota: Option<CalledQuota>) -> Self {
-        let Parts { number, cache, page_owner, store, writeback } = parts;
+    pub(crate) fn new(parts: FileParts, len: u64, quota: Option<GuardedQuota>) -> Self {
+        let FileParts { number, cache, page_owner, store, writeback } = parts;
         let id = number.id();
         Self {
             id,
@@ -166,7 +166,7 @@ impl File {
             uncounted: AtomicI64::new(0),
             uncounted_owner: AtomicU32::new(0),
             queue_mark: QueueMark::default(),
-            dirty_place: DirtyPlace::default(),
+            list_position: ListPosition::default(),
             dirty_owner: DirtyOwner::default(),
             flush_at: AtomicU64::new(0),
             discarded: AtomicBool::new(false),
@@ -175,7 +175,7 @@ impl File {
         }
     }
 
-    /// Returns the length in bytes: the cache's truth, which the store follows.
+    /// Returns the length in bytes. The cache's length is authoritative; the store follows.
     pub fn len(&self) -> u64 {
         // Acquire: pairs with the Release in `publish_len`; data written before the length grew is
         // seen.
@@ -250,7 +250,7 @@ impl File {
         !self.errors.is_clear()
     }
 
-    /// Tells an open file of a write-back error it has not been told of.
+    /// Reports a write-back error that this open file has not seen yet.
     ///
     /// # Errors
     /// [`FileError::Writeback`], once per error and open file.
@@ -258,7 +258,7 @@ impl File {
         self.errors.check_and_advance(cursor).map_err(FileError::Writeback)
     }
 
-    /// Notes how a flush ended: for open files, and for writers that wait for it.
+    /// Records the result of a flush, for open files and for writers that wait for it.
     pub(crate) fn note_flushed<T>(&self, result: &io::Result<T>) {
         match result {
             Ok(_) => self.refusals.taken(),
@@ -270,7 +270,7 @@ impl File {
         }
     }
 
-    /// What the store refuses data of this file with, the file's own or any.
+    /// Returns the errno with which the store refuses this file's data or all data, if it does.
     pub(crate) fn refusal(&self) -> Option<i32> {
         self.refusals.of_file().or_else(|| self.writeback.refusals.of_store())
     }
@@ -317,7 +317,7 @@ impl File {
         self.count_unclean_run(index, pages, 1);
     }
 
-    /// Makes pages dirty that the caller has pinned and just written to, with `content` held. The
+    /// Marks pages dirty that the caller has pinned and just written to, with `content` held. The
     /// data was written before this call.
     pub(crate) fn mark_dirty(self: &Arc<Self>, pages: &[(u64, FrameId)]) {
         if self.is_memory() {
@@ -457,8 +457,8 @@ impl DirtyFile for File {
     fn queue_mark(&self) -> &QueueMark {
         &self.queue_mark
     }
-    fn dirty_place(&self) -> &DirtyPlace {
-        &self.dirty_place
+    fn list_position(&self) -> &ListPosition {
+        &self.list_position
     }
     fn dirty_owner(&self) -> &DirtyOwner {
         &self.dirty_owner

@@ -13,7 +13,7 @@ struct Numbers {
     high: u32,
 }
 
-/// See the file's head.
+/// See the module text.
 pub(crate) struct FileTable<F: 'static> {
     files: Table<LeafMutex<Weak<F>>>,
     numbers: LeafMutex<Numbers>,

@@ -30,7 +30,7 @@ use crate::index::{Entry, Mark};
 /// Page number after the last possible one.
 pub(crate) const PAGES_END: u64 = u64::MAX >> PAGE_SHIFT;
 
-/// What the caller needs to be true when the flush returns.
+/// What a flush guarantees when it returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Durability {
     /// The data is durable as far as the store can say without committing metadata.
@@ -41,7 +41,7 @@ pub enum Durability {
     Full,
 }
 
-/// So many runs that the store refuses end a flush; fewer keep nothing behind them from being
+/// This many runs that the store refuses end a flush; fewer keep nothing behind them from being
 /// written.
 const NR_FAILED_RUNS_MAX: u32 = 8;
 
@@ -102,8 +102,8 @@ struct Confirmed {
 }
 
 impl File {
-    /// Writes what is dirty and returns when it is durable. Tells the open file of `cursor` of this
-    /// and of earlier errors.
+    /// Writes dirty data and returns when it is durable. Reports this and earlier errors to the
+    /// open file of `cursor`. Sleeps as long as the store needs.
     ///
     /// # Errors
     /// [`FileError::Writeback`] once per error and open file. What could not be written stays dirty
@@ -115,7 +115,7 @@ impl File {
         flushed.map_err(FileError::Store)
     }
 
-    /// Makes the bytes `offset..offset + len` durable: what `O_DSYNC` owes after a write.
+    /// Makes the bytes `offset..offset + len` durable, as `O_DSYNC` demands after a write.
     ///
     /// # Errors
     /// As [`fsync`](Self::fsync).
@@ -142,14 +142,15 @@ impl File {
         self.flush_range(0, PAGES_END, Durability::Range)
     }
 
-    /// Asks the flusher to start soon; returns at once.
+    /// Asks the flusher to start soon; returns immediately.
     pub fn start_writeback(self: &Arc<Self>) {
         if !self.is_stable() {
             self.writeback.flush_soon(&**self);
         }
     }
 
-    /// Flushes pages `first..end`. May sleep for as long as the store does; no lock may be held.
+    /// StoreFlusher pages `first..end`. May sleep for as long as the store does; no lock may be
+    /// held.
     pub(crate) fn flush_range(
         self: &Arc<Self>,
         first: u64,
@@ -165,8 +166,7 @@ impl File {
 
     fn flush_locked(self: &Arc<Self>, first: u64, end: u64, durability: Durability) -> io::Result<()> {
         let mut written = Written::default();
-        // What is dirty now, and not what becomes dirty meanwhile: a writer that goes on must not
-        // keep a sync from ending.
+        // Only pages that are dirty now: a writer that continues must not keep a sync from ending.
         let dirty = self.index.lock().marked_leaves(first, end, Mark::Dirty);
         for run in runs_of(&dirty) {
             self.write_dirty(run.start, run.end, &FlushPace::WHOLE, &mut written)?;

@@ -1,21 +1,21 @@
-//! In what pieces files are written back.
+//! The sizes of the pieces in which files are written back.
 
 /// Longest single write to the store, in pages (1 MiB).
 pub const WRITEBACK_RUN_PAGES: usize = 256;
 
-/// In what pieces a file is written, in pages.
+/// The pieces in which a file is written, in pages.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FlushPace {
     /// Longest single write.
     pub(crate) run: usize,
-    /// After so many the store is asked to confirm.
+    /// After this many the store is asked to confirm.
     pub(crate) confirm: u64,
-    /// After so many it is another file's turn.
+    /// After this many it is another file's turn.
     pub(crate) budget: u64,
 }
 
 impl FlushPace {
-    /// As fast as it goes, to the end.
+    /// The whole file, without bounds.
     pub(crate) const WHOLE: Self =
         Self { run: WRITEBACK_RUN_PAGES, confirm: 4 * WRITEBACK_RUN_PAGES as u64, budget: u64::MAX };
 }

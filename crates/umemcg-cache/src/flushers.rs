@@ -27,7 +27,7 @@ pub(crate) enum Turn {
 }
 
 /// A store's write-back, as its thread runs it.
-pub(crate) trait Flushes: Send + Sync + fmt::Debug {
+pub(crate) trait StoreFlusher: Send + Sync + fmt::Debug {
     /// Writes what is due, until there has been nothing dirty for a while, or until the store has
     /// had a round and another one waits for the thread.
     fn flush_in_turn(&self, is_awaited: &dyn Fn() -> bool) -> Turn;
@@ -35,7 +35,7 @@ pub(crate) trait Flushes: Send + Sync + fmt::Debug {
     fn after_panic(&self);
 }
 
-/// See the file's head.
+/// See the module text.
 #[derive(Debug, Default)]
 pub(crate) struct Flushers {
     state: LeafMutex<State>,
@@ -45,7 +45,7 @@ pub(crate) struct Flushers {
 struct State {
     nr_threads: usize,
     /// Stores that have dirty data and no thread, the longest first.
-    waiting: VecDeque<Arc<dyn Flushes>>,
+    waiting: VecDeque<Arc<dyn StoreFlusher>>,
 }
 
 impl Flushers {
@@ -53,7 +53,7 @@ impl Flushers {
     ///
     /// # Errors
     /// When the operating system refuses a thread and there is none that could take it.
-    pub(crate) fn start(self: &Arc<Self>, store: Arc<dyn Flushes>) -> std::io::Result<()> {
+    pub(crate) fn start(self: &Arc<Self>, store: Arc<dyn StoreFlusher>) -> std::io::Result<()> {
         {
             let mut state = self.state.lock();
             if state.nr_threads >= NR_FLUSHERS_MAX {
@@ -69,7 +69,7 @@ impl Flushers {
     }
 
     /// The life of a thread.
-    fn serve(&self, mut store: Arc<dyn Flushes>) {
+    fn serve(&self, mut store: Arc<dyn StoreFlusher>) {
         loop {
             // The store keeps its thread whatever happens in it.
             let turn = contained(|| store.flush_in_turn(&|| self.is_awaited())).unwrap_or_else(|panic| {

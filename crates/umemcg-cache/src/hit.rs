@@ -1,12 +1,12 @@
 //! Reads that hit: every page is cached, so they take no lock and never sleep.
 //!
 //! There are two ways to hold a page while it is read. A caller that gives its frame away (a reply
-//! that the kernel copies) *pins* it. A caller that copies a few bytes reads *optimistically*: it
-//! believes what it read if the frame has not been frozen meanwhile. A read_begin writes no shared
+//! that the kernel copies) *pins* it. A caller that copies a few bytes reads *optimistically*: its
+//! result is valid if the frame has not been frozen meanwhile. An optimistic read writes no shared
 //! memory, so any number of threads read one page at full speed, and the processor fetches record
 //! and contents at the same time.
 //!
-//! Either way two hits on different files write no common cache line. A pin writes the frame's
+//! Either way, two hits on different files write no common cache line. A pin writes the frame's
 //! record, which has a line to itself; both write the caller's [`Readahead`], which has one too,
 //! and set the page's mark of use when it is not set. Nothing else is written: the cache behind a
 //! file is borrowed, never counted.
@@ -21,9 +21,8 @@ use crate::index::Entry;
 use crate::pinned::PinnedPages;
 use crate::readahead::Readahead;
 
-/// A page found without a pin: what is read from it counts if the record `validate` the same
-/// afterwards.
-struct Glimpsed<'a> {
+/// A page found without a pin: what is read from it is valid if its record validates afterwards.
+struct OptimisticRead<'a> {
     frame: Frame<'a>,
     read_begin: ReadStamp,
     /// The page's marks.
@@ -93,7 +92,7 @@ impl File {
     /// marks it had.
     #[inline]
     fn copy_page(&self, page: u64, from: usize, into: &mut [u8]) -> Option<(&FrameRecord, Flag)> {
-        let Glimpsed { frame, read_begin, flags } = self.glimpse_page(page)?;
+        let OptimisticRead { frame, read_begin, flags } = self.begin_optimistic_read(page)?;
         frame.copy_out(from, into);
         frame.record().validate(read_begin).then_some((frame.record(), flags))
     }
@@ -110,7 +109,7 @@ impl File {
             return None;
         }
         let page = offset >> PAGE_SHIFT;
-        let Glimpsed { frame, read_begin, flags } = self.glimpse_page(page)?;
+        let OptimisticRead { frame, read_begin, flags } = self.begin_optimistic_read(page)?;
         let word = frame.load_u64((offset % PAGE_SIZE_U64) as usize);
         if !frame.record().validate(read_begin) {
             return None;
@@ -119,7 +118,7 @@ impl File {
         Some(word)
     }
 
-    /// Returns whether a frame that is pinned, or glimpsed, is this file's page.
+    /// Returns whether a frame that is pinned, or read optimistically, is this file's page.
     #[inline]
     fn is_page(&self, record: &FrameRecord, page: u64) -> bool {
         record.file.load(Ordering::Relaxed) == self.id && record.index.load(Ordering::Relaxed) == page
@@ -127,25 +126,25 @@ impl File {
 
     /// Starts a read of the page without a pin, if it is there with its contents.
     #[inline]
-    fn glimpse_page(&self, page: u64) -> Option<Glimpsed<'_>> {
+    fn begin_optimistic_read(&self, page: u64) -> Option<OptimisticRead<'_>> {
         let leaf = self.index.find(page);
-        if let Some(glimpsed) = self.glimpse_frame(leaf.guess(page), page) {
-            return Some(glimpsed);
+        if let Some(read) = self.begin_optimistic_read_in(leaf.guess(page), page) {
+            return Some(read);
         }
         match self.index.look_into(leaf, page) {
-            Entry::Page(frame) => self.glimpse_frame(frame, page),
+            Entry::Page(frame) => self.begin_optimistic_read_in(frame, page),
             _ => None,
         }
     }
 
     #[inline]
-    fn glimpse_frame(&self, frame: FrameId, page: u64) -> Option<Glimpsed<'_>> {
+    fn begin_optimistic_read_in(&self, frame: FrameId, page: u64) -> Option<OptimisticRead<'_>> {
         let frame = self.arena.find(frame)?;
         let record = frame.record();
         let read_begin = record.read_begin()?;
         let flags = record.flags();
         let is_hit = self.is_page(record, page) && flags.intersects(Flag::UPTODATE);
-        is_hit.then_some(Glimpsed { frame, read_begin, flags })
+        is_hit.then_some(OptimisticRead { frame, read_begin, flags })
     }
 
     /// Pins the frame if it still is this file's page. Its contents may not be there yet.
@@ -153,7 +152,7 @@ impl File {
     pub(crate) fn pin_page(&self, page: u64) -> Option<FrameId> {
         let leaf = self.index.find(page);
         let guess = leaf.guess(page);
-        // Looked at first: a pin of what may be another file's page would write that file's line.
+        // Checked first: pinning another file's page would write to that file's cache line.
         if self.arena.find(guess).is_some_and(|frame| self.is_page(frame.record(), page))
             && self.pin_frame(guess, page)
         {

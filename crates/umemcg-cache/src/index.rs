@@ -18,11 +18,11 @@ use umemcg_base::sync::atomic::{AtomicU64, Ordering};
 use umemcg_base::{Rank, RankedMutex, RankedMutexGuard};
 use umemcg_reclaim::Shadow;
 
+use crate::frame_run::{FrameRun, NO_BASE, guess};
 use crate::index_node::{
     FANOUT, FANOUT_SHIFT, LINE_WORDS, NODE_WORDS, WORD_FILE_PLACE, WORD_FIRST_PAGE, WORD_OWNER,
 };
 use crate::node_pool::{NodePool, NodeReserve};
-use crate::run::{NO_BASE, Run, guess};
 
 /// Levels that 52-bit page numbers need.
 const HEIGHT_MAX: u32 = 9;
@@ -39,7 +39,7 @@ const WORD_OCCUPIED: u64 = FANOUT;
 const WORD_SHADOWS: u64 = FANOUT + 1;
 const WORD_DIRTY: u64 = FANOUT + 2;
 const WORD_UNSTABLE: u64 = FANOUT + 3;
-/// The [`Run`] of a leaf.
+/// The [`FrameRun`] of a leaf.
 const WORD_RUN: u64 = FANOUT + 5;
 
 /// What a slot holds.
@@ -259,7 +259,7 @@ impl LockedIndex<'_> {
     }
 
     /// Takes note of the run of a leaf, in it and where `parent` leads to it.
-    fn note_run(&self, parent: Option<u32>, leaf: u32, page: u64, (before, run): (Run, Run)) {
+    fn note_run(&self, parent: Option<u32>, leaf: u32, page: u64, (before, run): (FrameRun, FrameRun)) {
         if run != before {
             self.word(leaf, WORD_RUN).store(run.encode(), Ordering::Relaxed);
         }
@@ -269,8 +269,8 @@ impl LockedIndex<'_> {
     }
 
     /// The run of a leaf; of an inner node it is empty.
-    fn run(&self, node: u32) -> Run {
-        Run::decode(self.word(node, WORD_RUN).load(Ordering::Relaxed))
+    fn run(&self, node: u32) -> FrameRun {
+        FrameRun::decode(self.word(node, WORD_RUN).load(Ordering::Relaxed))
     }
 
     fn root(&self) -> (u32, u32) {
@@ -355,7 +355,7 @@ impl LockedIndex<'_> {
             let change = |mask, value| self.word(leaf, mask).store(value, Ordering::Relaxed);
             change(WORD_OCCUPIED, self.mask(leaf, WORD_OCCUPIED) | placed);
             change(WORD_SHADOWS, self.mask(leaf, WORD_SHADOWS) & !placed);
-            self.judge_leaf(leaf, first);
+            self.update_shadow_leaf(leaf, first);
             if page < end {
                 break;
             }
@@ -417,7 +417,7 @@ impl LockedIndex<'_> {
         let (leaf, slot) = (path.nodes[0], slot_of(page, 0));
         self.set_entry(path.parent(), leaf, page, Entry::Shadow(shadow));
         self.set_bit(leaf, WORD_SHADOWS, slot, true);
-        self.judge_leaf(leaf, page);
+        self.update_shadow_leaf(leaf, page);
     }
 
     /// Forgets an entry, page or shadow, and frees nodes left empty. Its marks must be clear.
@@ -428,12 +428,12 @@ impl LockedIndex<'_> {
         self.set_bit(leaf, WORD_OCCUPIED, slot, false);
         self.set_bit(leaf, WORD_SHADOWS, slot, false);
         debug_assert_eq!(self.mask(leaf, WORD_DIRTY) >> slot & 1, 0, "a page is clean when it leaves");
-        self.judge_leaf(leaf, page);
+        self.update_shadow_leaf(leaf, page);
         self.prune(&path, page);
     }
 
     /// Puts a leaf among the shadow leaves, or takes it out, as its slots say.
-    fn judge_leaf(&self, leaf: u32, page: u64) {
+    fn update_shadow_leaf(&self, leaf: u32, page: u64) {
         let occupied = self.mask(leaf, WORD_OCCUPIED);
         let is_shadow_only = occupied != 0 && occupied == self.mask(leaf, WORD_SHADOWS);
         let place = (self.mask(leaf, WORD_FILE_PLACE) >> 32) as u32;
@@ -467,7 +467,7 @@ impl LockedIndex<'_> {
         }
         self.word(leaf, WORD_OCCUPIED).store(0, Ordering::Relaxed);
         self.word(leaf, WORD_SHADOWS).store(0, Ordering::Relaxed);
-        self.judge_leaf(leaf, first_page);
+        self.update_shadow_leaf(leaf, first_page);
         self.prune(&path, first_page);
         true
     }

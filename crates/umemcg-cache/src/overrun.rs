@@ -10,7 +10,7 @@
 //! All requests together have [`OVERRUN_PAGES_MAX`] such pages, by which the arena is larger than
 //! the pool: a charge in flight always finds a frame. A group has a quarter of them, so that one
 //! whose store hangs leaves room for others. A request takes all that it will need at once and
-//! holds nothing else that it can be waited for, so requests never wait for each other in a ring.
+//! holds nothing else that others wait for, so requests never wait for each other in a cycle.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -59,7 +59,7 @@ impl Default for Overrun {
 }
 
 impl Overrun {
-    /// Claims `nr_pages` if they can be had at once.
+    /// Claims `nr_pages` if they can be had immediately.
     pub(crate) fn try_claim(self: &Arc<Self>, group: &Arc<Group>, nr_pages: u64) -> Option<OverrunClaim> {
         let mut claims = self.claims.lock();
         claims.has_room(group, nr_pages).then(|| self.make(&mut claims, group, nr_pages))

@@ -48,8 +48,8 @@ impl PageWaiters {
     }
 
     /// Sleeps while the page is locked. The caller holds a pin. It may have pages of its own locked
-    /// that it inserted before it came here: waits point to earlier insertions and cannot form a
-    /// ring.
+    /// that it inserted before it came here: threads wait only for earlier insertions, so waits
+    /// cannot form a cycle.
     pub fn wait_unlocked(&self, arena: &Arena, frame: FrameId) {
         let record = arena.record(frame);
         if !record.test(Flag::LOCKED) {

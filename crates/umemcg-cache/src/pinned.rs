@@ -1,4 +1,4 @@
-//! Pages handed to a reader: pinned while it copies or sends them, given back when dropped.
+//! Pages handed to a reader: pinned while it copies or sends them, unpinned when dropped.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use umemcg_arena::{FrameId, Segment};
 use crate::cache_core::CacheCore;
 use crate::overrun::OverrunClaim;
 
-/// Segments kept in place: reads of so many pages allocate nothing.
+/// Segments kept in place: reads of this many pages allocate nothing.
 const NR_IN_PLACE: usize = 4;
 
 /// A run of a file's bytes in pinned frames. The frames stay readable until this is dropped,

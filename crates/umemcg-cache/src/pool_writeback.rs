@@ -12,7 +12,7 @@ use umemcg_reclaim::Reclaimer;
 use crate::dirty::DirtyLimits;
 use crate::flushers::Flushers;
 
-/// See the file's head.
+/// See the module text.
 #[derive(Debug)]
 pub(crate) struct PoolWriteback {
     limits: DirtyLimits,

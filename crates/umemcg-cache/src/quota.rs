@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use umemcg_base::contained;
 
-/// How many pages files in memory may have, and have. Called with locks held: must not block. When
-/// it panics there is no room, and what is given back then is lost to it; nothing else notices.
+/// A bound on the pages of files in memory. Called with locks held, so it must not block. A panic
+/// in `take_up_to` counts as no room, and one in `give` loses the returned pages to the quota;
+/// nothing else is affected.
 pub trait PageQuota: Send + Sync + fmt::Debug {
     /// Takes room for up to `nr` pages; returns how many.
     fn take_up_to(&self, nr: u64) -> u64;
@@ -17,9 +18,9 @@ pub trait PageQuota: Send + Sync + fmt::Debug {
 /// A quota as the cache calls it, with locks held: a panic is logged and goes no further, and no
 /// more is taken than was asked for.
 #[derive(Debug)]
-pub(crate) struct CalledQuota(Option<Arc<dyn PageQuota>>);
+pub(crate) struct GuardedQuota(Option<Arc<dyn PageQuota>>);
 
-impl CalledQuota {
+impl GuardedQuota {
     pub(crate) fn new(quota: Arc<dyn PageQuota>) -> Self {
         Self(Some(quota))
     }
@@ -42,7 +43,7 @@ impl CalledQuota {
     }
 }
 
-impl Drop for CalledQuota {
+impl Drop for GuardedQuota {
     fn drop(&mut self) {
         if let Err(panic) = contained(|| drop(self.0.take())) {
             tracing::error!(%panic, "the end of a quota panicked");

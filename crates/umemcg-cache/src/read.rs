@@ -1,5 +1,5 @@
 //! Reads that miss: plan a window, charge it, put locked pages into the index, fill them with one
-//! vectored read per run, let them go.
+//! vectored read per run, and unlock them.
 
 use std::io;
 use std::sync::Arc;
@@ -141,8 +141,8 @@ impl File {
     ) -> Result<Option<NewPages>, FileError> {
         let needed = last - page + 1;
         if !claim.is_made() {
-            // Above its `memory.high` a group is slowed by what it is charged: for what was asked,
-            // and no more.
+            // Above its `memory.high` a group is slowed in proportion to its charges, so charge
+            // only what was asked for.
             let is_over_high = self.cache.reclaimer().is_over_high(group);
             let window = if is_over_high { needed } else { readahead.plan(first, needed) };
             // Up to the end of the page that the store ends in; beyond it there is nothing to read
@@ -287,7 +287,7 @@ impl File {
                     index.insert_run(at..end, &mut new.frames, &mut new.nodes, |page, frame, shadow| {
                         // The base reference, and one for us until the fill is over.
                         self.adopt(frame, page, owner, 2);
-                        let active = self.judge_refault(shadow, group, frame);
+                        let active = self.is_workingset_refault(shadow, group, frame);
                         inserted.push(Inserted { page, frame, active, is_filled: false });
                     });
                 let Some(stop) = stop else { unreachable!("the reserve was made for the largest case") };
@@ -306,7 +306,7 @@ impl File {
         let (nr_contiguous, nr_filled) = contiguous.fold((0, 0), |(nr, filled), (page, _)| {
             (nr + 1, filled + usize::from(page.is_filled && filled == nr))
         });
-        self.settle(group, inserted.iter().filter(|page| page.is_filled && !is_overrun), asked_end);
+        self.publish_pages(group, inserted.iter().filter(|page| page.is_filled && !is_overrun), asked_end);
         self.take_out_locked(inserted.iter().filter(|page| !page.is_filled || is_overrun));
         // Not before: a truncation takes these pages out too, and zeroes what it finds up to date.
         drop(content);
@@ -320,8 +320,8 @@ impl File {
         }
     }
 
-    /// Has the records of frames fetched that are about to be written: mostly a worker on another
-    /// processor wrote them last.
+    /// Prefetches the records of frames that are about to be written: most were last written by a
+    /// worker on another processor.
     pub(crate) fn fetch_records(&self, frames: &[FrameId]) {
         frames.iter().for_each(|&frame| prefetch_for_write(self.record(frame)));
     }
@@ -354,7 +354,12 @@ impl File {
 
     /// Returns whether a page that comes back belongs on the active list, by its refault distance.
     #[doc(alias = "workingset_refault")]
-    pub(crate) fn judge_refault(&self, shadow: Option<Shadow>, group: &Arc<Group>, frame: FrameId) -> bool {
+    pub(crate) fn is_workingset_refault(
+        &self,
+        shadow: Option<Shadow>,
+        group: &Arc<Group>,
+        frame: FrameId,
+    ) -> bool {
         let Some(shadow) = shadow else { return false };
         group.stat_add(StatItem::WorkingsetRefault, 1);
         let Some(evictor) = shadow.evictor() else { return false };
@@ -420,9 +425,9 @@ impl File {
         Ok(())
     }
 
-    /// Says that new pages have their contents, puts them on the lists and unlocks them. Pages
-    /// below `asked_end` count as used once.
-    fn settle<'p>(
+    /// Publishes new pages: marks them as up to date, puts them on the lists and unlocks them.
+    /// Pages below `asked_end` count as used once.
+    fn publish_pages<'p>(
         &self,
         group: &Arc<Group>,
         pages: impl Iterator<Item = &'p Inserted> + Clone,

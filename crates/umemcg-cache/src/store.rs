@@ -1,4 +1,4 @@
-//! The seam to where file data lives: read, write and make durable a range of one file.
+//! The trait of backing stores: read, write and make durable a range of one file.
 
 use std::fmt;
 use std::io;
@@ -64,13 +64,13 @@ pub trait BackingStore: Send + Sync + fmt::Debug {
 /// middle of what must be finished; so a panic becomes an error, and a count of more bytes than
 /// were asked for becomes what was asked for.
 #[derive(Debug)]
-pub(crate) struct CalledStore {
+pub(crate) struct GuardedStore {
     /// `None` only while being dropped.
     store: Option<Arc<dyn BackingStore>>,
     id: StoreId,
 }
 
-impl CalledStore {
+impl GuardedStore {
     /// Asks the store for its number, once.
     pub(crate) fn new(store: Arc<dyn BackingStore>) -> Self {
         let id = store.store_id();
@@ -118,7 +118,7 @@ impl CalledStore {
     }
 }
 
-impl Drop for CalledStore {
+impl Drop for GuardedStore {
     fn drop(&mut self) {
         // The last to hold a file may be a flusher.
         if let Err(panic) = contained(|| drop(self.store.take())) {
@@ -131,7 +131,7 @@ fn bytes_of(segments: &[Segment]) -> usize {
     segments.iter().map(|segment| usize::from(segment.len)).sum()
 }
 
-/// What stands where a store would be.
+/// The store of a file that has none.
 #[derive(Debug)]
 pub(crate) struct NoStore;
 

@@ -18,10 +18,10 @@ use crate::dirty::bandwidth::{Bandwidth, RATE_FIRST};
 use crate::dirty::dirty_file::DirtyFile;
 use crate::dirty::lists::DirtyLists;
 use crate::dirty::refusal::Refusals;
-use crate::dirty::throttle::Clockwork;
+use crate::dirty::throttle::PacingClock;
 use crate::dirty::unclean_counts::UncleanCounts;
 use crate::flush_pace::{FlushPace, WRITEBACK_RUN_PAGES};
-use crate::flushers::{Flushes, LOOK_INTERVAL, Turn};
+use crate::flushers::{LOOK_INTERVAL, StoreFlusher, Turn};
 use crate::pool_writeback::PoolWriteback;
 use crate::store::StoreId;
 
@@ -34,8 +34,8 @@ const RETRY_FIRST: Duration = Duration::from_millis(200);
 /// Longest wait before a failed file is tried again.
 const RETRY_MAX: Duration = Duration::from_secs(5);
 
-/// So many files that fail end a round: the store needs a rest. Fewer keep no other file from being
-/// written.
+/// This many files that fail end a round: the store needs a rest. Fewer keep no other file from
+/// being written.
 const NR_FAILED_MAX: u32 = 4;
 /// Shortest of the longest single writes, in pages.
 const RUN_PAGES_MIN: u64 = 16;
@@ -60,7 +60,7 @@ struct Queue {
 
 /// How much of a group's dirty data is to be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wanted {
+pub(crate) enum FlushGoal {
     /// Until the group is below its background threshold.
     ToBackground,
     /// All of it: reclaim has met nothing else.
@@ -77,7 +77,7 @@ pub struct StoreWriteback {
     /// Everything is to be written now.
     urgent: AtomicBool,
     /// Groups whose data is to be written, until the next round takes them. A leaf lock.
-    wanted: LeafMutex<Vec<(Arc<Group>, Wanted)>>,
+    wanted: LeafMutex<Vec<(Arc<Group>, FlushGoal)>>,
     stop: AtomicBool,
     unclean: UncleanCounts,
     /// Of its files' flushes, since it took something.
@@ -91,14 +91,14 @@ pub struct StoreWriteback {
     /// Groups that the last round served because they were over a threshold; at least 1. (A)
     nr_sharing: AtomicU64,
     /// The virtual clocks of groups whose writers are paced, by group id. A leaf lock.
-    clocks: LeafMutex<HashMap<u64, Clockwork>>,
-    pace: LeafMutex<Pace>,
+    clocks: LeafMutex<HashMap<u64, PacingClock>>,
+    pace: LeafMutex<RoundSchedule>,
     me: Weak<StoreWriteback>,
 }
 
 /// When the next round is.
 #[derive(Debug, Clone, Copy)]
-struct Pace {
+struct RoundSchedule {
     /// After an error: not before then, and how long that wait was.
     retry: Option<(Instant, Duration)>,
     last_round: Instant,
@@ -124,16 +124,16 @@ struct GroupTurn {
 fn plan(
     groups: &[(Arc<Group>, usize)],
     pool: &PoolWriteback,
-    wanted: &[(Arc<Group>, Wanted)],
+    wanted: &[(Arc<Group>, FlushGoal)],
 ) -> Vec<GroupTurn> {
     let limits = pool.dirty_limits();
     // Nothing of its own is here.
     let shared = wanted.iter().any(|(group, how)| {
         !groups.iter().any(|(list, _)| list.is_descendant_of(group))
-            && (*how == Wanted::All || limits.is_over_background(group))
+            && (*how == FlushGoal::All || limits.is_over_background(group))
     });
     let turn = |(group, left): &(Arc<Group>, usize)| {
-        let all = wanted.iter().any(|(over, how)| *how == Wanted::All && group.is_descendant_of(over));
+        let all = wanted.iter().any(|(over, how)| *how == FlushGoal::All && group.is_descendant_of(over));
         let is_over = all || limits.is_over_background(group);
         GroupTurn { group: Arc::clone(group), left: *left, is_over, all, shared }
     };
@@ -146,7 +146,7 @@ impl fmt::Debug for StoreWriteback {
     }
 }
 
-impl Flushes for StoreWriteback {
+impl StoreFlusher for StoreWriteback {
     fn flush_in_turn(&self, is_awaited: &dyn Fn() -> bool) -> Turn {
         let mut idle_since = Instant::now();
         let mut has_had_a_round = false;
@@ -184,7 +184,8 @@ impl Flushes for StoreWriteback {
             let wait = pace.retry.map_or(RETRY_FIRST, |(_, wait)| (wait * 2).min(RETRY_MAX));
             let outcome = self.round();
             let retry = outcome.is_err().then(|| (Instant::now() + wait, wait));
-            *self.pace.lock() = Pace { retry, last_round: Instant::now(), is_more: outcome.unwrap_or(false) };
+            *self.pace.lock() =
+                RoundSchedule { retry, last_round: Instant::now(), is_more: outcome.unwrap_or(false) };
         }
         Turn::Done
     }
@@ -196,7 +197,7 @@ impl Flushes for StoreWriteback {
             self.requeue_or_retire(file);
         }
         let retry = Some((Instant::now() + RETRY_MAX, RETRY_MAX));
-        *self.pace.lock() = Pace { retry, last_round: Instant::now(), is_more: false };
+        *self.pace.lock() = RoundSchedule { retry, last_round: Instant::now(), is_more: false };
     }
 }
 
@@ -218,7 +219,7 @@ impl StoreWriteback {
             look_at: AtomicU64::new(LOOK_PAGES_MIN),
             nr_sharing: AtomicU64::new(1),
             clocks: LeafMutex::default(),
-            pace: LeafMutex::new(Pace { retry: None, last_round: Instant::now(), is_more: false }),
+            pace: LeafMutex::new(RoundSchedule { retry: None, last_round: Instant::now(), is_more: false }),
             me: Weak::clone(me),
         })
     }
@@ -252,15 +253,15 @@ impl StoreWriteback {
         self.wake_signal.raise();
     }
 
-    /// Has a group's data written in the next round. When neither the group nor one below it has a
-    /// file here, those are written that several groups share.
-    pub(crate) fn want_flushed(&self, group: &Arc<Group>, how: Wanted) {
-        if group.is_root() && how == Wanted::All {
+    /// Requests that a group's data is written in the next round. When neither the group nor one
+    /// below it has a file here, those are written that several groups share.
+    pub(crate) fn want_flushed(&self, group: &Arc<Group>, how: FlushGoal) {
+        if group.is_root() && how == FlushGoal::All {
             self.urgent.store(true, Ordering::Release);
         } else {
             let mut wanted = self.wanted.lock();
             match wanted.iter_mut().find(|(there, _)| Arc::ptr_eq(there, group)) {
-                Some((_, there)) if how == Wanted::All => *there = how,
+                Some((_, there)) if how == FlushGoal::All => *there = how,
                 Some(_) => {}
                 None => wanted.push((Arc::clone(group), how)),
             }
@@ -321,7 +322,7 @@ impl StoreWriteback {
         bandwidth.begin(self.pool.now());
     }
 
-    /// It has returned and brought so many bytes there.
+    /// It has returned and brought this many bytes there.
     pub(crate) fn end_io(&self, bytes: u64) {
         if bytes > 0 {
             self.refusals.taken();
@@ -351,7 +352,7 @@ impl StoreWriteback {
     /// to do in the pool.
     pub(crate) fn note_dirty<F: DirtyFile + 'static>(&self, file: &Arc<F>, owner: u32) {
         file.queue_mark().stamp(|| self.pool.now_ms());
-        if !self.enqueue(&**file, || Arc::<F>::clone(file), || file.dirty_owner().take_hold(owner)) {
+        if !self.enqueue(&**file, || Arc::<F>::clone(file), || file.dirty_owner().acquire(owner)) {
             file.dirty_owner().note_dirtied(owner);
         }
         // A writer that asks for a pause after each write has looked at thresholds; thresholds are
@@ -361,7 +362,7 @@ impl StoreWriteback {
         }
     }
 
-    /// Queues a file that is not; whether it was not.
+    /// Queues `file` if it is not queued; returns `true` if it was added.
     fn enqueue(
         &self,
         file: &dyn DirtyFile,
@@ -438,7 +439,7 @@ impl StoreWriteback {
                         // What was asked for is not done.
                         self.urgent.fetch_or(urgent, Ordering::Release);
                         if turn.all {
-                            self.want_flushed(&turn.group, Wanted::All);
+                            self.want_flushed(&turn.group, FlushGoal::All);
                         }
                     }
                     Err(error) => {
@@ -511,12 +512,12 @@ impl StoreWriteback {
     /// A file that was taken off its list is clean, unless a page has become dirty since.
     fn retire(&self, held: &Arc<dyn DirtyFile>) {
         let file = &**held;
-        let group = file.dirty_owner().let_go();
+        let group = file.dirty_owner().release();
         let now_ms = || self.pool.now_ms();
         if !file.queue_mark().leave(now_ms, || file.is_stable())
             && let Some(group) = group
         {
-            self.enqueue(file, || Arc::clone(held), || file.dirty_owner().hold_again(group));
+            self.enqueue(file, || Arc::clone(held), || file.dirty_owner().restore(group));
         }
     }
 

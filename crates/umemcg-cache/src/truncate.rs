@@ -12,7 +12,7 @@ use crate::flush::PAGES_END;
 use crate::index::{Entry, LockedIndex, Mark};
 
 impl File {
-    /// Cuts or extends the file. Extending makes zeroes; cutting forgets what is beyond.
+    /// Cuts or extends the file. Extending adds zeroes; cutting drops what is beyond.
     ///
     /// # Errors
     /// [`FileError::TooLarge`], or the store's refusal, which changes nothing.
@@ -86,7 +86,7 @@ impl File {
         Ok(())
     }
 
-    /// The file has no name and is not open: forgets its data without writing it.
+    /// Drops the data of a file that has no name and is not open, without writing it.
     pub fn discard(self: &Arc<Self>) {
         self.discarded.store(true, Ordering::Relaxed);
         {
@@ -177,7 +177,7 @@ impl File {
         self.cache.reclaimer().unpin(frame);
     }
 
-    /// The end: no other thread has the file any more.
+    /// Drops everything at the end of the file's life, when no other thread has it.
     pub(crate) fn drop_all_pages(&self) {
         self.drop_pages(0, PAGES_END, false);
     }

@@ -1,5 +1,5 @@
-//! Writes: find or make the pages, copy, mark dirty, grow the length. What a write touches is in
-//! the cache when it returns; the flusher takes it from there.
+//! Writes: find or make the pages, copy, mark dirty, grow the length. When a write returns, its
+//! data is in the cache; the flusher writes it to the store later.
 
 use std::io;
 use std::ops::Range;
@@ -24,7 +24,7 @@ use crate::read::NewPages;
 const WRITE_BATCH_PAGES: u64 = 256;
 
 /// A page that a write copies into: pinned, and locked by us when it is new.
-struct Target {
+struct WriteTarget {
     page: u64,
     frame: FrameId,
     /// We inserted it: no other thread has seen its contents.
@@ -36,7 +36,7 @@ struct Target {
     is_overrun: bool,
 }
 
-impl Target {
+impl WriteTarget {
     /// A page that was there.
     fn there(page: u64, frame: FrameId) -> Self {
         Self { page, frame, new: false, active: false, is_overrun: false }
@@ -49,8 +49,8 @@ impl Target {
     }
 }
 
-/// How far a round came.
-enum Round {
+/// The result of one round.
+enum RoundResult {
     Written(usize),
     NoRoom,
     /// A page must be read first, or is locked: needs sleep.
@@ -96,9 +96,11 @@ impl File {
             let at = offset + done as u64;
             let batch = batch_len(at, data.len() - done);
             match self.write_round(group, at, &data[done..done + batch], Some(&mut claim)) {
-                Ok(Round::Written(nr)) => done += nr,
-                // It sleeps for everything else.
-                Ok(Round::NoRoom | Round::MustSleep) if done == 0 => return Err(FileError::NoSpace),
+                Ok(RoundResult::Written(nr)) => done += nr,
+                // Everything else is handled by sleeping.
+                Ok(RoundResult::NoRoom | RoundResult::MustSleep) if done == 0 => {
+                    return Err(FileError::NoSpace);
+                }
                 Err(error) if done == 0 => return Err(error),
                 _ => break,
             }
@@ -106,20 +108,20 @@ impl File {
         Ok(done)
     }
 
-    /// Writes only if that needs no sleep: every page is there or can be had at once, nothing must
-    /// be read.
+    /// Writes only if that needs no sleep: every page is there or can be had immediately, nothing
+    /// must be read.
     pub fn try_write(self: &Arc<Self>, group: &Arc<Group>, offset: u64, data: &[u8]) -> Option<usize> {
         if check_range(offset, data.len()).is_err() || batch_len(offset, data.len()) < data.len() {
             return None;
         }
-        // Where the store refuses data, a write may have to be told.
+        // Where the store refuses data, a write may have to fail.
         if self.refusal().is_some() {
             return None;
         }
         let grows = offset + data.len() as u64 > self.len();
         let _growth = if grows { Some(self.growth.try_lock()?) } else { None };
         match self.write_round(group, offset, data, None) {
-            Ok(Round::Written(nr)) if nr == data.len() => Some(nr),
+            Ok(RoundResult::Written(nr)) if nr == data.len() => Some(nr),
             _ => None,
         }
     }
@@ -132,9 +134,9 @@ impl File {
         offset: u64,
         data: &[u8],
         claim: Option<&mut RequestClaim>,
-    ) -> Result<Round, FileError> {
+    ) -> Result<RoundResult, FileError> {
         if data.is_empty() {
-            return Ok(Round::Written(0));
+            return Ok(RoundResult::Written(0));
         }
         let may_sleep = claim.is_some();
         let first = offset >> PAGE_SHIFT;
@@ -147,11 +149,11 @@ impl File {
         let mut claim = claim;
         if missing > 0 {
             let Some(pages) = self.pages_to_write(group, first, missing, claim.as_deref_mut())? else {
-                return Ok(Round::NoRoom);
+                return Ok(RoundResult::NoRoom);
             };
             if (pages.frames.len() as u64) < missing {
                 // Room for some only: as far as they reach.
-                covered = self.reach(first, nr_pages, pages.frames.len() as u64);
+                covered = self.nr_covered(first, nr_pages, pages.frames.len() as u64);
             }
             new = Some(pages);
         }
@@ -163,7 +165,7 @@ impl File {
             if let Some(new) = new {
                 self.give_back(new, 0);
             }
-            return Ok(Round::MustSleep);
+            return Ok(RoundResult::MustSleep);
         };
         let page_locks = Waiting::on(Rank::Page);
         let nr_beyond = new.as_ref().filter(|new| new.is_overrun).map_or(0, |new| new.frames.len() as u64);
@@ -177,10 +179,10 @@ impl File {
             claim.put_back(nr_beyond);
         }
         match outcome {
-            Ok(0) if !may_sleep => Ok(Round::MustSleep),
+            Ok(0) if !may_sleep => Ok(RoundResult::MustSleep),
             // Evicted between look-up and insertion, so that nothing could be placed: try again
             // from the top.
-            Ok(nr) => Ok(Round::Written(nr)),
+            Ok(nr) => Ok(RoundResult::Written(nr)),
             Err(error) => Err(error),
         }
     }
@@ -208,7 +210,7 @@ impl File {
     }
 
     /// Returns how many pages from `first` on can be had with `nr_frames` new ones.
-    fn reach(&self, first: u64, nr_pages: u64, nr_frames: u64) -> u64 {
+    fn nr_covered(&self, first: u64, nr_pages: u64, nr_frames: u64) -> u64 {
         let mut left = nr_frames;
         for i in 0..nr_pages {
             if !matches!(self.index.lookup(first + i), Entry::Page(_)) {
@@ -229,7 +231,7 @@ impl File {
         first: u64,
         end: u64,
         mut new: Option<NewPages>,
-    ) -> Vec<Target> {
+    ) -> Vec<WriteTarget> {
         let mut targets = Vec::with_capacity((end - first) as usize);
         let mut inserted = 0;
         let mut page = first;
@@ -238,7 +240,7 @@ impl File {
         while page < end
             && let Some(frame) = self.pin_page(page)
         {
-            targets.push(Target::there(page, frame));
+            targets.push(WriteTarget::there(page, frame));
             page += 1;
         }
         if page < end {
@@ -246,7 +248,7 @@ impl File {
             let index = self.index.lock();
             while page < end {
                 if let Some(frame) = self.pin_page(page) {
-                    targets.push(Target::there(page, frame));
+                    targets.push(WriteTarget::there(page, frame));
                     page += 1;
                     continue;
                 }
@@ -255,8 +257,8 @@ impl File {
                 let place = |page, frame, shadow| {
                     self.adopt(frame, page, owner, 2);
                     inserted += 1;
-                    let active = self.judge_refault(shadow, group, frame);
-                    targets.push(Target { page, frame, new: true, active, is_overrun });
+                    let active = self.is_workingset_refault(shadow, group, frame);
+                    targets.push(WriteTarget { page, frame, new: true, active, is_overrun });
                 };
                 let Some(stop) = index.insert_run(page..end, &mut pages.frames, &mut pages.nodes, place)
                 else {
@@ -280,7 +282,7 @@ impl File {
         self: &Arc<Self>,
         offset: u64,
         data: &[u8],
-        targets: &[Target],
+        targets: &[WriteTarget],
         may_sleep: bool,
         _content: &RankedReadGuard<'_, ()>,
     ) -> Result<usize, FileError> {
@@ -327,11 +329,11 @@ impl File {
         }
     }
 
-    /// Copies bytes into one page. False when it has left the file, or would have to be waited for
-    /// by a caller that may not sleep.
+    /// Copies bytes into one page. Returns `false` if it has left the file, or would have to be
+    /// waited for by a caller that may not sleep.
     fn copy_into(
         &self,
-        target: &Target,
+        target: &WriteTarget,
         part: Range<u64>,
         bytes: &[u8],
         may_sleep: bool,
@@ -375,7 +377,7 @@ impl File {
     /// that the pages have of `data`, or fewer and why.
     fn write_through(
         self: &Arc<Self>,
-        through: &[Target],
+        through: &[WriteTarget],
         offset: u64,
         data: &[u8],
     ) -> (usize, io::Result<()>) {
@@ -399,9 +401,9 @@ impl File {
         (taken, result)
     }
 
-    /// A new page of which only a part is written needs its other contents. False when that means
-    /// I/O and we may not sleep.
-    fn prepare_partial(&self, target: &Target, may_sleep: bool) -> Result<bool, FileError> {
+    /// A new page of which only a part is written needs its other contents. Returns `false` if that
+    /// means I/O and we may not sleep.
+    fn prepare_partial(&self, target: &WriteTarget, may_sleep: bool) -> Result<bool, FileError> {
         let arena = self.cache.arena();
         let start = target.page << PAGE_SHIFT;
         let mut read = 0;
@@ -420,7 +422,7 @@ impl File {
 
     /// Puts new pages on the lists, unlocks them, drops all pins; pages that were not written
     /// (`targets[written..]`) and are new leave the file again, and so do those beyond the limit.
-    fn release_targets(&self, targets: &[Target], written: usize) {
+    fn release_targets(&self, targets: &[WriteTarget], written: usize) {
         let reclaimer = self.cache.reclaimer();
         let mut lists: [Vec<FrameId>; 2] = [Vec::new(), Vec::new()];
         for target in &targets[..written] {

@@ -99,7 +99,7 @@ pub enum Request {
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 pub enum Reply {
-    /// So much is not yet durable.
+    /// Bytes that are not yet durable.
     Progress {
         /// Bytes.
         dirty_bytes: u64,

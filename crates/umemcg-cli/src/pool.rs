@@ -28,7 +28,7 @@ const BESIDE_PART: u64 = 32;
 /// A pool size as the command line takes it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum PoolSize {
-    /// So many bytes.
+    /// This many bytes.
     Bytes(u64),
     /// A part of the memory that this process may use, above 0 and at most 100.
     Percent(f64),

@@ -1,6 +1,6 @@
 //! Which control file of a group: what is needed of its row below the table of rows.
 
-/// See the file's head.
+/// See the module text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileId {
     /// Its place in the table.

@@ -191,7 +191,7 @@ struct State {
     groups: HashMap<u64, Heard>,
     nr_listeners: usize,
     has_thread: bool,
-    /// Look at once.
+    /// Look immediately.
     is_rung: bool,
     /// Look for closed eventfds, too.
     ticks: u32,

@@ -13,7 +13,7 @@ use crate::permission::Credentials;
 use crate::trigger::Trigger;
 use crate::watch::Watch;
 
-/// A text of so many bytes is kept whatever the limits say.
+/// A text of this many bytes is kept whatever the limits say.
 pub const KEPT_BYTES: u64 = 4096;
 
 /// An open control file. Does not keep its group: after the group is removed, every use says so.

@@ -14,7 +14,7 @@ use crate::membership_watchers::Watchers;
 use crate::style::Style;
 use crate::trigger::Triggers;
 
-/// See the file's head.
+/// See the module text.
 #[derive(Debug)]
 pub struct ControlState {
     engine: Arc<Engine>,

@@ -86,7 +86,7 @@ pub(crate) fn of_node(names: &Names, file: Option<FileId>) -> impl Iterator<Item
     behind.take_while(move |((of, _), _)| *of == number).map(|((_, name), xattr)| (&**name, xattr))
 }
 
-/// Returns whether a directory or file may have a value of so many bytes under this name.
+/// Returns whether a directory or file may have a value of this many bytes under this name.
 pub(crate) fn admit(
     names: &Names,
     file: Option<FileId>,

@@ -32,7 +32,7 @@ pub(crate) struct Run {
     nr: u64,
 }
 
-/// See the file's head.
+/// See the module text.
 #[derive(Debug)]
 pub(crate) struct Computing {
     max: usize,

@@ -1,9 +1,9 @@
 //! The control tree as a mounted file system.
 //!
 //! Nothing is cached by the kernel: names and attributes are good for no time at all, files are
-//! read and written directly. So a change of owner counts at once, and what is read was made for
-//! that reader. Sizes are those of sysfs: a page. Truncation, which every `echo x > file` asks for,
-//! is accepted and means nothing. An error of a write is the error of `write(2)`.
+//! read and written directly. So a change of owner counts immediately, and what is read was made
+//! for that reader. Sizes are those of sysfs: a page. Truncation, which every `echo x > file` asks
+//! for, is accepted and means nothing. An error of a write is the error of `write(2)`.
 //!
 //! Limit writes reclaim and may take long. Any signal ends the wait: a v1 limit write is then EINTR
 //! and has changed nothing, a v2 one has succeeded already. Other requests end with signals that

@@ -7,7 +7,8 @@
 //! 2. If the request is not known (yet), a watcher looks again a little later, and then answers
 //!    EAGAIN, upon which the kernel sends the interrupt again, or forgets it if the request has
 //!    been answered meanwhile.
-//! 3. If it is known and any signal may end it ([`Interrupts::AnySignal`]), it is answered at once.
+//! 3. If it is known and any signal may end it ([`Interrupts::AnySignal`]), it is answered
+//!    immediately.
 //! 4. Otherwise only a signal that kills may: reads and writes of files do not fail because an
 //!    alarm went off. The watcher looks at the waiting thread every [`WATCH_INTERVAL`] until it is
 //!    being killed or the request is answered.

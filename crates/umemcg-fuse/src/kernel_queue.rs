@@ -14,7 +14,7 @@ use crate::wire::init::NR_BACKGROUND_MAX;
 /// How often the queue is looked at, while requests come.
 const LOOK_INTERVAL_MS: u64 = 8;
 
-/// See the file's head.
+/// See the module text.
 #[derive(Debug)]
 pub(crate) struct KernelQueue {
     /// Nanoseconds since boot.
@@ -36,7 +36,7 @@ impl KernelQueue {
         if now_ms.saturating_sub(self.looked_at_ms.load(Ordering::Relaxed)) >= LOOK_INTERVAL_MS {
             self.looked_at_ms.store(now_ms, Ordering::Relaxed);
             let now_ns = since_boot_ns();
-            // With so many under way the kernel may keep others back where they cannot be seen.
+            // With this many under way the kernel may keep others back where they cannot be seen.
             if transport.is_drained() && inflight.len() < usize::from(NR_BACKGROUND_MAX) / 2 {
                 self.empty_at_ns.fetch_max(now_ns, Ordering::Relaxed);
             }

@@ -1,19 +1,20 @@
 //! The threads that run requests that may sleep.
 //!
-//! The threads of a session are alike. A *reader* waits for the kernel's requests and answers at
-//! once what needs no sleep. When a request may sleep, the thread that read it stops being a reader
-//! and runs it on the spot, after it has made sure that enough readers remain: a *spare* thread is
-//! woken, or a new one started. So no request waits for a hand-over, and there is always a reader
-//! at the device.
+//! The threads of a session are alike. A *reader* waits for the kernel's requests and answers
+//! immediately what needs no sleep. When a request may sleep, the thread that read it stops being a
+//! reader and runs it on the spot, after it has made sure that enough readers remain: a *spare*
+//! thread is woken, or a new one started. So no request waits for a hand-over, and there is always
+//! a reader at the device.
 //!
 //! Every such request has two keys: the group that pays and the store (volume) that may hang. The
 //! queue beside this file says which may start; the others wait there. A request that has to wait
 //! is moved out of the reader's buffer with no lock held: that may be a copy of a mebibyte.
 //!
-//! Of the requests that have a place only so many compute at the same time as there are processors
-//! for (`computing.rs`): a thread tells the pool when its request waits ([`Pool::waits`]), and
-//! another may start. While something waits for nothing but a processor, one spare thread *ticks*:
-//! it looks again and again for requests that compute for too long to be believed.
+//! Of the requests that have a place only this many compute at the same time as there are
+//! processors for (`computing.rs`): a thread tells the pool when its request waits
+//! ([`Pool::waits`]), and another may start. While something waits for nothing but a processor, one
+//! spare thread *ticks*: it looks again and again for requests that compute for too long to be
+//! believed.
 //!
 //! Readers sleep in the device's `read`, one for each processor. What a small request costs is the
 //! waking of the reader and of the asker: with one asker, on two processors of a virtual machine,
@@ -41,9 +42,9 @@ pub struct PoolLimits {
     pub readers_max: usize,
     /// Requests that may sleep at the same time, of all groups.
     pub running_max: usize,
-    /// Beyond that only the first of a group on a store, up to so many altogether.
+    /// Beyond that only the first of a group on a store, up to this many altogether.
     pub first_max: usize,
-    /// So many of those that run may compute at the same time; the others wait for stores.
+    /// This many of those that run may compute at the same time; the others wait for stores.
     pub computing_max: usize,
     /// A spare thread that was not needed for this long ends.
     pub spare_life: Duration,

@@ -43,7 +43,7 @@ pub type Again = Box<dyn FnMut() -> Option<Duration> + Send>;
 
 /// What a delayed reply says when it goes.
 pub enum Answer {
-    /// A write took so many bytes.
+    /// A write took this many bytes.
     Written(u32),
     /// These bytes were read. A copy: pages that are pinned for so long could not be reclaimed.
     Bytes(Vec<u8>),

@@ -21,7 +21,7 @@ const NR_SPARE_BUFFERS: usize = 4;
 const HEAP_BYTES_MAX: usize = 16 << 10;
 
 /// Bytes of a message. Long ones are not in the heap, which would keep what was freed: they go back
-/// to the operating system at once.
+/// to the operating system immediately.
 #[derive(Debug)]
 enum Buffer {
     Heap(Vec<u8>),

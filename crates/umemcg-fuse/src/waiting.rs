@@ -22,7 +22,7 @@ use crate::wire::request::{shorten_write, write_payload};
 /// What a request takes beside its bytes: itself, its entry among those that can be interrupted,
 /// its place in the queue.
 pub const REQUEST_BYTES: u64 = 512;
-/// So much of a write is kept whatever the limits say, and up to the end of a page.
+/// This much of a write is kept whatever the limits say, and up to the end of a page.
 pub const KEPT_BYTES_MIN: usize = 16 << 10;
 /// What a mount lends to writes that wait: as much as 256 of them take at most.
 pub const LENT_BYTES_MAX: u64 = 256 << 20;
@@ -122,7 +122,7 @@ pub(crate) fn charge_held(group: &Group) -> AccountedCharge {
     AccountedCharge::forced(group, REQUEST_BYTES, StatItem::SlabUnreclaimable)
 }
 
-/// Makes a message that was cut after so many bytes one that is whole.
+/// Makes a message that was cut after this many bytes one that is whole.
 pub(crate) fn close(header: &mut InHeader, message: &mut [u8]) {
     if (header.len as usize) > message.len() {
         shorten_write(header, message);

@@ -27,7 +27,7 @@ const SOON: Duration = Duration::from_secs(40);
 /// Files of the store: `0`, `1`.
 const NR_FILES: usize = 2;
 
-/// A store that takes so many bytes a second and keeps none of them.
+/// A store that takes this many bytes a second and keeps none of them.
 #[derive(Debug)]
 struct Slow {
     rate: u64,

@@ -2,7 +2,7 @@
 //! daemon goes on, what was accepted is kept and tried again, each open file is told once, and no
 //! other volume notices.
 //!
-//! "Goes on" is a condition, never a time: so many operations of the others are done while the
+//! "Goes on" is a condition, never a time: this many operations of the others are done while the
 //! store is ill.
 
 mod common;

@@ -184,7 +184,7 @@ impl Group {
         self.node.peak()
     }
 
-    /// Starts the peak again from the usage of now.
+    /// Starts the peak again from the present usage.
     pub fn reset_peak(&self) {
         self.node.reset_peak();
     }

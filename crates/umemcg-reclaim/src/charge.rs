@@ -7,14 +7,14 @@ use thiserror::Error;
 use umemcg_base::{PAGE_SIZE_U64, assert_no_locks_held};
 use umemcg_group::{Charge, EventKind, Group, Refused};
 
-use crate::high::note_charged;
+use crate::memory_high::note_charged;
 use crate::reclaimer::Reclaimer;
 use crate::scan_control::{MAX_RECLAIM_RETRIES, Reason};
 use crate::stall::StalledHere;
 
 /// A charge of at most this many pages is tried again after any progress at all.
 const COSTLY_PAGES: u64 = 8;
-/// Attempts with progress that others took away from us, before a small charge counts as refused.
+/// Attempts whose freed memory other threads took, before a small charge counts as refused.
 const MAX_LOST_RACES: u32 = 1024;
 
 /// Why a charge failed for good.
@@ -23,7 +23,7 @@ pub enum ChargeError {
     /// This group is at its limit and has nothing left to give.
     #[error("{}", describe(.0))]
     Limit(Refused),
-    /// The caller no longer wants it.
+    /// The caller cancelled it.
     #[error("the charge was cancelled")]
     Cancelled,
 }
@@ -38,7 +38,7 @@ fn describe(refused: &Refused) -> String {
 }
 
 impl Reclaimer {
-    /// Charges `bytes` to `group`; when a group on the way up refuses, reclaims from *that* group
+    /// Charges `bytes` to `group`. If the group or an ancestor refuses, reclaims from *that* group
     /// and tries again. May sleep; no lock may be held.
     ///
     /// # Errors
@@ -58,8 +58,8 @@ impl Reclaimer {
         .inspect(|_| note_charged(bytes))
     }
 
-    /// Like [`charge`](Self::charge), for a caller that has a smaller wish to fall back on: one
-    /// round of reclaim, and a refusal is no `oom` event.
+    /// Like [`charge`](Self::charge), for a caller that can make do with less: it makes one round
+    /// of reclaim, and a refusal counts no `oom` event.
     ///
     /// # Errors
     /// As [`charge`](Self::charge).
@@ -78,8 +78,8 @@ impl Reclaimer {
 
     /// Like [`charge_opportunistic`](Self::charge_opportunistic), for more than the caller was
     /// asked for, such as read-ahead: where the group that refuses has background reclaim, the
-    /// caller does not reclaim. A request that leaps from below the mark over the limit would
-    /// otherwise reclaim each time, and the workers would never hear of it.
+    /// caller does not reclaim. A request that goes from below the mark to above the limit would
+    /// otherwise reclaim each time, and the workers would never be woken.
     ///
     /// # Errors
     /// As [`charge`](Self::charge).
@@ -89,7 +89,7 @@ impl Reclaimer {
         bytes: u64,
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Charge, ChargeError> {
-        if let Some(full) = self.would_eat_reserve(group, bytes) {
+        if let Some(full) = self.level_short_of_reserve(group, bytes) {
             return Err(ChargeError::Limit(Refused { group: full, wanted_bytes: bytes }));
         }
         match group.try_charge(bytes) {
@@ -100,11 +100,11 @@ impl Reclaimer {
         .inspect(|_| note_charged(bytes))
     }
 
-    /// Returns the lowest level with background reclaim in which `bytes` more would take what is
-    /// kept for charges that cannot do with less: half of what lies between its low mark and its
-    /// limit. Without it a burst of read-ahead fills a small group to the brim, and the next page
-    /// that is really needed finds no room before the workers have come.
-    fn would_eat_reserve(&self, group: &Arc<Group>, bytes: u64) -> Option<Arc<Group>> {
+    /// Returns the lowest level with background reclaim in which `bytes` more would use the reserve
+    /// for charges that cannot do with less: half of the memory between its low mark and its limit.
+    /// Without a reserve, a burst of read-ahead fills a small group completely, and the next page
+    /// that is really needed finds no room before the workers have run.
+    fn level_short_of_reserve(&self, group: &Arc<Group>, bytes: u64) -> Option<Arc<Group>> {
         let eats = |at: &&Arc<Group>| {
             let start = self.low_mark(at);
             let max = at.max_bytes();

@@ -16,7 +16,7 @@ const EVERYTHING: Pass = Pass {
     goal: u64::MAX,
     ahead: 0,
     reason: Reason::Proactive,
-    round: Round::Everybody,
+    round: Round::AllGroups,
     insists: false,
     node: None,
     kept: ProtectedShare::NOTHING,
@@ -39,9 +39,9 @@ impl Reclaimer {
         progress
     }
 
-    /// Asks all shrinkers of a subtree for everything, again and again while a pass frees more than
-    /// the one before would make worth while: the threshold doubles, so that objects that are made
-    /// again at once do not keep us for ever. Interruptible; no lock may be held.
+    /// Asks all shrinkers of a subtree for everything, in passes, as long as a pass frees more than
+    /// a threshold: the threshold doubles, so that objects that are recreated immediately do not
+    /// keep us here for ever. Interruptible; no lock may be held.
     pub fn drop_slab(&self, root: &Arc<Group>, cancelled: &dyn Fn() -> bool) -> Progress {
         assert_no_locks_held("dropping objects");
         let mut progress = Progress::default();

@@ -4,7 +4,7 @@
 //! one of its own (a pin). A thread that takes a page out of its file clears its identity first and
 //! then drops the base reference. The thread that drops the count to zero tries to freeze the
 //! frame; exactly one succeeds, and frees it. A reader that pinned by a stale look-up finds the
-//! identity changed and drops its pin through the same door, so no thread has to wait for readers.
+//! identity changed and drops its pin in the same way, so no thread has to wait for readers.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

@@ -1,5 +1,5 @@
-//! What reclaim keeps with every group: its lists on each node, its shrinkers' bits, its lists of
-//! objects, its marks, and where walks over its subtree stand. Made with the group's first page.
+//! Reclaim's state of a group: its lists on each node, its shrinkers' bits, its lists of objects,
+//! its marks, and the positions of walks over its subtree. Created with the group's first page.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -17,7 +17,7 @@ use crate::shrinker::bits::{BitPlace, Closed, ShrinkerBits};
 use crate::walk_position::WalkPosition;
 use crate::writeback_backoff::WritebackBackoff;
 
-/// What reclaim keeps with every group.
+/// Reclaim's state of a group.
 #[derive(Debug)]
 pub struct GroupReclaim {
     lruvecs: Box<[Lruvec]>,
@@ -109,7 +109,7 @@ impl GroupReclaim {
         Ok(place)
     }
 
-    /// Returns the list of objects with this key, made if there is none.
+    /// Returns the list of objects with this key; creates it if there is none.
     pub(crate) fn find_or_make_list(
         &self,
         group: &Group,
@@ -126,7 +126,7 @@ impl GroupReclaim {
         subtree_marks::note_present(chain(group, self.lruvecs.len()));
     }
 
-    /// Notes that a walk was here: if it left nothing, walks pass the group by until something is
+    /// Notes that a walk was here: if it left nothing, walks skip the group until something is
     /// added.
     pub(crate) fn note_absent_if_empty(&self, group: &Arc<Group>) {
         if !self.subtree_marks.is_marked() || !self.is_empty() {

@@ -1,5 +1,6 @@
-//! Which memory goes: the lists of every group, the walk over a subtree, and "charge, or reclaim
-//! and try again".
+//! Reclaim: which memory is freed when a group has no room. This crate has the lists of every
+//! group, the walk over a subtree, shrinkers, background workers, and "charge, or reclaim and try
+//! again".
 //!
 //! One core serves every caller (a refused charge, a limit write, `force_empty`, `memory.reclaim`,
 //! the background workers): a root group, a goal in pages, and a reason. Reclaim starts with
@@ -8,7 +9,7 @@
 #![forbid(unsafe_code)]
 
 #[cfg(not(loom))]
-mod accounted;
+mod accounted_charge;
 #[cfg(all(feature = "baseline", not(loom)))]
 pub mod baseline;
 #[cfg(all(feature = "baseline", not(loom)))]
@@ -23,8 +24,6 @@ pub mod frame_ref;
 #[cfg(not(loom))]
 mod group_reclaim;
 #[cfg(not(loom))]
-pub mod high;
-#[cfg(not(loom))]
 pub mod kswapd;
 #[cfg(not(loom))]
 mod list_lru;
@@ -37,6 +36,8 @@ mod marks;
 #[cfg(not(any(feature = "baseline", loom)))]
 #[doc(hidden)]
 pub mod mechanism;
+#[cfg(not(loom))]
+pub mod memory_high;
 #[cfg(not(loom))]
 mod object_lists;
 #[cfg(not(loom))]
@@ -76,21 +77,21 @@ pub mod watermark;
 pub mod writeback_backoff;
 
 #[cfg(not(loom))]
-pub use accounted::AccountedCharge;
+pub use accounted_charge::AccountedCharge;
 #[cfg(not(loom))]
 pub use charge::ChargeError;
 #[cfg(not(loom))]
 pub use group_reclaim::{GroupReclaim, advance_age, owner_from};
 #[cfg(not(loom))]
-pub use high::ChargeMeter;
-#[cfg(not(loom))]
 pub use kswapd::Kswapd;
 #[cfg(not(loom))]
-pub use list_lru::{KnownList, ListLru, Verdict, WalkedList};
+pub use list_lru::{ListHandle, ListLru, Verdict, WalkedList};
 #[cfg(not(loom))]
 pub use list_slots::{LIST_SLOT_BYTES, ListSlot, ListsFull};
 #[cfg(not(loom))]
 pub use lruvec::{LruKind, Lruvec};
+#[cfg(not(loom))]
+pub use memory_high::ChargeMeter;
 #[cfg(not(loom))]
 pub use page_owner::{Eviction, PageOwner};
 #[cfg(not(loom))]

@@ -100,23 +100,23 @@ impl ListLru {
         self.slots.give_back(slot);
     }
 
-    /// Returns whether the object is on a list. Out of date at once unless the caller keeps others
-    /// from moving it.
+    /// Returns whether the object is on a list. Out of date immediately unless the caller keeps
+    /// others from moving it.
     pub fn is_linked(&self, slot: ListSlot) -> bool {
         self.slots.is_linked(slot)
     }
 
     /// Puts an object at the young end of the list of `owner`, which a charge of the caller's keeps
-    /// alive. False when it is on a list already. The caller keeps others from adding or removing
-    /// the same object meanwhile.
+    /// alive. Returns `false` if it is on a list already. The caller keeps others from adding or
+    /// removing the same object meanwhile.
     #[doc(alias = "list_lru_add")]
     pub fn add(&self, owner: OwnerId, node: usize, slot: ListSlot) -> bool {
-        self.add_and_know(owner, node, slot).is_some()
+        self.add_with_handle(owner, node, slot).is_some()
     }
 
-    /// Like [`add`](Self::add); also says which list that is, for [`add_to`](Self::add_to). `None`
-    /// when the object is on a list already.
-    pub fn add_and_know(&self, owner: OwnerId, node: usize, slot: ListSlot) -> Option<KnownList> {
+    /// Like [`add`](Self::add), and returns a handle of the list for [`add_to`](Self::add_to).
+    /// `None` when the object is on a list already.
+    pub fn add_with_handle(&self, owner: OwnerId, node: usize, slot: ListSlot) -> Option<ListHandle> {
         let owner = mechanism::list_owner(owner);
         loop {
             let group = owner.resolve();
@@ -143,14 +143,14 @@ impl ListLru {
             if is_first {
                 part.note_present(&group);
             }
-            return Some(KnownList(list));
+            return Some(ListHandle(list));
         }
     }
 
-    /// Like [`add`](Self::add), on a list that was found before, which saves looking for it. False
-    /// when that list is gone or has nothing on it, or the object is on a list already; then
-    /// nothing was done.
-    pub fn add_to(&self, known: &KnownList, owner: OwnerId, slot: ListSlot) -> bool {
+    /// Like [`add`](Self::add), on a list that was found before, which saves looking for it.
+    /// Returns `false` if that list is gone or has nothing on it, or the object is on a list
+    /// already; then nothing was done.
+    pub fn add_to(&self, known: &ListHandle, owner: OwnerId, slot: ListSlot) -> bool {
         let owner = mechanism::list_owner(owner);
         let list = &*known.0;
         debug_assert_eq!(list.serial(), self.serial, "a list is known to the thread that found it");
@@ -164,15 +164,15 @@ impl ListLru {
         true
     }
 
-    /// Asks for the lines of the place that follows a place; says what object is in this one, if
-    /// there ever was any, and which place follows. Takes no lock, and is only good for guesses.
+    /// Prefetches the next slot's cache line. Returns the token in this slot, if there ever was
+    /// one, and the next slot's number. Takes no lock; the answer is only a hint.
     #[inline]
     pub fn look_ahead(&self, slot: u32) -> Option<(u64, u32)> {
         self.slots.look_ahead(slot)
     }
 
-    /// Takes an object off its list. False when it is on none. The caller keeps others from adding
-    /// it meanwhile; walks may remove it at the same time, then one of the two says so.
+    /// Takes an object off its list. Returns `false` if it is on none. The caller keeps others from
+    /// adding it meanwhile; walks may remove it at the same time, then one of the two says so.
     #[doc(alias = "list_lru_del")]
     pub fn remove(&self, node: usize, slot: ListSlot) -> bool {
         self.with_list_of(node, slot, |list, objects| {
@@ -181,7 +181,7 @@ impl ListLru {
         })
     }
 
-    /// Moves an object to the young end of its list. False when it is on none.
+    /// Moves an object to the young end of its list. Returns `false` if it is on none.
     pub fn touch(&self, node: usize, slot: ListSlot) -> bool {
         self.with_list_of(node, slot, |_, objects| objects.chain.rotate(&self.slots, slot))
     }
@@ -200,7 +200,7 @@ impl ListLru {
             if objects.dead {
                 continue;
             }
-            // Under the lock of the living list that the owner leads to, this is the last word.
+            // Under the lock of the living list that the owner leads to, this answer is exact.
             if !self.slots.is_linked(slot) {
                 return false;
             }
@@ -214,8 +214,8 @@ impl ListLru {
     }
 
     /// Returns the list of a group, if it has one.
-    pub fn known(&self, group: &Group, node: usize) -> Option<KnownList> {
-        self.list(group, node).map(KnownList)
+    pub fn known(&self, group: &Group, node: usize) -> Option<ListHandle> {
+        self.list(group, node).map(ListHandle)
     }
 
     /// Objects on the list of a group, without its lock.
@@ -236,13 +236,13 @@ impl ListLru {
         nr: u64,
         visit: impl FnMut(&mut WalkedList<'_>, u64, ListSlot) -> Verdict,
     ) -> u64 {
-        self.known(group, node).map_or(0, |known| self.walk_known(&known, nr, visit))
+        self.known(group, node).map_or(0, |known| self.walk_handle(&known, nr, visit))
     }
 
     /// Like [`walk`](Self::walk), on a list that was found before.
-    pub fn walk_known(
+    pub fn walk_handle(
         &self,
-        known: &KnownList,
+        known: &ListHandle,
         nr: u64,
         mut visit: impl FnMut(&mut WalkedList<'_>, u64, ListSlot) -> Verdict,
     ) -> u64 {
@@ -284,11 +284,11 @@ impl ListLru {
 /// A list that was found before. When it was pruned, it comes back with the next object; it goes
 /// for good with its group.
 #[derive(Debug)]
-pub struct KnownList(Arc<ObjectList>);
+pub struct ListHandle(Arc<ObjectList>);
 
-impl KnownList {
-    /// Returns the number of the place at the old end, for [`ListLru::look_ahead`]: out of date at
-    /// once.
+impl ListHandle {
+    /// Returns the number of the place at the old end, for [`ListLru::look_ahead`]: out of date
+    /// immediately.
     #[inline]
     pub fn oldest(&self) -> u32 {
         self.0.oldest()

@@ -34,7 +34,7 @@ impl Reclaimer {
         if applied.low != UNLIMITED {
             self.listen_for_pressure(group);
         }
-        // Looks at the usage of now, after the marks stand.
+        // Looks at the present usage, after the marks stand.
         group.set_pressure_mark(
             applied.low.min(GroupReclaim::of(group, self.nr_nodes()).background().high_limit()),
         );
@@ -50,7 +50,7 @@ impl Reclaimer {
         GroupReclaim::if_present(group).map_or(UNLIMITED, |part| part.background().marks.start())
     }
 
-    /// Computes a group's marks again. To be called after every change of its limit.
+    /// Computes a group's marks again. Must be called after every change of its limit.
     #[doc(alias = "setup_per_memcg_wmarks")]
     pub fn limit_changed(&self, group: &Arc<Group>) {
         let Some(part) = GroupReclaim::if_present(group) else { return };

@@ -8,7 +8,7 @@ use std::sync::{Arc, Weak};
 use umemcg_base::{Rank, RankedMutex, RankedMutexGuard, RankedRwLock};
 use umemcg_group::{Group, StatItem};
 
-use crate::accounted::AccountedCharge;
+use crate::accounted_charge::AccountedCharge;
 use crate::list_slots::{Chain, ListSlot, ListSlots};
 use crate::shrinker::bits::{BitPlace, Closed, Unit};
 

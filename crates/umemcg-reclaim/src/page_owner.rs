@@ -1,4 +1,4 @@
-//! The seam to the layer that knows what a page holds: may it leave, and what writes dirty pages?
+//! The trait through which reclaim asks the page cache to evict pages and to write dirty ones.
 
 use std::fmt;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub trait PageOwner: Send + Sync + fmt::Debug {
     /// Wakes the flusher: reclaim on behalf of `group` sees dirty pages only. Never blocks.
     fn start_writeback(&self, group: &Arc<Group>);
 
-    /// Sleeps until some write-back has finished, or the timeout. True when some finished.
+    /// Sleeps until some write-back has finished, or the timeout. Returns `true` if some finished.
     #[doc(alias = "reclaim_throttle")]
     fn wait_for_writeback(&self, timeout: Duration) -> bool;
 

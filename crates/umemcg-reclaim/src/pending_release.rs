@@ -1,16 +1,15 @@
-//! Bytes that a shrinker has asked another party to free, and the wait until they are free: the
-//! kernel lets go of names a moment after it is asked to.
+//! Pending releases: bytes that a shrinker has asked another party to free, and the wait until they
+//! are free. The kernel drops names a moment after it is asked to.
 
 use std::time::Duration;
 
 use umemcg_base::sync::Instant;
 use umemcg_base::{Condvar, LeafMutex, Rank, assert_may_wait};
 
-/// Longest single wait inside a reclaim for memory that another party promised to let go of.
+/// Longest single wait inside a reclaim for requested releases.
 const RELEASE_WAIT: Duration = Duration::from_millis(20);
 
-/// Counts the bytes that were freed after they had been promised, and wakes the threads that wait
-/// for them.
+/// Counts the bytes that were freed after a request, and wakes the threads that wait for them.
 #[derive(Debug)]
 pub(crate) struct PendingReleases {
     /// Ever.
@@ -25,27 +24,27 @@ impl Default for PendingReleases {
 }
 
 impl PendingReleases {
-    /// Bytes that had been promised are free now: threads that wait for them look again.
+    /// Adds bytes that have been freed, and wakes the threads that wait for them.
     pub(crate) fn note(&self, bytes: u64) {
         *self.released_bytes.lock() += bytes;
         self.released.notify_all();
     }
 
-    /// Returns the bytes that have been freed after a promise, ever.
+    /// Returns all bytes that have been freed after a request so far.
     pub(crate) fn released_bytes(&self) -> u64 {
         *self.released_bytes.lock()
     }
 
-    /// Waits, at most [`RELEASE_WAIT`], until half of `promised` bytes have been freed since
-    /// `before` was read; returns how many of them have. Not all, because some of what is asked for
+    /// Waits, at most [`RELEASE_WAIT`], until half of `requested` bytes have been freed since
+    /// `before` was read; returns how many have. It waits only for half because some of the memory
     /// may be in use.
-    pub(crate) fn wait(&self, before: u64, promised: u64) -> u64 {
-        assert_may_wait(Rank::KernelRelease, "a wait for what was promised");
+    pub(crate) fn wait(&self, before: u64, requested: u64) -> u64 {
+        assert_may_wait(Rank::KernelRelease, "a wait for what was requested");
         let deadline = Instant::now() + RELEASE_WAIT;
         let mut bytes = self.released_bytes.lock();
-        while *bytes - before < promised.div_ceil(2)
+        while *bytes - before < requested.div_ceil(2)
             && !self.released.wait_until(&mut bytes, deadline).timed_out()
         {}
-        (*bytes - before).min(promised)
+        (*bytes - before).min(requested)
     }
 }

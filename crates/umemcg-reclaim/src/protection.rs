@@ -1,11 +1,11 @@
-//! What protection means to one reclaim: which groups it leaves alone, and which part of the
-//! others' lists it does not look at (`kernel-semantics` §2.3, §2.4).
+//! Protection as one reclaim sees it: which groups it leaves alone, and which part of the other
+//! groups' lists it does not look at (`kernel-semantics` §2.3, §2.4).
 //!
 //! A group that uses no more than its effective `min` is never visited; one that uses no more than
 //! its effective `low` only when a whole reclaim without it has brought nothing, and that is
 //! counted as a `low` event. Of a group that uses more, the share is taken of what is beyond its
 //! protection, so that there is no cliff: the nearer to its protection, the gentler. The target of
-//! the reclaim is not protected from it; only what its groups were promised relative to it counts.
+//! the reclaim is not protected from it; only protection below the target counts.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ pub(crate) struct ReclaimProtection<'r> {
     effective: EffectiveProtection<'r>,
     /// Nothing else is left: only `min` counts.
     overrides_low: bool,
-    /// A group was passed by, or looked at less, for its `low`.
+    /// A group was skipped, or looked at less, for its `low`.
     low_was_in_the_way: bool,
 }
 
@@ -49,10 +49,10 @@ impl<'r> ReclaimProtection<'r> {
         makes_a_difference
     }
 
-    /// Returns what of the group is out of reach; `None` when the group is not to be visited.
+    /// Returns the protected share of the group; `None` if the group must not be visited.
     #[doc(alias = "mem_cgroup_below_min")]
     #[doc(alias = "mem_cgroup_below_low")]
-    pub(crate) fn kept_of(&mut self, group: &Arc<Group>) -> Option<ProtectedShare> {
+    pub(crate) fn protected_share(&mut self, group: &Arc<Group>) -> Option<ProtectedShare> {
         if !self.effective.is_any() {
             return Some(ProtectedShare::NOTHING);
         }
@@ -117,13 +117,13 @@ mod tests {
         low.set_low(u64::MAX);
         min.set_min(u64::MAX);
         let mut protection = ReclaimProtection::new(tree.root(), true, false);
-        assert!(protection.kept_of(&min).is_none() && !protection.low_was_in_the_way());
-        assert!(protection.kept_of(&low).is_none() && protection.low_was_in_the_way());
-        assert!(protection.kept_of(tree.root()).is_some(), "the target is not protected from itself");
+        assert!(protection.protected_share(&min).is_none() && !protection.low_was_in_the_way());
+        assert!(protection.protected_share(&low).is_none() && protection.low_was_in_the_way());
+        assert!(protection.protected_share(tree.root()).is_some(), "the target is not protected from itself");
         assert!(protection.give_up_low() && !protection.give_up_low());
-        assert!(protection.kept_of(&min).is_none());
+        assert!(protection.protected_share(&min).is_none());
         assert_eq!(low.event_count_local(EventKind::Low), 0);
-        assert_eq!(protection.kept_of(&low).unwrap().exposed(1000), 1000);
+        assert_eq!(protection.protected_share(&low).unwrap().exposed(1000), 1000);
         assert_eq!((low.event_count_local(EventKind::Low), min.event_count(EventKind::Low)), (1, 0));
         assert_eq!(tree.root().event_count(EventKind::Low), 1, "counted above, too");
     }

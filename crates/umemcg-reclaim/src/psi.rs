@@ -40,7 +40,7 @@ struct Line {
 }
 
 impl Line {
-    /// So many whole periods are over.
+    /// This many whole periods are over.
     fn average(&mut self, periods: u32) {
         let lost = self.shown.total - self.averaged;
         self.averaged = self.shown.total;
@@ -68,7 +68,7 @@ pub struct StallMeter {
 }
 
 impl StallMeter {
-    /// Counts the time until `now`, since any origin; then so many requests more or fewer are
+    /// Counts the time until `now`, since any origin; then this many requests more or fewer are
     /// stalled and worked on.
     pub fn change(&mut self, now: Duration, stalled: i32, working: i32) {
         self.count_to(now);

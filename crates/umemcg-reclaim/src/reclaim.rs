@@ -2,8 +2,8 @@
 //!
 //! At priority p every visited list is scanned by its length divided by 2^p, so gentle passes come
 //! first and the whole list is looked at only when nothing else helped (`kernel-semantics` §2.3,
-//! §2.4). Reclaim never writes dirty data: it passes dirty pages by, wakes the flusher, and when
-//! dirty pages are all it sees it waits, bounded, for write-back.
+//! §2.4). Reclaim never writes dirty data: it skips dirty pages and wakes the flusher. When it sees
+//! nothing but dirty pages, it waits for write-back, for a bounded time.
 
 use std::sync::Arc;
 
@@ -19,8 +19,8 @@ use crate::rounds::FirstRounds;
 use crate::scan_control::{DEF_PRIORITY, Pass, Progress, Reason, Round, SWAP_CLUSTER_MAX, WRITEBACK_WAIT};
 
 impl Reclaimer {
-    /// Moves everything that a dying group has to its parent: pages and lists of objects in O(1)
-    /// each, shrinker bits, and what shrinkers owe.
+    /// Moves everything of a dying group to its parent: lists of pages and of objects in O(1) each,
+    /// shrinker bits, and the deferred work of shrinkers.
     #[doc(alias = "memcg_reparent_objcgs")]
     pub fn splice_to_parent(&self, dying: &Arc<Group>, parent: &Arc<Group>) {
         let with_objects = splice_lists((self.arena(), self.list_slots()), (dying, parent), self.nr_nodes());
@@ -32,8 +32,7 @@ impl Reclaimer {
     /// Reclaims about `goal` pages from `root` and everything below it. May sleep. No lock may be
     /// held.
     ///
-    /// Returns what was moved; zero reclaimed means that a caller at its limit has nothing left to
-    /// hope for.
+    /// Returns the progress; zero pages reclaimed means that nothing can be freed.
     #[doc(alias = "try_to_free_mem_cgroup_pages")]
     pub fn reclaim(
         &self,
@@ -46,8 +45,8 @@ impl Reclaimer {
         mechanism::in_reclaim(|| self.reclaim_now(root, goal, reason, first_rounds, cancelled))
     }
 
-    /// Like [`reclaim`](Self::reclaim), for a caller that wants everything from all groups: it
-    /// ignores soft limits, which say which groups are first.
+    /// Like [`reclaim`](Self::reclaim), but ignores soft limits: all groups are asked from the
+    /// beginning.
     pub fn reclaim_from_all(&self, root: &Arc<Group>, goal: u64, cancelled: &dyn Fn() -> bool) -> Progress {
         self.reclaim_now(root, goal, Reason::Proactive, FirstRounds::ignoring_soft_limits(), cancelled)
     }
@@ -74,7 +73,7 @@ impl Reclaimer {
                 (&mut protection, first_rounds),
                 cancelled,
             ));
-            // Once more at most: nothing but what is protected as best we can.
+            // Once more at most, taking memory that only `low` protects.
             if progress.pages() > 0 || cancelled() || !protection.give_up_low() {
                 return progress;
             }
@@ -111,20 +110,20 @@ impl Reclaimer {
             let scanned = progress.scanned - before.scanned;
             let dirty = progress.dirty - before.dirty;
             if progress.reclaimed > before.reclaimed {
-                GroupReclaim::of(root, self.nr_nodes()).backoff.was_rewarded();
+                GroupReclaim::of(root, self.nr_nodes()).backoff.note_freed_some();
             } else if scanned > 0 && dirty == scanned && (priority == 0 || has_only_dirty(root)) {
                 self.wait_for_dirty(root);
             }
-            let promised = progress.releasing_bytes - before.releasing_bytes;
-            if promised > 0 {
-                // A reclaim that has what it was asked for leaves the rest to later ones.
-                if progress.pages() >= needed && progress.pages() + promised / PAGE_SIZE_U64 >= goal {
+            let requested = progress.releasing_bytes - before.releasing_bytes;
+            if requested > 0 {
+                // A reclaim that has reached its goal leaves the rest to later ones.
+                if progress.pages() >= needed && progress.pages() + requested / PAGE_SIZE_U64 >= goal {
                     return progress;
                 }
-                let released = self.pending_releases().wait(released_before, promised);
+                let released = self.pending_releases().wait(released_before, requested);
                 progress.slab_bytes += released;
-                // What is missing of a promise that is being kept is on its way.
-                let coming = if released >= promised / 2 { promised - released } else { 0 };
+                // If at least half has been released, the rest is on its way.
+                let coming = if released >= requested / 2 { requested - released } else { 0 };
                 if progress.pages() + coming / PAGE_SIZE_U64 >= goal {
                     return progress;
                 }
@@ -159,7 +158,7 @@ impl Reclaimer {
         protection: &mut ReclaimProtection<'_>,
     ) -> Progress {
         let Some(part) = GroupReclaim::if_present(group) else { return Progress::default() };
-        let Some(kept) = protection.kept_of(group) else { return Progress::default() };
+        let Some(kept) = protection.protected_share(group) else { return Progress::default() };
         let pass = &Pass { kept, ..*pass };
         let (mut progress, has_pages) = self.shrink_lists(root, group, part, pass);
         mechanism::note_visit(pass.priority, &progress);

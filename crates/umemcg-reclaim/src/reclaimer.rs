@@ -1,5 +1,5 @@
-//! What reclaim works with: the frames, the groups, the shrinkers, the queue of the workers. What
-//! it does with them is in [`crate::reclaim`] and the files around it.
+//! The reclaimer: the frames, the groups, the shrinkers and the queue of the workers that reclaim
+//! works with. The algorithm is in [`crate::reclaim`] and the files around it.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -16,7 +16,7 @@ use crate::pending_release::PendingReleases;
 use crate::pressure_level::{LevelListener, PressureLevel};
 use crate::shrinker::{Registration, Shrinker, ShrinkerId, Shrinkers};
 
-/// Takes memory back from groups.
+/// Reclaims memory from groups.
 #[derive(Debug)]
 pub struct Reclaimer {
     arena: Arc<Arena>,
@@ -141,20 +141,20 @@ impl Reclaimer {
         self.owner.get()?.upgrade()
     }
 
-    /// Returns what shrinkers have promised and others have yet to free.
+    /// Returns the bytes whose release shrinkers have requested from others.
     pub(crate) fn pending_releases(&self) -> &PendingReleases {
         &self.pending_releases
     }
 
-    /// Tells reclaim that bytes which a shrinker had promised are free now: threads that wait for
-    /// them look again.
+    /// Reports that bytes whose release a shrinker had requested are free now, and wakes the
+    /// threads that wait for them.
     pub fn note_released(&self, bytes: u64) {
         self.pending_releases.note(bytes);
     }
 
-    /// Has `listener` told of every window that ends from now on, in place of the one before. It is
-    /// called with no ranked lock held, by threads that reclaim, and must neither sleep nor
-    /// reclaim. A panic of it is logged and goes no further.
+    /// Sets a listener that is called for every window of scanned pages that ends from now on;
+    /// replaces the previous listener. It is called with no ranked lock held, by threads that
+    /// reclaim, and must neither sleep nor reclaim. A panic of it is logged and goes no further.
     #[doc(alias = "vmpressure_register_event")]
     pub fn listen_for_levels(&self, listener: impl Fn(&Arc<Group>, PressureLevel) + Send + Sync + 'static) {
         self.level_listener.set(Some(Box::new(listener)));

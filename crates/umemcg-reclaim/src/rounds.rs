@@ -2,9 +2,9 @@
 //! groups (mail soft-limit-rework).
 //!
 //! The first round is made only if a group below the root is in excess, which one load says; if the
-//! root itself is, the turn of all has come anyway. A walker whose first round hands out no group,
-//! because others in the same walk were faster, makes it once more. Then the question is whether
-//! the second follows at the same priority:
+//! root itself is, all groups are eligible anyway. A walker whose first round hands out no group,
+//! because others in the same walk were faster, makes it once more. This table says whether the
+//! second round follows at the same priority:
 //!
 //! | the first round | then |
 //! |---|---|
@@ -13,11 +13,11 @@
 //! | saw pages that are in use | no: they are looked at harder first, down to the last priority |
 //! | saw nothing but dirty pages | it is made again when some have been written (a worker rests meanwhile); yes when nothing is being written |
 //!
-//! The last two lines are not the mail's, whose second round follows only when the first looked at
-//! nothing. With that, a group in excess whose pages are dirty is scanned at every priority down to
-//! the last, all of it in the end, and finds them dirty each time: that is what made a streaming
-//! writer 2.3 times as dear. And when they cannot be written at all, reclaim fails beside the clean
-//! pages of all others.
+//! The last two lines differ from the mail, whose second round follows only when the first looked
+//! at nothing. With that, a group in excess whose pages are dirty is scanned at every priority down
+//! to the last, all of it in the end, and finds them dirty each time: that is what made a streaming
+//! writer 2.3 times as expensive. And when they cannot be written at all, reclaim fails beside the
+//! clean pages of all others.
 
 use std::sync::Arc;
 
@@ -36,21 +36,20 @@ const DIRTY_ROUNDS_MAX: u32 = 8;
 /// How many times [`WRITEBACK_WAIT`] nothing at all may be written before the second round.
 const WAITS_MAX: u32 = 5;
 
-/// Pages of a list in excess that are looked at, if so many are wanted, even where its share of the
-/// priority is smaller.
+/// Most pages of a list in excess that are looked at beyond its share of the priority.
 pub(crate) const IN_EXCESS_PAGES_MAX: u64 = 1024;
-/// A group gives this part of its excess at once.
+/// The part of its excess that a group gives in one step.
 const AHEAD_SHARE: u64 = 8;
 
-/// What comes after a first round that did not bring enough.
+/// What follows a first round that did not free enough.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum After {
+enum FollowUp {
     /// The next priority; no other group is asked.
-    Harder,
-    /// The same again, as soon as something has been written.
-    Written,
+    NextPriority,
+    /// The same round again, as soon as something has been written.
+    AfterWriteback,
     /// The second round.
-    Everybody,
+    SecondRound,
 }
 
 /// What a reclaim remembers of its first rounds from priority to priority.
@@ -59,7 +58,7 @@ pub(crate) struct FirstRounds {
     nr_dirty_rounds: u32,
     /// The caller waits itself for what is dirty, and has not waited in vain.
     waits_elsewhere: bool,
-    /// Nothing has been freed, and it will not be tried harder.
+    /// Nothing has been freed, and there is no lower priority to try.
     pub(crate) is_last_chance: bool,
     /// All groups are asked from the beginning.
     ignores_soft_limits: bool,
@@ -78,33 +77,33 @@ impl FirstRounds {
         Self { nr_dirty_rounds, waits_elsewhere: !has_rested_in_vain, ..Self::default() }
     }
 
-    /// After a first round that brought this.
-    fn judge(&mut self, first: &Progress) -> After {
+    /// Decides what follows a first round with this progress.
+    fn follow_up(&mut self, first: &Progress) -> FollowUp {
         if let Some(follows) = mechanism::follows_first_round(first) {
-            return if follows { After::Everybody } else { After::Harder };
+            return if follows { FollowUp::SecondRound } else { FollowUp::NextPriority };
         }
         if first.pages() > 0 || first.releasing_bytes > 0 {
             self.nr_dirty_rounds = 0;
-            return After::Harder;
+            return FollowUp::NextPriority;
         }
         // A worker rests before it tries for the last time.
         if first.scanned > 0 && first.dirty == first.scanned && (self.waits_elsewhere || !self.is_last_chance)
         {
             self.nr_dirty_rounds += 1;
             return match self.nr_dirty_rounds {
-                _ if self.waits_elsewhere => After::Harder,
-                1..=DIRTY_ROUNDS_MAX => After::Written,
-                _ => After::Everybody,
+                _ if self.waits_elsewhere => FollowUp::NextPriority,
+                1..=DIRTY_ROUNDS_MAX => FollowUp::AfterWriteback,
+                _ => FollowUp::SecondRound,
             };
         }
         let saw_nothing = first.scanned == 0 && first.slab_scanned == 0;
-        if saw_nothing || self.is_last_chance { After::Everybody } else { After::Harder }
+        if saw_nothing || self.is_last_chance { FollowUp::SecondRound } else { FollowUp::NextPriority }
     }
 }
 
 impl Reclaimer {
-    /// Shrinks groups of a subtree at the priority of `pass` in two rounds, until `enough` says so
-    /// of what came of it so far. Also says whether the rounds came to their end instead.
+    /// Shrinks groups of a subtree at the priority of `pass` in two rounds, until `enough` returns
+    /// `true` for the progress so far. Also returns whether the rounds came to their end instead.
     #[doc(alias = "shrink_zone")]
     pub(crate) fn shrink_in_rounds(
         &self,
@@ -128,14 +127,14 @@ impl Reclaimer {
                         break;
                     }
                 }
-                Ended::Over { .. } => match first_rounds.judge(&progress) {
-                    After::Harder => return (progress, true),
-                    After::Written if self.wait_for_some_written(root, &|| enough(&progress)) => {}
-                    After::Written | After::Everybody => break,
+                Ended::Over { .. } => match first_rounds.follow_up(&progress) {
+                    FollowUp::NextPriority => return (progress, true),
+                    FollowUp::AfterWriteback if self.wait_for_some_written(root, &|| enough(&progress)) => {}
+                    FollowUp::AfterWriteback | FollowUp::SecondRound => break,
                 },
             }
         }
-        let ended = self.shrink_round(root, pass, Round::Everybody, protection, &mut progress, enough);
+        let ended = self.shrink_round(root, pass, Round::AllGroups, protection, &mut progress, enough);
         (progress, !matches!(ended, Ended::Enough))
     }
 
@@ -175,8 +174,8 @@ impl Reclaimer {
             nr_visited += 1;
             let goal = pass.goal.saturating_sub(progress.pages());
             let ahead = match round {
-                Round::InExcess => ahead(excess_pages(root, &group)),
-                Round::Everybody => 0,
+                Round::InExcess => surplus_goal(excess_pages(root, &group)),
+                Round::AllGroups => 0,
             };
             progress.add(self.shrink_group(root, &group, &Pass { goal, ahead, round, ..*pass }, protection));
             if enough(progress) {
@@ -187,10 +186,10 @@ impl Reclaimer {
     }
 }
 
-/// Pages that a group so far in excess gives even when fewer are wanted, so that a streaming writer
-/// does not come back for every few. They are taken only of what its inactive list is longer than
-/// its active one: a group that uses its pages again would otherwise have to read them again.
-fn ahead(excess_pages: u64) -> u64 {
+/// Returns how many pages a group in excess gives even when fewer are wanted, so that a streaming
+/// writer does not reclaim a few pages at a time. They come only from the surplus of its inactive
+/// over its active list: a group that reuses its pages would otherwise have to read them again.
+fn surplus_goal(excess_pages: u64) -> u64 {
     (excess_pages / AHEAD_SHARE).min(IN_EXCESS_PAGES_MAX)
 }
 
@@ -362,37 +361,44 @@ mod tests {
 
     #[test]
     fn a_group_gives_ahead_a_bounded_part_of_its_excess() {
-        assert_eq!([0, 7, 800, u64::MAX].map(ahead), [0, 0, 100, IN_EXCESS_PAGES_MAX]);
+        assert_eq!([0, 7, 800, u64::MAX].map(surplus_goal), [0, 0, 100, IN_EXCESS_PAGES_MAX]);
     }
 
     #[test]
     fn everybodys_turn_comes_when_there_was_nothing_to_look_at() {
-        assert_eq!(FirstRounds::default().judge(&seen(0, 0, 0)), After::Everybody);
+        assert_eq!(FirstRounds::default().follow_up(&seen(0, 0, 0)), FollowUp::SecondRound);
         let objects = Progress { slab_scanned: 1, ..Progress::default() };
-        let promised = Progress { releasing_bytes: 1, ..Progress::default() };
-        assert!([objects, promised].iter().all(|first| FirstRounds::default().judge(first) == After::Harder));
+        let requested = Progress { releasing_bytes: 1, ..Progress::default() };
+        assert!(
+            [objects, requested]
+                .iter()
+                .all(|first| FirstRounds::default().follow_up(first) == FollowUp::NextPriority)
+        );
     }
 
     #[test]
     fn pages_in_use_delay_the_second_round_to_the_last_priority() {
         let mut first_rounds = FirstRounds::default();
-        assert!((0..100).all(|_| first_rounds.judge(&seen(32, 31, 0)) == After::Harder));
+        assert!((0..100).all(|_| first_rounds.follow_up(&seen(32, 31, 0)) == FollowUp::NextPriority));
         first_rounds.is_last_chance = true;
-        assert_eq!(first_rounds.judge(&seen(32, 31, 0)), After::Everybody);
-        assert_eq!(first_rounds.judge(&seen(32, 0, 1)), After::Harder);
+        assert_eq!(first_rounds.follow_up(&seen(32, 31, 0)), FollowUp::SecondRound);
+        assert_eq!(first_rounds.follow_up(&seen(32, 0, 1)), FollowUp::NextPriority);
     }
 
     #[test]
     fn dirty_pages_get_their_chances_to_be_written() {
         let mut first_rounds = FirstRounds::default();
-        assert_eq!(first_rounds.judge(&seen(32, 32, 0)), After::Written);
-        assert_eq!(first_rounds.judge(&seen(32, 0, 32)), After::Harder, "they were");
-        assert!((0..DIRTY_ROUNDS_MAX).all(|_| first_rounds.judge(&seen(32, 32, 0)) == After::Written));
-        assert_eq!(first_rounds.judge(&seen(32, 32, 0)), After::Everybody);
+        assert_eq!(first_rounds.follow_up(&seen(32, 32, 0)), FollowUp::AfterWriteback);
+        assert_eq!(first_rounds.follow_up(&seen(32, 0, 32)), FollowUp::NextPriority, "they were");
+        assert!(
+            (0..DIRTY_ROUNDS_MAX)
+                .all(|_| first_rounds.follow_up(&seen(32, 32, 0)) == FollowUp::AfterWriteback)
+        );
+        assert_eq!(first_rounds.follow_up(&seen(32, 32, 0)), FollowUp::SecondRound);
         let mut worker = FirstRounds::of_worker(false);
-        assert!((0..100).all(|_| worker.judge(&seen(32, 32, 0)) == After::Harder));
+        assert!((0..100).all(|_| worker.follow_up(&seen(32, 32, 0)) == FollowUp::NextPriority));
         worker.is_last_chance = true;
-        assert_eq!(worker.judge(&seen(32, 32, 0)), After::Harder, "it rests first");
-        assert_eq!(FirstRounds::of_worker(true).judge(&seen(32, 32, 0)), After::Everybody);
+        assert_eq!(worker.follow_up(&seen(32, 32, 0)), FollowUp::NextPriority, "it rests first");
+        assert_eq!(FirstRounds::of_worker(true).follow_up(&seen(32, 32, 0)), FollowUp::SecondRound);
     }
 }

@@ -1,5 +1,5 @@
-//! What one pass of reclaim is asked for and what came of it: why, how hard, how much, which
-//! groups' turn it is, and which part of a group is out of its reach.
+//! The parameters and the progress of a pass of reclaim: reason, priority, goal, round, and the
+//! protected share of a group.
 
 use std::time::Duration;
 
@@ -15,16 +15,16 @@ pub const WRITEBACK_WAIT: Duration = Duration::from_millis(100);
 /// Fruitless reclaims before a charge is given up.
 pub const MAX_RECLAIM_RETRIES: u32 = 16;
 
-/// Which groups' turn it is.
+/// Which groups a round visits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Round {
     /// Groups over their soft limit, and those below such a group.
     InExcess,
     /// All.
-    Everybody,
+    AllGroups,
 }
 
-/// How much of what a group has is out of reclaim's reach, as a part of what it uses.
+/// How much of a group is protected from this reclaim, as a fraction of its usage.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ProtectedShare {
     pub(crate) protected_bytes: u64,
@@ -32,7 +32,7 @@ pub(crate) struct ProtectedShare {
 }
 
 impl ProtectedShare {
-    /// All of it can be reached.
+    /// Nothing is protected.
     pub(crate) const NOTHING: Self = Self { protected_bytes: 0, usage_bytes: 0 };
 
     /// Returns how many of `size` pages or objects a share may be taken of; at least 32, where
@@ -48,7 +48,7 @@ impl ProtectedShare {
     }
 }
 
-/// Why there is a reclaim; decides what is counted, nothing else.
+/// The reason for a reclaim. It only decides which statistics are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
     /// A refused charge, or a limit write.
@@ -76,7 +76,7 @@ impl Reason {
     }
 }
 
-/// What a reclaim moved.
+/// The progress of a reclaim.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Progress {
     /// Pages freed.
@@ -91,8 +91,8 @@ pub struct Progress {
     pub slab_bytes: u64,
     /// Objects looked at.
     pub slab_scanned: u64,
-    /// Bytes of objects that another party was asked to let go of; those that went in time are in
-    /// `slab_bytes`, too.
+    /// Bytes of objects that another party was asked to free; those freed in time are also in
+    /// `slab_bytes`.
     pub releasing_bytes: u64,
 }
 
@@ -140,14 +140,14 @@ impl Pass {
             goal,
             ahead: 0,
             reason,
-            round: Round::Everybody,
+            round: Round::AllGroups,
             insists: false,
             node: None,
             kept: ProtectedShare::NOTHING,
         }
     }
 
-    /// Returns the nodes to look at, of so many.
+    /// Returns the nodes to look at, of this many.
     pub(crate) fn nodes(&self, nr_nodes: usize) -> std::ops::Range<usize> {
         self.node.map_or(0..nr_nodes, |node| node..node + 1)
     }

@@ -5,7 +5,7 @@
 //! grows with every eviction and every activation). When the page comes back, the age since is its
 //! *refault distance*: how many more pages the lists would have had to hold to keep it. A distance
 //! no larger than the active list means that the page is part of the working set, and it goes to
-//! the active list at once (`kernel-semantics` §2.2).
+//! the active list immediately (`kernel-semantics` §2.2).
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! One group's lists at one priority: balance active against inactive, give second chances, let
-//! clean pages go.
+//! Shrinks one group's lists at one priority: balances active against inactive, gives second
+//! chances, evicts clean pages.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -30,7 +30,7 @@ pub fn inactive_is_low(inactive: u64, active: u64) -> bool {
 }
 
 /// Which pages to take, and how.
-struct Taken {
+struct ListScan {
     kind: LruKind,
     nr: u64,
     reason: Reason,
@@ -82,9 +82,8 @@ impl Reclaimer {
     /// Shrinks the lists of one group; returns when the goal is reached or the share of this
     /// priority is scanned. Also says whether there was any page.
     ///
-    /// Lists of which so much was scanned without anything leaving that more is futile are passed
-    /// by, except at the gentlest priority, until a page of theirs is freed (`kernel-semantics`
-    /// §5.2).
+    /// Lists that were scanned several times over without success are skipped, except at the
+    /// gentlest priority, until one of their pages is freed (`kernel-semantics` §5.2).
     #[doc(alias = "shrink_lruvec")]
     pub(crate) fn shrink_lists(
         &self,
@@ -120,7 +119,7 @@ impl Reclaimer {
             let Share { mut share, extra, goal } = share_of(pass, group, inactive, active);
             while share > 0 && progress.reclaimed < goal {
                 let batch = share.min(SWAP_CLUSTER_MAX);
-                let taken = Taken { kind: LruKind::Inactive, nr: batch, reason, second_chance: true };
+                let taken = ListScan { kind: LruKind::Inactive, nr: batch, reason, second_chance: true };
                 let step = self.shrink_list(root, group, part, node, taken);
                 if step.reclaimed == 0 {
                     lruvec.note_fruitless(step.scanned);
@@ -135,7 +134,8 @@ impl Reclaimer {
         (progress, has_pages)
     }
 
-    /// Drops what can go of a group's lists, whether used lately or not; looks at every page once.
+    /// Evicts every page of a group's lists that can be evicted, recently used or not; looks at
+    /// every page once.
     pub(crate) fn drop_lists(
         &self,
         root: &Arc<Group>,
@@ -149,7 +149,7 @@ impl Reclaimer {
                 let mut left = part.lruvec(node).lock().len(kind);
                 while left > 0 && !cancelled() {
                     let batch = left.min(SWAP_CLUSTER_MAX);
-                    let taken = Taken { kind, nr: batch, reason: Reason::Proactive, second_chance: false };
+                    let taken = ListScan { kind, nr: batch, reason: Reason::Proactive, second_chance: false };
                     let step = self.shrink_list(root, group, part, node, taken);
                     progress.add(step);
                     left -= batch;
@@ -203,7 +203,7 @@ impl Reclaimer {
         group: &Arc<Group>,
         part: &GroupReclaim,
         node: usize,
-        Taken { kind, nr, reason, second_chance }: Taken,
+        ListScan { kind, nr, reason, second_chance }: ListScan,
     ) -> Progress {
         let Some(owner) = self.page_owner() else { return Progress::default() };
         let arena = self.arena();
@@ -303,7 +303,7 @@ impl Reclaimer {
 const NR_FETCHED_AHEAD: u32 = 8;
 
 /// Takes pages off a list's tail and pins them. A page that cannot be pinned is being freed by
-/// another thread, which unlinks it himself.
+/// another thread, which unlinks it itself.
 ///
 /// Pages that came together mostly have frames side by side, in rising order: the next records are
 /// fetched before the links have led to them.

@@ -48,7 +48,7 @@ impl Reclaimer {
                 let is_wanted = record.file.load(Relaxed) != 0 && self.may_leave(sparse, &mut outcome) && {
                     let is_protected = match of_owner {
                         Some((owner, is_protected)) if owner == raw => is_protected,
-                        _ => owner_from(raw).with_group(|group| protection.kept_of(group).is_none()),
+                        _ => owner_from(raw).with_group(|group| protection.protected_share(group).is_none()),
                     };
                     of_owner = Some((raw, is_protected));
                     !is_protected

@@ -1,5 +1,5 @@
-//! Which groups are stalled for want of memory, and which have requests that are worked on: values
-//! that count while they live, at their group and every group above. Hits know nothing of this.
+//! Which groups are stalled for want of memory, and which have requests in progress: values that
+//! count while they live, at their group and every group above. Hits do not touch this.
 
 use std::cell::Cell;
 use std::marker::PhantomData;

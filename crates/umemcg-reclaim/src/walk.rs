@@ -25,10 +25,10 @@ use crate::scan_control::Round;
 pub(crate) enum WalkVerdict {
     /// Hands it out.
     Visit,
-    /// Passes it by, and goes on below it.
+    /// Skips it, and goes on below it.
     #[doc(alias = "SKIP")]
     Skip,
-    /// Passes it by with everything below it.
+    /// Skips it with everything below it.
     #[doc(alias = "SKIP_TREE")]
     SkipSubtree,
 }
@@ -54,7 +54,7 @@ pub(crate) fn excess_pages(root: &Arc<Group>, group: &Arc<Group>) -> u64 {
 /// Returns what a walk of this round does with a group.
 pub(crate) fn verdict(root: &Arc<Group>, group: &Arc<Group>, round: Round) -> WalkVerdict {
     match round {
-        Round::Everybody => WalkVerdict::Visit,
+        Round::AllGroups => WalkVerdict::Visit,
         Round::InExcess if is_eligible(root, group) => WalkVerdict::Visit,
         Round::InExcess if mechanism::skips_no_subtree() => WalkVerdict::Skip,
         Round::InExcess => {
@@ -92,11 +92,11 @@ impl Iterator for SharedWalk<'_> {
     fn next(&mut self) -> Option<Arc<Group>> {
         let positions = &GroupReclaim::of(self.root, self.nr_nodes).position;
         let mut position = match self.round {
-            Round::Everybody => &positions.everybody,
+            Round::AllGroups => &positions.everybody,
             Round::InExcess => &positions.in_excess,
         }
         .lock();
-        // A first step in the walk of few that ends at once, because others have left it at its
+        // A first step in the walk of few that ends immediately, because others have left it at its
         // end, begins the next.
         let mut begins_again = self.generation.is_none() && self.round == Round::InExcess;
         match self.generation {
@@ -158,7 +158,7 @@ impl Iterator for OccupiedGroups<'_> {
         if self.is_over {
             return None;
         }
-        let next = next_group(self.root, self.last.as_ref(), true, self.nr_nodes, Round::Everybody);
+        let next = next_group(self.root, self.last.as_ref(), true, self.nr_nodes, Round::AllGroups);
         self.is_over = next.is_none();
         self.last.clone_from(&next);
         next

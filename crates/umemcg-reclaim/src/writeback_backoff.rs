@@ -1,20 +1,21 @@
-//! How long reclaim of one group waits for write-back that brings it nothing.
+//! Bounds how long reclaim of one group waits for write-back without progress.
 //!
-//! A group of which reclaim sees nothing but dirty pages waits for the flusher, a little at a time.
-//! A store that is slow is worth that; one that hangs or fails is not: without a bound over all
+//! Reclaim that sees nothing but dirty pages of a group waits for the flusher, a little at a time.
+//! That is right for a slow store, but not for one that hangs or fails: without a bound over all
 //! charges, each page of a large write would wait for seconds. So a group that has waited for
-//! [`PATIENCE`] and got nothing waits no more: its I/O goes beyond the limit at once, and is not
-//! kept. What reclaim frees ends it, and so does [`RECOVERY`].
+//! [`WAIT_WITHOUT_PROGRESS_MAX`] without progress does not wait again: its I/O goes beyond the
+//! limit immediately, and is not kept. This ends when reclaim frees something, or after
+//! [`RECOVERY`].
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Longest that a group waits without getting anything.
-pub const PATIENCE: Duration = Duration::from_secs(2);
-/// How long after the first wait in vain the group waits again.
+/// Longest time that a group waits without progress.
+pub const WAIT_WITHOUT_PROGRESS_MAX: Duration = Duration::from_secs(2);
+/// Time after the first fruitless wait until the group waits again.
 pub const RECOVERY: Duration = Duration::from_secs(10);
 
-/// See the file's head.
+/// See the module text.
 #[derive(Debug, Default)]
 pub(crate) struct WritebackBackoff {
     /// When the first wait in vain began, in milliseconds of the clock that
@@ -33,11 +34,11 @@ impl WritebackBackoff {
             self.since_ms.store(now_ms, Relaxed);
             return true;
         }
-        in_vain < PATIENCE
+        in_vain < WAIT_WITHOUT_PROGRESS_MAX
     }
 
     /// Notes that something was freed.
-    pub(crate) fn was_rewarded(&self) {
+    pub(crate) fn note_freed_some(&self) {
         if self.since_ms.load(Relaxed) != 0 {
             self.since_ms.store(0, Relaxed);
         }
@@ -56,7 +57,7 @@ mod tests {
         assert!(!at(2000) && !at(9999));
         assert!(at(10_000) && at(11_000), "a new chance");
         assert!(!at(12_500));
-        backoff.was_rewarded();
+        backoff.note_freed_some();
         assert!(at(12_600));
     }
 }

@@ -11,7 +11,7 @@ use umemcg_arena::{FrameFlags as Flag, FrameId};
 use umemcg_base::PAGE_SIZE_U64;
 use umemcg_group::{Charge, Group, GroupTree, StatItem};
 use umemcg_reclaim::WRITEBACK_WAIT;
-use umemcg_reclaim::writeback_backoff::{PATIENCE, RECOVERY};
+use umemcg_reclaim::writeback_backoff::{RECOVERY, WAIT_WITHOUT_PROGRESS_MAX};
 use umemcg_reclaim::{Eviction, Kswapd, LruKind, PageOwner, Reason, Reclaimer, Shadow};
 
 /// Pages of a store that cleans as many as it is told with every wait, or none.
@@ -177,9 +177,9 @@ fn a_group_with_a_stuck_store_waits_once_not_for_each_page() {
     // A while now and then, however many pages are asked for.
     let whiles = 1 + (started.elapsed().as_millis() / RECOVERY.as_millis()) as u64;
     let waits = ground.pages.nr_waits();
-    let waits_of_a_while = (PATIENCE.as_millis() / WRITEBACK_WAIT.as_millis()) as u64 + 1;
+    let waits_of_a_while = (WAIT_WITHOUT_PROGRESS_MAX.as_millis() / WRITEBACK_WAIT.as_millis()) as u64 + 1;
     assert!((1..=whiles * waits_of_a_while).contains(&waits), "{waits}");
-    // Once the store takes something there is room at once.
+    // Once the store takes something there is room immediately.
     ground.pages.clean(100);
     assert!(ground.charge_a_page().is_some());
     ground.finish();

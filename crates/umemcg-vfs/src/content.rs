@@ -30,7 +30,7 @@ use crate::shown_times::{Did, Look, Shown, Stamp};
 use crate::volume::Volume;
 use umemcg::{BackingStore, Engine, File, Group, OwnerId, StoreId};
 
-/// See the file's head.
+/// See the module text.
 #[derive(Debug)]
 pub(crate) struct Content {
     /// First, because it is given back to a tree that the file may be the last to hold.
@@ -190,7 +190,8 @@ impl Content {
         self.store.set_fd(fd, is_writable, share);
     }
 
-    /// Uncounts an open. True when it was the last and the host file must stay open for write-back.
+    /// Uncounts an open. Returns `true` if it was the last and the host file must stay open for
+    /// write-back.
     pub(crate) fn release(&self) -> bool {
         let mut opens = self.opens.lock();
         opens.nr -= 1;
@@ -218,7 +219,7 @@ impl Content {
     /// Forgets the data of a file without a name without writing it, and closes the host file.
     pub(crate) fn discard(&self) {
         self.file.discard();
-        // The flusher may know the file for a while yet; the host's space is free at once.
+        // The flusher may know the file for a while yet; the host's space is free immediately.
         if let Some(mut opens) = self.opens.try_lock()
             && opens.nr == 0
         {

@@ -231,7 +231,7 @@ impl Vfs {
         Ok(content.ok_or(Errno::STALE)?)
     }
 
-    /// Makes anything that is not opened at once.
+    /// Makes anything that is not opened immediately.
     fn make(
         &self,
         caller: &Caller,

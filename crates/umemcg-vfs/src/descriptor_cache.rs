@@ -53,7 +53,7 @@ struct Shard {
     hand: usize,
 }
 
-/// See the file's head.
+/// See the module text.
 #[derive(Debug)]
 pub(crate) struct DescriptorCache {
     shards: [RankedMutex<Shard>; NR_SHARDS],

@@ -26,7 +26,7 @@ use umemcg_base::LeafMutex;
 
 /// Members of a ring that one call looks at, at most.
 const NR_LOOKS_MAX: usize = 64;
-/// From so many looks on it matters no more whether a member was used lately.
+/// From this many looks on it matters no more whether a member was used lately.
 const NR_LOOKS_FOR_UNUSED: usize = 32;
 /// Files that one call writes to their store, at most.
 const NR_WRITES_MAX: usize = 4;
@@ -48,7 +48,7 @@ pub(crate) trait Reopens: fmt::Debug + Send + Sync {
     fn give_back(&self, is_hard: bool);
 
     /// Writes the data that needs them to this store, if that is its store, and gives them back.
-    /// False when it did not try.
+    /// Returns `false` if it did not try.
     fn write_and_give_back(&self, store: StoreId) -> bool;
 }
 

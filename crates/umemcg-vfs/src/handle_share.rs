@@ -75,7 +75,7 @@ impl HandleCharge {
     /// for reclaim; no lock may be held.
     ///
     /// # Errors
-    /// `ENOMEM`, see the file's head.
+    /// `ENOMEM`, see the module text.
     pub(crate) fn take(engine: &Engine, group: &Arc<Group>, more_bytes: u64) -> Result<Self, Errno> {
         Self::take_of(&BEYOND, engine, group, more_bytes)
     }

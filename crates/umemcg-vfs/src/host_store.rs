@@ -77,7 +77,7 @@ impl Drop for InUse<'_> {
     }
 }
 
-/// See the file's head.
+/// See the module text.
 #[derive(Debug)]
 pub(crate) struct HostStore {
     volume: Arc<Volume>,

@@ -32,7 +32,7 @@ impl<const BYTES: u64> MetadataCharge<BYTES> {
     /// lock may be held.
     ///
     /// # Errors
-    /// `ENOMEM`, see the file's head.
+    /// `ENOMEM`, see the module text.
     pub(crate) fn take(engine: &Engine, group: &Arc<Group>) -> Result<Self, Errno> {
         Self::take_by(Patience::Waits, engine, group)
     }

@@ -404,8 +404,8 @@ impl Shared {
         self.table.with(node, |slot| slot.content.clone().filter(|_| slot.lingers)).flatten()
     }
 
-    /// Lets one lingering node go if it is clean, after making it so if asked. False when it
-    /// lingers on.
+    /// Lets one lingering node go if it is clean, after making it so if asked. Returns `false` if
+    /// it lingers on.
     fn reap(&self, node: NodeId, write_back: bool) -> bool {
         let Some(content) = self.lingering_content(node) else { return true };
         let is_closed =

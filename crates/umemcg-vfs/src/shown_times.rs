@@ -90,7 +90,7 @@ impl State {
     }
 }
 
-/// See the file's head.
+/// See the module text.
 #[derive(Debug)]
 pub(crate) struct ShownTimes {
     /// Held across calls on this very file of the host, so never taken by a hit; taken after the

@@ -35,7 +35,7 @@ impl Ranges {
     }
 }
 
-/// See the file's head.
+/// See the module text.
 #[derive(Debug, Default)]
 pub(crate) struct Unsynced {
     written: Ranges,

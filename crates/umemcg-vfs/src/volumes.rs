@@ -281,7 +281,7 @@ pub enum Place<'a> {
     In(MemberRef<'a>, NodeId),
 }
 
-/// See the file's head.
+/// See the module text.
 #[derive(Debug)]
 pub struct Volumes {
     whole: Option<Arc<Member>>,

@@ -16,7 +16,7 @@ use umemcg_vfs::{Caller, OFlags, OpenFile, Reach, SetAttr};
 
 /// The process's limit of descriptors; the tests have a thread each.
 const NR_MAX: u64 = 800;
-/// Of these, one tenant has at most so many for its handles.
+/// Of these, one tenant has at most this many for its handles.
 const NR_OF_TENANT: usize = NR_MAX as usize / 8 * 3 / 2;
 /// What one tenant opens.
 const NR_FILES: usize = 1000;

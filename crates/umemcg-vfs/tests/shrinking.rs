@@ -16,8 +16,8 @@ use umemcg_vfs::{Caller, Entry, Idle, KernelCache, NodeId, OFlags, RenameFlags, 
 /// Room for some 1,500 names; reclaim takes 380 at a time.
 const LIMIT: u64 = 512 << 10;
 
-/// Refers to what it has looked up, and lets go of what it is asked for, at once, but for what it
-/// uses.
+/// Refers to what it has looked up, and lets go of what it is asked for, immediately, but for what
+/// it uses.
 #[derive(Debug)]
 struct FakeKernel {
     vfs: Weak<Vfs>,
@@ -448,7 +448,7 @@ fn names_come_go_and_move_while_others_are_let_go_of() {
                         drop(file);
                         if round % 2 == 0 {
                             // Anything may have been forgotten by now, and the kernel may give back
-                            // at once what it is told it has.
+                            // immediately what it is told it has.
                             let dir = v.vfs.lookup(caller, ROOT, name(&other)).unwrap();
                             v.vfs.unlink(&v.root, dir.node, name("f")).unwrap();
                             kernel.has(dir);

@@ -231,7 +231,7 @@ fn reading_cached_data_moves_the_access_time_as_the_host_does() {
         assert!(read.atime > at(1000, 0), "{read:?}");
         assert_eq!((read.mtime, read.ctime), (before.mtime, before.ctime));
         assert_eq!(file.content().nr_cached_pages(), 1, "that is no change from outside");
-        // One that is closed at once, and one whose data the host does not know yet.
+        // One that is closed immediately, and one whose data the host does not know yet.
         let before = v.set(entry.node, old).unwrap();
         assert_eq!(v.cat("f"), b"data");
         assert!(std::fs::metadata(v.host("f")).unwrap().atime() > 1000);

@@ -24,7 +24,7 @@ pub const POOL_BYTES_MIN: u64 = 2 << 20;
 const NR_KSWAPD_DEFAULT_MAX: usize = 4;
 /// The pool's low mark is this part of it below its end, the high one twice that…
 const POOL_MARK_SHARE: u64 = 64;
-/// … but no more than so many bytes.
+/// … but no more than this many bytes.
 const POOL_MARK_BYTES_MAX: u64 = 64 << 20;
 
 /// What an engine is made with.
@@ -185,7 +185,7 @@ impl Engine {
         created.inspect(|group| DirtyBounds::inherit(parent, group))
     }
 
-    /// Removes a group without children. What it still holds becomes its parent's at once.
+    /// Removes a group without children. What it still holds becomes its parent's immediately.
     ///
     /// # Errors
     /// [`RemoveError`].

@@ -122,8 +122,8 @@ impl Engine {
         }
     }
 
-    /// Sets a hard limit the v2 way: at once, then reclaims until usage fits or nothing helps any
-    /// more. Always succeeds on a group other than the root; there it does nothing.
+    /// Sets a hard limit the v2 way: immediately, then reclaims until usage fits or nothing helps
+    /// any more. Always succeeds on a group other than the root; there it does nothing.
     #[doc(alias = "memory_max_write")]
     pub fn set_max(&self, group: &Arc<Group>, limit_bytes: u64, cancelled: Cancelled<'_>) {
         if group.is_root() {

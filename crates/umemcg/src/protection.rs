@@ -9,10 +9,10 @@ use umemcg_group::{Group, Protection};
 use crate::engine::Engine;
 
 impl Engine {
-    /// Sets `memory.min` in bytes, rounded down to a page: so much of the group is never reclaimed
-    /// by pressure from above it, as far as the groups above it have as much themselves. `u64::MAX`
-    /// for all it has. Only stored: reclaims nothing, never blocks. On the root, which nothing is
-    /// above, it does nothing.
+    /// Sets `memory.min` in bytes, rounded down to a page: this many bytes of the group is never
+    /// reclaimed by pressure from above it, as far as the groups above it have as much themselves.
+    /// `u64::MAX` for all it has. Only stored: reclaims nothing, never blocks. On the root, which
+    /// nothing is above, it does nothing.
     #[doc(alias = "memory_min_write")]
     pub fn set_min(&self, group: &Arc<Group>, bytes: u64) {
         if !group.is_root() {

@@ -14,7 +14,7 @@
 //!   the dirty limit of the pool;
 //! - a reservation that gets not even its next MiB for [`DIRTY_WAIT_MAX`], because what could go is
 //!   dirty and its store hangs, is refused; where nothing is dirty and nothing can go, it is
-//!   refused at once.
+//!   refused immediately.
 //!
 //! What others hold that cannot be reclaimed is not lent to them. For reservations the engine sees
 //! to that: all guarantees and reservations together fit at every level. Charges of your own
@@ -47,7 +47,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// Why memory was not promised or reserved.
 #[derive(Debug, Clone, Error)]
 pub enum ReserveError {
-    /// A level has promised so much already that this does not fit under its limit, whatever is
+    /// A level is committed to so much that this does not fit under its limit, whatever is
     /// reclaimed.
     #[error("group {} cannot promise that much: {available_bytes} bytes are left to promise", group.path().display())]
     Overcommitted {
@@ -240,13 +240,13 @@ impl Engine {
     }
 
     /// Holds `bytes` in a group for memory of your own, reclaiming from others what is missing:
-    /// clean pages and objects at once, dirty data after write-back. Sleeps for as long as that
-    /// takes, but gives up when it has gained nothing for [`DIRTY_WAIT_MAX`], and at once when
+    /// clean pages and objects immediately, dirty data after write-back. Sleeps for as long as that
+    /// takes, but gives up when it has gained nothing for [`DIRTY_WAIT_MAX`], and immediately when
     /// nothing is dirty and nothing can go. No lock of this library may be held.
     ///
     /// # Errors
-    /// [`ReserveError::Overcommitted`] at once; [`ReserveError::Charge`] names the group that has
-    /// nothing left to give.
+    /// [`ReserveError::Overcommitted`] immediately; [`ReserveError::Charge`] names the group that
+    /// has nothing left to give.
     pub fn reserve(self: &Arc<Self>, group: &Arc<Group>, bytes: u64) -> Result<Reservation, ReserveError> {
         let mut reservation = Reservation::new(self, group);
         reservation.grow(bytes)?;

@@ -265,7 +265,7 @@ fn forced_empty_a_group_keeps_what_its_store_does_not_take() {
     assert_eq!(written(&hangs) as u64, MIB);
 }
 
-/// A store that takes so many bytes a second.
+/// A store that takes this many bytes a second.
 #[derive(Debug)]
 struct Slow {
     below: Arc<MemStore>,
@@ -409,7 +409,7 @@ fn counts_are_exact_after_anything_happens_to_dirty_pages() {
     assert_eq!(engine.cache().dirty_limits().nr_unclean(), 0);
 }
 
-/// What it takes to remove a group that has so many dirty files: locks, and files looked at.
+/// What it takes to remove a group that has this many dirty files: locks, and files looked at.
 #[cfg(debug_assertions)]
 fn nr_steps_of_removal(nr_files: u64) -> u64 {
     let engine = engine(512 * MIB);

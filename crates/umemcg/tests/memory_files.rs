@@ -12,7 +12,7 @@ use umemcg::{Engine, File, FileError, Group, PageQuota, Readahead, StatItem};
 
 const PAGE: u64 = 4096;
 
-/// So many pages and no more.
+/// This many pages and no more.
 #[derive(Debug)]
 struct Quota {
     free: AtomicU64,

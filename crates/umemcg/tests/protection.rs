@@ -44,7 +44,7 @@ impl BackingStore for Zeros {
     }
 }
 
-/// Brings a file of so many bytes into the cache, at the expense of `group`.
+/// Brings a file of this many bytes into the cache, at the expense of `group`.
 fn cache(engine: &Engine, group: &Arc<Group>, bytes: u64) -> Arc<File> {
     let file = engine.open_file(Arc::new(Zeros), bytes).unwrap();
     let readahead = Readahead::new();

@@ -147,10 +147,10 @@ fn of_very_many_that_claim_the_sum_follows_what_they_use() {
     let sum = || parent.claimed_below_bytes().min;
     let exact = || children.iter().map(|child| child.claimed_bytes().min).sum::<u64>();
     assert_eq!(sum(), exact());
-    // A change that the parent's usage shows is seen at once…
+    // A change that the parent's usage shows is seen immediately…
     let held: Vec<_> = children.iter().map(|child| engine.charge(child, 1 << 16).unwrap()).collect();
     assert_eq!((sum(), exact()), (nr << 16, nr << 16));
-    // … one that it does not show, after so many questions as one new sum is worth.
+    // … one that it does not show, after this many questions as one new sum is worth.
     let smallest = &children[0];
     smallest.set_min(4096);
     assert_eq!(sum(), exact(), "a setting is seen at once");

@@ -6,7 +6,7 @@ use std::panic::Location;
 use std::sync::{Arc, Condvar as OsCondvar, Mutex as OsMutex, MutexGuard as OsGuard, PoisonError};
 use std::time::Duration;
 
-/// An operation that has not ended after so many steps of all threads goes in circles.
+/// An operation that has not ended after this many steps of all threads goes in circles.
 const STEPS_MAX: u64 = 30_000_000;
 /// Steps between two looks for such.
 const LOOK_STEPS: u64 = 1 << 20;
@@ -16,7 +16,7 @@ const TICK: Duration = Duration::from_nanos(200);
 /// ever.
 pub const OPERATION_MAX: Duration = Duration::from_secs(900);
 
-/// How often a switch point switches: once in so many.
+/// How often a switch point switches: once in this many.
 #[derive(Debug, Clone, Copy)]
 pub struct Policy {
     /// Before a lock is taken.
@@ -312,7 +312,7 @@ pub fn pause() {
     switch_point(|policy| policy.lock);
 }
 
-/// Sleeps until woken or until the deadline. True when it was woken.
+/// Sleeps until woken or until the deadline. Returns `true` if it was woken.
 pub(super) fn wait(
     on: On,
     what: &'static str,

@@ -6,13 +6,14 @@ use std::time::Duration;
 /// Busy time that a sample covers at least.
 #[doc(alias = "BANDWIDTH_INTERVAL")]
 pub const SAMPLE_INTERVAL: Duration = Duration::from_millis(200);
-/// A sample of so much busy time replaces what was known; a shorter one counts for its part of it.
+/// A sample of this much busy time replaces what was known; a shorter one counts for its part of
+/// it.
 const MEMORY: Duration = Duration::from_secs(3);
 /// What a store is taken for before anything is known, in bytes a second.
 #[doc(alias = "INIT_BW")]
 pub const RATE_FIRST: u64 = 100 << 20;
 
-/// See the file's head. Times are those of one clock, whichever.
+/// See the module text. Times are those of one clock, whichever.
 #[derive(Debug)]
 pub struct Bandwidth {
     /// Bytes a second.

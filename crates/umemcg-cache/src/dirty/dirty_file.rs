@@ -5,12 +5,12 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
+use crate::dirty::list_position::ListPosition;
 use crate::dirty::owner::DirtyOwner;
-use crate::dirty::place::DirtyPlace;
 use crate::dirty::queue_mark::QueueMark;
 use crate::flush_pace::FlushPace;
 
-/// See the file's head.
+/// See the module text.
 pub(crate) trait DirtyFile: Send + Sync + fmt::Debug {
     /// Its number in the table of files.
     fn id(&self) -> u32;
@@ -19,7 +19,7 @@ pub(crate) trait DirtyFile: Send + Sync + fmt::Debug {
     /// Returns whether it is in its store's queue, and since when it has been dirty.
     fn queue_mark(&self) -> &QueueMark;
     /// Where it is in its store's lists.
-    fn dirty_place(&self) -> &DirtyPlace;
+    fn list_position(&self) -> &ListPosition;
     /// Which group its dirty data belongs to.
     fn dirty_owner(&self) -> &DirtyOwner;
     /// Writes for one turn; returns how many pages, and there may be more when that is the pace's

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const NR_LEASES: usize = 8;
 /// A lease is this part of the credit that is left …
 pub(crate) const LEASE_SHARE: u64 = 8;
-/// … but not more than so many bytes.
+/// … but not more than this many bytes.
 const LEASE_BYTES_MAX: u64 = 64 << 10;
 
 /// Counts changes of limits: leases of before are void.
@@ -47,7 +47,7 @@ pub(crate) fn spend(group: u64, bytes: u64) -> bool {
     })
 }
 
-/// Gives the thread a lease of a group that has so much credit left. Returns how much it is.
+/// Gives the thread a lease of a group that has this much credit left. Returns how much it is.
 pub(crate) fn take(group: u64, credit: u64) -> u64 {
     let bytes = (credit / LEASE_SHARE).min(LEASE_BYTES_MAX);
     LEASES.with(|leases| {

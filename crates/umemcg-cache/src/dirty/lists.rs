@@ -12,7 +12,7 @@ use umemcg_base::held::note_step;
 use umemcg_group::Group;
 
 use crate::dirty::dirty_file::DirtyFile;
-use crate::dirty::place::NO_PLACE;
+use crate::dirty::list_position::NO_POSITION;
 
 /// A place in the table. A free one has no file.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ struct List {
     len: usize,
 }
 
-/// See the file's head. Guarded by the store's queue lock.
+/// See the module text. Guarded by the store's queue lock.
 #[derive(Debug, Default)]
 pub(crate) struct DirtyLists {
     by_group: BTreeMap<u64, List>,
@@ -72,14 +72,14 @@ impl DirtyLists {
         let group = living(group);
         let place = self.free.pop().unwrap_or_else(|| {
             let links = &mut self.links.0;
-            links.push(Link { file: None, prev: NO_PLACE, next: NO_PLACE });
+            links.push(Link { file: None, prev: NO_POSITION, next: NO_POSITION });
             (links.len() - 1) as u32
         });
-        file.dirty_place().0.store(place, Ordering::Relaxed);
+        file.list_position().0.store(place, Ordering::Relaxed);
         let list = list_of(&mut self.by_group, group);
-        *self.links.at(place) = Link { file: Some(file), prev: list.tail, next: NO_PLACE };
+        *self.links.at(place) = Link { file: Some(file), prev: list.tail, next: NO_POSITION };
         match list.tail {
-            NO_PLACE => list.head = place,
+            NO_POSITION => list.head = place,
             tail => self.links.at(tail).next = place,
         }
         list.tail = place;
@@ -88,8 +88,8 @@ impl DirtyLists {
 
     /// Takes a file off the list of `group`, which is its owner's; none when it is on no list.
     pub(crate) fn remove(&mut self, group: &Arc<Group>, file: &dyn DirtyFile) -> Option<Arc<dyn DirtyFile>> {
-        let place = file.dirty_place().0.load(Ordering::Relaxed);
-        if place == NO_PLACE { None } else { self.unlink(living(group).id(), place) }
+        let place = file.list_position().0.load(Ordering::Relaxed);
+        if place == NO_POSITION { None } else { self.unlink(living(group).id(), place) }
     }
 
     fn unlink(&mut self, group: u64, place: u32) -> Option<Arc<dyn DirtyFile>> {
@@ -97,18 +97,18 @@ impl DirtyLists {
         let Link { file, prev, next } = self.links.at(place);
         let (file, prev, next) = (file.take()?, *prev, *next);
         match prev {
-            NO_PLACE => list.head = next,
+            NO_POSITION => list.head = next,
             prev => self.links.at(prev).next = next,
         }
         match next {
-            NO_PLACE => list.tail = prev,
+            NO_POSITION => list.tail = prev,
             next => self.links.at(next).prev = prev,
         }
         list.len -= 1;
         if list.len == 0 {
             self.by_group.remove(&group);
         }
-        file.dirty_place().0.store(NO_PLACE, Ordering::Relaxed);
+        file.list_position().0.store(NO_POSITION, Ordering::Relaxed);
         if self.by_group.is_empty() {
             // Memory goes with the last file.
             (self.links, self.free) = (Links::default(), Vec::new());
@@ -162,7 +162,7 @@ impl DirtyLists {
         let Some(theirs) = self.by_group.remove(&dying.id()) else { return };
         let list = list_of(&mut self.by_group, living(parent));
         match list.tail {
-            NO_PLACE => list.head = theirs.head,
+            NO_POSITION => list.head = theirs.head,
             tail => {
                 self.links.at(tail).next = theirs.head;
                 self.links.at(theirs.head).prev = tail;
@@ -173,8 +173,8 @@ impl DirtyLists {
     }
 }
 
-/// Returns the list of a group, made when it has none. A list without files does not stay.
+/// Returns the list of a group; creates it if there is none. A list without files does not stay.
 fn list_of<'l>(by_group: &'l mut BTreeMap<u64, List>, group: &Arc<Group>) -> &'l mut List {
-    let new = || List { group: Arc::clone(group), head: NO_PLACE, tail: NO_PLACE, len: 0 };
+    let new = || List { group: Arc::clone(group), head: NO_POSITION, tail: NO_POSITION, len: 0 };
     by_group.entry(group.id()).or_insert_with(new)
 }

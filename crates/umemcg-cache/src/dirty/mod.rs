@@ -1,10 +1,10 @@
 //! Dirty data: how much of it the pool and each group may have, which writers are slowed when there
-//! is more, and whose it is (mail per-cgroup-dirty-limits).
+//! is more, and which group it belongs to (mail per-cgroup-dirty-limits).
 //!
-//! [`settings`] is what control files say, [`thresholds`] what comes of it in bytes, [`throttle`]
-//! the arithmetic of pacing, [`bandwidth`] how fast a store is, [`pause`] what a writer owes.
-//! `lists` and `owner` say which files a group's write-back writes; the flusher itself is
-//! [`crate::store_writeback`].
+//! [`settings`] holds the values of control files, [`thresholds`] turns them into bytes,
+//! [`throttle`] is the arithmetic of pacing, [`bandwidth`] measures a store's speed, and [`pause`]
+//! computes how long a writer pauses. `lists` and `owner` determine which files a group's
+//! write-back writes; the flusher itself is [`crate::store_writeback`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,10 +17,10 @@ use umemcg_reclaim::Reclaimer;
 pub mod bandwidth;
 pub(crate) mod dirty_file;
 pub(crate) mod lease;
+pub(crate) mod list_position;
 pub(crate) mod lists;
 pub(crate) mod owner;
 pub mod pause;
-pub(crate) mod place;
 pub(crate) mod queue_mark;
 pub(crate) mod refusal;
 pub mod settings;
@@ -36,7 +36,7 @@ use throttle::Thresholds;
 pub const DIRTY_EXPIRE: Duration = Duration::from_secs(30);
 /// How often the flusher looks for old pages, unless set.
 pub const WRITEBACK_INTERVAL: Duration = Duration::from_secs(5);
-/// Instead of never.
+/// The interval that stands for "never".
 const INTERVAL_NEVER: Duration = Duration::from_secs(24 * 3600);
 
 /// Thresholds of the pool and of all groups, and the times of write-back.

@@ -94,7 +94,7 @@ struct State {
     history: History,
 }
 
-/// See the file's head.
+/// See the module text.
 #[derive(Debug, Default)]
 pub(crate) struct DirtyOwner {
     /// The owner handle by which the first page named the group; compared only, never followed. (A)
@@ -107,7 +107,7 @@ pub(crate) struct DirtyOwner {
 impl DirtyOwner {
     /// The file was clean and a page of `handle` became dirty. Returns the group whose file it is
     /// now.
-    pub(crate) fn take_hold(&self, handle: u32) -> Arc<Group> {
+    pub(crate) fn acquire(&self, handle: u32) -> Arc<Group> {
         let group = owner_from(handle).resolve();
         let state = State { group: Some(Arc::clone(&group)), ..State::default() };
         let old = std::mem::replace(&mut *self.state.lock(), state);
@@ -118,14 +118,14 @@ impl DirtyOwner {
     }
 
     /// The file is clean. Returns whose it was.
-    pub(crate) fn let_go(&self) -> Option<Arc<Group>> {
+    pub(crate) fn release(&self) -> Option<Arc<Group>> {
         let old = std::mem::take(&mut *self.state.lock());
         self.is_shared.store(false, Ordering::Relaxed);
         old.group
     }
 
     /// It was not quite clean: it is still the group's that it was.
-    pub(crate) fn hold_again(&self, group: Arc<Group>) -> Arc<Group> {
+    pub(crate) fn restore(&self, group: Arc<Group>) -> Arc<Group> {
         self.state.lock().group = Some(Arc::clone(&group));
         // By a thread that wrote meanwhile.
         self.is_shared.store(true, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! What a writer owes for what it has written: nothing, a rest on the virtual clock of its group,
-//! or to wait at a limit.
+//! How long a writer pauses for what it has written: not at all, as long as its group's pacing
+//! clock says, or until there is room below a limit.
 //!
 //! A write spends its group's *credit*, a part of what was free below the free run point at the
 //! last look; when that is used up, the writer looks again, at the group and at every group above
@@ -18,9 +18,9 @@
 //!
 //! No writer waits for a store that refuses data; see [`crate::dirty::refusal`].
 //!
-//! A level is no concern of a writer to a store on which it has next to nothing dirty, an eighth of
-//! its threshold: the level is over it because of another store, perhaps one that hangs, and only
-//! what goes there can wait for that. What others have dirty on the writer's store makes no
+//! A level does not slow writers to a store on which it has less than an eighth of its threshold
+//! dirty: it is over the threshold because of another store, perhaps one that hangs, and only
+//! writers to that store can help. What other groups have dirty on the writer's store makes no
 //! difference.
 
 use std::io;
@@ -41,25 +41,26 @@ use crate::file::File;
 const CREDIT_SHARE: u64 = 8;
 /// … but not more than this, in bytes.
 const CREDIT_MAX: u64 = 1 << 20;
-/// A store on which a level has no more than this part of its threshold is none of its concern.
+/// A level with no more than this part of its threshold on a store does not slow writers to it.
 const STORE_SHARE: u64 = 8;
-/// So little that the store is the concern of no level, whatever its threshold.
+/// With no more than this many pages on a store, no level slows its writers, whatever its
+/// threshold.
 const STORE_FREE_PAGES: u64 = DIRTY_FLOOR / STORE_SHARE / PAGE_SIZE_U64;
 /// How often a level that is over its threshold has all stores' flushers look.
-const RING_INTERVAL: Duration = Duration::from_millis(20);
+const WAKE_INTERVAL: Duration = Duration::from_millis(20);
 
-/// What a look says.
+/// The result of checking all levels.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Look {
-    /// No writer waits, and none need look again before so many bytes are written.
+enum LevelCheck {
+    /// No writer waits, and none need look again before this many bytes are written.
     Free(u64),
-    /// So many bytes a second for the whole group.
+    /// This many bytes a second for the whole group.
     Paced(f64),
     /// Some level is at its limit.
     Held(Duration),
 }
 
-/// A write that was accepted, and for which its writer has to rest.
+/// A write that was accepted and whose writer has to pause.
 #[derive(Debug)]
 #[must_use = "the writer is not slowed by it"]
 pub struct WritePause {
@@ -74,10 +75,10 @@ impl WritePause {
     /// the writer may go on.
     pub fn rest(&mut self) -> Option<Duration> {
         match self.file.look(&self.group) {
-            Look::Free(_) => None,
-            // No writer waits for what the store refuses; the next write is told.
-            Look::Held(rest) => self.file.refusal().is_none().then_some(rest),
-            Look::Paced(_) => {
+            LevelCheck::Free(_) => None,
+            // No writer waits for data that the store refuses; the next write fails instead.
+            LevelCheck::Held(rest) => self.file.refusal().is_none().then_some(rest),
+            LevelCheck::Paced(_) => {
                 let rest = self.due.saturating_sub(self.file.cache.writeback().now());
                 (!rest.is_zero()).then_some(rest.min(PAUSE_MAX))
             }
@@ -111,15 +112,15 @@ impl File {
         }
         let (now, bytes) = (self.cache.writeback().now(), written as u64);
         let due = match self.look(group) {
-            Look::Free(credit) => {
+            LevelCheck::Free(credit) => {
                 GroupDirty::of(group).set_credit(credit);
                 self.writeback.forget_clock(group);
                 return None;
             }
-            Look::Held(_) if self.refusal().is_some() => return None,
-            // It pays for its bytes like any other, beside waiting for room.
-            Look::Held(_) => self.reserve(group, now, bytes, self.rate(1.0)).max(now + PAUSE_MIN),
-            Look::Paced(rate) => self.reserve(group, now, bytes, rate),
+            LevelCheck::Held(_) if self.refusal().is_some() => return None,
+            // It reserves time for its bytes like any other write, besides waiting for room.
+            LevelCheck::Held(_) => self.reserve(group, now, bytes, self.rate(1.0)).max(now + PAUSE_MIN),
+            LevelCheck::Paced(rate) => self.reserve(group, now, bytes, rate),
         };
         (due >= now + PAUSE_MIN).then(|| WritePause { file: Arc::clone(self), group: Arc::clone(group), due })
     }
@@ -145,7 +146,7 @@ impl File {
     /// What the store said last.
     pub(crate) fn check_refusal(self: &Arc<Self>, group: &Arc<Group>) -> io::Result<()> {
         match self.refusal().filter(|_| !self.is_memory()) {
-            Some(errno) if matches!(self.look(group), Look::Held(_)) => {
+            Some(errno) if matches!(self.look(group), LevelCheck::Held(_)) => {
                 Err(io::Error::from_raw_os_error(errno))
             }
             _ => Ok(()),
@@ -165,14 +166,14 @@ impl File {
     }
 
     /// Looks at all levels.
-    fn look(&self, group: &Arc<Group>) -> Look {
+    fn look(&self, group: &Arc<Group>) -> LevelCheck {
         let cache = &self.cache;
         let now = cache.writeback().now();
         let (mut ratio, mut held, mut gap) = (2.0f64, None::<Duration>, u64::MAX);
         for Level { group: level, thresholds, unclean } in levels(cache.reclaimer(), group) {
             if unclean > thresholds.background {
                 self.writeback.wake();
-                if GroupDirty::of(level).may_ring(now.as_millis() as u64, RING_INTERVAL) {
+                if GroupDirty::of(level).may_wake(now.as_millis() as u64, WAKE_INTERVAL) {
                     cache.flush_over_background(level);
                 }
             }
@@ -194,9 +195,9 @@ impl File {
             gap = 0;
         }
         match held {
-            Some(rest) => Look::Held(rest),
-            None if gap == 0 && ratio < 2.0 => Look::Paced(self.rate(ratio)),
-            None => Look::Free((gap / CREDIT_SHARE).min(CREDIT_MAX)),
+            Some(rest) => LevelCheck::Held(rest),
+            None if gap == 0 && ratio < 2.0 => LevelCheck::Paced(self.rate(ratio)),
+            None => LevelCheck::Free((gap / CREDIT_SHARE).min(CREDIT_MAX)),
         }
     }
 }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 /// A time so long ago that the file is due, whatever its age.
 const DUE_NOW: u64 = 1;
 
-/// See the file's head.
+/// See the module text.
 #[derive(Debug, Default)]
 pub(crate) struct QueueMark {
     /// Whether the file is in its store's queue. (A; the thread that makes it true pushes)
@@ -23,7 +23,7 @@ pub(crate) struct QueueMark {
 
 /// When a file became dirty that is in its turn.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Since(u64);
+pub(crate) struct DirtySince(u64);
 
 impl QueueMark {
     /// The file is dirty from now on, if it was not before.
@@ -39,7 +39,7 @@ impl QueueMark {
 
     /// The file is due, whatever its age.
     pub(crate) fn make_due(&self) {
-        self.put_back(Since(DUE_NOW));
+        self.put_back(DirtySince(DUE_NOW));
     }
 
     /// Returns whether [`make_due`](Self::make_due) was the last word.
@@ -57,12 +57,12 @@ impl QueueMark {
     }
 
     /// Takes the stamp for the file's turn: what becomes dirty from now on is younger.
-    pub(crate) fn begin_turn(&self) -> Since {
-        Since(self.since_ms.swap(0, Ordering::Relaxed))
+    pub(crate) fn begin_turn(&self) -> DirtySince {
+        DirtySince(self.since_ms.swap(0, Ordering::Relaxed))
     }
 
     /// The file is as old as it was before its turn. Of two stamps the older one counts.
-    pub(crate) fn put_back(&self, Since(since): Since) {
+    pub(crate) fn put_back(&self, DirtySince(since): DirtySince) {
         let older = |now: u64| (since != 0 && (now == 0 || since < now)).then_some(since);
         let _ = self.since_ms.fetch_update(Ordering::Relaxed, Ordering::Relaxed, older);
     }

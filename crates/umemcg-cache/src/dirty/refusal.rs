@@ -1,4 +1,4 @@
-//! What it means for writers that a store refuses data: one that is full answers each write-back
+//! How writers learn that a store refuses data: a full store, for example, answers each write-back
 //! with `ENOSPC`.
 //!
 //! Refused data stays dirty and is tried again, so the group that it belongs to may stay at its
@@ -9,7 +9,7 @@
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// So many refusals of a store, with nothing taken in between, speak for all of its files.
+/// This many refusals of a store, with nothing taken in between, speak for all of its files.
 const NR_REFUSALS: u32 = 2;
 /// Bits of an errno; the refusals are counted above.
 const ERRNO_BITS: u32 = 12;
@@ -40,7 +40,7 @@ impl Refusals {
         }
     }
 
-    /// Returns the errno of the last refusal, if there were so many.
+    /// Returns the errno of the last refusal, if there were this many.
     fn after(&self, count: u32) -> Option<i32> {
         let word = self.word.load(Ordering::Relaxed);
         (word >> ERRNO_BITS >= count).then_some((word & ERRNO_MASK) as i32)

@@ -183,7 +183,7 @@ impl GroupDirty {
     }
 
     /// Returns whether `interval` has passed since this last said so.
-    pub(crate) fn may_ring(&self, now_ms: u64, interval: Duration) -> bool {
+    pub(crate) fn may_wake(&self, now_ms: u64, interval: Duration) -> bool {
         let last = self.rung_ms.load(Ordering::Relaxed);
         (last == 0 || now_ms >= last + interval.as_millis() as u64)
             && self

@@ -35,7 +35,7 @@ pub const DIRTY_FLOOR: u64 = 256 << 10;
 
 /// What a level's thresholds are made from, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Room {
+pub struct ThresholdInputs {
     /// Of the pool: not charged to any group.
     pub pool_free: u64,
     /// Of the pool: file pages.
@@ -51,7 +51,7 @@ pub struct Room {
     pub unclean: u64,
 }
 
-impl Room {
+impl ThresholdInputs {
     /// Returns what the group could fill with file data.
     #[doc(alias = "mem_cgroup_wb_stats")]
     #[doc(alias = "determine_dirtyable_memory")]
@@ -110,12 +110,12 @@ pub(crate) fn levels<'g>(reclaimer: &Reclaimer, group: &'g Arc<Group>) -> Vec<Le
     let mut chain: Vec<&Arc<Group>> = std::iter::successors(Some(group), |at| at.parent()).collect();
     chain.reverse();
     let root = chain[0];
-    let mut room = Room {
+    let mut room = ThresholdInputs {
         pool_free: root.max_bytes().saturating_sub(root.usage_bytes()),
         pool_file: file_bytes(root),
         pool_unclean: root.unclean_bytes_about(u64::MAX),
         headroom: u64::MAX,
-        ..Room::default()
+        ..ThresholdInputs::default()
     };
     let mut levels = Vec::with_capacity(chain.len());
     for group in chain {
@@ -148,12 +148,12 @@ mod tests {
     #[test]
     fn shares_are_of_what_could_be_file_data() {
         // A group of 100 MiB with 40 used, 30 of them file pages, in a pool with 500 free.
-        let room = Room {
+        let room = ThresholdInputs {
             pool_free: 500 * MIB,
             pool_file: 200 * MIB,
             headroom: 60 * MIB,
             file: 30 * MIB,
-            ..Room::default()
+            ..ThresholdInputs::default()
         };
         assert_eq!((room.dirtyable(), room.available()), (90 * MIB, 90 * MIB));
         let thresholds = room.thresholds(DirtyBounds::default(), u64::MAX);
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn without_a_limit_it_is_the_free_and_the_clean_of_others() {
-        let room = Room {
+        let room = ThresholdInputs {
             pool_free: 100 * MIB,
             pool_file: 300 * MIB,
             pool_unclean: 50 * MIB,
@@ -172,18 +172,18 @@ mod tests {
         };
         // Others have 220, of which 20 are not clean.
         assert_eq!(room.dirtyable(), 80 * MIB + 100 * MIB + 200 * MIB);
-        let fresh = Room { file: 0, unclean: 0, ..room };
+        let fresh = ThresholdInputs { file: 0, unclean: 0, ..room };
         assert_eq!(fresh.available(), 350 * MIB, "a group that has nothing yet may write, too");
     }
 
     #[test]
     fn no_group_gets_more_than_the_pool() {
-        let room = Room {
+        let room = ThresholdInputs {
             pool_free: MIB,
             pool_file: 2 * MIB,
             headroom: u64::MAX,
             file: 50 * MIB,
-            ..Room::default()
+            ..ThresholdInputs::default()
         };
         assert_eq!(room.available(), 3 * MIB);
     }
@@ -191,17 +191,17 @@ mod tests {
     #[test]
     fn bytes_stand_whatever_the_memory() {
         let given = bounds(DirtyBound::Bytes(8 * MIB), DirtyBound::Bytes(3 * MIB));
-        let thresholds = Room::default().thresholds(given, u64::MAX);
+        let thresholds = ThresholdInputs::default().thresholds(given, u64::MAX);
         assert_eq!(thresholds, Thresholds { background: 3 * MIB, foreground: 8 * MIB });
         let mixed = bounds(DirtyBound::Bytes(8 * MIB), DirtyBound::Percent(10));
-        let room = Room { pool_free: 40 * MIB, headroom: u64::MAX, ..Room::default() };
+        let room = ThresholdInputs { pool_free: 40 * MIB, headroom: u64::MAX, ..ThresholdInputs::default() };
         assert_eq!(room.thresholds(mixed, u64::MAX).background, 4 * MIB);
     }
 
     #[test]
     fn a_background_that_is_not_below_is_half() {
         let given = bounds(DirtyBound::Bytes(8 * MIB), DirtyBound::Bytes(8 * MIB));
-        assert_eq!(Room::default().thresholds(given, u64::MAX).background, 4 * MIB);
+        assert_eq!(ThresholdInputs::default().thresholds(given, u64::MAX).background, 4 * MIB);
     }
 
     #[test]
@@ -209,7 +209,7 @@ mod tests {
         for given in
             [DirtyBound::Bytes(0), DirtyBound::Bytes(1), DirtyBound::Percent(0), DirtyBound::Percent(20)]
         {
-            let thresholds = Room::default().thresholds(bounds(given, given), u64::MAX);
+            let thresholds = ThresholdInputs::default().thresholds(bounds(given, given), u64::MAX);
             assert_eq!(thresholds, Thresholds { background: DIRTY_FLOOR / 2, foreground: DIRTY_FLOOR });
         }
     }
@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn dirty_data_leaves_background_reclaim_room_to_reach_its_mark() {
         let given = bounds(DirtyBound::Bytes(80 * MIB), DirtyBound::Bytes(40 * MIB));
-        let thresholds = Room::default().thresholds(given, 90 * MIB);
+        let thresholds = ThresholdInputs::default().thresholds(given, 90 * MIB);
         assert_eq!(thresholds, Thresholds { background: 40 * MIB, foreground: 45 * MIB });
     }
 }

@@ -1,5 +1,5 @@
-//! The arithmetic of throttling, and nothing else: no clock, no lock, no group. Bytes, bytes a
-//! second, durations.
+//! The arithmetic of throttling, without clocks, locks and groups: bytes, bytes per second,
+//! durations.
 //!
 //! Below the *free run* point, half-way between the two thresholds, no writer waits. From there to
 //! the limit writers are paced: their rate is the store's, times a *position ratio* that is 2 at
@@ -8,10 +8,10 @@
 //! (`kernel-semantics` §6.3; mail per-cgroup-dirty-limits).
 //!
 //! Two things are simpler than in Linux, which paces single tasks. Here a group's writers to one
-//! store share one virtual clock ([`Clockwork`]): each write reserves the time that the store needs
-//! for it, so the group as a whole has the rate, however many writers it has, and no rate of single
-//! tasks has to be estimated. And since write-back serves groups that are over their threshold in
-//! turn, a group's share of the store is one part of as many as there are such groups.
+//! store share one virtual clock ([`PacingClock`]): each write reserves the time that the store
+//! needs for it, so the group as a whole has the rate, however many writers it has, and no rate of
+//! single tasks has to be estimated. And since write-back serves groups that are over their
+//! threshold in turn, a group's share of the store is one part of as many as there are such groups.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ pub const PAUSE_MIN: Duration = Duration::from_millis(10);
 /// Least share of its rate that a paced writer keeps: near the limit the hold at the limit itself
 /// does the rest.
 pub const POSITION_RATIO_MIN: f64 = 1.0 / 32.0;
-/// The smoothed limit sinks by one part of so many of its distance in each [`LIMIT_INTERVAL`].
+/// The smoothed limit sinks by one part of this many of its distance in each [`LIMIT_INTERVAL`].
 const LIMIT_SINKS_BY: u64 = 32;
 /// How often the smoothed limit sinks.
 pub const LIMIT_INTERVAL: Duration = Duration::from_millis(200);
@@ -73,8 +73,8 @@ pub fn hold(dirty: u64, free_run: u64, rate: u64) -> Duration {
     Duration::from_secs_f64(seconds).clamp(PAUSE_MIN, PAUSE_MAX)
 }
 
-/// A limit that follows its threshold up at once and down slowly, so that a group that raised and
-/// filled it is not stopped dead when the threshold falls: free memory comes and goes.
+/// A limit that follows its threshold up immediately and down slowly, so that a group that raised
+/// and filled it is not stopped dead when the threshold falls: free memory comes and goes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[doc(alias = "dirty_limit")]
 pub struct SmoothedLimit {
@@ -93,7 +93,7 @@ impl SmoothedLimit {
         }
         let floor = foreground.max(dirty);
         let nr = now.saturating_sub(self.at).as_millis() / LIMIT_INTERVAL.as_millis();
-        // Beyond so many steps nothing is left of any distance.
+        // Beyond this many steps nothing is left of any distance.
         for _ in 0..nr.min(2048) {
             self.limit -= self.limit.saturating_sub(floor).div_ceil(LIMIT_SINKS_BY);
         }
@@ -105,11 +105,11 @@ impl SmoothedLimit {
 /// The virtual clock of a group's writers to one store: until when what they have written takes at
 /// their rate.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Clockwork {
+pub struct PacingClock {
     until: Duration,
 }
 
-impl Clockwork {
+impl PacingClock {
     /// Reserves the time for `bytes` at `rate` bytes a second. Returns when it is over; what is
     /// less than [`PAUSE_MIN`] away need not be waited for, the next write pays for it.
     pub fn reserve(&mut self, now: Duration, bytes: u64, rate: f64) -> Duration {
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn writes_of_all_threads_are_paid_for_one_after_the_other() {
-        let mut clock = Clockwork::default();
+        let mut clock = PacingClock::default();
         let rate = (4 * MIB) as f64;
         assert_eq!(clock.reserve(MS(1000), MIB, rate), MS(1250));
         assert_eq!(clock.reserve(MS(1000), MIB, rate), MS(1500));

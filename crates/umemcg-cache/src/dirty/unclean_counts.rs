@@ -15,7 +15,7 @@ use umemcg_group::Group;
 
 use crate::dirty::lists::living;
 
-/// See the file's head.
+/// See the module text.
 #[derive(Debug, Default)]
 pub(crate) struct UncleanCounts {
     /// Of all groups. (A)

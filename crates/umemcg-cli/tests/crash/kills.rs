@@ -21,7 +21,7 @@ const POOL: &str = "32M";
 /// Groups: name, limit, dirty limit and where the flusher begins.
 pub const GROUPS: [(&str, &str, &str, &str); 3] =
     [("a", "512k", "128k", "64k"), ("b", "1m", "256k", "32k"), ("c", "4m", "0", "0")];
-/// After so many lives the files are new, or they would only grow.
+/// After this many lives the files are new, or they would only grow.
 const LIVES_OF_FILES: u64 = 8;
 /// Kills of the ordinary tests.
 const NR_KILLS: u64 = 6;

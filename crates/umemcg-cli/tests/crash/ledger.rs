@@ -16,7 +16,7 @@ enum Whole {
     Anything,
 }
 
-/// See the file's head.
+/// See the module text.
 #[derive(Debug, Default)]
 pub struct Ledger {
     /// The last acknowledged record of each log.

@@ -115,7 +115,7 @@ fn many_requests_to_a_hanging_store_cost_another_tenant_nothing() {
     }
     // Not the mount itself: what it says about its root is the store's to say.
     outer.sh("ls \"$CG\"").good();
-    // Killed, they go at once, although the store still hangs.
+    // Killed, they go immediately, although the store still hangs.
     finish(children);
     drop(stopped);
     drop(quiet);

@@ -189,7 +189,7 @@ fn umount_gives_up_after_its_timeout_and_lists_what_was_lost() {
         assert!(outcome["lost"][0]["bytes"].as_u64().unwrap() >= 12 << 20, "{outcome}");
         assert_eq!(mount.wait().status.code(), Some(3));
     } else {
-        // The store said no at once: nothing was taken, nothing is lost.
+        // The store said no immediately: nothing was taken, nothing is lost.
         assert!(ended.status.success(), "{written:?} {ended:?}");
         assert!(mount.wait().status.success());
     }

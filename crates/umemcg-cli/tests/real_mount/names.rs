@@ -17,7 +17,7 @@ const NR_IDLE_MAX: usize = 1_024;
 /// runtime.
 const NR_OTHER_MAX: usize = 100;
 
-/// Makes so many empty files, a thousand in each directory.
+/// Makes this many empty files, a thousand in each directory.
 pub fn make_files(data: &Path, nr: usize) {
     for directory in 0..nr.div_ceil(PER_DIRECTORY) {
         let directory = data.join(format!("d{directory}"));
@@ -57,7 +57,8 @@ fn drop_unpinned() {
     fs::write("/proc/sys/vm/drop_caches", "2").unwrap();
 }
 
-/// The daemon keeps within its bound of descriptors with so many names known, and each opened once.
+/// The daemon keeps within its bound of descriptors with this many names known, and each opened
+/// once.
 fn few_descriptors(mount: &Mount, nr: usize) {
     assert_eq!(walk(mount), nr);
     // A look at the attributes may need no descriptor of its own; opening does.

@@ -125,7 +125,7 @@ fn a_directory_that_a_daemon_serves_is_refused_to_another() {
     let point = volumes.mnt().to_str().unwrap().to_owned();
     let add = ["volume", "add", "data", "--dir", &data, "--mount", &point];
     assert_eq!(volumes.umemcg(&add).status.code(), Some(5));
-    // Killed, a daemon lets go of it at once, whatever is still mounted.
+    // Killed, a daemon lets go of it immediately, whatever is still mounted.
     mount.kill_daemon();
     volumes.umemcg(&add).good();
     volumes.sh("echo x > $MNT/data/f").good();

@@ -81,7 +81,7 @@ impl User {
     pub fn write(&mut self) -> Result<(), Stop> {
         let Some((inode, mut fd)) = self.file() else { return Ok(()) };
         let (world, range, value) = (Arc::clone(&self.world), self.range(), self.value());
-        // Some are durable at once.
+        // Some are durable immediately.
         let is_synchronous = self.random.below(12) == 0;
         if is_synchronous {
             self.begin(format!("open for synchronous writes of inode {}", inode.nr));

@@ -67,7 +67,7 @@ pub struct Known {
     pub was_named: bool,
 }
 
-/// See the file's head.
+/// See the module text.
 #[derive(Debug)]
 pub struct Inode {
     pub nr: u64,

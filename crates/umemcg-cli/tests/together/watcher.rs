@@ -25,7 +25,7 @@ struct Watched {
     before: String,
 }
 
-/// See the file's head.
+/// See the module text.
 #[derive(Debug)]
 pub struct Watcher {
     inotify: OwnedFd,

@@ -31,7 +31,7 @@ impl Stop {
     }
 }
 
-/// See the file's head.
+/// See the module text.
 #[derive(Debug)]
 pub struct World {
     pub tree: Tree,

@@ -54,7 +54,7 @@ impl Ancestry {
     }
 
     /// Puts a process with all its threads, or one thread, into a group. Children that it has
-    /// already stay where they are. False when there is none of that id.
+    /// already stay where they are. Returns `false` if there is none of that id.
     pub fn attach(&self, serial: u64, id: u32, whole_process: bool) -> bool {
         let mut state = self.state.lock();
         let moves_leader = whole_process || read_status(id).is_some_and(|status| status.tgid == id);

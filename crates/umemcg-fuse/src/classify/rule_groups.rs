@@ -61,7 +61,7 @@ struct State {
     counted_at: Duration,
 }
 
-/// See the file's head.
+/// See the module text.
 #[derive(Debug)]
 pub(super) struct RuleGroups {
     /// (C)

@@ -68,7 +68,7 @@ impl Names {
     }
 }
 
-/// See the file's head.
+/// See the module text.
 #[derive(Debug, Default)]
 pub(super) struct AbsentNames(LeafMutex<Names>);
 

@@ -142,7 +142,8 @@ impl DataFs {
         });
     }
 
-    /// Answers an accepted write, at once or when its writer may go on: not before `delay` is over.
+    /// Answers an accepted write, immediately or when its writer may go on: not before `delay` is
+    /// over.
     fn accepted(
         &self,
         file: &dyn VolumeFile,

@@ -17,7 +17,7 @@ use crate::notifier::Notifier;
 /// Nodes of one notification.
 const NR_NODES_MAX: usize = 512;
 
-/// See the file's head.
+/// See the module text.
 #[derive(Debug)]
 pub(super) struct KernelNames(pub(super) Notifier);
 

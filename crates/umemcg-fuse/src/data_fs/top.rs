@@ -3,7 +3,7 @@
 //!
 //! Its entries are not counted: a volume's root is there as long as the volume is. A name that
 //! leads to no volume is never remembered by the kernel, so that a volume that is added later is
-//! seen at once.
+//! seen immediately.
 
 use std::ffi::OsStr;
 use std::sync::Arc;

@@ -46,9 +46,10 @@ pub(crate) trait Waiting {
 pub(crate) struct Places {
     /// Shared among all; half of them are the most that one group has, and one store.
     pub running_max: usize,
-    /// Beyond that only requests that are the first of their pair start, up to so many altogether.
+    /// Beyond that only requests that are the first of their pair start, up to this many
+    /// altogether.
     pub first_max: usize,
-    /// So many of them may compute at the same time.
+    /// This many of them may compute at the same time.
     pub computing_max: usize,
 }
 

@@ -38,7 +38,7 @@ struct Contents {
     synced: Vec<u8>,
 }
 
-/// See the file's head. Files are those that it is made with; all of them exist from the start,
+/// See the module text. Files are those that it is made with; all of them exist from the start,
 /// empty.
 #[derive(Default)]
 pub struct Faulty {
@@ -51,7 +51,7 @@ pub struct Faulty {
     pub only_bad: AtomicBool,
     /// Bytes of all files together that fit; 0 for no bound. Beyond, writes are ENOSPC.
     pub capacity: AtomicU64,
-    /// At most so many bytes of a write are taken; 0 for all.
+    /// At most this many bytes of a write are taken; 0 for all.
     pub short: AtomicUsize,
     /// Each write and sync takes so long, in milliseconds.
     pub stall_ms: AtomicU64,

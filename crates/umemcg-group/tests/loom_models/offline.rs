@@ -75,7 +75,7 @@ fn a_node_is_freed_once_by_its_last_user() {
     });
 }
 
-/// A freed node that is at once another group's starts clean.
+/// A freed node that is immediately another group's starts clean.
 #[test]
 fn a_freed_node_may_be_taken_again_at_once() {
     model(|| {

@@ -25,7 +25,7 @@ impl Told {
         }
     }
 
-    /// As a thread counts: pending if that may be, else at once.
+    /// As a thread counts: pending if that may be, else immediately.
     fn count<const FENCED: bool>(
         &self,
         ledger: &Ledger,

@@ -42,7 +42,7 @@ pub(crate) fn follows_first_round(first: &Progress) -> Option<bool> {
 
 /// A list gives its share of the priority in a first round, too.
 pub(crate) fn round_of_share(round: Round) -> Round {
-    if settings::is_as_mailed() { Round::Everybody } else { round }
+    if settings::is_as_mailed() { Round::AllGroups } else { round }
 }
 
 pub(crate) fn active_share(share: u64) -> u64 {
@@ -61,9 +61,9 @@ pub struct Spent {
     repeated: Duration,
 }
 
-/// One visit of so many is timed. A prime, so that visits that differ in turns are all met.
+/// One visit of this many is timed. A prime, so that visits that differ in turns are all met.
 const ONE_IN: u32 = 61;
-/// It asks so many times in a row: one that finds nothing costs less than reading the clock.
+/// It asks this many times in a row: one that finds nothing costs less than reading the clock.
 const IN_A_ROW: u32 = 16;
 /// No visit takes longer by itself.
 const ASKING_MAX: Duration = Duration::from_millis(1);

@@ -34,7 +34,7 @@ pub(crate) fn shrink_otherwise(
     // From the whole pool every group had to give its share; below a limit it ended with what was
     // wanted.
     let enough_below = |now: &Progress| !root.is_root() && enough(now);
-    reclaimer.shrink_round(root, pass, Round::Everybody, protection, &mut progress, &enough_below);
+    reclaimer.shrink_round(root, pass, Round::AllGroups, protection, &mut progress, &enough_below);
     Some((progress, !enough(&progress)))
 }
 
@@ -100,7 +100,7 @@ impl Reclaimer {
             while let Some(group) = Group::next_in_subtree(victim, at.as_ref()) {
                 // Whole lists are the share; a group that has given 32 pages is done for this loop.
                 // Objects were no part of it.
-                let step = Pass { priority: 0, goal: SWAP_CLUSTER_MAX, round: Round::Everybody, ..*pass };
+                let step = Pass { priority: 0, goal: SWAP_CLUSTER_MAX, round: Round::AllGroups, ..*pass };
                 let given =
                     settings::in_largest_excess(|| self.shrink_group(root, &group, &step, protection));
                 progress.add(given);

@@ -1,4 +1,4 @@
-//! How far one group's background reclaim is, and when its rests are worth it.
+//! The progress of one group's background reclaim, and the lengths of its rests.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::scan_control::DEF_PRIORITY;
 
 /// Pages of a quantum.
 pub const QUANTUM_PAGES: u64 = 32;
-/// First rest of a group from which nothing can be had.
+/// First rest of a group from which nothing can be freed.
 pub(super) const REST_FIRST: Duration = Duration::from_millis(20);
 /// Rests up to this one are for pages that are dirty; a worker that still finds nothing else then
 /// takes from other groups (see [`crate::rounds`]).
@@ -19,9 +19,9 @@ pub(super) const DIRTY_RESTS_MAX: u32 = 100;
 /// Longest.
 pub(super) const REST_MAX: Duration = Duration::from_secs(2);
 
-/// What stood when a worker went to rest because all that it saw was dirty.
+/// The counts when a worker went to rest because it saw nothing but dirty pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Rested {
+pub(super) struct RestBaseline {
     /// Write-backs that had finished.
     pub(super) nr_written: u64,
     /// Pages that had been taken on behalf of the group, by any thread.
@@ -30,9 +30,9 @@ pub(super) struct Rested {
     pub(super) nr_rests: u32,
 }
 
-impl Rested {
-    /// Returns whether the rest before this moment was worth it, with what stands now. It was if
-    /// pages were freed, no matter by which thread; or, for a while, if something was written.
+impl RestBaseline {
+    /// Returns whether the rest that ends now was useful: pages were freed, by any thread, or, for
+    /// a while, something was written.
     pub(super) fn was_worth_it(&self, nr_written: u64, nr_freed: u64) -> bool {
         nr_freed != self.nr_freed || (nr_written != self.nr_written && self.nr_rests < DIRTY_RESTS_MAX)
     }
@@ -57,11 +57,11 @@ pub(super) struct Progressing {
     pub(super) freed_in_round: u64,
     pub(super) rest: Duration,
     /// What stood when it last rested for dirty pages.
-    pub(super) rested_at: Option<Rested>,
-    /// Bytes promised since the group last rested, or began.
+    pub(super) rested_at: Option<RestBaseline>,
+    /// Bytes whose release was requested since the group last rested, or began.
     pub(super) releasing_bytes: u64,
-    /// It rests for promises to be kept: what had been let go of before they were made, and how
-    /// often it has rested since.
+    /// It rests until requested releases happen: the bytes that had been released before the
+    /// request, and how often it has rested since.
     pub(super) awaits: Option<(u64, u32)>,
     /// A round at the last priority brought nothing and `low` was in the way: only `min` counts,
     /// until the high mark is reached.
@@ -72,9 +72,9 @@ pub(super) struct Progressing {
     pub(super) is_active: bool,
 }
 
-/// Rests, each twice as long as the one before, in which promises may be kept before they are taken
-/// for broken: 140 ms.
-const PROMISE_RESTS_MAX: u32 = 2;
+/// Rests, each twice as long as the previous one, before requested releases no longer count: 140
+/// ms.
+const RELEASE_RESTS_MAX: u32 = 2;
 
 impl Progressing {
     pub(super) fn new(nr_nodes: usize) -> Self {
@@ -99,16 +99,17 @@ impl Progressing {
         *self = Self { next_node: self.next_node, ..Self::new(self.candidates.len()) };
     }
 
-    /// Returns whether what shrinkers promise counts as freed; `None` when the group goes on
-    /// resting for what they have promised before. So many promised bytes have been freed by now.
+    /// Returns whether bytes whose release is requested count as freed; `None` if the group
+    /// continues to rest for earlier requests. `released_bytes` is the number of bytes released so
+    /// far.
     pub(super) fn counts_releasing_bytes(&mut self, released_bytes: u64) -> Option<bool> {
         match self.awaits.take() {
             Some((before, nr_rests)) if released_bytes == before => {
-                if nr_rests < PROMISE_RESTS_MAX {
+                if nr_rests < RELEASE_RESTS_MAX {
                     self.awaits = Some((before, nr_rests + 1));
                     return None;
                 }
-                // They are not kept: names that are in use, or a kernel that does not answer.
+                // The releases do not happen: the names are in use, or the kernel does not answer.
                 Some(false)
             }
             Some(_) => {
@@ -119,8 +120,8 @@ impl Progressing {
         }
     }
 
-    /// Notes that a quantum has freed pages. Promised bytes count as freed for now: a worker that
-    /// asked for more because they take time would take far too much.
+    /// Notes that a quantum has freed pages. Bytes whose release is requested count as freed for
+    /// now: a worker that asked for more meanwhile would take far too much.
     pub(super) fn note_freed(&mut self, pages: u64, releasing_bytes: u64) {
         self.releasing_bytes += releasing_bytes;
         self.freed_in_round += pages + releasing_bytes / PAGE_SIZE_U64;
@@ -140,7 +141,7 @@ impl Progressing {
         } else if self.priority > 0 {
             self.priority -= 1;
         } else {
-            // Only what `low` protects is left: that, then.
+            // Only memory that `low` protects is left, so take that.
             let gives_up_low = self.freed_in_round == 0 && self.low_was_in_the_way && !self.overrides_low;
             self.overrides_low |= gives_up_low;
             self.low_was_in_the_way = false;
@@ -157,10 +158,10 @@ mod tests {
 
     #[test]
     fn a_rest_is_worth_it_as_long_as_a_worker_frees_pages() {
-        let mut rested = Rested::next(None, 5, 40);
+        let mut rested = RestBaseline::next(None, 5, 40);
         for nr_freed in 41..1041 {
             assert!(rested.was_worth_it(5, nr_freed));
-            rested = Rested::next(Some(rested), 5, nr_freed);
+            rested = RestBaseline::next(Some(rested), 5, nr_freed);
             assert_eq!(rested.nr_rests, 1);
         }
         assert!(!rested.was_worth_it(5, 1040), "nothing was written and nothing was freed");
@@ -168,10 +169,10 @@ mod tests {
 
     #[test]
     fn written_pages_are_waited_for_as_often_as_the_bound_says() {
-        let mut rested = Rested::next(None, 0, 7);
+        let mut rested = RestBaseline::next(None, 0, 7);
         for nr_written in 1..u64::from(DIRTY_RESTS_MAX) {
             assert!(rested.was_worth_it(nr_written, 7), "{nr_written}");
-            rested = Rested::next(Some(rested), nr_written, 7);
+            rested = RestBaseline::next(Some(rested), nr_written, 7);
         }
         assert!(!rested.was_worth_it(u64::MAX, 7));
         assert!(rested.was_worth_it(0, 8), "but for a worker that has freed something");

@@ -1,5 +1,5 @@
-//! Groups as the workers hand them on: each one's job, and the queue of those that wait for a
-//! worker or rest.
+//! The queue of background reclaim: one job for each group, and the jobs that wait for a worker or
+//! rest.
 //!
 //! Those that wait are served in rounds: a group that was served goes to the next round, and within
 //! a round the one that is nearest to its limit comes first.
@@ -18,7 +18,7 @@ use super::progressing::Progressing;
 
 /// Where a job is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum JobState {
     /// Nowhere: its group is below its marks.
     Idle,
     /// In a queue.
@@ -32,7 +32,7 @@ pub(super) enum Place {
 /// How far a group's reclaim is.
 #[derive(Debug)]
 pub(super) struct State {
-    pub(super) place: Place,
+    pub(super) place: JobState,
     /// Tells the entries of one rest from those of an earlier one.
     pub(super) rest_serial: u64,
     /// The queue of the worker that serves the group instead of the pool.
@@ -54,7 +54,7 @@ impl Job {
     pub(super) fn new(group: &Arc<Group>, nr_nodes: usize) -> Self {
         Self {
             group: Arc::downgrade(group),
-            state: LeafMutex::new(State { place: Place::Idle, rest_serial: 0, own_queue: None }),
+            state: LeafMutex::new(State { place: JobState::Idle, rest_serial: 0, own_queue: None }),
             progressing: RankedMutex::new(Rank::Quantum, Progressing::new(nr_nodes)),
             is_resting: AtomicBool::new(false),
         }
@@ -111,7 +111,7 @@ struct Inner {
 #[derive(Debug)]
 pub(crate) struct Queue {
     inner: LeafMutex<Inner>,
-    /// How many wait, for a caller that only wants to know whether any does. (A)
+    /// The number of waiting jobs, readable without the lock. (A)
     nr_waiting: AtomicUsize,
     wake: Condvar,
 }
@@ -135,8 +135,8 @@ impl Queue {
         let mut state = job.state.lock();
         // Its worker looks at the usage again after taking the signal; a job that rests has said
         // how long.
-        if state.place == Place::Idle {
-            state.place = Place::Queued;
+        if state.place == JobState::Idle {
+            state.place = JobState::Queued;
             let own = state.own_queue.clone();
             drop(state);
             own.as_deref().unwrap_or(self).put(job, false);
@@ -149,8 +149,8 @@ impl Queue {
             return;
         }
         let mut state = job.state.lock();
-        if state.place == Place::Resting {
-            state.place = Place::Queued;
+        if state.place == JobState::Resting {
+            state.place = JobState::Queued;
             job.is_resting.store(false, Relaxed);
             let own = state.own_queue.clone();
             drop(state);
@@ -165,8 +165,9 @@ impl Queue {
         self.wake.notify_one();
     }
 
-    /// The same for a worker of this queue that asks for its next job right after: no thread has to
-    /// wake up for it. A worker that ends instead wakes another, see [`next`](Self::next).
+    /// Like `put`, for a worker of this queue that asks for its next job immediately afterwards, so
+    /// no thread has to wake up. A worker that ends instead wakes another, see
+    /// [`next`](Self::next).
     pub(super) fn put_back(&self, job: &Arc<Job>, was_served: bool) {
         let Some(group) = job.group.upgrade() else { return };
         let room = room(&group);
@@ -204,12 +205,12 @@ impl Queue {
             while inner.resting.peek().is_some_and(|rest| rest.0.0 <= now) {
                 let Some(Resting(_, serial, job)) = inner.resting.pop() else { break };
                 let mut state = job.state.lock();
-                if state.place == Place::Resting && state.rest_serial == serial {
-                    state.place = Place::Queued;
+                if state.place == JobState::Resting && state.rest_serial == serial {
+                    state.place = JobState::Queued;
                     job.is_resting.store(false, Relaxed);
                     drop(state);
                     inner.arrivals += 1;
-                    // Behind those that are at work: nothing was to be had when it was last tried.
+                    // Behind the others: nothing could be freed when it was last tried.
                     let turn = (inner.round + 1, 0, inner.arrivals);
                     inner.waiting.push(Waiting(Reverse(turn), job));
                 }

@@ -3,15 +3,15 @@
 //! The nodes take turns. Priorities go from gentle to everything as rounds over the subtree bring
 //! less than a quantum, and start again with the first quantum that brings enough. A node whose
 //! lists give nothing even at the last priority leaves the candidates; when none is left the group
-//! rests. It also rests when what shrinkers have promised would be enough: a promise takes time,
-//! and asking for more meanwhile would take far too much.
+//! rests. It also rests when the bytes whose release shrinkers have requested would be enough: a
+//! release takes time, and asking for more meanwhile would take far too much.
 
 use std::sync::Arc;
 
 use umemcg_base::{PAGE_SIZE_U64, assert_no_locks_held};
 use umemcg_group::{EventKind, Group, StatItem};
 
-use super::progressing::{Progressing, QUANTUM_PAGES, REST_FIRST, REST_IN_VAIN, REST_MAX, Rested};
+use super::progressing::{Progressing, QUANTUM_PAGES, REST_FIRST, REST_IN_VAIN, REST_MAX, RestBaseline};
 use super::queue::Job;
 use crate::group_reclaim::GroupReclaim;
 use crate::reclaimer::Reclaimer;
@@ -25,7 +25,7 @@ pub(super) enum Next {
     Done,
     /// More to do.
     Again,
-    /// Nothing to be had just now.
+    /// Nothing can be freed just now.
     Rest,
 }
 
@@ -55,7 +55,7 @@ impl Reclaimer {
         let Some(is_believed) = work.counts_releasing_bytes(released_before) else { return Next::Rest };
         let mut protection = self.protection_from(&group, work.overrides_low);
         let pass = Pass { node: Some(node), ..Pass::new(work.priority, QUANTUM_PAGES, Reason::Kswapd) };
-        self.judge_rest(&group, &mut work);
+        self.review_rest(&group, &mut work);
         let has_rested_in_vain = work.rest > REST_IN_VAIN;
         let mut first_rounds = FirstRounds::of_worker(has_rested_in_vain);
         first_rounds.is_last_chance = work.priority == 0 && work.freed_in_round == 0;
@@ -75,8 +75,8 @@ impl Reclaimer {
             // In vain: then harder, down to the last priority and not only at this one, where short
             // lists have no share.
             if is_round_over && work.freed_in_round == 0 && !has_rested_in_vain {
-                let (nr_written, nr_freed) = self.stands(&group);
-                work.rested_at = Some(Rested::next(work.rested_at, nr_written, nr_freed));
+                let (nr_written, nr_freed) = self.rest_baseline(&group);
+                work.rested_at = Some(RestBaseline::next(work.rested_at, nr_written, nr_freed));
                 return Next::Rest;
             }
         }
@@ -84,7 +84,7 @@ impl Reclaimer {
             work.end_round(node);
         }
         if releasing > 0 && group.usage_bytes().saturating_sub(work.releasing_bytes) < background.stop() {
-            // Enough, if it is kept.
+            // Enough, if the requested releases happen.
             work.releasing_bytes = 0;
             work.awaits = Some((released_before, 0));
             return Next::Rest;
@@ -92,11 +92,12 @@ impl Reclaimer {
         Next::Again
     }
 
-    /// A worker does not wait for dirty pages but rests; after long rests in vain it goes on to all
-    /// groups. Others may have freed meanwhile what was written.
-    fn judge_rest(&self, group: &Arc<Group>, work: &mut Progressing) {
+    /// Decides whether the last rest was useful. A worker does not wait for dirty pages but rests;
+    /// after long fruitless rests it reclaims from all groups. Other threads may have freed the
+    /// written pages meanwhile.
+    fn review_rest(&self, group: &Arc<Group>, work: &mut Progressing) {
         if let Some(rested) = work.rested_at {
-            let (nr_written, nr_freed) = self.stands(group);
+            let (nr_written, nr_freed) = self.rest_baseline(group);
             if rested.was_worth_it(nr_written, nr_freed) {
                 work.rest = REST_FIRST;
             }
@@ -105,7 +106,7 @@ impl Reclaimer {
 
     /// Returns how many write-backs have finished, and how many pages have been taken on behalf of
     /// the group.
-    fn stands(&self, group: &Arc<Group>) -> (u64, u64) {
+    fn rest_baseline(&self, group: &Arc<Group>) -> (u64, u64) {
         let nr_written = self.page_owner().map_or(0, |owner| owner.writeback_progress());
         (nr_written, GroupReclaim::of(group, self.nr_nodes()).age())
     }

@@ -8,7 +8,7 @@ use umemcg_base::clock::Worker;
 use umemcg_base::{Rank, RankedMutex, assert_may_wait, contained};
 use umemcg_group::Group;
 
-use super::queue::{Job, Place, Queue};
+use super::queue::{Job, JobState, Queue};
 use super::step::{Next, rest_of};
 use crate::group_reclaim::GroupReclaim;
 use crate::reclaimer::Reclaimer;
@@ -174,7 +174,7 @@ fn run(reclaimer: &Weak<Reclaimer>, queue: &Queue, ends: &AtomicBool) {
 fn serve(reclaimer: &Reclaimer, mine: &Queue, job: &Arc<Job>) {
     {
         let mut state = job.state.lock();
-        state.place = Place::Running;
+        state.place = JobState::Running;
     }
     // Whatever happens in it, the worker lives on, and the job comes back to a queue.
     let next = contained(|| run_quanta(reclaimer, mine, job)).unwrap_or_else(|panic| {
@@ -186,15 +186,15 @@ fn serve(reclaimer: &Reclaimer, mine: &Queue, job: &Arc<Job>) {
     let home = own.as_deref().unwrap_or(reclaimer.kswapd_queue());
     match next {
         Next::Done => {
-            state.place = Place::Idle;
+            state.place = JobState::Idle;
             drop(state);
             // A signal since the look found the job running, and left it to us.
-            if take_ring(job) {
+            if take_signal(job) {
                 reclaimer.kswapd_queue().enqueue_signalled(job);
             }
         }
         Next::Again => {
-            state.place = Place::Queued;
+            state.place = JobState::Queued;
             drop(state);
             if std::ptr::eq(home, mine) {
                 home.put_back(job, true);
@@ -203,7 +203,7 @@ fn serve(reclaimer: &Reclaimer, mine: &Queue, job: &Arc<Job>) {
             }
         }
         Next::Rest => {
-            state.place = Place::Resting;
+            state.place = JobState::Resting;
             state.rest_serial += 1;
             let serial = state.rest_serial;
             job.is_resting.store(true, Relaxed);
@@ -216,7 +216,7 @@ fn serve(reclaimer: &Reclaimer, mine: &Queue, job: &Arc<Job>) {
 /// A quantum, and more while no other group waits.
 fn run_quanta(reclaimer: &Reclaimer, mine: &Queue, job: &Job) -> Next {
     // The signal first, the look at the usage afterwards.
-    take_ring(job);
+    take_signal(job);
     let mut next = reclaimer.run_quantum(job);
     // With no other group in the queue, its end is its beginning.
     let mut nr_left = QUANTA_ALONE_MAX;
@@ -241,7 +241,7 @@ fn has_time(job: &Job) -> bool {
     })
 }
 
-fn take_ring(job: &Job) -> bool {
+fn take_signal(job: &Job) -> bool {
     let wake_signal = job.group.upgrade().and_then(|group| group.wake_signals().pressure.get());
     wake_signal.is_some_and(|wake_signal| wake_signal.take())
 }

@@ -8,9 +8,9 @@
 //! - *Clear* when a count said "nothing at all", then count again, and set the bit again if the
 //!   answer changed. Of an adder and a clearer, the later on the word sees what the earlier did
 //!   before it (`kernel-semantics` §4.3).
-//! - *Close* when the group is removed: one bit of every unit, and a last unit, say so. A set that
-//!   comes later is told to go to the parent; one that came before is among the bits that closing
-//!   returns.
+//! - *Close* when the group is removed: one bit of every unit, and a last unit, say so. A later
+//!   attempt to set a bit fails and goes to the parent; a bit set earlier is among those that
+//!   closing returns.
 
 use std::sync::atomic::AtomicU64 as Hint;
 use std::sync::{Arc, OnceLock};
@@ -83,7 +83,7 @@ impl Unit {
 
     /// Clears a bit, after a count of nothing at all, and counts again. Returns that count; unless
     /// it is [`Count::Empty`], the bit is set again. `ASK_AGAIN` is off only in the model that
-    /// shows what it is good for.
+    /// shows why it is needed.
     pub fn clear_if_empty<const ASK_AGAIN: bool>(&self, bit: u32, count: impl FnOnce() -> Count) -> Count {
         // Acquire: pairs with the Release in `set`. An object whose bit this clears is seen by the
         // count below.
@@ -186,8 +186,8 @@ impl ShrinkerBits {
         self.locate::<true>(id, appended)
     }
 
-    /// As [`find_or_append`](Self::find_or_append); `RETRY` is off only in the model that shows
-    /// what it is good for.
+    /// As [`find_or_append`](Self::find_or_append); `RETRY` is off only in the model that shows why
+    /// it is needed.
     pub fn locate<const RETRY: bool>(&self, id: u32, appended: impl FnOnce()) -> Result<BitPlace, Closed> {
         let base = base_of(id);
         let mut link = &self.first;

@@ -1,4 +1,4 @@
-//! What a shrinker is asked and what it answers.
+//! The trait that shrinkers implement, and its questions and answers.
 
 #[cfg(not(loom))]
 use std::fmt;
@@ -22,7 +22,7 @@ pub enum Count {
     Empty,
     /// Nothing can be freed, or nothing can be said, just now; ask again later.
     NothingNow,
-    /// So many objects.
+    /// This many objects.
     Objects(u64),
 }
 
@@ -33,7 +33,7 @@ pub struct Scanned {
     pub scanned: u64,
     /// Bytes freed.
     pub freed_bytes: u64,
-    /// Bytes that another party was asked to let go of; threads that wait for them are told by
+    /// Bytes that another party was asked to free. When they are free, that must be reported with
     /// [`Reclaimer::note_released`](crate::Reclaimer::note_released).
     pub releasing_bytes: u64,
 }
@@ -43,7 +43,7 @@ pub struct Scanned {
 pub enum Scan {
     /// It did.
     Done(Scanned),
-    /// It cannot make progress here and now; what is left is owed.
+    /// It cannot make progress now; the rest is deferred.
     #[doc(alias = "SHRINK_STOP")]
     Stop,
 }
@@ -76,36 +76,35 @@ pub struct ShrinkTarget<'a> {
 ///
 /// Any of its methods may panic. The thread that asks is a worker's or one that needs room, so the
 /// panic is logged and goes no further: a count is then [`Count::NothingNow`], a scan is
-/// [`Scan::Stop`], and the shrinker is asked again next time. What has happened to its own objects
-/// and charges by then is its own affair.
+/// [`Scan::Stop`], and the shrinker is asked again next time. Keeping its own objects and charges
+/// consistent is up to the shrinker.
 #[cfg(not(loom))]
 pub trait Shrinker: Send + Sync + fmt::Debug {
     /// Its name in `memory.kmem.slabinfo`; without white space.
     fn name(&self) -> String;
 
-    /// Returns what an object costs to make again, in seeks; 0 when nothing.
+    /// Returns the cost of recreating an object, in seeks; 0 if it costs nothing.
     fn seeks(&self) -> u32 {
         DEFAULT_SEEKS
     }
 
-    /// Objects to be scanned at once.
+    /// Returns how many objects to scan in one batch.
     fn batch(&self) -> u64 {
         DEFAULT_BATCH
     }
 
-    /// Objects of the group on the node that could be freed. Takes no lock that could be waited
-    /// for.
+    /// Returns how many objects of the group on the node could be freed. Must not block.
     #[doc(alias = "count_objects")]
     fn count(&self, target: &ShrinkTarget<'_>) -> Count;
 
-    /// Looks at up to `nr` objects and frees what can go.
+    /// Looks at up to `nr` objects and frees those that can be freed.
     #[doc(alias = "scan_objects")]
     fn scan(&self, target: &ShrinkTarget<'_>, nr: u64) -> Scan;
 
-    /// Returns what there is, for tables.
+    /// Returns the objects and bytes that exist, for `memory.kmem.slabinfo`.
     fn usage(&self, target: &ShrinkTarget<'_>) -> Usage;
 
-    /// A group was removed: what this shrinker keeps of it outside any [`ListLru`](crate::ListLru)
-    /// is its parent's from now on. The bit moves by itself.
+    /// Called when a group was removed: what this shrinker keeps for it outside any
+    /// [`ListLru`](crate::ListLru) belongs to the parent from now on. The bit moves by itself.
     fn reparent(&self, _dying: &Arc<Group>, _parent: &Arc<Group>) {}
 }

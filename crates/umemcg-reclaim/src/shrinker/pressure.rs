@@ -2,8 +2,9 @@
 //! them (`kernel-semantics` §4.1).
 //!
 //! At priority p the share of the objects is their number divided by 2^p, four times that divided
-//! by `seeks`: objects that are dear to make again are asked for less, except at priority 0, where
-//! it is all of them at least. What is less than a batch is not scanned but owed, and added later.
+//! by `seeks`: objects that are expensive to recreate are asked for less, except at priority 0,
+//! where it is all of them at least. What is less than a batch is not scanned but owed, and added
+//! later.
 
 /// Cost of making an object again, in seeks, unless the shrinker says otherwise.
 pub const DEFAULT_SEEKS: u32 = 2;

@@ -34,15 +34,15 @@ impl Drop for Asking {
     }
 }
 
-/// A shrinker that is lent to be asked. The thread that asks is seldom the embedder's own: what
-/// panics is logged, and counts as having nothing to say just now.
+/// A registered shrinker as reclaim calls it. The calling thread is seldom the embedder's own, so a
+/// panic is logged and counts as "nothing now".
 #[derive(Clone, Copy)]
-pub(crate) struct Lent<'a> {
+pub(crate) struct BorrowedShrinker<'a> {
     shrinker: &'a Arc<dyn Shrinker>,
     id: u32,
 }
 
-impl Lent<'_> {
+impl BorrowedShrinker<'_> {
     fn ask<R>(self, what: &str, call: impl FnOnce(&dyn Shrinker) -> R) -> Option<R> {
         let answer = contained(|| call(&**self.shrinker));
         answer
@@ -195,13 +195,13 @@ impl Shrinkers {
         Registration { id }
     }
 
-    /// Lends the shrinker of a number.
-    pub(crate) fn with<R>(&self, id: u32, ask: impl FnOnce(Lent<'_>) -> R) -> Option<R> {
+    /// Calls `ask` with the shrinker of a number.
+    pub(crate) fn with<R>(&self, id: u32, ask: impl FnOnce(BorrowedShrinker<'_>) -> R) -> Option<R> {
         // The guard holds the entry, so that the end of a registration waits for us.
         let guard = self.table.get(id)?.load();
         let shrinker = guard.as_ref()?.shrinker.as_ref()?;
         let _asking = Asking::begin();
-        Some(ask(Lent { shrinker, id }))
+        Some(ask(BorrowedShrinker { shrinker, id }))
     }
 
     /// Numbers from 0 that have been in use.

@@ -8,14 +8,14 @@ use umemcg_group::Group;
 use super::bits::{UNIT_IDS, Unit};
 use super::contract::{Count, Scan, ShrinkTarget, Usage};
 use super::pressure::ScanPlan;
-use super::registry::Lent;
+use super::registry::BorrowedShrinker;
 use crate::group_reclaim::GroupReclaim;
 use crate::mechanism;
 use crate::reclaimer::Reclaimer;
 use crate::scan_control::{DEF_PRIORITY, Pass, Progress, Reason};
 
-/// Down to this priority, a shrinker that said that nothing can be freed just now is believed for a
-/// while, if pages come easily.
+/// Down to this priority, shrinkers that reported nothing to free are not asked again for a while,
+/// as long as pages are easy to free.
 const GENTLE: u32 = DEF_PRIORITY / 2;
 
 /// What a shrinker has in a group, as a line of `memory.kmem.slabinfo`.
@@ -149,7 +149,7 @@ impl Reclaimer {
 /// Lets a shrinker free its share, but no more than all that is wanted. What it owes is written in
 /// `owed`, if anywhere.
 pub(crate) fn scan_share(
-    shrinker: Lent<'_>,
+    shrinker: BorrowedShrinker<'_>,
     target: &ShrinkTarget<'_>,
     count: Count,
     pass: &Pass,

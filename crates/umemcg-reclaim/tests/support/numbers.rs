@@ -56,7 +56,7 @@ impl Numbers {
         number
     }
 
-    /// False when a shrinker was first.
+    /// Returns `false` if a shrinker was first.
     pub fn remove(&self, number: u64) -> bool {
         let Some(object) = self.objects.lock().remove(&number) else { return false };
         self.lru.remove(object.node, object.slot);

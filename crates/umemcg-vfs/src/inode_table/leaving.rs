@@ -23,9 +23,9 @@ const ASKED_AGAIN_AFTER_MS: u32 = 1000;
 pub(crate) enum Leave {
     /// It is in use, or the kernel would not let go of it.
     Stays,
-    /// It stays, but its content of so many bytes has gone.
+    /// It stays, but its content of this many bytes has gone.
     Lighter(u64),
-    /// The kernel has been asked and is expected to let go of so many bytes.
+    /// The kernel has been asked and is expected to let go of this many bytes.
     Asked(u64),
     /// The kernel is to be asked for it.
     Idle {

@@ -52,7 +52,7 @@ pub(crate) struct Slot {
     pub(crate) key: InodeKey,
     /// References that the kernel has from lookups.
     nlookup: u64,
-    /// References from inside, see the file's head.
+    /// References from inside, see the module text.
     pins: u32,
     pub(crate) kind: FileKind,
     names: Names,
@@ -120,7 +120,7 @@ impl Shard {
     }
 }
 
-/// See the file's head.
+/// See the module text.
 #[derive(Debug)]
 pub(crate) struct InodeTable {
     shards: Box<[RankedMutex<Shard>]>,
@@ -317,7 +317,7 @@ impl InodeTable {
         orphan.flatten().inspect(|_| _ = self.nr_orphans.fetch_sub(1, Ordering::Relaxed))
     }
 
-    /// Holds an entry. False when there is none.
+    /// Holds an entry. Returns `false` if there is none.
     pub(crate) fn pin(&self, node: NodeId) -> bool {
         self.with(node, |slot| slot.pins += 1).is_some()
     }

@@ -26,7 +26,7 @@ pub(super) struct DirEntry {
     charge: Slab,
 }
 
-/// See the file's head.
+/// See the module text.
 #[derive(Debug)]
 pub(super) struct Directory {
     pub(super) parent: NodeId,

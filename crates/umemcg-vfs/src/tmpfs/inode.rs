@@ -70,7 +70,7 @@ pub(super) struct Content {
     pub(super) pages: Arc<FilePages>,
 }
 
-/// See the file's head.
+/// See the module text.
 #[derive(Debug)]
 pub(super) struct Inode {
     pub(super) node: NodeId,
@@ -266,8 +266,8 @@ impl Inode {
         self.nr_lookups.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Gives references back; more than there are, are ignored. True when it was the last and no
-    /// name leads here.
+    /// Gives references back; more than there are, are ignored. Returns `true` if it was the last
+    /// and no name leads here.
     pub(super) fn forget(&self, nr: u64) -> bool {
         let take = |held: u64| Some(held.saturating_sub(nr));
         let before = self.nr_lookups.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);

@@ -46,7 +46,7 @@ const TARGET_BYTES_MAX: usize = 4095;
 /// Ids from a volume's base to here are its root's.
 const FIRST_NODE: u64 = 64;
 
-/// See the file's head.
+/// See the module text.
 #[derive(Debug)]
 pub struct Tmpfs {
     store_id: StoreId,

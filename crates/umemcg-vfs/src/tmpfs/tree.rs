@@ -30,7 +30,7 @@ pub(super) struct Gone {
     _names: Vec<Slab>,
 }
 
-/// See the file's head.
+/// See the module text.
 #[derive(Debug)]
 pub(super) struct Tree {
     nodes: HashMap<NodeId, Arc<Inode>>,

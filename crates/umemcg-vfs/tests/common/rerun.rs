@@ -4,8 +4,8 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 
-/// Runs the ignored test `claim` of this program under `wrapper`, in a directory of its own. False
-/// when the wrapper does not work here, which is said.
+/// Runs the ignored test `claim` of this program under `wrapper`, in a directory of its own.
+/// Returns `false` if the wrapper does not work here, which is said.
 pub fn rerun(wrapper: &[&str], claim: &str, directory: &Path) -> bool {
     let program = std::env::current_exe().unwrap();
     let works = Command::new(wrapper[0])

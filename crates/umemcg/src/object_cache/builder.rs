@@ -110,7 +110,7 @@ impl<K, V, S> ObjectCacheBuilder<K, V, S> {
         self
     }
 
-    /// Makes room in the table for so many objects at the start.
+    /// Makes room in the table for this many objects at the start.
     pub fn capacity(mut self, nr_objects: usize) -> Self {
         self.capacity = nr_objects;
         self
@@ -124,8 +124,8 @@ impl<K, V, S> ObjectCacheBuilder<K, V, S> {
     }
 
     /// Sets what an object costs to make again, in the measure of
-    /// [`Shrinker::seeks`](crate::Shrinker::seeks): caches with dearer objects give up fewer of
-    /// them.
+    /// [`Shrinker::seeks`](crate::Shrinker::seeks): caches with more expensive objects give up
+    /// fewer of them.
     pub fn seeks(mut self, seeks: u32) -> Self {
         self.seeks = seeks;
         self

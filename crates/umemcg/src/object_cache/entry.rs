@@ -53,7 +53,7 @@ impl Mark {
         self.0.load(Relaxed) & USES
     }
 
-    /// Takes a use away, under the shared lock. False when there was none.
+    /// Takes a use away, under the shared lock. Returns `false` if there was none.
     pub(super) fn spend_use(&self) -> bool {
         let mark = self.0.load(Relaxed);
         if mark & USES == 0 {

@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 use umemcg_arena::prefetch_what_it_leads_to;
 use umemcg_group::{Charge, Group, StatItem};
-use umemcg_reclaim::{KnownList, ListSlot, Verdict};
+use umemcg_reclaim::{ListHandle, ListSlot, Verdict};
 
 use super::entry::Entry;
 use super::inner::{Evicted, Inner};
@@ -22,7 +22,7 @@ use super::payer::Payer;
 use super::queue::Queue;
 use super::removal_cause::RemovalCause;
 
-/// One in so many objects is on probation.
+/// One in this many objects is on probation.
 const PROBATION_SHARE: u64 = 50;
 
 /// Returns the queue whose turn it is, by the lengths of both, and how many objects it may give
@@ -60,7 +60,7 @@ where
     /// by one.
     payer: Option<&'a Arc<Payer>>,
     /// By [`Queue`].
-    lists: [Option<&'a KnownList>; 2],
+    lists: [Option<&'a ListHandle>; 2],
     now: u32,
     freed_bytes: u64,
     /// Of those, bytes that the group's statistics still name.
@@ -77,7 +77,7 @@ where
         cache: &'a Inner<K, V, S>,
         group: &'a Arc<Group>,
         payer: Option<&'a Arc<Payer>>,
-        lists: [Option<&'a KnownList>; 2],
+        lists: [Option<&'a ListHandle>; 2],
     ) -> Self {
         let now = cache.expiry.now();
         Self { cache, group, payer, lists, now, freed_bytes: 0, named_bytes: 0 }
@@ -102,13 +102,13 @@ where
         mut out: impl FnMut(&Payer, Evicted<K, V>),
     ) -> u64 {
         let (cache, now) = (self.cache, self.now);
-        let [probation, main] = self.lists.map(|list| list.map_or(0, KnownList::nr_objects));
+        let [probation, main] = self.lists.map(|list| list.map_or(0, ListHandle::nr_objects));
         let (queue, nr_due) = next_queue(probation, main);
         let Some(list) = self.lists[queue as usize] else { return 0 };
         let mut taken = [const { None }; N];
         let (mut nr_taken, mut nr_looked) = (0, 0);
         let nr_wanted = if queue == Queue::Probation { nr_due.min(N as u64) } else { nr_due };
-        cache.lists[queue as usize].walk_known(list, nr.min(nr_wanted), |_, token, slot| {
+        cache.lists[queue as usize].walk_handle(list, nr.min(nr_wanted), |_, token, slot| {
             if nr_taken == N {
                 return Verdict::Stop;
             }

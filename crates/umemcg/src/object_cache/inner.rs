@@ -26,7 +26,7 @@ use super::striped_counter::StripedCounter;
 use super::victim_hints::VictimHints;
 use super::weight::{allocated_bytes, entry_bytes};
 
-/// Room for ghosts, and what else the group holds, is looked after once in so many inserts of a
+/// Room for ghosts, and what else the group holds, is looked after once in this many inserts of a
 /// group.
 const LOOK_AROUND_EVERY: u64 = 64;
 
@@ -346,7 +346,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         self.hand_out(entry, RemovalCause::Expired);
     }
 
-    /// Takes a load out of its shard. False when another thread did.
+    /// Takes a load out of its shard. Returns `false` if another thread did.
     pub(super) fn end_load(&self, hash: u64, flight: &Arc<InFlight<V>>) -> bool {
         let taken = {
             let mut tables = self.shards.of(hash).tables.write();

@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 use hashbrown::HashMap;
 use umemcg_base::{LeafMutex, Rank, RankedMutex, RankedRwLock};
 use umemcg_group::{Charge, Group, OwnerId, StatItem};
-use umemcg_reclaim::{AccountedCharge, KnownList, ListLru, ListSlot};
+use umemcg_reclaim::{AccountedCharge, ListHandle, ListLru, ListSlot};
 
 use super::ghosts::{BUCKET_BYTES, Ghosts};
 use super::queue::{NODE, Queue};
@@ -35,7 +35,7 @@ pub(super) struct Payer {
     owner: OwnerId,
     /// The lists that its objects go on, by queue, to save looking for them. Gone when the group
     /// is.
-    lists: [OnceLock<KnownList>; 2],
+    lists: [OnceLock<ListHandle>; 2],
     /// Its group holds hardly anything else. Looked at now and then. (A)
     is_alone: AtomicBool,
     changing: Changing,
@@ -144,17 +144,17 @@ impl Payer {
 
     /// Returns the list of a queue, if it is known.
     #[inline]
-    pub(super) fn known_list(&self, queue: Queue) -> Option<&KnownList> {
+    pub(super) fn list_handle(&self, queue: Queue) -> Option<&ListHandle> {
         self.lists[queue as usize].get()
     }
 
     /// Puts a place of one of its objects on the list of a queue. The object's shard is locked.
     pub(super) fn enlist(&self, lists: &[ListLru; 2], queue: Queue, slot: ListSlot) {
         let list = &lists[queue as usize];
-        if self.known_list(queue).is_some_and(|known| list.add_to(known, self.owner, slot)) {
+        if self.list_handle(queue).is_some_and(|known| list.add_to(known, self.owner, slot)) {
             return;
         }
-        if let Some(known) = list.add_and_know(self.owner, NODE, slot) {
+        if let Some(known) = list.add_with_handle(self.owner, NODE, slot) {
             // Another thread may have been first; it is the same list as long as the group lives.
             _ = self.lists[queue as usize].set(known);
         }

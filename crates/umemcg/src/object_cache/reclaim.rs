@@ -68,7 +68,7 @@ where
         payer: &Arc<Payer>,
         bytes: u64,
     ) -> Option<(Charge, Evicted<K, V>)> {
-        let known = [Queue::Probation, Queue::Main].map(|queue| payer.known_list(queue));
+        let known = [Queue::Probation, Queue::Main].map(|queue| payer.list_handle(queue));
         let mut eviction = Eviction::new(self, group, Some(payer), known);
         let mut hoard = Charge::from_raw(payer.owner(), 0);
         let mut last: Option<Evicted<K, V>> = None;

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use umemcg_arena::prefetch;
 use umemcg_group::OwnerId;
-use umemcg_reclaim::{KnownList, ListLru, ListSlot};
+use umemcg_reclaim::{ListHandle, ListLru, ListSlot};
 
 use super::shard::Shards;
 
@@ -41,9 +41,9 @@ impl VictimHints {
     }
 
     /// Notes where the lists of a group begin.
-    pub(super) fn note(&self, owner: OwnerId, known: [Option<&KnownList>; 2]) {
+    pub(super) fn note(&self, owner: OwnerId, known: [Option<&ListHandle>; 2]) {
         for (guess, known) in self.of(owner).0.iter().zip(known) {
-            guess.store(known.map_or(ListSlot::NOWHERE, KnownList::oldest), Relaxed);
+            guess.store(known.map_or(ListSlot::NOWHERE, ListHandle::oldest), Relaxed);
         }
     }
 

@@ -63,7 +63,7 @@ struct State {
 
 type Hook = dyn Fn(&Disk) + Send + Sync;
 
-/// See the file's head.
+/// See the module text.
 #[derive(Default)]
 pub struct Disk {
     state: Mutex<State>,
@@ -82,7 +82,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Disk {
-    /// A disk with so many empty files, which are durable.
+    /// A disk with this many empty files, which are durable.
     pub fn new(nr_files: usize) -> Arc<Self> {
         let disk = Self::default();
         lock(&disk.state).live = vec![Vec::new(); nr_files];
@@ -202,7 +202,7 @@ impl Random {
     }
 }
 
-/// The seeds of a run: a few known ones, or so many new ones as `UMEMCG_CRASH_ROUNDS` says, from
+/// The seeds of a run: a few known ones, or this many new ones as `UMEMCG_CRASH_ROUNDS` says, from
 /// `UMEMCG_CRASH_SEED` on or any.
 pub fn seeds(nr: u64) -> Range<u64> {
     let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().unwrap());
@@ -243,7 +243,7 @@ struct Promise {
     lens: Range<usize>,
 }
 
-/// See the file's head.
+/// See the module text.
 #[derive(Debug)]
 pub struct Promises {
     files: Vec<Promise>,

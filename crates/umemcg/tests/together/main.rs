@@ -3,8 +3,8 @@
 //! come and go, memory is short, sparse blocks are emptied, flushers run, the store fails, stalls,
 //! is full or forgets what was not synced, and other programs change files in the store. Every
 //! result is compared with a [sequential model](model); at the end the store is too, every page can
-//! be reclaimed, and every count is zero. A thread that waits for ever is found at once, because
-//! waiting costs no time when every thread waits: a hang prints what each thread waits for.
+//! be reclaimed, and every count is zero. A thread that waits for ever is found immediately,
+//! because waiting costs no time when every thread waits: a hang prints what each thread waits for.
 //!
 //! A round runs in a process of its own, so that it depends on its seed alone. Its seed chooses the
 //! disturbances, how often threads switch and how long they are held. `UMEMCG_TOGETHER_SEED`

@@ -87,7 +87,7 @@ struct State {
     synced_len: u64,
 }
 
-/// See the file's head.
+/// See the module text.
 #[derive(Debug)]
 pub struct FileModel(Mutex<State>);
 

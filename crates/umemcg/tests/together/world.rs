@@ -39,7 +39,7 @@ impl std::ops::Deref for StoreView {
     }
 }
 
-/// See the file's head.
+/// See the module text.
 #[derive(Debug)]
 pub struct World {
     pub engine: Arc<Engine>,

@@ -123,7 +123,7 @@ impl ProcessClassifier {
         })
     }
 
-    /// Lets rules make so many groups, instead of [`RULE_GROUPS_MAX`].
+    /// Lets rules make this many groups, instead of [`RULE_GROUPS_MAX`].
     #[must_use]
     pub fn with_rule_groups_max(mut self, nr_max: usize) -> Self {
         self.rule_groups = RuleGroups::new(nr_max);

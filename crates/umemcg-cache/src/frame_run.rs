@@ -1,5 +1,5 @@
-//! A run: where most pages of an index leaf lie side by side in the arena, so that a reader need
-//! not fetch the leaf.
+//! Frame runs: most pages of an index leaf lie side by side in the arena, so a reader can guess a
+//! page's frame without fetching the leaf.
 //!
 //! Read-ahead fills a leaf's pages from frames that are free together, so page `n` is mostly in
 //! frame `base + n`. A leaf counts how many of its pages agree with such a base; while half of them
@@ -24,13 +24,13 @@ pub(crate) const NO_BASE: u32 = u32::MAX - 127;
 
 /// The run of a leaf. All zero: nothing is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Run {
+pub(crate) struct FrameRun {
     /// The frame where slot 0 would be; may be before the first one, wrapping.
     base: u32,
     nr_agreed: u32,
 }
 
-impl Run {
+impl FrameRun {
     pub(crate) fn decode(word: u64) -> Self {
         Self { base: word as u32, nr_agreed: (word >> 32) as u32 }
     }
@@ -79,13 +79,13 @@ mod tests {
 
     #[test]
     fn half_a_leaf_side_by_side_lets_the_rest_be_guessed() {
-        let mut run = Run::decode(0);
+        let mut run = FrameRun::decode(0);
         for slot in 0..32 {
             assert_eq!(run.shown_base(), NO_BASE);
             run = run.after(slot, None, frame(1000 + slot));
         }
         assert_eq!(guess(run.shown_base(), 40), FrameId::from_raw(1040));
-        assert_eq!(Run::decode(run.encode()), run);
+        assert_eq!(FrameRun::decode(run.encode()), run);
         // A page elsewhere changes nothing; one of those that agreed does when it leaves.
         run = run.after(50, None, frame(7)).after(50, frame(7), None);
         assert_eq!(run.shown_base(), 1000);
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_run_may_start_before_the_first_frame_and_move() {
-        let mut run = Run::decode(0);
+        let mut run = FrameRun::decode(0);
         for slot in 20..64 {
             run = run.after(slot, None, frame(slot - 20));
         }

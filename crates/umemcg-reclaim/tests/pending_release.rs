@@ -19,15 +19,15 @@ const NR: u64 = 2000;
 
 /// Objects that the other end frees, if there is one.
 #[derive(Debug)]
-struct Promising {
+struct Requesting {
     left: AtomicU64,
     asked: AtomicU64,
     to: Mutex<Option<Sender<u64>>>,
 }
 
-impl Shrinker for Promising {
+impl Shrinker for Requesting {
     fn name(&self) -> String {
-        "promising".into()
+        "requesting".into()
     }
     fn count(&self, _: &ShrinkTarget<'_>) -> Count {
         match self.left.load(Relaxed) {
@@ -49,8 +49,8 @@ impl Shrinker for Promising {
     }
 }
 
-fn promising(to: Option<Sender<u64>>) -> Arc<Promising> {
-    Arc::new(Promising { left: NR.into(), asked: 0.into(), to: Mutex::new(to) })
+fn requesting(to: Option<Sender<u64>>) -> Arc<Requesting> {
+    Arc::new(Requesting { left: NR.into(), asked: 0.into(), to: Mutex::new(to) })
 }
 
 #[test]
@@ -58,10 +58,10 @@ fn a_kept_promise_makes_room_and_no_more_is_asked_for() {
     let (tree, reclaimer) = reclaimer(POOL, 1);
     let group = create(&tree, tree.root(), "a");
     let (to, asked) = channel();
-    let shrinker = promising(Some(to));
+    let shrinker = requesting(Some(to));
     let id = reclaimer.reserve_shrinker();
     let number = id.get();
-    let _registered = reclaimer.register_shrinker(id, Arc::<Promising>::clone(&shrinker));
+    let _registered = reclaimer.register_shrinker(id, Arc::<Requesting>::clone(&shrinker));
     let mut objects: Vec<Charge> = (0..NR).map(|_| group.charge_forced(OBJECT)).collect();
     reclaimer.note_objects(&group, 0, number);
     group.set_max(group.usage_bytes());
@@ -87,10 +87,10 @@ fn a_kept_promise_makes_room_and_no_more_is_asked_for() {
 fn a_promise_that_is_not_kept_is_given_up() {
     let (tree, reclaimer) = reclaimer(POOL, 1);
     let group = create(&tree, tree.root(), "a");
-    let shrinker = promising(None);
+    let shrinker = requesting(None);
     let id = reclaimer.reserve_shrinker();
     let number = id.get();
-    let _registered = reclaimer.register_shrinker(id, Arc::<Promising>::clone(&shrinker));
+    let _registered = reclaimer.register_shrinker(id, Arc::<Requesting>::clone(&shrinker));
     let objects: Vec<Charge> = (0..NR).map(|_| group.charge_forced(OBJECT)).collect();
     reclaimer.note_objects(&group, 0, number);
     group.set_max(group.usage_bytes());

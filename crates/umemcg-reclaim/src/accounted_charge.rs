@@ -1,8 +1,8 @@
-//! A charge that also stands in a number of its group, such as the bytes of objects.
+//! A charge that also counts in a statistic of its group, such as the bytes of objects.
 
 use umemcg_group::{Charge, Group, OwnerId, StatItem};
 
-/// Bytes charged and counted under an item; both are given back when dropped.
+/// Bytes charged and counted under a statistic; both are released when dropped.
 #[derive(Debug)]
 pub struct AccountedCharge {
     /// `None` only while being dropped.
@@ -17,15 +17,15 @@ impl AccountedCharge {
         Self { charge: Some(charge), item }
     }
 
-    /// Charges and counts, whatever the limits say: for bookkeeping that must not fail.
+    /// Charges and counts, whatever the limits are: for bookkeeping that must not fail.
     pub fn forced(group: &Group, bytes: u64, item: StatItem) -> Self {
         Self::new(group.charge_forced(bytes), item)
     }
 
-    /// Takes in another charge that counts alike.
+    /// Adds another charge of the same owner and statistic to this one.
     ///
     /// # Errors
-    /// Gives it back when it is another owner's or another item's.
+    /// Returns `other` if its owner or statistic differs.
     pub fn absorb(&mut self, mut other: Self) -> Result<(), Self> {
         if other.owner() != self.owner() || other.item != self.item {
             return Err(other);
@@ -37,7 +37,7 @@ impl AccountedCharge {
         Ok(())
     }
 
-    /// Gives `bytes` of it back.
+    /// Releases `bytes` of it.
     ///
     /// # Panics
     /// When it holds less.

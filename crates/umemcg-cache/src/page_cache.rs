@@ -16,13 +16,13 @@ use umemcg_reclaim::{PageOwner, Reclaimer};
 
 use crate::cache_core::CacheCore;
 use crate::dirty::DirtyLimits;
-use crate::file::{File, Parts};
+use crate::file::{File, FileParts};
 use crate::file_table::FileTable;
 use crate::flush::{Durability, PAGES_END};
-use crate::quota::{CalledQuota, PageQuota};
-use crate::store::{BackingStore, CalledStore, NoStore, StoreId};
+use crate::quota::{GuardedQuota, PageQuota};
+use crate::store::{BackingStore, GuardedStore, NoStore, StoreId};
 
-/// Files that are not durable yet, by number, with what the store said if it refused.
+/// Files that are not durable yet, by number, with the store's error if it refused.
 type Unsynced = HashMap<u32, Option<String>>;
 
 /// Stores that one sync of everything serves at the same time; more than these that hang keep it
@@ -36,7 +36,7 @@ pub struct LostData {
     pub file: Arc<File>,
     /// Bytes that are not durable.
     pub bytes: u64,
-    /// What the store said last, if it said anything.
+    /// The store's last error, if there was one.
     pub error: Option<String>,
 }
 
@@ -88,16 +88,16 @@ impl PageCache {
         len: u64,
         quota: Option<Arc<dyn PageQuota>>,
     ) -> Arc<File> {
-        let store = CalledStore::new(store);
+        let store = GuardedStore::new(store);
         let number = self.files.take_number();
         let id = number.id();
         let writeback = self.core.store(store.id());
         let cache = Arc::clone(&self.core);
         let page_owner: Arc<dyn PageOwner> = Arc::<Self>::clone(self);
         let file = Arc::new(File::new(
-            Parts { number, cache, page_owner, store, writeback },
+            FileParts { number, cache, page_owner, store, writeback },
             len,
-            quota.map(CalledQuota::new),
+            quota.map(GuardedQuota::new),
         ));
         self.files.publish(id, &file);
         file

@@ -3,14 +3,14 @@
 use std::sync::atomic::AtomicU32;
 
 /// On no list.
-pub(crate) const NO_PLACE: u32 = u32::MAX;
+pub(crate) const NO_POSITION: u32 = u32::MAX;
 
 /// Where a file is in the lists of its store.
 #[derive(Debug)]
-pub(crate) struct DirtyPlace(pub(crate) AtomicU32);
+pub(crate) struct ListPosition(pub(crate) AtomicU32);
 
-impl Default for DirtyPlace {
+impl Default for ListPosition {
     fn default() -> Self {
-        Self(AtomicU32::new(NO_PLACE))
+        Self(AtomicU32::new(NO_POSITION))
     }
 }
