@@ -1,5 +1,5 @@
-//! Shrinkers that cannot free by themselves: they promise, another party frees, and reclaim waits
-//! for it a little.
+//! Shrinkers that cannot free by themselves: they request a release, another party frees, and
+//! reclaim waits for it a little.
 #![cfg(not(loom))]
 
 mod support;
@@ -54,7 +54,7 @@ fn requesting(to: Option<Sender<u64>>) -> Arc<Requesting> {
 }
 
 #[test]
-fn a_kept_promise_makes_room_and_no_more_is_asked_for() {
+fn a_requested_release_makes_room_and_no_more_is_asked_for() {
     let (tree, reclaimer) = reclaimer(POOL, 1);
     let group = create(&tree, tree.root(), "a");
     let (to, asked) = channel();
@@ -84,7 +84,7 @@ fn a_kept_promise_makes_room_and_no_more_is_asked_for() {
 }
 
 #[test]
-fn a_promise_that_is_not_kept_is_given_up() {
+fn a_release_that_does_not_happen_is_given_up() {
     let (tree, reclaimer) = reclaimer(POOL, 1);
     let group = create(&tree, tree.root(), "a");
     let shrinker = requesting(None);

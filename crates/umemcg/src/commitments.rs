@@ -1,9 +1,9 @@
-//! What has been promised for good: guarantees and reservations, added up at every level, so that
-//! no level promises more than it may hold.
+//! Commitments: guarantees and reservations, added up at every level, so that no level commits more
+//! than it may hold.
 //!
 //! A group is *committed* to the greater of two numbers: what is guaranteed to it, and what is
 //! reserved in it plus what the groups below it are committed to. Nothing here is charged and
-//! nothing is reclaimed; it is arithmetic under one lock, which is let go of before anything is
+//! nothing is reclaimed; it is arithmetic under one lock, which is released before anything is
 //! charged.
 
 use std::collections::HashMap;
@@ -12,16 +12,16 @@ use std::sync::Arc;
 use umemcg_base::{Rank, RankedMutex};
 use umemcg_group::Group;
 
-/// More than a level may hold.
+/// A commitment would exceed what a level may hold.
 #[derive(Debug, Clone)]
 pub(crate) struct Overcommitted {
-    /// The lowest level that has too little.
+    /// The lowest level with too little left.
     pub(crate) group: Arc<Group>,
-    /// How much it could still promise, in bytes.
+    /// How much it could still commit, in bytes.
     pub(crate) available_bytes: u64,
 }
 
-/// One group's promises, in bytes.
+/// One group's commitments, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Level {
     guaranteed: u64,
@@ -37,22 +37,23 @@ impl Level {
         self.guaranteed.max(self.reserved + self.committed_below)
     }
 
-    /// Returns what pressure from above has to leave here, so that it can be left below.
+    /// Returns the bytes that pressure from above must leave here, so that the guarantees here and
+    /// below hold.
     fn guaranteed_here(self) -> u64 {
         self.guaranteed.max(self.guaranteed_below)
     }
 }
 
-/// Which promise.
+/// The kind of a commitment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Kept from others, as far as it is used.
+    /// Protected from others, as far as it is used.
     Guarantee,
     /// Held.
     Reservation,
 }
 
-/// All promises of an engine.
+/// All commitments of an engine.
 #[derive(Debug)]
 pub(crate) struct Commitments {
     /// By the group's serial; groups without any have no entry. Before the limit locks of groups.
@@ -66,10 +67,10 @@ impl Default for Commitments {
 }
 
 impl Commitments {
-    /// Promises `bytes` more.
+    /// Commits `bytes` more.
     ///
     /// # Errors
-    /// [`Overcommitted`]; nothing is promised then.
+    /// [`Overcommitted`]; nothing is committed then.
     pub(crate) fn commit(&self, group: &Arc<Group>, kind: Kind, bytes: u64) -> Result<(), Overcommitted> {
         let mut levels = self.levels.lock();
         let changed = climb(&levels, group, kind, |promised| promised.saturating_add(bytes));
@@ -84,8 +85,8 @@ impl Commitments {
         Ok(())
     }
 
-    /// Takes a promise back.
-    pub(crate) fn withdraw(&self, group: &Arc<Group>, kind: Kind, bytes: u64) {
+    /// Releases a commitment.
+    pub(crate) fn release(&self, group: &Arc<Group>, kind: Kind, bytes: u64) {
         let mut levels = self.levels.lock();
         let changed = climb(&levels, group, kind, |promised| {
             promised.checked_sub(bytes).expect("what is withdrawn was promised")
@@ -93,7 +94,7 @@ impl Commitments {
         store(&mut levels, &changed);
     }
 
-    /// Levels with any promise.
+    /// Returns the number of levels with any commitment.
     #[cfg(test)]
     fn nr_levels(&self) -> usize {
         self.levels.lock().len()
@@ -182,7 +183,7 @@ mod tests {
             (&c, Kind::Reservation, 70),
         ];
         for (group, kind, units) in promised {
-            all.withdraw(group, kind, units * UNIT);
+            all.release(group, kind, units * UNIT);
         }
         assert_eq!((all.nr_levels(), a.guaranteed_bytes(), b.guaranteed_bytes()), (0, 0, 0));
     }

@@ -17,7 +17,7 @@ use umemcg_reclaim::{ChargeError, Kswapd, Reclaimer};
 use crate::commitments::Commitments;
 use crate::janitor::Janitor;
 
-/// The least that a pool can be: the reserve, and something to work with.
+/// The smallest pool, in bytes.
 pub const POOL_BYTES_MIN: u64 = 2 << 20;
 
 /// Most threads of background reclaim unless the embedder wants more.
@@ -27,18 +27,18 @@ const POOL_MARK_SHARE: u64 = 64;
 /// … but no more than this many bytes.
 const POOL_MARK_BYTES_MAX: u64 = 64 << 20;
 
-/// What an engine is made with.
+/// The configuration of an engine.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
     /// Capacity of the pool in bytes; the root group's limit. Rounded down to a page.
     pub pool_bytes: u64,
     /// Memory nodes that lists and frames are divided into; 1 unless a test wants more.
     pub nr_nodes: usize,
-    /// Threads that reclaim in the background for groups with marks; 0 for one to each processor,
-    /// four at most.
+    /// Threads that reclaim in the background for groups with watermarks; 0 means one for each
+    /// processor, four at most.
     pub nr_kswapd: usize,
-    /// Whether the pool itself has marks from the start, so that usually no caller has to reclaim
-    /// when the whole pool is full.
+    /// Whether the pool itself has watermarks from the start, so that callers usually need not
+    /// reclaim when the whole pool is full.
     pub pool_marks: bool,
     /// Whether protection (`memory.min`, `memory.low`) that no child of a group claims is handed
     /// down to all of them, as with `memory_recursiveprot`, which distributions mount with.
@@ -58,7 +58,7 @@ impl Default for EngineConfig {
     }
 }
 
-/// Why an engine could not be made.
+/// Why an engine could not be created.
 #[derive(Debug, Error)]
 pub enum EngineError {
     /// The pool is too small to work.
@@ -84,7 +84,7 @@ pub struct Engine {
     /// Unregisters before the cache goes.
     _shadow_shrinker: Registration,
     janitor: Janitor,
-    /// What is promised to which group.
+    /// Guarantees and reservations by group.
     pub(crate) commitments: Commitments,
 }
 
@@ -137,7 +137,7 @@ impl Engine {
         &self.tree
     }
 
-    /// Returns the group that everything is in; its limit is the pool.
+    /// Returns the root group; its limit is the size of the pool.
     pub fn root(&self) -> &Arc<Group> {
         self.tree.root()
     }
@@ -152,8 +152,7 @@ impl Engine {
         &self.cache
     }
 
-    /// Returns what takes memory back: the place to register a [`Shrinker`](crate::Shrinker) of
-    /// your own.
+    /// Returns the reclaimer, with which you register a [`Shrinker`](crate::Shrinker) of your own.
     pub fn reclaimer(&self) -> &Arc<Reclaimer> {
         &self.reclaimer
     }
@@ -163,8 +162,8 @@ impl Engine {
         &self.kswapd
     }
 
-    /// Makes a group below `parent`. The group's own state is charged to the parent, which may
-    /// first have to reclaim.
+    /// Creates a group below `parent`. The group's own state is charged to the parent, which may
+    /// have to reclaim first, so this may sleep.
     ///
     /// # Errors
     /// [`CreateError`].
@@ -185,7 +184,8 @@ impl Engine {
         created.inspect(|group| DirtyBounds::inherit(parent, group))
     }
 
-    /// Removes a group without children. What it still holds becomes its parent's immediately.
+    /// Removes a group without children. Everything that it still holds belongs to its parent
+    /// immediately.
     ///
     /// # Errors
     /// [`RemoveError`].
@@ -196,12 +196,12 @@ impl Engine {
             self.cache.hand_over_dirty(dying, parent);
         })?;
         self.kswapd.group_removed(group);
-        // A thread that waits for news of it hears that there will be none.
+        // Wakes threads that wait for its events; there will be no more.
         group.announce();
         Ok(())
     }
 
-    /// Gives a group another name below the same parent.
+    /// Renames a group below the same parent.
     ///
     /// # Errors
     /// [`RenameError`].
@@ -209,17 +209,17 @@ impl Engine {
         self.tree.rename(group, name)
     }
 
-    /// Charges bytes of your own to a group; the charge gives itself back when dropped. May sleep
+    /// Charges `bytes` of your own memory to a group; dropping the charge releases them. May sleep
     /// while the group that refuses is reclaimed; no lock of this library may be held.
     ///
     /// # Errors
-    /// [`ChargeError::Limit`] names the group that has nothing left to give.
+    /// [`ChargeError::Limit`] names the group from which nothing more can be reclaimed.
     #[doc(alias = "mem_cgroup_charge")]
     pub fn charge(&self, group: &Arc<Group>, bytes: u64) -> Result<Charge, ChargeError> {
         self.reclaimer.charge(group, bytes, &|| false)
     }
 
-    /// Starts caching a file that is `len` bytes long in its store.
+    /// Opens a cached file that is `len` bytes long in its store.
     ///
     /// # Errors
     /// When the write-back thread of a new store cannot be started.
@@ -227,8 +227,8 @@ impl Engine {
         self.cache.open_file(store, len)
     }
 
-    /// Starts a file that lives in the pool alone: no store is behind it, its pages are charged to
-    /// the group that writes them and cannot be reclaimed. One hole of `len` bytes at first.
+    /// Creates a file that lives in the pool alone. It has no store; its pages are charged to the
+    /// group that writes them and cannot be reclaimed. It starts as one hole of `len` bytes.
     ///
     /// # Errors
     /// When the pool is full.
@@ -236,8 +236,8 @@ impl Engine {
         self.cache.open_memory_file(quota, len)
     }
 
-    /// Makes everything durable that is dirty now; at most for `timeout`. Returns what is not
-    /// durable then.
+    /// Makes all data durable that is dirty now. Blocks for at most `timeout`; returns the files
+    /// that are not durable then.
     pub fn sync_all(&self, timeout: Duration) -> Vec<LostData> {
         self.cache.sync_all(timeout)
     }
@@ -247,16 +247,15 @@ impl Engine {
         self.cache.sync_store(store, timeout)
     }
 
-    /// Runs a round of housekeeping now: sparse blocks are emptied, and free ones and the heap's
-    /// free pages given back to the operating system. Takes milliseconds for each hundred
-    /// megabytes.
+    /// Runs a round of housekeeping now: empties sparse blocks, and returns free blocks and the
+    /// heap's free pages to the operating system. Takes milliseconds for each hundred megabytes.
     pub fn trim(&self) {
         Janitor::round(&self.cache, 0);
         umemcg_arena::sys::trim_heap();
     }
 
-    /// Flushes everything, at most for `timeout`, and stops the threads. Returns what is not
-    /// durable.
+    /// Flushes everything, blocking for at most `timeout`, and stops the threads. Returns the files
+    /// that are not durable.
     pub fn shut_down(&self, timeout: Duration) -> Vec<LostData> {
         let lost = self.sync_all(timeout);
         self.cache.shut_down();

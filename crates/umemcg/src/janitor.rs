@@ -1,6 +1,6 @@
 //! The janitor: one thread that lets resident memory follow usage down. It evicts the pages of
-//! sparse blocks, gives whole free blocks back to the operating system, and the heap's free pages
-//! when many objects have gone.
+//! sparse blocks, returns whole free blocks to the operating system, and the heap's free pages
+//! after many objects were freed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -19,8 +19,8 @@ const KEEP_FREE_BLOCKS: usize = 8;
 const SPARSE_BATCH: usize = 2048;
 /// Steps in one round.
 const STEPS_MAX: usize = 64;
-/// Bytes of objects, groups and all else that is no page, that have to go before the heap is
-/// trimmed.
+/// Bytes of objects, groups and everything else that is not a page which must be freed before the
+/// heap is trimmed.
 const HEAP_TRIM_BYTES: i64 = 4 << 20;
 
 #[derive(Debug, Default)]
@@ -47,14 +47,14 @@ impl Janitor {
                 theirs.wake_signal.wait(INTERVAL);
                 let Some(cache) = cache.upgrade() else { return };
                 let before = cache.arena().nr_allocated();
-                // Blocks kept for a burst go too once nothing has happened for a while.
+                // Blocks kept for a burst are returned too once nothing has happened for a while.
                 let keep = if idle_rounds >= 2 { 1 } else { KEEP_FREE_BLOCKS };
                 Self::round(&cache, keep);
                 let root = cache.reclaimer().tree().root();
                 let objects = StatItem::CHARGED.iter().filter(|item| item.is_metadata());
                 let object_bytes = objects.map(|&item| root.stat_total(item)).sum::<i64>();
                 most_object_bytes = most_object_bytes.max(object_bytes);
-                // What came and went between two rounds, if there was never more.
+                // Also counts memory that was allocated and freed between two rounds.
                 let peak = root.metadata_peak_bytes() as i64;
                 if peak > highest_peak {
                     (highest_peak, most_object_bytes) = (peak, most_object_bytes.max(peak));

@@ -1,9 +1,9 @@
 //! umemcg: memory cgroups inside one process.
 //!
-//! An [`Engine`] owns a pool of memory and a tree of groups. Whatever is kept in the pool is
-//! charged to a group and to all its ancestors; a group at its limit gives memory back before any
-//! other has to. Files of any [`BackingStore`] are cached page by page ([`File`]), and bytes of
-//! your own can be charged directly ([`Engine::charge`]).
+//! An [`Engine`] owns a pool of memory and a tree of groups. Everything kept in the pool is charged
+//! to a group and to all its ancestors. When a group is at its limit, its own memory is reclaimed,
+//! not that of other groups. Files of any [`BackingStore`] are cached page by page ([`File`]), and
+//! bytes of your own can be charged directly ([`Engine::charge`]).
 //!
 //! ```
 //! use std::ffi::OsStr;

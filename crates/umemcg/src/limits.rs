@@ -1,5 +1,5 @@
-//! Limit writes and reclaim on request, as the control files want them (`kernel-semantics` §1.5,
-//! §2.4).
+//! Setting limits and reclaim on request, with the semantics of the control files
+//! (`kernel-semantics` §1.5, §2.4).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,12 +13,12 @@ use umemcg_reclaim::{MAX_RECLAIM_RETRIES, PageOwner, Reason};
 
 use crate::engine::Engine;
 
-/// How long `force_empty` waits for write-back from which nothing comes.
+/// How long `force_empty` waits for write-back without progress.
 const WRITE_WAIT: Duration = Duration::from_secs(1);
-/// How often it looks meanwhile.
+/// How often it checks for progress.
 const WRITE_LOOK: Duration = Duration::from_millis(50);
 
-/// Asks whether the caller still wants it; long operations look now and then.
+/// Returns `true` when the caller gives up. Long operations call it now and then.
 pub type Cancelled<'a> = &'a dyn Fn() -> bool;
 
 /// Why a limit was not set.
@@ -35,10 +35,10 @@ pub enum LimitError {
     IsRoot,
 }
 
-/// Why reclaim on request fell short.
+/// Why reclaim on request failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum ReclaimError {
-    /// Less could be reclaimed than was asked for.
+    /// Less was reclaimed than asked for.
     #[error("less could be reclaimed than was asked for")]
     Again,
     /// The caller gave up.
@@ -49,7 +49,7 @@ pub enum ReclaimError {
     IsRoot,
 }
 
-/// What to drop, as in `vm.drop_caches`.
+/// The kinds of memory to drop, as in `vm.drop_caches`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DropCaches {
     /// 1: clean pages.
@@ -61,8 +61,8 @@ pub enum DropCaches {
 }
 
 impl Engine {
-    /// Drops what is clean and unused of the whole pool (`vm.drop_caches`). Writes nothing, so
-    /// dirty pages stay. May take long; ends early when cancelled.
+    /// Drops clean and unused memory of the whole pool (`vm.drop_caches`). Writes nothing, so dirty
+    /// pages stay. May take long; ends early when cancelled.
     #[doc(alias = "drop_caches_sysctl_handler")]
     pub fn drop_caches(&self, what: DropCaches, cancelled: Cancelled<'_>) {
         if what != DropCaches::Objects {
@@ -73,8 +73,9 @@ impl Engine {
         }
     }
 
-    /// Sets a hard limit the v1 way: when usage is above it, reclaims first, and refuses when that
-    /// does not help. `limit_bytes` is rounded down to a page; `u64::MAX` is no limit.
+    /// Sets a hard limit by the rule of v1: when usage is above it, reclaims first, and fails if
+    /// that does not help. May sleep for reclaim. `limit_bytes` is rounded down to a page;
+    /// `u64::MAX` is no limit.
     ///
     /// # Errors
     /// [`LimitError`]; the old limit then stays.
@@ -107,7 +108,7 @@ impl Engine {
             if group.try_set_max(limit).is_ok() {
                 return Ok(());
             }
-            // Every time: what reclaim frees goes into stocks first.
+            // Each time, because memory that reclaim frees goes into stocks first.
             group.drain_stocks();
             if group.try_set_max(limit).is_ok() {
                 return Ok(());
@@ -122,8 +123,9 @@ impl Engine {
         }
     }
 
-    /// Sets a hard limit the v2 way: immediately, then reclaims until usage fits or nothing helps
-    /// any more. Always succeeds on a group other than the root; there it does nothing.
+    /// Sets a hard limit in bytes by the rule of v2: immediately, then reclaims until usage fits or
+    /// nothing more can be freed. May sleep for reclaim. Always succeeds on a group other than the
+    /// root; there it does nothing.
     #[doc(alias = "memory_max_write")]
     pub fn set_max(&self, group: &Arc<Group>, limit_bytes: u64, cancelled: Cancelled<'_>) {
         if group.is_root() {
@@ -150,8 +152,8 @@ impl Engine {
         }
     }
 
-    /// Sets `memory.high`, then reclaims what is above it as long as that brings something. Always
-    /// succeeds; on the root it does nothing.
+    /// Sets `memory.high` in bytes, then reclaims the excess as long as that frees anything. May
+    /// sleep for reclaim. Always succeeds; on the root it does nothing.
     #[doc(alias = "memory_high_write")]
     pub fn set_high(&self, group: &Arc<Group>, bytes: u64, cancelled: Cancelled<'_>) {
         if group.is_root() {
@@ -170,8 +172,8 @@ impl Engine {
     }
 
     /// Sets a group's soft limit (`memory.soft_limit_in_bytes`), rounded down to a page; `u64::MAX`
-    /// is none. Reclaims nothing: when another group needs room, groups over their soft limits, and
-    /// those below them, are asked first. The root may have one, too.
+    /// is none. Reclaims nothing and never blocks. When room is needed, groups over their soft
+    /// limits, and those below them, are reclaimed first. The root may have one, too.
     ///
     /// ```
     /// # use umemcg::{Engine, EngineConfig};
@@ -186,9 +188,9 @@ impl Engine {
         group.set_soft_limit(round_limit(bytes));
     }
 
-    /// Drops as much of a group's cache as possible (`memory.force_empty`), whatever is over a soft
-    /// limit. What is dirty is written first, as long as its stores take it. Succeeds even when
-    /// something stays.
+    /// Drops as much of a group's cache as possible (`memory.force_empty`), regardless of soft
+    /// limits. Dirty data is written first, as long as its stores take it, so this may sleep for
+    /// long. Succeeds even if something stays.
     ///
     /// # Errors
     /// [`ReclaimError::IsRoot`], [`ReclaimError::Interrupted`].
@@ -215,12 +217,12 @@ impl Engine {
         Ok(())
     }
 
-    /// Has the dirty data of a group and those below it written, and waits until it is durable, or
-    /// until nothing has become so for [`WRITE_WAIT`].
+    /// Writes the dirty data of a group and those below it, and waits until it is durable, or until
+    /// there was no progress for [`WRITE_WAIT`].
     fn write_dirty(&self, group: &Arc<Group>, cancelled: Cancelled<'_>) -> Result<(), ReclaimError> {
         let clock = SystemClock::new();
         let (mut least, mut give_up) = (u64::MAX, WRITE_WAIT);
-        // Ends: every wait that is longer has brought the bytes down.
+        // This ends: every further wait has reduced the bytes.
         loop {
             let unclean = unclean_bytes(group);
             if unclean < least {
@@ -237,7 +239,7 @@ impl Engine {
         }
     }
 
-    /// Reclaims `bytes` from a group and everything below it (`memory.reclaim`).
+    /// Reclaims `bytes` from a group and everything below it (`memory.reclaim`). May sleep.
     ///
     /// # Errors
     /// [`ReclaimError::Again`] when less could be reclaimed, [`ReclaimError::Interrupted`].

@@ -1,5 +1,5 @@
-//! What groups are promised: `memory.min`, `memory.low`, and how much of it holds against pressure
-//! from where.
+//! Protection: `memory.min`, `memory.low`, and their effect against reclaim that starts at a given
+//! group.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use umemcg_group::{Group, Protection};
 use crate::engine::Engine;
 
 impl Engine {
-    /// Sets `memory.min` in bytes, rounded down to a page: this many bytes of the group is never
-    /// reclaimed by pressure from above it, as far as the groups above it have as much themselves.
-    /// `u64::MAX` for all it has. Only stored: reclaims nothing, never blocks. On the root, which
-    /// nothing is above, it does nothing.
+    /// Sets `memory.min` in bytes, rounded down to a page: this many bytes of the group are never
+    /// reclaimed by pressure from above it, as far as the groups above it are protected themselves.
+    /// `u64::MAX` protects everything it has. Only stores the value: reclaims nothing, never
+    /// blocks. On the root it does nothing.
     #[doc(alias = "memory_min_write")]
     pub fn set_min(&self, group: &Arc<Group>, bytes: u64) {
         if !group.is_root() {
@@ -20,8 +20,8 @@ impl Engine {
         }
     }
 
-    /// Sets `memory.low`, as [`set_min`](Self::set_min); but when a whole reclaim finds nothing
-    /// else to take, it takes of this, and counts a `low` event.
+    /// Sets `memory.low`, as [`set_min`](Self::set_min); but a whole reclaim that finds nothing
+    /// else takes protected memory as well, and counts a `low` event.
     #[doc(alias = "memory_low_write")]
     pub fn set_low(&self, group: &Arc<Group>, bytes: u64) {
         if !group.is_root() {
@@ -29,9 +29,9 @@ impl Engine {
         }
     }
 
-    /// Returns how much of `group` is protected just now from a reclaim that starts at `root`,
-    /// which is the group or above it. In bytes; may be more than the group uses. What is set on
-    /// `root` itself does not count.
+    /// Returns how many bytes of `group` are protected now from a reclaim that starts at `root`,
+    /// which is the group or an ancestor. May be more than the group uses. The settings of `root`
+    /// itself do not count.
     #[doc(alias = "mem_cgroup_protection")]
     pub fn effective_protection(&self, root: &Arc<Group>, group: &Arc<Group>) -> Protection {
         self.reclaimer().effective_protection(root, group)

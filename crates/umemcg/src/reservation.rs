@@ -1,25 +1,27 @@
-//! Memory on account, and shares that are kept for a group: [`Reservation`] and [`Guarantee`].
+//! [`Reservation`]: memory charged in advance. [`Guarantee`]: a share of the pool that a group can
+//! have at any time.
 //!
-//! A [`Guarantee`] is a share of the pool that a group can have at any time. What it does not use
-//! is lent: others cache in it. A [`Reservation`] holds bytes for memory of your own, such as
-//! buffers; to get it, what was lent is taken back. So the memory of a guarantee is never idle, and
-//! still there when it is wanted.
+//! A [`Guarantee`] is a share of the pool that a group can have at any time. Other groups may cache
+//! in the part that the group does not use. A [`Reservation`] holds bytes for memory of your own,
+//! such as buffers; to get them, such caches are reclaimed. So the memory of a guarantee is never
+//! idle, and still available when it is needed.
 //!
-//! How long that takes is bounded by what has to go, never by what borrowed it:
+//! The time that takes depends on the kind of memory to be reclaimed, never on the group that uses
+//! it:
 //!
-//! - clean pages and objects go at the cost of reclaim: 0.1 to 0.6 µs for each page, 1 µs at most
-//!   by the benchmark's target (`umemcg-bench guarantee` prints it for the machine that it runs
-//!   on), so 1 GiB in less than 0.3 s;
-//! - dirty data goes as fast as its store takes it, and how much of it there can be is bounded by
-//!   the dirty limit of the pool;
-//! - a reservation that gets not even its next MiB for [`DIRTY_WAIT_MAX`], because what could go is
-//!   dirty and its store hangs, is refused; where nothing is dirty and nothing can go, it is
-//!   refused immediately.
+//! - clean pages and objects are reclaimed: 0.1 to 0.6 µs for each page, 1 µs at most by the
+//!   benchmark's target (`umemcg-bench guarantee` prints it for the machine that it runs on), so 1
+//!   GiB in less than 0.3 s;
+//! - dirty data is written as fast as its store takes it, and its amount is bounded by the dirty
+//!   limit of the pool;
+//! - a reservation that makes no progress for [`DIRTY_WAIT_MAX`], because all reclaimable memory is
+//!   dirty and its store hangs, is refused; where nothing is dirty and nothing can be reclaimed, it
+//!   is refused immediately.
 //!
-//! What others hold that cannot be reclaimed is not lent to them. For reservations the engine sees
-//! to that: all guarantees and reservations together fit at every level. Charges of your own
-//! ([`Engine::charge`]), tmpfs files, and names and files that programs have open it cannot refuse
-//! in advance; leave room for them.
+//! Memory that cannot be reclaimed must not use the room of a guarantee. For reservations the
+//! engine ensures that: all guarantees and reservations together fit at every level. It cannot
+//! refuse charges of your own ([`Engine::charge`]), tmpfs files, or names and files that programs
+//! have open; leave room for them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,7 +35,8 @@ use umemcg_reclaim::{AccountedCharge, ChargeError, PageOwner};
 use crate::commitments::{Commitments, Kind, Overcommitted};
 use crate::engine::Engine;
 
-/// Bytes charged at a time: what has been taken back stays taken while the rest is waited for.
+/// Bytes charged at a time: memory that has been reclaimed stays charged while the rest is waited
+/// for.
 const STEP_BYTES: u64 = 1 << 20;
 /// The smallest step, for when others take what is freed as fast as it comes free: so small a
 /// charge is tried again after any progress.
@@ -44,19 +47,18 @@ pub const DIRTY_WAIT_MAX: Duration = Duration::from_secs(30);
 /// Longest wait before the next attempt.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// Why memory was not promised or reserved.
+/// Why memory was not guaranteed or reserved.
 #[derive(Debug, Clone, Error)]
 pub enum ReserveError {
-    /// A level is committed to so much that this does not fit under its limit, whatever is
-    /// reclaimed.
+    /// A level's commitments and this one together exceed its limit, whatever is reclaimed.
     #[error("group {} cannot promise that much: {available_bytes} bytes are left to promise", group.path().display())]
     Overcommitted {
         /// The lowest such level.
         group: Arc<Group>,
-        /// What it could still promise.
+        /// The bytes that it could still commit.
         available_bytes: u64,
     },
-    /// There was not enough to reclaim. The group that refused counted `max` and `oom` events.
+    /// Not enough could be reclaimed. The group that refused counted `max` and `oom` events.
     #[error(transparent)]
     Charge(#[from] ChargeError),
 }
@@ -67,11 +69,11 @@ impl From<Overcommitted> for ReserveError {
     }
 }
 
-/// Bytes charged to a group, for memory of the embedder's own that cannot be reclaimed. Given back
+/// Bytes charged to a group, for memory of the embedder's own that cannot be reclaimed. Released
 /// when dropped.
 ///
 /// Counted as `anon` and `unevictable` in `memory.stat`. When the group is removed, the bytes
-/// become its parent's.
+/// belong to its parent.
 #[must_use = "a dropped reservation is given back at once"]
 #[derive(Debug)]
 pub struct Reservation {
@@ -87,7 +89,7 @@ impl Reservation {
         Self { engine: Arc::clone(engine), group: Arc::clone(group), held: Vec::new(), bytes: 0 }
     }
 
-    /// Returns the group that it was made for.
+    /// Returns the group that it was created for.
     pub fn group(&self) -> &Arc<Group> {
         &self.group
     }
@@ -97,7 +99,7 @@ impl Reservation {
         self.bytes
     }
 
-    /// Takes `bytes` more, reclaiming from others and waiting for write-back as needed; see
+    /// Reserves `bytes` more, reclaiming from others and waiting for write-back as needed; see
     /// [`Engine::reserve`]. No lock of this library may be held.
     ///
     /// # Errors
@@ -115,7 +117,7 @@ impl Reservation {
                 }
                 Err(error) => {
                     self.give_back(self.bytes - before);
-                    self.engine.commitments().withdraw(&self.group, Kind::Reservation, bytes);
+                    self.engine.commitments().release(&self.group, Kind::Reservation, bytes);
                     return Err(error.into());
                 }
             }
@@ -123,14 +125,14 @@ impl Reservation {
         Ok(())
     }
 
-    /// Gives `bytes` back. Never blocks.
+    /// Releases `bytes`. Never blocks.
     ///
     /// # Panics
     /// When it holds less.
     pub fn shrink(&mut self, bytes: u64) {
         assert!(bytes <= self.bytes, "{bytes} bytes of a reservation of {}", self.bytes);
         self.give_back(bytes);
-        self.engine.commitments().withdraw(&self.group, Kind::Reservation, bytes);
+        self.engine.commitments().release(&self.group, Kind::Reservation, bytes);
     }
 
     fn take_in(&mut self, charge: AccountedCharge) {
@@ -161,12 +163,12 @@ impl Drop for Reservation {
     fn drop(&mut self) {
         let bytes = self.bytes;
         self.give_back(bytes);
-        self.engine.commitments().withdraw(&self.group, Kind::Reservation, bytes);
+        self.engine.commitments().release(&self.group, Kind::Reservation, bytes);
     }
 }
 
-/// A share that is kept for a group until dropped: others may use what of it is idle, and give it
-/// back when it is wanted.
+/// A share of the pool that is set aside for a group until dropped. Other groups may use the idle
+/// part, and lose it when the group needs it.
 #[must_use = "a dropped guarantee ends at once"]
 #[derive(Debug)]
 pub struct Guarantee {
@@ -176,7 +178,7 @@ pub struct Guarantee {
 }
 
 impl Guarantee {
-    /// Returns the group that it is for.
+    /// Returns the group that it belongs to.
     pub fn group(&self) -> &Arc<Group> {
         &self.group
     }
@@ -186,7 +188,8 @@ impl Guarantee {
         self.bytes
     }
 
-    /// Holds `bytes` in the group, taking back what was lent. See [`Engine::reserve`].
+    /// Reserves `bytes` in the group, reclaiming from groups that use the idle part. May block; see
+    /// [`Engine::reserve`].
     ///
     /// # Errors
     /// [`ReserveError`].
@@ -197,14 +200,14 @@ impl Guarantee {
 
 impl Drop for Guarantee {
     fn drop(&mut self) {
-        self.engine.commitments().withdraw(&self.group, Kind::Guarantee, self.bytes);
+        self.engine.commitments().release(&self.group, Kind::Guarantee, self.bytes);
     }
 }
 
 impl Engine {
     /// Guarantees `bytes` to a group: as long as the result lives, pressure from outside leaves the
     /// group that much of what it uses (as [`set_min`](Self::set_min) would, for the group and all
-    /// above it), and promises to others leave room for it. Charges nothing, reclaims nothing,
+    /// above it), and commitments to others leave room for it. Charges nothing, reclaims nothing,
     /// never blocks. Several guarantees of a group add up.
     ///
     /// ```
@@ -220,12 +223,12 @@ impl Engine {
     /// let sort_buffer = share.reserve(16 << 20)?;
     /// assert!(queries.usage_bytes() >= 16 << 20);
     ///
-    /// // What is promised is not promised twice, however little of it is in use.
+    /// // A guarantee cannot be given away, however little of it is in use.
     /// let too_much = engine.reserve(&exports, 48 << 20);
     /// let Err(ReserveError::Overcommitted { available_bytes, .. }) = too_much else { panic!() };
     /// assert_eq!(available_bytes, 40 << 20);
     ///
-    /// drop(sort_buffer); // 16 MiB are lent out again
+    /// drop(sort_buffer); // other groups may use the 16 MiB again
     /// drop(share);
     /// let buffer = engine.reserve(&exports, 48 << 20)?;
     /// # drop(buffer);
@@ -233,20 +236,20 @@ impl Engine {
     /// ```
     ///
     /// # Errors
-    /// [`ReserveError::Overcommitted`] when a level above has not so much left to promise.
+    /// [`ReserveError::Overcommitted`] when the group or an ancestor has too little left to commit.
     pub fn guarantee(self: &Arc<Self>, group: &Arc<Group>, bytes: u64) -> Result<Guarantee, ReserveError> {
         self.commitments().commit(group, Kind::Guarantee, bytes)?;
         Ok(Guarantee { engine: Arc::clone(self), group: Arc::clone(group), bytes })
     }
 
-    /// Holds `bytes` in a group for memory of your own, reclaiming from others what is missing:
-    /// clean pages and objects immediately, dirty data after write-back. Sleeps for as long as that
-    /// takes, but gives up when it has gained nothing for [`DIRTY_WAIT_MAX`], and immediately when
-    /// nothing is dirty and nothing can go. No lock of this library may be held.
+    /// Reserves `bytes` in a group for memory of your own. Reclaims missing memory from others:
+    /// clean pages and objects immediately, dirty data after write-back. Sleeps as long as that
+    /// takes, but gives up after [`DIRTY_WAIT_MAX`] without progress, and immediately when nothing
+    /// is dirty and nothing can be reclaimed. No lock of this library may be held.
     ///
     /// # Errors
-    /// [`ReserveError::Overcommitted`] immediately; [`ReserveError::Charge`] names the group that
-    /// has nothing left to give.
+    /// [`ReserveError::Overcommitted`] immediately; [`ReserveError::Charge`] names the group from
+    /// which nothing more can be reclaimed.
     pub fn reserve(self: &Arc<Self>, group: &Arc<Group>, bytes: u64) -> Result<Reservation, ReserveError> {
         let mut reservation = Reservation::new(self, group);
         reservation.grow(bytes)?;

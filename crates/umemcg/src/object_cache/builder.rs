@@ -1,4 +1,4 @@
-//! How a cache is made.
+//! The builder of an [`ObjectCache`].
 
 use std::fmt;
 use std::hash::{BuildHasher, Hash};
@@ -26,7 +26,7 @@ use crate::engine::Engine;
 /// Shards for each processor.
 const SHARDS_PER_CPU: usize = 32;
 
-/// What an [`ObjectCache`] is made with.
+/// Builds an [`ObjectCache`]; see [`ObjectCache::builder`].
 #[must_use = "a cache is made by `build`"]
 pub struct ObjectCacheBuilder<K, V, S = DefaultHashBuilder> {
     engine: Arc<Engine>,
@@ -69,30 +69,30 @@ impl<K, V> ObjectCacheBuilder<K, V> {
 }
 
 impl<K, V, S> ObjectCacheBuilder<K, V, S> {
-    /// Says how many bytes of heap a key and its value hold;
-    /// [`allocated_bytes`](super::allocated_bytes) is applied to the answer, and what the cache
-    /// itself needs for an object is added. Without one, objects are taken to hold none. Called
-    /// once for each insert, with no lock held.
+    /// Sets the function that returns the heap bytes of a key and its value.
+    /// [`allocated_bytes`](super::allocated_bytes) is applied to the result, and the bytes that the
+    /// cache itself needs for an object are added. Without a weigher, objects count as holding no
+    /// heap memory. Called once for each insert, with no lock held.
     pub fn weigher(mut self, weigh: impl Fn(&K, &V) -> u64 + Send + Sync + 'static) -> Self {
         self.weigher = Some(Box::new(weigh));
         self
     }
 
-    /// Is given every object that leaves, and why; also when the cache is dropped. Called with no
-    /// lock held, on whichever thread makes the object leave, so it should be quick; it may use the
-    /// cache, but not insert into it. A panic of it is logged and goes no further.
-    pub fn listener(mut self, tell: impl Fn(K, V, RemovalCause) + Send + Sync + 'static) -> Self {
-        self.listener = Listener(Some(Box::new(tell)));
+    /// Sets a listener called for every removed object with the cause, also when the cache is
+    /// dropped. It is called with no lock held, by the thread that removes the object, so it should
+    /// be quick. It may use the cache, but not insert into it. Its panics are caught and logged.
+    pub fn listener(mut self, listener: impl Fn(K, V, RemovalCause) + Send + Sync + 'static) -> Self {
+        self.listener = Listener(Some(Box::new(listener)));
         self
     }
 
-    /// Objects leave so long after they were inserted, at most 100 days or so.
+    /// Sets the time after insertion at which objects expire, at most about 100 days.
     pub fn time_to_live(mut self, time: Duration) -> Self {
         self.time_to_live = Some(time);
         self
     }
 
-    /// Objects leave when they were not used for so long.
+    /// Sets the time without use after which objects expire.
     pub fn time_to_idle(mut self, time: Duration) -> Self {
         self.time_to_idle = Some(time);
         self
@@ -104,34 +104,34 @@ impl<K, V, S> ObjectCacheBuilder<K, V, S> {
         self
     }
 
-    /// Bounds the bytes of the whole cache, besides the limits of the groups.
+    /// Bounds the bytes of the whole cache, in addition to the limits of the groups.
     pub fn bytes_max(mut self, bytes: u64) -> Self {
         self.bytes_max = Some(bytes.min(i64::MAX as u64));
         self
     }
 
-    /// Makes room in the table for this many objects at the start.
+    /// Sets the number of objects that the table initially has room for.
     pub fn capacity(mut self, nr_objects: usize) -> Self {
         self.capacity = nr_objects;
         self
     }
 
-    /// Parts that the table is divided into, rounded up to a power of two; enough for the
-    /// processors when not said.
+    /// Sets the number of shards of the table, rounded up to a power of two. The default depends on
+    /// the number of processors.
     pub fn shards(mut self, nr: usize) -> Self {
         self.nr_shards = Some(nr);
         self
     }
 
-    /// Sets what an object costs to make again, in the measure of
-    /// [`Shrinker::seeks`](crate::Shrinker::seeks): caches with more expensive objects give up
-    /// fewer of them.
+    /// Sets the cost of recreating an object, in the unit of
+    /// [`Shrinker::seeks`](crate::Shrinker::seeks): caches with more expensive objects lose fewer
+    /// of them to reclaim.
     pub fn seeks(mut self, seeks: u32) -> Self {
         self.seeks = seeks;
         self
     }
 
-    /// Sets how keys are hashed. The default is seeded anew for each cache.
+    /// Sets the hasher of keys. The default is seeded anew for each cache.
     pub fn hasher<T>(self, hasher: T) -> ObjectCacheBuilder<K, V, T> {
         ObjectCacheBuilder {
             engine: self.engine,
@@ -156,7 +156,7 @@ where
     V: Clone + Send + Sync + 'static,
     S: BuildHasher + Send + Sync + 'static,
 {
-    /// Makes the cache; reclaim asks it from now on.
+    /// Builds the cache and registers it with reclaim.
     pub fn build(self) -> ObjectCache<K, V, S> {
         let reclaimer = self.engine.reclaimer();
         let id = reclaimer.reserve_shrinker();

@@ -1,7 +1,6 @@
 //! One cached object: key, value, payer, its place in the lists, and its mark of use.
 //!
-//! An entry moves when its shard grows; its place in the lists, a number, is what tells it from
-//! every other.
+//! An entry moves when its shard grows; its slot in the lists, a number, identifies it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -11,7 +10,7 @@ use umemcg_reclaim::ListSlot;
 use super::payer::Payer;
 use super::queue::Queue;
 
-/// Uses that an entry can have to its credit. More would only make reclaim pass it more often.
+/// Most uses that an entry counts. More would only make reclaim pass it more often.
 pub(super) const USES_MAX: u32 = 3;
 const USES: u32 = 3;
 const IN_MAIN: u32 = 4;

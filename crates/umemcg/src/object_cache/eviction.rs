@@ -1,13 +1,13 @@
-//! Eviction: the one way in which objects leave a group because their memory is needed.
+//! Eviction: the only way in which objects leave a group because their memory is needed.
 //!
-//! A look goes through three steps and allocates nothing:
+//! An eviction has three steps and allocates nothing:
 //!
-//! 1. Under the list's lock, it visits the oldest places of the queue whose turn it is. An object
-//!    of the main queue that was used goes round again; the others are taken off the list.
-//! 2. Under the lock of the object's shard, each place is judged again: an object that was used
-//!    goes to the main queue, an object that was not leaves the table.
-//! 3. With no lock held, the caller gets each evicted object with its charge and its place, and
-//!    gives them back (reclaim) or hands them on (an insert).
+//! 1. Under the list's lock, it visits the oldest slots of the queue whose turn it is. An object of
+//!    the main queue that was used moves to the young end; the others are taken off the list.
+//! 2. Under the lock of the object's shard, each object is checked again: one that was used goes to
+//!    the main queue, one that was not leaves the table.
+//! 3. With no lock held, the caller gets each evicted object with its charge and its slot, and
+//!    releases them (reclaim) or reuses them (an insert).
 
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
@@ -39,14 +39,14 @@ fn next_queue(probation: u64, main: u64) -> (Queue, u64) {
 }
 
 /// An object that was taken out of the table.
-struct Judged<K, V> {
+struct Victim<K, V> {
     hash: u64,
-    /// It is too old, and would have gone anyway.
+    /// It had expired.
     is_over: bool,
     entry: Entry<K, V>,
 }
 
-/// Objects that leave one group, and the account of what they held. The account is settled in the
+/// Objects that are evicted from one group, and a sum of what they held, which is applied to the
 /// group's statistics when this is dropped.
 pub(super) struct Eviction<'a, K, V, S>
 where
@@ -56,8 +56,7 @@ where
 {
     cache: &'a Inner<K, V, S>,
     group: &'a Arc<Group>,
-    /// The group's own figures. Objects of others, inherited from removed groups, are seen off one
-    /// by one.
+    /// The group's own figures. Objects inherited from removed groups are removed one by one.
     payer: Option<&'a Arc<Payer>>,
     /// By [`Queue`].
     lists: [Option<&'a ListHandle>; 2],
@@ -124,8 +123,8 @@ where
             verdict
         });
         for (token, slot) in taken.into_iter().flatten() {
-            if let Some(judged) = cache.judge(token, slot, now) {
-                self.account(queue, judged, &mut out);
+            if let Some(victim) = cache.take_victim(token, slot, now) {
+                self.account(queue, victim, &mut out);
             }
         }
         nr_looked
@@ -133,8 +132,8 @@ where
 
     /// Accounts for an object that was taken out.
     #[inline]
-    fn account(&mut self, queue: Queue, judged: Judged<K, V>, out: &mut impl FnMut(&Payer, Evicted<K, V>)) {
-        let Judged { hash, is_over, entry } = judged;
+    fn account(&mut self, queue: Queue, victim: Victim<K, V>, out: &mut impl FnMut(&Payer, Evicted<K, V>)) {
+        let Victim { hash, is_over, entry } = victim;
         let bytes = entry.mark.bytes();
         self.freed_bytes += bytes;
         match self.payer {
@@ -146,8 +145,8 @@ where
                 let ghost = (queue == Queue::Probation).then_some(hash);
                 out(payer, Evicted { key, value, charge, slot, ghost });
             }
-            _ if is_over => self.cache.hand_out(entry, RemovalCause::Expired),
-            _ => self.cache.hand_out(entry, RemovalCause::Evicted),
+            _ if is_over => self.cache.finish_removal(entry, RemovalCause::Expired),
+            _ => self.cache.finish_removal(entry, RemovalCause::Evicted),
         }
     }
 }
@@ -189,7 +188,7 @@ where
     /// Takes out what is in a place that was taken off its list, unless it was used: that goes to
     /// the main queue. Nothing in here may panic: the place is on no list, and what is in the table
     /// belongs on one.
-    fn judge(&self, token: u64, slot: ListSlot, now: u32) -> Option<Judged<K, V>> {
+    fn take_victim(&self, token: u64, slot: ListSlot, now: u32) -> Option<Victim<K, V>> {
         let (shard, _) = self.shards.named_by(token);
         let mut tables = shard.tables.write();
         // It may have moved meanwhile, but never to another shard; and while that is locked it
@@ -219,7 +218,7 @@ where
         let entry = self.take_out(&mut tables, hash, at)?;
         // What drops it will need it.
         prefetch_what_it_leads_to(&entry.value);
-        Some(Judged { hash, is_over, entry })
+        Some(Victim { hash, is_over, entry })
     }
 }
 

@@ -1,4 +1,4 @@
-//! When objects are too old: time to live since they came, time to idle since they were used.
+//! Expiry of objects: time to live since insertion, time to idle since the last use.
 //!
 //! Times are kept in ticks of about 4 ms, in 32 bits. An object counts as expired up to one tick
 //! early, never late.
@@ -15,8 +15,8 @@ const TICK_SHIFT: u32 = 22;
 /// The longest time to live or idle: a quarter of what ticks can tell apart.
 pub(super) const LONGEST: Duration = Duration::from_nanos((1 << 30) << TICK_SHIFT);
 
-/// When an object came and when it was used last, in ticks. Kept beside the entries of caches in
-/// which anything expires.
+/// When an object was inserted and last used, in ticks. Kept beside the entries of caches in which
+/// anything expires.
 #[derive(Debug)]
 pub(super) struct Age {
     born: u32,
@@ -30,7 +30,7 @@ impl Age {
     }
 }
 
-/// The ages at which objects go, and the clock.
+/// The ages at which objects expire, and the clock.
 pub(super) struct Expiry {
     clock: Arc<dyn Clock>,
     live: Option<u32>,

@@ -1,5 +1,5 @@
-//! Ghosts: fingerprints of objects that were evicted before they proved of use. One that is asked
-//! for again while its ghost is there goes to the main queue immediately.
+//! Ghosts: fingerprints of objects that were evicted before they were used. An object that is
+//! requested again while its ghost exists goes to the main queue immediately.
 //!
 //! A table of buckets of [`BUCKET`] fingerprints, the oldest of which gives way. There is room for
 //! about half as many ghosts as the group has objects, at four bytes each, which the group is

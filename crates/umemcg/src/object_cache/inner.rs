@@ -1,4 +1,4 @@
-//! The parts of a cache together: looking up, storing, and seeing off what leaves.
+//! The core of a cache: looking up, storing, and removing objects.
 //!
 //! An entry is in its table as long as its place in the lists is its own. The thread that takes it
 //! out of the table, under the shard's lock, takes its place off the list and gives back what was
@@ -30,7 +30,7 @@ use super::weight::{allocated_bytes, entry_bytes};
 /// group.
 const LOOK_AROUND_EVERY: u64 = 64;
 
-/// Says how many bytes a key and its value refer to on the heap.
+/// Returns how many heap bytes a key and its value own.
 pub(super) type Weigher<K, V> = Box<dyn Fn(&K, &V) -> u64 + Send + Sync>;
 
 /// Why a value was not stored.
@@ -50,7 +50,7 @@ pub enum DeclineReason {
     ListsFull,
 }
 
-/// A cache without its handle: what reclaim sees.
+/// A cache without its public handle, as reclaim sees it.
 pub(super) struct Inner<K, V, S> {
     pub(super) name: String,
     pub(super) reclaimer: Arc<Reclaimer>,
@@ -81,7 +81,7 @@ impl<K, V, S> fmt::Debug for Inner<K, V, S> {
 pub(super) enum Found<V> {
     Value(V),
     Missing,
-    /// In this place is an object that is too old.
+    /// The object in this slot has expired.
     Expired(ListSlot),
 }
 
@@ -107,7 +107,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         K: Borrow<Q>,
     {
         if self.expiry.is_on() {
-            return self.find_of_age(hash, key);
+            return self.find_unexpired(hash, key);
         }
         let tables = self.shards.of(hash).tables.read();
         match tables.find(hash, |entry| entry.key.borrow() == key) {
@@ -117,7 +117,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
     }
 
     /// The same where objects expire.
-    fn find_of_age<Q: Eq + ?Sized>(&self, hash: u64, key: &Q) -> Found<V>
+    fn find_unexpired<Q: Eq + ?Sized>(&self, hash: u64, key: &Q) -> Found<V>
     where
         K: Borrow<Q>,
     {
@@ -159,7 +159,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
 
     /// Charges for an object and takes a place in the lists for it. Reclaims when that is refused;
     /// no lock may be held.
-    fn pay(&self, group: &Arc<Group>, bytes: u64) -> Result<Paid<K, V>, DeclineReason> {
+    fn charge_slot(&self, group: &Arc<Group>, bytes: u64) -> Result<ChargedSlot<K, V>, DeclineReason> {
         if u32::try_from(bytes).is_err() {
             return Err(DeclineReason::TooLarge { bytes });
         }
@@ -169,12 +169,12 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
             && (group.max_bytes().saturating_sub(bytes) + 1..=group.max_bytes()).contains(&group.usage_bytes())
             && let Some((charge, evicted)) = self.exchange(group, &payer, bytes)
         {
-            return Ok(Paid { charge, slot: evicted.slot, payer, evicted: Some(evicted) });
+            return Ok(ChargedSlot { charge, slot: evicted.slot, payer, evicted: Some(evicted) });
         }
         let mut group = Arc::clone(group);
         // Bounded by the depth of the tree: each time it is a group further up.
         loop {
-            // A cache can do without: one that is refused is no `oom` event.
+            // A refusal is no `oom` event, because a cache can do without the object.
             let charge = self.reclaimer.charge_opportunistic(&group, bytes, &|| false);
             let charge = charge.map_err(DeclineReason::Refused)?;
             let payer = self.payers.of(charge.owner());
@@ -185,14 +185,14 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
             }
             let slot = self.lists[0].reserve(0).map_err(|_| DeclineReason::ListsFull)?;
             count_bytes(&group, charge.owner(), bytes as i64);
-            return Ok(Paid { charge, slot, payer, evicted: None });
+            return Ok(ChargedSlot { charge, slot, payer, evicted: None });
         }
     }
 
-    /// Stores a value. Whatever of the embedder's code panics on the way, what the value was
-    /// charged goes back with it, and what it took the place of is told. When it is declined the
-    /// old value of the key goes nevertheless. A value that comes from a flight is kept only as
-    /// long as the load has not been taken away.
+    /// Stores a value. Whatever of the embedder's code panics on the way, the value's charge is
+    /// released with it, and the listener is called for the value that it replaced. When it is
+    /// declined the old value of the key goes nevertheless. A value that comes from a flight is
+    /// kept only as long as the load has not been taken away.
     pub(super) fn store(
         &self,
         group: &Arc<Group>,
@@ -204,7 +204,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         assert_no_locks_held("an insert");
         self.victim_hints.look_ahead(group.owner(), &self.lists[0], &self.shards);
         let bytes = self.weigh(&key, &value);
-        let Paid { charge, slot, payer, evicted } = match self.pay(group, bytes) {
+        let ChargedSlot { charge, slot, payer, evicted } = match self.charge_slot(group, bytes) {
             Ok(paid) => paid,
             Err(reason) => {
                 self.payers.of(group.owner()).note_declined();
@@ -224,9 +224,10 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
             payer.look_around(group);
         }
         let entry = Entry { key, value, payer, slot, mark: Mark::new(queue, bytes) };
-        let mut loose = Loose { inner: self, entry: Some(entry), why: RemovalCause::Outdated, evicted };
+        let mut loose =
+            RemovalGuard { inner: self, entry: Some(entry), why: RemovalCause::Outdated, evicted };
         if let Some(old) = self.put(hash, &mut loose, flight) {
-            self.hand_out(old, RemovalCause::Replaced);
+            self.finish_removal(old, RemovalCause::Replaced);
         }
         drop(loose);
         if let Some(bytes_max) = self.bytes_max {
@@ -240,7 +241,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
     fn put(
         &self,
         hash: u64,
-        loose: &mut Loose<'_, K, V, S>,
+        loose: &mut RemovalGuard<'_, K, V, S>,
         flight: Option<&Arc<InFlight<V>>>,
     ) -> Option<Entry<K, V>> {
         let key = &loose.entry.as_ref()?.key;
@@ -280,7 +281,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         };
         let token = tables.token(at);
         if let Some(entry) = tables.get_mut(at) {
-            // What has proved of use has done so under its key.
+            // Uses belong to the key, so they are kept.
             if let Some(old) = &out
                 && old.mark.queue() == Queue::Main
             {
@@ -329,7 +330,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         K: Borrow<Q>,
     {
         let entry = self.take(hash, key)?;
-        let loose = Loose { inner: self, entry: Some(entry), why, evicted: None };
+        let loose = RemovalGuard { inner: self, entry: Some(entry), why, evicted: None };
         loose.entry.as_ref().map(|entry| entry.value.clone())
     }
 
@@ -343,7 +344,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         }
         let Some(entry) = self.take_out(&mut tables, hash, at) else { return };
         drop(tables);
-        self.hand_out(entry, RemovalCause::Expired);
+        self.finish_removal(entry, RemovalCause::Expired);
     }
 
     /// Takes a load out of its shard. Returns `false` if another thread did.
@@ -358,9 +359,9 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         was_there
     }
 
-    /// Sees off an entry that was taken out of its table: off its list, charge given back, listener
-    /// told. No lock may be held.
-    pub(super) fn hand_out(&self, entry: Entry<K, V>, why: RemovalCause) {
+    /// Finishes the removal of an entry that was taken out of its table: removes it from its list,
+    /// releases its charge, calls the listener. No lock may be held.
+    pub(super) fn finish_removal(&self, entry: Entry<K, V>, why: RemovalCause) {
         let Entry { key, value, payer, slot, mark } = entry;
         let (owner, bytes) = (payer.owner(), mark.bytes());
         if let Some(group) = owner.try_resolve() {
@@ -372,19 +373,19 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         payer.note_removed(why, 1, bytes);
         drop(payer);
         drop(Charge::from_raw(owner, bytes));
-        self.listener.tell(key, value, why);
+        self.listener.call(key, value, why);
     }
 
-    /// Sees off an object that was evicted: charge and place given back, ghost left, listener told.
-    /// No lock may be held.
-    pub(super) fn let_go(&self, payer: &Payer, evicted: Evicted<K, V>) {
+    /// Finishes an eviction: releases charge and slot, leaves a ghost, calls the listener. No lock
+    /// may be held.
+    pub(super) fn finish_eviction(&self, payer: &Payer, evicted: Evicted<K, V>) {
         let Evicted { key, value, charge, slot, ghost } = evicted;
         if ghost.is_some() {
             payer.add_ghosts(ghost.into_iter());
         }
         self.lists[0].release(slot);
         drop(charge);
-        self.listener.tell(key, value, RemovalCause::Evicted);
+        self.listener.call(key, value, RemovalCause::Evicted);
     }
 
     /// Entries were taken out of the table.
@@ -404,18 +405,19 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
             };
             end(flights);
             self.note_taken(&entries);
-            entries.into_iter().for_each(|entry| self.hand_out(entry, why));
+            entries.into_iter().for_each(|entry| self.finish_removal(entry, why));
         }
     }
 }
 
 /// What an object needs before it can be put in the table. Counted in the figures of its group.
-struct Paid<K, V> {
+struct ChargedSlot<K, V> {
     /// To the payer's owner.
     charge: Charge,
     slot: ListSlot,
     payer: Arc<Payer>,
-    /// What it takes the place of: the listener is still to be told, and a ghost to be left.
+    /// The object that it replaces, for which the listener is still to be called and a ghost to be
+    /// left.
     evicted: Option<Evicted<K, V>>,
 }
 
@@ -430,35 +432,35 @@ pub(super) struct Evicted<K, V> {
     pub(super) ghost: Option<u64>,
 }
 
-/// Objects that are in no table: on its way in, or out. They are seen off when this is dropped, so
-/// also when a key or a value panics.
-struct Loose<'a, K, V, S>
+/// Objects that are in no table: one on its way in, and those it replaces. Their removal is
+/// finished when this is dropped, so also when a key or a value panics.
+struct RemovalGuard<'a, K, V, S>
 where
     K: Hash + Eq,
     V: Clone,
     S: BuildHasher,
 {
     inner: &'a Inner<K, V, S>,
-    /// None once it is in the table.
+    /// `None` once it is in the table.
     entry: Option<Entry<K, V>>,
-    /// What it leaves for.
+    /// The cause of its removal.
     why: RemovalCause,
-    /// What was evicted for it, and the listener is to be told of.
+    /// The object that was evicted for it, for which the listener is still to be called.
     evicted: Option<Evicted<K, V>>,
 }
 
-impl<K: Hash + Eq, V: Clone, S: BuildHasher> Drop for Loose<'_, K, V, S> {
+impl<K: Hash + Eq, V: Clone, S: BuildHasher> Drop for RemovalGuard<'_, K, V, S> {
     fn drop(&mut self) {
         if let Some(entry) = self.entry.take() {
-            self.inner.hand_out(entry, self.why);
+            self.inner.finish_removal(entry, self.why);
         }
         if let Some(Evicted { key, value, .. }) = self.evicted.take() {
-            self.inner.listener.tell(key, value, RemovalCause::Evicted);
+            self.inner.listener.call(key, value, RemovalCause::Evicted);
         }
     }
 }
 
-/// Ends something that holds keys or values, whose end may panic.
+/// Drops something that holds keys or values, whose destructors may panic.
 pub(super) fn end<T>(what: T) {
     if let Err(panic) = contained(|| drop(what)) {
         tracing::error!(%panic, "the end of a key or a value of a cache panicked");

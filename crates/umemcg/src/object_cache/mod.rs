@@ -52,25 +52,23 @@ use loading::{LoadGuard, Role};
 ///
 /// Values are handed out as clones, so a large value belongs in an [`Arc`]. An object is charged to
 /// the group that inserts it, with everything that the cache keeps for it; when the group, or one
-/// above it, is at its limit, reclaim runs first, and an insert that nothing makes room for is
-/// *declined*: the caller has its value back, and the cache is as if the key had been removed. A
-/// group gives up its own objects before those of others. When it is removed, its objects are its
-/// parent's.
+/// above it, is at its limit, reclaim runs first, and an insert for which no room can be made is
+/// *declined*: the caller gets its value back, and the cache is as if the key had been removed. A
+/// group loses its own objects before those of others. When it is removed, its objects belong to
+/// its parent.
 ///
-/// Which objects stay is decided group by group: new ones are on probation, and those that were
-/// used, or come back soon after they went, are kept while they are used, so that a scan does not
-/// push out what is in use.
+/// Eviction works group by group. New objects are on probation; objects that were used, or return
+/// soon after eviction, are kept while they are used. So a scan does not evict the objects in use.
 ///
 /// All methods may be called from many threads at once. `Eq`, `Hash` and `Clone` of keys and values
 /// are called under a lock of the cache and must not use it.
 ///
 /// # Panics
 ///
-/// Keys, values, weigher, loader and clock may panic: the panic is that of the caller which asked
-/// for what they are called for, and the object that was to be stored or handed out is gone, with
-/// its charge. Nothing else changes. A panic of the listener, of the end of an object that leaves,
-/// or of the `Hash` of one that reclaim looks at, is logged and goes no further: the thread may
-/// belong to any caller.
+/// Keys, values, weigher, loader and clock may panic. The panic reaches the caller whose call it
+/// interrupts, and the object that was to be stored or handed out is dropped with its charge.
+/// Nothing else changes. Panics of the listener, of the destructor of a removed object, and of
+/// `Hash` during reclaim are caught and logged, because the thread may belong to any caller.
 ///
 /// ```
 /// use std::ffi::OsStr;
@@ -107,7 +105,7 @@ where
     _engine: Arc<Engine>,
 }
 
-/// A value that was not stored, given back with its key.
+/// A value that was not stored, returned with its key.
 #[derive(Clone, thiserror::Error)]
 #[error("not cached: {reason}")]
 pub struct Declined<K, V> {
@@ -115,7 +113,7 @@ pub struct Declined<K, V> {
     pub key: K,
     /// The value.
     pub value: V,
-    /// What was in the way.
+    /// Why it was not stored.
     #[source]
     pub reason: DeclineReason,
 }
@@ -131,8 +129,8 @@ where
     K: Hash + Eq + Send + Sync + 'static,
     V: Clone + Send + Sync + 'static,
 {
-    /// Starts a cache in an engine. The name stands in `memory.kmem.slabinfo`; white space in it
-    /// becomes `-`.
+    /// Returns a builder for a cache in `engine`. `memory.kmem.slabinfo` shows the name; white
+    /// space in it becomes `-`.
     pub fn builder(engine: &Arc<Engine>, name: &str) -> ObjectCacheBuilder<K, V> {
         ObjectCacheBuilder::new(engine, name)
     }
@@ -144,8 +142,8 @@ where
     V: Clone + Send + Sync + 'static,
     S: BuildHasher + Send + Sync + 'static,
 {
-    /// Returns the value of a key, if it is there and not too old. Takes no lock but the key's
-    /// shard, shared.
+    /// Returns the value of a key, unless it is missing or expired. Takes only the lock of the
+    /// key's shard, shared; never sleeps for memory.
     #[inline]
     pub fn get<Q>(&self, key: &Q) -> Option<V>
     where
@@ -167,20 +165,20 @@ where
         }
     }
 
-    /// Stores a value and charges it to `group`; what the key had before goes. May sleep for
+    /// Stores a value and charges it to `group`; the key's previous value is removed. May sleep for
     /// reclaim; no lock of this library may be held.
     ///
     /// # Errors
-    /// [`Declined`] when nothing makes room. The key then has no value at all, so that no caller is
-    /// served an outdated one.
+    /// [`Declined`] when no room can be made. The key then has no value at all, so that no caller
+    /// gets an outdated one.
     pub fn insert(&self, group: &Arc<Group>, key: K, value: V) -> Result<(), Declined<K, V>> {
         let hash = self.inner.hash(&key);
         let stored = self.inner.store(group, hash, key, value, None);
         stored.map_err(|(key, value, reason)| Declined { key, value, reason })
     }
 
-    /// Takes a key out and returns its value, unless that was too old. What is being loaded for the
-    /// key just now will not be kept.
+    /// Removes a key and returns its value, unless that had expired. A value that is being loaded
+    /// for the key is not kept.
     pub fn remove<Q>(&self, key: &Q) -> Option<V>
     where
         K: Borrow<Q>,
@@ -190,10 +188,9 @@ where
         self.inner.remove(hash, key, RemovalCause::Removed)
     }
 
-    /// Returns the value of a key; when there is none, what `load` makes of it, stored and charged
-    /// to `group`. Of several threads that ask for one key at once one loads and the others wait
-    /// for it; when it panics, another takes over. A value that is declined is returned all the
-    /// same.
+    /// Returns the value of a key. If there is none, calls `load`, stores its result and charges it
+    /// to `group`. Of several threads that miss the same key, one loads and the others wait; if it
+    /// panics, another one loads. A declined value is returned all the same.
     ///
     /// `load` runs with no lock held and may use the cache, but not ask for this key in this way.
     pub fn get_or_insert_with(&self, group: &Arc<Group>, key: K, load: impl FnOnce() -> V) -> V
@@ -205,7 +202,7 @@ where
     }
 
     /// Like [`get_or_insert_with`](Self::get_or_insert_with), with a `load` that may fail: its
-    /// caller gets its error, and another that waits takes over.
+    /// caller gets the error, and another waiting thread loads.
     ///
     /// # Errors
     /// Those of `load`.
@@ -246,29 +243,29 @@ where
         }
     }
 
-    /// Takes everything out.
+    /// Removes all objects.
     pub fn clear(&self) {
         self.inner.clear(RemovalCause::Removed);
     }
 
-    /// Takes everything out that is too old. Otherwise that goes when it is asked for or memory is
-    /// needed; a cache whose objects hold more than memory calls this now and then. Looks at every
+    /// Removes all expired objects. Without a call they are removed when they are looked up or
+    /// memory is needed; call this now and then if objects hold more than memory. Looks at every
     /// object.
     pub fn sweep_expired(&self) {
         self.inner.sweep_expired();
     }
 
-    /// Objects that are there, those too old included.
+    /// Returns the number of objects, expired ones included.
     pub fn len(&self) -> usize {
         self.inner.shards.iter().map(|shard| shard.tables.read().len()).sum()
     }
 
-    /// Returns whether there is none.
+    /// Returns whether there are no objects.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Returns the figures of the whole cache.
+    /// Returns the statistics of the whole cache.
     pub fn stats(&self) -> ObjectStats {
         let mut stats = ObjectStats::default();
         self.inner.payers.all().iter().for_each(|(_, payer)| stats.add(&payer.stats()));
@@ -276,8 +273,8 @@ where
         stats
     }
 
-    /// Returns the figures of one group: what it inserted, and what it took over from groups below
-    /// that were removed.
+    /// Returns the statistics of one group: of objects that it inserted, and of those it took over
+    /// from removed groups below.
     pub fn stats_of(&self, group: &Group) -> ObjectStats {
         self.inner.payers.sweep();
         self.inner.payers.get(group.owner()).map_or_else(ObjectStats::default, |payer| payer.stats())

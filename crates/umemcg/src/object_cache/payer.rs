@@ -1,9 +1,9 @@
-//! What a cache keeps of one group: statistics, ghosts, and the bytes of its objects.
+//! A cache's state of one group: statistics, ghosts, and the bytes of its objects.
 //!
 //! Made with the group's first object and charged to it. When the group is removed, its state goes
-//! to the parent's as an heirloom: objects that still name it go on counting there, and reading the
-//! parent's figures adds it up. Once no object names it any more its figures are folded in and it
-//! is gone.
+//! to the parent's: objects that still name it continue to count there, and reading the parent's
+//! statistics includes them. Once no object names it any more, its statistics are added to the
+//! parent's and it is dropped.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
@@ -51,7 +51,7 @@ struct Changing {
     departed: [AtomicU64; NR_REMOVAL_CAUSES],
     /// A leaf lock.
     ghosts: LeafMutex<ChargedGhosts>,
-    /// What removed groups left. Parent before child.
+    /// State inherited from removed groups. Parent before child.
     inherited: RankedMutex<Inherited>,
     _charge: AccountedCharge,
 }
@@ -64,9 +64,9 @@ struct ChargedGhosts {
 
 #[derive(Debug, Default)]
 struct Inherited {
-    /// Objects may still name them.
+    /// States that objects may still name.
     states: Vec<Arc<Payer>>,
-    /// Of those that no object named any more.
+    /// Statistics of states that no object names any more.
     folded: ObjectStats,
 }
 
@@ -107,7 +107,7 @@ impl Payer {
         self.changing.declined.fetch_add(1, Relaxed);
     }
 
-    /// Inserts that this thread has noted.
+    /// Returns the number of inserts that this thread has counted.
     pub(super) fn nr_inserted_here(&self) -> u64 {
         self.counts.add(|stripe| &stripe.inserted, 0)
     }
@@ -254,7 +254,7 @@ impl Payer {
         inherited.folded.add(&left.folded);
         let states = std::mem::take(&mut inherited.states);
         for state in states {
-            // The last to name it: its figures are final.
+            // This was the last reference, so its statistics are final.
             match Arc::try_unwrap(state) {
                 Ok(state) => inherited.folded.add(&state.stats()),
                 Err(state) => inherited.states.push(state),
@@ -332,8 +332,8 @@ impl Payers {
         }
     }
 
-    /// Hands over the states of all groups that have been removed. Those without objects are not
-    /// told of.
+    /// Hands over the states of all groups that have been removed. Reclaim does not report those
+    /// without objects.
     pub(super) fn sweep(&self) {
         let mut orphans = Vec::new();
         {

@@ -49,7 +49,7 @@ where
         let mut eviction = Eviction::new(self, group, payer.as_ref(), known);
         let mut scanned = 0;
         while scanned < nr {
-            let let_go = |payer: &Payer, evicted| self.let_go(payer, evicted);
+            let let_go = |payer: &Payer, evicted| self.finish_eviction(payer, evicted);
             match eviction.look::<{ BATCH as usize }>(nr - scanned, let_go) {
                 0 => break,
                 nr_looked => scanned += nr_looked,
@@ -76,7 +76,7 @@ where
             let nr_looked = eviction.look::<1>(BATCH, |_, mut evicted| {
                 hoard.merge(evicted.charge.split(evicted.charge.bytes()));
                 if let Some(before) = last.replace(evicted) {
-                    self.let_go(payer, before);
+                    self.finish_eviction(payer, before);
                 }
             });
             if nr_looked == 0 || hoard.bytes() >= bytes {
@@ -86,7 +86,7 @@ where
         self.victim_hints.note(payer.owner(), known);
         let last = last?;
         if hoard.bytes() < bytes {
-            self.let_go(payer, last);
+            self.finish_eviction(payer, last);
             return None;
         }
         eviction.hand_on(bytes);
@@ -132,7 +132,7 @@ where
                 self.note_taken(&old);
             }
             for entry in old {
-                self.hand_out(entry, RemovalCause::Expired);
+                self.finish_removal(entry, RemovalCause::Expired);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Why an object left the cache, and the listener that is told.
+//! Why an object left the cache, and the listener that is called.
 
 use std::fmt;
 use std::mem::needs_drop;
@@ -24,24 +24,24 @@ pub enum RemovalCause {
 /// How many causes there are.
 pub(super) const NR_REMOVAL_CAUSES: usize = RemovalCause::Outdated as usize + 1;
 
-type Tell<K, V> = Box<dyn Fn(K, V, RemovalCause) + Send + Sync>;
+type ListenerFn<K, V> = Box<dyn Fn(K, V, RemovalCause) + Send + Sync>;
 
-/// The listener that is told of every object that leaves, with no lock held.
-pub(super) struct Listener<K, V>(pub(super) Option<Tell<K, V>>);
+/// The listener that is called for every removed object, with no lock held.
+pub(super) struct Listener<K, V>(pub(super) Option<ListenerFn<K, V>>);
 
 impl<K, V> Listener<K, V> {
     /// Hands over an object that has left, or drops it if there is no listener. Either may panic.
     /// The panic ends here, because the thread may belong to any caller and other objects may be
     /// leaving together with this one.
-    pub(super) fn tell(&self, key: K, value: V, why: RemovalCause) {
+    pub(super) fn call(&self, key: K, value: V, why: RemovalCause) {
         if self.0.is_none() && !needs_drop::<(K, V)>() {
             return;
         }
-        let told = contained(|| match &self.0 {
-            Some(tell) => tell(key, value, why),
+        let result = contained(|| match &self.0 {
+            Some(listener) => listener(key, value, why),
             None => drop((key, value)),
         });
-        if let Err(panic) = told {
+        if let Err(panic) = result {
             tracing::error!(%panic, ?why, "the listener of a cache, or the end of an object, panicked");
         }
     }

@@ -170,7 +170,7 @@ impl<K, V> Tables<K, V> {
         }
     }
 
-    /// Takes out all that are meant, by place, but those whose hash is not known.
+    /// Removes all entries that are meant, by place, except those whose hash is not known.
     pub(super) fn take_those(
         &mut self,
         is_meant: impl Fn(&Self, u32) -> bool,
@@ -193,8 +193,8 @@ impl<K, V> Tables<K, V> {
         std::mem::take(&mut self.places).into_iter().flatten().collect()
     }
 
-    /// Gives memory back when little of it is used, unless a hash is not known. `moved` is told the
-    /// tokens that entries have now.
+    /// Frees memory when little of it is used, unless a hash is not known. `moved` is called with
+    /// the new tokens of entries.
     pub(super) fn shrink_if_sparse(
         &mut self,
         rehash: impl Fn(&Entry<K, V>) -> Option<u64>,

@@ -1,27 +1,27 @@
-//! The figures of a cache, for one group or for all.
+//! Statistics of a cache, for one group or for all.
 
-/// What a cache has, and what happened to it.
+/// Statistics of a cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ObjectStats {
-    /// Objects that are there.
+    /// Objects in the cache.
     pub objects: u64,
     /// Bytes charged for them.
     pub bytes: u64,
-    /// Objects that were evicted and are remembered.
+    /// Evicted objects that are remembered.
     pub ghosts: u64,
     /// Look-ups that found an object; counted for the group that pays for it.
     pub hits: u64,
     /// Look-ups that found none; counted for a group only when the look-up names one.
     pub misses: u64,
-    /// Inserted objects that were remembered.
+    /// Inserted objects whose ghost was found.
     pub ghost_hits: u64,
-    /// Objects that came in.
+    /// Objects that were inserted.
     pub inserted: u64,
-    /// Objects that did not, for want of room.
+    /// Objects that were declined for want of room.
     pub declined: u64,
-    /// Objects that went because their memory was needed.
+    /// Objects that were evicted because memory was needed.
     pub evicted: u64,
-    /// Objects that went because they were too old.
+    /// Objects that expired.
     pub expired: u64,
     /// Objects that a caller removed.
     pub removed: u64,
@@ -30,12 +30,12 @@ pub struct ObjectStats {
 }
 
 impl ObjectStats {
-    /// Objects that went.
+    /// Returns the number of objects that left the cache.
     pub fn departed(&self) -> u64 {
         self.evicted + self.expired + self.removed + self.replaced
     }
 
-    /// Hits of all look-ups; 0 when there were none.
+    /// Returns the fraction of look-ups that hit; 0 if there were none.
     pub fn hit_ratio(&self) -> f64 {
         let lookups = self.hits + self.misses;
         if lookups == 0 { 0.0 } else { self.hits as f64 / lookups as f64 }

@@ -78,12 +78,12 @@ pub(super) struct Stripe {
     pub(super) misses: AtomicU64,
     pub(super) inserted: AtomicU64,
     pub(super) evicted: AtomicU64,
-    /// Bytes of objects that came less those that went, which may have come in another stripe: only
-    /// the sum, with wrapping, means something.
+    /// Bytes of objects inserted minus those removed, which another stripe may have counted as
+    /// inserted: only the wrapping sum of all stripes is meaningful.
     pub(super) bytes: AtomicU64,
 }
 
-/// StripedCounter that lie beside what they count for, so that finding them costs nothing.
+/// Stripes that lie inside the counter, so that finding them costs nothing.
 const NR_NEAR: usize = 4;
 const NR_MAX: usize = 64;
 

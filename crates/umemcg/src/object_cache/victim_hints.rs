@@ -1,11 +1,11 @@
-//! Hints at the next victims of a group, so that their cache lines are prefetched while the insert
-//! that will evict them does something else.
+//! Hints of a group's next victims, so that their cache lines are prefetched while the insert that
+//! will evict them does something else.
 //!
 //! An insert that evicts reads memory that has not been touched for long: a place in a list, an
 //! entry, a value. The first locked instruction of an insert waits until the new value, written
-//! just now, has left the store buffer; what is asked for before that costs nothing. So guesses are
-//! kept where they are found without a locked instruction: in a table by owner, where groups may
-//! take each other's place. A wrong guess costs a line.
+//! just now, has left the store buffer; a prefetch before that costs nothing. So guesses are kept
+//! where they are found without a locked instruction: in a table by owner, where groups may take
+//! each other's place. A wrong guess costs a line.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -47,7 +47,7 @@ impl VictimHints {
         }
     }
 
-    /// Asks for the lines of what would go next of a group. Takes no lock, and executes no locked
+    /// Prefetches the cache lines of a group's next victims. Takes no lock, and executes no locked
     /// instruction.
     #[inline]
     pub(super) fn look_ahead<K, V>(&self, owner: OwnerId, lists: &ListLru, shards: &Shards<K, V>) {

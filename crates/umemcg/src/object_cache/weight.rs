@@ -1,5 +1,5 @@
-//! What an object costs: its allocations as the allocator rounds them, its share of the tables, its
-//! place in the lists.
+//! The bytes that an object costs: its allocations as the allocator rounds them, its share of the
+//! tables, its slot in the lists.
 
 use umemcg_reclaim::LIST_SLOT_BYTES;
 
@@ -12,8 +12,8 @@ const INDEX_BYTES: u64 = (4 + 1) * 16 / 7 + 1;
 /// Allocations from here on are rounded to pages.
 const LARGE: u64 = 128 << 10;
 
-/// Bytes that an allocation of `bytes` takes: the allocator keeps a word with each and rounds to
-/// 16.
+/// Returns the bytes that an allocation of `bytes` takes: the allocator keeps a word with each and
+/// rounds up to 16.
 pub fn allocated_bytes(bytes: u64) -> u64 {
     match bytes {
         0 => 0,
