@@ -95,6 +95,9 @@ const FIGURES: [(&str, &str); 16] = [
     ("call to store, p99.9", "us"),
 ];
 
+/// What the halves of a run do.
+const WHAT: [&str; 2] = ["write", "read"];
+
 /// One half of one run.
 struct Half {
     counters: [i64; 9],
@@ -166,57 +169,15 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
         let name = format!("idle{at}");
         engine.create_group(engine.root(), name.as_ref()).map_err(Failure::at("cannot make a group"))?;
     }
-    // With marks and without; of each the rounds' halves.
-    let mut halves = [Vec::new(), Vec::new()];
-    for round in 0..=options.rounds as usize {
-        for at in 0..2 {
-            let side = (round + at) % 2;
-            progress.show(&format!("round {round} of {}, marks {}", options.rounds, ["set", "0"][side]));
-            let both = run_once(options, &engine, side == 0, bytes)?;
-            if round > 0 {
-                halves[side].push(both);
-            }
-        }
-    }
+    let [with, without] = measure(options, &progress, &engine, bytes)?;
     let mut report = Report::new("background", options.scale, options.rounds as usize);
-    let [with, without] = &halves;
-    for (half, what) in ["write", "read"].into_iter().enumerate() {
-        for (at, (figure, unit)) in FIGURES.iter().enumerate() {
-            let side = |name: &str, all: &[[Half; 2]]| {
-                Samples::new(name, all.iter().map(|halves| halves[half].figures[at]).collect())
-            };
-            let sides = vec![side("marks 50 and 40 MiB", with), side("marks 0", without)];
-            // A write asks the store for nothing; and what was not recorded.
-            if sides.iter().all(|side| side.max == 0.0) {
-                continue;
-            }
-            report.sections.push(Section {
-                title: format!("{what}: {figure}"),
-                unit,
-                verdicts: verdicts(what, at, &sides),
-                sides,
-            });
-        }
+    for (half, what) in WHAT.into_iter().enumerate() {
+        report.sections.extend(sections(what, half, &with, &without));
     }
-    for (half, what) in ["write", "read"].into_iter().enumerate() {
-        for (at, (name, mail)) in MAIL.iter().enumerate() {
-            let ours = [without, with].map(|all| last(all, half).counters[at]);
-            report.mail.push(MailFigure {
-                what: format!("{what}: {name}, direct → background"),
-                mail: format!("{} → {}", mail[2 * half], mail[2 * half + 1]),
-                ours: format!("{} → {}", ours[0], ours[1]),
-            });
-        }
+    for (half, what) in WHAT.into_iter().enumerate() {
+        report.mail.extend(mail_figures(what, half, &with, &without));
     }
-    for (half, what) in ["write", "read"].into_iter().enumerate() {
-        let worst = with.iter().map(|halves| halves[half].counters[ALLOCSTALL]).max().unwrap_or(0);
-        let nr = with.iter().filter(|halves| halves[half].counters[ALLOCSTALL] > 0).count();
-        report.notes.push(format!(
-            "{what}: allocstall with marks is {worst} at most, above 0 in {nr} of {} rounds; where it is 0, the foreground \
-             spent no time in reclaim",
-            with.len()
-        ));
-    }
+    report.notes = WHAT.iter().enumerate().map(|(half, what)| stalls_note(what, half, &with)).collect();
     report.notes.push(
         "write: the default dirty limits pace both sides, in rests of 10 ms, and marks lower them: calls above p99 are such rests, throughput and \
          processor time are mostly the store's and write-back's"
@@ -232,6 +193,64 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
         bytes / MIB
     ));
     Ok(report)
+}
+
+/// Takes the rounds in turns. Returns those with marks and those without.
+fn measure(
+    options: &Options,
+    progress: &Progress,
+    engine: &Arc<Engine>,
+    bytes: u64,
+) -> Result<[Vec<[Half; 2]>; 2], Failure> {
+    let mut halves = [Vec::new(), Vec::new()];
+    for round in 0..=options.rounds as usize {
+        for at in 0..2 {
+            let side = (round + at) % 2;
+            progress.show(&format!("round {round} of {}, marks {}", options.rounds, ["set", "0"][side]));
+            let both = run_once(options, engine, side == 0, bytes)?;
+            if round > 0 {
+                halves[side].push(both);
+            }
+        }
+    }
+    Ok(halves)
+}
+
+fn sections(what: &str, half: usize, with: &[[Half; 2]], without: &[[Half; 2]]) -> Vec<Section> {
+    let section = |(at, &(figure, unit)): (usize, &(&str, &'static str))| {
+        let side = |name: &str, all: &[[Half; 2]]| {
+            Samples::new(name, all.iter().map(|halves| halves[half].figures[at]).collect())
+        };
+        let sides = vec![side("marks 50 and 40 MiB", with), side("marks 0", without)];
+        // A write asks the store for nothing; and what was not recorded.
+        let is_there = sides.iter().any(|side| side.max != 0.0);
+        let verdicts = verdicts(what, at, &sides);
+        is_there.then(|| Section { title: format!("{what}: {figure}"), unit, sides, verdicts })
+    };
+    FIGURES.iter().enumerate().filter_map(section).collect()
+}
+
+fn mail_figures(what: &str, half: usize, with: &[[Half; 2]], without: &[[Half; 2]]) -> Vec<MailFigure> {
+    let figure = |(at, (name, mail)): (usize, &(&str, [&str; 4]))| {
+        let ours = [without, with].map(|all| last(all, half).counters[at]);
+        MailFigure {
+            what: format!("{what}: {name}, direct → background"),
+            mail: format!("{} → {}", mail[2 * half], mail[2 * half + 1]),
+            ours: format!("{} → {}", ours[0], ours[1]),
+        }
+    };
+    MAIL.iter().enumerate().map(figure).collect()
+}
+
+fn stalls_note(what: &str, half: usize, with: &[[Half; 2]]) -> String {
+    let stalls = || with.iter().map(|halves| halves[half].counters[ALLOCSTALL]);
+    format!(
+        "{what}: allocstall with marks is {} at most, above 0 in {} of {} rounds; where it is 0, the foreground \
+         spent no time in reclaim",
+        stalls().max().unwrap_or(0),
+        stalls().filter(|&nr| nr > 0).count(),
+        with.len()
+    )
 }
 
 /// Returns how often a second the machine keeps a processor from a thread that would use it, for so
@@ -352,57 +371,45 @@ fn forget_charge_latencies() {
     TO_STORE.take();
 }
 
-/// Writes or reads the whole file in calls.
-fn half(
-    engine: &Arc<Engine>,
-    group: &Arc<Group>,
-    bytes: u64,
-    mut call: impl FnMut(u64, &mut [u8]) -> Result<(), Failure>,
-) -> Result<Half, Failure> {
-    let mut buffer = vec![0u8; CALL_BYTES];
-    fill(0, &mut buffer);
-    let mut calls = Latencies::new();
-    let mut start = (Instant::now(), process_time(), thread_time(), nanoseconds_of("kswapd/"));
-    forget_charge_latencies();
-    for offset in (0..bytes).step_by(CALL_BYTES) {
-        if offset == RAMP_BYTES {
-            calls = Latencies::new();
-            forget_charge_latencies();
-            start = (Instant::now(), process_time(), thread_time(), nanoseconds_of("kswapd/"));
-        }
-        // The first word says where it belongs; it is what a read is held against.
-        let word = word_at(offset).to_le_bytes();
-        buffer[..8].copy_from_slice(&word);
-        let begin = Instant::now();
-        call(offset, &mut buffer)?;
-        calls.note(begin.elapsed());
-        if buffer[..8] != word {
-            return Err(Failure::Wrong(format!("other bytes at {offset} than were written")));
+/// When what is measured began, by the clocks that it is measured with.
+struct Start {
+    real: Instant,
+    cpu: Duration,
+    own: Duration,
+    workers_ns: u64,
+}
+
+impl Start {
+    /// Begins to measure; what was before is not counted.
+    fn now() -> Self {
+        forget_charge_latencies();
+        Self {
+            real: Instant::now(),
+            cpu: process_time(),
+            own: thread_time(),
+            workers_ns: nanoseconds_of("kswapd/"),
         }
     }
-    let real = start.0.elapsed().as_secs_f64();
-    let (cpu, own) = (process_time() - start.1, thread_time() - start.2);
-    let workers = Duration::from_nanos(nanoseconds_of("kswapd/") - start.3);
-    let measured = (bytes - RAMP_BYTES) as f64;
-    let each_gib = |time: Duration| time.as_secs_f64() * 1e3 / (measured / (1u64 << 30) as f64);
-    let (mut real_latencies, mut cpu_latencies) = (Latencies::new(), Latencies::new());
-    for latency in take_charge_latencies() {
-        real_latencies.note(latency.real);
-        cpu_latencies.note(latency.cpu);
-    }
-    let charging_each = real_latencies.sum() / (measured / MIB as f64);
-    let [p50, p99, p999, max] = calls.quantiles([0.5, 0.99, 0.999, 1.0]);
-    let [way_p50, way_p99, way_p999] = real_latencies.quantiles([0.5, 0.99, 0.999]);
-    let [cpu_p50, cpu_p999] = cpu_latencies.quantiles([0.5, 0.999]);
-    let [store_p50, store_p999] = TO_STORE.take().quantiles([0.5, 0.999]);
-    let counters = COUNTERS.map(|items| items.iter().map(|&item| group.stat_total(item)).sum());
-    if engine.root().usage_bytes() > POOL_BYTES || group.usage_bytes() > LIMIT_BYTES {
-        return Err(Failure::Wrong("more is charged than the limit allows".into()));
-    }
-    Ok(Half {
-        counters,
-        figures: [
-            measured / MIB as f64 / real,
+
+    /// Returns the figures of what was done since then: so many bytes, in these calls.
+    fn figures(&self, bytes: u64, calls: Latencies) -> [f64; 16] {
+        let real = self.real.elapsed().as_secs_f64();
+        let (cpu, own) = (process_time() - self.cpu, thread_time() - self.own);
+        let workers = Duration::from_nanos(nanoseconds_of("kswapd/") - self.workers_ns);
+        let mib = bytes as f64 / MIB as f64;
+        let each_gib = |time: Duration| time.as_secs_f64() * 1e3 / (mib / 1024.0);
+        let (mut real_latencies, mut cpu_latencies) = (Latencies::new(), Latencies::new());
+        for latency in take_charge_latencies() {
+            real_latencies.note(latency.real);
+            cpu_latencies.note(latency.cpu);
+        }
+        let charging_each = real_latencies.sum() / mib;
+        let [p50, p99, p999, max] = calls.quantiles([0.5, 0.99, 0.999, 1.0]);
+        let [way_p50, way_p99, way_p999] = real_latencies.quantiles([0.5, 0.99, 0.999]);
+        let [cpu_p50, cpu_p999] = cpu_latencies.quantiles([0.5, 0.999]);
+        let [store_p50, store_p999] = TO_STORE.take().quantiles([0.5, 0.999]);
+        [
+            mib / real,
             each_gib(cpu),
             each_gib(own),
             each_gib(workers),
@@ -418,6 +425,38 @@ fn half(
             cpu_p999,
             store_p50,
             store_p999,
-        ],
-    })
+        ]
+    }
+}
+
+/// Writes or reads the whole file in calls.
+fn half(
+    engine: &Arc<Engine>,
+    group: &Arc<Group>,
+    bytes: u64,
+    mut call: impl FnMut(u64, &mut [u8]) -> Result<(), Failure>,
+) -> Result<Half, Failure> {
+    let mut buffer = vec![0u8; CALL_BYTES];
+    fill(0, &mut buffer);
+    let (mut calls, mut start) = (Latencies::new(), Start::now());
+    for offset in (0..bytes).step_by(CALL_BYTES) {
+        if offset == RAMP_BYTES {
+            (calls, start) = (Latencies::new(), Start::now());
+        }
+        // The first word says where it belongs; it is what a read is held against.
+        let word = word_at(offset).to_le_bytes();
+        buffer[..8].copy_from_slice(&word);
+        let begin = Instant::now();
+        call(offset, &mut buffer)?;
+        calls.note(begin.elapsed());
+        if buffer[..8] != word {
+            return Err(Failure::Wrong(format!("other bytes at {offset} than were written")));
+        }
+    }
+    let figures = start.figures(bytes - RAMP_BYTES, calls);
+    let counters = COUNTERS.map(|items| items.iter().map(|&item| group.stat_total(item)).sum());
+    if engine.root().usage_bytes() > POOL_BYTES || group.usage_bytes() > LIMIT_BYTES {
+        return Err(Failure::Wrong("more is charged than the limit allows".into()));
+    }
+    Ok(Half { counters, figures })
 }

@@ -59,25 +59,12 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     let threads_before = nr("");
     let members = (0..NR_GROUPS).map(|at| join(&engine, at)).collect::<Result<Vec<_>, _>>()?;
     let nr_more_threads = nr("").saturating_sub(threads_before);
-    let mut spreads = Vec::new();
-    let mut rates = Vec::new();
-    let mut shares = Vec::new();
-    let mut stalls = Vec::new();
+    let mut rounds = Vec::new();
     for round in 0..=options.rounds {
         progress.show(&format!("round {round} of {}: {NR_GROUPS} groups stream", options.rounds));
-        let stalled_before = engine.root().stat_total(StatItem::AllocStall);
-        let (start, cpu) = (Instant::now(), (process_time(), nanoseconds_of("kswapd/")));
-        let read = stream(&members, round_time)?;
-        let real = start.elapsed().as_secs_f64();
-        let workers = (nanoseconds_of("kswapd/") - cpu.1) as f64 / 1e9;
+        let found = run_once(&engine, &members, round_time)?;
         if round > 0 {
-            let pages = (read.iter().sum::<u64>() * PIECE_BYTES as u64) as f64 / 4096.0;
-            let (least, most) = (read.iter().min().copied(), read.iter().max().copied());
-            spreads.push(most.unwrap_or(0) as f64 / least.unwrap_or(0) as f64);
-            rates.push(pages * 4096.0 / real / f64::from(1 << 20));
-            shares.push(100.0 * workers / (process_time() - cpu.0).as_secs_f64());
-            let stalled = engine.root().stat_total(StatItem::AllocStall) - stalled_before;
-            stalls.push(stalled as f64 / pages * 1e6);
+            rounds.push(found);
         }
     }
     let served: Vec<i64> =
@@ -89,36 +76,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     let idle_ns = watch_idle()?;
 
     let mut report = Report::new("crowd", options.scale, options.rounds as usize);
-    let mut section = |title: &str, unit, name: &str, samples: Vec<f64>, verdict: Option<(&str, Target)>| {
-        let sides = vec![Samples::new(name, samples)];
-        let median = sides[0].median;
-        let verdicts = verdict.map(|(what, target)| Verdict::new(what, median, target)).into_iter().collect();
-        report.sections.push(Section { title: title.to_owned(), unit, sides, verdicts });
-    };
-    section(
-        "read by the group that got most, of the one that got least",
-        "×",
-        "2,000 groups at once",
-        spreads,
-        Some(("fastest of slowest", Target::TimesAtMost(SPREAD_MAX))),
-    );
-    section("read by all of them", "MiB/s", "2,000 groups at once", rates, None);
-    section("workers, of all processor time", "%", "2,000 groups at once", shares, None);
-    section("direct reclaims for a million pages", "", "2,000 groups at once", stalls, None);
-    section(
-        "threads more than without the groups",
-        "threads",
-        "2,000 groups",
-        vec![nr_more_threads as f64],
-        Some(("no thread for a group", Target::TimesAtMost(0.0))),
-    );
-    section(
-        "workers while nothing is to do, 10 s",
-        "ns",
-        "2,000 groups with marks",
-        vec![idle_ns as f64],
-        Some(("processor time", Target::NsAtMost(0.0))),
-    );
+    report.sections = sections(&rounds, nr_more_threads, idle_ns);
     let (least, most) = (served.iter().min().copied(), served.iter().max().copied());
     report.notes.push(format!(
         "limit 512 KiB, marks 160 and 224 KiB below it, pieces of 32 KiB; {} workers; pages that they took of a group: {} to {}",
@@ -127,6 +85,72 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
         most.unwrap_or(0)
     ));
     Ok(report)
+}
+
+/// What one round found.
+struct Round {
+    /// What the fastest group read, of what the slowest one read.
+    spread: f64,
+    mib_per_second: f64,
+    /// Percent of all processor time.
+    workers: f64,
+    /// Direct reclaims for a million pages.
+    stalls: f64,
+}
+
+/// All groups stream for a while.
+fn run_once(engine: &Arc<Engine>, members: &[Member], how_long: Duration) -> Result<Round, Failure> {
+    let stalled_before = engine.root().stat_total(StatItem::AllocStall);
+    let (start, cpu, workers) = (Instant::now(), process_time(), nanoseconds_of("kswapd/"));
+    let read = stream(members, how_long)?;
+    let real = start.elapsed().as_secs_f64();
+    let workers = (nanoseconds_of("kswapd/") - workers) as f64 / 1e9;
+    let stalled = engine.root().stat_total(StatItem::AllocStall) - stalled_before;
+    let pages = (read.iter().sum::<u64>() * PIECE_BYTES as u64) as f64 / 4096.0;
+    let (least, most) = (read.iter().min().copied(), read.iter().max().copied());
+    Ok(Round {
+        spread: most.unwrap_or(0) as f64 / least.unwrap_or(0) as f64,
+        mib_per_second: pages * 4096.0 / real / f64::from(1 << 20),
+        workers: 100.0 * workers / (process_time() - cpu).as_secs_f64(),
+        stalls: stalled as f64 / pages * 1e6,
+    })
+}
+
+fn sections(rounds: &[Round], nr_more_threads: usize, idle_ns: u64) -> Vec<Section> {
+    let all = |of: fn(&Round) -> f64| rounds.iter().map(of).collect::<Vec<f64>>();
+    let section = |title: &str, unit, name: &str, samples, verdict: Option<(&str, Target)>| {
+        let sides = vec![Samples::new(name, samples)];
+        let median = sides[0].median;
+        let verdicts = verdict.map(|(what, target)| Verdict::new(what, median, target)).into_iter().collect();
+        Section { title: title.to_owned(), unit, sides, verdicts }
+    };
+    let at_once = "2,000 groups at once";
+    vec![
+        section(
+            "read by the group that got most, of the one that got least",
+            "×",
+            at_once,
+            all(|round| round.spread),
+            Some(("fastest of slowest", Target::TimesAtMost(SPREAD_MAX))),
+        ),
+        section("read by all of them", "MiB/s", at_once, all(|round| round.mib_per_second), None),
+        section("workers, of all processor time", "%", at_once, all(|round| round.workers), None),
+        section("direct reclaims for a million pages", "", at_once, all(|round| round.stalls), None),
+        section(
+            "threads more than without the groups",
+            "threads",
+            "2,000 groups",
+            vec![nr_more_threads as f64],
+            Some(("no thread for a group", Target::TimesAtMost(0.0))),
+        ),
+        section(
+            "workers while nothing is to do, 10 s",
+            "ns",
+            "2,000 groups with marks",
+            vec![idle_ns as f64],
+            Some(("processor time", Target::NsAtMost(0.0))),
+        ),
+    ]
 }
 
 fn join(engine: &Arc<Engine>, at: usize) -> Result<Member, Failure> {

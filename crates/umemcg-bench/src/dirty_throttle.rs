@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 use umemcg::dirty::throttle::PAUSE_MAX;
 use umemcg::{
-    Arena, BackingStore, DirtyBound, DirtyThreshold, Engine, EngineConfig, Group, Segment, StatItem, StoreId,
+    Arena, BackingStore, DirtyBound, DirtyThreshold, Engine, EngineConfig, File, Group, Segment, StatItem,
+    StoreId,
 };
 
 use crate::chart::{Chart, Line, charts};
@@ -123,12 +124,35 @@ pub fn run(options: &Options, figure: &Figure) -> Result<Report, Failure> {
         rounds.push(run_once(length)?);
     }
     let mut report = Report::new("dirty-throttle", options.scale, rounds.len());
+    report.sections = sections(&rounds);
+    report.notes.push(format!(
+        "the store takes {} MiB/s; the group has a limit of {} MiB and a background threshold of {} MiB; calls of 64 KiB; what its \
+         neighbour writes meanwhile stays below the pool's background threshold and is not written; the \
+         first {} ms, until the store is known, are in the figure and in no number but the most dirty data",
+        STORE_RATE / MIB,
+        LIMIT_BYTES / MIB,
+        BACKGROUND_BYTES / MIB,
+        RAMP.as_millis()
+    ));
+    if let Some(last) = rounds.last() {
+        report.charts = last.charts();
+    }
+    if let Some(path) = &figure.figure {
+        let problem = format!("cannot write {}", path.display());
+        std::fs::write(path, charts("a writer over its dirty limit", &report.charts))
+            .map_err(Failure::at(&problem))?;
+    }
+    Ok(report)
+}
+
+fn sections(rounds: &[Round]) -> Vec<Section> {
     let each = |of: &dyn Fn(&Round) -> f64| rounds.iter().map(of).collect::<Vec<f64>>();
+    let mut sections = Vec::new();
     let mut section =
         |title: &str, unit, side: &str, values: Vec<f64>, judge: &dyn Fn(&Samples) -> Vec<Verdict>| {
             let side = Samples::new(side, values);
             let verdicts = judge(&side);
-            report.sections.push(Section { title: title.into(), unit, sides: vec![side], verdicts });
+            sections.push(Section { title: title.into(), unit, sides: vec![side], verdicts });
         };
     let store_rate = STORE_RATE as f64 / MIB as f64;
     section("accepted from the paced writer", "MiB/s", "umemcg", each(&|round| round.rate()), &|side| {
@@ -160,23 +184,7 @@ pub fn run(options: &Options, figure: &Figure) -> Result<Report, Failure> {
     section("rests of the neighbour", "", "umemcg", neighbour, &|side| {
         vec![Verdict::new("none", side.max, Target::TimesAtMost(0.0))]
     });
-    report.notes.push(format!(
-        "the store takes {store_rate} MiB/s; the group has a limit of {} MiB and a background threshold of {} MiB; calls of 64 KiB; what its \
-         neighbour writes meanwhile stays below the pool's background threshold and is not written; the \
-         first {} ms, until the store is known, are in the figure and in no number but the most dirty data",
-        LIMIT_BYTES / MIB,
-        BACKGROUND_BYTES / MIB,
-        RAMP.as_millis()
-    ));
-    if let Some(last) = rounds.last() {
-        report.charts = last.charts();
-    }
-    if let Some(path) = &figure.figure {
-        let problem = format!("cannot write {}", path.display());
-        std::fs::write(path, charts("a writer over its dirty limit", &report.charts))
-            .map_err(Failure::at(&problem))?;
-    }
-    Ok(report)
+    sections
 }
 
 fn run_once(length: Duration) -> Result<Round, Failure> {
@@ -194,37 +202,11 @@ fn run_once(length: Duration) -> Result<Round, Failure> {
         || engine.open_file(Arc::clone(&store) as _, FILE_BYTES).map_err(Failure::at("cannot open a file"));
     let (file, other) = (open()?, open()?);
     let (accepted, stop) = (AtomicU64::new(0), AtomicBool::new(false));
-    let piece = vec![7u8; CALL_BYTES];
     let start = Instant::now();
     let mut round = Round { pauses: Vec::new(), windows: Vec::new(), most_dirty: 0, nr_neighbour_pauses: 0 };
     std::thread::scope(|scope| {
-        let writer = scope.spawn(|| {
-            let (mut pauses, mut offset, mut most) = (Vec::new(), 0, 0);
-            while !stop.load(Relaxed) {
-                file.write(&paced, offset, &piece).map_err(Failure::at("cannot write"))?;
-                accepted.fetch_add(CALL_BYTES as u64, Relaxed);
-                offset = (offset + CALL_BYTES as u64) % FILE_BYTES;
-                most = unclean(&paced).max(most);
-                let begin = Instant::now();
-                if let Some(mut pause) = file.write_pause(&paced, CALL_BYTES) {
-                    while let Some(rest) = pause.rest() {
-                        std::thread::sleep(rest);
-                    }
-                    pauses.push(((begin - start).as_secs_f64(), begin.elapsed().as_secs_f64() * 1e3));
-                }
-            }
-            Ok((pauses, most))
-        });
-        let beside = scope.spawn(|| {
-            let (mut nr_pauses, mut offset) = (0, 0);
-            while !stop.load(Relaxed) {
-                other.write(&neighbour, offset, &piece).map_err(Failure::at("cannot write"))?;
-                offset = (offset + CALL_BYTES as u64) % FILE_BYTES;
-                nr_pauses += u64::from(other.write_pause(&neighbour, CALL_BYTES).is_some());
-                std::thread::sleep(NEIGHBOUR_INTERVAL);
-            }
-            Ok(nr_pauses)
-        });
+        let writer = scope.spawn(|| write_paced(&file, &paced, &accepted, start, &stop));
+        let beside = scope.spawn(|| write_beside(&other, &neighbour, &stop));
         let mut next = start;
         while start.elapsed() < length {
             next += WINDOW;
@@ -241,6 +223,46 @@ fn run_once(length: Duration) -> Result<Round, Failure> {
         return Err(Failure::Wrong("something stays dirty after a sync".into()));
     }
     Ok(round)
+}
+
+/// Writes as fast as it may until it is stopped. Returns its pauses, as a round keeps them, and its
+/// most dirty bytes.
+fn write_paced(
+    file: &Arc<File>,
+    group: &Arc<Group>,
+    accepted: &AtomicU64,
+    start: Instant,
+    stop: &AtomicBool,
+) -> Result<(Vec<(f64, f64)>, u64), Failure> {
+    let piece = vec![7u8; CALL_BYTES];
+    let (mut pauses, mut offset, mut most) = (Vec::new(), 0, 0);
+    while !stop.load(Relaxed) {
+        file.write(group, offset, &piece).map_err(Failure::at("cannot write"))?;
+        accepted.fetch_add(CALL_BYTES as u64, Relaxed);
+        offset = (offset + CALL_BYTES as u64) % FILE_BYTES;
+        most = unclean(group).max(most);
+        let begin = Instant::now();
+        if let Some(mut pause) = file.write_pause(group, CALL_BYTES) {
+            while let Some(rest) = pause.rest() {
+                std::thread::sleep(rest);
+            }
+            pauses.push(((begin - start).as_secs_f64(), begin.elapsed().as_secs_f64() * 1e3));
+        }
+    }
+    Ok((pauses, most))
+}
+
+/// Writes now and then until it is stopped. Returns how often it was to pause.
+fn write_beside(file: &Arc<File>, group: &Arc<Group>, stop: &AtomicBool) -> Result<u64, Failure> {
+    let piece = vec![7u8; CALL_BYTES];
+    let (mut nr_pauses, mut offset) = (0, 0);
+    while !stop.load(Relaxed) {
+        file.write(group, offset, &piece).map_err(Failure::at("cannot write"))?;
+        offset = (offset + CALL_BYTES as u64) % FILE_BYTES;
+        nr_pauses += u64::from(file.write_pause(group, CALL_BYTES).is_some());
+        std::thread::sleep(NEIGHBOUR_INTERVAL);
+    }
+    Ok(nr_pauses)
 }
 
 impl Round {

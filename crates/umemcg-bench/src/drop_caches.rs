@@ -46,28 +46,54 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
             ));
         }
         let has_baseline = at <= MAILS;
-        let (mut with, mut without) = (Passes::default(), Passes::default());
-        for round in 0..rounds {
-            for is_baseline in [round % 2 == 0, round % 2 != 0] {
-                if is_baseline && !has_baseline {
-                    continue;
-                }
-                progress.show(&format!("{nr} groups, round {round} of {rounds}"));
-                if world.nr_remembered() == 0 {
-                    world.look_everything_up()?;
-                }
-                baseline::ask_every_shrinker(is_baseline);
-                let passes = five_passes(&world);
-                baseline::ask_every_shrinker(false);
-                let side = if is_baseline { &mut without } else { &mut with };
-                side.note(passes?);
-            }
-        }
+        let (with, without) = measure(&world, rounds, has_baseline, &progress)?;
         report.sections.extend(section(&world, nr, at == MAILS, &with, has_baseline.then_some(&without)));
         empty_by_size.push(Samples::new(format!("{nr} groups"), with.repeated()));
     }
+    report.sections.push(growth_section(empty_by_size));
+    report.notes.push(format!(
+        "the mail, seconds of the five passes: without the map {MAIL_WITHOUT:?}, with it {MAIL_WITH:?}; its shrinkers belonged to \
+         4,000 tmpfs mounts"
+    ));
+    report.notes.push(
+        "volumes are directories of the host, each with a shrinker of names and one of inodes; what the kernel above is asked to \
+         forget it forgets at once; processor time"
+            .into(),
+    );
+    Ok(report)
+}
+
+/// Takes the rounds, with the map and without it in turns.
+fn measure(
+    world: &World,
+    rounds: usize,
+    has_baseline: bool,
+    progress: &Progress,
+) -> Result<(Passes, Passes), Failure> {
+    let (mut with, mut without) = (Passes::default(), Passes::default());
+    for round in 0..rounds {
+        for is_baseline in [round % 2 == 0, round % 2 != 0] {
+            if is_baseline && !has_baseline {
+                continue;
+            }
+            progress.show(&format!("{} groups, round {round} of {rounds}", world.groups.len()));
+            if world.nr_remembered() == 0 {
+                world.look_everything_up()?;
+            }
+            baseline::ask_every_shrinker(is_baseline);
+            let passes = five_passes(world);
+            baseline::ask_every_shrinker(false);
+            let side = if is_baseline { &mut without } else { &mut with };
+            side.note(passes?);
+        }
+    }
+    Ok((with, without))
+}
+
+/// Returns how an empty pass grows with the number of groups.
+fn growth_section(empty_by_size: Vec<Samples>) -> Section {
     let growth = empty_by_size[NR_GROUPS.len() - 1].median / empty_by_size[0].median;
-    report.sections.push(Section {
+    Section {
         title: "an empty pass, by the number of groups that exist".into(),
         unit: "ns",
         verdicts: vec![
@@ -79,17 +105,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
             Verdict::new("the largest number, of the smallest", growth, Target::TimesAtMost(GROWTH_MAX)),
         ],
         sides: empty_by_size,
-    });
-    report.notes.push(format!(
-        "the mail, seconds of the five passes: without the map {MAIL_WITHOUT:?}, with it {MAIL_WITH:?}; its shrinkers belonged to \
-         4,000 tmpfs mounts"
-    ));
-    report.notes.push(
-        "volumes are directories of the host, each with a shrinker of names and one of inodes; what the kernel above is asked to \
-         forget it forgets at once; processor time"
-            .into(),
-    );
-    Ok(report)
+    }
 }
 
 /// Nanoseconds of the passes, by their place among the five.

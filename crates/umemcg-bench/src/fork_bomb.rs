@@ -46,6 +46,8 @@ const MAP: usize = 0;
 const NO_MAP: usize = 1;
 const BUSY: usize = 2;
 const ELSEWHERE: usize = 3;
+const SIDES: [&str; 4] =
+    ["umemcg", "no map", "umemcg, shrinkers come and go", "umemcg, they do so in another pool"];
 
 /// What one sample found: percent of reclaim's time spent asking, nanoseconds of reclaim for a
 /// page.
@@ -96,36 +98,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
             }
         }
     }
-    let [map, none, busy, other] = found;
-    let column = |found: &[Found], name: &str, read: fn(&Found) -> f64| {
-        Samples::new(name, found.iter().map(read).collect())
-    };
-    let asking = vec![
-        column(&map, "umemcg", |found| found.asking),
-        column(&none, "no map", |found| found.asking),
-        column(&busy, "umemcg, shrinkers come and go", |found| found.asking),
-        column(&other, "umemcg, they do so in another pool", |found| found.asking),
-    ];
-    let verdicts = vec![Verdict::new("asking", asking[0].median, Target::PercentAtMost(ASKING_PERCENT_MAX))];
-    report.sections.push(Section {
-        title: "time in reclaim spent asking shrinkers".into(),
-        unit: "%",
-        sides: asking,
-        verdicts,
-    });
-    let a_page = vec![
-        column(&map, "umemcg", |found| found.a_page),
-        column(&none, "no map", |found| found.a_page),
-        column(&busy, "umemcg, shrinkers come and go", |found| found.a_page),
-        column(&other, "umemcg, they do so in another pool", |found| found.a_page),
-    ];
-    let bound = a_page[BUSY].ratio_bound_above(&a_page[ELSEWHERE]).unwrap_or(f64::INFINITY);
-    let verdicts = vec![Verdict::new(
-        "with registrations, of the same in another pool, at most (95 %)",
-        bound,
-        Target::TimesAtMost(REGISTRATION_MAX),
-    )];
-    report.sections.push(Section { title: "reclaim of a page".into(), unit: "ns", sides: a_page, verdicts });
+    report.sections = sections(&found);
     report.notes.push(format!(
         "the mail, time spent asking: {} % without the map and {} % with it, where then 78 % went into the lock of registration",
         MAIL_PERCENT.0, MAIL_PERCENT.1
@@ -142,6 +115,27 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
         "asking: one visit in 61 asks 16 times in a row and is timed; what a look at the clock costs, as the same visit shows it, is taken off".into(),
     );
     Ok(report)
+}
+
+fn sections(found: &[Vec<Found>; 4]) -> Vec<Section> {
+    let columns = |read: fn(&Found) -> f64| -> Vec<Samples> {
+        let samples =
+            |(found, name): (&Vec<Found>, &str)| Samples::new(name, found.iter().map(read).collect());
+        found.iter().zip(SIDES).map(samples).collect()
+    };
+    let asking = columns(|found| found.asking);
+    let share = Verdict::new("asking", asking[MAP].median, Target::PercentAtMost(ASKING_PERCENT_MAX));
+    let a_page = columns(|found| found.a_page);
+    let bound = Verdict::new(
+        "with registrations, of the same in another pool, at most (95 %)",
+        a_page[BUSY].ratio_bound_above(&a_page[ELSEWHERE]).unwrap_or(f64::INFINITY),
+        Target::TimesAtMost(REGISTRATION_MAX),
+    );
+    let title = "time in reclaim spent asking shrinkers".into();
+    vec![
+        Section { title, unit: "%", sides: asking, verdicts: vec![share] },
+        Section { title: "reclaim of a page".into(), unit: "ns", sides: a_page, verdicts: vec![bound] },
+    ]
 }
 
 /// What is streamed, and through which group.

@@ -53,6 +53,23 @@ pub struct Programs {
     pub rivals: Option<PathBuf>,
 }
 
+impl Programs {
+    /// Returns the daemon, and the directory of the rivals.
+    fn find(&self) -> Result<(PathBuf, PathBuf), Failure> {
+        let beside = std::env::current_exe().map_err(Failure::at("cannot find this program"))?;
+        let beside = beside.parent().unwrap_or(Path::new("."));
+        let umemcg = self.umemcg.clone().unwrap_or_else(|| beside.join("umemcg"));
+        let rivals = self.rivals.clone().unwrap_or_else(|| beside.join("../rivals"));
+        if umemcg.exists() {
+            return Ok((umemcg, rivals));
+        }
+        Err(Failure::Setup(format!(
+            "there is no daemon at {}: build it (cargo build --release -p umemcg-cli) or name it with --umemcg",
+            umemcg.display()
+        )))
+    }
+}
+
 /// The directory, its mounts, and how much is moved.
 struct Ground {
     /// Unmounted before the directory goes: fields are dropped in this order.
@@ -62,7 +79,7 @@ struct Ground {
     read_bytes: u64,
     write_bytes: u64,
     nr_files: u64,
-    _directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 /// Runs the benchmark.
@@ -135,16 +152,7 @@ impl Ground {
         progress: &Progress,
         notes: &mut Vec<String>,
     ) -> Result<Self, Failure> {
-        let beside = std::env::current_exe().map_err(Failure::at("cannot find this program"))?;
-        let beside = beside.parent().unwrap_or(Path::new("."));
-        let umemcg = programs.umemcg.clone().unwrap_or_else(|| beside.join("umemcg"));
-        let rivals = programs.rivals.clone().unwrap_or_else(|| beside.join("../rivals"));
-        if !umemcg.exists() {
-            return Err(Failure::Setup(format!(
-                "there is no daemon at {}: build it (cargo build --release -p umemcg-cli) or name it with --umemcg",
-                umemcg.display()
-            )));
-        }
+        let (umemcg, rivals) = programs.find()?;
         let scaled =
             |full: u64| ((full as f64 * options.scale) as u64).max(full / 16).next_multiple_of(1 << 20);
         let (read_bytes, write_bytes) = (scaled(READ_BYTES), scaled(WRITE_BYTES));
@@ -153,17 +161,9 @@ impl Ground {
             .prefix("umemcg-bench.")
             .tempdir_in(options.directory())
             .map_err(Failure::at("cannot make a directory"))?;
-        let top = directory.path().to_owned();
-        let data = top.join("data");
-        let mut ground = Self {
-            mounts: Vec::new(),
-            umemcg,
-            data,
-            read_bytes,
-            write_bytes,
-            nr_files,
-            _directory: directory,
-        };
+        let data = directory.path().join("data");
+        let mut ground =
+            Self { mounts: Vec::new(), umemcg, data, read_bytes, write_bytes, nr_files, directory };
         fs::create_dir(&ground.data).map_err(Failure::at("cannot make a directory"))?;
         for file in ground.read_files(&ground.data, 2) {
             progress.show(&format!("writing {}", file.display()));
@@ -174,22 +174,7 @@ impl Ground {
 
         progress.show("mounting");
         let pool_mib = (POOL_FACTOR * (2 * read_bytes + write_bytes)) >> 20;
-        let mut ours = Command::new(&ground.umemcg);
-        ours.arg("mount").arg(&ground.data).arg(top.join("ours")).args(["--pool", &format!("{pool_mib}M")]);
-        let program = ground.umemcg.display().to_string();
-        ground.mounts.push(Mount::start(OURS, top.join("ours"), &mut ours, &[&program, "umount", "{}"])?);
-        let mut rival = Command::new(rivals.join("passthrough_hp"));
-        rival.args(["--foreground", "--nocache"]).arg(&ground.data).arg(top.join("rival"));
-        let mut limit = Command::new(rivals.join("fuser-memory"));
-        limit.arg(top.join("limit")).arg(read_bytes.to_string()).arg(LIMIT_THREADS.to_string());
-        for (name, place, command) in [(RIVAL, "rival", &mut rival), (LIMIT, "limit", &mut limit)] {
-            if Path::new(command.get_program()).exists() {
-                let mount = Mount::start(name, top.join(place), command, &["fusermount3", "-u", "{}"])?;
-                ground.mounts.push(mount);
-            } else {
-                notes.push(format!("{name} is missing: bench-rivals/build.sh builds it"));
-            }
-        }
+        ground.mount(&rivals, pool_mib, notes)?;
         for mount in &ground.mounts {
             for file in ground.read_files(&mount.path, 2) {
                 progress.show(&format!("checking {}", file.display()));
@@ -203,6 +188,28 @@ impl Ground {
             write_bytes >> 20
         ));
         Ok(ground)
+    }
+
+    /// Mounts all sides that are there.
+    fn mount(&mut self, rivals: &Path, pool_mib: u64, notes: &mut Vec<String>) -> Result<(), Failure> {
+        let top = self.directory.path().to_owned();
+        let mut ours = Command::new(&self.umemcg);
+        ours.arg("mount").arg(&self.data).arg(top.join("ours")).args(["--pool", &format!("{pool_mib}M")]);
+        let program = self.umemcg.display().to_string();
+        self.mounts.push(Mount::start(OURS, top.join("ours"), &mut ours, &[&program, "umount", "{}"])?);
+        let mut rival = Command::new(rivals.join("passthrough_hp"));
+        rival.args(["--foreground", "--nocache"]).arg(&self.data).arg(top.join("rival"));
+        let mut limit = Command::new(rivals.join("fuser-memory"));
+        limit.arg(top.join("limit")).arg(self.read_bytes.to_string()).arg(LIMIT_THREADS.to_string());
+        for (name, place, command) in [(RIVAL, "rival", &mut rival), (LIMIT, "limit", &mut limit)] {
+            if Path::new(command.get_program()).exists() {
+                let mount = Mount::start(name, top.join(place), command, &["fusermount3", "-u", "{}"])?;
+                self.mounts.push(mount);
+            } else {
+                notes.push(format!("{name} is missing: bench-rivals/build.sh builds it"));
+            }
+        }
+        Ok(())
     }
 
     fn read_files(&self, mount: &Path, nr: usize) -> Vec<PathBuf> {

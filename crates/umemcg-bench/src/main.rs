@@ -157,50 +157,50 @@ fn print_names() {
     }
 }
 
-fn main() -> ExitCode {
-    let Arguments { options, benchmark } = Arguments::parse();
-    let result = match benchmark {
-        Benchmark::Background => background::run(&options),
-        Benchmark::Charge => charge::run(&options),
-        Benchmark::DirtyThrottle(figure) => dirty_throttle::run(&options, &figure),
+/// Does what was asked for. Returns the report, if it makes one.
+fn run(options: &Options, benchmark: Benchmark) -> Result<Option<report::Report>, Failure> {
+    let report = match benchmark {
+        Benchmark::Background => background::run(options),
+        Benchmark::Charge => charge::run(options),
+        Benchmark::DirtyThrottle(figure) => dirty_throttle::run(options, &figure),
         #[cfg(feature = "experiments")]
-        Benchmark::DropCaches => drop_caches::run(&options),
+        Benchmark::DropCaches => drop_caches::run(options),
         #[cfg(feature = "experiments")]
-        Benchmark::Faults => faults::run(&options),
+        Benchmark::Faults => faults::run(options),
         #[cfg(feature = "experiments")]
-        Benchmark::ForkBomb => fork_bomb::run(&options),
-        Benchmark::Crowd => crowd::run(&options),
-        Benchmark::Fuse(programs) => fuse::run(&options, &programs),
-        Benchmark::Guarantee => guarantee::run(&options),
-        Benchmark::Hit => hit::run(&options),
-        Benchmark::Neighbour(choice) => neighbour::run(&options, &choice),
-        Benchmark::NeighbourLoad(load) => match load.run() {
-            Ok(()) => return ExitCode::SUCCESS,
-            Err(failure) => Err(failure),
-        },
-        Benchmark::ObjectCache(program) => object_cache::run(&options, &program),
-        Benchmark::Scale => scale::run(&options),
+        Benchmark::ForkBomb => fork_bomb::run(options),
+        Benchmark::Crowd => crowd::run(options),
+        Benchmark::Fuse(programs) => fuse::run(options, &programs),
+        Benchmark::Guarantee => guarantee::run(options),
+        Benchmark::Hit => hit::run(options),
+        Benchmark::Neighbour(choice) => neighbour::run(options, &choice),
+        Benchmark::NeighbourLoad(load) => return load.run().map(|()| None),
+        Benchmark::ObjectCache(program) => object_cache::run(options, &program),
+        Benchmark::Scale => scale::run(options),
         #[cfg(feature = "experiments")]
-        Benchmark::Slab => slab::run(&options),
+        Benchmark::Slab => slab::run(options),
         #[cfg(feature = "experiments")]
-        Benchmark::SoftLimit => soft_limit::run(&options),
-        Benchmark::Footprint(program) => footprint::run(&options, &program),
-        Benchmark::Storm(program) => storm::run(&options, &program),
+        Benchmark::SoftLimit => soft_limit::run(options),
+        Benchmark::Footprint(program) => footprint::run(options, &program),
+        Benchmark::Storm(program) => storm::run(options, &program),
         #[cfg(feature = "experiments")]
-        Benchmark::SoftStream => soft_stream::run(&options),
+        Benchmark::SoftStream => soft_stream::run(options),
         #[cfg(feature = "experiments")]
-        Benchmark::SoftWalk => soft_walk::run(&options),
+        Benchmark::SoftWalk => soft_walk::run(options),
         Benchmark::Names => {
             print_names();
-            return ExitCode::SUCCESS;
+            return Ok(None);
         }
-        Benchmark::Results(page) => match page.write() {
-            Ok(()) => return ExitCode::SUCCESS,
-            Err(failure) => Err(failure),
-        },
+        Benchmark::Results(page) => return page.write().map(|()| None),
     };
-    match result {
-        Ok(report) => {
+    report.map(Some)
+}
+
+fn main() -> ExitCode {
+    let Arguments { options, benchmark } = Arguments::parse();
+    match run(&options, benchmark) {
+        Ok(None) => ExitCode::SUCCESS,
+        Ok(Some(report)) => {
             if let Err(error) = report.print(options.json) {
                 eprintln!("umemcg-bench: cannot print the report: {error}");
                 return ExitCode::from(2);

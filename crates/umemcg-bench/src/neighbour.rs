@@ -353,6 +353,29 @@ impl World {
     }
 
     /// One sample of a side; B makes so many calls a second at most.
+    /// Returns what is measured, and at which sizes.
+    fn describe(&self) -> String {
+        format!(
+            "pool {} MiB; A reads pages of {} MiB at random within {} MiB, due {:.0} a second on the mount and {:.0} on the host's files, half \
+         of what it does alone, {:.2} s a sample; B has {} MiB, streams through {} MiB, writes over {} MiB, looks at {} files; with marks they \
+         are {} and {} MiB below its limit; with a cache of one page B has {} KiB, and {} KiB for names",
+            POOL_BYTES / MIB,
+            WORKING_SET / MIB,
+            A_BYTES / MIB,
+            self.rates[0],
+            self.rates[1],
+            self.time.as_secs_f64(),
+            B_BYTES / MIB,
+            STREAM_FILE / MIB,
+            WRITE_FILE / MIB,
+            self.nr_files,
+            HIGH_DISTANCE / MIB,
+            LOW_DISTANCE / MIB,
+            ONE_PAGE >> 10,
+            FEW_NAMES >> 10,
+        )
+    }
+
     fn sample(&self, side: usize, work: Work, pace: Option<f64>) -> Result<Figures, Failure> {
         self.set_up(side)?;
         if side == BASELINE && work == Work::Walk {
@@ -423,42 +446,8 @@ pub fn run(options: &Options, choice: &Choice) -> Result<Report, Failure> {
         (Row::Walks, Work::Walk, "B walks a tree of names"),
     ];
     for (_, work, what) in rows.into_iter().filter(|&(row, ..)| choice.has(row)) {
-        let mut samples: Vec<Vec<Figures>> = vec![Vec::new(); SIDES.len()];
-        let mut pace = Pace::new(world.cpu_alone);
-        for round in 0..=options.rounds as usize {
-            for at in 0..sides.len() {
-                let side = sides[(round + at) % sides.len()];
-                progress.show(&format!("{what}, round {round} of {}: {}", options.rounds, SIDES[side]));
-                let figures = world.sample(side, work, pace.of(side))?;
-                pace.learn(side, &figures);
-                if round > 0 {
-                    samples[side].push(figures);
-                }
-            }
-            for _ in 0..if round == 0 { NR_CALIBRATIONS } else { 0 } {
-                progress.show(&format!("{what}, how fast B may be without a cache"));
-                pace.learn(BASELINE, &world.sample(BASELINE, work, pace.of(BASELINE))?);
-            }
-        }
-        report.notes.extend([("A", 1), ("B", B_CALLS + 1)].map(|(tenant, at)| {
-            let rows = sides.iter().map(|&side| {
-                let median = |figure| {
-                    Samples::new("", samples[side].iter().map(|figures| figures[figure]).collect()).median
-                };
-                format!(
-                    "{}: {}",
-                    SIDES[side],
-                    (at..at + 4)
-                        .map(|figure| format!("{:.0}", median(figure)))
-                        .collect::<Vec<_>>()
-                        .join(" / ")
-                )
-            });
-            format!(
-                "{what}; {tenant}'s latencies in us, p50 / p99 / p99.9 / max. {}",
-                rows.collect::<Vec<_>>().join("; ")
-            )
-        }));
+        let samples = measure(&world, options, &sides, (work, what), &progress)?;
+        report.notes.extend(latency_notes(what, &sides, &samples));
         report.sections.extend(sections(what, &sides, &samples));
     }
     if choice.has(Row::Dirty) {
@@ -469,28 +458,52 @@ pub fn run(options: &Options, choice: &Choice) -> Result<Report, Failure> {
     } else {
         "this kernel gives no memory cgroups of version 1 here: its sides are left out"
     };
-    report.notes.push(format!(
-        "pool {} MiB; A reads pages of {} MiB at random within {} MiB, due {:.0} a second on the mount and {:.0} on the host's files, half \
-         of what it does alone, {:.2} s a sample; B has {} MiB, streams through {} MiB, writes over {} MiB, looks at {} files; with marks they \
-         are {} and {} MiB below its limit; with a cache of one page B has {} KiB, and {} KiB for names",
-        POOL_BYTES / MIB,
-        WORKING_SET / MIB,
-        A_BYTES / MIB,
-        world.rates[0],
-        world.rates[1],
-        world.time.as_secs_f64(),
-        B_BYTES / MIB,
-        STREAM_FILE / MIB,
-        WRITE_FILE / MIB,
-        world.nr_files,
-        HIGH_DISTANCE / MIB,
-        LOW_DISTANCE / MIB,
-        ONE_PAGE >> 10,
-        FEW_NAMES >> 10,
-    ));
+    report.notes.push(world.describe());
     report.notes.push(format!("{kernel}; latencies of A count from when a call was due"));
     let ended = world.daemon.shut_down(Instant::now() + Duration::from_secs(60));
     if ended.is_empty() { Ok(report) } else { Err(Failure::Wrong(format!("not durable: {ended:?}"))) }
+}
+
+/// Takes the samples of a row, by side.
+fn measure(
+    world: &World,
+    options: &Options,
+    sides: &[usize],
+    (work, what): (Work, &str),
+    progress: &Progress,
+) -> Result<Vec<Vec<Figures>>, Failure> {
+    let mut samples: Vec<Vec<Figures>> = vec![Vec::new(); SIDES.len()];
+    let mut pace = Pace::new(world.cpu_alone);
+    for round in 0..=options.rounds as usize {
+        for at in 0..sides.len() {
+            let side = sides[(round + at) % sides.len()];
+            progress.show(&format!("{what}, round {round} of {}: {}", options.rounds, SIDES[side]));
+            let figures = world.sample(side, work, pace.of(side))?;
+            pace.learn(side, &figures);
+            if round > 0 {
+                samples[side].push(figures);
+            }
+        }
+        for _ in 0..if round == 0 { NR_CALIBRATIONS } else { 0 } {
+            progress.show(&format!("{what}, how fast B may be without a cache"));
+            pace.learn(BASELINE, &world.sample(BASELINE, work, pace.of(BASELINE))?);
+        }
+    }
+    Ok(samples)
+}
+
+fn latency_notes(what: &str, sides: &[usize], samples: &[Vec<Figures>]) -> [String; 2] {
+    [("A", 1), ("B", B_CALLS + 1)].map(|(tenant, at)| {
+        let row = |&side: &usize| {
+            let median = |figure| {
+                Samples::new("", samples[side].iter().map(|figures| figures[figure]).collect()).median
+            };
+            let medians: Vec<String> = (at..at + 4).map(|figure| format!("{:.0}", median(figure))).collect();
+            format!("{}: {}", SIDES[side], medians.join(" / "))
+        };
+        let rows: Vec<String> = sides.iter().map(row).collect();
+        format!("{what}; {tenant}'s latencies in us, p50 / p99 / p99.9 / max. {}", rows.join("; "))
+    })
 }
 
 /// How many calls a second B may make without a cache, so that all together use as much processor

@@ -170,53 +170,26 @@ fn sample(side: usize, time: Duration, wanted_cpu: f64) -> Result<Figures, Failu
     let open =
         |store: Arc<Slow>, len| engine.open_file(store, len).map_err(Failure::at("cannot open a file"));
     let mut a = Writer::new(open(slow, A_FILE)?, &group_a, A_BYTES, A_FILE);
-    let mut b = Writer::new(open(of_b, B_FILE)?, &group_b, B_BYTES, B_FILE);
+    let b = Writer::new(open(of_b, B_FILE)?, &group_b, B_BYTES, B_FILE);
     // Memory that has been touched, and a file that is all there.
     for _ in 0..A_FILE / A_BYTES as u64 {
         a.write()?;
     }
     a.forget();
     let (stop, measures) = (AtomicBool::new(false), AtomicBool::new(false));
-    let mut latencies = Latencies::new();
-    let mut figures = [0.0; FIGURES.len()];
-    std::thread::scope(|scope| {
-        let writer = scope.spawn(|| -> Result<Writer, Failure> {
-            let (mut start, mut cpu, mut is_measured) = (Instant::now(), process_time(), false);
-            while !stop.load(Relaxed) {
-                if !is_measured && measures.load(Relaxed) {
-                    (start, cpu, is_measured) = (Instant::now(), process_time(), true);
-                    b.forget();
-                }
-                b.write()?;
-                // The processor time of the other B, and no more.
-                while side == BASELINE
-                    && !stop.load(Relaxed)
-                    && 100.0 * (process_time() - cpu).as_secs_f64()
-                        > wanted_cpu * start.elapsed().as_secs_f64()
-                {
-                    std::thread::sleep(Duration::from_micros(500));
-                }
-            }
-            Ok(b)
-        });
+    let bound = (side == BASELINE).then_some(wanted_cpu);
+    let figures = std::thread::scope(|scope| {
+        let writer = scope.spawn(|| write_all_the_time(b, bound, &measures, &stop));
         std::thread::sleep(RAMP);
         measures.store(true, Relaxed);
         let (start, cpu) = (Instant::now(), process_time());
-        let mut written = Ok(());
-        while start.elapsed() < time && written.is_ok() {
-            let due = start + Duration::from_secs_f64(a.calls as f64 / A_RATE);
-            std::thread::sleep(due.saturating_duration_since(Instant::now()));
-            let due = due.max(start);
-            written = a.write();
-            latencies.note(due.elapsed());
-        }
+        let latencies = write_at_rate(&mut a, start, time);
         let (seconds, cpu) = (start.elapsed().as_secs_f64(), process_time() - cpu);
         stop.store(true, Relaxed);
         let b = writer.join().map_err(|_| Failure::Wrong("B panicked".into()))??;
-        written?;
-        let [p50, p99, p999, max] = latencies.quantiles([0.5, 0.99, 0.999, 1.0]);
+        let [p50, p99, p999, max] = latencies?.quantiles([0.5, 0.99, 0.999, 1.0]);
         let [longest] = b.pauses.quantiles([1.0]);
-        figures = [
+        Ok::<Figures, Failure>([
             a.calls as f64 / seconds,
             p50,
             p99,
@@ -228,11 +201,47 @@ fn sample(side: usize, time: Duration, wanted_cpu: f64) -> Result<Figures, Failu
             b.nr_pauses as f64,
             longest / 1e3,
             100.0 * cpu.as_secs_f64() / seconds,
-        ];
-        Ok::<(), Failure>(())
+        ])
     })?;
     if !engine.sync_all(Duration::from_secs(60)).is_empty() {
         return Err(Failure::Wrong("something stays dirty after a sync".into()));
     }
     Ok(figures)
+}
+
+/// Writes until it is stopped, as fast as it may, and with `cpu_max` no faster than costs so many
+/// percent of processor time. Only what comes after `measures` is in the figures.
+fn write_all_the_time(
+    mut writer: Writer,
+    cpu_max: Option<f64>,
+    measures: &AtomicBool,
+    stop: &AtomicBool,
+) -> Result<Writer, Failure> {
+    let (mut start, mut cpu, mut is_measured) = (Instant::now(), process_time(), false);
+    while !stop.load(Relaxed) {
+        if !is_measured && measures.load(Relaxed) {
+            (start, cpu, is_measured) = (Instant::now(), process_time(), true);
+            writer.forget();
+        }
+        writer.write()?;
+        while let Some(cpu_max) = cpu_max
+            && !stop.load(Relaxed)
+            && 100.0 * (process_time() - cpu).as_secs_f64() > cpu_max * start.elapsed().as_secs_f64()
+        {
+            std::thread::sleep(Duration::from_micros(500));
+        }
+    }
+    Ok(writer)
+}
+
+/// Makes A's calls when they are due. Returns how long after that each had its answer.
+fn write_at_rate(writer: &mut Writer, start: Instant, time: Duration) -> Result<Latencies, Failure> {
+    let mut latencies = Latencies::new();
+    while start.elapsed() < time {
+        let due = start + Duration::from_secs_f64(writer.calls as f64 / A_RATE);
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        writer.write()?;
+        latencies.note(due.elapsed());
+    }
+    Ok(latencies)
 }

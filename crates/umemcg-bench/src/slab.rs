@@ -123,7 +123,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     progress.show("without a limit");
     let free = tree.build(Mode::PerGroup, None)?;
     let limit = (free.peak_bytes * LIMIT_PERCENT / 100).max(2 * free.metadata_peak_bytes);
-    let mut runs: [Vec<[f64; 9]>; 3] = Default::default();
+    let mut runs: Runs = Default::default();
     for round in 0..=rounds {
         for at in 0..MODES.len() {
             let side = (round + at) % MODES.len();
@@ -135,38 +135,8 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
             }
         }
     }
-    for (figure, (title, unit)) in FIGURES.iter().enumerate() {
-        let sides: Vec<Samples> = MODES
-            .iter()
-            .zip(&runs)
-            .map(|((_, name), runs)| Samples::new(*name, runs.iter().map(|run| run[figure]).collect()))
-            .collect();
-        let verdicts = if figure == ELAPSED { vec![elapsed_verdict(&sides)] } else { Vec::new() };
-        report.sections.push(Section { title: (*title).to_owned(), unit, sides, verdicts });
-    }
-    let cpu = |side: usize| {
-        let times = runs[side].iter().map(|run| run[USER] + run[SYSTEM]).collect();
-        Samples::new(MODES[side].1, times)
-    };
-    let sides: Vec<Samples> = (0..MODES.len()).map(cpu).collect();
-    let verdicts = vec![Verdict::new(
-        "of that with pages only",
-        sides[OURS].ratio_to(&sides[BASE]),
-        Target::TimesAtMost(ELAPSED_MAX),
-    )];
-    report.sections.push(Section { title: "user and system time".into(), unit: "s", sides, verdicts });
-    for (figure, mail) in MAIL.iter().enumerate() {
-        let ours = [BASE, 2, OURS].map(|side| {
-            let samples = runs[side].iter().map(|run| run[figure]).collect();
-            let (mean, deviation) = Samples::new("", samples).mean_and_deviation();
-            format!("{mean:.2} ({deviation:.2})")
-        });
-        report.mail.push(MailFigure {
-            what: format!("{}: pages only, one list, per group", FIGURES[figure].0),
-            mail: mail.join(", "),
-            ours: ours.join(", "),
-        });
-    }
+    report.sections = sections(&runs);
+    report.mail = mail_figures(&runs);
     report.notes.push(format!(
         "{} sources and {} headers, {} names with git's; make -j2, find, git status, touch, make, find in a group of {} MiB (without a \
          limit it takes {} MiB, of which names, inodes and bookkeeping {} KiB); means with standard deviations beside the mail's",
@@ -181,6 +151,50 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
         "elapsed, user and system time are of the build and of the daemon; context switches are those of the whole machine".into(),
     );
     Ok(report)
+}
+
+/// By mode: the figures of each run.
+type Runs = [Vec<[f64; 9]>; 3];
+
+fn sections(runs: &Runs) -> Vec<Section> {
+    let mut sections = Vec::new();
+    for (figure, (title, unit)) in FIGURES.iter().enumerate() {
+        let sides: Vec<Samples> = MODES
+            .iter()
+            .zip(runs)
+            .map(|((_, name), runs)| Samples::new(*name, runs.iter().map(|run| run[figure]).collect()))
+            .collect();
+        let verdicts = if figure == ELAPSED { vec![elapsed_verdict(&sides)] } else { Vec::new() };
+        sections.push(Section { title: (*title).to_owned(), unit, sides, verdicts });
+    }
+    let cpu = |side: usize| {
+        let times = runs[side].iter().map(|run| run[USER] + run[SYSTEM]).collect();
+        Samples::new(MODES[side].1, times)
+    };
+    let sides: Vec<Samples> = (0..MODES.len()).map(cpu).collect();
+    let verdicts = vec![Verdict::new(
+        "of that with pages only",
+        sides[OURS].ratio_to(&sides[BASE]),
+        Target::TimesAtMost(ELAPSED_MAX),
+    )];
+    sections.push(Section { title: "user and system time".into(), unit: "s", sides, verdicts });
+    sections
+}
+
+fn mail_figures(runs: &Runs) -> Vec<MailFigure> {
+    let figure = |(figure, mail): (usize, &[&str; 3])| {
+        let ours = [BASE, 2, OURS].map(|side| {
+            let samples = runs[side].iter().map(|run| run[figure]).collect();
+            let (mean, deviation) = Samples::new("", samples).mean_and_deviation();
+            format!("{mean:.2} ({deviation:.2})")
+        });
+        MailFigure {
+            what: format!("{}: pages only, one list, per group", FIGURES[figure].0),
+            mail: mail.join(", "),
+            ours: ours.join(", "),
+        }
+    };
+    MAIL.iter().enumerate().map(figure).collect()
 }
 
 fn elapsed_verdict(sides: &[Samples]) -> Verdict {

@@ -209,6 +209,25 @@ impl ChildTime {
     }
 }
 
+fn verdicts(figure: usize, sides: &[Samples]) -> Vec<Verdict> {
+    let nr = Mechanism::ALL.len();
+    let (full, full_0) = (&sides[0], &sides[nr]);
+    let (base, base_0) = (&sides[nr - 1], &sides[2 * nr - 1]);
+    let times = |what: &str, ratio, bound| Verdict::new(what, ratio, Target::TimesAtMost(bound));
+    match figure {
+        ALL_CPU => vec![
+            times("no limit: full, of base", full.ratio_to(base), SAME_AS_BASE_MAX),
+            times("limit 0: full, of full without", full_0.ratio_to(full), SAME_AS_UNLIMITED_MAX),
+        ],
+        READ_AGAIN => {
+            let percent = 100.0 * full_0.median / base_0.median.max(f64::MIN_POSITIVE);
+            let target = Target::PercentAtMost(REFAULTS_PERCENT_MAX);
+            vec![Verdict::new("limit 0: full, of base", percent, target)]
+        }
+        _ => Vec::new(),
+    }
+}
+
 fn report(options: &Options, project: &ProjectSize, compulsory_mib: f64, runs: &[Vec<Run>]) -> Report {
     let mut report = Report::new("soft-limit", options.scale, options.rounds as usize);
     let nr = Mechanism::ALL.len();
@@ -219,23 +238,7 @@ fn report(options: &Options, project: &ProjectSize, compulsory_mib: f64, runs: &
     };
     for (figure, &(what, unit)) in FIGURES.iter().enumerate() {
         let sides: Vec<Samples> = (0..runs.len()).map(|side| samples(side, figure)).collect();
-        let (full, full_0) = (&sides[0], &sides[nr]);
-        let (base, base_0) = (&sides[nr - 1], &sides[2 * nr - 1]);
-        let mut verdicts = Vec::new();
-        if figure == ALL_CPU {
-            let times = |what: &str, ratio, bound| Verdict::new(what, ratio, Target::TimesAtMost(bound));
-            verdicts.push(times("no limit: full, of base", full.ratio_to(base), SAME_AS_BASE_MAX));
-            verdicts.push(times(
-                "limit 0: full, of full without",
-                full_0.ratio_to(full),
-                SAME_AS_UNLIMITED_MAX,
-            ));
-        }
-        if figure == READ_AGAIN {
-            let percent = 100.0 * full_0.median / base_0.median.max(f64::MIN_POSITIVE);
-            let target = Target::PercentAtMost(REFAULTS_PERCENT_MAX);
-            verdicts.push(Verdict::new("limit 0: full, of base", percent, target));
-        }
+        let verdicts = verdicts(figure, &sides);
         report.sections.push(Section { title: what.into(), unit, sides, verdicts });
     }
     for (what, no_limit, limit_0, figure) in MAIL {

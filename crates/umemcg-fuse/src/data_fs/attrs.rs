@@ -7,16 +7,18 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use umemcg_vfs::volumes::Place;
-use umemcg_vfs::{Attr, FileKind, NodeId, SetAttr, SetTime, Timestamp, VfsError, VolumeFile};
+use umemcg_vfs::{
+    Attr, FileKind, NodeId, SetAttr, SetTime, Timestamp, VfsError, Volume, VolumeFile, XattrFlags,
+};
 
 use super::device::device_to_kernel;
-use super::{DataFs, settle};
+use super::{DataFs, settle, settle_done};
 use crate::errno::ToErrno;
 use crate::reply::Reply;
 use crate::request::Asked;
 use crate::wire::reply::{Attr as WireAttr, AttrOut, StatfsOut, StatxAttr, StatxOut, StatxTime};
 use crate::wire::request::{SetattrIn, StatxIn};
-use crate::wire::{GETATTR_FH, setattr_valid};
+use crate::wire::{GETATTR_FH, SETXATTR_ACL_KILL_SGID, setattr_valid};
 
 /// What GETATTR tells, in the words of `statx(2)`.
 const STATX_BASIC_STATS: u32 = 0x7ff;
@@ -184,6 +186,22 @@ impl DataFs {
             result => result,
         };
         reply_sized(reply, result, size);
+    }
+
+    pub(super) fn setxattr(
+        &self,
+        asked: &Asked<'_>,
+        name: &OsStr,
+        value: &[u8],
+        (flags, setxattr_flags): (u32, u32),
+        reply: &mut Reply,
+    ) {
+        let flags = XattrFlags::from_bits_retain(flags);
+        let kill_set_gid = setxattr_flags & SETXATTR_ACL_KILL_SGID != 0;
+        let caller = self.caller(asked);
+        let set =
+            |volume: &dyn Volume, node| volume.setxattr(&caller, node, name, value, flags, kill_set_gid);
+        settle_done(reply, self.on(asked.header.nodeid, set));
     }
 
     pub(super) fn listxattr(&self, asked: &Asked<'_>, size: u32, reply: &mut Reply) {

@@ -1,5 +1,6 @@
 //! Open files: what reads and writes their content.
 
+use std::ffi::OsStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -181,8 +182,35 @@ impl DataFs {
         });
     }
 
-    /// Makes a file with `make`, under a name or without one, and hands it over open.
     pub(super) fn create(
+        &self,
+        asked: &Asked<'_>,
+        arg: &CreateIn,
+        name: &OsStr,
+        supplementary_gid: Option<u32>,
+        reply: &mut Reply,
+    ) {
+        let caller = self.creator(asked, supplementary_gid, arg.umask);
+        self.open_new(asked, arg, reply, |volume, node, flags| {
+            volume.create(&caller, node, name, arg.mode, flags)
+        });
+    }
+
+    pub(super) fn tmpfile(
+        &self,
+        asked: &Asked<'_>,
+        arg: &CreateIn,
+        supplementary_gid: Option<u32>,
+        reply: &mut Reply,
+    ) {
+        let caller = self.creator(asked, supplementary_gid, arg.umask);
+        self.open_new(asked, arg, reply, |volume, node, flags| {
+            volume.tmpfile(&caller, node, arg.mode, flags)
+        });
+    }
+
+    /// Makes a file with `make`, under a name or without one, and hands it over open.
+    fn open_new(
         &self,
         asked: &Asked<'_>,
         arg: &CreateIn,
@@ -206,6 +234,12 @@ impl DataFs {
                 member.volume().forget(inner.node, 1);
             });
         });
+    }
+
+    pub(super) fn release(&self, fh: u64, reply: &mut Reply) {
+        // No caller waits for this answer, and closing may take its time.
+        reply.done().ignore();
+        drop(self.files.close(fh));
     }
 
     pub(super) fn fsync(&self, header: &InHeader, arg: &FsyncIn, reply: &mut Reply) {

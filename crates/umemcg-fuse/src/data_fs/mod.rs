@@ -391,23 +391,9 @@ impl Filesystem for DataFs {
             Op::Read(arg) => self.read(asked, &arg, reply),
             Op::Write { arg, data } => self.write(asked, &arg, data, reply),
             Op::Open(arg) => self.open(asked, &arg, reply),
-            Op::Create { arg, name, supplementary_gid } => {
-                let caller = self.creator(asked, supplementary_gid, arg.umask);
-                self.create(asked, &arg, reply, |volume, node, flags| {
-                    volume.create(&caller, node, name, arg.mode, flags)
-                });
-            }
-            Op::Tmpfile { arg, supplementary_gid } => {
-                let caller = self.creator(asked, supplementary_gid, arg.umask);
-                self.create(asked, &arg, reply, |volume, node, flags| {
-                    volume.tmpfile(&caller, node, arg.mode, flags)
-                });
-            }
-            Op::Release(arg) => {
-                // No caller waits for this answer, and closing may take its time.
-                reply.done().ignore();
-                drop(self.files.close(arg.fh));
-            }
+            Op::Create { arg, name, supplementary_gid: gid } => self.create(asked, &arg, name, gid, reply),
+            Op::Tmpfile { arg, supplementary_gid: gid } => self.tmpfile(asked, &arg, gid, reply),
+            Op::Release(arg) => self.release(arg.fh, reply),
             Op::Fsync(arg) => self.fsync(header, &arg, reply),
             Op::Fallocate(arg) => self.fallocate(asked, &arg, reply),
             Op::Lseek(arg) => self.lseek(header, &arg, reply),
@@ -416,67 +402,23 @@ impl Filesystem for DataFs {
             Op::Lookup { name } => self.lookup(asked, name, reply),
             Op::Forget { nlookup } => self.forget(id, nlookup),
             Op::BatchForget(list) => list.iter().for_each(|(id, nr_lookups)| self.forget(id, nr_lookups)),
-            Op::Symlink { name, target, supplementary_gid } => {
-                let caller = self.creator(asked, supplementary_gid, 0);
-                self.reply_new(reply, id, |volume, node| volume.symlink(&caller, node, name, target));
+            Op::Symlink { name, target, supplementary_gid: gid } => {
+                self.symlink(asked, name, target, gid, reply);
             }
-            Op::Mknod { arg, name, supplementary_gid } => {
-                let caller = self.creator(asked, supplementary_gid, arg.umask);
-                let rdev = device::device_from_kernel(arg.rdev);
-                self.reply_new(reply, id, |volume, node| volume.mknod(&caller, node, name, arg.mode, rdev));
-            }
-            Op::Mkdir { arg, name, supplementary_gid } => {
-                let caller = self.creator(asked, supplementary_gid, arg.umask);
-                self.reply_new(reply, id, |volume, node| volume.mkdir(&caller, node, name, arg.mode));
-            }
-            Op::Link { old_node, name } => {
-                let caller = self.caller(asked);
-                let result = self.spots(old_node, id).map_err(VfsError::from);
-                let result = result.and_then(|(member, old, node)| {
-                    let entry = member.volume().link(&caller, old, node, name)?;
-                    Ok((Arc::clone(&member), entry))
-                });
-                self.reply_entry(reply, result);
-            }
-            Op::Unlink { name } => {
-                let caller = self.caller(asked);
-                self.remove(id, name, reply, |volume, node| volume.unlink(&caller, node, name));
-            }
+            Op::Mknod { arg, name, supplementary_gid: gid } => self.mknod(asked, &arg, name, gid, reply),
+            Op::Mkdir { arg, name, supplementary_gid: gid } => self.mkdir(asked, &arg, name, gid, reply),
+            Op::Link { old_node, name } => self.link(asked, old_node, name, reply),
+            Op::Unlink { name } => self.unlink(asked, name, reply),
             Op::Rmdir { name } => self.remove(id, name, reply, |volume, node| volume.rmdir(node, name)),
             Op::Rename { new_parent, flags, name, new_name } => {
-                let flags = umemcg_vfs::RenameFlags::from_bits_retain(flags);
-                let caller = self.caller(asked);
-                let result = self.spots(id, new_parent).map_err(VfsError::from);
-                settle_done(
-                    reply,
-                    result.and_then(|(member, node, new_node)| {
-                        member.volume().rename(&caller, node, name, new_node, new_name, flags)
-                    }),
-                );
+                self.rename(asked, name, (new_parent, new_name), flags, reply);
             }
-            Op::Readlink => {
-                settle(reply, self.on(id, |volume, node| volume.readlink(node)), |reply, text| {
-                    reply.bytes(text.as_encoded_bytes()).ignore();
-                });
-            }
+            Op::Readlink => self.readlink(id, reply),
             Op::Opendir(_) => self.opendir(asked, reply),
             Op::Readdir(arg) => self.readdir(header, &arg, reply),
             Op::Readdirplus(arg) => self.readdirplus(asked, &arg, reply),
-            Op::Releasedir(arg) => {
-                reply.done().ignore();
-                drop(self.dirs.close(arg.fh));
-            }
-            Op::Fsyncdir(arg) => {
-                let data_only = arg.fsync_flags & crate::wire::FSYNC_FDATASYNC != 0;
-                let result = self.dir(header, arg.fh).map_err(VfsError::from);
-                settle_done(
-                    reply,
-                    result.and_then(|dir| match &**dir {
-                        OpenDir::In(opened) => opened.file.fsyncdir(data_only),
-                        OpenDir::Top => Ok(()),
-                    }),
-                );
-            }
+            Op::Releasedir(arg) => self.releasedir(arg.fh, reply),
+            Op::Fsyncdir(arg) => self.fsyncdir(header, &arg, reply),
 
             Op::Getattr { fh } => self.getattr(id, fh, reply),
             Op::Statx(arg) => self.statx(id, &arg, reply),
@@ -485,13 +427,7 @@ impl Filesystem for DataFs {
             Op::Getxattr { name, size } => self.getxattr(id, name, size, reply),
             Op::Listxattr { size } => self.listxattr(asked, size, reply),
             Op::Setxattr { name, value, flags, setxattr_flags } => {
-                let flags = umemcg_vfs::XattrFlags::from_bits_retain(flags);
-                let kill_set_gid = setxattr_flags & crate::wire::SETXATTR_ACL_KILL_SGID != 0;
-                let caller = self.caller(asked);
-                let set = |volume: &dyn Volume, node| {
-                    volume.setxattr(&caller, node, name, value, flags, kill_set_gid)
-                };
-                settle_done(reply, self.on(id, set));
+                self.setxattr(asked, name, value, (flags, setxattr_flags), reply);
             }
             Op::Removexattr { name } => {
                 settle_done(reply, self.on(id, |volume, node| volume.removexattr(node, name)));

@@ -1,4 +1,4 @@
-//! Names: looking them up and listing them.
+//! Names: looking them up, changing and listing them.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -6,15 +6,16 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use umemcg_vfs::volumes::{Member, Opened, Place};
-use umemcg_vfs::{DirEntry, Entry, FileKind, NodeId, VfsError, Volume};
+use umemcg_vfs::{DirEntry, Entry, FileKind, NodeId, RenameFlags, VfsError, Volume};
 
-use super::{DataFs, OpenDir, settle};
+use super::device::device_from_kernel;
+use super::{DataFs, OpenDir, settle, settle_done};
 use crate::errno::ToErrno;
 use crate::reply::Reply;
 use crate::request::Asked;
 use crate::wire::reply::{EntryOut, OpenOut};
-use crate::wire::request::ReadIn;
-use crate::wire::{DirBuffer, InHeader, MAX_PAYLOAD_BYTES};
+use crate::wire::request::{FsyncIn, MkdirIn, MknodIn, ReadIn};
+use crate::wire::{DirBuffer, FSYNC_FDATASYNC, InHeader, MAX_PAYLOAD_BYTES};
 
 /// Returns the type of a directory entry: the top four bits of a mode.
 fn dirent_kind(kind: FileKind) -> u32 {
@@ -75,6 +76,82 @@ impl DataFs {
             Ok((Arc::clone(&member), entry))
         });
         self.reply_entry(reply, result);
+    }
+
+    pub(super) fn symlink(
+        &self,
+        asked: &Asked<'_>,
+        name: &OsStr,
+        target: &OsStr,
+        supplementary_gid: Option<u32>,
+        reply: &mut Reply,
+    ) {
+        let caller = self.creator(asked, supplementary_gid, 0);
+        self.reply_new(reply, asked.header.nodeid, |volume, node| {
+            volume.symlink(&caller, node, name, target)
+        });
+    }
+
+    pub(super) fn mknod(
+        &self,
+        asked: &Asked<'_>,
+        arg: &MknodIn,
+        name: &OsStr,
+        supplementary_gid: Option<u32>,
+        reply: &mut Reply,
+    ) {
+        let caller = self.creator(asked, supplementary_gid, arg.umask);
+        let rdev = device_from_kernel(arg.rdev);
+        self.reply_new(reply, asked.header.nodeid, |volume, node| {
+            volume.mknod(&caller, node, name, arg.mode, rdev)
+        });
+    }
+
+    pub(super) fn mkdir(
+        &self,
+        asked: &Asked<'_>,
+        arg: &MkdirIn,
+        name: &OsStr,
+        supplementary_gid: Option<u32>,
+        reply: &mut Reply,
+    ) {
+        let caller = self.creator(asked, supplementary_gid, arg.umask);
+        self.reply_new(reply, asked.header.nodeid, |volume, node| {
+            volume.mkdir(&caller, node, name, arg.mode)
+        });
+    }
+
+    pub(super) fn link(&self, asked: &Asked<'_>, old_node: u64, name: &OsStr, reply: &mut Reply) {
+        let caller = self.caller(asked);
+        let result = self.spots(old_node, asked.header.nodeid).map_err(VfsError::from);
+        let result = result.and_then(|(member, old, node)| {
+            let entry = member.volume().link(&caller, old, node, name)?;
+            Ok((Arc::clone(&member), entry))
+        });
+        self.reply_entry(reply, result);
+    }
+
+    pub(super) fn rename(
+        &self,
+        asked: &Asked<'_>,
+        name: &OsStr,
+        (new_parent, new_name): (u64, &OsStr),
+        flags: u32,
+        reply: &mut Reply,
+    ) {
+        let flags = RenameFlags::from_bits_retain(flags);
+        let caller = self.caller(asked);
+        let result = self.spots(asked.header.nodeid, new_parent).map_err(VfsError::from);
+        let renamed = result.and_then(|(member, node, new_node)| {
+            member.volume().rename(&caller, node, name, new_node, new_name, flags)
+        });
+        settle_done(reply, renamed);
+    }
+
+    pub(super) fn readlink(&self, id: u64, reply: &mut Reply) {
+        settle(reply, self.on(id, |volume, node| volume.readlink(node)), |reply, text| {
+            reply.bytes(text.as_encoded_bytes()).ignore();
+        });
     }
 
     pub(super) fn lookup(&self, asked: &Asked<'_>, name: &OsStr, reply: &mut Reply) {
@@ -144,6 +221,11 @@ impl DataFs {
         self.bound_absent(are_too_many);
     }
 
+    pub(super) fn unlink(&self, asked: &Asked<'_>, name: &OsStr, reply: &mut Reply) {
+        let caller = self.caller(asked);
+        self.remove(asked.header.nodeid, name, reply, |volume, node| volume.unlink(&caller, node, name));
+    }
+
     /// Gives references back; those of volumes that are gone went with them.
     pub(super) fn forget(&self, id: u64, nr_lookups: u64) {
         if let Ok(Place::In(member, node)) = self.volumes.place(id)
@@ -182,6 +264,21 @@ impl DataFs {
             }),
         });
         settle(reply, keep_some(result, &list), |reply, ()| reply.bytes(list.as_bytes()).ignore());
+    }
+
+    pub(super) fn releasedir(&self, fh: u64, reply: &mut Reply) {
+        reply.done().ignore();
+        drop(self.dirs.close(fh));
+    }
+
+    pub(super) fn fsyncdir(&self, header: &InHeader, arg: &FsyncIn, reply: &mut Reply) {
+        let data_only = arg.fsync_flags & FSYNC_FDATASYNC != 0;
+        let result = self.dir(header, arg.fh).map_err(VfsError::from);
+        let synced = result.and_then(|dir| match &**dir {
+            OpenDir::In(opened) => opened.file.fsyncdir(data_only),
+            OpenDir::Top => Ok(()),
+        });
+        settle_done(reply, synced);
     }
 
     pub(super) fn readdirplus(&self, asked: &Asked<'_>, arg: &ReadIn, reply: &mut Reply) {

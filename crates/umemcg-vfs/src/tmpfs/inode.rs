@@ -130,6 +130,10 @@ impl Meta {
 }
 
 impl Inode {
+    pub(super) fn is_directory(&self) -> bool {
+        self.kind == FileKind::Directory
+    }
+
     /// Creates the directory that a volume is.
     pub(super) fn root(config: &TmpfsConfig, ino: u64) -> Arc<Self> {
         Arc::new(Self {

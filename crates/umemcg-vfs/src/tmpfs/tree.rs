@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use super::directory::{Directory, Name};
 use super::inode::Inode;
-use crate::attr::{Attr, FileKind, NodeId};
+use crate::attr::{Attr, NodeId};
 use crate::host::NAME_MAX;
 use crate::name::component;
 use crate::slab::Slab;
@@ -147,7 +147,7 @@ impl Tree {
             Ok(found) => found,
             Err(errno) => return Err((errno, inode, charge)),
         };
-        let is_directory = inode.kind == FileKind::Directory;
+        let is_directory = inode.is_directory();
         if directory.get(name).is_some() {
             return Err((Errno::EXIST, inode, charge));
         }
@@ -192,7 +192,7 @@ impl Tree {
         if directory.get(name).is_some() {
             return Err((Errno::EXIST, charge));
         }
-        if inode.kind == FileKind::Directory {
+        if inode.is_directory() {
             return Err((Errno::PERM, charge));
         }
         let mut meta = inode.meta.lock();
@@ -217,7 +217,7 @@ impl Tree {
     pub(super) fn unlink(&mut self, parent: NodeId, name: &OsStr, is_directory: bool) -> Result<Gone, Errno> {
         component(name)?;
         let inode = Arc::clone(self.lookup(parent, name)?);
-        match (inode.kind == FileKind::Directory, is_directory) {
+        match (inode.is_directory(), is_directory) {
             (true, false) => return Err(Errno::ISDIR),
             (false, true) => return Err(Errno::NOTDIR),
             (true, true) if self.directory(inode.node)?.len() > 0 => return Err(Errno::NOTEMPTY),
@@ -241,7 +241,7 @@ impl Tree {
     fn lost_name(&mut self, inode: &Arc<Inode>, gone: &mut Gone) {
         {
             let mut meta = inode.meta.lock();
-            meta.nlink = if inode.kind == FileKind::Directory { 0 } else { meta.nlink - 1 };
+            meta.nlink = if inode.is_directory() { 0 } else { meta.nlink - 1 };
             meta.name = None;
             meta.changed();
         }
@@ -286,7 +286,6 @@ impl Tree {
             Err(Errno::NOENT) => None,
             Err(errno) => return Err(errno),
         };
-        let is_directory = moved.kind == FileKind::Directory;
         match &target {
             None if exchange => return Err(Errno::NOENT),
             Some(_) if flags == RenameFlags::NOREPLACE => return Err(Errno::EXIST),
@@ -294,33 +293,58 @@ impl Tree {
             Some(target) if Arc::ptr_eq(target, &moved) => return Ok(Gone::default()),
             _ => {}
         }
-        if is_directory && self.is_below(new_parent, moved.node) {
+        // No directory gets below itself.
+        if moved.is_directory() && self.is_below(new_parent, moved.node) {
             return Err(Errno::INVAL);
         }
-        let target_is_directory = target.as_ref().is_some_and(|target| target.kind == FileKind::Directory);
-        if let Some(target) = target.as_ref().filter(|_| target_is_directory)
+        if let Some(target) = target.as_ref().filter(|target| target.is_directory())
             && self.is_below(parent, target.node)
         {
             return Err(if exchange { Errno::INVAL } else { Errno::NOTEMPTY });
         }
-        if exchange {
-            if let Some(target) = target {
+        match target {
+            Some(target) if exchange => {
                 self.exchange((parent, name), &moved, (new_parent, new_name), &target);
+                Ok(Gone::default())
             }
-            return Ok(Gone::default());
+            target => {
+                self.check_replacement(parent, &moved, new_parent, target.as_ref())?;
+                self.replace((parent, name), &moved, (new_parent, new_name), target.as_ref())
+            }
         }
-        if let Some(target) = &target {
-            match (is_directory, target_is_directory) {
+    }
+
+    /// Checks whether an inode may have a name in another directory, or that of `target`.
+    fn check_replacement(
+        &self,
+        parent: NodeId,
+        moved: &Inode,
+        new_parent: NodeId,
+        target: Option<&Arc<Inode>>,
+    ) -> Result<(), Errno> {
+        if let Some(target) = target {
+            match (moved.is_directory(), target.is_directory()) {
                 (true, false) => return Err(Errno::NOTDIR),
                 (false, true) => return Err(Errno::ISDIR),
                 (true, true) if self.directory(target.node)?.len() > 0 => return Err(Errno::NOTEMPTY),
                 _ => {}
             }
         }
-        let crosses = is_directory && parent != new_parent;
+        let crosses = moved.is_directory() && parent != new_parent;
         if crosses && target.is_none() && self.get(new_parent)?.meta.lock().nlink >= LINK_MAX {
             return Err(Errno::MLINK);
         }
+        Ok(())
+    }
+
+    /// Gives an inode another name, which `target` loses.
+    fn replace(
+        &mut self,
+        (parent, name): (NodeId, &OsStr),
+        moved: &Inode,
+        (new_parent, new_name): (NodeId, &OsStr),
+        target: Option<&Arc<Inode>>,
+    ) -> Result<Gone, Errno> {
         let mut gone = Gone::default();
         let charge = self.directories.get_mut(&parent).and_then(|dir| dir.remove(name.as_bytes()));
         let (_, charge) = charge.ok_or(Errno::NOENT)?;
@@ -329,7 +353,7 @@ impl Tree {
             gone._names.extend(directory.remove(&new_name).map(|(_, charge)| charge));
             directory.insert(Arc::clone(&new_name), moved.node, charge);
         }
-        self.moved(&moved, new_parent, new_name);
+        self.moved(moved, new_parent, new_name);
         // Links from `..`: one less where a directory left, one more where it came and replaced
         // none.
         let (old_dir, new_dir) = (Arc::clone(self.get(parent)?), Arc::clone(self.get(new_parent)?));
@@ -338,9 +362,13 @@ impl Tree {
             meta.nlink = meta.nlink + more - less;
             meta.changed_content();
         };
-        touch(&old_dir, 0, u32::from(is_directory));
-        touch(&new_dir, u32::from(is_directory), u32::from(target_is_directory));
-        if let Some(target) = &target {
+        touch(&old_dir, 0, u32::from(moved.is_directory()));
+        touch(
+            &new_dir,
+            u32::from(moved.is_directory()),
+            u32::from(target.is_some_and(|target| target.is_directory())),
+        );
+        if let Some(target) = target {
             self.lost_name(target, &mut gone);
         }
         Ok(gone)
@@ -371,7 +399,7 @@ impl Tree {
         }
         self.moved(inode, new_parent, new_name.as_bytes().into());
         self.moved(other, parent, name.as_bytes().into());
-        let came = |inode: &Inode| u32::from(inode.kind == FileKind::Directory);
+        let came = |inode: &Inode| u32::from(inode.is_directory());
         for (dir, more, less) in [(parent, came(other), came(inode)), (new_parent, came(inode), came(other))]
         {
             if let Some(dir) = self.nodes.get(&dir) {

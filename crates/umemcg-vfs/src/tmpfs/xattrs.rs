@@ -2,6 +2,7 @@
 //! kernel has checked permissions before it asks; names in `trusted.` are listed for the superuser
 //! only. Each is charged to the group that sets it.
 
+use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -42,7 +43,20 @@ fn attribute(name: &OsStr) -> Result<&[u8], Errno> {
     let is_known = [&b"user."[..], b"trusted.", b"security."]
         .iter()
         .any(|prefix| name.len() > prefix.len() && name.starts_with(prefix));
-    if is_known || name == acl::ACCESS || name == acl::DEFAULT { Ok(name) } else { Err(Errno::OPNOTSUPP) }
+    if is_known || is_access_list(name) { Ok(name) } else { Err(Errno::OPNOTSUPP) }
+}
+
+fn is_access_list(name: &[u8]) -> bool {
+    name == acl::ACCESS || name == acl::DEFAULT
+}
+
+/// Returns whether an inode has room for this value of an attribute, beside its other ones.
+fn fits(xattrs: &BTreeMap<Box<[u8]>, Xattr>, name: &[u8], value: &[u8]) -> bool {
+    let others = xattrs.iter().filter(|(other, _)| ***other != *name);
+    let (names, values) = others.fold((name.len() + 1, value.len()), |(names, values), (other, xattr)| {
+        (names + other.len() + 1, values + xattr.value.len())
+    });
+    names <= LIST_MAX && values <= VALUES_MAX
 }
 
 impl Inode {
@@ -61,6 +75,23 @@ impl Inode {
             self.shown_capabilities.note(value.is_some());
         }
         value.ok_or(Errno::NODATA)
+    }
+
+    /// Returns the access list that an attribute says, if it says one.
+    ///
+    /// # Errors
+    /// `EINVAL`, `EPERM`, `EOPNOTSUPP`, `EACCES`.
+    fn access_list(&self, name: &[u8], value: &[u8]) -> Result<Option<Acl>, Errno> {
+        let is_list = is_access_list(name);
+        let list = if is_list { Acl::parse(value)? } else { None };
+        self.may_have(name)?;
+        if is_list && self.kind == FileKind::Symlink {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if name == acl::DEFAULT && !self.is_directory() && list.is_some() {
+            return Err(Errno::ACCESS);
+        }
+        Ok(list)
     }
 
     /// # Errors
@@ -82,19 +113,11 @@ impl Inode {
         if !(XattrFlags::CREATE | XattrFlags::REPLACE).contains(flags) {
             return Err(Errno::INVAL);
         }
-        let is_list = name == acl::ACCESS || name == acl::DEFAULT;
-        let list = if is_list { Acl::parse(value)? } else { None };
-        self.may_have(name)?;
-        if is_list && self.kind == FileKind::Symlink {
-            return Err(Errno::OPNOTSUPP);
-        }
-        if name == acl::DEFAULT && self.kind != FileKind::Directory && list.is_some() {
-            return Err(Errno::ACCESS);
-        }
+        let list = self.access_list(name, value)?;
         let is_kept = match &list {
             // What permission bits can say, they say.
             Some(list) => name == acl::DEFAULT || !list.is_minimal(),
-            None => !is_list,
+            None => !is_access_list(name),
         };
         let charge = if is_kept {
             Some(Slab::take(engine, &caller.group, XATTR_BYTES + (name.len() + value.len()) as u64)?)
@@ -102,12 +125,7 @@ impl Inode {
             None
         };
         let mut meta = self.meta.lock();
-        let others = meta.xattrs.iter().filter(|(other, _)| ***other != *name);
-        let (names, values) = others
-            .fold((name.len() + 1, value.len()), |(names, values), (other, xattr)| {
-                (names + other.len() + 1, values + xattr.value.len())
-            });
-        if is_kept && (names > LIST_MAX || values > VALUES_MAX) {
+        if is_kept && !fits(&meta.xattrs, name, value) {
             drop(meta);
             return Err(Errno::NOSPC);
         }
