@@ -286,15 +286,21 @@ impl Shared {
             if let Some(open) = open {
                 self.start_sweep(open);
             }
-            state = self.state.lock();
             // None: the tree has gone, and everything with it.
             let Some(engine) = engine.upgrade() else { return };
-            if state.groups.is_empty() {
+            state = self.state.lock();
+            let is_over = state.groups.is_empty();
+            if is_over {
                 engine.reclaimer().stop_listening_for_levels();
                 state.has_thread = false;
+            }
+            drop(state);
+            // With no lock held: its owner may have dropped it meanwhile, and then it ends here.
+            drop(engine);
+            if is_over {
                 return;
             }
-            drop(engine);
+            state = self.state.lock();
             if !state.is_rung {
                 self.wake.wait_for(&mut state, TICK);
             }

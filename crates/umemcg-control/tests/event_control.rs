@@ -321,3 +321,20 @@ fn oom_control_takes_its_switch_and_shows_no_kill() {
         assert_eq!(f.write(path, text), Err(ControlError::Invalid), "{path} {text}");
     }
 }
+
+/// Their thread may then be the one that ends the engine, and does so with no lock held.
+#[test]
+fn an_engine_may_end_while_its_listeners_are_looked_at() {
+    for _ in 0..300 {
+        let world = World::new();
+        let counter = world.eventfd(5);
+        world.open(7, "g/below/memory.usage_in_bytes");
+        world.register("g/below", "5 7 10M").unwrap();
+        world.f.rmdir("g/below").unwrap();
+        // From here on the thread is about to look whether there still is an engine.
+        let start = Instant::now();
+        while counter.nr_events.load(Relaxed) == 0 {
+            assert!(start.elapsed() < LONG, "the removal is not told");
+        }
+    }
+}
