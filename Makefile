@@ -23,11 +23,15 @@ TOGETHER_SEED ?=
 # The seed of the first new round; from the clock if it is not given. `make test` repeats the same
 # rounds each time.
 TOGETHER_FIRST ?=
+# How long `make fuzz` makes new inputs, all targets together, and the seed of a run to repeat.
+FUZZ_SECONDS ?= 60
+FUZZ_SEED ?=
+FUZZ_TARGETS ?= $(patsubst fuzz/fuzz_targets/%.rs,%,$(wildcard fuzz/fuzz_targets/*.rs))
 # How long the POSIX suites and the benchmarks run; CI makes both short.
 POSIX_SCALE ?= full
 BENCH_SCALE ?= 1
 
-.PHONY: help run test unit loom scale test-posix test-crash test-together test-together-engine test-together-mount test-names bench experiments lint package deps build install clean
+.PHONY: help run test unit loom scale test-posix test-crash test-together test-together-engine test-together-mount test-names fuzz bench experiments lint package deps build install clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1\t/' | expand -t 14
@@ -81,6 +85,15 @@ test-together-mount: deps ## the half on real mounts, with a daemon that is kill
 
 test-names: deps ## half a million names known at once, and walked from a group of 16 MiB; empties the caches of the host
 	$(CARGO) test --release --locked -p umemcg-cli --test real_mount -- --ignored --nocapture --test-threads=1 half_a_million
+
+# With the whole workspace and one of its tests, the libraries have the features that `make test`
+# builds them with, and need not be built again.
+fuzz: deps ## random requests, control writes, configurations, rules and /proc files (FUZZ_SECONDS in all)
+	$(CARGO) build --workspace --locked --test tidy $(FUZZ_TARGETS:%=--bin %)
+	@status=0; for target in $(FUZZ_TARGETS); do \
+		FUZZ_SECONDS=$$(( $(FUZZ_SECONDS) / $(words $(FUZZ_TARGETS)) )) FUZZ_SEED="$(FUZZ_SEED)" \
+			"$(TARGET)/debug/$$target" || status=1; \
+	done; exit $$status
 
 bench: deps ## the benchmarks: hit, charge, fuse, storm, and object-cache if its rivals are built
 	@scripts/deps.sh --bench

@@ -74,6 +74,14 @@ impl Config {
     /// [`Failure`] with the line.
     pub fn read(path: &Path) -> Result<Self, Failure> {
         let text = std::fs::read_to_string(path).map_err(|error| Failure::at("cannot read", path, &error))?;
+        Self::parse(path, text)
+    }
+
+    /// Parses the text of a file.
+    ///
+    /// # Errors
+    /// [`Failure`] with the line.
+    pub fn parse(path: &Path, text: String) -> Result<Self, Failure> {
         let content = toml::from_str(&text)
             .map_err(|error| Failure::Usage(format!("{}: {error}", path.display()).trim_end().into()))?;
         Ok(Self { path: path.to_owned(), text, content })
@@ -257,8 +265,7 @@ mod tests {
     use umemcg_fuse::ProcessClassifier;
 
     fn parsed(text: &str) -> Result<Config, Failure> {
-        let content = toml::from_str(text).map_err(|error| Failure::Usage(error.to_string()))?;
-        Ok(Config { path: "test.toml".into(), text: text.into(), content })
+        Config::parse(Path::new("test.toml"), text.to_owned())
     }
 
     type Applied = (Arc<Engine>, Vec<(String, Data)>);

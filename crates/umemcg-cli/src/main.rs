@@ -1,63 +1,6 @@
-//! The program `umemcg`: it serves a directory through a cache that belongs to groups, and talks to
-//! the daemon that does so.
-//!
-//! `mount` runs the daemon in the foreground; `sync` and `umount` ask it over a socket; `demo`
-//! shows the whole at work. Everything that a mount does is in the layers below: this crate is
-//! words, signals, exit codes.
+//! The program `umemcg`; all of it is in the library beside it.
 #![forbid(unsafe_code)]
 
-mod acceptor;
-mod args;
-mod client;
-mod config;
-mod demo;
-mod duration;
-mod endpoint;
-mod exit;
-mod group_sample;
-mod lifecycle;
-mod log;
-mod mount;
-mod mounts;
-mod pool;
-mod signals;
-mod table;
-mod top;
-mod touch_helper;
-mod trim;
-mod umount_helper;
-mod users;
-mod volumes;
-
-use std::process::ExitCode;
-
-use clap::Parser;
-
-use args::{Arguments, Command};
-
-fn main() -> ExitCode {
-    if umount_helper::is_called_for() {
-        return ended(umount_helper::run());
-    }
-    // Exits with 2 when the command line makes no sense.
-    let arguments = Arguments::parse();
-    log::start(arguments.verbose);
-    let result = match &arguments.command {
-        Command::Mount(mount) => mount::mount(mount),
-        Command::Umount(umount) => client::umount(umount),
-        Command::Sync(sync) => client::sync(sync),
-        Command::Volume(volume) => volumes::volume(volume),
-        Command::Top(top) => top::top(top),
-        Command::Trim(trim) => trim::trim(trim),
-        Command::Demo(demo) => demo::demo(demo),
-        Command::TouchControl(touch) => touch_helper::run(touch),
-    };
-    ended(result)
-}
-
-fn ended(result: Result<(), exit::Failure>) -> ExitCode {
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(),
-    }
+fn main() -> std::process::ExitCode {
+    umemcg_cli::run()
 }

@@ -137,7 +137,7 @@ pub fn usable_memory() -> std::io::Result<Usable> {
     .ok_or_else(|| std::io::Error::other("/proc/meminfo has no MemTotal line"))
 }
 
-fn least_of(
+pub(crate) fn least_of(
     meminfo: &str,
     cgroup: &str,
     mounts: &[Mount],

@@ -28,7 +28,7 @@ pub fn forward_signals(told: impl Fn() -> bool + Send + 'static) -> io::Result<(
 }
 
 /// Returns whether the SigIgn mask of a `/proc/self/status` text has this signal.
-fn is_ignored(signal: i32, status: &str) -> bool {
+pub(crate) fn is_ignored(signal: i32, status: &str) -> bool {
     status
         .lines()
         .find_map(|line| line.strip_prefix("SigIgn:"))

@@ -11,6 +11,8 @@ pub mod control_fs;
 pub mod data_fs;
 pub mod delayed_replies;
 pub mod errno;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod handles;
 pub mod inflight;
 mod kernel_queue;

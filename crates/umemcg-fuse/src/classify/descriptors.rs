@@ -106,7 +106,7 @@ fn read_fdinfo(tid: u32, fd: u32) -> Result<String, DescriptorError> {
 }
 
 /// Returns the value of a line `name:<white space>value`.
-fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+pub(crate) fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim()))
 }
 

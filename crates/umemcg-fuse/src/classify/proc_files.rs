@@ -60,10 +60,10 @@ pub struct Identity {
 
 impl Identity {
     /// Returns whether it started before this time, in nanoseconds since boot.
-    fn has_begun_by(self, time_ns: u64) -> bool {
+    pub(crate) fn has_begun_by(self, time_ns: u64) -> bool {
         // The tick is rounded down.
-        (self.start_ticks + 1).saturating_mul(1_000_000_000 / rustix::param::clock_ticks_per_second())
-            <= time_ns
+        let tick_ns = 1_000_000_000 / rustix::param::clock_ticks_per_second();
+        self.start_ticks.saturating_add(1).saturating_mul(tick_ns) <= time_ns
     }
 }
 
@@ -153,7 +153,7 @@ fn read_ids(directory: &str) -> Vec<u32> {
     ids
 }
 
-fn parse_status(text: &[u8]) -> Option<Status> {
+pub(crate) fn parse_status(text: &[u8]) -> Option<Status> {
     let mut status = Status {
         tgid: 0,
         ppid: 0,
@@ -183,7 +183,7 @@ fn numbers(text: &[u8]) -> Vec<u32> {
     text.split(u8::is_ascii_whitespace).filter_map(|word| parse_decimal(word)?.try_into().ok()).collect()
 }
 
-fn parse_stat(text: &[u8], pidfd_inode: u64) -> Option<Stat> {
+pub(crate) fn parse_stat(text: &[u8], pidfd_inode: u64) -> Option<Stat> {
     // The name stands in parentheses and may itself contain spaces and parentheses: look for the
     // last one.
     let after_name = text.iter().rposition(|&byte| byte == b')')? + 1;
@@ -267,6 +267,13 @@ mod tests {
             assert_eq!(stat, expected, "{name}");
         }
         assert_eq!(parse_stat(b"71 (sh) S", 0), None);
+    }
+
+    #[test]
+    fn a_start_beyond_all_time_has_not_come() {
+        let text = format!("71 (sh) S 5 6 7 0 -1 4 1 2 3 4 5 6 7 8 20 0 1 0 {} 99\n", u64::MAX);
+        let stat = parse_stat(text.as_bytes(), 0).unwrap();
+        assert!(!stat.identity.has_begun_by(1 << 62));
     }
 
     #[test]

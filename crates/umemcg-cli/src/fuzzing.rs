@@ -1,0 +1,34 @@
+//! For the fuzz targets: what the program parses. No part of the interface.
+
+use std::path::Path;
+
+use umemcg_control::ControlTree;
+use umemcg_fuse::mountinfo;
+
+use crate::config::Config;
+use crate::exit::Failure;
+use crate::{pool, signals};
+
+/// Does with a configuration what `umemcg mount --config` does with a file `fuzz.toml` before
+/// anything is mounted; returns its volumes.
+///
+/// # Errors
+/// What the user is told.
+pub fn apply_config(text: &str, tree: &ControlTree) -> Result<Vec<String>, String> {
+    let apply = || -> Result<_, Failure> {
+        let config = Config::parse(Path::new("fuzz.toml"), text.to_owned())?;
+        config.pool()?;
+        config.rules()?;
+        config.make_groups(tree)?;
+        config.volumes().map(|volume| volume.data().map(|_| volume.name().to_owned())).collect()
+    };
+    apply().map_err(|failure| failure.to_string())
+}
+
+/// Parses a text as each of the files that are read; returns which were understood.
+pub fn parse_proc_files(text: &str) -> Vec<bool> {
+    let mounts: Vec<_> = mountinfo::parse(text.as_bytes()).collect();
+    let usable = pool::least_of(text, text, &mounts, &|_| Some(text.to_owned()));
+    let is_ignored = [1, 15, 64].into_iter().any(|signal| signals::is_ignored(signal, text));
+    vec![usable.is_some(), is_ignored]
+}

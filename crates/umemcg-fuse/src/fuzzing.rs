@@ -1,0 +1,35 @@
+//! For the fuzz targets: parsers of `/proc` that are internal. No part of the interface.
+
+use crate::classify::{descriptors, proc_files};
+
+/// Parses a text as each of the files that are read; returns which were understood.
+pub fn parse_proc_files(text: &[u8]) -> Vec<bool> {
+    let status = proc_files::parse_status(text);
+    let stat = proc_files::parse_stat(text, 0);
+    let fdinfo = std::str::from_utf8(text).ok();
+    let has = |name| fdinfo.is_some_and(|text| descriptors::field(text, name).is_some());
+    vec![
+        status.is_some(),
+        status.is_some_and(|status| status.is_zombie || !status.groups.is_empty()),
+        stat.is_some(),
+        stat.is_some_and(|stat| stat.is_zombie || stat.is_ending),
+        stat.is_some_and(|stat| stat.identity.has_begun_by(1)),
+        proc_files::cgroup_lines(text).next().is_some(),
+        ["flags", "mnt_id", "ino", "eventfd-id"].into_iter().any(has),
+    ]
+}
+
+/// Returns the parent process in a `stat` file.
+pub fn parent_in_stat(text: &[u8]) -> Option<u32> {
+    proc_files::parse_stat(text, 0).map(|stat| stat.ppid)
+}
+
+/// Returns the process and its parent in a `status` file.
+pub fn ids_in_status(text: &[u8]) -> Option<(u32, u32)> {
+    proc_files::parse_status(text).map(|status| (status.tgid, status.ppid))
+}
+
+/// Returns the paths in a `cgroup` file.
+pub fn cgroup_paths(text: &[u8]) -> Vec<Vec<u8>> {
+    proc_files::cgroup_lines(text).map(|(_, path)| path.to_vec()).collect()
+}

@@ -1,0 +1,31 @@
+//! The file of `umemcg mount --config`, applied to a hierarchy up to where something is mounted.
+
+use umemcg_control::Style;
+
+use crate::hierarchy::Hierarchy;
+use crate::outcome::Outcome;
+
+/// Most groups that are worth the time.
+const NR_GROUPS_MAX: usize = 32;
+
+/// Applies a file. What is wrong must be said with its place.
+pub fn config(input: &[u8]) -> Outcome {
+    let mut outcome = Outcome::default();
+    let Ok(text) = std::str::from_utf8(input) else { return outcome };
+    if text.matches("groups").count() > NR_GROUPS_MAX {
+        return outcome;
+    }
+    let groups = Hierarchy::new(Style::Both);
+    match umemcg_cli::fuzzing::apply_config(text, &groups.tree) {
+        Ok(volumes) => outcome.note(volumes.len()),
+        Err(error) => {
+            let said = error.strip_prefix("fuzz.toml:").unwrap_or_else(|| panic!("names no file: {error}"));
+            assert!(said.contains("line ") || said.starts_with(|at: char| at.is_ascii_digit()), "{error}");
+            // Without what the file says itself.
+            let words = said.split(' ').filter(|word| word.bytes().all(|byte| byte.is_ascii_lowercase()));
+            outcome.note(words.collect::<Vec<_>>());
+        }
+    }
+    groups.finish();
+    outcome
+}
