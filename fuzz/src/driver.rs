@@ -23,6 +23,8 @@ use crate::outcome::Outcome;
 const INPUT_SECONDS_MAX: u64 = 60;
 /// Most memory that the process may have.
 const MEMORY_BYTES_MAX: u64 = 2 << 30;
+/// The same after a panic: the thread that would have ended it may be gone.
+const PANICKED_SECONDS_MAX: u64 = 5;
 /// Longest that a failing input is shrunk.
 const SHRINK_SECONDS_MAX: u64 = 10;
 /// Most inputs that are kept to be mutated.
@@ -128,7 +130,12 @@ fn watch(folders: &Folders) {
         let statm = fs::read_to_string("/proc/self/statm").unwrap_or_default();
         let resident_pages: u64 = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
         let Some(input) = running else { continue };
-        if seconds > INPUT_SECONDS_MAX {
+        if !PANICS.lock().unwrap().is_empty() {
+            // Its input is kept already.
+            if seconds < PANICKED_SECONDS_MAX {
+                continue;
+            }
+        } else if seconds > INPUT_SECONDS_MAX {
             folders.report("hang", &input, &format!("still running after {INPUT_SECONDS_MAX} s"));
         } else if resident_pages * umemcg_base::PAGE_SIZE_U64 > MEMORY_BYTES_MAX {
             folders.report("memory", &input, &format!("the process has more than {MEMORY_BYTES_MAX} bytes"));
