@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::row::Place;
+use crate::row::Scope;
 use crate::style::Version;
 use crate::table::ROWS;
 
@@ -24,10 +24,10 @@ pub fn markdown() -> String {
             Version::Both => "both",
             Version::Own => "—",
         };
-        let on_root = match row.place {
-            Place::Everywhere => "yes",
-            Place::NotRoot => "no",
-            Place::RootOnly => "only",
+        let on_root = match row.scope {
+            Scope::Everywhere => "yes",
+            Scope::NotRoot => "no",
+            Scope::RootOnly => "only",
         };
         // Writing to a string cannot fail.
         let _ = writeln!(text, "| `{}` | {version} | {:04o} | {on_root} | {} |", row.name, row.mode, row.doc);

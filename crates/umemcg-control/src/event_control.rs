@@ -6,7 +6,7 @@ use umemcg::PressureLevel;
 use crate::context::FileContext;
 use crate::descriptors::DescriptorError;
 use crate::error::ControlError;
-use crate::listeners::{Awaited, Passing};
+use crate::listeners::{ListenerEvent, Propagation};
 use crate::node::serial_of;
 use crate::permission::READ;
 use crate::value::{parse_decimal, parse_limit_v1, strip};
@@ -35,12 +35,12 @@ pub(crate) fn register(context: &FileContext<'_>, written: &[u8]) -> Result<(), 
     let awaited = match file.name {
         // Without swap the second is the same.
         "memory.usage_in_bytes" | "memory.memsw.usage_in_bytes" => {
-            Awaited::usage(parse_threshold(arguments)?)
+            ListenerEvent::usage(parse_threshold(arguments)?)
         }
-        "memory.oom_control" => Awaited::oom(),
+        "memory.oom_control" => ListenerEvent::oom(),
         "memory.pressure_level" => {
             let (level, passing) = parse_level(arguments).ok_or(ControlError::Invalid)?;
-            Awaited::Level(level, passing)
+            ListenerEvent::Level(level, passing)
         }
         _ => return Err(ControlError::Invalid),
     };
@@ -94,7 +94,7 @@ fn parse_threshold(text: &[u8]) -> Result<u64, ControlError> {
 }
 
 /// `low|medium|critical[,default|hierarchy|local]`.
-fn parse_level(text: &[u8]) -> Option<(PressureLevel, Passing)> {
+fn parse_level(text: &[u8]) -> Option<(PressureLevel, Propagation)> {
     let (level, passing) = match text.iter().position(|&byte| byte == b',') {
         Some(comma) => (&text[..comma], &text[comma + 1..]),
         None => (text, b"default".as_slice()),
@@ -106,9 +106,9 @@ fn parse_level(text: &[u8]) -> Option<(PressureLevel, Passing)> {
         _ => return None,
     };
     let passing = match passing {
-        b"default" => Passing::UntilHeard,
-        b"hierarchy" => Passing::Always,
-        b"local" => Passing::Never,
+        b"default" => Propagation::UntilHeard,
+        b"hierarchy" => Propagation::Always,
+        b"local" => Propagation::Never,
         _ => return None,
     };
     Some((level, passing))
@@ -133,10 +133,10 @@ mod tests {
     #[test]
     fn a_level_may_say_how_far_it_is_passed_on() {
         use PressureLevel::{Critical, Low, Medium};
-        assert_eq!(parse_level(b"low"), Some((Low, Passing::UntilHeard)));
-        assert_eq!(parse_level(b"medium,default"), Some((Medium, Passing::UntilHeard)));
-        assert_eq!(parse_level(b"critical,hierarchy"), Some((Critical, Passing::Always)));
-        assert_eq!(parse_level(b"low,local"), Some((Low, Passing::Never)));
+        assert_eq!(parse_level(b"low"), Some((Low, Propagation::UntilHeard)));
+        assert_eq!(parse_level(b"medium,default"), Some((Medium, Propagation::UntilHeard)));
+        assert_eq!(parse_level(b"critical,hierarchy"), Some((Critical, Propagation::Always)));
+        assert_eq!(parse_level(b"low,local"), Some((Low, Propagation::Never)));
         for text in ["", "high", "low,", "low,all", "low local", ",local", "low,local,local"] {
             assert_eq!(parse_level(text.as_bytes()), None, "{text}");
         }

@@ -37,7 +37,7 @@ const NR_LISTENERS_USER_MAX: usize = 128;
 /// How far up a level of pressure is passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias = "vmpressure_modes")]
-pub(crate) enum Passing {
+pub(crate) enum Propagation {
     /// To the nearest group that listens.
     UntilHeard,
     /// To every group above.
@@ -48,16 +48,16 @@ pub(crate) enum Passing {
 
 /// What a listener waits for.
 #[derive(Debug)]
-pub(crate) enum Awaited {
+pub(crate) enum ListenerEvent {
     /// The usage crosses a threshold, either way.
     Usage { threshold: u64, was_at: bool },
     /// A charge failed for good, here or above.
     Oom { seen: u64 },
     /// Reclaim finds it this hard, or harder.
-    Level(PressureLevel, Passing),
+    Level(PressureLevel, Propagation),
 }
 
-impl Awaited {
+impl ListenerEvent {
     pub(crate) fn usage(threshold: u64) -> Self {
         Self::Usage { threshold, was_at: false }
     }
@@ -101,7 +101,7 @@ fn nr_oom(group: &Group) -> u64 {
 
 #[derive(Debug)]
 struct Listener {
-    awaited: Awaited,
+    awaited: ListenerEvent,
     /// Whose it is.
     uid: u32,
     sink: Arc<dyn EventSink>,
@@ -110,30 +110,30 @@ struct Listener {
 /// What a look has found, to be dealt with when the lock has been released: the listeners to tell,
 /// and how much. Listeners that have ended are dropped with it.
 #[derive(Debug, Default)]
-struct News(Vec<(Arc<dyn EventSink>, u64)>);
+struct PendingSignals(Vec<(Arc<dyn EventSink>, u64)>);
 
-impl News {
+impl PendingSignals {
     fn add(&mut self, sink: &Arc<dyn EventSink>, nr_events: u64) {
         self.0.push((Arc::clone(sink), nr_events));
     }
 
     /// In the order in which they were found.
-    fn tell(self) {
+    fn notify(self) {
         self.0.into_iter().for_each(|(sink, nr_events)| sink.signal(nr_events));
     }
 }
 
 /// The listeners of one group.
 #[derive(Debug)]
-struct Heard {
+struct GroupListeners {
     group: Weak<Group>,
     /// The highest usage since the last look.
     peak: Arc<PeakNote>,
     listeners: Vec<Listener>,
 }
 
-impl Heard {
-    fn look(&mut self, group: &Group, peaks: &Peaks, news: &mut News) {
+impl GroupListeners {
+    fn look(&mut self, group: &Group, peaks: &Peaks, news: &mut PendingSignals) {
         // Before the usage is read: what comes in between is in the next peak, or in the usage.
         let peak = peaks.take(group, &self.peak);
         let usage = group.usage_bytes();
@@ -148,14 +148,20 @@ impl Heard {
     /// A window ended at `level`; `is_above` for a group above the one that was reclaimed. Returns
     /// whether a listener was told.
     #[doc(alias = "vmpressure_event")]
-    fn tell(&self, level: PressureLevel, is_above: bool, is_heard: bool, news: &mut News) -> bool {
+    fn notify(
+        &self,
+        level: PressureLevel,
+        is_above: bool,
+        is_heard: bool,
+        news: &mut PendingSignals,
+    ) -> bool {
         let mut told = false;
         for Listener { awaited, sink, .. } in &self.listeners {
-            let Awaited::Level(wanted, passing) = *awaited else { continue };
+            let ListenerEvent::Level(wanted, passing) = *awaited else { continue };
             let passed = match passing {
-                Passing::Never => !is_above,
-                Passing::UntilHeard => !is_heard,
-                Passing::Always => true,
+                Propagation::Never => !is_above,
+                Propagation::UntilHeard => !is_heard,
+                Propagation::Always => true,
             };
             if passed && level >= wanted {
                 news.add(sink, 1);
@@ -188,7 +194,7 @@ impl Default for Shared {
 #[derive(Debug, Default)]
 struct State {
     /// By the group's id.
-    groups: HashMap<u64, Heard>,
+    groups: HashMap<u64, GroupListeners>,
     nr_listeners: usize,
     has_thread: bool,
     /// Look immediately.
@@ -210,7 +216,7 @@ impl Listeners {
         engine: &Arc<Engine>,
         (group, peaks): (&Arc<Group>, &Peaks),
         uid: u32,
-        mut awaited: Awaited,
+        mut awaited: ListenerEvent,
         sink: Arc<dyn EventSink>,
     ) -> Result<(), ControlError> {
         let mut state = self.0.state.lock();
@@ -235,7 +241,7 @@ impl Listeners {
         let heard = state.groups.entry(group.id()).or_insert_with(|| {
             let peak = Arc::default();
             peaks.reset(group, PeakOf::OpenFile(&peak));
-            Heard { group: Arc::downgrade(group), peak, listeners: Vec::new() }
+            GroupListeners { group: Arc::downgrade(group), peak, listeners: Vec::new() }
         });
         awaited.start(group);
         heard.listeners.push(Listener { awaited, uid, sink });
@@ -273,16 +279,16 @@ impl Shared {
     fn watch(self: &Arc<Self>, engine: &Weak<Engine>) {
         let mut state = self.state.lock();
         loop {
-            let (levels, mut news) = (std::mem::take(&mut *self.levels.lock()), News::default());
+            let (levels, mut news) = (std::mem::take(&mut *self.levels.lock()), PendingSignals::default());
             for ((_, level), group) in levels {
                 if let Some(group) = group.upgrade() {
-                    state.tell(&group, level, &mut news);
+                    state.notify(&group, level, &mut news);
                 }
             }
             state.look(&mut news);
             let open = state.ticks.is_multiple_of(TICKS_PER_SWEEP).then(|| state.begin_sweep()).flatten();
             drop(state);
-            news.tell();
+            news.notify();
             if let Some(open) = open {
                 self.start_sweep(open);
             }
@@ -334,7 +340,7 @@ impl State {
         all.filter(|listener| listener.uid == uid).count()
     }
 
-    fn look(&mut self, news: &mut News) {
+    fn look(&mut self, news: &mut PendingSignals) {
         self.ticks += 1;
         self.groups.retain(|_, heard| {
             match heard.group.upgrade().filter(|group| !group.is_dead()) {
@@ -359,7 +365,7 @@ impl State {
         if std::mem::replace(&mut self.is_sweeping, true) {
             return None;
         }
-        let of = |(&group, heard): (&u64, &Heard)| {
+        let of = |(&group, heard): (&u64, &GroupListeners)| {
             heard
                 .listeners
                 .iter()
@@ -380,11 +386,11 @@ impl State {
 
     /// Passes a level on, from the group that was reclaimed upwards.
     #[doc(alias = "vmpressure_work_fn")]
-    fn tell(&self, group: &Group, level: PressureLevel, news: &mut News) {
+    fn notify(&self, group: &Group, level: PressureLevel, news: &mut PendingSignals) {
         let mut is_heard = false;
         for (depth, at) in group.ancestors().enumerate() {
             if let Some(heard) = self.groups.get(&at.id()) {
-                is_heard |= heard.tell(level, depth > 0, is_heard, news);
+                is_heard |= heard.notify(level, depth > 0, is_heard, news);
             }
         }
     }

@@ -1,5 +1,5 @@
 //! Memory that is no page data: the `memory.kmem.*` files, the table of objects, `vm.drop_caches`
-//! and Serves `vm.compact_memory`.
+//! and `vm.compact_memory`.
 
 use std::fmt::Write;
 

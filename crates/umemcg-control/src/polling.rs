@@ -18,22 +18,22 @@ use crate::populated::is_populated;
 use crate::request::Access;
 use crate::tree::ControlTree;
 use crate::waiters::Waker;
-use crate::watch::{News, POPULATED_FILE, is_event_file, nr_changes};
+use crate::watch::{POPULATED_FILE, PollResult, is_event_file, nr_changes};
 
 impl ControlTree {
     /// Returns what a poll of an open file finds. With `waker`, that is called when there may be
     /// news; the first one stays for as long as the file is open. Does not sleep.
     #[doc(alias = "kernfs_generic_poll")]
     #[doc(alias = "psi_trigger_poll")]
-    pub fn poll(&self, file: &OpenFile, waker: Option<Waker>) -> News {
-        let Ok(group) = file.group() else { return News::Changed };
+    pub fn poll(&self, file: &OpenFile, waker: Option<Waker>) -> PollResult {
+        let Ok(group) = file.group() else { return PollResult::Changed };
         let is_pressure = file.id.name == "memory.pressure";
         let trigger = file.trigger.lock().clone();
         if file.id.name == POPULATED_FILE {
             return self.poll_populated(file, &group, waker);
         }
         if !is_pressure && nr_changes(file.id.name, &group).is_none() {
-            return News::None;
+            return PollResult::None;
         }
         if let Some(waker) = waker {
             let waiters = &self.state.control(&group).event_waiters;
@@ -45,13 +45,13 @@ impl ControlTree {
             waiters.arm(&group);
         }
         let has_news = match &trigger {
-            Some(trigger) if trigger.take() => return News::Triggered,
+            Some(trigger) if trigger.take() => return PollResult::Triggered,
             Some(_) => false,
             // Nothing to wait for.
             None if is_pressure => true,
             None => nr_changes(file.id.name, &group) != Some(file.watch.seen.load(Ordering::Relaxed)),
         };
-        if has_news || group.is_dead() { News::Changed } else { News::None }
+        if has_news || group.is_dead() { PollResult::Changed } else { PollResult::None }
     }
 
     /// Follows an event file without reading it: from now on `waker` is called when there may be a
@@ -87,7 +87,7 @@ impl ControlTree {
         now.is_some_and(|now| file.watch.seen.swap(now, Ordering::Relaxed) != now)
     }
 
-    fn poll_populated(&self, file: &OpenFile, group: &Arc<Group>, waker: Option<Waker>) -> News {
+    fn poll_populated(&self, file: &OpenFile, group: &Arc<Group>, waker: Option<Waker>) -> PollResult {
         let populated = &self.state.control(group).populated;
         if let Some(waker) = waker {
             let waker = Arc::clone(file.watch.waker.lock().get_or_insert_with(|| Arc::new(waker)));
@@ -95,9 +95,9 @@ impl ControlTree {
             self.state.watch_populated(group);
         }
         if populated.last() != file.watch.seen.load(Ordering::Relaxed) || group.is_dead() {
-            News::Changed
+            PollResult::Changed
         } else {
-            News::None
+            PollResult::None
         }
     }
 }

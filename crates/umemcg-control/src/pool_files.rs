@@ -1,10 +1,10 @@
 //! The files of the root that concern the whole pool. Linux has them as sysctls.
 
-use crate::row::{DONE, Place, Row, SET};
+use crate::row::{DONE, Row, SET, Scope};
 use crate::style::Version;
 use crate::{dirty_files, metadata_files};
 
-use Place::RootOnly;
+use Scope::RootOnly;
 use Version::Own;
 
 /// Their rows.
@@ -13,7 +13,7 @@ pub(crate) const POOL: &[Row] = &[
         name: "vm.drop_caches",
         version: Own,
         mode: DONE,
-        place: RootOnly,
+        scope: RootOnly,
         read: None,
         write: Some(metadata_files::drop_caches),
         write_reclaims: true,
@@ -23,7 +23,7 @@ pub(crate) const POOL: &[Row] = &[
         name: "vm.compact_memory",
         version: Own,
         mode: DONE,
-        place: RootOnly,
+        scope: RootOnly,
         read: None,
         write: Some(metadata_files::compact_memory),
         write_reclaims: true,
@@ -33,7 +33,7 @@ pub(crate) const POOL: &[Row] = &[
         name: "vm.dirty_ratio",
         version: Own,
         mode: SET,
-        place: RootOnly,
+        scope: RootOnly,
         read: Some(dirty_files::show_ratio),
         write: Some(dirty_files::set_vm_ratio),
         write_reclaims: false,
@@ -43,7 +43,7 @@ pub(crate) const POOL: &[Row] = &[
         name: "vm.dirty_bytes",
         version: Own,
         mode: SET,
-        place: RootOnly,
+        scope: RootOnly,
         read: Some(dirty_files::show_limit),
         write: Some(dirty_files::set_vm_bytes),
         write_reclaims: false,
@@ -53,7 +53,7 @@ pub(crate) const POOL: &[Row] = &[
         name: "vm.dirty_background_ratio",
         version: Own,
         mode: SET,
-        place: RootOnly,
+        scope: RootOnly,
         read: Some(dirty_files::show_background_ratio),
         write: Some(dirty_files::set_vm_background_ratio),
         write_reclaims: false,
@@ -63,7 +63,7 @@ pub(crate) const POOL: &[Row] = &[
         name: "vm.dirty_background_bytes",
         version: Own,
         mode: SET,
-        place: RootOnly,
+        scope: RootOnly,
         read: Some(dirty_files::show_background_limit),
         write: Some(dirty_files::set_vm_background_bytes),
         write_reclaims: false,
@@ -73,7 +73,7 @@ pub(crate) const POOL: &[Row] = &[
         name: "vm.dirty_expire_centisecs",
         version: Own,
         mode: SET,
-        place: RootOnly,
+        scope: RootOnly,
         read: Some(dirty_files::show_expire),
         write: Some(dirty_files::set_expire),
         write_reclaims: false,
@@ -83,7 +83,7 @@ pub(crate) const POOL: &[Row] = &[
         name: "vm.dirty_writeback_centisecs",
         version: Own,
         mode: SET,
-        place: RootOnly,
+        scope: RootOnly,
         read: Some(dirty_files::show_interval),
         write: Some(dirty_files::set_interval),
         write_reclaims: false,

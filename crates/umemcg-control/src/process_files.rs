@@ -3,7 +3,7 @@
 //! Permission to move a process: the opener must be allowed to write the `cgroup.procs` of the
 //! group that it goes to, and that of the lowest group above both it and the group that it comes
 //! from. So a user that is given a subtree moves processes within it, and neither in nor out. The
-//! same holds for Shows `tasks`.
+//! same holds for `tasks`.
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -8,7 +8,7 @@ use crate::style::Version;
 
 /// Which groups have the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum Scope {
     /// Every group.
     Everywhere,
     /// Every group but the root, as in version 2.
@@ -39,7 +39,7 @@ pub struct Row {
     /// Mode bits of the file in a fresh group.
     pub mode: u16,
     /// Which groups have it.
-    pub place: Place,
+    pub scope: Scope,
     /// Makes the content; none for a file that cannot be read.
     pub read: Option<ReadFn>,
     /// Takes what is written; none for a file that cannot be written.
@@ -67,10 +67,10 @@ impl Row {
 
     /// Returns whether a group has this file.
     pub fn is_in(&self, is_root: bool) -> bool {
-        match self.place {
-            Place::Everywhere => true,
-            Place::NotRoot => !is_root,
-            Place::RootOnly => is_root,
+        match self.scope {
+            Scope::Everywhere => true,
+            Scope::NotRoot => !is_root,
+            Scope::RootOnly => is_root,
         }
     }
 }

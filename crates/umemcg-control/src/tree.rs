@@ -56,11 +56,11 @@ pub struct ControlTree {
     pub(crate) state: ControlState,
     /// Groups whose nodes were handed out, by serial. Groups that the engine alone removed are
     /// dropped when the map doubles.
-    known: LeafRwLock<Known>,
+    known: LeafRwLock<KnownGroup>,
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct KnownGroup {
     groups: HashMap<u64, Weak<Group>>,
     nr_after_last_prune: usize,
 }

@@ -101,10 +101,10 @@ impl Trigger {
 
 /// All triggers of a tree, and the thread that looks at them.
 #[derive(Debug, Default)]
-pub(crate) struct Triggers(Arc<LeafMutex<Looked>>);
+pub(crate) struct Triggers(Arc<LeafMutex<TriggerList>>);
 
 #[derive(Debug, Default)]
-struct Looked {
+struct TriggerList {
     triggers: Vec<Weak<Trigger>>,
     has_thread: bool,
 }
@@ -123,7 +123,7 @@ impl Triggers {
 }
 
 /// The thread's life: as long as there is a trigger.
-fn watch(looked: &LeafMutex<Looked>) {
+fn watch(looked: &LeafMutex<TriggerList>) {
     let clock = SystemClock::new();
     loop {
         let triggers: Vec<Arc<Trigger>> = {

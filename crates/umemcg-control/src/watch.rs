@@ -62,7 +62,7 @@ impl Watch {
 
 /// What a poll of an open file finds, beside that it can be read and written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum News {
+pub enum PollResult {
     /// Nothing.
     None,
     /// What it shows has changed since it was read through this open file, or the file is of no use

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 use support::{Fixture, MIB, READ, fixture, request};
 use umemcg::{EventKind, StatItem};
 use umemcg_control::{
-    ControlError, ControlTree, Credentials, DirEntry, FIRST_COOKIE, KEPT_BYTES, NodeId, OpenFile, Place,
-    Request,
+    ControlError, ControlTree, Credentials, DirEntry, FIRST_COOKIE, KEPT_BYTES, NodeId, OpenFile, Request,
+    Scope,
 };
 
 use ControlError::{
@@ -199,7 +199,7 @@ fn the_root_shows_the_pool_and_refuses_limits() {
     }
     assert_eq!(f.write("memory.force_empty", "1"), Err(Invalid));
     for row in ControlTree::rows() {
-        let expected = if row.place == Place::NotRoot { Err(NotFound) } else { Ok(()) };
+        let expected = if row.scope == Scope::NotRoot { Err(NotFound) } else { Ok(()) };
         assert_eq!(f.node(row.name).map(drop), expected, "{}", row.name);
     }
 }

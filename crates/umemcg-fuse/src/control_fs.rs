@@ -18,11 +18,12 @@ use std::time::UNIX_EPOCH;
 use rustix::io::Errno;
 use umemcg_base::LeafMutex;
 use umemcg_control::{
-    Access, Attr, ControlError, ControlTree, Credentials, Descriptors, NAME_BYTES_MAX, News, NoDescriptors,
-    NodeId, OpenFile, Request, SetAttr, SetXattr, WRITE_BYTES_MAX, Waker, check_xattr_name, is_event_file,
+    Access, Attr, ControlError, ControlTree, Credentials, Descriptors, NAME_BYTES_MAX, NoDescriptors, NodeId,
+    OpenFile, PollResult, Request, SetAttr, SetXattr, WRITE_BYTES_MAX, Waker, check_xattr_name,
+    is_event_file,
 };
 
-use crate::classify::{Asker, Classifier, Payer};
+use crate::classify::{Classifier, Payer, Requester};
 use crate::classify::{ProcessDescriptors, credentials_of};
 use crate::errno::ToErrno;
 use crate::inflight::Interrupts;
@@ -31,8 +32,8 @@ use crate::mount::Mounted;
 use crate::notifier::Notifier;
 use crate::pool::Keys;
 use crate::reply::Reply;
-use crate::request::Asked;
-use crate::session::{Filesystem, Step};
+use crate::request::RequestRef;
+use crate::session::{Filesystem, QuickOutcome};
 use crate::wire::reply::{Attr as WireAttr, AttrOut, EntryOut, OpenOut, PollOut, StatfsOut};
 use crate::wire::request::{PollIn, ReadIn, SetattrIn, WriteIn};
 use crate::wire::{
@@ -231,13 +232,13 @@ impl ControlFs {
         Ok(list)
     }
 
-    fn open(&self, asked: &Asked<'_>, flags: u32) -> Result<u64, ControlError> {
-        let (node, header) = (NodeId::from_raw(asked.header.nodeid), asked.header);
+    fn open(&self, request: &RequestRef<'_>, flags: u32) -> Result<u64, ControlError> {
+        let (node, header) = (NodeId::from_raw(request.header.nodeid), request.header);
         let access = Access {
             read: flags & ACCESS_MODE != WRITE_ONLY,
             write: matches!(flags & ACCESS_MODE, WRITE_ONLY | READ_WRITE),
         };
-        let payer = asked.payer.map(Payer::group_for_now);
+        let payer = request.payer.map(Payer::group_for_now);
         let file = Arc::new(self.tree.open_for(node, access, credentials(header), payer)?);
         let inserted = self.open_files.lock().insert(header.uid, file);
         inserted.map_err(ControlError::System)
@@ -284,9 +285,9 @@ impl ControlFs {
         let kernel_handle = arg.kh;
         let waker = notifier.map(|notifier| Waker::new(move || notifier.poll_wakeup(kernel_handle)));
         let news = match self.tree.poll(&file, waker) {
-            News::None => 0,
-            News::Changed => POLL_PRI | POLL_ERR,
-            News::Triggered => POLL_PRI,
+            PollResult::None => 0,
+            PollResult::Changed => POLL_PRI | POLL_ERR,
+            PollResult::Triggered => POLL_PRI,
         };
         Ok(PollOut { revents: POLL_ALWAYS | news, padding: 0 })
     }
@@ -324,14 +325,14 @@ impl ControlFs {
 
     /// Returns the group that pays for a request that may sleep, and the place that it takes: one
     /// of its payer's, whatever group it looks at, so that no request waits behind another group's.
-    fn may_sleep(&self, asked: &Asked<'_>, reply: &mut Reply) -> Step {
-        let handle = match asked.op {
+    fn may_sleep(&self, request: &RequestRef<'_>, reply: &mut Reply) -> QuickOutcome {
+        let handle = match request.op {
             Op::Write { arg, .. } => Some(arg.fh),
             Op::Read(arg) => Some(arg.fh),
             _ => None,
         };
         let file = handle.and_then(|handle| self.open_file(handle).ok());
-        let reclaims = match asked.op {
+        let reclaims = match request.op {
             Op::Write { .. } if file.as_ref().is_some_and(|file| file.write_reclaims()) => {
                 reply.set_interrupts(Interrupts::AnySignal);
                 true
@@ -340,18 +341,18 @@ impl ControlFs {
             _ => false,
         };
         let kind = if reclaims { RECLAIMING } else { BRIEF };
-        let (header, opener) = (asked.header, file.and_then(|file| file.payer()));
-        let payer = self.classifier.payer(&Asker {
+        let (header, opener) = (request.header, file.and_then(|file| file.payer()));
+        let payer = self.classifier.payer(&Requester {
             tid: header.pid,
             uid: header.uid,
             gid: header.gid,
-            queued_after_ns: asked.queued_after_ns,
+            queued_after_ns: request.queued_after_ns,
             opener: opener.as_ref(),
             path: &|| None,
         });
         let [group, store] = [payer.group_for_now().id(), NodeId::from_raw(header.nodeid).group_serial()]
             .map(|id| id << 1 | kind);
-        Step::MaySleepAt(Keys { group, store }, payer)
+        QuickOutcome::MaySleepAt(Keys { group, store }, payer)
     }
 }
 
@@ -370,13 +371,13 @@ impl Filesystem for ControlFs {
         }
     }
 
-    fn quick(&self, asked: &Asked<'_>, reply: &mut Reply) -> Step {
-        let node = NodeId::from_raw(asked.header.nodeid);
-        match asked.op {
+    fn quick(&self, request: &RequestRef<'_>, reply: &mut Reply) -> QuickOutcome {
+        let node = NodeId::from_raw(request.header.nodeid);
+        match request.op {
             // It will be followed from before the answer on, and a look at the members of a group
             // may sleep.
             Op::Lookup { name } if self.modify_events.get().is_some() && is_event_file(name) => {
-                return self.may_sleep(asked, reply);
+                return self.may_sleep(request, reply);
             }
             Op::Lookup { name } => answer(reply, self.lookup(node, name)),
             Op::Getattr { .. } => answer(
@@ -398,12 +399,12 @@ impl Filesystem for ControlFs {
             Op::Poll(arg) => answer(reply, self.poll(&arg)),
             Op::Statfs => answer(reply, Ok(statfs())),
             Op::Releasedir(_) | Op::Syncfs => reply.done().ignore(),
-            Op::Forget { nlookup } => self.forget(asked.header.nodeid, nlookup),
+            Op::Forget { nlookup } => self.forget(request.header.nodeid, nlookup),
             Op::BatchForget(list) => list.iter().for_each(|(node, nlookup)| self.forget(node, nlookup)),
             Op::Setxattr { name, .. } | Op::Getxattr { name, .. } | Op::Removexattr { name } => {
                 match xattr_refusal(name) {
                     Some(errno) => reply.error(errno).ignore(),
-                    None => return self.may_sleep(asked, reply),
+                    None => return self.may_sleep(request, reply),
                 }
             }
             // It would wait for nothing.
@@ -417,17 +418,17 @@ impl Filesystem for ControlFs {
             | Op::Mkdir { .. }
             | Op::Rmdir { .. }
             | Op::Rename { .. }
-            | Op::Setattr(_) => return self.may_sleep(asked, reply),
+            | Op::Setattr(_) => return self.may_sleep(request, reply),
             ref op => reply.error(refusal(op)).ignore(),
         }
-        Step::Settled
+        QuickOutcome::Answered
     }
 
-    fn slow(&self, asked: &Asked<'_>, reply: &mut Reply) {
-        let (node, header) = (NodeId::from_raw(asked.header.nodeid), asked.header);
-        match asked.op {
+    fn slow(&self, request: &RequestRef<'_>, reply: &mut Reply) {
+        let (node, header) = (NodeId::from_raw(request.header.nodeid), request.header);
+        match request.op {
             Op::Lookup { name } => self.look_up_event_file(node, name, reply),
-            Op::Open(arg) => match self.open(asked, arg.flags) {
+            Op::Open(arg) => match self.open(request, arg.flags) {
                 Ok(fh) => {
                     let out = OpenOut { fh, open_flags: open_reply::DIRECT_IO, padding: 0 };
                     if reply.value(&out).is_gone() {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use umemcg_base::{Condvar, LeafMutex};
 
-use crate::reply::{Again, Answer, Delay, Reply};
+use crate::reply::{Answer, Delay, RecheckFn, Reply};
 
 struct Delayed {
     due: Instant,
@@ -18,7 +18,7 @@ struct Delayed {
     serial: u64,
     reply: Reply,
     answer: Answer,
-    again: Again,
+    again: RecheckFn,
 }
 
 impl PartialEq for Delayed {
@@ -95,7 +95,7 @@ impl DelayQueue {
 }
 
 impl Delay for DelayQueue {
-    fn delay(&self, reply: Reply, answer: Answer, rest: Duration, again: Again) {
+    fn delay(&self, reply: Reply, answer: Answer, rest: Duration, again: RecheckFn) {
         if let Answer::Written(bytes) = answer {
             reply.accepted_write(bytes);
         }
@@ -137,7 +137,7 @@ impl Shared {
                 // Conditions look at other parts of the engine; no thread should wait for that at
                 // our lock.
                 drop(queue);
-                due.retain_mut(|delayed| !delayed.settle(stop, now));
+                due.retain_mut(|delayed| !delayed.send_due(stop, now));
                 queue = self.queue.lock();
                 queue.heap.extend(due);
                 continue;
@@ -155,7 +155,7 @@ impl Shared {
 
 impl Delayed {
     /// Answers if it is time; else says when it is asked again.
-    fn settle(&mut self, stop: bool, now: Instant) -> bool {
+    fn send_due(&mut self, stop: bool, now: Instant) -> bool {
         if !stop
             && !self.reply.is_cancelled()
             && let Some(rest) = (self.again)()
@@ -183,14 +183,14 @@ impl Delayed {
 mod tests {
     use super::*;
     use crate::inflight::{Inflight, Interrupts};
-    use crate::reply::{Gate, Hold};
+    use crate::reply::{AnswerDelay, Gate};
     use crate::transport::testing::{due, recorder};
     use crate::wire::{InHeader, opcode};
     use std::sync::atomic::{AtomicBool, Ordering};
 
     const LONG: Duration = Duration::from_secs(3600);
 
-    fn at_once() -> Again {
+    fn at_once() -> RecheckFn {
         Box::new(|| None)
     }
 
@@ -216,11 +216,11 @@ mod tests {
         let (transport, sent) = recorder();
         let delays = DelayQueue::new().unwrap();
         let go = Arc::new(AtomicBool::new(false));
-        let asked = Arc::clone(&go);
-        let again = Box::new(move || (!asked.load(Ordering::Relaxed)).then_some(LONG));
+        let request = Arc::clone(&go);
+        let again = Box::new(move || (!request.load(Ordering::Relaxed)).then_some(LONG));
         delays.delay(due(&transport, 1), Answer::Written(7), Duration::ZERO, again);
         delays.delay(due(&transport, 2), Answer::Written(8), Duration::from_millis(20), at_once());
-        assert_eq!(sent.recv_timeout(LONG).unwrap().0.unique, 2, "the first was asked and said no");
+        assert_eq!(sent.recv_timeout(LONG).unwrap().0.unique, 2, "the first was request and said no");
         go.store(true, Ordering::Relaxed);
         delays.look_again();
         let (header, body) = sent.recv_timeout(LONG).unwrap();
@@ -237,7 +237,8 @@ mod tests {
             let mut idle = Reply::idle(Arc::clone(&transport), Some(Arc::clone(&inflight)));
             idle.arm(&InHeader { opcode: opcode::LOOKUP, unique: 8, ..Default::default() });
             idle.set_interrupts(Interrupts::AnySignal);
-            let hold = Hold { delays: Arc::<DelayQueue>::clone(&delays) as _, rest: LONG, again: at_once() };
+            let hold =
+                AnswerDelay { delays: Arc::<DelayQueue>::clone(&delays) as _, rest: LONG, again: at_once() };
             idle.set_gate(Gate::new(|_| Some(hold)));
             let undo = Arc::clone(&taken_back);
             idle.hand_over(&7u64, move || undo.store(true, Ordering::Relaxed));

@@ -53,9 +53,9 @@ impl<T> HandleTable<T> {
 
     /// Returns what a handle stands for. Cheap, and to be held only as long as the request takes.
     #[inline]
-    pub fn get(&self, handle: u64) -> Option<Held<T>> {
+    pub fn get(&self, handle: u64) -> Option<HandleRef<T>> {
         let guard = self.slots.get(handle as u32)?.load();
-        guard.as_ref().is_some_and(|opened| opened.handle == handle).then_some(Held(guard))
+        guard.as_ref().is_some_and(|opened| opened.handle == handle).then_some(HandleRef(guard))
     }
 
     /// Takes a handle back; returns what it stood for, to one of the threads that close it at the
@@ -108,9 +108,9 @@ impl<T> Default for HandleTable<T> {
 
 /// What a handle stands for, kept open while this lives.
 #[derive(Debug)]
-pub struct Held<T>(Guard<Option<Arc<Opened<T>>>>);
+pub struct HandleRef<T>(Guard<Option<Arc<Opened<T>>>>);
 
-impl<T> std::ops::Deref for Held<T> {
+impl<T> std::ops::Deref for HandleRef<T> {
     type Target = Arc<T>;
     #[inline]
     fn deref(&self) -> &Arc<T> {

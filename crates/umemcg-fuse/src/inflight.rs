@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 use umemcg_base::{LeafMutex, WakeSignal};
 use zerocopy::IntoBytes;
 
-use crate::signals::{Doom, SignalReader};
+use crate::signals::{Liveness, SignalReader};
 use crate::transport::{Payload, Transport};
 use crate::wire::reply::WriteOut;
 use crate::wire::{INTERRUPT_BIT, OUT_HEADER_BYTES, OutHeader};
@@ -60,7 +60,7 @@ pub enum KillAnswer {
 
 /// A registered request.
 #[derive(Debug)]
-pub struct Flight {
+pub struct InflightRequest {
     /// (C) The kernel's name of it.
     unique: u64,
     /// (C) The thread that waits; 0 unknown.
@@ -76,7 +76,7 @@ pub struct Flight {
     on_kill: LeafMutex<KillAnswer>,
 }
 
-impl Flight {
+impl InflightRequest {
     /// Returns whether it has been answered, or is being answered; work for it may stop.
     pub fn is_claimed(&self) -> bool {
         // Acquire: pairs with `claim`.
@@ -112,7 +112,7 @@ impl Flight {
 /// All registered requests of a session.
 #[derive(Debug)]
 pub struct Inflight {
-    shards: [LeafMutex<HashMap<u64, Arc<Flight>>>; NR_SHARDS],
+    shards: [LeafMutex<HashMap<u64, Arc<InflightRequest>>>; NR_SHARDS],
     /// (C) Every queue of the session: an interrupt's EAGAIN counts only on the one that its
     /// request was taken from.
     transports: Vec<Arc<dyn Transport>>,
@@ -132,7 +132,7 @@ struct Watched {
 
 #[derive(Debug)]
 enum Interrupted {
-    Known(Arc<Flight>),
+    Known(Arc<InflightRequest>),
     Unknown(u64),
 }
 
@@ -157,7 +157,7 @@ impl Inflight {
         })
     }
 
-    fn shard(&self, unique: u64) -> &LeafMutex<HashMap<u64, Arc<Flight>>> {
+    fn shard(&self, unique: u64) -> &LeafMutex<HashMap<u64, Arc<InflightRequest>>> {
         // The kernel counts in steps of two.
         &self.shards[(unique >> 1) as usize % NR_SHARDS]
     }
@@ -169,8 +169,8 @@ impl Inflight {
         tid: u32,
         interrupts: Interrupts,
         transport: Arc<dyn Transport>,
-    ) -> Arc<Flight> {
-        let flight = Arc::new(Flight {
+    ) -> Arc<InflightRequest> {
+        let flight = Arc::new(InflightRequest {
             unique,
             tid,
             interrupts,
@@ -189,7 +189,7 @@ impl Inflight {
     }
 
     /// Sets what a kill is answered with from now on.
-    pub fn set_kill_answer(flight: &Flight, answer: KillAnswer) {
+    pub fn set_kill_answer(flight: &InflightRequest, answer: KillAnswer) {
         *flight.on_kill.lock() = answer;
     }
 
@@ -249,10 +249,10 @@ impl Inflight {
                 if flight.is_claimed() {
                     return Look::Settled;
                 }
-                let killed = match self.signals.doom(flight.tid) {
-                    Doom::Dying => true,
-                    Doom::Living => false,
-                    Doom::Unseen => now.duration_since(watched.since) >= UNSEEN_GRACE,
+                let killed = match self.signals.liveness(flight.tid) {
+                    Liveness::Dying => true,
+                    Liveness::Living => false,
+                    Liveness::Unknown => now.duration_since(watched.since) >= UNSEEN_GRACE,
                 };
                 if killed {
                     flight.kill();

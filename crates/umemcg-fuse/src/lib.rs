@@ -33,7 +33,7 @@ pub mod waiting;
 pub mod wire;
 
 pub use classify::{
-    Asker, Classifier, Payer, ProcessClassifier, RULE_GROUPS_MAX, RootOnly, Rule, RuleError, Tracking,
+    Classifier, Payer, ProcessClassifier, RULE_GROUPS_MAX, Requester, RootOnly, Rule, RuleError, Tracking,
 };
 pub use control_fs::ControlFs;
 pub use data_fs::{DataFs, Lifetimes};
@@ -42,10 +42,10 @@ pub use inflight::Interrupts;
 pub use modify_events::Touch;
 pub use mount::{MountError, MountOptions, Mounted, Unmount};
 pub use notifier::Notifier;
-pub use pool::{Census, Keys, PoolLimits};
+pub use pool::{Keys, PoolCounts, PoolLimits};
 pub use reply::{Delivery, Reply};
-pub use request::Asked;
+pub use request::RequestRef;
 pub use serve::{Daemon, DaemonConfig, DaemonError, Lost};
-pub use session::{Filesystem, Session, SessionConfig, SessionError, Step};
+pub use session::{Filesystem, QuickOutcome, Session, SessionConfig, SessionError};
 pub use transport::{Device, Transport};
 pub use volume_admin::{AddVolumeError, RemoveVolumeError, Removed, VolumeInfo};

@@ -327,11 +327,12 @@ fn is_dead(point: &Path) -> bool {
     let (said, heard) = mpsc::channel();
     let path = point.to_owned();
     // In a thread of its own, because the answer may never come.
-    let asked = std::thread::Builder::new().name("umemcg-alive".into()).spawn(move || {
+    let request = std::thread::Builder::new().name("umemcg-alive".into()).spawn(move || {
         let _ = said.send(rustix::fs::statfs(&path).map(drop));
     });
     assert_may_wait(Rank::Peer, "a wait for another daemon");
-    asked.is_ok() && matches!(heard.recv_timeout(ALIVE_WITHIN), Ok(Err(Errno::NOTCONN | Errno::CONNABORTED)))
+    request.is_ok()
+        && matches!(heard.recv_timeout(ALIVE_WITHIN), Ok(Err(Errno::NOTCONN | Errno::CONNABORTED)))
 }
 
 fn allow_other(options: &MountOptions) -> bool {

@@ -149,7 +149,7 @@ impl Notifier {
 
     /// Waits until everything put before has been said, at most for `timeout`. Never from a thread
     /// that serves requests.
-    pub fn settle(&self, timeout: Duration) -> bool {
+    pub fn wait_until_sent(&self, timeout: Duration) -> bool {
         let (said, heard) = sync_channel(1);
         assert_may_wait(Rank::Peer, "a wait for notifications");
         self.put(Notice::Barrier(said)) && heard.recv_timeout(timeout).is_ok()
@@ -268,7 +268,7 @@ mod tests {
         let notifier = Notifier::start(transport, MINOR_PRUNE).unwrap();
         let mut left = vec![(7, OsString::from("b")), (7, OsString::from("a"))];
         assert!(notifier.inval_entries(move || left.pop()));
-        assert!(notifier.settle(Duration::from_secs(10)));
+        assert!(notifier.wait_until_sent(Duration::from_secs(10)));
         let names: Vec<_> = sent.try_iter().map(|(header, body)| (header.error, body[16])).collect();
         assert_eq!(names, [(3, b'a'), (3, b'b')]);
     }

@@ -17,11 +17,12 @@
 //! believed.
 //!
 //! Readers sleep in the device's `read`, one for each processor. What a small request costs is the
-//! waking of the reader and of the asker: with one asker, on two processors of a virtual machine,
-//! 18 k reads of 4 KiB a second when they are bound to different processors, 120 k on the same one,
-//! about 50 k where the scheduler puts them, whatever is served. Two readers take turns, so one of
-//! them last ran where the asker runs; one alone is woken across (26 k), and a third wins nothing
-//! with one asker (59 k against 53 k) and loses half with two (108 k against 212 k).
+//! waking of the reader and of the requester: with one requester, on two processors of a virtual
+//! machine, 18 k reads of 4 KiB a second when they are bound to different processors, 120 k on the
+//! same one, about 50 k where the scheduler puts them, whatever is served. Two readers take turns,
+//! so one of them last ran where the requester runs; one alone is woken across (26 k), and a third
+//! wins nothing with one requester (59 k against 53 k) and loses half with two (108 k against 212
+//! k).
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -30,7 +31,7 @@ use umemcg_base::{Condvar, LeafMutex, LeafMutexGuard, Wait};
 
 use crate::computing::Run;
 pub use crate::queue::Keys;
-use crate::queue::{Places, Queue};
+use crate::queue::{ConcurrencyLimits, Queue};
 pub(crate) use crate::queue::{Started, Waiting};
 
 /// How many threads do what.
@@ -121,7 +122,7 @@ impl<J: Waiting> Pool<J> {
             nr_spare: 0,
             nr_called: 0,
             is_ticking: false,
-            queue: Queue::new(Places { running_max, first_max, computing_max }),
+            queue: Queue::new(ConcurrencyLimits { running_max, first_max, computing_max }),
             ended: false,
         };
         Self { limits, state: LeafMutex::new(state), spare: Condvar::default(), ended: Condvar::default() }
@@ -339,9 +340,9 @@ impl<J: Waiting> Pool<J> {
     }
 
     /// Returns how many threads do what, for messages and tests.
-    pub fn census(&self) -> Census {
+    pub fn pool_counts(&self) -> PoolCounts {
         let state = self.state.lock();
-        Census {
+        PoolCounts {
             nr_threads: state.nr_threads,
             nr_readers: state.nr_readers,
             nr_running: state.queue.nr_running(),
@@ -352,7 +353,7 @@ impl<J: Waiting> Pool<J> {
 
 /// How many threads do what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Census {
+pub struct PoolCounts {
     /// All.
     pub nr_threads: usize,
     /// At the device or on the way there.
@@ -365,7 +366,7 @@ pub struct Census {
 
 impl<J: Waiting> fmt::Debug for Pool<J> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.census().fmt(f)
+        self.pool_counts().fmt(f)
     }
 }
 
@@ -379,7 +380,7 @@ mod tests {
     struct Job(u32);
 
     impl Waiting for Job {
-        fn is_settled(&self) -> bool {
+        fn is_finished(&self) -> bool {
             false
         }
     }
@@ -388,7 +389,7 @@ mod tests {
     struct Killed(Arc<LeafMutex<usize>>);
 
     impl Waiting for Killed {
-        fn is_settled(&self) -> bool {
+        fn is_finished(&self) -> bool {
             true
         }
     }
@@ -440,7 +441,7 @@ mod tests {
             assert!(pool.enqueue(keys, Killed(Arc::clone(&nr_gone)), || Ok(()), || Ok(())).is_none());
         }
         assert_eq!(*nr_gone.lock(), 64);
-        assert_eq!(pool.census().nr_waiting, 1);
+        assert_eq!(pool.pool_counts().nr_waiting, 1);
     }
 
     #[test]
@@ -448,9 +449,9 @@ mod tests {
         let pool = pool(16);
         for n in 0..8 {
             assert!(matches!(ask(&pool, n, n, 0), Start::Run(_)));
-            assert!(pool.census().nr_readers >= 1);
+            assert!(pool.pool_counts().nr_readers >= 1);
         }
-        assert_eq!(pool.census().nr_threads, 9);
+        assert_eq!(pool.pool_counts().nr_threads, 9);
     }
 
     #[test]
@@ -472,7 +473,7 @@ mod tests {
         while let Start::Run(started) = pool.start(keys, || Ok(())) {
             running.push(started);
         }
-        let nr_running = pool.census().nr_running;
+        let nr_running = pool.pool_counts().nr_running;
         for _ in 0..nr_running {
             assert_eq!(pool.finish(&running.pop().unwrap(), || Ok(())), Next::Read);
         }

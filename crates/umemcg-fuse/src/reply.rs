@@ -1,6 +1,6 @@
 //! The duty to answer a request, as a value: it can go to another thread or rest in a timer, it
-//! answers at most once, and when it is dropped unanswered the asker gets EIO instead of waiting
-//! for ever.
+//! answers at most once, and when it is dropped unanswered the requester gets EIO instead of
+//! waiting for ever.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use umemcg_arena::{Arena, Segment};
 use zerocopy::{Immutable, IntoBytes};
 
-use crate::inflight::{Flight, Inflight, Interrupts, KillAnswer};
+use crate::inflight::{Inflight, InflightRequest, Interrupts, KillAnswer};
 use crate::transport::{Payload, SendError, Transport};
 use crate::wire::reply::{GetxattrOut, WriteOut};
 use crate::wire::{InHeader, OUT_HEADER_BYTES, OutHeader, opcode};
@@ -39,7 +39,7 @@ impl Delivery {
 pub type Undo = Box<dyn FnOnce() + Send>;
 
 /// Asks whether the reply may go (`None`), or how much longer it is to rest. Must not sleep.
-pub type Again = Box<dyn FnMut() -> Option<Duration> + Send>;
+pub type RecheckFn = Box<dyn FnMut() -> Option<Duration> + Send>;
 
 /// What a delayed reply says when it goes.
 pub enum Answer {
@@ -71,36 +71,36 @@ impl fmt::Debug for Answer {
 
 /// Where replies rest.
 pub trait Delay: Send + Sync {
-    /// Delays an answer by `rest`; then `again` decides. An asker that is killed meanwhile is
+    /// Delays an answer by `rest`; then `again` decides. A requester that is killed meanwhile is
     /// answered immediately.
-    fn delay(&self, reply: Reply, answer: Answer, rest: Duration, again: Again);
+    fn delay(&self, reply: Reply, answer: Answer, rest: Duration, again: RecheckFn);
 }
 
 /// Holds an answer back.
-pub struct Hold {
+pub struct AnswerDelay {
     /// Where it rests.
     pub delays: Arc<dyn Delay>,
     /// For how long at least.
     pub rest: Duration,
     /// Decides then.
-    pub again: Again,
+    pub again: RecheckFn,
 }
 
-impl fmt::Debug for Hold {
+impl fmt::Debug for AnswerDelay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hold").field("rest", &self.rest).finish_non_exhaustive()
+        f.debug_struct("AnswerDelay").field("rest", &self.rest).finish_non_exhaustive()
     }
 }
 
-type Decide = dyn FnOnce(&Reply) -> Option<Hold> + Send;
+type Decide = dyn FnOnce(&Reply) -> Option<AnswerDelay> + Send;
 
-/// Asked when an answer is about to go, on the thread that gives it, whether it is to be held back.
-/// May sleep.
+/// RequestRef when an answer is about to go, on the thread that gives it, whether it is to be held
+/// back. May sleep.
 pub struct Gate(Box<Decide>);
 
 impl Gate {
     /// Creates a gate that asks `decide`.
-    pub fn new(decide: impl FnOnce(&Reply) -> Option<Hold> + Send + 'static) -> Self {
+    pub fn new(decide: impl FnOnce(&Reply) -> Option<AnswerDelay> + Send + 'static) -> Self {
         Self(Box::new(decide))
     }
 }
@@ -125,7 +125,7 @@ pub struct Reply {
     /// What ends the wait for this one.
     interrupts: Interrupts,
     /// Set once this one is.
-    flight: Option<Arc<Flight>>,
+    flight: Option<Arc<InflightRequest>>,
     /// What is asked before the answer is sent; none for most.
     gate: Option<Gate>,
 }
@@ -180,15 +180,15 @@ impl Reply {
         }
     }
 
-    /// Makes the byte count of its write the answer to a killed asker from now on: the write has
-    /// been accepted, only the answer is held back.
+    /// Makes the byte count of its write the answer to a killed requester from now on: the write
+    /// has been accepted, only the answer is held back.
     pub fn accepted_write(&self, bytes: u32) {
         if let Some(flight) = &self.flight {
             Inflight::set_kill_answer(flight, KillAnswer::Written(bytes));
         }
     }
 
-    /// Returns whether the asker no longer waits (killed, or interrupted where any signal
+    /// Returns whether the requester no longer waits (killed, or interrupted where any signal
     /// interrupts). Long work polls this.
     pub fn is_cancelled(&self) -> bool {
         self.flight.as_ref().is_some_and(|flight| flight.is_claimed())
@@ -297,7 +297,7 @@ impl Reply {
         };
         if let Some(gate) = self.gate.take()
             && let Some(bytes) = held_back
-            && let Some(Hold { delays, rest, again }) = (gate.0)(self)
+            && let Some(AnswerDelay { delays, rest, again }) = (gate.0)(self)
         {
             let answer = Answer::Any { error, bytes: bytes.to_vec(), undo: undo() };
             delays.delay(self.take(), answer, rest, again);
@@ -318,7 +318,7 @@ impl Reply {
             Err(SendError::Gone) => Delivery::Gone,
             Err(SendError::Failed(problem)) => {
                 tracing::error!(opcode = self.opcode, ?payload, %problem, "the kernel refused an answer");
-                // The asker still waits: an answer that cannot be refused.
+                // The requester still waits: an answer that cannot be refused.
                 let error = -Errno::IO.raw_os_error();
                 let header = OutHeader { len: OUT_HEADER_BYTES as u32, error, unique: self.unique };
                 let _ = self.transport.send(header.as_bytes(), Payload::None);

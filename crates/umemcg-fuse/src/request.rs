@@ -11,7 +11,7 @@ use crate::classify::Payer;
 use crate::inflight::Inflight;
 use crate::reply::Reply;
 use crate::transport::Transport;
-use crate::waiting::{self, Kept, Lender};
+use crate::waiting::{self, LoanPool, WaitCharge};
 use crate::wire::request::write_payload;
 use crate::wire::{BUFFER_BYTES, Dialect, InHeader, Malformed, Op, opcode};
 
@@ -68,7 +68,7 @@ impl DerefMut for Buffer {
 pub struct Buffers {
     spare: LeafMutex<Vec<Buffer>>,
     /// For writes that wait.
-    lender: Arc<Lender>,
+    loan_pool: Arc<LoanPool>,
 }
 
 impl Buffers {
@@ -96,7 +96,7 @@ impl Buffers {
 
 /// What a handler sees of a request.
 #[derive(Debug, Clone, Copy)]
-pub struct Asked<'a> {
+pub struct RequestRef<'a> {
     /// The process that asks, and the node.
     pub header: &'a InHeader,
     /// What is asked.
@@ -117,7 +117,7 @@ pub(crate) struct Request {
     /// The group that pays for it, once that is known.
     pub payer: Option<Payer>,
     /// Pays for what it keeps while it waits.
-    kept: Option<Kept>,
+    kept: Option<WaitCharge>,
     buffer: Buffer,
     len: usize,
     buffers: Arc<Buffers>,
@@ -157,11 +157,14 @@ impl Request {
     }
 
     /// Returns the request decoded, and the duty to answer it.
-    pub fn parts(&mut self, dialect: Dialect) -> Result<(Asked<'_>, &mut Reply), (Malformed, &mut Reply)> {
+    pub fn parts(
+        &mut self,
+        dialect: Dialect,
+    ) -> Result<(RequestRef<'_>, &mut Reply), (Malformed, &mut Reply)> {
         match Op::parse(&self.buffer[..self.len], dialect) {
             Ok(op) => {
                 let (header, payer) = (&self.header, self.payer.as_ref());
-                Ok((Asked { header, op, queued_after_ns: self.queued_after_ns, payer }, &mut self.reply))
+                Ok((RequestRef { header, op, queued_after_ns: self.queued_after_ns, payer }, &mut self.reply))
             }
             Err(malformed) => Err((malformed, &mut self.reply)),
         }
@@ -173,8 +176,9 @@ impl Request {
         let mut header = self.header;
         let payer = self.payer.take();
         let message = &self.buffer[..self.len];
-        let lender = &self.buffers.lender;
-        let paid = payer.as_ref().map(|payer| waiting::keep(payer.group_for_now(), lender, &header, message));
+        let loan_pool = &self.buffers.loan_pool;
+        let paid =
+            payer.as_ref().map(|payer| waiting::keep(payer.group_for_now(), loan_pool, &header, message));
         let (kept, len) = paid.map_or((None, self.len), |(kept, len)| (Some(kept), len));
         let mut buffer = Buffer::copy_of(&message[..len]);
         waiting::close(&mut header, &mut buffer);

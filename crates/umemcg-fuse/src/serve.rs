@@ -122,7 +122,7 @@ impl Served {
             tracing::warn!(%error, point = %self.mounted.point().display(), "cannot unmount");
         }
         if !self.session.wait(Some(THREADS_END_WITHIN)) {
-            tracing::warn!(census = ?self.session.census(), "some threads still wait for a store");
+            tracing::warn!(pool_counts = ?self.session.pool_counts(), "some threads still wait for a store");
         }
     }
 }

@@ -20,9 +20,9 @@ use crate::inflight::Inflight;
 use crate::kernel_queue::KernelQueue;
 use crate::mount::Mounted;
 use crate::notifier::Notifier;
-use crate::pool::{Census, Keys, Next, Pool, PoolLimits, Start, Started, Waiting};
+use crate::pool::{Keys, Next, Pool, PoolCounts, PoolLimits, Start, Started, Waiting};
 use crate::reply::Reply;
-use crate::request::{Asked, Buffers, Request};
+use crate::request::{Buffers, Request, RequestRef};
 use crate::transport::{Device, ReceiveError, Transport};
 use crate::wire::init::negotiate;
 use crate::wire::request::Init;
@@ -30,9 +30,9 @@ use crate::wire::{BUFFER_BYTES, Dialect, MAJOR, MINOR_MAX, Negotiated, Op};
 
 /// What [`Filesystem::quick`] made of a request.
 #[derive(Debug, Clone)]
-pub enum Step {
+pub enum QuickOutcome {
     /// It is answered, or its reply has been taken to be answered later.
-    Settled,
+    Answered,
     /// It may sleep: [`Filesystem::slow`] is to be called when these keys have a place for it.
     MaySleep(Keys),
     /// The same, and this group pays for it.
@@ -54,11 +54,11 @@ pub trait Filesystem: Send + Sync + 'static {
 
     /// Answers what can be answered without sleeping. Runs on a thread that others' requests wait
     /// for.
-    fn quick(&self, asked: &Asked<'_>, reply: &mut Reply) -> Step;
+    fn quick(&self, request: &RequestRef<'_>, reply: &mut Reply) -> QuickOutcome;
 
     /// Answers what [`quick`](Self::quick) has put off. May sleep; [`Reply::is_cancelled`] says
     /// when no caller waits any more.
-    fn slow(&self, asked: &Asked<'_>, reply: &mut Reply);
+    fn slow(&self, request: &RequestRef<'_>, reply: &mut Reply);
 }
 
 /// How a session is run.
@@ -93,7 +93,7 @@ pub enum SessionError {
 struct Job(Request);
 
 impl Waiting for Job {
-    fn is_settled(&self) -> bool {
+    fn is_finished(&self) -> bool {
         self.0.reply.is_cancelled()
     }
 }
@@ -186,8 +186,8 @@ impl Session {
     }
 
     /// Returns how many threads do what.
-    pub fn census(&self) -> Census {
-        self.shared.pool.census()
+    pub fn pool_counts(&self) -> PoolCounts {
+        self.shared.pool.pool_counts()
     }
 
     /// Requests that are being waited for outside the fast path.
@@ -235,14 +235,14 @@ fn shake_hands(
         if request.arrived(len).is_err() {
             continue;
         }
-        let (asked, reply) = match request.parts(Dialect::default()) {
+        let (request, reply) = match request.parts(Dialect::default()) {
             Ok(parts) => parts,
             Err((_, reply)) => {
-                settle_malformed(reply);
+                reply_malformed(reply);
                 continue;
             }
         };
-        let Op::Init(init) = asked.op else {
+        let Op::Init(init) = request.op else {
             reply.error(Errno::IO).ignore();
             continue;
         };
@@ -266,7 +266,7 @@ fn shake_hands(
     }
 }
 
-fn settle_malformed(reply: &mut Reply) {
+fn reply_malformed(reply: &mut Reply) {
     if reply.is_due() {
         reply.error(Errno::INVAL).ignore();
     }
@@ -291,14 +291,14 @@ fn spawn_server(shared: &Arc<Shared>, begin: Begin) -> io::Result<()> {
 }
 
 /// Tells the pool whether the request that a thread runs computes or waits.
-struct Seat {
+struct PoolObserver {
     shared: Weak<Shared>,
     /// The run that computes, or did before the thread began to wait; none while it runs no
     /// request.
     run: Cell<Option<Run>>,
 }
 
-impl IdleObserver for Seat {
+impl IdleObserver for PoolObserver {
     fn waits(&self, how: Wait) {
         if let (Some(run), Some(shared)) = (self.run.get(), self.shared.upgrade()) {
             self.run.set(Some(shared.pool.waits(run, how, || spawn_server(&shared, Begin::Runner))));
@@ -318,7 +318,7 @@ impl Shared {
         let number = self.next_thread.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let transport = &self.transports[number % self.transports.len()];
         let spawn_runner = || spawn_server(&self, Begin::Runner);
-        let seat = Rc::new(Seat { shared: Arc::downgrade(&self), run: Cell::new(None) });
+        let seat = Rc::new(PoolObserver { shared: Arc::downgrade(&self), run: Cell::new(None) });
         observe_idle(Rc::clone(&seat) as Rc<dyn IdleObserver>);
         let mut next = match begin {
             Begin::Reader => Next::Read,
@@ -338,7 +338,7 @@ impl Shared {
         }
     }
 
-    fn run_queued(&self, seat: &Seat, started: Started, request: &mut Request) -> Started {
+    fn run_queued(&self, seat: &PoolObserver, started: Started, request: &mut Request) -> Started {
         request.begins();
         match request.reply.is_cancelled() {
             true => started,
@@ -348,7 +348,7 @@ impl Shared {
 
     /// Reads and answers requests until one has been run that may sleep; returns that. None at the
     /// end of the mount.
-    fn read(self: &Arc<Self>, transport: &Arc<dyn Transport>, seat: &Seat) -> Option<Started> {
+    fn read(self: &Arc<Self>, transport: &Arc<dyn Transport>, seat: &PoolObserver) -> Option<Started> {
         let mut request =
             Request::new(&self.buffers, Arc::clone(transport), Some(Arc::clone(&self.inflight)));
         loop {
@@ -371,9 +371,9 @@ impl Shared {
             }
             request.queued_after_ns = queued_after_ns;
             let keys = match self.quick(&mut request) {
-                Step::Settled => continue,
-                Step::MaySleep(keys) => keys,
-                Step::MaySleepAt(keys, payer) => {
+                QuickOutcome::Answered => continue,
+                QuickOutcome::MaySleep(keys) => keys,
+                QuickOutcome::MaySleepAt(keys, payer) => {
                     request.payer = Some(payer);
                     keys
                 }
@@ -397,16 +397,16 @@ impl Shared {
         None
     }
 
-    fn quick(&self, request: &mut Request) -> Step {
-        let (asked, reply) = match request.parts(self.dialect) {
+    fn quick(&self, request: &mut Request) -> QuickOutcome {
+        let (request, reply) = match request.parts(self.dialect) {
             Ok(parts) => parts,
             Err((malformed, reply)) => {
                 tracing::warn!(%malformed, "malformed request");
-                settle_malformed(reply);
-                return Step::Settled;
+                reply_malformed(reply);
+                return QuickOutcome::Answered;
             }
         };
-        match asked.op {
+        match request.op {
             Op::Interrupt { unique } => self.inflight.interrupt(unique),
             Op::Destroy => reply.done().ignore(),
             Op::Init(_) => reply.error(Errno::IO).ignore(),
@@ -418,19 +418,19 @@ impl Shared {
             }
             _ => {
                 return self
-                    .guarded(reply, |reply| self.filesystem.quick(&asked, reply))
-                    .unwrap_or(Step::Settled);
+                    .guarded(reply, |reply| self.filesystem.quick(&request, reply))
+                    .unwrap_or(QuickOutcome::Answered);
             }
         }
-        Step::Settled
+        QuickOutcome::Answered
     }
 
-    fn run(&self, seat: &Seat, started: Started, request: &mut Request) -> Started {
+    fn run(&self, seat: &PoolObserver, started: Started, request: &mut Request) -> Started {
         seat.run.set(Some(started.run));
-        if let Ok((asked, reply)) = request.parts(self.dialect) {
+        if let Ok((request, reply)) = request.parts(self.dialect) {
             // What is no data is a few calls of the host.
-            let _idle = (!asked.op.is_data()).then(|| Idle::begin(Wait::Perhaps));
-            self.guarded(reply, |reply| self.filesystem.slow(&asked, reply));
+            let _idle = (!request.op.is_data()).then(|| Idle::begin(Wait::Perhaps));
+            self.guarded(reply, |reply| self.filesystem.slow(&request, reply));
             if reply.is_due() {
                 // Dropping it answers and says so.
                 drop(reply.take());
@@ -439,7 +439,7 @@ impl Shared {
         Started { run: seat.run.take().unwrap_or(started.run), ..started }
     }
 
-    /// Runs a handler; if it panics, the asker gets EIO and the mount lives on.
+    /// Runs a handler; if it panics, the requester gets EIO and the mount lives on.
     fn guarded<T>(&self, reply: &mut Reply, handler: impl FnOnce(&mut Reply) -> T) -> Option<T> {
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| handler(reply)));
         if outcome.is_err() {

@@ -14,13 +14,13 @@ use rustix::fs::{Mode, OFlags};
 
 /// What is to become of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Doom {
+pub enum Liveness {
     /// A signal that kills it is pending, or it is gone.
     Dying,
     /// No such signal is pending.
     Living,
     /// It cannot be looked at.
-    Unseen,
+    Unknown,
 }
 
 /// Returns a bit in the masks of `/proc`.
@@ -45,7 +45,7 @@ pub struct SignalReader {
 
 impl SignalReader {
     /// Opens `/proc`. Without one that shows the ids that the kernel's requests carry, every thread
-    /// is [`Doom::Unseen`].
+    /// is [`Liveness::Unknown`].
     pub fn new() -> Self {
         let proc =
             rustix::fs::open("/proc", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
@@ -59,8 +59,8 @@ impl SignalReader {
     }
 
     /// Returns what is to become of thread `tid`.
-    pub fn doom(&self, tid: u32) -> Doom {
-        let Some(proc) = self.proc.as_ref().filter(|_| tid != 0) else { return Doom::Unseen };
+    pub fn liveness(&self, tid: u32) -> Liveness {
+        let Some(proc) = self.proc.as_ref().filter(|_| tid != 0) else { return Liveness::Unknown };
         let file = rustix::fs::openat(
             proc.as_fd(),
             format!("{tid}/status"),
@@ -68,11 +68,11 @@ impl SignalReader {
             Mode::empty(),
         );
         // A thread that waits for an answer exists. If it does not show, it is hidden from us.
-        let Ok(file) = file else { return Doom::Unseen };
+        let Ok(file) = file else { return Liveness::Unknown };
         let mut text = String::new();
         match File::from(file).take(STATUS_BYTES_MAX).read_to_string(&mut text) {
-            Ok(_) => judge(&text),
-            Err(_) => Doom::Unseen,
+            Ok(_) => parse_liveness(&text),
+            Err(_) => Liveness::Unknown,
         }
     }
 }
@@ -83,15 +83,19 @@ impl Default for SignalReader {
     }
 }
 
-fn judge(status: &str) -> Doom {
+fn parse_liveness(status: &str) -> Liveness {
     let mask = |key: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
         line.and_then(|value| u64::from_str_radix(value.trim(), 16).ok())
     };
-    let (Some(thread), Some(process)) = (mask("SigPnd"), mask("ShdPnd")) else { return Doom::Unseen };
+    let (Some(thread), Some(process)) = (mask("SigPnd"), mask("ShdPnd")) else { return Liveness::Unknown };
     let pending = thread | process;
     let survived = mask("SigBlk").unwrap_or(0) | mask("SigIgn").unwrap_or(0) | mask("SigCgt").unwrap_or(0);
-    if pending & SIGKILL != 0 || pending & CORE_DUMPING & !survived != 0 { Doom::Dying } else { Doom::Living }
+    if pending & SIGKILL != 0 || pending & CORE_DUMPING & !survived != 0 {
+        Liveness::Dying
+    } else {
+        Liveness::Living
+    }
 }
 
 #[cfg(test)]
@@ -108,22 +112,26 @@ mod tests {
     #[test]
     fn only_what_kills_dooms() {
         for (pending, shared, caught, doom) in [
-            (0, 0, 0, Doom::Living),
-            (SIGKILL, 0, 0, Doom::Dying),
-            (0, SIGKILL, 0, Doom::Dying),
-            (bit(14), 0, bit(14), Doom::Living),
-            (bit(3), 0, 0, Doom::Dying),
-            (bit(3), 0, bit(3), Doom::Living),
+            (0, 0, 0, Liveness::Living),
+            (SIGKILL, 0, 0, Liveness::Dying),
+            (0, SIGKILL, 0, Liveness::Dying),
+            (bit(14), 0, bit(14), Liveness::Living),
+            (bit(3), 0, 0, Liveness::Dying),
+            (bit(3), 0, bit(3), Liveness::Living),
         ] {
-            assert_eq!(judge(&status(pending, shared, caught)), doom, "{pending:x} {shared:x} {caught:x}");
+            assert_eq!(
+                parse_liveness(&status(pending, shared, caught)),
+                doom,
+                "{pending:x} {shared:x} {caught:x}"
+            );
         }
-        assert_eq!(judge("Name:\tx\n"), Doom::Unseen);
+        assert_eq!(parse_liveness("Name:\tx\n"), Liveness::Unknown);
     }
 
     #[test]
     fn this_thread_lives() {
         let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
-        assert_eq!(SignalReader::new().doom(tid), Doom::Living);
-        assert_eq!(SignalReader::new().doom(0), Doom::Unseen);
+        assert_eq!(SignalReader::new().liveness(tid), Liveness::Living);
+        assert_eq!(SignalReader::new().liveness(0), Liveness::Unknown);
     }
 }

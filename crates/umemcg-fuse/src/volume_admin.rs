@@ -133,7 +133,9 @@ impl Daemon {
         }
         let member = leaving.finish();
         let notifier = self.session().notifier();
-        if notifier.inval_entry(NodeId::ROOT.0, name.as_ref(), false) && !notifier.settle(FORGOTTEN_WITHIN) {
+        if notifier.inval_entry(NodeId::ROOT.0, name.as_ref(), false)
+            && !notifier.wait_until_sent(FORGOTTEN_WITHIN)
+        {
             tracing::debug!(name, "the kernel is slow to forget a volume");
         }
         let nr_closed = member.nr_open();

@@ -3,7 +3,7 @@
 //! Its group does, while it has room. A reader cannot reclaim, and a write may not fail or be short
 //! for want of memory, since most programs take a short write to a file for an error. So a write
 //! that finds no room in its group is lent some of the daemon's own memory, as requests that run
-//! are: a [`Lender`] has [`LENT_BYTES_MAX`] for a mount, and a group at most half of what the
+//! are: a [`LoanPool`] has [`LENT_BYTES_MAX`] for a mount, and a group at most half of what the
 //! others leave.
 //!
 //! Past that, for a group with more than a hundred writers of a mebibyte at once, the header and
@@ -29,7 +29,7 @@ pub const LENT_BYTES_MAX: u64 = 256 << 20;
 
 /// What is lent.
 #[derive(Debug, Default)]
-struct Lent {
+struct Loans {
     bytes: u64,
     /// By group id; only groups that have some.
     by_group: HashMap<u64, u64>,
@@ -37,40 +37,40 @@ struct Lent {
 
 /// Lends memory of the daemon's own to writes that wait while their group has no room.
 #[derive(Debug, Default)]
-pub(crate) struct Lender {
-    lent: LeafMutex<Lent>,
+pub(crate) struct LoanPool {
+    loans: LeafMutex<Loans>,
 }
 
-impl Lender {
+impl LoanPool {
     fn lend(self: &Arc<Self>, group: &Group, bytes: u64) -> Option<Loan> {
-        let (id, mut lent) = (group.id(), self.lent.lock());
-        let has = lent.by_group.get(&id).copied().unwrap_or(0);
-        let left_by_others = LENT_BYTES_MAX - (lent.bytes - has);
+        let (id, mut loans) = (group.id(), self.loans.lock());
+        let has = loans.by_group.get(&id).copied().unwrap_or(0);
+        let left_by_others = LENT_BYTES_MAX - (loans.bytes - has);
         if has + bytes > left_by_others / 2 {
             return None;
         }
-        lent.bytes += bytes;
-        *lent.by_group.entry(id).or_default() += bytes;
-        Some(Loan { lender: Arc::clone(self), group: id, bytes })
+        loans.bytes += bytes;
+        *loans.by_group.entry(id).or_default() += bytes;
+        Some(Loan { loan_pool: Arc::clone(self), group: id, bytes })
     }
 }
 
 /// Some of it; goes back when dropped.
 #[derive(Debug)]
 struct Loan {
-    lender: Arc<Lender>,
+    loan_pool: Arc<LoanPool>,
     group: u64,
     bytes: u64,
 }
 
 impl Drop for Loan {
     fn drop(&mut self) {
-        let mut lent = self.lender.lent.lock();
-        lent.bytes -= self.bytes;
-        if let Some(has) = lent.by_group.get_mut(&self.group) {
+        let mut loans = self.loan_pool.loans.lock();
+        loans.bytes -= self.bytes;
+        if let Some(has) = loans.by_group.get_mut(&self.group) {
             *has -= self.bytes;
             if *has == 0 {
-                lent.by_group.remove(&self.group);
+                loans.by_group.remove(&self.group);
             }
         }
     }
@@ -78,7 +78,7 @@ impl Drop for Loan {
 
 /// What pays for a request that waits, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Kept {
+pub(crate) struct WaitCharge {
     _charge: AccountedCharge,
     _loan: Option<Loan>,
 }
@@ -86,11 +86,11 @@ pub(crate) struct Kept {
 /// Takes what a request that waits with `message` needs, and says how many bytes of it may be kept.
 pub(crate) fn keep(
     group: &Arc<Group>,
-    lender: &Arc<Lender>,
+    loan_pool: &Arc<LoanPool>,
     header: &InHeader,
     message: &[u8],
-) -> (Kept, usize) {
-    let kept = |charge, loan, len| (Kept { _charge: charge, _loan: loan }, len);
+) -> (WaitCharge, usize) {
+    let kept = |charge, loan, len| (WaitCharge { _charge: charge, _loan: loan }, len);
     if let Ok(charge) = group.try_charge(REQUEST_BYTES + message.len() as u64) {
         return kept(AccountedCharge::new(charge, StatItem::SlabUnreclaimable), None, message.len());
     }
@@ -104,7 +104,7 @@ pub(crate) fn keep(
     let end = write.offset.saturating_add(KEPT_BYTES_MIN as u64).next_multiple_of(PAGE_SIZE as u64);
     let least = message.len().min(write.at + (end - write.offset) as usize);
     if least < message.len()
-        && let Some(loan) = lender.lend(group, (message.len() - write.at) as u64)
+        && let Some(loan) = loan_pool.lend(group, (message.len() - write.at) as u64)
     {
         return kept(forced(0), Some(loan), message.len());
     }
@@ -171,29 +171,29 @@ mod tests {
         let (engine, group) = group(0);
         let other = engine.create_group(engine.root(), "other".as_ref()).unwrap();
         other.set_max(0);
-        let (lender, (header, message)) = (Arc::<Lender>::default(), write(0, 1 << 20, 0));
+        let (loan_pool, (header, message)) = (Arc::<LoanPool>::default(), write(0, 1 << 20, 0));
         let whole = |group| {
-            let waits = std::iter::repeat_with(|| keep(group, &lender, &header, &message));
+            let waits = std::iter::repeat_with(|| keep(group, &loan_pool, &header, &message));
             waits.take_while(|(_, kept)| *kept == message.len()).map(|(request, _)| request).collect()
         };
-        let first: Vec<Kept> = whole(&group);
+        let first: Vec<WaitCharge> = whole(&group);
         assert_eq!(first.len() as u64, (LENT_BYTES_MAX / 2) >> 20);
         assert!(group.usage_bytes() <= first.len() as u64 * REQUEST_BYTES + (1 << 20), "it is not charged");
-        let second: Vec<Kept> = whole(&other);
+        let second: Vec<WaitCharge> = whole(&other);
         assert_eq!(second.len(), first.len() / 2, "a half of what the first has left");
         drop((first, second));
-        let lent = lender.lent.lock();
-        assert_eq!((lent.bytes, lent.by_group.len()), (0, 0));
+        let loans = loan_pool.loans.lock();
+        assert_eq!((loans.bytes, loans.by_group.len()), (0, 0));
     }
 
     #[test]
     fn past_all_loans_what_waits_is_bounded_and_still_a_write() {
         let (_engine, group) = group(8 << 20);
-        let (lender, mut held) = (Arc::default(), Vec::new());
+        let (loan_pool, mut held) = (Arc::default(), Vec::new());
         let mut nr_cut = 0;
         for n in 0..500 {
             let (mut header, mut message) = write(100, 1 << 20, 0);
-            let (request, kept) = keep(&group, &lender, &header, &message);
+            let (request, kept) = keep(&group, &loan_pool, &header, &message);
             message.truncate(kept);
             close(&mut header, &mut message);
             let op = Op::parse(&message, Dialect::default()).unwrap();
@@ -213,12 +213,12 @@ mod tests {
     #[test]
     fn only_long_writes_are_cut() {
         let (_engine, group) = group(0);
-        let lender = Arc::default();
+        let loan_pool = Arc::default();
         for (header, message) in [write(4000, 8 << 10, 0), write(0, 1 << 20, write_flag::CACHE)] {
-            assert_eq!(keep(&group, &lender, &header, &message).1, message.len());
+            assert_eq!(keep(&group, &loan_pool, &header, &message).1, message.len());
         }
         let header = InHeader { opcode: opcode::SETXATTR, ..Default::default() };
-        assert_eq!(keep(&group, &lender, &header, &[0; 60_000]).1, 60_000);
-        assert_eq!(lender.lent.lock().bytes, 0);
+        assert_eq!(keep(&group, &loan_pool, &header, &[0; 60_000]).1, 60_000);
+        assert_eq!(loan_pool.loans.lock().bytes, 0);
     }
 }

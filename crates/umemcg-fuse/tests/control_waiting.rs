@@ -58,9 +58,9 @@ fn a_client_pays_for_what_waits_and_delays_no_other() {
                 });
             });
         }
-        let census = || mount.session.census();
-        let all_wait = within(PATIENCE, || census().nr_running + census().nr_waiting == NR_READERS);
-        let now = census();
+        let pool_counts = || mount.session.pool_counts();
+        let all_wait = within(PATIENCE, || pool_counts().nr_running + pool_counts().nr_waiting == NR_READERS);
+        let now = pool_counts();
         assert!(all_wait.is_some() && now.nr_waiting > NR_READERS / 2, "{now:?}");
         let least = now.nr_waiting as u64 * REQUEST_BYTES;
         assert!(charged() >= least && charged() <= 2 * least, "{} of {least} bytes; {now:?}", charged());
@@ -68,7 +68,7 @@ fn a_client_pays_for_what_waits_and_delays_no_other() {
         let (said, heard) = mpsc::channel();
         let (groups, neighbour, path) = (&groups, &neighbour, mount.path("shared/memory.max"));
         scope.spawn(move || said.send(groups.run(neighbour, || std::fs::read_to_string(path).unwrap())));
-        assert_eq!(heard.recv_timeout(PATIENCE).as_deref(), Ok("max\n"), "{:?}", census());
+        assert_eq!(heard.recv_timeout(PATIENCE).as_deref(), Ok("max\n"), "{:?}", pool_counts());
     });
     assert!(within(PATIENCE, || charged() == 0 && files.nr_open_files() == 0).is_some(), "{}", charged());
 }

@@ -17,7 +17,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use umemcg::{DirtyBound, DirtyThreshold, Engine, EngineConfig, Group, StatItem};
 use umemcg_fuse::wire::Op;
 use umemcg_fuse::{
-    Asked, Classifier, Daemon, DaemonConfig, Filesystem, Keys, Reply, SessionConfig, Step, Unmount,
+    Classifier, Daemon, DaemonConfig, Filesystem, Keys, QuickOutcome, Reply, RequestRef, SessionConfig,
+    Unmount,
 };
 use umemcg_vfs::Reach;
 
@@ -58,17 +59,19 @@ impl FlatFiles for Slow {
 }
 
 impl Filesystem for Slow {
-    fn quick(&self, asked: &Asked<'_>, reply: &mut Reply) -> Step {
-        match asked.op {
+    fn quick(&self, request: &RequestRef<'_>, reply: &mut Reply) -> QuickOutcome {
+        match request.op {
             Op::Read(arg) => reply.bytes(&vec![0; arg.size as usize]).ignore(),
-            Op::Write { .. } => return Step::MaySleep(Keys { group: asked.header.nodeid, store: 0 }),
-            _ => return flat::answer(self, asked, reply),
+            Op::Write { .. } => {
+                return QuickOutcome::MaySleep(Keys { group: request.header.nodeid, store: 0 });
+            }
+            _ => return flat::answer(self, request, reply),
         }
-        Step::Settled
+        QuickOutcome::Answered
     }
 
-    fn slow(&self, asked: &Asked<'_>, reply: &mut Reply) {
-        let Op::Write { arg, data } = asked.op else { unreachable!("nothing else is put off") };
+    fn slow(&self, request: &RequestRef<'_>, reply: &mut Reply) {
+        let Op::Write { arg, data } = request.op else { unreachable!("nothing else is put off") };
         let cost = Duration::from_secs_f64(data.len() as f64 / self.rate as f64);
         let due = {
             let mut free_at = self.free_at.lock().unwrap();
@@ -76,7 +79,7 @@ impl Filesystem for Slow {
             *free_at
         };
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
-        let file = file_of(asked);
+        let file = file_of(request);
         self.lens[file].fetch_max(arg.offset + data.len() as u64, Ordering::Relaxed);
         self.taken[file].fetch_add(data.len() as u64, Ordering::Relaxed);
         reply.written(data.len()).ignore();

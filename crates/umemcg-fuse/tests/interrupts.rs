@@ -47,12 +47,12 @@ fn a_killed_reader_of_a_hanging_store_is_gone_within_a_second() {
     for signal in [Signal::KILL, Signal::TERM, Signal::INT, Signal::QUIT] {
         let (memory, mount) = hanging();
         let child = reader_of(&mount.path("hang"));
-        assert!(within(SOON, || mount.session.census().nr_running == 1).is_some());
+        assert!(within(SOON, || mount.session.pool_counts().nr_running == 1).is_some());
         let killed = Instant::now();
         send(&child, signal);
         let lived = end_of(child, killed);
         assert!(lived < AT_ONCE, "{signal:?}: {lived:?}");
-        assert_eq!(mount.session.census().nr_running, 1, "the store still hangs");
+        assert_eq!(mount.session.pool_counts().nr_running, 1, "the store still hangs");
         memory.gate.open();
         assert!(
             within(SOON, || memory.late.load(Ordering::Relaxed) == 1).is_some(),
@@ -68,9 +68,9 @@ fn a_killed_reader_is_gone_even_if_its_turn_has_not_come() {
     }
     let (memory, mount) = hanging();
     let children: Vec<Child> = (0..40).map(|_| reader_of(&mount.path("hang"))).collect();
-    let census = || mount.session.census();
-    assert!(within(SOON, || census().nr_running + census().nr_waiting == 40).is_some());
-    assert!(census().nr_waiting > 0);
+    let pool_counts = || mount.session.pool_counts();
+    assert!(within(SOON, || pool_counts().nr_running + pool_counts().nr_waiting == 40).is_some());
+    assert!(pool_counts().nr_waiting > 0);
     let killed = Instant::now();
     children.iter().for_each(|child| send(child, Signal::KILL));
     for child in children {
@@ -79,7 +79,7 @@ fn a_killed_reader_is_gone_even_if_its_turn_has_not_come() {
     }
     assert!(within(SOON, || mount.session.nr_inflight() <= 40).is_some());
     memory.gate.open();
-    assert!(within(SOON, || census().nr_running + census().nr_waiting == 0).is_some());
+    assert!(within(SOON, || pool_counts().nr_running + pool_counts().nr_waiting == 0).is_some());
     assert_eq!(memory.nr_reads.load(Ordering::Relaxed) as usize, 16, "what waited was not run in vain");
     assert_eq!(mount.session.nr_inflight(), 0);
 }
@@ -95,7 +95,7 @@ fn an_alarm_does_not_end_a_read() {
     let child =
         Command::new("perl").args(["-e", script]).arg(mount.path("hang")).stdout(Stdio::piped()).spawn();
     let child = child.unwrap();
-    assert!(within(SOON, || mount.session.census().nr_running == 1).is_some());
+    assert!(within(SOON, || mount.session.pool_counts().nr_running == 1).is_some());
     // The alarm has gone off when the watcher has looked at the thread a few times and found it
     // alive.
     assert!(within(SOON, || mount.session.nr_watched() == 1).is_some());
@@ -130,8 +130,8 @@ fn a_delayed_write_keeps_its_writer_waiting_until_its_answer() {
     let writer = std::thread::spawn(move || std::fs::write(path, "four"));
     assert!(within(SOON, || !memory.parked.lock().unwrap().is_empty()).is_some());
     assert!(!writer.is_finished());
-    let census = mount.session.census();
-    assert_eq!((census.nr_running, census.nr_waiting), (0, 0), "no thread waits with the writer");
+    let pool_counts = mount.session.pool_counts();
+    assert_eq!((pool_counts.nr_running, pool_counts.nr_waiting), (0, 0), "no thread waits with the writer");
     let (mut reply, written) = memory.parked.lock().unwrap().remove(0);
     reply.written(written as usize).ignore();
     writer.join().unwrap().unwrap();

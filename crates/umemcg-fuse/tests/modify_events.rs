@@ -121,7 +121,7 @@ fn a_file_is_followed_only_while_it_is_watched_or_open() {
     let version: Vec<u32> =
         release.split(['.', '-']).take(2).filter_map(|number| number.parse().ok()).collect();
     if version < vec![6, 18] {
-        eprintln!("\nSKIPPED: needs a kernel that can be asked to let go of nodes\n");
+        eprintln!("\nSKIPPED: needs a kernel that can be request to let go of nodes\n");
         return;
     }
     let watches = inotify::init(CreateFlags::CLOEXEC).unwrap();

@@ -23,7 +23,7 @@ use disk::{CELL, Disk, Promises, Random, seeds};
 use rustix::fs::FallocateFlags;
 use umemcg::{Engine, EngineConfig};
 use umemcg_fuse::wire::Op;
-use umemcg_fuse::{Asked, Daemon, DaemonConfig, Filesystem, Reply, RootOnly, Step};
+use umemcg_fuse::{Daemon, DaemonConfig, Filesystem, QuickOutcome, Reply, RequestRef, RootOnly};
 use umemcg_vfs::Reach;
 
 const NR_FILES: usize = 2;
@@ -58,36 +58,38 @@ impl FlatFiles for Forgetful {
 }
 
 impl Filesystem for Forgetful {
-    fn quick(&self, asked: &Asked<'_>, reply: &mut Reply) -> Step {
-        match asked.op {
+    fn quick(&self, request: &RequestRef<'_>, reply: &mut Reply) -> QuickOutcome {
+        match request.op {
             Op::Read(arg) => {
-                reply.bytes(&self.disk.read(file_of(asked), arg.offset as usize, arg.size as usize)).ignore();
+                reply
+                    .bytes(&self.disk.read(file_of(request), arg.offset as usize, arg.size as usize))
+                    .ignore();
             }
             Op::Write { arg, data } => {
-                self.disk.write(file_of(asked), arg.offset as usize, data);
+                self.disk.write(file_of(request), arg.offset as usize, data);
                 reply.written(data.len()).ignore();
             }
             Op::Fallocate(arg)
                 if FallocateFlags::from_bits_retain(arg.mode).contains(FallocateFlags::PUNCH_HOLE) =>
             {
-                self.disk.zero(file_of(asked), arg.offset as usize..(arg.offset + arg.length) as usize);
+                self.disk.zero(file_of(request), arg.offset as usize..(arg.offset + arg.length) as usize);
                 reply.done().ignore();
             }
             Op::Fsync(_) => {
-                self.disk.sync(file_of(asked));
-                self.nr_syncs[file_of(asked)].fetch_add(1, Ordering::SeqCst);
+                self.disk.sync(file_of(request));
+                self.nr_syncs[file_of(request)].fetch_add(1, Ordering::SeqCst);
                 reply.done().ignore();
             }
             Op::Fsyncdir(_) => {
                 self.nr_directory_syncs.fetch_add(1, Ordering::SeqCst);
                 reply.done().ignore();
             }
-            _ => return flat::answer(self, asked, reply),
+            _ => return flat::answer(self, request, reply),
         }
-        Step::Settled
+        QuickOutcome::Answered
     }
 
-    fn slow(&self, _: &Asked<'_>, _: &mut Reply) {
+    fn slow(&self, _: &RequestRef<'_>, _: &mut Reply) {
         unreachable!("nothing is put off");
     }
 }
@@ -236,7 +238,7 @@ fn a_closed_file_reaches_the_store_when_it_is_old_enough() {
     limits.set_expire(Duration::from_millis(20));
     ground.engine.cache().wake_flushers();
     let written = || ground.store.disk.read(0, 0, 4096) == [7; 4096];
-    assert!(within(Duration::from_secs(20), written).is_some(), "not asked for, but it is old");
+    assert!(within(Duration::from_secs(20), written).is_some(), "not request for, but it is old");
     ground.check();
 }
 

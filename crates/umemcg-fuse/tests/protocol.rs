@@ -141,7 +141,7 @@ fn an_interrupted_request_of_an_unseen_thread_ends_after_a_time() {
     let (header, _) = kernel.hear();
     assert_eq!((header.unique, header.error), (30, errno(Errno::INTR)));
     memory.gate.open();
-    assert!(within(Duration::from_secs(5), || session.census().nr_running == 0).is_some());
+    assert!(within(Duration::from_secs(5), || session.pool_counts().nr_running == 0).is_some());
     kernel.is_served();
 }
 

@@ -64,9 +64,12 @@ fn a_hanging_store_does_not_keep_others_waiting() {
             std::thread::spawn(move || std::fs::read(path).unwrap())
         })
         .collect();
-    let census = || mount.session.census();
-    assert!(within(Duration::from_secs(10), || census().nr_running + census().nr_waiting == 100).is_some());
-    assert_eq!(census().nr_running, 16, "one store holds at most half of the places");
+    let pool_counts = || mount.session.pool_counts();
+    assert!(
+        within(Duration::from_secs(10), || pool_counts().nr_running + pool_counts().nr_waiting == 100)
+            .is_some()
+    );
+    assert_eq!(pool_counts().nr_running, 16, "one store holds at most half of the places");
     for _ in 0..100 {
         assert_eq!(std::fs::read(mount.path("calm")).unwrap(), b"y");
     }
@@ -89,8 +92,11 @@ fn a_neighbour_on_a_store_that_is_busy_has_its_part_of_it() {
             std::thread::spawn(move || std::fs::read(path).unwrap())
         })
         .collect();
-    let census = || mount.session.census();
-    assert!(within(Duration::from_secs(10), || census().nr_running + census().nr_waiting == 100).is_some());
+    let pool_counts = || mount.session.pool_counts();
+    assert!(
+        within(Duration::from_secs(10), || pool_counts().nr_running + pool_counts().nr_waiting == 100)
+            .is_some()
+    );
     let (sender, done) = std::sync::mpsc::channel();
     let path = mount.path("same");
     std::thread::spawn(move || (0..100).for_each(|_| sender.send(std::fs::read(&path).unwrap()).unwrap()));
@@ -125,14 +131,15 @@ fn asynchronous_reads_that_hang_leave_the_kernels_budget() {
         (child, BufReader::new(output).lines())
     };
     let (mut hanging, _lines) = start("hang", "500");
-    let census = || mount.session.census();
-    let is_full = within(Duration::from_secs(20), || census().nr_running + census().nr_waiting >= 500);
+    let pool_counts = || mount.session.pool_counts();
+    let is_full =
+        within(Duration::from_secs(20), || pool_counts().nr_running + pool_counts().nr_waiting >= 500);
     let (mut calm, mut lines) = start("calm", "1");
     let (sender, done) = std::sync::mpsc::channel();
     std::thread::spawn(move || sender.send(lines.any(|line| line.unwrap() == "read 1")));
     let was_read = done.recv_timeout(Duration::from_secs(10));
     memory.gate.open();
     let _ = (hanging.kill(), hanging.wait(), calm.wait(), std::fs::remove_file(&program));
-    assert_eq!(was_read, Ok(true), "{:?}", census());
+    assert_eq!(was_read, Ok(true), "{:?}", pool_counts());
     assert!(is_full.is_some());
 }

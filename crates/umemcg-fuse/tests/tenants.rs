@@ -161,7 +161,7 @@ fn slowed_writers_and_a_hanging_store_leave_readers_alone() {
         let filesystem = volume.daemon().filesystem();
         let slowed = within(SOON, || filesystem.nr_parked() >= NR_WRITERS / 2);
         let parked = filesystem.nr_parked();
-        let census = volume.daemon().session().census();
+        let pool_counts = volume.daemon().session().pool_counts();
         let mut slowest = Duration::ZERO;
         for _ in 0..200 {
             let start = Instant::now();
@@ -170,10 +170,10 @@ fn slowed_writers_and_a_hanging_store_leave_readers_alone() {
         }
         let uncached = fs::read(volume.path("other"));
         volume.memory.gate.open();
-        assert!(slowed.is_some(), "{parked} of {NR_WRITERS} writers were slowed; {census:?}");
+        assert!(slowed.is_some(), "{parked} of {NR_WRITERS} writers were slowed; {pool_counts:?}");
         assert!(slowest < Duration::from_millis(200), "{slowest:?}");
         assert_eq!(uncached.unwrap().len(), 4096);
-        (parked, census.nr_running)
+        (parked, pool_counts.nr_running)
     });
     assert!(running < parked, "writers that are slowed hold no thread: {running} run, {parked} are slowed");
     assert!(volume.memory.largest_write.load(Ordering::Relaxed) > 0);

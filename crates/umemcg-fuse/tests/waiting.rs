@@ -46,21 +46,22 @@ fn writers_that_wait_are_bounded_and_given_back() {
                 file.write_all(data).unwrap();
             });
         }
-        let census = || mount.session.census();
-        let all_wait = within(PATIENCE, || census().nr_running + census().nr_waiting == NR_WRITERS);
-        let (usage, taken, census) = (group.usage_bytes(), resident().saturating_sub(before), census());
+        let pool_counts = || mount.session.pool_counts();
+        let all_wait = within(PATIENCE, || pool_counts().nr_running + pool_counts().nr_waiting == NR_WRITERS);
+        let (usage, taken, pool_counts) =
+            (group.usage_bytes(), resident().saturating_sub(before), pool_counts());
         memory.gate.open();
-        assert!(all_wait.is_some(), "{census:?}");
-        let least = (census.nr_waiting as u64) * REQUEST_BYTES;
-        let most = 9 * MIB + (census.nr_waiting as u64) * (REQUEST_BYTES + KEPT_BYTES_MIN as u64 + 4096);
-        assert!((least..=most).contains(&usage), "{usage} bytes are charged; {census:?}");
+        assert!(all_wait.is_some(), "{pool_counts:?}");
+        let least = (pool_counts.nr_waiting as u64) * REQUEST_BYTES;
+        let most = 9 * MIB + (pool_counts.nr_waiting as u64) * (REQUEST_BYTES + KEPT_BYTES_MIN as u64 + 4096);
+        assert!((least..=most).contains(&usage), "{usage} bytes are charged; {pool_counts:?}");
         // Those that run have a buffer each; threads, theirs and ours, take a few pages.
         let most = most + LENT_BYTES_MAX / 2 + 24 * MIB + NR_WRITERS as u64 * (64 << 10);
-        assert!(taken <= most, "{taken} bytes more are resident, {most} at most; {census:?}");
+        assert!(taken <= most, "{taken} bytes more are resident, {most} at most; {pool_counts:?}");
     });
     // Short writes came again until all was written.
     assert!(memory.files.lock().unwrap().values().all(|(_, bytes)| *bytes == data));
     assert!(within(PATIENCE, || group.usage_bytes() <= MIB).is_some(), "{}", group.usage_bytes());
-    let census = mount.session.census();
-    assert_eq!((census.nr_running, census.nr_waiting), (0, 0));
+    let pool_counts = mount.session.pool_counts();
+    assert_eq!((pool_counts.nr_running, pool_counts.nr_waiting), (0, 0));
 }

@@ -26,7 +26,7 @@ use crate::error::VfsError;
 use crate::host::{self, HostStat};
 use crate::host_store::{HostStore, InUse, StoreFds};
 use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge};
-use crate::shown_times::{Did, Look, Shown, Stamp};
+use crate::shown_times::{OwnOperation, SharedAccess, Shown, Stamp};
 use crate::volume::Volume;
 use umemcg::{BackingStore, Engine, File, Group, OwnerId, StoreId};
 
@@ -208,7 +208,7 @@ impl Content {
     }
 
     fn close_if_idle(&self, opens: &mut Opens) -> bool {
-        let is_idle = opens.nr == 0 && self.file.is_stable() && self.store.times.is_settled();
+        let is_idle = opens.nr == 0 && self.file.is_stable() && self.store.times.is_restored();
         if is_idle {
             self.store.clear_fds();
             opens.opener = None;
@@ -253,27 +253,27 @@ impl Content {
     /// Attributes to show, after looking at the host with `stat`. A change from outside is adopted:
     /// clean pages are dropped, and the host's length is taken.
     pub(crate) fn look(&self, stat: impl Fn() -> Result<HostStat, Errno>) -> Result<Attr, Errno> {
-        self.tell_of_reads();
-        self.judge(self.store.times.try_look(), stat)
+        self.update_host_atime();
+        self.attr_to_show(self.store.times.try_shared(), stat)
     }
 
     /// Looks at the host file at an open, which sees every change from outside that came before it:
     /// waits for an operation of ours that is under way.
     pub(crate) fn look_at_open(&self, stat: impl Fn() -> Result<HostStat, Errno>) -> Result<Attr, Errno> {
-        self.tell_of_reads();
-        self.judge(Some(self.store.times.look()), stat)
+        self.update_host_atime();
+        self.attr_to_show(Some(self.store.times.shared()), stat)
     }
 
-    fn judge(
+    fn attr_to_show(
         &self,
-        look: Option<Look<'_>>,
+        look: Option<SharedAccess<'_>>,
         stat: impl Fn() -> Result<HostStat, Errno>,
     ) -> Result<Attr, Errno> {
         let times = &self.store.times;
         let host = stat()?;
         self.volume.clock.saw(host.attr.ctime);
         let shown = match &look {
-            Some(look) => look.judge(Stamp::of(&host.attr)).map(|shown| (host.attr.mode, shown)),
+            Some(look) => look.times_to_show(Stamp::of(&host.attr)).map(|shown| (host.attr.mode, shown)),
             // An operation of ours is under way, which may take set-id bits away and put them back.
             None => times.known().map(|(known, shown)| (known.mode, shown)),
         };
@@ -289,7 +289,7 @@ impl Content {
     fn adopt(&self, stat: impl Fn() -> Result<HostStat, Errno>) -> Result<Attr, Errno> {
         let mut seen = None;
         self.file.revalidate(|| {
-            let alone = self.store.times.alone();
+            let alone = self.store.times.exclusive();
             let host = stat();
             let len = host.ok().and_then(|host| {
                 alone.found(Stamp::of(&host.attr));
@@ -310,11 +310,11 @@ impl Content {
 
     /// Attributes to show for a stamp that was read at an unknown moment; `None` when a closer look
     /// is needed.
-    pub(crate) fn glance(&self, host: &HostStat) -> Option<Attr> {
+    pub(crate) fn peek_attr(&self, host: &HostStat) -> Option<Attr> {
         if self.was_read() {
             return None;
         }
-        let shown = self.store.times.glance(Stamp::of(&host.attr))?;
+        let shown = self.store.times.peek(Stamp::of(&host.attr))?;
         Some(self.merge(host.attr, shown))
     }
 
@@ -340,14 +340,15 @@ impl Content {
         sets_mtime: bool,
         change: impl FnOnce() -> Result<T, Errno>,
     ) -> Result<T, Errno> {
-        let changed = self.store.alone(held, |_| (change(), Did::Attributes { mtime: sets_mtime }));
+        let changed =
+            self.store.exclusively(held, |_| (change(), OwnOperation::Attributes { mtime: sets_mtime }));
         self.store.privileges.note();
         changed
     }
 
     /// Notes that an operation of ours on names changed attributes on the host, where `stat` looks.
     pub(crate) fn renamed(&self, stat: impl FnOnce() -> Result<HostStat, Errno>) -> Result<(), Errno> {
-        let alone = self.store.times.alone();
+        let alone = self.store.times.exclusive();
         let host = stat()?;
         self.volume.clock.saw(host.attr.ctime);
         alone.found_renamed(Stamp::of(&host.attr));
@@ -369,12 +370,12 @@ impl Content {
 
     /// Has the host move the access time if there was a read. Before a look at it, and at each
     /// close.
-    pub(crate) fn tell_of_reads(&self) {
+    pub(crate) fn update_host_atime(&self) {
         if self.was_read.load(Ordering::Relaxed)
             && let Some(fds) = self.fds()
             && self.was_read.swap(false, Ordering::Relaxed)
         {
-            self.store.tell_of_reads(&fds);
+            self.store.update_host_atime(&fds);
         }
     }
 
@@ -393,8 +394,11 @@ impl Content {
     pub(crate) fn clear_privileges(&self, set_id: bool) -> Result<(), Errno> {
         let Some(fds) = self.fds() else { return Ok(()) };
         let fd = fds.buffered.as_fd();
-        self.store.alone(fd, |before| {
-            (self.store.privileges.clear(fd, before.attr.mode, set_id), Did::Attributes { mtime: false })
+        self.store.exclusively(fd, |before| {
+            (
+                self.store.privileges.clear(fd, before.attr.mode, set_id),
+                OwnOperation::Attributes { mtime: false },
+            )
         })
     }
 }
@@ -412,11 +416,11 @@ impl Reopens for Content {
             // Removed on the host.
             fds.share.withdraw();
         }
-        if is_nameless || !self.store.times.is_settled() {
+        if is_nameless || !self.store.times.is_restored() {
             return self.store.put_back(fds);
         }
         if self.was_read.swap(false, Ordering::Relaxed) {
-            self.store.tell_of_reads(&fds);
+            self.store.update_host_atime(&fds);
         }
     }
 
@@ -434,7 +438,7 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use crate::host;
-    use crate::shown_times::{Did, Stamp};
+    use crate::shown_times::{OwnOperation, Stamp};
     use crate::testing::{Fixture, until_asleep};
 
     #[test]
@@ -488,7 +492,7 @@ mod tests {
         v.vfs.fsync(&file, false).unwrap();
         let host = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
         std::thread::scope(|scope| {
-            let alone = file.content.store.times.alone();
+            let alone = file.content.store.times.exclusive();
             alone.found(Stamp::of(&host::stat_fd(&host).unwrap().attr));
             host.set_len(7).unwrap();
             let (tell, told) = std::sync::mpsc::channel();
@@ -499,7 +503,7 @@ mod tests {
                 file.content.file.len()
             });
             until_asleep(told.recv().unwrap());
-            alone.left(Stamp::of(&host::stat_fd(&host).unwrap().attr), Did::Access);
+            alone.left(Stamp::of(&host::stat_fd(&host).unwrap().attr), OwnOperation::Access);
             drop(alone);
             assert_eq!(opener.join().unwrap(), 7);
         });

@@ -24,7 +24,7 @@ use rustix::io::Errno;
 
 use crate::attr::{Entry, FileKind, NodeId};
 use crate::content::Content;
-use crate::descriptor_share::{DescriptorShare, Want};
+use crate::descriptor_share::{DescriptorShare, Purpose};
 use crate::error::VfsError;
 use crate::handle_share::HandleCharge;
 use crate::host::{self, GROUP_EXECUTE, HostStat, SET_GID, SET_UID};
@@ -37,7 +37,7 @@ const CREATE_TRIES_MAX: u32 = 8;
 
 /// What a new object is to be.
 #[derive(Debug, Clone, Copy)]
-struct Wanted {
+struct NewObject {
     kind: FileKind,
     /// `07777`, before the umask.
     mode: u32,
@@ -46,7 +46,7 @@ struct Wanted {
     umask: u32,
 }
 
-impl Wanted {
+impl NewObject {
     /// Bits to make it with.
     fn first_mode(&self) -> Mode {
         Mode::from_raw_mode(self.bits() & 0o1777)
@@ -200,7 +200,7 @@ impl Vfs {
 
     /// Room for a new file that is open, at the cost of the caller's group.
     fn room_for_new(&self, caller: &Caller) -> Result<(HandleCharge, DescriptorShare), Errno> {
-        let share = self.shared.room_for_fds(&caller.group, Want::Open, true)?;
+        let share = self.shared.room_for_fds(&caller.group, Purpose::Open, true)?;
         Ok((HandleCharge::take(&self.shared.engine, &caller.group, 0)?, share))
     }
 
@@ -256,7 +256,7 @@ impl Vfs {
         })
     }
 
-    fn wanted(&self, caller: &Caller, dir: &OwnedFd, kind: FileKind, mode: u32) -> Result<Wanted, Errno> {
+    fn wanted(&self, caller: &Caller, dir: &OwnedFd, kind: FileKind, mode: u32) -> Result<NewObject, Errno> {
         let has_acls = &self.shared.volume.has_acls;
         // Relaxed: a hint.
         let by_acl = kind != FileKind::Symlink
@@ -269,7 +269,7 @@ impl Vfs {
                 Err(Errno::NOENT) => return Err(Errno::NOENT),
                 found => found.unwrap_or(false),
             };
-        Ok(Wanted { kind, mode: mode & 0o7777, by_acl, umask: caller.umask })
+        Ok(NewObject { kind, mode: mode & 0o7777, by_acl, umask: caller.umask })
     }
 
     /// Before the daemon gives away what it finds under the name of what it made: on a directory
@@ -288,7 +288,7 @@ impl Vfs {
         caller: &Caller,
         dir: BorrowedFd<'_>,
         fd: BorrowedFd<'_>,
-        wanted: &Wanted,
+        wanted: &NewObject,
     ) -> Result<HostStat, Errno> {
         let first = host::stat_fd(fd)?;
         let mut is_changed = false;
@@ -316,7 +316,7 @@ impl Vfs {
 
 /// Returns the mode of a new object that the host made with `made` and that now belongs to `uid`
 /// and `gid`.
-fn final_mode(caller: &Caller, wanted: &Wanted, made: u32, uid: u32, gid: u32) -> u32 {
+fn final_mode(caller: &Caller, wanted: &NewObject, made: u32, uid: u32, gid: u32) -> u32 {
     let bits = wanted.bits();
     let permissions = if wanted.by_acl { made & 0o777 } else { bits & 0o777 };
     let sticky = bits & 0o1000;

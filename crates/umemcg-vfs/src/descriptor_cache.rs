@@ -22,25 +22,25 @@ const NR_SHARDS: usize = 8;
 static NR_IN_ALL: AtomicUsize = AtomicUsize::new(0);
 
 #[derive(Debug)]
-struct Place {
+struct CachedDescriptor {
     node: u64,
     fd: Arc<OwnedFd>,
     used: bool,
-    _counted: Counted,
+    _counted: GlobalCount,
 }
 
 /// One of [`NR_IN_ALL`].
 #[derive(Debug)]
-struct Counted;
+struct GlobalCount;
 
-impl Counted {
+impl GlobalCount {
     fn new() -> Self {
         NR_IN_ALL.fetch_add(1, Ordering::Relaxed);
         Self
     }
 }
 
-impl Drop for Counted {
+impl Drop for GlobalCount {
     fn drop(&mut self) {
         NR_IN_ALL.fetch_sub(1, Ordering::Relaxed);
     }
@@ -49,7 +49,7 @@ impl Drop for Counted {
 #[derive(Debug, Default)]
 struct Shard {
     index: HashMap<u64, usize>,
-    places: Vec<Place>,
+    places: Vec<CachedDescriptor>,
     hand: usize,
 }
 
@@ -98,7 +98,12 @@ impl DescriptorCache {
             } else if shard.places.len() < self.per_shard && NR_IN_ALL.load(Ordering::Relaxed) < self.all_max
             {
                 shard.index.insert(node.0, shard.places.len());
-                shard.places.push(Place { node: node.0, fd, used: false, _counted: Counted::new() });
+                shard.places.push(CachedDescriptor {
+                    node: node.0,
+                    fd,
+                    used: false,
+                    _counted: GlobalCount::new(),
+                });
                 None
             } else if shard.places.is_empty() {
                 Some(fd)

@@ -54,7 +54,7 @@ pub(crate) trait Reopens: fmt::Debug + Send + Sync {
 
 /// For what a descriptor is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Want {
+pub(crate) enum Purpose {
     /// For a new handle.
     Open,
     /// For one that is there.
@@ -135,7 +135,13 @@ impl Shares {
     }
 
     /// Counts `nr` for a group, after making room in its tenant's ring.
-    fn take(&self, group: &Arc<Group>, nr: usize, want: Want, store: Option<StoreId>) -> Result<(), Errno> {
+    fn take(
+        &self,
+        group: &Arc<Group>,
+        nr: usize,
+        want: Purpose,
+        store: Option<StoreId>,
+    ) -> Result<(), Errno> {
         for nr_looks in 0..NR_LOOKS_MAX {
             match self.take_or_next(group, nr) {
                 Ok(()) => return Ok(()),
@@ -154,8 +160,8 @@ impl Shares {
             nr_writes += usize::from(written == Some(true));
         }
         let nr_max = match want {
-            Want::Open => self.nr_max,
-            Want::Reopen => self.nr_max.saturating_add(self.nr_max / 8),
+            Purpose::Open => self.nr_max,
+            Purpose::Reopen => self.nr_max.saturating_add(self.nr_max / 8),
         };
         if self.table.lock().take(group, nr, nr_max) { Ok(()) } else { Err(Errno::NFILE) }
     }
@@ -203,7 +209,7 @@ impl DescriptorShare {
     pub(crate) fn take(
         group: &Arc<Group>,
         nr: usize,
-        want: Want,
+        want: Purpose,
         store: Option<StoreId>,
     ) -> Result<Self, Errno> {
         Self::take_of(&SHARES, group, nr, want, store)
@@ -213,7 +219,7 @@ impl DescriptorShare {
         shares: &'static Shares,
         group: &Arc<Group>,
         nr: usize,
-        want: Want,
+        want: Purpose,
         store: Option<StoreId>,
     ) -> Result<Self, Errno> {
         if nr > 0 {
@@ -263,12 +269,16 @@ mod tests {
         Engine::new(EngineConfig { pool_bytes: 16 << 20, ..EngineConfig::default() }).unwrap()
     }
 
-    fn take_one(shares: &'static Shares, group: &Arc<Group>, want: Want) -> Result<DescriptorShare, Errno> {
+    fn take_one(
+        shares: &'static Shares,
+        group: &Arc<Group>,
+        want: Purpose,
+    ) -> Result<DescriptorShare, Errno> {
         DescriptorShare::take_of(shares, group, 1, want, Some(StoreId(1)))
     }
 
     fn take_all(shares: &'static Shares, group: &Arc<Group>) -> Vec<DescriptorShare> {
-        std::iter::from_fn(|| take_one(shares, group, Want::Open).ok()).collect()
+        std::iter::from_fn(|| take_one(shares, group, Purpose::Open).ok()).collect()
     }
 
     #[test]
@@ -280,7 +290,7 @@ mod tests {
         assert_eq!(first.len(), 60);
         let second = take_all(shares, &groups[1]);
         assert_eq!(second.len(), 30);
-        assert_eq!(take_one(shares, &groups[0], Want::Open).unwrap_err(), Errno::NFILE);
+        assert_eq!(take_one(shares, &groups[0], Purpose::Open).unwrap_err(), Errno::NFILE);
         assert_eq!(take_all(shares, &groups[2]).len(), 15);
         drop((first, second));
         assert!(shares.table.lock().nr_held.is_empty());
@@ -321,7 +331,7 @@ mod tests {
     }
 
     fn hold(shares: &'static Shares, group: &Arc<Group>, is_dirty: bool) -> Result<Arc<Holder>, Errno> {
-        let share = take_one(shares, group, Want::Open)?;
+        let share = take_one(shares, group, Purpose::Open)?;
         let holder = Arc::new(Holder { share: LeafMutex::default(), is_dirty });
         share.offer(Arc::downgrade(&holder) as Weak<dyn Reopens>);
         *holder.share.lock() = Some(share);
@@ -361,7 +371,7 @@ mod tests {
         let (shares, engine) = (shares(160), engine());
         let tenant = engine.create_group(engine.root(), "t".as_ref()).unwrap();
         let fixed = take_all(shares, &tenant);
-        let more: Vec<_> = std::iter::from_fn(|| take_one(shares, &tenant, Want::Reopen).ok()).collect();
+        let more: Vec<_> = std::iter::from_fn(|| take_one(shares, &tenant, Purpose::Reopen).ok()).collect();
         assert_eq!((fixed.len(), more.len()), (80, 10));
     }
 }

@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use umemcg_base::LeafMutex;
 
 use crate::attr::{Entry, FileKind, NodeId};
-use crate::descriptor_share::{DescriptorShare, Want};
+use crate::descriptor_share::{DescriptorShare, Purpose};
 use crate::error::VfsError;
 use crate::handle_share::HandleCharge;
 use crate::reach::Shared;
@@ -191,7 +191,7 @@ impl Vfs {
         }
         let keeps = !shared.volume.has_lasting_positions;
         let store = Some(shared.volume.store_id);
-        let share = DescriptorShare::take(&caller.group, usize::from(keeps), Want::Open, store)?;
+        let share = DescriptorShare::take(&caller.group, usize::from(keeps), Purpose::Open, store)?;
         let charge =
             HandleCharge::take(&shared.engine, &caller.group, if keeps { LISTING_BYTES } else { 0 })?;
         // Whether it may be listed is to be said now.

@@ -31,7 +31,7 @@ use crate::attr::SetTime;
 use crate::descriptor_share::DescriptorShare;
 use crate::host::{self, HostStat};
 use crate::privileges::Privileges;
-use crate::shown_times::{Did, ShownTimes, Stamp};
+use crate::shown_times::{OwnOperation, ShownTimes, Stamp};
 use crate::unsynced::Unsynced;
 use crate::volume::{DIRECT_ALIGN, Volume};
 use crate::volume_config::IoMode;
@@ -177,17 +177,17 @@ impl HostStore {
             let is_short = host::stat_fd(&fds.buffered)?.attr.size < file_len;
             if is_short { rustix::fs::ftruncate(&fds.buffered, file_len) } else { Ok(()) }
         };
-        self.alone(fds.buffered.as_fd(), |_| done_to_content(change()))
+        self.exclusively(fds.buffered.as_fd(), |_| done_to_content(change()))
     }
 
     /// Runs an operation of ours on the host's file, which `held` holds, as one step to all others.
     /// It gets what the file was before, and says what it did.
-    pub(crate) fn alone<T, E: From<Errno>>(
+    pub(crate) fn exclusively<T, E: From<Errno>>(
         &self,
         held: BorrowedFd<'_>,
-        operation: impl FnOnce(&HostStat) -> (Result<T, E>, Did),
+        operation: impl FnOnce(&HostStat) -> (Result<T, E>, OwnOperation),
     ) -> Result<T, E> {
-        let alone = self.times.alone();
+        let alone = self.times.exclusive();
         let before = host::stat_fd(held)?;
         alone.found(Stamp::of(&before.attr));
         let (result, did) = operation(&before);
@@ -201,7 +201,7 @@ impl HostStore {
 
     /// Moves the host's access time as the host's mount would have it moved by a read now. A read
     /// at the end of the file brings nothing, counts as one, and leaves ctime alone.
-    pub(crate) fn tell_of_reads(&self, fds: &StoreFds) {
+    pub(crate) fn update_host_atime(&self, fds: &StoreFds) {
         let fd = fds.buffered.as_fd();
         let Ok(before) = host::stat_fd(fd) else { return };
         let _ = rustix::io::pread(fd, &mut [0], before.attr.size);
@@ -210,22 +210,22 @@ impl HostStore {
         let changed = shown.mtime.max(shown.ctime);
         if host::stat_fd(fd).is_ok_and(|stat| stat.attr.atime < changed) {
             let set = || host::set_times(fd, Some(SetTime::Now), None);
-            let _: Result<(), Errno> = self.alone(fd, |_| (set(), Did::Access));
+            let _: Result<(), Errno> = self.exclusively(fd, |_| (set(), OwnOperation::Access));
         }
     }
 
-    fn settle(&self, fds: &StoreFds) -> Result<(), Errno> {
-        if self.times.is_settled() {
+    fn restore_times(&self, fds: &StoreFds) -> Result<(), Errno> {
+        if self.times.is_restored() {
             return Ok(());
         }
         let fd = fds.buffered.as_fd();
-        let alone = self.times.alone();
+        let alone = self.times.exclusive();
         alone.found(Stamp::of(&host::stat_fd(fd)?.attr));
-        let Some(mtime) = alone.unsettled() else { return Ok(()) };
+        let Some(mtime) = alone.mtime_pending() else { return Ok(()) };
         let refused = mtime.filter(|&mtime| host::set_times(fd, None, Some(SetTime::At(mtime))).is_err());
         let stat = host::stat_fd(fd)?;
         self.volume.clock.saw(stat.attr.ctime);
-        alone.left(Stamp::of(&stat.attr), Did::Settle { refused });
+        alone.left(Stamp::of(&stat.attr), OwnOperation::RestoreTimes { refused });
         Ok(())
     }
 
@@ -281,8 +281,8 @@ impl HostStore {
 
 /// Returns what a change of the content that the caller asked for has done; one that failed has
 /// done nothing.
-fn done_to_content(result: Result<(), Errno>) -> (Result<(), Errno>, Did) {
-    let did = if result.is_ok() { Did::Content } else { Did::Attributes { mtime: false } };
+fn done_to_content(result: Result<(), Errno>) -> (Result<(), Errno>, OwnOperation) {
+    let did = if result.is_ok() { OwnOperation::Content } else { OwnOperation::Attributes { mtime: false } };
     (result, did)
 }
 
@@ -308,7 +308,7 @@ impl BackingStore for HostStore {
     fn write_at(&self, arena: &Arena, segments: &[Segment], offset: u64) -> io::Result<usize> {
         let fds = self.open_fds()?;
         let held = fds.buffered.as_fd();
-        let written = self.alone(held, |before| {
+        let written = self.exclusively(held, |before| {
             let privileges = self.privileges.held(held, before.attr.mode);
             #[cfg(test)]
             crate::testing::pause_here();
@@ -317,7 +317,7 @@ impl BackingStore for HostStore {
             });
             privileges.put_back(held);
             let end = written.as_ref().map_or(0, |&len| offset + len as u64);
-            (written, Did::WriteBack { end })
+            (written, OwnOperation::WriteBack { end })
         });
         if let Ok(len) = &written {
             self.unsynced.lock().wrote(offset, *len as u64);
@@ -327,7 +327,7 @@ impl BackingStore for HostStore {
 
     fn sync_range(&self, offset: u64, len: u64) -> io::Result<()> {
         let Some(fds) = self.fds() else { return Ok(()) };
-        let result = self.settle(&fds).and_then(|()| {
+        let result = self.restore_times(&fds).and_then(|()| {
             if self.volume.waits_by_range {
                 // 0 means to the end.
                 let len = if offset.saturating_add(len) > i64::MAX as u64 { 0 } else { len };
@@ -348,7 +348,7 @@ impl BackingStore for HostStore {
     fn sync(&self, data_only: bool) -> io::Result<()> {
         let Some(fds) = self.fds() else { return Ok(()) };
         let nr = self.unsynced.lock().begin();
-        let result = self.settle(&fds).and_then(|()| {
+        let result = self.restore_times(&fds).and_then(|()| {
             if data_only { rustix::fs::fdatasync(&fds.buffered) } else { rustix::fs::fsync(&fds.buffered) }
         });
         Ok(self.unsynced.lock().synced_all(nr, result)?)
@@ -356,7 +356,9 @@ impl BackingStore for HostStore {
 
     fn set_len(&self, len: u64) -> io::Result<()> {
         let fds = self.open_fds()?;
-        self.alone(fds.buffered.as_fd(), |_| done_to_content(rustix::fs::ftruncate(&fds.buffered, len)))?;
+        self.exclusively(fds.buffered.as_fd(), |_| {
+            done_to_content(rustix::fs::ftruncate(&fds.buffered, len))
+        })?;
         self.unsynced.lock().cut(len);
         Ok(())
     }

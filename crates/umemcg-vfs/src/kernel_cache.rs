@@ -7,7 +7,7 @@ use crate::attr::NodeId;
 
 /// An inode that no process is known to use.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Idle {
+pub struct IdleInode {
     /// Which.
     pub node: NodeId,
     /// A directory that may be a working directory must not lose its name.
@@ -27,5 +27,5 @@ pub trait KernelCache: Send + Sync + fmt::Debug {
 
     /// Asks to let go of inodes. Never waits; false when it cannot be asked just now. Called with
     /// no lock held.
-    fn let_go(&self, idle: Vec<Idle>) -> bool;
+    fn let_go(&self, idle: Vec<IdleInode>) -> bool;
 }

@@ -53,7 +53,7 @@ pub use attr::{Attr, Entry, FileKind, NodeId, SetAttr, SetTime, StatFs, Timestam
 pub use dir_handle::{DirEntry, DirHandle};
 pub use error::{VfsError, VolumeError};
 pub use handle_share::{HANDLE_BYTES, NR_BEYOND_MAX};
-pub use kernel_cache::{Idle, KernelCache};
+pub use kernel_cache::{IdleInode, KernelCache};
 pub use open::Whence;
 pub use open_file::OpenFile;
 pub use rustix::fs::{FallocateFlags, OFlags, RenameFlags, XattrFlags};

@@ -144,7 +144,7 @@ impl Vfs {
         }
         match self.shared.find(node)?.content {
             None => Ok(stat.attr),
-            Some(content) => match content.glance(stat) {
+            Some(content) => match content.peek_attr(stat) {
                 Some(attr) => Ok(attr),
                 None => self.getattr(node, None),
             },

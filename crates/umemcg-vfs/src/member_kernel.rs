@@ -5,20 +5,20 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 use crate::attr::NodeId;
-use crate::kernel_cache::{Idle, KernelCache};
+use crate::kernel_cache::{IdleInode, KernelCache};
 
 /// Bits of a kernel-side id that name the inode inside its volume; the slot stands above.
 pub(crate) const LOCAL_BITS: u32 = 44;
 
 /// How the inodes of a volume are known outside.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Outward {
+pub(crate) struct KernelIds {
     /// None: as inside.
     pub(crate) slot: Option<u32>,
     pub(crate) root_id: u64,
 }
 
-impl Outward {
+impl KernelIds {
     pub(crate) fn node(self, node: NodeId) -> Result<NodeId, Errno> {
         match (self.slot, node) {
             (None, node) => Ok(node),
@@ -35,7 +35,7 @@ impl Outward {
 #[derive(Debug)]
 pub(crate) struct MemberKernel {
     pub(crate) kernel: Arc<dyn KernelCache>,
-    pub(crate) outward: Outward,
+    pub(crate) ids: KernelIds,
 }
 
 impl KernelCache for MemberKernel {
@@ -43,14 +43,14 @@ impl KernelCache for MemberKernel {
         self.kernel.asks_by_name()
     }
 
-    fn let_go(&self, mut idle: Vec<Idle>) -> bool {
+    fn let_go(&self, mut idle: Vec<IdleInode>) -> bool {
         // An inode that has no id there is not known there.
-        idle.retain_mut(|idle| match self.outward.node(idle.node) {
+        idle.retain_mut(|idle| match self.ids.node(idle.node) {
             Ok(node) => {
                 idle.node = node;
                 idle.names.retain_mut(|(parent, _)| {
-                    self.outward.node(*parent).is_ok_and(|outward| {
-                        *parent = outward;
+                    self.ids.node(*parent).is_ok_and(|kernel_id| {
+                        *parent = kernel_id;
                         true
                     })
                 });

@@ -32,7 +32,7 @@ pub(crate) enum Listed {
 
 /// An entry's place in the lists, and what it remembers for them.
 #[derive(Debug, Default)]
-pub(crate) struct Place {
+pub(crate) struct ListEntry {
     /// A [`ListSlot`] as a number plus 1; 0: none.
     slot: u32,
     /// When the kernel was last asked to let go, on the lists' clock; 0: never since it was last
@@ -96,9 +96,9 @@ impl NameLists {
     }
 }
 
-impl Place {
+impl ListEntry {
     /// Puts the entry on the list where it belongs. The caller holds the entry's shard.
-    pub(crate) fn settle(&mut self, lists: &NameLists, node: NodeId, owner: OwnerId, on: Listed) {
+    pub(crate) fn update(&mut self, lists: &NameLists, node: NodeId, owner: OwnerId, on: Listed) {
         if self.on == on {
             return;
         }

@@ -19,7 +19,7 @@ use umemcg::{Count, ListLru, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
 
 use crate::attr::FileKind;
 use crate::inode_table::{Leave, NODE_BYTES};
-use crate::kernel_cache::Idle;
+use crate::kernel_cache::IdleInode;
 use crate::name_lists::{Listed, NODE, NameLists};
 use crate::reach::Shared;
 
@@ -120,7 +120,7 @@ impl Shared {
         let nodes = lists.oldest(Listed::Names, target.group, nr);
         let (now_ms, by_name) = (lists.now_ms(), kernel.asks_by_name());
         let mut done = Scanned { scanned: nodes.len() as u64, ..Scanned::default() };
-        let (mut idle, mut releasing_bytes) = (Vec::<Idle>::new(), 0);
+        let (mut idle, mut releasing_bytes) = (Vec::<IdleInode>::new(), 0);
         for node in nodes {
             match self.table.ask_to_leave(node, now_ms, by_name, self.max_kept > 0) {
                 Leave::Stays => {}
@@ -129,7 +129,7 @@ impl Shared {
                 Leave::Idle { kind: FileKind::Directory, .. } if by_name => {}
                 Leave::Idle { kind, names, bytes } => {
                     releasing_bytes += bytes;
-                    idle.push(Idle { node, is_directory: kind == FileKind::Directory, names });
+                    idle.push(IdleInode { node, is_directory: kind == FileKind::Directory, names });
                 }
             }
         }

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use crate::attr::{Entry, FileKind, NodeId};
 use crate::content::{NamePin, Opening};
-use crate::descriptor_share::{Want, tenant};
+use crate::descriptor_share::{Purpose, tenant};
 use crate::error::VfsError;
 use crate::host::{self, InodeKey, SET_GID};
 use crate::inode_names::{NameCharge, is_long};
@@ -83,7 +83,7 @@ impl Vfs {
         let pinned = content.pin_for_name(&Opening {
             for_writing: false,
             can_reopen: shared.can_reopen(node),
-            room: &|| shared.room_for_fds(&opener, Want::Open, true),
+            room: &|| shared.room_for_fds(&opener, Purpose::Open, true),
             open: &|_| shared.with_descriptors(|| host::reopen(held.as_fd(), OFlags::RDONLY)),
         });
         match pinned {
@@ -109,7 +109,7 @@ impl Vfs {
         if let (true, Some(pin)) = (is_last, victim.pin) {
             pin.keep();
         }
-        let loss = if is_last { Loss::OfTheLast(Arc::new(victim.fd)) } else { Loss::OfAName };
+        let loss = if is_last { Loss::LastName(Arc::new(victim.fd)) } else { Loss::OneName };
         let (removed, too_many) =
             shared.table.name_removed(node, parent, name.to_bytes(), loss, shared.max_held);
         shared.dispose(removed);

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 
 use crate::attr::{FileKind, NodeId};
 use crate::content::Content;
-use crate::descriptor_share::Want;
+use crate::descriptor_share::Purpose;
 use crate::error::VfsError;
 use crate::handle_share::HandleCharge;
 use crate::host;
@@ -72,7 +72,7 @@ impl Vfs {
             return Err(Errno::STALE.into());
         }
         let acquired = shared.content(node, &caller.group).and_then(|content| {
-            shared.opening(node, &caller.group, for_writing, (Want::Open, true), |how| {
+            shared.opening(node, &caller.group, for_writing, (Purpose::Open, true), |how| {
                 content.acquire(&caller.group, how)
             })?;
             Ok(content)
@@ -179,7 +179,7 @@ impl Vfs {
     pub fn syncfs(&self) -> Result<(), VfsError> {
         let mut result = Ok(());
         for (node, content) in self.shared.table.contents() {
-            if content.fds().is_none() || (content.file.is_stable() && content.store.times.is_settled()) {
+            if content.fds().is_none() || (content.file.is_stable() && content.store.times.is_restored()) {
                 continue;
             }
             let cursor = content.file.sample_error();

@@ -215,7 +215,7 @@ impl Drop for OpenFile {
         if self.content.was_read() {
             // For nothing else is it opened now.
             let _in_use = self.shared.in_use(self.node, &self.content, &self.group, false, false);
-            self.content.tell_of_reads();
+            self.content.update_host_atime();
         }
         self.shared.close(self.node, &self.content);
         self.shared.reap_lingering(REAPED_PER_CLOSE);

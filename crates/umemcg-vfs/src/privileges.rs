@@ -24,7 +24,7 @@ const CAPABILITIES_BYTES_MAX: usize = 64;
 pub(crate) struct Privileges {
     /// (A) Relaxed: a write concurrent with the `chmod` that sets it may fall on either side.
     may_be_there: AtomicBool,
-    pub(crate) shown: Shown,
+    pub(crate) shown: ShownCapabilities,
 }
 
 /// Whether capabilities were shown since they were last removed.
@@ -34,9 +34,9 @@ pub(crate) struct Privileges {
 /// taken them in between, they are gone as well: a caller of `chown` or `truncate` must not hear of
 /// that.
 #[derive(Debug, Default)]
-pub(crate) struct Shown(AtomicBool);
+pub(crate) struct ShownCapabilities(AtomicBool);
 
-impl Shown {
+impl ShownCapabilities {
     /// Notes whether a look found any.
     pub(crate) fn note(&self, are_there: bool) {
         self.0.store(are_there, Ordering::Relaxed);
@@ -54,7 +54,7 @@ impl Shown {
 impl Default for Privileges {
     /// Nothing is known yet.
     fn default() -> Self {
-        Self { may_be_there: AtomicBool::new(true), shown: Shown::default() }
+        Self { may_be_there: AtomicBool::new(true), shown: ShownCapabilities::default() }
     }
 }
 
@@ -86,28 +86,28 @@ impl Privileges {
     }
 
     /// Returns what a write to the host could take from a file of this mode.
-    pub(crate) fn held(&self, fd: BorrowedFd<'_>, mode: u32) -> Held {
+    pub(crate) fn held(&self, fd: BorrowedFd<'_>, mode: u32) -> SavedPrivileges {
         if !self.may_be_there() {
-            return Held::default();
+            return SavedPrivileges::default();
         }
         let mut value = vec![0; CAPABILITIES_BYTES_MAX];
         let capabilities = rustix::fs::fgetxattr(fd, CAPABILITIES, &mut value).ok().map(|len| {
             value.truncate(len);
             value
         });
-        Held { mode: (mode & (SET_UID | SET_GID) != 0).then_some(mode), capabilities }
+        SavedPrivileges { mode: (mode & (SET_UID | SET_GID) != 0).then_some(mode), capabilities }
     }
 }
 
 /// What is put back after write-back.
 #[must_use]
 #[derive(Debug, Default)]
-pub(crate) struct Held {
+pub(crate) struct SavedPrivileges {
     mode: Option<u32>,
     capabilities: Option<Vec<u8>>,
 }
 
-impl Held {
+impl SavedPrivileges {
     /// Gives the file back what the host has taken. What the daemon may not give stays away.
     pub(crate) fn put_back(&self, fd: BorrowedFd<'_>) {
         let mode_now = self.mode.and_then(|_| Some(host::stat_fd(fd).ok()?.attr.mode));

@@ -17,7 +17,7 @@ use umemcg_base::{Rank, RankedMutex};
 use crate::attr::{FileKind, NodeId};
 use crate::content::{Content, Opening};
 use crate::descriptor_cache::DescriptorCache;
-use crate::descriptor_share::{DescriptorShare, Want};
+use crate::descriptor_share::{DescriptorShare, Purpose};
 use crate::error::VfsError;
 use crate::host::{self, InodeKey};
 use crate::host_store::InUse;
@@ -285,7 +285,7 @@ impl Shared {
     pub(crate) fn room_for_fds(
         &self,
         group: &Arc<Group>,
-        want: Want,
+        want: Purpose,
         can_wait: bool,
     ) -> Result<DescriptorShare, Errno> {
         let nr = if self.volume.io_mode() == IoMode::Direct { 2 } else { 1 };
@@ -303,7 +303,7 @@ impl Shared {
         node: NodeId,
         group: &Arc<Group>,
         for_writing: bool,
-        (want, can_wait): (Want, bool),
+        (want, can_wait): (Purpose, bool),
         then: impl FnOnce(&Opening<'_>) -> R,
     ) -> R {
         then(&Opening {
@@ -327,7 +327,7 @@ impl Shared {
         match content.store.try_use(for_writing) {
             Some(in_use) => Ok(in_use),
             None => {
-                self.opening(node, group, for_writing, (Want::Reopen, can_wait), |how| content.in_use(how))
+                self.opening(node, group, for_writing, (Purpose::Reopen, can_wait), |how| content.in_use(how))
             }
         }
     }

@@ -14,7 +14,7 @@
 //! the lock; when an operation of ours has it, the file is as it was before that.
 //!
 //! ```text
-//!   look()   try to share ──► stat ──► judge               busy: what is known, with the times to show
+//!   look()   try to share ──► stat ──► times_to_show               busy: what is known, with the times to show
 //!   alone()  lock ──► stat, found ──► write, truncate, set times, chmod … ──► stat, left ──► unlock
 //! ```
 
@@ -46,7 +46,7 @@ pub(crate) struct Shown {
 
 /// What an operation of ours did to the host's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Did {
+pub(crate) enum OwnOperation {
     /// Wrote accepted data back. The host's times are not the accepted ones; the file is at least
     /// this long, and exactly so if it was not longer before.
     WriteBack {
@@ -54,7 +54,7 @@ pub(crate) enum Did {
         end: u64,
     },
     /// Gave it the accepted modification time, or tried to.
-    Settle {
+    RestoreTimes {
         /// What was to be set, and could not be.
         refused: Option<Timestamp>,
     },
@@ -77,7 +77,7 @@ struct State {
     /// `None`: the host's times are the ones to show.
     shown: Option<Shown>,
     /// Write-back moved the host's modification time, and it has not been set back yet.
-    unsettled: bool,
+    mtime_pending: bool,
     /// The host's file was changed from outside, which the cache has not been told yet.
     is_stale: bool,
 }
@@ -86,7 +86,7 @@ impl State {
     /// Returns whether a stamp of now is what our last operation left. Where times drift they say
     /// nothing until they are set.
     fn is_as_left(&self, stamp: Stamp, times_drift: bool) -> bool {
-        if times_drift && self.unsettled { stamp.size == self.known.size } else { stamp == self.known }
+        if times_drift && self.mtime_pending { stamp.size == self.known.size } else { stamp == self.known }
     }
 }
 
@@ -106,7 +106,7 @@ pub(crate) struct ShownTimes {
 /// No operation of ours is under way.
 #[must_use]
 #[derive(Debug)]
-pub(crate) struct Look<'a> {
+pub(crate) struct SharedAccess<'a> {
     times: &'a ShownTimes,
     _shared: RankedReadGuard<'a, ()>,
 }
@@ -114,7 +114,7 @@ pub(crate) struct Look<'a> {
 /// An operation of ours, and no other, is under way.
 #[must_use]
 #[derive(Debug)]
-pub(crate) struct Alone<'a> {
+pub(crate) struct ExclusiveAccess<'a> {
     times: &'a ShownTimes,
     _alone: RankedWriteGuard<'a, ()>,
 }
@@ -122,7 +122,7 @@ pub(crate) struct Alone<'a> {
 impl ShownTimes {
     /// Starts with what the host has.
     pub(crate) fn new(known: Stamp, times_drift: bool) -> Self {
-        let state = State { known, shown: None, unsettled: false, is_stale: false };
+        let state = State { known, shown: None, mtime_pending: false, is_stale: false };
         Self { host: RankedRwLock::new(Rank::HostFile, ()), state: LeafMutex::new(state), times_drift }
     }
 
@@ -132,18 +132,18 @@ impl ShownTimes {
     }
 
     /// Begins a look at the host's file, unless an operation of ours is under way. Never waits.
-    pub(crate) fn try_look(&self) -> Option<Look<'_>> {
-        self.host.try_read().map(|shared| Look { times: self, _shared: shared })
+    pub(crate) fn try_shared(&self) -> Option<SharedAccess<'_>> {
+        self.host.try_read().map(|shared| SharedAccess { times: self, _shared: shared })
     }
 
     /// Begins a look when the operation of ours that is under way has ended.
-    pub(crate) fn look(&self) -> Look<'_> {
-        Look { times: self, _shared: self.host.read() }
+    pub(crate) fn shared(&self) -> SharedAccess<'_> {
+        SharedAccess { times: self, _shared: self.host.read() }
     }
 
     /// Begins an operation on the host's file when no other is under way. May wait for the host.
-    pub(crate) fn alone(&self) -> Alone<'_> {
-        Alone { times: self, _alone: self.host.write() }
+    pub(crate) fn exclusive(&self) -> ExclusiveAccess<'_> {
+        ExclusiveAccess { times: self, _alone: self.host.write() }
     }
 
     /// Returns what the file was when our last operation ended, and the times to show; `None` when
@@ -155,7 +155,7 @@ impl ShownTimes {
 
     /// Returns what to show if a stamp that was read at an unknown moment is the one that we left;
     /// `None` when a closer look is needed.
-    pub(crate) fn glance(&self, stamp: Stamp) -> Option<Option<Shown>> {
+    pub(crate) fn peek(&self, stamp: Stamp) -> Option<Option<Shown>> {
         let state = self.state.lock();
         (!state.is_stale && state.is_as_left(stamp, self.times_drift)).then_some(state.shown)
     }
@@ -166,27 +166,27 @@ impl ShownTimes {
     }
 
     /// Returns whether the host's file carries the times that we show.
-    pub(crate) fn is_settled(&self) -> bool {
-        !self.state.lock().unsettled
+    pub(crate) fn is_restored(&self) -> bool {
+        !self.state.lock().mtime_pending
     }
 
     /// Returns whether the host tells all that is known here.
     pub(crate) fn are_the_hosts(&self) -> bool {
         let state = self.state.lock();
         let known = Shown { mtime: state.known.mtime, ctime: state.known.ctime };
-        !state.unsettled && state.shown.is_none_or(|shown| shown == known)
+        !state.mtime_pending && state.shown.is_none_or(|shown| shown == known)
     }
 }
 
-impl Look<'_> {
+impl SharedAccess<'_> {
     /// Returns what to show for a stamp that was read since the look began; `None`: it was changed
     /// from outside.
-    pub(crate) fn judge(&self, stamp: Stamp) -> Option<Option<Shown>> {
-        self.times.glance(stamp)
+    pub(crate) fn times_to_show(&self, stamp: Stamp) -> Option<Option<Shown>> {
+        self.times.peek(stamp)
     }
 }
 
-impl Alone<'_> {
+impl ExclusiveAccess<'_> {
     /// Notes the stamp that an operation finds. One that our last operation has not left shows a
     /// change from outside.
     pub(crate) fn found(&self, stamp: Stamp) {
@@ -215,28 +215,28 @@ impl Alone<'_> {
 
     /// Returns the modification time that the host's file should get; the outer `None`: nothing is
     /// to be settled.
-    pub(crate) fn unsettled(&self) -> Option<Option<Timestamp>> {
+    pub(crate) fn mtime_pending(&self) -> Option<Option<Timestamp>> {
         let state = self.times.state.lock();
-        state.unsettled.then_some(state.shown.map(|shown| shown.mtime))
+        state.mtime_pending.then_some(state.shown.map(|shown| shown.mtime))
     }
 
     /// Notes what the operation has done, or failed half-way at, and the stamp that it leaves. A
     /// size or modification time that it cannot have made shows a change from outside that came
     /// meanwhile.
-    pub(crate) fn left(&self, stamp: Stamp, did: Did) {
+    pub(crate) fn left(&self, stamp: Stamp, did: OwnOperation) {
         let mut state = self.times.state.lock();
         let before = std::mem::replace(&mut state.known, stamp);
         let has_same_content = stamp.size == before.size
-            && (stamp.mtime == before.mtime || self.times.times_drift && state.unsettled);
+            && (stamp.mtime == before.mtime || self.times.times_drift && state.mtime_pending);
         match did {
-            Did::WriteBack { end } => {
-                state.unsettled = true;
+            OwnOperation::WriteBack { end } => {
+                state.mtime_pending = true;
                 state.is_stale |= stamp.size != before.size.max(end);
             }
-            Did::Settle { refused } => {
+            OwnOperation::RestoreTimes { refused } => {
                 state.is_stale |= stamp.size != before.size;
                 // A write that was accepted meanwhile will be written back in its turn.
-                state.unsettled = false;
+                state.mtime_pending = false;
                 // The host's own is shown then: the file is not the daemon's.
                 if let Some(shown) = &mut state.shown
                     && Some(shown.mtime) == refused
@@ -244,21 +244,21 @@ impl Alone<'_> {
                     shown.mtime = stamp.mtime;
                 }
             }
-            Did::Content => {
+            OwnOperation::Content => {
                 if let Some(shown) = &mut state.shown {
                     shown.mtime = stamp.mtime;
                     shown.ctime = shown.ctime.max(stamp.ctime);
                 }
             }
-            Did::Access => state.is_stale |= !has_same_content,
-            Did::Attributes { mtime: true } => {
+            OwnOperation::Access => state.is_stale |= !has_same_content,
+            OwnOperation::Attributes { mtime: true } => {
                 state.is_stale |= stamp.size != before.size;
                 // Also where the host's times have been shown so far: data that waits to be written
                 // back will move them.
                 let ctime = state.shown.map_or(stamp.ctime, |shown| shown.ctime.max(stamp.ctime));
                 state.shown = Some(Shown { mtime: stamp.mtime, ctime });
             }
-            Did::Attributes { mtime: false } => {
+            OwnOperation::Attributes { mtime: false } => {
                 state.is_stale |= !has_same_content;
                 if let Some(shown) = &mut state.shown {
                     shown.ctime = shown.ctime.max(stamp.ctime);
@@ -270,7 +270,7 @@ impl Alone<'_> {
     /// Notes that an operation of ours on names has changed attributes of the file and left this
     /// stamp.
     pub(crate) fn found_renamed(&self, stamp: Stamp) {
-        self.left(stamp, Did::Attributes { mtime: false });
+        self.left(stamp, OwnOperation::Attributes { mtime: false });
     }
 }
 
@@ -285,7 +285,7 @@ mod tests {
         Stamp { size, mtime: at(time), ctime: at(time), mode: 0o100_644 }
     }
     fn write_back(times: &ShownTimes, left: Stamp) {
-        times.alone().left(left, Did::WriteBack { end: left.size });
+        times.exclusive().left(left, OwnOperation::WriteBack { end: left.size });
     }
 
     #[test]
@@ -293,58 +293,58 @@ mod tests {
         let times = ShownTimes::new(stamp(0, 1), false);
         times.accept(at(5));
         let shown = Some(Shown { mtime: at(5), ctime: at(5) });
-        assert_eq!(times.look().judge(stamp(0, 1)), Some(shown));
+        assert_eq!(times.shared().times_to_show(stamp(0, 1)), Some(shown));
         write_back(&times, stamp(9, 7));
-        assert_eq!(times.look().judge(stamp(9, 7)), Some(shown));
+        assert_eq!(times.shared().times_to_show(stamp(9, 7)), Some(shown));
         let after = Stamp { mtime: at(5), ctime: at(8), ..stamp(9, 0) };
-        assert_eq!(times.alone().unsettled(), Some(Some(at(5))));
-        times.alone().left(after, Did::Settle { refused: None });
-        assert_eq!(times.look().judge(after), Some(shown));
-        assert!(times.is_settled());
+        assert_eq!(times.exclusive().mtime_pending(), Some(Some(at(5))));
+        times.exclusive().left(after, OwnOperation::RestoreTimes { refused: None });
+        assert_eq!(times.shared().times_to_show(after), Some(shown));
+        assert!(times.is_restored());
     }
 
     #[test]
     fn an_outside_change_is_told_from_our_own() {
         let times = ShownTimes::new(stamp(3, 1), false);
-        assert_eq!(times.look().judge(stamp(4, 2)), None);
-        times.alone().found(stamp(4, 2));
+        assert_eq!(times.shared().times_to_show(stamp(4, 2)), None);
+        times.exclusive().found(stamp(4, 2));
         write_back(&times, stamp(9, 3));
-        assert_eq!(times.look().judge(stamp(9, 3)), None, "write-back does not hide it");
-        times.alone().adopted();
-        assert_eq!(times.look().judge(stamp(9, 3)), Some(None));
+        assert_eq!(times.shared().times_to_show(stamp(9, 3)), None, "write-back does not hide it");
+        times.exclusive().adopted();
+        assert_eq!(times.shared().times_to_show(stamp(9, 3)), Some(None));
     }
 
     #[test]
     fn a_length_that_write_back_did_not_make_is_an_outside_change() {
         let times = ShownTimes::new(stamp(3, 1), false);
-        times.alone().left(stamp(12, 2), Did::WriteBack { end: 9 });
-        assert_eq!(times.look().judge(stamp(12, 2)), None);
+        times.exclusive().left(stamp(12, 2), OwnOperation::WriteBack { end: 9 });
+        assert_eq!(times.shared().times_to_show(stamp(12, 2)), None);
     }
 
     #[test]
     fn no_look_meets_an_operation_of_ours_under_way() {
         let times = ShownTimes::new(stamp(3, 1), false);
-        let alone = times.alone();
-        assert!(times.try_look().is_none());
+        let alone = times.exclusive();
+        assert!(times.try_shared().is_none());
         assert_eq!(times.known(), Some((stamp(3, 1), None)));
         drop(alone);
-        let _both = (times.try_look().unwrap(), times.try_look().unwrap());
+        let _both = (times.try_shared().unwrap(), times.try_shared().unwrap());
     }
 
     #[test]
     fn our_change_of_attributes_hides_no_outside_change_of_length() {
         for did in [
-            Did::Attributes { mtime: false },
-            Did::Attributes { mtime: true },
-            Did::Access,
-            Did::Settle { refused: None },
+            OwnOperation::Attributes { mtime: false },
+            OwnOperation::Attributes { mtime: true },
+            OwnOperation::Access,
+            OwnOperation::RestoreTimes { refused: None },
         ] {
             let times = ShownTimes::new(stamp(3, 1), false);
-            let alone = times.alone();
+            let alone = times.exclusive();
             alone.found(stamp(3, 1));
             alone.left(stamp(4, 2), did);
             drop(alone);
-            assert_eq!(times.look().judge(stamp(4, 2)), None, "{did:?}");
+            assert_eq!(times.shared().times_to_show(stamp(4, 2)), None, "{did:?}");
         }
     }
 
@@ -352,18 +352,20 @@ mod tests {
     fn our_change_of_names_hides_no_outside_change_of_content() {
         let times = ShownTimes::new(stamp(3, 1), false);
         let moved = Stamp { ctime: at(2), ..stamp(3, 1) };
-        times.alone().found_renamed(moved);
-        assert_eq!(times.glance(moved), Some(None), "our own link");
-        times.alone().found_renamed(stamp(4, 3));
-        assert_eq!(times.look().judge(stamp(4, 3)), None, "theirs came between");
+        times.exclusive().found_renamed(moved);
+        assert_eq!(times.peek(moved), Some(None), "our own link");
+        times.exclusive().found_renamed(stamp(4, 3));
+        assert_eq!(times.shared().times_to_show(stamp(4, 3)), None, "theirs came between");
     }
 
     #[test]
     fn a_time_that_was_set_survives_the_write_back_of_older_data() {
         let times = ShownTimes::new(stamp(3, 1), false);
-        times.alone().left(Stamp { mtime: at(0), ..stamp(3, 2) }, Did::Attributes { mtime: true });
+        times
+            .exclusive()
+            .left(Stamp { mtime: at(0), ..stamp(3, 2) }, OwnOperation::Attributes { mtime: true });
         write_back(&times, stamp(9, 7));
-        assert_eq!(times.alone().unsettled(), Some(Some(at(0))));
+        assert_eq!(times.exclusive().mtime_pending(), Some(Some(at(0))));
     }
 
     #[test]
@@ -371,7 +373,7 @@ mod tests {
         let times = ShownTimes::new(stamp(0, 1), false);
         times.accept(at(5));
         write_back(&times, stamp(9, 7));
-        times.alone().left(stamp(9, 7), Did::Settle { refused: Some(at(5)) });
-        assert_eq!(times.glance(stamp(9, 7)), Some(Some(Shown { mtime: at(7), ctime: at(5) })));
+        times.exclusive().left(stamp(9, 7), OwnOperation::RestoreTimes { refused: Some(at(5)) });
+        assert_eq!(times.peek(stamp(9, 7)), Some(Some(Shown { mtime: at(7), ctime: at(5) })));
     }
 }

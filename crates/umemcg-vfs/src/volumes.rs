@@ -27,7 +27,7 @@ use umemcg_base::{Condvar, LeafMutex, Rank, RankedRwLock, Table};
 use crate::attr::{Attr, Entry, NodeId};
 use crate::error::VolumeError;
 use crate::kernel_cache::KernelCache;
-use crate::member_kernel::{LOCAL_BITS, MemberKernel, Outward};
+use crate::member_kernel::{KernelIds, LOCAL_BITS, MemberKernel};
 use crate::volume_ops::Volume;
 use umemcg::File;
 
@@ -144,20 +144,20 @@ impl Member {
     ///
     /// # Errors
     /// `EOVERFLOW` when the volume has used up its ids.
-    pub fn outward(&self, node: NodeId) -> Result<NodeId, Errno> {
+    pub fn to_kernel(&self, node: NodeId) -> Result<NodeId, Errno> {
         self.ids().node(node)
     }
 
-    fn meet(&self, kernel: &Arc<dyn KernelCache>) {
-        self.volume.set_kernel(Arc::new(MemberKernel { kernel: Arc::clone(kernel), outward: self.ids() }));
+    fn set_kernel(&self, kernel: &Arc<dyn KernelCache>) {
+        self.volume.set_kernel(Arc::new(MemberKernel { kernel: Arc::clone(kernel), ids: self.ids() }));
     }
 
-    fn ids(&self) -> Outward {
-        Outward { slot: self.slots.is_some().then_some(self.slot), root_id: self.root_id }
+    fn ids(&self) -> KernelIds {
+        KernelIds { slot: self.slots.is_some().then_some(self.slot), root_id: self.root_id }
     }
 
     /// Returns what a kernel-side id of this slot means inside.
-    fn inward(&self, id: u64) -> NodeId {
+    fn from_kernel(&self, id: u64) -> NodeId {
         if self.slots.is_none() {
             return NodeId(id);
         }
@@ -168,20 +168,20 @@ impl Member {
     /// back.
     ///
     /// # Errors
-    /// As [`outward`](Self::outward).
-    pub fn outward_entry(&self, entry: Entry) -> Result<Entry, Errno> {
-        let node = self.outward(entry.node).inspect_err(|_| self.volume.forget(entry.node, 1))?;
-        Ok(Entry { node, attr: self.outward_attr(entry.attr), ..entry })
+    /// As [`outward`](Self::to_kernel).
+    pub fn entry_to_kernel(&self, entry: Entry) -> Result<Entry, Errno> {
+        let node = self.to_kernel(entry.node).inspect_err(|_| self.volume.forget(entry.node, 1))?;
+        Ok(Entry { node, attr: self.attr_to_kernel(entry.attr), ..entry })
     }
 
     /// Attributes as programs are to see them: inode numbers of different volumes differ, or `cp`
     /// and `du` would take two files for one.
-    pub fn outward_attr(&self, attr: Attr) -> Attr {
-        Attr { ino: self.outward_ino(attr.ino), ..attr }
+    pub fn attr_to_kernel(&self, attr: Attr) -> Attr {
+        Attr { ino: self.ino_to_kernel(attr.ino), ..attr }
     }
 
-    /// See [`outward_attr`](Self::outward_attr).
-    pub fn outward_ino(&self, ino: u64) -> u64 {
+    /// See [`attr_to_kernel`](Self::attr_to_kernel).
+    pub fn ino_to_kernel(&self, ino: u64) -> u64 {
         ino ^ u64::from(self.slot) << LOCAL_BITS
     }
 
@@ -189,13 +189,13 @@ impl Member {
     ///
     /// # Errors
     /// `EBUSY` while the volume is being removed.
-    pub fn begin_open(self: &Arc<Self>) -> Result<OpenOn, Errno> {
+    pub fn begin_open(self: &Arc<Self>) -> Result<OpenPin, Errno> {
         let mut opens = self.opens.lock();
         if opens.leaving {
             return Err(Errno::BUSY);
         }
         opens.nr += 1;
-        Ok(OpenOn(Arc::clone(self)))
+        Ok(OpenPin(Arc::clone(self)))
     }
 
     /// Notes that something on the volume is about to change.
@@ -222,16 +222,16 @@ impl Drop for Member {
 
 /// One open file or directory, counted.
 #[derive(Debug)]
-pub struct OpenOn(Arc<Member>);
+pub struct OpenPin(Arc<Member>);
 
-impl Deref for OpenOn {
+impl Deref for OpenPin {
     type Target = Arc<Member>;
     fn deref(&self) -> &Arc<Member> {
         &self.0
     }
 }
 
-impl Drop for OpenOn {
+impl Drop for OpenPin {
     fn drop(&mut self) {
         let mut opens = self.0.opens.lock();
         opens.nr -= 1;
@@ -247,7 +247,7 @@ pub struct Opened<T: ?Sized> {
     /// What is open; closed before it is uncounted.
     pub file: Arc<T>,
     /// Where.
-    pub on: OpenOn,
+    pub on: OpenPin,
 }
 
 /// A volume for the time of a request.
@@ -274,7 +274,7 @@ impl Deref for MemberRef<'_> {
 
 /// What a kernel-side id means.
 #[derive(Debug)]
-pub enum Place<'a> {
+pub enum ResolvedId<'a> {
     /// The directory of all volumes.
     Top,
     /// An inode of a volume.
@@ -345,7 +345,7 @@ impl Volumes {
         let mut names = self.names.write();
         names.kernel = Some(Arc::clone(kernel));
         for member in names.by_name.values() {
-            member.meet(kernel);
+            member.set_kernel(kernel);
         }
     }
 
@@ -353,16 +353,16 @@ impl Volumes {
     ///
     /// # Errors
     /// `ESTALE` for an id of a volume that has been removed.
-    pub fn place(&self, id: u64) -> Result<Place<'_>, Errno> {
+    pub fn place(&self, id: u64) -> Result<ResolvedId<'_>, Errno> {
         if let Some(whole) = &self.whole {
-            return Ok(Place::In(MemberRef::Whole(whole), NodeId(id)));
+            return Ok(ResolvedId::In(MemberRef::Whole(whole), NodeId(id)));
         }
         if id == NodeId::ROOT.0 {
-            return Ok(Place::Top);
+            return Ok(ResolvedId::Top);
         }
         let guard = self.slots.get((id >> LOCAL_BITS) as u32).ok_or(Errno::STALE)?.load();
-        let node = guard.as_ref().ok_or(Errno::STALE)?.inward(id);
-        Ok(Place::In(MemberRef::OfMany(guard), node))
+        let node = guard.as_ref().ok_or(Errno::STALE)?.from_kernel(id);
+        Ok(ResolvedId::In(MemberRef::OfMany(guard), node))
     }
 
     /// Returns the volume of a name.
@@ -444,7 +444,7 @@ impl Volumes {
             return Err(AddError::Exists(name.into()));
         }
         if let Some(kernel) = &names.kernel {
-            member.meet(kernel);
+            member.set_kernel(kernel);
         }
         self.slots.get_or_grow(slot, ArcSwapOption::empty).store(Some(Arc::clone(&member)));
         names.by_name.insert(Arc::clone(&member.name), Arc::clone(&member));
@@ -481,8 +481,8 @@ impl Volumes {
     /// it has none. Never sleeps.
     pub fn path_of(&self, id: u64) -> Option<PathBuf> {
         match self.place(id).ok()? {
-            Place::Top => Some(PathBuf::new()),
-            Place::In(member, node) => Some(Path::new(member.name()).join(member.volume.path_of(node)?)),
+            ResolvedId::Top => Some(PathBuf::new()),
+            ResolvedId::In(member, node) => Some(Path::new(member.name()).join(member.volume.path_of(node)?)),
         }
     }
 

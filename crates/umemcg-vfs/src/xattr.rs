@@ -43,7 +43,7 @@ impl Vfs {
         let path = host::path_of(held.as_fd());
         // Write-back takes them away for a moment.
         let content = self.content_with_capabilities(node, &name)?;
-        let _look = content.as_ref().map(|content| content.store.times.look());
+        let _look = content.as_ref().map(|content| content.store.times.shared());
         let value = sized(VALUE_MAX, |buffer| rustix::fs::getxattr(&path, &name, buffer));
         if let Some(content) = &content {
             content.store.privileges.shown.note(value.is_ok());

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::{Fixture, ROOT, name};
 use umemcg::{DropCaches, EventKind, Group, StatItem};
-use umemcg_vfs::{Caller, Entry, Idle, KernelCache, NodeId, OFlags, RenameFlags, Vfs};
+use umemcg_vfs::{Caller, Entry, IdleInode, KernelCache, NodeId, OFlags, RenameFlags, Vfs};
 
 /// Room for some 1,500 names; reclaim takes 380 at a time.
 const LIMIT: u64 = 512 << 10;
@@ -24,7 +24,7 @@ struct FakeKernel {
     by_name: bool,
     refs: Mutex<HashMap<NodeId, u64>>,
     uses: Mutex<HashSet<NodeId>>,
-    asked: Mutex<Vec<Idle>>,
+    asked: Mutex<Vec<IdleInode>>,
 }
 
 impl FakeKernel {
@@ -80,7 +80,7 @@ impl KernelCache for FakeKernel {
         self.by_name
     }
 
-    fn let_go(&self, idle: Vec<Idle>) -> bool {
+    fn let_go(&self, idle: Vec<IdleInode>) -> bool {
         for idle in &idle {
             if self.uses.lock().unwrap().contains(&idle.node) {
                 continue;

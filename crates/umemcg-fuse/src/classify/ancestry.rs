@@ -23,7 +23,7 @@ const ROOT: u64 = 0;
 
 /// A process or thread that is known, so that another one with the same id is told apart.
 #[derive(Debug, Clone, Copy)]
-struct Known {
+struct KnownThread {
     identity: Identity,
     serial: u64,
 }
@@ -36,11 +36,11 @@ pub struct Ancestry {
 
 #[derive(Debug, Default)]
 struct State {
-    processes: HashMap<u32, Known>,
+    processes: HashMap<u32, KnownThread>,
     /// Threads that are elsewhere than their process.
-    threads: HashMap<u32, Known>,
+    threads: HashMap<u32, KnownThread>,
     /// Where the leader of a session belonged when last seen. The identity is the leader's.
-    sessions: HashMap<u32, Known>,
+    sessions: HashMap<u32, KnownThread>,
     nr_after_last_prune: usize,
 }
 
@@ -60,7 +60,7 @@ impl Ancestry {
         let moves_leader = whole_process || read_status(id).is_some_and(|status| status.tgid == id);
         if !moves_leader {
             let Some(stat) = read_stat(id).filter(|stat| !stat.is_zombie) else { return false };
-            state.threads.insert(id, Known { identity: stat.identity, serial });
+            state.threads.insert(id, KnownThread { identity: stat.identity, serial });
             return true;
         }
         // Every process that would follow a new place of this one has to be pinned where it is.
@@ -70,11 +70,11 @@ impl Ancestry {
         let Some(stat) = stats.get(&id).filter(|stat| !stat.is_zombie) else { return false };
         for (&pid, &descendant) in stats.iter().filter(|&(&pid, _)| pid != id && descends(pid, id, &stats)) {
             if let Some(serial) = state.serial_of_process(pid) {
-                state.processes.insert(pid, Known { identity: descendant.identity, serial });
+                state.processes.insert(pid, KnownThread { identity: descendant.identity, serial });
             }
         }
         if !whole_process {
-            let known = Known { identity: stat.identity, serial };
+            let known = KnownThread { identity: stat.identity, serial };
             state.threads.insert(id, known);
             if stat.session == id {
                 state.sessions.insert(id, known);
@@ -169,7 +169,7 @@ impl State {
     }
 
     fn learn(&mut self, pid: u32, stat: Stat, serial: u64) {
-        let known = Known { identity: stat.identity, serial };
+        let known = KnownThread { identity: stat.identity, serial };
         self.processes.insert(pid, known);
         if stat.session == pid {
             self.sessions.insert(pid, known);
@@ -184,8 +184,9 @@ impl State {
 
     /// Forgets dead processes, and empty sessions.
     fn prune(&mut self) {
-        let is_same =
-            |&id: &u32, known: &mut Known| read_stat(id).is_some_and(|stat| stat.identity == known.identity);
+        let is_same = |&id: &u32, known: &mut KnownThread| {
+            read_stat(id).is_some_and(|stat| stat.identity == known.identity)
+        };
         self.processes.retain(is_same);
         self.threads.retain(is_same);
         if !self.sessions.is_empty() {

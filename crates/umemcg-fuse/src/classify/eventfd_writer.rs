@@ -23,14 +23,14 @@ use umemcg_base::{Condvar, LeafMutex};
 
 /// How long a write may take before the next is begun beside it. Too short costs a thread for a
 /// while, too long makes others' events late: so much for each eventfd that is full.
-const PATIENCE: Duration = Duration::from_millis(2);
+const WRITE_TIMEOUT: Duration = Duration::from_millis(2);
 /// After so long without events a thread ends.
 const IDLE: Duration = Duration::from_secs(2);
 /// How long one may take before it counts as stuck for good when its listener has ended.
-const RELEASE_PATIENCE: Duration = Duration::from_millis(50);
+const RELEASE_TIMEOUT: Duration = Duration::from_millis(50);
 /// Times that a full eventfd is read for a write that is stuck there.
 const NR_RELEASES_MAX: u32 = 100;
-/// Looks whether the write has ended, within `RELEASE_PATIENCE`.
+/// Looks whether the write has ended, within `RELEASE_TIMEOUT`.
 const NR_LOOKS: u32 = 50;
 /// Counts in eventfds up to here make no writer wait.
 const ROOMY: u64 = u64::MAX / 2;
@@ -80,13 +80,13 @@ impl Target {
         self.unwritten.lock().is_taken
     }
 
-    /// Returns whether what there is gets written within `RELEASE_PATIENCE`.
+    /// Returns whether what there is gets written within `RELEASE_TIMEOUT`.
     fn is_soon_written(&self) -> bool {
         for _ in 0..NR_LOOKS {
             if !self.is_taken() {
                 return true;
             }
-            std::thread::sleep(RELEASE_PATIENCE / NR_LOOKS);
+            std::thread::sleep(RELEASE_TIMEOUT / NR_LOOKS);
         }
         !self.is_taken()
     }
@@ -158,7 +158,7 @@ impl EventfdWriter {
             let Some(target) = state.queue.pop_front() else { continue };
             let mine = state.nr_begun;
             state.nr_begun += 1;
-            state.current = Some((mine, Instant::now() + PATIENCE));
+            state.current = Some((mine, Instant::now() + WRITE_TIMEOUT));
             state.nr_idle -= 1;
             if state.nr_idle == 0 && !state.queue.is_empty() {
                 // Without one, those behind wait for the end of this write, or for the next event.

@@ -33,7 +33,7 @@ pub use rules::{Rule, RuleError, RuleKind};
 
 /// What is known about a request when it arrives.
 #[derive(Clone, Copy)]
-pub struct Asker<'a> {
+pub struct Requester<'a> {
     /// The thread that made it; 0 when there is none, or none that is visible from here.
     pub tid: u32,
     /// Its user.
@@ -50,9 +50,9 @@ pub struct Asker<'a> {
     pub path: &'a dyn Fn() -> Option<PathBuf>,
 }
 
-impl fmt::Debug for Asker<'_> {
+impl fmt::Debug for Requester<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Asker").field("tid", &self.tid).field("uid", &self.uid).finish_non_exhaustive()
+        f.debug_struct("Requester").field("tid", &self.tid).field("uid", &self.uid).finish_non_exhaustive()
     }
 }
 
@@ -89,10 +89,10 @@ pub trait Classifier: Send + Sync + fmt::Debug {
 
     /// Returns the group that pays for a request that has just been taken off the device. Runs on a
     /// thread that others' requests wait for: does not sleep.
-    fn payer(&self, asker: &Asker<'_>) -> Payer {
-        match asker.opener {
-            Some(opener) if asker.tid == 0 => Payer::Group(Arc::clone(opener)),
-            _ => Payer::Group(self.classify(asker.tid, asker.uid, asker.gid)),
+    fn payer(&self, requester: &Requester<'_>) -> Payer {
+        match requester.opener {
+            Some(opener) if requester.tid == 0 => Payer::Group(Arc::clone(opener)),
+            _ => Payer::Group(self.classify(requester.tid, requester.uid, requester.gid)),
         }
     }
 

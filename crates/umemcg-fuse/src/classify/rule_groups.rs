@@ -37,7 +37,7 @@ const COUNTED_FOR: Duration = Duration::from_secs(1);
 
 /// Why a rule did not make a group.
 #[derive(Debug)]
-pub(super) enum NotMade {
+pub(super) enum RuleGroupError {
     /// There are enough.
     TooMany,
     /// The tree refuses.
@@ -46,7 +46,7 @@ pub(super) enum NotMade {
 
 /// A group that a rule has made.
 #[derive(Debug)]
-struct Made {
+struct RuleGroup {
     group: Weak<Group>,
     usage_bytes: u64,
     /// Since when that is its usage.
@@ -55,7 +55,7 @@ struct Made {
 
 #[derive(Debug, Default)]
 struct State {
-    made: Vec<Made>,
+    made: Vec<RuleGroup>,
     /// Of them, those below a group, by its id.
     below: HashMap<u64, usize>,
     counted_at: Duration,
@@ -115,7 +115,7 @@ impl RuleGroups {
         engine: &Engine,
         above: &Arc<Group>,
         name: &OsStr,
-    ) -> Result<Arc<Group>, NotMade> {
+    ) -> Result<Arc<Group>, RuleGroupError> {
         let now = self.clock.now();
         let (is_full, is_news) = {
             let mut state = self.state.lock();
@@ -130,12 +130,12 @@ impl RuleGroups {
                 let (above, max) = (above.path(), self.nr_max);
                 tracing::warn!(above = %above.display(), max, "rules have made as many groups as they may");
             }
-            return Err(NotMade::TooMany);
+            return Err(RuleGroupError::TooMany);
         }
-        let group = engine.create_group(above, name).map_err(NotMade::Refused)?;
+        let group = engine.create_group(above, name).map_err(RuleGroupError::Refused)?;
         let mut state = self.state.lock();
         state.note(&group);
-        state.made.push(Made { group: Arc::downgrade(&group), usage_bytes: 0, quiet_since: now });
+        state.made.push(RuleGroup { group: Arc::downgrade(&group), usage_bytes: 0, quiet_since: now });
         Ok(group)
     }
 

@@ -6,16 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::io::Errno;
-use umemcg_vfs::volumes::Place;
+use umemcg_vfs::volumes::ResolvedId;
 use umemcg_vfs::{
     Attr, FileKind, NodeId, SetAttr, SetTime, Timestamp, VfsError, Volume, VolumeFile, XattrFlags,
 };
 
 use super::device::device_to_kernel;
-use super::{DataFs, settle, settle_done};
+use super::{DataFs, reply_done, reply_with};
 use crate::errno::ToErrno;
 use crate::reply::Reply;
-use crate::request::Asked;
+use crate::request::RequestRef;
 use crate::wire::reply::{Attr as WireAttr, AttrOut, StatfsOut, StatxAttr, StatxOut, StatxTime};
 use crate::wire::request::{SetattrIn, StatxIn};
 use crate::wire::{GETATTR_FH, SETXATTR_ACL_KILL_SGID, setattr_valid};
@@ -95,7 +95,7 @@ fn change_of(arg: &SetattrIn) -> SetAttr {
 
 /// Answers a request for bytes of which at most `size` are wanted; 0 asks how many there are.
 pub(super) fn reply_sized(reply: &mut Reply, result: Result<Vec<u8>, VfsError>, size: u32) {
-    settle(reply, result, |reply, bytes| reply.sized(&bytes, size).ignore());
+    reply_with(reply, result, |reply, bytes| reply.sized(&bytes, size).ignore());
 }
 
 impl DataFs {
@@ -117,13 +117,13 @@ impl DataFs {
     }
 
     pub(super) fn getattr(&self, id: u64, fh: Option<u64>, reply: &mut Reply) {
-        settle(reply, self.look(id, fh), |reply, attr| reply.value(&self.attr_reply(&attr)).ignore());
+        reply_with(reply, self.look(id, fh), |reply, attr| reply.value(&self.attr_reply(&attr)).ignore());
     }
 
     /// Answers STATX, with which the kernel asks for what GETATTR does not tell.
     pub(super) fn statx(&self, id: u64, arg: &StatxIn, reply: &mut Reply) {
         let fh = (arg.getattr_flags & GETATTR_FH != 0).then_some(arg.fh);
-        settle(reply, self.look(id, fh), |reply, attr| {
+        reply_with(reply, self.look(id, fh), |reply, attr| {
             let valid = self.attr_lifetime(&attr);
             let out = StatxOut {
                 attr_valid: valid.as_secs(),
@@ -137,12 +137,12 @@ impl DataFs {
 
     fn look(&self, id: u64, fh: Option<u64>) -> Result<Attr, VfsError> {
         match self.volumes.place(id) {
-            Ok(Place::Top) => Ok(self.top_attr()),
-            Ok(Place::In(member, node)) => {
+            Ok(ResolvedId::Top) => Ok(self.top_attr()),
+            Ok(ResolvedId::In(member, node)) => {
                 // The kernel may name a directory's handle here too.
                 let file = fh.and_then(|fh| self.file_of(fh, node));
                 let attr = file.map_or_else(|| member.volume().getattr(node), |file| file.getattr());
-                attr.map(|attr| member.outward_attr(attr))
+                attr.map(|attr| member.attr_to_kernel(attr))
             }
             Err(errno) => Err(errno.into()),
         }
@@ -154,24 +154,24 @@ impl DataFs {
         (opened.file.node() == node).then(|| Arc::clone(&opened.file))
     }
 
-    pub(super) fn setattr(&self, asked: &Asked<'_>, arg: &SetattrIn, reply: &mut Reply) {
-        let caller = self.caller(asked);
-        let result = self.spot(asked.header.nodeid).map_err(VfsError::from).and_then(|(member, node)| {
+    pub(super) fn setattr(&self, request: &RequestRef<'_>, arg: &SetattrIn, reply: &mut Reply) {
+        let caller = self.caller(request);
+        let result = self.spot(request.header.nodeid).map_err(VfsError::from).and_then(|(member, node)| {
             let fh = (arg.valid & setattr_valid::FH != 0).then_some(arg.fh);
             let change = change_of(arg);
             let attr = match fh.and_then(|fh| self.file_of(fh, node)) {
                 Some(file) => file.setattr(&caller, &change),
                 None => member.volume().setattr(&caller, node, &change),
             };
-            Ok(member.outward_attr(attr?))
+            Ok(member.attr_to_kernel(attr?))
         });
-        settle(reply, result, |reply, attr| reply.value(&self.attr_reply(&attr)).ignore());
+        reply_with(reply, result, |reply, attr| reply.value(&self.attr_reply(&attr)).ignore());
     }
 
     pub(super) fn getxattr(&self, id: u64, name: &OsStr, size: u32, reply: &mut Reply) {
         let result = match self.volumes.place(id) {
-            Ok(Place::Top) => Err(Errno::NODATA.into()),
-            Ok(Place::In(member, node)) => member.volume().getxattr(node, name),
+            Ok(ResolvedId::Top) => Err(Errno::NODATA.into()),
+            Ok(ResolvedId::In(member, node)) => member.volume().getxattr(node, name),
             Err(errno) => Err(errno.into()),
         };
         let result = match result {
@@ -190,7 +190,7 @@ impl DataFs {
 
     pub(super) fn setxattr(
         &self,
-        asked: &Asked<'_>,
+        request: &RequestRef<'_>,
         name: &OsStr,
         value: &[u8],
         (flags, setxattr_flags): (u32, u32),
@@ -198,16 +198,16 @@ impl DataFs {
     ) {
         let flags = XattrFlags::from_bits_retain(flags);
         let kill_set_gid = setxattr_flags & SETXATTR_ACL_KILL_SGID != 0;
-        let caller = self.caller(asked);
+        let caller = self.caller(request);
         let set =
             |volume: &dyn Volume, node| volume.setxattr(&caller, node, name, value, flags, kill_set_gid);
-        settle_done(reply, self.on(asked.header.nodeid, set));
+        reply_done(reply, self.on(request.header.nodeid, set));
     }
 
-    pub(super) fn listxattr(&self, asked: &Asked<'_>, size: u32, reply: &mut Reply) {
-        let result = match self.volumes.place(asked.header.nodeid) {
-            Ok(Place::Top) => Ok(Vec::new()),
-            Ok(Place::In(member, node)) => member.volume().listxattr(&self.caller(asked), node),
+    pub(super) fn listxattr(&self, request: &RequestRef<'_>, size: u32, reply: &mut Reply) {
+        let result = match self.volumes.place(request.header.nodeid) {
+            Ok(ResolvedId::Top) => Ok(Vec::new()),
+            Ok(ResolvedId::In(member, node)) => member.volume().listxattr(&self.caller(request), node),
             Err(errno) => Err(errno.into()),
         };
         reply_sized(reply, result, size);
@@ -215,11 +215,11 @@ impl DataFs {
 
     pub(super) fn statfs(&self, id: u64, reply: &mut Reply) {
         let result = match self.volumes.place(id) {
-            Ok(Place::Top) => Ok(self.top_statfs()),
-            Ok(Place::In(member, _)) => member.volume().statfs(),
+            Ok(ResolvedId::Top) => Ok(self.top_statfs()),
+            Ok(ResolvedId::In(member, _)) => member.volume().statfs(),
             Err(errno) => Err(errno.into()),
         };
-        settle(reply, result, |reply, fs| {
+        reply_with(reply, result, |reply, fs| {
             let out = StatfsOut {
                 blocks: fs.blocks,
                 bfree: fs.bfree,

@@ -9,11 +9,11 @@ use umemcg::{ChargeMeter, Group, PinnedPages, Stalled, Working, WritePause};
 use umemcg_vfs::volumes::Opened;
 use umemcg_vfs::{Entry, FallocateFlags, NodeId, OFlags, VfsError, Volume, VolumeFile, Whence};
 
-use super::{DataFs, settle, settle_done};
+use super::{DataFs, reply_done, reply_with};
 use crate::classify::Payer;
 use crate::reply::{Answer, Delay, Reply};
-use crate::request::Asked;
-use crate::session::Step;
+use crate::request::RequestRef;
+use crate::session::QuickOutcome;
 use crate::waiting::{charge_answer, charge_held};
 use crate::wire::reply::{CreateOut, LseekOut, OpenOut};
 use crate::wire::request::{CreateIn, FallocateIn, FsyncIn, LseekIn, OpenIn, ReadIn, WriteIn};
@@ -35,30 +35,35 @@ impl DataFs {
         reply.frames(&self.arena, pages.segments()).ignore();
     }
 
-    pub(super) fn read_quickly(&self, asked: &Asked<'_>, arg: &ReadIn, reply: &mut Reply) -> Step {
+    pub(super) fn read_quickly(
+        &self,
+        request: &RequestRef<'_>,
+        arg: &ReadIn,
+        reply: &mut Reply,
+    ) -> QuickOutcome {
         let Some(file) = self.files.get(arg.fh) else {
-            reply.error(self.no_handle(asked.header)).ignore();
-            return Step::Settled;
+            reply.error(self.no_handle(request.header)).ignore();
+            return QuickOutcome::Answered;
         };
         match file.file.try_read(arg.offset, arg.size as usize) {
             Some(pages) => {
                 self.send_pages(reply, &pages);
-                Step::Settled
+                QuickOutcome::Answered
             }
-            None => self.may_sleep(asked, self.payer_of(asked, Some(file.file.group()))),
+            None => self.may_sleep(request, self.payer_of(request, Some(file.file.group()))),
         }
     }
 
-    pub(super) fn read(&self, asked: &Asked<'_>, arg: &ReadIn, reply: &mut Reply) {
-        let header = asked.header;
+    pub(super) fn read(&self, request: &RequestRef<'_>, arg: &ReadIn, reply: &mut Reply) {
+        let header = request.header;
         let file = match self.file(header, arg.fh) {
             Ok(opened) => Arc::clone(&opened.file),
             Err(errno) => return reply.error(errno).ignore(),
         };
-        let group = self.group(asked);
+        let group = self.group(request);
         let (meter, _working) = (ChargeMeter::start(), Working::begin(&group));
         let result = file.read(&group, arg.offset, arg.size as usize);
-        settle(reply, result, |reply, pages| match self.high_delay(header, &group, &meter, reply) {
+        reply_with(reply, result, |reply, pages| match self.high_delay(header, &group, &meter, reply) {
             Duration::ZERO => self.send_pages(reply, &pages),
             delay => {
                 // Without room for the copy it is not held back: what is slowed takes no memory
@@ -98,16 +103,16 @@ impl DataFs {
 
     pub(super) fn write_quickly(
         &self,
-        asked: &Asked<'_>,
+        request: &RequestRef<'_>,
         arg: &WriteIn,
         data: &[u8],
         reply: &mut Reply,
-    ) -> Step {
+    ) -> QuickOutcome {
         let Some(file) = self.files.get(arg.fh) else {
-            reply.error(self.no_handle(asked.header)).ignore();
-            return Step::Settled;
+            reply.error(self.no_handle(request.header)).ignore();
+            return QuickOutcome::Answered;
         };
-        let payer = self.payer_of(asked, Some(file.file.group()));
+        let payer = self.payer_of(request, Some(file.file.group()));
         let kill_set_id = arg.write_flags & write_flag::KILL_SUIDGID != 0;
         // Over `memory.high` a request that charges reclaims, and that is no work for this thread.
         if let Payer::Group(group) = &payer
@@ -116,19 +121,19 @@ impl DataFs {
         {
             file.on.touch();
             self.accepted(&*file.file, group, written, Duration::ZERO, reply);
-            return Step::Settled;
+            return QuickOutcome::Answered;
         }
-        self.may_sleep(asked, payer)
+        self.may_sleep(request, payer)
     }
 
-    pub(super) fn write(&self, asked: &Asked<'_>, arg: &WriteIn, data: &[u8], reply: &mut Reply) {
-        let header = asked.header;
+    pub(super) fn write(&self, request: &RequestRef<'_>, arg: &WriteIn, data: &[u8], reply: &mut Reply) {
+        let header = request.header;
         let opened = match self.file(header, arg.fh) {
             Ok(opened) => Arc::clone(&opened),
             Err(errno) => return reply.error(errno).ignore(),
         };
         let file = &opened.file;
-        let group = self.group(asked);
+        let group = self.group(request);
         let kill_set_id = arg.write_flags & write_flag::KILL_SUIDGID != 0;
         let (meter, _working) = (ChargeMeter::start(), Working::begin(&group));
         let result = match arg.write_flags & write_flag::CACHE {
@@ -136,7 +141,7 @@ impl DataFs {
             _ => file.write_mapped(&group, arg.offset, data),
         };
         opened.on.touch();
-        settle(reply, result, |reply, written| {
+        reply_with(reply, result, |reply, written| {
             reply.accepted_write(written as u32);
             let delay = self.high_delay(header, &group, &meter, reply);
             self.accepted(&**file, &group, written, delay, reply);
@@ -166,15 +171,15 @@ impl DataFs {
         self.delays.delay(reply.take(), Answer::Written(written as u32), rest, again);
     }
 
-    pub(super) fn open(&self, asked: &Asked<'_>, arg: &OpenIn, reply: &mut Reply) {
-        let caller = self.caller(asked);
-        let header = asked.header;
+    pub(super) fn open(&self, request: &RequestRef<'_>, arg: &OpenIn, reply: &mut Reply) {
+        let caller = self.caller(request);
+        let header = request.header;
         let flags = OFlags::from_bits_retain(arg.flags);
         let result = self.spot(header.nodeid).map_err(VfsError::from).and_then(|(member, node)| {
             let on = member.begin_open()?;
             Ok(Opened { file: member.volume().open(&caller, node, flags)?, on })
         });
-        settle(reply, result, |reply, opened| {
+        reply_with(reply, result, |reply, opened| {
             let open_flags = open_flags(&*opened.file);
             let fh = self.files.open(Arc::new(opened));
             let files = Arc::clone(&self.files);
@@ -184,27 +189,27 @@ impl DataFs {
 
     pub(super) fn create(
         &self,
-        asked: &Asked<'_>,
+        request: &RequestRef<'_>,
         arg: &CreateIn,
         name: &OsStr,
         supplementary_gid: Option<u32>,
         reply: &mut Reply,
     ) {
-        let caller = self.creator(asked, supplementary_gid, arg.umask);
-        self.open_new(asked, arg, reply, |volume, node, flags| {
+        let caller = self.creator(request, supplementary_gid, arg.umask);
+        self.open_new(request, arg, reply, |volume, node, flags| {
             volume.create(&caller, node, name, arg.mode, flags)
         });
     }
 
     pub(super) fn tmpfile(
         &self,
-        asked: &Asked<'_>,
+        request: &RequestRef<'_>,
         arg: &CreateIn,
         supplementary_gid: Option<u32>,
         reply: &mut Reply,
     ) {
-        let caller = self.creator(asked, supplementary_gid, arg.umask);
-        self.open_new(asked, arg, reply, |volume, node, flags| {
+        let caller = self.creator(request, supplementary_gid, arg.umask);
+        self.open_new(request, arg, reply, |volume, node, flags| {
             volume.tmpfile(&caller, node, arg.mode, flags)
         });
     }
@@ -212,19 +217,19 @@ impl DataFs {
     /// Makes a file with `make`, under a name or without one, and hands it over open.
     fn open_new(
         &self,
-        asked: &Asked<'_>,
+        request: &RequestRef<'_>,
         arg: &CreateIn,
         reply: &mut Reply,
         make: impl FnOnce(&dyn Volume, NodeId, OFlags) -> Result<(Entry, Arc<dyn VolumeFile>), VfsError>,
     ) {
-        let header = asked.header;
+        let header = request.header;
         let flags = OFlags::from_bits_retain(arg.flags);
         let result = self.spot(header.nodeid).map_err(VfsError::from).and_then(|(member, node)| {
             let on = member.begin_open()?;
             let (entry, file) = make(&**member.volume(), node, flags)?;
-            Ok((entry, member.outward_entry(entry)?, Opened { file, on }))
+            Ok((entry, member.entry_to_kernel(entry)?, Opened { file, on }))
         });
-        settle(reply, result, |reply, (inner, entry, opened)| {
+        reply_with(reply, result, |reply, (inner, entry, opened)| {
             let (open_flags, member) = (open_flags(&*opened.file), Arc::clone(&opened.on));
             let fh = self.files.open(Arc::new(opened));
             let open = OpenOut { fh, open_flags, padding: 0 };
@@ -245,21 +250,21 @@ impl DataFs {
     pub(super) fn fsync(&self, header: &InHeader, arg: &FsyncIn, reply: &mut Reply) {
         let data_only = arg.fsync_flags & FSYNC_FDATASYNC != 0;
         let result = self.file(header, arg.fh).map_err(VfsError::from);
-        settle_done(reply, result.and_then(|opened| Arc::clone(&opened.file).fsync(data_only)));
+        reply_done(reply, result.and_then(|opened| Arc::clone(&opened.file).fsync(data_only)));
     }
 
-    pub(super) fn fallocate(&self, asked: &Asked<'_>, arg: &FallocateIn, reply: &mut Reply) {
-        let header = asked.header;
+    pub(super) fn fallocate(&self, request: &RequestRef<'_>, arg: &FallocateIn, reply: &mut Reply) {
+        let header = request.header;
         let mode = FallocateFlags::from_bits_retain(arg.mode);
         let result = self.file(header, arg.fh).map_err(VfsError::from);
-        settle_done(
+        reply_done(
             reply,
             result.and_then(|opened| {
                 let opened = Arc::clone(&opened);
-                let group = self.group(asked);
+                let group = self.group(request);
                 // The kernel leaves that to us and does not say whether the caller has CAP_FSETID:
                 // the superuser has.
-                let kill_set_id = asked.header.uid != 0;
+                let kill_set_id = request.header.uid != 0;
                 let result = opened.file.fallocate(&group, mode, arg.offset, arg.length, kill_set_id);
                 opened.on.touch();
                 result
@@ -275,6 +280,6 @@ impl DataFs {
         };
         let result = self.file(header, arg.fh).map_err(VfsError::from);
         let result = result.and_then(|opened| Arc::clone(&opened.file).lseek(whence, arg.offset));
-        settle(reply, result, |reply, offset| reply.value(&LseekOut { offset }).ignore());
+        reply_with(reply, result, |reply, offset| reply.value(&LseekOut { offset }).ignore());
     }
 }

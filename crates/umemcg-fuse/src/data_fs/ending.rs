@@ -10,17 +10,17 @@ use umemcg_base::PAGE_SIZE;
 
 use super::DataFs;
 use crate::classify::Payer;
-use crate::reply::{Gate, Hold, Reply};
-use crate::request::Asked;
+use crate::reply::{AnswerDelay, Gate, Reply};
+use crate::request::RequestRef;
 use crate::waiting::charge_held;
 use crate::wire::{InHeader, Op, setattr_valid};
 
 impl DataFs {
     /// Returns what is asked before a request is answered; none for those that see to it
     /// themselves, that charge nothing, or that no process sent.
-    pub(super) fn gate(&self, asked: &Asked<'_>) -> Option<Gate> {
-        let header = *asked.header;
-        let written = match asked.op {
+    pub(super) fn gate(&self, request: &RequestRef<'_>) -> Option<Gate> {
+        let header = *request.header;
+        let written = match request.op {
             Op::Read(_) | Op::Write { .. } | Op::Release(_) | Op::Releasedir(_) => return None,
             Op::Forget { .. } | Op::BatchForget(_) | Op::Statfs | Op::Syncfs => return None,
             _ if header.pid == 0 => return None,
@@ -30,7 +30,7 @@ impl DataFs {
         };
         // What may have dirtied a page, by its open file.
         let content = written.and_then(|fh| Some(Arc::clone(self.files.get(fh)?.file.content())));
-        let (me, meter, payer) = (self.me.clone(), ChargeMeter::start(), asked.payer.cloned());
+        let (me, meter, payer) = (self.me.clone(), ChargeMeter::start(), request.payer.cloned());
         Some(Gate::new(move |reply| me.upgrade()?.hold(&header, payer.as_ref()?, &meter, content, reply)))
     }
 
@@ -42,7 +42,7 @@ impl DataFs {
         meter: &ChargeMeter,
         content: Option<Arc<File>>,
         reply: &Reply,
-    ) -> Option<Hold> {
+    ) -> Option<AnswerDelay> {
         if meter.bytes() == 0 && content.is_none() {
             return None;
         }
@@ -59,6 +59,6 @@ impl DataFs {
             let _until_it_goes = (&stalled, &charge);
             pause.as_mut()?.rest()
         });
-        Some(Hold { delays: Arc::clone(&self.delays) as _, rest, again })
+        Some(AnswerDelay { delays: Arc::clone(&self.delays) as _, rest, again })
     }
 }

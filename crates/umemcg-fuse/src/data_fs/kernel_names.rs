@@ -10,7 +10,7 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
-use umemcg_vfs::{Idle, KernelCache};
+use umemcg_vfs::{IdleInode, KernelCache};
 
 use crate::notifier::Notifier;
 
@@ -26,7 +26,7 @@ impl KernelCache for KernelNames {
         !self.0.can_prune()
     }
 
-    fn let_go(&self, mut idle: Vec<Idle>) -> bool {
+    fn let_go(&self, mut idle: Vec<IdleInode>) -> bool {
         if self.0.can_prune() {
             idle.sort_by_key(|idle| idle.is_directory);
             let nodes: Vec<u64> = idle.iter().map(|idle| idle.node.0).collect();

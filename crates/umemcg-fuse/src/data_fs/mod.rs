@@ -22,18 +22,18 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use umemcg::{Arena, Engine, Group};
-use umemcg_vfs::volumes::{Member, MemberRef, Opened, Place};
+use umemcg_vfs::volumes::{Member, MemberRef, Opened, ResolvedId};
 use umemcg_vfs::{Caller, KernelCache, NodeId, Timestamp, VfsError, Volume, VolumeDir, VolumeFile, Volumes};
 
-use crate::classify::{Asker, Classifier, Payer};
+use crate::classify::{Classifier, Payer, Requester};
 use crate::delayed_replies::DelayQueue;
 use crate::errno::ToErrno;
-use crate::handles::{HandleTable, Held};
+use crate::handles::{HandleRef, HandleTable};
 use crate::notifier::Notifier;
 use crate::pool::Keys;
 use crate::reply::Reply;
-use crate::request::Asked;
-use crate::session::{Filesystem, Step};
+use crate::request::RequestRef;
+use crate::session::{Filesystem, QuickOutcome};
 use crate::wire::{InHeader, InitFlags, Negotiated, Op};
 use absent_names::AbsentNames;
 use kernel_names::KernelNames;
@@ -169,8 +169,8 @@ impl DataFs {
 
     /// Returns the group that pays for a request that arrives; `opener` is the group of the file
     /// that it goes through. Does not sleep.
-    fn payer_of(&self, asked: &Asked<'_>, opener: Option<&Arc<Group>>) -> Payer {
-        let header = asked.header;
+    fn payer_of(&self, request: &RequestRef<'_>, opener: Option<&Arc<Group>>) -> Payer {
+        let header = request.header;
         let heir;
         let opener = match opener {
             Some(removed) if removed.is_dead() => {
@@ -179,11 +179,11 @@ impl DataFs {
             }
             opener => opener,
         };
-        self.classifier.payer(&Asker {
+        self.classifier.payer(&Requester {
             tid: header.pid,
             uid: header.uid,
             gid: header.gid,
-            queued_after_ns: asked.queued_after_ns,
+            queued_after_ns: request.queued_after_ns,
             opener,
             path: &|| self.volumes.path_of(header.nodeid),
         })
@@ -191,10 +191,10 @@ impl DataFs {
 
     /// Returns the group that pays for a request, as was found out when it arrived. May make it,
     /// and so sleep.
-    fn group(&self, asked: &Asked<'_>) -> Arc<Group> {
-        match asked.payer {
+    fn group(&self, request: &RequestRef<'_>) -> Arc<Group> {
+        match request.payer {
             Some(payer) => self.group_of(payer),
-            None => self.group_of(&self.payer_of(asked, None)),
+            None => self.group_of(&self.payer_of(request, None)),
         }
     }
 
@@ -205,19 +205,19 @@ impl DataFs {
         }
     }
 
-    fn caller(&self, asked: &Asked<'_>) -> Caller {
-        self.creator(asked, None, 0)
+    fn caller(&self, request: &RequestRef<'_>) -> Caller {
+        self.creator(request, None, 0)
     }
 
-    fn creator(&self, asked: &Asked<'_>, supplementary_gid: Option<u32>, umask: u32) -> Caller {
-        let header = asked.header;
-        Caller { uid: header.uid, gid: header.gid, supplementary_gid, group: self.group(asked), umask }
+    fn creator(&self, request: &RequestRef<'_>, supplementary_gid: Option<u32>, umask: u32) -> Caller {
+        let header = request.header;
+        Caller { uid: header.uid, gid: header.gid, supplementary_gid, group: self.group(request), umask }
     }
 
     /// Returns what a request that may sleep is put off with.
-    fn may_sleep(&self, asked: &Asked<'_>, payer: Payer) -> Step {
-        let keys = Keys { group: payer.group_for_now().id(), store: self.store_of(asked.header.nodeid) };
-        Step::MaySleepAt(keys, payer)
+    fn may_sleep(&self, request: &RequestRef<'_>, payer: Payer) -> QuickOutcome {
+        let keys = Keys { group: payer.group_for_now().id(), store: self.store_of(request.header.nodeid) };
+        QuickOutcome::MaySleepAt(keys, payer)
     }
 
     /// Returns the handle that a request goes through, if it may be about a file's content.
@@ -235,7 +235,7 @@ impl DataFs {
     /// Returns the store that a request about this node may meet, as a key of the session's pool.
     fn store_of(&self, id: u64) -> u64 {
         match self.volumes.place(id) {
-            Ok(Place::In(member, _)) => member.volume().store_id().0,
+            Ok(ResolvedId::In(member, _)) => member.volume().store_id().0,
             _ => NO_STORE,
         }
     }
@@ -244,8 +244,8 @@ impl DataFs {
     /// cannot be.
     fn spot(&self, id: u64) -> Result<(Changing<'_>, NodeId), Errno> {
         match self.volumes.place(id)? {
-            Place::Top => Err(Errno::ROFS),
-            Place::In(member, node) => Ok((Changing(member), node)),
+            ResolvedId::Top => Err(Errno::ROFS),
+            ResolvedId::In(member, node) => Ok((Changing(member), node)),
         }
     }
 
@@ -256,11 +256,11 @@ impl DataFs {
     }
 
     /// Returns what a handle of the kernel stands for.
-    fn file(&self, header: &InHeader, handle: u64) -> Result<Held<Opened<dyn VolumeFile>>, Errno> {
+    fn file(&self, header: &InHeader, handle: u64) -> Result<HandleRef<Opened<dyn VolumeFile>>, Errno> {
         self.files.get(handle).ok_or_else(|| self.no_handle(header))
     }
 
-    fn dir(&self, header: &InHeader, handle: u64) -> Result<Held<OpenDir>, Errno> {
+    fn dir(&self, header: &InHeader, handle: u64) -> Result<HandleRef<OpenDir>, Errno> {
         self.dirs.get(handle).ok_or_else(|| self.no_handle(header))
     }
 
@@ -292,7 +292,7 @@ fn now() -> Timestamp {
 }
 
 /// Answers with what `result` says; `answer` is for success.
-fn settle<T>(reply: &mut Reply, result: Result<T, VfsError>, answer: impl FnOnce(&mut Reply, T)) {
+fn reply_with<T>(reply: &mut Reply, result: Result<T, VfsError>, answer: impl FnOnce(&mut Reply, T)) {
     match result {
         Ok(value) => answer(reply, value),
         Err(error) => {
@@ -304,8 +304,8 @@ fn settle<T>(reply: &mut Reply, result: Result<T, VfsError>, answer: impl FnOnce
     }
 }
 
-fn settle_done(reply: &mut Reply, result: Result<(), VfsError>) {
-    settle(reply, result, |reply, ()| reply.done().ignore());
+fn reply_done(reply: &mut Reply, result: Result<(), VfsError>) {
+    reply_with(reply, result, |reply, ()| reply.done().ignore());
 }
 
 /// Returns the name that will exist when a request has been served, with its directory.
@@ -342,22 +342,22 @@ impl Filesystem for DataFs {
         let _ = self.notifier.set(notifier.clone());
     }
 
-    fn quick(&self, asked: &Asked<'_>, reply: &mut Reply) -> Step {
-        let header = asked.header;
-        match asked.op {
-            Op::Read(arg) => return self.read_quickly(asked, &arg, reply),
-            Op::Write { arg, data } => return self.write_quickly(asked, &arg, data, reply),
+    fn quick(&self, request: &RequestRef<'_>, reply: &mut Reply) -> QuickOutcome {
+        let header = request.header;
+        match request.op {
+            Op::Read(arg) => return self.read_quickly(request, &arg, reply),
+            Op::Write { arg, data } => return self.write_quickly(request, &arg, data, reply),
             Op::Flush(arg) => {
                 let file = self.file(header, arg.fh).map_err(VfsError::from);
-                settle_done(reply, file.and_then(|opened| opened.file.flush()));
+                reply_done(reply, file.and_then(|opened| opened.file.flush()));
             }
             // The content of a file that is forgotten may be in the store's hands.
             Op::Forget { .. } => {
-                return Step::MaySleep(forgetting(self.store_of(header.nodeid)));
+                return QuickOutcome::MaySleep(forgetting(self.store_of(header.nodeid)));
             }
             Op::BatchForget(list) => {
                 let store = list.iter().next().map_or(NO_STORE, |(node, _)| self.store_of(node));
-                return Step::MaySleep(forgetting(store));
+                return QuickOutcome::MaySleep(forgetting(store));
             }
             Op::Ioctl { .. } => reply.error(Errno::NOTTY).ignore(),
             // The kernel falls back on something of its own for each of these, and asks no more.
@@ -370,67 +370,67 @@ impl Filesystem for DataFs {
                     // It charges nothing, and the last close of a file may come from no thread at
                     // all.
                     (Op::Release(_), Some(opener)) => Payer::Group(living(&opener)),
-                    (_, opener) => self.payer_of(asked, opener.as_ref()),
+                    (_, opener) => self.payer_of(request, opener.as_ref()),
                 };
-                return self.may_sleep(asked, payer);
+                return self.may_sleep(request, payer);
             }
         }
-        Step::Settled
+        QuickOutcome::Answered
     }
 
-    fn slow(&self, asked: &Asked<'_>, reply: &mut Reply) {
-        let header = asked.header;
+    fn slow(&self, request: &RequestRef<'_>, reply: &mut Reply) {
+        let header = request.header;
         let id = header.nodeid;
-        if let Some((parent, name)) = name_to_be(id, &asked.op) {
+        if let Some((parent, name)) = name_to_be(id, &request.op) {
             self.absent.exists(parent, name);
         }
-        if let Some(gate) = self.gate(asked) {
+        if let Some(gate) = self.gate(request) {
             reply.set_gate(gate);
         }
-        match asked.op {
-            Op::Read(arg) => self.read(asked, &arg, reply),
-            Op::Write { arg, data } => self.write(asked, &arg, data, reply),
-            Op::Open(arg) => self.open(asked, &arg, reply),
-            Op::Create { arg, name, supplementary_gid: gid } => self.create(asked, &arg, name, gid, reply),
-            Op::Tmpfile { arg, supplementary_gid: gid } => self.tmpfile(asked, &arg, gid, reply),
+        match request.op {
+            Op::Read(arg) => self.read(request, &arg, reply),
+            Op::Write { arg, data } => self.write(request, &arg, data, reply),
+            Op::Open(arg) => self.open(request, &arg, reply),
+            Op::Create { arg, name, supplementary_gid: gid } => self.create(request, &arg, name, gid, reply),
+            Op::Tmpfile { arg, supplementary_gid: gid } => self.tmpfile(request, &arg, gid, reply),
             Op::Release(arg) => self.release(arg.fh, reply),
             Op::Fsync(arg) => self.fsync(header, &arg, reply),
-            Op::Fallocate(arg) => self.fallocate(asked, &arg, reply),
+            Op::Fallocate(arg) => self.fallocate(request, &arg, reply),
             Op::Lseek(arg) => self.lseek(header, &arg, reply),
-            Op::Syncfs => settle_done(reply, self.sync_volumes()),
+            Op::Syncfs => reply_done(reply, self.sync_volumes()),
 
-            Op::Lookup { name } => self.lookup(asked, name, reply),
+            Op::Lookup { name } => self.lookup(request, name, reply),
             Op::Forget { nlookup } => self.forget(id, nlookup),
             Op::BatchForget(list) => list.iter().for_each(|(id, nr_lookups)| self.forget(id, nr_lookups)),
             Op::Symlink { name, target, supplementary_gid: gid } => {
-                self.symlink(asked, name, target, gid, reply);
+                self.symlink(request, name, target, gid, reply);
             }
-            Op::Mknod { arg, name, supplementary_gid: gid } => self.mknod(asked, &arg, name, gid, reply),
-            Op::Mkdir { arg, name, supplementary_gid: gid } => self.mkdir(asked, &arg, name, gid, reply),
-            Op::Link { old_node, name } => self.link(asked, old_node, name, reply),
-            Op::Unlink { name } => self.unlink(asked, name, reply),
+            Op::Mknod { arg, name, supplementary_gid: gid } => self.mknod(request, &arg, name, gid, reply),
+            Op::Mkdir { arg, name, supplementary_gid: gid } => self.mkdir(request, &arg, name, gid, reply),
+            Op::Link { old_node, name } => self.link(request, old_node, name, reply),
+            Op::Unlink { name } => self.unlink(request, name, reply),
             Op::Rmdir { name } => self.remove(id, name, reply, |volume, node| volume.rmdir(node, name)),
             Op::Rename { new_parent, flags, name, new_name } => {
-                self.rename(asked, name, (new_parent, new_name), flags, reply);
+                self.rename(request, name, (new_parent, new_name), flags, reply);
             }
             Op::Readlink => self.readlink(id, reply),
-            Op::Opendir(_) => self.opendir(asked, reply),
+            Op::Opendir(_) => self.opendir(request, reply),
             Op::Readdir(arg) => self.readdir(header, &arg, reply),
-            Op::Readdirplus(arg) => self.readdirplus(asked, &arg, reply),
+            Op::Readdirplus(arg) => self.readdirplus(request, &arg, reply),
             Op::Releasedir(arg) => self.releasedir(arg.fh, reply),
             Op::Fsyncdir(arg) => self.fsyncdir(header, &arg, reply),
 
             Op::Getattr { fh } => self.getattr(id, fh, reply),
             Op::Statx(arg) => self.statx(id, &arg, reply),
-            Op::Setattr(arg) => self.setattr(asked, &arg, reply),
+            Op::Setattr(arg) => self.setattr(request, &arg, reply),
             Op::Statfs => self.statfs(id, reply),
             Op::Getxattr { name, size } => self.getxattr(id, name, size, reply),
-            Op::Listxattr { size } => self.listxattr(asked, size, reply),
+            Op::Listxattr { size } => self.listxattr(request, size, reply),
             Op::Setxattr { name, value, flags, setxattr_flags } => {
-                self.setxattr(asked, name, value, (flags, setxattr_flags), reply);
+                self.setxattr(request, name, value, (flags, setxattr_flags), reply);
             }
             Op::Removexattr { name } => {
-                settle_done(reply, self.on(id, |volume, node| volume.removexattr(node, name)));
+                reply_done(reply, self.on(id, |volume, node| volume.removexattr(node, name)));
             }
             _ => reply.error(Errno::NOSYS).ignore(),
         }

@@ -5,14 +5,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use umemcg_vfs::volumes::{Member, Opened, Place};
+use umemcg_vfs::volumes::{Member, Opened, ResolvedId};
 use umemcg_vfs::{DirEntry, Entry, FileKind, NodeId, RenameFlags, VfsError, Volume};
 
 use super::device::device_from_kernel;
-use super::{DataFs, OpenDir, settle, settle_done};
+use super::{DataFs, OpenDir, reply_done, reply_with};
 use crate::errno::ToErrno;
 use crate::reply::Reply;
-use crate::request::Asked;
+use crate::request::RequestRef;
 use crate::wire::reply::{EntryOut, OpenOut};
 use crate::wire::request::{FsyncIn, MkdirIn, MknodIn, ReadIn};
 use crate::wire::{DirBuffer, FSYNC_FDATASYNC, InHeader, MAX_PAYLOAD_BYTES};
@@ -55,10 +55,10 @@ impl DataFs {
     /// Hands a node over to the kernel, or takes it back when no caller waits any more.
     pub(super) fn reply_entry(&self, reply: &mut Reply, result: Result<(Arc<Member>, Entry), VfsError>) {
         let result = result.and_then(|(member, inner)| {
-            let entry = member.outward_entry(inner)?;
+            let entry = member.entry_to_kernel(inner)?;
             Ok((member, inner, entry))
         });
-        settle(reply, result, |reply, (member, inner, entry)| {
+        reply_with(reply, result, |reply, (member, inner, entry)| {
             reply.hand_over(&self.entry_out(&entry), move || member.volume().forget(inner.node, 1));
         });
     }
@@ -80,50 +80,50 @@ impl DataFs {
 
     pub(super) fn symlink(
         &self,
-        asked: &Asked<'_>,
+        request: &RequestRef<'_>,
         name: &OsStr,
         target: &OsStr,
         supplementary_gid: Option<u32>,
         reply: &mut Reply,
     ) {
-        let caller = self.creator(asked, supplementary_gid, 0);
-        self.reply_new(reply, asked.header.nodeid, |volume, node| {
+        let caller = self.creator(request, supplementary_gid, 0);
+        self.reply_new(reply, request.header.nodeid, |volume, node| {
             volume.symlink(&caller, node, name, target)
         });
     }
 
     pub(super) fn mknod(
         &self,
-        asked: &Asked<'_>,
+        request: &RequestRef<'_>,
         arg: &MknodIn,
         name: &OsStr,
         supplementary_gid: Option<u32>,
         reply: &mut Reply,
     ) {
-        let caller = self.creator(asked, supplementary_gid, arg.umask);
+        let caller = self.creator(request, supplementary_gid, arg.umask);
         let rdev = device_from_kernel(arg.rdev);
-        self.reply_new(reply, asked.header.nodeid, |volume, node| {
+        self.reply_new(reply, request.header.nodeid, |volume, node| {
             volume.mknod(&caller, node, name, arg.mode, rdev)
         });
     }
 
     pub(super) fn mkdir(
         &self,
-        asked: &Asked<'_>,
+        request: &RequestRef<'_>,
         arg: &MkdirIn,
         name: &OsStr,
         supplementary_gid: Option<u32>,
         reply: &mut Reply,
     ) {
-        let caller = self.creator(asked, supplementary_gid, arg.umask);
-        self.reply_new(reply, asked.header.nodeid, |volume, node| {
+        let caller = self.creator(request, supplementary_gid, arg.umask);
+        self.reply_new(reply, request.header.nodeid, |volume, node| {
             volume.mkdir(&caller, node, name, arg.mode)
         });
     }
 
-    pub(super) fn link(&self, asked: &Asked<'_>, old_node: u64, name: &OsStr, reply: &mut Reply) {
-        let caller = self.caller(asked);
-        let result = self.spots(old_node, asked.header.nodeid).map_err(VfsError::from);
+    pub(super) fn link(&self, request: &RequestRef<'_>, old_node: u64, name: &OsStr, reply: &mut Reply) {
+        let caller = self.caller(request);
+        let result = self.spots(old_node, request.header.nodeid).map_err(VfsError::from);
         let result = result.and_then(|(member, old, node)| {
             let entry = member.volume().link(&caller, old, node, name)?;
             Ok((Arc::clone(&member), entry))
@@ -133,39 +133,39 @@ impl DataFs {
 
     pub(super) fn rename(
         &self,
-        asked: &Asked<'_>,
+        request: &RequestRef<'_>,
         name: &OsStr,
         (new_parent, new_name): (u64, &OsStr),
         flags: u32,
         reply: &mut Reply,
     ) {
         let flags = RenameFlags::from_bits_retain(flags);
-        let caller = self.caller(asked);
-        let result = self.spots(asked.header.nodeid, new_parent).map_err(VfsError::from);
+        let caller = self.caller(request);
+        let result = self.spots(request.header.nodeid, new_parent).map_err(VfsError::from);
         let renamed = result.and_then(|(member, node, new_node)| {
             member.volume().rename(&caller, node, name, new_node, new_name, flags)
         });
-        settle_done(reply, renamed);
+        reply_done(reply, renamed);
     }
 
     pub(super) fn readlink(&self, id: u64, reply: &mut Reply) {
-        settle(reply, self.on(id, |volume, node| volume.readlink(node)), |reply, text| {
+        reply_with(reply, self.on(id, |volume, node| volume.readlink(node)), |reply, text| {
             reply.bytes(text.as_encoded_bytes()).ignore();
         });
     }
 
-    pub(super) fn lookup(&self, asked: &Asked<'_>, name: &OsStr, reply: &mut Reply) {
-        let header = asked.header;
+    pub(super) fn lookup(&self, request: &RequestRef<'_>, name: &OsStr, reply: &mut Reply) {
+        let header = request.header;
         let result = match self.volumes.place(header.nodeid) {
-            Ok(Place::Top) => match self.top_lookup(name) {
+            Ok(ResolvedId::Top) => match self.top_lookup(name) {
                 Ok(entry) => {
                     self.absent.exists(header.nodeid, name);
                     return reply.value(&self.entry_out(&entry)).ignore();
                 }
                 Err(error) => Err(error),
             },
-            Ok(Place::In(member, node)) => {
-                let entry = member.volume().lookup(&self.caller(asked), node, name);
+            Ok(ResolvedId::In(member, node)) => {
+                let entry = member.volume().lookup(&self.caller(request), node, name);
                 entry.map(|entry| (Arc::clone(&member), entry))
             }
             Err(errno) => Err(errno.into()),
@@ -217,33 +217,33 @@ impl DataFs {
     ) {
         let result = self.on(id, call);
         let are_too_many = result.is_ok() && self.absent.note(id, name);
-        super::settle_done(reply, result);
+        super::reply_done(reply, result);
         self.bound_absent(are_too_many);
     }
 
-    pub(super) fn unlink(&self, asked: &Asked<'_>, name: &OsStr, reply: &mut Reply) {
-        let caller = self.caller(asked);
-        self.remove(asked.header.nodeid, name, reply, |volume, node| volume.unlink(&caller, node, name));
+    pub(super) fn unlink(&self, request: &RequestRef<'_>, name: &OsStr, reply: &mut Reply) {
+        let caller = self.caller(request);
+        self.remove(request.header.nodeid, name, reply, |volume, node| volume.unlink(&caller, node, name));
     }
 
     /// Gives references back; those of volumes that are gone went with them.
     pub(super) fn forget(&self, id: u64, nr_lookups: u64) {
-        if let Ok(Place::In(member, node)) = self.volumes.place(id)
+        if let Ok(ResolvedId::In(member, node)) = self.volumes.place(id)
             && (node != NodeId::ROOT || self.volumes.whole().is_some())
         {
             member.volume().forget(node, nr_lookups);
         }
     }
 
-    pub(super) fn opendir(&self, asked: &Asked<'_>, reply: &mut Reply) {
-        let result = match self.volumes.place(asked.header.nodeid) {
-            Ok(Place::Top) => Ok(OpenDir::Top),
-            Ok(Place::In(member, node)) => member.begin_open().map_err(VfsError::from).and_then(|on| {
-                Ok(OpenDir::In(Opened { file: member.volume().opendir(&self.caller(asked), node)?, on }))
+    pub(super) fn opendir(&self, request: &RequestRef<'_>, reply: &mut Reply) {
+        let result = match self.volumes.place(request.header.nodeid) {
+            Ok(ResolvedId::Top) => Ok(OpenDir::Top),
+            Ok(ResolvedId::In(member, node)) => member.begin_open().map_err(VfsError::from).and_then(|on| {
+                Ok(OpenDir::In(Opened { file: member.volume().opendir(&self.caller(request), node)?, on }))
             }),
             Err(errno) => Err(errno.into()),
         };
-        settle(reply, result, |reply, dir| {
+        reply_with(reply, result, |reply, dir| {
             let fh = self.dirs.open(Arc::new(dir));
             let dirs = Arc::clone(&self.dirs);
             reply.hand_over(&OpenOut { fh, ..Default::default() }, move || drop(dirs.close(fh)));
@@ -259,11 +259,11 @@ impl DataFs {
                 Ok(())
             }
             OpenDir::In(opened) => opened.file.readdir(arg.offset, &mut |entry| {
-                let ino = opened.on.outward_ino(entry.ino);
+                let ino = opened.on.ino_to_kernel(entry.ino);
                 list.push(ino, entry.next_offset, kind_of(entry), entry.name.as_bytes())
             }),
         });
-        settle(reply, keep_some(result, &list), |reply, ()| reply.bytes(list.as_bytes()).ignore());
+        reply_with(reply, keep_some(result, &list), |reply, ()| reply.bytes(list.as_bytes()).ignore());
     }
 
     pub(super) fn releasedir(&self, fh: u64, reply: &mut Reply) {
@@ -278,12 +278,12 @@ impl DataFs {
             OpenDir::In(opened) => opened.file.fsyncdir(data_only),
             OpenDir::Top => Ok(()),
         });
-        settle_done(reply, synced);
+        reply_done(reply, synced);
     }
 
-    pub(super) fn readdirplus(&self, asked: &Asked<'_>, arg: &ReadIn, reply: &mut Reply) {
+    pub(super) fn readdirplus(&self, request: &RequestRef<'_>, arg: &ReadIn, reply: &mut Reply) {
         let mut list = DirBuffer::new((arg.size as usize).min(MAX_PAYLOAD_BYTES));
-        let dir = match self.dir(asked.header, arg.fh) {
+        let dir = match self.dir(request.header, arg.fh) {
             Ok(dir) => Arc::clone(&dir),
             Err(errno) => return reply.error(errno).ignore(),
         };
@@ -292,18 +292,18 @@ impl DataFs {
             return reply.bytes(list.as_bytes()).ignore();
         };
         let mut handed_over = Vec::new();
-        let caller = self.caller(asked);
+        let caller = self.caller(request);
         let result = opened.file.readdirplus(&caller, arg.offset, &mut |entry| {
             // What has no outward name is listed without being looked up.
             let found = entry.entry.and_then(|found| {
-                opened.on.outward(found.node).ok().map(|node| Entry {
+                opened.on.to_kernel(found.node).ok().map(|node| Entry {
                     node,
-                    attr: opened.on.outward_attr(found.attr),
+                    attr: opened.on.attr_to_kernel(found.attr),
                     ..found
                 })
             });
             let out = found.as_ref().map(|found| self.entry_out(found)).unwrap_or_default();
-            let ino = opened.on.outward_ino(entry.ino);
+            let ino = opened.on.ino_to_kernel(entry.ino);
             let taken = list.push_plus(&out, ino, entry.next_offset, kind_of(entry), entry.name.as_bytes());
             if let Some(inner) = entry.entry.filter(|_| taken) {
                 match found {
@@ -314,7 +314,7 @@ impl DataFs {
             taken
         });
         // An error means that nothing is in the list.
-        settle(reply, keep_some(result, &list), |reply, ()| {
+        reply_with(reply, keep_some(result, &list), |reply, ()| {
             let dir = Arc::clone(&dir);
             reply.hand_over_bytes(list.as_bytes(), move || {
                 let OpenDir::In(opened) = &*dir else { return };

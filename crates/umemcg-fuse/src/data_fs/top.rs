@@ -123,5 +123,5 @@ impl DataFs {
 /// Returns the root of a volume as an entry of the directory.
 fn root_of(member: &Arc<Member>) -> Result<Entry, VfsError> {
     let attr = member.volume().getattr(NodeId::ROOT)?;
-    Ok(Entry { node: NodeId(member.root_id()), generation: 0, attr: member.outward_attr(attr) })
+    Ok(Entry { node: NodeId(member.root_id()), generation: 0, attr: member.attr_to_kernel(attr) })
 }

@@ -38,12 +38,12 @@ pub struct Keys {
 /// What waits.
 pub(crate) trait Waiting {
     /// It is no longer wanted.
-    fn is_settled(&self) -> bool;
+    fn is_finished(&self) -> bool;
 }
 
 /// How many requests may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Places {
+pub(crate) struct ConcurrencyLimits {
     /// Shared among all; half of them are the most that one group has, and one store.
     pub running_max: usize,
     /// Beyond that only requests that are the first of their pair start, up to this many
@@ -101,7 +101,7 @@ impl<J> Pair<J> {
 
 /// A group, or a store, with an active pair.
 #[derive(Debug, Default)]
-struct Side {
+struct LoadCounts {
     nr_pairs: usize,
     nr_running: usize,
     nr_waiting: usize,
@@ -110,13 +110,13 @@ struct Side {
 /// Counts of what runs, and queues of what waits.
 #[derive(Debug)]
 pub(crate) struct Queue<J> {
-    places: Places,
+    places: ConcurrencyLimits,
     computing: Computing,
     nr_running: usize,
     nr_waiting: usize,
     pairs: HashMap<Keys, Pair<J>>,
-    groups: HashMap<u64, Side>,
-    stores: HashMap<u64, Side>,
+    groups: HashMap<u64, LoadCounts>,
+    stores: HashMap<u64, LoadCounts>,
     /// Pairs with something waiting that may be able to start it, in turn.
     turn: VecDeque<Keys>,
     /// Those that are not, by what keeps them, so that a thousand of them are not asked whenever a
@@ -128,7 +128,7 @@ pub(crate) struct Queue<J> {
 }
 
 impl<J: Waiting> Queue<J> {
-    pub fn new(places: Places) -> Self {
+    pub fn new(places: ConcurrencyLimits) -> Self {
         Self {
             places,
             computing: Computing::new(places.computing_max),
@@ -158,7 +158,7 @@ impl<J: Waiting> Queue<J> {
     /// Returns how many more requests could start before `obstacle` is in the way.
     fn room(&self, obstacle: Obstacle) -> usize {
         let max = self.places.running_max;
-        let part = |sides: &HashMap<u64, Side>, of: u64| {
+        let part = |sides: &HashMap<u64, LoadCounts>, of: u64| {
             let nr_wanting = sides.len() + usize::from(!sides.contains_key(&of));
             (max / (nr_wanting + 1)).max(1)
         };
@@ -277,7 +277,7 @@ impl<J: Waiting> Queue<J> {
             // What was killed while it waited goes whenever the queue has doubled, so that it never
             // is the bulk of it.
             if pair.waiting.len() >= SWEEP_LEN_MIN && pair.waiting.len().is_power_of_two() {
-                let (out, stays): (Vec<J>, _) = pair.waiting.drain(..).partition(J::is_settled);
+                let (out, stays): (Vec<J>, _) = pair.waiting.drain(..).partition(J::is_finished);
                 (settled, pair.waiting) = (out, stays.into());
             }
             pair.waiting.push_back(job);
@@ -404,7 +404,7 @@ impl<J: Waiting> Queue<J> {
 
     /// Takes out what is no longer wanted.
     pub fn sweep(&mut self) -> Vec<J> {
-        self.take_out(|job| job.is_settled())
+        self.take_out(|job| job.is_finished())
     }
 
     /// Takes out all that waits.

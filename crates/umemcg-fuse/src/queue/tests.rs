@@ -2,13 +2,13 @@
 
 use super::*;
 
-const PLACES: Places = Places { running_max: 64, first_max: 128, computing_max: 200 };
+const PLACES: ConcurrencyLimits = ConcurrencyLimits { running_max: 64, first_max: 128, computing_max: 200 };
 
 #[derive(Debug, PartialEq, Eq)]
 struct Job(u32);
 
 impl Waiting for Job {
-    fn is_settled(&self) -> bool {
+    fn is_finished(&self) -> bool {
         self.0 == u32::MAX
     }
 }
@@ -109,7 +109,7 @@ fn a_pair_with_nothing_running_starts_wherever_it_is_listed() {
 
 #[test]
 fn what_waits_starts_in_order_and_pairs_take_turns() {
-    let mut queue = Queue::new(Places { running_max: 2, first_max: 1, ..PLACES });
+    let mut queue = Queue::new(ConcurrencyLimits { running_max: 2, first_max: 1, ..PLACES });
     let first = try_start(&mut queue, 1, 1, 0).unwrap();
     for job in 1..4 {
         assert!(!ask(&mut queue, 1, 1, job));
@@ -157,7 +157,7 @@ fn whatever_comes_and_goes_nothing_stays_that_could_start() {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (random >> 33) % below
     };
-    let mut queue = Queue::new(Places { running_max: 8, first_max: 16, computing_max: 6 });
+    let mut queue = Queue::new(ConcurrencyLimits { running_max: 8, first_max: 16, computing_max: 6 });
     let mut running = Vec::new();
     for round in 0..50_000 {
         if next(5) < 3 && queue.len() < 200 {
@@ -193,7 +193,7 @@ fn whatever_comes_and_goes_nothing_stays_that_could_start() {
 
 #[test]
 fn further_requests_wait_for_a_processor_and_first_ones_do_not() {
-    let mut queue = Queue::new(Places { computing_max: 3, ..PLACES });
+    let mut queue = Queue::new(ConcurrencyLimits { computing_max: 3, ..PLACES });
     let mut running: Vec<Started> = (0..8).filter_map(|n| try_start(&mut queue, 1, 7, n)).collect();
     assert_eq!((running.len(), queue.len()), (3, 5));
     assert!(queue.pick().is_none() && queue.wants_processor().is_some());
@@ -214,7 +214,7 @@ fn further_requests_wait_for_a_processor_and_first_ones_do_not() {
 
 #[test]
 fn a_store_gets_as_many_requests_as_places_allow() {
-    let mut queue = Queue::new(Places { computing_max: 1, ..PLACES });
+    let mut queue = Queue::new(ConcurrencyLimits { computing_max: 1, ..PLACES });
     let mut nr = 0;
     for n in 0..100 {
         if let Some(started) = try_start(&mut queue, 1, 7, n) {

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use umemcg_fuse::wire::Op;
-use umemcg_fuse::{Asked, Filesystem, Keys, Reply, Step};
+use umemcg_fuse::{Filesystem, Keys, QuickOutcome, Reply, RequestRef};
 
 use super::flat::{self, FlatFiles, file_of};
 
@@ -142,30 +142,30 @@ impl FlatFiles for Faulty {
 }
 
 impl Filesystem for Faulty {
-    fn quick(&self, asked: &Asked<'_>, reply: &mut Reply) -> Step {
-        match asked.op {
+    fn quick(&self, request: &RequestRef<'_>, reply: &mut Reply) -> QuickOutcome {
+        match request.op {
             Op::Write { .. } | Op::Fsync(_) => {
-                return Step::MaySleep(Keys { group: asked.header.nodeid, store: 1 });
+                return QuickOutcome::MaySleep(Keys { group: request.header.nodeid, store: 1 });
             }
             Op::Read(arg) => {
                 let files = self.files.lock().unwrap();
-                let live = &files[file_of(asked)].live;
+                let live = &files[file_of(request)].live;
                 let from = live.len().min(arg.offset as usize);
                 let to = live.len().min(from + arg.size as usize);
                 reply.bytes(&live[from..to]).ignore();
             }
-            _ => return flat::answer(self, asked, reply),
+            _ => return flat::answer(self, request, reply),
         }
-        Step::Settled
+        QuickOutcome::Answered
     }
 
-    fn slow(&self, asked: &Asked<'_>, reply: &mut Reply) {
-        let file = file_of(asked);
+    fn slow(&self, request: &RequestRef<'_>, reply: &mut Reply) {
+        let file = file_of(request);
         self.nr_waiting.fetch_add(1, Ordering::SeqCst);
         std::thread::sleep(Duration::from_millis(self.stall_ms.load(Ordering::SeqCst)));
         self.door.pass();
         self.nr_waiting.fetch_sub(1, Ordering::SeqCst);
-        match asked.op {
+        match request.op {
             Op::Write { arg, data } => match self.write(file, arg.offset as usize, data) {
                 Ok(written) => reply.written(written).ignore(),
                 Err(errno) => reply.error(errno).ignore(),

@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 use rustix::io::Errno;
 use umemcg_fuse::wire::reply::{Attr, AttrOut, EntryOut, OpenOut};
 use umemcg_fuse::wire::{DirBuffer, Op, open_reply, setattr_valid};
-use umemcg_fuse::{Asked, Reply, Step};
+use umemcg_fuse::{QuickOutcome, Reply, RequestRef};
 
 /// Node of the first file; the next has the next.
 const FIRST: u64 = 2;
@@ -23,8 +23,8 @@ pub trait FlatFiles {
 }
 
 /// The file that a request is about.
-pub fn file_of(asked: &Asked<'_>) -> usize {
-    (asked.header.nodeid - FIRST) as usize
+pub fn file_of(request: &RequestRef<'_>) -> usize {
+    (request.header.nodeid - FIRST) as usize
 }
 
 fn attr(files: &impl FlatFiles, node: u64) -> Attr {
@@ -39,9 +39,9 @@ fn attr(files: &impl FlatFiles, node: u64) -> Attr {
 }
 
 /// Answers whatever is not about contents.
-pub fn answer(files: &impl FlatFiles, asked: &Asked<'_>, reply: &mut Reply) -> Step {
-    let node = asked.header.nodeid;
-    match asked.op {
+pub fn answer(files: &impl FlatFiles, request: &RequestRef<'_>, reply: &mut Reply) -> QuickOutcome {
+    let node = request.header.nodeid;
+    match request.op {
         Op::Lookup { name } => match files.find(name) {
             Some(file) => {
                 let nodeid = FIRST + file as u64;
@@ -50,10 +50,10 @@ pub fn answer(files: &impl FlatFiles, asked: &Asked<'_>, reply: &mut Reply) -> S
             None => reply.error(Errno::NOENT).ignore(),
         },
         Op::Getattr { .. } | Op::Setattr(_) => {
-            if let Op::Setattr(arg) = asked.op
+            if let Op::Setattr(arg) = request.op
                 && arg.valid & setattr_valid::SIZE != 0
             {
-                files.set_len(file_of(asked), arg.size);
+                files.set_len(file_of(request), arg.size);
             }
             reply.value(&AttrOut { attr: attr(files, node), ..Default::default() }).ignore();
         }
@@ -69,5 +69,5 @@ pub fn answer(files: &impl FlatFiles, asked: &Asked<'_>, reply: &mut Reply) -> S
         Op::Forget { .. } | Op::BatchForget(_) => {}
         _ => reply.error(Errno::NOSYS).ignore(),
     }
-    Step::Settled
+    QuickOutcome::Answered
 }

@@ -12,8 +12,8 @@ use umemcg_fuse::ProcessClassifier;
 pub struct Hanging(Arc<ProcessClassifier>, Box<dyn Fn() + Send + Sync>);
 
 impl Hanging {
-    pub fn new(classifier: &Arc<ProcessClassifier>, asked: impl Fn() + Send + Sync + 'static) -> Arc<Self> {
-        Arc::new(Self(Arc::clone(classifier), Box::new(asked)))
+    pub fn new(classifier: &Arc<ProcessClassifier>, request: impl Fn() + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self(Arc::clone(classifier), Box::new(request)))
     }
 }
 

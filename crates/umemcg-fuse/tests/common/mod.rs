@@ -19,8 +19,8 @@ use umemcg::Group;
 use umemcg_fuse::wire::reply::{Attr, AttrOut, EntryOut, OpenOut};
 use umemcg_fuse::wire::{DirBuffer, Op, open_reply};
 use umemcg_fuse::{
-    Asked, Device, Filesystem, Keys, MountOptions, Mounted, Payer, Reply, Session, SessionConfig, Step,
-    Unmount,
+    Device, Filesystem, Keys, MountOptions, Mounted, Payer, QuickOutcome, Reply, RequestRef, Session,
+    SessionConfig, Unmount,
 };
 
 /// Whether real mounts can be made here; says so loudly when not.
@@ -93,9 +93,9 @@ impl Memory {
 }
 
 impl Filesystem for Memory {
-    fn quick(&self, asked: &Asked<'_>, reply: &mut Reply) -> Step {
-        let node = asked.header.nodeid;
-        match asked.op {
+    fn quick(&self, request: &RequestRef<'_>, reply: &mut Reply) -> QuickOutcome {
+        let node = request.header.nodeid;
+        match request.op {
             Op::Read(_) | Op::Write { .. } => {
                 let name = self.name(node);
                 let store = u64::from(name.starts_with("hang") || name == "same");
@@ -103,9 +103,9 @@ impl Filesystem for Memory {
                 return match self.payer.get() {
                     Some(group) => {
                         let keys = Keys { group: group.id(), ..keys };
-                        Step::MaySleepAt(keys, Payer::Group(Arc::clone(group)))
+                        QuickOutcome::MaySleepAt(keys, Payer::Group(Arc::clone(group)))
                     }
-                    None => Step::MaySleep(keys),
+                    None => QuickOutcome::MaySleep(keys),
                 };
             }
             Op::Lookup { name } => {
@@ -142,11 +142,11 @@ impl Filesystem for Memory {
             Op::Forget { .. } | Op::BatchForget(_) => {}
             _ => reply.error(Errno::NOSYS).ignore(),
         }
-        Step::Settled
+        QuickOutcome::Answered
     }
 
-    fn slow(&self, asked: &Asked<'_>, reply: &mut Reply) {
-        let node = asked.header.nodeid;
+    fn slow(&self, request: &RequestRef<'_>, reply: &mut Reply) {
+        let node = request.header.nodeid;
         let name = self.name(node);
         if name.starts_with("hang") {
             let _idle = umemcg_base::Idle::begin(umemcg_base::Wait::Sure);
@@ -155,7 +155,7 @@ impl Filesystem for Memory {
         if name == "panic" {
             panic!("as the test wants");
         }
-        match asked.op {
+        match request.op {
             Op::Read(arg) => {
                 self.nr_reads.fetch_add(1, Ordering::Relaxed);
                 self.largest_read.fetch_max(arg.size.into(), Ordering::Relaxed);

@@ -29,7 +29,7 @@ use crate::content::Content;
 use crate::host::InodeKey;
 use crate::inode_names::{NAMES_MAX, Name, NameCharge, Names};
 use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge, NAME_BYTES};
-use crate::name_lists::{Listed, NameLists, Place};
+use crate::name_lists::{ListEntry, Listed, NameLists};
 use crate::volume_config::NR_SHARDS_MAX;
 
 /// Low bits of an id, which say the shard.
@@ -71,7 +71,7 @@ pub(crate) struct Slot {
     /// counts as one pin.
     pub(crate) is_kept: bool,
     /// In the lists of the shrinkers.
-    place: Place,
+    place: ListEntry,
 }
 
 // Half a million entries are to cost little: 128 MiB with both maps at their worst load.
@@ -97,9 +97,9 @@ pub(crate) struct Removed {
 #[derive(Debug)]
 pub(crate) enum Loss {
     /// One of several.
-    OfAName,
+    OneName,
     /// The last; the descriptor holds what is left.
-    OfTheLast(Arc<OwnedFd>),
+    LastName(Arc<OwnedFd>),
 }
 
 #[derive(Debug, Default)]
@@ -187,10 +187,10 @@ impl InodeTable {
     }
 
     /// Puts an entry whose references have changed on the list where it belongs now.
-    fn settle(&self, node: NodeId, slot: &mut Slot) {
+    fn update_list(&self, node: NodeId, slot: &mut Slot) {
         if let (Some(lists), Some(charge)) = (self.lists.get(), &slot.charge) {
             let on = if slot.nlookup > 0 { Listed::Names } else { Listed::Inodes };
-            slot.place.settle(lists, node, charge.owner(), on);
+            slot.place.update(lists, node, charge.owner(), on);
         }
     }
 
@@ -217,7 +217,7 @@ impl InodeTable {
         let slot = shard.by_node.get_mut(&node)?;
         (slot.kind == kind && slot.names.contains(parent, name)).then(|| {
             slot.looked_up();
-            self.settle(NodeId(node), slot);
+            self.update_list(NodeId(node), slot);
             NodeId(node)
         })
     }
@@ -258,7 +258,7 @@ impl InodeTable {
                 }
             };
             slot.looked_up();
-            self.settle(NodeId(node), slot);
+            self.update_list(NodeId(node), slot);
             let displaced = if slot.names.contains(name.parent, &name.name) {
                 Some(name)
             } else {
@@ -292,7 +292,7 @@ impl InodeTable {
             slot.orphan = held.take();
         }
         slot.looked_up();
-        self.settle(NodeId(node), &mut slot);
+        self.update_list(NodeId(node), &mut slot);
         shard.by_key.insert(key, node);
         shard.by_node.insert(node, slot);
         (NodeId(node), held)
@@ -352,7 +352,7 @@ impl InodeTable {
         let Some(slot) = shard.by_node.get_mut(&node.0) else { return Vec::new() };
         let_go(slot);
         if slot.nlookup > 0 || slot.pins > 0 {
-            self.settle(node, slot);
+            self.update_list(node, slot);
             return Vec::new();
         }
         let Some(mut slot) = shard.by_node.remove(&node.0) else { return Vec::new() };
@@ -433,8 +433,8 @@ impl InodeTable {
     ) -> (Vec<Removed>, Option<Arc<OwnedFd>>) {
         let mut handed_back = None;
         let loose = self.with(node, |slot| match loss {
-            Loss::OfAName => (slot.names.remove(parent, name).into_iter().collect(), false),
-            Loss::OfTheLast(fd) => {
+            Loss::OneName => (slot.names.remove(parent, name).into_iter().collect(), false),
+            Loss::LastName(fd) => {
                 slot.is_nameless = true;
                 if slot.orphan.is_none() && self.nr_orphans.load(Ordering::Relaxed) < max_orphans {
                     self.nr_orphans.fetch_add(1, Ordering::Relaxed);
@@ -517,7 +517,7 @@ impl Slot {
             lingers: false,
             charge,
             is_kept: false,
-            place: Place::default(),
+            place: ListEntry::default(),
         }
     }
 

@@ -26,7 +26,7 @@ fn hard_links_are_one_inode() {
     let b = add(&table, 10, FILE, NodeId::ROOT, "b");
     assert_eq!(a, b);
     assert_eq!(path(&table, a).as_deref(), Some("b"));
-    drop(table.name_removed(a, NodeId::ROOT, b"b", Loss::OfAName, 1));
+    drop(table.name_removed(a, NodeId::ROOT, b"b", Loss::OneName, 1));
     assert_eq!(path(&table, a).as_deref(), Some("a"));
     assert!(table.forget(a, 1, false).0.is_empty());
     assert_eq!(table.forget(a, 1, false).0.len(), 1);
@@ -82,13 +82,13 @@ fn an_inode_without_a_name_has_no_path() {
     let table = table();
     let node = add(&table, 10, FILE, NodeId::ROOT, "a");
     let fd = Arc::new(rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty()).unwrap());
-    let loss = Loss::OfTheLast(Arc::clone(&fd));
+    let loss = Loss::LastName(Arc::clone(&fd));
     let (removed, handed_back) = table.name_removed(node, NodeId::ROOT, b"a", loss, 1);
     assert!(removed.is_empty() && handed_back.is_none());
     assert_eq!(path(&table, node), None);
     // There is a bound on such descriptors.
     let other = add(&table, 11, FILE, NodeId::ROOT, "b");
-    let (_, handed_back) = table.name_removed(other, NodeId::ROOT, b"b", Loss::OfTheLast(fd), 1);
+    let (_, handed_back) = table.name_removed(other, NodeId::ROOT, b"b", Loss::LastName(fd), 1);
     assert!(handed_back.is_some());
     assert_eq!(table.forget(other, 1, false).0.len(), 1);
     let removed = table.forget(node, 1, false).0;

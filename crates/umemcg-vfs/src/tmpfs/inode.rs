@@ -15,7 +15,7 @@ use super::config::TmpfsConfig;
 use super::directory::Name;
 use super::quota::{FilePages, Size};
 use crate::attr::{Attr, FileKind, NodeId, Timestamp};
-use crate::privileges::Shown;
+use crate::privileges::ShownCapabilities;
 use crate::slab::Slab;
 use umemcg::{Engine, File, Group};
 
@@ -86,7 +86,7 @@ pub(super) struct Inode {
     /// (A) It may have set-id bits or capabilities that a write must clear. Relaxed: a write
     /// concurrent with the `chmod` that sets it may fall on either side.
     pub(super) may_have_privileges: AtomicBool,
-    pub(super) shown_capabilities: Shown,
+    pub(super) shown_capabilities: ShownCapabilities,
     /// (A) A read has seen to the access time since the content changed and since the attributes
     /// were looked at. Relaxed: a read beside a write may fall on either side.
     was_read: AtomicBool,
@@ -147,7 +147,7 @@ impl Inode {
             meta: LeafMutex::new(Meta::new(config.mode & 0o7777, config.uid, config.gid, 2)),
             nr_lookups: AtomicU64::new(1),
             may_have_privileges: AtomicBool::new(false),
-            shown_capabilities: Shown::default(),
+            shown_capabilities: ShownCapabilities::default(),
             was_read: AtomicBool::new(false),
             _charge: None,
         })
@@ -189,7 +189,7 @@ impl Inode {
             meta: LeafMutex::new(Meta::new(0, 0, 0, nlink)),
             nr_lookups: AtomicU64::new(1),
             may_have_privileges: AtomicBool::new(true),
-            shown_capabilities: Shown::default(),
+            shown_capabilities: ShownCapabilities::default(),
             was_read: AtomicBool::new(false),
             _charge: Some(charge),
         })

@@ -28,10 +28,10 @@ use umemcg_control::{Membership, MembershipError};
 
 use super::ancestry::Ancestry;
 use super::mirror::{self, Mirror};
-use super::rule_groups::{self, NotMade, RULE_GROUPS_MAX, RuleGroups};
+use super::rule_groups::{self, RULE_GROUPS_MAX, RuleGroupError, RuleGroups};
 use super::rules::{Rule, RuleKind};
 use super::thread_cache::{Life, ThreadCache};
-use super::{Asker, Classifier, Payer, pid_namespace, proc_files};
+use super::{Classifier, Payer, Requester, pid_namespace, proc_files};
 
 /// Returns how membership is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,8 +61,8 @@ pub struct ProcessClassifier {
     threads: ThreadCache<Placement>,
     /// Groups that have had members by hand, by serial.
     members: LeafRwLock<HashMap<u64, Weak<Group>>>,
-    /// Groups that are being removed and take no more members. Held while a process is moved and
-    /// while a group is closed.
+    /// Groups that are being removed and take no more members. HandleRef while a process is moved
+    /// and while a group is closed.
     closed: RankedMutex<Vec<Weak<Group>>>,
 }
 
@@ -80,7 +80,7 @@ struct Placement {
 
 /// Where a thread belongs, path rules left aside, and what is known of the thread.
 #[derive(Debug)]
-struct Found {
+struct FoundPlacement {
     payer: Payer,
     rank: usize,
     since_ns: u64,
@@ -172,16 +172,16 @@ impl ProcessClassifier {
 
     /// Returns the remembered place of a thread, if it is good and its group lives.
     #[inline]
-    fn known(&self, tid: u32, uid: u32) -> Option<Found> {
+    fn known(&self, tid: u32, uid: u32) -> Option<FoundPlacement> {
         let Placement { group, rank, since_ns } = self.threads.get(tid, uid)?;
         let group = group.upgrade().filter(|group| !group.is_dead())?;
-        Some(Found { payer: Payer::Group(group), rank, since_ns })
+        Some(FoundPlacement { payer: Payer::Group(group), rank, since_ns })
     }
 
     /// Asks the kernel where a thread is: some ten microseconds, no sleep. None: there is no such
     /// thread, or it is ending.
     #[cold]
-    fn find_out(&self, tid: u32, uid: u32) -> Option<Found> {
+    fn find_out(&self, tid: u32, uid: u32) -> Option<FoundPlacement> {
         let ticket = self.threads.ticket(tid);
         let since_ns = if ticket.is_watched() { since_boot_ns() } else { u64::MAX };
         let cgroups = proc_files::read_cgroups(tid);
@@ -200,13 +200,13 @@ impl ProcessClassifier {
             let life = if rank == BY_HAND || self.rules.is_empty() { Life::Thread } else { Life::Short };
             self.threads.put(ticket, uid, Placement { group: Arc::downgrade(group), rank, since_ns }, life);
         }
-        Some(Found { payer, rank, since_ns })
+        Some(FoundPlacement { payer, rank, since_ns })
     }
 
     /// Returns the root, after all rules.
-    fn nowhere(&self) -> Found {
+    fn nowhere(&self) -> FoundPlacement {
         let payer = Payer::Group(Arc::clone(self.engine.root()));
-        Found { payer, rank: FIRST_RULE + self.rules.len(), since_ns: 0 }
+        FoundPlacement { payer, rank: FIRST_RULE + self.rules.len(), since_ns: 0 }
     }
 
     /// Where path rules that come before the one that has matched put a request.
@@ -282,8 +282,8 @@ impl ProcessClassifier {
                     at = child;
                     depth += 1;
                 }
-                Err(NotMade::TooMany) => break,
-                Err(NotMade::Refused(CreateError::Exists | CreateError::ParentGone))
+                Err(RuleGroupError::TooMany) => break,
+                Err(RuleGroupError::Refused(CreateError::Exists | CreateError::ParentGone))
                     if nr_tries < CREATE_TRIES_MAX =>
                 {
                     // Another thread was faster to make it, or to remove what is above it: once
@@ -292,7 +292,7 @@ impl ProcessClassifier {
                     at = Arc::clone(self.engine.root());
                     depth = 0;
                 }
-                Err(NotMade::Refused(error)) => {
+                Err(RuleGroupError::Refused(error)) => {
                     tracing::warn!(%error, above = %at.path().display(), ?name, "a rule cannot make its group");
                     break;
                 }
@@ -345,8 +345,8 @@ impl ProcessClassifier {
 
 impl Classifier for ProcessClassifier {
     fn classify(&self, tid: u32, uid: u32, gid: u32) -> Arc<Group> {
-        let asker = Asker { tid, uid, gid, queued_after_ns: 0, opener: None, path: &|| None };
-        match self.payer(&asker) {
+        let requester = Requester { tid, uid, gid, queued_after_ns: 0, opener: None, path: &|| None };
+        match self.payer(&requester) {
             Payer::Group(group) => group,
             Payer::Unmade { names, above } => self.make_group(&names, &above),
         }
@@ -355,8 +355,8 @@ impl Classifier for ProcessClassifier {
     /// The thread's group, if the thread that has the id now must be the one that made the request;
     /// else the opener's. Without an opener the thread waits for the answer, so it is there and it
     /// is the one.
-    fn payer(&self, asker: &Asker<'_>) -> Payer {
-        let Asker { tid, uid, queued_after_ns, opener, path, .. } = *asker;
+    fn payer(&self, requester: &Requester<'_>) -> Payer {
+        let Requester { tid, uid, queued_after_ns, opener, path, .. } = *requester;
         let found = match (tid, opener) {
             (0, Some(opener)) => return Payer::Group(Arc::clone(opener)),
             (0, None) => self.nowhere(),
@@ -365,7 +365,7 @@ impl Classifier for ProcessClassifier {
                 (None, Some(opener)) => return Payer::Group(Arc::clone(opener)),
                 (None, None) => {
                     let (payer, rank) = self.place_by_rules(uid, &[]);
-                    Found { payer, rank, since_ns: 0 }
+                    FoundPlacement { payer, rank, since_ns: 0 }
                 }
             },
         };

@@ -35,7 +35,7 @@ impl ProcessClassifier {
 
     /// The group that pays for a request about one object.
     fn classify_at(&self, tid: u32, uid: u32, gid: u32, path: &dyn Fn() -> Option<PathBuf>) -> Arc<Group> {
-        match self.payer(&Asker { tid, uid, gid, queued_after_ns: 0, opener: None, path }) {
+        match self.payer(&Requester { tid, uid, gid, queued_after_ns: 0, opener: None, path }) {
             Payer::Group(group) => group,
             Payer::Unmade { names, above } => self.make_group(&names, &above),
         }
@@ -226,17 +226,17 @@ fn the_first_matching_rule_wins_whatever_it_looks_at() {
 #[test]
 fn a_path_is_asked_for_only_if_it_matters() {
     let me = std::process::id();
-    let asked = std::cell::Cell::new(0);
+    let request = std::cell::Cell::new(0);
     let path = || {
-        asked.set(asked.get() + 1);
+        request.set(request.get() + 1);
         None
     };
     for (rules, nr_asked) in [(&["uid:*=/u"][..], 0), (&["uid:*=/u", "path:/x=/x"], 0), (&["path:/x=/x"], 1)]
     {
-        asked.set(0);
+        request.set(0);
         let classifier = ancestry(rules);
         classifier.classify_at(me, 0, 0, &path);
-        assert_eq!(asked.get(), nr_asked, "{rules:?}");
+        assert_eq!(request.get(), nr_asked, "{rules:?}");
     }
 }
 
@@ -336,8 +336,8 @@ fn payer_through(
     opener: &Arc<Group>,
     queued_after_ns: u64,
 ) -> PathBuf {
-    let asker = Asker { tid, uid: 0, gid: 0, queued_after_ns, opener: Some(opener), path: &|| None };
-    classifier.payer(&asker).group_for_now().path()
+    let requester = Requester { tid, uid: 0, gid: 0, queued_after_ns, opener: Some(opener), path: &|| None };
+    classifier.payer(&requester).group_for_now().path()
 }
 
 #[test]
@@ -373,7 +373,7 @@ fn a_thread_younger_than_its_request_does_not_pay_for_it() {
         let before = since_boot_ns();
         let child = Child::shell("read go");
         classifier.attach_process(&stranger, child.id()).unwrap();
-        // Found out, remembered, and found out again.
+        // FoundPlacement out, remembered, and found out again.
         for _ in 0..2 {
             assert_eq!(payer_through(&classifier, child.id(), &opener, before), Path::new("/opener"));
             assert_eq!(
