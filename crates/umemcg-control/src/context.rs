@@ -1,4 +1,4 @@
-//! What the functions behind a control file act on.
+//! The context of the functions behind a control file.
 
 use std::sync::Arc;
 
@@ -9,16 +9,16 @@ use crate::open_file::OpenFile;
 use crate::request::Request;
 use crate::state::ControlState;
 
-/// What a row's functions act on.
+/// The context that a row's functions get.
 #[derive(Debug)]
 pub struct FileContext<'a> {
-    /// What the tree's files share.
+    /// The state that all files of the tree share.
     pub state: &'a ControlState,
     /// The group whose file it is. Alive when the operation began.
     pub group: &'a Arc<Group>,
     /// The open file.
     pub file: &'a OpenFile,
-    /// The request, and whether it is still wanted.
+    /// The request; it says whether it has been cancelled.
     pub request: &'a Request<'a>,
 }
 
@@ -27,7 +27,7 @@ impl FileContext<'_> {
         self.state.engine()
     }
 
-    /// Returns what this layer keeps with the group.
+    /// Returns this layer's state of the group.
     pub(crate) fn control(&self) -> &GroupControl {
         self.state.control(self.group)
     }

@@ -1,5 +1,5 @@
-//! Descriptors of the process that writes to `cgroup.event_control`. What their numbers stand for,
-//! and how an event reaches the process, is the business of the layer that knows processes.
+//! Descriptors of the process that writes to `cgroup.event_control`. The layer that knows processes
+//! resolves their numbers and delivers events.
 
 use std::fmt::Debug;
 
@@ -8,13 +8,13 @@ use thiserror::Error;
 
 use crate::node::NodeId;
 
-/// Why a descriptor's number is of no use.
+/// Why a descriptor's number cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum DescriptorError {
     /// The process has no such descriptor open.
     #[error("no such descriptor")]
     NotOpen,
-    /// It is something else.
+    /// The descriptor is of another kind.
     #[error("not the kind of file that is needed")]
     WrongKind,
     /// The system refused.
@@ -22,10 +22,10 @@ pub enum DescriptorError {
     System(Errno),
 }
 
-/// Where events of a listener go: an eventfd of a process. Neither call nor drop is made with a
-/// lock held that others wait for.
+/// The target of a listener's events: an eventfd of a process. It is neither called nor dropped
+/// while a lock is held that others wait for.
 pub trait EventSink: Debug + Send + Sync {
-    /// Adds to what the process will read from it, soon. Does not wait for the process.
+    /// Adds events to the count that the process will read soon. Does not wait for the process.
     fn signal(&self, nr_events: u64);
     /// Returns whether the process still has it open. May read much of `/proc`.
     fn is_open(&self) -> bool;
@@ -48,7 +48,7 @@ pub trait Descriptors: Debug + Send + Sync {
     fn control_file(&self, tid: u32, fd: u32) -> Result<NodeId, DescriptorError>;
 }
 
-/// For writers that are no processes with descriptors: nothing is open.
+/// For writers that are not processes: no descriptor is open.
 #[derive(Debug, Clone, Copy)]
 pub struct NoDescriptors;
 

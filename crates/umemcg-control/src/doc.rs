@@ -35,7 +35,7 @@ pub fn markdown() -> String {
     text + END_MARK + "\n"
 }
 
-/// Returns `document` with its generated part made anew; none when it has none.
+/// Returns `document` with its generated part replaced; `None` if it has no such part.
 pub fn refresh(document: &str) -> Option<String> {
     let (before, rest) = document.split_once(BEGIN_MARK)?;
     let (_, after) = rest.split_once(END_MARK)?;

@@ -1,5 +1,5 @@
-//! Why an operation on the control tree failed. What each of these is called in errno is decided
-//! where errors meet the kernel, not here.
+//! Why an operation on the control tree failed. The errno of each error is chosen where replies to
+//! the kernel are made, not here.
 
 use thiserror::Error;
 
@@ -44,7 +44,7 @@ pub enum ControlError {
     /// The writer was interrupted while it waited.
     #[error("interrupted")]
     Interrupted,
-    /// Less was reclaimed than asked for. What could be reclaimed is gone.
+    /// Less was reclaimed than asked for. Everything that could be reclaimed has been.
     #[error("less was reclaimed than asked for")]
     Again,
     /// The group was removed while the file was open.

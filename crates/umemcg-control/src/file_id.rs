@@ -1,4 +1,4 @@
-//! Which control file of a group: what is needed of its row below the table of rows.
+//! The identity of a control file of a group: the part of its row that lower modules need.
 
 /// See the module text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

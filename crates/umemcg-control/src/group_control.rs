@@ -1,6 +1,6 @@
-//! Owners and mode bits of a group's directory and files: what `chown` and `chmod` change to
-//! delegate a subtree. A group and its files belong to the user that made the group. A group that
-//! was not made by hand belongs to the daemon's user.
+//! Owners and mode bits of a group's directory and files, which `chown` and `chmod` change to
+//! delegate a subtree. A group and its files belong to the user that created the group. A group
+//! that was not created by hand belongs to the daemon's user.
 
 use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
@@ -17,7 +17,7 @@ use crate::populated::Populated;
 use crate::waiters::EventWaiters;
 use crate::xattrs::Xattrs;
 
-/// Mode bits of a directory that was not made by hand.
+/// Mode bits of a directory that was not created by hand.
 pub const DIRECTORY_MODE: u16 = 0o755;
 
 /// Owner and mode bits of a directory or file.
@@ -38,7 +38,7 @@ impl Owner {
     }
 }
 
-/// What this layer keeps in a group.
+/// This layer's state of a group.
 #[derive(Debug)]
 pub struct GroupControl {
     /// The high-water marks.
@@ -47,23 +47,23 @@ pub struct GroupControl {
     pub(crate) event_waiters: EventWaiters,
     /// Pollers of `cgroup.events`.
     pub(crate) populated: Populated,
-    /// What was written to `memory.oom_control`. (A)
+    /// The value of `memory.oom_control`. (A)
     pub(crate) oom_kill_disabled: AtomicBool,
-    /// What was written to files that do nothing.
+    /// The values of files without effect.
     pub(crate) inert: Inert,
     /// Extended attributes of its directory and files.
     pub(crate) xattrs: Xattrs,
-    /// When the group was made, or first looked at.
+    /// When the group was created, or first looked at.
     pub created: SystemTime,
     owners: LeafMutex<Owners>,
 }
 
-/// When something last changed.
+/// Times of the last changes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Times {
-    /// What is in it.
+    /// Its content.
     pub(crate) modified: SystemTime,
-    /// That, its owner or its mode bits.
+    /// Its content, owner or mode bits.
     pub(crate) changed: SystemTime,
 }
 

@@ -1,10 +1,10 @@
-//! What was written to files that do nothing here, and that Linux shows again.
+//! Values of files that have no effect here and that Linux shows when they are read.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 
 use crate::value::UNLIMITED;
 
-/// What was written to them in one group. (A) throughout: no value depends on another.
+/// Their values in one group. (A) throughout: no value depends on another.
 #[derive(Debug)]
 pub(crate) struct Inert {
     /// Of memory and swap together.

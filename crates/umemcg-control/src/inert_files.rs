@@ -1,6 +1,6 @@
-//! Files that tools written for Linux look for and that have nothing to act on here: there is no
-//! swap, no socket is charged, no process is killed. What is written is checked as in Linux and,
-//! where Linux shows it again, kept.
+//! Files that tools written for Linux expect and that have no effect here: there is no swap, no
+//! socket is charged, no process is killed. Written values are checked as in Linux and, where Linux
+//! shows them when read, stored.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 

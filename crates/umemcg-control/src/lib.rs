@@ -1,7 +1,7 @@
-//! The control tree: groups as directories, and in them files that show and set what a group has
-//! and may have. One table of rows ([`ControlTree::rows`]) says which files there are; listings,
-//! permissions, dispatch and documentation come from it. Knows no FUSE and no processes: requests
-//! come through [`ControlTree`], processes are behind [`Membership`].
+//! The control tree: groups as directories, and in them files that show usage and set limits. One
+//! table of rows ([`ControlTree::rows`]) defines the files; listings, permissions, dispatch and
+//! documentation come from it. This crate is independent of FUSE and of processes: requests come
+//! through [`ControlTree`], processes are behind [`Membership`].
 #![forbid(unsafe_code)]
 
 mod background_files;

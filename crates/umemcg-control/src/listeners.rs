@@ -1,14 +1,13 @@
-//! Registrations for events through `cgroup.event_control`, and the thread that looks whether there
-//! are any.
+//! Registrations for events through `cgroup.event_control`, and the thread that detects events.
 //!
-//! One thread looks ten times a second, as long as there are listeners; groups without listeners
-//! cost nothing, and charges know nothing of it. A usage that went over a threshold and came back
-//! between two looks is seen by the group's peak, which each look starts afresh for this party
-//! alone. A listener goes when its process has closed the eventfd, which is looked for twice a
-//! second, and with the group, whose removal is its last event.
+//! One thread checks ten times a second, as long as there are listeners; groups without listeners
+//! cost nothing, and charges do not touch this. A usage that exceeded a threshold and fell again
+//! between two checks is detected by the group's peak, which each check resets for this purpose
+//! alone. A listener ends when its process has closed the eventfd, which is checked twice a second,
+//! and with the group, whose removal is its last event.
 //!
 //! What a process does with its eventfd holds up no other listener. The lock is held only to find
-//! the listeners of an event. They are told, looked for in `/proc` (by a thread of its own) and
+//! the listeners of an event. They are signalled, looked up in `/proc` (by a separate thread) and
 //! dropped without it.
 
 use std::collections::HashMap;
@@ -25,9 +24,9 @@ use crate::error::ControlError;
 use crate::group_control::GroupControl;
 use crate::peak::{PeakNote, PeakOf, Peaks};
 
-/// From one look to the next.
+/// Time from one check to the next.
 const TICK: Duration = Duration::from_millis(100);
-/// Looks from one search for closed eventfds to the next.
+/// Checks from one search for closed eventfds to the next.
 const TICKS_PER_SWEEP: u32 = 5;
 /// Each listener keeps a descriptor open.
 const NR_LISTENERS_MAX: usize = 1024;
@@ -46,14 +45,14 @@ pub(crate) enum Propagation {
     Never,
 }
 
-/// What a listener waits for.
+/// The event that a listener waits for.
 #[derive(Debug)]
 pub(crate) enum ListenerEvent {
     /// The usage crosses a threshold, either way.
     Usage { threshold: u64, was_at: bool },
     /// A charge failed for good, here or above.
     Oom { seen: u64 },
-    /// Reclaim finds it this hard, or harder.
+    /// Reclaim reports this level of pressure, or a higher one.
     Level(PressureLevel, Propagation),
 }
 
@@ -66,7 +65,7 @@ impl ListenerEvent {
         Self::Oom { seen: 0 }
     }
 
-    /// What is so already is no event.
+    /// Takes the present state as the base: it is no event.
     fn start(&mut self, group: &Group) {
         match self {
             Self::Usage { threshold, was_at } => *was_at = group.usage_bytes() >= *threshold,
@@ -75,7 +74,8 @@ impl ListenerEvent {
         }
     }
 
-    /// Events since the last look, in which the usage was `peak` at most and is `usage` now.
+    /// Returns the events since the last check, in which the usage was at most `peak` and is
+    /// `usage` now.
     fn look(&mut self, group: &Group, usage: u64, peak: u64) -> u64 {
         match self {
             Self::Usage { threshold, was_at } => {
@@ -102,13 +102,13 @@ fn nr_oom(group: &Group) -> u64 {
 #[derive(Debug)]
 struct Listener {
     awaited: ListenerEvent,
-    /// Whose it is.
+    /// The user that owns it.
     uid: u32,
     sink: Arc<dyn EventSink>,
 }
 
-/// What a look has found, to be dealt with when the lock has been released: the listeners to tell,
-/// and how much. Listeners that have ended are dropped with it.
+/// Signals to be sent when the lock has been released: listeners, each with its number of events.
+/// Listeners that have ended are dropped with it.
 #[derive(Debug, Default)]
 struct PendingSignals(Vec<(Arc<dyn EventSink>, u64)>);
 
@@ -117,7 +117,7 @@ impl PendingSignals {
         self.0.push((Arc::clone(sink), nr_events));
     }
 
-    /// In the order in which they were found.
+    /// Sends them in the order in which they were found.
     fn notify(self) {
         self.0.into_iter().for_each(|(sink, nr_events)| sink.signal(nr_events));
     }
@@ -145,8 +145,8 @@ impl GroupListeners {
         }
     }
 
-    /// A window ended at `level`; `is_above` for a group above the one that was reclaimed. Returns
-    /// whether a listener was told.
+    /// Handles a window that ended at `level`; `is_above` is set for a group above the one that was
+    /// reclaimed. Returns whether a listener was signalled.
     #[doc(alias = "vmpressure_event")]
     fn notify(
         &self,
@@ -253,7 +253,7 @@ impl Listeners {
         Ok(())
     }
 
-    /// Tells the listeners of a group that it was removed.
+    /// Signals the listeners of a removed group.
     pub(crate) fn group_removed(&self, group: &Group) {
         let mut state = self.0.state.lock();
         if state.groups.contains_key(&group.id()) {
@@ -384,7 +384,7 @@ impl State {
         Some(listener)
     }
 
-    /// Passes a level on, from the group that was reclaimed upwards.
+    /// Propagates a level upwards from the group that was reclaimed.
     #[doc(alias = "vmpressure_work_fn")]
     fn notify(&self, group: &Group, level: PressureLevel, news: &mut PendingSignals) {
         let mut is_heard = false;

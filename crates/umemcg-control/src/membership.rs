@@ -1,6 +1,5 @@
 //! Which processes are in which group. The control tree shows and changes membership and enforces
-//! permissions; how it is kept, and how it follows forks, is the business of the layer that knows
-//! processes.
+//! permissions; the layer that knows processes stores it and follows forks.
 
 use std::fmt::Debug;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
 //! Whether processes live in a group or below it, for pollers of `cgroup.events`.
 //!
-//! No layer tells when a process ends, so one thread looks ten times a second, as long as a file is
-//! polled; groups without pollers cost nothing. A file has news when the last look found something
-//! else than was last read through it. A reader's own look counts as one, so nothing that changes
-//! after it is missed; what changed and came back between two looks is.
+//! No layer reports the end of a process, so one thread checks ten times a second, as long as a
+//! file is polled; groups without pollers cost nothing. A file has changed when the last check
+//! found another value than was last read through it. A read counts as a check, so no later change
+//! is missed; a change that is undone between two checks is.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::membership::Membership;
 use crate::populated::is_populated;
 use crate::waiters::Waiters;
 
-/// From one look to the next.
+/// Time from one check to the next.
 const TICK: Duration = Duration::from_millis(100);
 
 /// The groups of a tree that are polled, and the thread that looks at them.
@@ -80,7 +80,8 @@ impl Shared {
     }
 }
 
-/// Looks at a group; false when nothing is to be told of it any more. Its removal is the last news.
+/// Checks a group; returns `false` when its pollers need not be woken any more. Its removal is the
+/// last change.
 fn look(membership: &dyn Membership, group: &Weak<Group>, waiters: &Waiters) -> bool {
     let Some(group) = group.upgrade().filter(|group| !group.is_dead()) else {
         waiters.wake_all();

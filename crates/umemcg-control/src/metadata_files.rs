@@ -1,4 +1,4 @@
-//! Memory that is no page data: the `memory.kmem.*` files, the table of objects, `vm.drop_caches`
+//! Memory that is not page data: the `memory.kmem.*` files, the table of objects, `vm.drop_caches`
 //! and `vm.compact_memory`.
 
 use std::fmt::Write;
@@ -44,7 +44,7 @@ pub(crate) fn reset_failcnt(_context: &FileContext<'_>, _written: &[u8]) -> Done
     Ok(())
 }
 
-/// What goes with an inode, by its name, and what one of it is charged.
+/// Objects that belong to inodes: their names, statistics, and bytes charged for each.
 const WITH_INODES: [(&str, StatItem, u64); 2] = [
     ("dentry-name", StatItem::SlabNames, umemcg::NAME_BYTES),
     ("file-content", StatItem::SlabContents, umemcg::CONTENT_BYTES),

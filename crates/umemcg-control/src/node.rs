@@ -1,10 +1,10 @@
-//! Names for directories and files of the tree that fit a number: the group's serial and the row.
+//! Node numbers of directories and files of the tree: the group's serial and the row.
 
 use std::time::SystemTime;
 
 use umemcg::Group;
 
-/// A directory or file. Never names another one later: serials of groups are not used again.
+/// A directory or file. A number is never reused: serials of groups are not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(u64);
 
@@ -55,7 +55,7 @@ impl NodeId {
     }
 }
 
-/// What `stat` shows.
+/// The attributes that `stat` shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Attr {
     /// The node.
@@ -70,8 +70,8 @@ pub struct Attr {
     pub gid: u32,
     /// 1 for files; for directories 2 and one for each group below, as `find` expects.
     pub nlink: u32,
-    /// What a file is said to hold; more than it does, as in sysfs, since content is made when it
-    /// is read. 0 for what cannot be read.
+    /// The size shown for a file; larger than its content, as in sysfs, since the content is made
+    /// when it is read. 0 for a file that cannot be read.
     pub size: u64,
     /// When the group was made.
     pub created: SystemTime,

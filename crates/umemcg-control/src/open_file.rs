@@ -1,4 +1,4 @@
-//! An open control file: its group, its opener, and the text that the reader is in the middle of.
+//! An open control file: its group, its opener, and the text that is being read.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
@@ -16,7 +16,8 @@ use crate::watch::Watch;
 /// A text of this many bytes is kept whatever the limits say.
 pub const KEPT_BYTES: u64 = 4096;
 
-/// An open control file. Does not keep its group: after the group is removed, every use says so.
+/// An open control file. Does not keep its group alive: after the group is removed, every use
+/// fails.
 #[derive(Debug)]
 pub struct OpenFile {
     pub(crate) group: Weak<Group>,
@@ -24,18 +25,18 @@ pub struct OpenFile {
     pub(crate) opener: Credentials,
     /// (C) The group that opened it; none for a file that the daemon itself has open.
     pub(crate) payer: Option<Weak<Group>>,
-    /// What the present sequence of reads sees.
+    /// The text of the present sequence of reads.
     pub(crate) content: RankedMutex<Content>,
     /// This file's own peak, once it was reset through it.
     pub(crate) peak: LeafMutex<Option<Arc<PeakNote>>>,
-    /// What a pressure file waits for.
+    /// The trigger of a pressure file.
     pub(crate) trigger: RankedMutex<Option<Arc<Trigger>>>,
     /// For pollers.
     pub(crate) watch: Watch,
 }
 
-/// A text that a reader takes piece by piece. A read that goes on where the last one ended sees the
-/// same text, and has the rest of it even after the group is gone; any other read makes a new one.
+/// A text that a reader takes piece by piece. A read that continues where the previous one ended
+/// sees the same text, even after the group was removed; any other read makes a new one.
 ///
 /// A text is kept until its end was read, and charged to the group that opened the file. One that
 /// is longer than [`KEPT_BYTES`] and finds no room there is not kept: the next piece is that of a

@@ -1,4 +1,4 @@
-//! One high-water mark, shown to several parties that each start it afresh for themselves.
+//! One high-water mark, shown to several parties that each reset it independently.
 //!
 //! A group's counter keeps the highest usage since its last reset. Three kinds of readers want more
 //! than that: the v1 file (reset for all readers of that file), the v2 file (never reset), and

@@ -1,7 +1,7 @@
 //! Permissions of control files: classic mode bits, judged with the credentials of the process that
 //! *opened* the file. A descriptor that is handed to a more privileged writer gains nothing by it.
 
-/// The identity of a process as far as mode bits ask. Taken once, at open.
+/// The identity of a process as far as mode bits are concerned. Taken once, at open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Credentials {
     /// File-system user id.

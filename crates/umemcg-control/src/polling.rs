@@ -1,8 +1,8 @@
-//! Polls of open files: which of them have news, and how a waiting poller is told.
+//! Polls of open files: which files have changed, and how a waiting poller is woken.
 //!
-//! A file has news when what it shows has changed since it was last read through that open file.
-//! For the event files that is a sum of counts that only rise, taken before the text is made. A
-//! poller leaves a waker with the group; the group's wake signal calls all wakers at the first
+//! A file counts as changed when its content has changed since it was last read through that open
+//! file. For the event files that is a sum of counts that only rise, taken before the text is made.
+//! A poller leaves a waker with the group; the group's wake signal calls all wakers at the first
 //! event after a look, and a poller that is woken looks again. So the order is: leave the waker,
 //! take the signal, look.
 
@@ -21,8 +21,8 @@ use crate::waiters::Waker;
 use crate::watch::{POPULATED_FILE, PollResult, is_event_file, nr_changes};
 
 impl ControlTree {
-    /// Returns what a poll of an open file finds. With `waker`, that is called when there may be
-    /// news; the first one stays for as long as the file is open. Does not sleep.
+    /// Returns the result of polling an open file. `waker` is called when there may be a change;
+    /// the first waker stays for as long as the file is open. Does not sleep.
     #[doc(alias = "kernfs_generic_poll")]
     #[doc(alias = "psi_trigger_poll")]
     pub fn poll(&self, file: &OpenFile, waker: Option<Waker>) -> PollResult {

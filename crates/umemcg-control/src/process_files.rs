@@ -1,4 +1,4 @@
-//! Membership files, and those of the core that have nothing to say here.
+//! Membership files, and core files that are constant here.
 //!
 //! Permission to move a process: the opener must be allowed to write the `cgroup.procs` of the
 //! group that it goes to, and that of the lowest group above both it and the group that it comes

@@ -1,4 +1,4 @@
-//! `memory.min` and `memory.low`: what a group is promised.
+//! `memory.min` and `memory.low`: protection from reclaim.
 
 use crate::context::FileContext;
 use crate::error::ControlError;

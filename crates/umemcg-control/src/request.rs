@@ -4,18 +4,18 @@ use std::fmt;
 
 use crate::descriptors::Descriptors;
 
-/// A read or a write, and whether it is still wanted.
+/// A read or a write of an open control file.
 pub struct Request<'a> {
     /// The thread that reads or writes; 0 when it is not in our pid namespace.
     pub tid: u32,
-    /// What that thread's descriptors stand for.
+    /// Resolves that thread's descriptors.
     pub descriptors: &'a dyn Descriptors,
-    /// The open file does not want to wait.
+    /// The file was opened with `O_NONBLOCK`.
     pub nonblocking: bool,
-    /// Asked now and then while waiting: true once the result is no longer wanted.
+    /// Called now and then while waiting; returns `true` once the request is cancelled.
     pub cancelled: &'a dyn Fn() -> bool,
-    /// Told when a write has taken effect although work for it goes on: from here on an interrupt
-    /// is no failure.
+    /// Called when a write has taken effect although work for it continues: from then on an
+    /// interrupt is no failure.
     pub accepted: &'a dyn Fn(),
 }
 
@@ -25,7 +25,7 @@ impl fmt::Debug for Request<'_> {
     }
 }
 
-/// What an open file is wanted for.
+/// The access mode of an open file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Access {
     /// Reading.

@@ -1,5 +1,5 @@
-//! What a control file is: one row of a table. Directory listings, permissions, dispatch and
-//! documentation all come from the rows; nothing about a file is said twice.
+//! A control file is one row of a table. Directory listings, permissions, dispatch and
+//! documentation all come from the rows, so nothing about a file is stated twice.
 
 use crate::context::FileContext;
 use crate::error::ControlError;
@@ -13,7 +13,7 @@ pub enum Scope {
     Everywhere,
     /// Every group but the root, as in version 2.
     NotRoot,
-    /// The root alone: what concerns the whole pool.
+    /// The root alone, for files that concern the whole pool.
     RootOnly,
 }
 
@@ -42,7 +42,7 @@ pub struct Row {
     pub scope: Scope,
     /// Makes the content; none for a file that cannot be read.
     pub read: Option<ReadFn>,
-    /// Takes what is written; none for a file that cannot be written.
+    /// Handles a write; none for a file that cannot be written.
     pub write: Option<WriteFn>,
     /// Whether a write may wait for reclaim.
     pub write_reclaims: bool,

@@ -1,11 +1,11 @@
-//! The files with many numbers. Every number is read at the time of asking; none is estimated, and
-//! what is not counted here has no line. Lines that Linux has and that are truly zero here stay,
-//! for programs that add up.
+//! The statistics files. Every number is read at the time of the request; none is estimated, and
+//! what is not counted here has no line. Lines of Linux that are always zero here are kept, for
+//! programs that add them up.
 //!
 //! `memory.stat` has the v1 names first, with the group's own numbers, then the same under `total_`
 //! with everything below the group included, then those v2 names that v1 does not have, which
-//! always include everything below. A name stands once: one that both generations have means what
-//! it means in v1. In a strict style it is what that version of Linux shows.
+//! always include everything below. Each name appears once: a name that both generations have means
+//! what it means in v1. In a strict style it is what that version of Linux shows.
 
 use std::fmt::Write;
 use std::sync::Arc;
@@ -225,8 +225,8 @@ pub(crate) fn show_numa_stat(context: &FileContext<'_>) -> Shown {
     Ok(of("", &|item| group.stat_local(item)) + &of("hierarchical_", &|item| group.stat_total(item)))
 }
 
-/// Returns what the group is worth to reclaim of the whole pool: how much of it is protected just
-/// now, and what it and its children claim of what they were promised.
+/// Returns the lines about protection as reclaim of the whole pool sees it: how much of the group
+/// is protected now, and the claims of the group and its children.
 fn protection(engine: &Engine, group: &Arc<Group>) -> String {
     let effective = engine.effective_protection(engine.root(), group);
     let (claimed, below) = (group.claimed_bytes(), group.claimed_below_bytes());

@@ -1,5 +1,5 @@
-//! What all files of a control tree share: the engine, the processes, whose files are shown, and
-//! the parties that wait for events.
+//! The state that all files of a control tree share: the engine, the processes, the style, and the
+//! parties that wait for events.
 
 use std::sync::Arc;
 
@@ -19,13 +19,13 @@ use crate::trigger::Triggers;
 pub struct ControlState {
     engine: Arc<Engine>,
     membership: Arc<dyn Membership>,
-    /// (C) Whose files are shown.
+    /// (C) Which generation's files are shown.
     style: Style,
-    /// (C) Owner of groups that were not made by hand.
+    /// (C) Owner of groups that were not created by hand.
     default_owner: Owner,
     /// (C) All files, in the order of the table.
     files: Box<[FileId]>,
-    /// Held from the check whether a process may be moved until it has been.
+    /// Held from the check whether a process may be moved until it has been moved.
     moves: RankedMutex<()>,
     triggers: Triggers,
     listeners: Listeners,
@@ -75,7 +75,7 @@ impl ControlState {
         &self.triggers
     }
 
-    /// Pollers of `cgroup.events` of the group are told of changes.
+    /// Starts watching whether the group is populated, for pollers of its `cgroup.events`.
     pub(crate) fn watch_populated(&self, group: &Arc<Group>) {
         self.watchers.add(&self.membership, group, &self.control(group).populated.waiters);
     }
@@ -92,13 +92,13 @@ impl ControlState {
         &*self.membership
     }
 
-    /// Moves of processes are done one at a time, so that what was checked still holds when it is
-    /// done.
+    /// Starts a move of processes. Moves are made one at a time, so that the checks still hold when
+    /// a move is made.
     pub(crate) fn begin_move(&self) -> RankedMutexGuard<'_, ()> {
         self.moves.lock()
     }
 
-    /// Returns what this layer keeps with a group.
+    /// Returns this layer's state of a group.
     pub(crate) fn control<'a>(&self, group: &'a Group) -> &'a GroupControl {
         GroupControl::of(group, self.default_owner)
     }

@@ -1,10 +1,10 @@
-//! The tree of directories and files: what is where, which user may do what, and which row's
-//! function runs.
+//! The tree of directories and files: look-up, permissions, and the dispatch to the rows'
+//! functions.
 //!
-//! Groups come and go below this tree's hands (rules make them, too), so nothing about the tree is
-//! kept here but the way from a node's number to its group. Permissions of directories are checked
-//! here although a mount may have checked them already; permissions of files are checked at open,
-//! against the opener, and hold for the life of the open file.
+//! Groups come and go without this layer (rules create them, too), so the tree stores nothing but
+//! the map from node numbers to groups. Permissions of directories are checked here although a
+//! mount may have checked them already; permissions of files are checked at open, against the
+//! opener, and hold for the life of the open file.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -34,12 +34,12 @@ pub const NAME_BYTES_MAX: usize = 255;
 pub const WRITE_BYTES_MAX: usize = 4096;
 /// Listing position behind `.` and `..`; the first row's entry follows.
 pub const FIRST_COOKIE: u64 = 2;
-/// The mode bit that hands a directory's owning group on to what is made in it.
+/// The mode bit by which new entries inherit a directory's owning group.
 const SET_GID: u16 = 0o2000;
 /// Listing positions from here on belong to child groups, by serial; below it to rows.
 const FIRST_CHILD_COOKIE: u64 = 1024;
 
-/// Changes of owner and mode bits; what is none stays.
+/// Changes of owner and mode bits; `None` leaves a value unchanged.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SetAttr {
     /// New mode bits.

@@ -60,13 +60,12 @@ impl Watch {
     }
 }
 
-/// What a poll of an open file finds, beside that it can be read and written.
+/// The result of a poll of an open file, besides that it can be read and written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PollResult {
     /// Nothing.
     None,
-    /// What it shows has changed since it was read through this open file, or the file is of no use
-    /// any more.
+    /// Its content has changed since it was read through this open file, or its group was removed.
     Changed,
     /// Its trigger has fired since it was last polled.
     Triggered,

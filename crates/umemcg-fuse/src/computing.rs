@@ -1,5 +1,5 @@
-//! Running requests that compute, rather than wait for a store: no more of them start than the
-//! processors can work on.
+//! Bounds the running requests that compute rather than wait for a store: no more of them start
+//! than the processors can handle.
 //!
 //! Without this bound a tenant with hundreds of large requests has as many threads of the daemon
 //! ready to run as it has places, and a neighbour's small request waits for a processor behind all
@@ -10,8 +10,7 @@
 //! that holds locks waits for a processor here. So there may be more for a moment, and then nothing
 //! starts. A call of a store that takes long ([`STORE_LEASE`]) waits for a device; one that does
 //! not copied from memory, and kept a processor busy. A request that computes for very long
-//! ([`LEASE`]) is believed to wait for something that does not say so, such as a host's call that
-//! hangs.
+//! ([`LEASE`]) is assumed to wait for something unannounced, such as a system call that hangs.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -25,7 +24,7 @@ const LEASE: Duration = Duration::from_millis(20);
 /// less is asked for less at a time.
 const STORE_LEASE: Duration = Duration::from_millis(5);
 
-/// Names a request that computes, and says until when that is believed.
+/// Identifies a computing request, and until when it counts as computing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Run {
     until: Instant,
@@ -36,7 +35,7 @@ pub(crate) struct Run {
 #[derive(Debug)]
 pub(crate) struct Computing {
     max: usize,
-    /// The one that is believed for the shortest time first.
+    /// The one whose lease ends first comes first.
     runs: BTreeSet<Run>,
     next: u64,
 }
@@ -63,13 +62,13 @@ impl Computing {
         self.insert(LEASE)
     }
 
-    /// Notes that it waits.
+    /// Notes that a request waits.
     pub fn waits(&mut self, run: Run, how: Wait) -> Run {
         self.runs.remove(&run);
         if how == Wait::Sure { run } else { self.insert(STORE_LEASE) }
     }
 
-    /// Notes that it goes on.
+    /// Notes that a request continues.
     pub fn goes_on(&mut self, run: Run) -> Run {
         self.runs.remove(&run);
         self.insert(LEASE)
@@ -80,8 +79,7 @@ impl Computing {
         self.runs.remove(&run);
     }
 
-    /// Forgets those that are believed no more; after what time to ask again. A request that waits
-    /// for a store meanwhile is not believed for longer than that.
+    /// Drops requests whose lease has ended. Returns the time after which to call this again.
     pub fn expire(&mut self) -> Duration {
         let now = Instant::now();
         while let Some(&first) = self.runs.first() {

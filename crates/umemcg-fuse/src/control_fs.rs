@@ -1,13 +1,13 @@
 //! The control tree as a mounted file system.
 //!
-//! Nothing is cached by the kernel: names and attributes are good for no time at all, files are
-//! read and written directly. So a change of owner counts immediately, and what is read was made
-//! for that reader. Sizes are those of sysfs: a page. Truncation, which every `echo x > file` asks
-//! for, is accepted and means nothing. An error of a write is the error of `write(2)`.
+//! The kernel caches nothing: names and attributes have a lifetime of zero, and files are read and
+//! written directly. So a change of owner counts immediately, and each text is made for its reader.
+//! Sizes are those of sysfs: a page. Truncation, which every `echo x > file` asks for, is accepted
+//! and means nothing. An error of a write is the error of `write(2)`.
 //!
 //! Limit writes reclaim and may take long. Any signal ends the wait: a v1 limit write is then EINTR
-//! and has changed nothing, a v2 one has succeeded already. Other requests end with signals that
-//! kill alone: their makers do not come again, and what they have asked for may have been done.
+//! and has changed nothing, a v2 one has succeeded already. Other requests end only with fatal
+//! signals: their callers do not retry, and the operation may have been done.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -91,7 +91,7 @@ pub struct ControlFs {
     open_files: LeafMutex<OpenFiles>,
     /// What numbers of descriptors mean; once it is known where this is mounted.
     descriptors: OnceLock<ProcessDescriptors>,
-    /// Says that a poller should look again; once the mount is served.
+    /// Wakes pollers; set once the mount is served.
     notifier: OnceLock<Notifier>,
     /// Tells inotify of changes; once the mount is served.
     modify_events: OnceLock<ModifyEvents>,
@@ -482,8 +482,8 @@ impl Filesystem for ControlFs {
     }
 }
 
-/// What is not done in a control tree, in the kernel's own words. "Not implemented" makes it stop
-/// asking.
+/// The errno of an operation that a control tree does not support. "Not implemented" makes the
+/// kernel stop asking.
 fn refusal(op: &Op<'_>) -> Errno {
     match op {
         Op::Create { .. } => Errno::ACCESS,
@@ -544,12 +544,12 @@ fn wire_attr(attr: &Attr) -> WireAttr {
     }
 }
 
-/// Good for no time at all.
+/// Has a lifetime of zero.
 fn attr_out(attr: &Attr) -> AttrOut {
     AttrOut { attr: wire_attr(attr), ..AttrOut::default() }
 }
 
-/// Good for no time at all.
+/// Has a lifetime of zero.
 fn entry(attr: &Attr) -> EntryOut {
     EntryOut { nodeid: attr.node.into_raw(), attr: wire_attr(attr), ..EntryOut::default() }
 }

@@ -77,7 +77,7 @@ impl DelayQueue {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Asks all conditions now: something has changed.
+    /// Checks all conditions now, because something has changed.
     pub fn look_again(&self) {
         self.shared.queue.lock().all_due = true;
         self.shared.wake.notify_one();
@@ -154,7 +154,8 @@ impl Shared {
 }
 
 impl Delayed {
-    /// Answers if it is time; else says when it is asked again.
+    /// Answers if it is time; otherwise computes when to check again. Returns whether it was
+    /// answered.
     fn send_due(&mut self, stop: bool, now: Instant) -> bool {
         if !stop
             && !self.reply.is_cancelled()

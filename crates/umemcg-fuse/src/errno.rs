@@ -1,5 +1,5 @@
-//! Errors of the layers below as the error numbers that a process sees. The one place where that is
-//! decided.
+//! The errno of each error of the layers below. This is the only place where errno values are
+//! chosen.
 
 use rustix::io::Errno;
 use umemcg::FileError;
@@ -8,7 +8,7 @@ use umemcg_vfs::VfsError;
 
 /// Has an error number.
 pub trait ToErrno {
-    /// Returns what a process is told.
+    /// Returns the errno that a process sees.
     fn to_errno(&self) -> Errno;
 }
 

@@ -1,5 +1,6 @@
-//! What the kernel's file handles stand for. A handle is looked up by every read and write, so that
-//! takes no lock and writes no memory that another thread's lookup touches.
+//! The table of file handles: what each handle of the kernel refers to. A handle is looked up by
+//! every read and write, so that takes no lock and writes no memory that another thread's lookup
+//! touches.
 
 use std::sync::Arc;
 
@@ -14,7 +15,7 @@ pub struct Opened<T> {
     pub value: Arc<T>,
 }
 
-/// Open things by handle. A handle is not used again before its number has come round 2^32 times.
+/// Open things by handle. A handle is reused only after its generation has wrapped around 2^32.
 #[derive(Debug)]
 pub struct HandleTable<T> {
     slots: Table<ArcSwapOption<Opened<T>>>,
@@ -58,8 +59,8 @@ impl<T> HandleTable<T> {
         guard.as_ref().is_some_and(|opened| opened.handle == handle).then_some(HandleRef(guard))
     }
 
-    /// Takes a handle back; returns what it stood for, to one of the threads that close it at the
-    /// same time.
+    /// Closes a handle and returns its value. Of several threads that close it at the same time,
+    /// one gets the value.
     pub fn close(&self, handle: u64) -> Option<Arc<T>> {
         let slot = self.slots.get(handle as u32)?;
         let seen = slot.load_full().filter(|opened| opened.handle == handle)?;

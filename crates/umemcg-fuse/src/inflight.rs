@@ -1,7 +1,8 @@
-//! Requests whose callers may stop waiting.
+//! Requests in flight whose callers may stop waiting.
 //!
-//! A request that is answered by the thread that read it is never entered here. One that may take
-//! long is, with the thread that waits for it, so that an interrupt can end the wait:
+//! A request that is answered by the thread that read it is never registered here. A request that
+//! may take long is, together with the thread that waits for it, so that an interrupt can end the
+//! wait:
 //!
 //! 1. The kernel sends INTERRUPT, once per request, at the first signal of whatever kind.
 //! 2. If the request is not known (yet), a watcher looks again a little later, and then answers
@@ -13,8 +14,8 @@
 //!    alarm went off. The watcher looks at the waiting thread every [`WATCH_INTERVAL`] until it is
 //!    being killed or the request is answered.
 //!
-//! The thread that answers claims the request first, so there is one answer. A worker that comes
-//! too late learns that its answer was not taken.
+//! The thread that answers claims the request first, so there is one answer. A worker that is too
+//! late learns that its answer was not delivered.
 
 use std::collections::HashMap;
 use std::sync::Arc;

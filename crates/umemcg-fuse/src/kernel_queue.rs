@@ -28,8 +28,8 @@ impl KernelQueue {
         Self { empty_at_ns: since_boot_ns().into(), looked_at_ms: AtomicU64::new(0) }
     }
 
-    /// Says since when the next request has been queued at most. Looks at the queue from time to
-    /// time.
+    /// Returns a time before which the next request cannot have been queued. Looks at the queue
+    /// from time to time.
     pub fn look(&self, transport: &dyn Transport, inflight: &Inflight) -> u64 {
         let now = clock_gettime(ClockId::MonotonicCoarse);
         let now_ms = now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000;

@@ -1,8 +1,8 @@
-//! The threads that tell the kernel what it has not asked for.
+//! The threads that send notifications to the kernel.
 //!
 //! An invalidation waits for locks that the processes behind requests may hold, so no thread that
 //! serves requests may send one: one thread does. A request to forget nodes waits for no process,
-//! but requests wait a little for it. So it must not stand behind an invalidation that waits for
+//! but requests wait a little for it. So it must not queue behind an invalidation that waits for
 //! one of them: it has a thread of its own. Other threads put notifications here; the queue is
 //! bounded, and what does not fit is dropped and counted: invalidations shorten the life of what
 //! would expire by itself.
@@ -104,9 +104,9 @@ impl Notifier {
         taken
     }
 
-    /// Tells the kernel that what it knows of a node is stale: its attributes, and its mapped pages
-    /// in the range; `len` 0 means to the end, `offset` < 0 attributes only. Does not wait. Returns
-    /// false if the notification was dropped.
+    /// Tells the kernel that its cached state of a node is stale: its attributes, and its mapped
+    /// pages in the range; `len` 0 means to the end, `offset` < 0 attributes only. Does not wait.
+    /// Returns false if the notification was dropped.
     pub fn inval_inode(&self, node: u64, offset: i64, len: i64) -> bool {
         self.put(Notice::Inode { node, offset, len })
     }
@@ -147,8 +147,8 @@ impl Notifier {
         }
     }
 
-    /// Waits until everything put before has been said, at most for `timeout`. Never from a thread
-    /// that serves requests.
+    /// Waits until every earlier notification has been sent, at most for `timeout`. Must not be
+    /// called by a thread that serves requests.
     pub fn wait_until_sent(&self, timeout: Duration) -> bool {
         let (said, heard) = sync_channel(1);
         assert_may_wait(Rank::Peer, "a wait for notifications");

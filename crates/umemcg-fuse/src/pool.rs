@@ -10,11 +10,10 @@
 //! queue beside this file says which may start; the others wait there. A request that has to wait
 //! is moved out of the reader's buffer with no lock held: that may be a copy of a mebibyte.
 //!
-//! Of the requests that have a place only this many compute at the same time as there are
-//! processors for (`computing.rs`): a thread tells the pool when its request waits
-//! ([`Pool::waits`]), and another may start. While something waits for nothing but a processor, one
-//! spare thread *ticks*: it looks again and again for requests that compute for too long to be
-//! believed.
+//! The number of requests that compute at the same time is bounded by the number of processors
+//! (`computing.rs`): a thread tells the pool when its request waits ([`Pool::waits`]), and another
+//! may start. While something waits for nothing but a processor, one spare thread *ticks*: it
+//! checks periodically for requests whose lease has ended.
 //!
 //! Readers sleep in the device's `read`, one for each processor. What a small request costs is the
 //! waking of the reader and of the requester: with one requester, on two processors of a virtual

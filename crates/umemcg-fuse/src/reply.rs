@@ -41,13 +41,13 @@ pub type Undo = Box<dyn FnOnce() + Send>;
 /// Asks whether the reply may go (`None`), or how much longer it is to rest. Must not sleep.
 pub type RecheckFn = Box<dyn FnMut() -> Option<Duration> + Send>;
 
-/// What a delayed reply says when it goes.
+/// The content of a delayed reply.
 pub enum Answer {
     /// A write took this many bytes.
     Written(u32),
     /// These bytes were read. A copy: pages that are pinned for so long could not be reclaimed.
     Bytes(Vec<u8>),
-    /// The answer as it would have gone.
+    /// The answer as it would have been sent.
     Any {
         /// 0, or a negative error.
         error: i32,
@@ -69,20 +69,20 @@ impl fmt::Debug for Answer {
     }
 }
 
-/// Where replies rest.
+/// A queue of delayed replies.
 pub trait Delay: Send + Sync {
     /// Delays an answer by `rest`; then `again` decides. A requester that is killed meanwhile is
     /// answered immediately.
     fn delay(&self, reply: Reply, answer: Answer, rest: Duration, again: RecheckFn);
 }
 
-/// Holds an answer back.
+/// Delays an answer.
 pub struct AnswerDelay {
-    /// Where it rests.
+    /// The queue that it waits in.
     pub delays: Arc<dyn Delay>,
-    /// For how long at least.
+    /// The minimum delay.
     pub rest: Duration,
-    /// Decides then.
+    /// Decides afterwards whether it waits longer.
     pub again: RecheckFn,
 }
 

@@ -1,5 +1,4 @@
-//! A request with the buffer it lies in and the duty to answer it, and the pool that buffers come
-//! from.
+//! A request with its buffer and the duty to answer it, and the pool of buffers.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -94,7 +93,7 @@ impl Buffers {
     }
 }
 
-/// What a handler sees of a request.
+/// A request as its handler sees it.
 #[derive(Debug, Clone, Copy)]
 pub struct RequestRef<'a> {
     /// The process that asks, and the node.
@@ -194,9 +193,9 @@ impl Request {
         }
     }
 
-    /// Returns whether its maker can do with an error. What gives something back cannot be done
-    /// without, nor can late write-back of a mapping; of the others only reads and writes are made
-    /// without waiting for the answer, and so in any numbers.
+    /// Returns whether the request may be refused with an error. A request that releases something
+    /// may not, nor may late write-back of a mapping. Of the others, only reads and writes can be
+    /// made asynchronously, and so in any number.
     pub fn may_be_refused(&self) -> bool {
         match self.header.opcode {
             opcode::READ => true,

@@ -17,12 +17,11 @@ use crate::data_fs::{DataFs, Lifetimes};
 use crate::mount::{MountError, MountOptions, Mounted, Unmount};
 use crate::session::{Filesystem, Session, SessionConfig, SessionError};
 
-/// How often a flush says how far it is.
+/// How often a flush reports its progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
-/// What work may take beyond its deadline to say what it has not done.
+/// The time that work may take beyond its deadline to list what it has not done.
 const LISTING_TIME: Duration = Duration::from_secs(1);
-/// How long threads are given to come home after their mount is gone; one may be in a store that
-/// hangs.
+/// How long threads may take to end after their mount is gone; one may be in a store that hangs.
 const THREADS_END_WITHIN: Duration = Duration::from_secs(2);
 
 /// What is served, and where.

@@ -28,18 +28,18 @@ use crate::wire::init::negotiate;
 use crate::wire::request::Init;
 use crate::wire::{BUFFER_BYTES, Dialect, MAJOR, MINOR_MAX, Negotiated, Op};
 
-/// What [`Filesystem::quick`] made of a request.
+/// The outcome of [`Filesystem::quick`].
 #[derive(Debug, Clone)]
 pub enum QuickOutcome {
     /// It is answered, or its reply has been taken to be answered later.
     Answered,
     /// It may sleep: [`Filesystem::slow`] is to be called when these keys have a place for it.
     MaySleep(Keys),
-    /// The same, and this group pays for it.
+    /// Like `MaySleep`, with the group that pays.
     MaySleepAt(Keys, Payer),
 }
 
-/// What is mounted.
+/// A file system that a session serves.
 pub trait Filesystem: Send + Sync + 'static {
     /// Capabilities to ask for beside [`InitFlags::COMMON`](crate::wire::InitFlags::COMMON).
     fn wanted(&self) -> u64 {
@@ -52,12 +52,11 @@ pub trait Filesystem: Send + Sync + 'static {
     /// The handshake is done; requests follow.
     fn ready(&self, _negotiated: &Negotiated, _notifier: &Notifier) {}
 
-    /// Answers what can be answered without sleeping. Runs on a thread that others' requests wait
-    /// for.
+    /// Answers a request that needs no sleep. Runs on a thread that other requests wait for.
     fn quick(&self, request: &RequestRef<'_>, reply: &mut Reply) -> QuickOutcome;
 
-    /// Answers what [`quick`](Self::quick) has put off. May sleep; [`Reply::is_cancelled`] says
-    /// when no caller waits any more.
+    /// Answers a request that [`quick`](Self::quick) did not answer. May sleep;
+    /// [`Reply::is_cancelled`] says when no caller waits any more.
     fn slow(&self, request: &RequestRef<'_>, reply: &mut Reply);
 }
 

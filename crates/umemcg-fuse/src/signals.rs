@@ -12,14 +12,14 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 
-/// What is to become of a thread.
+/// Whether a thread is being killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Liveness {
     /// A signal that kills it is pending, or it is gone.
     Dying,
     /// No such signal is pending.
     Living,
-    /// It cannot be looked at.
+    /// It cannot be inspected.
     Unknown,
 }
 
@@ -58,7 +58,7 @@ impl SignalReader {
         Self { proc }
     }
 
-    /// Returns what is to become of thread `tid`.
+    /// Returns whether thread `tid` is being killed.
     pub fn liveness(&self, tid: u32) -> Liveness {
         let Some(proc) = self.proc.as_ref().filter(|_| tid != 0) else { return Liveness::Unknown };
         let file = rustix::fs::openat(

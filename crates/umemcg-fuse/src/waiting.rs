@@ -1,14 +1,14 @@
-//! What a request that waits keeps, and what pays for it.
+//! The memory that a waiting request keeps, and the charge for it.
 //!
-//! Its group does, while it has room. A reader cannot reclaim, and a write may not fail or be short
-//! for want of memory, since most programs take a short write to a file for an error. So a write
-//! that finds no room in its group is lent some of the daemon's own memory, as requests that run
-//! are: a [`LoanPool`] has [`LENT_BYTES_MAX`] for a mount, and a group at most half of what the
-//! others leave.
+//! Its group pays while it has room. A device reader cannot reclaim, and a write must not fail or
+//! be short for want of memory, since most programs treat a short write to a file as an error. So a
+//! write that finds no room in its group borrows memory of the daemon, as running requests do: a
+//! [`LoanPool`] has [`LENT_BYTES_MAX`] for a mount, and a group at most half of what the others
+//! leave.
 //!
-//! Past that, for a group with more than a hundred writers of a mebibyte at once, the header and
-//! the start of the data are kept all the same, charged beyond the limit: [`KEPT_BYTES_MIN`] and a
-//! page for each request. The write is short then, and its maker comes again with the rest.
+//! Beyond that, for a group with more than a hundred simultaneous writers of a mebibyte, the header
+//! and the start of the data are kept all the same, charged beyond the limit: [`KEPT_BYTES_MIN`]
+//! and a page for each request. The write is short then, and its caller retries with the rest.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,10 +24,10 @@ use crate::wire::request::{shorten_write, write_payload};
 pub const REQUEST_BYTES: u64 = 512;
 /// This much of a write is kept whatever the limits say, and up to the end of a page.
 pub const KEPT_BYTES_MIN: usize = 16 << 10;
-/// What a mount lends to writes that wait: as much as 256 of them take at most.
+/// Bytes that a mount lends to waiting writes: enough for 256 of the largest.
 pub const LENT_BYTES_MAX: u64 = 256 << 20;
 
-/// What is lent.
+/// The bytes that are lent.
 #[derive(Debug, Default)]
 struct Loans {
     bytes: u64,
@@ -35,7 +35,7 @@ struct Loans {
     by_group: HashMap<u64, u64>,
 }
 
-/// Lends memory of the daemon's own to writes that wait while their group has no room.
+/// Lends memory of the daemon to waiting writes whose group has no room.
 #[derive(Debug, Default)]
 pub(crate) struct LoanPool {
     loans: LeafMutex<Loans>,
@@ -55,7 +55,7 @@ impl LoanPool {
     }
 }
 
-/// Some of it; goes back when dropped.
+/// A loan; returned when dropped.
 #[derive(Debug)]
 struct Loan {
     loan_pool: Arc<LoanPool>,
@@ -76,14 +76,15 @@ impl Drop for Loan {
     }
 }
 
-/// What pays for a request that waits, until it is dropped.
+/// The charge and the loan of a waiting request, released when dropped.
 #[derive(Debug)]
 pub(crate) struct WaitCharge {
     _charge: AccountedCharge,
     _loan: Option<Loan>,
 }
 
-/// Takes what a request that waits with `message` needs, and says how many bytes of it may be kept.
+/// Charges or borrows the memory that a waiting request with `message` needs. Returns how many
+/// bytes of it may be kept.
 pub(crate) fn keep(
     group: &Arc<Group>,
     loan_pool: &Arc<LoanPool>,
@@ -97,7 +98,7 @@ pub(crate) fn keep(
     let forced = |bytes: usize| {
         AccountedCharge::forced(group, REQUEST_BYTES + bytes as u64, StatItem::SlabUnreclaimable)
     };
-    // What a mapping has written cannot be told to come again.
+    // Late write-back of a mapping cannot be retried.
     let Some(write) = write_payload(header, message).filter(|write| !write.is_late) else {
         return kept(forced(message.len()), None, message.len());
     };

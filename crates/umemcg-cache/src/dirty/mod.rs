@@ -4,7 +4,7 @@
 //! [`settings`] holds the values of control files, [`thresholds`] turns them into bytes,
 //! [`throttle`] is the arithmetic of pacing, [`bandwidth`] measures a store's speed, and [`pause`]
 //! computes how long a writer pauses. `lists` and `owner` determine which files a group's
-//! write-back writes; the flusher itself is [`crate::store_writeback`].
+//! write-back writes; the flusher itself is `store_writeback`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -16,7 +16,7 @@
 //! below it before any writer is paced, and exceeds the limit by no more than that and one write of
 //! each writer (a write is accepted first and answered later).
 //!
-//! No writer waits for a store that refuses data; see [`crate::dirty::refusal`].
+//! No writer waits for a store that refuses data; see `refusal`.
 //!
 //! A level does not slow writers to a store on which it has less than an eighth of its threshold
 //! dirty: it is over the threshold because of another store, perhaps one that hangs, and only

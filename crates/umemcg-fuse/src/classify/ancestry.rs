@@ -2,10 +2,10 @@
 //! belongs where it was put, else where its nearest known ancestor belongs, else where the leader
 //! of its session did.
 //!
-//! What is found out about a process is kept for as long as it lives, so that it stays where it is
-//! when its parents die or are moved. What this cannot follow is a process that has left its
-//! session, and whose parents have all died, before the daemon looked: then it belongs to the root.
-//! With the hierarchy ([`mirror`](super::mirror)) there is no such gap.
+//! The answer for a process is kept for as long as it lives, so that it stays in its group when its
+//! parents die or are moved. A process that has left its session, and whose parents have all died,
+//! before the daemon looked cannot be followed: it belongs to the root. With the hierarchy
+//! ([`mirror`](super::mirror)) there is no such gap.
 
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ const PRUNE_MIN: usize = 256;
 /// The root's serial here.
 const ROOT: u64 = 0;
 
-/// A process or thread that is known, so that another one with the same id is told apart.
+/// A known process or thread, with what distinguishes it from a later one with the same id.
 #[derive(Debug, Clone, Copy)]
 struct KnownThread {
     identity: Identity,
@@ -37,7 +37,7 @@ pub struct Ancestry {
 #[derive(Debug, Default)]
 struct State {
     processes: HashMap<u32, KnownThread>,
-    /// Threads that are elsewhere than their process.
+    /// Threads that are in another group than their process.
     threads: HashMap<u32, KnownThread>,
     /// Where the leader of a session belonged when last seen. The identity is the leader's.
     sessions: HashMap<u32, KnownThread>,
@@ -63,7 +63,8 @@ impl Ancestry {
             state.threads.insert(id, KnownThread { identity: stat.identity, serial });
             return true;
         }
-        // Every process that would follow a new place of this one has to be pinned where it is.
+        // Every process that would follow this one to its new group has to be pinned to its present
+        // group.
         let processes = walk_processes();
         let stats: HashMap<u32, Stat> =
             processes.iter().filter_map(|&pid| Some((pid, read_stat(pid)?))).collect();

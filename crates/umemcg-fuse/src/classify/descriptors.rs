@@ -49,8 +49,8 @@ impl Descriptors for ProcessDescriptors {
         let own = std::process::id();
         let own_fd = copy.as_raw_fd() as u32;
         if !is_eventfd(own, own_fd)? {
-            // It was exchanged meanwhile. What was copied instead may be a file of ours, which is
-            // not closed without our help.
+            // It was replaced meanwhile. The copy may be a file of our own mounts, whose close
+            // would be a request to ourselves.
             let _ = std::thread::Builder::new().spawn(move || drop(copy));
             return Err(DescriptorError::WrongKind);
         }
@@ -78,7 +78,7 @@ impl Descriptors for ProcessDescriptors {
     }
 }
 
-/// A descriptor that is not there is told from a process that may not be looked at.
+/// Distinguishes a descriptor that is not open from a process that may not be inspected.
 fn refusal(error: io::Error) -> DescriptorError {
     match Errno::from_io_error(&error).unwrap_or(Errno::IO) {
         Errno::NOENT | Errno::BADF => DescriptorError::NotOpen,

@@ -21,12 +21,12 @@ use rustix::io::ReadWriteFlags;
 use umemcg_base::clock::spawn_detached;
 use umemcg_base::{Condvar, LeafMutex};
 
-/// How long a write may take before the next is begun beside it. Too short costs a thread for a
-/// while, too long makes others' events late: so much for each eventfd that is full.
+/// How long a write may take before another thread continues with the next. A short time costs an
+/// extra thread now and then; a long time delays other events by that much for each full eventfd.
 const WRITE_TIMEOUT: Duration = Duration::from_millis(2);
-/// After so long without events a thread ends.
+/// A thread ends after this time without events.
 const IDLE: Duration = Duration::from_secs(2);
-/// How long one may take before it counts as stuck for good when its listener has ended.
+/// How long a write may take, after its listener has ended, before it counts as stuck.
 const RELEASE_TIMEOUT: Duration = Duration::from_millis(50);
 /// Times that a full eventfd is read for a write that is stuck there.
 const NR_RELEASES_MAX: u32 = 100;
@@ -104,7 +104,7 @@ struct State {
     queue: VecDeque<Arc<Target>>,
     /// Writes that have begun.
     nr_begun: u64,
-    /// The one that others wait for, by its number, and when their patience ends.
+    /// The write that others wait for, by its number, and until when.
     current: Option<(u64, Instant)>,
     /// Threads that have nothing to write.
     nr_idle: u32,
@@ -135,8 +135,8 @@ impl EventfdWriter {
         Ok(())
     }
 
-    /// A thread's life, which begins idle. Those that are stuck aside, one writes and one sees to
-    /// it that it is not stuck.
+    /// A thread's life, which begins idle. Apart from stuck threads, one thread writes and one
+    /// watches that it does not get stuck.
     fn run(self: &Arc<Self>) {
         let mut state = self.state.lock();
         loop {

@@ -1,8 +1,9 @@
-//! The group that a request belongs to: the one question that the file system asks about a process.
+//! The classifier: finds the group that pays for a request.
 //!
-//! It is asked once for each request, on the thread that has taken it off the device
-//! ([`Classifier::payer`]), and the answer stays with the request. Later the thread may have ended,
-//! and its id may be another's. [`ProcessClassifier`] answers it for the processes of this machine.
+//! It is asked once for each request, on the thread that has taken the request off the device
+//! ([`Classifier::payer`]), and the answer stays with the request. Later the requesting thread may
+//! have ended, and its id may belong to another. [`ProcessClassifier`] does this for the processes
+//! of this machine.
 
 mod ancestry;
 pub(crate) mod descriptors;
@@ -40,8 +41,8 @@ pub struct Requester<'a> {
     pub uid: u32,
     /// Its group of users.
     pub gid: u32,
-    /// The kernel queued the request after this time, in nanoseconds since boot. A thread that is
-    /// older and has that id now is the one that made it.
+    /// The kernel queued the request after this time, in nanoseconds since boot. A thread that
+    /// started earlier and has that id now is the one that made the request.
     pub queued_after_ns: u64,
     /// The group that opened the file which the request goes through, if it goes through one.
     pub opener: Option<&'a Arc<Group>>,
@@ -61,17 +62,18 @@ impl fmt::Debug for Requester<'_> {
 pub enum Payer {
     /// This group, or the nearest one above when it has been removed meanwhile.
     Group(Arc<Group>),
-    /// A group that a rule names and that is not there yet; [`Classifier::make_group`] makes it.
+    /// A group that a rule names and that does not exist yet; [`Classifier::make_group`] creates
+    /// it.
     Unmade {
         /// The names of the group, from the root down.
         names: Vec<OsString>,
-        /// The deepest group on the way that is there.
+        /// The deepest group on the path that exists.
         above: Arc<Group>,
     },
 }
 
 impl Payer {
-    /// Returns the group to which whatever the request takes before it is served is charged.
+    /// Returns the group that is charged for the request until it is served.
     pub fn group_for_now(&self) -> &Arc<Group> {
         match self {
             Self::Group(group) | Self::Unmade { above: group, .. } => group,
@@ -79,8 +81,8 @@ impl Payer {
     }
 }
 
-/// Knows the group of a thread. Never touches mounts of ours, and never fails: the root group is
-/// the last answer.
+/// Finds the group of a thread. Never touches our own mounts, and never fails: the root group is
+/// the fallback.
 pub trait Classifier: Send + Sync + fmt::Debug {
     /// Returns the group that pays for what thread `tid` with these ids does now; `tid` is 0 when
     /// the thread is not visible from here. May read `/proc` and make groups when the thread was
@@ -96,7 +98,7 @@ pub trait Classifier: Send + Sync + fmt::Debug {
         }
     }
 
-    /// Makes the group of these names; where it cannot be, the group above it has to do. May sleep.
+    /// Creates the group with these names, or returns the nearest ancestor that exists. May sleep.
     fn make_group(&self, names: &[OsString], above: &Arc<Group>) -> Arc<Group> {
         let _ = names;
         Arc::clone(above)

@@ -1,15 +1,15 @@
-//! Groups that rules have made: how many there may be, and when they go.
+//! Groups that rules have created: their bound, and their removal.
 //!
-//! What a wildcard catches was named by a tenant, and a tenant can choose as many names as it
-//! likes. The state of each group is charged to the group above it, and their number has a bound,
-//! which is divided as descriptors are: a rule may make one more group below another as long as
-//! those below each level of its path add up to less than the bound. So the tenants of one level
-//! can take half of it, and those of another still find some. Where no more can be made, the group
-//! above has to do.
+//! A tenant chooses the names that a wildcard matches, and it can choose as many as it likes. The
+//! state of each group is charged to the group above it, and their number has a bound, which is
+//! divided as descriptors are: a rule may make one more group below another as long as those below
+//! each level of its path add up to less than the bound. So the tenants of one level can take half
+//! of it, and those of another still find some. Where no more can be created, the group above is
+//! used.
 //!
-//! A group goes again when it has been quiet for a while and holds nothing, has no members by hand
-//! and no groups below, and nothing was set on it. The next request that a rule sends there makes
-//! it anew.
+//! A group is removed when it has been idle for a while, holds nothing, has no members by hand and
+//! no groups below, and nothing was set on it. The next request that a rule sends there creates it
+//! again.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;

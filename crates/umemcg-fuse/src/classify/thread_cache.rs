@@ -1,13 +1,12 @@
-//! What is known about threads that ask: a map from thread id to where the thread belongs, such
-//! that asking again costs tens of nanoseconds and an answer is never about another thread that had
-//! the same id before.
+//! A cache of classified threads: a map from thread id to group, such that a repeated query costs
+//! tens of nanoseconds and an answer is never about another thread that had the same id before.
 //!
 //! Every entry holds a pidfd of its thread. One watcher sleeps on all of them and drops an entry
 //! when its thread ends, which the kernel tells before the id can be used again. An entry whose
 //! thread cannot be watched (too few descriptors, a kernel before 6.9 and a thread that is not the
 //! first of its process) lives for [`UNWATCHED_LIFE_MS`] instead, and so does one whose answer may
-//! change without notice. All entries of an older generation are wrong; a new one begins whenever a
-//! thread was moved.
+//! change without notice. All entries of an older generation are invalid; a new one begins whenever
+//! a thread was moved.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Names that the kernel was told do not exist.
+//! Negative names: names that the kernel was told do not exist.
 //!
 //! The kernel keeps such names, whatever lifetime they are given, until it is short of memory
 //! itself, and each holds the directory that it is missing from: a tenant that asks for missing
@@ -6,9 +6,9 @@
 //! last few are remembered here, and what is older is made stale in the kernel, many at a time,
 //! because each waits for the lock of its directory.
 //!
-//! A name that comes into being is taken off the list first, and what is stale is decided when its
-//! turn to be said has come: a directory that a process makes and enters in between loses its name
-//! for no longer than until it is next looked up.
+//! A name that is created is taken off the list first, and the choice of a stale name is made only
+//! when it is sent: a directory that a process creates and enters in between loses its name only
+//! until its next look-up.
 //!
 //! Each name stands here once, so the list is as long as the set, and every operation is one step
 //! in each of two maps of at most [`NR_NAMES_MAX`] entries. The bound holds even while the thread

@@ -1,4 +1,4 @@
-//! Attributes, in the kernel's spelling and in ours.
+//! Conversion of attributes between the FUSE protocol and the volumes.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

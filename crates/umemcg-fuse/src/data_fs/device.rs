@@ -1,4 +1,4 @@
-//! Device numbers, in the kernel's packing and in ours.
+//! Conversion of device numbers between the FUSE protocol and `makedev`.
 
 /// Returns a device number as the kernel packs it into 32 bits: 12 bits of major, 20 of minor.
 pub(super) fn device_to_kernel(rdev: u64) -> u32 {

@@ -16,7 +16,7 @@ use crate::waiting::charge_held;
 use crate::wire::{InHeader, Op, setattr_valid};
 
 impl DataFs {
-    /// Returns what is asked before a request is answered; none for those that see to it
+    /// Returns the gate that a request's answer has to pass; none for requests that handle this
     /// themselves, that charge nothing, or that no process sent.
     pub(super) fn gate(&self, request: &RequestRef<'_>) -> Option<Gate> {
         let header = *request.header;

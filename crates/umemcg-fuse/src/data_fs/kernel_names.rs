@@ -1,4 +1,4 @@
-//! The kernel's cache of names and inodes, as volumes ask it to let go of some.
+//! The kernel's cache of names and inodes, which volumes ask to forget some.
 //!
 //! Where the kernel can be told to prune inodes it drops the names that are not in use and then the
 //! inodes, leaves before their directories, under no lock that a request could hold. Older kernels

@@ -2,9 +2,8 @@
 //! charged to the group of the process that asks. Requests about the directory of all volumes are
 //! answered in `top`.
 //!
-//! What is answered on the reading thread is what cannot sleep: reads of cached pages, writes into
-//! pages that are there, closes. Everything else may meet the store, and goes through
-//! [`slow`](Filesystem::slow).
+//! The reading thread answers requests that cannot sleep: reads of cached pages, writes into cached
+//! pages, closes. Everything else may need the store, and goes through [`slow`](Filesystem::slow).
 
 mod absent_names;
 mod attrs;
@@ -38,7 +37,7 @@ use crate::wire::{InHeader, InitFlags, Negotiated, Op};
 use absent_names::AbsentNames;
 use kernel_names::KernelNames;
 
-/// How long the kernel may believe what it was told without asking again.
+/// How long the kernel may cache answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lifetimes {
     /// That a name leads to a node.
@@ -264,8 +263,8 @@ impl DataFs {
         self.dirs.get(handle).ok_or_else(|| self.no_handle(header))
     }
 
-    /// A handle that is open for the kernel and not for us was on a volume that has been removed by
-    /// force.
+    /// A handle that is open for the kernel and unknown here was on a volume that has been removed
+    /// by force.
     fn no_handle(&self, header: &InHeader) -> Errno {
         if self.volumes.place(header.nodeid).is_err() { Errno::NODEV } else { Errno::BADF }
     }

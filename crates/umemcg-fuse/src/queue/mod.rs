@@ -1,22 +1,21 @@
-//! Requests that may sleep: how many of them run, for which groups on which stores, and what waits
-//! until it may.
+//! The queue of requests that may sleep: which of them may run, for which groups on which stores,
+//! and which wait.
 //!
 //! A *pair* is a group on a store. Two rules say whether a request of a pair may start:
 //!
-//! 1. **The first of its pair always may**, whatever others have running: a place costs a thread
-//!    and nothing else. So a store that hangs, or a group that asks for a lot, keeps neither
-//!    another store nor another group from going on. Only what one group, one store or all together
-//!    have running bounds it (`first_max`).
-//! 2. **Further ones share `running_max` places.** A store may have one part of
-//!    `1 + stores that want some`, a group likewise, and a pair one part of
-//!    `1 + groups that want the store` of what the store may have. The part that is left over is
-//!    for the next one.
+//! 1. **The first of its pair may always start**, however many others run: it only costs a thread.
+//!    So a store that hangs, or a group with many requests, blocks neither other stores nor other
+//!    groups. Only the number of running requests of one group, one store or all together bounds it
+//!    (`first_max`).
+//! 2. **Further ones share `running_max` places.** A store may have one part of `1 + stores that
+//!    want some`, a group likewise, and a pair one part of `1 + groups that want the store` of what
+//!    the store may have. The remaining part is for the next one.
 //!
-//! 3. **No further one starts while as many compute as there are processors for** (`computing.rs`);
-//!    those that wait for a store leave theirs to others.
+//! 3. **No further one starts while too many compute for the processors** (`computing.rs`);
+//!    requests that wait for a store do not count.
 //!
-//! What may not start waits in the queue of its pair, first in first out, and pairs take turns. How
-//! much may wait is bounded, too: a group has at most half of what the others leave
+//! Other requests wait in the queue of their pair, first in first out, and pairs take turns. The
+//! number of waiting requests is bounded, too: a group has at most half of what the others leave
 //! ([`may_wait`](Queue::may_wait)).
 
 use std::collections::{HashMap, VecDeque};
@@ -37,7 +36,7 @@ pub struct Keys {
 
 /// What waits.
 pub(crate) trait Waiting {
-    /// It is no longer wanted.
+    /// Returns whether the request has been answered, or its caller has gone.
     fn is_finished(&self) -> bool;
 }
 
@@ -60,7 +59,7 @@ pub(crate) struct Started {
     pub run: Run,
 }
 
-/// What keeps a pair from starting a request.
+/// The reason why a pair cannot start a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Obstacle {
     /// All shared places are taken.

@@ -1,4 +1,4 @@
-//! What of the protocol depends on the handshake.
+//! The parts of the protocol that depend on the handshake.
 
 /// How the messages of one connection are spelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -1,17 +1,17 @@
 //! Which group a process belongs to.
 //!
-//! A process is where it was put by hand (`cgroup.procs`, `tasks`), and its descendants with it;
-//! else where the first matching [`Rule`] puts it; else in the root. Putting by hand into the root
-//! undoes putting by hand, so rules decide again.
+//! A process is in the group into which it, or an ancestor that started it, was moved by hand
+//! (`cgroup.procs`, `tasks`); else in the group of the first matching [`Rule`]; else in the root.
+//! Moving a process into the root undoes the move by hand, so rules decide again.
 //!
-//! A request is its thread's as long as that can be known. A thread that has ended, or that is so
-//! young that another with its id may have made the request, does not pay: the group that opened
-//! the file does ([`Classifier::payer`]).
+//! A request is charged to its thread's group as long as the thread can be identified. If the
+//! thread has ended, or is so young that another with its id may have made the request, the group
+//! that opened the file pays ([`Classifier::payer`]).
 //!
-//! How descendants are followed is the [`Tracker`]'s business: the kernel does it in a hierarchy of
-//! ours where one can be mounted ([`mirror`](super::mirror)), else parents and sessions are looked
-//! at ([`ancestry`](super::ancestry)). What was found out about a thread is kept in a
-//! [`ThreadCache`], so that asking again costs next to nothing.
+//! The [`Tracker`] follows descendants: the kernel does it in a private hierarchy where one can be
+//! mounted ([`mirror`](super::mirror)), otherwise parents and sessions are examined
+//! ([`ancestry`](super::ancestry)). Answers are kept in a [`ThreadCache`], so a repeated query
+//! costs next to nothing.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -43,14 +43,14 @@ pub enum Tracking {
     Ancestry,
 }
 
-/// Where membership is kept; groups are known by serial, 0 is the root.
+/// Where membership is stored; groups are known by serial, 0 is the root.
 #[derive(Debug)]
 enum Tracker {
     Mirror(Mirror),
     Ancestry(Ancestry),
 }
 
-/// Knows which group a process belongs to.
+/// Finds the group that a process belongs to.
 #[derive(Debug)]
 pub struct ProcessClassifier {
     engine: Arc<Engine>,
@@ -66,7 +66,7 @@ pub struct ProcessClassifier {
     closed: RankedMutex<Vec<Weak<Group>>>,
 }
 
-/// Where a thread belongs, path rules left aside.
+/// A thread's group, without path rules.
 #[derive(Debug, Clone)]
 struct Placement {
     /// Not held: a thread that is remembered does not keep a group.
@@ -78,7 +78,7 @@ struct Placement {
     since_ns: u64,
 }
 
-/// Where a thread belongs, path rules left aside, and what is known of the thread.
+/// A thread's group, without path rules, and what is known of the thread.
 #[derive(Debug)]
 struct FoundPlacement {
     payer: Payer,
@@ -86,7 +86,7 @@ struct FoundPlacement {
     since_ns: u64,
 }
 
-/// The rank of a place by hand.
+/// The rank of a move by hand.
 const BY_HAND: usize = 0;
 /// The rank of the first rule.
 const FIRST_RULE: usize = 1;
@@ -286,8 +286,8 @@ impl ProcessClassifier {
                 Err(RuleGroupError::Refused(CreateError::Exists | CreateError::ParentGone))
                     if nr_tries < CREATE_TRIES_MAX =>
                 {
-                    // Another thread was faster to make it, or to remove what is above it: once
-                    // more from the top.
+                    // Another thread created it first, or removed an ancestor: start again from the
+                    // top.
                     nr_tries += 1;
                     at = Arc::clone(self.engine.root());
                     depth = 0;
