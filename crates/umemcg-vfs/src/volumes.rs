@@ -157,7 +157,7 @@ impl Member {
     }
 
     /// Returns what a kernel-side id of this slot means inside.
-    fn from_kernel(&self, id: u64) -> NodeId {
+    fn inside_id(&self, id: u64) -> NodeId {
         if self.slots.is_none() {
             return NodeId(id);
         }
@@ -361,7 +361,7 @@ impl Volumes {
             return Ok(ResolvedId::Top);
         }
         let guard = self.slots.get((id >> LOCAL_BITS) as u32).ok_or(Errno::STALE)?.load();
-        let node = guard.as_ref().ok_or(Errno::STALE)?.from_kernel(id);
+        let node = guard.as_ref().ok_or(Errno::STALE)?.inside_id(id);
         Ok(ResolvedId::In(MemberRef::OfMany(guard), node))
     }
 
