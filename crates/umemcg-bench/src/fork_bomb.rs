@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use umemcg::{Group, Readahead};
 use umemcg_base::PAGE_SIZE_U64;
 use umemcg_reclaim::baseline::{self, Spent};
-use umemcg_vfs::{Caller, NodeId, OFlags, Vfs, Volume, VolumeConfig};
+use umemcg_vfs::{Caller, HostVolume, NodeId, OFlags, Volume, VolumeConfig};
 
 use crate::options::{Failure, Options};
 use crate::progress::Progress;
@@ -234,7 +234,7 @@ impl<'w> Stream<'w> {
 
 /// Adds and removes a volume, whose shrinkers register with its first name.
 fn come_and_go(world: &World, directory: &Path) -> Result<(), Failure> {
-    let volume = Vfs::new(&world.engine, VolumeConfig::one_of_many(directory))
+    let volume = HostVolume::new(&world.engine, VolumeConfig::one_of_many(directory))
         .map_err(Failure::at("cannot make a volume"))?;
     let group = Arc::clone(&world.groups[0]);
     let caller = Caller { uid: 0, gid: 0, supplementary_gid: None, group, umask: 0 };

@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use umemcg::{Engine, EngineConfig, Group};
-use umemcg_vfs::{Caller, Idle, KernelCache, NodeId, OFlags, Vfs, Volume, VolumeConfig};
+use umemcg_vfs::{Caller, HostVolume, Idle, KernelCache, NodeId, OFlags, Volume, VolumeConfig};
 
 use crate::options::{Failure, Options};
 
@@ -26,14 +26,14 @@ pub struct World {
     /// All groups, below one parent.
     pub groups: Vec<Arc<Group>>,
     /// All volumes.
-    pub volumes: Vec<Arc<Vfs>>,
+    pub volumes: Vec<Arc<HostVolume>>,
     /// Last: the directories go after everything that has them open.
     _directory: tempfile::TempDir,
 }
 
 /// The kernel above one volume: what it is asked to forget, it forgets.
 #[derive(Debug)]
-struct Forgetful(OnceLock<Weak<Vfs>>);
+struct Forgetful(OnceLock<Weak<HostVolume>>);
 
 impl KernelCache for Forgetful {
     fn asks_by_name(&self) -> bool {
@@ -74,7 +74,7 @@ impl World {
             // Not all in one directory: hosts slow down.
             let path: PathBuf = directory.path().join(format!("{}", at / 1000)).join(format!("v{at}"));
             fs::create_dir_all(&path).map_err(Failure::at("cannot make a directory"))?;
-            let volume = Vfs::new(&engine, VolumeConfig::one_of_many(path))
+            let volume = HostVolume::new(&engine, VolumeConfig::one_of_many(path))
                 .map_err(Failure::at("cannot make a volume"))?;
             let kernel = Arc::new(Forgetful(OnceLock::new()));
             kernel.0.get_or_init(|| Arc::downgrade(&volume));
@@ -101,7 +101,7 @@ impl World {
         Caller { uid: 0, gid: 0, supplementary_gid: None, group: Arc::clone(&self.groups[at]), umask: 0o022 }
     }
 
-    fn volume_of(&self, at: usize) -> &Arc<Vfs> {
+    fn volume_of(&self, at: usize) -> &Arc<HostVolume> {
         &self.volumes[at % self.volumes.len()]
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 use umemcg::{Engine, LostData};
 use umemcg_base::{PAGE_SIZE_U64, Rank, assert_may_wait};
-use umemcg_vfs::{Vfs, VolumeConfig, VolumeError, Volumes};
+use umemcg_vfs::{HostVolume, VolumeConfig, VolumeError, Volumes};
 
 use crate::classify::Classifier;
 use crate::data_fs::{DataFs, Lifetimes};
@@ -148,7 +148,7 @@ impl Daemon {
         config: &DaemonConfig,
     ) -> Result<Self, DaemonError> {
         let volumes = match &config.volume {
-            Some(volume) => Volumes::single(Vfs::new(engine, volume.clone())?),
+            Some(volume) => Volumes::single(HostVolume::new(engine, volume.clone())?),
             None => Volumes::many(),
         };
         let filesystem = DataFs::new(engine, Arc::clone(&volumes), classifier, config.lifetimes)?;

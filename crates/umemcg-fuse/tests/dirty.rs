@@ -20,7 +20,7 @@ use umemcg_fuse::{
     Classifier, Daemon, DaemonConfig, Filesystem, Keys, QuickOutcome, Reply, RequestRef, SessionConfig,
     Unmount,
 };
-use umemcg_vfs::Reach;
+use umemcg_vfs::Resolve;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -130,7 +130,7 @@ impl Ground {
         });
         let classifier = Arc::new(ByEnvironment(Arc::clone(engine.root()), groups));
         let mut config = DaemonConfig::new(below.point(), mnt.path());
-        config.volume.as_mut().unwrap().reach = Reach::Names;
+        config.volume.as_mut().unwrap().resolve = Resolve::Names;
         let daemon = Daemon::start(&engine, classifier, &config).unwrap();
         Self { daemon, engine, limited, free, store, mnt, below, bin }
     }

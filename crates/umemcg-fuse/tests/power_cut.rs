@@ -24,7 +24,7 @@ use rustix::fs::FallocateFlags;
 use umemcg::{Engine, EngineConfig};
 use umemcg_fuse::wire::Op;
 use umemcg_fuse::{Daemon, DaemonConfig, Filesystem, QuickOutcome, Reply, RequestRef, RootOnly};
-use umemcg_vfs::Reach;
+use umemcg_vfs::Resolve;
 
 const NR_FILES: usize = 2;
 const LEN_MAX: usize = 24 * 4096;
@@ -117,7 +117,7 @@ impl Ground {
         let engine = Engine::new(EngineConfig { pool_bytes: 16 << 20, ..Default::default() }).unwrap();
         let everybody = Arc::new(RootOnly(Arc::clone(engine.root())));
         let mut config = DaemonConfig::new(below.point(), mnt.path());
-        config.volume.as_mut().unwrap().reach = Reach::Names;
+        config.volume.as_mut().unwrap().resolve = Resolve::Names;
         let daemon = Daemon::start(&engine, everybody, &config).unwrap();
         Self { daemon: Some(daemon), engine, mnt, _below: below, store, promises }
     }

@@ -28,9 +28,9 @@ use crate::descriptor_share::{DescriptorShare, Purpose};
 use crate::error::VfsError;
 use crate::handle_share::HandleCharge;
 use crate::host::{self, GROUP_EXECUTE, HostStat, SET_GID, SET_UID};
+use crate::host_volume::{Caller, HostVolume};
 use crate::name::component;
 use crate::open_file::OpenFile;
-use crate::vfs::{Caller, Vfs};
 
 /// How often a name that appears and vanishes under a `create` is tried again.
 const CREATE_TRIES_MAX: u32 = 8;
@@ -57,7 +57,7 @@ impl NewObject {
     }
 }
 
-impl Vfs {
+impl HostVolume {
     /// Makes a symbolic link with any text.
     ///
     /// # Errors

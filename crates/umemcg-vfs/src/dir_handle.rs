@@ -24,8 +24,8 @@ use crate::attr::{Entry, FileKind, NodeId};
 use crate::descriptor_share::{DescriptorShare, Purpose};
 use crate::error::VfsError;
 use crate::handle_share::HandleCharge;
-use crate::reach::Shared;
-use crate::vfs::{Caller, Vfs};
+use crate::host_volume::{Caller, HostVolume};
+use crate::resolve::Shared;
 
 /// Bytes of entries that one call to the host fetches.
 const WINDOW_BYTES: usize = 8 << 10;
@@ -111,8 +111,8 @@ impl DirHandle {
     }
 
     /// Returns the volume that it is on.
-    pub(crate) fn vfs(&self) -> Vfs {
-        Vfs { shared: Arc::clone(&self.shared) }
+    pub(crate) fn volume(&self) -> HostVolume {
+        HostVolume { shared: Arc::clone(&self.shared) }
     }
 
     /// Returns a listing that goes on at a position; `None` when the directory has been removed.
@@ -178,7 +178,7 @@ fn kind_of(file_type: FileType) -> Option<FileKind> {
     })
 }
 
-impl Vfs {
+impl HostVolume {
     /// Opens a directory, at the cost of the caller's group.
     ///
     /// # Errors

@@ -4,7 +4,7 @@
 //! a pid.
 //!
 //! The map: [`vfs`] is the face. [`volume`] says what the directory can do, `inode_table` which
-//! inodes are referred to, `reach` how an inode is found again on the host, `content` and
+//! inodes are referred to, `resolve` how an inode is found again on the host, `content` and
 //! `host_store` what is cached of it and where it goes, `shown_times` which times it shows
 //! meanwhile.
 #![forbid(unsafe_code)]
@@ -19,6 +19,7 @@ pub mod error;
 mod handle_share;
 mod host;
 mod host_store;
+pub mod host_volume;
 mod inode_names;
 mod inode_table;
 mod kernel_cache;
@@ -32,7 +33,7 @@ pub mod names;
 pub mod open;
 pub mod open_file;
 mod privileges;
-mod reach;
+mod resolve;
 pub mod setattr;
 mod shown_times;
 mod slab;
@@ -40,7 +41,6 @@ mod slab;
 mod testing;
 pub mod tmpfs;
 mod unsynced;
-pub mod vfs;
 pub mod volume;
 mod volume_clock;
 pub mod volume_config;
@@ -53,13 +53,13 @@ pub use attr::{Attr, Entry, FileKind, NodeId, SetAttr, SetTime, StatFs, Timestam
 pub use dir_handle::{DirEntry, DirHandle};
 pub use error::{VfsError, VolumeError};
 pub use handle_share::{HANDLE_BYTES, NR_BEYOND_MAX};
+pub use host_volume::{Caller, HostVolume};
 pub use kernel_cache::{IdleInode, KernelCache};
 pub use open::Whence;
 pub use open_file::OpenFile;
 pub use rustix::fs::{FallocateFlags, OFlags, RenameFlags, XattrFlags};
 pub use tmpfs::{Tmpfs, TmpfsConfig};
-pub use vfs::{Caller, Vfs};
-pub use volume_config::{IoMode, Reach, VolumeConfig};
+pub use volume_config::{IoMode, Resolve, VolumeConfig};
 pub use volume_ops::{Volume, VolumeDir, VolumeFile, VolumeKind};
 pub use volume_spec::VolumeSpec;
 pub use volumes::{AddError, Member, Opened, RemoveError, Volumes};

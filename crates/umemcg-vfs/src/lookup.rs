@@ -11,15 +11,15 @@ use crate::attr::{Attr, Entry, FileKind, NodeId, StatFs};
 use crate::content::Content;
 use crate::error::VfsError;
 use crate::host::{self, HostStat};
+use crate::host_volume::{Caller, HostVolume};
 use crate::inode_names::{NameCharge, is_long};
 use crate::inode_table::NodeCharge;
 use crate::metadata_charge::Patience;
 use crate::name::component;
 use crate::name_shrinker;
 use crate::open_file::OpenFile;
-use crate::vfs::{Caller, Vfs};
 
-impl Vfs {
+impl HostVolume {
     /// Finds a name in a directory and counts one reference to its inode. The memory for that is
     /// charged to the caller's group, or to an ancestor when the group has no room.
     ///

@@ -21,7 +21,7 @@ use crate::attr::FileKind;
 use crate::inode_table::{Leave, NODE_BYTES};
 use crate::kernel_cache::IdleInode;
 use crate::name_lists::{Listed, NODE, NameLists};
-use crate::reach::Shared;
+use crate::resolve::Shared;
 
 /// What a name costs to make again: for the room of a page a dozen must go, and each is asked for,
 /// forgotten and looked up again by requests of its own. A page's cost is

@@ -17,10 +17,10 @@ use crate::content::{NamePin, Opening};
 use crate::descriptor_share::{Purpose, tenant};
 use crate::error::VfsError;
 use crate::host::{self, InodeKey, SET_GID};
+use crate::host_volume::{Caller, HostVolume};
 use crate::inode_names::{NameCharge, is_long};
 use crate::inode_table::Loss;
 use crate::name::component;
-use crate::vfs::{Caller, Vfs};
 
 /// An inode that is about to lose a name.
 struct Victim {
@@ -30,7 +30,7 @@ struct Victim {
     pin: Option<NamePin>,
 }
 
-impl Vfs {
+impl HostVolume {
     /// Removes a name that is no directory's.
     ///
     /// # Errors

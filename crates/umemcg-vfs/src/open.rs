@@ -13,8 +13,8 @@ use crate::descriptor_share::Purpose;
 use crate::error::VfsError;
 use crate::handle_share::HandleCharge;
 use crate::host;
+use crate::host_volume::{Caller, HostVolume};
 use crate::open_file::OpenFile;
-use crate::vfs::{Caller, Vfs};
 
 /// What `lseek` looks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub enum Whence {
     Hole,
 }
 
-impl Vfs {
+impl HostVolume {
     /// Opens a regular file. `O_TRUNC`, `O_APPEND`, `O_SYNC`, `O_DSYNC`, `O_DIRECTORY` and the
     /// access mode count. What was changed on the host since the cache last looked is noticed here.
     ///

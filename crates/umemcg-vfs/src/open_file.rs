@@ -10,7 +10,7 @@ use crate::content::Content;
 use crate::error::VfsError;
 use crate::handle_share::HandleCharge;
 use crate::host_store::InUse;
-use crate::reach::Shared;
+use crate::resolve::Shared;
 use umemcg::{ErrorCursor, File, Group, PinnedPages, Readahead, count_hits};
 
 /// `O_DSYNC`, which `O_SYNC` includes.

@@ -8,11 +8,11 @@ use rustix::io::Errno;
 use crate::attr::{Attr, FileKind, NodeId, SetAttr};
 use crate::error::VfsError;
 use crate::host;
+use crate::host_volume::{Caller, HostVolume};
 use crate::open_file::OpenFile;
 use crate::privileges::mode_without_set_id;
-use crate::vfs::{Caller, Vfs};
 
-impl Vfs {
+impl HostVolume {
     /// Changes attributes, through an open file if there is one. Changing the owner clears set-id
     /// bits, as the host does.
     ///

@@ -8,14 +8,14 @@ use rustix::fs::OFlags;
 use rustix::process::Pid;
 
 use crate::attr::NodeId;
+use crate::host_volume::{Caller, HostVolume};
 use crate::open_file::OpenFile;
-use crate::vfs::{Caller, Vfs};
 use crate::volume_config::VolumeConfig;
 use umemcg::{Engine, EngineConfig, Group};
 
 /// A volume with its directory.
 pub(crate) struct Fixture {
-    pub(crate) vfs: Arc<Vfs>,
+    pub(crate) vfs: Arc<HostVolume>,
     pub(crate) group: Arc<Group>,
     dir: tempfile::TempDir,
 }
@@ -24,7 +24,7 @@ impl Fixture {
     pub(crate) fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let engine = Engine::new(EngineConfig { pool_bytes: 64 << 20, ..EngineConfig::default() }).unwrap();
-        let vfs = Vfs::new(&engine, VolumeConfig::new(dir.path())).unwrap();
+        let vfs = HostVolume::new(&engine, VolumeConfig::new(dir.path())).unwrap();
         Self { vfs, group: Arc::clone(engine.root()), dir }
     }
 

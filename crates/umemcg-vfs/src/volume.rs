@@ -20,7 +20,7 @@ use umemcg_arena::handle::{name_to_handle, open_by_handle};
 use crate::error::VolumeError;
 use crate::host::{self, HostStat};
 use crate::volume_clock::VolumeClock;
-use crate::volume_config::{IoMode, Reach, VolumeConfig};
+use crate::volume_config::{IoMode, Resolve, VolumeConfig};
 use umemcg::StoreId;
 
 /// Kernel flag of uncached buffered I/O (`RWF_DONTCACHE`).
@@ -49,7 +49,7 @@ pub(crate) struct Volume {
     /// (C) Attributes of the directory when it was opened.
     pub(crate) root_stat: HostStat,
     /// (C)
-    pub(crate) reach: Reach,
+    pub(crate) resolve: Resolve,
     /// (C) Whether the daemon can give files away (runs as root).
     pub(crate) is_privileged: bool,
     /// (C) The daemon's own user.
@@ -89,14 +89,14 @@ impl Volume {
             claim(&root, &config.dir)?;
         }
         let root_stat = host::stat_fd(&root).map_err(failed)?;
-        let reach = match config.reach {
-            Reach::Names => Reach::Names,
+        let resolve = match config.resolve {
+            Resolve::Names => Resolve::Names,
             wanted => match try_handles(&root, &root_stat) {
-                Ok(()) => Reach::Handle,
-                Err(errno) if wanted == Reach::Handle => {
+                Ok(()) => Resolve::Handle,
+                Err(errno) if wanted == Resolve::Handle => {
                     return Err(VolumeError::NoHandles { dir: config.dir.clone(), errno });
                 }
-                Err(_) => Reach::Names,
+                Err(_) => Resolve::Names,
             },
         };
         // A file without a name to try things on; where there can be none (read-only), the first
@@ -114,7 +114,7 @@ impl Volume {
         Ok(Arc::new(Self {
             dir: config.dir.clone(),
             root_stat,
-            reach,
+            resolve,
             is_privileged: uid.is_root(),
             uid: uid.as_raw(),
             len_max: scratch.as_ref().map_or(i64::MAX as u64, longest),
@@ -122,7 +122,7 @@ impl Volume {
                 .is_ok_and(|fs| fs.f_flag.contains(StatVfsMountFlags::NOATIME)),
             waits_by_range: LOCAL.contains(&file_system) || file_system == TMPFS,
             has_lasting_positions: LOCAL.contains(&file_system),
-            reopens: reach == Reach::Handle
+            reopens: resolve == Resolve::Handle
                 && (LOCAL.contains(&file_system) || file_system == TMPFS)
                 && overrides_modes(),
             store_id: next_store_id(),
@@ -251,7 +251,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let volume = Volume::open(&VolumeConfig::new(dir.path())).unwrap();
         assert_ne!(volume.io_mode(), IoMode::Auto);
-        assert_ne!(volume.reach, Reach::Auto);
+        assert_ne!(volume.resolve, Resolve::Auto);
         assert!(volume.len_max > 4 << 30);
     }
 

@@ -22,7 +22,7 @@ pub enum IoMode {
 
 /// How an inode is found again on the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Reach {
+pub enum Resolve {
     /// Handles where the process may open them, names otherwise.
     #[default]
     Auto,
@@ -40,7 +40,7 @@ pub struct VolumeConfig {
     /// How content is read and written.
     pub io_mode: IoMode,
     /// How inodes are found again.
-    pub reach: Reach,
+    pub resolve: Resolve,
     /// Most host descriptors kept for inodes that no process has open; most kept for closed files
     /// that have data to write back (then a close waits for the oldest of those); and most kept for
     /// inodes that lost their last name while the kernel refers to them. Each is at most an eighth
@@ -70,7 +70,7 @@ impl VolumeConfig {
         Self {
             dir: dir.into(),
             io_mode: IoMode::Auto,
-            reach: Reach::Auto,
+            resolve: Resolve::Auto,
             max_idle_descriptors: 1024,
             max_kept_files: 4096,
             is_exclusive: true,

@@ -16,10 +16,10 @@ use crate::attr::SetAttr;
 use crate::attr::{Attr, Entry, NodeId, StatFs};
 use crate::dir_handle::{DirEntry, DirHandle};
 use crate::error::VfsError;
+use crate::host_volume::{Caller, HostVolume};
 use crate::kernel_cache::KernelCache;
 use crate::open::Whence;
 use crate::open_file::OpenFile;
-use crate::vfs::{Caller, Vfs};
 use crate::volume_config::IoMode;
 use umemcg::{File, Group, PinnedPages, StoreId};
 
@@ -42,7 +42,7 @@ pub enum VolumeKind {
     },
 }
 
-/// A volume. The methods are those of [`Vfs`], where each is described; all but
+/// A volume. The methods are those of [`HostVolume`], where each is described; all but
 /// [`store_id`](Self::store_id) may sleep. Errors are those of POSIX.
 #[allow(clippy::missing_errors_doc)]
 pub trait Volume: Send + Sync + fmt::Debug {
@@ -227,7 +227,7 @@ pub trait VolumeDir: Send + Sync + fmt::Debug {
     fn fsyncdir(&self, data_only: bool) -> Result<(), VfsError>;
 }
 
-impl Volume for Vfs {
+impl Volume for HostVolume {
     fn kind(&self) -> VolumeKind {
         VolumeKind::Directory { dir: self.shared.volume.dir.clone(), io_mode: self.io_mode() }
     }
@@ -372,8 +372,8 @@ impl Volume for Vfs {
 
 impl OpenFile {
     /// Returns the volume that it is on.
-    fn vfs(&self) -> Vfs {
-        Vfs { shared: Arc::clone(&self.shared) }
+    fn volume(&self) -> HostVolume {
+        HostVolume { shared: Arc::clone(&self.shared) }
     }
 }
 
@@ -414,10 +414,10 @@ impl VolumeFile for OpenFile {
         self.write_mapped(group, offset, data)
     }
     fn flush(&self) -> Result<(), VfsError> {
-        self.vfs().flush(self)
+        self.volume().flush(self)
     }
     fn fsync(&self, data_only: bool) -> Result<(), VfsError> {
-        self.vfs().fsync(self, data_only)
+        self.volume().fsync(self, data_only)
     }
     fn fallocate(
         &self,
@@ -427,22 +427,22 @@ impl VolumeFile for OpenFile {
         len: u64,
         kill_set_id: bool,
     ) -> Result<(), VfsError> {
-        self.vfs().fallocate(self, mode, offset, len, kill_set_id)
+        self.volume().fallocate(self, mode, offset, len, kill_set_id)
     }
     fn lseek(&self, whence: Whence, offset: u64) -> Result<u64, VfsError> {
-        self.vfs().lseek(self, whence, offset)
+        self.volume().lseek(self, whence, offset)
     }
     fn getattr(&self) -> Result<Attr, VfsError> {
-        self.vfs().getattr(self.node(), Some(self))
+        self.volume().getattr(self.node(), Some(self))
     }
     fn setattr(&self, caller: &Caller, change: &SetAttr) -> Result<Attr, VfsError> {
-        self.vfs().setattr(caller, self.node(), Some(self), change)
+        self.volume().setattr(caller, self.node(), Some(self), change)
     }
 }
 
 impl VolumeDir for DirHandle {
     fn readdir(&self, offset: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<(), VfsError> {
-        self.vfs().readdir(self, offset, sink)
+        self.volume().readdir(self, offset, sink)
     }
     fn readdirplus(
         &self,
@@ -450,9 +450,9 @@ impl VolumeDir for DirHandle {
         offset: u64,
         sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
     ) -> Result<(), VfsError> {
-        self.vfs().readdirplus(caller, self, offset, sink)
+        self.volume().readdirplus(caller, self, offset, sink)
     }
     fn fsyncdir(&self, data_only: bool) -> Result<(), VfsError> {
-        self.vfs().fsyncdir(self, data_only)
+        self.volume().fsyncdir(self, data_only)
     }
 }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::error::VolumeError;
+use crate::host_volume::HostVolume;
 use crate::tmpfs::{Tmpfs, TmpfsConfig};
-use crate::vfs::Vfs;
 use crate::volume_config::VolumeConfig;
 use crate::volume_ops::Volume;
 use umemcg::Engine;
@@ -27,7 +27,7 @@ impl VolumeSpec {
         match self {
             Self::Directory(config) => {
                 let config = VolumeConfig { node_base, ..config.clone() };
-                Ok(Vfs::new(engine, config)?)
+                Ok(HostVolume::new(engine, config)?)
             }
             Self::Tmpfs(config) => Ok(Tmpfs::new(engine, config, node_base)),
         }

@@ -17,8 +17,8 @@ use crate::attr::NodeId;
 use crate::content::Content;
 use crate::error::VfsError;
 use crate::host::{self, NAME_MAX, SET_GID};
+use crate::host_volume::{Caller, HostVolume};
 use crate::privileges::CAPABILITIES;
-use crate::vfs::{Caller, Vfs};
 
 /// Longest value, in bytes (`XATTR_SIZE_MAX`).
 const VALUE_MAX: usize = 64 << 10;
@@ -32,7 +32,7 @@ fn attribute(name: &OsStr) -> Result<CString, Errno> {
     CString::new(name.as_bytes()).map_err(|_| Errno::INVAL)
 }
 
-impl Vfs {
+impl HostVolume {
     /// Returns the value of an extended attribute.
     ///
     /// # Errors

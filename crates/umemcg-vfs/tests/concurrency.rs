@@ -10,18 +10,18 @@ use std::time::{Duration, Instant};
 use common::{Fixture, ROOT, errno, name};
 use rustix::io::Errno;
 use umemcg::{Engine, EngineConfig};
-use umemcg_vfs::{FallocateFlags, OFlags, Reach, RenameFlags, SetAttr, Vfs, VolumeConfig};
+use umemcg_vfs::{FallocateFlags, HostVolume, OFlags, RenameFlags, Resolve, SetAttr, VolumeConfig};
 
-fn small(reach: Reach) -> Fixture {
+fn small(resolve: Resolve) -> Fixture {
     let mut v = Fixture::new();
     v.engine = Engine::new(EngineConfig { pool_bytes: 4 << 20, nr_nodes: 1, ..Default::default() }).unwrap();
     let mut config = VolumeConfig::new(v.dir.path());
-    config.reach = reach;
+    config.resolve = resolve;
     // In place of the fixture's own.
     config.is_exclusive = false;
     config.max_idle_descriptors = 16;
     config.max_kept_files = 8;
-    v.vfs = Vfs::new(&v.engine, config).unwrap();
+    v.vfs = HostVolume::new(&v.engine, config).unwrap();
     v.root.group = Arc::clone(v.engine.root());
     v
 }
@@ -148,8 +148,8 @@ fn keep_checking(v: &Fixture, id: u64, until: &AtomicBool) {
 
 #[test]
 fn threads_on_the_same_names_leave_a_whole_tree() {
-    for reach in common::REACHES {
-        let v = small(reach);
+    for resolve in common::RESOLVES {
+        let v = small(resolve);
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let checkers: Vec<_> = (0..2u64)
@@ -217,7 +217,7 @@ fn compare(v: &Fixture, node: umemcg_vfs::NodeId, path: &std::path::Path) {
 
 #[test]
 fn lookups_and_forgets_of_one_name_never_miscount() {
-    let v = small(Reach::Auto);
+    let v = small(Resolve::Auto);
     std::fs::create_dir(v.host("d")).unwrap();
     std::fs::write(v.host("d/f"), "x").unwrap();
     std::thread::scope(|scope| {
@@ -239,7 +239,7 @@ fn lookups_and_forgets_of_one_name_never_miscount() {
 
 #[test]
 fn the_last_reference_to_a_volume_gives_everything_back() {
-    let v = small(Reach::Auto);
+    let v = small(Resolve::Auto);
     let group = Arc::clone(&v.root.group);
     let before = {
         group.drain_stocks();
@@ -271,7 +271,7 @@ fn the_last_reference_to_a_volume_gives_everything_back() {
 
 #[test]
 fn open_files_may_outlive_everything_else() {
-    let v = small(Reach::Auto);
+    let v = small(Resolve::Auto);
     let (entry, file) = v.create(ROOT, "f");
     v.write(&file, 0, &[1; 10_000]);
     let handle = v.vfs.opendir(&v.root, ROOT).unwrap();

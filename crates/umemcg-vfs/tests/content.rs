@@ -20,7 +20,7 @@ fn all_modes(claim: impl Fn(&Fixture, IoMode)) {
         })
         .unwrap();
         let config = umemcg_vfs::VolumeConfig { io_mode: mode, ..umemcg_vfs::VolumeConfig::new(dir.path()) };
-        if let Err(error) = umemcg_vfs::Vfs::new(&engine, config) {
+        if let Err(error) = umemcg_vfs::HostVolume::new(&engine, config) {
             eprintln!("SKIPPED {mode:?}: {error}");
             continue;
         }
@@ -338,9 +338,9 @@ fn an_unknown_open_mode_of_other_kinds_is_left_to_the_kernel() {
 
 #[test]
 fn what_the_kernel_forgets_stays_cached_within_a_bound() {
-    for reach in common::REACHES {
+    for resolve in common::RESOLVES {
         let v = Fixture::with(|config| {
-            config.reach = reach;
+            config.resolve = resolve;
             config.max_kept_files = 4;
         });
         let forget_all = |n: usize| {

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use common::{Fixture, ROOT, errno, name};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use umemcg_vfs::{Caller, OFlags, OpenFile, Reach, SetAttr};
+use umemcg_vfs::{Caller, OFlags, OpenFile, Resolve, SetAttr};
 
 /// The process's limit of descriptors; the tests have a thread each.
 const NR_MAX: u64 = 800;
@@ -22,10 +22,10 @@ const NR_OF_TENANT: usize = NR_MAX as usize / 8 * 3 / 2;
 const NR_FILES: usize = 1000;
 
 /// A volume, and a tenant of it.
-fn fixture(reach: Reach) -> (Fixture, Caller) {
+fn fixture(resolve: Resolve) -> (Fixture, Caller) {
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: Some(NR_MAX), maximum }).unwrap();
-    let v = Fixture::with(|config| (config.reach, config.max_idle_descriptors) = (reach, 8));
+    let v = Fixture::with(|config| (config.resolve, config.max_idle_descriptors) = (resolve, 8));
     let group = v.engine.create_group(v.engine.root(), name("tenant")).unwrap();
     let tenant = Caller { group, ..v.root.clone() };
     (v, tenant)
@@ -33,7 +33,7 @@ fn fixture(reach: Reach) -> (Fixture, Caller) {
 
 /// Whether descriptors can be given back here; says so where not.
 fn can_reopen(v: &Fixture) -> bool {
-    let can = v.vfs.reach() == Reach::Handle;
+    let can = v.vfs.resolve() == Resolve::Handle;
     if !can {
         eprintln!("SKIPPED: needs file handles");
     }
@@ -69,7 +69,7 @@ fn read(file: &OpenFile, tenant: &Caller) -> Vec<u8> {
 
 #[test]
 fn a_group_has_more_files_open_than_descriptors() {
-    let (v, tenant) = fixture(Reach::Auto);
+    let (v, tenant) = fixture(Resolve::Auto);
     if !can_reopen(&v) {
         return;
     }
@@ -97,7 +97,7 @@ fn a_group_has_more_files_open_than_descriptors() {
 
 #[test]
 fn a_file_removed_while_open_keeps_its_content() {
-    let (v, tenant) = fixture(Reach::Auto);
+    let (v, tenant) = fixture(Resolve::Auto);
     if !can_reopen(&v) {
         return;
     }
@@ -123,7 +123,7 @@ fn a_file_removed_while_open_keeps_its_content() {
 
 #[test]
 fn what_cannot_be_opened_again_is_bounded_by_the_share() {
-    let (v, tenant) = fixture(Reach::Auto);
+    let (v, tenant) = fixture(Resolve::Auto);
     if !can_reopen(&v) {
         return;
     }
@@ -150,7 +150,7 @@ fn what_cannot_be_opened_again_is_bounded_by_the_share() {
 
 #[test]
 fn files_reached_by_names_keep_their_descriptors() {
-    let (v, tenant) = fixture(Reach::Names);
+    let (v, tenant) = fixture(Resolve::Names);
     let create = |n: usize| v.vfs.create(&tenant, ROOT, name(&format!("{n}")), 0o600, OFlags::RDWR);
     let mut files = Vec::new();
     let refused = loop {
@@ -171,7 +171,7 @@ fn files_reached_by_names_keep_their_descriptors() {
 fn files_beyond_the_share_are_right_under_many_threads() {
     const NR_THREADS: usize = 4;
     const NR_ROUNDS: u64 = 4000;
-    let (v, tenant) = fixture(Reach::Auto);
+    let (v, tenant) = fixture(Resolve::Auto);
     if !can_reopen(&v) {
         return;
     }

@@ -9,7 +9,7 @@ use std::process::Command;
 use common::rerun::{is_rerun, rerun};
 use common::{Fixture, ROOT, errno, name};
 use rustix::io::Errno;
-use umemcg_vfs::{IoMode, OFlags, Reach, SetAttr, Vfs, VolumeConfig, Whence};
+use umemcg_vfs::{HostVolume, IoMode, OFlags, Resolve, SetAttr, VolumeConfig, Whence};
 
 fn with_mounts(claim: &str) {
     if !rustix::process::geteuid().is_root() {
@@ -29,8 +29,8 @@ fn here(path: &str) -> std::path::PathBuf {
     std::env::current_dir().unwrap().join(path)
 }
 
-fn volume(v: &Fixture, dir: &Path) -> std::sync::Arc<Vfs> {
-    Vfs::new(&v.engine, VolumeConfig::new(dir)).unwrap()
+fn volume(v: &Fixture, dir: &Path) -> std::sync::Arc<HostVolume> {
+    HostVolume::new(&v.engine, VolumeConfig::new(dir)).unwrap()
 }
 
 #[test]
@@ -122,8 +122,8 @@ fn mounted_inside() {
     if !is_rerun() {
         return;
     }
-    for reach in [Reach::Auto, Reach::Names] {
-        let v = Fixture::with(|config| config.reach = reach);
+    for resolve in [Resolve::Auto, Resolve::Names] {
+        let v = Fixture::with(|config| config.resolve = resolve);
         mount(&["-t", "tmpfs", "tmpfs"], &v.host("other"));
         std::fs::create_dir(here("elsewhere")).unwrap();
         std::fs::write(here("elsewhere/f"), "outside").unwrap();
@@ -165,9 +165,9 @@ fn memory_file_system() {
     let v = Fixture::new();
     mount(&["-t", "tmpfs", "tmpfs"], &here("tmpfs"));
     for mode in [IoMode::Auto, IoMode::Direct, IoMode::DropBehind] {
-        for reach in [Reach::Auto, Reach::Names] {
-            let config = VolumeConfig { io_mode: mode, reach, ..VolumeConfig::new(here("tmpfs")) };
-            let Ok(vfs) = Vfs::new(&v.engine, config) else { continue };
+        for resolve in [Resolve::Auto, Resolve::Names] {
+            let config = VolumeConfig { io_mode: mode, resolve, ..VolumeConfig::new(here("tmpfs")) };
+            let Ok(vfs) = HostVolume::new(&v.engine, config) else { continue };
             let (entry, file) = vfs.create(&v.root, ROOT, name("f"), 0o644, OFlags::RDWR).unwrap();
             file.write(&v.root.group, 5, &[7; 70_000], false).unwrap();
             drop(file);

@@ -241,9 +241,9 @@ fn a_link_to_a_link_is_a_name_of_the_link_itself() {
 
 #[test]
 fn removed_inodes_not_yet_forgotten_hold_few_descriptors() {
-    for reach in common::REACHES {
+    for resolve in common::RESOLVES {
         let v = common::Fixture::with(|config| {
-            config.reach = reach;
+            config.resolve = resolve;
             config.max_idle_descriptors = 16;
         });
         let mut nodes = Vec::new();

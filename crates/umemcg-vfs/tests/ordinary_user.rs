@@ -9,7 +9,7 @@ use std::path::Path;
 use common::rerun::{is_rerun, rerun};
 use common::{Fixture, ROOT, errno, name};
 use rustix::io::Errno;
-use umemcg_vfs::{Attr, Caller, OFlags, Reach, RenameFlags, SetAttr};
+use umemcg_vfs::{Attr, Caller, OFlags, RenameFlags, Resolve, SetAttr};
 
 const NOBODY: u32 = 65_534;
 
@@ -45,7 +45,7 @@ fn whole_volume() {
         return;
     }
     let v = fixture();
-    assert_eq!(v.vfs.reach(), Reach::Names);
+    assert_eq!(v.vfs.resolve(), Resolve::Names);
     let dir = v.mkdir(ROOT, "d");
     let (entry, file) = v.create(dir.node, "f");
     assert_eq!((entry.attr.uid, entry.attr.gid, entry.attr.mode & 0o7777), (NOBODY, NOBODY, 0o644));
@@ -117,7 +117,7 @@ fn hosts_permissions() {
     }
     let dir = std::env::current_dir().unwrap();
     let v = fixture();
-    let vfs = umemcg_vfs::Vfs::new(&v.engine, umemcg_vfs::VolumeConfig::new(&dir)).unwrap();
+    let vfs = umemcg_vfs::HostVolume::new(&v.engine, umemcg_vfs::VolumeConfig::new(&dir)).unwrap();
     let find = |n: &str| vfs.lookup(&v.root, ROOT, name(n)).unwrap();
     let open = |n: &str, flags| vfs.open(&v.root, find(n).node, flags);
     assert_eq!(errno(open("secret", OFlags::RDONLY)), Errno::ACCESS);
@@ -159,7 +159,7 @@ fn search_only() {
     }
     let v = fixture();
     let config = umemcg_vfs::VolumeConfig::new(std::env::current_dir().unwrap().join("volume"));
-    let vfs = umemcg_vfs::Vfs::new(&v.engine, config).unwrap();
+    let vfs = umemcg_vfs::HostVolume::new(&v.engine, config).unwrap();
     let node = vfs.lookup(&v.root, ROOT, name("f")).unwrap().node;
     let file = vfs.open(&v.root, node, OFlags::RDONLY).unwrap();
     assert_eq!(v.read(&file, 0, 100), b"known by name");

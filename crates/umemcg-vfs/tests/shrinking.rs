@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::{Fixture, ROOT, name};
 use umemcg::{DropCaches, EventKind, Group, StatItem};
-use umemcg_vfs::{Caller, Entry, IdleInode, KernelCache, NodeId, OFlags, RenameFlags, Vfs};
+use umemcg_vfs::{Caller, Entry, HostVolume, IdleInode, KernelCache, NodeId, OFlags, RenameFlags};
 
 /// Room for some 1,500 names; reclaim takes 380 at a time.
 const LIMIT: u64 = 512 << 10;
@@ -20,7 +20,7 @@ const LIMIT: u64 = 512 << 10;
 /// it uses.
 #[derive(Debug)]
 struct FakeKernel {
-    vfs: Weak<Vfs>,
+    vfs: Weak<HostVolume>,
     by_name: bool,
     refs: Mutex<HashMap<NodeId, u64>>,
     uses: Mutex<HashSet<NodeId>>,

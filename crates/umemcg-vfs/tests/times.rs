@@ -56,7 +56,7 @@ fn a_later_daemon_sees_the_accepted_mtime() {
     v.vfs.syncfs().unwrap();
     let config = umemcg_vfs::VolumeConfig::new(v.dir.path());
     let config = umemcg_vfs::VolumeConfig { is_exclusive: false, ..config };
-    let again = umemcg_vfs::Vfs::new(&v.engine, config).unwrap();
+    let again = umemcg_vfs::HostVolume::new(&v.engine, config).unwrap();
     let attr = again.lookup(&v.root, ROOT, name("f")).unwrap().attr;
     assert_eq!((attr.mtime, attr.size), (accepted.mtime, 100_000));
 }

@@ -14,9 +14,9 @@ use crate::attr::{FileKind, NodeId, Timestamp};
 use crate::attr::{SetAttr, SetTime};
 use crate::error::VfsError;
 use crate::host::{GROUP_EXECUTE, SET_GID, SET_UID};
+use crate::host_volume::Caller;
 use crate::privileges::mode_without_set_id;
 use crate::slab::Slab;
-use crate::vfs::Caller;
 
 /// Access lists that a new object takes from its directory.
 #[derive(Debug)]
@@ -86,7 +86,7 @@ impl Inode {
     /// Changes attributes in the order size, owner, mode, times.
     ///
     /// # Errors
-    /// As [`Vfs::setattr`](crate::vfs::Vfs::setattr).
+    /// As [`HostVolume::setattr`](crate::host_volume::HostVolume::setattr).
     pub(super) fn change(&self, change: &SetAttr) -> Result<(), VfsError> {
         if let Some(len) = change.size {
             let content = match (&self.content, self.kind) {

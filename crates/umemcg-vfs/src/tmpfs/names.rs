@@ -12,9 +12,9 @@ use super::Tmpfs;
 use super::directory::{ENTRY_BYTES, Name};
 use super::inode::{Inode, New};
 use crate::attr::{Entry, FileKind, NodeId};
+use crate::host_volume::Caller;
 use crate::name::component;
 use crate::slab::Slab;
-use crate::vfs::Caller;
 
 impl Tmpfs {
     /// Returns an inode by its id.

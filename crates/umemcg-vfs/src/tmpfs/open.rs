@@ -16,8 +16,8 @@ use crate::attr::{Attr, Entry, FileKind, NodeId};
 use crate::dir_handle::DirEntry;
 use crate::error::VfsError;
 use crate::handle_share::HandleCharge;
+use crate::host_volume::Caller;
 use crate::open::Whence;
-use crate::vfs::Caller;
 use crate::volume_ops::{VolumeDir, VolumeFile};
 use umemcg::{File, Group, PinnedPages, Readahead, count_hits};
 

@@ -263,7 +263,7 @@ impl Tree {
         true
     }
 
-    /// Renames; see [`Vfs::rename`](crate::vfs::Vfs::rename).
+    /// Renames; see [`HostVolume::rename`](crate::host_volume::HostVolume::rename).
     ///
     /// # Errors
     /// `ENOENT`, `EEXIST`, `EINVAL`, `ENOTEMPTY`, `EISDIR`, `ENOTDIR`, `EMLINK`.

@@ -16,8 +16,8 @@ use super::acl::{self, Acl};
 use super::inode::{Inode, Xattr};
 use crate::attr::FileKind;
 use crate::host::{NAME_MAX, SET_GID};
+use crate::host_volume::Caller;
 use crate::slab::Slab;
-use crate::vfs::Caller;
 use umemcg::Engine;
 
 /// What an attribute costs beside the bytes of name and value.

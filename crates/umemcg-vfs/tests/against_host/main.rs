@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use common::{Fixture, REACHES};
+use common::{Fixture, RESOLVES};
 use mounted::Mounted;
 use plain::Plain;
 use proptest::prelude::*;
@@ -161,9 +161,9 @@ fn apply(ops: &[Op], mounted: &mut Mounted) -> tempfile::TempDir {
     plain_dir
 }
 
-fn agree(ops: &[Op], reach: umemcg_vfs::Reach) {
+fn agree(ops: &[Op], resolve: umemcg_vfs::Resolve) {
     let v = Fixture::with(|config| {
-        config.reach = reach;
+        config.resolve = resolve;
         config.max_idle_descriptors = 8;
     });
     let mut mounted = Mounted::new(Arc::clone(&v.vfs) as _, v.root.clone());
@@ -212,8 +212,8 @@ proptest! {
     #[test]
     fn a_volume_behaves_like_a_plain_directory(ops in prop::collection::vec(op(), 1..80)) {
         rustix::process::umask(Mode::empty());
-        for reach in REACHES {
-            agree(&ops, reach);
+        for resolve in RESOLVES {
+            agree(&ops, resolve);
         }
     }
 

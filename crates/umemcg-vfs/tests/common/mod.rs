@@ -11,7 +11,7 @@ use std::sync::Arc;
 use tempfile::TempDir;
 use umemcg::{Engine, EngineConfig};
 use umemcg_vfs::{
-    Attr, Caller, Entry, NodeId, OFlags, OpenFile, Reach, SetAttr, Vfs, VfsError, VolumeConfig,
+    Attr, Caller, Entry, HostVolume, NodeId, OFlags, OpenFile, Resolve, SetAttr, VfsError, VolumeConfig,
 };
 
 pub const ROOT: NodeId = NodeId::ROOT;
@@ -20,7 +20,7 @@ pub const ROOT: NodeId = NodeId::ROOT;
 pub struct Fixture {
     pub dir: TempDir,
     pub engine: Arc<Engine>,
-    pub vfs: Arc<Vfs>,
+    pub vfs: Arc<HostVolume>,
     pub root: Caller,
 }
 
@@ -34,12 +34,12 @@ pub fn errno<T: std::fmt::Debug>(result: Result<T, VfsError>) -> rustix::io::Err
 }
 
 /// Both ways to reach inodes.
-pub const REACHES: [Reach; 2] = [Reach::Auto, Reach::Names];
+pub const RESOLVES: [Resolve; 2] = [Resolve::Auto, Resolve::Names];
 
 /// Runs a claim on a volume reached by handles (where the process may) and on one reached by names.
 pub fn both_ways(claim: impl Fn(&Fixture)) {
-    for reach in REACHES {
-        claim(&Fixture::with(|config| config.reach = reach));
+    for resolve in RESOLVES {
+        claim(&Fixture::with(|config| config.resolve = resolve));
     }
 }
 
@@ -63,7 +63,7 @@ impl Fixture {
         // Most claims are about what is left when everything was forgotten.
         config.max_kept_files = 0;
         change(&mut config);
-        let vfs = Vfs::new(&engine, config).unwrap();
+        let vfs = HostVolume::new(&engine, config).unwrap();
         let root = Caller {
             uid: 0,
             gid: 0,

@@ -1,7 +1,7 @@
 //! From a node id to the host's object.
 //!
-//! Two ways, see [`Reach`]: by handle, or by the names that led to the inode, resolved beneath the
-//! volume's directory without following any link, and checked to be the inode that was meant. A
+//! Two ways, see [`Resolve`]: by handle, or by the names that led to the inode, resolved beneath
+//! the volume's directory without following any link, and checked to be the inode that was meant. A
 //! mismatch is `ESTALE`. Either way ends in a descriptor that goes to a bounded cache; only
 //! directories found by handle have it with I/O rights.
 
@@ -24,7 +24,7 @@ use crate::host_store::InUse;
 use crate::inode_table::{InodeTable, Removed, Slot};
 use crate::kernel_cache::KernelCache;
 use crate::volume::Volume;
-use crate::volume_config::{IoMode, Reach};
+use crate::volume_config::{IoMode, Resolve};
 use umemcg::{Engine, Group};
 
 /// Longest path that one resolution takes, in bytes (`PATH_MAX` less the zero).
@@ -334,7 +334,7 @@ impl Shared {
 
     /// Returns the handle of a name in a directory, where handles are the way to reach inodes.
     pub(crate) fn handle_of(&self, dir: &OwnedFd, name: &std::ffi::CStr) -> Option<Box<FileHandle>> {
-        if self.volume.reach != Reach::Handle {
+        if self.volume.resolve != Resolve::Handle {
             return None;
         }
         let (handle, _) = name_to_handle(dir.as_fd(), name, rustix::fs::AtFlags::empty()).ok()?;

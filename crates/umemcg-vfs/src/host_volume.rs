@@ -1,4 +1,4 @@
-//! A volume as its users see it: one method per operation, in POSIX terms. The operations are
+//! A volume of a host directory: one method per operation, in POSIX terms. The operations are
 //! spread over the modules [`crate::lookup`], [`crate::create`], [`crate::names`], [`crate::open`],
 //! [`crate::setattr`], [`crate::xattr`] and [`crate::dir_handle`].
 //!
@@ -16,9 +16,9 @@ use std::sync::Arc;
 use crate::attr::NodeId;
 use crate::error::VolumeError;
 use crate::kernel_cache::KernelCache;
-use crate::reach::Shared;
+use crate::resolve::Shared;
 use crate::volume::Volume;
-use crate::volume_config::{IoMode, Reach, VolumeConfig};
+use crate::volume_config::{IoMode, Resolve, VolumeConfig};
 use umemcg::{Engine, File, Group, StoreId};
 
 /// The process that asks.
@@ -44,13 +44,13 @@ impl Caller {
     }
 }
 
-/// A volume.
+/// A volume of a host directory.
 #[derive(Debug)]
-pub struct Vfs {
+pub struct HostVolume {
     pub(crate) shared: Arc<Shared>,
 }
 
-impl Vfs {
+impl HostVolume {
     /// Opens a directory as a volume.
     ///
     /// # Errors
@@ -76,9 +76,9 @@ impl Vfs {
         self.shared.volume.io_mode()
     }
 
-    /// Returns how inodes are found again here; never [`Reach::Auto`].
-    pub fn reach(&self) -> Reach {
-        self.shared.volume.reach
+    /// Returns how inodes are found again here; never [`Resolve::Auto`].
+    pub fn resolve(&self) -> Resolve {
+        self.shared.volume.resolve
     }
 
     /// Sets the cache that refers to inodes beside us and can be asked to forget some. Only the

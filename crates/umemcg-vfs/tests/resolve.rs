@@ -6,7 +6,7 @@ use std::path::Path;
 
 use common::{Fixture, ROOT, both_ways, errno, name};
 use rustix::io::Errno;
-use umemcg_vfs::{OFlags, Reach, SetAttr};
+use umemcg_vfs::{OFlags, Resolve, SetAttr};
 
 /// Descriptors of this process below a directory.
 fn open_below(dir: &Path) -> usize {
@@ -17,9 +17,9 @@ fn open_below(dir: &Path) -> usize {
 #[test]
 fn many_names_pin_few_descriptors() {
     const NR: usize = 3_000;
-    for reach in common::REACHES {
+    for resolve in common::RESOLVES {
         let v = Fixture::with(|config| {
-            config.reach = reach;
+            config.resolve = resolve;
             config.max_idle_descriptors = 64;
         });
         for n in 0..NR {
@@ -51,7 +51,7 @@ fn many_names_pin_few_descriptors() {
 #[test]
 fn by_handle_a_file_moved_on_the_host_is_still_found() {
     let v = Fixture::with(|config| config.max_idle_descriptors = 1);
-    if v.vfs.reach() != Reach::Handle {
+    if v.vfs.resolve() != Resolve::Handle {
         eprintln!("SKIPPED: no file handles here");
         return;
     }
@@ -66,7 +66,7 @@ fn by_handle_a_file_moved_on_the_host_is_still_found() {
 /// A volume by names whose descriptor cache does not help.
 fn by_names() -> Fixture {
     Fixture::with(|config| {
-        config.reach = Reach::Names;
+        config.resolve = Resolve::Names;
         config.max_idle_descriptors = 1;
     })
 }
@@ -136,10 +136,10 @@ fn by_names_another_link_is_tried_when_one_is_gone() {
 
 #[test]
 fn paths_longer_than_the_kernel_takes_are_resolved_in_steps() {
-    for reach in common::REACHES {
+    for resolve in common::RESOLVES {
         const DEPTH: usize = 60;
         let v = &Fixture::with(|config| {
-            config.reach = reach;
+            config.resolve = resolve;
             config.max_idle_descriptors = 1;
         });
         let part = "p".repeat(200);
