@@ -14,7 +14,7 @@ use rustix::io::Errno;
 /// How long the accepting thread waits before it tries again.
 pub const AGAIN_AFTER: Duration = Duration::from_millis(100);
 
-/// See the module text. The closures are the seam for tests.
+/// See the module text. Tests replace the closures.
 pub struct Acceptor<A, S, W> {
     accept: A,
     new_spare: S,

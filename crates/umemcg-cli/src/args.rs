@@ -1,4 +1,4 @@
-//! What the command line takes, and the help that teaches it.
+//! The command line: its arguments, and its help texts.
 //!
 //! Every number in a help text carries its unit. The examples are the ones a newcomer needs first;
 //! a test parses each of them, so that they stay true.
@@ -118,7 +118,7 @@ pub enum Command {
     Trim(TrimArguments),
     /// Show it at work: a real mount, two groups, real programs, a table of what happened
     Demo(DemoArguments),
-    /// Started by the daemon: makes inotify hear of changes of control files
+    /// Started by the daemon: reports changes of control files to inotify
     #[command(name = "__touch-control", hide = true)]
     TouchControl(TouchControlArguments),
 }

@@ -1,5 +1,5 @@
-//! `umemcg sync` and `umemcg umount`: they ask the daemon behind a mount and wait for its last
-//! word.
+//! `umemcg sync` and `umemcg umount`: they send a request to the daemon behind a mount and wait for
+//! its final reply.
 
 use std::io::IsTerminal;
 use std::path::Path;

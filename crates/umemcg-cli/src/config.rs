@@ -1,8 +1,8 @@
 //! `umemcg mount --config`: groups with their limits, rules and volumes from a TOML file.
 //!
 //! Limits are control files by name, set through the same rows as a write to the mounted file, so
-//! that what is refused there is refused here. Everything that is wrong is said with its line,
-//! before anything is served.
+//! that the same values are refused. Every error is reported with its line, before anything is
+//! served.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -19,10 +19,10 @@ use crate::endpoint::Data;
 use crate::exit::Failure;
 use crate::pool::PoolSize;
 
-/// Control files that move processes: a file does not know their numbers.
+/// Control files that move processes: a configuration cannot know process ids.
 const OF_PROCESSES: [&str; 2] = ["cgroup.procs", "tasks"];
 
-/// What the file may hold; anything else is refused.
+/// The allowed contents of the file; anything else is refused.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Content {
@@ -51,7 +51,7 @@ struct VolumeContent {
     size: Option<Spanned<String>>,
 }
 
-/// A file that has been read. The empty one is as good as none.
+/// A parsed configuration file. An empty one is the same as none.
 #[derive(Debug, Default)]
 pub struct Config {
     path: PathBuf,

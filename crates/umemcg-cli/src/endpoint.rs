@@ -24,11 +24,11 @@ use umemcg_fuse::mountinfo::Mount;
 use crate::acceptor::{AGAIN_AFTER, Acceptor};
 use crate::exit::LostFile;
 
-/// Longest request line; what is longer is no request.
+/// Longest request line; a longer one is refused.
 const MAX_REQUEST_BYTES: u64 = 16 << 10;
-/// How long a peer may take to say what it wants, and to take each piece of an answer.
+/// How long a peer may take to send its request, and to receive each piece of an answer.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Connections served at a time; more are told to come again.
+/// Connections served at a time; further ones are told to try again.
 const NR_CONNECTIONS_MAX: usize = 32;
 
 /// Where the data of a volume lives.
@@ -310,7 +310,7 @@ fn answer(stream: &UnixStream, serve: &dyn Serve) -> io::Result<()> {
         }
     };
     tracing::debug!(?request, "asked on the socket");
-    // A client that went away does not stop what it asked for.
+    // A client that disconnects does not cancel its request.
     let last = serve.serve(request, &mut |progress| drop(send(stream, &progress)));
     send(stream, &last)
 }

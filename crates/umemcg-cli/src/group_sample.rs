@@ -1,4 +1,4 @@
-//! What the control files of all groups say at one time.
+//! A sample of the control files of all groups at one time.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;

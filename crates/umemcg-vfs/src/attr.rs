@@ -1,6 +1,6 @@
-//! What `stat` shows of an inode.
+//! The attributes of an inode, as `stat` shows them.
 
-/// Names an inode towards the kernel. Never reused while a volume lives; the root is
+/// The id by which the kernel knows an inode. Never reused while a volume lives; the root is
 /// [`NodeId::ROOT`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub u64);
@@ -86,7 +86,7 @@ pub struct Attr {
     pub blksize: u32,
 }
 
-/// The answer to a lookup: it counts one reference that a later `forget` gives back.
+/// The answer to a lookup. It counts one reference, which a later `forget` releases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry {
     /// The inode.
@@ -97,7 +97,7 @@ pub struct Entry {
     pub attr: Attr,
 }
 
-/// Figures of the file system below a volume.
+/// Statistics of the file system below a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StatFs {
     /// Fundamental block size in bytes.
@@ -127,8 +127,9 @@ pub enum SetTime {
     At(Timestamp),
 }
 
-/// A change of attributes, applied in the order size, owner, mode, times; what is `None` stays.
-/// When a step fails, the steps before it have been made, as with the calls that it stands for.
+/// A change of attributes, applied in the order size, owner, mode, times; `None` leaves a value
+/// unchanged. When a step fails, the earlier steps stay made, as with the corresponding system
+/// calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SetAttr {
     /// New length in bytes.

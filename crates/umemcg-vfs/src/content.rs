@@ -1,17 +1,17 @@
-//! What an inode has once it was opened: its cached content and the host file below it.
+//! The content of an inode that was opened: its cached pages and the host file below it.
 //!
 //! Life:
 //! 1. The first open makes it; it stays with the inode's entry afterwards, so that the cache
 //!    survives close.
 //! 2. While a process has it open, the host file is open, for writing once a process wanted to
 //!    write. Where it can be opened again (see [`Reopens`]) it may be closed meanwhile, as long as
-//!    nothing uses it and all is written; the next use opens it. What may lose its last name is
-//!    pinned: there would be no way back.
+//!    nothing uses it and all is written; the next use opens it. The descriptor of a file that may
+//!    lose its last name is pinned: it could not be opened again.
 //! 3. After the last close the host file stays open until what is dirty has been written back (the
 //!    entry *lingers*), then it is closed. Closing starts no write-back: a file that is removed
 //!    soon after is never written.
-//! 4. With the entry the content goes. If the file has no name any more, its dirty data is not
-//!    worth writing.
+//! 4. The content is dropped with the entry. If the file has no name any more, its dirty data is
+//!    not written.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,7 +33,7 @@ use umemcg::{BackingStore, Engine, File, Group, OwnerId, StoreId};
 /// See the module text.
 #[derive(Debug)]
 pub(crate) struct Content {
-    /// First, because it is given back to a tree that the file may be the last to hold.
+    /// First, because it is released to a tree that the file may be the last to hold.
     charge: MetadataCharge<CONTENT_BYTES>,
     pub(crate) file: Arc<File>,
     pub(crate) store: Arc<HostStore>,
@@ -50,14 +50,14 @@ struct Opens {
     nr: u32,
     /// Removals of a name, and those of the last name: the host file must stay open.
     nr_pins: u32,
-    /// The group of the last to open it, for what no caller does; while it is open.
+    /// The group of the last opener, for operations without a caller; while it is open.
     opener: Option<Arc<Group>>,
 }
 
-/// How a host file is opened that is not open, or not for writing.
+/// How to open a host file that is not open, or not for writing.
 pub(crate) struct Opening<'a> {
     pub(crate) for_writing: bool,
-    /// Whether the daemon finds the file again.
+    /// Whether the daemon can open the file again.
     pub(crate) can_reopen: bool,
     /// Room for the descriptors; may sleep. Called once at most.
     pub(crate) room: &'a dyn Fn() -> Result<DescriptorShare, Errno>,
@@ -86,7 +86,7 @@ impl Drop for NamePin {
 }
 
 impl Content {
-    /// Creates the content of a host file that looks like this, charged to a group. May sleep for
+    /// Creates the content of a host file with these attributes, charged to a group. May sleep for
     /// memory.
     pub(crate) fn new(
         engine: &Arc<Engine>,
@@ -156,7 +156,7 @@ impl Content {
         self.with_open(how, pin)
     }
 
-    /// Returns the group of the last to open it, while it is open.
+    /// Returns the group of the last opener, while it is open.
     pub(crate) fn opener(&self) -> Option<Arc<Group>> {
         self.opens.lock().opener.clone()
     }
@@ -228,8 +228,8 @@ impl Content {
         }
     }
 
-    /// Returns whether one that is made anew from the host would do as well: no process has it
-    /// open, it has no page, and it knows nothing that a look at the host does not tell.
+    /// Returns whether the content can be dropped and recreated from the host: no process has it
+    /// open, it has no page, and it holds no state that the host's attributes do not show.
     pub(crate) fn is_spare(&self) -> bool {
         let Some(opens) = self.opens.try_lock() else { return false };
         opens.nr == 0
@@ -250,8 +250,8 @@ impl Content {
         self.store.fds()
     }
 
-    /// Attributes to show, after looking at the host with `stat`. A change from outside is adopted:
-    /// clean pages are dropped, and the host's length is taken.
+    /// Returns the attributes to show, after reading the host's with `stat`. A change from outside
+    /// is adopted: clean pages are dropped, and the host's length is taken.
     pub(crate) fn look(&self, stat: impl Fn() -> Result<HostStat, Errno>) -> Result<Attr, Errno> {
         self.update_host_atime();
         self.attr_to_show(self.store.times.try_shared(), stat)
@@ -284,8 +284,8 @@ impl Content {
         }
     }
 
-    /// Takes over what was made of the host's file from outside. The look that counts is one with
-    /// our own write-back kept out: what that has written is neither theirs nor missing.
+    /// Adopts a change from outside. The decisive look is made with our own write-back kept out, so
+    /// that its effects are not mistaken for a change from outside.
     fn adopt(&self, stat: impl Fn() -> Result<HostStat, Errno>) -> Result<Attr, Errno> {
         let mut seen = None;
         self.file.revalidate(|| {
@@ -308,8 +308,8 @@ impl Content {
         Ok(self.merge(host.attr, self.store.times.shown()))
     }
 
-    /// Attributes to show for a stamp that was read at an unknown moment; `None` when a closer look
-    /// is needed.
+    /// Returns the attributes to show for a stamp that was read at an unknown moment; `None` if a
+    /// closer look is needed.
     pub(crate) fn peek_attr(&self, host: &HostStat) -> Option<Attr> {
         if self.was_read() {
             return None;
@@ -368,8 +368,8 @@ impl Content {
         self.was_read.load(Ordering::Relaxed)
     }
 
-    /// Has the host move the access time if there was a read. Before a look at it, and at each
-    /// close.
+    /// Makes the host update the access time if there was a read. Called before its attributes are
+    /// read, and at each close.
     pub(crate) fn update_host_atime(&self) {
         if self.was_read.load(Ordering::Relaxed)
             && let Some(fds) = self.fds()

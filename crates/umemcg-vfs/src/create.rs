@@ -35,7 +35,7 @@ use crate::open_file::OpenFile;
 /// How often a name that appears and vanishes under a `create` is tried again.
 const CREATE_TRIES_MAX: u32 = 8;
 
-/// What a new object is to be.
+/// The properties of a new object.
 #[derive(Debug, Clone, Copy)]
 struct NewObject {
     kind: FileKind,
@@ -231,7 +231,7 @@ impl HostVolume {
         Ok(content.ok_or(Errno::STALE)?)
     }
 
-    /// Makes anything that is not opened immediately.
+    /// Creates an object other than an open file.
     fn make(
         &self,
         caller: &Caller,

@@ -1,6 +1,6 @@
-//! Descriptors of inodes that no process has open, so that the next operation on the same directory
-//! or file need not find it again. Bounded: each pins a dentry of the host that no group pays for.
-//! Second chance decides which one leaves.
+//! A cache of descriptors of inodes that no process has open, so that the next operation on the
+//! same directory or file need not look it up again. Bounded: each pins a dentry of the host that
+//! no group pays for. Second chance decides which one leaves.
 //!
 //! All volumes of the process together have a bound, too: beyond it a volume keeps a new descriptor
 //! only in place of one of its own.

@@ -1,5 +1,5 @@
-//! How the descriptors of the process are divided among groups, and how a group that has used up
-//! its part makes room in it.
+//! Divides the descriptors of the process among groups, and closes some of a group that has used up
+//! its share.
 //!
 //! The division needs no setting. Handles together may hold three eighths of what the process may
 //! open. A group may take one more as long as the descriptors of its path, those of each level
@@ -7,11 +7,11 @@
 //! alone, n greedy tenants get one part of n + 1 each, and one part is always left for the next
 //! group. A tenant gains nothing by making groups below its own.
 //!
-//! The part bounds descriptors, not open files. What can open its descriptor again ([`Reopens`])
-//! stands in its tenant's ring. When the part is used up the ring is gone through: what has not
-//! been used since the last time gives its descriptor back; if nothing does, what has data to write
-//! is written first. Only what can give back nothing makes a new open fail. What is open already
-//! may take an eighth more, so that it can go on beside such.
+//! The part bounds descriptors, not open files. A file that can open its descriptor again
+//! ([`Reopens`]) is in its tenant's ring. When the share is used up, the ring is scanned: files not
+//! used since the last scan give their descriptors back; if there are none, files with dirty data
+//! are written first. A new open fails only if no file can give anything back. Files that are
+//! already open may take an eighth more, so that they can continue.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -26,7 +26,7 @@ use umemcg_base::LeafMutex;
 
 /// Members of a ring that one call looks at, at most.
 const NR_LOOKS_MAX: usize = 64;
-/// From this many looks on it matters no more whether a member was used lately.
+/// After this many looks, recently used members give back as well.
 const NR_LOOKS_FOR_UNUSED: usize = 32;
 /// Files that one call writes to their store, at most.
 const NR_WRITES_MAX: usize = 4;
@@ -41,7 +41,7 @@ fn nr_descriptors_max() -> usize {
     limit.map_or(usize::MAX, |limit| usize::try_from(limit / 8 * 3).unwrap_or(usize::MAX))
 }
 
-/// What holds descriptors that it can open again.
+/// A holder of descriptors that it can open again.
 pub(crate) trait Reopens: fmt::Debug + Send + Sync {
     /// Gives them back if nothing uses or needs them, and unless `is_hard` if they were not used
     /// since the last call. Does not sleep for data to be written.
@@ -52,17 +52,17 @@ pub(crate) trait Reopens: fmt::Debug + Send + Sync {
     fn write_and_give_back(&self, store: StoreId) -> bool;
 }
 
-/// For what a descriptor is wanted.
+/// The purpose of a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// For a new handle.
     Open,
-    /// For one that is there.
+    /// For a handle that exists.
     Reopen,
 }
 
-/// What is open through the groups of one tenant, the group just below the root, and can be opened
-/// again. By serial number.
+/// The holders of one tenant (the group just below the root) that can open their descriptors again,
+/// by serial number.
 #[derive(Debug, Default)]
 struct Ring {
     members: BTreeMap<u64, Weak<dyn Reopens>>,
@@ -237,7 +237,7 @@ impl DescriptorShare {
         table.rings.entry(address(tenant(&self.group))).or_default().members.insert(serial, holder);
     }
 
-    /// Takes the offer back: the descriptors are needed from now on.
+    /// Withdraws the offer: the descriptors are needed from now on.
     pub(crate) fn withdraw(&self) {
         let mut table = self.shares.table.lock();
         let serial = self.serial.swap(0, Ordering::Relaxed);

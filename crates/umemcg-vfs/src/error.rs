@@ -1,4 +1,4 @@
-//! What can go wrong, and the error number it stands for.
+//! Errors of volumes, and their errno values.
 
 use std::path::PathBuf;
 

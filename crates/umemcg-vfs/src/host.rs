@@ -1,4 +1,4 @@
-//! System calls on descriptors of the host, in the form the rest of the crate wants them.
+//! System calls on descriptors of the host, in the form that the rest of the crate uses.
 //!
 //! Most inodes are held by descriptors that cannot do I/O (`O_PATH`), for which the kernel offers
 //! few calls of their own; the others go through `/proc/self/fd/N`, which names exactly the inode
@@ -26,7 +26,7 @@ pub(crate) const GROUP_EXECUTE: u32 = 0o010;
 /// Longest name of one component, in bytes.
 pub(crate) const NAME_MAX: usize = 255;
 
-/// What the host says of an inode.
+/// The host's attributes of an inode.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HostStat {
     pub(crate) attr: Attr,

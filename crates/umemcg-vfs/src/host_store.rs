@@ -65,7 +65,8 @@ pub(crate) struct Fds {
     were_used: bool,
 }
 
-/// Keeps the descriptors from being given back while something needs them, or makes data that will.
+/// Keeps the descriptors from being closed while an operation needs them, or creates data that
+/// will.
 #[derive(Debug)]
 pub(crate) struct InUse<'a> {
     store: &'a HostStore,
@@ -262,7 +263,7 @@ impl HostStore {
         call(fds.buffered.as_fd(), IoFlags::NONE)
     }
 
-    /// The kernel's copy of a range is not wanted. Advice: what is still dirty there stays.
+    /// Drops the kernel's copy of a range. This is advice: dirty pages stay.
     fn drop_behind(&self, fds: &StoreFds, offset: u64, len: u64) {
         if self.volume.io_mode() != IoMode::DontCache {
             // None means to the end.

@@ -1,5 +1,5 @@
-//! The seam to the kernel above a mount, which has names and inodes in its own cache and can be
-//! asked to forget some.
+//! The trait of the kernel above a mount, which caches names and inodes and can be asked to forget
+//! some.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use crate::attr::NodeId;
 /// An inode that no process is known to use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IdleInode {
-    /// Which.
+    /// The inode.
     pub node: NodeId,
     /// A directory that may be a working directory must not lose its name.
     pub is_directory: bool,

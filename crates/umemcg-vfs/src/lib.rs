@@ -1,11 +1,11 @@
-//! Names and inodes of volumes: what a file is called, its owner, when it changed, and which cached
-//! content belongs to it. The content itself lives in the engine; the host file system below is
-//! reached through descriptors that never leave the volume's directory. Nothing here knows FUSE or
-//! a pid.
+//! Names and inodes of volumes: a file's names, attributes and times, and the cached content that
+//! belongs to it. The content itself lives in the engine; the host file system below is reached
+//! through descriptors that never leave the volume's directory. This crate is independent of FUSE
+//! and of process ids.
 //!
-//! The map: [`vfs`] is the face. [`volume`] says what the directory can do, `inode_table` which
+//! The map: [`vfs`] is the entry point. [`volume`] says what the directory can do, `inode_table` which
 //! inodes are referred to, `resolve` how an inode is found again on the host, `content` and
-//! `host_store` what is cached of it and where it goes, `shown_times` which times it shows
+//! `host_store` its cached content and where that is stored, `shown_times` the times that it shows
 //! meanwhile.
 #![forbid(unsafe_code)]
 

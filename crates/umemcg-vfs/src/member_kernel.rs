@@ -1,4 +1,4 @@
-//! Ids of one of many volumes: how its inodes are named towards the kernel.
+//! The ids by which the kernel knows the inodes of one of many volumes.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::kernel_cache::{IdleInode, KernelCache};
 /// Bits of a kernel-side id that name the inode inside its volume; the slot stands above.
 pub(crate) const LOCAL_BITS: u32 = 44;
 
-/// How the inodes of a volume are known outside.
+/// Converts a volume's own ids of inodes into those that the kernel knows.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct KernelIds {
     /// None: as inside.

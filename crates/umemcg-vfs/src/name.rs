@@ -1,5 +1,5 @@
-//! One component of a path, checked before the host sees it: this is what keeps an operation on a
-//! name inside its directory.
+//! Checks one component of a path before the host sees it. This check keeps an operation on a name
+//! inside its directory.
 
 use std::ffi::{CString, OsStr};
 use std::os::unix::ffi::OsStrExt;

@@ -1,5 +1,4 @@
-//! Which inodes of a volume could be let go of, by the group that pays and by age: the lists of its
-//! two shrinkers.
+//! The lists of a volume's two shrinkers: its inodes by the group that pays and by age.
 //!
 //! Every entry of the inode table that is charged is on one of two lists. While the kernel refers
 //! to it, it is a *name* in the kernel's cache, and goes when the kernel forgets; otherwise it is
@@ -97,7 +96,7 @@ impl NameLists {
 }
 
 impl ListEntry {
-    /// Puts the entry on the list where it belongs. The caller holds the entry's shard.
+    /// Moves the entry to the list where it belongs. The caller holds the entry's shard.
     pub(crate) fn update(&mut self, lists: &NameLists, node: NodeId, owner: OwnerId, on: Listed) {
         if self.on == on {
             return;

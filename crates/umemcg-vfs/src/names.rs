@@ -1,4 +1,4 @@
-//! Names come, go and move: unlink, rmdir, rename, link.
+//! Operations on names: unlink, rmdir, rename, link.
 //!
 //! An inode that loses its last name while it has references keeps a descriptor, its *orphan*
 //! descriptor, until the last reference goes: there is no other way to it any more, unless it is
@@ -31,7 +31,7 @@ struct Victim {
 }
 
 impl HostVolume {
-    /// Removes a name that is no directory's.
+    /// Removes a name of anything but a directory.
     ///
     /// # Errors
     /// `EISDIR`, `ENOENT`, `ENFILE` when the caller's tenant has the file open and its share of

@@ -1,4 +1,4 @@
-//! Opening regular files, and what is done through an open one besides reading and writing: flush,
+//! Opening regular files, and the operations on an open file besides reading and writing: flush,
 //! fsync, fallocate, lseek; and the sync of the whole volume.
 
 use std::os::fd::AsFd;
@@ -184,8 +184,8 @@ impl HostVolume {
             }
             let cursor = content.file.sample_error();
             let synced = content.file.fsync(false, &cursor);
-            // An error of earlier write-back, whose data has been written since, is the open files'
-            // to hear of.
+            // An error of earlier write-back, whose data has been written since, is reported to the
+            // open files.
             if let Err(error) = synced
                 && !content.file.is_stable()
             {

@@ -33,7 +33,7 @@ pub struct OpenFile {
     pub(crate) errors: ErrorCursor,
     group: Arc<Group>,
     _charge: HandleCharge,
-    /// Last: it may be what keeps the engine, to which everything above gives memory back.
+    /// Last: it may be the last reference to the engine, to which all other fields release memory.
     pub(crate) shared: Arc<Shared>,
 }
 

@@ -1,4 +1,4 @@
-//! What a file may do beyond its user: set-id bits and capabilities (`security.capability`).
+//! Privileges of a file: set-id bits and capabilities (`security.capability`).
 //!
 //! A write takes them away, at the moment when it is accepted. The host takes them away too, when
 //! we write the data back, which may be after they were given once more: write-back is not a new
@@ -30,9 +30,9 @@ pub(crate) struct Privileges {
 /// Whether capabilities were shown since they were last removed.
 ///
 /// Before the kernel changes owner, length or allocation of a file it looks at its capabilities,
-/// and then has those that it has seen removed. If a write from outside or an asynchronous one has
-/// taken them in between, they are gone as well: a caller of `chown` or `truncate` must not hear of
-/// that.
+/// and then removes those that it has seen. If a write from outside or an asynchronous one has
+/// cleared them in between, the removal still succeeds: a caller of `chown` or `truncate` must not
+/// see an error.
 #[derive(Debug, Default)]
 pub(crate) struct ShownCapabilities(AtomicBool);
 
@@ -42,7 +42,7 @@ impl ShownCapabilities {
         self.0.store(are_there, Ordering::Relaxed);
     }
 
-    /// Returns what to say of a removal.
+    /// Returns the result to report for a removal.
     pub(crate) fn removed<E>(&self, result: Result<(), E>, is_missing: impl Fn(&E) -> bool) -> Result<(), E> {
         match (self.0.swap(false, Ordering::Relaxed), result) {
             (true, Err(error)) if is_missing(&error) => Ok(()),
@@ -75,7 +75,7 @@ impl Privileges {
         let _ = rustix::fs::fremovexattr(fd, CAPABILITIES);
         let cleared = mode_without_set_id(mode);
         if cleared != mode && !set_id {
-            // A writer that may keep the bits says nothing about the next, not even for a moment.
+            // A writer that may keep the bits does not say that the next one may.
             return Ok(());
         }
         if cleared != mode {
@@ -85,7 +85,7 @@ impl Privileges {
         Ok(())
     }
 
-    /// Returns what a write to the host could take from a file of this mode.
+    /// Returns the privileges that a write to the host could clear on a file of this mode.
     pub(crate) fn held(&self, fd: BorrowedFd<'_>, mode: u32) -> SavedPrivileges {
         if !self.may_be_there() {
             return SavedPrivileges::default();
@@ -99,7 +99,7 @@ impl Privileges {
     }
 }
 
-/// What is put back after write-back.
+/// Privileges to be restored after write-back.
 #[must_use]
 #[derive(Debug, Default)]
 pub(crate) struct SavedPrivileges {
@@ -108,7 +108,7 @@ pub(crate) struct SavedPrivileges {
 }
 
 impl SavedPrivileges {
-    /// Gives the file back what the host has taken. What the daemon may not give stays away.
+    /// Restores the privileges that the host has cleared, as far as the daemon may.
     pub(crate) fn put_back(&self, fd: BorrowedFd<'_>) {
         let mode_now = self.mode.and_then(|_| Some(host::stat_fd(fd).ok()?.attr.mode));
         let lost = self.mode.zip(mode_now).filter(|(mode, now)| mode != now);

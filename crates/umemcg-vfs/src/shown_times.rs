@@ -1,10 +1,10 @@
-//! The times that a file with cached content shows, and whether the host's file is still the one we
-//! left.
+//! The times that a file with cached content shows, and whether the host's file has changed since
+//! our last operation.
 //!
 //! A write counts from the moment it is accepted: `mtime` and `ctime` move then, while the host's
 //! file changes later, at write-back, and gets times of its own. So while content is cached we keep
 //! the times to show here. After write-back the host's `mtime` is set to the accepted one
-//! (*settling*), so that it stays the same when the cache forgets the file; its `ctime` cannot be
+//! (*restoring*), so that it stays the same when the cache forgets the file; its `ctime` cannot be
 //! set, and reads as the time of the write-back once the file has been forgotten.
 //!
 //! A change from outside is noticed by its stamp (size, mtime, ctime) differing from the stamp that
@@ -22,7 +22,7 @@ use umemcg_base::{LeafMutex, Rank, RankedReadGuard, RankedRwLock, RankedWriteGua
 
 use crate::attr::{Attr, Timestamp};
 
-/// What tells one version of a host file from the next.
+/// The attributes that distinguish one version of a host file from the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Stamp {
     pub(crate) size: u64,
@@ -44,7 +44,7 @@ pub(crate) struct Shown {
     pub(crate) ctime: Timestamp,
 }
 
-/// What an operation of ours did to the host's file.
+/// The effect of an operation of ours on the host's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OwnOperation {
     /// Wrote accepted data back. The host's times are not the accepted ones; the file is at least
@@ -53,13 +53,13 @@ pub(crate) enum OwnOperation {
         /// The end of what was written.
         end: u64,
     },
-    /// Gave it the accepted modification time, or tried to.
+    /// Set the accepted modification time, or tried to.
     RestoreTimes {
-        /// What was to be set, and could not be.
+        /// The time that could not be set.
         refused: Option<Timestamp>,
     },
-    /// Changed the content as the caller asked (its length, its allocation): the host's times count
-    /// for both sides.
+    /// Changed the content as the caller asked (its length, its allocation): the host's times are
+    /// the ones to show.
     Content,
     /// Set the access time, which no caller asked for: the times to show stay.
     Access,
@@ -103,7 +103,7 @@ pub(crate) struct ShownTimes {
     times_drift: bool,
 }
 
-/// No operation of ours is under way.
+/// Proof that no operation of ours is in progress.
 #[must_use]
 #[derive(Debug)]
 pub(crate) struct SharedAccess<'a> {
@@ -111,7 +111,7 @@ pub(crate) struct SharedAccess<'a> {
     _shared: RankedReadGuard<'a, ()>,
 }
 
-/// An operation of ours, and no other, is under way.
+/// Proof that exactly one operation of ours is in progress.
 #[must_use]
 #[derive(Debug)]
 pub(crate) struct ExclusiveAccess<'a> {
@@ -131,17 +131,18 @@ impl ShownTimes {
         self.state.lock().shown = Some(Shown { mtime: now, ctime: now });
     }
 
-    /// Begins a look at the host's file, unless an operation of ours is under way. Never waits.
+    /// Takes shared access to the host's file, unless an operation of ours is in progress. Never
+    /// waits.
     pub(crate) fn try_shared(&self) -> Option<SharedAccess<'_>> {
         self.host.try_read().map(|shared| SharedAccess { times: self, _shared: shared })
     }
 
-    /// Begins a look when the operation of ours that is under way has ended.
+    /// Takes shared access; waits for an operation of ours that is in progress.
     pub(crate) fn shared(&self) -> SharedAccess<'_> {
         SharedAccess { times: self, _shared: self.host.read() }
     }
 
-    /// Begins an operation on the host's file when no other is under way. May wait for the host.
+    /// Takes exclusive access to the host's file for an operation. May wait for the host.
     pub(crate) fn exclusive(&self) -> ExclusiveAccess<'_> {
         ExclusiveAccess { times: self, _alone: self.host.write() }
     }
@@ -153,8 +154,8 @@ impl ShownTimes {
         (!state.is_stale).then_some((state.known, state.shown))
     }
 
-    /// Returns what to show if a stamp that was read at an unknown moment is the one that we left;
-    /// `None` when a closer look is needed.
+    /// Returns the times to show if a stamp, read at an unknown moment, is the one that our last
+    /// operation left; `None` if a closer look is needed.
     pub(crate) fn peek(&self, stamp: Stamp) -> Option<Option<Shown>> {
         let state = self.state.lock();
         (!state.is_stale && state.is_as_left(stamp, self.times_drift)).then_some(state.shown)
@@ -179,16 +180,16 @@ impl ShownTimes {
 }
 
 impl SharedAccess<'_> {
-    /// Returns what to show for a stamp that was read since the look began; `None`: it was changed
-    /// from outside.
+    /// Returns the times to show for a stamp that was read under this access; `None` if the file
+    /// was changed from outside.
     pub(crate) fn times_to_show(&self, stamp: Stamp) -> Option<Option<Shown>> {
         self.times.peek(stamp)
     }
 }
 
 impl ExclusiveAccess<'_> {
-    /// Notes the stamp that an operation finds. One that our last operation has not left shows a
-    /// change from outside.
+    /// Records the stamp that an operation finds. If our last operation did not leave that stamp,
+    /// the file was changed from outside.
     pub(crate) fn found(&self, stamp: Stamp) {
         let mut state = self.times.state.lock();
         if state.is_as_left(stamp, self.times.times_drift) {
@@ -208,21 +209,21 @@ impl ExclusiveAccess<'_> {
         self.times.state.lock().is_stale
     }
 
-    /// Notes that the cache has learnt what came from outside.
+    /// Records that the cache has adopted the change from outside.
     pub(crate) fn adopted(&self) {
         self.times.state.lock().is_stale = false;
     }
 
-    /// Returns the modification time that the host's file should get; the outer `None`: nothing is
-    /// to be settled.
+    /// Returns the modification time that the host's file should get; the outer `None` means that
+    /// nothing has to be restored.
     pub(crate) fn mtime_pending(&self) -> Option<Option<Timestamp>> {
         let state = self.times.state.lock();
         state.mtime_pending.then_some(state.shown.map(|shown| shown.mtime))
     }
 
-    /// Notes what the operation has done, or failed half-way at, and the stamp that it leaves. A
-    /// size or modification time that it cannot have made shows a change from outside that came
-    /// meanwhile.
+    /// Records the effect of the operation, complete or partial, and the stamp that it leaves. A
+    /// size or modification time that the operation cannot have caused indicates a change from
+    /// outside.
     pub(crate) fn left(&self, stamp: Stamp, did: OwnOperation) {
         let mut state = self.times.state.lock();
         let before = std::mem::replace(&mut state.known, stamp);

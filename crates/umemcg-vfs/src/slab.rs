@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use umemcg::{Charge, Engine, Group, OwnerId, StatItem};
 
-/// Bytes charged to a group; given back when dropped, with no lock held.
+/// Bytes charged to a group; uncharged when dropped, which must happen with no lock held.
 #[derive(Debug)]
 pub(crate) struct Slab {
     owner: OwnerId,

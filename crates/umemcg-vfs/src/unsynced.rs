@@ -65,7 +65,8 @@ impl Unsynced {
         self.nr_begun
     }
 
-    /// Ends a sync of a range with `result`; returns what the owner of the range must hear.
+    /// Ends a sync of a range with `result`; returns the result to report to the owner of the
+    /// range.
     pub(crate) fn synced(&mut self, offset: u64, len: u64, result: Result<(), Errno>) -> Result<(), Errno> {
         let end = offset.saturating_add(len);
         if let Err(errno) = result {

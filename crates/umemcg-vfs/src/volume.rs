@@ -1,10 +1,10 @@
 //! A host directory as a volume: how inodes are found again and how their content is read and
 //! written, both detected when the volume opens.
 //!
-//! The volume is one file system: what is mounted inside the directory, and subvolumes with a
-//! device number of their own, answer `EXDEV`. By handle an object is reached even when a program
-//! has meanwhile moved it out of the directory on the host, as through any descriptor opened before
-//! the move; names are always resolved beneath the directory.
+//! The volume is one file system: mounts inside the directory, and subvolumes with a device number
+//! of their own, answer `EXDEV`. By handle an object is reached even when a program has meanwhile
+//! moved it out of the directory on the host, as through any descriptor opened before the move;
+//! names are always resolved beneath the directory.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, OwnedFd};

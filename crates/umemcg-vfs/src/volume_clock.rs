@@ -1,4 +1,4 @@
-//! The time that accepted writes are stamped with.
+//! The clock for the times of accepted writes.
 //!
 //! File systems stamp changes with a coarse clock (it moves every few milliseconds) and, since
 //! Linux 6.13, with a finer time when a process looked in between. Stamps of ours must fall in line

@@ -1,4 +1,4 @@
-//! What a volume of a host directory is made from.
+//! The configuration of a volume of a host directory.
 
 use std::path::PathBuf;
 
@@ -32,7 +32,7 @@ pub enum Resolve {
     Names,
 }
 
-/// What a volume is made from.
+/// The configuration of a volume.
 #[derive(Debug, Clone)]
 pub struct VolumeConfig {
     /// The directory.

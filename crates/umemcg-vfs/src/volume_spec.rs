@@ -1,4 +1,4 @@
-//! What a volume is to be made of.
+//! The specification of a volume to be opened.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::volume_config::VolumeConfig;
 use crate::volume_ops::Volume;
 use umemcg::Engine;
 
-/// What a volume is to be made of.
+/// The specification of a volume to be opened.
 #[derive(Debug, Clone)]
 pub enum VolumeSpec {
     /// A directory of the host.

@@ -1,15 +1,14 @@
 //! The volumes of one mount: a single one that is the whole of it, or many that are top-level
 //! directories of a read-only root, added and removed while it is served.
 //!
-//! Towards the kernel an inode is named by its volume's *slot* (upper bits) and its node id inside
-//! the volume (lower bits). Slots are used again, node ids never: the next volume of a slot counts
-//! on from where the last one stopped, and gets a root id of its own, so an id that the kernel
-//! still holds of a removed volume means nothing. A slot is free once its volume has no holder
-//! left.
+//! The kernel knows an inode by its volume's *slot* (upper bits) and its node id inside the volume
+//! (lower bits). Slots are reused, node ids never: the next volume of a slot counts on from where
+//! the last one stopped, and gets a root id of its own, so an id of a removed volume that the
+//! kernel still holds refers to nothing. A slot is free once its volume has no holder left.
 //!
 //! Removal: 1. new opens are refused; 2. what was accepted is made durable (by the caller); 3. the
-//! name and the slot are empty, so that requests get `ESTALE`; 4. with the last request that is
-//! under way the volume goes.
+//! name and the slot are empty, so that requests get `ESTALE`; 4. the volume is dropped with the
+//! last request in progress.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -94,7 +93,7 @@ struct FreeSlots {
     next: u32,
 }
 
-/// A volume in its place.
+/// A volume that is part of a mount.
 #[derive(Debug)]
 pub struct Member {
     name: Arc<str>,
@@ -140,7 +139,7 @@ impl Member {
         self.opens.lock().nr
     }
 
-    /// Returns the inode as the kernel is to know it.
+    /// Returns the id by which the kernel knows an inode.
     ///
     /// # Errors
     /// `EOVERFLOW` when the volume has used up its ids.
@@ -156,7 +155,7 @@ impl Member {
         KernelIds { slot: self.slots.is_some().then_some(self.slot), root_id: self.root_id }
     }
 
-    /// Returns what a kernel-side id of this slot means inside.
+    /// Returns the volume's own id for a kernel-side id of this slot.
     fn inside_id(&self, id: u64) -> NodeId {
         if self.slots.is_none() {
             return NodeId(id);
@@ -164,8 +163,8 @@ impl Member {
         if id == self.root_id { NodeId::ROOT } else { NodeId(id & ((1 << LOCAL_BITS) - 1)) }
     }
 
-    /// Returns an entry as the kernel is to know it. When that cannot be, its reference is given
-    /// back.
+    /// Returns an entry with the kernel's id. If that is impossible, the entry's reference is
+    /// released.
     ///
     /// # Errors
     /// As [`outward`](Self::to_kernel).
@@ -174,7 +173,7 @@ impl Member {
         Ok(Entry { node, attr: self.attr_to_kernel(entry.attr), ..entry })
     }
 
-    /// Attributes as programs are to see them: inode numbers of different volumes differ, or `cp`
+    /// Returns attributes as programs see them: inode numbers of different volumes differ, or `cp`
     /// and `du` would take two files for one.
     pub fn attr_to_kernel(&self, attr: Attr) -> Attr {
         Attr { ino: self.ino_to_kernel(attr.ino), ..attr }
@@ -272,7 +271,7 @@ impl Deref for MemberRef<'_> {
     }
 }
 
-/// What a kernel-side id means.
+/// The meaning of a kernel-side id.
 #[derive(Debug)]
 pub enum ResolvedId<'a> {
     /// The directory of all volumes.
@@ -336,8 +335,8 @@ impl Volumes {
         self.whole.as_ref()
     }
 
-    /// Sets what refers to inodes of the volumes beside them, those that are added later included.
-    /// Once, before the first request.
+    /// Sets the kernel's cache for all volumes, including those added later. Called once, before
+    /// the first request.
     pub fn set_kernel(&self, kernel: &Arc<dyn KernelCache>) {
         if let Some(whole) = &self.whole {
             return whole.volume.set_kernel(Arc::clone(kernel));
@@ -349,7 +348,7 @@ impl Volumes {
         }
     }
 
-    /// Returns what the kernel means by an id. Never sleeps.
+    /// Resolves a kernel-side id. Never sleeps.
     ///
     /// # Errors
     /// `ESTALE` for an id of a volume that has been removed.

@@ -127,8 +127,7 @@ impl HostVolume {
     }
 }
 
-/// Runs a call into a buffer that is small first and as long as it may get when that was not
-/// enough.
+/// Runs a call with a small buffer first, and with one of the maximal size if that was not enough.
 fn sized(max: usize, call: impl Fn(&mut [u8]) -> Result<usize, Errno>) -> Result<Vec<u8>, Errno> {
     const FIRST: usize = 256;
     for len in [FIRST, max] {

@@ -1,10 +1,10 @@
-//! What has to hold at the end of a demo.
+//! Checks at the end of a demo.
 
 use serde::Serialize;
 
 use crate::exit::Failure;
 
-/// One thing that has to hold.
+/// One check.
 #[derive(Debug, Serialize)]
 pub(super) struct Check {
     pub(super) what: String,

@@ -1,4 +1,4 @@
-//! What a demo stands on: a daemon with its two mounts below one directory, groups, and real
+//! The environment of a demo: a daemon with its two mounts below one directory, groups, and real
 //! programs in them.
 
 use std::ffi::{OsStr, OsString};

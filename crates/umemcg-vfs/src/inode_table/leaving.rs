@@ -1,10 +1,10 @@
-//! How an inode leaves the table: the kernel forgets it, is asked to, or what we keep of it is no
-//! longer needed.
+//! How an inode leaves the table: the kernel forgets it, is asked to forget it, or its cached
+//! content is no longer needed.
 //!
-//! Pages come before names. An inode with cached pages would stay for them when the kernel has
-//! forgotten it, so the kernel is not asked: that would free nothing, and cost a lookup. Without
-//! pages nothing stays: not when the kernel forgets, and content of which a look at the host tells
-//! everything goes before the name does.
+//! Pages are evicted before names. An inode with cached pages would stay for them after the kernel
+//! has forgotten it, so the kernel is not asked: that would free nothing, and cost a lookup. An
+//! inode without pages does not stay after the kernel has forgotten it, and content that one look
+//! at the host can restore is dropped before the name.
 
 use std::sync::Arc;
 
@@ -13,12 +13,12 @@ use crate::attr::{FileKind, NodeId};
 use crate::content::Content;
 use crate::metadata_charge::CONTENT_BYTES;
 
-/// How long after the kernel was asked to let go it is expected to.
+/// How long the kernel may take to forget an inode after it was asked.
 const LEAVES_WITHIN_MS: u32 = 100;
-/// How long what the kernel does not let go of is left in peace.
+/// How long an inode that the kernel does not forget is not asked for again.
 const ASKED_AGAIN_AFTER_MS: u32 = 1000;
 
-/// What became of the wish that an inode leaves.
+/// The outcome of an attempt to make an inode leave.
 #[derive(Debug)]
 pub(crate) enum Leave {
     /// It is in use, or the kernel would not let go of it.

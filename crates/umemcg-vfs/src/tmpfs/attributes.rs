@@ -1,5 +1,4 @@
-//! Attributes of tmpfs inodes: how they begin, how they are changed, and what a write takes from
-//! them.
+//! Attributes of tmpfs inodes: initial values, changes, and the privileges that a write clears.
 
 use std::ffi::OsStr;
 use std::sync::atomic::Ordering;

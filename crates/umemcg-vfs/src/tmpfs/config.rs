@@ -1,6 +1,6 @@
-//! What a tmpfs volume is made from.
+//! The configuration of a tmpfs volume.
 
-/// What a tmpfs volume is made from.
+/// The configuration of a tmpfs volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TmpfsConfig {
     /// Most bytes of data, rounded up to pages; none: as much as the writers' groups may hold.

@@ -3,8 +3,8 @@
 //! All names are in one tree under one lock ([`tree`]), inodes beside it ([`inode`]); content is a
 //! file of the engine that has no store. Everything is charged to the group that causes it: pages
 //! as unevictable shared memory, names, inodes, link texts and attributes as slab that cannot be
-//! reclaimed. What a group or the volume's size has no room for is `ENOSPC`, after reclaim. With
-//! the volume all of it goes.
+//! reclaimed. An operation for which a group or the volume's size has no room fails with `ENOSPC`,
+//! after reclaim. Everything is dropped with the volume.
 //!
 //! Locks: the tree, then one inode's attributes. Both are leaves to the rest of the program:
 //! nothing is charged, given back or dropped under them.

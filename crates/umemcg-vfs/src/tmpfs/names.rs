@@ -1,5 +1,5 @@
-//! Making, renaming and linking inodes of a tmpfs volume: what an operation needs is charged before
-//! the tree is locked.
+//! Creating, renaming and linking inodes of a tmpfs volume. Memory is charged before the tree is
+//! locked.
 
 use std::ffi::OsStr;
 use std::sync::Arc;

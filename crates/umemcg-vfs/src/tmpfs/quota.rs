@@ -1,4 +1,4 @@
-//! What a tmpfs volume holds: pages against its size.
+//! The quota of a tmpfs volume: its pages against its size.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

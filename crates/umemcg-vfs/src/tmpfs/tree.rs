@@ -1,5 +1,5 @@
-//! The names of a tmpfs volume: one tree, changed under one lock. What an operation takes out of
-//! the tree is handed out, to be dropped with no lock held.
+//! The names of a tmpfs volume: one tree, changed under one lock. Objects removed from the tree are
+//! returned, to be dropped with no lock held.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -21,7 +21,7 @@ const LINK_MAX: u32 = 65_000;
 /// Most components between an inode and the root.
 const DEPTH_MAX: usize = 1 << 16;
 
-/// What was taken out of the tree.
+/// Objects removed from the tree.
 #[derive(Debug, Default)]
 #[must_use]
 pub(super) struct Gone {
