@@ -2,8 +2,8 @@
 //! that led somewhere new, for `FUZZ_SECONDS`. Everything follows from `FUZZ_SEED`, which is
 //! printed.
 //!
-//! An input fails when a thread panics, when it takes longer than [`INPUT_SECONDS_MAX`], or when
-//! memory grows beyond [`MEMORY_BYTES_MAX`]. It is then written to `artifacts/NAME`, and shrunk if
+//! An input fails when a thread panics, when it takes longer than `INPUT_SECONDS_MAX`, or when
+//! memory grows beyond `MEMORY_BYTES_MAX`. It is then written to `artifacts/NAME`, and shrunk if
 //! a thread panicked. `NAME FILE...` runs these inputs alone.
 
 use std::collections::BTreeSet;

@@ -1,4 +1,5 @@
-//! The arena: frames to take and give back, their records, and copies in and out of their contents.
+//! The arena: allocates and frees frames, and has their records and the copies in and out of their
+//! contents.
 //!
 //! A caller charges a frame before it allocates it. The root group's limit is the arena's capacity,
 //! so an allocation that is backed by a charge always finds a frame.

@@ -8,15 +8,15 @@
 //! 1. *unbacked*: never used, or given back; the operating system holds no memory for it.
 //! 2. *partial*: some frames are free; listed by how many.
 //! 3. *full*: on no list.
-//! 4. *idle*: all frames are free but the memory is still ours. [`Blocks::start_release`] takes the
-//!    one idle longest.
+//! 4. *idle*: all frames are free, but the block still has memory. [`Blocks::start_release`] takes
+//!    the one idle longest.
 //! 5. *in transit*: between 1 and 4, either way, while the operating system works on it with no
 //!    lock held; on no list.
 //!
-//! The bitmap of a block is the truth about what is free; a stack beside it only remembers the
-//! order. It is kept densely, and not as a chain through the records: those that a worker on
-//! another processor freed would be fetched one after the other, each only when the one before it
-//! has come. All code here is safe and sequential: [`Blocks`] lives in one mutex per node.
+//! The bitmap of a block says which frames are free; a stack beside it only remembers the order. It
+//! is kept densely, and not as a chain through the records: those that a worker on another
+//! processor freed would be fetched one after the other, each only when the one before it has come.
+//! All code here is safe and sequential: [`Blocks`] lives in one mutex per node.
 
 use umemcg_base::PAGE_SIZE;
 

@@ -17,9 +17,9 @@
 //! fails, or after the next unfreeze, and then the reader sees the new identity.
 //! `tests/loom_models/pin_freeze.rs` checks it.
 //!
-//! A reader that only copies a few bytes out need not write the record at all: he takes a
-//! [`read_begin`](FrameRecord::read_begin), checks the identity, copies, and asks whether the frame
-//! [`validate`](FrameRecord::validate) the same, which every freeze denies.
+//! A reader that only copies a few bytes out need not write the record at all. It calls
+//! [`read_begin`](FrameRecord::read_begin), checks the identity, copies, and then calls
+//! [`validate`](FrameRecord::validate), which fails if the frame was frozen in between.
 //! `tests/loom_models/optimistic_read.rs` checks that.
 //!
 //! Nothing here matters for memory safety: a protocol error shows a reader the bytes of another
@@ -211,12 +211,12 @@ pub struct FrameRecord {
     pub lru_next: AtomicU32,
     /// (F) How often the frame was frozen, modulo 2^32.
     generation: AtomicU32,
-    /// Room for what the layers above come to need; keeps the record at 64 bytes.
+    /// Reserved; keeps the record at 64 bytes.
     #[cfg(not(loom))]
     _reserved: [AtomicU32; 7],
 }
 
-/// The life in which a frame was seen; see [`FrameRecord::read_begin`].
+/// The generation in which a frame was seen; see [`FrameRecord::read_begin`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadStamp(u32);
 
@@ -282,8 +282,8 @@ impl FrameRecord {
     }
 
     /// Starts a read that takes no pin and so writes nothing: `None` if the frame is frozen. The
-    /// caller then checks the identity, tests the marks and copies the contents, and believes all
-    /// that only if the frame [`validate`](Self::validate) the same afterwards.
+    /// caller then checks the identity, tests the marks and copies the contents, and uses all that
+    /// only if [`validate`](Self::validate) succeeds afterwards.
     #[inline]
     #[must_use]
     pub fn read_begin(&self) -> Option<ReadStamp> {
@@ -294,8 +294,8 @@ impl FrameRecord {
         (self.pins.load(Ordering::Acquire) & LIVE != 0).then_some(ReadStamp(generation))
     }
 
-    /// Returns whether the frame has not been frozen since: what was read in between is of one
-    /// life.
+    /// Returns whether the frame has not been frozen since, so that everything read in between
+    /// belongs together.
     #[inline]
     #[must_use]
     pub fn validate(&self, read_begin: ReadStamp) -> bool {

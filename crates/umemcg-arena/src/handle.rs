@@ -1,5 +1,5 @@
-//! File handles: a name for an inode that survives rename and needs no open descriptor, so that
-//! many cached names do not pin as many of the kernel's.
+//! File handles: they identify an inode across renames without an open descriptor, so that cached
+//! names pin nothing in the kernel.
 
 use std::ffi::CStr;
 use std::io;
@@ -10,7 +10,7 @@ use rustix::fs::{AtFlags, OFlags};
 /// Most bytes in a handle.
 const HANDLE_BYTES_MAX: usize = 128;
 
-/// What a file system calls one of its inodes.
+/// A file system's handle of one of its inodes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct FileHandle {
     /// The file system's own kind of handle.

@@ -6,10 +6,10 @@
 //! records never move and are never unmapped while the [`Arena`] lives: a stale frame number
 //! reaches the wrong page at worst, never memory that is not there.
 //!
-//! What else needs `unsafe` lives here too: vectored I/O straight into frames ([`io`]), file
-//! handles ([`handle`]), a device call ([`sys`]), sparse tables of words ([`ZeroTable`]) and
-//! prefetches. `SAFETY.md` at the root of the repository argues all of it in one sitting; the
-//! numbers in the comments are its sections.
+//! All other unsafe code lives here, too: vectored I/O straight into frames ([`io`]), file handles
+//! ([`handle`]), a device call ([`sys`]), sparse tables of words ([`ZeroTable`]) and prefetches.
+//! `SAFETY.md` at the root of the repository holds the whole argument; the numbers in the comments
+//! are its sections.
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!("the copy routine knows x86-64 and aarch64 only");

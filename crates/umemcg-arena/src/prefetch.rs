@@ -1,10 +1,9 @@
-//! Asking for cache lines before they are needed.
+//! Prefetches of cache lines.
 //!
-//! A prefetch is a wish: it loads nothing that the program can see, never faults, and an address
-//! that leads nowhere costs a moment and nothing else. So addresses may be guesses, and out of
-//! date.
+//! A prefetch is a hint: it loads nothing that the program can see and never faults, whatever the
+//! address. So addresses may be guesses, and out of date.
 
-/// Asks for the cache line at an address, which may be anything.
+/// Prefetches the cache line at an address, which may be any number.
 #[inline(always)]
 pub fn prefetch(address: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -21,8 +20,8 @@ pub fn prefetch(address: usize) {
     let _ = address;
 }
 
-/// Asks for the cache line in which a value begins, to be written: it comes immediately as this
-/// processor's own, also from another that wrote it last.
+/// Prefetches the cache line in which a value begins, for writing: the line is fetched in exclusive
+/// state, even if another processor wrote it last.
 #[inline(always)]
 pub fn prefetch_for_write<T>(value: &T) {
     let address = std::ptr::from_ref(value);
@@ -40,8 +39,9 @@ pub fn prefetch_for_write<T>(value: &T) {
     let _ = address;
 }
 
-/// Takes the first word of a value for an address and asks for the line there: that of an `Arc` or
-/// a `Box` is one. Does nothing for values that are smaller than a word or not aligned to it.
+/// Uses the first word of a value as an address and prefetches the line there; for an `Arc` or a
+/// `Box` that word is its pointer. Does nothing for values that are smaller than a word or not
+/// aligned like one.
 #[inline(always)]
 pub fn prefetch_what_it_leads_to<T>(value: &T) {
     if size_of::<T>() < size_of::<usize>() || align_of::<T>() < align_of::<usize>() {

@@ -20,10 +20,10 @@ pub fn clone_fuse_fd(device: BorrowedFd<'_>, session: BorrowedFd<'_>) -> io::Res
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Says how many arenas the allocator of the C library may have. Each keeps what was freed in it
-/// for itself, so many arenas make resident memory larger than what is in use. Returns whether it
-/// was said: not with another C library than GNU's, and not once the process has a second thread,
-/// since the allocator takes such settings from one thread only.
+/// Limits the number of arenas of the C library's allocator. Each arena keeps its freed memory, so
+/// many arenas make resident memory larger than what is in use. Returns whether the limit was set:
+/// it is not with another C library than GNU's, nor once the process has a second thread, since the
+/// allocator accepts such settings from one thread only.
 #[doc(alias = "mallopt")]
 pub fn limit_heap_arenas(nr: u32) -> bool {
     #[cfg(target_env = "gnu")]

@@ -1,4 +1,4 @@
-//! Time and threads, the way the layers below the engine get them, so that a test can own both.
+//! Time and threads as the layers below the engine use them, so that a test can control both.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,7 +39,7 @@ impl Clock for SystemClock {
     }
 }
 
-/// A clock that moves only when told.
+/// A clock that moves only on request.
 #[derive(Debug, Default)]
 pub struct ManualClock {
     nanoseconds: AtomicU64,

@@ -1,9 +1,9 @@
 //! Write-back errors, reported once to each open file (`kernel-semantics` §6.4).
 //!
-//! A file carries one word: the errno of its latest write-back error, a mark "seen", and a counter.
-//! Every open file remembers the word as it was when it last looked. A new error is reported once
-//! to each open file, however many threads ask through it. An error that no open file has seen yet
-//! is also reported to the next one.
+//! A file carries one word: the errno of its latest write-back error, a "seen" mark, and a counter.
+//! Every open file remembers the word of its last look. A new error is reported once to each open
+//! file, however many threads ask through it. An error that no open file has seen yet is also
+//! reported to the next one.
 
 use crate::sync::atomic::{AtomicU32, Ordering};
 
@@ -49,15 +49,16 @@ impl ErrorSequence {
         self.word.load(Ordering::Relaxed) == 0
     }
 
-    /// Returns what a file that is opened now has seen: everything that another open file has seen.
+    /// Returns the cursor of a newly opened file: it counts every error as seen that another open
+    /// file has seen.
     pub fn sample(&self) -> ErrorCursor {
         let word = self.word.load(Ordering::Relaxed);
         let word = if word & SEEN == 0 { 0 } else { word };
         ErrorCursor { word: AtomicU32::new(word) }
     }
 
-    /// Tells an open file of an error that it has not been told of, and marks it told: of several
-    /// threads that ask through one open file, one is told.
+    /// Reports an error that this open file has not seen, and marks it as seen: of several threads
+    /// that ask through one open file, one gets the error.
     ///
     /// # Errors
     /// The errno of the latest error.

@@ -1,5 +1,6 @@
-//! What each thread has of the things that others can wait for, checked against the order of
-//! [`Rank`] in debug builds. In release builds all of it is nothing: no data, no instruction.
+//! A record of the locks and other resources of each thread that others can wait for, checked
+//! against the order of [`Rank`] in debug builds. Release builds compile it to nothing: no data, no
+//! instruction.
 //!
 //! Models of loom run all their threads on one thread of the operating system, and are not checked.
 
@@ -119,8 +120,8 @@ mod order {
 
 pub(crate) use order::Place;
 
-/// Notes that this thread does one of many like pieces of work, for tests that an operation does as
-/// few with many objects as with few. In debug builds only.
+/// Counts one step of work of this thread, for tests that the steps of an operation do not grow
+/// with the number of objects. In debug builds only.
 #[inline]
 pub fn note_step() {
     order::note_step();
@@ -153,15 +154,15 @@ pub fn assert_may_wait_among(rank: Rank, what: &str) {
     Place::among(rank).assert_may_wait(what);
 }
 
-/// Something that other threads wait for and that is no lock of [`locks`](crate::locks), such as a
-/// locked page. The thread that makes others wait has it on record here until it is dropped.
+/// A resource that other threads wait for and that is not a lock of [`locks`](crate::locks), such
+/// as a locked page. It is recorded for its thread until it is dropped.
 #[derive(Debug)]
 #[must_use]
 pub struct Waiting(Place);
 
 impl Waiting {
-    /// Records that others may from now on wait for what this thread has. Taking it needs no wait,
-    /// so anything may be held.
+    /// Records that others may wait for this thread's resource from now on. Taking it needs no
+    /// wait, so anything may be held.
     #[inline]
     pub fn on(rank: Rank) -> Self {
         let place = Place::new(rank);

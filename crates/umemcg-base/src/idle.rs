@@ -1,17 +1,17 @@
-//! Whether a thread computes or waits. A pool of threads that runs no more requests at a time than
-//! there are processors for has to know which of them wait for a store, for room or for another
-//! thread: those need none.
+//! Whether a thread computes or waits. A pool of threads that bounds its computing requests by the
+//! number of processors has to know which requests wait for a store, for room or for another
+//! thread: those need no processor.
 //!
-//! Whatever is about to wait keeps an [`Idle`] for as long. The pool gives each of its threads an
-//! [`IdleObserver`], which is told; on other threads it costs one look at a thread-local variable.
-//! A call of a store may wait for a device, or copy from memory and wait for nothing: that is said,
-//! too, and the time it takes tells which.
+//! Code that waits keeps an [`Idle`] for that time. The pool gives each of its threads an
+//! [`IdleObserver`], which is notified; on other threads it costs one look at a thread-local
+//! variable. A call of a store may wait for a device, or copy from memory without waiting: this is
+//! reported as a kind of its own, and the time that the call takes shows which.
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::rc::Rc;
 
-/// Told when its thread begins to wait, and when it computes again.
+/// Notified when its thread begins to wait, and when it computes again.
 pub trait IdleObserver {
     /// The thread is about to wait, for certain or perhaps.
     fn waits(&self, how: Wait);
@@ -33,8 +33,7 @@ thread_local! {
     static NR_WAITS: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Makes `observer` the one that is told of the waits of this thread; of the outermost where they
-/// nest.
+/// Sets the observer of this thread's waits. Of nested waits it sees the outermost.
 pub fn observe_idle(observer: Rc<dyn IdleObserver>) {
     OBSERVER.set(Some(observer));
 }

@@ -1,5 +1,5 @@
-//! Locks that have a place in the order of [`Rank`]. Product code has no others: the operating
-//! system's, and those of `parking_lot`, are taken in this crate only.
+//! Locks with a place in the order of [`Rank`]. Product code uses no others: locks of the standard
+//! library and of `parking_lot` are used in this crate only.
 //!
 //! | type | rank | for |
 //! |---|---|---|
@@ -18,11 +18,11 @@ use leaf::WaitTimeoutResult;
 
 /// A mutex with a place in the lock order.
 ///
-/// The standard library's, because of how it waits: it spins for a moment and then sleeps. One that
-/// offers its processor in between (`parking_lot`) loses a whole time slice, three milliseconds, to
-/// the thread that runs there, for a lock that is held for one microsecond; a thread that sleeps is
-/// woken by the unlock and goes first. Poison is ignored: what panics under a lock ends the process
-/// or is a test.
+/// It wraps the standard library's mutex because of the way that one waits: it spins for a moment
+/// and then sleeps. A mutex that yields in between (`parking_lot`) loses a whole time slice, three
+/// milliseconds, for a lock that is held for one microsecond; a sleeping thread is woken by the
+/// unlock and runs first. Poison is ignored: what panics under a lock ends the process or is a
+/// test.
 pub struct RankedMutex<T> {
     place: Place,
     inner: ranked::Mutex<T>,

@@ -1,4 +1,4 @@
-//! Panics of code that is not ours, where they stop.
+//! Catches panics of code that is not ours.
 //!
 //! Code of an embedder that runs for its caller (a loader, a comparison of keys) may unwind to that
 //! caller. Code that runs for others (a shrinker, a listener, a store under write-back) must not:
@@ -9,7 +9,7 @@ use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What was said by code that panicked.
+/// The message of a panic.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Panicked(String);
 
@@ -36,11 +36,11 @@ impl Panicked {
     }
 }
 
-/// Calls code that may panic; the panic ends here. The caller answers for what the code shares with
-/// others: it must not have left it half-done.
+/// Calls code that may panic and catches the panic. The caller ensures that the code leaves no
+/// shared state half-changed.
 ///
 /// # Errors
-/// What the code said when it panicked.
+/// The message of the panic.
 #[inline]
 pub fn contained<R>(call: impl FnOnce() -> R) -> Result<R, Panicked> {
     catch_unwind(AssertUnwindSafe(call)).map_err(Panicked::new)

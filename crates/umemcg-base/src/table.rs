@@ -17,9 +17,9 @@ pub type HugePages = fn(usize, usize);
 
 static HUGE_PAGES: OnceLock<HugePages> = OnceLock::new();
 
-/// Says how huge pages are asked for, which takes a layer above this one: tables of many entries
-/// that are read at random are mostly misses of the address translation otherwise. Chunks that
-/// exist already stay as they are; the first to say it is heard.
+/// Sets the function that requests huge pages, which only a higher layer can provide: without huge
+/// pages, random reads of large tables are dominated by TLB misses. Chunks that exist already stay
+/// as they are; only the first call has an effect.
 pub fn use_huge_pages(ask: HugePages) {
     let _ = HUGE_PAGES.set(ask);
 }

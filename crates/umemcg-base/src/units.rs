@@ -1,4 +1,4 @@
-//! Sizes that all layers agree on. A page is 4,096 bytes here whatever the processor's own page is.
+//! Sizes that all layers use. A page is 4,096 bytes here whatever the processor's own page is.
 
 /// log2 of [`PAGE_SIZE`].
 pub const PAGE_SHIFT: u32 = 12;

@@ -1,4 +1,4 @@
-//! From the first signal to the last byte: how a foreground mount ends.
+//! How a foreground mount ends, from the first signal to the last byte.
 //!
 //! ```text
 //!   serving --signal or `umemcg umount`--> flushing --durable or time over--> unmounting
@@ -10,9 +10,9 @@
 //!      +--umount from outside---------------------------------------------------> ended: flush the rest, exit
 //! ```
 //!
-//! One deadline, set by whatever starts the end, covers all of it. A second signal is an order:
-//! what is not durable by then is reported as lost. `umemcg umount` on a mount in use changes
-//! nothing, as umount(8).
+//! One deadline, set by whatever starts the end, covers all of it. A second signal ends everything
+//! immediately: data that is not durable by then is reported as lost. `umemcg umount` on a mount in
+//! use changes nothing, as umount(8).
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ use crate::users::users_of;
 /// How long a request on the socket may take to send its last reply once the mount is gone.
 const LAST_REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a foreground mount asks of the daemon that serves it.
+/// The operations that a foreground mount needs from its daemon.
 pub trait Served: Send + Sync + 'static {
     /// Tries to make everything durable until the deadline; returns what is not. `progress` gets
     /// the bytes left.

@@ -6,7 +6,7 @@
 //!
 //! The daemon needs memory beside its pool. A pool that does not fit would fill up, and the kernel
 //! would kill the daemon with data that is written nowhere. So a size that does not fit is refused,
-//! and a percentage gives what fits.
+//! and a percentage is reduced to the size that fits.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -20,8 +20,8 @@ use crate::table::human_bytes;
 /// Smallest pool that makes sense: a few blocks of frames, so that every thread finds one.
 pub const MIN_POOL_BYTES: u64 = 8 << 20;
 
-/// What the daemon needs beside its pool: so much, and this part of the rest (records of frames are
-/// a 64th of the pool).
+/// The daemon's needs beside its pool: this many bytes, and this part of the rest (records of
+/// frames are a 64th of the pool).
 const BESIDE_BYTES: u64 = 16 << 20;
 const BESIDE_PART: u64 = 32;
 

@@ -1,4 +1,4 @@
-//! The process that makes inotify hear of changes of control files, and the daemon's end of it.
+//! The helper process that reports changes of control files to inotify, and the daemon's end of it.
 //!
 //! A change of a modification time is an inotify event, `IN_MODIFY`, but the daemon must not wait
 //! for its own mounts. So it starts this program again, at the first event of a file that the

@@ -1,4 +1,4 @@
-//! `umemcg trim`: what groups keep in the cache goes, and its memory back to the operating system.
+//! `umemcg trim`: drops the cached memory of groups and returns it to the operating system.
 //!
 //! Everything is done through the control files, so it works for every user that may write them. A
 //! group is idle when nothing was read, brought in or dirtied in it or below while we watched; of a
@@ -73,7 +73,7 @@ fn usage(control: &Path, group: &str) -> io::Result<u64> {
     charged.map(|(_, bytes)| bytes.parse::<u64>()).sum::<Result<_, _>>().map_err(io::Error::other)
 }
 
-/// Reclaims all that can go.
+/// Reclaims everything that can be reclaimed.
 fn trim_group(control: &Path, group: &str) -> io::Result<Trimmed> {
     let before_bytes = usage(control, group)?;
     let directory = control.join(group.trim_start_matches('/'));

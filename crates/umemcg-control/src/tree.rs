@@ -251,7 +251,7 @@ impl ControlTree {
     }
 
     /// Changes owner and mode bits: root may do all, the owner may change the mode bits, and give
-    /// to a user group that he is in.
+    /// to a user group that it is in.
     ///
     /// # Errors
     /// `NotPermitted`, `NotFound`.

@@ -11,7 +11,7 @@
 //! is moved out of the reader's buffer with no lock held: that may be a copy of a mebibyte.
 //!
 //! The number of requests that compute at the same time is bounded by the number of processors
-//! (`computing.rs`): a thread tells the pool when its request waits ([`Pool::waits`]), and another
+//! (`computing.rs`): a thread tells the pool when its request waits (`Pool::waits`), and another
 //! may start. While something waits for nothing but a processor, one spare thread *ticks*: it
 //! checks periodically for requests whose lease has ended.
 //!

@@ -3,7 +3,7 @@
 //! Its group pays while it has room. A device reader cannot reclaim, and a write must not fail or
 //! be short for want of memory, since most programs treat a short write to a file as an error. So a
 //! write that finds no room in its group borrows memory of the daemon, as running requests do: a
-//! [`LoanPool`] has [`LENT_BYTES_MAX`] for a mount, and a group at most half of what the others
+//! `LoanPool` has [`LENT_BYTES_MAX`] for a mount, and a group at most half of what the others
 //! leave.
 //!
 //! Beyond that, for a group with more than a hundred simultaneous writers of a mebibyte, the header

@@ -1,4 +1,4 @@
-//! What a mapping tells the operating system about its use.
+//! Hints of a mapping to the operating system about its use.
 
 /// How the kernel should back or dump a mapping. It may refuse, and everything works without.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! Mappings as Miri can follow them: zeroed memory from the allocator.
+//! The model of mappings for Miri: zeroed memory from the allocator.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::io;

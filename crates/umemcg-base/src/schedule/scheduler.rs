@@ -6,11 +6,11 @@ use std::panic::Location;
 use std::sync::{Arc, Condvar as OsCondvar, Mutex as OsMutex, MutexGuard as OsGuard, PoisonError};
 use std::time::Duration;
 
-/// An operation that has not ended after this many steps of all threads goes in circles.
+/// An operation that has not ended after this many steps of all threads counts as an endless loop.
 const STEPS_MAX: u64 = 30_000_000;
 /// Steps between two looks for such.
 const LOOK_STEPS: u64 = 1 << 20;
-/// What time moves by at each switch point.
+/// The time that passes at each switch point.
 const TICK: Duration = Duration::from_nanos(200);
 /// An operation that has not ended after this time, as the schedule counts it, is taken to hang for
 /// ever.
