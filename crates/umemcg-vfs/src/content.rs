@@ -435,6 +435,7 @@ impl Reopens for Content {
 
 #[cfg(test)]
 mod tests {
+    use crate::volume_ops::VolumeFile;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use crate::host;
@@ -446,7 +447,7 @@ mod tests {
         let v = Fixture::new();
         let (path, file) = v.create("f");
         file.write(&v.group, 0, &[b'a'; 100], false).unwrap();
-        v.vfs.fsync(&file, false).unwrap();
+        file.fsync(false).unwrap();
         file.write(&v.group, 40960, &[b'b'; 4096], false).unwrap();
         // Another program on the host.
         std::io::Write::write_all(&mut std::fs::OpenOptions::new().append(true).open(&path).unwrap(), b"x")
@@ -489,7 +490,7 @@ mod tests {
         let v = Fixture::new();
         let (path, file) = v.create("f");
         file.write(&v.group, 0, &[b'a'; 100], false).unwrap();
-        v.vfs.fsync(&file, false).unwrap();
+        file.fsync(false).unwrap();
         let host = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
         std::thread::scope(|scope| {
             let alone = file.content.store.times.exclusive();

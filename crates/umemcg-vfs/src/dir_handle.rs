@@ -20,34 +20,18 @@ use rustix::fs::{FileType, OFlags, RawDir, SeekFrom};
 use rustix::io::Errno;
 use umemcg_base::LeafMutex;
 
-use crate::attr::{Entry, FileKind, NodeId};
+use crate::attr::{FileKind, NodeId};
 use crate::descriptor_share::{DescriptorShare, Purpose};
 use crate::error::VfsError;
 use crate::handle_share::HandleCharge;
 use crate::host_volume::{Caller, HostVolume};
 use crate::resolve::Shared;
+use crate::volume_ops::{DirEntry, VolumeDir};
 
 /// Bytes of entries that one call to the host fetches.
 const WINDOW_BYTES: usize = 8 << 10;
 /// What a handle costs that keeps a window of the shortest names, in bytes.
 const LISTING_BYTES: u64 = 32 << 10;
-
-/// One name of a directory.
-#[derive(Debug, Clone, Copy)]
-pub struct DirEntry<'a> {
-    /// The name, "." and ".." among them.
-    pub name: &'a OsStr,
-    /// The inode number on the host.
-    pub ino: u64,
-    /// The type, when the host says it in the directory.
-    pub kind: Option<FileKind>,
-    /// The position after this entry.
-    pub next_offset: u64,
-    /// With `readdirplus`: the inode, looked up (counts a reference if the entry is taken). `None`
-    /// for "." and "..", for names that vanished meanwhile or lead out of the volume, and when the
-    /// caller's group has no room.
-    pub entry: Option<Entry>,
-}
 
 #[derive(Debug)]
 struct RawEntry {
@@ -110,11 +94,6 @@ impl DirHandle {
         self.node
     }
 
-    /// Returns the volume that it is on.
-    pub(crate) fn volume(&self) -> HostVolume {
-        HostVolume { shared: Arc::clone(&self.shared) }
-    }
-
     /// Returns a listing that goes on at a position; `None` when the directory has been removed.
     fn listing(&self, offset: u64) -> Result<Option<Box<Listing>>, Errno> {
         let kept = self.kept.lock().take();
@@ -138,6 +117,36 @@ impl DirHandle {
             let replaced = self.kept.lock().replace(listing);
             drop(replaced);
         }
+    }
+
+    fn walk(
+        &self,
+        offset: u64,
+        take: &mut dyn FnMut(&DirEntry<'_>, &OwnedFd, &CStr) -> bool,
+    ) -> Result<(), VfsError> {
+        let Some(mut listing) = self.listing(offset)? else { return Ok(()) };
+        loop {
+            if listing.entries.is_empty() {
+                listing.fetch()?;
+            }
+            let Some(raw) = listing.entries.front() else { break };
+            let is_above_root = self.node == NodeId::ROOT && raw.name.to_bytes() == b"..";
+            let entry = DirEntry {
+                name: OsStr::from_bytes(raw.name.to_bytes()),
+                // The kernel learns nothing of what is above the volume.
+                ino: if is_above_root { self.shared.volume.root_stat.attr.ino } else { raw.ino },
+                kind: raw.kind,
+                next_offset: raw.next_offset,
+                entry: None,
+            };
+            if !take(&entry, &listing.fd, &raw.name) {
+                break;
+            }
+            listing.position = raw.next_offset;
+            listing.entries.pop_front();
+        }
+        self.keep(listing);
+        Ok(())
     }
 }
 
@@ -206,19 +215,16 @@ impl HostVolume {
             _charge: charge,
         }))
     }
+}
 
+impl VolumeDir for DirHandle {
     /// Feeds entries from `offset` (0, or a `next_offset`) to `sink` until it answers false (that
     /// entry was not taken) or the directory ends.
     ///
     /// # Errors
     /// The host's; `EINVAL` for a position that it never gave.
-    pub fn readdir(
-        &self,
-        dir: &DirHandle,
-        offset: u64,
-        sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
-    ) -> Result<(), VfsError> {
-        self.walk(dir, offset, &mut |entry, _, _| sink(entry))
+    fn readdir(&self, offset: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<(), VfsError> {
+        self.walk(offset, &mut |entry, _, _| sink(entry))
     }
 
     /// Like [`readdir`](Self::readdir) with each name looked up: a taken entry with `entry` set
@@ -226,21 +232,21 @@ impl HostVolume {
     ///
     /// # Errors
     /// As [`readdir`](Self::readdir).
-    pub fn readdirplus(
+    fn readdirplus(
         &self,
         caller: &Caller,
-        dir: &DirHandle,
         offset: u64,
         sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
     ) -> Result<(), VfsError> {
+        let volume = HostVolume { shared: Arc::clone(&self.shared) };
         let mut has_room = true;
-        self.walk(dir, offset, &mut |entry, fd, name| {
+        self.walk(offset, &mut |entry, fd, name| {
             let looked_up = match name.to_bytes() {
                 b"." | b".." => None,
                 // No process has asked for it yet: without room the name is listed, and looked up
                 // when a process does.
                 _ if !has_room => None,
-                _ => match self.lookup_if_room(caller, dir.node, fd, name) {
+                _ => match volume.lookup_if_room(caller, self.node, fd, name) {
                     Ok(entry) => Some(entry),
                     Err(error) => {
                         has_room = error.errno() != Errno::NOMEM;
@@ -250,50 +256,19 @@ impl HostVolume {
             };
             let taken = sink(&DirEntry { entry: looked_up, ..*entry });
             if let (false, Some(found)) = (taken, looked_up) {
-                self.forget(found.node, 1);
+                volume.forget(found.node, 1);
             }
             taken
         })
-    }
-
-    fn walk(
-        &self,
-        dir: &DirHandle,
-        offset: u64,
-        take: &mut dyn FnMut(&DirEntry<'_>, &OwnedFd, &CStr) -> bool,
-    ) -> Result<(), VfsError> {
-        let Some(mut listing) = dir.listing(offset)? else { return Ok(()) };
-        loop {
-            if listing.entries.is_empty() {
-                listing.fetch()?;
-            }
-            let Some(raw) = listing.entries.front() else { break };
-            let is_above_root = dir.node == NodeId::ROOT && raw.name.to_bytes() == b"..";
-            let entry = DirEntry {
-                name: OsStr::from_bytes(raw.name.to_bytes()),
-                // The kernel learns nothing of what is above the volume.
-                ino: if is_above_root { self.shared.volume.root_stat.attr.ino } else { raw.ino },
-                kind: raw.kind,
-                next_offset: raw.next_offset,
-                entry: None,
-            };
-            if !take(&entry, &listing.fd, &raw.name) {
-                break;
-            }
-            listing.position = raw.next_offset;
-            listing.entries.pop_front();
-        }
-        dir.keep(listing);
-        Ok(())
     }
 
     /// Makes the entries of a directory durable.
     ///
     /// # Errors
     /// The host's.
-    pub fn fsyncdir(&self, dir: &DirHandle, data_only: bool) -> Result<(), VfsError> {
+    fn fsyncdir(&self, data_only: bool) -> Result<(), VfsError> {
         // One that has been removed has no entries.
-        let Some(fd) = self.shared.open_directory(dir.node)? else { return Ok(()) };
+        let Some(fd) = self.shared.open_directory(self.node)? else { return Ok(()) };
         if data_only {
             rustix::fs::fdatasync(&fd)?
         } else {

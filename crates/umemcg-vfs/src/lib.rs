@@ -50,16 +50,15 @@ pub mod volumes;
 pub mod xattr;
 
 pub use attr::{Attr, Entry, FileKind, NodeId, SetAttr, SetTime, StatFs, Timestamp};
-pub use dir_handle::{DirEntry, DirHandle};
+pub use dir_handle::DirHandle;
 pub use error::{VfsError, VolumeError};
 pub use handle_share::{HANDLE_BYTES, NR_BEYOND_MAX};
 pub use host_volume::{Caller, HostVolume};
 pub use kernel_cache::{IdleInode, KernelCache};
-pub use open::Whence;
 pub use open_file::OpenFile;
 pub use rustix::fs::{FallocateFlags, OFlags, RenameFlags, XattrFlags};
 pub use tmpfs::{Tmpfs, TmpfsConfig};
 pub use volume_config::{IoMode, Resolve, VolumeConfig};
-pub use volume_ops::{Volume, VolumeDir, VolumeFile, VolumeKind};
+pub use volume_ops::{DirEntry, Volume, VolumeDir, VolumeFile, VolumeKind, Whence};
 pub use volume_spec::VolumeSpec;
 pub use volumes::{AddError, Member, Opened, RemoveError, Volumes};

@@ -1,10 +1,9 @@
-//! Opening regular files, and the operations on an open file besides reading and writing: flush,
-//! fsync, fallocate, lseek; and the sync of the whole volume.
+//! Opening regular files, and the sync of the whole volume.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use rustix::fs::{FallocateFlags, OFlags};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use crate::attr::{FileKind, NodeId};
@@ -15,15 +14,6 @@ use crate::handle_share::HandleCharge;
 use crate::host;
 use crate::host_volume::{Caller, HostVolume};
 use crate::open_file::OpenFile;
-
-/// What `lseek` looks for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Whence {
-    /// The next byte of data at or after the offset.
-    Data,
-    /// The next hole at or after the offset; the end of the file is one.
-    Hole,
-}
 
 impl HostVolume {
     /// Opens a regular file. `O_TRUNC`, `O_APPEND`, `O_SYNC`, `O_DSYNC`, `O_DIRECTORY` and the
@@ -83,94 +73,6 @@ impl HostVolume {
         acquired
     }
 
-    /// Reports, at a `close` of a descriptor, a write-back error not yet reported to this open.
-    /// Never sleeps.
-    ///
-    /// # Errors
-    /// The error of earlier write-back.
-    pub fn flush(&self, file: &OpenFile) -> Result<(), VfsError> {
-        Ok(file.content.file.check_error(&file.errors)?)
-    }
-
-    /// Makes content (and attributes, unless `data_only`) durable.
-    ///
-    /// # Errors
-    /// Write-back errors, each once per open.
-    pub fn fsync(&self, file: &OpenFile, data_only: bool) -> Result<(), VfsError> {
-        let _in_use = file.in_use(false)?;
-        Ok(file.content.file.fsync(data_only, &file.errors)?)
-    }
-
-    /// Reserves, punches or zeroes a byte range. As a write it takes capabilities, and with
-    /// `kill_set_id` set-id bits.
-    ///
-    /// # Errors
-    /// `EOPNOTSUPP` for other modes (collapsing, inserting) and where the host cannot; `EBADF` when
-    /// not open for writing; `EINVAL`, `EFBIG`, `ENOSPC`, and the host's.
-    pub fn fallocate(
-        &self,
-        file: &OpenFile,
-        mode: FallocateFlags,
-        offset: u64,
-        len: u64,
-        kill_set_id: bool,
-    ) -> Result<(), VfsError> {
-        const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
-        if !file.is_writable() {
-            return Err(Errno::BADF.into());
-        }
-        if len == 0 {
-            return Err(Errno::INVAL.into());
-        }
-        let end = offset.checked_add(len).filter(|&end| end <= self.shared.volume.len_max);
-        let end = end.ok_or(Errno::FBIG)?;
-        let _in_use = file.in_use(true)?;
-        let content = &file.content;
-        if content.may_have_privileges() {
-            content.clear_privileges(kill_set_id)?;
-        }
-        let on_host = || Ok(content.store.allocate(mode, offset, len, content.file.len())?);
-        let grows = !mode.contains(FallocateFlags::KEEP_SIZE);
-        if mode.difference(FallocateFlags::KEEP_SIZE).is_empty() {
-            content.file.allocate(grows.then_some(end), on_host)?;
-        } else if mode == PUNCH {
-            content.file.zero_range(offset, len, on_host)?;
-        } else if mode.difference(FallocateFlags::KEEP_SIZE) == FallocateFlags::ZERO_RANGE {
-            content.file.zero_range(offset, len, on_host)?;
-            if grows {
-                // The host's file has grown already.
-                content.file.allocate(Some(end), || Ok(()))?;
-            }
-        } else {
-            return Err(Errno::OPNOTSUPP.into());
-        }
-        Ok(())
-    }
-
-    /// Returns the next data or hole. What is dirty is written back first, so that the host knows
-    /// it; while the host does not take it, all of the file counts as data.
-    ///
-    /// # Errors
-    /// `ENXIO` at or beyond the end, and where no data follows; the host's.
-    pub fn lseek(&self, file: &OpenFile, whence: Whence, offset: u64) -> Result<u64, VfsError> {
-        let content = &file.content;
-        if offset >= content.file.len() {
-            return Err(Errno::NXIO.into());
-        }
-        let _in_use = file.in_use(false)?;
-        // A sync tells of the error.
-        if !content.file.is_in_store() && content.file.write_back().is_err() {
-            return Ok(if whence == Whence::Data { offset } else { content.file.len() });
-        }
-        let found = content.store.seek(whence == Whence::Data, offset)?;
-        let len = content.file.len();
-        match whence {
-            Whence::Data if found >= len => Err(Errno::NXIO.into()),
-            Whence::Data => Ok(found),
-            Whence::Hole => Ok(found.min(len)),
-        }
-    }
-
     /// Makes everything durable that the volume accepted before the call, metadata included. Goes
     /// on after an error and reports the first.
     ///
@@ -208,6 +110,7 @@ impl HostVolume {
 
 #[cfg(test)]
 mod tests {
+    use crate::volume_ops::{VolumeFile, Whence};
     use std::sync::mpsc;
 
     use super::*;
@@ -218,19 +121,19 @@ mod tests {
         let v = Fixture::new();
         let (_, file) = v.create("f");
         file.write(&v.group, 0, b"data", false).unwrap();
-        let (vfs, other) = (Arc::clone(&v.vfs), Arc::clone(&file));
+        let other = Arc::clone(&file);
         let (counter, node) = (Arc::clone(&v.vfs), file.node());
         let ((found, is_found), (count, counted)) = (mpsc::channel(), mpsc::channel());
         at_pause(move || {
             let (tell, told) = mpsc::channel();
             std::thread::spawn(move || {
                 tell.send(rustix::thread::gettid()).unwrap();
-                found.send(vfs.lseek(&other, Whence::Data, 0)).unwrap();
+                found.send(other.lseek(Whence::Data, 0)).unwrap();
             });
             until_asleep(told.recv().unwrap());
             count.send(counter.getattr(node, None).unwrap().blocks).unwrap();
         });
-        v.vfs.fsync(&file, false).unwrap();
+        file.fsync(false).unwrap();
         assert!(counted.recv().unwrap() > 0, "archivers take a file without blocks for one hole");
         assert_eq!(is_found.recv().unwrap().unwrap(), 0);
     }

@@ -2,15 +2,17 @@
 
 use std::sync::Arc;
 
-use rustix::fs::OFlags;
+use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
 
-use crate::attr::NodeId;
+use crate::attr::{Attr, NodeId, SetAttr};
 use crate::content::Content;
 use crate::error::VfsError;
 use crate::handle_share::HandleCharge;
 use crate::host_store::InUse;
+use crate::host_volume::{Caller, HostVolume};
 use crate::resolve::Shared;
+use crate::volume_ops::{VolumeFile, Whence};
 use umemcg::{ErrorCursor, File, Group, PinnedPages, Readahead, count_hits};
 
 /// `O_DSYNC`, which `O_SYNC` includes.
@@ -60,29 +62,9 @@ impl OpenFile {
         })
     }
 
-    /// Returns the inode that is open.
-    pub fn node(&self) -> NodeId {
-        self.node
-    }
-
-    /// Returns the cached content, shared by all opens and all names of the inode.
-    pub fn content(&self) -> &Arc<File> {
-        &self.content.file
-    }
-
     /// Returns the state of this open's sequential reading.
     pub fn readahead(&self) -> &Readahead {
         &self.readahead
-    }
-
-    /// Returns the group of the opener; data that arrives without a caller is charged to it.
-    pub fn group(&self) -> &Arc<Group> {
-        &self.group
-    }
-
-    /// Returns whether it was opened for writing.
-    pub fn is_writable(&self) -> bool {
-        self.flags.intersects(OFlags::WRONLY | OFlags::RDWR)
     }
 
     /// Returns whether every write goes to the end.
@@ -101,84 +83,15 @@ impl OpenFile {
         self.shared.in_use(self.node, &self.content, &self.group, for_writing, true)
     }
 
+    /// Returns the volume that it is on.
+    fn volume(&self) -> HostVolume {
+        HostVolume { shared: Arc::clone(&self.shared) }
+    }
+
     fn note_read(&self) {
         if !self.flags.contains(OFlags::NOATIME) {
             self.content.note_read();
         }
-    }
-
-    /// Bytes that are all cached, or `None`. Never sleeps.
-    #[inline]
-    pub fn try_read(&self, offset: u64, len: usize) -> Option<PinnedPages<'_>> {
-        let pages = self.content.file.try_read(offset, len, &self.readahead)?;
-        count_hits(&self.group, pages.segments().len() as u64);
-        self.note_read();
-        Some(pages)
-    }
-
-    /// Bytes from `offset`, fewer at the end of the file. May sleep for memory and for the host.
-    ///
-    /// # Errors
-    /// What the store said.
-    pub fn read(&self, group: &Arc<Group>, offset: u64, len: usize) -> Result<PinnedPages<'_>, VfsError> {
-        let _in_use = self.in_use(false)?;
-        let pages = self.content.file.read(group, offset, len, &self.readahead)?;
-        self.note_read();
-        Ok(pages)
-    }
-
-    /// Writes if that needs no sleep at all, else `None` and nothing happened. `kill_set_id` clears
-    /// set-id bits.
-    pub fn try_write(
-        &self,
-        group: &Arc<Group>,
-        offset: u64,
-        data: &[u8],
-        _kill_set_id: bool,
-    ) -> Option<usize> {
-        let is_simple = self.is_writable() && !self.is_append() && self.synchronous().is_none();
-        let fits = offset.checked_add(data.len() as u64).is_some_and(|end| end <= self.shared.volume.len_max);
-        if !is_simple || !fits || data.is_empty() || self.content.may_have_privileges() {
-            return None;
-        }
-        let _in_use = self.content.store.try_use(true)?;
-        self.content.accept_write();
-        self.content.file.try_write(group, offset, data)
-    }
-
-    /// Accepts bytes at `offset` (at the end for `O_APPEND`); durable on return for `O_SYNC` and
-    /// `O_DSYNC`. Times move when the write is accepted. May sleep for memory, and for the host
-    /// where a page is partly overwritten.
-    ///
-    /// # Errors
-    /// `EBADF` when not open for writing, `EFBIG` beyond what the host's files can be, else what
-    /// the content or the store said.
-    pub fn write(
-        &self,
-        group: &Arc<Group>,
-        offset: u64,
-        data: &[u8],
-        kill_set_id: bool,
-    ) -> Result<usize, VfsError> {
-        if self.is_writable() && !data.is_empty() && self.content.may_have_privileges() {
-            let _in_use = self.in_use(true)?;
-            self.content.clear_privileges(kill_set_id)?;
-        }
-        self.write_to((!self.is_append()).then_some(offset), group, data)
-    }
-
-    /// Accepts what the kernel writes back of a mapping: all of it, and at `offset` also for
-    /// `O_APPEND`. Takes no privileges, as in Linux: it comes at any time, beside operations that
-    /// have the file alone and have seen some. May sleep as [`write`](Self::write) does.
-    ///
-    /// # Errors
-    /// As [`write`](Self::write), also when a part was accepted.
-    pub fn write_mapped(&self, group: &Arc<Group>, offset: u64, data: &[u8]) -> Result<usize, VfsError> {
-        let mut done = 0;
-        while done < data.len() {
-            done += self.write_to(Some(offset + done as u64), group, &data[done..])?;
-        }
-        Ok(done)
     }
 
     /// Writes at an offset, or at the end.
@@ -207,6 +120,193 @@ impl OpenFile {
             self.content.file.sync_written(at, written as u64, data_only, &self.errors)?;
         }
         Ok(written)
+    }
+}
+
+impl VolumeFile for OpenFile {
+    /// Returns the inode that is open.
+    fn node(&self) -> NodeId {
+        self.node
+    }
+
+    /// Returns the cached content, shared by all opens and all names of the inode.
+    #[inline]
+    fn content(&self) -> &Arc<File> {
+        &self.content.file
+    }
+
+    /// Returns the group of the opener; data that arrives without a caller is charged to it.
+    fn group(&self) -> &Arc<Group> {
+        &self.group
+    }
+
+    /// Returns whether it was opened for writing.
+    fn is_writable(&self) -> bool {
+        self.flags.intersects(OFlags::WRONLY | OFlags::RDWR)
+    }
+
+    /// Bytes that are all cached, or `None`. Never sleeps.
+    #[inline]
+    fn try_read(&self, offset: u64, len: usize) -> Option<PinnedPages<'_>> {
+        let pages = self.content.file.try_read(offset, len, &self.readahead)?;
+        count_hits(&self.group, pages.segments().len() as u64);
+        self.note_read();
+        Some(pages)
+    }
+
+    /// Bytes from `offset`, fewer at the end of the file. May sleep for memory and for the host.
+    ///
+    /// # Errors
+    /// What the store said.
+    fn read(&self, group: &Arc<Group>, offset: u64, len: usize) -> Result<PinnedPages<'_>, VfsError> {
+        let _in_use = self.in_use(false)?;
+        let pages = self.content.file.read(group, offset, len, &self.readahead)?;
+        self.note_read();
+        Ok(pages)
+    }
+
+    /// Writes if that needs no sleep at all, else `None` and nothing happened. `kill_set_id` clears
+    /// set-id bits.
+    fn try_write(&self, group: &Arc<Group>, offset: u64, data: &[u8], _kill_set_id: bool) -> Option<usize> {
+        let is_simple = self.is_writable() && !self.is_append() && self.synchronous().is_none();
+        let fits = offset.checked_add(data.len() as u64).is_some_and(|end| end <= self.shared.volume.len_max);
+        if !is_simple || !fits || data.is_empty() || self.content.may_have_privileges() {
+            return None;
+        }
+        let _in_use = self.content.store.try_use(true)?;
+        self.content.accept_write();
+        self.content.file.try_write(group, offset, data)
+    }
+
+    /// Accepts bytes at `offset` (at the end for `O_APPEND`); durable on return for `O_SYNC` and
+    /// `O_DSYNC`. Times move when the write is accepted. May sleep for memory, and for the host
+    /// where a page is partly overwritten.
+    ///
+    /// # Errors
+    /// `EBADF` when not open for writing, `EFBIG` beyond what the host's files can be, else what
+    /// the content or the store said.
+    fn write(
+        &self,
+        group: &Arc<Group>,
+        offset: u64,
+        data: &[u8],
+        kill_set_id: bool,
+    ) -> Result<usize, VfsError> {
+        if self.is_writable() && !data.is_empty() && self.content.may_have_privileges() {
+            let _in_use = self.in_use(true)?;
+            self.content.clear_privileges(kill_set_id)?;
+        }
+        self.write_to((!self.is_append()).then_some(offset), group, data)
+    }
+
+    /// Accepts what the kernel writes back of a mapping: all of it, and at `offset` also for
+    /// `O_APPEND`. Takes no privileges, as in Linux: it comes at any time, beside operations that
+    /// have the file alone and have seen some. May sleep as [`write`](Self::write) does.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write), also when a part was accepted.
+    fn write_mapped(&self, group: &Arc<Group>, offset: u64, data: &[u8]) -> Result<usize, VfsError> {
+        let mut done = 0;
+        while done < data.len() {
+            done += self.write_to(Some(offset + done as u64), group, &data[done..])?;
+        }
+        Ok(done)
+    }
+
+    /// Reports, at a `close` of a descriptor, a write-back error not yet reported to this open.
+    /// Never sleeps.
+    ///
+    /// # Errors
+    /// The error of earlier write-back.
+    fn flush(&self) -> Result<(), VfsError> {
+        Ok(self.content.file.check_error(&self.errors)?)
+    }
+
+    /// Makes content (and attributes, unless `data_only`) durable.
+    ///
+    /// # Errors
+    /// Write-back errors, each once per open.
+    fn fsync(&self, data_only: bool) -> Result<(), VfsError> {
+        let _in_use = self.in_use(false)?;
+        Ok(self.content.file.fsync(data_only, &self.errors)?)
+    }
+
+    /// Reserves, punches or zeroes a byte range. As a write it takes capabilities, and with
+    /// `kill_set_id` set-id bits.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` for other modes (collapsing, inserting) and where the host cannot; `EBADF` when
+    /// not open for writing; `EINVAL`, `EFBIG`, `ENOSPC`, and the host's.
+    fn fallocate(
+        &self,
+        _group: &Arc<Group>,
+        mode: FallocateFlags,
+        offset: u64,
+        len: u64,
+        kill_set_id: bool,
+    ) -> Result<(), VfsError> {
+        const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
+        if !self.is_writable() {
+            return Err(Errno::BADF.into());
+        }
+        if len == 0 {
+            return Err(Errno::INVAL.into());
+        }
+        let end = offset.checked_add(len).filter(|&end| end <= self.shared.volume.len_max);
+        let end = end.ok_or(Errno::FBIG)?;
+        let _in_use = self.in_use(true)?;
+        let content = &self.content;
+        if content.may_have_privileges() {
+            content.clear_privileges(kill_set_id)?;
+        }
+        let on_host = || Ok(content.store.allocate(mode, offset, len, content.file.len())?);
+        let grows = !mode.contains(FallocateFlags::KEEP_SIZE);
+        if mode.difference(FallocateFlags::KEEP_SIZE).is_empty() {
+            content.file.allocate(grows.then_some(end), on_host)?;
+        } else if mode == PUNCH {
+            content.file.zero_range(offset, len, on_host)?;
+        } else if mode.difference(FallocateFlags::KEEP_SIZE) == FallocateFlags::ZERO_RANGE {
+            content.file.zero_range(offset, len, on_host)?;
+            if grows {
+                // The host's file has grown already.
+                content.file.allocate(Some(end), || Ok(()))?;
+            }
+        } else {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        Ok(())
+    }
+
+    /// Returns the next data or hole. What is dirty is written back first, so that the host knows
+    /// it; while the host does not take it, all of the file counts as data.
+    ///
+    /// # Errors
+    /// `ENXIO` at or beyond the end, and where no data follows; the host's.
+    fn lseek(&self, whence: Whence, offset: u64) -> Result<u64, VfsError> {
+        let content = &self.content;
+        if offset >= content.file.len() {
+            return Err(Errno::NXIO.into());
+        }
+        let _in_use = self.in_use(false)?;
+        // A sync tells of the error.
+        if !content.file.is_in_store() && content.file.write_back().is_err() {
+            return Ok(if whence == Whence::Data { offset } else { content.file.len() });
+        }
+        let found = content.store.seek(whence == Whence::Data, offset)?;
+        let len = content.file.len();
+        match whence {
+            Whence::Data if found >= len => Err(Errno::NXIO.into()),
+            Whence::Data => Ok(found),
+            Whence::Hole => Ok(found.min(len)),
+        }
+    }
+
+    fn getattr(&self) -> Result<Attr, VfsError> {
+        self.volume().getattr(self.node, Some(self))
+    }
+
+    fn setattr(&self, caller: &Caller, change: &SetAttr) -> Result<Attr, VfsError> {
+        self.volume().setattr(caller, self.node, Some(self), change)
     }
 }
 

@@ -11,6 +11,7 @@ use crate::host;
 use crate::host_volume::{Caller, HostVolume};
 use crate::open_file::OpenFile;
 use crate::privileges::mode_without_set_id;
+use crate::volume_ops::VolumeFile;
 
 impl HostVolume {
     /// Changes attributes, through an open file if there is one. Changing the owner clears set-id
@@ -116,12 +117,12 @@ mod tests {
         let v = Fixture::new();
         let (path, file) = v.create("f");
         file.write(&v.group, 0, b"data", false).unwrap();
-        let (vfs, other) = (Arc::clone(&v.vfs), Arc::clone(&file));
+        let other = Arc::clone(&file);
         at_pause(move || {
             let (tell, told) = std::sync::mpsc::channel();
             std::thread::spawn(move || {
                 tell.send(rustix::thread::gettid()).unwrap();
-                vfs.fsync(&other, false).unwrap();
+                other.fsync(false).unwrap();
             });
             until_asleep(told.recv().unwrap());
         });
@@ -129,7 +130,7 @@ mod tests {
         let change = SetAttr { mtime: Some(SetTime::At(wanted)), ..SetAttr::default() };
         let attr = v.vfs.setattr(&v.caller(), file.node(), None, &change).unwrap();
         assert_eq!(attr.mtime, wanted);
-        v.vfs.fsync(&file, false).unwrap();
+        file.fsync(false).unwrap();
         assert_eq!(v.vfs.getattr(file.node(), None).unwrap().mtime, wanted);
         assert_eq!(host::stat_fd(std::fs::File::open(path).unwrap()).unwrap().attr.mtime, wanted);
     }

@@ -12,14 +12,10 @@ use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, OFlags, RenameFlags, XattrFlags};
 
-use crate::attr::SetAttr;
-use crate::attr::{Attr, Entry, NodeId, StatFs};
-use crate::dir_handle::{DirEntry, DirHandle};
+use crate::attr::{Attr, Entry, FileKind, NodeId, SetAttr, StatFs};
 use crate::error::VfsError;
 use crate::host_volume::{Caller, HostVolume};
 use crate::kernel_cache::KernelCache;
-use crate::open::Whence;
-use crate::open_file::OpenFile;
 use crate::volume_config::IoMode;
 use umemcg::{File, Group, PinnedPages, StoreId};
 
@@ -40,6 +36,32 @@ pub enum VolumeKind {
         /// Bytes of data now, in whole pages.
         used_bytes: u64,
     },
+}
+
+/// What `lseek` looks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Whence {
+    /// The next byte of data at or after the offset.
+    Data,
+    /// The next hole at or after the offset; the end of the file is one.
+    Hole,
+}
+
+/// One name of a directory.
+#[derive(Debug, Clone, Copy)]
+pub struct DirEntry<'a> {
+    /// The name, "." and ".." among them.
+    pub name: &'a OsStr,
+    /// The inode number on the host.
+    pub ino: u64,
+    /// The type, when the host says it in the directory.
+    pub kind: Option<FileKind>,
+    /// The position after this entry.
+    pub next_offset: u64,
+    /// With `readdirplus`: the inode, looked up (counts a reference if the entry is taken). `None`
+    /// for "." and "..", for names that vanished meanwhile or lead out of the volume, and when the
+    /// caller's group has no room.
+    pub entry: Option<Entry>,
 }
 
 /// A volume. The methods are those of [`HostVolume`], where each is described; all but
@@ -367,92 +389,5 @@ impl Volume for HostVolume {
             content.file.discard();
         }
         self.shared.reap_lingering(usize::MAX);
-    }
-}
-
-impl OpenFile {
-    /// Returns the volume that it is on.
-    fn volume(&self) -> HostVolume {
-        HostVolume { shared: Arc::clone(&self.shared) }
-    }
-}
-
-impl VolumeFile for OpenFile {
-    fn node(&self) -> NodeId {
-        self.node()
-    }
-    #[inline]
-    fn content(&self) -> &Arc<File> {
-        self.content()
-    }
-    fn group(&self) -> &Arc<Group> {
-        self.group()
-    }
-    fn is_writable(&self) -> bool {
-        self.is_writable()
-    }
-    #[inline]
-    fn try_read(&self, offset: u64, len: usize) -> Option<PinnedPages<'_>> {
-        self.try_read(offset, len)
-    }
-    fn read(&self, group: &Arc<Group>, offset: u64, len: usize) -> Result<PinnedPages<'_>, VfsError> {
-        self.read(group, offset, len)
-    }
-    fn try_write(&self, group: &Arc<Group>, offset: u64, data: &[u8], kill_set_id: bool) -> Option<usize> {
-        self.try_write(group, offset, data, kill_set_id)
-    }
-    fn write(
-        &self,
-        group: &Arc<Group>,
-        offset: u64,
-        data: &[u8],
-        kill_set_id: bool,
-    ) -> Result<usize, VfsError> {
-        self.write(group, offset, data, kill_set_id)
-    }
-    fn write_mapped(&self, group: &Arc<Group>, offset: u64, data: &[u8]) -> Result<usize, VfsError> {
-        self.write_mapped(group, offset, data)
-    }
-    fn flush(&self) -> Result<(), VfsError> {
-        self.volume().flush(self)
-    }
-    fn fsync(&self, data_only: bool) -> Result<(), VfsError> {
-        self.volume().fsync(self, data_only)
-    }
-    fn fallocate(
-        &self,
-        _group: &Arc<Group>,
-        mode: FallocateFlags,
-        offset: u64,
-        len: u64,
-        kill_set_id: bool,
-    ) -> Result<(), VfsError> {
-        self.volume().fallocate(self, mode, offset, len, kill_set_id)
-    }
-    fn lseek(&self, whence: Whence, offset: u64) -> Result<u64, VfsError> {
-        self.volume().lseek(self, whence, offset)
-    }
-    fn getattr(&self) -> Result<Attr, VfsError> {
-        self.volume().getattr(self.node(), Some(self))
-    }
-    fn setattr(&self, caller: &Caller, change: &SetAttr) -> Result<Attr, VfsError> {
-        self.volume().setattr(caller, self.node(), Some(self), change)
-    }
-}
-
-impl VolumeDir for DirHandle {
-    fn readdir(&self, offset: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<(), VfsError> {
-        self.volume().readdir(self, offset, sink)
-    }
-    fn readdirplus(
-        &self,
-        caller: &Caller,
-        offset: u64,
-        sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
-    ) -> Result<(), VfsError> {
-        self.volume().readdirplus(caller, self, offset, sink)
-    }
-    fn fsyncdir(&self, data_only: bool) -> Result<(), VfsError> {
-        self.volume().fsyncdir(self, data_only)
     }
 }

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use common::{Fixture, ROOT, errno, name};
 use rustix::io::Errno;
 use umemcg::{Engine, EngineConfig};
-use umemcg_vfs::{FallocateFlags, HostVolume, OFlags, RenameFlags, Resolve, SetAttr, VolumeConfig};
+use umemcg_vfs::{
+    FallocateFlags, HostVolume, OFlags, RenameFlags, Resolve, SetAttr, VolumeConfig, VolumeDir, VolumeFile,
+};
 
 fn small(resolve: Resolve) -> Fixture {
     let mut v = Fixture::new();
@@ -80,8 +82,8 @@ fn stir(v: &Fixture, random: &mut Random) {
         7 => vfs.lookup(&v.root, at, n).ok().inspect(|entry| {
             if let Ok(file) = vfs.open(&v.root, entry.node, OFlags::RDWR | OFlags::TRUNC) {
                 let _ = file.write(&v.root.group, 0, &[2; 20_000], false);
-                let _ = vfs.fallocate(&file, FallocateFlags::ZERO_RANGE, 100, 9000, false);
-                let _ = vfs.fsync(&file, true);
+                let _ = file.fallocate(file.group(), FallocateFlags::ZERO_RANGE, 100, 9000, false);
+                let _ = file.fsync(true);
             }
         }),
         8 => vfs.lookup(&v.root, at, n).ok().inspect(|entry| {
@@ -97,7 +99,7 @@ fn stir(v: &Fixture, random: &mut Random) {
         10 => {
             if let Ok(handle) = vfs.opendir(&v.root, at) {
                 let mut found = Vec::new();
-                let _ = vfs.readdirplus(&v.root, &handle, 0, &mut |entry| {
+                let _ = handle.readdirplus(&v.root, 0, &mut |entry| {
                     found.extend(entry.entry);
                     true
                 });
@@ -132,7 +134,7 @@ fn keep_checking(v: &Fixture, id: u64, until: &AtomicBool) {
         model[at..at + piece.len()].copy_from_slice(&piece);
         len = len.max(at + piece.len());
         if random.below(8) == 0 {
-            v.vfs.fsync(&file, random.below(2) == 0).unwrap();
+            file.fsync(random.below(2) == 0).unwrap();
         }
         let from = random.below(500_000);
         let bytes = v.read(&file, from, 80_000);

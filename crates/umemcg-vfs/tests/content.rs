@@ -5,7 +5,7 @@ mod common;
 
 use common::{Fixture, ROOT, both_ways, errno, name};
 use rustix::io::Errno;
-use umemcg_vfs::{FallocateFlags, IoMode, OFlags, SetAttr, Whence};
+use umemcg_vfs::{FallocateFlags, IoMode, OFlags, SetAttr, VolumeFile, Whence};
 
 const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
 
@@ -37,9 +37,9 @@ fn every_io_mode_writes_and_reads_odd_lengths_and_offsets() {
         let pattern: Vec<u8> = (0..300_001u32).map(|n| ((n * 31) >> 3) as u8).collect();
         let (entry, file) = v.create(ROOT, "f");
         v.write(&file, 0, &pattern[..5]);
-        v.vfs.fsync(&file, false).unwrap();
+        file.fsync(false).unwrap();
         v.write(&file, 5, &pattern[5..]);
-        v.vfs.fsync(&file, true).unwrap();
+        file.fsync(true).unwrap();
         v.write(&file, 100_003, &pattern[100_003..100_010]);
         drop(file);
         v.vfs.syncfs().unwrap();
@@ -65,7 +65,7 @@ fn no_second_copy_stays_in_the_kernels_page_cache() {
         for chunk in 0..LEN / (256 << 10) {
             v.write(&file, (chunk * (256 << 10)) as u64, &[5; 256 << 10]);
         }
-        v.vfs.fsync(&file, false).unwrap();
+        file.fsync(false).unwrap();
         let Some(after_write) = resident(v.host("f")) else {
             eprintln!("SKIPPED: fincore is missing");
             return;
@@ -124,7 +124,10 @@ fn reading_is_not_writing() {
         let (entry, _file) = v.create(ROOT, "f");
         let read_only = v.open(entry.node, OFlags::RDONLY);
         assert_eq!(errno(read_only.write(&v.root.group, 0, b"x", false)), Errno::BADF);
-        assert_eq!(errno(v.vfs.fallocate(&read_only, FallocateFlags::empty(), 0, 10, false)), Errno::BADF);
+        assert_eq!(
+            errno(read_only.fallocate(read_only.group(), FallocateFlags::empty(), 0, 10, false)),
+            Errno::BADF
+        );
         assert!(read_only.try_write(&v.root.group, 0, b"x", false).is_none());
     });
 }
@@ -151,7 +154,7 @@ fn files_beyond_4_gib_are_sparse_and_whole() {
         v.write(&file, FAR, b"far");
         v.write(&file, 10, b"near");
         assert_eq!(v.attr("f").size, FAR + 3);
-        v.vfs.fsync(&file, false).unwrap();
+        file.fsync(false).unwrap();
         assert_eq!(v.read(&file, FAR - 2, 100), b"\0\0far");
         assert_eq!(v.read(&file, 8, 8), b"\0\0near\0\0");
         assert!(v.attr("f").blocks * 512 < 1 << 20);
@@ -171,10 +174,13 @@ fn what_the_host_cannot_hold_is_refused_before_it_is_accepted() {
         assert!(file.try_write(&v.root.group, u64::MAX, b"x", false).is_none());
         let size = |len| v.set(entry.node, SetAttr { size: Some(len), ..SetAttr::default() });
         assert_eq!(errno(size(u64::MAX)), Errno::FBIG);
-        assert_eq!(errno(v.vfs.fallocate(&file, FallocateFlags::empty(), u64::MAX, 2, false)), Errno::FBIG);
-        assert_eq!(errno(v.vfs.fallocate(&file, FallocateFlags::empty(), 0, 0, false)), Errno::INVAL);
+        assert_eq!(
+            errno(file.fallocate(file.group(), FallocateFlags::empty(), u64::MAX, 2, false)),
+            Errno::FBIG
+        );
+        assert_eq!(errno(file.fallocate(file.group(), FallocateFlags::empty(), 0, 0, false)), Errno::INVAL);
         assert_eq!(v.attr("f").size, 0);
-        v.vfs.fsync(&file, false).unwrap();
+        file.fsync(false).unwrap();
     });
 }
 
@@ -183,7 +189,7 @@ fn allocation_extends_or_keeps_the_size() {
     both_ways(|v| {
         let (_, file) = v.create(ROOT, "f");
         v.write(&file, 0, b"data");
-        match v.vfs.fallocate(&file, FallocateFlags::empty(), 0, 100_000, false) {
+        match file.fallocate(file.group(), FallocateFlags::empty(), 0, 100_000, false) {
             Err(error) if error.errno() == Errno::OPNOTSUPP => {
                 eprintln!("SKIPPED: no fallocate here");
                 return;
@@ -191,14 +197,14 @@ fn allocation_extends_or_keeps_the_size() {
             result => result.unwrap(),
         }
         assert_eq!(v.attr("f").size, 100_000);
-        v.vfs.fallocate(&file, FallocateFlags::KEEP_SIZE, 0, 200_000, false).unwrap();
+        file.fallocate(file.group(), FallocateFlags::KEEP_SIZE, 0, 200_000, false).unwrap();
         assert_eq!(v.attr("f").size, 100_000);
         assert!(v.attr("f").blocks * 512 >= 200_000);
         assert_eq!(v.read(&file, 0, 6), b"data\0\0");
         let odd = FallocateFlags::COLLAPSE_RANGE;
-        assert_eq!(errno(v.vfs.fallocate(&file, odd, 0, 4096, false)), Errno::OPNOTSUPP);
+        assert_eq!(errno(file.fallocate(file.group(), odd, 0, 4096, false)), Errno::OPNOTSUPP);
         assert_eq!(
-            errno(v.vfs.fallocate(&file, FallocateFlags::PUNCH_HOLE, 0, 4096, false)),
+            errno(file.fallocate(file.group(), FallocateFlags::PUNCH_HOLE, 0, 4096, false)),
             Errno::OPNOTSUPP
         );
     });
@@ -212,9 +218,9 @@ fn holes_are_punched_and_ranges_zeroed_through_dirty_data() {
                 let (_, file) = v.create(ROOT, &format!("{n}{is_durable}"));
                 v.write(&file, 0, &[9; 5 * 4096]);
                 if is_durable {
-                    v.vfs.fsync(&file, false).unwrap();
+                    file.fsync(false).unwrap();
                 }
-                v.vfs.fallocate(&file, mode, 4000, 2 * 4096, false).unwrap();
+                file.fallocate(file.group(), mode, 4000, 2 * 4096, false).unwrap();
                 let check = || {
                     let bytes = v.read(&file, 0, 6 * 4096);
                     assert_eq!(bytes.len(), 5 * 4096);
@@ -224,7 +230,7 @@ fn holes_are_punched_and_ranges_zeroed_through_dirty_data() {
                     }
                 };
                 check();
-                v.vfs.fsync(&file, false).unwrap();
+                file.fsync(false).unwrap();
                 file.content().invalidate_clean();
                 check();
             }
@@ -238,9 +244,9 @@ fn zeroing_beyond_the_end_extends_unless_told_otherwise() {
         let (_, file) = v.create(ROOT, "f");
         v.write(&file, 0, &[9; 5000]);
         let zero = FallocateFlags::ZERO_RANGE;
-        v.vfs.fallocate(&file, zero | FallocateFlags::KEEP_SIZE, 4000, 8000, false).unwrap();
+        file.fallocate(file.group(), zero | FallocateFlags::KEEP_SIZE, 4000, 8000, false).unwrap();
         assert_eq!(v.attr("f").size, 5000);
-        v.vfs.fallocate(&file, zero, 4000, 8000, false).unwrap();
+        file.fallocate(file.group(), zero, 4000, 8000, false).unwrap();
         assert_eq!(v.attr("f").size, 12_000);
         assert_eq!(v.read(&file, 3999, 20_000), [&[9][..], &[0; 8000]].concat());
     });
@@ -252,7 +258,7 @@ fn data_and_holes_are_found_also_when_dirty() {
         let (_, file) = v.create(ROOT, "f");
         v.write(&file, 1 << 20, b"island");
         v.set(v.walk("f").unwrap().node, SetAttr { size: Some(3 << 20), ..SetAttr::default() }).unwrap();
-        let seek = |whence, offset| v.vfs.lseek(&file, whence, offset);
+        let seek = |whence, offset| file.lseek(whence, offset);
         assert_eq!(seek(Whence::Data, 0).unwrap(), 1 << 20);
         assert_eq!(seek(Whence::Data, (1 << 20) + 3).unwrap(), (1 << 20) + 3);
         let hole = seek(Whence::Hole, 1 << 20).unwrap();
@@ -303,7 +309,7 @@ fn a_sync_after_the_last_close_is_no_error_and_leaves_none() {
     content.fsync(false, &content.sample_error()).unwrap();
     content.write_back().unwrap();
     let again = v.open(entry.node, OFlags::RDWR);
-    v.vfs.fsync(&again, true).unwrap();
+    again.fsync(true).unwrap();
 }
 
 #[test]
@@ -352,7 +358,7 @@ fn what_the_kernel_forgets_stays_cached_within_a_bound() {
         for n in 0..10 {
             let (_, file) = v.create(dir.node, &format!("f{n}"));
             v.write(&file, 0, b"content");
-            v.vfs.fsync(&file, false).unwrap();
+            file.fsync(false).unwrap();
             drop(file);
             forget_all(n);
         }
@@ -384,9 +390,9 @@ fn fallocate_takes_set_id_bits_as_a_write_does() {
         for mode in [FallocateFlags::empty(), FallocateFlags::KEEP_SIZE, punch] {
             let bits = SetAttr { mode: Some(0o6755), ..SetAttr::default() };
             v.set(entry.node, bits).unwrap();
-            v.vfs.fallocate(&file, mode, 0, 4096, false).unwrap();
+            file.fallocate(file.group(), mode, 0, 4096, false).unwrap();
             assert_eq!(v.attr("f").mode & 0o7777, 0o6755, "{mode:?}: the superuser keeps them");
-            v.vfs.fallocate(&file, mode, 0, 4096, true).unwrap();
+            file.fallocate(file.group(), mode, 0, 4096, true).unwrap();
             assert_eq!(v.attr("f").mode & 0o7777, 0o755, "{mode:?}");
         }
     });

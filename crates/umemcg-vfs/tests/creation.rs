@@ -7,7 +7,7 @@ use std::process::Command;
 
 use common::{Fixture, ROOT, both_ways, errno, name};
 use rustix::io::Errno;
-use umemcg_vfs::{Caller, OFlags, SetAttr};
+use umemcg_vfs::{Caller, OFlags, SetAttr, VolumeFile};
 
 /// Ownership can be tested by a process that may give files away.
 fn is_root() -> bool {
@@ -241,7 +241,7 @@ fn a_file_made_without_permissions_is_writable_as_first_opened() {
         let (entry, file) = made.unwrap();
         assert_eq!(entry.attr.mode & 0o7777, 0);
         v.write(&file, 0, b"x");
-        v.vfs.fsync(&file, true).unwrap();
+        file.fsync(true).unwrap();
         assert_eq!(std::fs::metadata(v.host("f")).unwrap().len(), 1);
     });
 }

@@ -6,13 +6,13 @@ use std::collections::BTreeSet;
 
 use common::{Fixture, ROOT, both_ways, errno, name};
 use rustix::io::Errno;
-use umemcg_vfs::{DirHandle, FileKind, NodeId};
+use umemcg_vfs::{DirHandle, FileKind, NodeId, VolumeDir};
 
 /// Up to `max` names from a position, and the position after them.
-fn some(v: &Fixture, handle: &DirHandle, offset: u64, max: usize) -> (Vec<String>, u64) {
+fn some(handle: &DirHandle, offset: u64, max: usize) -> (Vec<String>, u64) {
     let (mut names, mut next) = (Vec::new(), offset);
-    v.vfs
-        .readdir(handle, offset, &mut |entry| {
+    handle
+        .readdir(offset, &mut |entry| {
             if names.len() == max {
                 return false;
             }
@@ -40,7 +40,7 @@ fn every_name_is_seen_once_in_small_and_large_reads() {
             let handle = v.vfs.opendir(&v.root, dir).unwrap();
             let (mut seen, mut offset) = (BTreeSet::new(), 0);
             loop {
-                let (names, next) = some(v, &handle, offset, step);
+                let (names, next) = some(&handle, offset, step);
                 if names.is_empty() {
                     break;
                 }
@@ -60,19 +60,19 @@ fn positions_stay_good_when_names_come_and_go() {
     both_ways(|v| {
         let dir = fill(v, 500);
         let handle = v.vfs.opendir(&v.root, dir).unwrap();
-        let (first, cookie) = some(v, &handle, 0, 100);
-        let (rest, _) = some(v, &handle, cookie, usize::MAX);
+        let (first, cookie) = some(&handle, 0, 100);
+        let (rest, _) = some(&handle, cookie, usize::MAX);
         // Everything that was read first goes, and something is added.
         for n in first.iter().filter(|n| !n.starts_with('.')) {
             v.vfs.unlink(&v.root, dir, name(n)).unwrap();
         }
         v.create(dir, "new");
-        let (again, _) = some(v, &handle, cookie, usize::MAX);
+        let (again, _) = some(&handle, cookie, usize::MAX);
         let again: BTreeSet<_> = again.into_iter().filter(|n| n != "new").collect();
         assert_eq!(again, rest.into_iter().collect(), "seekdir to where telldir was");
         // And from a handle that has never been there.
         let fresh = v.vfs.opendir(&v.root, dir).unwrap();
-        let (other, _) = some(v, &fresh, cookie, usize::MAX);
+        let (other, _) = some(&fresh, cookie, usize::MAX);
         assert_eq!(other.into_iter().filter(|n| n != "new").collect::<BTreeSet<_>>(), again);
     });
 }
@@ -82,9 +82,9 @@ fn rewinding_shows_what_is_new() {
     both_ways(|v| {
         let dir = fill(v, 3);
         let handle = v.vfs.opendir(&v.root, dir).unwrap();
-        assert_eq!(some(v, &handle, 0, usize::MAX).0.len(), 5);
+        assert_eq!(some(&handle, 0, usize::MAX).0.len(), 5);
         v.create(dir, "new");
-        assert!(some(v, &handle, 0, usize::MAX).0.contains(&"new".to_string()));
+        assert!(some(&handle, 0, usize::MAX).0.contains(&"new".to_string()));
     });
 }
 
@@ -98,8 +98,8 @@ fn readdirplus_looks_up_what_is_taken_and_nothing_else() {
         let handle = v.vfs.opendir(&v.root, dir).unwrap();
         let mut taken = Vec::new();
         let mut seen = 0;
-        v.vfs
-            .readdirplus(&v.root, &handle, 0, &mut |entry| {
+        handle
+            .readdirplus(&v.root, 0, &mut |entry| {
                 seen += 1;
                 if seen > 20 {
                     return false;
@@ -127,8 +127,8 @@ fn what_is_above_the_volume_stays_hidden() {
     both_ways(|v| {
         let above = std::fs::metadata(v.dir.path().parent().unwrap()).unwrap();
         let handle = v.vfs.opendir(&v.root, ROOT).unwrap();
-        v.vfs
-            .readdir(&handle, 0, &mut |entry| {
+        handle
+            .readdir(0, &mut |entry| {
                 assert_ne!(entry.ino, std::os::unix::fs::MetadataExt::ino(&above));
                 true
             })
@@ -140,10 +140,10 @@ fn what_is_above_the_volume_stays_hidden() {
 fn fsync_of_a_directory_and_statfs_answer() {
     both_ways(|v| {
         let handle = v.vfs.opendir(&v.root, ROOT).unwrap();
-        v.vfs.fsyncdir(&handle, true).unwrap();
-        v.vfs.fsyncdir(&handle, false).unwrap();
+        handle.fsyncdir(true).unwrap();
+        handle.fsyncdir(false).unwrap();
         let fs = v.vfs.statfs().unwrap();
         assert!(fs.blocks > 0 && fs.namemax == 255 && fs.frsize > 0);
-        assert_eq!(errno(v.vfs.readdir(&handle, u64::MAX, &mut |_| true)), Errno::INVAL);
+        assert_eq!(errno(handle.readdir(u64::MAX, &mut |_| true)), Errno::INVAL);
     });
 }

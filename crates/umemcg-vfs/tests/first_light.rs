@@ -4,7 +4,7 @@ mod common;
 
 use common::{Fixture, ROOT, both_ways, errno, name};
 use rustix::io::Errno;
-use umemcg_vfs::{OFlags, RenameFlags, SetAttr};
+use umemcg_vfs::{OFlags, RenameFlags, SetAttr, VolumeFile};
 
 #[test]
 fn a_tree_is_made_written_renamed_read_and_removed() {
@@ -14,7 +14,7 @@ fn a_tree_is_made_written_renamed_read_and_removed() {
         v.write(&file, 0, b"hello world");
         assert_eq!(v.attr("d/f").size, 11, "the cache's length before write-back");
         assert_eq!(v.read(&file, 6, 100), b"world");
-        v.vfs.fsync(&file, false).unwrap();
+        file.fsync(false).unwrap();
         assert_eq!(std::fs::read(v.host("d/f")).unwrap(), b"hello world");
 
         v.vfs.rename(&v.root, dir.node, name("f"), ROOT, name("g"), RenameFlags::empty()).unwrap();

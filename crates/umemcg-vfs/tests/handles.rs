@@ -8,7 +8,7 @@ use std::sync::Arc;
 use common::{Fixture, ROOT, errno, name};
 use rustix::io::Errno;
 use umemcg::StatItem;
-use umemcg_vfs::{Caller, DirHandle, HANDLE_BYTES, NR_BEYOND_MAX, OFlags};
+use umemcg_vfs::{Caller, DirHandle, HANDLE_BYTES, NR_BEYOND_MAX, OFlags, VolumeDir};
 
 /// Descriptors of this process for what is in the volume's directory.
 fn nr_descriptors(v: &Fixture) -> usize {
@@ -24,10 +24,10 @@ fn tenant(v: &Fixture) -> Caller {
 }
 
 /// Takes up to `max` names from a position.
-fn take(v: &Fixture, handle: &DirHandle, offset: &mut u64, max: usize) -> Vec<String> {
+fn take(handle: &DirHandle, offset: &mut u64, max: usize) -> Vec<String> {
     let mut names = Vec::new();
-    v.vfs
-        .readdir(handle, *offset, &mut |entry| {
+    handle
+        .readdir(*offset, &mut |entry| {
             if names.len() == max {
                 return false;
             }
@@ -49,7 +49,7 @@ fn directories_in_the_middle_of_a_listing_hold_no_descriptor() {
     let open: Vec<_> = (0..300)
         .map(|_| {
             let handle = v.vfs.opendir(&v.root, ROOT).unwrap();
-            assert_eq!(take(&v, &handle, &mut 0, 10).len(), 10);
+            assert_eq!(take(&handle, &mut 0, 10).len(), 10);
             handle
         })
         .collect();
@@ -96,7 +96,7 @@ fn each_name_that_stays_is_listed_once(v: &Fixture) {
     let handle = v.vfs.opendir(&v.root, dir).unwrap();
     let (mut offset, mut seen) = (0, Vec::new());
     loop {
-        let names = take(v, &handle, &mut offset, 37);
+        let names = take(&handle, &mut offset, 37);
         if names.is_empty() {
             break;
         }
@@ -138,8 +138,8 @@ fn a_removed_directory_lists_nothing_and_is_synced() {
         v.vfs.rmdir(ROOT, name(&format!("{n}"))).unwrap();
     }
     for handle in &handles {
-        assert!(take(&v, handle, &mut 0, 10).is_empty());
-        v.vfs.fsyncdir(handle, false).unwrap();
+        assert!(take(handle, &mut 0, 10).is_empty());
+        handle.fsyncdir(false).unwrap();
     }
     drop(Arc::clone(&handles[0]));
 }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use common::{Fixture, ROOT, errno, name};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use umemcg_vfs::{Caller, OFlags, OpenFile, Resolve, SetAttr};
+use umemcg_vfs::{Caller, OFlags, OpenFile, Resolve, SetAttr, VolumeFile};
 
 /// The process's limit of descriptors; the tests have a thread each.
 const NR_MAX: u64 = 800;
@@ -86,7 +86,7 @@ fn a_group_has_more_files_open_than_descriptors() {
     }
     assert!(nr_open(v.dir.path()) <= NR_OF_TENANT + 8);
     for (n, file) in files.iter().enumerate() {
-        v.vfs.fsync(file, false).unwrap();
+        file.fsync(false).unwrap();
         let path = v.host(&if n == 1 { "moved".into() } else { format!("{n}") });
         assert_eq!(fs::read(path).unwrap()[..4], *b"cOnt");
     }
@@ -180,7 +180,7 @@ fn files_beyond_the_share_are_right_under_many_threads() {
     files.iter().for_each(|file| assert_eq!(file.write(&tenant.group, 0, &[0; 8], false).unwrap(), 8));
     std::thread::scope(|scope| {
         for thread in 0..NR_THREADS {
-            let (v, tenant, files, expected) = (&v, &tenant, &files, &expected);
+            let (tenant, files, expected) = (&tenant, &files, &expected);
             scope.spawn(move || {
                 let mut state = thread as u64 + 1;
                 for round in 1..NR_ROUNDS {
@@ -195,7 +195,7 @@ fn files_beyond_the_share_are_right_under_many_threads() {
                             written.unwrap_or_else(|| file.write(&tenant.group, 0, &data, false).unwrap());
                             value.store(round, Ordering::Relaxed);
                         }
-                        6 => v.vfs.fsync(file, true).unwrap(),
+                        6 => file.fsync(true).unwrap(),
                         7 => file.content().invalidate_clean(),
                         _ => {
                             let found = file.read(&tenant.group, 0, 8).unwrap().to_vec();

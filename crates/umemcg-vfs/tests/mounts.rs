@@ -9,7 +9,7 @@ use std::process::Command;
 use common::rerun::{is_rerun, rerun};
 use common::{Fixture, ROOT, errno, name};
 use rustix::io::Errno;
-use umemcg_vfs::{HostVolume, IoMode, OFlags, Resolve, SetAttr, VolumeConfig, Whence};
+use umemcg_vfs::{HostVolume, IoMode, OFlags, Resolve, SetAttr, VolumeConfig, VolumeDir, VolumeFile, Whence};
 
 fn with_mounts(claim: &str) {
     if !rustix::process::geteuid().is_root() {
@@ -52,10 +52,10 @@ fn full() {
     for (n, chunk) in pattern.chunks(100_000).enumerate() {
         file.write(&v.root.group, n as u64 * 100_000, chunk, false).unwrap();
     }
-    assert_eq!(errno(vfs.fsync(&file, false)), Errno::NOSPC);
+    assert_eq!(errno(file.fsync(false)), Errno::NOSPC);
     assert_eq!(vfs.getattr(entry.node, None).unwrap().size, 3_000_000);
     assert_eq!(v.read(&file, 0, 4_000_000), pattern, "what was accepted is still there");
-    let seek = |whence| vfs.lseek(&file, whence, 5).unwrap();
+    let seek = |whence| file.lseek(whence, 5).unwrap();
     assert_eq!((seek(Whence::Data), seek(Whence::Hole)), (5, 3_000_000), "none of it is a hole");
     assert!(vfs.syncfs().is_err());
     // The file lingers after its close, and is written once there is room.
@@ -138,8 +138,8 @@ fn mounted_inside() {
         }
         assert_eq!(v.ls(ROOT), ["other", "same"], "the names are there");
         let handle = v.vfs.opendir(&v.root, ROOT).unwrap();
-        v.vfs
-            .readdirplus(&v.root, &handle, 0, &mut |entry| {
+        handle
+            .readdirplus(&v.root, 0, &mut |entry| {
                 assert!(entry.entry.is_none(), "{:?}", entry.name);
                 true
             })

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 
 use common::{ROOT, both_ways, errno, name};
 use rustix::io::Errno;
-use umemcg_vfs::{NodeId, OFlags, RenameFlags, SetAttr};
+use umemcg_vfs::{NodeId, OFlags, RenameFlags, SetAttr, VolumeFile};
 
 const PLAIN: RenameFlags = RenameFlags::empty();
 
@@ -66,7 +66,7 @@ fn rename_keeps_what_is_cached() {
     both_ways(|v| {
         let (entry, file) = v.create(ROOT, "a");
         v.write(&file, 0, &[1; 8192]);
-        v.vfs.fsync(&file, false).unwrap();
+        file.fsync(false).unwrap();
         let cached = file.content().nr_cached_pages();
         assert_eq!(cached, 2);
         v.vfs.rename(&v.root, ROOT, name("a"), ROOT, name("b"), PLAIN).unwrap();

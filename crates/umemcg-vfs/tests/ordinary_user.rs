@@ -9,7 +9,7 @@ use std::path::Path;
 use common::rerun::{is_rerun, rerun};
 use common::{Fixture, ROOT, errno, name};
 use rustix::io::Errno;
-use umemcg_vfs::{Attr, Caller, OFlags, RenameFlags, Resolve, SetAttr};
+use umemcg_vfs::{Attr, Caller, OFlags, RenameFlags, Resolve, SetAttr, VolumeFile};
 
 const NOBODY: u32 = 65_534;
 
@@ -129,7 +129,7 @@ fn hosts_permissions() {
     // Another user's file that the daemon may write: its times are not ours to set back.
     let file = open("writable", OFlags::RDWR).unwrap();
     file.write(&v.root.group, 0, b"WRIT", false).unwrap();
-    vfs.fsync(&file, false).unwrap();
+    file.fsync(false).unwrap();
     let host = std::fs::metadata(dir.join("writable")).unwrap();
     let shown = vfs.getattr(file.node(), Some(&file)).unwrap();
     assert_eq!((shown.mtime.seconds, i64::from(shown.mtime.nanoseconds)), (host.mtime(), host.mtime_nsec()));
@@ -182,7 +182,7 @@ fn set_id_bits() {
     let (entry, file) = v.create(ROOT, "f");
     v.write(&file, 0, b"before");
     v.set(entry.node, SetAttr { mode: Some(0o6755), ..SetAttr::default() }).unwrap();
-    v.vfs.fsync(&file, false).unwrap();
+    file.fsync(false).unwrap();
     assert_eq!(std::fs::metadata(v.host("f")).unwrap().mode() & 0o7777, 0o6755);
     assert_eq!(v.attr("f").mode & 0o7777, 0o6755);
     file.write(&v.root.group, 0, b"after", true).unwrap();

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use common::{Fixture, ROOT, both_ways, errno, name};
 use rustix::io::Errno;
-use umemcg_vfs::{OFlags, Resolve, SetAttr};
+use umemcg_vfs::{OFlags, Resolve, SetAttr, VolumeFile};
 
 /// Descriptors of this process below a directory.
 fn open_below(dir: &Path) -> usize {
@@ -183,7 +183,7 @@ fn a_directory_that_vanishes_gives_clean_errors() {
         // An open file still is one, as on the host.
         assert_eq!(v.read(&file, 0, 9), b"kept");
         v.write(&file, 4, b" alive");
-        v.vfs.fsync(&file, false).unwrap();
+        file.fsync(false).unwrap();
         assert_eq!(v.vfs.getattr(entry.node, Some(&file)).unwrap().nlink, 0);
         v.vfs.syncfs().unwrap();
         std::fs::create_dir(v.dir.path()).unwrap();

@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use common::{Fixture, ROOT, name};
 use umemcg::{DropCaches, EventKind, Group, StatItem};
-use umemcg_vfs::{Caller, Entry, HostVolume, IdleInode, KernelCache, NodeId, OFlags, RenameFlags};
+use umemcg_vfs::{
+    Caller, Entry, HostVolume, IdleInode, KernelCache, NodeId, OFlags, RenameFlags, VolumeDir, VolumeFile,
+};
 
 /// Room for some 1,500 names; reclaim takes 380 at a time.
 const LIMIT: u64 = 512 << 10;
@@ -239,8 +241,8 @@ fn a_listing_without_room_names_what_it_cannot_remember() {
     let dir = kernel.uses(kernel.lookup(&ann, ROOT, "d").node);
     let handle = v.vfs.opendir(&v.root, dir).unwrap();
     let (mut nr_listed, mut nr_known) = (0, 0);
-    v.vfs
-        .readdirplus(&ann, &handle, 0, &mut |entry| {
+    handle
+        .readdirplus(&ann, 0, &mut |entry| {
             nr_listed += 1;
             if let Some(found) = entry.entry {
                 kernel.has(found);

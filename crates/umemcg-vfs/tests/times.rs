@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 
 use common::{Fixture, ROOT, both_ways, name};
 use rustix::time::{ClockId, clock_gettime};
-use umemcg_vfs::{OFlags, RenameFlags, SetAttr, SetTime, Timestamp};
+use umemcg_vfs::{OFlags, RenameFlags, SetAttr, SetTime, Timestamp, VolumeFile};
 
 fn at(seconds: i64, nanoseconds: u32) -> Timestamp {
     Timestamp { seconds, nanoseconds }
@@ -36,7 +36,7 @@ fn times_move_at_the_write_and_not_at_its_write_back() {
         assert_eq!(accepted.size, 4);
         assert_eq!(std::fs::metadata(v.host("f")).unwrap().len(), 0, "nothing was written yet");
         tick();
-        v.vfs.fsync(&file, false).unwrap();
+        file.fsync(false).unwrap();
         let written = v.attr("f");
         assert_eq!((written.mtime, written.ctime), (accepted.mtime, accepted.ctime));
         assert_eq!(host_mtime(v, "f"), accepted.mtime, "and so it stays when the cache is gone");
@@ -86,7 +86,7 @@ fn times_are_set_to_the_nanosecond_and_survive_write_back() {
         };
         let attr = v.set(entry.node, change).unwrap();
         assert_eq!((attr.atime, attr.mtime), (at(7, 1), old));
-        v.vfs.fsync(&file, false).unwrap();
+        file.fsync(false).unwrap();
         assert_eq!((v.attr("f").mtime, host_mtime(v, "f")), (old, old));
         // Omitted ones stay, "now" is now.
         let change = SetAttr { atime: Some(SetTime::Now), ..SetAttr::default() };
@@ -122,7 +122,7 @@ fn a_change_from_outside_is_seen_at_open() {
     both_ways(|v| {
         let (entry, file) = v.create(ROOT, "f");
         v.write(&file, 0, b"ours");
-        v.vfs.fsync(&file, false).unwrap();
+        file.fsync(false).unwrap();
         drop(file);
         assert_eq!(v.cat("f"), b"ours");
         tick();
@@ -157,7 +157,7 @@ fn our_own_changes_of_attributes_keep_the_cache() {
     both_ways(|v| {
         let (entry, file) = v.create(ROOT, "f");
         v.write(&file, 0, &[1; 4096 * 3]);
-        v.vfs.fsync(&file, false).unwrap();
+        file.fsync(false).unwrap();
         tick();
         v.set(entry.node, SetAttr { mode: Some(0o640), ..SetAttr::default() }).unwrap();
         v.set(entry.node, SetAttr { uid: Some(1), ..SetAttr::default() }).unwrap();
@@ -182,7 +182,7 @@ fn an_outside_change_to_a_dirty_file_keeps_our_dirty_data() {
         let other = v.open(node, OFlags::RDONLY);
         assert_eq!(v.read(&other, 0, 1), b"b", "clean pages are read again");
         assert_eq!(v.read(&other, 2 * 4096, 5), b"oursa");
-        v.vfs.fsync(&file, false).unwrap();
+        file.fsync(false).unwrap();
         assert_eq!(&std::fs::read(v.host("f")).unwrap()[2 * 4096..][..5], b"oursa");
     });
 }
@@ -219,7 +219,7 @@ fn reading_cached_data_moves_the_access_time_as_the_host_does() {
         }
         let (entry, file) = v.create(ROOT, "f");
         v.write(&file, 0, b"data");
-        v.vfs.fsync(&file, false).unwrap();
+        file.fsync(false).unwrap();
         let old = SetAttr {
             atime: Some(SetTime::At(at(500, 0))),
             mtime: Some(SetTime::At(at(1000, 0))),

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{ROOT, both_ways, errno, name};
 use rustix::io::Errno;
-use umemcg_vfs::{SetAttr, XattrFlags};
+use umemcg_vfs::{SetAttr, VolumeFile, XattrFlags};
 
 const ANY: XattrFlags = XattrFlags::empty();
 
@@ -120,7 +120,7 @@ fn write_back_leaves_capabilities_and_a_write_takes_them() {
         v.write(&file, 0, b"before");
         let attribute = name("security.capability");
         v.vfs.setxattr(entry.node, attribute, &CAPABILITIES, ANY, false).unwrap();
-        v.vfs.fsync(&file, false).unwrap();
+        file.fsync(false).unwrap();
         assert_eq!(v.vfs.getxattr(entry.node, attribute).unwrap(), CAPABILITIES);
         let mut on_host = [0; 64];
         let len = rustix::fs::getxattr(v.host("f"), "security.capability", &mut on_host).unwrap();
@@ -130,7 +130,7 @@ fn write_back_leaves_capabilities_and_a_write_takes_them() {
         assert_eq!(v.vfs.getxattr(entry.node, attribute).unwrap(), CAPABILITIES);
         v.write(&file, 0, b"after");
         assert_eq!(errno(v.vfs.getxattr(entry.node, attribute)), Errno::NODATA);
-        v.vfs.fsync(&file, false).unwrap();
+        file.fsync(false).unwrap();
         assert_eq!(errno(v.vfs.getxattr(entry.node, attribute)), Errno::NODATA);
     });
 }

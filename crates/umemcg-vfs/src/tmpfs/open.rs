@@ -13,11 +13,11 @@ use super::directory::{FIRST_COOKIE, Name};
 use super::inode::{Content, Inode, New};
 use crate::attr::SetAttr;
 use crate::attr::{Attr, Entry, FileKind, NodeId};
-use crate::dir_handle::DirEntry;
 use crate::error::VfsError;
 use crate::handle_share::HandleCharge;
 use crate::host_volume::Caller;
-use crate::open::Whence;
+use crate::volume_ops::DirEntry;
+use crate::volume_ops::Whence;
 use crate::volume_ops::{VolumeDir, VolumeFile};
 use umemcg::{File, Group, PinnedPages, Readahead, count_hits};
 

@@ -12,6 +12,7 @@ use tempfile::TempDir;
 use umemcg::{Engine, EngineConfig};
 use umemcg_vfs::{
     Attr, Caller, Entry, HostVolume, NodeId, OFlags, OpenFile, Resolve, SetAttr, VfsError, VolumeConfig,
+    VolumeDir, VolumeFile,
 };
 
 pub const ROOT: NodeId = NodeId::ROOT;
@@ -132,8 +133,8 @@ impl Fixture {
     pub fn ls(&self, node: NodeId) -> Vec<String> {
         let handle = self.vfs.opendir(&self.root, node).unwrap();
         let mut names = Vec::new();
-        self.vfs
-            .readdir(&handle, 0, &mut |entry| {
+        handle
+            .readdir(0, &mut |entry| {
                 names.push(entry.name.to_string_lossy().into_owned());
                 true
             })
