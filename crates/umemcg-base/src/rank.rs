@@ -5,7 +5,7 @@
 //! [`RANKS`] says what each is; the table of `LOCKING.md` is generated from it.
 
 /// Ranks from the outermost to the innermost. Two locks of one rank are never held together, except
-/// where the acquisition says so ([`RankedMutex::lock_second`]).
+/// where the acquisition says so (`RankedMutex::lock_second`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Rank {

@@ -1,5 +1,5 @@
 //! The only place that chooses the atomics, locks and clock that we are compiled with: the standard
-//! ones, loom's with `--cfg loom`, or those of the [scheduler](crate::schedule) that owns time and
+//! ones, loom's with `--cfg loom`, or those of the scheduler (`schedule`) that owns time and
 //! threads with `--cfg schedule`. Below the names and inodes, the time comes from here only,
 //! atomics where they carry a protocol between threads. The locks have ranks, and come from
 //! [`locks`](crate::locks).

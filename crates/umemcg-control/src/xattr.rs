@@ -53,8 +53,8 @@ impl ControlTree {
     /// Sets an attribute. What it takes is charged to the group, which may first have to reclaim.
     ///
     /// # Errors
-    /// `Exists` and `NoAttribute` as `how` says; `NoSpace` for more than [`NR_XATTRS_MAX`] or
-    /// [`XATTR_VALUES_BYTES_MAX`], `NoMemory`; `NotPermitted` for a `trusted.` one when another
+    /// `Exists` and `NoAttribute` as `how` says; `NoSpace` for more than `NR_XATTRS_MAX` or
+    /// `XATTR_VALUES_BYTES_MAX`, `NoMemory`; `NotPermitted` for a `trusted.` one when another
     /// than root asks; `Denied`, `NotSupported`, `Invalid`, `NotFound`.
     #[doc(alias = "kernfs_xattr_set")]
     pub fn set_xattr(

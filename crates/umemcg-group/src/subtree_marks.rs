@@ -2,7 +2,7 @@
 //! groups cost nothing.
 //!
 //! Used for groups with reclaimable memory, and for groups over their soft limit
-//! ([`crate::excess`]).
+//! (`excess`).
 //!
 //! Every group has a mark, and the set of its children in whose subtrees a mark is set. The mark is
 //! a conservative hint: a thread that adds something always sets it; a walk that found nothing

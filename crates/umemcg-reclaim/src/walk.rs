@@ -6,7 +6,7 @@
 //! N (`kernel-semantics` §2.4).
 //!
 //! There are two walks, each with its own position: over all groups, and over those in excess of a
-//! soft limit ([`Round`]). The second goes from one of them to the next by the sets that groups
+//! soft limit (`Round`). The second goes from one of them to the next by the sets that groups
 //! keep ([`Group::next_child_in_excess`]); a subtree without a group in excess is not even looked
 //! at (mail soft-limit-rework, patches 4 and 5).
 

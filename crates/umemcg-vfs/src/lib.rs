@@ -3,10 +3,10 @@
 //! through descriptors that never leave the volume's directory. This crate is independent of FUSE
 //! and of process ids.
 //!
-//! The map: [`vfs`] is the entry point. [`volume`] says what the directory can do, `inode_table`
-//! which inodes are referred to, `resolve` how an inode is found again on the host, `content` and
-//! `host_store` its cached content and where that is stored, `shown_times` the times that it shows
-//! meanwhile.
+//! The map: [`host_volume`] is the entry point. [`volume`] says what the directory can do,
+//! `inode_table` which inodes are referred to, `resolve` how an inode is found again on the host,
+//! `content` and `host_store` its cached content and where that is stored, `shown_times` the times
+//! that it shows meanwhile.
 #![forbid(unsafe_code)]
 
 pub mod attr;

@@ -19,7 +19,7 @@ use umemcg_base::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::contract::Count;
 
-/// Shrinkers of one unit; the bit after them is [`CLOSED`]. Few in models, which pay for every
+/// Shrinkers of one unit; the bit after them is `CLOSED`. Few in models, which pay for every
 /// atomic that exists.
 pub const UNIT_IDS: u32 = if cfg!(loom) { 2 } else { 63 };
 const CLOSED: u64 = 1 << UNIT_IDS;

@@ -1,6 +1,6 @@
 //! A volume whose names and data live in the pool alone.
 //!
-//! All names are in one tree under one lock ([`tree`]), inodes beside it ([`inode`]); content is a
+//! All names are in one tree under one lock (`tree`), inodes beside it (`inode`); content is a
 //! file of the engine that has no store. Everything is charged to the group that causes it: pages
 //! as unevictable shared memory, names, inodes, link texts and attributes as slab that cannot be
 //! reclaimed. An operation for which a group or the volume's size has no room fails with `ENOSPC`,
