@@ -4,13 +4,12 @@
 //! parent's cost, so that programs at their limit go on; after [`NR_BEYOND_MAX`] of them an open is
 //! refused. Descriptors: see [`crate::descriptor_share`].
 
-use std::collections::HashMap;
 use std::sync::{Arc, LazyLock};
 
 use rustix::io::Errno;
 use umemcg::{ChargeError, Engine, Group};
-use umemcg_base::LeafMutex;
 
+use crate::beyond::{Allowance, Beyond};
 use crate::slab::Slab;
 
 /// What an open file or directory costs with its place in the table of handles, in bytes.
@@ -19,55 +18,13 @@ pub const HANDLE_BYTES: u64 = 400;
 pub const NR_BEYOND_MAX: usize = 1024;
 
 /// Of all groups.
-static BEYOND: LazyLock<Handles> = LazyLock::new(Handles::default);
-
-/// Handles that groups had no room for.
-#[derive(Debug, Default)]
-struct Handles {
-    /// By the address of a group, which each of its handles keeps. A leaf lock.
-    nr_beyond: LeafMutex<HashMap<usize, usize>>,
-}
-
-impl Handles {
-    fn go_beyond(&self, group: &Arc<Group>) -> Result<(), Errno> {
-        let mut nr_beyond = self.nr_beyond.lock();
-        let nr = nr_beyond.entry(Arc::as_ptr(group).addr()).or_default();
-        if *nr >= NR_BEYOND_MAX {
-            return Err(Errno::NOMEM);
-        }
-        *nr += 1;
-        Ok(())
-    }
-
-    fn come_back(&self, group: &Arc<Group>) {
-        let (mut nr_beyond, address) = (self.nr_beyond.lock(), Arc::as_ptr(group).addr());
-        if let Some(nr) = nr_beyond.get_mut(&address) {
-            *nr -= 1;
-            if *nr == 0 {
-                nr_beyond.remove(&address);
-            }
-        }
-    }
-}
+static BEYOND: LazyLock<Allowance> = LazyLock::new(|| Allowance::new(NR_BEYOND_MAX));
 
 /// The memory of one handle; given back when dropped, with no lock held.
 #[derive(Debug)]
 pub(crate) struct HandleCharge {
     _slab: Slab,
     _beyond: Vec<Beyond>,
-}
-
-/// One handle that a group has no room for.
-#[derive(Debug)]
-struct Beyond {
-    handles: &'static Handles,
-    group: Arc<Group>,
-}
-
-impl Drop for Beyond {
-    fn drop(&mut self) {
-        self.handles.come_back(&self.group);
-    }
 }
 
 impl HandleCharge {
@@ -81,7 +38,7 @@ impl HandleCharge {
     }
 
     fn take_of(
-        handles: &'static Handles,
+        allowance: &'static Allowance,
         engine: &Engine,
         group: &Arc<Group>,
         more_bytes: u64,
@@ -94,8 +51,7 @@ impl HandleCharge {
                 Ok(charge) => return Ok(Self { _slab: Slab::of(charge), _beyond: beyond }),
                 Err(ChargeError::Limit(refused)) => {
                     let above = Arc::clone(refused.group.parent().ok_or(Errno::NOMEM)?);
-                    handles.go_beyond(&refused.group)?;
-                    beyond.push(Beyond { handles, group: refused.group });
+                    beyond.push(allowance.take(refused.group)?);
                     at = above;
                 }
                 Err(_) => return Err(Errno::NOMEM),
@@ -111,7 +67,7 @@ mod tests {
 
     #[test]
     fn a_full_group_opens_so_many_handles_and_no_more() {
-        let handles: &'static Handles = Box::leak(Box::default());
+        let allowance: &'static Allowance = Box::leak(Box::new(Allowance::new(NR_BEYOND_MAX)));
         let engine = Engine::new(EngineConfig { pool_bytes: 16 << 20, ..EngineConfig::default() }).unwrap();
         let tenant = engine.create_group(engine.root(), "t".as_ref()).unwrap();
         let below = engine.create_group(&tenant, "below".as_ref()).unwrap();
@@ -120,16 +76,16 @@ mod tests {
         let mut taken: Vec<_> = (0..NR_BEYOND_MAX)
             .map(|n| {
                 let group = if n % 2 == 0 { &tenant } else { &below };
-                HandleCharge::take_of(handles, &engine, group, 0).unwrap()
+                HandleCharge::take_of(allowance, &engine, group, 0).unwrap()
             })
             .collect();
         assert!(engine.root().usage_bytes() - before >= NR_BEYOND_MAX as u64 * HANDLE_BYTES);
         for group in [&tenant, &below] {
-            assert_eq!(HandleCharge::take_of(handles, &engine, group, 0).unwrap_err(), Errno::NOMEM);
+            assert_eq!(HandleCharge::take_of(allowance, &engine, group, 0).unwrap_err(), Errno::NOMEM);
         }
         taken.pop();
-        assert!(HandleCharge::take_of(handles, &engine, &below, 0).is_ok());
+        assert!(HandleCharge::take_of(allowance, &engine, &below, 0).is_ok());
         drop(taken);
-        assert!(handles.nr_beyond.lock().is_empty());
+        assert!(allowance.is_untouched());
     }
 }

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 pub mod attr;
+mod beyond;
 mod content;
 pub mod create;
 mod descriptor_cache;
@@ -55,6 +56,7 @@ pub use error::{VfsError, VolumeError};
 pub use handle_share::{HANDLE_BYTES, NR_BEYOND_MAX};
 pub use host_volume::{Caller, HostVolume};
 pub use kernel_cache::{IdleInode, KernelCache};
+pub use metadata_charge::NR_NAMES_BEYOND_MAX;
 pub use open_file::OpenFile;
 pub use rustix::fs::{FallocateFlags, OFlags, RenameFlags, XattrFlags};
 pub use tmpfs::{Tmpfs, TmpfsConfig};

@@ -37,6 +37,8 @@ pub(crate) struct ListEntry {
     /// When the kernel was last asked to let go, on the lists' clock; 0: never since it was last
     /// looked up.
     pub(crate) asked_ms: u32,
+    /// How often it was asked since then.
+    pub(crate) nr_asked: u8,
     on: Listed,
     /// Looked up again since a walk last came by.
     pub(crate) is_used: bool,

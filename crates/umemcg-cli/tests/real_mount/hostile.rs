@@ -1,15 +1,21 @@
 //! A tenant that has as much kept for it as it can: what the daemon holds is charged to the tenant
 //! or has a bound, and others go on.
 
-use std::fs::{self, File, ReadDir};
+use std::fs::{self, File, Permissions, ReadDir};
 use std::io::{self, Read};
-use std::path::Path;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::thread;
 
+use rustix::fs::inotify::{CreateFlags, WatchFlags};
+use rustix::fs::{Mode, OFlags, inotify};
 use rustix::io::Errno;
-use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
+use rustix::process::{Resource, Rlimit, Uid, getrlimit, prlimit, setrlimit};
 
 use crate::harness::{Mount, Options, needs_mount, until};
-use crate::names::nr_descriptors;
+use crate::names::{PER_DIRECTORY, make_files, nr_descriptors};
 
 /// The daemon's limit of descriptors.
 const NR_MAX: u64 = 4000;
@@ -21,6 +27,17 @@ const NR_OTHER_MAX: usize = 100;
 /// What the daemon may hold beside what it charges: names that do not exist, buffers of requests,
 /// its heap's unused pieces.
 const UNCHARGED_BYTES_MAX: u64 = 12 << 20;
+
+/// The limit of a tenant that pins names.
+const NAMES_LIMIT_BYTES: u64 = 1 << 20;
+/// What a name costs.
+const NAME_BYTES: u64 = 344;
+/// Names that a group may have beyond its limit.
+const NR_NAMES_BEYOND_MAX: u64 = 2048;
+/// What the root pays for groups, lists and threads beside the names.
+const BOOKKEEPING_BYTES_MAX: u64 = 2 << 20;
+/// A user that every system has.
+const NOBODY: u32 = 65534;
 
 /// Puts the calling thread into a group.
 fn join(mount: &Mount, group: &str) {
@@ -133,5 +150,102 @@ fn a_tenant_makes_groups_by_a_rule_up_to_the_bound() {
     // Those below /t and /t itself, each level counted.
     let nr = nr.count();
     assert!((30..=32).contains(&nr), "{nr}");
+    mount.umount();
+}
+
+/// What pins names and is not open.
+#[derive(Default)]
+struct Pins {
+    descriptors: Vec<OwnedFd>,
+    watches: Option<OwnedFd>,
+    working: Vec<Child>,
+}
+
+impl Pins {
+    /// Pins files of a tree in one way or another until the kernel says no, or there are no more.
+    fn pin_all(&mut self, files: &[PathBuf]) -> io::Result<()> {
+        let watches = inotify::init(CreateFlags::CLOEXEC)?;
+        for file in &files[..200] {
+            inotify::add_watch(&watches, file, WatchFlags::ATTRIB)?;
+        }
+        self.watches = Some(watches);
+        for of_directory in files.chunks(PER_DIRECTORY) {
+            let directory = of_directory[0].parent().unwrap();
+            self.working.push(Command::new("sleep").arg("600").current_dir(directory).spawn()?);
+        }
+        for file in files {
+            self.descriptors.push(rustix::fs::open(file, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        for child in &mut self.working {
+            let _ = child.kill().and_then(|()| child.wait());
+        }
+    }
+}
+
+/// A mount on which an ordinary user finds `nr` files in a tree, and may make more.
+fn mount_for_users(nr: usize) -> (Mount, Vec<PathBuf>) {
+    let mount = Mount::start_with(&Options { arguments: vec!["--allow-other"], ..Options::default() });
+    make_files(&mount.data().join("tree"), nr);
+    fs::create_dir(mount.data().join("open")).unwrap();
+    let modes = [(mount.data().join("open"), 0o777), (mount.data().parent().unwrap().to_owned(), 0o755)];
+    modes
+        .into_iter()
+        .for_each(|(path, mode)| fs::set_permissions(path, Permissions::from_mode(mode)).unwrap());
+    let tree = mount.mnt().join("tree");
+    let files =
+        (0..nr).map(|n| tree.join(format!("d{}/f{}", n / PER_DIRECTORY, n % PER_DIRECTORY))).collect();
+    (mount, files)
+}
+
+#[test]
+fn names_that_a_tenant_pins_are_charged_and_bounded() {
+    needs_mount!();
+    const NR: usize = 12_000;
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
+    let (mut mount, files) = mount_for_users(NR);
+    mount.group("hostile", &NAMES_LIMIT_BYTES.to_string());
+    mount.group("neighbour", "32M");
+    let charged = || mount.number("", "memory.usage_in_bytes");
+    let (before, charged_before) = (mount.daemon_memory("VmRSS"), charged());
+
+    let (mut pins, new) = (Pins::default(), mount.mnt().join("open/new"));
+    let tasks = mount.cg().join("hostile/tasks");
+    let refused = thread::scope(|scope| {
+        let hostile = scope.spawn(|| {
+            fs::write(&tasks, "0").unwrap();
+            rustix::thread::set_thread_uid(Uid::from_raw(NOBODY)).unwrap();
+            [pins.pin_all(&files), File::create(&new).map(drop), fs::create_dir(new.with_extension("d"))]
+        });
+        hostile.join().unwrap()
+    });
+    let nr = pins.descriptors.len() as u64;
+    let (more, held) = (charged() - charged_before, mount.daemon_memory("VmRSS").saturating_sub(before));
+    eprintln!("{nr} names pinned, {more} bytes charged to all, {held} more resident: {refused:?}");
+    for refused in refused {
+        assert_eq!(refused.unwrap_err().raw_os_error(), Some(Errno::NOMEM.raw_os_error()));
+    }
+    assert!(!mount.data().join("open/new").exists());
+    assert!(nr >= NAMES_LIMIT_BYTES / 2 / NAME_BYTES);
+    let most = NAMES_LIMIT_BYTES + NR_NAMES_BEYOND_MAX * NAME_BYTES + BOOKKEEPING_BYTES_MAX;
+    assert!(more <= most, "{more} bytes");
+    assert!(held <= more * 5 / 4 + UNCHARGED_BYTES_MAX, "{held} resident, {more} charged");
+
+    join(&mount, "neighbour");
+    fs::write(&new, "x").unwrap();
+    assert!(files[files.len() - 1000..].iter().all(|file| fs::metadata(file).is_ok()));
+    join(&mount, "hostile");
+    // What is known costs nothing more.
+    assert!(files[..1000].iter().all(|file| fs::metadata(file).is_ok()));
+    drop(pins);
+    until("names are found again", || fs::metadata(&files[NR - 2000]).is_ok());
+    assert!(files.iter().all(|file| fs::metadata(file).is_ok()));
+    join(&mount, "");
     mount.umount();
 }

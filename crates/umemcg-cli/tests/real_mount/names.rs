@@ -10,7 +10,7 @@ use crate::harness::{Mount, Options, Stopped, cannot_run, needs_mount};
 use crate::user::start_as_ordinary_user_with;
 
 /// Files in one directory.
-const PER_DIRECTORY: usize = 1_000;
+pub const PER_DIRECTORY: usize = 1_000;
 /// The default of `VolumeConfig::max_idle_descriptors`.
 const NR_IDLE_MAX: usize = 1_024;
 /// Descriptors that a daemon has for other reasons: devices, directories, logs, those of its

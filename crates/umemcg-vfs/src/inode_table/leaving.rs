@@ -15,8 +15,11 @@ use crate::metadata_charge::CONTENT_BYTES;
 
 /// How long the kernel may take to forget an inode after it was asked.
 const LEAVES_WITHIN_MS: u32 = 100;
-/// How long an inode that the kernel does not forget is not asked for again.
+/// How long an inode that the kernel does not forget is not asked for again; twice as long each
+/// time, so that a tenant that pins its names does not have them all asked for every second.
 const ASKED_AGAIN_AFTER_MS: u32 = 1000;
+/// How often that time doubles, at most.
+const NR_DOUBLINGS_MAX: u8 = 3;
 
 /// The outcome of an attempt to make an inode leave.
 #[derive(Debug)]
@@ -95,13 +98,15 @@ impl InodeTable {
             }
             let bytes = slot.bytes();
             if slot.place.asked_ms != 0 {
+                let again_after_ms = ASKED_AGAIN_AFTER_MS << (slot.place.nr_asked - 1);
                 match now_ms.wrapping_sub(slot.place.asked_ms) {
                     ..LEAVES_WITHIN_MS => return Leave::Asked(bytes),
-                    LEAVES_WITHIN_MS..ASKED_AGAIN_AFTER_MS => return Leave::Stays,
+                    since_ms if since_ms < again_after_ms => return Leave::Stays,
                     _ => {}
                 }
             }
             slot.place.asked_ms = now_ms;
+            slot.place.nr_asked = (slot.place.nr_asked + 1).min(1 + NR_DOUBLINGS_MAX);
             let names = slot.names.iter().filter(|_| with_names);
             let names = names.map(|name| (name.parent, name.name.clone())).collect();
             Leave::Idle { kind: slot.kind, names, bytes }

@@ -180,9 +180,9 @@ impl InodeTable {
         self.lists.get_or_init(make);
     }
 
-    /// Returns the group that pays for an inode that is known.
+    /// Returns the group that is to pay for what is added to an inode that is known.
     pub(crate) fn payer(&self, key: InodeKey) -> Option<Arc<Group>> {
-        let owner = self.with(self.find(key)?, |slot| Some(slot.charge.as_ref()?.owner()))??;
+        let owner = self.with(self.find(key)?, |slot| Some(slot.charge.as_ref()?.lister()))??;
         owner.try_resolve()
     }
 
@@ -190,7 +190,7 @@ impl InodeTable {
     fn update_list(&self, node: NodeId, slot: &mut Slot) {
         if let (Some(lists), Some(charge)) = (self.lists.get(), &slot.charge) {
             let on = if slot.nlookup > 0 { Listed::Names } else { Listed::Inodes };
-            slot.place.update(lists, node, charge.owner(), on);
+            slot.place.update(lists, node, charge.lister(), on);
         }
     }
 
@@ -524,12 +524,12 @@ impl Slot {
     /// Counts a reference of the kernel.
     fn looked_up(&mut self) {
         self.place.is_used = self.nlookup > 0;
-        self.place.asked_ms = 0;
+        (self.place.asked_ms, self.place.nr_asked) = (0, 0);
         self.nlookup += 1;
     }
 
     /// Returns what is charged to its payer for it: entry, names and content, without the content's
-    /// pages and their index.
+    /// pages and their index. Of a name beyond its limit a group gets no byte back, but the place.
     fn bytes(&self) -> u64 {
         let Some(charge) = &self.charge else { return 0 };
         let owner = charge.owner();
