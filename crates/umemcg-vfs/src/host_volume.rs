@@ -15,11 +15,10 @@ use std::sync::Arc;
 
 use crate::attr::NodeId;
 use crate::error::VolumeError;
-use crate::kernel_cache::KernelCache;
 use crate::resolve::Shared;
 use crate::volume::Volume;
 use crate::volume_config::{IoMode, Resolve, VolumeConfig};
-use umemcg::{Engine, File, Group, StoreId};
+use umemcg::{Engine, Group};
 
 /// The process that asks.
 #[derive(Debug, Clone)]
@@ -81,12 +80,6 @@ impl HostVolume {
         self.shared.volume.resolve
     }
 
-    /// Sets the cache that refers to inodes beside us and can be asked to forget some. Only the
-    /// first one counts. Without one, what has been looked up stays until it is forgotten.
-    pub fn set_kernel(&self, kernel: Arc<dyn KernelCache>) {
-        let _ = self.shared.kernel.set(kernel);
-    }
-
     /// Returns the number of inodes with a reference.
     pub fn nr_inodes(&self) -> usize {
         self.shared.table.len()
@@ -95,20 +88,6 @@ impl HostVolume {
     /// Returns the number of host descriptors held for inodes that no process has open.
     pub fn nr_idle_descriptors(&self) -> usize {
         self.shared.descriptors.len()
-    }
-
-    /// Returns the store that content of this volume is in, for the engine's queues and other
-    /// queues beside them.
-    pub fn store_id(&self) -> StoreId {
-        self.shared.volume.store_id
-    }
-
-    /// Returns the path of the file whose content this is, for messages; walks all that is open or
-    /// dirty. `None` when it has no name.
-    pub fn path_of_content(&self, file: &Arc<File>) -> Option<PathBuf> {
-        let contents = self.shared.table.contents();
-        let found = contents.into_iter().find(|(_, content)| Arc::ptr_eq(&content.file, file));
-        found.and_then(|(node, _)| self.path_of(node))
     }
 
     /// Returns the path of an inode inside the volume by the name last used, for rules and

@@ -74,7 +74,8 @@ pub trait Volume: Send + Sync + fmt::Debug {
     fn store_id(&self) -> StoreId;
     /// Path of an inode inside the volume; `None` when it has none. Never sleeps.
     fn path_of(&self, node: NodeId) -> Option<PathBuf>;
-    /// Path of the file whose content this is.
+    /// Returns the path of the file whose content this is, for messages; `None` when it has no
+    /// name. Walks all that is open or dirty.
     fn path_of_content(&self, file: &Arc<File>) -> Option<PathBuf>;
 
     /// Finds a name and counts a reference to its inode.
@@ -171,7 +172,7 @@ pub trait Volume: Send + Sync + fmt::Debug {
     fn removexattr(&self, node: NodeId, name: &OsStr) -> Result<(), VfsError>;
 
     /// Sets the cache that refers to inodes beside the volume and can be asked to forget. Once,
-    /// before the first request.
+    /// before the first request. Without one, what has been looked up stays until it is forgotten.
     fn set_kernel(&self, _kernel: Arc<dyn KernelCache>) {}
     /// Makes everything durable that was accepted before the call.
     fn syncfs(&self) -> Result<(), VfsError>;
@@ -254,13 +255,15 @@ impl Volume for HostVolume {
         VolumeKind::Directory { dir: self.shared.volume.dir.clone(), io_mode: self.io_mode() }
     }
     fn store_id(&self) -> StoreId {
-        self.store_id()
+        self.shared.volume.store_id
     }
     fn path_of(&self, node: NodeId) -> Option<PathBuf> {
         self.path_of(node)
     }
     fn path_of_content(&self, file: &Arc<File>) -> Option<PathBuf> {
-        self.path_of_content(file)
+        let contents = self.shared.table.contents();
+        let found = contents.into_iter().find(|(_, content)| Arc::ptr_eq(&content.file, file));
+        found.and_then(|(node, _)| self.path_of(node))
     }
     fn lookup(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<Entry, VfsError> {
         self.lookup(caller, parent, name)
@@ -376,7 +379,8 @@ impl Volume for HostVolume {
         self.removexattr(node, name)
     }
     fn set_kernel(&self, kernel: Arc<dyn KernelCache>) {
-        self.set_kernel(kernel);
+        // Only the first one counts.
+        let _ = self.shared.kernel.set(kernel);
     }
     fn syncfs(&self) -> Result<(), VfsError> {
         self.syncfs()

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use common::{Fixture, ROOT, name};
 use umemcg::{DropCaches, EventKind, Group, StatItem};
 use umemcg_vfs::{
-    Caller, Entry, HostVolume, IdleInode, KernelCache, NodeId, OFlags, RenameFlags, VolumeDir, VolumeFile,
+    Caller, Entry, HostVolume, IdleInode, KernelCache, NodeId, OFlags, RenameFlags, Volume, VolumeDir,
+    VolumeFile,
 };
 
 /// Room for some 1,500 names; reclaim takes 380 at a time.
