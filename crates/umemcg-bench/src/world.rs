@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use umemcg::{Engine, EngineConfig, Group};
-use umemcg_vfs::{Caller, HostVolume, Idle, KernelCache, NodeId, OFlags, Volume, VolumeConfig};
+use umemcg_vfs::{Caller, HostVolume, IdleInode, KernelCache, NodeId, OFlags, Volume, VolumeConfig};
 
 use crate::options::{Failure, Options};
 
@@ -40,7 +40,7 @@ impl KernelCache for Forgetful {
         false
     }
 
-    fn let_go(&self, idle: Vec<Idle>) -> bool {
+    fn let_go(&self, idle: Vec<IdleInode>) -> bool {
         let Some(volume) = self.0.get().and_then(Weak::upgrade) else { return false };
         for idle in idle {
             // It has looked each name up once.
