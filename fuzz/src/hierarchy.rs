@@ -175,8 +175,12 @@ impl Hierarchy {
                 let named: i64 = StatItem::CHARGED.iter().map(|&item| group.stat_total(item)).sum();
                 (group.usage_bytes() as i64, named + charged as i64)
             };
-            wait_until(|| accounts().0 == accounts().1);
-            let (used, expected) = accounts();
+            // One look decides: a worker may go on after it.
+            let (mut used, mut expected) = (0, 0);
+            wait_until(|| {
+                (used, expected) = accounts();
+                used == expected
+            });
             assert_eq!(used, expected, "usage of {:?}: {:?}", group.path(), named(&group));
             groups.extend(group.children());
         }
