@@ -21,11 +21,19 @@ const NR_OF_TENANT: usize = NR_MAX as usize / 8 * 3 / 2;
 /// What one tenant opens.
 const NR_FILES: usize = 1000;
 
-/// A volume, and a tenant of it.
-fn fixture(resolve: Resolve) -> (Fixture, Caller) {
+fn limit_descriptors() {
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: Some(NR_MAX), maximum }).unwrap();
+}
+
+/// A volume, and a tenant of it.
+fn fixture(resolve: Resolve) -> (Fixture, Caller) {
+    limit_descriptors();
     let v = Fixture::with(|config| (config.resolve, config.max_idle_descriptors) = (resolve, 8));
+    with_tenant(v)
+}
+
+fn with_tenant(v: Fixture) -> (Fixture, Caller) {
     let group = v.engine.create_group(v.engine.root(), name("tenant")).unwrap();
     let tenant = Caller { group, ..v.root.clone() };
     (v, tenant)
@@ -122,6 +130,25 @@ fn a_file_removed_while_open_keeps_its_content() {
 }
 
 #[test]
+fn a_file_removed_on_the_host_is_stale_without_its_descriptor() {
+    let (v, tenant) = fixture(Resolve::Auto);
+    if !can_reopen(&v) {
+        return;
+    }
+    let files: Vec<_> = (0..NR_FILES).map(|n| create(&v, &tenant, n)).collect();
+    forget_pages(&v, &files);
+    // The first files are those that were not used for the longest time.
+    files.iter().for_each(|file| drop(read(file, &tenant)));
+    forget_pages(&v, &files);
+    for n in 0..10 {
+        fs::remove_file(v.host(&format!("{n}"))).unwrap();
+        fs::write(v.host(&format!("{n}")), "of another file").unwrap();
+        assert_eq!(errno(files[n].read(&tenant.group, 0, 100)), Errno::STALE);
+    }
+    assert_eq!(read(&files[10], &tenant), text(10));
+}
+
+#[test]
 fn what_cannot_be_opened_again_is_bounded_by_the_share() {
     let (v, tenant) = fixture(Resolve::Auto);
     if !can_reopen(&v) {
@@ -146,6 +173,25 @@ fn what_cannot_be_opened_again_is_bounded_by_the_share() {
     assert_eq!(read(&file, &neighbour), text(NR_FILES));
     removed.pop();
     assert!(v.vfs.open(&tenant, file.node(), OFlags::RDONLY).is_ok());
+}
+
+#[test]
+fn directories_with_kept_descriptors_are_bounded_by_the_share() {
+    limit_descriptors();
+    let (v, tenant) = with_tenant(Fixture::on_tmpfs());
+    let mut handles = Vec::new();
+    let refused = loop {
+        match v.vfs.opendir(&tenant, ROOT) {
+            Ok(handle) => handles.push(handle),
+            refused => break errno(refused.map(drop)),
+        }
+        assert!(handles.len() <= NR_OF_TENANT);
+    };
+    assert_eq!(refused, Errno::NFILE);
+    // Others go on.
+    drop(v.vfs.opendir(&v.root, ROOT).unwrap());
+    handles.pop();
+    assert!(v.vfs.opendir(&tenant, ROOT).is_ok());
 }
 
 #[test]
