@@ -58,6 +58,14 @@ impl Reclaimer {
         .inspect(|_| note_charged(bytes))
     }
 
+    /// Charges `bytes` to `group` if there is room without reclaim. Never sleeps.
+    ///
+    /// # Errors
+    /// [`Refused`] names the group without room; no event is counted.
+    pub fn charge_at_once(&self, group: &Arc<Group>, bytes: u64) -> Result<Charge, Refused> {
+        group.try_charge(bytes).inspect(|_| note_charged(bytes))
+    }
+
     /// Like [`charge`](Self::charge), for a caller that can make do with less: it makes one round
     /// of reclaim, and a refusal counts no `oom` event.
     ///

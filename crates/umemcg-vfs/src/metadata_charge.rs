@@ -92,7 +92,7 @@ impl<const BYTES: u64> MetadataCharge<BYTES> {
         let (mut at, mut beyond) = (Arc::clone(group), Vec::new());
         // Bounded by the depth of the tree: each round goes up at least one level.
         loop {
-            let full = match at.try_charge(BYTES) {
+            let full = match engine.reclaimer().charge_at_once(&at, BYTES) {
                 Ok(charge) => return Ok(Self::of(charge, beyond)),
                 Err(_) if patience == Patience::None => return Err(Errno::NOMEM),
                 Err(refused) => refused.group,

@@ -98,6 +98,19 @@ fn a_walk(mount: &Mount, nr: usize, limit: u64) -> Seen {
 }
 
 #[test]
+fn a_group_without_room_walks_more_than_it_may_have_beyond_its_limit() {
+    needs_mount!();
+    let mut mount = Mount::start_with(&Options { arguments: FOR_LONG.to_vec(), ..Options::default() });
+    make_files(&mount.data().join("tree"), 6_000);
+    mount.group("walker", "0");
+    for _ in 0..2 {
+        assert_eq!(walk_in(&mount, "walker", "tree"), 6_000);
+    }
+    mount.assert_alive();
+    mount.umount();
+}
+
+#[test]
 fn a_walk_in_a_small_group_stays_in_limit_and_spares_others() {
     needs_mount!();
     let mut mount = Mount::start_with(&Options { arguments: FOR_LONG.to_vec(), ..Options::default() });
