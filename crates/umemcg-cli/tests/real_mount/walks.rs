@@ -98,7 +98,7 @@ fn a_walk(mount: &Mount, nr: usize, limit: u64) -> Seen {
 }
 
 #[test]
-fn a_group_without_room_walks_more_than_it_may_have_beyond_its_limit() {
+fn a_group_without_room_walks_a_large_tree() {
     needs_mount!();
     let mut mount = Mount::start_with(&Options { arguments: FOR_LONG.to_vec(), ..Options::default() });
     make_files(&mount.data().join("tree"), 6_000);
