@@ -17,7 +17,7 @@ CRASH_KILLS ?= 300
 CRASH_ROUNDS ?= 100
 CRASH_FIO_MIB ?= 48
 # How long each half of `make test-together` makes new rounds, and the seed of one round to repeat
-# instead. CI takes 300; an hour by hand is `make test-together TOGETHER_SECONDS=1800`.
+# instead. CI takes 480 and 120; an hour by hand is `make test-together TOGETHER_SECONDS=1800`.
 TOGETHER_SECONDS ?= 600
 TOGETHER_SEED ?=
 # The seed of the first new round; from the clock if it is not given. `make test` repeats the same

@@ -388,10 +388,19 @@ impl Drop for Mount {
 pub struct Stopped<'a>(&'a Mount);
 
 impl<'a> Stopped<'a> {
-    /// Stops the daemon of a mount.
+    /// Stops the daemon of a mount, and waits until none of its threads can take a request: who
+    /// waits for one that was taken cannot be killed.
     pub fn new(mount: &'a Mount) -> Self {
         mount.signal(Signal::STOP);
-        Self(mount)
+        let stopped = Self(mount);
+        let tasks = format!("/proc/{}/task", mount.pid().as_raw_nonzero());
+        let stands =
+            |stat: String| stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['R', 'S']));
+        until("all threads of the daemon stand still", || {
+            let stats = fs::read_dir(&tasks).unwrap().flatten().map(|task| task.path().join("stat"));
+            stats.filter_map(|stat| fs::read_to_string(stat).ok()).all(stands)
+        });
+        stopped
     }
 }
 
