@@ -388,8 +388,8 @@ impl Drop for Mount {
 pub struct Stopped<'a>(&'a Mount);
 
 impl<'a> Stopped<'a> {
-    /// Stops the daemon of a mount, and waits until none of its threads can take a request: who
-    /// waits for one that was taken cannot be killed.
+    /// Stops the daemon of a mount, and waits until none of its threads can take a request: a
+    /// process that waits for one that was taken cannot be killed.
     pub fn new(mount: &'a Mount) -> Self {
         mount.signal(Signal::STOP);
         let stopped = Self(mount);
