@@ -116,9 +116,9 @@ lint: ## formatting, clippy with warnings refused, and a package of each crate
 	$(CARGO) package --workspace --locked --allow-dirty --no-verify --quiet
 
 package: ## a package of each crate, built from what is in it, as the registry would get it
-	@# Cargo unpacks a crate of one name, version and place once; an earlier run's must not be taken.
-	rm -rf -- "$${CARGO_HOME:-$$HOME/.cargo}"/registry/src/-*/umemcg*
-	$(CARGO) publish --workspace --locked --dry-run
+	@# Cargo unpacks and builds a crate of one name, version and place once; an earlier run's must not be taken.
+	rm -rf -- "$${CARGO_HOME:-$$HOME/.cargo}"/registry/src/-*/umemcg* "$(TARGET)/publish"
+	CARGO_TARGET_DIR="$(TARGET)/publish" $(CARGO) publish --workspace --locked --dry-run
 
 install: build ## install the program below PREFIX (default /usr/local), and its helper of umount(8) below /sbin
 	install -D -m 755 $(TARGET)/release/umemcg $(DESTDIR)$(or $(PREFIX),/usr/local)/bin/umemcg

@@ -140,10 +140,10 @@ fn a_file_removed_on_the_host_is_stale_without_its_descriptor() {
     // The first files are those that were not used for the longest time.
     files.iter().for_each(|file| drop(read(file, &tenant)));
     forget_pages(&v, &files);
-    for n in 0..10 {
+    for (n, file) in files[..10].iter().enumerate() {
         fs::remove_file(v.host(&format!("{n}"))).unwrap();
         fs::write(v.host(&format!("{n}")), "of another file").unwrap();
-        assert_eq!(errno(files[n].read(&tenant.group, 0, 100)), Errno::STALE);
+        assert_eq!(errno(file.read(&tenant.group, 0, 100)), Errno::STALE);
     }
     assert_eq!(read(&files[10], &tenant), text(10));
 }
