@@ -121,7 +121,8 @@ fn a_mount_that_is_dropped_goes_away() {
     drop(device);
 }
 
-/// Runs as the user `nobody`, started by the next test: mounts with the helper, serves, unmounts.
+/// The part of the next test that an ordinary user's process runs: it mounts with the helper,
+/// serves and unmounts.
 #[test]
 #[ignore = "started as another user by an_ordinary_user_mounts_with_the_helper"]
 fn as_ordinary_user() {

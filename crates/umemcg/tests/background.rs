@@ -274,14 +274,14 @@ fn read_ahead_does_not_leap_over_the_mark_of_a_small_group() {
 
 /// Objects that another party frees when asked.
 #[derive(Debug)]
-struct Promising {
+struct Requesting {
     left: AtomicU64,
     to: Mutex<Option<Sender<u64>>>,
 }
 
-impl Shrinker for Promising {
+impl Shrinker for Requesting {
     fn name(&self) -> String {
-        "promising".into()
+        "requesting".into()
     }
     fn count(&self, _: &ShrinkTarget<'_>) -> Count {
         match self.left.load(Relaxed) {
@@ -305,16 +305,16 @@ impl Shrinker for Promising {
 const OBJECT: u64 = 1000;
 
 #[test]
-fn workers_wait_for_promised_bytes_before_they_ask_for_more() {
+fn workers_wait_for_releases_before_they_ask_for_more() {
     const NR: u64 = 20_000;
     let engine = engine(1);
     let group = limited(&engine, "a", 24 * MIB);
     let (to, asked) = channel::<u64>();
-    let shrinker = Arc::new(Promising { left: NR.into(), to: Mutex::new(Some(to)) });
+    let shrinker = Arc::new(Requesting { left: NR.into(), to: Mutex::new(Some(to)) });
     let reclaimer = engine.reclaimer();
     let id = reclaimer.reserve_shrinker();
     let number = id.get();
-    let _registered = reclaimer.register_shrinker(id, Arc::<Promising>::clone(&shrinker));
+    let _registered = reclaimer.register_shrinker(id, Arc::<Requesting>::clone(&shrinker));
     let mut objects: Vec<_> = (0..NR).map(|_| group.try_charge(OBJECT).unwrap()).collect();
     reclaimer.note_objects(&group, 0, number);
     std::thread::scope(|scope| {
