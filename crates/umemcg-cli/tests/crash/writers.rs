@@ -31,9 +31,15 @@ const NR_NAMES: u64 = 12;
 /// Generations of one life of the daemon.
 const GENERATIONS_OF_LIFE: u64 = 1 << 32;
 
-/// Starts a process of writers below `directory`, in a group. Its output is the caller's to read.
+/// Starts a process of writers in `directory`, in a group. Its output is the caller's to read.
+///
+/// The directory is the working directory of the process: a signal may detach the mount before a
+/// thread has opened its file, and a path from the root would then lead to the directory below.
 pub fn start(mount: &Mount, group: &str, directory: &Path, seed: u64, life: u64) -> Child {
-    let joins = format!("echo $$ > \"{}/{group}/tasks\"; exec \"$0\" \"$@\"", mount.cg().display());
+    let joins = format!(
+        "echo $$ > \"{}/{group}/tasks\"; cd \"${DIRECTORY}\"; exec \"$0\" \"$@\"",
+        mount.cg().display()
+    );
     let mut command = Command::new("bash");
     command.args(["-ec", &joins]).arg(std::env::current_exe().unwrap());
     command.args(["--exact", "writers::of_one_group", "--nocapture", "--test-threads=1"]);
@@ -43,7 +49,6 @@ pub fn start(mount: &Mount, group: &str, directory: &Path, seed: u64, life: u64)
 
 /// One thread of writers, of one file or one directory of files.
 struct Writer {
-    directory: PathBuf,
     name: String,
     random: Random,
     life: u64,
@@ -53,11 +58,11 @@ type Write1 = fn(&mut Writer) -> io::Result<()>;
 
 impl Writer {
     fn path(&self) -> PathBuf {
-        self.directory.join(&self.name)
+        PathBuf::from(&self.name)
     }
 
     fn say(&self, what: &str, number: impl std::fmt::Display) {
-        println!("{what} {} {number}", self.path().file_name().unwrap().display());
+        println!("{what} {} {number}", self.name);
     }
 
     fn some_bytes(&mut self) -> usize {
@@ -140,7 +145,7 @@ impl Writer {
     }
 
     fn sync_directory(&self) -> io::Result<()> {
-        File::open(&self.directory)
+        File::open(".")
             .during("open of the directory")?
             .sync_all()
             .during("fsync of the directory")
@@ -148,7 +153,7 @@ impl Writer {
 
     /// A file replaced by a whole new one.
     fn rename(&mut self) -> io::Result<()> {
-        let new = self.directory.join(format!("{}.new", self.name));
+        let new = PathBuf::from(format!("{}.new", self.name));
         for step in 1.. {
             let generation = self.life * GENERATIONS_OF_LIFE + step;
             self.make(&new, generation)?;
@@ -230,15 +235,17 @@ const WAYS: [(&str, Write1); 8] = [
 /// Not a test: the process that [`start`] starts. Without its environment it does nothing.
 #[test]
 fn of_one_group() {
-    let Some(directory) = std::env::var_os(DIRECTORY) else { return };
+    if std::env::var_os(DIRECTORY).is_none() {
+        return;
+    }
     let number = |name| std::env::var(name).unwrap().parse::<u64>().unwrap();
     let (seed, life) = (number(SEED), number(LIFE));
     // The test runner has begun a line.
     println!();
     let begin = Arc::new(Barrier::new(WAYS.len()));
     let threads = WAYS.iter().zip(0..).map(|(&(name, write), at)| {
-        let (directory, random) = (PathBuf::from(&directory), Random(seed ^ at << 56));
-        let mut writer = Writer { directory, name: name.to_owned(), random, life };
+        let random = Random(seed ^ at << 56);
+        let mut writer = Writer { name: name.to_owned(), random, life };
         let begin = Arc::clone(&begin);
         thread::spawn(move || {
             begin.wait();
@@ -248,7 +255,7 @@ fn of_one_group() {
             if errno == EIO {
                 // What the daemon was about to fetch when it was killed ends so; then there is no
                 // daemon for the next, either.
-                let probe = File::create(writer.directory.join(format!("probe-{}", writer.name)));
+                let probe = File::create(format!("probe-{}", writer.name));
                 errno = probe.err().map_or(EIO, |error| errno_of(&error));
             }
             writer.say("error", format_args!("{errno} {error}"));
