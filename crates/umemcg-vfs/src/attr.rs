@@ -19,6 +19,21 @@ pub struct Timestamp {
     pub nanoseconds: u32,
 }
 
+impl Timestamp {
+    /// Returns the nanoseconds since 1970, or the nearest number that fits.
+    pub(crate) fn as_nanoseconds(self) -> i64 {
+        self.seconds.saturating_mul(1_000_000_000).saturating_add(i64::from(self.nanoseconds))
+    }
+
+    /// Returns the time that is this many nanoseconds after 1970.
+    pub(crate) fn from_nanoseconds(nanoseconds: i64) -> Self {
+        Self {
+            seconds: nanoseconds.div_euclid(1_000_000_000),
+            nanoseconds: nanoseconds.rem_euclid(1_000_000_000) as u32,
+        }
+    }
+}
+
 /// The type of an inode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -146,4 +161,15 @@ pub struct SetAttr {
     pub mtime: Option<SetTime>,
     /// Clear set-id bits and file capabilities (FUSE: `FATTR_KILL_SUIDGID`).
     pub kill_set_id: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_before_1970_survive_the_conversion() {
+        let time = Timestamp { seconds: -2, nanoseconds: 999_999_999 };
+        assert_eq!(Timestamp::from_nanoseconds(time.as_nanoseconds()), time);
+    }
 }

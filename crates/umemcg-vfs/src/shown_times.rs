@@ -13,6 +13,12 @@
 //! the last one, to its look at the stamp that it leaves. A thread that looks at the file shares
 //! the lock; when an operation of ours has it, the file is as it was before that.
 //!
+//! The clock of a file system stands still for some milliseconds. Each accepted write nevertheless
+//! shows a later `ctime` than the change before it, by one nanosecond where the clock has not
+//! moved: otherwise a second mount above this one, or a backup program, could take the changed file
+//! for the one that it has seen. (Linux gives a finer time after a look, since 6.13.) `mtime` stays
+//! with the clock, since `make` compares it with times that the host gave to other files.
+//!
 //! ```text
 //!   look()   try to share ──► stat ──► times_to_show               busy: what is known, with the times to show
 //!   alone()  lock ──► stat, found ──► write, truncate, set times, chmod … ──► stat, left ──► unlock
@@ -82,6 +88,17 @@ struct State {
     is_stale: bool,
 }
 
+/// The longest time between two moves of the clock: a tick at 100 Hz.
+const CLOCK_STEP_NS_MAX: i64 = 10_000_000;
+
+/// Returns the `ctime` of a change at `now`, later than the `ctime` before it unless the clock was
+/// set back.
+fn ctime_after(before: Timestamp, now: Timestamp) -> Timestamp {
+    let ahead_ns = before.as_nanoseconds().saturating_sub(now.as_nanoseconds());
+    let has_clock_stood = (0..=CLOCK_STEP_NS_MAX).contains(&ahead_ns);
+    if has_clock_stood { Timestamp::from_nanoseconds(before.as_nanoseconds().saturating_add(1)) } else { now }
+}
+
 impl State {
     /// Returns whether a stamp of now is what our last operation left. Where times drift they say
     /// nothing until they are set.
@@ -128,7 +145,9 @@ impl ShownTimes {
 
     /// Notes that a write or another change of the content is accepted now.
     pub(crate) fn accept(&self, now: Timestamp) {
-        self.state.lock().shown = Some(Shown { mtime: now, ctime: now });
+        let mut state = self.state.lock();
+        let before = state.shown.map_or(state.known.ctime, |shown| shown.ctime);
+        state.shown = Some(Shown { mtime: now, ctime: ctime_after(before, now) });
     }
 
     /// Takes shared access to the host's file, unless an operation of ours is in progress. Never
@@ -302,6 +321,25 @@ mod tests {
         times.exclusive().left(after, OwnOperation::RestoreTimes { refused: None });
         assert_eq!(times.shared().times_to_show(after), Some(shown));
         assert!(times.is_restored());
+    }
+
+    #[test]
+    fn each_accepted_write_shows_a_later_ctime() {
+        let (times, now) = (ShownTimes::new(stamp(0, 1), false), at(5));
+        times.accept(now);
+        let first = times.shown().unwrap();
+        times.accept(now);
+        let second = times.shown().unwrap();
+        assert!(second.ctime > first.ctime && second.mtime == first.mtime, "{first:?}, {second:?}");
+        times.accept(at(4));
+        assert_eq!(times.shown().unwrap().ctime, at(4), "the clock was set back");
+    }
+
+    #[test]
+    fn a_write_after_a_look_at_the_hosts_times_shows_another_ctime() {
+        let times = ShownTimes::new(stamp(0, 5), false);
+        times.accept(at(5));
+        assert!(times.shown().unwrap().ctime > at(5));
     }
 
     #[test]

@@ -210,6 +210,24 @@ fn the_ctime_of_a_write_does_not_jump_at_a_later_look() {
 }
 
 #[test]
+fn a_write_after_a_look_shows_another_ctime() {
+    both_ways(|v| {
+        let (entry, file) = v.create(ROOT, "f");
+        // The clock stands still for most of these.
+        for round in 0..50 {
+            let before = v.vfs.getattr(entry.node, None).unwrap();
+            v.write(&file, 0, &[round]);
+            let after = v.vfs.getattr(entry.node, None).unwrap();
+            assert!(after.ctime > before.ctime && after.mtime >= before.mtime, "{before:?}, {after:?}");
+            if round % 10 == 0 {
+                file.fsync(false).unwrap();
+                v.set(entry.node, SetAttr { mtime: Some(SetTime::Now), ..SetAttr::default() }).unwrap();
+            }
+        }
+    });
+}
+
+#[test]
 fn reading_cached_data_moves_the_access_time_as_the_host_does() {
     both_ways(|v| {
         let flags = rustix::fs::statvfs(v.dir.path()).unwrap().f_flag;

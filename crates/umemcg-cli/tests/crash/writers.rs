@@ -145,10 +145,7 @@ impl Writer {
     }
 
     fn sync_directory(&self) -> io::Result<()> {
-        File::open(".")
-            .during("open of the directory")?
-            .sync_all()
-            .during("fsync of the directory")
+        File::open(".").during("open of the directory")?.sync_all().during("fsync of the directory")
     }
 
     /// A file replaced by a whole new one.
