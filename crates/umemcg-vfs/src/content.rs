@@ -24,10 +24,10 @@ use crate::attr::Attr;
 use crate::descriptor_share::{DescriptorShare, Reopens};
 use crate::error::VfsError;
 use crate::host::{self, HostStat};
+use crate::host_directory::HostDirectory;
 use crate::host_store::{HostStore, InUse, StoreFds};
 use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge};
 use crate::shown_times::{OwnOperation, SharedAccess, Shown, Stamp};
-use crate::volume::Volume;
 use umemcg::{BackingStore, Engine, File, Group, OwnerId, StoreId};
 
 /// See the module text.
@@ -37,7 +37,7 @@ pub(crate) struct Content {
     charge: MetadataCharge<CONTENT_BYTES>,
     pub(crate) file: Arc<File>,
     pub(crate) store: Arc<HostStore>,
-    volume: Arc<Volume>,
+    host_dir: Arc<HostDirectory>,
     /// (A) Cached data was read since the host last heard of a read. Relaxed: it stands alone.
     was_read: AtomicBool,
     /// Held while the host file is opened or closed: calls on this very file only.
@@ -90,20 +90,20 @@ impl Content {
     /// memory.
     pub(crate) fn new(
         engine: &Arc<Engine>,
-        volume: &Arc<Volume>,
+        host_dir: &Arc<HostDirectory>,
         stat: &HostStat,
         group: &Arc<Group>,
     ) -> Result<Arc<Self>, VfsError> {
         let charge = MetadataCharge::take(engine, group)?;
-        let store = Arc::new(HostStore::new(Arc::clone(volume), Stamp::of(&stat.attr)));
+        let store = Arc::new(HostStore::new(Arc::clone(host_dir), Stamp::of(&stat.attr)));
         let file = engine
             .open_file(Arc::clone(&store) as _, stat.attr.size)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-        let (volume, was_read) = (Arc::clone(volume), AtomicBool::new(false));
+        let (host_dir, was_read) = (Arc::clone(host_dir), AtomicBool::new(false));
         Ok(Arc::new(Self {
             file,
             store,
-            volume,
+            host_dir,
             was_read,
             opens: RankedMutex::new(Rank::FileOpens, Opens::default()),
             charge,
@@ -271,7 +271,7 @@ impl Content {
     ) -> Result<Attr, Errno> {
         let times = &self.store.times;
         let host = stat()?;
-        self.volume.clock.saw(host.attr.ctime);
+        self.host_dir.clock.saw(host.attr.ctime);
         let shown = match &look {
             Some(look) => look.times_to_show(Stamp::of(&host.attr)).map(|shown| (host.attr.mode, shown)),
             // An operation of ours is under way, which may take set-id bits away and put them back.
@@ -350,7 +350,7 @@ impl Content {
     pub(crate) fn renamed(&self, stat: impl FnOnce() -> Result<HostStat, Errno>) -> Result<(), Errno> {
         let alone = self.store.times.exclusive();
         let host = stat()?;
-        self.volume.clock.saw(host.attr.ctime);
+        self.host_dir.clock.saw(host.attr.ctime);
         alone.found_renamed(Stamp::of(&host.attr));
         Ok(())
     }
@@ -381,7 +381,7 @@ impl Content {
 
     /// Notes that a write is accepted now.
     pub(crate) fn accept_write(&self) {
-        self.store.times.accept(self.volume.clock.now());
+        self.store.times.accept(self.host_dir.clock.now());
     }
 
     /// Returns whether a write must first look for privileges to clear.

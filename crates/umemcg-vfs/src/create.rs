@@ -225,7 +225,7 @@ impl HostVolume {
 
     fn new_content(&self, caller: &Caller, node: NodeId, stat: &HostStat) -> Result<Arc<Content>, VfsError> {
         let shared = &self.shared;
-        let fresh = Content::new(&shared.engine, &shared.volume, stat, &caller.group)?;
+        let fresh = Content::new(&shared.engine, &shared.host_dir, stat, &caller.group)?;
         let content =
             shared.table.with(node, |slot| Arc::clone(slot.content.get_or_insert(Arc::clone(&fresh))));
         Ok(content.ok_or(Errno::STALE)?)
@@ -257,7 +257,7 @@ impl HostVolume {
     }
 
     fn wanted(&self, caller: &Caller, dir: &OwnedFd, kind: FileKind, mode: u32) -> Result<NewObject, Errno> {
-        let has_acls = &self.shared.volume.has_acls;
+        let has_acls = &self.shared.host_dir.has_acls;
         // Relaxed: a hint.
         let by_acl = kind != FileKind::Symlink
             && has_acls.load(Ordering::Relaxed)
@@ -277,7 +277,7 @@ impl HostVolume {
     fn check_own(&self, fd: &OwnedFd, kind: FileKind) -> Result<(), Errno> {
         let stat = host::stat_fd(fd)?;
         let is_ours = stat.kind == kind
-            && stat.attr.uid == self.shared.volume.uid
+            && stat.attr.uid == self.shared.host_dir.uid
             && (kind == FileKind::Directory || stat.attr.nlink == 1);
         if is_ours { Ok(()) } else { Err(Errno::STALE) }
     }
@@ -293,7 +293,7 @@ impl HostVolume {
         let first = host::stat_fd(fd)?;
         let mut is_changed = false;
         let (mut uid, mut gid) = (first.attr.uid, first.attr.gid);
-        if self.shared.volume.is_privileged {
+        if self.shared.host_dir.is_privileged {
             if gid != caller.gid && host::stat_fd(dir)?.attr.mode & SET_GID == 0 {
                 gid = caller.gid;
             }

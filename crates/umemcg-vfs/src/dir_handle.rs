@@ -113,7 +113,7 @@ impl DirHandle {
 
     /// The end of one read; the next one may go on here.
     fn keep(&self, listing: Box<Listing>) {
-        if !self.shared.volume.has_lasting_positions {
+        if !self.shared.host_dir.has_lasting_positions {
             let replaced = self.kept.lock().replace(listing);
             drop(replaced);
         }
@@ -134,7 +134,7 @@ impl DirHandle {
             let entry = DirEntry {
                 name: OsStr::from_bytes(raw.name.to_bytes()),
                 // The kernel learns nothing of what is above the volume.
-                ino: if is_above_root { self.shared.volume.root_stat.attr.ino } else { raw.ino },
+                ino: if is_above_root { self.shared.host_dir.root_stat.attr.ino } else { raw.ino },
                 kind: raw.kind,
                 next_offset: raw.next_offset,
                 entry: None,
@@ -198,8 +198,8 @@ impl HostVolume {
         if shared.find(node)?.kind != FileKind::Directory {
             return Err(Errno::NOTDIR.into());
         }
-        let keeps = !shared.volume.has_lasting_positions;
-        let store = Some(shared.volume.store_id);
+        let keeps = !shared.host_dir.has_lasting_positions;
+        let store = Some(shared.host_dir.store_id);
         let share = DescriptorShare::take(&caller.group, usize::from(keeps), Purpose::Open, store)?;
         let charge =
             HandleCharge::take(&shared.engine, &caller.group, if keeps { LISTING_BYTES } else { 0 })?;

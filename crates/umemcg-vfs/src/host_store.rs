@@ -30,10 +30,10 @@ use umemcg_base::{LeafMutex, LeafRwLock};
 use crate::attr::SetTime;
 use crate::descriptor_share::DescriptorShare;
 use crate::host::{self, HostStat};
+use crate::host_directory::{DIRECT_ALIGN, HostDirectory};
 use crate::privileges::Privileges;
 use crate::shown_times::{OwnOperation, ShownTimes, Stamp};
 use crate::unsynced::Unsynced;
-use crate::volume::{DIRECT_ALIGN, Volume};
 use crate::volume_config::IoMode;
 use umemcg::{BackingStore, StoreId};
 
@@ -81,7 +81,7 @@ impl Drop for InUse<'_> {
 /// See the module text.
 #[derive(Debug)]
 pub(crate) struct HostStore {
-    volume: Arc<Volume>,
+    host_dir: Arc<HostDirectory>,
     fds: LeafRwLock<Fds>,
     pub(crate) times: ShownTimes,
     pub(crate) privileges: Privileges,
@@ -90,13 +90,13 @@ pub(crate) struct HostStore {
 }
 
 impl HostStore {
-    pub(crate) fn new(volume: Arc<Volume>, known: Stamp) -> Self {
+    pub(crate) fn new(host_dir: Arc<HostDirectory>, known: Stamp) -> Self {
         Self {
             fds: LeafRwLock::default(),
-            times: ShownTimes::new(known, !volume.waits_by_range),
+            times: ShownTimes::new(known, !host_dir.waits_by_range),
             privileges: Privileges::default(),
             unsynced: LeafMutex::default(),
-            volume,
+            host_dir,
         }
     }
 
@@ -194,7 +194,7 @@ impl HostStore {
         let (result, did) = operation(&before);
         // What cannot be looked at counts as changed from outside at the next look.
         if let Ok(after) = host::stat_fd(held) {
-            self.volume.clock.saw(after.attr.ctime);
+            self.host_dir.clock.saw(after.attr.ctime);
             alone.left(Stamp::of(&after.attr), did);
         }
         result
@@ -207,7 +207,7 @@ impl HostStore {
         let Ok(before) = host::stat_fd(fd) else { return };
         let _ = rustix::io::pread(fd, &mut [0], before.attr.size);
         // The host compares with its own times, and accepted data may be younger.
-        let Some(shown) = self.times.shown().filter(|_| !self.volume.is_noatime) else { return };
+        let Some(shown) = self.times.shown().filter(|_| !self.host_dir.is_noatime) else { return };
         let changed = shown.mtime.max(shown.ctime);
         if host::stat_fd(fd).is_ok_and(|stat| stat.attr.atime < changed) {
             let set = || host::set_times(fd, Some(SetTime::Now), None);
@@ -225,7 +225,7 @@ impl HostStore {
         let Some(mtime) = alone.mtime_pending() else { return Ok(()) };
         let refused = mtime.filter(|&mtime| host::set_times(fd, None, Some(SetTime::At(mtime))).is_err());
         let stat = host::stat_fd(fd)?;
-        self.volume.clock.saw(stat.attr.ctime);
+        self.host_dir.clock.saw(stat.attr.ctime);
         alone.left(Stamp::of(&stat.attr), OwnOperation::RestoreTimes { refused });
         Ok(())
     }
@@ -239,20 +239,20 @@ impl HostStore {
         offset: u64,
         call: impl Fn(BorrowedFd<'_>, IoFlags) -> io::Result<usize>,
     ) -> io::Result<usize> {
-        let mode = self.volume.io_mode();
+        let mode = self.host_dir.io_mode();
         let refused = |error: &io::Error, errnos: &[Errno]| {
             Errno::from_io_error(error).is_some_and(|errno| errnos.contains(&errno))
         };
         match mode {
             IoMode::DontCache => match call(fds.buffered.as_fd(), IoFlags::DONTCACHE) {
-                Err(error) if refused(&error, &[Errno::OPNOTSUPP]) => self.volume.step_down_from(mode),
+                Err(error) if refused(&error, &[Errno::OPNOTSUPP]) => self.host_dir.step_down_from(mode),
                 result => return result,
             },
             IoMode::Direct if is_aligned(segments, offset) => {
                 if let Some(direct) = fds.direct() {
                     match call(direct, IoFlags::NONE) {
                         Err(error) if refused(&error, &[Errno::OPNOTSUPP, Errno::INVAL]) => {
-                            self.volume.step_down_from(mode);
+                            self.host_dir.step_down_from(mode);
                         }
                         result => return result,
                     }
@@ -265,7 +265,7 @@ impl HostStore {
 
     /// Drops the kernel's copy of a range. This is advice: dirty pages stay.
     fn drop_behind(&self, fds: &StoreFds, offset: u64, len: u64) {
-        if self.volume.io_mode() != IoMode::DontCache {
+        if self.host_dir.io_mode() != IoMode::DontCache {
             // None means to the end.
             let len = NonZero::new(len).filter(|len| offset.saturating_add(len.get()) <= i64::MAX as u64);
             let _ = rustix::fs::fadvise(&fds.buffered, offset, len, Advice::DontNeed);
@@ -294,7 +294,7 @@ fn is_aligned(segments: &[Segment], offset: u64) -> bool {
 
 impl BackingStore for HostStore {
     fn store_id(&self) -> StoreId {
-        self.volume.store_id
+        self.host_dir.store_id
     }
 
     fn read_at(&self, arena: &Arena, segments: &[Segment], offset: u64) -> io::Result<usize> {
@@ -329,7 +329,7 @@ impl BackingStore for HostStore {
     fn sync_range(&self, offset: u64, len: u64) -> io::Result<()> {
         let Some(fds) = self.fds() else { return Ok(()) };
         let result = self.restore_times(&fds).and_then(|()| {
-            if self.volume.waits_by_range {
+            if self.host_dir.waits_by_range {
                 // 0 means to the end.
                 let len = if offset.saturating_add(len) > i64::MAX as u64 { 0 } else { len };
                 let waited = arena_io::sync_file_range_wait(fds.buffered.as_fd(), offset, len);

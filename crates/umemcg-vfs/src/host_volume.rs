@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 use crate::attr::NodeId;
 use crate::error::VolumeError;
+use crate::host_directory::HostDirectory;
 use crate::resolve::Shared;
-use crate::volume::Volume;
 use crate::volume_config::{IoMode, Resolve, VolumeConfig};
 use umemcg::{Engine, Group};
 
@@ -55,14 +55,14 @@ impl HostVolume {
     /// # Errors
     /// When the directory cannot be opened, or a forced mode is not available.
     pub fn new(engine: &Arc<Engine>, config: VolumeConfig) -> Result<Arc<Self>, VolumeError> {
-        let volume = Volume::open(&config)?;
+        let host_dir = HostDirectory::open(&config)?;
         let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
         let eighth = limit.map_or(usize::MAX, |n| usize::try_from(n / 8).unwrap_or(usize::MAX));
         let max = config.max_idle_descriptors.min(eighth);
         Ok(Arc::new(Self {
             shared: Arc::new(Shared::new(
                 Arc::clone(engine),
-                volume,
+                host_dir,
                 (max, eighth.saturating_mul(2)),
                 config.max_kept_files,
                 (config.node_base, config.nr_shards),
@@ -72,12 +72,12 @@ impl HostVolume {
 
     /// Returns how content is read and written here; never [`IoMode::Auto`].
     pub fn io_mode(&self) -> IoMode {
-        self.shared.volume.io_mode()
+        self.shared.host_dir.io_mode()
     }
 
     /// Returns how inodes are found again here; never [`Resolve::Auto`].
     pub fn resolve(&self) -> Resolve {
-        self.shared.volume.resolve
+        self.shared.host_dir.resolve
     }
 
     /// Returns the number of inodes with a reference.

@@ -3,7 +3,7 @@
 //! through descriptors that never leave the volume's directory. This crate is independent of FUSE
 //! and of process ids.
 //!
-//! The map: [`host_volume`] is the entry point. [`volume`] says what the directory can do,
+//! The map: [`host_volume`] is the entry point. `host_directory` says what the directory can do,
 //! `inode_table` which inodes are referred to, `resolve` how an inode is found again on the host,
 //! `content` and `host_store` its cached content and where that is stored, `shown_times` the times
 //! that it shows meanwhile.
@@ -19,6 +19,7 @@ pub mod dir_handle;
 pub mod error;
 mod handle_share;
 mod host;
+mod host_directory;
 mod host_store;
 pub mod host_volume;
 mod inode_names;
@@ -42,7 +43,6 @@ mod slab;
 mod testing;
 pub mod tmpfs;
 mod unsynced;
-pub mod volume;
 mod volume_clock;
 pub mod volume_config;
 pub mod volume_ops;

@@ -85,10 +85,10 @@ impl HostVolume {
         stat: &HostStat,
     ) -> Result<Entry, VfsError> {
         let shared = &self.shared;
-        if !shared.volume.owns(stat) {
+        if !shared.host_dir.owns(stat) {
             return Err(Errno::XDEV.into());
         }
-        shared.volume.clock.saw(stat.attr.ctime);
+        shared.host_dir.clock.saw(stat.attr.ctime);
         let bytes = name.to_bytes();
         let node = match shared.table.count_known(stat.key(), stat.kind, parent, bytes) {
             Some(node) => node,
@@ -125,7 +125,7 @@ impl HostVolume {
         held: OwnedFd,
     ) -> Result<Entry, VfsError> {
         let shared = &self.shared;
-        shared.volume.clock.saw(stat.attr.ctime);
+        shared.host_dir.clock.saw(stat.attr.ctime);
         let charge = NodeCharge::take_by(self.patience(), &shared.engine, &caller.group)?;
         shared.table.lists_or(|| name_shrinker::register(shared));
         let held = Arc::new(held);
@@ -191,7 +191,7 @@ impl HostVolume {
         };
         let Some(content) = content else {
             let stat = host::stat_fd(&self.shared.descriptor(node)?)?;
-            self.shared.volume.clock.saw(stat.attr.ctime);
+            self.shared.host_dir.clock.saw(stat.attr.ctime);
             return Ok(stat.attr);
         };
         // To tell the host of reads takes a descriptor that can read.
@@ -236,7 +236,7 @@ impl HostVolume {
     /// # Errors
     /// The host's.
     pub fn statfs(&self) -> Result<StatFs, VfsError> {
-        let fs = rustix::fs::fstatvfs(&self.shared.volume.root)?;
+        let fs = rustix::fs::fstatvfs(&self.shared.host_dir.root)?;
         Ok(StatFs {
             frsize: fs.f_frsize,
             bsize: fs.f_bsize,

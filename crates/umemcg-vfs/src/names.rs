@@ -65,7 +65,7 @@ impl HostVolume {
     ) -> Result<Victim, Errno> {
         let fd = self.shared.with_descriptors(|| host::hold_name(dir, name))?;
         let stat = host::stat_fd(&fd)?;
-        if !self.shared.volume.owns(&stat) {
+        if !self.shared.host_dir.owns(&stat) {
             return Err(Errno::XDEV);
         }
         let (key, pin) = (stat.key(), pin(&fd, stat.key())?);
@@ -143,7 +143,7 @@ impl HostVolume {
         let (name, new_name) = (component(name)?, component(new_name)?);
         let (dir, new_dir) = (self.directory(parent)?, self.directory(new_parent)?);
         let moved = host::stat_name(&dir, &name)?;
-        if !self.shared.volume.owns(&moved) {
+        if !self.shared.host_dir.owns(&moved) {
             return Err(Errno::XDEV.into());
         }
         let victim = self.victim(&new_dir, &new_name, |fd, key| self.pin_for_name(caller, fd, key));
@@ -187,13 +187,13 @@ impl HostVolume {
             let fd = self.shared.with_descriptors(|| host::hold_name(dir, name))?;
             let stat = host::stat_fd(&fd)?;
             // On the host it might be something else by now.
-            let is_ours = stat.attr.uid == self.shared.volume.uid && stat.attr.nlink == 1;
+            let is_ours = stat.attr.uid == self.shared.host_dir.uid && stat.attr.nlink == 1;
             let is_whiteout = stat.kind == FileKind::CharDevice && stat.attr.rdev == 0;
             let gid = (host::stat_fd(dir)?.attr.mode & SET_GID == 0).then_some(caller.gid);
             if is_ours && is_whiteout { host::chown(fd.as_fd(), Some(caller.uid), gid) } else { Ok(()) }
         };
-        if self.shared.volume.is_privileged
-            && caller.uid != self.shared.volume.uid
+        if self.shared.host_dir.is_privileged
+            && caller.uid != self.shared.host_dir.uid
             && let Err(errno) = give()
         {
             tracing::debug!(%errno, "a whiteout stays the daemon's");

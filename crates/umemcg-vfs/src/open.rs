@@ -97,10 +97,10 @@ impl HostVolume {
         }
         self.shared.reap_lingering(usize::MAX);
         // The root may be held without I/O rights.
-        let synced = match rustix::fs::syncfs(&self.shared.volume.root) {
+        let synced = match rustix::fs::syncfs(&self.shared.host_dir.root) {
             Err(Errno::BADF) => {
                 let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-                host::reopen(self.shared.volume.root.as_fd(), flags).and_then(rustix::fs::syncfs)
+                host::reopen(self.shared.host_dir.root.as_fd(), flags).and_then(rustix::fs::syncfs)
             }
             synced => synced,
         };

@@ -103,7 +103,7 @@ impl OpenFile {
             return Ok(0);
         }
         let start = offset.unwrap_or_else(|| self.content.file.len());
-        let room = self.shared.volume.len_max.saturating_sub(start);
+        let room = self.shared.host_dir.len_max.saturating_sub(start);
         if room == 0 {
             return Err(Errno::FBIG.into());
         }
@@ -169,7 +169,8 @@ impl VolumeFile for OpenFile {
     /// set-id bits.
     fn try_write(&self, group: &Arc<Group>, offset: u64, data: &[u8], _kill_set_id: bool) -> Option<usize> {
         let is_simple = self.is_writable() && !self.is_append() && self.synchronous().is_none();
-        let fits = offset.checked_add(data.len() as u64).is_some_and(|end| end <= self.shared.volume.len_max);
+        let fits =
+            offset.checked_add(data.len() as u64).is_some_and(|end| end <= self.shared.host_dir.len_max);
         if !is_simple || !fits || data.is_empty() || self.content.may_have_privileges() {
             return None;
         }
@@ -252,7 +253,7 @@ impl VolumeFile for OpenFile {
         if len == 0 {
             return Err(Errno::INVAL.into());
         }
-        let end = offset.checked_add(len).filter(|&end| end <= self.shared.volume.len_max);
+        let end = offset.checked_add(len).filter(|&end| end <= self.shared.host_dir.len_max);
         let end = end.ok_or(Errno::FBIG)?;
         let _in_use = self.in_use(true)?;
         let content = &self.content;

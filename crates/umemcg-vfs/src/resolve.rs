@@ -20,10 +20,10 @@ use crate::descriptor_cache::DescriptorCache;
 use crate::descriptor_share::{DescriptorShare, Purpose};
 use crate::error::VfsError;
 use crate::host::{self, InodeKey};
+use crate::host_directory::HostDirectory;
 use crate::host_store::InUse;
 use crate::inode_table::{InodeTable, Removed, Slot};
 use crate::kernel_cache::KernelCache;
-use crate::volume::Volume;
 use crate::volume_config::{IoMode, Resolve};
 use umemcg::{Engine, Group};
 
@@ -36,7 +36,7 @@ const REAPED_FOR_SHARE: usize = 64;
 /// What all operations on a volume share, open files included.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    pub(crate) volume: Arc<Volume>,
+    pub(crate) host_dir: Arc<HostDirectory>,
     pub(crate) table: InodeTable,
     pub(crate) descriptors: DescriptorCache,
     /// Nodes whose content is written back after the last close, oldest first.
@@ -117,15 +117,15 @@ pub(crate) struct Found {
 impl Shared {
     pub(crate) fn new(
         engine: Arc<Engine>,
-        volume: Arc<Volume>,
+        host_dir: Arc<HostDirectory>,
         (max_idle_descriptors, max_in_all): (usize, usize),
         max_kept: usize,
         (base, nr_shards): (u64, usize),
     ) -> Self {
         Self {
             engine,
-            table: InodeTable::numbered(volume.root_stat.key(), base, nr_shards),
-            volume,
+            table: InodeTable::numbered(host_dir.root_stat.key(), base, nr_shards),
+            host_dir,
             descriptors: DescriptorCache::new(max_idle_descriptors, max_in_all),
             lingering: RankedMutex::new(Rank::ObjectOwner, Lingering::default()),
             max_held: max_idle_descriptors.max(1),
@@ -148,7 +148,7 @@ impl Shared {
     /// Returns a descriptor of an inode, in general without I/O rights.
     pub(crate) fn descriptor(&self, node: NodeId) -> Result<Arc<OwnedFd>, Errno> {
         if node == NodeId::ROOT {
-            return Ok(Arc::clone(&self.volume.root));
+            return Ok(Arc::clone(&self.host_dir.root));
         }
         if let Some(fd) = self.descriptors.get(node) {
             return Ok(fd);
@@ -181,7 +181,7 @@ impl Shared {
 
     fn open_handle(&self, key: InodeKey, handle: &FileHandle, access: OFlags) -> Result<OwnedFd, Errno> {
         let fd = self.with_descriptors(|| {
-            open_by_handle(self.volume.root.as_fd(), handle, access | OFlags::NOFOLLOW)
+            open_by_handle(self.host_dir.root.as_fd(), handle, access | OFlags::NOFOLLOW)
                 .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
         })?;
         // The handle was taken by name after the inode was looked at; it may be another's.
@@ -233,7 +233,7 @@ impl Shared {
             }
             // The last component may be a link itself: it is what is wanted, and is not followed.
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let base = from.as_ref().map_or(self.volume.root.as_fd(), |fd| fd.as_fd());
+            let base = from.as_ref().map_or(self.host_dir.root.as_fd(), |fd| fd.as_fd());
             let fd = openat2_patiently(base, &path, flags, resolve)?;
             rest = &rest[nr_taken..];
             if rest.is_empty() {
@@ -277,7 +277,7 @@ impl Shared {
     /// its names, but for the last.
     pub(crate) fn can_reopen(&self, node: NodeId) -> bool {
         let has_handle = |slot: &mut Slot| slot.handle.is_some() && !slot.is_nameless;
-        self.volume.reopens && self.table.with(node, has_handle) == Some(true)
+        self.host_dir.reopens && self.table.with(node, has_handle) == Some(true)
     }
 
     /// Takes room for the descriptors of one file at the cost of a group. May sleep if it
@@ -288,8 +288,8 @@ impl Shared {
         want: Purpose,
         can_wait: bool,
     ) -> Result<DescriptorShare, Errno> {
-        let nr = if self.volume.io_mode() == IoMode::Direct { 2 } else { 1 };
-        let store = can_wait.then_some(self.volume.store_id);
+        let nr = if self.host_dir.io_mode() == IoMode::Direct { 2 } else { 1 };
+        let store = can_wait.then_some(self.host_dir.store_id);
         DescriptorShare::take(group, nr, want, store).or_else(|_| {
             // Some may belong to closed files that have been written back meanwhile.
             self.reap_lingering(REAPED_FOR_SHARE);
@@ -334,7 +334,7 @@ impl Shared {
 
     /// Returns the handle of a name in a directory, where handles are the way to reach inodes.
     pub(crate) fn handle_of(&self, dir: &OwnedFd, name: &std::ffi::CStr) -> Option<Box<FileHandle>> {
-        if self.volume.resolve != Resolve::Handle {
+        if self.host_dir.resolve != Resolve::Handle {
             return None;
         }
         let (handle, _) = name_to_handle(dir.as_fd(), name, rustix::fs::AtFlags::empty()).ok()?;
@@ -347,7 +347,7 @@ impl Shared {
             return Ok(content);
         }
         let stat = host::stat_fd(&self.descriptor(node)?)?;
-        let fresh = Content::new(&self.engine, &self.volume, &stat, group)?;
+        let fresh = Content::new(&self.engine, &self.host_dir, &stat, group)?;
         let content =
             self.table.with(node, |slot| Arc::clone(slot.content.get_or_insert(Arc::clone(&fresh))));
         Ok(content.ok_or(Errno::STALE)?)

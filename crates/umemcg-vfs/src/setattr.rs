@@ -58,7 +58,7 @@ impl HostVolume {
         len: u64,
         kill_set_id: bool,
     ) -> Result<(), VfsError> {
-        if len > self.shared.volume.len_max {
+        if len > self.shared.host_dir.len_max {
             return Err(Errno::FBIG.into());
         }
         let set = |content: &crate::content::Content| -> Result<(), VfsError> {

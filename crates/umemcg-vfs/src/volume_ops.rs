@@ -252,10 +252,10 @@ pub trait VolumeDir: Send + Sync + fmt::Debug {
 
 impl Volume for HostVolume {
     fn kind(&self) -> VolumeKind {
-        VolumeKind::Directory { dir: self.shared.volume.dir.clone(), io_mode: self.io_mode() }
+        VolumeKind::Directory { dir: self.shared.host_dir.dir.clone(), io_mode: self.io_mode() }
     }
     fn store_id(&self) -> StoreId {
-        self.shared.volume.store_id
+        self.shared.host_dir.store_id
     }
     fn path_of(&self, node: NodeId) -> Option<PathBuf> {
         self.path_of(node)

@@ -37,9 +37,9 @@ pub(crate) fn next_store_id() -> StoreId {
     StoreId(NEXT_STORE.fetch_add(1, Ordering::Relaxed))
 }
 
-/// An open volume.
+/// The open directory of a volume.
 #[derive(Debug)]
-pub(crate) struct Volume {
+pub(crate) struct HostDirectory {
     /// (C) Its path, for messages.
     pub(crate) dir: PathBuf,
     /// (C) The directory; readable where the daemon may read it, so that handles can be opened on
@@ -75,7 +75,7 @@ pub(crate) struct Volume {
     pub(crate) has_acls: AtomicBool,
 }
 
-impl Volume {
+impl HostDirectory {
     pub(crate) fn open(config: &VolumeConfig) -> Result<Arc<Self>, VolumeError> {
         let failed = |errno| VolumeError::Open { dir: config.dir.clone(), errno };
         let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn a_volume_says_what_it_detected() {
         let dir = tempfile::tempdir().unwrap();
-        let volume = Volume::open(&VolumeConfig::new(dir.path())).unwrap();
+        let volume = HostDirectory::open(&VolumeConfig::new(dir.path())).unwrap();
         assert_ne!(volume.io_mode(), IoMode::Auto);
         assert_ne!(volume.resolve, Resolve::Auto);
         assert!(volume.len_max > 4 << 30);
@@ -259,13 +259,13 @@ mod tests {
     fn a_directory_is_one_volumes_until_that_is_gone() {
         let dir = tempfile::tempdir().unwrap();
         let config = VolumeConfig::new(dir.path());
-        let first = Volume::open(&config).unwrap();
-        let refused = Volume::open(&config).unwrap_err();
+        let first = HostDirectory::open(&config).unwrap();
+        let refused = HostDirectory::open(&config).unwrap_err();
         assert!(matches!(&refused, VolumeError::InUse { dir: named } if named == dir.path()), "{refused}");
         // An operation that only looks is not kept out.
-        Volume::open(&VolumeConfig { is_exclusive: false, ..config.clone() }).unwrap();
+        HostDirectory::open(&VolumeConfig { is_exclusive: false, ..config.clone() }).unwrap();
         drop(first);
-        Volume::open(&config).unwrap();
+        HostDirectory::open(&config).unwrap();
     }
 
     #[test]
@@ -274,7 +274,7 @@ mod tests {
         for (path, expected) in
             [(file.path().to_path_buf(), Errno::NOTDIR), ("/nonexistent/x".into(), Errno::NOENT)]
         {
-            let error = Volume::open(&VolumeConfig::new(&path)).unwrap_err();
+            let error = HostDirectory::open(&VolumeConfig::new(&path)).unwrap_err();
             assert!(matches!(error, VolumeError::Open { errno, .. } if errno == expected), "{error}");
         }
     }
@@ -283,7 +283,7 @@ mod tests {
     fn every_forced_mode_is_used_or_refused() {
         let dir = tempfile::tempdir().unwrap();
         for mode in [IoMode::DontCache, IoMode::Direct, IoMode::DropBehind] {
-            match Volume::open(&VolumeConfig { io_mode: mode, ..VolumeConfig::new(dir.path()) }) {
+            match HostDirectory::open(&VolumeConfig { io_mode: mode, ..VolumeConfig::new(dir.path()) }) {
                 Ok(volume) => assert_eq!(volume.io_mode(), mode),
                 Err(error) => assert!(matches!(error, VolumeError::IoMode { .. }), "{error}"),
             }
