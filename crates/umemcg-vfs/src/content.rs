@@ -435,7 +435,7 @@ impl Reopens for Content {
 
 #[cfg(test)]
 mod tests {
-    use crate::volume_ops::VolumeFile;
+    use crate::volume::VolumeFile;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use crate::host;

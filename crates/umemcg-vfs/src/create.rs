@@ -23,12 +23,13 @@ use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::attr::{Entry, FileKind, NodeId};
+use crate::caller::Caller;
 use crate::content::Content;
 use crate::descriptor_share::{DescriptorShare, Purpose};
 use crate::error::VfsError;
 use crate::handle_share::HandleCharge;
 use crate::host::{self, GROUP_EXECUTE, HostStat, SET_GID, SET_UID};
-use crate::host_volume::{Caller, HostVolume};
+use crate::host_volume::HostVolume;
 use crate::name::component;
 use crate::open_file::OpenFile;
 

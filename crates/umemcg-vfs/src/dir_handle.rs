@@ -21,12 +21,13 @@ use rustix::io::Errno;
 use umemcg_base::LeafMutex;
 
 use crate::attr::{FileKind, NodeId};
+use crate::caller::Caller;
 use crate::descriptor_share::{DescriptorShare, Purpose};
 use crate::error::VfsError;
 use crate::handle_share::HandleCharge;
-use crate::host_volume::{Caller, HostVolume};
+use crate::host_volume::HostVolume;
 use crate::resolve::Shared;
-use crate::volume_ops::{DirEntry, VolumeDir};
+use crate::volume::{DirEntry, VolumeDir};
 
 /// Bytes of entries that one call to the host fetches.
 const WINDOW_BYTES: usize = 8 << 10;

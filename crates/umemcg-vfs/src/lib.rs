@@ -11,6 +11,7 @@
 
 pub mod attr;
 mod beyond;
+mod caller;
 mod content;
 pub mod create;
 mod descriptor_cache;
@@ -43,24 +44,25 @@ mod slab;
 mod testing;
 pub mod tmpfs;
 mod unsynced;
+pub mod volume;
 mod volume_clock;
 pub mod volume_config;
-pub mod volume_ops;
 pub mod volume_spec;
 pub mod volumes;
 pub mod xattr;
 
 pub use attr::{Attr, Entry, FileKind, NodeId, SetAttr, SetTime, StatFs, Timestamp};
+pub use caller::Caller;
 pub use dir_handle::DirHandle;
 pub use error::{VfsError, VolumeError};
 pub use handle_share::{HANDLE_BYTES, NR_BEYOND_MAX};
-pub use host_volume::{Caller, HostVolume};
+pub use host_volume::HostVolume;
 pub use kernel_cache::{IdleInode, KernelCache};
 pub use metadata_charge::NR_NAMES_BEYOND_MAX;
 pub use open_file::OpenFile;
 pub use rustix::fs::{FallocateFlags, OFlags, RenameFlags, XattrFlags};
 pub use tmpfs::{Tmpfs, TmpfsConfig};
+pub use volume::{DirEntry, Volume, VolumeDir, VolumeFile, VolumeKind, Whence};
 pub use volume_config::{IoMode, Resolve, VolumeConfig};
-pub use volume_ops::{DirEntry, Volume, VolumeDir, VolumeFile, VolumeKind, Whence};
 pub use volume_spec::VolumeSpec;
 pub use volumes::{AddError, Member, Opened, RemoveError, Volumes};

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 use crate::attr::{Attr, Entry, FileKind, NodeId, StatFs};
+use crate::caller::Caller;
 use crate::content::Content;
 use crate::error::VfsError;
 use crate::host::{self, HostStat};
-use crate::host_volume::{Caller, HostVolume};
+use crate::host_volume::HostVolume;
 use crate::inode_names::{NameCharge, is_long};
 use crate::inode_table::NodeCharge;
 use crate::metadata_charge::Patience;

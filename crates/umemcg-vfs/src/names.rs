@@ -13,11 +13,12 @@ use rustix::fs::{AtFlags, OFlags, RenameFlags};
 use rustix::io::Errno;
 
 use crate::attr::{Entry, FileKind, NodeId};
+use crate::caller::Caller;
 use crate::content::{NamePin, Opening};
 use crate::descriptor_share::{Purpose, tenant};
 use crate::error::VfsError;
 use crate::host::{self, InodeKey, SET_GID};
-use crate::host_volume::{Caller, HostVolume};
+use crate::host_volume::HostVolume;
 use crate::inode_names::{NameCharge, is_long};
 use crate::inode_table::Loss;
 use crate::name::component;

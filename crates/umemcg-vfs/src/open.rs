@@ -7,12 +7,13 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use crate::attr::{FileKind, NodeId};
+use crate::caller::Caller;
 use crate::content::Content;
 use crate::descriptor_share::Purpose;
 use crate::error::VfsError;
 use crate::handle_share::HandleCharge;
 use crate::host;
-use crate::host_volume::{Caller, HostVolume};
+use crate::host_volume::HostVolume;
 use crate::open_file::OpenFile;
 
 impl HostVolume {
@@ -110,7 +111,7 @@ impl HostVolume {
 
 #[cfg(test)]
 mod tests {
-    use crate::volume_ops::{VolumeFile, Whence};
+    use crate::volume::{VolumeFile, Whence};
     use std::sync::mpsc;
 
     use super::*;

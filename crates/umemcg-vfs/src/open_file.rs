@@ -6,13 +6,14 @@ use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
 
 use crate::attr::{Attr, NodeId, SetAttr};
+use crate::caller::Caller;
 use crate::content::Content;
 use crate::error::VfsError;
 use crate::handle_share::HandleCharge;
 use crate::host_store::InUse;
-use crate::host_volume::{Caller, HostVolume};
+use crate::host_volume::HostVolume;
 use crate::resolve::Shared;
-use crate::volume_ops::{VolumeFile, Whence};
+use crate::volume::{VolumeFile, Whence};
 use umemcg::{ErrorCursor, File, Group, PinnedPages, Readahead, count_hits};
 
 /// `O_DSYNC`, which `O_SYNC` includes.

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 use crate::attr::{Attr, FileKind, NodeId, SetAttr};
+use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::host;
-use crate::host_volume::{Caller, HostVolume};
+use crate::host_volume::HostVolume;
 use crate::open_file::OpenFile;
 use crate::privileges::mode_without_set_id;
-use crate::volume_ops::VolumeFile;
+use crate::volume::VolumeFile;
 
 impl HostVolume {
     /// Changes attributes, through an open file if there is one. Changing the owner clears set-id

@@ -8,7 +8,8 @@ use rustix::fs::OFlags;
 use rustix::process::Pid;
 
 use crate::attr::NodeId;
-use crate::host_volume::{Caller, HostVolume};
+use crate::caller::Caller;
+use crate::host_volume::HostVolume;
 use crate::open_file::OpenFile;
 use crate::volume_config::VolumeConfig;
 use umemcg::{Engine, EngineConfig, Group};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::error::VolumeError;
 use crate::host_volume::HostVolume;
 use crate::tmpfs::{Tmpfs, TmpfsConfig};
+use crate::volume::Volume;
 use crate::volume_config::VolumeConfig;
-use crate::volume_ops::Volume;
 use umemcg::Engine;
 
 /// The specification of a volume to be opened.

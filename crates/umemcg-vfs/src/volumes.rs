@@ -27,7 +27,7 @@ use crate::attr::{Attr, Entry, NodeId};
 use crate::error::VolumeError;
 use crate::kernel_cache::KernelCache;
 use crate::member_kernel::{KernelIds, LOCAL_BITS, MemberKernel};
-use crate::volume_ops::Volume;
+use crate::volume::Volume;
 use umemcg::File;
 
 /// Most volumes at a time.

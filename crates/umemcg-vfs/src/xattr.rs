@@ -14,10 +14,11 @@ use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 
 use crate::attr::NodeId;
+use crate::caller::Caller;
 use crate::content::Content;
 use crate::error::VfsError;
 use crate::host::{self, NAME_MAX, SET_GID};
-use crate::host_volume::{Caller, HostVolume};
+use crate::host_volume::HostVolume;
 use crate::privileges::CAPABILITIES;
 
 /// Longest value, in bytes (`XATTR_SIZE_MAX`).

@@ -11,9 +11,9 @@ use super::inode::{Inode, Meta, New, Xattr, now};
 use super::xattrs::{CAPABILITY, XATTR_BYTES};
 use crate::attr::{FileKind, NodeId, Timestamp};
 use crate::attr::{SetAttr, SetTime};
+use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::host::{GROUP_EXECUTE, SET_GID, SET_UID};
-use crate::host_volume::Caller;
 use crate::privileges::mode_without_set_id;
 use crate::slab::Slab;
 

@@ -31,10 +31,10 @@ use rustix::io::Errno;
 use umemcg_base::{PAGE_SIZE, PAGE_SIZE_U64, Rank, RankedRwLock};
 
 use crate::attr::{Attr, Entry, FileKind, NodeId, SetAttr, StatFs};
+use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::host_directory::next_store_id;
-use crate::host_volume::Caller;
-use crate::volume_ops::{Volume, VolumeDir, VolumeFile, VolumeKind};
+use crate::volume::{Volume, VolumeDir, VolumeFile, VolumeKind};
 pub use config::TmpfsConfig;
 use inode::{Inode, New};
 use quota::Size;

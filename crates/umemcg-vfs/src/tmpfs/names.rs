@@ -12,7 +12,7 @@ use super::Tmpfs;
 use super::directory::{ENTRY_BYTES, Name};
 use super::inode::{Inode, New};
 use crate::attr::{Entry, FileKind, NodeId};
-use crate::host_volume::Caller;
+use crate::caller::Caller;
 use crate::name::component;
 use crate::slab::Slab;
 
@@ -118,7 +118,7 @@ impl Tmpfs {
         Ok(())
     }
 
-    /// See [`Volume::link`](crate::volume_ops::Volume::link).
+    /// See [`Volume::link`](crate::volume::Volume::link).
     pub(super) fn link_to(
         &self,
         caller: &Caller,

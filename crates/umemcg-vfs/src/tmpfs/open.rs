@@ -13,12 +13,12 @@ use super::directory::{FIRST_COOKIE, Name};
 use super::inode::{Content, Inode, New};
 use crate::attr::SetAttr;
 use crate::attr::{Attr, Entry, FileKind, NodeId};
+use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::handle_share::HandleCharge;
-use crate::host_volume::Caller;
-use crate::volume_ops::DirEntry;
-use crate::volume_ops::Whence;
-use crate::volume_ops::{VolumeDir, VolumeFile};
+use crate::volume::DirEntry;
+use crate::volume::Whence;
+use crate::volume::{VolumeDir, VolumeFile};
 use umemcg::{File, Group, PinnedPages, Readahead, count_hits};
 
 /// Entries that a listing takes out of the tree at a time.
@@ -112,7 +112,7 @@ impl Tmpfs {
             };
             let opened = self.open_inode(caller, Arc::clone(&inode), flags);
             let opened = opened.map(|file| (Self::entry(&inode, inode.attr(0)), file));
-            return opened.inspect_err(|_| crate::volume_ops::Volume::forget(self, inode.node, 1));
+            return opened.inspect_err(|_| crate::volume::Volume::forget(self, inode.node, 1));
         }
     }
 
@@ -341,7 +341,7 @@ impl OpenDirectory {
                 if !taken {
                     let untaken = std::iter::once((inode, entry)).chain(batch.map(|l| (l.inode, l.entry)));
                     for (inode, _) in untaken.filter(|(_, entry)| entry.is_some()) {
-                        crate::volume_ops::Volume::forget(&*self.volume, inode.node, 1);
+                        crate::volume::Volume::forget(&*self.volume, inode.node, 1);
                     }
                     return Ok(());
                 }

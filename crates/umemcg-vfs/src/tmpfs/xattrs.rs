@@ -15,8 +15,8 @@ use rustix::io::Errno;
 use super::acl::{self, Acl};
 use super::inode::{Inode, Xattr};
 use crate::attr::FileKind;
+use crate::caller::Caller;
 use crate::host::{NAME_MAX, SET_GID};
-use crate::host_volume::Caller;
 use crate::slab::Slab;
 use umemcg::Engine;
 

@@ -13,8 +13,9 @@ use std::sync::Arc;
 use rustix::fs::{FallocateFlags, OFlags, RenameFlags, XattrFlags};
 
 use crate::attr::{Attr, Entry, FileKind, NodeId, SetAttr, StatFs};
+use crate::caller::Caller;
 use crate::error::VfsError;
-use crate::host_volume::{Caller, HostVolume};
+use crate::host_volume::HostVolume;
 use crate::kernel_cache::KernelCache;
 use crate::volume_config::IoMode;
 use umemcg::{File, Group, PinnedPages, StoreId};

@@ -1,0 +1,28 @@
+//! The process that asks for an operation: whose permissions count, and which group pays.
+
+use std::sync::Arc;
+
+use umemcg::Group;
+
+/// The process that asks.
+#[derive(Debug, Clone)]
+pub struct Caller {
+    /// File system user id.
+    pub uid: u32,
+    /// File system group id.
+    pub gid: u32,
+    /// The group of the parent directory, if the caller is a member of it beside `gid`.
+    pub supplementary_gid: Option<u32>,
+    /// The group that pays.
+    pub group: Arc<Group>,
+    /// Permission bits that the caller does not want on new objects.
+    pub umask: u32,
+}
+
+impl Caller {
+    /// Returns whether a file of this group may run with it when the caller made it so.
+    pub(crate) fn is_in_group(&self, gid: u32) -> bool {
+        // The superuser stands for CAP_FSETID.
+        self.uid == 0 || self.gid == gid || self.supplementary_gid == Some(gid)
+    }
+}
