@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use umemcg::{Group, Readahead};
 use umemcg_base::PAGE_SIZE_U64;
 use umemcg_reclaim::baseline::{self, Spent};
-use umemcg_vfs::{Caller, HostVolume, NodeId, OFlags, Volume, VolumeConfig};
+use umemcg_vfs::{Caller, Create, HostVolume, Lookup, Names, NodeId, OFlags, VolumeConfig};
 
 use crate::options::{Failure, Options};
 use crate::progress::Progress;
@@ -238,7 +238,8 @@ fn come_and_go(world: &World, directory: &Path) -> Result<(), Failure> {
         .map_err(Failure::at("cannot make a volume"))?;
     let group = Arc::clone(&world.groups[0]);
     let caller = Caller { uid: 0, gid: 0, supplementary_gid: None, group, umask: 0 };
-    let (entry, file) = Volume::create(&*volume, &caller, NodeId::ROOT, "f".as_ref(), 0o600, OFlags::WRONLY)
+    let (entry, file) = volume
+        .create(&caller, NodeId::ROOT, "f".as_ref(), 0o600, OFlags::WRONLY)
         .map_err(Failure::at("cannot create a file"))?;
     drop(file);
     volume.unlink(&caller, NodeId::ROOT, "f".as_ref()).map_err(Failure::at("cannot remove a file"))?;

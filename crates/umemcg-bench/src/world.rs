@@ -11,7 +11,9 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use umemcg::{Engine, EngineConfig, Group};
-use umemcg_vfs::{Caller, HostVolume, IdleInode, KernelCache, NodeId, OFlags, Volume, VolumeConfig};
+use umemcg_vfs::{
+    Caller, Create, HostVolume, IdleInode, KernelCache, Lookup, NodeId, OFlags, Volume, VolumeConfig,
+};
 
 use crate::options::{Failure, Options};
 
@@ -83,8 +85,7 @@ impl World {
         }
         let world = Self { engine, groups, volumes, _directory: directory };
         for at in 0..nr {
-            let created = Volume::create(
-                &**world.volume_of(at),
+            let created = world.volume_of(at).create(
                 &world.caller(at),
                 NodeId::ROOT,
                 file_of(at).as_ref(),
@@ -111,7 +112,9 @@ impl World {
     /// What the host says.
     pub fn look_everything_up(&self) -> Result<(), Failure> {
         for at in 0..self.groups.len() {
-            Volume::lookup(&**self.volume_of(at), &self.caller(at), NodeId::ROOT, file_of(at).as_ref())
+            let volume = self.volume_of(at);
+            volume
+                .lookup(&self.caller(at), NodeId::ROOT, file_of(at).as_ref())
                 .map_err(Failure::at("cannot look a file up"))?;
         }
         Ok(())

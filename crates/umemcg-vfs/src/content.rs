@@ -435,17 +435,18 @@ impl Reopens for Content {
 
 #[cfg(test)]
 mod tests {
-    use crate::volume::VolumeFile;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     use crate::host;
     use crate::shown_times::{OwnOperation, Stamp};
     use crate::testing::{Fixture, until_asleep};
+    use crate::volume::Open;
 
     #[test]
     fn an_outside_change_during_write_back_costs_no_data() {
         let v = Fixture::new();
         let (path, file) = v.create("f");
+        let content = v.content(&file);
         file.write(&v.group, 0, &[b'a'; 100], false).unwrap();
         file.fsync(false).unwrap();
         file.write(&v.group, 40960, &[b'b'; 4096], false).unwrap();
@@ -455,14 +456,14 @@ mod tests {
         let host = std::fs::File::open(&path).unwrap();
         let nr_looks = AtomicU32::new(0);
         std::thread::scope(|scope| {
-            let paused = file.content.store.pause();
+            let paused = content.store.pause();
             // The file itself: a sync of the open one would wait for the pause before it writes.
-            let flusher = scope.spawn(|| file.content.file.write_back().unwrap());
-            while file.content.file.nr_dirty() > 0 {
+            let flusher = scope.spawn(|| content.file.write_back().unwrap());
+            while content.file.nr_dirty() > 0 {
                 std::thread::yield_now();
             }
             let (tell, told) = std::sync::mpsc::channel();
-            let (content, looks, host) = (&file.content, &nr_looks, &host);
+            let (content, looks, host) = (&content, &nr_looks, &host);
             let opener = scope.spawn(move || {
                 tell.send(rustix::thread::gettid()).unwrap();
                 let stat = || {
@@ -481,7 +482,7 @@ mod tests {
             flusher.join().unwrap();
             opener.join().unwrap();
         });
-        assert_eq!(file.content.file.len(), 45056);
+        assert_eq!(content.file.len(), 45056);
         assert_eq!(file.read(&v.group, 40960, 4096).unwrap().to_vec(), [b'b'; 4096]);
     }
 
@@ -489,11 +490,12 @@ mod tests {
     fn an_open_sees_an_outside_change_amid_an_operation_of_ours() {
         let v = Fixture::new();
         let (path, file) = v.create("f");
+        let content = v.content(&file);
         file.write(&v.group, 0, &[b'a'; 100], false).unwrap();
         file.fsync(false).unwrap();
         let host = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
         std::thread::scope(|scope| {
-            let alone = file.content.store.times.exclusive();
+            let alone = content.store.times.exclusive();
             alone.found(Stamp::of(&host::stat_fd(&host).unwrap().attr));
             host.set_len(7).unwrap();
             let (tell, told) = std::sync::mpsc::channel();
@@ -501,7 +503,7 @@ mod tests {
             let opener = scope.spawn(move || {
                 tell.send(rustix::thread::gettid()).unwrap();
                 let file = v.vfs.open(&v.caller(), node, rustix::fs::OFlags::RDONLY).unwrap();
-                file.content.file.len()
+                file.content().len()
             });
             until_asleep(told.recv().unwrap());
             alone.left(Stamp::of(&host::stat_fd(&host).unwrap().attr), OwnOperation::Access);

@@ -32,6 +32,7 @@ use crate::host::{self, GROUP_EXECUTE, HostStat, SET_GID, SET_UID};
 use crate::host_volume::HostVolume;
 use crate::name::component;
 use crate::open_file::OpenFile;
+use crate::volume::{Create, Lookup, Open, VolumeFile};
 
 /// How often a name that appears and vanishes under a `create` is tried again.
 const CREATE_TRIES_MAX: u32 = 8;
@@ -58,12 +59,12 @@ impl NewObject {
     }
 }
 
-impl HostVolume {
+impl Create for HostVolume {
     /// Makes a symbolic link with any text.
     ///
     /// # Errors
     /// `EEXIST`, `ENOENT` for an empty text, `ENAMETOOLONG`, and the host's.
-    pub fn symlink(
+    fn symlink(
         &self,
         caller: &Caller,
         parent: NodeId,
@@ -81,7 +82,7 @@ impl HostVolume {
     ///
     /// # Errors
     /// `EEXIST`, `EPERM` for a device without privilege, `EINVAL` for another type, and the host's.
-    pub fn mknod(
+    fn mknod(
         &self,
         caller: &Caller,
         parent: NodeId,
@@ -105,7 +106,7 @@ impl HostVolume {
     ///
     /// # Errors
     /// `EEXIST`, `EMLINK`, and the host's.
-    pub fn mkdir(&self, caller: &Caller, parent: NodeId, name: &OsStr, mode: u32) -> Result<Entry, VfsError> {
+    fn mkdir(&self, caller: &Caller, parent: NodeId, name: &OsStr, mode: u32) -> Result<Entry, VfsError> {
         self.make(caller, parent, name, FileKind::Directory, mode & 0o1777, |dir, name, first_mode| {
             rustix::fs::mkdirat(dir, name, first_mode)
         })
@@ -114,15 +115,15 @@ impl HostVolume {
     /// Makes and opens a regular file; without `O_EXCL` opens the one that is there.
     ///
     /// # Errors
-    /// `EEXIST` with `O_EXCL`; as [`open`](Self::open) for what is there; and the host's.
-    pub fn create(
+    /// `EEXIST` with `O_EXCL`; as [`open`](Open::open) for what is there; and the host's.
+    fn create(
         &self,
         caller: &Caller,
         parent: NodeId,
         name: &OsStr,
         mode: u32,
         flags: OFlags,
-    ) -> Result<(Entry, Arc<OpenFile>), VfsError> {
+    ) -> Result<(Entry, Arc<dyn VolumeFile>), VfsError> {
         let c_name = component(name)?;
         let dir = self.directory(parent)?;
         let mut tries = 0;
@@ -138,13 +139,43 @@ impl HostVolume {
                 result => result?,
             };
             let opened = self.open(caller, there.node, flags).and_then(|file| {
-                let attr = self.getattr(there.node, Some(&file))?;
+                let attr = file.getattr()?;
                 Ok((Entry { attr, ..there }, file))
             });
             return opened.inspect_err(|_| self.forget(there.node, 1));
         }
     }
 
+    /// Makes and opens a regular file that has no name; [`link`](crate::volume::Names::link) may
+    /// give it one. It is of the file system of `parent`, and gets owner and mode as one that is
+    /// made there.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` where the host's file system has no such files, and the host's.
+    fn tmpfile(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        mode: u32,
+        flags: OFlags,
+    ) -> Result<(Entry, Arc<dyn VolumeFile>), VfsError> {
+        let shared = &self.shared;
+        let (charge, share) = self.room_for_new(caller)?;
+        let dir = self.directory(parent)?;
+        let wanted = self.wanted(caller, &dir, FileKind::Regular, mode)?;
+        let how = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let fd = shared.with_descriptors(|| rustix::fs::openat(&dir, c".", how, wanted.first_mode()))?;
+        let stat = self.give_away(caller, dir.as_fd(), fd.as_fd(), &wanted)?;
+        let held = shared.with_descriptors(|| host::reopen(fd.as_fd(), OFlags::PATH))?;
+        let entry = self.enter_nameless(caller, &stat, held)?;
+        let content = self.open_new(caller, entry.node, &stat, (fd, share));
+        let content = content.inspect_err(|_| self.forget(entry.node, 1))?;
+        let group = Arc::clone(&caller.group);
+        Ok((entry, OpenFile::new(Arc::clone(shared), entry.node, content, flags, group, charge)))
+    }
+}
+
+impl HostVolume {
     fn create_new(
         &self,
         caller: &Caller,
@@ -153,7 +184,7 @@ impl HostVolume {
         name: &CStr,
         mode: u32,
         flags: OFlags,
-    ) -> Result<(Entry, Arc<OpenFile>), VfsError> {
+    ) -> Result<(Entry, Arc<dyn VolumeFile>), VfsError> {
         let shared = &self.shared;
         let (charge, share) = self.room_for_new(caller)?;
         let wanted = self.wanted(caller, dir, FileKind::Regular, mode)?;
@@ -168,33 +199,6 @@ impl HostVolume {
         let (entry, content) = opened.inspect_err(|_| {
             let _ = rustix::fs::unlinkat(dir, name, AtFlags::empty());
         })?;
-        let group = Arc::clone(&caller.group);
-        Ok((entry, OpenFile::new(Arc::clone(shared), entry.node, content, flags, group, charge)))
-    }
-
-    /// Makes and opens a regular file that has no name; [`link`](Self::link) may give it one. It is
-    /// of the file system of `parent`, and gets owner and mode as one that is made there.
-    ///
-    /// # Errors
-    /// `EOPNOTSUPP` where the host's file system has no such files, and the host's.
-    pub fn tmpfile(
-        &self,
-        caller: &Caller,
-        parent: NodeId,
-        mode: u32,
-        flags: OFlags,
-    ) -> Result<(Entry, Arc<OpenFile>), VfsError> {
-        let shared = &self.shared;
-        let (charge, share) = self.room_for_new(caller)?;
-        let dir = self.directory(parent)?;
-        let wanted = self.wanted(caller, &dir, FileKind::Regular, mode)?;
-        let how = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        let fd = shared.with_descriptors(|| rustix::fs::openat(&dir, c".", how, wanted.first_mode()))?;
-        let stat = self.give_away(caller, dir.as_fd(), fd.as_fd(), &wanted)?;
-        let held = shared.with_descriptors(|| host::reopen(fd.as_fd(), OFlags::PATH))?;
-        let entry = self.enter_nameless(caller, &stat, held)?;
-        let content = self.open_new(caller, entry.node, &stat, (fd, share));
-        let content = content.inspect_err(|_| self.forget(entry.node, 1))?;
         let group = Arc::clone(&caller.group);
         Ok((entry, OpenFile::new(Arc::clone(shared), entry.node, content, flags, group, charge)))
     }

@@ -27,7 +27,7 @@ use crate::error::VfsError;
 use crate::handle_share::HandleCharge;
 use crate::host_volume::HostVolume;
 use crate::resolve::Shared;
-use crate::volume::{DirEntry, VolumeDir};
+use crate::volume::{DirEntry, Lookup, VolumeDir};
 
 /// Bytes of entries that one call to the host fetches.
 const WINDOW_BYTES: usize = 8 << 10;
@@ -79,7 +79,7 @@ impl Listing {
 
 /// An open directory.
 #[derive(Debug)]
-pub struct DirHandle {
+pub(crate) struct DirHandle {
     shared: Arc<Shared>,
     node: NodeId,
     /// Where the last read ended, on volumes whose positions do not outlive a descriptor. Locked to
@@ -90,9 +90,27 @@ pub struct DirHandle {
 }
 
 impl DirHandle {
-    /// Returns the inode that is open.
-    pub fn node(&self) -> NodeId {
-        self.node
+    /// Opens a directory, at the cost of the caller's group.
+    pub(crate) fn open(shared: &Arc<Shared>, caller: &Caller, node: NodeId) -> Result<Self, VfsError> {
+        if shared.find(node)?.kind != FileKind::Directory {
+            return Err(Errno::NOTDIR.into());
+        }
+        let keeps = !shared.host_dir.has_lasting_positions;
+        let store = Some(shared.host_dir.store_id);
+        let share = DescriptorShare::take(&caller.group, usize::from(keeps), Purpose::Open, store)?;
+        let charge =
+            HandleCharge::take(&shared.engine, &caller.group, if keeps { LISTING_BYTES } else { 0 })?;
+        // Whether it may be listed is to be said now.
+        if shared.open_directory(node)?.is_none() || !shared.table.pin(node) {
+            return Err(Errno::STALE.into());
+        }
+        Ok(Self {
+            shared: Arc::clone(shared),
+            node,
+            kept: LeafMutex::default(),
+            _share: share,
+            _charge: charge,
+        })
     }
 
     /// Returns a listing that goes on at a position; `None` when the directory has been removed.
@@ -186,36 +204,6 @@ fn kind_of(file_type: FileType) -> Option<FileKind> {
         FileType::BlockDevice => FileKind::BlockDevice,
         FileType::Unknown => return None,
     })
-}
-
-impl HostVolume {
-    /// Opens a directory, at the cost of the caller's group.
-    ///
-    /// # Errors
-    /// `ENOTDIR` for anything else, `ESTALE` when it is gone, `ENFILE` and `ENOMEM` when the group
-    /// has no share of descriptors or memory left for a handle, and the host's.
-    pub fn opendir(&self, caller: &Caller, node: NodeId) -> Result<Arc<DirHandle>, VfsError> {
-        let shared = &self.shared;
-        if shared.find(node)?.kind != FileKind::Directory {
-            return Err(Errno::NOTDIR.into());
-        }
-        let keeps = !shared.host_dir.has_lasting_positions;
-        let store = Some(shared.host_dir.store_id);
-        let share = DescriptorShare::take(&caller.group, usize::from(keeps), Purpose::Open, store)?;
-        let charge =
-            HandleCharge::take(&shared.engine, &caller.group, if keeps { LISTING_BYTES } else { 0 })?;
-        // Whether it may be listed is to be said now.
-        if shared.open_directory(node)?.is_none() || !shared.table.pin(node) {
-            return Err(Errno::STALE.into());
-        }
-        Ok(Arc::new(DirHandle {
-            shared: Arc::clone(shared),
-            node,
-            kept: LeafMutex::default(),
-            _share: share,
-            _charge: charge,
-        }))
-    }
 }
 
 impl VolumeDir for DirHandle {

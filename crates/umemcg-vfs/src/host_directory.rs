@@ -10,7 +10,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, StatVfsMountFlags};
 use rustix::io::{Errno, ReadWriteFlags};
@@ -19,6 +19,7 @@ use umemcg_arena::handle::{name_to_handle, open_by_handle};
 
 use crate::error::VolumeError;
 use crate::host::{self, HostStat};
+use crate::volume::next_store_id;
 use crate::volume_clock::VolumeClock;
 use crate::volume_config::{IoMode, Resolve, VolumeConfig};
 use umemcg::StoreId;
@@ -27,15 +28,6 @@ use umemcg::StoreId;
 const DONTCACHE: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
 /// Alignment that direct I/O is used with: that of frames.
 pub(crate) const DIRECT_ALIGN: u64 = 4096;
-
-/// Serial of the next volume's store.
-static NEXT_STORE: AtomicU64 = AtomicU64::new(1);
-
-/// Returns a store id of its own for each volume of the process.
-pub(crate) fn next_store_id() -> StoreId {
-    // Relaxed: only uniqueness matters.
-    StoreId(NEXT_STORE.fetch_add(1, Ordering::Relaxed))
-}
 
 /// The open directory of a volume.
 #[derive(Debug)]

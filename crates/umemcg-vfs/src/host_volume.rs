@@ -1,6 +1,5 @@
-//! A volume of a host directory: one method per operation, in POSIX terms. The operations are
-//! spread over the modules [`crate::lookup`], [`crate::create`], [`crate::names`], [`crate::open`],
-//! [`crate::setattr`], [`crate::xattr`] and [`crate::dir_handle`].
+//! A volume of a host directory. Its operations are in one file for each trait: `lookup`,
+//! `attributes`, `create`, `names`, `open` and `xattrs`.
 //!
 //! Every method may sleep for the host, unless it says otherwise. Names are single components; "",
 //! ".", ".." and names with a slash or a zero byte are refused with `EINVAL`, longer than 255 bytes
@@ -10,15 +9,22 @@
 //! checks against the daemon. What only the operation itself can do for the caller is done here:
 //! ownership of new objects, set-id bits, access lists.
 
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
 use crate::attr::NodeId;
-use crate::error::VolumeError;
+use crate::error::{VfsError, VolumeError};
+use crate::host;
 use crate::host_directory::HostDirectory;
+use crate::kernel_cache::KernelCache;
 use crate::resolve::Shared;
+use crate::volume::{Volume, VolumeKind};
 use crate::volume_config::{IoMode, Resolve, VolumeConfig};
-use umemcg::Engine;
+use umemcg::{Engine, File, StoreId};
 
 /// A volume of a host directory.
 #[derive(Debug)]
@@ -66,12 +72,78 @@ impl HostVolume {
     pub fn nr_idle_descriptors(&self) -> usize {
         self.shared.descriptors.len()
     }
+}
+
+impl Volume for HostVolume {
+    fn kind(&self) -> VolumeKind {
+        VolumeKind::Directory { dir: self.shared.host_dir.dir.clone(), io_mode: self.io_mode() }
+    }
+
+    fn store_id(&self) -> StoreId {
+        self.shared.host_dir.store_id
+    }
 
     /// Returns the path of an inode inside the volume by the name last used, for rules and
     /// messages; `None` when it has no name. The root's is empty. Never sleeps.
-    pub fn path_of(&self, node: NodeId) -> Option<PathBuf> {
+    fn path_of(&self, node: NodeId) -> Option<PathBuf> {
         use std::os::unix::ffi::OsStrExt;
         let components = self.shared.table.path(node, 0)?;
         Some(components.iter().map(|c| std::ffi::OsStr::from_bytes(c)).collect())
+    }
+
+    fn path_of_content(&self, file: &Arc<File>) -> Option<PathBuf> {
+        let contents = self.shared.table.contents();
+        let found = contents.into_iter().find(|(_, content)| Arc::ptr_eq(&content.file, file));
+        found.and_then(|(node, _)| self.path_of(node))
+    }
+
+    fn set_kernel(&self, kernel: Arc<dyn KernelCache>) {
+        // Only the first one counts.
+        let _ = self.shared.kernel.set(kernel);
+    }
+
+    /// Makes everything durable that the volume accepted before the call, metadata included. Goes
+    /// on after an error and reports the first.
+    ///
+    /// # Errors
+    /// Write-back errors, and the host's.
+    fn syncfs(&self) -> Result<(), VfsError> {
+        let mut result = Ok(());
+        for (node, content) in self.shared.table.contents() {
+            if content.fds().is_none() || (content.file.is_stable() && content.store.times.is_restored()) {
+                continue;
+            }
+            let cursor = content.file.sample_error();
+            let synced = content.file.fsync(false, &cursor);
+            // An error of earlier write-back, whose data has been written since, is reported to the
+            // open files.
+            if let Err(error) = synced
+                && !content.file.is_stable()
+            {
+                tracing::warn!(?node, path = ?self.path_of(node), %error, "cannot write back");
+                result = result.and(Err(error.into()));
+            }
+        }
+        self.shared.reap_lingering(usize::MAX);
+        // The root may be held without I/O rights.
+        let synced = match rustix::fs::syncfs(&self.shared.host_dir.root) {
+            Err(Errno::BADF) => {
+                let flags = OFlags::RDONLY | OFlags::DIRECTORY;
+                host::reopen(self.shared.host_dir.root.as_fd(), flags).and_then(rustix::fs::syncfs)
+            }
+            synced => synced,
+        };
+        result.and(synced.map_err(VfsError::from))
+    }
+
+    fn nodes_end(&self) -> u64 {
+        self.shared.table.nodes_end()
+    }
+
+    fn abandon(&self) {
+        for (_, content) in self.shared.table.contents() {
+            content.file.discard();
+        }
+        self.shared.reap_lingering(usize::MAX);
     }
 }

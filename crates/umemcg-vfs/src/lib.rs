@@ -3,20 +3,21 @@
 //! through descriptors that never leave the volume's directory. This crate is independent of FUSE
 //! and of process ids.
 //!
-//! The map: [`host_volume`] is the entry point. `host_directory` says what the directory can do,
-//! `inode_table` which inodes are referred to, `resolve` how an inode is found again on the host,
-//! `content` and `host_store` its cached content and where that is stored, `shown_times` the times
-//! that it shows meanwhile.
+//! The map: [`volume`] has the operations, [`host_volume`] and [`tmpfs`] the two kinds of volume.
+//! Of a host volume, `host_directory` says what the directory can do, `inode_table` which inodes
+//! are referred to, `resolve` how an inode is found again on the host, `content` and `host_store`
+//! its cached content and where that is stored, `shown_times` the times that it shows meanwhile.
 #![forbid(unsafe_code)]
 
 pub mod attr;
+mod attributes;
 mod beyond;
 mod caller;
 mod content;
-pub mod create;
+mod create;
 mod descriptor_cache;
 mod descriptor_share;
-pub mod dir_handle;
+mod dir_handle;
 pub mod error;
 mod handle_share;
 mod host;
@@ -26,18 +27,17 @@ pub mod host_volume;
 mod inode_names;
 mod inode_table;
 mod kernel_cache;
-pub mod lookup;
+mod lookup;
 mod member_kernel;
 mod metadata_charge;
 mod name;
 mod name_lists;
 mod name_shrinker;
-pub mod names;
-pub mod open;
-pub mod open_file;
+mod names;
+mod open;
+mod open_file;
 mod privileges;
 mod resolve;
-pub mod setattr;
 mod shown_times;
 mod slab;
 #[cfg(test)]
@@ -49,20 +49,21 @@ mod volume_clock;
 pub mod volume_config;
 pub mod volume_spec;
 pub mod volumes;
-pub mod xattr;
+mod xattrs;
 
 pub use attr::{Attr, Entry, FileKind, NodeId, SetAttr, SetTime, StatFs, Timestamp};
 pub use caller::Caller;
-pub use dir_handle::DirHandle;
 pub use error::{VfsError, VolumeError};
 pub use handle_share::{HANDLE_BYTES, NR_BEYOND_MAX};
 pub use host_volume::HostVolume;
 pub use kernel_cache::{IdleInode, KernelCache};
 pub use metadata_charge::NR_NAMES_BEYOND_MAX;
-pub use open_file::OpenFile;
 pub use rustix::fs::{FallocateFlags, OFlags, RenameFlags, XattrFlags};
 pub use tmpfs::{Tmpfs, TmpfsConfig};
-pub use volume::{DirEntry, Volume, VolumeDir, VolumeFile, VolumeKind, Whence};
+pub use volume::{
+    Attributes, Create, DirEntry, Lookup, Names, Open, Volume, VolumeDir, VolumeFile, VolumeKind, Whence,
+    Xattrs,
+};
 pub use volume_config::{IoMode, Resolve, VolumeConfig};
 pub use volume_spec::VolumeSpec;
 pub use volumes::{AddError, Member, Opened, RemoveError, Volumes};

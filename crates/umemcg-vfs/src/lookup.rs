@@ -1,15 +1,13 @@
-//! Finding inodes and looking at them: lookup, forget, getattr, readlink, statfs.
+//! Finding inodes of a host volume by name, and counting references to them.
 
-use std::ffi::{CStr, OsStr, OsString};
+use std::ffi::{CStr, OsStr};
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use crate::attr::{Attr, Entry, FileKind, NodeId, StatFs};
+use crate::attr::{Attr, Entry, FileKind, NodeId};
 use crate::caller::Caller;
-use crate::content::Content;
 use crate::error::VfsError;
 use crate::host::{self, HostStat};
 use crate::host_volume::HostVolume;
@@ -18,9 +16,9 @@ use crate::inode_table::NodeCharge;
 use crate::metadata_charge::Patience;
 use crate::name::component;
 use crate::name_shrinker;
-use crate::open_file::OpenFile;
+use crate::volume::{Attributes, Lookup};
 
-impl HostVolume {
+impl Lookup for HostVolume {
     /// Finds a name in a directory and counts one reference to its inode. The memory for that is
     /// charged to the caller's group, or to an ancestor when the group has no room.
     ///
@@ -28,12 +26,35 @@ impl HostVolume {
     /// `ENOENT`; `ENOMEM` when the pool is full of what cannot be reclaimed; `EXDEV` for what lies
     /// on another file system (a mount point inside the directory); `ESTALE` when the directory is
     /// gone; the host's.
-    pub fn lookup(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<Entry, VfsError> {
+    fn lookup(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<Entry, VfsError> {
         let name = component(name)?;
         let dir = self.directory(parent)?;
         self.lookup_in(caller, parent, &dir, &name)
     }
 
+    /// Gives back `nr_lookups` references. Unknown nodes are ignored. May sleep for the host when a
+    /// file without a name goes while its data is being written back.
+    fn forget(&self, node: NodeId, nr_lookups: u64) {
+        let shared = &self.shared;
+        let (removed, is_newly_kept) = shared.table.forget(node, nr_lookups, shared.max_kept > 0);
+        shared.dispose(removed);
+        if is_newly_kept {
+            shared.keep(node);
+        }
+        // There is no way back to a file without a name, so what it still has to write is not worth
+        // writing.
+        let abandoned = shared.table.with(node, |slot| {
+            let is_abandoned = slot.lingers && slot.is_nameless && !slot.is_looked_up();
+            slot.content.clone().filter(|_| is_abandoned)
+        });
+        if let Some(content) = abandoned.flatten() {
+            content.discard();
+            shared.stop_lingering(node);
+        }
+    }
+}
+
+impl HostVolume {
     pub(crate) fn lookup_in(
         &self,
         caller: &Caller,
@@ -147,7 +168,7 @@ impl HostVolume {
             None => Ok(stat.attr),
             Some(content) => match content.peek_attr(stat) {
                 Some(attr) => Ok(attr),
-                None => self.getattr(node, None),
+                None => self.getattr(node),
             },
         }
     }
@@ -158,95 +179,5 @@ impl HostVolume {
             return Err(Errno::NOTDIR);
         }
         self.shared.descriptor(node)
-    }
-
-    /// Gives back `nr_lookups` references. Unknown nodes are ignored. May sleep for the host when a
-    /// file without a name goes while its data is being written back.
-    pub fn forget(&self, node: NodeId, nr_lookups: u64) {
-        let shared = &self.shared;
-        let (removed, is_newly_kept) = shared.table.forget(node, nr_lookups, shared.max_kept > 0);
-        shared.dispose(removed);
-        if is_newly_kept {
-            shared.keep(node);
-        }
-        // There is no way back to a file without a name, so what it still has to write is not worth
-        // writing.
-        let abandoned = shared.table.with(node, |slot| {
-            let is_abandoned = slot.lingers && slot.is_nameless && !slot.is_looked_up();
-            slot.content.clone().filter(|_| is_abandoned)
-        });
-        if let Some(content) = abandoned.flatten() {
-            content.discard();
-            shared.stop_lingering(node);
-        }
-    }
-
-    /// Attributes of an inode, through an open file if there is one.
-    ///
-    /// # Errors
-    /// `ESTALE` when the inode is gone; the host's.
-    pub fn getattr(&self, node: NodeId, file: Option<&OpenFile>) -> Result<Attr, VfsError> {
-        let content = match file {
-            Some(file) => Some(Arc::clone(&file.content)),
-            None => self.shared.find(node)?.content,
-        };
-        let Some(content) = content else {
-            let stat = host::stat_fd(&self.shared.descriptor(node)?)?;
-            self.shared.host_dir.clock.saw(stat.attr.ctime);
-            return Ok(stat.attr);
-        };
-        // To tell the host of reads takes a descriptor that can read.
-        let opener = content.was_read().then(|| content.opener()).flatten();
-        let _in_use = opener.as_ref().map(|opener| self.shared.in_use(node, &content, opener, false, false));
-        Ok(match content.fds() {
-            Some(fds) => content.look(|| host::stat_fd(&fds.buffered))?,
-            None => {
-                let held = self.shared.descriptor(node)?;
-                content.look(|| host::stat_fd(&held))?
-            }
-        })
-    }
-
-    /// Takes over, at an open, what was made of the file from outside before.
-    pub(crate) fn look_at_open(&self, node: NodeId, content: &Content) -> Result<(), VfsError> {
-        match content.fds() {
-            Some(fds) => content.look_at_open(|| host::stat_fd(&fds.buffered))?,
-            None => {
-                let held = self.shared.descriptor(node)?;
-                content.look_at_open(|| host::stat_fd(&held))?
-            }
-        };
-        Ok(())
-    }
-
-    /// Returns the text of a symbolic link.
-    ///
-    /// # Errors
-    /// `EINVAL` for anything else; the host's.
-    pub fn readlink(&self, node: NodeId) -> Result<OsString, VfsError> {
-        if self.shared.find(node)?.kind != FileKind::Symlink {
-            return Err(Errno::INVAL.into());
-        }
-        let held = self.shared.descriptor(node)?;
-        let text = rustix::fs::readlinkat(&held, c"", Vec::new())?;
-        Ok(OsString::from_vec(text.into_bytes()))
-    }
-
-    /// Figures of the file system below.
-    ///
-    /// # Errors
-    /// The host's.
-    pub fn statfs(&self) -> Result<StatFs, VfsError> {
-        let fs = rustix::fs::fstatvfs(&self.shared.host_dir.root)?;
-        Ok(StatFs {
-            frsize: fs.f_frsize,
-            bsize: fs.f_bsize,
-            blocks: fs.f_blocks,
-            bfree: fs.f_bfree,
-            bavail: fs.f_bavail,
-            files: fs.f_files,
-            ffree: fs.f_ffree,
-            namemax: fs.f_namemax,
-        })
     }
 }

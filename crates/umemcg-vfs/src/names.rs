@@ -22,6 +22,7 @@ use crate::host_volume::HostVolume;
 use crate::inode_names::{NameCharge, is_long};
 use crate::inode_table::Loss;
 use crate::name::component;
+use crate::volume::Names;
 
 /// An inode that is about to lose a name.
 struct Victim {
@@ -31,13 +32,13 @@ struct Victim {
     pin: Option<NamePin>,
 }
 
-impl HostVolume {
+impl Names for HostVolume {
     /// Removes a name of anything but a directory.
     ///
     /// # Errors
     /// `EISDIR`, `ENOENT`, `ENFILE` when the caller's tenant has the file open and its share of
     /// descriptors is used up by files without a name, and the host's.
-    pub fn unlink(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
+    fn unlink(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
         let name = component(name)?;
         let dir = self.directory(parent)?;
         let victim = self.victim(&dir, &name, |fd, key| self.pin_for_name(caller, fd, key))?;
@@ -49,7 +50,7 @@ impl HostVolume {
     ///
     /// # Errors
     /// `ENOTEMPTY`, `ENOTDIR`, `ENOENT`, and the host's.
-    pub fn rmdir(&self, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
+    fn rmdir(&self, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
         let name = component(name)?;
         let dir = self.directory(parent)?;
         let victim = self.victim(&dir, &name, |_, _| Ok(None))?;
@@ -57,6 +58,93 @@ impl HostVolume {
         self.lost_name(victim, parent, &name, true)
     }
 
+    /// Renames; `NOREPLACE`, `EXCHANGE` and `WHITEOUT` are supported. What the last leaves behind
+    /// belongs to the caller.
+    ///
+    /// # Errors
+    /// `EINVAL` for other flags; `ENOMEM` when there is no room for a long name; the host's.
+    fn rename(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &OsStr,
+        new_parent: NodeId,
+        new_name: &OsStr,
+        flags: RenameFlags,
+    ) -> Result<(), VfsError> {
+        if !(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE | RenameFlags::WHITEOUT).contains(flags) {
+            return Err(Errno::INVAL.into());
+        }
+        let (name, new_name) = (component(name)?, component(new_name)?);
+        let (dir, new_dir) = (self.directory(parent)?, self.directory(new_parent)?);
+        let moved = host::stat_name(&dir, &name)?;
+        if !self.shared.host_dir.owns(&moved) {
+            return Err(Errno::XDEV.into());
+        }
+        let victim = self.victim(&new_dir, &new_name, |fd, key| self.pin_for_name(caller, fd, key));
+        let victim = match victim {
+            Err(Errno::NOENT) => None,
+            victim => Some(victim?),
+        };
+        let for_new = self.room_for(moved.key(), &new_name)?;
+        let exchanged = victim.as_ref().filter(|_| flags.contains(RenameFlags::EXCHANGE));
+        let for_old = exchanged.map(|victim| self.room_for(victim.key, &name)).transpose()?.flatten();
+        rustix::fs::renameat_with(&dir, &name, &new_dir, &new_name, flags)?;
+        if victim.as_ref().is_some_and(|v| v.key == moved.key()) {
+            // Two names of one inode: the host changes nothing, or exchanges like for like.
+            return Ok(());
+        }
+        if flags.contains(RenameFlags::WHITEOUT) {
+            self.give_away_whiteout(caller, &dir, &name);
+        }
+        let shared = &self.shared;
+        let (old, new) = ((parent, name.to_bytes()), (new_parent, new_name.to_bytes()));
+        if let Some(node) = shared.table.find(moved.key()) {
+            shared.dispose(shared.table.name_added(node, Some(old), new.0, (new.1, for_new)));
+            self.touched(node);
+        }
+        let Some(victim) = victim else { return Ok(()) };
+        if flags.contains(RenameFlags::EXCHANGE) {
+            if let Some(node) = shared.table.find(victim.key) {
+                shared.dispose(shared.table.name_added(node, Some(new), old.0, (old.1, for_old)));
+                self.touched(node);
+            }
+            return Ok(());
+        }
+        let is_directory = moved.kind == FileKind::Directory;
+        self.lost_name(victim, new_parent, &new_name, is_directory)
+    }
+
+    /// Gives an inode a further name.
+    ///
+    /// # Errors
+    /// `EPERM` for a directory, `EEXIST`, `EMLINK`, `ENOENT` when it has lost its last name, and
+    /// the host's.
+    fn link(
+        &self,
+        caller: &Caller,
+        node: NodeId,
+        new_parent: NodeId,
+        new_name: &OsStr,
+    ) -> Result<Entry, VfsError> {
+        let name = component(new_name)?;
+        let dir = self.directory(new_parent)?;
+        let held = self.shared.descriptor(node)?;
+        host::link(held.as_fd(), dir.as_fd(), &name)?;
+        // One that had no name yet: the host gives names to no others.
+        let orphan = self.shared.table.named_again(node, || self.shared.handle_of(&dir, &name));
+        if let Some(fd) = orphan {
+            self.shared.descriptors.put(node, fd);
+        }
+        let stat = host::stat_fd(&held)?;
+        if let Some(content) = self.shared.find(node)?.content {
+            content.renamed(|| host::stat_fd(&held))?;
+        }
+        self.enter(caller, new_parent, &dir, &name, &stat)
+    }
+}
+
+impl HostVolume {
     /// Holds what a name leads to, before the name goes.
     fn victim(
         &self,
@@ -124,63 +212,6 @@ impl HostVolume {
         Ok(())
     }
 
-    /// Renames; `NOREPLACE`, `EXCHANGE` and `WHITEOUT` are supported. What the last leaves behind
-    /// belongs to the caller.
-    ///
-    /// # Errors
-    /// `EINVAL` for other flags; `ENOMEM` when there is no room for a long name; the host's.
-    pub fn rename(
-        &self,
-        caller: &Caller,
-        parent: NodeId,
-        name: &OsStr,
-        new_parent: NodeId,
-        new_name: &OsStr,
-        flags: RenameFlags,
-    ) -> Result<(), VfsError> {
-        if !(RenameFlags::NOREPLACE | RenameFlags::EXCHANGE | RenameFlags::WHITEOUT).contains(flags) {
-            return Err(Errno::INVAL.into());
-        }
-        let (name, new_name) = (component(name)?, component(new_name)?);
-        let (dir, new_dir) = (self.directory(parent)?, self.directory(new_parent)?);
-        let moved = host::stat_name(&dir, &name)?;
-        if !self.shared.host_dir.owns(&moved) {
-            return Err(Errno::XDEV.into());
-        }
-        let victim = self.victim(&new_dir, &new_name, |fd, key| self.pin_for_name(caller, fd, key));
-        let victim = match victim {
-            Err(Errno::NOENT) => None,
-            victim => Some(victim?),
-        };
-        let for_new = self.room_for(moved.key(), &new_name)?;
-        let exchanged = victim.as_ref().filter(|_| flags.contains(RenameFlags::EXCHANGE));
-        let for_old = exchanged.map(|victim| self.room_for(victim.key, &name)).transpose()?.flatten();
-        rustix::fs::renameat_with(&dir, &name, &new_dir, &new_name, flags)?;
-        if victim.as_ref().is_some_and(|v| v.key == moved.key()) {
-            // Two names of one inode: the host changes nothing, or exchanges like for like.
-            return Ok(());
-        }
-        if flags.contains(RenameFlags::WHITEOUT) {
-            self.give_away_whiteout(caller, &dir, &name);
-        }
-        let shared = &self.shared;
-        let (old, new) = ((parent, name.to_bytes()), (new_parent, new_name.to_bytes()));
-        if let Some(node) = shared.table.find(moved.key()) {
-            shared.dispose(shared.table.name_added(node, Some(old), new.0, (new.1, for_new)));
-            self.touched(node);
-        }
-        let Some(victim) = victim else { return Ok(()) };
-        if flags.contains(RenameFlags::EXCHANGE) {
-            if let Some(node) = shared.table.find(victim.key) {
-                shared.dispose(shared.table.name_added(node, Some(new), old.0, (old.1, for_old)));
-                self.touched(node);
-            }
-            return Ok(());
-        }
-        let is_directory = moved.kind == FileKind::Directory;
-        self.lost_name(victim, new_parent, &new_name, is_directory)
-    }
-
     /// What a rename left behind was made by the daemon. One that cannot be given away stays the
     /// daemon's.
     fn give_away_whiteout(&self, caller: &Caller, dir: &OwnedFd, name: &CStr) {
@@ -217,33 +248,5 @@ impl HostVolume {
             Some(fds) => host::stat_fd(&fds.buffered),
             None => self.shared.descriptor(node).and_then(|fd| host::stat_fd(&fd)),
         });
-    }
-
-    /// Gives an inode a further name.
-    ///
-    /// # Errors
-    /// `EPERM` for a directory, `EEXIST`, `EMLINK`, `ENOENT` when it has lost its last name, and
-    /// the host's.
-    pub fn link(
-        &self,
-        caller: &Caller,
-        node: NodeId,
-        new_parent: NodeId,
-        new_name: &OsStr,
-    ) -> Result<Entry, VfsError> {
-        let name = component(new_name)?;
-        let dir = self.directory(new_parent)?;
-        let held = self.shared.descriptor(node)?;
-        host::link(held.as_fd(), dir.as_fd(), &name)?;
-        // One that had no name yet: the host gives names to no others.
-        let orphan = self.shared.table.named_again(node, || self.shared.handle_of(&dir, &name));
-        if let Some(fd) = orphan {
-            self.shared.descriptors.put(node, fd);
-        }
-        let stat = host::stat_fd(&held)?;
-        if let Some(content) = self.shared.find(node)?.content {
-            content.renamed(|| host::stat_fd(&held))?;
-        }
-        self.enter(caller, new_parent, &dir, &name, &stat)
     }
 }

@@ -1,6 +1,5 @@
-//! Opening regular files, and the sync of the whole volume.
+//! Opening files and directories of a host volume.
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use rustix::fs::OFlags;
@@ -10,13 +9,14 @@ use crate::attr::{FileKind, NodeId};
 use crate::caller::Caller;
 use crate::content::Content;
 use crate::descriptor_share::Purpose;
+use crate::dir_handle::DirHandle;
 use crate::error::VfsError;
 use crate::handle_share::HandleCharge;
-use crate::host;
 use crate::host_volume::HostVolume;
 use crate::open_file::OpenFile;
+use crate::volume::{Open, VolumeDir, VolumeFile};
 
-impl HostVolume {
+impl Open for HostVolume {
     /// Opens a regular file. `O_TRUNC`, `O_APPEND`, `O_SYNC`, `O_DSYNC`, `O_DIRECTORY` and the
     /// access mode count. What was changed on the host since the cache last looked is noticed here.
     ///
@@ -24,7 +24,7 @@ impl HostVolume {
     /// `EISDIR`, `ELOOP` for a symbolic link, `ENOTDIR` with `O_DIRECTORY`, `ENXIO` for pipes,
     /// sockets and devices (the kernel serves those itself), `EROFS`, `ENFILE` and `ENOMEM` when
     /// the caller's group has no share of descriptors or memory left for a handle, and the host's.
-    pub fn open(&self, caller: &Caller, node: NodeId, flags: OFlags) -> Result<Arc<OpenFile>, VfsError> {
+    fn open(&self, caller: &Caller, node: NodeId, flags: OFlags) -> Result<Arc<dyn VolumeFile>, VfsError> {
         match self.shared.find(node)?.kind {
             FileKind::Regular if flags.contains(OFlags::DIRECTORY) => return Err(Errno::NOTDIR.into()),
             FileKind::Regular => {}
@@ -50,6 +50,17 @@ impl HostVolume {
         Ok(file)
     }
 
+    /// Opens a directory, at the cost of the caller's group.
+    ///
+    /// # Errors
+    /// `ENOTDIR` for anything else, `ESTALE` when it is gone, `ENFILE` and `ENOMEM` when the group
+    /// has no share of descriptors or memory left for a handle, and the host's.
+    fn opendir(&self, caller: &Caller, node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError> {
+        Ok(Arc::new(DirHandle::open(&self.shared, caller, node)?))
+    }
+}
+
+impl HostVolume {
     /// Returns the content of a regular file with its host file open, and the node pinned;
     /// `Shared::close` gives both back.
     pub(crate) fn acquire(
@@ -73,45 +84,11 @@ impl HostVolume {
         }
         acquired
     }
-
-    /// Makes everything durable that the volume accepted before the call, metadata included. Goes
-    /// on after an error and reports the first.
-    ///
-    /// # Errors
-    /// Write-back errors, and the host's.
-    pub fn syncfs(&self) -> Result<(), VfsError> {
-        let mut result = Ok(());
-        for (node, content) in self.shared.table.contents() {
-            if content.fds().is_none() || (content.file.is_stable() && content.store.times.is_restored()) {
-                continue;
-            }
-            let cursor = content.file.sample_error();
-            let synced = content.file.fsync(false, &cursor);
-            // An error of earlier write-back, whose data has been written since, is reported to the
-            // open files.
-            if let Err(error) = synced
-                && !content.file.is_stable()
-            {
-                tracing::warn!(?node, path = ?self.path_of(node), %error, "cannot write back");
-                result = result.and(Err(error.into()));
-            }
-        }
-        self.shared.reap_lingering(usize::MAX);
-        // The root may be held without I/O rights.
-        let synced = match rustix::fs::syncfs(&self.shared.host_dir.root) {
-            Err(Errno::BADF) => {
-                let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-                host::reopen(self.shared.host_dir.root.as_fd(), flags).and_then(rustix::fs::syncfs)
-            }
-            synced => synced,
-        };
-        result.and(synced.map_err(VfsError::from))
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::volume::{VolumeFile, Whence};
+    use crate::volume::{Attributes, Whence};
     use std::sync::mpsc;
 
     use super::*;
@@ -132,7 +109,7 @@ mod tests {
                 found.send(other.lseek(Whence::Data, 0)).unwrap();
             });
             until_asleep(told.recv().unwrap());
-            count.send(counter.getattr(node, None).unwrap().blocks).unwrap();
+            count.send(counter.getattr(node).unwrap().blocks).unwrap();
         });
         file.fsync(false).unwrap();
         assert!(counted.recv().unwrap() > 0, "archivers take a file without blocks for one hole");

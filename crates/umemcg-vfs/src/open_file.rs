@@ -28,7 +28,7 @@ const REAPED_PER_CLOSE: usize = 4;
 /// many closed files have data to write back does a close ask for that of the longest closed, and
 /// it waits for one of them when there are too many.
 #[derive(Debug)]
-pub struct OpenFile {
+pub(crate) struct OpenFile {
     node: NodeId,
     pub(crate) content: Arc<Content>,
     flags: OFlags,
@@ -63,13 +63,8 @@ impl OpenFile {
         })
     }
 
-    /// Returns the state of this open's sequential reading.
-    pub fn readahead(&self) -> &Readahead {
-        &self.readahead
-    }
-
     /// Returns whether every write goes to the end.
-    pub fn is_append(&self) -> bool {
+    fn is_append(&self) -> bool {
         self.flags.contains(OFlags::APPEND)
     }
 
@@ -304,11 +299,11 @@ impl VolumeFile for OpenFile {
     }
 
     fn getattr(&self) -> Result<Attr, VfsError> {
-        self.volume().getattr(self.node, Some(self))
+        self.volume().attr_of(self.node, Some(Arc::clone(&self.content)))
     }
 
     fn setattr(&self, caller: &Caller, change: &SetAttr) -> Result<Attr, VfsError> {
-        self.volume().setattr(caller, self.node, Some(self), change)
+        self.volume().change(caller, self.node, Some(self), change)
     }
 }
 

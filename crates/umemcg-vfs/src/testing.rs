@@ -9,8 +9,9 @@ use rustix::process::Pid;
 
 use crate::attr::NodeId;
 use crate::caller::Caller;
+use crate::content::Content;
 use crate::host_volume::HostVolume;
-use crate::open_file::OpenFile;
+use crate::volume::{Create, VolumeFile};
 use crate::volume_config::VolumeConfig;
 use umemcg::{Engine, EngineConfig, Group};
 
@@ -35,10 +36,15 @@ impl Fixture {
     }
 
     /// A new file, open, and its path on the host.
-    pub(crate) fn create(&self, name: &str) -> (PathBuf, Arc<OpenFile>) {
+    pub(crate) fn create(&self, name: &str) -> (PathBuf, Arc<dyn VolumeFile>) {
         let flags = OFlags::RDWR | OFlags::EXCL;
         let made = self.vfs.create(&self.caller(), NodeId::ROOT, OsStr::new(name), 0o644, flags);
         (self.dir.path().join(name), made.unwrap().1)
+    }
+
+    /// Returns the cached content of an open file.
+    pub(crate) fn content(&self, file: &Arc<dyn VolumeFile>) -> Arc<Content> {
+        self.vfs.shared.find(file.node()).unwrap().content.unwrap()
     }
 }
 

@@ -1,5 +1,8 @@
-//! What every kind of volume can do: the seam between the operations of a file system and where
-//! names and data live.
+//! The operations of every kind of volume: the seam between the requests of a file system and the
+//! place where names and data live.
+//!
+//! [`Volume`] combines one trait for each subject. A kind of volume implements each of them in a
+//! file of its own; callers that hold a `dyn Volume` need none of them by name.
 //!
 //! A volume numbers its inodes by itself ([`NodeId::ROOT`] is its directory); [`crate::volumes`]
 //! tells volumes apart. Open files and directories speak for themselves, so that what is open
@@ -9,16 +12,25 @@ use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{FallocateFlags, OFlags, RenameFlags, XattrFlags};
 
 use crate::attr::{Attr, Entry, FileKind, NodeId, SetAttr, StatFs};
 use crate::caller::Caller;
 use crate::error::VfsError;
-use crate::host_volume::HostVolume;
 use crate::kernel_cache::KernelCache;
 use crate::volume_config::IoMode;
 use umemcg::{File, Group, PinnedPages, StoreId};
+
+/// Serial of the next volume's store.
+static NEXT_STORE: AtomicU64 = AtomicU64::new(1);
+
+/// Returns a store id of its own for each volume of the process.
+pub(crate) fn next_store_id() -> StoreId {
+    // Relaxed: only uniqueness matters.
+    StoreId(NEXT_STORE.fetch_add(1, Ordering::Relaxed))
+}
 
 /// Where the data of a volume lives, for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,32 +77,56 @@ pub struct DirEntry<'a> {
     pub entry: Option<Entry>,
 }
 
-/// A volume. The methods are those of [`HostVolume`], where each is described; all but
-/// [`store_id`](Self::store_id) may sleep. Errors are those of POSIX.
+/// A volume: operations on names and inodes, by subject, and on the volume as a whole. Errors are
+/// those of POSIX. All methods but [`store_id`](Self::store_id) may sleep, unless they say
+/// otherwise.
 #[allow(clippy::missing_errors_doc)]
-pub trait Volume: Send + Sync + fmt::Debug {
+pub trait Volume: Lookup + Attributes + Create + Names + Open + Xattrs + Send + Sync + fmt::Debug {
     /// Returns what it is.
     fn kind(&self) -> VolumeKind;
     /// Returns the store that content is in, for callers that keep queues.
     fn store_id(&self) -> StoreId;
-    /// Path of an inode inside the volume; `None` when it has none. Never sleeps.
+    /// Returns the path of an inode inside the volume; `None` when it has none. Never sleeps.
     fn path_of(&self, node: NodeId) -> Option<PathBuf>;
     /// Returns the path of the file whose content this is, for messages; `None` when it has no
     /// name. Walks all that is open or dirty.
     fn path_of_content(&self, file: &Arc<File>) -> Option<PathBuf>;
+    /// Sets the cache that refers to inodes beside the volume and can be asked to forget. Once,
+    /// before the first request. Without one, what has been looked up stays until it is forgotten.
+    fn set_kernel(&self, _kernel: Arc<dyn KernelCache>) {}
+    /// Makes everything durable that was accepted before the call.
+    fn syncfs(&self) -> Result<(), VfsError>;
+    /// Returns a bound on node ids: every id that was ever given out is below it.
+    fn nodes_end(&self) -> u64;
+    /// Drops cached data, which no request can reach any more: the volume was removed by force.
+    fn abandon(&self);
+}
 
+/// Finding inodes.
+#[allow(clippy::missing_errors_doc)]
+pub trait Lookup {
     /// Finds a name and counts a reference to its inode.
     fn lookup(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<Entry, VfsError>;
     /// Gives references back.
     fn forget(&self, node: NodeId, nr_lookups: u64);
-    /// Attributes.
+}
+
+/// Attributes of inodes and of the volume.
+#[allow(clippy::missing_errors_doc)]
+pub trait Attributes {
+    /// Returns the attributes of an inode.
     fn getattr(&self, node: NodeId) -> Result<Attr, VfsError>;
-    /// Changes attributes.
+    /// Changes attributes, and returns all of them.
     fn setattr(&self, caller: &Caller, node: NodeId, change: &SetAttr) -> Result<Attr, VfsError>;
     /// Returns the text of a symbolic link.
     fn readlink(&self, node: NodeId) -> Result<OsString, VfsError>;
-    /// Figures of the volume.
+    /// Returns the figures of the volume.
     fn statfs(&self) -> Result<StatFs, VfsError>;
+}
+
+/// Making inodes.
+#[allow(clippy::missing_errors_doc)]
+pub trait Create {
     /// Makes a symbolic link.
     fn symlink(
         &self,
@@ -110,6 +146,28 @@ pub trait Volume: Send + Sync + fmt::Debug {
     ) -> Result<Entry, VfsError>;
     /// Makes a directory.
     fn mkdir(&self, caller: &Caller, parent: NodeId, name: &OsStr, mode: u32) -> Result<Entry, VfsError>;
+    /// Makes and opens a regular file.
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        name: &OsStr,
+        mode: u32,
+        flags: OFlags,
+    ) -> Result<(Entry, Arc<dyn VolumeFile>), VfsError>;
+    /// Makes and opens a regular file without a name, in the file system of a directory.
+    fn tmpfile(
+        &self,
+        caller: &Caller,
+        parent: NodeId,
+        mode: u32,
+        flags: OFlags,
+    ) -> Result<(Entry, Arc<dyn VolumeFile>), VfsError>;
+}
+
+/// Changing the names of inodes that exist.
+#[allow(clippy::missing_errors_doc)]
+pub trait Names {
     /// Removes a name that is no directory's.
     fn unlink(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<(), VfsError>;
     /// Removes an empty directory.
@@ -132,29 +190,20 @@ pub trait Volume: Send + Sync + fmt::Debug {
         new_parent: NodeId,
         new_name: &OsStr,
     ) -> Result<Entry, VfsError>;
+}
 
+/// Opening inodes that exist.
+#[allow(clippy::missing_errors_doc)]
+pub trait Open {
     /// Opens a regular file.
     fn open(&self, caller: &Caller, node: NodeId, flags: OFlags) -> Result<Arc<dyn VolumeFile>, VfsError>;
-    /// Makes and opens a regular file.
-    fn create(
-        &self,
-        caller: &Caller,
-        parent: NodeId,
-        name: &OsStr,
-        mode: u32,
-        flags: OFlags,
-    ) -> Result<(Entry, Arc<dyn VolumeFile>), VfsError>;
-    /// Makes and opens a regular file without a name, in the file system of a directory.
-    fn tmpfile(
-        &self,
-        caller: &Caller,
-        parent: NodeId,
-        mode: u32,
-        flags: OFlags,
-    ) -> Result<(Entry, Arc<dyn VolumeFile>), VfsError>;
     /// Opens a directory.
     fn opendir(&self, caller: &Caller, node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError>;
+}
 
+/// Extended attributes.
+#[allow(clippy::missing_errors_doc)]
+pub trait Xattrs {
     /// Returns the value of an extended attribute.
     fn getxattr(&self, node: NodeId, name: &OsStr) -> Result<Vec<u8>, VfsError>;
     /// Sets an extended attribute.
@@ -167,20 +216,10 @@ pub trait Volume: Send + Sync + fmt::Debug {
         flags: XattrFlags,
         kill_set_gid: bool,
     ) -> Result<(), VfsError>;
-    /// Names of the extended attributes, each followed by a zero byte.
+    /// Returns the names of the extended attributes, each followed by a zero byte.
     fn listxattr(&self, caller: &Caller, node: NodeId) -> Result<Vec<u8>, VfsError>;
     /// Removes an extended attribute.
     fn removexattr(&self, node: NodeId, name: &OsStr) -> Result<(), VfsError>;
-
-    /// Sets the cache that refers to inodes beside the volume and can be asked to forget. Once,
-    /// before the first request. Without one, what has been looked up stays until it is forgotten.
-    fn set_kernel(&self, _kernel: Arc<dyn KernelCache>) {}
-    /// Makes everything durable that was accepted before the call.
-    fn syncfs(&self) -> Result<(), VfsError>;
-    /// Every node id that was ever given out is below this.
-    fn nodes_end(&self) -> u64;
-    /// The volume was removed by force: drops cached data, which no request can reach any more.
-    fn abandon(&self);
 }
 
 /// An open regular file of a volume. Dropping the last reference closes it.
@@ -249,150 +288,4 @@ pub trait VolumeDir: Send + Sync + fmt::Debug {
     ) -> Result<(), VfsError>;
     /// Makes the entries durable.
     fn fsyncdir(&self, data_only: bool) -> Result<(), VfsError>;
-}
-
-impl Volume for HostVolume {
-    fn kind(&self) -> VolumeKind {
-        VolumeKind::Directory { dir: self.shared.host_dir.dir.clone(), io_mode: self.io_mode() }
-    }
-    fn store_id(&self) -> StoreId {
-        self.shared.host_dir.store_id
-    }
-    fn path_of(&self, node: NodeId) -> Option<PathBuf> {
-        self.path_of(node)
-    }
-    fn path_of_content(&self, file: &Arc<File>) -> Option<PathBuf> {
-        let contents = self.shared.table.contents();
-        let found = contents.into_iter().find(|(_, content)| Arc::ptr_eq(&content.file, file));
-        found.and_then(|(node, _)| self.path_of(node))
-    }
-    fn lookup(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<Entry, VfsError> {
-        self.lookup(caller, parent, name)
-    }
-    fn forget(&self, node: NodeId, nr_lookups: u64) {
-        self.forget(node, nr_lookups);
-    }
-    fn getattr(&self, node: NodeId) -> Result<Attr, VfsError> {
-        self.getattr(node, None)
-    }
-    fn setattr(&self, caller: &Caller, node: NodeId, change: &SetAttr) -> Result<Attr, VfsError> {
-        self.setattr(caller, node, None, change)
-    }
-    fn readlink(&self, node: NodeId) -> Result<OsString, VfsError> {
-        self.readlink(node)
-    }
-    fn statfs(&self) -> Result<StatFs, VfsError> {
-        self.statfs()
-    }
-    fn symlink(
-        &self,
-        caller: &Caller,
-        parent: NodeId,
-        name: &OsStr,
-        target: &OsStr,
-    ) -> Result<Entry, VfsError> {
-        self.symlink(caller, parent, name, target)
-    }
-    fn mknod(
-        &self,
-        caller: &Caller,
-        parent: NodeId,
-        name: &OsStr,
-        mode: u32,
-        rdev: u64,
-    ) -> Result<Entry, VfsError> {
-        self.mknod(caller, parent, name, mode, rdev)
-    }
-    fn mkdir(&self, caller: &Caller, parent: NodeId, name: &OsStr, mode: u32) -> Result<Entry, VfsError> {
-        self.mkdir(caller, parent, name, mode)
-    }
-    fn unlink(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
-        self.unlink(caller, parent, name)
-    }
-    fn rmdir(&self, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
-        self.rmdir(parent, name)
-    }
-    fn rename(
-        &self,
-        caller: &Caller,
-        parent: NodeId,
-        name: &OsStr,
-        new_parent: NodeId,
-        new_name: &OsStr,
-        flags: RenameFlags,
-    ) -> Result<(), VfsError> {
-        self.rename(caller, parent, name, new_parent, new_name, flags)
-    }
-    fn link(
-        &self,
-        caller: &Caller,
-        node: NodeId,
-        new_parent: NodeId,
-        new_name: &OsStr,
-    ) -> Result<Entry, VfsError> {
-        self.link(caller, node, new_parent, new_name)
-    }
-    fn open(&self, caller: &Caller, node: NodeId, flags: OFlags) -> Result<Arc<dyn VolumeFile>, VfsError> {
-        Ok(self.open(caller, node, flags)?)
-    }
-    fn create(
-        &self,
-        caller: &Caller,
-        parent: NodeId,
-        name: &OsStr,
-        mode: u32,
-        flags: OFlags,
-    ) -> Result<(Entry, Arc<dyn VolumeFile>), VfsError> {
-        let (entry, file) = self.create(caller, parent, name, mode, flags)?;
-        Ok((entry, file))
-    }
-    fn tmpfile(
-        &self,
-        caller: &Caller,
-        parent: NodeId,
-        mode: u32,
-        flags: OFlags,
-    ) -> Result<(Entry, Arc<dyn VolumeFile>), VfsError> {
-        let (entry, file) = self.tmpfile(caller, parent, mode, flags)?;
-        Ok((entry, file))
-    }
-    fn opendir(&self, caller: &Caller, node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError> {
-        Ok(self.opendir(caller, node)?)
-    }
-    fn getxattr(&self, node: NodeId, name: &OsStr) -> Result<Vec<u8>, VfsError> {
-        self.getxattr(node, name)
-    }
-    fn setxattr(
-        &self,
-        _caller: &Caller,
-        node: NodeId,
-        name: &OsStr,
-        value: &[u8],
-        flags: XattrFlags,
-        kill_set_gid: bool,
-    ) -> Result<(), VfsError> {
-        self.setxattr(node, name, value, flags, kill_set_gid)
-    }
-    fn listxattr(&self, caller: &Caller, node: NodeId) -> Result<Vec<u8>, VfsError> {
-        self.listxattr(caller, node)
-    }
-    fn removexattr(&self, node: NodeId, name: &OsStr) -> Result<(), VfsError> {
-        self.removexattr(node, name)
-    }
-    fn set_kernel(&self, kernel: Arc<dyn KernelCache>) {
-        // Only the first one counts.
-        let _ = self.shared.kernel.set(kernel);
-    }
-    fn syncfs(&self) -> Result<(), VfsError> {
-        self.syncfs()
-    }
-    fn nodes_end(&self) -> u64 {
-        self.shared.table.nodes_end()
-    }
-    fn abandon(&self) {
-        for (_, content) in self.shared.table.contents() {
-            content.file.discard();
-        }
-        self.shared.reap_lingering(usize::MAX);
-    }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use common::{Fixture, ROOT, errno, name};
 use rustix::io::Errno;
 use umemcg::{CONTENT_BYTES, Group, NAME_BYTES, StatItem};
-use umemcg_vfs::{Caller, NodeId, OFlags, RenameFlags};
+use umemcg_vfs::{Attributes, Caller, Create, Lookup, Names, NodeId, OFlags, Open, RenameFlags};
 
 fn usage(group: &Arc<Group>) -> u64 {
     group.drain_stocks();
@@ -178,7 +178,7 @@ fn refuse(v: &Fixture, names: &[String], nodes: &mut Vec<NodeId>) {
     });
     assert_eq!(refused.expect("there are more names than room").errno(), Errno::NOMEM);
     let node = nodes[0];
-    assert!(v.vfs.getattr(node, None).is_ok(), "what is known stays usable");
+    assert!(v.vfs.getattr(node).is_ok(), "what is known stays usable");
     assert_eq!(errno(v.vfs.create(&v.root, ROOT, name("new"), 0o644, OFlags::RDWR)), Errno::NOMEM);
     assert_eq!(errno(v.vfs.mkdir(&v.root, ROOT, name("new"), 0o755)), Errno::NOMEM);
     assert!(!v.host("new").exists(), "nothing is left of what failed");

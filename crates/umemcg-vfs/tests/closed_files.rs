@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use common::{Fixture, ROOT, both_ways, name};
 use umemcg::File;
-use umemcg_vfs::{NodeId, OFlags, VolumeFile};
+use umemcg_vfs::{Create, Lookup, Names, NodeId, OFlags, Volume};
 
 /// Longest wait for what must happen.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -11,7 +11,8 @@ use common::{Fixture, ROOT, errno, name};
 use rustix::io::Errno;
 use umemcg::{Engine, EngineConfig};
 use umemcg_vfs::{
-    FallocateFlags, HostVolume, OFlags, RenameFlags, Resolve, SetAttr, VolumeConfig, VolumeDir, VolumeFile,
+    Attributes, Create, FallocateFlags, HostVolume, Lookup, Names, OFlags, Open, RenameFlags, Resolve,
+    SetAttr, Volume, VolumeConfig,
 };
 
 fn small(resolve: Resolve) -> Fixture {
@@ -89,7 +90,7 @@ fn stir(v: &Fixture, random: &mut Random) {
         8 => vfs.lookup(&v.root, at, n).ok().inspect(|entry| {
             let change =
                 SetAttr { size: Some(random.below(50_000)), mode: Some(0o600), ..SetAttr::default() };
-            let _ = vfs.setattr(&v.root, entry.node, None, &change);
+            let _ = vfs.setattr(&v.root, entry.node, &change);
         }),
         9 => vfs.lookup(&v.root, at, n).ok().inspect(|entry| {
             if let Ok(file) = vfs.open(&v.root, entry.node, OFlags::RDONLY) {
@@ -108,7 +109,7 @@ fn stir(v: &Fixture, random: &mut Random) {
             None
         }
         _ => {
-            let _ = vfs.getattr(at, None);
+            let _ = vfs.getattr(at);
             let _ = vfs.path_of(at);
             None
         }
@@ -140,7 +141,7 @@ fn keep_checking(v: &Fixture, id: u64, until: &AtomicBool) {
         let bytes = v.read(&file, from, 80_000);
         let end = len.min(from as usize + 80_000);
         assert_eq!(bytes, model.get(from as usize..end).unwrap_or_default(), "file {id} from {from}");
-        let attr = v.vfs.getattr(entry.node, Some(&file)).unwrap();
+        let attr = file.getattr().unwrap();
         assert_eq!(attr.size, len as u64);
     }
     v.vfs.forget(entry.node, 1);
@@ -229,7 +230,7 @@ fn lookups_and_forgets_of_one_name_never_miscount() {
                     let dir = v.vfs.lookup(&v.root, ROOT, name("d")).unwrap().node;
                     let file = v.vfs.lookup(&v.root, dir, name("f")).unwrap().node;
                     v.vfs.forget(dir, 1);
-                    assert_eq!(v.vfs.getattr(file, None).unwrap().size, 1);
+                    assert_eq!(v.vfs.getattr(file).unwrap().size, 1);
                     v.vfs.forget(file, 1);
                 }
             });

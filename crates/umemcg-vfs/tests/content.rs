@@ -5,7 +5,9 @@ mod common;
 
 use common::{Fixture, ROOT, both_ways, errno, name};
 use rustix::io::Errno;
-use umemcg_vfs::{FallocateFlags, IoMode, OFlags, SetAttr, VolumeFile, Whence};
+use umemcg_vfs::{
+    Attributes, Create, FallocateFlags, IoMode, Lookup, Names, OFlags, Open, SetAttr, Volume, Whence,
+};
 
 const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
 
@@ -377,7 +379,7 @@ fn what_the_kernel_forgets_stays_cached_within_a_bound() {
         let node = v.walk("d/f9").unwrap().node;
         v.vfs.unlink(&v.root, v.walk("d").unwrap().node, name("f9")).unwrap();
         v.vfs.forget(node, u64::MAX);
-        assert_eq!(errno(v.vfs.getattr(node, None)), Errno::STALE);
+        assert_eq!(errno(v.vfs.getattr(node)), Errno::STALE);
     }
 }
 

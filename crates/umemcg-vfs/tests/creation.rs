@@ -7,7 +7,7 @@ use std::process::Command;
 
 use common::{Fixture, ROOT, both_ways, errno, name};
 use rustix::io::Errno;
-use umemcg_vfs::{Caller, OFlags, SetAttr, VolumeFile};
+use umemcg_vfs::{Attributes, Caller, Create, Lookup, Names, OFlags, Open, SetAttr, Volume, Xattrs};
 
 /// Ownership can be tested by a process that may give files away.
 fn is_root() -> bool {
@@ -163,6 +163,7 @@ fn without_a_umask_the_default_access_list_decides_too() {
         });
         let list = [&2u32.to_le_bytes()[..], &entries.concat()].concat();
         let set = v.vfs.setxattr(
+            &v.root,
             dir.node,
             name("system.posix_acl_default"),
             &list,
@@ -191,7 +192,7 @@ fn a_file_without_a_name_is_written_and_may_get_one() {
             assert_eq!((entry.attr.uid, entry.attr.gid), (1001, 1002));
         }
         v.write(&file, 0, b"content");
-        assert_eq!((v.vfs.getattr(entry.node, None).unwrap().size, v.ls(dir.node).len()), (7, 0));
+        assert_eq!((v.vfs.getattr(entry.node).unwrap().size, v.ls(dir.node).len()), (7, 0));
         let named = v.vfs.link(&ann, entry.node, dir.node, name("f")).unwrap();
         assert_eq!((named.node, named.attr.nlink, named.attr.size), (entry.node, 1, 7));
         drop(file);
@@ -281,7 +282,7 @@ fn an_accepted_write_and_a_truncation_clear_set_id_bits() {
     both_ways(|v| {
         let (entry, file) = v.create(ROOT, "f");
         let set = |mode| v.set(entry.node, SetAttr { mode: Some(mode), ..SetAttr::default() }).unwrap();
-        let mode = || v.vfs.getattr(entry.node, None).unwrap().mode & 0o7777;
+        let mode = || v.vfs.getattr(entry.node).unwrap().mode & 0o7777;
         set(0o6755);
         file.write(&v.root.group, 0, b"x", false).unwrap();
         assert_eq!(mode(), 0o6755, "the superuser's write leaves them");
@@ -309,7 +310,7 @@ fn an_accepted_write_takes_file_capabilities() {
     let (entry, file) = v.create(ROOT, "f");
     let capability = [1, 0, 0, 2, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     let empty = umemcg_vfs::XattrFlags::empty();
-    v.vfs.setxattr(entry.node, name("security.capability"), &capability, empty, false).unwrap();
+    v.vfs.setxattr(&v.root, entry.node, name("security.capability"), &capability, empty, false).unwrap();
     assert!(v.vfs.getxattr(entry.node, name("security.capability")).is_ok());
     v.write(&file, 0, b"other code");
     assert_eq!(errno(v.vfs.getxattr(entry.node, name("security.capability"))), Errno::NODATA);

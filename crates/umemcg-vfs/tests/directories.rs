@@ -3,13 +3,14 @@
 mod common;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use common::{Fixture, ROOT, both_ways, errno, name};
 use rustix::io::Errno;
-use umemcg_vfs::{DirHandle, FileKind, NodeId, VolumeDir};
+use umemcg_vfs::{Attributes, FileKind, Lookup, Names, NodeId, Open, VolumeDir};
 
 /// Up to `max` names from a position, and the position after them.
-fn some(handle: &DirHandle, offset: u64, max: usize) -> (Vec<String>, u64) {
+fn some(handle: &Arc<dyn VolumeDir>, offset: u64, max: usize) -> (Vec<String>, u64) {
     let (mut names, mut next) = (Vec::new(), offset);
     handle
         .readdir(offset, &mut |entry| {

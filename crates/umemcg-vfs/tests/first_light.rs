@@ -4,7 +4,7 @@ mod common;
 
 use common::{Fixture, ROOT, both_ways, errno, name};
 use rustix::io::Errno;
-use umemcg_vfs::{OFlags, RenameFlags, SetAttr, VolumeFile};
+use umemcg_vfs::{Attributes, Names, OFlags, Open, RenameFlags, SetAttr};
 
 #[test]
 fn a_tree_is_made_written_renamed_read_and_removed() {
@@ -28,7 +28,7 @@ fn a_tree_is_made_written_renamed_read_and_removed() {
         assert_eq!(v.cat("g"), b"hello");
 
         v.vfs.unlink(&v.root, ROOT, name("g")).unwrap();
-        assert_eq!(v.vfs.getattr(entry.node, None).unwrap().nlink, 0);
+        assert_eq!(v.vfs.getattr(entry.node).unwrap().nlink, 0);
         v.write(&file, 0, b"J");
         assert_eq!(v.read(&file, 0, 100), b"Jello", "an open file outlives its name");
         drop(file);

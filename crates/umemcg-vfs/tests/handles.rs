@@ -8,7 +8,7 @@ use std::sync::Arc;
 use common::{Fixture, ROOT, errno, name};
 use rustix::io::Errno;
 use umemcg::StatItem;
-use umemcg_vfs::{Caller, DirHandle, HANDLE_BYTES, NR_BEYOND_MAX, OFlags, VolumeDir};
+use umemcg_vfs::{Caller, Create, HANDLE_BYTES, NR_BEYOND_MAX, Names, OFlags, Open, VolumeDir};
 
 /// Descriptors of this process for what is in the volume's directory.
 fn nr_descriptors(v: &Fixture) -> usize {
@@ -24,7 +24,7 @@ fn tenant(v: &Fixture) -> Caller {
 }
 
 /// Takes up to `max` names from a position.
-fn take(handle: &DirHandle, offset: &mut u64, max: usize) -> Vec<String> {
+fn take(handle: &Arc<dyn VolumeDir>, offset: &mut u64, max: usize) -> Vec<String> {
     let mut names = Vec::new();
     handle
         .readdir(*offset, &mut |entry| {

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use common::{Fixture, ROOT, errno, name};
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use umemcg_vfs::{Caller, OFlags, OpenFile, Resolve, SetAttr, VolumeFile};
+use umemcg_vfs::{Caller, Create, Names, OFlags, Open, Resolve, SetAttr, Volume, VolumeFile};
 
 /// The process's limit of descriptors; the tests have a thread each.
 const NR_MAX: u64 = 800;
@@ -58,7 +58,7 @@ fn text(n: usize) -> Vec<u8> {
     format!("content of {n}").into_bytes()
 }
 
-fn create(v: &Fixture, tenant: &Caller, n: usize) -> Arc<OpenFile> {
+fn create(v: &Fixture, tenant: &Caller, n: usize) -> Arc<dyn VolumeFile> {
     let (_, file) =
         v.vfs.create(tenant, ROOT, name(&format!("{n}")), 0o600, OFlags::RDWR | OFlags::EXCL).unwrap();
     file.write(&tenant.group, 0, &text(n), false).unwrap();
@@ -66,12 +66,12 @@ fn create(v: &Fixture, tenant: &Caller, n: usize) -> Arc<OpenFile> {
 }
 
 /// Has the next reads come from the host.
-fn forget_pages(v: &Fixture, files: &[Arc<OpenFile>]) {
+fn forget_pages(v: &Fixture, files: &[Arc<dyn VolumeFile>]) {
     v.vfs.syncfs().unwrap();
     files.iter().for_each(|file| file.content().invalidate_clean());
 }
 
-fn read(file: &OpenFile, tenant: &Caller) -> Vec<u8> {
+fn read(file: &Arc<dyn VolumeFile>, tenant: &Caller) -> Vec<u8> {
     file.read(&tenant.group, 0, 100).unwrap().to_vec()
 }
 

@@ -9,7 +9,10 @@ use std::process::Command;
 use common::rerun::{is_rerun, rerun};
 use common::{Fixture, ROOT, errno, name};
 use rustix::io::Errno;
-use umemcg_vfs::{HostVolume, IoMode, OFlags, Resolve, SetAttr, VolumeConfig, VolumeDir, VolumeFile, Whence};
+use umemcg_vfs::{
+    Attributes, Create, HostVolume, IoMode, Lookup, Names, OFlags, Open, Resolve, SetAttr, Volume,
+    VolumeConfig, Whence,
+};
 
 fn with_mounts(claim: &str) {
     if !rustix::process::geteuid().is_root() {
@@ -53,7 +56,7 @@ fn full() {
         file.write(&v.root.group, n as u64 * 100_000, chunk, false).unwrap();
     }
     assert_eq!(errno(file.fsync(false)), Errno::NOSPC);
-    assert_eq!(vfs.getattr(entry.node, None).unwrap().size, 3_000_000);
+    assert_eq!(vfs.getattr(entry.node).unwrap().size, 3_000_000);
     assert_eq!(v.read(&file, 0, 4_000_000), pattern, "what was accepted is still there");
     let seek = |whence| file.lseek(whence, 5).unwrap();
     assert_eq!((seek(Whence::Data), seek(Whence::Hole)), (5, 3_000_000), "none of it is a hole");
@@ -88,7 +91,7 @@ fn read_only() {
     let node = vfs.lookup(&v.root, ROOT, name("f")).unwrap().node;
     let file = vfs.open(&v.root, node, OFlags::RDONLY).unwrap();
     assert_eq!(v.read(&file, 0, 100), b"content");
-    let attr = vfs.getattr(node, None).unwrap();
+    let attr = vfs.getattr(node).unwrap();
     let root = &v.root;
     assert_eq!(errno(vfs.open(root, node, OFlags::RDWR)), Errno::ROFS);
     assert_eq!(errno(vfs.open(root, node, OFlags::RDONLY | OFlags::TRUNC)), Errno::ROFS);
@@ -105,9 +108,9 @@ fn read_only() {
         SetAttr { uid: Some(1), ..SetAttr::default() },
         SetAttr { mtime: Some(umemcg_vfs::SetTime::Now), ..SetAttr::default() },
     ] {
-        assert_eq!(errno(vfs.setattr(root, node, None, &change)), Errno::ROFS, "{change:?}");
+        assert_eq!(errno(vfs.setattr(root, node, &change)), Errno::ROFS, "{change:?}");
     }
-    assert_eq!(vfs.getattr(node, None).unwrap(), attr, "nothing changed");
+    assert_eq!(vfs.getattr(node).unwrap(), attr, "nothing changed");
     vfs.syncfs().unwrap();
 }
 

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 
 use common::{ROOT, both_ways, errno, name};
 use rustix::io::Errno;
-use umemcg_vfs::{NodeId, OFlags, RenameFlags, SetAttr, VolumeFile};
+use umemcg_vfs::{Attributes, Create, Lookup, Names, NodeId, OFlags, Open, RenameFlags, SetAttr, Volume};
 
 const PLAIN: RenameFlags = RenameFlags::empty();
 
@@ -35,13 +35,13 @@ fn an_open_file_outlives_its_last_name_and_is_not_written() {
         let (entry, file) = v.create(ROOT, "f");
         v.write(&file, 0, &[7; 10_000]);
         v.vfs.unlink(&v.root, ROOT, name("f")).unwrap();
-        assert_eq!(v.vfs.getattr(entry.node, Some(&file)).unwrap().nlink, 0);
+        assert_eq!(file.getattr().unwrap().nlink, 0);
         assert_eq!(v.read(&file, 9_999, 10), [7]);
         v.set(entry.node, SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap();
         v.vfs.forget(entry.node, 1);
         assert_eq!(v.read(&file, 0, 2), [7, 7], "forgotten, but open");
         drop(file);
-        assert_eq!(errno(v.vfs.getattr(entry.node, None)), Errno::STALE);
+        assert_eq!(errno(v.vfs.getattr(entry.node)), Errno::STALE);
         assert_eq!(v.vfs.nr_inodes(), 1, "only the root is left");
     });
 }
@@ -57,7 +57,7 @@ fn a_name_can_be_taken_over_while_the_old_file_is_open() {
         assert_eq!(v.walk("target").unwrap().node, new.node);
         assert_eq!(v.cat("target"), b"new");
         assert_eq!(v.read(&old_file, 0, 10), b"old");
-        assert_eq!(v.vfs.getattr(old.node, None).unwrap().nlink, 0);
+        assert_eq!(v.vfs.getattr(old.node).unwrap().nlink, 0);
     });
 }
 
@@ -153,7 +153,7 @@ fn a_removed_directory_is_empty_and_takes_nothing_new() {
         let d = v.mkdir(ROOT, "d");
         let handle = v.vfs.opendir(&v.root, d.node).unwrap();
         v.vfs.rmdir(ROOT, name("d")).unwrap();
-        assert_eq!(v.vfs.getattr(d.node, None).unwrap().nlink, 0);
+        assert_eq!(v.vfs.getattr(d.node).unwrap().nlink, 0);
         assert_eq!(v.ls(d.node), [""; 0]);
         assert_eq!(errno(v.vfs.mkdir(&v.root, d.node, name("x"), 0o755)), Errno::NOENT);
         assert_eq!(errno(v.vfs.lookup(&v.root, d.node, name("x"))), Errno::NOENT);
@@ -222,7 +222,7 @@ fn nothing_leaves_the_directory() {
         assert_eq!(errno(v.vfs.open(&v.root, link.node, OFlags::RDONLY)), Errno::LOOP);
         assert_eq!(errno(v.vfs.opendir(&v.root, link.node)), Errno::NOTDIR);
         // Operations on the link are on the link.
-        v.vfs.setattr(&v.root, link.node, None, &SetAttr { uid: Some(12), ..SetAttr::default() }).unwrap();
+        v.vfs.setattr(&v.root, link.node, &SetAttr { uid: Some(12), ..SetAttr::default() }).unwrap();
         assert_ne!(std::fs::metadata(secret.path()).unwrap().uid(), 12);
         assert_eq!(v.attr("l").uid, 12);
     });
@@ -258,10 +258,10 @@ fn removed_inodes_not_yet_forgotten_hold_few_descriptors() {
             std::fs::read_link(fd.as_ref().unwrap().path()).is_ok_and(|t| t.starts_with(v.dir.path()))
         });
         assert!(held.count() <= 2 * 16 + 2);
-        assert_eq!(v.vfs.getattr(nodes[0], None).unwrap().nlink, 0);
-        assert_eq!(errno(v.vfs.getattr(nodes[100], None)), Errno::STALE);
+        assert_eq!(v.vfs.getattr(nodes[0]).unwrap().nlink, 0);
+        assert_eq!(errno(v.vfs.getattr(nodes[100])), Errno::STALE);
         // What is open is reached in any case.
-        assert_eq!(v.vfs.getattr(open.node, None).unwrap().nlink, 0);
+        assert_eq!(v.vfs.getattr(open.node).unwrap().nlink, 0);
         v.set(open.node, SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap();
         let again = v.open(open.node, OFlags::RDWR);
         assert_eq!(v.read(&again, 0, 9), b"x");

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use common::{Fixture, ROOT, both_ways, errno, name};
 use rustix::io::Errno;
-use umemcg_vfs::{OFlags, Resolve, SetAttr, VolumeFile};
+use umemcg_vfs::{Attributes, Create, Lookup, Names, OFlags, Open, Resolve, SetAttr, Volume, Xattrs};
 
 /// Descriptors of this process below a directory.
 fn open_below(dir: &Path) -> usize {
@@ -36,7 +36,7 @@ fn many_names_pin_few_descriptors() {
         }
         assert_eq!(v.vfs.nr_inodes(), 1 + NR + NR / 1000);
         for &node in &nodes {
-            v.vfs.getattr(node, None).unwrap();
+            v.vfs.getattr(node).unwrap();
         }
         assert!(v.vfs.nr_idle_descriptors() <= 64);
         assert!(open_below(v.dir.path()) <= 64 + 1, "{}", open_below(v.dir.path()));
@@ -59,7 +59,7 @@ fn by_handle_a_file_moved_on_the_host_is_still_found() {
     let node = v.walk("f").unwrap().node;
     std::fs::create_dir(v.host("d")).unwrap();
     std::fs::rename(v.host("f"), v.host("d/g")).unwrap();
-    assert_eq!(v.vfs.getattr(node, None).unwrap().size, 7);
+    assert_eq!(v.vfs.getattr(node).unwrap().size, 7);
     assert_eq!(v.read(&v.open(node, OFlags::RDONLY), 0, 100), b"content");
 }
 
@@ -76,7 +76,7 @@ fn flush_descriptors(v: &Fixture) {
     for n in 0..64 {
         let path = format!("other-{n}");
         let _ = std::fs::create_dir(v.host(&path));
-        v.vfs.getattr(v.walk(&path).unwrap().node, None).unwrap();
+        v.vfs.getattr(v.walk(&path).unwrap().node).unwrap();
     }
 }
 
@@ -87,11 +87,11 @@ fn by_names_a_replaced_file_is_stale_and_never_mistaken() {
     std::fs::write(v.host("d/f"), "mine").unwrap();
     let node = v.walk("d/f").unwrap().node;
     flush_descriptors(&v);
-    assert_eq!(v.vfs.getattr(node, None).unwrap().size, 4);
+    assert_eq!(v.vfs.getattr(node).unwrap().size, 4);
     flush_descriptors(&v);
     std::fs::write(v.host("d/new"), "another program's").unwrap();
     std::fs::rename(v.host("d/new"), v.host("d/f")).unwrap();
-    assert_eq!(errno(v.vfs.getattr(node, None)), Errno::STALE);
+    assert_eq!(errno(v.vfs.getattr(node)), Errno::STALE);
     assert_eq!(errno(v.vfs.open(&v.root, node, OFlags::RDONLY)), Errno::STALE);
     assert_ne!(v.walk("d/f").unwrap().node, node);
     assert_eq!(v.cat("d/f"), b"another program's");
@@ -110,7 +110,7 @@ fn by_names_a_directory_replaced_with_a_link_leads_nowhere() {
     std::fs::rename(v.host("d"), v.host("moved")).unwrap();
     std::os::unix::fs::symlink(v.host("moved"), outside.path().join("back")).unwrap();
     std::os::unix::fs::symlink(outside.path().join("back"), v.host("d")).unwrap();
-    assert_eq!(errno(v.vfs.getattr(file, None)), Errno::STALE);
+    assert_eq!(errno(v.vfs.getattr(file)), Errno::STALE);
     assert_eq!(errno(v.vfs.lookup(&v.root, dir, name("f"))), Errno::STALE);
     assert_eq!(errno(v.vfs.mkdir(&v.root, dir, name("x"), 0o755)), Errno::STALE);
     assert_eq!(errno(v.vfs.unlink(&v.root, dir, name("f"))), Errno::STALE);
@@ -130,7 +130,7 @@ fn by_names_another_link_is_tried_when_one_is_gone() {
     v.vfs.syncfs().unwrap();
     flush_descriptors(&v);
     std::fs::remove_file(v.host("b")).unwrap();
-    assert_eq!(v.vfs.getattr(entry.node, None).unwrap().nlink, 1);
+    assert_eq!(v.vfs.getattr(entry.node).unwrap().nlink, 1);
     assert_eq!(v.read(&v.open(entry.node, OFlags::RDONLY), 0, 9), b"x");
 }
 
@@ -172,7 +172,7 @@ fn paths_longer_than_the_kernel_takes_are_resolved_in_steps() {
 fn a_directory_that_vanishes_gives_clean_errors() {
     both_ways(|v| {
         let dir = v.mkdir(ROOT, "d");
-        let (entry, file) = v.create(dir.node, "f");
+        let (_, file) = v.create(dir.node, "f");
         v.write(&file, 0, b"kept");
         std::fs::remove_dir_all(v.dir.path()).unwrap();
         assert_eq!(errno(v.walk("d")), Errno::NOENT);
@@ -184,7 +184,7 @@ fn a_directory_that_vanishes_gives_clean_errors() {
         assert_eq!(v.read(&file, 0, 9), b"kept");
         v.write(&file, 4, b" alive");
         file.fsync(false).unwrap();
-        assert_eq!(v.vfs.getattr(entry.node, Some(&file)).unwrap().nlink, 0);
+        assert_eq!(file.getattr().unwrap().nlink, 0);
         v.vfs.syncfs().unwrap();
         std::fs::create_dir(v.dir.path()).unwrap();
     });
@@ -198,8 +198,8 @@ fn unknown_nodes_are_stale_for_every_operation() {
         let root = &v.root;
         let empty = umemcg_vfs::XattrFlags::empty();
         v.vfs.forget(node, 1);
-        assert_eq!(errno(v.vfs.getattr(node, None)), Errno::STALE);
-        assert_eq!(errno(v.vfs.setattr(root, node, None, &SetAttr::default())), Errno::STALE);
+        assert_eq!(errno(v.vfs.getattr(node)), Errno::STALE);
+        assert_eq!(errno(v.vfs.setattr(root, node, &SetAttr::default())), Errno::STALE);
         assert_eq!(errno(v.vfs.open(root, node, OFlags::RDONLY)), Errno::STALE);
         assert_eq!(errno(v.vfs.opendir(&v.root, node)), Errno::STALE);
         assert_eq!(errno(v.vfs.readlink(node)), Errno::STALE);
@@ -213,7 +213,7 @@ fn unknown_nodes_are_stale_for_every_operation() {
             Errno::STALE
         );
         assert_eq!(errno(v.vfs.getxattr(node, n)), Errno::STALE);
-        assert_eq!(errno(v.vfs.setxattr(node, n, b"", empty, false)), Errno::STALE);
+        assert_eq!(errno(v.vfs.setxattr(&v.root, node, n, b"", empty, false)), Errno::STALE);
         assert_eq!(errno(v.vfs.listxattr(root, node)), Errno::STALE);
         assert_eq!(errno(v.vfs.removexattr(node, n)), Errno::STALE);
         assert!(v.vfs.path_of(node).is_none());

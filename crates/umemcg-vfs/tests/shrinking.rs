@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use common::{Fixture, ROOT, name};
 use umemcg::{DropCaches, EventKind, Group, StatItem};
 use umemcg_vfs::{
-    Caller, Entry, HostVolume, IdleInode, KernelCache, NodeId, OFlags, RenameFlags, Volume, VolumeDir,
-    VolumeFile,
+    Attributes, Caller, Create, Entry, HostVolume, IdleInode, KernelCache, Lookup, Names, NodeId, OFlags,
+    Open, RenameFlags, Volume,
 };
 
 /// Room for some 1,500 names; reclaim takes 380 at a time.
@@ -206,10 +206,10 @@ fn names_in_use_stay_and_are_not_asked_for_repeatedly() {
     }
     for file in &open {
         assert!(kernel.knows(file.node()) && !kernel.asked().contains(&file.node()));
-        assert!(v.vfs.getattr(file.node(), None).is_ok());
+        assert!(v.vfs.getattr(file.node()).is_ok());
     }
     for node in &used {
-        assert!(v.vfs.getattr(*node, None).is_ok());
+        assert!(v.vfs.getattr(*node).is_ok());
     }
     let nr_refused = kernel.asked().iter().filter(|node| used.contains(node)).count();
     assert!(nr_refused <= 30 * 10, "{nr_refused} times for 30 inodes, at most once a second each");

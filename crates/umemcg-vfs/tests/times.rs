@@ -6,7 +6,9 @@ use std::os::unix::fs::MetadataExt;
 
 use common::{Fixture, ROOT, both_ways, name};
 use rustix::time::{ClockId, clock_gettime};
-use umemcg_vfs::{OFlags, RenameFlags, SetAttr, SetTime, Timestamp, VolumeFile};
+use umemcg_vfs::{
+    Attributes, Lookup, Names, OFlags, RenameFlags, SetAttr, SetTime, Timestamp, Volume, Xattrs,
+};
 
 fn at(seconds: i64, nanoseconds: u32) -> Timestamp {
     Timestamp { seconds, nanoseconds }
@@ -31,7 +33,7 @@ fn times_move_at_the_write_and_not_at_its_write_back() {
         let (entry, file) = v.create(ROOT, "f");
         tick();
         v.write(&file, 0, b"data");
-        let accepted = v.vfs.getattr(entry.node, None).unwrap();
+        let accepted = v.vfs.getattr(entry.node).unwrap();
         assert!(accepted.mtime > entry.attr.mtime && accepted.ctime > entry.attr.ctime);
         assert_eq!(accepted.size, 4);
         assert_eq!(std::fs::metadata(v.host("f")).unwrap().len(), 0, "nothing was written yet");
@@ -68,7 +70,7 @@ fn a_stamp_is_never_older_than_what_the_host_stamped_before() {
     for n in 0..200 {
         let source = v.mkdir(ROOT, &format!("d{n}")).attr;
         v.write(&file, 0, b"x");
-        let product = v.vfs.getattr(entry.node, None).unwrap();
+        let product = v.vfs.getattr(entry.node).unwrap();
         assert!(product.mtime >= source.mtime, "{n}: {product:?} {source:?}");
     }
 }
@@ -113,7 +115,7 @@ fn truncation_moves_the_times_and_is_at_once_on_the_host() {
         assert_eq!(v.cat("f"), b"0123\0\0\0\0");
         drop(file);
         let file = v.open(entry.node, OFlags::WRONLY | OFlags::TRUNC);
-        assert_eq!(v.vfs.getattr(entry.node, Some(&file)).unwrap().size, 0);
+        assert_eq!(file.getattr().unwrap().size, 0);
     });
 }
 
@@ -132,7 +134,7 @@ fn a_change_from_outside_is_seen_at_open() {
         // Same length, other bytes.
         std::fs::write(v.host("f"), "THEIRS, LONGER").unwrap();
         assert_eq!(v.cat("f"), b"THEIRS, LONGER");
-        let attr = v.vfs.getattr(entry.node, None).unwrap();
+        let attr = v.vfs.getattr(entry.node).unwrap();
         assert_eq!(attr.mtime, host_mtime(v, "f"));
         assert_eq!(attr.size, 14);
     });
@@ -147,7 +149,7 @@ fn a_change_from_outside_is_seen_by_stat_of_an_open_file_too() {
         assert_eq!(v.read(&file, 0, 100), b"one\n");
         tick();
         std::fs::write(v.host("log"), "one\ntwo\n").unwrap();
-        assert_eq!(v.vfs.getattr(node, Some(&file)).unwrap().size, 8);
+        assert_eq!(file.getattr().unwrap().size, 8);
         assert_eq!(v.read(&file, 4, 100), b"two\n", "as tail -f reads");
     });
 }
@@ -162,7 +164,9 @@ fn our_own_changes_of_attributes_keep_the_cache() {
         v.set(entry.node, SetAttr { mode: Some(0o640), ..SetAttr::default() }).unwrap();
         v.set(entry.node, SetAttr { uid: Some(1), ..SetAttr::default() }).unwrap();
         v.set(entry.node, SetAttr { mtime: Some(SetTime::Now), ..SetAttr::default() }).unwrap();
-        v.vfs.setxattr(entry.node, name("user.x"), b"1", umemcg_vfs::XattrFlags::empty(), false).unwrap();
+        v.vfs
+            .setxattr(&v.root, entry.node, name("user.x"), b"1", umemcg_vfs::XattrFlags::empty(), false)
+            .unwrap();
         v.vfs.rename(&v.root, ROOT, name("f"), ROOT, name("g"), RenameFlags::empty()).unwrap();
         let again = v.open(entry.node, OFlags::RDONLY);
         assert_eq!(again.content().nr_cached_pages(), 3);
@@ -201,7 +205,7 @@ fn the_ctime_of_a_write_does_not_jump_at_a_later_look() {
         let (entry, file) = v.create(ROOT, "f");
         v.write(&file, 0, b"x");
         drop(file);
-        let first = v.vfs.getattr(entry.node, None).unwrap();
+        let first = v.vfs.getattr(entry.node).unwrap();
         tick();
         v.vfs.syncfs().unwrap();
         tick();
@@ -215,9 +219,9 @@ fn a_write_after_a_look_shows_another_ctime() {
         let (entry, file) = v.create(ROOT, "f");
         // The clock stands still for most of these.
         for round in 0..50 {
-            let before = v.vfs.getattr(entry.node, None).unwrap();
+            let before = v.vfs.getattr(entry.node).unwrap();
             v.write(&file, 0, &[round]);
-            let after = v.vfs.getattr(entry.node, None).unwrap();
+            let after = v.vfs.getattr(entry.node).unwrap();
             assert!(after.ctime > before.ctime && after.mtime >= before.mtime, "{before:?}, {after:?}");
             if round % 10 == 0 {
                 file.fsync(false).unwrap();

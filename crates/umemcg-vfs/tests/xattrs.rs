@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{ROOT, both_ways, errno, name};
 use rustix::io::Errno;
-use umemcg_vfs::{SetAttr, VolumeFile, XattrFlags};
+use umemcg_vfs::{Create, SetAttr, XattrFlags, Xattrs};
 
 const ANY: XattrFlags = XattrFlags::empty();
 
@@ -15,7 +15,7 @@ fn attributes_are_set_read_listed_and_removed() {
     both_ways(|v| {
         let (file, _open) = v.create(ROOT, "f");
         let node = file.node;
-        let set = |n: &str, value: &[u8], flags| v.vfs.setxattr(node, name(n), value, flags, false);
+        let set = |n: &str, value: &[u8], flags| v.vfs.setxattr(&v.root, node, name(n), value, flags, false);
         if let Err(error) = set("user.a", b"1", ANY) {
             assert_eq!(error.errno(), Errno::OPNOTSUPP);
             eprintln!("SKIPPED: no user attributes here");
@@ -47,7 +47,7 @@ fn bad_names_are_refused_as_the_kernel_refuses_them() {
         assert_eq!(get(&format!("user.{}", "x".repeat(300))), Errno::RANGE);
         assert_eq!(get("nonsense.x"), Errno::OPNOTSUPP);
         assert_eq!(get("user.\0x"), Errno::INVAL);
-        let set = v.vfs.setxattr(file.node, name("user.x"), &vec![0; 100_000], ANY, false);
+        let set = v.vfs.setxattr(&v.root, file.node, name("user.x"), &vec![0; 100_000], ANY, false);
         assert!([Errno::TOOBIG, Errno::NOSPC, Errno::RANGE].contains(&errno(set)));
     });
 }
@@ -59,9 +59,9 @@ fn links_and_pipes_have_no_user_attributes_and_directories_have() {
         let fifo = v.vfs.mknod(&v.root, ROOT, name("p"), 0o010_600, 0).unwrap();
         let dir = v.mkdir(ROOT, "d");
         for node in [link.node, fifo.node] {
-            assert_eq!(errno(v.vfs.setxattr(node, name("user.x"), b"1", ANY, false)), Errno::PERM);
+            assert_eq!(errno(v.vfs.setxattr(&v.root, node, name("user.x"), b"1", ANY, false)), Errno::PERM);
         }
-        v.vfs.setxattr(dir.node, name("user.x"), b"1", ANY, false).unwrap();
+        v.vfs.setxattr(&v.root, dir.node, name("user.x"), b"1", ANY, false).unwrap();
         assert_eq!(v.vfs.getxattr(dir.node, name("user.x")).unwrap(), b"1");
     });
 }
@@ -74,8 +74,8 @@ fn trusted_attributes_are_listed_for_the_superuser_only() {
     }
     both_ways(|v| {
         let (file, _open) = v.create(ROOT, "f");
-        v.vfs.setxattr(file.node, name("trusted.secret"), b"1", ANY, false).unwrap();
-        v.vfs.setxattr(file.node, name("user.open"), b"1", ANY, false).unwrap();
+        v.vfs.setxattr(&v.root, file.node, name("trusted.secret"), b"1", ANY, false).unwrap();
+        v.vfs.setxattr(&v.root, file.node, name("user.open"), b"1", ANY, false).unwrap();
         let has = |list: Vec<u8>, n: &[u8]| list.split(|&b| b == 0).any(|part| part == n);
         assert!(has(v.vfs.listxattr(&v.root, file.node).unwrap(), b"trusted.secret"));
         let others = v.vfs.listxattr(&v.user(1, 1), file.node).unwrap();
@@ -96,7 +96,7 @@ fn an_access_list_changes_the_mode_and_may_clear_set_group_id() {
             list.extend(permissions.to_le_bytes());
             list.extend(u32::MAX.to_le_bytes());
         }
-        match v.vfs.setxattr(file.node, name("system.posix_acl_access"), &list, ANY, true) {
+        match v.vfs.setxattr(&v.root, file.node, name("system.posix_acl_access"), &list, ANY, true) {
             Err(error) if error.errno() == Errno::OPNOTSUPP => eprintln!("SKIPPED: no access lists here"),
             set => {
                 set.unwrap();
@@ -119,7 +119,7 @@ fn write_back_leaves_capabilities_and_a_write_takes_them() {
         let (entry, file) = v.create(ROOT, "f");
         v.write(&file, 0, b"before");
         let attribute = name("security.capability");
-        v.vfs.setxattr(entry.node, attribute, &CAPABILITIES, ANY, false).unwrap();
+        v.vfs.setxattr(&v.root, entry.node, attribute, &CAPABILITIES, ANY, false).unwrap();
         file.fsync(false).unwrap();
         assert_eq!(v.vfs.getxattr(entry.node, attribute).unwrap(), CAPABILITIES);
         let mut on_host = [0; 64];
@@ -144,7 +144,7 @@ fn capabilities_that_went_after_a_look_count_as_removed() {
     both_ways(|v| {
         let (entry, _file) = v.create(ROOT, "f");
         let attribute = name("security.capability");
-        v.vfs.setxattr(entry.node, attribute, &CAPABILITIES, ANY, false).unwrap();
+        v.vfs.setxattr(&v.root, entry.node, attribute, &CAPABILITIES, ANY, false).unwrap();
         // As the kernel does before it changes the owner; and another program writes in between.
         v.vfs.getxattr(entry.node, attribute).unwrap();
         std::fs::write(v.host("f"), "outside").unwrap();
@@ -160,7 +160,7 @@ const NR_OTHERS: usize = 4;
 #[test]
 fn a_write_takes_set_id_bits_beside_writers_that_may_keep_them() {
     both_ways(|v| {
-        let (entry, file) = v.create(ROOT, "f");
+        let (_, file) = v.create(ROOT, "f");
         let set_id = SetAttr { mode: Some(0o2755), ..SetAttr::default() };
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -172,9 +172,9 @@ fn a_write_takes_set_id_bits_beside_writers_that_may_keep_them() {
                 });
             }
             let left = (0..500).find(|_| {
-                v.vfs.setattr(&v.root, entry.node, Some(&file), &set_id).unwrap();
+                file.setattr(&v.root, &set_id).unwrap();
                 file.write(&v.root.group, 0, b"user", true).unwrap();
-                v.vfs.getattr(entry.node, Some(&file)).unwrap().mode & 0o7777 != 0o755
+                file.getattr().unwrap().mode & 0o7777 != 0o755
             });
             is_over.store(true, Ordering::Relaxed);
             assert_eq!(left, None);

@@ -1,21 +1,24 @@
 //! Attributes of tmpfs inodes: initial values, changes, and the privileges that a write clears.
+//! Also the figures of the volume.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStringExt;
 use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
+use umemcg_base::{PAGE_SIZE, PAGE_SIZE_U64};
 
 use super::Tmpfs;
 use super::acl::{self, Acl};
-use super::inode::{Inode, Meta, New, Xattr, now};
+use super::inode::{INODE_BYTES, Inode, Meta, New, Xattr, now};
 use super::xattrs::{CAPABILITY, XATTR_BYTES};
-use crate::attr::{FileKind, NodeId, Timestamp};
-use crate::attr::{SetAttr, SetTime};
+use crate::attr::{Attr, FileKind, NodeId, SetAttr, SetTime, StatFs, Timestamp};
 use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::host::{GROUP_EXECUTE, SET_GID, SET_UID};
 use crate::privileges::mode_without_set_id;
 use crate::slab::Slab;
+use crate::volume::Attributes;
 
 /// Access lists that a new object takes from its directory.
 #[derive(Debug)]
@@ -23,6 +26,46 @@ pub(super) struct Inherited {
     /// Permission bits that they leave.
     permissions: u32,
     lists: Vec<(&'static [u8], Xattr)>,
+}
+
+impl Attributes for Tmpfs {
+    fn getattr(&self, node: NodeId) -> Result<Attr, VfsError> {
+        let tree = self.tree.read();
+        Ok(tree.attr(tree.get(node)?))
+    }
+
+    fn setattr(&self, _caller: &Caller, node: NodeId, change: &SetAttr) -> Result<Attr, VfsError> {
+        let inode = self.inode(node)?;
+        inode.change(change)?;
+        Ok(self.tree.read().attr(&inode))
+    }
+
+    fn readlink(&self, node: NodeId) -> Result<OsString, VfsError> {
+        let inode = self.inode(node)?;
+        let target = inode.target.as_ref().ok_or(Errno::INVAL)?;
+        Ok(OsString::from_vec(target.to_vec()))
+    }
+
+    fn statfs(&self) -> Result<StatFs, VfsError> {
+        let root = self.engine.root();
+        let pool = root.max_bytes() / PAGE_SIZE_U64;
+        let margin = root.margin_bytes() / PAGE_SIZE_U64;
+        let blocks = self.size.max().unwrap_or(pool);
+        let free = self.size.max().map_or(margin, |max| max.saturating_sub(self.size.used()));
+        let nr_inodes = self.nr_inodes() as u64;
+        // As many as the free memory could hold.
+        let ffree = margin.saturating_mul(PAGE_SIZE_U64) / INODE_BYTES;
+        Ok(StatFs {
+            frsize: PAGE_SIZE_U64,
+            bsize: PAGE_SIZE as u64,
+            blocks,
+            bfree: free,
+            bavail: free.min(margin),
+            files: nr_inodes + ffree,
+            ffree,
+            namemax: 255,
+        })
+    }
 }
 
 impl Tmpfs {
@@ -85,7 +128,7 @@ impl Inode {
     /// Changes attributes in the order size, owner, mode, times.
     ///
     /// # Errors
-    /// As [`HostVolume::setattr`](crate::host_volume::HostVolume::setattr).
+    /// As [`Attributes::setattr`](crate::volume::Attributes::setattr).
     pub(super) fn change(&self, change: &SetAttr) -> Result<(), VfsError> {
         if let Some(len) = change.size {
             let content = match (&self.content, self.kind) {

@@ -12,6 +12,7 @@
 mod acl;
 mod attributes;
 mod config;
+mod create;
 mod directory;
 mod inode;
 mod names;
@@ -20,29 +21,25 @@ mod quota;
 mod tree;
 mod xattrs;
 
-use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use rustix::fs::{OFlags, RenameFlags, XattrFlags};
 use rustix::io::Errno;
-use umemcg_base::{PAGE_SIZE, PAGE_SIZE_U64, Rank, RankedRwLock};
+use umemcg_base::{PAGE_SIZE_U64, Rank, RankedRwLock};
 
-use crate::attr::{Attr, Entry, FileKind, NodeId, SetAttr, StatFs};
+use crate::attr::{Attr, Entry, NodeId};
 use crate::caller::Caller;
 use crate::error::VfsError;
-use crate::host_directory::next_store_id;
-use crate::volume::{Volume, VolumeDir, VolumeFile, VolumeKind};
+use crate::volume::{Lookup, Volume, VolumeKind, next_store_id};
 pub use config::TmpfsConfig;
-use inode::{Inode, New};
+use inode::Inode;
 use quota::Size;
 use tree::Tree;
 use umemcg::{Engine, File, StoreId};
 
-/// Longest text of a symbolic link, in bytes (`PATH_MAX` less the zero).
-const TARGET_BYTES_MAX: usize = 4095;
 /// Ids from a volume's base to here are its root's.
 const FIRST_NODE: u64 = 64;
 
@@ -79,8 +76,36 @@ impl Tmpfs {
         self.tree.read().nr_nodes()
     }
 
+    /// Returns an inode by its id.
+    ///
+    /// # Errors
+    /// `ESTALE`.
+    fn inode(&self, node: NodeId) -> Result<Arc<Inode>, Errno> {
+        self.tree.read().get(node).map(Arc::clone)
+    }
+
     fn entry(inode: &Inode, attr: Attr) -> Entry {
         Entry { node: inode.node, generation: 0, attr }
+    }
+}
+
+impl Lookup for Tmpfs {
+    fn lookup(&self, _caller: &Caller, parent: NodeId, name: &OsStr) -> Result<Entry, VfsError> {
+        let tree = self.tree.read();
+        let inode = tree.lookup(parent, name)?;
+        inode.count_lookup();
+        Ok(Self::entry(inode, tree.attr(inode)))
+    }
+
+    fn forget(&self, node: NodeId, nr_lookups: u64) {
+        let is_last = {
+            let tree = self.tree.read();
+            tree.get(node).is_ok_and(|inode| inode.forget(nr_lookups))
+        };
+        if is_last {
+            let gone = self.tree.write().reap(node);
+            drop(gone);
+        }
     }
 }
 
@@ -102,195 +127,6 @@ impl Volume for Tmpfs {
     fn path_of_content(&self, _file: &Arc<File>) -> Option<PathBuf> {
         // Asked about data that is not durable, of which there is none here.
         None
-    }
-
-    fn lookup(&self, _caller: &Caller, parent: NodeId, name: &OsStr) -> Result<Entry, VfsError> {
-        let tree = self.tree.read();
-        let inode = tree.lookup(parent, name)?;
-        inode.count_lookup();
-        Ok(Self::entry(inode, tree.attr(inode)))
-    }
-
-    fn forget(&self, node: NodeId, nr_lookups: u64) {
-        let is_last = {
-            let tree = self.tree.read();
-            tree.get(node).is_ok_and(|inode| inode.forget(nr_lookups))
-        };
-        if is_last {
-            let gone = self.tree.write().reap(node);
-            drop(gone);
-        }
-    }
-
-    fn getattr(&self, node: NodeId) -> Result<Attr, VfsError> {
-        let tree = self.tree.read();
-        Ok(tree.attr(tree.get(node)?))
-    }
-
-    fn setattr(&self, _caller: &Caller, node: NodeId, change: &SetAttr) -> Result<Attr, VfsError> {
-        let inode = self.inode(node)?;
-        inode.change(change)?;
-        Ok(self.tree.read().attr(&inode))
-    }
-
-    fn readlink(&self, node: NodeId) -> Result<OsString, VfsError> {
-        let inode = self.inode(node)?;
-        let target = inode.target.as_ref().ok_or(Errno::INVAL)?;
-        Ok(OsString::from_vec(target.to_vec()))
-    }
-
-    fn statfs(&self) -> Result<StatFs, VfsError> {
-        let root = self.engine.root();
-        let pool = root.max_bytes() / PAGE_SIZE_U64;
-        let margin = root.margin_bytes() / PAGE_SIZE_U64;
-        let blocks = self.size.max().unwrap_or(pool);
-        let free = self.size.max().map_or(margin, |max| max.saturating_sub(self.size.used()));
-        let nr_inodes = self.nr_inodes() as u64;
-        // As many as the free memory could hold.
-        let ffree = margin.saturating_mul(PAGE_SIZE_U64) / inode::INODE_BYTES;
-        Ok(StatFs {
-            frsize: PAGE_SIZE_U64,
-            bsize: PAGE_SIZE as u64,
-            blocks,
-            bfree: free,
-            bavail: free.min(margin),
-            files: nr_inodes + ffree,
-            ffree,
-            namemax: 255,
-        })
-    }
-
-    fn symlink(
-        &self,
-        caller: &Caller,
-        parent: NodeId,
-        name: &OsStr,
-        target: &OsStr,
-    ) -> Result<Entry, VfsError> {
-        match target.len() {
-            0 => return Err(Errno::NOENT.into()),
-            len if len > TARGET_BYTES_MAX => return Err(Errno::NAMETOOLONG.into()),
-            _ => {}
-        }
-        let target = Some(target.as_bytes());
-        Ok(self.make(caller, parent, name, &New { kind: FileKind::Symlink, mode: 0o777, rdev: 0, target })?.1)
-    }
-
-    fn mknod(
-        &self,
-        caller: &Caller,
-        parent: NodeId,
-        name: &OsStr,
-        mode: u32,
-        rdev: u64,
-    ) -> Result<Entry, VfsError> {
-        let kind = match FileKind::from_mode(mode) {
-            Some(FileKind::Directory | FileKind::Symlink) => return Err(Errno::INVAL.into()),
-            Some(kind) => kind,
-            None if mode & 0o170_000 == 0 => FileKind::Regular,
-            None => return Err(Errno::INVAL.into()),
-        };
-        Ok(self.make(caller, parent, name, &New { kind, mode, rdev, target: None })?.1)
-    }
-
-    fn mkdir(&self, caller: &Caller, parent: NodeId, name: &OsStr, mode: u32) -> Result<Entry, VfsError> {
-        let new = New { kind: FileKind::Directory, mode: mode & 0o1777, rdev: 0, target: None };
-        Ok(self.make(caller, parent, name, &new)?.1)
-    }
-
-    fn unlink(&self, _caller: &Caller, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
-        let gone = self.tree.write().unlink(parent, name, false)?;
-        drop(gone);
-        Ok(())
-    }
-
-    fn rmdir(&self, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
-        let gone = self.tree.write().unlink(parent, name, true)?;
-        drop(gone);
-        Ok(())
-    }
-
-    fn rename(
-        &self,
-        caller: &Caller,
-        parent: NodeId,
-        name: &OsStr,
-        new_parent: NodeId,
-        new_name: &OsStr,
-        flags: RenameFlags,
-    ) -> Result<(), VfsError> {
-        if flags.contains(RenameFlags::WHITEOUT) {
-            return Ok(self.rename_with_whiteout(caller, (parent, name), (new_parent, new_name), flags)?);
-        }
-        let gone = self.tree.write().rename((parent, name), (new_parent, new_name), flags)?;
-        drop(gone);
-        Ok(())
-    }
-
-    fn link(
-        &self,
-        caller: &Caller,
-        node: NodeId,
-        new_parent: NodeId,
-        new_name: &OsStr,
-    ) -> Result<Entry, VfsError> {
-        self.link_to(caller, node, new_parent, new_name)
-    }
-
-    fn open(&self, caller: &Caller, node: NodeId, flags: OFlags) -> Result<Arc<dyn VolumeFile>, VfsError> {
-        let inode = self.inode(node)?;
-        Ok(self.open_inode(caller, inode, flags)?)
-    }
-
-    fn create(
-        &self,
-        caller: &Caller,
-        parent: NodeId,
-        name: &OsStr,
-        mode: u32,
-        flags: OFlags,
-    ) -> Result<(Entry, Arc<dyn VolumeFile>), VfsError> {
-        let (entry, file) = self.create_file(caller, parent, name, mode, flags)?;
-        Ok((entry, file))
-    }
-
-    fn tmpfile(
-        &self,
-        caller: &Caller,
-        parent: NodeId,
-        mode: u32,
-        flags: OFlags,
-    ) -> Result<(Entry, Arc<dyn VolumeFile>), VfsError> {
-        let (entry, file) = self.create_nameless(caller, parent, mode, flags)?;
-        Ok((entry, file))
-    }
-
-    fn opendir(&self, caller: &Caller, node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError> {
-        Ok(self.open_directory(caller, node)?)
-    }
-
-    fn getxattr(&self, node: NodeId, name: &OsStr) -> Result<Vec<u8>, VfsError> {
-        Ok(self.inode(node)?.getxattr(name)?)
-    }
-
-    fn setxattr(
-        &self,
-        caller: &Caller,
-        node: NodeId,
-        name: &OsStr,
-        value: &[u8],
-        flags: XattrFlags,
-        kill_set_gid: bool,
-    ) -> Result<(), VfsError> {
-        Ok(self.inode(node)?.setxattr(&self.engine, caller, name, value, flags, kill_set_gid)?)
-    }
-
-    fn listxattr(&self, caller: &Caller, node: NodeId) -> Result<Vec<u8>, VfsError> {
-        Ok(self.inode(node)?.listxattr(caller.uid == 0))
-    }
-
-    fn removexattr(&self, node: NodeId, name: &OsStr) -> Result<(), VfsError> {
-        Ok(self.inode(node)?.removexattr(name)?)
     }
 
     fn syncfs(&self) -> Result<(), VfsError> {

@@ -1,4 +1,4 @@
-//! Creating, renaming and linking inodes of a tmpfs volume. Memory is charged before the tree is
+//! Renaming, linking and removing inodes of a tmpfs volume. Memory is charged before the tree is
 //! locked.
 
 use std::ffi::OsStr;
@@ -13,81 +13,61 @@ use super::directory::{ENTRY_BYTES, Name};
 use super::inode::{Inode, New};
 use crate::attr::{Entry, FileKind, NodeId};
 use crate::caller::Caller;
+use crate::error::VfsError;
 use crate::name::component;
 use crate::slab::Slab;
+use crate::volume::Names;
 
-impl Tmpfs {
-    /// Returns an inode by its id.
-    ///
-    /// # Errors
-    /// `ESTALE`.
-    pub(super) fn inode(&self, node: NodeId) -> Result<Arc<Inode>, Errno> {
-        self.tree.read().get(node).map(Arc::clone)
+impl Names for Tmpfs {
+    fn unlink(&self, _caller: &Caller, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
+        let gone = self.tree.write().unlink(parent, name, false)?;
+        drop(gone);
+        Ok(())
     }
 
-    /// Makes an inode under a name and counts a lookup. Charged to the caller's group; may sleep
-    /// for that.
-    ///
-    /// # Errors
-    /// `ENOSPC` and those of [`Tree::insert_new`].
-    pub(super) fn make(
+    fn rmdir(&self, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
+        let gone = self.tree.write().unlink(parent, name, true)?;
+        drop(gone);
+        Ok(())
+    }
+
+    fn rename(
         &self,
         caller: &Caller,
         parent: NodeId,
         name: &OsStr,
-        new: &New<'_>,
-    ) -> Result<(Arc<Inode>, Entry), Errno> {
-        let name: Name = component(name)?.to_bytes().into();
-        // What is there already needs no memory, and a full group no reclaim, to be refused.
-        if self.tree.read().directory(parent)?.get(&name).is_some() {
-            return Err(Errno::EXIST);
+        new_parent: NodeId,
+        new_name: &OsStr,
+        flags: RenameFlags,
+    ) -> Result<(), VfsError> {
+        if flags.contains(RenameFlags::WHITEOUT) {
+            return Ok(self.rename_with_whiteout(caller, (parent, name), (new_parent, new_name), flags)?);
         }
-        let lists = self.inherited_lists(caller, parent, new)?;
-        let charge = Slab::take(&self.engine, &caller.group, ENTRY_BYTES + name.len() as u64)?;
-        // Relaxed: only uniqueness matters.
-        let node = NodeId(self.next_node.fetch_add(1, Ordering::Relaxed));
-        let inode = Arc::new(Inode::new(&self.engine, &caller.group, &self.size, node, new)?);
-        let finish = |dir: &Inode, inode: &Inode| inode.born(caller, dir, new, lists);
-        let inserted = self.tree.write().insert_new(parent, &name, Arc::clone(&inode), charge, finish);
-        // What is not used is dropped with no lock held.
-        inserted.map_err(|(errno, _, _)| errno)?;
-        let attr = inode.attr(0);
-        let entry = Self::entry(&inode, attr);
-        Ok((inode, entry))
+        let gone = self.tree.write().rename((parent, name), (new_parent, new_name), flags)?;
+        drop(gone);
+        Ok(())
     }
 
-    /// Makes a regular file without a name and counts a lookup. Charged to the caller's group; may
-    /// sleep for that.
-    ///
-    /// # Errors
-    /// `ENOSPC`, `ENOTDIR`, `ENOENT` for a directory that was removed.
-    pub(super) fn make_nameless(
+    fn link(
         &self,
         caller: &Caller,
-        parent: NodeId,
-        mode: u32,
-    ) -> Result<(Arc<Inode>, Entry), Errno> {
-        let new = New { kind: FileKind::Regular, mode, rdev: 0, target: None };
-        let lists = self.inherited_lists(caller, parent, &new)?;
-        // Relaxed: only uniqueness matters.
-        let node = NodeId(self.next_node.fetch_add(1, Ordering::Relaxed));
-        let inode = Arc::new(Inode::new(&self.engine, &caller.group, &self.size, node, &new)?);
-        {
-            let mut tree = self.tree.write();
-            let dir = tree.living_directory(parent)?.0;
-            inode.born(caller, &dir, &new, lists);
-            let mut meta = inode.meta.lock();
-            (meta.nlink, meta.may_be_named) = (0, true);
-            drop(meta);
-            tree.insert_nameless(Arc::clone(&inode));
-        }
-        let entry = Self::entry(&inode, inode.attr(0));
-        Ok((inode, entry))
+        node: NodeId,
+        new_parent: NodeId,
+        new_name: &OsStr,
+    ) -> Result<Entry, VfsError> {
+        let name: Name = component(new_name)?.to_bytes().into();
+        let charge = Slab::take(&self.engine, &caller.group, ENTRY_BYTES + name.len() as u64)?;
+        let linked = self.tree.write().link(node, new_parent, &name, charge);
+        let inode = linked.map_err(|(errno, _)| errno)?;
+        let attr = inode.attr(0);
+        Ok(Self::entry(&inode, attr))
     }
+}
 
+impl Tmpfs {
     /// Renames and leaves a whiteout (a character device 0:0) under the old name, made by the
     /// caller.
-    pub(super) fn rename_with_whiteout(
+    fn rename_with_whiteout(
         &self,
         caller: &Caller,
         (parent, name): (NodeId, &OsStr),
@@ -116,21 +96,5 @@ impl Tmpfs {
         };
         drop((gone, unused));
         Ok(())
-    }
-
-    /// See [`Volume::link`](crate::volume::Volume::link).
-    pub(super) fn link_to(
-        &self,
-        caller: &Caller,
-        node: NodeId,
-        parent: NodeId,
-        name: &OsStr,
-    ) -> Result<Entry, crate::error::VfsError> {
-        let name: Name = component(name)?.to_bytes().into();
-        let charge = Slab::take(&self.engine, &caller.group, ENTRY_BYTES + name.len() as u64)?;
-        let linked = self.tree.write().link(node, parent, &name, charge);
-        let inode = linked.map_err(|(errno, _)| errno)?;
-        let attr = inode.attr(0);
-        Ok(Self::entry(&inode, attr))
     }
 }

@@ -10,21 +10,16 @@ use rustix::io::Errno;
 
 use super::Tmpfs;
 use super::directory::{FIRST_COOKIE, Name};
-use super::inode::{Content, Inode, New};
-use crate::attr::SetAttr;
-use crate::attr::{Attr, Entry, FileKind, NodeId};
+use super::inode::{Content, Inode};
+use crate::attr::{Attr, Entry, FileKind, NodeId, SetAttr};
 use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::handle_share::HandleCharge;
-use crate::volume::DirEntry;
-use crate::volume::Whence;
-use crate::volume::{VolumeDir, VolumeFile};
+use crate::volume::{DirEntry, Lookup, Open, VolumeDir, VolumeFile, Whence};
 use umemcg::{File, Group, PinnedPages, Readahead, count_hits};
 
 /// Entries that a listing takes out of the tree at a time.
 const BATCH: usize = 128;
-/// How often a name that appears and vanishes under a `create` is tried again.
-const CREATE_TRIES_MAX: u32 = 8;
 
 /// An open regular file.
 #[derive(Debug)]
@@ -44,8 +39,25 @@ pub(super) struct OpenDirectory {
     _charge: HandleCharge,
 }
 
+impl Open for Tmpfs {
+    fn open(&self, caller: &Caller, node: NodeId, flags: OFlags) -> Result<Arc<dyn VolumeFile>, VfsError> {
+        let inode = self.inode(node)?;
+        self.open_inode(caller, inode, flags)
+    }
+
+    fn opendir(&self, caller: &Caller, node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError> {
+        let volume = self.me.upgrade().ok_or(Errno::STALE)?;
+        let _charge = self.room_for_handle(caller)?;
+        let tree = self.tree.read();
+        tree.directory(node)?;
+        let inode = Arc::clone(tree.get(node)?);
+        drop(tree);
+        Ok(Arc::new(OpenDirectory { volume, inode, _charge }))
+    }
+}
+
 impl Tmpfs {
-    fn room_for_handle(&self, caller: &Caller) -> Result<HandleCharge, Errno> {
+    pub(super) fn room_for_handle(&self, caller: &Caller) -> Result<HandleCharge, Errno> {
         HandleCharge::take(&self.engine, &caller.group, 0)
     }
 
@@ -54,7 +66,7 @@ impl Tmpfs {
         caller: &Caller,
         inode: Arc<Inode>,
         flags: OFlags,
-    ) -> Result<Arc<OpenFile>, VfsError> {
+    ) -> Result<Arc<dyn VolumeFile>, VfsError> {
         let Some(content) = &inode.content else {
             return Err(match inode.kind {
                 FileKind::Directory => Errno::ISDIR,
@@ -66,81 +78,23 @@ impl Tmpfs {
         if flags.contains(OFlags::DIRECTORY) {
             return Err(Errno::NOTDIR.into());
         }
-        let _charge = self.room_for_handle(caller)?;
+        let charge = self.room_for_handle(caller)?;
         if flags.contains(OFlags::TRUNC) {
             // The superuser stands for CAP_FSETID.
             inode.clear_privileges(caller.uid != 0);
             content.file.set_len(0)?;
             inode.note_change();
         }
-        let group = Arc::clone(&caller.group);
-        Ok(Arc::new(OpenFile { inode, flags, readahead: Readahead::default(), group, _charge }))
-    }
-
-    pub(super) fn create_file(
-        &self,
-        caller: &Caller,
-        parent: NodeId,
-        name: &OsStr,
-        mode: u32,
-        flags: OFlags,
-    ) -> Result<(Entry, Arc<OpenFile>), VfsError> {
-        let new = New { kind: FileKind::Regular, mode, rdev: 0, target: None };
-        let mut tries = 0;
-        loop {
-            tries += 1;
-            let _charge = self.room_for_handle(caller)?;
-            match self.make(caller, parent, name, &new) {
-                Ok((inode, entry)) => {
-                    let group = Arc::clone(&caller.group);
-                    let file = OpenFile { inode, flags, readahead: Readahead::default(), group, _charge };
-                    return Ok((entry, Arc::new(file)));
-                }
-                Err(Errno::EXIST) if !flags.contains(OFlags::EXCL) => {}
-                Err(errno) => return Err(errno.into()),
-            }
-            let found = {
-                let tree = self.tree.read();
-                tree.lookup(parent, name).map(|inode| {
-                    inode.count_lookup();
-                    Arc::clone(inode)
-                })
-            };
-            let inode = match found {
-                Err(Errno::NOENT) if tries < CREATE_TRIES_MAX => continue,
-                found => found?,
-            };
-            let opened = self.open_inode(caller, Arc::clone(&inode), flags);
-            let opened = opened.map(|file| (Self::entry(&inode, inode.attr(0)), file));
-            return opened.inspect_err(|_| crate::volume::Volume::forget(self, inode.node, 1));
-        }
-    }
-
-    pub(super) fn create_nameless(
-        &self,
-        caller: &Caller,
-        parent: NodeId,
-        mode: u32,
-        flags: OFlags,
-    ) -> Result<(Entry, Arc<OpenFile>), VfsError> {
-        let _charge = self.room_for_handle(caller)?;
-        let (inode, entry) = self.make_nameless(caller, parent, mode)?;
-        let group = Arc::clone(&caller.group);
-        Ok((entry, Arc::new(OpenFile { inode, flags, readahead: Readahead::default(), group, _charge })))
-    }
-
-    pub(super) fn open_directory(&self, caller: &Caller, node: NodeId) -> Result<Arc<OpenDirectory>, Errno> {
-        let volume = self.me.upgrade().ok_or(Errno::STALE)?;
-        let _charge = self.room_for_handle(caller)?;
-        let tree = self.tree.read();
-        tree.directory(node)?;
-        let inode = Arc::clone(tree.get(node)?);
-        drop(tree);
-        Ok(Arc::new(OpenDirectory { volume, inode, _charge }))
+        Ok(Arc::new(OpenFile::new(inode, caller, flags, charge)))
     }
 }
 
 impl OpenFile {
+    pub(super) fn new(inode: Arc<Inode>, caller: &Caller, flags: OFlags, charge: HandleCharge) -> Self {
+        let group = Arc::clone(&caller.group);
+        Self { inode, flags, readahead: Readahead::default(), group, _charge: charge }
+    }
+
     fn of(&self) -> &Content {
         match &self.inode.content {
             Some(content) => content,
@@ -341,7 +295,7 @@ impl OpenDirectory {
                 if !taken {
                     let untaken = std::iter::once((inode, entry)).chain(batch.map(|l| (l.inode, l.entry)));
                     for (inode, _) in untaken.filter(|(_, entry)| entry.is_some()) {
-                        crate::volume::Volume::forget(&*self.volume, inode.node, 1);
+                        self.volume.forget(inode.node, 1);
                     }
                     return Ok(());
                 }

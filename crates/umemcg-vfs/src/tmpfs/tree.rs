@@ -263,7 +263,7 @@ impl Tree {
         true
     }
 
-    /// Renames; see [`HostVolume::rename`](crate::host_volume::HostVolume::rename).
+    /// Renames; see [`Names::rename`](crate::volume::Names::rename).
     ///
     /// # Errors
     /// `ENOENT`, `EEXIST`, `EINVAL`, `ENOTEMPTY`, `EISDIR`, `ENOTDIR`, `EMLINK`.

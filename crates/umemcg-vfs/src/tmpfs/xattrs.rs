@@ -12,12 +12,15 @@ use std::sync::atomic::Ordering;
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 
+use super::Tmpfs;
 use super::acl::{self, Acl};
 use super::inode::{Inode, Xattr};
-use crate::attr::FileKind;
+use crate::attr::{FileKind, NodeId};
 use crate::caller::Caller;
+use crate::error::VfsError;
 use crate::host::{NAME_MAX, SET_GID};
 use crate::slab::Slab;
+use crate::volume::Xattrs;
 use umemcg::Engine;
 
 /// What an attribute costs beside the bytes of name and value.
@@ -57,6 +60,32 @@ fn fits(xattrs: &BTreeMap<Box<[u8]>, Xattr>, name: &[u8], value: &[u8]) -> bool 
         (names + other.len() + 1, values + xattr.value.len())
     });
     names <= LIST_MAX && values <= VALUES_MAX
+}
+
+impl Xattrs for Tmpfs {
+    fn getxattr(&self, node: NodeId, name: &OsStr) -> Result<Vec<u8>, VfsError> {
+        Ok(self.inode(node)?.getxattr(name)?)
+    }
+
+    fn setxattr(
+        &self,
+        caller: &Caller,
+        node: NodeId,
+        name: &OsStr,
+        value: &[u8],
+        flags: XattrFlags,
+        kill_set_gid: bool,
+    ) -> Result<(), VfsError> {
+        Ok(self.inode(node)?.setxattr(&self.engine, caller, name, value, flags, kill_set_gid)?)
+    }
+
+    fn listxattr(&self, caller: &Caller, node: NodeId) -> Result<Vec<u8>, VfsError> {
+        Ok(self.inode(node)?.listxattr(caller.uid == 0))
+    }
+
+    fn removexattr(&self, node: NodeId, name: &OsStr) -> Result<(), VfsError> {
+        Ok(self.inode(node)?.removexattr(name)?)
+    }
 }
 
 impl Inode {

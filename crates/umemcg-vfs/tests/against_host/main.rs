@@ -18,7 +18,7 @@ use proptest::prelude::*;
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use umemcg::StatItem;
-use umemcg_vfs::{FallocateFlags, FileKind, OFlags, RenameFlags, Tmpfs, TmpfsConfig};
+use umemcg_vfs::{FallocateFlags, FileKind, OFlags, RenameFlags, Tmpfs, TmpfsConfig, Volume};
 
 const NR_SLOTS: usize = 3;
 

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use tempfile::TempDir;
 use umemcg::{Engine, EngineConfig};
 use umemcg_vfs::{
-    Attr, Caller, Entry, HostVolume, NodeId, OFlags, OpenFile, Resolve, SetAttr, VfsError, VolumeConfig,
-    VolumeDir, VolumeFile,
+    Attr, Attributes, Caller, Create, Entry, HostVolume, Lookup, NodeId, OFlags, Open, Resolve, SetAttr,
+    VfsError, VolumeConfig, VolumeFile,
 };
 
 pub const ROOT: NodeId = NodeId::ROOT;
@@ -99,7 +99,7 @@ impl Fixture {
         self.walk(path).unwrap().attr
     }
 
-    pub fn create(&self, parent: NodeId, path: &str) -> (Entry, Arc<OpenFile>) {
+    pub fn create(&self, parent: NodeId, path: &str) -> (Entry, Arc<dyn VolumeFile>) {
         self.vfs.create(&self.root, parent, name(path), 0o644, OFlags::RDWR | OFlags::EXCL).unwrap()
     }
 
@@ -107,15 +107,15 @@ impl Fixture {
         self.vfs.mkdir(&self.root, parent, name(path), 0o755).unwrap()
     }
 
-    pub fn open(&self, node: NodeId, flags: OFlags) -> Arc<OpenFile> {
+    pub fn open(&self, node: NodeId, flags: OFlags) -> Arc<dyn VolumeFile> {
         self.vfs.open(&self.root, node, flags).unwrap()
     }
 
-    pub fn write(&self, file: &OpenFile, offset: u64, data: &[u8]) {
+    pub fn write(&self, file: &Arc<dyn VolumeFile>, offset: u64, data: &[u8]) {
         assert_eq!(file.write(&self.root.group, offset, data, false).unwrap(), data.len());
     }
 
-    pub fn read(&self, file: &OpenFile, offset: u64, len: usize) -> Vec<u8> {
+    pub fn read(&self, file: &Arc<dyn VolumeFile>, offset: u64, len: usize) -> Vec<u8> {
         file.read(&self.root.group, offset, len).unwrap().to_vec()
     }
 
@@ -126,7 +126,7 @@ impl Fixture {
     }
 
     pub fn set(&self, node: NodeId, change: SetAttr) -> Result<Attr, VfsError> {
-        self.vfs.setattr(&self.root, node, None, &change)
+        self.vfs.setattr(&self.root, node, &change)
     }
 
     /// Names in a directory but "." and "..", sorted.

@@ -1,27 +1,95 @@
-//! Changes of attributes.
+//! Attributes of the inodes of a host volume, and its figures.
 
+use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use crate::attr::{Attr, FileKind, NodeId, SetAttr};
+use crate::attr::{Attr, FileKind, NodeId, SetAttr, StatFs};
 use crate::caller::Caller;
+use crate::content::Content;
 use crate::error::VfsError;
 use crate::host;
 use crate::host_volume::HostVolume;
 use crate::open_file::OpenFile;
 use crate::privileges::mode_without_set_id;
-use crate::volume::VolumeFile;
+use crate::volume::{Attributes, VolumeFile};
 
-impl HostVolume {
-    /// Changes attributes, through an open file if there is one. Changing the owner clears set-id
+impl Attributes for HostVolume {
+    /// Returns the attributes of an inode.
+    ///
+    /// # Errors
+    /// `ESTALE` when the inode is gone; the host's.
+    fn getattr(&self, node: NodeId) -> Result<Attr, VfsError> {
+        self.attr_of(node, self.shared.find(node)?.content)
+    }
+
+    /// Changes attributes, and returns all of them. Changing the owner clears set-id
     /// bits, as the host does.
     ///
     /// # Errors
     /// `EISDIR` or `EINVAL` for the length of what is no regular file, `EFBIG`, `EPERM`, `EROFS`,
     /// and the host's.
-    pub fn setattr(
+    fn setattr(&self, caller: &Caller, node: NodeId, change: &SetAttr) -> Result<Attr, VfsError> {
+        self.change(caller, node, None, change)
+    }
+
+    /// Returns the text of a symbolic link.
+    ///
+    /// # Errors
+    /// `EINVAL` for anything else; the host's.
+    fn readlink(&self, node: NodeId) -> Result<OsString, VfsError> {
+        if self.shared.find(node)?.kind != FileKind::Symlink {
+            return Err(Errno::INVAL.into());
+        }
+        let held = self.shared.descriptor(node)?;
+        let text = rustix::fs::readlinkat(&held, c"", Vec::new())?;
+        Ok(OsString::from_vec(text.into_bytes()))
+    }
+
+    /// Returns the figures of the file system below.
+    ///
+    /// # Errors
+    /// The host's.
+    fn statfs(&self) -> Result<StatFs, VfsError> {
+        let fs = rustix::fs::fstatvfs(&self.shared.host_dir.root)?;
+        Ok(StatFs {
+            frsize: fs.f_frsize,
+            bsize: fs.f_bsize,
+            blocks: fs.f_blocks,
+            bfree: fs.f_bfree,
+            bavail: fs.f_bavail,
+            files: fs.f_files,
+            ffree: fs.f_ffree,
+            namemax: fs.f_namemax,
+        })
+    }
+}
+
+impl HostVolume {
+    /// Returns the attributes of an inode with this cached content.
+    pub(crate) fn attr_of(&self, node: NodeId, content: Option<Arc<Content>>) -> Result<Attr, VfsError> {
+        let Some(content) = content else {
+            let stat = host::stat_fd(&self.shared.descriptor(node)?)?;
+            self.shared.host_dir.clock.saw(stat.attr.ctime);
+            return Ok(stat.attr);
+        };
+        // To tell the host of reads takes a descriptor that can read.
+        let opener = content.was_read().then(|| content.opener()).flatten();
+        let _in_use = opener.as_ref().map(|opener| self.shared.in_use(node, &content, opener, false, false));
+        Ok(match content.fds() {
+            Some(fds) => content.look(|| host::stat_fd(&fds.buffered))?,
+            None => {
+                let held = self.shared.descriptor(node)?;
+                content.look(|| host::stat_fd(&held))?
+            }
+        })
+    }
+
+    /// Changes attributes, through an open file if there is one.
+    pub(crate) fn change(
         &self,
         caller: &Caller,
         node: NodeId,
@@ -48,7 +116,22 @@ impl HostVolume {
                 None => apply()?,
             }
         }
-        self.getattr(node, file)
+        match file {
+            Some(_) => self.attr_of(node, content),
+            None => self.getattr(node),
+        }
+    }
+
+    /// Takes over, at an open, what was made of the file from outside before.
+    pub(crate) fn look_at_open(&self, node: NodeId, content: &Content) -> Result<(), VfsError> {
+        match content.fds() {
+            Some(fds) => content.look_at_open(|| host::stat_fd(&fds.buffered))?,
+            None => {
+                let held = self.shared.descriptor(node)?;
+                content.look_at_open(|| host::stat_fd(&held))?
+            }
+        };
+        Ok(())
     }
 
     fn truncate(
@@ -62,7 +145,7 @@ impl HostVolume {
         if len > self.shared.host_dir.len_max {
             return Err(Errno::FBIG.into());
         }
-        let set = |content: &crate::content::Content| -> Result<(), VfsError> {
+        let set = |content: &Content| -> Result<(), VfsError> {
             if kill_set_id {
                 content.clear_privileges(true)?;
             }
@@ -77,7 +160,7 @@ impl HostVolume {
                 let content = self.acquire(caller, node, true)?;
                 // Adopt what changed on the host before judging what is beyond the new end.
                 let in_use = self.shared.in_use(node, &content, &caller.group, true, true);
-                let result = self.getattr(node, None).and_then(|_| set(&content));
+                let result = self.getattr(node).and_then(|_| set(&content));
                 drop(in_use);
                 self.shared.close(node, &content);
                 result
@@ -129,10 +212,10 @@ mod tests {
         });
         let wanted = Timestamp { seconds: 1_234_567_890, nanoseconds: 7 };
         let change = SetAttr { mtime: Some(SetTime::At(wanted)), ..SetAttr::default() };
-        let attr = v.vfs.setattr(&v.caller(), file.node(), None, &change).unwrap();
+        let attr = v.vfs.setattr(&v.caller(), file.node(), &change).unwrap();
         assert_eq!(attr.mtime, wanted);
         file.fsync(false).unwrap();
-        assert_eq!(v.vfs.getattr(file.node(), None).unwrap().mtime, wanted);
+        assert_eq!(v.vfs.getattr(file.node()).unwrap().mtime, wanted);
         assert_eq!(host::stat_fd(std::fs::File::open(path).unwrap()).unwrap().attr.mtime, wanted);
     }
 }

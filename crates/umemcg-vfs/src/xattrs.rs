@@ -20,6 +20,7 @@ use crate::error::VfsError;
 use crate::host::{self, NAME_MAX, SET_GID};
 use crate::host_volume::HostVolume;
 use crate::privileges::CAPABILITIES;
+use crate::volume::Xattrs;
 
 /// Longest value, in bytes (`XATTR_SIZE_MAX`).
 const VALUE_MAX: usize = 64 << 10;
@@ -33,12 +34,12 @@ fn attribute(name: &OsStr) -> Result<CString, Errno> {
     CString::new(name.as_bytes()).map_err(|_| Errno::INVAL)
 }
 
-impl HostVolume {
+impl Xattrs for HostVolume {
     /// Returns the value of an extended attribute.
     ///
     /// # Errors
     /// `ENODATA`, `EOPNOTSUPP`, `ERANGE` for a name that is too long, and the host's.
-    pub fn getxattr(&self, node: NodeId, name: &OsStr) -> Result<Vec<u8>, VfsError> {
+    fn getxattr(&self, node: NodeId, name: &OsStr) -> Result<Vec<u8>, VfsError> {
         let name = attribute(name)?;
         let held = self.shared.descriptor(node)?;
         let path = host::path_of(held.as_fd());
@@ -57,8 +58,9 @@ impl HostVolume {
     ///
     /// # Errors
     /// `EEXIST`, `ENODATA`, `ENOSPC`, `E2BIG`, `EPERM`, `EOPNOTSUPP`, and the host's.
-    pub fn setxattr(
+    fn setxattr(
         &self,
+        _caller: &Caller,
         node: NodeId,
         name: &OsStr,
         value: &[u8],
@@ -80,7 +82,7 @@ impl HostVolume {
     ///
     /// # Errors
     /// The host's.
-    pub fn listxattr(&self, caller: &Caller, node: NodeId) -> Result<Vec<u8>, VfsError> {
+    fn listxattr(&self, caller: &Caller, node: NodeId) -> Result<Vec<u8>, VfsError> {
         let path = host::path_of(self.shared.descriptor(node)?.as_fd());
         let list = sized(LIST_MAX, |buffer| rustix::fs::listxattr(&path, buffer))?;
         if caller.uid == 0 {
@@ -95,7 +97,7 @@ impl HostVolume {
     /// # Errors
     /// `ENODATA`, `EPERM`, and the host's. Capabilities that were seen and are gone meanwhile count
     /// as removed.
-    pub fn removexattr(&self, node: NodeId, name: &OsStr) -> Result<(), VfsError> {
+    fn removexattr(&self, node: NodeId, name: &OsStr) -> Result<(), VfsError> {
         let name = attribute(name)?;
         let held = self.shared.descriptor(node)?;
         let removed = self
@@ -108,7 +110,9 @@ impl HostVolume {
             None => removed,
         }
     }
+}
 
+impl HostVolume {
     /// Returns the content of a node if the name is that of its capabilities.
     fn content_with_capabilities(&self, node: NodeId, name: &CStr) -> Result<Option<Arc<Content>>, VfsError> {
         let is_theirs = name.to_bytes() == CAPABILITIES.as_bytes();
