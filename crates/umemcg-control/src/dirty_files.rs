@@ -43,12 +43,8 @@ fn not_root(context: &FileContext<'_>) -> Done {
     if context.group.is_root() { Err(ControlError::Invalid) } else { Ok(()) }
 }
 
-fn parse_number(written: &[u8]) -> Result<u64, ControlError> {
-    value::parse_number(written)
-}
-
 fn set_percent(context: &FileContext<'_>, which: DirtyThreshold, written: &[u8]) -> Done {
-    match u8::try_from(parse_number(written)?) {
+    match u8::try_from(value::parse_number(written)?) {
         Ok(percent @ 0..=100) => set(context, which, DirtyBound::Percent(percent)),
         _ => Err(ControlError::Invalid),
     }
@@ -119,7 +115,7 @@ fn show_centiseconds(time: Duration) -> Shown {
 
 fn parse_centiseconds(written: &[u8]) -> Result<Duration, ControlError> {
     // As far as an `int` of the kernel reaches.
-    let number = parse_number(written)?;
+    let number = value::parse_number(written)?;
     if number > i32::MAX as u64 {
         return Err(ControlError::Invalid);
     }
