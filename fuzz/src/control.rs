@@ -20,7 +20,7 @@ const NR_LINES_MAX: usize = 64;
 const BYTES_MAX: u64 = 1 << 20;
 /// The thread that makes the requests.
 const TID: u32 = 100;
-/// What one read takes.
+/// The bytes that one read takes.
 const READ_BYTES: usize = 4096;
 
 /// A tree, the caller, and the files that are open.

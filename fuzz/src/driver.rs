@@ -29,10 +29,10 @@ const PANICKED_SECONDS_MAX: u64 = 5;
 const SHRINK_SECONDS_MAX: u64 = 10;
 /// Most inputs that are kept to be mutated.
 const NR_INPUTS_MAX: usize = 4096;
-/// How long a run is if it is not said.
+/// The length of a run if none is given.
 const SECONDS_DEFAULT: u64 = 10;
 
-/// What is fuzzed.
+/// The fuzzed function.
 pub type Target = fn(&[u8]) -> Outcome;
 
 /// Places of the panics since the input began, of any thread.

@@ -16,7 +16,7 @@ use umemcg_control::{
 
 /// Size of the pool.
 const POOL_BYTES: u64 = 8 << 20;
-/// What an empty pool uses: nothing, or its page of zeros.
+/// The bytes that an empty pool uses: nothing, or its page of zeros.
 const KEPT_BYTES: [u64; 2] = [0, PAGE_SIZE_U64];
 /// Most looks, a millisecond apart, whether background workers are done.
 const NR_LOOKS_MAX: usize = 10_000;
@@ -167,7 +167,7 @@ impl Hierarchy {
     pub fn check(&self) {
         let mut groups = vec![Arc::clone(self.engine.root())];
         while let Some(group) = groups.pop() {
-            // What a removed group had is its parent's.
+            // The charges of a removed group are its parent's.
             let inside = self.charges.iter().filter(|(of, _)| living(of).is_descendant_of(&group));
             let charged: u64 = inside.map(|(_, charge)| charge.bytes()).sum();
             let accounts = || {

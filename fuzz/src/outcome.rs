@@ -1,4 +1,4 @@
-//! What an input led to: stands in for the coverage that instrumented builds measure.
+//! The outcome of an input: stands in for the coverage that instrumented builds measure.
 
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -21,7 +21,7 @@ pub fn proc_files(input: &[u8]) -> Outcome {
     outcome
 }
 
-/// What a tenant calls its processes, cgroups and mount points changes nothing else.
+/// Asserts that the names of processes, cgroups and mount points change nothing else.
 fn names_forge_nothing(input: &[u8]) {
     let comm = &input[..input.len().min(COMM_BYTES_MAX)];
     let tail = b") S 5 6 7 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 1 0 12345 99\n";

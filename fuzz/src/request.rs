@@ -11,7 +11,7 @@
 //! | `^2` | nothing: the last two units of 8 bytes are extensions |
 //! | `text` | a name with its end |
 //!
-//! What follows an opcode's digits is a comment; with a `!` in it, the answer finds no asker.
+//! The text behind an opcode's digits is a comment; with a `!` in it, the answer finds no asker.
 //! Requests follow each other as if one process made them. Each must be answered once.
 
 use std::collections::VecDeque;
@@ -36,7 +36,7 @@ use crate::outcome::Outcome;
 
 /// Most lines of an input that count.
 const NR_LINES_MAX: usize = 64;
-/// What a tenant may use, and the size of its volume.
+/// The limit of a tenant, and the size of its volume.
 const TENANT_BYTES: u64 = 2 << 20;
 /// Longest `*9`.
 const FILLED_BYTES_MAX: u64 = 64 << 10;
@@ -130,7 +130,7 @@ struct State {
     nr_sent: u64,
     /// The request that waits for an answer.
     due: Option<Due>,
-    /// What answers named.
+    /// The nodes that answers named.
     nodes: Vec<u64>,
     handles: Vec<u64>,
     outcome: Outcome,

@@ -35,7 +35,7 @@ const NEARLY_EMPTY: usize = BLOCK_FRAMES - BLOCK_FRAMES / 8;
 /// A frame in use that keeps a sparse block from being free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SparseFrame {
-    /// Which.
+    /// The frame.
     pub frame: FrameId,
     /// At most an eighth of its block is in use.
     pub is_nearly_alone: bool,

@@ -27,7 +27,7 @@ pub struct Segment {
     pub len: u16,
 }
 
-/// How a read or write treats the kernel's own page cache.
+/// The treatment of the kernel's own page cache by a read or write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct IoFlags(i32);
 

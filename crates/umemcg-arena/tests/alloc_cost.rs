@@ -1,4 +1,4 @@
-//! What taking and giving back frames costs, and giving back blocks.
+//! The cost of taking frames, of giving them back, and of giving back blocks.
 //!
 //! `cargo test --release -p umemcg-arena --test alloc_cost -- --ignored --nocapture`
 #![cfg(not(any(loom, miri)))]

@@ -1,5 +1,5 @@
-//! What the allocator promises, one claim at a time. `allocator_model.rs` holds the whole against a
-//! model.
+//! The guarantees of the allocator, one claim at a time. `allocator_model.rs` holds the whole
+//! against a model.
 #![cfg(not(loom))]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -145,7 +145,7 @@ fn a_frame_is_freed_once() {
     // Frames that were never handed out are free too.
     assert!(message(|| arena.free(&[FrameId::from_raw(BLOCK_FRAMES as u32 - 1)])).contains("freed twice"));
     assert!(message(|| arena.free(&[FrameId::from_raw(BLOCK_FRAMES as u32)])).contains("no entry"));
-    // What was refused broke nothing.
+    // The refused calls broke nothing.
     assert_eq!(arena.nr_allocated(), 0);
     assert_eq!(take(&arena, BLOCK_FRAMES).len(), BLOCK_FRAMES);
 }

@@ -16,7 +16,7 @@ struct ModelBlock {
     /// above those that were not used since the block got memory, the lowest last.
     free: Vec<u32>,
     backed: bool,
-    /// When it was last taken from, given to, released, or prepared.
+    /// The time at which it was last taken from, given to, released, or prepared.
     touched: u64,
 }
 
@@ -193,7 +193,7 @@ impl Pair {
         self.used.retain(|frame| !gone.contains(frame));
     }
 
-    /// What a compactor does: take as many frames as there are candidates, and free the candidates.
+    /// Acts as a compactor: takes as many frames as there are candidates, and frees the candidates.
     fn migrate(&mut self, max: usize) {
         let candidates: Vec<FrameId> =
             self.arena.sparse_candidates(max).iter().map(|sparse| sparse.frame).collect();

@@ -5,7 +5,7 @@
 use umemcg_arena::{Arena, BLOCK_BYTES, BLOCK_FRAMES, ZeroTable};
 
 const NR_BLOCKS: usize = 32;
-/// What else the process may take or give meanwhile.
+/// Bytes that the rest of the process may take or give meanwhile.
 const NOISE: i64 = 4 << 20;
 
 /// Resident bytes of this process.

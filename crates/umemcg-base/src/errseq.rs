@@ -18,7 +18,7 @@ pub struct ErrorSequence {
     word: AtomicU32,
 }
 
-/// What one open file has seen of them.
+/// The position of one open file in the sequence of errors.
 #[derive(Debug, Default)]
 pub struct ErrorCursor {
     word: AtomicU32,

@@ -1,6 +1,6 @@
-//! Whether a thread computes or waits. A pool of threads that bounds its computing requests by the
-//! number of processors has to know which requests wait for a store, for room or for another
-//! thread: those need no processor.
+//! The distinction between threads that compute and threads that wait. A pool of threads that
+//! bounds its computing requests by the number of processors has to know which requests wait for a
+//! store, for room or for another thread: those need no processor.
 //!
 //! Code that waits keeps an [`Idle`] for that time. The pool gives each of its threads an
 //! [`IdleObserver`], which is notified; on other threads it costs one look at a thread-local
@@ -19,7 +19,7 @@ pub trait IdleObserver {
     fn goes_on(&self);
 }
 
-/// How sure a wait is.
+/// The certainty of a wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
     /// For another thread, or for time to pass.

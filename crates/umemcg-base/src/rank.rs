@@ -11,9 +11,9 @@
 pub enum Rank {
     /// The end of a daemon, one at a time; held over all that ends with it.
     Ending = 1,
-    /// What one open control file shows or waits for; held while the file is read.
+    /// The text or the events of one open control file; held while the file is read.
     ControlFile,
-    /// Which threads of background reclaim there are; held while one starts or ends.
+    /// The threads of background reclaim; held while one starts or ends.
     Workers,
     /// Another thread's doing, with nothing held that it may want: work for a worker, room in a
     /// queue, the end of a thread, of a callback, of what is open on a volume, of the load of an
@@ -67,7 +67,7 @@ pub enum Rank {
     DirtyFiles,
     /// The children of a group.
     GroupChildren,
-    /// Which lists of objects a group has.
+    /// The lists of objects of a group.
     ObjectLists,
     /// The lists of one (group, node): of pages, and one for each kind of object.
     Lruvec,
@@ -79,17 +79,17 @@ pub enum Rank {
     Marks,
     /// A group's limits.
     GroupLimit,
-    /// Where the shared walks of a group's subtree are.
+    /// The positions of the shared walks of a group's subtree.
     WalkPosition,
     /// Changes of a group's flag "in excess".
     GroupExcess,
-    /// Where something is below a group (child before parent).
+    /// The marks of the children below which there is something (child before parent).
     SubtreeMarks,
     /// Groups that wait for background reclaim.
     ReclaimQueue,
     /// The stocks of other threads, kept out of their way.
     Stocks,
-    /// What is guarded by one lock alone; under it a thread takes no other lock, and waits for
+    /// State guarded by one lock alone; under it a thread takes no other lock, and waits for
     /// nothing.
     Leaf,
     /// A thread to be out of its stock, in which it takes the innermost locks at most.
@@ -99,14 +99,14 @@ pub enum Rank {
     Innermost,
 }
 
-/// What a rank is of.
+/// The description of a rank.
 #[derive(Debug, Clone, Copy)]
 pub struct RankInfo {
-    /// Which.
+    /// The rank.
     pub rank: Rank,
     /// A lock; else a wait, or something that is waited for.
     pub is_lock: bool,
-    /// What the lock guards, or what is waited for.
+    /// The state that the lock guards, or the event that threads wait for.
     pub what: &'static str,
     /// The files that have it.
     pub place: &'static str,

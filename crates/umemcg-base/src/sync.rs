@@ -29,21 +29,21 @@ pub use loom::thread;
 #[cfg(not(any(loom, schedule)))]
 pub use std::thread;
 
-/// What leaves and condition variables are made of.
+/// The types underneath leaf locks and condition variables.
 #[cfg(not(any(loom, schedule)))]
 pub(crate) use parking_lot as leaf;
 
-/// What leaves and condition variables are made of.
+/// The types underneath leaf locks and condition variables.
 #[cfg(schedule)]
 pub(crate) use crate::schedule as leaf;
 
-/// What the [ranked locks](crate::locks) are made of.
+/// The types underneath the [ranked locks](crate::locks).
 #[cfg(schedule)]
 pub(crate) mod ranked {
     pub(crate) use crate::schedule::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 }
 
-/// What the [ranked locks](crate::locks) are made of: the standard library's mutex, without its
+/// The types underneath the [ranked locks](crate::locks): the standard library's mutex, without its
 /// poison, because what panics under a lock ends the process or is a test; and `parking_lot`'s
 /// reader-writer lock.
 #[cfg(not(schedule))]
@@ -81,8 +81,8 @@ pub(crate) mod ranked {
     }
 }
 
-/// What leaves and condition variables are made of: loom's, with the calls of those that we use
-/// otherwise.
+/// The types underneath leaf locks and condition variables: loom's, with the calls of those that we
+/// use otherwise.
 #[cfg(loom)]
 pub(crate) mod leaf {
     use std::ops::{Deref, DerefMut};
@@ -127,7 +127,7 @@ pub(crate) mod leaf {
     #[derive(Debug, Default)]
     pub struct Condvar(loom::sync::Condvar);
 
-    /// How a wait ended.
+    /// The outcome of a wait.
     #[derive(Debug)]
     pub struct WaitTimeoutResult;
 

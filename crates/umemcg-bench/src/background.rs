@@ -75,7 +75,7 @@ const COUNTERS: [&[StatItem]; 9] = [
 ];
 const ALLOCSTALL: usize = 8;
 
-/// What is measured in a half; the unit of each.
+/// The figures of a half, with the unit of each.
 const FIGURES: [(&str, &str); 16] = [
     ("throughput", "MiB/s"),
     ("processor time of all threads", "ms/GiB"),
@@ -95,7 +95,7 @@ const FIGURES: [(&str, &str); 16] = [
     ("call to store, p99.9", "us"),
 ];
 
-/// What the halves of a run do.
+/// The work of the halves of a run.
 const WHAT: [&str; 2] = ["write", "read"];
 
 /// One half of one run.
@@ -321,7 +321,7 @@ fn make_group(engine: &Arc<Engine>, marks: bool) -> Result<Arc<Group>, Failure> 
 }
 
 fn clean_up(engine: &Arc<Engine>, group: &Arc<Group>) -> Result<(), Failure> {
-    // What is still dirty goes when it is written.
+    // Dirty pages are freed once they are written.
     let _ = engine.force_empty(group, &|| false);
     engine.remove_group(group).map_err(Failure::at("cannot remove the group"))
 }
@@ -342,7 +342,7 @@ fn read_call(
     offset: u64,
     buffer: &mut [u8],
 ) -> Result<(), Failure> {
-    // What is there from before must not pass for what was read.
+    // Old bytes must not pass for those that were read.
     buffer[..8].fill(0);
     CALLED.set(Some(Instant::now()));
     let pages = file.read(group, offset, buffer.len(), readahead).map_err(Failure::at("cannot read"))?;
@@ -365,13 +365,13 @@ fn take_charge_latencies() -> Vec<ChargeLatency> {
     Vec::new()
 }
 
-/// What comes now is measured, what was before is not.
+/// Drops the charge latencies that were measured so far.
 fn forget_charge_latencies() {
     take_charge_latencies();
     TO_STORE.take();
 }
 
-/// When what is measured began, by the clocks that it is measured with.
+/// The start of a measurement, by the clocks that it uses.
 struct Start {
     real: Instant,
     cpu: Duration,

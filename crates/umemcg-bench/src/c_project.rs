@@ -11,7 +11,7 @@ use std::path::Path;
 
 use crate::options::Failure;
 
-/// How large it is.
+/// The size of the project.
 #[derive(Debug, Clone, Copy)]
 pub struct ProjectSize {
     /// Headers, shared by all sources.
@@ -102,8 +102,8 @@ impl ProjectSize {
     }
 }
 
-/// How many paragraphs of comment there are to each declaration: what is read counts here, not what
-/// is compiled.
+/// The number of paragraphs of comment for each declaration: what is read counts here, not what is
+/// compiled.
 const PARAGRAPHS: usize = 9;
 
 /// Declarations and comments, as in headers of a grown program, up to `bytes`.

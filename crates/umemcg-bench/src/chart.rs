@@ -8,18 +8,18 @@ use serde::{Deserialize, Serialize};
 /// One chart.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Chart {
-    /// What it shows.
+    /// Its title.
     pub title: String,
     /// Unit of the values.
     pub unit: String,
-    /// What is drawn in it.
+    /// Its lines.
     pub lines: Vec<Line>,
 }
 
-/// What is drawn in a chart.
+/// A line of a chart.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Line {
-    /// What it is.
+    /// Its name.
     pub name: String,
     /// Dots, not a line.
     pub dots: bool,

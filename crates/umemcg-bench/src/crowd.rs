@@ -1,7 +1,7 @@
 //! `crowd`: two thousand groups with marks that all stream at once, served by a pool of a few
 //! workers; then the same groups with nothing to do.
 //!
-//! What it shows: every group gets on, none at the cost of another, with no thread of its own; and
+//! It shows that every group gets on, none at the cost of another, with no thread of its own; and
 //! workers that have nothing to do take no processor time. The data is `/dev/zero`, so that little
 //! but charging and reclaim is measured. Requests are served as a daemon serves them: each group
 //! has one under way, two threads for each processor take whichever has waited longest, and the
@@ -31,9 +31,9 @@ const PIECE_BYTES: usize = 32 << 10;
 const FILE_BYTES: u64 = 1 << 40;
 /// Seconds of a round at full size.
 const ROUND_S: f64 = 6.0;
-/// How long the workers are watched while nothing is to do.
+/// The time for which the workers are watched while nothing is to do.
 const IDLE: Duration = Duration::from_secs(10);
-/// How long they may take to come to rest.
+/// The time that they may take to come to rest.
 const QUIET_WITHIN: Duration = Duration::from_secs(30);
 /// The most that the fastest group may read for what the slowest one reads.
 const SPREAD_MAX: f64 = 2.0;
@@ -87,9 +87,9 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     Ok(report)
 }
 
-/// What one round found.
+/// The result of one round.
 struct Round {
-    /// What the fastest group read, of what the slowest one read.
+    /// The bytes read by the fastest group, as a multiple of the slowest one's.
     spread: f64,
     mib_per_second: f64,
     /// Percent of all processor time.

@@ -2,7 +2,7 @@
 //! a second and no more (mail per-cgroup-dirty-limits). Beside it, in a group of its own, a second
 //! writer that stays below its limits.
 //!
-//! What should come out: the first has the store's rate, in short pauses and without bursts; the
+//! The expected result: the first has the store's rate, in short pauses and without bursts; the
 //! amount of its dirty data stays below its limit; the second is never paused.
 
 use std::io;
@@ -24,7 +24,7 @@ use crate::report::{Report, Section, Target, Verdict};
 use crate::stats::Samples;
 
 const MIB: u64 = 1 << 20;
-/// What the store takes in a second.
+/// The store's write bandwidth, in bytes a second.
 const STORE_RATE: u64 = 16 * MIB;
 const LIMIT_BYTES: u64 = 8 * MIB;
 const BACKGROUND_BYTES: u64 = 4 * MIB;
@@ -39,7 +39,7 @@ const SECONDS: f64 = 8.0;
 const RAMP: Duration = Duration::from_millis(1500);
 const WINDOW: Duration = Duration::from_millis(100);
 
-/// What else it takes.
+/// Its further options.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Figure {
     /// Write the figure over time to this file
@@ -98,7 +98,7 @@ impl BackingStore for Slow {
     }
 }
 
-/// What one round found.
+/// The result of one round.
 struct Round {
     /// Seconds since the start, and how long each rest was, in milliseconds.
     pauses: Vec<(f64, f64)>,

@@ -80,7 +80,7 @@ impl BackingStore for Nothing {
     }
 }
 
-/// What is done to a page.
+/// The access to a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Touch {
     Read,

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use crate::options::Failure;
 
-/// What to run: each file by a job of its own, all at the same time, every block once.
+/// A run: each file by a job of its own, all at the same time, every block once.
 #[derive(Debug, Clone)]
 pub struct Job<'a> {
     /// `read`, `randread` or `write`.

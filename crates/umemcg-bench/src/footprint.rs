@@ -37,7 +37,7 @@ const BACK_WITHIN: Duration = Duration::from_secs(10);
 const FULL_PERCENT: u64 = 90;
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Where the program is.
+/// The path of the program.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Program {
     /// The daemon to measure (beside this program if not given)

@@ -24,7 +24,7 @@ const LIMIT_BYTES: u64 = 200 << 20;
 /// Bytes that the group under pressure reads in one sample, at full size.
 const STREAM_BYTES: u64 = 2 << 30;
 const READ_BYTES: u64 = 128 << 10;
-/// What is read while shrinkers come and go on one side, before it is the other's turn; and how
+/// Bytes read while shrinkers come and go on one side, before it is the other's turn; and how
 /// often, in a round.
 const WINDOW_BYTES: u64 = 128 << 20;
 const PAIRS: usize = 4;
@@ -49,7 +49,7 @@ const ELSEWHERE: usize = 3;
 const SIDES: [&str; 4] =
     ["umemcg", "no map", "umemcg, shrinkers come and go", "umemcg, they do so in another pool"];
 
-/// What one sample found: percent of reclaim's time spent asking, nanoseconds of reclaim for a
+/// The result of one sample: percent of reclaim's time spent asking, nanoseconds of reclaim for a
 /// page.
 struct Found {
     asking: f64,
@@ -138,7 +138,7 @@ fn sections(found: &[Vec<Found>; 4]) -> Vec<Section> {
     ]
 }
 
-/// What is streamed, and through which group.
+/// The stream of a group.
 struct Stream<'w> {
     world: &'w World,
     group: &'w Arc<Group>,

@@ -41,7 +41,7 @@ const OURS: &str = "umemcg";
 const RIVAL: &str = "passthrough_hp --nocache";
 const LIMIT: &str = "fuser from memory (limit)";
 
-/// Where the programs are.
+/// The paths of the programs.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Programs {
     /// The daemon to measure (beside this program if not given)
@@ -134,7 +134,7 @@ pub fn run(options: &Options, programs: &Programs) -> Result<Report, Failure> {
     Ok(report)
 }
 
-/// What one sample does.
+/// The work of one sample.
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     /// Reads with fio's pattern, by calls of so many bytes.

@@ -20,10 +20,10 @@ use crate::store::{HostFile, fill};
 const MIB: u64 = 1 << 20;
 /// The pool at scale 1.
 const POOL_BYTES: u64 = 512 * MIB;
-/// What a borrowed page may take to come back, at most.
+/// The time in which a borrowed page must come back.
 const PAGE_NS_MAX: f64 = 1000.0;
 const PAGE_BYTES: u64 = 4096;
-/// What one object of the borrower weighs.
+/// The weight of one object of the borrower.
 const OBJECT_BYTES: u64 = 4000;
 const PIECE_BYTES: usize = 1 << 20;
 

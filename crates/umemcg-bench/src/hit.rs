@@ -66,7 +66,7 @@ impl Walk {
     }
 }
 
-/// What all sides read.
+/// The data that all sides read.
 struct Ground {
     engine: Arc<Engine>,
     /// One file for each thread that wants its own; the first is the one that all read.

@@ -5,7 +5,7 @@ use std::fs;
 
 use serde::Serialize;
 
-/// What the reader of a figure needs to know of the machine.
+/// The facts about the machine that the reader of a figure needs.
 #[derive(Debug, Clone, Serialize)]
 pub struct Machine {
     /// Processors that this process may use.

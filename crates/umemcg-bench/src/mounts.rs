@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::options::Failure;
 
-/// How long a mount may take to appear or to go.
+/// The time that a mount may take to appear or to go.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Time between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -21,7 +21,7 @@ pub struct Mount {
     /// The mount point.
     pub path: PathBuf,
     child: Child,
-    /// What unmounts it.
+    /// The command that unmounts it.
     unmount: Vec<String>,
     ended: bool,
 }

@@ -38,14 +38,14 @@ const WORKING_SET: u64 = 64 * MIB;
 const B_BYTES: u64 = 128 * MIB;
 const HIGH_DISTANCE: u64 = 16 * MIB;
 const LOW_DISTANCE: u64 = 12 * MIB;
-/// What B streams through, and writes; ten times the pool.
+/// The file that B streams through, and writes; ten times the pool.
 const STREAM_FILE: u64 = 10 * POOL_BYTES;
 const WRITE_FILE: u64 = 2 * POOL_BYTES;
 /// Names at scale 10, the size of the experiment's description.
 const NR_FILES: f64 = 100_000.0;
 /// Seconds of a sample at scale 1.
 const SAMPLE_S: f64 = 5.0;
-/// What B may keep where it may keep nothing: one page of data, or the names on its way.
+/// The limit of a B that may keep nothing: one page of data, or the names on its way.
 const ONE_PAGE: u64 = 16 << 10;
 const FEW_NAMES: u64 = 512 << 10;
 
@@ -71,7 +71,7 @@ const NR_OURS: usize = 4;
 /// The side that ours are held against.
 const BASELINE: usize = 2;
 
-/// What a sample is: A's calls a second, p50, p99, p99.9 and the longest, its hits, its lost
+/// The figures of a sample: A's calls a second, p50, p99, p99.9 and the longest, its hits, its lost
 /// microseconds, its direct reclaims; B's calls a second, its latencies; how much of one processor
 /// the mount and both tenants used, and B's own process.
 const FIGURES: [(&str, &str); 15] = [
@@ -231,7 +231,7 @@ struct World {
     time: Duration,
     /// A's rate on the mount, and on the host's file system.
     rates: [f64; 2],
-    /// How much of one processor A takes at that rate on the mount, with the mount's part.
+    /// The share of one processor that A takes at that rate on the mount, with the mount's part.
     cpu_alone: f64,
 }
 
@@ -506,7 +506,7 @@ fn latency_notes(what: &str, sides: &[usize], samples: &[Vec<Figures>]) -> [Stri
     })
 }
 
-/// How many calls a second B may make without a cache, so that all together use as much processor
+/// The calls a second that B may make without a cache, so that all together use as much processor
 /// time as with the B that is measured.
 struct Pace {
     /// Without any B.

@@ -1,8 +1,8 @@
-//! What `neighbour` takes: which rows, which sides, how long.
+//! The options of `neighbour`: rows, sides, length.
 
 use std::time::Duration;
 
-/// What else it takes.
+/// Its further options.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Choice {
     /// Only rows in which B does this; may be given several times
@@ -19,7 +19,7 @@ pub struct Choice {
     pub rate: Option<f64>,
 }
 
-/// What B does in a row.
+/// The work of B in a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Row {
     /// Reads a large file.

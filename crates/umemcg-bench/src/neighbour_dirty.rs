@@ -20,7 +20,7 @@ use crate::stats::Samples;
 use crate::threads::{Latencies, process_time};
 
 const MIB: u64 = 1 << 20;
-/// What the slow store takes in a second.
+/// The slow store's write bandwidth, in bytes a second.
 const STORE_RATE: f64 = 16.0 * MIB as f64;
 const LIMIT_BYTES: u64 = 8 * MIB;
 const BACKGROUND_BYTES: u64 = 4 * MIB;

@@ -28,7 +28,7 @@ pub const STREAM_BYTES: usize = 128 << 10;
 /// Files in one directory of those that are walked.
 pub const FILES_PER_DIRECTORY: u64 = 1000;
 
-/// What a tenant does.
+/// The work of a tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Work {
     /// Reads pages of a file at random.
@@ -41,7 +41,7 @@ pub enum Work {
     Walk,
 }
 
-/// When a tenant makes its calls.
+/// The pace of a tenant's calls.
 #[derive(Debug, Clone, Copy)]
 pub enum Tempo {
     /// One after the other.
@@ -55,7 +55,7 @@ pub enum Tempo {
 /// A tenant's command line.
 #[derive(Debug, clap::Args)]
 pub struct Load {
-    /// What it does
+    /// The work
     #[arg(value_enum)]
     work: Work,
     /// With which file, or below which directory
@@ -74,7 +74,7 @@ pub struct Load {
     at_most: Option<f64>,
 }
 
-/// What came of it.
+/// The result.
 #[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
 pub struct Done {
     /// Calls that were made.
@@ -148,7 +148,7 @@ impl Load {
         writeln!(io::stdout(), "{text}").map_err(Failure::at("cannot say what came of it"))
     }
 
-    /// What is done again and again; false when it was refused for want of memory.
+    /// Returns the call that is repeated; it returns false when it was refused for want of memory.
     #[expect(clippy::type_complexity, reason = "it is said once")]
     fn prepare(&self) -> io::Result<Box<dyn FnMut(u64) -> Result<bool, Failure> + '_>> {
         let failed = |error: io::Error| match error.raw_os_error() {

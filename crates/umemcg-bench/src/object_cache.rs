@@ -12,14 +12,14 @@ use crate::options::{Failure, Options};
 use crate::report::{Report, Section, Target, Verdict};
 use crate::stats::Samples;
 
-/// What the sides of ours are called at the beginning.
+/// The prefix of the names of our sides.
 const OURS: &str = "umemcg";
 /// Throughput reaches this part of the fastest crate's.
 const OF_FASTEST_MIN: f64 = 1.0;
-/// How much lower than the best crate's the hit ratio may be.
+/// The margin by which the hit ratio may be below the best crate's.
 const HIT_RATIO_SLACK: f64 = 0.005;
 
-/// Where the program is.
+/// The path of the program.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Program {
     /// The program object-cache-rivals, built by bench-rivals/build.sh
@@ -31,7 +31,7 @@ pub struct Program {
     pub cpu: bool,
 }
 
-/// What the program prints.
+/// The output of the program.
 #[derive(Debug, Deserialize)]
 struct Output {
     sides: Vec<String>,

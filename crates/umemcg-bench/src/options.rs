@@ -1,8 +1,8 @@
-//! What every benchmark takes, and why one may have no report.
+//! The options of every benchmark, and the reasons for which one has no report.
 
 use std::path::PathBuf;
 
-/// What every benchmark takes.
+/// The options of every benchmark.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Options {
     /// Print the report as JSON

@@ -6,13 +6,13 @@ use std::fmt::Write;
 /// One bar.
 #[derive(Debug, Clone)]
 pub struct Bar {
-    /// What the figure is.
+    /// The label of the figure.
     pub label: String,
     /// The figure as a part of its bound: up to 1 it is reached, whichever way the bound works.
     pub of_bound: f64,
     /// The figure and the bound as they are written.
     pub text: String,
-    /// Whether it is reached.
+    /// True if it is reached.
     pub reached: bool,
 }
 

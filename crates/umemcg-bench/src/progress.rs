@@ -1,4 +1,4 @@
-//! What is going on, on a terminal.
+//! Progress, on a terminal.
 
 use std::cell::Cell;
 use std::io::{self, IsTerminal};

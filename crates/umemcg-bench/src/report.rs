@@ -1,5 +1,5 @@
-//! What a benchmark says: sections of sides with their samples, verdicts on the targets, notes; as
-//! a table or as JSON.
+//! The report of a benchmark: sections of sides with their samples, verdicts on the targets, notes;
+//! as a table or as JSON.
 
 use std::io::{self, Write};
 
@@ -15,17 +15,17 @@ use crate::stats::Samples;
 pub struct Report {
     /// The subcommand.
     pub benchmark: &'static str,
-    /// Where it ran.
+    /// The machine that it ran on.
     pub machine: Machine,
-    /// How much work it did, as a part of the full size.
+    /// The amount of work, as a part of the full size.
     pub scale: f64,
     /// Samples of each side.
     pub rounds: usize,
     /// The comparisons.
     pub sections: Vec<Section>,
-    /// What a reader should know besides.
+    /// Notes for the reader.
     pub notes: Vec<String>,
-    /// What the mail says that an experiment repeats, beside what came out here.
+    /// The figures of the mail that an experiment repeats, beside those measured here.
     pub mail: Vec<MailFigure>,
     /// Figures over time.
     pub charts: Vec<Chart>,
@@ -37,7 +37,7 @@ pub struct Report {
 /// A figure of a mail and ours, as they are written.
 #[derive(Debug, Serialize)]
 pub struct MailFigure {
-    /// What the figure is.
+    /// The name of the figure.
     pub what: String,
     /// The mail's.
     pub mail: String,
@@ -48,7 +48,7 @@ pub struct MailFigure {
 /// Sides that were measured in turns.
 #[derive(Debug, Serialize)]
 pub struct Section {
-    /// What was measured.
+    /// The title of the measurement.
     pub title: String,
     /// Unit of the samples.
     pub unit: &'static str,
@@ -61,13 +61,13 @@ pub struct Section {
 /// A figure held against a target.
 #[derive(Debug)]
 pub struct Verdict {
-    /// What the figure is.
+    /// The name of the figure.
     pub what: String,
     /// The figure.
     pub value: f64,
-    /// What it must be.
+    /// The target.
     pub target: Target,
-    /// Whether it is.
+    /// True if it is reached.
     pub reached: bool,
 }
 

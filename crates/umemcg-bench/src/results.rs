@@ -15,7 +15,7 @@ use crate::chart::{Chart, charts};
 use crate::options::Failure;
 use crate::plot::{self, Bar};
 
-/// What goes on the page, and where it goes.
+/// The contents of the page and its path.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Page {
     /// The page to write; pictures go to a directory beside it with its name
@@ -293,7 +293,7 @@ mod tests {
     };
     use crate::stats::Samples as Taken;
 
-    /// What a benchmark prints is what the page reads.
+    /// Returns a report as the page reads it from a benchmark's output.
     fn printed(benchmark: &'static str, sections: Vec<PrintedSection>) -> Report {
         let mut report = Printed::new(benchmark, 0.5, 5);
         report.sections = sections;

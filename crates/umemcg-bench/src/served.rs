@@ -16,7 +16,7 @@ use umemcg_vfs::{VolumeConfig, VolumeSpec};
 
 use crate::options::Failure;
 
-/// How long the end may take.
+/// The time that the end may take.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A mount of volumes and a mount of control files, served by threads of this process.

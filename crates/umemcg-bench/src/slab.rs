@@ -44,7 +44,7 @@ const ROUNDS_FOR_BOUND: usize = 15;
 /// Processor time is counted in these parts of a second.
 const TICKS_PER_S: f64 = 100.0;
 
-/// What is shrunk beside pages.
+/// The shrinkers beside pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
     PerGroup,
@@ -67,7 +67,7 @@ impl Mode {
     }
 }
 
-/// What a run is told by.
+/// The figures of a run.
 const FIGURES: [(&str, &str); 9] = [
     ("elapsed time", "s"),
     ("user time", "s"),
@@ -215,11 +215,11 @@ struct Tree {
     mount: PathBuf,
     nr_directories: usize,
     nr_names: usize,
-    /// What the program prints.
+    /// The output of the program.
     sum: u64,
 }
 
-/// What came of a build.
+/// The result of a build.
 struct Built {
     figures: [f64; 9],
     peak_bytes: u64,

@@ -40,7 +40,7 @@ const SAME_AS_BASE_MAX: f64 = 1.01;
 const SAME_AS_UNLIMITED_MAX: f64 = 1.02;
 const REFAULTS_PERCENT_MAX: f64 = 3.0;
 
-/// What the reclaim under test does about soft limits.
+/// The treatment of soft limits by the reclaim under test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mechanism {
     Base,
@@ -68,7 +68,7 @@ impl Mechanism {
     }
 }
 
-/// What one run of both builds took, or did.
+/// The figures of one run of both builds.
 #[derive(Debug, Clone, Copy)]
 struct Run([f64; FIGURES.len()]);
 

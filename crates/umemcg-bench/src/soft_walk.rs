@@ -15,7 +15,7 @@ use crate::streamer::{Does, Found, Pool};
 
 const NR_IDLE: [u64; 3] = [0, 1000, 8000];
 const NR_IDLE_WITHOUT_LIMIT: [u64; 2] = [0, 100_000];
-/// What may be spent with idle groups, of that without.
+/// The largest ratio of the cost with idle groups to that without.
 const RATIO_MAX: f64 = 1.02;
 /// A bound within two percent is judged by so many pairs at least: single pairs differ by five
 /// percent, and the bound of the median of so many lies about one percent above it.

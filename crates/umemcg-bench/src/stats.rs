@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::progress::Progress;
 
-/// How sure a bound is.
+/// The confidence of a bound.
 const CONFIDENCE: f64 = 0.95;
 
 /// One side of a comparison: what it is called, and how to take one sample.

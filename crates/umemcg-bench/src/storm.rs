@@ -28,7 +28,8 @@ const A_LIMIT: &str = "64M";
 /// Half of them read, half of them write.
 const NR_THREADS: usize = 200;
 const CALL_BYTES: usize = 1 << 20;
-/// What A's readers read, and its writers write; sparse, so that the device behind matters little.
+/// The size of the file that A's readers read, and its writers write; sparse, so that the device
+/// behind matters little.
 const READ_FILE: u64 = 4 << 30;
 const WRITE_FILE: u64 = 256 << 20;
 /// Far more than the pool, so that hardly any page of it is cached.
@@ -80,7 +81,7 @@ pub fn run(options: &Options, program: &Program) -> Result<Report, Failure> {
     Ok(report)
 }
 
-/// What the threads of a sample share.
+/// The state that the threads of a sample share.
 struct Run<'a> {
     ground: &'a Ground,
     ends: &'a AtomicBool,

@@ -21,7 +21,7 @@ const POOL_BYTES: u64 = 512 << 20;
 const POOL_BYTES_MIN: u64 = 64 << 20;
 const CALL_BYTES: usize = 128 << 10;
 
-/// What A does with its file.
+/// A's use of its file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Does {
     /// Writes it.
@@ -30,7 +30,7 @@ pub enum Does {
     Read,
 }
 
-/// What one stream came to.
+/// The result of one stream.
 #[derive(Debug, Clone, Copy)]
 pub struct Found {
     /// Processor time of reclaim: A's own and the workers'.
@@ -45,14 +45,14 @@ pub struct Found {
     pub scanned: u64,
     /// See there.
     pub reclaimed: u64,
-    /// What was done at each priority.
+    /// The counts of each priority.
     pub visits: [VisitCounts; 13],
 }
 
 /// The pool.
 pub struct Pool {
     engine: Arc<Engine>,
-    /// What A and B share: the pool less the state of idle groups.
+    /// The bytes that A and B share: the pool less the state of idle groups.
     bytes: u64,
     /// A file of B's, as long as what it holds.
     held: Arc<File>,

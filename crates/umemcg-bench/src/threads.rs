@@ -33,7 +33,7 @@ fn ran(task: &Path) -> u64 {
     text.split(' ').next().and_then(|word| word.parse().ok()).unwrap_or(0)
 }
 
-/// How long calls took, and what the slowest of them did.
+/// The latencies of calls.
 #[derive(Debug, Default)]
 pub struct Latencies(Vec<u64>);
 

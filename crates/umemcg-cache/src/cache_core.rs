@@ -1,5 +1,5 @@
-//! What every file of a cache works with: the reclaimer, the index nodes, what is in flight beyond
-//! limits, and the write-back of its stores.
+//! The state shared by all files of a cache: the reclaimer, the index nodes, the pages in flight
+//! beyond limits, and the write-back of its stores.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -31,7 +31,7 @@ pub(crate) struct CacheCore {
     /// Stores that have files in the cache; an entry of one that has none any more is replaced or
     /// swept.
     stores: LeafMutex<BTreeMap<StoreId, Weak<StoreWriteback>>>,
-    /// What holes of files in memory read as; made with the first of them.
+    /// The content of holes of files in memory; made with the first such file.
     zero_page: OnceLock<ZeroPage>,
     making_zero_page: RankedMutex<()>,
     next_node: AtomicUsize,

@@ -101,15 +101,15 @@ pub struct File {
     pub(crate) nr_through: AtomicU64,
     /// Pages that are not durable and that the store's count does not have yet. (index lock)
     uncounted: AtomicI64,
-    /// Whose they are. (index lock)
+    /// The group that they belong to. (index lock)
     uncounted_owner: AtomicU32,
-    /// Whether it is in its store's queue, and since when it has been dirty.
+    /// Its mark in its store's queue, and the time since which it has been dirty.
     pub(crate) queue_mark: QueueMark,
-    /// Where it is in its store's lists. (the lock of the store's queue)
+    /// Its position in its store's lists. (the lock of the store's queue)
     pub(crate) list_position: ListPosition,
-    /// Which group its dirty data belongs to.
+    /// The owner of its dirty data.
     pub(crate) dirty_owner: DirtyOwner,
-    /// Where write-back goes on that stopped half-way. (A)
+    /// The position at which interrupted write-back continues. (A)
     pub(crate) flush_at: AtomicU64,
     /// It has no name and is not open, so its data need not be written. (A)
     pub(crate) discarded: AtomicBool,
@@ -119,7 +119,7 @@ pub struct File {
     _page_owner: Arc<dyn PageOwner>,
 }
 
-/// What a new file is given by its cache.
+/// The parts of a new file that its cache provides.
 pub(crate) struct FileParts {
     pub(crate) number: FileNumber<File>,
     pub(crate) cache: Arc<CacheCore>,
@@ -235,7 +235,7 @@ impl File {
         self.nr_unwritten() == 0 && self.nr_dirty.load(Ordering::Acquire) == 0
     }
 
-    /// Which store its backing file is on.
+    /// Returns the store of its backing file.
     pub fn store_id(&self) -> StoreId {
         self.store.id()
     }

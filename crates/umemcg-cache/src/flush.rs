@@ -30,7 +30,7 @@ use crate::index::{Entry, Mark};
 /// Page number after the last possible one.
 pub(crate) const PAGES_END: u64 = u64::MAX >> PAGE_SHIFT;
 
-/// What a flush guarantees when it returns.
+/// The guarantee of a flush when it returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Durability {
     /// The data is durable as far as the store can say without committing metadata.
@@ -76,13 +76,13 @@ struct FailedRun {
     error: io::Error,
 }
 
-/// What a flush has written so far.
+/// The pages that a flush has written so far.
 #[derive(Debug, Default)]
 struct Written {
     nr: u64,
     /// The page after the last one.
     next: u64,
-    /// What the store has not been asked to confirm, with how many pages are in it.
+    /// The range that the store has not been asked to confirm, and the number of pages in it.
     span: Option<(u64, u64)>,
     unconfirmed: u64,
     /// Runs that were refused, and why the first was.

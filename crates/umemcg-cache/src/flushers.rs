@@ -14,10 +14,10 @@ use umemcg_base::{LeafMutex, clock, contained};
 
 /// Most threads.
 pub(crate) const NR_FLUSHERS_MAX: usize = 128;
-/// How soon a thread looks whether a store waits for it, while all are taken.
+/// The interval at which a thread looks for a waiting store while all threads are taken.
 pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// What became of a store's turn.
+/// The outcome of a store's turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
     /// It has nothing to write, or has been stopped.

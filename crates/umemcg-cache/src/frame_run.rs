@@ -8,8 +8,8 @@
 //! checks the frame's identity, as after any look-up without the lock, and looks into the leaf when
 //! it is wrong.
 //!
-//! What it gains (`umemcg-bench hit`, medians, one run with and without, 2 cores): a random hit of
-//! 4 KiB takes 326 ns instead of 399, one of 8 bytes in place 46 ns instead of 58.
+//! Its gain (`umemcg-bench hit`, medians, one run with and without, 2 cores): a random hit of 4 KiB
+//! takes 326 ns instead of 399, one of 8 bytes in place 46 ns instead of 58.
 //!
 //! A right identity is all that a reader needs: at any time at most one frame that is not frozen
 //! carries the identity of a page, and that is the page's frame in the index, but for a moment

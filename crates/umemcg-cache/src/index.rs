@@ -42,7 +42,7 @@ const WORD_UNSTABLE: u64 = FANOUT + 3;
 /// The [`FrameRun`] of a leaf.
 const WORD_RUN: u64 = FANOUT + 5;
 
-/// What a slot holds.
+/// The content of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Entry {
     /// Nothing known.
@@ -319,7 +319,7 @@ impl LockedIndex<'_> {
     /// seen, `adopt` is told of it, its frame, and the shadow in its place. Returns the page at
     /// which it stopped, or `None` when the reserve was too small.
     ///
-    /// What is the same for all pages of a leaf is done once.
+    /// Inserts pages, doing the work that a leaf's pages share only once.
     pub fn insert_run(
         &self,
         pages: Range<u64>,

@@ -84,7 +84,7 @@ impl File {
                 page = self.next_missing(batch_end, end_page);
                 continue;
             }
-            // What was put aside for them becomes theirs.
+            // The pages that were put aside for them become theirs.
             let share = wanted.min(nr_missing);
             nr_missing -= share;
             drop(charge.split(share * PAGE_SIZE_U64));

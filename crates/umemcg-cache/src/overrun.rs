@@ -44,7 +44,7 @@ impl Claims {
     }
 }
 
-/// What may be in flight beyond limits, and what is.
+/// The pages that may be in flight beyond limits, and those that are.
 #[derive(Debug)]
 pub(crate) struct Overrun {
     claims: LeafMutex<Claims>,
@@ -120,8 +120,8 @@ impl Drop for OverrunClaim {
     }
 }
 
-/// What one request may have beyond the limit of its group; claimed when the group refuses a page
-/// for the first time.
+/// One request's allowance beyond the limit of its group; claimed when the group refuses a page for
+/// the first time.
 #[derive(Debug)]
 pub(crate) struct RequestClaim {
     /// Pages that the request has to do with.

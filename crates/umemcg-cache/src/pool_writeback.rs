@@ -1,5 +1,5 @@
-//! What the write-back of all stores of a pool has in common: thresholds, the clock, the threads,
-//! and the count of write-backs that have finished.
+//! The state that the write-back of all stores of a pool shares: thresholds, the clock, the
+//! threads, and the count of write-backs that have finished.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -22,7 +22,7 @@ use crate::overrun::RequestClaim;
 use crate::pinned::PinnedPages;
 use crate::readahead::Readahead;
 
-/// How often a charge in flight looks again for frames that are on their way back.
+/// The number of times that a charge in flight looks again for frames on their way back.
 const LATE_FRAMES_TRIES_MAX: u32 = 100_000;
 
 /// Frames charged and taken for pages that are about to enter a file.
@@ -291,13 +291,14 @@ impl File {
                         inserted.push(Inserted { page, frame, active, is_filled: false });
                     });
                 let Some(stop) = stop else { unreachable!("the reserve was made for the largest case") };
-                // Where it stopped there is a page already.
+                // It stopped at a page that is there already.
                 at = stop + 1;
             }
         }
         self.give_back(new, inserted.len() as u64);
         let result = {
-            // What is read again because it was evicted too soon is time lost for want of memory.
+            // A page that is read again because it was evicted too soon is time lost for want of
+            // memory.
             let is_refault = inserted.iter().any(|page| page.active);
             let _stalled = is_refault.then(|| StalledHere::begin(group));
             self.fill_runs(&mut inserted, asked_end)

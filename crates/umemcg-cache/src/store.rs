@@ -7,8 +7,8 @@ use std::sync::Arc;
 use umemcg_arena::{Arena, Segment};
 use umemcg_base::contained;
 
-/// Which backing store (volume) a file lives on. Write-back is queued per store, so that a slow or
-/// hanging one holds up no other.
+/// The backing store (volume) of a file. Write-back is queued per store, so that a slow or hanging
+/// one holds up no other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StoreId(pub u64);
 
@@ -23,7 +23,7 @@ impl StoreId {
 /// A call that panics has failed: the panic is logged, and a thread that waits gets an error, as
 /// from any other failure.
 pub trait BackingStore: Send + Sync + fmt::Debug {
-    /// Which store this file is on.
+    /// Returns the store that this file is on.
     fn store_id(&self) -> StoreId;
 
     /// Reads from byte `offset` into the segments in order. Fewer bytes than asked for mean the end

@@ -27,7 +27,7 @@ use crate::store::StoreId;
 
 /// A flusher without dirty files ends after this long.
 const FLUSHER_LIFE: Duration = Duration::from_secs(5);
-/// How often a store has a turn while others wait for theirs.
+/// The interval between the turns of a store while others wait for theirs.
 const TURN_INTERVAL: Duration = Duration::from_secs(1);
 /// First wait before a failed file is tried again; doubles up to [`RETRY_MAX`].
 const RETRY_FIRST: Duration = Duration::from_millis(200);
@@ -58,7 +58,7 @@ struct Queue {
     is_served: bool,
 }
 
-/// How much of a group's dirty data is to be written.
+/// The amount of a group's dirty data to be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FlushGoal {
     /// Until the group is below its background threshold.
@@ -82,9 +82,9 @@ pub struct StoreWriteback {
     unclean: UncleanCounts,
     /// Of its files' flushes, since it took something.
     pub(crate) refusals: Refusals,
-    /// How fast it is. A leaf lock.
+    /// Its write bandwidth. A leaf lock.
     bandwidth: LeafMutex<Bandwidth>,
-    /// What `bandwidth` says, in bytes a second. (A)
+    /// The estimate of `bandwidth`, in bytes a second. (A)
     write_bandwidth: AtomicU64,
     /// `nr_unclean` at which thresholds are looked at for a writer that dirtied something. (A)
     look_at: AtomicU64,
@@ -96,7 +96,7 @@ pub struct StoreWriteback {
     me: Weak<StoreWriteback>,
 }
 
-/// When the next round is.
+/// The time of the next round.
 #[derive(Debug, Clone, Copy)]
 struct RoundSchedule {
     /// After an error: not before then, and how long that wait was.
@@ -116,7 +116,7 @@ struct GroupTurn {
     is_over: bool,
     /// The latter.
     all: bool,
-    /// What it shares with others is written, too.
+    /// True if files that it shares with others are written, too.
     shared: bool,
 }
 
@@ -436,7 +436,7 @@ impl StoreWriteback {
                     Ok(false) => {}
                     Ok(true) => {
                         is_more = true;
-                        // What was asked for is not done.
+                        // The requested work is not done.
                         self.urgent.fetch_or(urgent, Ordering::Release);
                         if turn.all {
                             self.want_flushed(&turn.group, FlushGoal::All);

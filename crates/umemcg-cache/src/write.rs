@@ -114,7 +114,7 @@ impl File {
         if check_range(offset, data.len()).is_err() || batch_len(offset, data.len()) < data.len() {
             return None;
         }
-        // Where the store refuses data, a write may have to fail.
+        // If the store refuses data, a write may have to fail.
         if self.refusal().is_some() {
             return None;
         }
@@ -296,8 +296,8 @@ impl File {
                 let through = &targets[at..at + nr];
                 match self.write_through(through, from, &data[done..]) {
                     (len, Ok(())) => done += len,
-                    // What the store has taken is in the file. The rest is refused again, and then
-                    // by itself.
+                    // The bytes that the store has taken are in the file. The rest is refused
+                    // again, and then by itself.
                     (len, Err(error)) => {
                         done += len;
                         outcome = Err(error.into());

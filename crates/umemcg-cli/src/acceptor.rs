@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-/// How long the accepting thread waits before it tries again.
+/// The time that the accepting thread waits before it tries again.
 pub const AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 /// See the module text. Tests replace the closures.
@@ -49,7 +49,7 @@ where
                 Err(error) => error,
             };
             match Errno::from_io_error(&error) {
-                // What a listening socket answers only once it is shut down.
+                // A listening socket answers this only once it is shut down.
                 Some(Errno::INVAL) => return None,
                 // The peer has gone again.
                 Some(Errno::CONNABORTED | Errno::INTR) => continue,

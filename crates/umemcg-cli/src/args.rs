@@ -81,12 +81,12 @@ pub struct Arguments {
     /// `umemcg_fuse=trace`.
     #[arg(short, long, global = true, action = ArgAction::Count)]
     pub verbose: u8,
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to do.
+/// The command.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Serve a directory on a mount point until Ctrl-C, SIGTERM or umount
@@ -126,7 +126,7 @@ pub enum Command {
 /// `umemcg __touch-control`.
 #[derive(Debug, clap::Args)]
 pub struct TouchControlArguments {
-    /// Where the control files are mounted
+    /// The mount point of the control files
     pub point: PathBuf,
     /// `major:minor` of that file system
     pub device: String,
@@ -153,12 +153,12 @@ pub struct MountArguments {
     /// Directory on which the groups and their control files appear (it must exist)
     #[arg(long, value_name = "DIR")]
     pub control: Option<PathBuf>,
-    /// Whose control files are shown, with their meanings: those of version 1 of Linux, of version
-    /// 2, or both in one directory (both, unless the configuration says otherwise)
+    /// The control files to show, with their meanings: those of version 1 of Linux, of version 2,
+    /// or both in one directory (both, unless the configuration says otherwise)
     #[arg(long, value_enum, value_name = "STYLE")]
     pub control_style: Option<ControlStyle>,
-    /// How much memory the caches may hold: 512M, 8G, or a part of what this process may use, as
-    /// 25% (the default)
+    /// The most memory that the caches may hold: 512M, 8G, or a part of what this process may use,
+    /// as 25% (the default)
     #[arg(long, value_name = "SIZE|PERCENT")]
     pub pool: Option<PoolSize>,
     /// Hand protection (memory.min, memory.low) that no child of a group claims down to all its
@@ -181,16 +181,16 @@ pub struct MountArguments {
     /// Listen on this socket, too, for `umemcg volume --socket`; only its owner may open it
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
-    /// How long to try to write everything back at the end: 30s, 500ms, 2m
+    /// The time to try to write everything back at the end: 30s, 500ms, 2m
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
     pub flush_timeout: Duration,
-    /// How long the kernel may answer for names and attributes without asking: 1s, 0s
+    /// The time for which the kernel may answer for names and attributes without asking: 1s, 0s
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
     pub attr_timeout: Duration,
     /// Threads that read requests from the kernel; 0 chooses by the number of processors
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub threads: usize,
-    /// How files are read and written without leaving a second copy in the kernel's page cache
+    /// The way to read and write files without leaving a second copy in the kernel's page cache
     #[arg(long, value_enum, value_name = "MODE", default_value_t = IoModeArgument::Auto)]
     pub io_mode: IoModeArgument,
 }
@@ -245,7 +245,7 @@ pub struct UmountArguments {
     /// The mount point
     #[arg(value_name = "MNT")]
     pub mountpoint: PathBuf,
-    /// How long to try to write everything back (the mount's own --flush-timeout if not given)
+    /// The time to try to write everything back (the mount's own --flush-timeout if not given)
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub flush_timeout: Option<Duration>,
     /// Print the result as JSON
@@ -259,7 +259,7 @@ pub struct SyncArguments {
     /// The mount point
     #[arg(value_name = "MNT")]
     pub mountpoint: PathBuf,
-    /// How long to try (the mount's own --flush-timeout if not given)
+    /// The time to try (the mount's own --flush-timeout if not given)
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub flush_timeout: Option<Duration>,
     /// Print the result as JSON
@@ -278,7 +278,7 @@ pub enum VolumeCommand {
     Remove(VolumeRemoveArguments),
 }
 
-/// Which daemon is asked.
+/// The daemon to ask.
 #[derive(Debug, clap::Args)]
 pub struct DaemonArguments {
     /// The daemon of this mount (may be left out when there is one mount)
@@ -303,11 +303,11 @@ pub struct VolumeAddArguments {
     /// Its data lives in the pool, charged to the group that writes it, and is gone with the volume
     #[arg(long)]
     pub tmpfs: bool,
-    /// How much data a tmpfs volume holds: 64M, 2G (as much as its writers' groups may hold if not
-    /// given)
+    /// The most data that a tmpfs volume holds: 64M, 2G (as much as its writers' groups may hold if
+    /// not given)
     #[arg(long, value_name = "SIZE", value_parser = parse_volume_size)]
     pub size: Option<u64>,
-    /// Which daemon.
+    /// The daemon to ask.
     #[command(flatten)]
     pub daemon: DaemonArguments,
 }
@@ -315,7 +315,7 @@ pub struct VolumeAddArguments {
 /// `umemcg volume list`.
 #[derive(Debug, clap::Args)]
 pub struct VolumeListArguments {
-    /// Which daemon.
+    /// The daemon to ask.
     #[command(flatten)]
     pub daemon: DaemonArguments,
 }
@@ -329,10 +329,10 @@ pub struct VolumeRemoveArguments {
     /// made durable, which is then lost and named
     #[arg(long)]
     pub force: bool,
-    /// How long to try to write everything back (the mount's own --flush-timeout if not given)
+    /// The time to try to write everything back (the mount's own --flush-timeout if not given)
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub flush_timeout: Option<Duration>,
-    /// Which daemon.
+    /// The daemon to ask.
     #[command(flatten)]
     pub daemon: DaemonArguments,
 }
@@ -354,7 +354,7 @@ fn parse_scale(text: &str) -> Result<f64, String> {
     }
 }
 
-/// What the table of `umemcg top` is sorted by.
+/// The sort key of the table of `umemcg top`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum TopSort {
     /// Bytes charged, most first
@@ -380,10 +380,10 @@ pub enum TopSort {
 /// `umemcg top`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct TopArguments {
-    /// Where the control files are mounted (found by itself when there is one such mount)
+    /// The mount point of the control files (found by itself when there is one such mount)
     #[arg(long, value_name = "DIR")]
     pub control: Option<PathBuf>,
-    /// What comes first
+    /// The groups that come first
     #[arg(long, value_enum, default_value_t = TopSort::Usage)]
     pub sort: TopSort,
     /// Time between two tables, over which rates are taken: 1s, 500ms
@@ -400,7 +400,7 @@ pub struct TopArguments {
 /// `umemcg trim`.
 #[derive(Debug, clap::Args)]
 pub struct TrimArguments {
-    /// Where the control files are mounted (found by itself when there is one such mount)
+    /// The mount point of the control files (found by itself when there is one such mount)
     #[arg(long, value_name = "DIR")]
     pub control: Option<PathBuf>,
     /// Watch for so long, then trim what was idle: 30s, 5m
@@ -409,7 +409,7 @@ pub struct TrimArguments {
     /// Print what was given back as JSON: bytes
     #[arg(long)]
     pub json: bool,
-    /// Which group, with all below it
+    /// The group, with all below it
     #[arg(default_value = "/")]
     pub group: String,
 }

@@ -29,7 +29,7 @@ struct Content {
     pool: Option<Spanned<String>>,
     /// Protection that no child claims is handed down to all of them.
     recursive_protection: Option<bool>,
-    /// Whose control files are shown.
+    /// The version of Linux whose control files are shown.
     control_style: Option<ControlStyle>,
     #[serde(default)]
     rules: Vec<Spanned<String>>,

@@ -1,5 +1,5 @@
-//! How `umemcg sync` and `umemcg umount` reach the daemon behind a mount: a socket that only its
-//! owner may open.
+//! The connection of `umemcg sync` and `umemcg umount` to the daemon behind a mount: a socket that
+//! only its owner may open.
 //!
 //! Both ends derive the socket's name from the mounted file system's device number, which the
 //! kernel gives to one mounted file system at a time. So a name always means the mount that is
@@ -26,12 +26,12 @@ use crate::exit::LostFile;
 
 /// Longest request line; a longer one is refused.
 const MAX_REQUEST_BYTES: u64 = 16 << 10;
-/// How long a peer may take to send its request, and to receive each piece of an answer.
+/// The time that a peer may take to send its request, and to receive each piece of an answer.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Connections served at a time; further ones are told to try again.
 const NR_CONNECTIONS_MAX: usize = 32;
 
-/// Where the data of a volume lives.
+/// The place where the data of a volume lives.
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Data {
@@ -55,31 +55,31 @@ pub enum Data {
 pub struct VolumeRow {
     /// Its name.
     pub name: String,
-    /// Where its data lives.
+    /// The place where its data lives.
     pub data: Data,
     /// Files and directories open on it.
     pub nr_open: usize,
 }
 
-/// What a client asks of the daemon.
+/// A client's request to the daemon.
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub enum Request {
     /// Make everything durable that was written before.
     Sync {
-        /// How long to try; the mount's own setting if absent.
+        /// The time to try; the mount's own setting if absent.
         flush_timeout_ms: Option<u64>,
     },
     /// The same, then unmount and end.
     Umount {
-        /// How long to try; the mount's own setting if absent.
+        /// The time to try; the mount's own setting if absent.
         flush_timeout_ms: Option<u64>,
     },
     /// Add a volume.
     VolumeAdd {
         /// Its name.
         name: String,
-        /// Where its data lives.
+        /// The place where its data lives.
         data: Data,
     },
     /// List the volumes.
@@ -90,12 +90,12 @@ pub enum Request {
         name: String,
         /// Also when it is in use or cannot be made durable.
         force: bool,
-        /// How long to try; the mount's own setting if absent.
+        /// The time to try; the mount's own setting if absent.
         flush_timeout_ms: Option<u64>,
     },
 }
 
-/// What the daemon answers. `Progress` may come many times; any other is the last.
+/// The daemon's answer. `Progress` may come many times; any other is the last.
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 pub enum Reply {
@@ -113,14 +113,14 @@ pub enum Reply {
     },
     /// The volume is gone.
     Removed {
-        /// What is not durable; only by force.
+        /// The files that are not durable; only by force.
         lost: Vec<LostFile>,
-        /// What was open on it and gets errors now; only by force.
+        /// The number of open files that get errors now; only by force.
         nr_closed: usize,
     },
     /// Not all of it is durable; after `Umount` the mount is gone all the same.
     Lost {
-        /// What is not.
+        /// The files that are not.
         files: Vec<LostFile>,
     },
     /// Durable, but the mount is in use and stays.
@@ -416,7 +416,7 @@ fn socket_path(directory: &Path, mount: &Mount) -> PathBuf {
     directory.join(format!("{}.sock", mount.device.replace(':', "-")))
 }
 
-/// Where a user's sockets are. `mine` allows to believe the environment.
+/// Returns the directory of a user's sockets. `mine` allows to believe the environment.
 fn directory_of(uid: u32, mine: bool) -> PathBuf {
     let from_environment =
         std::env::var_os("XDG_RUNTIME_DIR").filter(|_| mine && uid != 0).map(PathBuf::from);

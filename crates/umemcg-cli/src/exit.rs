@@ -1,4 +1,4 @@
-//! How a command ends: the exit codes, in one place.
+//! The exit codes, in one place.
 
 use std::io;
 use std::path::Path;
@@ -11,9 +11,9 @@ use umemcg_fuse::Lost;
 /// A file of which something could not be made durable.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LostFile {
-    /// Where it is below the volume; names that are no UTF-8 are shown with replacement characters.
+    /// The path below the volume; names that are no UTF-8 are shown with replacement characters.
     pub path: String,
-    /// How many bytes are not durable.
+    /// The number of bytes that are not durable.
     pub bytes: u64,
     /// Why.
     pub error: String,
@@ -34,7 +34,7 @@ pub enum Failure {
     /// The command line makes no sense in a way that only shows when it is carried out.
     #[error("{0}")]
     Usage(String),
-    /// What was written is not durable.
+    /// Written data is not durable.
     #[error("{} could not be made durable", files_and_bytes(.0))]
     Lost(Vec<LostFile>),
     /// The path is no mount of ours, or no daemon answers behind it.

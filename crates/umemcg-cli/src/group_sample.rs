@@ -98,7 +98,7 @@ pub struct SampledGroup {
 /// All groups of a control tree at one time.
 #[derive(Debug)]
 pub struct TreeSample {
-    /// When it was taken.
+    /// The time at which it was taken.
     pub at: Instant,
     /// The root, and behind each group those below it, siblings by name.
     pub groups: Vec<SampledGroup>,

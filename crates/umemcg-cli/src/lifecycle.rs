@@ -1,4 +1,4 @@
-//! How a foreground mount ends, from the first signal to the last byte.
+//! The end of a foreground mount, from the first signal to the last byte.
 //!
 //! ```text
 //!   serving --signal or `umemcg umount`--> flushing --durable or time over--> unmounting
@@ -26,7 +26,7 @@ use crate::endpoint::{Reply, Request, Serve};
 use crate::exit::{Failure, LostFile};
 use crate::users::users_of;
 
-/// How long a request on the socket may take to send its last reply once the mount is gone.
+/// The time that a request on the socket may take to send its last reply once the mount is gone.
 const LAST_REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The operations that a foreground mount needs from its daemon.
@@ -54,7 +54,7 @@ pub trait Served: Send + Sync + 'static {
     fn shut_down(&self, deadline: Instant) -> Vec<LostFile>;
 }
 
-/// What the foreground waits for.
+/// An event that the foreground waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
     /// SIGINT, SIGTERM or SIGHUP.
@@ -68,7 +68,7 @@ pub struct Lifecycle {
     served: Arc<dyn Served>,
     mountpoint: PathBuf,
     flush_timeout: Duration,
-    /// When the end has to be over; none while serving.
+    /// The time at which the end has to be over; none while serving.
     deadline: LeafMutex<Option<Instant>>,
     /// One umount at a time.
     ending: RankedMutex<()>,
@@ -130,8 +130,8 @@ impl Lifecycle {
         let deadline = if insisted { Instant::now() } else { self.begin_end() };
         let mut lost = self.served.shut_down(deadline);
         if insisted {
-            // What the host has been given was not waited for; only what is still ours is lost with
-            // us.
+            // Data that the host has been given was not waited for; only data that is still ours is
+            // lost with us.
             lost.retain(|file| file.bytes > 0);
         }
         self.await_last_replies();
@@ -153,7 +153,7 @@ impl Lifecycle {
 
     fn end_on_signal(&self, deadline: Instant, sender: &Sender<Event>) {
         let _one_at_a_time = self.ending.lock();
-        // What is left is flushed again, and reported, when the mount has ended.
+        // The rest is flushed again, and reported, when the mount has ended.
         let _ = self.served.flush(deadline, &mut |_| {});
         match self.served.unmount(false) {
             Ok(()) => {}

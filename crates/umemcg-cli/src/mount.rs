@@ -96,7 +96,7 @@ fn same_place(one: &Path, other: &Path) -> bool {
     matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
 }
 
-/// What the command line says counts more than the file.
+/// Returns the engine's configuration. The command line counts more than the file.
 fn engine_config(arguments: &MountArguments, settings: &Config, pool_bytes: u64) -> EngineConfig {
     let by_default = EngineConfig::default();
     let given = arguments.recursive_protection.map(|switch| switch == Switch::On);

@@ -1,5 +1,5 @@
-//! Which of our mounts a path on the command line means. Nothing here sends a request to a file
-//! system whose daemon may hang or have died, except for the path's own resolution.
+//! Resolution of a path on the command line to one of our mounts. Nothing here sends a request to a
+//! file system whose daemon may hang or have died, except for the path's own resolution.
 
 use std::io;
 use std::path::{Path, PathBuf};

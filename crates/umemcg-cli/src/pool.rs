@@ -1,8 +1,8 @@
-//! How large the pool is: a size, or a part of the memory that this process may use.
+//! The size of the pool: a number of bytes, or a part of the memory that this process may use.
 //!
-//! What a process may use is the smaller of the machine's memory and every kernel memory cgroup
-//! limit above it, version 1 and 2 alike. In a container the mount shows only a part of the
-//! hierarchy; the path in `/proc/self/cgroup` is then looked up below what the mount shows.
+//! A process may use the smaller of the machine's memory and every kernel memory cgroup limit above
+//! it, version 1 and 2 alike. In a container the mount shows only a part of the hierarchy; the path
+//! in `/proc/self/cgroup` is then looked up below what the mount shows.
 //!
 //! The daemon needs memory beside its pool. A pool that does not fit would fill up, and the kernel
 //! would kill the daemon with data that is written nowhere. So a size that does not fit is refused,
@@ -70,7 +70,7 @@ impl fmt::Display for PoolSize {
 }
 
 impl PoolSize {
-    /// When nothing is said.
+    /// The size when none is given.
     pub const DEFAULT: Self = Self::Percent(25.0);
 
     /// Returns the size in whole pages, in bytes. A percentage gives what fits, and never less than
@@ -229,7 +229,7 @@ mod tests {
             }
         }
         assert_eq!(PoolSize::Percent(100.0).to_bytes(&usable).unwrap(), largest & !4095);
-        // Where nothing fits, a percentage still gives the smallest pool.
+        // If no size fits, a percentage still gives the smallest pool.
         let tiny = Usable { bytes: 16 << 20, limit: None };
         assert_eq!(PoolSize::Percent(25.0).to_bytes(&tiny), Ok(MIN_POOL_BYTES));
     }

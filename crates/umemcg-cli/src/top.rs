@@ -104,7 +104,8 @@ impl Row {
         ]
     }
 
-    /// What comes first is greater; groups that are alike come by name.
+    /// Returns the sort key: the group that comes first has the greater one; groups that are alike
+    /// come by name.
     fn weight(&self, sort: TopSort) -> f64 {
         match sort {
             TopSort::Usage => self.usage_bytes as f64,

@@ -21,7 +21,7 @@ use crate::exit::Failure;
 
 /// This very program, also when its file has been replaced.
 const PROGRAM: &str = "/proc/self/exe";
-/// What follows a path, and answers it.
+/// The byte that follows a path, and answers it.
 const END: u8 = 0;
 
 /// The daemon's end.
@@ -98,7 +98,7 @@ fn serve(arguments: &TouchControlArguments) -> io::Result<()> {
     while paths.read_until(END, &mut path)? > 0 {
         path.pop();
         let file = arguments.point.join(std::ffi::OsStr::from_bytes(&path));
-        // What cannot be touched has gone, or cannot be reached from here.
+        // A file that cannot be touched has gone, or cannot be reached from here.
         let _ = touch(&file, &arguments.device);
         answers.write_all(&[END])?;
         answers.flush()?;

@@ -16,7 +16,7 @@ use crate::group_sample::{GroupSample, SampledGroup, TreeSample};
 use crate::table::{TextTable, human_bytes};
 use crate::top::control_tree;
 
-/// What one group gave.
+/// The bytes that one group gave.
 #[derive(Debug, Serialize)]
 struct Trimmed {
     group: String,

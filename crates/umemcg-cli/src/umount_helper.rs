@@ -23,13 +23,13 @@ use crate::exit::Failure;
 
 /// The type of data mounts, and so the name of their helper.
 const TYPE: &str = "fuse.umemcg";
-/// Where umount(8) looks for helpers.
+/// The directories in which umount(8) looks for helpers.
 const DIRECTORIES: [&str; 3] = ["/sbin", "/sbin/fs.d", "/sbin/fs"];
-/// How long a lazy unmount tries to write back before the mount goes out of sight; the daemon goes
-/// on after that.
+/// The time that a lazy unmount tries to write back before the mount goes out of sight; the daemon
+/// goes on after that.
 const LAZY_FLUSH: Duration = Duration::from_secs(5);
 
-/// What umount(8) calls its helpers with.
+/// The arguments that umount(8) gives its helpers.
 #[derive(Debug, Parser)]
 #[command(name = "umount.fuse.umemcg", about = "Called by umount(8): writes everything back, then unmounts")]
 struct HelperArguments {

@@ -20,9 +20,9 @@ use crate::exit::{Failure, LostFile};
 use crate::mounts::is_umemcg;
 use crate::table::{TextTable, human_bytes};
 
-/// How long an added volume waits for a directory that a removed one has not let go of.
+/// The time that an added volume waits for a directory that a removed one has not let go of.
 const ADD_WAIT: Duration = Duration::from_secs(2);
-/// How often it is looked whether a directory is free.
+/// The interval at which it is looked whether a directory is free.
 pub(crate) const DIRECTORY_LOOK: Duration = Duration::from_millis(50);
 
 /// Runs `umemcg volume`.

@@ -40,8 +40,8 @@ pub trait Descriptors: Debug + Send + Sync {
     /// [`DescriptorError`].
     fn eventfd(&self, tid: u32, fd: u32) -> Result<Box<dyn EventSink>, DescriptorError>;
 
-    /// Which of our control files a thread has open under this number. Reads `/proc` and touches no
-    /// file system.
+    /// Returns the control file that a thread has open under this number. Reads `/proc` and touches
+    /// no file system.
     ///
     /// # Errors
     /// [`DescriptorError`].

@@ -1,5 +1,6 @@
-//! How much may be dirty: the pairs of each group (mail per-cgroup-dirty-limits, `kernel-semantics`
-//! §6.1), those of the pool under the names of `/proc/sys/vm`, and the times of write-back.
+//! The control files of dirty limits: the pairs of each group (mail per-cgroup-dirty-limits,
+//! `kernel-semantics` §6.1), those of the pool under the names of `/proc/sys/vm`, and the times of
+//! write-back.
 //!
 //! Of a pair one is set; the other reads 0. The root has none of its own: it shows the pool's.
 

@@ -9,6 +9,6 @@ pub struct FileId {
     pub(crate) name: &'static str,
     /// Mode bits in a fresh group.
     pub(crate) mode: u16,
-    /// Whether a write may wait for reclaim.
+    /// True if a write may wait for reclaim.
     pub(crate) write_reclaims: bool,
 }

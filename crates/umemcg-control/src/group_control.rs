@@ -53,7 +53,7 @@ pub struct GroupControl {
     pub(crate) inert: Inert,
     /// Extended attributes of its directory and files.
     pub(crate) xattrs: Xattrs,
-    /// When the group was created, or first looked at.
+    /// The time at which the group was created, or first looked at.
     pub created: SystemTime,
     owners: LeafMutex<Owners>,
 }

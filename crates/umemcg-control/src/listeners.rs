@@ -6,9 +6,9 @@
 //! alone. A listener ends when its process has closed the eventfd, which is checked twice a second,
 //! and with the group, whose removal is its last event.
 //!
-//! What a process does with its eventfd holds up no other listener. The lock is held only to find
-//! the listeners of an event. They are signalled, looked up in `/proc` (by a separate thread) and
-//! dropped without it.
+//! A process that does not read its eventfd holds up no other listener. The lock is held only to
+//! find the listeners of an event. They are signalled, looked up in `/proc` (by a separate thread)
+//! and dropped without it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -33,7 +33,7 @@ const NR_LISTENERS_MAX: usize = 1024;
 /// Of one user other than root, so that no user takes all of them.
 const NR_LISTENERS_USER_MAX: usize = 128;
 
-/// How far up a level of pressure is passed.
+/// The ancestors that a level of pressure is passed to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[doc(alias = "vmpressure_modes")]
 pub(crate) enum Propagation {

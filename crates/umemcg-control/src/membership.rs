@@ -1,4 +1,4 @@
-//! Which processes are in which group. The control tree shows and changes membership and enforces
+//! The processes of each group. The control tree shows and changes membership and enforces
 //! permissions; the layer that knows processes stores it and follows forks.
 
 use std::fmt::Debug;

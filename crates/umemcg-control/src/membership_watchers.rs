@@ -1,4 +1,4 @@
-//! Whether processes live in a group or below it, for pollers of `cgroup.events`.
+//! Pollers of `cgroup.events`: whether processes live in a group or below it.
 //!
 //! No layer reports the end of a process, so one thread checks ten times a second, as long as a
 //! file is polled; groups without pollers cost nothing. A file has changed when the last check

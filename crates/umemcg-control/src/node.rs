@@ -60,7 +60,7 @@ impl NodeId {
 pub struct Attr {
     /// The node.
     pub node: NodeId,
-    /// Whether it is a group's directory.
+    /// True if it is a group's directory.
     pub is_directory: bool,
     /// Permission bits.
     pub mode: u16,
@@ -73,11 +73,11 @@ pub struct Attr {
     /// The size shown for a file; larger than its content, as in sysfs, since the content is made
     /// when it is read. 0 for a file that cannot be read.
     pub size: u64,
-    /// When the group was made.
+    /// The time at which the group was made.
     pub created: SystemTime,
-    /// When a group was last made, removed or renamed in a directory.
+    /// The time at which a group was last made, removed or renamed in the directory.
     pub modified: SystemTime,
-    /// When that, the owner or the mode bits were last changed.
+    /// The time at which that, the owner or the mode bits were last changed.
     pub changed: SystemTime,
 }
 
@@ -86,11 +86,11 @@ pub struct Attr {
 pub struct DirEntry {
     /// The name.
     pub name: std::ffi::OsString,
-    /// What it names.
+    /// The node that it names.
     pub node: NodeId,
-    /// Whether it is a group.
+    /// True if it is a group.
     pub is_directory: bool,
-    /// Where a listing that ended with this entry goes on.
+    /// The position at which a listing that ended with this entry goes on.
     pub cookie: u64,
 }
 

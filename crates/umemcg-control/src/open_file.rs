@@ -45,7 +45,7 @@ pub struct OpenFile {
 #[doc(alias = "seq_file")]
 pub(crate) struct Content {
     text: String,
-    /// Where the last read ended.
+    /// The end of the last read.
     next: usize,
     /// The last read came to the end.
     is_read: bool,

@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 use umemcg::Group;
 use umemcg_base::{LeafMutex, LeafMutexGuard};
 
-/// What one party has seen before the last reset, in bytes.
+/// The peak of one party before the last reset, in bytes.
 #[derive(Debug, Default)]
 pub struct PeakNote(AtomicU64);
 
@@ -32,7 +32,7 @@ pub struct Peaks {
     open_files: LeafMutex<Vec<Weak<PeakNote>>>,
 }
 
-/// Whose peak.
+/// The party whose peak is meant.
 #[derive(Debug, Clone, Copy)]
 pub enum PeakOf<'a> {
     /// The group's, ever.

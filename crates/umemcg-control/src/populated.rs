@@ -1,4 +1,4 @@
-//! Whether processes live in a group or below it.
+//! The state of `populated`: whether processes live in a group or below it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,11 +8,11 @@ use umemcg::Group;
 use crate::membership::Membership;
 use crate::waiters::Waiters;
 
-/// What a group keeps.
+/// The state of a group.
 #[derive(Debug, Default)]
 pub(crate) struct Populated {
     pub(crate) waiters: Arc<Waiters>,
-    /// What the last look found. (A)
+    /// The result of the last look. (A)
     last: AtomicU64,
 }
 

@@ -40,8 +40,8 @@ pub(crate) fn show_threads(context: &FileContext<'_>) -> Shown {
     show_ids(context, context.state.membership().threads(context.group)?, false)
 }
 
-/// What the reader's pid namespace does not show is left out in version 1 and 0 in version 2, as in
-/// Linux.
+/// Shows ids. Those that the reader's pid namespace does not show are left out in version 1 and 0
+/// in version 2, as in Linux.
 fn show_ids(context: &FileContext<'_>, ids: Vec<u32>, leave_out: bool) -> Shown {
     let ids = context.state.membership().ids_for_viewer(context.request.tid, ids);
     Ok(ids.iter().filter(|&&id| id != 0 || !leave_out).map(|id| format!("{id}\n")).collect())
@@ -68,7 +68,8 @@ pub(crate) fn refuse_thread(_context: &FileContext<'_>, _written: &[u8]) -> Done
     Err(ControlError::System(Errno::OPNOTSUPP))
 }
 
-/// How often the processes of a subtree are looked for again while they fork faster than they die.
+/// The number of times that the processes of a subtree are looked for again while they fork faster
+/// than they die.
 const KILL_ROUNDS_MAX: u32 = 100;
 
 /// Kills all processes of the subtree.

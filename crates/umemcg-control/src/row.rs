@@ -6,7 +6,7 @@ use crate::error::ControlError;
 use crate::file_id::FileId;
 use crate::style::Version;
 
-/// Which groups have the file.
+/// The groups that have the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
     /// Every group.
@@ -34,19 +34,19 @@ pub type WriteFn = fn(&FileContext<'_>, &[u8]) -> Result<(), ControlError>;
 pub struct Row {
     /// The file's name.
     pub name: &'static str,
-    /// Where the name comes from.
+    /// The version of Linux that the name comes from.
     pub version: Version,
     /// Mode bits of the file in a fresh group.
     pub mode: u16,
-    /// Which groups have it.
+    /// The groups that have it.
     pub scope: Scope,
     /// Makes the content; none for a file that cannot be read.
     pub read: Option<ReadFn>,
     /// Handles a write; none for a file that cannot be written.
     pub write: Option<WriteFn>,
-    /// Whether a write may wait for reclaim.
+    /// True if a write may wait for reclaim.
     pub write_reclaims: bool,
-    /// What it is, in one line.
+    /// Its description, in one line.
     pub doc: &'static str,
 }
 

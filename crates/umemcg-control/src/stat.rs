@@ -86,7 +86,7 @@ const V2_LINES: &[Line] = &[
     ("uncached_io", &[UncachedIo]),
 ];
 
-/// What version 2 of Linux shows, in its order; nothing of ours. Nodes of indexes are slab there.
+/// The lines of version 2 of Linux, in its order; nothing of ours. Nodes of indexes are slab there.
 const V2_STRICT_LINES: &[Line] = &[
     ("anon", &[Reserved]),
     ("file", CACHE),
@@ -141,7 +141,7 @@ const V2_STRICT_LINES: &[Line] = &[
     ("pglazyfreed", &[]),
 ];
 
-/// What version 1 shows, for the group itself and under `total_`.
+/// The lines of version 1, for the group itself and under `total_`.
 const V1_STRICT_LINES: &[Line] = &[
     ("cache", CACHE),
     ("rss", &[Reserved]),

@@ -1,4 +1,5 @@
-//! Which version of Linux's interface a file comes from, and which files a tree shows.
+//! The versions of Linux's interface that files come from, and the choice of those that a tree
+//! shows.
 
 /// The generation of the interface that a name comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,7 +14,7 @@ pub enum Version {
     Own,
 }
 
-/// Which generation's files the tree shows, and with whose meaning where one name is in both.
+/// The version whose files the tree shows, and whose meaning a name has that is in both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Style {
     /// Those of version 1 alone.

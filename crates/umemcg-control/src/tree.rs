@@ -328,7 +328,7 @@ impl ControlTree {
         let mut content = file.content.lock();
         let goes_on = content.goes_on_at(offset);
         let mut outdated = None;
-        // What is left of a text does not depend on the group any more.
+        // The rest of a text does not depend on the group any more.
         if !goes_on || content.is_read() {
             let group = file.group()?;
             if !goes_on {

@@ -49,7 +49,7 @@ impl Window {
     }
 }
 
-/// What an open pressure file waits for.
+/// The event that an open pressure file waits for.
 #[derive(Debug)]
 #[doc(alias = "psi_trigger")]
 pub(crate) struct Trigger {

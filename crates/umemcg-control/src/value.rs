@@ -17,8 +17,8 @@ use crate::error::ControlError;
 
 /// No limit, in bytes.
 pub const UNLIMITED: u64 = u64::MAX;
-/// What a v1 file shows for "no limit": the largest whole number of pages whose bytes fit a signed
-/// 64-bit number.
+/// The value that a v1 file shows for "no limit": the largest whole number of pages whose bytes fit
+/// a signed 64-bit number.
 pub const UNLIMITED_V1_SHOWN: u64 = i64::MAX as u64 / PAGE_SIZE_U64 * PAGE_SIZE_U64;
 
 /// Returns the meaningful part of what was written: up to the first NUL, white space around it

@@ -1,4 +1,4 @@
-//! What an open file that can be polled has seen of its news.
+//! The news that an open file that can be polled has seen.
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use umemcg_base::LeafMutex;
 
 use crate::waiters::Waker;
 
-/// What an open file that can be polled keeps.
+/// The state of an open file that can be polled.
 #[derive(Debug)]
 pub(crate) struct Watch {
     /// Count of changes when the file was last read; [`NEVER`] before.

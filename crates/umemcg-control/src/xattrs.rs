@@ -16,10 +16,10 @@ pub const NR_XATTRS_MAX: usize = 128;
 /// Most bytes that their values have together, of each kind again.
 #[doc(alias = "KERNFS_USER_XATTR_SIZE_LIMIT")]
 pub const XATTR_VALUES_BYTES_MAX: usize = 128 << 10;
-/// What an attribute is charged beside its name and its value.
+/// The charge of an attribute beside its name and its value.
 pub const XATTR_BYTES: u64 = 256;
 
-/// What a new value may find.
+/// The conditions on an existing value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SetXattr {
     /// An attribute of that name, or none.
@@ -30,7 +30,7 @@ pub enum SetXattr {
     Replace,
 }
 
-/// Whose a name is.
+/// The namespace of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Namespace {
     User,

@@ -1,4 +1,4 @@
-//! What the files of dirty limits show and take.
+//! The texts that the files of dirty limits show and accept.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! What each control file shows and takes.
+//! The texts that each control file shows and accepts.
 
 mod support;
 

@@ -1,11 +1,11 @@
-//! What a directory looks like to tools that know one version of Linux's memory cgroups.
+//! The look of a directory to tools that know one version of Linux's memory cgroups.
 
 mod support;
 
 use support::{Fixture, MIB, fixture, fixture_of};
 use umemcg_control::{ControlError, NodeId, Style};
 
-/// What Linux 6.18 shows of version 1, but for `memory.kmem.slabinfo`'s neighbours that run
+/// The files of version 1 in Linux 6.18, but for `memory.kmem.slabinfo`'s neighbours that run
 /// programs.
 const V1: &[&str] = &[
     "cgroup.clone_children",

@@ -17,11 +17,11 @@ use std::time::{Duration, Instant};
 
 use umemcg_base::Wait;
 
-/// How long a request may compute: many times what a mebibyte takes.
+/// The time that a request may compute: many times what a mebibyte takes.
 const LEASE: Duration = Duration::from_millis(20);
-/// How long a store may compute: some times what it takes to copy a mebibyte on a processor that
-/// others want, too. With 2 ms a neighbour's p99 was twice that with 10 ms; a store that answers in
-/// less is asked for less at a time.
+/// The time that a store may compute: some times what it takes to copy a mebibyte on a processor
+/// that others want, too. With 2 ms a neighbour's p99 was twice that with 10 ms; a store that
+/// answers in less is asked for less at a time.
 const STORE_LEASE: Duration = Duration::from_millis(5);
 
 /// Identifies a computing request, and until when it counts as computing.

@@ -67,7 +67,7 @@ const NONBLOCK: u32 = 0o4000;
 const XATTR_CREATE: u32 = 1;
 const XATTR_REPLACE: u32 = 2;
 
-/// What poll says of every file: `POLLIN`, `POLLOUT`, `POLLRDNORM`, `POLLWRNORM`.
+/// The poll events of every file: `POLLIN`, `POLLOUT`, `POLLRDNORM`, `POLLWRNORM`.
 const POLL_ALWAYS: u32 = 0x001 | 0x004 | 0x040 | 0x100;
 /// And of one that has news.
 const POLL_PRI: u32 = 0x002;
@@ -89,7 +89,7 @@ pub struct ControlFs {
     /// Knows the group that pays for a request.
     classifier: Arc<dyn Classifier>,
     open_files: LeafMutex<OpenFiles>,
-    /// What numbers of descriptors mean; once it is known where this is mounted.
+    /// The lookup of descriptor numbers; set once the mount point is known.
     descriptors: OnceLock<ProcessDescriptors>,
     /// Wakes pollers; set once the mount is served.
     notifier: OnceLock<Notifier>,
@@ -97,7 +97,7 @@ pub struct ControlFs {
     modify_events: OnceLock<ModifyEvents>,
     /// Makes what touches files below the mount point; none where inotify is not told.
     make_touch: Option<MakeTouch>,
-    /// What that made, until the mount is served.
+    /// The helper that was made for that, until the mount is served.
     touch: LeafMutex<Option<Box<dyn Touch>>>,
 }
 

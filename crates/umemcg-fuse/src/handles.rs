@@ -7,11 +7,11 @@ use std::sync::Arc;
 use arc_swap::{ArcSwapOption, Guard};
 use umemcg_base::{LeafMutex, Table};
 
-/// What is open, with the handle that it goes by.
+/// An open object and its handle.
 #[derive(Debug)]
 pub struct Opened<T> {
     handle: u64,
-    /// What the handle stands for.
+    /// The object that the handle stands for.
     pub value: Arc<T>,
 }
 
@@ -107,7 +107,7 @@ impl<T> Default for HandleTable<T> {
     }
 }
 
-/// What a handle stands for, kept open while this lives.
+/// The object that a handle stands for, kept open while this lives.
 #[derive(Debug)]
 pub struct HandleRef<T>(Guard<Option<Arc<Opened<T>>>>);
 

@@ -30,9 +30,9 @@ use crate::transport::{Payload, Transport};
 use crate::wire::reply::WriteOut;
 use crate::wire::{INTERRUPT_BIT, OUT_HEADER_BYTES, OutHeader};
 
-/// How often a waiting thread that has been signalled is looked at.
+/// The interval at which a waiting thread that has been signalled is looked at.
 pub const WATCH_INTERVAL: Duration = Duration::from_millis(50);
-/// How long an interrupt for an unknown request rests before the kernel is asked to repeat it.
+/// The time that an interrupt for an unknown request rests before the kernel is asked to repeat it.
 const UNKNOWN_REST: Duration = Duration::from_millis(2);
 /// After this long a signalled thread that cannot be looked at (another pid namespace, a hidden
 /// `/proc`) counts as killed.
@@ -40,7 +40,7 @@ const UNSEEN_GRACE: Duration = Duration::from_secs(1);
 /// Shards of the table, so that threads seldom meet.
 const NR_SHARDS: usize = 16;
 
-/// Which signals end the wait for a request.
+/// The signals that end the wait for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Interrupts {
     /// Those that kill the waiting thread.
@@ -50,7 +50,7 @@ pub enum Interrupts {
     AnySignal,
 }
 
-/// What a request is answered with when its thread is being killed.
+/// The answer to a request whose thread is being killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KillAnswer {
     /// EINTR.
@@ -105,7 +105,7 @@ impl InflightRequest {
             }
         };
         let header = OutHeader { len: (OUT_HEADER_BYTES + payload.len()) as u32, error, unique: self.unique };
-        // Whether it is taken makes no difference: no caller is left to be told.
+        // It makes no difference whether it is taken: no caller is left to be told.
         let _ = self.transport.send(header.as_bytes(), Payload::Bytes(payload));
     }
 }
@@ -137,7 +137,7 @@ enum Interrupted {
     Unknown(u64),
 }
 
-/// What the watcher has made of an interrupted request.
+/// The watcher's finding about an interrupted request.
 enum Look {
     Later,
     Settled,

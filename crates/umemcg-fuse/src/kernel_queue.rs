@@ -1,6 +1,6 @@
-//! When the kernel's queue of requests was last seen empty. Whatever is taken from it afterwards
-//! was queued after that, and so was made by a thread that lived after that: this is how a thread
-//! is told from an earlier one with its id.
+//! The time at which the kernel's queue of requests was last seen empty. Whatever is taken from it
+//! afterwards was queued after that, and so was made by a thread that lived after that: this is how
+//! a thread is told from an earlier one with its id.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,7 +11,7 @@ use crate::inflight::Inflight;
 use crate::transport::Transport;
 use crate::wire::init::NR_BACKGROUND_MAX;
 
-/// How often the queue is looked at, while requests come.
+/// The interval at which the queue is looked at while requests come.
 const LOOK_INTERVAL_MS: u64 = 8;
 
 /// See the module text.

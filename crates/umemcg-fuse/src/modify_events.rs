@@ -38,7 +38,7 @@ const PASS_INTERVAL: Duration = Duration::from_millis(100);
 const TOUCHES_PER_PASS: usize = 100;
 /// Until a process that could not be asked is tried again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
-/// How long the thread sleeps when there is nothing to do.
+/// The time that the thread sleeps when there is nothing to do.
 const IDLE: Duration = Duration::from_secs(3600);
 /// Nodes of one wish to let go.
 const NODES_PER_PRUNE: usize = 256;
@@ -195,13 +195,13 @@ impl Shared {
     }
 }
 
-/// What the thread works with.
+/// The state of the thread.
 struct Passes {
     shared: Arc<Shared>,
     touch: Box<dyn Touch>,
     notifier: Notifier,
-    /// What was found changed and had no room in the last pass. With each, whether it has to be
-    /// touched in any case: its change was taken already.
+    /// Files that were found changed and had no room in the last pass. With each, whether it has to
+    /// be touched in any case: its change was taken already.
     to_touch: VecDeque<(u64, bool)>,
 }
 

@@ -1,8 +1,8 @@
 //! Mounting and unmounting: as root with `mount(2)`, as an ordinary user through `fusermount3`,
 //! which hands the connected device over a socket.
 //!
-//! What a mount point is, is asked of the mount table first: asking the path itself could wait for
-//! a daemon that hangs.
+//! The mount table tells first what a mount point is: asking the path itself could wait for a
+//! daemon that hangs.
 
 use std::ffi::{CString, OsStr, OsString};
 use std::io::{self, IoSliceMut};
@@ -26,19 +26,19 @@ use crate::mountinfo::{Mount, mount_at};
 use crate::transport::Device;
 use crate::wire::MAX_PAYLOAD_BYTES;
 
-/// How long a mount is given to say whether it is alive.
+/// The time that a mount is given to say whether it is alive.
 const ALIVE_WITHIN: Duration = Duration::from_secs(2);
 /// Dead mounts on top of each other that are taken over.
 const NR_STACKED_MAX: usize = 16;
 /// The programs that mount for ordinary users.
 const HELPERS: [&str; 2] = ["fusermount3", "fusermount"];
 
-/// What to mount, and how.
+/// The options of a mount.
 #[derive(Debug, Clone)]
 pub struct MountOptions {
-    /// What stands behind `fuse.` in the mount table.
+    /// The text behind `fuse.` in the mount table.
     pub subtype: String,
-    /// What the mount table shows as the source.
+    /// The source that the mount table shows.
     pub source: OsString,
     /// Let other users in. As root the default is yes, else no.
     pub allow_other: Option<bool>,
@@ -73,20 +73,20 @@ pub enum MountError {
     /// A living file system of this type is mounted there.
     #[error("the mount point {} is busy: a file system of type {kind} is mounted there; unmount it or choose another directory", point.display())]
     Busy {
-        /// Where.
+        /// The mount point.
         point: PathBuf,
-        /// What.
+        /// The type of the mounted file system.
         kind: String,
     },
-    /// What is mounted there has lost its daemon.
+    /// The mount there has lost its daemon.
     #[error("{} is a mount whose daemon has died; --replace takes it over, `umount` or `fusermount3 -u` removes it", .0.display())]
     Stale(PathBuf),
     /// One directory lies in the other.
     #[error("the mount point {} and the directory {} must not contain each other", point.display(), backing.display())]
     Nested {
-        /// Where to mount.
+        /// The mount point.
         point: PathBuf,
-        /// What to mount.
+        /// The directory to mount.
         backing: PathBuf,
     },
     /// The kernel has no FUSE, or we may not use it.
@@ -98,24 +98,24 @@ pub enum MountError {
     /// The helper refused.
     #[error("fusermount3 cannot mount at {}: {message}", point.display())]
     Helper {
-        /// Where.
+        /// The mount point.
         point: PathBuf,
-        /// What it says.
+        /// Its message.
         message: String,
     },
     /// A system call failed.
     #[error("cannot {what} {}: {error}", path.display())]
     System {
-        /// What was tried.
+        /// The operation that was tried.
         what: &'static str,
         /// With what.
         path: PathBuf,
-        /// What came of it.
+        /// Its error.
         error: io::Error,
     },
 }
 
-/// How to unmount.
+/// The way to unmount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unmount {
     /// Only if it is not in use.

@@ -1,5 +1,5 @@
-//! What is mounted where, as `/proc/self/mountinfo` says. Reading it asks no file system anything,
-//! so it is safe beside mounts that are dead or hang.
+//! The mounts of this process, as `/proc/self/mountinfo` lists them. Reading it asks no file system
+//! anything, so it is safe beside mounts that are dead or hang.
 
 use std::ffi::OsString;
 use std::io;
@@ -13,13 +13,13 @@ pub struct Mount {
     pub id: u64,
     /// `major:minor` of the mounted file system, unique among those mounted now.
     pub device: String,
-    /// Which directory of the file system is mounted.
+    /// The directory of the file system that is mounted.
     pub root: PathBuf,
-    /// Where.
+    /// The mount point.
     pub point: PathBuf,
     /// Type, with its subtype: `fuse.umemcg`.
     pub kind: String,
-    /// What the mount calls its source.
+    /// The source of the mount.
     pub source: OsString,
     /// Options of the file system, separated by commas.
     pub super_options: String,

@@ -163,7 +163,7 @@ impl Notifier {
 
 fn deliver(notices: &Receiver<Notice>, polls: &Polls, transport: &dyn Transport, can_prune: &AtomicBool) {
     while let Ok(notice) = notices.recv() {
-        // What is put from here on finds the set empty, and puts a notice behind this one.
+        // A caller that adds from here on finds the set empty, and puts a notice behind this one.
         let handles = std::mem::take(&mut *polls.lock());
         for handle in handles {
             let wakeup = PollWakeupOut { kh: handle };
@@ -211,7 +211,7 @@ fn send(code: i32, body: &[u8], transport: &dyn Transport, can_prune: &AtomicBoo
         // Gone: the kernel did not know the node or name.
         Ok(()) | Err(SendError::Gone) => {}
         Err(SendError::Failed(error)) => {
-            // What is too new for the kernel is malformed to it.
+            // A message that is too new for the kernel is malformed to it.
             if code == notify::PRUNE && Errno::from_io_error(&error) == Some(Errno::INVAL) {
                 can_prune.store(false, Ordering::Relaxed);
             }

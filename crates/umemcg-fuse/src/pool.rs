@@ -33,7 +33,7 @@ pub use crate::queue::Keys;
 use crate::queue::{ConcurrencyLimits, Queue};
 pub(crate) use crate::queue::{Started, Waiting};
 
-/// How many threads do what.
+/// The numbers of threads by task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolLimits {
     /// Fewer readers than this and another thread becomes one.
@@ -66,7 +66,7 @@ impl Default for PoolLimits {
     }
 }
 
-/// What a reader does with a request that may sleep.
+/// A reader's way to start a request that may sleep.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Start {
     /// Run it, then call [`Pool::finish`].
@@ -77,7 +77,7 @@ pub(crate) enum Start {
     Refuse,
 }
 
-/// What a thread does that has run a request.
+/// The next task of a thread that has run a request.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next<J> {
     /// Read requests.
@@ -350,7 +350,7 @@ impl<J: Waiting> Pool<J> {
     }
 }
 
-/// How many threads do what.
+/// The numbers of threads by task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PoolCounts {
     /// All.

@@ -15,8 +15,8 @@ use crate::transport::{Payload, SendError, Transport};
 use crate::wire::reply::{GetxattrOut, WriteOut};
 use crate::wire::{InHeader, OUT_HEADER_BYTES, OutHeader, opcode};
 
-/// Whether an answer arrived. What an answer hands over (a looked-up node, an open file) must be
-/// taken back when it did not.
+/// The delivery of an answer. An object that an answer hands over (a looked-up node, an open file)
+/// must be taken back when the answer did not arrive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use = "what the answer handed over is lost when it was not taken"]
 pub enum Delivery {
@@ -51,7 +51,7 @@ pub enum Answer {
     Any {
         /// 0, or a negative error.
         error: i32,
-        /// What follows.
+        /// The bytes that follow.
         bytes: Vec<u8>,
         /// For when it is not taken.
         undo: Option<Undo>,
@@ -120,13 +120,13 @@ pub struct Reply {
     tid: u32,
     /// An answer is still due.
     due: bool,
-    /// Where requests are registered that may take long; none during the handshake.
+    /// The register of requests that may take long; none during the handshake.
     inflight: Option<Arc<Inflight>>,
-    /// What ends the wait for this one.
+    /// The signals that end the wait for this one.
     interrupts: Interrupts,
     /// Set once this one is.
     flight: Option<Arc<InflightRequest>>,
-    /// What is asked before the answer is sent; none for most.
+    /// The check before the answer is sent; none for most.
     gate: Option<Gate>,
 }
 

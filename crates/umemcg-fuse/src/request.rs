@@ -98,7 +98,7 @@ impl Buffers {
 pub struct RequestRef<'a> {
     /// The process that asks, and the node.
     pub header: &'a InHeader,
-    /// What is asked.
+    /// The operation.
     pub op: Op<'a>,
     /// The kernel queued it after this time, in nanoseconds since boot.
     pub queued_after_ns: u64,

@@ -17,24 +17,25 @@ use crate::data_fs::{DataFs, Lifetimes};
 use crate::mount::{MountError, MountOptions, Mounted, Unmount};
 use crate::session::{Filesystem, Session, SessionConfig, SessionError};
 
-/// How often a flush reports its progress.
+/// The interval at which a flush reports its progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// The time that work may take beyond its deadline to list what it has not done.
 const LISTING_TIME: Duration = Duration::from_secs(1);
-/// How long threads may take to end after their mount is gone; one may be in a store that hangs.
+/// The time that threads may take to end after their mount is gone; one may be in a store that
+/// hangs.
 const THREADS_END_WITHIN: Duration = Duration::from_secs(2);
 
-/// What is served, and where.
+/// The configuration of a daemon.
 #[derive(Debug, Clone)]
 pub struct DaemonConfig {
     /// The directory behind the mount, and how it is read and written; none for a mount of many
     /// volumes, which are added while it is served.
     pub volume: Option<VolumeConfig>,
-    /// Where it is mounted.
+    /// The mount point.
     pub point: PathBuf,
-    /// How.
+    /// The options of the mount.
     pub mount: MountOptions,
-    /// What the kernel may remember.
+    /// The times for which the kernel may cache answers.
     pub lifetimes: Lifetimes,
     /// Threads.
     pub session: SessionConfig,
@@ -221,7 +222,7 @@ impl Daemon {
         if !lost.is_empty() {
             return lost;
         }
-        // What is no file content: names, attributes, times.
+        // Everything but file content: names, attributes, times.
         let filesystem = Arc::clone(&self.filesystem);
         let synced = self.in_background("umemcg-sync", deadline, progress, move || filesystem.sync_volumes());
         match synced {

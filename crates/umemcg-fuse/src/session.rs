@@ -60,7 +60,7 @@ pub trait Filesystem: Send + Sync + 'static {
     fn slow(&self, request: &RequestRef<'_>, reply: &mut Reply);
 }
 
-/// How a session is run.
+/// The configuration of a session.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SessionConfig {
     /// Threads.
@@ -168,7 +168,7 @@ impl Session {
         });
         shared.filesystem.ready(&negotiated, &notifier);
         let watched = Arc::clone(&shared);
-        // What a killed thread has let wait is given back, also while its store hangs.
+        // Requests of a killed thread are given back, also while its store hangs.
         spawn_detached("umemcg-watch", move || watched.inflight.watch(|| drop(watched.pool.sweep())))?;
         shared.pool.open(|| spawn_server(&shared, Begin::Reader))?;
         Ok(Self { shared, notifier, negotiated })
@@ -276,7 +276,7 @@ fn spawn_detached(name: &str, body: impl FnOnce() + Send + 'static) -> io::Resul
     std::thread::Builder::new().name(name.into()).spawn(body).map(drop)
 }
 
-/// What a new thread does first.
+/// The first task of a new thread.
 #[derive(Debug, Clone, Copy)]
 enum Begin {
     Reader,
@@ -427,7 +427,7 @@ impl Shared {
     fn run(&self, seat: &PoolObserver, started: Started, request: &mut Request) -> Started {
         seat.run.set(Some(started.run));
         if let Ok((request, reply)) = request.parts(self.dialect) {
-            // What is no data is a few calls of the host.
+            // An operation other than on data is a few calls of the host.
             let _idle = (!request.op.is_data()).then(|| Idle::begin(Wait::Perhaps));
             self.guarded(reply, |reply| self.filesystem.slow(&request, reply));
             if reply.is_due() {

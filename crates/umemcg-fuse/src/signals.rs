@@ -1,4 +1,4 @@
-//! Whether a thread is being killed, as `/proc/<tid>/status` shows it.
+//! Looks whether a thread is being killed, in `/proc/<tid>/status`.
 //!
 //! That file is one of the few about a process that can be read without the process's memory map
 //! lock, which the thread may hold while it waits for us (a fault on a mapped page). A signal that
@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{Mode, OFlags};
 
-/// Whether a thread is being killed.
+/// The state of a thread: running or being killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Liveness {
     /// A signal that kills it is pending, or it is gone.

@@ -11,7 +11,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use umemcg_arena::{Arena, Segment};
 
-/// What follows an answer's header.
+/// The bytes behind an answer's header.
 #[derive(Clone, Copy)]
 pub enum Payload<'a> {
     /// Nothing.

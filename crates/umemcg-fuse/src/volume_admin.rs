@@ -14,10 +14,10 @@ use umemcg_vfs::{NodeId, VolumeKind, VolumeSpec};
 
 use crate::serve::{Daemon, Lost};
 
-/// How long the kernel is given to forget a name.
+/// The time that the kernel has to forget a name.
 const FORGOTTEN_WITHIN: Duration = Duration::from_secs(2);
-/// How long what is open is given to be closed, and how long closing it by force may keep the
-/// remover.
+/// The time that open files have to be closed, and the time for which closing them by force may
+/// keep the remover.
 const CLOSED_WITHIN: Duration = Duration::from_secs(2);
 
 /// Why a volume was not added.
@@ -29,9 +29,9 @@ pub enum AddVolumeError {
     /// The directory cannot be looked at.
     #[error("cannot use the directory {}: {error}", dir.display())]
     Directory {
-        /// Which.
+        /// The directory.
         dir: PathBuf,
-        /// What the system said.
+        /// The system's error.
         error: std::io::Error,
     },
     /// One directory lies in the other.
@@ -55,10 +55,10 @@ pub enum RemoveVolumeError {
     Lost(Vec<Lost>),
 }
 
-/// What a removal left behind.
+/// The result of a removal.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Removed {
-    /// What was accepted and is not durable; only by force.
+    /// The accepted data that is not durable; only by force.
     pub lost: Vec<Lost>,
     /// Files and directories that were open and now answer with errors; only by force.
     pub nr_closed: usize,
@@ -69,7 +69,7 @@ pub struct Removed {
 pub struct VolumeInfo {
     /// Its name.
     pub name: String,
-    /// Where its data lives.
+    /// The place where its data lives.
     pub kind: VolumeKind,
     /// Files and directories open on it.
     pub nr_open: usize,

@@ -19,7 +19,7 @@ use umemcg_base::{LeafMutex, PAGE_SIZE};
 use crate::wire::InHeader;
 use crate::wire::request::{shorten_write, write_payload};
 
-/// What a request takes beside its bytes: itself, its entry among those that can be interrupted,
+/// The cost of a request beside its bytes: itself, its entry among those that can be interrupted,
 /// its place in the queue.
 pub const REQUEST_BYTES: u64 = 512;
 /// This much of a write is kept whatever the limits say, and up to the end of a page.

@@ -1,4 +1,4 @@
-//! What the mounted control tree promises to shells and programs.
+//! The guarantees of the mounted control tree to shells and programs.
 
 mod common;
 
@@ -185,8 +185,8 @@ fn a_set_gid_directory_hands_its_owning_group_on() {
     assert_eq!(mount.ok("stat -c %g A/B/C/memory.max"), "5\n");
 }
 
-/// What Linux 6.18 prints on cgroupfs, but that a value may be replaced by one that fits only
-/// without it.
+/// Compares with the output of Linux 6.18 on cgroupfs, but that a value may be replaced by one that
+/// fits only without it.
 #[test]
 fn extended_attributes_are_as_on_cgroupfs() {
     let Some(mount) = Mount::new() else { return };

@@ -29,7 +29,7 @@ const ENOSPC: i32 = 28;
 const SOON: Duration = Duration::from_secs(40);
 /// Operations of the others while a store is ill.
 const NR_OPERATIONS: usize = 60;
-/// What a group may hold; less than is written.
+/// The limit of a group; less than is written.
 const LIMIT: u64 = 2 << 20;
 
 /// A mount of three volumes: `ill`, over a store that does what the test says, `well` and `fine`
@@ -147,7 +147,7 @@ fn bytes_of(seed: u8, len: usize) -> Vec<u8> {
     (0..len).map(|at| (at / 512) as u8 ^ (at as u8).wrapping_mul(seed | 1)).collect()
 }
 
-/// What a store is made to do.
+/// A fault of a store.
 type Fault = fn(&Faulty);
 
 const FAULTS: [(&str, Fault); 6] = [
@@ -285,8 +285,8 @@ fn fsync_reports_an_error_once_to_each_open_file_or_the_next() {
     ground.end(&[("a", &expected)]);
 }
 
-/// What a `syncfs` request runs, should a kernel send one (see `power_cut.rs`), and the second half
-/// of `umemcg sync`.
+/// The work of a `syncfs` request, should a kernel send one (see `power_cut.rs`), and the second
+/// half of `umemcg sync`.
 #[test]
 fn a_sync_of_all_volumes_is_durable_or_reports_each_error_once() {
     if !can_mount() {

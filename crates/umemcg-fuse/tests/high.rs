@@ -28,7 +28,7 @@ fn group(engine: &Engine, name: &str) -> Arc<Group> {
     engine.create_group(engine.root(), OsStr::new(name)).unwrap()
 }
 
-/// What the kernel's own test of `memory.high` says, with a reader.
+/// The kernel's own test of `memory.high`, with a reader.
 #[test]
 fn a_reader_over_high_ends_at_it_and_never_meets_the_limit() {
     if !can_mount() {

@@ -27,7 +27,8 @@ fn send(child: &Child, signal: Signal) {
     kill_process(Pid::from_child(child), signal).unwrap();
 }
 
-/// How long the child lived on; a child that hangs fails the test by its mount going away.
+/// Returns the time that the child lived on; a child that hangs fails the test by its mount going
+/// away.
 fn end_of(mut child: Child, since: Instant) -> Duration {
     child.wait().unwrap();
     since.elapsed()

@@ -1,5 +1,5 @@
-//! Which event files are touched for inotify, and when. What a touch does is tested with the
-//! program that brings it.
+//! The event files that are touched for inotify. The effect of a touch is tested with the program
+//! that brings it.
 
 mod common;
 
@@ -21,7 +21,7 @@ const LONG: Duration = Duration::from_secs(30);
 /// Writes down what it is asked to touch, and how many events there were by then.
 #[derive(Default)]
 struct Notes {
-    /// How often it still fails.
+    /// The number of failures to come.
     nr_failures: u32,
     touched: Vec<(PathBuf, u64)>,
 }

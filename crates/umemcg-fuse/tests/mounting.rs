@@ -1,4 +1,4 @@
-//! What can be mounted where, and what is said when it cannot.
+//! Mounts that succeed, mounts that are refused, and the messages of a refusal.
 
 mod common;
 

@@ -23,8 +23,8 @@ fn make(engine: &Engine, parent: &Arc<Group>, name: &str) -> Arc<Group> {
     engine.create_group(parent, OsStr::new(name)).unwrap()
 }
 
-/// What a tenant does that is remembered for him: data, dirty data, names long and short, links,
-/// listings, locks, open files and attributes.
+/// Does the work of a tenant that the daemon remembers for it: data, dirty data, names long and
+/// short, links, listings, locks, open files and attributes.
 fn work_in(directory: &Path) {
     fs::create_dir_all(directory).unwrap();
     for n in 0..40 {

@@ -41,7 +41,7 @@ impl Mount {
     }
 }
 
-/// What poll says when it is asked for news alone.
+/// Returns the events of a poll that asks for news alone.
 fn poll_for(file: &File, timeout: Duration) -> PollFlags {
     let mut fds = [PollFd::new(file, PollFlags::PRI)];
     let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };

@@ -1,4 +1,4 @@
-//! What a served mount promises, on real mounts.
+//! The guarantees of a served mount, on real mounts.
 
 mod common;
 

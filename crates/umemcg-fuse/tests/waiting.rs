@@ -1,5 +1,5 @@
-//! What requests that wait take of this process, and of their group. The only test of its program:
-//! it measures resident memory.
+//! The memory of waiting requests, in this process and in their group. The only test of its
+//! program: it measures resident memory.
 
 mod common;
 

@@ -1,6 +1,6 @@
-//! What a charge and its uncharge cost together: 4 KiB and 100 B, by depth, by the number of groups
-//! that a thread cycles over, and by threads. The least of many rounds, in nanoseconds, since the
-//! machine has other work.
+//! The cost of a charge and its uncharge together: 4 KiB and 100 B, by depth, by the number of
+//! groups that a thread cycles over, and by threads. The least of many rounds, in nanoseconds,
+//! since the machine has other work.
 //!
 //! `cargo run --release -p umemcg-group --example charge_cost [filter]`
 
@@ -24,7 +24,7 @@ fn groups(tree: &GroupTree, depth: u32, nr: usize) -> Vec<Arc<Group>> {
     (0..nr).map(|i| tree.create(&parent, &OsString::from(format!("g{i}"))).unwrap()).collect()
 }
 
-/// When a round began and when it ended.
+/// The start and the end of a round.
 type Round = (Instant, Instant);
 
 fn round(groups: &[Arc<Group>], bytes: u64) -> Round {

@@ -31,7 +31,7 @@ use umemcg_base::{Rank, Waiting, assert_may_wait};
 /// stay inside for some nanoseconds, unless they are preempted.
 const SPINS_MAX: u32 = if cfg!(loom) { 0 } else { 200 };
 
-/// Whether [`heavy_fence`] includes the owners' fence. Set before the first owner exists.
+/// True if [`heavy_fence`] includes the owners' fence. Set before the first owner exists.
 #[cfg(not(loom))]
 static IS_ASYMMETRIC: AtomicBool = AtomicBool::new(false);
 

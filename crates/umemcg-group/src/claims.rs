@@ -103,7 +103,7 @@ pub(crate) struct Claimants {
     sum: Protection,
     /// The parent's usage at that time.
     usage: u64,
-    /// How many more queries it may answer.
+    /// The number of queries that it may still answer.
     pub(crate) nr_uses_left: usize,
 }
 

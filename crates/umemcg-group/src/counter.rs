@@ -38,9 +38,8 @@ pub const CHARGE_BYTES_MAX: u64 = 1 << 56;
 /// The node's index that means "none": the root's parent, an unowned frame, an empty stock slot.
 pub const NO_NODE: u32 = 0;
 
-/// How far below its soft limit a usage may be while the group still counts as in excess, in bytes.
-/// A group above its soft limit counts as in excess immediately. The lag is the size of a full
-/// stock.
+/// Distance below its soft limit at which a group may still count as in excess, in bytes. A group
+/// above its soft limit counts as in excess immediately. The lag is the size of a full stock.
 #[doc(alias = "SOFTLIMIT_EVENTS_TARGET")]
 pub const EXCESS_LAG_BYTES: u64 = if cfg!(loom) { 2 } else { 256 << 10 };
 

@@ -21,14 +21,14 @@ struct KnownLevel {
     claimed: Option<Protection>,
 }
 
-/// What is protected below one root, as one walk finds it. Results are estimates of a moment:
-/// usages change meanwhile.
+/// The protection below one root, as one walk finds it. Results are estimates of a moment: usages
+/// change meanwhile.
 #[doc(alias = "mem_cgroup_calculate_protection")]
 #[derive(Debug)]
 pub struct EffectiveProtection<'r> {
     root: &'r Arc<Group>,
     recursive: bool,
-    /// Whether anything below the root is protected at all.
+    /// True if any group below the root is protected.
     is_any: bool,
     /// From directly below the root down to the group asked for last.
     path: Vec<KnownLevel>,

@@ -1,5 +1,5 @@
-//! Which groups are over their soft limit, and the path to them from every group above
-//! (mail soft-limit-rework, patches 5 to 7).
+//! The groups over their soft limit, and the path to them from every group above (mail
+//! soft-limit-rework, patches 5 to 7).
 //!
 //! A group *counts as in excess* by a flag at its counter. The flag goes up when a change of the
 //! usage finds it above the soft limit, and down when one finds it [`EXCESS_LAG_BYTES`] below, so
@@ -34,7 +34,7 @@ use umemcg_base::{LeafMutex, Rank};
 pub struct Excess<C> {
     /// Held while the flag changes.
     changing: LeafMutex<()>,
-    /// Whether the flag is up, and the children below which one is.
+    /// The flag, and the children below which one is up.
     subtree_marks: SubtreeMarks<C>,
 }
 

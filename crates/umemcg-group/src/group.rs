@@ -51,7 +51,7 @@ pub struct Group {
     pub(crate) stats: Stats,
     /// Highest sum of the items of [`StatItem::is_metadata`], groups below included. (A)
     pub(crate) metadata_peak: AtomicI64,
-    /// Which groups are over a soft limit, here and below.
+    /// The groups over their soft limit, here and below.
     excess: Excess<Weak<Group>>,
     bells: WakeSignals,
     parts: Extensions,

@@ -27,11 +27,11 @@ struct Slot {
     nr: AtomicU64,
 }
 
-/// What has been collected of a slot.
+/// The part of a slot's count that has been collected.
 #[derive(Debug, Default)]
 struct Collected {
     group: Weak<Group>,
-    /// How much of the count has been added to the group's statistic.
+    /// The part of the count that has been added to the group's statistic.
     nr_passed: u64,
 }
 

@@ -15,7 +15,7 @@ thread_local! {
     /// Nodes whose excess flag uncharges of this thread found stale. It has no destructor, so that
     /// it can be used while the thread ends; the code that takes it frees it.
     static STALE_EXCESS: Cell<ManuallyDrop<Vec<u32>>> = const { Cell::new(ManuallyDrop::new(Vec::new())) };
-    /// Whether there are any.
+    /// True if there are any.
     static HAS_STALE_EXCESS: Cell<bool> = const { Cell::new(false) };
 }
 

@@ -25,7 +25,7 @@ macro_rules! numbered {
         #[repr(u8)]
         pub enum $name { $($(#[$doc])* $variant),+ }
 
-        /// How many there are.
+        /// The number of items.
         pub const $count: usize = $name::ALL.len();
 
         impl $name {

@@ -31,7 +31,7 @@ pub const NR_SHARED: usize = if cfg!(loom) { 2 } else { 128 };
 const DIRECT_WORDS: usize = NR_DIRECT.div_ceil(64);
 const SHARED_WORDS: usize = NR_SHARED.div_ceil(64);
 
-/// What a drain removes.
+/// The stocks that a drain removes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Drain {
     /// The bytes in stock. The slots stay claimed, so their threads stay fast.

@@ -242,7 +242,7 @@ impl<const N: usize, const W: usize> StockTable<N, W> {
     }
 }
 
-/// How a thread divides a table among slots. No other thread sees this.
+/// The division of a thread's table among slots. No other thread sees it.
 #[derive(Debug)]
 pub struct SlotShares {
     nr_claimed: Cell<u32>,

@@ -1,4 +1,4 @@
-//! What an empty group costs. Looks at the memory of the whole process, so it is a program of its
+//! The cost of an empty group. Looks at the memory of the whole process, so it is a program of its
 //! own.
 #![cfg(not(loom))]
 

@@ -13,10 +13,10 @@ use umemcg_group::{
 };
 
 const CAPACITY: u64 = 16 << 20;
-/// What one thread may have in stock.
+/// The largest stock of one thread, in bytes.
 const SLACK: u64 = 1 << 20;
 
-/// What was done, by positions in the lists of everything that ever was (taken modulo their
+/// An operation, by positions in the lists of everything that ever was (taken modulo their
 /// lengths).
 #[derive(Debug, Clone)]
 enum Op {
@@ -130,7 +130,8 @@ impl Model {
             || self.children(of).any(|child| self.is_in_memory(child))
     }
 
-    /// What is charged here and below, the state of groups and counter nodes below included.
+    /// Returns the bytes charged here and below, the state of groups and counter nodes below
+    /// included.
     fn usage(&self, of: usize) -> u64 {
         let below = self.children(of).map(|child| {
             let usage = self.usage(child);

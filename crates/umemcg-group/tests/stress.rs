@@ -11,7 +11,7 @@ use umemcg_group::{Charge, GROUP_STATE_BYTES, Group, GroupTree};
 const MIB: u64 = 1 << 20;
 const NR_THREADS: u64 = 4;
 const LARGEST_CHARGE: u64 = 64 << 10;
-/// What a thread may have in stock.
+/// The largest stock of one thread, in bytes.
 const STOCK_BYTES_MAX: u64 = MIB;
 
 /// A small generator, so that every run is the same as far as threads allow.

@@ -60,7 +60,7 @@ impl Reclaimer {
                 }
             }
             if freed.releasing_bytes > 0 {
-                // What goes now need not be asked again by the next freed.
+                // The bytes that are released now need not be asked for again.
                 freed.slab_bytes += self.pending_releases().wait(released_before, freed.releasing_bytes);
             }
             progress.add(freed);

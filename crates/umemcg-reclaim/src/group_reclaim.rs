@@ -24,7 +24,7 @@ pub struct GroupReclaim {
     /// By node: which shrinkers may have objects of this group.
     shrinker_bits: Box<[ShrinkerBits]>,
     object_lists: ObjectLists,
-    /// Whether there may be pages or objects here, and in which groups below.
+    /// Marks of the groups, this one and those below, that may have pages or objects.
     subtree_marks: SubtreeMarks<Weak<Group>>,
     background: Background,
     /// For the level of pressure on this group and those below.
@@ -33,7 +33,8 @@ pub struct GroupReclaim {
     age: AtomicU64,
     /// With write-back, when this group is reclaimed from.
     pub(crate) backoff: WritebackBackoff,
-    /// Where walks over this group's subtree stand; taken by concurrent reclaimers in turn.
+    /// The positions of the walks over this group's subtree; taken by concurrent reclaimers in
+    /// turn.
     pub(crate) position: WalkPosition,
 }
 

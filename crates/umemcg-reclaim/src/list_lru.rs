@@ -19,7 +19,7 @@ use crate::object_lists::{ListKey, ObjectList, Objects};
 use crate::reclaimer::Reclaimer;
 use crate::shrinker::ShrinkerId;
 
-/// What a walk does with an object, as its visitor decides under the list's lock.
+/// A walk's action on an object, as its visitor decides under the list's lock.
 #[doc(alias = "lru_status")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {

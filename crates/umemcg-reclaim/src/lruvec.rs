@@ -9,7 +9,7 @@ use umemcg_arena::{Arena, FrameFlags as Flag, FrameId, FrameRecord};
 use umemcg_base::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use umemcg_base::{Rank, RankedMutex, RankedMutexGuard};
 
-/// Which list.
+/// The kind of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LruKind {
     /// Pages on trial; reclaim takes from its tail.
@@ -98,7 +98,7 @@ impl List {
     }
 }
 
-/// What the lock protects.
+/// The lists under the lock.
 #[derive(Debug)]
 pub struct Lists {
     pub(crate) inactive: List,

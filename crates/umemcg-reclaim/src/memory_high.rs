@@ -47,12 +47,12 @@ pub(crate) fn note_charged(bytes: u64) {
     CHARGED_BYTES.with(|charged| charged.set(charged.get().wrapping_add(bytes)));
 }
 
-/// What this thread charges from here on, for the caller that has to pay at the end of a request
-/// for what the request has charged.
+/// A count of the charges of this thread, for the caller that has to pay at the end of a request
+/// for those of the request.
 #[derive(Debug)]
 pub struct ChargeMeter {
     start: u64,
-    /// Where its thread's count is.
+    /// The index of its thread's count.
     thread: usize,
 }
 

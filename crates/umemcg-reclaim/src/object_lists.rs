@@ -12,13 +12,13 @@ use crate::accounted_charge::AccountedCharge;
 use crate::list_slots::{Chain, ListSlot, ListSlots};
 use crate::shrinker::bits::{BitPlace, Closed, Unit};
 
-/// Which list: shrinker, node, and the number that the shrinker gave it.
+/// The key of a list: shrinker, node, and the number that the shrinker gave it.
 pub(crate) type ListKey = (u32, u32, u32);
 
 /// Bytes of a list, charged to its group.
 const LIST_BYTES: u64 = size_of::<ObjectList>() as u64 + 48;
 
-/// What a list's lock guards.
+/// The state under a list's lock.
 #[derive(Debug)]
 pub(crate) struct Objects {
     pub(crate) chain: Chain,

@@ -9,7 +9,7 @@ use umemcg_group::Group;
 
 use crate::shadow::Shadow;
 
-/// What became of a page that reclaim asked for.
+/// The fate of a page that reclaim asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Eviction {
     /// It left its file; the frame is frozen and belongs to the caller.

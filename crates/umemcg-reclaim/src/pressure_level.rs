@@ -1,5 +1,4 @@
-//! How hard reclaim finds it to free memory, as a level: low, medium, critical (`kernel-semantics`
-//! §7.4).
+//! The difficulty of freeing memory, as a level: low, medium, critical (`kernel-semantics` §7.4).
 //!
 //! Scanned and freed pages are counted at the group that is being reclaimed, window by window; the
 //! share of scanned pages that stayed says the level. A reclaim that got down to the last
@@ -24,7 +23,7 @@ const CRITICAL_PERCENT: u64 = 95;
 #[doc(alias = "vmpressure_level_critical_prio")]
 const CRITICAL_PRIORITY: u32 = 3;
 
-/// How hard it is to free memory.
+/// The difficulty of freeing memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[doc(alias = "vmpressure_levels")]
 pub enum PressureLevel {

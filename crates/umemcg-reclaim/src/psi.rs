@@ -10,7 +10,7 @@ use std::time::Duration;
 
 /// Length of a period.
 pub const PERIOD: Duration = Duration::from_secs(2);
-/// What an average over 10, 60 and 300 seconds keeps of itself over one period.
+/// The decay of the averages over 10, 60 and 300 seconds in one period.
 const KEPT: [f64; 3] = [1677.0 / 2048.0, 1981.0 / 2048.0, 2034.0 / 2048.0];
 
 /// One line of `memory.pressure`.
@@ -22,7 +22,7 @@ pub struct PressureLine {
     pub total: Duration,
 }
 
-/// What `memory.pressure` shows.
+/// The figures of `memory.pressure`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[doc(alias = "psi")]
 pub struct Pressure {
@@ -44,7 +44,7 @@ impl Line {
     fn average(&mut self, periods: u32) {
         let lost = self.shown.total - self.averaged;
         self.averaged = self.shown.total;
-        // What was lost before the first period's end may belong to a little more than the periods.
+        // Time lost before the first period's end may belong to a little more than the periods.
         let share = (lost.as_secs_f64() / (PERIOD.as_secs_f64() * f64::from(periods))).min(1.0);
         for (average, kept) in self.shown.averages.iter_mut().zip(KEPT) {
             let kept = kept.powi(periods.min(1 << 20) as i32);

@@ -29,11 +29,11 @@ use crate::reclaimer::Reclaimer;
 use crate::scan_control::{Pass, Progress, Round, WRITEBACK_WAIT};
 use crate::walk::{SharedWalk, excess_pages};
 
-/// How often a first round is made that hands out no group.
+/// The number of first rounds that may hand out no group.
 const FIRST_ROUNDS_MAX: u32 = 2;
 /// First rounds of one reclaim that see nothing but dirty pages and are made again.
 const DIRTY_ROUNDS_MAX: u32 = 8;
-/// How many times [`WRITEBACK_WAIT`] nothing at all may be written before the second round.
+/// The number of [`WRITEBACK_WAIT`] periods without any write before the second round.
 const WAITS_MAX: u32 = 5;
 
 /// Most pages of a list in excess that are looked at beyond its share of the priority.
@@ -41,7 +41,7 @@ pub(crate) const IN_EXCESS_PAGES_MAX: u64 = 1024;
 /// The part of its excess that a group gives in one step.
 const AHEAD_SHARE: u64 = 8;
 
-/// What follows a first round that did not free enough.
+/// The step after a first round that did not free enough.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FollowUp {
     /// The next priority; no other group is asked.
@@ -52,7 +52,7 @@ enum FollowUp {
     SecondRound,
 }
 
-/// What a reclaim remembers of its first rounds from priority to priority.
+/// A reclaim's record of its first rounds, kept from priority to priority.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct FirstRounds {
     nr_dirty_rounds: u32,
@@ -193,7 +193,7 @@ fn surplus_goal(excess_pages: u64) -> u64 {
     (excess_pages / AHEAD_SHARE).min(IN_EXCESS_PAGES_MAX)
 }
 
-/// How a round ended.
+/// The outcome of a round.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Ended {
     /// There is enough.

@@ -15,7 +15,7 @@ pub const WRITEBACK_WAIT: Duration = Duration::from_millis(100);
 /// Fruitless reclaims before a charge is given up.
 pub const MAX_RECLAIM_RETRIES: u32 = 16;
 
-/// Which groups a round visits.
+/// The groups that a round visits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Round {
     /// Groups over their soft limit, and those below such a group.
@@ -24,7 +24,7 @@ pub(crate) enum Round {
     AllGroups,
 }
 
-/// How much of a group is protected from this reclaim, as a fraction of its usage.
+/// The share of a group that is protected from this reclaim, as a fraction of its usage.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ProtectedShare {
     pub(crate) protected_bytes: u64,
@@ -128,7 +128,7 @@ pub(crate) struct Pass {
     pub(crate) insists: bool,
     /// A single memory node; all of them if none.
     pub(crate) node: Option<usize>,
-    /// What of the group is out of reach; known once it is visited.
+    /// The share of the group that is out of reach; known once it is visited.
     pub(crate) kept: ProtectedShare,
 }
 

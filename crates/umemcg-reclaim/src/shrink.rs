@@ -29,12 +29,12 @@ pub fn inactive_is_low(inactive: u64, active: u64) -> bool {
     inactive * inactive_ratio(inactive + active) < active
 }
 
-/// Which pages to take, and how.
+/// The choice of pages to take.
 struct ListScan {
     kind: LruKind,
     nr: u64,
     reason: Reason,
-    /// Whether a page that was used since it came here stays.
+    /// True if a page that was used since it came here stays.
     second_chance: bool,
 }
 
@@ -50,7 +50,7 @@ struct Sorted {
     nr_dirty: u64,
 }
 
-/// How much of an inactive list is scanned.
+/// The part of an inactive list that is scanned.
 struct Share {
     share: u64,
     /// Of that, beyond the share of the priority; only as long as it frees anything.

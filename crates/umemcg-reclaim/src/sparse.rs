@@ -17,7 +17,7 @@ use crate::shadow::Shadow;
 /// Pages that are evicted together.
 const BATCH_PAGES: usize = 256;
 
-/// What became of pages in sparse blocks.
+/// The fate of pages in sparse blocks.
 #[derive(Debug, Default)]
 pub struct SparseOutcome {
     /// Pages that were evicted.

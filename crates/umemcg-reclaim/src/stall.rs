@@ -1,5 +1,5 @@
-//! Which groups are stalled for want of memory, and which have requests in progress: values that
-//! count while they live, at their group and every group above. Hits do not touch this.
+//! Groups that are stalled for want of memory, and groups that have requests in progress: values
+//! that count while they live, at their group and every group above. Hits do not touch this.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -68,7 +68,7 @@ impl Drop for Stalled {
 #[must_use = "the work ends at once"]
 pub struct Working<'g> {
     group: &'g Arc<Group>,
-    /// What the thread was counted for before.
+    /// The serial of the group that the thread was counted for before.
     before: u64,
     _this_thread: PhantomData<*const ()>,
 }

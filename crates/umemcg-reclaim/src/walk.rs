@@ -19,7 +19,7 @@ use crate::group_reclaim::GroupReclaim;
 use crate::mechanism;
 use crate::scan_control::Round;
 
-/// What a walk does with a group that it comes to.
+/// A walk's action on a group that it comes to.
 #[doc(alias = "mem_cgroup_filter_t")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WalkVerdict {

@@ -1,4 +1,4 @@
-//! Where the shared walks over a group's subtree stand; what moves them is [`crate::walk`].
+//! The positions of the shared walks over a group's subtree; [`crate::walk`] moves them.
 
 use std::sync::Weak;
 
@@ -12,7 +12,7 @@ pub(crate) struct Position {
     pub(crate) generation: u64,
 }
 
-/// Where the shared walks over one group's subtree stand.
+/// The positions of the shared walks over one group's subtree.
 #[derive(Debug)]
 pub struct WalkPosition {
     pub(crate) everybody: RankedMutex<Position>,

@@ -19,7 +19,7 @@ pub const SCALE_FACTOR_DEFAULT: u32 = 50;
 /// Greatest `wmark_scale_factor`.
 pub const SCALE_FACTOR_MAX: u32 = 1000;
 
-/// How the marks are given.
+/// The setting that the marks come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rule {
     /// Bytes below the limit. Both 0: off.

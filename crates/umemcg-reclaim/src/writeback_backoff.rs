@@ -18,7 +18,7 @@ pub const RECOVERY: Duration = Duration::from_secs(10);
 /// See the module text.
 #[derive(Debug, Default)]
 pub(crate) struct WritebackBackoff {
-    /// When the first wait in vain began, in milliseconds of the clock that
+    /// The time at which the first wait in vain began, in milliseconds of the clock that
     /// [`may_wait`](Self::may_wait) is given, and one more; 0 for none. (A) Relaxed: a hint; two
     /// threads that race wait a little longer or less.
     since_ms: AtomicU64,

@@ -23,7 +23,7 @@ use umemcg_reclaim::{Kswapd, Reason, Reclaimer};
 
 const POOL: u64 = 64 << 20;
 
-/// Where a shrinker panics.
+/// The call in which a shrinker panics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Where {
     Name,

@@ -1,5 +1,5 @@
-//! Which file of a crate uses which: the imports and paths of its product code, resolved through
-//! re-exports.
+//! The dependencies between the files of a crate: the imports and paths of its product code,
+//! resolved through re-exports.
 //!
 //! An edge `a -> b` means that `a` names something that `b` defines. A `pub use` is no edge: it
 //! only shows a name under another path. Code that does not ship (`#[cfg(test)]`, models) is left

@@ -1,4 +1,4 @@
-//! How long functions are.
+//! The lengths of functions.
 
 use std::ops::RangeInclusive;
 

@@ -1,5 +1,5 @@
-//! What the checks of the house need to read the sources: which file uses which, and how
-//! long functions are.
+//! Readers of the sources for the checks of the house: the dependencies between files, and the
+//! lengths of functions.
 #![forbid(unsafe_code)]
 
 mod file_graph;

@@ -1,5 +1,5 @@
-//! What a machine can see of the house style, over the whole workspace: module comments, file
-//! lengths, the layer table, explained dependencies.
+//! The part of the house style that a machine can check, over the whole workspace: module comments,
+//! file lengths, the layer table, explained dependencies.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -311,7 +311,7 @@ fn dependencies_point_down_as_the_map_says() {
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// What links to the headings of a document say, as web sites that show Markdown make it.
+/// Returns the anchors of a document's headings, as web sites that show Markdown make them.
 fn anchors(text: &str) -> BTreeSet<String> {
     let headings = text.lines().filter(|line| line.starts_with('#'));
     let letters = headings.map(|line| line.trim_start_matches('#').trim().to_lowercase());

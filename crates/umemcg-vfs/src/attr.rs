@@ -95,7 +95,7 @@ pub struct Attr {
     pub mtime: Timestamp,
     /// Last change of the inode, as accepted.
     pub ctime: Timestamp,
-    /// When it was made, where the file system keeps that.
+    /// The time at which it was made, where the file system keeps that.
     pub btime: Option<Timestamp>,
     /// Preferred size of an I/O request, in bytes.
     pub blksize: u32,

@@ -1,4 +1,4 @@
-//! What groups may have beyond their limits.
+//! The objects that groups may have beyond their limits.
 //!
 //! A group at its limit with nothing to give still gets a few objects, at the cost of the group
 //! above it, so that programs at their limit go on. Each level that has no room counts them; after
@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use umemcg::Group;
 use umemcg_base::LeafMutex;
 
-/// How many objects of one sort each group may have beyond its limit, and how many each has.
+/// A bound on the objects of one sort that each group may have beyond its limit, and their counts.
 #[derive(Debug)]
 pub(crate) struct Allowance {
     /// (C)

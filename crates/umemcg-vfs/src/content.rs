@@ -54,10 +54,10 @@ struct Opens {
     opener: Option<Arc<Group>>,
 }
 
-/// How to open a host file that is not open, or not for writing.
+/// The means to open a host file that is not open, or not for writing.
 pub(crate) struct Opening<'a> {
     pub(crate) for_writing: bool,
-    /// Whether the daemon can open the file again.
+    /// True if the daemon can open the file again.
     pub(crate) can_reopen: bool,
     /// Room for the descriptors; may sleep. Called once at most.
     pub(crate) room: &'a dyn Fn() -> Result<DescriptorShare, Errno>,
@@ -320,8 +320,8 @@ impl Content {
 
     fn merge(&self, mut attr: Attr, shown: Option<Shown>) -> Attr {
         attr.size = self.file.len();
-        // What is not on the host yet has no blocks there, and a file without blocks looks like one
-        // hole to archivers.
+        // Data that is not on the host yet has no blocks there, and a file without blocks looks
+        // like one hole to archivers.
         let pages = |bytes: u64| bytes.div_ceil(4096) * 8;
         let unwritten_blocks = self.file.nr_unwritten().saturating_mul(8);
         if unwritten_blocks > 0 {

@@ -34,7 +34,7 @@ use crate::name::component;
 use crate::open_file::OpenFile;
 use crate::volume::{Create, Lookup, Open, VolumeFile};
 
-/// How often a name that appears and vanishes under a `create` is tried again.
+/// The number of times that `create` tries a name that appears and vanishes.
 const CREATE_TRIES_MAX: u32 = 8;
 
 /// The properties of a new object.
@@ -251,7 +251,7 @@ impl HostVolume {
         let wanted = self.wanted(caller, &dir, kind, mode)?;
         call(dir.as_fd(), &name, wanted.first_mode())?;
         let fd = self.shared.with_descriptors(|| host::hold_name(&dir, &name))?;
-        // What is not ours is not removed, either.
+        // An object that is not ours is not removed, either.
         self.check_own(&fd, kind)?;
         let made = self.give_away(caller, dir.as_fd(), fd.as_fd(), &wanted).map_err(VfsError::from);
         let entered = made.and_then(|stat| self.enter(caller, parent, &dir, &name, &stat));

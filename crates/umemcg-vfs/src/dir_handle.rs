@@ -31,7 +31,7 @@ use crate::volume::{DirEntry, Lookup, VolumeDir};
 
 /// Bytes of entries that one call to the host fetches.
 const WINDOW_BYTES: usize = 8 << 10;
-/// What a handle costs that keeps a window of the shortest names, in bytes.
+/// The cost of a handle that keeps a window of the shortest names, in bytes.
 const LISTING_BYTES: u64 = 32 << 10;
 
 #[derive(Debug)]
@@ -82,7 +82,7 @@ impl Listing {
 pub(crate) struct DirHandle {
     shared: Arc<Shared>,
     node: NodeId,
-    /// Where the last read ended, on volumes whose positions do not outlive a descriptor. Locked to
+    /// The end of the last read, on volumes whose positions do not outlive a descriptor. Locked to
     /// take it out and to put it back.
     kept: LeafMutex<Option<Box<Listing>>>,
     _share: DescriptorShare,
@@ -100,7 +100,7 @@ impl DirHandle {
         let share = DescriptorShare::take(&caller.group, usize::from(keeps), Purpose::Open, store)?;
         let charge =
             HandleCharge::take(&shared.engine, &caller.group, if keeps { LISTING_BYTES } else { 0 })?;
-        // Whether it may be listed is to be said now.
+        // The open must fail now if the directory may not be listed.
         if shared.open_directory(node)?.is_none() || !shared.table.pin(node) {
             return Err(Errno::STALE.into());
         }

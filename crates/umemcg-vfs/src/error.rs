@@ -42,7 +42,7 @@ pub enum VolumeError {
     Open {
         /// The directory that was asked for.
         dir: PathBuf,
-        /// What the host said.
+        /// The host's error number.
         errno: Errno,
     },
     /// Another volume writes to it, of this process or of another.
@@ -59,7 +59,7 @@ pub enum VolumeError {
     NoHandles {
         /// The directory that was asked for.
         dir: PathBuf,
-        /// What the host said.
+        /// The host's error number.
         errno: Errno,
     },
     /// An I/O mode was demanded that the file system does not have.

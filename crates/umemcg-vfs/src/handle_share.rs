@@ -1,4 +1,4 @@
-//! What the open handles of a group take of memory.
+//! The memory of a group's open handles.
 //!
 //! It is charged to the opener's group. A group that has no room still opens a few files, at its
 //! parent's cost, so that programs at their limit go on; after [`NR_BEYOND_MAX`] of them an open is
@@ -12,7 +12,7 @@ use umemcg::{ChargeError, Engine, Group};
 use crate::beyond::{Allowance, Beyond};
 use crate::slab::Slab;
 
-/// What an open file or directory costs with its place in the table of handles, in bytes.
+/// The cost of an open file or directory with its place in the table of handles, in bytes.
 pub const HANDLE_BYTES: u64 = 400;
 /// Most handles that a level without room may have charged above it.
 pub const NR_BEYOND_MAX: usize = 1024;

@@ -135,7 +135,7 @@ impl HostStore {
     ) -> Option<Arc<StoreFds>> {
         let mut fds = self.fds.write();
         let was_used = std::mem::take(&mut fds.were_used);
-        // What users have made unclean shows now that they have gone.
+        // Pages that users made unclean show now that they have gone.
         let is_idle = fds.nr_users == 0 && (is_hard || !was_used) && is_stable();
         if is_idle { fds.open.take() } else { None }
     }
@@ -192,7 +192,7 @@ impl HostStore {
         let before = host::stat_fd(held)?;
         alone.found(Stamp::of(&before.attr));
         let (result, did) = operation(&before);
-        // What cannot be looked at counts as changed from outside at the next look.
+        // A file that cannot be looked at counts as changed from outside at the next look.
         if let Ok(after) = host::stat_fd(held) {
             self.host_dir.clock.saw(after.attr.ctime);
             alone.left(Stamp::of(&after.attr), did);

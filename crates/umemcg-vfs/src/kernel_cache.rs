@@ -19,8 +19,9 @@ pub struct IdleInode {
 
 /// A cache that remembers names and inodes of a volume and can be asked to forget.
 ///
-/// What is forgotten comes back as [`Lookup::forget`](crate::Lookup::forget), immediately or later.
-/// What is in use (open, a working directory, a directory with children that are remembered) stays.
+/// A forgotten inode comes back as [`Lookup::forget`](crate::Lookup::forget), immediately or later.
+/// An inode in use (open, a working directory, a directory with children that are remembered)
+/// stays.
 pub trait KernelCache: Send + Sync + fmt::Debug {
     /// Returns whether an inode is asked for by its names.
     fn asks_by_name(&self) -> bool;

@@ -1,6 +1,6 @@
 //! Memory for names and inodes, charged to the group that made us remember them.
 //!
-//! What the kernel refers to cannot be given back by the daemon alone, and a program at its limit
+//! The daemon alone cannot give back an inode that the kernel refers to, and a program at its limit
 //! should still find files. So a name for which a group has no room, after reclaim has asked the
 //! kernel for the group's idle names, is charged to the next ancestor that has. A group may have
 //! [`NR_NAMES_BEYOND_MAX`] such names; after that a lookup fails (`ENOMEM`).
@@ -51,7 +51,7 @@ impl Tickets {
     }
 }
 
-/// How long a caller waits for room.
+/// The time that a caller waits for room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Patience {
     /// Not at all, and not at an ancestor's cost.

@@ -34,10 +34,10 @@ pub(crate) enum Listed {
 pub(crate) struct ListEntry {
     /// A [`ListSlot`] as a number plus 1; 0: none.
     slot: u32,
-    /// When the kernel was last asked to let go, on the lists' clock; 0: never since it was last
-    /// looked up.
+    /// The time at which the kernel was last asked to let go, on the lists' clock; 0: never since
+    /// it was last looked up.
     pub(crate) asked_ms: u32,
-    /// How often it was asked since then.
+    /// The number of requests since then.
     pub(crate) nr_asked: u8,
     on: Listed,
     /// Looked up again since a walk last came by.

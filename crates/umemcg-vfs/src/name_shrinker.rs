@@ -23,7 +23,7 @@ use crate::kernel_cache::IdleInode;
 use crate::name_lists::{Listed, NODE, NameLists};
 use crate::resolve::Shared;
 
-/// What a name costs to make again: for the room of a page a dozen must go, and each is asked for,
+/// The cost of making a name again: for the room of a page a dozen must go, and each is asked for,
 /// forgotten and looked up again by requests of its own. A page's cost is
 /// [`DEFAULT_SEEKS`](umemcg_reclaim::shrinker::DEFAULT_SEEKS).
 const NAME_SEEKS: u32 = 16;

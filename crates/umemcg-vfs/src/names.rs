@@ -212,8 +212,8 @@ impl HostVolume {
         Ok(())
     }
 
-    /// What a rename left behind was made by the daemon. One that cannot be given away stays the
-    /// daemon's.
+    /// Gives the whiteout of a rename, which the daemon made, to the caller. One that cannot be
+    /// given away stays the daemon's.
     fn give_away_whiteout(&self, caller: &Caller, dir: &OwnedFd, name: &CStr) {
         let give = || {
             let fd = self.shared.with_descriptors(|| host::hold_name(dir, name))?;

@@ -68,7 +68,8 @@ impl OpenFile {
         self.flags.contains(OFlags::APPEND)
     }
 
-    /// Whether a write is durable before it returns, and then whether its data alone is enough.
+    /// Returns `None` if a write need not be durable before it returns, else whether its data alone
+    /// is enough.
     fn synchronous(&self) -> Option<bool> {
         let bits = self.flags.bits();
         (bits & (O_DSYNC | O_SYNC_ONLY) != 0).then_some(bits & O_SYNC_ONLY == 0)

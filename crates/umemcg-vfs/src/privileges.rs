@@ -18,8 +18,8 @@ pub(crate) const CAPABILITIES: &str = "security.capability";
 /// Bytes of the longest value that the kernel takes there, and some.
 const CAPABILITIES_BYTES_MAX: usize = 64;
 
-/// Whether a file may have any. Changed only while an operation of ours has the file alone, or to
-/// true.
+/// A hint that a file may have privileges. Changed only while an operation of ours has the file
+/// alone, or to true.
 #[derive(Debug)]
 pub(crate) struct Privileges {
     /// (A) Relaxed: a write concurrent with the `chmod` that sets it may fall on either side.
@@ -27,7 +27,7 @@ pub(crate) struct Privileges {
     pub(crate) shown: ShownCapabilities,
 }
 
-/// Whether capabilities were shown since they were last removed.
+/// A note that capabilities were shown since they were last removed.
 ///
 /// Before the kernel changes owner, length or allocation of a file it looks at its capabilities,
 /// and then removes those that it has seen. If a write from outside or an asynchronous one has

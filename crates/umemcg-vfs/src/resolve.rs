@@ -33,7 +33,7 @@ const PATH_BYTES_MAX: usize = 4095;
 /// Closed files looked at when a group has used up its share of descriptors.
 const REAPED_FOR_SHARE: usize = 64;
 
-/// What all operations on a volume share, open files included.
+/// The state that all operations on a volume share, open files included.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) host_dir: Arc<HostDirectory>,
@@ -107,7 +107,7 @@ impl Lingering {
     }
 }
 
-/// What an operation needs to know of an inode, copied out of the table.
+/// The facts about an inode that an operation needs, copied out of the table.
 #[derive(Debug, Clone)]
 pub(crate) struct Found {
     pub(crate) kind: FileKind,

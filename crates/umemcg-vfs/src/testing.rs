@@ -70,7 +70,7 @@ pub(crate) fn at_pause(run: impl FnOnce() + 'static) {
     HERE.with(|here| *here.borrow_mut() = Some(Box::new(run)));
 }
 
-/// Where a test may come in between.
+/// Runs the function of [`at_pause`], if this thread has one.
 pub(crate) fn pause_here() {
     if let Some(run) = HERE.with(|here| here.borrow_mut().take()) {
         run();

@@ -84,7 +84,7 @@ impl Unsynced {
     /// Ends the sync of everything that began as `nr` with `result`; an error still owed to some
     /// range is an error here, too.
     pub(crate) fn synced_all(&mut self, nr: u64, result: Result<(), Errno>) -> Result<(), Errno> {
-        // What is durable owes nothing: it is not written again, and a later error would be owed to
+        // A durable range owes nothing: it is not written again, and a later error would be owed to
         // it for ever.
         if result.is_ok() && nr == self.nr_begun {
             self.written = std::mem::take(&mut self.since);

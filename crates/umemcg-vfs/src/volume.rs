@@ -32,14 +32,14 @@ pub(crate) fn next_store_id() -> StoreId {
     StoreId(NEXT_STORE.fetch_add(1, Ordering::Relaxed))
 }
 
-/// Where the data of a volume lives, for people.
+/// The place where the data of a volume lives, for people.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VolumeKind {
     /// In a directory of the host.
     Directory {
-        /// Which.
+        /// Its path.
         dir: PathBuf,
-        /// How content is read and written there; never [`IoMode::Auto`].
+        /// The way in which content is read and written there; never [`IoMode::Auto`].
         io_mode: IoMode,
     },
     /// In the pool.
@@ -51,7 +51,7 @@ pub enum VolumeKind {
     },
 }
 
-/// What `lseek` looks for.
+/// The target of an `lseek`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Whence {
     /// The next byte of data at or after the offset.

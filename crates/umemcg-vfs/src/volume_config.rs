@@ -5,7 +5,8 @@ use std::path::PathBuf;
 /// Most parts of an inode table.
 pub(crate) const NR_SHARDS_MAX: usize = 64;
 
-/// How file content is read and written without a second copy staying in the kernel's page cache.
+/// The way in which file content is read and written without leaving a second copy in the kernel's
+/// page cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(u8)]
 pub enum IoMode {
@@ -20,7 +21,7 @@ pub enum IoMode {
     DropBehind,
 }
 
-/// How an inode is found again on the host.
+/// The way in which an inode is found again on the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Resolve {
     /// Handles where the process may open them, names otherwise.
@@ -37,9 +38,9 @@ pub enum Resolve {
 pub struct VolumeConfig {
     /// The directory.
     pub dir: PathBuf,
-    /// How content is read and written.
+    /// The way in which content is read and written.
     pub io_mode: IoMode,
-    /// How inodes are found again.
+    /// The way in which inodes are found again.
     pub resolve: Resolve,
     /// Most host descriptors kept for inodes that no process has open; most kept for closed files
     /// that have data to write back (then a close waits for the oldest of those); and most kept for
@@ -53,7 +54,7 @@ pub struct VolumeConfig {
     /// Most files whose cached content is kept although the kernel has forgotten them. Each costs
     /// about a kilobyte beside its pages, and no descriptor.
     pub max_kept_files: usize,
-    /// Whether the directory is claimed: an advisory lock on it (`flock(2)`) keeps other volumes
+    /// True if the directory is claimed: an advisory lock on it (`flock(2)`) keeps other volumes
     /// out, of all processes, until the last byte of this one is written. Only where the directory
     /// may be read and its file system has such locks.
     pub is_exclusive: bool,

@@ -54,7 +54,7 @@ pub enum AddError {
     /// There are [`NR_VOLUMES_MAX`] already.
     #[error("there are {NR_VOLUMES_MAX} volumes already")]
     TooMany,
-    /// What is behind it cannot be a volume.
+    /// The directory cannot be a volume.
     #[error(transparent)]
     Volume(#[from] VolumeError),
 }
@@ -68,9 +68,9 @@ pub enum RemoveError {
     /// Files or directories on it are open.
     #[error("the volume `{name}` is in use: {nr_open} files or directories are open")]
     Busy {
-        /// Which.
+        /// Its name.
         name: String,
-        /// How many.
+        /// The number of open files and directories.
         nr_open: usize,
     },
     /// Another caller is removing it.
@@ -243,9 +243,9 @@ impl Drop for OpenPin {
 /// An open file or directory with the volume that it is on.
 #[derive(Debug)]
 pub struct Opened<T: ?Sized> {
-    /// What is open; closed before it is uncounted.
+    /// The open file or directory; closed before it is uncounted.
     pub file: Arc<T>,
-    /// Where.
+    /// The volume that it is on.
     pub on: OpenPin,
 }
 
@@ -291,7 +291,7 @@ pub struct Volumes {
 
 #[derive(Debug, Default)]
 struct Names {
-    /// What refers to the inodes of all volumes: the kernel.
+    /// The cache that refers to the inodes of all volumes: the kernel.
     kernel: Option<Arc<dyn KernelCache>>,
     by_name: BTreeMap<Arc<str>, Arc<Member>>,
     by_serial: BTreeMap<u64, Arc<Member>>,

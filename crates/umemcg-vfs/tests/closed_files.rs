@@ -1,5 +1,5 @@
-//! What becomes of data whose file is closed: it waits like any other, it goes with a file that is
-//! removed, and what it holds meanwhile is bounded.
+//! Data of closed files: it waits like any other, it goes with a file that is removed, and what it
+//! holds meanwhile is bounded.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! What open files and directories hold: memory that their group pays for, and few descriptors.
+//! The cost of open files and directories: memory that their group pays for, and few descriptors.
 
 mod common;
 

@@ -18,7 +18,7 @@ use umemcg_vfs::{Caller, Create, Names, OFlags, Open, Resolve, SetAttr, Volume, 
 const NR_MAX: u64 = 800;
 /// Of these, one tenant has at most this many for its handles.
 const NR_OF_TENANT: usize = NR_MAX as usize / 8 * 3 / 2;
-/// What one tenant opens.
+/// The number of files that one tenant opens.
 const NR_FILES: usize = 1000;
 
 fn limit_descriptors() {
@@ -39,7 +39,7 @@ fn with_tenant(v: Fixture) -> (Fixture, Caller) {
     (v, tenant)
 }
 
-/// Whether descriptors can be given back here; says so where not.
+/// Returns whether descriptors can be given back here; says so where not.
 fn can_reopen(v: &Fixture) -> bool {
     let can = v.vfs.resolve() == Resolve::Handle;
     if !can {

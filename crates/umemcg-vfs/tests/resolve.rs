@@ -1,4 +1,4 @@
-//! How inodes are found again on the host, what that costs, and what the host does behind our back.
+//! Finding inodes again on the host: its cost, and changes of the host behind our back.
 
 mod common;
 

@@ -23,7 +23,7 @@ struct Memory {
     tmpfs: Arc<Tmpfs>,
     me: Caller,
     v: Fixture,
-    /// What the engine has made for itself.
+    /// The bytes that the engine has made for itself.
     own_bytes: i64,
 }
 

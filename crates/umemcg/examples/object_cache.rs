@@ -24,8 +24,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (small, large) = (group("small", 1 << 20)?, group("large", 8 << 20)?);
 
     let pages: ObjectCache<String, Arc<str>> = ObjectCache::builder(&engine, "pages")
-        // What the key and the value hold on the heap; an `Arc` keeps two counts before its
-        // contents.
+        // The bytes that the key and the value hold on the heap; an `Arc` keeps two counts before
+        // its contents.
         .weigher(|url: &String, page: &Arc<str>| url.len() as u64 + page.len() as u64 + 16)
         .time_to_live(Duration::from_secs(3600))
         .listener(|url, _, why| {

@@ -11,7 +11,7 @@ use umemcg::{
     ShrinkTarget, Shrinker, StatItem, Usage, Verdict,
 };
 
-/// What a parsed query takes.
+/// The size of a parsed query, in bytes.
 const QUERY_BYTES: u64 = 4096;
 
 /// The cache: queries by number, each in a place of the lists that say which are oldest.

@@ -17,7 +17,7 @@ use umemcg_group::Group;
 pub(crate) struct Overcommitted {
     /// The lowest level with too little left.
     pub(crate) group: Arc<Group>,
-    /// How much it could still commit, in bytes.
+    /// The bytes that it could still commit.
     pub(crate) available_bytes: u64,
 }
 
@@ -26,9 +26,9 @@ pub(crate) struct Overcommitted {
 struct Level {
     guaranteed: u64,
     reserved: u64,
-    /// What the groups directly below are committed to.
+    /// The bytes that the groups directly below are committed to.
     committed_below: u64,
-    /// What they, or those further down, are guaranteed.
+    /// The bytes that they, or those further down, are guaranteed.
     guaranteed_below: u64,
 }
 

@@ -37,10 +37,10 @@ pub struct EngineConfig {
     /// Threads that reclaim in the background for groups with watermarks; 0 means one for each
     /// processor, four at most.
     pub nr_kswapd: usize,
-    /// Whether the pool itself has watermarks from the start, so that callers usually need not
+    /// True if the pool itself has watermarks from the start, so that callers usually need not
     /// reclaim when the whole pool is full.
     pub pool_marks: bool,
-    /// Whether protection (`memory.min`, `memory.low`) that no child of a group claims is handed
+    /// True if protection (`memory.min`, `memory.low`) that no child of a group claims is handed
     /// down to all of them, as with `memory_recursiveprot`, which distributions mount with.
     pub recursive_protection: bool,
 }
@@ -64,7 +64,7 @@ pub enum EngineError {
     /// The pool is too small to work.
     #[error("a pool of {pool_bytes} bytes is too small: {POOL_BYTES_MIN} bytes is the least")]
     PoolTooSmall {
-        /// What was asked for.
+        /// The requested size.
         pool_bytes: u64,
     },
     /// The operating system refused memory or a thread.

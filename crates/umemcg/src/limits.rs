@@ -13,9 +13,9 @@ use umemcg_reclaim::{MAX_RECLAIM_RETRIES, PageOwner, Reason};
 
 use crate::engine::Engine;
 
-/// How long `force_empty` waits for write-back without progress.
+/// The time for which `force_empty` waits for write-back without progress.
 const WRITE_WAIT: Duration = Duration::from_secs(1);
-/// How often it checks for progress.
+/// The interval at which it checks for progress.
 const WRITE_LOOK: Duration = Duration::from_millis(50);
 
 /// Returns `true` when the caller gives up. Long operations call it now and then.

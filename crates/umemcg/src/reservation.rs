@@ -41,8 +41,8 @@ const STEP_BYTES: u64 = 1 << 20;
 /// The smallest step, for when others take what is freed as fast as it comes free: so small a
 /// charge is tried again after any progress.
 const STEP_BYTES_MIN: u64 = 32 << 10;
-/// How long a reservation waits for dirty data to be written, with nothing gained, before it is
-/// refused.
+/// The time for which a reservation waits for dirty data to be written, with nothing gained, before
+/// it is refused.
 pub const DIRTY_WAIT_MAX: Duration = Duration::from_secs(30);
 /// Longest wait before the next attempt.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);

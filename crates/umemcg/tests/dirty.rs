@@ -409,7 +409,8 @@ fn counts_are_exact_after_anything_happens_to_dirty_pages() {
     assert_eq!(engine.cache().dirty_limits().nr_unclean(), 0);
 }
 
-/// What it takes to remove a group that has this many dirty files: locks, and files looked at.
+/// Returns the steps of removing a group that has this many dirty files: locks, and files looked
+/// at.
 #[cfg(debug_assertions)]
 fn nr_steps_of_removal(nr_files: u64) -> u64 {
     let engine = engine(512 * MIB);

@@ -1,5 +1,5 @@
-//! What a read hit promises: the right bytes whatever happens to the page, no sleep, and nothing
-//! shared written.
+//! The guarantees of a read hit: the right bytes whatever happens to the page, no sleep, and
+//! nothing shared written.
 
 mod common;
 
@@ -54,7 +54,7 @@ fn what_is_not_cached_is_no_hit() {
     assert_eq!(file.try_load_u64(77 * PAGE as u64), None);
 }
 
-/// Where most of a stretch of pages lies side by side, the others are looked for beside them first.
+/// Most of a stretch of pages lies side by side; the others are looked for beside them first.
 #[test]
 fn a_page_apart_from_its_neighbours_is_found() {
     let engine = engine(64 << 20);

@@ -1,4 +1,4 @@
-//! What the page cache promises, on a store that can fail.
+//! The guarantees of the page cache, on a store that can fail.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! Which groups give memory and which do not: the selection tests of the kernel's own suite,
-//! restated for page cache, and what else `memory.min` and `memory.low` promise.
+//! The groups that give memory and those that do not: the selection tests of the kernel's own
+//! suite, restated for page cache, and what else `memory.min` and `memory.low` promise.
 
 mod common;
 

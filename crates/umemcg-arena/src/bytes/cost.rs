@@ -1,4 +1,4 @@
-//! What the relaxed copy costs against a plain one, from random frames of a touched arena of 256
+//! The cost of the relaxed copy against a plain one, from random frames of a touched arena of 256
 //! MiB, in one run.
 //!
 //! `cargo test --release -p umemcg-arena --lib -- --ignored --nocapture copy_cost`

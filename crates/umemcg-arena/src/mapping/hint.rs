@@ -1,6 +1,7 @@
 //! Hints of a mapping to the operating system about its use.
 
-/// How the kernel should back or dump a mapping. It may refuse, and everything works without.
+/// Advice to the kernel on backing or dumping a mapping. The kernel may refuse; everything works
+/// without.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hint {
     /// Huge pages: a block is in use as a whole.

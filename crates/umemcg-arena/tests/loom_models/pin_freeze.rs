@@ -125,7 +125,7 @@ impl<R: Record> Frame<R> {
         }
     }
 
-    /// What must fail: the identity is checked before it is held fast.
+    /// Reads in the order that must fail: checks the identity before it is pinned.
     fn read_checking_first(&self, page: u64) {
         if self.record.index().load(Relaxed) == page && self.record.try_pin() {
             // SAFETY: As in `read`.

@@ -16,20 +16,20 @@ const TICK: Duration = Duration::from_nanos(200);
 /// ever.
 pub const OPERATION_MAX: Duration = Duration::from_secs(900);
 
-/// How often a switch point switches: once in this many.
+/// The frequency of switches: a switch point switches once in this many.
 #[derive(Debug, Clone, Copy)]
 pub struct Policy {
     /// Before a lock is taken.
     pub lock: u32,
     /// Before an atomic operation.
     pub atomic: u32,
-    /// How many switches come to one that holds the thread.
+    /// The number of switches for each one that holds the thread.
     pub hold: u32,
     /// Most steps for which a thread is held.
     pub hold_steps: u32,
 }
 
-/// What a thread waits for.
+/// The event that a thread waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum On {
     /// A lock or a condition variable, by address.
@@ -85,7 +85,7 @@ pub(super) struct Thread {
     held_until_step: u64,
     /// Locks that it has, and where it took them.
     pub(super) locks: Vec<(usize, &'static Location<'static>)>,
-    /// What it is doing, since when and since which step.
+    /// Its current operation, with the time and the step at which that began.
     operation: Option<(String, Duration, u64)>,
 }
 
@@ -428,7 +428,7 @@ pub fn note(what: u64) {
     state().note(what);
 }
 
-/// How far the run has come.
+/// The progress of the run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
     /// Switch points passed.

@@ -1,5 +1,5 @@
-//! How fast a store takes data: bytes over the time in which a thread was writing to it or waiting
-//! for it to confirm, smoothed. Time in which it was asked for nothing does not count.
+//! The write bandwidth of a store: bytes over the time in which a thread was writing to it or
+//! waiting for it to confirm, smoothed. Time in which it was asked for nothing does not count.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ pub const SAMPLE_INTERVAL: Duration = Duration::from_millis(200);
 /// A sample of this much busy time replaces what was known; a shorter one counts for its part of
 /// it.
 const MEMORY: Duration = Duration::from_secs(3);
-/// What a store is taken for before anything is known, in bytes a second.
+/// The assumed bandwidth of a store before anything is known, in bytes a second.
 #[doc(alias = "INIT_BW")]
 pub const RATE_FIRST: u64 = 100 << 20;
 

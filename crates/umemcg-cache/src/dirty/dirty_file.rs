@@ -18,9 +18,9 @@ pub(crate) trait DirtyFile: Send + Sync + fmt::Debug {
     fn is_stable(&self) -> bool;
     /// Returns whether it is in its store's queue, and since when it has been dirty.
     fn queue_mark(&self) -> &QueueMark;
-    /// Where it is in its store's lists.
+    /// Returns its position in its store's lists.
     fn list_position(&self) -> &ListPosition;
-    /// Which group its dirty data belongs to.
+    /// Returns the owner of its dirty data.
     fn dirty_owner(&self) -> &DirtyOwner;
     /// Writes for one turn; returns how many pages, and there may be more when that is the pace's
     /// budget. Sleeps.

@@ -1,11 +1,11 @@
-//! Where a file is in the lists of its store.
+//! The position of a file in the lists of its store.
 
 use std::sync::atomic::AtomicU32;
 
 /// On no list.
 pub(crate) const NO_POSITION: u32 = u32::MAX;
 
-/// Where a file is in the lists of its store.
+/// The position of a file in the lists of its store.
 #[derive(Debug)]
 pub(crate) struct ListPosition(pub(crate) AtomicU32);
 

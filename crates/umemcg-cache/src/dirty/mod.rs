@@ -34,7 +34,7 @@ use throttle::Thresholds;
 
 /// Age at which a dirty page is written whatever the thresholds, unless set.
 pub const DIRTY_EXPIRE: Duration = Duration::from_secs(30);
-/// How often the flusher looks for old pages, unless set.
+/// The interval at which the flusher looks for old pages, unless set.
 pub const WRITEBACK_INTERVAL: Duration = Duration::from_secs(5);
 /// The interval that stands for "never".
 const INTERVAL_NEVER: Duration = Duration::from_secs(24 * 3600);

@@ -1,4 +1,4 @@
-//! Whose dirty data a file has, for write-back: the group on whose list it waits.
+//! The owner of a file's dirty data, for write-back: the group on whose list it waits.
 //!
 //! A clean file belongs to no group. The first page that becomes dirty makes the file its group's.
 //! While it is dirty, the pages that each round of write-back writes vote: the majority of a round
@@ -59,7 +59,7 @@ impl Vote {
     }
 }
 
-/// Which of the last rounds another group won.
+/// The last rounds, with those that another group won.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct History {
     /// Newest slots lowest; 1 for another group.
@@ -181,12 +181,12 @@ impl DirtyOwner {
         drop(state);
         drop((old, group));
         self.handle.store(handle, Ordering::Relaxed);
-        // What is left of the group it belonged to.
+        // A part of the data belongs to the previous group.
         self.is_shared.store(true, Ordering::Relaxed);
         Some(won)
     }
 
-    /// Whose file it is, none while it is clean.
+    /// Returns the group that owns the file, `None` while it is clean.
     pub fn group(&self) -> Option<Arc<Group>> {
         self.state.lock().group.clone()
     }

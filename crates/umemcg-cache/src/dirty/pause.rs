@@ -1,4 +1,4 @@
-//! How long a writer pauses for what it has written: not at all, as long as its group's pacing
+//! The pause of a writer for the data that it has written: none, as long as its group's pacing
 //! clock says, or until there is room below a limit.
 //!
 //! A write spends its group's *credit*, a part of what was free below the free run point at the
@@ -46,7 +46,7 @@ const STORE_SHARE: u64 = 8;
 /// With no more than this many pages on a store, no level slows its writers, whatever its
 /// threshold.
 const STORE_FREE_PAGES: u64 = DIRTY_FLOOR / STORE_SHARE / PAGE_SIZE_U64;
-/// How often a level that is over its threshold has all stores' flushers look.
+/// The interval at which a level over its threshold wakes all stores' flushers.
 const WAKE_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The result of checking all levels.

@@ -1,4 +1,4 @@
-//! Whether a dirty file is in its store's queue, and since when it has been dirty.
+//! The mark of a dirty file in its store's queue, and the time since which it has been dirty.
 //!
 //! Writers and the flusher change both without a lock. A writer makes a page dirty, then *stamps*
 //! the file and *enters* it. The flusher takes the stamp for a turn and puts it back if something
@@ -14,14 +14,14 @@ const DUE_NOW: u64 = 1;
 /// See the module text.
 #[derive(Debug, Default)]
 pub(crate) struct QueueMark {
-    /// Whether the file is in its store's queue. (A; the thread that makes it true pushes)
+    /// True while the file is in its store's queue. (A; the thread that makes it true pushes)
     is_queued: AtomicBool,
-    /// When the oldest dirty page became dirty, in milliseconds of the cache's clock; 0 while
-    /// clean, or in its turn. (A)
+    /// The time at which the oldest dirty page became dirty, in milliseconds of the cache's clock;
+    /// 0 while clean, or in its turn. (A)
     since_ms: AtomicU64,
 }
 
-/// When a file became dirty that is in its turn.
+/// The time at which a file that is in its turn became dirty.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DirtySince(u64);
 

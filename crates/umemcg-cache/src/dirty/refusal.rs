@@ -1,4 +1,4 @@
-//! How writers learn that a store refuses data: a full store, for example, answers each write-back
+//! Notice to writers that a store refuses data: a full store, for example, answers each write-back
 //! with `ENOSPC`.
 //!
 //! Refused data stays dirty and is tried again, so the group that it belongs to may stay at its

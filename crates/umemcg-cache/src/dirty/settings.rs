@@ -1,5 +1,5 @@
-//! What a group's control files say about dirty data: two pairs, each a share or a number of bytes,
-//! whichever was written last.
+//! The settings of a group's control files for dirty data: two pairs, each a share or a number of
+//! bytes, whichever was written last.
 //!
 //! A pair is one word, so no reader ever sees both set or neither. A group for which nothing was
 //! ever set, and which was created below such a group, has no state for it: the defaults hold.
@@ -59,7 +59,7 @@ impl DirtyBound {
     }
 }
 
-/// Which of the two pairs.
+/// One of the two pairs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DirtyThreshold {
     /// Writers are held there.
@@ -109,7 +109,7 @@ impl DirtyBounds {
     }
 }
 
-/// What the cache keeps of a group that writes or that something was set for.
+/// The cache's state of a group that writes or that has a setting of its own.
 #[derive(Debug)]
 pub(crate) struct GroupDirty {
     /// (A)
@@ -120,7 +120,7 @@ pub(crate) struct GroupDirty {
     /// writer is about to. (A)
     credit: AtomicI64,
     pub(crate) smoothed: LeafMutex<SmoothedLimit>,
-    /// When flushers were last woken for it, in milliseconds of the cache's clock. (A)
+    /// The time at which flushers were last woken for it, in milliseconds of the cache's clock. (A)
     rung_ms: AtomicU64,
 }
 
@@ -161,7 +161,7 @@ impl GroupDirty {
             DirtyThreshold::Background => &self.background,
         };
         word.store(bound.encode(), Ordering::Relaxed);
-        // What it sank from was another limit.
+        // It sank from another limit.
         *self.smoothed.lock() = SmoothedLimit::default();
         self.set_credit(0);
     }

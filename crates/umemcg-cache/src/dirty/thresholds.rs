@@ -33,7 +33,7 @@ use crate::dirty::throttle::Thresholds;
 /// size.
 pub const DIRTY_FLOOR: u64 = 256 << 10;
 
-/// What a level's thresholds are made from, in bytes.
+/// The inputs of a level's thresholds, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ThresholdInputs {
     /// Of the pool: not charged to any group.
@@ -128,7 +128,7 @@ pub(crate) fn levels<'g>(reclaimer: &Reclaimer, group: &'g Arc<Group>) -> Vec<Le
         room.file = file_bytes(group);
         room.unclean = group.unclean_bytes_about(u64::MAX);
         let thresholds = room.thresholds(DirtyBounds::of(group), reclaimer.high_mark(group));
-        // What threads have pending makes no difference to thresholds that are shares, but near a
+        // Pending counts of threads make no difference to thresholds that are shares, but near a
         // threshold it does.
         levels.push(Level { group, thresholds, unclean: group.unclean_bytes_about(thresholds.background) });
     }

@@ -25,7 +25,7 @@ pub const PAUSE_MIN: Duration = Duration::from_millis(10);
 pub const POSITION_RATIO_MIN: f64 = 1.0 / 32.0;
 /// The smoothed limit sinks by one part of this many of its distance in each [`LIMIT_INTERVAL`].
 const LIMIT_SINKS_BY: u64 = 32;
-/// How often the smoothed limit sinks.
+/// The interval at which the smoothed limit sinks.
 pub const LIMIT_INTERVAL: Duration = Duration::from_millis(200);
 
 /// A pair of thresholds in bytes.
@@ -79,7 +79,7 @@ pub fn hold(dirty: u64, free_run: u64, rate: u64) -> Duration {
 #[doc(alias = "dirty_limit")]
 pub struct SmoothedLimit {
     limit: u64,
-    /// When it last sank.
+    /// The time at which it last sank.
     at: Duration,
 }
 

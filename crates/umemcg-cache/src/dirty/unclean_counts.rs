@@ -1,5 +1,5 @@
-//! How many pages of one store are not durable yet: of all groups, and of each group with those
-//! below it. Files add their pages in batches, so a count lags by an eighth of a file's dirty
+//! The number of pages of one store that are not durable yet: of all groups, and of each group with
+//! those below it. Files add their pages in batches, so a count lags by an eighth of a file's dirty
 //! pages.
 //!
 //! A group has an entry while it, or a group below it, has unclean pages here. A removed group's

@@ -21,7 +21,7 @@ const POOL_BYTES: u64 = 768 * MIB;
 const LIMIT_BYTES: u64 = 500 * MIB;
 /// The file at scale 1.
 const FILE_BYTES: u64 = 20 << 30;
-/// What the mail's group shows once its marks are set.
+/// The watermarks of the mail's group once they are set.
 const MARKS: &str = "low_wmark 482344960\nhigh_wmark 471859200\n";
 
 /// The rows of the mail's tables, as they are called in `memory.stat`.
@@ -158,7 +158,7 @@ fn run(places: &Places, file_bytes: u64, say: &dyn Fn(&str)) -> Result<Backgroun
     Ok(BackgroundResult { file_bytes, counters: COUNTERS, write, read, checks })
 }
 
-/// Where the steps are done.
+/// The place where the steps are done.
 struct Stand<'a> {
     places: &'a Places,
     file: PathBuf,

@@ -30,11 +30,11 @@ const BUSY_LIMIT_BYTES: u64 = 32 * MIB;
 const BUSY_FILE_BYTES: u64 = 4 * BUSY_LIMIT_BYTES;
 const QUIET_LIMIT_BYTES: u64 = 96 * MIB;
 const QUIET_FILE_BYTES: u64 = 24 * MIB;
-/// What usage may exceed a limit by: the charges in flight, here at most four of the largest (1
-/// MiB).
+/// The bytes by which usage may exceed a limit: the charges in flight, here at most four of the
+/// largest (1 MiB).
 const SLACK_BYTES: u64 = 4 * MIB;
 
-/// What happened to one group.
+/// The result of one group.
 #[derive(Debug, Serialize)]
 struct GroupResult {
     name: &'static str,

@@ -11,7 +11,7 @@ use crate::exit::Failure;
 
 const MIB: u64 = 1 << 20;
 
-/// Where everything is.
+/// The paths of the demonstration.
 pub(super) struct Places {
     pub(super) source: PathBuf,
     pub(super) data: PathBuf,

@@ -9,7 +9,7 @@ use crate::kills::{GROUPS, make_groups, number_from_environment};
 
 /// MiB of each file in the ordinary tests.
 const FILE_MIB: u64 = 4;
-/// How the jobs differ: what they write, how they sync.
+/// The options in which the jobs differ: what they write, how they sync.
 const JOBS: [&str; 4] = [
     "--rw=randwrite --bsrange=4k-64k --fdatasync=16",
     "--rw=randrw --bsrange=512-32k --fsync=64",

@@ -69,7 +69,7 @@ impl Tenant {
     }
 }
 
-/// What goes on beside the writing when the daemon dies; returns which.
+/// Starts one of several operations beside the writing, before the daemon dies; returns which.
 fn disturb(mount: &Mount, random: &mut Random) -> u64 {
     let write = |file: &str, text: &str| fs::write(mount.cg().join(file), text).unwrap();
     let which = random.below(8);

@@ -1,4 +1,5 @@
-//! What the writers of one group were told, and whether the backing directory keeps it.
+//! The answers that the writers of one group were given, and whether the backing directory keeps
+//! them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,7 +8,7 @@ use std::path::Path;
 use crate::record::{CELL_BYTES, parse, whole_records};
 use crate::writers::NR_CELLS;
 
-/// What may be said of a file that is whole as one record.
+/// The acknowledged state of a file that is whole as one record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Whole {
     /// This generation or a later one.

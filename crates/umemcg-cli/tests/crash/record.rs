@@ -1,4 +1,4 @@
-//! What the writers write: records that name their writer, their number and their length, and that
+//! The data of the writers: records that name their writer, their number and their length, and that
 //! are wrong when one byte of them is.
 
 /// Before the payload: number, length of all of it, name.

@@ -69,7 +69,7 @@ impl Writer {
         16 + self.random.below(RECORD_BYTES_MAX as u64 - 16) as usize
     }
 
-    /// What is left of a log is what is whole of it: how many records, and where they end.
+    /// Returns the number of whole records of a log, and their end.
     fn recover(&self, file: &File) -> io::Result<(u64, u64)> {
         let (nr, end) = whole_records(&self.name, &fs::read(self.path())?);
         file.set_len(end as u64)?;
@@ -185,7 +185,7 @@ impl Writer {
     }
 }
 
-/// What failed, so that a failure explains itself.
+/// The failed call, so that a failure explains itself.
 #[derive(Debug)]
 struct Failed {
     what: String,

@@ -1,4 +1,4 @@
-//! What thousands of requests on a store that hangs have kept: charged, lent within a bound, and
+//! The memory of thousands of requests on a store that hangs: charged, lent within a bound, and
 //! given back.
 
 use std::fs::{self, File};
@@ -17,7 +17,7 @@ const READ_BYTES: usize = 64 << 10;
 const LENT_BYTES_MAX: u64 = 128 * MIB;
 /// Requests that run have a buffer of a write each, eight more are kept for readers.
 const BUFFERS_BYTES_MAX: u64 = (64 + 8) * MIB;
-/// What the daemon may hold beside: stacks of its threads, the heap's unused pieces.
+/// The memory that the daemon may hold beside: stacks of its threads, the heap's unused pieces.
 const UNCHARGED_BYTES_MAX: u64 = 24 * MIB;
 
 /// Starts a thread with a small stack.

@@ -1,5 +1,5 @@
-//! What was acknowledged survives the daemon: killed in the middle, or ended in order while the
-//! store refuses.
+//! Acknowledged data survives the daemon: killed in the middle, or ended in order while the store
+//! refuses.
 
 use std::fs::{self, File};
 use std::io::Write;

@@ -1,5 +1,5 @@
-//! How a mount begins and ends: busy and missing places, Ctrl-C, umount from outside, a daemon that
-//! died.
+//! The start and the end of a mount: busy and missing places, Ctrl-C, umount from outside, a daemon
+//! that died.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;

@@ -2,8 +2,8 @@
 
 use crate::harness::{Mount, needs_mount, until};
 
-/// What every program starts with: `listen(group, file, arguments)` gives an eventfd, `wait(fd)`
-/// waits for it and says how many events there were.
+/// The start of every program: `listen(group, file, arguments)` gives an eventfd, `wait(fd)` waits
+/// for it and says how many events there were.
 const HEAD: &str = "
 import errno, os, select, sys
 CG, MNT = os.environ['CG'], os.environ['MNT']

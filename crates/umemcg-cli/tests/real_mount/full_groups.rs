@@ -10,7 +10,7 @@ use crate::harness::{Mount, Options, Stopped, needs_mount, until};
 
 /// Some times as many as requests of a group run at once.
 const NR_WRITERS: usize = 80;
-/// What the daemon charges for a request that waits, at least.
+/// The least charge for a request that waits.
 const REQUEST_BYTES: u64 = 512;
 const MIB: usize = 1 << 20;
 

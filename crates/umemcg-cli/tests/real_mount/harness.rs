@@ -38,7 +38,7 @@ pub fn cannot_run(why: &str) {
     eprintln!("\n{message}\n");
 }
 
-/// Whether a mount can be made here; says so if not.
+/// Returns whether a mount can be made here; says so if not.
 pub fn can_mount() -> bool {
     let opened = fs::OpenOptions::new().read(true).write(true).open("/dev/fuse");
     match opened {
@@ -64,7 +64,7 @@ macro_rules! needs_mount {
 }
 pub(crate) use needs_mount;
 
-/// What a program printed and how it ended.
+/// The output of a program and the way in which it ended.
 pub struct Ended {
     pub status: ExitStatus,
     pub stdout: String,
@@ -93,7 +93,7 @@ impl Ended {
     }
 }
 
-/// How a daemon is started.
+/// The options of a daemon.
 pub struct Options<'a> {
     pub arguments: Vec<&'a str>,
     pub pool: &'a str,
@@ -214,12 +214,12 @@ impl Mount {
         &self.data
     }
 
-    /// Where it is mounted.
+    /// Returns the mount point.
     pub fn mnt(&self) -> PathBuf {
         self.directory.path().join("mnt")
     }
 
-    /// Where the control files are.
+    /// Returns the directory of the control files.
     pub fn cg(&self) -> PathBuf {
         self.directory.path().join("cg")
     }
@@ -420,7 +420,7 @@ pub fn until(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// Whether something is mounted exactly there; sends no request to it.
+/// Returns whether there is a mount exactly there; sends no request to it.
 pub fn is_mounted(path: &Path) -> bool {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     mounts

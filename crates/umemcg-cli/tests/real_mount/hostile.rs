@@ -24,17 +24,17 @@ const NR_SHARED: usize = NR_MAX as usize / 8 * 3;
 /// Descriptors that a daemon has for other reasons: devices, directories, logs, those of its
 /// runtime.
 const NR_OTHER_MAX: usize = 100;
-/// What the daemon may hold beside what it charges: names that do not exist, buffers of requests,
-/// its heap's unused pieces.
+/// The memory that the daemon may hold beside its charges: names that do not exist, buffers of
+/// requests, its heap's unused pieces.
 const UNCHARGED_BYTES_MAX: u64 = 12 << 20;
 
 /// The limit of a tenant that pins names.
 const NAMES_LIMIT_BYTES: u64 = 1 << 20;
-/// What a name costs.
+/// The cost of a name.
 const NAME_BYTES: u64 = 344;
 /// Names that a group may have beyond its limit.
 const NR_NAMES_BEYOND_MAX: u64 = 2048;
-/// What the root pays for groups, lists and threads beside the names.
+/// The root's charge for groups, lists and threads beside the names, at most.
 const BOOKKEEPING_BYTES_MAX: u64 = 2 << 20;
 /// A user that every system has.
 const NOBODY: u32 = 65534;
@@ -153,7 +153,7 @@ fn a_tenant_makes_groups_by_a_rule_up_to_the_bound() {
     mount.umount();
 }
 
-/// What pins names and is not open.
+/// Pins of names that are not open.
 #[derive(Default)]
 struct Pins {
     descriptors: Vec<OwnedFd>,

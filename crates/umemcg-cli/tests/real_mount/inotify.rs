@@ -1,4 +1,4 @@
-//! What inotify hears of control files, with programs that watch them.
+//! The events that inotify reports of control files, with programs that watch them.
 
 use std::fs;
 
@@ -7,9 +7,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::harness::{Mount, Options, needs_mount, until};
 use crate::user::start_as_ordinary_user_with;
 
-/// What every program starts with: `watch(file)` gives a descriptor, `wait(fd)` waits for an event
-/// and is true for `IN_MODIFY` alone, `is_silent(fd)` says that there is none.
-/// `charge(group, megabytes)` is a program that writes so much.
+/// The start of every program: `watch(file)` gives a descriptor, `wait(fd)` waits for an event and
+/// is true for `IN_MODIFY` alone, `is_silent(fd)` says that there is none. `charge(group,
+/// megabytes)` is a program that writes so much.
 const HEAD: &str = "
 import ctypes, os, select, struct, subprocess
 CG, MNT, UMEMCG = os.environ['CG'], os.environ['MNT'], os.environ['UMEMCG']

@@ -1,10 +1,10 @@
-//! What the Linux Test Project checks of version 1 memory control groups, on files of the mount in
-//! place of a process' memory.
+//! The checks of the Linux Test Project for version 1 memory control groups, on files of the mount
+//! in place of a process' memory.
 
 use crate::harness::{Mount, Options, SLACK_BYTES, needs_mount};
 
 const PAGE: u64 = 4096;
-/// What the project lets usage be when a case holds nothing any more.
+/// The usage that the project allows when a case holds nothing any more.
 const ALLOWANCE: u64 = 65 * PAGE;
 
 fn version_one() -> Mount {

@@ -1,4 +1,4 @@
-//! Which group a process belongs to: by hand, by descent, by rule.
+//! The group of a process: by hand, by descent, by rule.
 
 use crate::harness::{Mount, Options, needs_mount, until};
 

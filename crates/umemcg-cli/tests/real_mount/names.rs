@@ -97,7 +97,7 @@ fn half_a_million_names_pin_no_more_of_the_host_than_the_bound() {
         return cannot_run("the kernel does not say what it has in its caches (/proc/slabinfo)");
     }
     const NR: usize = 500 * PER_DIRECTORY;
-    /// What others on the machine may bring into the caches while we look.
+    /// The entries that other programs may bring into the caches while we look.
     const NOISE: usize = NR / 10;
     let host = tempfile::Builder::new().prefix("umemcg-names-").tempdir().unwrap();
     make_files(host.path(), NR);

@@ -70,7 +70,7 @@ fn usage(mount: &Mount, group: &str) -> u64 {
     mount.number(group, "memory.usage_in_bytes")
 }
 
-/// What is the root's and no group's.
+/// Returns the bytes that are the root's and no group's.
 fn usage_of_root_alone(mount: &Mount) -> u64 {
     mount.value("", "memory.stat", "cache")
 }

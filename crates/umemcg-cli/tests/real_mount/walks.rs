@@ -14,7 +14,7 @@ const MIB: u64 = 1 << 20;
 /// The kernel does not ask again about what it has in its cache.
 const FOR_LONG: [&str; 2] = ["--attr-timeout", "1h"];
 
-/// What was seen while something ran.
+/// The observations while a program ran.
 #[derive(Debug)]
 struct Seen {
     usage_max: u64,

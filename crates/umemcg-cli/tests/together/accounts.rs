@@ -1,5 +1,5 @@
-//! What must be true of the groups once all users have ended: the numbers add up, and everything
-//! can go.
+//! The invariants of the groups once all users have ended: the numbers add up, and everything can
+//! go.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -11,8 +11,8 @@ use crate::world::GROUPS;
 /// Longest that the kernel takes to let go of names.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What the names of all directories cost, and what a group's shrinkers note: names that do not
-/// exist hold directories in the kernel, and the last of them stay.
+/// The cost of the names of all directories, and of the notes of a group's shrinkers: names that do
+/// not exist hold directories in the kernel, and the last of them stay.
 const LEFT_BYTES: u64 = (NR_DIRECTORIES + NR_DIRECTORIES * NR_NAMES + 1) as u64 * 400 + 2048;
 
 /// Writes to a control file; a refusal says that there was nothing to do.

@@ -31,7 +31,7 @@ enum Change {
 }
 
 impl Change {
-    /// What the attributes are afterwards, or the error.
+    /// Returns the attributes afterwards, or the error.
     fn expected(&self, inode: &Inode, before: &Attributes) -> Result<Attributes, Errno> {
         let mut after = before.clone();
         match self {
@@ -302,7 +302,7 @@ impl User {
         }
     }
 
-    /// Where `SEEK_DATA` says that nothing is, zeroes are.
+    /// Checks that there are zeroes where `SEEK_DATA` finds nothing.
     pub fn seek(&mut self) -> Result<(), Stop> {
         use rustix::fs::SeekFrom;
         let Some(at) = self.some_file() else { return Ok(()) };

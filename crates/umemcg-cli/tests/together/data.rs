@@ -22,7 +22,7 @@ const NR_MAPPED_MAX: usize = 16;
 
 /// An operation that changes a claimed range, and perhaps the length.
 struct Change {
-    /// What is filled, and with what.
+    /// The range that is filled.
     fill: Range<usize>,
     /// The length before, and afterwards.
     old: usize,

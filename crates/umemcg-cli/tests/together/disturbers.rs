@@ -19,7 +19,7 @@ use crate::model::LEN_MAX;
 use crate::tree::Place;
 use crate::world::{GROUPS, Stop, World};
 
-/// What disturbers have beside the world.
+/// The state of disturbers beside the world.
 #[derive(Debug)]
 pub struct Surroundings {
     /// The daemon of the store, where the store is a mount of another daemon.
@@ -95,8 +95,7 @@ fn bytes(text: &str) -> u64 {
     digits.parse::<u64>().map_or(u64::MAX, |number| number << shift)
 }
 
-/// What was written is read, and what was refused has changed nothing: no other thread changes
-/// these.
+/// Written values are read, and refused ones have changed nothing: no other thread changes these.
 fn change_limits(world: &World, _: &Surroundings, random: &mut Random) -> Result<(), Stop> {
     let (file, values) = KNOBS[random.below(KNOBS.len())];
     let (group, value) = (some_group(random), values[random.below(values.len())]);

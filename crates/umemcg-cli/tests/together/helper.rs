@@ -13,7 +13,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::harness::Mount;
 
-/// What it is to do with a part of a file.
+/// The task of the helper on a part of a file.
 #[derive(Debug, Clone, Copy)]
 pub enum Task {
     ReadMapped,
@@ -24,10 +24,10 @@ pub enum Task {
     WriteAsynchronously(u8),
 }
 
-/// How that ended.
+/// The outcome of a task.
 #[derive(Debug)]
 pub enum Said {
-    /// What was read; nothing after a write.
+    /// The bytes that were read; none after a write.
     Done(Vec<u8>),
     /// SIGBUS.
     GaveWay,

@@ -15,7 +15,7 @@ use crate::model::FileModel;
 /// Operations that are remembered to explain a failure.
 const NR_REMEMBERED: usize = 40;
 
-/// What an inode is.
+/// The type of an inode.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
     File,
@@ -122,7 +122,7 @@ impl Inode {
         Changing(self)
     }
 
-    /// How many changes of the data have begun, if none is under way.
+    /// Returns the number of changes of the data that have begun, if none is under way.
     pub fn nr_changes(&self) -> Option<u64> {
         let ended = self.ended.load(Ordering::SeqCst);
         (self.begun.load(Ordering::SeqCst) == ended).then_some(ended)

@@ -36,7 +36,7 @@ const RULES: [&str; 4] = ["--rule", "path:/d2/*=/rule/{1}", "--rule", "uid:2=/ru
 /// Pages of the largest file.
 const LENGTHS: [usize; 3] = [6, 32, 96];
 
-/// What is below the mount.
+/// The volume below the mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Below {
     /// A directory of the host.
@@ -52,7 +52,7 @@ pub enum Below {
 /// All of them.
 pub const BELOW: [Below; 4] = [Below::Directory, Below::Small, Below::Mount, Below::Memory];
 
-/// How a life ends.
+/// The end of a life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ending {
     /// SIGKILL while users work.
@@ -99,7 +99,7 @@ pub struct Era {
     is_dead_mount_left: bool,
 }
 
-/// What a life was.
+/// The figures of a life.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Tally {
     pub nr_operations: u64,
@@ -429,7 +429,7 @@ impl Drop for Watchdog {
     }
 }
 
-/// What each thread of a process waits for; with a debugger at hand, where.
+/// Returns the event that each thread of a process waits for; with a debugger at hand, the place.
 fn threads_of(process: Pid) -> String {
     let process = process.as_raw_nonzero().to_string();
     let gdb = Command::new("gdb").args(["-p", &process, "-batch", "-ex", "thread apply all bt 12"]).output();

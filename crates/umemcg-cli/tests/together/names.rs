@@ -284,7 +284,8 @@ impl User {
         Ok(())
     }
 
-    /// What was there all the time is listed once, what was not there is not.
+    /// Lists a directory: names that were there all the time come once, names that were not do not
+    /// come.
     pub fn list(&mut self) -> Result<(), Stop> {
         let (directory, world) = (self.random.below(NR_DIRECTORIES), Arc::clone(&self.world));
         self.begin(format!("listing of d{directory}"));
@@ -312,7 +313,7 @@ impl User {
     }
 }
 
-/// What an unlink or rmdir leaves, or says.
+/// Returns the state after an unlink or rmdir, or its error.
 pub fn unlinked(held: &Held<'_>, place: Place, is_rmdir: bool) -> Result<After, Errno> {
     let node = held.at(place)?.ok_or(Errno::NOENT)?;
     match (node.inode.kind == Kind::Directory, is_rmdir) {
@@ -323,7 +324,7 @@ pub fn unlinked(held: &Held<'_>, place: Place, is_rmdir: bool) -> Result<After, 
     }
 }
 
-/// What a rename makes, or says.
+/// Returns the state after a rename, or its error.
 fn renamed(held: &Held<'_>, from: Place, to: Place, flags: RenameFlags) -> Result<After, Errno> {
     let (exchanges, replaces) = (flags == RenameFlags::EXCHANGE, flags != RenameFlags::NOREPLACE);
     // Directories that lead to the names come first.

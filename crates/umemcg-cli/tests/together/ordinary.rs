@@ -1,4 +1,5 @@
-//! What users without privileges may do to files and names, by the modes and owners of the model.
+//! The operations of users without privileges on files and names, by the modes and owners of the
+//! model.
 //!
 //! A thread becomes such a user for one call. The attributes that decide about it are held
 //! meanwhile, so it has one right result.
@@ -41,7 +42,7 @@ impl Drop for Disguise {
     }
 }
 
-/// Whether the mode lets a user in.
+/// Returns whether the mode lets a user in.
 fn may(user: u32, attributes: &Attributes, wanted: u32) -> bool {
     let shift = match attributes {
         _ if attributes.uid == user => 6,
@@ -76,7 +77,7 @@ impl<'a> Kept<'a> {
     }
 }
 
-/// What is at a place, and the directory of the model that it is in.
+/// Returns the inode at a place, and the directory of the model that it is in.
 fn concerned(held: &Held<'_>, place: Place) -> (Option<Arc<Inode>>, Option<Arc<Inode>>) {
     let at = |place| held.at(place).ok().flatten().map(|node: Node| node.inode);
     let directory = place.child.and_then(|_| at(Place { child: None, ..place }));

@@ -20,7 +20,7 @@ pub const NR_DIRECTORIES: usize = DIRECTORY_MODES.len();
 pub const NR_NAMES: usize = 7;
 pub const NR_CHILDREN: usize = 2;
 
-/// Where a name may be.
+/// The place of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Place {
     pub slot: usize,
@@ -44,7 +44,7 @@ impl Place {
         Self { slot: random.below(NR_DIRECTORIES * NR_NAMES), child }
     }
 
-    /// Whether it is in the sticky one of the directories that stay.
+    /// Returns whether it is in the sticky one of the directories that stay.
     pub fn is_in_sticky(self) -> bool {
         self.child.is_none() && DIRECTORY_MODES[self.slot / NR_NAMES] & 0o1000 != 0
     }
@@ -54,7 +54,7 @@ impl Place {
     }
 }
 
-/// What is at a place, and in it if it is a directory.
+/// The inode at a place, and its entries if it is a directory.
 #[derive(Debug, Clone)]
 pub struct Node {
     pub inode: Arc<Inode>,
@@ -97,7 +97,8 @@ pub struct Held<'a> {
 #[derive(Debug)]
 pub struct Looked<'a>(RwLockReadGuard<'a, Option<Node>>, Place);
 
-/// What is at a place whose slot holds `node`: an inode, nothing, or what a path through it says.
+/// Returns the node at a place whose slot holds `node`: an inode, nothing, or what a path through
+/// it says.
 fn resolve(node: Option<&Node>, place: Place) -> Result<Option<Node>, Errno> {
     let Some(child) = place.child else { return Ok(node.cloned()) };
     match node {
@@ -135,8 +136,8 @@ impl Tree {
         Looked(self.slots[place.slot].node.read().unwrap_or_else(PoisonError::into_inner), place)
     }
 
-    /// Whether there is something in a slot, and how often that may have changed; `None` while it
-    /// may.
+    /// Returns whether a slot is occupied, and the number of times that may have changed it; `None`
+    /// while it may.
     pub fn glance(&self, slot: usize) -> Option<(bool, u64)> {
         let node = self.slots[slot].node.try_read().ok()?;
         Some((node.is_some(), self.slots[slot].turns.load(Ordering::SeqCst)))
@@ -154,7 +155,7 @@ impl Tree {
         self.slots[slot].story.text()
     }
 
-    /// What is in the slots.
+    /// Returns the contents of the slots.
     pub fn nodes(&self) -> Vec<Option<Node>> {
         self.slots
             .iter()
@@ -162,8 +163,8 @@ impl Tree {
             .collect()
     }
 
-    /// What a slot may hold after the daemon's death, with all of the operations that happened or
-    /// not.
+    /// Returns the possible contents of a slot after the daemon's death, with all of the operations
+    /// that happened or not.
     pub fn unsure(&self) -> Vec<After> {
         self.unsure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -17,7 +17,7 @@ use crate::world::{GROUPS, Stop, World};
 /// Files that a user has open at most.
 const NR_OPEN_MAX: usize = 5;
 
-/// What users can do.
+/// An operation of users.
 type Act = fn(&mut User) -> Result<(), Stop>;
 
 /// Each operation, and how often it is done in shares.
@@ -58,10 +58,10 @@ pub struct User {
     pub world: Arc<World>,
     pub nr: usize,
     pub random: Random,
-    /// What it has open for reading and writing.
+    /// The files that it has open for reading and writing.
     pub open: Vec<(Arc<Inode>, OwnedFd)>,
     acts: Vec<Act>,
-    /// What the operation under way is about, for its story.
+    /// A description of the operation under way.
     pub what: String,
     pub operation: u64,
 }
@@ -78,7 +78,7 @@ impl User {
         Self { world, nr, random, open: Vec::new(), acts, what: String::new(), operation: 0 }
     }
 
-    /// Which of [`GROUPS`] it is in.
+    /// Returns the index in [`GROUPS`] of its group.
     pub fn group(&self) -> usize {
         self.nr % GROUPS.len()
     }

@@ -16,16 +16,16 @@ use crate::inode::{Attributes, Inode, Kind};
 use crate::model::FileModel;
 use crate::tree::{NR_CHILDREN, NR_DIRECTORIES, NR_NAMES, Node, Place, Tree, apply};
 
-/// How a life ended.
+/// The end of a life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
     /// Everything is in the backing directory exactly.
     Orderly,
-    /// What was synced is there, and all names and attributes that were answered.
+    /// Synced data is there, and all names and attributes that were answered.
     Killed,
 }
 
-/// What is at a path, if there is anything.
+/// Returns the status of a path, if there is anything.
 fn look(path: &Path) -> Result<Option<Stat>, String> {
     match rustix::fs::statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => Ok(Some(stat)),
@@ -39,7 +39,7 @@ fn open(path: &Path) -> Result<OwnedFd, String> {
     rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| format!("{}: {errno}", path.display()))
 }
 
-/// Which host's inodes are which of the model.
+/// The host's inodes of the model's.
 #[derive(Default)]
 struct Verdict {
     by_host: HashMap<u64, u64>,
@@ -104,7 +104,7 @@ fn matches(path: &Path, inode: &Inode, known: &Attributes, stat: &Stat, end: End
     Ok(())
 }
 
-/// What must be in a slot.
+/// Checks the contents of a slot.
 fn check_slot(
     verdict: &mut Verdict,
     data: &Path,

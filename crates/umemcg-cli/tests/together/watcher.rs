@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 struct Watched {
     watch: i32,
     path: PathBuf,
-    /// What it said when the watch had begun.
+    /// Its text when the watch had begun.
     before: String,
 }
 

@@ -1,4 +1,5 @@
-//! What users and disturbers of one life of the daemon share, and how the first failure is told.
+//! The state that users and disturbers of one life of the daemon share, and the report of the first
+//! failure.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -43,11 +44,11 @@ pub struct World {
     pub data: PathBuf,
     /// A group's process for mapped files and asynchronous I/O, in the order of [`GROUPS`].
     pub helpers: Vec<Helper>,
-    /// How large files become.
+    /// The largest length of files, in bytes.
     pub len_max: usize,
     /// The store may be full at times.
     pub may_be_full: bool,
-    /// What `FALLOC_FL_ZERO_RANGE` says in the backing directory.
+    /// The answer to `FALLOC_FL_ZERO_RANGE` in the backing directory.
     pub zero_range: Result<(), Errno>,
     /// Rules put into groups what is in none by hand, which some users are not.
     pub has_rules: bool,
@@ -68,7 +69,7 @@ pub struct World {
     doing: Vec<Mutex<String>>,
 }
 
-/// What differs from one life to the next.
+/// The settings that differ from one life to the next.
 #[derive(Debug)]
 pub struct Setting {
     pub root: OwnedFd,
@@ -155,7 +156,7 @@ impl World {
         }
     }
 
-    /// Whether a full store explains this.
+    /// Returns whether a full store explains this.
     pub fn is_excused(&self, errno: Errno) -> bool {
         self.may_be_full && errno == Errno::NOSPC
     }
@@ -164,7 +165,7 @@ impl World {
         rustix::fs::openat(&self.root, path, flags | OFlags::CLOEXEC, Mode::empty())
     }
 
-    /// What is left of it when the mount is to go.
+    /// Returns the tree, when the mount is to be removed.
     pub fn into_tree(self) -> Tree {
         self.tree
     }
@@ -194,7 +195,7 @@ impl World {
         self.doing[user].lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    /// What each user does, nothing if it has ended.
+    /// Returns the operation of each user, empty if it has ended.
     pub fn doing(&self) -> Vec<String> {
         self.doing.iter().map(|what| what.lock().unwrap_or_else(PoisonError::into_inner).clone()).collect()
     }

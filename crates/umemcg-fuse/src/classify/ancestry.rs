@@ -28,7 +28,7 @@ struct KnownThread {
     serial: u64,
 }
 
-/// What is known about processes.
+/// The known facts about processes.
 #[derive(Debug, Default)]
 pub struct Ancestry {
     state: LeafMutex<State>,
@@ -39,7 +39,7 @@ struct State {
     processes: HashMap<u32, KnownThread>,
     /// Threads that are in another group than their process.
     threads: HashMap<u32, KnownThread>,
-    /// Where the leader of a session belonged when last seen. The identity is the leader's.
+    /// The group of each session's leader when last seen. The identity is the leader's.
     sessions: HashMap<u32, KnownThread>,
     nr_after_last_prune: usize,
 }
@@ -128,8 +128,8 @@ impl State {
         // Orphans are given to the first process, and do not follow it.
         while way.len() < DEPTH_MAX && (at > 1 || at == pid) {
             let Some(stat) = read_stat(at) else { break };
-            // Which thread of its parent made a child is not recorded: it follows the first one.
-            // The other threads of a process do not.
+            // The kernel does not record the thread that made a child: the child follows its
+            // parent's first one. The other threads of a process do not.
             if at != pid
                 && let Some(known) = self.threads.get(&at).filter(|known| known.identity == stat.identity)
             {

@@ -21,7 +21,7 @@ use super::eventfd_writer::{EventfdWriter, Target};
 use super::proc_files::{open_pidfd, read_status};
 use crate::mountinfo;
 
-/// What the link of an eventfd in `/proc` says.
+/// The text of an eventfd's link in `/proc`.
 const EVENTFD: &str = "anon_inode:[eventfd]";
 
 /// Descriptors of processes that use the control files mounted from one device.

@@ -21,12 +21,12 @@ use rustix::io::ReadWriteFlags;
 use umemcg_base::clock::spawn_detached;
 use umemcg_base::{Condvar, LeafMutex};
 
-/// How long a write may take before another thread continues with the next. A short time costs an
-/// extra thread now and then; a long time delays other events by that much for each full eventfd.
+/// The time after which another thread continues with the next write. A short time costs an extra
+/// thread now and then; a long time delays other events by that much for each full eventfd.
 const WRITE_TIMEOUT: Duration = Duration::from_millis(2);
 /// A thread ends after this time without events.
 const IDLE: Duration = Duration::from_secs(2);
-/// How long a write may take, after its listener has ended, before it counts as stuck.
+/// The time that a write may take after its listener has ended before it counts as stuck.
 const RELEASE_TIMEOUT: Duration = Duration::from_millis(50);
 /// Times that a full eventfd is read for a write that is stuck there.
 const NR_RELEASES_MAX: u32 = 100;

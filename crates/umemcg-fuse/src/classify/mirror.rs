@@ -28,16 +28,16 @@ use super::proc_files;
 
 /// Names of our hierarchies start with this.
 const NAME_PREFIX: &str = "umemcg.";
-/// How often the name of a fresh hierarchy may turn out to be taken.
+/// The number of names that are tried for a fresh hierarchy.
 const NAME_TRIES_MAX: u32 = 16;
-/// How long the end of a hierarchy may take. The kernel lets go of removed directories after a
+/// The time that the end of a hierarchy may take. The kernel lets go of removed directories after a
 /// grace period.
 const TEARDOWN_MAX: Duration = Duration::from_secs(3);
-/// How long a directory may stay busy after its last process is gone from its list.
+/// The time that a directory may stay busy after its last process is gone from its list.
 const REMOVE_MAX: Duration = Duration::from_millis(200);
 /// Rounds of moving processes out of a directory: they may fork while they are moved.
 const EVICT_ROUNDS_MAX: u32 = 100;
-/// How long to wait between two looks at something that only the kernel can change.
+/// The interval between two looks at state that only the kernel can change.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A named hierarchy and the lock that says that its owner lives.
@@ -340,8 +340,8 @@ mod tests {
         let child = Child::shell("read go");
         dead.attach(4, child.id(), true).unwrap();
         alive.attach(4, child.id(), true).unwrap();
-        // What a kill leaves behind: the descriptor is closed, the directories and the process in
-        // them stay.
+        // The remains of a kill: the descriptor is closed, the directories and the process in them
+        // stay.
         drop(dead.root.take());
         clean_stale();
         // Another daemon that starts at the same time may have come first with the cleaning.

@@ -32,7 +32,7 @@ pub use process_classifier::{ProcessClassifier, Tracking};
 pub use rule_groups::RULE_GROUPS_MAX;
 pub use rules::{Rule, RuleError, RuleKind};
 
-/// What is known about a request when it arrives.
+/// The known facts about a request when it arrives.
 #[derive(Clone, Copy)]
 pub struct Requester<'a> {
     /// The thread that made it; 0 when there is none, or none that is visible from here.

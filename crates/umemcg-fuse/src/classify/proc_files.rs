@@ -14,14 +14,14 @@ use umemcg_control::{Credentials, parse_decimal};
 /// More than any of these files has; a cgroup path has at most 4 KiB per hierarchy.
 const PROC_FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// What `/proc/<tid>/status` says.
+/// The fields of `/proc/<tid>/status` in use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Status {
     /// The process of the thread.
     pub tgid: u32,
     /// The parent process.
     pub ppid: u32,
-    /// Whether it is dead and waits for its parent to notice.
+    /// True if it is dead and waits for its parent to notice.
     pub is_zombie: bool,
     /// Supplementary group ids.
     pub groups: Vec<u32>,
@@ -31,7 +31,7 @@ pub struct Status {
     pub ids_of_thread: Vec<u32>,
 }
 
-/// What `/proc/<pid>/stat` says.
+/// The fields of `/proc/<pid>/stat` in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat {
     /// The parent process; 0 for one outside our pid namespace.
@@ -41,9 +41,9 @@ pub struct Stat {
     pub session: u32,
     /// Its identity.
     pub identity: Identity,
-    /// Whether it is dead and waits for its parent to notice.
+    /// True if it is dead and waits for its parent to notice.
     pub is_zombie: bool,
-    /// Whether it is dead or about to be. From here on the kernel shows it in the root of every
+    /// True if it is dead or about to be. From here on the kernel shows it in the root of every
     /// hierarchy of version 1.
     pub is_ending: bool,
 }
@@ -51,7 +51,8 @@ pub struct Stat {
 /// Tells a process or thread from a later one with the same id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
-    /// When it started, in clock ticks after boot. A tick is long enough for two processes.
+    /// The time at which it started, in clock ticks after boot. A tick is long enough for two
+    /// processes.
     start_ticks: u64,
     /// The inode of its pidfd: unique for the life of the system from Linux 6.9 on, the same for
     /// all before.

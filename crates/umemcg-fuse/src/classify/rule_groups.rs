@@ -23,16 +23,16 @@ use umemcg_base::clock::{Clock, SystemClock};
 /// Most groups made by rules at a time, unless something else is said.
 pub const RULE_GROUPS_MAX: usize = 4096;
 
-/// How often quiet groups are looked for.
+/// The interval at which quiet groups are looked for.
 pub(super) const TICK: Duration = Duration::from_secs(5);
-/// How long a group's usage does not change before it goes.
+/// The time without a change of its usage after which a group is removed.
 pub(super) const QUIET_FOR: Duration = Duration::from_secs(30);
-/// What a group without pages and names may hold: the bookkeeping of its lists.
+/// The bytes that a group without pages and names may hold: the bookkeeping of its lists.
 const EMPTY_BYTES: u64 = 4096;
 /// Most groups whose stocks are drained in one look, since that disturbs all threads.
 const DRAINED_PER_TICK: usize = 64;
-/// How long a refusal is believed before groups are counted again: some may have been removed by
-/// hand.
+/// The time that a refusal is believed before groups are counted again: some may have been removed
+/// by hand.
 const COUNTED_FOR: Duration = Duration::from_secs(1);
 
 /// Why a rule did not make a group.
@@ -225,7 +225,7 @@ mod tests {
             ["pods", "users"].map(|name| engine.create_group(engine.root(), name.as_ref()).unwrap());
         assert_eq!(fill(&engine, &groups, &pods), 60);
         assert_eq!(fill(&engine, &groups, &users), 30);
-        // What is removed by hand makes room again.
+        // A group that is removed by hand makes room again.
         for group in pods.children() {
             engine.remove_group(&group).unwrap();
         }

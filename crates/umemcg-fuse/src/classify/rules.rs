@@ -11,7 +11,7 @@
 //! In the target `{0}` is the matched part and `{n}` what the nth `*` stands for. The first rule
 //! that matches wins.
 //!
-//! What a wildcard catches was named by a tenant, so it is not trusted: a component that cannot
+//! A tenant chose the name that a wildcard matches, so it is not trusted: a component that cannot
 //! name a group (`..`, more than 255 bytes, a newline) makes the rule not match, and one that is
 //! the name of a control file gets an underscore in front.
 
@@ -24,7 +24,7 @@ use thiserror::Error;
 /// Longest name of a group, in bytes.
 const NAME_BYTES_MAX: usize = 255;
 
-/// What a rule looks at.
+/// The property of a process that a rule looks at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RuleKind {
     /// The path of the requester's cgroup in the kernel.

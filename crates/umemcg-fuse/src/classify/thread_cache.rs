@@ -26,7 +26,7 @@ use umemcg_base::{LeafRwLock, Rank, assert_may_wait};
 
 use super::proc_files::open_pidfd;
 
-/// How long an answer is good that may change, or whose thread may end, without notice.
+/// The lifetime of an answer that may change, or whose thread may end, without notice.
 pub const UNWATCHED_LIFE_MS: u64 = 1000;
 /// Most entries; about as many threads may use the mount at a time before they push each other out.
 pub const NR_ENTRIES_MAX: usize = 4096;
@@ -62,7 +62,7 @@ impl Hasher for TidHasher {
 
 type Shard<T> = LeafRwLock<HashMap<u32, Entry<T>, BuildHasherDefault<TidHasher>>>;
 
-/// What is known about one thread.
+/// The known answer for one thread.
 struct Entry<T> {
     value: T,
     uid: u32,
@@ -91,8 +91,8 @@ struct Shared<T> {
     descriptors_max: u64,
 }
 
-/// What must be fetched before a thread is looked at, so that an answer that is already wrong when
-/// it is stored is never used.
+/// A ticket to fetch before a thread is looked at, so that an answer that is already wrong when it
+/// is stored is never used.
 #[derive(Debug)]
 pub struct Ticket {
     tid: u32,
@@ -124,7 +124,7 @@ impl Ticket {
     }
 }
 
-/// How long a stored answer is good.
+/// The lifetime of a stored answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Life {
     /// Until the thread ends or a thread was moved.

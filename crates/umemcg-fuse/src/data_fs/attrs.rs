@@ -20,7 +20,7 @@ use crate::wire::reply::{Attr as WireAttr, AttrOut, StatfsOut, StatxAttr, StatxO
 use crate::wire::request::{SetattrIn, StatxIn};
 use crate::wire::{GETATTR_FH, SETXATTR_ACL_KILL_SGID, setattr_valid};
 
-/// What GETATTR tells, in the words of `statx(2)`.
+/// The mask of `statx(2)` for the fields of GETATTR.
 const STATX_BASIC_STATS: u32 = 0x7ff;
 /// The time when a file was made.
 const STATX_BTIME: u32 = 0x800;
@@ -74,7 +74,7 @@ fn statx_out(attr: &Attr) -> StatxAttr {
     }
 }
 
-/// Which attributes a SETATTR changes.
+/// Returns the change of attributes that a SETATTR asks for.
 fn change_of(arg: &SetattrIn) -> SetAttr {
     let has = |bit| arg.valid & bit != 0;
     let time = |set, now, seconds: u64, nanoseconds| match (has(set), has(now)) {

@@ -28,7 +28,7 @@ impl DataFs {
             Op::Setattr(arg) => (arg.valid & setattr_valid::FH != 0).then_some(arg.fh),
             _ => None,
         };
-        // What may have dirtied a page, by its open file.
+        // A request that may have dirtied a page names its open file.
         let content = written.and_then(|fh| Some(Arc::clone(self.files.get(fh)?.file.content())));
         let (me, meter, payer) = (self.me.clone(), ChargeMeter::start(), request.payer.cloned());
         Some(Gate::new(move |reply| me.upgrade()?.hold(&header, payer.as_ref()?, &meter, content, reply)))

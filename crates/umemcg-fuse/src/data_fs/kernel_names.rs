@@ -1,6 +1,6 @@
 //! The kernel's cache of names and inodes, which volumes ask to forget some.
 //!
-//! Where the kernel can be told to prune inodes it drops the names that are not in use and then the
+//! A kernel that can be told to prune inodes drops the names that are not in use and then the
 //! inodes, leaves before their directories, under no lock that a request could hold. Older kernels
 //! are told that names are stale. That takes the lock of the directory, so the thread that says it
 //! may wait for a request, never the other way round; and a stale name goes even when it is in use,

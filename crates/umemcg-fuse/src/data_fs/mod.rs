@@ -37,7 +37,7 @@ use crate::wire::{InHeader, InitFlags, Negotiated, Op};
 use absent_names::AbsentNames;
 use kernel_names::KernelNames;
 
-/// How long the kernel may cache answers.
+/// The times for which the kernel may cache answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lifetimes {
     /// That a name leads to a node.
@@ -58,9 +58,9 @@ impl Default for Lifetimes {
 
 /// The store of requests that meet none.
 const NO_STORE: u64 = u64::MAX;
-/// What a store is called by requests that forget: its lookups may be waiting for them, and must
-/// not take their places. It is what their group is called, too: they are no group's, and those of
-/// one store do not wait for another's.
+/// The queue key of a store for requests that forget: its lookups may be waiting for them, and must
+/// not take their places. It is the key of their group, too: they are no group's, and those of one
+/// store do not wait for another's.
 const FORGETTING: u64 = 1 << 63;
 
 /// Returns the keys of what forgets nodes of a store.

@@ -294,7 +294,7 @@ impl DataFs {
         let mut handed_over = Vec::new();
         let caller = self.caller(request);
         let result = opened.file.readdirplus(&caller, arg.offset, &mut |entry| {
-            // What has no outward name is listed without being looked up.
+            // An inode without an outward name is listed without being looked up.
             let found = entry.entry.and_then(|found| {
                 opened.on.to_kernel(found.node).ok().map(|node| Entry {
                     node,

@@ -107,7 +107,7 @@ impl DataFs {
     pub fn sync_volumes(&self) -> Result<(), VfsError> {
         let mut result = Ok(());
         for member in self.volumes.list(0, usize::MAX) {
-            // Where there is only one, it is asked whatever we know.
+            // A volume that is alone is asked whatever we know.
             if member.take_touched() || self.volumes.whole().is_some() {
                 let synced = member.volume().syncfs();
                 if synced.is_err() {

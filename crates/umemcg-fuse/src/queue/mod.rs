@@ -34,13 +34,13 @@ pub struct Keys {
     pub store: u64,
 }
 
-/// What waits.
+/// An item that waits.
 pub(crate) trait Waiting {
     /// Returns whether the request has been answered, or its caller has gone.
     fn is_finished(&self) -> bool;
 }
 
-/// How many requests may run.
+/// The numbers of requests that may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ConcurrencyLimits {
     /// Shared among all; half of them are the most that one group has, and one store.
@@ -273,8 +273,8 @@ impl<J: Waiting> Queue<J> {
     pub fn push(&mut self, keys: Keys, job: J) -> Vec<J> {
         let mut settled = Vec::new();
         let (is_new, is_idle) = self.change(keys, |pair| {
-            // What was killed while it waited goes whenever the queue has doubled, so that it never
-            // is the bulk of it.
+            // Requests that were killed while they waited are removed whenever the queue has
+            // doubled, so that they never are the bulk of it.
             if pair.waiting.len() >= SWEEP_LEN_MIN && pair.waiting.len().is_power_of_two() {
                 let (out, stays): (Vec<J>, _) = pair.waiting.drain(..).partition(J::is_finished);
                 (settled, pair.waiting) = (out, stays.into());
@@ -374,8 +374,8 @@ impl<J: Waiting> Queue<J> {
     /// there were any.
     fn unblock(&mut self) -> bool {
         let mut any = false;
-        // What is in the way is something running, so there are never many more of these than
-        // running requests.
+        // An obstacle is something running, so there are never many more of these than running
+        // requests.
         let obstacles: Vec<Obstacle> = self.blocked.keys().copied().collect();
         for obstacle in obstacles {
             let room = self.room(obstacle);

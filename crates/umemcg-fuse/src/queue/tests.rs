@@ -1,4 +1,4 @@
-//! What starts, and in what order.
+//! The order in which requests start.
 
 use super::*;
 
@@ -23,7 +23,7 @@ fn try_start(queue: &mut Queue<Job>, group: u64, store: u64, job: u32) -> Option
     may_start.then(|| queue.started(keys))
 }
 
-/// Whether it was started; else it waits.
+/// Returns whether it was started; else it waits.
 fn ask(queue: &mut Queue<Job>, group: u64, store: u64, job: u32) -> bool {
     try_start(queue, group, store, job).is_some()
 }

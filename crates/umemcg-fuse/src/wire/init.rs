@@ -32,7 +32,7 @@ impl InitFlags {
     pub const HAS_EXPIRE_ONLY: u64 = 1 << 35;
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
 
-    /// What every mount of ours asks for.
+    /// The features that every mount of ours asks for.
     pub const COMMON: u64 = Self::ASYNC_READ
         | Self::ATOMIC_O_TRUNC
         | Self::BIG_WRITES
@@ -44,14 +44,14 @@ impl InitFlags {
         | Self::INIT_EXT;
 }
 
-/// What kernel and daemon have agreed on.
+/// The agreement of kernel and daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Negotiated {
     /// Protocol minor number in use.
     pub minor: u32,
     /// Capabilities in use.
     pub flags: u64,
-    /// How messages are spelled.
+    /// The layout of messages.
     pub dialect: Dialect,
     /// The answer that says so.
     pub answer: InitOut,

@@ -33,8 +33,8 @@ pub const MINOR_PRUNE: u32 = 45;
 pub const ROOT_NODE: u64 = 1;
 /// The largest payload of a read or a write.
 pub const MAX_PAYLOAD_BYTES: usize = 1 << 20;
-/// What a buffer needs beside the largest payload: headers, and a page so that the payload can be
-/// found whole.
+/// The size of a buffer: the largest payload, headers, and a page so that the payload can be found
+/// whole.
 pub const BUFFER_BYTES: usize = MAX_PAYLOAD_BYTES + 4096;
 /// Bytes of [`InHeader`].
 pub const IN_HEADER_BYTES: usize = size_of::<InHeader>();
@@ -46,13 +46,13 @@ pub const INTERRUPT_BIT: u64 = 1;
 
 const _: () = assert!(IN_HEADER_BYTES == 40 && OUT_HEADER_BYTES == 16);
 
-/// What every request starts with.
+/// The start of every request.
 #[derive(Debug, Clone, Copy, Default, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct InHeader {
     /// Bytes of the whole request.
     pub len: u32,
-    /// What is asked; see [`opcode`].
+    /// The operation; see [`opcode`].
     pub opcode: u32,
     /// The request's name, echoed in its answer.
     pub unique: u64,
@@ -70,7 +70,7 @@ pub struct InHeader {
     pub padding: u16,
 }
 
-/// What every answer starts with.
+/// The start of every answer.
 #[derive(Debug, Clone, Copy, Default, FromBytes, IntoBytes, KnownLayout, Immutable)]
 #[repr(C)]
 pub struct OutHeader {
@@ -144,7 +144,7 @@ pub mod open_reply {
     pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 }
 
-/// Which fields of a SETATTR count.
+/// The bits of the fields of a SETATTR that count.
 #[allow(missing_docs)]
 pub mod setattr_valid {
     pub const MODE: u32 = 1 << 0;

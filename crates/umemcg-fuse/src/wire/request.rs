@@ -110,7 +110,7 @@ pub struct Init {
     pub minor: u32,
     /// The most that the kernel wants to read ahead.
     pub max_readahead: u32,
-    /// What the kernel can do, both words together.
+    /// The features of the kernel, both words together.
     pub flags: u64,
 }
 
@@ -127,7 +127,7 @@ impl ForgetList<'_> {
     }
 }
 
-/// What a request asks. Names and payloads are borrowed from its buffer.
+/// The operation of a request. Names and payloads are borrowed from its buffer.
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs)]
 pub enum Op<'a> {
@@ -245,7 +245,7 @@ const EXT_GROUPS: u32 = 32;
 /// Extensions that are looked at, so that a request of nothing else cannot keep a reader busy.
 const NR_EXTENSIONS_MAX: usize = 16;
 
-/// What is left of a request's body.
+/// The rest of a request's body.
 struct Body<'a>(&'a [u8]);
 
 impl<'a> Body<'a> {
@@ -437,9 +437,9 @@ fn supplementary_gid(mut extensions: &[u8]) -> Result<Option<u32>, Malformed> {
 /// A write as it lies in a message, before anything else is looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WritePayload {
-    /// Where in the file.
+    /// The offset in the file.
     pub offset: u64,
-    /// Where in the message the data begins.
+    /// The offset of the data in the message.
     pub at: usize,
     /// Late write-back of a mapping.
     pub is_late: bool,

@@ -95,7 +95,7 @@ impl Faulty {
         self.contents(name).live
     }
 
-    /// What the file was when it was last synced.
+    /// Returns the content of the file when it was last synced.
     pub fn synced(&self, name: &str) -> Vec<u8> {
         self.contents(name).synced
     }

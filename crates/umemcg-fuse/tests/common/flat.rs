@@ -14,9 +14,9 @@ const FIRST: u64 = 2;
 
 /// The files; all of them exist from the start.
 pub trait FlatFiles {
-    /// Which file has this name.
+    /// Returns the file with this name.
     fn find(&self, name: &OsStr) -> Option<usize>;
-    /// How long it is.
+    /// Returns the length of a file.
     fn len(&self, file: usize) -> u64;
     /// A program cuts or extends it.
     fn set_len(&self, file: usize, len: u64);

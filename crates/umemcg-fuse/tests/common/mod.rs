@@ -23,7 +23,7 @@ use umemcg_fuse::{
     SessionConfig, Unmount,
 };
 
-/// Whether real mounts can be made here; says so loudly when not.
+/// Returns whether real mounts can be made here; says so loudly when not.
 pub fn can_mount() -> bool {
     let device = std::fs::OpenOptions::new().read(true).write(true).open("/dev/fuse").is_ok();
     if !device {

@@ -1,5 +1,5 @@
-//! Whether a group counts as over its soft limit, against charges, uncharges, a new limit and the
-//! group's end, all at once.
+//! The flag of a group over its soft limit, against charges, uncharges, a new limit and the group's
+//! end, all at once.
 
 use loom::sync::Arc;
 use loom::thread;
@@ -7,7 +7,7 @@ use umemcg_group::counter::{CounterNode, NO_NODE, UNLIMITED};
 use umemcg_group::excess::{EXCESS_LAG_BYTES, Excess};
 use umemcg_group::subtree_marks::{PathNode, note_removed};
 
-/// Where usages are high, where low, and a limit between them by more than the lag.
+/// A high usage, a low one, and a limit between them by more than the lag.
 const HIGH: u64 = 5;
 const LOW: u64 = 1;
 const SOFT_LIMIT: u64 = LOW + EXCESS_LAG_BYTES;
@@ -41,7 +41,7 @@ impl Family {
         self.group.update::<HANDSHAKE, _>(&self.node, lag, || self.path_to_root());
     }
 
-    /// What the slow path of a charge and of an uncharge does.
+    /// Takes the slow path of a charge or an uncharge.
     fn look<const HANDSHAKE: bool>(&self) {
         if self.node.is_excess_stale() {
             self.update::<HANDSHAKE>(EXCESS_LAG_BYTES);

@@ -1,4 +1,4 @@
-//! How long requests of one thread take from charging pages to having frames for them.
+//! The time that requests of one thread take from charging pages to having frames for them.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};

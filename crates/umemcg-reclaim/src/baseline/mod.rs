@@ -57,7 +57,7 @@ pub struct Spent {
     /// Nanoseconds of that, asking. What looking at the clock costs is taken off each visit, so
     /// that a little of which may be less than nothing; the sum is not.
     pub asking_ns: i64,
-    /// What asking again and again took, to be told how long once takes; no part of the above.
+    /// The time of the repeated questions that tell how long one takes; no part of the above.
     repeated: Duration,
 }
 
@@ -94,7 +94,7 @@ pub(crate) fn in_reclaim<R>(act: impl FnOnce() -> R) -> R {
     if SPENT.get().is_none() {
         return act();
     }
-    // What looking at the clock costs is no part of it.
+    // The cost of reading the clock is no part of it.
     let look = processor_time();
     let start = processor_time();
     let result = act();

@@ -60,8 +60,8 @@ pub(crate) fn ask_otherwise(reclaimer: &Reclaimer, group: &Arc<Group>, pass: &Pa
 }
 
 impl Reclaimer {
-    /// What the kernel did before the mail: of all groups the one with the largest excess, at
-    /// priority 0, in steps of 32 pages until it has no excess or has given a quarter of it, and
+    /// Reclaims as the kernel did before the mail: of all groups the one with the largest excess,
+    /// at priority 0, in steps of 32 pages until it has no excess or has given a quarter of it, and
     /// whatever it gave, the round over all groups follows. At every priority anew, and only when
     /// the whole pool is under pressure.
     #[doc(alias = "mem_cgroup_soft_limit_reclaim")]

@@ -1,4 +1,4 @@
-//! Which mechanisms are in use: what a benchmark switches.
+//! The mechanisms in use, which a benchmark switches.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering::Relaxed};
@@ -11,7 +11,7 @@ static PAGES_ONLY: AtomicBool = AtomicBool::new(false);
 static ONE_LIST: AtomicBool = AtomicBool::new(false);
 static WITHOUT_CONTROLLER: AtomicBool = AtomicBool::new(false);
 
-/// How soft limits are honoured.
+/// The treatment of soft limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum SoftLimits {

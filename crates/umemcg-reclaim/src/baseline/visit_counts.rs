@@ -1,4 +1,4 @@
-//! What reclaim does at each priority, of all threads together.
+//! Counts of reclaim's work at each priority, of all threads together.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

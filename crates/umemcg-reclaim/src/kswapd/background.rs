@@ -1,4 +1,4 @@
-//! What background reclaim keeps with a group: its marks, `memory.high`, and its job once it has
+//! The state of background reclaim at a group: its marks, `memory.high`, and its job once it has
 //! one.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -9,7 +9,7 @@ use umemcg_group::UNLIMITED;
 use super::queue::Job;
 use crate::watermark::Watermarks;
 
-/// What background reclaim keeps with a group.
+/// The state of background reclaim at a group.
 #[derive(Debug)]
 pub(crate) struct Background {
     pub(crate) marks: Watermarks,

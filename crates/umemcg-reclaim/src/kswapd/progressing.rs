@@ -45,7 +45,7 @@ impl RestBaseline {
     }
 }
 
-/// What only the worker that runs the job touches.
+/// State that only the worker that runs the job touches.
 #[derive(Debug)]
 pub(super) struct Progressing {
     pub(super) priority: u32,
@@ -56,7 +56,7 @@ pub(super) struct Progressing {
     /// Pages freed since the walk over the subtree last came to its end.
     pub(super) freed_in_round: u64,
     pub(super) rest: Duration,
-    /// What stood when it last rested for dirty pages.
+    /// The counts when it last rested for dirty pages.
     pub(super) rested_at: Option<RestBaseline>,
     /// Bytes whose release was requested since the group last rested, or began.
     pub(super) releasing_bytes: u64,

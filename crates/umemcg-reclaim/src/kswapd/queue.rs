@@ -16,7 +16,7 @@ use umemcg_group::Group;
 
 use super::progressing::Progressing;
 
-/// Where a job is.
+/// The state of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum JobState {
     /// Nowhere: its group is below its marks.
@@ -29,7 +29,7 @@ pub(super) enum JobState {
     Resting,
 }
 
-/// How far a group's reclaim is.
+/// The progress of a group's reclaim.
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) place: JobState,

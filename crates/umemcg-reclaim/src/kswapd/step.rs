@@ -18,7 +18,7 @@ use crate::reclaimer::Reclaimer;
 use crate::rounds::FirstRounds;
 use crate::scan_control::{DEF_PRIORITY, Pass, Progress, Reason};
 
-/// What becomes of a job after a quantum.
+/// The fate of a job after a quantum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
     /// Below its high mark, or not at its low one.
@@ -121,7 +121,7 @@ fn select_victim_node(work: &mut Progressing) -> Option<usize> {
     Some(node)
 }
 
-/// How long the next rest is.
+/// Returns the length of the next rest.
 pub(super) fn rest_of(job: &Job) -> std::time::Duration {
     let mut work = job.progressing.lock();
     let rest = work.rest;

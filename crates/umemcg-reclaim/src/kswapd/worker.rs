@@ -118,7 +118,8 @@ impl Kswapd {
                 let tid = heard.recv().unwrap_or(0);
                 job.state.lock().own_queue = Some(Arc::clone(&queue));
                 all.push(Dedicated { job: Arc::clone(job), queue, tid, _worker });
-                // What is in the pool's queue now is served there once more, and then by its own.
+                // If the job is in the pool's queue now, it is served there once more, and then by
+                // its own.
             }
             (Some(at), false) => {
                 let own = all.swap_remove(at);

@@ -13,7 +13,7 @@ use super::pressure::{DEFAULT_BATCH, DEFAULT_SEEKS};
 #[cfg(not(loom))]
 use crate::scan_control::Reason;
 
-/// How many objects a shrinker could free.
+/// The number of objects that a shrinker could free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Count {
     /// There is nothing at all: the shrinker need not be asked again until it says that it has
@@ -26,7 +26,7 @@ pub enum Count {
     Objects(u64),
 }
 
-/// What a scan did.
+/// The outcome of a scan.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Scanned {
     /// Objects looked at; what was asked for unless the shrinker ran out of objects.
@@ -59,7 +59,7 @@ pub struct Usage {
     pub bytes: u64,
 }
 
-/// Which objects are asked for.
+/// The objects that a call asks for.
 #[cfg(not(loom))]
 #[derive(Debug, Clone, Copy)]
 pub struct ShrinkTarget<'a> {

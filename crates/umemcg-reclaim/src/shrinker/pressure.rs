@@ -1,5 +1,5 @@
-//! How many objects a shrinker is asked to scan: in proportion to the pressure on the pages beside
-//! them (`kernel-semantics` §4.1).
+//! The number of objects that a shrinker is asked to scan: in proportion to the pressure on the
+//! pages beside them (`kernel-semantics` §4.1).
 //!
 //! At priority p the share of the objects is their number divided by 2^p, four times that divided
 //! by `seeks`: objects that are expensive to recreate are asked for less, except at priority 0,

@@ -18,7 +18,7 @@ use crate::scan_control::{DEF_PRIORITY, Pass, Progress, Reason};
 /// as long as pages are easy to free.
 const GENTLE: u32 = DEF_PRIORITY / 2;
 
-/// What a shrinker has in a group, as a line of `memory.kmem.slabinfo`.
+/// The objects of a shrinker in a group, as a line of `memory.kmem.slabinfo`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SlabUsage {
     /// The shrinker's name.

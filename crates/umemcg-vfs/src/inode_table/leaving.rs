@@ -1,5 +1,5 @@
-//! How an inode leaves the table: the kernel forgets it, is asked to forget it, or its cached
-//! content is no longer needed.
+//! The ways in which an inode leaves the table: the kernel forgets it, is asked to forget it, or
+//! its cached content is no longer needed.
 //!
 //! Pages are evicted before names. An inode with cached pages would stay for them after the kernel
 //! has forgotten it, so the kernel is not asked: that would free nothing, and cost a lookup. An
@@ -13,12 +13,12 @@ use crate::attr::{FileKind, NodeId};
 use crate::content::Content;
 use crate::metadata_charge::CONTENT_BYTES;
 
-/// How long the kernel may take to forget an inode after it was asked.
+/// The time that the kernel has to forget an inode after it was asked.
 const LEAVES_WITHIN_MS: u32 = 100;
-/// How long an inode that the kernel does not forget is not asked for again; twice as long each
-/// time, so that a tenant that pins its names does not have them all asked for every second.
+/// The time after which an inode that the kernel does not forget is asked for again; twice as long
+/// each time, so that a tenant that pins its names does not have them all asked for every second.
 const ASKED_AGAIN_AFTER_MS: u32 = 1000;
-/// How often that time doubles, at most.
+/// The number of times that this time doubles, at most.
 const NR_DOUBLINGS_MAX: u8 = 3;
 
 /// The outcome of an attempt to make an inode leave.
@@ -35,7 +35,7 @@ pub(crate) enum Leave {
         kind: FileKind,
         /// If they were wanted.
         names: Vec<(NodeId, Box<[u8]>)>,
-        /// What goes with it.
+        /// The bytes that are freed with it.
         bytes: u64,
     },
 }

@@ -40,7 +40,7 @@ const SPARSE_FROM: usize = 256;
 /// host made of stale names.
 const DEPTH_MAX: usize = 1 << 16;
 
-/// What an entry costs with its name, handle and place in a list, measured with short names and
+/// The cost of an entry with its name, handle and place in a list, measured with short names and
 /// both maps half full, in bytes.
 pub(crate) const NODE_BYTES: u64 = 344;
 /// Room for one entry.
@@ -77,7 +77,7 @@ pub(crate) struct Slot {
 // Half a million entries are to cost little: 128 MiB with both maps at their worst load.
 const _: () = assert!(size_of::<Slot>() <= 120);
 
-/// What became of an entry without references; dropped outside the locks.
+/// The remains of an entry without references; dropped outside the locks.
 #[derive(Debug)]
 #[must_use]
 pub(crate) struct Removed {
@@ -93,7 +93,7 @@ pub(crate) struct Removed {
     _orphan: Option<Arc<OwnedFd>>,
 }
 
-/// Which name an inode lost.
+/// The name that an inode lost.
 #[derive(Debug)]
 pub(crate) enum Loss {
     /// One of several.
@@ -232,7 +232,7 @@ impl InodeTable {
         parent: NodeId,
         (name, for_name): (&[u8], Option<NameCharge>),
     ) -> Option<(NodeId, Vec<Removed>)> {
-        // What is not used is dropped with no lock held.
+        // An unused charge is dropped with no lock held.
         let mut charge = charge;
         let name = Name { parent, name: name.into(), charge: for_name };
         if !self.pin(parent) {
@@ -395,7 +395,7 @@ impl InodeTable {
             return removed;
         }
         let mut loose = Vec::new();
-        // What is not used is dropped with no lock held.
+        // An unused charge is dropped with no lock held.
         let mut for_name = for_name;
         let found = self.with(node, |slot| {
             if let Some((parent, name)) = from

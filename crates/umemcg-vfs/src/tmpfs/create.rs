@@ -19,7 +19,7 @@ use crate::name::component;
 use crate::slab::Slab;
 use crate::volume::{Create, Lookup, VolumeFile};
 
-/// How often a name that appears and vanishes under a `create` is tried again.
+/// The number of times that `create` tries a name that appears and vanishes.
 const CREATE_TRIES_MAX: u32 = 8;
 /// Longest text of a symbolic link, in bytes (`PATH_MAX` less the zero).
 const TARGET_BYTES_MAX: usize = 4095;
@@ -127,7 +127,7 @@ impl Tmpfs {
         new: &New<'_>,
     ) -> Result<(Arc<Inode>, Entry), Errno> {
         let name: Name = component(name)?.to_bytes().into();
-        // What is there already needs no memory, and a full group no reclaim, to be refused.
+        // A name that is there is refused without memory, and without reclaim for a full group.
         if self.tree.read().directory(parent)?.get(&name).is_some() {
             return Err(Errno::EXIST);
         }
@@ -138,7 +138,7 @@ impl Tmpfs {
         let inode = Arc::new(Inode::new(&self.engine, &caller.group, &self.size, node, new)?);
         let finish = |dir: &Inode, inode: &Inode| inode.born(caller, dir, new, lists);
         let inserted = self.tree.write().insert_new(parent, &name, Arc::clone(&inode), charge, finish);
-        // What is not used is dropped with no lock held.
+        // Unused objects are dropped with no lock held.
         inserted.map_err(|(errno, _, _)| errno)?;
         let attr = inode.attr(0);
         let entry = Self::entry(&inode, attr);

@@ -12,7 +12,7 @@ use crate::slab::Slab;
 /// A name of an entry.
 pub(super) type Name = Arc<[u8]>;
 
-/// What an entry costs beside the bytes of its name.
+/// The cost of an entry beside the bytes of its name.
 pub(super) const ENTRY_BYTES: u64 = 160;
 /// Cookies of `.` and `..` are below this.
 pub(super) const FIRST_COOKIE: u64 = 3;
@@ -22,7 +22,7 @@ pub(super) const FIRST_COOKIE: u64 = 3;
 pub(super) struct DirEntry {
     pub(super) node: NodeId,
     cookie: u64,
-    /// What the name is charged as; moves along when the entry is renamed.
+    /// The charge of the name; moves along when the entry is renamed.
     charge: Slab,
 }
 

@@ -19,15 +19,15 @@ use crate::privileges::ShownCapabilities;
 use crate::slab::Slab;
 use umemcg::{Engine, File, Group};
 
-/// What an inode costs with its places in the tables, in bytes; measured, as the next, with 100,000
-/// of them.
+/// The cost of an inode with its places in the tables, in bytes; measured, as the next, with
+/// 100,000 of them.
 pub(super) const INODE_BYTES: u64 = 384;
 /// So old an access time is moved by any read.
 const DAY_SECONDS: i64 = 24 * 60 * 60;
-/// What a regular file costs beside that and its pages.
+/// The cost of a regular file beside that and its pages.
 const CONTENT_BYTES: u64 = 448;
 
-/// What a new inode is to be.
+/// The properties of a new inode.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct New<'a> {
     pub(super) kind: FileKind,
@@ -45,7 +45,7 @@ pub(super) struct Xattr {
     pub(super) _charge: Slab,
 }
 
-/// What changes.
+/// The attributes that change.
 #[derive(Debug)]
 pub(super) struct Meta {
     /// `07777`.

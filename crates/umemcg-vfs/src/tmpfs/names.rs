@@ -83,7 +83,7 @@ impl Tmpfs {
         // The kernel looks it up when it wants to know it.
         whiteout.forget(1);
         let finish = |dir: &Inode, inode: &Inode| inode.born(caller, dir, &new, None);
-        // What is not used is dropped with no lock held.
+        // Unused objects are dropped with no lock held.
         let (gone, unused) = {
             let mut tree = self.tree.write();
             let flags = flags.difference(RenameFlags::WHITEOUT);

@@ -23,7 +23,7 @@ use crate::slab::Slab;
 use crate::volume::Xattrs;
 use umemcg::Engine;
 
-/// What an attribute costs beside the bytes of name and value.
+/// The cost of an attribute beside the bytes of name and value.
 pub(super) const XATTR_BYTES: u64 = 128;
 /// Capabilities of a file, which a write clears.
 pub(super) const CAPABILITY: &[u8] = b"security.capability";
@@ -144,7 +144,7 @@ impl Inode {
         }
         let list = self.access_list(name, value)?;
         let is_kept = match &list {
-            // What permission bits can say, they say.
+            // A list that permission bits can express is kept as those.
             Some(list) => name == acl::DEFAULT || !list.is_minimal(),
             None => !is_access_list(name),
         };

@@ -109,7 +109,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What an operation answers, as far as both sides must agree.
+/// The answer of an operation, as far as both sides must agree.
 type Answer = Result<String, Errno>;
 
 /// The attributes that must agree.

@@ -34,7 +34,8 @@ pub fn rerun(wrapper: &[&str], claim: &str, directory: &Path) -> bool {
     true
 }
 
-/// Whether this is such a second run; a plain `--include-ignored` must not take root's place.
+/// Returns whether this is such a second run; a plain `--include-ignored` must not take root's
+/// place.
 pub fn is_rerun() -> bool {
     std::env::var_os("UMEMCG_RERUN").is_some()
 }

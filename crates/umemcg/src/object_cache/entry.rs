@@ -15,12 +15,12 @@ pub(super) const USES_MAX: u32 = 3;
 const USES: u32 = 3;
 const IN_MAIN: u32 = 4;
 const BYTES_SHIFT: u32 = 3;
-/// What is charged for an entry is a multiple of this.
+/// The unit of charges: the charge of an entry is a multiple of it.
 pub(super) const BYTES_UNIT: u64 = 16;
 
-/// How often an entry was used since reclaim last looked, its queue, and what is charged for it.
-/// Uses are counted under the shared lock of the table, and may lose each other; the queue changes
-/// under the exclusive lock only, the bytes never.
+/// The number of uses of an entry since reclaim last looked, its queue, and its charge. Uses are
+/// counted under the shared lock of the table, and may lose each other; the queue changes under the
+/// exclusive lock only, the bytes never.
 #[derive(Debug)]
 pub(super) struct Mark(AtomicU32);
 

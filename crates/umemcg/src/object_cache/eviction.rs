@@ -216,7 +216,7 @@ where
             return None;
         };
         let entry = self.take_out(&mut tables, hash, at)?;
-        // What drops it will need it.
+        // Dropping the value will read it.
         prefetch_what_it_leads_to(&entry.value);
         Some(Victim { hash, is_over, entry })
     }

@@ -15,8 +15,8 @@ const TICK_SHIFT: u32 = 22;
 /// The longest time to live or idle: a quarter of what ticks can tell apart.
 pub(super) const LONGEST: Duration = Duration::from_nanos((1 << 30) << TICK_SHIFT);
 
-/// When an object was inserted and last used, in ticks. Kept beside the entries of caches in which
-/// anything expires.
+/// The times at which an object was inserted and last used, in ticks. Kept beside the entries of
+/// caches in which anything expires.
 #[derive(Debug)]
 pub(super) struct Age {
     born: u32,

@@ -77,7 +77,7 @@ impl<K, V, S> fmt::Debug for Inner<K, V, S> {
     }
 }
 
-/// What a look-up found.
+/// The result of a look-up.
 pub(super) enum Found<V> {
     Value(V),
     Missing,
@@ -410,7 +410,8 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
     }
 }
 
-/// What an object needs before it can be put in the table. Counted in the figures of its group.
+/// The charge and the place that an object needs before it can be put in the table. Counted in the
+/// figures of its group.
 struct ChargedSlot<K, V> {
     /// To the payer's owner.
     charge: Charge,

@@ -13,7 +13,7 @@ use umemcg_group::Group;
 use super::in_flight::InFlight;
 use super::inner::Inner;
 
-/// What a caller that missed a key does.
+/// The role of a caller that missed a key.
 pub(super) enum Role<V> {
     /// Look again: the key has been inserted meanwhile.
     Resident,

@@ -41,7 +41,7 @@ pub(super) struct Payer {
     changing: Changing,
 }
 
-/// What is written now and then.
+/// Fields that are written now and then.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Changing {

@@ -1,9 +1,9 @@
-//! Which lists objects wait on.
+//! The lists that objects wait on.
 
 /// Objects are on this node: an allocator does not say where its memory lies.
 pub(super) const NODE: usize = 0;
 
-/// Which list an entry waits on.
+/// The list that an entry waits on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Queue {
     /// New, and not known to be of use.

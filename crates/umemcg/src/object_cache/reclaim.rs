@@ -1,4 +1,4 @@
-//! Which objects go, and when. Two queues for each group: what is new waits on *probation*, about a
+//! The order of eviction. Two queues for each group: new objects wait on *probation*, about a
 //! fiftieth of all; what was used there, or comes back while its ghost is there, moves to the
 //! *main* queue, where an object that was used goes round again. An object that was not used is
 //! evicted, and from probation it leaves a ghost. So a stream of objects that are used once passes

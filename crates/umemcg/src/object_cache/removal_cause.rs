@@ -21,7 +21,7 @@ pub enum RemovalCause {
     Outdated,
 }
 
-/// How many causes there are.
+/// The number of causes.
 pub(super) const NR_REMOVAL_CAUSES: usize = RemovalCause::Outdated as usize + 1;
 
 type ListenerFn<K, V> = Box<dyn Fn(K, V, RemovalCause) + Send + Sync>;

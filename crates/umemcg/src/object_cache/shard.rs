@@ -25,13 +25,13 @@ const SMALL: usize = 64;
 #[repr(align(128))]
 pub(super) struct Shard<K, V> {
     pub(super) tables: RankedRwLock<Tables<K, V>>,
-    /// Where the places begin, as it was at some time. (A)
+    /// The address of the places, as it was at some time. (A)
     places_at: AtomicUsize,
 }
 
-/// What the lock of a shard guards. Entries lie densely, and a table of their numbers is searched:
-/// together they take fewer pages than a table of entries, half of whose places are empty, and it
-/// is pages that a hit on a large cache waits for.
+/// The state under the lock of a shard. Entries lie densely, and a table of their numbers is
+/// searched: together they take fewer pages than a table of entries, half of whose places are
+/// empty, and it is pages that a hit on a large cache waits for.
 pub(super) struct Tables<K, V> {
     /// Of the shard.
     number: usize,

@@ -70,7 +70,7 @@ fn take_number() -> u32 {
     number
 }
 
-/// What one thread counted, on a cache line of its own.
+/// The counts of one thread, on a cache line of its own.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 pub(super) struct Stripe {

@@ -14,9 +14,9 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What is written and forgotten as one.
+/// The unit that is written and forgotten as one.
 const PAGE: usize = 4096;
-/// What has one promise. Every write writes whole ones.
+/// The unit that has one promise. Every write writes whole ones.
 pub const CELL: usize = 512;
 
 #[derive(Debug, Clone)]
@@ -107,7 +107,7 @@ impl Disk {
         lock(&self.state).live[file].len()
     }
 
-    /// What a reader sees; shorter at the end of the file.
+    /// Returns the bytes that a reader sees; fewer at the end of the file.
     pub fn read(&self, file: usize, offset: usize, len: usize) -> Vec<u8> {
         self.call(|state| {
             let live = &state.live[file];
@@ -233,10 +233,10 @@ fn fate(kind: usize, nr: usize, random: &mut Random) -> Vec<usize> {
     }
 }
 
-/// What one file may be after a cut.
+/// The possible contents of one file after a cut.
 #[derive(Debug, Clone)]
 struct Promise {
-    /// What was last written to each cell, and what else may be there.
+    /// The value last written to each cell, and the others that may be there.
     cells: Vec<(u8, Vec<u8>)>,
     /// The length, and what else it may be.
     len: usize,
@@ -307,7 +307,7 @@ impl Promises {
         promise.lens = promise.len..promise.len + 1;
     }
 
-    /// What a reader must see.
+    /// Returns the bytes that a reader must see.
     pub fn expected(&self, file: usize) -> Vec<u8> {
         let promise = &self.files[file];
         promise.cells[..promise.len / CELL].iter().flat_map(|&(now, _)| [now; CELL]).collect()

@@ -16,9 +16,9 @@ use umemcg_base::PAGE_SIZE;
 
 #[derive(Debug, Default)]
 struct Contents {
-    /// What a read sees.
+    /// The bytes that a read sees.
     live: Vec<u8>,
-    /// What survives a cut.
+    /// The bytes that survive a cut.
     durable: Vec<u8>,
     /// Pages written since they were last synced.
     unsynced: BTreeMap<usize, Vec<u8>>,
@@ -48,7 +48,7 @@ pub struct MemStore {
     pub on_call: Hook,
 }
 
-/// What to run at every call of a store.
+/// A function to run at every call of a store.
 #[derive(Default)]
 pub struct Hook(Mutex<Option<Arc<dyn Fn() + Send + Sync>>>);
 
@@ -89,7 +89,8 @@ impl MemStore {
     pub fn live(&self) -> Vec<u8> {
         self.contents.lock().live.clone()
     }
-    /// What is there after a cut, if `keep` says which unsynced pages happened to reach the disk.
+    /// Returns the bytes after a cut, if `keep` says which unsynced pages happened to reach the
+    /// disk.
     pub fn after_cut(&self, mut keep: impl FnMut(usize) -> bool) -> Vec<u8> {
         let contents = self.contents.lock();
         let mut bytes = contents.durable.clone();

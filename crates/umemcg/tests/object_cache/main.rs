@@ -1,4 +1,4 @@
-//! What embedders may rely on in `ObjectCache`, each test on an engine of its own.
+//! The guarantees of `ObjectCache`, each test on an engine of its own.
 
 mod expiry;
 mod loading;

@@ -14,7 +14,7 @@ use umemcg_base::clock::Clock;
 
 use crate::{VALUE_BYTES, check_nothing_is_left, engine, group, limit};
 
-/// What of the embedder's code is called.
+/// The embedder's code that is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Code {
     Hash,
@@ -43,7 +43,7 @@ const ALL: [Code; 10] = [
 ];
 
 thread_local! {
-    /// Which code panics, and after how many calls of it.
+    /// The code that panics, and the number of its calls before that.
     static FUSE: Cell<Option<(Code, u64)>> = const { Cell::new(None) };
 }
 
@@ -135,7 +135,7 @@ impl Clock for Ticking {
 
 type Cache = ObjectCache<Key, Value, Plain>;
 
-/// What is to be tried.
+/// The operation to try.
 #[derive(Debug, Clone, Copy)]
 enum Kind {
     /// A group at its limit, which gives up its own objects.
@@ -151,7 +151,7 @@ struct Ground {
     clock: Arc<Ticking>,
     tenant: Arc<Group>,
     engine: Arc<Engine>,
-    /// Which run this is.
+    /// The name of this run.
     run: String,
 }
 

@@ -1,5 +1,5 @@
-//! What the choice of objects is good for: traces on which least-recently-used does badly. The
-//! streams are the same every time.
+//! The benefit of the eviction order: traces on which least-recently-used does badly. The streams
+//! are the same every time.
 
 use std::collections::{BTreeMap, HashMap};
 

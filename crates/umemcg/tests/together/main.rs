@@ -132,7 +132,7 @@ fn start(seed: u64) -> Output {
         .unwrap()
 }
 
-/// What the round of a seed printed.
+/// Runs the round of a seed, and returns its output.
 fn run(seed: u64) -> Result<String, String> {
     let output = start(seed);
     let text = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -208,7 +208,7 @@ impl FileModel {
         now
     }
 
-    /// What a read of `asked` bytes at `offset` brought, if it brought something at all.
+    /// Checks the bytes that a read of `asked` bytes at `offset` brought, if it brought any.
     pub fn end_read(
         &self,
         since: u64,
@@ -265,7 +265,7 @@ impl FileModel {
         }
     }
 
-    /// What a cut of the power left.
+    /// Checks the bytes that a power cut left.
     pub fn check_cut(&self, bytes: &[u8]) -> Result<(), String> {
         let state = self.state();
         let ticks = state.synced.max(state.synced_len)..STILL;
@@ -279,7 +279,7 @@ impl FileModel {
         state.check(&(state.synced..STILL), 0, None, &whole)
     }
 
-    /// What is there when nothing is under way.
+    /// Checks the bytes when no operation is under way.
     pub fn check_end(&self, bytes: &[u8]) -> Result<(), String> {
         let state = self.state();
         let now = state.now;
@@ -334,7 +334,7 @@ impl State {
 /// Kinds of forgetfulness that are tried at every cut, the last few of them at random.
 const NR_FATES: usize = 6;
 
-/// What a cut of the power may leave of all files, against their models.
+/// Checks the bytes that a power cut left of all files against their models.
 pub fn check_cut(
     disk: &Disk,
     models: &[FileModel],

@@ -12,7 +12,7 @@ use umemcg_base::schedule;
 
 use crate::disk::{Disk, Random};
 
-/// What the store does to calls.
+/// The effect of the store on calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     None,

@@ -11,7 +11,7 @@ use crate::disk::{CELL, Random};
 use crate::model::LEN_MAX;
 use crate::world::World;
 
-/// What a user can do.
+/// An operation of a user.
 #[derive(Debug, Clone, Copy)]
 enum Operation {
     Write,
@@ -25,7 +25,7 @@ enum Operation {
     Read,
 }
 
-/// How often each operation is done, in shares.
+/// The frequency of each operation, in shares.
 #[derive(Debug)]
 pub struct Mix(Vec<Operation>);
 
@@ -143,7 +143,8 @@ impl User {
         }
     }
 
-    /// What a write has made of a claimed range, and of the length if the range ends beyond `old`.
+    /// Ends a write: the new bytes of a claimed range, and of the length if the range ends beyond
+    /// `old`.
     fn end_write(
         &mut self,
         file: usize,
@@ -349,8 +350,8 @@ impl User {
     }
 }
 
-/// How far a read looked: before the end of the file it may bring less than asked, whole pages and
-/// not nothing.
+/// Returns the number of bytes that a read looked at: before the end of the file it may bring less
+/// than asked, whole pages and not nothing.
 fn asked(range: &Range<usize>, got: usize) -> usize {
     if (range.start + got).is_multiple_of(4096) { got } else { range.len() }
 }

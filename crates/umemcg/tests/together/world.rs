@@ -1,5 +1,5 @@
-//! What users and disturbers share: one engine, its files with their models, the groups, the store.
-//! And what must be true of all of it at the end.
+//! The state that users and disturbers share: one engine, its files with their models, the groups,
+//! the store. And what must be true of all of it at the end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,9 +50,9 @@ pub struct World {
     pub groups: LeafMutex<Vec<Arc<Group>>>,
     pub ballast: Arc<File>,
     pub ballast_group: Arc<Group>,
-    /// How large files become.
+    /// The largest length of files, in bytes.
     pub len_max: usize,
-    /// What users do.
+    /// The operations of users.
     pub mix: Mix,
     /// The users have ended.
     pub is_over: AtomicBool,

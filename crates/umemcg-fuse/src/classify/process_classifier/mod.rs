@@ -1,4 +1,4 @@
-//! Which group a process belongs to.
+//! The group that a process belongs to.
 //!
 //! A process is in the group into which it, or an ancestor that started it, was moved by hand
 //! (`cgroup.procs`, `tasks`); else in the group of the first matching [`Rule`]; else in the root.
@@ -43,7 +43,7 @@ pub enum Tracking {
     Ancestry,
 }
 
-/// Where membership is stored; groups are known by serial, 0 is the root.
+/// The store of membership; groups are known by serial, 0 is the root.
 #[derive(Debug)]
 enum Tracker {
     Mirror(Mirror),
@@ -90,7 +90,7 @@ struct FoundPlacement {
 const BY_HAND: usize = 0;
 /// The rank of the first rule.
 const FIRST_RULE: usize = 1;
-/// How often a group that a rule names may vanish while it is being looked up.
+/// The number of times that a rule's group may vanish while it is being looked up.
 const CREATE_TRIES_MAX: usize = 8;
 
 impl ProcessClassifier {
@@ -209,7 +209,7 @@ impl ProcessClassifier {
         FoundPlacement { payer, rank: FIRST_RULE + self.rules.len(), since_ns: 0 }
     }
 
-    /// Where path rules that come before the one that has matched put a request.
+    /// Returns the group that path rules before the matched one choose for a request.
     fn place_by_path(&self, rank: usize, path: &dyn Fn() -> Option<PathBuf>) -> Option<Payer> {
         if !self.has_path_rules || rank == BY_HAND {
             return None;
