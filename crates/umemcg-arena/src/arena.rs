@@ -87,7 +87,7 @@ impl Arena {
         Ok(Arc::new(Self { contents, records, nodes, blocks_per_node }))
     }
 
-    /// Frames, free or not.
+    /// Returns the number of frames, free or not.
     pub fn nr_frames(&self) -> usize {
         self.records.len()
     }
@@ -97,13 +97,13 @@ impl Arena {
         self.nodes.len()
     }
 
-    /// Frames in use.
+    /// Returns the number of frames in use.
     pub fn nr_allocated(&self) -> usize {
         self.nodes.iter().map(|node| node.nr_allocated.load(Ordering::Relaxed)).sum()
     }
 
-    /// Bytes of the blocks that are not given back: an upper bound of the resident memory of the
-    /// contents. The records add 64 bytes for each frame ever used.
+    /// Returns the bytes of the blocks that are not given back: an upper bound of the resident
+    /// memory of the contents. The records add 64 bytes for each frame ever used.
     pub fn resident_bytes(&self) -> u64 {
         let blocks: usize = self.nodes.iter().map(|node| node.nr_backed.load(Ordering::Relaxed)).sum();
         blocks as u64 * BLOCK_BYTES as u64
@@ -373,7 +373,7 @@ pub struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
-    /// Its record.
+    /// Returns its record.
     #[inline]
     pub fn record(self) -> &'a FrameRecord {
         self.record
@@ -411,14 +411,15 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// Out of line and by value, so that the check in front of every copy costs comparisons only.
+/// Panics. Out of line and by value, so that the check in front of every copy costs comparisons
+/// only.
 #[cold]
 #[inline(never)]
 fn no_such_frame(frame: FrameId) -> ! {
     panic!("no {frame:?}");
 }
 
-/// As above.
+/// Panics, as above.
 #[cold]
 #[inline(never)]
 fn no_such_range(offset: usize, len: usize) -> ! {

@@ -99,7 +99,8 @@ impl<T> fmt::Debug for StableTable<T> {
     }
 }
 
-/// Out of line and by value, so that the check in front of every look-up costs a comparison only.
+/// Panics. Out of line and by value, so that the check in front of every look-up costs a comparison
+/// only.
 #[cfg(not(loom))]
 #[cold]
 #[inline(never)]

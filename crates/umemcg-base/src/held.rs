@@ -22,8 +22,8 @@ mod order {
         NR_STEPS.get()
     }
 
-    /// A thread that is ending may have lost its record before it takes and gives its last; that is
-    /// not checked.
+    /// Runs `act` on this thread's record. A thread that is ending may have lost its record before
+    /// it takes and gives its last; that is not checked.
     fn with_held(act: impl FnOnce(&mut Vec<Rank>)) {
         let _ = HELD.try_with(|held| act(&mut held.borrow_mut()));
     }

@@ -13,9 +13,9 @@ use std::rc::Rc;
 
 /// Notified when its thread begins to wait, and when it computes again.
 pub trait IdleObserver {
-    /// The thread is about to wait, for certain or perhaps.
+    /// Notes that the thread is about to wait, for certain or perhaps.
     fn waits(&self, how: Wait);
-    /// It has waited.
+    /// Notes that it has waited.
     fn goes_on(&self);
 }
 

@@ -209,7 +209,7 @@ pub struct Condvar {
 }
 
 impl Default for Condvar {
-    /// For waits with nothing held ([`Rank::Peer`]).
+    /// Creates one for waits with nothing held ([`Rank::Peer`]).
     fn default() -> Self {
         Self::new(Rank::Peer)
     }
@@ -253,7 +253,8 @@ impl Condvar {
         result
     }
 
-    /// The leaf is unlocked from here on; whatever else the thread has must rank before the wait.
+    /// Notes that the leaf is unlocked from here on; whatever else the thread has must rank before
+    /// the wait.
     #[inline]
     fn begin<T>(&self, guard: &LeafMutexGuard<'_, T>) {
         guard.held.set_aside();

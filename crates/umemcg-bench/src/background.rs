@@ -391,7 +391,7 @@ impl Start {
         }
     }
 
-    /// Returns the figures of what was done since then: so many bytes, in these calls.
+    /// Returns the figures of the work since then: this many bytes, in these calls.
     fn figures(&self, bytes: u64, calls: Latencies) -> [f64; 16] {
         let real = self.real.elapsed().as_secs_f64();
         let (cpu, own) = (process_time() - self.cpu, thread_time() - self.own);

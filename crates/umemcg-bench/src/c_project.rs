@@ -27,7 +27,7 @@ pub struct ProjectSize {
 }
 
 impl ProjectSize {
-    /// Bytes that the compilers read more than once.
+    /// Returns the bytes that the compilers read more than once.
     pub fn shared_bytes(&self) -> usize {
         self.nr_headers * self.header_bytes
     }

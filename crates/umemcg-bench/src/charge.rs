@@ -87,7 +87,7 @@ struct Counter {
 }
 
 impl Ground {
-    /// Groups `depth` levels below the root, all with the same parent.
+    /// Creates groups `depth` levels below the root, all with the same parent.
     fn new(depth: usize, nr_groups: usize) -> Result<Self, Failure> {
         let tree = GroupTree::new(CAPACITY_BYTES);
         let mut parent = Arc::clone(tree.root());
@@ -158,7 +158,7 @@ impl Ground {
         }
     }
 
-    /// Everything counted must have been given back.
+    /// Checks that everything counted has been given back.
     fn finish(self) -> Result<(), Failure> {
         let Self { tree, groups, counters, .. } = self;
         tree.root().drain_stocks();

@@ -98,7 +98,7 @@ struct Round {
     stalls: f64,
 }
 
-/// All groups stream for a while.
+/// Has all groups stream for a while.
 fn run_once(engine: &Arc<Engine>, members: &[Member], how_long: Duration) -> Result<Round, Failure> {
     let stalled_before = engine.root().stat_total(StatItem::AllocStall);
     let (start, cpu, workers) = (Instant::now(), process_time(), nanoseconds_of("kswapd/"));
@@ -168,7 +168,7 @@ fn join(engine: &Arc<Engine>, at: usize) -> Result<Member, Failure> {
     Ok(Member { group, file, readahead: Readahead::new(), pieces: AtomicU64::new(0) })
 }
 
-/// All groups read for a while; returns how many pieces each has read.
+/// Has all groups read for a while; returns the number of pieces that each has read.
 fn stream(members: &[Member], how_long: Duration) -> Result<Vec<u64>, Failure> {
     let before: Vec<u64> = members.iter().map(|member| member.pieces.load(Relaxed)).collect();
     let stop = AtomicBool::new(false);

@@ -31,7 +31,7 @@ const BACKGROUND_BYTES: u64 = 4 * MIB;
 const CALL_BYTES: usize = 64 << 10;
 /// The neighbour writes one of those each so often: a tenth of what the store takes.
 const NEIGHBOUR_INTERVAL: Duration = Duration::from_millis(40);
-/// The files go round after so much.
+/// The length after which the files start again.
 const FILE_BYTES: u64 = 32 * MIB;
 /// At scale 1.
 const SECONDS: f64 = 8.0;
@@ -57,7 +57,7 @@ pub struct Slow {
 }
 
 impl Slow {
-    /// One that takes so many bytes a second.
+    /// Creates a store that takes this many bytes a second.
     pub fn new(id: u64, bytes_per_second: f64) -> Self {
         Self {
             id: StoreId(id),
@@ -266,7 +266,7 @@ fn write_beside(file: &Arc<File>, group: &Arc<Group>, stop: &AtomicBool) -> Resu
 }
 
 impl Round {
-    /// Bytes accepted and taken in each window after the ramp, in MiB/s, with its time.
+    /// Returns the bytes accepted and taken in each window after the ramp, in MiB/s, with its time.
     fn rates(&self, from: Duration) -> Vec<(f64, f64, f64)> {
         let mib = |bytes: u64| bytes as f64 / MIB as f64;
         self.windows

@@ -18,7 +18,7 @@ const NR_PASSES: usize = 5;
 /// Seconds of the mail's five passes: without the map, and with it.
 const MAIL_WITHOUT: [f64; NR_PASSES] = [13.78, 5.59, 5.48, 8.35, 8.34];
 const MAIL_WITH: [f64; NR_PASSES] = [1.10, 0.00, 0.01, 0.00, 0.01];
-/// Repeated passes must be so many times faster than without the map…
+/// Repeated passes must be this many times faster than without the map…
 const GAIN_MIN: f64 = 548.0;
 /// … with a baseline that is no slower than this for each pair, in nanoseconds.
 const PAIR_NS_MAX: f64 = 50.0;

@@ -3,7 +3,7 @@
 //!
 //! A touch finds the page in the cache, holds it, reads or writes in it and lets go, which is what
 //! a mapping, a fault and an unmapping are to the kernel; and it does what the mount does for the
-//! controller at each read and write: hits are counted for the group, and a writer asks whether he
+//! controller at each read and write: hits are counted for the group, and a writer asks whether it
 //! is to be slowed. Nothing is slowed here: there is less dirty data than any limit. A further mode
 //! dirties a clean page with each write, so that the counts of dirty pages move each time; the
 //! pages are cleaned between, off the clock, by a store that takes everything and does nothing.
@@ -267,7 +267,7 @@ fn compare_with_mail(report: &mut Report) {
     }
 }
 
-/// The kernel's loop, if there is a compiler.
+/// Runs the kernel's loop, if there is a compiler.
 fn kernel(
     options: &Options,
     threads: usize,
@@ -319,7 +319,7 @@ fn loop_of_kernel(program: &Path, directory: &Path, touch: &str, threads: usize)
     rates.sum::<Option<f64>>().unwrap_or(0.0) / 1e6
 }
 
-/// Everything is given back.
+/// Checks that everything is given back.
 fn finish(engine: &Arc<Engine>, groups: [Arc<Group>; 2]) -> Result<(), Failure> {
     for item in [StatItem::FileDirty, StatItem::FileWriteback, StatItem::FileUnstable] {
         let left = engine.root().stat_total(item);

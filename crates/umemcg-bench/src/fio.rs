@@ -92,7 +92,7 @@ pub fn run(job: &Job<'_>) -> Result<f64, Failure> {
     Ok(rate)
 }
 
-/// fio takes `:` for a separator of file names.
+/// Escapes `:`, with which fio separates file names.
 fn escaped(path: &Path) -> String {
     path.display().to_string().replace(':', "\\:")
 }

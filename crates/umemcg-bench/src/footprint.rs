@@ -186,7 +186,7 @@ impl Ground {
         text.trim().parse().map_err(Failure::at(&failed))
     }
 
-    /// From now on the group pays for what this process does; the root for an empty name.
+    /// Moves this process to the group, which pays from now on; the root for an empty name.
     fn join(&self, group: &str) -> Result<(), Failure> {
         self.write(&format!("{group}/cgroup.procs"), &std::process::id().to_string())
     }
@@ -228,7 +228,8 @@ impl Ground {
         Ok(())
     }
 
-    /// Half of the pool, or nearly: names that the kernel is slow to let go of are asked for early.
+    /// Checks that names use half of the pool, or nearly: names that the kernel is slow to let go
+    /// of are asked for early.
     fn expect_names(&self) -> Result<(), Failure> {
         let bytes = self.read("memory.kmem.usage_in_bytes")?;
         if bytes < self.pool_bytes * 2 / 5 {
@@ -265,7 +266,7 @@ impl Drop for Ground {
     }
 }
 
-/// Longer than what an inode keeps in itself.
+/// Returns a name that is longer than an inode keeps in itself.
 fn file_name(at: u64) -> String {
     format!("a-name-that-is-longer-than-forty-bytes-{at:09}")
 }

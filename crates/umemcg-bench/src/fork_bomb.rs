@@ -148,7 +148,7 @@ struct Stream<'w> {
 }
 
 impl<'w> Stream<'w> {
-    /// Creates a stream of so many bytes, in a group that is empty.
+    /// Creates a stream of this many bytes, in a group that is empty.
     fn new(options: &Options, world: &'w World, group: &'w Arc<Group>, bytes: u64) -> Result<Self, Failure> {
         let store = tempfile::tempfile_in(options.directory()).map_err(Failure::at("cannot make a file"))?;
         store.set_len(bytes).map_err(Failure::at("cannot make a file"))?;

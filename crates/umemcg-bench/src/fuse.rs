@@ -137,7 +137,7 @@ pub fn run(options: &Options, programs: &Programs) -> Result<Report, Failure> {
 /// The work of one sample.
 #[derive(Debug, Clone, Copy)]
 enum Kind {
-    /// Reads with fio's pattern, by calls of so many bytes.
+    /// Reads with fio's pattern, by calls of this many bytes.
     Read(&'static str, u64),
     Write(u64),
     Create,
@@ -285,7 +285,7 @@ impl Ground {
         Ok(self.nr_files as f64 / seconds)
     }
 
-    /// Nothing that an earlier sample wrote is under way when the next starts.
+    /// Waits until nothing that an earlier sample wrote is under way.
     fn settle(&self) -> Result<(), Failure> {
         if let Some(mount) = self.mounts.iter().find(|mount| mount.name == OURS) {
             let synced = Command::new(&self.umemcg).arg("sync").arg(&mount.path).output();

@@ -40,12 +40,12 @@ impl Machine {
     }
 }
 
-/// Bytes of memory that this process has, as the kernel counts them.
+/// Returns the bytes of memory that this process has, as the kernel counts them.
 pub fn resident_bytes() -> u64 {
     resident_bytes_of(std::process::id())
 }
 
-/// Bytes of memory that a process has.
+/// Returns the bytes of memory that a process has.
 pub fn resident_bytes_of(process: u32) -> u64 {
     let kib = field(&format!("/proc/{process}/status"), "VmRSS")
         .and_then(|value| value.split_whitespace().next()?.parse::<u64>().ok());

@@ -352,8 +352,8 @@ impl World {
         })
     }
 
-    /// One sample of a side; B makes so many calls a second at most.
-    /// Returns what is measured, and at which sizes.
+    /// Takes one sample of a side; B makes this many calls a second at most. Returns what is
+    /// measured, and at which sizes.
     fn describe(&self) -> String {
         format!(
             "pool {} MiB; A reads pages of {} MiB at random within {} MiB, due {:.0} a second on the mount and {:.0} on the host's files, half \
@@ -409,7 +409,7 @@ impl World {
     }
 }
 
-/// Pages found and missed, microseconds stalled, direct reclaims.
+/// Returns the pages found and missed, microseconds stalled, direct reclaims.
 fn counts(group: &Arc<Group>) -> [f64; 4] {
     collect_hits();
     let stat = |item| group.stat_total(item) as f64;

@@ -2,8 +2,8 @@
 //! its dirty limits; A writes to the same store, well below its own. What does A notice?
 //!
 //! Against the library, with a store of a fixed rate. A is held against A beside a B that makes the
-//! same calls on a store that takes everything at once, as many as cost the same processor time.
-//! Beside that: one group, and so one limit, for both.
+//! same calls on a store that takes everything immediately, as many as cost the same processor
+//! time. Beside that: one group, and so one limit, for both.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

@@ -46,9 +46,9 @@ pub enum Work {
 pub enum Tempo {
     /// One after the other.
     Free,
-    /// So many a second, whether or not the one before has ended.
+    /// This many a second, whether or not the one before has ended.
     Rate(f64),
-    /// One after the other, so many a second at most.
+    /// One after the other, at most this many a second.
     AtMost(f64),
 }
 
@@ -69,7 +69,7 @@ pub struct Load {
     /// Calls in a second; without it one after the other
     #[arg(long)]
     rate: Option<f64>,
-    /// One after the other, but so many in a second at most: sleeps when it is ahead
+    /// One after the other, but at most this many in a second: sleeps when it is ahead
     #[arg(long, conflicts_with = "rate")]
     at_most: Option<f64>,
 }
@@ -104,7 +104,7 @@ impl Load {
         arguments
     }
 
-    /// A tenant's life.
+    /// Runs a tenant to its end.
     ///
     /// # Errors
     /// What the file system says, and bytes that are not what they should be.

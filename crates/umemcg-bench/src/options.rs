@@ -47,7 +47,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// A failed step of the set-up.
+    /// Returns the failure of a step of the set-up.
     pub fn at<E: std::fmt::Display>(what: &str) -> impl FnOnce(E) -> Self {
         let what = what.to_owned();
         move |error| Self::Setup(format!("{what}: {error}"))

@@ -75,17 +75,17 @@ pub struct Verdict {
 #[derive(Debug, Clone, Copy, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Target {
-    /// No more than so many times.
+    /// No more than this many times.
     TimesAtMost(f64),
-    /// No less than so many times.
+    /// No less than this many times.
     TimesAtLeast(f64),
-    /// No more than so many nanoseconds.
+    /// No more than this many nanoseconds.
     NsAtMost(f64),
-    /// No more than so many bytes.
+    /// No more than this many bytes.
     BytesAtMost(f64),
-    /// No more than so many percent.
+    /// No more than this many percent.
     PercentAtMost(f64),
-    /// No more than so many pages.
+    /// No more than this many pages.
     #[cfg_attr(
         not(feature = "experiments"),
         expect(dead_code, reason = "only experiments have such a bound")
@@ -108,9 +108,8 @@ impl Verdict {
     }
 
     /// Judges the ratio of two sides by the end of its 95 % interval that is worse for us: the
-    /// upper one where it may be at most so much, the lower one where it must be at least so much.
-    /// For targets that are as near as the samples scatter. Fewer rounds than an interval needs
-    /// reach nothing.
+    /// upper one where there is a maximum, the lower one where there is a minimum. For targets that
+    /// are as near as the samples scatter. Fewer rounds than an interval needs reach nothing.
     #[cfg_attr(not(feature = "experiments"), allow(dead_code, reason = "only experiments ask for it"))]
     pub fn of_bound(what: impl Into<String>, ours: &Samples, theirs: &Samples, target: Target) -> Self {
         let value = match target {
@@ -136,7 +135,7 @@ impl Verdict {
         if self.reached { "reached" } else { "MISSED" }
     }
 
-    /// For a line that shows times already.
+    /// Returns the text for a line that shows times already.
     fn short(&self) -> String {
         let (value, bound) = self.figures();
         match self.target {
@@ -220,7 +219,8 @@ impl Report {
         Ok(())
     }
 
-    /// A line for each section: our side with its range, the medians of the others, the verdicts.
+    /// Prints a line for each section: our side with its range, the medians of the others, the
+    /// verdicts.
     fn print_lines(&self, out: &mut impl Write) -> io::Result<()> {
         let Some(first) = self.sections.first() else { return Ok(()) };
         let others: String = first.sides[1..].iter().map(|side| format!("{:>9}", side.name)).collect();
@@ -269,7 +269,7 @@ impl Section {
 mod tests {
     use super::*;
 
-    /// Our side scatters about the other by so much.
+    /// Returns two sides; ours scatters about the other by this much.
     fn pair(scatter: f64) -> (Samples, Samples) {
         let ours = (0..15).map(|at| 1.0 + scatter * f64::from(at - 7) / 7.0).collect();
         (Samples::new("ours", ours), Samples::new("theirs", vec![1.0; 15]))

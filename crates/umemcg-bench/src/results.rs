@@ -219,7 +219,7 @@ impl Report {
         }
     }
 
-    /// One table for sections that compare the same sides.
+    /// Writes one table for sections that compare the same sides.
     fn write_lines(&self, out: &mut String) {
         let Some(first) = self.sections.first() else { return };
         let _ = write!(out, "\n| {} |", first.unit);
@@ -271,7 +271,7 @@ impl Section {
     }
 }
 
-/// Three digits or more, none that mean nothing.
+/// Returns the number with three digits or more, none that mean nothing.
 fn number(value: f64) -> String {
     match value.abs() {
         size if size >= 1000.0 => format!("{value:.0}"),
@@ -280,7 +280,7 @@ fn number(value: f64) -> String {
     }
 }
 
-/// Text that stays in its cell.
+/// Returns text that stays in its cell.
 fn cell(text: &str) -> String {
     text.replace('|', "\\|")
 }

@@ -151,7 +151,7 @@ fn world(options: &Options, nr: usize) -> Result<[f64; 6], Failure> {
     Ok([create, charge, give_back, reclaim, stat, remove])
 }
 
-/// Resident memory by which `nr` empty groups make this process grow, each.
+/// Returns the resident memory by which each of `nr` empty groups makes this process grow.
 fn bytes_of_a_group(nr: usize) -> Result<f64, Failure> {
     let tree = GroupTree::new(u64::MAX >> 1);
     let before = resident_bytes();

@@ -329,7 +329,7 @@ impl Tree {
 
     fn watch(&self, turns: &Turns) -> Result<[f64; 9], Failure> {
         let at = self.mount.join("tree");
-        // Counted by what is charged for them: the mount's root is not his.
+        // Counted by their charges: the mount's root is not the tenant's.
         let names = || turns.neighbour.stat_local(StatItem::SlabReclaimable) as f64;
         shell(&self.mount.join("neighbour"), "find . -size 0 | wc -l")?;
         let names_before = names();

@@ -133,8 +133,8 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     Ok(report(options, &project, compulsory, &runs))
 }
 
-/// Both builds at once, on a mount of their own, from nothing cached to two programs that say the
-/// right thing. All that came into the cache counts as read again.
+/// Runs both builds at the same time, on a mount of their own, from nothing cached to two programs
+/// that say the right thing. All that came into the cache counts as read again.
 fn build_both(
     project: &ProjectSize,
     directory: &std::path::Path,

@@ -17,8 +17,8 @@ const NR_IDLE: [u64; 3] = [0, 1000, 8000];
 const NR_IDLE_WITHOUT_LIMIT: [u64; 2] = [0, 100_000];
 /// The largest ratio of the cost with idle groups to that without.
 const RATIO_MAX: f64 = 1.02;
-/// A bound within two percent is judged by so many pairs at least: single pairs differ by five
-/// percent, and the bound of the median of so many lies about one percent above it.
+/// A bound within two percent is judged by at least this many pairs: single pairs differ by five
+/// percent, and the bound of the median of this many lies about one percent above it.
 const PAIRS_MIN: usize = 61;
 /// Many short streams say more than few long ones: a pool of this part of that of `soft-stream`.
 const POOL_SHARE: f64 = 0.25;
@@ -61,7 +61,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     Ok(report)
 }
 
-/// By number of idle groups: the rounds.
+/// Returns the rounds by number of idle groups.
 fn measure(
     options: &Options,
     progress: &Progress,

@@ -58,7 +58,7 @@ impl Samples {
         }
     }
 
-    /// Median of the rounds' ratios of this side to the other.
+    /// Returns the median of the rounds' ratios of this side to the other.
     pub fn ratio_to(&self, other: &Self) -> f64 {
         median(&sorted(&self.ratios_to(other)))
     }
@@ -69,7 +69,7 @@ impl Samples {
     #[cfg_attr(not(feature = "experiments"), allow(dead_code, reason = "only experiments ask for it"))]
     pub fn ratio_bound_above(&self, other: &Self) -> Option<f64> {
         let ratios = sorted(&self.ratios_to(other));
-        // Of `nr` ratios, so many are below the median with this chance.
+        // The chance that this many of `nr` ratios are below the median.
         let nr = ratios.len();
         let mut chance = 0.5_f64.powi(nr as i32);
         let mut at_most = 0.0;
@@ -90,7 +90,7 @@ impl Samples {
         other.ratio_bound_above(self).map(f64::recip)
     }
 
-    /// Mean and standard deviation.
+    /// Returns the mean and the standard deviation.
     #[cfg_attr(not(feature = "experiments"), allow(dead_code, reason = "only experiments ask for it"))]
     pub fn mean_and_deviation(&self) -> (f64, f64) {
         let nr = self.samples.len() as f64;
@@ -99,7 +99,7 @@ impl Samples {
         (mean, (squares / (nr - 1.0).max(1.0)).sqrt())
     }
 
-    /// Each round's ratio of this side to the other.
+    /// Returns each round's ratio of this side to the other.
     pub fn ratios_to(&self, other: &Self) -> Vec<f64> {
         self.samples.iter().zip(&other.samples).map(|(mine, theirs)| mine / theirs).collect()
     }
@@ -123,7 +123,7 @@ pub fn alternate(rounds: usize, sides: Vec<Side<'_>>, progress: &Progress) -> Ve
     sides.into_iter().zip(samples).map(|(side, samples)| Samples::new(side.name, samples)).collect()
 }
 
-/// Processor time that this thread has used.
+/// Returns the processor time that this thread has used.
 pub fn thread_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
@@ -135,7 +135,7 @@ fn sorted(samples: &[f64]) -> Vec<f64> {
     sorted
 }
 
-/// Median of sorted values.
+/// Returns the median of sorted values.
 pub fn median(sorted: &[f64]) -> f64 {
     let middle = sorted.len() / 2;
     if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 }

@@ -128,13 +128,13 @@ impl Ground {
         options.open(self.data.join(name)).map_err(Failure::at("cannot open a file"))
     }
 
-    /// From now on the group pays for what this thread does.
+    /// Moves this thread to the group, which pays from now on.
     fn join(&self, group: &str) -> Result<(), Failure> {
         let tid = gettid().as_raw_nonzero().to_string();
         fs::write(self.control.join(group).join("tasks"), tid).map_err(Failure::at("cannot join a group"))
     }
 
-    /// One sample: see [`FIGURES`].
+    /// Takes one sample: see [`FIGURES`].
     fn sample(&self, time: Duration, is_storm: bool) -> Result<[f64; 6], Failure> {
         let (ends, counts) = (AtomicBool::new(false), AtomicBool::new(false));
         let run = Run { ground: self, ends: &ends, counts: &counts };

@@ -85,7 +85,7 @@ impl Pool {
         Ok(Self { engine, bytes, held, options: options.clone() })
     }
 
-    /// Bytes of the stream.
+    /// Returns the bytes of the stream.
     pub fn stream_bytes(&self) -> u64 {
         4 * self.bytes
     }
@@ -198,7 +198,7 @@ impl Pool {
     }
 }
 
-/// Until the workers of background reclaim do nothing any more; not for ever.
+/// Waits until the workers of background reclaim do nothing any more; not for ever.
 fn wait_for_workers() {
     let mut before = u64::MAX;
     for _ in 0..100 {

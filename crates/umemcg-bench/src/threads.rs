@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Processor time that this process has used, with all its threads.
+/// Returns the processor time that this process has used, with all its threads.
 pub fn process_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
@@ -27,7 +27,7 @@ fn of_threads(names: &str) -> impl Iterator<Item = std::path::PathBuf> {
     tasks.filter(move |task| fs::read_to_string(task.join("comm")).is_ok_and(|name| name.starts_with(names)))
 }
 
-/// The first number of `schedstat` is the time on a processor in nanoseconds.
+/// Returns the first number of `schedstat`, the time on a processor in nanoseconds.
 fn ran(task: &Path) -> u64 {
     let text = fs::read_to_string(task.join("schedstat")).unwrap_or_default();
     text.split(' ').next().and_then(|word| word.parse().ok()).unwrap_or(0)
@@ -38,7 +38,7 @@ fn ran(task: &Path) -> u64 {
 pub struct Latencies(Vec<u64>);
 
 impl Latencies {
-    /// Nothing yet.
+    /// Creates an empty set.
     pub const fn new() -> Self {
         Self(Vec::new())
     }

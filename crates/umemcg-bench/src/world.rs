@@ -1,5 +1,5 @@
 //! A pool with many volumes, each a directory of the host, and a kernel above them that forgets
-//! what it is asked to at once.
+//! what it is asked to immediately.
 //!
 //! A volume takes a descriptor. Where fewer are allowed than there are groups, several groups share
 //! a volume, each with a file of its own there.
@@ -97,7 +97,7 @@ impl World {
         Ok(world)
     }
 
-    /// Requests of a group.
+    /// Returns the caller of a group.
     pub fn caller(&self, at: usize) -> Caller {
         Caller { uid: 0, gid: 0, supplementary_gid: None, group: Arc::clone(&self.groups[at]), umask: 0o022 }
     }
@@ -120,7 +120,7 @@ impl World {
         Ok(())
     }
 
-    /// Inodes that are remembered beside the roots.
+    /// Returns the number of inodes that are remembered beside the roots.
     pub fn nr_remembered(&self) -> usize {
         self.volumes.iter().map(|volume| volume.nr_inodes() - 1).sum()
     }
@@ -131,14 +131,14 @@ fn file_of(at: usize) -> String {
     format!("f{at}")
 }
 
-/// Raises the limit of open files as far as it may go, up to so many; returns what it is then.
+/// Raises the limit of open files as far as allowed, up to this many; returns the new limit.
 fn allow_descriptors(nr: u64) -> u64 {
     let limit = getrlimit(Resource::Nofile);
     let maximum = limit.maximum.unwrap_or(u64::MAX);
     let wanted =
         Rlimit { current: Some(nr.max(limit.current.unwrap_or(0)).min(maximum)), maximum: limit.maximum };
     if setrlimit(Resource::Nofile, wanted).is_ok() && maximum < nr {
-        // The superuser may raise what he may raise to.
+        // The superuser may raise the hard limit, too.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(nr), maximum: Some(nr) });
     }
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)

@@ -192,7 +192,7 @@ impl File {
         self.len.store(len, Ordering::Release);
     }
 
-    /// Dirty pages now.
+    /// Returns the number of dirty pages.
     pub fn nr_dirty(&self) -> u64 {
         self.nr_dirty.load(Ordering::Relaxed)
     }
@@ -203,8 +203,8 @@ impl File {
         self.dirty_owner.group()
     }
 
-    /// Pages that are not durable yet: dirty, under write-back or unstable. One on its way from one
-    /// state to the next may count twice.
+    /// Returns the number of pages that are not durable yet: dirty, under write-back or unstable.
+    /// One on its way from one state to the next may count twice.
     pub fn nr_unclean(&self) -> u64 {
         // Acquire: pairs with the Release decrements in `flush`, each after the increment of the
         // state that follows; the reads go the way that pages go.
@@ -221,8 +221,8 @@ impl File {
         self.nr_unclean() == 0 && self.nr_dirty.load(Ordering::Acquire) == 0
     }
 
-    /// Pages that the store has not been given yet: dirty, or under write-back. One on its way may
-    /// count twice.
+    /// Returns the number of pages that the store has not been given yet: dirty, or under
+    /// write-back. One on its way may count twice.
     pub fn nr_unwritten(&self) -> u64 {
         // Acquire: as in `nr_unclean`.
         self.nr_dirty.load(Ordering::Acquire) + self.nr_writeback.load(Ordering::Acquire)
@@ -336,7 +336,8 @@ impl File {
         self.queue_dirty(&fresh);
     }
 
-    /// Pages went to the store past the cache: it has to confirm them before the file is durable.
+    /// Notes that pages went to the store past the cache: it has to confirm them before the file is
+    /// durable.
     pub(crate) fn note_written_through(self: &Arc<Self>, nr: u64, owner: u32) {
         // Release: pairs with the loads in `nr_unclean`.
         self.nr_through.fetch_add(nr, Ordering::Release);
@@ -380,10 +381,10 @@ impl File {
         self.drop_pages(0, u64::MAX >> PAGE_SHIFT, true);
     }
 
-    /// The file may have been changed from outside. `look` finds out with write-back kept out, and
-    /// says how long the store's file is then, or `None` when there is nothing new. Clean pages are
-    /// forgotten. What is not durable stays and wins: it is written again, and the file reaches at
-    /// least as far. `look` may take the store's own locks, none of ours.
+    /// Checks whether the file was changed from outside. `look` finds out with write-back kept out,
+    /// and says how long the store's file is then, or `None` when there is nothing new. Clean pages
+    /// are forgotten. What is not durable stays and wins: it is written again, and the file reaches
+    /// at least as far. `look` may take the store's own locks, none of ours.
     pub fn revalidate(self: &Arc<Self>, look: impl FnOnce() -> Option<u64>) {
         let content = self.content.write();
         let Some(len) = look() else { return };
@@ -435,7 +436,7 @@ impl File {
         self.index.lock().has_page()
     }
 
-    /// Pages in the cache now; for tests and tools, walks the index.
+    /// Returns the number of pages in the cache; for tests and tools, walks the index.
     pub fn nr_cached_pages(&self) -> u64 {
         let index = self.index.lock();
         let (mut nr, mut from) = (0, 0);

@@ -45,7 +45,7 @@ pub enum Durability {
 /// written.
 const NR_FAILED_RUNS_MAX: u32 = 8;
 
-/// Pages side by side, of leaves and the pages that are meant of each.
+/// Returns the runs of adjacent pages, of leaves and the pages that are meant of each.
 fn runs_of(leaves: &[(u64, u64)]) -> impl Iterator<Item = Range<u64>> {
     let mut pages = leaves.iter().flat_map(|&(first, mask)| runs_of_mask(first, mask)).peekable();
     std::iter::from_fn(move || {
@@ -149,8 +149,7 @@ impl File {
         }
     }
 
-    /// StoreFlusher pages `first..end`. May sleep for as long as the store does; no lock may be
-    /// held.
+    /// Flushes pages `first..end`. May sleep for as long as the store does; no lock may be held.
     pub(crate) fn flush_range(
         self: &Arc<Self>,
         first: u64,
@@ -179,8 +178,8 @@ impl File {
         written.error.map_or(Ok(()), Err)
     }
 
-    /// One turn of background write-back: goes on where the last one stopped, at `pace`. Returns
-    /// how many pages were written; there may be more when that is the pace's budget.
+    /// Runs one turn of background write-back: goes on where the last one stopped, at `pace`.
+    /// Returns how many pages were written; there may be more when that is the pace's budget.
     ///
     /// # Errors
     /// As [`write_back`](Self::write_back).
@@ -294,7 +293,7 @@ impl File {
         run
     }
 
-    /// A run has been written, or refused: its pages are unstable, or dirty again.
+    /// Ends a run that has been written, or refused: its pages are unstable, or dirty again.
     fn end_run(&self, run: &[(u64, FrameId)], is_written: bool) {
         let index = self.index.lock();
         let (mut changed, mut counted_twice) = (Vec::new(), Vec::new());
@@ -324,7 +323,7 @@ impl File {
         self.count_unclean_run(&index, if is_written { &counted_twice } else { run }, -1);
     }
 
-    /// The pages of a run say whose dirty data the file has.
+    /// Votes for the owner of the file's dirty data with the pages of a run.
     fn vote_for_owner(&self, run: &[(u64, FrameId)]) {
         for (owner, nr) in self.runs_of_owners(run) {
             self.dirty_owner.vote(owner, nr as u64);
@@ -417,7 +416,7 @@ impl File {
         result
     }
 
-    /// The unstable pages of a span are clean, or dirty again when the store has refused to make
+    /// Makes the unstable pages of a span clean, or dirty again when the store has refused to make
     /// them durable.
     fn end_unstable(&self, first: u64, end: u64, is_durable: bool) -> Confirmed {
         let mut confirmed = Confirmed::default();

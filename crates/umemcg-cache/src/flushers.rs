@@ -31,7 +31,7 @@ pub(crate) trait StoreFlusher: Send + Sync + fmt::Debug {
     /// Writes what is due, until there has been nothing dirty for a while, or until the store has
     /// had a round and another one waits for the thread.
     fn flush_in_turn(&self, is_awaited: &dyn Fn() -> bool) -> Turn;
-    /// A turn has panicked; another one follows.
+    /// Notes that a turn has panicked; another one follows.
     fn after_panic(&self);
 }
 
@@ -68,7 +68,7 @@ impl Flushers {
             .inspect_err(|_| self.state.lock().nr_threads -= 1)
     }
 
-    /// The life of a thread.
+    /// Runs a thread to its end.
     fn serve(&self, mut store: Arc<dyn StoreFlusher>) {
         loop {
             // The store keeps its thread whatever happens in it.
@@ -101,7 +101,7 @@ impl Flushers {
         self.state.lock().nr_threads >= NR_FLUSHERS_MAX
     }
 
-    /// No store's turn comes any more.
+    /// Stops all turns.
     pub(crate) fn stop(&self) {
         let waiting = std::mem::take(&mut self.state.lock().waiting);
         drop(waiting);

@@ -268,7 +268,7 @@ impl LockedIndex<'_> {
         }
     }
 
-    /// The run of a leaf; of an inner node it is empty.
+    /// Returns the run of a leaf; of an inner node it is empty.
     fn run(&self, node: u32) -> FrameRun {
         FrameRun::decode(self.word(node, WORD_RUN).load(Ordering::Relaxed))
     }
@@ -371,8 +371,8 @@ impl LockedIndex<'_> {
         while height == 0 || !reaches(height) {
             let node = reserve.pop()?;
             if height == 0 {
-                // As high as need be at once: below a root that grew there would be nodes with
-                // nothing in them.
+                // Grown to the needed height in one step: below a root that grew there would be
+                // nodes with nothing in them.
                 height = (0..HEIGHT_MAX).find(|&height| reaches(height + 1)).unwrap_or(HEIGHT_MAX - 1);
             } else {
                 self.store(node, 0, node_entry(root, self.run(root).shown_base()));
@@ -568,7 +568,7 @@ impl LockedIndex<'_> {
         self.search(root, height - 1, 0, from, mask).filter(|&page| page < end)
     }
 
-    /// First page ≥ `from` below `node`, whose pages start at `base`.
+    /// Returns the first page ≥ `from` below `node`, whose pages start at `base`.
     fn search(&self, node: u32, level: u32, base: u64, from: u64, mask: u64) -> Option<u64> {
         let span_shift = FANOUT_SHIFT * level;
         let first = if from > base { (from - base) >> span_shift } else { 0 };

@@ -130,7 +130,7 @@ impl File {
         drop(content);
     }
 
-    /// Pages of `first..end` that are holes.
+    /// Returns the number of pages of `first..end` that are holes.
     fn nr_missing(&self, first: u64, end: u64) -> u64 {
         let index = self.index.lock();
         let (mut nr_there, mut from) = (0, first);

@@ -151,7 +151,7 @@ impl RequestClaim {
         claim.take(want)
     }
 
-    /// Pages that were taken and were not needed, or are free again.
+    /// Puts back pages that were not needed, or are free again.
     pub(crate) fn put_back(&mut self, nr: u64) {
         if let Some(claim) = &mut self.claim {
             claim.nr_left += nr;

@@ -66,7 +66,7 @@ impl<'a> PinnedPages<'a> {
         if self.many.is_empty() { &self.few[..self.nr_few] } else { &self.many }
     }
 
-    /// Bytes in all.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.segments().iter().map(|s| usize::from(s.len)).sum()
     }

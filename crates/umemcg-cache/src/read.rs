@@ -129,9 +129,9 @@ impl File {
         }
     }
 
-    /// Pages for a read of `first..=last` that lacks `page`: with what is read ahead, or with fewer
-    /// if the group has not room for all, or beyond its limit. `None` when the request has used up
-    /// its claim to the last.
+    /// Returns pages for a read of `first..=last` that lacks `page`: with what is read ahead, or
+    /// with fewer if the group has not room for all, or beyond its limit. `None` when the request
+    /// has used up its claim to the last.
     fn pages_to_read(
         self: &Arc<Self>,
         group: &Arc<Group>,
@@ -157,8 +157,8 @@ impl File {
         self.pages_beyond_limit(group, page, needed, claim)
     }
 
-    /// Pages `first..` that `group` has no room for, charged to it all the same: up to `want`, as
-    /// many as the request's claim has left. `None` when nothing is left.
+    /// Returns pages `first..` that `group` has no room for, charged to it all the same: up to
+    /// `want`, as many as the request's claim has left. `None` when nothing is left.
     ///
     /// # Errors
     /// [`FileError::NoMemory`] when there are no index nodes.

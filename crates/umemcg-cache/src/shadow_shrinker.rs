@@ -56,7 +56,7 @@ impl Shrinker for ShadowShrinker {
         "shadow_nodes".into()
     }
 
-    /// Nothing is read again for a shadow that is gone.
+    /// Returns 0: nothing is read again for a shadow that is gone.
     fn seeks(&self) -> u32 {
         0
     }

@@ -269,14 +269,14 @@ impl StoreWriteback {
         self.wake_signal.raise();
     }
 
-    /// A group has been removed.
+    /// Moves the files of a removed group to its parent.
     pub(crate) fn hand_over(&self, dying: &Arc<Group>, parent: &Arc<Group>) {
         self.queue.lock().dirty.hand_over(dying, parent);
         self.clocks.lock().remove(&dying.id());
         self.unclean.forget(dying);
     }
 
-    /// Pages of this store that are not durable yet.
+    /// Returns the number of pages of this store that are not durable yet.
     pub fn nr_unclean(&self) -> u64 {
         self.unclean.total()
     }
@@ -294,7 +294,7 @@ impl StoreWriteback {
         }
     }
 
-    /// There is enough dirty data for a look at what a group, and those above it, may have.
+    /// Checks the thresholds of a group and those above it, as there is enough dirty data.
     #[cold]
     fn look_after(&self, owner: u32) {
         let gap = owner_from(owner).with_group(|group| self.pool.dirty_limits().gap_to_background(group));
@@ -306,23 +306,23 @@ impl StoreWriteback {
             .store(self.nr_unclean() + pages.clamp(LOOK_PAGES_MIN, LOOK_PAGES_MAX), Ordering::Relaxed);
     }
 
-    /// Bytes a second that the store has been taking.
+    /// Returns the bytes a second that the store has been taking.
     pub fn write_bandwidth(&self) -> u64 {
         self.write_bandwidth.load(Ordering::Relaxed)
     }
 
-    /// Groups among which write-back divides the store.
+    /// Returns the number of groups among which write-back divides the store.
     pub(crate) fn nr_sharing(&self) -> u64 {
         self.nr_sharing.load(Ordering::Relaxed)
     }
 
-    /// A call that writes to the store, or waits for it to confirm, begins.
+    /// Begins a call that writes to the store, or waits for it to confirm.
     pub(crate) fn begin_io(&self) {
         let mut bandwidth = self.bandwidth.lock();
         bandwidth.begin(self.pool.now());
     }
 
-    /// It has returned and brought this many bytes there.
+    /// Ends a call that has brought this many bytes to the store.
     pub(crate) fn end_io(&self, bytes: u64) {
         if bytes > 0 {
             self.refusals.taken();
@@ -340,7 +340,7 @@ impl StoreWriteback {
         clocks.entry(group.id()).or_default().reserve(now, bytes, rate)
     }
 
-    /// A group's writers are below its thresholds: what was reserved need not be waited for.
+    /// Forgets a group's pacing clock: its writers are below its thresholds and need not wait.
     pub(crate) fn forget_clock(&self, group: &Group) {
         let mut clocks = self.clocks.lock();
         if !clocks.is_empty() {
@@ -348,8 +348,8 @@ impl StoreWriteback {
         }
     }
 
-    /// A page of `owner` became dirty: queues the file, and wakes the flusher when there is enough
-    /// to do in the pool.
+    /// Notes that a page of `owner` became dirty: queues the file, and wakes the flusher when there
+    /// is enough to do in the pool.
     pub(crate) fn note_dirty<F: DirtyFile + 'static>(&self, file: &Arc<F>, owner: u32) {
         file.queue_mark().stamp(|| self.pool.now_ms());
         if !self.enqueue(&**file, || Arc::<F>::clone(file), || file.dirty_owner().acquire(owner)) {
@@ -386,7 +386,7 @@ impl StoreWriteback {
         true
     }
 
-    /// A file was discarded: lets go of it now, unless the flusher is at it and does so.
+    /// Lets go of a discarded file now, unless the flusher is at it and does so.
     pub(crate) fn forget(&self, file: &dyn DirtyFile) {
         let removed = {
             let mut queue = self.queue.lock();
@@ -398,16 +398,16 @@ impl StoreWriteback {
         }
     }
 
-    /// The file is written soon, not at its expiry.
+    /// Has the file written soon, not at its expiry.
     pub(crate) fn flush_soon(&self, file: &dyn DirtyFile) {
         file.queue_mark().make_due();
         self.wake_signal.raise();
     }
 
-    /// One round over the files that are queued when it begins: the groups' lists in turn, a file
-    /// of each. A file that fails goes behind the others of its group and stays due; a few of them
-    /// end the round, and the next begins with those that this one has not come to. Returns whether
-    /// something that was due is left.
+    /// Runs one round over the files that are queued when it begins: the groups' lists in turn, a
+    /// file of each. A file that fails goes behind the others of its group and stays due; a few of
+    /// them end the round, and the next begins with those that this one has not come to. Returns
+    /// whether something that was due is left.
     fn round(&self) -> std::io::Result<bool> {
         let urgent = self.urgent.swap(false, Ordering::AcqRel);
         let wanted = std::mem::take(&mut *self.wanted.lock());
@@ -509,7 +509,8 @@ impl StoreWriteback {
         self.retire(&file);
     }
 
-    /// A file that was taken off its list is clean, unless a page has become dirty since.
+    /// Retires a file that was taken off its list: it is clean, unless a page has become dirty
+    /// since.
     fn retire(&self, held: &Arc<dyn DirtyFile>) {
         let file = &**held;
         let group = file.dirty_owner().release();

@@ -37,7 +37,7 @@ struct WriteTarget {
 }
 
 impl WriteTarget {
-    /// A page that was there.
+    /// Returns the target of a page that was there.
     fn there(page: u64, frame: FrameId) -> Self {
         Self { page, frame, new: false, active: false, is_overrun: false }
     }
@@ -126,8 +126,8 @@ impl File {
         }
     }
 
-    /// One round: at most [`WRITE_BATCH_PAGES`] pages. May sleep when it is given the request's
-    /// claim to pages beyond the limit of its group.
+    /// Writes one round: at most [`WRITE_BATCH_PAGES`] pages. May sleep when it is given the
+    /// request's claim to pages beyond the limit of its group.
     fn write_round(
         self: &Arc<Self>,
         group: &Arc<Group>,
@@ -187,8 +187,9 @@ impl File {
         }
     }
 
-    /// Pages for a write that lacks `missing`: fewer if the group has not room for all; if it has
-    /// none, and the caller may sleep, beyond its limit. Never that for a file that has no store.
+    /// Returns pages for a write that lacks `missing`: fewer if the group has not room for all; if
+    /// it has none, and the caller may sleep, beyond its limit. Never that for a file that has no
+    /// store.
     fn pages_to_write(
         self: &Arc<Self>,
         group: &Arc<Group>,
@@ -401,8 +402,8 @@ impl File {
         (taken, result)
     }
 
-    /// A new page of which only a part is written needs its other contents. Returns `false` if that
-    /// means I/O and we may not sleep.
+    /// Fetches the other contents of a new page of which only a part is written. Returns `false` if
+    /// that means I/O and we may not sleep.
     fn prepare_partial(&self, target: &WriteTarget, may_sleep: bool) -> Result<bool, FileError> {
         let arena = self.cache.arena();
         let start = target.page << PAGE_SHIFT;
@@ -465,7 +466,7 @@ fn check_range(offset: u64, len: usize) -> Result<(), FileError> {
     }
 }
 
-/// Bytes of a round: up to the end of the batch of pages that `offset` starts in.
+/// Returns the bytes of a round: up to the end of the batch of pages that `offset` starts in.
 fn batch_len(offset: u64, len: usize) -> usize {
     let room = WRITE_BATCH_PAGES * PAGE_SIZE_U64 - (offset & (PAGE_SIZE_U64 - 1));
     len.min(room as usize)

@@ -87,7 +87,7 @@ impl Config {
         Ok(Self { path: path.to_owned(), text, content })
     }
 
-    /// Something is wrong at a place of the file.
+    /// Returns a failure at a place of the file.
     fn wrong<T>(&self, at: &Spanned<T>, what: impl fmt::Display) -> Failure {
         let line = 1 + self.text[..at.span().start].matches('\n').count();
         Failure::Usage(format!("{}:{line}: {what}", self.path.display()))
@@ -223,12 +223,12 @@ impl Config {
 }
 
 impl VolumeEntry<'_> {
-    /// Its name.
+    /// Returns its name.
     pub fn name(&self) -> &str {
         self.name.get_ref()
     }
 
-    /// Something is wrong with it.
+    /// Returns a failure at its place.
     pub fn wrong(&self, what: impl fmt::Display) -> Failure {
         self.config.wrong(self.name, format!("volume `{}`: {what}", self.name()))
     }
@@ -270,7 +270,7 @@ mod tests {
 
     type Applied = (Arc<Engine>, Vec<(String, Data)>);
 
-    /// Everything that is done with a file before something is mounted.
+    /// Applies a file as a mount does, before anything is mounted.
     fn applied(text: &str) -> Result<Applied, Failure> {
         let config = parsed(text)?;
         config.pool()?;

@@ -141,10 +141,10 @@ pub trait Serve: Send + Sync + 'static {
     /// reply.
     fn serve(&self, request: Request, progress: &mut dyn FnMut(Reply)) -> Reply;
 
-    /// A connection has been accepted.
+    /// Notes that a connection has been accepted.
     fn begin(&self) {}
 
-    /// The last reply of a connection is on its way, or its peer has gone.
+    /// Notes that the last reply of a connection is on its way, or its peer has gone.
     fn end(&self) {}
 }
 
@@ -315,8 +315,8 @@ fn answer(stream: &UnixStream, serve: &dyn Serve) -> io::Result<()> {
     send(stream, &last)
 }
 
-/// One line, or as much of it as a request may have. All of it in time: a client that sends a byte
-/// now and then gains nothing.
+/// Reads one line, or as much of it as a request may have. All of it in time: a client that sends a
+/// byte now and then gains nothing.
 fn read_request(mut stream: &UnixStream) -> io::Result<Vec<u8>> {
     let deadline = Instant::now() + REQUEST_TIMEOUT;
     let mut line = Vec::new();
@@ -472,7 +472,7 @@ mod tests {
         }
     }
 
-    /// A mount that no kernel has: device numbers of this major are never given to FUSE.
+    /// Returns a mount that no kernel has: device numbers of this major are never given to FUSE.
     fn imaginary_mount(minor: u32) -> Mount {
         let uid = rustix::process::geteuid().as_raw();
         let line = format!("1 1 4095:{minor} / /nowhere rw - fuse.umemcg x rw,user_id={uid}\n");

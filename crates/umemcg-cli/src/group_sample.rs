@@ -156,12 +156,12 @@ impl TreeSample {
         format!("/{}", names.join("/"))
     }
 
-    /// Groups by inode.
+    /// Returns the groups by inode.
     pub fn by_inode(&self) -> HashMap<u64, &GroupSample> {
         self.groups.iter().map(|group| (group.inode, &group.sample)).collect()
     }
 
-    /// A sample of groups by path, parents first, for tests.
+    /// Creates a sample of groups by path, parents first, for tests.
     #[cfg(test)]
     pub fn of(at: Instant, paths: impl IntoIterator<Item = (&'static str, GroupSample)>) -> Self {
         let mut tree = Self { at, groups: Vec::new() };
@@ -183,7 +183,7 @@ fn open_directory(from: impl AsFd, path: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::openat(from, path, flags, Mode::empty())?)
 }
 
-/// Names of the groups in a directory, the last one first.
+/// Returns the names of the groups in a directory, the last one first.
 fn children(directory: &OwnedFd) -> Vec<OsString> {
     let Ok(entries) = rustix::fs::Dir::read_from(directory) else { return Vec::new() };
     let groups = entries.flatten().filter(|entry| entry.file_type() == FileType::Directory);

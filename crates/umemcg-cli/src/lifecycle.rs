@@ -138,7 +138,7 @@ impl Lifecycle {
         if lost.is_empty() { Ok(()) } else { Err(Failure::Lost(lost)) }
     }
 
-    /// Without a deadline the mount is served for as long as it likes.
+    /// Waits for the next event, without a deadline for as long as it takes.
     fn next_event(events: &Receiver<Event>, deadline: Option<Instant>) -> Result<Event, RecvTimeoutError> {
         match deadline {
             None => events.recv().map_err(RecvTimeoutError::from),

@@ -83,9 +83,9 @@ pub fn mount(arguments: &MountArguments) -> Result<(), Failure> {
     result
 }
 
-/// Open files, watched threads and cached descriptors all count against the soft limit, which is
-/// often far below what the system allows. Their bounds follow the limit, so a refusal is no
-/// failure.
+/// Raises the soft limit of descriptors. Open files, watched threads and cached descriptors all
+/// count against it, which is often far below what the system allows. Their bounds follow the
+/// limit, so a refusal is no failure.
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -181,7 +181,7 @@ fn when_free(
     }
 }
 
-/// `--io-mode`.
+/// Returns the mode that `--io-mode` names.
 fn io_mode(arguments: &MountArguments) -> IoMode {
     match arguments.io_mode {
         IoModeArgument::Auto => IoMode::Auto,
@@ -199,7 +199,8 @@ fn failure(error: DaemonError) -> Failure {
     }
 }
 
-/// Without sockets the mount works all the same, only `umemcg sync` and `umemcg umount` do not.
+/// Listens on the sockets. Without them the mount works all the same, only `umemcg sync` and
+/// `umemcg umount` do not.
 fn listen(daemon: &Daemon, lifecycle: &Arc<Lifecycle>) -> Option<Endpoint> {
     let points = [Some(daemon.mounted()), daemon.control_mounted()];
     let mounts: Vec<_> =
@@ -227,7 +228,7 @@ fn tell_when_ended(daemon: &Arc<Daemon>, events: mpsc::Sender<Event>) -> Result<
     waiting.map(drop).map_err(|error| Failure::Failed(format!("cannot start a thread: {error}")))
 }
 
-/// One line when the mount is there: programs that start the daemon wait for it.
+/// Prints one line when the mount is there: programs that start the daemon wait for it.
 fn announce(arguments: &MountArguments, daemon: &Daemon, pool_bytes: u64) {
     let point = daemon.mounted().point().display();
     let what = arguments.data.as_ref().map_or_else(|| "volumes".into(), |data| data.display().to_string());

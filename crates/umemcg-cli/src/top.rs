@@ -54,7 +54,7 @@ struct Row {
 }
 
 impl Row {
-    /// Without the group's path.
+    /// Returns the row between two samples, without the group's path.
     fn between(before: &GroupSample, now: &GroupSample, passed: Duration) -> Self {
         let seconds = passed.as_secs_f64().max(1e-6);
         // A group that was made anew under the same name counts from less.
@@ -250,7 +250,7 @@ fn show(arguments: &TopArguments, control: &Path) -> Result<(), Failure> {
     }
 }
 
-/// One line for each table.
+/// Writes one line for each table.
 fn write_json(rows: &[Row]) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     serde_json::to_writer(&mut stdout, rows)?;

@@ -84,7 +84,7 @@ impl Drop for Running {
     }
 }
 
-/// The process' end.
+/// Runs the helper until its process ends.
 ///
 /// # Errors
 /// The daemon has gone in the middle of a path.

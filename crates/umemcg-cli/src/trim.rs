@@ -59,7 +59,7 @@ fn place_of(tree: &TreeSample, path: &str) -> Option<usize> {
     path.split('/').filter(|name| !name.is_empty()).try_fold(0, child)
 }
 
-/// `/a/b` however it was written.
+/// Returns the path as `/a/b`, however it was written.
 fn path_of(group: &str) -> String {
     let names: Vec<&str> = group.split('/').filter(|name| !name.is_empty()).collect();
     format!("/{}", names.join("/"))

@@ -85,7 +85,7 @@ pub(crate) fn set_scale_factor(context: &FileContext<'_>, written: &[u8]) -> Don
     Ok(context.engine().reclaimer().set_wmark_scale_factor(context.group, parse_number(written)?)?)
 }
 
-/// Names that count used memory: the high one is where reclaim starts.
+/// Shows the high mark in the names that count used memory: the high one is where reclaim starts.
 pub(crate) fn show_mark_high(context: &FileContext<'_>) -> Shown {
     number(value::show_limit_v1(context.engine().reclaimer().marks(context.group).low))
 }

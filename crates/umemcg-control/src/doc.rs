@@ -55,7 +55,8 @@ mod tests {
         assert_eq!(refresh("# Files\n"), None);
     }
 
-    /// With `UPDATE_DOCS` in the environment, brings the document up to date instead.
+    /// Compares the document with the table. With `UPDATE_DOCS` in the environment, brings the
+    /// document up to date instead.
     #[test]
     fn the_document_shows_the_table_as_it_is() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../SEMANTICS.md");

@@ -49,8 +49,8 @@ pub(crate) fn register(context: &FileContext<'_>, written: &[u8]) -> Result<(), 
     context.state.listeners().add(engine, of, context.file.opener.uid, awaited, sink.into())
 }
 
-/// `memory.pressure_level` can be opened to be named here, by every process that may read it, and
-/// has nothing to show.
+/// Shows nothing: `memory.pressure_level` can be opened to be named here, by every process that may
+/// read it, and has nothing to show.
 #[doc(alias = "mem_cgroup_dummy_seq_show")]
 pub(crate) fn show_nothing(_context: &FileContext<'_>) -> Result<String, ControlError> {
     Err(ControlError::Invalid)
@@ -64,7 +64,7 @@ fn refusal(error: DescriptorError) -> ControlError {
     }
 }
 
-/// Two numbers, and the rest of the line.
+/// Returns two numbers, and the rest of the line.
 fn parse(written: &[u8]) -> Option<(u32, u32, &[u8])> {
     let (eventfd, rest) = number(strip(written))?;
     let (control, rest) = number(rest.strip_prefix(b" ")?)?;
@@ -84,7 +84,7 @@ fn number(text: &[u8]) -> Option<(u32, &[u8])> {
     Some((fd, &text[len..]))
 }
 
-/// No threshold is one of 0, as in the kernel.
+/// Parses a threshold. None is 0, as in the kernel.
 fn parse_threshold(text: &[u8]) -> Result<u64, ControlError> {
     match text {
         [] => Ok(0),
@@ -93,7 +93,7 @@ fn parse_threshold(text: &[u8]) -> Result<u64, ControlError> {
     }
 }
 
-/// `low|medium|critical[,default|hierarchy|local]`.
+/// Parses `low|medium|critical[,default|hierarchy|local]`.
 fn parse_level(text: &[u8]) -> Option<(PressureLevel, Propagation)> {
     let (level, passing) = match text.iter().position(|&byte| byte == b',') {
         Some(comma) => (&text[..comma], &text[comma + 1..]),

@@ -29,7 +29,7 @@ pub(crate) const INERT: &[Row] = &[
         read: Some(show_memsw_limit),
         write: Some(set_memsw_limit),
         write_reclaims: false,
-        doc: "the limit of memory and swap together: stored, and as there is no swap never met before the other; EINVAL below `memory.limit_in_bytes`, which may not be set above it",
+        doc: "the limit of memory and swap together; stored without effect, since there is no swap; EINVAL below `memory.limit_in_bytes`, which may not be set above it",
     },
     Row {
         name: "memory.memsw.usage_in_bytes",
@@ -49,7 +49,7 @@ pub(crate) const INERT: &[Row] = &[
         read: Some(show_memsw_peak),
         write: Some(reset_memsw_peak),
         write_reclaims: false,
-        doc: "the highest of that since the group was made or since any write here",
+        doc: "the highest `memory.memsw.usage_in_bytes` since the group was created or since the last write to this file",
     },
     Row {
         name: "memory.memsw.failcnt",
@@ -69,7 +69,7 @@ pub(crate) const INERT: &[Row] = &[
         read: Some(show_tcp_limit),
         write: Some(set_tcp_limit),
         write_reclaims: false,
-        doc: "stored: no sockets are charged; EINVAL to write on the root",
+        doc: "stored without effect, since no sockets are charged; a write on the root is EINVAL",
     },
     Row {
         name: "memory.kmem.tcp.usage_in_bytes",
@@ -109,7 +109,7 @@ pub(crate) const INERT: &[Row] = &[
         read: Some(show_swappiness),
         write: Some(set_swappiness),
         write_reclaims: false,
-        doc: "0 to 200: stored, and a new group has its parent's",
+        doc: "0 to 200; stored without effect; a new group inherits its parent's",
     },
     Row {
         name: "memory.move_charge_at_immigrate",
@@ -119,7 +119,7 @@ pub(crate) const INERT: &[Row] = &[
         read: Some(show_zero),
         write: Some(set_zero),
         write_reclaims: false,
-        doc: "always 0, and anything else EINVAL, as in Linux since 6.11: charges stay where they are",
+        doc: "always 0; writing anything else is EINVAL, as in Linux since 6.11: charges stay where they are",
     },
     Row {
         name: "notify_on_release",
@@ -129,7 +129,7 @@ pub(crate) const INERT: &[Row] = &[
         read: Some(show_notify),
         write: Some(set_notify),
         write_reclaims: false,
-        doc: "0 or 1: stored, and a new group has its parent's; no program is started",
+        doc: "0 or 1; stored without effect: no program is started; a new group inherits its parent's",
     },
     Row {
         name: "cgroup.clone_children",
@@ -139,7 +139,7 @@ pub(crate) const INERT: &[Row] = &[
         read: Some(show_clone),
         write: Some(set_clone),
         write_reclaims: false,
-        doc: "0 or 1: stored, and a new group has its parent's",
+        doc: "0 or 1; stored without effect; a new group inherits its parent's",
     },
     Row {
         name: "memory.swap.current",
@@ -169,7 +169,7 @@ pub(crate) const INERT: &[Row] = &[
         read: Some(show_swap_max),
         write: Some(set_swap_max),
         write_reclaims: false,
-        doc: "stored: there is no swap",
+        doc: "stored without effect, since there is no swap",
     },
     Row {
         name: "memory.swap.high",
@@ -179,7 +179,7 @@ pub(crate) const INERT: &[Row] = &[
         read: Some(show_swap_high),
         write: Some(set_swap_high),
         write_reclaims: false,
-        doc: "stored: there is no swap",
+        doc: "stored without effect, since there is no swap",
     },
     Row {
         name: "memory.swap.events",
@@ -199,7 +199,7 @@ pub(crate) const INERT: &[Row] = &[
         read: Some(show_oom_group),
         write: Some(set_oom_group),
         write_reclaims: false,
-        doc: "0 or 1: stored; no process is killed for want of memory",
+        doc: "0 or 1; stored without effect: no process is killed for want of memory",
     },
 ];
 
@@ -272,7 +272,7 @@ fn set_swappiness(context: &FileContext<'_>, written: &[u8]) -> Done {
     }
 }
 
-/// Any number but 0 is 1, as in Linux.
+/// Sets a flag. Any number but 0 is 1, as in Linux.
 fn set_flag(flag: &AtomicBool, written: &[u8]) -> Done {
     flag.store(value::parse_number(written)? != 0, Relaxed);
     Ok(())

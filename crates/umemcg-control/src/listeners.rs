@@ -275,7 +275,7 @@ impl Drop for Listeners {
 }
 
 impl Shared {
-    /// The thread's life: as long as there are listeners.
+    /// Runs the thread, as long as there are listeners.
     fn watch(self: &Arc<Self>, engine: &Weak<Engine>) {
         let mut state = self.state.lock();
         loop {

@@ -60,7 +60,7 @@ impl Drop for Watchers {
 }
 
 impl Shared {
-    /// The thread's life: as long as a group is polled.
+    /// Runs the thread, as long as a group is polled.
     fn watch(&self, membership: &Weak<dyn Membership>) {
         let mut state = self.state.lock();
         loop {

@@ -17,7 +17,7 @@ pub(crate) const POOL: &[Row] = &[
         read: None,
         write: Some(metadata_files::drop_caches),
         write_reclaims: true,
-        doc: "write 1 to drop clean pages of the whole pool, 2 for objects, 3 for both; dirty data stays",
+        doc: "write 1 to drop the clean pages of the whole pool, 2 to drop objects, 3 to drop both; dirty data stays",
     },
     Row {
         name: "vm.compact_memory",
@@ -27,7 +27,7 @@ pub(crate) const POOL: &[Row] = &[
         read: None,
         write: Some(metadata_files::compact_memory),
         write_reclaims: true,
-        doc: "write 1 to give all free memory of the pool back to the operating system, pages moved together first",
+        doc: "write 1 to move pages together and return all free memory of the pool to the operating system",
     },
     Row {
         name: "vm.dirty_ratio",
@@ -37,7 +37,7 @@ pub(crate) const POOL: &[Row] = &[
         read: Some(dirty_files::show_ratio),
         write: Some(dirty_files::set_vm_ratio),
         write_reclaims: false,
-        doc: "dirty data at which all writers are held, in percent of the pool's dirtyable memory; 0 while the bytes are set",
+        doc: "the dirty data at which all writers are throttled, in percent of the pool's dirtyable memory; 0 while `vm.dirty_bytes` is set",
     },
     Row {
         name: "vm.dirty_bytes",
@@ -47,7 +47,7 @@ pub(crate) const POOL: &[Row] = &[
         read: Some(dirty_files::show_limit),
         write: Some(dirty_files::set_vm_bytes),
         write_reclaims: false,
-        doc: "the same in bytes, 8192 at least; 0 while the ratio is set",
+        doc: "`vm.dirty_ratio` in bytes, at least 8192; 0 while the ratio is set",
     },
     Row {
         name: "vm.dirty_background_ratio",
@@ -57,7 +57,7 @@ pub(crate) const POOL: &[Row] = &[
         read: Some(dirty_files::show_background_ratio),
         write: Some(dirty_files::set_vm_background_ratio),
         write_reclaims: false,
-        doc: "dirty data above which write-back works by itself, in percent of the pool's dirtyable memory; 0 while the bytes are set",
+        doc: "the dirty data above which background write-back runs, in percent of the pool's dirtyable memory; 0 while `vm.dirty_background_bytes` is set",
     },
     Row {
         name: "vm.dirty_background_bytes",
@@ -67,7 +67,7 @@ pub(crate) const POOL: &[Row] = &[
         read: Some(dirty_files::show_background_limit),
         write: Some(dirty_files::set_vm_background_bytes),
         write_reclaims: false,
-        doc: "the same in bytes, 1 at least; 0 while the ratio is set",
+        doc: "`vm.dirty_background_ratio` in bytes, at least 1; 0 while the ratio is set",
     },
     Row {
         name: "vm.dirty_expire_centisecs",
@@ -77,7 +77,7 @@ pub(crate) const POOL: &[Row] = &[
         read: Some(dirty_files::show_expire),
         write: Some(dirty_files::set_expire),
         write_reclaims: false,
-        doc: "age in hundredths of a second at which dirty data is written whatever the thresholds",
+        doc: "the age at which dirty data is written regardless of thresholds, in hundredths of a second",
     },
     Row {
         name: "vm.dirty_writeback_centisecs",
@@ -87,6 +87,6 @@ pub(crate) const POOL: &[Row] = &[
         read: Some(dirty_files::show_interval),
         write: Some(dirty_files::set_interval),
         write_reclaims: false,
-        doc: "how often write-back looks for data of that age, in hundredths of a second; 0 for never",
+        doc: "the interval at which write-back looks for data of that age, in hundredths of a second; 0 for never",
     },
 ];

@@ -101,7 +101,7 @@ pub(crate) fn kill(context: &FileContext<'_>, written: &[u8]) -> Done {
     Ok(())
 }
 
-/// The thread whose id was written, in the daemon's pid namespace; 0 is the writer.
+/// Returns the thread whose id was written, in the daemon's pid namespace; 0 is the writer.
 fn named_thread(context: &FileContext<'_>, written: &[u8]) -> Result<u32, ControlError> {
     let writer = context.request.tid;
     match parse_pid(written)? {
@@ -137,8 +137,9 @@ pub(crate) fn show_controllers(_context: &FileContext<'_>) -> Shown {
     Ok("memory\n".to_owned())
 }
 
-/// Every child is controlled, always; so turning the controller on changes nothing, and it is in
-/// use, so it cannot be turned off. The last word on a controller counts.
+/// Accepts a change of the controllers. Every child is controlled, always; so turning the
+/// controller on changes nothing, and it is in use, so it cannot be turned off. The last word on a
+/// controller counts.
 pub(crate) fn set_subtree_control(_context: &FileContext<'_>, written: &[u8]) -> Done {
     let mut turn_off = false;
     for word in strip(written).split(u8::is_ascii_whitespace).filter(|word| !word.is_empty()) {

@@ -262,7 +262,8 @@ pub(crate) fn memory_stat(group: &Group) -> String {
     text
 }
 
-/// A number may dip below zero for a moment while a group below is being removed.
+/// Returns the sum of some items. A number may dip below zero for a moment while a group below is
+/// being removed.
 fn sum(items: &[StatItem], read: impl Fn(StatItem) -> i64) -> u64 {
     items.iter().map(|&item| read(item)).sum::<i64>().max(0) as u64
 }

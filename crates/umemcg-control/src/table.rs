@@ -63,7 +63,7 @@ const GROUP: &[Row] = &[
         read: Some(process_files::show_threads),
         write: Some(process_files::refuse_thread),
         write_reclaims: false,
-        doc: "the same, but not to be written (EOPNOTSUPP): no group is threaded",
+        doc: "the threads in the group, one id per line; a write is EOPNOTSUPP, since no group is threaded",
     },
     Row {
         name: "cgroup.kill",
@@ -113,7 +113,7 @@ const GROUP: &[Row] = &[
         read: Some(process_files::show_events),
         write: None,
         write_reclaims: false,
-        doc: "`populated` is 1 while a process lives in the group or below it; `frozen` is always 0; polled like memory.events",
+        doc: "`populated` is 1 while a process lives in the group or below it; `frozen` is always 0; can be polled like `memory.events`",
     },
     Row {
         name: "cgroup.stat",
@@ -123,7 +123,7 @@ const GROUP: &[Row] = &[
         read: Some(stat::show_group_stat),
         write: None,
         write_reclaims: false,
-        doc: "`nr_descendants`: groups below this one; `nr_dying_descendants`: always 0, since a removed group ends immediately",
+        doc: "`nr_descendants`: the groups below this one; `nr_dying_descendants`: always 0, since a removed group ends immediately",
     },
     Row {
         name: "memory.limit_in_bytes",
@@ -133,8 +133,8 @@ const GROUP: &[Row] = &[
         read: Some(memory_files::show_limit_v1),
         write: Some(memory_files::set_limit_v1),
         write_reclaims: true,
-        doc: "the hard limit in bytes, `-1` for none; a limit below usage reclaims first, and EBUSY leaves the old one; \
-              the root's is the pool and EINVAL to write",
+        doc: "the hard limit in bytes, `-1` for none; a limit below usage reclaims first, and EBUSY leaves the old limit; \
+              the root's is the pool, and a write there is EINVAL",
     },
     Row {
         name: "memory.max",
@@ -144,7 +144,7 @@ const GROUP: &[Row] = &[
         read: Some(memory_files::show_limit_v2),
         write: Some(memory_files::set_limit_v2),
         write_reclaims: true,
-        doc: "the hard limit in bytes, `max` for none; takes effect immediately, then reclaims what is over it",
+        doc: "the hard limit in bytes, `max` for none; takes effect immediately, then reclaims the memory above it",
     },
     Row {
         name: "memory.soft_limit_in_bytes",
@@ -154,7 +154,7 @@ const GROUP: &[Row] = &[
         read: Some(memory_files::show_soft_limit),
         write: Some(memory_files::set_soft_limit),
         write_reclaims: false,
-        doc: "the soft limit in bytes, `-1` for none; only stored: groups over theirs, and those below them, are reclaimed before all others",
+        doc: "the soft limit in bytes, `-1` for none; groups over their soft limit, and those below them, are reclaimed first; a write reclaims nothing",
     },
     Row {
         name: "memory.usage_in_bytes",
@@ -164,7 +164,7 @@ const GROUP: &[Row] = &[
         read: Some(memory_files::show_usage),
         write: None,
         write_reclaims: false,
-        doc: "bytes charged to the group and all groups below it",
+        doc: "the bytes charged to the group and all groups below it",
     },
     Row {
         name: "memory.current",
@@ -174,7 +174,7 @@ const GROUP: &[Row] = &[
         read: Some(memory_files::show_usage),
         write: None,
         write_reclaims: false,
-        doc: "the same",
+        doc: "the bytes charged to the group and all groups below it",
     },
     Row {
         name: "memory.max_usage_in_bytes",
@@ -184,7 +184,7 @@ const GROUP: &[Row] = &[
         read: Some(memory_files::show_peak_v1),
         write: Some(memory_files::reset_peak_v1),
         write_reclaims: false,
-        doc: "the highest usage since the group was made or since any write here, which makes it the present usage",
+        doc: "the highest usage since the group was created or since the last write to this file; a write resets it to the present usage",
     },
     Row {
         name: "memory.peak",
@@ -194,7 +194,7 @@ const GROUP: &[Row] = &[
         read: Some(memory_files::show_peak_v2),
         write: Some(memory_files::reset_peak_v2),
         write_reclaims: false,
-        doc: "the highest usage ever; a write starts it afresh for this open file only",
+        doc: "the highest usage ever; a write resets it to the present usage, for this open file only",
     },
     Row {
         name: "memory.failcnt",
@@ -204,7 +204,7 @@ const GROUP: &[Row] = &[
         read: Some(memory_files::show_failcnt),
         write: Some(memory_files::reset_failcnt),
         write_reclaims: false,
-        doc: "how often the limit refused a charge; any write makes it 0",
+        doc: "the number of charges that the limit refused; any write resets it to 0",
     },
     Row {
         name: "memory.force_empty",
@@ -214,7 +214,7 @@ const GROUP: &[Row] = &[
         read: None,
         write: Some(memory_files::force_empty),
         write_reclaims: true,
-        doc: "any write has what is dirty written and reclaims all that can be reclaimed; EINVAL on the root",
+        doc: "any write writes dirty data back and reclaims everything that can be reclaimed; EINVAL on the root",
     },
     Row {
         name: "memory.reclaim",
@@ -224,7 +224,7 @@ const GROUP: &[Row] = &[
         read: None,
         write: Some(memory_files::reclaim),
         write_reclaims: true,
-        doc: "write a size to reclaim that much from the group and those below it; EAGAIN when there was less",
+        doc: "write a size to reclaim that many bytes from the group and those below it; EAGAIN if fewer could be reclaimed",
     },
     Row {
         name: "memory.min",
@@ -234,7 +234,7 @@ const GROUP: &[Row] = &[
         read: Some(protection_files::show_min),
         write: Some(protection_files::set_min),
         write_reclaims: false,
-        doc: "this many bytes of the group are never reclaimed by pressure from above it, `max` for all; children share what their parent has; a write reclaims nothing",
+        doc: "memory protection: this many bytes are never reclaimed by pressure from above the group, `max` for all; children share their parent's protection; a write reclaims nothing",
     },
     Row {
         name: "memory.low",
@@ -244,7 +244,7 @@ const GROUP: &[Row] = &[
         read: Some(protection_files::show_low),
         write: Some(protection_files::set_low),
         write_reclaims: false,
-        doc: "the same as long as anything else can be reclaimed; after that it is, and `low` in memory.events counts it",
+        doc: "like `memory.min`, but only while unprotected memory can be reclaimed; reclaim below it counts as `low` in `memory.events`",
     },
     Row {
         name: "memory.high",
@@ -254,7 +254,7 @@ const GROUP: &[Row] = &[
         read: Some(background_files::show_high),
         write: Some(background_files::set_high),
         write_reclaims: true,
-        doc: "above it background reclaim works on the group, and a request that charged is slowed at its end by up to 2 s; `max` for none",
+        doc: "the usage above which background reclaim works on the group, and requests that charge memory are delayed by up to 2 s at their end; `max` for none",
     },
     Row {
         name: "memory.low_wmark_distance",
@@ -264,7 +264,7 @@ const GROUP: &[Row] = &[
         read: Some(background_files::show_low_distance),
         write: Some(background_files::set_low_distance),
         write_reclaims: false,
-        doc: "background reclaim starts when usage is no further than this below the limit; 0 for never; EINVAL unless below the high distance; the root's counts from the end of the pool",
+        doc: "background reclaim starts when the margin below the limit is this or less; 0 for never; EINVAL unless below the high distance; the root's counts from the end of the pool",
     },
     Row {
         name: "memory.high_wmark_distance",
@@ -274,7 +274,7 @@ const GROUP: &[Row] = &[
         read: Some(background_files::show_high_distance),
         write: Some(background_files::set_high_distance),
         write_reclaims: false,
-        doc: "background reclaim stops when usage is further than this below the limit; to be set before the low distance; EINVAL unless below the limit and above the low distance",
+        doc: "background reclaim stops when the margin below the limit is more than this; set it before the low distance; EINVAL unless below the limit and above the low distance",
     },
     Row {
         name: "memory.reclaim_wmarks",
@@ -284,7 +284,7 @@ const GROUP: &[Row] = &[
         read: Some(background_files::show_marks),
         write: None,
         write_reclaims: false,
-        doc: "the two marks as usages in bytes: `low_wmark` starts background reclaim, `high_wmark` stops it",
+        doc: "the two watermarks as usages in bytes: `low_wmark` starts background reclaim, `high_wmark` stops it",
     },
     Row {
         name: "memory.kswapd_pid",
@@ -294,7 +294,7 @@ const GROUP: &[Row] = &[
         read: Some(background_files::show_kswapd_pid),
         write: None,
         write_reclaims: false,
-        doc: "name and thread id of the group's own worker; `memcg_null 0` while the pool of workers serves it",
+        doc: "the name and thread id of the group's dedicated worker; `memcg_null 0` while the pool of workers serves it",
     },
     Row {
         name: "memory.kswapd_dedicated",
@@ -304,7 +304,7 @@ const GROUP: &[Row] = &[
         read: Some(background_files::show_dedicated),
         write: Some(background_files::set_dedicated),
         write_reclaims: false,
-        doc: "1 gives the group a worker of its own, which can be put into a CPU cgroup; 0 returns it to the pool",
+        doc: "1 gives the group a dedicated worker, which can be put into a CPU cgroup; 0 returns it to the pool of workers",
     },
     Row {
         name: "memory.wmark_ratio",
@@ -314,7 +314,7 @@ const GROUP: &[Row] = &[
         read: Some(background_files::show_ratio),
         write: Some(background_files::set_ratio),
         write_reclaims: false,
-        doc: "the marks in percent of the limit, 0 to 100, 0 for off; overrides the distances, and is overridden by them",
+        doc: "the watermarks in percent of the limit, 0 to 100, 0 for off; overrides the distances, and is overridden by them",
     },
     Row {
         name: "memory.wmark_scale_factor",
@@ -324,7 +324,7 @@ const GROUP: &[Row] = &[
         read: Some(background_files::show_scale_factor),
         write: Some(background_files::set_scale_factor),
         write_reclaims: false,
-        doc: "with a ratio: how far below its start background reclaim stops, in ten-thousandths of the limit, 1 to 1000",
+        doc: "with a ratio: the distance from the start of background reclaim down to its end, in ten-thousandths of the limit, 1 to 1000",
     },
     Row {
         name: "memory.wmark_high",
@@ -334,7 +334,7 @@ const GROUP: &[Row] = &[
         read: Some(background_files::show_mark_high),
         write: None,
         write_reclaims: false,
-        doc: "usage at which background reclaim starts (the low mark by its other name)",
+        doc: "the usage at which background reclaim starts (the low watermark by its other name)",
     },
     Row {
         name: "memory.wmark_low",
@@ -344,7 +344,7 @@ const GROUP: &[Row] = &[
         read: Some(background_files::show_mark_low),
         write: None,
         write_reclaims: false,
-        doc: "usage below which background reclaim stops (the high mark by its other name)",
+        doc: "the usage below which background reclaim stops (the high watermark by its other name)",
     },
     Row {
         name: "memory.dirty_ratio",
@@ -354,7 +354,7 @@ const GROUP: &[Row] = &[
         read: Some(dirty_files::show_ratio),
         write: Some(dirty_files::set_ratio),
         write_reclaims: false,
-        doc: "dirty data at which the group's writers are held, in percent of its dirtyable memory, 0 to 100; 0 while the bytes are set; a new group has its parent's; the root shows the pool's and is EINVAL to write",
+        doc: "the dirty data at which the group's writers are throttled, in percent of its dirtyable memory, 0 to 100; 0 while `memory.dirty_limit_in_bytes` is set; a new group inherits its parent's; the root shows the pool's, and a write there is EINVAL",
     },
     Row {
         name: "memory.dirty_limit_in_bytes",
@@ -364,7 +364,7 @@ const GROUP: &[Row] = &[
         read: Some(dirty_files::show_limit),
         write: Some(dirty_files::set_limit),
         write_reclaims: false,
-        doc: "the same in bytes, with suffixes; 0 while the ratio is set; whatever is written, 256 KiB are allowed",
+        doc: "`memory.dirty_ratio` in bytes, with suffixes; 0 while the ratio is set; at least 256 KiB are allowed, whatever is written",
     },
     Row {
         name: "memory.dirty_background_ratio",
@@ -374,7 +374,7 @@ const GROUP: &[Row] = &[
         read: Some(dirty_files::show_background_ratio),
         write: Some(dirty_files::set_background_ratio),
         write_reclaims: false,
-        doc: "dirty data above which the group's files are written in the background, in percent of its dirtyable memory; 0 while the bytes are set; a value that is not below the other threshold counts as half of that",
+        doc: "the dirty data above which the group's files are written in the background, in percent of its dirtyable memory; 0 while `memory.dirty_background_limit_in_bytes` is set; a value that is not below the limit counts as half of the limit",
     },
     Row {
         name: "memory.dirty_background_limit_in_bytes",
@@ -384,7 +384,7 @@ const GROUP: &[Row] = &[
         read: Some(dirty_files::show_background_limit),
         write: Some(dirty_files::set_background_limit),
         write_reclaims: false,
-        doc: "the same in bytes, with suffixes; 0 while the ratio is set",
+        doc: "`memory.dirty_background_ratio` in bytes, with suffixes; 0 while the ratio is set",
     },
     Row {
         name: "memory.stat",
@@ -394,7 +394,7 @@ const GROUP: &[Row] = &[
         read: Some(stat::show_memory_stat),
         write: None,
         write_reclaims: false,
-        doc: "where the memory is, and what happened to it; see below",
+        doc: "memory by kind, and counts of events; see below",
     },
     Row {
         name: "umemcg.stat",
@@ -404,7 +404,7 @@ const GROUP: &[Row] = &[
         read: Some(stat::show_all),
         write: None,
         write_reclaims: false,
-        doc: "`memory.stat` as style `both` shows it, whatever the style",
+        doc: "`memory.stat` as in style `both`, whatever the style",
     },
     Row {
         name: "memory.numa_stat",
@@ -414,7 +414,7 @@ const GROUP: &[Row] = &[
         read: Some(stat::show_numa_stat),
         write: None,
         write_reclaims: false,
-        doc: "pages (v1) or bytes (v2, and style `both`) by kind; all memory counts as that of node 0",
+        doc: "pages (v1) or bytes (v2, and style `both`) by kind; all memory counts as node 0's",
     },
     Row {
         name: "memory.kmem.usage_in_bytes",
@@ -424,7 +424,7 @@ const GROUP: &[Row] = &[
         read: Some(metadata_files::show_usage),
         write: None,
         write_reclaims: false,
-        doc: "bytes that are no page data, those of the groups below included: names, inodes, other objects, bookkeeping; part of the usage",
+        doc: "the bytes of the group and those below it that are not page data: names, inodes, other objects, bookkeeping; part of the usage",
     },
     Row {
         name: "memory.kmem.max_usage_in_bytes",
@@ -434,7 +434,7 @@ const GROUP: &[Row] = &[
         read: Some(metadata_files::show_peak),
         write: Some(metadata_files::reset_peak),
         write_reclaims: false,
-        doc: "the highest of that since the group was made or since any write here",
+        doc: "the highest `memory.kmem.usage_in_bytes` since the group was created or since the last write to this file",
     },
     Row {
         name: "memory.kmem.limit_in_bytes",
@@ -444,7 +444,7 @@ const GROUP: &[Row] = &[
         read: Some(metadata_files::show_limit),
         write: Some(metadata_files::set_limit),
         write_reclaims: false,
-        doc: "no limit of its own: what is written is checked and ignored, as in Linux; EINVAL to write on the root",
+        doc: "no separate limit: a write is checked and ignored, as in Linux; a write on the root is EINVAL",
     },
     Row {
         name: "memory.kmem.failcnt",
@@ -464,7 +464,7 @@ const GROUP: &[Row] = &[
         read: Some(metadata_files::show_slabinfo),
         write: None,
         write_reclaims: false,
-        doc: "the group's own objects, a line for each shrinker that has any: name, objects, how many could be freed now, bytes; then what goes with inodes (long and further names, contents of files), then what none can free",
+        doc: "the group's own objects, a line for each shrinker that has any: name, objects, objects that could be freed now, bytes; then memory that goes with inodes (long and further names, contents of files), then memory that no shrinker can free",
     },
     Row {
         name: "memory.use_hierarchy",
@@ -474,7 +474,7 @@ const GROUP: &[Row] = &[
         read: Some(memory_files::show_use_hierarchy),
         write: Some(memory_files::set_use_hierarchy),
         write_reclaims: false,
-        doc: "always 1; anything but 1 is EINVAL",
+        doc: "always 1; writing anything else is EINVAL",
     },
     Row {
         name: "memory.events",
@@ -484,7 +484,7 @@ const GROUP: &[Row] = &[
         read: Some(stat::show_events),
         write: None,
         write_reclaims: false,
-        doc: "how often a limit was met, in the group and all groups below it; a poll says POLLPRI and POLLERR after a change since the open file was last read",
+        doc: "counts of events at the limits of the group and all groups below it; a poll returns POLLPRI and POLLERR if they have changed since the open file was last read",
     },
     Row {
         name: "memory.events.local",
@@ -494,7 +494,7 @@ const GROUP: &[Row] = &[
         read: Some(stat::show_events_local),
         write: None,
         write_reclaims: false,
-        doc: "the same for the group's own limits, and polled like it",
+        doc: "like `memory.events`, for the group's own limits only",
     },
     Row {
         name: "memory.pressure",
@@ -504,7 +504,7 @@ const GROUP: &[Row] = &[
         read: Some(pressure::show),
         write: Some(pressure::set_trigger),
         write_reclaims: false,
-        doc: "time lost for want of memory, by any request (`some`) and by all (`full`); write a trigger, `some` or `full` with two numbers of microseconds, time lost and window, and poll for POLLPRI",
+        doc: "time lost for want of memory, by at least one request (`some`) or by all (`full`); write a trigger (`some` or `full`, then microseconds lost and window in microseconds) and poll for POLLPRI",
     },
     Row {
         name: "cgroup.event_control",
@@ -514,7 +514,7 @@ const GROUP: &[Row] = &[
         read: None,
         write: Some(event_control::register),
         write_reclaims: false,
-        doc: "write the number of an eventfd, that of an open control file, and its arguments, to be told of events; see below",
+        doc: "write the numbers of an eventfd and of an open control file, and arguments, to have events signalled; see below",
     },
     Row {
         name: "memory.oom_control",
@@ -524,7 +524,7 @@ const GROUP: &[Row] = &[
         read: Some(oom_control::show),
         write: Some(oom_control::set),
         write_reclaims: false,
-        doc: "0 or 1 is accepted and changes nothing, since no process is killed: a charge that fails for good is an error of the request that made it; EINVAL on the root",
+        doc: "0 or 1 is accepted without effect, since no process is killed: if a charge finally fails, its request gets an error; EINVAL on the root",
     },
     Row {
         name: "memory.pressure_level",
@@ -534,7 +534,7 @@ const GROUP: &[Row] = &[
         read: Some(event_control::show_nothing),
         write: None,
         write_reclaims: false,
-        doc: "to be opened for `cgroup.event_control`; EINVAL to read, as in Linux",
+        doc: "opened for `cgroup.event_control`; a read is EINVAL, as in Linux",
     },
 ];
 

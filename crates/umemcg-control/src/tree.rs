@@ -311,8 +311,8 @@ impl ControlTree {
         })
     }
 
-    /// Bytes of the content from `offset`. A read that goes on where the last one ended sees the
-    /// same content; any other makes it anew.
+    /// Returns the bytes of the content from `offset`. A read that goes on where the last one ended
+    /// sees the same content; any other makes it anew.
     ///
     /// # Errors
     /// `Invalid` for a file that cannot be read, `Gone`, and what the file's row says.
@@ -424,7 +424,7 @@ impl ControlTree {
         Ok(group)
     }
 
-    /// The node of a group, which can from now on be resolved.
+    /// Returns the node of a group, which can from now on be resolved.
     fn remember(&self, group: &Arc<Group>) -> NodeId {
         let serial = serial_of(group);
         if serial != 0 && !self.known.read().groups.contains_key(&serial) {
@@ -438,8 +438,8 @@ impl ControlTree {
         NodeId::directory(serial)
     }
 
-    /// A removed group's node leads nowhere. An entry for it, weak as it is, would keep the group's
-    /// memory.
+    /// Forgets a removed group, whose node leads nowhere. An entry for it, weak as it is, would
+    /// keep the group's memory.
     fn forget(&self, group: &Group) {
         let mut known = self.known.write();
         known.groups.remove(&serial_of(group));

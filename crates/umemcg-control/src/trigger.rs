@@ -122,7 +122,7 @@ impl Triggers {
     }
 }
 
-/// The thread's life: as long as there is a trigger.
+/// Runs the thread, as long as there is a trigger.
 fn watch(looked: &LeafMutex<TriggerList>) {
     let clock = SystemClock::new();
     loop {

@@ -100,7 +100,8 @@ impl ControlTree {
         }
     }
 
-    /// The mode bits of the directory or file rule over its `user.` attributes.
+    /// Checks a request for an attribute. The mode bits of the directory or file rule over its
+    /// `user.` attributes.
     #[doc(alias = "xattr_permission")]
     fn check_xattr(
         &self,

@@ -197,7 +197,7 @@ impl ControlFs {
         self.tree.lookup(node, name).map(|attr| entry(&attr)).map_err(|error| error.to_errno())
     }
 
-    /// An event file is followed for as long as the kernel knows it.
+    /// Looks up an event file, and follows it for as long as the kernel knows it.
     fn look_up_event_file(&self, directory: NodeId, name: &OsStr, reply: &mut Reply) {
         let found = self.lookup(directory, name);
         let (Ok(out), Some(events)) = (&found, self.modify_events.get()) else { return answer(reply, found) };
@@ -207,7 +207,7 @@ impl ControlFs {
         }
     }
 
-    /// The kernel has taken lookups back. Nodes are numbers that need not be given back, but files
+    /// Takes lookups of the kernel back. Nodes are numbers that need not be given back, but files
     /// may be followed.
     fn forget(&self, node: u64, nr_lookups: u64) {
         if let Some(events) = self.modify_events.get() {
@@ -277,8 +277,8 @@ impl ControlFs {
         Ok(data.len())
     }
 
-    /// Every file can be read and written at any time; one that has news says so as the kernel's
-    /// own tree does.
+    /// Answers a poll. Every file can be read and written at any time; one that has news says so as
+    /// the kernel's own tree does.
     fn poll(&self, arg: &PollIn) -> Result<PollOut, Errno> {
         let file = self.open_file(arg.fh)?;
         let notifier = self.notifier.get().filter(|_| arg.flags & POLL_SCHEDULE_NOTIFY != 0).cloned();
@@ -292,7 +292,7 @@ impl ControlFs {
         Ok(PollOut { revents: POLL_ALWAYS | news, padding: 0 })
     }
 
-    /// A change of size or of times is accepted and changes nothing.
+    /// Changes mode and owner. A change of size or of times is accepted and changes nothing.
     fn set_attr(&self, node: NodeId, arg: &SetattrIn, header: &InHeader) -> Result<Attr, ControlError> {
         let given = |bit: u32| arg.valid & bit != 0;
         let set = SetAttr {
@@ -482,8 +482,8 @@ impl Filesystem for ControlFs {
     }
 }
 
-/// The errno of an operation that a control tree does not support. "Not implemented" makes the
-/// kernel stop asking.
+/// Returns the errno of an operation that a control tree does not support. "Not implemented" makes
+/// the kernel stop asking.
 fn refusal(op: &Op<'_>) -> Errno {
     match op {
         Op::Create { .. } => Errno::ACCESS,
@@ -510,7 +510,7 @@ fn answer_sized(reply: &mut Reply, result: Result<Vec<u8>, ControlError>, size: 
     }
 }
 
-/// Why no directory or file has an attribute of this name, if none can.
+/// Returns the reason for which no directory or file has an attribute of this name, if none can.
 fn xattr_refusal(name: &OsStr) -> Option<Errno> {
     let error = check_xattr_name(name).err()?;
     // The kernel takes another answer about access lists for a failed check of permissions.

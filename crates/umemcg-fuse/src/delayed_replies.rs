@@ -33,7 +33,7 @@ impl PartialOrd for Delayed {
     }
 }
 impl Ord for Delayed {
-    /// The heap's top is the earliest.
+    /// Orders replies so that the heap's top is the earliest.
     fn cmp(&self, other: &Self) -> Order {
         (other.due, other.serial).cmp(&(self.due, self.serial))
     }

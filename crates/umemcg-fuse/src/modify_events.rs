@@ -161,8 +161,8 @@ impl Shared {
         }
     }
 
-    /// The kernel is asked to let go of a node, but not before its caller has had time to take hold
-    /// of it.
+    /// Asks the kernel to let go of a node, but not before its caller has had time to take hold of
+    /// it.
     fn ask_to_let_go(&self, node: u64) {
         self.to_let_go.lock().insert(node);
         self.wake_signal.raise();

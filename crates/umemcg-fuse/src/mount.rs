@@ -344,7 +344,7 @@ fn invalid(point: &Path) -> MountError {
     MountError::System { what: "mount at", path: point.to_owned(), error }
 }
 
-/// `Err(None)`: we lack the right to, the helper may have it.
+/// Mounts with our own rights. `Err(None)`: we lack them, the helper may have them.
 fn mount_as_root(point: &Path, options: &MountOptions) -> Result<OwnedFd, Option<MountError>> {
     let fd = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
         .map_err(|errno| Some(MountError::NoDevice(errno)))?;
@@ -414,7 +414,7 @@ fn mount_with_helper(point: &Path, options: &MountOptions) -> Result<OwnedFd, Mo
     Err(MountError::NoHelper)
 }
 
-/// One descriptor from the other end; none when it closes first.
+/// Receives one descriptor from the other end; none when it closes first.
 fn receive_fd(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     let mut byte = [0u8];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -438,7 +438,7 @@ fn receive_fd(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     Ok(fds.flatten().next())
 }
 
-/// The helper separates options with commas.
+/// Escapes commas, with which the helper separates options.
 fn escape(text: &OsStr) -> OsString {
     let mut out = Vec::with_capacity(text.len());
     for &byte in text.as_bytes() {

@@ -52,7 +52,7 @@ pub fn parse(text: &[u8]) -> impl DoubleEndedIterator<Item = Mount> {
     mounts.into_iter()
 }
 
-/// `id parent major:minor root point options [optional...] - type source super-options`
+/// Parses `id parent major:minor root point options [optional...] - type source super-options`.
 fn parse_line(line: &[u8]) -> Option<Mount> {
     let fields: Vec<&[u8]> = line.split(|&byte| byte == b' ').collect();
     let dash = fields.iter().position(|field| *field == b"-")?;
@@ -68,7 +68,7 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     })
 }
 
-/// White space and backslashes are written as a backslash and three octal digits.
+/// Decodes white space and backslashes, which are written as a backslash and three octal digits.
 fn unescape(field: &[u8]) -> OsString {
     let mut out = Vec::with_capacity(field.len());
     let mut at = 0;

@@ -204,8 +204,8 @@ impl<J: Waiting> Pool<J> {
         None
     }
 
-    /// One reader less; makes sure that enough remain. Returns false if it must stay, because no
-    /// other thread can be had.
+    /// Takes a reader off the device, and makes sure that enough remain. Returns false if it must
+    /// stay, because no other thread can be had.
     fn leave_device(&self, state: &mut State<J>, spawn: impl FnOnce() -> std::io::Result<()>) -> bool {
         if state.nr_readers > self.limits.readers_min {
             state.nr_readers -= 1;

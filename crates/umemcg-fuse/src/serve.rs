@@ -204,7 +204,7 @@ impl Daemon {
         self.data.session.wait_gone(timeout)
     }
 
-    /// Bytes that have been accepted and are not durable.
+    /// Returns the bytes that have been accepted and are not durable.
     pub fn unclean_bytes(&self) -> u64 {
         self.engine.cache().dirty_limits().nr_unclean() * PAGE_SIZE_U64
     }

@@ -46,10 +46,10 @@ pub trait Filesystem: Send + Sync + 'static {
         0
     }
 
-    /// It is mounted there. Called before the handshake, where it is known.
+    /// Notes the mount. Called before the handshake, where it is known.
     fn mounted(&self, _mounted: &Mounted) {}
 
-    /// The handshake is done; requests follow.
+    /// Notes that the handshake is done; requests follow.
     fn ready(&self, _negotiated: &Negotiated, _notifier: &Notifier) {}
 
     /// Answers a request that needs no sleep. Runs on a thread that other requests wait for.
@@ -189,7 +189,7 @@ impl Session {
         self.shared.pool.pool_counts()
     }
 
-    /// Requests that are being waited for outside the fast path.
+    /// Returns the number of requests that are being waited for outside the fast path.
     pub fn nr_inflight(&self) -> usize {
         self.shared.inflight.len()
     }
@@ -312,7 +312,7 @@ impl IdleObserver for PoolObserver {
 }
 
 impl Shared {
-    /// The life of a thread: reader, runner, spare, in turn.
+    /// Runs a thread: reader, runner, spare, in turn.
     fn serve(self: Arc<Self>, begin: Begin) {
         let number = self.next_thread.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let transport = &self.transports[number % self.transports.len()];

@@ -23,7 +23,7 @@ pub enum Payload<'a> {
 }
 
 impl Payload<'_> {
-    /// Bytes of it.
+    /// Returns its length in bytes.
     pub fn len(&self) -> usize {
         match self {
             Self::None => 0,

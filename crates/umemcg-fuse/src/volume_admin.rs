@@ -96,7 +96,7 @@ impl Daemon {
         Ok(VolumeInfo::of(&member))
     }
 
-    /// A directory that holds the mount, or lies in it, would make requests wait for themselves.
+    /// Refuses a directory that holds the mount, or lies in it: requests would wait for themselves.
     fn check_apart(&self, dir: &Path) -> Result<(), AddVolumeError> {
         let error = |error| AddVolumeError::Directory { dir: dir.to_owned(), error };
         let real = dir.canonicalize().map_err(error)?;

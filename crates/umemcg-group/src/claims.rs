@@ -74,7 +74,7 @@ pub fn share(parent: Level, usage: u64, setting: u64, recursive: bool) -> u64 {
     claim.saturating_add(proportion(unclaimed, usage - claim, parent.usage - parent.claimed))
 }
 
-/// `of × part / whole`, rounded down.
+/// Returns `of × part / whole`, rounded down.
 fn proportion(of: u64, part: u64, whole: u64) -> u64 {
     u64::try_from(u128::from(of) * u128::from(part) / u128::from(whole)).unwrap_or(u64::MAX)
 }

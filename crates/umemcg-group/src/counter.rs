@@ -355,7 +355,8 @@ impl CounterNode {
         self.try_set_max_with::<true>(max)
     }
 
-    /// [`try_set_max`](Self::try_set_max); see [`swap_max`](Self::swap_max) for `HANDSHAKE`.
+    /// Does the work of [`try_set_max`](Self::try_set_max); see [`swap_max`](Self::swap_max) for
+    /// `HANDSHAKE`.
     ///
     /// # Errors
     /// As there.

@@ -67,7 +67,7 @@ pub struct WakeSignals {
 pub struct WakeSignalSlot(ArcSwapOption<WakeSignal>);
 
 impl WakeSignalSlot {
-    /// attaches a wake signal, in place of the one before.
+    /// Attaches a wake signal, in place of the one before.
     pub fn set(&self, wake_signal: Arc<WakeSignal>) {
         self.0.store(Some(wake_signal));
     }

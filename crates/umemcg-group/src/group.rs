@@ -355,7 +355,7 @@ impl fmt::Debug for Group {
 /// The counters of this process.
 pub(crate) static LEDGER: Ledger = Ledger::with_hook(note_node_freed);
 
-/// The last state of a removed group is freed when nothing is charged to it any more.
+/// Frees the last state of a removed group, when nothing is charged to it any more.
 fn note_node_freed(above: u32) {
     note_state_freed(OwnerId::new(above), NODE_STATE_BYTES);
 }

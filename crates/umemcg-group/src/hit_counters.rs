@@ -47,7 +47,7 @@ impl HitCounters {
         Self { slots: std::array::from_fn(|_| Slot::default()), collected: LeafMutex::new(collected) }
     }
 
-    /// Called by the thread that owns the counters.
+    /// Counts hits. Called by the thread that owns the counters.
     #[inline]
     fn add(&self, group: &Arc<Group>, nr: u64) {
         let at = group.id() as usize % NR_SLOTS;

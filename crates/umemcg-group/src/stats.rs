@@ -32,7 +32,7 @@ macro_rules! numbered {
             /// All of them, in order.
             pub const ALL: &'static [$name] = &[$($name::$variant),+];
 
-            /// Its place in arrays.
+            /// Returns its index in arrays.
             #[inline]
             pub const fn index(self) -> usize {
                 self as usize
@@ -136,8 +136,8 @@ pub const NAME_BYTES: u64 = 256;
 pub const CONTENT_BYTES: u64 = 928;
 
 impl StatItem {
-    /// Its index among the statistics that may be [pending](crate::pending): the states of dirty
-    /// data.
+    /// Returns its index among the statistics that may be [pending](crate::pending): the states of
+    /// dirty data.
     #[cfg(not(loom))]
     #[inline]
     pub(crate) const fn pending_place(self) -> Option<usize> {

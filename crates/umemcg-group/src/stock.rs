@@ -159,7 +159,7 @@ impl<'l> ThreadStock<'l> {
         self.enter_with::<true>()
     }
 
-    /// [`enter`](Self::enter); see [`BiasedLock::enter`] for `FENCED`.
+    /// Does the work of [`enter`](Self::enter); see [`BiasedLock::enter`] for `FENCED`.
     #[inline]
     pub fn enter_with<const FENCED: bool>(&self) -> Option<OwnStock<'_>> {
         let set = self.set.get()?;

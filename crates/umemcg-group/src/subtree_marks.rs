@@ -76,14 +76,14 @@ impl<C> SubtreeMarks<C> {
         self.nr_children.load(Ordering::Relaxed)
     }
 
-    /// The caller holds the child's lock.
+    /// Changes the set of children. The caller holds the child's lock.
     fn insert(&self, id: u64, child: C) {
         let mut below = self.below.lock_second();
         below.children.insert(id, child);
         self.nr_children.store(below.children.len() as u32, Ordering::Relaxed);
     }
 
-    /// The caller holds the child's lock.
+    /// Changes the set of children. The caller holds the child's lock.
     fn remove(&self, id: u64) {
         let mut below = self.below.lock_second();
         below.children.remove(&id);

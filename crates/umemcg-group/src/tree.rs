@@ -212,7 +212,7 @@ impl GroupTree {
 }
 
 impl Drop for GroupTree {
-    /// Groups refer to their children and children to their parent; the cycle is broken here.
+    /// Breaks the cycle: groups refer to their children and children to their parent.
     fn drop(&mut self) {
         let mut groups = Vec::new();
         let mut at = Group::next_in_subtree(&self.root, None);

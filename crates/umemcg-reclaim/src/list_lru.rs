@@ -56,8 +56,8 @@ pub struct ListLru {
 }
 
 impl ListLru {
-    /// Lists for the shrinker of that number. A shrinker that needs several kinds numbers them by
-    /// `sub`.
+    /// Creates lists for the shrinker of that number. A shrinker that needs several kinds numbers
+    /// them by `sub`.
     #[doc(alias = "list_lru_init")]
     pub fn new(reclaimer: &Reclaimer, id: &ShrinkerId, sub: u32) -> Self {
         static NEXT_SERIAL: AtomicU64 = AtomicU64::new(1);
@@ -218,7 +218,7 @@ impl ListLru {
         self.list(group, node).map(ListHandle)
     }
 
-    /// Objects on the list of a group, without its lock.
+    /// Returns the number of objects on the list of a group, without its lock.
     #[doc(alias = "list_lru_count_one")]
     pub fn count(&self, group: &Group, node: usize) -> u64 {
         let part = GroupReclaim::if_present(group);
@@ -294,7 +294,7 @@ impl ListHandle {
         self.0.oldest()
     }
 
-    /// Objects on it, without its lock; none when it is gone.
+    /// Returns the number of objects on it, without its lock; 0 when it is gone.
     pub fn nr_objects(&self) -> u64 {
         self.0.len()
     }

@@ -115,7 +115,7 @@ impl Lists {
         }
     }
 
-    /// Pages on a list.
+    /// Returns the number of pages on a list.
     pub fn len(&self, kind: LruKind) -> u64 {
         match kind {
             LruKind::Inactive => self.inactive.len,
@@ -227,7 +227,7 @@ impl Lruvec {
         self.fruitless.load(Ordering::Relaxed) >= reclaimable.saturating_mul(FRUITLESS_ROUNDS)
     }
 
-    /// Pages were scanned and none was freed.
+    /// Notes that pages were scanned and none was freed.
     pub(crate) fn note_fruitless(&self, scanned: u64) {
         self.fruitless.fetch_add(scanned, Ordering::Relaxed);
     }

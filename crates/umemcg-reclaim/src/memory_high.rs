@@ -63,8 +63,8 @@ impl ChargeMeter {
             .with(|charged| Self { start: charged.get(), thread: std::ptr::from_ref(charged).addr() })
     }
 
-    /// Bytes charged since, by the thread that started it; asked on another, nothing. Those count,
-    /// too, that were given back.
+    /// Returns the bytes charged since, by the thread that started it; asked on another, nothing.
+    /// Those count, too, that were given back.
     pub fn bytes(&self) -> u64 {
         CHARGED_BYTES.with(|charged| {
             let is_here = std::ptr::from_ref(charged).addr() == self.thread;

@@ -131,12 +131,12 @@ impl ObjectLists {
         self.lists.read().by_key.get(&key).filter(|list| list.serial == serial).cloned()
     }
 
-    /// Objects on that list.
+    /// Returns the number of objects on that list.
     pub(crate) fn len_of(&self, key: ListKey, serial: u64) -> u64 {
         self.lists.read().by_key.get(&key).filter(|list| list.serial == serial).map_or(0, |list| list.len())
     }
 
-    /// As [`find`](Self::find); makes the list when there is none.
+    /// Finds a list, and makes it when there is none.
     pub(crate) fn find_or_make(
         &self,
         group: &Group,

@@ -40,7 +40,7 @@ struct Line {
 }
 
 impl Line {
-    /// This many whole periods are over.
+    /// Ends this many whole periods.
     fn average(&mut self, periods: u32) {
         let lost = self.shown.total - self.averaged;
         self.averaged = self.shown.total;
@@ -149,7 +149,7 @@ mod tests {
     }
 
     proptest! {
-        /// The model looks at every millisecond.
+        /// Compares with a model that looks at every millisecond.
         #[test]
         fn totals_are_those_of_a_model_that_counts_every_millisecond(
             steps in proptest::collection::vec((0u64..5000, 0usize..6, any::<bool>()), 1..60),

@@ -80,7 +80,7 @@ impl Reclaimer {
         }
     }
 
-    /// From the gentlest priority to the last, until the goal is reached.
+    /// Reclaims from the gentlest priority to the last, until the goal is reached.
     fn reclaim_at_all_priorities(
         &self,
         root: &Arc<Group>,
@@ -132,8 +132,8 @@ impl Reclaimer {
         progress
     }
 
-    /// A pass that a thread waited for says how hard it is to free memory; one that was asked for
-    /// says nothing.
+    /// Notes a pass. One that a thread waited for shows how hard it is to free memory; one that was
+    /// asked for says nothing.
     fn note_pass(&self, root: &Arc<Group>, reason: Reason, priority: u32, before: Progress, now: Progress) {
         if reason != Reason::Proactive {
             let (scanned, reclaimed) = (now.scanned - before.scanned, now.reclaimed - before.reclaimed);
@@ -178,7 +178,7 @@ impl Reclaimer {
         progress
     }
 
-    /// Everything in sight is dirty: the flusher is woken, and we wait for it a little, as long as
+    /// Wakes the flusher, since everything in sight is dirty, and waits for it a little, as long as
     /// that is worth it.
     fn wait_for_dirty(&self, root: &Arc<Group>) {
         if !mechanism::waits_for_dirty() {

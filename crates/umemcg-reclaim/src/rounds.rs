@@ -138,9 +138,9 @@ impl Reclaimer {
         (progress, !matches!(ended, Ended::Enough))
     }
 
-    /// Those in excess have nothing but dirty pages: waits until something has been written, and
-    /// says whether it has. Once nothing has, no reclaim waits any more until something is: a store
-    /// that hangs keeps one reclaim, not all of them.
+    /// Waits for groups in excess that have nothing but dirty pages: waits until something has been
+    /// written, and says whether it has. Once nothing has, no reclaim waits any more until
+    /// something is: a store that hangs keeps one reclaim, not all of them.
     fn wait_for_some_written(&self, root: &Arc<Group>, enough: &dyn Fn() -> bool) -> bool {
         let Some(owner) = self.page_owner() else { return false };
         owner.start_writeback(root);
@@ -268,7 +268,7 @@ mod tests {
             group
         }
 
-        /// The groups that give to a reclaim of `root`, each once.
+        /// Returns the groups that give to a reclaim of `root`, each once.
         fn givers(&self, root: &Arc<Group>) -> Vec<u64> {
             self.plenty.0.lock().clear();
             // More than one group gives.
@@ -279,7 +279,7 @@ mod tests {
             givers
         }
 
-        /// The groups that give to a reclaim of `root` that wants little.
+        /// Returns the groups that give to a reclaim of `root` that wants little.
         fn first_giver(&self, root: &Arc<Group>) -> u64 {
             self.plenty.0.lock().clear();
             self.reclaimer.reclaim(root, 1, Reason::Direct, &|| false);

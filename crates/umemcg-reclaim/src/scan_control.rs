@@ -133,7 +133,7 @@ pub(crate) struct Pass {
 }
 
 impl Pass {
-    /// This many pages at a priority from all groups.
+    /// Creates the control of a scan for this many pages, at a priority, from all groups.
     pub(crate) fn new(priority: u32, goal: u64, reason: Reason) -> Self {
         Self {
             priority,

@@ -44,7 +44,7 @@ impl Shadow {
         OwnerId::from_raw((self.0 >> (AGE_BITS + 3)) as u32)?.try_resolve()
     }
 
-    /// Pages by which that group's lists have aged since.
+    /// Returns the number of pages by which that group's lists have aged since.
     pub fn distance(self, age_now: u64) -> u64 {
         age_now.wrapping_sub(self.0 >> 3) & AGE_MASK
     }

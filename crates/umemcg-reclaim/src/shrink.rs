@@ -17,7 +17,7 @@ use crate::rounds::IN_EXCESS_PAGES_MAX;
 use crate::scan_control::{DEF_PRIORITY, Pass, Progress, Reason, Round, SWAP_CLUSTER_MAX};
 use crate::shadow::Shadow;
 
-/// Pages per GiB decide how short the inactive list may get: `isqrt(10 × GiB)`, at least 1
+/// Returns the ratio that bounds how short the inactive list may get: `isqrt(10 × GiB)`, at least 1
 /// (`kernel-semantics` §2.1).
 fn inactive_ratio(total_pages: u64) -> u64 {
     let gib = total_pages >> (30 - umemcg_base::PAGE_SHIFT);

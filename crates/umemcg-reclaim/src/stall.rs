@@ -74,7 +74,7 @@ pub struct Working<'g> {
 }
 
 impl<'g> Working<'g> {
-    /// This thread begins to work for `group`.
+    /// Begins this thread's work for `group`.
     pub fn begin(group: &'g Arc<Group>) -> Self {
         change(group, 0, 1);
         Self { group, before: WORKING_FOR.replace(group.id()), _this_thread: PhantomData }
@@ -100,7 +100,7 @@ pub struct StalledHere<'g> {
 }
 
 impl<'g> StalledHere<'g> {
-    /// This thread begins to wait for memory of `group`.
+    /// Begins this thread's wait for memory of `group`.
     #[doc(alias = "psi_memstall_enter")]
     pub fn begin(group: &'g Arc<Group>) -> Self {
         let group = (!IS_STALLED.replace(true)).then_some(group);

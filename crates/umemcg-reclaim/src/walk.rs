@@ -46,7 +46,8 @@ pub(crate) fn is_eligible(root: &Arc<Group>, group: &Arc<Group>) -> bool {
     up_to(root, group).any(|at| at.excess_bytes() > 0)
 }
 
-/// Pages by which the group is in excess, or the one above it that is furthest.
+/// Returns the number of pages by which the group is in excess, or the one above it that is
+/// furthest.
 pub(crate) fn excess_pages(root: &Arc<Group>, group: &Arc<Group>) -> u64 {
     up_to(root, group).map(|at| at.excess_bytes()).max().unwrap_or(0) / PAGE_SIZE_U64
 }

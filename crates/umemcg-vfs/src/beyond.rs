@@ -2,7 +2,7 @@
 //!
 //! A group at its limit with nothing to give still gets a few objects, at the cost of the group
 //! above it, so that programs at their limit go on. Each level that has no room counts them; after
-//! so many it refuses.
+//! a number of them it refuses.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -203,7 +203,7 @@ impl HostVolume {
         Ok((entry, OpenFile::new(Arc::clone(shared), entry.node, content, flags, group, charge)))
     }
 
-    /// Room for a new file that is open, at the cost of the caller's group.
+    /// Takes the room for a new file that is open, at the cost of the caller's group.
     fn room_for_new(&self, caller: &Caller) -> Result<(HandleCharge, DescriptorShare), Errno> {
         let share = self.shared.room_for_fds(&caller.group, Purpose::Open, true)?;
         Ok((HandleCharge::take(&self.shared.engine, &caller.group, 0)?, share))
@@ -277,8 +277,8 @@ impl HostVolume {
         Ok(NewObject { kind, mode: mode & 0o7777, by_acl, umask: caller.umask })
     }
 
-    /// Before the daemon gives away what it finds under the name of what it made: on a directory
-    /// that others can write to on the host, it might be something else by now.
+    /// Checks that the object under the name is the daemon's, before it is given away: on a
+    /// directory that others can write to on the host, it might be something else by now.
     fn check_own(&self, fd: &OwnedFd, kind: FileKind) -> Result<(), Errno> {
         let stat = host::stat_fd(fd)?;
         let is_ours = stat.kind == kind

@@ -130,7 +130,7 @@ impl DirHandle {
         Ok(Some(listing))
     }
 
-    /// The end of one read; the next one may go on here.
+    /// Keeps the end of one read; the next one may go on here.
     fn keep(&self, listing: Box<Listing>) {
         if !self.shared.host_dir.has_lasting_positions {
             let replaced = self.kept.lock().replace(listing);

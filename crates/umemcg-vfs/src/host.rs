@@ -92,13 +92,13 @@ fn wanted() -> StatxFlags {
     StatxFlags::BASIC_STATS | StatxFlags::BTIME
 }
 
-/// Attributes of what a descriptor holds.
+/// Returns the attributes of the object that a descriptor holds.
 pub(crate) fn stat_fd(fd: impl AsFd) -> Result<HostStat, Errno> {
     let stat = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH | AtFlags::NO_AUTOMOUNT, wanted())?;
     HostStat::from_statx(&stat)
 }
 
-/// Attributes of one name in a directory; a symbolic link is not followed.
+/// Returns the attributes of one name in a directory; a symbolic link is not followed.
 pub(crate) fn stat_name(dir: impl AsFd, name: &CStr) -> Result<HostStat, Errno> {
     let stat = rustix::fs::statx(dir, name, AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT, wanted())?;
     HostStat::from_statx(&stat)

@@ -22,7 +22,7 @@ use crate::beyond::{Allowance, Beyond};
 /// Most names, long or further names, and contents of files, together, that a group without room
 /// may have charged above it.
 pub const NR_NAMES_BEYOND_MAX: usize = 2048;
-/// A group that has names beyond its limit is reclaimed from once in so many further ones: its
+/// A group that has names beyond its limit is reclaimed from once for this many further ones: its
 /// reclaim had nothing to give a moment ago, and each attempt waits for the kernel.
 const NR_PER_RECLAIM: usize = 32;
 
@@ -119,7 +119,8 @@ impl<const BYTES: u64> MetadataCharge<BYTES> {
         Self { owner: NonZeroU32::new(owner.into_raw()).expect("no owner is 0"), ticket }
     }
 
-    /// In the figures of the group that pays; what is no inode also in one of its own.
+    /// Counts bytes in the figures of the group that pays; those of other objects than inodes also
+    /// in one of their own.
     fn count(group: &Group, bytes: i64) {
         group.stat_add(StatItem::SlabReclaimable, bytes);
         match BYTES {

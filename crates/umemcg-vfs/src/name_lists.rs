@@ -55,7 +55,7 @@ pub(crate) struct NameLists {
 }
 
 impl NameLists {
-    /// The lists behind two shrinkers, of names and of inodes.
+    /// Creates the lists behind two shrinkers, of names and of inodes.
     pub(crate) fn new(names: ListLru, inodes: ListLru, registrations: [Registration; 2]) -> Self {
         Self { names, inodes, started: Instant::now(), registrations: Some(registrations) }
     }

@@ -142,7 +142,7 @@ impl VolumeFile for OpenFile {
         self.flags.intersects(OFlags::WRONLY | OFlags::RDWR)
     }
 
-    /// Bytes that are all cached, or `None`. Never sleeps.
+    /// Returns bytes that are all cached, or `None`. Never sleeps.
     #[inline]
     fn try_read(&self, offset: u64, len: usize) -> Option<PinnedPages<'_>> {
         let pages = self.content.file.try_read(offset, len, &self.readahead)?;
@@ -151,7 +151,8 @@ impl VolumeFile for OpenFile {
         Some(pages)
     }
 
-    /// Bytes from `offset`, fewer at the end of the file. May sleep for memory and for the host.
+    /// Returns bytes from `offset`, fewer at the end of the file. May sleep for memory and for the
+    /// host.
     ///
     /// # Errors
     /// What the store said.

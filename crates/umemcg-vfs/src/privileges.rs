@@ -52,7 +52,7 @@ impl ShownCapabilities {
 }
 
 impl Default for Privileges {
-    /// Nothing is known yet.
+    /// Returns the state before anything is known.
     fn default() -> Self {
         Self { may_be_there: AtomicBool::new(true), shown: ShownCapabilities::default() }
     }
@@ -64,7 +64,7 @@ impl Privileges {
         self.may_be_there.load(Ordering::Relaxed)
     }
 
-    /// Attributes were changed.
+    /// Notes that attributes were changed.
     pub(crate) fn note(&self) {
         self.may_be_there.store(true, Ordering::Relaxed);
     }

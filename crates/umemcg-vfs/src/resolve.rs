@@ -437,7 +437,7 @@ impl Shared {
     }
 }
 
-/// `openat2`, again when a rename on the host made it unsure whether the path stayed beneath.
+/// Calls `openat2`, again when a rename on the host made it unsure whether the path stayed beneath.
 fn openat2_patiently(
     base: std::os::fd::BorrowedFd<'_>,
     path: &[u8],

@@ -30,12 +30,12 @@ impl Fixture {
         Self { vfs, group: Arc::clone(engine.root()), dir }
     }
 
-    /// The superuser.
+    /// Returns the superuser.
     pub(crate) fn caller(&self) -> Caller {
         Caller { uid: 0, gid: 0, supplementary_gid: None, group: Arc::clone(&self.group), umask: 0o022 }
     }
 
-    /// A new file, open, and its path on the host.
+    /// Creates and opens a file, and returns it with its path on the host.
     pub(crate) fn create(&self, name: &str) -> (PathBuf, Arc<dyn VolumeFile>) {
         let flags = OFlags::RDWR | OFlags::EXCL;
         let made = self.vfs.create(&self.caller(), NodeId::ROOT, OsStr::new(name), 0o644, flags);

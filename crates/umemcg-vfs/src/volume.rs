@@ -233,9 +233,9 @@ pub trait VolumeFile: Send + Sync + fmt::Debug {
     fn group(&self) -> &Arc<Group>;
     /// Returns whether it was opened for writing.
     fn is_writable(&self) -> bool;
-    /// Bytes that are all there, or `None`. Never sleeps.
+    /// Returns bytes that are all cached, or `None`. Never sleeps.
     fn try_read(&self, offset: u64, len: usize) -> Option<PinnedPages<'_>>;
-    /// Bytes from `offset`, fewer at the end.
+    /// Returns bytes from `offset`, fewer at the end.
     fn read(&self, group: &Arc<Group>, offset: u64, len: usize) -> Result<PinnedPages<'_>, VfsError>;
     /// Writes if that needs no sleep at all, else `None` and nothing happened.
     fn try_write(&self, group: &Arc<Group>, offset: u64, data: &[u8], kill_set_id: bool) -> Option<usize>;
@@ -247,11 +247,11 @@ pub trait VolumeFile: Send + Sync + fmt::Debug {
         data: &[u8],
         kill_set_id: bool,
     ) -> Result<usize, VfsError>;
-    /// Accepts what the kernel writes back of a mapping, all of it, and where it was mapped also
-    /// through a file that was opened for appending. The kernel does not look at how much was
-    /// written, so a part counts as an error.
+    /// Accepts the bytes that the kernel writes back of a mapping, all of them, and where they were
+    /// mapped also through a file that was opened for appending. The kernel does not look at how
+    /// much was written, so a part counts as an error.
     fn write_mapped(&self, group: &Arc<Group>, offset: u64, data: &[u8]) -> Result<usize, VfsError>;
-    /// `close` was called on a descriptor. Never sleeps.
+    /// Reports an error of earlier write-back at a `close` of a descriptor. Never sleeps.
     fn flush(&self) -> Result<(), VfsError>;
     /// Makes content durable.
     fn fsync(&self, data_only: bool) -> Result<(), VfsError>;
@@ -267,9 +267,9 @@ pub trait VolumeFile: Send + Sync + fmt::Debug {
     ) -> Result<(), VfsError>;
     /// Returns the next data or hole.
     fn lseek(&self, whence: Whence, offset: u64) -> Result<u64, VfsError>;
-    /// Attributes of what is open.
+    /// Returns the attributes of the open file.
     fn getattr(&self) -> Result<Attr, VfsError>;
-    /// Changes attributes of what is open.
+    /// Changes attributes of the open file.
     fn setattr(&self, caller: &Caller, change: &SetAttr) -> Result<Attr, VfsError>;
 }
 
@@ -279,7 +279,8 @@ pub trait VolumeDir: Send + Sync + fmt::Debug {
     /// Feeds entries from `offset` (0, or a `next_offset`) to `sink` until it answers false (that
     /// entry was not taken).
     fn readdir(&self, offset: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<(), VfsError>;
-    /// The same with each name looked up: a taken entry with `entry` set counts one reference.
+    /// Lists as [`readdir`](Self::readdir) does, with each name looked up: a taken entry with
+    /// `entry` set counts one reference.
     fn readdirplus(
         &self,
         caller: &Caller,

@@ -114,7 +114,7 @@ pub struct Member {
 }
 
 impl Member {
-    /// Its name; empty for the single volume.
+    /// Returns its name; empty for the single volume.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -124,17 +124,17 @@ impl Member {
         &self.volume
     }
 
-    /// Its root as the kernel knows it.
+    /// Returns its root as the kernel knows it.
     pub fn root_id(&self) -> u64 {
         self.root_id
     }
 
-    /// Its place in listings; greater for those added later.
+    /// Returns its place in listings; greater for those added later.
     pub fn serial(&self) -> u64 {
         self.serial
     }
 
-    /// Files and directories open.
+    /// Returns the number of open files and directories.
     pub fn nr_open(&self) -> usize {
         self.opens.lock().nr
     }
@@ -179,7 +179,8 @@ impl Member {
         Attr { ino: self.ino_to_kernel(attr.ino), ..attr }
     }
 
-    /// See [`attr_to_kernel`](Self::attr_to_kernel).
+    /// Returns an inode number as the kernel is told it; see
+    /// [`attr_to_kernel`](Self::attr_to_kernel).
     pub fn ino_to_kernel(&self, ino: u64) -> u64 {
         ino ^ u64::from(self.slot) << LOCAL_BITS
     }

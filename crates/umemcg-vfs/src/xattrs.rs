@@ -77,8 +77,8 @@ impl Xattrs for HostVolume {
         })
     }
 
-    /// Names of the extended attributes, each followed by a zero byte; `trusted.` ones only for the
-    /// superuser.
+    /// Returns the names of the extended attributes, each followed by a zero byte; `trusted.` ones
+    /// only for the superuser.
     ///
     /// # Errors
     /// The host's.

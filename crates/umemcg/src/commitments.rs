@@ -101,7 +101,7 @@ impl Commitments {
     }
 }
 
-/// The levels from `group` to the root as they are and as they become.
+/// Returns the levels from `group` to the root as they are and as they become.
 fn climb<'g>(
     levels: &HashMap<u64, Level>,
     group: &'g Arc<Group>,

@@ -46,7 +46,7 @@ pub struct EngineConfig {
 }
 
 impl Default for EngineConfig {
-    /// 256 MiB on one node.
+    /// Returns a configuration of 256 MiB on one node.
     fn default() -> Self {
         Self {
             pool_bytes: 256 << 20,

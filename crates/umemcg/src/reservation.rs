@@ -94,7 +94,7 @@ impl Reservation {
         &self.group
     }
 
-    /// Bytes held.
+    /// Returns the bytes held.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }

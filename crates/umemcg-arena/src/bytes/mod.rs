@@ -74,8 +74,8 @@ pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
     }
 }
 
-/// [`copy`] to a destination that is probably in no cache: a page of a file being written, or
-/// moved.
+/// Copies as [`copy`] does, to a destination that is probably in no cache: a page of a file being
+/// written, or moved.
 ///
 /// # Safety
 /// As for [`copy`].

@@ -87,9 +87,9 @@ pub(super) unsafe fn copy_blocks(dst: *mut u8, src: *const u8, len: usize) {
 /// Bytes from which on [`copy_cold`] pays.
 pub(super) const COLD_MIN: usize = 2048;
 
-/// The processor's own string copy. It does not fetch the lines that it overwrites, which makes it
-/// a third faster than loads and stores when the destination is in no cache, and a third slower
-/// when all is.
+/// Copies with the processor's own string copy. It does not fetch the lines that it overwrites,
+/// which makes it a third faster than loads and stores when the destination is in no cache, and a
+/// third slower when all is.
 ///
 /// # Safety
 /// As for `bytes::copy`.

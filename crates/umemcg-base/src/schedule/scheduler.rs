@@ -192,7 +192,7 @@ impl State {
         }
     }
 
-    /// Every thread waits: on to the first deadline.
+    /// Advances to the first deadline, when every thread waits.
     fn pass_time(&mut self) {
         let Some(next) = self.threads.iter().filter_map(Thread::deadline).min() else {
             self.fail("every thread waits for another");
@@ -341,7 +341,7 @@ thread_local! {
     static ME: Me = const { Me(Cell::new(OUTSIDE)) };
 }
 
-/// This thread's number, if it belongs to the schedule.
+/// Returns this thread's number, if it belongs to the schedule.
 #[must_use]
 pub fn me() -> Option<usize> {
     ME.try_with(|me| me.0.get()).ok().filter(|&me| me != OUTSIDE)
@@ -409,7 +409,7 @@ pub fn run<R>(seed: u64, policy: Policy, body: impl FnOnce() -> R) -> R {
     result
 }
 
-/// This thread begins something that must end within [`OPERATION_MAX`].
+/// Begins an operation of this thread, which must end within [`OPERATION_MAX`].
 pub fn begin(what: impl Into<String>) {
     let Some(me) = me() else { return };
     let mut state = state();

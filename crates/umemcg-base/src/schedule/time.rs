@@ -35,7 +35,7 @@ impl Instant {
         self.saturating_duration_since(earlier)
     }
 
-    /// The time `by` later.
+    /// Returns the time `by` later.
     #[must_use]
     pub fn checked_add(&self, by: Duration) -> Option<Self> {
         self.0.checked_add(by).map(Self)

@@ -36,7 +36,7 @@ impl Default for Bandwidth {
 }
 
 impl Bandwidth {
-    /// A call to the store begins.
+    /// Begins a call to the store.
     pub fn begin(&mut self, now: Duration) {
         if self.nr_busy == 0 {
             self.since = now;
@@ -44,7 +44,7 @@ impl Bandwidth {
         self.nr_busy += 1;
     }
 
-    /// A call has returned and brought `bytes` to the store. Returns the rate, in bytes a second.
+    /// Ends a call that has brought `bytes` to the store. Returns the rate, in bytes a second.
     #[doc(alias = "wb_update_write_bandwidth")]
     pub fn end(&mut self, now: Duration, bytes: u64) -> u64 {
         debug_assert!(self.nr_busy > 0, "more calls returned than began");

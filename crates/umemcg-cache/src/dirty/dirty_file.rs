@@ -12,7 +12,7 @@ use crate::flush_pace::FlushPace;
 
 /// See the module text.
 pub(crate) trait DirtyFile: Send + Sync + fmt::Debug {
-    /// Its number in the table of files.
+    /// Returns its number in the table of files.
     fn id(&self) -> u32;
     /// Returns whether everything written so far is durable in the store.
     fn is_stable(&self) -> bool;

@@ -118,7 +118,7 @@ impl DirtyLists {
         Some(file)
     }
 
-    /// Of the first `left` files of a group takes the first that `is_due`; those before it go to
+    /// Takes, of the first `left` files of a group, the first that `is_due`; those before it go to
     /// the end. `left` becomes how many are still to be looked at.
     pub(crate) fn take(
         &mut self,
@@ -157,7 +157,7 @@ impl DirtyLists {
         links.filter_map(|link| link.file.as_ref())
     }
 
-    /// A group has been removed: what it has is its parent's, behind what the parent has.
+    /// Moves the files of a removed group to its parent, behind the parent's own.
     pub(crate) fn hand_over(&mut self, dying: &Arc<Group>, parent: &Arc<Group>) {
         let Some(theirs) = self.by_group.remove(&dying.id()) else { return };
         let list = list_of(&mut self.by_group, living(parent));

@@ -55,7 +55,7 @@ impl DirtyLimits {
         Self { reclaimer, expire_ms: ms(DIRTY_EXPIRE), interval_ms: ms(WRITEBACK_INTERVAL) }
     }
 
-    /// Pages of the pool that are not durable yet.
+    /// Returns the number of pages of the pool that are not durable yet.
     pub fn nr_unclean(&self) -> u64 {
         unclean_bytes(self.reclaimer.tree().root()) / PAGE_SIZE_U64
     }
@@ -102,7 +102,7 @@ impl DirtyLimits {
         lease::end_all();
     }
 
-    /// Age at which dirty data is written whatever the thresholds.
+    /// Returns the age at which dirty data is written whatever the thresholds.
     pub fn expire(&self) -> Duration {
         Duration::from_millis(self.expire_ms.load(Ordering::Relaxed))
     }

@@ -105,8 +105,8 @@ pub(crate) struct DirtyOwner {
 }
 
 impl DirtyOwner {
-    /// The file was clean and a page of `handle` became dirty. Returns the group whose file it is
-    /// now.
+    /// Takes the clean file, of which a page of `handle` became dirty. Returns the group whose file
+    /// it is now.
     pub(crate) fn acquire(&self, handle: u32) -> Arc<Group> {
         let group = owner_from(handle).resolve();
         let state = State { group: Some(Arc::clone(&group)), ..State::default() };
@@ -117,14 +117,14 @@ impl DirtyOwner {
         group
     }
 
-    /// The file is clean. Returns whose it was.
+    /// Releases the file, which is clean. Returns the group that owned it.
     pub(crate) fn release(&self) -> Option<Arc<Group>> {
         let old = std::mem::take(&mut *self.state.lock());
         self.is_shared.store(false, Ordering::Relaxed);
         old.group
     }
 
-    /// It was not quite clean: it is still the group's that it was.
+    /// Gives the file back to its group: it was not quite clean.
     pub(crate) fn restore(&self, group: Arc<Group>) -> Arc<Group> {
         self.state.lock().group = Some(Arc::clone(&group));
         // By a thread that wrote meanwhile.
@@ -132,7 +132,7 @@ impl DirtyOwner {
         group
     }
 
-    /// A page of `handle` became dirty in a file that already was.
+    /// Notes that a page of `handle` became dirty in a file that already was.
     #[inline]
     pub(crate) fn note_dirtied(&self, handle: u32) {
         if handle != self.handle.load(Ordering::Relaxed) {
@@ -145,18 +145,18 @@ impl DirtyOwner {
         self.is_shared.load(Ordering::Relaxed)
     }
 
-    /// Pages of `handle` are being written.
+    /// Votes for `handle`, whose pages are being written.
     pub(crate) fn vote(&self, handle: u32, pages: u64) {
         self.state.lock().vote.cast(handle, pages);
     }
 
-    /// Pages that have voted since the last round.
+    /// Returns the number of pages that have voted since the last round.
     pub(crate) fn voters(&self) -> u64 {
         self.state.lock().vote.nr
     }
 
-    /// A round is over in which the store took `time` for what was written of the file. Returns
-    /// whose file it is from now on; none if it is clean.
+    /// Ends a round in which the store took `time` for the pages written of the file. Returns whose
+    /// file it is from now on; none if it is clean.
     pub(crate) fn end_round(&self, time: Duration) -> Option<Arc<Group>> {
         let mut state = self.state.lock();
         let winner = std::mem::take(&mut state.vote).winner();

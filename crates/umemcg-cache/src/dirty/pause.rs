@@ -87,8 +87,9 @@ impl WritePause {
 }
 
 impl File {
-    /// After a write of `written` bytes by `group` was accepted: whether, and how, the writer has
-    /// to be slowed. Never sleeps itself; see [`throttle`](Self::throttle) for a caller that may.
+    /// Returns, after a write of `written` bytes by `group` was accepted, whether and how the
+    /// writer has to be slowed. Never sleeps itself; see [`throttle`](Self::throttle) for a caller
+    /// that may.
     #[doc(alias = "balance_dirty_pages_ratelimited")]
     #[inline]
     pub fn write_pause(self: &Arc<Self>, group: &Arc<Group>, written: usize) -> Option<WritePause> {
@@ -125,7 +126,7 @@ impl File {
         (due >= now + PAUSE_MIN).then(|| WritePause { file: Arc::clone(self), group: Arc::clone(group), due })
     }
 
-    /// The same, and sleeps as long as the writer has to be slowed, in pauses of at most
+    /// Does the same, and sleeps as long as the writer has to be slowed, in pauses of at most
     /// [`PAUSE_MAX`] after each of which `cancelled` is asked. Counts as a stall of the group. No
     /// lock may be held.
     #[doc(alias = "balance_dirty_pages")]

@@ -26,7 +26,7 @@ pub(crate) struct QueueMark {
 pub(crate) struct DirtySince(u64);
 
 impl QueueMark {
-    /// The file is dirty from now on, if it was not before.
+    /// Marks the file dirty from now on, if it was not before.
     #[inline]
     pub(crate) fn stamp(&self, now_ms: impl FnOnce() -> u64) {
         if self.since_ms.load(Ordering::Relaxed) == 0 {
@@ -37,7 +37,7 @@ impl QueueMark {
         }
     }
 
-    /// The file is due, whatever its age.
+    /// Makes the file due, whatever its age.
     pub(crate) fn make_due(&self) {
         self.put_back(DirtySince(DUE_NOW));
     }
@@ -61,7 +61,7 @@ impl QueueMark {
         DirtySince(self.since_ms.swap(0, Ordering::Relaxed))
     }
 
-    /// The file is as old as it was before its turn. Of two stamps the older one counts.
+    /// Makes the file as old as it was before its turn. Of two stamps the older one counts.
     pub(crate) fn put_back(&self, DirtySince(since): DirtySince) {
         let older = |now: u64| (since != 0 && (now == 0 || since < now)).then_some(since);
         let _ = self.since_ms.fetch_update(Ordering::Relaxed, Ordering::Relaxed, older);

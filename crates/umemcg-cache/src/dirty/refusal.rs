@@ -24,7 +24,7 @@ pub(crate) struct Refusals {
 }
 
 impl Refusals {
-    /// Data was refused.
+    /// Notes that data was refused.
     pub(crate) fn refused(&self, errno: i32) {
         let next = |old: u32| {
             let count = ((old >> ERRNO_BITS) + 1).min(COUNT_MAX);
@@ -33,7 +33,7 @@ impl Refusals {
         let _ = self.word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
     }
 
-    /// Data was taken. Writes only when that is news.
+    /// Notes that data was taken. Writes only when that is news.
     pub(crate) fn taken(&self) {
         if self.word.load(Ordering::Relaxed) != 0 {
             self.word.store(0, Ordering::Relaxed);

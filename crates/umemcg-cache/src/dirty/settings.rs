@@ -87,7 +87,7 @@ impl Default for DirtyBounds {
 }
 
 impl DirtyBounds {
-    /// Those of a group; of the root, those of the pool.
+    /// Returns those of a group; of the root, those of the pool.
     pub fn of(group: &Group) -> Self {
         GroupDirty::if_present(group).map_or_else(Self::default, GroupDirty::bounds)
     }

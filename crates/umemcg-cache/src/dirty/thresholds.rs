@@ -62,7 +62,7 @@ impl ThresholdInputs {
         self.file + self.headroom.min(elsewhere)
     }
 
-    /// The same, but never more than the whole pool's.
+    /// Returns the same, but never more than the whole pool's.
     pub fn available(&self) -> u64 {
         self.dirtyable().min(self.pool_free + self.pool_file)
     }
@@ -85,7 +85,8 @@ impl ThresholdInputs {
     }
 }
 
-/// Bytes of a group and those below it that are not durable: dirty, under write-back or unstable.
+/// Returns the bytes of a group and those below it that are not durable: dirty, under write-back or
+/// unstable.
 pub fn unclean_bytes(group: &Group) -> u64 {
     let items = [StatItem::FileDirty, StatItem::FileWriteback, StatItem::FileUnstable];
     items.iter().map(|&item| group.stat_total(item)).sum::<i64>().max(0) as u64

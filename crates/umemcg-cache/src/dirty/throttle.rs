@@ -38,16 +38,16 @@ pub struct Thresholds {
 }
 
 impl Thresholds {
-    /// Half-way between the two: below it no writer waits.
+    /// Returns the point half-way between the two: below it no writer waits.
     #[doc(alias = "dirty_freerun_ceiling")]
     pub fn free_run(self) -> u64 {
         self.background / 2 + self.foreground / 2 + (self.background & self.foreground & 1)
     }
 }
 
-/// Factor on the store's rate while `dirty` bytes lie between the free run point and the limit:
-/// `1 + ((setpoint − dirty) / (limit − setpoint))³` in [0, 2], where the setpoint is half-way
-/// between those two.
+/// Returns the factor on the store's rate while `dirty` bytes lie between the free run point and
+/// the limit: `1 + ((setpoint − dirty) / (limit − setpoint))³` in [0, 2], where the setpoint is
+/// half-way between those two.
 #[doc(alias = "pos_ratio_polynom")]
 pub fn position_ratio(dirty: u64, free_run: u64, limit: u64) -> f64 {
     if dirty >= limit {
@@ -59,7 +59,8 @@ pub fn position_ratio(dirty: u64, free_run: u64, limit: u64) -> f64 {
     (1.0 + x * x * x).clamp(0.0, 2.0)
 }
 
-/// Bytes a second for a group whose store takes `bandwidth` and serves `nr_sharing` groups in turn.
+/// Returns the bytes a second for a group whose store takes `bandwidth` and serves `nr_sharing`
+/// groups in turn.
 pub fn paced_rate(bandwidth: u64, position_ratio: f64, nr_sharing: u64) -> f64 {
     let rate = bandwidth as f64 * position_ratio.max(POSITION_RATIO_MIN) / nr_sharing.max(1) as f64;
     rate.max(1.0)

@@ -221,7 +221,7 @@ impl Stand<'_> {
         Ok(Run { counters, real_s, serving_s: (after.0 - before.0 - workers_s).max(0.0), workers_s })
     }
 
-    /// Step 4.
+    /// Does step 4.
     fn clean_up(&self, group: &Group) -> Result<(), Failure> {
         group.write("memory.force_empty", "1")?;
         fs::remove_dir(&group.directory)
@@ -230,7 +230,7 @@ impl Stand<'_> {
         fs::write(&file, "3\n").map_err(|error| Failure::at("cannot write", &file, &error))
     }
 
-    /// Processor time of the daemon and of its workers, in seconds.
+    /// Returns the processor time of the daemon and of its workers, in seconds.
     fn cpu_seconds(&self) -> Result<(f64, f64), Failure> {
         let process = PathBuf::from(format!("/proc/{}", self.pid));
         let mut workers = 0.0;
@@ -246,8 +246,8 @@ impl Stand<'_> {
     }
 }
 
-/// User and system time of a process or thread, from its `stat`; the kernel counts in hundredths of
-/// a second there.
+/// Returns the user and system time of a process or thread, from its `stat`; the kernel counts in
+/// hundredths of a second there.
 fn cpu_seconds_of(task: &Path) -> Option<f64> {
     let stat = fs::read_to_string(task.join("stat")).ok()?;
     // The name before the last parenthesis may hold anything; utime and stime are the 12th and 13th

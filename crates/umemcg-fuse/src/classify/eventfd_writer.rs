@@ -135,7 +135,7 @@ impl EventfdWriter {
         Ok(())
     }
 
-    /// A thread's life, which begins idle. Apart from stuck threads, one thread writes and one
+    /// Runs a thread, which begins idle. Apart from stuck threads, one thread writes and one
     /// watches that it does not get stuck.
     fn run(self: &Arc<Self>) {
         let mut state = self.state.lock();
@@ -198,7 +198,7 @@ impl EventfdWriter {
         }
     }
 
-    /// As `release`, by a thread of its own.
+    /// Does the work of `release`, by a thread of its own.
     pub(super) fn start_release(self: &Arc<Self>, target: &Arc<Target>) {
         if target.is_taken() {
             let (writer, target) = (Arc::clone(self), Arc::clone(target));

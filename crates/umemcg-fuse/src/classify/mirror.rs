@@ -171,7 +171,7 @@ pub fn is_ours(controllers: &[u8]) -> bool {
     controllers.strip_prefix(b"name=").is_some_and(|name| name.starts_with(NAME_PREFIX.as_bytes()))
 }
 
-/// Names of all hierarchies of our kind, dead or alive.
+/// Returns the names of all hierarchies of our kind, dead or alive.
 fn existing_names() -> Vec<String> {
     let Some(cgroups) = proc_files::read_cgroups(std::process::id()) else { return Vec::new() };
     proc_files::cgroup_lines(&cgroups)

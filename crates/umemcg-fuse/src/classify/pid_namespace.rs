@@ -38,7 +38,7 @@ pub fn for_viewer(viewer: u32, ids: Vec<u32>) -> Vec<u32> {
     ids.into_iter().map(|tid| shown(tid).unwrap_or(0)).collect()
 }
 
-/// A process in our own pid namespace has one id, the one that we see.
+/// Returns whether the process has one id, the one that we see: it is in our own pid namespace.
 fn sees_as_we_do(status: &Status) -> bool {
     status.ids_of_thread.len() <= 1
 }

@@ -71,7 +71,7 @@ pub(super) struct RuleGroups {
 }
 
 impl State {
-    /// Groups made below a group and each above it, added up.
+    /// Returns the number of groups made below a group and each above it, added up.
     fn nr_on_path(&self, group: &Arc<Group>) -> usize {
         path(group).filter_map(|at| self.below.get(&at.id())).sum()
     }

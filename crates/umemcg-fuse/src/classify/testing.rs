@@ -34,7 +34,7 @@ impl Child {
         self.process.id()
     }
 
-    /// Its session; 0 where the leader of that is outside our pid namespace.
+    /// Returns its session; 0 where the leader of that is outside our pid namespace.
     pub fn session(&self) -> u32 {
         proc_files::read_stat(self.id()).unwrap().session
     }
@@ -76,12 +76,12 @@ impl Drop for Child {
     }
 }
 
-/// The calling thread's id.
+/// Returns the calling thread's id.
 pub fn own_tid() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get() as u32
 }
 
-/// A hierarchy of the kernel, where one can be mounted.
+/// Returns a hierarchy of the kernel, where one can be mounted.
 pub fn mirror_or_skip() -> Option<Mirror> {
     match Mirror::mount() {
         Ok(mirror) => Some(mirror),
@@ -101,8 +101,8 @@ pub fn wait_until(is_so: impl Fn() -> bool) {
     }
 }
 
-/// A process that has this id, which must be free: the id of a dead process used again. None where
-/// that cannot be had.
+/// Starts a process that has this id, which must be free: the id of a dead process used again. None
+/// where that cannot be had.
 pub fn process_with_id(id: u32) -> Option<Child> {
     for _ in 0..20 {
         if std::fs::write("/proc/sys/kernel/ns_last_pid", (id - 1).to_string()).is_err() {

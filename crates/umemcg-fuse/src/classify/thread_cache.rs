@@ -251,7 +251,7 @@ impl<T> Shared<T> {
         }
     }
 
-    /// The watcher's life: drops entries of threads that have ended.
+    /// Runs the watcher: drops entries of threads that have ended.
     fn watch(&self) {
         let mut events = Vec::with_capacity(NR_EVENTS);
         loop {

@@ -83,9 +83,9 @@ impl DataFs {
         });
     }
 
-    /// Called at the end of a request. One that has charged something while its group, or one
-    /// above, is over its `memory.high` reclaims, and is then delayed for as long as this returns.
-    /// For workers only: may sleep.
+    /// Returns the delay at the end of a request. One that has charged something while its group,
+    /// or one above, is over its `memory.high` reclaims, and is then delayed for as long as this
+    /// returns. For workers only: may sleep.
     pub(super) fn high_delay(
         &self,
         header: &InHeader,

@@ -49,8 +49,8 @@ pub struct Lifetimes {
 }
 
 impl Default for Lifetimes {
-    /// One second for what is there, so that a warm `stat` does not reach us; nothing for what is
-    /// not.
+    /// Returns one second for names that exist, so that a warm `stat` does not reach us; nothing
+    /// for what is not.
     fn default() -> Self {
         Self { entry: Duration::from_secs(1), absent: Duration::ZERO, attr: Duration::from_secs(1) }
     }
@@ -140,12 +140,12 @@ impl DataFs {
         }))
     }
 
-    /// Files that are open.
+    /// Returns the number of open files.
     pub fn nr_open_files(&self) -> usize {
         self.files.len()
     }
 
-    /// Requests whose answer is being held back.
+    /// Returns the number of requests whose answer is being held back.
     pub fn nr_parked(&self) -> usize {
         self.delays.len()
     }
@@ -248,7 +248,7 @@ impl DataFs {
         }
     }
 
-    /// Two nodes of one volume.
+    /// Returns two nodes of one volume.
     fn spots(&self, one: u64, other: u64) -> Result<(Changing<'_>, NodeId, NodeId), Errno> {
         let ((member, node), (other_member, other_node)) = (self.spot(one)?, self.spot(other)?);
         if Arc::ptr_eq(&member, &other_member) { Ok((member, node, other_node)) } else { Err(Errno::XDEV) }
@@ -263,8 +263,8 @@ impl DataFs {
         self.dirs.get(handle).ok_or_else(|| self.no_handle(header))
     }
 
-    /// A handle that is open for the kernel and unknown here was on a volume that has been removed
-    /// by force.
+    /// Returns the errno for a handle that is open for the kernel and unknown here: it was on a
+    /// volume that has been removed by force.
     fn no_handle(&self, header: &InHeader) -> Errno {
         if self.volumes.place(header.nodeid).is_err() { Errno::NODEV } else { Errno::BADF }
     }

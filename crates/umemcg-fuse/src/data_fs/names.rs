@@ -324,7 +324,8 @@ impl DataFs {
     }
 }
 
-/// An error after some entries have been listed comes again with the next part of the listing.
+/// Drops an error after some entries have been listed; it comes again with the next part of the
+/// listing.
 fn keep_some(result: Result<(), VfsError>, list: &DirBuffer) -> Result<(), VfsError> {
     if list.is_empty() { result } else { Ok(()) }
 }

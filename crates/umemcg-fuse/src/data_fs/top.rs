@@ -25,7 +25,7 @@ const DIRECTORY: u32 = 4;
 const NR_DOTS: u64 = 2;
 
 impl DataFs {
-    /// Attributes of the directory.
+    /// Returns the attributes of the directory.
     pub(super) fn top_attr(&self) -> Attr {
         Attr {
             ino: NodeId::ROOT.0,

@@ -391,12 +391,12 @@ impl<J: Waiting> Queue<J> {
         any
     }
 
-    /// Requests that run.
+    /// Returns the number of requests that run.
     pub fn nr_running(&self) -> usize {
         self.nr_running
     }
 
-    /// Requests that wait.
+    /// Returns the number of requests that wait.
     pub fn len(&self) -> usize {
         self.nr_waiting
     }

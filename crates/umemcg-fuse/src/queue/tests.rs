@@ -28,7 +28,7 @@ fn ask(queue: &mut Queue<Job>, group: u64, store: u64, job: u32) -> bool {
     try_start(queue, group, store, job).is_some()
 }
 
-/// One of this pair ends, whichever.
+/// Ends one request of this pair, whichever.
 fn finish_one(queue: &mut Queue<Job>, group: u64, store: u64) {
     let run = queue.computing.begin();
     queue.finished(&Started { keys: Keys { group, store }, run });
@@ -96,7 +96,7 @@ fn a_pair_with_nothing_running_starts_wherever_it_is_listed() {
         ask(&mut queue, 2, 7, 100 + n);
     }
     assert_eq!(queue.pick(), None, "all that waits is blocked");
-    // So many others want their part of the store that the part of each is one.
+    // With this many others on the store, the part of each is one.
     for group in 3..30 {
         ask(&mut queue, group, 7, 0);
     }

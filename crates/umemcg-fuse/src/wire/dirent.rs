@@ -16,7 +16,7 @@ struct Dirent {
     kind: u32,
 }
 
-/// Bytes that go beside a name in a plain listing and in one with attributes.
+/// Bytes of a record beside its name, in a plain listing and in one with attributes.
 const PLAIN_BYTES: usize = size_of::<Dirent>();
 const PLUS_BYTES: usize = size_of::<EntryOut>() + PLAIN_BYTES;
 
@@ -39,8 +39,8 @@ impl DirBuffer {
         self.bytes.len() + (fixed + name_len).next_multiple_of(8) <= self.capacity
     }
 
-    /// Appends a name. `next` is the cookie of what comes after it; `kind` is the file type as in
-    /// the top four bits of a mode. False, and nothing appended, when it does not fit.
+    /// Appends a name. `next` is the cookie of the entry after it; `kind` is the file type as in
+    /// the top four bits of a mode. Returns `false`, and appends nothing, if it does not fit.
     #[must_use]
     pub fn push(&mut self, ino: u64, next: u64, kind: u32, name: &[u8]) -> bool {
         self.has_room(name.len(), false) && self.append(None, ino, next, kind, name)

@@ -1,4 +1,4 @@
-//! The handshake: what the kernel offers, what we take of it.
+//! The handshake: the kernel offers capabilities, and we take some of them.
 
 use super::dialect::Dialect;
 use super::reply::InitOut;
@@ -53,7 +53,7 @@ pub struct Negotiated {
     pub flags: u64,
     /// The layout of messages.
     pub dialect: Dialect,
-    /// The answer that says so.
+    /// The answer to the kernel.
     pub answer: InitOut,
 }
 
@@ -64,15 +64,17 @@ impl Negotiated {
     }
 }
 
-/// Background requests (asynchronous direct I/O, closing, write-back of mappings) that the kernel
-/// hands out at a time; others wait in the kernel, behind whatever came before them. It is one
-/// budget for all users of the mount, so the largest that there is: else one that waits for a store
-/// that hangs uses it up. The queue of the session decides how many each group may have.
+/// The number of background requests (asynchronous direct I/O, closing, write-back of mappings)
+/// that the kernel has under way at a time; others wait in the kernel, in order of arrival. It is
+/// one budget for all users of the mount, and so it is the largest possible: otherwise a user that
+/// waits for a store that hangs uses it up. The queue of the session decides how many each group
+/// may have.
 pub const NR_BACKGROUND_MAX: u16 = u16::MAX;
-/// 4 KiB pages in the largest payload.
+/// The number of 4 KiB pages in the largest payload.
 const NR_PAGES_MAX: u16 = (MAX_PAYLOAD_BYTES / 4096) as u16;
 
-/// Takes of what the kernel offers what is wanted. None: a protocol that is not served here.
+/// Chooses capabilities among those that the kernel offers. Returns `None` for a protocol that is
+/// not served here.
 pub fn negotiate(init: &Init, wanted: u64) -> Option<Negotiated> {
     if init.major != MAJOR || init.minor < MINOR_MIN {
         return None;

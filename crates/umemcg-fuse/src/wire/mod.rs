@@ -62,7 +62,7 @@ pub struct InHeader {
     pub uid: u32,
     /// File-system group id of the process that asks.
     pub gid: u32,
-    /// Thread id that asks, in the pid namespace of the mounter; 0 when no process does.
+    /// Id of the thread that asks, in the pid namespace of the mounter; 0 if no process does.
     pub pid: u32,
     /// Extensions at the end of the request, in units of 8 bytes.
     pub total_extlen: u16,
@@ -163,8 +163,7 @@ pub mod setattr_valid {
 
 /// Flags of a READ.
 pub mod read_flag {
-    /// A process reads for itself, and its lock owner is given; not set when the kernel fills its
-    /// page cache.
+    /// A process reads, and its lock owner is given; not set when the kernel fills its page cache.
     pub const LOCKOWNER: u32 = 1 << 1;
 }
 
@@ -175,11 +174,11 @@ pub mod write_flag {
     /// picked.
     pub const CACHE: u32 = 1 << 0;
     pub const LOCKOWNER: u32 = 1 << 1;
-    /// The set-id bits go when this write is accepted.
+    /// The write clears the set-id bits when it is accepted.
     pub const KILL_SUIDGID: u32 = 1 << 2;
 }
 
-/// The flag of an open or create that truncates: the set-id bits go.
+/// The flag of an open or create that truncates: it clears the set-id bits.
 pub const OPEN_KILL_SUIDGID: u32 = 1 << 0;
 /// The flag of a GETATTR that names an open file.
 pub const GETATTR_FH: u32 = 1 << 0;
@@ -187,7 +186,7 @@ pub const GETATTR_FH: u32 = 1 << 0;
 pub const FSYNC_FDATASYNC: u32 = 1 << 0;
 /// The flag of a SETXATTR that removes the set-group-id bit.
 pub const SETXATTR_ACL_KILL_SGID: u32 = 1 << 0;
-/// The flag of a POLL that asks to be told later.
+/// The flag of a POLL that asks for a later notification.
 pub const POLL_SCHEDULE_NOTIFY: u32 = 1 << 0;
 /// The flag of an entry invalidation that only ends the entry's lifetime.
 pub const EXPIRE_ONLY: u32 = 1 << 0;

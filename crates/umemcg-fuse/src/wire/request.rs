@@ -1,5 +1,5 @@
-//! Requests, decoded. [`Op::parse`] takes any bytes whatever and either understands all of what it
-//! needs or says [`Malformed`]; it never panics and never reads past the request.
+//! Requests, decoded. [`Op::parse`] accepts any bytes and either understands all that it needs or
+//! returns [`Malformed`]; it never panics and never reads past the request.
 
 #![allow(missing_debug_implementations, reason = "the derives make helper types of their own")]
 
@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::{Dialect, GETATTR_FH, IN_HEADER_BYTES, InHeader, opcode};
 
-/// Why bytes are not a request.
+/// The reason for which bytes are not a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum Malformed {
     /// Fewer bytes than the message has, or than its header says.
@@ -101,7 +101,7 @@ wire_in! {
     StatxIn { getattr_flags: u32, reserved: u32, fh: u64, sx_flags: u32, sx_mask: u32 }
 }
 
-/// INIT, whichever length it came in.
+/// INIT, in any of its lengths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Init {
     /// The kernel's major number.
@@ -242,7 +242,8 @@ pub enum Op<'a> {
 
 /// The extension type that carries groups.
 const EXT_GROUPS: u32 = 32;
-/// Extensions that are looked at, so that a request of nothing else cannot keep a reader busy.
+/// The number of extensions that are looked at, so that a request of nothing else cannot keep a
+/// reader busy.
 const NR_EXTENSIONS_MAX: usize = 16;
 
 /// The rest of a request's body.
@@ -445,7 +446,7 @@ pub struct WritePayload {
     pub is_late: bool,
 }
 
-/// Returns where the data of a write lies; none for other requests and malformed ones.
+/// Returns the place of a write's data; `None` for other requests and malformed ones.
 pub fn write_payload(header: &InHeader, message: &[u8]) -> Option<WritePayload> {
     if header.opcode != opcode::WRITE {
         return None;
@@ -455,8 +456,8 @@ pub fn write_payload(header: &InHeader, message: &[u8]) -> Option<WritePayload> 
     Some(WritePayload { offset: arg.offset, at: IN_HEADER_BYTES + size_of::<WriteIn>(), is_late })
 }
 
-/// Makes the beginning of a write's message, which [`write_payload`] knew, the message of a shorter
-/// write.
+/// Turns the beginning of a write's message, which [`write_payload`] recognised, into the message
+/// of a shorter write.
 pub fn shorten_write(header: &mut InHeader, message: &mut [u8]) {
     let data_at = IN_HEADER_BYTES + size_of::<WriteIn>();
     let arg = message.get(IN_HEADER_BYTES..).and_then(|body| WriteIn::read_from_prefix(body).ok());

@@ -199,7 +199,7 @@ impl Ledger {
         self.try_charge_exactly(thread, index, bytes)
     }
 
-    /// The last resort when a charge that fills stocks was refused or is not allowed.
+    /// Charges without filling stocks: the last resort, if that was refused or is not allowed.
     #[cold]
     #[inline(never)]
     fn try_charge_exactly(&self, thread: &ThreadStock<'_>, index: u32, bytes: u64) -> Result<u32, u32> {
@@ -307,7 +307,7 @@ impl Ledger {
         }
     }
 
-    /// PathNode 2 of the module text. Returns `false` if some level refused; nothing is charged
+    /// Does step 2 of the module text. Returns `false` if some level refused; nothing is charged
     /// then.
     #[inline]
     fn charge_filling_stocks(&self, own: &OwnStock<'_>, index: u32, node: &CounterNode, bytes: u64) -> bool {
@@ -392,7 +392,7 @@ impl Ledger {
         space.min(room / ROOM_SHARE)
     }
 
-    /// PathNode 3 of the module text.
+    /// Does step 3 of the module text.
     fn charge_exactly(&self, thread: &ThreadStock<'_>, index: u32, bytes: u64) -> Result<(), u32> {
         // After every drain at least one more level grants the charge, unless other threads are
         // faster.
@@ -524,7 +524,7 @@ impl Default for Ledger {
 mod tests {
     use super::*;
 
-    /// A root and `nr_leaves` nodes below it.
+    /// Returns a root and `nr_leaves` nodes below it.
     fn ledger(root_max: u64, nr_leaves: usize) -> (Ledger, u32, Vec<u32>) {
         let ledger = Ledger::with_hook(|_| {});
         let root = ledger.open(NO_NODE, root_max);

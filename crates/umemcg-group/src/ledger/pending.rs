@@ -13,7 +13,7 @@ impl Ledger {
         self.add_pending_with::<true>(thread, index, item, delta)
     }
 
-    /// [`add_pending`](Self::add_pending); see
+    /// Does the work of [`add_pending`](Self::add_pending); see
     /// [`BiasedLock::enter`](crate::biased_lock::BiasedLock::enter) for `FENCED`.
     #[inline]
     pub fn add_pending_with<const FENCED: bool>(

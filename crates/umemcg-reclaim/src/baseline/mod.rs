@@ -40,7 +40,8 @@ pub(crate) fn follows_first_round(first: &Progress) -> Option<bool> {
     settings::is_as_mailed().then_some(first.scanned == 0)
 }
 
-/// A list gives its share of the priority in a first round, too.
+/// Returns the round with whole shares: a list gives its share of the priority in a first round,
+/// too.
 pub(crate) fn round_of_share(round: Round) -> Round {
     if settings::is_as_mailed() { Round::AllGroups } else { round }
 }

@@ -49,7 +49,7 @@ pub(super) fn takes_largest_excess_first() -> bool {
     SOFT_LIMITS.load(Relaxed) == SoftLimits::LargestFirst as u8
 }
 
-/// Without the map: every shrinker is asked for every group.
+/// Switches the map off: every shrinker is asked for every group.
 pub fn ask_every_shrinker(on: bool) {
     EVERY_SHRINKER.store(on, Relaxed);
     EVERY_GROUP.store(on, Relaxed);
@@ -60,13 +60,14 @@ pub fn visit_every_group(on: bool) {
     EVERY_GROUP.store(on, Relaxed);
 }
 
-/// Reclaim takes pages only, and leaves objects alone.
+/// Has reclaim take pages only, and leave objects alone.
 pub fn pages_only(on: bool) {
     PAGES_ONLY.store(on, Relaxed);
 }
 
-/// One list of each kind for all groups: objects are on the root's, whichever group pays for them,
-/// and reclaim of any group takes the oldest from there. To be set before there are objects.
+/// Switches to one list of each kind for all groups: objects are on the root's, whichever group
+/// pays for them, and reclaim of any group takes the oldest from there. To be set before there are
+/// objects.
 pub fn one_global_list(on: bool) {
     ONE_LIST.store(on, Relaxed);
 }
@@ -80,8 +81,8 @@ pub(crate) fn list_owner(owner: OwnerId) -> OwnerId {
     group.ancestors().last().map_or(owner, Group::owner)
 }
 
-/// Dirty pages are counted for no group, only in their file and store. To be changed while nothing
-/// is dirty.
+/// Counts dirty pages for no group, only in their file and store. To be changed while nothing is
+/// dirty.
 pub fn without_controller(on: bool) {
     WITHOUT_CONTROLLER.store(on, Relaxed);
 }
@@ -107,8 +108,8 @@ thread_local! {
     static OF_LARGEST_EXCESS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// This thread shrinks the group with the largest excess: lists only, and of each kind as many
-/// pages at a time.
+/// Marks that this thread shrinks the group with the largest excess: lists only, and of each kind
+/// as many pages at a time.
 pub(super) fn in_largest_excess<R>(act: impl FnOnce() -> R) -> R {
     OF_LARGEST_EXCESS.set(true);
     let result = act();

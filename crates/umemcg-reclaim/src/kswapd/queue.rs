@@ -123,7 +123,8 @@ impl Default for Queue {
     }
 }
 
-/// Room that a group has left below its limit, in thousandths of it: the smaller, the more urgent.
+/// Returns the room that a group has left below its limit, in thousandths of it: the smaller, the
+/// more urgent.
 fn room(group: &Group) -> u64 {
     let max = group.max_bytes();
     (u128::from(max.saturating_sub(group.usage_bytes())) * 1000 / u128::from(max.max(1))) as u64

@@ -157,7 +157,7 @@ impl Drop for Kswapd {
     }
 }
 
-/// A worker's life.
+/// Runs a worker to its end.
 ///
 /// The thread that wakes it is in the middle of a request. The scheduler likes to run a thread
 /// where it was woken, and immediately; a worker's burst of a few hundred microseconds would then
@@ -171,7 +171,8 @@ fn run(reclaimer: &Weak<Reclaimer>, queue: &Queue, ends: &AtomicBool) {
     }
 }
 
-/// One quantum, and the job's next place. `mine` is the queue that this worker serves.
+/// Runs one quantum, and puts the job in its next place. `mine` is the queue that this worker
+/// serves.
 fn serve(reclaimer: &Reclaimer, mine: &Queue, job: &Arc<Job>) {
     {
         let mut state = job.state.lock();
@@ -214,7 +215,7 @@ fn serve(reclaimer: &Reclaimer, mine: &Queue, job: &Arc<Job>) {
     }
 }
 
-/// A quantum, and more while no other group waits.
+/// Runs a quantum, and more while no other group waits.
 fn run_quanta(reclaimer: &Reclaimer, mine: &Queue, job: &Job) -> Next {
     // The signal first, the look at the usage afterwards.
     take_signal(job);

@@ -23,7 +23,7 @@ pub(crate) fn in_asking(group: &Arc<Group>, mut ask: impl FnMut(&Arc<Group>)) {
     ask(group);
 }
 
-/// A group's pages were visited, with this result.
+/// Notes that a group's pages were visited, with this result.
 #[inline(always)]
 pub(crate) fn note_visit(_priority: u32, _progress: &Progress) {}
 

@@ -55,7 +55,7 @@ impl Unit {
         })
     }
 
-    /// Bytes of a unit.
+    /// Returns the bytes of a unit.
     pub const fn bytes() -> u64 {
         size_of::<Self>() as u64 + 16
     }
@@ -186,8 +186,8 @@ impl ShrinkerBits {
         self.locate::<true>(id, appended)
     }
 
-    /// As [`find_or_append`](Self::find_or_append); `RETRY` is off only in the model that shows why
-    /// it is needed.
+    /// Does the work of [`find_or_append`](Self::find_or_append); `RETRY` is off only in the model
+    /// that shows why it is needed.
     pub fn locate<const RETRY: bool>(&self, id: u32, appended: impl FnOnce()) -> Result<BitPlace, Closed> {
         let base = base_of(id);
         let mut link = &self.first;

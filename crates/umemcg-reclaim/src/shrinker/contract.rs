@@ -80,7 +80,7 @@ pub struct ShrinkTarget<'a> {
 /// consistent is up to the shrinker.
 #[cfg(not(loom))]
 pub trait Shrinker: Send + Sync + fmt::Debug {
-    /// Its name in `memory.kmem.slabinfo`; without white space.
+    /// Returns its name in `memory.kmem.slabinfo`; without white space.
     fn name(&self) -> String;
 
     /// Returns the cost of recreating an object, in seeks; 0 if it costs nothing.
@@ -104,7 +104,7 @@ pub trait Shrinker: Send + Sync + fmt::Debug {
     /// Returns the objects and bytes that exist, for `memory.kmem.slabinfo`.
     fn usage(&self, target: &ShrinkTarget<'_>) -> Usage;
 
-    /// Called when a group was removed: what this shrinker keeps for it outside any
+    /// Takes over from a removed group: what this shrinker keeps for it outside any
     /// [`ListLru`](crate::ListLru) belongs to the parent from now on. The bit moves by itself.
     fn reparent(&self, _dying: &Arc<Group>, _parent: &Arc<Group>) {}
 }

@@ -53,7 +53,7 @@ impl ScanPlan {
         self
     }
 
-    /// Objects to scan next; none when the rest is too little.
+    /// Returns the number of objects to scan next; none when the rest is too little.
     pub fn next_step(&self) -> Option<u64> {
         let enough = self.left >= self.batch || self.left >= self.freeable;
         (enough && self.left > 0).then(|| self.batch.min(self.left))

@@ -66,7 +66,7 @@ impl BorrowedShrinker<'_> {
         measures.unwrap_or((DEFAULT_SEEKS, DEFAULT_BATCH))
     }
 
-    /// Its name, and what it has.
+    /// Returns its name, and its objects.
     pub(crate) fn usage(self, target: &ShrinkTarget<'_>) -> Option<(String, Usage)> {
         self.ask("usage", |shrinker| (shrinker.name(), shrinker.usage(target)))
     }

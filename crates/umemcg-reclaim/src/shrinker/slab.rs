@@ -65,7 +65,7 @@ impl Reclaimer {
         progress
     }
 
-    /// One shrinker, found by its bit: what it counts, and what came of it.
+    /// Asks one shrinker, found by its bit.
     fn ask(
         &self,
         group: &Arc<Group>,

@@ -58,7 +58,8 @@ impl Acl {
         if list.is_sound() { Ok(Some(list)) } else { Err(Errno::INVAL) }
     }
 
-    /// Every class once and in order, named users and groups with a mask.
+    /// Returns whether there is every class once and in order, and a mask with named users and
+    /// groups.
     fn is_sound(&self) -> bool {
         let rising = self.0.windows(2).all(|pair| {
             let is_named = matches!(pair[0].tag, USER | GROUP);

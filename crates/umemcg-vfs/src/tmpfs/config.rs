@@ -14,7 +14,7 @@ pub struct TmpfsConfig {
 }
 
 impl Default for TmpfsConfig {
-    /// As large as the groups allow; every user may make files in it.
+    /// Returns a volume as large as the groups allow; every user may make files in it.
     fn default() -> Self {
         Self { size_bytes: None, mode: 0o1777, uid: 0, gid: 0 }
     }

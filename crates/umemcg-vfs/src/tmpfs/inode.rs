@@ -123,7 +123,7 @@ impl Meta {
         (self.mtime, self.ctime) = (now, now);
     }
 
-    /// Attributes or names changed.
+    /// Notes that attributes or names changed.
     pub(super) fn changed(&mut self) {
         self.ctime = now();
     }

@@ -71,7 +71,7 @@ impl Tmpfs {
         })
     }
 
-    /// Inodes, the root among them.
+    /// Returns the number of inodes, the root among them.
     pub fn nr_inodes(&self) -> usize {
         self.tree.read().nr_nodes()
     }

@@ -22,7 +22,7 @@ impl Size {
         (self.max != u64::MAX).then_some(self.max)
     }
 
-    /// Pages now.
+    /// Returns the number of pages in use.
     pub(super) fn used(&self) -> u64 {
         self.used.load(Ordering::Relaxed)
     }
@@ -40,7 +40,7 @@ impl FilePages {
         Self { size: Arc::clone(size), nr: AtomicU64::new(0) }
     }
 
-    /// Pages of the file; a few more while a write is under way.
+    /// Returns the number of pages of the file; a few more while a write is under way.
     pub(super) fn nr(&self) -> u64 {
         self.nr.load(Ordering::Relaxed)
     }

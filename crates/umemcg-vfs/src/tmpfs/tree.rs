@@ -237,7 +237,7 @@ impl Tree {
         Ok(gone)
     }
 
-    /// An inode has lost a name.
+    /// Takes a name from an inode.
     fn lost_name(&mut self, inode: &Arc<Inode>, gone: &mut Gone) {
         {
             let mut meta = inode.meta.lock();
@@ -374,7 +374,7 @@ impl Tree {
         Ok(gone)
     }
 
-    /// An inode is now known by this name.
+    /// Notes the new name of an inode.
     fn moved(&mut self, inode: &Inode, parent: NodeId, name: Name) {
         let mut meta = inode.meta.lock();
         meta.name = Some((parent, name));

@@ -89,7 +89,8 @@ impl Xattrs for Tmpfs {
 }
 
 impl Inode {
-    /// Attributes of users are for what users fill.
+    /// Checks that the type of inode may have the attribute: those of users are for files and
+    /// directories.
     fn may_have(&self, name: &[u8]) -> Result<(), Errno> {
         let is_filled = matches!(self.kind, FileKind::Regular | FileKind::Directory);
         if is_filled || !name.starts_with(b"user.") { Ok(()) } else { Err(Errno::PERM) }
@@ -187,7 +188,7 @@ impl Inode {
         Ok(())
     }
 
-    /// Names, each followed by a zero byte.
+    /// Returns the names, each followed by a zero byte.
     pub(super) fn listxattr(&self, is_superuser: bool) -> Vec<u8> {
         let meta = self.meta.lock();
         let shown = meta.xattrs.keys().filter(|name| is_superuser || !name.starts_with(b"trusted."));

@@ -82,7 +82,7 @@ where
         Self { cache, group, payer, lists, now, freed_bytes: 0, named_bytes: 0 }
     }
 
-    /// Bytes of all objects that have left.
+    /// Returns the bytes of all objects that have left.
     pub(super) fn freed_bytes(&self) -> u64 {
         self.freed_bytes
     }

@@ -116,7 +116,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         }
     }
 
-    /// The same where objects expire.
+    /// Looks up a key in a cache in which objects expire.
     fn find_unexpired<Q: Eq + ?Sized>(&self, hash: u64, key: &Q) -> Found<V>
     where
         K: Borrow<Q>,

@@ -22,7 +22,7 @@ use super::striped_counter::StripedCounter;
 /// Objects that are such a part of what the group is charged are all but all.
 const ALONE: (u64, u64) = (16, 15);
 
-/// Bytes of a payer, with its place in the map.
+/// Returns the bytes of a payer, with its place in the map.
 fn payer_bytes() -> u64 {
     (size_of::<Payer>() + 64) as u64 + StripedCounter::heap_bytes()
 }
@@ -212,14 +212,14 @@ impl Payer {
         self.counts.sum(|stripe| &stripe.bytes).cast_signed().max(0).cast_unsigned()
     }
 
-    /// Bytes of its objects, those inherited included.
+    /// Returns the bytes of its objects, those inherited included.
     pub(super) fn bytes(&self) -> u64 {
         let inherited = self.changing.inherited.lock_second();
         let theirs: u64 = inherited.states.iter().map(|state| state.bytes()).sum();
         self.own_bytes() + theirs
     }
 
-    /// Its figures, with what it inherited.
+    /// Returns its figures, with those that it inherited.
     pub(super) fn stats(&self) -> ObjectStats {
         let changing = &self.changing;
         let departed = |why: RemovalCause| changing.departed[why as usize].load(Relaxed);

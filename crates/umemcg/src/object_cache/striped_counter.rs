@@ -110,7 +110,7 @@ impl StripedCounter {
         available_parallelism().map_or(NR_NEAR, |nr| (nr.get() * 2).clamp(NR_NEAR, NR_MAX))
     }
 
-    /// Bytes on the heap.
+    /// Returns the bytes on the heap.
     pub(super) fn heap_bytes() -> u64 {
         ((Self::nr() - NR_NEAR) * size_of::<Stripe>()) as u64
     }

@@ -22,8 +22,8 @@ pub fn allocated_bytes(bytes: u64) -> u64 {
     }
 }
 
-/// Bytes of an entry beside what its key and its value refer to. `ages` says whether its age is
-/// kept.
+/// Returns the bytes of an entry beside those that its key and its value refer to. `ages` says
+/// whether its age is kept.
 pub(super) const fn entry_bytes<K, V>(ages: bool) -> u64 {
     let place = size_of::<Option<Entry<K, V>>>() + if ages { size_of::<Age>() } else { 0 };
     // Places double when they are all taken.

@@ -352,9 +352,9 @@ impl Classifier for ProcessClassifier {
         }
     }
 
-    /// The thread's group, if the thread that has the id now must be the one that made the request;
-    /// else the opener's. Without an opener the thread waits for the answer, so it is there and it
-    /// is the one.
+    /// Returns the thread's group, if the thread that has the id now must be the one that made the
+    /// request; else the opener's. Without an opener the thread waits for the answer, so it is
+    /// there and it is the one.
     fn payer(&self, requester: &Requester<'_>) -> Payer {
         let Requester { tid, uid, queued_after_ns, opener, path, .. } = *requester;
         let found = match (tid, opener) {

@@ -18,7 +18,7 @@ fn ancestry(rules: &[&str]) -> ProcessClassifier {
     classifier(Tracker::Ancestry(Ancestry::default()), rules)
 }
 
-/// One of each kind that can be had here.
+/// Returns one of each kind that can be had here.
 fn each(rules: &[&str]) -> Vec<ProcessClassifier> {
     let mirror = testing::mirror_or_skip().map(|mirror| classifier(Tracker::Mirror(mirror), rules));
     mirror.into_iter().chain([ancestry(rules)]).collect()
@@ -33,7 +33,7 @@ impl ProcessClassifier {
         self.classify(tid, 0, 0).path()
     }
 
-    /// The group that pays for a request about one object.
+    /// Returns the group that pays for a request about one object.
     fn classify_at(&self, tid: u32, uid: u32, gid: u32, path: &dyn Fn() -> Option<PathBuf>) -> Arc<Group> {
         match self.payer(&Requester { tid, uid, gid, queued_after_ns: 0, opener: None, path }) {
             Payer::Group(group) => group,
@@ -329,7 +329,7 @@ fn requests_and_moves_do_not_disturb_each_other() {
     }
 }
 
-/// The group that pays for a request through a file that `opener` has opened.
+/// Returns the group that pays for a request through a file that `opener` has opened.
 fn payer_through(
     classifier: &ProcessClassifier,
     tid: u32,
