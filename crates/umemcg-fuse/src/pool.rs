@@ -10,6 +10,10 @@
 //! queue beside this file says which may start; the others wait there. A request that has to wait
 //! is moved out of the reader's buffer with no lock held: that may be a copy of a mebibyte.
 //!
+//! A thread that has run a request *drains* the device before it runs one that waits: it takes the
+//! requests that are there, up to a bound. All tenants' requests stand in one line there, and the
+//! readers alone fall behind when they share the processors with what runs (`umemcg-bench storm`).
+//!
 //! The number of requests that compute at the same time is bounded by the number of processors
 //! (`computing.rs`): a thread tells the pool when its request waits (`Pool::waits`), and another
 //! may start. While something waits for nothing but a processor, one spare thread *ticks*: it
@@ -82,6 +86,9 @@ pub(crate) enum Start {
 pub(crate) enum Next<J> {
     /// Read requests.
     Read,
+    /// Take the requests that are at the device without waiting for more, then call
+    /// [`Pool::drained`].
+    Drain,
     /// Run this one.
     Run(Started, J),
     /// End.
@@ -91,6 +98,8 @@ pub(crate) enum Next<J> {
 /// The threads of a session by what they do, and what waits for them.
 pub(crate) struct Pool<J> {
     limits: PoolLimits,
+    /// The device can be asked for requests without waiting.
+    may_drain: bool,
     state: LeafMutex<State<J>>,
     spare: Condvar,
     ended: Condvar,
@@ -110,7 +119,8 @@ struct State<J> {
 }
 
 impl<J: Waiting> Pool<J> {
-    pub fn new(limits: PoolLimits) -> Self {
+    /// Creates a pool without threads.
+    pub fn new(limits: PoolLimits, may_drain: bool) -> Self {
         assert!(
             limits.readers_min >= 1 && limits.readers_max >= limits.readers_min && limits.running_max >= 4
         );
@@ -124,7 +134,13 @@ impl<J: Waiting> Pool<J> {
             queue: Queue::new(ConcurrencyLimits { running_max, first_max, computing_max }),
             ended: false,
         };
-        Self { limits, state: LeafMutex::new(state), spare: Condvar::default(), ended: Condvar::default() }
+        Self {
+            limits,
+            may_drain,
+            state: LeafMutex::new(state),
+            spare: Condvar::default(),
+            ended: Condvar::default(),
+        }
     }
 
     /// Starts the first readers. `spawn` starts one thread.
@@ -242,7 +258,30 @@ impl<J: Waiting> Pool<J> {
     pub fn finish(&self, started: &Started, spawn: impl Fn() -> std::io::Result<()>) -> Next<J> {
         let mut state = self.state.lock();
         state.queue.finished(started);
+        if self.may_drain && !state.ended && state.queue.may_pick() {
+            state.nr_readers += 1;
+            return Next::Drain;
+        }
         self.next(&mut state, spawn)
+    }
+
+    /// Notes that a thread has taken the requests that were there. `spawn` starts one thread, which
+    /// begins as a reader, `spawn_runner` one that begins with [`join`](Self::join).
+    pub fn drained(
+        &self,
+        spawn: impl FnOnce() -> std::io::Result<()>,
+        spawn_runner: impl Fn() -> std::io::Result<()>,
+    ) -> Next<J> {
+        let mut state = self.state.lock();
+        if !state.ended && !self.leave_device(&mut state, spawn) {
+            return Next::Read;
+        }
+        self.next(&mut state, spawn_runner)
+    }
+
+    /// Sees to it that another thread runs what waits, since this one has something else to run.
+    pub fn hand_over(&self, spawn_runner: impl Fn() -> std::io::Result<()>) {
+        self.attend(&mut self.state.lock(), spawn_runner);
     }
 
     /// Begins a thread that was started because something waits that may run.
@@ -408,7 +447,7 @@ mod tests {
             computing_max: 100,
             spare_life: Duration::ZERO,
         };
-        let pool = Pool::new(limits);
+        let pool = Pool::new(limits, false);
         pool.open(|| Ok(())).unwrap();
         pool
     }
@@ -507,6 +546,25 @@ mod tests {
     }
 
     #[test]
+    fn the_device_is_drained_before_what_waits_is_run() {
+        let pool = Pool { may_drain: true, ..pool(4) };
+        let alone = started(ask(&pool, 2, 2, 0)).unwrap();
+        assert_eq!(pool.finish(&alone, || Ok(())), Next::Read, "nothing waits");
+        let first = started(ask(&pool, 1, 1, 1)).unwrap();
+        assert_eq!(ask(&pool, 1, 1, 2), Start::Wait);
+        let nr_readers = pool.pool_counts().nr_readers;
+        assert_eq!(pool.finish(&first, || Ok(())), Next::Drain);
+        assert_eq!(pool.pool_counts().nr_readers, nr_readers + 1);
+        // A request from the device that may hang: what waits is for another thread.
+        let nr_threads = pool.pool_counts().nr_threads;
+        pool.hand_over(|| Ok(()));
+        assert_eq!(pool.pool_counts().nr_threads, nr_threads + 1);
+        let next = pool.drained(|| Ok(()), || Ok(()));
+        assert_eq!(picked(next), Some((Keys { group: 1, store: 1 }, Job(2))));
+        assert_eq!(pool.pool_counts().nr_readers, nr_readers);
+    }
+
+    #[test]
     fn the_end_releases_all_threads() {
         let pool = pool(4);
         let first = started(ask(&pool, 1, 1, 0));
@@ -520,7 +578,7 @@ mod tests {
 
     #[test]
     fn what_hangs_without_saying_so_gives_its_processor_up() {
-        let pool = Pool::new(PoolLimits { computing_max: 1, ..pool::<Job>(64).limits });
+        let pool = Pool::new(PoolLimits { computing_max: 1, ..pool::<Job>(64).limits }, false);
         pool.open(|| Ok(())).unwrap();
         let keys = Keys { group: 1, store: 1 };
         let wide = Keys { group: 2, store: 2 };

@@ -4,7 +4,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use memmap2::MmapMut;
-use umemcg_base::LeafMutex;
+use umemcg_base::{LeafMutex, PAGE_SIZE};
 
 use crate::classify::Payer;
 use crate::inflight::Inflight;
@@ -169,8 +169,9 @@ impl Request {
         }
     }
 
-    /// Moves the request out to wait, leaving a place for the next one: a copy of what has arrived,
-    /// charged to its payer or lent. When neither is to be had it may be the beginning of a write.
+    /// Moves the request out to wait, leaving a place for the next one. It keeps what has arrived,
+    /// charged to its payer or lent; when neither is to be had, perhaps only the beginning of a
+    /// write.
     pub fn detach(&mut self) -> Self {
         let mut header = self.header;
         let payer = self.payer.take();
@@ -179,7 +180,12 @@ impl Request {
         let paid =
             payer.as_ref().map(|payer| waiting::keep(payer.group_for_now(), loan_pool, &header, message));
         let (kept, len) = paid.map_or((None, self.len), |(kept, len)| (Some(kept), len));
-        let mut buffer = Buffer::copy_of(&message[..len]);
+        // A full buffer changes hands, which spares a copy of a mebibyte.
+        let mut buffer = if len == self.len && self.buffer.len() - len < PAGE_SIZE {
+            std::mem::replace(&mut self.buffer, self.buffers.take())
+        } else {
+            Buffer::copy_of(&message[..len])
+        };
         waiting::close(&mut header, &mut buffer);
         Self {
             header,

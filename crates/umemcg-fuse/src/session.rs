@@ -88,6 +88,23 @@ pub enum SessionError {
     Io(#[from] io::Error),
 }
 
+/// Requests that a thread takes off the device before it runs one that waits.
+const NR_DRAINED_MAX: usize = 16;
+
+/// What became of a request that was received.
+enum Received {
+    /// There was none yet.
+    Nothing,
+    /// It has been answered, or waits.
+    Done,
+    /// It may sleep and has started: run it.
+    Run(Started),
+    /// It waits, and this one has started: run that.
+    Pick(Started, Box<Job>),
+    /// There will be no more.
+    End,
+}
+
 #[derive(Debug)]
 struct Job(Request);
 
@@ -100,6 +117,8 @@ impl Waiting for Job {
 struct Shared {
     filesystem: Arc<dyn Filesystem>,
     transports: Vec<Arc<dyn Transport>>,
+    /// Receives without waiting.
+    drain: Option<Arc<dyn Transport>>,
     dialect: Dialect,
     inflight: Arc<Inflight>,
     pool: Pool<Job>,
@@ -136,8 +155,9 @@ impl Session {
         for _ in 1..config.pool.readers_max {
             transports.push(Arc::new(device.another()?));
         }
+        let drain = device.without_waiting().map(|device| Arc::new(device) as Arc<dyn Transport>);
         transports.insert(0, Arc::new(device));
-        Self::start_on(transports, filesystem, config)
+        Self::serve(transports, drain, filesystem, config)
     }
 
     /// Serves through any transports: queues of one connection.
@@ -149,18 +169,28 @@ impl Session {
         filesystem: Arc<dyn Filesystem>,
         config: SessionConfig,
     ) -> Result<Self, SessionError> {
+        Self::serve(transports, None, filesystem, config)
+    }
+
+    fn serve(
+        transports: Vec<Arc<dyn Transport>>,
+        drain: Option<Arc<dyn Transport>>,
+        filesystem: Arc<dyn Filesystem>,
+        config: SessionConfig,
+    ) -> Result<Self, SessionError> {
         let buffers = Buffers::new();
         let mut request = Request::new(&buffers, Arc::clone(&transports[0]), None);
         let negotiated = shake_hands(&mut request, &*transports[0], &*filesystem, config.minor_max)?;
         drop(request);
-        let inflight = Inflight::new(transports.clone());
+        let inflight = Inflight::new(transports.iter().chain(&drain).cloned().collect());
         let notifier = Notifier::start(Arc::clone(&transports[0]), negotiated.minor)?;
         let shared = Arc::new(Shared {
             filesystem,
             transports,
             dialect: negotiated.dialect,
             inflight,
-            pool: Pool::new(config.pool),
+            pool: Pool::new(config.pool, drain.is_some()),
+            drain,
             buffers,
             kernel_queue: KernelQueue::new(),
             next_thread: 0.into(),
@@ -331,6 +361,13 @@ impl Shared {
                     Some(started) => started,
                     None => return,
                 },
+                Next::Drain => match self.drain(&seat) {
+                    Some(started) => started,
+                    None => {
+                        next = self.pool.drained(|| spawn_server(&self, Begin::Reader), spawn_runner);
+                        continue;
+                    }
+                },
                 Next::Run(started, Job(mut request)) => self.run_queued(&seat, started, &mut request),
             };
             next = self.pool.finish(&started, spawn_runner);
@@ -345,55 +382,95 @@ impl Shared {
         }
     }
 
+    fn place(&self, transport: &Arc<dyn Transport>) -> Request {
+        Request::new(&self.buffers, Arc::clone(transport), Some(Arc::clone(&self.inflight)))
+    }
+
     /// Reads and answers requests until one has been run that may sleep; returns that. None at the
     /// end of the mount.
     fn read(self: &Arc<Self>, transport: &Arc<dyn Transport>, seat: &PoolObserver) -> Option<Started> {
-        let mut request =
-            Request::new(&self.buffers, Arc::clone(transport), Some(Arc::clone(&self.inflight)));
+        let mut request = self.place(transport);
         loop {
-            let queued_after_ns = self.kernel_queue.look(&**transport, &self.inflight);
-            match transport.receive(request.buffer_mut()) {
-                Ok(len) => {
-                    if let Err(malformed) = request.arrived(len) {
-                        // Without a header there is no request to answer.
-                        tracing::warn!(%malformed, len, "not a request");
-                        continue;
-                    }
+            match self.receive(transport, &mut request) {
+                Received::Run(started) => return Some(self.run(seat, started, &mut request)),
+                Received::Pick(started, mut job) => {
+                    return Some(self.run_queued(seat, started, &mut job.0));
                 }
-                Err(ReceiveError::Again) => continue,
-                Err(ReceiveError::Ended) => break,
-                Err(ReceiveError::Failed(error)) => {
-                    tracing::error!(%error, "reading requests failed; the mount is no longer served");
-                    let _ = self.failure.set(error);
-                    break;
-                }
-            }
-            request.queued_after_ns = queued_after_ns;
-            let keys = match self.quick(&mut request) {
-                QuickOutcome::Answered => continue,
-                QuickOutcome::MaySleep(keys) => keys,
-                QuickOutcome::MaySleepAt(keys, payer) => {
-                    request.payer = Some(payer);
-                    keys
-                }
-            };
-            request.reply.register();
-            match self.pool.start(keys, || spawn_server(self, Begin::Reader)) {
-                Start::Run(started) => return Some(self.run(seat, started, &mut request)),
-                Start::Refuse if request.may_be_refused() => request.reply.refuse(),
-                Start::Refuse | Start::Wait => {
-                    let job = Job(request.detach());
-                    let spawn = |begin| move || spawn_server(self, begin);
-                    let next = self.pool.enqueue(keys, job, spawn(Begin::Reader), spawn(Begin::Runner));
-                    if let Some((started, Job(mut request))) = next {
-                        return Some(self.run_queued(seat, started, &mut request));
-                    }
-                }
+                Received::Nothing | Received::Done => {}
+                Received::End => break,
             }
         }
         self.inflight.stop();
         drop(self.pool.end());
         None
+    }
+
+    /// Reads and answers the requests that are there, a bounded number. Returns one that has been
+    /// run because it may sleep; none when there are no more to take now.
+    fn drain(self: &Arc<Self>, seat: &PoolObserver) -> Option<Started> {
+        let transport = self.drain.as_ref()?;
+        let mut request = self.place(transport);
+        for _ in 0..NR_DRAINED_MAX {
+            let received = self.receive(transport, &mut request);
+            if matches!(received, Received::Run(_) | Received::Pick(..)) {
+                // It may hang, and what this thread had come for waits.
+                self.pool.hand_over(|| spawn_server(self, Begin::Runner));
+            }
+            match received {
+                Received::Run(started) => return Some(self.run(seat, started, &mut request)),
+                Received::Pick(started, mut job) => {
+                    return Some(self.run_queued(seat, started, &mut job.0));
+                }
+                Received::Done => {}
+                // A reader at the device learns of the end, too.
+                Received::Nothing | Received::End => break,
+            }
+        }
+        None
+    }
+
+    /// Receives one request, and answers it or lets it wait if that needs no sleep.
+    fn receive(self: &Arc<Self>, transport: &Arc<dyn Transport>, request: &mut Request) -> Received {
+        let queued_after_ns = self.kernel_queue.look(&**transport, &self.inflight);
+        match transport.receive(request.buffer_mut()) {
+            Ok(len) => {
+                if let Err(malformed) = request.arrived(len) {
+                    // Without a header there is no request to answer.
+                    tracing::warn!(%malformed, len, "not a request");
+                    return Received::Done;
+                }
+            }
+            Err(ReceiveError::Again) => return Received::Nothing,
+            Err(ReceiveError::Ended) => return Received::End,
+            Err(ReceiveError::Failed(error)) => {
+                tracing::error!(%error, "reading requests failed; the mount is no longer served");
+                let _ = self.failure.set(error);
+                return Received::End;
+            }
+        }
+        request.queued_after_ns = queued_after_ns;
+        let keys = match self.quick(request) {
+            QuickOutcome::Answered => return Received::Done,
+            QuickOutcome::MaySleep(keys) => keys,
+            QuickOutcome::MaySleepAt(keys, payer) => {
+                request.payer = Some(payer);
+                keys
+            }
+        };
+        request.reply.register();
+        match self.pool.start(keys, || spawn_server(self, Begin::Reader)) {
+            Start::Run(started) => return Received::Run(started),
+            Start::Refuse if request.may_be_refused() => request.reply.refuse(),
+            Start::Refuse | Start::Wait => {
+                let job = Job(request.detach());
+                let spawn = |begin| move || spawn_server(self, begin);
+                let next = self.pool.enqueue(keys, job, spawn(Begin::Reader), spawn(Begin::Runner));
+                if let Some((started, job)) = next {
+                    return Received::Pick(started, Box::new(job));
+                }
+            }
+        }
+        Received::Done
     }
 
     fn quick(&self, request: &mut Request) -> QuickOutcome {

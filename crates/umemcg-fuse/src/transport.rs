@@ -115,6 +115,15 @@ impl Device {
         }
         Ok(Self { fd: self.fd.try_clone()? })
     }
+
+    /// Returns a further queue for the same mount, on which [`receive`](Transport::receive) does
+    /// not wait but returns [`ReceiveError::Again`]; none where the kernel refuses.
+    pub fn without_waiting(&self) -> Option<Self> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let fresh = rustix::fs::open("/dev/fuse", flags, Mode::empty()).ok()?;
+        umemcg_arena::sys::clone_fuse_fd(fresh.as_fd(), self.fd.as_fd()).ok()?;
+        Some(Self { fd: fresh })
+    }
 }
 
 impl AsFd for Device {
