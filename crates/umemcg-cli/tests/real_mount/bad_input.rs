@@ -56,8 +56,6 @@ fn a_process_that_does_not_exist_cannot_join() {
         for text in ["-1", "x", "1.5", "99999999999999999999", "''", "'1 2'"] {
             mount.sh(&format!("echo {text} > $CG/g/{file}")).bad("Invalid argument");
         }
-        // One that did exist.
-        mount.sh(&format!("sleep 0 & pid=$!; wait; echo $pid > $CG/g/{file}")).bad("No such process");
         assert_eq!(mount.sh(&format!("cat $CG/g/{file}")).good(), "");
     }
     mount.assert_alive();
@@ -147,7 +145,7 @@ fn a_backing_directory_that_vanishes_is_an_error_and_no_end() {
     mount.assert_alive();
     let mountpoint = mount.mnt();
     // Nothing was dirty, so nothing is lost.
-    mount.umemcg(&["umount", mountpoint.to_str().unwrap(), "--flush-timeout", "2s"]).good();
+    mount.umemcg(&["umount", mountpoint.to_str().unwrap(), "--flush-timeout", "1m"]).good();
     mount.wait();
 }
 

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 
-use crate::harness::{Mount, Options, needs_mount};
+use crate::harness::{Mount, Options, PATIENCE, lines, needs_mount, patiently};
 
 const BLOCK_BYTES: usize = 10_000;
 
@@ -41,7 +41,7 @@ fn synced_blocks_are_in_the_directory_after_a_kill() {
             }
         }
     });
-    is_far_enough.recv().unwrap();
+    is_far_enough.recv_timeout(PATIENCE).expect("the writer comes that far");
     mount.kill_daemon();
     writer.join().unwrap();
     let acknowledged = acknowledged.load(Ordering::SeqCst);
@@ -82,7 +82,7 @@ fn renaming_a_synced_file_over_an_old_one_never_leaves_neither() {
             }
         }
     });
-    is_far_enough.recv().unwrap();
+    is_far_enough.recv_timeout(PATIENCE).expect("the writer comes that far");
     mount.kill_daemon();
     writer.join().unwrap();
     let generation = generation.load(Ordering::SeqCst);
@@ -112,13 +112,14 @@ fn a_database_keeps_committed_transactions_over_a_kill() {
         let mut client =
             command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::null()).spawn().unwrap();
         let mut acknowledged = 0;
-        for line in std::io::BufRead::lines(std::io::BufReader::new(client.stdout.take().unwrap())) {
-            acknowledged = line.unwrap().parse::<u64>().unwrap_or(acknowledged);
-            if acknowledged == 100 {
-                mount.kill_daemon();
-            }
+        let said = lines(client.stdout.take().unwrap());
+        while acknowledged < 100 {
+            let line = said.recv_timeout(PATIENCE).expect("the client goes on");
+            acknowledged = line.parse::<u64>().unwrap_or(acknowledged);
         }
-        let _ = client.wait();
+        mount.kill_daemon();
+        patiently(None, &mut client);
+        acknowledged = said.iter().filter_map(|line| line.parse().ok()).last().unwrap_or(acknowledged);
         assert!(acknowledged >= 100);
         let result = mount.sh(&format!(
             "sqlite3 $DATA/{journal}.db 'PRAGMA integrity_check; SELECT count(*) >= {acknowledged} FROM t;'"

@@ -8,7 +8,7 @@ use std::process::{Child, Stdio};
 
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, prlimit};
 
-use crate::harness::{Mount, Options, PROGRAM, is_mounted, needs_mount, until};
+use crate::harness::{Mount, Options, PROGRAM, is_mounted, needs_mount, patiently, until};
 
 /// Takes mounts whose daemon has died out of the tree.
 pub fn detach(mount: &Mount) {
@@ -93,7 +93,7 @@ fn after_a_signal_users_of_the_mount_may_finish() {
     // Detached: gone from the tree, though the shell is still in it.
     until("the mount is detached", || !is_mounted(&mount.mnt()));
     fs::write(go, "\n").unwrap();
-    assert!(inside.wait().unwrap().success());
+    assert!(patiently(Some(mount.pid()), &mut inside).success());
     assert_eq!(mount.wait().status.code(), Some(0));
     assert_eq!(fs::read(mount.data().join("file")).unwrap(), b"before\nafter\n");
 }
@@ -109,7 +109,7 @@ fn a_second_signal_does_not_wait_for_users_of_the_mount() {
     mount.signal(Signal::INT);
     assert_eq!(mount.wait().status.code(), Some(0));
     fs::write(go, "\n").unwrap();
-    let _ = inside.wait();
+    patiently(None, &mut inside);
 }
 
 #[test]
@@ -245,12 +245,19 @@ fn the_socket_works_on_after_the_daemon_had_no_descriptors() {
         let limits = Rlimit { current, maximum };
         prlimit(Some(mount.pid()), Resource::Nofile, limits).unwrap().current
     };
-    // No number is left for another descriptor; the thread that accepts has one already, and wants
+    // No number is left for another descriptor; the threads that accept have one already, and want
     // the next one afterwards.
+    let pid = mount.pid().as_raw_nonzero();
+    until("the threads that accept wait for a connection", || {
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+        let stats = tasks.filter_map(|task| fs::read_to_string(task.path().join("stat")).ok());
+        let mut accepting = stats.filter(|stat| stat.contains("(umemcg-endpoint)")).peekable();
+        accepting.peek().is_some() && accepting.all(|stat| stat.contains(") S "))
+    });
     let usual = limit(Some(3));
-    mount.sh("timeout 60 $UMEMCG sync $MNT").good();
+    mount.sh("$UMEMCG sync $MNT").good();
     limit(usual);
-    mount.sh("echo y > $MNT/file; timeout 60 $UMEMCG sync $MNT; [ \"$(cat $DATA/file)\" = y ]").good();
+    mount.sh("echo y > $MNT/file; $UMEMCG sync $MNT; [ \"$(cat $DATA/file)\" = y ]").good();
     mount.umount();
 }
 
@@ -290,7 +297,7 @@ fn a_pool_beyond_the_kernels_limit_is_refused_with_its_name() {
         mount.sh(&format!(
             "cd $DATA/..; mkdir -p d2 m2; echo $BASHPID > {directory}/cgroup.procs; rm -f out
              $UMEMCG mount d2 m2 --pool {pool} > out & daemon=$!
-             until grep -q served out || [ ! -e /proc/$daemon/exe ]; do sleep 0.02; done
+             until grep -q served out || [ -z \"$(jobs -r)\" ]; do sleep 0.02; done
              if grep served out; then $UMEMCG umount m2; fi; wait $daemon"
         ))
     };

@@ -4,7 +4,8 @@
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::Barrier;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::harness::{Mount, Options, Stopped, needs_mount, until};
 
@@ -18,24 +19,25 @@ const MIB: usize = 1 << 20;
 /// has to take all of its data.
 fn write_side_by_side(mount: &Mount, store: &Mount, dir: &Path) {
     let (tasks, data) = (mount.cg().join("full/tasks"), vec![7; MIB]);
-    let (is_open, is_slow) = (Barrier::new(NR_WRITERS + 1), Barrier::new(NR_WRITERS + 1));
+    // Held until the store is slow, or this thread has failed.
+    let (nr_open, gate) = (AtomicUsize::new(0), Mutex::new(()));
     let write = |nr: usize| {
         fs::write(&tasks, "0").unwrap();
         // A file for each: the kernel lets one write at a time extend a file.
         let file = File::create(dir.join(format!("f{nr}"))).unwrap();
-        is_open.wait();
-        is_slow.wait();
+        nr_open.fetch_add(1, Ordering::SeqCst);
+        drop(gate.lock());
         let result = file.write_at(&data, 0);
         (!matches!(result, Ok(MIB))).then(|| format!("{nr}: {result:?}"))
     };
     let wrong: Vec<String> = std::thread::scope(|scope| {
-        let write = &write;
+        let (write, closed) = (&write, gate.lock());
         let threads: Vec<_> = (0..NR_WRITERS).map(|nr| scope.spawn(move || write(nr))).collect();
         let kept = || mount.value("full", "memory.stat", "slab_unreclaimable");
-        is_open.wait();
+        until("all have opened a file", || nr_open.load(Ordering::SeqCst) == NR_WRITERS);
         let before = kept();
         let stopped = Stopped::new(store);
-        is_slow.wait();
+        drop(closed);
         until("half of the writes wait", || kept() >= before + NR_WRITERS as u64 / 2 * REQUEST_BYTES);
         drop(stopped);
         threads.into_iter().filter_map(|thread| thread.join().unwrap()).collect()

@@ -141,9 +141,12 @@ impl Mount {
             for name in ["", "data", "mnt", "cg"] {
                 std::os::unix::fs::chown(directory.path().join(name), Some(user), Some(user)).unwrap();
             }
-            // The build directory may be closed to other users.
+            // The build directory may be closed to other users. Copied by a process of its own: a
+            // child that another thread forks meanwhile would keep a file that this one writes
+            // open until it runs its program, and a file that is open for writing cannot be run.
             program = directory.path().join("umemcg");
-            fs::copy(PROGRAM, &program).unwrap();
+            let copied = Command::new("cp").arg(PROGRAM).arg(&program).status().unwrap();
+            assert!(copied.success(), "cp: {copied}");
         }
         let (_, stderr) = mpsc::channel();
         let mut mount = Self {
@@ -171,9 +174,16 @@ impl Mount {
         let (stdout, stderr) = (daemon.stdout.take().unwrap(), daemon.stderr.take().unwrap());
         self.daemon = Some(daemon);
         self.stderr = collect(stderr);
-        let mut line = String::new();
-        BufReader::new(stdout).read_line(&mut line).unwrap();
-        assert!(!line.is_empty(), "the daemon did not start: {}", self.stderr.recv().unwrap_or_default());
+        match lines(stdout).recv_timeout(PATIENCE) {
+            Ok(_) => {}
+            Err(RecvTimeoutError::Disconnected) => panic!("the daemon did not start: {}", self.said()),
+            Err(RecvTimeoutError::Timeout) => panic!("the daemon said nothing for {PATIENCE:?}"),
+        }
+    }
+
+    /// Returns the stderr of a daemon that has ended.
+    fn said(&self) -> String {
+        self.stderr.recv_timeout(PATIENCE).unwrap_or_else(|error| format!("(its stderr: {error})"))
     }
 
     fn daemon_command(&self, arguments: &[&str]) -> Command {
@@ -244,7 +254,7 @@ impl Mount {
     pub fn wait(&mut self) -> Ended {
         let mut daemon = self.daemon.take().expect("a daemon runs");
         let status = patiently(None, &mut daemon);
-        Ended { status, stdout: String::new(), stderr: self.stderr.recv().unwrap_or_default() }
+        Ended { status, stdout: String::new(), stderr: self.said() }
     }
 
     /// Kills the daemon as a crash would; the mounts stay, with no daemon behind them.
@@ -281,7 +291,8 @@ impl Mount {
 
     /// A shell command that has not been started, for a test that watches it run.
     pub fn shell(&self, script: &str) -> Command {
-        let mut command = self.as_user("bash");
+        // One that a failed test leaves behind is killed when the test's thread ends.
+        let mut command = self.with_setpriv(&["--pdeathsig", "KILL"], "bash".as_ref());
         let script =
             format!("not() {{ if (eval \"$1\"); then echo \"went well: $1\" >&2; exit 99; fi; }}\n{script}");
         command.args(["-euo", "pipefail", "-c", &script]);
@@ -294,18 +305,8 @@ impl Mount {
         command
     }
 
-    fn run(&self, mut command: Command) -> Ended {
-        let mut child = command
-            .process_group(0)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap_or_else(|error| panic!("{command:?}: {error}"));
-        let stdout = collect(child.stdout.take().unwrap());
-        let stderr = collect(child.stderr.take().unwrap());
-        let status = patiently(self.daemon.as_ref().map(|_| self.pid()), &mut child);
-        Ended { status, stdout: stdout.recv().unwrap(), stderr: stderr.recv().unwrap() }
+    fn run(&self, command: Command) -> Ended {
+        run(self.daemon.as_ref().map(|_| self.pid()), command)
     }
 
     /// Makes a group and sets its limit.
@@ -340,46 +341,57 @@ impl Mount {
             .unwrap_or_else(|| panic!("no {key} in {}:\n{text}", path.display()))
     }
 
+    /// Returns the charges of a group that have a name: its usage without the stocks of threads.
+    #[track_caller]
+    pub fn named_bytes(&self, group: &str) -> u64 {
+        ["anon", "file", "kernel"].iter().map(|kind| self.value(group, "umemcg.stat", kind)).sum()
+    }
+
     /// The daemon's resident memory in bytes: now (`VmRSS`) or the most it ever was (`VmHWM`).
     pub fn daemon_memory(&self, which: &str) -> u64 {
-        memory_of(self.pid(), which)
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid().as_raw_nonzero())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix(which)?.strip_prefix(':')).unwrap();
+        line.split_whitespace().next().unwrap().parse::<u64>().unwrap() * 1024
     }
 
     /// Panics unless the daemon is alive and serves.
     #[track_caller]
     pub fn assert_alive(&mut self) {
         let ended = self.daemon.as_mut().expect("a daemon runs").try_wait().unwrap();
-        assert!(ended.is_none(), "the daemon has ended: {}", self.stderr.recv().unwrap_or_default());
+        assert!(ended.is_none(), "the daemon has ended: {}", self.said());
         self.sh("ls \"$CG\" && stat \"$MNT\"").good();
     }
 }
 
-/// A process's memory in bytes; `which` is as in `/proc/PID/status`.
-pub fn memory_of(pid: Pid, which: &str) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix(which)?.strip_prefix(':')).unwrap();
-    line.split_whitespace().next().unwrap().parse::<u64>().unwrap() * 1024
+impl Mount {
+    /// Ends the daemon if it runs, with this signal; returns whether that took too long.
+    ///
+    /// The signal is sent again until the daemon has ended: its second does not wait for users of
+    /// the mount, but counts as one with the first while the daemon has not taken that.
+    fn end_daemon(&mut self, signal: Signal) -> bool {
+        let Some(mut daemon) = self.daemon.take() else { return false };
+        let pid = Pid::from_raw(daemon.id().cast_signed()).unwrap();
+        let has_ended = holds_in_time(|| {
+            let _ = kill_process(pid, signal);
+            daemon.try_wait().is_ok_and(|status| status.is_some())
+        });
+        if thread::panicking() {
+            eprintln!("the daemon said: {}", if has_ended { self.said() } else { String::new() });
+        }
+        let _ = daemon.kill();
+        !has_ended
+    }
 }
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        if let Some(mut daemon) = self.daemon.take() {
-            if thread::panicking() {
-                let _ = daemon.kill();
-                let _ = daemon.wait();
-                eprintln!("the daemon said: {}", self.stderr.recv().unwrap_or_default());
-            } else {
-                // Two signals: the second does not wait for users of the mount.
-                let pid = Pid::from_raw(daemon.id().cast_signed()).unwrap();
-                let _ = kill_process(pid, Signal::TERM);
-                let _ = kill_process(pid, Signal::TERM);
-                let _ = patiently(None, &mut daemon);
-            }
-        }
+        let is_panic = thread::panicking();
+        let hangs = self.end_daemon(if is_panic { Signal::KILL } else { Signal::TERM });
         for path in [self.mnt(), self.cg()] {
             // More than one mount may be left on one place.
             while is_mounted(&path) && unmount(path.as_path(), UnmountFlags::DETACH).is_ok() {}
         }
+        assert!(!hangs || is_panic, "a daemon did not end within {PATIENCE:?}");
     }
 }
 
@@ -412,10 +424,20 @@ impl Drop for Stopped<'_> {
 
 /// Waits for a condition that another process brings about.
 #[track_caller]
-pub fn until(what: &str, condition: impl Fn() -> bool) {
+pub fn until(what: &str, condition: impl FnMut() -> bool) {
+    assert!(holds_in_time(condition), "waited for {PATIENCE:?}, but never: {what}");
+}
+
+/// Whether a condition comes true within [`PATIENCE`].
+fn holds_in_time(mut condition: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + PATIENCE;
-    while !condition() {
-        assert!(Instant::now() < deadline, "waited for {PATIENCE:?}, but never: {what}");
+    loop {
+        // The clock first: a thread that was not run for long looks once more.
+        let is_late = Instant::now() >= deadline;
+        let holds = condition();
+        if holds || is_late {
+            return holds;
+        }
         thread::park_timeout(Duration::from_millis(2));
     }
 }
@@ -448,6 +470,25 @@ pub fn lines(pipe: impl Read + Send + 'static) -> mpsc::Receiver<String> {
         }
     });
     receiver
+}
+
+/// Runs a program to its end, which may depend on a daemon.
+#[track_caller]
+pub fn run(daemon: Option<Pid>, mut command: Command) -> Ended {
+    let mut child = command
+        .process_group(0)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let stdout = collect(child.stdout.take().unwrap());
+    let stderr = collect(child.stderr.take().unwrap());
+    let status = patiently(daemon, &mut child);
+    let all = |pipe: mpsc::Receiver<String>| {
+        pipe.recv_timeout(PATIENCE).expect("a process that the program left behind keeps its output open")
+    };
+    Ended { status, stdout: all(stdout), stderr: all(stderr) }
 }
 
 /// Waits for a child; kills the daemon and then the child's process group when that takes too long.

@@ -68,7 +68,7 @@ for n in range(40):
 ' && rmdir $CG/h")
         .good();
     mount
-        .sh("for n in 1 2 3 4 5 6 7 8; do sleep 60 & done; \
+        .sh("for n in 1 2 3 4 5 6 7 8; do sleep 600 & done; \
              for n in 1 2 3 4 5; do for to in g g/below .; do for id in $(jobs -p); do echo $id > $CG/$to/tasks; done; done; done; \
              kill $(jobs -p); wait; rmdir $CG/g/below $CG/g")
         .good();
@@ -94,7 +94,7 @@ fn groups_are_emptied_renamed_and_removed_as_in_linux() {
         .sh("mv -T $CG/g $CG/h; mkdir $CG/g; ! mv -T $CG/g $CG/h; ! rm -f $CG/h/tasks; [ -e $CG/h/tasks ]")
         .good();
     mount.sh("echo 1 > $CG/notify_on_release; mkdir $CG/n; [ $(cat $CG/n/notify_on_release) = 1 ]; rmdir $CG/n").good();
-    mount.sh("sleep 60 & echo $! > $CG/h/tasks; ! rmdir $CG/h; kill $!; wait; rmdir $CG/h").good();
+    mount.sh("sleep 600 & echo $! > $CG/h/tasks; ! rmdir $CG/h; kill $!; wait; rmdir $CG/h").good();
     // Made and removed while a signal comes every millisecond.
     mount
         .sh("python3 -c '

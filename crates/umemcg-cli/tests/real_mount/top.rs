@@ -2,7 +2,7 @@
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::harness::{Mount, PROGRAM, Stopped, needs_mount, until};
+use crate::harness::{Mount, PROGRAM, Stopped, needs_mount, patiently, until};
 
 #[test]
 fn top_shows_every_group_as_text_and_as_json_and_ends() {
@@ -67,13 +67,14 @@ fn trim_frees_idle_groups_and_spares_a_reader() {
     let cg = mount.cg().display().to_string();
     let missed = || mount.value("busy", "memory.stat", "cache_miss");
     let before = missed();
-    let shown = mount.umemcg(&["trim", "--idle", "500ms", "--control", &cg]);
+    // Far longer than the reader can be kept from its next read.
+    let shown = mount.umemcg(&["trim", "--idle", "5s", "--control", &cg]);
     let text = shown.good().to_owned();
     // Nothing is waited for: it has gone when the command ends.
     let (left, now) = (mount.number("idle", "memory.usage_in_bytes"), mount.daemon_memory("VmRSS"));
     let after = missed();
     mount.sh("mkdir $CG/enough").good();
-    reader.wait().unwrap();
+    patiently(Some(mount.pid()), &mut reader);
     assert!(text.contains("/idle") && !text.contains("/busy"), "{text}");
     assert!(left < 1 << 20, "{left}");
     assert!(now + usage * 3 / 4 <= resident, "resident memory went from {resident} to {now}");
@@ -109,16 +110,8 @@ fn a_signal_ends_top_in_the_middle_of_a_sample() {
         };
         until("it takes its first sample", is_sampling);
         kill_process(Pid::from_child(&top), signal).unwrap();
-        let mut status = None;
-        let ended = (0..2000).any(|_| {
-            status = top.try_wait().unwrap();
-            std::thread::sleep(std::time::Duration::from_millis(5));
-            status.is_some()
-        });
-        if !ended {
-            let _ = top.kill();
-        }
-        assert!(status.is_some_and(|status| status.success()), "{signal:?}: {status:?}");
+        let status = patiently(None, &mut top);
+        assert!(status.success(), "{signal:?}: {status:?}");
     }
     drop(stopped);
     mount.umount();

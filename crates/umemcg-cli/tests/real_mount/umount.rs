@@ -10,7 +10,7 @@ use std::process::Command;
 
 use rustix::process::Signal;
 
-use crate::harness::{Ended, Mount, Options, PROGRAM, is_mounted, needs_mount, until};
+use crate::harness::{Ended, Mount, Options, PROGRAM, is_mounted, needs_mount, run, until};
 
 /// Starts a daemon in a namespace of its own, with the helper or without, and runs a script beside
 /// it.
@@ -30,15 +30,14 @@ fn in_namespace(with_helper: bool, script: &str) -> Ended {
          read -r line <&3
          {script}"
     );
-    let output = Command::new("unshare")
+    let mut command = Command::new("unshare");
+    command
         .args(["--mount", "--kill-child", "--fork", "bash", "-euo", "pipefail", "-c", &script])
         .current_dir(directory.path())
-        .env("UMEMCG", PROGRAM)
-        .output()
-        .unwrap();
-    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
-    let said = fs::read_to_string(directory.path().join("said")).unwrap_or_default();
-    Ended { status: output.status, stdout: text(&output.stdout), stderr: text(&output.stderr) + &said }
+        .env("UMEMCG", PROGRAM);
+    let mut ended = run(None, command);
+    ended.stderr += &fs::read_to_string(directory.path().join("said")).unwrap_or_default();
+    ended
 }
 
 #[test]
