@@ -6,9 +6,10 @@
 //! [`NR_NAMES_BEYOND_MAX`] such names; after that a lookup fails (`ENOMEM`).
 //!
 //! A name beyond the limit stands on the list of the group that had no room, not of the one that
-//! pays, so that the reclaim of that group asks for it.
+//! pays, so that the reclaim of that group asks for it. When the group has room again, it pays for
+//! the name itself: each charge that finds room takes back what else fits.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU32;
 use std::sync::{Arc, LazyLock};
 
@@ -30,23 +31,80 @@ const NR_PER_RECLAIM: usize = 32;
 static BEYOND: LazyLock<Allowance> = LazyLock::new(|| Allowance::new(NR_NAMES_BEYOND_MAX));
 static TICKETS: LazyLock<LeafMutex<Tickets>> = LazyLock::new(LeafMutex::default);
 
-/// The levels that had no room for a charge, lowest first, for each charge that has any: kept here
-/// because there are few, and a charge is small. A leaf lock.
+/// A charge for which there was no room at some levels.
+#[derive(Debug)]
+struct Above {
+    payer: OwnerId,
+    bytes: u64,
+    /// Those without room, lowest first. Never empty.
+    levels: Vec<Beyond>,
+}
+
+impl Above {
+    /// Returns the lowest level without room, which pays as soon as it has room.
+    fn lister(&self) -> &Arc<Group> {
+        self.levels[0].group()
+    }
+}
+
+/// The charges that were beyond a limit, kept here because there are few, and a charge is small. A
+/// leaf lock.
 #[derive(Debug, Default)]
 struct Tickets {
-    levels: HashMap<NonZeroU32, Vec<Beyond>>,
+    /// None: it came back within the limit. The number is in use until the charge goes.
+    by_number: HashMap<NonZeroU32, Option<Box<Above>>>,
+    /// The numbers of those that are still beyond, by the owner id of their lister.
+    by_lister: HashMap<OwnerId, HashSet<NonZeroU32>>,
     last: u32,
 }
 
 impl Tickets {
-    fn put(&mut self, levels: Vec<Beyond>) -> NonZeroU32 {
+    fn put(&mut self, above: Above) -> NonZeroU32 {
         // Bounded: fewer are taken than there are numbers.
         loop {
             self.last = self.last.wrapping_add(1);
-            if let Some(number) = NonZeroU32::new(self.last).filter(|n| !self.levels.contains_key(n)) {
-                self.levels.insert(number, levels);
+            if let Some(number) = NonZeroU32::new(self.last).filter(|n| !self.by_number.contains_key(n)) {
+                self.by_lister.entry(above.lister().owner()).or_default().insert(number);
+                self.by_number.insert(number, Some(Box::new(above)));
                 return number;
             }
+        }
+    }
+
+    /// Returns the group that pays for a charge beyond a limit; none if it came back.
+    fn payer(&self, number: NonZeroU32) -> Option<OwnerId> {
+        Some(self.by_number.get(&number)?.as_ref()?.payer)
+    }
+
+    /// Returns one of those that a group has beyond its limit, with the group and the size.
+    fn any_of(&self, group: &Group) -> Option<(NonZeroU32, Arc<Group>, u64)> {
+        let number = *self.by_lister.get(&group.owner())?.iter().next()?;
+        let above = self.by_number.get(&number)?.as_ref()?;
+        Some((number, Arc::clone(above.lister()), above.bytes))
+    }
+
+    /// Takes a charge as one that is within the limit again. What it returns is to be dropped
+    /// without the lock, here and below.
+    fn come_back(&mut self, number: NonZeroU32) -> Option<Box<Above>> {
+        let above = self.by_number.get_mut(&number)?.take()?;
+        self.unlist(number, &above);
+        Some(above)
+    }
+
+    /// Gives a number back, with what was beyond.
+    fn remove(&mut self, number: NonZeroU32) -> Option<Box<Above>> {
+        let above = self.by_number.remove(&number)??;
+        self.unlist(number, &above);
+        Some(above)
+    }
+
+    fn unlist(&mut self, number: NonZeroU32, above: &Above) {
+        let lister = above.lister().owner();
+        if let Some(numbers) = self.by_lister.get_mut(&lister)
+            && numbers.remove(&number)
+            && numbers.is_empty()
+        {
+            self.by_lister.remove(&lister);
         }
     }
 }
@@ -66,7 +124,7 @@ pub(crate) enum Patience {
 /// inode.
 #[derive(Debug)]
 pub(crate) struct MetadataCharge<const BYTES: u64> {
-    /// An [`OwnerId`].
+    /// An [`OwnerId`], of the group that pays; beyond a limit, of the lowest without room.
     owner: NonZeroU32,
     /// In [`Tickets`], if there was no room at some level.
     ticket: Option<NonZeroU32>,
@@ -91,16 +149,16 @@ impl<const BYTES: u64> MetadataCharge<BYTES> {
     pub(crate) fn take_by(patience: Patience, engine: &Engine, group: &Arc<Group>) -> Result<Self, Errno> {
         let (mut at, mut beyond) = (Arc::clone(group), Vec::new());
         // Bounded by the depth of the tree: each round goes up at least one level.
-        loop {
+        let charge = loop {
             let full = match engine.reclaimer().charge_at_once(&at, BYTES) {
-                Ok(charge) => return Ok(Self::of(charge, beyond)),
+                Ok(charge) => break charge,
                 Err(_) if patience == Patience::None => return Err(Errno::NOMEM),
                 Err(refused) => refused.group,
             };
             let nr_beyond = BEYOND.nr_of(&full);
             let full = if nr_beyond.is_multiple_of(NR_PER_RECLAIM) || nr_beyond >= NR_NAMES_BEYOND_MAX {
                 match patience.charge(engine, &at, BYTES) {
-                    Ok(charge) => return Ok(Self::of(charge, beyond)),
+                    Ok(charge) => break charge,
                     Err(ChargeError::Limit(refused)) => refused.group,
                     Err(_) => return Err(Errno::NOMEM),
                 }
@@ -109,39 +167,38 @@ impl<const BYTES: u64> MetadataCharge<BYTES> {
             };
             at = Arc::clone(full.parent().ok_or(Errno::NOMEM)?);
             beyond.push(BEYOND.take(full)?);
+        };
+        let has_room = beyond.is_empty();
+        let taken = Self::of(charge, beyond);
+        if has_room {
+            come_back(engine, group);
         }
+        Ok(taken)
     }
 
-    fn of(charge: Charge, beyond: Vec<Beyond>) -> Self {
-        let (owner, _) = charge.into_raw();
-        owner.with_group(|group| Self::count(group, BYTES as i64));
-        let ticket = (!beyond.is_empty()).then(|| TICKETS.lock().put(beyond));
-        Self { owner: NonZeroU32::new(owner.into_raw()).expect("no owner is 0"), ticket }
-    }
-
-    /// Counts bytes in the figures of the group that pays; those of other objects than inodes also
-    /// in one of their own.
-    fn count(group: &Group, bytes: i64) {
-        group.stat_add(StatItem::SlabReclaimable, bytes);
-        match BYTES {
-            NAME_BYTES => group.stat_add(StatItem::SlabNames, bytes),
-            CONTENT_BYTES => group.stat_add(StatItem::SlabContents, bytes),
-            _ => {}
-        }
+    fn of(charge: Charge, levels: Vec<Beyond>) -> Self {
+        let (payer, bytes) = charge.into_raw();
+        payer.with_group(|group| count(group, bytes, bytes as i64));
+        let (lister, ticket) = match levels.first() {
+            None => (payer, None),
+            Some(lowest) => {
+                let lister = lowest.group().owner();
+                (lister, Some(TICKETS.lock().put(Above { payer, bytes, levels })))
+            }
+        };
+        Self { owner: NonZeroU32::new(lister.into_raw()).expect("no owner is 0"), ticket }
     }
 
     /// Returns the group that pays.
     pub(crate) fn owner(&self) -> OwnerId {
-        OwnerId::from_raw(self.owner.get()).expect("no owner is 0")
+        let above = self.ticket.and_then(|ticket| TICKETS.lock().payer(ticket));
+        above.unwrap_or_else(|| self.lister())
     }
 
     /// Returns the group that is to give it back: the one that pays, or the first that had no room.
     /// Valid as long as the charge.
     pub(crate) fn lister(&self) -> OwnerId {
-        let Some(ticket) = self.ticket else { return self.owner() };
-        let tickets = TICKETS.lock();
-        let lowest = tickets.levels.get(&ticket).and_then(|levels| levels.first());
-        lowest.map_or_else(|| self.owner(), |beyond| beyond.group().owner())
+        OwnerId::from_raw(self.owner.get()).expect("no owner is 0")
     }
 }
 
@@ -163,17 +220,52 @@ impl Patience {
     }
 }
 
+/// Has a group that has room, and those above it, pay for what they have beyond their limits.
+fn come_back(engine: &Engine, group: &Arc<Group>) {
+    let next = || {
+        let tickets = TICKETS.lock();
+        group.ancestors().find_map(|level| tickets.any_of(level))
+    };
+    for _ in 0..NR_NAMES_BEYOND_MAX {
+        let Some((ticket, lister, bytes)) = next() else { return };
+        let Ok(charge) = engine.reclaimer().charge_at_once(&lister, bytes) else { return };
+        // Otherwise it was removed meanwhile; only it is known to stay valid.
+        if charge.owner() != lister.owner() {
+            return;
+        }
+        let above = TICKETS.lock().come_back(ticket);
+        // Otherwise the charge has gone meanwhile.
+        if let Some(above) = above {
+            charge.into_raw();
+            count(&lister, bytes, bytes as i64);
+            give_back(above.payer, above.bytes);
+        }
+    }
+}
+
+/// Counts bytes in the figures of the group that pays; those of other objects than inodes also in
+/// one of their own.
+fn count(group: &Group, size: u64, change: i64) {
+    group.stat_add(StatItem::SlabReclaimable, change);
+    match size {
+        NAME_BYTES => group.stat_add(StatItem::SlabNames, change),
+        CONTENT_BYTES => group.stat_add(StatItem::SlabContents, change),
+        _ => {}
+    }
+}
+
+/// Uncharges the payer, in its figures too.
+fn give_back(payer: OwnerId, bytes: u64) {
+    // No reader is left for the figures of a tree that is gone.
+    if let Some(group) = payer.try_resolve() {
+        count(&group, bytes, -(bytes as i64));
+    }
+    drop(Charge::from_raw(payer, bytes));
+}
+
 impl<const BYTES: u64> Drop for MetadataCharge<BYTES> {
     fn drop(&mut self) {
-        let owner = self.owner();
-        // No reader is left for the figures of a tree that is gone.
-        if let Some(group) = owner.try_resolve() {
-            Self::count(&group, -(BYTES as i64));
-        }
-        drop(Charge::from_raw(owner, BYTES));
-        if let Some(ticket) = self.ticket {
-            let levels = TICKETS.lock().levels.remove(&ticket);
-            drop(levels);
-        }
+        let above = self.ticket.and_then(|ticket| TICKETS.lock().remove(ticket));
+        give_back(above.as_ref().map_or(self.lister(), |above| above.payer), BYTES);
     }
 }
