@@ -7,11 +7,10 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
 
 use common::by_thread::ByThread;
 use common::hanging::Hanging;
-use common::{Gate, TestMount, can_mount, within};
+use common::{Gate, PATIENCE, TestMount, can_mount, within};
 use umemcg::{Engine, EngineConfig, StatItem};
 use umemcg_control::{ControlTree, KEPT_BYTES};
 use umemcg_fuse::waiting::REQUEST_BYTES;
@@ -19,7 +18,6 @@ use umemcg_fuse::{ControlFs, ProcessClassifier};
 
 const MIB: u64 = 1 << 20;
 const NR_READERS: usize = 200;
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Opens the gate also when the test fails, so that the threads that wait for it end.
 struct OpenAtEnd<'a>(&'a Gate);

@@ -24,7 +24,7 @@ use umemcg_vfs::Resolve;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
-const SOON: Duration = Duration::from_secs(40);
+const SOON: Duration = common::PATIENCE;
 /// Files of the store: `0`, `1`.
 const NR_FILES: usize = 2;
 
@@ -207,7 +207,7 @@ fn a_writer_that_is_slowed_dies_at_once_when_it_is_killed() {
     let parked = within(SOON, || ground.daemon.filesystem().nr_parked() > 0);
     assert!(parked.is_some());
     kill_process(Pid::from_child(&writer), Signal::KILL).unwrap();
-    let gone = within(Duration::from_secs(10), || writer.try_wait().unwrap().is_some());
+    let gone = within(SOON, || writer.try_wait().unwrap().is_some());
     assert!(gone.is_some());
     println!("gone after {gone:?}");
     drop(ground.daemon);

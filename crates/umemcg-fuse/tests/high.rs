@@ -12,13 +12,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::by_thread::ByThread;
-use common::{Memory, TestMount, can_mount, within};
+use common::{Memory, TestMount, can_mount, end_of, within};
 use rustix::process::{Pid, Signal, kill_process};
 use umemcg::{DirtyBound, DirtyThreshold, Engine, EngineConfig, EventKind, Group, StatItem};
 use umemcg_fuse::{Classifier, Daemon, DaemonConfig, Unmount};
 
 const MIB: u64 = 1 << 20;
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = common::PATIENCE;
 
 fn engine(pool_bytes: u64) -> Arc<Engine> {
     Engine::new(EngineConfig { pool_bytes, ..Default::default() }).unwrap()
@@ -154,15 +154,13 @@ fn a_group_stuck_over_its_high_waits_alone_and_can_be_killed() {
     let parked = within(SOON, || daemon.filesystem().nr_parked() == 1);
     let calm = fs::read(mnt.path().join("calm"));
     let usage = slowed.usage_bytes();
-    let start = Instant::now();
     kill_process(Pid::from_child(&writer), Signal::KILL).unwrap();
-    writer.wait().unwrap();
-    let took = start.elapsed();
+    let ended = within(SOON, || writer.try_wait().unwrap().is_some());
     memory.gate.open();
     assert!(parked.is_some());
     assert_eq!(calm.unwrap().len(), 4096);
     assert!(usage <= 4 * MIB, "{usage}");
-    assert!(took < Duration::from_secs(1), "{took:?}");
+    assert!(ended.is_some(), "it ends while the store hangs");
     assert!(slowed.event_count(EventKind::High) > 0);
     let pressure = [&slowed, &we].map(|group| umemcg::pressure(group).full.total);
     assert!(pressure[0] > Duration::ZERO && pressure[1].is_zero(), "{pressure:?}");
@@ -195,11 +193,11 @@ fn requests_for_names_over_high_wait_too_and_can_be_killed() {
         let parked = within(SOON, || daemon.filesystem().nr_parked() == 1);
         let others = fs::metadata(mnt.path()).is_ok();
         kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
-        child.wait().unwrap();
+        end_of(&mut child);
         assert!(parked.is_some() && others, "{command} {name}");
         assert!(within(SOON, || daemon.filesystem().nr_parked() == 0).is_some(), "{command} {name}");
     }
-    assert!(run("mkdir", "later").wait().unwrap().success(), "it is slowed and not refused");
+    assert!(end_of(&mut run("mkdir", "later")).success(), "it is slowed and not refused");
     assert!(data.path().join("later").is_dir());
     assert!(slowed.event_count(EventKind::High) > 0);
     assert!(umemcg::pressure(&we).some.total.is_zero());

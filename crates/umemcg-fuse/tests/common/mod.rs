@@ -10,7 +10,8 @@ pub mod hanging;
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::process::{Child, ExitStatus};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
@@ -192,13 +193,18 @@ pub struct TestMount {
     pub session: Session,
     mounted: Arc<Mounted>,
     point: PathBuf,
+    was_taken: Arc<AtomicBool>,
     _done: mpsc::Sender<()>,
     _dir: tempfile::TempDir,
 }
 
 /// A test that takes longer than this has its mount taken away, so that it fails instead of
 /// hanging.
-const TEST_SECONDS_MAX: u64 = 60;
+const TEST_SECONDS_MAX: u64 = 300;
+
+/// Longest that a test waits for something. No test asserts how long anything took: what must not
+/// wait for a store is shown by its end while the store hangs.
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 impl TestMount {
     pub fn new(filesystem: Arc<dyn Filesystem>) -> Self {
@@ -215,14 +221,17 @@ impl TestMount {
         let mounted = Arc::new(mounted);
         let (done, waiting) = mpsc::channel::<()>();
         let watched = Arc::downgrade(&mounted);
+        let was_taken = Arc::new(AtomicBool::new(false));
+        let taken = Arc::clone(&was_taken);
         std::thread::spawn(move || {
             let waited = waiting.recv_timeout(Duration::from_secs(TEST_SECONDS_MAX));
             if let (Err(mpsc::RecvTimeoutError::Timeout), Some(mounted)) = (waited, watched.upgrade()) {
+                taken.store(true, Ordering::SeqCst);
                 eprintln!("the test takes too long, its mount goes");
                 let _ = mounted.unmount(Unmount::ByForce);
             }
         });
-        Self { session, mounted, point, _done: done, _dir: dir }
+        Self { session, mounted, point, was_taken, _done: done, _dir: dir }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -241,17 +250,38 @@ impl TestMount {
 impl Drop for TestMount {
     fn drop(&mut self) {
         let _ = self.mounted.unmount(Unmount::ByForce);
+        let was_taken = self.was_taken.load(Ordering::SeqCst);
+        assert!(!was_taken || std::thread::panicking(), "the mount was taken after {TEST_SECONDS_MAX} s");
     }
+}
+
+/// Waits until a program has ended. One that does not is killed, and the test fails.
+#[track_caller]
+pub fn end_of(child: &mut Child) -> ExitStatus {
+    let mut status = None;
+    if within(PATIENCE, || {
+        status = child.try_wait().unwrap();
+        status.is_some()
+    })
+    .is_none()
+    {
+        let _ = child.kill();
+    }
+    status.unwrap_or_else(|| panic!("the program did not end within {PATIENCE:?}"))
 }
 
 /// Waits until `done`, for at most `limit`; says how long it took.
 pub fn within(limit: Duration, mut done: impl FnMut() -> bool) -> Option<Duration> {
     let start = Instant::now();
-    while start.elapsed() < limit {
+    loop {
+        // The clock first: a thread that was not run for long looks once more.
+        let is_late = start.elapsed() >= limit;
         if done() {
             return Some(start.elapsed());
         }
+        if is_late {
+            return None;
+        }
         std::thread::sleep(Duration::from_millis(2));
     }
-    None
 }
