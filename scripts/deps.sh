@@ -15,6 +15,9 @@ needs=(
     "diff diffutils"
     "find findutils"
     "busybox busybox"
+    "python3 python3"
+    "perl perl-base"
+    "mkfs.ext2 e2fsprogs"
     "fio fio"
     "/usr/include/stdio.h libc6-dev"
 )
@@ -43,8 +46,10 @@ if [ "${#missing[@]}" -gt 0 ]; then
         as_root=(sudo)
     fi
     echo "installing ${missing[*]}" >&2
-    "${as_root[@]}" apt-get update -q >&2
-    DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -q --no-install-recommends "${missing[@]}" >&2
+    # A mirror that does not answer is asked again.
+    apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o Acquire::Retries=3)
+    "${apt[@]}" update >&2
+    "${apt[@]}" install -y --no-install-recommends "${missing[@]}" >&2
 fi
 
 if ! command -v cargo >/dev/null 2>&1; then

@@ -9,7 +9,7 @@ use crate::tree::{NR_DIRECTORIES, NR_NAMES};
 use crate::world::GROUPS;
 
 /// Longest that the kernel takes to let go of names.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The cost of the names of all directories, and of the notes of a group's shrinkers: names that do
 /// not exist hold directories in the kernel, and the last of them stay.

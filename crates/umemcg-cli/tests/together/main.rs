@@ -79,9 +79,12 @@ fn a_mount_does_what_the_model_says_whatever_happens() {
     rustix::process::umask(Mode::empty());
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
     let only = number("UMEMCG_TOGETHER_SEED");
-    let first = number("UMEMCG_TOGETHER_FIRST").unwrap_or(now.as_nanos() as u64 % 1_000_000_000);
+    let seconds = number("UMEMCG_TOGETHER_SECONDS");
+    // New lives only for a run that was asked for.
+    let any = seconds.map_or(1, |_| now.as_nanos() as u64 % 1_000_000_000);
+    let first = number("UMEMCG_TOGETHER_FIRST").unwrap_or(any);
     let (started, mut tally) = (Instant::now(), Tally::default());
-    let until = started + Duration::from_secs(number("UMEMCG_TOGETHER_SECONDS").unwrap_or(SECONDS_DEFAULT));
+    let until = started + Duration::from_secs(seconds.unwrap_or(SECONDS_DEFAULT));
     for seed in only.unwrap_or(first).. {
         if let Err(why) = era(seed, until, &mut tally) {
             panic!("{why}\nto repeat: make test-together-mount TOGETHER_SEED={seed}");

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use crate::world::GROUPS;
 
 /// Longest that an event takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 #[derive(Debug)]
 struct Watched {

@@ -149,11 +149,13 @@ fn files_hold_what_the_model_says_whatever_happens() {
         eprint!("{}", run(seed).unwrap_or_else(|failure| panic!("{failure}")));
         return;
     }
-    let seconds = number(SECONDS).unwrap_or(SECONDS_DEFAULT);
+    let seconds = number(SECONDS);
     let now = std::time::SystemTime::now().duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap();
+    // New rounds only for a run that was asked for.
+    let any = seconds.map_or(1, |_| now.as_nanos() as u64 % 1_000_000_000);
     let (first, until) = (
-        number(FIRST).unwrap_or(now.as_nanos() as u64 % 1_000_000_000),
-        Instant::now() + Duration::from_secs(seconds),
+        number(FIRST).unwrap_or(any),
+        Instant::now() + Duration::from_secs(seconds.unwrap_or(SECONDS_DEFAULT)),
     );
     let (next, failures) = (AtomicU64::new(first), Mutex::new(Vec::new()));
     let nr_workers = std::thread::available_parallelism().map_or(1, usize::from);
