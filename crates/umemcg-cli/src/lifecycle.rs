@@ -280,6 +280,12 @@ mod tests {
         }
 
         fn shut_down(&self, deadline: Instant) -> Vec<LostFile> {
+            // Whatever ends the wait for users, the thread that detaches the mount is at work.
+            let begun = Instant::now();
+            while self.busy && !self.calls.lock().contains(&"detach") {
+                assert!(begun.elapsed() < Duration::from_secs(60), "the mount is never detached");
+                std::thread::yield_now();
+            }
             self.calls.lock().push("shut down");
             self.flush(deadline, &mut |_| {})
         }

@@ -14,7 +14,7 @@ use umemcg::File;
 use umemcg_vfs::{Create, Lookup, Names, NodeId, OFlags, Volume};
 
 /// Longest wait for what must happen.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;

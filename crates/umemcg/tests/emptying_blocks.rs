@@ -4,7 +4,7 @@
 mod common;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use common::{MemStore, engine, group, pattern, read_all};
@@ -14,6 +14,8 @@ const PAGE: u64 = 4096;
 /// Four blocks' worth, of which wide holes are punched: its own blocks are sparse.
 const NR_PAGES: u64 = 2048;
 const RUN: Duration = Duration::from_secs(3);
+/// Longest that it goes on because nothing has been emptied yet.
+const RUN_MAX: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 struct Unlimited;
@@ -102,14 +104,13 @@ fn change_while_blocks_are_emptied(open: impl Fn(&Engine) -> (Arc<File>, Option<
     let (file, store) = open(&engine);
     let stop = AtomicBool::new(false);
     let mut model = Vec::new();
-    let mut nr_moved = 0;
+    let nr_moved = AtomicU64::new(0);
     std::thread::scope(|scope| {
-        let emptier = scope.spawn(|| {
-            let mut nr = 0;
+        scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
-                nr += engine.cache().empty_sparse_blocks(usize::MAX);
+                let nr = engine.cache().empty_sparse_blocks(usize::MAX) as u64;
+                nr_moved.fetch_add(nr, Ordering::Relaxed);
             }
-            nr
         });
         scope.spawn(|| {
             let mut dice = Dice(0x1234_5678_9abc_def1);
@@ -126,15 +127,15 @@ fn change_while_blocks_are_emptied(open: impl Fn(&Engine) -> (Arc<File>, Option<
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
             let started = Instant::now();
-            while started.elapsed() < RUN {
+            let is_enough = || nr_moved.load(Ordering::Relaxed) > 0 && started.elapsed() > RUN;
+            while !is_enough() && started.elapsed() < RUN_MAX {
                 step(&mut dice, &file, store.as_deref(), &tenant, &mut model);
             }
         }));
         stop.store(true, Ordering::Relaxed);
-        nr_moved = emptier.join().unwrap();
         outcome.unwrap_or_else(|failure| std::panic::resume_unwind(failure));
     });
-    assert!(nr_moved > 0, "nothing was emptied");
+    assert!(nr_moved.into_inner() > 0, "nothing was emptied");
     assert!(read_all(&file, &tenant) == model);
     if let Some(store) = store {
         file.fsync(true, &file.sample_error()).unwrap();

@@ -412,7 +412,7 @@ fn a_hanging_store_holds_up_no_other() {
     assert_eq!(lost.len(), 1);
     assert_eq!(lost[0].bytes, MIB as u64);
     stuck.release();
-    assert!(engine.sync_all(Duration::from_secs(20)).is_empty());
+    assert!(engine.sync_all(Duration::from_secs(60)).is_empty());
     assert!(stuck.live() == pattern(19, 0, MIB));
 }
 
