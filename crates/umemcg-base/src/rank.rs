@@ -174,7 +174,7 @@ pub const RANKS: &[RankInfo] = &[
     lock(
         Rank::EventListeners,
         "the listeners of a group's events, then the peaks of a group",
-        "`umemcg-control/src/listeners.rs`, `peak.rs`",
+        "`umemcg-control/src/event_listeners.rs`, `peak.rs`",
     ),
     lock(
         Rank::LevelListener,

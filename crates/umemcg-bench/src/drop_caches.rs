@@ -5,11 +5,11 @@
 use umemcg::DropCaches;
 use umemcg_reclaim::baseline;
 
+use crate::many_volumes::World;
 use crate::options::{Failure, Options};
 use crate::progress::Progress;
 use crate::report::{Report, Section, Target, Verdict};
 use crate::stats::{Samples, thread_time};
-use crate::world::World;
 
 const NR_GROUPS: [usize; 3] = [400, 4000, 40_000];
 /// Index of the mail's number.

@@ -59,7 +59,7 @@ impl Program {
 
 /// A daemon, and what is behind its mount.
 struct Ground {
-    /// Unmounted before the directories go.
+    /// Unmounted before the directories are removed.
     mount: Option<Mount>,
     control: PathBuf,
     pool_bytes: u64,

@@ -12,12 +12,12 @@ use umemcg_base::PAGE_SIZE_U64;
 use umemcg_reclaim::baseline::{self, Spent};
 use umemcg_vfs::{Caller, Create, HostVolume, Lookup, Names, NodeId, OFlags, VolumeConfig};
 
+use crate::many_volumes::World;
 use crate::options::{Failure, Options};
 use crate::progress::Progress;
 use crate::report::{Report, Section, Target, Verdict};
 use crate::stats::Samples;
 use crate::store::HostFile;
-use crate::world::World;
 
 const NR_GROUPS: usize = 255;
 const LIMIT_BYTES: u64 = 200 << 20;

@@ -72,7 +72,7 @@ impl Programs {
 
 /// The directory, its mounts, and how much is moved.
 struct Ground {
-    /// Unmounted before the directory goes: fields are dropped in this order.
+    /// Unmounted before the directory is removed: fields are dropped in this order.
     mounts: Vec<Mount>,
     umemcg: PathBuf,
     data: PathBuf,

@@ -26,6 +26,8 @@ mod fuse;
 mod guarantee;
 mod hit;
 mod machine;
+#[cfg(feature = "experiments")]
+mod many_volumes;
 mod mounts;
 mod neighbour;
 mod neighbour_choice;
@@ -39,7 +41,7 @@ mod report;
 mod results;
 mod scale;
 #[cfg(feature = "experiments")]
-mod served;
+mod served_mount;
 #[cfg(feature = "experiments")]
 mod slab;
 #[cfg(feature = "experiments")]
@@ -54,8 +56,6 @@ mod storm;
 #[cfg(feature = "experiments")]
 mod streamer;
 mod threads;
-#[cfg(feature = "experiments")]
-mod world;
 
 use std::process::ExitCode;
 

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use crate::options::Failure;
 
-/// The time that a mount may take to appear or to go.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The time that a mount may take to appear or to vanish.
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Time between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -45,7 +45,7 @@ impl Mount {
         let child = command.spawn().map_err(|error| problem(error.to_string()))?;
         let unmount = unmount.iter().map(|word| word.replace("{}", &path.display().to_string())).collect();
         let mut mount = Self { name, path, child, unmount, ended: false };
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !is_mounted(&mount.path) {
             let ended = mount.child.try_wait().map_err(Failure::at("cannot wait for a daemon"))?;
             if let Some(status) = ended {
@@ -53,7 +53,7 @@ impl Mount {
                 return Err(Failure::Setup(format!("{name} ended instead of mounting: {status}")));
             }
             if Instant::now() >= deadline {
-                return Err(Failure::Setup(format!("{name} has not mounted in {} s", PATIENCE.as_secs())));
+                return Err(Failure::Setup(format!("{name} has not mounted in {} s", TIMEOUT.as_secs())));
             }
             std::thread::sleep(LOOK_EVERY);
         }
@@ -79,7 +79,7 @@ impl Mount {
         if !said.success() {
             return Err(Failure::Wrong(format!("{name} cannot be unmounted: {said}")));
         }
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while Instant::now() < deadline {
             let ended: Option<ExitStatus> =
                 self.child.try_wait().map_err(Failure::at("cannot wait for a daemon"))?;

@@ -17,7 +17,7 @@ use crate::c_project::ProjectSize;
 use crate::options::{Failure, Options};
 use crate::progress::Progress;
 use crate::report::{MailFigure, Report, Section, Target, Verdict};
-use crate::served::ServedMount;
+use crate::served_mount::ServedMount;
 use crate::stats::Samples;
 use crate::threads::process_time;
 

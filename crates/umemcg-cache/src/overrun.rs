@@ -85,8 +85,8 @@ impl Overrun {
     }
 }
 
-/// Pages that a request may have beyond its group's limit; go back when dropped, which is after the
-/// pages.
+/// Pages that a request may have beyond its group's limit; returned when dropped, which is after
+/// the pages.
 #[derive(Debug)]
 pub(crate) struct OverrunClaim {
     overrun: Arc<Overrun>,

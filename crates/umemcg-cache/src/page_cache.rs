@@ -205,7 +205,7 @@ impl PageCache {
             }
         }
         let left = std::mem::take(&mut *open);
-        // This may be the last reference to some of the files, which go with it.
+        // This may be the last reference to some of the files, which are freed with it.
         drop(open);
         asked
             .into_iter()

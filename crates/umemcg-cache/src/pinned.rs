@@ -15,7 +15,7 @@ const NR_IN_PLACE: usize = 4;
 /// cache. Borrows the cache from the file: a count that all readers share would be a line that all
 /// of them write.
 ///
-/// The claim goes after the pins: fields are dropped after `drop`.
+/// The claim is released after the pins: fields are dropped after `drop`.
 pub struct PinnedPages<'a> {
     cache: &'a CacheCore,
     /// Segments in `few`; when there are more than fit, all are in `many`.

@@ -1,5 +1,5 @@
 //! Index leaves that hold nothing but shadow entries: memory for pages that left long ago, on lists
-//! by group. What of it goes under pressure is decided in [`crate::shadow_shrinker`].
+//! by group. The shadows to drop under pressure are chosen in [`crate::shadow_shrinker`].
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

@@ -1,7 +1,7 @@
 //! The shrinker of index leaves that hold nothing but shadow entries.
 //!
 //! A group may keep one such leaf for every eight pages that it has cached: enough to judge what
-//! comes back. What is above that goes under pressure, oldest first, half of it each time
+//! comes back. Shadows above that are dropped under pressure, oldest first, half of it each time
 //! (`kernel-semantics` §2.2).
 
 use std::sync::{Arc, Weak};

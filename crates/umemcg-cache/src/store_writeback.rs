@@ -1,6 +1,6 @@
 //! Write-back of one backing store: its dirty files in order, and the thread that writes them. A
 //! store that hangs holds up its own thread and no other. The thread comes with the first dirty
-//! file and goes when there has been none for a while (see [`crate::flushers`]), so a store without
+//! file and ends when there has been none for a while (see [`crate::flushers`]), so a store without
 //! writers costs no thread; this lives as long as one of its files.
 
 use std::collections::HashMap;

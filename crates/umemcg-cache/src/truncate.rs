@@ -103,7 +103,7 @@ impl File {
         }
         let page = from >> PAGE_SHIFT;
         // Under the lock: a pin without it fails also while reclaim has the page frozen to see
-        // whether it may go.
+        // whether it may be dropped.
         let pin = |index: LockedIndex<'_>| match index.get(page) {
             Entry::Page(frame) => self.record(frame).try_pin().then_some(frame),
             _ => None,

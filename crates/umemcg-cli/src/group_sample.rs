@@ -105,8 +105,8 @@ pub struct TreeSample {
 }
 
 impl TreeSample {
-    /// Reads the control tree that is mounted at `control`. A group that goes meanwhile is left
-    /// out, with what is below it. Every step of the walk is relative to the directory that it
+    /// Reads the control tree that is mounted at `control`. A group that is removed meanwhile is
+    /// left out, with what is below it. Every step of the walk is relative to the directory that it
     /// starts from, so a deep tree costs no more than a wide one, and one descriptor is open at a
     /// time.
     ///

@@ -37,7 +37,7 @@ struct Row {
     /// Of the usage, what reclaim of the pool leaves alone; and what it takes last.
     min_bytes: u64,
     low_bytes: u64,
-    /// Above the soft limit: it goes before what others have.
+    /// Bytes above the soft limit, which are reclaimed first.
     excess_bytes: u64,
     dirty_bytes: u64,
     /// Of the pages that were read, the ones that were there; none when none were read.

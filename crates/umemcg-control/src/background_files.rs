@@ -4,7 +4,7 @@ use umemcg::InvalidMarks;
 
 use crate::context::FileContext;
 use crate::error::ControlError;
-use crate::value;
+use crate::numbers;
 
 type Shown = Result<String, ControlError>;
 type Done = Result<(), ControlError>;
@@ -20,7 +20,7 @@ fn number(value: u64) -> Shown {
 }
 
 fn parse_number(written: &[u8]) -> Result<u32, ControlError> {
-    u32::try_from(value::parse_number(written)?).map_err(|_| ControlError::Invalid)
+    u32::try_from(numbers::parse_number(written)?).map_err(|_| ControlError::Invalid)
 }
 
 pub(crate) fn show_low_distance(context: &FileContext<'_>) -> Shown {
@@ -28,7 +28,7 @@ pub(crate) fn show_low_distance(context: &FileContext<'_>) -> Shown {
 }
 
 pub(crate) fn set_low_distance(context: &FileContext<'_>, written: &[u8]) -> Done {
-    let bytes = value::parse_size_v1(written)?;
+    let bytes = numbers::parse_size_v1(written)?;
     Ok(context.engine().reclaimer().set_low_wmark_distance(context.group, bytes)?)
 }
 
@@ -37,13 +37,13 @@ pub(crate) fn show_high_distance(context: &FileContext<'_>) -> Shown {
 }
 
 pub(crate) fn set_high_distance(context: &FileContext<'_>, written: &[u8]) -> Done {
-    let bytes = value::parse_size_v1(written)?;
+    let bytes = numbers::parse_size_v1(written)?;
     Ok(context.engine().reclaimer().set_high_wmark_distance(context.group, bytes)?)
 }
 
 pub(crate) fn show_marks(context: &FileContext<'_>) -> Shown {
     let marks = context.engine().reclaimer().marks(context.group);
-    let (low, high) = (value::show_limit_v1(marks.low), value::show_limit_v1(marks.high));
+    let (low, high) = (numbers::show_limit_v1(marks.low), numbers::show_limit_v1(marks.high));
     Ok(format!("low_wmark {low}\nhigh_wmark {high}\n"))
 }
 
@@ -87,20 +87,20 @@ pub(crate) fn set_scale_factor(context: &FileContext<'_>, written: &[u8]) -> Don
 
 /// Shows the high mark in the names that count used memory: the high one is where reclaim starts.
 pub(crate) fn show_mark_high(context: &FileContext<'_>) -> Shown {
-    number(value::show_limit_v1(context.engine().reclaimer().marks(context.group).low))
+    number(numbers::show_limit_v1(context.engine().reclaimer().marks(context.group).low))
 }
 
 pub(crate) fn show_mark_low(context: &FileContext<'_>) -> Shown {
-    number(value::show_limit_v1(context.engine().reclaimer().marks(context.group).high))
+    number(numbers::show_limit_v1(context.engine().reclaimer().marks(context.group).high))
 }
 
 pub(crate) fn show_high(context: &FileContext<'_>) -> Shown {
-    Ok(format!("{}\n", value::show_limit_v2(context.engine().reclaimer().high(context.group))))
+    Ok(format!("{}\n", numbers::show_limit_v2(context.engine().reclaimer().high(context.group))))
 }
 
 /// Succeeds whatever could be reclaimed.
 pub(crate) fn set_high(context: &FileContext<'_>, written: &[u8]) -> Done {
-    let bytes = value::parse_limit_v2(written)?;
+    let bytes = numbers::parse_limit_v2(written)?;
     (context.request.accepted)();
     let stop_early = || context.request.nonblocking || (context.request.cancelled)();
     context.engine().set_high(context.group, bytes, &stop_early);

@@ -11,7 +11,7 @@ use umemcg_base::PAGE_SIZE_U64;
 
 use crate::context::FileContext;
 use crate::error::ControlError;
-use crate::value;
+use crate::numbers;
 
 use DirtyThreshold::{Background, Foreground};
 
@@ -45,14 +45,14 @@ fn not_root(context: &FileContext<'_>) -> Done {
 }
 
 fn set_percent(context: &FileContext<'_>, which: DirtyThreshold, written: &[u8]) -> Done {
-    match u8::try_from(value::parse_number(written)?) {
+    match u8::try_from(numbers::parse_number(written)?) {
         Ok(percent @ 0..=100) => set(context, which, DirtyBound::Percent(percent)),
         _ => Err(ControlError::Invalid),
     }
 }
 
 fn set_bytes(context: &FileContext<'_>, which: DirtyThreshold, least: u64, written: &[u8]) -> Done {
-    match value::parse_size_v1(written)? {
+    match numbers::parse_size_v1(written)? {
         bytes if bytes < least || bytes > i64::MAX as u64 => Err(ControlError::Invalid),
         bytes => set(context, which, DirtyBound::Bytes(bytes)),
     }
@@ -116,7 +116,7 @@ fn show_centiseconds(time: Duration) -> Shown {
 
 fn parse_centiseconds(written: &[u8]) -> Result<Duration, ControlError> {
     // As far as an `int` of the kernel reaches.
-    let number = value::parse_number(written)?;
+    let number = numbers::parse_number(written)?;
     if number > i32::MAX as u64 {
         return Err(ControlError::Invalid);
     }

@@ -6,10 +6,10 @@ use umemcg::PressureLevel;
 use crate::context::FileContext;
 use crate::descriptors::DescriptorError;
 use crate::error::ControlError;
-use crate::listeners::{ListenerEvent, Propagation};
+use crate::event_listeners::{ListenerEvent, Propagation};
 use crate::node::serial_of;
+use crate::numbers::{parse_decimal, parse_limit_v1, strip};
 use crate::permission::READ;
-use crate::value::{parse_decimal, parse_limit_v1, strip};
 
 /// Registers the writer's eventfd for events of one of the group's files.
 #[doc(alias = "memcg_write_event_control")]

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 
-use crate::value::UNLIMITED;
+use crate::numbers::UNLIMITED;
 
 /// Their values in one group. (A) throughout: no value depends on another.
 #[derive(Debug)]

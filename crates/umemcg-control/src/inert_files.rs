@@ -8,10 +8,10 @@ use crate::context::FileContext;
 use crate::error::ControlError;
 use crate::inert::Inert;
 use crate::memory_files;
+use crate::numbers::{self, SWAPPINESS_MAX};
 use crate::peak::PeakOf;
 use crate::row::{Row, SET, SHOWN, Scope};
 use crate::style::Version;
-use crate::value::{self, SWAPPINESS_MAX};
 
 use Scope::{Everywhere, NotRoot};
 use Version::{V1, V2};
@@ -220,15 +220,15 @@ fn ignore(_context: &FileContext<'_>, _written: &[u8]) -> Done {
 }
 
 fn set_zero(_context: &FileContext<'_>, written: &[u8]) -> Done {
-    if value::parse_number(written)? == 0 { Ok(()) } else { Err(ControlError::Invalid) }
+    if numbers::parse_number(written)? == 0 { Ok(()) } else { Err(ControlError::Invalid) }
 }
 
 fn show_memsw_limit(context: &FileContext<'_>) -> Shown {
-    number(value::show_limit_v1(inert(context).memsw_limit()))
+    number(numbers::show_limit_v1(inert(context).memsw_limit()))
 }
 
 fn set_memsw_limit(context: &FileContext<'_>, written: &[u8]) -> Done {
-    let bytes = value::parse_limit_v1(written)?;
+    let bytes = numbers::parse_limit_v1(written)?;
     if context.group.is_root() || bytes < context.group.max_bytes() {
         return Err(ControlError::Invalid);
     }
@@ -237,11 +237,11 @@ fn set_memsw_limit(context: &FileContext<'_>, written: &[u8]) -> Done {
 }
 
 fn show_tcp_limit(context: &FileContext<'_>) -> Shown {
-    number(value::show_limit_v1(inert(context).tcp_limit.load(Relaxed)))
+    number(numbers::show_limit_v1(inert(context).tcp_limit.load(Relaxed)))
 }
 
 fn set_tcp_limit(context: &FileContext<'_>, written: &[u8]) -> Done {
-    let bytes = value::parse_limit_v1(written)?;
+    let bytes = numbers::parse_limit_v1(written)?;
     if context.group.is_root() {
         return Err(ControlError::Invalid);
     }
@@ -263,7 +263,7 @@ fn show_swappiness(context: &FileContext<'_>) -> Shown {
 }
 
 fn set_swappiness(context: &FileContext<'_>, written: &[u8]) -> Done {
-    match value::parse_number(written)? {
+    match numbers::parse_number(written)? {
         swappiness @ 0..=SWAPPINESS_MAX => {
             inert(context).swappiness.store(swappiness as u8, Relaxed);
             Ok(())
@@ -274,7 +274,7 @@ fn set_swappiness(context: &FileContext<'_>, written: &[u8]) -> Done {
 
 /// Sets a flag. Any number but 0 is 1, as in Linux.
 fn set_flag(flag: &AtomicBool, written: &[u8]) -> Done {
-    flag.store(value::parse_number(written)? != 0, Relaxed);
+    flag.store(numbers::parse_number(written)? != 0, Relaxed);
     Ok(())
 }
 
@@ -303,18 +303,18 @@ fn show_oom_group(context: &FileContext<'_>) -> Shown {
 }
 
 fn set_oom_group(context: &FileContext<'_>, written: &[u8]) -> Done {
-    if value::parse_number(written)? > 1 {
+    if numbers::parse_number(written)? > 1 {
         return Err(ControlError::Invalid);
     }
     set_flag(&inert(context).oom_group, written)
 }
 
 fn show_limit(limit: &AtomicU64) -> Shown {
-    Ok(format!("{}\n", value::show_limit_v2(limit.load(Relaxed))))
+    Ok(format!("{}\n", numbers::show_limit_v2(limit.load(Relaxed))))
 }
 
 fn set_limit(limit: &AtomicU64, written: &[u8]) -> Done {
-    limit.store(value::parse_limit_v2(written)?, Relaxed);
+    limit.store(numbers::parse_limit_v2(written)?, Relaxed);
     Ok(())
 }
 

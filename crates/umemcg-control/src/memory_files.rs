@@ -7,8 +7,8 @@ use umemcg::{LimitError, ReclaimError};
 use crate::context::FileContext;
 use crate::error::ControlError;
 use crate::group_control::GroupControl;
+use crate::numbers;
 use crate::peak::PeakOf;
-use crate::value;
 
 type Shown = Result<String, ControlError>;
 type Done = Result<(), ControlError>;
@@ -22,15 +22,15 @@ pub(crate) fn show_usage(context: &FileContext<'_>) -> Shown {
 }
 
 pub(crate) fn show_limit_v1(context: &FileContext<'_>) -> Shown {
-    number(value::show_limit_v1(context.group.max_bytes()))
+    number(numbers::show_limit_v1(context.group.max_bytes()))
 }
 
 pub(crate) fn show_limit_v2(context: &FileContext<'_>) -> Shown {
-    Ok(format!("{}\n", value::show_limit_v2(context.group.max_bytes())))
+    Ok(format!("{}\n", numbers::show_limit_v2(context.group.max_bytes())))
 }
 
 pub(crate) fn set_limit_v1(context: &FileContext<'_>, written: &[u8]) -> Done {
-    let bytes = value::parse_limit_v1(written)?;
+    let bytes = numbers::parse_limit_v1(written)?;
     if bytes > part(context).inert.memsw_limit() {
         return Err(ControlError::Invalid);
     }
@@ -43,7 +43,7 @@ pub(crate) fn set_limit_v1(context: &FileContext<'_>, written: &[u8]) -> Done {
 
 /// Succeeds whatever could be reclaimed; a writer that gives up waiting has the limit all the same.
 pub(crate) fn set_limit_v2(context: &FileContext<'_>, written: &[u8]) -> Done {
-    let bytes = value::parse_limit_v2(written)?;
+    let bytes = numbers::parse_limit_v2(written)?;
     (context.request.accepted)();
     let stop_early = || context.request.nonblocking || (context.request.cancelled)();
     context.engine().set_max(context.group, bytes, &stop_early);
@@ -51,12 +51,12 @@ pub(crate) fn set_limit_v2(context: &FileContext<'_>, written: &[u8]) -> Done {
 }
 
 pub(crate) fn show_soft_limit(context: &FileContext<'_>) -> Shown {
-    number(value::show_limit_v1(context.group.soft_limit_bytes()))
+    number(numbers::show_limit_v1(context.group.soft_limit_bytes()))
 }
 
 /// Stores the soft limit: it says from which groups reclaim takes first.
 pub(crate) fn set_soft_limit(context: &FileContext<'_>, written: &[u8]) -> Done {
-    context.engine().set_soft_limit(context.group, value::parse_limit_v1(written)?);
+    context.engine().set_soft_limit(context.group, numbers::parse_limit_v1(written)?);
     Ok(())
 }
 
@@ -99,7 +99,7 @@ pub(crate) fn force_empty(context: &FileContext<'_>, _written: &[u8]) -> Done {
 }
 
 pub(crate) fn reclaim(context: &FileContext<'_>, written: &[u8]) -> Done {
-    let bytes = value::parse_reclaim(written)?;
+    let bytes = numbers::parse_reclaim(written)?;
     context.engine().reclaim(context.group, bytes, context.request.cancelled).map_err(reclaim_error)
 }
 
@@ -116,7 +116,7 @@ pub(crate) fn show_use_hierarchy(_context: &FileContext<'_>) -> Shown {
 }
 
 pub(crate) fn set_use_hierarchy(_context: &FileContext<'_>, written: &[u8]) -> Done {
-    match value::parse_number(written)? {
+    match numbers::parse_number(written)? {
         1 => Ok(()),
         _ => Err(ControlError::Invalid),
     }

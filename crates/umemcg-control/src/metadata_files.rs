@@ -7,7 +7,7 @@ use umemcg::{DropCaches, StatItem};
 
 use crate::context::FileContext;
 use crate::error::ControlError;
-use crate::value;
+use crate::numbers;
 
 type Shown = Result<String, ControlError>;
 type Done = Result<(), ControlError>;
@@ -27,12 +27,12 @@ pub(crate) fn reset_peak(context: &FileContext<'_>, _written: &[u8]) -> Done {
 
 /// Shows no limit: there is none of its own.
 pub(crate) fn show_limit(_context: &FileContext<'_>) -> Shown {
-    Ok(format!("{}\n", value::UNLIMITED_V1_SHOWN))
+    Ok(format!("{}\n", numbers::UNLIMITED_V1_SHOWN))
 }
 
 /// Checks what is written, and ignores it, as Linux does since 6.1.
 pub(crate) fn set_limit(context: &FileContext<'_>, written: &[u8]) -> Done {
-    value::parse_limit_v1(written)?;
+    numbers::parse_limit_v1(written)?;
     if context.group.is_root() { Err(ControlError::Invalid) } else { Ok(()) }
 }
 
@@ -84,7 +84,7 @@ pub(crate) fn show_slabinfo(context: &FileContext<'_>) -> Shown {
 }
 
 pub(crate) fn drop_caches(context: &FileContext<'_>, written: &[u8]) -> Done {
-    let what = match value::parse_number(written)? {
+    let what = match numbers::parse_number(written)? {
         1 => DropCaches::Pages,
         2 => DropCaches::Objects,
         3 => DropCaches::Both,
@@ -96,7 +96,7 @@ pub(crate) fn drop_caches(context: &FileContext<'_>, written: &[u8]) -> Done {
 
 /// Serves `vm.compact_memory`.
 pub(crate) fn compact_memory(context: &FileContext<'_>, written: &[u8]) -> Done {
-    if value::parse_number(written)? != 1 {
+    if numbers::parse_number(written)? != 1 {
         return Err(ControlError::Invalid);
     }
     context.engine().trim();

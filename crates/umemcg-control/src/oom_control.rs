@@ -8,7 +8,7 @@ use umemcg::EventKind;
 
 use crate::context::FileContext;
 use crate::error::ControlError;
-use crate::value::parse_number;
+use crate::numbers::parse_number;
 
 pub(crate) fn show(context: &FileContext<'_>) -> Result<String, ControlError> {
     let disabled = u8::from(context.control().oom_kill_disabled.load(Relaxed));

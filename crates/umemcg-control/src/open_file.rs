@@ -10,8 +10,8 @@ use crate::error::ControlError;
 use crate::file_id::FileId;
 use crate::peak::PeakNote;
 use crate::permission::Credentials;
+use crate::poll_watch::Watch;
 use crate::trigger::Trigger;
-use crate::watch::Watch;
 
 /// A text of this many bytes is kept whatever the limits say.
 pub const KEPT_BYTES: u64 = 4096;

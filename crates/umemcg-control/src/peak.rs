@@ -28,7 +28,7 @@ pub struct Peaks {
     lifetime: PeakNote,
     v1: PeakNote,
     memsw: PeakNote,
-    /// Of open files; gone when they are closed. Held while the counter is reset.
+    /// The peaks of open files; removed when the files are closed. Held while the counter is reset.
     open_files: LeafMutex<Vec<Weak<PeakNote>>>,
 }
 

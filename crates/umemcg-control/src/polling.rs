@@ -14,11 +14,11 @@ use umemcg::Group;
 use crate::node::NodeId;
 use crate::open_file::OpenFile;
 use crate::permission::Credentials;
+use crate::poll_watch::{POPULATED_FILE, PollResult, is_event_file, nr_changes};
 use crate::populated::is_populated;
 use crate::request::Access;
 use crate::tree::ControlTree;
 use crate::waiters::Waker;
-use crate::watch::{POPULATED_FILE, PollResult, is_event_file, nr_changes};
 
 impl ControlTree {
     /// Returns the result of polling an open file. `waker` is called when there may be a change;

@@ -10,8 +10,8 @@ use umemcg::PressureLine;
 
 use crate::context::FileContext;
 use crate::error::ControlError;
+use crate::numbers::{parse_decimal, strip};
 use crate::trigger::{Trigger, WINDOW_MAX, WINDOW_MIN};
-use crate::value::{parse_decimal, strip};
 
 /// Shows `memory.pressure`.
 #[doc(alias = "psi_show")]

@@ -14,10 +14,10 @@ use umemcg::Group;
 use crate::context::FileContext;
 use crate::error::ControlError;
 use crate::membership::MembershipError;
+use crate::numbers::{parse_number, parse_pid, strip};
 use crate::permission::WRITE;
 use crate::populated::is_populated;
 use crate::style::Style;
-use crate::value::{parse_number, parse_pid, strip};
 
 type Shown = Result<String, ControlError>;
 type Done = Result<(), ControlError>;

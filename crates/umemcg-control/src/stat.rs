@@ -16,8 +16,8 @@ use umemcg_base::PAGE_SIZE_U64;
 use crate::context::FileContext;
 use crate::error::ControlError;
 use crate::group_control::GroupControl;
+use crate::numbers::show_limit_v1;
 use crate::style::Style;
-use crate::value::show_limit_v1;
 
 use StatItem::*;
 

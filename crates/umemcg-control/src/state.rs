@@ -6,9 +6,9 @@ use std::sync::Arc;
 use umemcg::{Engine, Group};
 use umemcg_base::{Rank, RankedMutex, RankedMutexGuard};
 
+use crate::event_listeners::Listeners;
 use crate::file_id::FileId;
 use crate::group_control::{DIRECTORY_MODE, GroupControl, Owner};
-use crate::listeners::Listeners;
 use crate::membership::Membership;
 use crate::membership_watchers::Watchers;
 use crate::style::Style;

@@ -21,12 +21,12 @@ use crate::membership::Membership;
 use crate::node::{Attr, DirEntry, NodeId, serial_of};
 use crate::open_file::{Content, OpenFile};
 use crate::permission::{Credentials, READ, SEARCH, WRITE};
+use crate::poll_watch::Watch;
 use crate::request::{Access, Request};
 use crate::row::Row;
 use crate::state::ControlState;
 use crate::style::Style;
 use crate::table::{ROWS, find, row_of};
-use crate::watch::Watch;
 
 /// Longest name, in bytes.
 pub const NAME_BYTES_MAX: usize = 255;

@@ -19,8 +19,7 @@ use rustix::io::Errno;
 use umemcg_base::LeafMutex;
 use umemcg_control::{
     Access, Attr, ControlError, ControlTree, Credentials, Descriptors, NAME_BYTES_MAX, NoDescriptors, NodeId,
-    OpenFile, PollResult, Request, SetAttr, SetXattr, WRITE_BYTES_MAX, Waker, check_xattr_name,
-    is_event_file,
+    OpenFile, PollResult, SetAttr, SetXattr, WRITE_BYTES_MAX, Waker, check_xattr_name, is_event_file,
 };
 
 use crate::classify::{Classifier, Payer, Requester};
@@ -30,10 +29,10 @@ use crate::inflight::Interrupts;
 use crate::modify_events::{ModifyEvents, Touch};
 use crate::mount::Mounted;
 use crate::notifier::Notifier;
-use crate::pool::Keys;
 use crate::reply::Reply;
-use crate::request::RequestRef;
+use crate::request::Request;
 use crate::session::{Filesystem, QuickOutcome};
+use crate::thread_pool::Keys;
 use crate::wire::reply::{Attr as WireAttr, AttrOut, EntryOut, OpenOut, PollOut, StatfsOut};
 use crate::wire::request::{PollIn, ReadIn, SetattrIn, WriteIn};
 use crate::wire::{
@@ -232,7 +231,7 @@ impl ControlFs {
         Ok(list)
     }
 
-    fn open(&self, request: &RequestRef<'_>, flags: u32) -> Result<u64, ControlError> {
+    fn open(&self, request: &Request<'_>, flags: u32) -> Result<u64, ControlError> {
         let (node, header) = (NodeId::from_raw(request.header.nodeid), request.header);
         let access = Access {
             read: flags & ACCESS_MODE != WRITE_ONLY,
@@ -254,7 +253,7 @@ impl ControlFs {
         if arg.read_flags & read_flag::LOCKOWNER == 0 {
             return Err(NOT_THROUGH_PAGE_CACHE);
         }
-        let request = Request {
+        let request = umemcg_control::Request {
             tid,
             descriptors: &NoDescriptors,
             nonblocking: false,
@@ -266,7 +265,7 @@ impl ControlFs {
 
     fn write(&self, arg: &WriteIn, data: &[u8], tid: u32, reply: &Reply) -> Result<usize, Errno> {
         let file = self.open_file(arg.fh)?;
-        let request = Request {
+        let request = umemcg_control::Request {
             tid,
             descriptors: self.descriptors.get().map_or(&NoDescriptors as &dyn Descriptors, |known| known),
             nonblocking: arg.flags & NONBLOCK != 0,
@@ -325,7 +324,7 @@ impl ControlFs {
 
     /// Returns the group that pays for a request that may sleep, and the place that it takes: one
     /// of its payer's, whatever group it looks at, so that no request waits behind another group's.
-    fn may_sleep(&self, request: &RequestRef<'_>, reply: &mut Reply) -> QuickOutcome {
+    fn may_sleep(&self, request: &Request<'_>, reply: &mut Reply) -> QuickOutcome {
         let handle = match request.op {
             Op::Write { arg, .. } => Some(arg.fh),
             Op::Read(arg) => Some(arg.fh),
@@ -371,7 +370,7 @@ impl Filesystem for ControlFs {
         }
     }
 
-    fn quick(&self, request: &RequestRef<'_>, reply: &mut Reply) -> QuickOutcome {
+    fn quick(&self, request: &Request<'_>, reply: &mut Reply) -> QuickOutcome {
         let node = NodeId::from_raw(request.header.nodeid);
         match request.op {
             // It will be followed from before the answer on, and a look at the members of a group
@@ -424,7 +423,7 @@ impl Filesystem for ControlFs {
         QuickOutcome::Answered
     }
 
-    fn slow(&self, request: &RequestRef<'_>, reply: &mut Reply) {
+    fn slow(&self, request: &Request<'_>, reply: &mut Reply) {
         let (node, header) = (NodeId::from_raw(request.header.nodeid), request.header);
         match request.op {
             Op::Lookup { name } => self.look_up_event_file(node, name, reply),

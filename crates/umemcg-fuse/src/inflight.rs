@@ -68,7 +68,7 @@ pub struct InflightRequest {
     tid: u32,
     /// (C) What ends the wait.
     interrupts: Interrupts,
-    /// (C) Where it came from and the answer must go.
+    /// (C) The connection that it came from and that its answer must take.
     transport: Arc<dyn Transport>,
     /// (A) A thread answers or has answered.
     claimed: AtomicBool,

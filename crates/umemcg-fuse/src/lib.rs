@@ -8,6 +8,7 @@
 pub mod classify;
 mod computing;
 pub mod control_fs;
+pub mod daemon;
 pub mod data_fs;
 pub mod delayed_replies;
 pub mod errno;
@@ -20,32 +21,31 @@ mod modify_events;
 pub mod mount;
 pub mod mountinfo;
 pub mod notifier;
-pub mod pool;
 mod queue;
 pub mod reply;
 pub mod request;
-pub mod serve;
 pub mod session;
 pub mod signals;
+pub mod thread_pool;
 pub mod transport;
 pub mod volume_admin;
-pub mod waiting;
+pub mod wait_charge;
 pub mod wire;
 
 pub use classify::{
     Classifier, Payer, ProcessClassifier, RULE_GROUPS_MAX, Requester, RootOnly, Rule, RuleError, Tracking,
 };
 pub use control_fs::ControlFs;
+pub use daemon::{Daemon, DaemonConfig, DaemonError, Lost};
 pub use data_fs::{DataFs, Lifetimes};
 pub use errno::ToErrno;
 pub use inflight::Interrupts;
 pub use modify_events::Touch;
 pub use mount::{MountError, MountOptions, Mounted, Unmount};
 pub use notifier::Notifier;
-pub use pool::{Keys, PoolCounts, PoolLimits};
 pub use reply::{Delivery, Reply};
-pub use request::RequestRef;
-pub use serve::{Daemon, DaemonConfig, DaemonError, Lost};
+pub use request::Request;
 pub use session::{Filesystem, QuickOutcome, Session, SessionConfig, SessionError};
+pub use thread_pool::{Keys, PoolCounts, PoolLimits};
 pub use transport::{Device, Transport};
 pub use volume_admin::{AddVolumeError, RemoveVolumeError, Removed, VolumeInfo};

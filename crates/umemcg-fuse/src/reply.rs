@@ -38,7 +38,7 @@ impl Delivery {
 /// Takes back what an answer handed over and the kernel did not take.
 pub type Undo = Box<dyn FnOnce() + Send>;
 
-/// Asks whether the reply may go (`None`), or how much longer it is to rest. Must not sleep.
+/// Asks whether the reply may be sent (`None`), or how much longer it is to rest. Must not sleep.
 pub type RecheckFn = Box<dyn FnMut() -> Option<Duration> + Send>;
 
 /// The content of a delayed reply.
@@ -94,8 +94,8 @@ impl fmt::Debug for AnswerDelay {
 
 type Decide = dyn FnOnce(&Reply) -> Option<AnswerDelay> + Send;
 
-/// RequestRef when an answer is about to go, on the thread that gives it, whether it is to be held
-/// back. May sleep.
+/// Decides, when an answer is about to be sent and on the thread that gives it, whether it is to be
+/// held back. May sleep.
 pub struct Gate(Box<Decide>);
 
 impl Gate {
@@ -199,7 +199,7 @@ impl Reply {
         self.due
     }
 
-    /// Has `gate` asked before the answer goes.
+    /// Has `gate` asked before the answer is sent.
     pub fn set_gate(&mut self, gate: Gate) {
         self.gate = Some(gate);
     }

@@ -10,7 +10,7 @@ use crate::classify::Payer;
 use crate::inflight::Inflight;
 use crate::reply::Reply;
 use crate::transport::Transport;
-use crate::waiting::{self, LoanPool, WaitCharge};
+use crate::wait_charge::{self, LoanPool, WaitCharge};
 use crate::wire::request::write_payload;
 use crate::wire::{BUFFER_BYTES, Dialect, InHeader, Malformed, Op, opcode};
 
@@ -95,7 +95,7 @@ impl Buffers {
 
 /// A request as its handler sees it.
 #[derive(Debug, Clone, Copy)]
-pub struct RequestRef<'a> {
+pub struct Request<'a> {
     /// The process that asks, and the node.
     pub header: &'a InHeader,
     /// The operation.
@@ -108,7 +108,7 @@ pub struct RequestRef<'a> {
 
 /// A request in its buffer.
 #[derive(Debug)]
-pub(crate) struct Request {
+pub(crate) struct RequestSlot {
     pub header: InHeader,
     pub reply: Reply,
     /// The kernel queued it after this time, in nanoseconds since boot.
@@ -122,7 +122,7 @@ pub(crate) struct Request {
     buffers: Arc<Buffers>,
 }
 
-impl Request {
+impl RequestSlot {
     /// Creates a place for requests from `transport`.
     pub fn new(
         buffers: &Arc<Buffers>,
@@ -156,14 +156,11 @@ impl Request {
     }
 
     /// Returns the request decoded, and the duty to answer it.
-    pub fn parts(
-        &mut self,
-        dialect: Dialect,
-    ) -> Result<(RequestRef<'_>, &mut Reply), (Malformed, &mut Reply)> {
+    pub fn parts(&mut self, dialect: Dialect) -> Result<(Request<'_>, &mut Reply), (Malformed, &mut Reply)> {
         match Op::parse(&self.buffer[..self.len], dialect) {
             Ok(op) => {
                 let (header, payer) = (&self.header, self.payer.as_ref());
-                Ok((RequestRef { header, op, queued_after_ns: self.queued_after_ns, payer }, &mut self.reply))
+                Ok((Request { header, op, queued_after_ns: self.queued_after_ns, payer }, &mut self.reply))
             }
             Err(malformed) => Err((malformed, &mut self.reply)),
         }
@@ -178,7 +175,7 @@ impl Request {
         let message = &self.buffer[..self.len];
         let loan_pool = &self.buffers.loan_pool;
         let paid =
-            payer.as_ref().map(|payer| waiting::keep(payer.group_for_now(), loan_pool, &header, message));
+            payer.as_ref().map(|payer| wait_charge::keep(payer.group_for_now(), loan_pool, &header, message));
         let (kept, len) = paid.map_or((None, self.len), |(kept, len)| (Some(kept), len));
         // A full buffer changes hands, which spares a copy of a mebibyte.
         let mut buffer = if len == self.len && self.buffer.len() - len < PAGE_SIZE {
@@ -186,7 +183,7 @@ impl Request {
         } else {
             Buffer::copy_of(&message[..len])
         };
-        waiting::close(&mut header, &mut buffer);
+        wait_charge::close(&mut header, &mut buffer);
         Self {
             header,
             reply: self.reply.take(),
@@ -218,7 +215,7 @@ impl Request {
     }
 }
 
-impl Drop for Request {
+impl Drop for RequestSlot {
     fn drop(&mut self) {
         let buffer = std::mem::replace(&mut self.buffer, Buffer::Heap(Vec::new()));
         self.buffers.give_back(buffer);

@@ -3,7 +3,7 @@
 //!
 //! A [`Filesystem`] answers requests in two steps. [`quick`](Filesystem::quick) runs on the thread
 //! that has read the request and must not sleep; [`slow`](Filesystem::slow) may. See
-//! [`pool`](crate::pool) for how threads keep the device attended.
+//! [`thread_pool`](crate::thread_pool) for how threads keep the device attended.
 
 use std::cell::Cell;
 use std::io;
@@ -20,9 +20,9 @@ use crate::inflight::Inflight;
 use crate::kernel_queue::KernelQueue;
 use crate::mount::Mounted;
 use crate::notifier::Notifier;
-use crate::pool::{Keys, Next, Pool, PoolCounts, PoolLimits, Start, Started, Waiting};
 use crate::reply::Reply;
-use crate::request::{Buffers, Request, RequestRef};
+use crate::request::{Buffers, Request, RequestSlot};
+use crate::thread_pool::{Keys, Next, Pool, PoolCounts, PoolLimits, Start, Started, Waiting};
 use crate::transport::{Device, ReceiveError, Transport};
 use crate::wire::init::negotiate;
 use crate::wire::request::Init;
@@ -53,11 +53,11 @@ pub trait Filesystem: Send + Sync + 'static {
     fn ready(&self, _negotiated: &Negotiated, _notifier: &Notifier) {}
 
     /// Answers a request that needs no sleep. Runs on a thread that other requests wait for.
-    fn quick(&self, request: &RequestRef<'_>, reply: &mut Reply) -> QuickOutcome;
+    fn quick(&self, request: &Request<'_>, reply: &mut Reply) -> QuickOutcome;
 
     /// Answers a request that [`quick`](Self::quick) did not answer. May sleep;
     /// [`Reply::is_cancelled`] says when no caller waits any more.
-    fn slow(&self, request: &RequestRef<'_>, reply: &mut Reply);
+    fn slow(&self, request: &Request<'_>, reply: &mut Reply);
 }
 
 /// The configuration of a session.
@@ -106,7 +106,7 @@ enum Received {
 }
 
 #[derive(Debug)]
-struct Job(Request);
+struct Job(RequestSlot);
 
 impl Waiting for Job {
     fn is_finished(&self) -> bool {
@@ -179,7 +179,7 @@ impl Session {
         config: SessionConfig,
     ) -> Result<Self, SessionError> {
         let buffers = Buffers::new();
-        let mut request = Request::new(&buffers, Arc::clone(&transports[0]), None);
+        let mut request = RequestSlot::new(&buffers, Arc::clone(&transports[0]), None);
         let negotiated = shake_hands(&mut request, &*transports[0], &*filesystem, config.minor_max)?;
         drop(request);
         let inflight = Inflight::new(transports.iter().chain(&drain).cloned().collect());
@@ -249,7 +249,7 @@ impl Session {
 
 /// Receives requests until the kernel's INIT has been agreed on.
 fn shake_hands(
-    request: &mut Request,
+    request: &mut RequestSlot,
     transport: &dyn Transport,
     filesystem: &dyn Filesystem,
     minor_max: Option<u32>,
@@ -374,7 +374,7 @@ impl Shared {
         }
     }
 
-    fn run_queued(&self, seat: &PoolObserver, started: Started, request: &mut Request) -> Started {
+    fn run_queued(&self, seat: &PoolObserver, started: Started, request: &mut RequestSlot) -> Started {
         request.begins();
         match request.reply.is_cancelled() {
             true => started,
@@ -382,8 +382,8 @@ impl Shared {
         }
     }
 
-    fn place(&self, transport: &Arc<dyn Transport>) -> Request {
-        Request::new(&self.buffers, Arc::clone(transport), Some(Arc::clone(&self.inflight)))
+    fn place(&self, transport: &Arc<dyn Transport>) -> RequestSlot {
+        RequestSlot::new(&self.buffers, Arc::clone(transport), Some(Arc::clone(&self.inflight)))
     }
 
     /// Reads and answers requests until one has been run that may sleep; returns that. None at the
@@ -430,7 +430,7 @@ impl Shared {
     }
 
     /// Receives one request, and answers it or lets it wait if that needs no sleep.
-    fn receive(self: &Arc<Self>, transport: &Arc<dyn Transport>, request: &mut Request) -> Received {
+    fn receive(self: &Arc<Self>, transport: &Arc<dyn Transport>, request: &mut RequestSlot) -> Received {
         let queued_after_ns = self.kernel_queue.look(&**transport, &self.inflight);
         match transport.receive(request.buffer_mut()) {
             Ok(len) => {
@@ -473,7 +473,7 @@ impl Shared {
         Received::Done
     }
 
-    fn quick(&self, request: &mut Request) -> QuickOutcome {
+    fn quick(&self, request: &mut RequestSlot) -> QuickOutcome {
         let (request, reply) = match request.parts(self.dialect) {
             Ok(parts) => parts,
             Err((malformed, reply)) => {
@@ -501,7 +501,7 @@ impl Shared {
         QuickOutcome::Answered
     }
 
-    fn run(&self, seat: &PoolObserver, started: Started, request: &mut Request) -> Started {
+    fn run(&self, seat: &PoolObserver, started: Started, request: &mut RequestSlot) -> Started {
         seat.run.set(Some(started.run));
         if let Ok((request, reply)) = request.parts(self.dialect) {
             // An operation other than on data is a few calls of the host.

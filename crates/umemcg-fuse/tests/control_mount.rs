@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use common::hanging::Hanging;
-use common::{PATIENCE, TestMount, can_mount, end_of, within};
+use common::{TIMEOUT, TestMount, can_mount, end_of, within};
 use umemcg::{Engine, EngineConfig, Group};
 use umemcg_control::{ControlTree, Membership};
 use umemcg_fuse::{Classifier, ControlFs, ProcessClassifier, Tracking, Unmount};
@@ -153,7 +153,7 @@ fn a_failed_write_fails_in_write_and_not_in_close() {
     assert_eq!(file.write(b"2m\0\0\0").unwrap(), 5);
     assert_eq!(mount.ok("cat A/memory.max"), "2097152\n");
     drop(file);
-    assert!(within(PATIENCE, || mount.files.nr_open_files() == 0).is_some());
+    assert!(within(TIMEOUT, || mount.files.nr_open_files() == 0).is_some());
 }
 
 #[test]
@@ -442,7 +442,7 @@ fn many_writers_share_one_descriptor() {
     mount.ok("mkdir A");
     // Positions move on with every write; only what is written counts.
     mount.ok("exec 3>A/tasks; for n in 1 2 3 4 5 6 7 8; do sh -c 'echo $$ >&3; exec sleep 0'; done; echo 0 > tasks");
-    assert!(within(PATIENCE, || mount.command("rmdir A").status().unwrap().success()).is_some());
+    assert!(within(TIMEOUT, || mount.command("rmdir A").status().unwrap().success()).is_some());
 }
 
 #[test]
@@ -478,7 +478,7 @@ fn any_signal_ends_the_wait_of_a_writer_that_reclaims() {
     std::fs::create_dir(mount.path("A")).unwrap();
     let mut writer =
         Command::new("sh").args(["-c", "echo 0 > A/tasks"]).current_dir(mount.point()).spawn().unwrap();
-    arrived.recv_timeout(PATIENCE).expect("the write arrives");
+    arrived.recv_timeout(TIMEOUT).expect("the write arrives");
     assert_eq!(std::fs::read_to_string(mount.path("A/memory.max")).unwrap(), "max\n");
     let pid = rustix::process::Pid::from_child(&writer);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
@@ -486,7 +486,7 @@ fn any_signal_ends_the_wait_of_a_writer_that_reclaims() {
     end_of(&mut writer);
     gate.wait();
     drop(writer);
-    assert!(within(PATIENCE, || mount.session.nr_inflight() == 0).is_some());
+    assert!(within(TIMEOUT, || mount.session.nr_inflight() == 0).is_some());
     assert!(mount.unmount(Unmount::IfIdle).is_ok());
 }
 
@@ -499,5 +499,5 @@ fn one_user_has_so_many_control_files_open_and_no_more() {
     assert!(said.contains("Too many open files") && said.ends_with("\n4096\n"), "{said}");
     // The bound is the user's, and what its processes had open is given back when they end.
     assert!(m.sh("exec {fd}<memory.stat; echo $?").ends_with("0\n"));
-    assert!(within(PATIENCE, || m.files.nr_open_files() == 0).is_some());
+    assert!(within(TIMEOUT, || m.files.nr_open_files() == 0).is_some());
 }

@@ -10,10 +10,10 @@ use std::sync::{Arc, mpsc};
 
 use common::by_thread::ByThread;
 use common::hanging::Hanging;
-use common::{Gate, PATIENCE, TestMount, can_mount, within};
+use common::{Gate, TIMEOUT, TestMount, can_mount, within};
 use umemcg::{Engine, EngineConfig, StatItem};
 use umemcg_control::{ControlTree, KEPT_BYTES};
-use umemcg_fuse::waiting::REQUEST_BYTES;
+use umemcg_fuse::wait_charge::REQUEST_BYTES;
 use umemcg_fuse::{ControlFs, ProcessClassifier};
 
 const MIB: u64 = 1 << 20;
@@ -57,7 +57,7 @@ fn a_client_pays_for_what_waits_and_delays_no_other() {
             });
         }
         let pool_counts = || mount.session.pool_counts();
-        let all_wait = within(PATIENCE, || pool_counts().nr_running + pool_counts().nr_waiting == NR_READERS);
+        let all_wait = within(TIMEOUT, || pool_counts().nr_running + pool_counts().nr_waiting == NR_READERS);
         let now = pool_counts();
         assert!(all_wait.is_some() && now.nr_waiting > NR_READERS / 2, "{now:?}");
         let least = now.nr_waiting as u64 * REQUEST_BYTES;
@@ -66,9 +66,9 @@ fn a_client_pays_for_what_waits_and_delays_no_other() {
         let (said, heard) = mpsc::channel();
         let (groups, neighbour, path) = (&groups, &neighbour, mount.path("shared/memory.max"));
         scope.spawn(move || said.send(groups.run(neighbour, || std::fs::read_to_string(path).unwrap())));
-        assert_eq!(heard.recv_timeout(PATIENCE).as_deref(), Ok("max\n"), "{:?}", pool_counts());
+        assert_eq!(heard.recv_timeout(TIMEOUT).as_deref(), Ok("max\n"), "{:?}", pool_counts());
     });
-    assert!(within(PATIENCE, || charged() == 0 && files.nr_open_files() == 0).is_some(), "{}", charged());
+    assert!(within(TIMEOUT, || charged() == 0 && files.nr_open_files() == 0).is_some(), "{}", charged());
 }
 
 #[test]
@@ -95,5 +95,5 @@ fn a_text_that_is_half_read_is_its_readers() {
         file.read_to_string(&mut rest).unwrap();
         assert_eq!((rest.len() as u64 + 100, charged()), (kept, 0));
     });
-    assert!(within(PATIENCE, || charged() == 0).is_some(), "{}", charged());
+    assert!(within(TIMEOUT, || charged() == 0).is_some(), "{}", charged());
 }

@@ -51,7 +51,7 @@ impl Volume {
     }
 
     fn shut_down(&mut self) {
-        let lost = self.daemon.take().unwrap().shut_down(Instant::now() + common::PATIENCE);
+        let lost = self.daemon.take().unwrap().shut_down(Instant::now() + common::TIMEOUT);
         assert_eq!(lost, []);
     }
 }
@@ -165,8 +165,8 @@ fn files_leave_no_handles_behind() {
         assert_eq!(fs::read(volume.path(format!("{n}"))).unwrap(), b"x");
     }
     let filesystem = volume.daemon().filesystem();
-    assert!(common::within(common::PATIENCE, || filesystem.nr_open_files() == 0).is_some());
-    assert!(common::within(common::PATIENCE, || volume.daemon().session().nr_inflight() == 0).is_some());
+    assert!(common::within(common::TIMEOUT, || filesystem.nr_open_files() == 0).is_some());
+    assert!(common::within(common::TIMEOUT, || volume.daemon().session().nr_inflight() == 0).is_some());
 }
 
 #[test]
@@ -188,13 +188,13 @@ fn what_the_kernel_remembers_it_forgets_on_notice() {
     let me = Caller { uid: 0, gid: 0, supplementary_gid: None, group, umask: 0 };
     let node = vfs.lookup(&me, NodeId::ROOT, "f".as_ref()).unwrap().node;
     let notifier = volume.daemon().session().notifier();
-    assert!(notifier.inval_inode(node.0, -1, 0) && notifier.wait_until_sent(common::PATIENCE));
+    assert!(notifier.inval_inode(node.0, -1, 0) && notifier.wait_until_sent(common::TIMEOUT));
     assert_eq!(mode(), 0o640);
     vfs.forget(node, 1);
 
     fs::rename(volume.behind("f"), volume.behind("g")).unwrap();
     assert_eq!(mode(), 0o640, "so does a warm lookup");
-    assert!(notifier.inval_entry(1, "f".as_ref(), false) && notifier.wait_until_sent(common::PATIENCE));
+    assert!(notifier.inval_entry(1, "f".as_ref(), false) && notifier.wait_until_sent(common::TIMEOUT));
     assert!(!volume.path("f").exists());
     assert_eq!(notifier.nr_dropped(), 0);
 }

@@ -17,14 +17,13 @@ use rustix::process::{Pid, Signal, kill_process};
 use umemcg::{DirtyBound, DirtyThreshold, Engine, EngineConfig, Group, StatItem};
 use umemcg_fuse::wire::Op;
 use umemcg_fuse::{
-    Classifier, Daemon, DaemonConfig, Filesystem, Keys, QuickOutcome, Reply, RequestRef, SessionConfig,
-    Unmount,
+    Classifier, Daemon, DaemonConfig, Filesystem, Keys, QuickOutcome, Reply, Request, SessionConfig, Unmount,
 };
 use umemcg_vfs::Resolve;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
-const SOON: Duration = common::PATIENCE;
+const SOON: Duration = common::TIMEOUT;
 /// Files of the store: `0`, `1`.
 const NR_FILES: usize = 2;
 
@@ -59,7 +58,7 @@ impl FlatFiles for Slow {
 }
 
 impl Filesystem for Slow {
-    fn quick(&self, request: &RequestRef<'_>, reply: &mut Reply) -> QuickOutcome {
+    fn quick(&self, request: &Request<'_>, reply: &mut Reply) -> QuickOutcome {
         match request.op {
             Op::Read(arg) => reply.bytes(&vec![0; arg.size as usize]).ignore(),
             Op::Write { .. } => {
@@ -70,7 +69,7 @@ impl Filesystem for Slow {
         QuickOutcome::Answered
     }
 
-    fn slow(&self, request: &RequestRef<'_>, reply: &mut Reply) {
+    fn slow(&self, request: &Request<'_>, reply: &mut Reply) {
         let Op::Write { arg, data } = request.op else { unreachable!("nothing else is put off") };
         let cost = Duration::from_secs_f64(data.len() as f64 / self.rate as f64);
         let due = {
@@ -204,7 +203,7 @@ fn a_writer_that_is_slowed_dies_at_once_when_it_is_killed() {
     // So slow that it would be at it for hours.
     let ground = Ground::new(16 * KIB);
     let mut writer = ground.dd("limited", 0, 100_000);
-    let parked = within(SOON, || ground.daemon.filesystem().nr_parked() > 0);
+    let parked = within(SOON, || ground.daemon.filesystem().nr_delayed() > 0);
     assert!(parked.is_some());
     kill_process(Pid::from_child(&writer), Signal::KILL).unwrap();
     let gone = within(SOON, || writer.try_wait().unwrap().is_some());

@@ -26,7 +26,7 @@ use umemcg_vfs::{VolumeConfig, VolumeSpec};
 
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;
-const SOON: Duration = common::PATIENCE;
+const SOON: Duration = common::TIMEOUT;
 /// Operations of the others while a store is ill.
 const NR_OPERATIONS: usize = 60;
 /// The limit of a group; less than is written.

@@ -18,7 +18,7 @@ use umemcg::{DirtyBound, DirtyThreshold, Engine, EngineConfig, EventKind, Group,
 use umemcg_fuse::{Classifier, Daemon, DaemonConfig, Unmount};
 
 const MIB: u64 = 1 << 20;
-const SOON: Duration = common::PATIENCE;
+const SOON: Duration = common::TIMEOUT;
 
 fn engine(pool_bytes: u64) -> Arc<Engine> {
     Engine::new(EngineConfig { pool_bytes, ..Default::default() }).unwrap()
@@ -143,7 +143,7 @@ fn a_group_stuck_over_its_high_waits_alone_and_can_be_killed() {
 
     let file = fs::File::options().write(true).open(mnt.path().join("hang-a")).unwrap();
     file.write_all_at(&[1; 2 << 20], 0).unwrap();
-    assert_eq!(daemon.filesystem().nr_parked(), 0, "without a high no answer waits");
+    assert_eq!(daemon.filesystem().nr_delayed(), 0, "without a high no answer waits");
 
     let output = format!("of={}", mnt.path().join("hang-b").display());
     let mut writer = Command::new("dd")
@@ -151,7 +151,7 @@ fn a_group_stuck_over_its_high_waits_alone_and_can_be_killed() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let parked = within(SOON, || daemon.filesystem().nr_parked() == 1);
+    let parked = within(SOON, || daemon.filesystem().nr_delayed() == 1);
     let calm = fs::read(mnt.path().join("calm"));
     let usage = slowed.usage_bytes();
     kill_process(Pid::from_child(&writer), Signal::KILL).unwrap();
@@ -190,12 +190,12 @@ fn requests_for_names_over_high_wait_too_and_can_be_killed() {
     };
     for (command, name) in [("stat", "there"), ("mkdir", "made"), ("mkfifo", "pipe")] {
         let mut child = run(command, name);
-        let parked = within(SOON, || daemon.filesystem().nr_parked() == 1);
+        let parked = within(SOON, || daemon.filesystem().nr_delayed() == 1);
         let others = fs::metadata(mnt.path()).is_ok();
         kill_process(Pid::from_child(&child), Signal::KILL).unwrap();
         end_of(&mut child);
         assert!(parked.is_some() && others, "{command} {name}");
-        assert!(within(SOON, || daemon.filesystem().nr_parked() == 0).is_some(), "{command} {name}");
+        assert!(within(SOON, || daemon.filesystem().nr_delayed() == 0).is_some(), "{command} {name}");
     }
     assert!(end_of(&mut run("mkdir", "later")).success(), "it is slowed and not refused");
     assert!(data.path().join("later").is_dir());

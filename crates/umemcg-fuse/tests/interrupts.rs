@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use common::{Memory, PATIENCE, TestMount, can_mount, end_of, within};
+use common::{Memory, TIMEOUT, TestMount, can_mount, end_of, within};
 use rustix::process::{Pid, Signal, kill_process};
 
 fn reader_of(path: &Path) -> Child {
@@ -38,13 +38,13 @@ fn a_killed_reader_is_gone_while_the_store_hangs() {
     for signal in [Signal::KILL, Signal::TERM, Signal::INT, Signal::QUIT] {
         let (memory, mount) = hanging();
         let mut child = reader_of(&mount.path("hang"));
-        assert!(within(PATIENCE, || mount.session.pool_counts().nr_running == 1).is_some());
+        assert!(within(TIMEOUT, || mount.session.pool_counts().nr_running == 1).is_some());
         send(&child, signal);
         end_of(&mut child);
         assert_eq!(mount.session.pool_counts().nr_running, 1, "the store still hangs");
         memory.gate.open();
         assert!(
-            within(PATIENCE, || memory.late.load(Ordering::Relaxed) == 1).is_some(),
+            within(TIMEOUT, || memory.late.load(Ordering::Relaxed) == 1).is_some(),
             "its answer came too late"
         );
     }
@@ -58,15 +58,15 @@ fn a_killed_reader_is_gone_even_if_its_turn_has_not_come() {
     let (memory, mount) = hanging();
     let mut children: Vec<Child> = (0..40).map(|_| reader_of(&mount.path("hang"))).collect();
     let pool_counts = || mount.session.pool_counts();
-    assert!(within(PATIENCE, || pool_counts().nr_running + pool_counts().nr_waiting == 40).is_some());
+    assert!(within(TIMEOUT, || pool_counts().nr_running + pool_counts().nr_waiting == 40).is_some());
     assert!(pool_counts().nr_waiting > 0);
     children.iter().for_each(|child| send(child, Signal::KILL));
     for child in &mut children {
         end_of(child);
     }
-    assert!(within(PATIENCE, || mount.session.nr_inflight() <= 40).is_some());
+    assert!(within(TIMEOUT, || mount.session.nr_inflight() <= 40).is_some());
     memory.gate.open();
-    assert!(within(PATIENCE, || pool_counts().nr_running + pool_counts().nr_waiting == 0).is_some());
+    assert!(within(TIMEOUT, || pool_counts().nr_running + pool_counts().nr_waiting == 0).is_some());
     assert_eq!(memory.nr_reads.load(Ordering::Relaxed) as usize, 16, "what waited was not run in vain");
     assert_eq!(mount.session.nr_inflight(), 0);
 }
@@ -82,11 +82,11 @@ fn an_alarm_does_not_end_a_read() {
     let child =
         Command::new("perl").args(["-e", script]).arg(mount.path("hang")).stdout(Stdio::piped()).spawn();
     let child = child.unwrap();
-    assert!(within(PATIENCE, || mount.session.pool_counts().nr_running == 1).is_some());
+    assert!(within(TIMEOUT, || mount.session.pool_counts().nr_running == 1).is_some());
     send(&child, Signal::ALARM);
     // The alarm has gone off when the watcher has looked at the thread a few times and found it
     // alive.
-    assert!(within(PATIENCE, || mount.session.nr_watched() == 1).is_some());
+    assert!(within(TIMEOUT, || mount.session.nr_watched() == 1).is_some());
     assert!(within(Duration::from_millis(300), || mount.session.nr_inflight() == 0).is_none());
     memory.gate.open();
     let output = child.wait_with_output().unwrap();
@@ -101,9 +101,9 @@ fn a_kill_after_an_alarm_is_noticed_without_another_interrupt() {
     let (_memory, mount) = hanging();
     let script = r#"$SIG{ALRM} = sub {}; open(F, "<", $ARGV[0]); sysread(F, $b, 10);"#;
     let mut child = Command::new("perl").args(["-e", script]).arg(mount.path("hang")).spawn().unwrap();
-    assert!(within(PATIENCE, || mount.session.pool_counts().nr_running == 1).is_some());
+    assert!(within(TIMEOUT, || mount.session.pool_counts().nr_running == 1).is_some());
     send(&child, Signal::ALARM);
-    assert!(within(PATIENCE, || mount.session.nr_watched() == 1).is_some());
+    assert!(within(TIMEOUT, || mount.session.nr_watched() == 1).is_some());
     send(&child, Signal::KILL);
     end_of(&mut child);
 }
@@ -116,7 +116,7 @@ fn a_delayed_write_keeps_its_writer_waiting_until_its_answer() {
     let (memory, mount) = hanging();
     let path = mount.path("parked");
     let writer = std::thread::spawn(move || std::fs::write(path, "four"));
-    assert!(within(PATIENCE, || !memory.parked.lock().unwrap().is_empty()).is_some());
+    assert!(within(TIMEOUT, || !memory.parked.lock().unwrap().is_empty()).is_some());
     assert!(!writer.is_finished());
     let pool_counts = mount.session.pool_counts();
     assert_eq!((pool_counts.nr_running, pool_counts.nr_waiting), (0, 0), "no thread waits with the writer");
@@ -133,7 +133,7 @@ fn a_killed_writer_is_gone_before_its_delayed_answer() {
     let (memory, mount) = hanging();
     let mut child =
         Command::new("sh").args(["-c", "echo text > \"$0\""]).arg(mount.path("parked")).spawn().unwrap();
-    assert!(within(PATIENCE, || !memory.parked.lock().unwrap().is_empty()).is_some());
+    assert!(within(TIMEOUT, || !memory.parked.lock().unwrap().is_empty()).is_some());
     send(&child, Signal::KILL);
     end_of(&mut child);
     let (mut reply, written) = memory.parked.lock().unwrap().remove(0);
@@ -150,7 +150,7 @@ fn an_unanswered_request_fails_instead_of_hanging() {
     let (memory, mount) = hanging();
     let path = mount.path("parked");
     let writer = std::thread::spawn(move || std::fs::write(path, "four"));
-    assert!(within(PATIENCE, || !memory.parked.lock().unwrap().is_empty()).is_some());
+    assert!(within(TIMEOUT, || !memory.parked.lock().unwrap().is_empty()).is_some());
     memory.parked.lock().unwrap().clear();
     assert_eq!(writer.join().unwrap().unwrap_err().raw_os_error(), Some(5));
 }

@@ -16,7 +16,7 @@ use umemcg_base::LeafMutex;
 use umemcg_control::ControlTree;
 use umemcg_fuse::{ControlFs, ProcessClassifier, Touch};
 
-const LONG: Duration = common::PATIENCE;
+const LONG: Duration = common::TIMEOUT;
 
 /// Writes down what it is asked to touch, and how many events there were by then.
 #[derive(Default)]

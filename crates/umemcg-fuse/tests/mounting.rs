@@ -6,7 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use common::{Memory, PATIENCE, TestMount, can_mount};
+use common::{Memory, TIMEOUT, TestMount, can_mount};
 use rustix::io::Errno;
 use umemcg_fuse::mountinfo::mount_at;
 use umemcg_fuse::{MountError, MountOptions, Mounted, Session, SessionConfig, Unmount};
@@ -76,7 +76,7 @@ fn a_mount_whose_daemon_died_is_stale_and_can_be_taken_over() {
     drop(dead);
     assert_eq!(fs::read(mounted.point().join("f")).unwrap(), b"x");
     mounted.unmount(Unmount::ByForce).unwrap();
-    assert!(session.wait(Some(PATIENCE)));
+    assert!(session.wait(Some(TIMEOUT)));
     assert!(mount_at(mounted.point()).unwrap().is_none());
 }
 
@@ -104,7 +104,7 @@ fn a_mount_in_use_is_unmounted_by_force_only() {
     mount.unmount(Unmount::ByForce).unwrap();
     assert!(std::io::Read::read(&mut &file, &mut [0]).is_err());
     mount.unmount(Unmount::IfIdle).unwrap();
-    assert!(mount.session.wait(Some(PATIENCE)));
+    assert!(mount.session.wait(Some(TIMEOUT)));
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn as_ordinary_user() {
     assert!(matches!(error, MountError::Busy { .. }), "{error}");
     drop(file);
     mounted.unmount(Unmount::IfIdle).unwrap();
-    assert!(session.wait(Some(PATIENCE)));
+    assert!(session.wait(Some(TIMEOUT)));
     let error = refusal(point.as_ref(), &MountOptions { allow_other: Some(true), ..options() });
     assert!(error.to_string().contains("user_allow_other"), "{error}");
 }

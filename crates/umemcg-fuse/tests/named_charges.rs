@@ -17,7 +17,7 @@ use umemcg::{Engine, EngineConfig, Group};
 use umemcg_fuse::{Daemon, DaemonConfig};
 use umemcg_vfs::{TmpfsConfig, VolumeConfig, VolumeSpec};
 
-const SOON: Duration = common::PATIENCE;
+const SOON: Duration = common::TIMEOUT;
 
 fn make(engine: &Engine, parent: &Arc<Group>, name: &str) -> Arc<Group> {
     engine.create_group(parent, OsStr::new(name)).unwrap()

@@ -62,5 +62,5 @@ fn names_of_files_are_made_stale_and_what_is_in_use_survives() {
     let expected = format!("{}\n17", path("stand").display());
     assert_eq!(String::from_utf8(said.stdout).unwrap().trim(), expected);
     drop(open);
-    assert_eq!(daemon.shut_down(Instant::now() + common::PATIENCE), []);
+    assert_eq!(daemon.shut_down(Instant::now() + common::TIMEOUT), []);
 }

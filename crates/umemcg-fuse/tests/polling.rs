@@ -14,7 +14,7 @@ use umemcg::{Engine, EngineConfig, EventKind, Group, Stalled};
 use umemcg_control::ControlTree;
 use umemcg_fuse::{ControlFs, ProcessClassifier};
 
-const LONG: Duration = common::PATIENCE;
+const LONG: Duration = common::TIMEOUT;
 
 struct Mount {
     engine: Arc<Engine>,

@@ -23,7 +23,7 @@ use disk::{CELL, Disk, Promises, Random, seeds};
 use rustix::fs::FallocateFlags;
 use umemcg::{Engine, EngineConfig};
 use umemcg_fuse::wire::Op;
-use umemcg_fuse::{Daemon, DaemonConfig, Filesystem, QuickOutcome, Reply, RequestRef, RootOnly};
+use umemcg_fuse::{Daemon, DaemonConfig, Filesystem, QuickOutcome, Reply, Request, RootOnly};
 use umemcg_vfs::Resolve;
 
 const NR_FILES: usize = 2;
@@ -58,7 +58,7 @@ impl FlatFiles for Forgetful {
 }
 
 impl Filesystem for Forgetful {
-    fn quick(&self, request: &RequestRef<'_>, reply: &mut Reply) -> QuickOutcome {
+    fn quick(&self, request: &Request<'_>, reply: &mut Reply) -> QuickOutcome {
         match request.op {
             Op::Read(arg) => {
                 reply
@@ -89,7 +89,7 @@ impl Filesystem for Forgetful {
         QuickOutcome::Answered
     }
 
-    fn slow(&self, _: &RequestRef<'_>, _: &mut Reply) {
+    fn slow(&self, _: &Request<'_>, _: &mut Reply) {
         unreachable!("nothing is put off");
     }
 }
@@ -141,7 +141,7 @@ impl Ground {
     }
 
     fn shut_down(&mut self) {
-        let lost = self.daemon.take().unwrap().shut_down(Instant::now() + common::PATIENCE);
+        let lost = self.daemon.take().unwrap().shut_down(Instant::now() + common::TIMEOUT);
         assert_eq!(lost, []);
     }
 
@@ -170,7 +170,7 @@ fn every_kind_of_sync_reaches_the_store_before_it_returns() {
             File::open(ground.path(0)).unwrap().sync_all().unwrap()
         }),
         ("umemcg sync", 0, &|ground, _| {
-            let deadline = Instant::now() + common::PATIENCE;
+            let deadline = Instant::now() + common::TIMEOUT;
             assert_eq!(ground.daemon.as_ref().unwrap().flush(deadline, &mut |_| {}), []);
         }),
     ];
@@ -216,7 +216,7 @@ fn a_syncfs_that_the_kernel_passes_on_is_durable() {
     }
     ground.check();
     // What takes its place.
-    let deadline = Instant::now() + common::PATIENCE;
+    let deadline = Instant::now() + common::TIMEOUT;
     assert_eq!(ground.daemon.as_ref().unwrap().flush(deadline, &mut |_| {}), []);
     ground.promises().is_synced(0);
     ground.check();
@@ -238,7 +238,7 @@ fn a_closed_file_reaches_the_store_when_it_is_old_enough() {
     limits.set_expire(Duration::from_millis(20));
     ground.engine.cache().wake_flushers();
     let written = || ground.store.disk.read(0, 0, 4096) == [7; 4096];
-    assert!(within(common::PATIENCE, written).is_some(), "not request for, but it is old");
+    assert!(within(common::TIMEOUT, written).is_some(), "not request for, but it is old");
     ground.check();
 }
 

@@ -6,7 +6,7 @@ mod common;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use common::{Memory, PATIENCE, within};
+use common::{Memory, TIMEOUT, within};
 use proptest::prelude::*;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};
@@ -30,7 +30,7 @@ impl Kernel {
     fn pair() -> (Self, Device) {
         let flags = SocketFlags::CLOEXEC;
         let (ours, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-        rustix::net::sockopt::set_socket_timeout(&ours, rustix::net::sockopt::Timeout::Recv, Some(PATIENCE))
+        rustix::net::sockopt::set_socket_timeout(&ours, rustix::net::sockopt::Timeout::Recv, Some(TIMEOUT))
             .unwrap();
         (Self { socket: ours }, Device::new(theirs))
     }
@@ -131,12 +131,12 @@ fn an_interrupted_request_of_an_unseen_thread_ends_after_a_time() {
     let memory = Memory::with(&[("hang", b"x")]);
     let (kernel, session) = Kernel::serve(&memory);
     kernel.say(&message(opcode::READ, 30, &[0; 40]));
-    assert!(within(PATIENCE, || session.nr_inflight() == 1).is_some());
+    assert!(within(TIMEOUT, || session.nr_inflight() == 1).is_some());
     kernel.say(&message(opcode::INTERRUPT, 31, &30u64.to_ne_bytes()));
     let (header, _) = kernel.hear();
     assert_eq!((header.unique, header.error), (30, errno(Errno::INTR)));
     memory.gate.open();
-    assert!(within(PATIENCE, || session.pool_counts().nr_running == 0).is_some());
+    assert!(within(TIMEOUT, || session.pool_counts().nr_running == 0).is_some());
     kernel.is_served();
 }
 
@@ -164,8 +164,8 @@ fn a_newer_kernel_is_asked_to_come_down() {
 fn the_session_ends_with_its_kernel() {
     let (kernel, session) = Kernel::serve(&Memory::with(&[]));
     drop(kernel);
-    assert!(session.wait_gone(Some(PATIENCE)));
-    assert!(session.wait(Some(PATIENCE)));
+    assert!(session.wait_gone(Some(TIMEOUT)));
+    assert!(session.wait(Some(TIMEOUT)));
 }
 
 proptest! {

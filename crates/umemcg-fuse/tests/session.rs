@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 
-use common::{Memory, PATIENCE, TestMount, can_mount, within};
+use common::{Memory, TIMEOUT, TestMount, can_mount, within};
 use umemcg_fuse::Unmount;
 
 #[test]
@@ -19,7 +19,7 @@ fn a_file_can_be_read_through_a_mount() {
     assert_eq!(std::fs::read(mount.path("hello")).unwrap(), b"hello, world\n");
     assert_eq!(std::fs::read(mount.path("absent")).unwrap_err().kind(), std::io::ErrorKind::NotFound);
     mount.unmount(Unmount::IfIdle).unwrap();
-    assert!(mount.session.wait(Some(PATIENCE)), "every thread ends with the mount");
+    assert!(mount.session.wait(Some(TIMEOUT)), "every thread ends with the mount");
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn a_hanging_store_does_not_keep_others_waiting() {
     let pool_counts = || mount.session.pool_counts();
     let counts = || (pool_counts().nr_running, pool_counts().nr_waiting);
     assert!(
-        within(PATIENCE, || counts() == (16, 84)).is_some(),
+        within(TIMEOUT, || counts() == (16, 84)).is_some(),
         "one store holds half of the places: {:?}",
         counts()
     );
@@ -93,11 +93,11 @@ fn a_neighbour_on_a_store_that_is_busy_has_its_part_of_it() {
         })
         .collect();
     let pool_counts = || mount.session.pool_counts();
-    assert!(within(PATIENCE, || pool_counts().nr_running + pool_counts().nr_waiting == 100).is_some());
+    assert!(within(TIMEOUT, || pool_counts().nr_running + pool_counts().nr_waiting == 100).is_some());
     let (sender, done) = std::sync::mpsc::channel();
     let path = mount.path("same");
     std::thread::spawn(move || (0..100).for_each(|_| sender.send(std::fs::read(&path).unwrap()).unwrap()));
-    let nr_read = (0..100).take_while(|_| done.recv_timeout(PATIENCE).is_ok()).count();
+    let nr_read = (0..100).take_while(|_| done.recv_timeout(TIMEOUT).is_ok()).count();
     memory.gate.open();
     readers.into_iter().for_each(|reader| assert_eq!(reader.join().unwrap(), b"x"));
     assert_eq!(nr_read, 100);
@@ -129,11 +129,11 @@ fn asynchronous_reads_that_hang_leave_the_kernels_budget() {
     };
     let (mut hanging, _lines) = start("hang", "500");
     let pool_counts = || mount.session.pool_counts();
-    let is_full = within(PATIENCE, || pool_counts().nr_running + pool_counts().nr_waiting >= 500);
+    let is_full = within(TIMEOUT, || pool_counts().nr_running + pool_counts().nr_waiting >= 500);
     let (mut calm, mut lines) = start("calm", "1");
     let (sender, done) = std::sync::mpsc::channel();
     std::thread::spawn(move || sender.send(lines.any(|line| line.unwrap() == "read 1")));
-    let was_read = done.recv_timeout(PATIENCE);
+    let was_read = done.recv_timeout(TIMEOUT);
     memory.gate.open();
     let _ = (hanging.kill(), hanging.wait(), calm.wait(), std::fs::remove_file(&program));
     assert_eq!(was_read, Ok(true), "{:?}", pool_counts());

@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use umemcg::{Engine, EngineConfig, Group};
 use umemcg_fuse::{Classifier, Daemon, DaemonConfig, RootOnly};
 
-const SOON: Duration = common::PATIENCE;
+const SOON: Duration = common::TIMEOUT;
 
 fn group(engine: &Engine, name: &str) -> Arc<Group> {
     engine.create_group(engine.root(), OsStr::new(name)).unwrap()
@@ -158,8 +158,8 @@ fn slowed_writers_and_a_hanging_store_leave_readers_alone() {
         }
         let filesystem = volume.daemon().filesystem();
         // Half of the data fits below the dirty limit, give or take some writers.
-        let slowed = within(SOON, || filesystem.nr_parked() >= NR_WRITERS / 4);
-        let parked = filesystem.nr_parked();
+        let slowed = within(SOON, || filesystem.nr_delayed() >= NR_WRITERS / 4);
+        let parked = filesystem.nr_delayed();
         let pool_counts = volume.daemon().session().pool_counts();
         for _ in 0..200 {
             calm.read_exact_at(&mut [0; 4096], 0).unwrap();

@@ -45,7 +45,7 @@ impl Many {
     }
 
     fn remove(&self, name: &str, force: bool) -> Result<umemcg_fuse::Removed, RemoveVolumeError> {
-        self.daemon.remove_volume(name, force, Instant::now() + common::PATIENCE, &mut |_| {})
+        self.daemon.remove_volume(name, force, Instant::now() + common::TIMEOUT, &mut |_| {})
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -60,7 +60,7 @@ impl Many {
 
 impl Drop for Many {
     fn drop(&mut self) {
-        let lost = self.daemon.shut_down(Instant::now() + common::PATIENCE);
+        let lost = self.daemon.shut_down(Instant::now() + common::TIMEOUT);
         assert!(lost.is_empty() || std::thread::panicking(), "{lost:?}");
     }
 }
@@ -151,7 +151,7 @@ fn a_volume_in_use_stays_unless_it_is_removed_by_force() {
     assert_eq!(errno(open.metadata()), Some(Errno::STALE));
     drop(open);
     let filesystem = many.daemon.filesystem();
-    assert!(common::within(common::PATIENCE, || filesystem.nr_open_files() == 0).is_some());
+    assert!(common::within(common::TIMEOUT, || filesystem.nr_open_files() == 0).is_some());
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn a_volume_that_is_gone_leaves_no_memory_behind() {
     many.engine.drop_caches(umemcg::DropCaches::Objects, &|| false);
     many.engine.root().drain_stocks();
     let left = || many.engine.root().usage_bytes().saturating_sub(before);
-    assert!(common::within(common::PATIENCE, || left() == 0).is_some(), "{} bytes", left());
+    assert!(common::within(common::TIMEOUT, || left() == 0).is_some(), "{} bytes", left());
 }
 
 /// Volumes, groups and files come and go from many threads in a pool that is much too small for
@@ -227,7 +227,7 @@ fn volumes_and_groups_removed_under_pressure_leave_nothing() {
         (shmem, unevictable) == (0, 0) && root.usage_bytes() as i64 == slab
     };
     // The kernel closes the file when it gets round to it.
-    assert!(common::within(common::PATIENCE, settle).is_some(), "{:?}", numbers());
+    assert!(common::within(common::TIMEOUT, settle).is_some(), "{:?}", numbers());
     // Beside that, the root's own lists may stay, empty; those of one volume only would be many
     // more.
     let most = numbers()[2] + 2 * 160;
@@ -272,7 +272,7 @@ fn volumes_and_groups_removed_under_pressure_leave_nothing() {
         });
     });
     assert!(many.names().is_empty() && many.daemon.list_volumes().is_empty());
-    let ended = common::within(common::PATIENCE, || settle() && numbers()[2] <= most);
+    let ended = common::within(common::TIMEOUT, || settle() && numbers()[2] <= most);
     assert!(ended.is_some(), "{} bytes, {:?}, at most {most} expected", root.usage_bytes(), numbers());
 }
 

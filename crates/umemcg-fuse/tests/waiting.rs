@@ -6,9 +6,9 @@ mod common;
 use std::ffi::OsStr;
 use std::io::Write;
 
-use common::{Memory, PATIENCE, TestMount, can_mount, within};
+use common::{Memory, TIMEOUT, TestMount, can_mount, within};
 use umemcg::{Engine, EngineConfig};
-use umemcg_fuse::waiting::{KEPT_BYTES_MIN, LENT_BYTES_MAX, REQUEST_BYTES};
+use umemcg_fuse::wait_charge::{KEPT_BYTES_MIN, LENT_BYTES_MAX, REQUEST_BYTES};
 
 const NR_WRITERS: usize = 300;
 const MIB: u64 = 1 << 20;
@@ -45,7 +45,7 @@ fn writers_that_wait_are_bounded_and_given_back() {
             });
         }
         let pool_counts = || mount.session.pool_counts();
-        let all_wait = within(PATIENCE, || pool_counts().nr_running + pool_counts().nr_waiting == NR_WRITERS);
+        let all_wait = within(TIMEOUT, || pool_counts().nr_running + pool_counts().nr_waiting == NR_WRITERS);
         let (usage, taken, pool_counts) =
             (group.usage_bytes(), resident().saturating_sub(before), pool_counts());
         memory.gate.open();
@@ -59,7 +59,7 @@ fn writers_that_wait_are_bounded_and_given_back() {
     });
     // Short writes came again until all was written.
     assert!(memory.files.lock().unwrap().values().all(|(_, bytes)| *bytes == data));
-    assert!(within(PATIENCE, || group.usage_bytes() <= MIB).is_some(), "{}", group.usage_bytes());
+    assert!(within(TIMEOUT, || group.usage_bytes() <= MIB).is_some(), "{}", group.usage_bytes());
     let pool_counts = mount.session.pool_counts();
     assert_eq!((pool_counts.nr_running, pool_counts.nr_waiting), (0, 0));
 }

@@ -20,7 +20,7 @@ pub mod counter;
 #[cfg(not(loom))]
 mod counter;
 #[cfg(not(loom))]
-mod effective;
+mod effective_protection;
 #[cfg(loom)]
 pub mod events;
 #[cfg(not(loom))]
@@ -83,7 +83,7 @@ pub use claims::{CLAIMS_DRIFT, CLAIMS_EXACT, Level, Protection, share};
 #[cfg(not(loom))]
 pub use counter::UNLIMITED;
 #[cfg(not(loom))]
-pub use effective::EffectiveProtection;
+pub use effective_protection::EffectiveProtection;
 pub use excess::EXCESS_LAG_BYTES;
 #[cfg(not(loom))]
 pub use extensions::{ExtensionSlot, WakeSignalSlot, WakeSignals};

@@ -86,8 +86,8 @@ impl Reclaimer {
 
     /// Like [`charge_opportunistic`](Self::charge_opportunistic), for more than the caller was
     /// asked for, such as read-ahead: where the group that refuses has background reclaim, the
-    /// caller does not reclaim. A request that goes from below the mark to above the limit would
-    /// otherwise reclaim each time, and the workers would never be woken.
+    /// caller does not reclaim. A request that raises usage from below the mark to above the limit
+    /// would otherwise reclaim each time, and the workers would never be woken.
     ///
     /// # Errors
     /// As [`charge`](Self::charge).

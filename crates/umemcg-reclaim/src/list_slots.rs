@@ -89,7 +89,7 @@ impl ListSlots {
         let mut free = self.free.lock();
         free.slots.push(slot.0);
         if free.slots.len() == free.high as usize {
-            // The last one: all of the memory goes.
+            // The last one: all of the memory is freed.
             self.words.discard(0..free.high as usize * WORDS);
             *free = Free::default();
         }

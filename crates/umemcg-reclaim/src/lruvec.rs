@@ -174,8 +174,8 @@ impl Lists {
         self.list(kind).push_head(arena, frame);
     }
 
-    /// Moves a page of the inactive list to its old end: the next page to go. Returns `false` if it
-    /// is not there.
+    /// Moves a page of the inactive list to its old end: the next page to evict. Returns `false` if
+    /// it is not there.
     pub fn rotate(&mut self, arena: &Arena, frame: FrameId) -> bool {
         let record = arena.record(frame);
         if !record.test(Flag::ON_LRU) || record.test(Flag::ACTIVE) {

@@ -39,8 +39,8 @@ pub(crate) struct ObjectList {
     place: BitPlace,
     /// Of the `ListLru` that made it.
     serial: u64,
-    /// ProtectedShare while it sleeps, too: what was given back others would take, and its next
-    /// object would bring the group above its limit.
+    /// Kept while the list sleeps, too: other charges would take the room, and the next object
+    /// would bring the group above its limit.
     _charge: AccountedCharge,
 }
 

@@ -38,7 +38,7 @@ pub enum PressureLevel {
 /// Returns the level of a window in which of `scanned` pages `reclaimed` went.
 #[doc(alias = "vmpressure_calc_level")]
 fn level_of(scanned: u64, reclaimed: u64) -> PressureLevel {
-    // Whole huge pages may go for one that was looked at.
+    // Whole huge pages may be freed for one page that was scanned.
     if reclaimed >= scanned {
         return PressureLevel::Low;
     }

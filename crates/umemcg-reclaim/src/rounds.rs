@@ -299,7 +299,7 @@ mod tests {
         let all = |groups: &[&Arc<Group>]| groups.iter().map(|group| group.id()).collect::<Vec<_>>();
         assert!([&b, &c, &d].iter().all(|group| !is_eligible(&b, group) && is_eligible(&a, group)));
         assert_eq!(pool.givers(&b), all(&[&b, &c, &d]), "A's excess is none of their business");
-        // From above, all of A's subtree goes before all others.
+        // From above, all of A's subtree is reclaimed before all others.
         assert_eq!(pool.givers(&root), all(&[&a, &b, &c, &d]));
         // C on its own.
         c.set_soft_limit(0);

@@ -195,7 +195,7 @@ impl Reclaimer {
         }
     }
 
-    /// Isolates pages of a list's tail, and frees what may go.
+    /// Isolates pages of a list's tail, and frees those that may be evicted.
     #[doc(alias = "shrink_inactive_list")]
     fn shrink_list(
         &self,

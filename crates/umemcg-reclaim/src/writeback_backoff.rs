@@ -3,9 +3,8 @@
 //! Reclaim that sees nothing but dirty pages of a group waits for the flusher, a little at a time.
 //! That is right for a slow store, but not for one that hangs or fails: without a bound over all
 //! charges, each page of a large write would wait for seconds. So a group that has waited for
-//! [`WAIT_WITHOUT_PROGRESS_MAX`] without progress does not wait again: its I/O goes beyond the
-//! limit immediately, and is not kept. This ends when reclaim frees something, or after
-//! [`RECOVERY`].
+//! [`WAIT_WITHOUT_PROGRESS_MAX`] without progress does not wait again: its I/O exceeds the limit
+//! immediately, and is not kept. This ends when reclaim frees something, or after [`RECOVERY`].
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;

@@ -141,7 +141,7 @@ impl Content {
         self.with_open(how, |_| self.store.try_use(how.for_writing))?.ok_or(Errno::BADF)
     }
 
-    /// Keeps the host file open if the content is, as its name is about to go.
+    /// Keeps the host file open if the content is, as its name is about to be removed.
     pub(crate) fn pin_for_name(self: &Arc<Self>, how: &Opening<'_>) -> Result<NamePin, Errno> {
         let pin = |opens: &mut Opens| {
             opens.nr_pins += 1;

@@ -27,7 +27,7 @@ use crate::caller::Caller;
 use crate::content::Content;
 use crate::descriptor_share::{DescriptorShare, Purpose};
 use crate::error::VfsError;
-use crate::handle_share::HandleCharge;
+use crate::handle_charge::HandleCharge;
 use crate::host::{self, GROUP_EXECUTE, HostStat, SET_GID, SET_UID};
 use crate::host_volume::HostVolume;
 use crate::name::component;

@@ -24,7 +24,7 @@ use crate::attr::{FileKind, NodeId};
 use crate::caller::Caller;
 use crate::descriptor_share::{DescriptorShare, Purpose};
 use crate::error::VfsError;
-use crate::handle_share::HandleCharge;
+use crate::handle_charge::HandleCharge;
 use crate::host_volume::HostVolume;
 use crate::resolve::Shared;
 use crate::volume::{DirEntry, Lookup, VolumeDir};

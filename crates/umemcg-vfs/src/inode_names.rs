@@ -23,7 +23,7 @@ pub(crate) const NAMES_MAX: usize = 8;
 pub(crate) struct Name {
     pub(crate) parent: NodeId,
     pub(crate) name: Box<[u8]>,
-    /// For a long name or a further one; held until the name goes.
+    /// For a long name or a further one; held until the name is forgotten.
     pub(crate) charge: Option<NameCharge>,
 }
 

@@ -9,9 +9,9 @@
 //! its cached content and where that is stored, `shown_times` the times that it shows meanwhile.
 #![forbid(unsafe_code)]
 
+mod allowance;
 pub mod attr;
 mod attributes;
-mod beyond;
 mod caller;
 mod content;
 mod create;
@@ -19,7 +19,7 @@ mod descriptor_cache;
 mod descriptor_share;
 mod dir_handle;
 pub mod error;
-mod handle_share;
+mod handle_charge;
 mod host;
 mod host_directory;
 mod host_store;
@@ -27,8 +27,8 @@ pub mod host_volume;
 mod inode_names;
 mod inode_table;
 mod kernel_cache;
+mod kernel_ids;
 mod lookup;
-mod member_kernel;
 mod metadata_charge;
 mod name;
 mod name_lists;
@@ -54,7 +54,7 @@ mod xattrs;
 pub use attr::{Attr, Entry, FileKind, NodeId, SetAttr, SetTime, StatFs, Timestamp};
 pub use caller::Caller;
 pub use error::{VfsError, VolumeError};
-pub use handle_share::{HANDLE_BYTES, NR_BEYOND_MAX};
+pub use handle_charge::{HANDLE_BYTES, NR_HANDLES_BEYOND_MAX};
 pub use host_volume::HostVolume;
 pub use kernel_cache::{IdleInode, KernelCache};
 pub use metadata_charge::NR_NAMES_BEYOND_MAX;

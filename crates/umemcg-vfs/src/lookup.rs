@@ -13,7 +13,7 @@ use crate::host::{self, HostStat};
 use crate::host_volume::HostVolume;
 use crate::inode_names::{NameCharge, is_long};
 use crate::inode_table::NodeCharge;
-use crate::metadata_charge::Patience;
+use crate::metadata_charge::ReclaimEffort;
 use crate::name::component;
 use crate::name_shrinker;
 use crate::volume::{Attributes, Lookup};
@@ -33,7 +33,7 @@ impl Lookup for HostVolume {
     }
 
     /// Gives back `nr_lookups` references. Unknown nodes are ignored. May sleep for the host when a
-    /// file without a name goes while its data is being written back.
+    /// file without a name is forgotten while its data is being written back.
     fn forget(&self, node: NodeId, nr_lookups: u64) {
         let shared = &self.shared;
         let (removed, is_newly_kept) = shared.table.forget(node, nr_lookups, shared.max_kept > 0);
@@ -75,7 +75,7 @@ impl HostVolume {
         name: &CStr,
     ) -> Result<Entry, VfsError> {
         let stat = host::stat_name(dir, name)?;
-        self.enter_with(Patience::None, caller, parent, (dir, name), &stat)
+        self.enter_with(ReclaimEffort::None, caller, parent, (dir, name), &stat)
     }
 
     /// Counts a lookup of what was seen under a name.
@@ -87,20 +87,20 @@ impl HostVolume {
         name: &CStr,
         stat: &HostStat,
     ) -> Result<Entry, VfsError> {
-        self.enter_with(self.patience(), caller, parent, (dir, name), stat)
+        self.enter_with(self.reclaim_effort(), caller, parent, (dir, name), stat)
     }
 
-    /// Returns how long a request waits for room for a name.
-    pub(crate) fn patience(&self) -> Patience {
+    /// Returns the reclaim that a request waits for when there is no room for a name.
+    pub(crate) fn reclaim_effort(&self) -> ReclaimEffort {
         match self.shared.kernel.get().is_some_and(|kernel| kernel.asks_by_name()) {
-            true => Patience::OneRound,
-            false => Patience::Waits,
+            true => ReclaimEffort::OneRound,
+            false => ReclaimEffort::Full,
         }
     }
 
     fn enter_with(
         &self,
-        patience: Patience,
+        effort: ReclaimEffort,
         caller: &Caller,
         parent: NodeId,
         (dir, name): (&OwnedFd, &CStr),
@@ -116,10 +116,10 @@ impl HostVolume {
             Some(node) => node,
             None => {
                 let (engine, group) = (&shared.engine, &caller.group);
-                let charge = NodeCharge::take_by(patience, engine, group)?;
+                let charge = NodeCharge::take_with(effort, engine, group)?;
                 // Of an inode that is known already it is a further name.
                 let is_dear = is_long(bytes) || shared.table.find(stat.key()).is_some();
-                let for_name = is_dear.then(|| NameCharge::take_by(patience, engine, group)).transpose()?;
+                let for_name = is_dear.then(|| NameCharge::take_with(effort, engine, group)).transpose()?;
                 shared.table.lists_or(|| name_shrinker::register(shared));
                 let handle = shared.handle_of(dir, name);
                 let (node, removed) = shared
@@ -148,7 +148,7 @@ impl HostVolume {
     ) -> Result<Entry, VfsError> {
         let shared = &self.shared;
         shared.host_dir.clock.saw(stat.attr.ctime);
-        let charge = NodeCharge::take_by(self.patience(), &shared.engine, &caller.group)?;
+        let charge = NodeCharge::take_with(self.reclaim_effort(), &shared.engine, &caller.group)?;
         shared.table.lists_or(|| name_shrinker::register(shared));
         let held = Arc::new(held);
         let (node, too_many) =

@@ -18,7 +18,7 @@ pub(crate) use umemcg::{CONTENT_BYTES, NAME_BYTES};
 use umemcg::{Charge, ChargeError, Engine, Group, OwnerId, Reason, StatItem};
 use umemcg_base::LeafMutex;
 
-use crate::beyond::{Allowance, Beyond};
+use crate::allowance::{Allowance, AllowanceClaim};
 
 /// Most names, long or further names, and contents of files, together, that a group without room
 /// may have charged above it.
@@ -37,7 +37,7 @@ struct Above {
     payer: OwnerId,
     bytes: u64,
     /// Those without room, lowest first. Never empty.
-    levels: Vec<Beyond>,
+    levels: Vec<AllowanceClaim>,
 }
 
 impl Above {
@@ -109,15 +109,18 @@ impl Tickets {
     }
 }
 
-/// The time that a caller waits for room.
+/// The reclaim that a charge may wait for, as the kernel's allocation flags state it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Patience {
-    /// Not at all, and not at an ancestor's cost.
+pub(crate) enum ReclaimEffort {
+    /// None; the charge is not made at an ancestor's cost, either.
+    #[doc(alias = "GFP_NOWAIT")]
     None,
     /// One round of reclaim for each group: a caller that must not wait for what others free.
+    #[doc(alias = "__GFP_NORETRY")]
     OneRound,
     /// Until reclaim gives up.
-    Waits,
+    #[doc(alias = "GFP_KERNEL")]
+    Full,
 }
 
 /// `BYTES` of metadata; given back when dropped. Kept to eight bytes, because there is one for each
@@ -139,25 +142,29 @@ impl<const BYTES: u64> MetadataCharge<BYTES> {
     /// # Errors
     /// `ENOMEM`, see the module text.
     pub(crate) fn take(engine: &Engine, group: &Arc<Group>) -> Result<Self, Errno> {
-        Self::take_by(Patience::Waits, engine, group)
+        Self::take_with(ReclaimEffort::Full, engine, group)
     }
 
-    /// Like `take`, with as much patience as the caller has.
+    /// Like `take`, with this effort.
     ///
     /// # Errors
     /// `ENOMEM`.
-    pub(crate) fn take_by(patience: Patience, engine: &Engine, group: &Arc<Group>) -> Result<Self, Errno> {
+    pub(crate) fn take_with(
+        effort: ReclaimEffort,
+        engine: &Engine,
+        group: &Arc<Group>,
+    ) -> Result<Self, Errno> {
         let (mut at, mut beyond) = (Arc::clone(group), Vec::new());
         // Bounded by the depth of the tree: each round goes up at least one level.
         let charge = loop {
             let full = match engine.reclaimer().charge_at_once(&at, BYTES) {
                 Ok(charge) => break charge,
-                Err(_) if patience == Patience::None => return Err(Errno::NOMEM),
+                Err(_) if effort == ReclaimEffort::None => return Err(Errno::NOMEM),
                 Err(refused) => refused.group,
             };
             let nr_beyond = BEYOND.nr_of(&full);
             let full = if nr_beyond.is_multiple_of(NR_PER_RECLAIM) || nr_beyond >= NR_NAMES_BEYOND_MAX {
-                match patience.charge(engine, &at, BYTES) {
+                match effort.charge(engine, &at, BYTES) {
                     Ok(charge) => break charge,
                     Err(ChargeError::Limit(refused)) => refused.group,
                     Err(_) => return Err(Errno::NOMEM),
@@ -176,7 +183,7 @@ impl<const BYTES: u64> MetadataCharge<BYTES> {
         Ok(taken)
     }
 
-    fn of(charge: Charge, levels: Vec<Beyond>) -> Self {
+    fn of(charge: Charge, levels: Vec<AllowanceClaim>) -> Self {
         let (payer, bytes) = charge.into_raw();
         payer.with_group(|group| count(group, bytes, bytes as i64));
         let (lister, ticket) = match levels.first() {
@@ -202,13 +209,13 @@ impl<const BYTES: u64> MetadataCharge<BYTES> {
     }
 }
 
-impl Patience {
+impl ReclaimEffort {
     /// Charges after reclaim. A group whose limit is less than that has its idle names asked for
     /// all the same, since they are what it has beyond the limit.
     fn charge(self, engine: &Engine, group: &Arc<Group>, bytes: u64) -> Result<Charge, ChargeError> {
         let reclaimer = engine.reclaimer();
         let charged = match self {
-            Self::Waits => engine.charge(group, bytes),
+            Self::Full => engine.charge(group, bytes),
             _ => reclaimer.charge_opportunistic(group, bytes, &|| false),
         };
         if let Err(ChargeError::Limit(refused)) = &charged

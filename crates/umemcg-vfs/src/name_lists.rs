@@ -1,10 +1,10 @@
 //! The lists of a volume's two shrinkers: its inodes by the group that pays and by age.
 //!
 //! Every entry of the inode table that is charged is on one of two lists. While the kernel refers
-//! to it, it is a *name* in the kernel's cache, and goes when the kernel forgets; otherwise it is
-//! an *inode* that only we keep (for its cached content, or because a child's name or an open file
-//! needs it). The lists are made, and the shrinkers registered, with a volume's first entry, so
-//! that an idle volume costs nothing.
+//! to it, it is a *name* in the kernel's cache, and is dropped when the kernel forgets it;
+//! otherwise it is an *inode* that only we keep (for its cached content, or because a child's name
+//! or an open file needs it). The lists are made, and the shrinkers registered, with a volume's
+//! first entry, so that an idle volume costs nothing.
 //!
 //! Lists are changed with the entry's shard locked, and their locks rank behind it; walks only
 //! collect node ids and look at the entries afterwards.
@@ -50,7 +50,7 @@ pub(crate) struct NameLists {
     names: ListLru,
     inodes: ListLru,
     started: Instant,
-    /// Of the shrinkers; dropped first when the volume goes.
+    /// Of the shrinkers; dropped first with the volume.
     registrations: Option<[Registration; 2]>,
 }
 

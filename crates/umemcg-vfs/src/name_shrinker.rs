@@ -4,27 +4,27 @@
 //! shrinker of names picks the oldest inodes that no process is known to use, asks the kernel to
 //! let go of them ([`KernelCache`](crate::KernelCache)), and promises all that goes with them; the
 //! kernel forgets them, and reclaim, which waits for that a little, finds the room. What the kernel
-//! does not let go of (a working directory, what is open by a way that we do not see) is asked for
-//! again after a while only. Directories go after what is in them, because a name pins its
-//! directory here as it does in the kernel.
+//! does not let go of (a working directory, a file that is open in a way that we do not see) is
+//! asked for again after a while only. Directories are asked for after their entries, because a
+//! name pins its directory here as it does in the kernel.
 //!
 //! An inode whose file has cached pages is kept for them, so its name is not asked for either:
-//! pages go first. A file without pages loses its content, most of what it costs, before its name,
-//! since that needs no help from the kernel. The shrinker of inodes frees immediately what the
-//! kernel has forgotten and was kept for pages of which none is left.
+//! pages are evicted first. A file without pages loses its content, most of what it costs, before
+//! its name, since that needs no help from the kernel. The shrinker of inodes frees immediately
+//! what the kernel has forgotten and was kept for pages of which none is left.
 
 use std::sync::{Arc, Weak};
 
 use umemcg::{Count, ListLru, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
 
 use crate::attr::FileKind;
-use crate::inode_table::{Leave, NODE_BYTES};
+use crate::inode_table::{LeaveOutcome, NODE_BYTES};
 use crate::kernel_cache::IdleInode;
 use crate::name_lists::{Listed, NODE, NameLists};
 use crate::resolve::Shared;
 
-/// The cost of making a name again: for the room of a page a dozen must go, and each is asked for,
-/// forgotten and looked up again by requests of its own. A page's cost is
+/// The cost of making a name again: to make room for a page, a dozen must be forgotten, and each is
+/// asked for, forgotten and looked up again by requests of its own. A page's cost is
 /// [`DEFAULT_SEEKS`](umemcg_reclaim::shrinker::DEFAULT_SEEKS).
 const NAME_SEEKS: u32 = 16;
 
@@ -123,11 +123,11 @@ impl Shared {
         let (mut idle, mut releasing_bytes) = (Vec::<IdleInode>::new(), 0);
         for node in nodes {
             match self.table.ask_to_leave(node, now_ms, by_name, self.max_kept > 0) {
-                Leave::Stays => {}
-                Leave::Lighter(bytes) => done.freed_bytes += bytes,
-                Leave::Asked(bytes) => done.releasing_bytes += bytes,
-                Leave::Idle { kind: FileKind::Directory, .. } if by_name => {}
-                Leave::Idle { kind, names, bytes } => {
+                LeaveOutcome::Kept => {}
+                LeaveOutcome::ContentDropped(bytes) => done.freed_bytes += bytes,
+                LeaveOutcome::Requested(bytes) => done.releasing_bytes += bytes,
+                LeaveOutcome::Idle { kind: FileKind::Directory, .. } if by_name => {}
+                LeaveOutcome::Idle { kind, names, bytes } => {
                     releasing_bytes += bytes;
                     idle.push(IdleInode { node, is_directory: kind == FileKind::Directory, names });
                 }

@@ -1,9 +1,9 @@
 //! Operations on names: unlink, rmdir, rename, link.
 //!
 //! An inode that loses its last name while it has references keeps a descriptor, its *orphan*
-//! descriptor, until the last reference goes: there is no other way to it any more, unless it is
-//! open. Their number is bounded: a kernel that is slow to forget removed files gets `ESTALE` for
-//! some of those that no process has open.
+//! descriptor, until the last reference is given back: there is no other way to it any more, unless
+//! it is open. Their number is bounded: a kernel that is slow to forget removed files gets `ESTALE`
+//! for some of those that no process has open.
 
 use std::ffi::{CStr, OsStr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -145,7 +145,7 @@ impl Names for HostVolume {
 }
 
 impl HostVolume {
-    /// Holds what a name leads to, before the name goes.
+    /// Holds the inode that a name leads to, before the name is removed.
     fn victim(
         &self,
         dir: &OwnedFd,
@@ -236,7 +236,9 @@ impl HostVolume {
     /// the name is long.
     fn room_for(&self, key: InodeKey, name: &CStr) -> Result<Option<NameCharge>, Errno> {
         let payer = self.shared.table.payer(key).filter(|_| is_long(name.to_bytes()));
-        payer.map(|payer| NameCharge::take_by(self.patience(), &self.shared.engine, &payer)).transpose()
+        payer
+            .map(|payer| NameCharge::take_with(self.reclaim_effort(), &self.shared.engine, &payer))
+            .transpose()
     }
 
     /// Notes that an operation of ours changed an inode on the host, so that its cached content is

@@ -11,7 +11,7 @@ use crate::content::Content;
 use crate::descriptor_share::Purpose;
 use crate::dir_handle::DirHandle;
 use crate::error::VfsError;
-use crate::handle_share::HandleCharge;
+use crate::handle_charge::HandleCharge;
 use crate::host_volume::HostVolume;
 use crate::open_file::OpenFile;
 use crate::volume::{Open, VolumeDir, VolumeFile};

@@ -9,7 +9,7 @@ use crate::attr::{Attr, NodeId, SetAttr};
 use crate::caller::Caller;
 use crate::content::Content;
 use crate::error::VfsError;
-use crate::handle_share::HandleCharge;
+use crate::handle_charge::HandleCharge;
 use crate::host_store::InUse;
 use crate::host_volume::HostVolume;
 use crate::resolve::Shared;

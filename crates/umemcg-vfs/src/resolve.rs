@@ -234,7 +234,7 @@ impl Shared {
             // The last component may be a link itself: it is what is wanted, and is not followed.
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let base = from.as_ref().map_or(self.host_dir.root.as_fd(), |fd| fd.as_fd());
-            let fd = openat2_patiently(base, &path, flags, resolve)?;
+            let fd = openat2_retrying(base, &path, flags, resolve)?;
             rest = &rest[nr_taken..];
             if rest.is_empty() {
                 return Ok(fd);
@@ -244,7 +244,7 @@ impl Shared {
     }
 
     /// Runs a call that makes a descriptor; when the process has none left, those that are merely
-    /// cached go first.
+    /// cached are closed first.
     pub(crate) fn with_descriptors<T>(&self, call: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
         match call() {
             Err(Errno::MFILE | Errno::NFILE) => {
@@ -438,7 +438,7 @@ impl Shared {
 }
 
 /// Calls `openat2`, again when a rename on the host made it unsure whether the path stayed beneath.
-fn openat2_patiently(
+fn openat2_retrying(
     base: std::os::fd::BorrowedFd<'_>,
     path: &[u8],
     flags: OFlags,

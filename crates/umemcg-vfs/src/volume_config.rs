@@ -48,7 +48,7 @@ pub struct VolumeConfig {
     /// of the process's limit, and idle ones of all volumes together a quarter. Beside these, one
     /// is held for the directory itself, and for each open file one, or two with direct I/O: these
     /// and those of closed files come out of the share of the group that opened them (see
-    /// `handle_share`). An open directory holds none, but where the file system's positions in a
+    /// `handle_charge`). An open directory holds none, but where the file system's positions in a
     /// directory do not outlive a descriptor.
     pub max_idle_descriptors: usize,
     /// Most files whose cached content is kept although the kernel has forgotten them. Each costs

@@ -26,7 +26,7 @@ use umemcg_base::{Condvar, LeafMutex, Rank, RankedRwLock, Table};
 use crate::attr::{Attr, Entry, NodeId};
 use crate::error::VolumeError;
 use crate::kernel_cache::KernelCache;
-use crate::member_kernel::{KernelIds, LOCAL_BITS, MemberKernel};
+use crate::kernel_ids::{KernelIds, LOCAL_BITS, MemberKernel};
 use crate::volume::Volume;
 use umemcg::File;
 

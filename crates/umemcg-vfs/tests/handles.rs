@@ -8,7 +8,7 @@ use std::sync::Arc;
 use common::{Fixture, ROOT, errno, name};
 use rustix::io::Errno;
 use umemcg::StatItem;
-use umemcg_vfs::{Caller, Create, HANDLE_BYTES, NR_BEYOND_MAX, Names, OFlags, Open, VolumeDir};
+use umemcg_vfs::{Caller, Create, HANDLE_BYTES, NR_HANDLES_BEYOND_MAX, Names, OFlags, Open, VolumeDir};
 
 /// Descriptors of this process for what is in the volume's directory.
 fn nr_descriptors(v: &Fixture) -> usize {
@@ -78,7 +78,8 @@ fn a_group_without_room_is_refused_handles_in_the_end() {
     let v = Fixture::new();
     let tenant = tenant(&v);
     v.engine.set_max(&tenant.group, 0, &|| false);
-    let mut open: Vec<_> = (0..NR_BEYOND_MAX).map(|_| v.vfs.opendir(&tenant, ROOT).unwrap()).collect();
+    let mut open: Vec<_> =
+        (0..NR_HANDLES_BEYOND_MAX).map(|_| v.vfs.opendir(&tenant, ROOT).unwrap()).collect();
     assert_eq!(errno(v.vfs.opendir(&tenant, ROOT)), Errno::NOMEM);
     assert!(v.vfs.opendir(&v.root, ROOT).is_ok(), "others go on");
     open.pop();

@@ -73,7 +73,7 @@ impl Commitments {
     /// [`Overcommitted`]; nothing is committed then.
     pub(crate) fn commit(&self, group: &Arc<Group>, kind: Kind, bytes: u64) -> Result<(), Overcommitted> {
         let mut levels = self.levels.lock();
-        let changed = climb(&levels, group, kind, |promised| promised.saturating_add(bytes));
+        let changed = climb(&levels, group, kind, |committed| committed.saturating_add(bytes));
         let too_much = changed.iter().find(|(at, before, now)| {
             now.committed() > before.committed() && now.committed() > at.max_bytes()
         });
@@ -88,8 +88,8 @@ impl Commitments {
     /// Releases a commitment.
     pub(crate) fn release(&self, group: &Arc<Group>, kind: Kind, bytes: u64) {
         let mut levels = self.levels.lock();
-        let changed = climb(&levels, group, kind, |promised| {
-            promised.checked_sub(bytes).expect("what is withdrawn was promised")
+        let changed = climb(&levels, group, kind, |committed| {
+            committed.checked_sub(bytes).expect("what is withdrawn was committed")
         });
         store(&mut levels, &changed);
     }
@@ -114,11 +114,11 @@ fn climb<'g>(
         let before = levels.get(&at.id()).copied().unwrap_or_default();
         let mut now = before;
         if let Some(change) = change.take() {
-            let promised = match kind {
+            let committed = match kind {
                 Kind::Guarantee => &mut now.guaranteed,
                 Kind::Reservation => &mut now.reserved,
             };
-            *promised = change(*promised);
+            *committed = change(*committed);
         }
         if let Some((_, child_before, child_now)) = changed.last() {
             let moved = |sum: u64, before: u64, now: u64| (sum - before).saturating_add(now);
@@ -158,31 +158,31 @@ mod tests {
         let (b, c) = (child(&a, "b"), child(&a, "c"));
         a.set_max(100 * UNIT);
         let all = Commitments::default();
-        let promise = |group: &Arc<Group>, kind, units: u64| {
+        let commit = |group: &Arc<Group>, kind, units: u64| {
             all.commit(group, kind, units * UNIT)
                 .map_err(|refused| (refused.group, refused.available_bytes / UNIT))
         };
-        promise(&b, Kind::Guarantee, 30).unwrap();
-        promise(&c, Kind::Reservation, 50).unwrap();
+        commit(&b, Kind::Guarantee, 30).unwrap();
+        commit(&c, Kind::Reservation, 50).unwrap();
         assert_eq!([&a, &b, &c].map(|group| group.guaranteed_bytes() / UNIT), [30, 30, 0]);
         // Within what b is guaranteed, a reservation takes nothing more.
-        promise(&b, Kind::Reservation, 30).unwrap();
-        let (level, available) = promise(&c, Kind::Reservation, 21).unwrap_err();
+        commit(&b, Kind::Reservation, 30).unwrap();
+        let (level, available) = commit(&c, Kind::Reservation, 21).unwrap_err();
         assert!(Arc::ptr_eq(&level, &a) && available == 20);
         // Within what a is guaranteed altogether, those below take nothing more from the root.
-        promise(&a, Kind::Guarantee, 100).unwrap();
-        promise(&c, Kind::Reservation, 20).unwrap();
-        assert!(promise(tree.root(), Kind::Reservation, 1).is_err());
+        commit(&a, Kind::Guarantee, 100).unwrap();
+        commit(&c, Kind::Reservation, 20).unwrap();
+        assert!(commit(tree.root(), Kind::Reservation, 1).is_err());
         a.set_max(1000 * UNIT);
-        let (level, available) = promise(&c, Kind::Reservation, 1).unwrap_err();
+        let (level, available) = commit(&c, Kind::Reservation, 1).unwrap_err();
         assert!(level.is_root() && available == 0);
-        let promised = [
+        let committed = [
             (&a, Kind::Guarantee, 100),
             (&b, Kind::Guarantee, 30),
             (&b, Kind::Reservation, 30),
             (&c, Kind::Reservation, 70),
         ];
-        for (group, kind, units) in promised {
+        for (group, kind, units) in committed {
             all.release(group, kind, units * UNIT);
         }
         assert_eq!((all.nr_levels(), a.guaranteed_bytes(), b.guaranteed_bytes()), (0, 0, 0));

@@ -79,9 +79,9 @@ pub struct Engine {
     arena: Arc<Arena>,
     reclaimer: Arc<Reclaimer>,
     cache: Arc<PageCache>,
-    /// Ends its workers before the cache goes.
+    /// Ends its workers before the cache is dropped.
     kswapd: Kswapd,
-    /// Unregisters before the cache goes.
+    /// Unregisters before the cache is dropped.
     _shadow_shrinker: Registration,
     janitor: Janitor,
     /// Guarantees and reservations by group.

@@ -333,7 +333,8 @@ pub(super) fn wait(
 const OUTSIDE: usize = usize::MAX;
 
 /// A thread's number in the schedule. Its value in a thread of the schedule ends that thread's part
-/// when it is dropped: the first thread-local that the thread uses, and therefore the last to go.
+/// when it is dropped: the first thread-local that the thread uses, and therefore the last to be
+/// dropped.
 #[derive(Debug)]
 pub struct Me(Cell<usize>);
 
@@ -453,13 +454,13 @@ pub fn describe() -> String {
 }
 
 /// Starts an ordinary thread that ends the process when no switch point has been passed for
-/// `patience` of the machine's time, because a thread sleeps or spins outside the facade, or when
+/// `timeout` of the machine's time, because a thread sleeps or spins outside the facade, or when
 /// the run takes ten times that, because threads go on without getting anywhere.
-pub fn watch(patience: Duration) {
+pub fn watch(timeout: Duration) {
     std::thread::spawn(move || {
         let mut before = progress().nr_steps;
         for _ in 0..10 {
-            std::thread::sleep(patience);
+            std::thread::sleep(timeout);
             let now = progress().nr_steps;
             if now == before {
                 state().fail("the thread that has the turn passes no switch point");

@@ -43,7 +43,7 @@ pub fn spawn<T: Send + 'static>(
     }
     let (number, turn) = state().start(name);
     let handle = builder.spawn(move || {
-        // Not taken out again here: the thread's other locals go first.
+        // Not taken out again here: the thread's other locals are dropped first.
         std::mem::forget(Me::enter(number));
         turn.take();
         body()

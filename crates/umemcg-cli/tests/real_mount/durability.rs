@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 
-use crate::harness::{Mount, Options, PATIENCE, lines, needs_mount, patiently};
+use crate::harness::{Mount, Options, TIMEOUT, lines, needs_mount, patiently};
 
 const BLOCK_BYTES: usize = 10_000;
 
@@ -41,7 +41,7 @@ fn synced_blocks_are_in_the_directory_after_a_kill() {
             }
         }
     });
-    is_far_enough.recv_timeout(PATIENCE).expect("the writer comes that far");
+    is_far_enough.recv_timeout(TIMEOUT).expect("the writer comes that far");
     mount.kill_daemon();
     writer.join().unwrap();
     let acknowledged = acknowledged.load(Ordering::SeqCst);
@@ -82,7 +82,7 @@ fn renaming_a_synced_file_over_an_old_one_never_leaves_neither() {
             }
         }
     });
-    is_far_enough.recv_timeout(PATIENCE).expect("the writer comes that far");
+    is_far_enough.recv_timeout(TIMEOUT).expect("the writer comes that far");
     mount.kill_daemon();
     writer.join().unwrap();
     let generation = generation.load(Ordering::SeqCst);
@@ -114,7 +114,7 @@ fn a_database_keeps_committed_transactions_over_a_kill() {
         let mut acknowledged = 0;
         let said = lines(client.stdout.take().unwrap());
         while acknowledged < 100 {
-            let line = said.recv_timeout(PATIENCE).expect("the client goes on");
+            let line = said.recv_timeout(TIMEOUT).expect("the client goes on");
             acknowledged = line.parse::<u64>().unwrap_or(acknowledged);
         }
         mount.kill_daemon();

@@ -2,7 +2,7 @@
 //!
 //! Whatever happens to the test, nothing stays: dropping [`Mount`] ends the daemon, takes the
 //! mounts out of the tree and removes the directories. No program may run for longer than
-//! [`PATIENCE`]: then the daemon is killed first, which frees the processes that wait for it in the
+//! [`TIMEOUT`]: then the daemon is killed first, which frees the processes that wait for it in the
 //! kernel, and the test fails instead of hanging.
 
 use std::ffi::OsStr;
@@ -21,7 +21,7 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tempfile::TempDir;
 
 /// Longest that one program of a test may run.
-pub const PATIENCE: Duration = Duration::from_secs(240);
+pub const TIMEOUT: Duration = Duration::from_secs(240);
 
 /// The program under test.
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_umemcg");
@@ -174,16 +174,16 @@ impl Mount {
         let (stdout, stderr) = (daemon.stdout.take().unwrap(), daemon.stderr.take().unwrap());
         self.daemon = Some(daemon);
         self.stderr = collect(stderr);
-        match lines(stdout).recv_timeout(PATIENCE) {
+        match lines(stdout).recv_timeout(TIMEOUT) {
             Ok(_) => {}
             Err(RecvTimeoutError::Disconnected) => panic!("the daemon did not start: {}", self.said()),
-            Err(RecvTimeoutError::Timeout) => panic!("the daemon said nothing for {PATIENCE:?}"),
+            Err(RecvTimeoutError::Timeout) => panic!("the daemon said nothing for {TIMEOUT:?}"),
         }
     }
 
     /// Returns the stderr of a daemon that has ended.
     fn said(&self) -> String {
-        self.stderr.recv_timeout(PATIENCE).unwrap_or_else(|error| format!("(its stderr: {error})"))
+        self.stderr.recv_timeout(TIMEOUT).unwrap_or_else(|error| format!("(its stderr: {error})"))
     }
 
     fn daemon_command(&self, arguments: &[&str]) -> Command {
@@ -391,7 +391,7 @@ impl Drop for Mount {
             // More than one mount may be left on one place.
             while is_mounted(&path) && unmount(path.as_path(), UnmountFlags::DETACH).is_ok() {}
         }
-        assert!(!hangs || is_panic, "a daemon did not end within {PATIENCE:?}");
+        assert!(!hangs || is_panic, "a daemon did not end within {TIMEOUT:?}");
     }
 }
 
@@ -425,12 +425,12 @@ impl Drop for Stopped<'_> {
 /// Waits for a condition that another process brings about.
 #[track_caller]
 pub fn until(what: &str, condition: impl FnMut() -> bool) {
-    assert!(holds_in_time(condition), "waited for {PATIENCE:?}, but never: {what}");
+    assert!(holds_in_time(condition), "waited for {TIMEOUT:?}, but never: {what}");
 }
 
-/// Whether a condition comes true within [`PATIENCE`].
+/// Whether a condition comes true within [`TIMEOUT`].
 fn holds_in_time(mut condition: impl FnMut() -> bool) -> bool {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         // The clock first: a thread that was not run for long looks once more.
         let is_late = Instant::now() >= deadline;
@@ -486,7 +486,7 @@ pub fn run(daemon: Option<Pid>, mut command: Command) -> Ended {
     let stderr = collect(child.stderr.take().unwrap());
     let status = patiently(daemon, &mut child);
     let all = |pipe: mpsc::Receiver<String>| {
-        pipe.recv_timeout(PATIENCE).expect("a process that the program left behind keeps its output open")
+        pipe.recv_timeout(TIMEOUT).expect("a process that the program left behind keeps its output open")
     };
     Ended { status, stdout: all(stdout), stderr: all(stderr) }
 }
@@ -497,7 +497,7 @@ pub fn patiently(daemon: Option<Pid>, child: &mut Child) -> ExitStatus {
     let group = Pid::from_raw(child.id().cast_signed()).unwrap();
     let (done, is_done) = mpsc::channel::<()>();
     let watchdog = thread::spawn(move || {
-        let timed_out = is_done.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout);
+        let timed_out = is_done.recv_timeout(TIMEOUT) == Err(RecvTimeoutError::Timeout);
         if timed_out {
             if let Some(daemon) = daemon {
                 let _ = kill_process(daemon, Signal::KILL);
@@ -509,6 +509,6 @@ pub fn patiently(daemon: Option<Pid>, child: &mut Child) -> ExitStatus {
     });
     let status = child.wait().unwrap();
     drop(done);
-    assert!(!watchdog.join().unwrap(), "a program ran for more than {PATIENCE:?}");
+    assert!(!watchdog.join().unwrap(), "a program ran for more than {TIMEOUT:?}");
     status
 }

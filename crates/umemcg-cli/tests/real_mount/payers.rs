@@ -7,7 +7,7 @@ use std::sync::mpsc;
 
 use rustix::process::Pid;
 
-use crate::harness::{Mount, PATIENCE, Stopped, lines, needs_mount, patiently};
+use crate::harness::{Mount, Stopped, TIMEOUT, lines, needs_mount, patiently};
 
 const MIB: u64 = 1 << 20;
 
@@ -35,7 +35,7 @@ impl Talker {
 
     #[track_caller]
     fn line(&mut self) -> String {
-        self.output.recv_timeout(PATIENCE).expect("it ended or said nothing for too long")
+        self.output.recv_timeout(TIMEOUT).expect("it ended or said nothing for too long")
     }
 
     #[track_caller]

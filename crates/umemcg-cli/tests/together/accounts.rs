@@ -9,7 +9,7 @@ use crate::tree::{NR_DIRECTORIES, NR_NAMES};
 use crate::world::GROUPS;
 
 /// Longest that the kernel takes to let go of names.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The cost of the names of all directories, and of the notes of a group's shrinkers: names that do
 /// not exist hold directories in the kernel, and the last of them stay.
@@ -28,7 +28,7 @@ fn usage(mount: &Mount, group: &str) -> (u64, u64) {
 
 /// Tries until it is so.
 fn until(mount: &Mount, what: &str, mut is_so: impl FnMut() -> bool) -> Result<(), String> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !is_so() {
         if Instant::now() > deadline {
             let text = |group: &str| {

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use crate::world::GROUPS;
 
 /// Longest that an event takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 #[derive(Debug)]
 struct Watched {
@@ -51,7 +51,7 @@ impl Watcher {
 
     /// Waits until there was an event for each file that says something else than before.
     pub fn check(&self) -> Result<(), String> {
-        let (mut heard, deadline) = (BTreeSet::new(), Instant::now() + PATIENCE);
+        let (mut heard, deadline) = (BTreeSet::new(), Instant::now() + TIMEOUT);
         for file in &self.files {
             let now = read(&file.path)?;
             while now != file.before && !heard.contains(&file.watch) {

@@ -278,7 +278,7 @@ mod tests {
     #[test]
     fn children_from_before_a_move_stay_where_they_are() {
         let ancestry = Ancestry::default();
-        // The early one must not read what the parent waits for; it goes when its parent does.
+        // The early one must not read what the parent waits for; it ends when its parent does.
         let early = "sh -c 'echo $$; while kill -0 $PPID 2>/dev/null; do sleep 0.1; done' <&- &";
         let child = Child::shell(&format!("{early} read go; sh -c 'echo $$; read end'; :"));
         let early = child.read_number();
@@ -305,7 +305,7 @@ mod tests {
     #[test]
     fn children_follow_the_first_thread_of_their_parent() {
         let ancestry = Ancestry::default();
-        // The early one must not read what the parent waits for; it goes when its parent does.
+        // The early one must not read what the parent waits for; it ends when its parent does.
         let early = "sh -c 'echo $$; while kill -0 $PPID 2>/dev/null; do sleep 0.1; done' <&- &";
         let child = Child::shell(&format!("{early} read go; sh -c 'echo $$; read end'; :"));
         let early = child.read_number();

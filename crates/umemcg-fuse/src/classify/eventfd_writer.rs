@@ -9,7 +9,7 @@
 //! first.
 //!
 //! So there is at most one thread for each eventfd that a process keeps full, beside two, and it
-//! ends when its process reads. When the registration goes first, we read.
+//! ends when its process reads. When the registration ends first, we read.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};

@@ -15,7 +15,7 @@ use super::device::device_to_kernel;
 use super::{DataFs, reply_done, reply_with};
 use crate::errno::ToErrno;
 use crate::reply::Reply;
-use crate::request::RequestRef;
+use crate::request::Request;
 use crate::wire::reply::{Attr as WireAttr, AttrOut, StatfsOut, StatxAttr, StatxOut, StatxTime};
 use crate::wire::request::{SetattrIn, StatxIn};
 use crate::wire::{GETATTR_FH, SETXATTR_ACL_KILL_SGID, setattr_valid};
@@ -154,7 +154,7 @@ impl DataFs {
         (opened.file.node() == node).then(|| Arc::clone(&opened.file))
     }
 
-    pub(super) fn setattr(&self, request: &RequestRef<'_>, arg: &SetattrIn, reply: &mut Reply) {
+    pub(super) fn setattr(&self, request: &Request<'_>, arg: &SetattrIn, reply: &mut Reply) {
         let caller = self.caller(request);
         let result = self.spot(request.header.nodeid).map_err(VfsError::from).and_then(|(member, node)| {
             let fh = (arg.valid & setattr_valid::FH != 0).then_some(arg.fh);
@@ -190,7 +190,7 @@ impl DataFs {
 
     pub(super) fn setxattr(
         &self,
-        request: &RequestRef<'_>,
+        request: &Request<'_>,
         name: &OsStr,
         value: &[u8],
         (flags, setxattr_flags): (u32, u32),
@@ -204,7 +204,7 @@ impl DataFs {
         reply_done(reply, self.on(request.header.nodeid, set));
     }
 
-    pub(super) fn listxattr(&self, request: &RequestRef<'_>, size: u32, reply: &mut Reply) {
+    pub(super) fn listxattr(&self, request: &Request<'_>, size: u32, reply: &mut Reply) {
         let result = match self.volumes.place(request.header.nodeid) {
             Ok(ResolvedId::Top) => Ok(Vec::new()),
             Ok(ResolvedId::In(member, node)) => member.volume().listxattr(&self.caller(request), node),

@@ -12,9 +12,9 @@ use umemcg_vfs::{Entry, FallocateFlags, NodeId, OFlags, VfsError, Volume, Volume
 use super::{DataFs, reply_done, reply_with};
 use crate::classify::Payer;
 use crate::reply::{Answer, Delay, Reply};
-use crate::request::RequestRef;
+use crate::request::Request;
 use crate::session::QuickOutcome;
-use crate::waiting::{charge_answer, charge_held};
+use crate::wait_charge::{charge_answer, charge_held};
 use crate::wire::reply::{CreateOut, LseekOut, OpenOut};
 use crate::wire::request::{CreateIn, FallocateIn, FsyncIn, LseekIn, OpenIn, ReadIn, WriteIn};
 use crate::wire::{FSYNC_FDATASYNC, InHeader, open_reply, write_flag};
@@ -37,7 +37,7 @@ impl DataFs {
 
     pub(super) fn read_quickly(
         &self,
-        request: &RequestRef<'_>,
+        request: &Request<'_>,
         arg: &ReadIn,
         reply: &mut Reply,
     ) -> QuickOutcome {
@@ -54,7 +54,7 @@ impl DataFs {
         }
     }
 
-    pub(super) fn read(&self, request: &RequestRef<'_>, arg: &ReadIn, reply: &mut Reply) {
+    pub(super) fn read(&self, request: &Request<'_>, arg: &ReadIn, reply: &mut Reply) {
         let header = request.header;
         let file = match self.file(header, arg.fh) {
             Ok(opened) => Arc::clone(&opened.file),
@@ -103,7 +103,7 @@ impl DataFs {
 
     pub(super) fn write_quickly(
         &self,
-        request: &RequestRef<'_>,
+        request: &Request<'_>,
         arg: &WriteIn,
         data: &[u8],
         reply: &mut Reply,
@@ -126,7 +126,7 @@ impl DataFs {
         self.may_sleep(request, payer)
     }
 
-    pub(super) fn write(&self, request: &RequestRef<'_>, arg: &WriteIn, data: &[u8], reply: &mut Reply) {
+    pub(super) fn write(&self, request: &Request<'_>, arg: &WriteIn, data: &[u8], reply: &mut Reply) {
         let header = request.header;
         let opened = match self.file(header, arg.fh) {
             Ok(opened) => Arc::clone(&opened),
@@ -171,7 +171,7 @@ impl DataFs {
         self.delays.delay(reply.take(), Answer::Written(written as u32), rest, again);
     }
 
-    pub(super) fn open(&self, request: &RequestRef<'_>, arg: &OpenIn, reply: &mut Reply) {
+    pub(super) fn open(&self, request: &Request<'_>, arg: &OpenIn, reply: &mut Reply) {
         let caller = self.caller(request);
         let header = request.header;
         let flags = OFlags::from_bits_retain(arg.flags);
@@ -189,7 +189,7 @@ impl DataFs {
 
     pub(super) fn create(
         &self,
-        request: &RequestRef<'_>,
+        request: &Request<'_>,
         arg: &CreateIn,
         name: &OsStr,
         supplementary_gid: Option<u32>,
@@ -203,7 +203,7 @@ impl DataFs {
 
     pub(super) fn tmpfile(
         &self,
-        request: &RequestRef<'_>,
+        request: &Request<'_>,
         arg: &CreateIn,
         supplementary_gid: Option<u32>,
         reply: &mut Reply,
@@ -217,7 +217,7 @@ impl DataFs {
     /// Makes a file with `make`, under a name or without one, and hands it over open.
     fn open_new(
         &self,
-        request: &RequestRef<'_>,
+        request: &Request<'_>,
         arg: &CreateIn,
         reply: &mut Reply,
         make: impl FnOnce(&dyn Volume, NodeId, OFlags) -> Result<(Entry, Arc<dyn VolumeFile>), VfsError>,
@@ -253,7 +253,7 @@ impl DataFs {
         reply_done(reply, result.and_then(|opened| Arc::clone(&opened.file).fsync(data_only)));
     }
 
-    pub(super) fn fallocate(&self, request: &RequestRef<'_>, arg: &FallocateIn, reply: &mut Reply) {
+    pub(super) fn fallocate(&self, request: &Request<'_>, arg: &FallocateIn, reply: &mut Reply) {
         let header = request.header;
         let mode = FallocateFlags::from_bits_retain(arg.mode);
         let result = self.file(header, arg.fh).map_err(VfsError::from);

@@ -3,9 +3,9 @@
 //! A kernel that can be told to prune inodes drops the names that are not in use and then the
 //! inodes, leaves before their directories, under no lock that a request could hold. Older kernels
 //! are told that names are stale. That takes the lock of the directory, so the thread that says it
-//! may wait for a request, never the other way round; and a stale name goes even when it is in use,
-//! which does no harm to an open file but would leave a working directory without a path, so
-//! directories stay there.
+//! may wait for a request, never the other way round; and a stale name is dropped even when it is
+//! in use, which does no harm to an open file but would leave a working directory without a path,
+//! so directories stay there.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;

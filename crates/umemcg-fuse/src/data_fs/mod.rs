@@ -1,6 +1,6 @@
 //! Volumes as a mount: FUSE requests turned into calls of the [`Volume`] that they are about, each
 //! charged to the group of the process that asks. Requests about the directory of all volumes are
-//! answered in `top`.
+//! answered in `volumes_directory`.
 //!
 //! The reading thread answers requests that cannot sleep: reads of cached pages, writes into cached
 //! pages, closes. Everything else may need the store, and goes through [`slow`](Filesystem::slow).
@@ -9,10 +9,10 @@ mod absent_names;
 mod attrs;
 mod content;
 mod device;
-mod ending;
 mod kernel_names;
 mod names;
-mod top;
+mod request_end;
+mod volumes_directory;
 
 use std::ffi::OsStr;
 use std::ops::Deref;
@@ -29,10 +29,10 @@ use crate::delayed_replies::DelayQueue;
 use crate::errno::ToErrno;
 use crate::handles::{HandleRef, HandleTable};
 use crate::notifier::Notifier;
-use crate::pool::Keys;
 use crate::reply::Reply;
-use crate::request::RequestRef;
+use crate::request::Request;
 use crate::session::{Filesystem, QuickOutcome};
+use crate::thread_pool::Keys;
 use crate::wire::{InHeader, InitFlags, Negotiated, Op};
 use absent_names::AbsentNames;
 use kernel_names::KernelNames;
@@ -146,7 +146,7 @@ impl DataFs {
     }
 
     /// Returns the number of requests whose answer is being held back.
-    pub fn nr_parked(&self) -> usize {
+    pub fn nr_delayed(&self) -> usize {
         self.delays.len()
     }
 
@@ -168,7 +168,7 @@ impl DataFs {
 
     /// Returns the group that pays for a request that arrives; `opener` is the group of the file
     /// that it goes through. Does not sleep.
-    fn payer_of(&self, request: &RequestRef<'_>, opener: Option<&Arc<Group>>) -> Payer {
+    fn payer_of(&self, request: &Request<'_>, opener: Option<&Arc<Group>>) -> Payer {
         let header = request.header;
         let heir;
         let opener = match opener {
@@ -190,7 +190,7 @@ impl DataFs {
 
     /// Returns the group that pays for a request, as was found out when it arrived. May make it,
     /// and so sleep.
-    fn group(&self, request: &RequestRef<'_>) -> Arc<Group> {
+    fn group(&self, request: &Request<'_>) -> Arc<Group> {
         match request.payer {
             Some(payer) => self.group_of(payer),
             None => self.group_of(&self.payer_of(request, None)),
@@ -204,17 +204,17 @@ impl DataFs {
         }
     }
 
-    fn caller(&self, request: &RequestRef<'_>) -> Caller {
+    fn caller(&self, request: &Request<'_>) -> Caller {
         self.creator(request, None, 0)
     }
 
-    fn creator(&self, request: &RequestRef<'_>, supplementary_gid: Option<u32>, umask: u32) -> Caller {
+    fn creator(&self, request: &Request<'_>, supplementary_gid: Option<u32>, umask: u32) -> Caller {
         let header = request.header;
         Caller { uid: header.uid, gid: header.gid, supplementary_gid, group: self.group(request), umask }
     }
 
     /// Returns what a request that may sleep is put off with.
-    fn may_sleep(&self, request: &RequestRef<'_>, payer: Payer) -> QuickOutcome {
+    fn may_sleep(&self, request: &Request<'_>, payer: Payer) -> QuickOutcome {
         let keys = Keys { group: payer.group_for_now().id(), store: self.store_of(request.header.nodeid) };
         QuickOutcome::MaySleepAt(keys, payer)
     }
@@ -341,7 +341,7 @@ impl Filesystem for DataFs {
         let _ = self.notifier.set(notifier.clone());
     }
 
-    fn quick(&self, request: &RequestRef<'_>, reply: &mut Reply) -> QuickOutcome {
+    fn quick(&self, request: &Request<'_>, reply: &mut Reply) -> QuickOutcome {
         let header = request.header;
         match request.op {
             Op::Read(arg) => return self.read_quickly(request, &arg, reply),
@@ -377,7 +377,7 @@ impl Filesystem for DataFs {
         QuickOutcome::Answered
     }
 
-    fn slow(&self, request: &RequestRef<'_>, reply: &mut Reply) {
+    fn slow(&self, request: &Request<'_>, reply: &mut Reply) {
         let header = request.header;
         let id = header.nodeid;
         if let Some((parent, name)) = name_to_be(id, &request.op) {

@@ -12,7 +12,7 @@ use super::device::device_from_kernel;
 use super::{DataFs, OpenDir, reply_done, reply_with};
 use crate::errno::ToErrno;
 use crate::reply::Reply;
-use crate::request::RequestRef;
+use crate::request::Request;
 use crate::wire::reply::{EntryOut, OpenOut};
 use crate::wire::request::{FsyncIn, MkdirIn, MknodIn, ReadIn};
 use crate::wire::{DirBuffer, FSYNC_FDATASYNC, InHeader, MAX_PAYLOAD_BYTES};
@@ -80,7 +80,7 @@ impl DataFs {
 
     pub(super) fn symlink(
         &self,
-        request: &RequestRef<'_>,
+        request: &Request<'_>,
         name: &OsStr,
         target: &OsStr,
         supplementary_gid: Option<u32>,
@@ -94,7 +94,7 @@ impl DataFs {
 
     pub(super) fn mknod(
         &self,
-        request: &RequestRef<'_>,
+        request: &Request<'_>,
         arg: &MknodIn,
         name: &OsStr,
         supplementary_gid: Option<u32>,
@@ -109,7 +109,7 @@ impl DataFs {
 
     pub(super) fn mkdir(
         &self,
-        request: &RequestRef<'_>,
+        request: &Request<'_>,
         arg: &MkdirIn,
         name: &OsStr,
         supplementary_gid: Option<u32>,
@@ -121,7 +121,7 @@ impl DataFs {
         });
     }
 
-    pub(super) fn link(&self, request: &RequestRef<'_>, old_node: u64, name: &OsStr, reply: &mut Reply) {
+    pub(super) fn link(&self, request: &Request<'_>, old_node: u64, name: &OsStr, reply: &mut Reply) {
         let caller = self.caller(request);
         let result = self.spots(old_node, request.header.nodeid).map_err(VfsError::from);
         let result = result.and_then(|(member, old, node)| {
@@ -133,7 +133,7 @@ impl DataFs {
 
     pub(super) fn rename(
         &self,
-        request: &RequestRef<'_>,
+        request: &Request<'_>,
         name: &OsStr,
         (new_parent, new_name): (u64, &OsStr),
         flags: u32,
@@ -154,7 +154,7 @@ impl DataFs {
         });
     }
 
-    pub(super) fn lookup(&self, request: &RequestRef<'_>, name: &OsStr, reply: &mut Reply) {
+    pub(super) fn lookup(&self, request: &Request<'_>, name: &OsStr, reply: &mut Reply) {
         let header = request.header;
         let result = match self.volumes.place(header.nodeid) {
             Ok(ResolvedId::Top) => match self.top_lookup(name) {
@@ -221,7 +221,7 @@ impl DataFs {
         self.bound_absent(are_too_many);
     }
 
-    pub(super) fn unlink(&self, request: &RequestRef<'_>, name: &OsStr, reply: &mut Reply) {
+    pub(super) fn unlink(&self, request: &Request<'_>, name: &OsStr, reply: &mut Reply) {
         let caller = self.caller(request);
         self.remove(request.header.nodeid, name, reply, |volume, node| volume.unlink(&caller, node, name));
     }
@@ -235,7 +235,7 @@ impl DataFs {
         }
     }
 
-    pub(super) fn opendir(&self, request: &RequestRef<'_>, reply: &mut Reply) {
+    pub(super) fn opendir(&self, request: &Request<'_>, reply: &mut Reply) {
         let result = match self.volumes.place(request.header.nodeid) {
             Ok(ResolvedId::Top) => Ok(OpenDir::Top),
             Ok(ResolvedId::In(member, node)) => member.begin_open().map_err(VfsError::from).and_then(|on| {
@@ -281,7 +281,7 @@ impl DataFs {
         reply_done(reply, synced);
     }
 
-    pub(super) fn readdirplus(&self, request: &RequestRef<'_>, arg: &ReadIn, reply: &mut Reply) {
+    pub(super) fn readdirplus(&self, request: &Request<'_>, arg: &ReadIn, reply: &mut Reply) {
         let mut list = DirBuffer::new((arg.size as usize).min(MAX_PAYLOAD_BYTES));
         let dir = match self.dir(request.header, arg.fh) {
             Ok(dir) => Arc::clone(&dir),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use umemcg_fuse::wire::Op;
-use umemcg_fuse::{Filesystem, Keys, QuickOutcome, Reply, RequestRef};
+use umemcg_fuse::{Filesystem, Keys, QuickOutcome, Reply, Request};
 
 use super::flat::{self, FlatFiles, file_of};
 
@@ -142,7 +142,7 @@ impl FlatFiles for Faulty {
 }
 
 impl Filesystem for Faulty {
-    fn quick(&self, request: &RequestRef<'_>, reply: &mut Reply) -> QuickOutcome {
+    fn quick(&self, request: &Request<'_>, reply: &mut Reply) -> QuickOutcome {
         match request.op {
             Op::Write { .. } | Op::Fsync(_) => {
                 return QuickOutcome::MaySleep(Keys { group: request.header.nodeid, store: 1 });
@@ -159,7 +159,7 @@ impl Filesystem for Faulty {
         QuickOutcome::Answered
     }
 
-    fn slow(&self, request: &RequestRef<'_>, reply: &mut Reply) {
+    fn slow(&self, request: &Request<'_>, reply: &mut Reply) {
         let file = file_of(request);
         self.nr_waiting.fetch_add(1, Ordering::SeqCst);
         std::thread::sleep(Duration::from_millis(self.stall_ms.load(Ordering::SeqCst)));

@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 use rustix::io::Errno;
 use umemcg_fuse::wire::reply::{Attr, AttrOut, EntryOut, OpenOut};
 use umemcg_fuse::wire::{DirBuffer, Op, open_reply, setattr_valid};
-use umemcg_fuse::{QuickOutcome, Reply, RequestRef};
+use umemcg_fuse::{QuickOutcome, Reply, Request};
 
 /// Node of the first file; the next has the next.
 const FIRST: u64 = 2;
@@ -23,7 +23,7 @@ pub trait FlatFiles {
 }
 
 /// The file that a request is about.
-pub fn file_of(request: &RequestRef<'_>) -> usize {
+pub fn file_of(request: &Request<'_>) -> usize {
     (request.header.nodeid - FIRST) as usize
 }
 
@@ -39,7 +39,7 @@ fn attr(files: &impl FlatFiles, node: u64) -> Attr {
 }
 
 /// Answers whatever is not about contents.
-pub fn answer(files: &impl FlatFiles, request: &RequestRef<'_>, reply: &mut Reply) -> QuickOutcome {
+pub fn answer(files: &impl FlatFiles, request: &Request<'_>, reply: &mut Reply) -> QuickOutcome {
     let node = request.header.nodeid;
     match request.op {
         Op::Lookup { name } => match files.find(name) {

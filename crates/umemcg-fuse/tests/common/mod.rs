@@ -20,7 +20,7 @@ use umemcg::Group;
 use umemcg_fuse::wire::reply::{Attr, AttrOut, EntryOut, OpenOut};
 use umemcg_fuse::wire::{DirBuffer, Op, open_reply};
 use umemcg_fuse::{
-    Device, Filesystem, Keys, MountOptions, Mounted, Payer, QuickOutcome, Reply, RequestRef, Session,
+    Device, Filesystem, Keys, MountOptions, Mounted, Payer, QuickOutcome, Reply, Request, Session,
     SessionConfig, Unmount,
 };
 
@@ -94,7 +94,7 @@ impl Memory {
 }
 
 impl Filesystem for Memory {
-    fn quick(&self, request: &RequestRef<'_>, reply: &mut Reply) -> QuickOutcome {
+    fn quick(&self, request: &Request<'_>, reply: &mut Reply) -> QuickOutcome {
         let node = request.header.nodeid;
         match request.op {
             Op::Read(_) | Op::Write { .. } => {
@@ -146,7 +146,7 @@ impl Filesystem for Memory {
         QuickOutcome::Answered
     }
 
-    fn slow(&self, request: &RequestRef<'_>, reply: &mut Reply) {
+    fn slow(&self, request: &Request<'_>, reply: &mut Reply) {
         let node = request.header.nodeid;
         let name = self.name(node);
         if name.starts_with("hang") {
@@ -204,7 +204,7 @@ const TEST_SECONDS_MAX: u64 = 300;
 
 /// Longest that a test waits for something. No test asserts how long anything took: what must not
 /// wait for a store is shown by its end while the store hangs.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 impl TestMount {
     pub fn new(filesystem: Arc<dyn Filesystem>) -> Self {
@@ -259,7 +259,7 @@ impl Drop for TestMount {
 #[track_caller]
 pub fn end_of(child: &mut Child) -> ExitStatus {
     let mut status = None;
-    if within(PATIENCE, || {
+    if within(TIMEOUT, || {
         status = child.try_wait().unwrap();
         status.is_some()
     })
@@ -267,7 +267,7 @@ pub fn end_of(child: &mut Child) -> ExitStatus {
     {
         let _ = child.kill();
     }
-    status.unwrap_or_else(|| panic!("the program did not end within {PATIENCE:?}"))
+    status.unwrap_or_else(|| panic!("the program did not end within {TIMEOUT:?}"))
 }
 
 /// Waits until `done`, for at most `limit`; says how long it took.

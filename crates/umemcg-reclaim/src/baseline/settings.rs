@@ -72,7 +72,7 @@ pub fn one_global_list(on: bool) {
     ONE_LIST.store(on, Relaxed);
 }
 
-/// Returns the owner on whose list an object of `owner` goes.
+/// Returns the owner on whose list an object of `owner` is put.
 pub(crate) fn list_owner(owner: OwnerId) -> OwnerId {
     if !ONE_LIST.load(Relaxed) {
         return owner;

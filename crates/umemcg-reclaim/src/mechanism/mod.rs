@@ -33,7 +33,7 @@ pub(crate) fn takes_pages_only() -> bool {
     false
 }
 
-/// Returns the owner on whose list an object of `owner` goes.
+/// Returns the owner on whose list an object of `owner` is put.
 #[inline(always)]
 pub(crate) fn list_owner(owner: OwnerId) -> OwnerId {
     owner

@@ -2,7 +2,7 @@
 //!
 //! A shrinker's id says which bit. Bits lie in units; a unit is appended when the first of its
 //! shrinkers comes to have an object of the group, so registering a shrinker touches no group, and
-//! what was never appended reads as zero. Units never move and never go before their group does.
+//! what was never appended reads as zero. Units never move, and live as long as their group.
 //!
 //! - *Set* after the object can be counted, unconditionally: no fence is needed.
 //! - *Clear* when a count said "nothing at all", then count again, and set the bit again if the
@@ -26,7 +26,8 @@ const CLOSED: u64 = 1 << UNIT_IDS;
 /// The unit that ends the chain of a removed group.
 const END: u32 = u32::MAX;
 
-/// Pages that go before shrinkers are asked again that have said that they have nothing to free.
+/// Pages that are freed before shrinkers are asked again that have said that they have nothing to
+/// free.
 pub const QUIET_PAGES: u64 = 1024;
 
 /// The group has been removed; its parent is the place to go.

@@ -14,26 +14,26 @@ use crate::content::Content;
 use crate::metadata_charge::CONTENT_BYTES;
 
 /// The time that the kernel has to forget an inode after it was asked.
-const LEAVES_WITHIN_MS: u32 = 100;
+const FORGET_TIMEOUT_MS: u32 = 100;
 /// The time after which an inode that the kernel does not forget is asked for again; twice as long
 /// each time, so that a tenant that pins its names does not have them all asked for every second.
-const ASKED_AGAIN_AFTER_MS: u32 = 1000;
+const RETRY_INTERVAL_MS: u32 = 1000;
 /// The number of times that this time doubles, at most.
 const NR_DOUBLINGS_MAX: u8 = 3;
 
 /// The outcome of an attempt to make an inode leave.
 #[derive(Debug)]
-pub(crate) enum Leave {
-    /// It is in use, or the kernel would not let go of it.
-    Stays,
-    /// It stays, but its content of this many bytes has gone.
-    Lighter(u64),
-    /// The kernel has been asked and is expected to let go of this many bytes.
-    Asked(u64),
-    /// The kernel is to be asked for it.
+pub(crate) enum LeaveOutcome {
+    /// The inode is in use, or the kernel did not forget it when it was last asked.
+    Kept,
+    /// The inode stays, but its cached content of this many bytes was dropped.
+    ContentDropped(u64),
+    /// The kernel was asked before, and is expected to release this many bytes.
+    Requested(u64),
+    /// The inode is idle: the kernel should be asked to forget it.
     Idle {
         kind: FileKind,
-        /// If they were wanted.
+        /// Its names, if the caller wants them.
         names: Vec<(NodeId, Box<[u8]>)>,
         /// The bytes that are freed with it.
         bytes: u64,
@@ -78,30 +78,36 @@ impl InodeTable {
     /// to. An inode that was looked up since this was last called gets a second chance, and so does
     /// one whose content could be dropped instead. Without `keep`, an inode does not stay for its
     /// pages.
-    pub(crate) fn ask_to_leave(&self, node: NodeId, now_ms: u32, with_names: bool, keep: bool) -> Leave {
+    pub(crate) fn ask_to_leave(
+        &self,
+        node: NodeId,
+        now_ms: u32,
+        with_names: bool,
+        keep: bool,
+    ) -> LeaveOutcome {
         let content = self.with(node, |slot| {
             let is_idle = slot.is_idle_name() && !std::mem::take(&mut slot.place.is_used);
             is_idle.then(|| slot.content.clone())
         });
-        let Some(Some(content)) = content else { return Leave::Stays };
+        let Some(Some(content)) = content else { return LeaveOutcome::Kept };
         if let Some(content) = content {
             if keep && content.file.has_cached_pages() {
-                return Leave::Stays;
+                return LeaveOutcome::Kept;
             }
             if let Some(bytes) = self.drop_spare(node, &content) {
-                return Leave::Lighter(bytes);
+                return LeaveOutcome::ContentDropped(bytes);
             }
         }
         let leave = self.with(node, |slot| {
             if !slot.is_idle_name() {
-                return Leave::Stays;
+                return LeaveOutcome::Kept;
             }
             let bytes = slot.bytes();
             if slot.place.asked_ms != 0 {
-                let again_after_ms = ASKED_AGAIN_AFTER_MS << (slot.place.nr_asked - 1);
+                let again_after_ms = RETRY_INTERVAL_MS << (slot.place.nr_asked - 1);
                 match now_ms.wrapping_sub(slot.place.asked_ms) {
-                    ..LEAVES_WITHIN_MS => return Leave::Asked(bytes),
-                    since_ms if since_ms < again_after_ms => return Leave::Stays,
+                    ..FORGET_TIMEOUT_MS => return LeaveOutcome::Requested(bytes),
+                    since_ms if since_ms < again_after_ms => return LeaveOutcome::Kept,
                     _ => {}
                 }
             }
@@ -109,9 +115,9 @@ impl InodeTable {
             slot.place.nr_asked = (slot.place.nr_asked + 1).min(1 + NR_DOUBLINGS_MAX);
             let names = slot.names.iter().filter(|_| with_names);
             let names = names.map(|name| (name.parent, name.name.clone())).collect();
-            Leave::Idle { kind: slot.kind, names, bytes }
+            LeaveOutcome::Idle { kind: slot.kind, names, bytes }
         });
-        leave.unwrap_or(Leave::Stays)
+        leave.unwrap_or(LeaveOutcome::Kept)
     }
 
     /// Drops content that the next open makes anew as well; returns what its payer gets back, if

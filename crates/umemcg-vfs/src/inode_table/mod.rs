@@ -86,7 +86,7 @@ pub(crate) struct Removed {
     pub(crate) is_nameless: bool,
     /// The kernel was asked to let go of it.
     pub(crate) was_asked: bool,
-    /// That go with it, see [`Slot::bytes`].
+    /// The bytes that are freed with it, see [`Slot::bytes`].
     pub(crate) bytes: u64,
     /// Only to be dropped.
     _charge: Option<NodeCharge>,
@@ -546,7 +546,7 @@ impl Slot {
 }
 
 mod leaving;
-pub(crate) use leaving::Leave;
+pub(crate) use leaving::LeaveOutcome;
 
 #[cfg(test)]
 mod tests;

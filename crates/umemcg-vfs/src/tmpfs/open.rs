@@ -14,7 +14,7 @@ use super::inode::{Content, Inode};
 use crate::attr::{Attr, Entry, FileKind, NodeId, SetAttr};
 use crate::caller::Caller;
 use crate::error::VfsError;
-use crate::handle_share::HandleCharge;
+use crate::handle_charge::HandleCharge;
 use crate::volume::{DirEntry, Lookup, Open, VolumeDir, VolumeFile, Whence};
 use umemcg::{File, Group, PinnedPages, Readahead, count_hits};
 

@@ -47,7 +47,7 @@ impl Ghosts {
         ((u64::from(fingerprint) * nr_buckets as u64) >> 32) as usize
     }
 
-    /// Remembers an object that goes.
+    /// Remembers an evicted object.
     pub(super) fn add(&mut self, hash: u64) {
         self.add_fingerprint(Self::fingerprint(hash));
     }

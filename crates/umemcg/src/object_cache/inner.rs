@@ -191,8 +191,8 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
 
     /// Stores a value. Whatever of the embedder's code panics on the way, the value's charge is
     /// released with it, and the listener is called for the value that it replaced. When it is
-    /// declined the old value of the key goes nevertheless. A value that comes from a flight is
-    /// kept only as long as the load has not been taken away.
+    /// declined the old value of the key is removed nevertheless. A value that comes from a flight
+    /// is kept only as long as the load has not been taken away.
     pub(super) fn store(
         &self,
         group: &Arc<Group>,

@@ -160,7 +160,8 @@ impl Payer {
         }
     }
 
-    /// Returns whether an object that comes was here lately. Remembers one that goes in its place.
+    /// Returns whether an inserted object was evicted lately. Remembers the object evicted in its
+    /// place.
     pub(super) fn exchange_ghosts(&self, comes: u64, goes: Option<u64>) -> bool {
         let was_here = {
             let ghosts = &mut self.changing.ghosts.lock().ghosts;
@@ -173,7 +174,7 @@ impl Payer {
         was_here
     }
 
-    /// Remembers objects that go.
+    /// Remembers evicted objects.
     pub(super) fn add_ghosts(&self, hashes: impl Iterator<Item = u64>) {
         let mut charged = self.changing.ghosts.lock();
         hashes.for_each(|hash| charged.ghosts.add(hash));

@@ -36,7 +36,7 @@ use world::World;
 /// Operations of each user in a round.
 const NR_OPERATIONS: usize = 200;
 /// Longest that a process may pass no switch point.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// A short run, when nothing else is said.
 const SECONDS_DEFAULT: u64 = 20;
 const SEED: &str = "UMEMCG_TOGETHER_SEED";
@@ -83,7 +83,7 @@ fn round(seed: u64) {
     let names: Vec<&str> = disturbers.iter().map(|disturber| disturber.name).collect();
     eprintln!("{SEED}={seed}: {nr_users} users of {nr_files} files; {}", names.join(", "));
     eprintln!("{policy:?}");
-    schedule::watch(PATIENCE);
+    schedule::watch(TIMEOUT);
     schedule::run(scattered(seed), policy, move || {
         let world = World::new(&mut random, nr_files);
         let mut others = Vec::new();

@@ -61,7 +61,7 @@ pub struct ProcessClassifier {
     threads: ThreadCache<Placement>,
     /// Groups that have had members by hand, by serial.
     members: LeafRwLock<HashMap<u64, Weak<Group>>>,
-    /// Groups that are being removed and take no more members. HandleRef while a process is moved
+    /// Groups that are being removed and take no more members. Locked while a process is moved
     /// and while a group is closed.
     closed: RankedMutex<Vec<Weak<Group>>>,
 }

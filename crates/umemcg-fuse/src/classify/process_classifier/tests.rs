@@ -373,7 +373,7 @@ fn a_thread_younger_than_its_request_does_not_pay_for_it() {
         let before = since_boot_ns();
         let child = Child::shell("read go");
         classifier.attach_process(&stranger, child.id()).unwrap();
-        // FoundPlacement out, remembered, and found out again.
+        // Found out, remembered, and found out again.
         for _ in 0..2 {
             assert_eq!(payer_through(&classifier, child.id(), &opener, before), Path::new("/opener"));
             assert_eq!(

@@ -29,7 +29,7 @@ impl Allowance {
     ///
     /// # Errors
     /// `ENOMEM` when the group has as many as it may.
-    pub(crate) fn take(&'static self, group: Arc<Group>) -> Result<Beyond, Errno> {
+    pub(crate) fn take(&'static self, group: Arc<Group>) -> Result<AllowanceClaim, Errno> {
         let mut nr_of = self.nr_of.lock();
         let nr = nr_of.entry(address(&group)).or_default();
         if *nr >= self.nr_max {
@@ -37,7 +37,7 @@ impl Allowance {
         }
         *nr += 1;
         drop(nr_of);
-        Ok(Beyond { allowance: self, group })
+        Ok(AllowanceClaim { allowance: self, group })
     }
 
     /// Returns how many a group has.
@@ -58,19 +58,19 @@ fn address(group: &Arc<Group>) -> usize {
 
 /// One object that a group has beyond its limit; given back when dropped.
 #[derive(Debug)]
-pub(crate) struct Beyond {
+pub(crate) struct AllowanceClaim {
     allowance: &'static Allowance,
     group: Arc<Group>,
 }
 
-impl Beyond {
+impl AllowanceClaim {
     /// Returns the group that has no room.
     pub(crate) fn group(&self) -> &Arc<Group> {
         &self.group
     }
 }
 
-impl Drop for Beyond {
+impl Drop for AllowanceClaim {
     fn drop(&mut self) {
         let mut nr_of = self.allowance.nr_of.lock();
         if let Some(nr) = nr_of.get_mut(&address(&self.group)) {

@@ -29,7 +29,7 @@ pub struct World {
     pub groups: Vec<Arc<Group>>,
     /// All volumes.
     pub volumes: Vec<Arc<HostVolume>>,
-    /// Last: the directories go after everything that has them open.
+    /// Last: the directories are removed after everything that has them open.
     _directory: tempfile::TempDir,
 }
 

@@ -11,14 +11,14 @@ use umemcg_base::PAGE_SIZE;
 use super::DataFs;
 use crate::classify::Payer;
 use crate::reply::{AnswerDelay, Gate, Reply};
-use crate::request::RequestRef;
-use crate::waiting::charge_held;
+use crate::request::Request;
+use crate::wait_charge::charge_held;
 use crate::wire::{InHeader, Op, setattr_valid};
 
 impl DataFs {
     /// Returns the gate that a request's answer has to pass; none for requests that handle this
     /// themselves, that charge nothing, or that no process sent.
-    pub(super) fn gate(&self, request: &RequestRef<'_>) -> Option<Gate> {
+    pub(super) fn gate(&self, request: &Request<'_>) -> Option<Gate> {
         let header = *request.header;
         let written = match request.op {
             Op::Read(_) | Op::Write { .. } | Op::Release(_) | Op::Releasedir(_) => return None,

@@ -313,8 +313,8 @@ impl<J: Waiting> Pool<J> {
             }
             state.is_ticking |= ticks;
             state.nr_spare += 1;
-            let patience = look_again.unwrap_or(self.limits.spare_life);
-            let timed_out = self.spare.wait_for(state, patience).timed_out();
+            let timeout = look_again.unwrap_or(self.limits.spare_life);
+            let timed_out = self.spare.wait_for(state, timeout).timed_out();
             state.nr_spare -= 1;
             state.is_ticking &= !ticks;
             if state.nr_called > 0 {

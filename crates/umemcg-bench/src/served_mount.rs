@@ -17,7 +17,7 @@ use umemcg_vfs::{VolumeConfig, VolumeSpec};
 use crate::options::Failure;
 
 /// The time that the end may take.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A mount of volumes and a mount of control files, served by threads of this process.
 pub struct ServedMount {
@@ -82,7 +82,7 @@ impl ServedMount {
 
     /// Makes everything durable and takes the mounts away.
     pub fn end(self) -> Result<(), Failure> {
-        let lost = self.daemon.shut_down(Instant::now() + PATIENCE);
+        let lost = self.daemon.shut_down(Instant::now() + TIMEOUT);
         if lost.is_empty() { Ok(()) } else { Err(Failure::Wrong(format!("data was lost: {lost:?}"))) }
     }
 }
