@@ -89,7 +89,7 @@ pub fn yield_to_wakers() -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// The scheduling policy, field 41 of `stat`, counted from behind the name.
+    /// Returns the scheduling policy, field 41 of `stat`, counted from behind the name.
     fn policy() -> String {
         let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
         let behind_name = stat.rsplit_once(") ").unwrap().1;

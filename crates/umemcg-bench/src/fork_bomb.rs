@@ -68,8 +68,8 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
         .map_err(Failure::at("cannot create"))?;
     world.engine.set_limit(&group, LIMIT_BYTES, &|| false).map_err(Failure::at("cannot set the limit"))?;
     let bytes = ((STREAM_BYTES as f64 * options.scale) as u64).max(LIMIT_BYTES) / READ_BYTES * READ_BYTES;
-    // Whose volumes come and go in the fourth side: the same work, but none of it in the pool under
-    // pressure.
+    // The volumes of this world come and go in the fourth side: the same work, but none of it in
+    // the pool under pressure.
     let elsewhere = World::new(options, 1, 256 << 20)?;
     let nr_done = [AtomicU64::new(0), AtomicU64::new(0)];
     let mut found: [Vec<Found>; 4] = Default::default();

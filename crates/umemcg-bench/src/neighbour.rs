@@ -274,7 +274,7 @@ impl World {
             cpu_alone: 0.0,
         };
         progress.show("A alone");
-        // Where the scheduler puts the threads of a request makes a factor of three, for as long as
+        // The scheduler's placement of a request's threads makes a factor of three, for as long as
         // a sample lasts: the median of some. Not of the first, before which the memory has not
         // been touched.
         for (at, side) in [(0, 1), (1, NR_OURS)] {
@@ -531,7 +531,7 @@ impl Pace {
             self.wanted = Some(self.wanted.map_or(cpu, |before| (before + cpu) / 2.0));
         }
         if let Some(wanted) = self.wanted.filter(|_| side == BASELINE) {
-            // What a call of B costs now says how many there may be.
+            // The cost of a call of B tells how many there may be.
             let each = (cpu - self.cpu_alone).max(1.0) / figures[B_CALLS];
             let calls = (wanted - self.cpu_alone).max(1.0) / each;
             self.calls = Some(self.calls.map_or(calls, |before| (before + calls) / 2.0));

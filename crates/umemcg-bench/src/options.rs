@@ -8,7 +8,7 @@ pub struct Options {
     /// Print the report as JSON
     #[arg(long, global = true)]
     pub json: bool,
-    /// How much work, as a part of the full size: 0.1 is a tenth
+    /// The amount of work, as a part of the full size: 0.1 is a tenth
     #[arg(long, global = true, default_value_t = 1.0, value_parser = scale)]
     pub scale: f64,
     /// Samples of each side

@@ -107,7 +107,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
         std::fs::create_dir(&data).map_err(Failure::at("cannot make a directory"))?;
         project.write(&data)?;
     }
-    // What both have to bring in.
+    // The data that both have to bring in.
     let compulsory = build_both(&project, directory.path(), AMPLE_BYTES, UNLIMITED)?.0[READ_AGAIN];
     let sides: Vec<(Mechanism, u64)> = [UNLIMITED, 0]
         .into_iter()
@@ -199,7 +199,7 @@ struct ChildTime {
 impl ChildTime {
     fn now() -> Self {
         let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-        // What stands before may contain anything; fields are counted from the state, the third.
+        // The text before may contain anything; fields are counted from the state, the third.
         let fields: Vec<&str> =
             text.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
         let ticks =

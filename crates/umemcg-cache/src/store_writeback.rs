@@ -253,8 +253,8 @@ impl StoreWriteback {
         self.wake_signal.raise();
     }
 
-    /// Requests that a group's data is written in the next round. When neither the group nor one
-    /// below it has a file here, those are written that several groups share.
+    /// Has a group's data written in the next round. When neither the group nor one below it has a
+    /// file here, those are written that several groups share.
     pub(crate) fn want_flushed(&self, group: &Arc<Group>, how: FlushGoal) {
         if group.is_root() && how == FlushGoal::All {
             self.urgent.store(true, Ordering::Release);

@@ -88,10 +88,10 @@ pub enum SessionError {
     Io(#[from] io::Error),
 }
 
-/// Requests that a thread takes off the device before it runs one that waits.
+/// The number of requests that a thread takes off the device before it runs one that waits.
 const NR_DRAINED_MAX: usize = 16;
 
-/// What became of a request that was received.
+/// The fate of a request that was received.
 enum Received {
     /// There was none yet.
     Nothing,

@@ -19,7 +19,7 @@ pub struct Refused {
 }
 
 /// Bytes counted to an owner and all groups above it. Uncharged when dropped.
-#[must_use = "a dropped charge is given back at once"]
+#[must_use = "a dropped charge is given back immediately"]
 #[derive(Debug)]
 pub struct Charge {
     owner: OwnerId,

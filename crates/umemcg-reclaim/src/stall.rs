@@ -44,7 +44,7 @@ pub fn pressure(group: &Group) -> Pressure {
 /// A request that is stalled while no thread works for it: its answer is held back. Ends when
 /// dropped.
 #[derive(Debug)]
-#[must_use = "the stall ends at once"]
+#[must_use = "the stall ends immediately"]
 pub struct Stalled(Arc<Group>);
 
 impl Stalled {
@@ -65,7 +65,7 @@ impl Drop for Stalled {
 /// This thread works on a request of a group, and its group is not fully stalled as long as it
 /// does. Ends when dropped.
 #[derive(Debug)]
-#[must_use = "the work ends at once"]
+#[must_use = "the work ends immediately"]
 pub struct Working<'g> {
     group: &'g Arc<Group>,
     /// The serial of the group that the thread was counted for before.
@@ -91,7 +91,7 @@ impl Drop for Working<'_> {
 /// This thread is stalled, and does not count as working meanwhile. Ends when dropped; stalls
 /// within stalls are one.
 #[derive(Debug)]
-#[must_use = "the stall ends at once"]
+#[must_use = "the stall ends immediately"]
 pub struct StalledHere<'g> {
     /// None within another stall.
     group: Option<&'g Arc<Group>>,

@@ -74,7 +74,7 @@ impl From<Overcommitted> for ReserveError {
 ///
 /// Counted as `anon` and `unevictable` in `memory.stat`. When the group is removed, the bytes
 /// belong to its parent.
-#[must_use = "a dropped reservation is given back at once"]
+#[must_use = "a dropped reservation is given back immediately"]
 #[derive(Debug)]
 pub struct Reservation {
     engine: Arc<Engine>,
@@ -169,7 +169,7 @@ impl Drop for Reservation {
 
 /// A share of the pool that is set aside for a group until dropped. Other groups may use the idle
 /// part, and lose it when the group needs it.
-#[must_use = "a dropped guarantee ends at once"]
+#[must_use = "a dropped guarantee ends immediately"]
 #[derive(Debug)]
 pub struct Guarantee {
     engine: Arc<Engine>,
