@@ -405,8 +405,16 @@ impl Watchdog {
                         *seen = (doing, Instant::now());
                     }
                 }
-                if seen.iter().any(|(_, since)| since.elapsed() > OPERATION_MAX) {
-                    world.fail(format!("an operation takes for ever\n{}", threads_of(daemon)));
+                let stuck = seen.iter().enumerate().filter(|(_, seen)| seen.1.elapsed() > OPERATION_MAX);
+                let stuck: String =
+                    stuck.map(|(user, seen)| format!("    user {user}: {}\n", seen.0)).collect();
+                if !stuck.is_empty() {
+                    // The debugger wakes what it looks at, so it comes last.
+                    let daemons: Vec<Pid> = [Some(daemon), store].into_iter().flatten().collect();
+                    let here = waits_of(rustix::process::getpid());
+                    let waits: String = daemons.iter().map(|&pid| waits_of(pid)).collect();
+                    let places: String = daemons.iter().map(|&pid| places_of(pid)).collect();
+                    world.fail(format!("an operation takes for ever\n{stuck}{here}{waits}{places}"));
                     world.is_dying.store(true, Ordering::SeqCst);
                     let _ = kill_process(daemon, Signal::KILL);
                     if let Some(store) = store {
@@ -429,18 +437,21 @@ impl Drop for Watchdog {
     }
 }
 
-/// Returns the event that each thread of a process waits for; with a debugger at hand, the place.
-fn threads_of(process: Pid) -> String {
-    let process = process.as_raw_nonzero().to_string();
-    let gdb = Command::new("gdb").args(["-p", &process, "-batch", "-ex", "thread apply all bt 12"]).output();
-    if let Ok(output) = gdb {
-        return String::from_utf8_lossy(&output.stdout).into_owned();
-    }
-    let tasks = PathBuf::from(format!("/proc/{process}/task"));
+/// Returns what each thread of a process waits for in the kernel.
+fn waits_of(process: Pid) -> String {
+    let tasks = PathBuf::from(format!("/proc/{}/task", process.as_raw_nonzero()));
     let read = |path: &Path| fs::read_to_string(path).unwrap_or_default().trim().replace('\n', " < ");
     let line = |task: fs::DirEntry| {
         let of = |name: &str| read(&task.path().join(name));
-        format!("    {} {}: {}\n", of("comm"), of("wchan"), of("stack"))
+        format!("    {} {} {}: {}\n", of("comm"), of("syscall"), of("wchan"), of("stack"))
     };
-    fs::read_dir(tasks).map_or(String::new(), |tasks| tasks.flatten().map(line).collect())
+    let lines = fs::read_dir(tasks).map_or(String::new(), |tasks| tasks.flatten().map(line).collect());
+    format!("process {}:\n{lines}", process.as_raw_nonzero())
+}
+
+/// Returns where in the program its threads are, with a debugger at hand.
+fn places_of(process: Pid) -> String {
+    let process = process.as_raw_nonzero().to_string();
+    let gdb = Command::new("gdb").args(["-p", &process, "-batch", "-ex", "thread apply all bt 12"]).output();
+    gdb.map_or(String::new(), |output| String::from_utf8_lossy(&output.stdout).into_owned())
 }
