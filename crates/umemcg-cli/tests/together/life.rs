@@ -271,6 +271,7 @@ impl Era {
                 thread::Builder::new().name(format!("user-{nr}")).spawn(move || user.run()).unwrap()
             })
             .collect();
+        world.have_joined.wait();
         let until = Instant::now() + work;
         while Instant::now() < until && !world.is_over() {
             thread::park_timeout(Duration::from_millis(2));

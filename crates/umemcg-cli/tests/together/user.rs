@@ -85,20 +85,26 @@ impl User {
 
     /// Works until the life is over.
     pub fn run(mut self) {
+        self.join_group();
         self.work();
         // Closing is an operation, too.
         self.open.clear();
         self.world.end(self.nr);
     }
 
-    fn work(&mut self) {
+    fn join_group(&mut self) {
+        self.world.begin(self.nr, "joins its group");
         let tasks = self.world.cg.join(GROUPS[self.group()]).join("tasks");
         let is_left_to_rules = self.world.has_rules && self.nr % 4 == 3;
         if !is_left_to_rules
             && let Err(error) = fs::write(tasks, rustix::thread::gettid().as_raw_nonzero().to_string())
         {
-            return self.world.fail(format!("user {} joins its group: {error}", self.nr));
+            self.world.fail(format!("user {} joins its group: {error}", self.nr));
         }
+        self.world.have_joined.wait();
+    }
+
+    fn work(&mut self) {
         // What groups give is known from the group of an ordinary user alone.
         rustix::thread::set_thread_groups(&[]).expect("root may leave all groups");
         while !self.world.is_over() {

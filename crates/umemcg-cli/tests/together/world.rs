@@ -4,7 +4,7 @@
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Barrier, Mutex, PoisonError};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -65,6 +65,8 @@ pub struct World {
     /// Inodes that have a name or an open file, weakly: for what is true of all of them.
     inodes: Mutex<Vec<std::sync::Weak<Inode>>>,
     failure: Mutex<Option<String>>,
+    /// All users have joined their groups: the daemon may end from now on.
+    pub have_joined: Barrier,
     /// The last operation of each user.
     doing: Vec<Mutex<String>>,
 }
@@ -108,6 +110,8 @@ impl World {
             nr_inodes: AtomicU64::new(inodes.iter().map(|inode| inode.nr + 1).max().unwrap_or(0)),
             inodes: Mutex::new(inodes.iter().map(Arc::downgrade).collect()),
             failure: Mutex::new(None),
+            // With the life that waits for them.
+            have_joined: Barrier::new(nr_users + 1),
             doing: (0..nr_users).map(|_| Mutex::default()).collect(),
         })
     }
