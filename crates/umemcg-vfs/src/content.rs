@@ -245,6 +245,11 @@ impl Content {
         self.charge.owner()
     }
 
+    /// Returns the group that is to give it back.
+    pub(crate) fn lister(&self) -> OwnerId {
+        self.charge.lister()
+    }
+
     /// Returns a descriptor of the host file, while it is open.
     pub(crate) fn fds(&self) -> Option<Arc<StoreFds>> {
         self.store.fds()

@@ -69,6 +69,12 @@ impl Names {
         self.newest.iter().chain(self.older.iter().flat_map(|o| o.iter().rev()))
     }
 
+    /// Returns the charges of the names that have one.
+    pub(crate) fn charges_mut(&mut self) -> impl Iterator<Item = &mut NameCharge> {
+        let older = self.older.iter_mut().flat_map(|o| o.iter_mut());
+        self.newest.iter_mut().chain(older).filter_map(|name| name.charge.as_mut())
+    }
+
     pub(crate) fn take(&mut self) -> Vec<Name> {
         let mut all: Vec<Name> = self.older.take().map(|o| *o).unwrap_or_default();
         all.extend(self.newest.take());

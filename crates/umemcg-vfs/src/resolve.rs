@@ -22,7 +22,7 @@ use crate::error::VfsError;
 use crate::host::{self, InodeKey};
 use crate::host_directory::HostDirectory;
 use crate::host_store::InUse;
-use crate::inode_table::{InodeTable, Removed, Slot};
+use crate::inode_table::{InodeCharges, InodeTable, Removed, Slot};
 use crate::kernel_cache::KernelCache;
 use crate::volume_config::{IoMode, Resolve};
 use umemcg::{Engine, Group};
@@ -341,15 +341,19 @@ impl Shared {
         Some(Box::new(handle))
     }
 
-    /// Returns the content of a regular file, made if this is its first open.
+    /// Returns the content of a regular file, made if this is its first open. Then the group pays
+    /// for the inode, too.
     pub(crate) fn content(&self, node: NodeId, group: &Arc<Group>) -> Result<Arc<Content>, VfsError> {
         if let Some(content) = self.find(node)?.content {
             return Ok(content);
         }
         let stat = host::stat_fd(&self.descriptor(node)?)?;
         let fresh = Content::new(&self.engine, &self.host_dir, &stat, group)?;
-        let content =
-            self.table.with(node, |slot| Arc::clone(slot.content.get_or_insert(Arc::clone(&fresh))));
+        let mut charges = match self.table.nr_names_of_another(node, fresh.lister()) {
+            Some(nr_names) => Some(InodeCharges::take(&self.engine, group, nr_names)?),
+            None => None,
+        };
+        let content = self.table.set_content(node, &fresh, charges.as_mut());
         Ok(content.ok_or(Errno::STALE)?)
     }
 

@@ -356,6 +356,33 @@ fn pages_stay_before_names_and_content_goes_before_names() {
 }
 
 #[test]
+fn a_small_group_opens_files_that_another_looked_up() {
+    let v = Fixture::with(|config| config.max_kept_files = 1000);
+    let kernel = FakeKernel::above(&v, false);
+    let (ann, bob) = (tenant(&v, "ann", LIMIT), tenant(&v, "bob", u64::MAX));
+    // More than the content of fits in the group and beyond.
+    let mut names = fill(&v, "d", 3_000);
+    std::fs::rename(v.host("d/f0"), v.host(&format!("d/{}", "long".repeat(20)))).unwrap();
+    names[0] = "long".repeat(20);
+    let dir = kernel.uses(kernel.lookup(&bob, ROOT, "d").node);
+    let nodes: Vec<_> = names.iter().map(|n| kernel.lookup(&bob, dir, n).node).collect();
+    let (names_of_bob, before) = (|| bytes_of(&v, &bob.group, "dentry"), usage_of_names(&bob.group));
+    let one = names_of_bob() / 3_001;
+    drop(v.vfs.open(&ann, nodes[0], OFlags::RDONLY).unwrap());
+    assert_eq!(before - usage_of_names(&bob.group), one + umemcg::NAME_BYTES, "its long name, too");
+    for &node in &nodes[1..] {
+        drop(v.vfs.open(&ann, node, OFlags::RDONLY).unwrap());
+    }
+    assert!(ann.group.usage_bytes() <= LIMIT);
+    assert_eq!(names_of_bob(), one, "the directory");
+    ends_with_nothing(&v, &kernel);
+}
+
+fn usage_of_names(group: &Arc<Group>) -> u64 {
+    group.stat_total(StatItem::SlabReclaimable) as u64
+}
+
+#[test]
 fn what_is_promised_is_what_goes() {
     let v = Fixture::with(|config| config.max_kept_files = 1000);
     let kernel = FakeKernel::above(&v, false);

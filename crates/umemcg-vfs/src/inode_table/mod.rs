@@ -546,7 +546,9 @@ impl Slot {
 }
 
 mod leaving;
+mod take_over;
 pub(crate) use leaving::LeaveOutcome;
+pub(crate) use take_over::InodeCharges;
 
 #[cfg(test)]
 mod tests;

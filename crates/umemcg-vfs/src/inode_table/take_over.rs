@@ -1,0 +1,81 @@
+//! How an inode becomes the expense of the group that opens it.
+//!
+//! Content is found by reclaim through the inode, which is on the list of one group. So a group
+//! that pays for the content also pays for the inode and its names: otherwise a group without room
+//! could not give back the content of files that another group looked up first.
+
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use umemcg::{Engine, Group, OwnerId};
+
+use super::{InodeTable, NodeCharge, Slot};
+use crate::attr::NodeId;
+use crate::content::Content;
+use crate::inode_names::NameCharge;
+
+/// What an inode and its names cost, before they are this inode's, and those that they replace
+/// after it. Dropped with no lock held.
+#[derive(Debug)]
+pub(crate) struct InodeCharges {
+    inode: Option<NodeCharge>,
+    names: Vec<NameCharge>,
+}
+
+impl InodeCharges {
+    /// Charges a group for an inode with so many long or further names.
+    ///
+    /// # Errors
+    /// `ENOMEM`.
+    pub(crate) fn take(engine: &Engine, group: &Arc<Group>, nr_names: usize) -> Result<Self, Errno> {
+        let names = (0..nr_names).map(|_| NameCharge::take(engine, group));
+        Ok(Self { inode: Some(NodeCharge::take(engine, group)?), names: names.collect::<Result<_, _>>()? })
+    }
+}
+
+fn is_same_group(one: OwnerId, other: OwnerId) -> bool {
+    one == other || one.try_resolve().map(|group| group.id()) == other.try_resolve().map(|group| group.id())
+}
+
+impl InodeTable {
+    /// Returns how many names cost more than the inode, if it is on the list of another group than
+    /// this.
+    pub(crate) fn nr_names_of_another(&self, node: NodeId, lister: OwnerId) -> Option<usize> {
+        let seen = self.with(node, |slot| {
+            let of_inode = slot.charge.as_ref()?.lister();
+            Some((of_inode, slot.names.iter().filter(|name| name.charge.is_some()).count()))
+        });
+        let (of_inode, nr_names) = seen??;
+        (!is_same_group(of_inode, lister)).then_some(nr_names)
+    }
+
+    /// Gives an inode this content, unless it has some already, and these charges with it. Returns
+    /// the content that it has now.
+    pub(crate) fn set_content(
+        &self,
+        node: NodeId,
+        fresh: &Arc<Content>,
+        charges: Option<&mut InodeCharges>,
+    ) -> Option<Arc<Content>> {
+        self.with(node, |slot| {
+            if slot.content.is_none()
+                && let Some(charges) = charges
+            {
+                self.take_over(node, slot, charges);
+            }
+            Arc::clone(slot.content.get_or_insert_with(|| Arc::clone(fresh)))
+        })
+    }
+
+    fn take_over(&self, node: NodeId, slot: &mut Slot, charges: &mut InodeCharges) {
+        // Its list is that of the charge.
+        if let Some(lists) = self.lists.get() {
+            slot.place.leave(lists);
+        }
+        std::mem::swap(&mut slot.charge, &mut charges.inode);
+        for (of_name, fresh) in slot.names.charges_mut().zip(&mut charges.names) {
+            std::mem::swap(of_name, fresh);
+        }
+        self.update_list(node, slot);
+    }
+}
