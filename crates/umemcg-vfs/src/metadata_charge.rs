@@ -11,6 +11,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use rustix::io::Errno;
@@ -30,6 +31,9 @@ const NR_PER_RECLAIM: usize = 32;
 /// Of all groups.
 static BEYOND: LazyLock<Allowance> = LazyLock::new(|| Allowance::new(NR_NAMES_BEYOND_MAX));
 static TICKETS: LazyLock<LeafMutex<Tickets>> = LazyLock::new(LeafMutex::default);
+/// (A) Charges of all groups that are beyond a limit, so that the others need no lock. Relaxed: a
+/// charge that has just become one comes back with a later charge.
+static NR_ABOVE: AtomicUsize = AtomicUsize::new(0);
 
 /// A charge for which there was no room at some levels.
 #[derive(Debug)]
@@ -66,6 +70,7 @@ impl Tickets {
             if let Some(number) = NonZeroU32::new(self.last).filter(|n| !self.by_number.contains_key(n)) {
                 self.by_lister.entry(above.lister().owner()).or_default().insert(number);
                 self.by_number.insert(number, Some(Box::new(above)));
+                NR_ABOVE.fetch_add(1, Ordering::Relaxed);
                 return number;
             }
         }
@@ -99,6 +104,7 @@ impl Tickets {
     }
 
     fn unlist(&mut self, number: NonZeroU32, above: &Above) {
+        NR_ABOVE.fetch_sub(1, Ordering::Relaxed);
         let lister = above.lister().owner();
         if let Some(numbers) = self.by_lister.get_mut(&lister)
             && numbers.remove(&number)
@@ -229,6 +235,9 @@ impl ReclaimEffort {
 
 /// Has a group that has room, and those above it, pay for what they have beyond their limits.
 fn come_back(engine: &Engine, group: &Arc<Group>) {
+    if NR_ABOVE.load(Ordering::Relaxed) == 0 {
+        return;
+    }
     let next = || {
         let tickets = TICKETS.lock();
         group.ancestors().find_map(|level| tickets.any_of(level))
