@@ -59,12 +59,17 @@ impl Verdict {
         let known = inode.known();
         let matches = |attributes: &Attributes| matches(path, inode, attributes, &stat, end);
         let checked = matches(&known.now);
-        // A new one gets its set-id bits last.
-        let unfinished = Attributes { mode: known.now.mode & !0o6000, ..known.now.clone() };
-        let unfinished = Some(&unfinished).filter(|_| known.now.nlink == 0);
-        let otherwise = known.or_else.as_ref().or(unfinished).filter(|_| end == End::Killed).map(matches);
+        let is_new = known.now.nlink == 0;
+        let unfinished = unfinished(&known.now, inode).into_iter().filter(|_| is_new);
+        let otherwise: Vec<_> = match end {
+            End::Killed => {
+                known.or_else.iter().cloned().chain(unfinished).map(|then| matches(&then)).collect()
+            }
+            End::Orderly => Vec::new(),
+        };
         match (checked, otherwise) {
-            (Ok(()), _) | (_, Some(Ok(()))) => {}
+            (Ok(()), _) => {}
+            (_, otherwise) if otherwise.iter().any(Result::is_ok) => {}
             (Err(why), otherwise) => return Err(format!("{why} (or {otherwise:?})")),
         }
         if !inode.is_file() {
@@ -76,6 +81,17 @@ impl Verdict {
             End::Killed => inode.data.check_cut(&bytes),
         }
     }
+}
+
+/// Returns what a new inode may be when the daemon died while it made it: it is first the daemon's,
+/// and a file gets its set-id bits last.
+fn unfinished(made: &Attributes, inode: &Inode) -> Vec<Attributes> {
+    let without_set_id = made.mode & !0o6000;
+    let modes =
+        if inode.kind == Kind::Directory { vec![without_set_id, made.mode] } else { vec![without_set_id] };
+    let owners = [(made.uid, made.gid), (0, 0), (0, made.gid)];
+    let each = |mode| owners.map(|(uid, gid)| Attributes { mode, uid, gid, ..made.clone() });
+    modes.into_iter().flat_map(each).collect()
 }
 
 fn matches(path: &Path, inode: &Inode, known: &Attributes, stat: &Stat, end: End) -> Result<(), String> {
