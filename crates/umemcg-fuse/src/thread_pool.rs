@@ -8,7 +8,7 @@
 //!
 //! Every such request has two keys: the group that pays and the store (volume) that may hang. The
 //! queue beside this file says which may start; the others wait there. A request that has to wait
-//! is moved out of the reader's buffer with no lock held: that may be a copy of a mebibyte.
+//! is copied out of the reader's buffer, or takes a full buffer along, with no lock held.
 //!
 //! A thread that has run a request *drains* the device before it runs one that waits: it takes the
 //! requests that are there, up to a bound. All tenants' requests stand in one line there, and the

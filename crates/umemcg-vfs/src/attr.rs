@@ -1,5 +1,7 @@
 //! The attributes of an inode, as `stat` shows them.
 
+use rustix::io::Errno;
+
 /// The id by which the kernel knows an inode. Never reused while a volume lives; the root is
 /// [`NodeId::ROOT`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -67,6 +69,19 @@ impl FileKind {
             0o060_000 => Self::BlockDevice,
             _ => return None,
         })
+    }
+
+    /// Returns the kind of node that mknod(2) makes for a mode: a regular file if it has no type.
+    ///
+    /// # Errors
+    /// `EINVAL` for a directory, a link, or no type that there is.
+    pub(crate) fn of_new_node(mode: u32) -> Result<Self, Errno> {
+        match Self::from_mode(mode) {
+            Some(Self::Directory | Self::Symlink) => Err(Errno::INVAL),
+            Some(kind) => Ok(kind),
+            None if mode & 0o170_000 == 0 => Ok(Self::Regular),
+            None => Err(Errno::INVAL),
+        }
     }
 }
 

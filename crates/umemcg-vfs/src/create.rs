@@ -90,12 +90,7 @@ impl Create for HostVolume {
         mode: u32,
         rdev: u64,
     ) -> Result<Entry, VfsError> {
-        let kind = match FileKind::from_mode(mode) {
-            Some(FileKind::Directory | FileKind::Symlink) => return Err(Errno::INVAL.into()),
-            Some(kind) => kind,
-            None if mode & 0o170_000 == 0 => FileKind::Regular,
-            None => return Err(Errno::INVAL.into()),
-        };
+        let kind = FileKind::of_new_node(mode)?;
         self.make(caller, parent, name, kind, mode, |dir, name, first_mode| {
             rustix::fs::mknodat(dir, name, host::file_type(kind), first_mode, rdev)
         })
