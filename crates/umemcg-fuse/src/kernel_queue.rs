@@ -37,7 +37,7 @@ impl KernelQueue {
             self.looked_at_ms.store(now_ms, Ordering::Relaxed);
             let now_ns = since_boot_ns();
             // With this many under way the kernel may keep others back where they cannot be seen.
-            if transport.is_drained() && inflight.len() < usize::from(NR_BACKGROUND_MAX) / 2 {
+            if transport.is_queue_empty() && inflight.len() < usize::from(NR_BACKGROUND_MAX) / 2 {
                 self.empty_at_ns.fetch_max(now_ns, Ordering::Relaxed);
             }
         }

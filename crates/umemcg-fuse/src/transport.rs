@@ -77,7 +77,7 @@ pub trait Transport: Send + Sync + fmt::Debug {
 
     /// Returns whether no request waits to be received, on any queue of the connection. No, where
     /// that cannot be known.
-    fn is_drained(&self) -> bool {
+    fn is_queue_empty(&self) -> bool {
         false
     }
 
@@ -145,7 +145,7 @@ impl Transport for Device {
         }
     }
 
-    fn is_drained(&self) -> bool {
+    fn is_queue_empty(&self) -> bool {
         // Further queues of a connection share the list of what waits; each has its own of what was
         // taken.
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };

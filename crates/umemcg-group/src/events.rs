@@ -10,7 +10,7 @@
 //!   event                    first poll
 //!   count += 1               attach the wake signal
 //!   ── fence ──              ── fence ──
-//!   wake signal hung? ring          count changed?
+//!   signal there? raise it   count changed?
 //! ```
 
 use std::sync::OnceLock;
@@ -26,8 +26,8 @@ use crate::stats::{EventKind, NR_EVENT_KINDS};
 pub struct Events {
     /// (A)
     counts: [AtomicU64; NR_EVENT_KINDS],
-    /// (A) `wake signal` may be asked.
-    is_hung: AtomicBool,
+    /// (A) Set after `wake_signal`, which may then be raised.
+    is_attached: AtomicBool,
     /// (C) once attached.
     wake_signal: OnceLock<Arc<WakeSignal>>,
 }
@@ -36,7 +36,7 @@ impl Default for Events {
     fn default() -> Self {
         Self {
             counts: std::array::from_fn(|_| AtomicU64::new(0)),
-            is_hung: AtomicBool::new(false),
+            is_attached: AtomicBool::new(false),
             wake_signal: OnceLock::new(),
         }
     }
@@ -58,7 +58,7 @@ impl Events {
     /// Raises the wake signal if there is one.
     pub fn raise(&self) {
         // Acquire: pairs with `attach`.
-        if self.is_hung.load(Ordering::Acquire)
+        if self.is_attached.load(Ordering::Acquire)
             && let Some(wake_signal) = self.wake_signal.get()
         {
             wake_signal.raise();
@@ -70,7 +70,7 @@ impl Events {
     pub fn attach<const FENCE: bool>(&self, wake_signal: Arc<WakeSignal>) {
         let _ = self.wake_signal.set(wake_signal);
         // Release: pairs with `raise`.
-        self.is_hung.store(true, Ordering::Release);
+        self.is_attached.store(true, Ordering::Release);
         if FENCE {
             // SeqCst: pairs with `count`.
             fence(Ordering::SeqCst);

@@ -23,11 +23,11 @@ pub enum ExtensionSlot {
     Stalls,
 }
 
-const NR_PART_SLOTS: usize = ExtensionSlot::Stalls as usize + 1;
+const NR_EXTENSION_SLOTS: usize = ExtensionSlot::Stalls as usize + 1;
 
 /// State of the layers above, made when first asked for.
 #[derive(Default)]
-pub(crate) struct Extensions([OnceLock<Box<dyn Any + Send + Sync>>; NR_PART_SLOTS]);
+pub(crate) struct Extensions([OnceLock<Box<dyn Any + Send + Sync>>; NR_EXTENSION_SLOTS]);
 
 impl Extensions {
     pub(crate) fn get_or_make<T: Any + Send + Sync>(
@@ -97,23 +97,23 @@ mod tests {
 
     #[test]
     fn a_part_is_made_once_and_kept() {
-        let parts = Extensions::default();
-        assert!(parts.get::<u32>(ExtensionSlot::Cache).is_none());
-        assert_eq!(*parts.get_or_make(ExtensionSlot::Cache, || 5u32), 5);
-        assert_eq!(*parts.get_or_make(ExtensionSlot::Cache, || 6u32), 5);
-        assert!(parts.get::<u32>(ExtensionSlot::Engine).is_none());
+        let extensions = Extensions::default();
+        assert!(extensions.get::<u32>(ExtensionSlot::Cache).is_none());
+        assert_eq!(*extensions.get_or_make(ExtensionSlot::Cache, || 5u32), 5);
+        assert_eq!(*extensions.get_or_make(ExtensionSlot::Cache, || 6u32), 5);
+        assert!(extensions.get::<u32>(ExtensionSlot::Engine).is_none());
     }
 
     #[test]
     fn a_signal_is_raised_only_where_it_is_attached() {
-        let (bells, wake_signal) = (WakeSignals::default(), Arc::new(WakeSignal::new()));
-        bells.pressure.set(Arc::clone(&wake_signal));
-        bells.dirty.raise();
+        let (signals, wake_signal) = (WakeSignals::default(), Arc::new(WakeSignal::new()));
+        signals.pressure.set(Arc::clone(&wake_signal));
+        signals.dirty.raise();
         assert!(!wake_signal.take());
-        bells.pressure.raise();
+        signals.pressure.raise();
         assert!(wake_signal.take());
-        bells.pressure.clear();
-        bells.pressure.raise();
+        signals.pressure.clear();
+        signals.pressure.raise();
         assert!(!wake_signal.take());
     }
 }

@@ -53,8 +53,8 @@ pub struct Group {
     pub(crate) metadata_peak: AtomicI64,
     /// The groups over their soft limit, here and below.
     excess: Excess<Weak<Group>>,
-    bells: WakeSignals,
-    parts: Extensions,
+    wake_signals: WakeSignals,
+    extensions: Extensions,
 }
 
 /// The groups directly below one.
@@ -84,8 +84,8 @@ impl Group {
             stats: Stats::default(),
             metadata_peak: AtomicI64::new(0),
             excess: Excess::default(),
-            bells: WakeSignals::default(),
-            parts: Extensions::default(),
+            wake_signals: WakeSignals::default(),
+            extensions: Extensions::default(),
         })
     }
 
@@ -205,7 +205,7 @@ impl Group {
         }
         self.node.set_mark(usage_bytes);
         if self.node.is_over_mark() {
-            self.bells.pressure.raise();
+            self.wake_signals.pressure.raise();
         }
     }
 
@@ -258,7 +258,7 @@ impl Group {
     /// Adds to a number of this group, and to the totals of the groups above.
     #[doc(alias = "mod_memcg_state")]
     pub fn stat_add(&self, item: StatItem, delta: i64) {
-        add_where_alive::<true>(self.homes(item), delta);
+        add_where_alive::<true>(self.cells_upward(item), delta);
         for group in self.ancestors() {
             group.stats.total[item.index()].fetch_add(delta, Ordering::Relaxed);
             if delta > 0 && item.is_metadata() {
@@ -272,7 +272,7 @@ impl Group {
     }
 
     /// Returns the cells of a number, here and in every group above.
-    pub(crate) fn homes(&self, item: StatItem) -> impl Iterator<Item = (&CounterNode, &SweptCell)> {
+    pub(crate) fn cells_upward(&self, item: StatItem) -> impl Iterator<Item = (&CounterNode, &SweptCell)> {
         self.ancestors().map(move |group| (group.node, &group.stats.local[item.index()]))
     }
 
@@ -310,17 +310,17 @@ impl Group {
     /// Returns a layer's state in this group, made when first asked for. A slot always holds the
     /// same type.
     pub fn extension<T: Any + Send + Sync>(&self, slot: ExtensionSlot, make: impl FnOnce() -> T) -> &T {
-        self.parts.get_or_make(slot, make)
+        self.extensions.get_or_make(slot, make)
     }
 
     /// Returns a layer's state in this group, if it was ever asked for.
     pub fn extension_if_present<T: Any + Send + Sync>(&self, slot: ExtensionSlot) -> Option<&T> {
-        self.parts.get(slot)
+        self.extensions.get(slot)
     }
 
     /// Returns the wake signals of this group.
     pub fn wake_signals(&self) -> &WakeSignals {
-        &self.bells
+        &self.wake_signals
     }
 }
 

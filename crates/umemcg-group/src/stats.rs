@@ -207,17 +207,17 @@ impl SweptCell {
     }
 }
 
-/// Adds to the first of `homes`, and if that group is dead to the first above that is not; `homes`
+/// Adds to the first of `cells`, and if that group is dead to the first above that is not; `cells`
 /// are a group's counter and number and those of the groups above it. `HANDSHAKE` is false only in
 /// the model that shows why.
 #[inline]
 pub fn add_where_alive<'c, const HANDSHAKE: bool>(
-    mut homes: impl Iterator<Item = (&'c CounterNode, &'c SweptCell)>,
+    mut cells: impl Iterator<Item = (&'c CounterNode, &'c SweptCell)>,
     mut delta: i64,
 ) {
     // Bounded by the depth of the tree.
     while delta != 0
-        && let Some((node, cell)) = homes.next()
+        && let Some((node, cell)) = cells.next()
     {
         // AcqRel: pairs with `take`. If the remover's came first, the check below sees the mark
         // "dead".
@@ -231,11 +231,11 @@ pub fn add_where_alive<'c, const HANDSHAKE: bool>(
 }
 
 /// Moves the number of a group that has been marked dead to the first group above that is not.
-pub fn sweep<'c>(mut homes: impl Iterator<Item = (&'c CounterNode, &'c SweptCell)>) {
-    if let Some((node, cell)) = homes.next()
+pub fn sweep<'c>(mut cells: impl Iterator<Item = (&'c CounterNode, &'c SweptCell)>) {
+    if let Some((node, cell)) = cells.next()
         && node.parent() != NO_NODE
     {
-        add_where_alive::<true>(homes, take(cell));
+        add_where_alive::<true>(cells, take(cell));
     }
 }
 

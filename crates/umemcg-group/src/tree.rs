@@ -238,7 +238,7 @@ fn retire(group: &Arc<Group>) {
     LEDGER.purge::<true>(group.owner().into_raw(), &|pending| apply_to_group(group, pending));
     update_stale_excess();
     for item in StatItem::ALL {
-        sweep(group.homes(*item));
+        sweep(group.cells_upward(*item));
     }
 }
 

@@ -6,43 +6,43 @@ use umemcg_group::counter::{CounterNode, NO_NODE, UNLIMITED};
 use umemcg_group::stats::{SweptCell, add_where_alive, sweep};
 
 #[derive(Default)]
-struct Home {
+struct Level {
     node: CounterNode,
     cell: SweptCell,
 }
 
-type Homes = Arc<[Home; 3]>;
+type Levels = Arc<[Level; 3]>;
 
 /// A root, a group and a group below that; index 2 is the root.
-fn homes() -> Homes {
-    let homes: Homes = Default::default();
-    homes[2].node.open(NO_NODE, 0, UNLIMITED);
-    homes[1].node.open(3, 1, UNLIMITED);
-    homes[0].node.open(2, 2, UNLIMITED);
-    homes
+fn levels() -> Levels {
+    let levels: Levels = Default::default();
+    levels[2].node.open(NO_NODE, 0, UNLIMITED);
+    levels[1].node.open(3, 1, UNLIMITED);
+    levels[0].node.open(2, 2, UNLIMITED);
+    levels
 }
 
-fn above(homes: &Homes, from: usize) -> impl Iterator<Item = (&CounterNode, &SweptCell)> {
-    homes[from..].iter().map(|home| (&home.node, &home.cell))
+fn above(levels: &Levels, from: usize) -> impl Iterator<Item = (&CounterNode, &SweptCell)> {
+    levels[from..].iter().map(|level| (&level.node, &level.cell))
 }
 
-fn remove(homes: &Homes, at: usize) {
-    homes[at].node.mark_dead();
-    sweep(above(homes, at));
+fn remove(levels: &Levels, at: usize) {
+    levels[at].node.mark_dead();
+    sweep(above(levels, at));
 }
 
 fn check<const HANDSHAKE: bool>(nr_removed: usize) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(move || {
-        let homes = homes();
+        let levels = levels();
         let adder = {
-            let homes = Arc::clone(&homes);
-            thread::spawn(move || add_where_alive::<HANDSHAKE>(above(&homes, 0), 7))
+            let levels = Arc::clone(&levels);
+            thread::spawn(move || add_where_alive::<HANDSHAKE>(above(&levels, 0), 7))
         };
-        (0..nr_removed).for_each(|at| remove(&homes, at));
+        (0..nr_removed).for_each(|at| remove(&levels, at));
         adder.join().unwrap();
-        let found: Vec<i64> = homes.iter().map(|home| home.cell.get()).collect();
+        let found: Vec<i64> = levels.iter().map(|level| level.cell.get()).collect();
         let mut expected = vec![0; 3];
         expected[nr_removed] = 7;
         assert_eq!(found, expected, "numbers by group");

@@ -230,7 +230,7 @@ impl Queue {
     }
 
     /// Hands what waits here to another queue; for a worker of its own that ends.
-    pub(super) fn drain_to(&self, other: &Queue) {
+    pub(super) fn hand_over_to(&self, other: &Queue) {
         let mut inner = self.inner.lock();
         inner.stopped = true;
         let (waiting, resting) = (std::mem::take(&mut inner.waiting), std::mem::take(&mut inner.resting));

@@ -124,7 +124,7 @@ impl Kswapd {
             (Some(at), false) => {
                 let own = all.swap_remove(at);
                 job.state.lock().own_queue = None;
-                own.queue.drain_to(&self.queue);
+                own.queue.hand_over_to(&self.queue);
                 drop(all);
                 // Waits for the end of its quantum.
                 drop(own);
