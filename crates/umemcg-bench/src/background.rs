@@ -179,7 +179,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     }
     report.notes = WHAT.iter().enumerate().map(|(half, what)| stalls_note(what, half, &with)).collect();
     report.notes.push(
-        "write: the default dirty limits pace both sides, in rests of 10 ms, and marks lower them: calls above p99 are such rests, throughput and \
+        "write: the default dirty limits pace both sides, in pauses of 10 ms, and marks lower them: calls above p99 are such pauses, throughput and \
          processor time are mostly the store's and write-back's"
             .into(),
     );

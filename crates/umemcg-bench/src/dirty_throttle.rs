@@ -100,7 +100,7 @@ impl BackingStore for Slow {
 
 /// The result of one round.
 struct Round {
-    /// Seconds since the start, and how long each rest was, in milliseconds.
+    /// Seconds since the start, and how long each pause was, in milliseconds.
     pauses: Vec<(f64, f64)>,
     /// Seconds, bytes accepted from the paced writer and bytes taken by the store, each since the
     /// start; dirty bytes.
@@ -166,7 +166,7 @@ fn sections(rounds: &[Round]) -> Vec<Section> {
     section("spread of what is accepted in 100 ms, of its mean", "", "umemcg", spread, &|side| {
         vec![Verdict::new("no bursts", side.median, Target::TimesAtMost(0.25))]
     });
-    section("longest rest", "ms", "umemcg", each(&|round| round.longest_ms()), &|side| {
+    section("longest pause", "ms", "umemcg", each(&|round| round.longest_ms()), &|side| {
         let of_max = side.median / (PAUSE_MAX.as_secs_f64() * 1e3);
         vec![Verdict::new("of 200 ms", of_max, Target::TimesAtMost(1.0))]
     });
@@ -181,7 +181,7 @@ fn sections(rounds: &[Round]) -> Vec<Section> {
         )]
     });
     let neighbour = each(&|round| round.nr_neighbour_pauses as f64);
-    section("rests of the neighbour", "", "umemcg", neighbour, &|side| {
+    section("pauses of the neighbour", "", "umemcg", neighbour, &|side| {
         vec![Verdict::new("none", side.max, Target::TimesAtMost(0.0))]
     });
     sections
@@ -243,8 +243,8 @@ fn write_paced(
         most = unclean(group).max(most);
         let begin = Instant::now();
         if let Some(mut pause) = file.write_pause(group, CALL_BYTES) {
-            while let Some(rest) = pause.rest() {
-                std::thread::sleep(rest);
+            while let Some(remaining) = pause.remaining() {
+                std::thread::sleep(remaining);
             }
             pauses.push(((begin - start).as_secs_f64(), begin.elapsed().as_secs_f64() * 1e3));
         }
@@ -313,7 +313,7 @@ impl Round {
                     line("taken by the store", false, rates.iter().map(|rate| (rate.0, rate.2)).collect()),
                 ],
             ),
-            chart("rests of the paced writer", "ms", vec![line("each rest", true, self.pauses.clone())]),
+            chart("pauses of the paced writer", "ms", vec![line("each pause", true, self.pauses.clone())]),
             chart(
                 "dirty data of the paced group",
                 "MiB",

@@ -12,7 +12,6 @@ mod c_project;
 mod charge;
 mod chart;
 mod control;
-mod crowd;
 mod dirty_throttle;
 #[cfg(feature = "experiments")]
 mod drop_caches;
@@ -26,6 +25,7 @@ mod fuse;
 mod guarantee;
 mod hit;
 mod machine;
+mod many_groups;
 #[cfg(feature = "experiments")]
 mod many_volumes;
 mod mounts;
@@ -47,14 +47,14 @@ mod slab;
 #[cfg(feature = "experiments")]
 mod soft_limit;
 #[cfg(feature = "experiments")]
+mod soft_pool;
+#[cfg(feature = "experiments")]
 mod soft_stream;
 #[cfg(feature = "experiments")]
 mod soft_walk;
 mod stats;
 mod store;
 mod storm;
-#[cfg(feature = "experiments")]
-mod streamer;
 mod threads;
 
 use std::process::ExitCode;
@@ -81,8 +81,8 @@ enum Benchmark {
     /// Charging 4 KiB and 100 B to groups and everything above them, against bare atomics and no
     /// accounting
     Charge,
-    /// A writer over its dirty limit on a slow store: its throughput, its rests, its dirty data
-    /// over time, and its neighbour's rests
+    /// A writer over its dirty limit on a slow store: its throughput, its pauses, its dirty data
+    /// over time, and its neighbour's pauses
     DirtyThrottle(dirty_throttle::Figure),
     /// 4,000 groups with a volume each, five drops of all caches, with the map of shrinkers and
     /// without
@@ -98,7 +98,7 @@ enum Benchmark {
     ForkBomb,
     /// Two thousand groups with marks that stream at once, and then do nothing: which groups
     /// progress, and what the workers take
-    Crowd,
+    ManyGroups,
     /// The mount as programs see it: reads, writes and names, against passthrough_hp and fuser
     Fuse(fuse::Programs),
     /// A share that is guaranteed and lent: how long it takes to get it back from the groups that
@@ -169,7 +169,7 @@ fn run(options: &Options, benchmark: Benchmark) -> Result<Option<report::Report>
         Benchmark::Faults => faults::run(options),
         #[cfg(feature = "experiments")]
         Benchmark::ForkBomb => fork_bomb::run(options),
-        Benchmark::Crowd => crowd::run(options),
+        Benchmark::ManyGroups => many_groups::run(options),
         Benchmark::Fuse(programs) => fuse::run(options, &programs),
         Benchmark::Guarantee => guarantee::run(options),
         Benchmark::Hit => hit::run(options),

@@ -81,8 +81,8 @@ impl Writer {
         self.file.write(&self.group, offset, &self.piece).map_err(Failure::at("cannot write"))?;
         let begin = Instant::now();
         if let Some(mut pause) = self.file.write_pause(&self.group, self.piece.len()) {
-            while let Some(rest) = pause.rest() {
-                std::thread::sleep(rest);
+            while let Some(remaining) = pause.remaining() {
+                std::thread::sleep(remaining);
             }
             self.pauses.note(begin.elapsed());
             self.nr_pauses += 1;

@@ -10,8 +10,8 @@ use umemcg_reclaim::baseline::SoftLimits;
 use crate::options::{Failure, Options};
 use crate::progress::Progress;
 use crate::report::{MailFigure, Report, Section, Target, Verdict};
+use crate::soft_pool::{Access, Pool, StreamResult};
 use crate::stats::Samples;
-use crate::streamer::{Does, Found, Pool};
 
 const SIDES: [(SoftLimits, &str); 4] = [
     (SoftLimits::TwoRounds, "umemcg"),
@@ -33,26 +33,26 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     let mut report = Report::new("soft-stream", options.scale, rounds);
     for marks in [false, true] {
         let pool = Pool::new(options, 0, marks)?;
-        for does in [Does::Write, Does::Read] {
-            let what = match (does, marks) {
-                (Does::Write, false) => "a writer",
-                (Does::Write, true) => "a writer, background reclaim",
-                (Does::Read, false) => "a reader",
-                (Does::Read, true) => "a reader, background reclaim",
+        for access in [Access::Write, Access::Read] {
+            let what = match (access, marks) {
+                (Access::Write, false) => "a writer",
+                (Access::Write, true) => "a writer, background reclaim",
+                (Access::Read, false) => "a reader",
+                (Access::Read, true) => "a reader, background reclaim",
             };
-            let mut found: [Vec<Found>; SIDES.len()] = Default::default();
+            let mut found: [Vec<StreamResult>; SIDES.len()] = Default::default();
             for round in 0..=rounds {
                 for at in 0..SIDES.len() {
                     let side = (round + at) % SIDES.len();
                     progress.show(&format!("{what}, round {round} of {rounds}: {}", SIDES[side].1));
-                    let one = pool.run(SIDES[side].0, does, true)?;
+                    let one = pool.run(SIDES[side].0, access, true)?;
                     if round > 0 {
                         found[side].push(one);
                     }
                 }
             }
             sections(&mut report, what, &found);
-            if !marks && does == Does::Write {
+            if !marks && access == Access::Write {
                 beside_the_mail(&mut report, &found);
             }
         }
@@ -66,9 +66,9 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     Ok(report)
 }
 
-fn sections(report: &mut Report, what: &str, found: &[Vec<Found>; SIDES.len()]) {
-    let sides = |read: &dyn Fn(&Found) -> f64| -> Vec<Samples> {
-        let column = |all: &Vec<Found>, name: &str| Samples::new(name, all.iter().map(read).collect());
+fn sections(report: &mut Report, what: &str, found: &[Vec<StreamResult>; SIDES.len()]) {
+    let sides = |read: &dyn Fn(&StreamResult) -> f64| -> Vec<Samples> {
+        let column = |all: &Vec<StreamResult>, name: &str| Samples::new(name, all.iter().map(read).collect());
         found.iter().zip(SIDES).map(|(all, (_, name))| column(all, name)).collect()
     };
     let mut add = |figure: &str, unit: &'static str, sides: Vec<Samples>, verdicts: Vec<Verdict>| {
@@ -83,7 +83,7 @@ fn sections(report: &mut Report, what: &str, found: &[Vec<Found>; SIDES.len()]) 
     add("pages that B had to read again", "pages", refaults, vec![verdict]);
     add("elapsed", "ms", sides(&|found| found.elapsed.as_secs_f64() * 1e3), Vec::new());
     add("processor time of all threads", "ms", sides(&|found| found.cpu.as_secs_f64() * 1e3), Vec::new());
-    let looked_at = |found: &Found| found.scanned as f64 / found.reclaimed.max(1) as f64;
+    let looked_at = |found: &StreamResult| found.scanned as f64 / found.reclaimed.max(1) as f64;
     add("pages looked at for one that is freed", "pages", sides(&looked_at), Vec::new());
     for (all, (_, name)) in found.iter().zip(SIDES) {
         let Some(last) = all.last() else { continue };
@@ -98,8 +98,8 @@ fn sections(report: &mut Report, what: &str, found: &[Vec<Found>; SIDES.len()]) 
     }
 }
 
-fn beside_the_mail(report: &mut Report, found: &[Vec<Found>; SIDES.len()]) {
-    let reads: [&dyn Fn(&Found) -> f64; 2] =
+fn beside_the_mail(report: &mut Report, found: &[Vec<StreamResult>; SIDES.len()]) {
+    let reads: [&dyn Fn(&StreamResult) -> f64; 2] =
         [&|found| found.reclaim.as_secs_f64(), &|found| found.elapsed.as_secs_f64()];
     for ((name, mail), read) in MAIL.iter().zip(reads) {
         let median = |side: usize| Samples::new("", found[side].iter().map(read).collect()).median;

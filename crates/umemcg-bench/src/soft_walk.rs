@@ -10,8 +10,8 @@ use umemcg_reclaim::baseline::SoftLimits;
 use crate::options::{Failure, Options};
 use crate::progress::Progress;
 use crate::report::{MailFigure, Report, Section, Target, Verdict};
+use crate::soft_pool::{Access, Pool, StreamResult};
 use crate::stats::Samples;
-use crate::streamer::{Does, Found, Pool};
 
 const NR_IDLE: [u64; 3] = [0, 1000, 8000];
 const NR_IDLE_WITHOUT_LIMIT: [u64; 2] = [0, 100_000];
@@ -26,7 +26,7 @@ const POOL_SHARE: f64 = 0.25;
 const BASELINE_ROUNDS: usize = 3;
 
 /// One number of a stream.
-type Figure = fn(&Found) -> f64;
+type Figure = fn(&StreamResult) -> f64;
 
 /// Runs the experiment.
 pub fn run(options: &Options) -> Result<Report, Failure> {
@@ -39,7 +39,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     add(&mut report, "patches 1 to 3 (no subtree is skipped)", &NR_IDLE, &baseline, false);
     let none = measure(options, &progress, &NR_IDLE_WITHOUT_LIMIT, rounds, SoftLimits::TwoRounds, false)?;
     add(&mut report, "no group in excess", &NR_IDLE_WITHOUT_LIMIT, &none, true);
-    let seconds = |found: &[Vec<Found>], at: usize| {
+    let seconds = |found: &[Vec<StreamResult>], at: usize| {
         Samples::new("", found[at].iter().map(|found| found.reclaim.as_secs_f64()).collect()).median
     };
     for (what, mail, at) in [
@@ -69,7 +69,7 @@ fn measure(
     rounds: usize,
     how: SoftLimits,
     limited: bool,
-) -> Result<Vec<Vec<Found>>, Failure> {
+) -> Result<Vec<Vec<StreamResult>>, Failure> {
     let options = &Options { scale: options.scale * POOL_SHARE, ..options.clone() };
     let pools =
         numbers.iter().map(|&nr_idle| Pool::new(options, nr_idle, false)).collect::<Result<Vec<_>, _>>()?;
@@ -78,7 +78,7 @@ fn measure(
         for at in 0..numbers.len() {
             let side = (round + at) % numbers.len();
             progress.show(&format!("{how:?}, round {round} of {rounds}: {} idle groups", numbers[side]));
-            let one = pools[side].run(how, Does::Read, limited)?;
+            let one = pools[side].run(how, Access::Read, limited)?;
             if round > 0 {
                 found[side].push(one);
             }
@@ -87,7 +87,7 @@ fn measure(
     Ok(found)
 }
 
-fn add(report: &mut Report, what: &str, numbers: &[u64], found: &[Vec<Found>], judged: bool) {
+fn add(report: &mut Report, what: &str, numbers: &[u64], found: &[Vec<StreamResult>], judged: bool) {
     let figures: [(&str, Figure); 2] = [
         ("processor time of reclaim", |found| found.reclaim.as_secs_f64() * 1e3),
         ("elapsed", |found| found.elapsed.as_secs_f64() * 1e3),

@@ -5,9 +5,7 @@ use umemcg::InvalidMarks;
 use crate::context::FileContext;
 use crate::error::ControlError;
 use crate::numbers;
-
-type Shown = Result<String, ControlError>;
-type Done = Result<(), ControlError>;
+use crate::row::{ReadResult, WriteResult};
 
 impl From<InvalidMarks> for ControlError {
     fn from(_: InvalidMarks) -> Self {
@@ -15,7 +13,7 @@ impl From<InvalidMarks> for ControlError {
     }
 }
 
-fn number(value: u64) -> Shown {
+fn number(value: u64) -> ReadResult {
     Ok(format!("{value}\n"))
 }
 
@@ -23,25 +21,25 @@ fn parse_number(written: &[u8]) -> Result<u32, ControlError> {
     u32::try_from(numbers::parse_number(written)?).map_err(|_| ControlError::Invalid)
 }
 
-pub(crate) fn show_low_distance(context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_low_distance(context: &FileContext<'_>) -> ReadResult {
     number(context.engine().reclaimer().low_wmark_distance(context.group))
 }
 
-pub(crate) fn set_low_distance(context: &FileContext<'_>, written: &[u8]) -> Done {
+pub(crate) fn set_low_distance(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     let bytes = numbers::parse_size_v1(written)?;
     Ok(context.engine().reclaimer().set_low_wmark_distance(context.group, bytes)?)
 }
 
-pub(crate) fn show_high_distance(context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_high_distance(context: &FileContext<'_>) -> ReadResult {
     number(context.engine().reclaimer().high_wmark_distance(context.group))
 }
 
-pub(crate) fn set_high_distance(context: &FileContext<'_>, written: &[u8]) -> Done {
+pub(crate) fn set_high_distance(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     let bytes = numbers::parse_size_v1(written)?;
     Ok(context.engine().reclaimer().set_high_wmark_distance(context.group, bytes)?)
 }
 
-pub(crate) fn show_marks(context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_marks(context: &FileContext<'_>) -> ReadResult {
     let marks = context.engine().reclaimer().marks(context.group);
     let (low, high) = (numbers::show_limit_v1(marks.low), numbers::show_limit_v1(marks.high));
     Ok(format!("low_wmark {low}\nhigh_wmark {high}\n"))
@@ -49,18 +47,18 @@ pub(crate) fn show_marks(context: &FileContext<'_>) -> Shown {
 
 /// Shows `memcg_` and the group's number, with the thread of its own worker; `memcg_null 0` while
 /// the pool of workers serves it.
-pub(crate) fn show_kswapd_pid(context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_kswapd_pid(context: &FileContext<'_>) -> ReadResult {
     Ok(match context.engine().kswapd().dedicated_tid(context.group) {
         Some(tid) => format!("memcg_{} {tid}\n", context.group.id()),
         None => "memcg_null 0\n".to_owned(),
     })
 }
 
-pub(crate) fn show_dedicated(context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_dedicated(context: &FileContext<'_>) -> ReadResult {
     number(u64::from(context.engine().kswapd().dedicated_tid(context.group).is_some()))
 }
 
-pub(crate) fn set_dedicated(context: &FileContext<'_>, written: &[u8]) -> Done {
+pub(crate) fn set_dedicated(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     let dedicated = match parse_number(written)? {
         0 => false,
         1 => true,
@@ -69,37 +67,37 @@ pub(crate) fn set_dedicated(context: &FileContext<'_>, written: &[u8]) -> Done {
     context.engine().kswapd().set_dedicated(context.group, dedicated).map_err(|_| ControlError::Again)
 }
 
-pub(crate) fn show_ratio(context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_ratio(context: &FileContext<'_>) -> ReadResult {
     number(context.engine().reclaimer().wmark_ratio(context.group).into())
 }
 
-pub(crate) fn set_ratio(context: &FileContext<'_>, written: &[u8]) -> Done {
+pub(crate) fn set_ratio(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     Ok(context.engine().reclaimer().set_wmark_ratio(context.group, parse_number(written)?)?)
 }
 
-pub(crate) fn show_scale_factor(context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_scale_factor(context: &FileContext<'_>) -> ReadResult {
     number(context.engine().reclaimer().wmark_scale_factor(context.group).into())
 }
 
-pub(crate) fn set_scale_factor(context: &FileContext<'_>, written: &[u8]) -> Done {
+pub(crate) fn set_scale_factor(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     Ok(context.engine().reclaimer().set_wmark_scale_factor(context.group, parse_number(written)?)?)
 }
 
 /// Shows the high mark in the names that count used memory: the high one is where reclaim starts.
-pub(crate) fn show_mark_high(context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_mark_high(context: &FileContext<'_>) -> ReadResult {
     number(numbers::show_limit_v1(context.engine().reclaimer().marks(context.group).low))
 }
 
-pub(crate) fn show_mark_low(context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_mark_low(context: &FileContext<'_>) -> ReadResult {
     number(numbers::show_limit_v1(context.engine().reclaimer().marks(context.group).high))
 }
 
-pub(crate) fn show_high(context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_high(context: &FileContext<'_>) -> ReadResult {
     Ok(format!("{}\n", numbers::show_limit_v2(context.engine().reclaimer().high(context.group))))
 }
 
 /// Succeeds whatever could be reclaimed.
-pub(crate) fn set_high(context: &FileContext<'_>, written: &[u8]) -> Done {
+pub(crate) fn set_high(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     let bytes = numbers::parse_limit_v2(written)?;
     (context.request.accepted)();
     let stop_early = || context.request.nonblocking || (context.request.cancelled)();

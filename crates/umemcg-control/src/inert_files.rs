@@ -10,21 +10,18 @@ use crate::inert::Inert;
 use crate::memory_files;
 use crate::numbers::{self, SWAPPINESS_MAX};
 use crate::peak::PeakOf;
-use crate::row::{Row, SET, SHOWN, Scope};
+use crate::row::{READ_ONLY, READ_WRITE, ReadResult, Row, Scope, WriteResult};
 use crate::style::Version;
 
 use Scope::{Everywhere, NotRoot};
 use Version::{V1, V2};
-
-type Shown = Result<String, ControlError>;
-type Done = Result<(), ControlError>;
 
 /// Their rows.
 pub(crate) const INERT: &[Row] = &[
     Row {
         name: "memory.memsw.limit_in_bytes",
         version: V1,
-        mode: SET,
+        mode: READ_WRITE,
         scope: Everywhere,
         read: Some(show_memsw_limit),
         write: Some(set_memsw_limit),
@@ -34,7 +31,7 @@ pub(crate) const INERT: &[Row] = &[
     Row {
         name: "memory.memsw.usage_in_bytes",
         version: V1,
-        mode: SHOWN,
+        mode: READ_ONLY,
         scope: Everywhere,
         read: Some(memory_files::show_usage),
         write: None,
@@ -44,7 +41,7 @@ pub(crate) const INERT: &[Row] = &[
     Row {
         name: "memory.memsw.max_usage_in_bytes",
         version: V1,
-        mode: SET,
+        mode: READ_WRITE,
         scope: Everywhere,
         read: Some(show_memsw_peak),
         write: Some(reset_memsw_peak),
@@ -54,7 +51,7 @@ pub(crate) const INERT: &[Row] = &[
     Row {
         name: "memory.memsw.failcnt",
         version: V1,
-        mode: SET,
+        mode: READ_WRITE,
         scope: Everywhere,
         read: Some(show_zero),
         write: Some(ignore),
@@ -64,7 +61,7 @@ pub(crate) const INERT: &[Row] = &[
     Row {
         name: "memory.kmem.tcp.limit_in_bytes",
         version: V1,
-        mode: SET,
+        mode: READ_WRITE,
         scope: Everywhere,
         read: Some(show_tcp_limit),
         write: Some(set_tcp_limit),
@@ -74,7 +71,7 @@ pub(crate) const INERT: &[Row] = &[
     Row {
         name: "memory.kmem.tcp.usage_in_bytes",
         version: V1,
-        mode: SHOWN,
+        mode: READ_ONLY,
         scope: Everywhere,
         read: Some(show_zero),
         write: None,
@@ -84,7 +81,7 @@ pub(crate) const INERT: &[Row] = &[
     Row {
         name: "memory.kmem.tcp.max_usage_in_bytes",
         version: V1,
-        mode: SET,
+        mode: READ_WRITE,
         scope: Everywhere,
         read: Some(show_zero),
         write: Some(ignore),
@@ -94,7 +91,7 @@ pub(crate) const INERT: &[Row] = &[
     Row {
         name: "memory.kmem.tcp.failcnt",
         version: V1,
-        mode: SET,
+        mode: READ_WRITE,
         scope: Everywhere,
         read: Some(show_zero),
         write: Some(ignore),
@@ -104,7 +101,7 @@ pub(crate) const INERT: &[Row] = &[
     Row {
         name: "memory.swappiness",
         version: V1,
-        mode: SET,
+        mode: READ_WRITE,
         scope: Everywhere,
         read: Some(show_swappiness),
         write: Some(set_swappiness),
@@ -114,7 +111,7 @@ pub(crate) const INERT: &[Row] = &[
     Row {
         name: "memory.move_charge_at_immigrate",
         version: V1,
-        mode: SET,
+        mode: READ_WRITE,
         scope: Everywhere,
         read: Some(show_zero),
         write: Some(set_zero),
@@ -124,7 +121,7 @@ pub(crate) const INERT: &[Row] = &[
     Row {
         name: "notify_on_release",
         version: V1,
-        mode: SET,
+        mode: READ_WRITE,
         scope: Everywhere,
         read: Some(show_notify),
         write: Some(set_notify),
@@ -134,7 +131,7 @@ pub(crate) const INERT: &[Row] = &[
     Row {
         name: "cgroup.clone_children",
         version: V1,
-        mode: SET,
+        mode: READ_WRITE,
         scope: Everywhere,
         read: Some(show_clone),
         write: Some(set_clone),
@@ -144,7 +141,7 @@ pub(crate) const INERT: &[Row] = &[
     Row {
         name: "memory.swap.current",
         version: V2,
-        mode: SHOWN,
+        mode: READ_ONLY,
         scope: NotRoot,
         read: Some(show_zero),
         write: None,
@@ -154,7 +151,7 @@ pub(crate) const INERT: &[Row] = &[
     Row {
         name: "memory.swap.peak",
         version: V2,
-        mode: SET,
+        mode: READ_WRITE,
         scope: NotRoot,
         read: Some(show_zero),
         write: Some(ignore),
@@ -164,7 +161,7 @@ pub(crate) const INERT: &[Row] = &[
     Row {
         name: "memory.swap.max",
         version: V2,
-        mode: SET,
+        mode: READ_WRITE,
         scope: NotRoot,
         read: Some(show_swap_max),
         write: Some(set_swap_max),
@@ -174,7 +171,7 @@ pub(crate) const INERT: &[Row] = &[
     Row {
         name: "memory.swap.high",
         version: V2,
-        mode: SET,
+        mode: READ_WRITE,
         scope: NotRoot,
         read: Some(show_swap_high),
         write: Some(set_swap_high),
@@ -184,7 +181,7 @@ pub(crate) const INERT: &[Row] = &[
     Row {
         name: "memory.swap.events",
         version: V2,
-        mode: SHOWN,
+        mode: READ_ONLY,
         scope: NotRoot,
         read: Some(show_swap_events),
         write: None,
@@ -194,7 +191,7 @@ pub(crate) const INERT: &[Row] = &[
     Row {
         name: "memory.oom.group",
         version: V2,
-        mode: SET,
+        mode: READ_WRITE,
         scope: NotRoot,
         read: Some(show_oom_group),
         write: Some(set_oom_group),
@@ -207,27 +204,27 @@ fn inert<'a>(context: &'a FileContext<'_>) -> &'a Inert {
     &context.control().inert
 }
 
-fn number(value: u64) -> Shown {
+fn number(value: u64) -> ReadResult {
     Ok(format!("{value}\n"))
 }
 
-fn show_zero(_context: &FileContext<'_>) -> Shown {
+fn show_zero(_context: &FileContext<'_>) -> ReadResult {
     number(0)
 }
 
-fn ignore(_context: &FileContext<'_>, _written: &[u8]) -> Done {
+fn ignore(_context: &FileContext<'_>, _written: &[u8]) -> WriteResult {
     Ok(())
 }
 
-fn set_zero(_context: &FileContext<'_>, written: &[u8]) -> Done {
+fn set_zero(_context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     if numbers::parse_number(written)? == 0 { Ok(()) } else { Err(ControlError::Invalid) }
 }
 
-fn show_memsw_limit(context: &FileContext<'_>) -> Shown {
+fn show_memsw_limit(context: &FileContext<'_>) -> ReadResult {
     number(numbers::show_limit_v1(inert(context).memsw_limit()))
 }
 
-fn set_memsw_limit(context: &FileContext<'_>, written: &[u8]) -> Done {
+fn set_memsw_limit(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     let bytes = numbers::parse_limit_v1(written)?;
     if context.group.is_root() || bytes < context.group.max_bytes() {
         return Err(ControlError::Invalid);
@@ -236,11 +233,11 @@ fn set_memsw_limit(context: &FileContext<'_>, written: &[u8]) -> Done {
     Ok(())
 }
 
-fn show_tcp_limit(context: &FileContext<'_>) -> Shown {
+fn show_tcp_limit(context: &FileContext<'_>) -> ReadResult {
     number(numbers::show_limit_v1(inert(context).tcp_limit.load(Relaxed)))
 }
 
-fn set_tcp_limit(context: &FileContext<'_>, written: &[u8]) -> Done {
+fn set_tcp_limit(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     let bytes = numbers::parse_limit_v1(written)?;
     if context.group.is_root() {
         return Err(ControlError::Invalid);
@@ -249,20 +246,20 @@ fn set_tcp_limit(context: &FileContext<'_>, written: &[u8]) -> Done {
     Ok(())
 }
 
-fn show_memsw_peak(context: &FileContext<'_>) -> Shown {
+fn show_memsw_peak(context: &FileContext<'_>) -> ReadResult {
     number(context.control().peaks.read(context.group, PeakOf::Memsw))
 }
 
-fn reset_memsw_peak(context: &FileContext<'_>, _written: &[u8]) -> Done {
+fn reset_memsw_peak(context: &FileContext<'_>, _written: &[u8]) -> WriteResult {
     context.control().peaks.reset(context.group, PeakOf::Memsw);
     Ok(())
 }
 
-fn show_swappiness(context: &FileContext<'_>) -> Shown {
+fn show_swappiness(context: &FileContext<'_>) -> ReadResult {
     number(inert(context).swappiness.load(Relaxed).into())
 }
 
-fn set_swappiness(context: &FileContext<'_>, written: &[u8]) -> Done {
+fn set_swappiness(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     match numbers::parse_number(written)? {
         swappiness @ 0..=SWAPPINESS_MAX => {
             inert(context).swappiness.store(swappiness as u8, Relaxed);
@@ -273,67 +270,67 @@ fn set_swappiness(context: &FileContext<'_>, written: &[u8]) -> Done {
 }
 
 /// Sets a flag. Any number but 0 is 1, as in Linux.
-fn set_flag(flag: &AtomicBool, written: &[u8]) -> Done {
+fn set_flag(flag: &AtomicBool, written: &[u8]) -> WriteResult {
     flag.store(numbers::parse_number(written)? != 0, Relaxed);
     Ok(())
 }
 
-fn show_flag(flag: &AtomicBool) -> Shown {
+fn show_flag(flag: &AtomicBool) -> ReadResult {
     number(flag.load(Relaxed).into())
 }
 
-fn show_notify(context: &FileContext<'_>) -> Shown {
+fn show_notify(context: &FileContext<'_>) -> ReadResult {
     show_flag(&inert(context).notify_on_release)
 }
 
-fn set_notify(context: &FileContext<'_>, written: &[u8]) -> Done {
+fn set_notify(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     set_flag(&inert(context).notify_on_release, written)
 }
 
-fn show_clone(context: &FileContext<'_>) -> Shown {
+fn show_clone(context: &FileContext<'_>) -> ReadResult {
     show_flag(&inert(context).clone_children)
 }
 
-fn set_clone(context: &FileContext<'_>, written: &[u8]) -> Done {
+fn set_clone(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     set_flag(&inert(context).clone_children, written)
 }
 
-fn show_oom_group(context: &FileContext<'_>) -> Shown {
+fn show_oom_group(context: &FileContext<'_>) -> ReadResult {
     show_flag(&inert(context).oom_group)
 }
 
-fn set_oom_group(context: &FileContext<'_>, written: &[u8]) -> Done {
+fn set_oom_group(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     if numbers::parse_number(written)? > 1 {
         return Err(ControlError::Invalid);
     }
     set_flag(&inert(context).oom_group, written)
 }
 
-fn show_limit(limit: &AtomicU64) -> Shown {
+fn show_limit(limit: &AtomicU64) -> ReadResult {
     Ok(format!("{}\n", numbers::show_limit_v2(limit.load(Relaxed))))
 }
 
-fn set_limit(limit: &AtomicU64, written: &[u8]) -> Done {
+fn set_limit(limit: &AtomicU64, written: &[u8]) -> WriteResult {
     limit.store(numbers::parse_limit_v2(written)?, Relaxed);
     Ok(())
 }
 
-fn show_swap_max(context: &FileContext<'_>) -> Shown {
+fn show_swap_max(context: &FileContext<'_>) -> ReadResult {
     show_limit(&inert(context).swap_max)
 }
 
-fn set_swap_max(context: &FileContext<'_>, written: &[u8]) -> Done {
+fn set_swap_max(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     set_limit(&inert(context).swap_max, written)
 }
 
-fn show_swap_high(context: &FileContext<'_>) -> Shown {
+fn show_swap_high(context: &FileContext<'_>) -> ReadResult {
     show_limit(&inert(context).swap_high)
 }
 
-fn set_swap_high(context: &FileContext<'_>, written: &[u8]) -> Done {
+fn set_swap_high(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     set_limit(&inert(context).swap_high, written)
 }
 
-fn show_swap_events(_context: &FileContext<'_>) -> Shown {
+fn show_swap_events(_context: &FileContext<'_>) -> ReadResult {
     Ok("high 0\nmax 0\nfail 0\n".to_owned())
 }

@@ -9,27 +9,25 @@ use crate::error::ControlError;
 use crate::group_control::GroupControl;
 use crate::numbers;
 use crate::peak::PeakOf;
+use crate::row::{ReadResult, WriteResult};
 
-type Shown = Result<String, ControlError>;
-type Done = Result<(), ControlError>;
-
-fn number(value: u64) -> Shown {
+fn number(value: u64) -> ReadResult {
     Ok(format!("{value}\n"))
 }
 
-pub(crate) fn show_usage(context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_usage(context: &FileContext<'_>) -> ReadResult {
     number(context.group.usage_bytes())
 }
 
-pub(crate) fn show_limit_v1(context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_limit_v1(context: &FileContext<'_>) -> ReadResult {
     number(numbers::show_limit_v1(context.group.max_bytes()))
 }
 
-pub(crate) fn show_limit_v2(context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_limit_v2(context: &FileContext<'_>) -> ReadResult {
     Ok(format!("{}\n", numbers::show_limit_v2(context.group.max_bytes())))
 }
 
-pub(crate) fn set_limit_v1(context: &FileContext<'_>, written: &[u8]) -> Done {
+pub(crate) fn set_limit_v1(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     let bytes = numbers::parse_limit_v1(written)?;
     if bytes > part(context).inert.memsw_limit() {
         return Err(ControlError::Invalid);
@@ -42,7 +40,7 @@ pub(crate) fn set_limit_v1(context: &FileContext<'_>, written: &[u8]) -> Done {
 }
 
 /// Succeeds whatever could be reclaimed; a writer that gives up waiting has the limit all the same.
-pub(crate) fn set_limit_v2(context: &FileContext<'_>, written: &[u8]) -> Done {
+pub(crate) fn set_limit_v2(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     let bytes = numbers::parse_limit_v2(written)?;
     (context.request.accepted)();
     let stop_early = || context.request.nonblocking || (context.request.cancelled)();
@@ -50,12 +48,12 @@ pub(crate) fn set_limit_v2(context: &FileContext<'_>, written: &[u8]) -> Done {
     Ok(())
 }
 
-pub(crate) fn show_soft_limit(context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_soft_limit(context: &FileContext<'_>) -> ReadResult {
     number(numbers::show_limit_v1(context.group.soft_limit_bytes()))
 }
 
 /// Stores the soft limit: it says from which groups reclaim takes first.
-pub(crate) fn set_soft_limit(context: &FileContext<'_>, written: &[u8]) -> Done {
+pub(crate) fn set_soft_limit(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     context.engine().set_soft_limit(context.group, numbers::parse_limit_v1(written)?);
     Ok(())
 }
@@ -64,41 +62,41 @@ fn part<'a>(context: &'a FileContext<'_>) -> &'a GroupControl {
     context.control()
 }
 
-pub(crate) fn show_peak_v1(context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_peak_v1(context: &FileContext<'_>) -> ReadResult {
     number(part(context).peaks.read(context.group, PeakOf::V1))
 }
 
-pub(crate) fn reset_peak_v1(context: &FileContext<'_>, _written: &[u8]) -> Done {
+pub(crate) fn reset_peak_v1(context: &FileContext<'_>, _written: &[u8]) -> WriteResult {
     part(context).peaks.reset(context.group, PeakOf::V1);
     Ok(())
 }
 
-pub(crate) fn show_peak_v2(context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_peak_v2(context: &FileContext<'_>) -> ReadResult {
     let own = context.file.peak.lock().clone();
     let whose = own.as_ref().map_or(PeakOf::Lifetime, PeakOf::OpenFile);
     number(part(context).peaks.read(context.group, whose))
 }
 
-pub(crate) fn reset_peak_v2(context: &FileContext<'_>, _written: &[u8]) -> Done {
+pub(crate) fn reset_peak_v2(context: &FileContext<'_>, _written: &[u8]) -> WriteResult {
     let note = Arc::clone(context.file.peak.lock().get_or_insert_with(Arc::default));
     part(context).peaks.reset(context.group, PeakOf::OpenFile(&note));
     Ok(())
 }
 
-pub(crate) fn show_failcnt(context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_failcnt(context: &FileContext<'_>) -> ReadResult {
     number(context.group.failcnt())
 }
 
-pub(crate) fn reset_failcnt(context: &FileContext<'_>, _written: &[u8]) -> Done {
+pub(crate) fn reset_failcnt(context: &FileContext<'_>, _written: &[u8]) -> WriteResult {
     context.group.reset_failcnt();
     Ok(())
 }
 
-pub(crate) fn force_empty(context: &FileContext<'_>, _written: &[u8]) -> Done {
+pub(crate) fn force_empty(context: &FileContext<'_>, _written: &[u8]) -> WriteResult {
     context.engine().force_empty(context.group, context.request.cancelled).map_err(reclaim_error)
 }
 
-pub(crate) fn reclaim(context: &FileContext<'_>, written: &[u8]) -> Done {
+pub(crate) fn reclaim(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     let bytes = numbers::parse_reclaim(written)?;
     context.engine().reclaim(context.group, bytes, context.request.cancelled).map_err(reclaim_error)
 }
@@ -111,11 +109,11 @@ fn reclaim_error(error: ReclaimError) -> ControlError {
     }
 }
 
-pub(crate) fn show_use_hierarchy(_context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_use_hierarchy(_context: &FileContext<'_>) -> ReadResult {
     number(1)
 }
 
-pub(crate) fn set_use_hierarchy(_context: &FileContext<'_>, written: &[u8]) -> Done {
+pub(crate) fn set_use_hierarchy(_context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     match numbers::parse_number(written)? {
         1 => Ok(()),
         _ => Err(ControlError::Invalid),

@@ -8,39 +8,37 @@ use umemcg::{DropCaches, StatItem};
 use crate::context::FileContext;
 use crate::error::ControlError;
 use crate::numbers;
+use crate::row::{ReadResult, WriteResult};
 
-type Shown = Result<String, ControlError>;
-type Done = Result<(), ControlError>;
-
-pub(crate) fn show_usage(context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_usage(context: &FileContext<'_>) -> ReadResult {
     Ok(format!("{}\n", context.group.metadata_bytes()))
 }
 
-pub(crate) fn show_peak(context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_peak(context: &FileContext<'_>) -> ReadResult {
     Ok(format!("{}\n", context.group.metadata_peak_bytes()))
 }
 
-pub(crate) fn reset_peak(context: &FileContext<'_>, _written: &[u8]) -> Done {
+pub(crate) fn reset_peak(context: &FileContext<'_>, _written: &[u8]) -> WriteResult {
     context.group.reset_metadata_peak();
     Ok(())
 }
 
 /// Shows no limit: there is none of its own.
-pub(crate) fn show_limit(_context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_limit(_context: &FileContext<'_>) -> ReadResult {
     Ok(format!("{}\n", numbers::UNLIMITED_V1_SHOWN))
 }
 
 /// Checks what is written, and ignores it, as Linux does since 6.1.
-pub(crate) fn set_limit(context: &FileContext<'_>, written: &[u8]) -> Done {
+pub(crate) fn set_limit(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     numbers::parse_limit_v1(written)?;
     if context.group.is_root() { Err(ControlError::Invalid) } else { Ok(()) }
 }
 
-pub(crate) fn show_failcnt(_context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_failcnt(_context: &FileContext<'_>) -> ReadResult {
     Ok("0\n".to_owned())
 }
 
-pub(crate) fn reset_failcnt(_context: &FileContext<'_>, _written: &[u8]) -> Done {
+pub(crate) fn reset_failcnt(_context: &FileContext<'_>, _written: &[u8]) -> WriteResult {
     Ok(())
 }
 
@@ -52,7 +50,7 @@ const WITH_INODES: [(&str, StatItem, u64); 2] = [
 
 /// Returns a line for each shrinker, for what goes with inodes, and for what none can free. The
 /// bytes add up to the group's own `memory.kmem` bytes.
-pub(crate) fn show_slabinfo(context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_slabinfo(context: &FileContext<'_>) -> ReadResult {
     let mut table = context.engine().reclaimer().slab_usage(context.group);
     table.sort_by_key(|line| std::cmp::Reverse(line.usage.bytes));
     let mut text = String::from("# name <objects> <reclaimable> <bytes>\n");
@@ -83,7 +81,7 @@ pub(crate) fn show_slabinfo(context: &FileContext<'_>) -> Shown {
     Ok(text)
 }
 
-pub(crate) fn drop_caches(context: &FileContext<'_>, written: &[u8]) -> Done {
+pub(crate) fn drop_caches(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     let what = match numbers::parse_number(written)? {
         1 => DropCaches::Pages,
         2 => DropCaches::Objects,
@@ -95,7 +93,7 @@ pub(crate) fn drop_caches(context: &FileContext<'_>, written: &[u8]) -> Done {
 }
 
 /// Serves `vm.compact_memory`.
-pub(crate) fn compact_memory(context: &FileContext<'_>, written: &[u8]) -> Done {
+pub(crate) fn compact_memory(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     if numbers::parse_number(written)? != 1 {
         return Err(ControlError::Invalid);
     }

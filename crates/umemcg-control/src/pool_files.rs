@@ -1,6 +1,6 @@
 //! The files of the root that concern the whole pool. Linux has them as sysctls.
 
-use crate::row::{DONE, Row, SET, Scope};
+use crate::row::{READ_WRITE, Row, Scope, WRITE_ONLY};
 use crate::style::Version;
 use crate::{dirty_files, metadata_files};
 
@@ -12,7 +12,7 @@ pub(crate) const POOL: &[Row] = &[
     Row {
         name: "vm.drop_caches",
         version: Own,
-        mode: DONE,
+        mode: WRITE_ONLY,
         scope: RootOnly,
         read: None,
         write: Some(metadata_files::drop_caches),
@@ -22,7 +22,7 @@ pub(crate) const POOL: &[Row] = &[
     Row {
         name: "vm.compact_memory",
         version: Own,
-        mode: DONE,
+        mode: WRITE_ONLY,
         scope: RootOnly,
         read: None,
         write: Some(metadata_files::compact_memory),
@@ -32,7 +32,7 @@ pub(crate) const POOL: &[Row] = &[
     Row {
         name: "vm.dirty_ratio",
         version: Own,
-        mode: SET,
+        mode: READ_WRITE,
         scope: RootOnly,
         read: Some(dirty_files::show_ratio),
         write: Some(dirty_files::set_vm_ratio),
@@ -42,7 +42,7 @@ pub(crate) const POOL: &[Row] = &[
     Row {
         name: "vm.dirty_bytes",
         version: Own,
-        mode: SET,
+        mode: READ_WRITE,
         scope: RootOnly,
         read: Some(dirty_files::show_limit),
         write: Some(dirty_files::set_vm_bytes),
@@ -52,7 +52,7 @@ pub(crate) const POOL: &[Row] = &[
     Row {
         name: "vm.dirty_background_ratio",
         version: Own,
-        mode: SET,
+        mode: READ_WRITE,
         scope: RootOnly,
         read: Some(dirty_files::show_background_ratio),
         write: Some(dirty_files::set_vm_background_ratio),
@@ -62,7 +62,7 @@ pub(crate) const POOL: &[Row] = &[
     Row {
         name: "vm.dirty_background_bytes",
         version: Own,
-        mode: SET,
+        mode: READ_WRITE,
         scope: RootOnly,
         read: Some(dirty_files::show_background_limit),
         write: Some(dirty_files::set_vm_background_bytes),
@@ -72,7 +72,7 @@ pub(crate) const POOL: &[Row] = &[
     Row {
         name: "vm.dirty_expire_centisecs",
         version: Own,
-        mode: SET,
+        mode: READ_WRITE,
         scope: RootOnly,
         read: Some(dirty_files::show_expire),
         write: Some(dirty_files::set_expire),
@@ -82,7 +82,7 @@ pub(crate) const POOL: &[Row] = &[
     Row {
         name: "vm.dirty_writeback_centisecs",
         version: Own,
-        mode: SET,
+        mode: READ_WRITE,
         scope: RootOnly,
         read: Some(dirty_files::show_interval),
         write: Some(dirty_files::set_interval),

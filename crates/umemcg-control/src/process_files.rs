@@ -17,12 +17,10 @@ use crate::membership::MembershipError;
 use crate::numbers::{parse_number, parse_pid, strip};
 use crate::permission::WRITE;
 use crate::populated::is_populated;
+use crate::row::{ReadResult, WriteResult};
 use crate::style::Style;
 
-type Shown = Result<String, ControlError>;
-type Done = Result<(), ControlError>;
-
-pub(crate) fn show_processes(context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_processes(context: &FileContext<'_>) -> ReadResult {
     show_ids(
         context,
         context.state.membership().processes(context.group)?,
@@ -31,23 +29,23 @@ pub(crate) fn show_processes(context: &FileContext<'_>) -> Shown {
 }
 
 /// Shows `tasks`.
-pub(crate) fn show_tasks(context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_tasks(context: &FileContext<'_>) -> ReadResult {
     show_ids(context, context.state.membership().threads(context.group)?, true)
 }
 
 /// Shows `cgroup.threads`.
-pub(crate) fn show_threads(context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_threads(context: &FileContext<'_>) -> ReadResult {
     show_ids(context, context.state.membership().threads(context.group)?, false)
 }
 
 /// Shows ids. Those that the reader's pid namespace does not show are left out in version 1 and 0
 /// in version 2, as in Linux.
-fn show_ids(context: &FileContext<'_>, ids: Vec<u32>, leave_out: bool) -> Shown {
+fn show_ids(context: &FileContext<'_>, ids: Vec<u32>, leave_out: bool) -> ReadResult {
     let ids = context.state.membership().ids_for_viewer(context.request.tid, ids);
     Ok(ids.iter().filter(|&&id| id != 0 || !leave_out).map(|id| format!("{id}\n")).collect())
 }
 
-pub(crate) fn attach_process(context: &FileContext<'_>, written: &[u8]) -> Done {
+pub(crate) fn attach_process(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     let membership = context.state.membership();
     let thread = named_thread(context, written)?;
     let process = membership.process_of(thread)?;
@@ -56,7 +54,7 @@ pub(crate) fn attach_process(context: &FileContext<'_>, written: &[u8]) -> Done 
     Ok(membership.attach_process(context.group, process)?)
 }
 
-pub(crate) fn attach_thread(context: &FileContext<'_>, written: &[u8]) -> Done {
+pub(crate) fn attach_thread(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     let thread = named_thread(context, written)?;
     let _move = context.state.begin_move();
     check_move(context, thread)?;
@@ -64,7 +62,7 @@ pub(crate) fn attach_thread(context: &FileContext<'_>, written: &[u8]) -> Done {
 }
 
 /// Refuses to move a thread alone: in Linux it moves between threaded groups only.
-pub(crate) fn refuse_thread(_context: &FileContext<'_>, _written: &[u8]) -> Done {
+pub(crate) fn refuse_thread(_context: &FileContext<'_>, _written: &[u8]) -> WriteResult {
     Err(ControlError::System(Errno::OPNOTSUPP))
 }
 
@@ -74,7 +72,7 @@ const KILL_ROUNDS_MAX: u32 = 100;
 
 /// Kills all processes of the subtree.
 #[doc(alias = "__cgroup_kill")]
-pub(crate) fn kill(context: &FileContext<'_>, written: &[u8]) -> Done {
+pub(crate) fn kill(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     if parse_number(written)? != 1 {
         return Err(ControlError::Invalid);
     }
@@ -113,7 +111,7 @@ fn named_thread(context: &FileContext<'_>, written: &[u8]) -> Result<u32, Contro
 }
 
 /// Returns whether the opener may move a thread here from where it is.
-fn check_move(context: &FileContext<'_>, thread: u32) -> Done {
+fn check_move(context: &FileContext<'_>, thread: u32) -> WriteResult {
     let from = context.state.membership().explicit_group(thread)?;
     let above = common_ancestor(&from, context.group);
     let procs = context.state.file_named("cgroup.procs");
@@ -133,14 +131,14 @@ fn common_ancestor(one: &Arc<Group>, other: &Arc<Group>) -> Arc<Group> {
     Arc::clone(at)
 }
 
-pub(crate) fn show_controllers(_context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_controllers(_context: &FileContext<'_>) -> ReadResult {
     Ok("memory\n".to_owned())
 }
 
 /// Accepts a change of the controllers. Every child is controlled, always; so turning the
 /// controller on changes nothing, and it is in use, so it cannot be turned off. The last word on a
 /// controller counts.
-pub(crate) fn set_subtree_control(_context: &FileContext<'_>, written: &[u8]) -> Done {
+pub(crate) fn set_subtree_control(_context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     let mut turn_off = false;
     for word in strip(written).split(u8::is_ascii_whitespace).filter(|word| !word.is_empty()) {
         match word {
@@ -152,11 +150,11 @@ pub(crate) fn set_subtree_control(_context: &FileContext<'_>, written: &[u8]) ->
     if turn_off { Err(ControlError::Busy) } else { Ok(()) }
 }
 
-pub(crate) fn show_type(_context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_type(_context: &FileContext<'_>) -> ReadResult {
     Ok("domain\n".to_owned())
 }
 
-pub(crate) fn show_events(context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_events(context: &FileContext<'_>) -> ReadResult {
     let populated = is_populated(context.state.membership(), context.group);
     context.file.watch.note_populated(populated);
     context.control().populated.note(populated);

@@ -18,16 +18,20 @@ pub enum Scope {
 }
 
 /// Readable for all, not writable.
-pub(crate) const SHOWN: u16 = 0o444;
+pub(crate) const READ_ONLY: u16 = 0o444;
 /// Read by all, written by the owner.
-pub(crate) const SET: u16 = 0o644;
+pub(crate) const READ_WRITE: u16 = 0o644;
 /// Writable for the owner, not readable.
-pub(crate) const DONE: u16 = 0o200;
+pub(crate) const WRITE_ONLY: u16 = 0o200;
 
+/// The content of a file.
+pub type ReadResult = Result<String, ControlError>;
+/// The outcome of a write to a file.
+pub type WriteResult = Result<(), ControlError>;
 /// Makes the content of a file.
-pub type ReadFn = fn(&FileContext<'_>) -> Result<String, ControlError>;
+pub type ReadFn = fn(&FileContext<'_>) -> ReadResult;
 /// Acts on what was written to a file.
-pub type WriteFn = fn(&FileContext<'_>, &[u8]) -> Result<(), ControlError>;
+pub type WriteFn = fn(&FileContext<'_>, &[u8]) -> WriteResult;
 
 /// A control file as every group has it.
 #[derive(Debug, Clone, Copy)]

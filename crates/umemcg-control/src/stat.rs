@@ -14,14 +14,12 @@ use umemcg::{Engine, EventKind, Group, StatItem, collect_hits};
 use umemcg_base::PAGE_SIZE_U64;
 
 use crate::context::FileContext;
-use crate::error::ControlError;
 use crate::group_control::GroupControl;
 use crate::numbers::show_limit_v1;
+use crate::row::ReadResult;
 use crate::style::Style;
 
 use StatItem::*;
-
-type Shown = Result<String, ControlError>;
 
 /// A line: a name and what it sums up. An empty sum is a true zero.
 type Line = (&'static str, &'static [StatItem]);
@@ -166,7 +164,7 @@ const V1_STRICT_LINES: &[Line] = &[
 ];
 
 /// Shows `memory.stat`.
-pub(crate) fn show_memory_stat(context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_memory_stat(context: &FileContext<'_>) -> ReadResult {
     match context.state.style() {
         Style::Both => show_all(context),
         Style::V1 => Ok(memory_stat_v1(context)),
@@ -175,7 +173,7 @@ pub(crate) fn show_memory_stat(context: &FileContext<'_>) -> Shown {
 }
 
 /// Shows `umemcg.stat`.
-pub(crate) fn show_all(context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_all(context: &FileContext<'_>) -> ReadResult {
     Ok(memory_stat(context.group) + &protection(context.engine(), context.group))
 }
 
@@ -199,7 +197,7 @@ fn lines(lines: &[Line], prefix: &str, read: impl Fn(StatItem) -> i64) -> String
 }
 
 /// Shows `memory.numa_stat`: all memory counts as that of node 0.
-pub(crate) fn show_numa_stat(context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_numa_stat(context: &FileContext<'_>) -> ReadResult {
     let group = context.group;
     if context.state.style() != Style::V1 {
         let is_of_nodes = |name: &str| !matches!(name, "kernel" | "percpu" | "sock" | "vmalloc" | "slab");
@@ -284,12 +282,12 @@ const EVENTS: [(&str, EventKind); 6] = [
 ];
 
 /// Shows `memory.events`.
-pub(crate) fn show_events(context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_events(context: &FileContext<'_>) -> ReadResult {
     Ok(events(|kind| context.group.event_count(kind)))
 }
 
 /// Shows `memory.events.local`.
-pub(crate) fn show_events_local(context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_events_local(context: &FileContext<'_>) -> ReadResult {
     Ok(events(|kind| context.group.event_count_local(kind)))
 }
 
@@ -298,7 +296,7 @@ fn events(count: impl Fn(EventKind) -> u64) -> String {
 }
 
 /// Shows `cgroup.stat`.
-pub(crate) fn show_group_stat(context: &FileContext<'_>) -> Shown {
+pub(crate) fn show_group_stat(context: &FileContext<'_>) -> ReadResult {
     let mut nr_descendants = 0u64;
     let mut at = Group::next_in_subtree(context.group, Some(context.group));
     while let Some(group) = at {

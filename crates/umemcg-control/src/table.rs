@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use crate::file_id::FileId;
 use crate::inert_files::INERT;
 use crate::pool_files::POOL;
-use crate::row::{DONE, Row, SET, SHOWN, Scope};
+use crate::row::{READ_ONLY, READ_WRITE, Row, Scope, WRITE_ONLY};
 use crate::style::Version;
 use crate::{
     background_files, dirty_files, event_control, memory_files, metadata_files, oom_control, pressure,
@@ -37,7 +37,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "cgroup.procs",
         version: Both,
-        mode: SET,
+        mode: READ_WRITE,
         scope: Everywhere,
         read: Some(process_files::show_processes),
         write: Some(process_files::attach_process),
@@ -48,7 +48,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "tasks",
         version: V1,
-        mode: SET,
+        mode: READ_WRITE,
         scope: Everywhere,
         read: Some(process_files::show_tasks),
         write: Some(process_files::attach_thread),
@@ -58,7 +58,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "cgroup.threads",
         version: V2,
-        mode: SET,
+        mode: READ_WRITE,
         scope: Everywhere,
         read: Some(process_files::show_threads),
         write: Some(process_files::refuse_thread),
@@ -68,7 +68,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "cgroup.kill",
         version: V2,
-        mode: DONE,
+        mode: WRITE_ONLY,
         scope: NotRoot,
         read: None,
         write: Some(process_files::kill),
@@ -78,7 +78,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "cgroup.controllers",
         version: V2,
-        mode: SHOWN,
+        mode: READ_ONLY,
         scope: Everywhere,
         read: Some(process_files::show_controllers),
         write: None,
@@ -88,7 +88,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "cgroup.subtree_control",
         version: V2,
-        mode: SET,
+        mode: READ_WRITE,
         scope: Everywhere,
         read: Some(process_files::show_controllers),
         write: Some(process_files::set_subtree_control),
@@ -98,7 +98,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "cgroup.type",
         version: V2,
-        mode: SHOWN,
+        mode: READ_ONLY,
         scope: NotRoot,
         read: Some(process_files::show_type),
         write: None,
@@ -108,7 +108,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "cgroup.events",
         version: V2,
-        mode: SHOWN,
+        mode: READ_ONLY,
         scope: NotRoot,
         read: Some(process_files::show_events),
         write: None,
@@ -118,7 +118,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "cgroup.stat",
         version: V2,
-        mode: SHOWN,
+        mode: READ_ONLY,
         scope: Everywhere,
         read: Some(stat::show_group_stat),
         write: None,
@@ -128,7 +128,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.limit_in_bytes",
         version: V1,
-        mode: SET,
+        mode: READ_WRITE,
         scope: Everywhere,
         read: Some(memory_files::show_limit_v1),
         write: Some(memory_files::set_limit_v1),
@@ -139,7 +139,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.max",
         version: V2,
-        mode: SET,
+        mode: READ_WRITE,
         scope: NotRoot,
         read: Some(memory_files::show_limit_v2),
         write: Some(memory_files::set_limit_v2),
@@ -149,7 +149,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.soft_limit_in_bytes",
         version: V1,
-        mode: SET,
+        mode: READ_WRITE,
         scope: Everywhere,
         read: Some(memory_files::show_soft_limit),
         write: Some(memory_files::set_soft_limit),
@@ -159,7 +159,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.usage_in_bytes",
         version: V1,
-        mode: SHOWN,
+        mode: READ_ONLY,
         scope: Everywhere,
         read: Some(memory_files::show_usage),
         write: None,
@@ -169,7 +169,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.current",
         version: V2,
-        mode: SHOWN,
+        mode: READ_ONLY,
         scope: NotRoot,
         read: Some(memory_files::show_usage),
         write: None,
@@ -179,7 +179,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.max_usage_in_bytes",
         version: V1,
-        mode: SET,
+        mode: READ_WRITE,
         scope: Everywhere,
         read: Some(memory_files::show_peak_v1),
         write: Some(memory_files::reset_peak_v1),
@@ -189,7 +189,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.peak",
         version: V2,
-        mode: SET,
+        mode: READ_WRITE,
         scope: NotRoot,
         read: Some(memory_files::show_peak_v2),
         write: Some(memory_files::reset_peak_v2),
@@ -199,7 +199,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.failcnt",
         version: V1,
-        mode: SET,
+        mode: READ_WRITE,
         scope: Everywhere,
         read: Some(memory_files::show_failcnt),
         write: Some(memory_files::reset_failcnt),
@@ -209,7 +209,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.force_empty",
         version: V1,
-        mode: DONE,
+        mode: WRITE_ONLY,
         scope: Everywhere,
         read: None,
         write: Some(memory_files::force_empty),
@@ -219,7 +219,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.reclaim",
         version: V2,
-        mode: DONE,
+        mode: WRITE_ONLY,
         scope: Everywhere,
         read: None,
         write: Some(memory_files::reclaim),
@@ -229,7 +229,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.min",
         version: V2,
-        mode: SET,
+        mode: READ_WRITE,
         scope: NotRoot,
         read: Some(protection_files::show_min),
         write: Some(protection_files::set_min),
@@ -239,7 +239,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.low",
         version: V2,
-        mode: SET,
+        mode: READ_WRITE,
         scope: NotRoot,
         read: Some(protection_files::show_low),
         write: Some(protection_files::set_low),
@@ -249,7 +249,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.high",
         version: V2,
-        mode: SET,
+        mode: READ_WRITE,
         scope: NotRoot,
         read: Some(background_files::show_high),
         write: Some(background_files::set_high),
@@ -259,7 +259,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.low_wmark_distance",
         version: Own,
-        mode: SET,
+        mode: READ_WRITE,
         scope: Everywhere,
         read: Some(background_files::show_low_distance),
         write: Some(background_files::set_low_distance),
@@ -269,7 +269,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.high_wmark_distance",
         version: Own,
-        mode: SET,
+        mode: READ_WRITE,
         scope: Everywhere,
         read: Some(background_files::show_high_distance),
         write: Some(background_files::set_high_distance),
@@ -279,7 +279,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.reclaim_wmarks",
         version: Own,
-        mode: SHOWN,
+        mode: READ_ONLY,
         scope: Everywhere,
         read: Some(background_files::show_marks),
         write: None,
@@ -289,7 +289,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.kswapd_pid",
         version: Own,
-        mode: SHOWN,
+        mode: READ_ONLY,
         scope: Everywhere,
         read: Some(background_files::show_kswapd_pid),
         write: None,
@@ -299,7 +299,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.kswapd_dedicated",
         version: Own,
-        mode: SET,
+        mode: READ_WRITE,
         scope: Everywhere,
         read: Some(background_files::show_dedicated),
         write: Some(background_files::set_dedicated),
@@ -309,7 +309,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.wmark_ratio",
         version: Own,
-        mode: SET,
+        mode: READ_WRITE,
         scope: Everywhere,
         read: Some(background_files::show_ratio),
         write: Some(background_files::set_ratio),
@@ -319,7 +319,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.wmark_scale_factor",
         version: Own,
-        mode: SET,
+        mode: READ_WRITE,
         scope: Everywhere,
         read: Some(background_files::show_scale_factor),
         write: Some(background_files::set_scale_factor),
@@ -329,7 +329,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.wmark_high",
         version: Own,
-        mode: SHOWN,
+        mode: READ_ONLY,
         scope: Everywhere,
         read: Some(background_files::show_mark_high),
         write: None,
@@ -339,7 +339,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.wmark_low",
         version: Own,
-        mode: SHOWN,
+        mode: READ_ONLY,
         scope: Everywhere,
         read: Some(background_files::show_mark_low),
         write: None,
@@ -349,7 +349,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.dirty_ratio",
         version: Own,
-        mode: SET,
+        mode: READ_WRITE,
         scope: Everywhere,
         read: Some(dirty_files::show_ratio),
         write: Some(dirty_files::set_ratio),
@@ -359,7 +359,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.dirty_limit_in_bytes",
         version: Own,
-        mode: SET,
+        mode: READ_WRITE,
         scope: Everywhere,
         read: Some(dirty_files::show_limit),
         write: Some(dirty_files::set_limit),
@@ -369,7 +369,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.dirty_background_ratio",
         version: Own,
-        mode: SET,
+        mode: READ_WRITE,
         scope: Everywhere,
         read: Some(dirty_files::show_background_ratio),
         write: Some(dirty_files::set_background_ratio),
@@ -379,7 +379,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.dirty_background_limit_in_bytes",
         version: Own,
-        mode: SET,
+        mode: READ_WRITE,
         scope: Everywhere,
         read: Some(dirty_files::show_background_limit),
         write: Some(dirty_files::set_background_limit),
@@ -389,7 +389,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.stat",
         version: Both,
-        mode: SHOWN,
+        mode: READ_ONLY,
         scope: Everywhere,
         read: Some(stat::show_memory_stat),
         write: None,
@@ -399,7 +399,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "umemcg.stat",
         version: Own,
-        mode: SHOWN,
+        mode: READ_ONLY,
         scope: Everywhere,
         read: Some(stat::show_all),
         write: None,
@@ -409,7 +409,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.numa_stat",
         version: Both,
-        mode: SHOWN,
+        mode: READ_ONLY,
         scope: Everywhere,
         read: Some(stat::show_numa_stat),
         write: None,
@@ -419,7 +419,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.kmem.usage_in_bytes",
         version: V1,
-        mode: SHOWN,
+        mode: READ_ONLY,
         scope: Everywhere,
         read: Some(metadata_files::show_usage),
         write: None,
@@ -429,7 +429,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.kmem.max_usage_in_bytes",
         version: V1,
-        mode: SET,
+        mode: READ_WRITE,
         scope: Everywhere,
         read: Some(metadata_files::show_peak),
         write: Some(metadata_files::reset_peak),
@@ -439,7 +439,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.kmem.limit_in_bytes",
         version: V1,
-        mode: SET,
+        mode: READ_WRITE,
         scope: Everywhere,
         read: Some(metadata_files::show_limit),
         write: Some(metadata_files::set_limit),
@@ -449,7 +449,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.kmem.failcnt",
         version: V1,
-        mode: SET,
+        mode: READ_WRITE,
         scope: Everywhere,
         read: Some(metadata_files::show_failcnt),
         write: Some(metadata_files::reset_failcnt),
@@ -459,7 +459,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.kmem.slabinfo",
         version: V1,
-        mode: SHOWN,
+        mode: READ_ONLY,
         scope: Everywhere,
         read: Some(metadata_files::show_slabinfo),
         write: None,
@@ -469,7 +469,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.use_hierarchy",
         version: V1,
-        mode: SET,
+        mode: READ_WRITE,
         scope: Everywhere,
         read: Some(memory_files::show_use_hierarchy),
         write: Some(memory_files::set_use_hierarchy),
@@ -479,7 +479,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.events",
         version: V2,
-        mode: SHOWN,
+        mode: READ_ONLY,
         scope: NotRoot,
         read: Some(stat::show_events),
         write: None,
@@ -489,7 +489,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.events.local",
         version: V2,
-        mode: SHOWN,
+        mode: READ_ONLY,
         scope: NotRoot,
         read: Some(stat::show_events_local),
         write: None,
@@ -499,7 +499,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.pressure",
         version: V2,
-        mode: SET,
+        mode: READ_WRITE,
         scope: Everywhere,
         read: Some(pressure::show),
         write: Some(pressure::set_trigger),
@@ -509,7 +509,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "cgroup.event_control",
         version: V1,
-        mode: DONE,
+        mode: WRITE_ONLY,
         scope: Everywhere,
         read: None,
         write: Some(event_control::register),
@@ -519,7 +519,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.oom_control",
         version: V1,
-        mode: SET,
+        mode: READ_WRITE,
         scope: Everywhere,
         read: Some(oom_control::show),
         write: Some(oom_control::set),
@@ -529,7 +529,7 @@ const GROUP: &[Row] = &[
     Row {
         name: "memory.pressure_level",
         version: V1,
-        mode: SHOWN,
+        mode: READ_ONLY,
         scope: Everywhere,
         read: Some(event_control::show_nothing),
         write: None,

@@ -71,7 +71,7 @@ impl Reclaimer {
         if let Some(part) = GroupReclaim::if_present(&group)
             && part.lruvecs().iter().filter(|lruvec| lruvec.note_freed()).count() > 0
         {
-            self.wake_resting(&group);
+            self.wake_backed_off(&group);
         }
         if inactive != 0 {
             group.stat_add(StatItem::InactiveFile, -inactive * page);

@@ -11,7 +11,7 @@
 //! | freed anything | no |
 //! | had nothing to look at | yes |
 //! | saw pages that are in use | no: they are looked at harder first, down to the last priority |
-//! | saw nothing but dirty pages | it is made again when some have been written (a worker rests meanwhile); yes when nothing is being written |
+//! | saw nothing but dirty pages | it is made again when some have been written (a worker backs off meanwhile); yes when nothing is being written |
 //!
 //! The last two lines differ from the mail, whose second round follows only when the first looked
 //! at nothing. With that, a group in excess whose pages are dirty is scanned at every priority down
@@ -70,11 +70,11 @@ impl FirstRounds {
         Self { ignores_soft_limits: true, ..Self::default() }
     }
 
-    /// Creates the rounds of a worker, which does not wait here but rests. It gives up on dirty
-    /// pages when it has rested in vain.
-    pub(crate) fn of_worker(has_rested_in_vain: bool) -> Self {
-        let nr_dirty_rounds = if has_rested_in_vain { DIRTY_ROUNDS_MAX } else { 0 };
-        Self { nr_dirty_rounds, waits_elsewhere: !has_rested_in_vain, ..Self::default() }
+    /// Creates the rounds of a worker, which does not wait here but backs off. It gives up on dirty
+    /// pages when it has backed off in vain.
+    pub(crate) fn of_worker(has_backed_off_in_vain: bool) -> Self {
+        let nr_dirty_rounds = if has_backed_off_in_vain { DIRTY_ROUNDS_MAX } else { 0 };
+        Self { nr_dirty_rounds, waits_elsewhere: !has_backed_off_in_vain, ..Self::default() }
     }
 
     /// Decides what follows a first round with this progress.
@@ -86,7 +86,7 @@ impl FirstRounds {
             self.nr_dirty_rounds = 0;
             return FollowUp::NextPriority;
         }
-        // A worker rests before it tries for the last time.
+        // A worker backs off before it tries for the last time.
         if first.scanned > 0 && first.dirty == first.scanned && (self.waits_elsewhere || !self.is_last_chance)
         {
             self.nr_dirty_rounds += 1;
@@ -398,7 +398,7 @@ mod tests {
         let mut worker = FirstRounds::of_worker(false);
         assert!((0..100).all(|_| worker.follow_up(&seen(32, 32, 0)) == FollowUp::NextPriority));
         worker.is_last_chance = true;
-        assert_eq!(worker.follow_up(&seen(32, 32, 0)), FollowUp::NextPriority, "it rests first");
+        assert_eq!(worker.follow_up(&seen(32, 32, 0)), FollowUp::NextPriority, "it backs off first");
         assert_eq!(FirstRounds::of_worker(true).follow_up(&seen(32, 32, 0)), FollowUp::SecondRound);
     }
 }

@@ -185,8 +185,8 @@ fn a_group_with_a_stuck_store_waits_once_not_for_each_page() {
     ground.finish();
 }
 
-/// What a group in excess has is dirty, and write-back goes on: the worker rests, however often,
-/// and takes nothing from others.
+/// What a group in excess has is dirty, and write-back goes on: the worker backs off, however
+/// often, and takes nothing from others.
 #[test]
 fn a_worker_waits_for_writes_before_it_takes_from_others() {
     let ground = Ground::new(0);

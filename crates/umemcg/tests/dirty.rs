@@ -140,11 +140,11 @@ fn a_level_above_holds_its_children_and_no_sibling() {
     let file = open(&engine, &store);
     file.write(&x, 0, &vec![1; MIB as usize]).unwrap();
     let mut pause = file.write_pause(&y, 4096).expect("its parent is at its limit");
-    assert!(pause.rest().unwrap() <= Duration::from_millis(200));
+    assert!(pause.remaining().unwrap() <= Duration::from_millis(200));
     assert!(file.write_pause(&x, 4096).is_some());
     assert!(file.write_pause(&beside, 4096).is_none());
     store.release();
-    until("the writer is not held any more", || pause.rest().is_none());
+    until("the writer is not held any more", || pause.remaining().is_none());
 }
 
 #[test]

@@ -73,14 +73,14 @@ pub struct WritePause {
 impl WritePause {
     /// Returns how much longer to pause; at most [`PAUSE_MAX`], then ask again. None when
     /// the writer may go on.
-    pub fn rest(&mut self) -> Option<Duration> {
+    pub fn remaining(&mut self) -> Option<Duration> {
         match self.file.look(&self.group) {
             LevelCheck::Free(_) => None,
             // No writer waits for data that the store refuses; the next write fails instead.
-            LevelCheck::Held(rest) => self.file.refusal().is_none().then_some(rest),
+            LevelCheck::Held(remaining) => self.file.refusal().is_none().then_some(remaining),
             LevelCheck::Paced(_) => {
-                let rest = self.due.saturating_sub(self.file.cache.writeback().now());
-                (!rest.is_zero()).then_some(rest.min(PAUSE_MAX))
+                let remaining = self.due.saturating_sub(self.file.cache.writeback().now());
+                (!remaining.is_zero()).then_some(remaining.min(PAUSE_MAX))
             }
         }
     }
@@ -135,9 +135,9 @@ impl File {
         let Some(mut pause) = self.write_pause(group, written) else { return };
         let _stalled = StalledHere::begin(group);
         while !cancelled()
-            && let Some(rest) = pause.rest()
+            && let Some(remaining) = pause.remaining()
         {
-            self.cache.writeback().wait_for_progress(rest);
+            self.cache.writeback().wait_for_progress(remaining);
         }
     }
 
@@ -189,14 +189,14 @@ impl File {
             }
             let limit = GroupDirty::of(level).smoothed.lock().update(now, thresholds.foreground, unclean);
             if unclean >= limit {
-                let rest = hold(unclean, free_run, self.writeback.write_bandwidth());
-                held = Some(held.unwrap_or_default().max(rest));
+                let remaining = hold(unclean, free_run, self.writeback.write_bandwidth());
+                held = Some(held.unwrap_or_default().max(remaining));
             }
             ratio = ratio.min(position_ratio(unclean, free_run, limit));
             gap = 0;
         }
         match held {
-            Some(rest) => LevelCheck::Held(rest),
+            Some(remaining) => LevelCheck::Held(remaining),
             None if gap == 0 && ratio < 2.0 => LevelCheck::Paced(self.rate(ratio)),
             None => LevelCheck::Free((gap / CREDIT_SHARE).min(CREDIT_MAX)),
         }

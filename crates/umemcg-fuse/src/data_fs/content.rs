@@ -159,14 +159,14 @@ impl DataFs {
         reply: &mut Reply,
     ) {
         let mut pause = file.content().write_pause(group, written);
-        let rest = pause.as_mut().and_then(WritePause::rest).unwrap_or_default().max(delay);
+        let rest = pause.as_mut().and_then(WritePause::remaining).unwrap_or_default().max(delay);
         if rest.is_zero() {
             return reply.written(written).ignore();
         }
         let (stalled, charge) = (Stalled::begin(group), charge_held(group));
         let again = Box::new(move || {
             let _until_it_goes = (&stalled, &charge);
-            pause.as_mut()?.rest()
+            pause.as_mut()?.remaining()
         });
         self.delays.delay(reply.take(), Answer::Written(written as u32), rest, again);
     }

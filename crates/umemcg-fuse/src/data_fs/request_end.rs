@@ -50,14 +50,14 @@ impl DataFs {
         let delay = self.high_delay(header, &group, meter, reply);
         // At most the edges of a range.
         let mut pause = content.and_then(|content| content.write_pause(&group, PAGE_SIZE));
-        let rest = pause.as_mut().and_then(WritePause::rest).unwrap_or_default().max(delay);
+        let rest = pause.as_mut().and_then(WritePause::remaining).unwrap_or_default().max(delay);
         if rest == Duration::ZERO {
             return None;
         }
         let (stalled, charge) = (Stalled::begin(&group), charge_held(&group));
         let again = Box::new(move || {
             let _until_it_goes = (&stalled, &charge);
-            pause.as_mut()?.rest()
+            pause.as_mut()?.remaining()
         });
         Some(AnswerDelay { delays: Arc::clone(&self.delays) as _, rest, again })
     }

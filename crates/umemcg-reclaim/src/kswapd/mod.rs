@@ -5,7 +5,7 @@
 //! group in the queue. A worker reclaims a quantum of 32 pages and puts the group back at the tail,
 //! until its usage is below the high mark. So one group cannot hold up another, there is no thread
 //! per group, and ancestors with marks are groups like any other. A group from which nothing can be
-//! had *rests*: for a growing while, or until something of it is freed.
+//! freed *backs off* for a growing time, or until something of it is freed.
 //!
 //! A group may have a worker of its own instead, whose thread the operator can place into a cgroup
 //! of the kernel.

@@ -1,4 +1,4 @@
-//! The progress of one group's background reclaim, and the lengths of its rests.
+//! The progress of one group's background reclaim, and its back-offs.
 
 use std::time::Duration;
 
@@ -8,40 +8,40 @@ use crate::scan_control::DEF_PRIORITY;
 
 /// Pages of a quantum.
 pub const QUANTUM_PAGES: u64 = 32;
-/// First rest of a group from which nothing can be freed.
-pub(super) const REST_FIRST: Duration = Duration::from_millis(20);
-/// Rests up to this one are for pages that are dirty; a worker that still finds nothing else then
-/// takes from other groups (see [`crate::rounds`]).
-pub(super) const REST_IN_VAIN: Duration = Duration::from_millis(160);
-/// Rests for dirty pages in which something is written but nothing is freed, before they are in
+/// First back-off of a group from which nothing can be freed.
+pub(super) const BACKOFF_FIRST: Duration = Duration::from_millis(20);
+/// Back-offs up to this one are for pages that are dirty; a worker that still finds nothing else
+/// then takes from other groups (see [`crate::rounds`]).
+pub(super) const BACKOFF_IN_VAIN: Duration = Duration::from_millis(160);
+/// Back-offs for dirty pages in which something is written but nothing is freed, before they are in
 /// vain as well: two seconds.
-pub(super) const DIRTY_RESTS_MAX: u32 = 100;
+pub(super) const DIRTY_BACKOFFS_MAX: u32 = 100;
 /// Longest.
-pub(super) const REST_MAX: Duration = Duration::from_secs(2);
+pub(super) const BACKOFF_MAX: Duration = Duration::from_secs(2);
 
-/// The counts when a worker went to rest because it saw nothing but dirty pages.
+/// The counts when a worker backed off because it saw nothing but dirty pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct RestBaseline {
+pub(super) struct BackoffBaseline {
     /// Write-backs that had finished.
     pub(super) nr_written: u64,
     /// Pages that had been taken on behalf of the group, by any thread.
     pub(super) nr_freed: u64,
-    /// Rests since the last page was.
-    pub(super) nr_rests: u32,
+    /// Back-offs since the last page was.
+    pub(super) nr_backoffs: u32,
 }
 
-impl RestBaseline {
-    /// Returns whether the rest that ends now was useful: pages were freed, by any thread, or, for
-    /// a while, something was written.
-    pub(super) fn was_worth_it(&self, nr_written: u64, nr_freed: u64) -> bool {
-        nr_freed != self.nr_freed || (nr_written != self.nr_written && self.nr_rests < DIRTY_RESTS_MAX)
+impl BackoffBaseline {
+    /// Returns whether the back-off that ends now was useful: pages were freed, by any thread, or,
+    /// for a while, something was written.
+    pub(super) fn was_useful(&self, nr_written: u64, nr_freed: u64) -> bool {
+        nr_freed != self.nr_freed || (nr_written != self.nr_written && self.nr_backoffs < DIRTY_BACKOFFS_MAX)
     }
 
-    /// Returns the next rest, which begins when this much stands.
+    /// Returns the baseline of the next back-off, with these counts.
     pub(super) fn next(before: Option<Self>, nr_written: u64, nr_freed: u64) -> Self {
-        let nr_rests =
-            before.filter(|before| before.nr_freed == nr_freed).map_or(0, |before| before.nr_rests);
-        Self { nr_written, nr_freed, nr_rests: nr_rests + 1 }
+        let nr_backoffs =
+            before.filter(|before| before.nr_freed == nr_freed).map_or(0, |before| before.nr_backoffs);
+        Self { nr_written, nr_freed, nr_backoffs: nr_backoffs + 1 }
     }
 }
 
@@ -51,17 +51,17 @@ pub(super) struct Progressing {
     pub(super) priority: u32,
     /// Node of the next quantum.
     pub(super) next_node: usize,
-    /// Nodes that still give something; when none is left the group rests.
+    /// Nodes that still give something; when none is left the group backs off.
     pub(super) candidates: Vec<bool>,
     /// Pages freed since the walk over the subtree last came to its end.
     pub(super) freed_in_round: u64,
-    pub(super) rest: Duration,
-    /// The counts when it last rested for dirty pages.
-    pub(super) rested_at: Option<RestBaseline>,
-    /// Bytes whose release was requested since the group last rested, or began.
+    pub(super) backoff: Duration,
+    /// The counts when it last backed off for dirty pages.
+    pub(super) backed_off_at: Option<BackoffBaseline>,
+    /// Bytes whose release was requested since the group last backed off, or began.
     pub(super) releasing_bytes: u64,
-    /// It rests until requested releases happen: the bytes that had been released before the
-    /// request, and how often it has rested since.
+    /// It backs off until requested releases happen: the bytes that had been released before the
+    /// request, and how often it has backed off since.
     pub(super) awaits: Option<(u64, u32)>,
     /// A round at the last priority brought nothing and `low` was in the way: only `min` counts,
     /// until the high mark is reached.
@@ -72,9 +72,9 @@ pub(super) struct Progressing {
     pub(super) is_active: bool,
 }
 
-/// Rests, each twice as long as the previous one, before requested releases no longer count: 140
-/// ms.
-const RELEASE_RESTS_MAX: u32 = 2;
+/// Back-offs, each twice as long as the previous one, before requested releases no longer count:
+/// 140 ms.
+const RELEASE_BACKOFFS_MAX: u32 = 2;
 
 impl Progressing {
     pub(super) fn new(nr_nodes: usize) -> Self {
@@ -83,8 +83,8 @@ impl Progressing {
             next_node: 0,
             candidates: vec![true; nr_nodes],
             freed_in_round: 0,
-            rest: REST_FIRST,
-            rested_at: None,
+            backoff: BACKOFF_FIRST,
+            backed_off_at: None,
             releasing_bytes: 0,
             awaits: None,
             overrides_low: false,
@@ -100,20 +100,20 @@ impl Progressing {
     }
 
     /// Returns whether bytes whose release is requested count as freed; `None` if the group
-    /// continues to rest for earlier requests. `released_bytes` is the number of bytes released so
-    /// far.
+    /// continues to back off for earlier requests. `released_bytes` is the number of bytes released
+    /// so far.
     pub(super) fn counts_releasing_bytes(&mut self, released_bytes: u64) -> Option<bool> {
         match self.awaits.take() {
-            Some((before, nr_rests)) if released_bytes == before => {
-                if nr_rests < RELEASE_RESTS_MAX {
-                    self.awaits = Some((before, nr_rests + 1));
+            Some((before, nr_backoffs)) if released_bytes == before => {
+                if nr_backoffs < RELEASE_BACKOFFS_MAX {
+                    self.awaits = Some((before, nr_backoffs + 1));
                     return None;
                 }
                 // The releases do not happen: the names are in use, or the kernel does not answer.
                 Some(false)
             }
             Some(_) => {
-                self.rest = REST_FIRST;
+                self.backoff = BACKOFF_FIRST;
                 Some(true)
             }
             None => Some(true),
@@ -126,8 +126,8 @@ impl Progressing {
         self.releasing_bytes += releasing_bytes;
         self.freed_in_round += pages + releasing_bytes / PAGE_SIZE_U64;
         if pages > 0 || releasing_bytes > 0 {
-            self.rest = REST_FIRST;
-            self.rested_at = None;
+            self.backoff = BACKOFF_FIRST;
+            self.backed_off_at = None;
         }
     }
 
@@ -157,24 +157,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rest_is_worth_it_as_long_as_a_worker_frees_pages() {
-        let mut rested = RestBaseline::next(None, 5, 40);
+    fn a_back_off_is_useful_while_a_worker_frees_pages() {
+        let mut baseline = BackoffBaseline::next(None, 5, 40);
         for nr_freed in 41..1041 {
-            assert!(rested.was_worth_it(5, nr_freed));
-            rested = RestBaseline::next(Some(rested), 5, nr_freed);
-            assert_eq!(rested.nr_rests, 1);
+            assert!(baseline.was_useful(5, nr_freed));
+            baseline = BackoffBaseline::next(Some(baseline), 5, nr_freed);
+            assert_eq!(baseline.nr_backoffs, 1);
         }
-        assert!(!rested.was_worth_it(5, 1040), "nothing was written and nothing was freed");
+        assert!(!baseline.was_useful(5, 1040), "nothing was written and nothing was freed");
     }
 
     #[test]
     fn written_pages_are_waited_for_as_often_as_the_bound_says() {
-        let mut rested = RestBaseline::next(None, 0, 7);
-        for nr_written in 1..u64::from(DIRTY_RESTS_MAX) {
-            assert!(rested.was_worth_it(nr_written, 7), "{nr_written}");
-            rested = RestBaseline::next(Some(rested), nr_written, 7);
+        let mut baseline = BackoffBaseline::next(None, 0, 7);
+        for nr_written in 1..u64::from(DIRTY_BACKOFFS_MAX) {
+            assert!(baseline.was_useful(nr_written, 7), "{nr_written}");
+            baseline = BackoffBaseline::next(Some(baseline), nr_written, 7);
         }
-        assert!(!rested.was_worth_it(u64::MAX, 7));
-        assert!(rested.was_worth_it(0, 8), "but for a worker that has freed something");
+        assert!(!baseline.was_useful(u64::MAX, 7));
+        assert!(baseline.was_useful(0, 8), "but for a worker that has freed something");
     }
 }

@@ -1,5 +1,5 @@
 //! The queue of background reclaim: one job for each group, and the jobs that wait for a worker or
-//! rest.
+//! have backed off.
 //!
 //! Those that wait are served in rounds: a group that was served goes to the next round, and within
 //! a round the one that is nearest to its limit comes first.
@@ -25,16 +25,16 @@ pub(super) enum JobState {
     Queued,
     /// With a worker.
     Running,
-    /// In a queue of those that rest.
-    Resting,
+    /// In a queue of those that have backed off.
+    BackedOff,
 }
 
 /// The progress of a group's reclaim.
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) place: JobState,
-    /// Tells the entries of one rest from those of an earlier one.
-    pub(super) rest_serial: u64,
+    /// Tells the entries of one back-off from those of an earlier one.
+    pub(super) backoff_serial: u64,
     /// The queue of the worker that serves the group instead of the pool.
     pub(super) own_queue: Option<Arc<Queue>>,
 }
@@ -46,22 +46,22 @@ pub(crate) struct Job {
     /// Innermost but for the queues.
     pub(super) state: LeafMutex<State>,
     pub(super) progressing: RankedMutex<Progressing>,
-    /// A hint: it rests. (A)
-    pub(super) is_resting: AtomicBool,
+    /// A hint: it has backed off. (A)
+    pub(super) is_backed_off: AtomicBool,
 }
 
 impl Job {
     pub(super) fn new(group: &Arc<Group>, nr_nodes: usize) -> Self {
         Self {
             group: Arc::downgrade(group),
-            state: LeafMutex::new(State { place: JobState::Idle, rest_serial: 0, own_queue: None }),
+            state: LeafMutex::new(State { place: JobState::Idle, backoff_serial: 0, own_queue: None }),
             progressing: RankedMutex::new(Rank::Quantum, Progressing::new(nr_nodes)),
-            is_resting: AtomicBool::new(false),
+            is_backed_off: AtomicBool::new(false),
         }
     }
 
-    pub(super) fn is_resting(&self) -> bool {
-        self.is_resting.load(Relaxed)
+    pub(super) fn is_backed_off(&self) -> bool {
+        self.is_backed_off.load(Relaxed)
     }
 }
 
@@ -71,9 +71,9 @@ type Turn = (u64, u64, u64);
 #[derive(Debug)]
 struct Waiting(Reverse<Turn>, Arc<Job>);
 
-/// Until when, which rest, which job.
+/// Until when, which back-off, which job.
 #[derive(Debug)]
-struct Resting(Reverse<Instant>, u64, Arc<Job>);
+struct BackedOff(Reverse<Instant>, u64, Arc<Job>);
 
 macro_rules! ordered_by_first {
     ($name:ident) => {
@@ -96,12 +96,12 @@ macro_rules! ordered_by_first {
     };
 }
 ordered_by_first!(Waiting);
-ordered_by_first!(Resting);
+ordered_by_first!(BackedOff);
 
 #[derive(Debug, Default)]
 struct Inner {
     waiting: BinaryHeap<Waiting>,
-    resting: BinaryHeap<Resting>,
+    backed_off: BinaryHeap<BackedOff>,
     round: u64,
     arrivals: u64,
     stopped: bool,
@@ -134,8 +134,8 @@ impl Queue {
     /// Queues a group whose mark a charge reached.
     pub(crate) fn enqueue_signalled(&self, job: &Arc<Job>) {
         let mut state = job.state.lock();
-        // Its worker looks at the usage again after taking the signal; a job that rests has said
-        // how long.
+        // Its worker looks at the usage again after taking the signal; a job that backs off has
+        // said how long.
         if state.place == JobState::Idle {
             state.place = JobState::Queued;
             let own = state.own_queue.clone();
@@ -144,15 +144,15 @@ impl Queue {
         }
     }
 
-    /// Tries a group that rests again, since something was freed.
-    pub(crate) fn wake_resting(&self, job: &Arc<Job>) {
-        if !job.is_resting() {
+    /// Tries a group that has backed off again, since something was freed.
+    pub(crate) fn wake_backed_off(&self, job: &Arc<Job>) {
+        if !job.is_backed_off() {
             return;
         }
         let mut state = job.state.lock();
-        if state.place == JobState::Resting {
+        if state.place == JobState::BackedOff {
             state.place = JobState::Queued;
-            job.is_resting.store(false, Relaxed);
+            job.is_backed_off.store(false, Relaxed);
             let own = state.own_queue.clone();
             drop(state);
             own.as_deref().unwrap_or(self).put(job, false);
@@ -184,10 +184,10 @@ impl Queue {
         self.nr_waiting.load(Relaxed) == 0
     }
 
-    /// Lets a job rest that its worker has marked as resting.
-    pub(super) fn rest(&self, job: &Arc<Job>, serial: u64, how_long: Duration) {
+    /// Queues a job that its worker has marked as backed off.
+    pub(super) fn back_off(&self, job: &Arc<Job>, serial: u64, how_long: Duration) {
         let mut inner = self.inner.lock();
-        inner.resting.push(Resting(Reverse(Instant::now() + how_long), serial, Arc::clone(job)));
+        inner.backed_off.push(BackedOff(Reverse(Instant::now() + how_long), serial, Arc::clone(job)));
         drop(inner);
         // One of them has to watch the time.
         self.wake.notify_one();
@@ -203,12 +203,12 @@ impl Queue {
                 return None;
             }
             let now = Instant::now();
-            while inner.resting.peek().is_some_and(|rest| rest.0.0 <= now) {
-                let Some(Resting(_, serial, job)) = inner.resting.pop() else { break };
+            while inner.backed_off.peek().is_some_and(|first| first.0.0 <= now) {
+                let Some(BackedOff(_, serial, job)) = inner.backed_off.pop() else { break };
                 let mut state = job.state.lock();
-                if state.place == JobState::Resting && state.rest_serial == serial {
+                if state.place == JobState::BackedOff && state.backoff_serial == serial {
                     state.place = JobState::Queued;
-                    job.is_resting.store(false, Relaxed);
+                    job.is_backed_off.store(false, Relaxed);
                     drop(state);
                     inner.arrivals += 1;
                     // Behind the others: nothing could be freed when it was last tried.
@@ -222,7 +222,7 @@ impl Queue {
                 inner.round = inner.round.max(round);
                 return Some(job);
             }
-            match inner.resting.peek().map(|rest| rest.0.0) {
+            match inner.backed_off.peek().map(|first| first.0.0) {
                 Some(until) => drop(self.wake.wait_until(&mut inner, until)),
                 None => self.wake.wait(&mut inner),
             }
@@ -233,13 +233,14 @@ impl Queue {
     pub(super) fn hand_over_to(&self, other: &Queue) {
         let mut inner = self.inner.lock();
         inner.stopped = true;
-        let (waiting, resting) = (std::mem::take(&mut inner.waiting), std::mem::take(&mut inner.resting));
+        let (waiting, backed_off) =
+            (std::mem::take(&mut inner.waiting), std::mem::take(&mut inner.backed_off));
         self.nr_waiting.store(0, Relaxed);
         drop(inner);
         self.wake.notify_all();
         waiting.into_iter().for_each(|Waiting(_, job)| other.put(&job, false));
-        for Resting(Reverse(until), serial, job) in resting {
-            other.rest(&job, serial, until.saturating_duration_since(Instant::now()));
+        for BackedOff(Reverse(until), serial, job) in backed_off {
+            other.back_off(&job, serial, until.saturating_duration_since(Instant::now()));
         }
     }
 

@@ -3,15 +3,17 @@
 //! The nodes take turns. Priorities go from gentle to everything as rounds over the subtree bring
 //! less than a quantum, and start again with the first quantum that brings enough. A node whose
 //! lists give nothing even at the last priority leaves the candidates; when none is left the group
-//! rests. It also rests when the bytes whose release shrinkers have requested would be enough: a
-//! release takes time, and asking for more meanwhile would take far too much.
+//! backs off. It also backs off when the bytes whose release shrinkers have requested would be
+//! enough: a release takes time, and asking for more meanwhile would take far too much.
 
 use std::sync::Arc;
 
 use umemcg_base::{PAGE_SIZE_U64, assert_no_locks_held};
 use umemcg_group::{EventKind, Group, StatItem};
 
-use super::progressing::{Progressing, QUANTUM_PAGES, REST_FIRST, REST_IN_VAIN, REST_MAX, RestBaseline};
+use super::progressing::{
+    BACKOFF_FIRST, BACKOFF_IN_VAIN, BACKOFF_MAX, BackoffBaseline, Progressing, QUANTUM_PAGES,
+};
 use super::queue::Job;
 use crate::group_reclaim::GroupReclaim;
 use crate::reclaimer::Reclaimer;
@@ -26,7 +28,7 @@ pub(super) enum Next {
     /// More to do.
     Again,
     /// Nothing can be freed just now.
-    Rest,
+    BackOff,
 }
 
 impl Reclaimer {
@@ -49,15 +51,15 @@ impl Reclaimer {
         let Some(node) = select_victim_node(&mut work) else {
             work.candidates.fill(true);
             work.priority = DEF_PRIORITY;
-            return Next::Rest;
+            return Next::BackOff;
         };
         let released_before = self.pending_releases().released_bytes();
-        let Some(is_believed) = work.counts_releasing_bytes(released_before) else { return Next::Rest };
+        let Some(is_believed) = work.counts_releasing_bytes(released_before) else { return Next::BackOff };
         let mut protection = self.protection_from(&group, work.overrides_low);
         let pass = Pass { node: Some(node), ..Pass::new(work.priority, QUANTUM_PAGES, Reason::Kswapd) };
-        self.review_rest(&group, &mut work);
-        let has_rested_in_vain = work.rest > REST_IN_VAIN;
-        let mut first_rounds = FirstRounds::of_worker(has_rested_in_vain);
+        self.review_backoff(&group, &mut work);
+        let has_backed_off_in_vain = work.backoff > BACKOFF_IN_VAIN;
+        let mut first_rounds = FirstRounds::of_worker(has_backed_off_in_vain);
         first_rounds.is_last_chance = work.priority == 0 && work.freed_in_round == 0;
         let enough = |now: &Progress| now.pages() + now.releasing_bytes / PAGE_SIZE_U64 >= QUANTUM_PAGES;
         let (progress, is_round_over) =
@@ -74,10 +76,10 @@ impl Reclaimer {
             }
             // In vain: then harder, down to the last priority and not only at this one, where short
             // lists have no share.
-            if is_round_over && work.freed_in_round == 0 && !has_rested_in_vain {
-                let (nr_written, nr_freed) = self.rest_baseline(&group);
-                work.rested_at = Some(RestBaseline::next(work.rested_at, nr_written, nr_freed));
-                return Next::Rest;
+            if is_round_over && work.freed_in_round == 0 && !has_backed_off_in_vain {
+                let (nr_written, nr_freed) = self.backoff_baseline(&group);
+                work.backed_off_at = Some(BackoffBaseline::next(work.backed_off_at, nr_written, nr_freed));
+                return Next::BackOff;
             }
         }
         if is_round_over {
@@ -87,26 +89,26 @@ impl Reclaimer {
             // Enough, if the requested releases happen.
             work.releasing_bytes = 0;
             work.awaits = Some((released_before, 0));
-            return Next::Rest;
+            return Next::BackOff;
         }
         Next::Again
     }
 
-    /// Decides whether the last rest was useful. A worker does not wait for dirty pages but rests;
-    /// after long fruitless rests it reclaims from all groups. Other threads may have freed the
-    /// written pages meanwhile.
-    fn review_rest(&self, group: &Arc<Group>, work: &mut Progressing) {
-        if let Some(rested) = work.rested_at {
-            let (nr_written, nr_freed) = self.rest_baseline(group);
-            if rested.was_worth_it(nr_written, nr_freed) {
-                work.rest = REST_FIRST;
+    /// Decides whether the last back-off was useful. A worker does not wait for dirty pages but
+    /// backs off; after long fruitless back-offs it reclaims from all groups. Other threads may
+    /// have freed the written pages meanwhile.
+    fn review_backoff(&self, group: &Arc<Group>, work: &mut Progressing) {
+        if let Some(baseline) = work.backed_off_at {
+            let (nr_written, nr_freed) = self.backoff_baseline(group);
+            if baseline.was_useful(nr_written, nr_freed) {
+                work.backoff = BACKOFF_FIRST;
             }
         }
     }
 
     /// Returns how many write-backs have finished, and how many pages have been taken on behalf of
     /// the group.
-    fn rest_baseline(&self, group: &Arc<Group>) -> (u64, u64) {
+    fn backoff_baseline(&self, group: &Arc<Group>) -> (u64, u64) {
         let nr_written = self.page_owner().map_or(0, |owner| owner.writeback_progress());
         (nr_written, GroupReclaim::of(group, self.nr_nodes()).age())
     }
@@ -121,10 +123,10 @@ fn select_victim_node(work: &mut Progressing) -> Option<usize> {
     Some(node)
 }
 
-/// Returns the length of the next rest.
-pub(super) fn rest_of(job: &Job) -> std::time::Duration {
+/// Returns the length of the next back-off.
+pub(super) fn backoff_of(job: &Job) -> std::time::Duration {
     let mut work = job.progressing.lock();
-    let rest = work.rest;
-    work.rest = (rest * 2).min(REST_MAX);
-    rest
+    let backoff = work.backoff;
+    work.backoff = (backoff * 2).min(BACKOFF_MAX);
+    backoff
 }

@@ -26,11 +26,12 @@ impl Reclaimer {
         });
     }
 
-    /// Notes that something of the group was freed: if it rests, it may be worth a try again.
-    pub(crate) fn wake_resting(&self, group: &Arc<Group>) {
+    /// Notes that something of the group was freed: if it has backed off, it may be worth another
+    /// try.
+    pub(crate) fn wake_backed_off(&self, group: &Arc<Group>) {
         for group in std::iter::successors(Some(group), |at| at.parent()) {
             if let Some(job) = GroupReclaim::if_present(group).and_then(|part| part.background().job()) {
-                self.kswapd_queue().wake_resting(job);
+                self.kswapd_queue().wake_backed_off(job);
             }
         }
     }

@@ -9,12 +9,12 @@ use umemcg_base::{Rank, RankedMutex, assert_may_wait, contained};
 use umemcg_group::Group;
 
 use super::queue::{Job, JobState, Queue};
-use super::step::{Next, rest_of};
+use super::step::{Next, backoff_of};
 use crate::group_reclaim::GroupReclaim;
 use crate::reclaimer::Reclaimer;
 
 /// Quanta of a group that is alone in its queue before its worker looks up: whether it should end,
-/// whether others have rested long enough.
+/// whether others have backed off long enough.
 const QUANTA_ALONE_MAX: u32 = 32;
 
 /// Quanta after which a worker offers its processor to waiting threads: about twenty microseconds
@@ -180,8 +180,8 @@ fn serve(reclaimer: &Reclaimer, mine: &Queue, job: &Arc<Job>) {
     }
     // Whatever happens in it, the worker lives on, and the job comes back to a queue.
     let next = contained(|| run_quanta(reclaimer, mine, job)).unwrap_or_else(|panic| {
-        tracing::error!(%panic, "background reclaim of a group panicked; it is tried again after a rest");
-        Next::Rest
+        tracing::error!(%panic, "background reclaim of a group panicked; it is tried again after a back-off");
+        Next::BackOff
     });
     let mut state = job.state.lock();
     let own = state.own_queue.clone();
@@ -204,13 +204,13 @@ fn serve(reclaimer: &Reclaimer, mine: &Queue, job: &Arc<Job>) {
                 home.put(job, true);
             }
         }
-        Next::Rest => {
-            state.place = JobState::Resting;
-            state.rest_serial += 1;
-            let serial = state.rest_serial;
-            job.is_resting.store(true, Relaxed);
+        Next::BackOff => {
+            state.place = JobState::BackedOff;
+            state.backoff_serial += 1;
+            let serial = state.backoff_serial;
+            job.is_backed_off.store(true, Relaxed);
             drop(state);
-            home.rest(job, serial, rest_of(job));
+            home.back_off(job, serial, backoff_of(job));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `crowd`: two thousand groups with marks that all stream at once, served by a pool of a few
+//! `many-groups`: two thousand groups with marks that all stream at once, served by a pool of a few
 //! workers; then the same groups with nothing to do.
 //!
 //! It shows that every group gets on, none at the cost of another, with no thread of its own; and
@@ -75,7 +75,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     progress.show("all groups idle");
     let idle_ns = watch_idle()?;
 
-    let mut report = Report::new("crowd", options.scale, options.rounds as usize);
+    let mut report = Report::new("many-groups", options.scale, options.rounds as usize);
     report.sections = sections(&rounds, nr_more_threads, idle_ns);
     let (least, most) = (served.iter().min().copied(), served.iter().max().copied());
     report.notes.push(format!(

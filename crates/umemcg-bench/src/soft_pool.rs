@@ -23,7 +23,7 @@ const CALL_BYTES: usize = 128 << 10;
 
 /// A's use of its file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Does {
+pub enum Access {
     /// Writes it.
     Write,
     /// Reads it.
@@ -32,7 +32,7 @@ pub enum Does {
 
 /// The result of one stream.
 #[derive(Debug, Clone, Copy)]
-pub struct Found {
+pub struct StreamResult {
     /// Processor time of reclaim: A's own and the workers'.
     pub reclaim: Duration,
     /// On the wall.
@@ -112,7 +112,7 @@ impl Pool {
     ///
     /// # Errors
     /// When something cannot be done, or came out wrong.
-    pub fn run(&self, how: SoftLimits, does: Does, limited: bool) -> Result<Found, Failure> {
+    pub fn run(&self, how: SoftLimits, access: Access, limited: bool) -> Result<StreamResult, Failure> {
         let (a, b) = (self.group("A")?, self.group("B")?);
         if limited {
             self.engine.set_soft_limit(&a, 0);
@@ -120,9 +120,9 @@ impl Pool {
         self.hold(&b)?;
         let host =
             tempfile::tempfile_in(self.options.directory()).map_err(Failure::at("cannot make a file"))?;
-        let len = match does {
-            Does::Write => 0,
-            Does::Read => self.stream_bytes(),
+        let len = match access {
+            Access::Write => 0,
+            Access::Read => self.stream_bytes(),
         };
         host.set_len(len).map_err(Failure::at("cannot make a file"))?;
         let file = self
@@ -134,9 +134,9 @@ impl Pool {
         let workers = nanoseconds_of("kswapd/");
         let (start, cpu) = (Instant::now(), process_time());
         Spent::start();
-        let streamed = self.stream(&a, &file, does);
+        let streamed = self.stream(&a, &file, access);
         let spent = Spent::take();
-        let found = Found {
+        let found = StreamResult {
             reclaim: spent.reclaim + Duration::from_nanos(nanoseconds_of("kswapd/") - workers),
             elapsed: start.elapsed(),
             cpu: process_time() - cpu,
@@ -162,22 +162,22 @@ impl Pool {
             )));
         }
         self.empty(&b)?;
-        Ok(Found { refaults, ..found })
+        Ok(StreamResult { refaults, ..found })
     }
 
-    fn stream(&self, group: &Arc<Group>, file: &Arc<File>, does: Does) -> Result<(), Failure> {
+    fn stream(&self, group: &Arc<Group>, file: &Arc<File>, access: Access) -> Result<(), Failure> {
         let readahead = Readahead::new();
         let buffer = vec![7; CALL_BYTES];
         for at in (0..self.stream_bytes()).step_by(CALL_BYTES) {
-            match does {
-                Does::Read => {
+            match access {
+                Access::Read => {
                     let pages =
                         file.read(group, at, CALL_BYTES, &readahead).map_err(Failure::at("cannot read"))?;
                     if pages.len() != CALL_BYTES {
                         return Err(Failure::Wrong(format!("too few bytes at {at}")));
                     }
                 }
-                Does::Write => {
+                Access::Write => {
                     let written = file.write(group, at, &buffer).map_err(Failure::at("cannot write"))?;
                     if written != buffer.len() {
                         return Err(Failure::Wrong(format!("{written} bytes written at {at}")));
