@@ -8,7 +8,7 @@ use rustix::io::Errno;
 pub struct NodeId(pub u64);
 
 impl NodeId {
-    /// The directory that the volume is.
+    /// The root directory of the volume.
     pub const ROOT: Self = Self(1);
 }
 
@@ -74,7 +74,7 @@ impl FileKind {
     /// Returns the kind of node that mknod(2) makes for a mode: a regular file if it has no type.
     ///
     /// # Errors
-    /// `EINVAL` for a directory, a link, or no type that there is.
+    /// `EINVAL` for a directory, a symbolic link, or an unknown type.
     pub(crate) fn of_new_node(mode: u32) -> Result<Self, Errno> {
         match Self::from_mode(mode) {
             Some(Self::Directory | Self::Symlink) => Err(Errno::INVAL),
@@ -90,7 +90,7 @@ impl FileKind {
 pub struct Attr {
     /// The inode number on the host.
     pub ino: u64,
-    /// Length in bytes; of a file with cached content the cache's.
+    /// Length in bytes. For a file with cached content, the length in the cache.
     pub size: u64,
     /// Allocated 512-byte units on the host.
     pub blocks: u64,
@@ -110,7 +110,7 @@ pub struct Attr {
     pub mtime: Timestamp,
     /// Last change of the inode, as accepted.
     pub ctime: Timestamp,
-    /// The time at which it was made, where the file system keeps that.
+    /// Creation time, if the file system records one.
     pub btime: Option<Timestamp>,
     /// Preferred size of an I/O request, in bytes.
     pub blksize: u32,
@@ -158,7 +158,7 @@ pub enum SetTime {
 }
 
 /// A change of attributes, applied in the order size, owner, mode, times; `None` leaves a value
-/// unchanged. When a step fails, the earlier steps stay made, as with the corresponding system
+/// unchanged. When a step fails, earlier steps keep their effect, as with the corresponding system
 /// calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SetAttr {

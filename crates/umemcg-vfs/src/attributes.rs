@@ -1,4 +1,4 @@
-//! Attributes of the inodes of a host volume, and its figures.
+//! Attributes of the inodes of a host volume, and the statistics of its file system.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -30,8 +30,8 @@ impl Attributes for HostVolume {
     /// bits, as the host does.
     ///
     /// # Errors
-    /// `EISDIR` or `EINVAL` for the length of what is no regular file, `EFBIG`, `EPERM`, `EROFS`,
-    /// and the host's.
+    /// `EISDIR` or `EINVAL` when the length of anything but a regular file is set, `EFBIG`,
+    /// `EPERM`, `EROFS`, and the host's.
     fn setattr(&self, caller: &Caller, node: NodeId, change: &SetAttr) -> Result<Attr, VfsError> {
         self.change(caller, node, None, change)
     }
@@ -49,7 +49,7 @@ impl Attributes for HostVolume {
         Ok(OsString::from_vec(text.into_bytes()))
     }
 
-    /// Returns the figures of the file system below.
+    /// Returns the statistics of the file system below.
     ///
     /// # Errors
     /// The host's.
@@ -76,7 +76,7 @@ impl HostVolume {
             self.shared.host_dir.clock.saw(stat.attr.ctime);
             return Ok(stat.attr);
         };
-        // To tell the host of reads takes a descriptor that can read.
+        // Updating the host's access time needs a descriptor that can read.
         let opener = content.was_read().then(|| content.opener()).flatten();
         let _in_use = opener.as_ref().map(|opener| self.shared.in_use(node, &content, opener, false, false));
         Ok(match content.fds() {
@@ -122,7 +122,7 @@ impl HostVolume {
         }
     }
 
-    /// Takes over, at an open, what was made of the file from outside before.
+    /// Adopts, at an open, the changes that other programs made on the host before it.
     pub(crate) fn look_at_open(&self, node: NodeId, content: &Content) -> Result<(), VfsError> {
         match content.fds() {
             Some(fds) => content.look_at_open(|| host::stat_fd(&fds.buffered))?,

@@ -1,10 +1,10 @@
-//! The process that asks for an operation: whose permissions count, and which group pays.
+//! The process that requests an operation: its ids, and the group that pays.
 
 use std::sync::Arc;
 
 use umemcg::Group;
 
-/// The process that asks.
+/// The process that requests an operation.
 #[derive(Debug, Clone)]
 pub struct Caller {
     /// File system user id.
@@ -20,7 +20,7 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// Returns whether a file of this group may run with it when the caller made it so.
+    /// Returns whether the caller may set the set-group-id bit on a file of group `gid`.
     pub(crate) fn is_in_group(&self, gid: u32) -> bool {
         // The superuser stands for CAP_FSETID.
         self.uid == 0 || self.gid == gid || self.supplementary_gid == Some(gid)

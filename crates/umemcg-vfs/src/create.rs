@@ -1,17 +1,18 @@
 //! New objects: regular files, directories, links, pipes, sockets, devices.
 //!
-//! A new object belongs to the caller. The host makes it as the daemon's and gives it away
-//! afterwards:
+//! A new object belongs to the caller. The host creates it with the daemon as its owner, so its
+//! ownership is changed afterwards:
 //!
-//! 1. It is made with the permission bits that it will have (the host applies the directory's
-//!    default access list, or we apply the caller's umask where there is none), and without set-id
-//!    bits: for a moment it is the daemon's.
-//! 2. Owner and group are set: the caller's, or the directory's group where that is set-group-id.
-//! 3. The mode is made exact, set-id bits included. A daemon that cannot give files away (an
-//!    ordinary user's) leaves out the set-id bits of what others make: they would run as the
-//!    daemon's user.
+//! 1. The object is created with its final permission bits but without set-id bits, because the
+//!    daemon owns it for a moment. The host applies the directory's default access list; where
+//!    there is none, the caller's umask is applied here.
+//! 2. Owner and group are set to the caller's. In a set-group-id directory, the group is the
+//!    directory's.
+//! 3. The mode is made exact, set-id bits included. A daemon without the privilege to change owners
+//!    drops the set-id bits of other users' files, which would otherwise run as the daemon's user.
 //!
-//! When step 2 or 3 fails, or there is no memory to know the object, it is removed again.
+//! When step 2 or 3 fails, or there is no memory for the inode's entry, the object is removed
+//! again.
 
 use std::ffi::{CStr, CString, OsStr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -34,7 +35,7 @@ use crate::name::component;
 use crate::open_file::OpenFile;
 use crate::volume::{Create, Lookup, Open, VolumeFile};
 
-/// The number of times that `create` tries a name that appears and vanishes.
+/// Most attempts of `create` while another program keeps creating and removing the name.
 const CREATE_TRIES_MAX: u32 = 8;
 
 /// The properties of a new object.
@@ -43,13 +44,13 @@ struct NewObject {
     kind: FileKind,
     /// `07777`, before the umask.
     mode: u32,
-    /// The directory's default access list decides about permissions, not the umask.
+    /// The directory's default access list determines the permissions; the umask is ignored.
     by_acl: bool,
     umask: u32,
 }
 
 impl NewObject {
-    /// Bits to make it with.
+    /// Returns the mode bits that the host creates the object with.
     fn first_mode(&self) -> Mode {
         Mode::from_raw_mode(self.bits() & 0o1777)
     }
@@ -107,10 +108,10 @@ impl Create for HostVolume {
         })
     }
 
-    /// Makes and opens a regular file; without `O_EXCL` opens the one that is there.
+    /// Creates and opens a regular file. Without `O_EXCL`, opens an existing one.
     ///
     /// # Errors
-    /// `EEXIST` with `O_EXCL`; as [`open`](Open::open) for what is there; and the host's.
+    /// `EEXIST` with `O_EXCL`; as [`open`](Open::open) for an existing file; and the host's.
     fn create(
         &self,
         caller: &Caller,
@@ -129,7 +130,7 @@ impl Create for HostVolume {
                 result => return result,
             }
             let there = match self.lookup_in(caller, parent, &dir, &c_name) {
-                // Gone again: another program makes and removes it on the host.
+                // Another program has removed it on the host.
                 Err(VfsError::Host(Errno::NOENT)) if tries < CREATE_TRIES_MAX => continue,
                 result => result?,
             };
@@ -142,11 +143,11 @@ impl Create for HostVolume {
     }
 
     /// Makes and opens a regular file that has no name; [`link`](crate::volume::Names::link) may
-    /// give it one. It is of the file system of `parent`, and gets owner and mode as one that is
-    /// made there.
+    /// give it one. The file is on the file system of `parent`, and gets its owner and mode as a
+    /// file created in that directory would.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` where the host's file system has no such files, and the host's.
+    /// `EOPNOTSUPP` where the host's file system does not support such files, and the host's.
     fn tmpfile(
         &self,
         caller: &Caller,
@@ -198,13 +199,13 @@ impl HostVolume {
         Ok((entry, OpenFile::new(Arc::clone(shared), entry.node, content, flags, group, charge)))
     }
 
-    /// Takes the room for a new file that is open, at the cost of the caller's group.
+    /// Reserves memory and descriptors for a new open file, charged to the caller's group.
     fn room_for_new(&self, caller: &Caller) -> Result<(HandleCharge, DescriptorShare), Errno> {
         let share = self.shared.room_for_fds(&caller.group, Purpose::Open, true)?;
         Ok((HandleCharge::take(&self.shared.engine, &caller.group, 0)?, share))
     }
 
-    /// Returns the content of a new file, open through this descriptor, with the node pinned.
+    /// Returns the content of a new file that is open through `fd`, with the node pinned.
     fn open_new(
         &self,
         caller: &Caller,
@@ -213,7 +214,7 @@ impl HostVolume {
         (fd, share): (OwnedFd, DescriptorShare),
     ) -> Result<Arc<Content>, VfsError> {
         let shared = &self.shared;
-        // First: content without a holder may be dropped.
+        // The pin comes first, because content that nothing holds may be dropped.
         if !shared.table.pin(node) {
             return Err(Errno::STALE.into());
         }
@@ -246,7 +247,7 @@ impl HostVolume {
         let wanted = self.wanted(caller, &dir, kind, mode)?;
         call(dir.as_fd(), &name, wanted.first_mode())?;
         let fd = self.shared.with_descriptors(|| host::hold_name(&dir, &name))?;
-        // An object that is not ours is not removed, either.
+        // An object that the daemon did not create is not removed, either.
         self.check_own(&fd, kind)?;
         let made = self.give_away(caller, dir.as_fd(), fd.as_fd(), &wanted).map_err(VfsError::from);
         let entered = made.and_then(|stat| self.enter(caller, parent, &dir, &name, &stat));
@@ -272,8 +273,9 @@ impl HostVolume {
         Ok(NewObject { kind, mode: mode & 0o7777, by_acl, umask: caller.umask })
     }
 
-    /// Checks that the object under the name is the daemon's, before it is given away: on a
-    /// directory that others can write to on the host, it might be something else by now.
+    /// Checks, before the owner is changed, that the object under the name is the one that the
+    /// daemon created. Where others can write to the directory on the host, they may have replaced
+    /// it.
     fn check_own(&self, fd: &OwnedFd, kind: FileKind) -> Result<(), Errno> {
         let stat = host::stat_fd(fd)?;
         let is_ours = stat.kind == kind
@@ -282,7 +284,7 @@ impl HostVolume {
         if is_ours { Ok(()) } else { Err(Errno::STALE) }
     }
 
-    /// Steps 2 and 3 of the file's head.
+    /// Does steps 2 and 3 of the module text.
     fn give_away(
         &self,
         caller: &Caller,

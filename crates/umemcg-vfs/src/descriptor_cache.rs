@@ -1,9 +1,10 @@
 //! A cache of descriptors of inodes that no process has open, so that the next operation on the
-//! same directory or file need not look it up again. Bounded: each pins a dentry of the host that
-//! no group pays for. Second chance decides which one leaves.
+//! same directory or file need not look it up again. The cache is bounded, because each descriptor
+//! pins a dentry of the host that no group pays for. The second-chance algorithm chooses the one to
+//! close.
 //!
-//! All volumes of the process together have a bound, too: beyond it a volume keeps a new descriptor
-//! only in place of one of its own.
+//! The caches of all volumes together are bounded as well. At that bound a volume caches a new
+//! descriptor only in place of one of its own.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -29,7 +30,7 @@ struct CachedDescriptor {
     _counted: GlobalCount,
 }
 
-/// One of [`NR_IN_ALL`].
+/// Counts one descriptor in [`NR_IN_ALL`] until it is dropped.
 #[derive(Debug)]
 struct GlobalCount;
 
@@ -59,13 +60,13 @@ pub(crate) struct DescriptorCache {
     shards: [RankedMutex<Shard>; NR_SHARDS],
     /// (C) Most places per shard.
     per_shard: usize,
-    /// (C) Most of all volumes.
+    /// (C) Most descriptors in the caches of all volumes.
     all_max: usize,
 }
 
 impl DescriptorCache {
-    /// Creates a cache of at most `max` descriptors (at least one for each shard), that has none
-    /// but what leaves all volumes within `all_max`.
+    /// Creates a cache of at most `max` descriptors (at least one for each shard), and of fewer
+    /// while all volumes together hold `all_max`.
     pub(crate) fn new(max: usize, all_max: usize) -> Self {
         Self {
             all_max,
@@ -108,7 +109,7 @@ impl DescriptorCache {
             } else if shard.places.is_empty() {
                 Some(fd)
             } else {
-                // At most two rounds: the first clears every mark.
+                // At most two rounds: the first clears every `used` flag.
                 loop {
                     let at = shard.hand;
                     shard.hand = (at + 1) % shard.places.len();
@@ -145,7 +146,7 @@ impl DescriptorCache {
         drop(removed);
     }
 
-    /// Closes all (the process has no descriptors left).
+    /// Closes all cached descriptors, because the process has none left.
     pub(crate) fn clear(&self) {
         for shard in &self.shards {
             let all = std::mem::take(&mut *shard.lock());
@@ -153,7 +154,7 @@ impl DescriptorCache {
         }
     }
 
-    /// Descriptors held.
+    /// Returns the number of cached descriptors.
     pub(crate) fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().places.len()).sum()
     }

@@ -1,17 +1,18 @@
-//! Divides the descriptors of the process among groups, and closes some of a group that has used up
-//! its share.
+//! Divides the process's descriptors among groups, and closes some of a group that has used up its
+//! share.
 //!
-//! The division needs no setting. Handles together may hold three eighths of what the process may
-//! open. A group may take one more as long as the descriptors of its path, those of each level
-//! counted with all below it, are fewer than that. So a tenant below the root gets half if it is
-//! alone, n greedy tenants get one part of n + 1 each, and one part is always left for the next
-//! group. A tenant gains nothing by making groups below its own.
+//! The division needs no configuration. All handles together may hold three eighths of the
+//! process's descriptor limit. Each level counts the descriptors of the group and everything below
+//! it. A group may take another descriptor while the counts on its path to the root add up to less
+//! than that bound. So a single tenant below the root gets half of it, and *n* greedy tenants get
+//! one part of *n* + 1 each, which leaves a part for the next tenant. A tenant gains nothing by
+//! creating groups below its own.
 //!
-//! The part bounds descriptors, not open files. A file that can open its descriptor again
-//! ([`Reopens`]) is in its tenant's ring. When the share is used up, the ring is scanned: files not
-//! used since the last scan give their descriptors back; if there are none, files with dirty data
-//! are written first. A new open fails only if no file can give anything back. Files that are
-//! already open may take an eighth more, so that they can continue.
+//! The share bounds descriptors, not open files. A file that can open its descriptor again
+//! ([`Reopens`]) is in its tenant's ring. When the share is used up, the ring is scanned: files
+//! that were not used since the last scan give their descriptors back. If there are none, files
+//! with dirty data are written and closed. A new open fails only if no file can give anything back.
+//! Files that are already open may exceed the bound by an eighth, so that they can continue.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -34,21 +35,21 @@ const NR_WRITES_MAX: usize = 4;
 /// The shares of all groups.
 static SHARES: LazyLock<Shares> = LazyLock::new(|| Shares::new(nr_descriptors_max()));
 
-/// Returns the most descriptors that handles of this process hold, as far as its limit was raised
-/// by the first open.
+/// Returns the most descriptors that handles of this process may hold. The first open computes it
+/// from the process's limit at that time.
 fn nr_descriptors_max() -> usize {
     let limit = getrlimit(Resource::Nofile).current;
     limit.map_or(usize::MAX, |limit| usize::try_from(limit / 8 * 3).unwrap_or(usize::MAX))
 }
 
-/// A holder of descriptors that it can open again.
+/// A holder of descriptors that can close them and open them again.
 pub(crate) trait Reopens: fmt::Debug + Send + Sync {
-    /// Gives them back if nothing uses or needs them, and unless `is_hard` if they were not used
-    /// since the last call. Does not sleep for data to be written.
+    /// Closes the descriptors if nothing uses or needs them. Unless `is_hard`, only if they were
+    /// not used since the last call. Does not wait for data to be written.
     fn give_back(&self, is_hard: bool);
 
-    /// Writes the data that needs them to this store, if that is its store, and gives them back.
-    /// Returns `false` if it did not try.
+    /// Writes the data that needs the descriptors to the store, if the holder's store is `store`,
+    /// and closes them. Returns `false` if it did not try.
     fn write_and_give_back(&self, store: StoreId) -> bool;
 }
 
@@ -66,7 +67,7 @@ pub(crate) enum Purpose {
 #[derive(Debug, Default)]
 struct Ring {
     members: BTreeMap<u64, Weak<dyn Reopens>>,
-    /// Looked at last.
+    /// Serial number of the member visited last.
     hand: u64,
 }
 
@@ -81,7 +82,8 @@ impl Ring {
 
 #[derive(Debug, Default)]
 struct Table {
-    /// By address: each holder of a share keeps its group and so all groups above it.
+    /// By the address of the group: each holder of a share keeps its group alive, and so all groups
+    /// above it.
     nr_held: HashMap<usize, usize>,
     /// By the address of the tenant.
     rings: HashMap<usize, Ring>,
@@ -166,7 +168,8 @@ impl Shares {
         if self.table.lock().take(group, nr, nr_max) { Ok(()) } else { Err(Errno::NFILE) }
     }
 
-    /// Counts them if there is room; else what may make some.
+    /// Counts `nr` descriptors if there is room. Otherwise returns the next member that could make
+    /// some.
     fn take_or_next(&self, group: &Arc<Group>, nr: usize) -> Result<(), Option<Weak<dyn Reopens>>> {
         let mut table = self.table.lock();
         if table.take(group, nr, self.nr_max) {
@@ -181,7 +184,8 @@ fn path(group: &Arc<Group>) -> impl Iterator<Item = &Arc<Group>> {
     std::iter::successors(Some(group), |at| at.parent())
 }
 
-/// Returns the group just below the root that a group is in; the root's is the root.
+/// Returns the tenant of a group: its ancestor just below the root, or the root for the root
+/// itself.
 pub(crate) fn tenant(group: &Arc<Group>) -> &Arc<Group> {
     path(group).filter(|at| at.parent().is_some()).last().unwrap_or(group)
 }
@@ -190,7 +194,7 @@ fn address(group: &Arc<Group>) -> usize {
     Arc::as_ptr(group).addr()
 }
 
-/// Descriptors of one file or directory, counted; given back when dropped.
+/// The counted descriptors of one file or directory; uncounted when dropped.
 #[derive(Debug)]
 pub(crate) struct DescriptorShare {
     shares: &'static Shares,
@@ -201,11 +205,11 @@ pub(crate) struct DescriptorShare {
 }
 
 impl DescriptorShare {
-    /// Counts `nr` descriptors for a group, and makes room for them where there is none: of this
-    /// `store` also by writing, for which the call may sleep. No lock may be held.
+    /// Counts `nr` descriptors for a group. If there is no room, closes others, after writing data
+    /// to `store` if needed. May sleep for that; no lock may be held.
     ///
     /// # Errors
-    /// `ENFILE` when its part is used up by what cannot give any back.
+    /// `ENFILE` when the share is used up by files that cannot give descriptors back.
     pub(crate) fn take(
         group: &Arc<Group>,
         nr: usize,
@@ -228,7 +232,8 @@ impl DescriptorShare {
         Ok(Self { shares, group: Arc::clone(group), nr, serial: AtomicU64::new(0) })
     }
 
-    /// Lets `holder` be asked to give its descriptors back from now on.
+    /// Puts `holder` into its tenant's ring: from now on it may be asked to give its descriptors
+    /// back.
     pub(crate) fn offer(&self, holder: Weak<dyn Reopens>) {
         let mut table = self.shares.table.lock();
         table.last_serial += 1;
@@ -237,7 +242,7 @@ impl DescriptorShare {
         table.rings.entry(address(tenant(&self.group))).or_default().members.insert(serial, holder);
     }
 
-    /// Withdraws the offer: the descriptors are needed from now on.
+    /// Takes the holder out of the ring: its descriptors are needed from now on.
     pub(crate) fn withdraw(&self) {
         let mut table = self.shares.table.lock();
         let serial = self.serial.swap(0, Ordering::Relaxed);

@@ -1,13 +1,13 @@
 //! An open directory and its entries.
 //!
-//! Positions are the host's own cookies (`d_off`), so they stay good whatever is added or removed,
-//! also across a `seekdir` to a position from long ago. On local file systems they mean the same
-//! through any descriptor: a handle is an inode and nothing else there. Each read opens the
-//! directory, goes to its position, and lets go of what it has fetched and the caller did not take.
-//! Elsewhere (overlayfs, network file systems, and tmpfs before Linux 6.6) a listing would skip or
-//! repeat names that way, so that a handle keeps a descriptor and a window of entries, which its
-//! group pays for when it opens the directory. A read that does not go on where the last one ended
-//! drops the window and seeks, so that `rewinddir` sees what is new.
+//! Positions are the host's own cookies (`d_off`). They stay valid when entries are added or
+//! removed, even for a `seekdir` to a very old position. On local file systems a position means the
+//! same through any descriptor, so a handle keeps only the node id there: each read opens the
+//! directory, seeks to its position, and discards the entries that the caller did not take.
+//! Elsewhere (overlayfs, network file systems, and tmpfs before Linux 6.6) such a listing would
+//! skip or repeat names. There a handle keeps a descriptor and a window of entries, which are
+//! charged to its group when the directory is opened. A read at any other position than the end of
+//! the last one drops the window and seeks, so that `rewinddir` sees new names.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, CString, OsStr};
@@ -42,7 +42,7 @@ struct RawEntry {
     next_offset: u64,
 }
 
-/// A place in a directory, with the entries fetched there and not yet taken.
+/// A position in a directory, with the entries that were fetched there and not yet taken.
 #[derive(Debug)]
 struct Listing {
     fd: OwnedFd,
@@ -113,7 +113,7 @@ impl DirHandle {
         })
     }
 
-    /// Returns a listing that goes on at a position; `None` when the directory has been removed.
+    /// Returns a listing that continues at a position; `None` when the directory has been removed.
     fn listing(&self, offset: u64) -> Result<Option<Box<Listing>>, Errno> {
         let kept = self.kept.lock().take();
         let mut listing = match kept {
@@ -130,7 +130,7 @@ impl DirHandle {
         Ok(Some(listing))
     }
 
-    /// Keeps the end of one read; the next one may go on here.
+    /// Keeps the end of a read, where the next one may continue.
     fn keep(&self, listing: Box<Listing>) {
         if !self.shared.host_dir.has_lasting_positions {
             let replaced = self.kept.lock().replace(listing);
@@ -152,7 +152,7 @@ impl DirHandle {
             let is_above_root = self.node == NodeId::ROOT && raw.name.to_bytes() == b"..";
             let entry = DirEntry {
                 name: OsStr::from_bytes(raw.name.to_bytes()),
-                // The kernel learns nothing of what is above the volume.
+                // The parent of the volume is not shown to the kernel.
                 ino: if is_above_root { self.shared.host_dir.root_stat.attr.ino } else { raw.ino },
                 kind: raw.kind,
                 next_offset: raw.next_offset,
@@ -176,7 +176,8 @@ impl Drop for DirHandle {
 }
 
 impl Shared {
-    /// Opens a directory for reading; `None` when it has been removed and there is no way to it.
+    /// Opens a directory for reading; `None` when it has been removed and cannot be reached any
+    /// more.
     fn open_directory(&self, node: NodeId) -> Result<Option<OwnedFd>, Errno> {
         let held = match self.descriptor(node) {
             Err(Errno::STALE) if self.table.with(node, |slot| slot.is_nameless) == Some(true) => {
@@ -232,8 +233,8 @@ impl VolumeDir for DirHandle {
         self.walk(offset, &mut |entry, fd, name| {
             let looked_up = match name.to_bytes() {
                 b"." | b".." => None,
-                // No process has asked for it yet: without room the name is listed, and looked up
-                // when a process does.
+                // No process has requested the inode yet: if there is no room for it, only the name
+                // is listed, and it is looked up when a process requests it.
                 _ if !has_room => None,
                 _ => match volume.lookup_if_room(caller, self.node, fd, name) {
                     Ok(entry) => Some(entry),
@@ -256,7 +257,7 @@ impl VolumeDir for DirHandle {
     /// # Errors
     /// The host's.
     fn fsyncdir(&self, data_only: bool) -> Result<(), VfsError> {
-        // One that has been removed has no entries.
+        // A directory that has been removed has no entries.
         let Some(fd) = self.shared.open_directory(self.node)? else { return Ok(()) };
         if data_only {
             rustix::fs::fdatasync(&fd)?

@@ -1,9 +1,9 @@
 //! System calls on descriptors of the host, in the form that the rest of the crate uses.
 //!
-//! Most inodes are held by descriptors that cannot do I/O (`O_PATH`), for which the kernel offers
-//! few calls of their own; the others go through `/proc/self/fd/N`, which names exactly the inode
-//! that the descriptor holds: a symbolic link that is held so is acted upon itself, never followed.
-//! Nothing here resolves a path of more than one component.
+//! Most inodes are held by descriptors that cannot do I/O (`O_PATH`). The kernel accepts them in
+//! few calls; the other calls take the path `/proc/self/fd/N`, which names exactly the inode that
+//! the descriptor holds. A symbolic link that is held in this way is never followed. Nothing here
+//! resolves a path of more than one component.
 
 use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -32,8 +32,8 @@ pub(crate) struct HostStat {
     pub(crate) attr: Attr,
     pub(crate) kind: FileKind,
     pub(crate) dev: (u32, u32),
-    /// Birth time in nanoseconds, 0 where the file system does not keep it. Tells an inode from a
-    /// later one of the same number.
+    /// Birth time in nanoseconds, 0 where the file system does not record it. Distinguishes an
+    /// inode from a later one with the same number.
     pub(crate) birth: u64,
     /// Something is mounted here.
     pub(crate) is_mount: bool,
@@ -119,9 +119,9 @@ pub(crate) fn chmod(fd: BorrowedFd<'_>, mode: u32) -> Result<(), Errno> {
     rustix::fs::chmod(path_of(fd), Mode::from_raw_mode(mode & 0o7777))
 }
 
-/// Sets owner and group; `None` stays.
+/// Sets owner and group; `None` leaves a value unchanged.
 pub(crate) fn chown(fd: BorrowedFd<'_>, uid: Option<u32>, gid: Option<u32>) -> Result<(), Errno> {
-    // All ones would mean "stays" to the host.
+    // To the host, an id of all ones would mean "unchanged".
     if uid == Some(u32::MAX) || gid == Some(u32::MAX) {
         return Err(Errno::INVAL);
     }
@@ -129,7 +129,7 @@ pub(crate) fn chown(fd: BorrowedFd<'_>, uid: Option<u32>, gid: Option<u32>) -> R
     rustix::fs::chownat(fd, c"", uid, gid, AtFlags::EMPTY_PATH)
 }
 
-/// Sets times; `None` stays.
+/// Sets times; `None` leaves a value unchanged.
 pub(crate) fn set_times(
     fd: BorrowedFd<'_>,
     atime: Option<SetTime>,
@@ -153,7 +153,7 @@ pub(crate) fn set_times(
     }
 }
 
-/// Gives what a descriptor holds a further name.
+/// Gives the object that a descriptor holds another name.
 pub(crate) fn link(fd: BorrowedFd<'_>, dir: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
     rustix::fs::linkat(CWD, path_of(fd), dir, name, AtFlags::SYMLINK_FOLLOW)
 }

@@ -2,9 +2,9 @@
 //! written, both detected when the volume opens.
 //!
 //! The volume is one file system: mounts inside the directory, and subvolumes with a device number
-//! of their own, answer `EXDEV`. By handle an object is reached even when a program has meanwhile
-//! moved it out of the directory on the host, as through any descriptor opened before the move;
-//! names are always resolved beneath the directory.
+//! of their own, answer `EXDEV`. A file handle reaches an object even after a program has moved it
+//! out of the directory on the host, as a descriptor opened before the move would; names are always
+//! resolved beneath the directory.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, OwnedFd};
@@ -35,33 +35,34 @@ pub(crate) struct HostDirectory {
     /// (C) Its path, for messages.
     pub(crate) dir: PathBuf,
     /// (C) The directory; readable where the daemon may read it, so that handles can be opened on
-    /// its mount. Carries the lock of an exclusive volume, which so ends with the last content that
-    /// may write to it, or with the process.
+    /// its mount. It holds the lock of an exclusive volume, which therefore ends with the last
+    /// content that may write to the volume, or with the process.
     pub(crate) root: Arc<OwnedFd>,
     /// (C) Attributes of the directory when it was opened.
     pub(crate) root_stat: HostStat,
     /// (C)
     pub(crate) resolve: Resolve,
-    /// (C) Whether the daemon can give files away (runs as root).
+    /// (C) Whether the daemon can change the owner of files, because it runs as root.
     pub(crate) is_privileged: bool,
     /// (C) The daemon's own user.
     pub(crate) uid: u32,
     /// (C) Longest file that the file system takes.
     pub(crate) len_max: u64,
-    /// (C) The host's mount moves no access times.
+    /// (C) The host's mount does not update access times.
     pub(crate) is_noatime: bool,
     /// (C) Waiting for a range (`sync_file_range`) means that its data is on the device.
     pub(crate) waits_by_range: bool,
     /// (C) A position in a directory means the same through any descriptor.
     pub(crate) has_lasting_positions: bool,
-    /// (C) A file that was open can be opened again by its handle, whatever its permissions are by
-    /// now.
+    /// (C) A file that was open can be opened again by its handle, even if its permissions have
+    /// changed.
     pub(crate) reopens: bool,
     /// (C) For the engine's queues.
     pub(crate) store_id: StoreId,
     /// Stamps for accepted writes.
     pub(crate) clock: VolumeClock,
-    /// (A) An [`IoMode`]; only ever steps down, when the file system refuses what it promised.
+    /// (A) An [`IoMode`]; only ever steps down, when the file system refuses a mode that it
+    /// accepted before.
     io_mode: AtomicU8,
     /// (A) Whether directories here can have default access lists.
     pub(crate) has_acls: AtomicBool,
@@ -91,8 +92,8 @@ impl HostDirectory {
                 Err(_) => Resolve::Names,
             },
         };
-        // A file without a name to try things on; where there can be none (read-only), the first
-        // real I/O decides.
+        // A file without a name, for experiments. On a read-only file system there can be none, and
+        // the first real I/O decides.
         let scratch = rustix::fs::openat(
             &root,
             c".",
@@ -127,7 +128,7 @@ impl HostDirectory {
 
     /// Returns the mode in use; never [`IoMode::Auto`].
     pub(crate) fn io_mode(&self) -> IoMode {
-        // Relaxed: a stale mode is refused once more and steps down again.
+        // Relaxed: a stale mode is only refused once more.
         match self.io_mode.load(Ordering::Relaxed) {
             mode if mode == IoMode::DontCache as u8 => IoMode::DontCache,
             mode if mode == IoMode::Direct as u8 => IoMode::Direct,
@@ -135,7 +136,7 @@ impl HostDirectory {
         }
     }
 
-    /// Falls back to the next mode, since the file system refused uncached I/O after all.
+    /// Falls back to the next mode, because the file system refused uncached I/O.
     pub(crate) fn step_down_from(&self, mode: IoMode) {
         // Relaxed, as above.
         let _ = self.io_mode.compare_exchange(
@@ -153,7 +154,7 @@ impl HostDirectory {
     }
 }
 
-/// Returns whether the daemon may open what it may not by mode.
+/// Returns whether the daemon may open files regardless of their mode.
 fn overrides_modes() -> bool {
     rustix::thread::capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::DAC_OVERRIDE))
 }
@@ -164,7 +165,7 @@ fn claim(root: &OwnedFd, dir: &Path) -> Result<(), VolumeError> {
         Ok(()) => Ok(()),
         Err(Errno::WOULDBLOCK) => Err(VolumeError::InUse { dir: dir.to_owned() }),
         Err(errno) => {
-            // One that may not be read, or a file system without such locks.
+            // The directory cannot be read, or its file system has no such locks.
             tracing::info!(%errno, dir = %dir.display(), "the directory cannot be locked; nothing keeps another daemon out");
             Ok(())
         }
@@ -210,7 +211,7 @@ fn can_direct(fd: &OwnedFd) -> bool {
         .is_some_and(|aligned| rustix::io::pwrite(&direct, aligned, 0) == Ok(align))
 }
 
-/// Returns the longest length that the file system gives a file, found by trying.
+/// Returns the maximum length of a file on the file system, found by trying.
 fn longest(scratch: &OwnedFd) -> u64 {
     let fits = |len: u64| rustix::fs::ftruncate(scratch, len).is_ok();
     let (mut good, mut bad) = (0, i64::MAX as u64);
@@ -227,11 +228,11 @@ fn longest(scratch: &OwnedFd) -> u64 {
 }
 
 /// Local file systems: their data lives in the kernel's page cache until it is on the device, and a
-/// position in a directory names a place in it, for every descriptor. Others (network, stacked,
-/// with caches of their own) may take no notice of a wait for a range, or count entries for each
-/// descriptor. Numbers as in `statfs(2)`: ext4, XFS, btrfs, F2FS.
+/// position in a directory names a place in it, for every descriptor. On other file systems
+/// (network, stacked, with caches of their own) waiting for a range may have no effect, and
+/// positions may be counted for each descriptor. Numbers as in `statfs(2)`: ext4, XFS, btrfs, F2FS.
 const LOCAL: [u64; 4] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010];
-/// Counted entries until Linux 6.6.
+/// Counted entries for each descriptor until Linux 6.6.
 const TMPFS: u64 = 0x0102_1994;
 
 #[cfg(test)]
