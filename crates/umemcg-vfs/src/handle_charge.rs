@@ -7,9 +7,9 @@
 use std::sync::{Arc, LazyLock};
 
 use rustix::io::Errno;
-use umemcg::{ChargeError, Engine, Group};
+use umemcg::{Engine, Group};
 
-use crate::allowance::{Allowance, AllowanceClaim};
+use crate::allowance::{Allowance, AllowanceClaim, ReclaimEffort};
 use crate::slab::Slab;
 
 /// The cost of an open file or directory with its place in the table of handles, in bytes.
@@ -43,32 +43,27 @@ impl HandleCharge {
         group: &Arc<Group>,
         more_bytes: u64,
     ) -> Result<Self, Errno> {
-        let mut beyond = Vec::new();
-        let mut at = Arc::clone(group);
-        // Bounded by the depth of the tree: each round goes up at least one level.
-        loop {
-            match engine.charge(&at, HANDLE_BYTES + more_bytes) {
-                Ok(charge) => return Ok(Self { _slab: Slab::of(charge), _beyond: beyond }),
-                Err(ChargeError::Limit(refused)) => {
-                    let above = Arc::clone(refused.group.parent().ok_or(Errno::NOMEM)?);
-                    beyond.push(allowance.take(refused.group)?);
-                    at = above;
-                }
-                Err(_) => return Err(Errno::NOMEM),
-            }
-        }
+        let bytes = HANDLE_BYTES + more_bytes;
+        let (charge, beyond) = allowance.charge(ReclaimEffort::Full, engine, group, bytes)?;
+        Ok(Self { _slab: Slab::of(charge), _beyond: beyond })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use umemcg::EngineConfig;
+    use umemcg::{EngineConfig, EventKind};
+
+    /// An engine, and an allowance of the test's own.
+    fn engine() -> (Arc<Engine>, &'static Allowance) {
+        let config = EngineConfig { pool_bytes: 16 << 20, ..EngineConfig::default() };
+        let allowance = Box::leak(Box::new(Allowance::new(NR_HANDLES_BEYOND_MAX)));
+        (Engine::new(config).unwrap(), allowance)
+    }
 
     #[test]
     fn a_full_group_opens_so_many_handles_and_no_more() {
-        let allowance: &'static Allowance = Box::leak(Box::new(Allowance::new(NR_HANDLES_BEYOND_MAX)));
-        let engine = Engine::new(EngineConfig { pool_bytes: 16 << 20, ..EngineConfig::default() }).unwrap();
+        let (engine, allowance) = engine();
         let tenant = engine.create_group(engine.root(), "t".as_ref()).unwrap();
         let below = engine.create_group(&tenant, "below".as_ref()).unwrap();
         engine.set_max(&tenant, 0, &|| false);
@@ -87,5 +82,30 @@ mod tests {
         assert!(HandleCharge::take_of(allowance, &engine, &below, 0).is_ok());
         drop(taken);
         assert!(allowance.is_untouched());
+    }
+
+    #[test]
+    fn a_full_group_is_reclaimed_from_for_one_handle_in_32() {
+        let (engine, allowance) = engine();
+        let tenant = engine.create_group(engine.root(), "t".as_ref()).unwrap();
+        engine.set_max(&tenant, 0, &|| false);
+        let take = || HandleCharge::take_of(allowance, &engine, &tenant, 0);
+        let mut taken: Vec<_> = (0..320).map(|_| take().unwrap()).collect();
+        assert_eq!(tenant.event_count(EventKind::Oom), 10);
+        // Those that come and go count as well.
+        for _ in 0..320 {
+            taken.pop();
+            taken.push(take().unwrap());
+        }
+        assert_eq!(tenant.event_count(EventKind::Oom), 20);
+        // At the end of the allowance each attempt may be the one that finds room.
+        taken.extend((320..NR_HANDLES_BEYOND_MAX).map(|_| take().unwrap()));
+        let before = tenant.event_count(EventKind::Oom);
+        (0..5).for_each(|_| assert_eq!(take().unwrap_err(), Errno::NOMEM));
+        assert_eq!(tenant.event_count(EventKind::Oom), before + 5);
+        // None beyond the limit, and the first is tried again.
+        drop(taken);
+        drop(take().unwrap());
+        assert_eq!(tenant.event_count(EventKind::Oom), before + 6);
     }
 }

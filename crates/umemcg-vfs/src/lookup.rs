@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
+use crate::allowance::ReclaimEffort;
 use crate::attr::{Attr, Entry, FileKind, NodeId};
 use crate::caller::Caller;
 use crate::error::VfsError;
@@ -13,7 +14,6 @@ use crate::host::{self, HostStat};
 use crate::host_volume::HostVolume;
 use crate::inode_names::{NameCharge, is_long};
 use crate::inode_table::NodeCharge;
-use crate::metadata_charge::ReclaimEffort;
 use crate::name::component;
 use crate::name_shrinker;
 use crate::volume::{Attributes, Lookup};

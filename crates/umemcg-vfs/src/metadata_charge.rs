@@ -16,17 +16,14 @@ use std::sync::{Arc, LazyLock};
 
 use rustix::io::Errno;
 pub(crate) use umemcg::{CONTENT_BYTES, NAME_BYTES};
-use umemcg::{Charge, ChargeError, Engine, Group, OwnerId, Reason, StatItem};
+use umemcg::{Charge, Engine, Group, OwnerId, StatItem};
 use umemcg_base::LeafMutex;
 
-use crate::allowance::{Allowance, AllowanceClaim};
+use crate::allowance::{Allowance, AllowanceClaim, ReclaimEffort};
 
 /// Most names, long or further names, and contents of files, together, that a group without room
 /// may have charged above it.
 pub const NR_NAMES_BEYOND_MAX: usize = 2048;
-/// A group that has names beyond its limit is reclaimed from once for this many further ones: its
-/// reclaim had nothing to give a moment ago, and each attempt waits for the kernel.
-const NR_PER_RECLAIM: usize = 32;
 
 /// Of all groups.
 static BEYOND: LazyLock<Allowance> = LazyLock::new(|| Allowance::new(NR_NAMES_BEYOND_MAX));
@@ -115,20 +112,6 @@ impl Tickets {
     }
 }
 
-/// The reclaim that a charge may wait for, as the kernel's allocation flags state it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ReclaimEffort {
-    /// None; the charge is not made at an ancestor's cost, either.
-    #[doc(alias = "GFP_NOWAIT")]
-    None,
-    /// One round of reclaim for each group: a caller that must not wait for what others free.
-    #[doc(alias = "__GFP_NORETRY")]
-    OneRound,
-    /// Until reclaim gives up.
-    #[doc(alias = "GFP_KERNEL")]
-    Full,
-}
-
 /// `BYTES` of metadata; given back when dropped. Kept to eight bytes, because there is one for each
 /// inode.
 #[derive(Debug)]
@@ -160,27 +143,7 @@ impl<const BYTES: u64> MetadataCharge<BYTES> {
         engine: &Engine,
         group: &Arc<Group>,
     ) -> Result<Self, Errno> {
-        let (mut at, mut beyond) = (Arc::clone(group), Vec::new());
-        // Bounded by the depth of the tree: each round goes up at least one level.
-        let charge = loop {
-            let full = match engine.reclaimer().charge_at_once(&at, BYTES) {
-                Ok(charge) => break charge,
-                Err(_) if effort == ReclaimEffort::None => return Err(Errno::NOMEM),
-                Err(refused) => refused.group,
-            };
-            let nr_beyond = BEYOND.nr_of(&full);
-            let full = if nr_beyond.is_multiple_of(NR_PER_RECLAIM) || nr_beyond >= NR_NAMES_BEYOND_MAX {
-                match effort.charge(engine, &at, BYTES) {
-                    Ok(charge) => break charge,
-                    Err(ChargeError::Limit(refused)) => refused.group,
-                    Err(_) => return Err(Errno::NOMEM),
-                }
-            } else {
-                full
-            };
-            at = Arc::clone(full.parent().ok_or(Errno::NOMEM)?);
-            beyond.push(BEYOND.take(full)?);
-        };
+        let (charge, beyond) = BEYOND.charge(effort, engine, group, BYTES)?;
         let has_room = beyond.is_empty();
         let taken = Self::of(charge, beyond);
         if has_room {
@@ -212,24 +175,6 @@ impl<const BYTES: u64> MetadataCharge<BYTES> {
     /// Valid as long as the charge.
     pub(crate) fn lister(&self) -> OwnerId {
         OwnerId::from_raw(self.owner.get()).expect("no owner is 0")
-    }
-}
-
-impl ReclaimEffort {
-    /// Charges after reclaim. A group whose limit is less than that has its idle names asked for
-    /// all the same, since they are what it has beyond the limit.
-    fn charge(self, engine: &Engine, group: &Arc<Group>, bytes: u64) -> Result<Charge, ChargeError> {
-        let reclaimer = engine.reclaimer();
-        let charged = match self {
-            Self::Full => engine.charge(group, bytes),
-            _ => reclaimer.charge_opportunistic(group, bytes, &|| false),
-        };
-        if let Err(ChargeError::Limit(refused)) = &charged
-            && refused.group.max_bytes() < bytes
-        {
-            reclaimer.reclaim(&refused.group, 1, Reason::Direct, &|| false);
-        }
-        charged
     }
 }
 

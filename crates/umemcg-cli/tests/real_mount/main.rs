@@ -12,6 +12,7 @@ mod harness;
 mod hostile;
 mod inotify;
 mod linux_cases;
+mod mappings;
 mod membership;
 mod names;
 mod payers;
