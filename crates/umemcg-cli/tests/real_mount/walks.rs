@@ -3,6 +3,7 @@
 //! is in use is lost.
 
 use std::fs;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::harness::{Mount, Options, SLACK_BYTES, Stopped, needs_mount};
@@ -81,6 +82,29 @@ fn a_group_without_room_walks_a_large_tree() {
     mount.group("walker", "0");
     for _ in 0..2 {
         assert_eq!(walk_in(&mount, "walker", "tree"), 6_000);
+    }
+    mount.assert_alive();
+    mount.umount();
+}
+
+/// Makes a tree of directories, `fanout` in each, down to `depth`; returns how many.
+fn make_directories(at: &Path, fanout: usize, depth: usize) -> usize {
+    fs::create_dir(at).unwrap();
+    let below = if depth == 0 { 0 } else { fanout };
+    1 + (0..below).map(|n| make_directories(&at.join(format!("d{n}")), fanout, depth - 1)).sum::<usize>()
+}
+
+#[test]
+fn a_group_without_room_walks_many_directories() {
+    needs_mount!();
+    let mut mount = Mount::start_with(&Options { arguments: FOR_LONG.to_vec(), ..Options::default() });
+    // 7 + 7² + 7³ + 7⁴ below the top: more than a group may have beyond its limit.
+    let nr = make_directories(&mount.data().join("tree"), 7, 4);
+    assert_eq!(nr, 2801);
+    mount.group("walker", "0");
+    for _ in 0..2 {
+        let found = mount.sh_in("walker", "find $MNT/tree -type d -printf '%i\\n' | sort -u | wc -l");
+        assert_eq!(found.good(), nr.to_string());
     }
     mount.assert_alive();
     mount.umount();
