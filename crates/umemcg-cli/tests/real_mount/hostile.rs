@@ -251,3 +251,37 @@ fn names_that_a_tenant_pins_are_charged_and_bounded() {
     join(&mount, "");
     mount.umount();
 }
+
+#[test]
+fn a_group_that_gets_room_pays_for_names_that_it_pins() {
+    needs_mount!();
+    const NR: usize = 4_000;
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
+    let mut mount = Mount::start();
+    make_files(&mount.data().join("tree"), NR + PER_DIRECTORY);
+    let file = |n: usize| mount.mnt().join(format!("tree/d{}/f{}", n / PER_DIRECTORY, n % PER_DIRECTORY));
+    let names_of = |group: &str| mount.value(group, "memory.stat", "slab_reclaimable");
+    let before = names_of("");
+    mount.group("pinner", &NAMES_LIMIT_BYTES.to_string());
+    let above = || names_of("").saturating_sub(before + names_of("pinner"));
+
+    join(&mount, "pinner");
+    let pin = |n| rustix::fs::open(file(n), OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+    let pins: Vec<_> = (0..NR).map(pin).collect();
+    assert!(above() > 500 * NAME_BYTES, "{} bytes", above());
+    mount.sh("echo 32M > $CG/pinner/memory.limit_in_bytes").good();
+    fs::metadata(file(NR)).unwrap();
+    assert_eq!(above(), 0);
+    join(&mount, "");
+    mount.sh("rmdir $CG/pinner").good();
+    assert!(names_of("") >= before + NR as u64 * NAME_BYTES, "{} bytes", names_of(""));
+
+    drop(pins);
+    // Those that reclaim asked for while they were pinned are asked for again after some seconds.
+    until("the names are forgotten", || {
+        fs::write(mount.cg().join("vm.drop_caches"), "2").unwrap();
+        names_of("") <= before + (64 << 10)
+    });
+    mount.umount();
+}
