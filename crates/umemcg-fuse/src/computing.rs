@@ -1,30 +1,30 @@
-//! Bounds the running requests that compute rather than wait for a store: no more of them start
-//! than the processors can handle.
+//! Bounds the number of running requests that compute instead of waiting for a store, by the number
+//! of processors.
 //!
-//! Without this bound a tenant with hundreds of large requests has as many threads of the daemon
-//! ready to run as it has places, and a neighbour's small request waits for a processor behind all
-//! of them, several milliseconds each time a thread is woken for it.
+//! Without this bound, a tenant with hundreds of large requests would keep as many threads of the
+//! daemon runnable as it may have requests running. A neighbour's small request would wait for a
+//! processor behind all of them, several milliseconds each time a thread is woken for it.
 //!
-//! A request has a processor from its start; it gives it back while it waits
-//! ([`Idle`](umemcg_base::Idle)), and takes it again afterwards without asking, so that no thread
-//! that holds locks waits for a processor here. So there may be more for a moment, and then nothing
-//! starts. A call of a store that takes long ([`STORE_LEASE`]) waits for a device; one that does
-//! not copied from memory, and kept a processor busy. A request that computes for very long
-//! ([`LEASE`]) is assumed to wait for something unannounced, such as a system call that hangs.
+//! A request counts as computing from its start. It does not count while it waits
+//! ([`Idle`](umemcg_base::Idle)), and counts again afterwards without waiting for room, so that no
+//! thread that holds locks waits here. So the bound may be exceeded for a moment, and then no
+//! request starts. A call of a store that takes longer than [`STORE_LEASE`] is assumed to wait for
+//! a device; a shorter one counts as computing, because it copies from memory. A request that
+//! computes for longer than [`LEASE`] is assumed to wait for something unannounced, such as a
+//! system call that hangs.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use umemcg_base::Wait;
 
-/// The time that a request may compute: many times what a mebibyte takes.
+/// The time for which a request may compute: many times as long as a mebibyte takes.
 const LEASE: Duration = Duration::from_millis(20);
-/// The time that a store may compute: some times what it takes to copy a mebibyte on a processor
-/// that others want, too. With 2 ms a neighbour's p99 was twice that with 10 ms; a store that
-/// answers in less is asked for less at a time.
+/// The time for which a call of a store counts as computing: several times as long as copying a
+/// mebibyte takes on a busy processor. With 2 ms a neighbour's p99 was twice that with 10 ms.
 const STORE_LEASE: Duration = Duration::from_millis(5);
 
-/// Identifies a computing request, and until when it counts as computing.
+/// A computing request, and the time until which it counts as computing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Run {
     until: Instant,
@@ -35,7 +35,7 @@ pub(crate) struct Run {
 #[derive(Debug)]
 pub(crate) struct Computing {
     max: usize,
-    /// The one whose lease ends first comes first.
+    /// Ordered by the end of the lease.
     runs: BTreeSet<Run>,
     next: u64,
 }

@@ -1,13 +1,13 @@
 //! The control tree as a mounted file system.
 //!
 //! The kernel caches nothing: names and attributes have a lifetime of zero, and files are read and
-//! written directly. So a change of owner counts immediately, and each text is made for its reader.
-//! Sizes are those of sysfs: a page. Truncation, which every `echo x > file` asks for, is accepted
-//! and means nothing. An error of a write is the error of `write(2)`.
+//! written directly. So a change of owner takes effect immediately, and each text is generated for
+//! its reader. Sizes are shown as in sysfs: a page. Truncation, which every `echo x > file`
+//! requests, is accepted and has no effect. An error of a write is the error of `write(2)`.
 //!
-//! Limit writes reclaim and may take long. Any signal ends the wait: a v1 limit write is then EINTR
-//! and has changed nothing, a v2 one has succeeded already. Other requests end only with fatal
-//! signals: their callers do not retry, and the operation may have been done.
+//! Limit writes reclaim and may take long. Any signal ends the wait: a v1 limit write then fails
+//! with EINTR and has changed nothing; a v2 one has succeeded already. Other requests end only at
+//! fatal signals: their callers do not retry, and the operation may have taken effect.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -46,17 +46,16 @@ const TYPE_BITS: u32 = 0o170_000;
 /// Shift from a mode to the type in a listing.
 const TYPE_SHIFT: u32 = 12;
 
-/// Answer to a read that no process makes for itself: `sendfile` and `splice` fill the kernel's
-/// page cache first. What was made for one reader would then be there for all others, and a text
-/// that is shorter than the file's size may be handed out with NULs behind it when its attributes
-/// are asked for meanwhile. With this error every tool reads instead, which an empty file, as the
-/// kernel takes one of size 0 for, would not make it do.
+/// The answer to a read that fills the kernel's page cache, as for `sendfile` and `splice`. A text
+/// generated for one reader would then be shown to all others, and could be padded with NULs to the
+/// file's size. With this error every tool falls back to `read`. It would not do so for a file of
+/// size 0, which counts as empty.
 const NOT_THROUGH_PAGE_CACHE: Errno = Errno::INVAL;
 
-/// No entry of a listing takes less.
+/// Fewest bytes of an entry in a listing.
 const DIRENT_BYTES_MIN: usize = 24;
 
-/// Open flags, the same on all Linux systems that are served.
+/// Open flags, which are the same on all supported architectures.
 const ACCESS_MODE: u32 = 0o3;
 const WRITE_ONLY: u32 = 0o1;
 const READ_WRITE: u32 = 0o2;
@@ -68,16 +67,16 @@ const XATTR_REPLACE: u32 = 2;
 
 /// The poll events of every file: `POLLIN`, `POLLOUT`, `POLLRDNORM`, `POLLWRNORM`.
 const POLL_ALWAYS: u32 = 0x001 | 0x004 | 0x040 | 0x100;
-/// And of one that has news.
+/// Additional poll events of a file that has changed.
 const POLL_PRI: u32 = 0x002;
 const POLL_ERR: u32 = 0x008;
 
-/// Requests that may wait for reclaim, and those that only may sleep for a moment, do not take each
-/// other's places. In the lowest bit of both keys.
+/// Requests that may wait for reclaim do not share queue places with those that sleep only briefly.
+/// The lowest bit of both keys tells them apart.
 const RECLAIMING: u64 = 1;
 const BRIEF: u64 = 0;
 
-/// Most control files open at a time, and most of one user other than root: each keeps the text
+/// Most control files open at a time, in all and for one user other than root: each keeps the text
 /// that is being read.
 const NR_OPEN_MAX: usize = 16_384;
 const NR_OPEN_OF_USER_MAX: usize = 4096;
@@ -85,22 +84,22 @@ const NR_OPEN_OF_USER_MAX: usize = 4096;
 /// Serves a [`ControlTree`].
 pub struct ControlFs {
     tree: Arc<ControlTree>,
-    /// Knows the group that pays for a request.
+    /// Finds the group that pays for a request.
     classifier: Arc<dyn Classifier>,
     open_files: LeafMutex<OpenFiles>,
-    /// The lookup of descriptor numbers; set once the mount point is known.
+    /// Looks up descriptor numbers; set once the mount point is known.
     descriptors: OnceLock<ProcessDescriptors>,
     /// Wakes pollers; set once the mount is served.
     notifier: OnceLock<Notifier>,
-    /// Tells inotify of changes; once the mount is served.
+    /// Reports changes to inotify; set once the mount is served.
     modify_events: OnceLock<ModifyEvents>,
-    /// Makes what touches files below the mount point; none where inotify is not told.
+    /// Creates the helper that touches files below the mount point; `None` without inotify.
     make_touch: Option<MakeTouch>,
-    /// The helper that was made for that, until the mount is served.
+    /// The helper, until the mount is served.
     touch: LeafMutex<Option<Box<dyn Touch>>>,
 }
 
-/// Makes what touches files below a mount point.
+/// Creates the helper that touches files below a mount point.
 type MakeTouch = Box<dyn Fn(&Mounted) -> Box<dyn Touch> + Send + Sync>;
 
 impl fmt::Debug for ControlFs {
@@ -113,7 +112,7 @@ impl fmt::Debug for ControlFs {
 struct OpenFiles {
     nr_opened: u64,
     by_handle: HashMap<u64, (u32, Arc<OpenFile>)>,
-    /// Of users other than root.
+    /// The number of open files of each user other than root.
     nr_by_user: HashMap<u32, usize>,
 }
 
@@ -147,13 +146,13 @@ impl OpenFiles {
 }
 
 impl ControlFs {
-    /// Returns a file system that shows this tree. What requests and open files keep is charged to
-    /// the groups of the processes that ask.
+    /// Creates a file system that shows this tree. The memory of requests and open files is charged
+    /// to the groups of the requesting processes.
     pub fn new(tree: Arc<ControlTree>, classifier: Arc<dyn Classifier>) -> Arc<Self> {
-        Arc::new(Self::silent(tree, classifier))
+        Arc::new(Self::without_inotify(tree, classifier))
     }
 
-    fn silent(tree: Arc<ControlTree>, classifier: Arc<dyn Classifier>) -> Self {
+    fn without_inotify(tree: Arc<ControlTree>, classifier: Arc<dyn Classifier>) -> Self {
         Self {
             tree,
             classifier,
@@ -166,14 +165,14 @@ impl ControlFs {
         }
     }
 
-    /// Like [`new`](Self::new), but changes of event files are told to inotify through what
-    /// `make_touch` makes.
+    /// Like [`new`](Self::new), but changes of event files are reported to inotify through the
+    /// helper that `make_touch` creates.
     pub fn with_inotify(
         tree: Arc<ControlTree>,
         classifier: Arc<dyn Classifier>,
         make_touch: impl Fn(&Mounted) -> Box<dyn Touch> + Send + Sync + 'static,
     ) -> Arc<Self> {
-        Arc::new(Self { make_touch: Some(Box::new(make_touch)), ..Self::silent(tree, classifier) })
+        Arc::new(Self { make_touch: Some(Box::new(make_touch)), ..Self::without_inotify(tree, classifier) })
     }
 
     /// Returns how many event files are followed for inotify.
@@ -196,7 +195,7 @@ impl ControlFs {
         self.tree.lookup(node, name).map(|attr| entry(&attr)).map_err(|error| error.to_errno())
     }
 
-    /// Looks up an event file, and follows it for as long as the kernel knows it.
+    /// Looks up an event file, and follows it while the kernel remembers it.
     fn look_up_event_file(&self, directory: NodeId, name: &OsStr, reply: &mut Reply) {
         let found = self.lookup(directory, name);
         let (Ok(out), Some(events)) = (&found, self.modify_events.get()) else { return answer(reply, found) };
@@ -206,8 +205,7 @@ impl ControlFs {
         }
     }
 
-    /// Takes lookups of the kernel back. Nodes are numbers that need not be given back, but files
-    /// may be followed.
+    /// Releases lookups of the kernel. Nodes hold no resources, but files may be followed.
     fn forget(&self, node: u64, nr_lookups: u64) {
         if let Some(events) = self.modify_events.get() {
             events.note_forget(node, nr_lookups);
@@ -276,8 +274,8 @@ impl ControlFs {
         Ok(data.len())
     }
 
-    /// Answers a poll. Every file can be read and written at any time; one that has news says so as
-    /// the kernel's own tree does.
+    /// Answers a poll. Every file is readable and writable at any time. A file that has changed is
+    /// reported as in the kernel's own tree.
     fn poll(&self, arg: &PollIn) -> Result<PollOut, Errno> {
         let file = self.open_file(arg.fh)?;
         let notifier = self.notifier.get().filter(|_| arg.flags & POLL_SCHEDULE_NOTIFY != 0).cloned();
@@ -291,7 +289,7 @@ impl ControlFs {
         Ok(PollOut { revents: POLL_ALWAYS | news, padding: 0 })
     }
 
-    /// Changes mode and owner. A change of size or of times is accepted and changes nothing.
+    /// Changes mode and owner. A change of size or of times is accepted and has no effect.
     fn set_attr(&self, node: NodeId, arg: &SetattrIn, header: &InHeader) -> Result<Attr, ControlError> {
         let given = |bit: u32| arg.valid & bit != 0;
         let set = SetAttr {
@@ -322,8 +320,8 @@ impl ControlFs {
         self.tree.set_xattr(node, name, value, how, caller).map_err(|error| error.to_errno())
     }
 
-    /// Returns the group that pays for a request that may sleep, and the place that it takes: one
-    /// of its payer's, whatever group it looks at, so that no request waits behind another group's.
+    /// Queues a request that may sleep: under the group that pays for it, whichever group it is
+    /// about, so that no request waits behind another group's.
     fn may_sleep(&self, request: &Request<'_>, reply: &mut Reply) -> QuickOutcome {
         let handle = match request.op {
             Op::Write { arg, .. } => Some(arg.fh),
@@ -373,7 +371,7 @@ impl Filesystem for ControlFs {
     fn quick(&self, request: &Request<'_>, reply: &mut Reply) -> QuickOutcome {
         let node = NodeId::from_raw(request.header.nodeid);
         match request.op {
-            // It will be followed from before the answer on, and a look at the members of a group
+            // The file is followed before the answer is sent, and reading the members of a group
             // may sleep.
             Op::Lookup { name } if self.modify_events.get().is_some() && is_event_file(name) => {
                 return self.may_sleep(request, reply);
@@ -406,7 +404,7 @@ impl Filesystem for ControlFs {
                     None => return self.may_sleep(request, reply),
                 }
             }
-            // It would wait for nothing.
+            // There is nothing to wait for.
             Op::Write { data, .. } if data.len() > WRITE_BYTES_MAX => {
                 reply.error(ControlError::TooLong.to_errno()).ignore();
             }
@@ -481,8 +479,8 @@ impl Filesystem for ControlFs {
     }
 }
 
-/// Returns the errno of an operation that a control tree does not support. "Not implemented" makes
-/// the kernel stop asking.
+/// Returns the errno of an operation that a control tree does not support. After ENOSYS the kernel
+/// does not send the operation again.
 fn refusal(op: &Op<'_>) -> Errno {
     match op {
         Op::Create { .. } => Errno::ACCESS,
@@ -509,7 +507,7 @@ fn answer_sized(reply: &mut Reply, result: Result<Vec<u8>, ControlError>, size: 
     }
 }
 
-/// Returns the reason for which no directory or file has an attribute of this name, if none can.
+/// Returns the error for an attribute name that no directory or file can have; `None` for others.
 fn xattr_refusal(name: &OsStr) -> Option<Errno> {
     let error = check_xattr_name(name).err()?;
     // The kernel takes another answer about access lists for a failed check of permissions.
@@ -517,7 +515,8 @@ fn xattr_refusal(name: &OsStr) -> Option<Errno> {
     Some(if is_access_list { Errno::NODATA } else { error.to_errno() })
 }
 
-/// Returns the process that asks, with the supplementary groups, which the request does not carry.
+/// Returns the credentials of the requesting process, with the supplementary groups, which the
+/// request does not carry.
 fn credentials(header: &InHeader) -> Credentials {
     credentials_of(header.pid, header.uid, header.gid)
 }

@@ -1,5 +1,5 @@
-//! The daemon: a volume mounted for all users, its control files mounted beside it, and an end at
-//! which nothing that was accepted is lost without being named.
+//! The daemon: a volume mounted for all users, its control files mounted beside it, and a shutdown
+//! that reports all accepted data that could not be made durable.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -19,10 +19,9 @@ use crate::session::{Filesystem, Session, SessionConfig, SessionError};
 
 /// The interval at which a flush reports its progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
-/// The time that work may take beyond its deadline to list what it has not done.
+/// The time that work may take beyond its deadline to list what is not durable.
 const LISTING_TIME: Duration = Duration::from_secs(1);
-/// The time that threads may take to end after their mount is gone; one may be in a store that
-/// hangs.
+/// The time that threads may take to end after their mount is gone; one may hang in a store.
 const THREADS_END_WITHIN: Duration = Duration::from_secs(2);
 
 /// The configuration of a daemon.
@@ -116,7 +115,7 @@ impl Served {
         Ok(Self { mounted, session })
     }
 
-    /// Takes the mount away from its last users.
+    /// Unmounts, even if the mount is in use.
     fn end(&self) {
         if let Err(error) = self.mounted.unmount(Unmount::ByForce) {
             tracing::warn!(%error, point = %self.mounted.point().display(), "cannot unmount");
@@ -127,8 +126,8 @@ impl Served {
     }
 }
 
-/// Volumes being served, with its control files if they are mounted. Dropping it takes the mounts
-/// away and does not wait for the store: [`shut_down`](Self::shut_down) first.
+/// The volumes being served, with their control files if those are mounted. Dropping it unmounts
+/// and does not wait for the store: call [`shut_down`](Self::shut_down) first.
 #[derive(Debug)]
 pub struct Daemon {
     pub(crate) engine: Arc<Engine>,
@@ -139,7 +138,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Opens the volume if there is to be one, makes the mount and serves it.
+    /// Opens the volume if there is one, mounts it and serves it.
     ///
     /// # Errors
     /// [`DaemonError`]; then nothing stays mounted.
@@ -159,7 +158,7 @@ impl Daemon {
         Ok(Self { engine: Arc::clone(engine), volumes, filesystem, data, control: None })
     }
 
-    /// Mounts control files at `point`, to be served as long as the volume is.
+    /// Mounts control files at `point`, which are served as long as the volume is.
     ///
     /// # Errors
     /// [`DaemonError`].
@@ -179,7 +178,7 @@ impl Daemon {
         &self.volumes
     }
 
-    /// Returns the volumes as they are mounted.
+    /// Returns the file system of the data mount.
     pub fn filesystem(&self) -> &Arc<DataFs> {
         &self.filesystem
     }
@@ -189,7 +188,7 @@ impl Daemon {
         &self.data.mounted
     }
 
-    /// Returns the threads of the data mount.
+    /// Returns the session of the data mount.
     pub fn session(&self) -> &Session {
         &self.data.session
     }
@@ -209,8 +208,9 @@ impl Daemon {
         self.engine.cache().dirty_limits().nr_unclean() * PAGE_SIZE_U64
     }
 
-    /// Makes everything durable that has been accepted so far, names and attributes included; gives
-    /// up at the deadline. `progress` is told the bytes that are left. Returns what is not durable.
+    /// Makes everything durable that has been accepted so far, names and attributes included. Gives
+    /// up at the deadline. `progress` is called with the bytes that are left. Returns the data that
+    /// is not durable.
     pub fn flush(&self, deadline: Instant, progress: &mut dyn FnMut(u64)) -> Vec<Lost> {
         let engine = Arc::clone(&self.engine);
         let timeout = deadline.saturating_duration_since(Instant::now());
@@ -232,7 +232,7 @@ impl Daemon {
         }
     }
 
-    /// Runs what may never return, until the deadline.
+    /// Runs work that may never return. Waits for it until the deadline.
     pub(crate) fn in_background<T: Send + 'static>(
         &self,
         name: &str,
@@ -243,8 +243,8 @@ impl Daemon {
         let (said, heard) = mpsc::channel();
         let thread = std::thread::Builder::new().name(name.into()).spawn(move || drop(said.send(work())));
         thread.map_err(|error| error.to_string())?;
-        // A little later, for work that keeps to the deadline by itself and has something to say;
-        // also when it is long past.
+        // A little later than the deadline, for work that observes the deadline itself and then
+        // reports; also if the deadline has passed already.
         let heard_by = deadline.max(Instant::now()) + LISTING_TIME;
         loop {
             let left = heard_by.saturating_duration_since(Instant::now());
@@ -278,10 +278,10 @@ impl Daemon {
         self.data.mounted.unmount(how)
     }
 
-    /// Ends it all: flushes, takes the mounts away, also from processes that still use them,
-    /// flushes what came meanwhile, and returns what is not durable by the deadline.
+    /// Shuts the daemon down: flushes, unmounts even if processes still use the mounts, flushes the
+    /// data that arrived meanwhile, and returns the data that is not durable by the deadline.
     pub fn shut_down(&self, deadline: Instant) -> Vec<Lost> {
-        // While it is mounted, so that no user is cut off for longer than needed.
+        // First while it is mounted, so that users are cut off for no longer than needed.
         self.flush(deadline, &mut |_| {});
         self.data.end();
         if let Some(control) = &self.control {

@@ -1,5 +1,5 @@
-//! Replies that are delayed: a process over a dirty limit or over `memory.high` is slowed by
-//! getting its answer later, and no thread of the daemon waits with it.
+//! Delayed replies: a process over a dirty limit or over `memory.high` is slowed by a late answer,
+//! and no thread of the daemon waits with it.
 
 use std::cmp::Ordering as Order;
 use std::collections::BinaryHeap;
@@ -43,12 +43,12 @@ impl Ord for Delayed {
 struct Queue {
     heap: BinaryHeap<Delayed>,
     nr_delayed: u64,
-    /// Every condition is to be asked now.
+    /// All conditions are to be checked now.
     all_due: bool,
     stop: bool,
 }
 
-/// The timer and the replies that rest in it. Dropping it answers all of them immediately.
+/// The timer and the delayed replies. Dropping it sends all of them immediately.
 pub struct DelayQueue {
     shared: Arc<Shared>,
     thread: Option<umemcg_base::clock::Worker>,
@@ -83,12 +83,12 @@ impl DelayQueue {
         self.shared.wake.notify_one();
     }
 
-    /// Replies that rest now.
+    /// Returns the number of delayed replies.
     pub fn len(&self) -> usize {
         self.shared.queue.lock().heap.len()
     }
 
-    /// Returns whether none rests.
+    /// Returns whether no reply is delayed.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -126,16 +126,16 @@ impl Shared {
         loop {
             let now = Instant::now();
             let mut due = Vec::new();
-            let everybody = std::mem::take(&mut queue.all_due) || queue.stop;
+            let all = std::mem::take(&mut queue.all_due) || queue.stop;
             while let Some(next) = queue.heap.peek()
-                && (everybody || next.due <= now)
+                && (all || next.due <= now)
             {
                 due.extend(queue.heap.pop());
             }
             if !due.is_empty() {
                 let stop = queue.stop;
-                // Conditions look at other parts of the engine; no thread should wait for that at
-                // our lock.
+                // Conditions examine other parts of the engine, so they are checked without this
+                // lock.
                 drop(queue);
                 due.retain_mut(|delayed| !delayed.send_due(stop, now));
                 queue = self.queue.lock();
@@ -154,14 +154,14 @@ impl Shared {
 }
 
 impl Delayed {
-    /// Answers if it is time; otherwise computes when to check again. Returns whether it was
-    /// answered.
+    /// Sends the reply if it is due; otherwise computes when to check again. Returns whether it was
+    /// sent.
     fn send_due(&mut self, stop: bool, now: Instant) -> bool {
         if !stop
             && !self.reply.is_cancelled()
             && let Some(rest) = (self.again)()
         {
-            // A condition that answers zero must not keep the timer busy.
+            // A condition that returns zero must not keep the timer busy.
             self.due = now + rest.max(Duration::from_millis(1));
             return false;
         }

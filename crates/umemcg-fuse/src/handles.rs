@@ -1,6 +1,6 @@
-//! The table of file handles: what each handle of the kernel refers to. A handle is looked up by
-//! every read and write, so that takes no lock and writes no memory that another thread's lookup
-//! touches.
+//! The table of file handles: the object that each handle of the kernel refers to. Every read and
+//! write looks up a handle, so a lookup takes no lock and writes no cache line that another
+//! thread's lookup touches.
 
 use std::sync::Arc;
 
@@ -9,16 +9,16 @@ use umemcg_base::{LeafMutex, Table};
 
 /// An open object and its handle.
 #[derive(Debug)]
-pub struct Opened<T> {
+pub struct HandleEntry<T> {
     handle: u64,
     /// The object that the handle stands for.
     pub value: Arc<T>,
 }
 
-/// Open things by handle. A handle is reused only after its generation has wrapped around 2^32.
+/// Open objects by handle. A handle is reused only after its generation has wrapped around 2^32.
 #[derive(Debug)]
 pub struct HandleTable<T> {
-    slots: Table<ArcSwapOption<Opened<T>>>,
+    slots: Table<ArcSwapOption<HandleEntry<T>>>,
     free: LeafMutex<Free>,
 }
 
@@ -48,11 +48,13 @@ impl<T> HandleTable<T> {
             (place, free.serial)
         };
         let handle = u64::from(serial) << 32 | u64::from(place);
-        self.slots.get_or_grow(place, ArcSwapOption::empty).store(Some(Arc::new(Opened { handle, value })));
+        self.slots
+            .get_or_grow(place, ArcSwapOption::empty)
+            .store(Some(Arc::new(HandleEntry { handle, value })));
         handle
     }
 
-    /// Returns what a handle stands for. Cheap, and to be held only as long as the request takes.
+    /// Returns the object that a handle stands for. Cheap; to be held only during a request.
     #[inline]
     pub fn get(&self, handle: u64) -> Option<HandleRef<T>> {
         let guard = self.slots.get(handle as u32)?.load();
@@ -64,7 +66,7 @@ impl<T> HandleTable<T> {
     pub fn close(&self, handle: u64) -> Option<Arc<T>> {
         let slot = self.slots.get(handle as u32)?;
         let seen = slot.load_full().filter(|opened| opened.handle == handle)?;
-        // The thread that takes it out gives its place back. Until then no other can stand there.
+        // The thread that removes the object frees its slot. Until then the slot is not reused.
         let taken = slot.compare_and_swap(&Some(Arc::clone(&seen)), None);
         if !taken.as_ref().is_some_and(|taken| Arc::ptr_eq(taken, &seen)) {
             return None;
@@ -73,12 +75,12 @@ impl<T> HandleTable<T> {
         Some(Arc::clone(&seen.value))
     }
 
-    /// Takes all handles back.
+    /// Closes all handles; returns their values.
     pub fn close_all(&self) -> Vec<Arc<T>> {
         self.close_where(|_| true)
     }
 
-    /// Takes those handles back that stand for what `is_meant` says.
+    /// Closes the handles for which `is_meant` returns `true`; returns their values.
     pub fn close_where(&self, is_meant: impl Fn(&T) -> bool) -> Vec<Arc<T>> {
         let nr_places = self.free.lock().nr_places;
         (0..nr_places)
@@ -109,7 +111,7 @@ impl<T> Default for HandleTable<T> {
 
 /// The object that a handle stands for, kept open while this lives.
 #[derive(Debug)]
-pub struct HandleRef<T>(Guard<Option<Arc<Opened<T>>>>);
+pub struct HandleRef<T>(Guard<Option<Arc<HandleEntry<T>>>>);
 
 impl<T> std::ops::Deref for HandleRef<T> {
     type Target = Arc<T>;

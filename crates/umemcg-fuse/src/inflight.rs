@@ -5,16 +5,16 @@
 //! wait:
 //!
 //! 1. The kernel sends INTERRUPT, once per request, at the first signal of whatever kind.
-//! 2. If the request is not known (yet), a watcher looks again a little later, and then answers
-//!    EAGAIN, upon which the kernel sends the interrupt again, or forgets it if the request has
+//! 2. If the request is not registered (yet), a watcher checks again a little later, and then
+//!    answers EAGAIN. The kernel then sends the interrupt again, or drops it if the request has
 //!    been answered meanwhile.
 //! 3. If it is known and any signal may end it ([`Interrupts::AnySignal`]), it is answered
 //!    immediately.
-//! 4. Otherwise only a signal that kills may: reads and writes of files do not fail because an
-//!    alarm went off. The watcher looks at the waiting thread every [`WATCH_INTERVAL`] until it is
-//!    being killed or the request is answered.
+//! 4. Otherwise only a fatal signal may end it: reads and writes of files do not fail because of an
+//!    alarm. The watcher checks the waiting thread every [`WATCH_INTERVAL`] until it is being
+//!    killed or the request is answered.
 //!
-//! The thread that answers claims the request first, so there is one answer. A worker that is too
+//! A thread claims the request before it answers, so there is only one answer. A worker that is too
 //! late learns that its answer was not delivered.
 
 use std::collections::HashMap;
@@ -30,14 +30,14 @@ use crate::transport::{Payload, Transport};
 use crate::wire::reply::WriteOut;
 use crate::wire::{INTERRUPT_BIT, OUT_HEADER_BYTES, OutHeader};
 
-/// The interval at which a waiting thread that has been signalled is looked at.
+/// The interval at which a waiting thread that has been signalled is checked.
 pub const WATCH_INTERVAL: Duration = Duration::from_millis(50);
-/// The time that an interrupt for an unknown request rests before the kernel is asked to repeat it.
+/// The time after which the kernel is asked to repeat an interrupt for an unknown request.
 const UNKNOWN_REST: Duration = Duration::from_millis(2);
-/// After this long a signalled thread that cannot be looked at (another pid namespace, a hidden
-/// `/proc`) counts as killed.
+/// The time after which a signalled thread that cannot be inspected (another pid namespace, a
+/// hidden `/proc`) counts as killed.
 const UNSEEN_GRACE: Duration = Duration::from_secs(1);
-/// Shards of the table, so that threads seldom meet.
+/// Number of shards of the table, so that threads seldom contend.
 const NR_SHARDS: usize = 16;
 
 /// The signals that end the wait for a request.
@@ -45,8 +45,8 @@ const NR_SHARDS: usize = 16;
 pub enum Interrupts {
     /// Those that kill the waiting thread.
     FatalOnly,
-    /// All that are not ignored. For a request that has changed nothing when it is given up, since
-    /// its maker may come again.
+    /// All that are not ignored. For a request that has changed nothing when it is abandoned, since
+    /// its caller may retry.
     AnySignal,
 }
 
@@ -55,7 +55,7 @@ pub enum Interrupts {
 pub enum KillAnswer {
     /// EINTR.
     Interrupted,
-    /// The write has been accepted, only its reply was held back: this many bytes.
+    /// The write has been accepted and only its reply is delayed: this many bytes.
     Written(u32),
 }
 
@@ -68,23 +68,23 @@ pub struct InflightRequest {
     tid: u32,
     /// (C) What ends the wait.
     interrupts: Interrupts,
-    /// (C) The connection that it came from and that its answer must take.
+    /// (C) The queue that it was received from, through which it must be answered.
     transport: Arc<dyn Transport>,
     /// (A) A thread answers or has answered.
     claimed: AtomicBool,
-    /// (A) The watcher looks after it already.
+    /// (A) The watcher watches it already.
     watched: AtomicBool,
     on_kill: LeafMutex<KillAnswer>,
 }
 
 impl InflightRequest {
-    /// Returns whether it has been answered, or is being answered; work for it may stop.
+    /// Returns whether it has been answered or is being answered, so work for it may stop.
     pub fn is_claimed(&self) -> bool {
         // Acquire: pairs with `claim`.
         self.claimed.load(Ordering::Acquire)
     }
 
-    /// Returns the right to answer; given once.
+    /// Claims the right to answer. Returns `true` for one caller only.
     pub(crate) fn claim(&self) -> bool {
         // AcqRel: pairs with `is_claimed` and with itself in another thread.
         !self.claimed.swap(true, Ordering::AcqRel)
@@ -105,7 +105,7 @@ impl InflightRequest {
             }
         };
         let header = OutHeader { len: (OUT_HEADER_BYTES + payload.len()) as u32, error, unique: self.unique };
-        // It makes no difference whether it is taken: no caller is left to be told.
+        // The result does not matter: the caller is being killed.
         let _ = self.transport.send(header.as_bytes(), Payload::Bytes(payload));
     }
 }
@@ -119,7 +119,7 @@ pub struct Inflight {
     transports: Vec<Arc<dyn Transport>>,
     signals: SignalReader,
     watch: LeafMutex<Vec<Watched>>,
-    /// (A) What the watcher looks after now, beside what is new in `watch`.
+    /// (A) The number of requests that the watcher watches, without new ones in `watch`.
     nr_watched: AtomicUsize,
     wake_signal: WakeSignal,
     stop: AtomicBool,
@@ -159,7 +159,7 @@ impl Inflight {
     }
 
     fn shard(&self, unique: u64) -> &LeafMutex<HashMap<u64, Arc<InflightRequest>>> {
-        // The kernel counts in steps of two.
+        // The kernel numbers requests in steps of two.
         &self.shards[(unique >> 1) as usize % NR_SHARDS]
     }
 
@@ -189,12 +189,12 @@ impl Inflight {
         self.shard(unique).lock().remove(&unique);
     }
 
-    /// Sets what a kill is answered with from now on.
+    /// Sets the answer for a killed requester from now on.
     pub fn set_kill_answer(flight: &InflightRequest, answer: KillAnswer) {
         *flight.on_kill.lock() = answer;
     }
 
-    /// Notes that the kernel interrupts `unique`. Called by a reader; does not look at other
+    /// Notes that the kernel interrupts `unique`. Called by a reader; does not inspect other
     /// threads, so it does not sleep.
     pub fn interrupt(&self, unique: u64) {
         let known = self.shard(unique).lock().get(&unique).cloned();
@@ -276,8 +276,8 @@ impl Inflight {
         }
     }
 
-    /// Has the kernel repeat an interrupt. If the request has been answered, no queue knows it and
-    /// nothing happens.
+    /// Makes the kernel repeat an interrupt. If the request has been answered, no queue knows it,
+    /// and this has no effect.
     fn ask_again(&self, unique: u64) {
         let error = -rustix::io::Errno::AGAIN.raw_os_error();
         let header = OutHeader { len: OUT_HEADER_BYTES as u32, error, unique: unique | INTERRUPT_BIT };
@@ -288,8 +288,7 @@ impl Inflight {
         }
     }
 
-    /// Returns the number of interrupted requests whose threads live on and are looked at from time
-    /// to time.
+    /// Returns the number of interrupted requests whose threads are still alive and are watched.
     pub fn nr_watched(&self) -> usize {
         self.nr_watched.load(Ordering::Relaxed)
     }

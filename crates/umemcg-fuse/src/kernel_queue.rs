@@ -1,6 +1,6 @@
-//! The time at which the kernel's queue of requests was last seen empty. Whatever is taken from it
-//! afterwards was queued after that, and so was made by a thread that lived after that: this is how
-//! a thread is told from an earlier one with its id.
+//! The time at which the kernel's queue of requests was last seen empty. Every request received
+//! afterwards was queued after that time, by a thread that was alive after it. This distinguishes
+//! the requesting thread from an earlier one with the same id.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,7 +11,7 @@ use crate::inflight::Inflight;
 use crate::transport::Transport;
 use crate::wire::init::NR_BACKGROUND_MAX;
 
-/// The interval at which the queue is looked at while requests come.
+/// The interval at which the queue is checked while requests arrive.
 const LOOK_INTERVAL_MS: u64 = 8;
 
 /// See the module text.
@@ -23,20 +23,21 @@ pub(crate) struct KernelQueue {
 }
 
 impl KernelQueue {
-    /// Returns the queue of a connection that begins now.
+    /// Creates the state for a connection that begins now.
     pub fn new() -> Self {
         Self { empty_at_ns: since_boot_ns().into(), looked_at_ms: AtomicU64::new(0) }
     }
 
-    /// Returns a time before which the next request cannot have been queued. Looks at the queue
-    /// from time to time.
+    /// Returns a time before which the next request cannot have been queued. Checks the queue from
+    /// time to time.
     pub fn look(&self, transport: &dyn Transport, inflight: &Inflight) -> u64 {
         let now = clock_gettime(ClockId::MonotonicCoarse);
         let now_ms = now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000;
         if now_ms.saturating_sub(self.looked_at_ms.load(Ordering::Relaxed)) >= LOOK_INTERVAL_MS {
             self.looked_at_ms.store(now_ms, Ordering::Relaxed);
             let now_ns = since_boot_ns();
-            // With this many under way the kernel may keep others back where they cannot be seen.
+            // With this many requests in flight, the kernel may hold back others where they cannot
+            // be seen.
             if transport.is_queue_empty() && inflight.len() < usize::from(NR_BACKGROUND_MAX) / 2 {
                 self.empty_at_ns.fetch_max(now_ns, Ordering::Relaxed);
             }

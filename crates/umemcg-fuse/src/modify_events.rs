@@ -2,19 +2,19 @@
 //!
 //! FUSE has no notification that becomes an inotify event, but a change of a file's modification
 //! time does: a success of `utimensat(2)` is `IN_MODIFY` to programs that watch the file. It has to
-//! come from a process that is not the daemon (a thread of the daemon that waits for the daemon
-//! would keep a killed one from ending), so the embedder brings a [`Touch`], which asks a process
-//! of its own.
+//! come from a process other than the daemon, because a thread that waits for its own daemon would
+//! keep a killed daemon from ending. So the embedder provides a [`Touch`], which uses a process of
+//! its own.
 //!
 //! 1. The kernel looks a name up, as `inotify_add_watch(2)` does first: the file is *followed*,
 //!    before the answer.
-//! 2. A moment later, and when a file is closed, the kernel is asked to let go of it. A node that
-//!    is watched or open stays; of all others it says FORGET, and they are followed no more. (Linux
-//!    before 6.18 lets go of them when it needs the room.)
+//! 2. A moment later, and when a file is closed, the kernel is asked to forget it. A node that is
+//!    watched or open stays; for all others the kernel sends FORGET, and they are no longer
+//!    followed. (Linux before 6.18 forgets them when it needs the memory.)
 //! 3. An event puts the node into the set of changes and raises the wake signal.
 //! 4. The thread makes a pass: each file whose content changed is touched once. Passes are
-//!    [`PASS_INTERVAL`] apart, so no file is touched more often, and what comes during a pass is
-//!    left for the next one: the last change is never lost.
+//!    [`PASS_INTERVAL`] apart, so no file is touched more often. A change during a pass is left for
+//!    the next one, so the last change is never lost.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -31,16 +31,16 @@ use umemcg_control::{ControlTree, NodeId, OpenFile, Waker};
 
 use crate::notifier::Notifier;
 
-/// From one pass to the next.
+/// The interval between passes.
 const PASS_INTERVAL: Duration = Duration::from_millis(100);
-/// Files touched in one pass. A mount point is busy while a file of it is touched, and it must not
-/// be so all the time.
+/// Most files touched in one pass. A mount point is busy while one of its files is touched, and it
+/// must not be busy all the time.
 const TOUCHES_PER_PASS: usize = 100;
-/// Until a process that could not be asked is tried again.
+/// The time after which a process that failed is tried again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// The time that the thread sleeps when there is nothing to do.
 const IDLE: Duration = Duration::from_secs(3600);
-/// Nodes of one wish to let go.
+/// Most nodes in one request to forget.
 const NODES_PER_PRUNE: usize = 256;
 
 /// Changes modification times in another process.
@@ -49,7 +49,7 @@ pub trait Touch: Send {
     /// A file that cannot be touched is no error.
     ///
     /// # Errors
-    /// There is no process to ask. The next call tries to start one.
+    /// There is no helper process. The next call tries to start one.
     fn touch(&mut self, path: &Path) -> io::Result<()>;
 }
 
@@ -77,7 +77,7 @@ struct Shared {
 
 /// A file that the kernel knows.
 struct Followed {
-    /// Lookups that the kernel has not taken back.
+    /// Lookups that the kernel has not released.
     nr_lookups: u64,
     file: Arc<OpenFile>,
 }
@@ -102,7 +102,7 @@ impl ModifyEvents {
         Ok(Self(shared))
     }
 
-    /// Notes that the kernel is about to be told of an event file. May sleep.
+    /// Notes that the kernel is about to be given an event file's node. May sleep.
     pub(crate) fn note_lookup(&self, node: NodeId) {
         let raw = node.into_raw();
         if !self.0.note_known(raw) {
@@ -124,7 +124,7 @@ impl ModifyEvents {
         }
     }
 
-    /// Notes that the kernel has taken lookups back.
+    /// Notes that the kernel has released lookups.
     pub(crate) fn note_forget(&self, node: u64, nr_lookups: u64) {
         let mut followed = self.0.followed.lock();
         let gone = match followed.entry(node) {
@@ -147,7 +147,8 @@ impl ModifyEvents {
 
 impl Drop for ModifyEvents {
     fn drop(&mut self) {
-        // Release: pairs with the load in `run`. The signal orders it already; this says so.
+        // Release: pairs with the load in `run`. The signal orders it already; this makes the pair
+        // visible.
         self.0.has_ended.store(true, Ordering::Release);
         self.0.wake_signal.raise();
     }
@@ -161,8 +162,7 @@ impl Shared {
         }
     }
 
-    /// Asks the kernel to let go of a node, but not before its caller has had time to take hold of
-    /// it.
+    /// Asks the kernel to forget a node, after its caller has had time to open or watch it.
     fn ask_to_let_go(&self, node: u64) {
         self.to_let_go.lock().insert(node);
         self.wake_signal.raise();
@@ -176,7 +176,7 @@ impl Shared {
         true
     }
 
-    /// Follows a file; gives it back when another lookup was faster.
+    /// Follows a file; returns it if another lookup was faster.
     fn insert(&self, node: u64, file: OpenFile) -> Option<OpenFile> {
         match self.followed.lock().entry(node) {
             Entry::Occupied(mut known) => {
@@ -200,8 +200,8 @@ struct Passes {
     shared: Arc<Shared>,
     touch: Box<dyn Touch>,
     notifier: Notifier,
-    /// Files that were found changed and had no room in the last pass. With each, whether it has to
-    /// be touched in any case: its change was taken already.
+    /// Changed files that did not fit in the last pass. Each with whether it must be touched in any
+    /// case, because its change has been consumed already.
     to_touch: VecDeque<(u64, bool)>,
 }
 
@@ -223,13 +223,13 @@ impl Passes {
                 }
                 rest = RETRY_AFTER;
             }
-            // Those of the pass before.
+            // The nodes of the previous pass.
             self.prune(std::mem::replace(&mut to_prune, std::mem::take(&mut *self.shared.to_let_go.lock())));
             std::thread::sleep(rest);
         }
     }
 
-    /// Touches what has changed, some at a time.
+    /// Touches changed files, a bounded number at a time.
     fn touch_changed(&mut self) -> io::Result<()> {
         if self.to_touch.is_empty() {
             let changed = std::mem::take(&mut *self.shared.changed.lock());
@@ -247,7 +247,7 @@ impl Passes {
                 return Err(error);
             }
             if file.path().is_some_and(|now| now != path) {
-                // A group was renamed meanwhile, and the touch may have gone nowhere.
+                // A group was renamed meanwhile, so the path of the touch may have been wrong.
                 self.to_touch.push_back((node, true));
             }
         }

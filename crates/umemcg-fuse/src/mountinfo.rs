@@ -1,5 +1,5 @@
-//! The mounts of this process, as `/proc/self/mountinfo` lists them. Reading it asks no file system
-//! anything, so it is safe beside mounts that are dead or hang.
+//! The mounts of this process, as `/proc/self/mountinfo` lists them. Reading it sends no request to
+//! any file system, so it is safe even if mounts are dead or hang.
 
 use std::ffi::OsString;
 use std::io;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// One mount.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mount {
-    /// Its number, unique among the mounts of now.
+    /// Its number, unique among the present mounts.
     pub id: u64,
     /// `major:minor` of the mounted file system, unique among those mounted now.
     pub device: String,
@@ -46,7 +46,7 @@ pub fn mount_at(point: &Path) -> io::Result<Option<Mount>> {
     Ok(parse(&text).rfind(|mount| mount.point == point))
 }
 
-/// Returns the mounts of a mountinfo text, bottom up. A line that is cut short is passed over.
+/// Returns the mounts of a mountinfo text, bottom up. A truncated line is skipped.
 pub fn parse(text: &[u8]) -> impl DoubleEndedIterator<Item = Mount> {
     let mounts: Vec<Mount> = text.split(|&byte| byte == b'\n').filter_map(parse_line).collect();
     mounts.into_iter()

@@ -1,10 +1,10 @@
-//! Looks whether a thread is being killed, in `/proc/<tid>/status`.
+//! Determines from `/proc/<tid>/status` whether a thread is being killed.
 //!
 //! That file is one of the few about a process that can be read without the process's memory map
 //! lock, which the thread may hold while it waits for us (a fault on a mapped page). A signal that
-//! ends a process without a core dump is turned into SIGKILL for each of its threads as soon as it
-//! is sent, so that one bit tells nearly all; signals that dump core stay as they are, and the
-//! masks of blocked, ignored and caught signals say what will come of them.
+//! ends a process without a core dump becomes SIGKILL for each of its threads as soon as it is
+//! sent, so one bit is enough for nearly all signals. Signals that dump core are not converted; the
+//! masks of blocked, ignored and caught signals tell whether they will be fatal.
 
 use std::fs::File;
 use std::io::Read;
@@ -34,7 +34,7 @@ const CORE_DUMPING: u64 =
     bit(3) | bit(4) | bit(5) | bit(6) | bit(7) | bit(8) | bit(11) | bit(24) | bit(25) | bit(31);
 /// The file is about 1.5 KiB.
 const STATUS_BYTES_MAX: u64 = 16 << 10;
-/// Of `struct statfs`, for procfs.
+/// `f_type` of procfs in `struct statfs`.
 const PROC_SUPER_MAGIC: i64 = 0x9fa0;
 
 /// Reads the state of threads from a `/proc` that was checked to be one.
@@ -51,7 +51,7 @@ impl SignalReader {
             rustix::fs::open("/proc", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
         let proc = proc.ok().filter(|proc| {
             let is_proc = rustix::fs::fstatfs(proc).is_ok_and(|fs| fs.f_type == PROC_SUPER_MAGIC);
-            // One of another pid namespace calls us by another number.
+            // A `/proc` of another pid namespace shows this process under another id.
             let me = rustix::fs::readlinkat(proc, "self", Vec::new());
             is_proc && me.is_ok_and(|me| me.to_bytes() == std::process::id().to_string().as_bytes())
         });
@@ -67,7 +67,8 @@ impl SignalReader {
             OFlags::RDONLY | OFlags::CLOEXEC,
             Mode::empty(),
         );
-        // A thread that waits for an answer exists. If it does not show, it is hidden from us.
+        // A thread that waits for an answer exists. If it is not listed, it is hidden from the
+        // daemon.
         let Ok(file) = file else { return Liveness::Unknown };
         let mut text = String::new();
         match File::from(file).take(STATUS_BYTES_MAX).read_to_string(&mut text) {

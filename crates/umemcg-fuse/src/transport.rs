@@ -1,6 +1,6 @@
-//! The way to the kernel and back: requests come in whole, answers go out whole. The session knows
-//! only [`Transport`]; [`Device`] is `/dev/fuse`, and another way (rings, a recorded conversation)
-//! fits behind it too.
+//! The connection to the kernel: requests arrive whole, and answers are sent whole. The session
+//! knows only [`Transport`]. [`Device`] is `/dev/fuse`; other implementations (rings, a recorded
+//! conversation) are possible.
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -11,14 +11,14 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use umemcg_arena::{Arena, Segment};
 
-/// The bytes behind an answer's header.
+/// The bytes after an answer's header.
 #[derive(Clone, Copy)]
 pub enum Payload<'a> {
     /// Nothing.
     None,
     /// These bytes.
     Bytes(&'a [u8]),
-    /// The contents of frames, taken by the kernel where they lie.
+    /// The contents of frames, which the kernel reads in place.
     Frames(&'a Arena, &'a [Segment]),
 }
 
@@ -65,8 +65,8 @@ pub enum SendError {
     Failed(io::Error),
 }
 
-/// Brings requests and takes answers. Any thread may use it; a request must be answered where it
-/// came from.
+/// Receives requests and sends answers. Any thread may use it; a request must be answered through
+/// the transport that it was received from.
 pub trait Transport: Send + Sync + fmt::Debug {
     /// Waits for a request and puts it at the start of `buffer`, which has
     /// [`wire::BUFFER_BYTES`](crate::wire::BUFFER_BYTES).
@@ -75,13 +75,13 @@ pub trait Transport: Send + Sync + fmt::Debug {
     /// [`ReceiveError`].
     fn receive(&self, buffer: &mut [u8]) -> Result<usize, ReceiveError>;
 
-    /// Returns whether no request waits to be received, on any queue of the connection. No, where
-    /// that cannot be known.
+    /// Returns whether no request waits to be received, on any queue of the connection; `false` if
+    /// that cannot be determined.
     fn is_queue_empty(&self) -> bool {
         false
     }
 
-    /// Sends one answer or notification. `header` says the length of both parts. Does not wait,
+    /// Sends one answer or notification. `header` has the length of both parts. Does not wait,
     /// except a notification that invalidates, which waits for the kernel's locks on the inode.
     ///
     /// # Errors
@@ -101,11 +101,11 @@ impl Device {
         Self { fd }
     }
 
-    /// Returns a second queue for the same mount, so that two readers share no lock of the
-    /// kernel's; where the kernel refuses, the same queue again.
+    /// Returns another queue for the same mount, so that two readers do not share a lock of the
+    /// kernel; if the kernel refuses, the same queue.
     ///
     /// # Errors
-    /// When no descriptor is to be had.
+    /// When no descriptor is available.
     pub fn another(&self) -> io::Result<Self> {
         let fresh = rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
         if let Ok(fresh) = fresh
@@ -135,7 +135,7 @@ impl AsFd for Device {
 impl Transport for Device {
     fn receive(&self, buffer: &mut [u8]) -> Result<usize, ReceiveError> {
         match rustix::io::read(&self.fd, buffer) {
-            // Only a stand-in for the device ends like a pipe.
+            // Only a test's substitute for the device ends like a pipe.
             Ok(0) => Err(ReceiveError::Ended),
             Ok(len) => Ok(len),
             // NOENT: the request was withdrawn while it was being handed out.
@@ -146,8 +146,8 @@ impl Transport for Device {
     }
 
     fn is_queue_empty(&self) -> bool {
-        // Further queues of a connection share the list of what waits; each has its own of what was
-        // taken.
+        // The queues of a connection share the list of waiting requests; each has its own list of
+        // received ones.
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         poll(&mut [PollFd::new(&self.fd, PollFlags::IN)], Some(&now)).is_ok_and(|nr_ready| nr_ready == 0)
     }

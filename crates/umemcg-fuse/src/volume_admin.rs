@@ -1,8 +1,8 @@
 //! Volumes of a daemon added, listed and removed while it serves.
 //!
-//! A removal makes durable first what was accepted; what cannot be is named, and without force the
-//! volume then stays. The kernel is told to forget the name through the thread that sends
-//! notifications: a caller here is no thread that serves requests.
+//! A removal first makes all accepted data durable. Data for which that fails is reported, and
+//! without force the volume then stays. The callers are not threads that serve requests, so they
+//! may wait until the kernel has been told to forget the name.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,8 +16,7 @@ use crate::daemon::{Daemon, Lost};
 
 /// The time that the kernel has to forget a name.
 const FORGOTTEN_WITHIN: Duration = Duration::from_secs(2);
-/// The time that open files have to be closed, and the time for which closing them by force may
-/// keep the remover.
+/// The time that open files have to be closed, and the time that closing them by force may take.
 const CLOSED_WITHIN: Duration = Duration::from_secs(2);
 
 /// Why a volume was not added.
@@ -60,7 +59,7 @@ pub enum RemoveVolumeError {
 pub struct Removed {
     /// The accepted data that is not durable; only by force.
     pub lost: Vec<Lost>,
-    /// Files and directories that were open and now answer with errors; only by force.
+    /// The number of files and directories that were open, and now return errors; only by force.
     pub nr_closed: usize,
 }
 
@@ -96,7 +95,8 @@ impl Daemon {
         Ok(VolumeInfo::of(&member))
     }
 
-    /// Refuses a directory that holds the mount, or lies in it: requests would wait for themselves.
+    /// Refuses a directory that contains the mount or lies in it: requests would wait for
+    /// themselves.
     fn check_apart(&self, dir: &Path) -> Result<(), AddVolumeError> {
         let error = |error| AddVolumeError::Directory { dir: dir.to_owned(), error };
         let real = dir.canonicalize().map_err(error)?;

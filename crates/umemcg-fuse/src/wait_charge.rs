@@ -1,14 +1,14 @@
 //! The memory that a waiting request keeps, and the charge for it.
 //!
-//! Its group pays while it has room. A device reader cannot reclaim, and a write must not fail or
-//! be short for want of memory, since most programs treat a short write to a file as an error. So a
-//! write that finds no room in its group borrows memory of the daemon, as running requests do: a
-//! `LoanPool` has [`LENT_BYTES_MAX`] for a mount, and a group at most half of what the others
-//! leave.
+//! The group pays while it has room. A device reader cannot reclaim, and a write must not fail or
+//! be short for lack of memory, since most programs treat a short write to a file as an error. So a
+//! write whose group has no room borrows memory of the daemon, as running requests do. A `LoanPool`
+//! has [`LENT_BYTES_MAX`] for a mount, and a group may have at most half of what the others leave.
 //!
-//! Beyond that, for a group with more than a hundred simultaneous writers of a mebibyte, the header
-//! and the start of the data are kept all the same, charged beyond the limit: [`KEPT_BYTES_MIN`]
-//! and a page for each request. The write is short then, and its caller retries with the rest.
+//! Beyond that, which takes more than a hundred simultaneous writers of a mebibyte in one group,
+//! only the header and the start of the data are kept and charged beyond the limit:
+//! [`KEPT_BYTES_MIN`] and a page for each request. The write is short then, and its caller retries
+//! with the rest.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use umemcg_base::{LeafMutex, PAGE_SIZE};
 use crate::wire::InHeader;
 use crate::wire::request::{shorten_write, write_payload};
 
-/// The cost of a request beside its bytes: itself, its entry among those that can be interrupted,
-/// its place in the queue.
+/// The cost of a request in addition to its message: the request itself, its entry among those that
+/// can be interrupted, and its place in the queue.
 pub const REQUEST_BYTES: u64 = 512;
-/// This much of a write is kept whatever the limits say, and up to the end of a page.
+/// The bytes of a write that are kept regardless of limits, rounded up to the end of a page.
 pub const KEPT_BYTES_MIN: usize = 16 << 10;
 /// Bytes that a mount lends to waiting writes: enough for 256 of the largest.
 pub const LENT_BYTES_MAX: u64 = 256 << 20;
@@ -31,7 +31,7 @@ pub const LENT_BYTES_MAX: u64 = 256 << 20;
 #[derive(Debug, Default)]
 struct Loans {
     bytes: u64,
-    /// By group id; only groups that have some.
+    /// By group id; only groups that have a loan.
     by_group: HashMap<u64, u64>,
 }
 
@@ -112,18 +112,18 @@ pub(crate) fn keep(
     kept(forced(least), None, least)
 }
 
-/// Returns a charge for what a held-back answer keeps; none when there is no room.
+/// Returns the charge for the content of a delayed answer; `None` when there is no room.
 pub(crate) fn charge_answer(group: &Arc<Group>, bytes: usize) -> Option<AccountedCharge> {
     let charge = group.try_charge(REQUEST_BYTES + bytes as u64).ok()?;
     Some(AccountedCharge::new(charge, StatItem::SlabUnreclaimable))
 }
 
-/// Returns the charge of a request whose answer is held back without anything to keep.
+/// Returns the charge of a request whose delayed answer has no content.
 pub(crate) fn charge_held(group: &Group) -> AccountedCharge {
     AccountedCharge::forced(group, REQUEST_BYTES, StatItem::SlabUnreclaimable)
 }
 
-/// Makes a message that was cut after this many bytes one that is whole.
+/// Turns a message that was cut off into the valid message of a shorter request.
 pub(crate) fn close(header: &mut InHeader, message: &mut [u8]) {
     if (header.len as usize) > message.len() {
         shorten_write(header, message);

@@ -1,6 +1,6 @@
 //! A biased lock: nearly free for the one thread that owns it, and expensive for all others.
 //!
-//! The owner takes it up to a hundred million times a second, other threads once in a while. The
+//! The owner enters it up to a hundred million times a second, other threads occasionally. The
 //! owner announces that it is inside and reads whether the gate is closed. An intruder, which is
 //! any other thread, closes the gate and reads whether the owner is inside:
 //!
@@ -27,8 +27,8 @@ use umemcg_base::sync::atomic::{AtomicBool, Ordering, fence};
 use umemcg_base::sync::thread;
 use umemcg_base::{Rank, Waiting, assert_may_wait};
 
-/// Number of times that an intruder looks at a busy owner before it yields the processor. Owners
-/// stay inside for some nanoseconds, unless they are preempted.
+/// Most times that an intruder checks a busy owner before it yields the processor. Owners stay
+/// inside for a few nanoseconds, unless they are preempted.
 const SPINS_MAX: u32 = if cfg!(loom) { 0 } else { 200 };
 
 /// True if [`heavy_fence`] includes the owners' fence. Set before the first owner exists.

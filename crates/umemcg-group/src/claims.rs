@@ -2,9 +2,9 @@
 //! protection is divided among its children (`kernel-semantics` §3.3).
 //!
 //! A group *claims* the smaller of its setting and its usage. The claims of a group's children are
-//! added up when they are needed, over those children only that have a setting: charging never
-//! looks at protection, and groups without a setting cost nothing, however many there are. Where
-//! very many have one, the sum is recomputed only now and then; see [`CLAIMS_EXACT`].
+//! added up on demand, over only those children that have a setting. So charging never checks
+//! protection, and groups without a setting cost nothing. If very many children have a setting, the
+//! sum is recomputed less often; see [`CLAIMS_EXACT`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use crate::counter::CounterNode;
 
 /// With up to this many protected children, the sum of their claims is computed for each query.
 /// With *n* times as many, it is computed for every *n*-th query, and whenever the parent's usage
-/// has changed by more than one part in [`CLAIMS_DRIFT`]. So a query looks at no more than this
-/// many children on average.
+/// has changed by more than one part in [`CLAIMS_DRIFT`]. So a query visits no more than this many
+/// children on average.
 pub const CLAIMS_EXACT: usize = 64;
 /// See [`CLAIMS_EXACT`].
 pub const CLAIMS_DRIFT: u64 = 64;
@@ -103,7 +103,7 @@ pub(crate) struct Claimants {
     sum: Protection,
     /// The parent's usage at that time.
     usage: u64,
-    /// The number of queries that it may still answer.
+    /// The number of queries that the sum may still answer.
     pub(crate) nr_uses_left: usize,
 }
 

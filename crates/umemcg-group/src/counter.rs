@@ -57,7 +57,7 @@ pub struct CounterNode {
     max: AtomicU64,
     /// (A) Highest usage that a granted charge has seen, in bytes.
     peak: AtomicU64,
-    /// (A) Usage in bytes from which on charges raise the group's wake signal.
+    /// (A) The usage in bytes at which charges raise the group's wake signal.
     mark: AtomicU64,
     /// (A) Charges that this level refused.
     failcnt: AtomicU64,
@@ -65,7 +65,7 @@ pub struct CounterNode {
     soft_limit: AtomicU64,
     /// (C) while allocated: the node above, or [`NO_NODE`].
     parent: AtomicU32,
-    /// (A) The nearest ancestor that was alive at the last look: a shortcut, which never skips a
+    /// (A) The nearest ancestor that was alive at the last lookup: a shortcut, which never skips a
     /// living node.
     forward: AtomicU32,
     /// (C) while allocated: levels above this one.
@@ -203,8 +203,8 @@ impl CounterNode {
         self.word.fetch_add(bytes, Ordering::AcqRel);
     }
 
-    /// Undoes an addition by `try_add` or `add`. The node cannot become empty, since its user holds
-    /// it.
+    /// Undoes an addition by `try_add` or `add`. The node cannot become empty, since its caller
+    /// keeps it.
     #[inline]
     pub fn take_back(&self, bytes: u64) {
         assert!(!self.sub(bytes), "a counter node was emptied under its user");
@@ -222,8 +222,7 @@ impl CounterNode {
         // AcqRel: everything that users did with the node happens before its reuse.
         let before = self.word.fetch_sub(bytes, Ordering::AcqRel);
         if before & !LIVE < bytes {
-            // Corrected first, so that destructors that run during the panic do not fail on it
-            // again.
+            // Corrected first, so that destructors that run during the panic do not panic again.
             self.word.fetch_add(bytes, Ordering::AcqRel);
             panic!("uncharge of {bytes} bytes from a counter at {}", before & !LIVE);
         }
@@ -256,7 +255,7 @@ impl CounterNode {
     /// Sets the mark, in bytes of usage. Charges granted from now on that reach it are noticed, at
     /// the latest when the next stock is filled.
     pub fn set_mark(&self, mark: u64) {
-        // Relaxed: a charge in flight may miss it; the setter looks at the usage afterwards.
+        // Relaxed: a charge in flight may miss it; the setter checks the usage afterwards.
         self.mark.store(mark, Ordering::Relaxed);
     }
 
@@ -312,7 +311,7 @@ impl CounterNode {
 
     /// Writes the flag. Only under the lock of the group's `Excess`.
     pub fn publish_excess(&self, in_excess: bool) {
-        // Relaxed: the look at the usage that follows orders it.
+        // Relaxed: the read of the usage that follows orders it.
         self.in_excess.store(in_excess, Ordering::Relaxed);
     }
 

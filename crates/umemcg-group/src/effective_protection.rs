@@ -1,23 +1,23 @@
 //! Effective protection: how much of a group's memory is protected from reclaim that starts at one
 //! root, computed top-down along the way to the group (`kernel-semantics` §3.3).
 //!
-//! The root itself is not protected from its own reclaim; a group directly below has the protection
-//! that is set for it; further down, a parent's protection is divided ([`share`]). A walk visits
-//! groups in the order of the tree, so the levels above the next group are mostly those above the
-//! last, and the sum of claims is asked for once for each parent and walk.
+//! The root is not protected from its own reclaim. A group directly below has the protection that
+//! is set for it. Further down, a parent's protection is divided ([`share`]). A walk visits groups
+//! in tree order, so consecutive groups share most of the levels above them, and the sum of claims
+//! is computed once for each parent and walk.
 
 use std::sync::Arc;
 
 use crate::claims::{Level, Protection, share};
 use crate::group::Group;
 
-/// One level on the way to the group asked for last.
+/// One level on the path to the group of the last query.
 #[derive(Debug)]
 struct KnownLevel {
     group: Arc<Group>,
     usage: u64,
     effective: Protection,
-    /// Once asked for.
+    /// `None` until it is needed.
     claimed: Option<Protection>,
 }
 
@@ -30,18 +30,18 @@ pub struct EffectiveProtection<'r> {
     recursive: bool,
     /// True if any group below the root is protected.
     is_any: bool,
-    /// From directly below the root down to the group asked for last.
+    /// The levels from directly below the root to the group of the last query.
     path: Vec<KnownLevel>,
 }
 
 impl<'r> EffectiveProtection<'r> {
     /// Creates the protection for a reclaim that starts at `root`. With `recursive`, protection
-    /// that no child claims is handed down all the same.
+    /// that no child claims is distributed as well.
     pub fn new(root: &'r Arc<Group>, recursive: bool) -> Self {
         Self { root, recursive, is_any: root.has_claimants(), path: Vec::new() }
     }
 
-    /// Starts over: usages are looked at again, and what has been set meanwhile counts.
+    /// Starts over with the present usages and settings.
     pub fn refresh(&mut self) {
         self.is_any = self.root.has_claimants();
         self.path.clear();
@@ -57,7 +57,7 @@ impl<'r> EffectiveProtection<'r> {
         if !self.is_any || Arc::ptr_eq(group, self.root) {
             return Protection::NONE;
         }
-        // Go back up to the nearest level that is known already.
+        // Go back up to the nearest known level.
         let mut missing = vec![group];
         let mut nr_known = 0;
         while let Some(above) = missing.last().and_then(|at| at.parent()) {

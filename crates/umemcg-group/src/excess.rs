@@ -3,16 +3,16 @@
 //!
 //! A group *counts as in excess* by a flag at its counter. The flag goes up when a change of the
 //! usage finds it above the soft limit, and down when one finds it [`EXCESS_LAG_BYTES`] below, so
-//! that a usage that hovers about its limit does not change it with every batch; a walk that comes
-//! by takes it down immediately ([`Group::update_excess`](crate::Group::update_excess)). Only
-//! changes that reach the counter look: the filling of a stock, what spills from one, a drain.
-//! Charges from stock look at nothing.
+//! that a usage near its limit does not change it with every batch. A walk that visits the group
+//! clears it immediately ([`Group::update_excess`](crate::Group::update_excess)). Only changes that
+//! reach the counter check it: the refill of a stock, a spill from one, a drain. Charges from stock
+//! check nothing.
 //!
-//! Every group has the set of its children in whose subtrees a flag is up, in the structure that
-//! says where there is anything to reclaim ([`crate::subtree_marks`]). The kernel's series counts
-//! descendants instead; with sets, a walk goes from one group in excess to the next without a look
-//! at those between, and a flag that changes writes no further up than the first set that stays as
-//! it is.
+//! Every group keeps the set of its children in whose subtrees a flag is set, in the same structure
+//! that records where there is reclaimable memory ([`crate::subtree_marks`]). The kernel's series
+//! counts descendants instead. With sets, a walk goes from one group in excess to the next without
+//! visiting those between, and the change of a flag is propagated only up to the first set that
+//! does not change.
 //!
 //! Usage and flag are two words, written by different threads:
 //!
@@ -22,7 +22,7 @@
 //! 2. reads the flag                  2. looks at the word with a read-modify-write, and begins again if they differ
 //! ```
 //!
-//! Whichever of the two comes second in the word's modification order sees what the other did.
+//! Whichever of the two comes second in the word's modification order sees the other's change.
 
 use crate::counter::CounterNode;
 pub use crate::counter::EXCESS_LAG_BYTES;
@@ -34,7 +34,7 @@ use umemcg_base::{LeafMutex, Rank};
 pub struct Excess<C> {
     /// Held while the flag changes.
     changing: LeafMutex<()>,
-    /// The flag, and the children below which one is up.
+    /// The flag, and the children in whose subtrees one is set.
     subtree_marks: SubtreeMarks<C>,
 }
 
@@ -45,14 +45,14 @@ impl<C> Default for Excess<C> {
 }
 
 impl<C> Excess<C> {
-    /// Returns the children below which a flag is up.
+    /// Returns the flag, and the children in whose subtrees one is set.
     pub fn subtree_marks(&self) -> &SubtreeMarks<C> {
         &self.subtree_marks
     }
 
-    /// Corrects the flag by the usage. `lag` says how many bytes below the soft limit it may stay
-    /// up. `path_to_root` leads from the group to the root. `HANDSHAKE` is false only in the model
-    /// that shows why it is needed.
+    /// Corrects the flag by the usage. `lag` is the number of bytes below the soft limit down to
+    /// which it may stay set. `path_to_root` leads from the group to the root. `HANDSHAKE` is false
+    /// only in the model that shows why it is needed.
     #[doc(alias = "mem_cgroup_update_soft_limit")]
     pub fn update<'a, const HANDSHAKE: bool, W>(
         &'a self,
@@ -64,7 +64,7 @@ impl<C> Excess<C> {
         C: 'a,
     {
         let _changing = self.changing.lock();
-        // This loop ends: each further turn needs a usage that crossed the limit and the lag
+        // This loop ends: each further iteration needs a usage that crossed the limit and the lag
         // meanwhile.
         while let Some(in_excess) = node.excess_to_publish::<HANDSHAKE>(lag) {
             node.publish_excess(in_excess);

@@ -19,13 +19,13 @@ pub enum ExtensionSlot {
     Engine,
     /// The control files'.
     Control,
-    /// Time lost for want of memory.
+    /// Time lost for lack of memory.
     Stalls,
 }
 
 const NR_EXTENSION_SLOTS: usize = ExtensionSlot::Stalls as usize + 1;
 
-/// State of the layers above, made when first asked for.
+/// State of the layers above, created on first use.
 #[derive(Default)]
 pub(crate) struct Extensions([OnceLock<Box<dyn Any + Send + Sync>>; NR_EXTENSION_SLOTS]);
 
@@ -56,9 +56,9 @@ impl fmt::Debug for Extensions {
 /// raises it without knowing its listeners.
 #[derive(Debug, Default)]
 pub struct WakeSignals {
-    /// Usage crossed a mark: background reclaim should look.
+    /// Usage crossed a mark: background reclaim should check the group.
     pub pressure: WakeSignalSlot,
-    /// Dirty bytes crossed a threshold: the flusher should look.
+    /// Dirty bytes crossed a threshold: the flusher should check the group.
     pub dirty: WakeSignalSlot,
 }
 

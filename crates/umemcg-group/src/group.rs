@@ -62,7 +62,7 @@ pub struct Group {
 pub(crate) struct Children {
     pub(crate) by_id: BTreeMap<u64, Arc<Group>>,
     pub(crate) by_name: HashMap<Arc<OsStr>, Arc<Group>>,
-    /// Unlinked, but still handing over what they hold.
+    /// Number of children that are unlinked and still handing over their lists.
     pub(crate) nr_leaving: usize,
 }
 
@@ -184,7 +184,7 @@ impl Group {
         self.node.peak()
     }
 
-    /// Starts the peak again from the present usage.
+    /// Resets the peak to the present usage.
     pub fn reset_peak(&self) {
         self.node.reset_peak();
     }
@@ -195,9 +195,9 @@ impl Group {
         self.node.max()
     }
 
-    /// Sets the usage from which on charges raise the pressure signal, in bytes; raises it
-    /// immediately if usage is there already. [`UNLIMITED`](crate::UNLIMITED) means never. Charges
-    /// from a stock count as made when the stock was filled.
+    /// Sets the usage, in bytes, at which charges raise the pressure signal. Raises it immediately
+    /// if the usage is that high already. [`UNLIMITED`](crate::UNLIMITED) means never. Charges from
+    /// a stock count as made when the stock was filled.
     pub fn set_pressure_mark(&self, usage_bytes: u64) {
         let _changing = self.limit_lock.lock();
         if self.is_dead() {
@@ -227,7 +227,7 @@ impl Group {
         is_alive
     }
 
-    /// Returns the number of charges that this group's limit refused.
+    /// Returns the number of charges that this group's limit has refused.
     pub fn failcnt(&self) -> u64 {
         self.node.failcnt()
     }
@@ -291,8 +291,7 @@ impl Group {
         self.stats.events.attach::<true>(wake_signal);
     }
 
-    /// Raises that wake signal although nothing was counted: threads that wait for news should
-    /// look.
+    /// Raises that wake signal without counting an event, so that waiting threads check the group.
     pub fn announce(&self) {
         self.stats.events.raise();
     }
@@ -307,13 +306,13 @@ impl Group {
         self.stats.events_local[kind.index()].load(Ordering::Relaxed)
     }
 
-    /// Returns a layer's state in this group, made when first asked for. A slot always holds the
-    /// same type.
+    /// Returns a layer's state in this group, which `make` creates on first use. A slot always
+    /// holds the same type.
     pub fn extension<T: Any + Send + Sync>(&self, slot: ExtensionSlot, make: impl FnOnce() -> T) -> &T {
         self.extensions.get_or_make(slot, make)
     }
 
-    /// Returns a layer's state in this group, if it was ever asked for.
+    /// Returns a layer's state in this group, if it has been created.
     pub fn extension_if_present<T: Any + Send + Sync>(&self, slot: ExtensionSlot) -> Option<&T> {
         self.extensions.get(slot)
     }
@@ -363,8 +362,7 @@ fn note_node_freed(above: u32) {
 /// Accounts for the state of a removed group below `above`, which is about to be uncharged.
 pub(crate) fn note_state_freed(above: OwnerId, bytes: u64) {
     let mut at = above.0;
-    // Bounded by the depth of the tree. Living groups are there to be found, so without one the
-    // tree has gone.
+    // Bounded by the depth of the tree. If no living group is found, the tree is gone.
     loop {
         if let Some(group) = GROUPS.get(at).and_then(|slot| slot.load_full()) {
             return group.stat_add(StatItem::GroupState, -(bytes as i64));
@@ -434,11 +432,11 @@ impl OwnerId {
         }
     }
 
-    /// Returns the nearest living group of a handle that nothing keeps alive (a shadow entry names
-    /// one): `None`, or another group, when the handle was freed since.
+    /// Returns the nearest living group of a handle that nothing keeps alive, such as that of a
+    /// shadow entry: `None` or another group if the handle has been freed since.
     pub fn try_resolve(self) -> Option<Arc<Group>> {
         let mut at = self.0;
-        // Bounded: a stale handle may lead anywhere, but not for ever.
+        // Bounded, because a stale handle may lead anywhere.
         for _ in 0..64 {
             if at == NO_NODE {
                 break;

@@ -1,5 +1,5 @@
-//! A group's statistics as a reader gets them, and how a change reaches the group: immediately, or
-//! together with other pending changes of the thread (see [`crate::pending`]).
+//! Reading a group's statistics, and applying changes to them: immediately, or together with other
+//! pending changes of the thread (see [`crate::pending`]).
 
 use std::sync::atomic::Ordering;
 

@@ -1,9 +1,10 @@
-//! Reads that found their pages: counted by each thread for itself, so that two hits on different
-//! files write no common cache line, and added to the groups' numbers when they are read.
+//! Counts of reads that found their pages. Each thread counts for itself, so that two hits on
+//! different files write no common cache line. The counts are added to the groups' statistics when
+//! those are read.
 //!
 //! A thread has a small table of counts, by group. It alone writes the counts; the collecting
-//! thread remembers how much of each it has passed on already. Only when a place changes hands to
-//! another group does its thread take the table's lock.
+//! thread records how much of each has been collected already. A thread takes its table's lock only
+//! to give a slot to another group.
 
 use std::cell::OnceCell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -23,7 +24,7 @@ const NR_SLOTS: usize = 64;
 struct Slot {
     /// Id of the group; 0 for none. Written by the thread, under the lock. (A)
     group: AtomicU64,
-    /// Pages found, ever; only the thread writes it. (A)
+    /// Pages found since the slot was created; only the thread writes it. (A)
     nr: AtomicU64,
 }
 

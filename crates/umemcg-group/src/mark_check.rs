@@ -10,7 +10,8 @@ use std::mem::ManuallyDrop;
 use crate::counter::CounterNode;
 
 thread_local! {
-    /// A charge of this thread reached some level's mark since the last [`take_reached_mark`].
+    /// True if a charge of this thread reached the mark of some level since the last
+    /// [`take_reached_mark`].
     static REACHED_MARK: Cell<bool> = const { Cell::new(false) };
     /// Nodes whose excess flag uncharges of this thread found stale. It has no destructor, so that
     /// it can be used while the thread ends; the code that takes it frees it.

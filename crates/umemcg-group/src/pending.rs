@@ -7,10 +7,10 @@
 //! store. A slot that reaches [`PENDING_BYTES_MAX`] is applied immediately, and so is one that
 //! another owner claims.
 //!
-//! So a number is behind by less than [`PENDING_BYTES_MAX`] for each thread and owner, and that of
-//! a group with many below it by less than [`NR_PENDING`] times as much for each thread. An exact
+//! So a statistic lags by less than [`PENDING_BYTES_MAX`] for each thread and owner, and that of a
+//! group with many groups below by less than [`NR_PENDING`] times as much for each thread. An exact
 //! read applies everything first, which costs nothing when nothing is pending. A decision near a
-//! threshold adds what a peek at the slots shows.
+//! threshold adds the amounts that it reads in the slots.
 //!
 //! No pending change of a removed group may remain, just as no stock may. The removing thread marks
 //! the node dead, then enters every thread's slots; a thread that claims a slot checks the mark
@@ -39,7 +39,7 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Returns whether there is nothing to apply.
+    /// Returns whether all changes are zero.
     pub fn is_nothing(&self) -> bool {
         self.deltas.iter().all(|&delta| delta == 0)
     }

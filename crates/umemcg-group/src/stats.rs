@@ -1,5 +1,5 @@
-//! A group's statistics: what it holds and what happened to it, per group (`local`) and per subtree
-//! (`total`).
+//! A group's statistics: its memory by kind and its events, for the group alone (`local`) and for
+//! its subtree (`total`).
 //!
 //! A change is added to the group's local number and, in the same call, to the total of the group
 //! and of every group above, so that reading either is one load. Callers batch their changes. When
@@ -86,19 +86,19 @@ numbered! {
         PgPgIn,
         /// Pages uncharged.
         PgPgOut,
-        /// Pages looked at by direct reclaim.
+        /// Pages scanned by direct reclaim.
         PgScanDirect,
-        /// Pages looked at by background reclaim.
+        /// Pages scanned by background reclaim.
         PgScanKswapd,
-        /// Pages looked at by reclaim that was asked for (`memory.reclaim`).
+        /// Pages scanned by requested reclaim (`memory.reclaim`).
         PgScanProactive,
         /// Pages freed by direct reclaim.
         PgStealDirect,
         /// Pages freed by background reclaim.
         PgStealKswapd,
-        /// Pages freed by reclaim that was asked for (`memory.reclaim`).
+        /// Pages freed by requested reclaim (`memory.reclaim`).
         PgStealProactive,
-        /// Active pages looked at.
+        /// Active pages scanned.
         PgRefill,
         /// Pages moved to an active list.
         PgActivate,
@@ -112,9 +112,9 @@ numbered! {
         WorkingsetRestore,
         /// Quanta of background reclaim.
         KswapdRun,
-        /// Times that a charge had to reclaim for itself.
+        /// Direct reclaims: charges that had to reclaim themselves.
         AllocStall,
-        /// Pages of I/O served without a cached page, for want of room.
+        /// Pages of I/O served without caching them, for lack of room.
         UncachedIo,
         /// Pages that were read and found; counted by [`hit_counters`](crate::hit_counters).
         CacheHit,
@@ -122,7 +122,7 @@ numbered! {
         CacheMiss,
         /// Reads and writes of pages.
         PgFault,
-        /// Of those, the ones that had to wait for the store.
+        /// Those among them that had to wait for the store.
         PgMajFault,
     }
 }
@@ -207,9 +207,9 @@ impl SweptCell {
     }
 }
 
-/// Adds to the first of `cells`, and if that group is dead to the first above that is not; `cells`
-/// are a group's counter and number and those of the groups above it. `HANDSHAKE` is false only in
-/// the model that shows why.
+/// Adds to a statistic of the nearest living group. `cells` yields the counter and the statistic of
+/// a group, then those of the groups above it. `HANDSHAKE` is false only in the model that shows
+/// why it is there.
 #[inline]
 pub fn add_where_alive<'c, const HANDSHAKE: bool>(
     mut cells: impl Iterator<Item = (&'c CounterNode, &'c SweptCell)>,
@@ -222,7 +222,7 @@ pub fn add_where_alive<'c, const HANDSHAKE: bool>(
         // AcqRel: pairs with `take`. If the remover's came first, the check below sees the mark
         // "dead".
         cell.0.fetch_add(delta, if HANDSHAKE { Ordering::AcqRel } else { Ordering::Relaxed });
-        // The root has nowhere to move it to.
+        // The root has no group above to move it to.
         if node.parent() == NO_NODE || !node.is_dead() {
             return;
         }
@@ -230,7 +230,7 @@ pub fn add_where_alive<'c, const HANDSHAKE: bool>(
     }
 }
 
-/// Moves the number of a group that has been marked dead to the first group above that is not.
+/// Moves a statistic of a group that has been marked dead to the nearest living group above.
 pub fn sweep<'c>(mut cells: impl Iterator<Item = (&'c CounterNode, &'c SweptCell)>) {
     if let Some((node, cell)) = cells.next()
         && node.parent() != NO_NODE

@@ -34,7 +34,7 @@ const SHARED_WORDS: usize = NR_SHARED.div_ceil(64);
 /// The stocks that a drain removes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Drain {
-    /// The bytes in stock. The slots stay claimed, so their threads stay fast.
+    /// The bytes in stock. The slots stay claimed, so charges of their threads stay fast.
     Bytes,
     /// The slots as well.
     Slots,
@@ -76,7 +76,7 @@ impl StockSet {
         &self.lock
     }
 
-    /// Returns what the slots in use seemed to hold a moment ago. For other threads than the owner.
+    /// Returns the recent content of the slots in use. For threads other than the owner.
     pub fn peek(&self) -> impl Iterator<Item = Stocked> {
         self.slots().map(StockSlot::peek)
     }
@@ -127,7 +127,7 @@ pub struct ThreadStock<'l> {
     shared: SlotShares,
 }
 
-/// A thread inside its own stock. Everything done with it is short and waits for nothing.
+/// A thread inside its own stock. All operations on it are short and never wait.
 #[derive(Debug)]
 pub struct OwnStock<'a> {
     set: &'a StockSet,

@@ -2,9 +2,9 @@
 //! nodes.
 //!
 //! The table is direct-mapped by node. Its capacity is divided equally: the more slots are claimed,
-//! the less each may hold. A clock hand frees slots of nodes that are no longer used. A first
-//! charge only claims the slot and a second miss fills it, so a single charge leaves nothing
-//! behind.
+//! the less each may hold. A clock hand frees slots of nodes that are no longer used. The first
+//! charge only claims a slot, and the second miss fills it, so a single charge leaves no bytes in
+//! stock.
 //!
 //! A slot is one word:
 //!
@@ -99,8 +99,8 @@ impl StockSlot {
         let word = self.word();
         let is_enough = is_recent_of(word, node) && word & BYTES >= bytes;
         if is_enough {
-            // Nothing but the subtraction stands between this load and the store: the next
-            // operation waits for it.
+            // Only the subtraction is between this load and the store, because the next operation
+            // depends on the store.
             self.set_word(word - bytes);
         }
         is_enough

@@ -1,12 +1,11 @@
-//! Marks that say where in a subtree there is anything to find. A walk goes only there, so empty
-//! groups cost nothing.
+//! Marks for the groups of a subtree that a walk has to visit, so that other groups cost nothing.
 //!
 //! Used for groups with reclaimable memory, and for groups over their soft limit
 //! (`excess`).
 //!
 //! Every group has a mark, and the set of its children in whose subtrees a mark is set. The mark is
-//! a conservative hint: a thread that adds something always sets it; a walk that found nothing
-//! clears it and looks again. Only changing a mark takes locks, child before parent, up to the
+//! a conservative hint. A thread that adds something always sets it. A walk that found nothing
+//! clears it and checks again. Only changing a mark takes locks, child before parent, up to the
 //! first ancestor whose set does not change.
 
 use std::collections::BTreeMap;
@@ -18,7 +17,7 @@ use umemcg_base::{LeafMutex, Rank};
 /// One group's mark, and the children to visit. `C` is the handle that a parent keeps for a child.
 #[derive(Debug)]
 pub struct SubtreeMarks<C> {
-    /// There may be something in this group itself.
+    /// The mark of this group.
     here: AtomicBool,
     /// Number of children in the set; written under its lock.
     nr_children: AtomicU32,
@@ -60,18 +59,18 @@ impl<C> Default for SubtreeMarks<C> {
 }
 
 impl<C> SubtreeMarks<C> {
-    /// Returns whether something may be in the group itself.
+    /// Returns whether the group itself is marked.
     pub fn is_marked(&self) -> bool {
         self.here.load(Ordering::Relaxed)
     }
 
-    /// Returns whether something may be in the group or below it.
+    /// Returns whether the group or any below it is marked.
     #[cfg(test)]
     fn is_any_marked(&self) -> bool {
         self.is_marked() || !self.below.lock().children.is_empty()
     }
 
-    /// Returns the number of children in whose subtrees something may be. Takes no lock.
+    /// Returns the number of children with a mark in their subtrees. Takes no lock.
     pub fn nr_children(&self) -> u32 {
         self.nr_children.load(Ordering::Relaxed)
     }
@@ -90,7 +89,7 @@ impl<C> SubtreeMarks<C> {
         self.nr_children.store(below.children.len() as u32, Ordering::Relaxed);
     }
 
-    /// Returns the next child after the serial in whose subtree something may be.
+    /// Returns the next child after the serial that has a mark in its subtree.
     pub fn next_child(&self, after: u64) -> Option<C>
     where
         C: Clone,
@@ -128,9 +127,9 @@ fn link_up<'a, C: 'a>(first: PathNode<'a, C>, chain: impl Iterator<Item = PathNo
     }
 }
 
-/// Clears the mark of the first group of `chain`, in which nothing was found. Then `still` looks
-/// again; if something is there now, the mark is set again. `LOOK_AGAIN` is off only in the model
-/// that shows why it is needed.
+/// Clears the mark of the first group of `chain`, in which nothing was found. Then `still` checks
+/// again; if it returns `true`, the mark is set again. `LOOK_AGAIN` is off only in the model that
+/// shows why it is needed.
 pub fn note_absent<'a, const LOOK_AGAIN: bool, C: 'a>(
     mut chain: impl Iterator<Item = PathNode<'a, C>>,
     still: impl FnOnce() -> bool,

@@ -107,7 +107,7 @@ impl GroupTree {
             return Err(CreateError::BadName);
         }
         let name: Arc<OsStr> = Arc::from(name);
-        // This first look avoids a charge for a name that exists; the decisive one is below.
+        // This first check avoids a charge for a name that exists; the decisive one is below.
         if parent.is_dead() {
             return Err(CreateError::ParentGone);
         }
@@ -162,9 +162,9 @@ impl GroupTree {
             // Under the group's own lock, so that no group is created below it any more.
             group.mark_dead();
         }
-        // The lists first: a thread that finds a dead one looks the owner up again until it leads
-        // to the parent, where everything is by then. The other way round, an object still on the
-        // dying list would be looked for on the parent's.
+        // The lists first: a thread that finds a dead list resolves the owner again until it leads
+        // to the parent, which has everything by then. In the other order, a thread would search
+        // the parent's list for an object that is still on the dying one.
         handover(group, parent);
         retire(group);
         parent.children.lock().nr_leaving -= 1;
@@ -212,7 +212,7 @@ impl GroupTree {
 }
 
 impl Drop for GroupTree {
-    /// Breaks the cycle: groups refer to their children and children to their parent.
+    /// Breaks the reference cycles between groups and their children.
     fn drop(&mut self) {
         let mut groups = Vec::new();
         let mut at = Group::next_in_subtree(&self.root, None);

@@ -1,19 +1,20 @@
 //! A host file as the backing store of cached content.
 //!
-//! The descriptor is there while a process has the file open or data waits to be written back;
-//! content that is merely cached needs none. One that can be opened again may be given back while
-//! it is not used ([`InUse`]) and no data waits. Reads and writes leave no second copy in the
-//! kernel's page cache where the volume's mode allows that.
+//! The store has a descriptor while a process has the file open or data waits to be written back;
+//! content that is only cached needs none. A descriptor that can be opened again may be closed
+//! while nothing uses it ([`InUse`]) and no data waits. Reads and writes leave no second copy in
+//! the kernel's page cache where the volume's mode allows that.
 //!
 //! Durability: background write-back asks for a range only
-//! ([`sync_range`](BackingStore::sync_range)). On local file systems that means waiting for the
-//! range: its data is on the device then, and an error is known, but metadata (a new length, new
-//! blocks) may not be committed. That takes the `fdatasync` or `fsync` of
-//! [`sync`](BackingStore::sync), which every sync that a user asked for ends with; it costs a
-//! journal commit and a flush of the device, several times the writing itself, so background
-//! write-back does not pay it. On file systems where waiting for a range may mean nothing it does.
+//! ([`sync_range`](BackingStore::sync_range)). On local file systems the call waits for the range:
+//! afterwards its data is on the device and an error is known, but metadata (a new length, new
+//! blocks) may not be committed. Committing it takes the `fdatasync` or `fsync` of
+//! [`sync`](BackingStore::sync), with which every sync that a user requested ends. It costs a
+//! journal commit and a flush of the device, several times as much as the write, so background
+//! write-back omits it. On file systems where waiting for a range may have no effect, background
+//! write-back uses it too.
 //!
-//! Every sync also gives the host's file the accepted modification time, see
+//! Every sync also sets the host file's modification time to the accepted one; see
 //! [`crate::shown_times`].
 
 use std::io;
@@ -42,9 +43,10 @@ use umemcg::{BackingStore, StoreId};
 pub(crate) struct StoreFds {
     pub(crate) buffered: OwnedFd,
     pub(crate) is_writable: bool,
-    /// Opened with the first direct transfer; `None` inside where that was refused.
+    /// Opened by the first direct transfer; `None` inside if that was refused.
     direct: OnceLock<Option<OwnedFd>>,
-    /// Of the group that had them opened. Last: counted until they are closed.
+    /// The share of the group that opened them. The last field, so that they count until they are
+    /// closed.
     pub(crate) share: DescriptorShare,
 }
 
@@ -65,8 +67,7 @@ pub(crate) struct Fds {
     were_used: bool,
 }
 
-/// Keeps the descriptors from being closed while an operation needs them, or creates data that
-/// will.
+/// Keeps the descriptors open while an operation needs them or creates data that will need them.
 #[derive(Debug)]
 pub(crate) struct InUse<'a> {
     store: &'a HostStore,
@@ -100,12 +101,12 @@ impl HostStore {
         }
     }
 
-    /// Returns the descriptors, while there are any.
+    /// Returns the descriptors, if the store has any.
     pub(crate) fn fds(&self) -> Option<Arc<StoreFds>> {
         self.fds.read().open.clone()
     }
 
-    /// Uses the descriptors, if there are any for this.
+    /// Uses the descriptors, if the store has suitable ones.
     pub(crate) fn try_use(&self, for_writing: bool) -> Option<InUse<'_>> {
         let mut fds = self.fds.write();
         fds.open.as_ref().filter(|open| open.is_writable || !for_writing)?;
@@ -125,9 +126,9 @@ impl HostStore {
         drop(old);
     }
 
-    /// Takes the descriptors away from a store that nothing uses and whose file `is_stable`;
-    /// without `is_hard` only when they were not used since this was last tried. Nothing may open
-    /// others meanwhile.
+    /// Takes the descriptors of a store that nothing uses and whose file `is_stable`. Without
+    /// `is_hard`, only if they were not used since the last attempt. The caller keeps others from
+    /// being opened meanwhile.
     pub(crate) fn take_idle_fds(
         &self,
         is_hard: bool,
@@ -135,17 +136,18 @@ impl HostStore {
     ) -> Option<Arc<StoreFds>> {
         let mut fds = self.fds.write();
         let was_used = std::mem::take(&mut fds.were_used);
-        // Pages that users made unclean show now that they have gone.
+        // Nothing uses the descriptors any more, so pages that their users dirtied are visible
+        // here.
         let is_idle = fds.nr_users == 0 && (is_hard || !was_used) && is_stable();
         if is_idle { fds.open.take() } else { None }
     }
 
-    /// Puts back what was taken.
+    /// Puts descriptors back that were taken.
     pub(crate) fn put_back(&self, taken: Arc<StoreFds>) {
         self.fds.write().open = Some(taken);
     }
 
-    /// Holds up transfers until it is dropped: they wait before they touch the host's file.
+    /// Blocks transfers until the guard is dropped: they wait before they touch the host's file.
     #[cfg(test)]
     pub(crate) fn pause(&self) -> umemcg_base::RankedWriteGuard<'_, Fds> {
         self.fds.write()
@@ -158,13 +160,12 @@ impl HostStore {
     }
 
     fn open_fds(&self) -> io::Result<Arc<StoreFds>> {
-        // Nothing reads or writes content that is clean and not in use.
+        // Content that is clean and not in use is neither read nor written.
         self.fds().ok_or_else(|| Errno::BADF.into())
     }
 
-    /// Changes the allocation of a range on the host. The cache forgets what it has there, so the
-    /// host's file must not stay shorter than the cache's `file_len` for want of data that only the
-    /// cache had.
+    /// Changes the allocation of a range on the host. The cache drops its data of the range, so the
+    /// host's file is then extended to `file_len`, the length in the cache, if it is shorter.
     pub(crate) fn allocate(
         &self,
         mode: FallocateFlags,
@@ -181,8 +182,9 @@ impl HostStore {
         self.exclusively(fds.buffered.as_fd(), |_| done_to_content(change()))
     }
 
-    /// Runs an operation of ours on the host's file, which `held` holds, as one step to all others.
-    /// It gets what the file was before, and says what it did.
+    /// Runs an operation on the host's file, which the descriptor `held` refers to, atomically with
+    /// respect to other threads of the daemon. The operation gets the file's attributes before it,
+    /// and returns its effect.
     pub(crate) fn exclusively<T, E: From<Errno>>(
         &self,
         held: BorrowedFd<'_>,
@@ -192,7 +194,8 @@ impl HostStore {
         let before = host::stat_fd(held)?;
         alone.found(Stamp::of(&before.attr));
         let (result, did) = operation(&before);
-        // A file that cannot be looked at counts as changed from outside at the next look.
+        // If the attributes cannot be read, the file counts as changed from outside at the next
+        // check.
         if let Ok(after) = host::stat_fd(held) {
             self.host_dir.clock.saw(after.attr.ctime);
             alone.left(Stamp::of(&after.attr), did);
@@ -200,13 +203,13 @@ impl HostStore {
         result
     }
 
-    /// Moves the host's access time as the host's mount would have it moved by a read now. A read
-    /// at the end of the file brings nothing, counts as one, and leaves ctime alone.
+    /// Updates the host's access time as the options of the host's mount say, with a read at the
+    /// end of the file: it returns no data and leaves ctime unchanged.
     pub(crate) fn update_host_atime(&self, fds: &StoreFds) {
         let fd = fds.buffered.as_fd();
         let Ok(before) = host::stat_fd(fd) else { return };
         let _ = rustix::io::pread(fd, &mut [0], before.attr.size);
-        // The host compares with its own times, and accepted data may be younger.
+        // The host compares with its own times, and accepted data may be newer.
         let Some(shown) = self.times.shown().filter(|_| !self.host_dir.is_noatime) else { return };
         let changed = shown.mtime.max(shown.ctime);
         if host::stat_fd(fd).is_ok_and(|stat| stat.attr.atime < changed) {
@@ -230,8 +233,8 @@ impl HostStore {
         Ok(())
     }
 
-    /// Runs a transfer in the volume's mode; steps down when the file system refuses the mode after
-    /// all.
+    /// Runs a transfer in the volume's mode; falls back to the next mode if the file system refuses
+    /// it.
     fn transfer(
         &self,
         fds: &StoreFds,
@@ -263,7 +266,7 @@ impl HostStore {
         call(fds.buffered.as_fd(), IoFlags::NONE)
     }
 
-    /// Drops the kernel's copy of a range. This is advice: dirty pages stay.
+    /// Drops the kernel's copy of a range. Advice only: dirty pages stay.
     fn drop_behind(&self, fds: &StoreFds, offset: u64, len: u64) {
         if self.host_dir.io_mode() != IoMode::DontCache {
             // None means to the end.
@@ -280,8 +283,7 @@ impl HostStore {
     }
 }
 
-/// Returns what a change of the content that the caller asked for has done; one that failed has
-/// done nothing.
+/// Returns the effect of a requested change of the content: none if it failed.
 fn done_to_content(result: Result<(), Errno>) -> (Result<(), Errno>, OwnOperation) {
     let did = if result.is_ok() { OwnOperation::Content } else { OwnOperation::Attributes { mtime: false } };
     (result, did)
@@ -344,8 +346,8 @@ impl BackingStore for HostStore {
     }
 
     // Without descriptors there is nothing to sync: they were closed after the last write-back, and
-    // no process has it open. A sync of everything may come just after that; what the closed file's
-    // metadata needs is its part of `syncfs`.
+    // no process has the file open. A `syncfs` that comes just afterwards commits the closed file's
+    // metadata itself.
     fn sync(&self, data_only: bool) -> io::Result<()> {
         let Some(fds) = self.fds() else { return Ok(()) };
         let nr = self.unsynced.lock().begin();

@@ -5,9 +5,9 @@
 //! ".", ".." and names with a slash or a zero byte are refused with `EINVAL`, longer than 255 bytes
 //! with `ENAMETOOLONG`.
 //!
-//! Permissions are the caller's business (FUSE: `default_permissions`); what the host checks, it
-//! checks against the daemon. What only the operation itself can do for the caller is done here:
-//! ownership of new objects, set-id bits, access lists.
+//! The caller checks permissions (FUSE: `default_permissions`); the host's own checks concern the
+//! daemon. This crate does what only the operation itself can do: ownership of new objects, set-id
+//! bits, access lists.
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -98,7 +98,7 @@ impl Volume for HostVolume {
     }
 
     fn set_kernel(&self, kernel: Arc<dyn KernelCache>) {
-        // Only the first one counts.
+        // Later calls have no effect.
         let _ = self.shared.kernel.set(kernel);
     }
 
@@ -115,8 +115,8 @@ impl Volume for HostVolume {
             }
             let cursor = content.file.sample_error();
             let synced = content.file.fsync(false, &cursor);
-            // An error of earlier write-back, whose data has been written since, is reported to the
-            // open files.
+            // An error of earlier write-back whose data has been written since is reported to the
+            // open files, not here.
             if let Err(error) = synced
                 && !content.file.is_stable()
             {
@@ -125,7 +125,7 @@ impl Volume for HostVolume {
             }
         }
         self.shared.reap_lingering(usize::MAX);
-        // The root may be held without I/O rights.
+        // The root's descriptor may not be able to do I/O.
         let synced = match rustix::fs::syncfs(&self.shared.host_dir.root) {
             Err(Errno::BADF) => {
                 let flags = OFlags::RDONLY | OFlags::DIRECTORY;

@@ -1,15 +1,15 @@
-//! The names that led to an inode. Directories have one, nearly all files, too; hard links have a
-//! few.
+//! The names by which an inode was looked up: one for a directory and for nearly every file,
+//! several for a file with hard links.
 
 use crate::attr::NodeId;
 use crate::metadata_charge::{MetadataCharge, NAME_BYTES};
 
-/// Bytes of a name that an entry's own charge covers.
+/// Longest name that the charge of an entry covers, in bytes.
 const SHORT_BYTES_MAX: usize = 40;
-/// Room for a long name, or for a further one.
+/// The charge for a long name, or for each name after the first.
 pub(crate) type NameCharge = MetadataCharge<NAME_BYTES>;
 
-/// Returns whether a name costs more than an entry's own charge covers.
+/// Returns whether a name is longer than the charge of an entry covers.
 pub(crate) fn is_long(name: &[u8]) -> bool {
     name.len() > SHORT_BYTES_MAX
 }
@@ -27,22 +27,22 @@ pub(crate) struct Name {
     pub(crate) charge: Option<NameCharge>,
 }
 
-/// Names of an inode; nearly all have one.
+/// The names of an inode; nearly all have one.
 #[derive(Debug, Default)]
-pub(crate) struct Names {
+pub(crate) struct InodeNames {
     newest: Option<Name>,
     /// Oldest first.
     #[allow(clippy::box_collection)] // Eight bytes in every entry instead of twenty-four.
     older: Option<Box<Vec<Name>>>,
 }
 
-impl Names {
+impl InodeNames {
     pub(crate) fn contains(&self, parent: NodeId, name: &[u8]) -> bool {
         let is = |n: &Name| n.parent == parent && *n.name == *name;
         self.newest.as_ref().is_some_and(is) || self.older.as_ref().is_some_and(|o| o.iter().any(is))
     }
 
-    /// Adds a name; hands back what it displaces.
+    /// Adds a name; returns the one that it displaces.
     pub(crate) fn add(&mut self, name: Name, max: usize) -> Option<Name> {
         let previous = self.newest.replace(name)?;
         if max == 1 {

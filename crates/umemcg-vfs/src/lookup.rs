@@ -23,16 +23,16 @@ impl Lookup for HostVolume {
     /// charged to the caller's group, or to an ancestor when the group has no room.
     ///
     /// # Errors
-    /// `ENOENT`; `ENOMEM` when the pool is full of what cannot be reclaimed; `EXDEV` for what lies
-    /// on another file system (a mount point inside the directory); `ESTALE` when the directory is
-    /// gone; the host's.
+    /// `ENOENT`; `ENOMEM` when the pool is full of memory that cannot be reclaimed; `EXDEV` for
+    /// what lies on another file system (a mount point inside the directory); `ESTALE` when the
+    /// directory is gone; the host's.
     fn lookup(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<Entry, VfsError> {
         let name = component(name)?;
         let dir = self.directory(parent)?;
         self.lookup_in(caller, parent, &dir, &name)
     }
 
-    /// Gives back `nr_lookups` references. Unknown nodes are ignored. May sleep for the host when a
+    /// Releases `nr_lookups` references. Unknown nodes are ignored. May sleep for the host when a
     /// file without a name is forgotten while its data is being written back.
     fn forget(&self, node: NodeId, nr_lookups: u64) {
         let shared = &self.shared;
@@ -41,8 +41,7 @@ impl Lookup for HostVolume {
         if is_newly_kept {
             shared.keep(node);
         }
-        // There is no way back to a file without a name, so what it still has to write is not worth
-        // writing.
+        // A file without a name cannot be reached again, so its dirty data need not be written.
         let abandoned = shared.table.with(node, |slot| {
             let is_abandoned = slot.lingers && slot.is_nameless && !slot.is_looked_up();
             slot.content.clone().filter(|_| is_abandoned)
@@ -66,7 +65,7 @@ impl HostVolume {
         self.enter(caller, parent, dir, name, &stat)
     }
 
-    /// Looks up without waiting: `ENOMEM` when the caller's group has no room as it is.
+    /// Looks a name up without waiting for reclaim: `ENOMEM` if the caller's group has no room.
     pub(crate) fn lookup_if_room(
         &self,
         caller: &Caller,
@@ -78,7 +77,7 @@ impl HostVolume {
         self.enter_with(ReclaimEffort::None, caller, parent, (dir, name), &stat)
     }
 
-    /// Counts a lookup of what was seen under a name.
+    /// Counts a lookup of the inode that the host has under a name.
     pub(crate) fn enter(
         &self,
         caller: &Caller,
@@ -117,7 +116,7 @@ impl HostVolume {
             None => {
                 let (engine, group) = (&shared.engine, &caller.group);
                 let charge = NodeCharge::take_with(effort, engine, group)?;
-                // Of an inode that is known already it is a further name.
+                // If the inode is known already, this is another name of it.
                 let is_dear = is_long(bytes) || shared.table.find(stat.key()).is_some();
                 let for_name = is_dear.then(|| NameCharge::take_with(effort, engine, group)).transpose()?;
                 shared.table.lists_or(|| name_shrinker::register(shared));
@@ -159,7 +158,7 @@ impl HostVolume {
         Ok(Entry { node, generation: 0, attr: stat.attr })
     }
 
-    /// Returns the attributes to show for an inode that the host just described.
+    /// Returns the attributes to show for an inode whose host attributes were just read.
     pub(crate) fn attr_after(&self, node: NodeId, stat: &HostStat) -> Result<Attr, VfsError> {
         if stat.kind != FileKind::Regular {
             return Ok(stat.attr);
@@ -173,7 +172,7 @@ impl HostVolume {
         }
     }
 
-    /// Returns a descriptor of a directory to work in.
+    /// Returns a descriptor of a directory, for operations on its names.
     pub(crate) fn directory(&self, node: NodeId) -> Result<Arc<OwnedFd>, Errno> {
         if self.shared.find(node)?.kind != FileKind::Directory {
             return Err(Errno::NOTDIR);

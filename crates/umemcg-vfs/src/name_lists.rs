@@ -1,4 +1,4 @@
-//! The lists of a volume's two shrinkers: its inodes by the group that pays and by age.
+//! The lists of a volume's two shrinkers: inodes by paying group, oldest first.
 //!
 //! Every entry of the inode table that is charged is on one of two lists. While the kernel refers
 //! to it, it is a *name* in the kernel's cache, and is dropped when the kernel forgets it;
@@ -18,7 +18,7 @@ use crate::attr::NodeId;
 /// All objects are on the lists of this memory node.
 pub(crate) const NODE: usize = 0;
 
-/// On which list an entry is.
+/// The list that an entry is on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Listed {
     #[default]
@@ -29,18 +29,18 @@ pub(crate) enum Listed {
     Inodes,
 }
 
-/// An entry's place in the lists, and what it remembers for them.
+/// An entry's place in the lists, and its state for the shrinkers.
 #[derive(Debug, Default)]
 pub(crate) struct ListEntry {
     /// A [`ListSlot`] as a number plus 1; 0: none.
     slot: u32,
-    /// The time at which the kernel was last asked to let go, on the lists' clock; 0: never since
-    /// it was last looked up.
+    /// The time at which the kernel was last asked to forget the inode, on the lists' clock; 0 if
+    /// not since the last lookup.
     pub(crate) asked_ms: u32,
     /// The number of requests since then.
     pub(crate) nr_asked: u8,
     on: Listed,
-    /// Looked up again since a walk last came by.
+    /// Looked up again since a walk last visited the entry.
     pub(crate) is_used: bool,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct NameLists {
     names: ListLru,
     inodes: ListLru,
     started: Instant,
-    /// Of the shrinkers; dropped first with the volume.
+    /// The registrations of the shrinkers; dropped first when the volume is dropped.
     registrations: Option<[Registration; 2]>,
 }
 
@@ -73,18 +73,18 @@ impl NameLists {
         }
     }
 
-    /// Milliseconds; never 0.
+    /// Returns the time of the lists' clock in milliseconds; never 0.
     pub(crate) fn now_ms(&self) -> u32 {
         (self.started.elapsed().as_millis() as u32).max(1)
     }
 
-    /// Entries of a group on a list.
+    /// Returns the number of a group's entries on a list.
     pub(crate) fn count(&self, on: Listed, group: &Group) -> u64 {
         self.list(on).map_or(0, |list| list.count(group, NODE))
     }
 
-    /// Returns the oldest `nr` entries of a group, which are the youngest then: one that stays is
-    /// not looked at again before all others.
+    /// Returns the oldest `nr` entries of a group and moves them to the young end, so that an entry
+    /// that stays is visited again only after all others.
     pub(crate) fn oldest(&self, on: Listed, group: &Group, nr: u64) -> Vec<NodeId> {
         let mut nodes = Vec::new();
         if let Some(list) = self.list(on) {
@@ -104,7 +104,7 @@ impl ListEntry {
             return;
         }
         if self.slot == 0 {
-            // More objects than could be paid for: it is not shrunk, that is all.
+            // There are more entries than list slots: the entry cannot be reclaimed by a shrinker.
             let Ok(slot) = lists.names.reserve(node.0) else { return };
             self.slot = slot.into_raw() + 1;
         }

@@ -1,17 +1,17 @@
 //! Names and inodes of a volume as two shrinkers.
 //!
-//! A name is memory that we cannot free by ourselves: the kernel refers to the inode. So the
-//! shrinker of names picks the oldest inodes that no process is known to use, asks the kernel to
-//! let go of them ([`KernelCache`](crate::KernelCache)), and promises all that goes with them; the
-//! kernel forgets them, and reclaim, which waits for that a little, finds the room. What the kernel
-//! does not let go of (a working directory, a file that is open in a way that we do not see) is
-//! asked for again after a while only. Directories are asked for after their entries, because a
-//! name pins its directory here as it does in the kernel.
+//! The daemon cannot free a name by itself, because the kernel refers to the inode. So the shrinker
+//! of names picks the oldest inodes that no process is known to use and asks the kernel to forget
+//! them ([`KernelCache`](crate::KernelCache)). It reports the bytes that this will release; reclaim
+//! waits a short time for the release. An inode that the kernel does not forget (a working
+//! directory, a file that is open in a way that the daemon does not see) is requested again only
+//! after a while. Directories are requested after their entries, because a name pins its directory
+//! here as it does in the kernel.
 //!
 //! An inode whose file has cached pages is kept for them, so its name is not asked for either:
 //! pages are evicted first. A file without pages loses its content, most of what it costs, before
-//! its name, since that needs no help from the kernel. The shrinker of inodes frees immediately
-//! what the kernel has forgotten and was kept for pages of which none is left.
+//! its name, since that needs no help from the kernel. The shrinker of inodes immediately frees
+//! inodes that the kernel has forgotten and that were kept for pages, if no page is left.
 
 use std::sync::{Arc, Weak};
 
@@ -23,8 +23,8 @@ use crate::kernel_cache::IdleInode;
 use crate::name_lists::{Listed, NODE, NameLists};
 use crate::resolve::Shared;
 
-/// The cost of making a name again: to make room for a page, a dozen must be forgotten, and each is
-/// asked for, forgotten and looked up again by requests of its own. A page's cost is
+/// The cost of recreating a name. To make room for one page, a dozen names must be forgotten, and
+/// each takes a request to forget it, the kernel's answer and a later lookup. A page's cost is
 /// [`DEFAULT_SEEKS`](umemcg_reclaim::shrinker::DEFAULT_SEEKS).
 const NAME_SEEKS: u32 = 16;
 
@@ -137,8 +137,8 @@ impl Shared {
             done.releasing_bytes += releasing_bytes;
         }
         if by_name {
-            // The thread that reports it may be waiting for the very request that reclaims here, so
-            // reclaim must not wait for it.
+            // The thread that reports the release may be waiting for the very request that reclaims
+            // here, so reclaim must not wait for it.
             done.freed_bytes += std::mem::take(&mut done.releasing_bytes);
         }
         Scan::Done(done)

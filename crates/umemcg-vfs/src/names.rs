@@ -1,9 +1,9 @@
 //! Operations on names: unlink, rmdir, rename, link.
 //!
 //! An inode that loses its last name while it has references keeps a descriptor, its *orphan*
-//! descriptor, until the last reference is given back: there is no other way to it any more, unless
-//! it is open. Their number is bounded: a kernel that is slow to forget removed files gets `ESTALE`
-//! for some of those that no process has open.
+//! descriptor, until the last reference is released: unless the file is open, there is no other way
+//! to reach it. The number of orphan descriptors is bounded. A kernel that is slow to forget
+//! removed files gets `ESTALE` for some of those that no process has open.
 
 use std::ffi::{CStr, OsStr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -28,7 +28,7 @@ use crate::volume::Names;
 struct Victim {
     fd: OwnedFd,
     key: InodeKey,
-    /// Of a file that may be open.
+    /// The pin of a file that may be open.
     pin: Option<NamePin>,
 }
 
@@ -58,8 +58,8 @@ impl Names for HostVolume {
         self.lost_name(victim, parent, &name, true)
     }
 
-    /// Renames; `NOREPLACE`, `EXCHANGE` and `WHITEOUT` are supported. What the last leaves behind
-    /// belongs to the caller.
+    /// Renames; `NOREPLACE`, `EXCHANGE` and `WHITEOUT` are supported. A whiteout belongs to the
+    /// caller.
     ///
     /// # Errors
     /// `EINVAL` for other flags; `ENOMEM` when there is no room for a long name; the host's.
@@ -91,7 +91,8 @@ impl Names for HostVolume {
         let for_old = exchanged.map(|victim| self.room_for(victim.key, &name)).transpose()?.flatten();
         rustix::fs::renameat_with(&dir, &name, &new_dir, &new_name, flags)?;
         if victim.as_ref().is_some_and(|v| v.key == moved.key()) {
-            // Two names of one inode: the host changes nothing, or exchanges like for like.
+            // Both names lead to one inode: the host changes nothing, or the exchange has no
+            // effect.
             return Ok(());
         }
         if flags.contains(RenameFlags::WHITEOUT) {
@@ -131,7 +132,7 @@ impl Names for HostVolume {
         let dir = self.directory(new_parent)?;
         let held = self.shared.descriptor(node)?;
         host::link(held.as_fd(), dir.as_fd(), &name)?;
-        // One that had no name yet: the host gives names to no others.
+        // The inode had no name yet: the host lets no other inode without a name get one.
         let orphan = self.shared.table.named_again(node, || self.shared.handle_of(&dir, &name));
         if let Some(fd) = orphan {
             self.shared.descriptors.put(node, fd);
@@ -145,7 +146,7 @@ impl Names for HostVolume {
 }
 
 impl HostVolume {
-    /// Holds the inode that a name leads to, before the name is removed.
+    /// Opens the inode that a name leads to, before the name is removed.
     fn victim(
         &self,
         dir: &OwnedFd,
@@ -161,9 +162,9 @@ impl HostVolume {
         Ok(Victim { fd, key, pin })
     }
 
-    /// Keeps a file that is open from losing its descriptor with its last name. That is the
-    /// opener's: if its tenant has none left, it cannot remove the file; a removal by others goes
-    /// on, and the opener gets `ESTALE`.
+    /// Keeps the descriptor of an open file when its last name is removed. The descriptor counts
+    /// for the opener's tenant. If that tenant has used up its share, it cannot remove the file; a
+    /// removal by another tenant succeeds, and the opener gets `ESTALE`.
     fn pin_for_name(&self, caller: &Caller, held: &OwnedFd, key: InodeKey) -> Result<Option<NamePin>, Errno> {
         let shared = &self.shared;
         let Some(node) = shared.table.find(key) else { return Ok(None) };
@@ -203,22 +204,22 @@ impl HostVolume {
             shared.table.name_removed(node, parent, name.to_bytes(), loss, shared.max_held);
         shared.dispose(removed);
         match too_many {
-            // As good as any other descriptor, as long as there is room for it.
+            // The descriptor is cached like any other, if there is room.
             Some(fd) => shared.descriptors.put(node, fd),
-            // The orphan descriptor does its work now.
+            // The orphan descriptor is used instead from now on.
             None if is_last => shared.descriptors.remove(node),
             None => {}
         }
         Ok(())
     }
 
-    /// Gives the whiteout of a rename, which the daemon made, to the caller. One that cannot be
-    /// given away stays the daemon's.
+    /// Makes the caller the owner of the whiteout that a rename left. If that fails, the daemon
+    /// stays the owner.
     fn give_away_whiteout(&self, caller: &Caller, dir: &OwnedFd, name: &CStr) {
         let give = || {
             let fd = self.shared.with_descriptors(|| host::hold_name(dir, name))?;
             let stat = host::stat_fd(&fd)?;
-            // On the host it might be something else by now.
+            // Another program may have replaced it on the host.
             let is_ours = stat.attr.uid == self.shared.host_dir.uid && stat.attr.nlink == 1;
             let is_whiteout = stat.kind == FileKind::CharDevice && stat.attr.rdev == 0;
             let gid = (host::stat_fd(dir)?.attr.mode & SET_GID == 0).then_some(caller.gid);
@@ -241,8 +242,9 @@ impl HostVolume {
             .transpose()
     }
 
-    /// Notes that an operation of ours changed an inode on the host, so that its cached content is
-    /// not taken for changed by others. What cannot be looked at is left to the next open.
+    /// Notes that the daemon itself changed an inode on the host, so that its cached content does
+    /// not count as changed from outside. If the inode's attributes cannot be read, the next open
+    /// checks it.
     fn touched(&self, node: NodeId) {
         let Ok(found) = self.shared.find(node) else { return };
         let Some(content) = found.content else { return };

@@ -1,9 +1,9 @@
 //! Privileges of a file: set-id bits and capabilities (`security.capability`).
 //!
-//! A write takes them away, at the moment when it is accepted. The host takes them away too, when
-//! we write the data back, which may be after they were given once more: write-back is not a new
-//! write, so it puts back what it found. Capabilities go with any write to the host, set-id bits
-//! when the daemon may not keep them (`CAP_FSETID`).
+//! A write clears them at the moment when it is accepted. The host clears them as well when the
+//! data is written back, which may be after they were set again. Write-back is not a new write, so
+//! it restores the privileges that it found. The host clears capabilities on every write, and
+//! set-id bits if the daemon lacks `CAP_FSETID`.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,29 +15,29 @@ use crate::host::{self, GROUP_EXECUTE, SET_GID, SET_UID};
 
 /// The attribute that holds a file's capabilities.
 pub(crate) const CAPABILITIES: &str = "security.capability";
-/// Bytes of the longest value that the kernel takes there, and some.
+/// An upper bound on the length of the value that the kernel accepts.
 const CAPABILITIES_BYTES_MAX: usize = 64;
 
-/// A hint that a file may have privileges. Changed only while an operation of ours has the file
-/// alone, or to true.
+/// A hint that a file may have privileges. Set to true at any time, and to false only with
+/// exclusive access to the file.
 #[derive(Debug)]
 pub(crate) struct Privileges {
-    /// (A) Relaxed: a write concurrent with the `chmod` that sets it may fall on either side.
+    /// (A) Relaxed: a write concurrent with the `chmod` that sets it may be ordered before or after
+    /// it.
     may_be_there: AtomicBool,
     pub(crate) shown: ShownCapabilities,
 }
 
-/// A note that capabilities were shown since they were last removed.
+/// Whether capabilities were shown since they were last removed.
 ///
-/// Before the kernel changes owner, length or allocation of a file it looks at its capabilities,
-/// and then removes those that it has seen. If a write from outside or an asynchronous one has
-/// cleared them in between, the removal still succeeds: a caller of `chown` or `truncate` must not
-/// see an error.
+/// Before the kernel changes the owner, length or allocation of a file, it reads the file's
+/// capabilities and then removes them. If another write has cleared them in between, the removal
+/// still succeeds, because a caller of `chown` or `truncate` must not see an error.
 #[derive(Debug, Default)]
 pub(crate) struct ShownCapabilities(AtomicBool);
 
 impl ShownCapabilities {
-    /// Notes whether a look found any.
+    /// Notes whether the kernel was shown any.
     pub(crate) fn note(&self, are_there: bool) {
         self.0.store(are_there, Ordering::Relaxed);
     }
@@ -52,14 +52,14 @@ impl ShownCapabilities {
 }
 
 impl Default for Privileges {
-    /// Returns the state before anything is known.
+    /// Creates the state of a file about which nothing is known.
     fn default() -> Self {
         Self { may_be_there: AtomicBool::new(true), shown: ShownCapabilities::default() }
     }
 }
 
 impl Privileges {
-    /// Returns whether a write must first look for some to clear.
+    /// Returns whether a write must first look for privileges to clear.
     pub(crate) fn may_be_there(&self) -> bool {
         self.may_be_there.load(Ordering::Relaxed)
     }
@@ -69,13 +69,13 @@ impl Privileges {
         self.may_be_there.store(true, Ordering::Relaxed);
     }
 
-    /// Takes capabilities from a file of this mode, and with `set_id` its set-id bits, for an
-    /// operation that has the file alone.
+    /// Clears the capabilities of a file of this mode and, with `set_id`, its set-id bits. The
+    /// caller has exclusive access to the file.
     pub(crate) fn clear(&self, fd: BorrowedFd<'_>, mode: u32, set_id: bool) -> Result<(), Errno> {
         let _ = rustix::fs::fremovexattr(fd, CAPABILITIES);
         let cleared = mode_without_set_id(mode);
         if cleared != mode && !set_id {
-            // A writer that may keep the bits does not say that the next one may.
+            // The next writer may not be allowed to keep the bits that this one keeps.
             return Ok(());
         }
         if cleared != mode {

@@ -1,9 +1,9 @@
-//! From a node id to the host's object.
+//! The way from a node id to the object on the host.
 //!
 //! Two ways, see [`Resolve`]: by handle, or by the names that led to the inode, resolved beneath
 //! the volume's directory without following any link, and checked to be the inode that was meant. A
-//! mismatch is `ESTALE`. Either way ends in a descriptor that goes to a bounded cache; only
-//! directories found by handle have it with I/O rights.
+//! mismatch is `ESTALE`. Both result in a descriptor, which goes to a bounded cache. Only
+//! directories found by handle have a descriptor that can do I/O.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,7 +30,7 @@ use umemcg::{Engine, Group};
 /// Longest path that one resolution takes, in bytes (`PATH_MAX` less the zero).
 const PATH_BYTES_MAX: usize = 4095;
 
-/// Closed files looked at when a group has used up its share of descriptors.
+/// Most closed files that are checked when a group has used up its share of descriptors.
 const REAPED_FOR_SHARE: usize = 64;
 
 /// The state that all operations on a volume share, open files included.
@@ -41,13 +41,13 @@ pub(crate) struct Shared {
     pub(crate) descriptors: DescriptorCache,
     /// Nodes whose content is written back after the last close, oldest first.
     pub(crate) lingering: RankedMutex<Lingering>,
-    /// (C) Most of these, and of orphan descriptors.
+    /// (C) Most lingering nodes, and most orphan descriptors.
     pub(crate) max_held: usize,
     /// Nodes kept for their cached content, oldest first; some may be in use again or gone.
     kept: RankedMutex<VecDeque<NodeId>>,
-    /// (C) Most of these.
+    /// (C) Most kept nodes.
     pub(crate) max_kept: usize,
-    /// The cache that refers to inodes beside us, once there is one.
+    /// The kernel's cache of inodes, once it is set.
     pub(crate) kernel: OnceLock<Arc<dyn KernelCache>>,
     /// Last, because everything above gives memory back to it.
     pub(crate) engine: Arc<Engine>,
@@ -57,7 +57,7 @@ pub(crate) struct Shared {
 /// in use again, or gone.
 #[derive(Debug, Default)]
 pub(crate) struct Lingering {
-    /// Their data waits until it is old enough. Longest closed first.
+    /// Their data waits until it is old enough. In the order of their closing.
     waiting: VecDeque<NodeId>,
     /// The flusher was asked for their data.
     asked: VecDeque<NodeId>,
@@ -73,21 +73,21 @@ impl Lingering {
         self.waiting.len() + self.asked.len()
     }
 
-    /// Takes up to `max` of each kind, to be looked at.
+    /// Takes up to `max` nodes of each kind, to be checked.
     fn take_oldest(&mut self, max: usize) -> (Vec<NodeId>, Vec<NodeId>) {
         let take = |from: &mut VecDeque<NodeId>| from.drain(..max.min(from.len())).collect();
         (take(&mut self.waiting), take(&mut self.asked))
     }
 
-    /// Puts back those that linger on: what waits in its old order, what was asked for behind the
-    /// others, since a file that fails must not hide them.
+    /// Puts back the nodes that still linger: waiting ones at the front, in their old order;
+    /// requested ones at the end, so that a file that fails does not hide the others.
     fn put_back(&mut self, waiting: Vec<NodeId>, asked: Vec<NodeId>) {
         waiting.into_iter().rev().for_each(|node| self.waiting.push_front(node));
         self.asked.extend(asked);
     }
 
-    /// Returns the longest closed, to be written now that more than half of `max` wait. Several at
-    /// once, so that the flusher looks through its files once for all of them.
+    /// Returns the nodes closed longest ago, to be written, if more than half of `max` wait.
+    /// Several at a time, so that the flusher scans its files once for all of them.
     fn ask_for_oldest(&mut self, max: usize) -> Vec<NodeId> {
         if self.waiting.len() <= max / 2 {
             return Vec::new();
@@ -98,7 +98,7 @@ impl Lingering {
         due
     }
 
-    /// Returns the oldest of those that were asked for, when there are more than `max` in all.
+    /// Returns the node that was requested first, if more than `max` linger in all.
     fn take_beyond(&mut self, max: usize) -> Option<NodeId> {
         if self.len() <= max {
             return None;
@@ -167,7 +167,7 @@ impl Shared {
             let again = self.with_descriptors(|| rustix::io::fcntl_dupfd_cloexec(&fds.buffered, 0))?;
             return Ok(Arc::new(again));
         }
-        // A directory that is open for reading saves a way through /proc to its attributes.
+        // A directory that is open for reading needs no path through /proc for its attributes.
         let access =
             if kind == FileKind::Directory { OFlags::RDONLY | OFlags::DIRECTORY } else { OFlags::PATH };
         let fd = match handle {
@@ -184,7 +184,7 @@ impl Shared {
             open_by_handle(self.host_dir.root.as_fd(), handle, access | OFlags::NOFOLLOW)
                 .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
         })?;
-        // The handle was taken by name after the inode was looked at; it may be another's.
+        // The handle was found by name after the inode was looked up; it may be another inode's.
         if host::stat_fd(&fd)?.key() == key { Ok(fd) } else { Err(Errno::STALE) }
     }
 
@@ -194,7 +194,7 @@ impl Shared {
             nth += 1;
             match self.with_descriptors(|| self.resolve(&components)) {
                 Ok(fd) if host::stat_fd(&fd)?.key() == key => return Ok(fd),
-                // Another inode has the name, or none.
+                // The name leads to another inode, or to none.
                 Ok(_)
                 | Err(
                     Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV | Errno::STALE | Errno::INVAL,
@@ -231,7 +231,7 @@ impl Shared {
             if nr_taken == 0 {
                 return Err(Errno::STALE);
             }
-            // The last component may be a link itself: it is what is wanted, and is not followed.
+            // The last component may itself be a symbolic link, which is opened and not followed.
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let base = from.as_ref().map_or(self.host_dir.root.as_fd(), |fd| fd.as_fd());
             let fd = openat2_retrying(base, &path, flags, resolve)?;
@@ -243,8 +243,8 @@ impl Shared {
         }
     }
 
-    /// Runs a call that makes a descriptor; when the process has none left, those that are merely
-    /// cached are closed first.
+    /// Runs a call that opens a descriptor. If the process has none left, closes the cached ones
+    /// and tries again.
     pub(crate) fn with_descriptors<T>(&self, call: impl Fn() -> Result<T, Errno>) -> Result<T, Errno> {
         match call() {
             Err(Errno::MFILE | Errno::NFILE) => {
@@ -256,10 +256,10 @@ impl Shared {
         }
     }
 
-    /// Opens a regular file for I/O. `for_writing` wants reading, too.
+    /// Opens a regular file for I/O: for reading or, with `for_writing`, for both.
     pub(crate) fn open_for_io(&self, node: NodeId, for_writing: bool) -> Result<OwnedFd, Errno> {
         let access = if for_writing { OFlags::RDWR } else { OFlags::RDONLY };
-        // A handle opens the file in one step; what is held already is as good.
+        // A handle opens the file in one step, and so does a descriptor that is held already.
         let handle = match self.descriptors.get(node) {
             None => self.table.with(node, |slot| (slot.key, slot.handle.clone())),
             Some(_) => None,
@@ -273,15 +273,15 @@ impl Shared {
         self.with_descriptors(|| host::reopen(held.as_fd(), access))
     }
 
-    /// Returns whether an inode's host file can be opened again whatever becomes of its mode and
-    /// its names, but for the last.
+    /// Returns whether an inode's host file can be opened again after changes of its mode and
+    /// names, as long as it has a name.
     pub(crate) fn can_reopen(&self, node: NodeId) -> bool {
         let has_handle = |slot: &mut Slot| slot.handle.is_some() && !slot.is_nameless;
         self.host_dir.reopens && self.table.with(node, has_handle) == Some(true)
     }
 
-    /// Takes room for the descriptors of one file at the cost of a group. May sleep if it
-    /// `can_wait`; no lock may be held.
+    /// Reserves the descriptors of one file in a group's share. May sleep if it `can_wait`; no lock
+    /// may be held.
     pub(crate) fn room_for_fds(
         &self,
         group: &Arc<Group>,
@@ -291,13 +291,13 @@ impl Shared {
         let nr = if self.host_dir.io_mode() == IoMode::Direct { 2 } else { 1 };
         let store = can_wait.then_some(self.host_dir.store_id);
         DescriptorShare::take(group, nr, want, store).or_else(|_| {
-            // Some may belong to closed files that have been written back meanwhile.
+            // Some descriptors may belong to closed files that have been written back meanwhile.
             self.reap_lingering(REAPED_FOR_SHARE);
             DescriptorShare::take(group, nr, want, store)
         })
     }
 
-    /// Calls `then` with the way to open a regular file.
+    /// Calls `then` with the means to open a regular file.
     pub(crate) fn opening<R>(
         &self,
         node: NodeId,
@@ -314,8 +314,8 @@ impl Shared {
         })
     }
 
-    /// Keeps the host file of open content open. May sleep for data of others to be written only if
-    /// it `can_wait`.
+    /// Keeps the host file of open content open. Waits for data of other files to be written only
+    /// if it `can_wait`.
     pub(crate) fn in_use<'a>(
         &self,
         node: NodeId,
@@ -332,7 +332,7 @@ impl Shared {
         }
     }
 
-    /// Returns the handle of a name in a directory, where handles are the way to reach inodes.
+    /// Returns the file handle of a name in a directory, if the volume resolves inodes by handle.
     pub(crate) fn handle_of(&self, dir: &OwnedFd, name: &std::ffi::CStr) -> Option<Box<FileHandle>> {
         if self.host_dir.resolve != Resolve::Handle {
             return None;
@@ -341,7 +341,7 @@ impl Shared {
         Some(Box::new(handle))
     }
 
-    /// Returns the content of a regular file, made if this is its first open. Then the group pays
+    /// Returns the content of a regular file. The first open creates it, and the group then pays
     /// for the inode, too.
     pub(crate) fn content(&self, node: NodeId, group: &Arc<Group>) -> Result<Arc<Content>, VfsError> {
         if let Some(content) = self.find(node)?.content {
@@ -357,7 +357,7 @@ impl Shared {
         Ok(content.ok_or(Errno::STALE)?)
     }
 
-    /// Lets go of what was removed from the table.
+    /// Releases the remains of entries that were removed from the table.
     pub(crate) fn dispose(&self, removed: Vec<Removed>) {
         let mut released_bytes = 0;
         for gone in removed {
@@ -367,14 +367,15 @@ impl Shared {
             }
             released_bytes += if gone.was_asked { gone.bytes } else { 0 };
         }
-        // With the charges given back: a reclaim may wait for what the kernel was asked to forget.
+        // After the charges are released: reclaim may wait for the release of inodes that the
+        // kernel was asked to forget.
         if released_bytes > 0 {
             self.engine.reclaimer().note_released(released_bytes);
         }
     }
 
-    /// Closes the host files of lingering content that has been written back; looks at `max` of
-    /// each kind at most.
+    /// Closes the host files of lingering content that has been written back. Checks at most `max`
+    /// of each kind.
     pub(crate) fn reap_lingering(&self, max: usize) {
         let (waiting, asked) = self.lingering.lock().take_oldest(max);
         let still_waiting = waiting.into_iter().filter(|&node| !self.reap(node, false)).collect();
@@ -382,10 +383,10 @@ impl Shared {
         self.lingering.lock().put_back(still_waiting, still_asked);
     }
 
-    /// Keeps the bound on lingering content. From half of it on the flusher is asked for the
-    /// longest closed, so that a close seldom finds the bound reached; one that does writes the
-    /// oldest back itself. A store that fails makes it exceed the bound, because what was accepted
-    /// is not given up.
+    /// Enforces the bound on lingering content. From half of the bound on, the flusher is asked to
+    /// write the files closed longest ago, so that a close seldom reaches the bound; one that does
+    /// writes the oldest back itself. While a store fails, the bound is exceeded, because accepted
+    /// data is not dropped.
     pub(crate) fn bound_lingering(&self) {
         let due = self.lingering.lock().ask_for_oldest(self.max_held);
         for node in due {
@@ -403,13 +404,14 @@ impl Shared {
         }
     }
 
-    /// Returns the content of a node that lingers. None when it is gone, or a forget has let it go.
+    /// Returns the content of a lingering node; `None` when the node is gone or does not linger any
+    /// more.
     fn lingering_content(&self, node: NodeId) -> Option<Arc<Content>> {
         self.table.with(node, |slot| slot.content.clone().filter(|_| slot.lingers)).flatten()
     }
 
-    /// Lets one lingering node go if it is clean, after making it so if asked. Returns `false` if
-    /// it lingers on.
+    /// Releases a lingering node if it is clean, with `write_back` after writing it. Returns
+    /// `false` if it still lingers.
     fn reap(&self, node: NodeId, write_back: bool) -> bool {
         let Some(content) = self.lingering_content(node) else { return true };
         let is_closed =
@@ -420,7 +422,8 @@ impl Shared {
         is_closed
     }
 
-    /// Keeps an inode that the kernel has just forgotten, in place of the one kept longest.
+    /// Keeps an inode that the kernel has just forgotten. If there are too many, the one kept
+    /// longest is released.
     pub(crate) fn keep(&self, node: NodeId) {
         let oldest = {
             let mut kept = self.kept.lock();
@@ -441,7 +444,8 @@ impl Shared {
     }
 }
 
-/// Calls `openat2`, again when a rename on the host made it unsure whether the path stayed beneath.
+/// Calls `openat2`. Retries when a rename on the host kept the kernel from telling whether the path
+/// stays beneath the directory.
 fn openat2_retrying(
     base: std::os::fd::BorrowedFd<'_>,
     path: &[u8],

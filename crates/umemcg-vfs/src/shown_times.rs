@@ -1,27 +1,27 @@
 //! The times that a file with cached content shows, and whether the host's file has changed since
 //! our last operation.
 //!
-//! A write counts from the moment it is accepted: `mtime` and `ctime` move then, while the host's
-//! file changes later, at write-back, and gets times of its own. So while content is cached we keep
-//! the times to show here. After write-back the host's `mtime` is set to the accepted one
-//! (*restoring*), so that it stays the same when the cache forgets the file; its `ctime` cannot be
-//! set, and reads as the time of the write-back once the file has been forgotten.
+//! A write takes effect at the moment it is accepted: `mtime` and `ctime` change then. The host's
+//! file changes later, at write-back, and gets times of its own. So while content is cached, the
+//! times to show are kept here. After write-back the host's `mtime` is set to the accepted one
+//! (*restoring*), so that it stays the same when the cache drops the file. The host's `ctime`
+//! cannot be set: once the file has been dropped, it shows the time of the write-back.
 //!
-//! A change from outside is noticed by its stamp (size, mtime, ctime) differing from the stamp that
-//! our own last operation left. Each operation of ours on the host's file is one step to all
-//! others: it holds the file's lock from its look at the stamp before, which shows what came since
-//! the last one, to its look at the stamp that it leaves. A thread that looks at the file shares
-//! the lock; when an operation of ours has it, the file is as it was before that.
+//! A change from outside is detected when the file's stamp (size, mtime, ctime) differs from the
+//! stamp after the daemon's own last operation. The daemon's operations on the host's file exclude
+//! each other: each holds the file's lock exclusively, reads the stamp first, which reveals changes
+//! since the last operation, and reads it again at the end. A thread that only reads the attributes
+//! shares the lock. While an operation holds it, the attributes known from before are shown.
 //!
-//! The clock of a file system stands still for some milliseconds. Each accepted write nevertheless
-//! shows a later `ctime` than the change before it, by one nanosecond where the clock has not
-//! moved: otherwise a second mount above this one, or a backup program, could take the changed file
-//! for the one that it has seen. (Linux gives a finer time after a look, since 6.13.) `mtime` stays
-//! with the clock, since `make` compares it with times that the host gave to other files.
+//! The clock of a file system advances in steps of some milliseconds. Each accepted write
+//! nevertheless shows a later `ctime` than the change before it, by one nanosecond if the clock has
+//! not advanced. Otherwise a second mount above this one, or a backup program, could miss a change.
+//! (Since 6.13, Linux uses a finer time after a `stat`.) `mtime` follows the clock, since `make`
+//! compares it with times that the host gave to other files.
 //!
 //! ```text
-//!   look()   try to share ──► stat ──► times_to_show               busy: what is known, with the times to show
-//!   alone()  lock ──► stat, found ──► write, truncate, set times, chmod … ──► stat, left ──► unlock
+//!   try_shared()  share the lock ──► stat ──► times_to_show     busy: the attributes known from before
+//!   exclusive()   take the lock ──► stat, found ──► write, truncate, set times, chmod … ──► stat, left ──► unlock
 //! ```
 
 use umemcg_base::{LeafMutex, Rank, RankedReadGuard, RankedRwLock, RankedWriteGuard};
@@ -50,11 +50,11 @@ pub(crate) struct Shown {
     pub(crate) ctime: Timestamp,
 }
 
-/// The effect of an operation of ours on the host's file.
+/// The effect of one of the daemon's operations on the host's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OwnOperation {
-    /// Wrote accepted data back. The host's times are not the accepted ones; the file is at least
-    /// this long, and exactly so if it was not longer before.
+    /// Wrote accepted data back. The host's times are not the accepted ones. The file's length is
+    /// at least `end`, and equal to it unless the file was longer before.
     WriteBack {
         /// The end of what was written.
         end: u64,
@@ -64,10 +64,10 @@ pub(crate) enum OwnOperation {
         /// The time that could not be set.
         refused: Option<Timestamp>,
     },
-    /// Changed the content as the caller asked (its length, its allocation): the host's times are
-    /// the ones to show.
+    /// Changed the content as the caller requested (its length, its allocation): the host's times
+    /// are the ones to show.
     Content,
-    /// Set the access time, which no caller asked for: the times to show stay.
+    /// Updated the access time without a caller's request: the times to show stay.
     Access,
     /// Changed attributes.
     Attributes {
@@ -84,7 +84,7 @@ struct State {
     shown: Option<Shown>,
     /// Write-back moved the host's modification time, and it has not been set back yet.
     mtime_pending: bool,
-    /// The host's file was changed from outside, which the cache has not been told yet.
+    /// The host's file was changed from outside, and the cache has not adopted the change yet.
     is_stale: bool,
 }
 
@@ -100,8 +100,8 @@ fn ctime_after(before: Timestamp, now: Timestamp) -> Timestamp {
 }
 
 impl State {
-    /// Returns whether a stamp of now is what our last operation left. Where times drift they say
-    /// nothing until they are set.
+    /// Returns whether the present stamp is the one that the last operation left. Where times
+    /// drift, they are compared only after they have been set.
     fn is_as_left(&self, stamp: Stamp, times_drift: bool) -> bool {
         if times_drift && self.mtime_pending { stamp.size == self.known.size } else { stamp == self.known }
     }
@@ -110,17 +110,17 @@ impl State {
 /// See the module text.
 #[derive(Debug)]
 pub(crate) struct ShownTimes {
-    /// Held across calls on this very file of the host, so never taken by a hit; taken after the
-    /// file's content lock.
+    /// Held across system calls on this file, so a cache hit never takes it. Taken after the file's
+    /// content lock.
     host: RankedRwLock<()>,
     /// A leaf lock.
     state: LeafMutex<State>,
-    /// (C) The host's times of a file that was written to move once more by themselves, as on
-    /// network file systems.
+    /// (C) The host changes the times of a file once more some time after a write, as network file
+    /// systems do.
     times_drift: bool,
 }
 
-/// Proof that no operation of ours is in progress.
+/// Proof that no operation of the daemon is in progress.
 #[must_use]
 #[derive(Debug)]
 pub(crate) struct SharedAccess<'a> {
@@ -128,7 +128,7 @@ pub(crate) struct SharedAccess<'a> {
     _shared: RankedReadGuard<'a, ()>,
 }
 
-/// Proof that exactly one operation of ours is in progress.
+/// Proof that exactly one operation of the daemon is in progress.
 #[must_use]
 #[derive(Debug)]
 pub(crate) struct ExclusiveAccess<'a> {
@@ -137,7 +137,7 @@ pub(crate) struct ExclusiveAccess<'a> {
 }
 
 impl ShownTimes {
-    /// Starts with what the host has.
+    /// Creates the state of a file whose host stamp is `known`.
     pub(crate) fn new(known: Stamp, times_drift: bool) -> Self {
         let state = State { known, shown: None, mtime_pending: false, is_stale: false };
         Self { host: RankedRwLock::new(Rank::HostFile, ()), state: LeafMutex::new(state), times_drift }
@@ -150,13 +150,13 @@ impl ShownTimes {
         state.shown = Some(Shown { mtime: now, ctime: ctime_after(before, now) });
     }
 
-    /// Takes shared access to the host's file, unless an operation of ours is in progress. Never
-    /// waits.
+    /// Takes shared access to the host's file, unless an operation of the daemon is in progress.
+    /// Never waits.
     pub(crate) fn try_shared(&self) -> Option<SharedAccess<'_>> {
         self.host.try_read().map(|shared| SharedAccess { times: self, _shared: shared })
     }
 
-    /// Takes shared access; waits for an operation of ours that is in progress.
+    /// Takes shared access; waits for an operation of the daemon that is in progress.
     pub(crate) fn shared(&self) -> SharedAccess<'_> {
         SharedAccess { times: self, _shared: self.host.read() }
     }
@@ -166,21 +166,21 @@ impl ShownTimes {
         ExclusiveAccess { times: self, _alone: self.host.write() }
     }
 
-    /// Returns what the file was when our last operation ended, and the times to show; `None` when
-    /// it was changed from outside since.
+    /// Returns the file's stamp after the last operation, and the times to show; `None` if the file
+    /// has been changed from outside since.
     pub(crate) fn known(&self) -> Option<(Stamp, Option<Shown>)> {
         let state = self.state.lock();
         (!state.is_stale).then_some((state.known, state.shown))
     }
 
-    /// Returns the times to show if a stamp, read at an unknown moment, is the one that our last
-    /// operation left; `None` if a closer look is needed.
+    /// Returns the times to show if a stamp, read at an unknown moment, is the one that the last
+    /// operation left; `None` if it must be read again with the lock held.
     pub(crate) fn peek(&self, stamp: Stamp) -> Option<Option<Shown>> {
         let state = self.state.lock();
         (!state.is_stale && state.is_as_left(stamp, self.times_drift)).then_some(state.shown)
     }
 
-    /// Returns the times to show, if not the host's.
+    /// Returns the times to show, if they differ from the host's.
     pub(crate) fn shown(&self) -> Option<Shown> {
         self.state.lock().shown
     }
@@ -190,7 +190,7 @@ impl ShownTimes {
         !self.state.lock().mtime_pending
     }
 
-    /// Returns whether the host tells all that is known here.
+    /// Returns whether the host's own times are the ones to show.
     pub(crate) fn are_the_hosts(&self) -> bool {
         let state = self.state.lock();
         let known = Shown { mtime: state.known.mtime, ctime: state.known.ctime };
@@ -207,8 +207,8 @@ impl SharedAccess<'_> {
 }
 
 impl ExclusiveAccess<'_> {
-    /// Records the stamp that an operation finds. If our last operation did not leave that stamp,
-    /// the file was changed from outside.
+    /// Records the stamp before an operation. If the last operation did not leave that stamp, the
+    /// file was changed from outside.
     pub(crate) fn found(&self, stamp: Stamp) {
         let mut state = self.times.state.lock();
         if state.is_as_left(stamp, self.times.times_drift) {
@@ -223,7 +223,7 @@ impl ExclusiveAccess<'_> {
         state.known = stamp;
     }
 
-    /// Returns whether there was a change from outside that the cache has not been told.
+    /// Returns whether there was a change from outside that the cache has not adopted.
     pub(crate) fn is_stale(&self) -> bool {
         self.times.state.lock().is_stale
     }
@@ -255,9 +255,9 @@ impl ExclusiveAccess<'_> {
             }
             OwnOperation::RestoreTimes { refused } => {
                 state.is_stale |= stamp.size != before.size;
-                // A write that was accepted meanwhile will be written back in its turn.
+                // A write that was accepted meanwhile is written back later.
                 state.mtime_pending = false;
-                // The host's own is shown then: the file is not the daemon's.
+                // The daemon does not own the file, so the host's own time is shown.
                 if let Some(shown) = &mut state.shown
                     && Some(shown.mtime) == refused
                 {
@@ -273,8 +273,7 @@ impl ExclusiveAccess<'_> {
             OwnOperation::Access => state.is_stale |= !has_same_content,
             OwnOperation::Attributes { mtime: true } => {
                 state.is_stale |= stamp.size != before.size;
-                // Also where the host's times have been shown so far: data that waits to be written
-                // back will move them.
+                // Also if the host's times were shown so far: pending write-back will change them.
                 let ctime = state.shown.map_or(stamp.ctime, |shown| shown.ctime.max(stamp.ctime));
                 state.shown = Some(Shown { mtime: stamp.mtime, ctime });
             }
@@ -287,7 +286,7 @@ impl ExclusiveAccess<'_> {
         }
     }
 
-    /// Notes that an operation of ours on names has changed attributes of the file and left this
+    /// Notes that the daemon's operation on a name has changed attributes of the file and left this
     /// stamp.
     pub(crate) fn found_renamed(&self, stamp: Stamp) {
         self.left(stamp, OwnOperation::Attributes { mtime: false });

@@ -20,7 +20,7 @@ impl Ranges {
         self.0.splice(first..last, [merged]);
     }
 
-    /// Cuts a range out; whether there was anything to cut.
+    /// Removes a range. Returns whether any part of it was there.
     fn remove(&mut self, start: u64, end: u64) -> bool {
         let first = self.0.partition_point(|r| r.1 <= start);
         let last = self.0.partition_point(|r| r.0 < end);
@@ -39,9 +39,9 @@ impl Ranges {
 #[derive(Debug, Default)]
 pub(crate) struct Unsynced {
     written: Ranges,
-    /// Of these, what was written since the last sync of everything began.
+    /// The ranges among them that were written since the last sync of everything began.
     since: Ranges,
-    /// Syncs of everything that have begun.
+    /// The number of syncs of everything that have begun.
     nr_begun: u64,
     failed: Ranges,
     error: Option<Errno>,
@@ -81,11 +81,11 @@ impl Unsynced {
         }
     }
 
-    /// Ends the sync of everything that began as `nr` with `result`; an error still owed to some
-    /// range is an error here, too.
+    /// Ends the sync of everything with number `nr` and `result`. An error that is still to be
+    /// reported for some range is an error here, too.
     pub(crate) fn synced_all(&mut self, nr: u64, result: Result<(), Errno>) -> Result<(), Errno> {
-        // A durable range owes nothing: it is not written again, and a later error would be owed to
-        // it for ever.
+        // A durable range is removed: it is not synced again, so a later error would stay
+        // unreported for it for ever.
         if result.is_ok() && nr == self.nr_begun {
             self.written = std::mem::take(&mut self.since);
         }
@@ -99,7 +99,7 @@ impl Unsynced {
         }
     }
 
-    /// Forgets what could be owed beyond `len`, where the content is gone.
+    /// Forgets errors and ranges beyond `len`, where the content is gone.
     pub(crate) fn cut(&mut self, len: u64) {
         self.written.remove(len, u64::MAX);
         self.since.remove(len, u64::MAX);

@@ -5,8 +5,8 @@
 //! file of its own; callers that hold a `dyn Volume` need none of them by name.
 //!
 //! A volume numbers its inodes by itself ([`NodeId::ROOT`] is its directory); [`crate::volumes`]
-//! tells volumes apart. Open files and directories speak for themselves, so that what is open
-//! survives the name that led to it.
+//! tells volumes apart. Open files and directories have traits of their own, so that an open file
+//! outlives the name that led to it.
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -32,7 +32,7 @@ pub(crate) fn next_store_id() -> StoreId {
     StoreId(NEXT_STORE.fetch_add(1, Ordering::Relaxed))
 }
 
-/// The place where the data of a volume lives, for people.
+/// The place where the data of a volume lives, for display.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VolumeKind {
     /// In a directory of the host.
@@ -91,8 +91,9 @@ pub trait Volume: Lookup + Attributes + Create + Names + Open + Xattrs + Send + 
     /// Returns the path of the file whose content this is, for messages; `None` when it has no
     /// name. Walks all that is open or dirty.
     fn path_of_content(&self, file: &Arc<File>) -> Option<PathBuf>;
-    /// Sets the cache that refers to inodes beside the volume and can be asked to forget. Once,
-    /// before the first request. Without one, what has been looked up stays until it is forgotten.
+    /// Sets the kernel's cache, which refers to inodes and can be asked to forget some. Called
+    /// once, before the first request. Without it, an inode that was looked up stays until it is
+    /// forgotten.
     fn set_kernel(&self, _kernel: Arc<dyn KernelCache>) {}
     /// Makes everything durable that was accepted before the call.
     fn syncfs(&self) -> Result<(), VfsError>;
@@ -120,7 +121,7 @@ pub trait Attributes {
     fn setattr(&self, caller: &Caller, node: NodeId, change: &SetAttr) -> Result<Attr, VfsError>;
     /// Returns the text of a symbolic link.
     fn readlink(&self, node: NodeId) -> Result<OsString, VfsError>;
-    /// Returns the figures of the volume.
+    /// Returns the statistics of the volume's file system.
     fn statfs(&self) -> Result<StatFs, VfsError>;
 }
 
@@ -237,7 +238,7 @@ pub trait VolumeFile: Send + Sync + fmt::Debug {
     fn try_read(&self, offset: u64, len: usize) -> Option<PinnedPages<'_>>;
     /// Returns bytes from `offset`, fewer at the end.
     fn read(&self, group: &Arc<Group>, offset: u64, len: usize) -> Result<PinnedPages<'_>, VfsError>;
-    /// Writes if that needs no sleep at all, else `None` and nothing happened.
+    /// Writes if that needs no sleep; otherwise returns `None` and writes nothing.
     fn try_write(&self, group: &Arc<Group>, offset: u64, data: &[u8], kill_set_id: bool) -> Option<usize>;
     /// Accepts bytes.
     fn write(
@@ -248,8 +249,8 @@ pub trait VolumeFile: Send + Sync + fmt::Debug {
         kill_set_id: bool,
     ) -> Result<usize, VfsError>;
     /// Accepts the bytes that the kernel writes back of a mapping, all of them, and where they were
-    /// mapped also through a file that was opened for appending. The kernel does not look at how
-    /// much was written, so a part counts as an error.
+    /// mapped also through a file that was opened for appending. The kernel ignores how much was
+    /// written, so a partial write is an error.
     fn write_mapped(&self, group: &Arc<Group>, offset: u64, data: &[u8]) -> Result<usize, VfsError>;
     /// Reports an error of earlier write-back at a `close` of a descriptor. Never sleeps.
     fn flush(&self) -> Result<(), VfsError>;

@@ -1,9 +1,9 @@
 //! The clock for the times of accepted writes.
 //!
-//! File systems stamp changes with a coarse clock (it moves every few milliseconds) and, since
-//! Linux 6.13, with a finer time when a process looked in between. Stamps of ours must fall in line
-//! with the host's, or `make` sees a target that is older than what it was made from. So ours is
-//! the same coarse clock, but never before a time that the host was seen to stamp.
+//! File systems stamp changes with a coarse clock, which advances every few milliseconds, and since
+//! Linux 6.13 with a finer time if a process has read the time in between. The daemon's stamps must
+//! be ordered with the host's, or `make` would see a target that is older than its source. So this
+//! is the same coarse clock, but never earlier than a stamp that the host was seen to set.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -20,7 +20,8 @@ pub(crate) struct VolumeClock {
 }
 
 impl VolumeClock {
-    /// Notes a status-change time that the host set. Writes the shared line only when time moved.
+    /// Notes a status-change time that the host set. Writes the shared cache line only when time
+    /// advanced.
     pub(crate) fn saw(&self, ctime: Timestamp) {
         let nanoseconds = ctime.as_nanoseconds();
         if nanoseconds > self.latest.load(Ordering::Relaxed) {

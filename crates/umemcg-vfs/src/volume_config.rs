@@ -66,7 +66,7 @@ pub struct VolumeConfig {
 }
 
 impl VolumeConfig {
-    /// Returns a volume of this directory with everything detected.
+    /// Returns the configuration of a directory, with I/O mode and resolution to be detected.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
         Self {
             dir: dir.into(),
@@ -80,7 +80,7 @@ impl VolumeConfig {
         }
     }
 
-    /// Returns the same for one of many, where an idle volume is to cost little.
+    /// Returns the configuration of one of many volumes, with which an idle volume costs little.
     pub fn one_of_many(dir: impl Into<PathBuf>) -> Self {
         Self { max_idle_descriptors: 64, nr_shards: 2, ..Self::new(dir) }
     }

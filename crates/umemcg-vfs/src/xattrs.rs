@@ -1,6 +1,6 @@
 //! Extended attributes, passed to the host's file.
 //!
-//! The host decides what it takes: `user.` on regular files and directories, access lists
+//! The host decides which names it accepts: `user.` on regular files and directories, access lists
 //! (`system.posix_acl_…`), `security.` and `trusted.` as far as the daemon is allowed. Names in
 //! `trusted.` are listed for the superuser only, as the kernel's own file systems do; the kernel
 //! has checked permissions before it asks.
@@ -43,7 +43,7 @@ impl Xattrs for HostVolume {
         let name = attribute(name)?;
         let held = self.shared.descriptor(node)?;
         let path = host::path_of(held.as_fd());
-        // Write-back takes them away for a moment.
+        // Write-back removes capabilities for a moment.
         let content = self.content_with_capabilities(node, &name)?;
         let _look = content.as_ref().map(|content| content.store.times.shared());
         let value = sized(VALUE_MAX, |buffer| rustix::fs::getxattr(&path, &name, buffer));
@@ -95,8 +95,8 @@ impl Xattrs for HostVolume {
     /// Removes an extended attribute.
     ///
     /// # Errors
-    /// `ENODATA`, `EPERM`, and the host's. Capabilities that were seen and are gone meanwhile count
-    /// as removed.
+    /// `ENODATA`, `EPERM`, and the host's. Removing capabilities that were shown and have been
+    /// cleared since succeeds.
     fn removexattr(&self, node: NodeId, name: &OsStr) -> Result<(), VfsError> {
         let name = attribute(name)?;
         let held = self.shared.descriptor(node)?;
@@ -113,7 +113,7 @@ impl Xattrs for HostVolume {
 }
 
 impl HostVolume {
-    /// Returns the content of a node if the name is that of its capabilities.
+    /// Returns the content of a node if the attribute is its capabilities.
     fn content_with_capabilities(&self, node: NodeId, name: &CStr) -> Result<Option<Arc<Content>>, VfsError> {
         let is_theirs = name.to_bytes() == CAPABILITIES.as_bytes();
         Ok(if is_theirs { self.shared.find(node)?.content } else { None })
@@ -132,7 +132,7 @@ impl HostVolume {
     }
 }
 
-/// Runs a call with a small buffer first, and with one of the maximal size if that was not enough.
+/// Runs a call with a small buffer, and with one of `max` bytes if that was too small.
 fn sized(max: usize, call: impl Fn(&mut [u8]) -> Result<usize, Errno>) -> Result<Vec<u8>, Errno> {
     const FIRST: usize = 256;
     for len in [FIRST, max] {

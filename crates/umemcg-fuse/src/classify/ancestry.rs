@@ -1,6 +1,6 @@
-//! Membership without the kernel's help, for daemons that may not make a hierarchy: a process
-//! belongs where it was put, else where its nearest known ancestor belongs, else where the leader
-//! of its session did.
+//! Membership without the kernel's help, for daemons that may not create a cgroup hierarchy. A
+//! process belongs to the group that it was put into, otherwise to the group of its nearest known
+//! ancestor, otherwise to that of its session's leader.
 //!
 //! The answer for a process is kept for as long as it lives, so that it stays in its group when its
 //! parents die or are moved. A process that has left its session, and whose parents have all died,
@@ -13,15 +13,16 @@ use umemcg_base::LeafMutex;
 
 use super::proc_files::{Identity, Stat, read_stat, read_status, read_threads, walk_processes};
 
-/// Generations of parents that are looked at.
+/// Most generations of parents that are examined.
 const DEPTH_MAX: usize = 64;
-/// Below this many known processes no pruning is done.
+/// Fewest known processes for which dead ones are pruned.
 const PRUNE_MIN: usize = 256;
 
-/// The root's serial here.
+/// The serial that stands for the root.
 const ROOT: u64 = 0;
 
-/// A known process or thread, with what distinguishes it from a later one with the same id.
+/// A known process or thread, with the identity that distinguishes it from a later one with the
+/// same id.
 #[derive(Debug, Clone, Copy)]
 struct KnownThread {
     identity: Identity,
@@ -45,16 +46,16 @@ struct State {
 }
 
 impl Ancestry {
-    /// Returns the serial of the group that a thread is in, 0 for none; no answer when there is no
-    /// such thread.
+    /// Returns the serial of the group that a thread is in, 0 for none; `None` if there is no such
+    /// thread.
     pub fn serial_of(&self, tid: u32) -> Option<u64> {
         let mut state = self.state.lock();
         state.prune_sometimes();
         state.serial_of(tid)
     }
 
-    /// Puts a process with all its threads, or one thread, into a group. Children that it has
-    /// already stay where they are. Returns `false` if there is none of that id.
+    /// Puts a process with all its threads, or one thread, into a group. Its present children stay
+    /// in their groups. Returns `false` if no process or thread has that id.
     pub fn attach(&self, serial: u64, id: u32, whole_process: bool) -> bool {
         let mut state = self.state.lock();
         let moves_leader = whole_process || read_status(id).is_some_and(|status| status.tgid == id);
@@ -63,8 +64,8 @@ impl Ancestry {
             state.threads.insert(id, KnownThread { identity: stat.identity, serial });
             return true;
         }
-        // Every process that would follow this one to its new group has to be pinned to its present
-        // group.
+        // Descendants that would follow this process to its new group are recorded in their present
+        // group first.
         let processes = walk_processes();
         let stats: HashMap<u32, Stat> =
             processes.iter().filter_map(|&pid| Some((pid, read_stat(pid)?))).collect();
@@ -88,7 +89,7 @@ impl Ancestry {
         true
     }
 
-    /// Returns the processes, or threads, of a group, rising. Walks `/proc`.
+    /// Returns the processes, or threads, of a group in ascending order. Walks `/proc`.
     pub fn list(&self, serial: u64, whole_processes: bool) -> Vec<u32> {
         let mut state = self.state.lock();
         state.prune();
@@ -120,12 +121,12 @@ impl State {
         self.serial_of_process(read_status(tid)?.tgid)
     }
 
-    /// Walks up to the nearest known ancestor; notes the answer for every process on the way.
+    /// Walks up to the nearest known ancestor, and records the answer for every process on the way.
     fn serial_of_process(&mut self, pid: u32) -> Option<u64> {
         let mut way: Vec<(u32, Stat)> = Vec::new();
         let mut at = pid;
         let mut serial = None;
-        // Orphans are given to the first process, and do not follow it.
+        // Orphans are reparented to the first process, and do not belong to its group.
         while way.len() < DEPTH_MAX && (at > 1 || at == pid) {
             let Some(stat) = read_stat(at) else { break };
             // The kernel does not record the thread that made a child: the child follows its
@@ -148,8 +149,8 @@ impl State {
             return None;
         }
         let serial = serial.or_else(|| way.iter().find_map(|(_, stat)| self.serial_of_session(stat.session)));
-        // No process is noted as the root's: an ancestor may still be put somewhere, and takes no
-        // pinned process along.
+        // No process is recorded in the root: an ancestor may still be put into a group, and a
+        // recorded process would not follow it.
         let Some(serial) = serial else { return Some(ROOT) };
         for (pid, stat) in way {
             self.learn(pid, stat, serial);
@@ -158,7 +159,7 @@ impl State {
     }
 
     fn serial_of_session(&self, session: u32) -> Option<u64> {
-        // All sessions that are led from outside our pid namespace look alike.
+        // All sessions whose leader is outside the daemon's pid namespace have the same id here.
         if session == 0 {
             return None;
         }

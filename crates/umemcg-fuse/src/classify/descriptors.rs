@@ -1,9 +1,9 @@
-//! Descriptors of a process that asks for events: which of our control files one is, and a copy of
-//! its eventfd.
+//! The descriptors that a process passes to request events: the control file that one refers to,
+//! and a copy of its eventfd.
 //!
-//! A control file is found without a copy of its descriptor: `fdinfo` has the inode, whose number
-//! is the node's, and the mount, which the process' own mount table turns into a device. Nothing of
-//! this asks a file system anything, and none of these parts of `/proc` takes the thread's mmap
+//! A control file is found without a copy of its descriptor. `fdinfo` has the inode number, which
+//! is the node's, and the mount, whose device is in the process's own mount table. None of this
+//! sends a request to a file system, and none of these files of `/proc` takes the thread's mmap
 //! lock.
 
 use std::fs;
@@ -24,7 +24,7 @@ use crate::mountinfo;
 /// The text of an eventfd's link in `/proc`.
 const EVENTFD: &str = "anon_inode:[eventfd]";
 
-/// Descriptors of processes that use the control files mounted from one device.
+/// The descriptors of processes that use the control files mounted from one device.
 #[derive(Debug)]
 pub struct ProcessDescriptors {
     /// `major:minor`.
@@ -49,8 +49,8 @@ impl Descriptors for ProcessDescriptors {
         let own = std::process::id();
         let own_fd = copy.as_raw_fd() as u32;
         if !is_eventfd(own, own_fd)? {
-            // It was replaced meanwhile. The copy may be a file of our own mounts, whose close
-            // would be a request to ourselves.
+            // The descriptor was replaced meanwhile. The copy may be a file on one of the daemon's
+            // own mounts; closing it would send a request to this daemon.
             let _ = std::thread::Builder::new().spawn(move || drop(copy));
             return Err(DescriptorError::WrongKind);
         }
@@ -82,7 +82,7 @@ impl Descriptors for ProcessDescriptors {
 fn refusal(error: io::Error) -> DescriptorError {
     match Errno::from_io_error(&error).unwrap_or(Errno::IO) {
         Errno::NOENT | Errno::BADF => DescriptorError::NotOpen,
-        // Processes of others, which we may not look at: no error of the descriptor.
+        // The daemon may not inspect the process, which is no error of the descriptor.
         Errno::ACCESS => DescriptorError::System(Errno::PERM),
         errno => DescriptorError::System(errno),
     }
@@ -94,8 +94,8 @@ fn is_eventfd(tid: u32, fd: u32) -> Result<bool, DescriptorError> {
 }
 
 fn copy_descriptor(tid: u32, process: u32, fd: u32) -> io::Result<OwnedFd> {
-    // The thread's own, which need not be its process'; before Linux 6.9 only a process can be
-    // asked.
+    // The thread's own table of descriptors, which may differ from its process's. Before Linux 6.9
+    // only a process can be asked.
     let pidfd = open_pidfd(tid).or_else(|_| open_pidfd(process))?;
     let fd = i32::try_from(fd).map_err(|_| Errno::BADF)?;
     Ok(pidfd_getfd(pidfd, fd, PidfdGetfdFlags::empty())?)
@@ -110,13 +110,13 @@ pub(crate) fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim()))
 }
 
-/// Returns what tells an eventfd from all others, copies included (Linux 5.2).
+/// Returns the number that identifies an eventfd and all its copies (Linux 5.2).
 fn eventfd_id(tid: u32, fd: u32) -> Option<u64> {
     let info = read_fdinfo(tid, fd).ok()?;
     parse_decimal(field(&info, "eventfd-id")?.as_bytes())
 }
 
-/// A process' eventfd.
+/// An eventfd of a process.
 #[derive(Debug)]
 struct EventFd {
     /// Our copy.
@@ -125,14 +125,15 @@ struct EventFd {
     id: Option<u64>,
     tid: u32,
     process: u32,
-    /// Its number there, when it was written to us.
+    /// Its number in the process at the time of the registration.
     fd: u32,
     /// The process.
     life: OwnedFd,
 }
 
 impl EventFd {
-    /// Returns whether this is it. Without ids any eventfd at its place is.
+    /// Returns whether a descriptor of the process is this eventfd. Without ids, any eventfd
+    /// counts.
     fn is_at(&self, tid: u32, fd: u32) -> bool {
         is_eventfd(tid, fd).unwrap_or(false) && (self.id.is_none() || eventfd_id(tid, fd) == self.id)
     }
@@ -146,7 +147,7 @@ fn is_ready(fd: &OwnedFd, events: PollFlags) -> bool {
 impl EventSink for EventFd {
     #[doc(alias = "eventfd_signal")]
     fn signal(&self, nr_events: u64) {
-        // One that can take no more makes writers wait. Its process has events enough.
+        // A write to a full eventfd would block. Its process has enough events.
         if is_ready(&self.target.copy, PollFlags::OUT) {
             self.writer.signal(&self.target, nr_events);
         }
@@ -159,7 +160,7 @@ impl EventSink for EventFd {
         if self.is_at(self.tid, self.fd) || self.is_at(self.process, self.fd) {
             return true;
         }
-        // Perhaps under another number.
+        // It may be open under another number.
         let Ok(entries) = fs::read_dir(format!("/proc/{}/fd", self.process)) else { return false };
         let numbers = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
         self.id.is_some() && numbers.into_iter().any(|fd| self.is_at(self.process, fd))

@@ -1,15 +1,15 @@
-//! Writes to eventfds of other processes so that none of them can hold up the rest.
+//! Writes to eventfds of other processes, none of which can delay the others.
 //!
-//! A copied descriptor shares its description with the process, so it cannot be made non-blocking
-//! here, and an eventfd is not written with `RWF_NOWAIT`. A writer that looks for room first may
-//! still wait: the process can fill its eventfd in between, and room for one event is not room for
-//! two. So threads of their own write, and other threads only queue events. They write one eventfd
-//! after the other; a write that does not return soon is left to its thread, the next thread goes
-//! on with what is queued, and what comes for that eventfd meanwhile is added up and written by the
-//! first.
+//! A copied descriptor shares its file description with the process, so it cannot be made
+//! non-blocking here, and `RWF_NOWAIT` does not work on an eventfd. A writer that checks for room
+//! first may still block, because the process can fill its eventfd in between. So dedicated threads
+//! write, and other threads only queue events. One thread writes one eventfd after another. If a
+//! write does not return soon, another thread continues with the queue. Events that arrive
+//! meanwhile for the blocked eventfd are added up and written by the blocked thread afterwards.
 //!
-//! So there is at most one thread for each eventfd that a process keeps full, beside two, and it
-//! ends when its process reads. When the registration ends first, we read.
+//! So there are at most two threads, and one more for each eventfd that a process keeps full, which
+//! ends when the process reads. If the registration ends first, the daemon reads the eventfd
+//! itself.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
@@ -28,11 +28,11 @@ const WRITE_TIMEOUT: Duration = Duration::from_millis(2);
 const IDLE: Duration = Duration::from_secs(2);
 /// The time that a write may take after its listener has ended before it counts as stuck.
 const RELEASE_TIMEOUT: Duration = Duration::from_millis(50);
-/// Times that a full eventfd is read for a write that is stuck there.
+/// Most times that a full eventfd is read to unblock a write.
 const NR_RELEASES_MAX: u32 = 100;
-/// Looks whether the write has ended, within `RELEASE_TIMEOUT`.
+/// Number of checks within `RELEASE_TIMEOUT` whether the write has ended.
 const NR_LOOKS: u32 = 50;
-/// Counts in eventfds up to here make no writer wait.
+/// An eventfd with a count up to this one does not block writers.
 const ROOMY: u64 = u64::MAX / 2;
 
 /// An eventfd that is written to.
@@ -45,7 +45,7 @@ pub(super) struct Target {
 #[derive(Debug, Default)]
 struct Unwritten {
     nr_events: u64,
-    /// It is queued, or a thread has it, which looks for more before it lets go.
+    /// It is queued, or a thread is writing it and will check for more events afterwards.
     is_taken: bool,
 }
 
@@ -54,14 +54,14 @@ impl Target {
         Self { copy, unwritten: LeafMutex::default() }
     }
 
-    /// Adds events; returns true when a thread has to come and write them.
+    /// Adds events; returns `true` if it has to be queued for a thread.
     fn add(&self, nr_events: u64) -> bool {
         let mut unwritten = self.unwritten.lock();
         unwritten.nr_events = unwritten.nr_events.saturating_add(nr_events);
         !std::mem::replace(&mut unwritten.is_taken, true)
     }
 
-    /// Returns what is to be written next; lets go when there is nothing.
+    /// Returns the events to be written next. If there are none, the thread is done with it.
     fn take(&self) -> Option<u64> {
         let mut unwritten = self.unwritten.lock();
         let nr_events = std::mem::take(&mut unwritten.nr_events);
@@ -69,7 +69,7 @@ impl Target {
         unwritten.is_taken.then_some(nr_events)
     }
 
-    /// Writes what there is. May wait for the process.
+    /// Writes all events. May wait for the process.
     fn write_all(&self) {
         while let Some(nr_events) = self.take() {
             let _ = rustix::io::write(&self.copy, &nr_events.to_ne_bytes());
@@ -80,7 +80,7 @@ impl Target {
         self.unwritten.lock().is_taken
     }
 
-    /// Returns whether what there is gets written within `RELEASE_TIMEOUT`.
+    /// Returns whether all events are written within `RELEASE_TIMEOUT`.
     fn is_soon_written(&self) -> bool {
         for _ in 0..NR_LOOKS {
             if !self.is_taken() {
@@ -92,7 +92,7 @@ impl Target {
     }
 }
 
-/// The threads that write; made when first needed.
+/// The threads that write; started when first needed.
 #[derive(Debug, Default)]
 pub(super) struct EventfdWriter {
     state: LeafMutex<State>,
@@ -111,7 +111,7 @@ struct State {
 }
 
 impl EventfdWriter {
-    /// Adds events to an eventfd. Waits for nothing.
+    /// Adds events to an eventfd. Does not wait.
     pub(super) fn signal(self: &Arc<Self>, target: &Arc<Target>, nr_events: u64) {
         if !target.add(nr_events) {
             return;
@@ -121,7 +121,7 @@ impl EventfdWriter {
         if state.nr_idle > 0 {
             self.wake.notify_one();
         } else if self.start_thread(&mut state).is_err() {
-            // None to be had: the next event tries again.
+            // No thread could be started: the next event tries again.
             state.queue.pop_back();
             target.unwritten.lock().is_taken = false;
         }
@@ -161,7 +161,8 @@ impl EventfdWriter {
             state.current = Some((mine, Instant::now() + WRITE_TIMEOUT));
             state.nr_idle -= 1;
             if state.nr_idle == 0 && !state.queue.is_empty() {
-                // Without one, those behind wait for the end of this write, or for the next event.
+                // If no thread can be started, the queue waits for the end of this write or for the
+                // next event.
                 let _ = self.start_thread(&mut state);
             }
             drop(state);
@@ -171,28 +172,27 @@ impl EventfdWriter {
             if state.current.is_some_and(|(current, _)| current == mine) {
                 state.current = None;
             } else if state.nr_idle > 0 {
-                // Another has taken its place.
+                // Another thread has continued with the queue.
                 return;
             }
             state.nr_idle += 1;
         }
     }
 
-    /// Makes room for a write that is stuck, once it is certain that it is, when no process waits
-    /// for its events any more. What there was to be written before is written. May take long when
-    /// its process fills it again and again.
+    /// Unblocks a stuck write whose events no process waits for any more. Earlier events are
+    /// written first. May take long if the process fills the eventfd again and again.
     pub(super) fn release(self: &Arc<Self>, target: &Arc<Target>) {
         for _ in 0..NR_RELEASES_MAX {
             if target.is_soon_written() {
                 return;
             }
             let mut count = [0; 8];
-            // No offset: an eventfd has no places.
+            // No offset: an eventfd is not seekable.
             let buffer = &mut [IoSliceMut::new(&mut count)];
             let read = rustix::io::preadv2(&target.copy, buffer, u64::MAX, ReadWriteFlags::NOWAIT);
             let count = u64::from_ne_bytes(count);
             if read.is_ok() && count <= ROOMY {
-                // The write has been slow, not stuck: this is for the process.
+                // The write was slow, not stuck: the events belong to the process.
                 self.signal(target, count);
             }
         }

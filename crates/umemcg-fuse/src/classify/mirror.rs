@@ -1,7 +1,7 @@
 //! Membership kept by the kernel: a named cgroup hierarchy without controllers, whose directories
 //! stand for our groups. A process that is put into one stays there, and so do all processes that
-//! it forks, whatever they do: double forks and new sessions included. Nothing is polled and
-//! nothing can be missed.
+//! it forks, even after double forks and in new sessions. Nothing is polled, and no process is
+//! missed.
 //!
 //! The hierarchy is mounted detached: it is reachable through a descriptor of this daemon and
 //! appears in no mount table. A user that mounts it in a namespace of its own sees the root
@@ -9,10 +9,9 @@
 //! serial id of the group, so that a group may have any name and be renamed; a directory appears
 //! when the first process is put into its group.
 //!
-//! Every daemon has a hierarchy of its own, with a unique name, so that daemons do not meet. A
-//! hierarchy with directories outlives its daemon if that is killed. Its owner holds a lock on the
-//! root directory; a daemon that can take the lock of another one knows that its owner is gone, and
-//! cleans it up.
+//! Every daemon has a hierarchy of its own, with a unique name. If the daemon is killed, a
+//! hierarchy with directories stays. Its owner holds a lock on the root directory. A daemon that
+//! can take the lock of another hierarchy knows that its owner is gone, and removes it.
 
 use std::ffi::OsString;
 use std::io;
@@ -30,27 +29,27 @@ use super::proc_files;
 const NAME_PREFIX: &str = "umemcg.";
 /// The number of names that are tried for a fresh hierarchy.
 const NAME_TRIES_MAX: u32 = 16;
-/// The time that the end of a hierarchy may take. The kernel lets go of removed directories after a
+/// The time that the removal of a hierarchy may take. The kernel frees removed directories after a
 /// grace period.
 const TEARDOWN_MAX: Duration = Duration::from_secs(3);
-/// The time that a directory may stay busy after its last process is gone from its list.
+/// The time for which a directory may stay busy after its last process has left its list.
 const REMOVE_MAX: Duration = Duration::from_millis(200);
 /// Rounds of moving processes out of a directory: they may fork while they are moved.
 const EVICT_ROUNDS_MAX: u32 = 100;
-/// The interval between two looks at state that only the kernel can change.
+/// The interval at which state is polled that only the kernel changes.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// A named hierarchy and the lock that says that its owner lives.
+/// A named hierarchy, and the lock that shows that its owner lives.
 #[derive(Debug)]
 pub struct Mirror {
     name: String,
-    /// Always there until the end.
+    /// `None` only while it is dropped.
     root: Option<OwnedFd>,
 }
 
 impl Mirror {
-    /// Mounts a new hierarchy, and cleans up those of dead daemons. Needs root in the initial
-    /// cgroup namespace and a kernel with version 1 hierarchies.
+    /// Mounts a new hierarchy, and removes those of dead daemons. Needs root in the initial cgroup
+    /// namespace and a kernel with version 1 hierarchies.
     pub fn mount() -> io::Result<Self> {
         static NR_MADE: AtomicU32 = AtomicU32::new(0);
         clean_stale();
@@ -60,8 +59,8 @@ impl Mirror {
             let name =
                 format!("{NAME_PREFIX}{}.{nonce}.{:x}{:08x}", std::process::id(), now.tv_sec, now.tv_nsec);
             let root = mount_detached(&name)?;
-            // A daemon that is cleaning up may have been faster with the lock; then that name is
-            // lost.
+            // Another daemon that is cleaning up may have taken the lock first; then another name
+            // is tried.
             if rustix::fs::flock(&root, FlockOperation::NonBlockingLockExclusive).is_ok() {
                 return Ok(Self { name, root: Some(root) });
             }
@@ -84,7 +83,7 @@ impl Mirror {
             .unwrap_or(0)
     }
 
-    /// Moves a process, or one thread of it. The directory is made when it is missing.
+    /// Moves a process, or one thread of it. Creates the directory if it is missing.
     pub fn attach(&self, serial: u64, id: u32, whole_process: bool) -> Result<(), Errno> {
         let file = if whole_process { "cgroup.procs" } else { "tasks" };
         let path = if serial == 0 {
@@ -99,22 +98,22 @@ impl Mirror {
         rustix::io::write(file, id.to_string().as_bytes()).map(drop)
     }
 
-    /// Returns the ids of a group's processes or threads, rising, without repetitions.
+    /// Returns the ids of a group's processes or threads in ascending order, without duplicates.
     pub fn list(&self, serial: u64, whole_processes: bool) -> Vec<u32> {
         let file = if whole_processes { "cgroup.procs" } else { "tasks" };
         let path = if serial == 0 { file.to_owned() } else { format!("{serial}/{file}") };
         list_at(self.root(), &path)
     }
 
-    /// Removes a group's directory. [`Errno::BUSY`] while a living process is in it; a missing one
-    /// is fine.
+    /// Removes a group's directory. [`Errno::BUSY`] while a living process is in it; a missing
+    /// directory is no error.
     pub fn remove(&self, serial: u64) -> Result<(), Errno> {
         let deadline = Instant::now() + REMOVE_MAX;
         loop {
             match rustix::fs::unlinkat(self.root(), serial.to_string(), AtFlags::REMOVEDIR) {
                 Ok(()) | Err(Errno::NOENT) => return Ok(()),
-                // A process that has just died may be gone from the list a moment before it is gone
-                // from the count.
+                // A process that has just died may leave the list a moment before it leaves the
+                // kernel's count.
                 Err(Errno::BUSY) if self.list(serial, false).is_empty() && Instant::now() < deadline => {
                     std::thread::sleep(POLL_INTERVAL);
                 }
@@ -133,7 +132,7 @@ impl Drop for Mirror {
 }
 
 /// Mounts the hierarchy of this name without attaching it anywhere; the descriptor is its root
-/// directory. An existing hierarchy of that name is the one we get.
+/// directory. If a hierarchy of that name exists, it is mounted.
 fn mount_detached(name: &str) -> Result<OwnedFd, Errno> {
     let context = rustix::mount::fsopen("cgroup", FsOpenFlags::FSOPEN_CLOEXEC)?;
     rustix::mount::fsconfig_set_flag(context.as_fd(), "none")?;
@@ -165,13 +164,12 @@ fn list_at(root: BorrowedFd<'_>, path: &str) -> Vec<u32> {
     ids
 }
 
-/// Returns whether a line of a `cgroup` file is about a hierarchy of our kind; rules do not look at
-/// those.
+/// Returns whether a line of a `cgroup` file is about a hierarchy of a daemon; rules ignore those.
 pub fn is_ours(controllers: &[u8]) -> bool {
     controllers.strip_prefix(b"name=").is_some_and(|name| name.starts_with(NAME_PREFIX.as_bytes()))
 }
 
-/// Returns the names of all hierarchies of our kind, dead or alive.
+/// Returns the names of all hierarchies of daemons, dead or alive.
 fn existing_names() -> Vec<String> {
     let Some(cgroups) = proc_files::read_cgroups(std::process::id()) else { return Vec::new() };
     proc_files::cgroup_lines(&cgroups)
@@ -182,7 +180,7 @@ fn existing_names() -> Vec<String> {
         .collect()
 }
 
-/// Ends the hierarchies whose daemon is dead.
+/// Removes the hierarchies of dead daemons.
 fn clean_stale() {
     for name in existing_names() {
         let Ok(root) = mount_detached(&name) else { continue };
@@ -193,10 +191,9 @@ fn clean_stale() {
     }
 }
 
-/// Moves all processes out, removes all directories, and lets go of the root, with which the
-/// hierarchy should end. The kernel forgets a removed directory a grace period later, though, and a
-/// hierarchy that still has one when its last mount goes stays: then it takes another mount to end
-/// it.
+/// Moves all processes out, removes all directories, and closes the root, which should end the
+/// hierarchy. But the kernel frees a removed directory only after a grace period, and a hierarchy
+/// that still has one when its last mount ends stays. Then it is mounted again to end it.
 fn tear_down(name: &str, root: OwnedFd) {
     for directory in directories(root.as_fd()) {
         let Some(path) = directory.to_str() else { continue };
@@ -204,7 +201,7 @@ fn tear_down(name: &str, root: OwnedFd) {
             for tid in list_at(root.as_fd(), &format!("{path}/tasks")) {
                 let file =
                     rustix::fs::openat(&root, "tasks", OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty());
-                // A thread that has ended meanwhile needs no move.
+                // A thread that has ended meanwhile need not be moved.
                 let _ = file.and_then(|file| rustix::io::write(file, tid.to_string().as_bytes()));
             }
             if !matches!(rustix::fs::unlinkat(&root, path, AtFlags::REMOVEDIR), Err(Errno::BUSY)) {

@@ -1,9 +1,9 @@
 //! The classifier: finds the group that pays for a request.
 //!
-//! It is asked once for each request, on the thread that has taken the request off the device
-//! ([`Classifier::payer`]), and the answer stays with the request. Later the requesting thread may
-//! have ended, and its id may belong to another. [`ProcessClassifier`] does this for the processes
-//! of this machine.
+//! It is called once for each request, on the thread that has received the request
+//! ([`Classifier::payer`]), and the answer is kept with the request. Later the requesting thread
+//! may have ended, and another thread may have its id. [`ProcessClassifier`] does this for the
+//! processes of this machine.
 
 mod ancestry;
 pub(crate) mod descriptors;
@@ -37,9 +37,9 @@ pub use rules::{Rule, RuleError, RuleKind};
 pub struct Requester<'a> {
     /// The thread that made it; 0 when there is none, or none that is visible from here.
     pub tid: u32,
-    /// Its user.
+    /// Its user id.
     pub uid: u32,
-    /// Its group of users.
+    /// Its group id.
     pub gid: u32,
     /// The kernel queued the request after this time, in nanoseconds since boot. A thread that
     /// started earlier and has that id now is the one that made the request.
@@ -62,7 +62,7 @@ impl fmt::Debug for Requester<'_> {
 pub enum Payer {
     /// This group, or the nearest one above when it has been removed meanwhile.
     Group(Arc<Group>),
-    /// A group that a rule names and that does not exist yet; [`Classifier::make_group`] creates
+    /// A group that a rule names and that does not exist yet. [`Classifier::make_group`] creates
     /// it.
     Unmade {
         /// The names of the group, from the root down.
@@ -85,12 +85,12 @@ impl Payer {
 /// the fallback.
 pub trait Classifier: Send + Sync + fmt::Debug {
     /// Returns the group that pays for what thread `tid` with these ids does now; `tid` is 0 when
-    /// the thread is not visible from here. May read `/proc` and make groups when the thread was
-    /// not seen before; next to nothing afterwards.
+    /// the thread is not visible from here. May read `/proc` and create groups when the thread was
+    /// not seen before; nearly free afterwards.
     fn classify(&self, tid: u32, uid: u32, gid: u32) -> Arc<Group>;
 
-    /// Returns the group that pays for a request that has just been taken off the device. Runs on a
-    /// thread that others' requests wait for: does not sleep.
+    /// Returns the group that pays for a request that has just been received. Does not sleep,
+    /// because it runs on a thread that other requests wait for.
     fn payer(&self, requester: &Requester<'_>) -> Payer {
         match requester.opener {
             Some(opener) if requester.tid == 0 => Payer::Group(Arc::clone(opener)),
@@ -105,7 +105,7 @@ pub trait Classifier: Send + Sync + fmt::Debug {
     }
 }
 
-/// All processes are in one group.
+/// A classifier for which all processes are in one group.
 #[derive(Debug)]
 pub struct RootOnly(pub Arc<Group>);
 

@@ -1,11 +1,11 @@
-//! Process ids between pid namespaces. A container writes and reads the ids that it sees itself;
-//! moving the process with that number on the host would move a stranger.
+//! Translation of process ids between pid namespaces. A container writes and reads the ids of its
+//! own namespace, which belong to other processes on the host.
 
 use super::proc_files::{Status, pid_namespace, read_status, read_threads, walk_processes};
 
-/// Returns the id in our namespace of what `viewer` calls `id`. None: it sees no such process, or
-/// we cannot tell. Walks `/proc` for a viewer in a namespace of its own; processes in namespaces
-/// nested in that one are not found.
+/// Returns the id in the daemon's namespace of the process that has `id` in the namespace of
+/// `viewer`; `None` if there is none or it cannot be determined. Walks `/proc` if `viewer` is in a
+/// namespace of its own; processes in namespaces below that one are not found.
 pub fn from_viewer(viewer: u32, id: u32) -> Option<u32> {
     let status = read_status(viewer)?;
     if sees_as_we_do(&status) {
@@ -16,7 +16,7 @@ pub fn from_viewer(viewer: u32, id: u32) -> Option<u32> {
         walk_processes().into_iter().filter(|&pid| pid_namespace(pid) == Some(namespace)).collect();
     let is_meant =
         |tid: &u32| read_status(*tid).is_some_and(|status| status.ids_of_thread.last() == Some(&id));
-    // Most ids are those of processes; only then look at every thread.
+    // Most ids are those of processes, so threads are searched only if no process has the id.
     inside
         .iter()
         .copied()
@@ -24,7 +24,8 @@ pub fn from_viewer(viewer: u32, id: u32) -> Option<u32> {
         .or_else(|| inside.iter().flat_map(|&pid| read_threads(pid)).find(is_meant))
 }
 
-/// Returns what `viewer` calls these threads; 0 for those that it does not see.
+/// Returns the ids of these threads in the namespace of `viewer`; 0 for those that are not visible
+/// there.
 pub fn for_viewer(viewer: u32, ids: Vec<u32>) -> Vec<u32> {
     let Some(status) = read_status(viewer).filter(|status| !sees_as_we_do(status)) else { return ids };
     let depth = status.ids_of_thread.len();
@@ -38,7 +39,7 @@ pub fn for_viewer(viewer: u32, ids: Vec<u32>) -> Vec<u32> {
     ids.into_iter().map(|tid| shown(tid).unwrap_or(0)).collect()
 }
 
-/// Returns whether the process has one id, the one that we see: it is in our own pid namespace.
+/// Returns whether the process has a single id: it is in the daemon's own pid namespace.
 fn sees_as_we_do(status: &Status) -> bool {
     status.ids_of_thread.len() <= 1
 }

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags};
 use umemcg_control::{Credentials, parse_decimal};
 
-/// More than any of these files has; a cgroup path has at most 4 KiB per hierarchy.
+/// Longer than any of these files; a cgroup path has at most 4 KiB per hierarchy.
 const PROC_FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// The fields of `/proc/<tid>/status` in use.
@@ -25,37 +25,36 @@ pub struct Status {
     pub is_zombie: bool,
     /// Supplementary group ids.
     pub groups: Vec<u32>,
-    /// Its process' ids, from our pid namespace down to its own.
+    /// Its process's ids, from the daemon's pid namespace down to its own.
     pub ids_of_process: Vec<u32>,
-    /// Its own ids, from our pid namespace down to its own.
+    /// Its own ids, from the daemon's pid namespace down to its own.
     pub ids_of_thread: Vec<u32>,
 }
 
 /// The fields of `/proc/<pid>/stat` in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat {
-    /// The parent process; 0 for one outside our pid namespace.
+    /// The parent process; 0 for one outside the daemon's pid namespace.
     pub ppid: u32,
-    /// The session's id; 0 for any that is led from outside our pid namespace, so two processes of
-    /// 0 share nothing.
+    /// The session's id; 0 if its leader is outside the daemon's pid namespace, so two processes
+    /// with 0 may be in different sessions.
     pub session: u32,
     /// Its identity.
     pub identity: Identity,
     /// True if it is dead and waits for its parent to notice.
     pub is_zombie: bool,
-    /// True if it is dead or about to be. From here on the kernel shows it in the root of every
-    /// hierarchy of version 1.
+    /// True if it is dead or about to be. The kernel then shows it in the root of every version 1
+    /// hierarchy.
     pub is_ending: bool,
 }
 
-/// Tells a process or thread from a later one with the same id.
+/// Distinguishes a process or thread from a later one with the same id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
-    /// The time at which it started, in clock ticks after boot. A tick is long enough for two
-    /// processes.
+    /// The time at which it started, in clock ticks after boot. Two processes can start within one
+    /// tick.
     start_ticks: u64,
-    /// The inode of its pidfd: unique for the life of the system from Linux 6.9 on, the same for
-    /// all before.
+    /// The inode of its pidfd: unique until the next boot since Linux 6.9, the same for all before.
     pidfd_inode: u64,
 }
 
@@ -74,7 +73,7 @@ const PF_EXITING: u64 = 0x4;
 /// Watch a thread, not a process (Linux 6.9). Has the value of `O_EXCL`.
 const PIDFD_THREAD: PidfdFlags = PidfdFlags::from_bits_retain(0x80);
 
-/// Returns a descriptor of a thread; of a process where the kernel knows no others.
+/// Returns a pidfd of a thread, or of its process where the kernel has no others.
 pub fn open_pidfd(tid: u32) -> Result<OwnedFd, Errno> {
     let pid = i32::try_from(tid).ok().and_then(Pid::from_raw).ok_or(Errno::SRCH)?;
     match rustix::process::pidfd_open(pid, PIDFD_THREAD) {
@@ -97,12 +96,12 @@ pub fn read_status(tid: u32) -> Option<Status> {
 
 /// Reads a process' stat line; none when there is no such process.
 pub fn read_stat(pid: u32) -> Option<Stat> {
-    // In this order: if the id changes hands in between, the parts do not fit together.
+    // In this order: if the id is reused in between, the two parts do not match.
     let pidfd = open_pidfd(pid).and_then(rustix::fs::fstat);
     parse_stat(&read(pid, "stat").ok()?, pidfd.map_or(0, |stat| stat.st_ino))
 }
 
-/// Returns whether a thread is dead or about to be. Not for one that cannot be seen.
+/// Returns whether a thread is dead or about to be; `false` if that cannot be seen.
 pub fn is_ending(tid: u32) -> bool {
     read(tid, "stat").is_ok_and(|text| parse_stat(&text, 0).is_some_and(|stat| stat.is_ending))
 }
@@ -120,7 +119,7 @@ pub fn read_cgroups(tid: u32) -> Option<Vec<u8>> {
 }
 
 /// Returns the credentials of a thread that the kernel reported with these ids. Its supplementary
-/// groups are looked up only where they can matter: root needs none.
+/// groups are read only if they can matter: root needs none.
 pub fn credentials_of(tid: u32, uid: u32, gid: u32) -> Credentials {
     let supplementary = if uid == 0 || tid == 0 {
         Vec::new()
@@ -130,13 +129,13 @@ pub fn credentials_of(tid: u32, uid: u32, gid: u32) -> Credentials {
     Credentials { uid, gid, supplementary }
 }
 
-/// Returns what tells one pid namespace from another. Needs the right to trace the process.
+/// Returns the identity of a thread's pid namespace. Needs the right to trace the process.
 pub fn pid_namespace(tid: u32) -> Option<(u64, u64)> {
     let namespace = std::fs::metadata(format!("/proc/{tid}/ns/pid")).ok()?;
     Some((namespace.dev(), namespace.ino()))
 }
 
-/// Returns the ids of all processes in our pid namespace. Walks `/proc`.
+/// Returns the ids of all processes in the daemon's pid namespace. Walks `/proc`.
 pub fn walk_processes() -> Vec<u32> {
     read_ids("/proc")
 }

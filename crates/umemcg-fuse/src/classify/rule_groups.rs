@@ -20,27 +20,27 @@ use umemcg::{CreateError, Engine, Group, UNLIMITED};
 use umemcg_base::LeafMutex;
 use umemcg_base::clock::{Clock, SystemClock};
 
-/// Most groups made by rules at a time, unless something else is said.
+/// Most groups created by rules at a time, by default.
 pub const RULE_GROUPS_MAX: usize = 4096;
 
-/// The interval at which quiet groups are looked for.
+/// The interval at which the daemon looks for quiet groups.
 pub(super) const TICK: Duration = Duration::from_secs(5);
 /// The time without a change of its usage after which a group is removed.
 pub(super) const QUIET_FOR: Duration = Duration::from_secs(30);
 /// The bytes that a group without pages and names may hold: the bookkeeping of its lists.
 const EMPTY_BYTES: u64 = 4096;
-/// Most groups whose stocks are drained in one look, since that disturbs all threads.
+/// Most groups whose stocks are drained in one tick, since that disturbs all threads.
 const DRAINED_PER_TICK: usize = 64;
-/// The time that a refusal is believed before groups are counted again: some may have been removed
+/// The time after which a refusal is checked by counting groups again: some may have been removed
 /// by hand.
 const COUNTED_FOR: Duration = Duration::from_secs(1);
 
 /// Why a rule did not make a group.
 #[derive(Debug)]
 pub(super) enum RuleGroupError {
-    /// There are enough.
+    /// The bound is reached.
     TooMany,
-    /// The tree refuses.
+    /// The tree refused to create it.
     Refused(CreateError),
 }
 
@@ -56,7 +56,7 @@ struct RuleGroup {
 #[derive(Debug, Default)]
 struct State {
     made: Vec<RuleGroup>,
-    /// Of them, those below a group, by its id.
+    /// The number of them below each group, by its id.
     below: HashMap<u64, usize>,
     counted_at: Duration,
 }
@@ -71,7 +71,8 @@ pub(super) struct RuleGroups {
 }
 
 impl State {
-    /// Returns the number of groups made below a group and each above it, added up.
+    /// Returns the sum, over a group and its ancestors, of the number of groups that rules have
+    /// created below.
     fn nr_on_path(&self, group: &Arc<Group>) -> usize {
         path(group).filter_map(|at| self.below.get(&at.id())).sum()
     }
@@ -139,7 +140,7 @@ impl RuleGroups {
         Ok(group)
     }
 
-    /// Hands groups that may go to `remove`, which looks at what is not known here.
+    /// Passes idle groups to `remove`, which makes the checks that this file cannot make.
     pub(super) fn sweep(&self, engine: &Engine, remove: &dyn Fn(&Arc<Group>)) {
         let now = self.clock.now();
         let quiet = {
@@ -151,7 +152,7 @@ impl RuleGroups {
                 if group.usage_bytes() != made.usage_bytes {
                     (made.usage_bytes, made.quiet_since) = (group.usage_bytes(), now);
                 } else if now >= made.quiet_since + QUIET_FOR && quiet.len() < DRAINED_PER_TICK {
-                    // One that stays is looked at again after as long.
+                    // A group that stays is checked again after the same time.
                     made.quiet_since = now;
                     quiet.push(group);
                 }

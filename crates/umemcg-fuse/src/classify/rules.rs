@@ -11,9 +11,9 @@
 //! In the target `{0}` is the matched part and `{n}` what the nth `*` stands for. The first rule
 //! that matches wins.
 //!
-//! A tenant chose the name that a wildcard matches, so it is not trusted: a component that cannot
-//! name a group (`..`, more than 255 bytes, a newline) makes the rule not match, and one that is
-//! the name of a control file gets an underscore in front.
+//! The name that a wildcard matches was chosen by a tenant, so it is not trusted. If a component
+//! cannot be the name of a group (`..`, more than 255 bytes, a newline), the rule does not match. A
+//! component that is the name of a control file gets an underscore in front.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -24,7 +24,7 @@ use thiserror::Error;
 /// Longest name of a group, in bytes.
 const NAME_BYTES_MAX: usize = 255;
 
-/// The property of a process that a rule looks at.
+/// The property of a request that a rule matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RuleKind {
     /// The path of the requester's cgroup in the kernel.
@@ -50,7 +50,7 @@ enum Piece {
     Capture(usize),
 }
 
-/// Why a text is not a rule.
+/// The reason why a text is not a rule.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
     "rule '{rule}': {reason}; a rule looks like 'cgroup:/kubepods/*=/pods/{{1}}', 'uid:1000=/users/{{0}}' or \
@@ -70,7 +70,7 @@ impl FromStr for Rule {
 }
 
 impl Rule {
-    /// Returns what this rule looks at.
+    /// Returns the property that this rule matches.
     pub fn kind(&self) -> RuleKind {
         self.kind
     }
@@ -88,7 +88,7 @@ impl Rule {
                     Piece::Capture(nth) => text.extend_from_slice(&captures[*nth]),
                 }
             }
-            // A capture of several components makes several groups.
+            // A capture of several components names several groups.
             for name in text.split(|&byte| byte == b'/').filter(|name| !name.is_empty()) {
                 names.push(group_name(name)?);
             }
@@ -117,7 +117,7 @@ impl Rule {
     }
 }
 
-/// Matches one component against a pattern with wildcards; appends what they stand for.
+/// Matches one component against a pattern with wildcards; appends the text that each stands for.
 fn match_component(pattern: &[u8], component: &[u8], captures: &mut Vec<Vec<u8>>) -> Option<()> {
     let mut parts = pattern.split(|&byte| byte == b'*');
     let mut rest = component.strip_prefix(parts.next().unwrap_or_default())?;
@@ -142,7 +142,7 @@ fn find(text: &[u8], part: &[u8]) -> Option<usize> {
     text.windows(part.len()).position(|window| window == part)
 }
 
-/// Returns a name for a group made of bytes that a tenant chose.
+/// Returns the name of a group for bytes that a tenant chose, if they can be one.
 fn group_name(bytes: &[u8]) -> Option<OsString> {
     if bytes == b"." || bytes == b".." || bytes.contains(&b'\n') || bytes.contains(&0) {
         return None;

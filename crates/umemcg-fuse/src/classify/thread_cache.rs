@@ -1,8 +1,8 @@
-//! A cache of classified threads: a map from thread id to group, such that a repeated query costs
-//! tens of nanoseconds and an answer is never about another thread that had the same id before.
+//! A cache of classified threads: a map from thread id to group. A repeated query costs tens of
+//! nanoseconds, and an answer is never about an earlier thread with the same id.
 //!
-//! Every entry holds a pidfd of its thread. One watcher sleeps on all of them and drops an entry
-//! when its thread ends, which the kernel tells before the id can be used again. An entry whose
+//! Every entry holds a pidfd of its thread. One watcher waits on all of them and drops an entry
+//! when its thread ends, which the kernel reports before the id can be reused. An entry whose
 //! thread cannot be watched (too few descriptors, a kernel before 6.9 and a thread that is not the
 //! first of its process) lives for [`UNWATCHED_LIFE_MS`] instead, and so does one whose answer may
 //! change without notice. All entries of an older generation are invalid; a new one begins whenever
@@ -28,20 +28,20 @@ use super::proc_files::open_pidfd;
 
 /// The lifetime of an answer that may change, or whose thread may end, without notice.
 pub const UNWATCHED_LIFE_MS: u64 = 1000;
-/// Most entries; about as many threads may use the mount at a time before they push each other out.
+/// Most entries. About as many threads can use the mount at a time before they displace each other.
 pub const NR_ENTRIES_MAX: usize = 4096;
 /// Neighbouring thread ids meet in different shards.
 const NR_SHARDS: usize = 64;
 const SHARD_ENTRIES_MAX: usize = NR_ENTRIES_MAX / NR_SHARDS;
-/// The last one of this many parts of the descriptors that the process may have is never used for
-/// watching.
+/// One part in this many of the process's descriptor limit is never used for watching.
 const DESCRIPTOR_SHARE: u64 = 4;
-/// Ended threads taken care of per wake-up.
+/// Most ended threads handled per wake-up.
 const NR_EVENTS: usize = 64;
-/// Tells the watcher to end. No token: those have a thread id in the lower half.
+/// Tells the watcher to end. No entry has this token, because tokens have a thread id in the lower
+/// half.
 const STOP_TOKEN: u64 = 0;
 
-/// A thread id is as random as a hash has to be.
+/// Hashes a thread id with one multiplication, since ids are spread well enough.
 #[derive(Debug, Default)]
 pub struct TidHasher(u64);
 
@@ -67,7 +67,7 @@ struct Entry<T> {
     value: T,
     uid: u32,
     generation: u64,
-    /// [`u64::MAX`] for an answer that is good until its thread ends.
+    /// [`u64::MAX`] for an answer that is valid until its thread ends.
     expires_ms: u64,
     /// Names this entry to the watcher, so that it does not drop a later one.
     token: u64,
@@ -87,12 +87,12 @@ struct Shared<T> {
     generation: AtomicU64,
     nr_tokens: AtomicU64,
     epoll: OwnedFd,
-    /// No watch gets a descriptor from this number on.
+    /// Descriptors from this number on are not used for watches.
     descriptors_max: u64,
 }
 
-/// A ticket to fetch before a thread is looked at, so that an answer that is already wrong when it
-/// is stored is never used.
+/// A ticket, taken before a thread is examined, so that an answer that is outdated when it is
+/// stored is never used.
 #[derive(Debug)]
 pub struct Ticket {
     tid: u32,
@@ -127,7 +127,7 @@ impl Ticket {
 /// The lifetime of a stored answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Life {
-    /// Until the thread ends or a thread was moved.
+    /// Until the thread ends, or any thread is moved.
     Thread,
     /// For [`UNWATCHED_LIFE_MS`].
     Short,
@@ -156,8 +156,8 @@ impl<T: Clone + Send + Sync + 'static> ThreadCache<T> {
         Ok(Self { shared, stop, watcher: Some(watcher) })
     }
 
-    /// Returns the answer about a thread of this user, if a good one is known. Takes the read lock
-    /// of one shard.
+    /// Returns the answer about a thread of this user, if a valid one is cached. Takes the read
+    /// lock of one shard.
     #[inline]
     pub fn get(&self, tid: u32, uid: u32) -> Option<T> {
         self.get_at(tid, uid, now_ms)
@@ -176,7 +176,7 @@ impl<T: Clone + Send + Sync + 'static> ThreadCache<T> {
         good.then(|| entry.value.clone())
     }
 
-    /// Returns the first step of finding out about a thread.
+    /// Takes a ticket: the first step of examining a thread.
     pub fn ticket(&self, tid: u32) -> Ticket {
         // Acquire: pairs with `begin_generation`. What is read after this is at least as new as
         // this generation.
@@ -197,8 +197,8 @@ impl<T: Clone + Send + Sync + 'static> ThreadCache<T> {
             Watch::Gone => return,
         };
         let token = self.shared.next_token(tid);
-        // The watch begins before the entry is seen, and reports an end that has already happened;
-        // the watcher waits for the shard's lock if it is faster than we are.
+        // The watch begins before the entry is visible, and also reports an end that has already
+        // happened. Then the watcher waits for the shard's lock.
         let mut shard = self.shared.shard(tid).write();
         let watch = watch.filter(|pidfd| {
             let data = epoll::EventData::new_u64(token);
@@ -217,14 +217,14 @@ impl<T: Clone + Send + Sync + 'static> ThreadCache<T> {
         shard.insert(tid, Entry { value, uid, generation, expires_ms, token, _watch: watch });
     }
 
-    /// Makes every stored answer wrong, and every one that is being found out: a thread was moved,
-    /// just before this call.
+    /// Invalidates every stored answer, and every answer that is being determined. Called just
+    /// after a thread was moved.
     pub fn begin_generation(&self) {
         // Release: pairs with `get` and `ticket`.
         self.shared.generation.fetch_add(1, Ordering::Release);
     }
 
-    /// Returns how many entries there are, good or not.
+    /// Returns the number of entries, valid or not.
     #[cfg(test)]
     pub fn len(&self) -> usize {
         self.shared.shards.iter().map(|shard| shard.read().len()).sum()
@@ -244,7 +244,7 @@ impl<T> Shared<T> {
     fn open_watch(&self, tid: u32) -> Watch {
         match open_pidfd(tid) {
             Ok(pidfd) if has_ended(&pidfd) => Watch::Gone,
-            // The lowest free number is given out, so it says how many are in use.
+            // The kernel hands out the lowest free number, so it tells how many are in use.
             Ok(pidfd) if (pidfd.as_raw_fd() as u64) < self.descriptors_max => Watch::Possible(pidfd),
             Err(Errno::SRCH) => Watch::Gone,
             _ => Watch::Impossible,
@@ -283,7 +283,7 @@ impl<T> Shared<T> {
 
 impl<T> Drop for ThreadCache<T> {
     fn drop(&mut self) {
-        // The counter of an eventfd does not overflow by one.
+        // Writing 1 cannot overflow the counter of an eventfd.
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
         if let Some(watcher) = self.watcher.take() {
             assert_may_wait(Rank::Peer, "a wait for the end of a thread");
@@ -306,7 +306,7 @@ fn has_ended(pidfd: &impl AsFd) -> bool {
     rustix::event::poll(&mut fds, Some(&now)).is_ok_and(|nr_ready| nr_ready > 0)
 }
 
-/// Milliseconds on a clock that costs next to nothing to read; good to a few of them.
+/// Returns milliseconds of a coarse clock that is nearly free to read.
 fn now_ms() -> u64 {
     let now = rustix::time::clock_gettime(ClockId::MonotonicCoarse);
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000

@@ -1,19 +1,18 @@
 //! Negative names: names that the kernel was told do not exist.
 //!
-//! The kernel keeps such names, whatever lifetime they are given, until it is short of memory
-//! itself, and each holds the directory that it is missing from: a tenant that asks for missing
-//! names in many directories would fill its group with directories that cannot be freed. So the
-//! last few are remembered here, and what is older is made stale in the kernel, many at a time,
-//! because each waits for the lock of its directory.
+//! The kernel keeps such names, regardless of their lifetime, until it is short of memory itself.
+//! Each pins the directory that it is missing from, so a tenant that looks up missing names in many
+//! directories would fill its group with directories that cannot be freed. So the last few names
+//! are remembered here, and older ones are invalidated in the kernel, many at a time, because each
+//! invalidation waits for the lock of its directory.
 //!
-//! A name that is created is taken off the list first, and the choice of a stale name is made only
-//! when it is sent: a directory that a process creates and enters in between loses its name only
-//! until its next look-up.
+//! A name that is created is removed from the list first, and a stale name is chosen only when its
+//! invalidation is sent. A directory that a process creates and enters in between loses its name
+//! only until its next lookup.
 //!
-//! Each name stands here once, so the list is as long as the set, and every operation is one step
-//! in each of two maps of at most [`NR_NAMES_MAX`] entries. The bound holds even while the thread
-//! that tells the kernel waits: the oldest name is then forgotten here and stays in the kernel,
-//! until the kernel drops it.
+//! Each name is stored once, and every operation is one step in each of two maps of at most
+//! [`NR_NAMES_MAX`] entries. The bound holds even while the thread that sends invalidations waits:
+//! the oldest name is then forgotten here, and stays in the kernel until the kernel drops it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -22,7 +21,7 @@ use std::sync::Arc;
 
 use umemcg_base::LeafMutex;
 
-/// Names that the kernel keeps at least, and at most until it is told.
+/// The fewest names that are left in the kernel, and the most before it is told to drop some.
 const NR_KEPT_MIN: usize = 128;
 const NR_KEPT_MAX: usize = 512;
 /// Most names remembered here: 400 KiB if all are of the longest kind.
@@ -73,8 +72,8 @@ impl Names {
 pub(super) struct AbsentNames(LeafMutex<Names>);
 
 impl AbsentNames {
-    /// Notes that the kernel is about to be told that a name does not exist. Returns true if
-    /// [`stale`](Self::stale) is to be called until it has no more to say.
+    /// Notes that the kernel is about to be told that a name does not exist. Returns `true` if
+    /// [`stale`](Self::stale) is to be called until it returns `None`.
     pub(super) fn note(&self, parent: u64, name: &OsStr) -> bool {
         let name = Arc::new((parent, name.as_bytes().into()));
         let mut names = self.0.lock();
@@ -88,7 +87,7 @@ impl AbsentNames {
         self.0.lock().is_called = false;
     }
 
-    /// Notes that a name exists, or will in a moment.
+    /// Notes that a name exists, or is about to.
     pub(super) fn exists(&self, parent: u64, name: &OsStr) {
         let mut names = self.0.lock();
         if !names.serials.is_empty() {

@@ -22,7 +22,7 @@ use crate::wire::{GETATTR_FH, SETXATTR_ACL_KILL_SGID, setattr_valid};
 
 /// The mask of `statx(2)` for the fields of GETATTR.
 const STATX_BASIC_STATS: u32 = 0x7ff;
-/// The time when a file was made.
+/// The creation time.
 const STATX_BTIME: u32 = 0x800;
 /// Set-user-id and set-group-id.
 const SET_ID: u32 = 0o6000;
@@ -93,14 +93,14 @@ fn change_of(arg: &SetattrIn) -> SetAttr {
     }
 }
 
-/// Answers a request for bytes of which at most `size` are wanted; 0 asks how many there are.
+/// Answers a request for at most `size` bytes; 0 requests the number of bytes.
 pub(super) fn reply_sized(reply: &mut Reply, result: Result<Vec<u8>, VfsError>, size: u32) {
     reply_with(reply, result, |reply, bytes| reply.sized(&bytes, size).ignore());
 }
 
 impl DataFs {
-    /// Returns how long the kernel may believe attributes. Not at all where a write of another than
-    /// the superuser takes set-id bits away, of which the answer to the write cannot tell it.
+    /// Returns how long the kernel may cache attributes: not at all if the file has set-id bits,
+    /// which a write can clear without the kernel learning it from the answer.
     pub(super) fn attr_lifetime(&self, attr: &Attr) -> Duration {
         let is_regular = FileKind::from_mode(attr.mode) == Some(FileKind::Regular);
         if is_regular && attr.mode & SET_ID != 0 { Duration::ZERO } else { self.lifetimes.attr }
@@ -120,7 +120,7 @@ impl DataFs {
         reply_with(reply, self.look(id, fh), |reply, attr| reply.value(&self.attr_reply(&attr)).ignore());
     }
 
-    /// Answers STATX, with which the kernel asks for what GETATTR does not tell.
+    /// Answers STATX, with which the kernel requests fields that GETATTR does not have.
     pub(super) fn statx(&self, id: u64, arg: &StatxIn, reply: &mut Reply) {
         let fh = (arg.getattr_flags & GETATTR_FH != 0).then_some(arg.fh);
         reply_with(reply, self.look(id, fh), |reply, attr| {
@@ -156,7 +156,7 @@ impl DataFs {
 
     pub(super) fn setattr(&self, request: &Request<'_>, arg: &SetattrIn, reply: &mut Reply) {
         let caller = self.caller(request);
-        let result = self.spot(request.header.nodeid).map_err(VfsError::from).and_then(|(member, node)| {
+        let result = self.change(request.header.nodeid).map_err(VfsError::from).and_then(|(member, node)| {
             let fh = (arg.valid & setattr_valid::FH != 0).then_some(arg.fh);
             let change = change_of(arg);
             let attr = match fh.and_then(|fh| self.file_of(fh, node)) {
@@ -175,8 +175,8 @@ impl DataFs {
             Err(errno) => Err(errno.into()),
         };
         let result = match result {
-            // The kernel takes this for a failed permission check; a host without access lists has
-            // none.
+            // The kernel would take this error for a failed permission check; a host without access
+            // lists has none.
             Err(error)
                 if error.to_errno() == Errno::OPNOTSUPP
                     && name.as_bytes().starts_with(b"system.posix_acl_") =>

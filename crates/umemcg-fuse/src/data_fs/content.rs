@@ -1,4 +1,4 @@
-//! Open files: what reads and writes their content.
+//! Open files: reading and writing their content.
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -23,8 +23,8 @@ use crate::wire::{FSYNC_FDATASYNC, InHeader, open_reply, write_flag};
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 
-/// Ours is the only cache: the kernel brings every read and write here. A descriptor that cannot
-/// write has nothing to report when it is closed.
+/// The daemon's cache is the only one: the kernel sends every read and write here. A descriptor
+/// that cannot write has no error to report when it is closed.
 fn open_flags(file: &dyn VolumeFile) -> u32 {
     let noflush = if file.is_writable() { 0 } else { open_reply::NOFLUSH };
     open_reply::DIRECT_IO | open_reply::PARALLEL_DIRECT_WRITES | noflush
@@ -66,8 +66,8 @@ impl DataFs {
         reply_with(reply, result, |reply, pages| match self.high_delay(header, &group, &meter, reply) {
             Duration::ZERO => self.send_pages(reply, &pages),
             delay => {
-                // Without room for the copy it is not held back: what is slowed takes no memory
-                // that is not there.
+                // Without room for the copy the answer is not delayed: a delayed answer must be
+                // charged.
                 let Some(charge) = charge_answer(&group, arg.size as usize) else {
                     return self.send_pages(reply, &pages);
                 };
@@ -83,9 +83,9 @@ impl DataFs {
         });
     }
 
-    /// Returns the delay at the end of a request. One that has charged something while its group,
-    /// or one above, is over its `memory.high` reclaims, and is then delayed for as long as this
-    /// returns. For workers only: may sleep.
+    /// Returns the delay at the end of a request. If the request has charged memory while its
+    /// group, or one above, is over its `memory.high`, this reclaims first. May sleep, so only
+    /// workers call it.
     pub(super) fn high_delay(
         &self,
         header: &InHeader,
@@ -94,7 +94,7 @@ impl DataFs {
         reply: &Reply,
     ) -> Duration {
         let (reclaimer, bytes) = (self.engine.reclaimer(), meter.bytes());
-        // Late write-back of a mapping is no process' request.
+        // Late write-back of a mapping is not the request of a process.
         if bytes == 0 || header.pid == 0 || !reclaimer.is_over_high(group) {
             return Duration::ZERO;
         }
@@ -114,7 +114,7 @@ impl DataFs {
         };
         let payer = self.payer_of(request, Some(file.file.group()));
         let kill_set_id = arg.write_flags & write_flag::KILL_SUIDGID != 0;
-        // Over `memory.high` a request that charges reclaims, and that is no work for this thread.
+        // Over `memory.high` a request that charges reclaims, which this thread must not do.
         if let Payer::Group(group) = &payer
             && !self.engine.reclaimer().is_over_high(group)
             && let Some(written) = file.file.try_write(group, arg.offset, data, kill_set_id)
@@ -148,8 +148,7 @@ impl DataFs {
         });
     }
 
-    /// Answers an accepted write, immediately or when its writer may go on: not before `delay` is
-    /// over.
+    /// Answers an accepted write: immediately, or when the writer's pause and `delay` are over.
     fn accepted(
         &self,
         file: &dyn VolumeFile,
@@ -175,7 +174,7 @@ impl DataFs {
         let caller = self.caller(request);
         let header = request.header;
         let flags = OFlags::from_bits_retain(arg.flags);
-        let result = self.spot(header.nodeid).map_err(VfsError::from).and_then(|(member, node)| {
+        let result = self.change(header.nodeid).map_err(VfsError::from).and_then(|(member, node)| {
             let on = member.begin_open()?;
             Ok(Opened { file: member.volume().open(&caller, node, flags)?, on })
         });
@@ -214,7 +213,7 @@ impl DataFs {
         });
     }
 
-    /// Makes a file with `make`, under a name or without one, and hands it over open.
+    /// Creates a file with `make`, with or without a name, and answers with the open file.
     fn open_new(
         &self,
         request: &Request<'_>,
@@ -224,7 +223,7 @@ impl DataFs {
     ) {
         let header = request.header;
         let flags = OFlags::from_bits_retain(arg.flags);
-        let result = self.spot(header.nodeid).map_err(VfsError::from).and_then(|(member, node)| {
+        let result = self.change(header.nodeid).map_err(VfsError::from).and_then(|(member, node)| {
             let on = member.begin_open()?;
             let (entry, file) = make(&**member.volume(), node, flags)?;
             Ok((entry, member.entry_to_kernel(entry)?, Opened { file, on }))
@@ -242,7 +241,7 @@ impl DataFs {
     }
 
     pub(super) fn release(&self, fh: u64, reply: &mut Reply) {
-        // No caller waits for this answer, and closing may take its time.
+        // Answered first, because no caller waits for it and closing may take long.
         reply.done().ignore();
         drop(self.files.close(fh));
     }
@@ -262,8 +261,8 @@ impl DataFs {
             result.and_then(|opened| {
                 let opened = Arc::clone(&opened);
                 let group = self.group(request);
-                // The kernel leaves that to us and does not say whether the caller has CAP_FSETID:
-                // the superuser has.
+                // The kernel leaves this to the daemon and does not say whether the caller has
+                // CAP_FSETID; the superuser has it.
                 let kill_set_id = request.header.uid != 0;
                 let result = opened.file.fallocate(&group, mode, arg.offset, arg.length, kill_set_id);
                 opened.on.touch();

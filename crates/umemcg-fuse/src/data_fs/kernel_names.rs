@@ -1,11 +1,11 @@
-//! The kernel's cache of names and inodes, which volumes ask to forget some.
+//! The kernel's cache of names and inodes, as volumes see it: it can be asked to forget some.
 //!
-//! A kernel that can be told to prune inodes drops the names that are not in use and then the
-//! inodes, leaves before their directories, under no lock that a request could hold. Older kernels
-//! are told that names are stale. That takes the lock of the directory, so the thread that says it
-//! may wait for a request, never the other way round; and a stale name is dropped even when it is
-//! in use, which does no harm to an open file but would leave a working directory without a path,
-//! so directories stay there.
+//! A kernel that supports the PRUNE notification drops unused names and then the inodes, files
+//! before their directories, without taking a lock that a request could hold. Older kernels are
+//! told to invalidate names. That takes the lock of the directory, so the notifying thread may wait
+//! for a request, and no request may wait for that thread. An invalidated name is dropped even if
+//! it is in use. That does no harm to an open file, but would leave a working directory without a
+//! path, so directories are not invalidated there.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -14,7 +14,7 @@ use umemcg_vfs::{IdleInode, KernelCache};
 
 use crate::notifier::Notifier;
 
-/// Nodes of one notification.
+/// Most nodes in one notification.
 const NR_NODES_MAX: usize = 512;
 
 /// See the module text.

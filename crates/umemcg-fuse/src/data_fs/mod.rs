@@ -1,5 +1,5 @@
-//! Volumes as a mount: FUSE requests turned into calls of the [`Volume`] that they are about, each
-//! charged to the group of the process that asks. Requests about the directory of all volumes are
+//! Volumes as a mount: FUSE requests become calls of the [`Volume`] that they are about, each
+//! charged to the group of the requesting process. Requests about the directory of all volumes are
 //! answered in `volumes_directory`.
 //!
 //! The reading thread answers requests that cannot sleep: reads of cached pages, writes into cached
@@ -40,30 +40,30 @@ use kernel_names::KernelNames;
 /// The times for which the kernel may cache answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lifetimes {
-    /// That a name leads to a node.
+    /// The lifetime of a name that exists.
     pub entry: Duration,
-    /// That a name does not exist. Zero: asked every time.
+    /// The lifetime of a name that does not exist. With zero the kernel asks every time.
     pub absent: Duration,
-    /// Attributes of a node.
+    /// The lifetime of a node's attributes.
     pub attr: Duration,
 }
 
 impl Default for Lifetimes {
-    /// Returns one second for names that exist, so that a warm `stat` does not reach us; nothing
-    /// for what is not.
+    /// Returns one second for names and attributes, so that a warm `stat` does not reach the
+    /// daemon, and zero for names that do not exist.
     fn default() -> Self {
         Self { entry: Duration::from_secs(1), absent: Duration::ZERO, attr: Duration::from_secs(1) }
     }
 }
 
-/// The store of requests that meet none.
+/// The store key of requests that use no store.
 const NO_STORE: u64 = u64::MAX;
-/// The queue key of a store for requests that forget: its lookups may be waiting for them, and must
-/// not take their places. It is the key of their group, too: they are no group's, and those of one
-/// store do not wait for another's.
+/// Added to a store's key for requests that forget nodes. Lookups on the store may be waiting for
+/// them, and must not take their places. The same key stands for their group: they belong to no
+/// group, and those of one store do not wait for another's.
 const FORGETTING: u64 = 1 << 63;
 
-/// Returns the keys of what forgets nodes of a store.
+/// Returns the queue keys of requests that forget nodes of a store.
 fn forgetting(store: u64) -> Keys {
     Keys { group: store | FORGETTING, store: store | FORGETTING }
 }
@@ -75,8 +75,8 @@ enum OpenDir {
     Top,
 }
 
-/// A volume for the time of a request that changes it. Noted when that is over: a sync that has
-/// begun meanwhile may have missed the change, a later one must not.
+/// A volume during a request that changes it. The change is noted when the request ends: a sync
+/// that began before that may miss the change, but the next one must not.
 struct Changing<'a>(MemberRef<'a>);
 
 impl Deref for Changing<'_> {
@@ -102,18 +102,19 @@ pub struct DataFs {
     files: Arc<HandleTable<Opened<dyn VolumeFile>>>,
     dirs: Arc<HandleTable<OpenDir>>,
     delays: Arc<DelayQueue>,
-    /// (C) Itself, for what comes at the end of a request.
+    /// (C) Itself, for gates at the end of requests.
     me: Weak<DataFs>,
     lifetimes: Lifetimes,
-    /// (C) When it began, which is as old as the directory of all volumes.
+    /// (C) The time at which it was created, which is the age of the directory of all volumes.
     since: Timestamp,
     absent: Arc<AbsentNames>,
-    /// Once there is a kernel to be told something.
+    /// Set once the session is ready.
     notifier: OnceLock<Notifier>,
 }
 
 impl DataFs {
-    /// Volumes of `engine`, for callers that `classifier` knows.
+    /// Creates the file system for volumes of `engine`. `classifier` finds the group of each
+    /// caller.
     ///
     /// # Errors
     /// When the system refuses a thread.
@@ -145,13 +146,13 @@ impl DataFs {
         self.files.len()
     }
 
-    /// Returns the number of requests whose answer is being held back.
+    /// Returns the number of requests whose answer is delayed.
     pub fn nr_delayed(&self) -> usize {
         self.delays.len()
     }
 
-    /// Closes everything that is open. For the end of the session: a kernel that has gone releases
-    /// nothing.
+    /// Closes everything that is open. Called at the end of the session, when the kernel sends no
+    /// more releases.
     pub fn close_all(&self) {
         drop(self.files.close_all());
         drop(self.dirs.close_all());
@@ -188,8 +189,8 @@ impl DataFs {
         })
     }
 
-    /// Returns the group that pays for a request, as was found out when it arrived. May make it,
-    /// and so sleep.
+    /// Returns the group that pays for a request, which was determined when the request arrived.
+    /// Creates it if needed, and may sleep for that.
     fn group(&self, request: &Request<'_>) -> Arc<Group> {
         match request.payer {
             Some(payer) => self.group_of(payer),
@@ -213,13 +214,14 @@ impl DataFs {
         Caller { uid: header.uid, gid: header.gid, supplementary_gid, group: self.group(request), umask }
     }
 
-    /// Returns what a request that may sleep is put off with.
+    /// Returns the outcome for a request that may sleep: its queue keys and the group that pays.
     fn may_sleep(&self, request: &Request<'_>, payer: Payer) -> QuickOutcome {
         let keys = Keys { group: payer.group_for_now().id(), store: self.store_of(request.header.nodeid) };
         QuickOutcome::MaySleepAt(keys, payer)
     }
 
-    /// Returns the handle that a request goes through, if it may be about a file's content.
+    /// Returns the group that opened the file that a request goes through, if it may be about the
+    /// file's content.
     fn opener_of(&self, op: &Op<'_>) -> Option<Arc<Group>> {
         let fh = match op {
             Op::Release(arg) => arg.fh,
@@ -231,7 +233,7 @@ impl DataFs {
         Some(Arc::clone(self.files.get(fh)?.file.group()))
     }
 
-    /// Returns the store that a request about this node may meet, as a key of the session's pool.
+    /// Returns the store that a request about this node may use, as a queue key.
     fn store_of(&self, id: u64) -> u64 {
         match self.volumes.place(id) {
             Ok(ResolvedId::In(member, _)) => member.volume().store_id().0,
@@ -241,7 +243,7 @@ impl DataFs {
 
     /// Returns the volume of a node that is about to be changed; the directory of all volumes
     /// cannot be.
-    fn spot(&self, id: u64) -> Result<(Changing<'_>, NodeId), Errno> {
+    fn change(&self, id: u64) -> Result<(Changing<'_>, NodeId), Errno> {
         match self.volumes.place(id)? {
             ResolvedId::Top => Err(Errno::ROFS),
             ResolvedId::In(member, node) => Ok((Changing(member), node)),
@@ -249,8 +251,8 @@ impl DataFs {
     }
 
     /// Returns two nodes of one volume.
-    fn spots(&self, one: u64, other: u64) -> Result<(Changing<'_>, NodeId, NodeId), Errno> {
-        let ((member, node), (other_member, other_node)) = (self.spot(one)?, self.spot(other)?);
+    fn change_both(&self, one: u64, other: u64) -> Result<(Changing<'_>, NodeId, NodeId), Errno> {
+        let ((member, node), (other_member, other_node)) = (self.change(one)?, self.change(other)?);
         if Arc::ptr_eq(&member, &other_member) { Ok((member, node, other_node)) } else { Err(Errno::XDEV) }
     }
 
@@ -263,8 +265,8 @@ impl DataFs {
         self.dirs.get(handle).ok_or_else(|| self.no_handle(header))
     }
 
-    /// Returns the errno for a handle that is open for the kernel and unknown here: it was on a
-    /// volume that has been removed by force.
+    /// Returns the errno for a handle that is open in the kernel and unknown here, because its
+    /// volume was removed by force.
     fn no_handle(&self, header: &InHeader) -> Errno {
         if self.volumes.place(header.nodeid).is_err() { Errno::NODEV } else { Errno::BADF }
     }
@@ -275,7 +277,7 @@ impl DataFs {
         id: u64,
         call: impl FnOnce(&dyn Volume, NodeId) -> Result<T, VfsError>,
     ) -> Result<T, VfsError> {
-        let (member, node) = self.spot(id)?;
+        let (member, node) = self.change(id)?;
         call(&**member.volume(), node)
     }
 }
@@ -290,7 +292,7 @@ fn now() -> Timestamp {
     Timestamp { seconds: now.tv_sec, nanoseconds: now.tv_nsec as u32 }
 }
 
-/// Answers with what `result` says; `answer` is for success.
+/// Answers with `answer` on success, and with the error otherwise.
 fn reply_with<T>(reply: &mut Reply, result: Result<T, VfsError>, answer: impl FnOnce(&mut Reply, T)) {
     match result {
         Ok(value) => answer(reply, value),
@@ -350,7 +352,7 @@ impl Filesystem for DataFs {
                 let file = self.file(header, arg.fh).map_err(VfsError::from);
                 reply_done(reply, file.and_then(|opened| opened.file.flush()));
             }
-            // The content of a file that is forgotten may be in the store's hands.
+            // The store may be writing the content of a file that is forgotten.
             Op::Forget { .. } => {
                 return QuickOutcome::MaySleep(forgetting(self.store_of(header.nodeid)));
             }
@@ -359,15 +361,15 @@ impl Filesystem for DataFs {
                 return QuickOutcome::MaySleep(forgetting(store));
             }
             Op::Ioctl { .. } => reply.error(Errno::NOTTY).ignore(),
-            // The kernel falls back on something of its own for each of these, and asks no more.
+            // The kernel has a fallback for each of these, and does not send them again.
             Op::Access { .. } | Op::Poll(_) | Op::CopyFileRange(_) => {
                 reply.error(Errno::NOSYS).ignore();
             }
             ref op => {
                 let opener = self.opener_of(op);
                 let payer = match (op, opener) {
-                    // It charges nothing, and the last close of a file may come from no thread at
-                    // all.
+                    // A release charges nothing, and the last one of a file may come from no thread
+                    // at all.
                     (Op::Release(_), Some(opener)) => Payer::Group(living(&opener)),
                     (_, opener) => self.payer_of(request, opener.as_ref()),
                 };

@@ -52,7 +52,7 @@ impl DataFs {
         }
     }
 
-    /// Hands a node over to the kernel, or takes it back when no caller waits any more.
+    /// Answers with a node, and releases its lookup if no caller waits any more.
     pub(super) fn reply_entry(&self, reply: &mut Reply, result: Result<(Arc<Member>, Entry), VfsError>) {
         let result = result.and_then(|(member, inner)| {
             let entry = member.entry_to_kernel(inner)?;
@@ -63,14 +63,14 @@ impl DataFs {
         });
     }
 
-    /// Makes something in a directory and hands it over.
+    /// Creates an object in a directory and answers with it.
     pub(super) fn reply_new(
         &self,
         reply: &mut Reply,
         id: u64,
         make: impl FnOnce(&dyn Volume, NodeId) -> Result<Entry, VfsError>,
     ) {
-        let result = self.spot(id).map_err(VfsError::from);
+        let result = self.change(id).map_err(VfsError::from);
         let result = result.and_then(|(member, node)| {
             let entry = make(&**member.volume(), node)?;
             Ok((Arc::clone(&member), entry))
@@ -123,7 +123,7 @@ impl DataFs {
 
     pub(super) fn link(&self, request: &Request<'_>, old_node: u64, name: &OsStr, reply: &mut Reply) {
         let caller = self.caller(request);
-        let result = self.spots(old_node, request.header.nodeid).map_err(VfsError::from);
+        let result = self.change_both(old_node, request.header.nodeid).map_err(VfsError::from);
         let result = result.and_then(|(member, old, node)| {
             let entry = member.volume().link(&caller, old, node, name)?;
             Ok((Arc::clone(&member), entry))
@@ -141,7 +141,7 @@ impl DataFs {
     ) {
         let flags = RenameFlags::from_bits_retain(flags);
         let caller = self.caller(request);
-        let result = self.spots(request.header.nodeid, new_parent).map_err(VfsError::from);
+        let result = self.change_both(request.header.nodeid, new_parent).map_err(VfsError::from);
         let renamed = result.and_then(|(member, node, new_node)| {
             member.volume().rename(&caller, node, name, new_node, new_name, flags)
         });
@@ -180,15 +180,14 @@ impl DataFs {
         self.reply_entry(reply, result);
     }
 
-    /// Says that a name does not exist, and sees to it that the kernel does not remember too many
-    /// of those.
+    /// Answers that a name does not exist, and keeps the kernel from remembering too many of those.
     fn reply_absent(&self, parent: u64, name: &OsStr, reply: &mut Reply) {
         let are_too_many = self.absent.note(parent, name);
         let absent = self.lifetimes.absent;
         if absent.is_zero() || (parent == NodeId::ROOT.0 && self.volumes.whole().is_none()) {
             reply.error(Errno::NOENT).ignore();
         } else {
-            // Node 0: the kernel may believe that there is nothing for a while.
+            // Node 0: the kernel may cache the absence for a while.
             let entry_valid_nsec = absent.subsec_nanos();
             let out = EntryOut { entry_valid: absent.as_secs(), entry_valid_nsec, ..Default::default() };
             reply.value(&out).ignore();
@@ -226,7 +225,7 @@ impl DataFs {
         self.remove(request.header.nodeid, name, reply, |volume, node| volume.unlink(&caller, node, name));
     }
 
-    /// Gives references back; those of volumes that are gone went with them.
+    /// Releases references; those of removed volumes went with the volume.
     pub(super) fn forget(&self, id: u64, nr_lookups: u64) {
         if let Ok(ResolvedId::In(member, node)) = self.volumes.place(id)
             && (node != NodeId::ROOT || self.volumes.whole().is_some())
@@ -294,7 +293,7 @@ impl DataFs {
         let mut handed_over = Vec::new();
         let caller = self.caller(request);
         let result = opened.file.readdirplus(&caller, arg.offset, &mut |entry| {
-            // An inode without an outward name is listed without being looked up.
+            // An inode that has no id in the kernel is listed without being looked up.
             let found = entry.entry.and_then(|found| {
                 opened.on.to_kernel(found.node).ok().map(|node| Entry {
                     node,
@@ -324,8 +323,7 @@ impl DataFs {
     }
 }
 
-/// Drops an error after some entries have been listed; it comes again with the next part of the
-/// listing.
+/// Drops an error after some entries have been listed; the next part of the listing reports it.
 fn keep_some(result: Result<(), VfsError>, list: &DirBuffer) -> Result<(), VfsError> {
     if list.is_empty() { result } else { Ok(()) }
 }

@@ -1,6 +1,6 @@
-//! The end of a request that is neither read nor write: one that has charged something while its
-//! group is over its `memory.high` reclaims. If that, or a dirty limit, slows it, its answer is
-//! sent later. No thread waits with it.
+//! The end of a request that is neither a read nor a write. If the request has charged memory while
+//! its group is over its `memory.high`, it reclaims. If `memory.high` or a dirty limit slows it,
+//! its answer is sent later, and no thread waits with it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::wait_charge::charge_held;
 use crate::wire::{InHeader, Op, setattr_valid};
 
 impl DataFs {
-    /// Returns the gate that a request's answer has to pass; none for requests that handle this
+    /// Returns the gate that a request's answer has to pass; `None` for requests that handle this
     /// themselves, that charge nothing, or that no process sent.
     pub(super) fn gate(&self, request: &Request<'_>) -> Option<Gate> {
         let header = *request.header;

@@ -1,9 +1,9 @@
-//! The directory of all volumes: made up, read-only, its entries the volumes in the order in which
-//! they were added.
+//! The directory of all volumes: virtual and read-only. Its entries are the volumes in the order in
+//! which they were added.
 //!
-//! Its entries are not counted: a volume's root is there as long as the volume is. A name that
-//! leads to no volume is never remembered by the kernel, so that a volume that is added later is
-//! seen immediately.
+//! Lookups of its entries are not counted, because a volume's root exists as long as the volume.
+//! The kernel never caches the absence of a volume, so that a volume that is added later is seen
+//! immediately.
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ impl DataFs {
         root_of(&self.volumes.find(name).ok_or(Errno::NOENT)?)
     }
 
-    /// Returns the pool as a file system of its own.
+    /// Returns the statistics of the pool, as those of a file system.
     pub(super) fn top_statfs(&self) -> StatFs {
         let root = self.engine.root();
         let pages = |bytes: u64| bytes / PAGE_SIZE_U64;
@@ -84,7 +84,7 @@ impl DataFs {
         loop {
             let members = self.volumes.list(after, BATCH);
             for member in &members {
-                // Without an entry the kernel looks it up when it is needed.
+                // Without an entry the kernel looks the name up when it is needed.
                 let entry = if plus { root_of(member).ok() } else { None };
                 let out = entry.as_ref().map(|entry| self.entry_out(entry)).unwrap_or_default();
                 let ino = entry.map_or(member.root_id(), |entry| entry.attr.ino);
@@ -107,7 +107,7 @@ impl DataFs {
     pub fn sync_volumes(&self) -> Result<(), VfsError> {
         let mut result = Ok(());
         for member in self.volumes.list(0, usize::MAX) {
-            // A volume that is alone is asked whatever we know.
+            // A single volume is synced even if no change was noted.
             if member.take_touched() || self.volumes.whole().is_some() {
                 let synced = member.volume().syncfs();
                 if synced.is_err() {

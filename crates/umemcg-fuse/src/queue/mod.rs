@@ -1,15 +1,15 @@
 //! The queue of requests that may sleep: which of them may run, for which groups on which stores,
 //! and which wait.
 //!
-//! A *pair* is a group on a store. Two rules say whether a request of a pair may start:
+//! A *pair* is a group on a store. Three rules determine whether a request of a pair may start:
 //!
-//! 1. **The first of its pair may always start**, however many others run: it only costs a thread.
+//! 1. **The first of its pair may always start**, however many others run: it costs only a thread.
 //!    So a store that hangs, or a group with many requests, blocks neither other stores nor other
-//!    groups. Only the number of running requests of one group, one store or all together bounds it
-//!    (`first_max`).
-//! 2. **Further ones share `running_max` places.** A store may have one part of `1 + stores that
-//!    want some`, a group likewise, and a pair one part of `1 + groups that want the store` of what
-//!    the store may have. The remaining part is for the next one.
+//!    groups. It is bounded only by the number of running requests of one group, of one store and
+//!    in all (`first_max`).
+//! 2. **Further ones share `running_max` places.** A store may have one part of `1 + stores with
+//!    requests`, and a group likewise. A pair may have one part of `1 + groups with requests for
+//!    the store` of the store's share. The remaining part is for the next one.
 //!
 //! 3. **No further one starts while too many compute for the processors** (`computing.rs`);
 //!    requests that wait for a store do not count.
@@ -52,7 +52,7 @@ pub(crate) struct ConcurrencyLimits {
     pub computing_max: usize,
 }
 
-/// A running request: whose, and which of the runs that compute it is.
+/// A running request: its keys, and its entry among the computing requests.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Started {
     pub keys: Keys,
@@ -64,19 +64,19 @@ pub(crate) struct Started {
 enum Obstacle {
     /// All shared places are taken.
     All,
-    /// As many compute as there are processors for.
+    /// As many requests compute as the processors allow.
     Processors,
-    /// The store has its part, the group, the pair.
+    /// The store, the group or the pair has its share.
     Store(u64),
     Group(u64),
     Pair(Keys),
-    /// Not even the first may start: too many run of all, the store, the group.
+    /// Not even a first request may start: too many run in all, for the store or for the group.
     FirstOfAll,
     FirstOfStore(u64),
     FirstOfGroup(u64),
 }
 
-/// Sweeps of a queue begin at this length.
+/// The length from which a queue is swept.
 const SWEEP_LEN_MIN: usize = 64;
 /// Requests that may wait, of all groups together: most of what the kernel hands out at a time.
 const NR_WAITING_MAX: usize = 48 << 10;
@@ -86,9 +86,9 @@ const NR_WAITING_MAX: usize = 48 << 10;
 struct Pair<J> {
     nr_running: usize,
     waiting: VecDeque<J>,
-    /// It stands in `turn` or in `blocked`; once at most.
+    /// The pair is in `turn` or in `blocked`, at most once.
     is_listed: bool,
-    /// It stands in `idle`; once at most.
+    /// The pair is in `idle`, at most once.
     is_idle: bool,
 }
 
@@ -116,13 +116,13 @@ pub(crate) struct Queue<J> {
     pairs: HashMap<Keys, Pair<J>>,
     groups: HashMap<u64, LoadCounts>,
     stores: HashMap<u64, LoadCounts>,
-    /// Pairs with something waiting that may be able to start it, in turn.
+    /// Pairs with waiting requests that may be able to start one, in turn.
     turn: VecDeque<Keys>,
-    /// Those that are not, by what keeps them, so that a thousand of them are not asked whenever a
-    /// request ends.
+    /// Pairs that cannot start one, by their obstacle, so that a thousand of them are not checked
+    /// whenever a request ends.
     blocked: HashMap<Obstacle, VecDeque<Keys>>,
-    /// Pairs with something waiting and nothing running: rule 1 is to be looked at, wherever they
-    /// are listed.
+    /// Pairs with waiting and no running requests: rule 1 is checked for them, wherever they are
+    /// listed.
     idle: VecDeque<Keys>,
 }
 
@@ -179,7 +179,7 @@ impl<J: Waiting> Queue<J> {
         may.saturating_sub(has)
     }
 
-    /// Returns what keeps this pair from starting anything, if something does.
+    /// Returns the obstacle that keeps this pair from starting a request, if there is one.
     fn obstacle(&self, keys: Keys) -> Option<Obstacle> {
         let Keys { group, store } = keys;
         let obstacles = if self.running_of_pair(keys) == 0 {
@@ -196,7 +196,7 @@ impl<J: Waiting> Queue<J> {
         obstacles.iter().copied().find(|&obstacle| self.room(obstacle) == 0)
     }
 
-    /// Returns whether a request of these keys may start. It may not pass others of the same pair.
+    /// Returns whether a request with these keys may start. It may not overtake others of its pair.
     pub fn may_start(&self, keys: Keys) -> bool {
         self.pairs.get(&keys).is_none_or(|pair| pair.waiting.is_empty()) && self.obstacle(keys).is_none()
     }
@@ -207,7 +207,7 @@ impl<J: Waiting> Queue<J> {
         waiting < NR_WAITING_MAX.saturating_sub(self.nr_waiting)
     }
 
-    /// Changes a pair, and with it what is known of its group and its store.
+    /// Changes a pair, and updates the counts of its group and its store.
     fn change<R>(&mut self, keys: Keys, act: impl FnOnce(&mut Pair<J>) -> R) -> R {
         let fresh = || Pair { nr_running: 0, waiting: VecDeque::new(), is_listed: false, is_idle: false };
         let pair = self.pairs.entry(keys).or_insert_with(fresh);
@@ -237,18 +237,18 @@ impl<J: Waiting> Queue<J> {
         Started { keys, run: self.computing.begin() }
     }
 
-    /// Notes that a running request waits, and needs no processor for as long.
+    /// Notes that a running request waits and needs no processor meanwhile.
     pub fn waits(&mut self, run: Run, how: Wait) -> Run {
         self.computing.waits(run, how)
     }
 
-    /// Notes that it goes on.
+    /// Notes that it continues.
     pub fn goes_on(&mut self, run: Run) -> Run {
         self.computing.goes_on(run)
     }
 
-    /// Returns whether something waits for nothing but a processor; then after what time to look
-    /// again at the requests that have them.
+    /// Returns, if a request waits only for a processor, the time after which to check the
+    /// computing requests again.
     pub fn wants_processor(&mut self) -> Option<Duration> {
         (self.nr_waiting > 0 && self.blocked.contains_key(&Obstacle::Processors))
             .then(|| self.computing.expire())
@@ -269,18 +269,18 @@ impl<J: Waiting> Queue<J> {
         }
     }
 
-    /// Lets a request wait. Returns what is no longer wanted, to be dropped with no lock held.
+    /// Queues a request. Returns finished requests, to be dropped with no lock held.
     pub fn push(&mut self, keys: Keys, job: J) -> Vec<J> {
         let mut settled = Vec::new();
         let (is_new, is_idle) = self.change(keys, |pair| {
             // Requests that were killed while they waited are removed whenever the queue has
-            // doubled, so that they never are the bulk of it.
+            // doubled, so they never make up most of it.
             if pair.waiting.len() >= SWEEP_LEN_MIN && pair.waiting.len().is_power_of_two() {
                 let (out, stays): (Vec<J>, _) = pair.waiting.drain(..).partition(J::is_finished);
                 (settled, pair.waiting) = (out, stays.into());
             }
             pair.waiting.push_back(job);
-            // It may still be listed from a time when it had something running.
+            // The pair may still be listed from a time when it had running requests.
             let is_idle = pair.is_listed && pair.nr_running == 0 && !pair.is_idle;
             pair.is_idle |= is_idle;
             (!std::mem::replace(&mut pair.is_listed, true), is_idle)
@@ -294,7 +294,7 @@ impl<J: Waiting> Queue<J> {
         settled
     }
 
-    /// Returns the next pair that may start a request, if any; it stands at the front of its list.
+    /// Returns the next pair that may start a request, if any; it is at the front of its list.
     fn find(&mut self) -> Option<Keys> {
         // Every round finds a pair, moves one to `blocked` or drops one, so the loop ends.
         loop {
@@ -370,12 +370,12 @@ impl<J: Waiting> Queue<J> {
         Some((Started { keys, run: self.computing.begin() }, job))
     }
 
-    /// Puts pairs back into turn whose obstacle has gone, as many as there is room for. Whether
-    /// there were any.
+    /// Puts pairs whose obstacle is gone back into turn, as many as there is room for. Returns
+    /// whether there were any.
     fn unblock(&mut self) -> bool {
         let mut any = false;
-        // An obstacle is something running, so there are never many more of these than running
-        // requests.
+        // Each obstacle is caused by running requests, so there are not many more obstacles than
+        // running requests.
         let obstacles: Vec<Obstacle> = self.blocked.keys().copied().collect();
         for obstacle in obstacles {
             let room = self.room(obstacle);
@@ -401,12 +401,12 @@ impl<J: Waiting> Queue<J> {
         self.nr_waiting
     }
 
-    /// Takes out what is no longer wanted.
+    /// Removes finished requests.
     pub fn sweep(&mut self) -> Vec<J> {
         self.take_out(|job| job.is_finished())
     }
 
-    /// Takes out all that waits.
+    /// Removes all waiting requests.
     pub fn clear(&mut self) -> Vec<J> {
         self.take_out(|_| true)
     }

@@ -32,7 +32,7 @@ impl InitFlags {
     pub const HAS_EXPIRE_ONLY: u64 = 1 << 35;
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
 
-    /// The features that every mount of ours asks for.
+    /// The features that every mount of this daemon requests.
     pub const COMMON: u64 = Self::ASYNC_READ
         | Self::ATOMIC_O_TRUNC
         | Self::BIG_WRITES
@@ -44,7 +44,7 @@ impl InitFlags {
         | Self::INIT_EXT;
 }
 
-/// The agreement of kernel and daemon.
+/// The result of the handshake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Negotiated {
     /// Protocol minor number in use.
@@ -65,16 +65,15 @@ impl Negotiated {
 }
 
 /// The number of background requests (asynchronous direct I/O, closing, write-back of mappings)
-/// that the kernel has under way at a time; others wait in the kernel, in order of arrival. It is
-/// one budget for all users of the mount, and so it is the largest possible: otherwise a user that
-/// waits for a store that hangs uses it up. The queue of the session decides how many each group
-/// may have.
+/// that the kernel has under way at a time; others wait in the kernel, in order of arrival. All
+/// users of the mount share it, so it is the largest possible: otherwise a user that waits for a
+/// hanging store could use it up. The queue of the session determines how many each group may have.
 pub const NR_BACKGROUND_MAX: u16 = u16::MAX;
 /// The number of 4 KiB pages in the largest payload.
 const NR_PAGES_MAX: u16 = (MAX_PAYLOAD_BYTES / 4096) as u16;
 
-/// Chooses capabilities among those that the kernel offers. Returns `None` for a protocol that is
-/// not served here.
+/// Chooses capabilities among those that the kernel offers. Returns `None` for an unsupported
+/// protocol.
 pub fn negotiate(init: &Init, wanted: u64) -> Option<Negotiated> {
     if init.major != MAJOR || init.minor < MINOR_MIN {
         return None;

@@ -22,12 +22,12 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// The protocol's major number. It has not changed since 2005.
 pub const MAJOR: u32 = 7;
-/// The newest minor number whose messages are known here.
+/// The newest supported minor number.
 pub const MINOR_MAX: u32 = 45;
-/// The oldest minor number that is served (Linux 5.4): shorter forms of messages from before it are
-/// not decoded.
+/// The oldest supported minor number (Linux 5.4): the shorter messages of earlier versions are not
+/// decoded.
 pub const MINOR_MIN: u32 = 31;
-/// The minor number from which on the kernel can be asked to let go of nodes (Linux 6.18).
+/// The first minor number whose kernel can be asked to forget nodes (Linux 6.18).
 pub const MINOR_PRUNE: u32 = 45;
 /// The node of the mount's root.
 pub const ROOT_NODE: u64 = 1;
@@ -54,15 +54,15 @@ pub struct InHeader {
     pub len: u32,
     /// The operation; see [`opcode`].
     pub opcode: u32,
-    /// The request's name, echoed in its answer.
+    /// The request's number, repeated in its answer.
     pub unique: u64,
-    /// The node that is asked.
+    /// The node that the request is about.
     pub nodeid: u64,
-    /// File-system user id of the process that asks.
+    /// File-system user id of the requesting process.
     pub uid: u32,
-    /// File-system group id of the process that asks.
+    /// File-system group id of the requesting process.
     pub gid: u32,
-    /// Id of the thread that asks, in the pid namespace of the mounter; 0 if no process does.
+    /// Id of the requesting thread, in the pid namespace of the mounter; 0 if there is none.
     pub pid: u32,
     /// Extensions at the end of the request, in units of 8 bytes.
     pub total_extlen: u16,
@@ -170,8 +170,8 @@ pub mod read_flag {
 /// Flags of a WRITE.
 #[allow(missing_docs)]
 pub mod write_flag {
-    /// Late write-back of a mapped page; no process asks, and the handle is one that the kernel
-    /// picked.
+    /// Late write-back of a mapped page, without a requesting process. The kernel picks one of the
+    /// open handles.
     pub const CACHE: u32 = 1 << 0;
     pub const LOCKOWNER: u32 = 1 << 1;
     /// The write clears the set-id bits when it is accepted.

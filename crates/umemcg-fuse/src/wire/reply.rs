@@ -1,4 +1,4 @@
-//! Answers and notifications as the kernel wants them.
+//! The layouts of answers and notifications.
 
 #![allow(missing_debug_implementations, reason = "the derives make helper types of their own")]
 
@@ -67,7 +67,7 @@ wire_out! {
     }
     /// Notification: cached pages and attributes of a node are stale. `off` < 0: attributes only.
     InvalInodeOut { ino: u64, off: i64, len: i64 }
-    /// Notification: a name is stale. The name follows, with its end.
+    /// Notification: a name is stale. The name follows, with its terminating zero.
     InvalEntryOut { parent: u64, namelen: u32, flags: u32 }
     /// Notification: names and inodes that are not in use should be dropped. This many node ids
     /// follow.

@@ -1,5 +1,5 @@
-//! Requests, decoded. [`Op::parse`] accepts any bytes and either understands all that it needs or
-//! returns [`Malformed`]; it never panics and never reads past the request.
+//! Requests, decoded. [`Op::parse`] accepts any bytes. It either decodes the request or returns
+//! [`Malformed`]; it never panics and never reads past the request.
 
 #![allow(missing_debug_implementations, reason = "the derives make helper types of their own")]
 
@@ -14,10 +14,10 @@ use super::{Dialect, GETATTR_FH, IN_HEADER_BYTES, InHeader, opcode};
 /// The reason for which bytes are not a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum Malformed {
-    /// Fewer bytes than the message has, or than its header says.
+    /// Fewer bytes than the message needs, or than its header says.
     #[error("the request ends too early")]
     Short,
-    /// A name without its end, or empty where a name must be.
+    /// A name without its terminating zero, or an empty one.
     #[error("a name in the request is not terminated")]
     Name,
     /// The extensions do not fit the request.
@@ -234,7 +234,7 @@ pub enum Op<'a> {
     CopyFileRange(CopyFileRangeIn),
     Syncfs,
     Statx(StatxIn),
-    /// A request that is not known here; the right answer is ENOSYS.
+    /// An unknown request; the right answer is ENOSYS.
     Unknown {
         opcode: u32,
     },
@@ -242,8 +242,8 @@ pub enum Op<'a> {
 
 /// The extension type that carries groups.
 const EXT_GROUPS: u32 = 32;
-/// The number of extensions that are looked at, so that a request of nothing else cannot keep a
-/// reader busy.
+/// Most extensions that are parsed, so that a request that consists of them cannot keep a reader
+/// busy.
 const NR_EXTENSIONS_MAX: usize = 16;
 
 /// The rest of a request's body.
@@ -409,7 +409,7 @@ impl<'a> Op<'a> {
     }
 }
 
-/// Returns the one group that a creating request may bring along: that of the parent directory.
+/// Returns the one group that a creating request may carry: that of the parent directory.
 fn supplementary_gid(mut extensions: &[u8]) -> Result<Option<u32>, Malformed> {
     for _ in 0..NR_EXTENSIONS_MAX {
         if extensions.is_empty() {
@@ -435,7 +435,7 @@ fn supplementary_gid(mut extensions: &[u8]) -> Result<Option<u32>, Malformed> {
     Ok(None)
 }
 
-/// A write as it lies in a message, before anything else is looked at.
+/// The place of a write's data in a message, found before the message is parsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WritePayload {
     /// The offset in the file.

@@ -4,11 +4,11 @@
 //! uncharge walks the same way whatever was removed in between. In order, a charge
 //!
 //! 1. is taken from the thread's stock for the node, or else
-//! 2. is added to the node, with something for the stock, and taken from the stock of the level
-//!    above, or else added there as well, and so on up; when any level refuses, everything is
+//! 2. is added to the node, with an extra amount for its stock. At the level above it is taken from
+//!    stock or else added in the same way, and so on up. When any level refuses, everything is
 //!    undone, and it
-//! 3. is added exactly, level by level; when that is refused, and what threads have in stock below
-//!    the refusing node would make the difference, it is drained and the charge tried again. So a
+//! 3. is added exactly, level by level. When that is refused, and the threads' stocks below the
+//!    refusing node would make enough room, they are drained and the charge is tried again. So a
 //!    refusal means that the bytes are really held.
 //!
 //! No level ever goes above its limit on the way, except while a limit is being lowered.
@@ -254,7 +254,7 @@ impl Ledger {
     }
 
     /// Uncharges everything in stock for the subtree of `top`. With `Drain::Slots` the slots are
-    /// freed as well, so nothing new is put in before the next granted charge. Expensive when other
+    /// freed as well, so nothing is put in before the next granted charge. Expensive if other
     /// threads hold any.
     #[doc(alias = "drain_all_stock")]
     pub fn drain_subtree(&self, thread: &ThreadStock<'_>, top: u32, what: Drain) {
@@ -279,7 +279,7 @@ impl Ledger {
     /// is at or below `goal` now.
     pub fn drain_down_to(&self, thread: &ThreadStock<'_>, top: u32, goal: u64) -> bool {
         let would_help = {
-            // Wait for a drain that is under way: its bytes are neither in stock nor uncharged yet.
+            // Wait for a drain in progress: its bytes are neither in stock nor uncharged yet.
             let _alone = self.intruder.lock();
             let below = self.sets().flat_map(StockSet::peek).filter(|slot| self.is_below(slot.node, top));
             let stocked: u64 = below.map(|slot| slot.bytes).sum();
@@ -291,7 +291,7 @@ impl Ledger {
         would_help
     }
 
-    /// Calls `act` for every chosen stock set, with its thread kept out.
+    /// Calls `act` for every chosen stock set, while its thread is kept out.
     pub(crate) fn for_each_set(&self, choose: impl Fn(&StockSet) -> bool, act: impl Fn(&StockSet)) {
         let _alone = self.intruder.lock();
         let chosen: Vec<&StockSet> = self.sets().filter(|set| choose(set)).collect();
@@ -330,8 +330,8 @@ impl Ledger {
         true
     }
 
-    /// Adds `bytes` to a node, and gets them counted at the levels above: from the stock for those,
-    /// or else by adding there.
+    /// Adds `bytes` to a node, and counts them at the levels above: from stock, or else by adding
+    /// them there.
     #[inline]
     fn add_below_stock(
         &self,

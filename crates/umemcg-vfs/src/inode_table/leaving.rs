@@ -1,10 +1,10 @@
 //! The ways in which an inode leaves the table: the kernel forgets it, is asked to forget it, or
 //! its cached content is no longer needed.
 //!
-//! Pages are evicted before names. An inode with cached pages would stay for them after the kernel
-//! has forgotten it, so the kernel is not asked: that would free nothing, and cost a lookup. An
-//! inode without pages does not stay after the kernel has forgotten it, and content that one look
-//! at the host can restore is dropped before the name.
+//! Pages are evicted before names. An inode with cached pages is kept for them even after the
+//! kernel has forgotten it. So the kernel is not asked to forget it: that would free nothing, and
+//! cost a lookup later. An inode without pages leaves the table when the kernel forgets it. Content
+//! that can be restored with one `stat` of the host's file is dropped before the name.
 
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ use crate::metadata_charge::CONTENT_BYTES;
 
 /// The time that the kernel has to forget an inode after it was asked.
 const FORGET_TIMEOUT_MS: u32 = 100;
-/// The time after which an inode that the kernel does not forget is asked for again; twice as long
-/// each time, so that a tenant that pins its names does not have them all asked for every second.
+/// The time after which the kernel is asked again to forget an inode. It doubles each time, so that
+/// the names of a tenant that pins them are not all requested every second.
 const RETRY_INTERVAL_MS: u32 = 1000;
-/// The number of times that this time doubles, at most.
+/// Most doublings of that time.
 const NR_DOUBLINGS_MAX: u8 = 3;
 
 /// The outcome of an attempt to make an inode leave.
@@ -26,7 +26,7 @@ const NR_DOUBLINGS_MAX: u8 = 3;
 pub(crate) enum LeaveOutcome {
     /// The inode is in use, or the kernel did not forget it when it was last asked.
     Kept,
-    /// The inode stays, but its cached content of this many bytes was dropped.
+    /// The inode stays, but its cached content was dropped, which freed this many bytes.
     ContentDropped(u64),
     /// The kernel was asked before, and is expected to release this many bytes.
     Requested(u64),
@@ -41,7 +41,7 @@ pub(crate) enum LeaveOutcome {
 }
 
 impl Slot {
-    /// Pins of what is cached, not of users.
+    /// Returns the number of pins that cached content holds, as opposed to users.
     fn pins_for_content(&self) -> u32 {
         u32::from(self.is_kept) + u32::from(self.lingers)
     }
@@ -54,8 +54,8 @@ impl Slot {
 }
 
 impl InodeTable {
-    /// Gives back lookups of the kernel; more than it has are ignored. With `keep`, an inode that
-    /// has cached pages is pinned when the last is given back; true says that this has happened.
+    /// Releases lookups of the kernel; an excess is ignored. With `keep`, an inode with cached
+    /// pages is pinned when its last lookup is released; returns `true` if that has happened.
     pub(crate) fn forget(&self, node: NodeId, nr_lookups: u64, keep: bool) -> (Vec<Removed>, bool) {
         let content = self.with(node, |slot| {
             slot.content.clone().filter(|_| slot.nlookup <= nr_lookups && keep && !slot.is_nameless)
@@ -74,10 +74,9 @@ impl InodeTable {
         (removed, is_newly_kept)
     }
 
-    /// Returns whether the kernel could let go of an inode as far as we know, and should be asked
-    /// to. An inode that was looked up since this was last called gets a second chance, and so does
-    /// one whose content could be dropped instead. Without `keep`, an inode does not stay for its
-    /// pages.
+    /// Decides whether to ask the kernel to forget an inode. An inode that was looked up since the
+    /// last call gets a second chance, and so does one whose content can be dropped instead.
+    /// Without `keep`, inodes are not kept for their pages.
     pub(crate) fn ask_to_leave(
         &self,
         node: NodeId,
@@ -120,13 +119,13 @@ impl InodeTable {
         leave.unwrap_or(LeaveOutcome::Kept)
     }
 
-    /// Drops content that the next open makes anew as well; returns what its payer gets back, if
-    /// that also pays for the entry.
+    /// Drops content that the next open can recreate. Returns the number of bytes that this frees
+    /// for the group that pays for the entry.
     fn drop_spare(&self, node: NodeId, content: &Arc<Content>) -> Option<u64> {
         if !content.is_spare() {
             return None;
         }
-        // An open pins it first, so no open has it or is about to.
+        // An open pins the inode first. So no open file uses the content, and none is about to.
         let dropped = self.with(node, |slot| {
             let is_it = slot.content.as_ref().is_some_and(|here| Arc::ptr_eq(here, content));
             let is_payers = slot.charge.as_ref().is_some_and(|charge| charge.owner() == content.owner());
@@ -135,7 +134,7 @@ impl InodeTable {
         dropped.flatten().map(|(_, is_payers)| if is_payers { CONTENT_BYTES } else { 0 })
     }
 
-    /// Removes an inode that the kernel has forgotten and that is kept for content of which nothing
+    /// Removes an inode that the kernel has forgotten and that was kept for cached pages, if none
     /// is left.
     pub(crate) fn drop_if_unused(&self, node: NodeId) -> Vec<Removed> {
         let content =

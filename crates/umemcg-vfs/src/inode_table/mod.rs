@@ -1,13 +1,13 @@
-//! All inodes with a reference, by node id and by identity on the host.
+//! The table of all referenced inodes, by node id and by identity on the host.
 //!
 //! One entry per inode, however many names it has, so that hard links share one cached content. An
 //! entry is small (its size is asserted below) and holds no descriptor of the host unless the inode
 //! has lost its last name.
 //!
-//! An entry lives while one of these holds it: the kernel's lookups, or a pin (an open file or
-//! directory, a child's name, content that is still being written back, or that is kept). It
-//! remembers the names that led to it, newest last, each as (parent, name); each name pins the
-//! parent, so that the chain to the root is whole.
+//! An entry lives while the kernel's lookups or a pin hold it. A pin is an open file or directory,
+//! a child's name, or content that is being written back or kept. It remembers the names that led
+//! to it, newest last, each as (parent, name); each name pins the parent, so that the chain to the
+//! root is whole.
 //!
 //! Entries are spread over shards, each with one lock of rank `ObjectOwner`; the shard is part of
 //! the node id. No two shards are locked together and nothing is called with a shard locked; what
@@ -27,50 +27,52 @@ use umemcg_base::{Rank, RankedMutex};
 use crate::attr::{FileKind, NodeId};
 use crate::content::Content;
 use crate::host::InodeKey;
-use crate::inode_names::{NAMES_MAX, Name, NameCharge, Names};
+use crate::inode_names::{InodeNames, NAMES_MAX, Name, NameCharge};
 use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge, NAME_BYTES};
 use crate::name_lists::{ListEntry, Listed, NameLists};
 use crate::volume_config::NR_SHARDS_MAX;
 
-/// Low bits of an id, which say the shard.
+/// Number of low bits of a node id, which name the shard.
 const SHARD_SHIFT: u32 = NR_SHARDS_MAX.ilog2();
 /// Maps with less room than this are not shrunk.
 const SPARSE_FROM: usize = 256;
-/// Most components between an inode and the root; a longer chain is a cycle that changes on the
-/// host made of stale names.
+/// Most components between an inode and the root. A longer chain is a cycle of stale names, which
+/// changes on the host can produce.
 const DEPTH_MAX: usize = 1 << 16;
 
 /// The cost of an entry with its name, handle and place in a list, measured with short names and
 /// both maps half full, in bytes.
 pub(crate) const NODE_BYTES: u64 = 344;
-/// Room for one entry.
+/// The charge for one entry.
 pub(crate) type NodeCharge = MetadataCharge<NODE_BYTES>;
 
 /// One inode. All fields are guarded by the shard's lock.
 #[derive(Debug)]
 pub(crate) struct Slot {
     pub(crate) key: InodeKey,
-    /// References that the kernel has from lookups.
+    /// References that the kernel holds, one for each lookup.
     nlookup: u64,
     /// References from inside, see the module text.
     pins: u32,
     pub(crate) kind: FileKind,
-    names: Names,
+    names: InodeNames,
     pub(crate) handle: Option<Box<FileHandle>>,
     /// Cached content, once the file was opened.
     pub(crate) content: Option<Arc<Content>>,
-    /// The last way to an inode that has no name any more and that no process has open.
+    /// The descriptor of an inode that has lost its last name and that no process has open: there
+    /// is no other way to reach it.
     pub(crate) orphan: Option<Arc<OwnedFd>>,
-    /// The last name is gone, and with it every way back.
+    /// The last name is gone, and the inode cannot be reached by name any more.
     pub(crate) is_nameless: bool,
-    /// Content is being written back after the last close; counts as one pin.
+    /// Content is being written back after the last close. Counts as one pin.
     pub(crate) lingers: bool,
-    /// The group that pays: the one that looked it up first. Only the root is free.
+    /// The charge to the group that pays: the one that looked the inode up first. Only the root has
+    /// none.
     charge: Option<NodeCharge>,
-    /// Kept for its cached content although the kernel has forgotten it, or had at some time;
-    /// counts as one pin.
+    /// Kept for its cached content, although the kernel has forgotten the inode or had forgotten it
+    /// before. Counts as one pin.
     pub(crate) is_kept: bool,
-    /// In the lists of the shrinkers.
+    /// Its place in the lists of the shrinkers.
     place: ListEntry,
 }
 
@@ -84,7 +86,7 @@ pub(crate) struct Removed {
     pub(crate) node: NodeId,
     pub(crate) content: Option<Arc<Content>>,
     pub(crate) is_nameless: bool,
-    /// The kernel was asked to let go of it.
+    /// The kernel was asked to forget it.
     pub(crate) was_asked: bool,
     /// The bytes that are freed with it, see [`Slot::bytes`].
     pub(crate) bytes: u64,
@@ -93,12 +95,12 @@ pub(crate) struct Removed {
     _orphan: Option<Arc<OwnedFd>>,
 }
 
-/// The name that an inode lost.
+/// Which name an inode lost.
 #[derive(Debug)]
 pub(crate) enum Loss {
     /// One of several.
     OneName,
-    /// The last; the descriptor holds what is left.
+    /// The last; the descriptor holds the inode.
     LastName(Arc<OwnedFd>),
 }
 
@@ -110,7 +112,7 @@ struct Shard {
 }
 
 impl Shard {
-    /// Gives back the room of entries that have gone.
+    /// Shrinks the maps after entries have been removed.
     fn shrink(&mut self) {
         let len = self.by_node.len();
         if self.by_node.capacity() > SPARSE_FROM && len < self.by_node.capacity() / 8 {
@@ -175,18 +177,18 @@ impl InodeTable {
         self.lists.get()
     }
 
-    /// Makes the lists if there are none; before the first entry that is charged.
+    /// Creates the lists if there are none. Called before the first charged entry is added.
     pub(crate) fn lists_or(&self, make: impl FnOnce() -> NameLists) {
         self.lists.get_or_init(make);
     }
 
-    /// Returns the group that is to pay for what is added to an inode that is known.
+    /// Returns the group that pays for additions to a known inode.
     pub(crate) fn payer(&self, key: InodeKey) -> Option<Arc<Group>> {
         let owner = self.with(self.find(key)?, |slot| Some(slot.charge.as_ref()?.lister()))??;
         owner.try_resolve()
     }
 
-    /// Puts an entry whose references have changed on the list where it belongs now.
+    /// Moves an entry whose references have changed to the right list.
     fn update_list(&self, node: NodeId, slot: &mut Slot) {
         if let (Some(lists), Some(charge)) = (self.lists.get(), &slot.charge) {
             let on = if slot.nlookup > 0 { Listed::Names } else { Listed::Inodes };
@@ -194,7 +196,8 @@ impl InodeTable {
         }
     }
 
-    /// Looks at or changes an entry. `look` must not call out.
+    /// Calls `look` with an entry and its shard locked. `look` must not call anything outside the
+    /// table.
     pub(crate) fn with<R>(&self, node: NodeId, look: impl FnOnce(&mut Slot) -> R) -> Option<R> {
         self.shard(node).lock().by_node.get_mut(&node.0).map(|slot| look(slot))
     }
@@ -243,7 +246,8 @@ impl InodeTable {
             let mut shard = self.shards[index].lock();
             let shard = &mut *shard;
             let known = shard.by_key.get(&key).copied();
-            // An entry of another kind is an inode that the host has deleted; its number came back.
+            // An entry of another kind belongs to an inode that the host has deleted, and whose
+            // number it has reused.
             let known = known.filter(|node| shard.by_node.get(node).is_some_and(|slot| slot.kind == kind));
             let node = known.unwrap_or_else(|| {
                 // Relaxed: only uniqueness matters.
@@ -270,8 +274,8 @@ impl InodeTable {
         Some((node, removed))
     }
 
-    /// Counts a lookup of a new inode that has no name, held by this descriptor; that is handed
-    /// back when `max_orphans` are held already.
+    /// Counts a lookup of a new inode that has no name, held by this descriptor. The descriptor is
+    /// returned if `max_orphans` are held already.
     pub(crate) fn count_nameless(
         &self,
         key: InodeKey,
@@ -298,8 +302,8 @@ impl InodeTable {
         (NodeId(node), held)
     }
 
-    /// Prepares an inode without a name that is about to get one, for which `handle` finds its
-    /// handle. Returns its orphan descriptor.
+    /// Prepares an inode without a name for getting one; `handle` finds its file handle. Returns
+    /// its orphan descriptor.
     pub(crate) fn named_again(
         &self,
         node: NodeId,
@@ -317,12 +321,13 @@ impl InodeTable {
         orphan.flatten().inspect(|_| _ = self.nr_orphans.fetch_sub(1, Ordering::Relaxed))
     }
 
-    /// Holds an entry. Returns `false` if there is none.
+    /// Pins an entry. Returns `false` if there is none.
     pub(crate) fn pin(&self, node: NodeId) -> bool {
         self.with(node, |slot| slot.pins += 1).is_some()
     }
 
-    /// Lets go of an entry, and of those that only it held.
+    /// Unpins an entry. Returns it, and the entries that only it pinned, if nothing holds them any
+    /// more.
     pub(crate) fn unpin(&self, node: NodeId) -> Vec<Removed> {
         self.release(node, |slot| {
             assert!(slot.pins > 0, "inode {node:?} unpinned more often than pinned");
@@ -330,8 +335,8 @@ impl InodeTable {
         })
     }
 
-    /// Drops a reference and removes what has none left: the entry, then its parent if this was the
-    /// last child, and so on up.
+    /// Drops a reference and removes entries without references: this one, then its parent if it
+    /// has no other child, and so on up.
     fn release(&self, node: NodeId, let_go: impl FnOnce(&mut Slot)) -> Vec<Removed> {
         let mut removed = Vec::new();
         let mut parents = self.release_one(node, let_go, &mut removed);
@@ -382,7 +387,7 @@ impl InodeTable {
         names.into_iter().map(|name| name.parent).collect()
     }
 
-    /// Notes that an inode got a further name, or with `from` moved to it. The parent must exist.
+    /// Notes that an inode got another name or, with `from`, was renamed. The parent must exist.
     pub(crate) fn name_added(
         &self,
         node: NodeId,
@@ -421,8 +426,9 @@ impl InodeTable {
         removed
     }
 
-    /// Notes that an inode lost a name. With its last it is no longer kept; the descriptor of what
-    /// is left stays with the entry unless `max_orphans` are held already, and is handed back then.
+    /// Notes that an inode lost a name. When it loses its last one, it is no longer kept for its
+    /// content, and its descriptor stays with the entry. If `max_orphans` are held already, the
+    /// descriptor is returned instead.
     pub(crate) fn name_removed(
         &self,
         node: NodeId,
@@ -469,7 +475,7 @@ impl InodeTable {
         Some(components)
     }
 
-    /// Entries.
+    /// Returns the number of entries.
     pub(crate) fn len(&self) -> usize {
         self.shards.iter().map(|shard| shard.lock().by_node.len()).sum()
     }
@@ -509,7 +515,7 @@ impl Slot {
             nlookup: 0,
             pins: 0,
             kind,
-            names: Names::default(),
+            names: InodeNames::default(),
             handle,
             content: None,
             orphan: None,
@@ -528,8 +534,9 @@ impl Slot {
         self.nlookup += 1;
     }
 
-    /// Returns what is charged to its payer for it: entry, names and content, without the content's
-    /// pages and their index. Of a name beyond its limit a group gets no byte back, but the place.
+    /// Returns the bytes that are charged to its payer: entry, names and content, without the
+    /// content's pages and their index. A name beyond the group's limit frees no bytes, only its
+    /// place in the allowance.
     fn bytes(&self) -> u64 {
         let Some(charge) = &self.charge else { return 0 };
         let owner = charge.owner();

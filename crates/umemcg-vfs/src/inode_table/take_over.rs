@@ -1,8 +1,8 @@
-//! How an inode becomes the expense of the group that opens it.
+//! The transfer of an inode's charges to the group that opens it.
 //!
-//! Content is found by reclaim through the inode, which is on the list of one group. So a group
-//! that pays for the content also pays for the inode and its names: otherwise a group without room
-//! could not give back the content of files that another group looked up first.
+//! Reclaim finds content through the inode, which is on the list of one group. So a group that pays
+//! for content also pays for the inode and its names. Otherwise a group without room could not free
+//! the content of files that another group looked up first.
 
 use std::sync::Arc;
 
@@ -14,8 +14,8 @@ use crate::attr::NodeId;
 use crate::content::Content;
 use crate::inode_names::NameCharge;
 
-/// What an inode and its names cost, before they are this inode's, and those that they replace
-/// after it. Dropped with no lock held.
+/// New charges for an inode and its names; after the transfer, the charges that they replaced.
+/// Dropped with no lock held.
 #[derive(Debug)]
 pub(crate) struct InodeCharges {
     inode: Option<NodeCharge>,
@@ -23,7 +23,7 @@ pub(crate) struct InodeCharges {
 }
 
 impl InodeCharges {
-    /// Charges a group for an inode with so many long or further names.
+    /// Charges a group for an inode with `nr_names` names that have a charge of their own.
     ///
     /// # Errors
     /// `ENOMEM`.
@@ -38,8 +38,8 @@ fn is_same_group(one: OwnerId, other: OwnerId) -> bool {
 }
 
 impl InodeTable {
-    /// Returns how many names cost more than the inode, if it is on the list of another group than
-    /// this.
+    /// Returns how many names of an inode have a charge of their own, if the inode is on another
+    /// group's list.
     pub(crate) fn nr_names_of_another(&self, node: NodeId, lister: OwnerId) -> Option<usize> {
         let seen = self.with(node, |slot| {
             let of_inode = slot.charge.as_ref()?.lister();
@@ -49,8 +49,8 @@ impl InodeTable {
         (!is_same_group(of_inode, lister)).then_some(nr_names)
     }
 
-    /// Gives an inode this content, unless it has some already, and these charges with it. Returns
-    /// the content that it has now.
+    /// Gives an inode this content and these charges, unless it has content already. Returns the
+    /// content that it has now.
     pub(crate) fn set_content(
         &self,
         node: NodeId,
@@ -68,7 +68,7 @@ impl InodeTable {
     }
 
     fn take_over(&self, node: NodeId, slot: &mut Slot, charges: &mut InodeCharges) {
-        // Its list is that of the charge.
+        // The charge determines the list.
         if let Some(lists) = self.lists.get() {
             slot.place.leave(lists);
         }

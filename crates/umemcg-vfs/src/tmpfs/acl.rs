@@ -1,6 +1,6 @@
 //! POSIX access lists as the kernel hands them over (`system.posix_acl_access`,
-//! `system.posix_acl_default`), and how they and the permission bits follow each other. The kernel
-//! decides by them; this keeps them true.
+//! `system.posix_acl_default`), and how they are kept consistent with the permission bits. The
+//! kernel uses them to check permissions.
 
 use rustix::io::Errno;
 
@@ -32,8 +32,7 @@ struct Entry {
 pub(super) struct Acl(Vec<Entry>);
 
 impl Acl {
-    /// Parses the list that an attribute's value is; `None` for an empty one, which means that
-    /// there is to be none.
+    /// Parses an attribute's value; `None` for an empty list, which removes the attribute.
     ///
     /// # Errors
     /// `EINVAL`, `EOPNOTSUPP` for another version.
@@ -58,8 +57,8 @@ impl Acl {
         if list.is_sound() { Ok(Some(list)) } else { Err(Errno::INVAL) }
     }
 
-    /// Returns whether there is every class once and in order, and a mask with named users and
-    /// groups.
+    /// Returns whether every class appears once and in order, and a mask if there are named users
+    /// or groups.
     fn is_sound(&self) -> bool {
         let rising = self.0.windows(2).all(|pair| {
             let is_named = matches!(pair[0].tag, USER | GROUP);
@@ -84,7 +83,7 @@ impl Acl {
         bytes
     }
 
-    /// Returns whether it says no more than permission bits do.
+    /// Returns whether the permission bits can express the list.
     pub(super) fn is_minimal(&self) -> bool {
         self.0.len() == 3
     }
@@ -111,7 +110,7 @@ impl Acl {
         self.0.iter().map(bits).sum()
     }
 
-    /// Follows a change of the permission bits.
+    /// Updates the list after a change of the permission bits.
     pub(super) fn set_permissions(&mut self, mode: u32) {
         let has_mask = self.has_mask();
         for entry in &mut self.0 {

@@ -1,5 +1,5 @@
 //! Attributes of tmpfs inodes: initial values, changes, and the privileges that a write clears.
-//! Also the figures of the volume.
+//! Also the statistics of the volume.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStringExt;
@@ -10,7 +10,7 @@ use umemcg_base::{PAGE_SIZE, PAGE_SIZE_U64};
 
 use super::Tmpfs;
 use super::acl::{self, Acl};
-use super::inode::{INODE_BYTES, Inode, Meta, New, Xattr, now};
+use super::inode::{INODE_BYTES, Inode, Meta, NewInode, Xattr, now};
 use super::xattrs::{CAPABILITY, XATTR_BYTES};
 use crate::attr::{Attr, FileKind, NodeId, SetAttr, SetTime, StatFs, Timestamp};
 use crate::caller::Caller;
@@ -53,7 +53,7 @@ impl Attributes for Tmpfs {
         let blocks = self.size.max().unwrap_or(pool);
         let free = self.size.max().map_or(margin, |max| max.saturating_sub(self.size.used()));
         let nr_inodes = self.nr_inodes() as u64;
-        // As many as the free memory could hold.
+        // The number of inodes that the free memory could hold.
         let ffree = margin.saturating_mul(PAGE_SIZE_U64) / INODE_BYTES;
         Ok(StatFs {
             frsize: PAGE_SIZE_U64,
@@ -69,13 +69,13 @@ impl Attributes for Tmpfs {
 }
 
 impl Tmpfs {
-    /// Returns what a new object takes from the directory's default list, if there is one. Charged
-    /// to the caller's group.
+    /// Returns the access lists that a new object inherits from the directory's default list, if
+    /// there is one. They are charged to the caller's group.
     pub(super) fn inherited_lists(
         &self,
         caller: &Caller,
         parent: NodeId,
-        new: &New<'_>,
+        new: &NewInode<'_>,
     ) -> Result<Option<Inherited>, Errno> {
         let default = match self.inode(parent)?.getxattr(OsStr::new("system.posix_acl_default")) {
             Ok(value) if new.kind != FileKind::Symlink => value,
@@ -101,8 +101,14 @@ impl Tmpfs {
 }
 
 impl Inode {
-    /// Gives a new inode its owner and its mode, in the directory that it will be in.
-    pub(super) fn born(&self, caller: &Caller, dir: &Inode, new: &New<'_>, lists: Option<Inherited>) {
+    /// Sets the owner and mode of a new inode that is about to be linked into `dir`.
+    pub(super) fn set_initial_attributes(
+        &self,
+        caller: &Caller,
+        dir: &Inode,
+        new: &NewInode<'_>,
+        lists: Option<Inherited>,
+    ) {
         let (dir_mode, dir_gid) = {
             let dir = dir.meta.lock();
             (dir.mode, dir.gid)
@@ -195,8 +201,8 @@ impl Inode {
             meta.mode = cleared;
             meta.changed();
         }
-        // A writer that may keep bits says nothing about the next, not even for a moment. A `chmod`
-        // after this look notes it.
+        // The next writer may not be allowed to keep the bits that this one keeps. A `chmod` after
+        // this check sets the flag again.
         if meta.mode & (SET_UID | SET_GID) == 0 {
             self.may_have_privileges.store(false, Ordering::Relaxed);
         }

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::Tmpfs;
 use super::directory::{ENTRY_BYTES, Name};
-use super::inode::{Inode, New};
+use super::inode::{Inode, NewInode};
 use super::open::OpenFile;
 use crate::attr::{Entry, FileKind, NodeId};
 use crate::caller::Caller;
@@ -19,7 +19,7 @@ use crate::name::component;
 use crate::slab::Slab;
 use crate::volume::{Create, Lookup, VolumeFile};
 
-/// The number of times that `create` tries a name that appears and vanishes.
+/// Most attempts of `create` while another thread keeps creating and removing the name.
 const CREATE_TRIES_MAX: u32 = 8;
 /// Longest text of a symbolic link, in bytes (`PATH_MAX` less the zero).
 const TARGET_BYTES_MAX: usize = 4095;
@@ -38,7 +38,9 @@ impl Create for Tmpfs {
             _ => {}
         }
         let target = Some(target.as_bytes());
-        Ok(self.make(caller, parent, name, &New { kind: FileKind::Symlink, mode: 0o777, rdev: 0, target })?.1)
+        Ok(self
+            .make(caller, parent, name, &NewInode { kind: FileKind::Symlink, mode: 0o777, rdev: 0, target })?
+            .1)
     }
 
     fn mknod(
@@ -50,11 +52,11 @@ impl Create for Tmpfs {
         rdev: u64,
     ) -> Result<Entry, VfsError> {
         let kind = FileKind::of_new_node(mode)?;
-        Ok(self.make(caller, parent, name, &New { kind, mode, rdev, target: None })?.1)
+        Ok(self.make(caller, parent, name, &NewInode { kind, mode, rdev, target: None })?.1)
     }
 
     fn mkdir(&self, caller: &Caller, parent: NodeId, name: &OsStr, mode: u32) -> Result<Entry, VfsError> {
-        let new = New { kind: FileKind::Directory, mode: mode & 0o1777, rdev: 0, target: None };
+        let new = NewInode { kind: FileKind::Directory, mode: mode & 0o1777, rdev: 0, target: None };
         Ok(self.make(caller, parent, name, &new)?.1)
     }
 
@@ -66,7 +68,7 @@ impl Create for Tmpfs {
         mode: u32,
         flags: OFlags,
     ) -> Result<(Entry, Arc<dyn VolumeFile>), VfsError> {
-        let new = New { kind: FileKind::Regular, mode, rdev: 0, target: None };
+        let new = NewInode { kind: FileKind::Regular, mode, rdev: 0, target: None };
         let mut tries = 0;
         loop {
             tries += 1;
@@ -119,10 +121,11 @@ impl Tmpfs {
         caller: &Caller,
         parent: NodeId,
         name: &OsStr,
-        new: &New<'_>,
+        new: &NewInode<'_>,
     ) -> Result<(Arc<Inode>, Entry), Errno> {
         let name: Name = component(name)?.to_bytes().into();
-        // A name that is there is refused without memory, and without reclaim for a full group.
+        // An existing name is refused before anything is charged, so that a full group need not
+        // reclaim.
         if self.tree.read().directory(parent)?.get(&name).is_some() {
             return Err(Errno::EXIST);
         }
@@ -131,7 +134,7 @@ impl Tmpfs {
         // Relaxed: only uniqueness matters.
         let node = NodeId(self.next_node.fetch_add(1, Ordering::Relaxed));
         let inode = Arc::new(Inode::new(&self.engine, &caller.group, &self.size, node, new)?);
-        let finish = |dir: &Inode, inode: &Inode| inode.born(caller, dir, new, lists);
+        let finish = |dir: &Inode, inode: &Inode| inode.set_initial_attributes(caller, dir, new, lists);
         let inserted = self.tree.write().insert_new(parent, &name, Arc::clone(&inode), charge, finish);
         // Unused objects are dropped with no lock held.
         inserted.map_err(|(errno, _, _)| errno)?;
@@ -151,7 +154,7 @@ impl Tmpfs {
         parent: NodeId,
         mode: u32,
     ) -> Result<(Arc<Inode>, Entry), Errno> {
-        let new = New { kind: FileKind::Regular, mode, rdev: 0, target: None };
+        let new = NewInode { kind: FileKind::Regular, mode, rdev: 0, target: None };
         let lists = self.inherited_lists(caller, parent, &new)?;
         // Relaxed: only uniqueness matters.
         let node = NodeId(self.next_node.fetch_add(1, Ordering::Relaxed));
@@ -159,7 +162,7 @@ impl Tmpfs {
         {
             let mut tree = self.tree.write();
             let dir = tree.living_directory(parent)?.0;
-            inode.born(caller, &dir, &new, lists);
+            inode.set_initial_attributes(caller, &dir, &new, lists);
             let mut meta = inode.meta.lock();
             (meta.nlink, meta.may_be_named) = (0, true);
             drop(meta);

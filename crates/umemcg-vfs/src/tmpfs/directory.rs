@@ -1,7 +1,7 @@
 //! The entries of a tmpfs directory: by name for look-ups, by cookie for listings.
 //!
-//! Cookies count up and are never used again in a directory, so a position in a listing stays good
-//! whatever is added or removed, and an entry that stays is listed once.
+//! Cookies increase and are never reused in a directory. So a position in a listing stays valid
+//! when entries are added or removed, and an entry that stays is listed once.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(super) const FIRST_COOKIE: u64 = 3;
 pub(super) struct DirEntry {
     pub(super) node: NodeId,
     cookie: u64,
-    /// The charge of the name; moves along when the entry is renamed.
+    /// The charge of the name; moves with the entry when it is renamed.
     charge: Slab,
 }
 
@@ -57,7 +57,7 @@ impl Directory {
         debug_assert!(old.is_none(), "an entry was overwritten");
     }
 
-    /// Removes a name; hands its charge out, to be dropped with no lock held.
+    /// Removes a name; returns its charge, to be dropped with no lock held.
     pub(super) fn remove(&mut self, name: &[u8]) -> Option<(NodeId, Slab)> {
         let entry = self.by_name.remove(name)?;
         self.by_cookie.remove(&entry.cookie);
@@ -67,14 +67,14 @@ impl Directory {
         Some((entry.node, entry.charge))
     }
 
-    /// Lets a name lead to another inode.
+    /// Makes a name lead to another inode.
     pub(super) fn redirect(&mut self, name: &[u8], node: NodeId) {
         if let Some(entry) = self.by_name.get_mut(name) {
             entry.node = node;
         }
     }
 
-    /// Entries behind a cookie, in their order.
+    /// Returns the entries after a cookie, in order.
     pub(super) fn after(&self, cookie: u64) -> impl Iterator<Item = (u64, &Name, NodeId)> {
         self.by_cookie
             .range(cookie.saturating_add(1)..)

@@ -13,7 +13,7 @@ use umemcg_base::{LeafMutex, PAGE_SIZE, PAGE_SIZE_U64};
 
 use super::config::TmpfsConfig;
 use super::directory::Name;
-use super::quota::{FilePages, Size};
+use super::quota::{FilePages, VolumeQuota};
 use crate::attr::{Attr, FileKind, NodeId, Timestamp};
 use crate::privileges::ShownCapabilities;
 use crate::slab::Slab;
@@ -22,14 +22,14 @@ use umemcg::{Engine, File, Group};
 /// The cost of an inode with its places in the tables, in bytes; measured, as the next, with
 /// 100,000 of them.
 pub(super) const INODE_BYTES: u64 = 384;
-/// So old an access time is moved by any read.
+/// The age from which any read updates an access time.
 const DAY_SECONDS: i64 = 24 * 60 * 60;
-/// The cost of a regular file beside that and its pages.
+/// The cost of a regular file in addition to that and its pages.
 const CONTENT_BYTES: u64 = 448;
 
 /// The properties of a new inode.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct New<'a> {
+pub(super) struct NewInode<'a> {
     pub(super) kind: FileKind,
     /// `07777`, before the umask.
     pub(super) mode: u32,
@@ -53,13 +53,13 @@ pub(super) struct Meta {
     pub(super) uid: u32,
     pub(super) gid: u32,
     pub(super) nlink: u32,
-    /// It was made without a name: it may get its first.
+    /// It was created without a name and may get its first one.
     pub(super) may_be_named: bool,
     pub(super) atime: Timestamp,
     pub(super) mtime: Timestamp,
     pub(super) ctime: Timestamp,
     pub(super) xattrs: BTreeMap<Box<[u8]>, Xattr>,
-    /// A directory with it and its name there, the one last used.
+    /// The directory and the name by which it was last used.
     pub(super) name: Option<(NodeId, Name)>,
 }
 
@@ -87,10 +87,10 @@ pub(super) struct Inode {
     /// concurrent with the `chmod` that sets it may fall on either side.
     pub(super) may_have_privileges: AtomicBool,
     pub(super) shown_capabilities: ShownCapabilities,
-    /// (A) A read has seen to the access time since the content changed and since the attributes
-    /// were looked at. Relaxed: a read beside a write may fall on either side.
+    /// (A) A read has updated the access time since the content last changed and the attributes
+    /// were last read. Relaxed: a read beside a write may fall on either side.
     was_read: AtomicBool,
-    /// The root is free.
+    /// The root has no charge.
     _charge: Option<Slab>,
 }
 
@@ -134,7 +134,7 @@ impl Inode {
         self.kind == FileKind::Directory
     }
 
-    /// Creates the directory that a volume is.
+    /// Creates the root directory of a volume.
     pub(super) fn root(config: &TmpfsConfig, ino: u64) -> Arc<Self> {
         Arc::new(Self {
             node: NodeId::ROOT,
@@ -161,9 +161,9 @@ impl Inode {
     pub(super) fn new(
         engine: &Arc<Engine>,
         group: &Arc<Group>,
-        size: &Arc<Size>,
+        size: &Arc<VolumeQuota>,
         node: NodeId,
-        new: &New<'_>,
+        new: &NewInode<'_>,
     ) -> Result<Self, Errno> {
         let is_regular = new.kind == FileKind::Regular;
         let bytes = INODE_BYTES
@@ -195,7 +195,7 @@ impl Inode {
         })
     }
 
-    /// Notes that the content was read: moves the access time when it is not younger than the last
+    /// Notes that the content was read: updates the access time if it is not newer than the last
     /// change, or a day old, as Linux does (`relatime`).
     #[inline]
     pub(super) fn note_read(&self) {
@@ -265,18 +265,19 @@ impl Inode {
         self.ino
     }
 
-    /// Counts a reference of the kernel. The tree is locked, so that it is not reaped meanwhile.
+    /// Counts a reference of the kernel. The caller holds the tree's lock, so the inode is not
+    /// reaped meanwhile.
     pub(super) fn count_lookup(&self) {
         self.nr_lookups.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Gives references back; more than there are, are ignored. Returns `true` if it was the last
-    /// and no name leads here.
+    /// Releases references; an excess is ignored. Returns `true` if the last one was released and
+    /// the inode has no name.
     pub(super) fn forget(&self, nr: u64) -> bool {
         let take = |held: u64| Some(held.saturating_sub(nr));
         let before = self.nr_lookups.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
-        // The lock orders this and the loss of the last name: the later holder sees what the
-        // earlier one did.
+        // The lock orders this and the removal of the last name: whichever comes second sees the
+        // other.
         before.is_ok_and(|before| before <= nr) && self.meta.lock().nlink == 0
     }
 

@@ -7,7 +7,7 @@
 //! after reclaim. Everything is dropped with the volume.
 //!
 //! Locks: the tree, then one inode's attributes. Both are leaves to the rest of the program:
-//! nothing is charged, given back or dropped under them.
+//! nothing is charged, uncharged or dropped under them.
 
 mod acl;
 mod attributes;
@@ -36,18 +36,18 @@ use crate::error::VfsError;
 use crate::volume::{Lookup, Volume, VolumeKind, next_store_id};
 pub use config::TmpfsConfig;
 use inode::Inode;
-use quota::Size;
+use quota::VolumeQuota;
 use tree::Tree;
 use umemcg::{Engine, File, StoreId};
 
-/// Ids from a volume's base to here are its root's.
+/// Node ids from a volume's base up to this offset are reserved for its root.
 const FIRST_NODE: u64 = 64;
 
 /// See the module text.
 #[derive(Debug)]
 pub struct Tmpfs {
     store_id: StoreId,
-    size: Arc<Size>,
+    size: Arc<VolumeQuota>,
     tree: RankedRwLock<Tree>,
     /// (A) The next node id. Relaxed: only uniqueness matters.
     next_node: AtomicU64,
@@ -63,7 +63,7 @@ impl Tmpfs {
         let root = Inode::root(config, node_base + NodeId::ROOT.0);
         Arc::new_cyclic(|me| Self {
             store_id: next_store_id(),
-            size: Arc::new(Size::new(config.size_bytes.map(|bytes| bytes.div_ceil(PAGE_SIZE_U64)))),
+            size: Arc::new(VolumeQuota::new(config.size_bytes.map(|bytes| bytes.div_ceil(PAGE_SIZE_U64)))),
             tree: RankedRwLock::new(Rank::Names, Tree::new(root)),
             next_node: AtomicU64::new(node_base + FIRST_NODE),
             me: me.clone(),
@@ -125,7 +125,7 @@ impl Volume for Tmpfs {
     }
 
     fn path_of_content(&self, _file: &Arc<File>) -> Option<PathBuf> {
-        // Asked about data that is not durable, of which there is none here.
+        // Used for data that is not durable, which does not exist here.
         None
     }
 

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::Tmpfs;
 use super::directory::{ENTRY_BYTES, Name};
-use super::inode::{Inode, New};
+use super::inode::{Inode, NewInode};
 use crate::attr::{Entry, FileKind, NodeId};
 use crate::caller::Caller;
 use crate::error::VfsError;
@@ -75,14 +75,14 @@ impl Tmpfs {
         flags: RenameFlags,
     ) -> Result<(), Errno> {
         let old_name: Name = component(name)?.to_bytes().into();
-        let new = New { kind: FileKind::CharDevice, mode: 0, rdev: 0, target: None };
+        let new = NewInode { kind: FileKind::CharDevice, mode: 0, rdev: 0, target: None };
         let charge = Slab::take(&self.engine, &caller.group, ENTRY_BYTES + name.len() as u64)?;
         // Relaxed: only uniqueness matters.
         let node = NodeId(self.next_node.fetch_add(1, Ordering::Relaxed));
         let whiteout = Arc::new(Inode::new(&self.engine, &caller.group, &self.size, node, &new)?);
-        // The kernel looks it up when it wants to know it.
+        // The kernel looks the whiteout up when it needs it.
         whiteout.forget(1);
-        let finish = |dir: &Inode, inode: &Inode| inode.born(caller, dir, &new, None);
+        let finish = |dir: &Inode, inode: &Inode| inode.set_initial_attributes(caller, dir, &new, None);
         // Unused objects are dropped with no lock held.
         let (gone, unused) = {
             let mut tree = self.tree.write();
@@ -91,7 +91,7 @@ impl Tmpfs {
                 return Err(Errno::INVAL);
             }
             let gone = tree.rename((parent, name), (new_parent, new_name), flags)?;
-            // Two names of one inode stay as they are; then there is no room for it.
+            // If both names lead to one inode, nothing changes, and there is no whiteout.
             (gone, tree.insert_new(parent, &old_name, whiteout, charge, finish))
         };
         drop((gone, unused));

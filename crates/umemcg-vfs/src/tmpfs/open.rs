@@ -18,7 +18,7 @@ use crate::handle_charge::HandleCharge;
 use crate::volume::{DirEntry, Lookup, Open, VolumeDir, VolumeFile, Whence};
 use umemcg::{File, Group, PinnedPages, Readahead, count_hits};
 
-/// Entries that a listing takes out of the tree at a time.
+/// Entries that a listing copies from the tree at a time.
 const BATCH: usize = 128;
 
 /// An open regular file.
@@ -216,7 +216,7 @@ impl VolumeFile for OpenFile {
         } else if mode == PUNCH {
             file.zero_range(offset, len, || Ok(()))?;
         } else if mode.difference(FallocateFlags::KEEP_SIZE) == FallocateFlags::ZERO_RANGE {
-            // Room first: what cannot be had leaves the contents alone.
+            // Memory is charged first: if that fails, the content stays unchanged.
             file.allocate_memory(group, offset, len, grows)?;
             file.zero_range(offset, len, || Ok(()))?;
             file.allocate_memory(group, offset, len, grows)?;
@@ -247,8 +247,8 @@ impl VolumeFile for OpenFile {
     }
 }
 
-/// An entry on its way out of the tree, with a lookup counted if it is to be handed on.
-struct Listed {
+/// An entry of a listing, with a lookup counted if its attributes are wanted.
+struct ListedEntry {
     cookie: u64,
     name: Name,
     inode: Arc<Inode>,
@@ -264,7 +264,7 @@ impl OpenDirectory {
     ) -> Result<(), VfsError> {
         let parent_ino = {
             let tree = self.volume.tree.read();
-            // One that was removed has no entries any more, not even these.
+            // A directory that was removed has no entries, not even these.
             let Ok(directory) = tree.directory(self.inode.node) else { return Ok(()) };
             tree.get(directory.parent).map_or(self.inode.ino(), |parent| parent.ino())
         };
@@ -284,7 +284,7 @@ impl OpenDirectory {
             let batch = self.batch(offset, plus);
             let is_last = batch.len() < BATCH;
             let mut batch = batch.into_iter();
-            while let Some(Listed { cookie, name, inode, entry }) = batch.next() {
+            while let Some(ListedEntry { cookie, name, inode, entry }) = batch.next() {
                 let taken = sink(&DirEntry {
                     name: OsStr::from_bytes(&name),
                     ino: inode.ino(),
@@ -307,7 +307,7 @@ impl OpenDirectory {
         }
     }
 
-    fn batch(&self, offset: u64, plus: bool) -> Vec<Listed> {
+    fn batch(&self, offset: u64, plus: bool) -> Vec<ListedEntry> {
         let tree = self.volume.tree.read();
         let Ok(directory) = tree.directory(self.inode.node) else { return Vec::new() };
         let listed = directory.after(offset).filter_map(|(cookie, name, node)| {
@@ -316,7 +316,7 @@ impl OpenDirectory {
                 inode.count_lookup();
                 Tmpfs::entry(&inode, tree.attr(&inode))
             });
-            Some(Listed { cookie, name: Arc::clone(name), inode, entry })
+            Some(ListedEntry { cookie, name: Arc::clone(name), inode, entry })
         });
         listed.take(BATCH).collect()
     }

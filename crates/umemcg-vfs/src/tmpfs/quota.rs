@@ -7,12 +7,12 @@ use umemcg::PageQuota;
 
 /// The pages of one volume. All counts are relaxed: each stands alone.
 #[derive(Debug)]
-pub(super) struct Size {
+pub(super) struct VolumeQuota {
     max: u64,
     used: AtomicU64,
 }
 
-impl Size {
+impl VolumeQuota {
     pub(super) fn new(max: Option<u64>) -> Self {
         Self { max: max.unwrap_or(u64::MAX), used: AtomicU64::new(0) }
     }
@@ -31,12 +31,12 @@ impl Size {
 /// The pages of one file, counted against its volume.
 #[derive(Debug)]
 pub(super) struct FilePages {
-    size: Arc<Size>,
+    size: Arc<VolumeQuota>,
     nr: AtomicU64,
 }
 
 impl FilePages {
-    pub(super) fn new(size: &Arc<Size>) -> Self {
+    pub(super) fn new(size: &Arc<VolumeQuota>) -> Self {
         Self { size: Arc::clone(size), nr: AtomicU64::new(0) }
     }
 

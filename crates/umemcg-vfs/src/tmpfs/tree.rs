@@ -24,7 +24,7 @@ const DEPTH_MAX: usize = 1 << 16;
 /// Objects removed from the tree.
 #[derive(Debug, Default)]
 #[must_use]
-pub(super) struct Gone {
+pub(super) struct RemovedObjects {
     _inodes: Vec<Arc<Inode>>,
     _directories: Vec<Directory>,
     _names: Vec<Slab>,
@@ -97,13 +97,13 @@ impl Tree {
     }
 
     /// Takes out an inode without references.
-    pub(super) fn reap(&mut self, node: NodeId) -> Gone {
-        let mut gone = Gone::default();
+    pub(super) fn reap(&mut self, node: NodeId) -> RemovedObjects {
+        let mut gone = RemovedObjects::default();
         self.reap_into(node, &mut gone);
         gone
     }
 
-    fn reap_into(&mut self, node: NodeId, gone: &mut Gone) {
+    fn reap_into(&mut self, node: NodeId, gone: &mut RemovedObjects) {
         if self.nodes.get(&node).is_some_and(|inode| inode.is_unheld()) {
             gone._inodes.extend(self.nodes.remove(&node));
             gone._directories.extend(self.directories.remove(&node));
@@ -111,15 +111,15 @@ impl Tree {
     }
 
     /// Empties the tree for good.
-    pub(super) fn take_all(&mut self) -> Gone {
-        Gone {
+    pub(super) fn take_all(&mut self) -> RemovedObjects {
+        RemovedObjects {
             _inodes: self.nodes.drain().map(|(_, inode)| inode).collect(),
             _directories: self.directories.drain().map(|(_, directory)| directory).collect(),
             _names: Vec::new(),
         }
     }
 
-    /// Returns a directory in which something can be made: it still has a name itself.
+    /// Returns a directory in which objects can be created, because it has a name itself.
     pub(super) fn living_directory(&mut self, node: NodeId) -> Result<(Arc<Inode>, &mut Directory), Errno> {
         self.directory(node)?;
         let inode = Arc::clone(self.get(node)?);
@@ -168,12 +168,12 @@ impl Tree {
         Ok(())
     }
 
-    /// Takes in an inode that has no name.
+    /// Adds an inode that has no name.
     pub(super) fn insert_nameless(&mut self, inode: Arc<Inode>) {
         self.nodes.insert(inode.node, inode);
     }
 
-    /// Gives an inode a further name, and counts a lookup.
+    /// Gives an inode another name, and counts a lookup.
     pub(super) fn link(
         &mut self,
         node: NodeId,
@@ -214,7 +214,12 @@ impl Tree {
     ///
     /// # Errors
     /// `ENOENT`, `ENOTDIR`, `EISDIR`, `ENOTEMPTY`.
-    pub(super) fn unlink(&mut self, parent: NodeId, name: &OsStr, is_directory: bool) -> Result<Gone, Errno> {
+    pub(super) fn unlink(
+        &mut self,
+        parent: NodeId,
+        name: &OsStr,
+        is_directory: bool,
+    ) -> Result<RemovedObjects, Errno> {
         component(name)?;
         let inode = Arc::clone(self.lookup(parent, name)?);
         match (inode.is_directory(), is_directory) {
@@ -223,7 +228,7 @@ impl Tree {
             (true, true) if self.directory(inode.node)?.len() > 0 => return Err(Errno::NOTEMPTY),
             _ => {}
         }
-        let mut gone = Gone::default();
+        let mut gone = RemovedObjects::default();
         if let Some(directory) = self.directories.get_mut(&parent) {
             gone._names.extend(directory.remove(name.as_bytes()).map(|(_, charge)| charge));
         }
@@ -237,8 +242,8 @@ impl Tree {
         Ok(gone)
     }
 
-    /// Takes a name from an inode.
-    fn lost_name(&mut self, inode: &Arc<Inode>, gone: &mut Gone) {
+    /// Notes that an inode lost a name.
+    fn lost_name(&mut self, inode: &Arc<Inode>, gone: &mut RemovedObjects) {
         {
             let mut meta = inode.meta.lock();
             meta.nlink = if inode.is_directory() { 0 } else { meta.nlink - 1 };
@@ -272,7 +277,7 @@ impl Tree {
         (parent, name): (NodeId, &OsStr),
         (new_parent, new_name): (NodeId, &OsStr),
         flags: RenameFlags,
-    ) -> Result<Gone, Errno> {
+    ) -> Result<RemovedObjects, Errno> {
         let exchange = flags == RenameFlags::EXCHANGE;
         if !exchange && !RenameFlags::NOREPLACE.contains(flags) {
             return Err(Errno::INVAL);
@@ -290,10 +295,10 @@ impl Tree {
             None if exchange => return Err(Errno::NOENT),
             Some(_) if flags == RenameFlags::NOREPLACE => return Err(Errno::EXIST),
             // Two names of one inode: nothing changes.
-            Some(target) if Arc::ptr_eq(target, &moved) => return Ok(Gone::default()),
+            Some(target) if Arc::ptr_eq(target, &moved) => return Ok(RemovedObjects::default()),
             _ => {}
         }
-        // No directory gets below itself.
+        // A directory cannot be moved below itself.
         if moved.is_directory() && self.is_below(new_parent, moved.node) {
             return Err(Errno::INVAL);
         }
@@ -305,7 +310,7 @@ impl Tree {
         match target {
             Some(target) if exchange => {
                 self.exchange((parent, name), &moved, (new_parent, new_name), &target);
-                Ok(Gone::default())
+                Ok(RemovedObjects::default())
             }
             target => {
                 self.check_replacement(parent, &moved, new_parent, target.as_ref())?;
@@ -337,15 +342,15 @@ impl Tree {
         Ok(())
     }
 
-    /// Gives an inode another name, which `target` loses.
+    /// Gives an inode a new name, which it takes from `target`.
     fn replace(
         &mut self,
         (parent, name): (NodeId, &OsStr),
         moved: &Inode,
         (new_parent, new_name): (NodeId, &OsStr),
         target: Option<&Arc<Inode>>,
-    ) -> Result<Gone, Errno> {
-        let mut gone = Gone::default();
+    ) -> Result<RemovedObjects, Errno> {
+        let mut gone = RemovedObjects::default();
         let charge = self.directories.get_mut(&parent).and_then(|dir| dir.remove(name.as_bytes()));
         let (_, charge) = charge.ok_or(Errno::NOENT)?;
         let new_name: Name = new_name.as_bytes().into();
@@ -354,8 +359,8 @@ impl Tree {
             directory.insert(Arc::clone(&new_name), moved.node, charge);
         }
         self.moved(moved, new_parent, new_name);
-        // Links from `..`: one less where a directory left, one more where it came and replaced
-        // none.
+        // Links through `..`: one less in the old parent, and one more in the new parent unless a
+        // directory was replaced.
         let (old_dir, new_dir) = (Arc::clone(self.get(parent)?), Arc::clone(self.get(new_parent)?));
         let touch = |dir: &Inode, more: u32, less: u32| {
             let mut meta = dir.meta.lock();

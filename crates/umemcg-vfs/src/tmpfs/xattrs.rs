@@ -34,7 +34,7 @@ const LIST_MAX: usize = 64 << 10;
 /// Most bytes of all values of an inode.
 const VALUES_MAX: usize = 1 << 20;
 
-/// Returns the name, if it is of a kind that is kept here.
+/// Returns the name, if its namespace is supported.
 fn attribute(name: &OsStr) -> Result<&[u8], Errno> {
     let name = name.as_bytes();
     if name.is_empty() || name.len() > NAME_MAX {
@@ -89,7 +89,7 @@ impl Xattrs for Tmpfs {
 }
 
 impl Inode {
-    /// Checks that the type of inode may have the attribute: those of users are for files and
+    /// Checks that the inode may have the attribute: `user.` attributes are for files and
     /// directories.
     fn may_have(&self, name: &[u8]) -> Result<(), Errno> {
         let is_filled = matches!(self.kind, FileKind::Regular | FileKind::Directory);
@@ -107,7 +107,7 @@ impl Inode {
         value.ok_or(Errno::NODATA)
     }
 
-    /// Returns the access list that an attribute says, if it says one.
+    /// Returns the access list that an attribute's value holds, if the attribute is an access list.
     ///
     /// # Errors
     /// `EINVAL`, `EPERM`, `EOPNOTSUPP`, `EACCES`.
@@ -145,7 +145,7 @@ impl Inode {
         }
         let list = self.access_list(name, value)?;
         let is_kept = match &list {
-            // A list that permission bits can express is kept as those.
+            // A list that permission bits can express is stored as permission bits.
             Some(list) => name == acl::DEFAULT || !list.is_minimal(),
             None => !is_access_list(name),
         };
@@ -206,7 +206,7 @@ impl Inode {
             meta.changed();
         }
         drop(meta);
-        // To take away an access list that is not there is no mistake.
+        // Removing an access list that does not exist succeeds.
         let is_list = name == acl::ACCESS || name == acl::DEFAULT;
         let result = if removed.is_some() || is_list { Ok(()) } else { Err(Errno::NODATA) };
         if name == CAPABILITY {

@@ -43,7 +43,7 @@ pub enum Tracking {
     Ancestry,
 }
 
-/// The store of membership; groups are known by serial, 0 is the root.
+/// The part that stores membership. It identifies groups by serial; 0 is the root.
 #[derive(Debug)]
 enum Tracker {
     Mirror(Mirror),
@@ -59,9 +59,9 @@ pub struct ProcessClassifier {
     has_path_rules: bool,
     rule_groups: RuleGroups,
     threads: ThreadCache<Placement>,
-    /// Groups that have had members by hand, by serial.
+    /// Groups that processes have been moved into by hand, by serial.
     members: LeafRwLock<HashMap<u64, Weak<Group>>>,
-    /// Groups that are being removed and take no more members. Locked while a process is moved
+    /// Groups that are being removed and accept no more members. Locked while a process is moved
     /// and while a group is closed.
     closed: RankedMutex<Vec<Weak<Group>>>,
 }
@@ -69,12 +69,12 @@ pub struct ProcessClassifier {
 /// A thread's group, without path rules.
 #[derive(Debug, Clone)]
 struct Placement {
-    /// Not held: a thread that is remembered does not keep a group.
+    /// Weak: a cached thread does not keep its group alive.
     group: Weak<Group>,
     /// Rules before this one did not match; [`BY_HAND`] comes before all of them.
     rank: usize,
-    /// The thread has had its id since this time at least, in nanoseconds since boot; [`u64::MAX`]
-    /// where its end would not be noticed.
+    /// The thread has had its id at least since this time, in nanoseconds since boot; [`u64::MAX`]
+    /// if its end would not be noticed.
     since_ns: u64,
 }
 
@@ -90,14 +90,14 @@ struct FoundPlacement {
 const BY_HAND: usize = 0;
 /// The rank of the first rule.
 const FIRST_RULE: usize = 1;
-/// The number of times that a rule's group may vanish while it is being looked up.
+/// Most times that a rule's group may vanish while it is being looked up.
 const CREATE_TRIES_MAX: usize = 8;
 
 impl ProcessClassifier {
-    /// Returns an empty membership. The kernel keeps it where it can.
+    /// Creates a classifier with no members. The kernel keeps the membership if it can.
     ///
     /// # Errors
-    /// When descriptors or threads are used up.
+    /// When no descriptor or thread is available.
     pub fn new(engine: Arc<Engine>, rules: Vec<Rule>) -> io::Result<Self> {
         let tracker = match Mirror::mount() {
             Ok(mirror) => Tracker::Mirror(mirror),
@@ -123,15 +123,15 @@ impl ProcessClassifier {
         })
     }
 
-    /// Lets rules make this many groups, instead of [`RULE_GROUPS_MAX`].
+    /// Sets the most groups that rules may create, instead of [`RULE_GROUPS_MAX`].
     #[must_use]
     pub fn with_rule_groups_max(mut self, nr_max: usize) -> Self {
         self.rule_groups = RuleGroups::new(nr_max);
         self
     }
 
-    /// Starts a thread that removes groups which rules have made and that are empty and idle, as
-    /// long as this lives.
+    /// Starts a thread that removes empty and idle groups that rules have created, until the
+    /// classifier is dropped.
     ///
     /// # Errors
     /// When the system refuses a thread.
@@ -149,7 +149,7 @@ impl ProcessClassifier {
         })
     }
 
-    /// Removes a group that a rule has made, unless a process was put there.
+    /// Removes a group that a rule has created, unless a process was put there.
     fn remove_idle(&self, group: &Arc<Group>) {
         if self.is_populated(group) || self.close(group).is_err() {
             return;
@@ -170,7 +170,7 @@ impl ProcessClassifier {
         }
     }
 
-    /// Returns the remembered place of a thread, if it is good and its group lives.
+    /// Returns the cached placement of a thread, if it is valid and its group lives.
     #[inline]
     fn known(&self, tid: u32, uid: u32) -> Option<FoundPlacement> {
         let Placement { group, rank, since_ns } = self.threads.get(tid, uid)?;
@@ -178,8 +178,8 @@ impl ProcessClassifier {
         Some(FoundPlacement { payer: Payer::Group(group), rank, since_ns })
     }
 
-    /// Asks the kernel where a thread is: some ten microseconds, no sleep. None: there is no such
-    /// thread, or it is ending.
+    /// Asks the kernel where a thread is, which takes some ten microseconds and does not sleep.
+    /// `None` if there is no such thread, or it is ending.
     #[cold]
     fn find_out(&self, tid: u32, uid: u32) -> Option<FoundPlacement> {
         let ticket = self.threads.ticket(tid);
@@ -187,7 +187,7 @@ impl ProcessClassifier {
         let cgroups = proc_files::read_cgroups(tid);
         let by_hand = self.serial_of(tid, cgroups.as_deref().unwrap_or_default());
         let by_hand = by_hand.and_then(|serial| self.member_group(serial));
-        // Looked at afterwards: a thread that is ending is shown in no group.
+        // Checked afterwards: a thread that is ending is shown in no group.
         if by_hand.is_none() && (ticket.has_ended() || proc_files::is_ending(tid)) {
             return None;
         }
@@ -196,15 +196,16 @@ impl ProcessClassifier {
             None => self.place_by_rules(uid, &cgroups.unwrap_or_default()),
         };
         if let Payer::Group(group) = &payer {
-            // A place by hand changes by a move only. What rules look at may change without notice.
+            // A placement by hand changes only by a move. The properties that rules examine may
+            // change without notice.
             let life = if rank == BY_HAND || self.rules.is_empty() { Life::Thread } else { Life::Short };
             self.threads.put(ticket, uid, Placement { group: Arc::downgrade(group), rank, since_ns }, life);
         }
         Some(FoundPlacement { payer, rank, since_ns })
     }
 
-    /// Returns the root, after all rules.
-    fn nowhere(&self) -> FoundPlacement {
+    /// Returns a placement in the root, after all rules.
+    fn in_root(&self) -> FoundPlacement {
         let payer = Payer::Group(Arc::clone(self.engine.root()));
         FoundPlacement { payer, rank: FIRST_RULE + self.rules.len(), since_ns: 0 }
     }
@@ -221,8 +222,8 @@ impl ProcessClassifier {
         path_rules.find_map(|rule| rule.place(path)).map(|names| self.find(names))
     }
 
-    /// Returns the serial of the group that a thread is in by hand; none when it is in none, or
-    /// gone.
+    /// Returns the serial of the group that a thread was moved into by hand; `None` if there is
+    /// none, or the thread is gone.
     fn serial_of(&self, tid: u32, cgroups: &[u8]) -> Option<u64> {
         let serial = match &self.tracker {
             Tracker::Mirror(mirror) => mirror.serial_in(cgroups),
@@ -248,11 +249,11 @@ impl ProcessClassifier {
                 return (self.find(names), FIRST_RULE + number);
             }
         }
-        let nowhere = self.nowhere();
-        (nowhere.payer, nowhere.rank)
+        let in_root = self.in_root();
+        (in_root.payer, in_root.rank)
     }
 
-    /// Returns the group at these names, as far as it is there.
+    /// Returns the group at these names, or its deepest existing ancestor.
     fn find(&self, names: Vec<OsString>) -> Payer {
         let mut above = Arc::clone(self.engine.root());
         for name in &names {
@@ -264,8 +265,8 @@ impl ProcessClassifier {
         Payer::Group(above)
     }
 
-    /// Returns the group at these names; what is missing is created. Where one cannot be, the group
-    /// above it has to do.
+    /// Returns the group at these names; creates missing ones. If one cannot be created, returns
+    /// the group above it.
     fn find_or_create(&self, names: &[OsString]) -> Arc<Group> {
         let mut at = Arc::clone(self.engine.root());
         let mut nr_tries = 0;
@@ -324,7 +325,8 @@ impl ProcessClassifier {
         }
         let serial = self.serial(group);
         if serial != 0 {
-            // Before the move, so that a thread that finds the process there finds the group, too.
+            // Before the move, so that a thread that finds the process in the group also finds the
+            // group.
             self.members.write().insert(serial, Arc::downgrade(group));
         }
         let moved = match &self.tracker {
@@ -353,13 +355,13 @@ impl Classifier for ProcessClassifier {
     }
 
     /// Returns the thread's group, if the thread that has the id now must be the one that made the
-    /// request; else the opener's. Without an opener the thread waits for the answer, so it is
-    /// there and it is the one.
+    /// request; else the opener's. Without an opener the requesting thread waits for the answer, so
+    /// it lives and has that id.
     fn payer(&self, requester: &Requester<'_>) -> Payer {
         let Requester { tid, uid, queued_after_ns, opener, path, .. } = *requester;
         let found = match (tid, opener) {
             (0, Some(opener)) => return Payer::Group(Arc::clone(opener)),
-            (0, None) => self.nowhere(),
+            (0, None) => self.in_root(),
             _ => match (self.known(tid, uid).or_else(|| self.find_out(tid, uid)), opener) {
                 (Some(found), _) => found,
                 (None, Some(opener)) => return Payer::Group(Arc::clone(opener)),
@@ -415,7 +417,7 @@ impl Membership for ProcessClassifier {
             Err(Errno::SRCH) => return Ok(()),
             Err(errno) => return Err(MembershipError::System(errno)),
         };
-        // The number may be another process's by now; from here on it is this one's.
+        // Another process may have the id by now; the pidfd holds on to this one.
         if !self.list(group, true).contains(&pid) {
             return Ok(());
         }
@@ -445,7 +447,7 @@ impl Membership for ProcessClassifier {
             }
             self.members.write().remove(&serial);
         }
-        // Groups whose removal is over need no entry: they are dead.
+        // Groups that have been removed need no entry: they are dead.
         closed.retain(|closed| closed.upgrade().is_some_and(|group| !group.is_dead()));
         closed.push(Arc::downgrade(group));
         Ok(())
@@ -468,7 +470,7 @@ impl Membership for ProcessClassifier {
     }
 }
 
-/// Returns the time since boot, as the kernel says when a thread has begun.
+/// Returns the time since boot, on the clock by which the kernel records the start of threads.
 pub fn since_boot_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
