@@ -20,6 +20,7 @@ use std::sync::{Arc, Weak};
 use rustix::io::Errno;
 use umemcg_base::{Rank, RankedMutex};
 
+use crate::allowance::ReclaimEffort;
 use crate::attr::Attr;
 use crate::descriptor_share::{DescriptorShare, Reopens};
 use crate::error::VfsError;
@@ -89,12 +90,13 @@ impl Content {
     /// Creates the content of a host file with these attributes, charged to a group. May sleep for
     /// memory.
     pub(crate) fn new(
+        effort: ReclaimEffort,
         engine: &Arc<Engine>,
         host_dir: &Arc<HostDirectory>,
         stat: &HostStat,
         group: &Arc<Group>,
     ) -> Result<Arc<Self>, VfsError> {
-        let charge = MetadataCharge::take(engine, group)?;
+        let charge = MetadataCharge::take(effort, engine, group)?;
         let store = Arc::new(HostStore::new(Arc::clone(host_dir), Stamp::of(&stat.attr)));
         let file = engine
             .open_file(Arc::clone(&store) as _, stat.attr.size)

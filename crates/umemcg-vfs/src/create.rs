@@ -202,7 +202,8 @@ impl HostVolume {
     /// Reserves memory and descriptors for a new open file, charged to the caller's group.
     fn room_for_new(&self, caller: &Caller) -> Result<(HandleCharge, DescriptorShare), Errno> {
         let share = self.shared.room_for_fds(&caller.group, Purpose::Open, true)?;
-        Ok((HandleCharge::take(&self.shared.engine, &caller.group, 0)?, share))
+        let shared = &self.shared;
+        Ok((HandleCharge::take(shared.reclaim_effort(), &shared.engine, &caller.group, 0)?, share))
     }
 
     /// Returns the content of a new file that is open through `fd`, with the node pinned.
@@ -226,7 +227,8 @@ impl HostVolume {
 
     fn new_content(&self, caller: &Caller, node: NodeId, stat: &HostStat) -> Result<Arc<Content>, VfsError> {
         let shared = &self.shared;
-        let fresh = Content::new(&shared.engine, &shared.host_dir, stat, &caller.group)?;
+        let fresh =
+            Content::new(shared.reclaim_effort(), &shared.engine, &shared.host_dir, stat, &caller.group)?;
         let content =
             shared.table.with(node, |slot| Arc::clone(slot.content.get_or_insert(Arc::clone(&fresh))));
         Ok(content.ok_or(Errno::STALE)?)

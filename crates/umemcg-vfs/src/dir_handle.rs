@@ -98,8 +98,8 @@ impl DirHandle {
         let keeps = !shared.host_dir.has_lasting_positions;
         let store = Some(shared.host_dir.store_id);
         let share = DescriptorShare::take(&caller.group, usize::from(keeps), Purpose::Open, store)?;
-        let charge =
-            HandleCharge::take(&shared.engine, &caller.group, if keeps { LISTING_BYTES } else { 0 })?;
+        let more_bytes = if keeps { LISTING_BYTES } else { 0 };
+        let charge = HandleCharge::take(shared.reclaim_effort(), &shared.engine, &caller.group, more_bytes)?;
         // The open must fail now if the directory may not be listed.
         if shared.open_directory(node)?.is_none() || !shared.table.pin(node) {
             return Err(Errno::STALE.into());

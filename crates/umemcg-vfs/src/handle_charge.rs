@@ -7,7 +7,7 @@
 use std::sync::{Arc, LazyLock};
 
 use rustix::io::Errno;
-use umemcg::{Engine, Group};
+use umemcg::{Charge, Engine, Group};
 
 use crate::allowance::{Allowance, AllowanceClaim, ReclaimEffort};
 use crate::slab::Slab;
@@ -33,19 +33,18 @@ impl HandleCharge {
     ///
     /// # Errors
     /// `ENOMEM`, see the module text.
-    pub(crate) fn take(engine: &Engine, group: &Arc<Group>, more_bytes: u64) -> Result<Self, Errno> {
-        Self::take_of(&BEYOND, engine, group, more_bytes)
-    }
-
-    fn take_of(
-        allowance: &'static Allowance,
+    pub(crate) fn take(
+        effort: ReclaimEffort,
         engine: &Engine,
         group: &Arc<Group>,
         more_bytes: u64,
     ) -> Result<Self, Errno> {
-        let bytes = HANDLE_BYTES + more_bytes;
-        let (charge, beyond) = allowance.charge(ReclaimEffort::Full, engine, group, bytes)?;
-        Ok(Self { _slab: Slab::of(charge), _beyond: beyond })
+        let charged = BEYOND.charge(effort, engine, group, HANDLE_BYTES + more_bytes)?;
+        Ok(Self::of(charged))
+    }
+
+    fn of((charge, beyond): (Charge, Vec<AllowanceClaim>)) -> Self {
+        Self { _slab: Slab::of(charge), _beyond: beyond }
     }
 }
 
@@ -53,6 +52,14 @@ impl HandleCharge {
 mod tests {
     use super::*;
     use umemcg::{EngineConfig, EventKind};
+
+    fn take(
+        allowance: &'static Allowance,
+        engine: &Engine,
+        group: &Arc<Group>,
+    ) -> Result<HandleCharge, Errno> {
+        allowance.charge(ReclaimEffort::Full, engine, group, HANDLE_BYTES).map(HandleCharge::of)
+    }
 
     /// An engine, and an allowance of the test's own.
     fn engine() -> (Arc<Engine>, &'static Allowance) {
@@ -71,15 +78,15 @@ mod tests {
         let mut taken: Vec<_> = (0..NR_HANDLES_BEYOND_MAX)
             .map(|n| {
                 let group = if n % 2 == 0 { &tenant } else { &below };
-                HandleCharge::take_of(allowance, &engine, group, 0).unwrap()
+                take(allowance, &engine, group).unwrap()
             })
             .collect();
         assert!(engine.root().usage_bytes() - before >= NR_HANDLES_BEYOND_MAX as u64 * HANDLE_BYTES);
         for group in [&tenant, &below] {
-            assert_eq!(HandleCharge::take_of(allowance, &engine, group, 0).unwrap_err(), Errno::NOMEM);
+            assert_eq!(take(allowance, &engine, group).unwrap_err(), Errno::NOMEM);
         }
         taken.pop();
-        assert!(HandleCharge::take_of(allowance, &engine, &below, 0).is_ok());
+        assert!(take(allowance, &engine, &below).is_ok());
         drop(taken);
         assert!(allowance.is_untouched());
     }
@@ -89,7 +96,7 @@ mod tests {
         let (engine, allowance) = engine();
         let tenant = engine.create_group(engine.root(), "t".as_ref()).unwrap();
         engine.set_max(&tenant, 0, &|| false);
-        let take = || HandleCharge::take_of(allowance, &engine, &tenant, 0);
+        let take = || self::take(allowance, &engine, &tenant);
         let mut taken: Vec<_> = (0..320).map(|_| take().unwrap()).collect();
         assert_eq!(tenant.event_count(EventKind::Oom), 10);
         // Those that come and go count as well.

@@ -86,15 +86,7 @@ impl HostVolume {
         name: &CStr,
         stat: &HostStat,
     ) -> Result<Entry, VfsError> {
-        self.enter_with(self.reclaim_effort(), caller, parent, (dir, name), stat)
-    }
-
-    /// Returns the reclaim that a request waits for when there is no room for a name.
-    pub(crate) fn reclaim_effort(&self) -> ReclaimEffort {
-        match self.shared.kernel.get().is_some_and(|kernel| kernel.asks_by_name()) {
-            true => ReclaimEffort::OneRound,
-            false => ReclaimEffort::Full,
-        }
+        self.enter_with(self.shared.reclaim_effort(), caller, parent, (dir, name), stat)
     }
 
     fn enter_with(
@@ -115,10 +107,10 @@ impl HostVolume {
             Some(node) => node,
             None => {
                 let (engine, group) = (&shared.engine, &caller.group);
-                let charge = NodeCharge::take_with(effort, engine, group)?;
+                let charge = NodeCharge::take(effort, engine, group)?;
                 // If the inode is known already, this is another name of it.
                 let is_dear = is_long(bytes) || shared.table.find(stat.key()).is_some();
-                let for_name = is_dear.then(|| NameCharge::take_with(effort, engine, group)).transpose()?;
+                let for_name = is_dear.then(|| NameCharge::take(effort, engine, group)).transpose()?;
                 shared.table.lists_or(|| name_shrinker::register(shared));
                 let handle = shared.handle_of(dir, name);
                 let (node, removed) = shared
@@ -147,7 +139,7 @@ impl HostVolume {
     ) -> Result<Entry, VfsError> {
         let shared = &self.shared;
         shared.host_dir.clock.saw(stat.attr.ctime);
-        let charge = NodeCharge::take_with(self.reclaim_effort(), &shared.engine, &caller.group)?;
+        let charge = NodeCharge::take(self.shared.reclaim_effort(), &shared.engine, &caller.group)?;
         shared.table.lists_or(|| name_shrinker::register(shared));
         let held = Arc::new(held);
         let (node, too_many) =

@@ -130,19 +130,7 @@ impl<const BYTES: u64> MetadataCharge<BYTES> {
     ///
     /// # Errors
     /// `ENOMEM`, see the module text.
-    pub(crate) fn take(engine: &Engine, group: &Arc<Group>) -> Result<Self, Errno> {
-        Self::take_with(ReclaimEffort::Full, engine, group)
-    }
-
-    /// Like `take`, with this effort.
-    ///
-    /// # Errors
-    /// `ENOMEM`.
-    pub(crate) fn take_with(
-        effort: ReclaimEffort,
-        engine: &Engine,
-        group: &Arc<Group>,
-    ) -> Result<Self, Errno> {
+    pub(crate) fn take(effort: ReclaimEffort, engine: &Engine, group: &Arc<Group>) -> Result<Self, Errno> {
         let (charge, beyond) = BEYOND.charge(effort, engine, group, BYTES)?;
         let has_room = beyond.is_empty();
         let taken = Self::of(charge, beyond);

@@ -238,7 +238,7 @@ impl HostVolume {
     fn room_for(&self, key: InodeKey, name: &CStr) -> Result<Option<NameCharge>, Errno> {
         let payer = self.shared.table.payer(key).filter(|_| is_long(name.to_bytes()));
         payer
-            .map(|payer| NameCharge::take_with(self.reclaim_effort(), &self.shared.engine, &payer))
+            .map(|payer| NameCharge::take(self.shared.reclaim_effort(), &self.shared.engine, &payer))
             .transpose()
     }
 

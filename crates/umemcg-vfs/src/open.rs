@@ -32,7 +32,8 @@ impl Open for HostVolume {
             FileKind::Symlink => return Err(Errno::LOOP.into()),
             _ => return Err(Errno::NXIO.into()),
         }
-        let charge = HandleCharge::take(&self.shared.engine, &caller.group, 0)?;
+        let shared = &self.shared;
+        let charge = HandleCharge::take(shared.reclaim_effort(), &shared.engine, &caller.group, 0)?;
         let content =
             self.acquire(caller, node, flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC))?;
         // From here on dropping it closes.

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use umemcg_arena::handle::{FileHandle, name_to_handle, open_by_handle};
 use umemcg_base::{Rank, RankedMutex};
 
+use crate::allowance::ReclaimEffort;
 use crate::attr::{FileKind, NodeId};
 use crate::content::{Content, Opening};
 use crate::descriptor_cache::DescriptorCache;
@@ -332,6 +333,16 @@ impl Shared {
         }
     }
 
+    /// Returns the reclaim that a request waits for when there is no room for a name, for content
+    /// or for a handle. The thread that tells an older kernel of stale names may wait for the
+    /// request.
+    pub(crate) fn reclaim_effort(&self) -> ReclaimEffort {
+        match self.kernel.get().is_some_and(|kernel| kernel.asks_by_name()) {
+            true => ReclaimEffort::OneRound,
+            false => ReclaimEffort::Full,
+        }
+    }
+
     /// Returns the file handle of a name in a directory, if the volume resolves inodes by handle.
     pub(crate) fn handle_of(&self, dir: &OwnedFd, name: &std::ffi::CStr) -> Option<Box<FileHandle>> {
         if self.host_dir.resolve != Resolve::Handle {
@@ -348,9 +359,10 @@ impl Shared {
             return Ok(content);
         }
         let stat = host::stat_fd(&self.descriptor(node)?)?;
-        let fresh = Content::new(&self.engine, &self.host_dir, &stat, group)?;
+        let effort = self.reclaim_effort();
+        let fresh = Content::new(effort, &self.engine, &self.host_dir, &stat, group)?;
         let mut charges = match self.table.nr_names_of_another(node, fresh.lister()) {
-            Some(nr_names) => Some(InodeCharges::take(&self.engine, group, nr_names)?),
+            Some(nr_names) => Some(InodeCharges::take(effort, &self.engine, group, nr_names)?),
             None => None,
         };
         let content = self.table.set_content(node, &fresh, charges.as_mut());

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use common::{Fixture, ROOT, name};
 use umemcg::{DropCaches, EventKind, Group, StatItem};
 use umemcg_vfs::{
-    Attributes, Caller, Create, Entry, HostVolume, IdleInode, KernelCache, Lookup, Names, NodeId, OFlags,
-    Open, RenameFlags, Volume,
+    Attributes, Caller, Create, Entry, HANDLE_BYTES, HostVolume, IdleInode, KernelCache, Lookup, Names,
+    NodeId, OFlags, Open, RenameFlags, Volume,
 };
 
 /// Room for some 1,500 names; reclaim takes 380 at a time.
@@ -284,6 +284,28 @@ fn an_older_kernel_is_told_names_of_files_not_directories() {
     assert!(asked.iter().all(|idle| !idle.is_directory && !idle.names.is_empty()));
     drop(asked);
     assert!(empty.iter().all(|&node| kernel.knows(node)));
+    ends_with_nothing(&v, &kernel);
+}
+
+#[test]
+fn no_open_waits_for_an_older_kernel_to_forget() {
+    let v = Fixture::new();
+    let kernel = FakeKernel::above(&v, true);
+    let ann = tenant(&v, "ann", LIMIT);
+    let names = fill(&v, "ann", 2000);
+    let dir = kernel.uses(kernel.lookup(&ann, ROOT, "ann").node);
+    let nr_known = names.iter().take_while(|n| {
+        kernel.uses(kernel.lookup(&ann, dir, n).node);
+        ann.group.usage_bytes() + HANDLE_BYTES <= LIMIT
+    });
+    assert!((1000..1600).contains(&nr_known.count()));
+    let nr_tries = || ann.group.event_count(EventKind::Max);
+    let before = nr_tries();
+    let handles: Vec<_> = (0..40).map(|_| v.vfs.opendir(&ann, dir).unwrap()).collect();
+    // What was asked for counts as freed, so a charge that goes on while something is freed would
+    // try again and again until the kernel has done it, or is asked again a second later.
+    assert!((1..20).contains(&(nr_tries() - before)), "{} tries", nr_tries() - before);
+    drop(handles);
     ends_with_nothing(&v, &kernel);
 }
 

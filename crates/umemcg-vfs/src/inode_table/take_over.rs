@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use umemcg::{Engine, Group, OwnerId};
 
 use super::{InodeTable, NodeCharge, Slot};
+use crate::allowance::ReclaimEffort;
 use crate::attr::NodeId;
 use crate::content::Content;
 use crate::inode_names::NameCharge;
@@ -27,9 +28,17 @@ impl InodeCharges {
     ///
     /// # Errors
     /// `ENOMEM`.
-    pub(crate) fn take(engine: &Engine, group: &Arc<Group>, nr_names: usize) -> Result<Self, Errno> {
-        let names = (0..nr_names).map(|_| NameCharge::take(engine, group));
-        Ok(Self { inode: Some(NodeCharge::take(engine, group)?), names: names.collect::<Result<_, _>>()? })
+    pub(crate) fn take(
+        effort: ReclaimEffort,
+        engine: &Engine,
+        group: &Arc<Group>,
+        nr_names: usize,
+    ) -> Result<Self, Errno> {
+        let names = (0..nr_names).map(|_| NameCharge::take(effort, engine, group));
+        Ok(Self {
+            inode: Some(NodeCharge::take(effort, engine, group)?),
+            names: names.collect::<Result<_, _>>()?,
+        })
     }
 }
 

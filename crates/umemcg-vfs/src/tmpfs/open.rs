@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use super::Tmpfs;
 use super::directory::{FIRST_COOKIE, Name};
 use super::inode::{Content, Inode};
+use crate::allowance::ReclaimEffort;
 use crate::attr::{Attr, Entry, FileKind, NodeId, SetAttr};
 use crate::caller::Caller;
 use crate::error::VfsError;
@@ -58,7 +59,7 @@ impl Open for Tmpfs {
 
 impl Tmpfs {
     pub(super) fn room_for_handle(&self, caller: &Caller) -> Result<HandleCharge, Errno> {
-        HandleCharge::take(&self.engine, &caller.group, 0)
+        HandleCharge::take(ReclaimEffort::Full, &self.engine, &caller.group, 0)
     }
 
     pub(super) fn open_inode(
