@@ -8,7 +8,10 @@ use crate::outcome::Outcome;
 /// Most groups that are worth the time.
 const NR_GROUPS_MAX: usize = 32;
 
-/// Applies a file. What is wrong must be said with its place.
+/// Applies a file. An error must name the place in the file.
+///
+/// # Panics
+/// When the product breaks a promise.
 pub fn config(input: &[u8]) -> Outcome {
     let mut outcome = Outcome::default();
     let Ok(text) = std::str::from_utf8(input) else { return outcome };

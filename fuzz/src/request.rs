@@ -42,6 +42,9 @@ const TENANT_BYTES: u64 = 2 << 20;
 const FILLED_BYTES_MAX: u64 = 64 << 10;
 
 /// Parses the input itself as a request, then sends those that its lines describe.
+///
+/// # Panics
+/// When the product breaks a promise.
 pub fn request(input: &[u8]) -> Outcome {
     parse(input);
     let mut lines = input.split(|&byte| byte == b'\n');

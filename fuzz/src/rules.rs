@@ -8,7 +8,10 @@ use umemcg_fuse::Rule;
 
 use crate::outcome::Outcome;
 
-/// Places subjects by a rule; every name it gives must be one that a group can have.
+/// Places subjects by a rule. Every name that it returns must be one that a group can have.
+///
+/// # Panics
+/// When the product breaks a promise.
 pub fn rules(input: &[u8]) -> Outcome {
     let mut outcome = Outcome::default();
     let mut lines = input.split(|&byte| byte == b'\n');

@@ -68,7 +68,7 @@ pub fn prefer_huge_pages(address: usize, bytes: usize) {
 
 /// Makes the calling thread one that never preempts another just because it has been woken
 /// (`SCHED_BATCH`). It keeps its fair share of the processor, so a thread that waits for one of its
-/// locks does not wait for long. For workers whose waker goes on working. A thread of a process
+/// locks does not wait for long. For workers whose waker continues working. A thread of a process
 /// with another policy than the ordinary one is left as it is.
 ///
 /// # Errors

@@ -43,8 +43,8 @@ const LOAD_NS_MAX: f64 = 60.0;
 /// Our scaling to two threads, as a part of the plain copy's.
 const SCALING_MIN: f64 = 0.97;
 
-/// A random walk over the pages (xorshift). It goes on from sample to sample, so that none profits
-/// from what the one before left in the processor's caches.
+/// A random walk over the pages (xorshift). It continues from sample to sample, so that none
+/// profits from what the one before left in the processor's caches.
 #[derive(Clone, Copy)]
 struct Walk {
     state: u64,

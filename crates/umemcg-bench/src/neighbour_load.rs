@@ -148,7 +148,7 @@ impl Load {
         writeln!(io::stdout(), "{text}").map_err(Failure::at("cannot say what came of it"))
     }
 
-    /// Returns the call that is repeated; it returns false when it was refused for want of memory.
+    /// Returns the call that is repeated; it returns false when it was refused for lack of memory.
     #[expect(clippy::type_complexity, reason = "it is said once")]
     fn prepare(&self) -> io::Result<Box<dyn FnMut(u64) -> Result<bool, Failure> + '_>> {
         let failed = |error: io::Error| match error.raw_os_error() {

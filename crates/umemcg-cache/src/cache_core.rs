@@ -28,10 +28,10 @@ pub(crate) struct CacheCore {
     overrun: Arc<Overrun>,
     waiters: PageWaiters,
     writeback: Arc<PoolWriteback>,
-    /// Stores that have files in the cache; an entry of one that has none any more is replaced or
+    /// The stores that have files in the cache. The entry of a store without files is replaced or
     /// swept.
     stores: LeafMutex<BTreeMap<StoreId, Weak<StoreWriteback>>>,
-    /// The content of holes of files in memory; made with the first such file.
+    /// The zero page that holes of files in memory read as; created with the first such file.
     zero_page: OnceLock<ZeroPage>,
     making_zero_page: RankedMutex<()>,
     next_node: AtomicUsize,
@@ -85,7 +85,7 @@ impl CacheCore {
         &self.waiters
     }
 
-    /// Returns what the write-back of all stores has in common.
+    /// Returns the state that the write-back of all stores shares.
     pub(crate) fn writeback(&self) -> &Arc<PoolWriteback> {
         &self.writeback
     }
@@ -95,7 +95,7 @@ impl CacheCore {
         if nr == 1 { 0 } else { self.next_node.fetch_add(1, Ordering::Relaxed) % nr }
     }
 
-    /// Makes the page that holes read as, if there is none.
+    /// Creates the page that holes read as, if there is none.
     ///
     /// # Errors
     /// When the pool has no page for it.
@@ -113,7 +113,7 @@ impl CacheCore {
         self.zero_page.get().map(|page| page.frame)
     }
 
-    /// Returns the write-back of a store, made when the store has none.
+    /// Returns the write-back of a store; creates it if the store has none.
     pub(crate) fn store(&self, id: StoreId) -> Arc<StoreWriteback> {
         let mut stores = self.stores.lock();
         if let Some(store) = stores.get(&id).and_then(Weak::upgrade) {
@@ -132,13 +132,13 @@ impl CacheCore {
         self.stores.lock().values().filter_map(Weak::upgrade).collect()
     }
 
-    /// Has everything dirty of a group and those below it written: its own files, and what it
-    /// shares if it has none.
+    /// Starts write-back of all dirty data of a group and those below it: its own files, or shared
+    /// ones if it has none.
     pub(crate) fn flush_group(&self, group: &Arc<Group>) {
         self.want_flushed(group, FlushGoal::All);
     }
 
-    /// Has a group's dirty files written until it is below its background threshold.
+    /// Starts write-back of a group's dirty files until it is below its background threshold.
     pub(crate) fn flush_over_background(&self, group: &Arc<Group>) {
         self.want_flushed(group, FlushGoal::ToBackground);
     }

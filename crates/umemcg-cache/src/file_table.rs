@@ -1,5 +1,5 @@
-//! The table of files: a number for each, which frame records name as identity, and the way back
-//! from it.
+//! The table of files: a number for each file, which frame records store as its identity, and the
+//! lookup of a file by its number.
 
 use std::fmt;
 use std::sync::{Arc, Weak};
@@ -69,7 +69,7 @@ impl<F> fmt::Debug for FileNumber<F> {
 impl<F> Drop for FileNumber<F> {
     fn drop(&mut self) {
         if let Some(slot) = self.table.files.get(self.id) {
-            // A weak reference would keep the memory of the file.
+            // A weak reference left here would keep the file's memory allocated.
             *slot.lock() = Weak::new();
         }
         self.table.numbers.lock().free.push(self.id);

@@ -8,8 +8,7 @@
 //! 3. The store is asked to make the range durable. On success the unstable pages are clean; on
 //!    error they are dirty again, so that nothing is lost that the store may have dropped.
 //!
-//! A page may be written to meanwhile: it then becomes dirty again by itself, and is written once
-//! more.
+//! A page may be changed meanwhile: it then becomes dirty again, and is written once more.
 
 use std::io;
 use std::ops::Range;
@@ -41,8 +40,8 @@ pub enum Durability {
     Full,
 }
 
-/// This many runs that the store refuses end a flush; fewer keep nothing behind them from being
-/// written.
+/// A flush ends after this many runs that the store refuses; after fewer it continues with the next
+/// run.
 const NR_FAILED_RUNS_MAX: u32 = 8;
 
 /// Returns the runs of adjacent pages, of leaves and the pages that are meant of each.
@@ -165,7 +164,7 @@ impl File {
 
     fn flush_locked(self: &Arc<Self>, first: u64, end: u64, durability: Durability) -> io::Result<()> {
         let mut written = Written::default();
-        // Only pages that are dirty now: a writer that continues must not keep a sync from ending.
+        // Only pages that are dirty now, so that a writer cannot keep a sync from ending.
         let dirty = self.index.lock().marked_leaves(first, end, Mark::Dirty);
         for run in runs_of(&dirty) {
             self.write_dirty(run.start, run.end, &FlushPace::WHOLE, &mut written)?;
@@ -178,8 +177,8 @@ impl File {
         written.error.map_or(Ok(()), Err)
     }
 
-    /// Runs one turn of background write-back: goes on where the last one stopped, at `pace`.
-    /// Returns how many pages were written; there may be more when that is the pace's budget.
+    /// Runs one turn of background write-back, at `pace`, from where the last one stopped. Returns
+    /// how many pages were written; there may be more when that is the pace's budget.
     ///
     /// # Errors
     /// As [`write_back`](Self::write_back).
@@ -199,8 +198,8 @@ impl File {
     }
 
     /// Writes dirty pages of `first..end` in order until there are no more or the pace's budget is
-    /// used up. Confirms as it goes: the pages of a long flush become evictable, and their group's
-    /// writers may go on, while it runs. What the store refuses is left behind, and noted.
+    /// used up. Confirms pieces on the way, so that during a long flush its pages become evictable
+    /// and their group's writers may continue. Skips refused runs, and records them.
     fn write_dirty(
         self: &Arc<Self>,
         first: u64,
@@ -344,8 +343,8 @@ impl File {
         self.write_fully(&segments, offset).1
     }
 
-    /// Writes all segments, however short the store's single writes are. Returns how many bytes the
-    /// store has taken, also when it has refused the rest.
+    /// Writes all segments, even if the store's single writes are short. Returns how many bytes the
+    /// store has accepted, also if it refused the rest.
     pub(crate) fn write_fully(&self, segments: &[Segment], offset: u64) -> (usize, io::Result<()>) {
         assert_may_wait(Rank::StoreIo, "a write to the store");
         let _idle = Idle::begin(Wait::Perhaps);

@@ -8,9 +8,9 @@ pub const WRITEBACK_RUN_PAGES: usize = 256;
 pub(crate) struct FlushPace {
     /// Longest single write.
     pub(crate) run: usize,
-    /// After this many the store is asked to confirm.
+    /// After this many pages the store is asked to confirm.
     pub(crate) confirm: u64,
-    /// After this many it is another file's turn.
+    /// After this many pages it is another file's turn.
     pub(crate) budget: u64,
 }
 

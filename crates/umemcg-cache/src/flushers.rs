@@ -1,9 +1,9 @@
 //! The threads of all flushers: one for each store that has dirty data, up to a bound.
 //!
 //! A thread belongs to one store while it writes, so a store that hangs keeps its own thread and no
-//! other. Beyond the bound stores wait for their turn: a thread whose store has had a round goes on
-//! with the next that waits. Only as many stores that hang as there are threads could keep the
-//! others from background write-back (a sync writes by itself).
+//! other. Beyond the bound stores wait for their turn: a thread whose store has had a round
+//! continues with the next waiting store. Only as many hanging stores as there are threads could
+//! block background write-back of the others (a sync writes by itself).
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -22,7 +22,7 @@ pub(crate) const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 pub(crate) enum Turn {
     /// It has nothing to write, or has been stopped.
     Done,
-    /// It goes on when it is its turn again.
+    /// It has more to write at its next turn.
     Again,
 }
 
@@ -71,7 +71,7 @@ impl Flushers {
     /// Runs a thread to its end.
     fn serve(&self, mut store: Arc<dyn StoreFlusher>) {
         loop {
-            // The store keeps its thread whatever happens in it.
+            // The store keeps its thread even if a turn panics.
             let turn = contained(|| store.flush_in_turn(&|| self.is_awaited())).unwrap_or_else(|panic| {
                 tracing::error!(%panic, "write-back of a store panicked; it is tried again");
                 store.after_panic();

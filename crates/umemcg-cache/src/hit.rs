@@ -1,10 +1,10 @@
 //! Reads that hit: every page is cached, so they take no lock and never sleep.
 //!
-//! There are two ways to hold a page while it is read. A caller that gives its frame away (a reply
-//! that the kernel copies) *pins* it. A caller that copies a few bytes reads *optimistically*: its
-//! result is valid if the frame has not been frozen meanwhile. An optimistic read writes no shared
-//! memory, so any number of threads read one page at full speed, and the processor fetches record
-//! and contents at the same time.
+//! There are two ways to read a page safely. A caller that passes its frame on (a reply that the
+//! kernel copies) *pins* it. A caller that copies a few bytes reads *optimistically*: its result is
+//! valid if the frame has not been frozen meanwhile. An optimistic read writes no shared memory, so
+//! any number of threads read one page at full speed, and the processor fetches record and contents
+//! at the same time.
 //!
 //! Either way, two hits on different files write no common cache line. A pin writes the frame's
 //! record, which has a line to itself; both write the caller's [`Readahead`], which has one too,

@@ -1,10 +1,9 @@
 //! The index of a file: page number to frame, or to the shadow of a page that left.
 //!
-//! A radix tree of 64-way nodes. The nodes live in type-stable memory that always reads as
-//! something, so a reader walks the tree with plain loads and no lock: a node that was recycled
-//! under it leads to an entry that fails the check which every reader makes anyway (pin the frame,
-//! then compare its file and page number). All changes are made under the file's index lock; a
-//! locked look-up is exact.
+//! A radix tree of 64-way nodes. The nodes live in type-stable memory, so a reader walks the tree
+//! with plain loads and no lock: a node that was recycled under it leads to an entry that fails the
+//! check which every reader makes anyway (pin the frame, then compare its file and page number).
+//! All changes are made under the file's index lock; a locked look-up is exact.
 //!
 //! Each node also carries masks: which of its slots are occupied, which hold only shadows, and
 //! which have dirty or unstable pages below, so that write-back finds them without looking at clean
@@ -179,7 +178,7 @@ impl Index {
         at
     }
 
-    /// Returns what a leaf says of a page.
+    /// Returns the entry of a page in a leaf.
     #[inline]
     pub(crate) fn look_into(&self, leaf: Leaf, page: u64) -> Entry {
         match self.pool.words.words().get((leaf.first_word + slot_of(page, 0)) as usize) {
@@ -258,7 +257,7 @@ impl LockedIndex<'_> {
         old
     }
 
-    /// Takes note of the run of a leaf, in it and where `parent` leads to it.
+    /// Records the run of a leaf, in the leaf and in the entry of `parent` that leads to it.
     fn note_run(&self, parent: Option<u32>, leaf: u32, page: u64, (before, run): (FrameRun, FrameRun)) {
         if run != before {
             self.word(leaf, WORD_RUN).store(run.encode(), Ordering::Relaxed);
@@ -314,12 +313,12 @@ impl LockedIndex<'_> {
         Some(path)
     }
 
-    /// Stores pages side by side, from `pages.start` on, with nodes of `reserve`, each in the last
-    /// of `frames`, up to the first that is there already or the last frame. Before a page can be
-    /// seen, `adopt` is told of it, its frame, and the shadow in its place. Returns the page at
-    /// which it stopped, or `None` when the reserve was too small.
+    /// Inserts adjacent pages from `pages.start` on, each with the last of `frames`, until one
+    /// exists already or no frame is left. Takes new nodes from `reserve`. Before a page becomes
+    /// visible, `adopt` is called with it, its frame, and the shadow in its place. Returns the page
+    /// at which it stopped, or `None` if the reserve was too small.
     ///
-    /// Inserts pages, doing the work that a leaf's pages share only once.
+    /// Does work that the pages of a leaf share only once.
     pub fn insert_run(
         &self,
         pages: Range<u64>,
@@ -432,7 +431,7 @@ impl LockedIndex<'_> {
         self.prune(&path, page);
     }
 
-    /// Puts a leaf among the shadow leaves, or takes it out, as its slots say.
+    /// Adds a leaf to the shadow leaves or removes it, depending on its slots.
     fn update_shadow_leaf(&self, leaf: u32, page: u64) {
         let occupied = self.mask(leaf, WORD_OCCUPIED);
         let is_shadow_only = occupied != 0 && occupied == self.mask(leaf, WORD_SHADOWS);

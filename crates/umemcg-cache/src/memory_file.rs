@@ -4,7 +4,7 @@
 //! Their pages are on no list, so reclaim never meets them; they are counted as `shmem` and as
 //! unevictable, never as dirty, and are gone when they are cut off, punched out, or when the file
 //! is dropped. A [`PageQuota`](crate::PageQuota) bounds them beside the groups: a write that either
-//! refuses fails with [`FileError::NoSpace`], it does not go beyond a limit.
+//! refuses fails with [`FileError::NoSpace`] and does not exceed a limit.
 
 use std::sync::Arc;
 
@@ -35,7 +35,8 @@ impl File {
         self.record(frame).try_pin().then_some(frame)
     }
 
-    /// Takes quota for new pages; gives back what it does not allow. `None` when it allows none.
+    /// Takes quota for new pages; returns the pages that it does not allow. `None` when it allows
+    /// none.
     pub(crate) fn within_quota(&self, mut new: NewPages) -> Option<NewPages> {
         let Some(quota) = &self.quota else { return Some(new) };
         let nr_wanted = new.frames.len() as u64;
@@ -49,9 +50,9 @@ impl File {
     }
 
     /// Makes pages for the holes of a byte range, charged to `group`, and with `grow` extends the
-    /// file to the end of the range. What is there stays. Asks for all of it first, so that what
-    /// cannot be had changes nothing; only when others take the room meanwhile, a part stays
-    /// allocated.
+    /// file to the end of the range. What is there stays. Checks first that there is room for all
+    /// of it, so that a refusal changes nothing. Only if others take the room meanwhile, a part
+    /// stays allocated.
     ///
     /// # Errors
     /// [`FileError::NoSpace`], [`FileError::TooLarge`].
@@ -167,7 +168,7 @@ impl File {
         (page << PAGE_SHIFT).max(offset).min(len)
     }
 
-    /// Gives the quota of a page back that leaves the file.
+    /// Returns the quota of a page that leaves the file.
     pub(crate) fn give_quota(&self, nr: u64) {
         if let Some(quota) = &self.quota {
             quota.give(nr);

@@ -1,8 +1,8 @@
 //! The nodes of all indexes: words in type-stable memory, handed out by number.
 //!
-//! Type-stable: a node that was recycled under a reader still is a node, and what the reader finds
-//! in it fails the check that it makes anyway. Nodes are taken, and charged, before the index lock,
-//! as a [`NodeReserve`].
+//! Type-stable means that a node that was recycled under a reader is still a node, and that its
+//! content fails the check that the reader makes anyway. Nodes are taken, and charged, before the
+//! index lock, as a [`NodeReserve`].
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub struct NodePool {
 /// Nodes for pages in flight beyond limits, if each of those is alone in a tree of its own.
 const NR_OVERRUN_NODES: u64 = OVERRUN_PAGES_MAX * 18;
 
-/// On lines of its own: every look-up reads the pool beside it.
+/// On cache lines of its own, because every lookup reads the fields beside it.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct NodePoolInner {

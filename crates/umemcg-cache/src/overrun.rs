@@ -1,4 +1,5 @@
-//! Pages in flight beyond a limit: how data I/O goes on when its group has no room for a page.
+//! Pages in flight beyond a limit, with which data I/O continues when its group has no room for a
+//! page.
 //!
 //! Data I/O never fails for lack of memory. A request whose group refuses its pages, and has
 //! nothing left to reclaim, takes them all the same: they are charged to the group, beyond its
@@ -23,8 +24,8 @@ use umemcg_group::Group;
 pub const OVERRUN_PAGES_PER_REQUEST: u64 = 256;
 /// Pages that all requests together may have beyond limits: 64 MiB.
 pub const OVERRUN_PAGES_MAX: u64 = 64 * OVERRUN_PAGES_PER_REQUEST;
-/// Frames that an arena needs beyond the pool, in bytes. A frame goes back when its last pin goes,
-/// which may be a moment after its request's claim has: for that there is room for twice as many.
+/// Frames that an arena needs beyond the pool, in bytes. A frame returns with its last pin, which
+/// may be a moment after its request's claim. So there is room for twice as many.
 pub const OVERRUN_ARENA_BYTES: u64 = 2 * OVERRUN_PAGES_MAX * PAGE_SIZE_U64;
 /// The part of them that one group may have.
 const GROUP_SHARE: u64 = 4;
@@ -32,7 +33,7 @@ const GROUP_SHARE: u64 = 4;
 #[derive(Debug, Default)]
 struct Claims {
     nr_pages: u64,
-    /// By group id; only groups that have some.
+    /// By group id; only groups that have claims.
     by_group: HashMap<u64, u64>,
 }
 
@@ -48,7 +49,7 @@ impl Claims {
 #[derive(Debug)]
 pub(crate) struct Overrun {
     claims: LeafMutex<Claims>,
-    /// A claim went back.
+    /// Signalled when a claim is returned.
     back: Condvar,
 }
 
@@ -59,7 +60,7 @@ impl Default for Overrun {
 }
 
 impl Overrun {
-    /// Claims `nr_pages` if they can be had immediately.
+    /// Claims `nr_pages` if they are available immediately.
     pub(crate) fn try_claim(self: &Arc<Self>, group: &Arc<Group>, nr_pages: u64) -> Option<OverrunClaim> {
         let mut claims = self.claims.lock();
         claims.has_room(group, nr_pages).then(|| self.make(&mut claims, group, nr_pages))

@@ -25,8 +25,8 @@ use crate::store::{BackingStore, GuardedStore, NoStore, StoreId};
 /// Files that are not durable yet, by number, with the store's error if it refused.
 type Unsynced = HashMap<u32, Option<String>>;
 
-/// Stores that one sync of everything serves at the same time; more than these that hang keep it
-/// from the others.
+/// Most stores that one sync of everything serves at the same time. If this many hang, the others
+/// are not synced.
 const NR_SYNC_THREADS_MAX: usize = 64;
 
 /// A file that could not be written in time.
@@ -73,7 +73,7 @@ impl PageCache {
         Ok(self.open(store, len, None))
     }
 
-    /// Starts a file of this length that lives in the pool alone; one long hole at first.
+    /// Creates a file of this length that lives in the pool alone. At first it is one hole.
     ///
     /// # Errors
     /// When the pool has no page for holes to read as.
@@ -138,7 +138,7 @@ impl PageCache {
         self.core.nodes().trim();
     }
 
-    /// Has all flushers look at what has become due.
+    /// Makes all flushers check which files have become due.
     pub fn wake_flushers(&self) {
         for store in self.core.stores() {
             store.wake();
@@ -182,7 +182,8 @@ impl PageCache {
         let stores = Arc::new(LeafMutex::new(by_store.into_values().collect::<Vec<_>>()));
         for _ in 0..nr_threads {
             let (outcome, stores) = (Arc::clone(&outcome), Arc::clone(&stores));
-            // Left behind if a store hangs: no caller may wait for it longer than asked.
+            // A thread of a hanging store is left behind: the caller must not wait longer than the
+            // timeout.
             let _ = clock::spawn_detached("umemcg-sync", move || {
                 while let Some(files) = { stores.lock().pop() } {
                     for file in files {

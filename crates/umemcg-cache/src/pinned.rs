@@ -55,7 +55,7 @@ impl<'a> PinnedPages<'a> {
         self.many.push(segment);
     }
 
-    /// Keeps the claim of pages beyond the limit until they are given back.
+    /// Keeps the claim of pages beyond the limit until the pages are unpinned.
     pub(crate) fn keep_claim(&mut self, claim: Option<OverrunClaim>) {
         self.claim = claim.map(Box::new);
     }

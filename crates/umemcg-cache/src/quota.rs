@@ -9,9 +9,9 @@ use umemcg_base::contained;
 /// in `take_up_to` counts as no room, and one in `give` loses the returned pages to the quota;
 /// nothing else is affected.
 pub trait PageQuota: Send + Sync + fmt::Debug {
-    /// Takes room for up to `nr` pages; returns how many.
+    /// Takes quota for up to `nr` pages; returns for how many.
     fn take_up_to(&self, nr: u64) -> u64;
-    /// Gives room back.
+    /// Returns the quota of `nr` pages.
     fn give(&self, nr: u64);
 }
 

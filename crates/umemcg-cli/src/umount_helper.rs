@@ -26,7 +26,7 @@ const TYPE: &str = "fuse.umemcg";
 /// The directories in which umount(8) looks for helpers.
 const DIRECTORIES: [&str; 3] = ["/sbin", "/sbin/fs.d", "/sbin/fs"];
 /// The time that a lazy unmount tries to write back before the mount goes out of sight; the daemon
-/// goes on after that.
+/// continues after that.
 const LAZY_FLUSH: Duration = Duration::from_secs(5);
 
 /// The arguments that umount(8) gives its helpers.

@@ -96,7 +96,7 @@ pub(crate) fn show_high(context: &FileContext<'_>) -> ReadResult {
     Ok(format!("{}\n", numbers::show_limit_v2(context.engine().reclaimer().high(context.group))))
 }
 
-/// Succeeds whatever could be reclaimed.
+/// Succeeds regardless of how much could be reclaimed.
 pub(crate) fn set_high(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     let bytes = numbers::parse_limit_v2(written)?;
     (context.request.accepted)();

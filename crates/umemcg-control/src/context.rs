@@ -18,7 +18,7 @@ pub struct FileContext<'a> {
     pub group: &'a Arc<Group>,
     /// The open file.
     pub file: &'a OpenFile,
-    /// The request; it says whether it has been cancelled.
+    /// The request, which tells whether it has been cancelled.
     pub request: &'a Request<'a>,
 }
 

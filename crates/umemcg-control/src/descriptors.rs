@@ -33,8 +33,8 @@ pub trait EventSink: Debug + Send + Sync {
 
 /// The descriptors of processes. Thread ids are those of the daemon's own pid namespace.
 pub trait Descriptors: Debug + Send + Sync {
-    /// Returns a copy of a thread's eventfd. Nothing else is ever copied: closing a copy of a file
-    /// of our own mounts would be a request to ourselves.
+    /// Returns a copy of a thread's eventfd. No other descriptor is ever copied: closing a copy of
+    /// a file on the daemon's own mounts would send a request to the daemon itself.
     ///
     /// # Errors
     /// [`DescriptorError`].

@@ -2,7 +2,7 @@
 //! `kernel-semantics` §6.1), those of the pool under the names of `/proc/sys/vm`, and the times of
 //! write-back.
 //!
-//! Of a pair one is set; the other reads 0. The root has none of its own: it shows the pool's.
+//! One file of a pair is set; the other reads 0. The root shows the pool's settings.
 
 use std::time::Duration;
 
@@ -113,7 +113,7 @@ fn show_centiseconds(time: Duration) -> ReadResult {
 }
 
 fn parse_centiseconds(written: &[u8]) -> Result<Duration, ControlError> {
-    // As far as an `int` of the kernel reaches.
+    // The largest value of an `int` in the kernel.
     let number = numbers::parse_number(written)?;
     if number > i32::MAX as u64 {
         return Err(ControlError::Invalid);

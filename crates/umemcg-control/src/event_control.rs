@@ -20,7 +20,7 @@ pub(crate) fn register(context: &FileContext<'_>, written: &[u8]) -> Result<(), 
     let node = descriptors.control_file(tid, control).map_err(refusal);
     let node = match node {
         Ok(node) => node,
-        // As in the kernel, an eventfd that is none comes first.
+        // As in the kernel, an invalid eventfd is reported first.
         Err(error) => return Err(descriptors.eventfd(tid, eventfd).err().map_or(error, refusal)),
     };
     let sink = descriptors.eventfd(tid, eventfd).map_err(refusal)?;
@@ -68,12 +68,13 @@ fn refusal(error: DescriptorError) -> ControlError {
 fn parse(written: &[u8]) -> Option<(u32, u32, &[u8])> {
     let (eventfd, rest) = number(strip(written))?;
     let (control, rest) = number(rest.strip_prefix(b" ")?)?;
-    // Nothing but one blank may end the number.
+    // Only a single space may end the number.
     let arguments = if rest.is_empty() { rest } else { rest.strip_prefix(b" ")? };
     Some((eventfd, control, arguments))
 }
 
-/// Digits at the beginning, and what follows; no digit at all is 0, as in the kernel.
+/// Returns the number at the beginning of a text, and the text after it; without a digit the number
+/// is 0, as in the kernel.
 #[doc(alias = "simple_strtoul")]
 fn number(text: &[u8]) -> Option<(u32, &[u8])> {
     let len = text.iter().take_while(|byte| byte.is_ascii_digit()).count();

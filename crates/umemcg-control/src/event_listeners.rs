@@ -6,9 +6,9 @@
 //! alone. A listener ends when its process has closed the eventfd, which is checked twice a second,
 //! and with the group, whose removal is its last event.
 //!
-//! A process that does not read its eventfd holds up no other listener. The lock is held only to
-//! find the listeners of an event. They are signalled, looked up in `/proc` (by a separate thread)
-//! and dropped without it.
+//! A process that does not read its eventfd does not delay other listeners. The lock is held only
+//! to find the listeners of an event. They are signalled, looked up in `/proc` (by a separate
+//! thread) and dropped without it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -65,7 +65,7 @@ impl ListenerEvent {
         Self::Oom { seen: 0 }
     }
 
-    /// Takes the present state as the base: it is no event.
+    /// Takes the present state as the base, without an event.
     fn start(&mut self, group: &Group) {
         match self {
             Self::Usage { threshold, was_at } => *was_at = group.usage_bytes() >= *threshold,
@@ -94,7 +94,7 @@ impl ListenerEvent {
     }
 }
 
-/// Charges that failed for good for want of room in the group or in one above it.
+/// Charges that failed for good for lack of room in the group or in one above it.
 fn nr_oom(group: &Group) -> u64 {
     group.ancestors().map(|at| at.event_count_local(EventKind::Oom)).sum()
 }
@@ -127,7 +127,7 @@ impl PendingSignals {
 #[derive(Debug)]
 struct GroupListeners {
     group: Weak<Group>,
-    /// The highest usage since the last look.
+    /// The highest usage since the last check.
     peak: Arc<PeakNote>,
     listeners: Vec<Listener>,
 }
@@ -180,7 +180,7 @@ pub(crate) struct Listeners(Arc<Shared>);
 struct Shared {
     state: LeafMutex<State>,
     wake: Condvar,
-    /// Windows that ended since the last look, by group and level; a leaf.
+    /// Windows that ended since the last check, by group and level; a leaf lock.
     levels: LeafMutex<HashMap<(u64, PressureLevel), Weak<Group>>>,
 }
 
@@ -197,11 +197,11 @@ struct State {
     groups: HashMap<u64, GroupListeners>,
     nr_listeners: usize,
     has_thread: bool,
-    /// Look immediately.
+    /// A check is due immediately.
     is_rung: bool,
-    /// Look for closed eventfds, too.
+    /// The next check also looks for closed eventfds.
     ticks: u32,
-    /// A thread looks for them.
+    /// A thread is looking for closed eventfds.
     is_sweeping: bool,
 }
 
@@ -237,7 +237,7 @@ impl Listeners {
                 }
             });
         }
-        // Its own look begins before it is in the list, so that nothing later is missed.
+        // Its first check begins before it is in the list, so that no later event is missed.
         let heard = state.groups.entry(group.id()).or_insert_with(|| {
             let peak = Arc::default();
             peaks.reset(group, PeakOf::OpenFile(&peak));
@@ -292,7 +292,7 @@ impl Shared {
             if let Some(open) = open {
                 self.start_sweep(open);
             }
-            // None: the tree has gone, and everything with it.
+            // `None`: the tree is gone.
             let Some(engine) = engine.upgrade() else { return };
             state = self.state.lock();
             let is_over = state.groups.is_empty();
@@ -301,7 +301,7 @@ impl Shared {
                 state.has_thread = false;
             }
             drop(state);
-            // With no lock held: its owner may have dropped it meanwhile, and then it ends here.
+            // With no lock held, because this may be the last reference.
             drop(engine);
             if is_over {
                 return;
@@ -328,7 +328,7 @@ impl Shared {
             shared.state.lock().is_sweeping = false;
         };
         if spawn_detached("umemcg-sweep", sweep).is_err() {
-            // Later, then.
+            // It is tried again later.
             self.state.lock().is_sweeping = false;
         }
     }
@@ -375,7 +375,7 @@ impl State {
         Some(self.groups.iter().flat_map(of).collect())
     }
 
-    /// Takes out a listener whose eventfd is closed.
+    /// Removes a listener whose eventfd is closed.
     fn forget(&mut self, group: u64, sink: &Arc<dyn EventSink>) -> Option<Listener> {
         let listeners = &mut self.groups.get_mut(&group)?.listeners;
         let at = listeners.iter().position(|listener| Arc::ptr_eq(&listener.sink, sink))?;

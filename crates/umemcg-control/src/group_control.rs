@@ -79,7 +79,7 @@ struct Owners {
 }
 
 impl GroupControl {
-    /// Returns the state of a group; makes it for `directory`'s owner at the first call.
+    /// Returns the state of a group; the first call creates it for the owner of `directory`.
     pub fn of(group: &Group, directory: Owner) -> &GroupControl {
         let above = group.parent().and_then(|parent| GroupControl::if_present(parent));
         let now = SystemTime::now();
@@ -134,8 +134,8 @@ impl GroupControl {
         self.owners.lock().times = Times { modified: now, changed: now };
     }
 
-    /// Returns when the directory or a file was last changed. What a file shows is made when it is
-    /// read, so it is never modified.
+    /// Returns when the directory or a file was last changed. The content of a file is generated
+    /// when it is read, so it has no modification time of its own.
     pub(crate) fn times(&self, file: Option<FileId>) -> Times {
         let owners = self.owners.lock();
         match file {
@@ -147,7 +147,7 @@ impl GroupControl {
         }
     }
 
-    /// Gives a fresh group to the user that made it, directory and files.
+    /// Makes the user that created a group the owner of its directory and files.
     pub fn give_all_to(&self, directory: Owner) {
         let mut owners = self.owners.lock();
         (owners.file_uid, owners.file_gid) = (directory.uid, directory.gid);

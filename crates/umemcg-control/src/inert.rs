@@ -18,7 +18,7 @@ pub(crate) struct Inert {
     pub(crate) oom_group: AtomicBool,
 }
 
-/// As Linux boots with.
+/// The default of Linux.
 const SWAPPINESS: u8 = 60;
 
 impl Inert {

@@ -196,7 +196,7 @@ pub(crate) const INERT: &[Row] = &[
         read: Some(show_oom_group),
         write: Some(set_oom_group),
         write_reclaims: false,
-        doc: "0 or 1; stored without effect: no process is killed for want of memory",
+        doc: "0 or 1; stored without effect: no process is killed for lack of memory",
     },
 ];
 

@@ -25,34 +25,62 @@ pub enum MembershipError {
 }
 
 /// Explicit membership of processes in groups. Ids are those of the daemon's own pid namespace. All
-/// of these may read `/proc` and may wait for the kernel for some milliseconds; none waits for
-/// another process.
+/// methods may read `/proc` and may wait for the kernel for some milliseconds; none waits for
+/// another process. All may fail with [`MembershipError::System`].
 pub trait Membership: Debug + Send + Sync {
-    /// Ids of the processes with at least one thread in this very group, rising.
+    /// Returns the ids of the processes with at least one thread in this group itself, in ascending
+    /// order.
+    ///
+    /// # Errors
+    /// [`MembershipError`].
     fn processes(&self, group: &Arc<Group>) -> Result<Vec<u32>, MembershipError>;
-    /// Ids of the threads in this very group, rising.
+    /// Returns the ids of the threads in this group itself, in ascending order.
+    ///
+    /// # Errors
+    /// [`MembershipError`].
     fn threads(&self, group: &Arc<Group>) -> Result<Vec<u32>, MembershipError>;
     /// Moves all threads of a process; children that it forks from now on follow it.
+    ///
+    /// # Errors
+    /// [`MembershipError::NoSuchProcess`], or [`MembershipError::Gone`].
     fn attach_process(&self, group: &Arc<Group>, pid: u32) -> Result<(), MembershipError>;
     /// Moves one thread.
+    ///
+    /// # Errors
+    /// [`MembershipError::NoSuchProcess`], or [`MembershipError::Gone`].
     fn attach_thread(&self, group: &Arc<Group>, tid: u32) -> Result<(), MembershipError>;
-    /// Returns the group that a thread is explicitly in, the root if in none.
+    /// Returns the group that a thread was explicitly moved into; the root if there is none.
+    ///
+    /// # Errors
+    /// [`MembershipError::NoSuchProcess`].
     fn explicit_group(&self, tid: u32) -> Result<Arc<Group>, MembershipError>;
-    /// Kills a process if it is in this very group. One that has ended is no error.
+    /// Kills a process if it is in this group itself. A process that has ended is no error.
+    ///
+    /// # Errors
+    /// [`MembershipError::System`].
     fn kill(&self, group: &Arc<Group>, pid: u32) -> Result<(), MembershipError>;
-    /// Returns whether a living process is in this very group.
+    /// Returns whether a living process is in this group itself.
     fn is_populated(&self, group: &Arc<Group>) -> bool;
-    /// Closes the group to new members, so that it can be removed. [`MembershipError::Populated`]
-    /// when a living process is in it; then nothing changed.
+    /// Closes the group to new members, so that it can be removed.
+    ///
+    /// # Errors
+    /// [`MembershipError::Populated`] when a living process is in it; then nothing has changed.
     fn close(&self, group: &Arc<Group>) -> Result<(), MembershipError>;
-    /// Takes a [`close`](Self::close) back: the group could not be removed for another reason.
+    /// Undoes a [`close`](Self::close), because the group could not be removed for another reason.
     fn reopen(&self, group: &Arc<Group>);
 
-    /// Returns the id in the daemon's pid namespace of what thread `viewer` calls `id`.
+    /// Returns the id, in the daemon's pid namespace, of the process or thread that has `id` in the
+    /// namespace of thread `viewer`.
+    ///
+    /// # Errors
+    /// [`MembershipError::NoSuchProcess`].
     fn id_from_viewer(&self, viewer: u32, id: u32) -> Result<u32, MembershipError>;
-    /// Returns what thread `viewer` calls these ids; 0 for one that its pid namespace does not
-    /// show.
+    /// Returns the ids that these processes or threads have in the pid namespace of thread
+    /// `viewer`; 0 for one that is not visible there.
     fn ids_for_viewer(&self, viewer: u32, ids: Vec<u32>) -> Vec<u32>;
     /// Returns the process of a thread.
+    ///
+    /// # Errors
+    /// [`MembershipError::NoSuchProcess`].
     fn process_of(&self, tid: u32) -> Result<u32, MembershipError>;
 }

@@ -38,7 +38,7 @@ struct State {
 }
 
 impl Watchers {
-    /// Looks at a group from now on, as long as one of its wakers lives. Does not sleep.
+    /// Checks a group from now on, as long as one of its wakers lives. Does not sleep.
     pub(crate) fn add(&self, membership: &Arc<dyn Membership>, group: &Arc<Group>, waiters: &Arc<Waiters>) {
         let mut state = self.0.state.lock();
         if !state.groups.iter().any(|(known, _)| std::ptr::eq(known.as_ptr(), Arc::as_ptr(group))) {

@@ -39,7 +39,8 @@ pub(crate) fn set_limit_v1(context: &FileContext<'_>, written: &[u8]) -> WriteRe
     })
 }
 
-/// Succeeds whatever could be reclaimed; a writer that gives up waiting has the limit all the same.
+/// Succeeds regardless of how much could be reclaimed; the limit is set even if the writer gives up
+/// waiting.
 pub(crate) fn set_limit_v2(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     let bytes = numbers::parse_limit_v2(written)?;
     (context.request.accepted)();
@@ -52,7 +53,7 @@ pub(crate) fn show_soft_limit(context: &FileContext<'_>) -> ReadResult {
     number(numbers::show_limit_v1(context.group.soft_limit_bytes()))
 }
 
-/// Stores the soft limit: it says from which groups reclaim takes first.
+/// Stores the soft limit, which determines the groups that are reclaimed first.
 pub(crate) fn set_soft_limit(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     context.engine().set_soft_limit(context.group, numbers::parse_limit_v1(written)?);
     Ok(())

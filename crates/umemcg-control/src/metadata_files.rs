@@ -48,8 +48,8 @@ const WITH_INODES: [(&str, StatItem, u64); 2] = [
     ("file-content", StatItem::SlabContents, umemcg::CONTENT_BYTES),
 ];
 
-/// Returns a line for each shrinker, for what goes with inodes, and for what none can free. The
-/// bytes add up to the group's own `memory.kmem` bytes.
+/// Returns a line for each shrinker, for the objects that belong to inodes, and for the objects
+/// that no shrinker can free. The bytes add up to the group's own `memory.kmem` bytes.
 pub(crate) fn show_slabinfo(context: &FileContext<'_>) -> ReadResult {
     let mut table = context.engine().reclaimer().slab_usage(context.group);
     table.sort_by_key(|line| std::cmp::Reverse(line.usage.bytes));

@@ -90,7 +90,7 @@ pub struct DirEntry {
     pub node: NodeId,
     /// True if it is a group.
     pub is_directory: bool,
-    /// The position at which a listing that ended with this entry goes on.
+    /// The position at which a listing that ended with this entry continues.
     pub cookie: u64,
 }
 

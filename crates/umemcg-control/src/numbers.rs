@@ -1,15 +1,13 @@
 //! Numbers as control files take and show them.
 //!
 //! Limits are bytes, kept in whole pages: text is rounded *down* to a page, so `4095` is 0 and
-//! `4097` reads back as
-//! 4096. The two generations of files spell "no limit" differently and agree on everything else.
-//!       Text is what stands
-//! before the first NUL, without the white space around it: `echo` adds a newline, and some writers
-//! add NULs.
+//! `4097` reads back as 4096. The two generations of files spell "no limit" differently and agree
+//! on everything else. The text ends at the first NUL, and white space around it is ignored:
+//! `echo` adds a newline, and some writers add NULs.
 //!
-//! Numbers are C's: `0x` begins a hexadecimal one and a further `0` an octal one. Where Linux takes
-//! a text for a number that its writer cannot have meant (nothing at all, a suffix alone, more than
-//! 64 bits), it is refused.
+//! Numbers are written as in C: `0x` begins a hexadecimal one and any other `0` an octal one. Linux
+//! accepts some texts that cannot be meant as numbers (nothing at all, a suffix alone, more than 64
+//! bits); they are refused here.
 
 use umemcg_base::PAGE_SIZE_U64;
 

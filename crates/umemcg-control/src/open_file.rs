@@ -13,7 +13,7 @@ use crate::permission::Credentials;
 use crate::poll_watch::Watch;
 use crate::trigger::Trigger;
 
-/// A text of this many bytes is kept whatever the limits say.
+/// A text of up to this many bytes is kept regardless of limits.
 pub const KEPT_BYTES: u64 = 4096;
 
 /// An open control file. Does not keep its group alive: after the group is removed, every use
@@ -35,8 +35,8 @@ pub struct OpenFile {
     pub(crate) watch: Watch,
 }
 
-/// A text that a reader takes piece by piece. A read that continues where the previous one ended
-/// sees the same text, even after the group was removed; any other read makes a new one.
+/// A text that is read piece by piece. A read that continues where the previous one ended sees the
+/// same text, even after the group was removed; any other read makes a new one.
 ///
 /// A text is kept until its end was read, and charged to the group that opened the file. One that
 /// is longer than [`KEPT_BYTES`] and finds no room there is not kept: the next piece is that of a
@@ -58,7 +58,7 @@ impl Content {
         Self { text, ..Self::default() }
     }
 
-    /// Returns whether a read at `offset` goes on in this text.
+    /// Returns whether a read at `offset` continues in this text.
     pub(crate) fn goes_on_at(&self, offset: usize) -> bool {
         offset > 0 && offset == self.next && (self.is_read || !self.text.is_empty())
     }
@@ -68,8 +68,8 @@ impl Content {
         self.is_read
     }
 
-    /// Takes at most `len` bytes from `offset`. What is left is kept, and charged to `payer`.
-    /// Returns what is dropped, too, to be given back without a lock.
+    /// Returns at most `len` bytes from `offset`. The rest is kept and charged to `payer`. Also
+    /// returns the charge to be dropped, which must happen with no lock held.
     pub(crate) fn take(
         &mut self,
         offset: usize,

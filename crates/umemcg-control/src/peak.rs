@@ -48,7 +48,7 @@ pub enum PeakOf<'a> {
 impl Peaks {
     /// Returns the peak in bytes, as that party sees it.
     pub fn read(&self, group: &Group, whose: PeakOf<'_>) -> u64 {
-        // The lock keeps a reset from standing between the note and the counter.
+        // The lock keeps a reset from coming between the reads of the note and the counter.
         let _no_reset = self.open_files.lock();
         self.note(whose).0.load(Ordering::Relaxed).max(group.peak_bytes())
     }
@@ -61,7 +61,7 @@ impl Peaks {
         {
             open_files.push(Arc::downgrade(note));
         }
-        // Whatever the counter starts from is in it; the note only has to forget.
+        // The counter includes the present usage, so the note only has to be cleared.
         self.note(whose).0.store(0, Ordering::Relaxed);
     }
 

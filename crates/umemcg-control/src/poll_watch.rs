@@ -1,4 +1,4 @@
-//! The news that an open file that can be polled has seen.
+//! The changes that an open file has seen, for polls.
 
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(crate) const POPULATED_FILE: &str = "cgroup.events";
 /// The files that have events.
 const EVENT_FILES: [&str; 3] = ["memory.events", "memory.events.local", POPULATED_FILE];
 
-/// A file that was not read yet has news, as in the kernel.
+/// A file that has not been read yet counts as changed, as in the kernel.
 const NEVER: u64 = u64::MAX;
 
 impl Default for Watch {
@@ -31,7 +31,7 @@ impl Default for Watch {
     }
 }
 
-/// Returns how often what a file shows has changed; none for a file that has no news to tell.
+/// Returns how often the content of a file has changed; `None` for a file without events.
 pub(crate) fn nr_changes(name: &str, group: &Group) -> Option<u64> {
     let sum = |count: &dyn Fn(EventKind) -> u64| EventKind::ALL.iter().map(|&kind| count(kind)).sum();
     match name {

@@ -60,7 +60,7 @@ impl ControlTree {
     pub fn follow(&self, node: NodeId, waker: Waker) -> Option<OpenFile> {
         let file = self.open(node, Access { read: true, write: false }, Credentials::ROOT).ok()?;
         let group = file.group().ok().filter(|_| is_event_file(file.id.name.as_ref()))?;
-        // The waker is there before the state is looked at: what changes after the look wakes.
+        // The waker is attached before the state is read, so a later change wakes it.
         self.poll(&file, Some(waker));
         if file.id.name == POPULATED_FILE {
             let is_populated = is_populated(self.state.membership(), &group);

@@ -17,12 +17,12 @@ pub(crate) struct Populated {
 }
 
 impl Populated {
-    /// Returns what the last look found: 0 or 1.
+    /// Returns the result of the last check: 0 or 1.
     pub(crate) fn last(&self) -> u64 {
         self.last.load(Ordering::Relaxed)
     }
 
-    /// Notes what a look found.
+    /// Records the result of a check.
     pub(crate) fn note(&self, is_populated: bool) {
         let now = u64::from(is_populated);
         if self.last.swap(now, Ordering::Relaxed) != now {

@@ -1,4 +1,4 @@
-//! `memory.pressure`: time lost for want of memory, and triggers on it (`kernel-semantics` §7.4).
+//! `memory.pressure`: time lost for lack of memory, and triggers on it (`kernel-semantics` §7.4).
 //!
 //! A trigger belongs to the open file that it was written to and goes with it. One thread looks at
 //! all triggers, ten times in the shortest window, as long as there is one.

@@ -38,8 +38,8 @@ pub(crate) fn show_threads(context: &FileContext<'_>) -> ReadResult {
     show_ids(context, context.state.membership().threads(context.group)?, false)
 }
 
-/// Shows ids. Those that the reader's pid namespace does not show are left out in version 1 and 0
-/// in version 2, as in Linux.
+/// Shows ids. Ids that are not visible in the reader's pid namespace are omitted in version 1 and
+/// shown as 0 in version 2, as in Linux.
 fn show_ids(context: &FileContext<'_>, ids: Vec<u32>, leave_out: bool) -> ReadResult {
     let ids = context.state.membership().ids_for_viewer(context.request.tid, ids);
     Ok(ids.iter().filter(|&&id| id != 0 || !leave_out).map(|id| format!("{id}\n")).collect())
@@ -66,8 +66,7 @@ pub(crate) fn refuse_thread(_context: &FileContext<'_>, _written: &[u8]) -> Writ
     Err(ControlError::System(Errno::OPNOTSUPP))
 }
 
-/// The number of times that the processes of a subtree are looked for again while they fork faster
-/// than they die.
+/// Most rounds of killing the processes of a subtree while they fork faster than they die.
 const KILL_ROUNDS_MAX: u32 = 100;
 
 /// Kills all processes of the subtree.
@@ -76,8 +75,7 @@ pub(crate) fn kill(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
     if parse_number(written)? != 1 {
         return Err(ControlError::Invalid);
     }
-    // The writer's own children may be among them: the signal that tells it so must not end its
-    // write.
+    // The writer's own children may be among them, and the SIGCHLD must not interrupt its write.
     (context.request.accepted)();
     let membership = context.state.membership();
     let mut killed = HashSet::new();
@@ -103,7 +101,7 @@ pub(crate) fn kill(context: &FileContext<'_>, written: &[u8]) -> WriteResult {
 fn named_thread(context: &FileContext<'_>, written: &[u8]) -> Result<u32, ControlError> {
     let writer = context.request.tid;
     match parse_pid(written)? {
-        // A writer that our pid namespace does not show cannot be moved.
+        // A writer outside the daemon's pid namespace cannot be moved.
         0 if writer == 0 => Err(ControlError::NoSuchProcess),
         0 => Ok(writer),
         id => Ok(context.state.membership().id_from_viewer(writer, id)?),

@@ -504,7 +504,7 @@ const GROUP: &[Row] = &[
         read: Some(pressure::show),
         write: Some(pressure::set_trigger),
         write_reclaims: false,
-        doc: "time lost for want of memory, by at least one request (`some`) or by all (`full`); write a trigger (`some` or `full`, then microseconds lost and window in microseconds) and poll for POLLPRI",
+        doc: "time lost for lack of memory, by at least one request (`some`) or by all (`full`); write a trigger (`some` or `full`, then microseconds lost and window in microseconds) and poll for POLLPRI",
     },
     Row {
         name: "cgroup.event_control",

@@ -311,8 +311,8 @@ impl ControlTree {
         })
     }
 
-    /// Returns the bytes of the content from `offset`. A read that goes on where the last one ended
-    /// sees the same content; any other makes it anew.
+    /// Returns the bytes of the content from `offset`. A read that continues where the last one
+    /// ended sees the same content; any other makes it anew.
     ///
     /// # Errors
     /// `Invalid` for a file that cannot be read, `Gone`, and what the file's row says.

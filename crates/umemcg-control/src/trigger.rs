@@ -1,4 +1,4 @@
-//! Triggers on time lost for want of memory, and the thread that looks at them, ten times in the
+//! Triggers on time lost for lack of memory, and the thread that looks at them, ten times in the
 //! shortest window, as long as there is one. A trigger belongs to the open file that it was written
 //! to and goes with it.
 

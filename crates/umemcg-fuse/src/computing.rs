@@ -104,7 +104,7 @@ mod tests {
         let a = computing.waits(a, Wait::Sure);
         assert_eq!(computing.room(), 1);
         let third = computing.begin();
-        // It goes on without a free processor, so that more may compute for a moment.
+        // It continues without a free processor, so that more may compute for a moment.
         let a = computing.goes_on(a);
         assert_eq!((computing.room(), computing.runs.len()), (0, 3));
         for run in [a, b, third] {

@@ -1,5 +1,5 @@
 //! Stores that fail, stall, are full, short or hang, under one real mount of several volumes: the
-//! daemon goes on, what was accepted is kept and tried again, each open file is told once, and no
+//! daemon continues, what was accepted is kept and tried again, each open file is told once, and no
 //! other volume notices.
 //!
 //! "Goes on" is a condition, never a time: this many operations of the others are done while the

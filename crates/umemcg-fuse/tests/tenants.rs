@@ -183,7 +183,7 @@ fn an_end_with_a_hanging_store_comes_and_names_losses() {
     fs::write(volume.path("hang"), vec![1; 10_000]).unwrap();
     fs::write(volume.path("calm"), vec![2; 10_000]).unwrap();
     let deadline = Instant::now() + Duration::from_secs(1);
-    // It returns, although the store goes on hanging.
+    // It returns, although the store continues hanging.
     let lost = volume.daemon.take().unwrap().shut_down(deadline);
     assert!(lost.iter().any(|lost| lost.path.as_os_str() == "hang" && lost.bytes >= 10_000), "{lost:?}");
     assert!(!lost.iter().any(|lost| lost.error.is_empty()), "{lost:?}");

@@ -45,6 +45,9 @@ impl Group {
     }
 
     /// Sets a floor under `memory.min`, in bytes.
+    ///
+    /// # Panics
+    /// When `bytes` is [`UNLIMITED`].
     pub fn set_guaranteed(&self, bytes: u64) {
         assert!(bytes != UNLIMITED, "a guarantee has a size");
         self.change_protection(|settings| settings.guaranteed.store(bytes, Relaxed));

@@ -48,7 +48,8 @@ impl AccountedCharge {
 
     /// Returns the owner that it is charged to.
     pub fn owner(&self) -> OwnerId {
-        self.charge.as_ref().expect("there until dropped").owner()
+        let Some(charge) = &self.charge else { unreachable!("only `drop` takes the charge") };
+        charge.owner()
     }
 
     /// Returns the number of bytes.

@@ -14,7 +14,7 @@ use crate::stall::StalledHere;
 
 /// A charge of at most this many pages is tried again after any progress at all.
 const COSTLY_PAGES: u64 = 8;
-/// Attempts whose freed memory other threads took, before a small charge counts as refused.
+/// Attempts whose freed memory other threads took, before a small charge is refused.
 const MAX_LOST_RACES: u32 = 1024;
 
 /// Why a charge failed for good.
@@ -66,8 +66,8 @@ impl Reclaimer {
         group.try_charge(bytes).inspect(|_| note_charged(bytes))
     }
 
-    /// Like [`charge`](Self::charge), for a caller that can make do with less: it makes one round
-    /// of reclaim, and a refusal counts no `oom` event.
+    /// Like [`charge`](Self::charge), for a caller that can do with less memory: makes one round of
+    /// reclaim, and a refusal counts no `oom` event.
     ///
     /// # Errors
     /// As [`charge`](Self::charge).
@@ -141,7 +141,7 @@ impl Reclaimer {
             }
             let target = Arc::clone(&refused.group);
             target.event(EventKind::Max);
-            // More than the limit altogether: no amount of reclaim makes room.
+            // The charge is larger than the limit: no amount of reclaim makes room.
             let hopeless = bytes > target.max_bytes();
             let reclaimed =
                 if hopeless { 0 } else { self.reclaim(&target, pages, Reason::Direct, cancelled).pages() };
@@ -150,7 +150,7 @@ impl Reclaimer {
                 Err(refused) => refused,
             };
             if !drained {
-                // Stocks of other threads may hold what is missing.
+                // Stocks of other threads may hold the missing bytes.
                 drained = true;
                 target.drain_stocks();
                 match group.try_charge(bytes) {

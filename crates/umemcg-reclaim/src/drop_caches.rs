@@ -23,7 +23,7 @@ const EVERYTHING: Pass = Pass {
 };
 
 impl Reclaimer {
-    /// Drops the clean pages of a subtree that are not in use just now. Every page is looked at
+    /// Drops the clean pages of a subtree that are not in use at the moment. Every page is visited
     /// once. May sleep briefly; no lock may be held.
     #[doc(alias = "drop_pagecache_sb")]
     pub fn drop_pages(&self, root: &Arc<Group>, cancelled: &dyn Fn() -> bool) -> Progress {
@@ -41,7 +41,7 @@ impl Reclaimer {
 
     /// Asks all shrinkers of a subtree for everything, in passes, as long as a pass frees more than
     /// a threshold: the threshold doubles, so that objects that are recreated immediately do not
-    /// keep us here for ever. Interruptible; no lock may be held.
+    /// prolong it for ever. Interruptible; no lock may be held.
     pub fn drop_slab(&self, root: &Arc<Group>, cancelled: &dyn Fn() -> bool) -> Progress {
         assert_no_locks_held("dropping objects");
         let mut progress = Progress::default();

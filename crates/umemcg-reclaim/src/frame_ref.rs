@@ -86,8 +86,8 @@ impl Reclaimer {
         group.stat_add(StatItem::PgPgOut, frames.len() as i64);
     }
 
-    /// Puts new pages of one owner on a list, one lock round for all of one node. The pages are
-    /// pinned.
+    /// Puts new pages of one owner on a list, and takes the lock once for all pages of a node. The
+    /// pages are pinned.
     pub fn add_to_lists(&self, owner: OwnerId, frames: &[FrameId], kind: LruKind) {
         if frames.is_empty() {
             return;
@@ -144,8 +144,8 @@ impl Reclaimer {
         with_lists(owner, arena.node_of(frame), self.nr_nodes(), |lists, _| lists.remove(arena, frame));
     }
 
-    /// Moves pages that could not leave when reclaim met them to the old end of their lists: their
-    /// write-back is done.
+    /// Moves pages that reclaim could not evict to the old end of their lists, because their
+    /// write-back is done now.
     #[doc(alias = "folio_rotate_reclaimable")]
     pub fn rotate_to_tail(&self, frames: &[FrameId]) {
         let arena = self.arena();

@@ -83,12 +83,12 @@ impl GroupReclaim {
         &self.object_lists
     }
 
-    /// Returns what background reclaim keeps with the group; made when first needed.
+    /// Returns the group's state of background reclaim, created on first use.
     pub(crate) fn background(&self) -> &Background {
         &self.background
     }
 
-    /// Returns what reclaim of this group has looked at lately.
+    /// Returns the window of pages that reclaim of this group has scanned recently.
     pub(crate) fn level_window(&self) -> &Window {
         &self.level_window
     }
@@ -127,8 +127,8 @@ impl GroupReclaim {
         subtree_marks::note_present(chain(group, self.lruvecs.len()));
     }
 
-    /// Notes that a walk was here: if it left nothing, walks skip the group until something is
-    /// added.
+    /// Notes that a walk has visited the group. If the group is empty now, walks skip it until
+    /// something is added.
     pub(crate) fn note_absent_if_empty(&self, group: &Arc<Group>) {
         if !self.subtree_marks.is_marked() || !self.is_empty() {
             return;
@@ -165,7 +165,7 @@ pub fn advance_age(group: &Arc<Group>, nr_nodes: usize, pages: u64) {
 /// Returns the owner handle that a frame record, a shadow or an index node names.
 ///
 /// # Panics
-/// When it names none: whatever is charged has an owner.
+/// When the number names no owner, which a charged object always has.
 #[inline]
 pub fn owner_from(raw: u32) -> OwnerId {
     OwnerId::from_raw(raw).expect("what is charged has an owner")

@@ -19,15 +19,15 @@ use crate::object_lists::{ListKey, ObjectList, Objects};
 use crate::reclaimer::Reclaimer;
 use crate::shrinker::ShrinkerId;
 
-/// A walk's action on an object, as its visitor decides under the list's lock.
+/// The action on a visited object, chosen by the visitor under the list's lock.
 #[doc(alias = "lru_status")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Take it off the list and go on.
+    /// Take it off the list and continue.
     #[doc(alias = "LRU_REMOVED")]
     Removed,
-    /// The visitor took it off ([`WalkedList::isolate`]) and let go of the lock since: start again
-    /// at the old end.
+    /// The visitor took it off ([`WalkedList::isolate`]) and has released the lock since: start
+    /// again at the old end.
     #[doc(alias = "LRU_REMOVED_RETRY")]
     RemovedRetry,
     /// Move it to the young end.
@@ -36,7 +36,7 @@ pub enum Verdict {
     /// Leave it where it is.
     #[doc(alias = "LRU_SKIP")]
     Skip,
-    /// The visitor let go of the lock: start again at the old end.
+    /// The visitor has released the lock: start again at the old end.
     #[doc(alias = "LRU_RETRY")]
     Retry,
     /// Leave it and end the walk.
@@ -51,7 +51,7 @@ pub struct ListLru {
     id: ShrinkerId,
     sub: u32,
     nr_nodes: usize,
-    /// Tells it from an earlier one whose shrinker had the same number.
+    /// Distinguishes it from an earlier one whose shrinker had the same number.
     serial: u64,
 }
 
@@ -121,7 +121,8 @@ impl ListLru {
         loop {
             let group = owner.resolve();
             let part = GroupReclaim::of(&group, self.nr_nodes);
-            // Closed: being removed, and in a moment its owner leads to the parent.
+            // The list is closed: its group is being removed, and in a moment its owner leads to
+            // the parent.
             let Ok(list) = part.find_or_make_list(&group, self.key(node), self.serial) else {
                 umemcg_base::sync::thread::yield_now();
                 continue;
@@ -172,7 +173,8 @@ impl ListLru {
     }
 
     /// Takes an object off its list. Returns `false` if it is on none. The caller keeps others from
-    /// adding it meanwhile; walks may remove it at the same time, then one of the two says so.
+    /// adding it meanwhile; walks may remove it at the same time, and only one of the two reports
+    /// it.
     #[doc(alias = "list_lru_del")]
     pub fn remove(&self, node: usize, slot: ListSlot) -> bool {
         self.with_list_of(node, slot, |list, objects| {
@@ -318,7 +320,7 @@ impl WalkedList<'_> {
         self.isolated += 1;
     }
 
-    /// Lets go of the lock for a while. The visitor has to return a verdict that starts again.
+    /// Releases the lock during `act`. The visitor then has to return a verdict that starts again.
     pub fn unlocked<R>(&mut self, act: impl FnOnce() -> R) -> R {
         self.objects.unlocked(act)
     }

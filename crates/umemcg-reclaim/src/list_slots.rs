@@ -1,10 +1,10 @@
-//! Places in object lists: links, and what the place stands for. All lists of a reclaimer share
-//! them, so that a list can be spliced to another in O(1), and their memory goes back when it is
+//! Slots of object lists: the links and the token of an object. All lists of a reclaimer share the
+//! slots, so that a list can be spliced to another in O(1), and their memory is returned when it is
 //! not needed.
 //!
 //! A place is three words: links, token, and owner with state. Links and state change under the
-//! lock of the list that the owner resolves to; the token as its owner likes, and it is read as it
-//! was at some time. All accesses are relaxed: the locks order them.
+//! lock of the list that the owner resolves to; the token changes at any time, and readers may see
+//! an earlier one. All accesses are relaxed: the locks order them.
 
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
@@ -109,8 +109,7 @@ impl ListSlots {
         self.words.get(slot.0 as usize * WORDS + 1).store(token, Relaxed);
     }
 
-    /// Asks for the line of the next place; the number of the object in this one, and the next
-    /// place.
+    /// Prefetches the next slot. Returns the token in this one, and the number of the next one.
     #[inline]
     pub(crate) fn look_ahead(&self, slot: u32) -> Option<(u64, u32)> {
         let words = self.words.words();

@@ -12,7 +12,7 @@ use umemcg_base::{Rank, RankedMutex, RankedMutexGuard};
 /// The kind of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LruKind {
-    /// Pages on trial; reclaim takes from its tail.
+    /// Pages used once; reclaim takes from its tail.
     Inactive,
     /// Pages used more than once.
     Active,
@@ -160,8 +160,9 @@ impl Lists {
 
     /// Moves a page that is on one of the lists to the young end of a list.
     ///
-    /// It is marked as listed throughout: a thread that frees a page looks at the mark without the
-    /// lock, and a page without the mark would be free, and on a list again a moment later.
+    /// It stays marked as listed throughout. A thread that frees a page checks the mark without the
+    /// lock: without the mark it would free the page, which would be on a list again a moment
+    /// later.
     pub fn move_to_head(&mut self, arena: &Arena, frame: FrameId, kind: LruKind) {
         let record = arena.record(frame);
         debug_assert!(record.test(Flag::ON_LRU), "a page that moves is on a list");
@@ -232,8 +233,8 @@ impl Lruvec {
         self.fruitless.fetch_add(scanned, Ordering::Relaxed);
     }
 
-    /// Notes that a page was freed: scanning makes sense again. Returns true when it had not made
-    /// much sense.
+    /// Notes that a page was freed: scanning makes sense again. Returns `true` if the lists counted
+    /// as nearly unreclaimable.
     pub(crate) fn note_freed(&self) -> bool {
         let was_fruitless = self.fruitless.load(Ordering::Relaxed) != 0;
         if was_fruitless {

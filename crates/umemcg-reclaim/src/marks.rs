@@ -1,4 +1,4 @@
-//! The marks of a group, read and changed; what they mean is in [`crate::watermark`].
+//! Reading and changing the marks of a group; [`crate::watermark`] explains them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -34,7 +34,7 @@ impl Reclaimer {
         if applied.low != UNLIMITED {
             self.listen_for_pressure(group);
         }
-        // Looks at the present usage, after the marks stand.
+        // Checks the present usage, after the marks are set.
         group.set_pressure_mark(
             applied.low.min(GroupReclaim::of(group, self.nr_nodes()).background().high_limit()),
         );

@@ -1,9 +1,9 @@
-//! Time lost for want of memory, as one group sees it: the arithmetic, without clock and threads
+//! Time lost for lack of memory, as one group sees it: the arithmetic, without clock and threads
 //! (`kernel-semantics` §7.4).
 //!
-//! *Some* is the time in which at least one request was stalled; *full* the part of it in which no
-//! request was being worked on that was not. Averages are taken over periods of two seconds. They
-//! are brought up to date when anything changes and when they are read, so that between two updates
+//! *Some* is the time in which at least one request was stalled; *full* is the part of it in which
+//! no other request was being worked on. Averages are taken over periods of two seconds. They are
+//! brought up to date when anything changes and when they are read, so that between two updates
 //! nothing has changed, and what was lost is spread over the periods evenly.
 
 use std::time::Duration;
@@ -35,7 +35,7 @@ pub struct Pressure {
 #[derive(Debug, Default)]
 struct Line {
     shown: PressureLine,
-    /// Of the total, what the averages know.
+    /// The part of the total that is in the averages.
     averaged: Duration,
 }
 
@@ -44,7 +44,7 @@ impl Line {
     fn average(&mut self, periods: u32) {
         let lost = self.shown.total - self.averaged;
         self.averaged = self.shown.total;
-        // Time lost before the first period's end may belong to a little more than the periods.
+        // The time may have been lost over slightly more than these periods.
         let share = (lost.as_secs_f64() / (PERIOD.as_secs_f64() * f64::from(periods))).min(1.0);
         for (average, kept) in self.shown.averages.iter_mut().zip(KEPT) {
             let kept = kept.powi(periods.min(1 << 20) as i32);
@@ -68,8 +68,11 @@ pub struct StallMeter {
 }
 
 impl StallMeter {
-    /// Counts the time until `now`, since any origin; then this many requests more or fewer are
-    /// stalled and worked on.
+    /// Counts the time until `now`, which is measured from any fixed origin. From then on `stalled`
+    /// more (or fewer) requests are stalled, and `working` more are worked on.
+    ///
+    /// # Panics
+    /// When more stalls or requests end than have begun.
     pub fn change(&mut self, now: Duration, stalled: i32, working: i32) {
         self.count_to(now);
         self.nr_stalled = self.nr_stalled.checked_add_signed(stalled).expect("a stall that ends has begun");

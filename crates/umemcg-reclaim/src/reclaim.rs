@@ -132,8 +132,8 @@ impl Reclaimer {
         progress
     }
 
-    /// Notes a pass. One that a thread waited for shows how hard it is to free memory; one that was
-    /// asked for says nothing.
+    /// Notes a pass. A pass that a thread waited for shows how hard it is to free memory; a
+    /// requested one does not.
     fn note_pass(&self, root: &Arc<Group>, reason: Reason, priority: u32, before: Progress, now: Progress) {
         if reason != Reason::Proactive {
             let (scanned, reclaimed) = (now.scanned - before.scanned, now.reclaimed - before.reclaimed);
@@ -165,7 +165,7 @@ impl Reclaimer {
         if mechanism::takes_pages_only() {
             return progress;
         }
-        // A group in excess without a page to give gives objects before all others do.
+        // A group in excess that has no page to free gives objects before all other groups.
         let pass = &Pass { insists: pass.round == Round::InExcess && progress.reclaimed == 0, ..*pass };
         mechanism::in_asking(group, |listed| {
             if !self.is_quiet(part, pass, &progress) {
@@ -178,8 +178,8 @@ impl Reclaimer {
         progress
     }
 
-    /// Wakes the flusher, since everything in sight is dirty, and waits for it a little, as long as
-    /// that is worth it.
+    /// Wakes the flusher, since only dirty pages were seen, and waits for it a little, as long as
+    /// that brings progress.
     fn wait_for_dirty(&self, root: &Arc<Group>) {
         if !mechanism::waits_for_dirty() {
             return;
@@ -192,8 +192,8 @@ impl Reclaimer {
     }
 }
 
-/// Returns whether next to nothing of a group and those below it is clean, by the counts: a pass
-/// may have met dirty pages only by chance, and then the next one looks further.
+/// Returns whether, by the counts, almost nothing of a group and those below it is clean. A pass
+/// may have seen only dirty pages by chance; then the next one scans further.
 fn has_only_dirty(root: &Group) -> bool {
     let sum = |items: &[StatItem]| items.iter().map(|&item| root.stat_total(item)).sum::<i64>();
     let pages = sum(&[StatItem::InactiveFile, StatItem::ActiveFile]);

@@ -32,7 +32,7 @@ pub struct Reclaimer {
     writeback_hung: AtomicU64,
     /// Groups that wait for background reclaim.
     kswapd_queue: Arc<Queue>,
-    /// (C) Protection that no child claims is handed down to all of them.
+    /// (C) Protection that no child claims is distributed to all children.
     pub(crate) recursive_protection: bool,
     /// The listener that is told the level of pressure.
     level_listener: LevelListener,
@@ -113,7 +113,10 @@ impl Reclaimer {
         self.shrinkers.nr()
     }
 
-    /// Sets the owner of the pages. Once, before the first page.
+    /// Sets the owner of the pages. Called once, before the first page.
+    ///
+    /// # Panics
+    /// When called again.
     pub fn set_page_owner(&self, owner: &Arc<dyn PageOwner>) {
         assert!(self.owner.set(Arc::downgrade(owner)).is_ok(), "the page owner is set once");
     }

@@ -139,8 +139,8 @@ impl Reclaimer {
     }
 
     /// Waits for groups in excess that have nothing but dirty pages: waits until something has been
-    /// written, and says whether it has. Once nothing has, no reclaim waits any more until
-    /// something is: a store that hangs keeps one reclaim, not all of them.
+    /// written, and returns whether it has. After a wait in vain, no reclaim waits again until
+    /// something is written, so a hanging store delays one reclaim, not all of them.
     fn wait_for_some_written(&self, root: &Arc<Group>, enough: &dyn Fn() -> bool) -> bool {
         let Some(owner) = self.page_owner() else { return false };
         owner.start_writeback(root);
@@ -186,9 +186,10 @@ impl Reclaimer {
     }
 }
 
-/// Returns how many pages a group in excess gives even when fewer are wanted, so that a streaming
-/// writer does not reclaim a few pages at a time. They come only from the surplus of its inactive
-/// over its active list: a group that reuses its pages would otherwise have to read them again.
+/// Returns how many pages are taken from a group in excess even when fewer are wanted, so that a
+/// streaming writer does not reclaim a few pages at a time. They come only from the surplus of its
+/// inactive over its active list: a group that reuses its pages would otherwise have to read them
+/// again.
 fn surplus_goal(excess_pages: u64) -> u64 {
     (excess_pages / AHEAD_SHARE).min(IN_EXCESS_PAGES_MAX)
 }

@@ -124,11 +124,11 @@ pub(crate) struct Pass {
     pub(crate) ahead: u64,
     pub(crate) reason: Reason,
     pub(crate) round: Round,
-    /// A batch of objects at least is asked for, however small the share of this priority.
+    /// At least a batch of objects is requested, even if the share of this priority is smaller.
     pub(crate) insists: bool,
     /// A single memory node; all of them if none.
     pub(crate) node: Option<usize>,
-    /// The share of the group that is out of reach; known once it is visited.
+    /// The protected share of the group; known once it is visited.
     pub(crate) kept: ProtectedShare,
 }
 

@@ -24,7 +24,7 @@ fn inactive_ratio(total_pages: u64) -> u64 {
     if gib == 0 { 1 } else { (10 * gib).isqrt() }
 }
 
-/// Returns whether the inactive list is too short to judge pages on it.
+/// Returns whether the inactive list is too short for pages to show whether they are used again.
 pub fn inactive_is_low(inactive: u64, active: u64) -> bool {
     inactive * inactive_ratio(inactive + active) < active
 }
@@ -69,8 +69,8 @@ fn share_of(pass: &Pass, group: &Group, inactive: u64, active: u64) -> Share {
     let goal = pass.goal.max(pass.ahead.min(inactive.saturating_sub(active)));
     let mut extra = 0;
     if round == Round::InExcess {
-        // However short the list: a group over its soft limit is reclaimed before all others, and
-        // immediately rather than from priority to priority.
+        // Even from a short list: a group over its soft limit is reclaimed before all others,
+        // without going through the priorities first.
         let wanted = goal.clamp(SWAP_CLUSTER_MAX, IN_EXCESS_PAGES_MAX).min(kept.exposed(inactive));
         extra = wanted.saturating_sub(share.max(SWAP_CLUSTER_MAX));
         share = share.max(wanted);
@@ -162,8 +162,8 @@ impl Reclaimer {
         progress
     }
 
-    /// Moves up to `nr` pages from the active tail to the inactive head. A page used since it came
-    /// here goes round once more.
+    /// Moves up to `nr` pages from the active tail to the inactive head. A page that was used since
+    /// it came there is moved to the head once more.
     fn shrink_active(&self, group: &Arc<Group>, part: &GroupReclaim, node: usize, nr: u64) {
         let arena = self.arena();
         let (mut moved, mut scanned) = (0i64, 0i64);
@@ -248,7 +248,7 @@ impl Reclaimer {
         progress
     }
 
-    /// Sorts isolated pages by what becomes of them.
+    /// Sorts isolated pages by what is done with them.
     fn sort(&self, isolated: Vec<FrameId>, second_chance: bool) -> Sorted {
         let asked = Vec::with_capacity(isolated.len());
         let mut sorted = Sorted { keep: Vec::new(), activate: Vec::new(), asked, nr_dirty: 0 };
@@ -299,14 +299,14 @@ impl Reclaimer {
     }
 }
 
-/// Records that are on their way while [`isolate`] looks at one.
+/// Records that are prefetched while [`isolate`] processes one.
 const NR_FETCHED_AHEAD: u32 = 8;
 
 /// Takes pages off a list's tail and pins them. A page that cannot be pinned is being freed by
 /// another thread, which unlinks it itself.
 ///
-/// Pages that came together mostly have frames side by side, in rising order: the next records are
-/// fetched before the links have led to them.
+/// Pages that were read together mostly have adjacent frames in ascending order, so the next
+/// records are prefetched before the links lead to them.
 fn isolate(
     lists: &mut RankedMutexGuard<'_, Lists>,
     reclaimer: &Reclaimer,

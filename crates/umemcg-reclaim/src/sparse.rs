@@ -64,8 +64,8 @@ impl Reclaimer {
         outcome
     }
 
-    /// Returns whether a pinned page is clean and cold enough; notes what else is to be done for
-    /// it.
+    /// Returns whether a pinned page is clean and cold enough to be evicted; otherwise records in
+    /// `outcome` what it needs.
     fn may_leave(&self, sparse: &SparseFrame, outcome: &mut SparseOutcome) -> bool {
         let flags = self.arena().record(sparse.frame).flags();
         if flags.intersects(Flag::UNEVICTABLE) {

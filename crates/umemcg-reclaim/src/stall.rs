@@ -1,5 +1,5 @@
-//! Groups that are stalled for want of memory, and groups that have requests in progress: values
-//! that count while they live, at their group and every group above. Hits do not touch this.
+//! Requests that are stalled for lack of memory, and requests in progress: guards that count at
+//! their group and every group above while they live. Cache hits use none of this.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -33,16 +33,15 @@ fn change(group: &Group, stalled: i32, working: i32) {
     }
 }
 
-/// Returns what a group has lost for want of memory until now, the groups below included: the time
-/// of `memory.pressure`.
+/// Returns the time that a group and those below it have lost for lack of memory: the content of
+/// `memory.pressure`.
 pub fn pressure(group: &Group) -> Pressure {
     let mut meter = meter(group).lock();
     let now = CLOCK.now();
     meter.read(now)
 }
 
-/// A request that is stalled while no thread works for it: its answer is held back. Ends when
-/// dropped.
+/// A request that is stalled without a thread, because its answer is delayed. Ends when dropped.
 #[derive(Debug)]
 #[must_use = "the stall ends immediately"]
 pub struct Stalled(Arc<Group>);

@@ -19,13 +19,13 @@ use crate::group_reclaim::GroupReclaim;
 use crate::mechanism;
 use crate::scan_control::Round;
 
-/// A walk's action on a group that it comes to.
+/// A walk's action on a group.
 #[doc(alias = "mem_cgroup_filter_t")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WalkVerdict {
-    /// Hands it out.
+    /// Returns it to the walker.
     Visit,
-    /// Skips it, and goes on below it.
+    /// Skips it, and continues below it.
     #[doc(alias = "SKIP")]
     Skip,
     /// Skips it with everything below it.
@@ -60,7 +60,8 @@ pub(crate) fn verdict(root: &Arc<Group>, group: &Arc<Group>, round: Round) -> Wa
         Round::InExcess if mechanism::skips_no_subtree() => WalkVerdict::Skip,
         Round::InExcess => {
             if group.is_in_excess() {
-                // Not any more. The next charge that finds it above its limit says so again.
+                // No longer in excess. The next charge that finds it above its soft limit sets the
+                // flag again.
                 group.update_excess();
             }
             if group.nr_children_in_excess() > 0 { WalkVerdict::Skip } else { WalkVerdict::SkipSubtree }
@@ -112,7 +113,7 @@ impl Iterator for SharedWalk<'_> {
         let mut last = position.last.take().and_then(|weak| weak.upgrade()).filter(is_place);
         begins_again &= last.is_some();
         let mut below_too = true;
-        // Bounded by the groups below the root: every step goes on in their order.
+        // Bounded by the number of groups below the root: every step advances in their order.
         loop {
             let Some(next) = next_group(self.root, last.as_ref(), below_too, self.nr_nodes, self.round)
             else {
@@ -209,7 +210,7 @@ fn next_occupied_child(of: &Arc<Group>, after: u64, nr_nodes: usize) -> Option<A
         let child = subtree_marks.next_child(after)?;
         match child.upgrade() {
             Some(group) => return Some(group),
-            // Gone without having been removed from the tree: only its tree's end does that.
+            // Only the end of the whole tree drops a group without removing it.
             None => after += 1,
         }
     }

@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn patience_ends_and_comes_back_with_a_reward_or_with_time() {
+    fn waiting_ends_and_resumes_after_progress_or_time() {
         let backoff = WritebackBackoff::default();
         let at = |ms| backoff.may_wait(Duration::from_millis(ms));
         assert!(at(0) && at(1000) && at(1999));

@@ -185,7 +185,7 @@ fn a_group_with_a_stuck_store_waits_once_not_for_each_page() {
     ground.finish();
 }
 
-/// What a group in excess has is dirty, and write-back goes on: the worker backs off, however
+/// What a group in excess has is dirty, and write-back continues: the worker backs off, however
 /// often, and takes nothing from others.
 #[test]
 fn a_worker_waits_for_writes_before_it_takes_from_others() {

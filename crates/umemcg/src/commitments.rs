@@ -28,7 +28,7 @@ struct Level {
     reserved: u64,
     /// The bytes that the groups directly below are committed to.
     committed_below: u64,
-    /// The bytes that they, or those further down, are guaranteed.
+    /// The bytes guaranteed to those groups and the groups below them.
     guaranteed_below: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The engine: one pool, one tree of groups, one page cache, and the threads that look after them.
+//! The engine: one pool, one tree of groups, one page cache, and the threads that maintain them.
 
 use std::ffi::OsStr;
 use std::io;
@@ -22,7 +22,7 @@ pub const POOL_BYTES_MIN: u64 = 2 << 20;
 
 /// Most threads of background reclaim unless the embedder wants more.
 const NR_KSWAPD_DEFAULT_MAX: usize = 4;
-/// The pool's low mark is this part of it below its end, the high one twice that…
+/// The pool's low mark is this part of the pool below its size, the high mark twice that…
 const POOL_MARK_SHARE: u64 = 64;
 /// … but no more than this many bytes.
 const POOL_MARK_BYTES_MAX: u64 = 64 << 20;

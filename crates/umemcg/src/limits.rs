@@ -18,7 +18,7 @@ const WRITE_WAIT: Duration = Duration::from_secs(1);
 /// The interval at which it checks for progress.
 const WRITE_LOOK: Duration = Duration::from_millis(50);
 
-/// Returns `true` when the caller gives up. Long operations call it now and then.
+/// Returns `true` when the caller gives up. Long operations call it repeatedly.
 pub type Cancelled<'a> = &'a dyn Fn() -> bool;
 
 /// Why a limit was not set.

@@ -1,4 +1,4 @@
-//! Data I/O of groups that have no room for a page: it goes on, nothing waits in a ring, and
+//! Data I/O of groups that have no room for a page: it continues, nothing waits in a ring, and
 //! nothing stays.
 
 mod common;

@@ -14,7 +14,7 @@ const PAGE: u64 = 4096;
 /// Four blocks' worth, of which wide holes are punched: its own blocks are sparse.
 const NR_PAGES: u64 = 2048;
 const RUN: Duration = Duration::from_secs(3);
-/// Longest that it goes on because nothing has been emptied yet.
+/// Longest that it continues because nothing has been emptied yet.
 const RUN_MAX: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]

@@ -1,5 +1,5 @@
-//! A group full of dirty data that its store does not take: what else it does goes on, and nothing
-//! is lost.
+//! A group full of dirty data that its store does not take: what else it does continues, and
+//! nothing is lost.
 
 mod common;
 

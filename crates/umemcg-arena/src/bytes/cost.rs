@@ -18,7 +18,7 @@ const NR_TURNS: usize = 101;
 /// The most that reading a whole page may cost, as a multiple of the plain copy.
 const RATIO_MAX: f64 = 1.15;
 
-/// A random walk (xorshift) over the frames. It goes on from turn to turn, so that none profits
+/// A random walk (xorshift) over the frames. It continues from turn to turn, so that none profits
 /// from what the turn before left in the caches.
 struct Walk(u64);
 

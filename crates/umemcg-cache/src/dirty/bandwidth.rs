@@ -1,19 +1,18 @@
-//! The write bandwidth of a store: bytes over the time in which a thread was writing to it or
-//! waiting for it to confirm, smoothed. Time in which it was asked for nothing does not count.
+//! The smoothed write bandwidth of a store: bytes written per time in which a thread was writing to
+//! it or waiting for it to confirm. Idle time does not count.
 
 use std::time::Duration;
 
-/// Busy time that a sample covers at least.
+/// The least busy time that a sample covers.
 #[doc(alias = "BANDWIDTH_INTERVAL")]
 pub const SAMPLE_INTERVAL: Duration = Duration::from_millis(200);
-/// A sample of this much busy time replaces what was known; a shorter one counts for its part of
-/// it.
+/// A sample of this much busy time replaces the estimate; a shorter one is weighted by its length.
 const MEMORY: Duration = Duration::from_secs(3);
 /// The assumed bandwidth of a store before anything is known, in bytes a second.
 #[doc(alias = "INIT_BW")]
 pub const RATE_FIRST: u64 = 100 << 20;
 
-/// See the module text. Times are those of one clock, whichever.
+/// See the module text. All times are of one clock.
 #[derive(Debug)]
 pub struct Bandwidth {
     /// Bytes a second.
@@ -21,7 +20,7 @@ pub struct Bandwidth {
     is_known: bool,
     /// Calls to the store that have not returned.
     nr_busy: u32,
-    /// Since when it has been busy without a break, or since the last sample.
+    /// The start of the present busy period, or the time of the last sample in it.
     since: Duration,
     /// Of the sample to come.
     busy: Duration,
@@ -44,7 +43,7 @@ impl Bandwidth {
         self.nr_busy += 1;
     }
 
-    /// Ends a call that has brought `bytes` to the store. Returns the rate, in bytes a second.
+    /// Ends a call that has written `bytes` to the store. Returns the rate, in bytes a second.
     #[doc(alias = "wb_update_write_bandwidth")]
     pub fn end(&mut self, now: Duration, bytes: u64) -> u64 {
         debug_assert!(self.nr_busy > 0, "more calls returned than began");

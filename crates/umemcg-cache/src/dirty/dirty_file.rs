@@ -1,5 +1,5 @@
-//! A file as write-back sees it: whether it is dirty, which group its dirty data belongs to, and
-//! how to write some of it.
+//! A file as write-back sees it: whether it is dirty, the group that its dirty data belongs to, and
+//! how to write it.
 
 use std::fmt;
 use std::io;
@@ -16,7 +16,7 @@ pub(crate) trait DirtyFile: Send + Sync + fmt::Debug {
     fn id(&self) -> u32;
     /// Returns whether everything written so far is durable in the store.
     fn is_stable(&self) -> bool;
-    /// Returns whether it is in its store's queue, and since when it has been dirty.
+    /// Returns its mark in its store's queue, with the time since which it has been dirty.
     fn queue_mark(&self) -> &QueueMark;
     /// Returns its position in its store's lists.
     fn list_position(&self) -> &ListPosition;

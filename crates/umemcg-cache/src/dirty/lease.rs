@@ -1,19 +1,19 @@
-//! Leases: parts of a group's credit (see [`pause`](super::pause)) that a thread has taken out, so
-//! that not each write touches what all writers of the group write to.
+//! Leases: parts of a group's credit (see [`pause`](super::pause)) that a thread has taken, so that
+//! not every write touches a cache line that all writers of the group share.
 //!
 //! A thread has leases of a few groups at a time. They end when any limit is changed.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Groups of which a thread has leases at a time.
+/// Most groups of which a thread has leases at a time.
 const NR_LEASES: usize = 8;
 /// A lease is this part of the credit that is left …
 pub(crate) const LEASE_SHARE: u64 = 8;
 /// … but not more than this many bytes.
 const LEASE_BYTES_MAX: u64 = 64 << 10;
 
-/// Counts changes of limits: leases of before are void.
+/// Counts changes of limits; each invalidates all earlier leases.
 static ERA: AtomicU32 = AtomicU32::new(0);
 
 #[derive(Debug, Clone, Copy)]
@@ -30,7 +30,7 @@ thread_local! {
         const { [const { Cell::new(Lease { group: 0, era: 0, bytes: 0 }) }; NR_LEASES] };
 }
 
-/// Takes `bytes` off the thread's lease of a group; whether there was enough.
+/// Takes `bytes` from the thread's lease of a group. Returns whether there was enough.
 #[inline]
 pub(crate) fn spend(group: u64, bytes: u64) -> bool {
     LEASES.with(|leases| {

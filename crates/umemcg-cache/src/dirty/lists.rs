@@ -1,5 +1,5 @@
-//! The dirty files of one store, kept by group: each group that has any has a list, the longest
-//! dirty first. A group without dirty files has none, so a group without writers costs nothing.
+//! The dirty files of one store, kept by group: each group with dirty files has a list, longest
+//! dirty first. A group without dirty files has no list, so it costs nothing.
 //!
 //! The links of all lists lie in one table, and a file knows its place there: it leaves in O(1),
 //! and a removed group's list goes to its parent in O(1).
@@ -14,7 +14,7 @@ use umemcg_group::Group;
 use crate::dirty::dirty_file::DirtyFile;
 use crate::dirty::list_position::NO_POSITION;
 
-/// A place in the table. A free one has no file.
+/// An entry of the table. A free entry has no file.
 #[derive(Debug)]
 struct Link {
     file: Option<Arc<dyn DirtyFile>>,
@@ -86,7 +86,7 @@ impl DirtyLists {
         list.len += 1;
     }
 
-    /// Takes a file off the list of `group`, which is its owner's; none when it is on no list.
+    /// Takes a file off the list of `group`, its owner; `None` when it is on no list.
     pub(crate) fn remove(&mut self, group: &Arc<Group>, file: &dyn DirtyFile) -> Option<Arc<dyn DirtyFile>> {
         let place = file.list_position().0.load(Ordering::Relaxed);
         if place == NO_POSITION { None } else { self.unlink(living(group).id(), place) }
@@ -110,7 +110,7 @@ impl DirtyLists {
         }
         file.list_position().0.store(NO_POSITION, Ordering::Relaxed);
         if self.by_group.is_empty() {
-            // Memory goes with the last file.
+            // The memory is freed with the last file.
             (self.links, self.free) = (Links::default(), Vec::new());
         } else {
             self.free.push(place);

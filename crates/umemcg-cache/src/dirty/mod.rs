@@ -32,9 +32,9 @@ use settings::{DirtyBound, DirtyBounds, DirtyThreshold, GroupDirty};
 use thresholds::{Level, levels, unclean_bytes};
 use throttle::Thresholds;
 
-/// Age at which a dirty page is written whatever the thresholds, unless set.
+/// Default age at which a dirty page is written regardless of thresholds.
 pub const DIRTY_EXPIRE: Duration = Duration::from_secs(30);
-/// The interval at which the flusher looks for old pages, unless set.
+/// Default interval at which the flusher looks for old pages.
 pub const WRITEBACK_INTERVAL: Duration = Duration::from_secs(5);
 /// The interval that stands for "never".
 const INTERVAL_NEVER: Duration = Duration::from_secs(24 * 3600);
@@ -83,7 +83,7 @@ impl DirtyLimits {
         levels(&self.reclaimer, group).iter().map(gap).min().flatten()
     }
 
-    /// Returns what the control files of a group say; those of the root, of the pool.
+    /// Returns the settings of a group's control files; for the root, those of the pool.
     pub fn bounds(&self, group: &Group) -> DirtyBounds {
         DirtyBounds::of(group)
     }
@@ -91,7 +91,7 @@ impl DirtyLimits {
     /// Sets one of the two pairs. Takes effect with the next write.
     pub fn set_bound(&self, group: &Arc<Group>, which: DirtyThreshold, bound: DirtyBound) {
         GroupDirty::of(group).set(which, bound);
-        // Credit that was given under the old one.
+        // Invalidates credit that was granted under the old setting.
         let mut at = Some(Arc::clone(group));
         while let Some(below) = at {
             if let Some(dirty) = GroupDirty::if_present(&below) {
@@ -102,7 +102,7 @@ impl DirtyLimits {
         lease::end_all();
     }
 
-    /// Returns the age at which dirty data is written whatever the thresholds.
+    /// Returns the age at which dirty data is written regardless of thresholds.
     pub fn expire(&self) -> Duration {
         Duration::from_millis(self.expire_ms.load(Ordering::Relaxed))
     }

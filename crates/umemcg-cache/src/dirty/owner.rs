@@ -3,10 +3,10 @@
 //! A clean file belongs to no group. The first page that becomes dirty makes the file its group's.
 //! While it is dirty, the pages that each round of write-back writes vote: the majority of a round
 //! (Boyer and Moore: one candidate and one count) is noted in a history of sixteen slots over two
-//! seconds of the store's time, as many slots as the round took of it, five at most; rounds far
-//! smaller than usual do not count. When more than half of the slots belong to another group than
-//! the file's, the file goes to the one that won last. So a file that changes hands follows its
-//! writer, and one that others only touch stays (`kernel-semantics` §6.3).
+//! seconds of the store's time. A round fills slots in proportion to its time, five at most; rounds
+//! far shorter than usual do not count. When more than half of the slots belong to groups other
+//! than the owner, the file moves to the group that won last. So a file follows its writer to
+//! another group, but stays when other groups write only a little of it (`kernel-semantics` §6.3).
 //!
 //! A file with dirty pages of more than its own group is *shared* until it is clean: it is written
 //! for another group only when that one has no file of its own left to write.
@@ -28,8 +28,8 @@ const ROUND_SLOTS_MAX: u32 = 5;
 /// A round that took less than this part of the usual time does not count.
 const ROUND_SHARE_MIN: u32 = 8;
 
-/// A majority among many: the winner is found in one pass with one candidate. Without a majority it
-/// is any of them.
+/// A majority vote: one candidate and one count find the winner in one pass. Without a majority the
+/// winner is arbitrary.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 #[doc(alias = "wbc_account_cgroup_owner")]
 pub(crate) struct Vote {
@@ -69,7 +69,8 @@ struct History {
 }
 
 impl History {
-    /// Notes a round that took `time` of the store's; whether the file should change hands.
+    /// Notes a round that took `time` of the store's time. Returns whether the file should change
+    /// its owner.
     #[doc(alias = "wbc_detach_inode")]
     fn note(&mut self, time: Duration, is_foreign: bool) -> bool {
         self.usual = if self.usual.is_zero() { time } else { (self.usual * 7 + time) / 8 };
@@ -105,8 +106,8 @@ pub(crate) struct DirtyOwner {
 }
 
 impl DirtyOwner {
-    /// Takes the clean file, of which a page of `handle` became dirty. Returns the group whose file
-    /// it is now.
+    /// Makes the group of `handle`, of which a page became dirty, the owner of the clean file.
+    /// Returns the owner.
     pub(crate) fn acquire(&self, handle: u32) -> Arc<Group> {
         let group = owner_from(handle).resolve();
         let state = State { group: Some(Arc::clone(&group)), ..State::default() };
@@ -124,7 +125,7 @@ impl DirtyOwner {
         old.group
     }
 
-    /// Gives the file back to its group: it was not quite clean.
+    /// Restores the owner, because the file was not clean after all.
     pub(crate) fn restore(&self, group: Arc<Group>) -> Arc<Group> {
         self.state.lock().group = Some(Arc::clone(&group));
         // By a thread that wrote meanwhile.
@@ -163,7 +164,7 @@ impl DirtyOwner {
         let group = state.group.clone()?;
         let Some(handle) = winner else { return Some(group) };
         let is_foreign = owner_from(handle).with_group(|won| {
-            // A group that is removed meanwhile is its parent.
+            // A group that is removed meanwhile counts as its parent.
             let mut own = &group;
             while own.is_dead()
                 && let Some(parent) = own.parent()

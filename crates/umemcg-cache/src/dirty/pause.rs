@@ -1,15 +1,14 @@
 //! The pause of a writer for the data that it has written: none, as long as its group's pacing
 //! clock says, or until there is room below a limit.
 //!
-//! A write spends its group's *credit*, a part of what was free below the free run point at the
-//! last look; when that is used up, the writer looks again, at the group and at every group above
-//! it:
+//! A write spends its group's *credit*, a part of the room below the free run point at the last
+//! check. When the credit is used up, the writer checks the group and every group above it again:
 //!
 //! 1. a level above its background threshold wakes flushers;
 //! 2. a level at its limit holds the writer;
 //! 3. else the least position ratio of all levels is the one that counts (the smaller of the
 //!    group's and the pool's);
-//! 4. with all levels below their free run points there is new credit and no writer waits.
+//! 4. if all levels are below their free run points, there is new credit and no writer waits.
 //!
 //! The credit is an eighth of the smallest gap, 1 MiB at most. So at a level the amount of dirty
 //! data exceeds the free run point by no more than an eighth of the gap for each thread that writes
@@ -52,7 +51,7 @@ const WAKE_INTERVAL: Duration = Duration::from_millis(20);
 /// The result of checking all levels.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum LevelCheck {
-    /// No writer waits, and none need look again before this many bytes are written.
+    /// No writer waits, and none need check again before this many bytes are written.
     Free(u64),
     /// This many bytes a second for the whole group.
     Paced(f64),
@@ -71,8 +70,8 @@ pub struct WritePause {
 }
 
 impl WritePause {
-    /// Returns how much longer to pause; at most [`PAUSE_MAX`], then ask again. None when
-    /// the writer may go on.
+    /// Returns how much longer to pause: at most [`PAUSE_MAX`], after which this is called again.
+    /// `None` when the writer may continue.
     pub fn remaining(&mut self) -> Option<Duration> {
         match self.file.look(&self.group) {
             LevelCheck::Free(_) => None,
@@ -156,7 +155,7 @@ impl File {
 
     /// Reserves time on the group's virtual clock. What is written near the limit costs no more
     /// than a whole pause, or than its share of the store if that is longer: at the limit itself
-    /// the writer is held anyway, and after a pause things look different.
+    /// the writer is held anyway, and the state has changed after a pause.
     fn reserve(&self, group: &Group, now: Duration, bytes: u64, rate: f64) -> Duration {
         let at_least = (bytes as f64 / PAUSE_MAX.as_secs_f64()).min(self.rate(1.0));
         self.writeback.reserve(group, now, bytes, rate.max(at_least))

@@ -2,13 +2,13 @@
 //!
 //! Writers and the flusher change both without a lock. A writer makes a page dirty, then *stamps*
 //! the file and *enters* it. The flusher takes the stamp for a turn and puts it back if something
-//! is left; when it finds the file clean it lets it *leave*: stamp, then place in the queue, then a
-//! second look at whether the file is clean. Whichever of the two comes later sees the other's
-//! change, so a dirty file is always in the queue and always has a stamp.
+//! is left; when it finds the file clean, the file *leaves* the queue: the flusher clears the stamp
+//! and the mark, then checks again whether the file is clean. Whichever of the two comes later sees
+//! the other's change, so a dirty file is always in the queue and always has a stamp.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// A time so long ago that the file is due, whatever its age.
+/// A stamp so old that the file is due, regardless of its age.
 const DUE_NOW: u64 = 1;
 
 /// See the module text.
@@ -37,17 +37,17 @@ impl QueueMark {
         }
     }
 
-    /// Makes the file due, whatever its age.
+    /// Makes the file due, regardless of its age.
     pub(crate) fn make_due(&self) {
         self.put_back(DirtySince(DUE_NOW));
     }
 
-    /// Returns whether [`make_due`](Self::make_due) was the last word.
+    /// Returns whether the stamp was set by [`make_due`](Self::make_due).
     pub(crate) fn is_due(&self) -> bool {
         self.since_ms.load(Ordering::Relaxed) == DUE_NOW
     }
 
-    /// Returns whether the file has been dirty for so long.
+    /// Returns whether the file has been dirty for `age`.
     pub(crate) fn is_older_than(&self, expire_ms: u64, now_ms: u64) -> bool {
         match self.since_ms.load(Ordering::Relaxed) {
             0 => false,
@@ -73,8 +73,8 @@ impl QueueMark {
         !self.is_queued.swap(true, Ordering::AcqRel)
     }
 
-    /// Lets a file that was clean leave the queue, of which the caller has taken it off. Returns
-    /// whether it is clean still; one that is not has a stamp and is to be entered again.
+    /// Marks a clean file, which the caller has removed from the queue, as not queued. Returns
+    /// whether it is still clean; otherwise it has a stamp, and the caller enters it again.
     pub(crate) fn leave(&self, now_ms: impl FnOnce() -> u64, is_clean: impl FnOnce() -> bool) -> bool {
         self.since_ms.store(0, Ordering::Relaxed);
         // AcqRel: pairs with the swap in `enter`. A page that became dirty before an earlier swap

@@ -1,10 +1,10 @@
-//! Notice to writers that a store refuses data: a full store, for example, answers each write-back
-//! with `ENOSPC`.
+//! Informs writers that a store refuses data: a full store, for example, fails each write-back with
+//! `ENOSPC`.
 //!
 //! Refused data stays dirty and is tried again, so the group that it belongs to may stay at its
-//! dirty limit for as long as the store refuses. A writer must not wait for that: it goes on, and
-//! its next write to that store is refused in turn, with what the store said, until there is room
-//! below the limit again or the store takes something. So the data that waits stays bounded.
+//! dirty limit for as long as the store refuses. A writer must not wait for that. It continues, and
+//! its next write to that store fails with the store's error, until there is room below the limit
+//! again or the store accepts data. So the amount of waiting data stays bounded.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -33,7 +33,7 @@ impl Refusals {
         let _ = self.word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
     }
 
-    /// Notes that data was taken. Writes only when that is news.
+    /// Notes that data was accepted. Writes only if the last data was refused.
     pub(crate) fn taken(&self) {
         if self.word.load(Ordering::Relaxed) != 0 {
             self.word.store(0, Ordering::Relaxed);
@@ -46,12 +46,12 @@ impl Refusals {
         (word >> ERRNO_BITS >= count).then_some((word & ERRNO_MASK) as i32)
     }
 
-    /// Returns what a file's last flush was refused with.
+    /// Returns the error with which a file's last flush was refused.
     pub(crate) fn of_file(&self) -> Option<i32> {
         self.after(1)
     }
 
-    /// Returns what a store refuses everything with.
+    /// Returns the error with which a store refuses all data.
     pub(crate) fn of_store(&self) -> Option<i32> {
         self.after(NR_REFUSALS)
     }

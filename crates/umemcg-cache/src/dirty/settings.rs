@@ -87,7 +87,7 @@ impl Default for DirtyBounds {
 }
 
 impl DirtyBounds {
-    /// Returns those of a group; of the root, those of the pool.
+    /// Returns the settings of a group; for the root, those of the pool.
     pub fn of(group: &Group) -> Self {
         GroupDirty::if_present(group).map_or_else(Self::default, GroupDirty::bounds)
     }
@@ -100,7 +100,7 @@ impl DirtyBounds {
         }
     }
 
-    /// Gives a new group what its parent has. Before it has a writer.
+    /// Copies the parent's settings to a new group, before it has a writer.
     pub fn inherit(parent: &Group, child: &Group) {
         let bounds = Self::of(parent);
         if bounds != Self::default() {
@@ -166,10 +166,9 @@ impl GroupDirty {
         self.set_credit(0);
     }
 
-    /// Takes `bytes` of the group of that number off the credit; whether there was enough. If there
-    /// was, the thread gets a lease of some of what is left. Writers at the same time may take the
-    /// same bytes, so the credit holds for each thread: exactness is not worth a locked
-    /// instruction.
+    /// Takes `bytes` from the group's credit. Returns whether there was enough; then the thread
+    /// also gets a lease of a part of what is left. Concurrent writers may take the same bytes, so
+    /// the credit holds for each thread: exactness is not worth a locked instruction.
     pub(crate) fn spend(&self, group: u64, bytes: u64) -> bool {
         let left = self.credit.load(Ordering::Relaxed) - bytes as i64;
         if left >= 0 {
@@ -182,7 +181,7 @@ impl GroupDirty {
         self.credit.store(bytes as i64, Ordering::Relaxed);
     }
 
-    /// Returns whether `interval` has passed since this last said so.
+    /// Returns whether `interval` has passed since this last returned `true`.
     pub(crate) fn may_wake(&self, now_ms: u64, interval: Duration) -> bool {
         let last = self.rung_ms.load(Ordering::Relaxed);
         (last == 0 || now_ms >= last + interval.as_millis() as u64)

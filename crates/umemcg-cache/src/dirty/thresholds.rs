@@ -1,9 +1,9 @@
 //! From control files to bytes: how much of a group's memory may be dirty.
 //!
-//! *Dirtyable* memory of a group is what it could fill with file data: the file pages that it and
-//! the groups below it have, and what it could still get. The latter is bounded by the *headroom*,
-//! the least of limit minus usage over the group and every group above it, and by what there is:
-//! memory that is free, or clean file pages of others.
+//! The *dirtyable* memory of a group is the memory that it could fill with file data: the file
+//! pages of the group and those below it, and the memory that it could still get. The latter is
+//! bounded by the *headroom*, which is the least of limit minus usage over the group and every
+//! group above it, and by the memory that is free or holds clean file pages of other groups.
 //!
 //! - `free(g) = min(free + clean file pages elsewhere, min over g and above of (min(max, high) −
 //!   usage))`
@@ -12,9 +12,9 @@
 //!   file pages
 //! - `threshold = bytes` if the bytes are set, else `percent × avail / 100`
 //!
-//! The mails' formula counts only unused memory as free; a page cache fills its pool, so that a
-//! group that has nothing yet would find next to nothing. Counting clean pages of others is what
-//! Linux does since it has per-group write-back.
+//! The mail's formula counts only unused memory as free. But a page cache fills its pool, so a
+//! group that has nothing yet would have almost nothing dirtyable. Linux has counted the clean
+//! pages of others since it has per-group write-back.
 //!
 //! Then neither is above half of the mark at which background reclaim stops, because background
 //! reclaim frees clean pages only and would never come down to its mark; the upper one is not below
@@ -97,7 +97,7 @@ fn file_bytes(group: &Group) -> u64 {
     sum.max(0) as u64
 }
 
-/// A level of the tree as a writer meets it.
+/// A level of the tree, as checked by a writer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Level<'g> {
     pub(crate) group: &'g Arc<Group>,

@@ -20,8 +20,7 @@ use std::time::Duration;
 pub const PAUSE_MAX: Duration = Duration::from_millis(200);
 /// Shorter waits are not worth a timer: they add up until they are.
 pub const PAUSE_MIN: Duration = Duration::from_millis(10);
-/// Least share of its rate that a paced writer keeps: near the limit the hold at the limit itself
-/// does the rest.
+/// Least share of its rate that a paced writer keeps; at the limit itself it is held.
 pub const POSITION_RATIO_MIN: f64 = 1.0 / 32.0;
 /// The smoothed limit sinks by one part of this many of its distance in each [`LIMIT_INTERVAL`].
 const LIMIT_SINKS_BY: u64 = 32;
@@ -74,8 +73,9 @@ pub fn hold(dirty: u64, free_run: u64, rate: u64) -> Duration {
     Duration::from_secs_f64(seconds).clamp(PAUSE_MIN, PAUSE_MAX)
 }
 
-/// A limit that follows its threshold up immediately and down slowly, so that a group that raised
-/// and filled it is not stopped dead when the threshold falls: free memory comes and goes.
+/// A limit that follows its threshold up immediately and down slowly, so that the writers of a
+/// group that has filled it are not stopped when the threshold falls with the amount of free
+/// memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[doc(alias = "dirty_limit")]
 pub struct SmoothedLimit {
@@ -114,7 +114,7 @@ impl PacingClock {
     /// Reserves the time for `bytes` at `rate` bytes a second. Returns when it is over; what is
     /// less than [`PAUSE_MIN`] away need not be waited for, the next write pays for it.
     pub fn reserve(&mut self, now: Duration, bytes: u64, rate: f64) -> Duration {
-        // An hour is as good as for ever: a thread that waits looks again anyway.
+        // An hour is long enough: a waiting thread checks again anyway.
         let cost = Duration::from_secs_f64((bytes as f64 / rate).min(3600.0));
         self.until = self.until.max(now) + cost;
         self.until

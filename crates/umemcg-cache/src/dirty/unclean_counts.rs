@@ -3,8 +3,8 @@
 //! pages.
 //!
 //! A group has an entry while it, or a group below it, has unclean pages here. A removed group's
-//! pages are its parent's; the parent's count holds them already. The entry of a group that is
-//! being removed stands still until it is forgotten.
+//! pages belong to its parent, whose count includes them already. The entry of a group that is
+//! being removed does not change until it is dropped.
 
 use std::collections::HashMap;
 use std::sync::Arc;

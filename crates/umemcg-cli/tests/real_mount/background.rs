@@ -113,8 +113,8 @@ fn the_mails_steps_with_and_without_marks() {
     mount.umount();
 }
 
-/// Reads the file as `cat` does, but goes on only when the workers have brought the group below its
-/// low mark: they keep up on whatever processor time the machine has for them. Each piece fits
+/// Reads the file as `cat` does, but continues only when the workers have brought the group below
+/// its low mark: they keep up on whatever processor time the machine has for them. Each piece fits
 /// between the mark and the limit.
 const READ_AND_WAIT: &str = "
 exec 3< $MNT/tf0

@@ -1,5 +1,5 @@
-//! Groups without room: what programs do there goes on as on any file system, however many do it at
-//! once.
+//! Groups without room: what programs do there continues as on any file system, however many do it
+//! at once.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;

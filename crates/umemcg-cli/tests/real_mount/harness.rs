@@ -395,8 +395,8 @@ impl Drop for Mount {
     }
 }
 
-/// A daemon that is stopped, and goes on however the test ends. Made after the processes that wait
-/// for it, so that it goes on before they are waited for.
+/// A daemon that is stopped, and continues however the test ends. Made after the processes that
+/// wait for it, so that it continues before they are waited for.
 pub struct Stopped<'a>(&'a Mount);
 
 impl<'a> Stopped<'a> {

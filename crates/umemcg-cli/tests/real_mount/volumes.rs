@@ -65,7 +65,7 @@ fn data_that_cannot_be_written_keeps_its_volume() {
     let refused = volume(&mount, &["remove", "v"]);
     assert_eq!(refused.status.code(), Some(3), "{refused:?}");
     refused.bad("/v/big: ");
-    // It goes on as before, and so do the others.
+    // It continues as before, and so do the others.
     mount.sh("test $(stat -c %s $MNT/v/big) = 4194304; echo y > $MNT/v/more; ls $MNT/v").good();
     volume(&mount, &["remove", "well"]).good();
     let forced = volume(&mount, &["remove", "v", "--force", "--json"]);

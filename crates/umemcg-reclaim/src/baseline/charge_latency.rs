@@ -1,4 +1,4 @@
-//! The time that requests of one thread take from charging pages to having frames for them.
+//! The time that requests of one thread take from charging pages to getting frames for them.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -18,12 +18,12 @@ thread_local! {
     static LATENCIES: Cell<Option<Vec<ChargeLatency>>> = const { Cell::new(None) };
 }
 
-/// Begins to note this thread's times; returns those since it did so last.
+/// Starts recording this thread's times; returns those recorded since the last call.
 pub fn take_charge_latencies() -> Vec<ChargeLatency> {
     LATENCIES.replace(Some(Vec::new())).unwrap_or_default()
 }
 
-/// Notes how long `act` takes, which charges pages and gets frames for them.
+/// Records how long `act`, which charges pages and gets frames for them, takes.
 pub fn charge_to_frame<R>(act: impl FnOnce() -> R) -> R {
     let Some(mut latencies) = LATENCIES.take() else { return act() };
     let cpu = processor_time();

@@ -35,7 +35,7 @@ pub(crate) fn waits_for_dirty() -> bool {
     !settings::is_as_mailed()
 }
 
-/// Returns the second round follows only when the first has looked at no page.
+/// Decides whether the second round follows: only if the first has scanned no page.
 pub(crate) fn follows_first_round(first: &Progress) -> Option<bool> {
     settings::is_as_mailed().then_some(first.scanned == 0)
 }
@@ -50,7 +50,8 @@ pub(crate) fn active_share(share: u64) -> u64 {
     if settings::is_of_largest_excess() { share.min(SWAP_CLUSTER_MAX) } else { share }
 }
 
-/// Processor time that the calling thread has spent in reclaim, and of that in asking shrinkers.
+/// Processor time that the calling thread has spent in reclaim, and the part of it spent asking
+/// shrinkers.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Spent {
     /// In reclaim altogether.
@@ -80,12 +81,12 @@ thread_local! {
 }
 
 impl Spent {
-    /// Begins to take the times of this thread.
+    /// Starts recording this thread's times.
     pub fn start() {
         SPENT.set(Some(Self::default()));
     }
 
-    /// Ends it.
+    /// Stops recording; returns the times.
     pub fn take() -> Self {
         SPENT.take().unwrap_or_default()
     }
@@ -119,7 +120,7 @@ pub(crate) fn in_asking(group: &Arc<Group>, mut ask: impl FnMut(&Arc<Group>)) {
     let start = Instant::now();
     (0..IN_A_ROW).for_each(|_| act());
     let (time, clock) = (start.elapsed(), start - look);
-    // A visit in which the processor was somewhere else says nothing.
+    // A visit in which the thread was preempted is not counted.
     if let Some(mut spent) = SPENT.get().filter(|_| time.max(clock) < ASKING_MAX) {
         let time_ns = time.as_nanos() as i64 - clock.as_nanos() as i64;
         spent.asking_ns += time_ns * i64::from(ONE_IN) / i64::from(IN_A_ROW);

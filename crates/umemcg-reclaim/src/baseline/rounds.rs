@@ -1,5 +1,5 @@
-//! Soft limits as they were before the mail soft-limit-rework, and shrinkers as they were asked
-//! before there was a map.
+//! Soft limits as before the mail soft-limit-rework, and shrinkers as they were asked before the
+//! bits.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::shrinker::{Count, ShrinkTarget};
 const JUDGED_AFTER_LOOPS: u32 = 2;
 #[doc(alias = "MEM_CGROUP_MAX_RECLAIM_LOOPS")]
 const LOOPS_MAX: u32 = 100;
-/// Victims that gave nothing, before it is left at that.
+/// Most victims that may give nothing before reclaim gives up.
 #[doc(alias = "MEM_CGROUP_MAX_SOFT_LIMIT_RECLAIM_LOOPS")]
 const VICTIMS_MAX: usize = 2;
 
@@ -99,7 +99,7 @@ impl Reclaimer {
             let mut at = None;
             while let Some(group) = Group::next_in_subtree(victim, at.as_ref()) {
                 // Whole lists are the share; a group that has given 32 pages is done for this loop.
-                // Objects were no part of it.
+                // Objects were not included.
                 let step = Pass { priority: 0, goal: SWAP_CLUSTER_MAX, round: Round::AllGroups, ..*pass };
                 let given =
                     settings::in_largest_excess(|| self.shrink_group(root, &group, &step, protection));

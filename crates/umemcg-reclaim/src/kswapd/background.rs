@@ -39,12 +39,12 @@ impl Background {
         self.job.get()
     }
 
-    /// Returns the usage at which a worker is to come.
+    /// Returns the usage at which a worker starts to reclaim.
     pub(crate) fn start(&self) -> u64 {
         self.marks.start().min(self.high_limit())
     }
 
-    /// Returns the usage below which it is done.
+    /// Returns the usage below which the worker stops.
     pub(crate) fn stop(&self) -> u64 {
         self.marks.stop().min(self.high_limit())
     }

@@ -66,9 +66,9 @@ pub(super) struct Progressing {
     /// A round at the last priority brought nothing and `low` was in the way: only `min` counts,
     /// until the high mark is reached.
     pub(super) overrides_low: bool,
-    /// `low` was in the way since the priorities were last begun with.
+    /// `low` was in the way since the priorities were last started from the beginning.
     pub(super) low_was_in_the_way: bool,
-    /// Reclaim has started and not come to the high mark yet.
+    /// Reclaim has started and has not reached the high mark yet.
     pub(super) is_active: bool,
 }
 
@@ -93,8 +93,8 @@ impl Progressing {
         }
     }
 
-    /// Begins anew, since the high mark was reached: from the first priority when the group is next
-    /// over its low mark.
+    /// Resets the state, since the high mark was reached: the next reclaim starts from the first
+    /// priority.
     pub(super) fn start_again(&mut self) {
         *self = Self { next_node: self.next_node, ..Self::new(self.candidates.len()) };
     }
@@ -135,7 +135,8 @@ impl Progressing {
     /// on this node.
     pub(super) fn end_round(&mut self, node: usize) {
         if self.freed_in_round >= QUANTUM_PAGES {
-            // A little gentler again; small groups never get anywhere at the gentlest.
+            // One step gentler, not the gentlest: at the gentlest priority small groups give
+            // nothing.
             self.priority = (self.priority + 1).min(DEF_PRIORITY);
             self.candidates.fill(true);
         } else if self.priority > 0 {

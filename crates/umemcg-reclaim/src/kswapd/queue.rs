@@ -19,7 +19,7 @@ use super::progressing::Progressing;
 /// The state of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum JobState {
-    /// Nowhere: its group is below its marks.
+    /// In no queue: its group is below its marks.
     Idle,
     /// In a queue.
     Queued,
@@ -43,7 +43,7 @@ pub(super) struct State {
 #[derive(Debug)]
 pub(crate) struct Job {
     pub(super) group: Weak<Group>,
-    /// Innermost but for the queues.
+    /// Only the queues' locks are taken under it.
     pub(super) state: LeafMutex<State>,
     pub(super) progressing: RankedMutex<Progressing>,
     /// A hint: it has backed off. (A)
@@ -134,8 +134,8 @@ impl Queue {
     /// Queues a group whose mark a charge reached.
     pub(crate) fn enqueue_signalled(&self, job: &Arc<Job>) {
         let mut state = job.state.lock();
-        // Its worker looks at the usage again after taking the signal; a job that backs off has
-        // said how long.
+        // A job that runs checks the usage again after taking the signal, and a job that backs off
+        // waits for its time.
         if state.place == JobState::Idle {
             state.place = JobState::Queued;
             let own = state.own_queue.clone();
@@ -159,8 +159,7 @@ impl Queue {
         }
     }
 
-    /// Puts a job among those that wait: in this round, or behind all others; a worker that sleeps
-    /// comes for it.
+    /// Queues a job: in this round, or behind all others if it was served. Wakes a sleeping worker.
     pub(super) fn put(&self, job: &Arc<Job>, was_served: bool) {
         self.put_back(job, was_served);
         self.wake.notify_one();
@@ -189,16 +188,16 @@ impl Queue {
         let mut inner = self.inner.lock();
         inner.backed_off.push(BackedOff(Reverse(Instant::now() + how_long), serial, Arc::clone(job)));
         drop(inner);
-        // One of them has to watch the time.
+        // One of the workers has to wait for the time.
         self.wake.notify_one();
     }
 
-    /// Sleeps for the next job. `None`: the worker should end.
+    /// Waits for the next job. `None` means that the worker should end.
     pub(super) fn next(&self, ends: &AtomicBool) -> Option<Arc<Job>> {
         let mut inner = self.inner.lock();
         loop {
             if inner.stopped || ends.load(Relaxed) {
-                // A notification that was meant for the thread that goes on.
+                // A notification that was meant for the thread that continues.
                 self.wake.notify_one();
                 return None;
             }
@@ -211,7 +210,7 @@ impl Queue {
                     job.is_backed_off.store(false, Relaxed);
                     drop(state);
                     inner.arrivals += 1;
-                    // Behind the others: nothing could be freed when it was last tried.
+                    // Behind the others: nothing could be freed when it was last served.
                     let turn = (inner.round + 1, 0, inner.arrivals);
                     inner.waiting.push(Waiting(Reverse(turn), job));
                 }
@@ -250,9 +249,9 @@ impl Queue {
         self.wake.notify_all();
     }
 
-    /// Lets every worker look whether it should end.
+    /// Makes every worker check whether it should end.
     pub(super) fn wake_all(&self) {
-        // Through the lock: a thread that has looked already sleeps by then.
+        // With the lock taken first: a worker that has checked already is asleep by then.
         drop(self.inner.lock());
         self.wake.notify_all();
     }

@@ -65,17 +65,17 @@ impl Reclaimer {
         let (progress, is_round_over) =
             self.shrink_in_rounds(&group, &pass, &mut protection, &mut first_rounds, &enough);
         work.low_was_in_the_way |= protection.low_was_in_the_way();
-        // Priorities of a quantum are no measure of trouble.
+        // The priority of a quantum says nothing about pressure.
         self.note_level(&group, DEF_PRIORITY, (progress.scanned, progress.reclaimed));
         let releasing = if is_believed { progress.releasing_bytes } else { 0 };
         work.note_freed(progress.pages(), releasing);
         if progress.scanned > 0 && progress.dirty == progress.scanned {
-            // Nothing but dirty pages in sight: the flusher's turn. No thread waits for it here.
+            // Only dirty pages were seen, so the flusher has to write them. The worker does not
+            // wait for it.
             if let Some(owner) = self.page_owner() {
                 owner.start_writeback(&group);
             }
-            // In vain: then harder, down to the last priority and not only at this one, where short
-            // lists have no share.
+            // After a back-off in vain, on to the last priority: short lists have no share here.
             if is_round_over && work.freed_in_round == 0 && !has_backed_off_in_vain {
                 let (nr_written, nr_freed) = self.backoff_baseline(&group);
                 work.backed_off_at = Some(BackoffBaseline::next(work.backed_off_at, nr_written, nr_freed));

@@ -13,8 +13,8 @@ use super::step::{Next, backoff_of};
 use crate::group_reclaim::GroupReclaim;
 use crate::reclaimer::Reclaimer;
 
-/// Quanta of a group that is alone in its queue before its worker looks up: whether it should end,
-/// whether others have backed off long enough.
+/// Quanta of a group that is alone in its queue, before its worker checks whether it should end and
+/// whether other groups' back-offs are over.
 const QUANTA_ALONE_MAX: u32 = 32;
 
 /// Quanta after which a worker offers its processor to waiting threads: about twenty microseconds
@@ -33,7 +33,7 @@ pub struct Kswapd {
 /// A worker of the pool.
 #[derive(Debug)]
 struct Pooled {
-    /// It should end, because there are to be fewer.
+    /// Set when the worker should end because the pool shrinks.
     is_surplus: Arc<AtomicBool>,
     _worker: Worker,
 }
@@ -83,7 +83,7 @@ impl Kswapd {
             pool.push(Pooled { is_surplus, _worker });
         }
         drop(pool);
-        // Waits until they have finished what they are at.
+        // Waits until they have finished their quantum.
         drop(surplus);
         Ok(())
     }
@@ -163,7 +163,7 @@ impl Drop for Kswapd {
 /// where it was woken, and immediately; a worker's burst of a few hundred microseconds would then
 /// be part of that request.
 fn run(reclaimer: &Weak<Reclaimer>, queue: &Queue, ends: &AtomicBool) {
-    // A sandbox may forbid it; then it is as it would be without.
+    // A sandbox may forbid it; then the worker runs with the ordinary policy.
     let _ = umemcg_arena::sys::yield_to_wakers();
     while let Some(job) = queue.next(ends) {
         let Some(reclaimer) = reclaimer.upgrade() else { return };
@@ -178,7 +178,7 @@ fn serve(reclaimer: &Reclaimer, mine: &Queue, job: &Arc<Job>) {
         let mut state = job.state.lock();
         state.place = JobState::Running;
     }
-    // Whatever happens in it, the worker lives on, and the job comes back to a queue.
+    // Even if it panics, the worker survives, and the job comes back to a queue.
     let next = contained(|| run_quanta(reclaimer, mine, job)).unwrap_or_else(|panic| {
         tracing::error!(%panic, "background reclaim of a group panicked; it is tried again after a back-off");
         Next::BackOff
@@ -190,7 +190,7 @@ fn serve(reclaimer: &Reclaimer, mine: &Queue, job: &Arc<Job>) {
         Next::Done => {
             state.place = JobState::Idle;
             drop(state);
-            // A signal since the look found the job running, and left it to us.
+            // A signal since the last check found the job running, and left it to this worker.
             if take_signal(job) {
                 reclaimer.kswapd_queue().enqueue_signalled(job);
             }
@@ -220,7 +220,7 @@ fn run_quanta(reclaimer: &Reclaimer, mine: &Queue, job: &Job) -> Next {
     // The signal first, the look at the usage afterwards.
     take_signal(job);
     let mut next = reclaimer.run_quantum(job);
-    // With no other group in the queue, its end is its beginning.
+    // With no other group in the queue, the tail is the head.
     let mut nr_left = QUANTA_ALONE_MAX;
     while next == Next::Again && nr_left > 0 && mine.is_empty() {
         if nr_left.is_multiple_of(QUANTA_PER_OFFER) && has_time(job) {
@@ -233,8 +233,7 @@ fn run_quanta(reclaimer: &Reclaimer, mine: &Queue, job: &Job) -> Next {
 }
 
 /// Returns whether the group has most of its room left between the mark and the limit: then its
-/// worker works when no other thread wants to, and a request that uses up its time slice meanwhile
-/// loses nothing. Later it takes its fair part.
+/// worker runs only when no other thread wants the processor. Otherwise it takes its fair share.
 fn has_time(job: &Job) -> bool {
     job.group.upgrade().is_some_and(|group| {
         let (usage, max) = (group.usage_bytes(), group.max_bytes());

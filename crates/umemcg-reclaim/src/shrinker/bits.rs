@@ -26,8 +26,7 @@ const CLOSED: u64 = 1 << UNIT_IDS;
 /// The unit that ends the chain of a removed group.
 const END: u32 = u32::MAX;
 
-/// Pages that are freed before shrinkers are asked again that have said that they have nothing to
-/// free.
+/// Pages freed before shrinkers that have reported nothing to free are asked again.
 pub const QUIET_PAGES: u64 = 1024;
 
 /// The group has been removed; its parent is the place to go.
@@ -108,7 +107,7 @@ impl Unit {
     /// Takes the work that a shrinker owes.
     pub fn take_deferred(&self, bit: u32) -> u64 {
         let owed = &self.deferred[bit as usize];
-        // Nearly always nothing, and a look is cheap.
+        // Nearly always zero, and a load is cheap.
         if owed.load(Ordering::Relaxed) == 0 { 0 } else { u64::from(owed.swap(0, Ordering::Relaxed)) }
     }
 
@@ -152,8 +151,8 @@ impl ShrinkerBits {
         std::iter::successors(self.first.get(), |unit| unit.next.get()).take_while(|unit| unit.base != END)
     }
 
-    /// Returns whether a visit at this age of the group need not ask: every shrinker said not many
-    /// pages ago that nothing can be freed just now.
+    /// Returns whether a visit at this age of the group need not ask the shrinkers, because all
+    /// have recently reported that nothing can be freed just now.
     #[inline]
     pub fn is_quiet(&self, age: u64) -> bool {
         age < self.quiet_until.load(Ordering::Relaxed)
@@ -189,13 +188,16 @@ impl ShrinkerBits {
 
     /// Does the work of [`find_or_append`](Self::find_or_append); `RETRY` is off only in the model
     /// that shows why it is needed.
+    ///
+    /// # Errors
+    /// [`Closed`].
     pub fn locate<const RETRY: bool>(&self, id: u32, appended: impl FnOnce()) -> Result<BitPlace, Closed> {
         let base = base_of(id);
         let mut link = &self.first;
         let mut made = false;
         loop {
-            // Of two that append here at once one is first; the other finds its unit and goes on
-            // behind it.
+            // Of two threads that append here at the same time, one is first; the other finds its
+            // unit and continues after it.
             let unit = link.get_or_init(|| {
                 made = true;
                 Unit::new(base)

@@ -1,4 +1,4 @@
-//! The trait that shrinkers implement, and its questions and answers.
+//! The trait that shrinkers implement, and the types of its arguments and results.
 
 #[cfg(not(loom))]
 use std::fmt;
@@ -29,7 +29,7 @@ pub enum Count {
 /// The outcome of a scan.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Scanned {
-    /// Objects looked at; what was asked for unless the shrinker ran out of objects.
+    /// Objects scanned: as many as requested unless the shrinker ran out of objects.
     pub scanned: u64,
     /// Bytes freed.
     pub freed_bytes: u64,
@@ -74,8 +74,8 @@ pub struct ShrinkTarget<'a> {
 /// A cache of objects that can be freed. Called with no lock held, from several threads at once;
 /// may sleep briefly, must not charge.
 ///
-/// Any of its methods may panic. The thread that asks is a worker's or one that needs room, so the
-/// panic is logged and goes no further: a count is then [`Count::NothingNow`], a scan is
+/// Any of its methods may panic. The calling thread is a worker or needs memory itself, so the
+/// panic is logged and not propagated: a count is then [`Count::NothingNow`], a scan is
 /// [`Scan::Stop`], and the shrinker is asked again next time. Keeping its own objects and charges
 /// consistent is up to the shrinker.
 #[cfg(not(loom))]

@@ -3,7 +3,7 @@
 //!
 //! At priority p the share of the objects is their number divided by 2^p, four times that divided
 //! by `seeks`: objects that are expensive to recreate are asked for less, except at priority 0,
-//! where it is all of them at least. What is less than a batch is not scanned but owed, and added
+//! where it is all of them at least. Less than a batch is not scanned but deferred, and added
 //! later.
 
 /// Cost of making an object again, in seeks, unless the shrinker says otherwise.
@@ -35,7 +35,7 @@ impl ScanPlan {
     #[doc(alias = "do_shrink_slab")]
     pub fn new(freeable: u64, owed: u64, priority: u32, seeks: u32, batch: u64) -> Self {
         let delta = if seeks == 0 {
-            // Free to make again: half of them, whatever the priority.
+            // Objects that cost nothing to recreate: half of them, at every priority.
             freeable / 2
         } else {
             let seeks = if priority == 0 { seeks.min(SEEKS_OF_ALL) } else { seeks };
@@ -65,8 +65,7 @@ impl ScanPlan {
         self.scanned += nr;
     }
 
-    /// Leaves it at what has been scanned, because more is not wanted: nothing of this call's share
-    /// is owed.
+    /// Ends the call, because no more is wanted: nothing of its share is deferred.
     pub fn end(&mut self) {
         self.delta = self.delta.min(self.scanned);
     }

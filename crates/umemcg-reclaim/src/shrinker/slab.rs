@@ -28,8 +28,8 @@ pub struct SlabUsage {
 }
 
 impl Reclaimer {
-    /// Returns whether no shrinker need be asked on a visit with such progress: most pages that it
-    /// looked at have gone, and all said lately that nothing can be freed just now.
+    /// Returns whether a visit with this progress need not ask the shrinkers: most scanned pages
+    /// were freed, and all shrinkers have recently reported that nothing can be freed just now.
     #[inline]
     pub(crate) fn is_quiet(&self, part: &GroupReclaim, pass: &Pass, visit: &Progress) -> bool {
         visit.reclaimed > visit.scanned / 2
@@ -86,8 +86,8 @@ impl Reclaimer {
             (count, scan_share(shrinker, &target, count, pass, Some((unit, bit))))
         });
         asked.unwrap_or_else(|| {
-            // Left behind by a shrinker that is gone. A new one of that number may be registering
-            // just now.
+            // The bit of a shrinker that is gone. A new one with its number may be registering just
+            // now.
             let registered =
                 || if self.shrinkers().with(id, |_| ()).is_some() { Count::NothingNow } else { Count::Empty };
             if unit.clear_if_empty::<true>(bit, registered) == Count::Empty {
@@ -116,7 +116,7 @@ impl Reclaimer {
         }
     }
 
-    /// Returns what every shrinker has in `group` itself, those with nothing left out.
+    /// Returns the objects of every shrinker that has any in `group` itself.
     pub fn slab_usage(&self, group: &Arc<Group>) -> Vec<SlabUsage> {
         assert_no_locks_held("a table of objects");
         let Some(part) = GroupReclaim::if_present(group) else { return Vec::new() };
@@ -146,8 +146,8 @@ impl Reclaimer {
     }
 }
 
-/// Lets a shrinker free its share, but no more than all that is wanted. What it owes is written in
-/// `owed`, if anywhere.
+/// Makes a shrinker free its share, but no more than is wanted. Its deferred work is kept in
+/// `owed`, if that is given.
 pub(crate) fn scan_share(
     shrinker: BorrowedShrinker<'_>,
     target: &ShrinkTarget<'_>,
@@ -171,7 +171,7 @@ pub(crate) fn scan_share(
                 progress.slab_bytes += done.freed_bytes;
                 progress.releasing_bytes += done.releasing_bytes;
                 progress.slab_scanned += done.scanned;
-                // A shrinker that looks at nothing has nothing more; it must not keep us.
+                // A shrinker that scans nothing has nothing more; the loop must end.
                 plan.note_scanned(if done.scanned == 0 { step } else { done.scanned });
                 if done.scanned == 0 {
                     break;

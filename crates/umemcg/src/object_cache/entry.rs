@@ -10,7 +10,7 @@ use umemcg_reclaim::ListSlot;
 use super::payer::Payer;
 use super::queue::Queue;
 
-/// Most uses that an entry counts. More would only make reclaim pass it more often.
+/// Most uses that an entry counts. With more, reclaim would only have to pass it more often.
 pub(super) const USES_MAX: u32 = 3;
 const USES: u32 = 3;
 const IN_MAIN: u32 = 4;
@@ -38,8 +38,8 @@ impl Mark {
         u64::from(self.0.load(Relaxed) >> BYTES_SHIFT) * BYTES_UNIT
     }
 
-    /// Counts a use. Writes nothing when there is enough of them, so that hits on what is hot leave
-    /// its line alone.
+    /// Counts a use. Writes nothing when the count is at its maximum, so that hits on a hot object
+    /// do not write its cache line.
     #[inline]
     pub(super) fn note_use(&self) {
         let mark = self.0.load(Relaxed);
@@ -52,7 +52,7 @@ impl Mark {
         self.0.load(Relaxed) & USES
     }
 
-    /// Takes a use away, under the shared lock. Returns `false` if there was none.
+    /// Removes a use, under the shared lock. Returns `false` if there was none.
     pub(super) fn spend_use(&self) -> bool {
         let mark = self.0.load(Relaxed);
         if mark & USES == 0 {
@@ -80,7 +80,7 @@ impl Mark {
 pub(super) struct Entry<K, V> {
     pub(super) key: K,
     pub(super) value: V,
-    /// The group in whose figures it stands and to which it is charged.
+    /// The group that it is charged to, and in whose statistics it counts.
     pub(super) payer: Arc<Payer>,
     /// (A)
     pub(super) mark: Mark,

@@ -25,8 +25,8 @@ use super::removal_cause::RemovalCause;
 /// One in this many objects is on probation.
 const PROBATION_SHARE: u64 = 50;
 
-/// Returns the queue whose turn it is, by the lengths of both, and how many objects it may give
-/// before the turn is the other's.
+/// Returns the queue to evict from next, chosen by the lengths of both, and how many objects may be
+/// evicted from it before the other is chosen.
 fn next_queue(probation: u64, main: u64) -> (Queue, u64) {
     let share = (probation + main) / PROBATION_SHARE;
     if main == 0 {
@@ -56,7 +56,7 @@ where
 {
     cache: &'a Inner<K, V, S>,
     group: &'a Arc<Group>,
-    /// The group's own figures. Objects inherited from removed groups are removed one by one.
+    /// The group's own statistics. Objects inherited from removed groups are removed one by one.
     payer: Option<&'a Arc<Payer>>,
     /// By [`Queue`].
     lists: [Option<&'a ListHandle>; 2],
@@ -87,14 +87,14 @@ where
         self.freed_bytes
     }
 
-    /// Notes that `bytes` of what was freed pay for another object of the group.
+    /// Notes that `bytes` of the freed memory are used for another object of the group.
     pub(super) fn hand_on(&mut self, bytes: u64) {
         self.named_bytes -= bytes;
     }
 
     /// Looks at up to `nr` objects, and takes up to `N` out that were not used. Those charged to
-    /// the group and not too old go through `out`, the others are seen off. Returns how many were
-    /// looked at: 0 when there is nothing to look at. No lock may be held.
+    /// the group and not expired are added to `out`; the others are removed. Returns how many were
+    /// visited; 0 when there are none. No lock may be held.
     pub(super) fn look<const N: usize>(
         &mut self,
         nr: u64,
@@ -170,8 +170,8 @@ where
     V: Clone,
     S: BuildHasher,
 {
-    /// Returns what a walk does with an object of the main queue: one that was used goes round
-    /// again.
+    /// Returns what a walk does with an object of the main queue: one that was used moves to the
+    /// young end again.
     fn peek(&self, token: u64, slot: ListSlot, now: u32) -> Verdict {
         let (shard, at) = self.shards.named_by(token);
         let Some(tables) = shard.tables.try_read() else { return Verdict::Skip };
@@ -185,21 +185,21 @@ where
         }
     }
 
-    /// Takes out what is in a place that was taken off its list, unless it was used: that goes to
-    /// the main queue. Nothing in here may panic: the place is on no list, and what is in the table
-    /// belongs on one.
+    /// Removes the object of a slot that was taken off its list. If the object was used, moves it
+    /// to the main queue instead. Nothing in here may panic, because the slot is on no list while
+    /// its object is in the table.
     fn take_victim(&self, token: u64, slot: ListSlot, now: u32) -> Option<Victim<K, V>> {
         let (shard, _) = self.shards.named_by(token);
         let mut tables = shard.tables.write();
-        // It may have moved meanwhile, but never to another shard; and while that is locked it
-        // stays.
+        // It may have moved meanwhile, but never to another shard, and it does not move while the
+        // shard is locked.
         let token = self.lists[0].token(slot);
         let at = token as u32;
-        // Not there: another thread has taken it out, and owns its place.
+        // Not there: another thread has removed it, and owns its slot.
         if tables.token(at) != token || tables.get(at).is_none_or(|entry| entry.slot != slot) {
             return None;
         }
-        // On a list: it came after ours, which is gone, and happened to get its place.
+        // On a list: a later object that has got the slot of ours, which is gone.
         if self.lists[0].is_linked(slot) {
             return None;
         }
@@ -211,7 +211,7 @@ where
             return None;
         }
         let Some(hash) = self.hash_of(entry) else {
-            // It cannot be taken out, and goes round.
+            // It cannot be removed, and goes back to the main queue.
             entry.payer.enlist(&self.lists, entry.mark.queue(), slot);
             return None;
         };

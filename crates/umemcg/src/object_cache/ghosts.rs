@@ -22,8 +22,8 @@ pub(super) struct Ghosts {
 }
 
 impl Ghosts {
-    /// Buckets for half as many ghosts as there are objects. More would let objects into the main
-    /// queue that come back too seldom to be worth it.
+    /// Buckets for half as many ghosts as there are objects. With more, objects would enter the
+    /// main queue that come back too rarely.
     pub(super) fn buckets_for(nr_objects: u64) -> usize {
         usize::try_from(nr_objects.div_ceil(2 * BUCKET as u64)).unwrap_or(BUCKETS_MAX).min(BUCKETS_MAX)
     }
@@ -32,13 +32,13 @@ impl Ghosts {
         self.buckets.len()
     }
 
-    /// Ghosts that there are.
+    /// The number of ghosts.
     pub(super) fn nr(&self) -> u64 {
         self.nr
     }
 
-    /// Returns what remains of a hash. The bucket is found by the same bits, so that ghosts find
-    /// their place when the table grows.
+    /// Returns the fingerprint of a hash. The bucket is chosen by the same bits, so that ghosts can
+    /// be moved when the table grows.
     fn fingerprint(hash: u64) -> u32 {
         ((hash >> 16) as u32).max(1)
     }
@@ -68,7 +68,7 @@ impl Ghosts {
         self.nr += 1;
     }
 
-    /// Returns whether an object that comes has a ghost; it has none any more.
+    /// Returns whether an inserted object has a ghost, and removes the ghost.
     pub(super) fn take(&mut self, hash: u64) -> bool {
         if self.nr == 0 {
             return false;

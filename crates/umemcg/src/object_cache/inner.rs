@@ -26,8 +26,7 @@ use super::striped_counter::StripedCounter;
 use super::victim_hints::VictimHints;
 use super::weight::{allocated_bytes, entry_bytes};
 
-/// Room for ghosts, and what else the group holds, is looked after once in this many inserts of a
-/// group.
+/// The room for ghosts and other state of a group is adjusted once in this many inserts.
 const LOOK_AROUND_EVERY: u64 = 64;
 
 /// Returns how many heap bytes a key and its value own.
@@ -179,7 +178,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
             let charge = charge.map_err(DeclineReason::Refused)?;
             let payer = self.payers.of(charge.owner());
             if payer.owner() != charge.owner() {
-                // Removed just now, and not known here.
+                // The group was removed just now, and has no state here.
                 group = payer.owner().resolve();
                 continue;
             }
@@ -191,8 +190,8 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
 
     /// Stores a value. Whatever of the embedder's code panics on the way, the value's charge is
     /// released with it, and the listener is called for the value that it replaced. When it is
-    /// declined the old value of the key is removed nevertheless. A value that comes from a flight
-    /// is kept only as long as the load has not been taken away.
+    /// declined, the old value of the key is removed all the same. A loaded value is stored only if
+    /// its load has not been cancelled.
     pub(super) fn store(
         &self,
         group: &Arc<Group>,
@@ -236,8 +235,8 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         Ok(())
     }
 
-    /// Puts an entry in the table and on its list, unless its flight has been taken away. Returns
-    /// what it takes the place of. The embedder's code runs first, then the table changes.
+    /// Puts an entry in the table and on its list, unless its load has been cancelled. Returns the
+    /// entry that it replaces. The embedder's code runs first, then the table changes.
     fn put(
         &self,
         hash: u64,
@@ -294,7 +293,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         out
     }
 
-    /// Takes a key out. Also ends its flight: what is being loaded may be older than this removal.
+    /// Removes a key. Also cancels its load, whose value may be older than this removal.
     pub(super) fn take<Q: Eq + ?Sized>(&self, hash: u64, key: &Q) -> Option<Entry<K, V>>
     where
         K: Borrow<Q>,
@@ -334,7 +333,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         loose.entry.as_ref().map(|entry| entry.value.clone())
     }
 
-    /// Takes out what is in a place of the lists, if it is too old.
+    /// Removes the object of a slot, if it has expired.
     pub(super) fn remove_expired(&self, hash: u64, slot: ListSlot) {
         let now = self.expiry.now();
         let mut tables = self.shards.of(hash).tables.write();
@@ -347,7 +346,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         self.finish_removal(entry, RemovalCause::Expired);
     }
 
-    /// Takes a load out of its shard. Returns `false` if another thread did.
+    /// Removes a load from its shard. Returns `false` if another thread has removed it.
     pub(super) fn end_load(&self, hash: u64, flight: &Arc<InFlight<V>>) -> bool {
         let taken = {
             let mut tables = self.shards.of(hash).tables.write();
@@ -411,7 +410,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
 }
 
 /// The charge and the place that an object needs before it can be put in the table. Counted in the
-/// figures of its group.
+/// statistics of its group.
 struct ChargedSlot<K, V> {
     /// To the payer's owner.
     charge: Charge,
@@ -468,8 +467,8 @@ pub(super) fn end<T>(what: T) {
     }
 }
 
-/// Counts bytes of objects in the figures of the group that they are charged to, which is `group`
-/// unless that has been removed.
+/// Counts bytes of objects in the statistics of the group that they are charged to, which is
+/// `group` unless that has been removed.
 pub(super) fn count_bytes(group: &Arc<Group>, owner: OwnerId, bytes: i64) {
     if group.owner() == owner {
         group.stat_add(StatItem::SlabReclaimable, bytes);

@@ -24,7 +24,7 @@ pub(super) enum Role<V> {
 }
 
 impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
-    /// Starts a load of a key, or joins the one that is under way.
+    /// Starts a load of a key, or joins one in progress.
     pub(super) fn join_load(&self, hash: u64, key: &K) -> Role<V>
     where
         K: Clone,
@@ -66,7 +66,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> LoadGuard<'_, K, V, S> {
     ) -> Result<V, E> {
         let value = load()?;
         self.value = Some(value.clone());
-        // Declined: the waiters get it all the same.
+        // Declined: the waiters get the value all the same.
         let _ = self.inner.store(group, self.hash, key, value.clone(), Some(self.flight));
         Ok(value)
     }

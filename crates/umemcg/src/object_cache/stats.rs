@@ -17,7 +17,7 @@ pub struct ObjectStats {
     pub ghost_hits: u64,
     /// Objects that were inserted.
     pub inserted: u64,
-    /// Objects that were declined for want of room.
+    /// Objects that were declined for lack of room.
     pub declined: u64,
     /// Objects that were evicted because memory was needed.
     pub evicted: u64,

@@ -17,45 +17,45 @@ use umemcg::{
 };
 
 /// Bytes that a value holds.
-pub const VALUE_BYTES: u64 = 4096;
+pub(crate) const VALUE_BYTES: u64 = 4096;
 
 /// Weighs [`VALUE_BYTES`], whatever it is.
-pub type Value = u64;
-pub type Cache = ObjectCache<u64, Value>;
+pub(crate) type Value = u64;
+pub(crate) type Cache = ObjectCache<u64, Value>;
 
-pub fn engine(pool_mib: u64) -> Arc<Engine> {
+pub(crate) fn engine(pool_mib: u64) -> Arc<Engine> {
     Engine::new(EngineConfig { pool_bytes: pool_mib << 20, ..EngineConfig::default() }).unwrap()
 }
 
-pub fn group(engine: &Engine, parent: &Arc<Group>, name: &str) -> Arc<Group> {
+pub(crate) fn group(engine: &Engine, parent: &Arc<Group>, name: &str) -> Arc<Group> {
     engine.create_group(parent, OsStr::new(name)).unwrap()
 }
 
-pub fn limit(engine: &Engine, group: &Arc<Group>, bytes: u64) {
+pub(crate) fn limit(engine: &Engine, group: &Arc<Group>, bytes: u64) {
     engine.set_max(group, bytes, &|| false);
 }
 
-pub fn builder(engine: &Arc<Engine>) -> ObjectCacheBuilder<u64, Value> {
+pub(crate) fn builder(engine: &Arc<Engine>) -> ObjectCacheBuilder<u64, Value> {
     ObjectCache::builder(engine, "values").weigher(|_, _| VALUE_BYTES)
 }
 
 /// Writes down what leaves.
 #[derive(Debug, Clone, Default)]
-pub struct Log(Arc<Mutex<Vec<(u64, Value, RemovalCause)>>>);
+pub(crate) struct Log(Arc<Mutex<Vec<(u64, Value, RemovalCause)>>>);
 
 impl Log {
-    pub fn listener(&self) -> impl Fn(u64, Value, RemovalCause) + Send + Sync + 'static {
+    pub(crate) fn listener(&self) -> impl Fn(u64, Value, RemovalCause) + Send + Sync + 'static {
         let log = self.clone();
         move |key, value, why| log.0.lock().push((key, value, why))
     }
 
-    pub fn take(&self) -> Vec<(u64, Value, RemovalCause)> {
+    pub(crate) fn take(&self) -> Vec<(u64, Value, RemovalCause)> {
         std::mem::take(&mut *self.0.lock())
     }
 }
 
 /// Checks that nothing is left of any cache: not in the lists, the figures, the charges.
-pub fn check_nothing_is_left(engine: &Engine, groups: &[&Arc<Group>]) {
+pub(crate) fn check_nothing_is_left(engine: &Engine, groups: &[&Arc<Group>]) {
     // Empty lists go when a pass finds them.
     engine.drop_caches(DropCaches::Objects, &|| false);
     assert_eq!(engine.reclaimer().nr_list_slots(), 0, "places in lists");
