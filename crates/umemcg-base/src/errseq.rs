@@ -1,9 +1,9 @@
 //! Write-back errors, reported once to each open file (`kernel-semantics` §6.4).
 //!
 //! A file carries one word: the errno of its latest write-back error, a "seen" mark, and a counter.
-//! Every open file remembers the word of its last look. A new error is reported once to each open
-//! file, however many threads ask through it. An error that no open file has seen yet is also
-//! reported to the next one.
+//! Every open file remembers the word that it last read. A new error is reported once to each open
+//! file, even if many threads use it. An error that no open file has seen yet is also reported to
+//! the next one.
 
 use crate::sync::atomic::{AtomicU32, Ordering};
 
@@ -33,7 +33,7 @@ impl ErrorSequence {
     /// Notes an error. `errno` is positive and below 4096.
     pub fn record(&self, errno: i32) {
         let errno = errno as u32 & ERRNO_MASK;
-        // Relaxed: one word stands alone; the data it speaks of travels under the file's locks.
+        // Relaxed: the word stands alone; the file's locks order the data.
         let _ = self.word.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |old| {
             let next = if old & SEEN != 0 {
                 (old & !(ERRNO_MASK | SEEN)).wrapping_add(COUNT)

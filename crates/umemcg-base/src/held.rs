@@ -1,4 +1,4 @@
-//! A record of the locks and other resources of each thread that others can wait for, checked
+//! A record, for each thread, of its locks and other resources that threads can wait for, checked
 //! against the order of [`Rank`] in debug builds. Release builds compile it to nothing: no data, no
 //! instruction.
 //!
@@ -120,8 +120,8 @@ mod order {
 
 pub(crate) use order::Place;
 
-/// Counts one step of work of this thread, for tests that the steps of an operation do not grow
-/// with the number of objects. In debug builds only.
+/// Counts one step of this thread's work, for tests that an operation's steps do not grow with the
+/// number of objects. In debug builds only.
 #[inline]
 pub fn note_step() {
     order::note_step();
@@ -190,7 +190,7 @@ impl Waiting {
         self.0.gave();
     }
 
-    /// Checks and records that the thread wants what it had set aside.
+    /// Checks and records that the thread takes the lock again.
     #[inline]
     pub(crate) fn again(&self) {
         self.0.take(true);

@@ -3,7 +3,7 @@
 //! store, for room or for another thread: those need no processor.
 //!
 //! Code that waits keeps an [`Idle`] for that time. The pool gives each of its threads an
-//! [`IdleObserver`], which is notified; on other threads it costs one look at a thread-local
+//! [`IdleObserver`], which is notified; on other threads it costs one load of a thread-local
 //! variable. A call of a store may wait for a device, or copy from memory without waiting: this is
 //! reported as a kind of its own, and the time that the call takes shows which.
 

@@ -18,11 +18,11 @@ use leaf::WaitTimeoutResult;
 
 /// A mutex with a place in the lock order.
 ///
-/// It wraps the standard library's mutex because of the way that one waits: it spins for a moment
-/// and then sleeps. A mutex that yields in between (`parking_lot`) loses a whole time slice, three
+/// It wraps the standard library's mutex because of how that waits: it spins for a moment and then
+/// sleeps. A mutex that yields in between (`parking_lot`) loses a whole time slice, three
 /// milliseconds, for a lock that is held for one microsecond; a sleeping thread is woken by the
-/// unlock and runs first. Poison is ignored: what panics under a lock ends the process or is a
-/// test.
+/// unlock and runs first. Poison is ignored: a panic under a lock either ends the process or is
+/// part of a test.
 pub struct RankedMutex<T> {
     place: Place,
     inner: ranked::Mutex<T>,

@@ -1,4 +1,4 @@
-//! Catches panics of code that is not ours.
+//! Catches panics of an embedder's code.
 //!
 //! Code of an embedder that runs for its caller (a loader, a comparison of keys) may unwind to that
 //! caller. Code that runs for others (a shrinker, a listener, a store under write-back) must not:
@@ -28,7 +28,7 @@ impl Panicked {
             (_, Some(text)) => text.clone(),
             _ => "a payload that is no text".to_owned(),
         };
-        // It may be of any type, and its end is code of the embedder's, too.
+        // The payload may be of any type, and its destructor is the embedder's code, too.
         if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
             std::mem::forget(again);
         }

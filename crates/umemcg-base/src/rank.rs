@@ -2,7 +2,7 @@
 //! rising rank only; a debug build panics at the first one out of order, and at the first charge or
 //! reclaim that starts with a lock held that ranks after it.
 //!
-//! [`RANKS`] says what each is; the table of `LOCKING.md` is generated from it.
+//! [`RANKS`] describes each; the table of `LOCKING.md` is generated from it.
 
 /// Ranks from the outermost to the innermost. Two locks of one rank are never held together, except
 /// where the acquisition says so (`RankedMutex::lock_second`).
@@ -15,11 +15,11 @@ pub enum Rank {
     ControlFile,
     /// The threads of background reclaim; held while one starts or ends.
     Workers,
-    /// Another thread's doing, with nothing held that it may want: work for a worker, room in a
-    /// queue, the end of a thread, of a callback, of what is open on a volume, of the load of an
+    /// An action of another thread, with nothing held that it may need: work for a worker, room in
+    /// a queue, the end of a thread, of a callback, of open files on a volume, of the load of an
     /// object.
     Peer,
-    /// The kernel's answer to a notification: it may wait for requests that we serve.
+    /// The kernel's answer to a notification, which may wait for requests that this daemon serves.
     KernelNotice,
     /// Moves of processes between groups, then the ends of groups that processes could move to.
     Membership,
@@ -36,7 +36,7 @@ pub enum Rank {
     Memory,
     /// Some write-back to finish, for at most 100 ms in a reclaim.
     Writeback,
-    /// The kernel to let go of names, for at most 20 ms.
+    /// The kernel to forget names, for at most 20 ms.
     KernelRelease,
     /// The listeners of a group's events, then the peaks of a group.
     EventListeners,
@@ -53,7 +53,7 @@ pub enum Rank {
     FileOpens,
     /// A call of a backing store.
     StoreIo,
-    /// One operation of ours on a host file at a time; shared by looks at it.
+    /// One operation of the daemon on a host file at a time; shared by reads of its attributes.
     HostFile,
     /// Names: of volumes, of a tmpfs volume.
     Names,
@@ -168,7 +168,7 @@ pub const RANKS: &[RankInfo] = &[
     ),
     wait(
         Rank::KernelRelease,
-        "the kernel to let go of names, for at most 20 ms",
+        "the kernel to forget names, for at most 20 ms",
         "`umemcg-reclaim/src/pending_release.rs`",
     ),
     lock(
@@ -200,7 +200,7 @@ pub const RANKS: &[RankInfo] = &[
     wait(Rank::StoreIo, "a call of a backing store", "`umemcg-cache/src/store.rs`"),
     lock(
         Rank::HostFile,
-        "one operation of ours on a host file at a time; shared by looks at it",
+        "one operation of the daemon on a host file at a time; shared by reads of its attributes",
         "`umemcg-vfs/src/shown_times.rs`",
     ),
     lock(Rank::Names, "names: of volumes, of a tmpfs volume", "`umemcg-vfs/src/volumes.rs`, `tmpfs/mod.rs`"),

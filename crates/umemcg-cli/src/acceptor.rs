@@ -1,6 +1,6 @@
-//! Accepts connections until the socket is shut down, whatever else `accept` answers.
+//! Accepts connections until the socket is shut down, through all other errors of `accept`.
 //!
-//! A daemon whose descriptors are used up answers `EMFILE` for a while, and `umemcg sync` and
+//! While the daemon has no descriptor left, `accept` fails with `EMFILE`, and `umemcg sync` and
 //! `umemcg umount` must work then and afterwards. So the acceptor holds a spare descriptor, which
 //! it closes to take one connection, and tries again as long as it has none.
 

@@ -130,8 +130,8 @@ impl Lifecycle {
         let deadline = if insisted { Instant::now() } else { self.begin_end() };
         let mut lost = self.served.shut_down(deadline);
         if insisted {
-            // Data that the host has been given was not waited for; only data that is still ours is
-            // lost with us.
+            // Data that the host has accepted was not waited for; only data still in this process
+            // is lost with it.
             lost.retain(|file| file.bytes > 0);
         }
         self.await_last_replies();
@@ -172,7 +172,7 @@ impl Lifecycle {
             }
             Err(error) => {
                 eprintln!("umemcg: cannot unmount {}: {error}", self.mountpoint.display());
-                // Nothing will close the mount any more: go on to the last flush.
+                // Nothing will close the mount any more: continue with the last flush.
                 let _ = sender.send(Event::Ended);
             }
         }

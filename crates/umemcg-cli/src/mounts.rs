@@ -1,4 +1,4 @@
-//! Resolution of a path on the command line to one of our mounts. Nothing here sends a request to a
+//! Resolution of a path on the command line to a mount of umemcg. Nothing here sends a request to a
 //! file system whose daemon may hang or have died, except for the path's own resolution.
 
 use std::io;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use umemcg_fuse::mountinfo::{Mount, mount_at};
 
-/// Returns whether it is one of ours: the mount of a directory, or of the control files.
+/// Returns whether it is a mount of umemcg: of volumes, or of the control files.
 pub fn is_umemcg(mount: &Mount) -> bool {
     mount.kind.strip_prefix("fuse.").is_some_and(|subtype| subtype.starts_with("umemcg"))
 }

@@ -224,7 +224,7 @@ fn show(arguments: &TopArguments, control: &Path) -> Result<(), Failure> {
     loop {
         std::thread::sleep(arguments.interval.max(INTERVAL_MIN));
         let now = sample()?;
-        // Some terminals do not say.
+        // Some terminals do not report their size.
         let nr_lines = tcgetwinsize(&stdout).map_or(0, |size| usize::from(size.ws_row));
         let nr_lines = if nr_lines == 0 { LINES_UNKNOWN } else { nr_lines };
         let nr_max = if is_live { nr_lines.saturating_sub(OTHER_LINES).max(1) } else { usize::MAX };
@@ -241,7 +241,7 @@ fn show(arguments: &TopArguments, control: &Path) -> Result<(), Failure> {
             write!(stdout.lock(), "{}", table(&rows))
         };
         match written {
-            // The reader has seen enough.
+            // The reader has closed the pipe.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
             Err(error) => return Err(Failure::Failed(format!("cannot write: {error}"))),
             Ok(()) if arguments.once => return Ok(()),

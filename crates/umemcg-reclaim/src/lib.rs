@@ -77,34 +77,21 @@ pub mod watermark;
 pub mod writeback_backoff;
 
 #[cfg(not(loom))]
-pub use accounted_charge::AccountedCharge;
-#[cfg(not(loom))]
-pub use charge::ChargeError;
-#[cfg(not(loom))]
-pub use group_reclaim::{GroupReclaim, advance_age, owner_from};
-#[cfg(not(loom))]
-pub use kswapd::Kswapd;
-#[cfg(not(loom))]
-pub use list_lru::{ListHandle, ListLru, Verdict, WalkedList};
-#[cfg(not(loom))]
-pub use list_slots::{LIST_SLOT_BYTES, ListSlot, ListsFull};
-#[cfg(not(loom))]
-pub use lruvec::{LruKind, Lruvec};
-#[cfg(not(loom))]
-pub use memory_high::ChargeMeter;
-#[cfg(not(loom))]
-pub use page_owner::{Eviction, PageOwner};
-#[cfg(not(loom))]
-pub use pressure_level::PressureLevel;
-#[cfg(not(loom))]
-pub use psi::{Pressure, PressureLine};
-#[cfg(not(loom))]
-pub use reclaimer::Reclaimer;
-#[cfg(not(loom))]
-pub use scan_control::{MAX_RECLAIM_RETRIES, Progress, Reason, SWAP_CLUSTER_MAX, WRITEBACK_WAIT};
-#[cfg(not(loom))]
-pub use shadow::Shadow;
-#[cfg(not(loom))]
-pub use stall::{Stalled, StalledHere, Working};
-#[cfg(not(loom))]
-pub use watermark::{InvalidMarks, Marks};
+pub use {
+    accounted_charge::AccountedCharge,
+    charge::ChargeError,
+    group_reclaim::{GroupReclaim, advance_age, owner_from},
+    kswapd::Kswapd,
+    list_lru::{ListHandle, ListLru, Verdict, WalkedList},
+    list_slots::{LIST_SLOT_BYTES, ListSlot, ListsFull},
+    lruvec::{LruKind, Lruvec},
+    memory_high::ChargeMeter,
+    page_owner::{Eviction, PageOwner},
+    pressure_level::PressureLevel,
+    psi::{Pressure, PressureLine},
+    reclaimer::Reclaimer,
+    scan_control::{MAX_RECLAIM_RETRIES, Progress, Reason, SWAP_CLUSTER_MAX, WRITEBACK_WAIT},
+    shadow::Shadow,
+    stall::{Stalled, StalledHere, Working},
+    watermark::{InvalidMarks, Marks},
+};

@@ -230,7 +230,7 @@ impl HostVolume {
         let fresh =
             Content::new(shared.reclaim_effort(), &shared.engine, &shared.host_dir, stat, &caller.group)?;
         let content =
-            shared.table.with(node, |slot| Arc::clone(slot.content.get_or_insert(Arc::clone(&fresh))));
+            shared.table.with(node, |entry| Arc::clone(entry.content.get_or_insert(Arc::clone(&fresh))));
         Ok(content.ok_or(Errno::STALE)?)
     }
 

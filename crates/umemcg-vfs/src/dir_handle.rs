@@ -180,7 +180,7 @@ impl Shared {
     /// more.
     fn open_directory(&self, node: NodeId) -> Result<Option<OwnedFd>, Errno> {
         let held = match self.descriptor(node) {
-            Err(Errno::STALE) if self.table.with(node, |slot| slot.is_nameless) == Some(true) => {
+            Err(Errno::STALE) if self.table.with(node, |entry| entry.is_nameless) == Some(true) => {
                 return Ok(None);
             }
             held => held?,

@@ -42,9 +42,9 @@ impl Lookup for HostVolume {
             shared.keep(node);
         }
         // A file without a name cannot be reached again, so its dirty data need not be written.
-        let abandoned = shared.table.with(node, |slot| {
-            let is_abandoned = slot.lingers && slot.is_nameless && !slot.is_looked_up();
-            slot.content.clone().filter(|_| is_abandoned)
+        let abandoned = shared.table.with(node, |entry| {
+            let is_abandoned = entry.lingers && entry.is_nameless && !entry.is_looked_up();
+            entry.content.clone().filter(|_| is_abandoned)
         });
         if let Some(content) = abandoned.flatten() {
             content.discard();

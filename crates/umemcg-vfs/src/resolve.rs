@@ -23,7 +23,7 @@ use crate::error::VfsError;
 use crate::host::{self, InodeKey};
 use crate::host_directory::HostDirectory;
 use crate::host_store::InUse;
-use crate::inode_table::{InodeCharges, InodeTable, Removed, Slot};
+use crate::inode_table::{InodeCharges, InodeEntry, InodeTable, Removed};
 use crate::kernel_cache::KernelCache;
 use crate::volume_config::{IoMode, Resolve};
 use umemcg::{Engine, Group};
@@ -142,7 +142,7 @@ impl Shared {
     /// `ESTALE` for a node that is not known.
     pub(crate) fn find(&self, node: NodeId) -> Result<Found, Errno> {
         self.table
-            .with(node, |slot| Found { kind: slot.kind, content: slot.content.clone() })
+            .with(node, |entry| Found { kind: entry.kind, content: entry.content.clone() })
             .ok_or(Errno::STALE)
     }
 
@@ -156,9 +156,9 @@ impl Shared {
         }
         let (key, kind, handle, orphan, content) = self
             .table
-            .with(node, |slot| {
-                let content = slot.content.clone().filter(|_| slot.is_nameless);
-                (slot.key, slot.kind, slot.handle.clone(), slot.orphan.clone(), content)
+            .with(node, |entry| {
+                let content = entry.content.clone().filter(|_| entry.is_nameless);
+                (entry.key, entry.kind, entry.handle.clone(), entry.orphan.clone(), content)
             })
             .ok_or(Errno::STALE)?;
         if let Some(fd) = orphan {
@@ -262,7 +262,7 @@ impl Shared {
         let access = if for_writing { OFlags::RDWR } else { OFlags::RDONLY };
         // A handle opens the file in one step, and so does a descriptor that is held already.
         let handle = match self.descriptors.get(node) {
-            None => self.table.with(node, |slot| (slot.key, slot.handle.clone())),
+            None => self.table.with(node, |entry| (entry.key, entry.handle.clone())),
             Some(_) => None,
         };
         if let Some((key, Some(handle))) = handle
@@ -277,7 +277,7 @@ impl Shared {
     /// Returns whether an inode's host file can be opened again after changes of its mode and
     /// names, as long as it has a name.
     pub(crate) fn can_reopen(&self, node: NodeId) -> bool {
-        let has_handle = |slot: &mut Slot| slot.handle.is_some() && !slot.is_nameless;
+        let has_handle = |entry: &mut InodeEntry| entry.handle.is_some() && !entry.is_nameless;
         self.host_dir.reopens && self.table.with(node, has_handle) == Some(true)
     }
 
@@ -419,7 +419,7 @@ impl Shared {
     /// Returns the content of a lingering node; `None` when the node is gone or does not linger any
     /// more.
     fn lingering_content(&self, node: NodeId) -> Option<Arc<Content>> {
-        self.table.with(node, |slot| slot.content.clone().filter(|_| slot.lingers)).flatten()
+        self.table.with(node, |entry| entry.content.clone().filter(|_| entry.lingers)).flatten()
     }
 
     /// Releases a lingering node if it is clean, with `write_back` after writing it. Returns
@@ -443,13 +443,13 @@ impl Shared {
             if kept.len() > self.max_kept { kept.pop_front() } else { None }
         };
         let Some(oldest) = oldest else { return };
-        if self.table.with(oldest, |slot| std::mem::take(&mut slot.is_kept)) == Some(true) {
+        if self.table.with(oldest, |entry| std::mem::take(&mut entry.is_kept)) == Some(true) {
             self.dispose(self.table.unpin(oldest));
         }
     }
 
     pub(crate) fn stop_lingering(&self, node: NodeId) {
-        let lingered = self.table.with(node, |slot| std::mem::take(&mut slot.lingers));
+        let lingered = self.table.with(node, |entry| std::mem::take(&mut entry.lingers));
         if lingered == Some(true) {
             self.dispose(self.table.unpin(node));
         }

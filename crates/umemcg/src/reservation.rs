@@ -51,7 +51,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 #[derive(Debug, Clone, Error)]
 pub enum ReserveError {
     /// A level's commitments and this one together exceed its limit, whatever is reclaimed.
-    #[error("group {} cannot promise that much: {available_bytes} bytes are left to promise", group.path().display())]
+    #[error("group {} cannot commit that much: {available_bytes} bytes are left to commit", group.path().display())]
     Overcommitted {
         /// The lowest such level.
         group: Arc<Group>,

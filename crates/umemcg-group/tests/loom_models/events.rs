@@ -5,7 +5,7 @@ use loom::sync::Arc;
 use loom::thread;
 use umemcg_base::WakeSignal;
 use umemcg_group::EventKind;
-use umemcg_group::events::Events;
+use umemcg_group::model::Events;
 
 fn check<const FENCE: bool>(nr_events: u64) {
     loom::model(move || {

@@ -3,8 +3,7 @@
 
 use loom::sync::Arc;
 use loom::thread;
-use umemcg_group::counter::{CounterNode, NO_NODE, UNLIMITED};
-use umemcg_group::excess::{EXCESS_LAG_BYTES, Excess};
+use umemcg_group::model::{CounterNode, EXCESS_LAG_BYTES, Excess, NO_NODE, UNLIMITED};
 use umemcg_group::subtree_marks::{PathNode, note_removed};
 
 /// A high usage, a low one, and a limit between them by more than the lag.

@@ -3,7 +3,7 @@
 
 use loom::sync::Arc;
 use loom::thread;
-use umemcg_group::counter::{CounterNode, NO_NODE, UNLIMITED};
+use umemcg_group::model::{CounterNode, NO_NODE, UNLIMITED};
 
 fn check<const HANDSHAKE: bool>() {
     let mut model = loom::model::Builder::new();

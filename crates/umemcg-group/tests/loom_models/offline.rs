@@ -3,9 +3,7 @@
 
 use loom::sync::Arc;
 use loom::thread;
-use umemcg_group::counter::{NO_NODE, UNLIMITED};
-use umemcg_group::ledger::{Ledger, NODE_STATE_BYTES};
-use umemcg_group::stock::ThreadStock;
+use umemcg_group::model::{Ledger, NO_NODE, NODE_STATE_BYTES, ThreadStock, UNLIMITED};
 
 fn model(body: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();

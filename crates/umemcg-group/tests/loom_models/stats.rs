@@ -2,8 +2,7 @@
 
 use loom::sync::Arc;
 use loom::thread;
-use umemcg_group::counter::{CounterNode, NO_NODE, UNLIMITED};
-use umemcg_group::stats::{SweptCell, add_where_alive, sweep};
+use umemcg_group::model::{CounterNode, NO_NODE, SweptCell, UNLIMITED, add_where_alive, sweep};
 
 #[derive(Default)]
 struct Level {

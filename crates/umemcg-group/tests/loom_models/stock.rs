@@ -2,9 +2,7 @@
 
 use loom::sync::Arc;
 use loom::thread;
-use umemcg_group::counter::{NO_NODE, UNLIMITED};
-use umemcg_group::ledger::Ledger;
-use umemcg_group::stock::{Drain, ThreadStock};
+use umemcg_group::model::{Drain, Ledger, NO_NODE, ThreadStock, UNLIMITED};
 
 fn model(body: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use super::{InodeTable, Removed, Slot};
+use super::{InodeEntry, InodeTable, Removed};
 use crate::attr::{FileKind, NodeId};
 use crate::content::Content;
 use crate::metadata_charge::CONTENT_BYTES;
@@ -40,7 +40,7 @@ pub(crate) enum LeaveOutcome {
     },
 }
 
-impl Slot {
+impl InodeEntry {
     /// Returns the number of pins that cached content holds, as opposed to users.
     fn pins_for_content(&self) -> u32 {
         u32::from(self.is_kept) + u32::from(self.lingers)
@@ -57,18 +57,18 @@ impl InodeTable {
     /// Releases lookups of the kernel; an excess is ignored. With `keep`, an inode with cached
     /// pages is pinned when its last lookup is released; returns `true` if that has happened.
     pub(crate) fn forget(&self, node: NodeId, nr_lookups: u64, keep: bool) -> (Vec<Removed>, bool) {
-        let content = self.with(node, |slot| {
-            slot.content.clone().filter(|_| slot.nlookup <= nr_lookups && keep && !slot.is_nameless)
+        let content = self.with(node, |entry| {
+            entry.content.clone().filter(|_| entry.nlookup <= nr_lookups && keep && !entry.is_nameless)
         });
         let has_pages = content.flatten().is_some_and(|content| content.file.has_cached_pages());
         let mut is_newly_kept = false;
-        let removed = self.release(node, |slot| {
-            slot.nlookup = slot.nlookup.saturating_sub(nr_lookups);
-            if slot.nlookup > 0 || slot.is_kept == has_pages {
+        let removed = self.release(node, |entry| {
+            entry.nlookup = entry.nlookup.saturating_sub(nr_lookups);
+            if entry.nlookup > 0 || entry.is_kept == has_pages {
                 return;
             }
-            slot.is_kept = has_pages;
-            slot.pins = if has_pages { slot.pins + 1 } else { slot.pins - 1 };
+            entry.is_kept = has_pages;
+            entry.pins = if has_pages { entry.pins + 1 } else { entry.pins - 1 };
             is_newly_kept = has_pages;
         });
         (removed, is_newly_kept)
@@ -84,9 +84,9 @@ impl InodeTable {
         with_names: bool,
         keep: bool,
     ) -> LeaveOutcome {
-        let content = self.with(node, |slot| {
-            let is_idle = slot.is_idle_name() && !std::mem::take(&mut slot.place.is_used);
-            is_idle.then(|| slot.content.clone())
+        let content = self.with(node, |entry| {
+            let is_idle = entry.is_idle_name() && !std::mem::take(&mut entry.place.is_used);
+            is_idle.then(|| entry.content.clone())
         });
         let Some(Some(content)) = content else { return LeaveOutcome::Kept };
         if let Some(content) = content {
@@ -97,24 +97,24 @@ impl InodeTable {
                 return LeaveOutcome::ContentDropped(bytes);
             }
         }
-        let leave = self.with(node, |slot| {
-            if !slot.is_idle_name() {
+        let leave = self.with(node, |entry| {
+            if !entry.is_idle_name() {
                 return LeaveOutcome::Kept;
             }
-            let bytes = slot.bytes();
-            if slot.place.asked_ms != 0 {
-                let again_after_ms = RETRY_INTERVAL_MS << (slot.place.nr_asked - 1);
-                match now_ms.wrapping_sub(slot.place.asked_ms) {
+            let bytes = entry.bytes();
+            if entry.place.asked_ms != 0 {
+                let again_after_ms = RETRY_INTERVAL_MS << (entry.place.nr_asked - 1);
+                match now_ms.wrapping_sub(entry.place.asked_ms) {
                     ..FORGET_TIMEOUT_MS => return LeaveOutcome::Requested(bytes),
                     since_ms if since_ms < again_after_ms => return LeaveOutcome::Kept,
                     _ => {}
                 }
             }
-            slot.place.asked_ms = now_ms;
-            slot.place.nr_asked = (slot.place.nr_asked + 1).min(1 + NR_DOUBLINGS_MAX);
-            let names = slot.names.iter().filter(|_| with_names);
+            entry.place.asked_ms = now_ms;
+            entry.place.nr_asked = (entry.place.nr_asked + 1).min(1 + NR_DOUBLINGS_MAX);
+            let names = entry.names.iter().filter(|_| with_names);
             let names = names.map(|name| (name.parent, name.name.clone())).collect();
-            LeaveOutcome::Idle { kind: slot.kind, names, bytes }
+            LeaveOutcome::Idle { kind: entry.kind, names, bytes }
         });
         leave.unwrap_or(LeaveOutcome::Kept)
     }
@@ -126,10 +126,10 @@ impl InodeTable {
             return None;
         }
         // An open pins the inode first. So no open file uses the content, and none is about to.
-        let dropped = self.with(node, |slot| {
-            let is_it = slot.content.as_ref().is_some_and(|here| Arc::ptr_eq(here, content));
-            let is_payers = slot.charge.as_ref().is_some_and(|charge| charge.owner() == content.owner());
-            (is_it && slot.pins <= u32::from(slot.is_kept)).then(|| (slot.content.take(), is_payers))
+        let dropped = self.with(node, |entry| {
+            let is_it = entry.content.as_ref().is_some_and(|here| Arc::ptr_eq(here, content));
+            let is_payers = entry.charge.as_ref().is_some_and(|charge| charge.owner() == content.owner());
+            (is_it && entry.pins <= u32::from(entry.is_kept)).then(|| (entry.content.take(), is_payers))
         });
         dropped.flatten().map(|(_, is_payers)| if is_payers { CONTENT_BYTES } else { 0 })
     }
@@ -138,11 +138,11 @@ impl InodeTable {
     /// is left.
     pub(crate) fn drop_if_unused(&self, node: NodeId) -> Vec<Removed> {
         let content =
-            self.with(node, |slot| slot.content.clone().filter(|_| slot.is_kept && slot.nlookup == 0));
+            self.with(node, |entry| entry.content.clone().filter(|_| entry.is_kept && entry.nlookup == 0));
         if content.flatten().is_none_or(|content| content.file.has_cached_pages()) {
             return Vec::new();
         }
-        let is_unused = self.with(node, |slot| slot.nlookup == 0 && std::mem::take(&mut slot.is_kept));
+        let is_unused = self.with(node, |entry| entry.nlookup == 0 && std::mem::take(&mut entry.is_kept));
         if is_unused == Some(true) { self.unpin(node) } else { Vec::new() }
     }
 }

@@ -48,7 +48,7 @@ pub(crate) type NodeCharge = MetadataCharge<NODE_BYTES>;
 
 /// One inode. All fields are guarded by the shard's lock.
 #[derive(Debug)]
-pub(crate) struct Slot {
+pub(crate) struct InodeEntry {
     pub(crate) key: InodeKey,
     /// References that the kernel holds, one for each lookup.
     nlookup: u64,
@@ -77,7 +77,7 @@ pub(crate) struct Slot {
 }
 
 // Half a million entries are to cost little: 128 MiB with both maps at their worst load.
-const _: () = assert!(size_of::<Slot>() <= 120);
+const _: () = assert!(size_of::<InodeEntry>() <= 120);
 
 /// The remains of an entry without references; dropped outside the locks.
 #[derive(Debug)]
@@ -88,7 +88,7 @@ pub(crate) struct Removed {
     pub(crate) is_nameless: bool,
     /// The kernel was asked to forget it.
     pub(crate) was_asked: bool,
-    /// The bytes that are freed with it, see [`Slot::bytes`].
+    /// The bytes that are freed with it, see [`InodeEntry::bytes`].
     pub(crate) bytes: u64,
     /// Only to be dropped.
     _charge: Option<NodeCharge>,
@@ -107,7 +107,7 @@ pub(crate) enum Loss {
 #[derive(Debug, Default)]
 struct Shard {
     /// Boxed, because a map has up to three times the room that its entries need.
-    by_node: HashMap<u64, Box<Slot>>,
+    by_node: HashMap<u64, Box<InodeEntry>>,
     by_key: HashMap<InodeKey, u64>,
 }
 
@@ -152,9 +152,9 @@ impl InodeTable {
             // The root's id is fixed and says shard 1. Its key lies in that shard, too, not where
             // the hash would put it: no caller looks up the root by key.
             let mut shard = table.shard(NodeId::ROOT).lock();
-            let mut slot = Box::new(Slot::new(root, FileKind::Directory, None, None));
-            slot.pins = 1;
-            shard.by_node.insert(NodeId::ROOT.0, slot);
+            let mut entry = Box::new(InodeEntry::new(root, FileKind::Directory, None, None));
+            entry.pins = 1;
+            shard.by_node.insert(NodeId::ROOT.0, entry);
         }
         table
     }
@@ -184,22 +184,22 @@ impl InodeTable {
 
     /// Returns the group that pays for additions to a known inode.
     pub(crate) fn payer(&self, key: InodeKey) -> Option<Arc<Group>> {
-        let owner = self.with(self.find(key)?, |slot| Some(slot.charge.as_ref()?.lister()))??;
+        let owner = self.with(self.find(key)?, |entry| Some(entry.charge.as_ref()?.lister()))??;
         owner.try_resolve()
     }
 
     /// Moves an entry whose references have changed to the right list.
-    fn update_list(&self, node: NodeId, slot: &mut Slot) {
-        if let (Some(lists), Some(charge)) = (self.lists.get(), &slot.charge) {
-            let on = if slot.nlookup > 0 { Listed::Names } else { Listed::Inodes };
-            slot.place.update(lists, node, charge.lister(), on);
+    fn update_list(&self, node: NodeId, entry: &mut InodeEntry) {
+        if let (Some(lists), Some(charge)) = (self.lists.get(), &entry.charge) {
+            let on = if entry.nlookup > 0 { Listed::Names } else { Listed::Inodes };
+            entry.place.update(lists, node, charge.lister(), on);
         }
     }
 
     /// Calls `look` with an entry and its shard locked. `look` must not call anything outside the
     /// table.
-    pub(crate) fn with<R>(&self, node: NodeId, look: impl FnOnce(&mut Slot) -> R) -> Option<R> {
-        self.shard(node).lock().by_node.get_mut(&node.0).map(|slot| look(slot))
+    pub(crate) fn with<R>(&self, node: NodeId, look: impl FnOnce(&mut InodeEntry) -> R) -> Option<R> {
+        self.shard(node).lock().by_node.get_mut(&node.0).map(|entry| look(entry))
     }
 
     /// Returns the node of an inode, if it has one.
@@ -217,10 +217,10 @@ impl InodeTable {
     ) -> Option<NodeId> {
         let mut shard = self.shards[self.shard_of_key(key)].lock();
         let node = *shard.by_key.get(&key)?;
-        let slot = shard.by_node.get_mut(&node)?;
-        (slot.kind == kind && slot.names.contains(parent, name)).then(|| {
-            slot.looked_up();
-            self.update_list(NodeId(node), slot);
+        let entry = shard.by_node.get_mut(&node)?;
+        (entry.kind == kind && entry.names.contains(parent, name)).then(|| {
+            entry.looked_up();
+            self.update_list(NodeId(node), entry);
             NodeId(node)
         })
     }
@@ -248,25 +248,25 @@ impl InodeTable {
             let known = shard.by_key.get(&key).copied();
             // An entry of another kind belongs to an inode that the host has deleted, and whose
             // number it has reused.
-            let known = known.filter(|node| shard.by_node.get(node).is_some_and(|slot| slot.kind == kind));
+            let known = known.filter(|node| shard.by_node.get(node).is_some_and(|entry| entry.kind == kind));
             let node = known.unwrap_or_else(|| {
                 // Relaxed: only uniqueness matters.
                 let node = (self.next.fetch_add(1, Ordering::Relaxed) << SHARD_SHIFT) | index as u64;
                 shard.by_key.insert(key, node);
                 node
             });
-            let slot = match shard.by_node.entry(node) {
-                MapEntry::Occupied(slot) => slot.into_mut(),
+            let entry = match shard.by_node.entry(node) {
+                MapEntry::Occupied(entry) => entry.into_mut(),
                 MapEntry::Vacant(place) => {
-                    place.insert(Box::new(Slot::new(key, kind, handle, charge.take())))
+                    place.insert(Box::new(InodeEntry::new(key, kind, handle, charge.take())))
                 }
             };
-            slot.looked_up();
-            self.update_list(NodeId(node), slot);
-            let displaced = if slot.names.contains(name.parent, &name.name) {
+            entry.looked_up();
+            self.update_list(NodeId(node), entry);
+            let displaced = if entry.names.contains(name.parent, &name.name) {
                 Some(name)
             } else {
-                slot.names.add(name, if kind == FileKind::Directory { 1 } else { NAMES_MAX })
+                entry.names.add(name, if kind == FileKind::Directory { 1 } else { NAMES_MAX })
             };
             (NodeId(node), displaced)
         };
@@ -289,16 +289,16 @@ impl InodeTable {
         let mut shard = self.shards[index].lock();
         // Relaxed: only uniqueness matters.
         let node = (self.next.fetch_add(1, Ordering::Relaxed) << SHARD_SHIFT) | index as u64;
-        let mut slot = Box::new(Slot::new(key, kind, None, Some(charge)));
-        slot.is_nameless = true;
+        let mut entry = Box::new(InodeEntry::new(key, kind, None, Some(charge)));
+        entry.is_nameless = true;
         if self.nr_orphans.load(Ordering::Relaxed) < max_orphans {
             self.nr_orphans.fetch_add(1, Ordering::Relaxed);
-            slot.orphan = held.take();
+            entry.orphan = held.take();
         }
-        slot.looked_up();
-        self.update_list(NodeId(node), &mut slot);
+        entry.looked_up();
+        self.update_list(NodeId(node), &mut entry);
         shard.by_key.insert(key, node);
-        shard.by_node.insert(node, slot);
+        shard.by_node.insert(node, entry);
         (NodeId(node), held)
     }
 
@@ -309,39 +309,39 @@ impl InodeTable {
         node: NodeId,
         handle: impl FnOnce() -> Option<Box<FileHandle>>,
     ) -> Option<Arc<OwnedFd>> {
-        if self.with(node, |slot| slot.is_nameless) != Some(true) {
+        if self.with(node, |entry| entry.is_nameless) != Some(true) {
             return None;
         }
         let handle = handle();
-        let orphan = self.with(node, |slot| {
-            slot.is_nameless = false;
-            slot.handle = handle;
-            slot.orphan.take()
+        let orphan = self.with(node, |entry| {
+            entry.is_nameless = false;
+            entry.handle = handle;
+            entry.orphan.take()
         });
         orphan.flatten().inspect(|_| _ = self.nr_orphans.fetch_sub(1, Ordering::Relaxed))
     }
 
     /// Pins an entry. Returns `false` if there is none.
     pub(crate) fn pin(&self, node: NodeId) -> bool {
-        self.with(node, |slot| slot.pins += 1).is_some()
+        self.with(node, |entry| entry.pins += 1).is_some()
     }
 
     /// Unpins an entry. Returns it, and the entries that only it pinned, if nothing holds them any
     /// more.
     pub(crate) fn unpin(&self, node: NodeId) -> Vec<Removed> {
-        self.release(node, |slot| {
-            assert!(slot.pins > 0, "inode {node:?} unpinned more often than pinned");
-            slot.pins -= 1;
+        self.release(node, |entry| {
+            assert!(entry.pins > 0, "inode {node:?} unpinned more often than pinned");
+            entry.pins -= 1;
         })
     }
 
     /// Drops a reference and removes entries without references: this one, then its parent if it
     /// has no other child, and so on up.
-    fn release(&self, node: NodeId, let_go: impl FnOnce(&mut Slot)) -> Vec<Removed> {
+    fn release(&self, node: NodeId, let_go: impl FnOnce(&mut InodeEntry)) -> Vec<Removed> {
         let mut removed = Vec::new();
         let mut parents = self.release_one(node, let_go, &mut removed);
         while let Some(parent) = parents.pop() {
-            parents.extend(self.release_one(parent, |slot| slot.pins -= 1, &mut removed));
+            parents.extend(self.release_one(parent, |entry| entry.pins -= 1, &mut removed));
         }
         removed
     }
@@ -350,38 +350,38 @@ impl InodeTable {
     fn release_one(
         &self,
         node: NodeId,
-        let_go: impl FnOnce(&mut Slot),
+        let_go: impl FnOnce(&mut InodeEntry),
         removed: &mut Vec<Removed>,
     ) -> Vec<NodeId> {
         let mut shard = self.shard(node).lock();
-        let Some(slot) = shard.by_node.get_mut(&node.0) else { return Vec::new() };
-        let_go(slot);
-        if slot.nlookup > 0 || slot.pins > 0 {
-            self.update_list(node, slot);
+        let Some(entry) = shard.by_node.get_mut(&node.0) else { return Vec::new() };
+        let_go(entry);
+        if entry.nlookup > 0 || entry.pins > 0 {
+            self.update_list(node, entry);
             return Vec::new();
         }
-        let Some(mut slot) = shard.by_node.remove(&node.0) else { return Vec::new() };
+        let Some(mut entry) = shard.by_node.remove(&node.0) else { return Vec::new() };
         if let Some(lists) = self.lists.get() {
-            slot.place.leave(lists);
+            entry.place.leave(lists);
         }
-        if shard.by_key.get(&slot.key) == Some(&node.0) {
-            shard.by_key.remove(&slot.key);
+        if shard.by_key.get(&entry.key) == Some(&node.0) {
+            shard.by_key.remove(&entry.key);
         }
-        let bytes = slot.bytes();
-        let names = slot.names.take();
+        let bytes = entry.bytes();
+        let names = entry.names.take();
         shard.shrink();
         drop(shard);
-        let orphan = slot.orphan.take();
+        let orphan = entry.orphan.take();
         if orphan.is_some() {
             self.nr_orphans.fetch_sub(1, Ordering::Relaxed);
         }
         removed.push(Removed {
             node,
-            content: slot.content.take(),
-            is_nameless: slot.is_nameless,
-            was_asked: slot.place.asked_ms != 0,
+            content: entry.content.take(),
+            is_nameless: entry.is_nameless,
+            was_asked: entry.place.asked_ms != 0,
             bytes,
-            _charge: slot.charge.take(),
+            _charge: entry.charge.take(),
             _orphan: orphan,
         });
         names.into_iter().map(|name| name.parent).collect()
@@ -402,19 +402,20 @@ impl InodeTable {
         let mut loose = Vec::new();
         // An unused charge is dropped with no lock held.
         let mut for_name = for_name;
-        let found = self.with(node, |slot| {
+        let found = self.with(node, |entry| {
             if let Some((parent, name)) = from
-                && let Some(mut old) = slot.names.remove(parent, name)
+                && let Some(mut old) = entry.names.remove(parent, name)
             {
                 for_name = for_name.take().or_else(|| old.charge.take());
                 loose.push(old);
             }
-            let max = if slot.kind == FileKind::Directory { 1 } else { NAMES_MAX };
-            if slot.names.contains(parent, name) {
+            let max = if entry.kind == FileKind::Directory { 1 } else { NAMES_MAX };
+            if entry.names.contains(parent, name) {
                 loose.push(Name { parent, name: Box::default(), charge: None });
             } else {
-                loose
-                    .extend(slot.names.add(Name { parent, name: name.into(), charge: for_name.take() }, max));
+                loose.extend(
+                    entry.names.add(Name { parent, name: name.into(), charge: for_name.take() }, max),
+                );
             }
         });
         if found.is_none() {
@@ -438,17 +439,17 @@ impl InodeTable {
         max_orphans: usize,
     ) -> (Vec<Removed>, Option<Arc<OwnedFd>>) {
         let mut handed_back = None;
-        let loose = self.with(node, |slot| match loss {
-            Loss::OneName => (slot.names.remove(parent, name).into_iter().collect(), false),
+        let loose = self.with(node, |entry| match loss {
+            Loss::OneName => (entry.names.remove(parent, name).into_iter().collect(), false),
             Loss::LastName(fd) => {
-                slot.is_nameless = true;
-                if slot.orphan.is_none() && self.nr_orphans.load(Ordering::Relaxed) < max_orphans {
+                entry.is_nameless = true;
+                if entry.orphan.is_none() && self.nr_orphans.load(Ordering::Relaxed) < max_orphans {
                     self.nr_orphans.fetch_add(1, Ordering::Relaxed);
-                    slot.orphan = Some(fd);
+                    entry.orphan = Some(fd);
                 } else {
                     handed_back = Some(fd);
                 }
-                (slot.names.take(), std::mem::take(&mut slot.is_kept))
+                (entry.names.take(), std::mem::take(&mut entry.is_kept))
             }
         });
         let (names, was_kept) = loose.unwrap_or_default();
@@ -463,8 +464,9 @@ impl InodeTable {
         let mut components = Vec::new();
         let (mut at, mut nth) = (node, nth);
         while at != NodeId::ROOT {
-            let (parent, name) = self
-                .with(at, |slot| slot.names.iter().nth(nth).map(|name| (name.parent, name.name.clone())))??;
+            let (parent, name) = self.with(at, |entry| {
+                entry.names.iter().nth(nth).map(|name| (name.parent, name.name.clone()))
+            })??;
             components.push(name);
             if components.len() > DEPTH_MAX {
                 return None;
@@ -498,12 +500,12 @@ impl Drop for InodeTable {
         let Some(mut lists) = self.lists.take() else { return };
         lists.unregister();
         for shard in &mut self.shards {
-            shard.get_mut().by_node.values_mut().for_each(|slot| slot.place.leave(&lists));
+            shard.get_mut().by_node.values_mut().for_each(|entry| entry.place.leave(&lists));
         }
     }
 }
 
-impl Slot {
+impl InodeEntry {
     fn new(
         key: InodeKey,
         kind: FileKind,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use umemcg::{Engine, Group, OwnerId};
 
-use super::{InodeTable, NodeCharge, Slot};
+use super::{InodeEntry, InodeTable, NodeCharge};
 use crate::allowance::ReclaimEffort;
 use crate::attr::NodeId;
 use crate::content::Content;
@@ -50,9 +50,9 @@ impl InodeTable {
     /// Returns how many names of an inode have a charge of their own, if the inode is on another
     /// group's list.
     pub(crate) fn nr_names_of_another(&self, node: NodeId, lister: OwnerId) -> Option<usize> {
-        let seen = self.with(node, |slot| {
-            let of_inode = slot.charge.as_ref()?.lister();
-            Some((of_inode, slot.names.iter().filter(|name| name.charge.is_some()).count()))
+        let seen = self.with(node, |entry| {
+            let of_inode = entry.charge.as_ref()?.lister();
+            Some((of_inode, entry.names.iter().filter(|name| name.charge.is_some()).count()))
         });
         let (of_inode, nr_names) = seen??;
         (!is_same_group(of_inode, lister)).then_some(nr_names)
@@ -66,25 +66,25 @@ impl InodeTable {
         fresh: &Arc<Content>,
         charges: Option<&mut InodeCharges>,
     ) -> Option<Arc<Content>> {
-        self.with(node, |slot| {
-            if slot.content.is_none()
+        self.with(node, |entry| {
+            if entry.content.is_none()
                 && let Some(charges) = charges
             {
-                self.take_over(node, slot, charges);
+                self.take_over(node, entry, charges);
             }
-            Arc::clone(slot.content.get_or_insert_with(|| Arc::clone(fresh)))
+            Arc::clone(entry.content.get_or_insert_with(|| Arc::clone(fresh)))
         })
     }
 
-    fn take_over(&self, node: NodeId, slot: &mut Slot, charges: &mut InodeCharges) {
+    fn take_over(&self, node: NodeId, entry: &mut InodeEntry, charges: &mut InodeCharges) {
         // The charge determines the list.
         if let Some(lists) = self.lists.get() {
-            slot.place.leave(lists);
+            entry.place.leave(lists);
         }
-        std::mem::swap(&mut slot.charge, &mut charges.inode);
-        for (of_name, fresh) in slot.names.charges_mut().zip(&mut charges.names) {
+        std::mem::swap(&mut entry.charge, &mut charges.inode);
+        for (of_name, fresh) in entry.names.charges_mut().zip(&mut charges.names) {
             std::mem::swap(of_name, fresh);
         }
-        self.update_list(node, slot);
+        self.update_list(node, entry);
     }
 }
