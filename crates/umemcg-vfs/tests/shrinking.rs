@@ -5,98 +5,19 @@ mod common;
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+use common::fake_kernel::FakeKernel;
 use common::{Fixture, ROOT, name};
 use umemcg::{DropCaches, EventKind, Group, StatItem};
 use umemcg_vfs::{
-    Attributes, Caller, Create, Entry, HANDLE_BYTES, HostVolume, IdleInode, KernelCache, Lookup, Names,
-    NodeId, OFlags, Open, RenameFlags, Volume,
+    Attributes, Caller, Create, HANDLE_BYTES, Lookup, Names, NodeId, OFlags, Open, RenameFlags, Volume,
 };
 
 /// Room for some 1,500 names; reclaim takes 380 at a time.
 const LIMIT: u64 = 512 << 10;
-
-/// Refers to what it has looked up, and lets go of what it is asked for, immediately, but for what
-/// it uses.
-#[derive(Debug)]
-struct FakeKernel {
-    vfs: Weak<HostVolume>,
-    by_name: bool,
-    refs: Mutex<HashMap<NodeId, u64>>,
-    uses: Mutex<HashSet<NodeId>>,
-    asked: Mutex<Vec<IdleInode>>,
-}
-
-impl FakeKernel {
-    fn above(v: &Fixture, by_name: bool) -> Arc<Self> {
-        let kernel = Arc::new(Self {
-            vfs: Arc::downgrade(&v.vfs),
-            by_name,
-            refs: Mutex::default(),
-            uses: Mutex::default(),
-            asked: Mutex::default(),
-        });
-        v.vfs.set_kernel(Arc::<Self>::clone(&kernel));
-        kernel
-    }
-
-    fn lookup(&self, caller: &Caller, parent: NodeId, n: &str) -> Entry {
-        self.has(self.vfs.upgrade().unwrap().lookup(caller, parent, name(n)).unwrap())
-    }
-
-    /// Notes an entry that was handed out.
-    fn has(&self, entry: Entry) -> Entry {
-        *self.refs.lock().unwrap().entry(entry.node).or_default() += 1;
-        entry
-    }
-
-    /// Does not let go of an inode.
-    fn uses(&self, node: NodeId) -> NodeId {
-        self.uses.lock().unwrap().insert(node);
-        node
-    }
-
-    fn no_longer_uses(&self, node: NodeId) {
-        self.uses.lock().unwrap().remove(&node);
-    }
-
-    fn knows(&self, node: NodeId) -> bool {
-        self.refs.lock().unwrap().contains_key(&node)
-    }
-
-    fn asked(&self) -> Vec<NodeId> {
-        self.asked.lock().unwrap().iter().map(|idle| idle.node).collect()
-    }
-
-    fn forget_all(&self) {
-        let all: Vec<_> = self.refs.lock().unwrap().drain().collect();
-        let vfs = self.vfs.upgrade().unwrap();
-        all.into_iter().for_each(|(node, nr)| vfs.forget(node, nr));
-    }
-}
-
-impl KernelCache for FakeKernel {
-    fn asks_by_name(&self) -> bool {
-        self.by_name
-    }
-
-    fn let_go(&self, idle: Vec<IdleInode>) -> bool {
-        for idle in &idle {
-            if self.uses.lock().unwrap().contains(&idle.node) {
-                continue;
-            }
-            let known = self.refs.lock().unwrap().remove(&idle.node);
-            if let (Some(nr), Some(vfs)) = (known, self.vfs.upgrade()) {
-                vfs.forget(idle.node, nr);
-            }
-        }
-        self.asked.lock().unwrap().extend(idle);
-        true
-    }
-}
 
 fn tenant(v: &Fixture, n: &str, limit: u64) -> Caller {
     let group = v.engine.create_group(v.engine.root(), OsStr::new(n)).unwrap();
@@ -199,7 +120,7 @@ fn names_in_use_stay_and_are_not_asked_for_repeatedly() {
         .map(|n| v.vfs.open(&ann, kernel.lookup(&ann, dir, n).node, OFlags::RDONLY).unwrap())
         .collect();
     let used: Vec<NodeId> = names[10..40].iter().map(|n| kernel.lookup(&ann, dir, n).node).collect();
-    kernel.uses.lock().unwrap().extend(&used);
+    used.iter().for_each(|&node| _ = kernel.uses(node));
     for n in &names[40..] {
         kernel.lookup(&ann, dir, n);
         assert!(ann.group.usage_bytes() <= LIMIT);

@@ -1,6 +1,7 @@
 //! A volume in a temporary directory, and short ways to use it.
 #![allow(dead_code)]
 
+pub mod fake_kernel;
 pub mod rerun;
 
 use std::ffi::OsStr;
