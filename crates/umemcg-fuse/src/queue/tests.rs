@@ -35,7 +35,7 @@ fn finish_one(queue: &mut Queue<Job>, group: u64, store: u64) {
 }
 
 /// Finishes one and starts the next until nothing waits; the order.
-fn drain(queue: &mut Queue<Job>, first: Started) -> Vec<u32> {
+fn run_out(queue: &mut Queue<Job>, first: Started) -> Vec<u32> {
     let mut order = Vec::new();
     let mut started = first;
     loop {
@@ -117,7 +117,7 @@ fn what_waits_starts_in_order_and_pairs_take_turns() {
     for job in 10..12 {
         assert!(!ask(&mut queue, 2, 1, job));
     }
-    assert_eq!(drain(&mut queue, first), [1, 10, 2, 11, 3]);
+    assert_eq!(run_out(&mut queue, first), [1, 10, 2, 11, 3]);
     assert_eq!((queue.len(), queue.nr_running()), (0, 0));
 }
 
