@@ -12,8 +12,8 @@ use std::time::{Duration, SystemTime};
 use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::Signal;
 
+use crate::expected::Expected;
 use crate::harness::{Mount, Options, is_mounted, needs_mount, until};
-use crate::ledger::Ledger;
 use crate::record::Random;
 use crate::writers;
 
@@ -35,14 +35,14 @@ pub fn number_from_environment(name: &str) -> Option<u64> {
 
 struct Tenant {
     name: &'static str,
-    ledger: Arc<Mutex<Ledger>>,
+    expected: Arc<Mutex<Expected>>,
     process: Option<Child>,
     reader: Option<thread::JoinHandle<()>>,
 }
 
 impl Tenant {
     fn nr_acknowledged(&self) -> u64 {
-        self.ledger.lock().unwrap().nr_acknowledged
+        self.expected.lock().unwrap().nr_acknowledged
     }
 
     /// Starts its writers, and a thread that takes down what they say.
@@ -50,9 +50,9 @@ impl Tenant {
         let directory = mount.mnt().join(format!("era{era}/{}", self.name));
         let mut process = writers::start(mount, self.name, &directory, seed, life);
         let output = BufReader::new(process.stdout.take().unwrap());
-        let ledger = Arc::clone(&self.ledger);
+        let expected = Arc::clone(&self.expected);
         self.reader = Some(thread::spawn(move || {
-            output.lines().for_each(|line| ledger.lock().unwrap().note(&line.unwrap()));
+            output.lines().for_each(|line| expected.lock().unwrap().note(&line.unwrap()));
         }));
         self.process = Some(process);
     }
@@ -107,7 +107,7 @@ fn kill_again_and_again(nr_kills: u64, seed: u64) {
     let mut mount = Mount::start_with(&Options { pool: POOL, ..Options::default() });
     let mut tenants: Vec<Tenant> = GROUPS
         .iter()
-        .map(|&(name, ..)| Tenant { name, ledger: Arc::default(), process: None, reader: None })
+        .map(|&(name, ..)| Tenant { name, expected: Arc::default(), process: None, reader: None })
         .collect();
     let mut nr_acknowledged = 0;
     for life in 1..=nr_kills {
@@ -116,7 +116,7 @@ fn kill_again_and_again(nr_kills: u64, seed: u64) {
         if (life - 1) % LIVES_OF_FILES == 0 {
             for tenant in &mut tenants {
                 nr_acknowledged += tenant.nr_acknowledged();
-                tenant.ledger = Arc::default();
+                tenant.expected = Arc::default();
                 fs::create_dir_all(mount.data().join(of_era(tenant))).unwrap();
             }
             if let Some(before) = era.checked_sub(1) {
@@ -150,7 +150,7 @@ fn kill_again_and_again(nr_kills: u64, seed: u64) {
             }
         }
         for tenant in &tenants {
-            let kept = tenant.ledger.lock().unwrap().check(&mount.data().join(of_era(tenant)));
+            let kept = tenant.expected.lock().unwrap().check(&mount.data().join(of_era(tenant)));
             assert_eq!(kept, Ok(()), "group {}, {of_this_life}", tenant.name);
         }
         if life.is_multiple_of(20) {

@@ -6,11 +6,11 @@
 //! the host's own cache would have kept, are in `umemcg/tests/crash.rs` and
 //! `umemcg-fuse/tests/power_cut.rs`.
 
+mod expected;
 mod fio;
 #[path = "../real_mount/harness.rs"]
 #[allow(dead_code)]
 mod harness;
 mod kills;
-mod ledger;
 mod record;
 mod writers;

@@ -99,9 +99,9 @@ pub struct Era {
     is_dead_mount_left: bool,
 }
 
-/// The figures of a life.
+/// What the lives have done.
 #[derive(Debug, Default, Clone, Copy)]
-pub struct Tally {
+pub struct LifeCounts {
     pub nr_operations: u64,
     pub nr_lives: u64,
     pub nr_kills: u64,
@@ -210,7 +210,12 @@ impl Era {
     }
 
     /// One life; says what was wrong.
-    pub fn live(&mut self, random: &mut Random, work: Duration, tally: &mut Tally) -> Result<(), String> {
+    pub fn live(
+        &mut self,
+        random: &mut Random,
+        work: Duration,
+        counts: &mut LifeCounts,
+    ) -> Result<(), String> {
         let data = self.data();
         let (tree, inodes) = verdict::read(&data)?;
         self.start_daemon(random);
@@ -244,9 +249,9 @@ impl Era {
         let world = World::new(tree, &inodes, setting);
         drop(inodes);
         let lived = self.run(&world, &chosen, random, work, ending);
-        tally.nr_operations += world.nr_operations.load(Ordering::Relaxed);
-        tally.nr_lives += 1;
-        let checked = lived.and_then(|()| self.end(world, watcher, ending, random, tally));
+        counts.nr_operations += world.nr_operations.load(Ordering::Relaxed);
+        counts.nr_lives += 1;
+        let checked = lived.and_then(|()| self.end(world, watcher, ending, random, counts));
         checked.map_err(|why| format!("{about}\n{why}"))
     }
 
@@ -311,7 +316,7 @@ impl Era {
         watcher: Watcher,
         ending: Ending,
         random: &mut Random,
-        tally: &mut Tally,
+        counts: &mut LifeCounts,
     ) -> Result<(), String> {
         let is_orderly = matches!(ending, Ending::Term | Ending::Command | Ending::Umount);
         let mount = self.mount.as_mut().unwrap();
@@ -349,7 +354,7 @@ impl Era {
         if end == End::Orderly && !ended.status.success() {
             return Err(format!("the end: {ended:?}"));
         }
-        tally.nr_kills += u64::from(end == End::Killed);
+        counts.nr_kills += u64::from(end == End::Killed);
         self.judge(tree, end).map_err(|why| format!("{why}\nthe daemon said: {}", ended.stderr))?;
         self.is_dead_mount_left = random.below(2) == 0;
         self.clear_mounts();

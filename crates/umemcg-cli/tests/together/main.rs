@@ -37,7 +37,7 @@ use rustix::fs::Mode;
 
 use disk::Random;
 use harness::needs_mount;
-use life::{BELOW, Era, Tally};
+use life::{BELOW, Era, LifeCounts};
 
 /// A short run, when nothing else is said.
 const SECONDS_DEFAULT: u64 = 5;
@@ -57,14 +57,14 @@ fn scattered(seed: u64) -> u64 {
 }
 
 /// Some lives on one directory.
-fn era(seed: u64, until: Instant, tally: &mut Tally) -> Result<(), String> {
+fn era(seed: u64, until: Instant, counts: &mut LifeCounts) -> Result<(), String> {
     let mut random = Random(scattered(seed));
     let mut era = Era::new(BELOW[random.below(BELOW.len())]);
     for life in 0..LIVES_OF_ERA {
         // Each has its own, so that what one draws makes no difference to the next.
         let mut random = Random(scattered(seed ^ (life as u64 + 1) << 40));
         let work = Duration::from_millis([100, 400, 800, 1_600][random.below(4)]);
-        era.live(&mut random, work, tally).map_err(|why| format!("life {life}: {why}"))?;
+        era.live(&mut random, work, counts).map_err(|why| format!("life {life}: {why}"))?;
         if Instant::now() > until {
             break;
         }
@@ -83,17 +83,17 @@ fn a_mount_does_what_the_model_says_whatever_happens() {
     // New lives only for a run that was asked for.
     let any = seconds.map_or(1, |_| now.as_nanos() as u64 % 1_000_000_000);
     let first = number("UMEMCG_TOGETHER_FIRST").unwrap_or(any);
-    let (started, mut tally) = (Instant::now(), Tally::default());
+    let (started, mut counts) = (Instant::now(), LifeCounts::default());
     let until = started + Duration::from_secs(seconds.unwrap_or(SECONDS_DEFAULT));
     for seed in only.unwrap_or(first).. {
-        if let Err(why) = era(seed, until, &mut tally) {
+        if let Err(why) = era(seed, until, &mut counts) {
             panic!("{why}\nto repeat: make test-together-mount TOGETHER_SEED={seed}");
         }
         if Instant::now() > until || only.is_some() {
             break;
         }
     }
-    let Tally { nr_operations, nr_lives, nr_kills } = tally;
+    let LifeCounts { nr_operations, nr_lives, nr_kills } = counts;
     let seconds = started.elapsed().as_secs();
     eprintln!(
         "{nr_lives} lives, {nr_kills} kills, {nr_operations} operations in {seconds} s, from seed {first} on: all as the model says"

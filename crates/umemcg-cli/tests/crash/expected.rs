@@ -19,7 +19,7 @@ enum Whole {
 
 /// See the module text.
 #[derive(Debug, Default)]
-pub struct Ledger {
+pub struct Expected {
     /// The last acknowledged record of each log.
     logs: BTreeMap<String, u64>,
     /// The acknowledged generation of each cell.
@@ -29,7 +29,7 @@ pub struct Ledger {
     pub nr_acknowledged: u64,
 }
 
-impl Ledger {
+impl Expected {
     /// Takes a line of a writer. Lines of the test runner mean nothing.
     ///
     /// # Panics
@@ -108,24 +108,24 @@ impl Ledger {
 fn what_is_missing_or_old_is_found() {
     let directory = tempfile::tempdir().unwrap();
     let write = |name: &str, bytes: &[u8]| fs::write(directory.path().join(name), bytes).unwrap();
-    let mut ledger = Ledger::default();
+    let mut expected = Expected::default();
     let log = [crate::record::record("append", 0, 40), crate::record::record("append", 1, 40)].concat();
     write("append", &log);
-    ledger.note("ack append 1");
-    assert_eq!(ledger.check(directory.path()), Ok(()));
+    expected.note("ack append 1");
+    assert_eq!(expected.check(directory.path()), Ok(()));
     write("append", &log[..79]);
-    assert!(ledger.check(directory.path()).is_err());
+    assert!(expected.check(directory.path()).is_err());
     write("append", &log);
     write("cells", &crate::record::record("cells0", 5, CELL_BYTES));
-    ledger.note("cell cells 0 5");
-    assert_eq!(ledger.check(directory.path()), Ok(()));
-    ledger.note("cell cells 0 6");
-    assert!(ledger.check(directory.path()).is_err());
-    ledger.note("cell cells 0 5");
-    ledger.note("gone names1");
-    assert_eq!(ledger.check(directory.path()), Ok(()));
+    expected.note("cell cells 0 5");
+    assert_eq!(expected.check(directory.path()), Ok(()));
+    expected.note("cell cells 0 6");
+    assert!(expected.check(directory.path()).is_err());
+    expected.note("cell cells 0 5");
+    expected.note("gone names1");
+    assert_eq!(expected.check(directory.path()), Ok(()));
     write("names1", b"");
-    assert!(ledger.check(directory.path()).is_err());
-    ledger.note("try names1");
-    assert_eq!(ledger.check(directory.path()), Ok(()));
+    assert!(expected.check(directory.path()).is_err());
+    expected.note("try names1");
+    assert_eq!(expected.check(directory.path()), Ok(()));
 }
