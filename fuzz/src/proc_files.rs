@@ -35,6 +35,11 @@ fn names_forge_nothing(input: &[u8]) {
     let escaped: Vec<u8> = input.iter().flat_map(escape).collect();
     let ids = fuzzing::ids_in_status(&[b"Name:\t", &*escaped, b"\nTgid:\t71\nPPid:\t5\n"].concat());
     assert_eq!(ids, Some((71, 5)), "a process called {comm:?}");
+    for (pending, is_dying) in [("0", false), ("100", true)] {
+        let masks = format!("\nSigPnd:\t{pending}\nShdPnd:\t0\nSigBlk:\t0\nSigIgn:\t0\nSigCgt:\t0\n");
+        let status = [b"Name:\t", &*escaped, masks.as_bytes()].concat();
+        assert_eq!(fuzzing::is_dying_in_status(&status), is_dying, "a process called {comm:?}");
+    }
 
     let line = [b"36 35 0:45 / /", &*escaped, b" rw shared:1 - fuse.umemcg /data rw,user_id=7\n"].concat();
     let mounts: Vec<_> = mountinfo::parse(&line).collect();

@@ -1,6 +1,7 @@
 //! For the fuzz targets: parsers of `/proc` that are internal. No part of the interface.
 
 use crate::classify::{descriptors, proc_files};
+use crate::signals::{Liveness, parse_liveness};
 
 /// Parses a text as each of the files that are read; returns which were understood.
 pub fn parse_proc_files(text: &[u8]) -> Vec<bool> {
@@ -16,6 +17,8 @@ pub fn parse_proc_files(text: &[u8]) -> Vec<bool> {
         stat.is_some_and(|stat| stat.identity.has_begun_by(1)),
         proc_files::cgroup_lines(text).next().is_some(),
         ["flags", "mnt_id", "ino", "eventfd-id"].into_iter().any(has),
+        parse_liveness(text) != Liveness::Unknown,
+        parse_liveness(text) == Liveness::Dying,
     ]
 }
 
@@ -27,6 +30,11 @@ pub fn parent_in_stat(text: &[u8]) -> Option<u32> {
 /// Returns the process and its parent in a `status` file.
 pub fn ids_in_status(text: &[u8]) -> Option<(u32, u32)> {
     proc_files::parse_status(text).map(|status| (status.tgid, status.ppid))
+}
+
+/// Returns whether a `status` file shows that a signal kills the thread.
+pub fn is_dying_in_status(text: &[u8]) -> bool {
+    parse_liveness(text) == Liveness::Dying
 }
 
 /// Returns the paths in a `cgroup` file.

@@ -70,8 +70,9 @@ impl SignalReader {
         // A thread that waits for an answer exists. If it is not listed, it is hidden from the
         // daemon.
         let Ok(file) = file else { return Liveness::Unknown };
-        let mut text = String::new();
-        match File::from(file).take(STATUS_BYTES_MAX).read_to_string(&mut text) {
+        // Not text: a process may have any bytes in its name.
+        let mut text = Vec::new();
+        match File::from(file).take(STATUS_BYTES_MAX).read_to_end(&mut text) {
             Ok(_) => parse_liveness(&text),
             Err(_) => Liveness::Unknown,
         }
@@ -84,14 +85,16 @@ impl Default for SignalReader {
     }
 }
 
-fn parse_liveness(status: &str) -> Liveness {
-    let mask = |key: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
-        line.and_then(|value| u64::from_str_radix(value.trim(), 16).ok())
+/// Parses a `status` file; [`Liveness::Unknown`] if it does not show the pending signals.
+pub(crate) fn parse_liveness(status: &[u8]) -> Liveness {
+    let mask = |key: &[u8]| {
+        let mut lines = status.split(|&byte| byte == b'\n');
+        let value = lines.find_map(|line| line.strip_prefix(key)?.strip_prefix(b":"))?;
+        u64::from_str_radix(std::str::from_utf8(value).ok()?.trim(), 16).ok()
     };
-    let (Some(thread), Some(process)) = (mask("SigPnd"), mask("ShdPnd")) else { return Liveness::Unknown };
+    let (Some(thread), Some(process)) = (mask(b"SigPnd"), mask(b"ShdPnd")) else { return Liveness::Unknown };
     let pending = thread | process;
-    let survived = mask("SigBlk").unwrap_or(0) | mask("SigIgn").unwrap_or(0) | mask("SigCgt").unwrap_or(0);
+    let survived = mask(b"SigBlk").unwrap_or(0) | mask(b"SigIgn").unwrap_or(0) | mask(b"SigCgt").unwrap_or(0);
     if pending & SIGKILL != 0 || pending & CORE_DUMPING & !survived != 0 {
         Liveness::Dying
     } else {
@@ -121,12 +124,12 @@ mod tests {
             (bit(3), 0, bit(3), Liveness::Living),
         ] {
             assert_eq!(
-                parse_liveness(&status(pending, shared, caught)),
+                parse_liveness(status(pending, shared, caught).as_bytes()),
                 doom,
                 "{pending:x} {shared:x} {caught:x}"
             );
         }
-        assert_eq!(parse_liveness("Name:\tx\n"), Liveness::Unknown);
+        assert_eq!(parse_liveness(b"Name:\tx\n"), Liveness::Unknown);
     }
 
     #[test]
@@ -134,5 +137,16 @@ mod tests {
         let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
         assert_eq!(SignalReader::new().liveness(tid), Liveness::Living);
         assert_eq!(SignalReader::new().liveness(0), Liveness::Unknown);
+    }
+
+    /// The kernel shows the bytes of a name as they are, but for white space and backslashes.
+    #[test]
+    fn a_thread_with_a_name_that_is_no_text_lives() {
+        let named = std::thread::spawn(|| {
+            rustix::thread::set_name(c"\xff\xfe").unwrap();
+            let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+            SignalReader::new().liveness(tid)
+        });
+        assert_eq!(named.join().unwrap(), Liveness::Living);
     }
 }
