@@ -297,8 +297,8 @@ impl File {
         }
         self.give_back(new, inserted.len() as u64);
         let result = {
-            // A page that is read again because it was evicted too soon is time lost for want of
-            // memory.
+            // Reading a page again that was evicted too soon takes time because the group has too
+            // little memory.
             let is_refault = inserted.iter().any(|page| page.active);
             let _stalled = is_refault.then(|| StalledHere::begin(group));
             self.fill_runs(&mut inserted, asked_end)
