@@ -6,8 +6,9 @@
 //! [`NR_NAMES_BEYOND_MAX`] such names; after that a lookup fails (`ENOMEM`).
 //!
 //! A name beyond the limit stands on the list of the group that had no room, not of the one that
-//! pays, so that the reclaim of that group asks for it. When the group has room again, it pays for
-//! the name itself: each charge that finds room takes back what else fits.
+//! pays, so that the reclaim of that group asks for it. When the group has room again, or one
+//! between it and the payer has, that one pays: each charge that finds room takes back what else
+//! fits.
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU32;
@@ -37,25 +38,17 @@ static NR_ABOVE: AtomicUsize = AtomicUsize::new(0);
 struct Above {
     payer: OwnerId,
     bytes: u64,
-    /// Those without room, lowest first. Never empty.
+    /// Those below the payer, lowest first. None: it came back within the lowest group's limit.
     levels: Vec<AllowanceClaim>,
-}
-
-impl Above {
-    /// Returns the lowest level without room, which pays as soon as it has room.
-    fn lister(&self) -> &Arc<Group> {
-        self.levels[0].group()
-    }
 }
 
 /// The charges that were beyond a limit, kept here because there are few, and a charge is small. A
 /// leaf lock.
 #[derive(Debug, Default)]
 struct Tickets {
-    /// None: it came back within the limit. The number is in use until the charge goes.
-    by_number: HashMap<NonZeroU32, Option<Box<Above>>>,
-    /// The numbers of those that are still beyond, by the owner id of their lister.
-    by_lister: HashMap<OwnerId, HashSet<NonZeroU32>>,
+    by_number: HashMap<NonZeroU32, Box<Above>>,
+    /// The numbers of those that are beyond the limit of a group, by its owner id.
+    by_level: HashMap<OwnerId, HashSet<NonZeroU32>>,
     last: u32,
 }
 
@@ -65,49 +58,59 @@ impl Tickets {
         loop {
             self.last = self.last.wrapping_add(1);
             if let Some(number) = NonZeroU32::new(self.last).filter(|n| !self.by_number.contains_key(n)) {
-                self.by_lister.entry(above.lister().owner()).or_default().insert(number);
-                self.by_number.insert(number, Some(Box::new(above)));
+                for level in &above.levels {
+                    self.by_level.entry(level.group().owner()).or_default().insert(number);
+                }
+                self.by_number.insert(number, Box::new(above));
                 NR_ABOVE.fetch_add(1, Ordering::Relaxed);
                 return number;
             }
         }
     }
 
-    /// Returns the group that pays for a charge beyond a limit; none if it came back.
+    /// Returns the group that pays.
     fn payer(&self, number: NonZeroU32) -> Option<OwnerId> {
-        Some(self.by_number.get(&number)?.as_ref()?.payer)
+        Some(self.by_number.get(&number)?.payer)
     }
 
-    /// Returns one of those that a group has beyond its limit, with the group and the size.
-    fn any_of(&self, group: &Group) -> Option<(NonZeroU32, Arc<Group>, u64)> {
-        let number = *self.by_lister.get(&group.owner())?.iter().next()?;
-        let above = self.by_number.get(&number)?.as_ref()?;
-        Some((number, Arc::clone(above.lister()), above.bytes))
+    /// Returns one of those that are beyond the limit of a group, with its size.
+    fn any_of(&self, group: &Group) -> Option<(NonZeroU32, u64)> {
+        let number = *self.by_level.get(&group.owner())?.iter().next()?;
+        Some((number, self.by_number.get(&number)?.bytes))
     }
 
-    /// Takes a charge as one that is within the limit again. What it returns is to be dropped
-    /// without the lock, here and below.
-    fn come_back(&mut self, number: NonZeroU32) -> Option<Box<Above>> {
-        let above = self.by_number.get_mut(&number)?.take()?;
-        self.unlist(number, &above);
-        Some(above)
+    /// Has a group pay for a charge that was beyond its limit. Returns the group that has paid so
+    /// far, and what is to be dropped without the lock; `None` when the charge is gone, or within
+    /// the limit already.
+    fn come_back(&mut self, number: NonZeroU32, to: &Group) -> Option<(OwnerId, Vec<AllowanceClaim>)> {
+        let above = self.by_number.get_mut(&number)?;
+        let level = above.levels.iter().position(|level| std::ptr::eq(&**level.group(), to))?;
+        let within = above.levels.split_off(level);
+        let paid = std::mem::replace(&mut above.payer, to.owner());
+        let is_back = above.levels.is_empty();
+        self.unlist(number, &within, is_back);
+        Some((paid, within))
     }
 
-    /// Gives a number back, with what was beyond.
+    /// Gives a number back, with what is to be dropped without the lock.
     fn remove(&mut self, number: NonZeroU32) -> Option<Box<Above>> {
-        let above = self.by_number.remove(&number)??;
-        self.unlist(number, &above);
+        let above = self.by_number.remove(&number)?;
+        self.unlist(number, &above.levels, !above.levels.is_empty());
         Some(above)
     }
 
-    fn unlist(&mut self, number: NonZeroU32, above: &Above) {
-        NR_ABOVE.fetch_sub(1, Ordering::Relaxed);
-        let lister = above.lister().owner();
-        if let Some(numbers) = self.by_lister.get_mut(&lister)
-            && numbers.remove(&number)
-            && numbers.is_empty()
-        {
-            self.by_lister.remove(&lister);
+    fn unlist(&mut self, number: NonZeroU32, levels: &[AllowanceClaim], was_last: bool) {
+        for level in levels {
+            let owner = level.group().owner();
+            if let Some(numbers) = self.by_level.get_mut(&owner)
+                && numbers.remove(&number)
+                && numbers.is_empty()
+            {
+                self.by_level.remove(&owner);
+            }
+        }
+        if was_last {
+            NR_ABOVE.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
@@ -166,28 +169,28 @@ impl<const BYTES: u64> MetadataCharge<BYTES> {
     }
 }
 
-/// Has a group that has room, and those above it, pay for what they have beyond their limits.
+/// Has a group that has room, and those above it, pay for what is beyond their limits: the lowest
+/// that has room for it.
 fn come_back(engine: &Engine, group: &Arc<Group>) {
     if NR_ABOVE.load(Ordering::Relaxed) == 0 {
         return;
     }
-    let next = || {
-        let tickets = TICKETS.lock();
-        group.ancestors().find_map(|level| tickets.any_of(level))
-    };
-    for _ in 0..NR_NAMES_BEYOND_MAX {
-        let Some((ticket, lister, bytes)) = next() else { return };
-        let Ok(charge) = engine.reclaimer().charge_at_once(&lister, bytes) else { return };
-        // Otherwise it was removed meanwhile; only it is known to stay valid.
-        if charge.owner() != lister.owner() {
-            return;
-        }
-        let above = TICKETS.lock().come_back(ticket);
-        // Otherwise the charge has gone meanwhile.
-        if let Some(above) = above {
-            charge.into_raw();
-            count(&lister, bytes, bytes as i64);
-            give_back(above.payer, above.bytes);
+    for level in std::iter::successors(Some(group), |at| at.parent()) {
+        for _ in 0..NR_NAMES_BEYOND_MAX {
+            let any = TICKETS.lock().any_of(level);
+            let Some((ticket, bytes)) = any else { break };
+            let Ok(charge) = engine.reclaimer().charge_at_once(level, bytes) else { break };
+            // Otherwise it was removed meanwhile; only it is known to stay valid.
+            if charge.owner() != level.owner() {
+                break;
+            }
+            let came_back = TICKETS.lock().come_back(ticket, level);
+            // Otherwise the charge has gone meanwhile.
+            if let Some((paid, _within)) = came_back {
+                charge.into_raw();
+                count(level, bytes, bytes as i64);
+                give_back(paid, bytes);
+            }
         }
     }
 }

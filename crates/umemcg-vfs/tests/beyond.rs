@@ -122,6 +122,27 @@ fn names_come_back_within_a_limit_that_is_raised() {
     assert_eq!((names_of(v.engine.root()), v.vfs.nr_inodes()), (0, 1));
 }
 
+#[test]
+fn names_of_a_removed_group_come_back_to_its_parent() {
+    let v = Fixture::new();
+    let names = files(&v, 2 * NR_WITHIN as usize);
+    let parent = group_below(&v, v.engine.root(), "parent", LIMIT);
+    let child = group_below(&v, &parent.group, "child", 0);
+    let local = |group: &Arc<Group>| group.stat_local(StatItem::SlabReclaimable) as u64;
+    let mut nodes = look_up(&v, &child, &names[1..]);
+    assert_eq!(nodes.len(), names.len() - 1);
+    assert!(local(v.engine.root()) > 0, "neither has room");
+    v.engine.remove_group(&child.group).unwrap();
+    drop(child);
+    v.engine.set_max(&parent.group, 2 * names.len() as u64 * NAME_BYTES, &|| false);
+    nodes.extend(look_up(&v, &parent, &names[..1]));
+    assert_eq!(local(v.engine.root()), 0);
+    assert_eq!(local(&parent.group), names.len() as u64 * NAME_BYTES);
+    forget(&v, nodes);
+    assert_eq!((names_of(v.engine.root()), v.vfs.nr_inodes()), (0, 1));
+    assert_eq!(names_of(&parent.group), 0);
+}
+
 /// xorshift64*.
 struct Random(u64);
 

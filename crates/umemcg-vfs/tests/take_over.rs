@@ -107,13 +107,20 @@ impl World {
     fn disturb(&self, seed: u64) {
         let (mut random, v) = (Random(seed), &self.v);
         for _ in 0..NR_CHANGES {
-            match random.below(6) {
+            match random.below(8) {
                 0 => {
                     let mut other = self.tenants[2].write().unwrap();
                     v.engine.remove_group(&other.group).unwrap();
                     *other = group(v, v.engine.root(), "other");
                 }
                 1 => {
+                    let mut child = self.tenants[1].write().unwrap();
+                    let parent = self.tenants[0].read().unwrap();
+                    v.engine.remove_group(&child.group).unwrap();
+                    v.engine.set_max(&parent.group, u64::MAX, &|| false);
+                    *child = group(v, &parent.group, "child");
+                }
+                2 => {
                     // The lower one first.
                     let mut child = self.tenants[1].write().unwrap();
                     v.engine.remove_group(&child.group).unwrap();
