@@ -23,6 +23,8 @@ TOGETHER_SEED ?=
 # The seed of the first new round; from the clock if it is not given. `make test` repeats the same
 # rounds each time.
 TOGETHER_FIRST ?=
+# The cache that keeps file pages in the half on real mounts: own or kernel.
+TOGETHER_PAGE_CACHE ?= own
 # How long `make fuzz` makes new inputs, all targets together, and the seed of a run to repeat.
 FUZZ_SECONDS ?= 60
 FUZZ_SEED ?=
@@ -59,7 +61,7 @@ loom: ## every interleaving of the protocols between threads, on the shipped typ
 scale: deps ## ten thousand volumes in one daemon
 	$(CARGO) test --locked -p umemcg-cli --test real_mount ten_thousand -- --ignored --nocapture
 
-test-posix: deps ## pjdfstest and fsx on real mounts: a directory in a group that reclaims all the time, and a tmpfs volume
+test-posix: deps ## pjdfstest and fsx on real mounts: a directory in a group that reclaims all the time, with either page cache, and a tmpfs volume
 	TARGET="$(TARGET)" POSIX_SCALE="$(POSIX_SCALE)" scripts/posix.sh
 
 test-crash: deps ## hundreds of kills of a daemon under load, thousands of power cuts with new seeds; every file checked
@@ -79,7 +81,7 @@ test-together-engine: deps ## the half in one process, under a scheduler that a 
 
 # The same against a real mount: processes, kernel and host are not the scheduler's, so a seed repeats what threads do, not when.
 test-together-mount: deps ## the half on real mounts, with a daemon that is killed again and again
-	UMEMCG_TOGETHER_SECONDS="$(TOGETHER_SECONDS)" $(if $(TOGETHER_SEED),UMEMCG_TOGETHER_SEED="$(TOGETHER_SEED)") \
+	UMEMCG_TEST_PAGE_CACHE="$(TOGETHER_PAGE_CACHE)" UMEMCG_TOGETHER_SECONDS="$(TOGETHER_SECONDS)" $(if $(TOGETHER_SEED),UMEMCG_TOGETHER_SEED="$(TOGETHER_SEED)") \
 		$(if $(TOGETHER_FIRST),UMEMCG_TOGETHER_FIRST="$(TOGETHER_FIRST)") \
 		$(CARGO) test --locked -p umemcg-cli --test together -- --nocapture
 

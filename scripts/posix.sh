@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# pjdfstest and fsx on real mounts: on a directory, in a group that reclaims all the time, and on a tmpfs volume. Ends with
-# `posix: N passed, M failed`. POSIX_ON=directory or POSIX_ON=tmpfs runs one of them.
+# pjdfstest and fsx on real mounts: on a directory, in a group that reclaims all the time, with the daemon's page cache and
+# with the kernel's, and on a tmpfs volume. Ends with `posix: N passed, M failed`. POSIX_ON=directory, POSIX_ON=kernel or
+# POSIX_ON=tmpfs runs one of them.
 #
 # POSIX_SCALE=short runs the same pjdfstest and fewer operations of fsx. Every case that is not expected to pass stands
 # in scripts/posix-exclusions.txt (for tmpfs also in posix-exclusions-tmpfs.txt) with its reason; a case there that passes is
@@ -160,15 +161,20 @@ fsx() {
     done
 }
 
-if [ "${POSIX_ON:-directory}" = directory ]; then
-    start 2m "$work/data"
-    echo "a directory: pjdfstest $PJDFSTEST_VERSION"
+# On a directory, whose pages this cache keeps.
+on_directory() {
+    start 2m --page-cache "$1" "$work/data"
+    echo "a directory, $1 page cache: pjdfstest $PJDFSTEST_VERSION"
     pjdfstest "$work/mnt" 398 scripts/posix-exclusions.txt
-    echo "a directory: fsx $FSX_VERSION, $nr_seeds seeds at a time, $fsx_operations operations each, mappings included"
+    echo "a directory, $1 page cache: fsx $FSX_VERSION, $nr_seeds seeds at a time, $fsx_operations operations each, mappings included"
     fsx "$work/mnt"
     [ "$(cat "$work/cg/posix/memory.failcnt")" -gt 0 ] || { echo "  the group never met its limit"; failed=$((failed + 1)); }
     stop
-fi
+    rm -rf "$work"/data/*
+}
+
+[ "${POSIX_ON:-directory}" != directory ] || on_directory own
+[ "${POSIX_ON:-kernel}" != kernel ] || on_directory kernel
 
 if [ "${POSIX_ON:-tmpfs}" = tmpfs ]; then
     start 32m --volumes

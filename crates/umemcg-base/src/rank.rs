@@ -57,7 +57,8 @@ pub enum Rank {
     HostFile,
     /// Names: of volumes, of a tmpfs volume.
     Names,
-    /// Shards of the inode table, descriptor cache; shards of an object cache.
+    /// Shards of the inode table, descriptor cache, pages that the kernel keeps of a file; shards
+    /// of an object cache.
     ObjectOwner,
     /// An object cache's payers, then what one has inherited (parent before child).
     ObjectPayers,
@@ -137,7 +138,7 @@ pub const RANKS: &[RankInfo] = &[
     wait(
         Rank::KernelNotice,
         "the kernel's answer to a notification: it may wait for requests that we serve",
-        "`umemcg-fuse/src/notifier.rs`",
+        "`umemcg-fuse/src/notifier.rs`, `page_drops.rs`",
     ),
     lock(
         Rank::Membership,
@@ -206,7 +207,7 @@ pub const RANKS: &[RankInfo] = &[
     lock(Rank::Names, "names: of volumes, of a tmpfs volume", "`umemcg-vfs/src/volumes.rs`, `tmpfs/mod.rs`"),
     lock(
         Rank::ObjectOwner,
-        "shards of the inode table, descriptor cache; shards of an object cache",
+        "shards of the inode table, descriptor cache, pages that the kernel keeps of a file; shards of an object cache",
         "`umemcg-vfs`, `umemcg/src/object_cache/shard.rs`",
     ),
     lock(

@@ -17,6 +17,7 @@ pub mod flush;
 mod flush_pace;
 mod flushers;
 mod frame_run;
+mod hand_over;
 mod hit;
 pub mod index;
 mod index_node;

@@ -121,6 +121,20 @@ pub enum Command {
     /// Started by the daemon: reports changes of control files to inotify
     #[command(name = "__touch-control", hide = true)]
     TouchControl(TouchControlArguments),
+    /// Started by the daemon: ends the mount if the daemon is killed
+    #[command(name = "__orphan-guard", hide = true)]
+    OrphanGuard(OrphanGuardArguments),
+}
+
+/// `umemcg __orphan-guard`.
+#[derive(Debug, clap::Args)]
+pub struct OrphanGuardArguments {
+    /// The mount point
+    pub point: PathBuf,
+    /// `major:minor` of that file system
+    pub device: String,
+    /// The daemon's process id
+    pub daemon: i32,
 }
 
 /// `umemcg __touch-control`.
@@ -187,6 +201,9 @@ pub struct MountArguments {
     /// The time for which the kernel may answer for names and attributes without asking: 1s, 0s
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
     pub attr_timeout: Duration,
+    /// The cache that keeps file pages; default: own
+    #[arg(long, value_enum, value_name = "WHOSE")]
+    pub page_cache: Option<PageCache>,
     /// Threads that read requests from the kernel; 0 chooses by the number of processors
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub threads: usize,
@@ -224,6 +241,16 @@ pub enum Switch {
     On,
     /// Only what is claimed
     Off,
+}
+
+/// `--page-cache`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PageCache {
+    /// The kernel's, under the limits of the groups: hits are as fast as on a local file system
+    Kernel,
+    /// The daemon's alone: every read and write comes to it, and its order of use is exact
+    Own,
 }
 
 /// `--io-mode`.

@@ -14,7 +14,7 @@ use toml::{Spanned, Value};
 use umemcg_control::{Access, Attr, ControlError, ControlTree, Credentials, NodeId, Request};
 use umemcg_fuse::Rule;
 
-use crate::args::ControlStyle;
+use crate::args::{ControlStyle, PageCache};
 use crate::endpoint::Data;
 use crate::exit::Failure;
 use crate::pool::PoolSize;
@@ -31,6 +31,8 @@ struct Content {
     recursive_protection: Option<bool>,
     /// The version of Linux whose control files are shown.
     control_style: Option<ControlStyle>,
+    /// The cache that keeps file pages.
+    page_cache: Option<PageCache>,
     #[serde(default)]
     rules: Vec<Spanned<String>>,
     /// Most groups that rules make.
@@ -111,6 +113,11 @@ impl Config {
     /// Returns the control style, if the file names one.
     pub fn control_style(&self) -> Option<ControlStyle> {
         self.content.control_style
+    }
+
+    /// Returns the cache that keeps file pages, if the file names one.
+    pub fn page_cache(&self) -> Option<PageCache> {
+        self.content.page_cache
     }
 
     /// Returns the rules, in their order.
@@ -304,6 +311,7 @@ mod tests {
         assert_eq!(parsed(text).unwrap().recursive_protection(), Some(false));
         assert_eq!(parsed("").unwrap().recursive_protection(), None);
         assert_eq!(parsed("control_style = \"v2\"").unwrap().control_style(), Some(ControlStyle::V2));
+        assert_eq!(parsed("page_cache = \"kernel\"").unwrap().page_cache(), Some(PageCache::Kernel));
         let (engine, volumes) = applied(text).unwrap();
         assert_eq!((group(&engine, "a").max_bytes(), group(&engine, "a/b").max_bytes()), (16 << 20, 8 << 20));
         let expected = [
@@ -321,6 +329,7 @@ mod tests {
             ("\n\nrules = [\"uid:1=/a\",\n\"nonsense\"]", 4, "cgroup:"),
             ("recursive_protection = \"no\"", 1, "expected a boolean"),
             ("control_style = \"v3\"", 1, "unknown variant `v3`"),
+            ("page_cache = \"none\"", 1, "unknown variant `none`"),
             ("[groups.a]", 1, "`a` is no group"),
             ("[groups.\"/a/../b\"]", 1, "invalid"),
             ("[groups.\"/memory.stat\"]", 1, "taken"),

@@ -21,6 +21,7 @@ mod lifecycle;
 mod log;
 mod mount;
 mod mounts;
+mod orphan_guard;
 mod pool;
 mod signals;
 mod table;
@@ -54,6 +55,7 @@ pub fn run() -> ExitCode {
         Command::Trim(trim) => trim::trim(trim),
         Command::Demo(demo) => demo::demo(demo),
         Command::TouchControl(touch) => touch_helper::run(touch),
+        Command::OrphanGuard(guard) => orphan_guard::run(guard),
     };
     ended(result)
 }

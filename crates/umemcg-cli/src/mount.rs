@@ -17,11 +17,12 @@ use umemcg_fuse::{
 };
 use umemcg_vfs::{IoMode, VolumeError, VolumeKind};
 
-use crate::args::{IoModeArgument, MountArguments, Switch};
+use crate::args::{IoModeArgument, MountArguments, PageCache, Switch};
 use crate::config::Config;
 use crate::endpoint::{Endpoint, Reply, Request, Serve};
 use crate::exit::{Failure, LostFile};
 use crate::lifecycle::{Event, Lifecycle, Served};
+use crate::orphan_guard::OrphanGuard;
 use crate::pool::{PoolSize, usable_memory};
 use crate::signals::forward_signals;
 use crate::table::human_bytes;
@@ -62,6 +63,10 @@ pub fn mount(arguments: &MountArguments) -> Result<(), Failure> {
         .map_err(|error| Failure::Failed(format!("cannot receive signals: {error}")))?;
     raise_descriptor_limit();
     let daemon = Arc::new(start(arguments, &config, pool_bytes)?);
+    let guard = keeps_pages(arguments, &config).then(|| OrphanGuard::start(daemon.mounted()));
+    let _guard = guard
+        .transpose()
+        .map_err(|error| Failure::Failed(format!("cannot start the helper process: {error}")))?;
     for volume in config.volumes() {
         let until = Instant::now() + arguments.flush_timeout;
         volumes::add_when_free(&daemon, volume.name(), &volumes::spec_of(&volume.data()?), until)
@@ -130,7 +135,8 @@ fn start(arguments: &MountArguments, settings: &Config, pool_bytes: u64) -> Resu
         volume.io_mode = io_mode(arguments);
     }
     let (attr, entry) = (arguments.attr_timeout, arguments.attr_timeout);
-    config.lifetimes = Lifetimes { attr, entry, ..Lifetimes::default() };
+    let pages = keeps_pages(arguments, settings);
+    config.lifetimes = Lifetimes { attr, entry, pages, ..Lifetimes::default() };
     let readers_max = match arguments.threads {
         0 => PoolLimits::default().readers_max,
         threads => threads,
@@ -153,6 +159,11 @@ fn start(arguments: &MountArguments, settings: &Config, pool_bytes: u64) -> Resu
         daemon.mount_control(control, &options, files, session).map_err(failure)?;
     }
     Ok(daemon)
+}
+
+/// Returns whether the kernel keeps file pages. The command line counts more than the file.
+fn keeps_pages(arguments: &MountArguments, settings: &Config) -> bool {
+    arguments.page_cache.or(settings.page_cache()) == Some(PageCache::Kernel)
 }
 
 /// Returns what the mount table shows as the source.

@@ -25,7 +25,7 @@ use StatItem::*;
 type Line = (&'static str, &'static [StatItem]);
 
 /// File and swap-backed pages.
-const CACHE: &[StatItem] = &[InactiveFile, ActiveFile, InactiveAnon, ActiveAnon, Unevictable];
+const CACHE: &[StatItem] = &[InactiveFile, ActiveFile, InactiveAnon, ActiveAnon, Unevictable, FileKernel];
 
 /// v1 names, shown for the group itself and under `total_`.
 const V1_LINES: &[Line] = &[
@@ -61,6 +61,7 @@ const V2_LINES: &[Line] = &[
     ("file", CACHE),
     ("kernel", &[SlabReclaimable, SlabUnreclaimable, IndexNodes, GroupState]),
     ("percpu", &[GroupState]),
+    ("file_kernel", &[FileKernel]),
     ("file_dirty", &[FileDirty]),
     ("file_writeback", &[FileWriteback]),
     ("file_unstable", &[FileUnstable]),
@@ -105,7 +106,7 @@ const V2_STRICT_LINES: &[Line] = &[
     ("shmem_thp", &[]),
     ("inactive_anon", &[InactiveAnon]),
     ("active_anon", &[ActiveAnon]),
-    ("inactive_file", &[InactiveFile]),
+    ("inactive_file", &[InactiveFile, FileKernel]),
     ("active_file", &[ActiveFile]),
     ("unevictable", &[Unevictable, Reserved]),
     ("slab_reclaimable", &[SlabReclaimable, IndexNodes]),
@@ -158,7 +159,7 @@ const V1_STRICT_LINES: &[Line] = &[
     ("pgmajfault", &[]),
     ("inactive_anon", &[InactiveAnon]),
     ("active_anon", &[ActiveAnon]),
-    ("inactive_file", &[InactiveFile]),
+    ("inactive_file", &[InactiveFile, FileKernel]),
     ("active_file", &[ActiveFile]),
     ("unevictable", &[Unevictable, Reserved]),
 ];
@@ -208,8 +209,8 @@ pub(crate) fn show_numa_stat(context: &FileContext<'_>) -> ReadResult {
             .collect());
     }
     let kinds: [(&str, &[StatItem]); 4] = [
-        ("total", &[InactiveFile, ActiveFile, InactiveAnon, ActiveAnon, Unevictable, Reserved]),
-        ("file", &[InactiveFile, ActiveFile]),
+        ("total", &[InactiveFile, ActiveFile, InactiveAnon, ActiveAnon, Unevictable, FileKernel, Reserved]),
+        ("file", &[InactiveFile, ActiveFile, FileKernel]),
         ("anon", &[InactiveAnon, ActiveAnon]),
         ("unevictable", &[Unevictable, Reserved]),
     ];

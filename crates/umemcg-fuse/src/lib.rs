@@ -21,6 +21,7 @@ mod modify_events;
 pub mod mount;
 pub mod mountinfo;
 pub mod notifier;
+mod page_drops;
 mod queue;
 pub mod reply;
 pub mod request;

@@ -5,7 +5,7 @@
 //! but requests wait a little for it. So it must not queue behind an invalidation that waits for
 //! one of them: it has a thread of its own. Other threads put notifications here; the queue is
 //! bounded, and what does not fit is dropped and counted: invalidations shorten the life of what
-//! would expire by itself.
+//! would expire by itself. File pages have a queue and threads of their own.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -17,9 +17,11 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use umemcg_base::{LeafMutex, Rank, assert_may_wait};
+use umemcg_base::{LeafMutex, PAGE_SHIFT, Rank, assert_may_wait};
+use umemcg_vfs::PageDrop;
 use zerocopy::IntoBytes;
 
+use crate::page_drops::PageDrops;
 use crate::transport::{Payload, SendError, Transport};
 use crate::wire::reply::{InvalEntryOut, InvalInodeOut, PollWakeupOut, PruneOut};
 use crate::wire::{EXPIRE_ONLY, MINOR_PRUNE, OUT_HEADER_BYTES, OutHeader, notify};
@@ -69,6 +71,8 @@ pub struct Notifier {
     queue: SyncSender<Notice>,
     prunes: SyncSender<Notice>,
     polls: Arc<Polls>,
+    page_drops: Arc<PageDrops>,
+    transport: Arc<dyn Transport>,
     nr_dropped: Arc<AtomicU64>,
     /// (A)
     can_prune: Arc<AtomicBool>,
@@ -89,7 +93,16 @@ impl Notifier {
                 .name(name.into())
                 .spawn(move || deliver(&notices, &polls, &*transport, &told))?;
         }
-        Ok(Self { queue, prunes, polls, nr_dropped: Arc::default(), can_prune })
+        let page_drops = Arc::new(PageDrops::new({
+            let (transport, told) = (Arc::clone(&transport), Arc::clone(&can_prune));
+            move |node, first, nr| {
+                let (offset, len) = ((first << PAGE_SHIFT) as i64, (nr << PAGE_SHIFT) as i64);
+                // To the end.
+                let len = if len < 0 || offset.checked_add(len).is_none() { 0 } else { len };
+                say(Notice::Inode { node, offset, len }, &*transport, &told);
+            }
+        }));
+        Ok(Self { queue, prunes, polls, page_drops, transport, nr_dropped: Arc::default(), can_prune })
     }
 
     fn put(&self, notice: Notice) -> bool {
@@ -132,6 +145,17 @@ impl Notifier {
     pub fn can_prune(&self) -> bool {
         // Relaxed: a notification that comes too late is refused.
         self.can_prune.load(Ordering::Relaxed)
+    }
+
+    /// Has the kernel drop file pages. Does not wait, and loses none.
+    pub fn drop_pages(&self, drops: Vec<PageDrop>) {
+        self.page_drops.put(drops);
+    }
+
+    /// Tells the kernel that the attributes of a node are out of date. By this thread, since that
+    /// takes no lock that is held over a request.
+    pub fn inval_attributes_now(&self, node: u64) {
+        say(Notice::Inode { node, offset: -1, len: 0 }, &*self.transport, &self.can_prune);
     }
 
     /// Tells pollers of the handle that the kernel calls `handle` to look again. Does not wait, and

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use umemcg_arena::{Arena, Segment};
+use umemcg_vfs::KernelIo;
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::inflight::{Inflight, InflightRequest, Interrupts, KillAnswer};
@@ -128,6 +129,8 @@ pub struct Reply {
     flight: Option<Arc<InflightRequest>>,
     /// The check before the answer is sent; none for most.
     gate: Option<Gate>,
+    /// What ends when it has been answered: the request goes through the kernel's page cache.
+    kernel_io: Option<Arc<KernelIo>>,
 }
 
 impl Reply {
@@ -143,6 +146,7 @@ impl Reply {
             interrupts: Interrupts::FatalOnly,
             flight: None,
             gate: None,
+            kernel_io: None,
         }
     }
 
@@ -202,6 +206,21 @@ impl Reply {
     /// Has `gate` asked before the answer is sent.
     pub fn set_gate(&mut self, gate: Gate) {
         self.gate = Some(gate);
+    }
+
+    /// Keeps what is to end when the request has been answered and nothing of it is in use.
+    pub fn begin_kernel_io(&mut self, io: KernelIo) {
+        self.kernel_io = Some(Arc::new(io));
+    }
+
+    /// Returns what was begun.
+    pub fn kernel_io(&self) -> Option<Arc<KernelIo>> {
+        self.kernel_io.clone()
+    }
+
+    /// Ends what was begun, unless the duty to answer has been moved out with it.
+    pub(crate) fn end_kernel_io(&mut self) {
+        drop(self.kernel_io.take());
     }
 
     /// Answers with an error.

@@ -450,7 +450,10 @@ impl Shared {
         }
         request.queued_after_ns = queued_after_ns;
         let keys = match self.quick(request) {
-            QuickOutcome::Answered => return Received::Done,
+            QuickOutcome::Answered => {
+                request.reply.end_kernel_io();
+                return Received::Done;
+            }
             QuickOutcome::MaySleep(keys) => keys,
             QuickOutcome::MaySleepAt(keys, payer) => {
                 request.payer = Some(payer);
@@ -460,7 +463,10 @@ impl Shared {
         request.reply.register();
         match self.pool.start(keys, || spawn_server(self, Begin::Reader)) {
             Start::Run(started) => return Received::Run(started),
-            Start::Refuse if request.may_be_refused() => request.reply.refuse(),
+            Start::Refuse if request.may_be_refused() => {
+                request.reply.refuse();
+                request.reply.end_kernel_io();
+            }
             Start::Refuse | Start::Wait => {
                 let job = Job(request.detach());
                 let spawn = |begin| move || spawn_server(self, begin);
@@ -512,6 +518,7 @@ impl Shared {
                 drop(reply.take());
             }
         }
+        request.reply.end_kernel_io();
         Started { run: seat.run.take().unwrap_or(started.run), ..started }
     }
 

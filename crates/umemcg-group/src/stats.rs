@@ -59,6 +59,8 @@ numbered! {
         Unevictable,
         /// Bytes of pages that no store holds; they also count as on a list or as unevictable.
         Shmem,
+        /// Bytes of file pages that the kernel above a mount keeps.
+        FileKernel,
         /// Bytes that embedders hold for memory of their own.
         Reserved,
         /// Bytes changed since they were last written to the store.
@@ -162,6 +164,7 @@ impl StatItem {
         Self::InactiveAnon,
         Self::ActiveAnon,
         Self::Unevictable,
+        Self::FileKernel,
         Self::Reserved,
         Self::SlabReclaimable,
         Self::SlabUnreclaimable,

@@ -79,13 +79,17 @@ impl HostVolume {
         // Updating the host's access time needs a descriptor that can read.
         let opener = content.was_read().then(|| content.opener()).flatten();
         let _in_use = opener.as_ref().map(|opener| self.shared.in_use(node, &content, opener, false, false));
-        Ok(match content.fds() {
+        let attr = match content.fds() {
             Some(fds) => content.look(|| host::stat_fd(&fds.buffered))?,
             None => {
                 let held = self.shared.descriptor(node)?;
                 content.look(|| host::stat_fd(&held))?
             }
-        })
+        };
+        if let Some(pages) = content.kernel_pages() {
+            pages.drop_if_changed();
+        }
+        Ok(attr)
     }
 
     /// Changes attributes, through an open file if there is one.
@@ -149,7 +153,9 @@ impl HostVolume {
             if kill_set_id {
                 content.clear_privileges(true)?;
             }
-            Ok(content.file.set_len(len)?)
+            content.file.set_len(len)?;
+            content.was_cut(len);
+            Ok(())
         };
         match file {
             Some(file) if file.is_writable() => {

@@ -14,8 +14,9 @@
 //!    not written.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 use rustix::io::Errno;
 use umemcg_base::{Rank, RankedMutex};
@@ -27,9 +28,13 @@ use crate::error::VfsError;
 use crate::host::{self, HostStat};
 use crate::host_directory::HostDirectory;
 use crate::host_store::{HostStore, InUse, StoreFds};
+use crate::kernel_pages::KernelPages;
 use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge};
 use crate::shown_times::{OwnOperation, SharedAccess, Shown, Stamp};
 use umemcg::{BackingStore, Engine, File, Group, OwnerId, StoreId};
+
+/// In the place of a time that has been taken.
+const TAKEN: i64 = i64::MIN;
 
 /// See the module text.
 #[derive(Debug)]
@@ -43,6 +48,11 @@ pub(crate) struct Content {
     was_read: AtomicBool,
     /// Held while the host file is opened or closed: calls on this very file only.
     opens: RankedMutex<Opens>,
+    /// The pages that the kernel keeps, once it may have some.
+    kernel_pages: OnceLock<Arc<KernelPages>>,
+    /// (A) The host's time of the last change when this was made, in nanoseconds since 1970, until
+    /// it is taken. Relaxed: it stands alone.
+    first_change_ns: AtomicI64,
 }
 
 /// The opens of the file.
@@ -53,6 +63,8 @@ struct Opens {
     nr_pins: u32,
     /// The group of the last opener, for operations without a caller; while it is open.
     opener: Option<Arc<Group>>,
+    /// Whether the kernel caches the pages of those that are open: of all or of none.
+    kernel_caches: Option<bool>,
 }
 
 /// The means to open a host file that is not open, or not for writing.
@@ -108,6 +120,8 @@ impl Content {
             host_dir,
             was_read,
             opens: RankedMutex::new(Rank::FileOpens, Opens::default()),
+            kernel_pages: OnceLock::new(),
+            first_change_ns: AtomicI64::new(stat.attr.ctime.as_nanoseconds()),
             charge,
         }))
     }
@@ -197,7 +211,42 @@ impl Content {
     pub(crate) fn release(&self) -> bool {
         let mut opens = self.opens.lock();
         opens.nr -= 1;
+        if opens.nr == 0 {
+            opens.kernel_caches = None;
+        }
         opens.nr == 0 && !self.close_if_idle(&mut opens)
+    }
+
+    /// Returns whether the kernel caches the pages of the opens that there are. The first of them
+    /// decides with `decide`: a page that the kernel has by one would be written past by another.
+    pub(crate) fn kernel_caches(&self, decide: impl FnOnce() -> bool) -> bool {
+        *self.opens.lock().kernel_caches.get_or_insert_with(decide)
+    }
+
+    /// Returns the pages that the kernel keeps, if it may have some.
+    pub(crate) fn kernel_pages(&self) -> Option<&Arc<KernelPages>> {
+        self.kernel_pages.get()
+    }
+
+    /// Returns the pages that the kernel keeps, which are made when there are none.
+    pub(crate) fn kernel_pages_or(&self, make: impl FnOnce() -> Arc<KernelPages>) -> &Arc<KernelPages> {
+        self.kernel_pages.get_or_init(make)
+    }
+
+    /// Returns, the first time, whether the file was changed less than `time` before its content
+    /// was made: the kernel may have been told of it before that change.
+    pub(crate) fn was_new_within(&self, time: Duration) -> bool {
+        let at_ns = self.first_change_ns.load(Ordering::Relaxed);
+        if at_ns == TAKEN || self.first_change_ns.swap(TAKEN, Ordering::Relaxed) == TAKEN {
+            return false;
+        }
+        let age_ns = self.host_dir.clock.now().as_nanoseconds().saturating_sub(at_ns);
+        age_ns < i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
+    }
+
+    /// Returns whether pages of the file are cached, here or by the kernel.
+    pub(crate) fn has_cached_pages(&self) -> bool {
+        self.kernel_pages().is_some_and(|pages| pages.has_any()) || self.file.has_cached_pages()
     }
 
     /// Closes the host file of content that no process has open, once all is written back. Returns
@@ -239,7 +288,7 @@ impl Content {
             && self.file.is_stable()
             && self.store.times.are_the_hosts()
             && !self.file.has_failed()
-            && !self.file.has_cached_pages()
+            && !self.has_cached_pages()
     }
 
     /// Returns the group that pays.
@@ -311,6 +360,9 @@ impl Content {
             tracing::debug!(ino = host.attr.ino, "changed from outside; cached pages dropped");
             self.store.privileges.note();
             alone.adopted();
+            if let Some(pages) = self.kernel_pages() {
+                pages.note_changed();
+            }
         }
         Ok(self.merge(host.attr, self.store.times.shown()))
     }

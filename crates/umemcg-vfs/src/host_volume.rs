@@ -21,6 +21,7 @@ use crate::error::{VfsError, VolumeError};
 use crate::host;
 use crate::host_directory::HostDirectory;
 use crate::kernel_cache::KernelCache;
+use crate::kernel_page_lists::KernelPageLists;
 use crate::resolve::Shared;
 use crate::volume::{Volume, VolumeKind};
 use crate::volume_config::{IoMode, Resolve, VolumeConfig};
@@ -98,8 +99,14 @@ impl Volume for HostVolume {
     }
 
     fn set_kernel(&self, kernel: Arc<dyn KernelCache>) {
+        let shared = &self.shared;
+        if kernel.keeps_pages() {
+            shared.kernel_page_lists.get_or_init(|| {
+                KernelPageLists::new(Arc::clone(&kernel), self.store_id(), shared.engine.reclaimer())
+            });
+        }
         // Later calls have no effect.
-        let _ = self.shared.kernel.set(kernel);
+        let _ = shared.kernel.set(kernel);
     }
 
     /// Makes everything durable that the volume accepted before the call, metadata included. Goes

@@ -1,7 +1,11 @@
-//! The trait of the kernel above a mount, which caches names and inodes and can be asked to forget
-//! some.
+//! The trait of the kernel above a mount, which caches names, inodes and perhaps file pages, and
+//! can be asked to forget some.
 
 use std::fmt;
+use std::ops::Range;
+use std::time::Duration;
+
+use umemcg::StoreId;
 
 use crate::attr::NodeId;
 
@@ -17,6 +21,27 @@ pub struct IdleInode {
     pub names: Vec<(NodeId, Box<[u8]>)>,
 }
 
+/// Pages that the kernel is to drop from its page cache.
+pub struct PageDrop {
+    /// The inode.
+    pub node: NodeId,
+    /// The pages, by number.
+    pub pages: Range<u64>,
+    /// Where its data is: what waits for one store must not keep the drops of others waiting.
+    pub store: StoreId,
+    /// To be called when they are gone.
+    pub then: Box<dyn FnOnce() + Send>,
+}
+
+impl fmt::Debug for PageDrop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PageDrop")
+            .field("node", &self.node)
+            .field("pages", &self.pages)
+            .finish_non_exhaustive()
+    }
+}
+
 /// A cache that remembers names and inodes of a volume and can be asked to forget.
 ///
 /// A forgotten inode comes back as [`Lookup::forget`](crate::Lookup::forget), immediately or later.
@@ -29,4 +54,23 @@ pub trait KernelCache: Send + Sync + fmt::Debug {
     /// Asks to let go of inodes. Never waits; false when it cannot be asked just now. Called with
     /// no lock held.
     fn let_go(&self, idle: Vec<IdleInode>) -> bool;
+
+    /// Returns whether files may be opened so that their pages are kept here until they are asked
+    /// for.
+    fn keeps_pages(&self) -> bool {
+        false
+    }
+
+    /// Asks to drop pages. Never waits; the calls that say that they are gone come later, on a
+    /// thread that serves no requests, or never when the kernel goes away. Called with no lock
+    /// held.
+    fn drop_pages(&self, _drops: Vec<PageDrop>) {}
+
+    /// Returns how long attributes are believed that were given out.
+    fn attribute_lifetime(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    /// Says that the attributes of an inode are out of date. Does not wait.
+    fn attributes_changed(&self, _node: NodeId) {}
 }

@@ -1,11 +1,12 @@
 //! The ids by which the kernel knows the inodes of one of many volumes.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::io::Errno;
 
 use crate::attr::NodeId;
-use crate::kernel_cache::{IdleInode, KernelCache};
+use crate::kernel_cache::{IdleInode, KernelCache, PageDrop};
 
 /// Bits of a kernel-side id that name the inode inside its volume; the slot stands above.
 pub(crate) const LOCAL_BITS: u32 = 44;
@@ -59,5 +60,29 @@ impl KernelCache for MemberKernel {
             Err(_) => false,
         });
         self.kernel.let_go(idle)
+    }
+
+    fn keeps_pages(&self) -> bool {
+        self.kernel.keeps_pages()
+    }
+
+    fn drop_pages(&self, mut drops: Vec<PageDrop>) {
+        drops.retain_mut(|drop| {
+            self.ids.node(drop.node).is_ok_and(|kernel_id| {
+                drop.node = kernel_id;
+                true
+            })
+        });
+        self.kernel.drop_pages(drops);
+    }
+
+    fn attribute_lifetime(&self) -> Duration {
+        self.kernel.attribute_lifetime()
+    }
+
+    fn attributes_changed(&self, node: NodeId) {
+        if let Ok(node) = self.ids.node(node) {
+            self.kernel.attributes_changed(node);
+        }
     }
 }

@@ -47,6 +47,7 @@ impl Open for HostVolume {
                 file.content.clear_privileges(true)?;
             }
             file.content.file.set_len(0)?;
+            file.content.was_cut(0);
         }
         Ok(file)
     }

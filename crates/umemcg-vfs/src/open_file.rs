@@ -12,6 +12,7 @@ use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;
 use crate::host_store::InUse;
 use crate::host_volume::HostVolume;
+use crate::kernel_io::{KernelCaching, KernelIo};
 use crate::resolve::Shared;
 use crate::volume::{VolumeFile, Whence};
 use umemcg::{ErrorCursor, File, Group, PinnedPages, Readahead, count_hits};
@@ -91,13 +92,18 @@ impl OpenFile {
         }
     }
 
-    /// Writes at an offset, or at the end.
-    fn write_to(&self, offset: Option<u64>, group: &Arc<Group>, data: &[u8]) -> Result<usize, VfsError> {
+    /// Writes at an offset, or at the end. Returns where, and how much.
+    fn write_to(
+        &self,
+        offset: Option<u64>,
+        group: &Arc<Group>,
+        data: &[u8],
+    ) -> Result<(u64, usize), VfsError> {
         if !self.is_writable() {
             return Err(Errno::BADF.into());
         }
         if data.is_empty() {
-            return Ok(0);
+            return Ok((offset.unwrap_or(0), 0));
         }
         let start = offset.unwrap_or_else(|| self.content.file.len());
         let room = self.shared.host_dir.len_max.saturating_sub(start);
@@ -116,7 +122,7 @@ impl OpenFile {
         if let Some(data_only) = self.synchronous() {
             self.content.file.sync_written(at, written as u64, data_only, &self.errors)?;
         }
-        Ok(written)
+        Ok((at, written))
     }
 }
 
@@ -195,7 +201,12 @@ impl VolumeFile for OpenFile {
             let _in_use = self.in_use(true)?;
             self.content.clear_privileges(kill_set_id)?;
         }
-        self.write_to((!self.is_append()).then_some(offset), group, data)
+        let (at, written) = self.write_to((!self.is_append()).then_some(offset), group, data)?;
+        if at != offset {
+            // The file has grown from outside: the kernel takes another place for its end.
+            self.content.drop_from_kernel(offset, written as u64, || {});
+        }
+        Ok(written)
     }
 
     /// Accepts what the kernel writes back of a mapping: all of it, and at `offset` also for
@@ -207,7 +218,7 @@ impl VolumeFile for OpenFile {
     fn write_mapped(&self, group: &Arc<Group>, offset: u64, data: &[u8]) -> Result<usize, VfsError> {
         let mut done = 0;
         while done < data.len() {
-            done += self.write_to(Some(offset + done as u64), group, &data[done..])?;
+            done += self.write_to(Some(offset + done as u64), group, &data[done..])?.1;
         }
         Ok(done)
     }
@@ -264,8 +275,10 @@ impl VolumeFile for OpenFile {
             content.file.allocate(grows.then_some(end), on_host)?;
         } else if mode == PUNCH {
             content.file.zero_range(offset, len, on_host)?;
+            content.was_emptied(offset, len);
         } else if mode.difference(FallocateFlags::KEEP_SIZE) == FallocateFlags::ZERO_RANGE {
             content.file.zero_range(offset, len, on_host)?;
+            content.was_emptied(offset, len);
             if grows {
                 // The host's file has grown already.
                 content.file.allocate(Some(end), || Ok(()))?;
@@ -306,6 +319,26 @@ impl VolumeFile for OpenFile {
 
     fn setattr(&self, caller: &Caller, change: &SetAttr) -> Result<Attr, VfsError> {
         self.volume().change(caller, self.node, Some(self), change)
+    }
+
+    fn kernel_caching(&self, is_new: bool) -> KernelCaching {
+        self.decide_kernel_caching(is_new)
+    }
+
+    fn when_refillable(&self, then: Box<dyn FnOnce() + Send>) {
+        self.when_none_asked(then);
+    }
+
+    fn begin_kernel_io(&self, offset: u64, len: u64, payer: &Arc<Group>) -> Option<KernelIo> {
+        self.kernel_io(offset, len, payer)
+    }
+
+    fn kernel_may_have(&self, offset: u64, len: u64) -> bool {
+        self.content.kernel_may_have(offset, len)
+    }
+
+    fn drop_kernel_pages(&self, offset: u64, len: u64, then: Box<dyn FnOnce() + Send>) {
+        self.content.drop_from_kernel(offset, len, then);
     }
 }
 

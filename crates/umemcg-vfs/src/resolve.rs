@@ -25,6 +25,7 @@ use crate::host_directory::HostDirectory;
 use crate::host_store::InUse;
 use crate::inode_table::{InodeCharges, InodeEntry, InodeTable, Removed};
 use crate::kernel_cache::KernelCache;
+use crate::kernel_page_lists::KernelPageLists;
 use crate::volume_config::{IoMode, Resolve};
 use umemcg::{Engine, Group};
 
@@ -50,6 +51,8 @@ pub(crate) struct Shared {
     pub(crate) max_kept: usize,
     /// The kernel's cache of inodes, once it is set.
     pub(crate) kernel: OnceLock<Arc<dyn KernelCache>>,
+    /// The pages that it keeps, if it keeps any.
+    pub(crate) kernel_page_lists: OnceLock<Arc<KernelPageLists>>,
     /// Last, because everything above gives memory back to it.
     pub(crate) engine: Arc<Engine>,
 }
@@ -133,6 +136,7 @@ impl Shared {
             kept: RankedMutex::new(Rank::ObjectOwner, VecDeque::new()),
             max_kept,
             kernel: OnceLock::new(),
+            kernel_page_lists: OnceLock::new(),
         }
     }
 

@@ -20,6 +20,7 @@ use crate::attr::{Attr, Entry, FileKind, NodeId, SetAttr, StatFs};
 use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::kernel_cache::KernelCache;
+use crate::kernel_io::{KernelCaching, KernelIo};
 use crate::volume_config::IoMode;
 use umemcg::{File, Group, PinnedPages, StoreId};
 
@@ -272,6 +273,33 @@ pub trait VolumeFile: Send + Sync + fmt::Debug {
     fn getattr(&self) -> Result<Attr, VfsError>;
     /// Changes attributes of the open file.
     fn setattr(&self, caller: &Caller, change: &SetAttr) -> Result<Attr, VfsError>;
+    /// Decides, once for each open, how the kernel is to cache the file; `is_new` for one that was
+    /// opened by being created.
+    fn kernel_caching(&self, _is_new: bool) -> KernelCaching {
+        KernelCaching::Bypass
+    }
+    /// Calls `then`, for an open that has the kernel refill its cache, when it has dropped what it
+    /// was asked for before: a message to drop pages that crosses an answer with the new length
+    /// would have the kernel ignore that answer, and read as if the file had the old one. Never
+    /// waits.
+    fn when_refillable(&self, then: Box<dyn FnOnce() + Send>) {
+        then();
+    }
+    /// Notes a request that may put pages of the file into the kernel's cache, about `len` bytes
+    /// from `offset` on; it ends when what is returned is dropped. `None` when the kernel's pages
+    /// are not charged here. Never sleeps.
+    fn begin_kernel_io(&self, _offset: u64, _len: u64, _payer: &Arc<Group>) -> Option<KernelIo> {
+        None
+    }
+    /// Returns whether the kernel may have some of `len` bytes from `offset` on. Never sleeps.
+    fn kernel_may_have(&self, _offset: u64, _len: u64) -> bool {
+        false
+    }
+    /// Calls `then` when the kernel has dropped what it may have of `len` bytes from `offset` on.
+    /// Never waits.
+    fn drop_kernel_pages(&self, _offset: u64, _len: u64, then: Box<dyn FnOnce() + Send>) {
+        then();
+    }
 }
 
 /// An open directory of a volume.

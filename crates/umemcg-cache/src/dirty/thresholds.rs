@@ -93,8 +93,8 @@ pub fn unclean_bytes(group: &Group) -> u64 {
 }
 
 fn file_bytes(group: &Group) -> u64 {
-    let sum = group.stat_total(StatItem::InactiveFile) + group.stat_total(StatItem::ActiveFile);
-    sum.max(0) as u64
+    let items = [StatItem::InactiveFile, StatItem::ActiveFile, StatItem::FileKernel];
+    items.iter().map(|&item| group.stat_total(item)).sum::<i64>().max(0) as u64
 }
 
 /// A level of the tree, as checked by a writer.

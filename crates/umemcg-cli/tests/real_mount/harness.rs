@@ -196,6 +196,12 @@ impl Mount {
             command.arg(self.data());
         }
         command.arg(self.mnt()).arg("--control").arg(self.cg()).args(arguments);
+        // All tests may be run in the other mode, too.
+        if let Some(whose) = std::env::var_os("UMEMCG_TEST_PAGE_CACHE")
+            && !arguments.contains(&"--page-cache")
+        {
+            command.arg("--page-cache").arg(whose);
+        }
         command.current_dir("/");
         command
     }

@@ -11,6 +11,7 @@ mod full_groups;
 mod harness;
 mod hostile;
 mod inotify;
+mod kernel_pages;
 mod linux_cases;
 mod mappings;
 mod membership;

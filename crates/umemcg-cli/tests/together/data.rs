@@ -165,6 +165,8 @@ impl User {
         self.what += &format!(" ({line:?})");
         self.tell(inode, &result);
         match result {
+            // What went on to the daemon after that is written or not.
+            Ok(nr) if nr < change.fill.len() && self.world.may_be_cut() => Err(Stop::Over),
             Ok(nr) => {
                 change.end(inode, nr, change.old.max(change.fill.start + nr));
                 Ok(())
@@ -398,7 +400,8 @@ impl User {
         let since = inode.data.begin_read();
         let result = world.settle(rustix::io::pread(&fd, &mut bytes[..], range.start as u64));
         let got = result.as_ref().ok().and_then(|result| result.ok()).map(|nr| &bytes[..nr]);
-        let checked = inode.data.end_read(since, range.start, range.len(), got);
+        let len = if world.may_be_cut() { got.map_or(0, <[u8]>::len) } else { range.len() };
+        let checked = inode.data.end_read(since, range.start, len, got);
         match result? {
             Ok(_) => checked.or_else(|why| self.wrong(&inode, why)),
             // The kernel writes mapped pages back before it reads past its cache.

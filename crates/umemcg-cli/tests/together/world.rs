@@ -160,6 +160,12 @@ impl World {
         }
     }
 
+    /// Returns whether the daemon's death explains that a read or write is short: of pages that the
+    /// kernel keeps it gives those that it has, and it says how much it wrote before.
+    pub fn may_be_cut(&self) -> bool {
+        self.is_dying() && std::env::var_os("UMEMCG_TEST_PAGE_CACHE").is_some_and(|whose| whose == "kernel")
+    }
+
     /// Returns whether a full store explains this.
     pub fn is_excused(&self, errno: Errno) -> bool {
         self.may_be_full && errno == Errno::NOSPC

@@ -7,7 +7,9 @@ use std::time::Duration;
 use rustix::io::Errno;
 use umemcg::{ChargeMeter, Group, PinnedPages, Stalled, Working, WritePause};
 use umemcg_vfs::volumes::Opened;
-use umemcg_vfs::{Entry, FallocateFlags, NodeId, OFlags, VfsError, Volume, VolumeFile, Whence};
+use umemcg_vfs::{
+    Entry, FallocateFlags, KernelCaching, NodeId, OFlags, VfsError, Volume, VolumeFile, Whence,
+};
 
 use super::{DataFs, reply_done, reply_with};
 use crate::classify::Payer;
@@ -17,17 +19,33 @@ use crate::session::QuickOutcome;
 use crate::wait_charge::{charge_answer, charge_held};
 use crate::wire::reply::{CreateOut, LseekOut, OpenOut};
 use crate::wire::request::{CreateIn, FallocateIn, FsyncIn, LseekIn, OpenIn, ReadIn, WriteIn};
-use crate::wire::{FSYNC_FDATASYNC, InHeader, open_reply, write_flag};
+use crate::wire::{FSYNC_FDATASYNC, InHeader, open_reply, read_flag, write_flag};
 
 /// `lseek` for data and for holes.
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 
-/// The daemon's cache is the only one: the kernel sends every read and write here. A descriptor
-/// that cannot write has no error to report when it is closed.
-fn open_flags(file: &dyn VolumeFile) -> u32 {
+/// Returns the flags of an answered open. Where the kernel does not cache pages it brings every
+/// read and write here. A descriptor that cannot write has nothing to report when it is closed.
+fn open_flags(file: &dyn VolumeFile, caching: KernelCaching) -> u32 {
     let noflush = if file.is_writable() { 0 } else { open_reply::NOFLUSH };
-    open_reply::DIRECT_IO | open_reply::PARALLEL_DIRECT_WRITES | noflush
+    let caching = match caching {
+        KernelCaching::Bypass => open_reply::DIRECT_IO | open_reply::PARALLEL_DIRECT_WRITES,
+        KernelCaching::Keep => open_reply::KEEP_CACHE,
+        KernelCaching::Refill => 0,
+    };
+    caching | noflush
+}
+
+/// Returns whether a read is answered to the kernel's page cache, and not to a process.
+fn fills_cache(arg: &ReadIn) -> bool {
+    arg.read_flags & read_flag::LOCKOWNER == 0
+}
+
+/// Returns whether a write goes through the kernel's page cache. Late write-back of a mapping does
+/// not count: its pages came there with reads.
+fn is_through_cache(arg: &WriteIn) -> bool {
+    arg.write_flags & (write_flag::LOCKOWNER | write_flag::CACHE) == 0
 }
 
 impl DataFs {
@@ -45,12 +63,34 @@ impl DataFs {
             reply.error(self.no_handle(request.header)).ignore();
             return QuickOutcome::Answered;
         };
+        let mut payer = None;
+        if self.lifetimes.pages && fills_cache(arg) {
+            let of_request = self.payer_of(request, Some(file.file.group()));
+            self.begin_kernel_io(&*file.file, (arg.offset, arg.size), &of_request, reply);
+            payer = Some(of_request);
+        }
         match file.file.try_read(arg.offset, arg.size as usize) {
             Some(pages) => {
                 self.send_pages(reply, &pages);
                 QuickOutcome::Answered
             }
-            None => self.may_sleep(request, self.payer_of(request, Some(file.file.group()))),
+            None => {
+                let payer = payer.unwrap_or_else(|| self.payer_of(request, Some(file.file.group())));
+                self.may_sleep(request, payer)
+            }
+        }
+    }
+
+    /// Notes that a request goes through the kernel's page cache, from now until it is answered.
+    fn begin_kernel_io(
+        &self,
+        file: &dyn VolumeFile,
+        (offset, size): (u64, u32),
+        payer: &Payer,
+        reply: &mut Reply,
+    ) {
+        if let Some(io) = file.begin_kernel_io(offset, u64::from(size), payer.group_for_now()) {
+            reply.begin_kernel_io(io);
         }
     }
 
@@ -62,7 +102,19 @@ impl DataFs {
         };
         let group = self.group(request);
         let (meter, _working) = (ChargeMeter::start(), Working::begin(&group));
-        let result = file.read(&group, arg.offset, arg.size as usize);
+        let kernel_io = reply.kernel_io();
+        if let Some(io) = &kernel_io {
+            io.paid_by(&group);
+        }
+        let len_before = file.content().len();
+        let result = file.read(&group, arg.offset, arg.size as usize).and_then(|pages| {
+            let expected = len_before.saturating_sub(arg.offset).min(u64::from(arg.size));
+            // The kernel takes a short answer for the end of the file, and asks page by page after
+            // an error.
+            let is_cut =
+                kernel_io.is_some() && (pages.len() as u64) < expected && file.content().len() >= len_before;
+            if is_cut { Err(Errno::IO.into()) } else { Ok(pages) }
+        });
         reply_with(reply, result, |reply, pages| match self.high_delay(header, &group, &meter, reply) {
             Duration::ZERO => self.send_pages(reply, &pages),
             delay => {
@@ -114,9 +166,14 @@ impl DataFs {
         };
         let payer = self.payer_of(request, Some(file.file.group()));
         let kill_set_id = arg.write_flags & write_flag::KILL_SUIDGID != 0;
+        if self.lifetimes.pages && is_through_cache(arg) {
+            self.begin_kernel_io(&*file.file, (arg.offset, data.len() as u32), &payer, reply);
+        }
         // Over `memory.high` a request that charges reclaims, which this thread must not do.
         if let Payer::Group(group) = &payer
             && !self.engine.reclaimer().is_over_high(group)
+            && !self.is_written_past(&*file.file, arg, data)
+            && reply.kernel_io().is_none_or(|io| io.charge_copy(None, group))
             && let Some(written) = file.file.try_write(group, arg.offset, data, kill_set_id)
         {
             file.on.touch();
@@ -136,6 +193,12 @@ impl DataFs {
         let group = self.group(request);
         let kill_set_id = arg.write_flags & write_flag::KILL_SUIDGID != 0;
         let (meter, _working) = (ChargeMeter::start(), Working::begin(&group));
+        if let Some(io) = reply.kernel_io()
+            && !io.charge_copy(Some(&self.engine), &group)
+        {
+            io.drop_behind();
+        }
+        let is_past = self.is_written_past(&**file, arg, data);
         let result = match arg.write_flags & write_flag::CACHE {
             0 => file.write(&group, arg.offset, data, kill_set_id),
             _ => file.write_mapped(&group, arg.offset, data),
@@ -144,8 +207,20 @@ impl DataFs {
         reply_with(reply, result, |reply, written| {
             reply.accepted_write(written as u32);
             let delay = self.high_delay(header, &group, &meter, reply);
-            self.accepted(&**file, &group, written, delay, reply);
+            let me = self.me.upgrade().filter(|_| is_past);
+            let Some(me) = me else { return self.accepted(&**file, &group, written, delay, reply) };
+            let (opened, group, mut reply) = (Arc::clone(&opened), Arc::clone(&group), reply.take());
+            let answer = move || me.accepted(&*opened.file, &group, written, delay, &mut reply);
+            file.drop_kernel_pages(arg.offset, data.len() as u64, Box::new(answer));
         });
+    }
+
+    /// Returns whether a write passes by pages that the kernel may have. They are dropped before it
+    /// is answered: after an asynchronous one the kernel does not do that.
+    fn is_written_past(&self, file: &dyn VolumeFile, arg: &WriteIn, data: &[u8]) -> bool {
+        self.lifetimes.pages
+            && arg.write_flags & write_flag::LOCKOWNER != 0
+            && file.kernel_may_have(arg.offset, data.len() as u64)
     }
 
     /// Answers an accepted write: immediately, or when the writer's pause and `delay` are over.
@@ -179,10 +254,19 @@ impl DataFs {
             Ok(Opened { file: member.volume().open(&caller, node, flags)?, on })
         });
         reply_with(reply, result, |reply, opened| {
-            let open_flags = open_flags(&*opened.file);
+            let caching = opened.file.kernel_caching(false);
+            let open_flags = open_flags(&*opened.file, caching);
+            let file = Arc::clone(&opened.file);
             let fh = self.files.open(Arc::new(opened));
             let files = Arc::clone(&self.files);
-            reply.hand_over(&OpenOut { fh, open_flags, padding: 0 }, move || drop(files.close(fh)));
+            let answer = move |reply: &mut Reply| {
+                reply.hand_over(&OpenOut { fh, open_flags, padding: 0 }, move || drop(files.close(fh)));
+            };
+            if caching != KernelCaching::Refill {
+                return answer(reply);
+            }
+            let mut reply = reply.take();
+            file.when_refillable(Box::new(move || answer(&mut reply)));
         });
     }
 
@@ -229,7 +313,8 @@ impl DataFs {
             Ok((entry, member.entry_to_kernel(entry)?, Opened { file, on }))
         });
         reply_with(reply, result, |reply, (inner, entry, opened)| {
-            let (open_flags, member) = (open_flags(&*opened.file), Arc::clone(&opened.on));
+            let (open_flags, member) =
+                (open_flags(&*opened.file, opened.file.kernel_caching(true)), Arc::clone(&opened.on));
             let fh = self.files.open(Arc::new(opened));
             let open = OpenOut { fh, open_flags, padding: 0 };
             let files = Arc::clone(&self.files);

@@ -1,4 +1,5 @@
-//! The kernel's cache of names and inodes, as volumes see it: it can be asked to forget some.
+//! The kernel's cache of names, inodes and file pages, as volumes see it: it can be asked to forget
+//! some.
 //!
 //! A kernel that supports the PRUNE notification drops unused names and then the inodes, files
 //! before their directories, without taking a lock that a request could hold. Older kernels are
@@ -9,8 +10,9 @@
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
 
-use umemcg_vfs::{IdleInode, KernelCache};
+use umemcg_vfs::{IdleInode, KernelCache, NodeId, PageDrop};
 
 use crate::notifier::Notifier;
 
@@ -19,21 +21,41 @@ const NR_NODES_MAX: usize = 512;
 
 /// See the module text.
 #[derive(Debug)]
-pub(super) struct KernelNames(pub(super) Notifier);
+pub(super) struct KernelNames {
+    pub(super) notifier: Notifier,
+    pub(super) keeps_pages: bool,
+    pub(super) attribute_lifetime: Duration,
+}
 
 impl KernelCache for KernelNames {
     fn asks_by_name(&self) -> bool {
-        !self.0.can_prune()
+        !self.notifier.can_prune()
     }
 
     fn let_go(&self, mut idle: Vec<IdleInode>) -> bool {
-        if self.0.can_prune() {
+        if self.notifier.can_prune() {
             idle.sort_by_key(|idle| idle.is_directory);
             let nodes: Vec<u64> = idle.iter().map(|idle| idle.node.0).collect();
-            return nodes.chunks(NR_NODES_MAX).all(|nodes| self.0.prune(nodes.to_vec()));
+            return nodes.chunks(NR_NODES_MAX).all(|nodes| self.notifier.prune(nodes.to_vec()));
         }
         let files = idle.iter().filter(|idle| !idle.is_directory);
         let mut names = files.flat_map(|idle| &idle.names);
-        names.all(|(parent, name)| self.0.inval_entry(parent.0, OsStr::from_bytes(name), false))
+        names.all(|(parent, name)| self.notifier.inval_entry(parent.0, OsStr::from_bytes(name), false))
+    }
+
+    fn keeps_pages(&self) -> bool {
+        self.keeps_pages
+    }
+
+    fn drop_pages(&self, drops: Vec<PageDrop>) {
+        self.notifier.drop_pages(drops);
+    }
+
+    fn attribute_lifetime(&self) -> Duration {
+        self.attribute_lifetime
+    }
+
+    fn attributes_changed(&self, node: NodeId) {
+        self.notifier.inval_attributes_now(node.0);
     }
 }

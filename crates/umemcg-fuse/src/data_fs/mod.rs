@@ -37,7 +37,7 @@ use crate::wire::{InHeader, InitFlags, Negotiated, Op};
 use absent_names::AbsentNames;
 use kernel_names::KernelNames;
 
-/// The times for which the kernel may cache answers.
+/// What the kernel may cache, and for how long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lifetimes {
     /// The lifetime of a name that exists.
@@ -46,13 +46,17 @@ pub struct Lifetimes {
     pub absent: Duration,
     /// The lifetime of a node's attributes.
     pub attr: Duration,
+    /// Pages of files, until they are asked for, charged to the groups whose requests brought them
+    /// there. False: every read and write of a file comes here.
+    pub pages: bool,
 }
 
 impl Default for Lifetimes {
     /// Returns one second for names and attributes, so that a warm `stat` does not reach the
-    /// daemon, and zero for names that do not exist.
+    /// daemon, zero for names that do not exist, and no pages.
     fn default() -> Self {
-        Self { entry: Duration::from_secs(1), absent: Duration::ZERO, attr: Duration::from_secs(1) }
+        let second = Duration::from_secs(1);
+        Self { entry: second, absent: Duration::ZERO, attr: second, pages: false }
     }
 }
 
@@ -329,7 +333,9 @@ impl Filesystem for DataFs {
             | InitFlags::HANDLE_KILLPRIV_V2
             | InitFlags::DIRECT_IO_ALLOW_MMAP
             | InitFlags::CREATE_SUPP_GROUP
-            | InitFlags::AUTO_INVAL_DATA
+            // In its page cache the kernel drops what it is told to; a new time would have it drop
+            // all.
+            | if self.lifetimes.pages { InitFlags::EXPLICIT_INVAL_DATA } else { InitFlags::AUTO_INVAL_DATA }
             | InitFlags::CACHE_SYMLINKS
             // The kernel reads access lists and decides by them; default lists are the host's to
             // apply, so that the umask must come separately.
@@ -338,7 +344,11 @@ impl Filesystem for DataFs {
     }
 
     fn ready(&self, _negotiated: &Negotiated, notifier: &Notifier) {
-        let kernel: Arc<dyn KernelCache> = Arc::new(KernelNames(notifier.clone()));
+        let kernel: Arc<dyn KernelCache> = Arc::new(KernelNames {
+            notifier: notifier.clone(),
+            keeps_pages: self.lifetimes.pages,
+            attribute_lifetime: self.lifetimes.attr,
+        });
         self.volumes.set_kernel(&kernel);
         let _ = self.notifier.set(notifier.clone());
     }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use super::{InodeEntry, InodeTable, Removed};
 use crate::attr::{FileKind, NodeId};
 use crate::content::Content;
+use crate::kernel_pages::PAGES_END;
 use crate::metadata_charge::CONTENT_BYTES;
 
 /// The time that the kernel has to forget an inode after it was asked.
@@ -58,9 +59,16 @@ impl InodeTable {
     /// pages is pinned when its last lookup is released; returns `true` if that has happened.
     pub(crate) fn forget(&self, node: NodeId, nr_lookups: u64, keep: bool) -> (Vec<Removed>, bool) {
         let content = self.with(node, |entry| {
-            entry.content.clone().filter(|_| entry.nlookup <= nr_lookups && keep && !entry.is_nameless)
+            let is_last = entry.nlookup <= nr_lookups;
+            entry.content.clone().filter(|_| is_last).map(|content| (content, keep && !entry.is_nameless))
         });
-        let has_pages = content.flatten().is_some_and(|content| content.file.has_cached_pages());
+        let has_pages = content.flatten().is_some_and(|(content, may_keep)| {
+            if let Some(pages) = content.kernel_pages() {
+                // They went with the kernel's inode.
+                pages.forget(&(0..PAGES_END));
+            }
+            may_keep && content.has_cached_pages()
+        });
         let mut is_newly_kept = false;
         let removed = self.release(node, |entry| {
             entry.nlookup = entry.nlookup.saturating_sub(nr_lookups);
@@ -90,7 +98,7 @@ impl InodeTable {
         });
         let Some(Some(content)) = content else { return LeaveOutcome::Kept };
         if let Some(content) = content {
-            if keep && content.file.has_cached_pages() {
+            if keep && content.has_cached_pages() {
                 return LeaveOutcome::Kept;
             }
             if let Some(bytes) = self.drop_spare(node, &content) {
@@ -139,7 +147,7 @@ impl InodeTable {
     pub(crate) fn drop_if_unused(&self, node: NodeId) -> Vec<Removed> {
         let content =
             self.with(node, |entry| entry.content.clone().filter(|_| entry.is_kept && entry.nlookup == 0));
-        if content.flatten().is_none_or(|content| content.file.has_cached_pages()) {
+        if content.flatten().is_none_or(|content| content.has_cached_pages()) {
             return Vec::new();
         }
         let is_unused = self.with(node, |entry| entry.nlookup == 0 && std::mem::take(&mut entry.is_kept));

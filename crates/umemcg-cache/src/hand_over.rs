@@ -1,0 +1,57 @@
+//! Pages handed over: another cache above this one has them now, and keeps them for the readers of
+//! both.
+
+use std::sync::atomic::Ordering;
+
+use umemcg_arena::{FrameFlags as Flag, FrameId};
+use umemcg_base::{PAGE_SHIFT, pages_for};
+
+use crate::file::File;
+use crate::index::{Entry, LockedIndex};
+
+/// What keeps a page here: it is not durable, or it is being filled.
+const KEPT: Flag = Flag::from_bits(
+    Flag::DIRTY.bits() | Flag::WRITEBACK.bits() | Flag::UNSTABLE.bits() | Flag::LOCKED.bits(),
+);
+
+impl File {
+    /// Frees the pages of `len` bytes from `offset` on that are clean and that nothing else uses.
+    /// Returns how many they were. They leave no shadow: what has them above may give them back
+    /// without a read. Never sleeps; no lock may be held.
+    pub fn give_up_clean(&self, offset: u64, len: u64) -> u64 {
+        if self.is_memory() || len == 0 {
+            return 0;
+        }
+        let first = offset >> PAGE_SHIFT;
+        let mut frozen = Vec::new();
+        {
+            let index = self.index.lock();
+            for page in first..first + pages_for(offset, len) {
+                if let Entry::Page(frame) = index.get(page)
+                    && self.freeze_clean(&index, page, frame)
+                {
+                    frozen.push(frame);
+                }
+            }
+        }
+        self.cache.reclaimer().free_frozen(&frozen);
+        frozen.len() as u64
+    }
+
+    /// Takes a page out of the file if it is clean and has the base reference alone.
+    fn freeze_clean(&self, index: &LockedIndex<'_>, page: u64, frame: FrameId) -> bool {
+        let record = self.record(frame);
+        // Before it is frozen, so that a reader seldom finds it so for nothing.
+        if record.test(KEPT) || !record.freeze_from(1) {
+            return false;
+        }
+        // A writer marks the page dirty before it drops its pin, so this look is the last word.
+        if record.test(KEPT) {
+            record.unfreeze_to(1);
+            return false;
+        }
+        index.remove(page);
+        record.file.store(0, Ordering::Relaxed);
+        true
+    }
+}

@@ -1,0 +1,215 @@
+//! The threads that have the kernel drop file pages.
+//!
+//! The kernel waits for pages that are locked by a request under way, and writes back those that a
+//! mapping has made dirty, before it drops them. So no thread that serves requests may ask for it.
+//! Several threads do, and at most [`NR_OF_STORE_MAX`] for one store at a time: what waits for one
+//! that hangs holds up its own only.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use umemcg_base::{Condvar, LeafMutex, Rank, assert_may_wait};
+use umemcg_vfs::PageDrop;
+
+/// Threads in all.
+const NR_THREADS: usize = 4;
+/// Of those, for one store.
+const NR_OF_STORE_MAX: usize = 2;
+/// Pages of one message at most: while it is carried out, all that was asked for later waits.
+const PAGES_MAX: u64 = 4096;
+
+/// The drops of one store.
+#[derive(Debug, Default)]
+struct OfStore {
+    waiting: VecDeque<PageDrop>,
+    nr_running: usize,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    by_store: BTreeMap<u64, OfStore>,
+    /// The store that was served last: the next has its turn.
+    last: u64,
+    nr_threads: usize,
+    is_ended: bool,
+}
+
+impl Queue {
+    /// Takes drops side by side of the next store that may be served.
+    fn take(&mut self) -> Option<(u64, Vec<PageDrop>)> {
+        let may_run = |(_, of_store): &(&u64, &mut OfStore)| {
+            !of_store.waiting.is_empty() && of_store.nr_running < NR_OF_STORE_MAX
+        };
+        let last = self.last;
+        let (before, after): (Vec<_>, Vec<_>) =
+            self.by_store.iter_mut().filter(may_run).partition(|(store, _)| **store <= last);
+        let (&store, of_store) = after.into_iter().chain(before).next()?;
+        self.last = store;
+        of_store.nr_running += 1;
+        let mut drops: Vec<PageDrop> = of_store.waiting.pop_front().into_iter().collect();
+        while let (Some(last), Some(next)) = (drops.last(), of_store.waiting.front())
+            && last.node == next.node
+            && last.pages.end == next.pages.start
+            && next.pages.end - drops[0].pages.start <= PAGES_MAX
+        {
+            drops.extend(of_store.waiting.pop_front());
+        }
+        Some((store, drops))
+    }
+
+    fn finish(&mut self, store: u64) {
+        if let Some(of_store) = self.by_store.get_mut(&store) {
+            of_store.nr_running -= 1;
+            if of_store.nr_running == 0 && of_store.waiting.is_empty() {
+                self.by_store.remove(&store);
+            }
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    queue: LeafMutex<Queue>,
+    wake: Condvar,
+}
+
+/// Tells the kernel to drop a range of pages of a node; the last argument is their number.
+type Tell = dyn Fn(u64, u64, u64) + Send + Sync;
+
+/// The queue of drops. Its threads start with the first drop, and end some time after it is
+/// dropped: one may be waiting for a page.
+pub(crate) struct PageDrops {
+    shared: Arc<Shared>,
+    tell: Arc<Tell>,
+}
+
+impl std::fmt::Debug for PageDrops {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PageDrops").finish_non_exhaustive()
+    }
+}
+
+impl PageDrops {
+    /// Creates a queue without threads; `tell` sends a message and returns when it has been carried
+    /// out.
+    pub(crate) fn new(tell: impl Fn(u64, u64, u64) + Send + Sync + 'static) -> Self {
+        Self { shared: Arc::default(), tell: Arc::new(tell) }
+    }
+
+    /// Has pages dropped. Never waits. The queue is as long as what is asked for: its callers ask
+    /// for a page once.
+    pub(crate) fn put(&self, drops: Vec<PageDrop>) {
+        let mut queue = self.shared.queue.lock();
+        for drop in drops {
+            queue.by_store.entry(drop.store.0).or_default().waiting.push_back(drop);
+        }
+        while queue.nr_threads < NR_THREADS {
+            let (shared, tell) = (Arc::clone(&self.shared), Arc::clone(&self.tell));
+            let spawned =
+                std::thread::Builder::new().name("umemcg-drop".into()).spawn(move || shared.serve(&*tell));
+            if let Err(error) = spawned {
+                tracing::warn!(%error, "cannot start a thread that takes pages back");
+                break;
+            }
+            queue.nr_threads += 1;
+        }
+        drop(queue);
+        self.shared.wake.notify_all();
+    }
+}
+
+impl Drop for PageDrops {
+    fn drop(&mut self) {
+        self.shared.queue.lock().is_ended = true;
+        self.shared.wake.notify_all();
+    }
+}
+
+impl Shared {
+    fn serve(&self, tell: &Tell) {
+        loop {
+            let (store, drops) = {
+                let mut queue = self.queue.lock();
+                loop {
+                    if queue.is_ended {
+                        return;
+                    }
+                    match queue.take() {
+                        Some(taken) => break taken,
+                        None => self.wake.wait(&mut queue),
+                    }
+                }
+            };
+            let (node, first) = (drops[0].node, drops[0].pages.start);
+            let end = drops.last().map_or(first, |last| last.pages.end);
+            assert_may_wait(Rank::KernelNotice, "pages that the kernel drops");
+            tell(node.0, first, end - first);
+            for drop in drops {
+                (drop.then)();
+            }
+            self.queue.lock().finish(store);
+            // Another of this store may have its turn now.
+            self.wake.notify_one();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::Duration;
+
+    use super::*;
+    use umemcg::StoreId;
+    use umemcg_vfs::NodeId;
+
+    fn drop_of(store: u64, node: u64, pages: Range<u64>, gone: &Sender<u64>) -> PageDrop {
+        let (gone, first) = (gone.clone(), pages.start);
+        let then = Box::new(move || _ = gone.send(first));
+        PageDrop { node: NodeId(node), pages, store: StoreId(store), then }
+    }
+
+    #[test]
+    fn ranges_side_by_side_are_dropped_by_one_message() {
+        let (tell, told) = channel();
+        let drops = PageDrops::new(move |node, first, nr| tell.send((node, first, nr)).unwrap());
+        let (gone, heard) = channel();
+        drops.put(vec![
+            drop_of(1, 7, 0..64, &gone),
+            drop_of(1, 7, 64..100, &gone),
+            drop_of(1, 7, 128..192, &gone),
+            drop_of(1, 8, 192..200, &gone),
+        ]);
+        let mut firsts: Vec<u64> = (0..4).map(|_| heard.recv().unwrap()).collect();
+        firsts.sort_unstable();
+        assert_eq!(firsts, [0, 64, 128, 192]);
+        let mut messages: Vec<_> = told.try_iter().collect();
+        messages.sort_unstable();
+        assert_eq!(messages, [(7, 0, 100), (7, 128, 64), (8, 192, 8)]);
+    }
+
+    #[test]
+    fn a_store_that_hangs_leaves_threads_for_the_others() {
+        let (go, wait): (Sender<()>, Receiver<()>) = channel();
+        let wait = LeafMutex::new(wait);
+        let (stuck, is_stuck) = channel();
+        let drops = PageDrops::new(move |node, _, _| {
+            if node == 1 {
+                stuck.send(()).unwrap();
+                let _ = wait.lock().recv();
+            }
+        });
+        let (gone, heard) = channel();
+        drops.put((0..10).map(|n| drop_of(1, 1, 100 * n..100 * n + 1, &gone)).collect());
+        is_stuck.recv().unwrap();
+        drops.put((0..10).map(|n| drop_of(2, 2, 1000 + 100 * n..1001 + 100 * n, &gone)).collect());
+        for _ in 0..10 {
+            assert!(heard.recv_timeout(Duration::from_secs(60)).unwrap() >= 1000);
+        }
+        drop(go);
+        for _ in 0..10 {
+            assert!(heard.recv_timeout(Duration::from_secs(60)).unwrap() < 1000);
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! A request of the kernel that may put pages of a file into its page cache.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use umemcg::{Charge, Engine, File, Group};
+use umemcg_base::{LeafMutex, PAGE_SHIFT, PAGE_SIZE_U64, pages_for};
+
+use crate::kernel_pages::KernelPages;
+
+/// How a file that is opened is to be cached by the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KernelCaching {
+    /// Not at all: every read and write comes here.
+    Bypass,
+    /// What the kernel has of it is good.
+    Keep,
+    /// What the kernel has of it is out of date, attributes included.
+    Refill,
+}
+
+#[derive(Debug)]
+struct Terms {
+    payer: Arc<Group>,
+    /// Charged for the kernel's copy before the request was carried out.
+    prepaid: Option<Charge>,
+    /// The kernel is to drop its copy as soon as it can.
+    drops_behind: bool,
+}
+
+/// A READ or a WRITE that goes through the kernel's page cache, from its arrival until it has been
+/// answered. When it is dropped, after the answer and with nothing pinned, the frames that it has
+/// read go back, and the kernel's pages are charged to the payer, whatever the answer was: also
+/// after an error the kernel may have them.
+#[derive(Debug)]
+pub struct KernelIo {
+    pages: Arc<KernelPages>,
+    file: Arc<File>,
+    offset: u64,
+    len: u64,
+    number: u64,
+    terms: LeafMutex<Terms>,
+}
+
+impl KernelIo {
+    /// Begins a request about `len` bytes from `offset` on.
+    pub(crate) fn begin(
+        pages: Arc<KernelPages>,
+        file: Arc<File>,
+        (offset, len): (u64, u64),
+        payer: &Arc<Group>,
+    ) -> Self {
+        let number = pages.begin(&page_range(offset, len));
+        let terms = Terms { payer: Arc::clone(payer), prepaid: None, drops_behind: false };
+        Self { pages, file, offset, len, number, terms: LeafMutex::new(terms) }
+    }
+
+    /// Sets the group that pays.
+    pub fn paid_by(&self, group: &Arc<Group>) {
+        self.terms.lock().payer = Arc::clone(group);
+    }
+
+    /// Charges the kernel's copy of what is about to be written. Returns `false` if the group has
+    /// not room for it beside the written pages. May sleep for reclaim if `engine` is given; no
+    /// lock may be held.
+    pub fn charge_copy(&self, engine: Option<&Engine>, group: &Arc<Group>) -> bool {
+        let bytes = self.pages.missing_bytes(&page_range(self.offset, self.len));
+        if bytes == 0 {
+            self.paid_by(group);
+            return true;
+        }
+        let charge = match engine {
+            Some(engine) => engine.reclaimer().charge_opportunistic(group, bytes, &|| false).ok(),
+            None => group.try_charge(bytes).ok(),
+        };
+        let has_room = charge.is_some();
+        let before = {
+            let mut terms = self.terms.lock();
+            terms.payer = Arc::clone(group);
+            std::mem::replace(&mut terms.prepaid, charge)
+        };
+        drop(before);
+        has_room
+    }
+
+    /// Has the kernel drop its copy after the answer.
+    pub fn drop_behind(&self) {
+        self.terms.lock().drops_behind = true;
+    }
+}
+
+impl Drop for KernelIo {
+    fn drop(&mut self) {
+        self.file.give_up_clean(self.offset, self.len);
+        let (payer, prepaid, drops_behind) = {
+            let mut terms = self.terms.lock();
+            (Arc::clone(&terms.payer), terms.prepaid.take(), terms.drops_behind)
+        };
+        let asked = page_range(self.offset, self.len);
+        // Beyond the end the kernel keeps nothing.
+        let file_end = self.file.len().div_ceil(PAGE_SIZE_U64);
+        let kept = asked.start..asked.end.min(file_end.max(asked.start));
+        let has_room = self.pages.end(self.number, &kept, &payer, prepaid);
+        if drops_behind || !has_room {
+            self.pages.drop_shares(&kept);
+        }
+    }
+}
+
+/// Returns the pages that bytes lie in.
+pub(crate) fn page_range(offset: u64, len: u64) -> Range<u64> {
+    let first = offset >> PAGE_SHIFT;
+    first..first + if len == 0 { 0 } else { pages_for(offset, len) }
+}

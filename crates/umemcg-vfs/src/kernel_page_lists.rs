@@ -1,0 +1,183 @@
+//! The file pages that the kernel keeps of a volume, as a shrinker.
+//!
+//! Its objects are shares of a file's pages ([`PageHolder`]), in the order in which their
+//! pages arrived, since the kernel does not tell of hits. They are memory that we cannot free by
+//! ourselves: the shrinker asks the kernel to drop them
+//! ([`KernelCache::drop_pages`](crate::KernelCache::drop_pages)), and promises what goes with them.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, Weak};
+
+use umemcg::{
+    Count, Group, LIST_SLOT_BYTES, ListLru, ListSlot, OwnerId, Reclaimer, Registration, Scan, Scanned,
+    ShrinkTarget, Shrinker, StoreId, Usage, Verdict,
+};
+use umemcg_base::{LeafMutex, PAGE_SIZE_U64};
+
+use crate::attr::NodeId;
+use crate::kernel_cache::{KernelCache, PageDrop};
+
+/// All objects are on the lists of this memory node.
+pub(crate) const NODE: usize = 0;
+/// Objects of one batch. Few, since an object is up to 64 pages.
+const BATCH: u64 = 4;
+
+/// The cost of a share with its place in its file, in a list and in the table of slots, in bytes.
+pub(crate) const SHARE_BYTES: u64 = 192 + LIST_SLOT_BYTES;
+
+/// A range that the kernel is to drop, and when that was decided.
+#[derive(Debug)]
+pub(crate) struct AskedRange {
+    pub(crate) pages: Range<u64>,
+    pub(crate) asked_at: u64,
+    /// Of these, those that are charged.
+    pub(crate) nr_pages: u64,
+}
+
+/// The holder of shares: the pages of a file.
+pub(crate) trait PageHolder: Send + Sync + fmt::Debug {
+    /// Returns the inode.
+    fn node(&self) -> NodeId;
+    /// Chooses a share to be dropped; it is on no list then. `None` when it is to stay for now.
+    fn ask(&self, window: u64, slot: ListSlot) -> Option<AskedRange>;
+    /// Returns what is to be done when the kernel has dropped a range.
+    fn finisher(self: Arc<Self>, asked: AskedRange) -> Box<dyn FnOnce() + Send>;
+}
+
+/// Where a share is: its file and its window.
+type Home = (Weak<dyn PageHolder>, u64);
+
+/// See the module text.
+#[derive(Debug)]
+pub(crate) struct KernelPageLists {
+    kernel: Arc<dyn KernelCache>,
+    store: StoreId,
+    shares: ListLru,
+    /// By the place in the lists. A leaf lock.
+    by_slot: LeafMutex<HashMap<u32, Home>>,
+    reclaimer: Arc<Reclaimer>,
+    _registration: Registration,
+}
+
+#[derive(Debug)]
+struct KernelPageShrinker(Weak<KernelPageLists>);
+
+impl KernelPageLists {
+    /// Creates the lists of a volume, and registers their shrinker.
+    pub(crate) fn new(kernel: Arc<dyn KernelCache>, store: StoreId, reclaimer: &Arc<Reclaimer>) -> Arc<Self> {
+        Arc::new_cyclic(|me| {
+            let id = reclaimer.reserve_shrinker();
+            Self {
+                kernel,
+                store,
+                shares: ListLru::new(reclaimer, &id, 0),
+                by_slot: LeafMutex::default(),
+                reclaimer: Arc::clone(reclaimer),
+                _registration: reclaimer.register_shrinker(id, Arc::new(KernelPageShrinker(Weak::clone(me)))),
+            }
+        })
+    }
+
+    /// Puts a new share on the list of its owner. `None` when there is no place for it.
+    pub(crate) fn add(&self, owner: OwnerId, pages: Weak<dyn PageHolder>, window: u64) -> Option<ListSlot> {
+        let slot = self.shares.reserve(window).ok()?;
+        self.by_slot.lock().insert(slot.into_raw(), (pages, window));
+        self.shares.add(owner, NODE, slot);
+        Some(slot)
+    }
+
+    /// Puts a share back on the list of its owner.
+    pub(crate) fn list(&self, owner: OwnerId, slot: ListSlot) {
+        self.shares.add(owner, NODE, slot);
+    }
+
+    /// Takes a share off its list.
+    pub(crate) fn unlist(&self, slot: ListSlot) {
+        self.shares.remove(NODE, slot);
+    }
+
+    /// Gives the place of a share back.
+    pub(crate) fn release(&self, slot: ListSlot) {
+        self.shares.remove(NODE, slot);
+        self.by_slot.lock().remove(&slot.into_raw());
+        self.shares.release(slot);
+    }
+
+    /// Has the kernel drop pages of an inode, and calls `then` when it has. Never waits.
+    pub(crate) fn send(&self, node: NodeId, pages: Range<u64>, then: Box<dyn FnOnce() + Send>) {
+        self.kernel.drop_pages(vec![PageDrop { node, pages, store: self.store, then }]);
+    }
+
+    /// Reports bytes that the kernel has given back.
+    pub(crate) fn note_released(&self, bytes: u64) {
+        self.reclaimer.note_released(bytes);
+    }
+
+    /// Returns the oldest `nr` shares of a group, which are the youngest then.
+    fn oldest(&self, group: &Group, nr: u64) -> Vec<(ListSlot, Home)> {
+        let mut slots = Vec::new();
+        self.shares.walk(group, NODE, nr, |_, _, slot| {
+            slots.push(slot);
+            Verdict::Rotate
+        });
+        let by_slot = self.by_slot.lock();
+        let found = slots.into_iter().filter_map(|slot| {
+            let (pages, window) = by_slot.get(&slot.into_raw())?;
+            Some((slot, (Weak::clone(pages), *window)))
+        });
+        found.collect()
+    }
+
+    fn ask(&self, group: &Group, nr: u64) -> Scanned {
+        let mut done = Scanned::default();
+        let mut drops = Vec::new();
+        for (slot, (pages, window)) in self.oldest(group, nr) {
+            done.scanned += 1;
+            let Some(pages) = pages.upgrade() else { continue };
+            let Some(asked) = pages.ask(window, slot) else { continue };
+            done.releasing_bytes += asked.nr_pages * PAGE_SIZE_U64 + SHARE_BYTES;
+            drops.push(PageDrop {
+                node: pages.node(),
+                pages: asked.pages.clone(),
+                store: self.store,
+                then: pages.finisher(asked),
+            });
+        }
+        if !drops.is_empty() {
+            self.kernel.drop_pages(drops);
+        }
+        done
+    }
+
+    fn count(&self, target: &ShrinkTarget<'_>) -> u64 {
+        if target.node == NODE { self.shares.count(target.group, NODE) } else { 0 }
+    }
+}
+
+impl Shrinker for KernelPageShrinker {
+    fn name(&self) -> String {
+        "kernel_pages".into()
+    }
+
+    fn batch(&self) -> u64 {
+        BATCH
+    }
+
+    fn count(&self, target: &ShrinkTarget<'_>) -> Count {
+        match self.0.upgrade().map_or(0, |lists| lists.count(target)) {
+            0 => Count::Empty,
+            nr => Count::Objects(nr),
+        }
+    }
+
+    fn scan(&self, target: &ShrinkTarget<'_>, nr: u64) -> Scan {
+        self.0.upgrade().map_or(Scan::Stop, |lists| Scan::Done(lists.ask(target.group, nr)))
+    }
+
+    fn usage(&self, target: &ShrinkTarget<'_>) -> Usage {
+        let nr = self.0.upgrade().map_or(0, |lists| lists.count(target));
+        Usage { objects: nr, reclaimable: nr, bytes: nr * SHARE_BYTES }
+    }
+}

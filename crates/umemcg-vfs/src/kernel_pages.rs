@@ -1,0 +1,477 @@
+//! The pages of one file that the kernel above the mount keeps, by the groups that pay for them.
+//!
+//! A page that a READ or a WRITE has put into the kernel's page cache stays charged to the group
+//! that asked, until the kernel has dropped it. Pages are known by *windows* of
+//! [`WINDOW_PAGES`]: a bitmap for each group that pays for some of them. Each such *share* is an
+//! object on a list of [`KernelPageLists`](crate::kernel_page_lists), through which reclaim asks
+//! for it.
+//!
+//! The kernel is asked to drop a range, and says when it has. A request that ended meanwhile may
+//! have put pages back, so the windows of the range remember when the last request ended: what has
+//! seen one since it was asked for stays charged, and is asked for again. So what is charged is
+//! never less than what the kernel keeps, and more only until the next time.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use umemcg::{AccountedCharge, Charge, Group, ListSlot, OwnerId, StatItem};
+use umemcg_base::{PAGE_SHIFT, PAGE_SIZE_U64, Rank, RankedMutex};
+
+use crate::attr::NodeId;
+use crate::kernel_page_lists::{AskedRange, KernelPageLists, PageHolder, SHARE_BYTES};
+
+/// Pages of a window: the bits of a word.
+pub(crate) const WINDOW_PAGES: u64 = 64;
+/// Beyond the last page of any file.
+pub(crate) const PAGES_END: u64 = u64::MAX >> PAGE_SHIFT;
+/// The cost of knowing a file's pages at all, in bytes.
+const FILE_BYTES: u64 = 256;
+
+/// The pages of a window that one group pays for.
+#[derive(Debug)]
+struct Share {
+    owner: OwnerId,
+    pages: u64,
+    /// None: there were more objects than lists have room for, so it goes with its file only.
+    slot: Option<ListSlot>,
+    /// The kernel has been asked for it; it is on no list.
+    is_asked: bool,
+}
+
+#[derive(Debug, Default)]
+struct Window {
+    /// When the last request ended that may have put pages into it.
+    last_end: u64,
+    /// Nearly always one. Never empty.
+    shares: Vec<Share>,
+}
+
+impl Window {
+    fn pages(&self) -> u64 {
+        self.shares.iter().fold(0, |pages, share| pages | share.pages)
+    }
+}
+
+#[derive(Default)]
+struct State {
+    windows: BTreeMap<u64, Window>,
+    /// Requests that may put pages into the kernel's cache, each with its number.
+    under_way: Vec<(u64, Range<u64>)>,
+    /// Grows with each event.
+    now: u64,
+    /// Ranges that the kernel has been asked for and has not dropped yet.
+    nr_asked: u64,
+    /// To be called when there are none.
+    when_none_asked: Vec<Then>,
+}
+
+/// What is to be done later.
+type Then = Box<dyn FnOnce() + Send>;
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("State")
+            .field("windows", &self.windows)
+            .field("now", &self.now)
+            .finish_non_exhaustive()
+    }
+}
+
+/// See the module text.
+#[derive(Debug)]
+pub(crate) struct KernelPages {
+    node: NodeId,
+    state: RankedMutex<State>,
+    /// (A) Changes of the data from outside, and those of them after which the kernel has dropped
+    /// all that it had. Relaxed: a change is noted before it can be seen here.
+    nr_changes: AtomicU64,
+    nr_answered: AtomicU64,
+    /// (A) The last of them for which the kernel has been asked to. Relaxed: the same.
+    last_asked: AtomicU64,
+    lists: Arc<KernelPageLists>,
+    _charge: AccountedCharge,
+}
+
+/// What is to be given back with no lock held.
+#[derive(Debug, Default)]
+struct Freed(Vec<(OwnerId, u64, u64)>);
+
+impl Freed {
+    /// Adds pages, and shares, of an owner.
+    fn add(&mut self, owner: OwnerId, nr_pages: u64, nr_shares: u64) {
+        match self.0.last_mut().filter(|last| last.0 == owner) {
+            Some(last) => (last.1, last.2) = (last.1 + nr_pages, last.2 + nr_shares),
+            None => self.0.push((owner, nr_pages, nr_shares)),
+        }
+    }
+
+    /// Gives all of it back. Returns how many bytes.
+    fn settle(self) -> u64 {
+        let mut bytes = 0;
+        for (owner, nr_pages, nr_shares) in self.0 {
+            count(owner, -(nr_pages as i64), -(nr_shares as i64));
+            let of_owner = nr_pages * PAGE_SIZE_U64 + nr_shares * SHARE_BYTES;
+            drop(Charge::from_raw(owner, of_owner));
+            bytes += of_owner;
+        }
+        bytes
+    }
+}
+
+/// Counts pages and shares of an owner that are charged, or are not any more.
+fn count(owner: OwnerId, nr_pages: i64, nr_shares: i64) {
+    // The numbers of a tree that is gone are not read.
+    let Some(group) = owner.try_resolve() else { return };
+    if nr_pages != 0 {
+        group.stat_add(StatItem::FileKernel, nr_pages * PAGE_SIZE_U64 as i64);
+    }
+    if nr_shares != 0 {
+        group.stat_add(StatItem::SlabReclaimable, nr_shares * SHARE_BYTES as i64);
+    }
+}
+
+/// Returns the windows that a range has a part of, each with the bits of that part.
+fn windows_of(pages: &Range<u64>) -> impl Iterator<Item = (u64, u64)> + use<> {
+    let (first, end) = (pages.start, pages.end.max(pages.start));
+    let windows = if first < end { first / WINDOW_PAGES..end.div_ceil(WINDOW_PAGES) } else { 0..0 };
+    windows.map(move |window| (window, bits_of(window, &(first..end))))
+}
+
+/// Returns the bits of a range in one window.
+fn bits_of(window: u64, pages: &Range<u64>) -> u64 {
+    let start = window * WINDOW_PAGES;
+    let from = pages.start.clamp(start, start + WINDOW_PAGES) - start;
+    let to = pages.end.clamp(start, start + WINDOW_PAGES) - start;
+    if from >= to { 0 } else { (u64::MAX >> (WINDOW_PAGES - (to - from))) << from }
+}
+
+impl State {
+    fn tick(&mut self) -> u64 {
+        self.now += 1;
+        self.now
+    }
+
+    fn is_busy(&self, window: u64) -> bool {
+        self.under_way.iter().any(|(_, pages)| bits_of(window, pages) != 0)
+    }
+
+    /// Returns how many pages of a range are not known, and how many shares they need at most.
+    fn nr_missing(&self, pages: &Range<u64>) -> (u64, u64) {
+        let missing = windows_of(pages).map(|(window, bits)| {
+            let known = self.windows.get(&window).map_or(0, Window::pages);
+            u64::from((bits & !known).count_ones())
+        });
+        missing.filter(|&nr| nr > 0).fold((0, 0), |(nr_pages, nr_shares), nr| (nr_pages + nr, nr_shares + 1))
+    }
+}
+
+impl KernelPages {
+    /// Creates the pages of a file of which the kernel has none. The bookkeeping is charged
+    /// whatever the limits are.
+    pub(crate) fn new(lists: &Arc<KernelPageLists>, node: NodeId, group: &Group) -> Arc<Self> {
+        Arc::new(Self {
+            node,
+            state: RankedMutex::new(Rank::ObjectOwner, State::default()),
+            nr_changes: AtomicU64::new(0),
+            nr_answered: AtomicU64::new(0),
+            last_asked: AtomicU64::new(0),
+            lists: Arc::clone(lists),
+            _charge: AccountedCharge::forced(group, FILE_BYTES, StatItem::SlabUnreclaimable),
+        })
+    }
+
+    /// Returns whether the kernel may keep a page.
+    pub(crate) fn has_any(&self) -> bool {
+        !self.state.lock().windows.is_empty()
+    }
+
+    /// Returns whether the kernel may keep a page of a range, or a request may be putting one
+    /// there.
+    pub(crate) fn may_have(&self, pages: &Range<u64>) -> bool {
+        let state = self.state.lock();
+        let windows = pages.start / WINDOW_PAGES..pages.end.div_ceil(WINDOW_PAGES);
+        let is_known =
+            state.windows.range(windows).any(|(&window, known)| known.pages() & bits_of(window, pages) != 0);
+        is_known
+            || state.under_way.iter().any(|(_, other)| other.start < pages.end && pages.start < other.end)
+    }
+
+    /// Notes that what the kernel keeps is out of date.
+    pub(crate) fn note_changed(&self) {
+        self.nr_changes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns the number of the change of which the kernel has not dropped all yet, if there is
+    /// one.
+    pub(crate) fn change(&self) -> Option<u64> {
+        let nr = self.nr_changes.load(Ordering::Relaxed);
+        (nr > self.nr_answered.load(Ordering::Relaxed)).then_some(nr)
+    }
+
+    /// Notes that the kernel keeps nothing from before a change.
+    pub(crate) fn answered(&self, change: u64) {
+        self.nr_answered.fetch_max(change, Ordering::Relaxed);
+    }
+
+    /// Has the kernel drop all that it has, if that is out of date. Never waits.
+    pub(crate) fn drop_if_changed(self: &Arc<Self>) {
+        if let Some(change) = self.change()
+            && self.last_asked.fetch_max(change, Ordering::Relaxed) < change
+        {
+            let pages = Arc::downgrade(self);
+            self.drop_range(0..PAGES_END, move || {
+                if let Some(pages) = pages.upgrade() {
+                    pages.answered(change);
+                }
+            });
+        }
+    }
+
+    /// Notes a request that may put these pages into the kernel's cache; returns its number.
+    pub(crate) fn begin(&self, pages: &Range<u64>) -> u64 {
+        let mut state = self.state.lock();
+        let number = state.tick();
+        state.under_way.push((number, pages.clone()));
+        number
+    }
+
+    /// Returns the bytes that are to be charged before the kernel can keep all pages of a range.
+    pub(crate) fn missing_bytes(&self, pages: &Range<u64>) -> u64 {
+        let (nr_pages, nr_shares) = self.state.lock().nr_missing(pages);
+        nr_pages * PAGE_SIZE_U64 + nr_shares * SHARE_BYTES
+    }
+
+    /// Notes that a request has been answered: the kernel may keep these pages from now on, charged
+    /// to `group`, of which `prepaid` has been already. Returns `false` if the group is over its
+    /// limit, or one above, so that they should be dropped again soon. Never sleeps; no lock may be
+    /// held.
+    pub(crate) fn end(
+        self: &Arc<Self>,
+        number: u64,
+        pages: &Range<u64>,
+        group: &Group,
+        prepaid: Option<Charge>,
+    ) -> bool {
+        let mut charge = prepaid;
+        // Other requests may put pages of the range there meanwhile, never more than these.
+        while let Some(short_bytes) = self.try_hold(number, pages, &mut charge) {
+            let mut more = group.try_charge(short_bytes).unwrap_or_else(|_| group.charge_forced(short_bytes));
+            // They differ if the group has been removed meanwhile: then what it had goes back.
+            if let Some(charge) = charge.take().filter(|charge| charge.owner() == more.owner()) {
+                more.merge(charge);
+            }
+            charge = Some(more);
+        }
+        drop(charge);
+        group.ancestors().all(|level| level.usage_bytes() <= level.max_bytes())
+    }
+
+    /// Ends a request if `charge` suffices for its pages; otherwise returns the bytes that it
+    /// lacks.
+    fn try_hold(
+        self: &Arc<Self>,
+        number: u64,
+        pages: &Range<u64>,
+        charge: &mut Option<Charge>,
+    ) -> Option<u64> {
+        let mut state = self.state.lock();
+        let (nr_pages, nr_shares) = state.nr_missing(pages);
+        let (needed, has) =
+            (nr_pages * PAGE_SIZE_U64 + nr_shares * SHARE_BYTES, charge.as_ref().map_or(0, Charge::bytes));
+        if has < needed {
+            return Some(needed - has);
+        }
+        state.under_way.retain(|(other, _)| *other != number);
+        let now = state.tick();
+        let (mut held_pages, mut held_shares) = (0, 0);
+        for (window, bits) in windows_of(pages) {
+            let known = state.windows.get(&window).map_or(0, Window::pages);
+            if let Some(charge) = charge.as_ref().filter(|_| bits & !known != 0) {
+                held_shares += self.hold(&mut state, window, bits & !known, charge.owner());
+                held_pages += u64::from((bits & !known).count_ones());
+            }
+            if let Some(window) = state.windows.get_mut(&window) {
+                window.last_end = now;
+            }
+        }
+        drop(state);
+        if let Some(mut charge) = charge.take().filter(|_| held_pages > 0) {
+            let (owner, _) = charge.split(held_pages * PAGE_SIZE_U64 + held_shares * SHARE_BYTES).into_raw();
+            count(owner, held_pages as i64, held_shares as i64);
+        }
+        None
+    }
+
+    /// Notes pages of a window that an owner pays for. Returns how many shares that has made.
+    fn hold(self: &Arc<Self>, state: &mut State, window: u64, bits: u64, owner: OwnerId) -> u64 {
+        let shares = &mut state.windows.entry(window).or_default().shares;
+        if let Some(share) = shares.iter_mut().find(|share| share.owner == owner) {
+            share.pages |= bits;
+            return 0;
+        }
+        let holder: Weak<dyn PageHolder> = Arc::downgrade(self) as _;
+        let slot = self.lists.add(owner, holder, window);
+        shares.push(Share { owner, pages: bits, slot, is_asked: false });
+        1
+    }
+
+    /// Chooses all of a range to be dropped, whatever is under way.
+    pub(crate) fn ask_range(&self, pages: Range<u64>) -> AskedRange {
+        let mut state = self.state.lock();
+        state.nr_asked += 1;
+        let asked_at = state.tick();
+        AskedRange { pages, asked_at, nr_pages: 0 }
+    }
+
+    /// Notes that the kernel has dropped what was asked for. Returns the bytes that this has freed.
+    fn dropped(&self, asked: &AskedRange) -> u64 {
+        let mut freed = Freed::default();
+        let waiting = {
+            let mut state = self.state.lock();
+            let busy: Vec<u64> = self.known(&state, &asked.pages).filter(|&w| state.is_busy(w)).collect();
+            self.take_out(&mut state, &asked.pages, &mut freed, |window, known| {
+                known.last_end < asked.asked_at && !busy.contains(&window)
+            });
+            state.nr_asked -= 1;
+            if state.nr_asked == 0 { std::mem::take(&mut state.when_none_asked) } else { Vec::new() }
+        };
+        let freed_bytes = freed.settle();
+        waiting.into_iter().for_each(|then| then());
+        freed_bytes
+    }
+
+    /// Calls `then` when the kernel has nothing to drop of the file. Never waits.
+    pub(crate) fn when_none_asked(&self, then: Then) {
+        {
+            let mut state = self.state.lock();
+            if state.nr_asked > 0 {
+                return state.when_none_asked.push(then);
+            }
+        }
+        then();
+    }
+
+    /// Notes that the kernel drops a range by itself.
+    pub(crate) fn forget(&self, pages: &Range<u64>) {
+        let mut freed = Freed::default();
+        self.take_out(&mut self.state.lock(), pages, &mut freed, |_, _| true);
+        freed.settle();
+    }
+
+    /// Returns the windows of a range that have pages.
+    fn known<'s>(&self, state: &'s State, pages: &Range<u64>) -> impl Iterator<Item = u64> + use<'s> {
+        let windows = pages.start / WINDOW_PAGES..pages.end.div_ceil(WINDOW_PAGES);
+        state.windows.range(windows).map(|(&window, _)| window)
+    }
+
+    /// Takes the pages of a range out of the windows that `is_gone` says; shares of others that had
+    /// been asked for are listed again.
+    fn take_out(
+        &self,
+        state: &mut State,
+        pages: &Range<u64>,
+        freed: &mut Freed,
+        is_gone: impl Fn(u64, &Window) -> bool,
+    ) {
+        let windows: Vec<u64> = self.known(state, pages).collect();
+        for number in windows {
+            let Some(window) = state.windows.get_mut(&number) else { continue };
+            let bits = if is_gone(number, window) { bits_of(number, pages) } else { 0 };
+            window.shares.retain_mut(|share| {
+                let gone = share.pages & bits;
+                share.pages &= !bits;
+                let is_empty = share.pages == 0;
+                freed.add(share.owner, u64::from(gone.count_ones()), u64::from(is_empty));
+                match share.slot {
+                    Some(slot) if is_empty => self.lists.release(slot),
+                    Some(slot) if std::mem::take(&mut share.is_asked) => self.lists.list(share.owner, slot),
+                    _ => {}
+                }
+                !is_empty
+            });
+            if window.shares.is_empty() {
+                state.windows.remove(&number);
+            }
+        }
+    }
+
+    /// Has the kernel drop the shares of a range that it has not been asked for and that no request
+    /// is under way to. Never waits.
+    pub(crate) fn drop_shares(self: &Arc<Self>, pages: &Range<u64>) {
+        let shares: Vec<(u64, ListSlot)> = {
+            let state = self.state.lock();
+            let slots_of = |window: u64| {
+                let shares = state.windows[&window].shares.iter();
+                shares.filter_map(move |share| Some((window, share.slot?)))
+            };
+            self.known(&state, pages).flat_map(slots_of).collect()
+        };
+        let asked = shares.into_iter().filter_map(|(window, slot)| self.ask(window, slot));
+        for asked in asked.collect::<Vec<_>>() {
+            self.lists.send(self.node, asked.pages.clone(), Arc::clone(self).finisher(asked));
+        }
+    }
+
+    /// Has the kernel drop a range, and calls `then` when it has, on a thread that serves no
+    /// requests. Never waits.
+    pub(crate) fn drop_range(self: &Arc<Self>, pages: Range<u64>, then: impl FnOnce() + Send + 'static) {
+        let asked = self.ask_range(pages.clone());
+        let finish = Arc::clone(self).finisher(asked);
+        let then = move || {
+            finish();
+            then();
+        };
+        self.lists.send(self.node, pages, Box::new(then));
+    }
+}
+
+impl PageHolder for KernelPages {
+    fn node(&self) -> NodeId {
+        self.node
+    }
+
+    /// Chooses a share, unless it is asked for already, or a request is under way that may put
+    /// pages there.
+    fn ask(&self, window: u64, slot: ListSlot) -> Option<AskedRange> {
+        let mut state = self.state.lock();
+        if state.is_busy(window) {
+            return None;
+        }
+        let asked_at = state.tick();
+        let shares = &mut state.windows.get_mut(&window)?.shares;
+        let share = shares.iter_mut().find(|share| share.slot == Some(slot) && !share.is_asked)?;
+        share.is_asked = true;
+        self.lists.unlist(slot);
+        let start = window * WINDOW_PAGES;
+        let pages = start + u64::from(share.pages.trailing_zeros())
+            ..start + WINDOW_PAGES - u64::from(share.pages.leading_zeros());
+        let nr_pages = u64::from(share.pages.count_ones());
+        state.nr_asked += 1;
+        Some(AskedRange { pages, asked_at, nr_pages })
+    }
+
+    fn finisher(self: Arc<Self>, asked: AskedRange) -> Box<dyn FnOnce() + Send> {
+        // A file that is gone has given all back.
+        let pages = Arc::downgrade(&self);
+        Box::new(move || {
+            let Some(pages) = pages.upgrade() else { return };
+            let freed_bytes = pages.dropped(&asked);
+            if freed_bytes > 0 {
+                pages.lists.note_released(freed_bytes);
+            }
+        })
+    }
+}
+
+impl Drop for KernelPages {
+    fn drop(&mut self) {
+        if self.has_any() {
+            // The kernel has not forgotten the inode: its volume has been removed.
+            self.lists.send(self.node, 0..PAGES_END, Box::new(|| {}));
+        }
+        self.forget(&(0..PAGES_END));
+    }
+}

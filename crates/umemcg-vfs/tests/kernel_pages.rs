@@ -1,0 +1,307 @@
+//! File pages that the kernel keeps: what is charged, asked back and given back, with a kernel that
+//! the test plays.
+
+mod common;
+
+use std::sync::{Arc, Mutex};
+
+use common::{Fixture, ROOT, name};
+use umemcg::{Group, StatItem};
+use umemcg_vfs::{
+    Attributes, Create, IdleInode, KernelCache, KernelCaching, Lookup, NodeId, OFlags, Open, PageDrop,
+    SetAttr, Volume, VolumeFile,
+};
+
+const PAGE: u64 = 4096;
+
+/// A kernel that notes what it is asked for, and does it when the test says so.
+#[derive(Debug, Default)]
+struct Kernel {
+    drops: Mutex<Vec<PageDrop>>,
+    changed: Mutex<Vec<NodeId>>,
+}
+
+impl Kernel {
+    /// Does all that it was asked for; returns the first page of each range, and the one behind it.
+    fn obey(&self) -> Vec<(u64, u64)> {
+        let drops = std::mem::take(&mut *self.drops.lock().unwrap());
+        let done = drops.into_iter().map(|drop| {
+            (drop.then)();
+            (drop.pages.start, drop.pages.end)
+        });
+        done.collect()
+    }
+}
+
+impl KernelCache for Kernel {
+    fn asks_by_name(&self) -> bool {
+        false
+    }
+    fn let_go(&self, _idle: Vec<IdleInode>) -> bool {
+        true
+    }
+    fn keeps_pages(&self) -> bool {
+        true
+    }
+    fn drop_pages(&self, drops: Vec<PageDrop>) {
+        self.drops.lock().unwrap().extend(drops);
+    }
+    fn attributes_changed(&self, node: NodeId) {
+        self.changed.lock().unwrap().push(node);
+    }
+}
+
+struct World {
+    fixture: Fixture,
+    kernel: Arc<Kernel>,
+    group: Arc<Group>,
+}
+
+impl World {
+    fn new(limit: u64) -> Self {
+        let fixture = Fixture::new();
+        let kernel: Arc<Kernel> = Arc::default();
+        fixture.vfs.set_kernel(Arc::<Kernel>::clone(&kernel));
+        let group = fixture.engine.create_group(fixture.engine.root(), "g".as_ref()).unwrap();
+        fixture.engine.set_max(&group, limit, &|| false);
+        Self { fixture, kernel, group }
+    }
+
+    /// Opens a file that is on the host already, for this group.
+    fn open(&self, path: &str, nr_pages: u64) -> Arc<dyn VolumeFile> {
+        std::fs::write(self.fixture.dir.path().join(path), vec![7; (nr_pages * PAGE) as usize]).unwrap();
+        self.reopen(path)
+    }
+
+    fn reopen(&self, path: &str) -> Arc<dyn VolumeFile> {
+        let caller = umemcg_vfs::Caller { group: Arc::clone(&self.group), ..self.fixture.root.clone() };
+        let entry = self.fixture.vfs.lookup(&caller, ROOT, name(path)).unwrap();
+        self.fixture.vfs.open(&caller, entry.node, OFlags::RDWR).unwrap()
+    }
+
+    /// Reads as the kernel does to fill its cache.
+    fn read(&self, file: &Arc<dyn VolumeFile>, first: u64, nr: u64) {
+        let io = file.begin_kernel_io(first * PAGE, nr * PAGE, &self.group).unwrap();
+        let pages = file.read(&self.group, first * PAGE, (nr * PAGE) as usize).unwrap();
+        assert_eq!(pages.len() as u64, nr * PAGE);
+        drop(pages);
+        drop(io);
+    }
+
+    /// Pages that the kernel has at this group's cost.
+    fn kept(&self) -> u64 {
+        kept(&self.group)
+    }
+}
+
+fn kept(group: &Group) -> u64 {
+    group.stat_total(StatItem::FileKernel) as u64 / PAGE
+}
+
+#[test]
+fn what_was_read_is_charged_once() {
+    let world = World::new(8 << 20);
+    let file = world.open("f", 300);
+    assert_eq!(file.kernel_caching(false), KernelCaching::Keep);
+    world.read(&file, 0, 200);
+    assert_eq!((world.kept(), file.content().nr_cached_pages() < 100), (200, true), "read ahead at most");
+    world.read(&file, 100, 200);
+    assert_eq!(world.kept(), 300);
+    world.group.drain_own_stock();
+    assert_eq!(world.group.named_bytes(), world.group.usage_bytes());
+    let beyond = file.begin_kernel_io(299 * PAGE, 64 * PAGE, &world.group).unwrap();
+    drop(beyond);
+    assert_eq!(world.kept(), 300, "the kernel has nothing beyond the end");
+}
+
+#[test]
+fn reclaim_asks_for_the_oldest_and_waits_for_the_answer() {
+    let world = World::new(8 << 20);
+    let file = world.open("f", 256);
+    world.read(&file, 64, 64);
+    world.read(&file, 0, 64);
+    world.fixture.engine.reclaim(&world.group, 4 << 20, &|| false).ok();
+    assert_eq!(world.kept(), 128, "not before they are gone");
+    assert_eq!(world.kernel.obey(), [(64, 128), (0, 64)]);
+    assert_eq!(world.kept(), 0);
+}
+
+#[test]
+fn a_request_under_way_keeps_its_window() {
+    let world = World::new(8 << 20);
+    let file = world.open("f", 128);
+    world.read(&file, 0, 128);
+    let io = file.begin_kernel_io(10 * PAGE, PAGE, &world.group).unwrap();
+    world.fixture.engine.reclaim(&world.group, 4 << 20, &|| false).ok();
+    assert_eq!(world.kernel.obey(), [(64, 128)]);
+    drop(io);
+    world.fixture.engine.reclaim(&world.group, 4 << 20, &|| false).ok();
+    assert_eq!(world.kernel.obey(), [(0, 64)]);
+    assert_eq!(world.kept(), 0);
+}
+
+#[test]
+fn a_request_that_ends_amid_a_drop_keeps_the_charge() {
+    let world = World::new(8 << 20);
+    let file = world.open("f", 64);
+    world.read(&file, 0, 64);
+    world.fixture.engine.reclaim(&world.group, 4 << 20, &|| false).ok();
+    world.read(&file, 5, 1);
+    assert_eq!(world.kernel.obey(), [(0, 64)]);
+    assert_eq!(world.kept(), 64, "the kernel may have page 5 again");
+    world.fixture.engine.reclaim(&world.group, 4 << 20, &|| false).ok();
+    assert_eq!((world.kernel.obey().len(), world.kept()), (1, 0), "it is asked for again");
+}
+
+#[test]
+fn two_groups_pay_for_what_each_has_read() {
+    let world = World::new(8 << 20);
+    let file = world.open("f", 64);
+    let other = world.fixture.engine.create_group(world.fixture.engine.root(), "h".as_ref()).unwrap();
+    world.read(&file, 0, 16);
+    let io = file.begin_kernel_io(0, 32 * PAGE, &other).unwrap();
+    drop(file.read(&other, 0, (32 * PAGE) as usize).unwrap());
+    drop(io);
+    assert_eq!((world.kept(), kept(&other)), (16, 16));
+    world.fixture.engine.reclaim(&other, 4 << 20, &|| false).ok();
+    assert_eq!(world.kernel.obey(), [(16, 32)]);
+    assert_eq!((world.kept(), kept(&other)), (16, 0));
+}
+
+#[test]
+fn a_group_may_go_while_its_request_is_under_way() {
+    let world = World::new(8 << 20);
+    let file = world.open("f", 64);
+    let io = file.begin_kernel_io(0, 64 * PAGE, &world.group).unwrap();
+    assert!(io.charge_copy(None, &world.group));
+    world.fixture.engine.remove_group(&world.group).unwrap();
+    drop(io);
+    assert_eq!(kept(world.fixture.engine.root()), 64);
+    world.fixture.engine.reclaim(world.fixture.engine.root(), 4 << 20, &|| false).ok();
+    world.kernel.obey();
+    assert_eq!(kept(world.fixture.engine.root()), 0);
+}
+
+#[test]
+fn a_group_without_room_has_its_pages_dropped_behind() {
+    let world = World::new(2 << 20);
+    let file = world.open("f", 64);
+    let taken = world.fixture.engine.charge(&world.group, (2 << 20) - (64 << 10)).unwrap();
+    world.read(&file, 0, 64);
+    assert!(world.group.usage_bytes() > 2 << 20);
+    world.read(&file, 0, 64);
+    assert_eq!(world.kernel.obey(), [(0, 64)], "once, however many requests find no room");
+    world.read(&file, 0, 64);
+    assert_eq!(world.kernel.obey(), [(0, 64)]);
+    assert_eq!(world.kept(), 0);
+    drop(taken);
+}
+
+#[test]
+fn what_a_writer_has_written_counts_twice_until_it_is_durable() {
+    let world = World::new(8 << 20);
+    let file = world.open("f", 0);
+    let io = file.begin_kernel_io(0, 10 * PAGE, &world.group).unwrap();
+    assert!(io.charge_copy(Some(&world.fixture.engine), &world.group));
+    file.write(&world.group, 0, &[1; 10 * PAGE as usize], false).unwrap();
+    drop(io);
+    assert_eq!((world.kept(), file.content().nr_dirty()), (10, 10));
+    file.fsync(false).unwrap();
+    world.read(&file, 0, 10);
+    assert_eq!((world.kept(), file.content().nr_cached_pages()), (10, 0), "clean, they go as others do");
+}
+
+#[test]
+fn what_the_kernel_drops_by_itself_is_given_back() {
+    let world = World::new(8 << 20);
+    let file = world.open("f", 200);
+    world.read(&file, 0, 200);
+    let punch = umemcg_vfs::FallocateFlags::PUNCH_HOLE | umemcg_vfs::FallocateFlags::KEEP_SIZE;
+    file.fallocate(&world.group, punch, PAGE / 2, 10 * PAGE, false).unwrap();
+    assert_eq!(world.kept(), 191, "nine whole pages");
+    let cut = SetAttr { size: Some(99 * PAGE + 1), ..SetAttr::default() };
+    world.fixture.vfs.setattr(&world.fixture.root, file.node(), &cut).unwrap();
+    assert_eq!(world.kept(), 91);
+    let node = file.node();
+    drop(file);
+    assert_eq!(world.kept(), 91, "closed files keep their pages");
+    world.fixture.vfs.forget(node, u64::MAX);
+    assert_eq!(world.kept(), 0, "they went with the inode");
+}
+
+#[test]
+fn a_change_from_outside_refills_the_cache() {
+    let world = World::new(8 << 20);
+    let file = world.open("f", 64);
+    assert_eq!(file.kernel_caching(false), KernelCaching::Keep);
+    world.read(&file, 0, 64);
+    let path = world.fixture.dir.path().join("f");
+    std::fs::write(&path, [9; 100 * PAGE as usize]).unwrap();
+    let again = world.reopen("f");
+    assert_eq!(again.kernel_caching(false), KernelCaching::Refill);
+    assert_eq!(*world.kernel.changed.lock().unwrap(), [file.node(); 2], "at each change before an open");
+    assert_eq!(world.kept(), 0);
+    let is_open = Arc::new(Mutex::new(false));
+    let opens = Arc::clone(&is_open);
+    again.when_refillable(Box::new(move || *opens.lock().unwrap() = true));
+    assert!(!*is_open.lock().unwrap(), "the look at the name has asked for the old pages");
+    assert_eq!(world.kernel.obey().len(), 1);
+    assert!(*is_open.lock().unwrap());
+    world.read(&again, 0, 100);
+    std::fs::write(&path, [8; 50 * PAGE as usize]).unwrap();
+    world.fixture.vfs.getattr(file.node()).unwrap();
+    world.fixture.vfs.getattr(file.node()).unwrap();
+    assert_eq!(world.kernel.drops.lock().unwrap().len(), 1, "asked for once");
+    assert_eq!(world.reopen("f").kernel_caching(false), KernelCaching::Refill, "it is not done yet");
+    world.kernel.obey();
+    assert_eq!(world.reopen("f").kernel_caching(false), KernelCaching::Keep);
+}
+
+#[test]
+fn a_file_that_grew_before_its_first_open_is_read_to_its_end() {
+    let world = World::new(8 << 20);
+    std::fs::write(world.fixture.dir.path().join("f"), []).unwrap();
+    let entry = world.fixture.vfs.lookup(&world.fixture.root, ROOT, name("f")).unwrap();
+    assert_eq!(entry.attr.size, 0, "the kernel takes it to be empty from here on");
+    let file = world.open("f", 10);
+    assert_eq!(file.kernel_caching(false), KernelCaching::Keep);
+    assert_eq!(*world.kernel.changed.lock().unwrap(), [entry.node]);
+    assert_eq!(world.reopen("f").kernel_caching(false), KernelCaching::Keep);
+    assert_eq!(world.kernel.changed.lock().unwrap().len(), 1, "it has been told");
+}
+
+#[test]
+fn all_opens_of_a_file_are_of_one_kind() {
+    let world = World::new(2 << 20);
+    let small = world.open("f", 1000);
+    assert_eq!(small.kernel_caching(false), KernelCaching::Bypass, "it does not fit");
+    let root = world.fixture.vfs.open(&world.fixture.root, small.node(), OFlags::RDONLY).unwrap();
+    assert_eq!(root.kernel_caching(false), KernelCaching::Bypass, "it is open the other way");
+    drop((small, root));
+    let entry = world.fixture.vfs.lookup(&world.fixture.root, ROOT, name("f")).unwrap();
+    let root = world.fixture.vfs.open(&world.fixture.root, entry.node, OFlags::RDONLY).unwrap();
+    assert_eq!(root.kernel_caching(false), KernelCaching::Keep);
+    assert_eq!(world.reopen("f").kernel_caching(false), KernelCaching::Keep);
+    let flags = OFlags::RDWR | OFlags::CREATE;
+    let (_, new) = world.fixture.vfs.create(&world.fixture.root, ROOT, name("new"), 0o644, flags).unwrap();
+    assert_eq!(new.kernel_caching(true), KernelCaching::Keep);
+}
+
+#[test]
+fn a_direct_write_waits_until_the_kernel_has_dropped_its_pages() {
+    let world = World::new(8 << 20);
+    let file = world.open("f", 64);
+    assert!(!file.kernel_may_have(0, PAGE));
+    world.read(&file, 0, 64);
+    assert!(file.kernel_may_have(10 * PAGE, PAGE) && !file.kernel_may_have(64 * PAGE, PAGE));
+    let io = file.begin_kernel_io(64 * PAGE, PAGE, &world.group).unwrap();
+    assert!(file.kernel_may_have(64 * PAGE, 1), "a read may be bringing it");
+    drop(io);
+    let is_done = Arc::new(Mutex::new(false));
+    let done = Arc::clone(&is_done);
+    file.drop_kernel_pages(10 * PAGE, PAGE, Box::new(move || *done.lock().unwrap() = true));
+    assert!(!*is_done.lock().unwrap());
+    assert_eq!(world.kernel.obey(), [(10, 11)]);
+    assert!(*is_done.lock().unwrap());
+    assert_eq!(world.kept(), 63);
+}
