@@ -114,18 +114,18 @@ fn emptying_and_dropping_ignore_soft_limits() {
 }
 
 #[test]
-fn a_streamer_over_its_soft_limit_costs_others_nothing() {
+fn a_reader_over_its_soft_limit_costs_others_nothing() {
     let engine = Engine::new(EngineConfig { pool_bytes: POOL, ..EngineConfig::default() }).unwrap();
-    let [streamer, holder] = ["a", "b"].map(|name| group(&engine, name, u64::MAX));
-    engine.set_soft_limit(&streamer, 0);
+    let [reader, holder] = ["a", "b"].map(|name| group(&engine, name, u64::MAX));
+    engine.set_soft_limit(&reader, 0);
     let held = fill(&engine, &holder, 24 * MIB);
     let reads = MemStore::with(&vec![1; 64 << 20]);
     let file = engine.open_file(reads, 64 * MIB).unwrap();
     let readahead = Readahead::new();
     for at in (0..64 * MIB).step_by(128 << 10) {
-        drop(file.read(&streamer, at, 128 << 10, &readahead).unwrap());
+        drop(file.read(&reader, at, 128 << 10, &readahead).unwrap());
     }
-    assert!(stolen(&streamer) > (32 * MIB / 4096) as i64);
+    assert!(stolen(&reader) > (32 * MIB / 4096) as i64);
     assert_eq!((stolen(&holder), held.nr_cached_pages()), (0, 24 * MIB / 4096));
     read_all(&held, &holder);
     assert_eq!(holder.stat_total(StatItem::WorkingsetRefault), 0);
