@@ -89,7 +89,7 @@ pub enum SessionError {
 }
 
 /// The number of requests that a thread takes off the device before it runs one that waits.
-const NR_DRAINED_MAX: usize = 16;
+const NR_READY_MAX: usize = 16;
 
 /// The fate of a request that was received.
 enum Received {
@@ -118,7 +118,7 @@ struct Shared {
     filesystem: Arc<dyn Filesystem>,
     transports: Vec<Arc<dyn Transport>>,
     /// Receives without waiting.
-    drain: Option<Arc<dyn Transport>>,
+    nonblocking: Option<Arc<dyn Transport>>,
     dialect: Dialect,
     inflight: Arc<Inflight>,
     pool: Pool<Job>,
@@ -155,9 +155,9 @@ impl Session {
         for _ in 1..config.pool.readers_max {
             transports.push(Arc::new(device.another()?));
         }
-        let drain = device.without_waiting().map(|device| Arc::new(device) as Arc<dyn Transport>);
+        let nonblocking = device.without_waiting().map(|device| Arc::new(device) as Arc<dyn Transport>);
         transports.insert(0, Arc::new(device));
-        Self::serve(transports, drain, filesystem, config)
+        Self::serve(transports, nonblocking, filesystem, config)
     }
 
     /// Serves through any transports: queues of one connection.
@@ -174,7 +174,7 @@ impl Session {
 
     fn serve(
         transports: Vec<Arc<dyn Transport>>,
-        drain: Option<Arc<dyn Transport>>,
+        nonblocking: Option<Arc<dyn Transport>>,
         filesystem: Arc<dyn Filesystem>,
         config: SessionConfig,
     ) -> Result<Self, SessionError> {
@@ -182,15 +182,15 @@ impl Session {
         let mut request = RequestSlot::new(&buffers, Arc::clone(&transports[0]), None);
         let negotiated = shake_hands(&mut request, &*transports[0], &*filesystem, config.minor_max)?;
         drop(request);
-        let inflight = Inflight::new(transports.iter().chain(&drain).cloned().collect());
+        let inflight = Inflight::new(transports.iter().chain(&nonblocking).cloned().collect());
         let notifier = Notifier::start(Arc::clone(&transports[0]), negotiated.minor)?;
         let shared = Arc::new(Shared {
             filesystem,
             transports,
             dialect: negotiated.dialect,
             inflight,
-            pool: Pool::new(config.pool, drain.is_some()),
-            drain,
+            pool: Pool::new(config.pool, nonblocking.is_some()),
+            nonblocking,
             buffers,
             kernel_queue: KernelQueue::new(),
             next_thread: 0.into(),
@@ -361,10 +361,10 @@ impl Shared {
                     Some(started) => started,
                     None => return,
                 },
-                Next::Drain => match self.drain(&seat) {
+                Next::ReceiveReady => match self.receive_ready(&seat) {
                     Some(started) => started,
                     None => {
-                        next = self.pool.drained(|| spawn_server(&self, Begin::Reader), spawn_runner);
+                        next = self.pool.received_ready(|| spawn_server(&self, Begin::Reader), spawn_runner);
                         continue;
                     }
                 },
@@ -407,10 +407,10 @@ impl Shared {
 
     /// Reads and answers the requests that are there, a bounded number. Returns one that has been
     /// run because it may sleep; none when there are no more to take now.
-    fn drain(self: &Arc<Self>, seat: &PoolObserver) -> Option<Started> {
-        let transport = self.drain.as_ref()?;
+    fn receive_ready(self: &Arc<Self>, seat: &PoolObserver) -> Option<Started> {
+        let transport = self.nonblocking.as_ref()?;
         let mut request = self.place(transport);
-        for _ in 0..NR_DRAINED_MAX {
+        for _ in 0..NR_READY_MAX {
             let received = self.receive(transport, &mut request);
             if matches!(received, Received::Run(_) | Received::Pick(..)) {
                 // It may hang, and what this thread had come for waits.

@@ -10,9 +10,10 @@
 //! queue beside this file says which may start; the others wait there. A request that has to wait
 //! is copied out of the reader's buffer, or takes a full buffer along, with no lock held.
 //!
-//! A thread that has run a request *drains* the device before it runs one that waits: it takes the
-//! requests that are there, up to a bound. All tenants' requests stand in one line there, and the
-//! readers alone fall behind when they share the processors with what runs (`umemcg-bench storm`).
+//! A thread that has run a request first *receives* what is *ready* before it runs one that waits:
+//! it takes the requests that are there, up to a bound. All tenants' requests stand in one line
+//! there, and the readers alone fall behind when they share the processors with what runs
+//! (`umemcg-bench storm`).
 //!
 //! The number of requests that compute at the same time is bounded by the number of processors
 //! (`computing.rs`): a thread tells the pool when its request waits (`Pool::waits`), and another
@@ -87,8 +88,8 @@ pub(crate) enum Next<J> {
     /// Read requests.
     Read,
     /// Take the requests that are at the device without waiting for more, then call
-    /// [`Pool::drained`].
-    Drain,
+    /// [`Pool::received_ready`].
+    ReceiveReady,
     /// Run this one.
     Run(Started, J),
     /// End.
@@ -99,7 +100,7 @@ pub(crate) enum Next<J> {
 pub(crate) struct Pool<J> {
     limits: PoolLimits,
     /// The device can be asked for requests without waiting.
-    may_drain: bool,
+    may_receive_ready: bool,
     state: LeafMutex<State<J>>,
     spare: Condvar,
     ended: Condvar,
@@ -120,7 +121,7 @@ struct State<J> {
 
 impl<J: Waiting> Pool<J> {
     /// Creates a pool without threads.
-    pub fn new(limits: PoolLimits, may_drain: bool) -> Self {
+    pub fn new(limits: PoolLimits, may_receive_ready: bool) -> Self {
         assert!(
             limits.readers_min >= 1 && limits.readers_max >= limits.readers_min && limits.running_max >= 4
         );
@@ -136,7 +137,7 @@ impl<J: Waiting> Pool<J> {
         };
         Self {
             limits,
-            may_drain,
+            may_receive_ready,
             state: LeafMutex::new(state),
             spare: Condvar::default(),
             ended: Condvar::default(),
@@ -258,16 +259,16 @@ impl<J: Waiting> Pool<J> {
     pub fn finish(&self, started: &Started, spawn: impl Fn() -> std::io::Result<()>) -> Next<J> {
         let mut state = self.state.lock();
         state.queue.finished(started);
-        if self.may_drain && !state.ended && state.queue.may_pick() {
+        if self.may_receive_ready && !state.ended && state.queue.may_pick() {
             state.nr_readers += 1;
-            return Next::Drain;
+            return Next::ReceiveReady;
         }
         self.next(&mut state, spawn)
     }
 
     /// Notes that a thread has taken the requests that were there. `spawn` starts one thread, which
     /// begins as a reader, `spawn_runner` one that begins with [`join`](Self::join).
-    pub fn drained(
+    pub fn received_ready(
         &self,
         spawn: impl FnOnce() -> std::io::Result<()>,
         spawn_runner: impl Fn() -> std::io::Result<()>,
@@ -546,20 +547,20 @@ mod tests {
     }
 
     #[test]
-    fn the_device_is_drained_before_what_waits_is_run() {
-        let pool = Pool { may_drain: true, ..pool(4) };
+    fn ready_requests_are_received_before_queued_ones_run() {
+        let pool = Pool { may_receive_ready: true, ..pool(4) };
         let alone = started(ask(&pool, 2, 2, 0)).unwrap();
         assert_eq!(pool.finish(&alone, || Ok(())), Next::Read, "nothing waits");
         let first = started(ask(&pool, 1, 1, 1)).unwrap();
         assert_eq!(ask(&pool, 1, 1, 2), Start::Wait);
         let nr_readers = pool.pool_counts().nr_readers;
-        assert_eq!(pool.finish(&first, || Ok(())), Next::Drain);
+        assert_eq!(pool.finish(&first, || Ok(())), Next::ReceiveReady);
         assert_eq!(pool.pool_counts().nr_readers, nr_readers + 1);
         // A request from the device that may hang: what waits is for another thread.
         let nr_threads = pool.pool_counts().nr_threads;
         pool.hand_over(|| Ok(()));
         assert_eq!(pool.pool_counts().nr_threads, nr_threads + 1);
-        let next = pool.drained(|| Ok(()), || Ok(()));
+        let next = pool.received_ready(|| Ok(()), || Ok(()));
         assert_eq!(picked(next), Some((Keys { group: 1, store: 1 }, Job(2))));
         assert_eq!(pool.pool_counts().nr_readers, nr_readers);
     }
