@@ -113,6 +113,8 @@ pub struct File {
     pub(crate) flush_at: AtomicU64,
     /// It has no name and is not open, so its data need not be written. (A)
     pub(crate) discarded: AtomicBool,
+    /// Another cache has the pages that are read and written here. (A)
+    pub(crate) is_kept_above: AtomicBool,
     /// Given back when the file is dropped, after its pages.
     _number: FileNumber<File>,
     /// As long as a file lives, reclaim can ask for its pages.
@@ -170,6 +172,7 @@ impl File {
             dirty_owner: DirtyOwner::default(),
             flush_at: AtomicU64::new(0),
             discarded: AtomicBool::new(false),
+            is_kept_above: AtomicBool::new(false),
             _number: number,
             _page_owner: page_owner,
         }

@@ -411,6 +411,9 @@ impl File {
         if !dirtied.is_empty() {
             self.queue_dirty(&dirtied);
         }
+        if result.is_ok() {
+            self.give_up_durable(&done);
+        }
         self.cache.writeback().note_progress();
         result
     }

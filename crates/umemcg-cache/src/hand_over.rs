@@ -15,6 +15,25 @@ const KEPT: Flag = Flag::from_bits(
 );
 
 impl File {
+    /// Says whether another cache has the pages that are read and written here, so that those here
+    /// can go as soon as they are durable. The last page of the file stays: what is appended next
+    /// needs the rest of it.
+    pub fn set_kept_above(&self, is_kept_above: bool) {
+        self.is_kept_above.store(is_kept_above, Ordering::Relaxed);
+    }
+
+    /// Frees pages that have become durable, if another cache has them.
+    pub(crate) fn give_up_durable(&self, pages: &[(u64, FrameId)]) {
+        if !self.is_kept_above.load(Ordering::Relaxed) {
+            return;
+        }
+        let last = self.len().saturating_sub(1) >> PAGE_SHIFT;
+        for run in pages.chunk_by(|a, b| a.0 + 1 == b.0) {
+            let end = (run[0].0 + run.len() as u64).min(last);
+            self.give_up_clean(run[0].0 << PAGE_SHIFT, end.saturating_sub(run[0].0) << PAGE_SHIFT);
+        }
+    }
+
     /// Frees the pages of `len` bytes from `offset` on that are clean and that nothing else uses.
     /// Returns how many they were. They leave no shadow: what has them above may give them back
     /// without a read. Never sleeps; no lock may be held.

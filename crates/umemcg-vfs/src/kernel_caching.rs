@@ -50,6 +50,7 @@ impl OpenFile {
             return KernelCaching::Bypass;
         };
         let is_cached = content.kernel_caches(|| has_room(group, content.file.len()));
+        content.file.set_kept_above(is_cached);
         let kernel = self.shared.kernel.get();
         if let Some(kernel) = kernel
             && content.was_new_within(kernel.attribute_lifetime() + STAMP_SLACK)
