@@ -201,6 +201,10 @@ pub struct MountArguments {
     /// The time for which the kernel may answer for names and attributes without asking: 1s, 0s
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
     pub attr_timeout: Duration,
+    /// No other program changes the directory: names and attributes stay in the kernel's cache
+    /// without a time limit, and an open does not look for changes
+    #[arg(long, conflicts_with = "attr_timeout")]
+    pub exclusive: bool,
     /// The cache that keeps file pages; default: own
     #[arg(long, value_enum, value_name = "WHOSE")]
     pub page_cache: Option<PageCache>,

@@ -33,6 +33,9 @@ struct Content {
     control_style: Option<ControlStyle>,
     /// The cache that keeps file pages.
     page_cache: Option<PageCache>,
+    /// No other program changes the directories.
+    #[serde(default)]
+    exclusive: bool,
     #[serde(default)]
     rules: Vec<Spanned<String>>,
     /// Most groups that rules make.
@@ -113,6 +116,11 @@ impl Config {
     /// Returns the control style, if the file names one.
     pub fn control_style(&self) -> Option<ControlStyle> {
         self.content.control_style
+    }
+
+    /// Returns whether the file says that no other program changes the directories.
+    pub fn exclusive(&self) -> bool {
+        self.content.exclusive
     }
 
     /// Returns the cache that keeps file pages, if the file names one.
@@ -312,6 +320,7 @@ mod tests {
         assert_eq!(parsed("").unwrap().recursive_protection(), None);
         assert_eq!(parsed("control_style = \"v2\"").unwrap().control_style(), Some(ControlStyle::V2));
         assert_eq!(parsed("page_cache = \"kernel\"").unwrap().page_cache(), Some(PageCache::Kernel));
+        assert!(parsed("exclusive = true").unwrap().exclusive() && !parsed("").unwrap().exclusive());
         let (engine, volumes) = applied(text).unwrap();
         assert_eq!((group(&engine, "a").max_bytes(), group(&engine, "a/b").max_bytes()), (16 << 20, 8 << 20));
         let expected = [

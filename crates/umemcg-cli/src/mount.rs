@@ -136,7 +136,10 @@ fn start(arguments: &MountArguments, settings: &Config, pool_bytes: u64) -> Resu
     }
     let (attr, entry) = (arguments.attr_timeout, arguments.attr_timeout);
     let pages = keeps_pages(arguments, settings);
-    config.lifetimes = Lifetimes { attr, entry, pages, ..Lifetimes::default() };
+    config.lifetimes = match arguments.exclusive || settings.exclusive() {
+        true => Lifetimes { pages, ..Lifetimes::exclusive() },
+        false => Lifetimes { attr, entry, pages, ..Lifetimes::default() },
+    };
     let readers_max = match arguments.threads {
         0 => PoolLimits::default().readers_max,
         threads => threads,

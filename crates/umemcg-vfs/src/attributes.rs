@@ -128,6 +128,9 @@ impl HostVolume {
 
     /// Adopts, at an open, the changes that other programs made on the host before it.
     pub(crate) fn look_at_open(&self, node: NodeId, content: &Content) -> Result<(), VfsError> {
+        if self.shared.kernel.get().is_some_and(|kernel| kernel.is_exclusive()) {
+            return Ok(());
+        }
         match content.fds() {
             Some(fds) => content.look_at_open(|| host::stat_fd(&fds.buffered))?,
             None => {

@@ -66,9 +66,16 @@ pub trait KernelCache: Send + Sync + fmt::Debug {
     /// held.
     fn drop_pages(&self, _drops: Vec<PageDrop>) {}
 
-    /// Returns how long attributes are believed that were given out.
+    /// Returns how long attributes are believed that were given out, where other programs may
+    /// change the directory.
     fn attribute_lifetime(&self) -> Duration {
         Duration::ZERO
+    }
+
+    /// Returns whether no other program changes the directory of the volume, so that an open need
+    /// not look for changes.
+    fn is_exclusive(&self) -> bool {
+        false
     }
 
     /// Says that the attributes of an inode are out of date. Does not wait.

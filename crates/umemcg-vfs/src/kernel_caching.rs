@@ -52,7 +52,7 @@ impl OpenFile {
         let is_cached = content.kernel_caches(|| has_room(group, content.file.len()));
         content.file.set_kept_above(is_cached);
         let kernel = self.shared.kernel.get();
-        if let Some(kernel) = kernel
+        if let Some(kernel) = kernel.filter(|kernel| !kernel.is_exclusive())
             && content.was_new_within(kernel.attribute_lifetime() + STAMP_SLACK)
             && !is_new
         {

@@ -80,6 +80,10 @@ impl KernelCache for MemberKernel {
         self.kernel.attribute_lifetime()
     }
 
+    fn is_exclusive(&self) -> bool {
+        self.kernel.is_exclusive()
+    }
+
     fn attributes_changed(&self, node: NodeId) {
         if let Ok(node) = self.ids.node(node) {
             self.kernel.attributes_changed(node);

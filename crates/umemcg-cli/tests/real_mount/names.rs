@@ -5,6 +5,7 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::time::Duration;
 
 use crate::harness::{Mount, Options, Stopped, cannot_run, needs_mount};
 use crate::user::start_as_ordinary_user_with;
@@ -127,5 +128,40 @@ fn half_a_million_names_pin_no_more_of_the_host_than_the_bound() {
             assert!(after < before + NOISE, "{kind}: {} more are pinned", after - before);
         }
         assert_eq!(walk(&mount), NR, "all are there again");
+    }
+}
+
+#[test]
+fn an_exclusive_mount_answers_without_its_daemon() {
+    needs_mount!();
+    let arguments = vec!["--exclusive"];
+    let mount = Mount::start_with(&Options { arguments, ..Options::default() });
+    mount.sh("mkdir $DATA/d; echo text > $DATA/d/f").good();
+    let look = "stat $MNT/d/f; test ! -e $MNT/d/missing";
+    mount.sh(look).good();
+    // Longer than names and attributes are believed otherwise.
+    std::thread::sleep(Duration::from_millis(1500));
+    let stopped = Stopped::new(&mount);
+    mount.sh(&format!("timeout 60 bash -ec '{look}'")).good();
+    drop(stopped);
+}
+
+#[test]
+fn an_exclusive_mount_sees_what_is_done_through_it() {
+    needs_mount!();
+    for whose in ["own", "kernel"] {
+        let arguments = vec!["--exclusive", "--page-cache", whose];
+        let mount = Mount::start_with(&Options { arguments, ..Options::default() });
+        // After each step names and attributes are those of the directory.
+        let same = "same() { $UMEMCG sync $MNT > /dev/null; for root in $MNT $DATA; do \
+                    (cd $root; find . -printf '%p %y %m %n %U %s %T@ %l\\n' | sort); done | sort | uniq -u >&2; \
+                    test -z \"$( (cd $MNT; find . -printf '%p %y %m %n %U %s %T@\\n'; \
+                    cd $DATA; find . -printf '%p %y %m %n %U %s %T@\\n') | sort | uniq -u)\"; }; cd $MNT; ";
+        let steps = "mkdir d; same; echo one > d/f; same; test ! -e g; ln d/f g; same; chmod 600 g; same; \
+                     chown 7 d/f; same; touch -d 2001-02-03 g; same; echo two >> d/f; same; mv d/f d/h; same; \
+                     test ! -e d/f; mv g d/f; same; truncate -s 9999 d/h; same; rm d/f; same; \
+                     ln -s h d/l; same; mkfifo d/p; same; cp d/h e; same; mv e d/h; same; rm -r d; same; \
+                     test ! -e d/h";
+        mount.sh(&format!("{same}{steps}")).good();
     }
 }

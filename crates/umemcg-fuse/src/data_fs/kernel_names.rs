@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use umemcg_vfs::{IdleInode, KernelCache, NodeId, PageDrop};
 
+use super::lifetimes::Lifetimes;
 use crate::notifier::Notifier;
 
 /// Most nodes in one notification.
@@ -23,8 +24,7 @@ const NR_NODES_MAX: usize = 512;
 #[derive(Debug)]
 pub(super) struct KernelNames {
     pub(super) notifier: Notifier,
-    pub(super) keeps_pages: bool,
-    pub(super) attribute_lifetime: Duration,
+    pub(super) lifetimes: Lifetimes,
 }
 
 impl KernelCache for KernelNames {
@@ -44,7 +44,7 @@ impl KernelCache for KernelNames {
     }
 
     fn keeps_pages(&self) -> bool {
-        self.keeps_pages
+        self.lifetimes.pages
     }
 
     fn drop_pages(&self, drops: Vec<PageDrop>) {
@@ -52,7 +52,11 @@ impl KernelCache for KernelNames {
     }
 
     fn attribute_lifetime(&self) -> Duration {
-        self.attribute_lifetime
+        self.lifetimes.attr
+    }
+
+    fn is_exclusive(&self) -> bool {
+        self.lifetimes.exclusive
     }
 
     fn attributes_changed(&self, node: NodeId) {

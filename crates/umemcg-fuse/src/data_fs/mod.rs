@@ -10,6 +10,7 @@ mod attrs;
 mod content;
 mod device;
 mod kernel_names;
+mod lifetimes;
 mod names;
 mod request_end;
 mod volumes_directory;
@@ -17,7 +18,6 @@ mod volumes_directory;
 use std::ffi::OsStr;
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
 
 use rustix::io::Errno;
 use umemcg::{Arena, Engine, Group};
@@ -36,29 +36,7 @@ use crate::thread_pool::Keys;
 use crate::wire::{InHeader, InitFlags, Negotiated, Op};
 use absent_names::AbsentNames;
 use kernel_names::KernelNames;
-
-/// What the kernel may cache, and for how long.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Lifetimes {
-    /// The lifetime of a name that exists.
-    pub entry: Duration,
-    /// The lifetime of a name that does not exist. With zero the kernel asks every time.
-    pub absent: Duration,
-    /// The lifetime of a node's attributes.
-    pub attr: Duration,
-    /// Pages of files, until they are asked for, charged to the groups whose requests brought them
-    /// there. False: every read and write of a file comes here.
-    pub pages: bool,
-}
-
-impl Default for Lifetimes {
-    /// Returns one second for names and attributes, so that a warm `stat` does not reach the
-    /// daemon, zero for names that do not exist, and no pages.
-    fn default() -> Self {
-        let second = Duration::from_secs(1);
-        Self { entry: second, absent: Duration::ZERO, attr: second, pages: false }
-    }
-}
+pub use lifetimes::Lifetimes;
 
 /// The store key of requests that use no store.
 const NO_STORE: u64 = u64::MAX;
@@ -344,11 +322,8 @@ impl Filesystem for DataFs {
     }
 
     fn ready(&self, _negotiated: &Negotiated, notifier: &Notifier) {
-        let kernel: Arc<dyn KernelCache> = Arc::new(KernelNames {
-            notifier: notifier.clone(),
-            keeps_pages: self.lifetimes.pages,
-            attribute_lifetime: self.lifetimes.attr,
-        });
+        let kernel: Arc<dyn KernelCache> =
+            Arc::new(KernelNames { notifier: notifier.clone(), lifetimes: self.lifetimes });
         self.volumes.set_kernel(&kernel);
         let _ = self.notifier.set(notifier.clone());
     }

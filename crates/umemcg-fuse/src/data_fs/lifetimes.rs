@@ -1,0 +1,39 @@
+//! What the kernel may cache of a mount, and for how long.
+
+use std::time::Duration;
+
+/// What the kernel may cache, and for how long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lifetimes {
+    /// The lifetime of a name that exists.
+    pub entry: Duration,
+    /// The lifetime of a name that does not exist. With zero the kernel asks every time.
+    pub absent: Duration,
+    /// The lifetime of a node's attributes.
+    pub attr: Duration,
+    /// Pages of files, until they are asked for, charged to the groups whose requests brought them
+    /// there. False: every read and write of a file comes here.
+    pub pages: bool,
+    /// No other program changes the directories, so that an open need not look at them.
+    pub exclusive: bool,
+}
+
+/// Longer than any mount lasts.
+const FOREVER: Duration = Duration::from_secs(1 << 30);
+
+impl Lifetimes {
+    /// Returns the lifetimes of a mount whose directories no other program changes: names that
+    /// exist or do not, and attributes, without a limit.
+    pub fn exclusive() -> Self {
+        Self { entry: FOREVER, absent: FOREVER, attr: FOREVER, pages: false, exclusive: true }
+    }
+}
+
+impl Default for Lifetimes {
+    /// Returns one second for names and attributes, so that a warm `stat` does not reach the
+    /// daemon, zero for names that do not exist, and no pages.
+    fn default() -> Self {
+        let second = Duration::from_secs(1);
+        Self { entry: second, absent: Duration::ZERO, attr: second, pages: false, exclusive: false }
+    }
+}
