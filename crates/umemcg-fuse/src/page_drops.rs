@@ -6,6 +6,7 @@
 //! that hangs holds up its own only.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use umemcg_base::{Condvar, LeafMutex, Rank, assert_may_wait};
@@ -145,7 +146,10 @@ impl Shared {
             assert_may_wait(Rank::KernelNotice, "pages that the kernel drops");
             tell(node.0, first, end - first);
             for drop in drops {
-                (drop.then)();
+                // A panic must not cost the store its threads.
+                if std::panic::catch_unwind(AssertUnwindSafe(drop.then)).is_err() {
+                    tracing::error!("the end of a drop panicked; this is a defect of this program");
+                }
             }
             self.queue.lock().finish(store);
             // Another of this store may have its turn now.
@@ -187,6 +191,21 @@ mod tests {
         let mut messages: Vec<_> = told.try_iter().collect();
         messages.sort_unstable();
         assert_eq!(messages, [(7, 0, 100), (7, 128, 64), (8, 192, 8)]);
+    }
+
+    #[test]
+    fn a_panic_at_the_end_of_a_drop_costs_no_thread() {
+        let drops = PageDrops::new(|_, _, _| {});
+        let panics = || PageDrop {
+            node: NodeId(1),
+            pages: 0..1,
+            store: StoreId(1),
+            then: Box::new(|| panic!("on purpose")),
+        };
+        drops.put((0..10).map(|_| panics()).collect());
+        let (gone, heard) = channel();
+        drops.put(vec![drop_of(1, 1, 7..8, &gone)]);
+        assert_eq!(heard.recv_timeout(Duration::from_secs(60)), Ok(7));
     }
 
     #[test]
