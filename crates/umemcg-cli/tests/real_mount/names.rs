@@ -138,12 +138,15 @@ fn an_exclusive_mount_answers_without_its_daemon() {
     let mount = Mount::start_with(&Options { arguments, ..Options::default() });
     mount.sh("mkdir $DATA/d; echo text > $DATA/d/f").good();
     let look = "stat $MNT/d/f; test ! -e $MNT/d/missing";
-    mount.sh(look).good();
-    // Longer than names and attributes are believed otherwise.
-    std::thread::sleep(Duration::from_millis(1500));
-    let stopped = Stopped::new(&mount);
-    mount.sh(&format!("timeout 60 bash -ec '{look}'")).good();
-    drop(stopped);
+    // Again if another test has had the host drop its caches meanwhile.
+    let answers = (0..10).any(|_| {
+        mount.sh(look).good();
+        // Longer than names and attributes are believed otherwise.
+        std::thread::sleep(Duration::from_millis(1500));
+        let _stopped = Stopped::new(&mount);
+        mount.sh(&format!("timeout 20 bash -ec '{look}'")).status.success()
+    });
+    assert!(answers, "each look has asked the daemon");
 }
 
 #[test]
