@@ -9,9 +9,12 @@
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
+use rustix::fs::{Mode, OFlags};
+use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use signal_hook::consts::SIGUSR1;
 use signal_hook::iterator::Signals;
@@ -60,10 +63,8 @@ pub fn run(arguments: &OrphanGuardArguments) -> Result<(), Failure> {
     let failed = |error: io::Error| Failure::Failed(format!("cannot watch the daemon: {error}"));
     let mut signals = Signals::new([SIGUSR1]).map_err(failed)?;
     set_parent_process_death_signal(Some(Signal::USR1)).map_err(|errno| failed(errno.into()))?;
-    // Held open, it is this connection's for good; its number may be another's later.
     let minor = arguments.device.split_once(':').map_or("", |(_, minor)| minor);
-    let path = format!("/sys/fs/fuse/connections/{minor}/abort");
-    let mut abort = File::options().write(true).open(path).ok();
+    let mut abort = open_abort(minor);
     // The daemon may have ended before the signal was asked for.
     if getppid().map(Pid::as_raw_pid) == Some(arguments.daemon) {
         signals.forever().next();
@@ -76,4 +77,18 @@ pub fn run(arguments: &OrphanGuardArguments) -> Result<(), Failure> {
         unmounted.map_err(|error| Failure::at("cannot unmount", &arguments.point, &error))?;
     }
     Ok(())
+}
+
+/// Opens the file that aborts a connection. Held open, it is this connection's for good, also when
+/// the mount is out of sight; its number may be another's later.
+fn open_abort(minor: &str) -> Option<File> {
+    let path = format!("/sys/fs/fuse/connections/{minor}/abort");
+    File::options().write(true).open(path).ok().or_else(|| {
+        // The control file system is not mounted everywhere: it is had without a place, too.
+        let control = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC).ok()?;
+        fsconfig_create(control.as_fd()).ok()?;
+        let files = fsmount(control.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty()).ok()?;
+        let how = OFlags::WRONLY | OFlags::CLOEXEC;
+        Some(rustix::fs::openat(&files, format!("{minor}/abort"), how, Mode::empty()).ok()?.into())
+    })
 }

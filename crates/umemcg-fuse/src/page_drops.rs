@@ -12,10 +12,10 @@ use std::sync::Arc;
 use umemcg_base::{Condvar, LeafMutex, Rank, assert_may_wait};
 use umemcg_vfs::PageDrop;
 
-/// Threads in all.
-const NR_THREADS: usize = 4;
-/// Of those, for one store.
+/// Threads for one store at a time, and for each store as soon as it has drops waiting.
 const NR_OF_STORE_MAX: usize = 2;
+/// Threads in all. They are started when they are needed, and stay.
+const NR_THREADS_MAX: usize = 256;
 /// Pages of one message at most: while it is carried out, all that was asked for later waits.
 const PAGES_MAX: u64 = 4096;
 
@@ -104,7 +104,8 @@ impl PageDrops {
         for drop in drops {
             queue.by_store.entry(drop.store.0).or_default().waiting.push_back(drop);
         }
-        while queue.nr_threads < NR_THREADS {
+        let nr_wanted = (NR_OF_STORE_MAX * queue.by_store.len()).min(NR_THREADS_MAX);
+        while queue.nr_threads < nr_wanted {
             let (shared, tell) = (Arc::clone(&self.shared), Arc::clone(&self.tell));
             let spawned =
                 std::thread::Builder::new().name("umemcg-drop".into()).spawn(move || shared.serve(&*tell));
@@ -141,20 +142,26 @@ impl Shared {
                     }
                 }
             };
-            let (node, first) = (drops[0].node, drops[0].pages.start);
-            let end = drops.last().map_or(first, |last| last.pages.end);
-            assert_may_wait(Rank::KernelNotice, "pages that the kernel drops");
-            tell(node.0, first, end - first);
-            for drop in drops {
-                // A panic must not cost the store its threads.
-                if std::panic::catch_unwind(AssertUnwindSafe(drop.then)).is_err() {
-                    tracing::error!("the end of a drop panicked; this is a defect of this program");
-                }
+            let (told, others): (Vec<_>, Vec<_>) = drops.into_iter().partition(|drop| drop.task.may_tell());
+            for run in told.chunk_by(|a, b| a.pages.end == b.pages.start) {
+                let first = run[0].pages.start;
+                let end = run.last().map_or(first, |last| last.pages.end);
+                assert_may_wait(Rank::KernelNotice, "pages that the kernel drops");
+                tell(run[0].node.0, first, end - first);
             }
+            told.into_iter().for_each(|drop| end_of(drop, true));
+            others.into_iter().for_each(|drop| end_of(drop, false));
             self.queue.lock().finish(store);
             // Another of this store may have its turn now.
             self.wake.notify_one();
         }
+    }
+}
+
+/// Ends a drop. A panic must not cost the store its threads.
+fn end_of(drop: PageDrop, was_told: bool) {
+    if std::panic::catch_unwind(AssertUnwindSafe(|| drop.task.done(was_told))).is_err() {
+        tracing::error!("the end of a drop panicked; this is a defect of this program");
     }
 }
 
@@ -166,12 +173,28 @@ mod tests {
 
     use super::*;
     use umemcg::StoreId;
-    use umemcg_vfs::NodeId;
+    use umemcg_vfs::{DropTask, NodeId};
+
+    /// Tells that it has ended.
+    #[derive(Debug)]
+    struct Tells(Sender<u64>, u64);
+
+    impl DropTask for Tells {
+        fn may_tell(&self) -> bool {
+            self.1 != NOT_NOW
+        }
+        fn done(self: Box<Self>, was_told: bool) {
+            assert_eq!(was_told, self.1 != NOT_NOW);
+            let _ = self.0.send(self.1);
+        }
+    }
+
+    /// The first page of a drop that the kernel must not be told of.
+    const NOT_NOW: u64 = 999;
 
     fn drop_of(store: u64, node: u64, pages: Range<u64>, gone: &Sender<u64>) -> PageDrop {
-        let (gone, first) = (gone.clone(), pages.start);
-        let then = Box::new(move || _ = gone.send(first));
-        PageDrop { node: NodeId(node), pages, store: StoreId(store), then }
+        let task = Box::new(Tells(gone.clone(), pages.start));
+        PageDrop { node: NodeId(node), pages, store: StoreId(store), task }
     }
 
     #[test]
@@ -184,10 +207,11 @@ mod tests {
             drop_of(1, 7, 64..100, &gone),
             drop_of(1, 7, 128..192, &gone),
             drop_of(1, 8, 192..200, &gone),
+            drop_of(1, 9, NOT_NOW..NOT_NOW + 1, &gone),
         ]);
-        let mut firsts: Vec<u64> = (0..4).map(|_| heard.recv().unwrap()).collect();
+        let mut firsts: Vec<u64> = (0..5).map(|_| heard.recv().unwrap()).collect();
         firsts.sort_unstable();
-        assert_eq!(firsts, [0, 64, 128, 192]);
+        assert_eq!(firsts, [0, 64, 128, 192, NOT_NOW]);
         let mut messages: Vec<_> = told.try_iter().collect();
         messages.sort_unstable();
         assert_eq!(messages, [(7, 0, 100), (7, 128, 64), (8, 192, 8)]);
@@ -195,13 +219,18 @@ mod tests {
 
     #[test]
     fn a_panic_at_the_end_of_a_drop_costs_no_thread() {
+        #[derive(Debug)]
+        struct Panics;
+        impl DropTask for Panics {
+            fn may_tell(&self) -> bool {
+                true
+            }
+            fn done(self: Box<Self>, _was_told: bool) {
+                panic!("on purpose");
+            }
+        }
         let drops = PageDrops::new(|_, _, _| {});
-        let panics = || PageDrop {
-            node: NodeId(1),
-            pages: 0..1,
-            store: StoreId(1),
-            then: Box::new(|| panic!("on purpose")),
-        };
+        let panics = || PageDrop { node: NodeId(1), pages: 0..1, store: StoreId(1), task: Box::new(Panics) };
         drops.put((0..10).map(|_| panics()).collect());
         let (gone, heard) = channel();
         drops.put(vec![drop_of(1, 1, 7..8, &gone)]);
@@ -230,5 +259,24 @@ mod tests {
         for _ in 0..10 {
             assert!(heard.recv_timeout(Duration::from_secs(60)).unwrap() < 1000);
         }
+    }
+
+    #[test]
+    fn two_stores_that_hang_leave_threads_for_a_third() {
+        let (go, wait): (Sender<()>, Receiver<()>) = channel();
+        let wait = LeafMutex::new(wait);
+        let (stuck, is_stuck) = channel();
+        let drops = PageDrops::new(move |node, _, _| {
+            if node < 3 {
+                stuck.send(()).unwrap();
+                let _ = wait.lock().recv();
+            }
+        });
+        let (gone, heard) = channel();
+        drops.put((0..4).map(|n| drop_of(1 + n % 2, 1 + n % 2, 100 * n..100 * n + 1, &gone)).collect());
+        is_stuck.recv().unwrap();
+        drops.put(vec![drop_of(3, 3, 1000..1001, &gone)]);
+        assert_eq!(heard.recv_timeout(Duration::from_secs(60)), Ok(1000));
+        drop(go);
     }
 }

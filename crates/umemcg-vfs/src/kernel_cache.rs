@@ -22,6 +22,7 @@ pub struct IdleInode {
 }
 
 /// Pages that the kernel is to drop from its page cache.
+#[derive(Debug)]
 pub struct PageDrop {
     /// The inode.
     pub node: NodeId,
@@ -29,17 +30,18 @@ pub struct PageDrop {
     pub pages: Range<u64>,
     /// Where its data is: what waits for one store must not keep the drops of others waiting.
     pub store: StoreId,
-    /// To be called when they are gone.
-    pub then: Box<dyn FnOnce() + Send>,
+    /// What it is for.
+    pub task: Box<dyn DropTask>,
 }
 
-impl fmt::Debug for PageDrop {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PageDrop")
-            .field("node", &self.node)
-            .field("pages", &self.pages)
-            .finish_non_exhaustive()
-    }
+/// The purpose of a drop.
+pub trait DropTask: Send + fmt::Debug {
+    /// Returns whether the kernel may be told now: it waits for pages that a request under way has
+    /// locked.
+    fn may_tell(&self) -> bool;
+
+    /// Ends the drop: the pages are gone, or the kernel was not told.
+    fn done(self: Box<Self>, was_told: bool);
 }
 
 /// A cache that remembers names and inodes of a volume and can be asked to forget.

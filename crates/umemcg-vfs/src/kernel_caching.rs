@@ -9,8 +9,9 @@ use umemcg_base::PAGE_SIZE_U64;
 use crate::attr::NodeId;
 use crate::content::Content;
 use crate::kernel_io::{KernelCaching, KernelIo, page_range};
-use crate::kernel_pages::{KernelPages, PAGES_END};
+use crate::kernel_pages::KernelPages;
 use crate::open_file::OpenFile;
+use crate::page_windows::PAGES_END;
 use crate::resolve::Shared;
 use crate::volume::VolumeFile;
 
@@ -59,29 +60,36 @@ impl OpenFile {
             // Of its pages it has none, but it may take the file to be as long as it was then.
             kernel.attributes_changed(self.node());
         }
-        match pages.change() {
-            // An open has the kernel drop all by itself. A creation has not.
-            Some(change) if is_cached && !is_new => {
-                if let Some(kernel) = kernel {
-                    kernel.attributes_changed(self.node());
-                }
-                pages.forget(&(0..PAGES_END));
-                pages.answered(change);
+        if pages.change().is_none() {
+            return if is_cached { KernelCaching::Keep } else { KernelCaching::Bypass };
+        }
+        // Until the kernel says that it has dropped all from before the change.
+        pages.drop_if_changed();
+        match kernel.filter(|_| is_cached) {
+            Some(kernel) => {
+                kernel.attributes_changed(self.node());
                 KernelCaching::Refill
             }
-            change => {
-                if change.is_some() {
-                    pages.drop_if_changed();
-                }
-                if is_cached { KernelCaching::Keep } else { KernelCaching::Bypass }
-            }
+            None => KernelCaching::Bypass,
         }
     }
 
     /// For [`VolumeFile::begin_kernel_io`].
-    pub(crate) fn kernel_io(&self, offset: u64, len: u64, payer: &Arc<Group>) -> Option<KernelIo> {
+    pub(crate) fn kernel_io(
+        &self,
+        offset: u64,
+        len: u64,
+        is_write: bool,
+        payer: &Arc<Group>,
+    ) -> Option<KernelIo> {
         let pages = self.shared.kernel_pages(self.node(), &self.content, payer)?;
-        Some(KernelIo::begin(Arc::clone(pages), Arc::clone(&self.content.file), (offset, len), payer))
+        Some(KernelIo::begin(
+            Arc::clone(pages),
+            Arc::clone(&self.content.file),
+            (offset, len),
+            is_write,
+            payer,
+        ))
     }
 }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use umemcg::{Charge, Engine, File, Group};
 use umemcg_base::{LeafMutex, PAGE_SHIFT, PAGE_SIZE_U64, pages_for};
 
+use crate::kernel_page_lists::is_within_limits;
 use crate::kernel_pages::KernelPages;
 
 /// How a file that is opened is to be cached by the kernel.
@@ -48,9 +49,10 @@ impl KernelIo {
         pages: Arc<KernelPages>,
         file: Arc<File>,
         (offset, len): (u64, u64),
+        is_write: bool,
         payer: &Arc<Group>,
     ) -> Self {
-        let number = pages.begin(&page_range(offset, len));
+        let number = pages.begin(&page_range(offset, len), is_write);
         let terms = Terms { payer: Arc::clone(payer), prepaid: None, drops_behind: false };
         Self { pages, file, offset, len, number, terms: LeafMutex::new(terms) }
     }
@@ -83,6 +85,18 @@ impl KernelIo {
         has_room
     }
 
+    /// Returns whether the group that pays is over its limit, or one above.
+    pub fn is_beyond_limit(&self) -> bool {
+        let payer = Arc::clone(&self.terms.lock().payer);
+        !is_within_limits(&payer)
+    }
+
+    /// Returns whether the pages of this write have been read beside it: the kernel may have what
+    /// was there before.
+    pub fn is_crossed(&self) -> bool {
+        self.pages.is_crossed(self.number)
+    }
+
     /// Has the kernel drop its copy after the answer.
     pub fn drop_behind(&self) {
         self.terms.lock().drops_behind = true;
@@ -102,7 +116,7 @@ impl Drop for KernelIo {
         let kept = asked.start..asked.end.min(file_end.max(asked.start));
         let has_room = self.pages.end(self.number, &kept, &payer, prepaid);
         if drops_behind || !has_room {
-            self.pages.drop_shares(&kept);
+            self.pages.drop_shares(&kept, payer.owner());
         }
     }
 }

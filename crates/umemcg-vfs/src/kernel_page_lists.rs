@@ -17,7 +17,7 @@ use umemcg::{
 use umemcg_base::{LeafMutex, PAGE_SIZE_U64};
 
 use crate::attr::NodeId;
-use crate::kernel_cache::{KernelCache, PageDrop};
+use crate::kernel_cache::{DropTask, KernelCache, PageDrop};
 
 /// All objects are on the lists of this memory node.
 pub(crate) const NODE: usize = 0;
@@ -26,6 +26,11 @@ const BATCH: u64 = 4;
 
 /// The cost of a share with its place in its file, in a list and in the table of slots, in bytes.
 pub(crate) const SHARE_BYTES: u64 = 192 + LIST_SLOT_BYTES;
+
+/// Returns whether neither the group nor one above is over its limit.
+pub(crate) fn is_within_limits(group: &Group) -> bool {
+    group.ancestors().all(|level| level.usage_bytes() <= level.max_bytes())
+}
 
 /// A range that the kernel is to drop, and when that was decided.
 #[derive(Debug)]
@@ -42,8 +47,8 @@ pub(crate) trait PageHolder: Send + Sync + fmt::Debug {
     fn node(&self) -> NodeId;
     /// Chooses a share to be dropped; it is on no list then. `None` when it is to stay for now.
     fn ask(&self, window: u64, slot: ListSlot) -> Option<AskedRange>;
-    /// Returns what is to be done when the kernel has dropped a range.
-    fn finisher(self: Arc<Self>, asked: AskedRange) -> Box<dyn FnOnce() + Send>;
+    /// Returns what a drop of such a share is for.
+    fn task(self: Arc<Self>, asked: AskedRange) -> Box<dyn DropTask>;
 }
 
 /// Where a share is: its file and its window.
@@ -105,9 +110,9 @@ impl KernelPageLists {
         self.shares.release(slot);
     }
 
-    /// Has the kernel drop pages of an inode, and calls `then` when it has. Never waits.
-    pub(crate) fn send(&self, node: NodeId, pages: Range<u64>, then: Box<dyn FnOnce() + Send>) {
-        self.kernel.drop_pages(vec![PageDrop { node, pages, store: self.store, then }]);
+    /// Has the kernel drop pages of an inode. Never waits.
+    pub(crate) fn send(&self, node: NodeId, pages: Range<u64>, task: Box<dyn DropTask>) {
+        self.kernel.drop_pages(vec![PageDrop { node, pages, store: self.store, task }]);
     }
 
     /// Reports bytes that the kernel has given back.
@@ -142,7 +147,7 @@ impl KernelPageLists {
                 node: pages.node(),
                 pages: asked.pages.clone(),
                 store: self.store,
-                then: pages.finisher(asked),
+                task: pages.task(asked),
             });
         }
         if !drops.is_empty() {

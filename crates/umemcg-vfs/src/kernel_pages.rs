@@ -14,19 +14,19 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use umemcg::{AccountedCharge, Charge, Group, ListSlot, OwnerId, StatItem};
-use umemcg_base::{PAGE_SHIFT, PAGE_SIZE_U64, Rank, RankedMutex};
+use umemcg_base::{PAGE_SIZE_U64, Rank, RankedMutex};
 
 use crate::attr::NodeId;
-use crate::kernel_page_lists::{AskedRange, KernelPageLists, PageHolder, SHARE_BYTES};
+use crate::kernel_cache::DropTask;
+use crate::kernel_page_lists::{AskedRange, KernelPageLists, PageHolder, SHARE_BYTES, is_within_limits};
+use crate::page_windows::{PAGES_END, WINDOW_PAGES, bits_of, windows_of};
 
-/// Pages of a window: the bits of a word.
-pub(crate) const WINDOW_PAGES: u64 = 64;
-/// Beyond the last page of any file.
-pub(crate) const PAGES_END: u64 = u64::MAX >> PAGE_SHIFT;
+/// The number of times that a drop waits for the requests that are under way then.
+const NR_PARKED_MAX: u8 = 3;
 /// The cost of knowing a file's pages at all, in bytes.
 const FILE_BYTES: u64 = 256;
 
@@ -58,14 +58,51 @@ impl Window {
 #[derive(Default)]
 struct State {
     windows: BTreeMap<u64, Window>,
-    /// Requests that may put pages into the kernel's cache, each with its number.
-    under_way: Vec<(u64, Range<u64>)>,
+    /// Requests that may put pages into the kernel's cache.
+    under_way: Vec<UnderWay>,
     /// Grows with each event.
     now: u64,
     /// Ranges that the kernel has been asked for and has not dropped yet.
     nr_asked: u64,
     /// To be called when there are none.
     when_none_asked: Vec<Then>,
+    /// Drops that wait for requests older than these moments.
+    parked: Vec<(u64, Box<RangeDrop>)>,
+}
+
+/// A request that may put pages into the kernel's cache.
+#[derive(Debug)]
+struct UnderWay {
+    number: u64,
+    pages: Range<u64>,
+    is_write: bool,
+    /// A write beside which the same pages were read: what was read may be from before it.
+    is_crossed: bool,
+}
+
+impl UnderWay {
+    fn overlaps(&self, pages: &Range<u64>) -> bool {
+        self.pages.start < pages.end && pages.start < self.pages.end
+    }
+}
+
+/// A drop that the kernel is told, or to be told.
+#[derive(Debug)]
+struct RangeDrop {
+    /// A file that is gone has given all back.
+    pages: Weak<KernelPages>,
+    asked: AskedRange,
+    /// None for a share that reclaim has chosen: it stays if a request has come in between.
+    then: Option<FinalCall>,
+    nr_parked: u8,
+}
+
+struct FinalCall(Then);
+
+impl fmt::Debug for FinalCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FinalCall")
+    }
 }
 
 /// What is to be done later.
@@ -89,8 +126,9 @@ pub(crate) struct KernelPages {
     /// all that it had. Relaxed: a change is noted before it can be seen here.
     nr_changes: AtomicU64,
     nr_answered: AtomicU64,
-    /// (A) The last of them for which the kernel has been asked to. Relaxed: the same.
-    last_asked: AtomicU64,
+    /// (A) The kernel has been asked to drop all. Relaxed: the thread that finds it unset after a
+    /// change asks.
+    is_dropping_all: AtomicBool,
     lists: Arc<KernelPageLists>,
     _charge: AccountedCharge,
 }
@@ -133,21 +171,6 @@ fn count(owner: OwnerId, nr_pages: i64, nr_shares: i64) {
     }
 }
 
-/// Returns the windows that a range has a part of, each with the bits of that part.
-fn windows_of(pages: &Range<u64>) -> impl Iterator<Item = (u64, u64)> + use<> {
-    let (first, end) = (pages.start, pages.end.max(pages.start));
-    let windows = if first < end { first / WINDOW_PAGES..end.div_ceil(WINDOW_PAGES) } else { 0..0 };
-    windows.map(move |window| (window, bits_of(window, &(first..end))))
-}
-
-/// Returns the bits of a range in one window.
-fn bits_of(window: u64, pages: &Range<u64>) -> u64 {
-    let start = window * WINDOW_PAGES;
-    let from = pages.start.clamp(start, start + WINDOW_PAGES) - start;
-    let to = pages.end.clamp(start, start + WINDOW_PAGES) - start;
-    if from >= to { 0 } else { (u64::MAX >> (WINDOW_PAGES - (to - from))) << from }
-}
-
 impl State {
     fn tick(&mut self) -> u64 {
         self.now += 1;
@@ -155,7 +178,7 @@ impl State {
     }
 
     fn is_busy(&self, window: u64) -> bool {
-        self.under_way.iter().any(|(_, pages)| bits_of(window, pages) != 0)
+        self.under_way.iter().any(|request| bits_of(window, &request.pages) != 0)
     }
 
     /// Returns how many pages of a range are not known, and how many shares they need at most.
@@ -177,7 +200,7 @@ impl KernelPages {
             state: RankedMutex::new(Rank::ObjectOwner, State::default()),
             nr_changes: AtomicU64::new(0),
             nr_answered: AtomicU64::new(0),
-            last_asked: AtomicU64::new(0),
+            is_dropping_all: AtomicBool::new(false),
             lists: Arc::clone(lists),
             _charge: AccountedCharge::forced(group, FILE_BYTES, StatItem::SlabUnreclaimable),
         })
@@ -195,8 +218,7 @@ impl KernelPages {
         let windows = pages.start / WINDOW_PAGES..pages.end.div_ceil(WINDOW_PAGES);
         let is_known =
             state.windows.range(windows).any(|(&window, known)| known.pages() & bits_of(window, pages) != 0);
-        is_known
-            || state.under_way.iter().any(|(_, other)| other.start < pages.end && pages.start < other.end)
+        is_known || state.under_way.iter().any(|request| request.overlaps(pages))
     }
 
     /// Notes that what the kernel keeps is out of date.
@@ -218,24 +240,43 @@ impl KernelPages {
 
     /// Has the kernel drop all that it has, if that is out of date. Never waits.
     pub(crate) fn drop_if_changed(self: &Arc<Self>) {
-        if let Some(change) = self.change()
-            && self.last_asked.fetch_max(change, Ordering::Relaxed) < change
-        {
-            let pages = Arc::downgrade(self);
-            self.drop_range(0..PAGES_END, move || {
-                if let Some(pages) = pages.upgrade() {
-                    pages.answered(change);
-                }
-            });
+        let Some(change) = self.change() else { return };
+        if self.is_dropping_all.swap(true, Ordering::Relaxed) {
+            return;
         }
+        let pages = Arc::downgrade(self);
+        self.drop_range(0..PAGES_END, move || {
+            let Some(pages) = pages.upgrade() else { return };
+            pages.answered(change);
+            pages.is_dropping_all.store(false, Ordering::Relaxed);
+            // There may have been another.
+            pages.drop_if_changed();
+        });
     }
 
     /// Notes a request that may put these pages into the kernel's cache; returns its number.
-    pub(crate) fn begin(&self, pages: &Range<u64>) -> u64 {
+    pub(crate) fn begin(&self, pages: &Range<u64>, is_write: bool) -> u64 {
         let mut state = self.state.lock();
         let number = state.tick();
-        state.under_way.push((number, pages.clone()));
+        let mut is_crossed = false;
+        for other in state.under_way.iter_mut().filter(|other| other.is_write != is_write) {
+            if other.overlaps(pages) {
+                other.is_crossed = other.is_write;
+                is_crossed = is_write;
+            }
+        }
+        state.under_way.push(UnderWay { number, pages: pages.clone(), is_write, is_crossed });
         number
+    }
+
+    /// Returns whether the pages of a write under way have been read beside it.
+    pub(crate) fn is_crossed(&self, number: u64) -> bool {
+        self.state.lock().under_way.iter().any(|request| request.number == number && request.is_crossed)
+    }
+
+    /// Returns the present moment, for [`forget_before`](Self::forget_before).
+    pub(crate) fn moment(&self) -> u64 {
+        self.state.lock().tick()
     }
 
     /// Returns the bytes that are to be charged before the kernel can keep all pages of a range.
@@ -256,7 +297,6 @@ impl KernelPages {
         prepaid: Option<Charge>,
     ) -> bool {
         let mut charge = prepaid;
-        // Other requests may put pages of the range there meanwhile, never more than these.
         while let Some(short_bytes) = self.try_hold(number, pages, &mut charge) {
             let mut more = group.try_charge(short_bytes).unwrap_or_else(|_| group.charge_forced(short_bytes));
             // They differ if the group has been removed meanwhile: then what it had goes back.
@@ -266,7 +306,8 @@ impl KernelPages {
             charge = Some(more);
         }
         drop(charge);
-        group.ancestors().all(|level| level.usage_bytes() <= level.max_bytes())
+        self.send_parked();
+        is_within_limits(group)
     }
 
     /// Ends a request if `charge` suffices for its pages; otherwise returns the bytes that it
@@ -284,7 +325,7 @@ impl KernelPages {
         if has < needed {
             return Some(needed - has);
         }
-        state.under_way.retain(|(other, _)| *other != number);
+        state.under_way.retain(|request| request.number != number);
         let now = state.tick();
         let (mut held_pages, mut held_shares) = (0, 0);
         for (window, bits) in windows_of(pages) {
@@ -303,6 +344,26 @@ impl KernelPages {
             count(owner, held_pages as i64, held_shares as i64);
         }
         None
+    }
+
+    /// Has the kernel told of drops that wait for no request any more.
+    fn send_parked(&self) {
+        let ready: Vec<Box<RangeDrop>> = {
+            let mut guard = self.state.lock();
+            let state = &mut *guard;
+            if state.parked.is_empty() {
+                return;
+            }
+            let waits = |parked: &mut (u64, Box<RangeDrop>)| {
+                let (moment, drop) = (parked.0, &parked.1);
+                let older = state.under_way.iter().filter(|request| request.number < moment);
+                older.into_iter().any(|request| request.overlaps(&drop.asked.pages))
+            };
+            state.parked.extract_if(.., |parked| !waits(parked)).map(|(_, drop)| drop).collect()
+        };
+        for drop in ready {
+            self.lists.send(self.node, drop.asked.pages.clone(), drop);
+        }
     }
 
     /// Notes pages of a window that an owner pays for. Returns how many shares that has made.
@@ -326,14 +387,15 @@ impl KernelPages {
         AskedRange { pages, asked_at, nr_pages: 0 }
     }
 
-    /// Notes that the kernel has dropped what was asked for. Returns the bytes that this has freed.
-    fn dropped(&self, asked: &AskedRange) -> u64 {
+    /// Notes that the kernel has dropped what was asked for, or has not been told. Returns the
+    /// bytes that this has freed.
+    fn dropped(&self, asked: &AskedRange, was_told: bool) -> u64 {
         let mut freed = Freed::default();
         let waiting = {
             let mut state = self.state.lock();
             let busy: Vec<u64> = self.known(&state, &asked.pages).filter(|&w| state.is_busy(w)).collect();
             self.take_out(&mut state, &asked.pages, &mut freed, |window, known| {
-                known.last_end < asked.asked_at && !busy.contains(&window)
+                was_told && known.last_end < asked.asked_at && !busy.contains(&window)
             });
             state.nr_asked -= 1;
             if state.nr_asked == 0 { std::mem::take(&mut state.when_none_asked) } else { Vec::new() }
@@ -354,6 +416,20 @@ impl KernelPages {
         then();
     }
 
+    /// Notes that the kernel has nothing that was there before a moment.
+    pub(crate) fn forget_before(&self, moment: u64) {
+        let mut freed = Freed::default();
+        {
+            let mut state = self.state.lock();
+            let all = 0..PAGES_END;
+            let busy: Vec<u64> = self.known(&state, &all).filter(|&w| state.is_busy(w)).collect();
+            self.take_out(&mut state, &all, &mut freed, |window, known| {
+                known.last_end < moment && !busy.contains(&window)
+            });
+        }
+        freed.settle();
+    }
+
     /// Notes that the kernel drops a range by itself.
     pub(crate) fn forget(&self, pages: &Range<u64>) {
         let mut freed = Freed::default();
@@ -365,6 +441,15 @@ impl KernelPages {
     fn known<'s>(&self, state: &'s State, pages: &Range<u64>) -> impl Iterator<Item = u64> + use<'s> {
         let windows = pages.start / WINDOW_PAGES..pages.end.div_ceil(WINDOW_PAGES);
         state.windows.range(windows).map(|(&window, _)| window)
+    }
+
+    /// Returns those that pay for pages of a range.
+    fn owners_of(&self, pages: &Range<u64>) -> Vec<OwnerId> {
+        let state = self.state.lock();
+        let shares = self.known(&state, pages).flat_map(|window| &state.windows[&window].shares);
+        let mut owners: Vec<OwnerId> = shares.map(|share| share.owner).collect();
+        owners.dedup();
+        owners
     }
 
     /// Takes the pages of a range out of the windows that `is_gone` says; shares of others that had
@@ -398,33 +483,77 @@ impl KernelPages {
         }
     }
 
-    /// Has the kernel drop the shares of a range that it has not been asked for and that no request
-    /// is under way to. Never waits.
-    pub(crate) fn drop_shares(self: &Arc<Self>, pages: &Range<u64>) {
+    /// Has the kernel drop a group's shares of a range that it has not been asked for and that no
+    /// request is under way to. Never waits.
+    pub(crate) fn drop_shares(self: &Arc<Self>, pages: &Range<u64>, of: OwnerId) {
         let shares: Vec<(u64, ListSlot)> = {
             let state = self.state.lock();
             let slots_of = |window: u64| {
-                let shares = state.windows[&window].shares.iter();
+                let shares = state.windows[&window].shares.iter().filter(|share| share.owner == of);
                 shares.filter_map(move |share| Some((window, share.slot?)))
             };
             self.known(&state, pages).flat_map(slots_of).collect()
         };
         let asked = shares.into_iter().filter_map(|(window, slot)| self.ask(window, slot));
         for asked in asked.collect::<Vec<_>>() {
-            self.lists.send(self.node, asked.pages.clone(), Arc::clone(self).finisher(asked));
+            self.lists.send(self.node, asked.pages.clone(), Arc::clone(self).task(asked));
         }
     }
 
     /// Has the kernel drop a range, and calls `then` when it has, on a thread that serves no
     /// requests. Never waits.
     pub(crate) fn drop_range(self: &Arc<Self>, pages: Range<u64>, then: impl FnOnce() + Send + 'static) {
-        let asked = self.ask_range(pages.clone());
-        let finish = Arc::clone(self).finisher(asked);
-        let then = move || {
-            finish();
+        let asked = self.ask_range(pages);
+        let then = Some(FinalCall(Box::new(then)));
+        self.send_or_park(Box::new(RangeDrop { pages: Arc::downgrade(self), asked, then, nr_parked: 0 }));
+    }
+
+    /// Has the kernel told of a drop when no request is under way to its pages.
+    fn send_or_park(&self, mut drop: Box<RangeDrop>) {
+        {
+            let mut state = self.state.lock();
+            if drop.must_wait(&state) {
+                drop.nr_parked += 1;
+                let moment = state.tick();
+                return state.parked.push((moment, drop));
+            }
+        }
+        self.lists.send(self.node, drop.asked.pages.clone(), drop);
+    }
+}
+
+impl RangeDrop {
+    /// Returns whether the kernel would wait for a request that is under way. What must be dropped
+    /// waits a few times at most: some request may always be under way.
+    fn must_wait(&self, state: &State) -> bool {
+        let may_wait = self.then.is_none() || self.nr_parked < NR_PARKED_MAX;
+        may_wait && state.under_way.iter().any(|request| request.overlaps(&self.asked.pages))
+    }
+}
+
+impl DropTask for RangeDrop {
+    fn may_tell(&self) -> bool {
+        self.pages.upgrade().is_none_or(|pages| !self.must_wait(&pages.state.lock()))
+    }
+
+    fn done(self: Box<Self>, was_told: bool) {
+        let Some(pages) = self.pages.upgrade() else { return };
+        if !was_told && self.then.is_some() {
+            return pages.send_or_park(self);
+        }
+        let freed_bytes = pages.dropped(&self.asked, was_told);
+        if freed_bytes > 0 && self.asked.nr_pages > 0 {
+            pages.lists.note_released(freed_bytes);
+        }
+        // A group that has gone idle beyond its limit asks for nothing.
+        for owner in pages.owners_of(&self.asked.pages) {
+            if was_told && !owner.with_group(|group| is_within_limits(group)) {
+                pages.drop_shares(&self.asked.pages, owner);
+            }
+        }
+        if let Some(FinalCall(then)) = self.then {
             then();
-        };
-        self.lists.send(self.node, pages, Box::new(then));
+        }
     }
 }
 
@@ -453,16 +582,8 @@ impl PageHolder for KernelPages {
         Some(AskedRange { pages, asked_at, nr_pages })
     }
 
-    fn finisher(self: Arc<Self>, asked: AskedRange) -> Box<dyn FnOnce() + Send> {
-        // A file that is gone has given all back.
-        let pages = Arc::downgrade(&self);
-        Box::new(move || {
-            let Some(pages) = pages.upgrade() else { return };
-            let freed_bytes = pages.dropped(&asked);
-            if freed_bytes > 0 {
-                pages.lists.note_released(freed_bytes);
-            }
-        })
+    fn task(self: Arc<Self>, asked: AskedRange) -> Box<dyn DropTask> {
+        Box::new(RangeDrop { pages: Arc::downgrade(&self), asked, then: None, nr_parked: 0 })
     }
 }
 
@@ -470,7 +591,9 @@ impl Drop for KernelPages {
     fn drop(&mut self) {
         if self.has_any() {
             // The kernel has not forgotten the inode: its volume has been removed.
-            self.lists.send(self.node, 0..PAGES_END, Box::new(|| {}));
+            let asked = AskedRange { pages: 0..PAGES_END, asked_at: 0, nr_pages: 0 };
+            let drop = RangeDrop { pages: Weak::new(), asked, then: None, nr_parked: 0 };
+            self.lists.send(self.node, 0..PAGES_END, Box::new(drop));
         }
         self.forget(&(0..PAGES_END));
     }

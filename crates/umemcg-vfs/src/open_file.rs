@@ -329,8 +329,8 @@ impl VolumeFile for OpenFile {
         self.when_none_asked(then);
     }
 
-    fn begin_kernel_io(&self, offset: u64, len: u64, payer: &Arc<Group>) -> Option<KernelIo> {
-        self.kernel_io(offset, len, payer)
+    fn begin_kernel_io(&self, offset: u64, len: u64, is_write: bool, payer: &Arc<Group>) -> Option<KernelIo> {
+        self.kernel_io(offset, len, is_write, payer)
     }
 
     fn kernel_may_have(&self, offset: u64, len: u64) -> bool {

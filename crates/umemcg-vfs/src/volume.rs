@@ -288,7 +288,13 @@ pub trait VolumeFile: Send + Sync + fmt::Debug {
     /// Notes a request that may put pages of the file into the kernel's cache, about `len` bytes
     /// from `offset` on; it ends when what is returned is dropped. `None` when the kernel's pages
     /// are not charged here. Never sleeps.
-    fn begin_kernel_io(&self, _offset: u64, _len: u64, _payer: &Arc<Group>) -> Option<KernelIo> {
+    fn begin_kernel_io(
+        &self,
+        _offset: u64,
+        _len: u64,
+        _is_write: bool,
+        _payer: &Arc<Group>,
+    ) -> Option<KernelIo> {
         None
     }
     /// Returns whether the kernel may have some of `len` bytes from `offset` on. Never sleeps.

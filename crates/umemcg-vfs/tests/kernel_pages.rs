@@ -25,9 +25,10 @@ impl Kernel {
     /// Does all that it was asked for; returns the first page of each range, and the one behind it.
     fn obey(&self) -> Vec<(u64, u64)> {
         let drops = std::mem::take(&mut *self.drops.lock().unwrap());
-        let done = drops.into_iter().map(|drop| {
-            (drop.then)();
-            (drop.pages.start, drop.pages.end)
+        let done = drops.into_iter().filter_map(|drop| {
+            let may_tell = drop.task.may_tell();
+            drop.task.done(may_tell);
+            may_tell.then_some((drop.pages.start, drop.pages.end))
         });
         done.collect()
     }
@@ -81,7 +82,7 @@ impl World {
 
     /// Reads as the kernel does to fill its cache.
     fn read(&self, file: &Arc<dyn VolumeFile>, first: u64, nr: u64) {
-        let io = file.begin_kernel_io(first * PAGE, nr * PAGE, &self.group).unwrap();
+        let io = file.begin_kernel_io(first * PAGE, nr * PAGE, false, &self.group).unwrap();
         let pages = file.read(&self.group, first * PAGE, (nr * PAGE) as usize).unwrap();
         assert_eq!(pages.len() as u64, nr * PAGE);
         drop(pages);
@@ -109,7 +110,7 @@ fn what_was_read_is_charged_once() {
     assert_eq!(world.kept(), 300);
     world.group.drain_own_stock();
     assert_eq!(world.group.named_bytes(), world.group.usage_bytes());
-    let beyond = file.begin_kernel_io(299 * PAGE, 64 * PAGE, &world.group).unwrap();
+    let beyond = file.begin_kernel_io(299 * PAGE, 64 * PAGE, false, &world.group).unwrap();
     drop(beyond);
     assert_eq!(world.kept(), 300, "the kernel has nothing beyond the end");
 }
@@ -131,7 +132,7 @@ fn a_request_under_way_keeps_its_window() {
     let world = World::new(8 << 20);
     let file = world.open("f", 128);
     world.read(&file, 0, 128);
-    let io = file.begin_kernel_io(10 * PAGE, PAGE, &world.group).unwrap();
+    let io = file.begin_kernel_io(10 * PAGE, PAGE, false, &world.group).unwrap();
     world.fixture.engine.reclaim(&world.group, 4 << 20, &|| false).ok();
     assert_eq!(world.kernel.obey(), [(64, 128)]);
     drop(io);
@@ -159,7 +160,7 @@ fn two_groups_pay_for_what_each_has_read() {
     let file = world.open("f", 64);
     let other = world.fixture.engine.create_group(world.fixture.engine.root(), "h".as_ref()).unwrap();
     world.read(&file, 0, 16);
-    let io = file.begin_kernel_io(0, 32 * PAGE, &other).unwrap();
+    let io = file.begin_kernel_io(0, 32 * PAGE, false, &other).unwrap();
     drop(file.read(&other, 0, (32 * PAGE) as usize).unwrap());
     drop(io);
     assert_eq!((world.kept(), kept(&other)), (16, 16));
@@ -172,7 +173,7 @@ fn two_groups_pay_for_what_each_has_read() {
 fn a_group_may_go_while_its_request_is_under_way() {
     let world = World::new(8 << 20);
     let file = world.open("f", 64);
-    let io = file.begin_kernel_io(0, 64 * PAGE, &world.group).unwrap();
+    let io = file.begin_kernel_io(0, 64 * PAGE, false, &world.group).unwrap();
     assert!(io.charge_copy(None, &world.group));
     world.fixture.engine.remove_group(&world.group).unwrap();
     drop(io);
@@ -191,8 +192,8 @@ fn a_group_without_room_has_its_pages_dropped_behind() {
     assert!(world.group.usage_bytes() > 2 << 20);
     world.read(&file, 0, 64);
     assert_eq!(world.kernel.obey(), [(0, 64)], "once, however many requests find no room");
-    world.read(&file, 0, 64);
-    assert_eq!(world.kernel.obey(), [(0, 64)]);
+    assert_eq!(world.kept(), 64, "the second may have put them back");
+    assert_eq!(world.kernel.obey(), [(0, 64)], "and a group beyond its limit may ask for nothing more");
     assert_eq!(world.kept(), 0);
     drop(taken);
 }
@@ -201,7 +202,7 @@ fn a_group_without_room_has_its_pages_dropped_behind() {
 fn what_a_writer_has_written_counts_twice_until_it_is_durable() {
     let world = World::new(8 << 20);
     let file = world.open("f", 0);
-    let io = file.begin_kernel_io(0, 10 * PAGE, &world.group).unwrap();
+    let io = file.begin_kernel_io(0, 10 * PAGE, false, &world.group).unwrap();
     assert!(io.charge_copy(Some(&world.fixture.engine), &world.group));
     file.write(&world.group, 0, &[1; 10 * PAGE as usize], false).unwrap();
     drop(io);
@@ -242,13 +243,13 @@ fn a_change_from_outside_refills_the_cache() {
     let again = world.reopen("f");
     assert_eq!(again.kernel_caching(false), KernelCaching::Refill);
     assert_eq!(*world.kernel.changed.lock().unwrap(), [file.node(); 2], "at each change before an open");
-    assert_eq!(world.kept(), 0);
     let is_open = Arc::new(Mutex::new(false));
     let opens = Arc::clone(&is_open);
     again.when_refillable(Box::new(move || *opens.lock().unwrap() = true));
     assert!(!*is_open.lock().unwrap(), "the look at the name has asked for the old pages");
     assert_eq!(world.kernel.obey().len(), 1);
     assert!(*is_open.lock().unwrap());
+    assert_eq!((world.kept(), again.kernel_caching(false)), (0, KernelCaching::Keep));
     world.read(&again, 0, 100);
     std::fs::write(&path, [8; 50 * PAGE as usize]).unwrap();
     world.fixture.vfs.getattr(file.node()).unwrap();
@@ -296,7 +297,7 @@ fn a_direct_write_waits_until_the_kernel_has_dropped_its_pages() {
     assert!(!file.kernel_may_have(0, PAGE));
     world.read(&file, 0, 64);
     assert!(file.kernel_may_have(10 * PAGE, PAGE) && !file.kernel_may_have(64 * PAGE, PAGE));
-    let io = file.begin_kernel_io(64 * PAGE, PAGE, &world.group).unwrap();
+    let io = file.begin_kernel_io(64 * PAGE, PAGE, false, &world.group).unwrap();
     assert!(file.kernel_may_have(64 * PAGE, 1), "a read may be bringing it");
     drop(io);
     let is_done = Arc::new(Mutex::new(false));
@@ -306,4 +307,73 @@ fn a_direct_write_waits_until_the_kernel_has_dropped_its_pages() {
     assert_eq!(world.kernel.obey(), [(10, 11)]);
     assert!(*is_done.lock().unwrap());
     assert_eq!(world.kept(), 63);
+}
+
+#[test]
+fn a_reader_without_room_leaves_the_pages_of_others() {
+    let world = World::new(2 << 20);
+    let file = world.open("f", 64);
+    let other = world.fixture.engine.create_group(world.fixture.engine.root(), "h".as_ref()).unwrap();
+    let io = file.begin_kernel_io(0, 60 * PAGE, false, &other).unwrap();
+    drop(file.read(&other, 0, (60 * PAGE) as usize).unwrap());
+    drop(io);
+    let taken = world.fixture.engine.charge(&world.group, (2 << 20) - (8 << 10)).unwrap();
+    world.read(&file, 60, 4);
+    assert!(world.group.usage_bytes() > 2 << 20);
+    assert_eq!(world.kernel.obey(), [(60, 64)]);
+    assert_eq!(kept(&other), 60);
+    drop(taken);
+}
+
+#[test]
+fn a_second_open_amid_a_refill_refills_as_well() {
+    let world = World::new(8 << 20);
+    let file = world.open("f", 64);
+    assert_eq!(file.kernel_caching(false), KernelCaching::Keep);
+    world.read(&file, 0, 64);
+    std::fs::write(world.fixture.dir.path().join("f"), [9; 100 * PAGE as usize]).unwrap();
+    let first = world.reopen("f");
+    assert_eq!(first.kernel_caching(false), KernelCaching::Refill);
+    // The first has not been answered: the kernel has all old pages.
+    let second = world.reopen("f");
+    assert_eq!(second.kernel_caching(false), KernelCaching::Refill);
+    assert_eq!(world.kernel.obey().len(), 1, "one drop is enough for both");
+    assert_eq!(world.reopen("f").kernel_caching(false), KernelCaching::Keep);
+}
+
+#[test]
+fn no_drop_waits_in_the_kernel_for_a_request_that_is_known() {
+    let world = World::new(8 << 20);
+    let file = world.open("f", 128);
+    world.read(&file, 0, 128);
+    // Chosen by reclaim before the request came: it stays.
+    world.fixture.engine.reclaim(&world.group, 4 << 20, &|| false).ok();
+    let io = file.begin_kernel_io(0, PAGE, false, &world.group).unwrap();
+    assert_eq!(world.kernel.obey(), [(64, 128)]);
+    assert_eq!(world.kept(), 64);
+    // What must go waits for the request, and goes then.
+    let is_done = Arc::new(Mutex::new(false));
+    let done = Arc::clone(&is_done);
+    file.drop_kernel_pages(0, PAGE, Box::new(move || *done.lock().unwrap() = true));
+    assert_eq!(world.kernel.obey(), []);
+    drop(io);
+    let later = file.begin_kernel_io(0, PAGE, false, &world.group).unwrap();
+    assert_eq!(world.kernel.obey(), [], "another has come before its turn");
+    assert!(!*is_done.lock().unwrap());
+    drop(later);
+    assert_eq!(world.kernel.obey(), [(0, 1)]);
+    assert!(*is_done.lock().unwrap());
+}
+
+#[test]
+fn a_write_knows_of_reads_beside_it() {
+    let world = World::new(8 << 20);
+    let file = world.open("f", 64);
+    let begin =
+        |first: u64, is_write| file.begin_kernel_io(first * PAGE, 2 * PAGE, is_write, &world.group).unwrap();
+    let read = begin(0, false);
+    let (before, apart) = (begin(1, true), begin(10, true));
+    assert!(before.is_crossed() && !apart.is_crossed() && !read.is_crossed());
+    drop(begin(11, false));
+    assert!(apart.is_crossed(), "also once the read has ended");
 }

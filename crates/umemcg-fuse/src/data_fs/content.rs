@@ -2,13 +2,15 @@
 
 use std::ffi::OsStr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use umemcg::{ChargeMeter, Group, PinnedPages, Stalled, Working, WritePause};
+use umemcg::{ChargeMeter, Group, PinnedPages, Stalled, StatItem, Working, WritePause};
+use umemcg_base::{Idle, PAGE_SIZE_U64, Wait};
 use umemcg_vfs::volumes::Opened;
 use umemcg_vfs::{
-    Entry, FallocateFlags, KernelCaching, NodeId, OFlags, VfsError, Volume, VolumeFile, Whence,
+    Entry, FallocateFlags, KernelCaching, KernelIo, NodeId, OFlags, VfsError, Volume, VolumeFile, Whence,
 };
 
 use super::{DataFs, reply_done, reply_with};
@@ -24,6 +26,31 @@ use crate::wire::{FSYNC_FDATASYNC, InHeader, open_reply, read_flag, write_flag};
 /// `lseek` for data and for holes.
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
+
+/// Longest wait of a read for pages that the kernel is about to drop.
+const ROOM_WAIT_MAX: Duration = Duration::from_secs(2);
+/// The time between two looks.
+const ROOM_LOOK: Duration = Duration::from_millis(5);
+/// Writes of a mount that wait at a time for pages to be dropped. An asynchronous one has a place
+/// in the kernel that the drop may need, too, for what it writes back first.
+const NR_DROP_TURNS_MAX: usize = 64;
+
+/// The turn of a write that waits for pages to be dropped; given back when dropped.
+struct DropTurn(Arc<AtomicUsize>);
+
+impl DropTurn {
+    fn take(nr_turns: &Arc<AtomicUsize>) -> Option<Self> {
+        // Relaxed: a count.
+        let turn = Self(Arc::clone(nr_turns));
+        (nr_turns.fetch_add(1, Ordering::Relaxed) < NR_DROP_TURNS_MAX).then_some(turn)
+    }
+}
+
+impl Drop for DropTurn {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
 
 /// Returns the flags of an answered open. Where the kernel does not cache pages it brings every
 /// read and write here. A descriptor that cannot write has nothing to report when it is closed.
@@ -66,7 +93,10 @@ impl DataFs {
         let mut payer = None;
         if self.lifetimes.pages && fills_cache(arg) {
             let of_request = self.payer_of(request, Some(file.file.group()));
-            self.begin_kernel_io(&*file.file, (arg.offset, arg.size), &of_request, reply);
+            self.begin_kernel_io(&*file.file, (arg.offset, arg.size), false, &of_request, reply);
+            if reply.kernel_io().is_some_and(|io| io.is_beyond_limit()) {
+                return self.may_sleep(request, of_request);
+            }
             payer = Some(of_request);
         }
         match file.file.try_read(arg.offset, arg.size as usize) {
@@ -86,10 +116,11 @@ impl DataFs {
         &self,
         file: &dyn VolumeFile,
         (offset, size): (u64, u32),
+        is_write: bool,
         payer: &Payer,
         reply: &mut Reply,
     ) {
-        if let Some(io) = file.begin_kernel_io(offset, u64::from(size), payer.group_for_now()) {
+        if let Some(io) = file.begin_kernel_io(offset, u64::from(size), is_write, payer.group_for_now()) {
             reply.begin_kernel_io(io);
         }
     }
@@ -105,6 +136,7 @@ impl DataFs {
         let kernel_io = reply.kernel_io();
         if let Some(io) = &kernel_io {
             io.paid_by(&group);
+            self.wait_for_room(io, &group, reply);
         }
         let len_before = file.content().len();
         let result = file.read(&group, arg.offset, arg.size as usize).and_then(|pages| {
@@ -167,17 +199,16 @@ impl DataFs {
         let payer = self.payer_of(request, Some(file.file.group()));
         let kill_set_id = arg.write_flags & write_flag::KILL_SUIDGID != 0;
         if self.lifetimes.pages && is_through_cache(arg) {
-            self.begin_kernel_io(&*file.file, (arg.offset, data.len() as u32), &payer, reply);
+            self.begin_kernel_io(&*file.file, (arg.offset, data.len() as u32), true, &payer, reply);
         }
         // Over `memory.high` a request that charges reclaims, which this thread must not do.
         if let Payer::Group(group) = &payer
             && !self.engine.reclaimer().is_over_high(group)
-            && !self.is_written_past(&*file.file, arg, data)
             && reply.kernel_io().is_none_or(|io| io.charge_copy(None, group))
             && let Some(written) = file.file.try_write(group, arg.offset, data, kill_set_id)
         {
             file.on.touch();
-            self.accepted(&*file.file, group, written, Duration::ZERO, reply);
+            self.finish_write(&file, group, arg, (written, Duration::ZERO), reply);
             return QuickOutcome::Answered;
         }
         self.may_sleep(request, payer)
@@ -198,7 +229,6 @@ impl DataFs {
         {
             io.drop_behind();
         }
-        let is_past = self.is_written_past(&**file, arg, data);
         let result = match arg.write_flags & write_flag::CACHE {
             0 => file.write(&group, arg.offset, data, kill_set_id),
             _ => file.write_mapped(&group, arg.offset, data),
@@ -207,20 +237,69 @@ impl DataFs {
         reply_with(reply, result, |reply, written| {
             reply.accepted_write(written as u32);
             let delay = self.high_delay(header, &group, &meter, reply);
-            let me = self.me.upgrade().filter(|_| is_past);
-            let Some(me) = me else { return self.accepted(&**file, &group, written, delay, reply) };
-            let (opened, group, mut reply) = (Arc::clone(&opened), Arc::clone(&group), reply.take());
-            let answer = move || me.accepted(&*opened.file, &group, written, delay, &mut reply);
-            file.drop_kernel_pages(arg.offset, data.len() as u64, Box::new(answer));
+            self.finish_write(&opened, &group, arg, (written, delay), reply);
         });
     }
 
-    /// Returns whether a write passes by pages that the kernel may have. They are dropped before it
-    /// is answered: after an asynchronous one the kernel does not do that.
-    fn is_written_past(&self, file: &dyn VolumeFile, arg: &WriteIn, data: &[u8]) -> bool {
-        self.lifetimes.pages
-            && arg.write_flags & write_flag::LOCKOWNER != 0
-            && file.kernel_may_have(arg.offset, data.len() as u64)
+    /// Answers an accepted write when the kernel has nothing old of what was written. It does not
+    /// see to that itself after an asynchronous direct write, nor for what it dropped and read
+    /// again while the write was on its way.
+    fn finish_write(
+        &self,
+        opened: &Arc<Opened<dyn VolumeFile>>,
+        group: &Arc<Group>,
+        arg: &WriteIn,
+        (written, delay): (usize, Duration),
+        reply: &mut Reply,
+    ) {
+        let (file, offset, len) = (&opened.file, arg.offset, written as u64);
+        let kernel_io = reply.kernel_io();
+        let is_crossed = match &kernel_io {
+            Some(io) => io.is_crossed(),
+            // Late write-back of a mapping is of pages that the kernel has rightly.
+            None => {
+                let is_direct = arg.write_flags & write_flag::LOCKOWNER != 0;
+                self.lifetimes.pages && is_direct && file.kernel_may_have(offset, len)
+            }
+        };
+        if !is_crossed {
+            return self.accepted(&**file, group, written, delay, reply);
+        }
+        // The kernel keeps a page locked of which only a part is written, until this is answered.
+        let is_locked = kernel_io.is_some() && (offset | len) & (PAGE_SIZE_U64 - 1) != 0;
+        drop(kernel_io);
+        let turn = DropTurn::take(&self.nr_drop_turns).filter(|_| !is_locked);
+        let (Some(turn), Some(me)) = (turn, self.me.upgrade()) else {
+            self.accepted(&**file, group, written, delay, reply);
+            return file.drop_kernel_pages(offset, len, Box::new(|| {}));
+        };
+        reply.end_kernel_io();
+        let (opened, group, mut reply) = (Arc::clone(opened), Arc::clone(group), reply.take());
+        let answer = move || {
+            me.accepted(&*opened.file, &group, written, delay, &mut reply);
+            drop(turn);
+        };
+        file.drop_kernel_pages(offset, len, Box::new(answer));
+    }
+
+    /// Waits, for a read that fills the kernel's cache, until the group is within its limit again:
+    /// what the kernel is about to drop is still charged. Not for ever: it may be held up by
+    /// others.
+    fn wait_for_room(&self, io: &KernelIo, group: &Arc<Group>, reply: &Reply) {
+        let deadline = Instant::now() + ROOM_WAIT_MAX;
+        let cancelled = || reply.is_cancelled();
+        while io.is_beyond_limit()
+            && group.stat_total(StatItem::FileKernel) > 0
+            && !cancelled()
+            && Instant::now() < deadline
+        {
+            // It reclaims, and waits for what it asks for.
+            drop(self.engine.reclaimer().charge_opportunistic(group, PAGE_SIZE_U64, &cancelled));
+            if io.is_beyond_limit() {
+                let _idle = Idle::begin(Wait::Sure);
+                std::thread::sleep(ROOM_LOOK);
+            }
+        }
     }
 
     /// Answers an accepted write: immediately, or when the writer's pause and `delay` are over.

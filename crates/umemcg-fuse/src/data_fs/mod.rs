@@ -17,6 +17,7 @@ mod volumes_directory;
 
 use std::ffi::OsStr;
 use std::ops::Deref;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock, Weak};
 
 use rustix::io::Errno;
@@ -87,6 +88,8 @@ pub struct DataFs {
     /// (C) Itself, for gates at the end of requests.
     me: Weak<DataFs>,
     lifetimes: Lifetimes,
+    /// (A) Writes that wait for the kernel to drop pages.
+    nr_drop_turns: Arc<AtomicUsize>,
     /// (C) The time at which it was created, which is the age of the directory of all volumes.
     since: Timestamp,
     absent: Arc<AbsentNames>,
@@ -117,6 +120,7 @@ impl DataFs {
             dirs: Arc::default(),
             delays,
             lifetimes,
+            nr_drop_turns: Arc::default(),
             since: now(),
             absent: Arc::default(),
             notifier: OnceLock::new(),

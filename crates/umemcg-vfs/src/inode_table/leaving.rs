@@ -11,7 +11,6 @@ use std::sync::Arc;
 use super::{InodeEntry, InodeTable, Removed};
 use crate::attr::{FileKind, NodeId};
 use crate::content::Content;
-use crate::kernel_pages::PAGES_END;
 use crate::metadata_charge::CONTENT_BYTES;
 
 /// The time that the kernel has to forget an inode after it was asked.
@@ -64,8 +63,11 @@ impl InodeTable {
         });
         let has_pages = content.flatten().is_some_and(|(content, may_keep)| {
             if let Some(pages) = content.kernel_pages() {
-                // They went with the kernel's inode.
-                pages.forget(&(0..PAGES_END));
+                // They went with the kernel's inode, unless that has been looked up again.
+                let moment = pages.moment();
+                if self.with(node, |entry| entry.nlookup <= nr_lookups) == Some(true) {
+                    pages.forget_before(moment);
+                }
             }
             may_keep && content.has_cached_pages()
         });

@@ -1,0 +1,41 @@
+//! Windows of a file's pages: as many as a word has bits.
+
+use std::ops::Range;
+
+use umemcg_base::PAGE_SHIFT;
+
+/// Pages of a window.
+pub(crate) const WINDOW_PAGES: u64 = 64;
+/// Beyond the last page of any file.
+pub(crate) const PAGES_END: u64 = u64::MAX >> PAGE_SHIFT;
+
+/// Returns the windows that a range has a part of, each with the bits of that part.
+pub(crate) fn windows_of(pages: &Range<u64>) -> impl Iterator<Item = (u64, u64)> + use<> {
+    let (first, end) = (pages.start, pages.end.max(pages.start));
+    let windows = if first < end { first / WINDOW_PAGES..end.div_ceil(WINDOW_PAGES) } else { 0..0 };
+    windows.map(move |window| (window, bits_of(window, &(first..end))))
+}
+
+/// Returns the bits of a range in one window.
+pub(crate) fn bits_of(window: u64, pages: &Range<u64>) -> u64 {
+    let start = window * WINDOW_PAGES;
+    let from = pages.start.clamp(start, start + WINDOW_PAGES) - start;
+    let to = pages.end.clamp(start, start + WINDOW_PAGES) - start;
+    if from >= to { 0 } else { (u64::MAX >> (WINDOW_PAGES - (to - from))) << from }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_its_bits_in_each_window() {
+        let parts = |pages: Range<u64>| windows_of(&pages).collect::<Vec<_>>();
+        assert_eq!(parts(0..64), [(0, u64::MAX)]);
+        assert_eq!(parts(63..65), [(0, 1 << 63), (1, 1)]);
+        assert_eq!(parts(130..131), [(2, 1 << 2)]);
+        assert_eq!(parts(5..5), []);
+        assert_eq!(bits_of(1, &(0..200)), u64::MAX);
+        assert_eq!(bits_of(3, &(0..192)), 0);
+    }
+}
