@@ -22,7 +22,7 @@ use crate::config::Config;
 use crate::endpoint::{Endpoint, Reply, Request, Serve};
 use crate::exit::{Failure, LostFile};
 use crate::lifecycle::{Event, Lifecycle, Served};
-use crate::orphan_guard::OrphanGuard;
+use crate::orphan_guard;
 use crate::pool::{PoolSize, usable_memory};
 use crate::signals::forward_signals;
 use crate::table::human_bytes;
@@ -63,10 +63,10 @@ pub fn mount(arguments: &MountArguments) -> Result<(), Failure> {
         .map_err(|error| Failure::Failed(format!("cannot receive signals: {error}")))?;
     raise_descriptor_limit();
     let daemon = Arc::new(start(arguments, &config, pool_bytes)?);
-    let guard = keeps_pages(arguments, &config).then(|| OrphanGuard::start(daemon.mounted()));
-    let _guard = guard
-        .transpose()
-        .map_err(|error| Failure::Failed(format!("cannot start the helper process: {error}")))?;
+    if keeps_pages(arguments, &config) {
+        orphan_guard::start(daemon.mounted())
+            .map_err(|error| Failure::Failed(format!("cannot start the helper process: {error}")))?;
+    }
     for volume in config.volumes() {
         let until = Instant::now() + arguments.flush_timeout;
         volumes::add_when_free(&daemon, volume.name(), &volumes::spec_of(&volume.data()?), until)

@@ -5,13 +5,13 @@
 //! more when the daemon is killed: each would wait for the other for ever, and with them all
 //! programs that use the mount. So the daemon starts this program again where the kernel keeps
 //! pages. It gets a signal when the daemon's main thread ends, which does not wait for the other
-//! threads, and aborts the connection. It does nothing else, and ends in order with the daemon.
+//! threads, and aborts the connection. It does nothing else.
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
@@ -28,31 +28,20 @@ use crate::exit::Failure;
 /// This very program, also when its file has been replaced.
 const PROGRAM: &str = "/proc/self/exe";
 
-/// The daemon's end. Dropping it ends the helper.
-#[derive(Debug)]
-pub struct OrphanGuard(Child);
-
-impl OrphanGuard {
-    /// Starts the helper. Must be called by the main thread.
-    ///
-    /// # Errors
-    /// When no process can be started.
-    pub fn start(mounted: &Mounted) -> io::Result<Self> {
-        let mut command = Command::new(PROGRAM);
-        command.arg0("umemcg").arg("__orphan-guard").arg(mounted.point()).arg(mounted.device_number());
-        command.arg(std::process::id().to_string());
-        // In a process group of its own a Ctrl-C that ends the daemon does not end it first.
-        command.current_dir("/").process_group(0);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        command.spawn().map(Self)
-    }
-}
-
-impl Drop for OrphanGuard {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// Starts the helper for the daemon's mount. It outlives the main thread by a moment, also when the
+/// daemon ends in order: a thread may be waiting even then. Must be called by the main thread.
+///
+/// # Errors
+/// When no process can be started.
+pub fn start(mounted: &Mounted) -> io::Result<()> {
+    let mut command = Command::new(PROGRAM);
+    command.arg0("umemcg").arg("__orphan-guard").arg(mounted.point()).arg(mounted.device_number());
+    command.arg(std::process::id().to_string());
+    // In a process group of its own a Ctrl-C that ends the daemon does not end it first.
+    command.current_dir("/").process_group(0);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    // Never waited for: it ends after this process.
+    command.spawn().map(drop)
 }
 
 /// Runs the helper until the daemon has ended.
