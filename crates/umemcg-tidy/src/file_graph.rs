@@ -28,6 +28,8 @@ struct Source {
     globs: Vec<Vec<String>>,
     /// Macros, types, functions … defined here.
     defined: BTreeSet<String>,
+    /// The types that have an inherent `impl` here, by their paths from the crate's root.
+    implemented: Vec<Vec<String>>,
 }
 
 /// The files of one crate and their edges.
@@ -35,6 +37,28 @@ struct Source {
 pub struct FileGraph {
     /// The files that each file uses, by their paths below `src`.
     pub edges: BTreeMap<String, BTreeSet<String>>,
+    /// The inherent `impl` blocks of the files: which type, and where it is declared.
+    pub impls: BTreeSet<InherentImpl>,
+}
+
+/// A file with methods of a type: an `impl` without a trait.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct InherentImpl {
+    /// The name of the type.
+    pub type_name: String,
+    /// The file that declares it, below `src`.
+    pub declared_in: String,
+    /// The file with the methods, below `src`.
+    pub file: String,
+}
+
+impl InherentImpl {
+    /// Returns whether the methods stand in the type's own file or, for a type that is declared in
+    /// a `mod.rs`, below its folder.
+    pub fn is_at_home(&self) -> bool {
+        let folder = self.declared_in.strip_suffix("mod.rs").filter(|folder| !folder.is_empty());
+        self.file == self.declared_in || folder.is_some_and(|folder| self.file.starts_with(folder))
+    }
 }
 
 impl FileGraph {
@@ -47,7 +71,14 @@ impl FileGraph {
         let top = ["lib.rs", "main.rs"].map(|name| src.join(name)).into_iter().find(|path| path.exists());
         read_module(src, &top.expect("a crate has a top file"), Vec::new(), &mut sources);
         let mut edges: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+        let mut impls = BTreeSet::new();
         for source in sources.values() {
+            for path in &source.implemented {
+                if let (Some(declared_in), Some(name)) = (resolve(&sources, path, 0), path.last()) {
+                    let (type_name, file) = (name.clone(), source.file.clone());
+                    impls.insert(InherentImpl { type_name, declared_in, file });
+                }
+            }
             let used = edges.entry(source.file.clone()).or_default();
             for (path, is_reexport) in &source.paths {
                 if let Some(target) = resolve(&sources, path, 0).filter(|_| !is_reexport) {
@@ -56,7 +87,7 @@ impl FileGraph {
             }
             used.remove(&source.file);
         }
-        Self { edges }
+        Self { edges, impls }
     }
 
     /// Returns the circles: sets of files each of which uses, directly or not, all others of its
@@ -203,6 +234,14 @@ impl Reader {
         }
     }
 
+    fn note_impl(&mut self, item: &syn::ItemImpl) {
+        let syn::Type::Path(of) = &*item.self_ty else { return };
+        let written: Vec<String> = of.path.segments.iter().map(|segment| segment.ident.to_string()).collect();
+        let here = || self.module.iter().cloned().chain(written.iter().cloned()).collect();
+        let path = self.absolute(&written).unwrap_or_else(here);
+        self.source.implemented.push(path);
+    }
+
     fn note_use(&mut self, tree: &UseTree, before: &mut Vec<String>, is_reexport: bool) {
         match tree {
             UseTree::Path(path) => {
@@ -273,6 +312,7 @@ impl<'ast> Visit<'ast> for Reader {
             Item::Trait(i) => self.define(&i.ident),
             Item::Type(i) => self.define(&i.ident),
             Item::Union(i) => self.define(&i.ident),
+            Item::Impl(i) if i.trait_.is_none() => self.note_impl(i),
             _ => {}
         }
         syn::visit::visit_item(self, item);
@@ -298,14 +338,31 @@ impl<'ast> Visit<'ast> for Reader {
 mod tests {
     use super::*;
 
-    fn circles(files: &[(&str, &str)]) -> Vec<BTreeSet<String>> {
+    fn graph(files: &[(&str, &str)]) -> FileGraph {
         let src = tempfile::tempdir().unwrap();
         for (name, text) in files {
             let path = src.path().join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        FileGraph::read(src.path()).circles()
+        FileGraph::read(src.path())
+    }
+
+    fn circles(files: &[(&str, &str)]) -> Vec<BTreeSet<String>> {
+        graph(files).circles()
+    }
+
+    #[test]
+    fn methods_away_from_their_type_are_found() {
+        let found = graph(&[
+            ("lib.rs", "mod a; mod b; pub use a::A;"),
+            ("a/mod.rs", "mod c; pub struct A; impl A {} impl Clone for A {}"),
+            ("a/c.rs", "use super::A; impl A {}"),
+            ("b.rs", "use crate::A; impl A {} #[cfg(test)] impl A {} impl Drop for A {} struct B; impl B {}"),
+        ]);
+        let homes: Vec<(&str, bool)> =
+            found.impls.iter().map(|methods| (&*methods.file, methods.is_at_home())).collect();
+        assert_eq!(homes, [("a/c.rs", true), ("a/mod.rs", true), ("b.rs", false), ("b.rs", true)]);
     }
 
     #[test]

@@ -497,3 +497,40 @@ fn files_of_a_crate_use_each_other_in_no_circle() {
     wrong.sort();
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
+
+/// Types with methods away from home. A ratchet: entries go, none are added.
+const SPREAD_TYPES: &[&str] = &[
+    "umemcg engine.rs::Engine",
+    "umemcg object_cache/inner.rs::Inner",
+    "umemcg-cache file.rs::File",
+    "umemcg-cache page_cache.rs::PageCache",
+    "umemcg-control tree.rs::ControlTree",
+    "umemcg-fuse daemon.rs::Daemon",
+    "umemcg-group group.rs::Group",
+    "umemcg-group group.rs::OwnerId",
+    "umemcg-reclaim reclaimer.rs::Reclaimer",
+    "umemcg-vfs content.rs::Content",
+    "umemcg-vfs host_volume.rs::HostVolume",
+    "umemcg-vfs open_file.rs::OpenFile",
+    "umemcg-vfs resolve.rs::Shared",
+    "umemcg-vfs tmpfs/inode.rs::Inode",
+];
+
+#[test]
+fn methods_of_a_type_stand_in_its_file_or_folder() {
+    let mut wrong = BTreeMap::<String, BTreeSet<String>>::new();
+    for entry in fs::read_dir(root().join("crates")).unwrap() {
+        let directory = entry.unwrap().path();
+        let name = directory.file_name().unwrap().to_string_lossy().into_owned();
+        for methods in FileGraph::read(&directory.join("src")).impls {
+            if !methods.is_at_home() {
+                let spread = format!("{name} {}::{}", methods.declared_in, methods.type_name);
+                wrong.entry(spread).or_default().insert(methods.file);
+            }
+        }
+    }
+    let allowed = SPREAD_TYPES.iter().map(|&name| name.to_owned()).collect::<BTreeSet<_>>();
+    let found = wrong.keys().cloned().collect::<BTreeSet<_>>();
+    assert!(found.is_subset(&allowed), "{wrong:#?}");
+    assert!(allowed.is_subset(&found), "no longer spread: {:?}", allowed.difference(&found));
+}
