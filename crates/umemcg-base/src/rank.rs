@@ -161,7 +161,7 @@ pub const RANKS: &[RankInfo] = &[
         "room among the pages in flight beyond limits; held by the request that has them",
         "`umemcg-cache/src/overrun.rs`",
     ),
-    wait(Rank::Memory, "charging and reclaim", "`umemcg-reclaim/src/charge.rs`, `reclaim.rs`"),
+    wait(Rank::Memory, "charging and reclaim", "`umemcg-reclaim/src/reclaimer/charge.rs`, `reclaim.rs`"),
     wait(
         Rank::Writeback,
         "some write-back to finish, for at most 100 ms in a reclaim",

@@ -69,6 +69,11 @@ impl GroupReclaim {
         &self.lruvecs
     }
 
+    /// Returns the number of memory nodes.
+    pub(crate) fn nr_nodes(&self) -> usize {
+        self.lruvecs.len()
+    }
+
     /// Returns the group's age, for [`crate::Shadow`].
     pub fn age(&self) -> u64 {
         self.age.load(Ordering::Relaxed)
@@ -124,7 +129,7 @@ impl GroupReclaim {
     /// Notes that something was added to the group: reclaim will visit it.
     #[inline]
     pub(crate) fn note_present(&self, group: &Arc<Group>) {
-        subtree_marks::note_present(chain(group, self.lruvecs.len()));
+        subtree_marks::note_present(chain(group, self.nr_nodes()));
     }
 
     /// Notes that a walk has visited the group. If the group is empty now, walks skip it until
@@ -133,7 +138,7 @@ impl GroupReclaim {
         if !self.subtree_marks.is_marked() || !self.is_empty() {
             return;
         }
-        subtree_marks::note_absent::<true, _>(chain(group, self.lruvecs.len()), || !self.is_empty());
+        subtree_marks::note_absent::<true, _>(chain(group, self.nr_nodes()), || !self.is_empty());
     }
 
     /// Returns whether the group has no page on a list and no shrinker that may have objects.

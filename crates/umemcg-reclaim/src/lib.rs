@@ -16,12 +16,6 @@ pub mod baseline;
 #[doc(hidden)]
 pub use baseline as mechanism;
 #[cfg(not(loom))]
-pub mod charge;
-#[cfg(not(loom))]
-mod drop_caches;
-#[cfg(not(loom))]
-pub mod frame_ref;
-#[cfg(not(loom))]
 mod group_reclaim;
 #[cfg(not(loom))]
 pub mod kswapd;
@@ -31,13 +25,9 @@ mod list_lru;
 mod list_slots;
 #[cfg(not(loom))]
 pub mod lruvec;
-#[cfg(not(loom))]
-mod marks;
 #[cfg(not(any(feature = "baseline", loom)))]
 #[doc(hidden)]
 pub mod mechanism;
-#[cfg(not(loom))]
-pub mod memory_high;
 #[cfg(not(loom))]
 mod object_lists;
 #[cfg(not(loom))]
@@ -51,8 +41,6 @@ mod protection;
 #[cfg(not(loom))]
 pub mod psi;
 #[cfg(not(loom))]
-pub mod reclaim;
-#[cfg(not(loom))]
 mod reclaimer;
 #[cfg(not(loom))]
 mod rounds;
@@ -60,13 +48,11 @@ mod rounds;
 pub mod scan_control;
 #[cfg(not(loom))]
 pub mod shadow;
-#[cfg(not(loom))]
-pub mod shrink;
 pub mod shrinker;
 #[cfg(not(loom))]
-mod sparse;
-#[cfg(not(loom))]
 pub mod stall;
+#[cfg(not(loom))]
+mod victim;
 #[cfg(not(loom))]
 pub mod walk;
 #[cfg(not(loom))]
@@ -79,17 +65,15 @@ pub mod writeback_backoff;
 #[cfg(not(loom))]
 pub use {
     accounted_charge::AccountedCharge,
-    charge::ChargeError,
     group_reclaim::{GroupReclaim, advance_age, owner_from},
     kswapd::Kswapd,
     list_lru::{ListHandle, ListLru, Verdict, WalkedList},
     list_slots::{LIST_SLOT_BYTES, ListSlot, ListsFull},
     lruvec::{LruKind, Lruvec},
-    memory_high::ChargeMeter,
     page_owner::{Eviction, PageOwner},
     pressure_level::PressureLevel,
     psi::{Pressure, PressureLine},
-    reclaimer::Reclaimer,
+    reclaimer::{ChargeError, ChargeMeter, Reclaimer},
     scan_control::{MAX_RECLAIM_RETRIES, Progress, Reason, SWAP_CLUSTER_MAX, WRITEBACK_WAIT},
     shadow::Shadow,
     stall::{Stalled, StalledHere, Working},

@@ -9,9 +9,8 @@
 
 use std::sync::Arc;
 
-use umemcg_group::{EffectiveProtection, EventKind, Group, Protection};
+use umemcg_group::{EffectiveProtection, EventKind, Group};
 
-use crate::reclaimer::Reclaimer;
 use crate::scan_control::ProtectedShare;
 
 /// One reclaim's view of which groups are protected.
@@ -77,30 +76,6 @@ impl<'r> ReclaimProtection<'r> {
             protected_bytes = protection.low;
         }
         Some(ProtectedShare { protected_bytes, usage_bytes })
-    }
-}
-
-impl Reclaimer {
-    /// Says whether protection that no child of a group claims is handed down to all of them; it
-    /// is, unless said otherwise.
-    #[must_use]
-    #[doc(alias = "memory_recursiveprot")]
-    pub fn with_recursive_protection(mut self, on: bool) -> Self {
-        self.recursive_protection = on;
-        self
-    }
-
-    /// Returns how much of `group` is protected from a reclaim that starts at `root`, just now.
-    pub fn effective_protection(&self, root: &Arc<Group>, group: &Arc<Group>) -> Protection {
-        EffectiveProtection::new(root, self.recursive_protection).of(group)
-    }
-
-    pub(crate) fn protection_from<'r>(
-        &self,
-        root: &'r Arc<Group>,
-        overrides_low: bool,
-    ) -> ReclaimProtection<'r> {
-        ReclaimProtection::new(root, self.recursive_protection, overrides_low)
     }
 }
 

@@ -27,6 +27,7 @@ use crate::mechanism;
 use crate::protection::ReclaimProtection;
 use crate::reclaimer::Reclaimer;
 use crate::scan_control::{Pass, Progress, Round, WRITEBACK_WAIT};
+use crate::victim::{IN_EXCESS_PAGES_MAX, Victim};
 use crate::walk::{SharedWalk, excess_pages};
 
 /// The number of first rounds that may hand out no group.
@@ -36,8 +37,6 @@ const DIRTY_ROUNDS_MAX: u32 = 8;
 /// The number of [`WRITEBACK_WAIT`] periods without any write before the second round.
 const WAITS_MAX: u32 = 5;
 
-/// Most pages of a list in excess that are looked at beyond its share of the priority.
-pub(crate) const IN_EXCESS_PAGES_MAX: u64 = 1024;
 /// The part of its excess that a group gives in one step.
 const AHEAD_SHARE: u64 = 8;
 
@@ -101,89 +100,92 @@ impl FirstRounds {
     }
 }
 
-impl Reclaimer {
-    /// Shrinks groups of a subtree at the priority of `pass` in two rounds, until `enough` returns
-    /// `true` for the progress so far. Also returns whether the rounds came to their end instead.
-    #[doc(alias = "shrink_zone")]
-    pub(crate) fn shrink_in_rounds(
-        &self,
-        root: &Arc<Group>,
-        pass: &Pass,
-        protection: &mut ReclaimProtection<'_>,
-        first_rounds: &mut FirstRounds,
-        enough: &dyn Fn(&Progress) -> bool,
-    ) -> (Progress, bool) {
-        if let Some(result) = mechanism::rounds::shrink_otherwise(self, root, pass, protection, enough) {
-            return result;
-        }
-        let mut progress = Progress::default();
-        let mut nr_empty_rounds = 0;
-        while !first_rounds.ignores_soft_limits && has_first_round(root) {
-            match self.shrink_round(root, pass, Round::InExcess, protection, &mut progress, enough) {
-                Ended::Enough => return (progress, false),
-                Ended::Over { nr_visited: 0 } => {
-                    nr_empty_rounds += 1;
-                    if nr_empty_rounds == FIRST_ROUNDS_MAX {
-                        break;
-                    }
+/// Shrinks groups of a subtree at the priority of `pass` in two rounds, until `enough` returns
+/// `true` for the progress so far. Also returns whether the rounds came to their end instead.
+#[doc(alias = "shrink_zone")]
+pub(crate) fn shrink_in_rounds(
+    reclaimer: &Reclaimer,
+    root: &Arc<Group>,
+    pass: &Pass,
+    protection: &mut ReclaimProtection<'_>,
+    first_rounds: &mut FirstRounds,
+    enough: &dyn Fn(&Progress) -> bool,
+) -> (Progress, bool) {
+    if let Some(result) = mechanism::rounds::shrink_otherwise(reclaimer, root, pass, protection, enough) {
+        return result;
+    }
+    let mut progress = Progress::default();
+    let mut nr_empty_rounds = 0;
+    while !first_rounds.ignores_soft_limits && has_first_round(root) {
+        match shrink_round(reclaimer, root, pass, Round::InExcess, protection, &mut progress, enough) {
+            Ended::Enough => return (progress, false),
+            Ended::Over { nr_visited: 0 } => {
+                nr_empty_rounds += 1;
+                if nr_empty_rounds == FIRST_ROUNDS_MAX {
+                    break;
                 }
-                Ended::Over { .. } => match first_rounds.follow_up(&progress) {
-                    FollowUp::NextPriority => return (progress, true),
-                    FollowUp::AfterWriteback if self.wait_for_some_written(root, &|| enough(&progress)) => {}
-                    FollowUp::AfterWriteback | FollowUp::SecondRound => break,
-                },
             }
+            Ended::Over { .. } => match first_rounds.follow_up(&progress) {
+                FollowUp::NextPriority => return (progress, true),
+                FollowUp::AfterWriteback if wait_for_some_written(reclaimer, root, &|| enough(&progress)) => {
+                }
+                FollowUp::AfterWriteback | FollowUp::SecondRound => break,
+            },
         }
-        let ended = self.shrink_round(root, pass, Round::AllGroups, protection, &mut progress, enough);
-        (progress, !matches!(ended, Ended::Enough))
     }
+    let ended = shrink_round(reclaimer, root, pass, Round::AllGroups, protection, &mut progress, enough);
+    (progress, !matches!(ended, Ended::Enough))
+}
 
-    /// Waits for groups in excess that have nothing but dirty pages: waits until something has been
-    /// written, and returns whether it has. After a wait in vain, no reclaim waits again until
-    /// something is written, so a hanging store delays one reclaim, not all of them.
-    fn wait_for_some_written(&self, root: &Arc<Group>, enough: &dyn Fn() -> bool) -> bool {
-        let Some(owner) = self.page_owner() else { return false };
-        owner.start_writeback(root);
-        let before = owner.writeback_progress();
-        if self.writeback_hung_at(before) {
-            return false;
-        }
-        for _ in 0..WAITS_MAX {
-            if owner.wait_for_writeback(WRITEBACK_WAIT) || owner.writeback_progress() != before {
-                return true;
-            }
-            if enough() {
-                break;
-            }
-        }
-        self.note_writeback_hangs(before);
-        false
+/// Waits for groups in excess that have nothing but dirty pages: waits until something has been
+/// written, and returns whether it has. After a wait in vain, no reclaim waits again until
+/// something is written, so a hanging store delays one reclaim, not all of them.
+fn wait_for_some_written(reclaimer: &Reclaimer, root: &Arc<Group>, enough: &dyn Fn() -> bool) -> bool {
+    let Some(owner) = reclaimer.page_owner() else { return false };
+    owner.start_writeback(root);
+    let before = owner.writeback_progress();
+    if reclaimer.writeback_hung_at(before) {
+        return false;
     }
+    for _ in 0..WAITS_MAX {
+        if owner.wait_for_writeback(WRITEBACK_WAIT) || owner.writeback_progress() != before {
+            return true;
+        }
+        if enough() {
+            break;
+        }
+    }
+    reclaimer.note_writeback_hangs(before);
+    false
+}
 
-    pub(crate) fn shrink_round(
-        &self,
-        root: &Arc<Group>,
-        pass: &Pass,
-        round: Round,
-        protection: &mut ReclaimProtection<'_>,
-        progress: &mut Progress,
-        enough: &dyn Fn(&Progress) -> bool,
-    ) -> Ended {
-        let mut nr_visited = 0;
-        for group in SharedWalk::new(root, self.nr_nodes(), round) {
-            nr_visited += 1;
-            let goal = pass.goal.saturating_sub(progress.pages());
-            let ahead = match round {
-                Round::InExcess => surplus_goal(excess_pages(root, &group)),
-                Round::AllGroups => 0,
-            };
-            progress.add(self.shrink_group(root, &group, &Pass { goal, ahead, round, ..*pass }, protection));
-            if enough(progress) {
-                return Ended::Enough;
-            }
+/// Shrinks the groups of one round, until `enough` returns `true` for the progress so far.
+pub(crate) fn shrink_round(
+    reclaimer: &Reclaimer,
+    root: &Arc<Group>,
+    pass: &Pass,
+    round: Round,
+    protection: &mut ReclaimProtection<'_>,
+    progress: &mut Progress,
+    enough: &dyn Fn(&Progress) -> bool,
+) -> Ended {
+    let mut nr_visited = 0;
+    for group in SharedWalk::new(root, reclaimer.nr_nodes(), round) {
+        nr_visited += 1;
+        let goal = pass.goal.saturating_sub(progress.pages());
+        let ahead = match round {
+            Round::InExcess => surplus_goal(excess_pages(root, &group)),
+            Round::AllGroups => 0,
+        };
+        let pass = Pass { goal, ahead, round, ..*pass };
+        if let Some(victim) = Victim::of(reclaimer, root, &group) {
+            progress.add(victim.shrink(&pass, protection));
         }
-        Ended::Over { nr_visited }
+        if enough(progress) {
+            return Ended::Enough;
+        }
     }
+    Ended::Over { nr_visited }
 }
 
 /// Returns how many pages are taken from a group in excess even when fewer are wanted, so that a

@@ -508,7 +508,6 @@ const SPREAD_TYPES: &[&str] = &[
     "umemcg-fuse daemon.rs::Daemon",
     "umemcg-group group.rs::Group",
     "umemcg-group group.rs::OwnerId",
-    "umemcg-reclaim reclaimer.rs::Reclaimer",
     "umemcg-vfs content.rs::Content",
     "umemcg-vfs host_volume.rs::HostVolume",
     "umemcg-vfs open_file.rs::OpenFile",

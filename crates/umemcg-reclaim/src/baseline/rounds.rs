@@ -8,9 +8,11 @@ use umemcg_group::Group;
 use super::settings;
 use crate::protection::ReclaimProtection;
 use crate::reclaimer::Reclaimer;
+use crate::rounds::shrink_round;
 use crate::scan_control::{Pass, Progress, Round, SWAP_CLUSTER_MAX};
 use crate::shrinker::slab::scan_share;
 use crate::shrinker::{Count, ShrinkTarget};
+use crate::victim::Victim;
 
 /// Rounds over a victim's subtree before its progress is judged, and at most.
 const JUDGED_AFTER_LOOPS: u32 = 2;
@@ -30,11 +32,11 @@ pub(crate) fn shrink_otherwise(
     if !settings::takes_largest_excess_first() {
         return None;
     }
-    let mut progress = reclaimer.shrink_largest_excess(root, pass, protection);
+    let mut progress = shrink_largest_excess(reclaimer, root, pass, protection);
     // From the whole pool every group had to give its share; below a limit it ended with what was
     // wanted.
     let enough_below = |now: &Progress| !root.is_root() && enough(now);
-    reclaimer.shrink_round(root, pass, Round::AllGroups, protection, &mut progress, &enough_below);
+    shrink_round(reclaimer, root, pass, Round::AllGroups, protection, &mut progress, &enough_below);
     Some((progress, !enough(&progress)))
 }
 
@@ -59,63 +61,61 @@ pub(crate) fn ask_otherwise(reclaimer: &Reclaimer, group: &Arc<Group>, pass: &Pa
     Some(progress)
 }
 
-impl Reclaimer {
-    /// Reclaims as the kernel did before the mail: of all groups the one with the largest excess,
-    /// at priority 0, in steps of 32 pages until it has no excess or has given a quarter of it, and
-    /// whatever it gave, the round over all groups follows. At every priority anew, and only when
-    /// the whole pool is under pressure.
-    #[doc(alias = "mem_cgroup_soft_limit_reclaim")]
-    fn shrink_largest_excess(
-        &self,
-        root: &Arc<Group>,
-        pass: &Pass,
-        protection: &mut ReclaimProtection<'_>,
-    ) -> Progress {
-        let mut progress = Progress::default();
-        if !root.is_root() {
-            return progress;
-        }
-        let mut victims = in_excess(root);
-        victims.sort_by_key(|group| std::cmp::Reverse(group.excess_bytes()));
-        for victim in victims.iter().take(VICTIMS_MAX) {
-            progress.add(self.shrink_victim(root, victim, pass, protection));
-            if progress.pages() > 0 {
-                break;
-            }
-        }
-        progress
+/// Reclaims as the kernel did before the mail: of all groups the one with the largest excess,
+/// at priority 0, in steps of 32 pages until it has no excess or has given a quarter of it, and
+/// whatever it gave, the round over all groups follows. At every priority anew, and only when
+/// the whole pool is under pressure.
+#[doc(alias = "mem_cgroup_soft_limit_reclaim")]
+fn shrink_largest_excess(
+    reclaimer: &Reclaimer,
+    root: &Arc<Group>,
+    pass: &Pass,
+    protection: &mut ReclaimProtection<'_>,
+) -> Progress {
+    let mut progress = Progress::default();
+    if !root.is_root() {
+        return progress;
     }
+    let mut victims = in_excess(root);
+    victims.sort_by_key(|group| std::cmp::Reverse(group.excess_bytes()));
+    for victim in victims.iter().take(VICTIMS_MAX) {
+        progress.add(shrink_victim(reclaimer, root, victim, pass, protection));
+        if progress.pages() > 0 {
+            break;
+        }
+    }
+    progress
+}
 
-    fn shrink_victim(
-        &self,
-        root: &Arc<Group>,
-        victim: &Arc<Group>,
-        pass: &Pass,
-        protection: &mut ReclaimProtection<'_>,
-    ) -> Progress {
-        let mut progress = Progress::default();
-        let excess = victim.excess_bytes() / umemcg_base::PAGE_SIZE_U64;
-        for nr_loops in 1..=LOOPS_MAX {
-            let mut at = None;
-            while let Some(group) = Group::next_in_subtree(victim, at.as_ref()) {
-                // Whole lists are the share; a group that has given 32 pages is done for this loop.
-                // Objects were not included.
-                let step = Pass { priority: 0, goal: SWAP_CLUSTER_MAX, round: Round::AllGroups, ..*pass };
-                let given =
-                    settings::in_largest_excess(|| self.shrink_group(root, &group, &step, protection));
-                progress.add(given);
-                if victim.excess_bytes() == 0 {
-                    return progress;
-                }
-                at = Some(group);
+fn shrink_victim(
+    reclaimer: &Reclaimer,
+    root: &Arc<Group>,
+    victim: &Arc<Group>,
+    pass: &Pass,
+    protection: &mut ReclaimProtection<'_>,
+) -> Progress {
+    let mut progress = Progress::default();
+    let excess = victim.excess_bytes() / umemcg_base::PAGE_SIZE_U64;
+    for nr_loops in 1..=LOOPS_MAX {
+        let mut at = None;
+        while let Some(group) = Group::next_in_subtree(victim, at.as_ref()) {
+            // Whole lists are the share; a group that has given 32 pages is done for this loop.
+            // Objects were not included.
+            let step = Pass { priority: 0, goal: SWAP_CLUSTER_MAX, round: Round::AllGroups, ..*pass };
+            let given = Victim::of(reclaimer, root, &group)
+                .map(|victim| settings::in_largest_excess(|| victim.shrink(&step, protection)));
+            progress.add(given.unwrap_or_default());
+            if victim.excess_bytes() == 0 {
+                return progress;
             }
-            let enough = progress.pages() == 0 || progress.pages() >= excess / 4;
-            if nr_loops >= JUDGED_AFTER_LOOPS && enough {
-                break;
-            }
+            at = Some(group);
         }
-        progress
+        let enough = progress.pages() == 0 || progress.pages() >= excess / 4;
+        if nr_loops >= JUDGED_AFTER_LOOPS && enough {
+            break;
+        }
     }
+    progress
 }
 
 /// Returns the groups below `root` that count as in excess: what the kernel kept a tree of.

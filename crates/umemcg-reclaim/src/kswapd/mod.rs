@@ -12,12 +12,13 @@
 
 mod background;
 mod progressing;
+mod quantum;
 mod queue;
-mod step;
 mod wake_signal;
 mod worker;
 
 pub(crate) use background::Background;
 pub use progressing::QUANTUM_PAGES;
 pub(crate) use queue::Queue;
+pub(crate) use wake_signal::{listen_for_pressure, wake_backed_off};
 pub use worker::Kswapd;

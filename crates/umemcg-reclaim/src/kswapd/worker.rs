@@ -8,8 +8,9 @@ use umemcg_base::clock::Worker;
 use umemcg_base::{Rank, RankedMutex, assert_may_wait, contained};
 use umemcg_group::Group;
 
+use super::quantum::{Next, backoff_of, run_quantum};
 use super::queue::{Job, JobState, Queue};
-use super::step::{Next, backoff_of};
+use super::wake_signal::listen_for_pressure;
 use crate::group_reclaim::GroupReclaim;
 use crate::reclaimer::Reclaimer;
 
@@ -99,7 +100,7 @@ impl Kswapd {
     /// When the operating system refuses a thread.
     pub fn set_dedicated(&self, group: &Arc<Group>, dedicated: bool) -> io::Result<()> {
         let Some(reclaimer) = self.reclaimer.upgrade() else { return Ok(()) };
-        reclaimer.listen_for_pressure(group);
+        listen_for_pressure(reclaimer.kswapd_queue(), group, reclaimer.nr_nodes());
         let part = GroupReclaim::of(group, reclaimer.nr_nodes());
         let Some(job) = part.background().job() else { return Ok(()) };
         let mut all = self.dedicated.lock();
@@ -219,14 +220,14 @@ fn serve(reclaimer: &Reclaimer, mine: &Queue, job: &Arc<Job>) {
 fn run_quanta(reclaimer: &Reclaimer, mine: &Queue, job: &Job) -> Next {
     // The signal first, the look at the usage afterwards.
     take_signal(job);
-    let mut next = reclaimer.run_quantum(job);
+    let mut next = run_quantum(reclaimer, job);
     // With no other group in the queue, the tail is the head.
     let mut nr_left = QUANTA_ALONE_MAX;
     while next == Next::Again && nr_left > 0 && mine.is_empty() {
         if nr_left.is_multiple_of(QUANTA_PER_OFFER) && has_time(job) {
             rustix::thread::sched_yield();
         }
-        next = reclaimer.run_quantum(job);
+        next = run_quantum(reclaimer, job);
         nr_left -= 1;
     }
     next

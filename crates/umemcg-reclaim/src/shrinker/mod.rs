@@ -12,11 +12,13 @@ pub mod pressure;
 mod registry;
 #[cfg(not(loom))]
 pub(crate) mod slab;
+#[cfg(not(loom))]
+pub(crate) mod slab_usage;
 
 #[cfg(not(loom))]
 pub use registry::{Registration, ShrinkerId, Shrinkers};
 #[cfg(not(loom))]
-pub use slab::SlabUsage;
+pub use slab_usage::SlabUsage;
 
 pub use contract::{Count, Scan, Scanned, Usage};
 #[cfg(not(loom))]

@@ -5,8 +5,9 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use umemcg_group::{Group, UNLIMITED};
 
+use super::Reclaimer;
 use crate::group_reclaim::GroupReclaim;
-use crate::reclaimer::Reclaimer;
+use crate::kswapd::listen_for_pressure;
 use crate::watermark::{InvalidMarks, Marks, Rule, SCALE_FACTOR_MAX, Watermarks, apply};
 
 impl Reclaimer {
@@ -32,7 +33,7 @@ impl Reclaimer {
         marks.start.store(applied.low, Relaxed);
         marks.stop.store(applied.high, Relaxed);
         if applied.low != UNLIMITED {
-            self.listen_for_pressure(group);
+            listen_for_pressure(self.kswapd_queue(), group, self.nr_nodes());
         }
         // Checks the present usage, after the marks are set.
         group.set_pressure_mark(

@@ -1,20 +1,40 @@
 //! The reclaimer: the frames, the groups, the shrinkers and the queue of the workers that reclaim
-//! works with. The algorithm is in [`crate::reclaim`] and the files around it.
+//! works with.
+//!
+//! The files of this folder are what the layers above ask of it: to charge, to reclaim, to drop
+//! caches, to evict the pages of sparse blocks, to put frames on lists and to free them, and to set
+//! the marks and `memory.high` of a group. They call the files outside for how a subtree is
+//! reclaimed: in [`rounds`](crate::rounds) over its groups, each of which is
+//! [shrunk](crate::victim) as far as it is not [protected](crate::protection).
+
+mod charge;
+mod drop_caches;
+mod frames;
+mod marks;
+mod memory_high;
+mod reclaim;
+mod sparse;
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
 
 use umemcg_arena::Arena;
+use umemcg_base::assert_no_locks_held;
 use umemcg_base::clock::SystemClock;
-use umemcg_group::{Group, GroupTree};
+use umemcg_group::{EffectiveProtection, Group, GroupTree, Protection};
 
+pub use charge::ChargeError;
+pub use memory_high::ChargeMeter;
+
+use crate::group_reclaim::{GroupReclaim, splice_lists};
 use crate::kswapd::Queue;
 use crate::list_slots::ListSlots;
 use crate::page_owner::PageOwner;
 use crate::pending_release::PendingReleases;
 use crate::pressure_level::{LevelListener, PressureLevel};
-use crate::shrinker::{Registration, Shrinker, ShrinkerId, Shrinkers};
+use crate::protection::ReclaimProtection;
+use crate::shrinker::{Registration, Shrinker, ShrinkerId, Shrinkers, SlabUsage, slab_usage};
 
 /// Reclaims memory from groups.
 #[derive(Debug)]
@@ -33,7 +53,7 @@ pub struct Reclaimer {
     /// Groups that wait for background reclaim.
     kswapd_queue: Arc<Queue>,
     /// (C) Protection that no child claims is distributed to all children.
-    pub(crate) recursive_protection: bool,
+    recursive_protection: bool,
     /// The listener that is told the level of pressure.
     level_listener: LevelListener,
 }
@@ -62,6 +82,15 @@ impl Reclaimer {
         })
     }
 
+    /// Says whether protection that no child of a group claims is handed down to all of them; it
+    /// is, unless said otherwise.
+    #[must_use]
+    #[doc(alias = "memory_recursiveprot")]
+    pub fn with_recursive_protection(mut self, on: bool) -> Self {
+        self.recursive_protection = on;
+        self
+    }
+
     /// Returns the shrinkers.
     pub(crate) fn shrinkers(&self) -> &Arc<Shrinkers> {
         &self.shrinkers
@@ -79,10 +108,6 @@ impl Reclaimer {
 
     pub(crate) fn kswapd_queue(&self) -> &Arc<Queue> {
         &self.kswapd_queue
-    }
-
-    pub(crate) fn level_listener(&self) -> &LevelListener {
-        &self.level_listener
     }
 
     pub(crate) fn list_slots(&self) -> &Arc<ListSlots> {
@@ -111,6 +136,31 @@ impl Reclaimer {
     /// Shrinkers that are registered.
     pub fn nr_shrinkers(&self) -> usize {
         self.shrinkers.nr()
+    }
+
+    /// Says that a shrinker has objects of `group` on `node`. For shrinkers that keep their objects
+    /// outside any [`ListLru`](crate::ListLru), after an object can be counted.
+    pub fn note_objects(&self, group: &Arc<Group>, node: usize, shrinker: u32) {
+        let mut at = group;
+        loop {
+            let part = GroupReclaim::of(at, self.nr_nodes());
+            let set = part.bit_place(at, node, shrinker).and_then(|place| place.unit.set(place.bit));
+            if set.is_ok() {
+                part.note_present(at);
+                return;
+            }
+            // Removed: its objects are the parent's.
+            match at.parent() {
+                Some(parent) => at = parent,
+                None => return,
+            }
+        }
+    }
+
+    /// Returns the objects of every shrinker that has any in `group` itself.
+    pub fn slab_usage(&self, group: &Arc<Group>) -> Vec<SlabUsage> {
+        assert_no_locks_held("a table of objects");
+        slab_usage::usage_of(&self.shrinkers, self.nr_nodes, group)
     }
 
     /// Sets the owner of the pages. Called once, before the first page.
@@ -167,5 +217,37 @@ impl Reclaimer {
     #[doc(alias = "vmpressure_unregister_event")]
     pub fn stop_listening_for_levels(&self) {
         self.level_listener.set(None);
+    }
+
+    /// Tells the level listener of pages that reclaim of `root` has scanned and freed at this
+    /// priority.
+    pub(crate) fn note_level(&self, root: &Arc<Group>, priority: u32, pages: (u64, u64)) {
+        let window = || GroupReclaim::of(root, self.nr_nodes).level_window();
+        self.level_listener.note(root, window, priority, pages);
+    }
+
+    /// Returns how much of `group` is protected from a reclaim that starts at `root`, just now.
+    pub fn effective_protection(&self, root: &Arc<Group>, group: &Arc<Group>) -> Protection {
+        EffectiveProtection::new(root, self.recursive_protection).of(group)
+    }
+
+    /// Returns one reclaim's view of which groups are protected, from a reclaim that starts at
+    /// `root`. With `overrides_low`, only `min` counts.
+    pub(crate) fn protection_from<'r>(
+        &self,
+        root: &'r Arc<Group>,
+        overrides_low: bool,
+    ) -> ReclaimProtection<'r> {
+        ReclaimProtection::new(root, self.recursive_protection, overrides_low)
+    }
+
+    /// Moves everything of a dying group to its parent: lists of pages and of objects in O(1) each,
+    /// shrinker bits, and the deferred work of shrinkers.
+    #[doc(alias = "memcg_reparent_objcgs")]
+    pub fn splice_to_parent(&self, dying: &Arc<Group>, parent: &Arc<Group>) {
+        let with_objects = splice_lists((self.arena(), self.list_slots()), (dying, parent), self.nr_nodes());
+        for id in with_objects {
+            self.shrinkers().with(id, |shrinker| shrinker.reparent(dying, parent));
+        }
     }
 }

@@ -7,8 +7,8 @@ use thiserror::Error;
 use umemcg_base::{PAGE_SIZE_U64, assert_no_locks_held};
 use umemcg_group::{Charge, EventKind, Group, Refused};
 
-use crate::memory_high::note_charged;
-use crate::reclaimer::Reclaimer;
+use super::Reclaimer;
+use super::memory_high::note_charged;
 use crate::scan_control::{MAX_RECLAIM_RETRIES, Reason};
 use crate::stall::StalledHere;
 

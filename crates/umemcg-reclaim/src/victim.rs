@@ -1,21 +1,218 @@
-//! Shrinks one group's lists at one priority: balances active against inactive, gives second
-//! chances, evicts clean pages.
+//! A victim: a group as a reclaim shrinks it, by a share of its lists and a share of its objects.
+//!
+//! On the lists, active pages are balanced against inactive ones, pages that were used get a second
+//! chance, and clean pages are evicted. [`slab`] asks the shrinkers for objects.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 use umemcg_arena::{FrameFlags as Flag, FrameId, prefetch_for_write};
 use umemcg_base::{PAGE_SIZE_U64, RankedMutexGuard};
 use umemcg_group::{Group, StatItem};
 
-use crate::group_reclaim::{GroupReclaim, advance_age, owner_from, with_lists};
+use crate::group_reclaim::{GroupReclaim, advance_age};
 use crate::lruvec::{Lists, LruKind};
 use crate::mechanism;
 use crate::page_owner::Eviction;
+use crate::protection::ReclaimProtection;
 use crate::reclaimer::Reclaimer;
-use crate::rounds::IN_EXCESS_PAGES_MAX;
 use crate::scan_control::{DEF_PRIORITY, Pass, Progress, Reason, Round, SWAP_CLUSTER_MAX};
 use crate::shadow::Shadow;
+use crate::shrinker::slab;
+
+/// Most pages of a list in excess that are looked at beyond its share of the priority.
+pub(crate) const IN_EXCESS_PAGES_MAX: u64 = 1024;
+
+/// A group that gives memory to a reclaim of `root`.
+#[derive(Clone, Copy)]
+pub(crate) struct Victim<'r> {
+    reclaimer: &'r Reclaimer,
+    root: &'r Arc<Group>,
+    group: &'r Arc<Group>,
+    part: &'r GroupReclaim,
+}
+
+impl<'r> Victim<'r> {
+    /// Returns the group as a reclaim of `root` sees it; `None` if it never had anything.
+    pub(crate) fn of(reclaimer: &'r Reclaimer, root: &'r Arc<Group>, group: &'r Arc<Group>) -> Option<Self> {
+        GroupReclaim::if_present(group).map(|part| Self { reclaimer, root, group, part })
+    }
+
+    /// Shrinks the group's lists and asks its shrinkers, both for the share of this pass, as far as
+    /// the group is not protected.
+    pub(crate) fn shrink(self, pass: &Pass, protection: &mut ReclaimProtection<'_>) -> Progress {
+        let Self { reclaimer, group, part, .. } = self;
+        let Some(kept) = protection.protected_share(group) else { return Progress::default() };
+        let pass = &Pass { kept, ..*pass };
+        let (mut progress, has_pages) = self.shrink_lists(pass);
+        mechanism::note_visit(pass.priority, &progress);
+        if mechanism::takes_pages_only() {
+            return progress;
+        }
+        // A group in excess that has no page to free gives objects before all other groups.
+        let pass = &Pass { insists: pass.round == Round::InExcess && progress.reclaimed == 0, ..*pass };
+        mechanism::in_asking(group, |listed| {
+            if !slab::is_quiet(part, pass, &progress) {
+                progress.add(slab::shrink_slab(reclaimer, listed, pass));
+            }
+        });
+        if !has_pages {
+            part.note_absent_if_empty(group);
+        }
+        progress
+    }
+
+    /// Shrinks the lists; returns when the goal is reached or the share of this priority is
+    /// scanned. Also says whether there was any page.
+    ///
+    /// Lists that were scanned several times over without success are skipped, except at the
+    /// gentlest priority, until one of their pages is freed (`kernel-semantics` §5.2).
+    #[doc(alias = "shrink_lruvec")]
+    fn shrink_lists(self, pass: &Pass) -> (Progress, bool) {
+        let Pass { priority, reason, kept, .. } = *pass;
+        let mut progress = Progress::default();
+        let mut has_pages = false;
+        for node in pass.nodes(self.part.nr_nodes()) {
+            let lruvec = self.part.lruvec(node);
+            let (inactive, active) = {
+                let lists = lruvec.lock();
+                (lists.len(LruKind::Inactive), lists.len(LruKind::Active))
+            };
+            if inactive + active == 0 {
+                continue;
+            }
+            has_pages = true;
+            if reason == Reason::Kswapd
+                && priority < DEF_PRIORITY
+                && lruvec.is_unreclaimable(inactive + active)
+            {
+                continue;
+            }
+            progress.reclaimable += inactive + active;
+            if inactive_is_low(inactive, active) {
+                let share = (kept.exposed(active) >> priority).max(SWAP_CLUSTER_MAX.min(active));
+                self.shrink_active(node, mechanism::active_share(share));
+            }
+            let Share { mut share, extra, goal } = share_of(pass, self.group, inactive, active);
+            while share > 0 && progress.reclaimed < goal {
+                let batch = share.min(SWAP_CLUSTER_MAX);
+                let taken = ListScan { kind: LruKind::Inactive, nr: batch, reason, second_chance: true };
+                let step = self.shrink_list(node, taken);
+                if step.reclaimed == 0 {
+                    lruvec.note_fruitless(step.scanned);
+                }
+                progress.add(step);
+                share -= batch;
+                if step.scanned == 0 || (step.reclaimed == 0 && share <= extra) {
+                    break;
+                }
+            }
+        }
+        (progress, has_pages)
+    }
+
+    /// Evicts every page of the lists that can be evicted, recently used or not; looks at every
+    /// page once.
+    pub(crate) fn drop_lists(self, cancelled: &dyn Fn() -> bool) -> Progress {
+        let mut progress = Progress::default();
+        for node in 0..self.part.nr_nodes() {
+            for kind in [LruKind::Inactive, LruKind::Active] {
+                let mut left = self.part.lruvec(node).lock().len(kind);
+                while left > 0 && !cancelled() {
+                    let batch = left.min(SWAP_CLUSTER_MAX);
+                    let taken = ListScan { kind, nr: batch, reason: Reason::Proactive, second_chance: false };
+                    let step = self.shrink_list(node, taken);
+                    progress.add(step);
+                    left -= batch;
+                    if step.scanned == 0 {
+                        break;
+                    }
+                }
+            }
+        }
+        progress
+    }
+
+    /// Moves up to `nr` pages from the active tail to the inactive head. A page that was used since
+    /// it came there is moved to the head once more.
+    fn shrink_active(self, node: usize, nr: u64) {
+        let Self { reclaimer, group, part, .. } = self;
+        let arena = reclaimer.arena();
+        let (mut moved, mut scanned) = (0i64, 0i64);
+        {
+            let mut lists = part.lruvec(node).lock();
+            for _ in 0..nr {
+                let Some(frame) = lists.tail(LruKind::Active) else { break };
+                scanned += 1;
+                let record = arena.record(frame);
+                // Half of the share may rotate: a list that is referenced throughout still gives
+                // something.
+                if record.test(Flag::REFERENCED) && (scanned - moved) * 2 <= nr as i64 {
+                    record.clear(Flag::REFERENCED);
+                    lists.move_to_head(arena, frame, LruKind::Active);
+                } else {
+                    record.clear(Flag::REFERENCED);
+                    record.set(Flag::WORKINGSET);
+                    lists.move_to_head(arena, frame, LruKind::Inactive);
+                    moved += 1;
+                }
+            }
+        }
+        group.stat_add(StatItem::PgRefill, scanned);
+        if moved > 0 {
+            let bytes = moved * PAGE_SIZE_U64 as i64;
+            group.stat_add(StatItem::ActiveFile, -bytes);
+            group.stat_add(StatItem::InactiveFile, bytes);
+            group.stat_add(StatItem::PgDeactivate, moved);
+        }
+    }
+
+    /// Isolates pages of a list's tail, and frees those that may be evicted.
+    #[doc(alias = "shrink_inactive_list")]
+    fn shrink_list(self, node: usize, ListScan { kind, nr, reason, second_chance }: ListScan) -> Progress {
+        let Self { reclaimer, root, group, part } = self;
+        let Some(owner) = reclaimer.page_owner() else { return Progress::default() };
+        let arena = reclaimer.arena();
+        let mut isolated = Vec::with_capacity(nr as usize);
+        isolate(&mut part.lruvec(node).lock(), reclaimer, kind, nr, &mut isolated);
+        if isolated.is_empty() {
+            return Progress::default();
+        }
+        let mut progress = Progress { scanned: isolated.len() as u64, ..Progress::default() };
+        let age = GroupReclaim::of(root, part.nr_nodes()).age();
+        let mut freed = Vec::with_capacity(isolated.len());
+        let Sorted { mut keep, activate, asked, nr_dirty } = sort(reclaimer, isolated, second_chance);
+        progress.dirty = nr_dirty;
+        let shadow = |frame, nr_evicted| {
+            Shadow::new(root.owner(), age + nr_evicted, arena.record(frame).test(Flag::WORKINGSET))
+        };
+        let mut fates = Vec::with_capacity(asked.len());
+        owner.evict(&asked, &shadow, &mut fates);
+        debug_assert_eq!(fates.len(), asked.len(), "a page without a fate");
+        for (&frame, fate) in asked.iter().zip(fates) {
+            match fate {
+                Eviction::Evicted => freed.push(frame),
+                Eviction::Busy => keep.push(frame),
+                Eviction::Gone => reclaimer.unpin(frame),
+            }
+        }
+        progress.reclaimed = freed.len() as u64;
+        reclaimer.put_back(&keep, kind);
+        reclaimer.put_back(&activate, LruKind::Active);
+        group.stat_add(reason.scan_item(), progress.scanned as i64);
+        if !activate.is_empty() {
+            let bytes = activate.len() as i64 * PAGE_SIZE_U64 as i64;
+            group.stat_add(StatItem::InactiveFile, -bytes);
+            group.stat_add(StatItem::ActiveFile, bytes);
+            group.stat_add(StatItem::PgActivate, activate.len() as i64);
+        }
+        if !freed.is_empty() {
+            group.stat_add(reason.steal_item(), freed.len() as i64);
+            advance_age(root, part.nr_nodes(), freed.len() as u64);
+            reclaimer.free_frozen(&freed);
+        }
+        progress
+    }
+}
 
 /// Returns the ratio that bounds how short the inactive list may get: `isqrt(10 × GiB)`, at least 1
 /// (`kernel-semantics` §2.1).
@@ -25,7 +222,7 @@ fn inactive_ratio(total_pages: u64) -> u64 {
 }
 
 /// Returns whether the inactive list is too short for pages to show whether they are used again.
-pub fn inactive_is_low(inactive: u64, active: u64) -> bool {
+fn inactive_is_low(inactive: u64, active: u64) -> bool {
     inactive * inactive_ratio(inactive + active) < active
 }
 
@@ -78,225 +275,24 @@ fn share_of(pass: &Pass, group: &Group, inactive: u64, active: u64) -> Share {
     Share { share, extra, goal }
 }
 
-impl Reclaimer {
-    /// Shrinks the lists of one group; returns when the goal is reached or the share of this
-    /// priority is scanned. Also says whether there was any page.
-    ///
-    /// Lists that were scanned several times over without success are skipped, except at the
-    /// gentlest priority, until one of their pages is freed (`kernel-semantics` §5.2).
-    #[doc(alias = "shrink_lruvec")]
-    pub(crate) fn shrink_lists(
-        &self,
-        root: &Arc<Group>,
-        group: &Arc<Group>,
-        part: &GroupReclaim,
-        pass: &Pass,
-    ) -> (Progress, bool) {
-        let Pass { priority, reason, kept, .. } = *pass;
-        let mut progress = Progress::default();
-        let mut has_pages = false;
-        for node in pass.nodes(self.nr_nodes()) {
-            let lruvec = part.lruvec(node);
-            let (inactive, active) = {
-                let lists = lruvec.lock();
-                (lists.len(LruKind::Inactive), lists.len(LruKind::Active))
-            };
-            if inactive + active == 0 {
-                continue;
-            }
-            has_pages = true;
-            if reason == Reason::Kswapd
-                && priority < DEF_PRIORITY
-                && lruvec.is_unreclaimable(inactive + active)
-            {
-                continue;
-            }
-            progress.reclaimable += inactive + active;
-            if inactive_is_low(inactive, active) {
-                let share = (kept.exposed(active) >> priority).max(SWAP_CLUSTER_MAX.min(active));
-                self.shrink_active(group, part, node, mechanism::active_share(share));
-            }
-            let Share { mut share, extra, goal } = share_of(pass, group, inactive, active);
-            while share > 0 && progress.reclaimed < goal {
-                let batch = share.min(SWAP_CLUSTER_MAX);
-                let taken = ListScan { kind: LruKind::Inactive, nr: batch, reason, second_chance: true };
-                let step = self.shrink_list(root, group, part, node, taken);
-                if step.reclaimed == 0 {
-                    lruvec.note_fruitless(step.scanned);
-                }
-                progress.add(step);
-                share -= batch;
-                if step.scanned == 0 || (step.reclaimed == 0 && share <= extra) {
-                    break;
-                }
-            }
-        }
-        (progress, has_pages)
-    }
-
-    /// Evicts every page of a group's lists that can be evicted, recently used or not; looks at
-    /// every page once.
-    pub(crate) fn drop_lists(
-        &self,
-        root: &Arc<Group>,
-        group: &Arc<Group>,
-        part: &GroupReclaim,
-        cancelled: &dyn Fn() -> bool,
-    ) -> Progress {
-        let mut progress = Progress::default();
-        for node in 0..self.nr_nodes() {
-            for kind in [LruKind::Inactive, LruKind::Active] {
-                let mut left = part.lruvec(node).lock().len(kind);
-                while left > 0 && !cancelled() {
-                    let batch = left.min(SWAP_CLUSTER_MAX);
-                    let taken = ListScan { kind, nr: batch, reason: Reason::Proactive, second_chance: false };
-                    let step = self.shrink_list(root, group, part, node, taken);
-                    progress.add(step);
-                    left -= batch;
-                    if step.scanned == 0 {
-                        break;
-                    }
-                }
-            }
-        }
-        progress
-    }
-
-    /// Moves up to `nr` pages from the active tail to the inactive head. A page that was used since
-    /// it came there is moved to the head once more.
-    fn shrink_active(&self, group: &Arc<Group>, part: &GroupReclaim, node: usize, nr: u64) {
-        let arena = self.arena();
-        let (mut moved, mut scanned) = (0i64, 0i64);
-        {
-            let mut lists = part.lruvec(node).lock();
-            for _ in 0..nr {
-                let Some(frame) = lists.tail(LruKind::Active) else { break };
-                scanned += 1;
-                let record = arena.record(frame);
-                // Half of the share may rotate: a list that is referenced throughout still gives
-                // something.
-                if record.test(Flag::REFERENCED) && (scanned - moved) * 2 <= nr as i64 {
-                    record.clear(Flag::REFERENCED);
-                    lists.move_to_head(arena, frame, LruKind::Active);
-                } else {
-                    record.clear(Flag::REFERENCED);
-                    record.set(Flag::WORKINGSET);
-                    lists.move_to_head(arena, frame, LruKind::Inactive);
-                    moved += 1;
-                }
-            }
-        }
-        group.stat_add(StatItem::PgRefill, scanned);
-        if moved > 0 {
-            let bytes = moved * PAGE_SIZE_U64 as i64;
-            group.stat_add(StatItem::ActiveFile, -bytes);
-            group.stat_add(StatItem::InactiveFile, bytes);
-            group.stat_add(StatItem::PgDeactivate, moved);
+/// Sorts isolated pages by what is done with them.
+fn sort(reclaimer: &Reclaimer, isolated: Vec<FrameId>, second_chance: bool) -> Sorted {
+    let asked = Vec::with_capacity(isolated.len());
+    let mut sorted = Sorted { keep: Vec::new(), activate: Vec::new(), asked, nr_dirty: 0 };
+    for frame in isolated {
+        let record = reclaimer.arena().record(frame);
+        if second_chance && record.test(Flag::REFERENCED) {
+            record.clear(Flag::REFERENCED);
+            sorted.activate.push(frame);
+        } else if record.test(Flag::DIRTY | Flag::WRITEBACK | Flag::UNSTABLE) {
+            sorted.nr_dirty += 1;
+            record.set(Flag::RECLAIM);
+            sorted.keep.push(frame);
+        } else {
+            sorted.asked.push(frame);
         }
     }
-
-    /// Isolates pages of a list's tail, and frees those that may be evicted.
-    #[doc(alias = "shrink_inactive_list")]
-    fn shrink_list(
-        &self,
-        root: &Arc<Group>,
-        group: &Arc<Group>,
-        part: &GroupReclaim,
-        node: usize,
-        ListScan { kind, nr, reason, second_chance }: ListScan,
-    ) -> Progress {
-        let Some(owner) = self.page_owner() else { return Progress::default() };
-        let arena = self.arena();
-        let mut isolated = Vec::with_capacity(nr as usize);
-        isolate(&mut part.lruvec(node).lock(), self, kind, nr, &mut isolated);
-        if isolated.is_empty() {
-            return Progress::default();
-        }
-        let mut progress = Progress { scanned: isolated.len() as u64, ..Progress::default() };
-        let age = GroupReclaim::of(root, self.nr_nodes()).age();
-        let mut freed = Vec::with_capacity(isolated.len());
-        let Sorted { mut keep, activate, asked, nr_dirty } = self.sort(isolated, second_chance);
-        progress.dirty = nr_dirty;
-        let shadow = |frame, nr_evicted| {
-            Shadow::new(root.owner(), age + nr_evicted, arena.record(frame).test(Flag::WORKINGSET))
-        };
-        let mut fates = Vec::with_capacity(asked.len());
-        owner.evict(&asked, &shadow, &mut fates);
-        debug_assert_eq!(fates.len(), asked.len(), "a page without a fate");
-        for (&frame, fate) in asked.iter().zip(fates) {
-            match fate {
-                Eviction::Evicted => freed.push(frame),
-                Eviction::Busy => keep.push(frame),
-                Eviction::Gone => self.unpin(frame),
-            }
-        }
-        progress.reclaimed = freed.len() as u64;
-        self.put_back(&keep, kind);
-        self.put_back(&activate, LruKind::Active);
-        group.stat_add(reason.scan_item(), progress.scanned as i64);
-        if !activate.is_empty() {
-            let bytes = activate.len() as i64 * PAGE_SIZE_U64 as i64;
-            group.stat_add(StatItem::InactiveFile, -bytes);
-            group.stat_add(StatItem::ActiveFile, bytes);
-            group.stat_add(StatItem::PgActivate, activate.len() as i64);
-        }
-        if !freed.is_empty() {
-            group.stat_add(reason.steal_item(), freed.len() as i64);
-            advance_age(root, self.nr_nodes(), freed.len() as u64);
-            self.free_frozen(&freed);
-        }
-        progress
-    }
-
-    /// Sorts isolated pages by what is done with them.
-    fn sort(&self, isolated: Vec<FrameId>, second_chance: bool) -> Sorted {
-        let asked = Vec::with_capacity(isolated.len());
-        let mut sorted = Sorted { keep: Vec::new(), activate: Vec::new(), asked, nr_dirty: 0 };
-        for frame in isolated {
-            let record = self.arena().record(frame);
-            if second_chance && record.test(Flag::REFERENCED) {
-                record.clear(Flag::REFERENCED);
-                sorted.activate.push(frame);
-            } else if record.test(Flag::DIRTY | Flag::WRITEBACK | Flag::UNSTABLE) {
-                sorted.nr_dirty += 1;
-                record.set(Flag::RECLAIM);
-                sorted.keep.push(frame);
-            } else {
-                sorted.asked.push(frame);
-            }
-        }
-        sorted
-    }
-
-    /// Returns isolated pages to the lists they belong to by now, and drops the isolation pins.
-    pub(crate) fn put_back(&self, frames: &[FrameId], kind: LruKind) {
-        let arena = self.arena();
-        let mut touched = None;
-        for &frame in frames {
-            let record = arena.record(frame);
-            with_lists(
-                owner_from(record.owner.load(Relaxed)),
-                arena.node_of(frame),
-                self.nr_nodes(),
-                |lists, group| {
-                    // Not in a file any more: the thread that took it out saw it on no list, and
-                    // our pin is what keeps it.
-                    if record.file.load(Relaxed) != 0 {
-                        lists.add(arena, frame, kind);
-                        touched = Some(Arc::clone(group));
-                    } else if kind == LruKind::Active {
-                        // The gauges follow this flag when the frame is freed.
-                        record.set(Flag::ACTIVE);
-                    }
-                },
-            );
-            self.unpin(frame);
-        }
-        // The lists were empty meanwhile, and a walk may have said so.
-        if let Some(group) = touched {
-            GroupReclaim::of(&group, self.nr_nodes()).note_present(&group);
-        }
-    }
+    sorted
 }
 
 /// Records that are prefetched while [`isolate`] processes one.

@@ -6,9 +6,11 @@ use std::sync::Arc;
 use umemcg_base::assert_no_locks_held;
 use umemcg_group::Group;
 
+use super::Reclaimer;
 use crate::group_reclaim::GroupReclaim;
-use crate::reclaimer::Reclaimer;
 use crate::scan_control::{Pass, Progress, ProtectedShare, Reason, Round};
+use crate::shrinker::slab::shrink_slab;
+use crate::victim::Victim;
 use crate::walk::OccupiedGroups;
 
 const EVERYTHING: Pass = Pass {
@@ -30,8 +32,8 @@ impl Reclaimer {
         assert_no_locks_held("dropping pages");
         let mut progress = Progress::default();
         for group in OccupiedGroups::new(root, self.nr_nodes()) {
-            let Some(part) = GroupReclaim::if_present(&group) else { continue };
-            progress.add(self.drop_lists(root, &group, part, cancelled));
+            let Some(victim) = Victim::of(self, root, &group) else { continue };
+            progress.add(victim.drop_lists(cancelled));
             if cancelled() {
                 break;
             }
@@ -50,7 +52,7 @@ impl Reclaimer {
             let mut freed = Progress::default();
             let released_before = self.pending_releases().released_bytes();
             for group in OccupiedGroups::new(root, self.nr_nodes()) {
-                freed.add(self.shrink_slab(&group, &EVERYTHING));
+                freed.add(shrink_slab(self, &group, &EVERYTHING));
                 if let Some(part) = GroupReclaim::if_present(&group) {
                     part.note_absent_if_empty(&group);
                 }

@@ -1,4 +1,4 @@
-//! The core: a root group, a goal, a reason, priorities 12 down to 0.
+//! A reclaim: a root group, a goal, a reason, priorities 12 down to 0.
 //!
 //! At priority p every visited list is scanned by its length divided by 2^p, so gentle passes come
 //! first and the whole list is looked at only when nothing else helped (`kernel-semantics` §2.3,
@@ -11,24 +11,14 @@ use umemcg_base::clock::Clock;
 use umemcg_base::{PAGE_SIZE_U64, assert_no_locks_held};
 use umemcg_group::{Group, StatItem};
 
-use crate::group_reclaim::{GroupReclaim, splice_lists};
+use super::Reclaimer;
+use crate::group_reclaim::GroupReclaim;
 use crate::mechanism;
 use crate::protection::ReclaimProtection;
-use crate::reclaimer::Reclaimer;
-use crate::rounds::FirstRounds;
-use crate::scan_control::{DEF_PRIORITY, Pass, Progress, Reason, Round, SWAP_CLUSTER_MAX, WRITEBACK_WAIT};
+use crate::rounds::{FirstRounds, shrink_in_rounds};
+use crate::scan_control::{DEF_PRIORITY, Pass, Progress, Reason, SWAP_CLUSTER_MAX, WRITEBACK_WAIT};
 
 impl Reclaimer {
-    /// Moves everything of a dying group to its parent: lists of pages and of objects in O(1) each,
-    /// shrinker bits, and the deferred work of shrinkers.
-    #[doc(alias = "memcg_reparent_objcgs")]
-    pub fn splice_to_parent(&self, dying: &Arc<Group>, parent: &Arc<Group>) {
-        let with_objects = splice_lists((self.arena(), self.list_slots()), (dying, parent), self.nr_nodes());
-        for id in with_objects {
-            self.shrinkers().with(id, |shrinker| shrinker.reparent(dying, parent));
-        }
-    }
-
     /// Reclaims about `goal` pages from `root` and everything below it. May sleep. No lock may be
     /// held.
     ///
@@ -101,7 +91,7 @@ impl Reclaimer {
             let pass = Pass::new(priority, left, reason);
             let enough =
                 |now: &Progress| now.pages() + now.releasing_bytes / PAGE_SIZE_U64 >= left || cancelled();
-            progress.add(self.shrink_in_rounds(root, &pass, protection, &mut first_rounds, &enough).0);
+            progress.add(shrink_in_rounds(self, root, &pass, protection, &mut first_rounds, &enough).0);
             if progress.pages() >= goal || cancelled() {
                 self.note_pass(root, reason, priority, before, progress);
                 return progress;
@@ -139,43 +129,6 @@ impl Reclaimer {
             let (scanned, reclaimed) = (now.scanned - before.scanned, now.reclaimed - before.reclaimed);
             self.note_level(root, priority, (scanned, reclaimed));
         }
-    }
-
-    /// Tells the level listener of pages that reclaim of `root` has scanned and freed at this
-    /// priority.
-    pub(crate) fn note_level(&self, root: &Arc<Group>, priority: u32, pages: (u64, u64)) {
-        let window = || GroupReclaim::of(root, self.nr_nodes()).level_window();
-        self.level_listener().note(root, window, priority, pages);
-    }
-
-    /// Shrinks one group's lists and asks its shrinkers, both for the share of this pass, as far as
-    /// the group is not protected.
-    pub(crate) fn shrink_group(
-        &self,
-        root: &Arc<Group>,
-        group: &Arc<Group>,
-        pass: &Pass,
-        protection: &mut ReclaimProtection<'_>,
-    ) -> Progress {
-        let Some(part) = GroupReclaim::if_present(group) else { return Progress::default() };
-        let Some(kept) = protection.protected_share(group) else { return Progress::default() };
-        let pass = &Pass { kept, ..*pass };
-        let (mut progress, has_pages) = self.shrink_lists(root, group, part, pass);
-        mechanism::note_visit(pass.priority, &progress);
-        if mechanism::takes_pages_only() {
-            return progress;
-        }
-        // A group in excess that has no page to free gives objects before all other groups.
-        let pass = &Pass { insists: pass.round == Round::InExcess && progress.reclaimed == 0, ..*pass };
-        mechanism::in_asking(group, |listed| {
-            if !self.is_quiet(part, pass, &progress) {
-                progress.add(self.shrink_slab(listed, pass));
-            }
-        });
-        if !has_pages {
-            part.note_absent_if_empty(group);
-        }
-        progress
     }
 
     /// Wakes the flusher, since only dirty pages were seen, and waits for it a little, as long as

@@ -8,8 +8,9 @@ use std::time::Duration;
 use umemcg_base::{PAGE_SIZE_U64, assert_no_locks_held};
 use umemcg_group::{EventKind, Group, UNLIMITED};
 
+use super::Reclaimer;
 use crate::group_reclaim::GroupReclaim;
-use crate::reclaimer::Reclaimer;
+use crate::kswapd::listen_for_pressure;
 use crate::scan_control::{MAX_RECLAIM_RETRIES, Reason, SWAP_CLUSTER_MAX};
 use crate::stall::StalledHere;
 
@@ -83,7 +84,7 @@ impl Reclaimer {
     pub fn set_high(&self, group: &Arc<Group>, bytes: u64) {
         GroupReclaim::of(group, self.nr_nodes()).background().set_high_limit(bytes);
         if bytes != UNLIMITED {
-            self.listen_for_pressure(group);
+            listen_for_pressure(self.kswapd_queue(), group, self.nr_nodes());
         }
         self.limit_changed(group);
     }

@@ -8,10 +8,10 @@ use umemcg_arena::{FrameFlags as Flag, FrameId, SparseFrame};
 use umemcg_base::assert_no_locks_held;
 use umemcg_group::{OwnerId, StatItem};
 
+use super::Reclaimer;
 use crate::group_reclaim::{GroupReclaim, advance_age, owner_from, with_lists};
 use crate::lruvec::LruKind;
 use crate::page_owner::Eviction;
-use crate::reclaimer::Reclaimer;
 use crate::shadow::Shadow;
 
 /// Pages that are evicted together.

@@ -1,4 +1,4 @@
-//! The references of a frame, and its way back to the free list.
+//! Frames: their references, the lists that they wait on, and the way back to the free list.
 //!
 //! A frame in a file's index carries one *base* reference; every reader, writer and reclaimer adds
 //! one of its own (a pin). A thread that takes a page out of its file clears its identity first and
@@ -13,9 +13,10 @@ use umemcg_arena::{FrameFlags as Flag, FrameId};
 use umemcg_base::PAGE_SIZE_U64;
 use umemcg_group::{OwnerId, StatItem, uncharge_raw};
 
+use super::Reclaimer;
 use crate::group_reclaim::{GroupReclaim, owner_from, with_lists};
+use crate::kswapd::wake_backed_off;
 use crate::lruvec::LruKind;
-use crate::reclaimer::Reclaimer;
 
 impl Reclaimer {
     /// Drops one reference; frees the frame when it was the last.
@@ -71,7 +72,7 @@ impl Reclaimer {
         if let Some(part) = GroupReclaim::if_present(&group)
             && part.lruvecs().iter().filter(|lruvec| lruvec.note_freed()).count() > 0
         {
-            self.wake_backed_off(&group);
+            wake_backed_off(self.kswapd_queue(), &group);
         }
         if inactive != 0 {
             group.stat_add(StatItem::InactiveFile, -inactive * page);
@@ -158,6 +159,36 @@ impl Reclaimer {
                 self.nr_nodes(),
                 |lists, _| lists.rotate(arena, frame),
             );
+        }
+    }
+
+    /// Returns isolated pages to the lists they belong to by now, and drops the isolation pins.
+    pub(crate) fn put_back(&self, frames: &[FrameId], kind: LruKind) {
+        let arena = self.arena();
+        let mut touched = None;
+        for &frame in frames {
+            let record = arena.record(frame);
+            with_lists(
+                owner_from(record.owner.load(Relaxed)),
+                arena.node_of(frame),
+                self.nr_nodes(),
+                |lists, group| {
+                    // Not in a file any more: the thread that took it out saw it on no list, and
+                    // our pin is what keeps it.
+                    if record.file.load(Relaxed) != 0 {
+                        lists.add(arena, frame, kind);
+                        touched = Some(Arc::clone(group));
+                    } else if kind == LruKind::Active {
+                        // The gauges follow this flag when the frame is freed.
+                        record.set(Flag::ACTIVE);
+                    }
+                },
+            );
+            self.unpin(frame);
+        }
+        // The lists were empty meanwhile, and a walk may have said so.
+        if let Some(group) = touched {
+            GroupReclaim::of(&group, self.nr_nodes()).note_present(&group);
         }
     }
 }

@@ -1,0 +1,130 @@
+//! One quantum: 32 pages from one node of a group's subtree, and what to do next.
+//!
+//! The nodes take turns. Priorities go from gentle to everything as rounds over the subtree bring
+//! less than a quantum, and start again with the first quantum that brings enough. A node whose
+//! lists give nothing even at the last priority leaves the candidates; when none is left the group
+//! backs off. It also backs off when the bytes whose release shrinkers have requested would be
+//! enough: a release takes time, and asking for more meanwhile would take far too much.
+
+use std::sync::Arc;
+
+use umemcg_base::{PAGE_SIZE_U64, assert_no_locks_held};
+use umemcg_group::{EventKind, Group, StatItem};
+
+use super::progressing::{
+    BACKOFF_FIRST, BACKOFF_IN_VAIN, BACKOFF_MAX, BackoffBaseline, Progressing, QUANTUM_PAGES,
+};
+use super::queue::Job;
+use crate::group_reclaim::GroupReclaim;
+use crate::reclaimer::Reclaimer;
+use crate::rounds::{FirstRounds, shrink_in_rounds};
+use crate::scan_control::{DEF_PRIORITY, Pass, Progress, Reason};
+
+/// The fate of a job after a quantum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Below its high mark, or not at its low one.
+    Done,
+    /// More to do.
+    Again,
+    /// Nothing can be freed just now.
+    BackOff,
+}
+
+/// Runs one quantum of a job.
+pub(super) fn run_quantum(reclaimer: &Reclaimer, job: &Job) -> Next {
+    assert_no_locks_held("background reclaim");
+    let Some(group) = job.group.upgrade().filter(|group| !group.is_dead()) else { return Next::Done };
+    let background = GroupReclaim::of(&group, reclaimer.nr_nodes()).background();
+    let mut work = job.progressing.lock();
+    let usage = group.usage_bytes();
+    work.is_active |= usage >= background.start();
+    if !work.is_active || usage < background.stop() {
+        work.start_again();
+        return Next::Done;
+    }
+    if work.freed_in_round == 0 && usage > background.high_limit() {
+        group.event(EventKind::High);
+    }
+    group.stat_add(StatItem::KswapdRun, 1);
+    let Some(node) = select_victim_node(&mut work) else {
+        work.candidates.fill(true);
+        work.priority = DEF_PRIORITY;
+        return Next::BackOff;
+    };
+    let released_before = reclaimer.pending_releases().released_bytes();
+    let Some(is_believed) = work.counts_releasing_bytes(released_before) else { return Next::BackOff };
+    let mut protection = reclaimer.protection_from(&group, work.overrides_low);
+    let pass = Pass { node: Some(node), ..Pass::new(work.priority, QUANTUM_PAGES, Reason::Kswapd) };
+    review_backoff(reclaimer, &group, &mut work);
+    let has_backed_off_in_vain = work.backoff > BACKOFF_IN_VAIN;
+    let mut first_rounds = FirstRounds::of_worker(has_backed_off_in_vain);
+    first_rounds.is_last_chance = work.priority == 0 && work.freed_in_round == 0;
+    let enough = |now: &Progress| now.pages() + now.releasing_bytes / PAGE_SIZE_U64 >= QUANTUM_PAGES;
+    let (progress, is_round_over) =
+        shrink_in_rounds(reclaimer, &group, &pass, &mut protection, &mut first_rounds, &enough);
+    work.low_was_in_the_way |= protection.low_was_in_the_way();
+    // The priority of a quantum says nothing about pressure.
+    reclaimer.note_level(&group, DEF_PRIORITY, (progress.scanned, progress.reclaimed));
+    let releasing = if is_believed { progress.releasing_bytes } else { 0 };
+    work.note_freed(progress.pages(), releasing);
+    if progress.scanned > 0 && progress.dirty == progress.scanned {
+        // Only dirty pages were seen, so the flusher has to write them. The worker does not
+        // wait for it.
+        if let Some(owner) = reclaimer.page_owner() {
+            owner.start_writeback(&group);
+        }
+        // After a back-off in vain, on to the last priority: short lists have no share here.
+        if is_round_over && work.freed_in_round == 0 && !has_backed_off_in_vain {
+            let (nr_written, nr_freed) = backoff_baseline(reclaimer, &group);
+            work.backed_off_at = Some(BackoffBaseline::next(work.backed_off_at, nr_written, nr_freed));
+            return Next::BackOff;
+        }
+    }
+    if is_round_over {
+        work.end_round(node);
+    }
+    if releasing > 0 && group.usage_bytes().saturating_sub(work.releasing_bytes) < background.stop() {
+        // Enough, if the requested releases happen.
+        work.releasing_bytes = 0;
+        work.awaits = Some((released_before, 0));
+        return Next::BackOff;
+    }
+    Next::Again
+}
+
+/// Decides whether the last back-off was useful. A worker does not wait for dirty pages but
+/// backs off; after long fruitless back-offs it reclaims from all groups. Other threads may
+/// have freed the written pages meanwhile.
+fn review_backoff(reclaimer: &Reclaimer, group: &Arc<Group>, work: &mut Progressing) {
+    if let Some(baseline) = work.backed_off_at {
+        let (nr_written, nr_freed) = backoff_baseline(reclaimer, group);
+        if baseline.was_useful(nr_written, nr_freed) {
+            work.backoff = BACKOFF_FIRST;
+        }
+    }
+}
+
+/// Returns how many write-backs have finished, and how many pages have been taken on behalf of
+/// the group.
+fn backoff_baseline(reclaimer: &Reclaimer, group: &Arc<Group>) -> (u64, u64) {
+    let nr_written = reclaimer.page_owner().map_or(0, |owner| owner.writeback_progress());
+    (nr_written, GroupReclaim::of(group, reclaimer.nr_nodes()).age())
+}
+
+/// Returns the next candidate after the one of the last quantum.
+#[doc(alias = "mem_cgroup_select_victim_node")]
+fn select_victim_node(work: &mut Progressing) -> Option<usize> {
+    let nr = work.candidates.len();
+    let node = (0..nr).map(|step| (work.next_node + step) % nr).find(|&node| work.candidates[node])?;
+    work.next_node = (node + 1) % nr;
+    Some(node)
+}
+
+/// Returns the length of the next back-off.
+pub(super) fn backoff_of(job: &Job) -> std::time::Duration {
+    let mut work = job.progressing.lock();
+    let backoff = work.backoff;
+    work.backoff = (backoff * 2).min(BACKOFF_MAX);
+    backoff
+}
