@@ -153,9 +153,13 @@ pub const RANKS: &[RankInfo] = &[
     lock(
         Rank::FileGrowth,
         "writes that make a file longer, the making of the page that holes read as; held over charging and reclaim",
-        "`umemcg-cache/src/file.rs`, `cache_core.rs`",
+        "`umemcg-cache/src/file/mod.rs`, `cache_core.rs`",
     ),
-    wait(Rank::DirtyRoom, "room below a dirty limit: a paced writer", "`umemcg-cache/src/dirty/pause.rs`"),
+    wait(
+        Rank::DirtyRoom,
+        "room below a dirty limit: a paced writer",
+        "`umemcg-cache/src/file/write_pause.rs`",
+    ),
     wait(
         Rank::Overrun,
         "room among the pages in flight beyond limits; held by the request that has them",
@@ -182,11 +186,11 @@ pub const RANKS: &[RankInfo] = &[
         "the listener for levels of pressure; held while it is called",
         "`umemcg-reclaim/src/pressure_level.rs`",
     ),
-    lock(Rank::FileFlush, "one write-back of a file at a time", "`umemcg-cache/src/file.rs`"),
+    lock(Rank::FileFlush, "one write-back of a file at a time", "`umemcg-cache/src/file/mod.rs`"),
     lock(
         Rank::FileContent,
         "a file's content: shared by fills, writes and write-back, exclusive for truncation and moves",
-        "`umemcg-cache/src/file.rs`",
+        "`umemcg-cache/src/file/mod.rs`",
     ),
     wait(
         Rank::Page,

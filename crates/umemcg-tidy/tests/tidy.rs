@@ -502,8 +502,6 @@ fn files_of_a_crate_use_each_other_in_no_circle() {
 const SPREAD_TYPES: &[&str] = &[
     "umemcg engine.rs::Engine",
     "umemcg object_cache/inner.rs::Inner",
-    "umemcg-cache file.rs::File",
-    "umemcg-cache page_cache.rs::PageCache",
     "umemcg-control tree.rs::ControlTree",
     "umemcg-fuse daemon.rs::Daemon",
     "umemcg-group group.rs::Group",

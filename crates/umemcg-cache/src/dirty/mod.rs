@@ -2,9 +2,9 @@
 //! is more, and which group it belongs to (mail per-cgroup-dirty-limits).
 //!
 //! [`settings`] holds the values of control files, [`thresholds`] turns them into bytes,
-//! [`throttle`] is the arithmetic of pacing, [`bandwidth`] measures a store's speed, and [`pause`]
-//! computes how long a writer pauses. `lists` and `owner` determine which files a group's
-//! write-back writes; the flusher itself is `store_writeback`.
+//! [`throttle`] is the arithmetic of pacing, and [`bandwidth`] measures a store's speed. How long a
+//! writer pauses is computed by [`WritePause`](crate::WritePause). `lists` and `owner` determine
+//! which files a group's write-back writes; the flusher itself is `store_writeback`.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +20,6 @@ pub(crate) mod lease;
 pub(crate) mod list_position;
 pub(crate) mod lists;
 pub(crate) mod owner;
-pub mod pause;
 pub(crate) mod queue_mark;
 pub(crate) mod refusal;
 pub mod settings;

@@ -8,16 +8,9 @@
 
 use std::sync::atomic::Ordering;
 
-use umemcg_arena::{FrameFlags as Flag, FrameId};
+use umemcg_arena::FrameId;
 
-use crate::file::File;
-use crate::index::Entry;
-use crate::page_cache::PageCache;
-
-/// Marks that a page takes with it to its new frame.
-const CARRIED: Flag = Flag::from_bits(
-    Flag::UPTODATE.bits() | Flag::ACCESSED.bits() | Flag::REFERENCED.bits() | Flag::UNEVICTABLE.bits(),
-);
+use super::PageCache;
 
 impl PageCache {
     /// Takes up to `max` pages out of sparse blocks, and has the dirty ones among them written for
@@ -53,31 +46,5 @@ impl PageCache {
         let moved = file.move_page(old, new[0]);
         self.arena().free(&[if moved { old } else { new[0] }]);
         moved
-    }
-}
-
-impl File {
-    /// Puts the page that is in `old` into the frozen frame `new`. Returns whether it did; `old` is
-    /// frozen then.
-    fn move_page(&self, old: FrameId, new: FrameId) -> bool {
-        let _content = self.content.write();
-        let index = self.index.lock();
-        let (record, to) = (self.record(old), self.record(new));
-        let page = record.index.load(Ordering::Relaxed);
-        let is_ours = record.file.load(Ordering::Relaxed) == self.id && index.get(page) == Entry::Page(old);
-        // The base reference alone: no reader has it pinned, and from here none can.
-        if !is_ours || !record.freeze_from(1) {
-            return false;
-        }
-        debug_assert!(!record.test(Flag::LOCKED), "a page is locked under `content` only");
-        self.arena.copy_frame(old, new);
-        to.owner.store(record.owner.load(Ordering::Relaxed), Ordering::Relaxed);
-        to.file.store(self.id, Ordering::Relaxed);
-        to.index.store(page, Ordering::Relaxed);
-        to.start_with(Flag::from_bits(record.flags().bits() & CARRIED.bits()));
-        index.replace(page, new);
-        to.unfreeze_to(1);
-        record.file.store(0, Ordering::Relaxed);
-        true
     }
 }

@@ -22,16 +22,13 @@ use umemcg_base::{
 };
 use umemcg_group::StatItem;
 
-use crate::file::{File, FileError};
+use super::{File, FileError, PAGES_END};
 use crate::flush_pace::FlushPace;
 use crate::index::{Entry, Mark};
 
-/// Page number after the last possible one.
-pub(crate) const PAGES_END: u64 = u64::MAX >> PAGE_SHIFT;
-
 /// The guarantee of a flush when it returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Durability {
+pub(crate) enum Durability {
     /// The data is durable as far as the store can say without committing metadata.
     Range,
     /// The data is durable.
@@ -182,7 +179,7 @@ impl File {
     ///
     /// # Errors
     /// As [`write_back`](Self::write_back).
-    pub(crate) fn write_turn(self: &Arc<Self>, pace: &FlushPace) -> io::Result<u64> {
+    pub(super) fn write_turn(self: &Arc<Self>, pace: &FlushPace) -> io::Result<u64> {
         assert_no_locks_held("a flush");
         let _flush = self.flush.lock();
         let start = self.flush_at.load(Ordering::Relaxed);
@@ -345,7 +342,7 @@ impl File {
 
     /// Writes all segments, even if the store's single writes are short. Returns how many bytes the
     /// store has accepted, also if it refused the rest.
-    pub(crate) fn write_fully(&self, segments: &[Segment], offset: u64) -> (usize, io::Result<()>) {
+    pub(super) fn write_fully(&self, segments: &[Segment], offset: u64) -> (usize, io::Result<()>) {
         assert_may_wait(Rank::StoreIo, "a write to the store");
         let _idle = Idle::begin(Wait::Perhaps);
         let arena = self.cache.arena();

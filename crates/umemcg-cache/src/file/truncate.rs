@@ -7,8 +7,7 @@ use umemcg_arena::{FrameFlags as Flag, FrameId};
 use umemcg_base::{PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, Rank, assert_may_wait, assert_no_locks_held};
 use umemcg_group::StatItem;
 
-use crate::file::{FILE_LEN_MAX, File, FileError, owner_of};
-use crate::flush::PAGES_END;
+use super::{FILE_LEN_MAX, File, FileError, PAGES_END, owner_of};
 use crate::index::{Entry, LockedIndex, Mark};
 
 impl File {
@@ -120,7 +119,7 @@ impl File {
     /// Takes pages (and shadows) of `first..end` out of the file. With `clean_only`, dirty and
     /// unstable pages stay. The caller holds `content` exclusively, so no page is being filled or
     /// written.
-    pub(crate) fn drop_pages(&self, first: u64, end: u64, clean_only: bool) {
+    pub(super) fn drop_pages(&self, first: u64, end: u64, clean_only: bool) {
         let mut from = first;
         loop {
             // In batches: the index lock is not held for a terabyte.
@@ -152,7 +151,7 @@ impl File {
 
     /// Takes one page out of the file: marks and counts, entry, identity, list, base reference.
     /// Readers that have it pinned keep the frame until they are done.
-    pub(crate) fn detach(&self, index: &LockedIndex<'_>, page: u64, frame: FrameId) {
+    pub(super) fn detach(&self, index: &LockedIndex<'_>, page: u64, frame: FrameId) {
         let record = self.record(frame);
         let owner = record.owner.load(Ordering::Relaxed);
         if record.test_and_clear(Flag::DIRTY) {
@@ -178,7 +177,7 @@ impl File {
     }
 
     /// Drops everything at the end of the file's life, when no other thread has it.
-    pub(crate) fn drop_all_pages(&self) {
+    pub(super) fn drop_all_pages(&self) {
         self.drop_pages(0, PAGES_END, false);
     }
 }

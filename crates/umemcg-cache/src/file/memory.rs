@@ -7,17 +7,23 @@
 //! refuses fails with [`FileError::NoSpace`] and does not exceed a limit.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use umemcg_arena::{FrameFlags as Flag, FrameId};
 use umemcg_base::{PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, assert_no_locks_held};
 use umemcg_group::Group;
 
-use crate::file::{FILE_LEN_MAX, File, FileError, owner_of};
+use super::new_pages::NewPages;
+use super::{FILE_LEN_MAX, File, FileError, owner_of};
 use crate::index::Entry;
-use crate::read::NewPages;
 
 /// Pages that an allocation makes in one go.
 const BATCH_PAGES: u64 = 256;
+
+/// Marks that a page takes with it to its new frame.
+const CARRIED: Flag = Flag::from_bits(
+    Flag::UPTODATE.bits() | Flag::ACCESSED.bits() | Flag::REFERENCED.bits() | Flag::UNEVICTABLE.bits(),
+);
 
 impl File {
     /// Returns whether it lives in the pool alone.
@@ -27,7 +33,7 @@ impl File {
     }
 
     /// Returns the page that a hole reads as, pinned; `None` when the page is there after all.
-    pub(crate) fn pin_hole(&self, page: u64) -> Option<FrameId> {
+    pub(super) fn pin_hole(&self, page: u64) -> Option<FrameId> {
         if let Entry::Page(_) = self.index.lock().get(page) {
             return None;
         }
@@ -37,7 +43,7 @@ impl File {
 
     /// Takes quota for new pages; returns the pages that it does not allow. `None` when it allows
     /// none.
-    pub(crate) fn within_quota(&self, mut new: NewPages) -> Option<NewPages> {
+    pub(super) fn within_quota(&self, mut new: NewPages) -> Option<NewPages> {
         let Some(quota) = &self.quota else { return Some(new) };
         let nr_wanted = new.frames.len() as u64;
         let nr = quota.take_up_to(nr_wanted);
@@ -168,8 +174,32 @@ impl File {
         (page << PAGE_SHIFT).max(offset).min(len)
     }
 
+    /// Puts the page that is in `old` into the frozen frame `new`. Returns whether it did; `old` is
+    /// frozen then.
+    pub(crate) fn move_page(&self, old: FrameId, new: FrameId) -> bool {
+        let _content = self.content.write();
+        let index = self.index.lock();
+        let (record, to) = (self.record(old), self.record(new));
+        let page = record.index.load(Ordering::Relaxed);
+        let is_ours = record.file.load(Ordering::Relaxed) == self.id && index.get(page) == Entry::Page(old);
+        // The base reference alone: no reader has it pinned, and from here none can.
+        if !is_ours || !record.freeze_from(1) {
+            return false;
+        }
+        debug_assert!(!record.test(Flag::LOCKED), "a page is locked under `content` only");
+        self.arena.copy_frame(old, new);
+        to.owner.store(record.owner.load(Ordering::Relaxed), Ordering::Relaxed);
+        to.file.store(self.id, Ordering::Relaxed);
+        to.index.store(page, Ordering::Relaxed);
+        to.start_with(Flag::from_bits(record.flags().bits() & CARRIED.bits()));
+        index.replace(page, new);
+        to.unfreeze_to(1);
+        record.file.store(0, Ordering::Relaxed);
+        true
+    }
+
     /// Returns the quota of a page that leaves the file.
-    pub(crate) fn give_quota(&self, nr: u64) {
+    pub(super) fn give_quota(&self, nr: u64) {
         if let Some(quota) = &self.quota {
             quota.give(nr);
         }

@@ -8,45 +8,41 @@ use umemcg_arena::{FrameFlags as Flag, FrameId, FrameRecord};
 use umemcg_group::Group;
 use umemcg_reclaim::{Eviction, PageOwner, Shadow};
 
+use super::PageCache;
 use crate::file::File;
 use crate::index::LockedIndex;
-use crate::page_cache::PageCache;
 
 /// Pages that one hold of a file's index lock takes out at most: readers and writers of the file
 /// wait for it.
 const RUN_PAGES_MAX: usize = 32;
 
-impl PageCache {
-    /// Evicts what the first of `frames` have in one file, under one hold of its index. Returns how
-    /// many they were, at least one.
-    fn evict_run(
-        &self,
-        file: &File,
-        id: u32,
-        frames: &[FrameId],
-        shadow: &dyn Fn(FrameId, u64) -> Shadow,
-        (fates, nr_evicted): (&mut Vec<Eviction>, &mut u64),
-    ) -> usize {
-        let index = file.index.lock();
-        let mut nr = 0;
-        for &frame in frames.iter().take(RUN_PAGES_MAX) {
-            let record = self.arena().record(frame);
-            let fate = if record.file.load(Ordering::Relaxed) != id {
-                if nr > 0 {
-                    break;
-                }
-                Eviction::Gone
-            } else if evict_one(&index, record, shadow(frame, *nr_evicted)) {
-                *nr_evicted += 1;
-                Eviction::Evicted
-            } else {
-                Eviction::Busy
-            };
-            fates.push(fate);
-            nr += 1;
-        }
-        nr
+/// Evicts what the first of `frames` have in one file, under one hold of its index. Returns how
+/// many they were, at least one.
+fn evict_run(
+    file: &File,
+    frames: &[FrameId],
+    shadow: &dyn Fn(FrameId, u64) -> Shadow,
+    (fates, nr_evicted): (&mut Vec<Eviction>, &mut u64),
+) -> usize {
+    let index = file.index.lock();
+    let mut nr = 0;
+    for &frame in frames.iter().take(RUN_PAGES_MAX) {
+        let record = file.arena.record(frame);
+        let fate = if record.file.load(Ordering::Relaxed) != file.id {
+            if nr > 0 {
+                break;
+            }
+            Eviction::Gone
+        } else if evict_one(&index, record, shadow(frame, *nr_evicted)) {
+            *nr_evicted += 1;
+            Eviction::Evicted
+        } else {
+            Eviction::Busy
+        };
+        fates.push(fate);
+        nr += 1;
     }
+    nr
 }
 
 /// Takes a page out of its file's index, if it is not in use and clean.
@@ -72,7 +68,7 @@ impl PageOwner for PageCache {
             let id = self.arena().record(first).file.load(Ordering::Relaxed);
             let (fate, nr) = match self.file(id).filter(|_| id != 0) {
                 // They come in the order in which they were read or written.
-                Some(file) => (None, self.evict_run(&file, id, left, shadow, (fates, &mut nr_evicted))),
+                Some(file) => (None, evict_run(&file, left, shadow, (fates, &mut nr_evicted))),
                 None if id == 0 => (Some(Eviction::Gone), 1),
                 None => (Some(Eviction::Busy), 1),
             };

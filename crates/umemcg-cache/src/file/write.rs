@@ -14,11 +14,11 @@ use umemcg_base::{
 use umemcg_group::{Group, StatItem};
 use umemcg_reclaim::LruKind;
 
-use crate::file::{FILE_LEN_MAX, File, FileError, owner_of};
-use crate::hit::mark_accessed;
+use super::hit::mark_accessed;
+use super::new_pages::NewPages;
+use super::{FILE_LEN_MAX, File, FileError, owner_of};
 use crate::index::Entry;
 use crate::overrun::RequestClaim;
-use crate::read::NewPages;
 
 /// Pages handled in one round of charge, insertion and copy.
 const WRITE_BATCH_PAGES: u64 = 256;
@@ -453,7 +453,7 @@ impl File {
     }
 
     /// Makes the file at least `end` bytes long. The caller holds `content`.
-    pub(crate) fn grow(&self, end: u64) {
+    pub(super) fn grow(&self, end: u64) {
         // Release: pairs with the Acquire in `len`.
         self.len.fetch_max(end, Ordering::Release);
     }

@@ -7,17 +7,35 @@
 //! Locks, outermost first: `flush` (one write-back at a time), `content` (shared by reads from the
 //! store, writes and write-back; exclusive for truncation), the page lock flag, the index lock. A
 //! read that hits takes none of them.
+//!
+//! Each operation has a file of its own: `hit`, `read`, `write`, `flush`, `truncate`.
+//! `new_pages` takes what a page needs to enter the file, `dirty_pages` counts what is to be
+//! written, and `memory` is what differs when there is no store.
+
+mod dirty_pages;
+mod flush;
+mod hand_over;
+mod hit;
+mod memory;
+mod new_pages;
+mod read;
+mod revalidate;
+mod truncate;
+mod write;
+mod write_pause;
 
 use std::fmt;
 use std::io;
 use std::sync::Arc;
 
+pub(crate) use flush::Durability;
 use thiserror::Error;
-use umemcg_arena::{Arena, FrameFlags as Flag, FrameId, FrameRecord};
+use umemcg_arena::{Arena, FrameId, FrameRecord};
 use umemcg_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use umemcg_base::{ErrorCursor, ErrorSequence, PAGE_SHIFT, PAGE_SIZE_U64, Rank, RankedMutex, RankedRwLock};
-use umemcg_group::{Group, OwnerId, Refused, StatItem};
+use umemcg_group::{Group, OwnerId, Refused};
 use umemcg_reclaim::PageOwner;
+pub use write_pause::WritePause;
 
 use crate::cache_core::CacheCore;
 use crate::dirty::dirty_file::DirtyFile;
@@ -27,7 +45,7 @@ use crate::dirty::queue_mark::QueueMark;
 use crate::dirty::refusal::{Refusals, errno_of};
 use crate::file_table::FileNumber;
 use crate::flush_pace::FlushPace;
-use crate::index::{Entry, Index, LockedIndex, Mark};
+use crate::index::{Entry, Index};
 use crate::quota::GuardedQuota;
 use crate::store::{GuardedStore, StoreId};
 use crate::store_writeback::StoreWriteback;
@@ -35,10 +53,8 @@ use crate::store_writeback::StoreWriteback;
 /// Largest file: what a signed 64-bit offset can name, in whole pages.
 pub const FILE_LEN_MAX: u64 = i64::MAX as u64 & !(PAGE_SIZE_U64 - 1);
 
-/// The store's count of what is not durable may lack this part of a file's dirty pages …
-const UNCOUNTED_SHARE: u64 = 8;
-/// … and not more than this many.
-const UNCOUNTED_PAGES_MAX: u64 = 16;
+/// Page number after the last possible one.
+pub(crate) const PAGES_END: u64 = u64::MAX >> PAGE_SHIFT;
 
 /// Why an operation on a file failed.
 #[derive(Debug, Error)]
@@ -68,53 +84,53 @@ pub enum FileError {
 /// changes is on no line that readers of another need.
 #[repr(align(64))]
 pub struct File {
-    pub(crate) cache: Arc<CacheCore>,
+    cache: Arc<CacheCore>,
     /// Identity in frame records; never 0. (C)
     pub(crate) id: u32,
     /// The cache's; here so that a hit reads no line on which others' misses are counted.
     pub(crate) arena: Arc<Arena>,
-    pub(crate) store: GuardedStore,
+    store: GuardedStore,
     /// Bounds the pages of a file that lives in the pool alone; none for all others. (C)
-    pub(crate) quota: Option<GuardedQuota>,
-    pub(crate) writeback: Arc<StoreWriteback>,
+    quota: Option<GuardedQuota>,
+    writeback: Arc<StoreWriteback>,
     /// Length in bytes as readers and writers see it. Grows under `content` shared, changes
     /// otherwise under it exclusively.
-    pub(crate) len: AtomicU64,
+    len: AtomicU64,
     /// Length of the file in the store, as far as we know: beyond it everything reads as zero. (A)
-    pub(crate) store_len: AtomicU64,
+    store_len: AtomicU64,
     pub(crate) index: Index,
-    pub(crate) content: RankedRwLock<()>,
+    content: RankedRwLock<()>,
     /// Held by a write that may make the file longer, over charging and reclaim: where an append
     /// goes is known when it is done, and what is refused leaves no trace.
-    pub(crate) growth: RankedMutex<()>,
-    pub(crate) flush: RankedMutex<()>,
-    pub(crate) errors: ErrorSequence,
+    growth: RankedMutex<()>,
+    flush: RankedMutex<()>,
+    errors: ErrorSequence,
     /// Of its flushes, since one went well.
-    pub(crate) refusals: Refusals,
+    refusals: Refusals,
     /// Pages with `Flag::DIRTY`. (A)
-    pub(crate) nr_dirty: AtomicU64,
+    nr_dirty: AtomicU64,
     /// Pages with `Flag::WRITEBACK`. (A)
-    pub(crate) nr_writeback: AtomicU64,
+    nr_writeback: AtomicU64,
     /// Pages with `Flag::UNSTABLE`. (A)
-    pub(crate) nr_unstable: AtomicU64,
+    nr_unstable: AtomicU64,
     /// Pages that went to the store past the cache since it last confirmed the whole file. (A)
-    pub(crate) nr_through: AtomicU64,
+    nr_through: AtomicU64,
     /// Pages that are not durable and that the store's count does not have yet. (index lock)
     uncounted: AtomicI64,
     /// The group that they belong to. (index lock)
     uncounted_owner: AtomicU32,
     /// Its mark in its store's queue, and the time since which it has been dirty.
-    pub(crate) queue_mark: QueueMark,
+    queue_mark: QueueMark,
     /// Its position in its store's lists. (the lock of the store's queue)
-    pub(crate) list_position: ListPosition,
+    list_position: ListPosition,
     /// The owner of its dirty data.
-    pub(crate) dirty_owner: DirtyOwner,
+    dirty_owner: DirtyOwner,
     /// The position at which interrupted write-back continues. (A)
-    pub(crate) flush_at: AtomicU64,
+    flush_at: AtomicU64,
     /// It has no name and is not open, so its data need not be written. (A)
-    pub(crate) discarded: AtomicBool,
+    discarded: AtomicBool,
     /// Another cache has the pages that are read and written here. (A)
-    pub(crate) is_kept_above: AtomicBool,
+    is_kept_above: AtomicBool,
     /// Given back when the file is dropped, after its pages.
     _number: FileNumber<File>,
     /// As long as a file lives, reclaim can ask for its pages.
@@ -190,7 +206,7 @@ impl File {
         self.len() == 0
     }
 
-    pub(crate) fn publish_len(&self, len: u64) {
+    fn publish_len(&self, len: u64) {
         // Release: pairs with the Acquire in `len`.
         self.len.store(len, Ordering::Release);
     }
@@ -262,7 +278,7 @@ impl File {
     }
 
     /// Records the result of a flush, for open files and for writers that wait for it.
-    pub(crate) fn note_flushed<T>(&self, result: &io::Result<T>) {
+    fn note_flushed<T>(&self, result: &io::Result<T>) {
         match result {
             Ok(_) => self.refusals.taken(),
             Err(error) => {
@@ -274,163 +290,12 @@ impl File {
     }
 
     /// Returns the errno with which the store refuses this file's data or all data, if it does.
-    pub(crate) fn refusal(&self) -> Option<i32> {
+    fn refusal(&self) -> Option<i32> {
         self.refusals.of_file().or_else(|| self.writeback.refusals.of_store())
     }
 
-    pub(crate) fn record(&self, frame: FrameId) -> &FrameRecord {
+    fn record(&self, frame: FrameId) -> &FrameRecord {
         self.arena.record(frame)
-    }
-
-    /// Counts pages of an owner that changed state, in the group and those above.
-    #[inline]
-    pub(crate) fn account(&self, owner: u32, item: StatItem, pages: i64) {
-        if !umemcg_reclaim::mechanism::counts_dirty_for_groups() {
-            return;
-        }
-        umemcg_reclaim::owner_from(owner).count(item, pages * PAGE_SIZE_U64 as i64);
-    }
-
-    /// Counts pages as the store's that are not durable, or are no longer. What is new may wait
-    /// here, an eighth of the file's dirty pages at most, so that not each page writes to a line
-    /// that all writers of the store share.
-    pub(crate) fn count_unclean(&self, _index: &LockedIndex<'_>, owner: u32, pages: i64) {
-        let before = self.uncounted_owner.swap(owner, Ordering::Relaxed);
-        let mut uncounted = self.uncounted.load(Ordering::Relaxed);
-        if before != owner && uncounted != 0 {
-            self.writeback.add_unclean(before, std::mem::take(&mut uncounted));
-        }
-        uncounted += pages;
-        let may_wait = (self.nr_dirty.load(Ordering::Relaxed) / UNCOUNTED_SHARE).min(UNCOUNTED_PAGES_MAX);
-        let waits = (0..=may_wait as i64).contains(&uncounted);
-        self.uncounted.store(if waits { uncounted } else { 0 }, Ordering::Relaxed);
-        if !waits {
-            self.writeback.add_unclean(owner, uncounted);
-        }
-    }
-
-    /// Counts pages that became dirty: marks, file, group, pool. Under the index lock, so that no
-    /// thread can count them as clean before. Their dirty flags were just set.
-    pub(crate) fn note_dirty(&self, index: &LockedIndex<'_>, pages: &[(u64, FrameId)]) {
-        for &(page, _) in pages {
-            index.mark(page, Mark::Dirty, true);
-        }
-        self.nr_dirty.fetch_add(pages.len() as u64, Ordering::Relaxed);
-        self.account_run(pages, StatItem::FileDirty, 1);
-        self.count_unclean_run(index, pages, 1);
-    }
-
-    /// Marks pages dirty that the caller has pinned and just written to, with `content` held. The
-    /// data was written before this call.
-    pub(crate) fn mark_dirty(self: &Arc<Self>, pages: &[(u64, FrameId)]) {
-        if self.is_memory() {
-            return;
-        }
-        // The copy comes before the flag, so the thread that clears the flag sees the copy.
-        let fresh: Vec<_> = pages
-            .iter()
-            .copied()
-            .filter(|&(_, frame)| !self.record(frame).test_and_set(Flag::DIRTY))
-            .collect();
-        if fresh.is_empty() {
-            return;
-        }
-        self.note_dirty(&self.index.lock(), &fresh);
-        self.queue_dirty(&fresh);
-    }
-
-    /// Notes that pages went to the store past the cache: it has to confirm them before the file is
-    /// durable.
-    pub(crate) fn note_written_through(self: &Arc<Self>, nr: u64, owner: u32) {
-        // Release: pairs with the loads in `nr_unclean`.
-        self.nr_through.fetch_add(nr, Ordering::Release);
-        self.writeback.note_dirty(self, owner);
-    }
-
-    /// Puts the file among its store's dirty ones; it belongs to the group whose pages these are,
-    /// unless it belongs to one already.
-    pub(crate) fn queue_dirty(self: &Arc<Self>, fresh: &[(u64, FrameId)]) {
-        let owner = |&(_, frame): &(u64, FrameId)| self.record(frame).owner.load(Ordering::Relaxed);
-        let Some(first) = fresh.first().map(owner) else { return };
-        let other = fresh.iter().map(owner).find(|&owner| owner != first);
-        self.writeback.note_dirty(self, first);
-        if let Some(other) = other {
-            self.dirty_owner.note_dirtied(other);
-        }
-    }
-
-    /// Counts pages that changed state, one call for each run of one owner.
-    pub(crate) fn account_run(&self, pages: &[(u64, FrameId)], item: StatItem, sign: i64) {
-        self.runs_of_owners(pages).for_each(|(owner, nr)| self.account(owner, item, sign * nr));
-    }
-
-    /// Counts pages as the store's that are not durable (`sign` 1), or are no longer (-1).
-    pub(crate) fn count_unclean_run(&self, index: &LockedIndex<'_>, pages: &[(u64, FrameId)], sign: i64) {
-        self.runs_of_owners(pages).for_each(|(owner, nr)| self.count_unclean(index, owner, sign * nr));
-    }
-
-    /// Returns the owners of pages side by side, each with how many pages are its own.
-    pub(crate) fn runs_of_owners(&self, pages: &[(u64, FrameId)]) -> impl Iterator<Item = (u32, i64)> {
-        let owner = |&(_, frame): &(u64, FrameId)| self.record(frame).owner.load(Ordering::Relaxed);
-        pages.chunk_by(move |a, b| owner(a) == owner(b)).map(move |run| (owner(&run[0]), run.len() as i64))
-    }
-
-    /// Drops every clean, unpinned page: the file changed outside. Dirty pages stay.
-    pub fn invalidate_clean(self: &Arc<Self>) {
-        if self.is_memory() {
-            return;
-        }
-        let _content = self.content.write();
-        self.drop_pages(0, u64::MAX >> PAGE_SHIFT, true);
-    }
-
-    /// Checks whether the file was changed from outside. `look` finds out with write-back kept out,
-    /// and says how long the store's file is then, or `None` when there is nothing new. Clean pages
-    /// are forgotten. What is not durable stays and wins: it is written again, and the file reaches
-    /// at least as far. `look` may take the store's own locks, none of ours.
-    pub fn revalidate(self: &Arc<Self>, look: impl FnOnce() -> Option<u64>) {
-        let content = self.content.write();
-        let Some(len) = look() else { return };
-        let (unclean_end, dirtied) = {
-            let index = self.index.lock();
-            let dirtied = self.redirty_unstable(&index);
-            let (mut end, mut from) = (0, 0);
-            while let Some(page) = index.next_marked(from, u64::MAX >> PAGE_SHIFT, Mark::Dirty) {
-                end = page + 1;
-                from = page + 1;
-            }
-            ((end << PAGE_SHIFT).min(self.len()), dirtied)
-        };
-        self.drop_pages(0, u64::MAX >> PAGE_SHIFT, true);
-        self.store_len.store(len, Ordering::Relaxed);
-        self.publish_len(len.max(unclean_end));
-        drop(content);
-        self.queue_dirty(&dirtied);
-    }
-
-    /// Makes pages dirty that were written and have not been confirmed: the store may have lost
-    /// them since. Returns those.
-    fn redirty_unstable(&self, index: &LockedIndex<'_>) -> Vec<(u64, FrameId)> {
-        let (mut unstable, mut dirtied, mut from) = (Vec::new(), Vec::new(), 0);
-        while let Some(page) = index.next_marked(from, u64::MAX >> PAGE_SHIFT, Mark::Unstable) {
-            from = page + 1;
-            let Entry::Page(frame) = index.get(page) else { continue };
-            if !self.record(frame).try_pin() {
-                continue;
-            }
-            index.mark(page, Mark::Unstable, false);
-            unstable.push((page, frame));
-            if !self.record(frame).change(Flag::UNSTABLE, Flag::DIRTY).intersects(Flag::DIRTY) {
-                dirtied.push((page, frame));
-            }
-        }
-        self.note_dirty(index, &dirtied);
-        // Release: pairs with the loads in `nr_unclean`.
-        self.nr_unstable.fetch_sub(unstable.len() as u64, Ordering::Release);
-        self.account_run(&unstable, StatItem::FileUnstable, -1);
-        self.count_unclean_run(index, &unstable, -1);
-        unstable.iter().for_each(|&(_, frame)| self.cache.reclaimer().unpin(frame));
-        dirtied
     }
 
     /// Returns whether any page is in the cache now; walks over the leaves of shadows before the
@@ -443,7 +308,7 @@ impl File {
     pub fn nr_cached_pages(&self) -> u64 {
         let index = self.index.lock();
         let (mut nr, mut from) = (0, 0);
-        while let Some((page, entry)) = index.next_occupied(from, u64::MAX >> PAGE_SHIFT) {
+        while let Some((page, entry)) = index.next_occupied(from, PAGES_END) {
             nr += u64::from(matches!(entry, Entry::Page(_)));
             from = page + 1;
         }
@@ -479,6 +344,6 @@ impl Drop for File {
 }
 
 /// Returns the owner handle that a frame is charged to.
-pub(crate) fn owner_of(record: &FrameRecord) -> OwnerId {
+fn owner_of(record: &FrameRecord) -> OwnerId {
     umemcg_reclaim::owner_from(record.owner.load(Ordering::Relaxed))
 }

@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 use umemcg_arena::{Frame, FrameFlags as Flag, FrameId, FrameRecord, ReadStamp, Segment};
 use umemcg_base::{PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64};
 
-use crate::file::File;
+use super::File;
 use crate::index::Entry;
 use crate::pinned::PinnedPages;
 use crate::readahead::Readahead;
@@ -149,7 +149,7 @@ impl File {
 
     /// Pins the frame if it still is this file's page. Its contents may not be there yet.
     #[inline]
-    pub(crate) fn pin_page(&self, page: u64) -> Option<FrameId> {
+    pub(super) fn pin_page(&self, page: u64) -> Option<FrameId> {
         let leaf = self.index.find(page);
         let guess = leaf.guess(page);
         // Checked first: pinning another file's page would write to that file's cache line.
@@ -177,7 +177,7 @@ impl File {
 
     /// Pins the page if it is there with its contents.
     #[inline]
-    pub(crate) fn pin_uptodate(&self, page: u64) -> Option<FrameId> {
+    pub(super) fn pin_uptodate(&self, page: u64) -> Option<FrameId> {
         let frame = self.pin_page(page)?;
         if self.record(frame).test(Flag::UPTODATE) {
             return Some(frame);
@@ -189,7 +189,7 @@ impl File {
 
 /// Returns the part of a page that `offset..end` covers.
 #[inline]
-pub(crate) fn segment_of(page: u64, offset: u64, end: u64, frame: FrameId) -> Segment {
+pub(super) fn segment_of(page: u64, offset: u64, end: u64, frame: FrameId) -> Segment {
     let start = page << PAGE_SHIFT;
     let from = offset.saturating_sub(start);
     let to = (end - start).min(PAGE_SIZE as u64);
@@ -200,7 +200,7 @@ pub(crate) fn segment_of(page: u64, offset: u64, end: u64, frame: FrameId) -> Se
 /// the page's marks, as the caller has just read them.
 #[doc(alias = "mark_page_accessed")]
 #[inline]
-pub(crate) fn mark_accessed(record: &FrameRecord, flags: Flag) {
+pub(super) fn mark_accessed(record: &FrameRecord, flags: Flag) {
     if flags.contains(Flag::ACCESSED | Flag::REFERENCED) {
         return;
     }

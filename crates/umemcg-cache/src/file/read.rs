@@ -5,34 +5,20 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use umemcg_arena::{FrameFlags as Flag, FrameId, Segment, prefetch_for_write};
+use umemcg_arena::{FrameFlags as Flag, FrameId, Segment};
 use umemcg_base::{
     Idle, PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, Rank, Wait, Waiting, assert_may_wait, assert_no_locks_held,
 };
 use umemcg_group::hit_counters::count_hits;
-use umemcg_group::{Charge, Group, OwnerId, Refused, StatItem};
+use umemcg_group::{Group, StatItem};
 use umemcg_reclaim::{GroupReclaim, LruKind, Shadow, StalledHere, advance_age};
 
-use crate::file::{File, FileError};
-use crate::hit::{mark_accessed, segment_of};
-use crate::index::Index;
-use crate::index_node::NODE_BYTES;
-use crate::node_pool::NodeReserve;
+use super::hit::{mark_accessed, segment_of};
+use super::new_pages::NewPages;
+use super::{File, FileError, owner_of};
 use crate::overrun::RequestClaim;
 use crate::pinned::PinnedPages;
 use crate::readahead::Readahead;
-
-/// The number of times that a charge in flight looks again for frames on their way back.
-const LATE_FRAMES_TRIES_MAX: u32 = 100_000;
-
-/// Frames charged and taken for pages that are about to enter a file.
-pub(crate) struct NewPages {
-    pub(crate) charge: Charge,
-    pub(crate) frames: Vec<FrameId>,
-    pub(crate) nodes: NodeReserve,
-    /// They are beyond the limit of their group, and stay in the file only while they are locked.
-    pub(crate) is_overrun: bool,
-}
 
 /// A page that a fill put into the file: locked, its contents to come.
 struct Inserted {
@@ -157,109 +143,6 @@ impl File {
         self.pages_beyond_limit(group, page, needed, claim)
     }
 
-    /// Returns pages `first..` that `group` has no room for, charged to it all the same: up to
-    /// `want`, as many as the request's claim has left. `None` when nothing is left.
-    ///
-    /// # Errors
-    /// [`FileError::NoMemory`] when there are no index nodes.
-    pub(crate) fn pages_beyond_limit(
-        self: &Arc<Self>,
-        group: &Arc<Group>,
-        first: u64,
-        want: u64,
-        claim: &mut RequestClaim,
-    ) -> Result<Option<NewPages>, FileError> {
-        let nr = claim.take(self.cache.overrun(), group, want);
-        if nr == 0 {
-            return Ok(None);
-        }
-        let nr_nodes = Index::nodes_for(first, first + nr);
-        let wanted_bytes = nr * PAGE_SIZE_U64 + nr_nodes as u64 * NODE_BYTES;
-        let no_memory = || FileError::NoMemory(Refused { group: Arc::clone(group), wanted_bytes });
-        let mut charge = group.charge_forced(wanted_bytes);
-        let nodes =
-            NodeReserve::new(self.cache.nodes(), nr_nodes, charge.split(nr_nodes as u64 * NODE_BYTES));
-        let nodes = nodes.ok_or_else(no_memory)?;
-        let mut frames = Vec::with_capacity(nr as usize);
-        for _ in 0..LATE_FRAMES_TRIES_MAX {
-            let missing = nr as usize - frames.len();
-            if self.cache.arena().alloc(self.cache.next_node(), &mut frames, missing) == missing {
-                return Ok(Some(NewPages { charge, frames, nodes, is_overrun: true }));
-            }
-            // Frames on their way back.
-            umemcg_base::sync::thread::yield_now();
-        }
-        self.cache.arena().free(&frames);
-        Err(no_memory())
-    }
-
-    /// Charges and takes frames for up to `want` pages from `first` on, fewer if `group` has no
-    /// room for all. `None` when it has not room for one.
-    pub(crate) fn new_pages(
-        self: &Arc<Self>,
-        group: &Arc<Group>,
-        first: u64,
-        want: u64,
-        least: u64,
-        may_sleep: bool,
-    ) -> Option<NewPages> {
-        umemcg_reclaim::mechanism::charge_to_frame(|| {
-            self.charge_and_take(group, first, want, least, may_sleep)
-        })
-    }
-
-    fn charge_and_take(
-        self: &Arc<Self>,
-        group: &Arc<Group>,
-        first: u64,
-        want: u64,
-        least: u64,
-        may_sleep: bool,
-    ) -> Option<NewPages> {
-        let mut want = want;
-        loop {
-            let nr_nodes = Index::nodes_for(first, first + want);
-            let bytes = want * PAGE_SIZE_U64 + nr_nodes as u64 * NODE_BYTES;
-            let charge = if !may_sleep {
-                group.try_charge(bytes).ok()
-            } else if want > least {
-                self.cache.reclaimer().charge_surplus(group, bytes, &|| false).ok()
-            } else if want > 1 {
-                self.cache.reclaimer().charge_opportunistic(group, bytes, &|| false).ok()
-            } else {
-                self.cache.reclaimer().charge(group, bytes, &|| false).ok()
-            };
-            let Some(mut charge) = charge else {
-                if want <= 1 || !may_sleep {
-                    return None;
-                }
-                // Down to what is really needed, then to less: a small group still caches
-                // something.
-                want = if want > least { least.max(want / 4) } else { (want / 4).max(1) };
-                continue;
-            };
-            let node_charge = charge.split(nr_nodes as u64 * NODE_BYTES);
-            let nodes = NodeReserve::new(self.cache.nodes(), nr_nodes, node_charge)?;
-            let mut frames = Vec::with_capacity(want as usize);
-            let node = self.cache.next_node();
-            if self.cache.arena().alloc(node, &mut frames, want as usize) < want as usize {
-                // Charges never exceed the pool; frames on their way back may be missing for a
-                // moment.
-                self.cache.arena().free(&frames);
-                drop(charge);
-                if want == 1 || !may_sleep {
-                    return None;
-                }
-                want = (want / 2).max(1);
-                continue;
-            }
-            // Taken from the end: pages side by side get frames side by side where there are any,
-            // so that one piece of an I/O vector covers many, and the index can tell their place
-            // from their neighbours'.
-            return self.within_quota(NewPages { charge, frames, nodes, is_overrun: false });
-        }
-    }
-
     /// Fills the pages from `page` on that are missing, as far as the new ones reach. Returns those
     /// from `page` on, pinned, as far as they are contiguous, at most up to `asked_end`. Empty when
     /// others were faster.
@@ -321,41 +204,9 @@ impl File {
         }
     }
 
-    /// Prefetches the records of frames that are about to be written: most were last written by a
-    /// worker on another processor.
-    pub(crate) fn fetch_records(&self, frames: &[FrameId]) {
-        frames.iter().for_each(|&frame| prefetch_for_write(self.record(frame)));
-    }
-
-    /// Gives a fresh frame the identity of a page: locked, contents to come. `pins` includes the
-    /// base reference.
-    pub(crate) fn adopt(&self, frame: FrameId, page: u64, owner: OwnerId, pins: u32) {
-        let record = self.record(frame);
-        record.owner.store(owner.into_raw(), Ordering::Relaxed);
-        record.file.store(self.id, Ordering::Relaxed);
-        record.index.store(page, Ordering::Relaxed);
-        record.start_with(Flag::LOCKED);
-        record.unfreeze_to(pins);
-    }
-
-    /// Returns what `inserted` pages did not use; the charge of those that did now belongs to their
-    /// frames.
-    pub(crate) fn give_back(&self, new: NewPages, inserted: u64) {
-        let NewPages { mut charge, frames, nodes, .. } = new;
-        if !frames.is_empty() {
-            self.give_quota(frames.len() as u64);
-            self.cache.arena().free(&frames);
-        }
-        if inserted > 0 {
-            let _ = charge.split(inserted * PAGE_SIZE_U64).into_raw();
-        }
-        drop(charge);
-        drop(nodes);
-    }
-
     /// Returns whether a page that comes back belongs on the active list, by its refault distance.
     #[doc(alias = "workingset_refault")]
-    pub(crate) fn is_workingset_refault(
+    pub(super) fn is_workingset_refault(
         &self,
         shadow: Option<Shadow>,
         group: &Arc<Group>,
@@ -435,7 +286,7 @@ impl File {
         asked_end: u64,
     ) {
         let Some(first) = pages.clone().next() else { return };
-        let owner = crate::file::owner_of(self.record(first.frame));
+        let owner = owner_of(self.record(first.frame));
         let mut lists: [Vec<FrameId>; 2] = [Vec::with_capacity(pages.size_hint().1.unwrap_or(0)), Vec::new()];
         for page in pages.clone() {
             let record = self.record(page.frame);
@@ -461,7 +312,7 @@ impl File {
     /// pins stay the caller's.
     fn take_out_locked<'p>(&self, pages: impl Iterator<Item = &'p Inserted> + Clone) {
         let Some(first) = pages.clone().next() else { return };
-        let owner = crate::file::owner_of(self.record(first.frame));
+        let owner = owner_of(self.record(first.frame));
         owner.with_group(|group| group.stat_add(StatItem::PgPgIn, pages.clone().count() as i64));
         {
             let index = self.index.lock();

@@ -15,7 +15,7 @@
 //! below it before any writer is paced, and exceeds the limit by no more than that and one write of
 //! each writer (a write is accepted first and answered later).
 //!
-//! No writer waits for a store that refuses data; see `refusal`.
+//! No writer waits for a store that refuses data; see `dirty::refusal`.
 //!
 //! A level does not slow writers to a store on which it has less than an eighth of its threshold
 //! dirty: it is over the threshold because of another store, perhaps one that hangs, and only
@@ -30,11 +30,11 @@ use umemcg_base::{PAGE_SIZE_U64, Rank, assert_may_wait};
 use umemcg_group::Group;
 use umemcg_reclaim::stall::StalledHere;
 
+use super::File;
 use crate::dirty::lease;
 use crate::dirty::settings::GroupDirty;
 use crate::dirty::thresholds::{DIRTY_FLOOR, Level, levels};
 use crate::dirty::throttle::{PAUSE_MAX, PAUSE_MIN, hold, paced_rate, position_ratio};
-use crate::file::File;
 
 /// Credit is this part of the room below the free run point…
 const CREDIT_SHARE: u64 = 8;
@@ -144,7 +144,7 @@ impl File {
     ///
     /// # Errors
     /// What the store said last.
-    pub(crate) fn check_refusal(self: &Arc<Self>, group: &Arc<Group>) -> io::Result<()> {
+    pub(super) fn check_refusal(self: &Arc<Self>, group: &Arc<Group>) -> io::Result<()> {
         match self.refusal().filter(|_| !self.is_memory()) {
             Some(errno) if matches!(self.look(group), LevelCheck::Held(_)) => {
                 Err(io::Error::from_raw_os_error(errno))

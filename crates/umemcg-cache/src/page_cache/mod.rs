@@ -1,16 +1,17 @@
 //! The page cache of one pool: opens files, finds them by their number, and makes everything
 //! durable.
 
-use std::collections::{BTreeMap, HashMap};
+mod evict;
+mod shadow_shrinker;
+mod sparse;
+mod sync;
+
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
+pub use sync::LostData;
 use umemcg_arena::Arena;
-use umemcg_base::clock;
-use umemcg_base::sync::Instant;
-use umemcg_base::{Condvar, LeafMutex, PAGE_SIZE_U64};
 use umemcg_group::Group;
 use umemcg_reclaim::{PageOwner, Reclaimer};
 
@@ -18,27 +19,8 @@ use crate::cache_core::CacheCore;
 use crate::dirty::DirtyLimits;
 use crate::file::{File, FileParts};
 use crate::file_table::FileTable;
-use crate::flush::{Durability, PAGES_END};
 use crate::quota::{GuardedQuota, PageQuota};
-use crate::store::{BackingStore, GuardedStore, NoStore, StoreId};
-
-/// Files that are not durable yet, by number, with the store's error if it refused.
-type Unsynced = HashMap<u32, Option<String>>;
-
-/// Most stores that one sync of everything serves at the same time. If this many hang, the others
-/// are not synced.
-const NR_SYNC_THREADS_MAX: usize = 64;
-
-/// A file that could not be written in time.
-#[derive(Debug, Clone)]
-pub struct LostData {
-    /// Its cache; the layer above knows its name.
-    pub file: Arc<File>,
-    /// Bytes that are not durable.
-    pub bytes: u64,
-    /// The store's last error, if there was one.
-    pub error: Option<String>,
-}
+use crate::store::{BackingStore, GuardedStore, NoStore};
 
 /// The page cache of one pool.
 pub struct PageCache {
@@ -156,66 +138,6 @@ impl PageCache {
     pub fn unclean_files(&self) -> Vec<Arc<File>> {
         let numbers = self.core.stores().into_iter().flat_map(|store| store.unclean_files());
         numbers.filter_map(|id| self.file(id)).collect()
-    }
-
-    /// Makes everything durable that is dirty now. Stores are served at the same time; sleeps until
-    /// all are done or the timeout. Returns what is not durable then.
-    pub fn sync_all(self: &Arc<Self>, timeout: Duration) -> Vec<LostData> {
-        self.sync_where(timeout, |_| true)
-    }
-
-    /// Like [`sync_all`](Self::sync_all), for the files of one store.
-    pub fn sync_store(self: &Arc<Self>, store: StoreId, timeout: Duration) -> Vec<LostData> {
-        self.sync_where(timeout, |id| id == store)
-    }
-
-    fn sync_where(self: &Arc<Self>, timeout: Duration, is_meant: impl Fn(StoreId) -> bool) -> Vec<LostData> {
-        let deadline = Instant::now() + timeout;
-        let outcome: Arc<(LeafMutex<Unsynced>, Condvar)> = Arc::default();
-        let mut by_store: BTreeMap<StoreId, Vec<Arc<File>>> = BTreeMap::new();
-        for file in self.unclean_files().into_iter().filter(|file| is_meant(file.store.id())) {
-            outcome.0.lock().insert(file.id, None);
-            by_store.entry(file.store.id()).or_default().push(file);
-        }
-        let asked: Vec<Arc<File>> = by_store.values().flatten().cloned().collect();
-        let nr_threads = by_store.len().min(NR_SYNC_THREADS_MAX);
-        let stores = Arc::new(LeafMutex::new(by_store.into_values().collect::<Vec<_>>()));
-        for _ in 0..nr_threads {
-            let (outcome, stores) = (Arc::clone(&outcome), Arc::clone(&stores));
-            // A thread of a hanging store is left behind: the caller must not wait longer than the
-            // timeout.
-            let _ = clock::spawn_detached("umemcg-sync", move || {
-                while let Some(files) = { stores.lock().pop() } {
-                    for file in files {
-                        let result = file.flush_range(0, PAGES_END, Durability::Full);
-                        let mut open = outcome.0.lock();
-                        match result {
-                            Ok(()) => drop(open.remove(&file.id)),
-                            Err(error) => drop(open.insert(file.id, Some(error.to_string()))),
-                        }
-                        drop(open);
-                        outcome.1.notify_all();
-                    }
-                }
-            });
-        }
-        let mut open = outcome.0.lock();
-        while open.values().any(Option::is_none) {
-            if outcome.1.wait_until(&mut open, deadline).timed_out() {
-                break;
-            }
-        }
-        let left = std::mem::take(&mut *open);
-        // This may be the last reference to some of the files, which are freed with it.
-        drop(open);
-        asked
-            .into_iter()
-            .filter_map(|file| {
-                let error = left.get(&file.id)?.clone();
-                let pages = file.nr_unclean();
-                Some(LostData { file, bytes: pages * PAGE_SIZE_U64, error })
-            })
-            .collect()
     }
 
     /// Stops the flushers. What is dirty stays in memory.

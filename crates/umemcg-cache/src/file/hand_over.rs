@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use umemcg_arena::{FrameFlags as Flag, FrameId};
 use umemcg_base::{PAGE_SHIFT, pages_for};
 
-use crate::file::File;
+use super::File;
 use crate::index::{Entry, LockedIndex};
 
 /// What keeps a page here: it is not durable, or it is being filled.
@@ -23,7 +23,7 @@ impl File {
     }
 
     /// Frees pages that have become durable, if another cache has them.
-    pub(crate) fn give_up_durable(&self, pages: &[(u64, FrameId)]) {
+    pub(super) fn give_up_durable(&self, pages: &[(u64, FrameId)]) {
         if !self.is_kept_above.load(Ordering::Relaxed) {
             return;
         }

@@ -11,8 +11,8 @@ use umemcg_group::{Group, StatItem};
 use umemcg_reclaim::Verdict;
 use umemcg_reclaim::shrinker::{Count, Registration, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
 
+use super::PageCache;
 use crate::index_node::NODE_BYTES;
-use crate::page_cache::PageCache;
 
 /// Cached pages for which a group may keep a leaf of shadows.
 const PAGES_PER_LEAF: u64 = 8;

@@ -1,0 +1,111 @@
+//! Counting a file's dirty pages: on the page, in the file, in its group and in its store.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use umemcg_arena::{FrameFlags as Flag, FrameId};
+use umemcg_base::PAGE_SIZE_U64;
+use umemcg_group::StatItem;
+
+use super::File;
+use crate::index::{LockedIndex, Mark};
+
+/// The store's count of what is not durable may lack this part of a file's dirty pages …
+const UNCOUNTED_SHARE: u64 = 8;
+/// … and not more than this many.
+const UNCOUNTED_PAGES_MAX: u64 = 16;
+
+impl File {
+    /// Counts pages of an owner that changed state, in the group and those above.
+    #[inline]
+    pub(super) fn account(&self, owner: u32, item: StatItem, pages: i64) {
+        if !umemcg_reclaim::mechanism::counts_dirty_for_groups() {
+            return;
+        }
+        umemcg_reclaim::owner_from(owner).count(item, pages * PAGE_SIZE_U64 as i64);
+    }
+
+    /// Counts pages that changed state, one call for each run of one owner.
+    pub(super) fn account_run(&self, pages: &[(u64, FrameId)], item: StatItem, sign: i64) {
+        self.runs_of_owners(pages).for_each(|(owner, nr)| self.account(owner, item, sign * nr));
+    }
+
+    /// Returns the owners of pages side by side, each with how many pages are its own.
+    pub(super) fn runs_of_owners(&self, pages: &[(u64, FrameId)]) -> impl Iterator<Item = (u32, i64)> {
+        let owner = |&(_, frame): &(u64, FrameId)| self.record(frame).owner.load(Ordering::Relaxed);
+        pages.chunk_by(move |a, b| owner(a) == owner(b)).map(move |run| (owner(&run[0]), run.len() as i64))
+    }
+
+    /// Counts pages as the store's that are not durable, or are no longer. What is new may wait
+    /// here, an eighth of the file's dirty pages at most, so that not each page writes to a line
+    /// that all writers of the store share.
+    pub(super) fn count_unclean(&self, _index: &LockedIndex<'_>, owner: u32, pages: i64) {
+        let before = self.uncounted_owner.swap(owner, Ordering::Relaxed);
+        let mut uncounted = self.uncounted.load(Ordering::Relaxed);
+        if before != owner && uncounted != 0 {
+            self.writeback.add_unclean(before, std::mem::take(&mut uncounted));
+        }
+        uncounted += pages;
+        let may_wait = (self.nr_dirty.load(Ordering::Relaxed) / UNCOUNTED_SHARE).min(UNCOUNTED_PAGES_MAX);
+        let waits = (0..=may_wait as i64).contains(&uncounted);
+        self.uncounted.store(if waits { uncounted } else { 0 }, Ordering::Relaxed);
+        if !waits {
+            self.writeback.add_unclean(owner, uncounted);
+        }
+    }
+
+    /// Counts pages as the store's that are not durable (`sign` 1), or are no longer (-1).
+    pub(super) fn count_unclean_run(&self, index: &LockedIndex<'_>, pages: &[(u64, FrameId)], sign: i64) {
+        self.runs_of_owners(pages).for_each(|(owner, nr)| self.count_unclean(index, owner, sign * nr));
+    }
+
+    /// Counts pages that became dirty: marks, file, group, pool. Under the index lock, so that no
+    /// thread can count them as clean before. Their dirty flags were just set.
+    pub(super) fn note_dirty(&self, index: &LockedIndex<'_>, pages: &[(u64, FrameId)]) {
+        for &(page, _) in pages {
+            index.mark(page, Mark::Dirty, true);
+        }
+        self.nr_dirty.fetch_add(pages.len() as u64, Ordering::Relaxed);
+        self.account_run(pages, StatItem::FileDirty, 1);
+        self.count_unclean_run(index, pages, 1);
+    }
+
+    /// Marks pages dirty that the caller has pinned and just written to, with `content` held. The
+    /// data was written before this call.
+    pub(super) fn mark_dirty(self: &Arc<Self>, pages: &[(u64, FrameId)]) {
+        if self.is_memory() {
+            return;
+        }
+        // The copy comes before the flag, so the thread that clears the flag sees the copy.
+        let fresh: Vec<_> = pages
+            .iter()
+            .copied()
+            .filter(|&(_, frame)| !self.record(frame).test_and_set(Flag::DIRTY))
+            .collect();
+        if fresh.is_empty() {
+            return;
+        }
+        self.note_dirty(&self.index.lock(), &fresh);
+        self.queue_dirty(&fresh);
+    }
+
+    /// Puts the file among its store's dirty ones; it belongs to the group whose pages these are,
+    /// unless it belongs to one already.
+    pub(super) fn queue_dirty(self: &Arc<Self>, fresh: &[(u64, FrameId)]) {
+        let owner = |&(_, frame): &(u64, FrameId)| self.record(frame).owner.load(Ordering::Relaxed);
+        let Some(first) = fresh.first().map(owner) else { return };
+        let other = fresh.iter().map(owner).find(|&owner| owner != first);
+        self.writeback.note_dirty(self, first);
+        if let Some(other) = other {
+            self.dirty_owner.note_dirtied(other);
+        }
+    }
+
+    /// Notes that pages went to the store past the cache: it has to confirm them before the file is
+    /// durable.
+    pub(super) fn note_written_through(self: &Arc<Self>, nr: u64, owner: u32) {
+        // Release: pairs with the loads in `nr_unclean`.
+        self.nr_through.fetch_add(nr, Ordering::Release);
+        self.writeback.note_dirty(self, owner);
+    }
+}

@@ -1,0 +1,163 @@
+//! Pages that are about to enter a file: charged, with their frames and index nodes.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use umemcg_arena::{FrameFlags as Flag, FrameId, prefetch_for_write};
+use umemcg_base::PAGE_SIZE_U64;
+use umemcg_group::{Charge, Group, OwnerId, Refused};
+
+use super::{File, FileError};
+use crate::index::Index;
+use crate::index_node::NODE_BYTES;
+use crate::node_pool::NodeReserve;
+use crate::overrun::RequestClaim;
+
+/// The number of times that a charge in flight looks again for frames on their way back.
+const LATE_FRAMES_TRIES_MAX: u32 = 100_000;
+
+/// Frames charged and taken for pages that are about to enter a file.
+pub(super) struct NewPages {
+    pub(super) charge: Charge,
+    pub(super) frames: Vec<FrameId>,
+    pub(super) nodes: NodeReserve,
+    /// They are beyond the limit of their group, and stay in the file only while they are locked.
+    pub(super) is_overrun: bool,
+}
+
+impl File {
+    /// Charges and takes frames for up to `want` pages from `first` on, fewer if `group` has no
+    /// room for all. `None` when it has not room for one.
+    pub(super) fn new_pages(
+        self: &Arc<Self>,
+        group: &Arc<Group>,
+        first: u64,
+        want: u64,
+        least: u64,
+        may_sleep: bool,
+    ) -> Option<NewPages> {
+        umemcg_reclaim::mechanism::charge_to_frame(|| {
+            self.charge_and_take(group, first, want, least, may_sleep)
+        })
+    }
+
+    fn charge_and_take(
+        self: &Arc<Self>,
+        group: &Arc<Group>,
+        first: u64,
+        want: u64,
+        least: u64,
+        may_sleep: bool,
+    ) -> Option<NewPages> {
+        let mut want = want;
+        loop {
+            let nr_nodes = Index::nodes_for(first, first + want);
+            let bytes = want * PAGE_SIZE_U64 + nr_nodes as u64 * NODE_BYTES;
+            let charge = if !may_sleep {
+                group.try_charge(bytes).ok()
+            } else if want > least {
+                self.cache.reclaimer().charge_surplus(group, bytes, &|| false).ok()
+            } else if want > 1 {
+                self.cache.reclaimer().charge_opportunistic(group, bytes, &|| false).ok()
+            } else {
+                self.cache.reclaimer().charge(group, bytes, &|| false).ok()
+            };
+            let Some(mut charge) = charge else {
+                if want <= 1 || !may_sleep {
+                    return None;
+                }
+                // Down to what is really needed, then to less: a small group still caches
+                // something.
+                want = if want > least { least.max(want / 4) } else { (want / 4).max(1) };
+                continue;
+            };
+            let node_charge = charge.split(nr_nodes as u64 * NODE_BYTES);
+            let nodes = NodeReserve::new(self.cache.nodes(), nr_nodes, node_charge)?;
+            let mut frames = Vec::with_capacity(want as usize);
+            let node = self.cache.next_node();
+            if self.cache.arena().alloc(node, &mut frames, want as usize) < want as usize {
+                // Charges never exceed the pool; frames on their way back may be missing for a
+                // moment.
+                self.cache.arena().free(&frames);
+                drop(charge);
+                if want == 1 || !may_sleep {
+                    return None;
+                }
+                want = (want / 2).max(1);
+                continue;
+            }
+            // Taken from the end: pages side by side get frames side by side where there are any,
+            // so that one piece of an I/O vector covers many, and the index can tell their place
+            // from their neighbours'.
+            return self.within_quota(NewPages { charge, frames, nodes, is_overrun: false });
+        }
+    }
+
+    /// Returns pages `first..` that `group` has no room for, charged to it all the same: up to
+    /// `want`, as many as the request's claim has left. `None` when nothing is left.
+    ///
+    /// # Errors
+    /// [`FileError::NoMemory`] when there are no index nodes.
+    pub(super) fn pages_beyond_limit(
+        self: &Arc<Self>,
+        group: &Arc<Group>,
+        first: u64,
+        want: u64,
+        claim: &mut RequestClaim,
+    ) -> Result<Option<NewPages>, FileError> {
+        let nr = claim.take(self.cache.overrun(), group, want);
+        if nr == 0 {
+            return Ok(None);
+        }
+        let nr_nodes = Index::nodes_for(first, first + nr);
+        let wanted_bytes = nr * PAGE_SIZE_U64 + nr_nodes as u64 * NODE_BYTES;
+        let no_memory = || FileError::NoMemory(Refused { group: Arc::clone(group), wanted_bytes });
+        let mut charge = group.charge_forced(wanted_bytes);
+        let nodes =
+            NodeReserve::new(self.cache.nodes(), nr_nodes, charge.split(nr_nodes as u64 * NODE_BYTES));
+        let nodes = nodes.ok_or_else(no_memory)?;
+        let mut frames = Vec::with_capacity(nr as usize);
+        for _ in 0..LATE_FRAMES_TRIES_MAX {
+            let missing = nr as usize - frames.len();
+            if self.cache.arena().alloc(self.cache.next_node(), &mut frames, missing) == missing {
+                return Ok(Some(NewPages { charge, frames, nodes, is_overrun: true }));
+            }
+            // Frames on their way back.
+            umemcg_base::sync::thread::yield_now();
+        }
+        self.cache.arena().free(&frames);
+        Err(no_memory())
+    }
+
+    /// Prefetches the records of frames that are about to be written: most were last written by a
+    /// worker on another processor.
+    pub(super) fn fetch_records(&self, frames: &[FrameId]) {
+        frames.iter().for_each(|&frame| prefetch_for_write(self.record(frame)));
+    }
+
+    /// Gives a fresh frame the identity of a page: locked, contents to come. `pins` includes the
+    /// base reference.
+    pub(super) fn adopt(&self, frame: FrameId, page: u64, owner: OwnerId, pins: u32) {
+        let record = self.record(frame);
+        record.owner.store(owner.into_raw(), Ordering::Relaxed);
+        record.file.store(self.id, Ordering::Relaxed);
+        record.index.store(page, Ordering::Relaxed);
+        record.start_with(Flag::LOCKED);
+        record.unfreeze_to(pins);
+    }
+
+    /// Returns what `inserted` pages did not use; the charge of those that did now belongs to their
+    /// frames.
+    pub(super) fn give_back(&self, new: NewPages, inserted: u64) {
+        let NewPages { mut charge, frames, nodes, .. } = new;
+        if !frames.is_empty() {
+            self.give_quota(frames.len() as u64);
+            self.cache.arena().free(&frames);
+        }
+        if inserted > 0 {
+            let _ = charge.split(inserted * PAGE_SIZE_U64).into_raw();
+        }
+        drop(charge);
+        drop(nodes);
+    }
+}

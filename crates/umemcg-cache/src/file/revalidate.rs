@@ -1,0 +1,72 @@
+//! A file that was changed in its store, past this cache: what is clean is forgotten, what is not
+//! durable wins.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use umemcg_arena::{FrameFlags as Flag, FrameId};
+use umemcg_base::PAGE_SHIFT;
+use umemcg_group::StatItem;
+
+use super::{File, PAGES_END};
+use crate::index::{Entry, LockedIndex, Mark};
+
+impl File {
+    /// Drops every clean, unpinned page: the file changed outside. Dirty pages stay.
+    pub fn invalidate_clean(self: &Arc<Self>) {
+        if self.is_memory() {
+            return;
+        }
+        let _content = self.content.write();
+        self.drop_pages(0, PAGES_END, true);
+    }
+
+    /// Checks whether the file was changed from outside. `look` finds out with write-back kept out,
+    /// and says how long the store's file is then, or `None` when there is nothing new. Clean pages
+    /// are forgotten. What is not durable stays and wins: it is written again, and the file reaches
+    /// at least as far. `look` may take the store's own locks, none of ours.
+    pub fn revalidate(self: &Arc<Self>, look: impl FnOnce() -> Option<u64>) {
+        let content = self.content.write();
+        let Some(len) = look() else { return };
+        let (unclean_end, dirtied) = {
+            let index = self.index.lock();
+            let dirtied = self.redirty_unstable(&index);
+            let (mut end, mut from) = (0, 0);
+            while let Some(page) = index.next_marked(from, PAGES_END, Mark::Dirty) {
+                end = page + 1;
+                from = page + 1;
+            }
+            ((end << PAGE_SHIFT).min(self.len()), dirtied)
+        };
+        self.drop_pages(0, PAGES_END, true);
+        self.store_len.store(len, Ordering::Relaxed);
+        self.publish_len(len.max(unclean_end));
+        drop(content);
+        self.queue_dirty(&dirtied);
+    }
+
+    /// Makes pages dirty that were written and have not been confirmed: the store may have lost
+    /// them since. Returns those.
+    fn redirty_unstable(&self, index: &LockedIndex<'_>) -> Vec<(u64, FrameId)> {
+        let (mut unstable, mut dirtied, mut from) = (Vec::new(), Vec::new(), 0);
+        while let Some(page) = index.next_marked(from, PAGES_END, Mark::Unstable) {
+            from = page + 1;
+            let Entry::Page(frame) = index.get(page) else { continue };
+            if !self.record(frame).try_pin() {
+                continue;
+            }
+            index.mark(page, Mark::Unstable, false);
+            unstable.push((page, frame));
+            if !self.record(frame).change(Flag::UNSTABLE, Flag::DIRTY).intersects(Flag::DIRTY) {
+                dirtied.push((page, frame));
+            }
+        }
+        self.note_dirty(index, &dirtied);
+        // Release: pairs with the loads in `nr_unclean`.
+        self.nr_unstable.fetch_sub(unstable.len() as u64, Ordering::Release);
+        self.account_run(&unstable, StatItem::FileUnstable, -1);
+        self.count_unclean_run(index, &unstable, -1);
+        unstable.iter().for_each(|&(_, frame)| self.cache.reclaimer().unpin(frame));
+        dirtied
+    }
+}
