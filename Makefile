@@ -67,7 +67,7 @@ test-posix: deps ## pjdfstest and fsx on real mounts: a directory in a group tha
 test-crash: deps ## hundreds of kills of a daemon under load, thousands of power cuts with new seeds; every file checked
 	UMEMCG_CRASH_KILLS="$(CRASH_KILLS)" UMEMCG_CRASH_FIO_MIB="$(CRASH_FIO_MIB)" \
 		$(CARGO) test --locked -p umemcg-cli --test crash -- --nocapture
-	UMEMCG_CRASH_ROUNDS="$(CRASH_ROUNDS)" $(CARGO) test --locked -p umemcg --test crash -- --nocapture cut
+	UMEMCG_CRASH_ROUNDS="$(CRASH_ROUNDS)" $(CARGO) test --locked -p umemcg-cache --test crash -- --nocapture cut
 	UMEMCG_CRASH_ROUNDS="$(CRASH_ROUNDS)" $(CARGO) test --locked -p umemcg-fuse --test power_cut -- --nocapture
 
 test-together: test-together-engine test-together-mount ## everything at once against a sequential model, both halves, TOGETHER_SECONDS each (1800: an hour)

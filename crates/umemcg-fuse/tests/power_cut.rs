@@ -1,10 +1,10 @@
 //! Power cuts under a whole mount: below the volume lies a file system that forgets and reorders
 //! whatever was not synced, every request to it is a cut, and programs' system calls say what was
 //! promised. That engine and cache keep the promise is shown in more depth in
-//! `umemcg/tests/crash.rs`; this shows that all the ways of asking for it lead there.
+//! `umemcg-cache/tests/crash.rs`; this shows that all the ways of asking for it lead there.
 
 mod common;
-#[path = "../../umemcg/tests/common/disk.rs"]
+#[path = "../../umemcg-cache/tests/common/disk.rs"]
 mod disk;
 
 use std::ffi::OsStr;

@@ -3,7 +3,7 @@
 //!
 //! The ordinary tests kill a few times; `make test-crash` hundreds (`UMEMCG_CRASH_KILLS`, with
 //! `UMEMCG_CRASH_SEED` for one run again). fio verifies beside that. Power cuts, which lose what
-//! the host's own cache would have kept, are in `umemcg/tests/crash.rs` and
+//! the host's own cache would have kept, are in `umemcg-cache/tests/crash.rs` and
 //! `umemcg-fuse/tests/power_cut.rs`.
 
 mod expected;

@@ -11,7 +11,7 @@
 mod accounts;
 mod attributes;
 mod data;
-#[path = "../../../umemcg/tests/common/disk.rs"]
+#[path = "../../../umemcg-cache/tests/common/disk.rs"]
 mod disk;
 mod disturbers;
 #[path = "../real_mount/harness.rs"]

@@ -11,7 +11,7 @@
 //! repeats one round exactly, `UMEMCG_TOGETHER_SECONDS` says how long new rounds are made.
 #![cfg(schedule)]
 
-#[path = "../common/disk.rs"]
+#[path = "../../../umemcg-cache/tests/common/disk.rs"]
 mod disk;
 mod disturbers;
 // Some of it only the half on real mounts needs.

@@ -8,23 +8,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{MemStore, engine, group};
-use umemcg::{
-    Arena, BackingStore, DirtyBound, DirtyThreshold, Engine, File, Group, ReclaimError, Segment, StatItem,
-    StoreId,
-};
+use common::{MemStore, Pool, group, pool};
+use umemcg_arena::{Arena, Segment};
+use umemcg_cache::{BackingStore, DirtyBound, DirtyThreshold, File, StoreId};
+use umemcg_group::{Group, StatItem};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
 
-fn limit(engine: &Engine, group: &Arc<Group>, foreground: u64, background: u64) {
-    let limits = engine.cache().dirty_limits();
+fn limit(pool: &Pool, group: &Arc<Group>, foreground: u64, background: u64) {
+    let limits = pool.cache().dirty_limits();
     limits.set_bound(group, DirtyThreshold::Foreground, DirtyBound::Bytes(foreground));
     limits.set_bound(group, DirtyThreshold::Background, DirtyBound::Bytes(background));
 }
 
-fn open(engine: &Engine, store: &Arc<MemStore>) -> Arc<File> {
-    engine.open_file(Arc::clone(store) as _, 0).unwrap()
+fn open(pool: &Pool, store: &Arc<MemStore>) -> Arc<File> {
+    pool.open_file(Arc::clone(store) as _, 0).unwrap()
 }
 
 const STATES: [StatItem; 3] = [StatItem::FileDirty, StatItem::FileWriteback, StatItem::FileUnstable];
@@ -47,11 +46,11 @@ fn written(store: &MemStore) -> usize {
 
 #[test]
 fn a_group_over_its_limit_writes_its_own_files_only() {
-    let engine = engine(64 * MIB);
-    let (a, b) = (group(&engine, "a", u64::MAX), group(&engine, "b", u64::MAX));
-    limit(&engine, &a, MIB, 512 * KIB);
+    let pool = pool(64 * MIB);
+    let (a, b) = (group(&pool, "a", u64::MAX), group(&pool, "b", u64::MAX));
+    limit(&pool, &a, MIB, 512 * KIB);
     let (store_a, store_b) = (MemStore::on_store(1), MemStore::on_store(1));
-    let (file_a, file_b) = (open(&engine, &store_a), open(&engine, &store_b));
+    let (file_a, file_b) = (open(&pool, &store_a), open(&pool, &store_b));
     file_b.write(&b, 0, &vec![2; 3 * MIB as usize]).unwrap();
     for at in 0..64 {
         file_a.write(&a, at * 128 * KIB, &vec![1; 128 * KIB as usize]).unwrap();
@@ -62,22 +61,22 @@ fn a_group_over_its_limit_writes_its_own_files_only() {
     assert!(written(&store_a) as u64 >= 7 * MIB);
     assert_eq!((written(&store_b), unclean(&b)), (0, 3 * MIB), "the neighbour's file was not touched");
     assert!(file_b.write_pause(&b, 128 << 10).is_none());
-    assert!(engine.sync_all(Duration::from_secs(60)).is_empty());
-    assert_eq!(unclean(engine.root()), 0);
+    assert!(pool.sync_all(Duration::from_secs(60)).is_empty());
+    assert_eq!(unclean(pool.root()), 0);
 }
 
 #[test]
 fn shared_files_are_written_for_a_group_without_its_own() {
-    let engine = engine(64 * MIB);
-    let (a, b) = (group(&engine, "a", u64::MAX), group(&engine, "b", u64::MAX));
+    let pool = pool(64 * MIB);
+    let (a, b) = (group(&pool, "a", u64::MAX), group(&pool, "b", u64::MAX));
     let stores = [MemStore::on_store(1), MemStore::on_store(1)];
-    let [shared, others] = stores.each_ref().map(|store| open(&engine, store));
+    let [shared, others] = stores.each_ref().map(|store| open(&pool, store));
     // First b's, then a writes most of it.
     shared.write(&b, 0, &[1; 4096]).unwrap();
     others.write(&b, 0, &[1; 65536]).unwrap();
     shared.write(&a, 4096, &vec![2; MIB as usize]).unwrap();
     assert!(Arc::ptr_eq(&shared.dirty_group().unwrap(), &b));
-    limit(&engine, &a, 512 * KIB, 256 * KIB);
+    limit(&pool, &a, 512 * KIB, 256 * KIB);
     shared.throttle(&a, 1, &|| false);
     until("a is below its background", || unclean(&a) <= 256 * KIB);
     assert_eq!(written(&stores[1]), 0, "a file that is b's alone stays");
@@ -85,13 +84,13 @@ fn shared_files_are_written_for_a_group_without_its_own() {
 
 #[test]
 fn a_file_that_changes_hands_follows_its_writer() {
-    let engine = engine(64 * MIB);
-    let (a, b) = (group(&engine, "a", u64::MAX), group(&engine, "b", u64::MAX));
+    let pool = pool(64 * MIB);
+    let (a, b) = (group(&pool, "a", u64::MAX), group(&pool, "b", u64::MAX));
     // Slow enough for rounds to have a length.
     let store = Slow::new(MemStore::on_store(1), 8 * MIB);
-    let file = engine.open_file(store as _, 0).unwrap();
-    limit(&engine, &a, 512 * KIB, 256 * KIB);
-    limit(&engine, &b, 512 * KIB, 256 * KIB);
+    let file = pool.open_file(store as _, 0).unwrap();
+    limit(&pool, &a, 512 * KIB, 256 * KIB);
+    limit(&pool, &b, 512 * KIB, 256 * KIB);
     let mut at = 0;
     let mut write = |group: &Arc<Group>, done: &dyn Fn() -> bool| {
         let deadline = Instant::now() + Duration::from_secs(60);
@@ -110,34 +109,34 @@ fn a_file_that_changes_hands_follows_its_writer() {
 
 #[test]
 fn a_removed_groups_dirty_files_are_its_parents() {
-    let engine = engine(64 * MIB);
-    let parent = group(&engine, "parent", u64::MAX);
-    let child = engine.create_group(&parent, "child".as_ref()).unwrap();
+    let pool = pool(64 * MIB);
+    let parent = group(&pool, "parent", u64::MAX);
+    let child = pool.create_group(&parent, "child".as_ref()).unwrap();
     let (store, neighbours) = (MemStore::on_store(1), MemStore::on_store(1));
-    let (file, other) = (open(&engine, &store), open(&engine, &neighbours));
+    let (file, other) = (open(&pool, &store), open(&pool, &neighbours));
     file.write(&child, 0, &vec![1; MIB as usize]).unwrap();
-    other.write(engine.root(), 0, &[1; 4096]).unwrap();
-    engine.remove_group(&child).unwrap();
+    other.write(pool.root(), 0, &[1; 4096]).unwrap();
+    pool.remove_group(&child).unwrap();
     assert_eq!(unclean(&parent), MIB);
     assert_eq!(parent.stat_local(StatItem::FileDirty), MIB as i64);
-    limit(&engine, &parent, 512 * KIB, 256 * KIB);
+    limit(&pool, &parent, 512 * KIB, 256 * KIB);
     file.throttle(&parent, 1, &|| false);
     until("the parent is below its background", || unclean(&parent) <= 256 * KIB);
     assert_eq!(written(&neighbours), 0);
-    assert!(engine.sync_all(Duration::from_secs(60)).is_empty());
-    assert_eq!((unclean(engine.root()), parent.stat_local(StatItem::FileDirty)), (0, 0));
+    assert!(pool.sync_all(Duration::from_secs(60)).is_empty());
+    assert_eq!((unclean(pool.root()), parent.stat_local(StatItem::FileDirty)), (0, 0));
 }
 
 #[test]
 fn a_level_above_holds_its_children_and_no_sibling() {
-    let engine = engine(64 * MIB);
-    let parent = group(&engine, "parent", u64::MAX);
-    let [x, y] = ["x", "y"].map(|name| engine.create_group(&parent, name.as_ref()).unwrap());
-    let beside = group(&engine, "beside", u64::MAX);
-    limit(&engine, &parent, MIB, 512 * KIB);
+    let pool = pool(64 * MIB);
+    let parent = group(&pool, "parent", u64::MAX);
+    let [x, y] = ["x", "y"].map(|name| pool.create_group(&parent, name.as_ref()).unwrap());
+    let beside = group(&pool, "beside", u64::MAX);
+    limit(&pool, &parent, MIB, 512 * KIB);
     let store = MemStore::on_store(1);
     store.hang();
-    let file = open(&engine, &store);
+    let file = open(&pool, &store);
     file.write(&x, 0, &vec![1; MIB as usize]).unwrap();
     let mut pause = file.write_pause(&y, 4096).expect("its parent is at its limit");
     assert!(pause.remaining().unwrap() <= Duration::from_millis(200));
@@ -149,17 +148,17 @@ fn a_level_above_holds_its_children_and_no_sibling() {
 
 #[test]
 fn a_writer_held_by_a_hanging_store_can_be_killed() {
-    let engine = engine(64 * MIB);
-    let a = group(&engine, "a", u64::MAX);
-    limit(&engine, &a, MIB, 512 * KIB);
+    let pool = pool(64 * MIB);
+    let a = group(&pool, "a", u64::MAX);
+    limit(&pool, &a, MIB, 512 * KIB);
     let (hangs, works) = (MemStore::on_store(1), MemStore::on_store(2));
     hangs.hang();
-    let (file, other) = (open(&engine, &hangs), open(&engine, &works));
+    let (file, other) = (open(&pool, &hangs), open(&pool, &works));
     file.write(&a, 0, &vec![1; 2 * MIB as usize]).unwrap();
     let killed = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| file.throttle(&a, 4096, &|| killed.load(Ordering::Relaxed)));
-        until("it is stalled", || umemcg::pressure(&a).some.total > Duration::ZERO);
+        until("it is stalled", || umemcg_reclaim::stall::pressure(&a).some.total > Duration::ZERO);
         for at in 0..100 {
             other.write(&a, at * 64 * KIB, &[2; 65536]).unwrap();
             other.throttle(&a, 65536, &|| false);
@@ -168,18 +167,18 @@ fn a_writer_held_by_a_hanging_store_can_be_killed() {
         killed.store(true, Ordering::Relaxed);
     });
     hangs.release();
-    assert!(engine.sync_all(Duration::from_secs(60)).is_empty());
+    assert!(pool.sync_all(Duration::from_secs(60)).is_empty());
 }
 
 #[test]
 fn a_writer_at_its_limit_is_told_that_the_store_is_full() {
     const ENOSPC: u64 = 28;
-    let engine = engine(64 * MIB);
-    let [a, b] = ["a", "b"].map(|name| group(&engine, name, u64::MAX));
-    limit(&engine, &a, MIB, 512 * KIB);
+    let pool = pool(64 * MIB);
+    let [a, b] = ["a", "b"].map(|name| group(&pool, name, u64::MAX));
+    limit(&pool, &a, MIB, 512 * KIB);
     let store = MemStore::on_store(1);
     store.fail_writes.store(ENOSPC, Ordering::Relaxed);
-    let file = open(&engine, &store);
+    let file = open(&pool, &store);
     let (tell, told) = std::sync::mpsc::channel();
     let (writer, writers) = (Arc::clone(&file), Arc::clone(&a));
     std::thread::spawn(move || {
@@ -194,28 +193,31 @@ fn a_writer_at_its_limit_is_told_that_the_store_is_full() {
         let _ = tell.send((at, error));
     });
     let (at, error) = told.recv_timeout(Duration::from_secs(60)).expect("the writer waits");
-    assert!(matches!(&error, umemcg::FileError::Store(error) if error.raw_os_error() == Some(28)), "{error}");
+    assert!(
+        matches!(&error, umemcg_cache::FileError::Store(error) if error.raw_os_error() == Some(28)),
+        "{error}"
+    );
     assert!(unclean(&a) == at && at <= 2 * MIB, "{at}, {}", unclean(&a));
     assert!(file.try_write(&a, 0, &[8; 4096]).is_none(), "nor does it slip by");
     file.write(&b, 0, &[7; 4096]).expect("a group below its limit goes on");
     store.fail_writes.store(0, Ordering::Relaxed);
     until("the store has everything", || unclean(&a) == 0);
     file.write(&a, at, &[7; 65536]).unwrap();
-    assert!(engine.sync_all(Duration::from_secs(60)).is_empty());
+    assert!(pool.sync_all(Duration::from_secs(60)).is_empty());
     assert!(store.live() == vec![7; at as usize + 65536]);
 }
 
 #[test]
 fn dirty_data_on_another_store_does_not_slow_a_group() {
     // So large that the pool itself wants nothing written.
-    let engine = engine(256 * MIB);
-    let (a, b) = (group(&engine, "a", u64::MAX), group(&engine, "b", u64::MAX));
-    limit(&engine, &a, MIB, 512 * KIB);
-    limit(&engine, &b, 32 * MIB, 31 * MIB);
+    let pool = pool(256 * MIB);
+    let (a, b) = (group(&pool, "a", u64::MAX), group(&pool, "b", u64::MAX));
+    limit(&pool, &a, MIB, 512 * KIB);
+    limit(&pool, &b, 32 * MIB, 31 * MIB);
     let (hangs, works) = (MemStore::on_store(1), MemStore::on_store(2));
     hangs.hang();
-    let [stuck, neighbours] = [&hangs, &works].map(|store| open(&engine, store));
-    let file = engine.open_file(MemStore::on_store(2) as _, 0).unwrap();
+    let [stuck, neighbours] = [&hangs, &works].map(|store| open(&pool, store));
+    let file = pool.open_file(MemStore::on_store(2) as _, 0).unwrap();
     stuck.write(&a, 0, &vec![1; 2 * MIB as usize]).unwrap();
     neighbours.write(&b, 0, &vec![2; 4 * MIB as usize]).unwrap();
     file.write(&a, 0, &[3; 4096]).unwrap();
@@ -229,40 +231,7 @@ fn dirty_data_on_another_store_does_not_slow_a_group() {
     neighbours.write(&a, 4 * MIB, &vec![4; 256 * KIB as usize]).unwrap();
     assert!(file.write_pause(&a, 4096).is_some(), "more than an eighth of its threshold");
     [&hangs, &works].into_iter().for_each(|store| store.release());
-    assert!(engine.sync_all(Duration::from_secs(60)).is_empty());
-}
-
-#[test]
-fn forced_empty_a_group_writes_its_own_files_first() {
-    let engine = engine(64 * MIB);
-    let (a, b) = (group(&engine, "a", u64::MAX), group(&engine, "b", u64::MAX));
-    let (store, neighbours) = (MemStore::on_store(1), MemStore::on_store(1));
-    let (file, other) = (open(&engine, &store), open(&engine, &neighbours));
-    file.write(&a, 0, &vec![1; 3 * MIB as usize]).unwrap();
-    other.write(&b, 0, &vec![2; MIB as usize]).unwrap();
-    engine.force_empty(&a, &|| false).unwrap();
-    assert_eq!((unclean(&a), file.nr_cached_pages()), (0, 0));
-    assert!(store.after_cut(|_| false) == vec![1; 3 * MIB as usize], "and durable");
-    assert_eq!((written(&neighbours), unclean(&b)), (0, MIB));
-    assert!(engine.sync_all(Duration::from_secs(60)).is_empty());
-}
-
-#[test]
-fn forced_empty_a_group_keeps_what_its_store_does_not_take() {
-    let engine = engine(64 * MIB);
-    let a = group(&engine, "a", u64::MAX);
-    let (hangs, works) = (MemStore::on_store(1), MemStore::on_store(2));
-    hangs.hang();
-    let [stuck, file] = [&hangs, &works].map(|store| open(&engine, store));
-    stuck.write(&a, 0, &vec![1; MIB as usize]).unwrap();
-    file.write(&a, 0, &vec![2; MIB as usize]).unwrap();
-    assert_eq!(engine.force_empty(&a, &|| true), Err(ReclaimError::Interrupted));
-    engine.force_empty(&a, &|| false).unwrap();
-    assert_eq!((stuck.nr_cached_pages(), file.nr_cached_pages()), (MIB / 4096, 0));
-    hangs.release();
-    engine.force_empty(&a, &|| false).unwrap();
-    assert_eq!((stuck.nr_cached_pages(), unclean(&a)), (0, 0));
-    assert_eq!(written(&hangs) as u64, MIB);
+    assert!(pool.sync_all(Duration::from_secs(60)).is_empty());
 }
 
 /// A store that takes this many bytes a second.
@@ -310,11 +279,11 @@ impl BackingStore for Slow {
 
 #[test]
 fn a_writer_settles_between_free_run_and_limit_at_store_speed() {
-    let engine = engine(64 * MIB);
-    let a = group(&engine, "a", u64::MAX);
-    limit(&engine, &a, 4 * MIB, 2 * MIB);
+    let pool = pool(64 * MIB);
+    let a = group(&pool, "a", u64::MAX);
+    limit(&pool, &a, 4 * MIB, 2 * MIB);
     let store = Slow::new(MemStore::on_store(1), 16 * MIB);
-    let file = engine.open_file(store.clone() as _, 0).unwrap();
+    let file = pool.open_file(store.clone() as _, 0).unwrap();
     let (mut most, mut nr_dry, start) = (0, 0, Instant::now());
     for at in 0..384 {
         file.write(&a, at * 64 * KIB, &[1; 65536]).unwrap();
@@ -333,16 +302,16 @@ fn a_writer_settles_between_free_run_and_limit_at_store_speed() {
 
 #[test]
 fn counts_are_exact_after_anything_happens_to_dirty_pages() {
-    let engine = engine(24 * MIB);
-    let parent = group(&engine, "parent", u64::MAX);
-    limit(&engine, &parent, 2 * MIB, MIB);
+    let pool = pool(24 * MIB);
+    let parent = group(&pool, "parent", u64::MAX);
+    limit(&pool, &parent, 2 * MIB, MIB);
     let stores = [1, 1, 2].map(MemStore::on_store);
-    let files = stores.each_ref().map(|store| open(&engine, store));
+    let files = stores.each_ref().map(|store| open(&pool, store));
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let writers: Vec<_> = (0..3u64)
             .map(|nr| {
-                let (engine, parent, files) = (&engine, &parent, &files);
+                let (pool, parent, files) = (&pool, &parent, &files);
                 scope.spawn(move || {
                     let mut random = nr + 1;
                     let mut below = |bound: u64| {
@@ -353,7 +322,7 @@ fn counts_are_exact_after_anything_happens_to_dirty_pages() {
                     };
                     for round in 0..12 {
                         let name = format!("g{nr}-{round}");
-                        let group = engine.create_group(parent, name.as_ref()).unwrap();
+                        let group = pool.create_group(parent, name.as_ref()).unwrap();
                         for _ in 0..60 {
                             let file = &files[below(3) as usize];
                             let (at, len) = (below(3 * MIB), 1 + below(100 * KIB) as usize);
@@ -368,7 +337,7 @@ fn counts_are_exact_after_anything_happens_to_dirty_pages() {
                                 }
                             }
                         }
-                        engine.remove_group(&group).unwrap();
+                        pool.remove_group(&group).unwrap();
                         // Late changes move themselves.
                         until("it is the parent's", || STATES.map(|item| group.stat_local(item)) == [0; 3]);
                     }
@@ -378,12 +347,12 @@ fn counts_are_exact_after_anything_happens_to_dirty_pages() {
         scope.spawn(|| {
             let mut fails = false;
             while !over.load(Ordering::Relaxed) {
-                engine.cache().empty_sparse_blocks(64);
+                pool.cache().empty_sparse_blocks(64);
                 fails = !fails;
                 let errno = if fails { 5 } else { 0 };
                 stores[0].fail_writes.store(errno, Ordering::Relaxed);
                 stores[2].fail_syncs.store(errno, Ordering::Relaxed);
-                let _ = engine.reclaim(&parent, 64 * KIB, &|| false);
+                pool.reclaim(&parent, 64 * KIB);
                 std::thread::yield_now();
             }
         });
@@ -399,35 +368,35 @@ fn counts_are_exact_after_anything_happens_to_dirty_pages() {
     }
     let pages = || files.iter().map(|file| file.nr_unclean()).sum::<u64>();
     until("counts and marks agree", || {
-        pages() * 4096 == unclean(engine.root()) && unclean(&parent) == unclean(engine.root())
+        pages() * 4096 == unclean(pool.root()) && unclean(&parent) == unclean(pool.root())
     });
     stores.iter().for_each(|store| store.release());
-    assert!(engine.sync_all(Duration::from_secs(60)).is_empty());
+    assert!(pool.sync_all(Duration::from_secs(60)).is_empty());
     for item in STATES {
-        assert_eq!((engine.root().stat_total(item), parent.stat_local(item)), (0, 0), "{item:?}");
+        assert_eq!((pool.root().stat_total(item), parent.stat_local(item)), (0, 0), "{item:?}");
     }
-    assert_eq!(engine.cache().dirty_limits().nr_unclean(), 0);
+    assert_eq!(pool.cache().dirty_limits().nr_unclean(), 0);
 }
 
 /// Returns the steps of removing a group that has this many dirty files: locks, and files looked
 /// at.
 #[cfg(debug_assertions)]
 fn nr_steps_of_removal(nr_files: u64) -> u64 {
-    let engine = engine(512 * MIB);
-    let parent = group(&engine, "p", u64::MAX);
-    let child = engine.create_group(&parent, "c".as_ref()).unwrap();
+    let pool = pool(512 * MIB);
+    let parent = group(&pool, "p", u64::MAX);
+    let child = pool.create_group(&parent, "c".as_ref()).unwrap();
     let store = MemStore::on_store(1);
     // The parent has some of its own, behind which those of the child go.
-    let files: Vec<_> = (0..nr_files + 1).map(|_| open(&engine, &store)).collect();
+    let files: Vec<_> = (0..nr_files + 1).map(|_| open(&pool, &store)).collect();
     for (n, file) in files.iter().enumerate() {
         file.write(if n == 0 { &parent } else { &child }, 0, b"dirty").unwrap();
     }
     assert!(files.iter().all(|file| file.nr_dirty() == 1));
     let before = umemcg_base::held::nr_steps();
-    engine.remove_group(&child).unwrap();
+    pool.remove_group(&child).unwrap();
     let nr_steps = umemcg_base::held::nr_steps() - before;
     files.iter().for_each(|file| file.fsync(true, &file.sample_error()).unwrap());
-    assert_eq!(unclean(engine.root()), 0);
+    assert_eq!(unclean(pool.root()), 0);
     nr_steps
 }
 

@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use common::{MemStore, engine, group, pattern};
-use umemcg::{Engine, File, FileError, Group, PageQuota, Readahead, StatItem};
+use common::{MemStore, Pool, group, pattern, pool};
+use umemcg_cache::{File, FileError, PageQuota, Readahead};
+use umemcg_group::{Group, StatItem};
 
 const MIB: usize = 1 << 20;
 /// Longer than anything here takes on a busy machine.
@@ -52,9 +53,9 @@ fn writes(file: &Arc<File>, tenant: &Arc<Group>, at: u64) -> Box<dyn FnOnce() + 
 
 #[test]
 fn readers_and_writers_of_one_file_without_room_go_on() {
-    let engine = engine(64 << 20);
-    let tenant = group(&engine, "none", 0);
-    let file = engine.open_file(MemStore::with(&pattern(1, 0, 4 * MIB)), 4 * MIB as u64).unwrap();
+    let pool = pool(64 << 20);
+    let tenant = group(&pool, "none", 0);
+    let file = pool.open_file(MemStore::with(&pattern(1, 0, 4 * MIB)), 4 * MIB as u64).unwrap();
     let two_mib = 2 << 20;
     run_all(vec![
         reads(&file, &tenant),
@@ -78,9 +79,9 @@ impl PageQuota for Unlimited {
 
 #[test]
 fn a_group_full_of_what_lives_in_memory_reads_and_writes() {
-    let engine = engine(64 << 20);
-    let tenant = group(&engine, "full", 8 << 20);
-    let memory = engine.cache().open_memory_file(Arc::new(Unlimited), 0).unwrap();
+    let pool = pool(64 << 20);
+    let tenant = group(&pool, "full", 8 << 20);
+    let memory = pool.cache().open_memory_file(Arc::new(Unlimited), 0).unwrap();
     let mut len = 0;
     loop {
         match memory.write(&tenant, len, &[1; 4096]) {
@@ -89,7 +90,7 @@ fn a_group_full_of_what_lives_in_memory_reads_and_writes() {
             Err(other) => panic!("{other}"),
         }
     }
-    let file = engine.open_file(MemStore::with(&pattern(2, 0, 4 * MIB)), 4 * MIB as u64).unwrap();
+    let file = pool.open_file(MemStore::with(&pattern(2, 0, 4 * MIB)), 4 * MIB as u64).unwrap();
     run_all(vec![reads(&file, &tenant), writes(&file, &tenant, 2 << 20), writes(&file, &tenant, 3 << 20)]);
     let beyond = tenant.usage_bytes().saturating_sub(8 << 20);
     assert_eq!(beyond, 0, "nothing stays beyond the limit");
@@ -97,10 +98,10 @@ fn a_group_full_of_what_lives_in_memory_reads_and_writes() {
 
 #[test]
 fn what_is_beyond_a_limit_is_a_request_at_most() {
-    let engine = engine(64 << 20);
-    let tenant = group(&engine, "none", 0);
+    let pool = pool(64 << 20);
+    let tenant = group(&pool, "none", 0);
     let store = MemStore::with(&pattern(3, 0, 8 * MIB));
-    let file = engine.open_file(store.clone(), 8 * MIB as u64).unwrap();
+    let file = pool.open_file(store.clone(), 8 * MIB as u64).unwrap();
     store.hang();
     let reader = std::thread::spawn({
         let (file, tenant) = (Arc::clone(&file), Arc::clone(&tenant));
@@ -121,36 +122,36 @@ fn what_is_beyond_a_limit_is_a_request_at_most() {
 
 #[test]
 fn a_sync_confirms_what_went_past_the_cache() {
-    let engine = engine(64 << 20);
-    let tenant = group(&engine, "none", 0);
+    let pool = pool(64 << 20);
+    let tenant = group(&pool, "none", 0);
     let store = MemStore::new();
-    let file = engine.open_file(store.clone(), 0).unwrap();
+    let file = pool.open_file(store.clone(), 0).unwrap();
     let data = pattern(4, 0, 100_000);
     assert_eq!(file.write(&tenant, 0, &data).unwrap(), data.len());
     assert!(store.live() == data && !file.is_stable());
-    assert!(engine.sync_all(LONG).is_empty());
+    assert!(pool.sync_all(LONG).is_empty());
     assert!(store.after_cut(|_| false) == data && file.is_stable());
 }
 
 /// The file, and its length before.
-fn with_bad_tail(engine: &Engine) -> (Arc<File>, Arc<MemStore>) {
+fn with_bad_tail(pool: &Pool) -> (Arc<File>, Arc<MemStore>) {
     let store = MemStore::with(&pattern(5, 0, 100));
-    let file = engine.open_file(store.clone(), 100).unwrap();
+    let file = pool.open_file(store.clone(), 100).unwrap();
     *store.bad_reads.lock() = 0..100;
     (file, store)
 }
 
 #[test]
 fn a_refused_append_leaves_the_length_as_it_was() {
-    let engine = engine(64 << 20);
-    let tenant = group(&engine, "a", 8 << 20);
-    let (file, store) = with_bad_tail(&engine);
+    let pool = pool(64 << 20);
+    let tenant = group(&pool, "a", 8 << 20);
+    let (file, store) = with_bad_tail(&pool);
     assert!(matches!(file.append(&tenant, b"0123456789"), Err(FileError::Store(_))));
     assert_eq!(file.len(), 100, "EIO on the page that it begins in");
     *store.bad_reads.lock() = 0..0;
     assert_eq!(file.append(&tenant, b"0123456789").unwrap(), (100, 10));
-    let memory = engine.cache().open_memory_file(Arc::new(Unlimited), 0).unwrap();
-    let none = group(&engine, "none", 0);
+    let memory = pool.cache().open_memory_file(Arc::new(Unlimited), 0).unwrap();
+    let none = group(&pool, "none", 0);
     for _ in 0..4 {
         assert!(matches!(memory.append(&none, &[1; 65536]), Err(FileError::NoSpace)));
     }
@@ -159,10 +160,10 @@ fn a_refused_append_leaves_the_length_as_it_was() {
 
 #[test]
 fn a_write_that_the_store_takes_in_part_is_short() {
-    let engine = engine(64 << 20);
-    let none = group(&engine, "none", 0);
+    let pool = pool(64 << 20);
+    let none = group(&pool, "none", 0);
     let store = MemStore::new();
-    let file = engine.open_file(store.clone(), 0).unwrap();
+    let file = pool.open_file(store.clone(), 0).unwrap();
     // It takes a page, and is full from the second call on.
     store.short_writes.store(true, Ordering::Relaxed);
     let (of_hook, has_taken) = (Arc::downgrade(&store), AtomicBool::new(false));
@@ -181,11 +182,11 @@ fn a_write_that_the_store_takes_in_part_is_short() {
 
 #[test]
 fn a_bad_sector_fails_no_read_before_it() {
-    let engine = engine(64 << 20);
-    let tenant = group(&engine, "a", 32 << 20);
+    let pool = pool(64 << 20);
+    let tenant = group(&pool, "a", 32 << 20);
     let data = pattern(6, 0, 2 * MIB);
     let store = MemStore::with(&data);
-    let file = engine.open_file(store.clone(), 2 * MIB as u64).unwrap();
+    let file = pool.open_file(store.clone(), 2 * MIB as u64).unwrap();
     *store.bad_reads.lock() = 600_000..600_001;
     let readahead = Readahead::new();
     let bad_page = 600_000 / 4096 * 4096;
@@ -205,24 +206,24 @@ fn a_bad_sector_fails_no_read_before_it() {
 
 #[test]
 fn a_range_across_the_widest_fork_of_the_index_fits() {
-    let engine = engine(64 << 20);
-    let tenant = group(&engine, "a", 32 << 20);
-    let file = engine.cache().open_memory_file(Arc::new(Unlimited), 0).unwrap();
+    let pool = pool(64 << 20);
+    let tenant = group(&pool, "a", 32 << 20);
+    let file = pool.cache().open_memory_file(Arc::new(Unlimited), 0).unwrap();
     file.write(&tenant, 0, &[1; 10]).unwrap();
     // Every level of the tree has two nodes for it, below a root that grew by eight levels.
     let at = (1 << 60) - 4096;
     assert_eq!(file.write(&tenant, at, &[2; 8192]).unwrap(), 8192);
     assert_eq!(file.read(&tenant, at, 8192, &Readahead::new()).unwrap().to_vec(), [2; 8192]);
     drop(file);
-    assert_eq!(engine.arena().nr_allocated(), 1, "the page of holes");
+    assert_eq!(pool.arena().nr_allocated(), 1, "the page of holes");
 }
 
 #[test]
 fn a_sync_ends_while_the_file_grows() {
-    let engine = engine(256 << 20);
-    let tenant = group(&engine, "a", 200 << 20);
+    let pool = pool(256 << 20);
+    let tenant = group(&pool, "a", 200 << 20);
     let store = MemStore::new();
-    let file = engine.open_file(store.clone(), 0).unwrap();
+    let file = pool.open_file(store.clone(), 0).unwrap();
     file.write(&tenant, 0, &pattern(7, 0, 4 * MIB)).unwrap();
     // At each write of the store another thread appends as much again, 64 times at most.
     let (asked, asks) = mpsc::channel::<mpsc::Sender<()>>();

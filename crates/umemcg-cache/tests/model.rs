@@ -5,9 +5,10 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{MemStore, engine, group, read_all};
+use common::{MemStore, Pool, group, pool, read_all};
 use proptest::prelude::*;
-use umemcg::{Engine, File, Group, Readahead, StatItem};
+use umemcg_cache::{File, Readahead};
+use umemcg_group::{Group, StatItem};
 
 #[derive(Debug, Clone)]
 enum Op {
@@ -45,7 +46,7 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 struct World {
-    engine: Arc<Engine>,
+    pool: Arc<Pool>,
     group: Arc<Group>,
     stores: Vec<Arc<MemStore>>,
     files: Vec<Arc<File>>,
@@ -54,11 +55,11 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let engine = engine(4 << 20);
-        let tenant = group(&engine, "g", 300 << 10);
+        let pool = pool(4 << 20);
+        let tenant = group(&pool, "g", 300 << 10);
         let stores: Vec<_> = (0..2).map(|_| MemStore::new()).collect();
-        let files = stores.iter().map(|s| engine.open_file(s.clone(), 0).unwrap()).collect();
-        Self { engine, group: tenant, stores, files, model: vec![Vec::new(); 2] }
+        let files = stores.iter().map(|s| pool.open_file(s.clone(), 0).unwrap()).collect();
+        Self { pool, group: tenant, stores, files, model: vec![Vec::new(); 2] }
     }
 
     fn apply(&mut self, op: &Op) {
@@ -116,7 +117,7 @@ impl World {
                 assert!(durable == self.model[file]);
             }
             Op::Limit { bytes } => {
-                self.engine.set_max(&self.group, bytes, &|| false);
+                self.pool.set_max(&self.group, bytes);
                 // What may stay above is index nodes that lead to another group's pages of the same
                 // file.
                 let pages = self.group.stat_local(StatItem::InactiveFile)
@@ -124,18 +125,18 @@ impl World {
                 let usage = self.group.usage_bytes();
                 assert!(usage <= bytes & !4095 || (pages == 0 && usage <= 9 * 576), "{usage} over {bytes}");
             }
-            Op::ForceEmpty => self.engine.force_empty(&self.group, &|| false).unwrap(),
+            Op::ForceEmpty => self.pool.force_empty(&self.group),
             Op::Reopen { file } => {
                 self.files[file].fsync(true, &self.files[file].sample_error()).unwrap();
                 let len = self.files[file].len();
-                self.files[file] = self.engine.open_file(self.stores[file].clone(), len).unwrap();
+                self.files[file] = self.pool.open_file(self.stores[file].clone(), len).unwrap();
             }
             Op::NewGroup => {
                 let max = self.group.max_bytes();
-                self.engine.remove_group(&self.group).unwrap();
-                self.group = group(&self.engine, "g", max);
+                self.pool.remove_group(&self.group).unwrap();
+                self.group = group(&self.pool, "g", max);
             }
-            Op::Trim => self.engine.trim(),
+            Op::Trim => self.pool.trim(),
         }
     }
 }
@@ -152,10 +153,10 @@ proptest! {
         for file in 0..2 {
             assert!(read_all(&world.files[file], &world.group) == world.model[file]);
         }
-        assert!(world.engine.sync_all(std::time::Duration::from_secs(30)).is_empty());
+        assert!(world.pool.sync_all(std::time::Duration::from_secs(30)).is_empty());
         world.files.clear();
         for item in [StatItem::FileDirty, StatItem::FileWriteback, StatItem::FileUnstable] {
-            assert_eq!(world.engine.root().stat_total(item), 0, "{:?}", item);
+            assert_eq!(world.pool.root().stat_total(item), 0, "{:?}", item);
         }
     }
 }

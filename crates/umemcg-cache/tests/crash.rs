@@ -2,7 +2,7 @@
 //! fsync acknowledged is there, and nothing that was fsynced later is there without what was
 //! fsynced earlier.
 //!
-//! The promise is the engine's: layers above pass a user's sync on to it. That they do, with a file
+//! The promise is the cache's: layers above pass a user's sync on to it. That they do, with a file
 //! system that forgets below a volume and every request to it as a cut, is shown in
 //! `umemcg-fuse/tests/power_cut.rs`.
 
@@ -13,8 +13,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::disk::{CELL, Disk, Promises, Random, seeds};
-use common::{MemStore, engine, group, pattern};
-use umemcg::{Arena, BackingStore, ErrorCursor, File, Group, Readahead, Segment, StoreId};
+use common::{MemStore, group, pattern, pool};
+use umemcg_arena::{Arena, Segment};
+use umemcg_cache::{BackingStore, ErrorCursor, File, Readahead, StoreId};
+use umemcg_group::Group;
 
 const RECORD: usize = 6000;
 
@@ -30,9 +32,9 @@ fn records(bytes: &[u8], seed: u64) -> usize {
 
 #[test]
 fn no_second_synced_log_survives_without_the_first() {
-    let engine = engine(8 << 20);
+    let pool = pool(8 << 20);
     // Small enough that reclaim and the flusher write and evict between the syncs.
-    let tenant = group(&engine, "t", 256 << 10);
+    let tenant = group(&pool, "t", 256 << 10);
     let (first, second) = (MemStore::on_store(1), MemStore::on_store(1));
     let acknowledged = Arc::new(AtomicU64::new(0));
     let nr_cuts = Arc::new(AtomicU64::new(0));
@@ -52,10 +54,10 @@ fn no_second_synced_log_survives_without_the_first() {
     };
     first.on_call.set(check.clone());
     second.on_call.set(check);
-    let log_a = engine.open_file(first.clone(), 0).unwrap();
-    let log_b = engine.open_file(second.clone(), 0).unwrap();
+    let log_a = pool.open_file(first.clone(), 0).unwrap();
+    let log_b = pool.open_file(second.clone(), 0).unwrap();
     let (cursor_a, cursor_b) = (log_a.sample_error(), log_b.sample_error());
-    let noise = engine.open_file(MemStore::on_store(1), 0).unwrap();
+    let noise = pool.open_file(MemStore::on_store(1), 0).unwrap();
     for i in 0..60usize {
         let at = (i * RECORD) as u64;
         log_a.write(&tenant, at, &pattern(1, at, RECORD)).unwrap();
@@ -73,10 +75,10 @@ fn no_second_synced_log_survives_without_the_first() {
 
 #[test]
 fn a_synced_write_survives_any_cut_while_others_overwrite() {
-    let engine = engine(8 << 20);
-    let tenant = group(&engine, "t", 512 << 10);
+    let pool = pool(8 << 20);
+    let tenant = group(&pool, "t", 512 << 10);
     let store = MemStore::new();
-    let file = engine.open_file(store.clone(), 0).unwrap();
+    let file = pool.open_file(store.clone(), 0).unwrap();
     let cursor = file.sample_error();
     // Generation g of page p is the byte g in all of it; after a cut a page holds an acknowledged
     // generation or a later one, never an older one.
@@ -112,7 +114,7 @@ fn a_synced_write_survives_any_cut_while_others_overwrite() {
     }
 }
 
-/// A file of the disk that forgets, as the engine's store.
+/// A file of the disk that forgets, as the cache's store.
 #[derive(Debug)]
 struct DiskFile {
     disk: Arc<Disk>,
@@ -255,8 +257,8 @@ impl User {
 fn a_cut_at_any_call_leaves_what_was_synced_or_something_newer() {
     let mut nr_cuts = 0;
     for seed in seeds(6) {
-        let engine = engine(8 << 20);
-        let tenant = group(&engine, "t", 160 << 10);
+        let pool = pool(8 << 20);
+        let tenant = group(&pool, "t", 160 << 10);
         let disk = Disk::new(NR_FILES);
         let promises = Promises::new(NR_FILES, LEN_MAX, seed);
         let watched = Arc::clone(&promises);
@@ -264,7 +266,7 @@ fn a_cut_at_any_call_leaves_what_was_synced_or_something_newer() {
         let users: Vec<User> = (0..NR_FILES)
             .map(|number| {
                 let store = DiskFile { disk: Arc::clone(&disk), file: number };
-                let file = engine.open_file(Arc::new(store), 0).unwrap();
+                let file = pool.open_file(Arc::new(store), 0).unwrap();
                 let (disk, promises) = (Arc::clone(&disk), Arc::clone(&promises));
                 User { cursor: file.sample_error(), file, number, disk, promises }
             })
@@ -283,7 +285,7 @@ fn a_cut_at_any_call_leaves_what_was_synced_or_something_newer() {
                 }
             });
         }
-        assert!(engine.sync_all(Duration::from_secs(60)).is_empty());
+        assert!(pool.sync_all(Duration::from_secs(60)).is_empty());
         // What was written is durable now, though a hole alone need not be: that takes a sync of
         // the file.
         users.iter().for_each(|user| user.sync(false));

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{MemStore, engine, group, pattern, read_all};
-use umemcg::{BackingStore, Engine, File, Group, PageQuota, Readahead};
+use common::{MemStore, Pool, group, pattern, pool, read_all};
+use umemcg_cache::{BackingStore, File, PageQuota, Readahead};
+use umemcg_group::Group;
 
 const PAGE: u64 = 4096;
 /// Four blocks' worth, of which wide holes are punched: its own blocks are sparse.
@@ -41,9 +42,9 @@ impl Dice {
 
 /// Files of which every third page stays, so that the pages of others lie in sparse blocks. They
 /// come and go.
-fn fragment(engine: &Engine, tenant: &Arc<Group>, dice: &mut Dice) {
+fn fragment(pool: &Pool, tenant: &Arc<Group>, dice: &mut Dice) {
     let len = 4 << 20;
-    let file = engine.open_file(MemStore::with(&pattern(9, 0, len)), len as u64).unwrap();
+    let file = pool.open_file(MemStore::with(&pattern(9, 0, len)), len as u64).unwrap();
     read_all(&file, tenant);
     for page in 0..len as u64 / PAGE {
         if dice.below(3) != 0 {
@@ -98,30 +99,30 @@ fn step(
     }
 }
 
-fn change_while_blocks_are_emptied(open: impl Fn(&Engine) -> (Arc<File>, Option<Arc<MemStore>>)) {
-    let engine = engine(32 << 20);
-    let tenant = group(&engine, "a", 16 << 20);
-    let (file, store) = open(&engine);
+fn change_while_blocks_are_emptied(open: impl Fn(&Pool) -> (Arc<File>, Option<Arc<MemStore>>)) {
+    let pool = pool(32 << 20);
+    let tenant = group(&pool, "a", 16 << 20);
+    let (file, store) = open(&pool);
     let stop = AtomicBool::new(false);
     let mut model = Vec::new();
     let nr_moved = AtomicU64::new(0);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
-                let nr = engine.cache().empty_sparse_blocks(usize::MAX) as u64;
+                let nr = pool.cache().empty_sparse_blocks(usize::MAX) as u64;
                 nr_moved.fetch_add(nr, Ordering::Relaxed);
             }
         });
         scope.spawn(|| {
             let mut dice = Dice(0x1234_5678_9abc_def1);
             while !stop.load(Ordering::Relaxed) {
-                fragment(&engine, &tenant, &mut dice);
+                fragment(&pool, &tenant, &mut dice);
             }
         });
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
                 let _ = file.fsync(true, &file.sample_error());
-                engine.cache().reclaimer().reclaim(&tenant, 64, umemcg::Reason::Proactive, &|| false);
+                pool.cache().reclaimer().reclaim(&tenant, 64, umemcg_reclaim::Reason::Proactive, &|| false);
             }
         });
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -143,34 +144,34 @@ fn change_while_blocks_are_emptied(open: impl Fn(&Engine) -> (Arc<File>, Option<
         let differs = live.iter().zip(&model).position(|(a, b)| a != b);
         assert!(live == model, "first difference at {differs:?}, lengths {} and {}", live.len(), model.len());
         // Every page is on a list: reclaim finds them all.
-        engine.force_empty(&tenant, &|| false).unwrap();
+        pool.force_empty(&tenant);
         assert_eq!(file.nr_cached_pages(), 0);
     }
     drop(file);
-    assert!(engine.arena().nr_allocated() <= 1, "at most the page of holes is left");
+    assert!(pool.arena().nr_allocated() <= 1, "at most the page of holes is left");
 }
 
 #[test]
 fn a_stored_file_keeps_its_contents_while_blocks_are_emptied() {
-    change_while_blocks_are_emptied(|engine| {
+    change_while_blocks_are_emptied(|pool| {
         let store = MemStore::new();
-        (engine.open_file(store.clone(), 0).unwrap(), Some(store))
+        (pool.open_file(store.clone(), 0).unwrap(), Some(store))
     });
 }
 
 #[test]
 fn a_file_in_memory_keeps_its_contents_while_it_moves() {
-    change_while_blocks_are_emptied(|engine| {
-        (engine.cache().open_memory_file(Arc::new(Unlimited), 0).unwrap(), None)
+    change_while_blocks_are_emptied(|pool| {
+        (pool.cache().open_memory_file(Arc::new(Unlimited), 0).unwrap(), None)
     });
 }
 
 #[test]
 fn no_page_moves_while_its_file_is_being_changed() {
     const NR_KEPT: u64 = 64;
-    let engine = engine(32 << 20);
-    let tenant = group(&engine, "a", 16 << 20);
-    let file = engine.cache().open_memory_file(Arc::new(Unlimited), 0).unwrap();
+    let pool = pool(32 << 20);
+    let tenant = group(&pool, "a", 16 << 20);
+    let file = pool.cache().open_memory_file(Arc::new(Unlimited), 0).unwrap();
     file.write(&tenant, 0, &pattern(5, 0, 8 << 20)).unwrap();
     for page in (0..(8 << 20) / PAGE).filter(|page| page % NR_KEPT > 0) {
         file.zero_range(page * PAGE, PAGE, || Ok(())).unwrap();
@@ -181,7 +182,7 @@ fn no_page_moves_while_its_file_is_being_changed() {
         let change = || {
             let mover = scope.spawn(|| {
                 tell.send(std::fs::read_link("/proc/thread-self").unwrap()).unwrap();
-                engine.cache().empty_sparse_blocks(usize::MAX)
+                pool.cache().empty_sparse_blocks(usize::MAX)
             });
             let stat = std::path::Path::new("/proc").join(told.recv().unwrap()).join("stat");
             let is_asleep = || {

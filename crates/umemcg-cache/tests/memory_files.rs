@@ -7,8 +7,9 @@ use std::ffi::OsStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::{engine, group, pattern, read_all};
-use umemcg::{Engine, File, FileError, Group, PageQuota, Readahead, StatItem};
+use common::{Pool, group, pattern, pool, read_all};
+use umemcg_cache::{File, FileError, PageQuota, Readahead};
+use umemcg_group::{Group, StatItem};
 
 const PAGE: u64 = 4096;
 
@@ -41,8 +42,8 @@ impl PageQuota for Quota {
     }
 }
 
-fn file(engine: &Engine, quota: &Arc<Quota>) -> Arc<File> {
-    engine.open_memory_file(Arc::clone(quota) as _, 0).unwrap()
+fn file(pool: &Pool, quota: &Arc<Quota>) -> Arc<File> {
+    pool.open_memory_file(Arc::clone(quota) as _, 0).unwrap()
 }
 
 fn stat(group: &Group, item: StatItem) -> u64 {
@@ -51,10 +52,10 @@ fn stat(group: &Group, item: StatItem) -> u64 {
 
 #[test]
 fn written_data_is_read_back_and_is_unevictable_shmem() {
-    let engine = engine(16 << 20);
-    let tenant = group(&engine, "tenant", 8 << 20);
+    let pool = pool(16 << 20);
+    let tenant = group(&pool, "tenant", 8 << 20);
     let quota = Quota::of(u64::MAX / 2);
-    let file = file(&engine, &quota);
+    let file = file(&pool, &quota);
     let text = pattern(1, 0, 300_000);
     assert_eq!(file.write(&tenant, 5000, &text).unwrap(), text.len());
     let all = read_all(&file, &tenant);
@@ -65,17 +66,17 @@ fn written_data_is_read_back_and_is_unevictable_shmem() {
     assert_eq!(stat(&tenant, StatItem::FileDirty) + stat(&tenant, StatItem::InactiveFile), 0);
     assert!(tenant.usage_bytes() >= bytes);
     // Nothing that reclaim does takes a page.
-    assert!(engine.force_empty(&tenant, &|| false).is_ok());
+    pool.force_empty(&tenant);
     assert_eq!(stat(&tenant, StatItem::Shmem), bytes);
     assert_eq!(read_all(&file, &tenant), all);
 }
 
 #[test]
 fn a_hole_reads_as_zeroes_and_takes_no_memory() {
-    let engine = engine(16 << 20);
-    let tenant = group(&engine, "tenant", 1 << 20);
+    let pool = pool(16 << 20);
+    let tenant = group(&pool, "tenant", 1 << 20);
     let quota = Quota::of(100);
-    let file = file(&engine, &quota);
+    let file = file(&pool, &quota);
     let far = 5u64 << 30;
     file.set_len(far).unwrap();
     let before = tenant.usage_bytes();
@@ -92,30 +93,30 @@ fn a_hole_reads_as_zeroes_and_takes_no_memory() {
 
 #[test]
 fn a_page_far_out_in_an_empty_file_leaves_no_index_behind() {
-    let engine = engine(16 << 20);
+    let pool = pool(16 << 20);
     let quota = Quota::of(100);
     for shift in (0..50).step_by(3) {
-        let file = file(&engine, &quota);
-        file.write(engine.root(), (1 << shift) + 9, b"x").unwrap();
-        file.write(engine.root(), 0, b"x").unwrap();
+        let file = file(&pool, &quota);
+        file.write(pool.root(), (1 << shift) + 9, b"x").unwrap();
+        file.write(pool.root(), 0, b"x").unwrap();
         assert_eq!(
-            file.read(engine.root(), (1 << shift) + 9, 1, &Readahead::default()).unwrap().to_vec(),
+            file.read(pool.root(), (1 << shift) + 9, 1, &Readahead::default()).unwrap().to_vec(),
             b"x"
         );
         file.set_len(0).unwrap();
-        assert_eq!(engine.cache().nr_index_nodes(), 0, "1 << {shift}");
-        file.write(engine.root(), (1 << shift) + 9, b"x").unwrap();
+        assert_eq!(pool.cache().nr_index_nodes(), 0, "1 << {shift}");
+        file.write(pool.root(), (1 << shift) + 9, b"x").unwrap();
         drop(file);
-        assert_eq!((engine.cache().nr_index_nodes(), quota.free()), (0, 100), "1 << {shift}");
+        assert_eq!((pool.cache().nr_index_nodes(), quota.free()), (0, 100), "1 << {shift}");
     }
 }
 
 #[test]
 fn a_write_beyond_the_limit_is_refused_and_old_data_stays() {
-    let engine = engine(16 << 20);
-    let tenant = group(&engine, "tenant", 1 << 20);
+    let pool = pool(16 << 20);
+    let tenant = group(&pool, "tenant", 1 << 20);
     let quota = Quota::of(u64::MAX / 2);
-    let file = file(&engine, &quota);
+    let file = file(&pool, &quota);
     let text = pattern(2, 0, 4 << 20);
     let written = file.write(&tenant, 0, &text).unwrap();
     assert!(written > 500_000 && written < 1 << 20, "{written}");
@@ -130,14 +131,14 @@ fn a_write_beyond_the_limit_is_refused_and_old_data_stays() {
 
 #[test]
 fn the_quota_is_met_exactly_and_comes_back() {
-    let engine = engine(16 << 20);
+    let pool = pool(16 << 20);
     let quota = Quota::of(10);
-    let one = file(&engine, &quota);
-    let other = file(&engine, &quota);
-    assert_eq!(one.write(engine.root(), 0, &vec![1; 7 * 4096]).unwrap(), 7 * 4096);
-    assert_eq!(other.write(engine.root(), 10, &vec![2; 9 * 4096]).unwrap(), 3 * 4096 - 10);
+    let one = file(&pool, &quota);
+    let other = file(&pool, &quota);
+    assert_eq!(one.write(pool.root(), 0, &vec![1; 7 * 4096]).unwrap(), 7 * 4096);
+    assert_eq!(other.write(pool.root(), 10, &vec![2; 9 * 4096]).unwrap(), 3 * 4096 - 10);
     assert_eq!(quota.free(), 0);
-    assert!(matches!(one.write(engine.root(), 100 * PAGE, b"x"), Err(FileError::NoSpace)));
+    assert!(matches!(one.write(pool.root(), 100 * PAGE, b"x"), Err(FileError::NoSpace)));
     one.set_len(4096 + 1).unwrap();
     assert_eq!(quota.free(), 5);
     one.zero_range(0, 4096, || Ok(())).unwrap();
@@ -150,10 +151,10 @@ fn the_quota_is_met_exactly_and_comes_back() {
 
 #[test]
 fn an_allocation_gives_all_or_changes_nothing() {
-    let engine = engine(16 << 20);
-    let tenant = group(&engine, "tenant", 1 << 20);
+    let pool = pool(16 << 20);
+    let tenant = group(&pool, "tenant", 1 << 20);
     let quota = Quota::of(100);
-    let file = file(&engine, &quota);
+    let file = file(&pool, &quota);
     file.write(&tenant, 3 * PAGE + 5, b"here").unwrap();
     let usage = tenant.usage_bytes();
     assert!(matches!(file.allocate_memory(&tenant, 0, 101 * PAGE, true), Err(FileError::NoSpace)));
@@ -173,53 +174,53 @@ fn an_allocation_gives_all_or_changes_nothing() {
 
 #[test]
 fn a_removed_groups_pages_go_up_and_all_gauges_end_at_zero() {
-    let engine = engine(16 << 20);
+    let pool = pool(16 << 20);
     let quota = Quota::of(u64::MAX / 2);
-    let file = file(&engine, &quota);
-    let parent = group(&engine, "parent", 8 << 20);
-    let child = engine.create_group(&parent, OsStr::new("child")).unwrap();
+    let file = file(&pool, &quota);
+    let parent = group(&pool, "parent", 8 << 20);
+    let child = pool.create_group(&parent, OsStr::new("child")).unwrap();
     let text = pattern(3, 0, 1 << 20);
     file.write(&child, 0, &text).unwrap();
-    engine.remove_group(&child).unwrap();
+    pool.remove_group(&child).unwrap();
     assert_eq!(stat(&parent, StatItem::Shmem), 1 << 20);
     assert_eq!(read_all(&file, &parent), text);
     drop(file);
     for item in [StatItem::Shmem, StatItem::Unevictable] {
-        assert_eq!((parent.stat_local(item), engine.root().stat_total(item)), (0, 0), "{item:?}");
+        assert_eq!((parent.stat_local(item), pool.root().stat_total(item)), (0, 0), "{item:?}");
     }
     parent.drain_stocks();
-    engine.remove_group(&parent).unwrap();
-    assert_eq!(engine.cache().nr_index_nodes(), 0);
+    pool.remove_group(&parent).unwrap();
+    assert_eq!(pool.cache().nr_index_nodes(), 0);
 }
 
 #[test]
 fn pages_that_are_moved_to_other_frames_stay_what_they_are() {
-    let engine = engine(64 << 20);
+    let pool = pool(64 << 20);
     let quota = Quota::of(u64::MAX / 2);
-    let files: Vec<_> = (0..16).map(|_| file(&engine, &quota)).collect();
+    let files: Vec<_> = (0..16).map(|_| file(&pool, &quota)).collect();
     // Page by page in turn, so that each block has pages of all files.
     for page in 0..400 {
         for (n, file) in files.iter().enumerate() {
-            file.write(engine.root(), page * PAGE, &pattern(n as u64, page * PAGE, 4096)).unwrap();
+            file.write(pool.root(), page * PAGE, &pattern(n as u64, page * PAGE, 4096)).unwrap();
         }
     }
     let kept = 7;
     for (n, file) in files.iter().enumerate().filter(|(n, _)| *n != kept) {
         file.set_len(0).unwrap_or_else(|error| panic!("{n}: {error}"));
     }
-    engine.trim();
-    assert_eq!(read_all(&files[kept], engine.root()), pattern(kept as u64, 0, 400 * 4096));
-    assert_eq!(engine.root().stat_total(StatItem::Shmem), 400 * 4096);
+    pool.trim();
+    assert_eq!(read_all(&files[kept], pool.root()), pattern(kept as u64, 0, 400 * 4096));
+    assert_eq!(pool.root().stat_total(StatItem::Shmem), 400 * 4096);
     drop(files);
-    assert_eq!(engine.root().stat_total(StatItem::Shmem), 0);
+    assert_eq!(pool.root().stat_total(StatItem::Shmem), 0);
 }
 
 #[test]
 fn writers_readers_and_truncation_at_once_lose_no_page() {
-    let engine = engine(16 << 20);
-    let tenant = group(&engine, "tenant", 2 << 20);
+    let pool = pool(16 << 20);
+    let tenant = group(&pool, "tenant", 2 << 20);
     let quota = Quota::of(300);
-    let file = file(&engine, &quota);
+    let file = file(&pool, &quota);
     std::thread::scope(|scope| {
         for seed in 0..3u64 {
             let (file, tenant) = (&file, &tenant);

@@ -6,17 +6,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use common::{MemStore, engine, group, pattern, read_all};
-use umemcg::{DropCaches, EventKind, FileError, LimitError, Readahead, StatItem};
+use common::{MemStore, group, pattern, pool, read_all};
+use umemcg_cache::{FileError, Readahead};
+use umemcg_group::{EventKind, StatItem};
 
 const MIB: usize = 1 << 20;
 
 #[test]
 fn what_was_written_is_read_back_and_reaches_the_store_on_fsync() {
-    let engine = engine(64 << 20);
-    let tenant = group(&engine, "a", 32 << 20);
+    let pool = pool(64 << 20);
+    let tenant = group(&pool, "a", 32 << 20);
     let store = MemStore::new();
-    let file = engine.open_file(store.clone(), 0).unwrap();
+    let file = pool.open_file(store.clone(), 0).unwrap();
     let data = pattern(1, 0, 3 * MIB + 123);
     assert_eq!(file.write(&tenant, 0, &data).unwrap(), data.len());
     assert_eq!(file.len(), data.len() as u64);
@@ -25,16 +26,16 @@ fn what_was_written_is_read_back_and_reaches_the_store_on_fsync() {
     file.fsync(true, &cursor).unwrap();
     assert!(store.live() == data);
     assert!(store.after_cut(|_| false) == data, "fsync makes it durable");
-    assert_eq!(engine.root().stat_total(StatItem::FileDirty), 0);
+    assert_eq!(pool.root().stat_total(StatItem::FileDirty), 0);
     assert!(store.largest_write.load(Ordering::Relaxed) >= MIB as u64, "contiguous pages go out together");
 }
 
 #[test]
 fn a_hit_needs_no_store_and_a_window_is_one_read() {
-    let engine = engine(64 << 20);
-    let tenant = group(&engine, "a", 32 << 20);
+    let pool = pool(64 << 20);
+    let tenant = group(&pool, "a", 32 << 20);
     let store = MemStore::with(&pattern(2, 0, 8 * MIB));
-    let file = engine.open_file(store.clone(), 8 * MIB as u64).unwrap();
+    let file = pool.open_file(store.clone(), 8 * MIB as u64).unwrap();
     assert!(read_all(&file, &tenant) == pattern(2, 0, 8 * MIB));
     let reads = store.nr_reads.load(Ordering::Relaxed);
     assert!(reads <= 16, "{reads} reads for 8 MiB");
@@ -45,11 +46,11 @@ fn a_hit_needs_no_store_and_a_window_is_one_read() {
 
 #[test]
 fn usage_never_exceeds_the_limit_while_a_file_streams_through() {
-    let engine = engine(64 << 20);
+    let pool = pool(64 << 20);
     let limit = 4 << 20;
-    let tenant = group(&engine, "a", limit);
+    let tenant = group(&pool, "a", limit);
     let store = MemStore::new();
-    let file = engine.open_file(store.clone(), 0).unwrap();
+    let file = pool.open_file(store.clone(), 0).unwrap();
     for i in 0..40 {
         let data = pattern(3, (i * MIB) as u64, MIB);
         file.write(&tenant, (i * MIB) as u64, &data).unwrap();
@@ -70,10 +71,10 @@ fn usage_never_exceeds_the_limit_while_a_file_streams_through() {
 
 #[test]
 fn io_goes_uncached_when_a_group_cannot_have_one_page() {
-    let engine = engine(16 << 20);
-    let tenant = group(&engine, "none", 0);
+    let pool = pool(16 << 20);
+    let tenant = group(&pool, "none", 0);
     let store = MemStore::with(&pattern(4, 0, MIB));
-    let file = engine.open_file(store.clone(), MIB as u64).unwrap();
+    let file = pool.open_file(store.clone(), MIB as u64).unwrap();
     let mut got = Vec::new();
     while got.len() < MIB {
         let pages = file.read(&tenant, got.len() as u64, 64 << 10, &Readahead::new()).unwrap();
@@ -90,10 +91,10 @@ fn io_goes_uncached_when_a_group_cannot_have_one_page() {
 
 #[test]
 fn a_failed_write_back_keeps_data_and_is_told_once_a_file() {
-    let engine = engine(32 << 20);
-    let tenant = group(&engine, "a", 16 << 20);
+    let pool = pool(32 << 20);
+    let tenant = group(&pool, "a", 16 << 20);
     let store = MemStore::new();
-    let file = engine.open_file(store.clone(), 0).unwrap();
+    let file = pool.open_file(store.clone(), 0).unwrap();
     let (first, second) = (file.sample_error(), file.sample_error());
     let data = pattern(6, 0, MIB);
     file.write(&tenant, 0, &data).unwrap();
@@ -110,10 +111,10 @@ fn a_failed_write_back_keeps_data_and_is_told_once_a_file() {
 
 #[test]
 fn pages_whose_durability_was_refused_become_dirty_again() {
-    let engine = engine(32 << 20);
-    let tenant = group(&engine, "a", 16 << 20);
+    let pool = pool(32 << 20);
+    let tenant = group(&pool, "a", 16 << 20);
     let store = MemStore::new();
-    let file = engine.open_file(store.clone(), 0).unwrap();
+    let file = pool.open_file(store.clone(), 0).unwrap();
     let cursor = file.sample_error();
     file.write(&tenant, 0, &pattern(7, 0, MIB)).unwrap();
     store.fail_syncs.store(28, Ordering::Relaxed);
@@ -128,10 +129,10 @@ fn pages_whose_durability_was_refused_become_dirty_again() {
 
 #[test]
 fn a_failed_fill_is_told_to_the_reader_and_leaves_nothing() {
-    let engine = engine(32 << 20);
-    let tenant = group(&engine, "a", 16 << 20);
+    let pool = pool(32 << 20);
+    let tenant = group(&pool, "a", 16 << 20);
     let store = MemStore::with(&pattern(8, 0, MIB));
-    let file = engine.open_file(store.clone(), MIB as u64).unwrap();
+    let file = pool.open_file(store.clone(), MIB as u64).unwrap();
     store.fail_reads.store(5, Ordering::Relaxed);
     assert!(file.read(&tenant, 0, 4096, &Readahead::new()).is_err());
     assert_eq!(file.nr_cached_pages(), 0);
@@ -141,11 +142,11 @@ fn a_failed_fill_is_told_to_the_reader_and_leaves_nothing() {
 
 #[test]
 fn short_writes_of_the_store_are_continued() {
-    let engine = engine(32 << 20);
-    let tenant = group(&engine, "a", 16 << 20);
+    let pool = pool(32 << 20);
+    let tenant = group(&pool, "a", 16 << 20);
     let store = MemStore::new();
     store.short_writes.store(true, Ordering::Relaxed);
-    let file = engine.open_file(store.clone(), 0).unwrap();
+    let file = pool.open_file(store.clone(), 0).unwrap();
     file.write(&tenant, 10, &pattern(9, 10, 50_000)).unwrap();
     file.fsync(false, &file.sample_error()).unwrap();
     assert!(store.live()[10..] == pattern(9, 10, 50_000));
@@ -153,10 +154,10 @@ fn short_writes_of_the_store_are_continued() {
 
 #[test]
 fn truncation_and_holes_read_as_zeroes() {
-    let engine = engine(32 << 20);
-    let tenant = group(&engine, "a", 16 << 20);
+    let pool = pool(32 << 20);
+    let tenant = group(&pool, "a", 16 << 20);
     let store = MemStore::new();
-    let file = engine.open_file(store.clone(), 0).unwrap();
+    let file = pool.open_file(store.clone(), 0).unwrap();
     file.write(&tenant, 0, &pattern(10, 0, 100_000)).unwrap();
     file.set_len(5000).unwrap();
     file.set_len(20_000).unwrap();
@@ -171,41 +172,14 @@ fn truncation_and_holes_read_as_zeroes() {
 }
 
 #[test]
-fn a_limit_that_cannot_be_met_is_refused_and_the_old_one_stays() {
-    let engine = engine(32 << 20);
-    let tenant = group(&engine, "a", 8 << 20);
-    let held = engine.charge(&tenant, 2 << 20).unwrap();
-    assert_eq!(engine.set_limit(&tenant, 1 << 20, &|| false), Err(LimitError::Busy));
-    assert_eq!(tenant.max_bytes(), 8 << 20);
-    drop(held);
-    engine.set_limit(&tenant, 1 << 20, &|| false).unwrap();
-    assert!(tenant.usage_bytes() <= 1 << 20);
-    assert_eq!(engine.set_limit(engine.root(), 1 << 20, &|| false), Err(LimitError::IsRoot));
-}
-
-#[test]
-fn lowering_a_limit_and_force_empty_take_the_cache_back() {
-    let engine = engine(64 << 20);
-    let tenant = group(&engine, "a", 32 << 20);
-    let file = engine.open_file(MemStore::with(&pattern(12, 0, 8 * MIB)), 8 * MIB as u64).unwrap();
-    read_all(&file, &tenant);
-    assert!(tenant.usage_bytes() > 8 << 20);
-    engine.set_limit(&tenant, 1 << 20, &|| false).unwrap();
-    assert!(tenant.usage_bytes() <= 1 << 20);
-    engine.force_empty(&tenant, &|| false).unwrap();
-    assert_eq!(tenant.usage_bytes(), 0);
-    assert!(read_all(&file, &tenant) == pattern(12, 0, 8 * MIB));
-}
-
-#[test]
 fn a_group_at_its_limit_takes_nothing_from_its_neighbour() {
-    let engine = engine(64 << 20);
-    let (a, b) = (group(&engine, "a", 4 << 20), group(&engine, "b", 16 << 20));
-    let quiet = engine.open_file(MemStore::with(&pattern(13, 0, 8 * MIB)), 8 * MIB as u64).unwrap();
+    let pool = pool(64 << 20);
+    let (a, b) = (group(&pool, "a", 4 << 20), group(&pool, "b", 16 << 20));
+    let quiet = pool.open_file(MemStore::with(&pattern(13, 0, 8 * MIB)), 8 * MIB as u64).unwrap();
     read_all(&quiet, &b);
     b.drain_stocks();
     let held = b.usage_bytes();
-    let loud = engine.open_file(MemStore::with(&pattern(14, 0, 40 * MIB)), 40 * MIB as u64).unwrap();
+    let loud = pool.open_file(MemStore::with(&pattern(14, 0, 40 * MIB)), 40 * MIB as u64).unwrap();
     read_all(&loud, &a);
     b.drain_stocks();
     assert_eq!(b.usage_bytes(), held);
@@ -214,14 +188,14 @@ fn a_group_at_its_limit_takes_nothing_from_its_neighbour() {
 
 #[test]
 fn a_thousand_groups_come_fill_and_go_and_leave_nothing() {
-    let engine = engine(64 << 20);
-    let before = engine.root().usage_bytes();
+    let pool = pool(64 << 20);
+    let before = pool.root().usage_bytes();
     for round in 0..1000u64 {
-        let tenant = group(&engine, "t", 1 << 20);
-        let file = engine.open_file(MemStore::with(&pattern(round, 0, 100_000)), 100_000).unwrap();
+        let tenant = group(&pool, "t", 1 << 20);
+        let file = pool.open_file(MemStore::with(&pattern(round, 0, 100_000)), 100_000).unwrap();
         assert!(read_all(&file, &tenant) == pattern(round, 0, 100_000));
         file.write(&tenant, 50_000, b"dirty").unwrap();
-        engine.remove_group(&tenant).unwrap();
+        pool.remove_group(&tenant).unwrap();
         drop(tenant);
         // Half of the files die after their group, with pages that are the parent's by now.
         file.fsync(true, &file.sample_error()).unwrap();
@@ -229,62 +203,32 @@ fn a_thousand_groups_come_fill_and_go_and_leave_nothing() {
     }
     wait_until(|| {
         // An empty list is kept until a walk looks for what it could give.
-        engine.drop_caches(DropCaches::Both, &|| false);
-        engine.root().drain_stocks();
-        engine.root().usage_bytes() == before
+        pool.drop_caches();
+        pool.root().drain_stocks();
+        pool.root().usage_bytes() == before
     });
     for &item in
         [StatItem::InactiveFile, StatItem::ActiveFile, StatItem::FileDirty, StatItem::FileUnstable].iter()
     {
-        assert_eq!(engine.root().stat_total(item), 0, "{item:?}");
-        assert_eq!(engine.root().stat_local(item), 0, "{item:?}");
+        assert_eq!(pool.root().stat_total(item), 0, "{item:?}");
+        assert_eq!(pool.root().stat_local(item), 0, "{item:?}");
     }
-    assert_eq!(engine.cache().nr_index_nodes(), 0);
-}
-
-#[test]
-fn dropping_caches_takes_all_clean_pages_and_no_dirty_ones() {
-    let engine = engine(64 << 20);
-    let tenant = group(&engine, "a", 16 << 20);
-    let clean = engine.open_file(MemStore::with(&pattern(3, 0, 4 * MIB)), 4 * MIB as u64).unwrap();
-    let dirty = engine.open_file(MemStore::with(&[]), 0).unwrap();
-    dirty.write(&tenant, 0, &pattern(4, 0, MIB)).unwrap();
-    for _ in 0..4 {
-        assert!(read_all(&clean, &tenant) == pattern(3, 0, 4 * MIB));
-    }
-    engine.drop_caches(DropCaches::Objects, &|| false);
-    assert_eq!(clean.nr_cached_pages(), 1024);
-    engine.drop_caches(DropCaches::Pages, &|| false);
-    assert_eq!(clean.nr_cached_pages(), 0);
-    assert_eq!(dirty.nr_cached_pages(), 256);
-    assert_eq!(engine.cache().nr_shadow_leaves(), 16);
-    assert!(tenant.stat_local(StatItem::ShadowNodes) > 0);
-    assert!(read_all(&dirty, &tenant) == pattern(4, 0, MIB));
-    dirty.fsync(true, &dirty.sample_error()).unwrap();
-    engine.drop_caches(DropCaches::Pages, &|| false);
-    assert_eq!(dirty.nr_cached_pages(), 0);
-    // Without pages there is nothing to compare shadows with. They go by halves, so it takes some
-    // passes.
-    wait_until(|| {
-        engine.drop_caches(DropCaches::Objects, &|| false);
-        engine.cache().nr_shadow_leaves() == 0
-    });
-    assert_eq!(tenant.stat_local(StatItem::ShadowNodes), 0);
+    assert_eq!(pool.cache().nr_index_nodes(), 0);
 }
 
 #[test]
 fn shadow_entries_are_bounded_by_the_pages_that_a_group_has() {
-    let engine = engine(64 << 20);
-    let tenant = group(&engine, "a", 2 << 20);
+    let pool = pool(64 << 20);
+    let tenant = group(&pool, "a", 2 << 20);
     // 64 MiB through a group of 2 MiB: 248 leaves of shadows, were they all kept.
     let len = 64u64 << 20;
-    let file = engine.open_file(MemStore::with(&vec![7; len as usize]), len).unwrap();
+    let file = pool.open_file(MemStore::with(&vec![7; len as usize]), len).unwrap();
     let readahead = Readahead::new();
     for at in (0..len).step_by(MIB) {
         file.read(&tenant, at, MIB, &readahead).unwrap();
         let pages =
             (tenant.stat_local(StatItem::InactiveFile) + tenant.stat_local(StatItem::ActiveFile)) / 4096;
-        let leaves = engine.cache().nr_shadow_leaves() as i64;
+        let leaves = pool.cache().nr_shadow_leaves() as i64;
         assert!(leaves <= pages / 8 + 32, "{leaves} leaves for {pages} pages");
     }
     assert!(tenant.usage_bytes() <= 2 << 20);
@@ -292,28 +236,28 @@ fn shadow_entries_are_bounded_by_the_pages_that_a_group_has() {
 
 #[test]
 fn pages_of_a_removed_group_can_be_reclaimed_from_its_parent() {
-    let engine = engine(64 << 20);
-    let parent = group(&engine, "p", 16 << 20);
-    let child = engine.create_group(&parent, "c".as_ref()).unwrap();
-    let file = engine.open_file(MemStore::with(&pattern(15, 0, 4 * MIB)), 4 * MIB as u64).unwrap();
+    let pool = pool(64 << 20);
+    let parent = group(&pool, "p", 16 << 20);
+    let child = pool.create_group(&parent, "c".as_ref()).unwrap();
+    let file = pool.open_file(MemStore::with(&pattern(15, 0, 4 * MIB)), 4 * MIB as u64).unwrap();
     read_all(&file, &child);
-    engine.remove_group(&child).unwrap();
+    pool.remove_group(&child).unwrap();
     drop(child);
     assert!(parent.usage_bytes() >= 4 << 20);
-    engine.force_empty(&parent, &|| false).unwrap();
+    pool.force_empty(&parent);
     assert_eq!(parent.usage_bytes(), 0);
     assert_eq!(file.nr_cached_pages(), 0);
 }
 
 #[test]
 fn the_flusher_writes_what_is_over_the_threshold_by_itself() {
-    let engine = engine(32 << 20);
-    let tenant = group(&engine, "a", 32 << 20);
+    let pool = pool(32 << 20);
+    let tenant = group(&pool, "a", 32 << 20);
     let store = MemStore::new();
-    let file = engine.open_file(store.clone(), 0).unwrap();
+    let file = pool.open_file(store.clone(), 0).unwrap();
     file.write(&tenant, 0, &pattern(16, 0, 5 * MIB)).unwrap();
     wait_until(|| {
-        store.nr_syncs.load(Ordering::Relaxed) > 0 && !engine.cache().dirty_limits().over_background()
+        store.nr_syncs.load(Ordering::Relaxed) > 0 && !pool.cache().dirty_limits().over_background()
     });
     assert!(store.live().len() >= MIB);
     assert!(file.nr_unclean() < 1280);
@@ -321,10 +265,10 @@ fn the_flusher_writes_what_is_over_the_threshold_by_itself() {
 
 #[test]
 fn a_growing_file_under_flushes_reaches_the_store_whole() {
-    let engine = engine(32 << 20);
-    let tenant = group(&engine, "a", 4 << 20);
+    let pool = pool(32 << 20);
+    let tenant = group(&pool, "a", 4 << 20);
     let store = MemStore::new();
-    let file = engine.open_file(store.clone(), 0).unwrap();
+    let file = pool.open_file(store.clone(), 0).unwrap();
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -345,13 +289,13 @@ fn a_growing_file_under_flushes_reaches_the_store_whole() {
 
 #[test]
 fn a_page_used_twice_outlives_a_stream() {
-    let engine = engine(64 << 20);
-    let tenant = group(&engine, "a", 8 << 20);
-    let hot = engine.open_file(MemStore::with(&pattern(17, 0, 2 * MIB)), 2 * MIB as u64).unwrap();
+    let pool = pool(64 << 20);
+    let tenant = group(&pool, "a", 8 << 20);
+    let hot = pool.open_file(MemStore::with(&pattern(17, 0, 2 * MIB)), 2 * MIB as u64).unwrap();
     for _ in 0..4 {
         read_all(&hot, &tenant);
     }
-    let cold = engine.open_file(MemStore::with(&pattern(18, 0, 30 * MIB)), 30 * MIB as u64).unwrap();
+    let cold = pool.open_file(MemStore::with(&pattern(18, 0, 30 * MIB)), 30 * MIB as u64).unwrap();
     for _ in 0..3 {
         let mut at = 0;
         let readahead = Readahead::new();
@@ -366,53 +310,22 @@ fn a_page_used_twice_outlives_a_stream() {
 }
 
 #[test]
-fn resident_memory_follows_usage_down() {
-    let engine = engine(64 << 20);
-    let tenant = group(&engine, "a", 64 << 20);
-    let files: Vec<_> = (0..32u64)
-        .map(|i| {
-            let file = engine.open_file(MemStore::with(&pattern(i, 0, MIB)), MIB as u64).unwrap();
-            read_all(&file, &tenant);
-            file
-        })
-        .collect();
-    assert!(engine.arena().resident_bytes() >= 32 << 20);
-    // Keep every 16th page: blocks are sparse now, and only their eviction can empty them.
-    for file in &files {
-        for page in 0..256u64 {
-            if page % 16 != 0 {
-                let offset = page * 4096;
-                file.zero_range(offset, 4096, || Ok(())).unwrap();
-            }
-        }
-    }
-    wait_until(|| {
-        engine.trim();
-        engine.arena().resident_bytes() <= 8 << 20
-    });
-    for (i, file) in files.iter().enumerate() {
-        let page = file.read(&tenant, 16 * 4096, 4096, &Readahead::new()).unwrap();
-        assert!(page.to_vec() == pattern(i as u64, 16 * 4096, 4096));
-    }
-}
-
-#[test]
 fn a_hanging_store_holds_up_no_other() {
-    let engine = engine(32 << 20);
-    let (a, b) = (group(&engine, "a", 8 << 20), group(&engine, "b", 8 << 20));
+    let pool = pool(32 << 20);
+    let (a, b) = (group(&pool, "a", 8 << 20), group(&pool, "b", 8 << 20));
     let (stuck, fine) = (MemStore::on_store(1), MemStore::on_store(2));
-    let stuck_file = engine.open_file(stuck.clone(), 0).unwrap();
-    let fine_file = engine.open_file(fine.clone(), 0).unwrap();
+    let stuck_file = pool.open_file(stuck.clone(), 0).unwrap();
+    let fine_file = pool.open_file(fine.clone(), 0).unwrap();
     stuck.hang();
     stuck_file.write(&a, 0, &pattern(19, 0, MIB)).unwrap();
     stuck_file.start_writeback();
     fine_file.write(&b, 0, &pattern(20, 0, MIB)).unwrap();
     fine_file.fsync(false, &fine_file.sample_error()).unwrap();
-    let lost = engine.sync_all(Duration::from_millis(200));
+    let lost = pool.sync_all(Duration::from_millis(200));
     assert_eq!(lost.len(), 1);
     assert_eq!(lost[0].bytes, MIB as u64);
     stuck.release();
-    assert!(engine.sync_all(Duration::from_secs(60)).is_empty());
+    assert!(pool.sync_all(Duration::from_secs(60)).is_empty());
     assert!(stuck.live() == pattern(19, 0, MIB));
 }
 
@@ -426,14 +339,14 @@ fn wait_until(mut condition: impl FnMut() -> bool) {
 
 #[test]
 fn many_threads_on_shared_files_and_small_groups_lose_nothing() {
-    let engine = engine(24 << 20);
-    let files: Vec<_> = (0..3).map(|i| engine.open_file(MemStore::on_store(i), 0).unwrap()).collect();
+    let pool = pool(24 << 20);
+    let files: Vec<_> = (0..3).map(|i| pool.open_file(MemStore::on_store(i), 0).unwrap()).collect();
     const REGION: usize = 512 << 10;
     std::thread::scope(|scope| {
         for thread in 0..6u64 {
-            let (engine, files) = (&engine, &files);
+            let (pool, files) = (&pool, &files);
             scope.spawn(move || {
-                let tenant = group(engine, &format!("t{thread}"), 1 << 20);
+                let tenant = group(pool, &format!("t{thread}"), 1 << 20);
                 let mut state = thread + 1;
                 let mut next = || {
                     state ^= state << 13;
@@ -466,17 +379,17 @@ fn many_threads_on_shared_files_and_small_groups_lose_nothing() {
             });
         }
     });
-    assert!(engine.sync_all(Duration::from_secs(60)).is_empty());
+    assert!(pool.sync_all(Duration::from_secs(60)).is_empty());
     for name in 0..6 {
-        let tenant = engine.tree().root().child(format!("t{name}").as_ref()).unwrap();
-        engine.remove_group(&tenant).unwrap();
+        let tenant = pool.root().child(format!("t{name}").as_ref()).unwrap();
+        pool.remove_group(&tenant).unwrap();
     }
     drop(files);
     for item in [StatItem::FileDirty, StatItem::FileWriteback, StatItem::FileUnstable] {
-        assert_eq!(engine.root().stat_total(item), 0, "{item:?}");
+        assert_eq!(pool.root().stat_total(item), 0, "{item:?}");
     }
     wait_until(|| {
-        engine.root().stat_total(StatItem::InactiveFile) + engine.root().stat_total(StatItem::ActiveFile) == 0
+        pool.root().stat_total(StatItem::InactiveFile) + pool.root().stat_total(StatItem::ActiveFile) == 0
     });
-    let _ = Arc::strong_count(&engine);
+    let _ = Arc::strong_count(&pool);
 }

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::{MemStore, engine, group, pattern, read_all};
-use umemcg::{BackingStore, Engine, File, FileError, Group, StatItem};
+use common::{MemStore, Pool, group, pattern, pool, read_all};
+use umemcg_cache::{BackingStore, File, FileError};
+use umemcg_group::{Group, StatItem};
 
 /// Dirties pages of a file until the group has no room for another; returns how many bytes.
 fn fill_with_dirty_pages(file: &Arc<File>, tenant: &Arc<Group>) -> u64 {
@@ -19,42 +20,42 @@ fn fill_with_dirty_pages(file: &Arc<File>, tenant: &Arc<Group>) -> u64 {
     pages.count() as u64 * 4096
 }
 
-fn ground() -> (Arc<Engine>, Arc<Group>) {
-    let engine = engine(16 << 20);
-    let tenant = group(&engine, "t", 512 << 10);
-    (engine, tenant)
+fn ground() -> (Arc<Pool>, Arc<Group>) {
+    let pool = pool(16 << 20);
+    let tenant = group(&pool, "t", 512 << 10);
+    (pool, tenant)
 }
 
 #[test]
 fn a_group_full_of_a_hanging_stores_data_works_uncached() {
-    let (engine, tenant) = ground();
+    let (pool, tenant) = ground();
     let stuck = MemStore::on_store(1);
-    let stuck_file = engine.open_file(stuck.clone(), 0).unwrap();
+    let stuck_file = pool.open_file(stuck.clone(), 0).unwrap();
     stuck.hang();
     let len = fill_with_dirty_pages(&stuck_file, &tenant);
     assert!(len >= 256 << 10, "{len}");
     let data = pattern(2, 0, 1 << 20);
     let other = MemStore::with(&data);
-    let other_file = engine.open_file(other.clone(), 1 << 20).unwrap();
+    let other_file = pool.open_file(other.clone(), 1 << 20).unwrap();
     assert!(read_all(&other_file, &tenant) == data);
     let new = pattern(3, 0, 1 << 20);
     other_file.write(&tenant, 0, &new).unwrap();
     assert!(other.live() == new, "it went straight to the store");
     assert!(tenant.stat_local(StatItem::UncachedIo) > 0);
     // A neighbour keeps a cache.
-    let neighbour = group(&engine, "n", 4 << 20);
+    let neighbour = group(&pool, "n", 4 << 20);
     assert!(read_all(&other_file, &neighbour) == new);
     assert_eq!(neighbour.stat_local(StatItem::UncachedIo), 0);
     stuck.release();
-    assert!(engine.sync_all(Duration::from_secs(60)).is_empty());
+    assert!(pool.sync_all(Duration::from_secs(60)).is_empty());
     assert!(stuck.live() == pattern(1, 0, len as usize));
 }
 
 #[test]
 fn a_group_full_of_what_a_store_refuses_is_told_and_keeps_it() {
-    let (engine, tenant) = ground();
+    let (pool, tenant) = ground();
     let failing = MemStore::on_store(1);
-    let file = engine.open_file(failing.clone(), 0).unwrap();
+    let file = pool.open_file(failing.clone(), 0).unwrap();
     failing.fail_writes.store(5, Ordering::Relaxed);
     let mut len = fill_with_dirty_pages(&file, &tenant);
     // What reclaim of index nodes and stocks makes room for.
@@ -73,17 +74,17 @@ fn a_group_full_of_what_a_store_refuses_is_told_and_keeps_it() {
     }
     assert!(read_all(&file, &tenant) == pattern(1, 0, len as usize), "what was accepted is there");
     failing.fail_writes.store(0, Ordering::Relaxed);
-    assert!(engine.sync_all(Duration::from_secs(60)).is_empty());
+    assert!(pool.sync_all(Duration::from_secs(60)).is_empty());
     assert!(failing.after_cut(|_| false) == pattern(1, 0, len as usize));
     assert_eq!(file.write(&tenant, len, &[9; 4096]).unwrap(), 4096);
 }
 
 #[test]
 fn a_refused_range_keeps_no_later_one_from_being_written() {
-    let engine = engine(32 << 20);
-    let tenant = group(&engine, "t", 16 << 20);
+    let pool = pool(32 << 20);
+    let tenant = group(&pool, "t", 16 << 20);
     let store = MemStore::on_store(1);
-    let file = engine.open_file(store.clone(), 0).unwrap();
+    let file = pool.open_file(store.clone(), 0).unwrap();
     let cursor = file.sample_error();
     let data = pattern(4, 0, 4 << 20);
     // In the first run of pages.
@@ -112,9 +113,9 @@ fn a_refused_range_keeps_no_later_one_from_being_written() {
 
 #[test]
 fn what_the_store_may_have_lost_before_it_confirmed_stays() {
-    let (engine, tenant) = ground();
+    let (pool, tenant) = ground();
     let store = MemStore::new();
-    let file = engine.open_file(Arc::clone(&store) as _, 0).unwrap();
+    let file = pool.open_file(Arc::clone(&store) as _, 0).unwrap();
     file.write(&tenant, 0, &[b'b'; 4096]).unwrap();
     let (seen, emptied) = (Arc::clone(&file), Arc::clone(&store));
     let nr_calls = AtomicU64::new(0);
@@ -134,17 +135,17 @@ fn what_the_store_may_have_lost_before_it_confirmed_stays() {
 
 #[test]
 fn a_file_that_is_given_up_during_a_sync_goes_with_it() {
-    let (engine, tenant) = ground();
+    let (pool, tenant) = ground();
     let (quick, stuck) = (MemStore::on_store(1), MemStore::on_store(2));
-    let file = engine.open_file(quick, 0).unwrap();
-    let stuck_file = engine.open_file(stuck.clone(), 0).unwrap();
+    let file = pool.open_file(quick, 0).unwrap();
+    let stuck_file = pool.open_file(stuck.clone(), 0).unwrap();
     for file in [&file, &stuck_file] {
         file.write(&tenant, 0, &[1; 4096]).unwrap();
     }
     stuck.hang();
     let sync = std::thread::spawn({
-        let engine = Arc::clone(&engine);
-        move || engine.sync_all(Duration::from_secs(60))
+        let pool = Arc::clone(&pool);
+        move || pool.sync_all(Duration::from_secs(60))
     });
     // The thread that has synced it lets go of it, and the caller of the sync has it still.
     while !file.is_stable() || Arc::strong_count(&file) > 2 {

@@ -7,19 +7,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{MemStore, engine, group, pattern, read_all};
-use umemcg::{File, Readahead};
+use common::{MemStore, group, pattern, pool, read_all};
+use umemcg_cache::{File, Readahead};
 
 const PAGE: usize = 4096;
 const MIB: usize = 1 << 20;
 
 #[test]
 fn copies_and_pins_agree_at_every_offset_and_end() {
-    let engine = engine(16 << 20);
-    let tenant = group(&engine, "a", 8 << 20);
+    let pool = pool(16 << 20);
+    let tenant = group(&pool, "a", 8 << 20);
     let len = 9 * PAGE + 123;
     let bytes = pattern(1, 0, len);
-    let file = engine.open_file(MemStore::with(&bytes), len as u64).unwrap();
+    let file = pool.open_file(MemStore::with(&bytes), len as u64).unwrap();
     assert!(read_all(&file, &tenant) == bytes);
     let readahead = Readahead::new();
     let edges = |at: usize| [at.saturating_sub(1), at, at + 1];
@@ -43,10 +43,10 @@ fn copies_and_pins_agree_at_every_offset_and_end() {
 
 #[test]
 fn what_is_not_cached_is_no_hit() {
-    let engine = engine(16 << 20);
-    let file = engine.open_file(MemStore::with(&pattern(2, 0, MIB)), MIB as u64).unwrap();
+    let pool = pool(16 << 20);
+    let file = pool.open_file(MemStore::with(&pattern(2, 0, MIB)), MIB as u64).unwrap();
     let readahead = Readahead::new();
-    file.read(engine.root(), 5 * PAGE as u64, 10, &readahead).unwrap();
+    file.read(pool.root(), 5 * PAGE as u64, 10, &readahead).unwrap();
     let mut room = [0; 10];
     assert_eq!(file.try_read_into(5 * PAGE as u64, &mut room, &readahead), Some(10));
     assert_eq!(file.try_read_into(6 * PAGE as u64 - 5, &mut room, &readahead), None);
@@ -57,12 +57,12 @@ fn what_is_not_cached_is_no_hit() {
 /// Most of a stretch of pages lies side by side; the others are looked for beside them first.
 #[test]
 fn a_page_apart_from_its_neighbours_is_found() {
-    let engine = engine(64 << 20);
-    let tenant = group(&engine, "a", 48 << 20);
+    let pool = pool(64 << 20);
+    let tenant = group(&pool, "a", 48 << 20);
     let len = 4 * MIB;
     let mut expected = pattern(1, 0, len);
-    let file = engine.open_file(MemStore::with(&expected), len as u64).unwrap();
-    let other = engine.open_file(MemStore::with(&pattern(2, 0, len)), len as u64).unwrap();
+    let file = pool.open_file(MemStore::with(&expected), len as u64).unwrap();
+    let other = pool.open_file(MemStore::with(&pattern(2, 0, len)), len as u64).unwrap();
     let readahead = Readahead::new();
     // Checks the cached pages, copied, pinned and by word; returns how many there are.
     let check = |file: &Arc<File>, expected: &[u8]| {
@@ -102,7 +102,7 @@ fn a_page_apart_from_its_neighbours_is_found() {
     file.fsync(true, &file.sample_error()).unwrap();
     file.set_len(len as u64 / 2).unwrap();
     drop(other);
-    let nr_evicted = engine.cache().empty_sparse_blocks(usize::MAX);
+    let nr_evicted = pool.cache().empty_sparse_blocks(usize::MAX);
     assert!(nr_evicted > 0);
     assert_eq!(check(&file, &expected[..len / 2]), nr_pages / 2 - nr_evicted);
     assert!(read_all(&file, &tenant) == expected[..len / 2]);
@@ -113,15 +113,14 @@ fn a_page_apart_from_its_neighbours_is_found() {
 /// A count that every hit changes would be a line that all of them write.
 #[test]
 fn a_hit_counts_nothing_that_others_count() {
-    let engine = engine(16 << 20);
-    let file = engine.open_file(MemStore::with(&pattern(3, 0, MIB)), MIB as u64).unwrap();
+    let pool = pool(16 << 20);
+    let file = pool.open_file(MemStore::with(&pattern(3, 0, MIB)), MIB as u64).unwrap();
     let readahead = Readahead::new();
-    drop(file.read(engine.root(), 0, MIB, &readahead).unwrap());
-    let before =
-        (Arc::strong_count(engine.cache()), Arc::strong_count(engine.arena()), Arc::strong_count(&file));
+    drop(file.read(pool.root(), 0, MIB, &readahead).unwrap());
+    let before = (Arc::strong_count(pool.cache()), Arc::strong_count(pool.arena()), Arc::strong_count(&file));
     let pages = file.try_read(0, MIB, &readahead).unwrap();
     assert_eq!(
-        (Arc::strong_count(engine.cache()), Arc::strong_count(engine.arena()), Arc::strong_count(&file)),
+        (Arc::strong_count(pool.cache()), Arc::strong_count(pool.arena()), Arc::strong_count(&file)),
         before
     );
     drop(pages);
@@ -131,17 +130,17 @@ fn a_hit_counts_nothing_that_others_count() {
 fn a_copy_is_never_another_page_while_pages_come_and_go() {
     // Two files of which one half fits, each read by random pages: frames change hands all the
     // time.
-    let engine = engine(16 << 20);
-    let tenant = group(&engine, "a", 2 << 20);
+    let pool = pool(16 << 20);
+    let tenant = group(&pool, "a", 2 << 20);
     let files: Vec<Arc<File>> = (0..2)
-        .map(|seed| engine.open_file(MemStore::with(&pattern(seed, 0, 2 * MIB)), 2 * MIB as u64).unwrap())
+        .map(|seed| pool.open_file(MemStore::with(&pattern(seed, 0, 2 * MIB)), 2 * MIB as u64).unwrap())
         .collect();
     let expected: Vec<Vec<u8>> = (0..2).map(|seed| pattern(seed, 0, 2 * MIB)).collect();
     let (stop, nr_hits) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         for thread in 0..2u64 {
-            let (engine, tenant, files, expected, stop, nr_hits) =
-                (&engine, &tenant, &files, &expected, &stop, &nr_hits);
+            let (pool, tenant, files, expected, stop, nr_hits) =
+                (&pool, &tenant, &files, &expected, &stop, &nr_hits);
             scope.spawn(move || {
                 let readahead = Readahead::new();
                 let mut copy = [0; PAGE];
@@ -160,7 +159,7 @@ fn a_copy_is_never_another_page_while_pages_come_and_go() {
                         assert!(pages.to_vec() == expected[file][at..at + PAGE]);
                     }
                     if state % 257 == 0 {
-                        engine.force_empty(tenant, &|| false).unwrap();
+                        pool.force_empty(tenant);
                     }
                 }
             });

@@ -1,0 +1,27 @@
+//! What the tests of the page cache share: a pool with its groups and its cache, stores that fail
+//! on request, and bytes to compare.
+#![allow(dead_code, unused_imports)]
+
+pub mod bytes;
+pub mod disk;
+pub mod mem_store;
+pub mod pool;
+
+use std::sync::Arc;
+
+pub use bytes::{pattern, read_all};
+pub use mem_store::MemStore;
+pub use pool::Pool;
+use umemcg_group::Group;
+
+/// A small pool.
+pub fn pool(pool_bytes: u64) -> Arc<Pool> {
+    Pool::new(pool_bytes)
+}
+
+/// A group below the root with a hard limit.
+pub fn group(pool: &Pool, name: &str, limit: u64) -> Arc<Group> {
+    let group = pool.create_group(pool.root(), name.as_ref()).unwrap();
+    pool.set_max(&group, limit);
+    group
+}
