@@ -200,13 +200,13 @@ pub const RANKS: &[RankInfo] = &[
     lock(
         Rank::FileOpens,
         "the opens of a file; held while its host file is opened",
-        "`umemcg-vfs/src/content.rs`",
+        "`umemcg-vfs/src/host/content/mod.rs`",
     ),
     wait(Rank::StoreIo, "a call of a backing store", "`umemcg-cache/src/store.rs`"),
     lock(
         Rank::HostFile,
         "one operation of the daemon on a host file at a time; shared by reads of its attributes",
-        "`umemcg-vfs/src/shown_times.rs`",
+        "`umemcg-vfs/src/host/shown_times.rs`",
     ),
     lock(Rank::Names, "names: of volumes, of a tmpfs volume", "`umemcg-vfs/src/volumes.rs`, `tmpfs/mod.rs`"),
     lock(

@@ -506,11 +506,6 @@ const SPREAD_TYPES: &[&str] = &[
     "umemcg-fuse daemon.rs::Daemon",
     "umemcg-group group.rs::Group",
     "umemcg-group group.rs::OwnerId",
-    "umemcg-vfs content.rs::Content",
-    "umemcg-vfs host_volume.rs::HostVolume",
-    "umemcg-vfs open_file.rs::OpenFile",
-    "umemcg-vfs resolve.rs::Shared",
-    "umemcg-vfs tmpfs/inode.rs::Inode",
 ];
 
 #[test]

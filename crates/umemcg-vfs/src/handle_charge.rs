@@ -2,7 +2,7 @@
 //!
 //! It is charged to the opener's group. A group that has no room still opens a few files, at its
 //! parent's cost, so that programs at their limit go on; after [`NR_HANDLES_BEYOND_MAX`] of them an
-//! open is refused. Descriptors: see [`crate::descriptor_share`].
+//! open is refused. Descriptors: see [`crate::host::descriptor_share`].
 
 use std::sync::{Arc, LazyLock};
 

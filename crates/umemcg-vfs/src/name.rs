@@ -6,7 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 
 use rustix::io::Errno;
 
-use crate::host::NAME_MAX;
+/// Longest name of one component, in bytes.
+pub(crate) const NAME_MAX: usize = 255;
 
 /// Returns the name as the host takes it. Any bytes but zero and slash are a name.
 ///

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::VolumeError;
-use crate::host_volume::HostVolume;
+use crate::host::HostVolume;
 use crate::tmpfs::{Tmpfs, TmpfsConfig};
 use crate::volume::Volume;
 use crate::volume_config::VolumeConfig;

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use super::directory::{Directory, Name};
 use super::inode::Inode;
 use crate::attr::{Attr, NodeId};
-use crate::host::NAME_MAX;
+use crate::name::NAME_MAX;
 use crate::name::component;
 use crate::slab::Slab;
 

@@ -17,15 +17,6 @@ use rustix::io::Errno;
 use crate::attr::SetTime;
 use crate::attr::{Attr, FileKind, Timestamp};
 
-/// `S_ISUID`.
-pub(crate) const SET_UID: u32 = 0o4000;
-/// `S_ISGID`.
-pub(crate) const SET_GID: u32 = 0o2000;
-/// `S_IXGRP`.
-pub(crate) const GROUP_EXECUTE: u32 = 0o010;
-/// Longest name of one component, in bytes.
-pub(crate) const NAME_MAX: usize = 255;
-
 /// The host's attributes of an inode.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HostStat {

@@ -13,28 +13,26 @@
 //! 4. The content is dropped with the entry. If the file has no name any more, its dirty data is
 //!    not written.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+mod attributes;
+mod kernel_copy;
+
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
 
 use rustix::io::Errno;
 use umemcg_base::{Rank, RankedMutex};
 
 use crate::allowance::ReclaimEffort;
-use crate::attr::Attr;
-use crate::descriptor_share::{DescriptorShare, Reopens};
 use crate::error::VfsError;
-use crate::host::{self, HostStat};
-use crate::host_directory::HostDirectory;
-use crate::host_store::{HostStore, InUse, StoreFds};
+use crate::host::descriptor_share::{DescriptorShare, Reopens};
+use crate::host::directory::HostDirectory;
+use crate::host::metadata_charge::{CONTENT_BYTES, MetadataCharge};
+use crate::host::shown_times::{OwnOperation, Stamp};
+use crate::host::store::{HostStore, InUse, StoreFds};
+use crate::host::syscalls::{self, HostStat};
 use crate::kernel_pages::KernelPages;
-use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge};
-use crate::shown_times::{OwnOperation, SharedAccess, Shown, Stamp};
 use umemcg::{BackingStore, Engine, File, Group, OwnerId, StoreId};
-
-/// In the place of a time that has been taken.
-const TAKEN: i64 = i64::MIN;
 
 /// See the module text.
 #[derive(Debug)]
@@ -47,7 +45,7 @@ pub(crate) struct Content {
     /// (A) Cached data was read since the host last heard of a read. Relaxed: it stands alone.
     was_read: AtomicBool,
     /// Held while the host file is opened or closed: calls on this very file only.
-    opens: RankedMutex<Opens>,
+    opens: RankedMutex<OpenState>,
     /// The pages that the kernel keeps, once it may have some.
     kernel_pages: OnceLock<Arc<KernelPages>>,
     /// (A) The host's time of the last change when this was made, in nanoseconds since 1970, until
@@ -55,9 +53,9 @@ pub(crate) struct Content {
     first_change_ns: AtomicI64,
 }
 
-/// The opens of the file.
+/// How the file is open.
 #[derive(Debug, Default)]
-struct Opens {
+struct OpenState {
     nr: u32,
     /// Removals of a name, and those of the last name: the host file must stay open.
     nr_pins: u32,
@@ -119,7 +117,7 @@ impl Content {
             store,
             host_dir,
             was_read,
-            opens: RankedMutex::new(Rank::FileOpens, Opens::default()),
+            opens: RankedMutex::new(Rank::FileOpens, OpenState::default()),
             kernel_pages: OnceLock::new(),
             first_change_ns: AtomicI64::new(stat.attr.ctime.as_nanoseconds()),
             charge,
@@ -159,7 +157,7 @@ impl Content {
 
     /// Keeps the host file open if the content is, as its name is about to be removed.
     pub(crate) fn pin_for_name(self: &Arc<Self>, how: &Opening<'_>) -> Result<NamePin, Errno> {
-        let pin = |opens: &mut Opens| {
+        let pin = |opens: &mut OpenState| {
             opens.nr_pins += 1;
             NamePin(Arc::clone(self))
         };
@@ -181,7 +179,7 @@ impl Content {
     fn with_open<R>(
         self: &Arc<Self>,
         how: &Opening<'_>,
-        then: impl FnOnce(&mut Opens) -> R,
+        then: impl FnOnce(&mut OpenState) -> R,
     ) -> Result<R, Errno> {
         let is_open = || self.store.fds().is_some_and(|fds| fds.is_writable || !how.for_writing);
         {
@@ -217,33 +215,6 @@ impl Content {
         opens.nr == 0 && !self.close_if_idle(&mut opens)
     }
 
-    /// Returns whether the kernel caches the pages of the opens that there are. The first of them
-    /// decides with `decide`: a page that the kernel has by one would be written past by another.
-    pub(crate) fn kernel_caches(&self, decide: impl FnOnce() -> bool) -> bool {
-        *self.opens.lock().kernel_caches.get_or_insert_with(decide)
-    }
-
-    /// Returns the pages that the kernel keeps, if it may have some.
-    pub(crate) fn kernel_pages(&self) -> Option<&Arc<KernelPages>> {
-        self.kernel_pages.get()
-    }
-
-    /// Returns the pages that the kernel keeps, which are made when there are none.
-    pub(crate) fn kernel_pages_or(&self, make: impl FnOnce() -> Arc<KernelPages>) -> &Arc<KernelPages> {
-        self.kernel_pages.get_or_init(make)
-    }
-
-    /// Returns, the first time, whether the file was changed less than `time` before its content
-    /// was made: the kernel may have been told of it before that change.
-    pub(crate) fn was_new_within(&self, time: Duration) -> bool {
-        let at_ns = self.first_change_ns.load(Ordering::Relaxed);
-        if at_ns == TAKEN || self.first_change_ns.swap(TAKEN, Ordering::Relaxed) == TAKEN {
-            return false;
-        }
-        let age_ns = self.host_dir.clock.now().as_nanoseconds().saturating_sub(at_ns);
-        age_ns < i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
-    }
-
     /// Returns whether pages of the file are cached, here or by the kernel.
     pub(crate) fn has_cached_pages(&self) -> bool {
         self.kernel_pages().is_some_and(|pages| pages.has_any()) || self.file.has_cached_pages()
@@ -258,7 +229,7 @@ impl Content {
         opens.nr > 0 || self.close_if_idle(&mut opens)
     }
 
-    fn close_if_idle(&self, opens: &mut Opens) -> bool {
+    fn close_if_idle(&self, opens: &mut OpenState) -> bool {
         let is_idle = opens.nr == 0 && self.file.is_stable() && self.store.times.is_restored();
         if is_idle {
             self.store.clear_fds();
@@ -304,114 +275,6 @@ impl Content {
     /// Returns a descriptor of the host file, while it is open.
     pub(crate) fn fds(&self) -> Option<Arc<StoreFds>> {
         self.store.fds()
-    }
-
-    /// Returns the attributes to show, after reading the host's with `stat`. A change from outside
-    /// is adopted: clean pages are dropped, and the host's length is taken.
-    pub(crate) fn look(&self, stat: impl Fn() -> Result<HostStat, Errno>) -> Result<Attr, Errno> {
-        self.update_host_atime();
-        self.attr_to_show(self.store.times.try_shared(), stat)
-    }
-
-    /// Looks at the host file at an open, which sees every change from outside that came before it:
-    /// waits for an operation of ours that is under way.
-    pub(crate) fn look_at_open(&self, stat: impl Fn() -> Result<HostStat, Errno>) -> Result<Attr, Errno> {
-        self.update_host_atime();
-        self.attr_to_show(Some(self.store.times.shared()), stat)
-    }
-
-    fn attr_to_show(
-        &self,
-        look: Option<SharedAccess<'_>>,
-        stat: impl Fn() -> Result<HostStat, Errno>,
-    ) -> Result<Attr, Errno> {
-        let times = &self.store.times;
-        let host = stat()?;
-        self.host_dir.clock.saw(host.attr.ctime);
-        let shown = match &look {
-            Some(look) => look.times_to_show(Stamp::of(&host.attr)).map(|shown| (host.attr.mode, shown)),
-            // An operation of ours is under way, which may take set-id bits away and put them back.
-            None => times.known().map(|(known, shown)| (known.mode, shown)),
-        };
-        drop(look);
-        match shown {
-            Some((mode, shown)) => Ok(self.merge(Attr { mode, ..host.attr }, shown)),
-            None => self.adopt(stat),
-        }
-    }
-
-    /// Adopts a change from outside. The decisive look is made with our own write-back kept out, so
-    /// that its effects are not mistaken for a change from outside.
-    fn adopt(&self, stat: impl Fn() -> Result<HostStat, Errno>) -> Result<Attr, Errno> {
-        let mut seen = None;
-        self.file.revalidate(|| {
-            let alone = self.store.times.exclusive();
-            let host = stat();
-            let len = host.ok().and_then(|host| {
-                alone.found(Stamp::of(&host.attr));
-                alone.is_stale().then_some(host.attr.size)
-            });
-            seen = Some((host, alone));
-            len
-        });
-        let Some((host, alone)) = seen else { unreachable!("revalidation looks once") };
-        let host = host?;
-        if alone.is_stale() {
-            tracing::debug!(ino = host.attr.ino, "changed from outside; cached pages dropped");
-            self.store.privileges.note();
-            alone.adopted();
-            if let Some(pages) = self.kernel_pages() {
-                pages.note_changed();
-            }
-        }
-        Ok(self.merge(host.attr, self.store.times.shown()))
-    }
-
-    /// Returns the attributes to show for a stamp that was read at an unknown moment; `None` if a
-    /// closer look is needed.
-    pub(crate) fn peek_attr(&self, host: &HostStat) -> Option<Attr> {
-        if self.was_read() {
-            return None;
-        }
-        let shown = self.store.times.peek(Stamp::of(&host.attr))?;
-        Some(self.merge(host.attr, shown))
-    }
-
-    fn merge(&self, mut attr: Attr, shown: Option<Shown>) -> Attr {
-        attr.size = self.file.len();
-        // Data that is not on the host yet has no blocks there, and a file without blocks looks
-        // like one hole to archivers.
-        let pages = |bytes: u64| bytes.div_ceil(4096) * 8;
-        let unwritten_blocks = self.file.nr_unwritten().saturating_mul(8);
-        if unwritten_blocks > 0 {
-            attr.blocks = attr.blocks.saturating_add(unwritten_blocks).min(attr.blocks.max(pages(attr.size)));
-        }
-        if let Some(shown) = shown {
-            (attr.mtime, attr.ctime) = (shown.mtime, shown.ctime);
-        }
-        attr
-    }
-
-    /// Changes attributes of the host's file through a descriptor that holds it.
-    pub(crate) fn change_attributes<T>(
-        &self,
-        held: BorrowedFd<'_>,
-        sets_mtime: bool,
-        change: impl FnOnce() -> Result<T, Errno>,
-    ) -> Result<T, Errno> {
-        let changed =
-            self.store.exclusively(held, |_| (change(), OwnOperation::Attributes { mtime: sets_mtime }));
-        self.store.privileges.note();
-        changed
-    }
-
-    /// Notes that an operation of ours on names changed attributes on the host, where `stat` looks.
-    pub(crate) fn renamed(&self, stat: impl FnOnce() -> Result<HostStat, Errno>) -> Result<(), Errno> {
-        let alone = self.store.times.exclusive();
-        let host = stat()?;
-        self.host_dir.clock.saw(host.attr.ctime);
-        alone.found_renamed(Stamp::of(&host.attr));
-        Ok(())
     }
 
     /// Notes that data is read. Writes a shared line only the first time since the host was told.
@@ -470,7 +333,7 @@ impl Reopens for Content {
             return;
         }
         let Some(fds) = self.store.take_idle_fds(is_hard, || self.file.is_stable()) else { return };
-        let is_nameless = !host::stat_fd(&fds.buffered).is_ok_and(|stat| stat.attr.nlink > 0);
+        let is_nameless = !syscalls::stat_fd(&fds.buffered).is_ok_and(|stat| stat.attr.nlink > 0);
         if is_nameless {
             // Removed on the host.
             fds.share.withdraw();
@@ -489,85 +352,5 @@ impl Reopens for Content {
             self.give_back(true);
         }
         is_tried
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
-
-    use crate::host;
-    use crate::shown_times::{OwnOperation, Stamp};
-    use crate::testing::{Fixture, until_asleep};
-    use crate::volume::Open;
-
-    #[test]
-    fn an_outside_change_during_write_back_costs_no_data() {
-        let v = Fixture::new();
-        let (path, file) = v.create("f");
-        let content = v.content(&file);
-        file.write(&v.group, 0, &[b'a'; 100], false).unwrap();
-        file.fsync(false).unwrap();
-        file.write(&v.group, 40960, &[b'b'; 4096], false).unwrap();
-        // Another program on the host.
-        std::io::Write::write_all(&mut std::fs::OpenOptions::new().append(true).open(&path).unwrap(), b"x")
-            .unwrap();
-        let host = std::fs::File::open(&path).unwrap();
-        let nr_looks = AtomicU32::new(0);
-        std::thread::scope(|scope| {
-            let paused = content.store.pause();
-            // The file itself: a sync of the open one would wait for the pause before it writes.
-            let flusher = scope.spawn(|| content.file.write_back().unwrap());
-            while content.file.nr_dirty() > 0 {
-                std::thread::yield_now();
-            }
-            let (tell, told) = std::sync::mpsc::channel();
-            let (content, looks, host) = (&content, &nr_looks, &host);
-            let opener = scope.spawn(move || {
-                tell.send(rustix::thread::gettid()).unwrap();
-                let stat = || {
-                    let stat = host::stat_fd(host);
-                    looks.fetch_add(1, Ordering::Relaxed);
-                    stat
-                };
-                content.look(stat).unwrap();
-            });
-            let opener_id = told.recv().unwrap();
-            while nr_looks.load(Ordering::Relaxed) == 0 {
-                std::thread::yield_now();
-            }
-            until_asleep(opener_id);
-            drop(paused);
-            flusher.join().unwrap();
-            opener.join().unwrap();
-        });
-        assert_eq!(content.file.len(), 45056);
-        assert_eq!(file.read(&v.group, 40960, 4096).unwrap().to_vec(), [b'b'; 4096]);
-    }
-
-    #[test]
-    fn an_open_sees_an_outside_change_amid_an_operation_of_ours() {
-        let v = Fixture::new();
-        let (path, file) = v.create("f");
-        let content = v.content(&file);
-        file.write(&v.group, 0, &[b'a'; 100], false).unwrap();
-        file.fsync(false).unwrap();
-        let host = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
-        std::thread::scope(|scope| {
-            let alone = content.store.times.exclusive();
-            alone.found(Stamp::of(&host::stat_fd(&host).unwrap().attr));
-            host.set_len(7).unwrap();
-            let (tell, told) = std::sync::mpsc::channel();
-            let (v, node) = (&v, file.node());
-            let opener = scope.spawn(move || {
-                tell.send(rustix::thread::gettid()).unwrap();
-                let file = v.vfs.open(&v.caller(), node, rustix::fs::OFlags::RDONLY).unwrap();
-                file.content().len()
-            });
-            until_asleep(told.recv().unwrap());
-            alone.left(Stamp::of(&host::stat_fd(&host).unwrap().attr), OwnOperation::Access);
-            drop(alone);
-            assert_eq!(opener.join().unwrap(), 7);
-        });
     }
 }

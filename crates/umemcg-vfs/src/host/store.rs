@@ -15,7 +15,7 @@
 //! write-back uses it too.
 //!
 //! Every sync also sets the host file's modification time to the accepted one; see
-//! [`crate::shown_times`].
+//! [`crate::host::shown_times`].
 
 use std::io;
 use std::num::NonZero;
@@ -29,12 +29,12 @@ use umemcg_arena::{Arena, Segment};
 use umemcg_base::{LeafMutex, LeafRwLock};
 
 use crate::attr::SetTime;
-use crate::descriptor_share::DescriptorShare;
-use crate::host::{self, HostStat};
-use crate::host_directory::{DIRECT_ALIGN, HostDirectory};
-use crate::privileges::Privileges;
-use crate::shown_times::{OwnOperation, ShownTimes, Stamp};
-use crate::unsynced::Unsynced;
+use crate::host::descriptor_share::DescriptorShare;
+use crate::host::directory::{DIRECT_ALIGN, HostDirectory};
+use crate::host::file_privileges::Privileges;
+use crate::host::shown_times::{OwnOperation, ShownTimes, Stamp};
+use crate::host::syscalls::{self, HostStat};
+use crate::host::unsynced::Unsynced;
 use crate::volume_config::IoMode;
 use umemcg::{BackingStore, StoreId};
 
@@ -53,7 +53,7 @@ pub(crate) struct StoreFds {
 impl StoreFds {
     fn direct(&self) -> Option<BorrowedFd<'_>> {
         let access = if self.is_writable { OFlags::RDWR } else { OFlags::RDONLY };
-        let open = || host::reopen(self.buffered.as_fd(), access | OFlags::DIRECT).ok();
+        let open = || syscalls::reopen(self.buffered.as_fd(), access | OFlags::DIRECT).ok();
         self.direct.get_or_init(open).as_ref().map(AsFd::as_fd)
     }
 }
@@ -176,7 +176,7 @@ impl HostStore {
         let fds = self.fds().ok_or(Errno::BADF)?;
         let change = || {
             rustix::fs::fallocate(&fds.buffered, mode, offset, len)?;
-            let is_short = host::stat_fd(&fds.buffered)?.attr.size < file_len;
+            let is_short = syscalls::stat_fd(&fds.buffered)?.attr.size < file_len;
             if is_short { rustix::fs::ftruncate(&fds.buffered, file_len) } else { Ok(()) }
         };
         self.exclusively(fds.buffered.as_fd(), |_| done_to_content(change()))
@@ -191,12 +191,12 @@ impl HostStore {
         operation: impl FnOnce(&HostStat) -> (Result<T, E>, OwnOperation),
     ) -> Result<T, E> {
         let alone = self.times.exclusive();
-        let before = host::stat_fd(held)?;
+        let before = syscalls::stat_fd(held)?;
         alone.found(Stamp::of(&before.attr));
         let (result, did) = operation(&before);
         // If the attributes cannot be read, the file counts as changed from outside at the next
         // check.
-        if let Ok(after) = host::stat_fd(held) {
+        if let Ok(after) = syscalls::stat_fd(held) {
             self.host_dir.clock.saw(after.attr.ctime);
             alone.left(Stamp::of(&after.attr), did);
         }
@@ -207,13 +207,13 @@ impl HostStore {
     /// end of the file: it returns no data and leaves ctime unchanged.
     pub(crate) fn update_host_atime(&self, fds: &StoreFds) {
         let fd = fds.buffered.as_fd();
-        let Ok(before) = host::stat_fd(fd) else { return };
+        let Ok(before) = syscalls::stat_fd(fd) else { return };
         let _ = rustix::io::pread(fd, &mut [0], before.attr.size);
         // The host compares with its own times, and accepted data may be newer.
         let Some(shown) = self.times.shown().filter(|_| !self.host_dir.is_noatime) else { return };
         let changed = shown.mtime.max(shown.ctime);
-        if host::stat_fd(fd).is_ok_and(|stat| stat.attr.atime < changed) {
-            let set = || host::set_times(fd, Some(SetTime::Now), None);
+        if syscalls::stat_fd(fd).is_ok_and(|stat| stat.attr.atime < changed) {
+            let set = || syscalls::set_times(fd, Some(SetTime::Now), None);
             let _: Result<(), Errno> = self.exclusively(fd, |_| (set(), OwnOperation::Access));
         }
     }
@@ -224,10 +224,10 @@ impl HostStore {
         }
         let fd = fds.buffered.as_fd();
         let alone = self.times.exclusive();
-        alone.found(Stamp::of(&host::stat_fd(fd)?.attr));
+        alone.found(Stamp::of(&syscalls::stat_fd(fd)?.attr));
         let Some(mtime) = alone.mtime_pending() else { return Ok(()) };
-        let refused = mtime.filter(|&mtime| host::set_times(fd, None, Some(SetTime::At(mtime))).is_err());
-        let stat = host::stat_fd(fd)?;
+        let refused = mtime.filter(|&mtime| syscalls::set_times(fd, None, Some(SetTime::At(mtime))).is_err());
+        let stat = syscalls::stat_fd(fd)?;
         self.host_dir.clock.saw(stat.attr.ctime);
         alone.left(Stamp::of(&stat.attr), OwnOperation::RestoreTimes { refused });
         Ok(())
@@ -314,7 +314,7 @@ impl BackingStore for HostStore {
         let written = self.exclusively(held, |before| {
             let privileges = self.privileges.held(held, before.attr.mode);
             #[cfg(test)]
-            crate::testing::pause_here();
+            crate::host::testing::pause_here();
             let written = self.transfer(&fds, segments, offset, |fd, flags| {
                 arena_io::write_at(arena, segments, fd, offset, flags)
             });

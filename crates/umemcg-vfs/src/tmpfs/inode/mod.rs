@@ -3,6 +3,9 @@
 //! It lives in the tree while it has a name or the kernel refers to it, and beyond that as long as
 //! a process has it open.
 
+mod attributes;
+mod xattrs;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,13 +14,16 @@ use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
 use umemcg_base::{LeafMutex, PAGE_SIZE, PAGE_SIZE_U64};
 
-use super::config::TmpfsConfig;
-use super::directory::Name;
-use super::quota::{FilePages, VolumeQuota};
 use crate::attr::{Attr, FileKind, NodeId, Timestamp};
 use crate::privileges::ShownCapabilities;
 use crate::slab::Slab;
+use crate::tmpfs::config::TmpfsConfig;
+use crate::tmpfs::directory::Name;
+use crate::tmpfs::quota::{FilePages, VolumeQuota};
 use umemcg::{Engine, File, Group};
+
+pub(super) use attributes::Inherited;
+pub(super) use xattrs::XATTR_BYTES;
 
 /// The cost of an inode with its places in the tables, in bytes; measured, as the next, with
 /// 100,000 of them.

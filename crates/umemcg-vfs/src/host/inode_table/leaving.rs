@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use super::{InodeEntry, InodeTable, Removed};
 use crate::attr::{FileKind, NodeId};
-use crate::content::Content;
-use crate::metadata_charge::CONTENT_BYTES;
+use crate::host::content::Content;
+use crate::host::metadata_charge::CONTENT_BYTES;
 
 /// The time that the kernel has to forget an inode after it was asked.
 const FORGET_TIMEOUT_MS: u32 = 100;

@@ -25,11 +25,11 @@ use umemcg_arena::handle::FileHandle;
 use umemcg_base::{Rank, RankedMutex};
 
 use crate::attr::{FileKind, NodeId};
-use crate::content::Content;
-use crate::host::InodeKey;
-use crate::inode_names::{InodeNames, NAMES_MAX, Name, NameCharge};
-use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge, NAME_BYTES};
-use crate::name_lists::{ListEntry, Listed, NameLists};
+use crate::host::content::Content;
+use crate::host::inode_names::{InodeNames, NAMES_MAX, Name, NameCharge};
+use crate::host::metadata_charge::{CONTENT_BYTES, MetadataCharge, NAME_BYTES};
+use crate::host::name_lists::{ListEntry, Listed, NameLists};
+use crate::host::syscalls::InodeKey;
 use crate::volume_config::NR_SHARDS_MAX;
 
 /// Number of low bits of a node id, which name the shard.

@@ -9,6 +9,13 @@
 //! daemon. This crate does what only the operation itself can do: ownership of new objects, set-id
 //! bits, access lists.
 
+mod attributes;
+mod create;
+mod lookup;
+mod names;
+mod open;
+mod xattrs;
+
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,11 +25,11 @@ use rustix::io::Errno;
 
 use crate::attr::NodeId;
 use crate::error::{VfsError, VolumeError};
-use crate::host;
-use crate::host_directory::HostDirectory;
+use crate::host::directory::HostDirectory;
+use crate::host::inodes::HostInodes;
+use crate::host::syscalls;
 use crate::kernel_cache::KernelCache;
 use crate::kernel_page_lists::KernelPageLists;
-use crate::resolve::Shared;
 use crate::volume::{Volume, VolumeKind};
 use crate::volume_config::{IoMode, Resolve, VolumeConfig};
 use umemcg::{Engine, File, StoreId};
@@ -30,7 +37,7 @@ use umemcg::{Engine, File, StoreId};
 /// A volume of a host directory.
 #[derive(Debug)]
 pub struct HostVolume {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) inodes: Arc<HostInodes>,
 }
 
 impl HostVolume {
@@ -44,7 +51,7 @@ impl HostVolume {
         let eighth = limit.map_or(usize::MAX, |n| usize::try_from(n / 8).unwrap_or(usize::MAX));
         let max = config.max_idle_descriptors.min(eighth);
         Ok(Arc::new(Self {
-            shared: Arc::new(Shared::new(
+            inodes: Arc::new(HostInodes::new(
                 Arc::clone(engine),
                 host_dir,
                 (max, eighth.saturating_mul(2)),
@@ -56,57 +63,57 @@ impl HostVolume {
 
     /// Returns how content is read and written here; never [`IoMode::Auto`].
     pub fn io_mode(&self) -> IoMode {
-        self.shared.host_dir.io_mode()
+        self.inodes.host_dir.io_mode()
     }
 
     /// Returns how inodes are found again here; never [`Resolve::Auto`].
     pub fn resolve(&self) -> Resolve {
-        self.shared.host_dir.resolve
+        self.inodes.host_dir.resolve
     }
 
     /// Returns the number of inodes with a reference.
     pub fn nr_inodes(&self) -> usize {
-        self.shared.table.len()
+        self.inodes.table.len()
     }
 
     /// Returns the number of host descriptors held for inodes that no process has open.
     pub fn nr_idle_descriptors(&self) -> usize {
-        self.shared.descriptors.len()
+        self.inodes.descriptors.len()
     }
 }
 
 impl Volume for HostVolume {
     fn kind(&self) -> VolumeKind {
-        VolumeKind::Directory { dir: self.shared.host_dir.dir.clone(), io_mode: self.io_mode() }
+        VolumeKind::Directory { dir: self.inodes.host_dir.dir.clone(), io_mode: self.io_mode() }
     }
 
     fn store_id(&self) -> StoreId {
-        self.shared.host_dir.store_id
+        self.inodes.host_dir.store_id
     }
 
     /// Returns the path of an inode inside the volume by the name last used, for rules and
     /// messages; `None` when it has no name. The root's is empty. Never sleeps.
     fn path_of(&self, node: NodeId) -> Option<PathBuf> {
         use std::os::unix::ffi::OsStrExt;
-        let components = self.shared.table.path(node, 0)?;
+        let components = self.inodes.table.path(node, 0)?;
         Some(components.iter().map(|c| std::ffi::OsStr::from_bytes(c)).collect())
     }
 
     fn path_of_content(&self, file: &Arc<File>) -> Option<PathBuf> {
-        let contents = self.shared.table.contents();
+        let contents = self.inodes.table.contents();
         let found = contents.into_iter().find(|(_, content)| Arc::ptr_eq(&content.file, file));
         found.and_then(|(node, _)| self.path_of(node))
     }
 
     fn set_kernel(&self, kernel: Arc<dyn KernelCache>) {
-        let shared = &self.shared;
+        let inodes = &self.inodes;
         if kernel.keeps_pages() {
-            shared.kernel_page_lists.get_or_init(|| {
-                KernelPageLists::new(Arc::clone(&kernel), self.store_id(), shared.engine.reclaimer())
+            inodes.kernel_page_lists.get_or_init(|| {
+                KernelPageLists::new(Arc::clone(&kernel), self.store_id(), inodes.engine.reclaimer())
             });
         }
         // Later calls have no effect.
-        let _ = shared.kernel.set(kernel);
+        let _ = inodes.kernel.set(kernel);
     }
 
     /// Makes everything durable that the volume accepted before the call, metadata included. Goes
@@ -116,7 +123,7 @@ impl Volume for HostVolume {
     /// Write-back errors, and the host's.
     fn syncfs(&self) -> Result<(), VfsError> {
         let mut result = Ok(());
-        for (node, content) in self.shared.table.contents() {
+        for (node, content) in self.inodes.table.contents() {
             if content.fds().is_none() || (content.file.is_stable() && content.store.times.is_restored()) {
                 continue;
             }
@@ -131,12 +138,12 @@ impl Volume for HostVolume {
                 result = result.and(Err(error.into()));
             }
         }
-        self.shared.reap_lingering(usize::MAX);
+        self.inodes.reap_lingering(usize::MAX);
         // The root's descriptor may not be able to do I/O.
-        let synced = match rustix::fs::syncfs(&self.shared.host_dir.root) {
+        let synced = match rustix::fs::syncfs(&self.inodes.host_dir.root) {
             Err(Errno::BADF) => {
                 let flags = OFlags::RDONLY | OFlags::DIRECTORY;
-                host::reopen(self.shared.host_dir.root.as_fd(), flags).and_then(rustix::fs::syncfs)
+                syscalls::reopen(self.inodes.host_dir.root.as_fd(), flags).and_then(rustix::fs::syncfs)
             }
             synced => synced,
         };
@@ -144,13 +151,13 @@ impl Volume for HostVolume {
     }
 
     fn nodes_end(&self) -> u64 {
-        self.shared.table.nodes_end()
+        self.inodes.table.nodes_end()
     }
 
     fn abandon(&self) {
-        for (_, content) in self.shared.table.contents() {
+        for (_, content) in self.inodes.table.contents() {
             content.file.discard();
         }
-        self.shared.reap_lingering(usize::MAX);
+        self.inodes.reap_lingering(usize::MAX);
     }
 }

@@ -23,16 +23,17 @@ use std::sync::atomic::Ordering;
 use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno;
 
+use super::HostVolume;
 use crate::attr::{Entry, FileKind, NodeId};
 use crate::caller::Caller;
-use crate::content::Content;
-use crate::descriptor_share::{DescriptorShare, Purpose};
 use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;
-use crate::host::{self, GROUP_EXECUTE, HostStat, SET_GID, SET_UID};
-use crate::host_volume::HostVolume;
+use crate::host::content::Content;
+use crate::host::descriptor_share::{DescriptorShare, Purpose};
+use crate::host::open_file::OpenFile;
+use crate::host::syscalls::{self, HostStat};
 use crate::name::component;
-use crate::open_file::OpenFile;
+use crate::privileges::{GROUP_EXECUTE, SET_GID, SET_UID};
 use crate::volume::{Create, Lookup, Open, VolumeFile};
 
 /// Most attempts of `create` while another program keeps creating and removing the name.
@@ -93,7 +94,7 @@ impl Create for HostVolume {
     ) -> Result<Entry, VfsError> {
         let kind = FileKind::of_new_node(mode)?;
         self.make(caller, parent, name, kind, mode, |dir, name, first_mode| {
-            rustix::fs::mknodat(dir, name, host::file_type(kind), first_mode, rdev)
+            rustix::fs::mknodat(dir, name, syscalls::file_type(kind), first_mode, rdev)
         })
     }
 
@@ -155,19 +156,19 @@ impl Create for HostVolume {
         mode: u32,
         flags: OFlags,
     ) -> Result<(Entry, Arc<dyn VolumeFile>), VfsError> {
-        let shared = &self.shared;
+        let inodes = &self.inodes;
         let (charge, share) = self.room_for_new(caller)?;
         let dir = self.directory(parent)?;
         let wanted = self.wanted(caller, &dir, FileKind::Regular, mode)?;
         let how = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        let fd = shared.with_descriptors(|| rustix::fs::openat(&dir, c".", how, wanted.first_mode()))?;
+        let fd = inodes.with_descriptors(|| rustix::fs::openat(&dir, c".", how, wanted.first_mode()))?;
         let stat = self.give_away(caller, dir.as_fd(), fd.as_fd(), &wanted)?;
-        let held = shared.with_descriptors(|| host::reopen(fd.as_fd(), OFlags::PATH))?;
+        let held = inodes.with_descriptors(|| syscalls::reopen(fd.as_fd(), OFlags::PATH))?;
         let entry = self.enter_nameless(caller, &stat, held)?;
         let content = self.open_new(caller, entry.node, &stat, (fd, share));
         let content = content.inspect_err(|_| self.forget(entry.node, 1))?;
         let group = Arc::clone(&caller.group);
-        Ok((entry, OpenFile::new(Arc::clone(shared), entry.node, content, flags, group, charge)))
+        Ok((entry, OpenFile::new(Arc::clone(inodes), entry.node, content, flags, group, charge)))
     }
 }
 
@@ -181,11 +182,11 @@ impl HostVolume {
         mode: u32,
         flags: OFlags,
     ) -> Result<(Entry, Arc<dyn VolumeFile>), VfsError> {
-        let shared = &self.shared;
+        let inodes = &self.inodes;
         let (charge, share) = self.room_for_new(caller)?;
         let wanted = self.wanted(caller, dir, FileKind::Regular, mode)?;
         let how = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let fd = shared.with_descriptors(|| rustix::fs::openat(dir, name, how, wanted.first_mode()))?;
+        let fd = inodes.with_descriptors(|| rustix::fs::openat(dir, name, how, wanted.first_mode()))?;
         let made = self.give_away(caller, dir.as_fd(), fd.as_fd(), &wanted).map_err(VfsError::from);
         let opened = made.and_then(|stat| {
             let entry = self.enter(caller, parent, dir, name, &stat)?;
@@ -196,14 +197,14 @@ impl HostVolume {
             let _ = rustix::fs::unlinkat(dir, name, AtFlags::empty());
         })?;
         let group = Arc::clone(&caller.group);
-        Ok((entry, OpenFile::new(Arc::clone(shared), entry.node, content, flags, group, charge)))
+        Ok((entry, OpenFile::new(Arc::clone(inodes), entry.node, content, flags, group, charge)))
     }
 
     /// Reserves memory and descriptors for a new open file, charged to the caller's group.
     fn room_for_new(&self, caller: &Caller) -> Result<(HandleCharge, DescriptorShare), Errno> {
-        let share = self.shared.room_for_fds(&caller.group, Purpose::Open, true)?;
-        let shared = &self.shared;
-        Ok((HandleCharge::take(shared.reclaim_effort(), &shared.engine, &caller.group, 0)?, share))
+        let share = self.inodes.room_for_fds(&caller.group, Purpose::Open, true)?;
+        let inodes = &self.inodes;
+        Ok((HandleCharge::take(inodes.reclaim_effort(), &inodes.engine, &caller.group, 0)?, share))
     }
 
     /// Returns the content of a new file that is open through `fd`, with the node pinned.
@@ -214,23 +215,23 @@ impl HostVolume {
         stat: &HostStat,
         (fd, share): (OwnedFd, DescriptorShare),
     ) -> Result<Arc<Content>, VfsError> {
-        let shared = &self.shared;
+        let inodes = &self.inodes;
         // The pin comes first, because content that nothing holds may be dropped.
-        if !shared.table.pin(node) {
+        if !inodes.table.pin(node) {
             return Err(Errno::STALE.into());
         }
         let acquired = self.new_content(caller, node, stat).inspect(|content| {
-            content.acquire_new(&caller.group, fd, share, shared.can_reopen(node));
+            content.acquire_new(&caller.group, fd, share, inodes.can_reopen(node));
         });
-        acquired.inspect_err(|_| shared.dispose(shared.table.unpin(node)))
+        acquired.inspect_err(|_| inodes.dispose(inodes.table.unpin(node)))
     }
 
     fn new_content(&self, caller: &Caller, node: NodeId, stat: &HostStat) -> Result<Arc<Content>, VfsError> {
-        let shared = &self.shared;
+        let inodes = &self.inodes;
         let fresh =
-            Content::new(shared.reclaim_effort(), &shared.engine, &shared.host_dir, stat, &caller.group)?;
+            Content::new(inodes.reclaim_effort(), &inodes.engine, &inodes.host_dir, stat, &caller.group)?;
         let content =
-            shared.table.with(node, |entry| Arc::clone(entry.content.get_or_insert(Arc::clone(&fresh))));
+            inodes.table.with(node, |entry| Arc::clone(entry.content.get_or_insert(Arc::clone(&fresh))));
         Ok(content.ok_or(Errno::STALE)?)
     }
 
@@ -248,7 +249,7 @@ impl HostVolume {
         let dir = self.directory(parent)?;
         let wanted = self.wanted(caller, &dir, kind, mode)?;
         call(dir.as_fd(), &name, wanted.first_mode())?;
-        let fd = self.shared.with_descriptors(|| host::hold_name(&dir, &name))?;
+        let fd = self.inodes.with_descriptors(|| syscalls::hold_name(&dir, &name))?;
         // An object that the daemon did not create is not removed, either.
         self.check_own(&fd, kind)?;
         let made = self.give_away(caller, dir.as_fd(), fd.as_fd(), &wanted).map_err(VfsError::from);
@@ -260,11 +261,11 @@ impl HostVolume {
     }
 
     fn wanted(&self, caller: &Caller, dir: &OwnedFd, kind: FileKind, mode: u32) -> Result<NewObject, Errno> {
-        let has_acls = &self.shared.host_dir.has_acls;
+        let has_acls = &self.inodes.host_dir.has_acls;
         // Relaxed: a hint.
         let by_acl = kind != FileKind::Symlink
             && has_acls.load(Ordering::Relaxed)
-            && match host::has_default_acl(dir.as_fd()) {
+            && match syscalls::has_default_acl(dir.as_fd()) {
                 Err(Errno::OPNOTSUPP) => {
                     has_acls.store(false, Ordering::Relaxed);
                     false
@@ -279,9 +280,9 @@ impl HostVolume {
     /// daemon created. Where others can write to the directory on the host, they may have replaced
     /// it.
     fn check_own(&self, fd: &OwnedFd, kind: FileKind) -> Result<(), Errno> {
-        let stat = host::stat_fd(fd)?;
+        let stat = syscalls::stat_fd(fd)?;
         let is_ours = stat.kind == kind
-            && stat.attr.uid == self.shared.host_dir.uid
+            && stat.attr.uid == self.inodes.host_dir.uid
             && (kind == FileKind::Directory || stat.attr.nlink == 1);
         if is_ours { Ok(()) } else { Err(Errno::STALE) }
     }
@@ -294,27 +295,27 @@ impl HostVolume {
         fd: BorrowedFd<'_>,
         wanted: &NewObject,
     ) -> Result<HostStat, Errno> {
-        let first = host::stat_fd(fd)?;
+        let first = syscalls::stat_fd(fd)?;
         let mut is_changed = false;
         let (mut uid, mut gid) = (first.attr.uid, first.attr.gid);
-        if self.shared.host_dir.is_privileged {
-            if gid != caller.gid && host::stat_fd(dir)?.attr.mode & SET_GID == 0 {
+        if self.inodes.host_dir.is_privileged {
+            if gid != caller.gid && syscalls::stat_fd(dir)?.attr.mode & SET_GID == 0 {
                 gid = caller.gid;
             }
             uid = caller.uid;
             let set = |new: u32, old: u32| (new != old).then_some(new);
             let (new_uid, new_gid) = (set(uid, first.attr.uid), set(gid, first.attr.gid));
             if new_uid.is_some() || new_gid.is_some() {
-                host::chown(fd, new_uid, new_gid)?;
+                syscalls::chown(fd, new_uid, new_gid)?;
                 is_changed = true;
             }
         }
         let mode = final_mode(caller, wanted, first.attr.mode, uid, gid);
         if wanted.kind != FileKind::Symlink && mode != first.attr.mode & 0o7777 {
-            host::chmod(fd, mode)?;
+            syscalls::chmod(fd, mode)?;
             is_changed = true;
         }
-        if is_changed { host::stat_fd(fd) } else { Ok(first) }
+        if is_changed { syscalls::stat_fd(fd) } else { Ok(first) }
     }
 }
 

@@ -18,9 +18,9 @@ use rustix::thread::CapabilitySet;
 use umemcg_arena::handle::{name_to_handle, open_by_handle};
 
 use crate::error::VolumeError;
-use crate::host::{self, HostStat};
+use crate::host::clock::VolumeClock;
+use crate::host::syscalls::{self, HostStat};
 use crate::volume::next_store_id;
-use crate::volume_clock::VolumeClock;
 use crate::volume_config::{IoMode, Resolve, VolumeConfig};
 use umemcg::StoreId;
 
@@ -81,7 +81,7 @@ impl HostDirectory {
         if config.is_exclusive {
             claim(&root, &config.dir)?;
         }
-        let root_stat = host::stat_fd(&root).map_err(failed)?;
+        let root_stat = syscalls::stat_fd(&root).map_err(failed)?;
         let resolve = match config.resolve {
             Resolve::Names => Resolve::Names,
             wanted => match try_handles(&root, &root_stat) {
@@ -177,7 +177,7 @@ fn try_handles(root: &OwnedFd, stat: &HostStat) -> Result<(), Errno> {
     let errno = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
     let (handle, _) = name_to_handle(root.as_fd(), c"", AtFlags::EMPTY_PATH).map_err(errno)?;
     let again = open_by_handle(root.as_fd(), &handle, OFlags::PATH).map_err(errno)?;
-    if host::stat_fd(&again)?.key() == stat.key() { Ok(()) } else { Err(Errno::STALE) }
+    if syscalls::stat_fd(&again)?.key() == stat.key() { Ok(()) } else { Err(Errno::STALE) }
 }
 
 fn choose_io_mode(config: &VolumeConfig, scratch: Option<&OwnedFd>) -> Result<IoMode, VolumeError> {
@@ -202,7 +202,7 @@ fn can_dontcache(fd: &OwnedFd) -> bool {
 }
 
 fn can_direct(fd: &OwnedFd) -> bool {
-    let Ok(direct) = host::reopen(fd.as_fd(), OFlags::RDWR | OFlags::DIRECT) else { return false };
+    let Ok(direct) = syscalls::reopen(fd.as_fd(), OFlags::RDWR | OFlags::DIRECT) else { return false };
     let align = DIRECT_ALIGN as usize;
     let buffer = vec![0u8; 2 * align];
     let start = buffer.as_ptr().align_offset(align);

@@ -12,8 +12,8 @@ use umemcg::{Engine, Group, OwnerId};
 use super::{InodeEntry, InodeTable, NodeCharge};
 use crate::allowance::ReclaimEffort;
 use crate::attr::NodeId;
-use crate::content::Content;
-use crate::inode_names::NameCharge;
+use crate::host::content::Content;
+use crate::host::inode_names::NameCharge;
 
 /// New charges for an inode and its names; after the transfer, the charges that they replaced.
 /// Dropped with no lock held.

@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
+use super::HostVolume;
 use crate::attr::{Attr, FileKind, NodeId, SetAttr, StatFs};
 use crate::caller::Caller;
-use crate::content::Content;
 use crate::error::VfsError;
-use crate::host;
-use crate::host_volume::HostVolume;
-use crate::open_file::OpenFile;
+use crate::host::content::Content;
+use crate::host::open_file::OpenFile;
+use crate::host::syscalls;
 use crate::privileges::mode_without_set_id;
 use crate::volume::{Attributes, VolumeFile};
 
@@ -23,7 +23,7 @@ impl Attributes for HostVolume {
     /// # Errors
     /// `ESTALE` when the inode is gone; the host's.
     fn getattr(&self, node: NodeId) -> Result<Attr, VfsError> {
-        self.attr_of(node, self.shared.find(node)?.content)
+        self.attr_of(node, self.inodes.find(node)?.content)
     }
 
     /// Changes attributes, and returns all of them. Changing the owner clears set-id
@@ -41,10 +41,10 @@ impl Attributes for HostVolume {
     /// # Errors
     /// `EINVAL` for anything else; the host's.
     fn readlink(&self, node: NodeId) -> Result<OsString, VfsError> {
-        if self.shared.find(node)?.kind != FileKind::Symlink {
+        if self.inodes.find(node)?.kind != FileKind::Symlink {
             return Err(Errno::INVAL.into());
         }
-        let held = self.shared.descriptor(node)?;
+        let held = self.inodes.descriptor(node)?;
         let text = rustix::fs::readlinkat(&held, c"", Vec::new())?;
         Ok(OsString::from_vec(text.into_bytes()))
     }
@@ -54,7 +54,7 @@ impl Attributes for HostVolume {
     /// # Errors
     /// The host's.
     fn statfs(&self) -> Result<StatFs, VfsError> {
-        let fs = rustix::fs::fstatvfs(&self.shared.host_dir.root)?;
+        let fs = rustix::fs::fstatvfs(&self.inodes.host_dir.root)?;
         Ok(StatFs {
             frsize: fs.f_frsize,
             bsize: fs.f_bsize,
@@ -72,18 +72,18 @@ impl HostVolume {
     /// Returns the attributes of an inode with this cached content.
     pub(crate) fn attr_of(&self, node: NodeId, content: Option<Arc<Content>>) -> Result<Attr, VfsError> {
         let Some(content) = content else {
-            let stat = host::stat_fd(&self.shared.descriptor(node)?)?;
-            self.shared.host_dir.clock.saw(stat.attr.ctime);
+            let stat = syscalls::stat_fd(&self.inodes.descriptor(node)?)?;
+            self.inodes.host_dir.clock.saw(stat.attr.ctime);
             return Ok(stat.attr);
         };
         // Updating the host's access time needs a descriptor that can read.
         let opener = content.was_read().then(|| content.opener()).flatten();
-        let _in_use = opener.as_ref().map(|opener| self.shared.in_use(node, &content, opener, false, false));
+        let _in_use = opener.as_ref().map(|opener| self.inodes.in_use(node, &content, opener, false, false));
         let attr = match content.fds() {
-            Some(fds) => content.look(|| host::stat_fd(&fds.buffered))?,
+            Some(fds) => content.look(|| syscalls::stat_fd(&fds.buffered))?,
             None => {
-                let held = self.shared.descriptor(node)?;
-                content.look(|| host::stat_fd(&held))?
+                let held = self.inodes.descriptor(node)?;
+                content.look(|| syscalls::stat_fd(&held))?
             }
         };
         if let Some(pages) = content.kernel_pages() {
@@ -100,7 +100,7 @@ impl HostVolume {
         file: Option<&OpenFile>,
         change: &SetAttr,
     ) -> Result<Attr, VfsError> {
-        let found = self.shared.find(node)?;
+        let found = self.inodes.find(node)?;
         if let Some(len) = change.size {
             match found.kind {
                 FileKind::Regular => self.truncate(caller, node, file, len, change.kill_set_id)?,
@@ -110,10 +110,10 @@ impl HostVolume {
         }
         let content = match file {
             Some(file) => Some(Arc::clone(&file.content)),
-            None => self.shared.find(node)?.content,
+            None => self.inodes.find(node)?.content,
         };
         if *change != (SetAttr { size: change.size, ..SetAttr::default() }) {
-            let held = self.shared.descriptor(node)?;
+            let held = self.inodes.descriptor(node)?;
             let apply = || self.apply(held.as_fd(), found.kind, change);
             match &content {
                 Some(content) => content.change_attributes(held.as_fd(), change.mtime.is_some(), apply)?,
@@ -128,14 +128,14 @@ impl HostVolume {
 
     /// Adopts, at an open, the changes that other programs made on the host before it.
     pub(crate) fn look_at_open(&self, node: NodeId, content: &Content) -> Result<(), VfsError> {
-        if self.shared.kernel.get().is_some_and(|kernel| kernel.is_exclusive()) {
+        if self.inodes.kernel.get().is_some_and(|kernel| kernel.is_exclusive()) {
             return Ok(());
         }
         match content.fds() {
-            Some(fds) => content.look_at_open(|| host::stat_fd(&fds.buffered))?,
+            Some(fds) => content.look_at_open(|| syscalls::stat_fd(&fds.buffered))?,
             None => {
-                let held = self.shared.descriptor(node)?;
-                content.look_at_open(|| host::stat_fd(&held))?
+                let held = self.inodes.descriptor(node)?;
+                content.look_at_open(|| syscalls::stat_fd(&held))?
             }
         };
         Ok(())
@@ -149,7 +149,7 @@ impl HostVolume {
         len: u64,
         kill_set_id: bool,
     ) -> Result<(), VfsError> {
-        if len > self.shared.host_dir.len_max {
+        if len > self.inodes.host_dir.len_max {
             return Err(Errno::FBIG.into());
         }
         let set = |content: &Content| -> Result<(), VfsError> {
@@ -168,10 +168,10 @@ impl HostVolume {
             _ => {
                 let content = self.acquire(caller, node, true)?;
                 // Adopt what changed on the host before judging what is beyond the new end.
-                let in_use = self.shared.in_use(node, &content, &caller.group, true, true);
+                let in_use = self.inodes.in_use(node, &content, &caller.group, true, true);
                 let result = self.getattr(node).and_then(|_| set(&content));
                 drop(in_use);
-                self.shared.close(node, &content);
+                self.inodes.close(node, &content);
                 result
             }
         }
@@ -179,22 +179,22 @@ impl HostVolume {
 
     fn apply(&self, fd: BorrowedFd<'_>, kind: FileKind, change: &SetAttr) -> Result<(), Errno> {
         if change.uid.is_some() || change.gid.is_some() {
-            host::chown(fd, change.uid, change.gid)?;
+            syscalls::chown(fd, change.uid, change.gid)?;
         }
         if let Some(mode) = change.mode {
-            host::chmod(fd, mode)?;
+            syscalls::chmod(fd, mode)?;
         } else if change.kill_set_id && kind == FileKind::Regular {
-            let mode = host::stat_fd(fd)?.attr.mode;
+            let mode = syscalls::stat_fd(fd)?.attr.mode;
             let cleared = mode_without_set_id(mode);
             if cleared != mode {
-                host::chmod(fd, cleared)?;
+                syscalls::chmod(fd, cleared)?;
             }
         }
         if change.atime.is_some() || change.mtime.is_some() {
-            host::set_times(fd, change.atime, change.mtime)?;
+            syscalls::set_times(fd, change.atime, change.mtime)?;
         }
         #[cfg(test)]
-        crate::testing::pause_here();
+        crate::host::testing::pause_here();
         Ok(())
     }
 }
@@ -203,7 +203,7 @@ impl HostVolume {
 mod tests {
     use super::*;
     use crate::attr::{SetTime, Timestamp};
-    use crate::testing::{Fixture, at_pause, until_asleep};
+    use crate::host::testing::{Fixture, at_pause, until_asleep};
 
     #[test]
     fn a_time_that_is_set_during_write_back_stays() {
@@ -225,6 +225,6 @@ mod tests {
         assert_eq!(attr.mtime, wanted);
         file.fsync(false).unwrap();
         assert_eq!(v.vfs.getattr(file.node()).unwrap().mtime, wanted);
-        assert_eq!(host::stat_fd(std::fs::File::open(path).unwrap()).unwrap().attr.mtime, wanted);
+        assert_eq!(syscalls::stat_fd(std::fs::File::open(path).unwrap()).unwrap().attr.mtime, wanted);
     }
 }

@@ -13,13 +13,14 @@ use std::sync::Arc;
 use rustix::fs::XattrFlags;
 use rustix::io::Errno;
 
+use super::HostVolume;
 use crate::attr::NodeId;
 use crate::caller::Caller;
-use crate::content::Content;
 use crate::error::VfsError;
-use crate::host::{self, NAME_MAX, SET_GID};
-use crate::host_volume::HostVolume;
-use crate::privileges::CAPABILITIES;
+use crate::host::content::Content;
+use crate::host::syscalls;
+use crate::name::NAME_MAX;
+use crate::privileges::{CAPABILITIES, SET_GID};
 use crate::volume::Xattrs;
 
 /// Longest value, in bytes (`XATTR_SIZE_MAX`).
@@ -41,8 +42,8 @@ impl Xattrs for HostVolume {
     /// `ENODATA`, `EOPNOTSUPP`, `ERANGE` for a name that is too long, and the host's.
     fn getxattr(&self, node: NodeId, name: &OsStr) -> Result<Vec<u8>, VfsError> {
         let name = attribute(name)?;
-        let held = self.shared.descriptor(node)?;
-        let path = host::path_of(held.as_fd());
+        let held = self.inodes.descriptor(node)?;
+        let path = syscalls::path_of(held.as_fd());
         // Write-back removes capabilities for a moment.
         let content = self.content_with_capabilities(node, &name)?;
         let _look = content.as_ref().map(|content| content.store.times.shared());
@@ -68,12 +69,12 @@ impl Xattrs for HostVolume {
         kill_set_gid: bool,
     ) -> Result<(), VfsError> {
         let name = attribute(name)?;
-        let held = self.shared.descriptor(node)?;
+        let held = self.inodes.descriptor(node)?;
         self.change_attributes(node, &held, || {
-            rustix::fs::setxattr(host::path_of(held.as_fd()), &name, value, flags)?;
-            let mode = host::stat_fd(&held)?.attr.mode;
+            rustix::fs::setxattr(syscalls::path_of(held.as_fd()), &name, value, flags)?;
+            let mode = syscalls::stat_fd(&held)?.attr.mode;
             let loses_bit = kill_set_gid && mode & SET_GID != 0;
-            if loses_bit { host::chmod(held.as_fd(), mode & !SET_GID) } else { Ok(()) }
+            if loses_bit { syscalls::chmod(held.as_fd(), mode & !SET_GID) } else { Ok(()) }
         })
     }
 
@@ -83,7 +84,7 @@ impl Xattrs for HostVolume {
     /// # Errors
     /// The host's.
     fn listxattr(&self, caller: &Caller, node: NodeId) -> Result<Vec<u8>, VfsError> {
-        let path = host::path_of(self.shared.descriptor(node)?.as_fd());
+        let path = syscalls::path_of(self.inodes.descriptor(node)?.as_fd());
         let list = sized(LIST_MAX, |buffer| rustix::fs::listxattr(&path, buffer))?;
         if caller.uid == 0 {
             return Ok(list);
@@ -99,9 +100,10 @@ impl Xattrs for HostVolume {
     /// cleared since succeeds.
     fn removexattr(&self, node: NodeId, name: &OsStr) -> Result<(), VfsError> {
         let name = attribute(name)?;
-        let held = self.shared.descriptor(node)?;
-        let removed = self
-            .change_attributes(node, &held, || rustix::fs::removexattr(host::path_of(held.as_fd()), &name));
+        let held = self.inodes.descriptor(node)?;
+        let removed = self.change_attributes(node, &held, || {
+            rustix::fs::removexattr(syscalls::path_of(held.as_fd()), &name)
+        });
         match self.content_with_capabilities(node, &name)? {
             Some(content) => {
                 let is_missing = |error: &VfsError| error.errno() == Errno::NODATA;
@@ -116,7 +118,7 @@ impl HostVolume {
     /// Returns the content of a node if the attribute is its capabilities.
     fn content_with_capabilities(&self, node: NodeId, name: &CStr) -> Result<Option<Arc<Content>>, VfsError> {
         let is_theirs = name.to_bytes() == CAPABILITIES.as_bytes();
-        Ok(if is_theirs { self.shared.find(node)?.content } else { None })
+        Ok(if is_theirs { self.inodes.find(node)?.content } else { None })
     }
 
     fn change_attributes(
@@ -125,7 +127,7 @@ impl HostVolume {
         held: &Arc<OwnedFd>,
         change: impl FnOnce() -> Result<(), Errno>,
     ) -> Result<(), VfsError> {
-        match self.shared.find(node)?.content {
+        match self.inodes.find(node)?.content {
             Some(content) => Ok(content.change_attributes(held.as_fd(), false, change)?),
             None => Ok(change()?),
         }

@@ -16,17 +16,17 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 
-use rustix::fs::{FileType, OFlags, RawDir, SeekFrom};
+use rustix::fs::{FileType, RawDir, SeekFrom};
 use rustix::io::Errno;
 use umemcg_base::LeafMutex;
 
 use crate::attr::{FileKind, NodeId};
 use crate::caller::Caller;
-use crate::descriptor_share::{DescriptorShare, Purpose};
 use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;
-use crate::host_volume::HostVolume;
-use crate::resolve::Shared;
+use crate::host::descriptor_share::{DescriptorShare, Purpose};
+use crate::host::inodes::HostInodes;
+use crate::host::volume::HostVolume;
 use crate::volume::{DirEntry, Lookup, VolumeDir};
 
 /// Bytes of entries that one call to the host fetches.
@@ -80,7 +80,7 @@ impl Listing {
 /// An open directory.
 #[derive(Debug)]
 pub(crate) struct DirHandle {
-    shared: Arc<Shared>,
+    inodes: Arc<HostInodes>,
     node: NodeId,
     /// The end of the last read, on volumes whose positions do not outlive a descriptor. Locked to
     /// take it out and to put it back.
@@ -91,21 +91,21 @@ pub(crate) struct DirHandle {
 
 impl DirHandle {
     /// Opens a directory, at the cost of the caller's group.
-    pub(crate) fn open(shared: &Arc<Shared>, caller: &Caller, node: NodeId) -> Result<Self, VfsError> {
-        if shared.find(node)?.kind != FileKind::Directory {
+    pub(crate) fn open(inodes: &Arc<HostInodes>, caller: &Caller, node: NodeId) -> Result<Self, VfsError> {
+        if inodes.find(node)?.kind != FileKind::Directory {
             return Err(Errno::NOTDIR.into());
         }
-        let keeps = !shared.host_dir.has_lasting_positions;
-        let store = Some(shared.host_dir.store_id);
+        let keeps = !inodes.host_dir.has_lasting_positions;
+        let store = Some(inodes.host_dir.store_id);
         let share = DescriptorShare::take(&caller.group, usize::from(keeps), Purpose::Open, store)?;
         let more_bytes = if keeps { LISTING_BYTES } else { 0 };
-        let charge = HandleCharge::take(shared.reclaim_effort(), &shared.engine, &caller.group, more_bytes)?;
+        let charge = HandleCharge::take(inodes.reclaim_effort(), &inodes.engine, &caller.group, more_bytes)?;
         // The open must fail now if the directory may not be listed.
-        if shared.open_directory(node)?.is_none() || !shared.table.pin(node) {
+        if inodes.open_directory(node)?.is_none() || !inodes.table.pin(node) {
             return Err(Errno::STALE.into());
         }
         Ok(Self {
-            shared: Arc::clone(shared),
+            inodes: Arc::clone(inodes),
             node,
             kept: LeafMutex::default(),
             _share: share,
@@ -119,7 +119,7 @@ impl DirHandle {
         let mut listing = match kept {
             Some(listing) if listing.position == offset => return Ok(Some(listing)),
             Some(listing) => listing,
-            None => match self.shared.open_directory(self.node)? {
+            None => match self.inodes.open_directory(self.node)? {
                 Some(fd) => Box::new(Listing { fd, position: 0, entries: VecDeque::new() }),
                 None => return Ok(None),
             },
@@ -132,7 +132,7 @@ impl DirHandle {
 
     /// Keeps the end of a read, where the next one may continue.
     fn keep(&self, listing: Box<Listing>) {
-        if !self.shared.host_dir.has_lasting_positions {
+        if !self.inodes.host_dir.has_lasting_positions {
             let replaced = self.kept.lock().replace(listing);
             drop(replaced);
         }
@@ -153,7 +153,7 @@ impl DirHandle {
             let entry = DirEntry {
                 name: OsStr::from_bytes(raw.name.to_bytes()),
                 // The parent of the volume is not shown to the kernel.
-                ino: if is_above_root { self.shared.host_dir.root_stat.attr.ino } else { raw.ino },
+                ino: if is_above_root { self.inodes.host_dir.root_stat.attr.ino } else { raw.ino },
                 kind: raw.kind,
                 next_offset: raw.next_offset,
                 entry: None,
@@ -171,26 +171,7 @@ impl DirHandle {
 
 impl Drop for DirHandle {
     fn drop(&mut self) {
-        self.shared.dispose(self.shared.table.unpin(self.node));
-    }
-}
-
-impl Shared {
-    /// Opens a directory for reading; `None` when it has been removed and cannot be reached any
-    /// more.
-    fn open_directory(&self, node: NodeId) -> Result<Option<OwnedFd>, Errno> {
-        let held = match self.descriptor(node) {
-            Err(Errno::STALE) if self.table.with(node, |entry| entry.is_nameless) == Some(true) => {
-                return Ok(None);
-            }
-            held => held?,
-        };
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let open = || rustix::fs::openat(&held, c".", flags, rustix::fs::Mode::empty());
-        match self.with_descriptors(open) {
-            Err(Errno::NOENT) => Ok(None),
-            opened => opened.map(Some),
-        }
+        self.inodes.dispose(self.inodes.table.unpin(self.node));
     }
 }
 
@@ -228,7 +209,7 @@ impl VolumeDir for DirHandle {
         offset: u64,
         sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
     ) -> Result<(), VfsError> {
-        let volume = HostVolume { shared: Arc::clone(&self.shared) };
+        let volume = HostVolume { inodes: Arc::clone(&self.inodes) };
         let mut has_room = true;
         self.walk(offset, &mut |entry, fd, name| {
             let looked_up = match name.to_bytes() {
@@ -258,7 +239,7 @@ impl VolumeDir for DirHandle {
     /// The host's.
     fn fsyncdir(&self, data_only: bool) -> Result<(), VfsError> {
         // A directory that has been removed has no entries.
-        let Some(fd) = self.shared.open_directory(self.node)? else { return Ok(()) };
+        let Some(fd) = self.inodes.open_directory(self.node)? else { return Ok(()) };
         if data_only {
             rustix::fs::fdatasync(&fd)?
         } else {

@@ -1,5 +1,7 @@
 //! An open regular file.
 
+mod kernel_caching;
+
 use std::sync::Arc;
 
 use rustix::fs::{FallocateFlags, OFlags};
@@ -7,13 +9,13 @@ use rustix::io::Errno;
 
 use crate::attr::{Attr, NodeId, SetAttr};
 use crate::caller::Caller;
-use crate::content::Content;
 use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;
-use crate::host_store::InUse;
-use crate::host_volume::HostVolume;
+use crate::host::content::Content;
+use crate::host::inodes::HostInodes;
+use crate::host::store::InUse;
+use crate::host::volume::HostVolume;
 use crate::kernel_io::{KernelCaching, KernelIo};
-use crate::resolve::Shared;
 use crate::volume::{VolumeFile, Whence};
 use umemcg::{ErrorCursor, File, Group, PinnedPages, Readahead, count_hits};
 
@@ -38,13 +40,13 @@ pub(crate) struct OpenFile {
     group: Arc<Group>,
     _charge: HandleCharge,
     /// Last: it may be the last reference to the engine, to which all other fields release memory.
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) inodes: Arc<HostInodes>,
 }
 
 impl OpenFile {
     /// Takes over one pin of the node and one count of the content.
     pub(crate) fn new(
-        shared: Arc<Shared>,
+        inodes: Arc<HostInodes>,
         node: NodeId,
         content: Arc<Content>,
         flags: OFlags,
@@ -53,7 +55,7 @@ impl OpenFile {
     ) -> Arc<Self> {
         let errors = content.file.sample_error();
         Arc::new(Self {
-            shared,
+            inodes,
             node,
             content,
             flags,
@@ -78,12 +80,12 @@ impl OpenFile {
 
     /// Keeps the host file open, which is opened again if its descriptor was given back. May sleep.
     pub(crate) fn in_use(&self, for_writing: bool) -> Result<InUse<'_>, Errno> {
-        self.shared.in_use(self.node, &self.content, &self.group, for_writing, true)
+        self.inodes.in_use(self.node, &self.content, &self.group, for_writing, true)
     }
 
     /// Returns the volume that it is on.
     fn volume(&self) -> HostVolume {
-        HostVolume { shared: Arc::clone(&self.shared) }
+        HostVolume { inodes: Arc::clone(&self.inodes) }
     }
 
     fn note_read(&self) {
@@ -106,7 +108,7 @@ impl OpenFile {
             return Ok((offset.unwrap_or(0), 0));
         }
         let start = offset.unwrap_or_else(|| self.content.file.len());
-        let room = self.shared.host_dir.len_max.saturating_sub(start);
+        let room = self.inodes.host_dir.len_max.saturating_sub(start);
         if room == 0 {
             return Err(Errno::FBIG.into());
         }
@@ -174,7 +176,7 @@ impl VolumeFile for OpenFile {
     fn try_write(&self, group: &Arc<Group>, offset: u64, data: &[u8], _kill_set_id: bool) -> Option<usize> {
         let is_simple = self.is_writable() && !self.is_append() && self.synchronous().is_none();
         let fits =
-            offset.checked_add(data.len() as u64).is_some_and(|end| end <= self.shared.host_dir.len_max);
+            offset.checked_add(data.len() as u64).is_some_and(|end| end <= self.inodes.host_dir.len_max);
         if !is_simple || !fits || data.is_empty() || self.content.may_have_privileges() {
             return None;
         }
@@ -262,7 +264,7 @@ impl VolumeFile for OpenFile {
         if len == 0 {
             return Err(Errno::INVAL.into());
         }
-        let end = offset.checked_add(len).filter(|&end| end <= self.shared.host_dir.len_max);
+        let end = offset.checked_add(len).filter(|&end| end <= self.inodes.host_dir.len_max);
         let end = end.ok_or(Errno::FBIG)?;
         let _in_use = self.in_use(true)?;
         let content = &self.content;
@@ -346,30 +348,11 @@ impl Drop for OpenFile {
     fn drop(&mut self) {
         if self.content.was_read() {
             // For nothing else is it opened now.
-            let _in_use = self.shared.in_use(self.node, &self.content, &self.group, false, false);
+            let _in_use = self.inodes.in_use(self.node, &self.content, &self.group, false, false);
             self.content.update_host_atime();
         }
-        self.shared.close(self.node, &self.content);
-        self.shared.reap_lingering(REAPED_PER_CLOSE);
-        self.shared.bound_lingering();
-    }
-}
-
-impl Shared {
-    /// Gives back an open of content, and the pin of the node that went with it.
-    pub(crate) fn close(&self, node: NodeId, content: &Content) {
-        let must_linger = content.release();
-        // The pin of the open becomes that of the lingering, unless there is one already or there
-        // is no way back.
-        let keeps_pin = must_linger
-            && self.table.with(node, |slot| {
-                let is_wanted = slot.is_looked_up() || !slot.is_nameless;
-                is_wanted && !std::mem::replace(&mut slot.lingers, true)
-            }) == Some(true);
-        if keeps_pin {
-            self.lingering.lock().push(node);
-        } else {
-            self.dispose(self.table.unpin(node));
-        }
+        self.inodes.close(self.node, &self.content);
+        self.inodes.reap_lingering(REAPED_PER_CLOSE);
+        self.inodes.bound_lingering();
     }
 }

@@ -9,8 +9,8 @@ use rustix::process::Pid;
 
 use crate::attr::NodeId;
 use crate::caller::Caller;
-use crate::content::Content;
-use crate::host_volume::HostVolume;
+use crate::host::content::Content;
+use crate::host::volume::HostVolume;
 use crate::volume::{Create, VolumeFile};
 use crate::volume_config::VolumeConfig;
 use umemcg::{Engine, EngineConfig, Group};
@@ -44,7 +44,7 @@ impl Fixture {
 
     /// Returns the cached content of an open file.
     pub(crate) fn content(&self, file: &Arc<dyn VolumeFile>) -> Arc<Content> {
-        self.vfs.shared.find(file.node()).unwrap().content.unwrap()
+        self.vfs.inodes.find(file.node()).unwrap().content.unwrap()
     }
 }
 

@@ -12,16 +12,17 @@ use std::sync::Arc;
 use rustix::fs::{AtFlags, OFlags, RenameFlags};
 use rustix::io::Errno;
 
+use super::HostVolume;
 use crate::attr::{Entry, FileKind, NodeId};
 use crate::caller::Caller;
-use crate::content::{NamePin, Opening};
-use crate::descriptor_share::{Purpose, tenant};
 use crate::error::VfsError;
-use crate::host::{self, InodeKey, SET_GID};
-use crate::host_volume::HostVolume;
-use crate::inode_names::{NameCharge, is_long};
-use crate::inode_table::Loss;
+use crate::host::content::{NamePin, Opening};
+use crate::host::descriptor_share::{Purpose, tenant};
+use crate::host::inode_names::{NameCharge, is_long};
+use crate::host::inode_table::Loss;
+use crate::host::syscalls::{self, InodeKey};
 use crate::name::component;
+use crate::privileges::SET_GID;
 use crate::volume::Names;
 
 /// An inode that is about to lose a name.
@@ -77,8 +78,8 @@ impl Names for HostVolume {
         }
         let (name, new_name) = (component(name)?, component(new_name)?);
         let (dir, new_dir) = (self.directory(parent)?, self.directory(new_parent)?);
-        let moved = host::stat_name(&dir, &name)?;
-        if !self.shared.host_dir.owns(&moved) {
+        let moved = syscalls::stat_name(&dir, &name)?;
+        if !self.inodes.host_dir.owns(&moved) {
             return Err(Errno::XDEV.into());
         }
         let victim = self.victim(&new_dir, &new_name, |fd, key| self.pin_for_name(caller, fd, key));
@@ -98,16 +99,16 @@ impl Names for HostVolume {
         if flags.contains(RenameFlags::WHITEOUT) {
             self.give_away_whiteout(caller, &dir, &name);
         }
-        let shared = &self.shared;
+        let inodes = &self.inodes;
         let (old, new) = ((parent, name.to_bytes()), (new_parent, new_name.to_bytes()));
-        if let Some(node) = shared.table.find(moved.key()) {
-            shared.dispose(shared.table.name_added(node, Some(old), new.0, (new.1, for_new)));
+        if let Some(node) = inodes.table.find(moved.key()) {
+            inodes.dispose(inodes.table.name_added(node, Some(old), new.0, (new.1, for_new)));
             self.touched(node);
         }
         let Some(victim) = victim else { return Ok(()) };
         if flags.contains(RenameFlags::EXCHANGE) {
-            if let Some(node) = shared.table.find(victim.key) {
-                shared.dispose(shared.table.name_added(node, Some(new), old.0, (old.1, for_old)));
+            if let Some(node) = inodes.table.find(victim.key) {
+                inodes.dispose(inodes.table.name_added(node, Some(new), old.0, (old.1, for_old)));
                 self.touched(node);
             }
             return Ok(());
@@ -130,16 +131,16 @@ impl Names for HostVolume {
     ) -> Result<Entry, VfsError> {
         let name = component(new_name)?;
         let dir = self.directory(new_parent)?;
-        let held = self.shared.descriptor(node)?;
-        host::link(held.as_fd(), dir.as_fd(), &name)?;
+        let held = self.inodes.descriptor(node)?;
+        syscalls::link(held.as_fd(), dir.as_fd(), &name)?;
         // The inode had no name yet: the host lets no other inode without a name get one.
-        let orphan = self.shared.table.named_again(node, || self.shared.handle_of(&dir, &name));
+        let orphan = self.inodes.table.named_again(node, || self.inodes.handle_of(&dir, &name));
         if let Some(fd) = orphan {
-            self.shared.descriptors.put(node, fd);
+            self.inodes.descriptors.put(node, fd);
         }
-        let stat = host::stat_fd(&held)?;
-        if let Some(content) = self.shared.find(node)?.content {
-            content.renamed(|| host::stat_fd(&held))?;
+        let stat = syscalls::stat_fd(&held)?;
+        if let Some(content) = self.inodes.find(node)?.content {
+            content.renamed(|| syscalls::stat_fd(&held))?;
         }
         self.enter(caller, new_parent, &dir, &name, &stat)
     }
@@ -153,9 +154,9 @@ impl HostVolume {
         name: &CStr,
         pin: impl FnOnce(&OwnedFd, InodeKey) -> Result<Option<NamePin>, Errno>,
     ) -> Result<Victim, Errno> {
-        let fd = self.shared.with_descriptors(|| host::hold_name(dir, name))?;
-        let stat = host::stat_fd(&fd)?;
-        if !self.shared.host_dir.owns(&stat) {
+        let fd = self.inodes.with_descriptors(|| syscalls::hold_name(dir, name))?;
+        let stat = syscalls::stat_fd(&fd)?;
+        if !self.inodes.host_dir.owns(&stat) {
             return Err(Errno::XDEV);
         }
         let (key, pin) = (stat.key(), pin(&fd, stat.key())?);
@@ -166,15 +167,15 @@ impl HostVolume {
     /// for the opener's tenant. If that tenant has used up its share, it cannot remove the file; a
     /// removal by another tenant succeeds, and the opener gets `ESTALE`.
     fn pin_for_name(&self, caller: &Caller, held: &OwnedFd, key: InodeKey) -> Result<Option<NamePin>, Errno> {
-        let shared = &self.shared;
-        let Some(node) = shared.table.find(key) else { return Ok(None) };
-        let Some(content) = shared.find(node)?.content else { return Ok(None) };
+        let inodes = &self.inodes;
+        let Some(node) = inodes.table.find(key) else { return Ok(None) };
+        let Some(content) = inodes.find(node)?.content else { return Ok(None) };
         let opener = content.opener().unwrap_or_else(|| Arc::clone(&caller.group));
         let pinned = content.pin_for_name(&Opening {
             for_writing: false,
-            can_reopen: shared.can_reopen(node),
-            room: &|| shared.room_for_fds(&opener, Purpose::Open, true),
-            open: &|_| shared.with_descriptors(|| host::reopen(held.as_fd(), OFlags::RDONLY)),
+            can_reopen: inodes.can_reopen(node),
+            room: &|| inodes.room_for_fds(&opener, Purpose::Open, true),
+            open: &|_| inodes.with_descriptors(|| syscalls::reopen(held.as_fd(), OFlags::RDONLY)),
         });
         match pinned {
             Err(Errno::NFILE) if !Arc::ptr_eq(tenant(&opener), tenant(&caller.group)) => Ok(None),
@@ -189,25 +190,25 @@ impl HostVolume {
         name: &CStr,
         is_directory: bool,
     ) -> Result<(), VfsError> {
-        let shared = &self.shared;
-        let Some(node) = shared.table.find(victim.key) else { return Ok(()) };
-        let stat = host::stat_fd(&victim.fd)?;
+        let inodes = &self.inodes;
+        let Some(node) = inodes.table.find(victim.key) else { return Ok(()) };
+        let stat = syscalls::stat_fd(&victim.fd)?;
         let is_last = is_directory || stat.attr.nlink == 0;
-        if !is_last && let Some(content) = shared.find(node)?.content {
-            content.renamed(|| host::stat_fd(&victim.fd))?;
+        if !is_last && let Some(content) = inodes.find(node)?.content {
+            content.renamed(|| syscalls::stat_fd(&victim.fd))?;
         }
         if let (true, Some(pin)) = (is_last, victim.pin) {
             pin.keep();
         }
         let loss = if is_last { Loss::LastName(Arc::new(victim.fd)) } else { Loss::OneName };
         let (removed, too_many) =
-            shared.table.name_removed(node, parent, name.to_bytes(), loss, shared.max_held);
-        shared.dispose(removed);
+            inodes.table.name_removed(node, parent, name.to_bytes(), loss, inodes.max_held);
+        inodes.dispose(removed);
         match too_many {
             // The descriptor is cached like any other, if there is room.
-            Some(fd) => shared.descriptors.put(node, fd),
+            Some(fd) => inodes.descriptors.put(node, fd),
             // The orphan descriptor is used instead from now on.
-            None if is_last => shared.descriptors.remove(node),
+            None if is_last => inodes.descriptors.remove(node),
             None => {}
         }
         Ok(())
@@ -217,16 +218,16 @@ impl HostVolume {
     /// stays the owner.
     fn give_away_whiteout(&self, caller: &Caller, dir: &OwnedFd, name: &CStr) {
         let give = || {
-            let fd = self.shared.with_descriptors(|| host::hold_name(dir, name))?;
-            let stat = host::stat_fd(&fd)?;
+            let fd = self.inodes.with_descriptors(|| syscalls::hold_name(dir, name))?;
+            let stat = syscalls::stat_fd(&fd)?;
             // Another program may have replaced it on the host.
-            let is_ours = stat.attr.uid == self.shared.host_dir.uid && stat.attr.nlink == 1;
+            let is_ours = stat.attr.uid == self.inodes.host_dir.uid && stat.attr.nlink == 1;
             let is_whiteout = stat.kind == FileKind::CharDevice && stat.attr.rdev == 0;
-            let gid = (host::stat_fd(dir)?.attr.mode & SET_GID == 0).then_some(caller.gid);
-            if is_ours && is_whiteout { host::chown(fd.as_fd(), Some(caller.uid), gid) } else { Ok(()) }
+            let gid = (syscalls::stat_fd(dir)?.attr.mode & SET_GID == 0).then_some(caller.gid);
+            if is_ours && is_whiteout { syscalls::chown(fd.as_fd(), Some(caller.uid), gid) } else { Ok(()) }
         };
-        if self.shared.host_dir.is_privileged
-            && caller.uid != self.shared.host_dir.uid
+        if self.inodes.host_dir.is_privileged
+            && caller.uid != self.inodes.host_dir.uid
             && let Err(errno) = give()
         {
             tracing::debug!(%errno, "a whiteout stays the daemon's");
@@ -236,9 +237,9 @@ impl HostVolume {
     /// Charges the new name of an inode to the group that pays for the inode, if it is known and
     /// the name is long.
     fn room_for(&self, key: InodeKey, name: &CStr) -> Result<Option<NameCharge>, Errno> {
-        let payer = self.shared.table.payer(key).filter(|_| is_long(name.to_bytes()));
+        let payer = self.inodes.table.payer(key).filter(|_| is_long(name.to_bytes()));
         payer
-            .map(|payer| NameCharge::take(self.shared.reclaim_effort(), &self.shared.engine, &payer))
+            .map(|payer| NameCharge::take(self.inodes.reclaim_effort(), &self.inodes.engine, &payer))
             .transpose()
     }
 
@@ -246,11 +247,11 @@ impl HostVolume {
     /// not count as changed from outside. If the inode's attributes cannot be read, the next open
     /// checks it.
     fn touched(&self, node: NodeId) {
-        let Ok(found) = self.shared.find(node) else { return };
+        let Ok(found) = self.inodes.find(node) else { return };
         let Some(content) = found.content else { return };
         let _ = content.renamed(|| match content.fds() {
-            Some(fds) => host::stat_fd(&fds.buffered),
-            None => self.shared.descriptor(node).and_then(|fd| host::stat_fd(&fd)),
+            Some(fds) => syscalls::stat_fd(&fds.buffered),
+            None => self.inodes.descriptor(node).and_then(|fd| syscalls::stat_fd(&fd)),
         });
     }
 }

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
+use super::HostVolume;
 use crate::attr::{FileKind, NodeId};
 use crate::caller::Caller;
-use crate::content::Content;
-use crate::descriptor_share::Purpose;
-use crate::dir_handle::DirHandle;
 use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;
-use crate::host_volume::HostVolume;
-use crate::open_file::OpenFile;
+use crate::host::content::Content;
+use crate::host::descriptor_share::Purpose;
+use crate::host::dir_handle::DirHandle;
+use crate::host::open_file::OpenFile;
 use crate::volume::{Open, VolumeDir, VolumeFile};
 
 impl Open for HostVolume {
@@ -25,20 +25,20 @@ impl Open for HostVolume {
     /// sockets and devices (the kernel serves those itself), `EROFS`, `ENFILE` and `ENOMEM` when
     /// the caller's group has no share of descriptors or memory left for a handle, and the host's.
     fn open(&self, caller: &Caller, node: NodeId, flags: OFlags) -> Result<Arc<dyn VolumeFile>, VfsError> {
-        match self.shared.find(node)?.kind {
+        match self.inodes.find(node)?.kind {
             FileKind::Regular if flags.contains(OFlags::DIRECTORY) => return Err(Errno::NOTDIR.into()),
             FileKind::Regular => {}
             FileKind::Directory => return Err(Errno::ISDIR.into()),
             FileKind::Symlink => return Err(Errno::LOOP.into()),
             _ => return Err(Errno::NXIO.into()),
         }
-        let shared = &self.shared;
-        let charge = HandleCharge::take(shared.reclaim_effort(), &shared.engine, &caller.group, 0)?;
+        let inodes = &self.inodes;
+        let charge = HandleCharge::take(inodes.reclaim_effort(), &inodes.engine, &caller.group, 0)?;
         let content =
             self.acquire(caller, node, flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC))?;
         // From here on dropping it closes.
         let group = Arc::clone(&caller.group);
-        let file = OpenFile::new(Arc::clone(&self.shared), node, content, flags, group, charge);
+        let file = OpenFile::new(Arc::clone(&self.inodes), node, content, flags, group, charge);
         self.look_at_open(node, &file.content)?;
         if flags.contains(OFlags::TRUNC) {
             let _in_use = file.in_use(true)?;
@@ -58,31 +58,31 @@ impl Open for HostVolume {
     /// `ENOTDIR` for anything else, `ESTALE` when it is gone, `ENFILE` and `ENOMEM` when the group
     /// has no share of descriptors or memory left for a handle, and the host's.
     fn opendir(&self, caller: &Caller, node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError> {
-        Ok(Arc::new(DirHandle::open(&self.shared, caller, node)?))
+        Ok(Arc::new(DirHandle::open(&self.inodes, caller, node)?))
     }
 }
 
 impl HostVolume {
     /// Returns the content of a regular file with its host file open, and the node pinned;
-    /// `Shared::close` gives both back.
+    /// `HostInodes::close` gives both back.
     pub(crate) fn acquire(
         &self,
         caller: &Caller,
         node: NodeId,
         for_writing: bool,
     ) -> Result<Arc<Content>, VfsError> {
-        let shared = &self.shared;
-        if !shared.table.pin(node) {
+        let inodes = &self.inodes;
+        if !inodes.table.pin(node) {
             return Err(Errno::STALE.into());
         }
-        let acquired = shared.content(node, &caller.group).and_then(|content| {
-            shared.opening(node, &caller.group, for_writing, (Purpose::Open, true), |how| {
+        let acquired = inodes.content(node, &caller.group).and_then(|content| {
+            inodes.opening(node, &caller.group, for_writing, (Purpose::Open, true), |how| {
                 content.acquire(&caller.group, how)
             })?;
             Ok(content)
         });
         if acquired.is_err() {
-            shared.dispose(shared.table.unpin(node));
+            inodes.dispose(inodes.table.unpin(node));
         }
         acquired
     }
@@ -94,7 +94,7 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
-    use crate::testing::{Fixture, at_pause, until_asleep};
+    use crate::host::testing::{Fixture, at_pause, until_asleep};
 
     #[test]
     fn data_that_is_being_written_back_is_no_hole() {

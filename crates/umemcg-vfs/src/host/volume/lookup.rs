@@ -6,16 +6,16 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
+use super::HostVolume;
 use crate::allowance::ReclaimEffort;
 use crate::attr::{Attr, Entry, FileKind, NodeId};
 use crate::caller::Caller;
 use crate::error::VfsError;
-use crate::host::{self, HostStat};
-use crate::host_volume::HostVolume;
-use crate::inode_names::{NameCharge, is_long};
-use crate::inode_table::NodeCharge;
+use crate::host::inode_names::{NameCharge, is_long};
+use crate::host::inode_table::NodeCharge;
+use crate::host::name_shrinker;
+use crate::host::syscalls::{self, HostStat};
 use crate::name::component;
-use crate::name_shrinker;
 use crate::volume::{Attributes, Lookup};
 
 impl Lookup for HostVolume {
@@ -35,20 +35,20 @@ impl Lookup for HostVolume {
     /// Releases `nr_lookups` references. Unknown nodes are ignored. May sleep for the host when a
     /// file without a name is forgotten while its data is being written back.
     fn forget(&self, node: NodeId, nr_lookups: u64) {
-        let shared = &self.shared;
-        let (removed, is_newly_kept) = shared.table.forget(node, nr_lookups, shared.max_kept > 0);
-        shared.dispose(removed);
+        let inodes = &self.inodes;
+        let (removed, is_newly_kept) = inodes.table.forget(node, nr_lookups, inodes.max_kept > 0);
+        inodes.dispose(removed);
         if is_newly_kept {
-            shared.keep(node);
+            inodes.keep(node);
         }
         // A file without a name cannot be reached again, so its dirty data need not be written.
-        let abandoned = shared.table.with(node, |entry| {
+        let abandoned = inodes.table.with(node, |entry| {
             let is_abandoned = entry.lingers && entry.is_nameless && !entry.is_looked_up();
             entry.content.clone().filter(|_| is_abandoned)
         });
         if let Some(content) = abandoned.flatten() {
             content.discard();
-            shared.stop_lingering(node);
+            inodes.stop_lingering(node);
         }
     }
 }
@@ -61,7 +61,7 @@ impl HostVolume {
         dir: &OwnedFd,
         name: &CStr,
     ) -> Result<Entry, VfsError> {
-        let stat = host::stat_name(dir, name)?;
+        let stat = syscalls::stat_name(dir, name)?;
         self.enter(caller, parent, dir, name, &stat)
     }
 
@@ -73,7 +73,7 @@ impl HostVolume {
         dir: &OwnedFd,
         name: &CStr,
     ) -> Result<Entry, VfsError> {
-        let stat = host::stat_name(dir, name)?;
+        let stat = syscalls::stat_name(dir, name)?;
         self.enter_with(ReclaimEffort::None, caller, parent, (dir, name), &stat)
     }
 
@@ -86,7 +86,7 @@ impl HostVolume {
         name: &CStr,
         stat: &HostStat,
     ) -> Result<Entry, VfsError> {
-        self.enter_with(self.shared.reclaim_effort(), caller, parent, (dir, name), stat)
+        self.enter_with(self.inodes.reclaim_effort(), caller, parent, (dir, name), stat)
     }
 
     fn enter_with(
@@ -97,27 +97,27 @@ impl HostVolume {
         (dir, name): (&OwnedFd, &CStr),
         stat: &HostStat,
     ) -> Result<Entry, VfsError> {
-        let shared = &self.shared;
-        if !shared.host_dir.owns(stat) {
+        let inodes = &self.inodes;
+        if !inodes.host_dir.owns(stat) {
             return Err(Errno::XDEV.into());
         }
-        shared.host_dir.clock.saw(stat.attr.ctime);
+        inodes.host_dir.clock.saw(stat.attr.ctime);
         let bytes = name.to_bytes();
-        let node = match shared.table.count_known(stat.key(), stat.kind, parent, bytes) {
+        let node = match inodes.table.count_known(stat.key(), stat.kind, parent, bytes) {
             Some(node) => node,
             None => {
-                let (engine, group) = (&shared.engine, &caller.group);
+                let (engine, group) = (&inodes.engine, &caller.group);
                 let charge = NodeCharge::take(effort, engine, group)?;
                 // If the inode is known already, this is another name of it.
-                let is_dear = is_long(bytes) || shared.table.find(stat.key()).is_some();
+                let is_dear = is_long(bytes) || inodes.table.find(stat.key()).is_some();
                 let for_name = is_dear.then(|| NameCharge::take(effort, engine, group)).transpose()?;
-                shared.table.lists_or(|| name_shrinker::register(shared));
-                let handle = shared.handle_of(dir, name);
-                let (node, removed) = shared
+                inodes.table.lists_or(|| name_shrinker::register(inodes));
+                let handle = inodes.handle_of(dir, name);
+                let (node, removed) = inodes
                     .table
                     .count(stat.key(), stat.kind, (handle, Some(charge)), parent, (bytes, for_name))
                     .ok_or(Errno::STALE)?;
-                shared.dispose(removed);
+                inodes.dispose(removed);
                 node
             }
         };
@@ -137,15 +137,15 @@ impl HostVolume {
         stat: &HostStat,
         held: OwnedFd,
     ) -> Result<Entry, VfsError> {
-        let shared = &self.shared;
-        shared.host_dir.clock.saw(stat.attr.ctime);
-        let charge = NodeCharge::take(self.shared.reclaim_effort(), &shared.engine, &caller.group)?;
-        shared.table.lists_or(|| name_shrinker::register(shared));
+        let inodes = &self.inodes;
+        inodes.host_dir.clock.saw(stat.attr.ctime);
+        let charge = NodeCharge::take(self.inodes.reclaim_effort(), &inodes.engine, &caller.group)?;
+        inodes.table.lists_or(|| name_shrinker::register(inodes));
         let held = Arc::new(held);
         let (node, too_many) =
-            shared.table.count_nameless(stat.key(), stat.kind, charge, held, shared.max_held);
+            inodes.table.count_nameless(stat.key(), stat.kind, charge, held, inodes.max_held);
         if let Some(fd) = too_many {
-            shared.descriptors.put(node, fd);
+            inodes.descriptors.put(node, fd);
         }
         Ok(Entry { node, generation: 0, attr: stat.attr })
     }
@@ -155,7 +155,7 @@ impl HostVolume {
         if stat.kind != FileKind::Regular {
             return Ok(stat.attr);
         }
-        match self.shared.find(node)?.content {
+        match self.inodes.find(node)?.content {
             None => Ok(stat.attr),
             Some(content) => match content.peek_attr(stat) {
                 Some(attr) => Ok(attr),
@@ -166,9 +166,9 @@ impl HostVolume {
 
     /// Returns a descriptor of a directory, for operations on its names.
     pub(crate) fn directory(&self, node: NodeId) -> Result<Arc<OwnedFd>, Errno> {
-        if self.shared.find(node)?.kind != FileKind::Directory {
+        if self.inodes.find(node)?.kind != FileKind::Directory {
             return Err(Errno::NOTDIR);
         }
-        self.shared.descriptor(node)
+        self.inodes.descriptor(node)
     }
 }

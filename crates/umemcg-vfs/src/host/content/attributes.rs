@@ -1,0 +1,201 @@
+//! The attributes that a file with cached content shows, and changes on the host that the cache
+//! adopts.
+
+use std::os::fd::BorrowedFd;
+
+use rustix::io::Errno;
+
+use super::Content;
+use crate::attr::Attr;
+use crate::host::shown_times::{OwnOperation, SharedAccess, Shown, Stamp};
+use crate::host::syscalls::HostStat;
+
+impl Content {
+    /// Returns the attributes to show, after reading the host's with `stat`. A change from outside
+    /// is adopted: clean pages are dropped, and the host's length is taken.
+    pub(crate) fn look(&self, stat: impl Fn() -> Result<HostStat, Errno>) -> Result<Attr, Errno> {
+        self.update_host_atime();
+        self.attr_to_show(self.store.times.try_shared(), stat)
+    }
+
+    /// Looks at the host file at an open, which sees every change from outside that came before it:
+    /// waits for an operation of ours that is under way.
+    pub(crate) fn look_at_open(&self, stat: impl Fn() -> Result<HostStat, Errno>) -> Result<Attr, Errno> {
+        self.update_host_atime();
+        self.attr_to_show(Some(self.store.times.shared()), stat)
+    }
+
+    fn attr_to_show(
+        &self,
+        look: Option<SharedAccess<'_>>,
+        stat: impl Fn() -> Result<HostStat, Errno>,
+    ) -> Result<Attr, Errno> {
+        let times = &self.store.times;
+        let host = stat()?;
+        self.host_dir.clock.saw(host.attr.ctime);
+        let shown = match &look {
+            Some(look) => look.times_to_show(Stamp::of(&host.attr)).map(|shown| (host.attr.mode, shown)),
+            // An operation of ours is under way, which may take set-id bits away and put them back.
+            None => times.known().map(|(known, shown)| (known.mode, shown)),
+        };
+        drop(look);
+        match shown {
+            Some((mode, shown)) => Ok(self.merge(Attr { mode, ..host.attr }, shown)),
+            None => self.adopt(stat),
+        }
+    }
+
+    /// Adopts a change from outside. The decisive look is made with our own write-back kept out, so
+    /// that its effects are not mistaken for a change from outside.
+    fn adopt(&self, stat: impl Fn() -> Result<HostStat, Errno>) -> Result<Attr, Errno> {
+        let mut seen = None;
+        self.file.revalidate(|| {
+            let alone = self.store.times.exclusive();
+            let host = stat();
+            let len = host.ok().and_then(|host| {
+                alone.found(Stamp::of(&host.attr));
+                alone.is_stale().then_some(host.attr.size)
+            });
+            seen = Some((host, alone));
+            len
+        });
+        let Some((host, alone)) = seen else { unreachable!("revalidation looks once") };
+        let host = host?;
+        if alone.is_stale() {
+            tracing::debug!(ino = host.attr.ino, "changed from outside; cached pages dropped");
+            self.store.privileges.note();
+            alone.adopted();
+            if let Some(pages) = self.kernel_pages() {
+                pages.note_changed();
+            }
+        }
+        Ok(self.merge(host.attr, self.store.times.shown()))
+    }
+
+    /// Returns the attributes to show for a stamp that was read at an unknown moment; `None` if a
+    /// closer look is needed.
+    pub(crate) fn peek_attr(&self, host: &HostStat) -> Option<Attr> {
+        if self.was_read() {
+            return None;
+        }
+        let shown = self.store.times.peek(Stamp::of(&host.attr))?;
+        Some(self.merge(host.attr, shown))
+    }
+
+    fn merge(&self, mut attr: Attr, shown: Option<Shown>) -> Attr {
+        attr.size = self.file.len();
+        // Data that is not on the host yet has no blocks there, and a file without blocks looks
+        // like one hole to archivers.
+        let pages = |bytes: u64| bytes.div_ceil(4096) * 8;
+        let unwritten_blocks = self.file.nr_unwritten().saturating_mul(8);
+        if unwritten_blocks > 0 {
+            attr.blocks = attr.blocks.saturating_add(unwritten_blocks).min(attr.blocks.max(pages(attr.size)));
+        }
+        if let Some(shown) = shown {
+            (attr.mtime, attr.ctime) = (shown.mtime, shown.ctime);
+        }
+        attr
+    }
+
+    /// Changes attributes of the host's file through a descriptor that holds it.
+    pub(crate) fn change_attributes<T>(
+        &self,
+        held: BorrowedFd<'_>,
+        sets_mtime: bool,
+        change: impl FnOnce() -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        let changed =
+            self.store.exclusively(held, |_| (change(), OwnOperation::Attributes { mtime: sets_mtime }));
+        self.store.privileges.note();
+        changed
+    }
+
+    /// Notes that an operation of ours on names changed attributes on the host, where `stat` looks.
+    pub(crate) fn renamed(&self, stat: impl FnOnce() -> Result<HostStat, Errno>) -> Result<(), Errno> {
+        let alone = self.store.times.exclusive();
+        let host = stat()?;
+        self.host_dir.clock.saw(host.attr.ctime);
+        alone.found_renamed(Stamp::of(&host.attr));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use crate::host::shown_times::{OwnOperation, Stamp};
+    use crate::host::syscalls;
+    use crate::host::testing::{Fixture, until_asleep};
+    use crate::volume::Open;
+
+    #[test]
+    fn an_outside_change_during_write_back_costs_no_data() {
+        let v = Fixture::new();
+        let (path, file) = v.create("f");
+        let content = v.content(&file);
+        file.write(&v.group, 0, &[b'a'; 100], false).unwrap();
+        file.fsync(false).unwrap();
+        file.write(&v.group, 40960, &[b'b'; 4096], false).unwrap();
+        // Another program on the host.
+        std::io::Write::write_all(&mut std::fs::OpenOptions::new().append(true).open(&path).unwrap(), b"x")
+            .unwrap();
+        let host = std::fs::File::open(&path).unwrap();
+        let nr_looks = AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            let paused = content.store.pause();
+            // The file itself: a sync of the open one would wait for the pause before it writes.
+            let flusher = scope.spawn(|| content.file.write_back().unwrap());
+            while content.file.nr_dirty() > 0 {
+                std::thread::yield_now();
+            }
+            let (tell, told) = std::sync::mpsc::channel();
+            let (content, looks, host) = (&content, &nr_looks, &host);
+            let opener = scope.spawn(move || {
+                tell.send(rustix::thread::gettid()).unwrap();
+                let stat = || {
+                    let stat = syscalls::stat_fd(host);
+                    looks.fetch_add(1, Ordering::Relaxed);
+                    stat
+                };
+                content.look(stat).unwrap();
+            });
+            let opener_id = told.recv().unwrap();
+            while nr_looks.load(Ordering::Relaxed) == 0 {
+                std::thread::yield_now();
+            }
+            until_asleep(opener_id);
+            drop(paused);
+            flusher.join().unwrap();
+            opener.join().unwrap();
+        });
+        assert_eq!(content.file.len(), 45056);
+        assert_eq!(file.read(&v.group, 40960, 4096).unwrap().to_vec(), [b'b'; 4096]);
+    }
+
+    #[test]
+    fn an_open_sees_an_outside_change_amid_an_operation_of_ours() {
+        let v = Fixture::new();
+        let (path, file) = v.create("f");
+        let content = v.content(&file);
+        file.write(&v.group, 0, &[b'a'; 100], false).unwrap();
+        file.fsync(false).unwrap();
+        let host = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        std::thread::scope(|scope| {
+            let alone = content.store.times.exclusive();
+            alone.found(Stamp::of(&syscalls::stat_fd(&host).unwrap().attr));
+            host.set_len(7).unwrap();
+            let (tell, told) = std::sync::mpsc::channel();
+            let (v, node) = (&v, file.node());
+            let opener = scope.spawn(move || {
+                tell.send(rustix::thread::gettid()).unwrap();
+                let file = v.vfs.open(&v.caller(), node, rustix::fs::OFlags::RDONLY).unwrap();
+                file.content().len()
+            });
+            until_asleep(told.recv().unwrap());
+            alone.left(Stamp::of(&syscalls::stat_fd(&host).unwrap().attr), OwnOperation::Access);
+            drop(alone);
+            assert_eq!(opener.join().unwrap(), 7);
+        });
+    }
+}

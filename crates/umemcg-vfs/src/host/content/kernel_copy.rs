@@ -1,0 +1,72 @@
+//! The copy of the content that the kernel keeps in its page cache.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use umemcg_base::PAGE_SIZE_U64;
+
+use super::Content;
+use crate::kernel_io::page_range;
+use crate::kernel_pages::KernelPages;
+use crate::page_windows::PAGES_END;
+
+/// In the place of a time that has been taken.
+const TAKEN: i64 = i64::MIN;
+
+impl Content {
+    /// Returns whether the kernel caches the pages of the opens that there are. The first of them
+    /// decides with `decide`: a page that the kernel has by one would be written past by another.
+    pub(crate) fn kernel_caches(&self, decide: impl FnOnce() -> bool) -> bool {
+        *self.opens.lock().kernel_caches.get_or_insert_with(decide)
+    }
+
+    /// Returns the pages that the kernel keeps, if it may have some.
+    pub(crate) fn kernel_pages(&self) -> Option<&Arc<KernelPages>> {
+        self.kernel_pages.get()
+    }
+
+    /// Returns the pages that the kernel keeps, which are made when there are none.
+    pub(crate) fn kernel_pages_or(&self, make: impl FnOnce() -> Arc<KernelPages>) -> &Arc<KernelPages> {
+        self.kernel_pages.get_or_init(make)
+    }
+
+    /// Returns, the first time, whether the file was changed less than `time` before its content
+    /// was made: the kernel may have been told of it before that change.
+    pub(crate) fn was_new_within(&self, time: Duration) -> bool {
+        let at_ns = self.first_change_ns.load(Ordering::Relaxed);
+        if at_ns == TAKEN || self.first_change_ns.swap(TAKEN, Ordering::Relaxed) == TAKEN {
+            return false;
+        }
+        let age_ns = self.host_dir.clock.now().as_nanoseconds().saturating_sub(at_ns);
+        age_ns < i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
+    }
+
+    /// Notes that the file ends at `len` now: the kernel drops what it had beyond.
+    pub(crate) fn was_cut(&self, len: u64) {
+        if let Some(pages) = self.kernel_pages() {
+            pages.forget(&(len.div_ceil(PAGE_SIZE_U64)..PAGES_END));
+        }
+    }
+
+    /// Notes that bytes were replaced by a hole or zeroes: the kernel drops the whole pages of
+    /// them.
+    pub(crate) fn was_emptied(&self, offset: u64, len: u64) {
+        if let Some(pages) = self.kernel_pages() {
+            pages.forget(&(offset.div_ceil(PAGE_SIZE_U64)..(offset + len) / PAGE_SIZE_U64));
+        }
+    }
+
+    /// Returns whether the kernel may have some of these bytes.
+    pub(crate) fn kernel_may_have(&self, offset: u64, len: u64) -> bool {
+        self.kernel_pages().is_some_and(|pages| pages.may_have(&page_range(offset, len)))
+    }
+
+    /// Calls `then` when the kernel has dropped what it may have of these bytes. Never waits.
+    pub(crate) fn drop_from_kernel(&self, offset: u64, len: u64, then: impl FnOnce() + Send + 'static) {
+        match self.kernel_pages() {
+            Some(pages) => pages.drop_range(page_range(offset, len), then),
+            None => then(),
+        }
+    }
+}

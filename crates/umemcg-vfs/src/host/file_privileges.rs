@@ -1,0 +1,102 @@
+//! Privileges of a file: set-id bits and capabilities (`security.capability`).
+//!
+//! A write clears them at the moment when it is accepted. The host clears them as well when the
+//! data is written back, which may be after they were set again. Write-back is not a new write, so
+//! it restores the privileges that it found. The host clears capabilities on every write, and
+//! set-id bits if the daemon lacks `CAP_FSETID`.
+
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::XattrFlags;
+use rustix::io::Errno;
+
+use crate::host::syscalls;
+use crate::privileges::{CAPABILITIES, SET_GID, SET_UID, ShownCapabilities, mode_without_set_id};
+
+/// An upper bound on the length of the value that the kernel accepts.
+const CAPABILITIES_BYTES_MAX: usize = 64;
+
+/// A hint that a file may have privileges. Set to true at any time, and to false only with
+/// exclusive access to the file.
+#[derive(Debug)]
+pub(crate) struct Privileges {
+    /// (A) Relaxed: a write concurrent with the `chmod` that sets it may be ordered before or after
+    /// it.
+    may_be_there: AtomicBool,
+    pub(crate) shown: ShownCapabilities,
+}
+
+impl Default for Privileges {
+    /// Creates the state of a file about which nothing is known.
+    fn default() -> Self {
+        Self { may_be_there: AtomicBool::new(true), shown: ShownCapabilities::default() }
+    }
+}
+
+impl Privileges {
+    /// Returns whether a write must first look for privileges to clear.
+    pub(crate) fn may_be_there(&self) -> bool {
+        self.may_be_there.load(Ordering::Relaxed)
+    }
+
+    /// Notes that attributes were changed.
+    pub(crate) fn note(&self) {
+        self.may_be_there.store(true, Ordering::Relaxed);
+    }
+
+    /// Clears the capabilities of a file of this mode and, with `set_id`, its set-id bits. The
+    /// caller has exclusive access to the file.
+    pub(crate) fn clear(&self, fd: BorrowedFd<'_>, mode: u32, set_id: bool) -> Result<(), Errno> {
+        let _ = rustix::fs::fremovexattr(fd, CAPABILITIES);
+        let cleared = mode_without_set_id(mode);
+        if cleared != mode && !set_id {
+            // The next writer may not be allowed to keep the bits that this one keeps.
+            return Ok(());
+        }
+        if cleared != mode {
+            syscalls::chmod(fd, cleared)?;
+        }
+        self.may_be_there.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Returns the privileges that a write to the host could clear on a file of this mode.
+    pub(crate) fn held(&self, fd: BorrowedFd<'_>, mode: u32) -> SavedPrivileges {
+        if !self.may_be_there() {
+            return SavedPrivileges::default();
+        }
+        let mut value = vec![0; CAPABILITIES_BYTES_MAX];
+        let capabilities = rustix::fs::fgetxattr(fd, CAPABILITIES, &mut value).ok().map(|len| {
+            value.truncate(len);
+            value
+        });
+        SavedPrivileges { mode: (mode & (SET_UID | SET_GID) != 0).then_some(mode), capabilities }
+    }
+}
+
+/// Privileges to be restored after write-back.
+#[must_use]
+#[derive(Debug, Default)]
+pub(crate) struct SavedPrivileges {
+    mode: Option<u32>,
+    capabilities: Option<Vec<u8>>,
+}
+
+impl SavedPrivileges {
+    /// Restores the privileges that the host has cleared, as far as the daemon may.
+    pub(crate) fn put_back(&self, fd: BorrowedFd<'_>) {
+        let mode_now = self.mode.and_then(|_| Some(syscalls::stat_fd(fd).ok()?.attr.mode));
+        let lost = self.mode.zip(mode_now).filter(|(mode, now)| mode != now);
+        let modes = lost.map_or(Ok(()), |(mode, _)| syscalls::chmod(fd, mode));
+        let capabilities = self.capabilities.as_ref().map_or(Ok(()), |value| {
+            match rustix::fs::fsetxattr(fd, CAPABILITIES, value, XattrFlags::CREATE) {
+                Err(Errno::EXIST) => Ok(()),
+                result => result,
+            }
+        });
+        if let Err(errno) = modes.and(capabilities) {
+            tracing::warn!(%errno, "write-back took privileges of a file that the daemon may not give back");
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! The inodes of a host volume: those that are referred to, and what is kept for each on the host.
+//!
+//! `resolve` finds an inode again on the host, `files` opens its file for I/O, and `closed` decides
+//! what stays after the last close: a host file with data to write back, cached content that the
+//! kernel has forgotten.
+
+mod closed;
+mod files;
+mod lingering;
+mod resolve;
+
+use std::collections::VecDeque;
+use std::sync::{Arc, OnceLock};
+
+use rustix::io::Errno;
+use umemcg_base::{Rank, RankedMutex};
+
+use self::lingering::Lingering;
+use crate::allowance::ReclaimEffort;
+use crate::attr::{FileKind, NodeId};
+use crate::error::VfsError;
+use crate::host::content::Content;
+use crate::host::descriptor_cache::DescriptorCache;
+use crate::host::directory::HostDirectory;
+use crate::host::inode_table::{InodeCharges, InodeTable, Removed};
+use crate::host::syscalls;
+use crate::kernel_cache::KernelCache;
+use crate::kernel_page_lists::KernelPageLists;
+use crate::kernel_pages::KernelPages;
+use umemcg::{Engine, Group};
+
+/// See the module text. One for each volume, shared with its open files.
+#[derive(Debug)]
+pub(crate) struct HostInodes {
+    pub(crate) host_dir: Arc<HostDirectory>,
+    pub(crate) table: InodeTable,
+    pub(crate) descriptors: DescriptorCache,
+    /// Nodes whose content is written back after the last close, oldest first.
+    lingering: RankedMutex<Lingering>,
+    /// (C) Most lingering nodes, and most orphan descriptors.
+    pub(crate) max_held: usize,
+    /// Nodes kept for their cached content, oldest first; some may be in use again or gone.
+    kept: RankedMutex<VecDeque<NodeId>>,
+    /// (C) Most kept nodes.
+    pub(crate) max_kept: usize,
+    /// The kernel's cache of inodes, once it is set.
+    pub(crate) kernel: OnceLock<Arc<dyn KernelCache>>,
+    /// The pages that it keeps, if it keeps any.
+    pub(crate) kernel_page_lists: OnceLock<Arc<KernelPageLists>>,
+    /// Last, because everything above gives memory back to it.
+    pub(crate) engine: Arc<Engine>,
+}
+
+/// The facts about an inode that an operation needs, copied out of the table.
+#[derive(Debug, Clone)]
+pub(crate) struct Found {
+    pub(crate) kind: FileKind,
+    pub(crate) content: Option<Arc<Content>>,
+}
+
+impl HostInodes {
+    pub(crate) fn new(
+        engine: Arc<Engine>,
+        host_dir: Arc<HostDirectory>,
+        (max_idle_descriptors, max_in_all): (usize, usize),
+        max_kept: usize,
+        (base, nr_shards): (u64, usize),
+    ) -> Self {
+        Self {
+            engine,
+            table: InodeTable::numbered(host_dir.root_stat.key(), base, nr_shards),
+            host_dir,
+            descriptors: DescriptorCache::new(max_idle_descriptors, max_in_all),
+            lingering: RankedMutex::new(Rank::ObjectOwner, Lingering::default()),
+            max_held: max_idle_descriptors.max(1),
+            kept: RankedMutex::new(Rank::ObjectOwner, VecDeque::new()),
+            max_kept,
+            kernel: OnceLock::new(),
+            kernel_page_lists: OnceLock::new(),
+        }
+    }
+
+    /// Returns the entry of a node.
+    ///
+    /// # Errors
+    /// `ESTALE` for a node that is not known.
+    pub(crate) fn find(&self, node: NodeId) -> Result<Found, Errno> {
+        self.table
+            .with(node, |entry| Found { kind: entry.kind, content: entry.content.clone() })
+            .ok_or(Errno::STALE)
+    }
+
+    /// Returns the content of a regular file. The first open creates it, and the group then pays
+    /// for the inode, too.
+    pub(crate) fn content(&self, node: NodeId, group: &Arc<Group>) -> Result<Arc<Content>, VfsError> {
+        if let Some(content) = self.find(node)?.content {
+            return Ok(content);
+        }
+        let stat = syscalls::stat_fd(&self.descriptor(node)?)?;
+        let effort = self.reclaim_effort();
+        let fresh = Content::new(effort, &self.engine, &self.host_dir, &stat, group)?;
+        let mut charges = match self.table.nr_names_of_another(node, fresh.lister()) {
+            Some(nr_names) => Some(InodeCharges::take(effort, &self.engine, group, nr_names)?),
+            None => None,
+        };
+        let content = self.table.set_content(node, &fresh, charges.as_mut());
+        Ok(content.ok_or(Errno::STALE)?)
+    }
+
+    /// Returns the pages that the kernel keeps of a file, if it may keep any on this volume.
+    pub(crate) fn kernel_pages<'c>(
+        &self,
+        node: NodeId,
+        content: &'c Content,
+        group: &Group,
+    ) -> Option<&'c Arc<KernelPages>> {
+        let lists = self.kernel_page_lists.get()?;
+        Some(content.kernel_pages_or(|| KernelPages::new(lists, node, group)))
+    }
+
+    /// Returns the reclaim that a request waits for when there is no room for a name, for content
+    /// or for a handle. The thread that tells an older kernel of stale names may wait for the
+    /// request.
+    pub(crate) fn reclaim_effort(&self) -> ReclaimEffort {
+        match self.kernel.get().is_some_and(|kernel| kernel.asks_by_name()) {
+            true => ReclaimEffort::OneRound,
+            false => ReclaimEffort::Full,
+        }
+    }
+
+    /// Releases the remains of entries that were removed from the table.
+    pub(crate) fn dispose(&self, removed: Vec<Removed>) {
+        let mut released_bytes = 0;
+        for gone in removed {
+            self.descriptors.remove(gone.node);
+            if let (Some(content), true) = (&gone.content, gone.is_nameless) {
+                content.discard();
+            }
+            released_bytes += if gone.was_asked { gone.bytes } else { 0 };
+        }
+        // After the charges are released: reclaim may wait for the release of inodes that the
+        // kernel was asked to forget.
+        if released_bytes > 0 {
+            self.engine.reclaimer().note_released(released_bytes);
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! Volumes of host directories: names and attributes are the host's, content is cached in the
+//! engine.
+//!
+//! `volume` has the operations. `directory` says what the host's directory can do, `syscalls` are
+//! the calls on its descriptors. `inode_table` knows which inodes are referred to, `inodes` finds
+//! them again on the host, `name_shrinker` and `name_lists` give them back. `content` and `store`
+//! are a file's cached content and where that is stored, `shown_times` the times that it shows
+//! meanwhile. `open_file` and `dir_handle` are what is open.
+
+mod clock;
+mod content;
+mod descriptor_cache;
+mod descriptor_share;
+mod dir_handle;
+mod directory;
+mod file_privileges;
+mod inode_names;
+mod inode_table;
+mod inodes;
+mod metadata_charge;
+mod name_lists;
+mod name_shrinker;
+mod open_file;
+mod shown_times;
+mod store;
+mod syscalls;
+#[cfg(test)]
+mod testing;
+mod unsynced;
+mod volume;
+
+pub use metadata_charge::NR_NAMES_BEYOND_MAX;
+pub use volume::HostVolume;

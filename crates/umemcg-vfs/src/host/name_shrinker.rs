@@ -1,0 +1,157 @@
+//! Names and inodes of a volume as two shrinkers.
+//!
+//! The daemon cannot free a name by itself, because the kernel refers to the inode. So the shrinker
+//! of names picks the oldest inodes that no process is known to use and asks the kernel to forget
+//! them ([`KernelCache`](crate::KernelCache)). It reports the bytes that this will release; reclaim
+//! waits a short time for the release. An inode that the kernel does not forget (a working
+//! directory, a file that is open in a way that the daemon does not see) is requested again only
+//! after a while. Directories are requested after their entries, because a name pins its directory
+//! here as it does in the kernel.
+//!
+//! An inode whose file has cached pages is kept for them, so its name is not asked for either:
+//! pages are evicted first. A file without pages loses its content, most of what it costs, before
+//! its name, since that needs no help from the kernel. The shrinker of inodes immediately frees
+//! inodes that the kernel has forgotten and that were kept for pages, if no page is left.
+
+use std::sync::{Arc, Weak};
+
+use umemcg::{Count, ListLru, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
+
+use crate::attr::FileKind;
+use crate::host::inode_table::{LeaveOutcome, NODE_BYTES};
+use crate::host::inodes::HostInodes;
+use crate::host::name_lists::{Listed, NODE, NameLists};
+use crate::kernel_cache::IdleInode;
+
+/// The cost of recreating a name. To make room for one page, a dozen names must be forgotten, and
+/// each takes a request to forget it, the kernel's answer and a later lookup. A page's cost is
+/// [`DEFAULT_SEEKS`](umemcg_reclaim::shrinker::DEFAULT_SEEKS).
+const NAME_SEEKS: u32 = 16;
+
+/// Names that the kernel has in its cache, each with its inode.
+#[derive(Debug)]
+struct DentryShrinker(Weak<HostInodes>);
+
+/// Inodes that only we keep, each with its names.
+#[derive(Debug)]
+struct InodeShrinker(Weak<HostInodes>);
+
+/// Registers the shrinkers of a volume.
+pub(crate) fn register(inodes: &Arc<HostInodes>) -> NameLists {
+    let reclaimer = inodes.engine.reclaimer();
+    let (dentry, inode) = (reclaimer.reserve_shrinker(), reclaimer.reserve_shrinker());
+    let name_list = ListLru::new(reclaimer, &dentry, 0);
+    let inode_list = ListLru::new(reclaimer, &inode, 0);
+    let registrations = [
+        reclaimer.register_shrinker(dentry, Arc::new(DentryShrinker(Arc::downgrade(inodes)))),
+        reclaimer.register_shrinker(inode, Arc::new(InodeShrinker(Arc::downgrade(inodes)))),
+    ];
+    NameLists::new(name_list, inode_list, registrations)
+}
+
+/// Calls `look` with the inodes of a volume and their lists.
+fn lists_of<R>(inodes: &Weak<HostInodes>, look: impl FnOnce(&Arc<HostInodes>, &NameLists) -> R) -> Option<R> {
+    let inodes = inodes.upgrade()?;
+    let lists = inodes.table.lists()?;
+    Some(look(&inodes, lists))
+}
+
+fn count(inodes: &Weak<HostInodes>, target: &ShrinkTarget<'_>, on: Listed) -> Count {
+    let nr = lists_of(inodes, |_, lists| lists.count(on, target.group));
+    match nr {
+        Some(nr @ 1..) if target.node == NODE => Count::Objects(nr),
+        _ => Count::Empty,
+    }
+}
+
+fn usage(inodes: &Weak<HostInodes>, target: &ShrinkTarget<'_>, on: Listed) -> Usage {
+    match count(inodes, target, on) {
+        Count::Objects(nr) => Usage { objects: nr, reclaimable: nr, bytes: nr * NODE_BYTES },
+        _ => Usage::default(),
+    }
+}
+
+impl Shrinker for DentryShrinker {
+    fn name(&self) -> String {
+        "dentry".into()
+    }
+
+    fn seeks(&self) -> u32 {
+        NAME_SEEKS
+    }
+
+    #[doc(alias = "super_cache_count")]
+    fn count(&self, target: &ShrinkTarget<'_>) -> Count {
+        count(&self.0, target, Listed::Names)
+    }
+
+    #[doc(alias = "prune_dcache_sb")]
+    fn scan(&self, target: &ShrinkTarget<'_>, nr: u64) -> Scan {
+        lists_of(&self.0, |inodes, lists| ask_for_names(inodes, lists, target, nr)).unwrap_or(Scan::Stop)
+    }
+
+    fn usage(&self, target: &ShrinkTarget<'_>) -> Usage {
+        usage(&self.0, target, Listed::Names)
+    }
+}
+
+impl Shrinker for InodeShrinker {
+    fn name(&self) -> String {
+        "inode".into()
+    }
+
+    fn count(&self, target: &ShrinkTarget<'_>) -> Count {
+        count(&self.0, target, Listed::Inodes)
+    }
+
+    #[doc(alias = "prune_icache_sb")]
+    fn scan(&self, target: &ShrinkTarget<'_>, nr: u64) -> Scan {
+        lists_of(&self.0, |inodes, lists| drop_inodes(inodes, lists, target, nr)).unwrap_or(Scan::Stop)
+    }
+
+    fn usage(&self, target: &ShrinkTarget<'_>) -> Usage {
+        usage(&self.0, target, Listed::Inodes)
+    }
+}
+
+/// Asks the kernel to forget the oldest names of a group.
+fn ask_for_names(inodes: &HostInodes, lists: &NameLists, target: &ShrinkTarget<'_>, nr: u64) -> Scan {
+    let Some(kernel) = inodes.kernel.get() else { return Scan::Stop };
+    let nodes = lists.oldest(Listed::Names, target.group, nr);
+    let (now_ms, by_name) = (lists.now_ms(), kernel.asks_by_name());
+    let mut done = Scanned { scanned: nodes.len() as u64, ..Scanned::default() };
+    let (mut idle, mut releasing_bytes) = (Vec::<IdleInode>::new(), 0);
+    for node in nodes {
+        match inodes.table.ask_to_leave(node, now_ms, by_name, inodes.max_kept > 0) {
+            LeaveOutcome::Kept => {}
+            LeaveOutcome::ContentDropped(bytes) => done.freed_bytes += bytes,
+            LeaveOutcome::Requested(bytes) => done.releasing_bytes += bytes,
+            LeaveOutcome::Idle { kind: FileKind::Directory, .. } if by_name => {}
+            LeaveOutcome::Idle { kind, names, bytes } => {
+                releasing_bytes += bytes;
+                idle.push(IdleInode { node, is_directory: kind == FileKind::Directory, names });
+            }
+        }
+    }
+    if !idle.is_empty() && kernel.let_go(idle) {
+        done.releasing_bytes += releasing_bytes;
+    }
+    if by_name {
+        // The thread that reports the release may be waiting for the very request that reclaims
+        // here, so reclaim must not wait for it.
+        done.freed_bytes += std::mem::take(&mut done.releasing_bytes);
+    }
+    Scan::Done(done)
+}
+
+/// Drops the oldest inodes of a group that only we keep, if no page of them is left.
+fn drop_inodes(inodes: &HostInodes, lists: &NameLists, target: &ShrinkTarget<'_>, nr: u64) -> Scan {
+    let nodes = lists.oldest(Listed::Inodes, target.group, nr);
+    let mut done = Scanned { scanned: nodes.len() as u64, ..Scanned::default() };
+    for node in nodes {
+        let removed = inodes.table.drop_if_unused(node);
+        done.freed_bytes += removed.iter().map(|removed| removed.bytes).sum::<u64>();
+        inodes.dispose(removed);
+    }
+    Scan::Done(done)
+}

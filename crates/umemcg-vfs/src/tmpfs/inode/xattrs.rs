@@ -1,0 +1,189 @@
+//! Extended attributes of an inode: `user.`, `trusted.`, `security.` and access lists. The
+//! kernel has checked permissions before it asks; names in `trusted.` are listed for the superuser
+//! only. Each is charged to the group that sets it.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rustix::fs::XattrFlags;
+use rustix::io::Errno;
+
+use super::{Inode, Xattr};
+use crate::attr::FileKind;
+use crate::caller::Caller;
+use crate::name::NAME_MAX;
+use crate::privileges::SET_GID;
+use crate::slab::Slab;
+use crate::tmpfs::acl::{self, Acl};
+use umemcg::Engine;
+
+/// The cost of an attribute beside the bytes of name and value.
+pub(crate) const XATTR_BYTES: u64 = 128;
+/// Capabilities of a file, which a write clears.
+pub(crate) const CAPABILITY: &[u8] = b"security.capability";
+/// Longest value, in bytes (`XATTR_SIZE_MAX`).
+const VALUE_MAX: usize = 64 << 10;
+/// Most bytes of all names of an inode, each with its zero (`XATTR_LIST_MAX`).
+const LIST_MAX: usize = 64 << 10;
+/// Most bytes of all values of an inode.
+const VALUES_MAX: usize = 1 << 20;
+
+/// Returns the name, if its namespace is supported.
+fn attribute(name: &OsStr) -> Result<&[u8], Errno> {
+    let name = name.as_bytes();
+    if name.is_empty() || name.len() > NAME_MAX {
+        return Err(Errno::RANGE);
+    }
+    if name.contains(&0) {
+        return Err(Errno::INVAL);
+    }
+    let is_known = [&b"user."[..], b"trusted.", b"security."]
+        .iter()
+        .any(|prefix| name.len() > prefix.len() && name.starts_with(prefix));
+    if is_known || is_access_list(name) { Ok(name) } else { Err(Errno::OPNOTSUPP) }
+}
+
+fn is_access_list(name: &[u8]) -> bool {
+    name == acl::ACCESS || name == acl::DEFAULT
+}
+
+/// Returns whether an inode has room for this value of an attribute, beside its other ones.
+fn fits(xattrs: &BTreeMap<Box<[u8]>, Xattr>, name: &[u8], value: &[u8]) -> bool {
+    let others = xattrs.iter().filter(|(other, _)| ***other != *name);
+    let (names, values) = others.fold((name.len() + 1, value.len()), |(names, values), (other, xattr)| {
+        (names + other.len() + 1, values + xattr.value.len())
+    });
+    names <= LIST_MAX && values <= VALUES_MAX
+}
+
+impl Inode {
+    /// Checks that the inode may have the attribute: `user.` attributes are for files and
+    /// directories.
+    fn may_have(&self, name: &[u8]) -> Result<(), Errno> {
+        let is_filled = matches!(self.kind, FileKind::Regular | FileKind::Directory);
+        if is_filled || !name.starts_with(b"user.") { Ok(()) } else { Err(Errno::PERM) }
+    }
+
+    /// # Errors
+    /// `ENODATA`, `EOPNOTSUPP`, `ERANGE`.
+    pub(crate) fn getxattr(&self, name: &OsStr) -> Result<Vec<u8>, Errno> {
+        let name = attribute(name)?;
+        let value = self.meta.lock().xattrs.get(name).map(|xattr| xattr.value.to_vec());
+        if name == CAPABILITY {
+            self.shown_capabilities.note(value.is_some());
+        }
+        value.ok_or(Errno::NODATA)
+    }
+
+    /// Returns the access list that an attribute's value holds, if the attribute is an access list.
+    ///
+    /// # Errors
+    /// `EINVAL`, `EPERM`, `EOPNOTSUPP`, `EACCES`.
+    fn access_list(&self, name: &[u8], value: &[u8]) -> Result<Option<Acl>, Errno> {
+        let is_list = is_access_list(name);
+        let list = if is_list { Acl::parse(value)? } else { None };
+        self.may_have(name)?;
+        if is_list && self.kind == FileKind::Symlink {
+            return Err(Errno::OPNOTSUPP);
+        }
+        if name == acl::DEFAULT && !self.is_directory() && list.is_some() {
+            return Err(Errno::ACCESS);
+        }
+        Ok(list)
+    }
+
+    /// # Errors
+    /// `EEXIST`, `ENODATA`, `ENOSPC`, `E2BIG`, `EOPNOTSUPP`, `EPERM`, `EACCES` for a default list
+    /// of what is no directory, `EINVAL` for what is no access list.
+    pub(crate) fn setxattr(
+        self: &Arc<Self>,
+        engine: &Engine,
+        caller: &Caller,
+        name: &OsStr,
+        value: &[u8],
+        flags: XattrFlags,
+        kill_set_gid: bool,
+    ) -> Result<(), Errno> {
+        let name = attribute(name)?;
+        if value.len() > VALUE_MAX {
+            return Err(Errno::TOOBIG);
+        }
+        if !(XattrFlags::CREATE | XattrFlags::REPLACE).contains(flags) {
+            return Err(Errno::INVAL);
+        }
+        let list = self.access_list(name, value)?;
+        let is_kept = match &list {
+            // A list that permission bits can express is stored as permission bits.
+            Some(list) => name == acl::DEFAULT || !list.is_minimal(),
+            None => !is_access_list(name),
+        };
+        let charge = if is_kept {
+            Some(Slab::take(engine, &caller.group, XATTR_BYTES + (name.len() + value.len()) as u64)?)
+        } else {
+            None
+        };
+        let mut meta = self.meta.lock();
+        if is_kept && !fits(&meta.xattrs, name, value) {
+            drop(meta);
+            return Err(Errno::NOSPC);
+        }
+        let old = match meta.xattrs.entry(name.into()) {
+            Entry::Occupied(_) if flags.contains(XattrFlags::CREATE) => Err(Errno::EXIST),
+            Entry::Vacant(_) if flags.contains(XattrFlags::REPLACE) => Err(Errno::NODATA),
+            Entry::Occupied(mut there) => Ok(match charge {
+                Some(charge) => Some(there.insert(Xattr { value: value.into(), _charge: charge })),
+                None => Some(there.remove()),
+            }),
+            Entry::Vacant(place) => {
+                if let Some(charge) = charge {
+                    place.insert(Xattr { value: value.into(), _charge: charge });
+                }
+                Ok(None)
+            }
+        };
+        if old.is_ok() {
+            if let Some(list) = list.filter(|_| name == acl::ACCESS) {
+                meta.mode = meta.mode & !0o777 | list.permissions();
+            }
+            if kill_set_gid {
+                meta.mode &= !SET_GID;
+            }
+            meta.changed();
+            self.may_have_privileges.store(true, Ordering::Relaxed);
+        }
+        drop(meta);
+        drop(old?);
+        Ok(())
+    }
+
+    /// Returns the names, each followed by a zero byte.
+    pub(crate) fn listxattr(&self, is_superuser: bool) -> Vec<u8> {
+        let meta = self.meta.lock();
+        let shown = meta.xattrs.keys().filter(|name| is_superuser || !name.starts_with(b"trusted."));
+        shown.flat_map(|name| name.iter().copied().chain([0])).collect()
+    }
+
+    /// # Errors
+    /// `ENODATA`, `EOPNOTSUPP`, `EPERM`.
+    pub(crate) fn removexattr(&self, name: &OsStr) -> Result<(), Errno> {
+        let name = attribute(name)?;
+        self.may_have(name)?;
+        let mut meta = self.meta.lock();
+        let removed = meta.xattrs.remove(name);
+        if removed.is_some() {
+            meta.changed();
+        }
+        drop(meta);
+        // Removing an access list that does not exist succeeds.
+        let is_list = name == acl::ACCESS || name == acl::DEFAULT;
+        let result = if removed.is_some() || is_list { Ok(()) } else { Err(Errno::NODATA) };
+        if name == CAPABILITY {
+            return self.shown_capabilities.removed(result, |errno| *errno == Errno::NODATA);
+        }
+        result
+    }
+}
