@@ -38,11 +38,12 @@ pub(crate) trait StoreFlusher: Send + Sync + fmt::Debug {
 /// See the module text.
 #[derive(Debug, Default)]
 pub(crate) struct Flushers {
-    state: LeafMutex<State>,
+    queue: LeafMutex<FlusherQueue>,
 }
 
+/// The threads that run, and the stores that wait for one.
 #[derive(Debug, Default)]
-struct State {
+struct FlusherQueue {
     nr_threads: usize,
     /// Stores that have dirty data and no thread, the longest first.
     waiting: VecDeque<Arc<dyn StoreFlusher>>,
@@ -55,17 +56,17 @@ impl Flushers {
     /// When the operating system refuses a thread and there is none that could take it.
     pub(crate) fn start(self: &Arc<Self>, store: Arc<dyn StoreFlusher>) -> std::io::Result<()> {
         {
-            let mut state = self.state.lock();
-            if state.nr_threads >= NR_FLUSHERS_MAX {
-                state.waiting.push_back(store);
+            let mut queue = self.queue.lock();
+            if queue.nr_threads >= NR_FLUSHERS_MAX {
+                queue.waiting.push_back(store);
                 return Ok(());
             }
-            state.nr_threads += 1;
+            queue.nr_threads += 1;
         }
         let flushers = Arc::clone(self);
         // Not joined: it may be in a store that hangs.
         clock::spawn_detached("umemcg-flush", move || flushers.serve(store))
-            .inspect_err(|_| self.state.lock().nr_threads -= 1)
+            .inspect_err(|_| self.queue.lock().nr_threads -= 1)
     }
 
     /// Runs a thread to its end.
@@ -77,14 +78,14 @@ impl Flushers {
                 store.after_panic();
                 Turn::Again
             });
-            let mut state = self.state.lock();
+            let mut queue = self.queue.lock();
             if turn == Turn::Again {
-                state.waiting.push_back(store);
+                queue.waiting.push_back(store);
             }
-            match state.waiting.pop_front() {
+            match queue.waiting.pop_front() {
                 Some(next) => store = next,
                 None => {
-                    state.nr_threads -= 1;
+                    queue.nr_threads -= 1;
                     return;
                 }
             }
@@ -93,17 +94,17 @@ impl Flushers {
 
     /// Returns whether a store waits for a thread.
     fn is_awaited(&self) -> bool {
-        !self.state.lock().waiting.is_empty()
+        !self.queue.lock().waiting.is_empty()
     }
 
     /// Returns whether every thread is taken.
     pub(crate) fn is_full(&self) -> bool {
-        self.state.lock().nr_threads >= NR_FLUSHERS_MAX
+        self.queue.lock().nr_threads >= NR_FLUSHERS_MAX
     }
 
     /// Stops all turns.
     pub(crate) fn stop(&self) {
-        let waiting = std::mem::take(&mut self.state.lock().waiting);
+        let waiting = std::mem::take(&mut self.queue.lock().waiting);
         drop(waiting);
     }
 }

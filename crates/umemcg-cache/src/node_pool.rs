@@ -22,17 +22,18 @@ pub struct NodePool {
     pub(crate) words: ZeroTable,
     shadow_leaves: ShadowLeaves,
     nr_max: u32,
-    inner: LeafMutex<NodePoolInner>,
+    free: LeafMutex<FreeNodes>,
 }
 
 /// Nodes for pages in flight beyond limits, if each of those is alone in a tree of its own.
 const NR_OVERRUN_NODES: u64 = OVERRUN_PAGES_MAX * 18;
 
-/// On cache lines of its own, because every lookup reads the fields beside it.
+/// The nodes that are not in use. On cache lines of its own, because every lookup reads the fields
+/// beside it.
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct NodePoolInner {
-    free: Vec<u32>,
+struct FreeNodes {
+    numbers: Vec<u32>,
     /// Nodes below this number have been handed out at least once.
     high: u32,
 }
@@ -49,7 +50,7 @@ impl NodePool {
         Ok(Self {
             words: ZeroTable::new_dense((u64::from(nr_max) * NODE_WORDS) as usize)?,
             shadow_leaves,
-            inner: LeafMutex::default(),
+            free: LeafMutex::default(),
             nr_max,
         })
     }
@@ -72,36 +73,36 @@ impl NodePool {
 
     /// Nodes in use.
     pub fn nr_in_use(&self) -> u32 {
-        let inner = self.inner.lock();
-        inner.high - inner.free.len() as u32
+        let free = self.free.lock();
+        free.high - free.numbers.len() as u32
     }
 
     /// Gives memory of free nodes back to the operating system, from the top down.
     pub fn trim(&self) {
-        let mut inner = self.inner.lock();
-        inner.free.sort_unstable_by(|a, b| b.cmp(a));
+        let mut free = self.free.lock();
+        free.numbers.sort_unstable_by(|a, b| b.cmp(a));
         let mut cut = 0;
-        while cut < inner.free.len() && inner.free[cut] + 1 == inner.high - cut as u32 {
+        while cut < free.numbers.len() && free.numbers[cut] + 1 == free.high - cut as u32 {
             cut += 1;
         }
         if cut > 0 {
-            let old_high = inner.high;
-            inner.high -= cut as u32;
-            inner.free.drain(..cut);
-            let first = (u64::from(inner.high) * NODE_WORDS) as usize;
+            let old_high = free.high;
+            free.high -= cut as u32;
+            free.numbers.drain(..cut);
+            let first = (u64::from(free.high) * NODE_WORDS) as usize;
             let end = (u64::from(old_high) * NODE_WORDS) as usize;
             self.words.discard(first..end);
         }
     }
 
     fn take(&self, nr: usize, out: &mut Vec<u32>) -> bool {
-        let mut inner = self.inner.lock();
+        let mut free = self.free.lock();
         for _ in 0..nr {
-            let node = match inner.free.pop() {
+            let node = match free.numbers.pop() {
                 Some(node) => node,
-                None if inner.high < self.nr_max => {
-                    inner.high += 1;
-                    inner.high - 1
+                None if free.high < self.nr_max => {
+                    free.high += 1;
+                    free.high - 1
                 }
                 None => return false,
             };
@@ -118,7 +119,7 @@ impl NodePool {
     }
 
     fn give(&self, nodes: impl IntoIterator<Item = u32>) {
-        self.inner.lock().free.extend(nodes);
+        self.free.lock().numbers.extend(nodes);
     }
 }
 

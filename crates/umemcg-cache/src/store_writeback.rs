@@ -49,8 +49,9 @@ const LOOK_PAGES_MIN: u64 = 64;
 /// … and not more.
 const LOOK_PAGES_MAX: u64 = 256;
 
+/// The dirty files of a store, and the one that is being written.
 #[derive(Debug, Default)]
-struct Queue {
+struct DirtyQueue {
     dirty: DirtyLists,
     /// The file that the flusher has taken off its list to write.
     current: Option<Arc<dyn DirtyFile>>,
@@ -72,7 +73,7 @@ pub struct StoreWriteback {
     id: StoreId,
     pool: Arc<PoolWriteback>,
     /// Files with dirty or unstable pages.
-    queue: RankedMutex<Queue>,
+    queue: RankedMutex<DirtyQueue>,
     wake_signal: WakeSignal,
     /// Everything is to be written now.
     urgent: AtomicBool,
@@ -207,7 +208,7 @@ impl StoreWriteback {
         Arc::new_cyclic(|me| Self {
             id,
             pool: Arc::clone(pool),
-            queue: RankedMutex::new(Rank::DirtyFiles, Queue::default()),
+            queue: RankedMutex::new(Rank::DirtyFiles, DirtyQueue::default()),
             wake_signal: WakeSignal::new(),
             urgent: AtomicBool::new(false),
             wanted: LeafMutex::default(),

@@ -87,8 +87,9 @@ impl History {
     }
 }
 
+/// The group that owns the file, and the votes on that.
 #[derive(Debug, Default)]
-struct State {
+struct Ownership {
     /// None while the file is clean.
     group: Option<Arc<Group>>,
     vote: Vote,
@@ -102,7 +103,7 @@ pub(crate) struct DirtyOwner {
     handle: AtomicU32,
     /// (A)
     is_shared: AtomicBool,
-    state: LeafMutex<State>,
+    ownership: LeafMutex<Ownership>,
 }
 
 impl DirtyOwner {
@@ -110,8 +111,8 @@ impl DirtyOwner {
     /// Returns the owner.
     pub(crate) fn acquire(&self, handle: u32) -> Arc<Group> {
         let group = owner_from(handle).resolve();
-        let state = State { group: Some(Arc::clone(&group)), ..State::default() };
-        let old = std::mem::replace(&mut *self.state.lock(), state);
+        let ownership = Ownership { group: Some(Arc::clone(&group)), ..Ownership::default() };
+        let old = std::mem::replace(&mut *self.ownership.lock(), ownership);
         self.handle.store(handle, Ordering::Relaxed);
         self.is_shared.store(false, Ordering::Relaxed);
         drop(old);
@@ -120,14 +121,14 @@ impl DirtyOwner {
 
     /// Releases the file, which is clean. Returns the group that owned it.
     pub(crate) fn release(&self) -> Option<Arc<Group>> {
-        let old = std::mem::take(&mut *self.state.lock());
+        let old = std::mem::take(&mut *self.ownership.lock());
         self.is_shared.store(false, Ordering::Relaxed);
         old.group
     }
 
     /// Restores the owner, because the file was not clean after all.
     pub(crate) fn restore(&self, group: Arc<Group>) -> Arc<Group> {
-        self.state.lock().group = Some(Arc::clone(&group));
+        self.ownership.lock().group = Some(Arc::clone(&group));
         // By a thread that wrote meanwhile.
         self.is_shared.store(true, Ordering::Relaxed);
         group
@@ -148,20 +149,20 @@ impl DirtyOwner {
 
     /// Votes for `handle`, whose pages are being written.
     pub(crate) fn vote(&self, handle: u32, pages: u64) {
-        self.state.lock().vote.cast(handle, pages);
+        self.ownership.lock().vote.cast(handle, pages);
     }
 
     /// Returns the number of pages that have voted since the last round.
     pub(crate) fn voters(&self) -> u64 {
-        self.state.lock().vote.nr
+        self.ownership.lock().vote.nr
     }
 
     /// Ends a round in which the store took `time` for the pages written of the file. Returns whose
     /// file it is from now on; none if it is clean.
     pub(crate) fn end_round(&self, time: Duration) -> Option<Arc<Group>> {
-        let mut state = self.state.lock();
-        let winner = std::mem::take(&mut state.vote).winner();
-        let group = state.group.clone()?;
+        let mut ownership = self.ownership.lock();
+        let winner = std::mem::take(&mut ownership.vote).winner();
+        let group = ownership.group.clone()?;
         let Some(handle) = winner else { return Some(group) };
         let is_foreign = owner_from(handle).with_group(|won| {
             // A group that is removed meanwhile counts as its parent.
@@ -173,13 +174,13 @@ impl DirtyOwner {
             }
             !Arc::ptr_eq(won, own)
         });
-        if !state.history.note(time, is_foreign) || !is_foreign {
+        if !ownership.history.note(time, is_foreign) || !is_foreign {
             return Some(group);
         }
         let won = owner_from(handle).resolve();
-        state.history = History::default();
-        let old = state.group.replace(Arc::clone(&won));
-        drop(state);
+        ownership.history = History::default();
+        let old = ownership.group.replace(Arc::clone(&won));
+        drop(ownership);
         drop((old, group));
         self.handle.store(handle, Ordering::Relaxed);
         // A part of the data belongs to the previous group.
@@ -189,7 +190,7 @@ impl DirtyOwner {
 
     /// Returns the group that owns the file, `None` while it is clean.
     pub fn group(&self) -> Option<Arc<Group>> {
-        self.state.lock().group.clone()
+        self.ownership.lock().group.clone()
     }
 }
 

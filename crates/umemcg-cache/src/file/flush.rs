@@ -74,7 +74,7 @@ struct FailedRun {
 
 /// The pages that a flush has written so far.
 #[derive(Debug, Default)]
-struct Written {
+struct FlushProgress {
     nr: u64,
     /// The page after the last one.
     next: u64,
@@ -88,7 +88,7 @@ struct Written {
 
 /// Pages that are unstable no more.
 #[derive(Debug, Default)]
-struct Confirmed {
+struct ConfirmedPages {
     /// All of them, pinned.
     done: Vec<(u64, FrameId)>,
     /// Those that are dirty again.
@@ -160,7 +160,7 @@ impl File {
     }
 
     fn flush_locked(self: &Arc<Self>, first: u64, end: u64, durability: Durability) -> io::Result<()> {
-        let mut written = Written::default();
+        let mut written = FlushProgress::default();
         // Only pages that are dirty now, so that a writer cannot keep a sync from ending.
         let dirty = self.index.lock().marked_leaves(first, end, Mark::Dirty);
         for run in runs_of(&dirty) {
@@ -183,7 +183,7 @@ impl File {
         assert_no_locks_held("a flush");
         let _flush = self.flush.lock();
         let start = self.flush_at.load(Ordering::Relaxed);
-        let mut written = Written::default();
+        let mut written = FlushProgress::default();
         let result = self
             .write_dirty(start, PAGES_END, pace, &mut written)
             .and_then(|()| self.write_dirty(0, start, pace, &mut written))
@@ -202,7 +202,7 @@ impl File {
         first: u64,
         end: u64,
         pace: &FlushPace,
-        written: &mut Written,
+        written: &mut FlushProgress,
     ) -> io::Result<()> {
         let mut from = first;
         while written.nr < pace.budget && written.nr_failed < NR_FAILED_RUNS_MAX {
@@ -232,7 +232,7 @@ impl File {
 
     /// Confirms what `write_dirty` has not; earlier flushes may have left unstable pages anywhere
     /// in `first..end`.
-    fn confirm_rest(self: &Arc<Self>, written: &Written, first: u64, end: u64) -> io::Result<()> {
+    fn confirm_rest(self: &Arc<Self>, written: &FlushProgress, first: u64, end: u64) -> io::Result<()> {
         let is_more = self.nr_unstable.load(Ordering::Relaxed) > written.unconfirmed
             || self.nr_through.load(Ordering::Relaxed) > 0;
         self.confirm(if is_more { Some((first, end)) } else { written.span }, Durability::Range)
@@ -400,7 +400,7 @@ impl File {
             // Also when it fails: there is nothing to write again, and the error is told.
             self.nr_through.fetch_sub(nr_through, Ordering::Release);
         }
-        let Confirmed { done, dirtied, rotate } = self.end_unstable(first, end, result.is_ok());
+        let ConfirmedPages { done, dirtied, rotate } = self.end_unstable(first, end, result.is_ok());
         self.cache.reclaimer().rotate_to_tail(&rotate);
         for &(_, frame) in &done {
             self.cache.reclaimer().unpin(frame);
@@ -417,9 +417,9 @@ impl File {
 
     /// Makes the unstable pages of a span clean, or dirty again when the store has refused to make
     /// them durable.
-    fn end_unstable(&self, first: u64, end: u64, is_durable: bool) -> Confirmed {
-        let mut confirmed = Confirmed::default();
-        let Confirmed { done, dirtied, rotate } = &mut confirmed;
+    fn end_unstable(&self, first: u64, end: u64, is_durable: bool) -> ConfirmedPages {
+        let mut confirmed = ConfirmedPages::default();
+        let ConfirmedPages { done, dirtied, rotate } = &mut confirmed;
         let index = self.index.lock();
         let mut from = first;
         while let Some(page) = index.next_marked(from, end, Mark::Unstable) {

@@ -21,7 +21,7 @@ use crate::pinned::PinnedPages;
 use crate::readahead::Readahead;
 
 /// A page that a fill put into the file: locked, its contents to come.
-struct Inserted {
+struct FillPage {
     page: u64,
     frame: FrameId,
     /// It goes to the active list, by refault distance.
@@ -158,7 +158,7 @@ impl File {
         asked_end: u64,
     ) -> io::Result<Vec<FrameId>> {
         let content = self.content.read();
-        let mut inserted: Vec<Inserted> = Vec::with_capacity(new.frames.len());
+        let mut inserted: Vec<FillPage> = Vec::with_capacity(new.frames.len());
         let (nr_frames, is_overrun) = (new.frames.len() as u64, new.is_overrun);
         self.fetch_records(&new.frames);
         let page_locks = Waiting::on(Rank::Page);
@@ -171,7 +171,7 @@ impl File {
                         // The base reference, and one for us until the fill is over.
                         self.adopt(frame, page, owner, 2);
                         let active = self.is_workingset_refault(shadow, group, frame);
-                        inserted.push(Inserted { page, frame, active, is_filled: false });
+                        inserted.push(FillPage { page, frame, active, is_filled: false });
                     });
                 let Some(stop) = stop else { unreachable!("the reserve was made for the largest case") };
                 // It stopped at a page that is there already.
@@ -235,7 +235,7 @@ impl File {
     /// the store refuses, the pages that were asked for, those below `asked_end`, are read one by
     /// one up to the first that it cannot give: neither read-ahead nor a bad place behind them
     /// keeps good ones from being read.
-    fn fill_runs(&self, pages: &mut [Inserted], asked_end: u64) -> io::Result<()> {
+    fn fill_runs(&self, pages: &mut [FillPage], asked_end: u64) -> io::Result<()> {
         let mut result = Ok(());
         for run in pages.chunk_by_mut(|a, b| a.page + 1 == b.page) {
             let nr_asked = run.partition_point(|page| page.page < asked_end);
@@ -250,7 +250,7 @@ impl File {
     }
 
     /// Reads pages side by side, all or none.
-    fn fill_run(&self, run: &mut [Inserted]) -> io::Result<()> {
+    fn fill_run(&self, run: &mut [FillPage]) -> io::Result<()> {
         if run.is_empty() {
             return Ok(());
         }
@@ -261,7 +261,7 @@ impl File {
         let in_store = (stored.div_ceil(PAGE_SIZE_U64) as usize).min(run.len());
         let mut read = 0;
         if in_store > 0 {
-            let whole = |page: &Inserted| Segment { frame: page.frame, offset: 0, len: PAGE_SIZE as u16 };
+            let whole = |page: &FillPage| Segment { frame: page.frame, offset: 0, len: PAGE_SIZE as u16 };
             let segments: Vec<Segment> = run[..in_store].iter().map(whole).collect();
             assert_may_wait(Rank::StoreIo, "a read of the store");
             let _idle = Idle::begin(Wait::Perhaps);
@@ -282,7 +282,7 @@ impl File {
     fn publish_pages<'p>(
         &self,
         group: &Arc<Group>,
-        pages: impl Iterator<Item = &'p Inserted> + Clone,
+        pages: impl Iterator<Item = &'p FillPage> + Clone,
         asked_end: u64,
     ) {
         let Some(first) = pages.clone().next() else { return };
@@ -310,7 +310,7 @@ impl File {
     /// they are beyond the limit of their group. They never were up to date in the file, so no
     /// writer has touched them; a thread that waits for one finds it gone and tries for itself. The
     /// pins stay the caller's.
-    fn take_out_locked<'p>(&self, pages: impl Iterator<Item = &'p Inserted> + Clone) {
+    fn take_out_locked<'p>(&self, pages: impl Iterator<Item = &'p FillPage> + Clone) {
         let Some(first) = pages.clone().next() else { return };
         let owner = owner_of(self.record(first.frame));
         owner.with_group(|group| group.stat_add(StatItem::PgPgIn, pages.clone().count() as i64));
