@@ -243,7 +243,7 @@ pub const RANKS: &[RankInfo] = &[
         "at which usage background reclaim of a group begins and ends",
         "`umemcg-reclaim/src/watermark.rs`",
     ),
-    lock(Rank::GroupLimit, "a group's limits", "`umemcg-group/src/group.rs`"),
+    lock(Rank::GroupLimit, "a group's limits", "`umemcg-group/src/group/mod.rs`"),
     lock(
         Rank::WalkPosition,
         "where the shared walks of a group's subtree are",

@@ -9,8 +9,6 @@
 
 mod biased_lock;
 #[cfg(not(loom))]
-mod charge;
-#[cfg(not(loom))]
 mod claims;
 mod counter;
 #[cfg(not(loom))]
@@ -22,19 +20,11 @@ mod extensions;
 #[cfg(not(loom))]
 mod group;
 #[cfg(not(loom))]
-mod group_stats;
-#[cfg(not(loom))]
 pub mod hit_counters;
 mod index_pool;
 mod ledger;
-#[cfg(not(loom))]
-mod limit;
 mod mark_check;
 mod pending;
-#[cfg(not(loom))]
-mod protection;
-#[cfg(not(loom))]
-mod soft_limit;
 mod stats;
 mod stock;
 mod stock_table;
@@ -43,8 +33,6 @@ pub mod subtree_marks;
 mod thread_stock;
 #[cfg(not(loom))]
 mod tree;
-#[cfg(not(loom))]
-mod walk;
 
 pub use counter::UNLIMITED;
 pub use excess::EXCESS_LAG_BYTES;
@@ -53,12 +41,10 @@ pub use pending::{NR_PENDING, PENDING_BYTES_MAX};
 pub use stats::{CONTENT_BYTES, EventKind, NAME_BYTES, NR_EVENT_KINDS, NR_STAT_ITEMS, StatItem};
 #[cfg(not(loom))]
 pub use {
-    charge::{Charge, Refused, uncharge_raw},
     claims::{CLAIMS_DRIFT, CLAIMS_EXACT, Level, Protection, share},
     effective_protection::EffectiveProtection,
     extensions::{ExtensionSlot, WakeSignalSlot, WakeSignals},
-    group::{GROUP_STATE_BYTES, Group, OwnerId, nr_owners_in_use},
-    limit::Busy,
+    group::{Busy, Charge, GROUP_STATE_BYTES, Group, OwnerId, Refused, nr_owners_in_use, uncharge_raw},
     tree::{CreateError, GroupTree, RemoveError, RenameError},
 };
 

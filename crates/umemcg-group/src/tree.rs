@@ -14,10 +14,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path};
 use std::sync::Arc;
 
-use crate::charge::Refused;
 use crate::counter::UNLIMITED;
-use crate::group::{GROUP_STATE_BYTES, Group, LEDGER, update_stale_excess};
-use crate::group_stats::apply_to_group;
+use crate::group::{GROUP_STATE_BYTES, Group, LEDGER, Refused, apply_to_group, update_stale_excess};
 use crate::stats::{StatItem, sweep};
 
 /// Longest name of a group.

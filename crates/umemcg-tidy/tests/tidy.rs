@@ -504,8 +504,6 @@ const SPREAD_TYPES: &[&str] = &[
     "umemcg object_cache/inner.rs::Inner",
     "umemcg-control tree.rs::ControlTree",
     "umemcg-fuse daemon.rs::Daemon",
-    "umemcg-group group.rs::Group",
-    "umemcg-group group.rs::OwnerId",
 ];
 
 #[test]

@@ -3,8 +3,8 @@
 use std::mem;
 use std::sync::Arc;
 
+use super::{GROUPS, Group, LEDGER, OwnerId, update_excess, update_stale_excess};
 use crate::counter::{CounterNode, NO_NODE};
-use crate::group::{GROUPS, Group, LEDGER, OwnerId, update_excess, update_stale_excess};
 use crate::mark_check;
 use crate::thread_stock::{THREAD_STOCK, with_stock};
 
@@ -172,7 +172,7 @@ impl Group {
     #[doc(alias = "try_charge_memcg")]
     #[inline]
     pub fn try_charge(&self, bytes: u64) -> Result<Charge, Refused> {
-        try_charge(self.owner(), self.counter(), bytes)
+        try_charge(self.owner(), self.node, bytes)
     }
 
     /// Charges `bytes` whatever the limits are, for operations that must not fail. Never blocks.

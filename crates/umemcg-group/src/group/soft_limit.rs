@@ -3,24 +3,29 @@
 
 use std::sync::{Arc, Weak};
 
+use super::Group;
 use crate::excess::EXCESS_LAG_BYTES;
-use crate::group::Group;
 use crate::subtree_marks::{self, PathNode};
 
 impl Group {
     /// Returns the soft limit in bytes; [`UNLIMITED`](crate::UNLIMITED) for none.
     #[inline]
     pub fn soft_limit_bytes(&self) -> u64 {
-        self.counter().soft_limit()
+        self.node.soft_limit()
     }
 
     /// Sets the soft limit in bytes; [`UNLIMITED`](crate::UNLIMITED) for none. Reclaims nothing:
     /// the soft limit only determines which groups reclaim takes from first. Does nothing on a
     /// removed group.
     pub fn set_soft_limit(self: &Arc<Self>, bytes: u64) {
-        if self.put_soft_limit(bytes) {
-            self.update_excess();
+        {
+            let _changing = self.limit_lock.lock();
+            if self.is_dead() {
+                return;
+            }
+            self.node.set_soft_limit(bytes);
         }
+        self.update_excess();
     }
 
     /// Returns the bytes of usage above the soft limit; 0 without one.
@@ -33,14 +38,14 @@ impl Group {
     /// Returns whether the group counts as over its soft limit. It does so as soon as its usage is
     /// above it, and until its usage has fallen [`EXCESS_LAG_BYTES`] below.
     pub fn is_in_excess(&self) -> bool {
-        self.counter().is_in_excess()
+        self.node.is_in_excess()
     }
 
     /// Returns the number of children that count as over their soft limits, or have a group below
     /// that does. Takes no lock; 0 says that no group below this group is in excess.
     #[doc(alias = "children_in_excess")]
     pub fn nr_children_in_excess(&self) -> u32 {
-        self.excess().subtree_marks().nr_children()
+        self.excess.subtree_marks().nr_children()
     }
 
     /// Returns the next younger child after the one with that id which counts as over its soft
@@ -48,7 +53,7 @@ impl Group {
     pub fn next_child_in_excess(&self, after: u64) -> Option<Arc<Group>> {
         let mut after = after;
         loop {
-            let child = self.excess().subtree_marks().next_child(after)?;
+            let child = self.excess.subtree_marks().next_child(after)?;
             match child.upgrade() {
                 Some(group) => return Some(group),
                 // Only the end of a whole tree leaves such a group behind.
@@ -78,7 +83,7 @@ impl Group {
     }
 
     pub(crate) fn update_excess_with(self: &Arc<Self>, lag: u64) {
-        self.excess().update::<true, _>(self.counter(), lag, || path_to_root(self));
+        self.excess.update::<true, _>(self.node, lag, || path_to_root(self));
     }
 
     /// Removes a removed group, whose soft limit has been cleared already, from its parent's set.
@@ -91,7 +96,7 @@ impl Group {
 /// Returns the nodes from a group to the root.
 fn path_to_root(group: &Arc<Group>) -> impl Iterator<Item = PathNode<'_, Weak<Group>>> {
     std::iter::successors(Some(group), |at| at.parent()).map(|at| PathNode {
-        subtree_marks: at.excess().subtree_marks(),
+        subtree_marks: at.excess.subtree_marks(),
         id: at.id(),
         child: Arc::downgrade(at),
     })

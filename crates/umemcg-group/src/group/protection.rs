@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use super::Group;
 use crate::claims::{Protection, ProtectionSettings};
 use crate::counter::UNLIMITED;
-use crate::group::Group;
 
 impl Group {
     /// Returns the protection settings in bytes: the greater of `memory.min` and the guarantees,

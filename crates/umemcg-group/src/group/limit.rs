@@ -1,7 +1,7 @@
 //! Setting a group's limit, and draining the stocks below it.
 
+use super::{Group, LEDGER, OwnerId, update_stale_excess};
 use crate::counter::OverUsage;
-use crate::group::{Group, LEDGER, OwnerId, update_stale_excess};
 use crate::stock::Drain;
 use crate::thread_stock::THREAD_STOCK;
 
@@ -21,13 +21,13 @@ impl Group {
     #[doc(alias = "mem_cgroup_resize_max")]
     pub fn try_set_max(&self, max_bytes: u64) -> Result<(), Busy> {
         let _changing = self.limit_lock.lock();
-        let busy = |_| Busy { usage_bytes: self.counter().usage() };
+        let busy = |_| Busy { usage_bytes: self.node.usage() };
         if self.is_dead() {
             return Ok(());
         }
-        match self.counter().try_set_max(max_bytes) {
+        match self.node.try_set_max(max_bytes) {
             Err(OverUsage) if drain_down_to(self.owner(), max_bytes) => {
-                self.counter().try_set_max(max_bytes).map_err(busy)
+                self.node.try_set_max(max_bytes).map_err(busy)
             }
             result => result.map_err(busy),
         }
@@ -38,8 +38,8 @@ impl Group {
     pub fn set_max(&self, max_bytes: u64) {
         let _changing = self.limit_lock.lock();
         if !self.is_dead() {
-            self.counter().set_max(max_bytes);
-            if self.counter().usage() > max_bytes {
+            self.node.set_max(max_bytes);
+            if self.node.usage() > max_bytes {
                 drain_stocks(self.owner(), Drain::Slots);
             }
         }

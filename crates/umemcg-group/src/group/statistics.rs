@@ -3,8 +3,8 @@
 
 use std::sync::atomic::Ordering;
 
+use super::{GROUPS, Group, LEDGER, OwnerId};
 use crate::counter::NO_NODE;
-use crate::group::{GROUPS, Group, LEDGER, OwnerId};
 use crate::pending::Pending;
 use crate::stats::StatItem;
 use crate::thread_stock::{THREAD_STOCK, with_stock};

@@ -3,7 +3,7 @@
 use std::ops::Bound;
 use std::sync::Arc;
 
-use crate::group::Group;
+use super::Group;
 
 impl Group {
     /// Returns the next group in the subtree of `root` after `after`, parents before children,

@@ -2,7 +2,15 @@
 //!
 //! A group is alive from its creation to its removal; its memory lives as long as its last `Arc`. A
 //! removed group stays usable and harmless: what is charged to it is charged to the nearest living
-//! group above, and what is counted in it is counted there.
+//! group above, and what is counted in it is counted there. [`OwnerId`] is what charged memory
+//! keeps of it.
+
+mod charge;
+mod limit;
+mod protection;
+mod soft_limit;
+mod statistics;
+mod walk;
 
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
@@ -14,6 +22,10 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use arc_swap::ArcSwapOption;
 use umemcg_base::{LeafRwLock, Rank, RankedMutex, Table, WakeSignal};
+
+pub use charge::{Charge, Refused, uncharge_raw};
+pub use limit::Busy;
+pub(crate) use statistics::apply_to_group;
 
 use crate::claims::ProtectionSettings;
 use crate::counter::{CounterNode, NO_NODE};
@@ -36,21 +48,21 @@ pub struct Group {
     /// (C)
     owner: OwnerId,
     /// (C) The counter behind `owner`.
-    pub(crate) node: &'static CounterNode,
+    node: &'static CounterNode,
     /// (C) until the group is dropped.
-    pub(crate) parent: Option<Arc<Group>>,
+    parent: Option<Arc<Group>>,
     /// Changed under the parent's `children`.
     pub(crate) name: LeafRwLock<Arc<OsStr>>,
     /// Locked parent before child.
     pub(crate) children: RankedMutex<Children>,
     /// Serialises changes of limits and protection with each other and with the group's removal.
-    pub(crate) limit_lock: RankedMutex<()>,
+    limit_lock: RankedMutex<()>,
     /// Created when protection is first set for the group or for one directly below it.
-    pub(crate) protection_settings: OnceLock<Arc<ProtectionSettings>>,
+    protection_settings: OnceLock<Arc<ProtectionSettings>>,
     /// (A)
-    pub(crate) stats: Stats,
+    stats: Stats,
     /// Highest sum of the items of [`StatItem::is_metadata`], groups below included. (A)
-    pub(crate) metadata_peak: AtomicI64,
+    metadata_peak: AtomicI64,
     /// The groups over their soft limit, here and below.
     excess: Excess<Weak<Group>>,
     wake_signals: WakeSignals,
@@ -209,24 +221,6 @@ impl Group {
         }
     }
 
-    pub(crate) fn excess(&self) -> &Excess<Weak<Group>> {
-        &self.excess
-    }
-
-    pub(crate) fn counter(&self) -> &'static CounterNode {
-        self.node
-    }
-
-    /// Returns whether the soft limit was set: not on a group that has been removed.
-    pub(crate) fn put_soft_limit(&self, bytes: u64) -> bool {
-        let _changing = self.limit_lock.lock();
-        let is_alive = !self.is_dead();
-        if is_alive {
-            self.node.set_soft_limit(bytes);
-        }
-        is_alive
-    }
-
     /// Returns the number of charges that this group's limit has refused.
     pub fn failcnt(&self) -> u64 {
         self.node.failcnt()
@@ -360,7 +354,7 @@ fn note_node_freed(above: u32) {
 }
 
 /// Accounts for the state of a removed group below `above`, which is about to be uncharged.
-pub(crate) fn note_state_freed(above: OwnerId, bytes: u64) {
+fn note_state_freed(above: OwnerId, bytes: u64) {
     let mut at = above.0;
     // Bounded by the depth of the tree. If no living group is found, the tree is gone.
     loop {
@@ -375,7 +369,7 @@ pub(crate) fn note_state_freed(above: OwnerId, bytes: u64) {
 }
 
 /// The living group of each counter node. Empty as soon as the group is removed.
-pub(crate) static GROUPS: Table<ArcSwapOption<Group>> = Table::new();
+static GROUPS: Table<ArcSwapOption<Group>> = Table::new();
 
 /// Identifies what something is charged to: a group or, once that has been removed, the nearest
 /// living group above. Fits in a frame record. Valid while its holder also holds a charge on it, or
@@ -402,7 +396,7 @@ impl OwnerId {
         (raw != NO_NODE).then_some(Self(raw))
     }
 
-    pub(crate) fn node(self) -> &'static CounterNode {
+    fn node(self) -> &'static CounterNode {
         LEDGER.node(self.0)
     }
 
@@ -466,7 +460,7 @@ pub fn nr_owners_in_use() -> u32 {
     LEDGER.nr_in_use()
 }
 
-pub(crate) fn update_excess(index: u32) {
+fn update_excess(index: u32) {
     if let Some(group) = GROUPS.get(index).and_then(|slot| slot.load_full()) {
         group.update_excess_with(EXCESS_LAG_BYTES);
     }
