@@ -128,30 +128,17 @@ pub struct LeafMutex<T> {
 }
 
 impl<T> LeafMutex<T> {
-    /// Creates a new unlocked mutex.
-    #[cfg(not(loom))]
-    pub const fn new(value: T) -> Self {
-        Self::with_rank(Rank::Leaf, value)
-    }
+    crate::const_fn! {
+        /// Creates a new unlocked mutex.
+        pub const fn new(value: T) -> Self {
+            Self::with_rank(Rank::Leaf, value)
+        }
 
-    /// Creates one that may be taken under a leaf ([`Rank::Innermost`]), or under which some leaves
-    /// are taken.
-    #[cfg(not(loom))]
-    pub const fn with_rank(rank: Rank, value: T) -> Self {
-        Self { place: Place::new(rank), inner: leaf::Mutex::new(value) }
-    }
-
-    /// Creates a new unlocked mutex.
-    #[cfg(loom)]
-    pub fn new(value: T) -> Self {
-        Self::with_rank(Rank::Leaf, value)
-    }
-
-    /// Creates one that may be taken under a leaf ([`Rank::Innermost`]), or under which some leaves
-    /// are taken.
-    #[cfg(loom)]
-    pub fn with_rank(rank: Rank, value: T) -> Self {
-        Self { place: Place::new(rank), inner: leaf::Mutex::new(value) }
+        /// Creates one that may be taken under a leaf ([`Rank::Innermost`]), or under which some
+        /// leaves are taken.
+        pub const fn with_rank(rank: Rank, value: T) -> Self {
+            Self { place: Place::new(rank), inner: leaf::Mutex::new(value) }
+        }
     }
 
     /// Waits for the lock.

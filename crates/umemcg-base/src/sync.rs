@@ -29,6 +29,35 @@ pub use loom::thread;
 #[cfg(not(any(loom, schedule)))]
 pub use std::thread;
 
+/// Declares functions that are `const`, except in loom's models, whose types are made at run time.
+#[macro_export]
+macro_rules! const_fn {
+    ($($(#[$meta:meta])* $visibility:vis const fn $name:ident($($arguments:tt)*) -> $type:ty $body:block)+) => {$(
+        #[cfg(not(loom))]
+        $(#[$meta])*
+        $visibility const fn $name($($arguments)*) -> $type $body
+
+        #[cfg(loom)]
+        $(#[$meta])*
+        $visibility fn $name($($arguments)*) -> $type $body
+    )+};
+}
+
+/// Declares statics that a [`const_fn`](crate::const_fn) makes. A build for loom's models makes
+/// them at their first use; no model uses one.
+#[macro_export]
+macro_rules! const_static {
+    ($($(#[$meta:meta])* $visibility:vis static $name:ident: $type:ty = $value:expr;)+) => {$(
+        #[cfg(not(loom))]
+        $(#[$meta])*
+        $visibility static $name: $type = $value;
+
+        #[cfg(loom)]
+        $(#[$meta])*
+        $visibility static $name: std::sync::LazyLock<$type> = std::sync::LazyLock::new(|| $value);
+    )+};
+}
+
 /// The types underneath leaf locks and condition variables.
 #[cfg(not(any(loom, schedule)))]
 pub(crate) use parking_lot as leaf;

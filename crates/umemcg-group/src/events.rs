@@ -13,10 +13,9 @@
 //!   signal there? raise it   count changed?
 //! ```
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use umemcg_base::WakeSignal;
-use umemcg_base::sync::Arc;
 use umemcg_base::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 use crate::stats::{EventKind, NR_EVENT_KINDS};

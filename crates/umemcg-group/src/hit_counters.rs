@@ -10,7 +10,7 @@ use std::cell::OnceCell;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
-use umemcg_base::LeafMutex;
+use umemcg_base::{LeafMutex, const_static};
 
 use crate::group::Group;
 use crate::stats::StatItem;
@@ -86,7 +86,9 @@ fn pass_on(slot: &Slot, collected: &mut Collected) {
     }
 }
 
-static ALL_COUNTERS: LeafMutex<Vec<Arc<HitCounters>>> = LeafMutex::new(Vec::new());
+const_static! {
+    static ALL_COUNTERS: LeafMutex<Vec<Arc<HitCounters>>> = LeafMutex::new(Vec::new());
+}
 
 /// A thread's own counters, which leave the list when the thread ends.
 struct OwnCounters(Arc<HitCounters>);

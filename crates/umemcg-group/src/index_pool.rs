@@ -1,6 +1,6 @@
 //! Indices of table entries in use and free: the lowest that was never used, or the one freed last.
 
-use umemcg_base::{LeafMutex, Rank};
+use umemcg_base::{LeafMutex, Rank, const_fn};
 
 /// Hands out indices from 1 up; 0 means "none" everywhere.
 #[derive(Debug)]
@@ -20,14 +20,10 @@ impl State {
 }
 
 impl IndexPool {
-    #[cfg(not(loom))]
-    pub(crate) const fn new() -> Self {
-        Self { state: LeafMutex::with_rank(Rank::Innermost, State::NEW) }
-    }
-
-    #[cfg(loom)]
-    pub(crate) fn new() -> Self {
-        Self { state: LeafMutex::with_rank(Rank::Innermost, State::NEW) }
+    const_fn! {
+        pub(crate) const fn new() -> Self {
+            Self { state: LeafMutex::with_rank(Rank::Innermost, State::NEW) }
+        }
     }
 
     pub(crate) fn take(&self) -> u32 {

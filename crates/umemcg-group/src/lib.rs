@@ -8,18 +8,13 @@
 #![forbid(unsafe_code)]
 
 mod biased_lock;
-#[cfg(not(loom))]
 mod claims;
 mod counter;
-#[cfg(not(loom))]
 mod effective_protection;
 mod events;
 mod excess;
-#[cfg(not(loom))]
 mod extensions;
-#[cfg(not(loom))]
 mod group;
-#[cfg(not(loom))]
 pub mod hit_counters;
 mod index_pool;
 mod ledger;
@@ -29,24 +24,19 @@ mod stats;
 mod stock;
 mod stock_table;
 pub mod subtree_marks;
-#[cfg(not(loom))]
 mod thread_stock;
-#[cfg(not(loom))]
 mod tree;
 
+pub use claims::{CLAIMS_DRIFT, CLAIMS_EXACT, Level, Protection, share};
 pub use counter::UNLIMITED;
+pub use effective_protection::EffectiveProtection;
 pub use excess::EXCESS_LAG_BYTES;
+pub use extensions::{ExtensionSlot, WakeSignalSlot, WakeSignals};
+pub use group::{Busy, Charge, GROUP_STATE_BYTES, Group, OwnerId, Refused, nr_owners_in_use, uncharge_raw};
 pub use ledger::NODE_STATE_BYTES;
 pub use pending::{NR_PENDING, PENDING_BYTES_MAX};
 pub use stats::{CONTENT_BYTES, EventKind, NAME_BYTES, NR_EVENT_KINDS, NR_STAT_ITEMS, StatItem};
-#[cfg(not(loom))]
-pub use {
-    claims::{CLAIMS_DRIFT, CLAIMS_EXACT, Level, Protection, share},
-    effective_protection::EffectiveProtection,
-    extensions::{ExtensionSlot, WakeSignalSlot, WakeSignals},
-    group::{Busy, Charge, GROUP_STATE_BYTES, Group, OwnerId, Refused, nr_owners_in_use, uncharge_raw},
-    tree::{CreateError, GroupTree, RemoveError, RenameError},
-};
+pub use tree::{CreateError, GroupTree, RemoveError, RenameError};
 
 /// The protocols between threads, for the models of `tests/loom_models`.
 #[cfg(loom)]

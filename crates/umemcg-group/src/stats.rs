@@ -7,15 +7,12 @@
 //! on by itself: the mover and the late adder both read-modify-write the same number, so the second
 //! of them sees the first, and with it the mark that the group is dead.
 
-#[cfg(not(loom))]
 use std::sync::atomic::AtomicU64;
 
 use umemcg_base::sync::atomic::{AtomicI64, Ordering};
 
 use crate::counter::{CounterNode, NO_NODE};
-#[cfg(not(loom))]
 use crate::events::Events;
-#[cfg(not(loom))]
 use crate::pending::NR_PENDING_ITEMS;
 
 macro_rules! numbered {
@@ -140,7 +137,6 @@ pub const CONTENT_BYTES: u64 = 928;
 impl StatItem {
     /// Returns its index among the statistics that may be [pending](crate::pending): the states of
     /// dirty data.
-    #[cfg(not(loom))]
     #[inline]
     pub(crate) const fn pending_place(self) -> Option<usize> {
         match self {
@@ -152,7 +148,6 @@ impl StatItem {
     }
 
     /// The statistics that may be pending, in that order.
-    #[cfg(not(loom))]
     pub(crate) const PENDING: [Self; NR_PENDING_ITEMS] =
         [Self::FileDirty, Self::FileWriteback, Self::FileUnstable];
 
@@ -248,7 +243,6 @@ fn take(cell: &SweptCell) -> i64 {
 }
 
 /// The numbers of one group.
-#[cfg(not(loom))]
 #[derive(Debug)]
 pub(crate) struct Stats {
     pub(crate) local: [SweptCell; NR_STAT_ITEMS],
@@ -257,7 +251,6 @@ pub(crate) struct Stats {
     pub(crate) events: Events,
 }
 
-#[cfg(not(loom))]
 impl Default for Stats {
     fn default() -> Self {
         Self {

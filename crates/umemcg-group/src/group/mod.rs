@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use arc_swap::ArcSwapOption;
-use umemcg_base::{LeafRwLock, Rank, RankedMutex, Table, WakeSignal};
+use umemcg_base::{LeafRwLock, Rank, RankedMutex, Table, WakeSignal, const_static};
 
 pub use charge::{Charge, Refused, uncharge_raw};
 pub use limit::Busy;
@@ -345,8 +345,10 @@ impl fmt::Debug for Group {
     }
 }
 
-/// The counters of this process.
-pub(crate) static LEDGER: Ledger = Ledger::with_hook(note_node_freed);
+const_static! {
+    /// The counters of this process.
+    pub(crate) static LEDGER: Ledger = Ledger::with_hook(note_node_freed);
+}
 
 /// Frees the last state of a removed group, when nothing is charged to it any more.
 fn note_node_freed(above: u32) {

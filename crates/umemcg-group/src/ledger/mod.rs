@@ -19,7 +19,7 @@ mod purge;
 use std::sync::OnceLock;
 
 use umemcg_base::sync::atomic::{AtomicU32, Ordering};
-use umemcg_base::{LeafMutex, Rank, Table};
+use umemcg_base::{LeafMutex, Rank, Table, const_fn};
 
 use crate::biased_lock::{self, heavy_fence};
 use crate::counter::{CHARGE_BYTES_MAX, CounterNode, NO_NODE, UNLIMITED};
@@ -55,32 +55,19 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Creates an empty ledger. `node_freed` is called with the parent of each node that is freed.
-    #[cfg(not(loom))]
-    pub const fn with_hook(node_freed: fn(u32)) -> Self {
-        Self {
-            node_freed,
-            nodes: Table::new(),
-            free_nodes: IndexPool::new(),
-            sets: Table::new(),
-            free_sets: IndexPool::new(),
-            nr_sets: AtomicU32::new(0),
-            intruder: LeafMutex::with_rank(Rank::Stocks, ()),
-        }
-    }
-
-    /// Creates an empty ledger.
-    #[cfg(loom)]
-    #[expect(clippy::new_without_default, reason = "only models make more than one")]
-    pub fn new() -> Self {
-        Self {
-            node_freed: |_| {},
-            nodes: Table::new(),
-            free_nodes: IndexPool::new(),
-            sets: Table::new(),
-            free_sets: IndexPool::new(),
-            nr_sets: AtomicU32::new(0),
-            intruder: LeafMutex::with_rank(Rank::Stocks, ()),
+    const_fn! {
+        /// Creates an empty ledger. `node_freed` is called with the parent of each node that is
+        /// freed.
+        pub const fn with_hook(node_freed: fn(u32)) -> Self {
+            Self {
+                node_freed,
+                nodes: Table::new(),
+                free_nodes: IndexPool::new(),
+                sets: Table::new(),
+                free_sets: IndexPool::new(),
+                nr_sets: AtomicU32::new(0),
+                intruder: LeafMutex::with_rank(Rank::Stocks, ()),
+            }
         }
     }
 
@@ -513,7 +500,6 @@ impl Ledger {
     }
 }
 
-#[cfg(not(loom))]
 impl Default for Ledger {
     fn default() -> Self {
         Self::with_hook(|_| {})

@@ -14,8 +14,8 @@ fn check<const FENCE: bool>(nr_events: u64) {
         let counter =
             thread::spawn(move || (0..nr_events).for_each(|_| counted.count::<FENCE>(EventKind::Max)));
         // A poll, as the control files do it: attach, take the signal, look.
-        let wake_signal = Arc::new(WakeSignal::new());
-        events.attach::<FENCE>(Arc::clone(&wake_signal));
+        let wake_signal = std::sync::Arc::new(WakeSignal::new());
+        events.attach::<FENCE>(std::sync::Arc::clone(&wake_signal));
         wake_signal.take();
         let seen = events.nr(EventKind::Max);
         counter.join().unwrap();

@@ -13,7 +13,7 @@ fn model(body: impl Fn() + Sync + Send + 'static) {
 
 /// A root and a group below it.
 fn two_levels() -> (Arc<Ledger>, u32, u32) {
-    let ledger = Arc::new(Ledger::new());
+    let ledger = Arc::new(Ledger::default());
     let root = ledger.open(NO_NODE, UNLIMITED);
     ledger.charge_forced(&ThreadStock::new(), root, NODE_STATE_BYTES);
     let child = ledger.open(root, UNLIMITED);

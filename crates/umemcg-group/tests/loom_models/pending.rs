@@ -38,7 +38,7 @@ impl Told {
 
 fn change_against_reader<const FENCED: bool>() {
     model(|| {
-        let (ledger, told) = (Arc::new(Ledger::new()), Arc::new(Told::default()));
+        let (ledger, told) = (Arc::new(Ledger::default()), Arc::new(Told::default()));
         let root = ledger.open(NO_NODE, UNLIMITED);
         let reader = thread::spawn({
             let (ledger, told) = (Arc::clone(&ledger), Arc::clone(&told));
@@ -71,7 +71,7 @@ fn without_the_fence_both_tell_the_same_change() {
 
 fn change_against_removal<const HANDSHAKE: bool>() {
     model(|| {
-        let (ledger, told) = (Arc::new(Ledger::new()), Arc::new(Told::default()));
+        let (ledger, told) = (Arc::new(Ledger::default()), Arc::new(Told::default()));
         let root = ledger.open(NO_NODE, UNLIMITED);
         ledger.charge_forced(&ThreadStock::new(), root, NODE_STATE_BYTES);
         let child = ledger.open(root, UNLIMITED);

@@ -13,7 +13,7 @@ fn model(body: impl Fn() + Sync + Send + 'static) {
 /// A thread with 6 bytes in stock takes 4 of them while another drains.
 fn take_against_drain<const FENCED: bool>() {
     model(|| {
-        let ledger = Arc::new(Ledger::new());
+        let ledger = Arc::new(Ledger::default());
         let root = ledger.open(NO_NODE, UNLIMITED);
         let drainer = {
             let ledger = Arc::clone(&ledger);
@@ -46,7 +46,7 @@ fn without_the_fence_both_take_the_same_bytes() {
 #[test]
 fn two_drains_and_a_charge_agree() {
     model(|| {
-        let ledger = Arc::new(Ledger::new());
+        let ledger = Arc::new(Ledger::default());
         let root = ledger.open(NO_NODE, 100);
         let drainer = {
             let ledger = Arc::clone(&ledger);

@@ -1,16 +1,11 @@
 //! The trait that shrinkers implement, and the types of its arguments and results.
 
-#[cfg(not(loom))]
 use std::fmt;
-#[cfg(not(loom))]
 use std::sync::Arc;
 
-#[cfg(not(loom))]
 use umemcg_group::Group;
 
-#[cfg(not(loom))]
 use super::pressure::{DEFAULT_BATCH, DEFAULT_SEEKS};
-#[cfg(not(loom))]
 use crate::scan_control::Reason;
 
 /// The number of objects that a shrinker could free.
@@ -60,7 +55,6 @@ pub struct Usage {
 }
 
 /// The objects that a call asks for.
-#[cfg(not(loom))]
 #[derive(Debug, Clone, Copy)]
 pub struct ShrinkTarget<'a> {
     /// The group; not those below it.
@@ -78,7 +72,6 @@ pub struct ShrinkTarget<'a> {
 /// panic is logged and not propagated: a count is then [`Count::NothingNow`], a scan is
 /// [`Scan::Stop`], and the shrinker is asked again next time. Keeping its own objects and charges
 /// consistent is up to the shrinker.
-#[cfg(not(loom))]
 pub trait Shrinker: Send + Sync + fmt::Debug {
     /// Returns its name in `memory.kmem.slabinfo`; without white space.
     fn name(&self) -> String;

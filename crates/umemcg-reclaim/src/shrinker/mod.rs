@@ -8,19 +8,13 @@
 pub mod bits;
 mod contract;
 pub mod pressure;
-#[cfg(not(loom))]
 mod registry;
-#[cfg(not(loom))]
 pub(crate) mod slab;
-#[cfg(not(loom))]
 pub(crate) mod slab_usage;
 
-#[cfg(not(loom))]
 pub use registry::{Registration, ShrinkerId, Shrinkers};
-#[cfg(not(loom))]
 pub use slab_usage::SlabUsage;
 
 pub use contract::{Count, Scan, Scanned, Usage};
-#[cfg(not(loom))]
 pub use contract::{ShrinkTarget, Shrinker};
 pub use pressure::{DEFAULT_BATCH, DEFAULT_SEEKS};
