@@ -23,17 +23,15 @@
 mod commitments;
 mod engine;
 mod janitor;
-mod limits;
 mod object_cache;
-mod protection;
-mod reservation;
 
-pub use engine::{Engine, EngineConfig, EngineError};
-pub use limits::{Cancelled, DropCaches, LimitError, ReclaimError};
+pub use engine::{
+    Cancelled, DIRTY_WAIT_MAX, DropCaches, Engine, EngineConfig, EngineError, Guarantee, LimitError,
+    ReclaimError, Reservation, ReserveError,
+};
 pub use object_cache::{
     DeclineReason, Declined, ObjectCache, ObjectCacheBuilder, ObjectStats, RemovalCause, allocated_bytes,
 };
-pub use reservation::{DIRTY_WAIT_MAX, Guarantee, Reservation, ReserveError};
 pub use umemcg_arena::sys::limit_heap_arenas;
 pub use umemcg_arena::{Arena, FrameId, IoFlags, Segment};
 pub use umemcg_cache::node_pool::NODE_BYTES as INDEX_NODE_BYTES;

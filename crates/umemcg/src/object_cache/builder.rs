@@ -13,8 +13,8 @@ use umemcg_reclaim::ListLru;
 use umemcg_reclaim::shrinker::DEFAULT_SEEKS;
 
 use super::ObjectCache;
+use super::cached_objects::{CachedObjects, Weigher};
 use super::expiry::Expiry;
-use super::inner::{Inner, Weigher};
 use super::payer::Payers;
 use super::queue::Queue;
 use super::removal_cause::{Listener, RemovalCause};
@@ -164,7 +164,7 @@ where
             available_parallelism().map_or(4, std::num::NonZero::get).saturating_mul(SHARDS_PER_CPU)
         });
         let expiry = Expiry::new(self.clock, self.time_to_live, self.time_to_idle);
-        let inner = Arc::new(Inner {
+        let objects = Arc::new(CachedObjects {
             name: self.name,
             reclaimer: Arc::clone(reclaimer),
             shards: Shards::new(nr_shards, self.capacity, expiry.is_on()),
@@ -180,7 +180,7 @@ where
             bytes_max: self.bytes_max,
             bytes: AtomicI64::new(0),
         });
-        let registration = reclaimer.register_shrinker(id, Arc::<Inner<K, V, S>>::clone(&inner));
-        ObjectCache { inner, registration: Some(registration), _engine: self.engine }
+        let registration = reclaimer.register_shrinker(id, Arc::<CachedObjects<K, V, S>>::clone(&objects));
+        ObjectCache { objects, registration: Some(registration), _engine: self.engine }
     }
 }

@@ -7,20 +7,18 @@
 //! ```
 //!
 //! Memory is bounded by the limits of the groups, as for everything else in the engine: caches,
-//! pages and metadata compete in proportion to what they hold. How objects are chosen is in
-//! `reclaim.rs`, how they are evicted in `eviction.rs`, what is kept for each group in `payer.rs`.
+//! pages and metadata compete in proportion to what they hold. The objects, and how they are
+//! loaded, chosen and evicted, are in `cached_objects`; what is kept for each group is in
+//! `payer.rs`.
 
 mod builder;
+mod cached_objects;
 mod entry;
-mod eviction;
 mod expiry;
 mod ghosts;
 mod in_flight;
-mod inner;
-mod loading;
 mod payer;
 mod queue;
-mod reclaim;
 mod removal_cause;
 mod shard;
 mod stats;
@@ -39,14 +37,13 @@ use umemcg_group::Group;
 use umemcg_reclaim::shrinker::Registration;
 
 pub use builder::ObjectCacheBuilder;
-pub use inner::DeclineReason;
+pub use cached_objects::DeclineReason;
 pub use removal_cause::RemovalCause;
 pub use stats::ObjectStats;
 pub use weight::allocated_bytes;
 
 use crate::engine::Engine;
-use inner::{Found, Inner, end};
-use loading::{LoadGuard, Role};
+use cached_objects::{CachedObjects, Found, LoadGuard, Role, end};
 
 /// A concurrent cache whose objects are charged to groups.
 ///
@@ -98,7 +95,7 @@ where
     V: Clone + Send + Sync + 'static,
     S: BuildHasher + Send + Sync + 'static,
 {
-    inner: Arc<Inner<K, V, S>>,
+    objects: Arc<CachedObjects<K, V, S>>,
     /// `None` only while being dropped.
     registration: Option<Registration>,
     /// Charges lead to its groups.
@@ -150,16 +147,16 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        let hash = self.inner.hash(key);
-        match self.inner.find(hash, key) {
+        let hash = self.objects.hash(key);
+        match self.objects.find(hash, key) {
             Found::Value(value) => Some(value),
             Found::Missing => {
-                self.inner.note_missing();
+                self.objects.note_missing();
                 None
             }
             Found::Expired(slot) => {
-                self.inner.remove_expired(hash, slot);
-                self.inner.note_missing();
+                self.objects.remove_expired(hash, slot);
+                self.objects.note_missing();
                 None
             }
         }
@@ -172,8 +169,8 @@ where
     /// [`Declined`] when no room can be made. The key then has no value at all, so that no caller
     /// gets an outdated one.
     pub fn insert(&self, group: &Arc<Group>, key: K, value: V) -> Result<(), Declined<K, V>> {
-        let hash = self.inner.hash(&key);
-        let stored = self.inner.store(group, hash, key, value, None);
+        let hash = self.objects.hash(&key);
+        let stored = self.objects.store(group, hash, key, value, None);
         stored.map_err(|(key, value, reason)| Declined { key, value, reason })
     }
 
@@ -184,8 +181,8 @@ where
         K: Borrow<Q>,
         Q: Hash + Eq + ?Sized,
     {
-        let hash = self.inner.hash(key);
-        self.inner.remove(hash, key, RemovalCause::Removed)
+        let hash = self.objects.hash(key);
+        self.objects.remove(hash, key, RemovalCause::Removed)
     }
 
     /// Returns the value of a key. If there is none, calls `load`, stores its result and charges it
@@ -215,26 +212,26 @@ where
     where
         K: Clone,
     {
-        let hash = self.inner.hash(&key);
+        let hash = self.objects.hash(&key);
         loop {
-            match self.inner.find(hash, &key) {
+            match self.objects.find(hash, &key) {
                 Found::Value(value) => return Ok(value),
-                Found::Expired(slot) => self.inner.remove_expired(hash, slot),
+                Found::Expired(slot) => self.objects.remove_expired(hash, slot),
                 Found::Missing => {}
             }
-            match self.inner.join_load(hash, &key) {
+            match self.objects.join_load(hash, &key) {
                 Role::Resident => {}
                 Role::Waiter(flight) => {
                     let value = flight.wait();
                     end(flight);
                     if let Some(value) = value {
-                        self.inner.note_miss(group);
+                        self.objects.note_miss(group);
                         return Ok(value);
                     }
                 }
                 Role::Loader(flight) => {
-                    self.inner.note_miss(group);
-                    let guard = LoadGuard { inner: &self.inner, hash, flight: &flight, value: None };
+                    self.objects.note_miss(group);
+                    let guard = LoadGuard { objects: &self.objects, hash, flight: &flight, value: None };
                     let loaded = guard.run(group, key, load);
                     end(flight);
                     return loaded;
@@ -245,19 +242,19 @@ where
 
     /// Removes all objects.
     pub fn clear(&self) {
-        self.inner.clear(RemovalCause::Removed);
+        self.objects.clear(RemovalCause::Removed);
     }
 
     /// Removes all expired objects. Without a call they are removed when they are looked up or
     /// memory is needed; call this now and then if objects hold more than memory. Looks at every
     /// object.
     pub fn sweep_expired(&self) {
-        self.inner.sweep_expired();
+        self.objects.sweep_expired();
     }
 
     /// Returns the number of objects, expired ones included.
     pub fn len(&self) -> usize {
-        self.inner.shards.iter().map(|shard| shard.tables.read().len()).sum()
+        self.objects.shards.iter().map(|shard| shard.tables.read().len()).sum()
     }
 
     /// Returns whether there are no objects.
@@ -268,16 +265,16 @@ where
     /// Returns the statistics of the whole cache.
     pub fn stats(&self) -> ObjectStats {
         let mut stats = ObjectStats::default();
-        self.inner.payers.all().iter().for_each(|(_, payer)| stats.add(&payer.stats()));
-        stats.misses = self.inner.missing.sum(|stripe| &stripe.misses);
+        self.objects.payers.all().iter().for_each(|(_, payer)| stats.add(&payer.stats()));
+        stats.misses = self.objects.missing.sum(|stripe| &stripe.misses);
         stats
     }
 
     /// Returns the statistics of one group: of objects that it inserted, and of those it took over
     /// from removed groups below.
     pub fn stats_of(&self, group: &Group) -> ObjectStats {
-        self.inner.payers.sweep();
-        self.inner.payers.get(group.owner()).map_or_else(ObjectStats::default, |payer| payer.stats())
+        self.objects.payers.sweep();
+        self.objects.payers.get(group.owner()).map_or_else(ObjectStats::default, |payer| payer.stats())
     }
 }
 
@@ -289,7 +286,7 @@ where
 {
     fn drop(&mut self) {
         // While it is registered, so that a pass finds the lists empty and drops them.
-        self.inner.clear(RemovalCause::Removed);
+        self.objects.clear(RemovalCause::Removed);
         drop(self.registration.take());
     }
 }
@@ -301,6 +298,6 @@ where
     S: BuildHasher + Send + Sync + 'static,
 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.inner.fmt(f)
+        self.objects.fmt(f)
     }
 }

@@ -11,7 +11,7 @@ use umemcg_cache::dirty::thresholds::unclean_bytes;
 use umemcg_group::{EventKind, Group};
 use umemcg_reclaim::{MAX_RECLAIM_RETRIES, PageOwner, Reason};
 
-use crate::engine::Engine;
+use super::Engine;
 
 /// The time for which `force_empty` waits for write-back without progress.
 const WRITE_WAIT: Duration = Duration::from_secs(1);
@@ -89,7 +89,7 @@ impl Engine {
         if group.is_root() {
             return Err(LimitError::IsRoot);
         }
-        self.set_limit_by_reclaim(group, round_limit(limit_bytes), cancelled)?;
+        self.set_limit_by_reclaim(group, whole_pages(limit_bytes), cancelled)?;
         self.reclaimer().limit_changed(group);
         Ok(())
     }
@@ -131,7 +131,7 @@ impl Engine {
         if group.is_root() {
             return;
         }
-        let limit = round_limit(limit_bytes);
+        let limit = whole_pages(limit_bytes);
         group.set_max(limit);
         self.reclaimer().limit_changed(group);
         let mut retries = MAX_RECLAIM_RETRIES;
@@ -159,7 +159,7 @@ impl Engine {
         if group.is_root() {
             return;
         }
-        let high = round_limit(bytes);
+        let high = whole_pages(bytes);
         self.reclaimer().set_high(group, high);
         let mut retries = MAX_RECLAIM_RETRIES;
         while group.usage_bytes() > high && retries > 0 && !cancelled() {
@@ -185,7 +185,7 @@ impl Engine {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn set_soft_limit(&self, group: &Arc<Group>, bytes: u64) {
-        group.set_soft_limit(round_limit(bytes));
+        group.set_soft_limit(whole_pages(bytes));
     }
 
     /// Drops as much of a group's cache as possible (`memory.force_empty`), regardless of soft
@@ -276,6 +276,6 @@ impl Engine {
 }
 
 /// Limits are kept in whole pages, rounded down; no limit stays no limit.
-fn round_limit(bytes: u64) -> u64 {
+pub(super) fn whole_pages(bytes: u64) -> u64 {
     if bytes == u64::MAX { bytes } else { bytes & !(PAGE_SIZE_U64 - 1) }
 }

@@ -10,11 +10,11 @@ use std::sync::Arc;
 
 use umemcg_group::Group;
 
-use super::in_flight::InFlight;
-use super::inner::Inner;
+use super::CachedObjects;
+use crate::object_cache::in_flight::InFlight;
 
 /// The role of a caller that missed a key.
-pub(super) enum Role<V> {
+pub(crate) enum Role<V> {
     /// Look again: the key has been inserted meanwhile.
     Resident,
     /// Wait for the caller that loads it.
@@ -23,9 +23,9 @@ pub(super) enum Role<V> {
     Loader(Arc<InFlight<V>>),
 }
 
-impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
+impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
     /// Starts a load of a key, or joins one in progress.
-    pub(super) fn join_load(&self, hash: u64, key: &K) -> Role<V>
+    pub(crate) fn join_load(&self, hash: u64, key: &K) -> Role<V>
     where
         K: Clone,
     {
@@ -42,23 +42,23 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         Role::Loader(flight)
     }
 
-    pub(super) fn note_miss(&self, group: &Arc<Group>) {
+    pub(crate) fn note_miss(&self, group: &Arc<Group>) {
         self.note_missing();
         self.payers.of(group.owner()).note_miss();
     }
 }
 
 /// Ends a load when it is dropped, also when the loader fails or panics.
-pub(super) struct LoadGuard<'a, K: Hash + Eq, V: Clone, S: BuildHasher> {
-    pub(super) inner: &'a Inner<K, V, S>,
-    pub(super) hash: u64,
-    pub(super) flight: &'a Arc<InFlight<V>>,
-    pub(super) value: Option<V>,
+pub(crate) struct LoadGuard<'a, K: Hash + Eq, V: Clone, S: BuildHasher> {
+    pub(crate) objects: &'a CachedObjects<K, V, S>,
+    pub(crate) hash: u64,
+    pub(crate) flight: &'a Arc<InFlight<V>>,
+    pub(crate) value: Option<V>,
 }
 
 impl<K: Hash + Eq, V: Clone, S: BuildHasher> LoadGuard<'_, K, V, S> {
     /// Loads a value, stores it if it can be, and shares it with the waiters.
-    pub(super) fn run<E>(
+    pub(crate) fn run<E>(
         mut self,
         group: &Arc<Group>,
         key: K,
@@ -67,14 +67,14 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> LoadGuard<'_, K, V, S> {
         let value = load()?;
         self.value = Some(value.clone());
         // Declined: the waiters get the value all the same.
-        let _ = self.inner.store(group, self.hash, key, value.clone(), Some(self.flight));
+        let _ = self.objects.store(group, self.hash, key, value.clone(), Some(self.flight));
         Ok(value)
     }
 }
 
 impl<K: Hash + Eq, V: Clone, S: BuildHasher> Drop for LoadGuard<'_, K, V, S> {
     fn drop(&mut self) {
-        self.inner.end_load(self.hash, self.flight);
+        self.objects.end_load(self.hash, self.flight);
         self.flight.finish(self.value.take());
     }
 }

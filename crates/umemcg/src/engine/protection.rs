@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use umemcg_base::PAGE_SIZE_U64;
 use umemcg_group::{Group, Protection};
 
-use crate::engine::Engine;
+use super::Engine;
+use super::limits::whole_pages;
 
 impl Engine {
     /// Sets `memory.min` in bytes, rounded down to a page: this many bytes of the group are never
@@ -36,8 +36,4 @@ impl Engine {
     pub fn effective_protection(&self, root: &Arc<Group>, group: &Arc<Group>) -> Protection {
         self.reclaimer().effective_protection(root, group)
     }
-}
-
-fn whole_pages(bytes: u64) -> u64 {
-    if bytes == u64::MAX { bytes } else { bytes / PAGE_SIZE_U64 * PAGE_SIZE_U64 }
 }

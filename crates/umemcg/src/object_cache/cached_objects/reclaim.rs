@@ -15,11 +15,11 @@ use umemcg_reclaim::SWAP_CLUSTER_MAX;
 use umemcg_reclaim::shrinker::{Count, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
 
 use super::eviction::Eviction;
-use super::inner::{Evicted, Inner, has_its_share};
-use super::payer::Payer;
-use super::queue::{NODE, Queue};
-use super::removal_cause::RemovalCause;
-use super::shard::Tables;
+use super::{CachedObjects, Evicted, has_its_share};
+use crate::object_cache::payer::Payer;
+use crate::object_cache::queue::{NODE, Queue};
+use crate::object_cache::removal_cause::RemovalCause;
+use crate::object_cache::shard::Tables;
 
 /// Objects scanned at once: little, so that a small group does not lose more than it has to.
 const BATCH: u64 = 16;
@@ -29,7 +29,7 @@ const ROUNDS_MAX: u32 = 64;
 /// Looks of an insert for objects to take the place of, before reclaim is called.
 const EXCHANGE_LOOKS_MAX: u32 = 64;
 
-impl<K, V, S> Inner<K, V, S>
+impl<K, V, S> CachedObjects<K, V, S>
 where
     K: Hash + Eq,
     V: Clone,
@@ -117,7 +117,7 @@ where
     }
 
     /// Takes out every object that is too old.
-    pub(super) fn sweep_expired(&self) {
+    pub(crate) fn sweep_expired(&self) {
         if !self.expiry.is_on() {
             return;
         }
@@ -138,7 +138,7 @@ where
     }
 }
 
-impl<K, V, S> Shrinker for Inner<K, V, S>
+impl<K, V, S> Shrinker for CachedObjects<K, V, S>
 where
     K: Hash + Eq + Send + Sync + 'static,
     V: Clone + Send + Sync + 'static,

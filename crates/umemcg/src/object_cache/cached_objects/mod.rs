@@ -1,9 +1,14 @@
-//! The core of a cache: looking up, storing, and removing objects.
+//! The objects of a cache: looking them up, storing and removing them. This is the cache without
+//! its public handle, as reclaim sees it.
 //!
 //! An entry is in its table as long as its place in the lists is its own. The thread that takes it
 //! out of the table, under the shard's lock, takes its place off the list and gives back what was
 //! charged, with no lock held. Places go on lists under the shard's lock (rank ObjectOwner, then
 //! Lruvec), so that a place in a table is never one that was given back.
+
+mod eviction;
+mod loading;
+mod reclaim;
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -15,16 +20,18 @@ use umemcg_base::{assert_no_locks_held, contained};
 use umemcg_group::{Charge, Group, OwnerId, StatItem};
 use umemcg_reclaim::{ChargeError, ListLru, ListSlot, Reclaimer};
 
-use super::entry::{Entry, Mark};
-use super::expiry::Expiry;
-use super::in_flight::InFlight;
-use super::payer::{Payer, Payers};
-use super::queue::{NODE, Queue};
-use super::removal_cause::{Listener, RemovalCause};
-use super::shard::{Shards, Tables};
-use super::striped_counter::StripedCounter;
-use super::victim_hints::VictimHints;
-use super::weight::{allocated_bytes, entry_bytes};
+pub(super) use loading::{LoadGuard, Role};
+
+use crate::object_cache::entry::{Entry, Mark};
+use crate::object_cache::expiry::Expiry;
+use crate::object_cache::in_flight::InFlight;
+use crate::object_cache::payer::{Payer, Payers};
+use crate::object_cache::queue::{NODE, Queue};
+use crate::object_cache::removal_cause::{Listener, RemovalCause};
+use crate::object_cache::shard::{Shards, Tables};
+use crate::object_cache::striped_counter::StripedCounter;
+use crate::object_cache::victim_hints::VictimHints;
+use crate::object_cache::weight::{allocated_bytes, entry_bytes};
 
 /// The room for ghosts and other state of a group is adjusted once in this many inserts.
 const LOOK_AROUND_EVERY: u64 = 64;
@@ -49,8 +56,8 @@ pub enum DeclineReason {
     ListsFull,
 }
 
-/// A cache without its public handle, as reclaim sees it.
-pub(super) struct Inner<K, V, S> {
+/// The objects of one cache, and what it needs to find, charge and evict them.
+pub(super) struct CachedObjects<K, V, S> {
     pub(super) name: String,
     pub(super) reclaimer: Arc<Reclaimer>,
     pub(super) shards: Shards<K, V>,
@@ -70,7 +77,7 @@ pub(super) struct Inner<K, V, S> {
     pub(super) bytes: AtomicI64,
 }
 
-impl<K, V, S> fmt::Debug for Inner<K, V, S> {
+impl<K, V, S> fmt::Debug for CachedObjects<K, V, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ObjectCache").field("name", &self.name).finish_non_exhaustive()
     }
@@ -84,7 +91,7 @@ pub(super) enum Found<V> {
     Expired(ListSlot),
 }
 
-impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
+impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
     #[inline]
     pub(super) fn hash<Q: Hash + ?Sized>(&self, key: &Q) -> u64 {
         self.hasher.hash_one(key)
@@ -224,7 +231,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         }
         let entry = Entry { key, value, payer, slot, mark: Mark::new(queue, bytes) };
         let mut loose =
-            RemovalGuard { inner: self, entry: Some(entry), why: RemovalCause::Outdated, evicted };
+            RemovalGuard { objects: self, entry: Some(entry), why: RemovalCause::Outdated, evicted };
         if let Some(old) = self.put(hash, &mut loose, flight) {
             self.finish_removal(old, RemovalCause::Replaced);
         }
@@ -329,7 +336,7 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> Inner<K, V, S> {
         K: Borrow<Q>,
     {
         let entry = self.take(hash, key)?;
-        let loose = RemovalGuard { inner: self, entry: Some(entry), why, evicted: None };
+        let loose = RemovalGuard { objects: self, entry: Some(entry), why, evicted: None };
         loose.entry.as_ref().map(|entry| entry.value.clone())
     }
 
@@ -440,7 +447,7 @@ where
     V: Clone,
     S: BuildHasher,
 {
-    inner: &'a Inner<K, V, S>,
+    objects: &'a CachedObjects<K, V, S>,
     /// `None` once it is in the table.
     entry: Option<Entry<K, V>>,
     /// The cause of its removal.
@@ -452,10 +459,10 @@ where
 impl<K: Hash + Eq, V: Clone, S: BuildHasher> Drop for RemovalGuard<'_, K, V, S> {
     fn drop(&mut self) {
         if let Some(entry) = self.entry.take() {
-            self.inner.finish_removal(entry, self.why);
+            self.objects.finish_removal(entry, self.why);
         }
         if let Some(Evicted { key, value, .. }) = self.evicted.take() {
-            self.inner.listener.call(key, value, RemovalCause::Evicted);
+            self.objects.listener.call(key, value, RemovalCause::Evicted);
         }
     }
 }

@@ -16,11 +16,11 @@ use umemcg_arena::prefetch_what_it_leads_to;
 use umemcg_group::{Charge, Group, StatItem};
 use umemcg_reclaim::{ListHandle, ListSlot, Verdict};
 
-use super::entry::Entry;
-use super::inner::{Evicted, Inner};
-use super::payer::Payer;
-use super::queue::Queue;
-use super::removal_cause::RemovalCause;
+use super::{CachedObjects, Evicted};
+use crate::object_cache::entry::Entry;
+use crate::object_cache::payer::Payer;
+use crate::object_cache::queue::Queue;
+use crate::object_cache::removal_cause::RemovalCause;
 
 /// One in this many objects is on probation.
 const PROBATION_SHARE: u64 = 50;
@@ -54,7 +54,7 @@ where
     V: Clone,
     S: BuildHasher,
 {
-    cache: &'a Inner<K, V, S>,
+    cache: &'a CachedObjects<K, V, S>,
     group: &'a Arc<Group>,
     /// The group's own statistics. Objects inherited from removed groups are removed one by one.
     payer: Option<&'a Arc<Payer>>,
@@ -73,7 +73,7 @@ where
     S: BuildHasher,
 {
     pub(super) fn new(
-        cache: &'a Inner<K, V, S>,
+        cache: &'a CachedObjects<K, V, S>,
         group: &'a Arc<Group>,
         payer: Option<&'a Arc<Payer>>,
         lists: [Option<&'a ListHandle>; 2],
@@ -164,7 +164,7 @@ where
     }
 }
 
-impl<K, V, S> Inner<K, V, S>
+impl<K, V, S> CachedObjects<K, V, S>
 where
     K: Hash + Eq,
     V: Clone,

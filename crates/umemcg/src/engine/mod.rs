@@ -1,5 +1,9 @@
 //! The engine: one pool, one tree of groups, one page cache, and the threads that maintain them.
 
+mod limits;
+mod protection;
+mod reservation;
+
 use std::ffi::OsStr;
 use std::io;
 use std::sync::Arc;
@@ -13,6 +17,9 @@ use umemcg_cache::{BackingStore, DirtyBounds, File, LostData, PageCache, PageQuo
 use umemcg_group::{Charge, CreateError, Group, GroupTree, RemoveError, RenameError};
 use umemcg_reclaim::shrinker::Registration;
 use umemcg_reclaim::{ChargeError, Kswapd, Reclaimer};
+
+pub use limits::{Cancelled, DropCaches, LimitError, ReclaimError};
+pub use reservation::{DIRTY_WAIT_MAX, Guarantee, Reservation, ReserveError};
 
 use crate::commitments::Commitments;
 use crate::janitor::Janitor;
@@ -85,7 +92,7 @@ pub struct Engine {
     _shadow_shrinker: Registration,
     janitor: Janitor,
     /// Guarantees and reservations by group.
-    pub(crate) commitments: Commitments,
+    commitments: Commitments,
 }
 
 impl Engine {

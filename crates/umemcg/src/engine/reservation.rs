@@ -32,8 +32,8 @@ use umemcg_base::clock::{Clock, SystemClock};
 use umemcg_group::{Charge, Group, StatItem};
 use umemcg_reclaim::{AccountedCharge, ChargeError, PageOwner};
 
-use crate::commitments::{Commitments, Kind, Overcommitted};
-use crate::engine::Engine;
+use super::Engine;
+use crate::commitments::{Kind, Overcommitted};
 
 /// Bytes charged at a time: memory that has been reclaimed stays charged while the rest is waited
 /// for.
@@ -106,7 +106,7 @@ impl Reservation {
     /// [`ReserveError`]; the reservation is as before then.
     pub fn grow(&mut self, bytes: u64) -> Result<(), ReserveError> {
         assert_no_locks_held("a reservation");
-        self.engine.commitments().commit(&self.group, Kind::Reservation, bytes)?;
+        self.engine.commitments.commit(&self.group, Kind::Reservation, bytes)?;
         let before = self.bytes;
         let mut left = bytes;
         while left > 0 {
@@ -117,7 +117,7 @@ impl Reservation {
                 }
                 Err(error) => {
                     self.give_back(self.bytes - before);
-                    self.engine.commitments().release(&self.group, Kind::Reservation, bytes);
+                    self.engine.commitments.release(&self.group, Kind::Reservation, bytes);
                     return Err(error.into());
                 }
             }
@@ -132,7 +132,7 @@ impl Reservation {
     pub fn shrink(&mut self, bytes: u64) {
         assert!(bytes <= self.bytes, "{bytes} bytes of a reservation of {}", self.bytes);
         self.give_back(bytes);
-        self.engine.commitments().release(&self.group, Kind::Reservation, bytes);
+        self.engine.commitments.release(&self.group, Kind::Reservation, bytes);
     }
 
     fn take_in(&mut self, charge: AccountedCharge) {
@@ -163,7 +163,7 @@ impl Drop for Reservation {
     fn drop(&mut self) {
         let bytes = self.bytes;
         self.give_back(bytes);
-        self.engine.commitments().release(&self.group, Kind::Reservation, bytes);
+        self.engine.commitments.release(&self.group, Kind::Reservation, bytes);
     }
 }
 
@@ -200,7 +200,7 @@ impl Guarantee {
 
 impl Drop for Guarantee {
     fn drop(&mut self) {
-        self.engine.commitments().release(&self.group, Kind::Guarantee, self.bytes);
+        self.engine.commitments.release(&self.group, Kind::Guarantee, self.bytes);
     }
 }
 
@@ -238,7 +238,7 @@ impl Engine {
     /// # Errors
     /// [`ReserveError::Overcommitted`] when the group or an ancestor has too little left to commit.
     pub fn guarantee(self: &Arc<Self>, group: &Arc<Group>, bytes: u64) -> Result<Guarantee, ReserveError> {
-        self.commitments().commit(group, Kind::Guarantee, bytes)?;
+        self.commitments.commit(group, Kind::Guarantee, bytes)?;
         Ok(Guarantee { engine: Arc::clone(self), group: Arc::clone(group), bytes })
     }
 
@@ -278,9 +278,5 @@ impl Engine {
         }
         // With all that a charge can do, and the events that its refusal is.
         self.charge(group, bytes)
-    }
-
-    pub(crate) fn commitments(&self) -> &Commitments {
-        &self.commitments
     }
 }
