@@ -5,44 +5,45 @@ use umemcg_base::{LeafMutex, Rank, const_fn};
 /// Hands out indices from 1 up; 0 means "none" everywhere.
 #[derive(Debug)]
 pub(crate) struct IndexPool {
-    state: LeafMutex<State>,
+    unused: LeafMutex<Unused>,
 }
 
+/// The indices that are not in use.
 #[derive(Debug)]
-struct State {
+struct Unused {
     /// Free indices, the one freed last on top.
     free: Vec<u32>,
-    next_unused: u32,
+    next_never_used: u32,
 }
 
-impl State {
-    const NEW: State = State { free: Vec::new(), next_unused: 1 };
+impl Unused {
+    const NEW: Unused = Unused { free: Vec::new(), next_never_used: 1 };
 }
 
 impl IndexPool {
     const_fn! {
         pub(crate) const fn new() -> Self {
-            Self { state: LeafMutex::with_rank(Rank::Innermost, State::NEW) }
+            Self { unused: LeafMutex::with_rank(Rank::Innermost, Unused::NEW) }
         }
     }
 
     pub(crate) fn take(&self) -> u32 {
-        let mut state = self.state.lock();
-        if let Some(index) = state.free.pop() {
+        let mut unused = self.unused.lock();
+        if let Some(index) = unused.free.pop() {
             return index;
         }
-        let index = state.next_unused;
-        state.next_unused = index.checked_add(1).expect("fewer than 2^32 indices are in use");
+        let index = unused.next_never_used;
+        unused.next_never_used = index.checked_add(1).expect("fewer than 2^32 indices are in use");
         index
     }
 
     pub(crate) fn give_back(&self, index: u32) {
-        self.state.lock().free.push(index);
+        self.unused.lock().free.push(index);
     }
 
     pub(crate) fn nr_in_use(&self) -> u32 {
-        let state = self.state.lock();
-        state.next_unused - 1 - state.free.len() as u32
+        let unused = self.unused.lock();
+        unused.next_never_used - 1 - unused.free.len() as u32
     }
 }
 

@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn everybodys_turn_comes_when_there_was_nothing_to_look_at() {
+    fn all_groups_have_their_turn_when_nothing_was_looked_at() {
         assert_eq!(FirstRounds::default().follow_up(&seen(0, 0, 0)), FollowUp::SecondRound);
         let objects = Progress { slab_scanned: 1, ..Progress::default() };
         let requested = Progress { releasing_bytes: 1, ..Progress::default() };

@@ -94,7 +94,7 @@ impl Iterator for SharedWalk<'_> {
     fn next(&mut self) -> Option<Arc<Group>> {
         let positions = &GroupReclaim::of(self.root, self.nr_nodes).position;
         let mut position = match self.round {
-            Round::AllGroups => &positions.everybody,
+            Round::AllGroups => &positions.all_groups,
             Round::InExcess => &positions.in_excess,
         }
         .lock();

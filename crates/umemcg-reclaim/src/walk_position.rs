@@ -15,13 +15,13 @@ pub(crate) struct Position {
 /// The positions of the shared walks over one group's subtree.
 #[derive(Debug)]
 pub struct WalkPosition {
-    pub(crate) everybody: RankedMutex<Position>,
+    pub(crate) all_groups: RankedMutex<Position>,
     pub(crate) in_excess: RankedMutex<Position>,
 }
 
 impl WalkPosition {
     pub(crate) fn new() -> Self {
         let start = || RankedMutex::new(Rank::WalkPosition, Position::default());
-        Self { everybody: start(), in_excess: start() }
+        Self { all_groups: start(), in_excess: start() }
     }
 }

@@ -23,27 +23,28 @@ const STEPS_MAX: usize = 64;
 /// heap is trimmed.
 const HEAP_TRIM_BYTES: i64 = 4 << 20;
 
+/// Tells the janitor's thread to end.
 #[derive(Debug, Default)]
-struct Shared {
-    stop: AtomicBool,
+struct StopSignal {
+    is_raised: AtomicBool,
     wake_signal: WakeSignal,
 }
 
 /// Handle of the janitor's thread.
 #[derive(Debug)]
 pub(crate) struct Janitor {
-    shared: Arc<Shared>,
+    stop: Arc<StopSignal>,
     _worker: Worker,
 }
 
 impl Janitor {
     pub(crate) fn start(cache: Weak<PageCache>) -> std::io::Result<Self> {
-        let shared = Arc::new(Shared::default());
-        let theirs = Arc::clone(&shared);
+        let stop = Arc::new(StopSignal::default());
+        let theirs = Arc::clone(&stop);
         let worker = Worker::spawn("umemcg-janitor", move || {
             let mut idle_rounds = 0u32;
             let (mut most_object_bytes, mut highest_peak) = (0, 0);
-            while !theirs.stop.load(Ordering::Acquire) {
+            while !theirs.is_raised.load(Ordering::Acquire) {
                 theirs.wake_signal.wait(INTERVAL);
                 let Some(cache) = cache.upgrade() else { return };
                 let before = cache.arena().nr_allocated();
@@ -67,7 +68,7 @@ impl Janitor {
                     if cache.arena().nr_allocated() == before { idle_rounds.saturating_add(1) } else { 0 };
             }
         })?;
-        Ok(Self { shared, _worker: worker })
+        Ok(Self { stop, _worker: worker })
     }
 
     pub(crate) fn round(cache: &Arc<PageCache>, keep_free_blocks: usize) {
@@ -82,7 +83,7 @@ impl Janitor {
 
     pub(crate) fn stop(&self) {
         // Release: pairs with the Acquire load in the loop.
-        self.shared.stop.store(true, Ordering::Release);
-        self.shared.wake_signal.raise();
+        self.stop.is_raised.store(true, Ordering::Release);
+        self.stop.wake_signal.raise();
     }
 }

@@ -11,14 +11,14 @@
 //! of the kernel.
 
 mod background;
-mod progressing;
+mod job_progress;
 mod quantum;
 mod queue;
 mod wake_signal;
 mod worker;
 
 pub(crate) use background::Background;
-pub use progressing::QUANTUM_PAGES;
+pub use job_progress::QUANTUM_PAGES;
 pub(crate) use queue::Queue;
 pub(crate) use wake_signal::{listen_for_pressure, wake_backed_off};
 pub use worker::Kswapd;

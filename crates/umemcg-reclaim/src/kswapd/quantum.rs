@@ -11,8 +11,8 @@ use std::sync::Arc;
 use umemcg_base::{PAGE_SIZE_U64, assert_no_locks_held};
 use umemcg_group::{EventKind, Group, StatItem};
 
-use super::progressing::{
-    BACKOFF_FIRST, BACKOFF_IN_VAIN, BACKOFF_MAX, BackoffBaseline, Progressing, QUANTUM_PAGES,
+use super::job_progress::{
+    BACKOFF_FIRST, BACKOFF_IN_VAIN, BACKOFF_MAX, BackoffBaseline, JobProgress, QUANTUM_PAGES,
 };
 use super::queue::Job;
 use crate::group_reclaim::GroupReclaim;
@@ -36,7 +36,7 @@ pub(super) fn run_quantum(reclaimer: &Reclaimer, job: &Job) -> Next {
     assert_no_locks_held("background reclaim");
     let Some(group) = job.group.upgrade().filter(|group| !group.is_dead()) else { return Next::Done };
     let background = GroupReclaim::of(&group, reclaimer.nr_nodes()).background();
-    let mut work = job.progressing.lock();
+    let mut work = job.progress.lock();
     let usage = group.usage_bytes();
     work.is_active |= usage >= background.start();
     if !work.is_active || usage < background.stop() {
@@ -96,7 +96,7 @@ pub(super) fn run_quantum(reclaimer: &Reclaimer, job: &Job) -> Next {
 /// Decides whether the last back-off was useful. A worker does not wait for dirty pages but
 /// backs off; after long fruitless back-offs it reclaims from all groups. Other threads may
 /// have freed the written pages meanwhile.
-fn review_backoff(reclaimer: &Reclaimer, group: &Arc<Group>, work: &mut Progressing) {
+fn review_backoff(reclaimer: &Reclaimer, group: &Arc<Group>, work: &mut JobProgress) {
     if let Some(baseline) = work.backed_off_at {
         let (nr_written, nr_freed) = backoff_baseline(reclaimer, group);
         if baseline.was_useful(nr_written, nr_freed) {
@@ -114,7 +114,7 @@ fn backoff_baseline(reclaimer: &Reclaimer, group: &Arc<Group>) -> (u64, u64) {
 
 /// Returns the next candidate after the one of the last quantum.
 #[doc(alias = "mem_cgroup_select_victim_node")]
-fn select_victim_node(work: &mut Progressing) -> Option<usize> {
+fn select_victim_node(work: &mut JobProgress) -> Option<usize> {
     let nr = work.candidates.len();
     let node = (0..nr).map(|step| (work.next_node + step) % nr).find(|&node| work.candidates[node])?;
     work.next_node = (node + 1) % nr;
@@ -123,7 +123,7 @@ fn select_victim_node(work: &mut Progressing) -> Option<usize> {
 
 /// Returns the length of the next back-off.
 pub(super) fn backoff_of(job: &Job) -> std::time::Duration {
-    let mut work = job.progressing.lock();
+    let mut work = job.progress.lock();
     let backoff = work.backoff;
     work.backoff = (backoff * 2).min(BACKOFF_MAX);
     backoff

@@ -14,11 +14,11 @@ use umemcg_base::sync::Instant;
 use umemcg_base::{Condvar, LeafMutex, Rank, RankedMutex};
 use umemcg_group::Group;
 
-use super::progressing::Progressing;
+use super::job_progress::JobProgress;
 
-/// The state of a job.
+/// The place of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum JobState {
+pub(super) enum JobPlace {
     /// In no queue: its group is below its marks.
     Idle,
     /// In a queue.
@@ -29,10 +29,10 @@ pub(super) enum JobState {
     BackedOff,
 }
 
-/// The progress of a group's reclaim.
+/// Where a job is, and which queue it belongs to.
 #[derive(Debug)]
-pub(super) struct State {
-    pub(super) place: JobState,
+pub(super) struct JobState {
+    pub(super) place: JobPlace,
     /// Tells the entries of one back-off from those of an earlier one.
     pub(super) backoff_serial: u64,
     /// The queue of the worker that serves the group instead of the pool.
@@ -44,8 +44,8 @@ pub(super) struct State {
 pub(crate) struct Job {
     pub(super) group: Weak<Group>,
     /// Only the queues' locks are taken under it.
-    pub(super) state: LeafMutex<State>,
-    pub(super) progressing: RankedMutex<Progressing>,
+    pub(super) state: LeafMutex<JobState>,
+    pub(super) progress: RankedMutex<JobProgress>,
     /// A hint: it has backed off. (A)
     pub(super) is_backed_off: AtomicBool,
 }
@@ -54,8 +54,8 @@ impl Job {
     pub(super) fn new(group: &Arc<Group>, nr_nodes: usize) -> Self {
         Self {
             group: Arc::downgrade(group),
-            state: LeafMutex::new(State { place: JobState::Idle, backoff_serial: 0, own_queue: None }),
-            progressing: RankedMutex::new(Rank::Quantum, Progressing::new(nr_nodes)),
+            state: LeafMutex::new(JobState { place: JobPlace::Idle, backoff_serial: 0, own_queue: None }),
+            progress: RankedMutex::new(Rank::Quantum, JobProgress::new(nr_nodes)),
             is_backed_off: AtomicBool::new(false),
         }
     }
@@ -98,8 +98,9 @@ macro_rules! ordered_by_first {
 ordered_by_first!(Waiting);
 ordered_by_first!(BackedOff);
 
+/// The jobs in a queue.
 #[derive(Debug, Default)]
-struct Inner {
+struct QueuedJobs {
     waiting: BinaryHeap<Waiting>,
     backed_off: BinaryHeap<BackedOff>,
     round: u64,
@@ -110,7 +111,7 @@ struct Inner {
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Queue {
-    inner: LeafMutex<Inner>,
+    jobs: LeafMutex<QueuedJobs>,
     /// The number of waiting jobs, readable without the lock. (A)
     nr_waiting: AtomicUsize,
     wake: Condvar,
@@ -118,8 +119,8 @@ pub(crate) struct Queue {
 
 impl Default for Queue {
     fn default() -> Self {
-        let inner = LeafMutex::with_rank(Rank::ReclaimQueue, Inner::default());
-        Self { inner, nr_waiting: AtomicUsize::new(0), wake: Condvar::default() }
+        let jobs = LeafMutex::with_rank(Rank::ReclaimQueue, QueuedJobs::default());
+        Self { jobs, nr_waiting: AtomicUsize::new(0), wake: Condvar::default() }
     }
 }
 
@@ -136,8 +137,8 @@ impl Queue {
         let mut state = job.state.lock();
         // A job that runs checks the usage again after taking the signal, and a job that backs off
         // waits for its time.
-        if state.place == JobState::Idle {
-            state.place = JobState::Queued;
+        if state.place == JobPlace::Idle {
+            state.place = JobPlace::Queued;
             let own = state.own_queue.clone();
             drop(state);
             own.as_deref().unwrap_or(self).put(job, false);
@@ -150,8 +151,8 @@ impl Queue {
             return;
         }
         let mut state = job.state.lock();
-        if state.place == JobState::BackedOff {
-            state.place = JobState::Queued;
+        if state.place == JobPlace::BackedOff {
+            state.place = JobPlace::Queued;
             job.is_backed_off.store(false, Relaxed);
             let own = state.own_queue.clone();
             drop(state);
@@ -171,11 +172,11 @@ impl Queue {
     pub(super) fn put_back(&self, job: &Arc<Job>, was_served: bool) {
         let Some(group) = job.group.upgrade() else { return };
         let room = room(&group);
-        let mut inner = self.inner.lock();
-        inner.arrivals += 1;
-        let turn = (inner.round + u64::from(was_served), room, inner.arrivals);
-        inner.waiting.push(Waiting(Reverse(turn), Arc::clone(job)));
-        self.nr_waiting.store(inner.waiting.len(), Relaxed);
+        let mut jobs = self.jobs.lock();
+        jobs.arrivals += 1;
+        let turn = (jobs.round + u64::from(was_served), room, jobs.arrivals);
+        jobs.waiting.push(Waiting(Reverse(turn), Arc::clone(job)));
+        self.nr_waiting.store(jobs.waiting.len(), Relaxed);
     }
 
     /// Returns whether no group waits here. May be out of date immediately.
@@ -185,57 +186,56 @@ impl Queue {
 
     /// Queues a job that its worker has marked as backed off.
     pub(super) fn back_off(&self, job: &Arc<Job>, serial: u64, how_long: Duration) {
-        let mut inner = self.inner.lock();
-        inner.backed_off.push(BackedOff(Reverse(Instant::now() + how_long), serial, Arc::clone(job)));
-        drop(inner);
+        let mut jobs = self.jobs.lock();
+        jobs.backed_off.push(BackedOff(Reverse(Instant::now() + how_long), serial, Arc::clone(job)));
+        drop(jobs);
         // One of the workers has to wait for the time.
         self.wake.notify_one();
     }
 
     /// Waits for the next job. `None` means that the worker should end.
     pub(super) fn next(&self, ends: &AtomicBool) -> Option<Arc<Job>> {
-        let mut inner = self.inner.lock();
+        let mut jobs = self.jobs.lock();
         loop {
-            if inner.stopped || ends.load(Relaxed) {
+            if jobs.stopped || ends.load(Relaxed) {
                 // A notification that was meant for the thread that continues.
                 self.wake.notify_one();
                 return None;
             }
             let now = Instant::now();
-            while inner.backed_off.peek().is_some_and(|first| first.0.0 <= now) {
-                let Some(BackedOff(_, serial, job)) = inner.backed_off.pop() else { break };
+            while jobs.backed_off.peek().is_some_and(|first| first.0.0 <= now) {
+                let Some(BackedOff(_, serial, job)) = jobs.backed_off.pop() else { break };
                 let mut state = job.state.lock();
-                if state.place == JobState::BackedOff && state.backoff_serial == serial {
-                    state.place = JobState::Queued;
+                if state.place == JobPlace::BackedOff && state.backoff_serial == serial {
+                    state.place = JobPlace::Queued;
                     job.is_backed_off.store(false, Relaxed);
                     drop(state);
-                    inner.arrivals += 1;
+                    jobs.arrivals += 1;
                     // Behind the others: nothing could be freed when it was last served.
-                    let turn = (inner.round + 1, 0, inner.arrivals);
-                    inner.waiting.push(Waiting(Reverse(turn), job));
+                    let turn = (jobs.round + 1, 0, jobs.arrivals);
+                    jobs.waiting.push(Waiting(Reverse(turn), job));
                 }
             }
-            let first = inner.waiting.pop();
-            self.nr_waiting.store(inner.waiting.len(), Relaxed);
+            let first = jobs.waiting.pop();
+            self.nr_waiting.store(jobs.waiting.len(), Relaxed);
             if let Some(Waiting(Reverse((round, ..)), job)) = first {
-                inner.round = inner.round.max(round);
+                jobs.round = jobs.round.max(round);
                 return Some(job);
             }
-            match inner.backed_off.peek().map(|first| first.0.0) {
-                Some(until) => drop(self.wake.wait_until(&mut inner, until)),
-                None => self.wake.wait(&mut inner),
+            match jobs.backed_off.peek().map(|first| first.0.0) {
+                Some(until) => drop(self.wake.wait_until(&mut jobs, until)),
+                None => self.wake.wait(&mut jobs),
             }
         }
     }
 
     /// Hands what waits here to another queue; for a worker of its own that ends.
     pub(super) fn hand_over_to(&self, other: &Queue) {
-        let mut inner = self.inner.lock();
-        inner.stopped = true;
-        let (waiting, backed_off) =
-            (std::mem::take(&mut inner.waiting), std::mem::take(&mut inner.backed_off));
+        let mut jobs = self.jobs.lock();
+        jobs.stopped = true;
+        let (waiting, backed_off) = (std::mem::take(&mut jobs.waiting), std::mem::take(&mut jobs.backed_off));
         self.nr_waiting.store(0, Relaxed);
-        drop(inner);
+        drop(jobs);
         self.wake.notify_all();
         waiting.into_iter().for_each(|Waiting(_, job)| other.put(&job, false));
         for BackedOff(Reverse(until), serial, job) in backed_off {
@@ -245,14 +245,14 @@ impl Queue {
 
     /// Ends every worker.
     pub(super) fn stop(&self) {
-        self.inner.lock().stopped = true;
+        self.jobs.lock().stopped = true;
         self.wake.notify_all();
     }
 
     /// Makes every worker check whether it should end.
     pub(super) fn wake_all(&self) {
         // With the lock taken first: a worker that has checked already is asleep by then.
-        drop(self.inner.lock());
+        drop(self.jobs.lock());
         self.wake.notify_all();
     }
 }

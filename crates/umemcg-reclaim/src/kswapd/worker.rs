@@ -9,7 +9,7 @@ use umemcg_base::{Rank, RankedMutex, assert_may_wait, contained};
 use umemcg_group::Group;
 
 use super::quantum::{Next, backoff_of, run_quantum};
-use super::queue::{Job, JobState, Queue};
+use super::queue::{Job, JobPlace, Queue};
 use super::wake_signal::listen_for_pressure;
 use crate::group_reclaim::GroupReclaim;
 use crate::reclaimer::Reclaimer;
@@ -177,7 +177,7 @@ fn run(reclaimer: &Weak<Reclaimer>, queue: &Queue, ends: &AtomicBool) {
 fn serve(reclaimer: &Reclaimer, mine: &Queue, job: &Arc<Job>) {
     {
         let mut state = job.state.lock();
-        state.place = JobState::Running;
+        state.place = JobPlace::Running;
     }
     // Even if it panics, the worker survives, and the job comes back to a queue.
     let next = contained(|| run_quanta(reclaimer, mine, job)).unwrap_or_else(|panic| {
@@ -189,7 +189,7 @@ fn serve(reclaimer: &Reclaimer, mine: &Queue, job: &Arc<Job>) {
     let home = own.as_deref().unwrap_or(reclaimer.kswapd_queue());
     match next {
         Next::Done => {
-            state.place = JobState::Idle;
+            state.place = JobPlace::Idle;
             drop(state);
             // A signal since the last check found the job running, and left it to this worker.
             if take_signal(job) {
@@ -197,7 +197,7 @@ fn serve(reclaimer: &Reclaimer, mine: &Queue, job: &Arc<Job>) {
             }
         }
         Next::Again => {
-            state.place = JobState::Queued;
+            state.place = JobPlace::Queued;
             drop(state);
             if std::ptr::eq(home, mine) {
                 home.put_back(job, true);
@@ -206,7 +206,7 @@ fn serve(reclaimer: &Reclaimer, mine: &Queue, job: &Arc<Job>) {
             }
         }
         Next::BackOff => {
-            state.place = JobState::BackedOff;
+            state.place = JobPlace::BackedOff;
             state.backoff_serial += 1;
             let serial = state.backoff_serial;
             job.is_backed_off.store(true, Relaxed);

@@ -78,7 +78,7 @@ impl BorrowedShrinker<'_> {
 }
 
 /// A registered shrinker. The last one to hold it says that it is gone.
-struct Entry {
+struct Registered {
     /// `None` only while being dropped.
     shrinker: Option<Arc<dyn Shrinker>>,
     gone: Arc<Gone>,
@@ -90,7 +90,7 @@ struct Gone {
     changed: Condvar,
 }
 
-impl Drop for Entry {
+impl Drop for Registered {
     fn drop(&mut self) {
         // A walk may be the last to hold it.
         if let Err(panic) = contained(|| drop(self.shrinker.take())) {
@@ -110,7 +110,7 @@ struct Ids {
 
 /// The shrinkers of one reclaimer.
 pub struct Shrinkers {
-    table: Table<ArcSwapOption<Entry>>,
+    table: Table<ArcSwapOption<Registered>>,
     /// Innermost: held for a few instructions, and nothing is taken under it.
     ids: LeafMutex<Ids>,
 }
@@ -190,7 +190,7 @@ impl Shrinkers {
     #[doc(alias = "register_shrinker")]
     pub fn register(self: &Arc<Self>, id: ShrinkerId, shrinker: Arc<dyn Shrinker>) -> Registration {
         debug_assert!(Arc::ptr_eq(self, &id.0.home), "a number belongs to one reclaimer");
-        let entry = Entry { shrinker: Some(shrinker), gone: Arc::default() };
+        let entry = Registered { shrinker: Some(shrinker), gone: Arc::default() };
         self.table.get_or_grow(id.get(), ArcSwapOption::empty).store(Some(Arc::new(entry)));
         Registration { id }
     }

@@ -5,12 +5,13 @@ use umemcg_base::{Condvar, LeafMutex};
 /// A value that is being loaded.
 #[derive(Debug)]
 pub(super) struct InFlight<V> {
-    state: LeafMutex<State<V>>,
+    state: LeafMutex<LoadState<V>>,
     finished: Condvar,
 }
 
+/// How far the load is.
 #[derive(Debug)]
-enum State<V> {
+enum LoadState<V> {
     Loading,
     Value(V),
     /// The loader failed or panicked; another caller may try.
@@ -19,7 +20,7 @@ enum State<V> {
 
 impl<V: Clone> InFlight<V> {
     pub(super) fn new() -> Self {
-        Self { state: LeafMutex::new(State::Loading), finished: Condvar::default() }
+        Self { state: LeafMutex::new(LoadState::Loading), finished: Condvar::default() }
     }
 
     /// Waits for the value; `None` when the loader failed.
@@ -27,16 +28,16 @@ impl<V: Clone> InFlight<V> {
         let mut state = self.state.lock();
         loop {
             match &*state {
-                State::Loading => self.finished.wait(&mut state),
-                State::Value(value) => return Some(value.clone()),
-                State::Lost => return None,
+                LoadState::Loading => self.finished.wait(&mut state),
+                LoadState::Value(value) => return Some(value.clone()),
+                LoadState::Lost => return None,
             }
         }
     }
 
     /// Ends the wait.
     pub(super) fn finish(&self, value: Option<V>) {
-        *self.state.lock() = value.map_or(State::Lost, State::Value);
+        *self.state.lock() = value.map_or(LoadState::Lost, LoadState::Value);
         self.finished.notify_all();
     }
 }

@@ -45,9 +45,9 @@ impl BackoffBaseline {
     }
 }
 
-/// State that only the worker that runs the job touches.
+/// The progress of a job, which only the worker that runs it touches.
 #[derive(Debug)]
-pub(super) struct Progressing {
+pub(super) struct JobProgress {
     pub(super) priority: u32,
     /// Node of the next quantum.
     pub(super) next_node: usize,
@@ -76,7 +76,7 @@ pub(super) struct Progressing {
 /// 140 ms.
 const RELEASE_BACKOFFS_MAX: u32 = 2;
 
-impl Progressing {
+impl JobProgress {
     pub(super) fn new(nr_nodes: usize) -> Self {
         Self {
             priority: DEF_PRIORITY,
