@@ -43,8 +43,8 @@ macro_rules! const_fn {
     )+};
 }
 
-/// Declares statics that a [`const_fn`](crate::const_fn) makes. A build for loom's models makes
-/// them at their first use; no model uses one.
+/// Declares statics that a [`const_fn`] makes. A build for loom's models makes them at their first
+/// use; no model uses one.
 #[macro_export]
 macro_rules! const_static {
     ($($(#[$meta:meta])* $visibility:vis static $name:ident: $type:ty = $value:expr;)+) => {$(
