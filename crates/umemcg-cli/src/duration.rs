@@ -1,15 +1,15 @@
-//! Durations in text, as the command line takes them: a number and its unit.
+//! Spans of time in text, as the command line takes them: a number and its unit.
 
 use std::time::Duration;
 
-/// Parses a duration such as `30s`, `500ms`, `2m`, `1h` or `0.5s`. A number without a unit means
-/// seconds.
+/// Parses `30s`, `500ms`, `2m`, `1h`, `0`; a bare number is seconds. A fraction is allowed
+/// (`0.5s`).
 ///
 /// # Errors
-/// A message for the user.
+/// A sentence for the user when the text is not such a span.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let explain =
-        || format!("`{text}` is not a duration; write a number and a unit, such as 30s, 500ms, 2m, 1h");
+        || format!("`{text}` is no span of time; write a number and a unit, such as 30s, 500ms, 2m, 1h");
     let text = text.trim();
     let unit_at = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
     let (number, unit) = text.split_at(unit_at);

@@ -1,4 +1,4 @@
-//! The program `umemcg`; its code is in this crate's library.
+//! The program `umemcg`; all of it is in the library beside it.
 #![forbid(unsafe_code)]
 
 fn main() -> std::process::ExitCode {

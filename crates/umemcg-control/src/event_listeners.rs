@@ -174,27 +174,25 @@ impl GroupListeners {
 
 /// All listeners of a tree.
 #[derive(Debug, Default)]
-pub(crate) struct Listeners(Arc<ListenThread>);
+pub(crate) struct Listeners(Arc<Shared>);
 
-/// What the thread and its callers share.
 #[derive(Debug)]
-struct ListenThread {
-    state: LeafMutex<ListenerTable>,
+struct Shared {
+    state: LeafMutex<State>,
     wake: Condvar,
     /// Windows that ended since the last check, by group and level; a leaf lock.
     levels: LeafMutex<HashMap<(u64, PressureLevel), Weak<Group>>>,
 }
 
-impl Default for ListenThread {
+impl Default for Shared {
     fn default() -> Self {
-        let state = LeafMutex::with_rank(Rank::EventListeners, ListenerTable::default());
+        let state = LeafMutex::with_rank(Rank::EventListeners, State::default());
         Self { state, wake: Condvar::default(), levels: LeafMutex::default() }
     }
 }
 
-/// The listeners by group, and the work that is due.
 #[derive(Debug, Default)]
-struct ListenerTable {
+struct State {
     /// By the group's id.
     groups: HashMap<u64, GroupListeners>,
     nr_listeners: usize,
@@ -276,7 +274,7 @@ impl Drop for Listeners {
     }
 }
 
-impl ListenThread {
+impl Shared {
     /// Runs the thread, as long as there are listeners.
     fn watch(self: &Arc<Self>, engine: &Weak<Engine>) {
         let mut state = self.state.lock();
@@ -336,7 +334,7 @@ impl ListenThread {
     }
 }
 
-impl ListenerTable {
+impl State {
     fn nr_listeners_of(&self, uid: u32) -> usize {
         let all = self.groups.values().flat_map(|heard| &heard.listeners);
         all.filter(|listener| listener.uid == uid).count()

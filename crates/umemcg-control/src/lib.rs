@@ -27,6 +27,7 @@ mod open_file;
 mod peak;
 mod permission;
 mod poll_watch;
+mod polling;
 mod pool_files;
 mod populated;
 mod pressure;
@@ -41,6 +42,7 @@ mod table;
 mod tree;
 mod trigger;
 mod waiters;
+mod xattr;
 mod xattrs;
 
 pub use descriptors::{DescriptorError, Descriptors, EventSink, NoDescriptors};

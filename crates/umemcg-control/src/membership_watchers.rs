@@ -22,18 +22,16 @@ const TICK: Duration = Duration::from_millis(100);
 
 /// The groups of a tree that are polled, and the thread that looks at them.
 #[derive(Debug, Default)]
-pub(crate) struct Watchers(Arc<WatchThread>);
+pub(crate) struct Watchers(Arc<Shared>);
 
-/// What the thread and its callers share.
 #[derive(Debug, Default)]
-struct WatchThread {
-    state: LeafMutex<WatchedGroups>,
+struct Shared {
+    state: LeafMutex<State>,
     ended: Condvar,
 }
 
-/// The groups that are polled, and the state of the thread.
 #[derive(Debug, Default)]
-struct WatchedGroups {
+struct State {
     groups: Vec<(Weak<Group>, Arc<Waiters>)>,
     has_thread: bool,
     has_ended: bool,
@@ -61,7 +59,7 @@ impl Drop for Watchers {
     }
 }
 
-impl WatchThread {
+impl Shared {
     /// Runs the thread, as long as a group is polled.
     fn watch(&self, membership: &Weak<dyn Membership>) {
         let mut state = self.state.lock();

@@ -68,9 +68,8 @@ impl Queue {
     }
 }
 
-/// The queue, with the signal that wakes its threads.
 #[derive(Debug, Default)]
-struct DropQueue {
+struct Shared {
     queue: LeafMutex<Queue>,
     wake: Condvar,
 }
@@ -81,7 +80,7 @@ type Tell = dyn Fn(u64, u64, u64) + Send + Sync;
 /// The queue of drops. Its threads start with the first drop, and end some time after it is
 /// dropped: one may be waiting for a page.
 pub(crate) struct PageDrops {
-    shared: Arc<DropQueue>,
+    shared: Arc<Shared>,
     tell: Arc<Tell>,
 }
 
@@ -128,7 +127,7 @@ impl Drop for PageDrops {
     }
 }
 
-impl DropQueue {
+impl Shared {
     fn serve(&self, tell: &Tell) {
         loop {
             let (store, drops) = {
@@ -147,7 +146,7 @@ impl DropQueue {
             for run in told.chunk_by(|a, b| a.pages.end == b.pages.start) {
                 let first = run[0].pages.start;
                 let end = run.last().map_or(first, |last| last.pages.end);
-                assert_may_wait(Rank::KernelNotification, "pages that the kernel drops");
+                assert_may_wait(Rank::KernelNotice, "pages that the kernel drops");
                 tell(run[0].node.0, first, end - first);
             }
             told.into_iter().for_each(|drop| end_of(drop, true));

@@ -80,6 +80,12 @@ pub trait KernelCache: Send + Sync + fmt::Debug {
         false
     }
 
+    /// Returns whether processes open files without a request, so that an inode that the kernel
+    /// refers to may be open.
+    fn opens_silently(&self) -> bool {
+        false
+    }
+
     /// Says that the attributes of an inode are out of date. Does not wait.
     fn attributes_changed(&self, _node: NodeId) {}
 }

@@ -96,6 +96,17 @@ pub trait Volume: Lookup + Attributes + Create + Names + Open + Xattrs + Send + 
     /// once, before the first request. Without it, an inode that was looked up stays until it is
     /// forgotten.
     fn set_kernel(&self, _kernel: Arc<dyn KernelCache>) {}
+    /// Notes a request as [`VolumeFile::begin_kernel_io`] does, for a file that is not open here.
+    /// `None` also when nothing of the file is known to be in the kernel's cache. Never sleeps.
+    fn begin_kernel_io(
+        &self,
+        _node: NodeId,
+        _range: (u64, u64),
+        _is_write: bool,
+        _payer: &Arc<Group>,
+    ) -> Option<KernelIo> {
+        None
+    }
     /// Makes everything durable that was accepted before the call.
     fn syncfs(&self) -> Result<(), VfsError>;
     /// Returns a bound on node ids: every id that was ever given out is below it.

@@ -19,6 +19,7 @@ mod names;
 mod payers;
 mod programs;
 mod protection;
+mod silent_opens;
 mod top;
 mod transcript;
 mod umount;

@@ -53,9 +53,8 @@ struct RuleGroup {
     quiet_since: Duration,
 }
 
-/// The groups that rules have made, and their number below each group.
 #[derive(Debug, Default)]
-struct MadeGroups {
+struct State {
     made: Vec<RuleGroup>,
     /// The number of them below each group, by its id.
     below: HashMap<u64, usize>,
@@ -68,10 +67,10 @@ pub(super) struct RuleGroups {
     /// (C)
     nr_max: usize,
     clock: Box<dyn Clock>,
-    state: LeafMutex<MadeGroups>,
+    state: LeafMutex<State>,
 }
 
-impl MadeGroups {
+impl State {
     /// Returns the sum, over a group and its ancestors, of the number of groups that rules have
     /// created below.
     fn nr_on_path(&self, group: &Arc<Group>) -> usize {

@@ -60,10 +60,10 @@ impl Hasher for TidHasher {
     }
 }
 
-type Shard<T> = LeafRwLock<HashMap<u32, CachedAnswer<T>, BuildHasherDefault<TidHasher>>>;
+type Shard<T> = LeafRwLock<HashMap<u32, Entry<T>, BuildHasherDefault<TidHasher>>>;
 
 /// The known answer for one thread.
-struct CachedAnswer<T> {
+struct Entry<T> {
     value: T,
     uid: u32,
     generation: u64,
@@ -77,13 +77,12 @@ struct CachedAnswer<T> {
 
 /// The map and its watcher.
 pub struct ThreadCache<T> {
-    shared: Arc<ShardedMap<T>>,
+    shared: Arc<Shared<T>>,
     stop: OwnedFd,
     watcher: Option<JoinHandle<()>>,
 }
 
-/// The answers by thread id, and the watches of their threads.
-struct ShardedMap<T> {
+struct Shared<T> {
     shards: [CachePadded<Shard<T>>; NR_SHARDS],
     generation: AtomicU64,
     nr_tokens: AtomicU64,
@@ -144,7 +143,7 @@ impl<T: Clone + Send + Sync + 'static> ThreadCache<T> {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         epoll::add(&epoll, &stop, epoll::EventData::new_u64(STOP_TOKEN), epoll::EventFlags::IN)?;
         let descriptors = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        let shared = Arc::new(ShardedMap {
+        let shared = Arc::new(Shared {
             shards: std::array::from_fn(|_| CachePadded::new(LeafRwLock::default())),
             generation: AtomicU64::new(0),
             nr_tokens: AtomicU64::new(0),
@@ -215,7 +214,7 @@ impl<T: Clone + Send + Sync + 'static> ThreadCache<T> {
                 shard.remove(&victim);
             }
         }
-        shard.insert(tid, CachedAnswer { value, uid, generation, expires_ms, token, _watch: watch });
+        shard.insert(tid, Entry { value, uid, generation, expires_ms, token, _watch: watch });
     }
 
     /// Invalidates every stored answer, and every answer that is being determined. Called just
@@ -232,7 +231,7 @@ impl<T: Clone + Send + Sync + 'static> ThreadCache<T> {
     }
 }
 
-impl<T> ShardedMap<T> {
+impl<T> Shared<T> {
     #[inline]
     fn shard(&self, tid: u32) -> &Shard<T> {
         &self.shards[tid as usize % NR_SHARDS]

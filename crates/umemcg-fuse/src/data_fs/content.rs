@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use umemcg::{ChargeMeter, Group, PinnedPages, Stalled, StatItem, Working, WritePause};
 use umemcg_base::{Idle, PAGE_SIZE_U64, Wait};
-use umemcg_vfs::volumes::Opened;
+use umemcg_vfs::volumes::{Opened, ResolvedId};
 use umemcg_vfs::{
     Entry, FallocateFlags, KernelCaching, KernelIo, NodeId, OFlags, VfsError, Volume, VolumeFile, Whence,
 };
 
-use super::{DataFs, reply_done, reply_with};
+use super::{DataFs, SilentOpen, reply_done, reply_with};
 use crate::classify::Payer;
+use crate::errno::ToErrno;
 use crate::reply::{Answer, Delay, Reply};
 use crate::request::Request;
 use crate::session::QuickOutcome;
@@ -75,6 +76,15 @@ fn is_through_cache(arg: &WriteIn) -> bool {
     arg.write_flags & (write_flag::LOCKOWNER | write_flag::CACHE) == 0
 }
 
+/// Returns the flags of the descriptor that a write comes through. Late write-back of a mapping has
+/// none; the mapping was writable.
+fn descriptor_flags(arg: &WriteIn) -> u32 {
+    match arg.write_flags & write_flag::CACHE {
+        0 => arg.flags,
+        _ => OFlags::RDWR.bits(),
+    }
+}
+
 impl DataFs {
     fn send_pages(&self, reply: &mut Reply, pages: &PinnedPages) {
         reply.frames(&self.arena, pages.segments()).ignore();
@@ -86,9 +96,13 @@ impl DataFs {
         arg: &ReadIn,
         reply: &mut Reply,
     ) -> QuickOutcome {
-        let Some(file) = self.files.get(arg.fh) else {
-            reply.error(self.no_handle(request.header)).ignore();
-            return QuickOutcome::Answered;
+        let Some(file) = self.files.get(self.handle(request.header, arg.fh, arg.flags)) else {
+            return self.without_file(
+                request,
+                arg.fh,
+                fills_cache(arg).then_some((arg.offset, arg.size, false)),
+                reply,
+            );
         };
         let mut payer = None;
         if self.lifetimes.pages && fills_cache(arg) {
@@ -125,14 +139,61 @@ impl DataFs {
         }
     }
 
+    /// Returns the outcome for a request on a file that is not open here: the thread that serves it
+    /// opens it, if it was opened silently. `range` is what the request may put into the kernel's
+    /// cache, and whether it writes.
+    fn without_file(
+        &self,
+        request: &Request<'_>,
+        fh: u64,
+        range: Option<(u64, u32, bool)>,
+        reply: &mut Reply,
+    ) -> QuickOutcome {
+        let header = request.header;
+        let (true, Ok(ResolvedId::In(member, node))) =
+            (self.is_silent(fh), self.volumes.place(header.nodeid))
+        else {
+            reply.error(self.no_handle(header)).ignore();
+            return QuickOutcome::Answered;
+        };
+        let payer = self.payer_of(request, None);
+        if let Some((offset, size, is_write)) = range {
+            let range = (offset, u64::from(size));
+            if let Some(io) = member.volume().begin_kernel_io(node, range, is_write, payer.group_for_now()) {
+                reply.begin_kernel_io(io);
+            }
+        }
+        self.may_sleep(request, payer)
+    }
+
+    /// Notes a request that goes through the kernel's page cache, if that could not be done when it
+    /// arrived: the kernel had no page of the file that is known here.
+    fn begin_late_kernel_io(
+        &self,
+        file: &dyn VolumeFile,
+        (offset, size): (u64, u32),
+        is_write: bool,
+        group: &Arc<Group>,
+        reply: &mut Reply,
+    ) {
+        if reply.kernel_io().is_none()
+            && let Some(io) = file.begin_kernel_io(offset, u64::from(size), is_write, group)
+        {
+            reply.begin_kernel_io(io);
+        }
+    }
+
     pub(super) fn read(&self, request: &Request<'_>, arg: &ReadIn, reply: &mut Reply) {
         let header = request.header;
-        let file = match self.file(header, arg.fh) {
+        let file = match self.file_for(request, arg.fh, arg.flags) {
             Ok(opened) => Arc::clone(&opened.file),
-            Err(errno) => return reply.error(errno).ignore(),
+            Err(error) => return reply.error(error.to_errno()).ignore(),
         };
         let group = self.group(request);
         let (meter, _working) = (ChargeMeter::start(), Working::begin(&group));
+        if self.is_silent(arg.fh) && fills_cache(arg) {
+            self.begin_late_kernel_io(&*file, (arg.offset, arg.size), false, &group, reply);
+        }
         let kernel_io = reply.kernel_io();
         if let Some(io) = &kernel_io {
             io.paid_by(&group);
@@ -192,9 +253,10 @@ impl DataFs {
         data: &[u8],
         reply: &mut Reply,
     ) -> QuickOutcome {
-        let Some(file) = self.files.get(arg.fh) else {
-            reply.error(self.no_handle(request.header)).ignore();
-            return QuickOutcome::Answered;
+        let flags = descriptor_flags(arg);
+        let Some(file) = self.files.get(self.handle(request.header, arg.fh, flags)) else {
+            let range = is_through_cache(arg).then_some((arg.offset, data.len() as u32, true));
+            return self.without_file(request, arg.fh, range, reply);
         };
         let payer = self.payer_of(request, Some(file.file.group()));
         let kill_set_id = arg.write_flags & write_flag::KILL_SUIDGID != 0;
@@ -216,12 +278,15 @@ impl DataFs {
 
     pub(super) fn write(&self, request: &Request<'_>, arg: &WriteIn, data: &[u8], reply: &mut Reply) {
         let header = request.header;
-        let opened = match self.file(header, arg.fh) {
-            Ok(opened) => Arc::clone(&opened),
-            Err(errno) => return reply.error(errno).ignore(),
+        let opened = match self.file_for(request, arg.fh, descriptor_flags(arg)) {
+            Ok(opened) => opened,
+            Err(error) => return reply.error(error.to_errno()).ignore(),
         };
         let file = &opened.file;
         let group = self.group(request);
+        if self.is_silent(arg.fh) && is_through_cache(arg) {
+            self.begin_late_kernel_io(&**file, (arg.offset, data.len() as u32), true, &group, reply);
+        }
         let kill_set_id = arg.write_flags & write_flag::KILL_SUIDGID != 0;
         let (meter, _working) = (ChargeMeter::start(), Working::begin(&group));
         if let Some(io) = reply.kernel_io()
@@ -302,19 +367,18 @@ impl DataFs {
         }
     }
 
-    /// Answers an accepted write: immediately, or when the writer's pause and `high_delay` are
-    /// over.
+    /// Answers an accepted write: immediately, or when the writer's pause and `delay` are over.
     fn accepted(
         &self,
         file: &dyn VolumeFile,
         group: &Arc<Group>,
         written: usize,
-        high_delay: Duration,
+        delay: Duration,
         reply: &mut Reply,
     ) {
         let mut pause = file.content().write_pause(group, written);
-        let delay = pause.as_mut().and_then(WritePause::remaining).unwrap_or_default().max(high_delay);
-        if delay.is_zero() {
+        let rest = pause.as_mut().and_then(WritePause::remaining).unwrap_or_default().max(delay);
+        if rest.is_zero() {
             return reply.written(written).ignore();
         }
         let (stalled, charge) = (Stalled::begin(group), charge_held(group));
@@ -322,7 +386,7 @@ impl DataFs {
             let _until_it_goes = (&stalled, &charge);
             pause.as_mut()?.remaining()
         });
-        self.delays.delay(reply.take(), Answer::Written(written as u32), delay, again);
+        self.delays.delay(reply.take(), Answer::Written(written as u32), rest, again);
     }
 
     pub(super) fn open(&self, request: &Request<'_>, arg: &OpenIn, reply: &mut Reply) {
@@ -395,11 +459,20 @@ impl DataFs {
         reply_with(reply, result, |reply, (inner, entry, opened)| {
             let (open_flags, member) =
                 (open_flags(&*opened.file, opened.file.kernel_caching(true)), Arc::clone(&opened.on));
-            let fh = self.files.open(Arc::new(opened));
+            let handle = self.files.open(Arc::new(opened));
+            // With silent opens the kernel sends no RELEASE either.
+            let fh = match self.lifetimes.silent_opens {
+                true => {
+                    let open = SilentOpen::new(entry.node.0, arg.flags);
+                    self.close_handles(self.silent_opens.add(open, handle));
+                    0
+                }
+                false => handle,
+            };
             let open = OpenOut { fh, open_flags, padding: 0 };
             let files = Arc::clone(&self.files);
             reply.hand_over(&CreateOut { entry: self.entry_out(&entry), open }, move || {
-                drop(files.close(fh));
+                drop(files.close(handle));
                 member.volume().forget(inner.node, 1);
             });
         });
@@ -411,20 +484,18 @@ impl DataFs {
         drop(self.files.close(fh));
     }
 
-    pub(super) fn fsync(&self, header: &InHeader, arg: &FsyncIn, reply: &mut Reply) {
+    pub(super) fn fsync(&self, request: &Request<'_>, arg: &FsyncIn, reply: &mut Reply) {
         let data_only = arg.fsync_flags & FSYNC_FDATASYNC != 0;
-        let result = self.file(header, arg.fh).map_err(VfsError::from);
-        reply_done(reply, result.and_then(|opened| Arc::clone(&opened.file).fsync(data_only)));
+        let result = self.file_for(request, arg.fh, OFlags::RDONLY.bits());
+        reply_done(reply, result.and_then(|opened| opened.file.fsync(data_only)));
     }
 
     pub(super) fn fallocate(&self, request: &Request<'_>, arg: &FallocateIn, reply: &mut Reply) {
-        let header = request.header;
         let mode = FallocateFlags::from_bits_retain(arg.mode);
-        let result = self.file(header, arg.fh).map_err(VfsError::from);
+        let result = self.file_for(request, arg.fh, OFlags::RDWR.bits());
         reply_done(
             reply,
             result.and_then(|opened| {
-                let opened = Arc::clone(&opened);
                 let group = self.group(request);
                 // The kernel leaves this to the daemon and does not say whether the caller has
                 // CAP_FSETID; the superuser has it.
@@ -436,14 +507,14 @@ impl DataFs {
         );
     }
 
-    pub(super) fn lseek(&self, header: &InHeader, arg: &LseekIn, reply: &mut Reply) {
+    pub(super) fn lseek(&self, request: &Request<'_>, arg: &LseekIn, reply: &mut Reply) {
         let whence = match arg.whence {
             SEEK_DATA => Whence::Data,
             SEEK_HOLE => Whence::Hole,
             _ => return reply.error(Errno::INVAL).ignore(),
         };
-        let result = self.file(header, arg.fh).map_err(VfsError::from);
-        let result = result.and_then(|opened| Arc::clone(&opened.file).lseek(whence, arg.offset));
+        let result = self.file_for(request, arg.fh, OFlags::RDONLY.bits());
+        let result = result.and_then(|opened| opened.file.lseek(whence, arg.offset));
         reply_with(reply, result, |reply, offset| reply.value(&LseekOut { offset }).ignore());
     }
 }

@@ -59,6 +59,10 @@ impl KernelCache for KernelNames {
         self.lifetimes.exclusive
     }
 
+    fn opens_silently(&self) -> bool {
+        self.lifetimes.silent_opens
+    }
+
     fn attributes_changed(&self, node: NodeId) {
         self.notifier.inval_attributes_now(node.0);
     }

@@ -16,6 +16,9 @@ pub struct Lifetimes {
     pub pages: bool,
     /// No other program changes the directories, so that an open need not look at them.
     pub exclusive: bool,
+    /// Files are opened without a request. Only for an exclusive mount of one volume with pages in
+    /// the kernel: a volume that may be removed has to know what is open.
+    pub silent_opens: bool,
 }
 
 /// Longer than any mount lasts.
@@ -25,7 +28,14 @@ impl Lifetimes {
     /// Returns the lifetimes of a mount whose directories no other program changes: names that
     /// exist or do not, and attributes, without a limit.
     pub fn exclusive() -> Self {
-        Self { entry: FOREVER, absent: FOREVER, attr: FOREVER, pages: false, exclusive: true }
+        Self {
+            entry: FOREVER,
+            absent: FOREVER,
+            attr: FOREVER,
+            pages: false,
+            exclusive: true,
+            silent_opens: false,
+        }
     }
 }
 
@@ -34,6 +44,13 @@ impl Default for Lifetimes {
     /// daemon, zero for names that do not exist, and no pages.
     fn default() -> Self {
         let second = Duration::from_secs(1);
-        Self { entry: second, absent: Duration::ZERO, attr: second, pages: false, exclusive: false }
+        Self {
+            entry: second,
+            absent: Duration::ZERO,
+            attr: second,
+            pages: false,
+            exclusive: false,
+            silent_opens: false,
+        }
     }
 }

@@ -13,6 +13,7 @@ mod kernel_names;
 mod lifetimes;
 mod names;
 mod request_end;
+mod silent_opens;
 mod volumes_directory;
 
 use std::ffi::OsStr;
@@ -38,6 +39,7 @@ use crate::wire::{InHeader, InitFlags, Negotiated, Op};
 use absent_names::AbsentNames;
 use kernel_names::KernelNames;
 pub use lifetimes::Lifetimes;
+use silent_opens::{SilentOpen, SilentOpens};
 
 /// The store key of requests that use no store.
 const NO_STORE: u64 = u64::MAX;
@@ -88,6 +90,7 @@ pub struct DataFs {
     /// (C) Itself, for gates at the end of requests.
     me: Weak<DataFs>,
     lifetimes: Lifetimes,
+    silent_opens: SilentOpens,
     /// (A) Writes that wait for the kernel to drop pages.
     nr_drop_turns: Arc<AtomicUsize>,
     /// (C) The time at which it was created, which is the age of the directory of all volumes.
@@ -120,6 +123,7 @@ impl DataFs {
             dirs: Arc::default(),
             delays,
             lifetimes,
+            silent_opens: SilentOpens::default(),
             nr_drop_turns: Arc::default(),
             since: now(),
             absent: Arc::default(),
@@ -247,6 +251,51 @@ impl DataFs {
         self.files.get(handle).ok_or_else(|| self.no_handle(header))
     }
 
+    /// Returns the handle to look up for a request that names `fh`, on a descriptor with these
+    /// flags.
+    fn handle(&self, header: &InHeader, fh: u64, flags: u32) -> u64 {
+        match self.is_silent(fh) {
+            true => self.silent_opens.handle(SilentOpen::new(header.nodeid, flags)),
+            false => fh,
+        }
+    }
+
+    /// Returns whether a request comes through a descriptor whose open did not come here.
+    fn is_silent(&self, fh: u64) -> bool {
+        fh == 0 && self.lifetimes.silent_opens
+    }
+
+    /// Returns the open file that a request goes through. Opens it if that did not come here; may
+    /// sleep for that.
+    fn file_for(
+        &self,
+        request: &Request<'_>,
+        fh: u64,
+        flags: u32,
+    ) -> Result<Arc<Opened<dyn VolumeFile>>, VfsError> {
+        let header = request.header;
+        let known = self.files.get(self.handle(header, fh, flags)).map(|opened| Arc::clone(&opened));
+        if let Some(opened) = known {
+            return Ok(opened);
+        }
+        let (true, ResolvedId::In(member, node)) = (self.is_silent(fh), self.volumes.place(header.nodeid)?)
+        else {
+            return Err(self.no_handle(header).into());
+        };
+        let open = SilentOpen::new(header.nodeid, flags);
+        let on = member.begin_open()?;
+        let file = member.volume().open(&self.caller(request), node, open.flags())?;
+        // On this mount it is cached, whatever room there is.
+        file.kernel_caching(false);
+        let opened = Arc::new(Opened { file, on });
+        self.close_handles(self.silent_opens.add(open, self.files.open(Arc::clone(&opened) as _)));
+        Ok(opened)
+    }
+
+    fn close_handles(&self, handles: Vec<u64>) {
+        handles.into_iter().for_each(|handle| drop(self.files.close(handle)));
+    }
+
     fn dir(&self, header: &InHeader, handle: u64) -> Result<HandleRef<OpenDir>, Errno> {
         self.dirs.get(handle).ok_or_else(|| self.no_handle(header))
     }
@@ -318,6 +367,9 @@ impl Filesystem for DataFs {
             // In its page cache the kernel drops what it is told to; a new time would have it drop
             // all.
             | if self.lifetimes.pages { InitFlags::EXPLICIT_INVAL_DATA } else { InitFlags::AUTO_INVAL_DATA }
+            // The kernel truncates by an open or by a request of its own, which comes here in any
+            // case.
+            | if self.lifetimes.silent_opens { 0 } else { InitFlags::ATOMIC_O_TRUNC }
             | InitFlags::CACHE_SYMLINKS
             // The kernel reads access lists and decides by them; default lists are the host's to
             // apply, so that the umask must come separately.
@@ -337,6 +389,10 @@ impl Filesystem for DataFs {
         match request.op {
             Op::Read(arg) => return self.read_quickly(request, &arg, reply),
             Op::Write { arg, data } => return self.write_quickly(request, &arg, data, reply),
+            // The kernel sends neither again: a failed write is reported by fsync.
+            Op::Open(_) | Op::Flush(_) if self.lifetimes.silent_opens => {
+                reply.error(Errno::NOSYS).ignore();
+            }
             Op::Flush(arg) => {
                 let file = self.file(header, arg.fh).map_err(VfsError::from);
                 reply_done(reply, file.and_then(|opened| opened.file.flush()));
@@ -384,9 +440,9 @@ impl Filesystem for DataFs {
             Op::Create { arg, name, supplementary_gid: gid } => self.create(request, &arg, name, gid, reply),
             Op::Tmpfile { arg, supplementary_gid: gid } => self.tmpfile(request, &arg, gid, reply),
             Op::Release(arg) => self.release(arg.fh, reply),
-            Op::Fsync(arg) => self.fsync(header, &arg, reply),
+            Op::Fsync(arg) => self.fsync(request, &arg, reply),
             Op::Fallocate(arg) => self.fallocate(request, &arg, reply),
-            Op::Lseek(arg) => self.lseek(header, &arg, reply),
+            Op::Lseek(arg) => self.lseek(request, &arg, reply),
             Op::Syncfs => reply_done(reply, self.sync_volumes()),
 
             Op::Lookup { name } => self.lookup(request, name, reply),

@@ -230,6 +230,9 @@ impl DataFs {
         if let Ok(ResolvedId::In(member, node)) = self.volumes.place(id)
             && (node != NodeId::ROOT || self.volumes.whole().is_some())
         {
+            if self.lifetimes.silent_opens {
+                self.close_handles(self.silent_opens.take_all_of(id));
+            }
             member.volume().forget(node, nr_lookups);
         }
     }

@@ -35,7 +35,6 @@ impl InitFlags {
 
     /// The features that every mount of this daemon requests.
     pub const COMMON: u64 = Self::ASYNC_READ
-        | Self::ATOMIC_O_TRUNC
         | Self::BIG_WRITES
         | Self::ASYNC_DIO
         | Self::PARALLEL_DIROPS

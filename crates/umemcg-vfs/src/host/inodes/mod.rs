@@ -9,11 +9,11 @@ mod files;
 mod lingering;
 mod resolve;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, OnceLock};
 
 use rustix::io::Errno;
-use umemcg_base::{Rank, RankedMutex};
+use umemcg_base::{LeafMutex, Rank, RankedMutex};
 
 use self::lingering::Lingering;
 use crate::allowance::ReclaimEffort;
@@ -21,6 +21,7 @@ use crate::attr::{FileKind, NodeId};
 use crate::error::VfsError;
 use crate::host::content::Content;
 use crate::host::descriptor_cache::DescriptorCache;
+use crate::host::descriptor_share::DescriptorShare;
 use crate::host::directory::HostDirectory;
 use crate::host::inode_table::{InodeCharges, InodeTable, Removed};
 use crate::host::syscalls;
@@ -45,6 +46,9 @@ pub(crate) struct HostInodes {
     pub(crate) max_kept: usize,
     /// The kernel's cache of inodes, once it is set.
     pub(crate) kernel: OnceLock<Arc<dyn KernelCache>>,
+    /// What the descriptors cost that hold inodes without a name, which may be open although no
+    /// open came here.
+    pub(crate) orphan_shares: LeafMutex<HashMap<NodeId, DescriptorShare>>,
     /// The pages that it keeps, if it keeps any.
     pub(crate) kernel_page_lists: OnceLock<Arc<KernelPageLists>>,
     /// Last, because everything above gives memory back to it.
@@ -76,8 +80,14 @@ impl HostInodes {
             kept: RankedMutex::new(Rank::ObjectOwner, VecDeque::new()),
             max_kept,
             kernel: OnceLock::new(),
+            orphan_shares: LeafMutex::default(),
             kernel_page_lists: OnceLock::new(),
         }
+    }
+
+    /// Returns whether processes open files of the volume without a request.
+    pub(crate) fn opens_silently(&self) -> bool {
+        self.kernel.get().is_some_and(|kernel| kernel.opens_silently())
     }
 
     /// Returns the entry of a node.
@@ -99,7 +109,7 @@ impl HostInodes {
         let stat = syscalls::stat_fd(&self.descriptor(node)?)?;
         let effort = self.reclaim_effort();
         let fresh = Content::new(effort, &self.engine, &self.host_dir, &stat, group)?;
-        let mut charges = match self.table.nr_names_of_another(node, fresh.list_owner()) {
+        let mut charges = match self.table.nr_names_of_another(node, fresh.lister()) {
             Some(nr_names) => Some(InodeCharges::take(effort, &self.engine, group, nr_names)?),
             None => None,
         };
@@ -135,6 +145,10 @@ impl HostInodes {
             self.descriptors.remove(gone.node);
             if let (Some(content), true) = (&gone.content, gone.is_nameless) {
                 content.discard();
+            }
+            if gone.is_nameless {
+                let share = self.orphan_shares.lock().remove(&gone.node);
+                drop(share);
             }
             released_bytes += if gone.was_asked { gone.bytes } else { 0 };
         }

@@ -31,9 +31,10 @@ impl OpenFile {
         let Some(pages) = self.inodes.kernel_pages(self.node(), content, group) else {
             return KernelCaching::Bypass;
         };
-        let is_cached = content.kernel_caches(|| has_room(group, content.file.len()));
-        content.file.set_kept_above(is_cached);
         let kernel = self.inodes.kernel.get();
+        let is_silent = self.inodes.opens_silently();
+        let is_cached = content.kernel_caches(|| is_silent || has_room(group, content.file.len()));
+        content.file.set_kept_above(is_cached);
         if let Some(kernel) = kernel.filter(|kernel| !kernel.is_exclusive())
             && content.was_new_within(kernel.attribute_lifetime() + STAMP_SLACK)
             && !is_new

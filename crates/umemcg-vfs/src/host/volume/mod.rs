@@ -29,10 +29,11 @@ use crate::host::directory::HostDirectory;
 use crate::host::inodes::HostInodes;
 use crate::host::syscalls;
 use crate::kernel_cache::KernelCache;
+use crate::kernel_io::KernelIo;
 use crate::kernel_page_lists::KernelPageLists;
 use crate::volume::{Volume, VolumeKind};
 use crate::volume_config::{IoMode, Resolve, VolumeConfig};
-use umemcg::{Engine, File, StoreId};
+use umemcg::{Engine, File, Group, StoreId};
 
 /// A volume of a host directory.
 #[derive(Debug)]
@@ -114,6 +115,18 @@ impl Volume for HostVolume {
         }
         // Later calls have no effect.
         let _ = inodes.kernel.set(kernel);
+    }
+
+    fn begin_kernel_io(
+        &self,
+        node: NodeId,
+        range: (u64, u64),
+        is_write: bool,
+        payer: &Arc<Group>,
+    ) -> Option<KernelIo> {
+        let content = self.inodes.find(node).ok()?.content?;
+        let pages = Arc::clone(content.kernel_pages()?);
+        Some(KernelIo::begin(pages, Arc::clone(&content.file), range, is_write, payer))
     }
 
     /// Makes everything durable that the volume accepted before the call, metadata included. Goes

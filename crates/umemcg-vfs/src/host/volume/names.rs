@@ -17,7 +17,7 @@ use crate::attr::{Entry, FileKind, NodeId};
 use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::host::content::{NamePin, Opening};
-use crate::host::descriptor_share::{Purpose, tenant};
+use crate::host::descriptor_share::{DescriptorShare, Purpose, tenant};
 use crate::host::inode_names::{NameCharge, is_long};
 use crate::host::inode_table::Loss;
 use crate::host::syscalls::{self, InodeKey};
@@ -31,6 +31,8 @@ struct Victim {
     key: InodeKey,
     /// The pin of a file that may be open.
     pin: Option<NamePin>,
+    /// Room for its descriptor, if it may be open although no open came here.
+    share: Option<DescriptorShare>,
 }
 
 impl Names for HostVolume {
@@ -42,7 +44,7 @@ impl Names for HostVolume {
     fn unlink(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
         let name = component(name)?;
         let dir = self.directory(parent)?;
-        let victim = self.victim(&dir, &name, |fd, key| self.pin_for_name(caller, fd, key))?;
+        let victim = self.victim(&dir, &name, Some(caller))?;
         rustix::fs::unlinkat(&dir, &name, AtFlags::empty())?;
         self.lost_name(victim, parent, &name, false)
     }
@@ -54,7 +56,7 @@ impl Names for HostVolume {
     fn rmdir(&self, parent: NodeId, name: &OsStr) -> Result<(), VfsError> {
         let name = component(name)?;
         let dir = self.directory(parent)?;
-        let victim = self.victim(&dir, &name, |_, _| Ok(None))?;
+        let victim = self.victim(&dir, &name, None)?;
         rustix::fs::unlinkat(&dir, &name, AtFlags::REMOVEDIR)?;
         self.lost_name(victim, parent, &name, true)
     }
@@ -82,7 +84,7 @@ impl Names for HostVolume {
         if !self.inodes.host_dir.owns(&moved) {
             return Err(Errno::XDEV.into());
         }
-        let victim = self.victim(&new_dir, &new_name, |fd, key| self.pin_for_name(caller, fd, key));
+        let victim = self.victim(&new_dir, &new_name, Some(caller));
         let victim = match victim {
             Err(Errno::NOENT) => None,
             victim => Some(victim?),
@@ -147,20 +149,37 @@ impl Names for HostVolume {
 }
 
 impl HostVolume {
-    /// Opens the inode that a name leads to, before the name is removed.
-    fn victim(
-        &self,
-        dir: &OwnedFd,
-        name: &CStr,
-        pin: impl FnOnce(&OwnedFd, InodeKey) -> Result<Option<NamePin>, Errno>,
-    ) -> Result<Victim, Errno> {
+    /// Opens the inode that a name leads to, before the name is removed. Unless it is a directory,
+    /// it may be open; what that takes counts for the caller.
+    fn victim(&self, dir: &OwnedFd, name: &CStr, caller: Option<&Caller>) -> Result<Victim, Errno> {
         let fd = self.inodes.with_descriptors(|| syscalls::hold_name(dir, name))?;
         let stat = syscalls::stat_fd(&fd)?;
         if !self.inodes.host_dir.owns(&stat) {
             return Err(Errno::XDEV);
         }
-        let (key, pin) = (stat.key(), pin(&fd, stat.key())?);
-        Ok(Victim { fd, key, pin })
+        let key = stat.key();
+        let pin = caller.map_or(Ok(None), |caller| self.pin_for_name(caller, &fd, key))?;
+        let share = match caller.filter(|_| stat.attr.nlink == 1) {
+            Some(caller) => self.share_of_silent_open(caller, key)?,
+            None => None,
+        };
+        Ok(Victim { fd, key, pin, share })
+    }
+
+    /// Takes room for the descriptor of an inode that is about to lose its last name while the
+    /// kernel refers to it, where that may mean that it is open. Opens that came here are counted
+    /// otherwise.
+    fn share_of_silent_open(&self, caller: &Caller, key: InodeKey) -> Result<Option<DescriptorShare>, Errno> {
+        let inodes = &self.inodes;
+        let is_silent = inodes.opens_silently()
+            && inodes.table.find(key).is_some_and(|node| {
+                inodes.table.with(node, |entry| entry.kind == FileKind::Regular && entry.is_looked_up())
+                    == Some(true)
+            });
+        match is_silent {
+            true => inodes.room_for_fds(&caller.group, Purpose::Open, true).map(Some),
+            false => Ok(None),
+        }
     }
 
     /// Keeps the descriptor of an open file when its last name is removed. The descriptor counts
@@ -201,8 +220,14 @@ impl HostVolume {
             pin.keep();
         }
         let loss = if is_last { Loss::LastName(Arc::new(victim.fd)) } else { Loss::OneName };
-        let (removed, too_many) =
-            inodes.table.name_removed(node, parent, name.to_bytes(), loss, inodes.max_held);
+        let mut max_orphans = inodes.max_held;
+        if let (true, Some(share)) = (is_last, victim.share) {
+            // It counts for a tenant, and needs no other bound.
+            max_orphans = usize::MAX;
+            let other = inodes.orphan_shares.lock().insert(node, share);
+            drop(other);
+        }
+        let (removed, too_many) = inodes.table.name_removed(node, parent, name.to_bytes(), loss, max_orphans);
         inodes.dispose(removed);
         match too_many {
             // The descriptor is cached like any other, if there is room.

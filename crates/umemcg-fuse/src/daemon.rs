@@ -1,8 +1,5 @@
 //! The daemon: a volume mounted for all users, its control files mounted beside it, and a shutdown
-//! that reports all accepted data that could not be made durable. `volume_admin` adds and removes
-//! volumes.
-
-mod volume_admin;
+//! that reports all accepted data that could not be made durable.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -19,8 +16,6 @@ use crate::classify::Classifier;
 use crate::data_fs::{DataFs, Lifetimes};
 use crate::mount::{MountError, MountOptions, Mounted, Unmount};
 use crate::session::{Filesystem, Session, SessionConfig, SessionError};
-
-pub use volume_admin::{AddVolumeError, RemoveVolumeError, Removed, VolumeInfo};
 
 /// The interval at which a flush reports its progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
@@ -135,9 +130,9 @@ impl Served {
 /// and does not wait for the store: call [`shut_down`](Self::shut_down) first.
 #[derive(Debug)]
 pub struct Daemon {
-    engine: Arc<Engine>,
-    volumes: Arc<Volumes>,
-    filesystem: Arc<DataFs>,
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) volumes: Arc<Volumes>,
+    pub(crate) filesystem: Arc<DataFs>,
     data: Served,
     control: Option<Served>,
 }
@@ -238,7 +233,7 @@ impl Daemon {
     }
 
     /// Runs work that may never return. Waits for it until the deadline.
-    fn in_background<T: Send + 'static>(
+    pub(crate) fn in_background<T: Send + 'static>(
         &self,
         name: &str,
         deadline: Instant,
@@ -263,7 +258,7 @@ impl Daemon {
         }
     }
 
-    fn name(&self, lost: &LostData) -> Lost {
+    pub(crate) fn name(&self, lost: &LostData) -> Lost {
         Lost {
             path: self.volumes.path_of_content(&lost.file).unwrap_or_else(|| "(removed)".into()),
             bytes: lost.bytes,

@@ -4,11 +4,7 @@
 //! Groups come and go without this layer (rules create them, too), so the tree stores nothing but
 //! the map from node numbers to groups. Permissions of directories are checked here although a
 //! mount may have checked them already; permissions of files are checked at open, against the
-//! opener, and hold for the life of the open file. Polls are in `polling`, extended attributes in
-//! `xattrs`.
-
-mod polling;
-mod xattrs;
+//! opener, and hold for the life of the open file.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -57,7 +53,7 @@ pub struct SetAttr {
 /// The control tree of one engine.
 #[derive(Debug)]
 pub struct ControlTree {
-    state: ControlState,
+    pub(crate) state: ControlState,
     /// Groups whose nodes were handed out, by serial. Groups that the engine alone removed are
     /// dropped when the map doubles.
     known: LeafRwLock<KnownGroup>,
@@ -399,7 +395,7 @@ impl ControlTree {
     }
 
     /// Returns the group, and the row if the node is a file.
-    fn resolve(&self, node: NodeId) -> Result<(Arc<Group>, Option<FileId>), ControlError> {
+    pub(crate) fn resolve(&self, node: NodeId) -> Result<(Arc<Group>, Option<FileId>), ControlError> {
         let (serial, row) = node.parts().ok_or(ControlError::NotFound)?;
         let group = if serial == 0 {
             Arc::clone(self.state.engine().root())

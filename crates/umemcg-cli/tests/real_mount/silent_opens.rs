@@ -1,0 +1,100 @@
+//! An exclusive mount with pages in the kernel (`--exclusive --page-cache kernel`): files are
+//! opened without a request, and still are what open files have to be.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use crate::harness::{Mount, Options, Stopped, needs_mount, until};
+
+fn start() -> Mount {
+    let arguments = vec!["--page-cache", "kernel", "--exclusive"];
+    Mount::start_with(&Options { arguments, ..Options::default() })
+}
+
+/// Returns how many files without a name the daemon has open.
+fn nr_nameless(mount: &Mount) -> u64 {
+    let listed =
+        mount.sh(&format!("ls -l /proc/{}/fd | grep -c deleted || true", mount.pid().as_raw_nonzero()));
+    listed.good().trim().parse().unwrap()
+}
+
+#[test]
+fn a_warm_file_is_opened_and_read_without_the_daemon() {
+    needs_mount!();
+    let mount = start();
+    mount.sh("mkdir $DATA/d; seq 10000 > $DATA/d/f").good();
+    // Again if another test has had the host drop its caches meanwhile.
+    let answers = (0..10).any(|_| {
+        mount.sh("cmp $MNT/d/f $DATA/d/f").good();
+        std::thread::sleep(Duration::from_millis(1500));
+        let _stopped = Stopped::new(&mount);
+        mount.sh("timeout 20 cmp $MNT/d/f $DATA/d/f").status.success()
+    });
+    assert!(answers, "each time the daemon was asked");
+}
+
+#[test]
+fn an_open_file_outlives_its_names_and_other_opens() {
+    needs_mount!();
+    let mount = start();
+    let path = mount.mnt().join("f");
+    fs::write(&path, "written first").unwrap();
+    let mut reading = File::open(&path).unwrap();
+    let writing = OpenOptions::new().write(true).open(&path).unwrap();
+    let mut other = File::create(mount.mnt().join("g")).unwrap();
+    other.write_all(b"replaces it").unwrap();
+    drop(other);
+    fs::rename(mount.mnt().join("g"), &path).unwrap();
+    assert_eq!(fs::read(&path).unwrap(), b"replaces it");
+    writing.write_all_at(b"changed", 8).unwrap();
+    writing.sync_all().unwrap();
+    // What is read now comes from the daemon.
+    rustix::fs::fadvise(&reading, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    let mut text = String::new();
+    reading.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "written changed");
+    writing.set_len(3).unwrap();
+    reading.seek(SeekFrom::Start(0)).unwrap();
+    text.clear();
+    reading.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "wri");
+}
+
+#[test]
+fn a_file_without_a_name_is_released_when_it_is_closed() {
+    needs_mount!();
+    let mount = start();
+    fs::write(mount.mnt().join("f"), vec![7; 1 << 20]).unwrap();
+    let file = File::open(mount.mnt().join("f")).unwrap();
+    fs::remove_file(mount.mnt().join("f")).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, (1 << 20) - 1).unwrap();
+    assert_eq!(byte, [7]);
+    assert!(nr_nameless(&mount) > 0, "the daemon holds the file");
+    drop(file);
+    until("the daemon has let the file go", || nr_nameless(&mount) == 0);
+}
+
+#[test]
+fn appends_and_truncation_reach_the_directory() {
+    needs_mount!();
+    let mut mount = start();
+    mount
+        .sh("for n in 1 2 3; do echo $n >> $MNT/log; done; seq 100 > $MNT/cut; echo short > $MNT/cut")
+        .good();
+    mount.sh("dd if=/dev/zero of=$MNT/synced bs=4k count=3 oflag=sync status=none").good();
+    mount.sh("fallocate -l 64k $MNT/long; fallocate -p -o 0 -l 4k $MNT/synced").good();
+    mount.umount();
+    mount.sh("echo '1 2 3' | cmp - <(paste -sd' ' $DATA/log); echo short | cmp - $DATA/cut").good();
+    mount.sh("test $(stat -c %s $DATA/long) = 65536 -a $(stat -c %s $DATA/synced) = 12288").good();
+}
+
+#[test]
+fn files_that_were_created_and_removed_hold_nothing() {
+    needs_mount!();
+    let mount = start();
+    mount.sh("for n in {1..300}; do echo $n > $MNT/$n; done; sync -f $MNT; rm $MNT/*").good();
+    until("the daemon has let the files go", || nr_nameless(&mount) == 0);
+}

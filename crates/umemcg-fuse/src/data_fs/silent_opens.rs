@@ -1,0 +1,130 @@
+//! Files that processes open without a request.
+//!
+//! On a mount whose directory no other program changes, and whose file pages the kernel keeps, an
+//! open has nothing to find out: the kernel checks permissions with the attributes that it knows.
+//! The first OPEN is answered with ENOSYS, after which the kernel sends no further one, and no
+//! RELEASE, also for files that it has created. Reads, writes and the other requests on a file then
+//! come with handle 0, and are served through an open file that is made when the first of them
+//! needs it. The most recently made ones are kept, because an open file knows how far its readers
+//! read ahead; any of them may be closed at any time.
+//!
+//! A process may have a file open that has no open file here. A file that loses its last name is
+//! therefore kept as long as the kernel refers to it.
+
+use std::collections::{HashMap, VecDeque};
+
+use rustix::fs::OFlags;
+use umemcg_base::LeafMutex;
+
+/// Open files that are kept; each costs its group a handle, and its name cannot be given back.
+const NR_KEPT_MAX: usize = 64;
+
+/// An inode and the flags of an open that matter after it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct SilentOpen {
+    /// The inode, as the kernel names it.
+    pub(super) id: u64,
+    flags: u32,
+}
+
+impl SilentOpen {
+    /// Returns the open that a request with these flags of its descriptor goes through.
+    pub(super) fn new(id: u64, flags: u32) -> Self {
+        let kept = OFlags::RWMODE | OFlags::APPEND | OFlags::DSYNC | OFlags::SYNC | OFlags::NOATIME;
+        Self { id, flags: flags & kept.bits() }
+    }
+
+    /// Returns the flags to open it with.
+    pub(super) fn flags(self) -> OFlags {
+        OFlags::from_bits_retain(self.flags)
+    }
+}
+
+/// The handles of silent opens.
+#[derive(Debug, Default)]
+struct Handles {
+    by_open: HashMap<SilentOpen, u64>,
+    /// Oldest first; some may have been closed.
+    in_order: VecDeque<SilentOpen>,
+}
+
+/// See the module text.
+#[derive(Debug, Default)]
+pub(super) struct SilentOpens(LeafMutex<Handles>);
+
+impl SilentOpens {
+    /// Returns the handle of an open file; 0, which stands for none, if there is none.
+    pub(super) fn handle(&self, open: SilentOpen) -> u64 {
+        self.0.lock().by_open.get(&open).copied().unwrap_or(0)
+    }
+
+    /// Adds the handle of a file that was opened. Returns the handles to close instead.
+    #[must_use]
+    pub(super) fn add(&self, open: SilentOpen, handle: u64) -> Vec<u64> {
+        let mut handles = self.0.lock();
+        let mut to_close = Vec::new();
+        match handles.by_open.insert(open, handle) {
+            // Another thread has opened it meanwhile.
+            Some(other) => to_close.push(other),
+            None => handles.in_order.push_back(open),
+        }
+        while handles.in_order.len() > NR_KEPT_MAX {
+            let oldest = handles.in_order.pop_front();
+            to_close.extend(oldest.and_then(|oldest| handles.by_open.remove(&oldest)));
+        }
+        to_close
+    }
+
+    /// Takes out everything of an inode that the kernel has forgotten. Returns the handles to
+    /// close.
+    #[must_use]
+    pub(super) fn take_all_of(&self, id: u64) -> Vec<u64> {
+        let mut handles = self.0.lock();
+        if !handles.in_order.iter().any(|open| open.id == id) {
+            return Vec::new();
+        }
+        handles.in_order.retain(|open| open.id != id);
+        handles.by_open.extract_if(|open, _| open.id == id).map(|(_, handle)| handle).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reading(id: u64) -> SilentOpen {
+        SilentOpen::new(id, OFlags::RDONLY.bits())
+    }
+
+    #[test]
+    fn the_oldest_open_makes_room_for_a_new_one() {
+        let opens = SilentOpens::default();
+        for id in 0..NR_KEPT_MAX as u64 {
+            assert!(opens.add(reading(id), 100 + id).is_empty());
+        }
+        assert_eq!(opens.add(reading(1000), 1), [100]);
+        assert_eq!((opens.handle(reading(0)), opens.handle(reading(1))), (0, 101));
+    }
+
+    #[test]
+    fn of_two_threads_that_open_a_file_one_handle_is_closed() {
+        let opens = SilentOpens::default();
+        assert!(opens.add(reading(1), 5).is_empty());
+        assert_eq!(opens.add(reading(1), 6), [5]);
+        assert_eq!(opens.handle(reading(1)), 6);
+    }
+
+    #[test]
+    fn a_forgotten_inode_takes_its_opens_along() {
+        let opens = SilentOpens::default();
+        let writing = SilentOpen::new(1, (OFlags::RDWR | OFlags::APPEND | OFlags::CREATE).bits());
+        assert_eq!(writing.flags(), OFlags::RDWR | OFlags::APPEND);
+        assert!(opens.add(reading(1), 5).is_empty() && opens.add(writing, 6).is_empty());
+        assert!(opens.add(reading(2), 7).is_empty());
+        let mut closed = opens.take_all_of(1);
+        closed.sort_unstable();
+        assert_eq!(closed, [5, 6]);
+        assert_eq!((opens.handle(reading(1)), opens.handle(reading(2))), (0, 7));
+        assert!(opens.take_all_of(1).is_empty());
+    }
+}
