@@ -7,10 +7,21 @@ use serde::Deserialize;
 
 use crate::options::Failure;
 
-/// A run: each file by a job of its own, all at the same time, every block once.
+/// How a job reads and writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Engine {
+    /// Through calls, after fio has dropped what the kernel caches of the file.
+    CallsUncached,
+    /// Through calls, with what the kernel caches.
+    Calls,
+    /// Through a mapping, with what the kernel caches.
+    Mapping,
+}
+
+/// A run: each file by a job of its own, all at the same time, every block once in each loop.
 #[derive(Debug, Clone)]
 pub struct Job<'a> {
-    /// `read`, `randread` or `write`.
+    /// `read`, `randread`, `write` or `randwrite`.
     pub pattern: &'a str,
     /// Bytes of one call.
     pub block_bytes: u64,
@@ -18,6 +29,10 @@ pub struct Job<'a> {
     pub file_bytes: u64,
     /// The files.
     pub files: Vec<PathBuf>,
+    /// The way of reading and writing.
+    pub engine: Engine,
+    /// Times that all blocks are read or written.
+    pub loops: u32,
 }
 
 #[derive(Debug, Deserialize)]
@@ -55,16 +70,14 @@ pub fn check() -> Result<(), Failure> {
 /// [`Failure::Wrong`] when a call failed or bytes are missing.
 pub fn run(job: &Job<'_>) -> Result<f64, Failure> {
     let mut command = Command::new("fio");
-    command.args([
-        "--output-format=json",
-        "--ioengine=psync",
-        "--thread",
-        "--fallocate=none",
-        "--refill_buffers=0",
-    ]);
+    command.args(["--output-format=json", "--thread", "--fallocate=none", "--refill_buffers=0"]);
+    command.arg(if job.engine == Engine::Mapping { "--ioengine=mmap" } else { "--ioengine=psync" });
+    command.arg(format!("--invalidate={}", u8::from(job.engine == Engine::CallsUncached)));
+    command.arg(format!("--loops={}", job.loops));
+    let writes = job.pattern.ends_with("write");
     command.arg(format!("--bs={}", job.block_bytes)).arg(format!("--rw={}", job.pattern));
     command.arg(format!("--size={}", job.file_bytes));
-    if job.pattern != "write" {
+    if !writes {
         command.arg("--readonly");
     }
     for (at, file) in job.files.iter().enumerate() {
@@ -83,8 +96,8 @@ pub fn run(job: &Job<'_>) -> Result<f64, Failure> {
         .map_err(|error| wrong(format!("output that is not understood: {error}; {said}")))?;
     let mut rate = 0.0;
     for outcome in &parsed.jobs {
-        let direction = if job.pattern == "write" { &outcome.write } else { &outcome.read };
-        if outcome.error != 0 || direction.io_bytes != job.file_bytes {
+        let direction = if writes { &outcome.write } else { &outcome.read };
+        if outcome.error != 0 || direction.io_bytes != job.file_bytes * u64::from(job.loops) {
             return Err(wrong(format!("error {}, {} bytes moved", outcome.error, direction.io_bytes)));
         }
         rate += direction.iops;

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use crate::fio::{self, Job};
+use crate::fio::{self, Engine, Job};
 use crate::mounts::Mount;
 use crate::options::{Failure, Options};
 use crate::progress::Progress;
@@ -55,7 +55,7 @@ pub struct Programs {
 
 impl Programs {
     /// Returns the daemon, and the directory of the rivals.
-    fn find(&self) -> Result<(PathBuf, PathBuf), Failure> {
+    pub fn find(&self) -> Result<(PathBuf, PathBuf), Failure> {
         let beside = std::env::current_exe().map_err(Failure::at("cannot find this program"))?;
         let beside = beside.parent().unwrap_or(Path::new("."));
         let umemcg = self.umemcg.clone().unwrap_or_else(|| beside.join("umemcg"));
@@ -226,7 +226,9 @@ impl Ground {
                         fs::read(file).map_err(Failure::at("cannot read a file"))?;
                     }
                 }
-                let rate = fio::run(&Job { pattern, block_bytes, file_bytes: self.read_bytes, files })?;
+                let file_bytes = self.read_bytes;
+                let engine = Engine::CallsUncached;
+                let rate = fio::run(&Job { pattern, block_bytes, file_bytes, files, engine, loops: 1 })?;
                 Ok(if pattern == "read" { rate * block_bytes as f64 / f64::from(1 << 20) } else { rate })
             }
             Kind::Write(block_bytes) => {
@@ -237,6 +239,8 @@ impl Ground {
                     block_bytes,
                     file_bytes: self.write_bytes,
                     files: vec![file.clone()],
+                    engine: Engine::CallsUncached,
+                    loops: 1,
                 };
                 let rate = fio::run(&job)?;
                 fs::remove_file(file).map_err(Failure::at("cannot remove a file"))?;

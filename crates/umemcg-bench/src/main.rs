@@ -36,6 +36,7 @@ mod neighbour_load;
 mod object_cache;
 mod options;
 mod plot;
+mod programs;
 mod progress;
 mod report;
 mod results;
@@ -52,6 +53,7 @@ mod soft_pool;
 mod soft_stream;
 #[cfg(feature = "experiments")]
 mod soft_walk;
+mod source_tree;
 mod stats;
 mod store;
 mod storm;
@@ -116,6 +118,9 @@ enum Benchmark {
     /// Attributes and cold reads of one tenant beside two hundred threads of another that read and
     /// write mebibytes
     Storm(footprint::Program),
+    /// tar, grep, git, rm, dd and fio on the mount, on the plain directory and on passthrough_hp
+    /// with the kernel's caching
+    Programs(programs::Choice),
     /// ObjectCache, all hits and Zipf with insert on miss, against quick_cache, foyer, mini-moka
     /// and moka
     ObjectCache(object_cache::Program),
@@ -176,6 +181,7 @@ fn run(options: &Options, benchmark: Benchmark) -> Result<Option<report::Report>
         Benchmark::Neighbour(choice) => neighbour::run(options, &choice),
         Benchmark::NeighbourLoad(load) => return load.run().map(|()| None),
         Benchmark::ObjectCache(program) => object_cache::run(options, &program),
+        Benchmark::Programs(choice) => programs::run(options, &choice),
         Benchmark::Scale => scale::run(options),
         #[cfg(feature = "experiments")]
         Benchmark::Slab => slab::run(options),
