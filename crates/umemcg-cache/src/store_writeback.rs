@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use umemcg_base::sync::Instant;
-use umemcg_base::{LeafMutex, PAGE_SIZE_U64, Rank, RankedMutex, WakeSignal};
+use umemcg_base::{LeafMutex, PAGE_SIZE_U64, Rank, RankedMutex, WakeSignal, assert_no_locks_held};
 use umemcg_group::Group;
 use umemcg_reclaim::owner_from;
 
@@ -121,12 +121,14 @@ struct GroupTurn {
     shared: bool,
 }
 
-/// Plans this round's turns.
+/// Plans this round's turns. Reads the counts of every group and of those above it, so no lock may
+/// be held.
 fn plan(
     groups: &[(Arc<Group>, usize)],
     pool: &PoolWriteback,
     wanted: &[(Arc<Group>, FlushGoal)],
 ) -> Vec<GroupTurn> {
+    assert_no_locks_held("the plan of a round");
     let limits = pool.dirty_limits();
     // Nothing of its own is here.
     let shared = wanted.iter().any(|(group, how)| {
@@ -412,7 +414,9 @@ impl StoreWriteback {
     fn round(&self) -> std::io::Result<bool> {
         let urgent = self.urgent.swap(false, Ordering::AcqRel);
         let wanted = std::mem::take(&mut *self.wanted.lock());
-        let mut turns = plan(&self.queue.lock().dirty.groups(), &self.pool, &wanted);
+        // Copied first: a writer's first write to a clean file waits for this lock.
+        let groups = self.queue.lock().dirty.groups();
+        let mut turns = plan(&groups, &self.pool, &wanted);
         self.nr_sharing
             .store(turns.iter().filter(|turn| turn.is_over).count().max(1) as u64, Ordering::Relaxed);
         let (mut result, mut nr_failed, mut is_more) = (Ok(()), 0, false);
