@@ -20,7 +20,7 @@ pub enum Rank {
     /// object.
     Peer,
     /// The kernel's answer to a notification, which may wait for requests that this daemon serves.
-    KernelNotice,
+    KernelNotification,
     /// Moves of processes between groups, then the ends of groups that processes could move to.
     Membership,
     /// One quantum of background reclaim of a group at a time; held over reclaim.
@@ -136,7 +136,7 @@ pub const RANKS: &[RankInfo] = &[
         "`umemcg-base/src/wake_signal.rs`, `clock.rs`; wherever a condition variable has this rank",
     ),
     wait(
-        Rank::KernelNotice,
+        Rank::KernelNotification,
         "the kernel's answer to a notification: it may wait for requests that we serve",
         "`umemcg-fuse/src/notifier.rs`, `page_drops.rs`",
     ),

@@ -1,8 +1,9 @@
-//! Accepts connections until the socket is shut down, through all other errors of `accept`.
+//! An accept loop that ends only when the socket is shut down, and survives all other errors of
+//! `accept`.
 //!
-//! While the daemon has no descriptor left, `accept` fails with `EMFILE`, and `umemcg sync` and
-//! `umemcg umount` must work then and afterwards. So the acceptor holds a spare descriptor, which
-//! it closes to take one connection, and tries again as long as it has none.
+//! `umemcg sync` and `umemcg umount` must work even if the daemon has no descriptor left, when
+//! `accept` fails with `EMFILE`. So the acceptor holds a spare descriptor and closes it to accept
+//! one connection. While it has no spare, it waits and tries again.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,16 +12,16 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-/// The time that the accepting thread waits before it tries again.
+/// The time that the accepting thread waits after an error.
 pub const AGAIN_AFTER: Duration = Duration::from_millis(100);
 
-/// See the module text. Tests replace the closures.
+/// See the module text. Generic over the calls that can fail, so that tests can replace them.
 pub struct Acceptor<A, S, W> {
     accept: A,
     new_spare: S,
     wait: W,
     spare: Option<OwnedFd>,
-    /// The last call failed, and that has been logged.
+    /// The last `accept` failed, and the error has been logged.
     has_failed: bool,
 }
 
@@ -30,8 +31,8 @@ where
     S: FnMut() -> Option<OwnedFd>,
     W: FnMut(),
 {
-    /// Accepts with `accept`, keeps a descriptor of `new_spare`, and calls `wait` before it tries
-    /// again.
+    /// Creates an acceptor that accepts with `accept`, gets spare descriptors from `new_spare`, and
+    /// calls `wait` after an error.
     pub fn new(accept: A, mut new_spare: S, wait: W) -> Self {
         let spare = new_spare();
         Self { accept, new_spare, wait, spare, has_failed: false }
@@ -51,7 +52,7 @@ where
             match Errno::from_io_error(&error) {
                 // A listening socket answers this only once it is shut down.
                 Some(Errno::INVAL) => return None,
-                // The peer has gone again.
+                // The peer has closed the connection already.
                 Some(Errno::CONNABORTED | Errno::INTR) => continue,
                 Some(Errno::MFILE | Errno::NFILE) if self.spare.is_some() => {
                     drop(self.spare.take());

@@ -1,7 +1,7 @@
 //! The command line: its arguments, and its help texts.
 //!
-//! Every number in a help text carries its unit. The examples are the ones a newcomer needs first;
-//! a test parses each of them, so that they stay true.
+//! Every number in a help text carries its unit. The examples are those that a new user needs
+//! first; a test parses each of them, so that they stay valid.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,25 +17,26 @@ use crate::pool::PoolSize;
 const EXAMPLES: &str = "\
 Examples:
   umemcg demo
-      See it work: a real mount, two groups, real programs in them, a table of what happened.
+      Demonstrate it: mount, run programs in two groups, print a table of the results.
 
   umemcg demo --background
-      See background reclaim: a file written and read in a group with marks and without, beside the mail's figures.
+      Demonstrate background reclaim: write and read a file in a group with and without watermarks, and compare
+      the counters with those of the mail that proposed it.
 
   umemcg mount ./data ./mnt --control ./cg --pool 1G
       Serve ./data on ./mnt with 1 GiB of cache, and the control files on ./cg. Then, in another shell:
 
-        mkdir cg/A                                   a group is a directory
-        echo 64m > cg/A/memory.limit_in_bytes        it may hold 64 MiB (or: memory.max)
-        echo $$ > cg/A/tasks                         this shell and what it starts belong to it
+        mkdir cg/A                                   create a group
+        echo 64m > cg/A/memory.limit_in_bytes        limit it to 64 MiB (or: memory.max)
+        echo $$ > cg/A/tasks                         move this shell and its future children into it
         sha256sum mnt/big                            what they read and write is charged to it
         cat cg/A/memory.usage_in_bytes cg/A/memory.max_usage_in_bytes cg/A/memory.failcnt
 
   umemcg mount /srv/data /mnt/data --rule 'cgroup:/kubepods/*=/pods/{1}' --allow-other
-      One group for each pod, made when its first request arrives.
+      One group for each pod, created when its first request arrives.
 
   umemcg mount --volumes /mnt --pool 2G
-      Serve volumes as directories of /mnt. They come and go while it is served:
+      Serve volumes as directories of /mnt. They can be added and removed while it is served:
 
         umemcg volume add data --dir /srv/data --mount /mnt
         umemcg volume add scratch --tmpfs --size 256M --mount /mnt
@@ -43,30 +44,30 @@ Examples:
         umemcg volume remove scratch --mount /mnt
 
   umemcg mount --config examples/umemcg.toml /mnt --control /cg
-      The same with groups, limits, rules and volumes from a file.
+      Serve volumes with the groups, limits, rules and volumes that a file describes.
 
   umemcg top
-      Watch the groups: usage, limits and marks, what is read again, time stalled, dirty data, pages reclaimed.
+      Watch the groups: usage, limits, watermarks, refaults, stalls, dirty data, pages reclaimed.
 
   umemcg top --once --json --control ./cg
-      The same once, for a program.
+      Print the same numbers once, as JSON.
 
   umemcg trim --idle 5m
-      Watch for five minutes; what nobody has used goes back to the operating system.
+      Watch for five minutes, then return the memory of idle groups to the operating system.
 
   umemcg sync ./mnt
       Wait until everything written so far is durable in ./data.
 
   umemcg umount ./mnt
-      Write everything back, then unmount; the daemon ends.
+      Write everything back, then unmount and end the daemon.
 
 Exit status:
-  0  done, and everything that was written is durable
-  1  it failed; the message says what and why
-  2  the command line makes no sense
-  3  some data could not be made durable; the list says which
-  4  the path is no umemcg mount, or no daemon answers behind it
-  5  the mount is busy, or the mount point is in use by something else";
+  0  success; everything that was written is durable
+  1  failure; the message says what failed and why
+  2  invalid command line
+  3  some data could not be made durable; the files are listed
+  4  the path is not a umemcg mount, or its daemon does not answer
+  5  the mount is busy, or the mount point is already in use";
 
 /// Memory cgroups in user space, with a caching mount on top.
 ///
@@ -77,7 +78,7 @@ Exit status:
 #[command(name = "umemcg", version, after_long_help = EXAMPLES, after_help = "`umemcg --help` shows examples and exit codes.")]
 #[command(arg_required_else_help = true, max_term_width = 110)]
 pub struct Arguments {
-    /// Say more on stderr: -v what happens, -vv each decision. UMEMCG_LOG takes a filter such as
+    /// Log more to stderr: -v events, -vv decisions. UMEMCG_LOG takes a filter such as
     /// `umemcg_fuse=trace`.
     #[arg(short, long, global = true, action = ArgAction::Count)]
     pub verbose: u8,
@@ -91,9 +92,9 @@ pub struct Arguments {
 pub enum Command {
     /// Serve a directory on a mount point until Ctrl-C, SIGTERM or umount
     #[command(long_about = "Serve a directory on a mount point until Ctrl-C, SIGTERM or umount.\n\n\
-        Stays in the foreground. When it is told to end it writes everything back first; files that are still open keep \
-        the mount alive until they are closed or the flush timeout has passed. A second Ctrl-C ends it at once, \
-        whatever is not written yet.")]
+        Stays in the foreground. Before it ends, it writes everything back; files that are still open keep the mount \
+        alive until they are closed or the flush timeout has passed. A second Ctrl-C ends it immediately, and reports \
+        the data that is not written as lost.")]
     Mount(MountArguments),
     /// Wait until everything is durable, then unmount and end the daemon
     Umount(UmountArguments),
@@ -102,21 +103,22 @@ pub enum Command {
     /// Add, list and remove volumes of a mount that shows volumes
     #[command(subcommand)]
     Volume(VolumeCommand),
-    /// Show the groups and what happens in them, again and again
-    #[command(long_about = "Show the groups and what happens in them, again and again.\n\n\
-        usage, limit, high, dirty: bytes, groups below included. low mark: usage at which background reclaim starts. min, low: of \
-        the usage, what reclaim of the pool leaves alone, and what it takes last. excess: of the usage, what is above the soft limit and goes first. \
-        hits: of the pages that were read, the part that was there. in/s: pages brought into the cache. refault/s: pages read again that had been evicted; many of them mean that the group is too \
-        small for what it works on. stalled: part of the time in which a request waited for memory. kswapd/s, direct/s: pages reclaimed \
-        in the background, and by whoever needed the room. `-` means none.\n\n\
-        On a terminal the table stays in place until Ctrl-C; elsewhere it is printed as plain text each time.")]
+    /// Show the groups and their activity, refreshed at an interval
+    #[command(long_about = "Show the groups and their activity, refreshed at an interval.\n\n\
+        usage, limit, high, dirty: bytes, including the groups below. low mark: the usage at which background reclaim \
+        starts. min, low: the part of the usage that reclaim of the pool spares, and the part that it takes last. excess: \
+        the part of the usage above the soft limit, which is reclaimed first. hits: the share of pages read that were \
+        cached. in/s: pages brought into the cache. refault/s: pages read again soon after they were evicted; many of them mean that \
+        the group is too small for its working set. stalled: the share of time in which a request waited for memory. \
+        kswapd/s, direct/s: pages reclaimed in the background, and by the requests that needed memory. `-` means none.\n\n\
+        On a terminal the table is redrawn in place until Ctrl-C; elsewhere it is printed as plain text each time.")]
     Top(TopArguments),
     /// Give the cached memory of groups back to the operating system
     #[command(long_about = "Give the cached memory of groups back to the operating system.\n\n\
-        Everything that can go of the group and those below it goes: clean pages, names and inodes that nobody uses. Dirty data stays until it has been written back. \
-        With --idle only of those groups in which nothing was read or written for so long.")]
+        Drops everything reclaimable of the group and of those below it: clean pages, unused names and inodes. Dirty data \
+        stays until it has been written back. --idle limits it to the groups in which nothing was read or written for that time.")]
     Trim(TrimArguments),
-    /// Show it at work: a real mount, two groups, real programs, a table of what happened
+    /// Demonstrate it: mount, run programs in two groups, print a table of the results
     Demo(DemoArguments),
     /// Started by the daemon: reports changes of control files to inotify
     #[command(name = "__touch-control", hide = true)]
@@ -150,68 +152,69 @@ pub struct TouchControlArguments {
 #[derive(Debug, clap::Args)]
 #[command(allow_missing_positional = true)]
 pub struct MountArguments {
-    /// Directory that holds the files; left out, the mount shows volumes (--volumes, --config)
+    /// Directory that holds the files; omitted if the mount shows volumes (--volumes, --config)
     #[arg(required_unless_present_any = ["volumes", "config"])]
     pub data: Option<PathBuf>,
-    /// Directory on which they appear (it must exist)
+    /// Mount point: an existing directory on which the files appear
     #[arg(value_name = "MNT")]
     pub mountpoint: PathBuf,
-    /// Show volumes as directories of MNT, to be added and removed with `umemcg volume` while the
-    /// mount is served
+    /// Show volumes as directories of MNT; `umemcg volume` adds and removes them while the mount is
+    /// served
     #[arg(long, conflicts_with = "data")]
     pub volumes: bool,
-    /// Make the groups, limits, rules and volumes that this file describes (TOML; see
+    /// Create the groups, limits, rules and volumes that this file describes (TOML; see
     /// examples/umemcg.toml)
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Directory on which the groups and their control files appear (it must exist)
+    /// Mount point of the groups and their control files: an existing directory
     #[arg(long, value_name = "DIR")]
     pub control: Option<PathBuf>,
-    /// The control files to show, with their meanings: those of version 1 of Linux, of version 2,
-    /// or both in one directory (both, unless the configuration says otherwise)
+    /// The control files to show, and their semantics: cgroup version 1, version 2, or both in one
+    /// directory (default: both, unless the configuration says otherwise)
     #[arg(long, value_enum, value_name = "STYLE")]
     pub control_style: Option<ControlStyle>,
-    /// The most memory that the caches may hold: 512M, 8G, or a part of what this process may use,
-    /// as 25% (the default)
+    /// The most memory that the caches may hold: 512M, 8G, or a share of what this process may use,
+    /// such as 25% (the default)
     #[arg(long, value_name = "SIZE|PERCENT")]
     pub pool: Option<PoolSize>,
-    /// Hand protection (memory.min, memory.low) that no child of a group claims down to all its
-    /// children, in proportion to what they use, as the mount option memory_recursiveprot of Linux
-    /// does; off: only children that claim it have it (on, unless the configuration says otherwise)
+    /// Distribute protection (memory.min, memory.low) that no child of a group claims among all its
+    /// children, in proportion to their usage, like the mount option memory_recursiveprot of Linux.
+    /// With `off`, only children that claim protection have it (default: on, unless the
+    /// configuration says otherwise)
     #[arg(long, value_enum, value_name = "ON|OFF")]
     pub recursive_protection: Option<Switch>,
-    /// Put processes that were not put into a group by hand into one: `cgroup:PATTERN=GROUP`,
-    /// `uid:UID=GROUP` or `path:PATTERN=GROUP`. `*` in a pattern stands for one name, `{1}` in the
-    /// group for the first of them (`{0}` for the whole match). May be given many times; the first
-    /// that fits counts
+    /// Assign processes that no tool has moved into a group: `cgroup:PATTERN=GROUP`,
+    /// `uid:UID=GROUP` or `path:PATTERN=GROUP`. `*` in a pattern matches one name; in the group,
+    /// `{1}` stands for the first match and `{0}` for the whole. May be given many times; the first
+    /// rule that matches applies
     #[arg(long = "rule", value_name = "RULE")]
     pub rules: Vec<Rule>,
-    /// Let other users in, not only the one that mounts (as root they are let in anyway)
+    /// Allow other users to access the mount (always allowed if root mounts)
     #[arg(long)]
     pub allow_other: bool,
     /// Take over a mount point whose daemon has died
     #[arg(long)]
     pub replace: bool,
-    /// Listen on this socket, too, for `umemcg volume --socket`; only its owner may open it
+    /// Also listen on this socket, for `umemcg volume --socket`; only its owner may open it
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
-    /// The time to try to write everything back at the end: 30s, 500ms, 2m
+    /// How long to try to write everything back at the end: 30s, 500ms, 2m
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
     pub flush_timeout: Duration,
-    /// The time for which the kernel may answer for names and attributes without asking: 1s, 0s
+    /// How long the kernel may cache names and attributes: 1s, 0s
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
     pub attr_timeout: Duration,
-    /// No other program changes the directory: names and attributes stay in the kernel's cache
+    /// Assume that no other program changes the directory: the kernel caches names and attributes
     /// without a time limit, and an open does not look for changes
     #[arg(long, conflicts_with = "attr_timeout")]
     pub exclusive: bool,
-    /// The cache that keeps file pages; default: own
+    /// The cache that keeps file pages (default: own)
     #[arg(long, value_enum, value_name = "WHOSE")]
     pub page_cache: Option<PageCache>,
-    /// Threads that read requests from the kernel; 0 chooses by the number of processors
+    /// Number of threads that read requests from the kernel; 0 chooses by the number of processors
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub threads: usize,
-    /// The way to read and write files without leaving a second copy in the kernel's page cache
+    /// How to read and write files without leaving a second copy in the kernel's page cache
     #[arg(long, value_enum, value_name = "MODE", default_value_t = IoModeArgument::Auto)]
     pub io_mode: IoModeArgument,
 }
@@ -220,9 +223,9 @@ pub struct MountArguments {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ControlStyle {
-    /// Files of version 1 alone
+    /// Only files of version 1
     V1,
-    /// Files of version 2 alone
+    /// Only files of version 2
     V2,
     /// All of them
     Both,
@@ -241,9 +244,9 @@ impl From<ControlStyle> for Style {
 /// `--recursive-protection`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Switch {
-    /// Handed down
+    /// Unclaimed protection is distributed
     On,
-    /// Only what is claimed
+    /// Only claimed protection counts
     Off,
 }
 
@@ -251,22 +254,22 @@ pub enum Switch {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PageCache {
-    /// The kernel's, under the limits of the groups: hits are as fast as on a local file system
+    /// The kernel's, within the limits of the groups: hits are as fast as on a local file system
     Kernel,
-    /// The daemon's alone: every read and write comes to it, and its order of use is exact
+    /// Only the daemon's: it sees every read and write, so its LRU order is exact
     Own,
 }
 
 /// `--io-mode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum IoModeArgument {
-    /// The first of the others that the directory's file system allows
+    /// The first of the following that the directory's file system supports
     Auto,
-    /// Buffered I/O that drops its pages when it is done (RWF_DONTCACHE, Linux 6.14)
+    /// Uncached buffered I/O (RWF_DONTCACHE, Linux 6.14)
     Dontcache,
     /// Direct I/O (O_DIRECT)
     Direct,
-    /// Buffered I/O, and advice to drop the pages afterwards
+    /// Buffered I/O, followed by advice to drop the pages
     Dropbehind,
 }
 
@@ -276,7 +279,7 @@ pub struct UmountArguments {
     /// The mount point
     #[arg(value_name = "MNT")]
     pub mountpoint: PathBuf,
-    /// The time to try to write everything back (the mount's own --flush-timeout if not given)
+    /// How long to try to write everything back (default: the mount's --flush-timeout)
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub flush_timeout: Option<Duration>,
     /// Print the result as JSON
@@ -290,7 +293,7 @@ pub struct SyncArguments {
     /// The mount point
     #[arg(value_name = "MNT")]
     pub mountpoint: PathBuf,
-    /// The time to try (the mount's own --flush-timeout if not given)
+    /// How long to try (default: the mount's --flush-timeout)
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub flush_timeout: Option<Duration>,
     /// Print the result as JSON
@@ -312,10 +315,10 @@ pub enum VolumeCommand {
 /// The daemon to ask.
 #[derive(Debug, clap::Args)]
 pub struct DaemonArguments {
-    /// The daemon of this mount (may be left out when there is one mount)
+    /// The daemon of this mount (optional if there is only one mount)
     #[arg(long, value_name = "MNT")]
     pub mount: Option<PathBuf>,
-    /// The daemon that listens here (`umemcg mount --socket`)
+    /// The daemon that listens on this socket (`umemcg mount --socket`)
     #[arg(long, value_name = "PATH", conflicts_with = "mount")]
     pub socket: Option<PathBuf>,
     /// Print the result as JSON
@@ -326,16 +329,17 @@ pub struct DaemonArguments {
 /// `umemcg volume add`.
 #[derive(Debug, clap::Args)]
 pub struct VolumeAddArguments {
-    /// Its name: a directory of the mount
+    /// Name of the volume, and of its directory in the mount
     pub name: String,
-    /// Its data lives in this directory of the host
+    /// Keep its data in this directory of the host
     #[arg(long, value_name = "PATH", required_unless_present = "tmpfs", conflicts_with_all = ["tmpfs", "size"])]
     pub dir: Option<PathBuf>,
-    /// Its data lives in the pool, charged to the group that writes it, and is gone with the volume
+    /// Keep its data in the pool, charged to the groups that write it; it is lost when the volume
+    /// is removed
     #[arg(long)]
     pub tmpfs: bool,
-    /// The most data that a tmpfs volume holds: 64M, 2G (as much as its writers' groups may hold if
-    /// not given)
+    /// The most data that a tmpfs volume holds: 64M, 2G (default: as much as the groups of its
+    /// writers may hold)
     #[arg(long, value_name = "SIZE", value_parser = parse_volume_size)]
     pub size: Option<u64>,
     /// The daemon to ask.
@@ -354,13 +358,13 @@ pub struct VolumeListArguments {
 /// `umemcg volume remove`.
 #[derive(Debug, clap::Args)]
 pub struct VolumeRemoveArguments {
-    /// Its name
+    /// Name of the volume
     pub name: String,
-    /// Also when files on it are open, which then get errors (ENODEV), and when something cannot be
-    /// made durable, which is then lost and named
+    /// Remove it even if files on it are open (they get ENODEV from then on), or if some data
+    /// cannot be made durable (it is lost, and reported)
     #[arg(long)]
     pub force: bool,
-    /// The time to try to write everything back (the mount's own --flush-timeout if not given)
+    /// How long to try to write everything back (default: the mount's --flush-timeout)
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub flush_timeout: Option<Duration>,
     /// The daemon to ask.
@@ -368,37 +372,37 @@ pub struct VolumeRemoveArguments {
     pub daemon: DaemonArguments,
 }
 
-/// Returns a size of a volume, in bytes.
+/// Parses the size of a volume, in bytes.
 fn parse_volume_size(text: &str) -> Result<u64, String> {
     match umemcg_base::parse_size(text.as_bytes()) {
-        Ok(0) => Err("a volume of no size holds nothing".into()),
+        Ok(0) => Err("a volume of size 0 holds nothing".into()),
         Ok(bytes) => Ok(bytes),
-        Err(_) => Err(format!("`{text}` is no size; write a number with k, M, G or T, such as 64M")),
+        Err(_) => Err(format!("`{text}` is not a size; write a number with k, M, G or T, such as 64M")),
     }
 }
 
-/// Returns a part of the full size; a smaller file would fit into the group.
+/// Parses the scale of the demo. With a smaller one the file would fit into the group.
 fn parse_scale(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(scale) if (0.05..=100.0).contains(&scale) => Ok(scale),
-        _ => Err("a number from 0.05 to 100, where 1 is the mail's size".into()),
+        _ => Err("write a number from 0.05 to 100; 1 is the size in the mail".into()),
     }
 }
 
 /// The sort key of the table of `umemcg top`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum TopSort {
-    /// Bytes charged, most first
+    /// Bytes charged
     Usage,
-    /// The hard limit, none first
+    /// The hard limit; groups without one come first
     Limit,
-    /// Bytes to be written back
+    /// Dirty bytes
     Dirty,
-    /// Pages read that were not there
+    /// Pages read that were not cached
     Misses,
     /// Pages read again soon after they were evicted
     Refaults,
-    /// Time in which a request was stalled
+    /// Share of time in which a request was stalled
     Stalls,
     /// Pages reclaimed
     Reclaim,
@@ -411,19 +415,19 @@ pub enum TopSort {
 /// `umemcg top`.
 #[derive(Debug, Clone, clap::Args)]
 pub struct TopArguments {
-    /// The mount point of the control files (found by itself when there is one such mount)
+    /// The mount point of the control files (optional if there is only one such mount)
     #[arg(long, value_name = "DIR")]
     pub control: Option<PathBuf>,
-    /// The groups that come first
+    /// The column to sort by, largest first
     #[arg(long, value_enum, default_value_t = TopSort::Usage)]
     pub sort: TopSort,
-    /// Time between two tables, over which rates are taken: 1s, 500ms
+    /// Time between two tables; rates are averages over it: 1s, 500ms
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
     pub interval: Duration,
-    /// Print one table and end
+    /// Print one table and exit
     #[arg(long)]
     pub once: bool,
-    /// Print each table as a line of JSON: bytes, pages a second, percent
+    /// Print each table as a line of JSON: bytes, pages per second, percent
     #[arg(long)]
     pub json: bool,
 }
@@ -431,16 +435,16 @@ pub struct TopArguments {
 /// `umemcg trim`.
 #[derive(Debug, clap::Args)]
 pub struct TrimArguments {
-    /// The mount point of the control files (found by itself when there is one such mount)
+    /// The mount point of the control files (optional if there is only one such mount)
     #[arg(long, value_name = "DIR")]
     pub control: Option<PathBuf>,
-    /// Watch for so long, then trim what was idle: 30s, 5m
+    /// Watch for this long, then trim only the groups that were idle: 30s, 5m
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub idle: Option<Duration>,
-    /// Print what was given back as JSON: bytes
+    /// Print the bytes returned as JSON
     #[arg(long)]
     pub json: bool,
-    /// The group, with all below it
+    /// Path of the group to trim, with all groups below it
     #[arg(default_value = "/")]
     pub group: String,
 }
@@ -451,11 +455,11 @@ pub struct DemoArguments {
     /// Print the table as JSON
     #[arg(long)]
     pub json: bool,
-    /// Show background reclaim instead: the steps of the mail that proposed it, with its figures
-    /// beside ours
+    /// Demonstrate background reclaim instead: repeat the steps of the mail that proposed it, and
+    /// compare the counters
     #[arg(long)]
     pub background: bool,
-    /// With --background: the size of the file, as a part of the mail's 20 GiB, 0.05 at least
+    /// With --background: the size of the file relative to the 20 GiB of the mail, at least 0.05
     #[arg(long, value_name = "PART", requires = "background", default_value_t = 0.1, value_parser = parse_scale)]
     pub scale: f64,
 }

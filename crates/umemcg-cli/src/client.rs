@@ -1,5 +1,5 @@
-//! `umemcg sync` and `umemcg umount`: they send a request to the daemon behind a mount and wait for
-//! its final reply.
+//! `umemcg sync` and `umemcg umount`: send a request to the daemon of a mount and wait for its last
+//! reply.
 
 use std::io::IsTerminal;
 use std::path::Path;
@@ -22,7 +22,7 @@ use crate::table::human_bytes;
 pub fn sync(arguments: &SyncArguments) -> Result<(), Failure> {
     let mount = our_mount(&arguments.mountpoint)?;
     let request = Request::Sync { flush_timeout_ms: arguments.flush_timeout.map(milliseconds) };
-    let result = last_word(&mount, &request);
+    let result = last_reply(&mount, &request);
     print_json(arguments.json, &result);
     result
 }
@@ -34,7 +34,7 @@ pub fn sync(arguments: &SyncArguments) -> Result<(), Failure> {
 pub fn umount(arguments: &UmountArguments) -> Result<(), Failure> {
     let mount = our_mount(&arguments.mountpoint)?;
     let request = Request::Umount { flush_timeout_ms: arguments.flush_timeout.map(milliseconds) };
-    let mut result = last_word(&mount, &request);
+    let mut result = last_reply(&mount, &request);
     if let Err(Failure::NotServed(_)) = result
         && is_dead(&mount)
     {
@@ -44,12 +44,16 @@ pub fn umount(arguments: &UmountArguments) -> Result<(), Failure> {
     result
 }
 
+/// Returns the umemcg mount at `path`.
+///
+/// # Errors
+/// [`Failure::NotServed`] if it is not one.
 pub(crate) fn our_mount(path: &Path) -> Result<Mount, Failure> {
     let (resolved, entry) = find_mount(path).map_err(|error| Failure::at("cannot find", path, &error))?;
     match entry {
         Some(entry) if is_umemcg(&entry) => Ok(entry),
         Some(entry) => Err(Failure::NotServed(format!(
-            "{} is a mount of type {}, not of umemcg",
+            "{} is a mount of type {}, not a umemcg mount",
             path.display(),
             entry.kind
         ))),
@@ -57,7 +61,8 @@ pub(crate) fn our_mount(path: &Path) -> Result<Mount, Failure> {
     }
 }
 
-fn last_word(mount: &Mount, request: &Request) -> Result<(), Failure> {
+/// Sends a request, shows its progress on a terminal, and returns its result.
+fn last_reply(mount: &Mount, request: &Request) -> Result<(), Failure> {
     let terminal = std::io::stderr().is_terminal();
     let mut shown = false;
     let reply = ask(mount, request, &mut |dirty_bytes| {
@@ -87,21 +92,22 @@ fn last_word(mount: &Mount, request: &Request) -> Result<(), Failure> {
     }
 }
 
-/// Returns whether the mount's connection is closed: then no daemon serves it, and nothing can be
-/// lost by removing it.
+/// Returns whether the mount's connection to its daemon is closed. No daemon serves such a mount,
+/// so removing it loses nothing more.
 pub(crate) fn is_dead(mount: &Mount) -> bool {
     std::fs::symlink_metadata(&mount.point)
         .is_err_and(|error| error.kind() == std::io::ErrorKind::NotConnected)
 }
 
+/// Removes the mount of a daemon that has died, and says so.
 fn remove_dead(mount: &Mount) -> Failure {
     let path = &mount.point;
     let removed = umemcg_fuse::mount::unmount(path, Unmount::Lazily).is_ok();
     let path = path.display();
     Failure::NotServed(match removed {
-        true => format!(
-            "the daemon of {path} had died; the mount is removed, and what it had not written back is lost"
-        ),
+        true => {
+            format!("the daemon of {path} had died; the mount is removed, and data not written back is lost")
+        }
         false => {
             format!("the daemon of {path} has died, and the mount cannot be removed; try: umount -l {path}")
         }

@@ -1,8 +1,8 @@
 //! `umemcg mount --config`: groups with their limits, rules and volumes from a TOML file.
 //!
-//! Limits are control files by name, set through the same rows as a write to the mounted file, so
-//! that the same values are refused. Every error is reported with its line, before anything is
-//! served.
+//! Limits are named like control files, and set through the same code as a write to the mounted
+//! file, so the same values are valid. Every error is reported with its line before anything is
+//! mounted.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -15,21 +15,21 @@ use umemcg_control::{Access, Attr, ControlError, ControlTree, Credentials, NodeI
 use umemcg_fuse::Rule;
 
 use crate::args::{ControlStyle, PageCache};
-use crate::endpoint::Data;
+use crate::endpoint::VolumeSource;
 use crate::exit::Failure;
 use crate::pool::PoolSize;
 
-/// Control files that move processes: a configuration cannot know process ids.
+/// Control files that move processes. Not allowed here: a configuration cannot know process ids.
 const OF_PROCESSES: [&str; 2] = ["cgroup.procs", "tasks"];
 
-/// The allowed contents of the file; anything else is refused.
+/// What the file may contain; anything else is an error.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Content {
     pool: Option<Spanned<String>>,
-    /// Protection that no child claims is handed down to all of them.
+    /// Whether protection that no child claims is distributed among all children.
     recursive_protection: Option<bool>,
-    /// The version of Linux whose control files are shown.
+    /// The version of the control files that are shown.
     control_style: Option<ControlStyle>,
     /// The cache that keeps file pages.
     page_cache: Option<PageCache>,
@@ -38,9 +38,9 @@ struct Content {
     exclusive: bool,
     #[serde(default)]
     rules: Vec<Spanned<String>>,
-    /// Most groups that rules make.
+    /// The most groups that rules create.
     rule_groups_max: Option<usize>,
-    /// By path, as `/pods/a`: control files and what is written to them.
+    /// By path, such as `/pods/a`: the control files to write, and their values.
     #[serde(default)]
     groups: BTreeMap<Spanned<String>, BTreeMap<Spanned<String>, Spanned<Value>>>,
     #[serde(default)]
@@ -56,7 +56,7 @@ struct VolumeContent {
     size: Option<Spanned<String>>,
 }
 
-/// A parsed configuration file. An empty one is the same as none.
+/// A parsed configuration file. The default is an empty one.
 #[derive(Debug, Default)]
 pub struct Config {
     path: PathBuf,
@@ -92,13 +92,13 @@ impl Config {
         Ok(Self { path: path.to_owned(), text, content })
     }
 
-    /// Returns a failure at a place of the file.
+    /// Returns a failure with the line of `at`.
     fn wrong<T>(&self, at: &Spanned<T>, what: impl fmt::Display) -> Failure {
         let line = 1 + self.text[..at.span().start].matches('\n').count();
         Failure::Usage(format!("{}:{line}: {what}", self.path.display()))
     }
 
-    /// Returns how large the pool is to be.
+    /// Returns the size of the pool, if the file sets one.
     ///
     /// # Errors
     /// [`Failure`] with the line.
@@ -108,12 +108,12 @@ impl Config {
         self.content.pool.as_ref().map(parse).transpose()
     }
 
-    /// Returns whether protection that no child claims is handed down, if the file says so.
+    /// Returns whether protection that no child claims is distributed, if the file says.
     pub fn recursive_protection(&self) -> Option<bool> {
         self.content.recursive_protection
     }
 
-    /// Returns the control style, if the file names one.
+    /// Returns the control style, if the file sets one.
     pub fn control_style(&self) -> Option<ControlStyle> {
         self.content.control_style
     }
@@ -123,12 +123,12 @@ impl Config {
         self.content.exclusive
     }
 
-    /// Returns the cache that keeps file pages, if the file names one.
+    /// Returns the cache that keeps file pages, if the file sets one.
     pub fn page_cache(&self) -> Option<PageCache> {
         self.content.page_cache
     }
 
-    /// Returns the rules, in their order.
+    /// Returns the rules, in the order of the file.
     ///
     /// # Errors
     /// [`Failure`] with the line.
@@ -137,7 +137,7 @@ impl Config {
         self.content.rules.iter().map(parse).collect()
     }
 
-    /// Returns the most groups that rules make.
+    /// Returns the most groups that rules create.
     pub fn rule_groups_max(&self) -> usize {
         self.content.rule_groups_max.unwrap_or(umemcg_fuse::RULE_GROUPS_MAX)
     }
@@ -149,8 +149,8 @@ impl Config {
         volumes.into_iter().map(|(name, content)| VolumeEntry { config: self, name, content })
     }
 
-    /// Makes the groups and sets their limits, in the order of the file; groups above one that is
-    /// named are made, too.
+    /// Creates the groups and sets their limits, in the order of the file. Missing ancestors are
+    /// created.
     ///
     /// # Errors
     /// [`Failure`] with the line.
@@ -169,6 +169,7 @@ impl Config {
         Ok(())
     }
 
+    /// Creates the group at a path, with its ancestors, unless it exists.
     fn make_group(
         &self,
         tree: &ControlTree,
@@ -177,9 +178,10 @@ impl Config {
     ) -> Result<NodeId, Failure> {
         let text = path.get_ref();
         let Some(below) = text.strip_prefix('/') else {
-            return Err(
-                self.wrong(path, format!("`{text}` is no group; write its path from the root, as `/pods/a`"))
-            );
+            return Err(self.wrong(
+                path,
+                format!("`{text}` is no group; write its path from the root, such as `/pods/a`"),
+            ));
         };
         let mut node = NodeId::ROOT;
         for name in below.split('/').filter(|_| !below.is_empty()) {
@@ -201,6 +203,7 @@ impl Config {
         Ok(node)
     }
 
+    /// Writes one control file of a group.
     fn set(
         &self,
         tree: &ControlTree,
@@ -243,16 +246,16 @@ impl VolumeEntry<'_> {
         self.name.get_ref()
     }
 
-    /// Returns a failure at its place.
+    /// Returns a failure with the line of this volume.
     pub fn wrong(&self, what: impl fmt::Display) -> Failure {
         self.config.wrong(self.name, format!("volume `{}`: {what}", self.name()))
     }
 
-    /// Returns where its data lives. A relative directory is meant from where the file is.
+    /// Returns where its data is. A relative path is relative to the directory of the file.
     ///
     /// # Errors
     /// [`Failure`] with the line.
-    pub fn data(&self) -> Result<Data, Failure> {
+    pub fn data(&self) -> Result<VolumeSource, Failure> {
         let size_bytes = self.content.size.as_ref().map(|size| {
             let bytes = umemcg_base::parse_size(size.get_ref().as_bytes()).ok().filter(|&bytes| bytes > 0);
             bytes.ok_or_else(|| {
@@ -264,9 +267,9 @@ impl VolumeEntry<'_> {
             (Some(_), false) if size_bytes.is_some() => Err(self.wrong("`size` is for tmpfs volumes")),
             (Some(dir), false) => {
                 let above = self.config.path.parent().unwrap_or(Path::new(""));
-                Ok(Data::Dir { path: above.join(dir) })
+                Ok(VolumeSource::Dir { path: above.join(dir) })
             }
-            (None, true) => Ok(Data::Tmpfs { size_bytes, used_bytes: 0 }),
+            (None, true) => Ok(VolumeSource::Tmpfs { size_bytes, used_bytes: 0 }),
             _ => Err(self.wrong("say either `dir = \"…\"` or `tmpfs = true`")),
         }
     }
@@ -283,7 +286,7 @@ mod tests {
         Config::parse(Path::new("test.toml"), text.to_owned())
     }
 
-    type Applied = (Arc<Engine>, Vec<(String, Data)>);
+    type Applied = (Arc<Engine>, Vec<(String, VolumeSource)>);
 
     /// Applies a file as a mount does, before anything is mounted.
     fn applied(text: &str) -> Result<Applied, Failure> {
@@ -324,8 +327,8 @@ mod tests {
         let (engine, volumes) = applied(text).unwrap();
         assert_eq!((group(&engine, "a").max_bytes(), group(&engine, "a/b").max_bytes()), (16 << 20, 8 << 20));
         let expected = [
-            ("z".to_owned(), Data::Dir { path: "there".into() }),
-            ("a".to_owned(), Data::Tmpfs { size_bytes: Some(2 << 20), used_bytes: 0 }),
+            ("z".to_owned(), VolumeSource::Dir { path: "there".into() }),
+            ("a".to_owned(), VolumeSource::Tmpfs { size_bytes: Some(2 << 20), used_bytes: 0 }),
         ];
         assert_eq!(volumes, expected, "in the order of the file");
     }

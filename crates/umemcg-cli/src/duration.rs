@@ -1,15 +1,15 @@
-//! Spans of time in text, as the command line takes them: a number and its unit.
+//! Durations in text, as the command line takes them: a number and its unit.
 
 use std::time::Duration;
 
-/// Parses `30s`, `500ms`, `2m`, `1h`, `0`; a bare number is seconds. A fraction is allowed
-/// (`0.5s`).
+/// Parses a duration such as `30s`, `500ms`, `2m`, `1h` or `0.5s`. A number without a unit means
+/// seconds.
 ///
 /// # Errors
-/// A sentence for the user when the text is not such a span.
+/// A message for the user.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let explain =
-        || format!("`{text}` is no span of time; write a number and a unit, such as 30s, 500ms, 2m, 1h");
+        || format!("`{text}` is not a duration; write a number and a unit, such as 30s, 500ms, 2m, 1h");
     let text = text.trim();
     let unit_at = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
     let (number, unit) = text.split_at(unit_at);

@@ -1,13 +1,13 @@
-//! The connection of `umemcg sync` and `umemcg umount` to the daemon behind a mount: a socket that
-//! only its owner may open.
+//! The socket through which `umemcg sync`, `umount` and `volume` talk to the daemon of a mount.
+//! Only its owner may open it.
 //!
-//! Both ends derive the socket's name from the mounted file system's device number, which the
-//! kernel gives to one mounted file system at a time. So a name always means the mount that is
-//! there now, however often the path was mounted before, and a socket that a dead daemon left
-//! behind is replaced by the next one.
+//! Both ends derive the socket's name from the device number of the mounted file system, which the
+//! kernel gives to one mounted file system at a time. So a name always means the current mount,
+//! however often its path was mounted before. A socket that a dead daemon left behind is replaced
+//! by the next daemon with that number.
 //!
-//! One request and one or more replies go over a connection, each one line of JSON. The daemon
-//! answers only the user that runs it, and root.
+//! A connection carries one request and one or more replies, each one line of JSON. The daemon
+//! serves only the user that runs it, and root.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -24,17 +24,17 @@ use umemcg_fuse::mountinfo::Mount;
 use crate::acceptor::{AGAIN_AFTER, Acceptor};
 use crate::exit::LostFile;
 
-/// Longest request line; a longer one is refused.
+/// The longest request line, in bytes; a longer one is refused.
 const MAX_REQUEST_BYTES: u64 = 16 << 10;
-/// The time that a peer may take to send its request, and to receive each piece of an answer.
+/// The time that a peer may take to send its request, and to receive each part of a reply.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Connections served at a time; further ones are told to try again.
+/// The most connections that are served at a time; others are told to try again.
 const NR_CONNECTIONS_MAX: usize = 32;
 
-/// The place where the data of a volume lives.
+/// Where the data of a volume is kept.
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Data {
+pub enum VolumeSource {
     /// In a directory of the host.
     Dir {
         /// Its absolute path.
@@ -42,9 +42,9 @@ pub enum Data {
     },
     /// In the pool.
     Tmpfs {
-        /// Most bytes; as much as groups allow if absent.
+        /// The most bytes that it may hold; if absent, only the groups' limits apply.
         size_bytes: Option<u64>,
-        /// Bytes now; the daemon says it.
+        /// The bytes that it holds; set by the daemon.
         #[serde(default)]
         used_bytes: u64,
     },
@@ -55,9 +55,9 @@ pub enum Data {
 pub struct VolumeRow {
     /// Its name.
     pub name: String,
-    /// The place where its data lives.
-    pub data: Data,
-    /// Files and directories open on it.
+    /// Where its data is kept.
+    pub data: VolumeSource,
+    /// The number of files and directories open on it.
     pub nr_open: usize,
 }
 
@@ -67,20 +67,20 @@ pub struct VolumeRow {
 pub enum Request {
     /// Make everything durable that was written before.
     Sync {
-        /// The time to try; the mount's own setting if absent.
+        /// How long to try; the mount's own setting if absent.
         flush_timeout_ms: Option<u64>,
     },
-    /// The same, then unmount and end.
+    /// Make everything durable, then unmount and end the daemon.
     Umount {
-        /// The time to try; the mount's own setting if absent.
+        /// How long to try; the mount's own setting if absent.
         flush_timeout_ms: Option<u64>,
     },
     /// Add a volume.
     VolumeAdd {
         /// Its name.
         name: String,
-        /// The place where its data lives.
-        data: Data,
+        /// Where its data is kept.
+        data: VolumeSource,
     },
     /// List the volumes.
     VolumeList,
@@ -88,14 +88,14 @@ pub enum Request {
     VolumeRemove {
         /// Its name.
         name: String,
-        /// Also when it is in use or cannot be made durable.
+        /// Remove it even if it is in use or cannot be made durable.
         force: bool,
-        /// The time to try; the mount's own setting if absent.
+        /// How long to try; the mount's own setting if absent.
         flush_timeout_ms: Option<u64>,
     },
 }
 
-/// The daemon's answer. `Progress` may come many times; any other is the last.
+/// A reply of the daemon. `Progress` may come many times; any other is the last.
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 pub enum Reply {
@@ -104,51 +104,51 @@ pub enum Reply {
         /// Bytes.
         dirty_bytes: u64,
     },
-    /// All of it is durable, and the mount is gone if that was asked.
+    /// Everything is durable, and unmounted if that was requested.
     Done,
-    /// These volumes are there: all, or the one that was added.
+    /// All volumes, or the one that was added.
     Volumes {
         /// In the order in which they were added.
         volumes: Vec<VolumeRow>,
     },
-    /// The volume is gone.
+    /// The volume has been removed.
     Removed {
-        /// The files that are not durable; only by force.
+        /// The files that are not durable; empty without force.
         lost: Vec<LostFile>,
-        /// The number of open files that get errors now; only by force.
+        /// The number of open files and directories that return errors from now on; 0 without
+        /// force.
         nr_closed: usize,
     },
-    /// Not all of it is durable; after `Umount` the mount is gone all the same.
+    /// Some data is not durable. After `Umount` the mount is gone nevertheless.
     Lost {
-        /// The files that are not.
+        /// The files that are not durable.
         files: Vec<LostFile>,
     },
-    /// Durable, but the mount is in use and stays.
+    /// Everything is durable, but the mount is in use and remains.
     Busy {
-        /// The processes that use it, as far as can be seen.
+        /// The processes that use it, as far as the daemon can see.
         users: Vec<String>,
     },
-    /// Nothing was done.
+    /// The request failed.
     Failed {
-        /// Why.
+        /// The reason.
         message: String,
     },
 }
 
-/// Carries out requests; called on a thread of its own for each.
+/// Serves requests, each on its own thread.
 pub trait Serve: Send + Sync + 'static {
-    /// Carries out one request; `progress` may be called any number of times. Returns the last
-    /// reply.
+    /// Serves a request. May call `progress` any number of times. Returns the last reply.
     fn serve(&self, request: Request, progress: &mut dyn FnMut(Reply)) -> Reply;
 
     /// Notes that a connection has been accepted.
     fn begin(&self) {}
 
-    /// Notes that the last reply of a connection is on its way, or its peer has gone.
+    /// Notes that the last reply of a connection has been sent, or that its peer has gone.
     fn end(&self) {}
 }
 
-/// The daemon's end. Dropping it removes the socket files; requests already begun go on.
+/// The daemon's end. Dropping it removes the socket files. Requests in progress continue.
 #[derive(Debug, Default)]
 pub struct Endpoint {
     sockets: Vec<Socket>,
@@ -157,15 +157,15 @@ pub struct Endpoint {
 #[derive(Debug)]
 struct Socket {
     path: PathBuf,
-    /// Device and inode of the file that was bound. The kernel gives a device number again as soon
-    /// as its mount is gone, so by the end another daemon may listen under the same name.
+    /// Device and inode of the file that was bound. The kernel reuses a device number as soon as
+    /// its mount is gone, so by the end another daemon may listen under the same name.
     identity: (u64, u64),
     listener: Arc<UnixListener>,
     worker: Option<Worker>,
 }
 
 impl Socket {
-    /// Removes the file unless it has become another's.
+    /// Removes the file unless another daemon has replaced it.
     fn remove_file(&self) {
         let _names = lock_names(&self.path);
         let is_ours = identity_of(&self.path).is_ok_and(|identity| identity == self.identity);
@@ -179,8 +179,8 @@ fn identity_of(path: &Path) -> io::Result<(u64, u64)> {
     fs::symlink_metadata(path).map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
-/// Keeps other daemons from changing names in the directory of `path` until it is dropped. Waits
-/// for them.
+/// Waits for the lock of the directory of `path`. Other daemons cannot change names there until the
+/// result is dropped.
 fn lock_names(path: &Path) -> io::Result<fs::File> {
     let directory = fs::File::open(path.parent().unwrap_or(Path::new("/")))?;
     rustix::fs::flock(&directory, rustix::fs::FlockOperation::LockExclusive)?;
@@ -191,7 +191,7 @@ impl Endpoint {
     /// Listens for each of these mounts (data and control are two mounts of one daemon).
     ///
     /// # Errors
-    /// When the directory for sockets cannot be made or is not ours, or a socket cannot be bound.
+    /// When the directory for sockets cannot be created, is not ours, or a socket cannot be bound.
     pub fn listen(mounts: &[&Mount], serve: &Arc<dyn Serve>) -> io::Result<Self> {
         let directory = own_directory()?;
         let mut endpoint = Self { sockets: Vec::new() };
@@ -201,12 +201,11 @@ impl Endpoint {
         Ok(endpoint)
     }
 
-    /// Listens at a path, too. A socket that a dead daemon left there is replaced; anything else is
+    /// Also listens at a path. A socket that a dead daemon left there is replaced; anything else is
     /// not.
     ///
     /// # Errors
-    /// `AddrInUse` when a daemon listens there, or something else has the name; what the system
-    /// says.
+    /// `AddrInUse` if a daemon listens there or the path is not a socket; the system's errors.
     pub fn listen_at(&mut self, path: &Path, serve: &Arc<dyn Serve>) -> io::Result<()> {
         let path = std::path::absolute(path)?;
         if let Ok(metadata) = fs::symlink_metadata(&path) {
@@ -219,7 +218,7 @@ impl Endpoint {
     }
 
     fn bind(&mut self, path: PathBuf, serve: &Arc<dyn Serve>) -> io::Result<()> {
-        // Under another name until only the owner may open it.
+        // Bound under a temporary name until only the owner may open it.
         let draft = path.with_extension(format!("{}.new", std::process::id()));
         let _ = fs::remove_file(&draft);
         let listener = Arc::new(UnixListener::bind(&draft)?);
@@ -240,7 +239,7 @@ impl Drop for Endpoint {
     fn drop(&mut self) {
         for socket in &mut self.sockets {
             socket.remove_file();
-            // Wakes the accepting thread with an error, which ends it.
+            // Makes `accept` fail, which ends the accepting thread.
             let _ = rustix::net::shutdown(&socket.listener, rustix::net::Shutdown::Both);
             drop(socket.worker.take());
         }
@@ -258,7 +257,7 @@ fn accept_all(listener: &UnixListener, serve: &Arc<dyn Serve>) {
         let counted = Arc::clone(&nr_open);
         if Arc::strong_count(&nr_open) > NR_CONNECTIONS_MAX + 1 {
             let _ = stream.set_nonblocking(true);
-            let message = "too many ask at the same time; try again".into();
+            let message = "too many requests at the same time; try again".into();
             let _ = send(&stream, &Reply::Failed { message });
             continue;
         }
@@ -266,12 +265,12 @@ fn accept_all(listener: &UnixListener, serve: &Arc<dyn Serve>) {
         let begun = Begun::new(serve);
         let spawned = std::thread::Builder::new().name("umemcg-request".into()).spawn(move || {
             if let Err(error) = answer(&stream, &*begun.0) {
-                tracing::debug!(%error, "a request on the socket came to nothing");
+                tracing::debug!(%error, "a request on the socket failed");
             }
             drop(counted);
         });
         if let Err(error) = spawned {
-            tracing::warn!(%error, "no thread for a request on the socket");
+            tracing::warn!(%error, "cannot start a thread for a request on the socket");
         }
     }
 }
@@ -298,7 +297,7 @@ fn answer(stream: &UnixStream, serve: &dyn Serve) -> io::Result<()> {
     if !peer.uid.is_root() && peer.uid != myself {
         return send(
             stream,
-            &Reply::Failed { message: "only the user that mounted it, or root, may ask that".into() },
+            &Reply::Failed { message: "only the user that mounted it, or root, may request that".into() },
         );
     }
     stream.set_write_timeout(Some(REQUEST_TIMEOUT))?;
@@ -309,14 +308,14 @@ fn answer(stream: &UnixStream, serve: &dyn Serve) -> io::Result<()> {
             return send(stream, &Reply::Failed { message: format!("request not understood: {error}") });
         }
     };
-    tracing::debug!(?request, "asked on the socket");
+    tracing::debug!(?request, "request on the socket");
     // A client that disconnects does not cancel its request.
     let last = serve.serve(request, &mut |progress| drop(send(stream, &progress)));
     send(stream, &last)
 }
 
-/// Reads one line, or as much of it as a request may have. All of it in time: a client that sends a
-/// byte now and then gains nothing.
+/// Reads one line, or as much of it as a request may have. The timeout covers the whole line, so a
+/// client that sends single bytes cannot hold the thread.
 fn read_request(mut stream: &UnixStream) -> io::Result<Vec<u8>> {
     let deadline = Instant::now() + REQUEST_TIMEOUT;
     let mut line = Vec::new();
@@ -341,18 +340,18 @@ fn send(mut stream: &UnixStream, reply: &Reply) -> io::Result<()> {
     stream.write_all(&line)
 }
 
-/// Why no daemon could be asked.
+/// Why a request got no reply.
 #[derive(Debug)]
 pub enum AskError {
     /// No daemon listens for this mount.
     NobodyListens,
-    /// It hung up before it answered.
+    /// The daemon closed the connection before it replied.
     HungUp,
     /// A system call failed, for example for lack of permission.
     Io(io::Error),
 }
 
-/// Asks the daemon behind `mount`; waits until the last reply has come.
+/// Sends a request to the daemon of `mount`, and waits for its last reply.
 ///
 /// # Errors
 /// [`AskError`].
@@ -360,7 +359,7 @@ pub fn ask(mount: &Mount, request: &Request, progress: &mut dyn FnMut(u64)) -> R
     ask_on(&connect(mount)?, request, progress)
 }
 
-/// Asks the daemon that listens at a path.
+/// Sends a request to the daemon that listens at a path, and waits for its last reply.
 ///
 /// # Errors
 /// [`AskError`].
@@ -397,7 +396,7 @@ fn connect(mount: &Mount) -> Result<UnixStream, AskError> {
     for directory in directories {
         match UnixStream::connect(socket_path(&directory, mount)) {
             Ok(stream) => {
-                // Another user's socket in a directory that every user may make proves nothing.
+                // Any user can create the fallback directory, so the peer itself is checked.
                 let peer = rustix::net::sockopt::socket_peercred(&stream)
                     .map_err(|error| AskError::Io(error.into()))?;
                 if peer.uid.is_root() || Some(peer.uid.as_raw()) == mount.fuse_owner() {
@@ -416,7 +415,8 @@ fn socket_path(directory: &Path, mount: &Mount) -> PathBuf {
     directory.join(format!("{}.sock", mount.device.replace(':', "-")))
 }
 
-/// Returns the directory of a user's sockets. `mine` allows to believe the environment.
+/// Returns the directory of a user's sockets. The environment counts only if the user is our own,
+/// that is with `mine`.
 fn directory_of(uid: u32, mine: bool) -> PathBuf {
     let from_environment =
         std::env::var_os("XDG_RUNTIME_DIR").filter(|_| mine && uid != 0).map(PathBuf::from);
@@ -438,8 +438,8 @@ fn is_owned_by(directory: &Path, uid: u32) -> bool {
     fs::symlink_metadata(directory).is_ok_and(|metadata| metadata.is_dir() && metadata.uid() == uid)
 }
 
-/// Makes the directory for this user's sockets, or checks that the one there is ours and closed to
-/// others.
+/// Creates the directory for this user's sockets. If it exists, checks that it is ours and that no
+/// other user may enter it.
 fn own_directory() -> io::Result<PathBuf> {
     let uid = rustix::process::geteuid().as_raw();
     let directory = directory_of(uid, true);

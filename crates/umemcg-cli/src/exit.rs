@@ -1,4 +1,4 @@
-//! The exit codes, in one place.
+//! The failures of a command, and their exit codes.
 
 use std::io;
 use std::path::Path;
@@ -8,14 +8,14 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use umemcg_fuse::Lost;
 
-/// A file of which something could not be made durable.
+/// A file with data that could not be made durable.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LostFile {
-    /// The path below the volume; names that are no UTF-8 are shown with replacement characters.
+    /// The path in the volume. Bytes that are not UTF-8 are shown as replacement characters.
     pub path: String,
     /// The number of bytes that are not durable.
     pub bytes: u64,
-    /// Why.
+    /// The reason.
     pub error: String,
 }
 
@@ -28,25 +28,25 @@ impl From<Lost> for LostFile {
 /// Why a command did not succeed.
 #[derive(Debug, Error)]
 pub enum Failure {
-    /// It failed; the sentence says what was asked, what failed and what to do.
+    /// It failed. The message says what was requested, what failed, and what to do.
     #[error("{0}")]
     Failed(String),
-    /// The command line makes no sense in a way that only shows when it is carried out.
+    /// The arguments are invalid in a way that the parser cannot see.
     #[error("{0}")]
     Usage(String),
-    /// Written data is not durable.
+    /// Some written data is not durable.
     #[error("{} could not be made durable", files_and_bytes(.0))]
     Lost(Vec<LostFile>),
-    /// The path is no mount of ours, or no daemon answers behind it.
+    /// The path is not a umemcg mount, or its daemon does not answer.
     #[error("{0}")]
     NotServed(String),
-    /// In use.
+    /// The mount or the directory is in use.
     #[error("{0}")]
     Busy(String),
 }
 
 impl Failure {
-    /// Returns a failed system call with the path it was about.
+    /// Returns the failure of an operation on a path.
     pub fn at(what: &str, path: &Path, error: &io::Error) -> Self {
         Self::Failed(format!("{what} {}: {error}", path.display()))
     }
@@ -62,7 +62,7 @@ impl Failure {
         }
     }
 
-    /// Says on stderr what happened.
+    /// Prints the failure to stderr, and returns its exit code.
     pub fn report(&self) -> ExitCode {
         eprintln!("umemcg: {self}");
         if let Self::Lost(files) = self {

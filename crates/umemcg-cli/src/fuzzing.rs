@@ -1,4 +1,4 @@
-//! For the fuzz targets: what the program parses. No part of the interface.
+//! The parsers of the program, for the fuzz targets. Not part of the interface.
 
 use std::path::Path;
 
@@ -9,11 +9,11 @@ use crate::config::Config;
 use crate::exit::Failure;
 use crate::{pool, signals};
 
-/// Does with a configuration what `umemcg mount --config` does with a file `fuzz.toml` before
-/// anything is mounted; returns its volumes.
+/// Applies a configuration as `umemcg mount --config` does before it mounts anything; returns the
+/// names of its volumes.
 ///
 /// # Errors
-/// What the user is told.
+/// The message for the user.
 pub fn apply_config(text: &str, tree: &ControlTree) -> Result<Vec<String>, String> {
     let apply = || -> Result<_, Failure> {
         let config = Config::parse(Path::new("fuzz.toml"), text.to_owned())?;
@@ -25,7 +25,7 @@ pub fn apply_config(text: &str, tree: &ControlTree) -> Result<Vec<String>, Strin
     apply().map_err(|failure| failure.to_string())
 }
 
-/// Parses a text as each of the files that are read; returns which were understood.
+/// Parses a text as each of the `/proc` files that the program reads; returns which succeeded.
 pub fn parse_proc_files(text: &str) -> Vec<bool> {
     let mounts: Vec<_> = mountinfo::parse(text.as_bytes()).collect();
     let usable = pool::least_of(text, text, &mounts, &|_| Some(text.to_owned()));

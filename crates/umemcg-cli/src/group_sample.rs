@@ -1,4 +1,4 @@
-//! A sample of the control files of all groups at one time.
+//! Samples of the control files of all groups.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
@@ -10,28 +10,28 @@ use std::time::Instant;
 
 use rustix::fs::{FileType, Mode, OFlags};
 
-/// A v1 limit that is none: from here on no memory is that large.
+/// The value at which a version 1 file shows that there is no limit.
 const UNLIMITED_SHOWN: u64 = i64::MAX as u64 / 4096 * 4096;
 
-/// One group's numbers.
+/// The numbers of one group.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct GroupSample {
-    /// Bytes charged, groups below included.
+    /// Bytes charged, including the groups below.
     pub usage_bytes: u64,
-    /// The hard limit; none without one.
+    /// The hard limit, if there is one.
     pub limit_bytes: Option<u64>,
-    /// `memory.high`; none without one.
+    /// `memory.high`, if it is set.
     pub high_bytes: Option<u64>,
-    /// Usage at which background reclaim starts; none while it is off.
+    /// The usage at which background reclaim starts; `None` while it is off.
     pub low_wmark_bytes: Option<u64>,
-    /// Microseconds in which a request was stalled, ever.
+    /// The total time in which a request was stalled, in microseconds.
     pub stalled_us: u64,
     /// The lines of `memory.stat`.
     pub stat: BTreeMap<String, u64>,
 }
 
 impl GroupSample {
-    /// Returns a line of `memory.stat`; 0 when there is none of this name.
+    /// Returns the value of a line of `memory.stat`; 0 if there is no such line.
     pub fn stat(&self, name: &str) -> u64 {
         self.stat.get(name).copied().unwrap_or(0)
     }
@@ -43,8 +43,8 @@ impl GroupSample {
             std::fs::File::from(file).read_to_string(&mut text)?;
             Ok(text)
         };
-        // Our own file is there whatever the style of the control files; others may be shown under
-        // one name alone.
+        // Our own file exists in every style of the control files; the others may have the name of
+        // one version only.
         let stat = read("umemcg.stat")?;
         let either = |v1: &str, v2: &str| read(v1).or_else(|_| read(v2));
         let usage = either("memory.usage_in_bytes", "memory.current").unwrap_or_default();
@@ -54,7 +54,7 @@ impl GroupSample {
         let mut sample =
             Self::parse(&[usage, limit, high], &read("memory.reclaim_wmarks")?, &pressure, &stat);
         if sample.usage_bytes == 0 {
-            // The root of version 2 shows no usage, but what it is made of.
+            // The root of version 2 has no usage file, but shows the parts of its usage.
             sample.usage_bytes = ["anon", "file", "kernel"].map(|name| sample.stat(name)).iter().sum();
         }
         Ok(sample)
@@ -74,7 +74,7 @@ impl GroupSample {
             usage_bytes: number(usage).unwrap_or(0),
             limit_bytes,
             high_bytes: limited(high),
-            // A mark at the limit is one that is off.
+            // A watermark at the limit is off.
             low_wmark_bytes: low.filter(|&low| low < limit_bytes.unwrap_or(UNLIMITED_SHOWN)),
             stalled_us: some.and_then(|line| number(line.rsplit_once("total=")?.1)).unwrap_or(0),
             stat: lines(stat),
@@ -87,9 +87,9 @@ impl GroupSample {
 pub struct SampledGroup {
     /// Its name; empty for the root.
     pub name: String,
-    /// The place of the group above.
+    /// The index of its parent.
     pub parent: Option<usize>,
-    /// Tells it from another group of the same name.
+    /// Distinguishes it from another group of the same name.
     pub inode: u64,
     /// Its numbers.
     pub sample: GroupSample,
@@ -100,23 +100,22 @@ pub struct SampledGroup {
 pub struct TreeSample {
     /// The time at which it was taken.
     pub at: Instant,
-    /// The root, and behind each group those below it, siblings by name.
+    /// All groups in preorder from the root, siblings by name.
     pub groups: Vec<SampledGroup>,
 }
 
 impl TreeSample {
     /// Reads the control tree that is mounted at `control`. A group that is removed meanwhile is
-    /// left out, with what is below it. Every step of the walk is relative to the directory that it
-    /// starts from, so a deep tree costs no more than a wide one, and one descriptor is open at a
-    /// time.
+    /// left out with its descendants. Every step of the walk is relative to the current directory,
+    /// so a deep tree costs no more than a wide one, and only one descriptor is open at a time.
     ///
     /// # Errors
-    /// When the root's files cannot be read: it is no control tree, or no daemon serves it.
+    /// When the root's files cannot be read: it is not a control tree, or no daemon serves it.
     pub fn read(control: &Path) -> io::Result<Self> {
         let mut tree = Self { at: Instant::now(), groups: Vec::new() };
         let mut directory = open_directory(rustix::fs::CWD, control)?;
         tree.add(&directory, String::new(), None)?;
-        // For each group on the way down, its place and the names still to be read below it.
+        // For each group on the current path, its index and the names of its unread children.
         let mut way = vec![(0, children(&directory))];
         while let Some((parent, left)) = way.last_mut() {
             let parent = *parent;
@@ -144,7 +143,7 @@ impl TreeSample {
         Ok(self.groups.len() - 1)
     }
 
-    /// Returns the path of the group at a place, from the root: `/a/b`.
+    /// Returns the path of the group at an index, from the root: `/a/b`.
     pub fn path(&self, place: usize) -> String {
         let mut names = Vec::new();
         let mut at = &self.groups[place];
@@ -183,7 +182,7 @@ fn open_directory(from: impl AsFd, path: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::openat(from, path, flags, Mode::empty())?)
 }
 
-/// Returns the names of the groups in a directory, the last one first.
+/// Returns the names of the groups in a directory in descending order.
 fn children(directory: &OwnedFd) -> Vec<OsString> {
     let Ok(entries) = rustix::fs::Dir::read_from(directory) else { return Vec::new() };
     let groups = entries.flatten().filter(|entry| entry.file_type() == FileType::Directory);

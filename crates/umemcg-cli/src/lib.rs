@@ -1,9 +1,10 @@
-//! The program `umemcg`: it serves a directory through a cache that belongs to groups, and talks to
-//! the daemon that does so.
+//! The program `umemcg`: a daemon that serves a directory through a cache charged to groups, and
+//! the commands that talk to it.
 //!
-//! `mount` runs the daemon in the foreground; `sync` and `umount` ask it over a socket; `demo`
-//! shows the whole at work. Everything that a mount does is in the layers below: this crate is
-//! words, signals, exit codes. It is a library for the program and the fuzz targets alone.
+//! `mount` runs the daemon in the foreground. `sync`, `umount` and `volume` send it requests over a
+//! socket. `top` and `trim` use the control files. `demo` demonstrates all of it. What a mount does
+//! is in the layers below; this crate has the command line, the signals and the exit codes. It is a
+//! library only for the program and the fuzz targets.
 #![forbid(unsafe_code)]
 
 mod acceptor;
@@ -43,7 +44,7 @@ pub fn run() -> ExitCode {
     if umount_helper::is_called_for() {
         return ended(umount_helper::run());
     }
-    // Exits with 2 when the command line makes no sense.
+    // Exits with 2 if the command line is invalid.
     let arguments = Arguments::parse();
     log::start(arguments.verbose);
     let result = match &arguments.command {

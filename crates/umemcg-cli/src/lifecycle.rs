@@ -7,12 +7,12 @@
 //!      |                                    in use (after a signal): detached,    |
 //!      |                                    the users may finish until the time   |
 //!      |                                    is over                               |
-//!      +--umount from outside---------------------------------------------------> ended: flush the rest, exit
+//!      +--umount from outside---------------------------------------------------> ended: flush, exit
 //! ```
 //!
-//! One deadline, set by whatever starts the end, covers all of it. A second signal ends everything
-//! immediately: data that is not durable by then is reported as lost. `umemcg umount` on a mount in
-//! use changes nothing, as umount(8).
+//! One deadline covers all of it, set by the event that starts it. A second signal ends everything
+//! immediately: data that is not durable by then is reported as lost. Like umount(8), `umemcg
+//! umount` changes nothing if the mount is in use.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,31 +26,31 @@ use crate::endpoint::{Reply, Request, Serve};
 use crate::exit::{Failure, LostFile};
 use crate::users::users_of;
 
-/// The time that a request on the socket may take to send its last reply once the mount is gone.
+/// How long the end waits for requests on the socket to send their last replies.
 const LAST_REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The operations that a foreground mount needs from its daemon.
+/// A daemon as a foreground mount uses it.
 pub trait Served: Send + Sync + 'static {
-    /// Tries to make everything durable until the deadline; returns what is not. `progress` gets
-    /// the bytes left.
+    /// Makes everything durable, and returns what is not by the deadline. Calls `progress` with the
+    /// bytes left.
     fn flush(&self, deadline: Instant, progress: &mut dyn FnMut(u64)) -> Vec<LostFile>;
 
-    /// Unmounts: the control files too, once the data mount is gone. Fails with EBUSY when the data
-    /// mount is in use; `detach` hides it immediately and lets its users finish.
+    /// Unmounts the data mount, then the control files. With `detach`, hides a data mount that is
+    /// in use immediately, and lets its users finish.
     ///
     /// # Errors
-    /// What umount says.
+    /// EBUSY when the data mount is in use; the system's errors.
     fn unmount(&self, detach: bool) -> io::Result<()>;
 
-    /// Adds, lists or removes volumes; a removal makes durable by the deadline. `progress` gets the
-    /// bytes left.
+    /// Adds, lists or removes volumes. A removal makes the volume durable by the deadline, and
+    /// calls `progress` with the bytes left.
     fn volumes(&self, request: Request, deadline: Instant, progress: &mut dyn FnMut(u64)) -> Reply {
         let _ = (request, deadline, progress);
         Reply::Failed { message: "there are no volumes here".into() }
     }
 
-    /// Takes the mounts away from their last users, and flushes until the deadline; returns what is
-    /// not durable.
+    /// Unmounts even if the mounts are in use, and flushes. Returns what is not durable by the
+    /// deadline.
     fn shut_down(&self, deadline: Instant) -> Vec<LostFile>;
 }
 
@@ -59,7 +59,7 @@ pub trait Served: Send + Sync + 'static {
 pub enum Event {
     /// SIGINT, SIGTERM or SIGHUP.
     Signal,
-    /// The kernel has closed the data mount: no more requests will come.
+    /// The kernel has closed the data mount; no more requests will come.
     Ended,
 }
 
@@ -68,13 +68,13 @@ pub struct Lifecycle {
     served: Arc<dyn Served>,
     mountpoint: PathBuf,
     flush_timeout: Duration,
-    /// The time at which the end has to be over; none while serving.
+    /// The deadline of the end; `None` while serving.
     deadline: LeafMutex<Option<Instant>>,
     /// One umount at a time.
     ending: RankedMutex<()>,
-    /// Requests on the socket that have not replied yet.
+    /// The number of requests on the socket without a last reply.
     nr_requests: LeafMutex<usize>,
-    /// Signalled when one of them has.
+    /// Signalled when `nr_requests` falls.
     replied: Condvar,
 }
 
@@ -85,7 +85,7 @@ impl std::fmt::Debug for Lifecycle {
 }
 
 impl Lifecycle {
-    /// Creates a mount that is being served.
+    /// Creates the state of a mount that is being served.
     pub fn new(served: Arc<dyn Served>, mountpoint: &Path, flush_timeout: Duration) -> Arc<Self> {
         Arc::new(Self {
             served,
@@ -98,7 +98,7 @@ impl Lifecycle {
         })
     }
 
-    /// Waits until the mount has ended. Blocks for as long as it is served.
+    /// Serves until the mount has ended. Blocks.
     ///
     /// # Errors
     /// [`Failure::Lost`] with what could not be made durable.
@@ -112,8 +112,8 @@ impl Lifecycle {
                     let deadline = self.begin_end();
                     end_by = Some(deadline);
                     let (ending, sender) = (Arc::clone(self), sender.clone());
-                    // Flushing may take as long as the timeout, and a second signal must be heard
-                    // meanwhile.
+                    // On its own thread: flushing may take as long as the timeout, and a second
+                    // signal must be received meanwhile.
                     std::thread::spawn(move || ending.end_on_signal(deadline, &sender));
                 }
                 Ok(Event::Signal) => {
@@ -121,7 +121,7 @@ impl Lifecycle {
                     break;
                 }
                 Err(RecvTimeoutError::Timeout) => {
-                    eprintln!("umemcg: {} is still in use; ending all the same", self.mountpoint.display());
+                    eprintln!("umemcg: {} is still in use; ending nevertheless", self.mountpoint.display());
                     break;
                 }
                 Err(RecvTimeoutError::Disconnected) => break,
@@ -130,15 +130,15 @@ impl Lifecycle {
         let deadline = if insisted { Instant::now() } else { self.begin_end() };
         let mut lost = self.served.shut_down(deadline);
         if insisted {
-            // Data that the host has accepted was not waited for; only data still in this process
-            // is lost with it.
+            // There was no wait for the host. Data that it has accepted may still become durable;
+            // only data in this process is lost.
             lost.retain(|file| file.bytes > 0);
         }
         self.await_last_replies();
         if lost.is_empty() { Ok(()) } else { Err(Failure::Lost(lost)) }
     }
 
-    /// Waits for the next event, without a deadline for as long as it takes.
+    /// Waits for the next event until the deadline, if there is one.
     fn next_event(events: &Receiver<Event>, deadline: Option<Instant>) -> Result<Event, RecvTimeoutError> {
         match deadline {
             None => events.recv().map_err(RecvTimeoutError::from),
@@ -146,14 +146,14 @@ impl Lifecycle {
         }
     }
 
-    /// Sets the deadline unless the end has begun; returns the one in force.
+    /// Sets the deadline unless it is set, and returns it.
     fn begin_end(&self) -> Instant {
         *self.deadline.lock().get_or_insert_with(|| Instant::now() + self.flush_timeout)
     }
 
     fn end_on_signal(&self, deadline: Instant, sender: &Sender<Event>) {
         let _one_at_a_time = self.ending.lock();
-        // The rest is flushed again, and reported, when the mount has ended.
+        // What remains is flushed again, and reported, when the mount has ended.
         let _ = self.served.flush(deadline, &mut |_| {});
         match self.served.unmount(false) {
             Ok(()) => {}
@@ -172,7 +172,7 @@ impl Lifecycle {
             }
             Err(error) => {
                 eprintln!("umemcg: cannot unmount {}: {error}", self.mountpoint.display());
-                // Nothing will close the mount any more: continue with the last flush.
+                // Nothing else will end the mount: go on to the last flush.
                 let _ = sender.send(Event::Ended);
             }
         }
@@ -184,7 +184,7 @@ impl Lifecycle {
         let _ = self.served.flush(deadline, progress);
         match self.served.unmount(false) {
             Ok(()) => {
-                // There are no writers any more. The foreground ends by the same deadline.
+                // No writer is left. The foreground ends by the same deadline.
                 self.deadline.lock().get_or_insert(deadline);
                 lost_or_done(self.served.flush(deadline, progress))
             }

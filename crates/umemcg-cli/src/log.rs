@@ -16,7 +16,7 @@ pub fn start(verbose: u8) {
         _ => "trace",
     };
     let filter = EnvFilter::try_from_env(FILTER_VARIABLE).unwrap_or_else(|_| EnvFilter::new(level));
-    // Fails only when a subscriber is there already, and then that one logs.
+    // Fails only if a subscriber is installed already; then that one logs.
     let _ = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())

@@ -1,4 +1,4 @@
-//! The program `umemcg`; all of it is in the library beside it.
+//! The program `umemcg`; its code is in this crate's library.
 #![forbid(unsafe_code)]
 
 fn main() -> std::process::ExitCode {

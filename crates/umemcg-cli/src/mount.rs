@@ -1,5 +1,5 @@
-//! `umemcg mount`: makes an engine, a daemon on top of it and the control files beside it, and
-//! stays until the mount has ended.
+//! `umemcg mount`: creates an engine, a daemon and its control files, and runs until the mount has
+//! ended.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{self, Write};
@@ -30,8 +30,8 @@ use crate::touch_helper::TouchHelper;
 use crate::umount_helper;
 use crate::volumes;
 
-/// Arenas of the C library's allocator. Walking 500,000 files from a group of 16 MiB takes the
-/// daemon a quarter less memory with few of them, and no more time.
+/// The most arenas of the C library's allocator. With two of them, a walk over 500,000 files in a
+/// group of 16 MiB costs the daemon a quarter less memory, and no more time.
 const HEAP_ARENAS_MAX: u32 = 2;
 
 /// Runs `umemcg mount DATA MNT`. Blocks until the mount has ended.
@@ -42,21 +42,23 @@ pub fn mount(arguments: &MountArguments) -> Result<(), Failure> {
     if let Some(control) = &arguments.control
         && same_place(control, &arguments.mountpoint)
     {
-        return Err(Failure::Usage("--control and the mount point are one directory; they need two".into()));
+        return Err(Failure::Usage(
+            "--control and the mount point are the same directory; choose two".into(),
+        ));
     }
     let config = arguments.config.as_deref().map(Config::read).transpose()?.unwrap_or_default();
     if let (Some(_), Some(volume)) = (&arguments.data, config.volumes().next()) {
         return Err(volume.wrong("this mount shows one directory; leave out DATA to show volumes"));
     }
-    // No thread has been started yet.
+    // Before the first thread is started.
     if !umemcg::limit_heap_arenas(HEAP_ARENAS_MAX) {
-        tracing::debug!("the allocator keeps as many arenas as it likes");
+        tracing::debug!("cannot limit the arenas of the allocator");
     }
     let usable = usable_memory()
-        .map_err(|error| Failure::Failed(format!("cannot find out how much memory there is: {error}")))?;
+        .map_err(|error| Failure::Failed(format!("cannot determine the available memory: {error}")))?;
     let pool = arguments.pool.or(config.pool()?).unwrap_or(PoolSize::DEFAULT);
     let pool_bytes = pool.to_bytes(&usable).map_err(Failure::Failed)?;
-    // From here on a signal ends the mount in order, also while it is being made.
+    // From here on a signal ends the mount cleanly, even while it is being created.
     let (sender, events) = channel();
     let told = sender.clone();
     forward_signals(move || told.send(Event::Signal).is_ok())
@@ -88,9 +90,9 @@ pub fn mount(arguments: &MountArguments) -> Result<(), Failure> {
     result
 }
 
-/// Raises the soft limit of descriptors. Open files, watched threads and cached descriptors all
-/// count against it, which is often far below what the system allows. Their bounds follow the
-/// limit, so a refusal is no failure.
+/// Raises the soft limit of descriptors, which is often far below what the system allows. Open
+/// files, watched threads and cached descriptors all count against it. Their bounds follow the
+/// limit, so a failure to raise it is ignored.
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
@@ -101,19 +103,19 @@ fn same_place(one: &Path, other: &Path) -> bool {
     matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
 }
 
-/// Returns the engine's configuration. The command line counts more than the file.
+/// Returns the engine's configuration. The command line takes precedence over the file.
 fn engine_config(arguments: &MountArguments, settings: &Config, pool_bytes: u64) -> EngineConfig {
     let by_default = EngineConfig::default();
     let given = arguments.recursive_protection.map(|switch| switch == Switch::On);
     let recursive_protection =
         given.or(settings.recursive_protection()).unwrap_or(by_default.recursive_protection);
-    // A full pool is no single group's fault: the workers make room before a request has to.
+    // The pool is shared by all groups, so background workers make room before a request has to.
     EngineConfig { pool_bytes, pool_marks: true, recursive_protection, ..by_default }
 }
 
 fn start(arguments: &MountArguments, settings: &Config, pool_bytes: u64) -> Result<Daemon, Failure> {
     let engine = Engine::new(engine_config(arguments, settings, pool_bytes)).map_err(|error| {
-        Failure::Failed(format!("cannot make a pool of {}: {error}", human_bytes(pool_bytes)))
+        Failure::Failed(format!("cannot create a pool of {}: {error}", human_bytes(pool_bytes)))
     })?;
     let mut rules = arguments.rules.clone();
     rules.extend(settings.rules()?);
@@ -148,7 +150,7 @@ fn start(arguments: &MountArguments, settings: &Config, pool_bytes: u64) -> Resu
         threads => threads,
     };
     config.session.pool = PoolLimits { readers_max, ..PoolLimits::default() };
-    // Not given means: as is usual for this user.
+    // If the option is not given, the default for this user applies.
     config.mount.allow_other = arguments.allow_other.then_some(true);
     config.mount.replace = arguments.replace;
     let classifier: Arc<dyn Classifier> = Arc::clone(&processes) as _;
@@ -167,18 +169,17 @@ fn start(arguments: &MountArguments, settings: &Config, pool_bytes: u64) -> Resu
     Ok(daemon)
 }
 
-/// Returns whether the kernel keeps file pages. The command line counts more than the file.
+/// Returns whether the kernel keeps file pages. The command line takes precedence over the file.
 fn keeps_pages(arguments: &MountArguments, settings: &Config) -> bool {
     arguments.page_cache.or(settings.page_cache()) == Some(PageCache::Kernel)
 }
 
-/// Returns what the mount table shows as the source.
+/// Returns the source that the mount table shows.
 fn source(arguments: &MountArguments) -> &OsStr {
     arguments.data.as_deref().map_or(OsStr::new("volumes"), Path::as_os_str)
 }
 
-/// Starts a daemon as soon as the one before has written its last byte to the directory, and let go
-/// of it.
+/// Starts a daemon. Waits until the previous daemon of the directory has released it.
 fn when_free(
     start: impl Fn() -> Result<Daemon, DaemonError>,
     timeout: Duration,
@@ -198,7 +199,7 @@ fn when_free(
     }
 }
 
-/// Returns the mode that `--io-mode` names.
+/// Returns the I/O mode of `--io-mode`.
 fn io_mode(arguments: &MountArguments) -> IoMode {
     match arguments.io_mode {
         IoModeArgument::Auto => IoMode::Auto,
@@ -216,8 +217,8 @@ fn failure(error: DaemonError) -> Failure {
     }
 }
 
-/// Listens on the sockets. Without them the mount works all the same, only `umemcg sync` and
-/// `umemcg umount` do not.
+/// Listens on the sockets. If that fails, the mount works, but `umemcg sync` and `umemcg umount`
+/// cannot reach it.
 fn listen(daemon: &Daemon, lifecycle: &Arc<Lifecycle>) -> Option<Endpoint> {
     let points = [Some(daemon.mounted()), daemon.control_mounted()];
     let mounts: Vec<_> =
@@ -239,13 +240,13 @@ fn tell_when_ended(daemon: &Arc<Daemon>, events: mpsc::Sender<Event>) -> Result<
         if let Some(error) = daemon.session().failure() {
             eprintln!("umemcg: the connection to the kernel broke: {error}");
         }
-        // No listener is left when the end was insisted on.
+        // After a second signal no receiver is left.
         let _ = events.send(Event::Ended);
     });
     waiting.map(drop).map_err(|error| Failure::Failed(format!("cannot start a thread: {error}")))
 }
 
-/// Prints one line when the mount is there: programs that start the daemon wait for it.
+/// Prints one line when the mount is ready. Programs that start the daemon wait for it.
 fn announce(arguments: &MountArguments, daemon: &Daemon, pool_bytes: u64) {
     let point = daemon.mounted().point().display();
     let what = arguments.data.as_ref().map_or_else(|| "volumes".into(), |data| data.display().to_string());
@@ -261,11 +262,11 @@ fn announce(arguments: &MountArguments, daemon: &Daemon, pool_bytes: u64) {
     }
     line += &format!("; Ctrl-C or `umemcg umount {point}` ends it\n");
     let mut stdout = io::stdout();
-    // The program that started the daemon may have closed the pipe: it serves all the same.
+    // The program that started the daemon may have closed the pipe. That does not end the mount.
     let _ = stdout.write_all(line.as_bytes()).and_then(|()| stdout.flush());
 }
 
-/// A daemon as the lifecycle sees it.
+/// The daemon of a foreground mount.
 struct Mounted {
     daemon: Arc<Daemon>,
     source: OsString,
@@ -278,12 +279,12 @@ impl Served for Mounted {
 
     fn unmount(&self, detach: bool) -> io::Result<()> {
         let point = self.daemon.mounted().point();
-        // While it is mounted: afterwards umount(8) would not find it.
+        // Before the unmount: afterwards umount(8) would not find the mount.
         umount_helper::forget(point);
         self.daemon
             .unmount(if detach { Unmount::Lazily } else { Unmount::IfIdle })
             .inspect_err(|_| umount_helper::record(&self.source, point))?;
-        // A shell that stands in the control files keeps nothing from ending.
+        // A process with its working directory in the control files does not delay the end.
         self.daemon.control_mounted().map_or(Ok(()), |control| control.unmount(Unmount::Lazily))
     }
 

@@ -1,12 +1,12 @@
-//! Resolution of a path on the command line to a mount of umemcg. Nothing here sends a request to a
-//! file system whose daemon may hang or have died, except for the path's own resolution.
+//! Finds the umemcg mount that a path on the command line names. Apart from resolving the path
+//! itself, nothing here sends a request to a file system whose daemon may hang or have died.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use umemcg_fuse::mountinfo::{Mount, mount_at};
 
-/// Returns whether it is a mount of umemcg: of volumes, or of the control files.
+/// Returns whether a mount is one of umemcg: the data mount or the control mount.
 pub fn is_umemcg(mount: &Mount) -> bool {
     mount.kind.strip_prefix("fuse.").is_some_and(|subtype| subtype.starts_with("umemcg"))
 }
@@ -15,15 +15,15 @@ pub fn is_umemcg(mount: &Mount) -> bool {
 /// spells it.
 ///
 /// # Errors
-/// When the path or `/proc` cannot be read. A mount whose daemon has died is no error.
+/// When the path or `/proc` cannot be read. A mount whose daemon has died is not an error.
 pub fn find_mount(path: &Path) -> io::Result<(PathBuf, Option<Mount>)> {
     let path = resolve(path)?;
     let mount = mount_at(&path)?;
     Ok((path, mount))
 }
 
-/// Returns the absolute path without symlinks. The last component is taken as it is when it cannot
-/// be asked: on a mount whose daemon has died, and on one of another user's.
+/// Returns the absolute path without symlinks. If the last component cannot be examined, it is
+/// taken literally: it may be a mount of another user, or one whose daemon has died.
 fn resolve(path: &Path) -> io::Result<PathBuf> {
     match path.canonicalize() {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {

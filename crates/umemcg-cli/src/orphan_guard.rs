@@ -1,11 +1,12 @@
-//! The helper process that ends a mount whose daemon was killed, and the daemon's end of it.
+//! The helper process that aborts the connection of a mount whose daemon was killed.
 //!
 //! The kernel ends a FUSE mount when the last thread of its daemon is gone. But a thread that has
-//! the kernel drop pages waits, unkillably, for requests under way, which no thread answers any
-//! more when the daemon is killed: each would wait for the other for ever, and with them all
-//! programs that use the mount. So the daemon starts this program again where the kernel keeps
-//! pages. It gets a signal when the daemon's main thread ends, which does not wait for the other
-//! threads, and aborts the connection. It does nothing else.
+//! the kernel drop pages waits, unkillably, for requests in progress. Once the daemon is killed, no
+//! thread answers those: the thread would wait for the requests, the mount for the thread, and
+//! every program that uses the mount with them, for ever. So where the kernel keeps pages, the
+//! daemon starts this program a second time. The helper gets a signal when the daemon's main thread
+//! ends, which does not wait for the other threads, and aborts the connection. It does nothing
+//! else.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -25,36 +26,36 @@ use umemcg_fuse::{Mounted, Unmount};
 use crate::args::OrphanGuardArguments;
 use crate::exit::Failure;
 
-/// This very program, also when its file has been replaced.
+/// The running program, even if its file has been replaced.
 const PROGRAM: &str = "/proc/self/exe";
 
-/// Starts the helper for the daemon's mount. It outlives the main thread by a moment, also when the
-/// daemon ends in order: a thread may be waiting even then. Must be called by the main thread.
+/// Starts the helper for the daemon's mount. Must be called by the main thread. The helper outlives
+/// that thread by a moment even if the daemon ends normally, because a thread may be waiting then.
 ///
 /// # Errors
-/// When no process can be started.
+/// When the process cannot be started.
 pub fn start(mounted: &Mounted) -> io::Result<()> {
     let mut command = Command::new(PROGRAM);
     command.arg0("umemcg").arg("__orphan-guard").arg(mounted.point()).arg(mounted.device_number());
     command.arg(std::process::id().to_string());
-    // In a process group of its own a Ctrl-C that ends the daemon does not end it first.
+    // In its own process group, so that a Ctrl-C for the daemon does not end the helper first.
     command.current_dir("/").process_group(0);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    // Never waited for: it ends after this process.
+    // Not reaped: it ends after this process.
     command.spawn().map(drop)
 }
 
-/// Runs the helper until the daemon has ended.
+/// Runs the helper: waits until the daemon has ended, then aborts the connection.
 ///
 /// # Errors
-/// When the signal cannot be had.
+/// When the daemon's end cannot be watched, or the mount remains.
 pub fn run(arguments: &OrphanGuardArguments) -> Result<(), Failure> {
     let failed = |error: io::Error| Failure::Failed(format!("cannot watch the daemon: {error}"));
     let mut signals = Signals::new([SIGUSR1]).map_err(failed)?;
     set_parent_process_death_signal(Some(Signal::USR1)).map_err(|errno| failed(errno.into()))?;
     let minor = arguments.device.split_once(':').map_or("", |(_, minor)| minor);
     let mut abort = open_abort(minor);
-    // The daemon may have ended before the signal was asked for.
+    // The daemon may have ended before the signal was requested.
     if getppid().map(Pid::as_raw_pid) == Some(arguments.daemon) {
         signals.forever().next();
     }
@@ -68,12 +69,12 @@ pub fn run(arguments: &OrphanGuardArguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Opens the file that aborts a connection. Held open, it is this connection's for good, also when
-/// the mount is out of sight; its number may be another's later.
+/// Opens the file that aborts a connection. The open file refers to this connection even after the
+/// mount is detached, whereas the number may later be another connection's.
 fn open_abort(minor: &str) -> Option<File> {
     let path = format!("/sys/fs/fuse/connections/{minor}/abort");
     File::options().write(true).open(path).ok().or_else(|| {
-        // The control file system is not mounted everywhere: it is had without a place, too.
+        // The control file system may not be mounted; it can be used without a mount point.
         let control = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC).ok()?;
         fsconfig_create(control.as_fd()).ok()?;
         let files = fsmount(control.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty()).ok()?;

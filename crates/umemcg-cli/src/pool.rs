@@ -1,12 +1,12 @@
-//! The size of the pool: a number of bytes, or a part of the memory that this process may use.
+//! The size of the pool: a number of bytes, or a share of the memory that this process may use.
 //!
-//! A process may use the smaller of the machine's memory and every kernel memory cgroup limit above
-//! it, version 1 and 2 alike. In a container the mount shows only a part of the hierarchy; the path
-//! in `/proc/self/cgroup` is then looked up below what the mount shows.
+//! A process may use the least of the machine's memory and all memory limits of the kernel cgroups
+//! that it is in, of version 1 and 2. In a container the mounted hierarchy is only a part of the
+//! whole; the path in `/proc/self/cgroup` is then resolved inside that part.
 //!
-//! The daemon needs memory beside its pool. A pool that does not fit would fill up, and the kernel
-//! would kill the daemon with data that is written nowhere. So a size that does not fit is refused,
-//! and a percentage is reduced to the size that fits.
+//! The daemon needs memory beside its pool. If the pool were too large, the kernel would kill the
+//! daemon once the pool has filled up, and dirty data would be lost. So a size that does not fit is
+//! refused, and a percentage is reduced to the largest size that fits.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -17,11 +17,11 @@ use umemcg_fuse::mountinfo::{Mount, parse};
 
 use crate::table::human_bytes;
 
-/// Smallest pool that makes sense: a few blocks of frames, so that every thread finds one.
+/// The smallest pool: a few blocks of frames, so that every thread finds one.
 pub const MIN_POOL_BYTES: u64 = 8 << 20;
 
-/// The daemon's needs beside its pool: this many bytes, and this part of the rest (records of
-/// frames are a 64th of the pool).
+/// The memory that the daemon needs beside its pool: `BESIDE_BYTES`, and one `BESIDE_PART`th of the
+/// remainder. The records of frames alone are a 64th of the pool.
 const BESIDE_BYTES: u64 = 16 << 20;
 const BESIDE_PART: u64 = 32;
 
@@ -30,7 +30,7 @@ const BESIDE_PART: u64 = 32;
 pub enum PoolSize {
     /// This many bytes.
     Bytes(u64),
-    /// A part of the memory that this process may use, above 0 and at most 100.
+    /// A percentage of the memory that this process may use, above 0 and at most 100.
     Percent(f64),
 }
 
@@ -40,7 +40,7 @@ impl FromStr for PoolSize {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if let Some(number) = text.trim().strip_suffix('%') {
             let percent: f64 = number.parse().map_err(|_| {
-                format!("`{text}` is no percentage; write a number between 0 and 100, such as 25%")
+                format!("`{text}` is not a percentage; write a number between 0 and 100, such as 25%")
             })?;
             if !(percent > 0.0 && percent <= 100.0) {
                 return Err(format!("`{text}` is not above 0% and at most 100%"));
@@ -54,7 +54,7 @@ impl FromStr for PoolSize {
             ParseSizeError::TooLarge => format!("`{text}` does not fit in 64 bits"),
         })?;
         if bytes < MIN_POOL_BYTES {
-            return Err(format!("a pool of `{text}` is too small; the least is 8M"));
+            return Err(format!("a pool of `{text}` is too small; the minimum is 8M"));
         }
         Ok(Self::Bytes(bytes))
     }
@@ -70,19 +70,19 @@ impl fmt::Display for PoolSize {
 }
 
 impl PoolSize {
-    /// The size when none is given.
+    /// The default size.
     pub const DEFAULT: Self = Self::Percent(25.0);
 
-    /// Returns the size in whole pages, in bytes. A percentage gives what fits, and never less than
-    /// the smallest pool.
+    /// Returns the size in bytes, rounded down to whole pages. A percentage is reduced to what
+    /// fits, but not below the smallest pool.
     ///
     /// # Errors
-    /// For a size that does not fit, what to tell the user.
+    /// A message for the user if the size does not fit.
     pub fn to_bytes(self, usable: &Usable) -> Result<u64, String> {
         let bytes = match self {
             Self::Bytes(bytes) if bytes > usable.largest_pool_bytes() => return Err(usable.refusal(bytes)),
             Self::Bytes(bytes) => bytes,
-            // A part of 64 bits: the rounding of the float is far below a page.
+            // The rounding error of the float is far below a page.
             Self::Percent(percent) => ((usable.bytes as f64 * percent / 100.0) as u64)
                 .min(usable.largest_pool_bytes())
                 .max(MIN_POOL_BYTES),
@@ -95,12 +95,12 @@ impl PoolSize {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Usable {
     bytes: u64,
-    /// The file that says so, or none for the machine's memory.
+    /// The file with the limit; `None` for the machine's memory.
     limit: Option<PathBuf>,
 }
 
 impl Usable {
-    /// Returns the largest pool that leaves the daemon enough beside it.
+    /// Returns the largest pool that leaves enough memory for the rest of the daemon.
     fn largest_pool_bytes(&self) -> u64 {
         let room = self.bytes.saturating_sub(BESIDE_BYTES);
         room - room / BESIDE_PART
@@ -121,14 +121,14 @@ impl Usable {
     }
 }
 
-/// Returns the memory that this process may use: the least of the machine's and of every limit
-/// above it.
+/// Returns the memory that this process may use: the least of the machine's memory and all limits
+/// of its cgroups.
 ///
 /// # Errors
 /// When `/proc` cannot be read.
 pub fn usable_memory() -> std::io::Result<Usable> {
     let meminfo = std::fs::read_to_string("/proc/meminfo")?;
-    // Without cgroups in the kernel these two say so, and the machine's memory is all there is.
+    // Without cgroups in the kernel these are empty, and only the machine's memory counts.
     let cgroup = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let mountinfo = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
     least_of(&meminfo, &cgroup, &parse(&mountinfo).collect::<Vec<_>>(), &|path| {
@@ -137,6 +137,7 @@ pub fn usable_memory() -> std::io::Result<Usable> {
     .ok_or_else(|| std::io::Error::other("/proc/meminfo has no MemTotal line"))
 }
 
+/// Returns the least of the machine's memory and the limits of the cgroups that `cgroup` lists.
 pub(crate) fn least_of(
     meminfo: &str,
     cgroup: &str,
@@ -178,7 +179,7 @@ pub(crate) fn least_of(
     Some(usable)
 }
 
-/// Returns the directories of a cgroup and of all above it that the mount shows.
+/// Returns the directories of a cgroup and of its ancestors, as far as the mount shows them.
 fn directories_up_from(mount: &Mount, path: &Path) -> Vec<PathBuf> {
     let below = path.strip_prefix(&mount.root).unwrap_or(Path::new(""));
     let below = below.strip_prefix("/").unwrap_or(below);

@@ -5,12 +5,12 @@ use std::io;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-/// Calls `told` for each SIGINT, SIGTERM and SIGHUP from now on, until it says that nothing listens
-/// any more. A SIGHUP that was ignored when the program started (nohup) stays ignored.
+/// Calls `forward` for each SIGINT, SIGTERM and SIGHUP from now on, until it returns `false`. A
+/// SIGHUP that was ignored when the program started (nohup) stays ignored.
 ///
 /// # Errors
 /// When the handlers cannot be installed or no thread can be started.
-pub fn forward_signals(told: impl Fn() -> bool + Send + 'static) -> io::Result<()> {
+pub fn forward_signals(forward: impl Fn() -> bool + Send + 'static) -> io::Result<()> {
     let mut wanted = vec![SIGINT, SIGTERM];
     if !is_ignored(SIGHUP, &std::fs::read_to_string("/proc/self/status").unwrap_or_default()) {
         wanted.push(SIGHUP);
@@ -19,7 +19,7 @@ pub fn forward_signals(told: impl Fn() -> bool + Send + 'static) -> io::Result<(
     std::thread::Builder::new().name("umemcg-signals".into()).spawn(move || {
         for signal in signals.forever() {
             tracing::info!(signal, "told to end");
-            if !told() {
+            if !forward() {
                 return;
             }
         }
@@ -27,7 +27,7 @@ pub fn forward_signals(told: impl Fn() -> bool + Send + 'static) -> io::Result<(
     Ok(())
 }
 
-/// Returns whether the SigIgn mask of a `/proc/self/status` text has this signal.
+/// Returns whether `status`, the text of `/proc/self/status`, lists this signal as ignored.
 pub(crate) fn is_ignored(signal: i32, status: &str) -> bool {
     status
         .lines()

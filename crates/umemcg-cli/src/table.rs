@@ -1,9 +1,8 @@
-//! Tables and numbers for people.
+//! Human-readable tables and sizes.
 
 use std::fmt;
 
-/// Returns a number of bytes with the largest binary unit that leaves at least one before the
-/// point.
+/// Formats a number of bytes with the largest binary unit in which it is at least 1.
 pub fn human_bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {
@@ -11,7 +10,7 @@ pub fn human_bytes(bytes: u64) -> String {
     }
     let mut value = bytes as f64 / 1024.0;
     let mut unit = 0;
-    // 1023.95 would be shown as 1024.0.
+    // 1023.95 would be rounded to 1024.0.
     while value >= 1023.95 && unit + 1 < UNITS.len() {
         value /= 1024.0;
         unit += 1;
@@ -19,7 +18,7 @@ pub fn human_bytes(bytes: u64) -> String {
     format!("{value:.1} {}", UNITS[unit])
 }
 
-/// Rows of text under headings: the first column to the left, the others to the right.
+/// A table of text: the first column is aligned left, the others right.
 #[derive(Debug)]
 pub struct TextTable {
     rows: Vec<Vec<String>>,

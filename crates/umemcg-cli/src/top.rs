@@ -1,7 +1,7 @@
-//! `umemcg top`: the groups of a control tree and what happens in them, again and again.
+//! `umemcg top`: the groups of a control tree and their activity, refreshed at an interval.
 //!
-//! Everything comes from the control files, so it works for every user that may read them. Rates
-//! are differences of two samples.
+//! It uses only the control files, so every user that may read them can run it. Rates are
+//! differences between two samples.
 
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -18,12 +18,12 @@ use crate::group_sample::{GroupSample, SampledGroup, TreeSample};
 use crate::signals::forward_signals;
 use crate::table::{TextTable, human_bytes};
 
-/// Lines of a screen that are not groups: two of headings, one above, one for the cursor.
+/// Lines of a screen that show no group: the title, two lines of headings, the cursor.
 const OTHER_LINES: usize = 4;
 
-/// Lines of a terminal that does not say how many it has.
+/// The assumed height of a terminal that does not report its size.
 const LINES_UNKNOWN: usize = 24;
-/// No table comes sooner after another.
+/// The shortest interval between two tables.
 const INTERVAL_MIN: Duration = Duration::from_millis(50);
 
 /// One group between two samples.
@@ -34,19 +34,19 @@ struct Row {
     limit_bytes: Option<u64>,
     high_bytes: Option<u64>,
     low_wmark_bytes: Option<u64>,
-    /// Of the usage, what reclaim of the pool leaves alone; and what it takes last.
+    /// The part of the usage that reclaim of the pool spares, and the part that it takes last.
     min_bytes: u64,
     low_bytes: u64,
     /// Bytes above the soft limit, which are reclaimed first.
     excess_bytes: u64,
     dirty_bytes: u64,
-    /// Of the pages that were read, the ones that were there; none when none were read.
+    /// The share of pages read that were cached; `None` if none were read.
     hit_percent: Option<f64>,
-    /// Pages that were read and not there.
+    /// Pages read that were not cached.
     misses_per_second: f64,
-    /// Pages brought in.
+    /// Pages brought into the cache.
     pages_in_per_second: f64,
-    /// Of those, the ones that had been evicted not long before.
+    /// Pages brought in soon after they were evicted.
     refaults_per_second: f64,
     stalled_percent: f64,
     background_reclaim_per_second: f64,
@@ -57,7 +57,7 @@ impl Row {
     /// Returns the row between two samples, without the group's path.
     fn between(before: &GroupSample, now: &GroupSample, passed: Duration) -> Self {
         let seconds = passed.as_secs_f64().max(1e-6);
-        // A group that was made anew under the same name counts from less.
+        // A re-created group counts from zero again.
         let rate = |name: &str| now.stat(name).saturating_sub(before.stat(name)) as f64 / seconds;
         let (hits, misses) = (rate("total_cache_hit"), rate("total_cache_miss"));
         let stalled = now.stalled_us.saturating_sub(before.stalled_us) as f64 / 1e6;
@@ -104,8 +104,7 @@ impl Row {
         ]
     }
 
-    /// Returns the sort key: the group that comes first has the greater one; groups that are alike
-    /// come by name.
+    /// Returns the sort key; the greatest comes first.
     fn weight(&self, sort: TopSort) -> f64 {
         match sort {
             TopSort::Usage => self.usage_bytes as f64,
@@ -139,18 +138,17 @@ const HEADINGS: [&str; 15] = [
     "direct/s",
 ];
 
-/// Returns the first `nr_max` rows of a table. Paths, which are long in a deep tree, are made for
-/// those alone.
+/// Returns the first `nr_max` rows of a table. Only those get paths, which are long in a deep tree.
 fn rows(before: &TreeSample, now: &TreeSample, sort: TopSort, nr_max: usize) -> Vec<Row> {
     let (passed, known) = (now.at - before.at, before.by_inode());
     let groups = now.groups.iter().enumerate();
     let mut rows: Vec<(usize, Row)> = groups
-        // A group that is new has no rates yet.
+        // A new group has no rates yet.
         .map(|(place, SampledGroup { inode, sample, .. })| {
             (place, Row::between(known.get(inode).copied().unwrap_or(sample), sample, passed))
         })
         .collect();
-    // Groups that are alike stay in the order of the tree.
+    // The sort is stable: groups with equal keys stay in the order of the tree.
     rows.sort_by(|(_, a), (_, b)| b.weight(sort).total_cmp(&a.weight(sort)));
     rows.truncate(nr_max);
     rows.into_iter().map(|(place, row)| Row { group: now.path(place), ..row }).collect()
@@ -162,7 +160,7 @@ fn table(rows: &[Row]) -> String {
     table.to_string()
 }
 
-/// Returns the control tree that is meant: the one given, or the only one that is mounted.
+/// Returns the control tree to use: the given one, or the only one that is mounted.
 pub fn control_tree(given: Option<&Path>) -> Result<PathBuf, Failure> {
     if let Some(path) = given {
         return Ok(path.to_owned());
@@ -196,10 +194,10 @@ pub fn top(arguments: &TopArguments) -> Result<(), Failure> {
     let control = control_tree(arguments.control.as_deref())?;
     let (ended, end) = mpsc::channel();
     let told = ended.clone();
-    // Told to end, in time of peace: no error.
+    // A signal is the normal end.
     forward_signals(move || told.send(Ok(())).is_ok())
-        .map_err(|error| Failure::Failed(format!("cannot listen for signals: {error}")))?;
-    // Reading many groups takes long, and so may the reader of the table: an end waits for neither.
+        .map_err(|error| Failure::Failed(format!("cannot receive signals: {error}")))?;
+    // On its own thread, because reading many groups or a blocked reader must not delay the end.
     let arguments = arguments.clone();
     let work = move || {
         let _ = ended.send(show(&arguments, &control));
@@ -211,11 +209,11 @@ pub fn top(arguments: &TopArguments) -> Result<(), Failure> {
     end.recv().unwrap_or(Ok(()))
 }
 
-/// Shows table after table.
+/// Prints tables until the reader has gone, or once.
 fn show(arguments: &TopArguments, control: &Path) -> Result<(), Failure> {
     let sample = || {
         TreeSample::read(control).map_err(|error| {
-            Failure::NotServed(format!("{} is no control tree that is served: {error}", control.display()))
+            Failure::NotServed(format!("{} is not a control tree that is served: {error}", control.display()))
         })
     };
     let stdout = io::stdout();
@@ -224,7 +222,7 @@ fn show(arguments: &TopArguments, control: &Path) -> Result<(), Failure> {
     loop {
         std::thread::sleep(arguments.interval.max(INTERVAL_MIN));
         let now = sample()?;
-        // Some terminals do not report their size.
+        // Some terminals report a height of 0.
         let nr_lines = tcgetwinsize(&stdout).map_or(0, |size| usize::from(size.ws_row));
         let nr_lines = if nr_lines == 0 { LINES_UNKNOWN } else { nr_lines };
         let nr_max = if is_live { nr_lines.saturating_sub(OTHER_LINES).max(1) } else { usize::MAX };
@@ -250,7 +248,7 @@ fn show(arguments: &TopArguments, control: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Writes one line for each table.
+/// Writes a table as one line.
 fn write_json(rows: &[Row]) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     serde_json::to_writer(&mut stdout, rows)?;

@@ -1,11 +1,11 @@
 //! The helper process that reports changes of control files to inotify, and the daemon's end of it.
 //!
-//! A change of a modification time is an inotify event, `IN_MODIFY`, but the daemon must not wait
-//! for its own mounts. So it starts this program again, at the first event of a file that the
-//! kernel knows. It writes paths below the mount point, each with a NUL behind it, and waits for
-//! one byte after each. The process has nothing open below the mount point but while it touches a
-//! file, so it does not keep the mount busy. It ends when its standard input does, and so with the
-//! daemon, however that ends.
+//! Setting a modification time causes the inotify event `IN_MODIFY`, but the daemon must not wait
+//! for its own mounts. So at the first event of a file that the kernel knows, it starts this
+//! program a second time. The daemon writes paths below the mount point to the helper, each
+//! terminated by a NUL, and waits for one byte after each. The helper has a file open only while it
+//! touches it, so it does not keep the mount busy. It ends when its standard input is closed, and
+//! so with the daemon, however that ends.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -19,9 +19,9 @@ use umemcg_fuse::{Mounted, Touch};
 use crate::args::TouchControlArguments;
 use crate::exit::Failure;
 
-/// This very program, also when its file has been replaced.
+/// The running program, even if its file has been replaced.
 const PROGRAM: &str = "/proc/self/exe";
-/// The byte that follows a path, and answers it.
+/// The byte that terminates a path, and the reply to it.
 const END: u8 = 0;
 
 /// The daemon's end.
@@ -38,7 +38,7 @@ struct Running {
 }
 
 impl TouchHelper {
-    /// Starts nothing yet.
+    /// Creates the daemon's end. The process is started when first needed.
     pub fn new(mounted: &Mounted) -> Self {
         Self { point: mounted.point().to_owned(), device: mounted.device_number().to_owned(), running: None }
     }
@@ -46,7 +46,7 @@ impl TouchHelper {
     fn start(&self) -> io::Result<Running> {
         let mut command = Command::new(PROGRAM);
         command.arg0("umemcg").arg("__touch-control").arg(&self.point).arg(&self.device);
-        // In a process group of its own a Ctrl-C that ends the daemon does not end it first.
+        // In its own process group, so that a Ctrl-C for the daemon does not end the helper first.
         command.current_dir("/").process_group(0);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
         let (Some(paths), Some(answers)) = (child.stdin.take(), child.stdout.take()) else {
@@ -84,10 +84,10 @@ impl Drop for Running {
     }
 }
 
-/// Runs the helper until its process ends.
+/// Runs the helper until its standard input is closed.
 ///
 /// # Errors
-/// The daemon has gone in the middle of a path.
+/// When the daemon ended in the middle of a path.
 pub fn run(arguments: &TouchControlArguments) -> Result<(), Failure> {
     serve(arguments).map_err(|error| Failure::Failed(format!("the daemon does not answer: {error}")))
 }
@@ -98,7 +98,7 @@ fn serve(arguments: &TouchControlArguments) -> io::Result<()> {
     while paths.read_until(END, &mut path)? > 0 {
         path.pop();
         let file = arguments.point.join(std::ffi::OsStr::from_bytes(&path));
-        // A file that cannot be touched has gone, or cannot be reached from here.
+        // A file that cannot be touched has been removed, or cannot be reached from here.
         let _ = touch(&file, &arguments.device);
         answers.write_all(&[END])?;
         answers.flush()?;
@@ -107,18 +107,18 @@ fn serve(arguments: &TouchControlArguments) -> io::Result<()> {
     Ok(())
 }
 
-/// Touches a file, unless something else is mounted there by now.
+/// Touches a file, unless another file system has been mounted there.
 fn touch(file: &Path, device: &str) -> rustix::io::Result<()> {
     let file =
         rustix::fs::openat(CWD, file, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
-    // Asks the kernel alone.
+    // Without a request to the daemon.
     let stat =
         rustix::fs::statx(&file, c"", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE)?;
     if format!("{}:{}", stat.stx_dev_major, stat.stx_dev_minor) != device {
         return Err(rustix::io::Errno::XDEV);
     }
     let time = |nanoseconds| Timespec { tv_sec: 0, tv_nsec: nanoseconds };
-    // The modification time alone: both times together would be `IN_ATTRIB`.
+    // Only the modification time: both times together would be `IN_ATTRIB`.
     let times = Timestamps { last_access: time(UTIME_OMIT), last_modification: time(UTIME_NOW) };
     rustix::fs::utimensat(&file, c"", &times, AtFlags::EMPTY_PATH)
 }

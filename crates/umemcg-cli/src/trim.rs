@@ -1,8 +1,8 @@
 //! `umemcg trim`: drops the cached memory of groups and returns it to the operating system.
 //!
-//! Everything is done through the control files, so it works for every user that may write them. A
-//! group is idle when nothing was read, brought in or dirtied in it or below while we watched; of a
-//! tree that is idle as a whole the top is trimmed.
+//! It uses only the control files, so every user that may write them can run it. A group is idle if
+//! nothing was read, brought in or dirtied in it or below it while we watched. Of an idle subtree,
+//! the topmost group is trimmed.
 
 use std::fs;
 use std::io;
@@ -16,7 +16,7 @@ use crate::group_sample::{GroupSample, SampledGroup, TreeSample};
 use crate::table::{TextTable, human_bytes};
 use crate::top::control_tree;
 
-/// The bytes that one group gave.
+/// The result for one group.
 #[derive(Debug, Serialize)]
 struct Trimmed {
     group: String,
@@ -24,19 +24,19 @@ struct Trimmed {
     after_bytes: u64,
 }
 
-/// Returns whether nothing happened in a group and those below it.
+/// Returns whether a group and those below it were idle between two samples.
 fn is_idle(before: &GroupSample, now: &GroupSample) -> bool {
     let same = |name| before.stat(name) == now.stat(name);
     ["total_cache_hit", "total_cache_miss", "total_pgpgin"].into_iter().all(same)
         && [before, now].iter().all(|sample| sample.stat("total_dirty") + sample.stat("total_writeback") == 0)
 }
 
-/// Returns the highest groups at or below `top` that were idle and hold something.
+/// Returns the topmost groups at or below `top` that were idle and have memory charged.
 fn idle_groups(before: &TreeSample, now: &TreeSample, top: &str) -> Vec<String> {
     let (known, top) = (before.by_inode(), place_of(now, top));
     let mut chosen = Vec::new();
-    // A group comes before those below it: whether it is within `top`, and whether it goes with one
-    // above.
+    // By index, parents first: whether a group is within `top`, and whether it or an ancestor has
+    // been chosen.
     let mut seen: Vec<(bool, bool)> = Vec::new();
     for (place, SampledGroup { parent, inode, sample, .. }) in now.groups.iter().enumerate() {
         let (within, covered) = parent.map_or((false, false), |parent| seen[parent]);
@@ -51,7 +51,7 @@ fn idle_groups(before: &TreeSample, now: &TreeSample, top: &str) -> Vec<String> 
     chosen
 }
 
-/// Returns the place of a group by its path.
+/// Returns the index of a group by its path.
 fn place_of(tree: &TreeSample, path: &str) -> Option<usize> {
     let child = |parent: usize, name: &str| {
         tree.groups.iter().position(|group| group.parent == Some(parent) && group.name == name)
@@ -59,13 +59,14 @@ fn place_of(tree: &TreeSample, path: &str) -> Option<usize> {
     path.split('/').filter(|name| !name.is_empty()).try_fold(0, child)
 }
 
-/// Returns the path as `/a/b`, however it was written.
+/// Returns the path in the form `/a/b`.
 fn path_of(group: &str) -> String {
     let names: Vec<&str> = group.split('/').filter(|name| !name.is_empty()).collect();
     format!("/{}", names.join("/"))
 }
 
-/// Returns what is charged to a group, by name: the root of version 2 has no file for the sum.
+/// Returns the bytes charged to a group, as the sum of its parts: the root of version 2 has no file
+/// for the total.
 fn usage(control: &Path, group: &str) -> io::Result<u64> {
     let text = fs::read_to_string(control.join(group.trim_start_matches('/')).join("umemcg.stat"))?;
     let lines = text.lines().filter_map(|line| line.split_once(' '));
@@ -73,7 +74,7 @@ fn usage(control: &Path, group: &str) -> io::Result<u64> {
     charged.map(|(_, bytes)| bytes.parse::<u64>()).sum::<Result<_, _>>().map_err(io::Error::other)
 }
 
-/// Reclaims everything that can be reclaimed.
+/// Reclaims everything reclaimable in a group and those below it.
 fn trim_group(control: &Path, group: &str) -> io::Result<Trimmed> {
     let before_bytes = usage(control, group)?;
     let directory = control.join(group.trim_start_matches('/'));
@@ -83,11 +84,11 @@ fn trim_group(control: &Path, group: &str) -> io::Result<Trimmed> {
     } else if group == "/" {
         fs::write(directory.join("vm.drop_caches"), "3")
     } else {
-        // As version 1 calls it; it has nothing like it for the root.
+        // The name in version 1, which has no such file for the root.
         fs::write(directory.join("memory.force_empty"), "1")
     };
     match reclaimed {
-        // Less than all: what is in use stays.
+        // It reclaimed less than requested, because some memory is in use.
         Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
         _ => {}
     }
@@ -121,7 +122,7 @@ pub fn trim(arguments: &TrimArguments) -> Result<(), Failure> {
     for group in &groups {
         match trim_group(&control, group) {
             Ok(done) => trimmed.push(done),
-            // It went meanwhile.
+            // It has been removed meanwhile.
             Err(error) if error.kind() == io::ErrorKind::NotFound && arguments.idle.is_some() => {}
             Err(error) => return Err(failed(group, &error)),
         }
@@ -131,7 +132,7 @@ pub fn trim(arguments: &TrimArguments) -> Result<(), Failure> {
     let shown = if arguments.json {
         serde_json::to_string(&trimmed).unwrap_or_default() + "\n"
     } else if trimmed.is_empty() {
-        "no group is idle and holds anything\n".to_owned()
+        "no idle group has anything to trim\n".to_owned()
     } else {
         let mut table = TextTable::new(&["group", "before", "after", "given back"]);
         for Trimmed { group, before_bytes, after_bytes } in &trimmed {
@@ -142,7 +143,7 @@ pub fn trim(arguments: &TrimArguments) -> Result<(), Failure> {
         }
         table.to_string()
     };
-    // The reader has seen enough.
+    // The reader may have closed the pipe.
     let _ = io::Write::write_all(&mut io::stdout(), shown.as_bytes());
     Ok(())
 }

@@ -1,11 +1,11 @@
-//! Plain `umount MNT` made to wait for the data, as `umemcg umount MNT` does.
+//! The helper that makes a plain `umount MNT` wait for the data, as `umemcg umount MNT` does.
 //!
-//! The kernel tells a FUSE daemon of an unmount only when it is over, so umount(8) must ask the
-//! daemon before. It does so through a helper, a program `umount.TYPE`, if it knows the type; and
-//! it looks for the type of a mount that is on record with it (`/run/mount/utab`). So the daemon
-//! has its mount put on record where the helper is installed, and this program is the helper when
-//! it is called by that name. `umount -i`, umount2(2), and containers that end call no helper: the
-//! daemon writes the rest afterwards, and keeps its lock on the directory until then.
+//! The kernel tells a FUSE daemon of an unmount only after it, so umount(8) must ask the daemon
+//! first. umount(8) does that through a helper program, `umount.TYPE`, for mounts that are recorded
+//! with a helper type in `/run/mount/utab`. So where the helper is installed, the daemon records
+//! its mount, and this program acts as the helper if it is called by that name. `umount -i`,
+//! umount2(2) and ending containers call no helper. The daemon then writes its data afterwards, and
+//! keeps its lock on the directory until then.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -21,12 +21,12 @@ use crate::args::{SyncArguments, UmountArguments};
 use crate::client::{self, is_dead, our_mount};
 use crate::exit::Failure;
 
-/// The type of data mounts, and so the name of their helper.
+/// The type of data mounts, which names their helper.
 const TYPE: &str = "fuse.umemcg";
 /// The directories in which umount(8) looks for helpers.
 const DIRECTORIES: [&str; 3] = ["/sbin", "/sbin/fs.d", "/sbin/fs"];
-/// The time that a lazy unmount tries to write back before the mount goes out of sight; the daemon
-/// continues after that.
+/// How long a lazy unmount tries to write back before it detaches the mount. The daemon continues
+/// after that.
 const LAZY_FLUSH: Duration = Duration::from_secs(5);
 
 /// The arguments that umount(8) gives its helpers.
@@ -35,7 +35,7 @@ const LAZY_FLUSH: Duration = Duration::from_secs(5);
 struct HelperArguments {
     /// The mount point
     directory: PathBuf,
-    /// Hide it immediately, and let its users finish
+    /// Detach it immediately, and let its users finish
     #[arg(short)]
     lazy: bool,
     /// Do not wait for anything
@@ -70,7 +70,9 @@ fn helper_name() -> OsString {
 pub fn run() -> Result<(), Failure> {
     let arguments = HelperArguments::parse();
     if arguments.namespace.is_some() {
-        return Err(Failure::Usage("another mount namespace is entered with nsenter(1)".into()));
+        return Err(Failure::Usage(
+            "option -N is not supported; use nsenter(1) to enter another mount namespace".into(),
+        ));
     }
     let mountpoint = arguments.directory;
     let mount = our_mount(&mountpoint)?;
@@ -79,19 +81,19 @@ pub fn run() -> Result<(), Failure> {
         (false, true) => {
             let sync = SyncArguments { mountpoint, flush_timeout: Some(LAZY_FLUSH), json: false };
             if let Err(failure) = client::sync(&sync) {
-                eprintln!("umemcg: {failure}; the daemon goes on trying");
+                eprintln!("umemcg: {failure}; the daemon keeps trying");
             }
             Unmount::Lazily
         }
         (false, false) => {
             match client::umount(&UmountArguments { mountpoint, flush_timeout: None, json: false }) {
-                // It is gone, as was asked for.
+                // It is unmounted, as requested.
                 Err(failure @ Failure::NotServed(_)) if is_gone(&mount) => {
                     eprintln!("umemcg: {failure}");
                     return Ok(());
                 }
                 Err(Failure::NotServed(_)) if !is_dead(&mount) => {
-                    eprintln!("umemcg: no daemon answers; what it has not written it writes after this");
+                    eprintln!("umemcg: no daemon answers; it writes its remaining data after the unmount");
                     Unmount::IfIdle
                 }
                 result => return result,
@@ -106,7 +108,8 @@ fn is_gone(mount: &Mount) -> bool {
     umemcg_fuse::mountinfo::mount_at(&mount.point).is_ok_and(|there| there.is_none())
 }
 
-/// Has umount(8) call the helper for a mount, where there is one. Without it nothing changes.
+/// Records a mount, so that umount(8) calls the helper for it. Does nothing if no helper is
+/// installed.
 pub fn record(source: &OsStr, point: &Path) {
     let is_installed = DIRECTORIES.iter().any(|directory| Path::new(directory).join(helper_name()).exists());
     if !rustix::process::geteuid().is_root() || !is_installed {
@@ -116,13 +119,11 @@ pub fn record(source: &OsStr, point: &Path) {
     command.args(["--fake", "--internal-only", "-t", TYPE, "-o"]).arg(format!("helper={TYPE}"));
     let recorded = quietly(command.arg(source).arg(point));
     if !recorded {
-        tracing::info!(
-            "umount(8) does not know of the helper: after a plain umount the rest is written later"
-        );
+        tracing::info!("umount(8) will not call the helper: after a plain umount, data may be written later");
     }
 }
 
-/// Takes a mount off the record, before it is unmounted by other ways than umount(8).
+/// Removes the record of a mount that is about to be unmounted without umount(8).
 pub fn forget(point: &Path) {
     if rustix::process::geteuid().is_root() && Path::new("/run/mount/utab").exists() {
         quietly(Command::new("umount").args(["--fake", "--internal-only"]).arg(point));

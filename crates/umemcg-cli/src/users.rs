@@ -1,14 +1,13 @@
-//! The users of a mount: the processes that keep it busy, named for a message. A best effort:
-//! processes of other users are only seen by root. Reads only links in `/proc`, which sends no
-//! request to the mount.
+//! The processes that keep a mount busy, for messages. A best effort: only root sees the processes
+//! of other users. It reads only links in `/proc`, so it sends no request to the mount.
 
 use std::fs;
 use std::path::Path;
 
-/// As many as a message can hold.
+/// The most processes that a message names.
 const MAX_NAMED: usize = 8;
 
-/// Processes that have a file open below `mountpoint`, or their working directory there, as
+/// Returns the processes that have a file open or their working directory below `mountpoint`, as
 /// `name (pid)`.
 pub fn users_of(mountpoint: &Path) -> Vec<String> {
     let Ok(processes) = fs::read_dir("/proc") else { return Vec::new() };

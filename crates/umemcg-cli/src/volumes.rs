@@ -1,5 +1,5 @@
-//! `umemcg volume`: both ends of it. The client finds the daemon and asks; the daemon adds, lists
-//! and removes.
+//! `umemcg volume`, both ends: the client that sends a request to the daemon, and the daemon's
+//! side, which adds, lists and removes volumes.
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -15,14 +15,14 @@ use crate::args::{
     DaemonArguments, VolumeAddArguments, VolumeCommand, VolumeListArguments, VolumeRemoveArguments,
 };
 use crate::client::{milliseconds, our_mount};
-use crate::endpoint::{AskError, Data, Reply, Request, VolumeRow, ask, ask_at};
+use crate::endpoint::{AskError, Reply, Request, VolumeRow, VolumeSource, ask, ask_at};
 use crate::exit::{Failure, LostFile};
 use crate::mounts::is_umemcg;
 use crate::table::{TextTable, human_bytes};
 
-/// The time that an added volume waits for a directory that a removed one has not let go of.
+/// How long adding a volume waits for a directory that a removed volume has not released yet.
 const ADD_WAIT: Duration = Duration::from_secs(2);
-/// The interval at which it is looked whether a directory is free.
+/// The interval between checks whether a directory has been released.
 pub(crate) const DIRECTORY_LOOK: Duration = Duration::from_millis(50);
 
 /// Runs `umemcg volume`.
@@ -40,14 +40,14 @@ pub fn volume(command: &VolumeCommand) -> Result<(), Failure> {
 fn add(arguments: &VolumeAddArguments) -> Result<(), Failure> {
     let data = match &arguments.dir {
         Some(dir) => {
-            // The daemon has another working directory.
+            // The daemon may have another working directory.
             let path = dir.canonicalize().map_err(|error| Failure::at("cannot use", dir, &error))?;
-            Data::Dir { path }
+            VolumeSource::Dir { path }
         }
-        None => Data::Tmpfs { size_bytes: arguments.size, used_bytes: 0 },
+        None => VolumeSource::Tmpfs { size_bytes: arguments.size, used_bytes: 0 },
     };
     let request = Request::VolumeAdd { name: arguments.name.clone(), data };
-    match last_word(&arguments.daemon, &request)? {
+    match last_reply(&arguments.daemon, &request)? {
         Reply::Volumes { volumes } => {
             print(arguments.daemon.json, &volumes.first(), || format!("volume `{}` added\n", arguments.name))
         }
@@ -56,7 +56,7 @@ fn add(arguments: &VolumeAddArguments) -> Result<(), Failure> {
 }
 
 fn list(arguments: &VolumeListArguments) -> Result<(), Failure> {
-    match last_word(&arguments.daemon, &Request::VolumeList)? {
+    match last_reply(&arguments.daemon, &Request::VolumeList)? {
         Reply::Volumes { volumes } => print(arguments.daemon.json, &volumes, || table(&volumes)),
         other => Err(unexpected(other)),
     }
@@ -73,7 +73,7 @@ fn remove(arguments: &VolumeRemoveArguments) -> Result<(), Failure> {
         lost: &'a [LostFile],
         nr_closed: usize,
     }
-    match last_word(&arguments.daemon, &request)? {
+    match last_reply(&arguments.daemon, &request)? {
         Reply::Removed { lost, nr_closed } => {
             print(arguments.daemon.json, &Outcome { lost: &lost, nr_closed }, || {
                 let closed = match nr_closed {
@@ -92,8 +92,8 @@ fn table(volumes: &[VolumeRow]) -> String {
     let mut table = TextTable::new(&["volume", "data", "used", "size", "open"]);
     for volume in volumes {
         let (data, used, size) = match &volume.data {
-            Data::Dir { path } => (path.display().to_string(), "-".into(), "-".into()),
-            Data::Tmpfs { size_bytes, used_bytes } => {
+            VolumeSource::Dir { path } => (path.display().to_string(), "-".into(), "-".into()),
+            VolumeSource::Tmpfs { size_bytes, used_bytes } => {
                 let size = size_bytes.map_or_else(|| "unlimited".into(), human_bytes);
                 ("tmpfs".into(), human_bytes(*used_bytes), size)
             }
@@ -111,17 +111,17 @@ fn print<T: Serialize>(json: bool, value: &T, text: impl FnOnce() -> String) -> 
     } else {
         text()
     };
-    // The reader of the list may have seen enough.
+    // The reader may have closed the pipe.
     let _ = std::io::stdout().write_all(text.as_bytes());
     Ok(())
 }
 
 fn unexpected(reply: Reply) -> Failure {
-    Failure::Failed(format!("the daemon answered something else: {reply:?}; is it of another version?"))
+    Failure::Failed(format!("unexpected reply of the daemon: {reply:?}; is it of another version?"))
 }
 
-/// Asks the daemon that is meant.
-fn last_word(which: &DaemonArguments, request: &Request) -> Result<Reply, Failure> {
+/// Sends a request to the daemon that the arguments name, and returns its last reply.
+fn last_reply(which: &DaemonArguments, request: &Request) -> Result<Reply, Failure> {
     let terminal = std::io::stderr().is_terminal();
     let mut shown = false;
     let mut progress = |dirty_bytes| {
@@ -156,7 +156,7 @@ fn last_word(which: &DaemonArguments, request: &Request) -> Result<Reply, Failur
     }
 }
 
-/// Returns the data mount, when there is one.
+/// Returns the data mount, if there is exactly one.
 fn the_only_mount() -> Result<Mount, Failure> {
     let table = std::fs::read("/proc/self/mountinfo")
         .map_err(|error| Failure::Failed(format!("cannot read the mount table: {error}")))?;
@@ -165,12 +165,15 @@ fn the_only_mount() -> Result<Mount, Failure> {
     let points: Vec<String> = found.iter().map(|mount| mount.point.display().to_string()).collect();
     match (found.pop(), points.len()) {
         (Some(mount), 1) => Ok(mount),
-        (None, _) => Err(Failure::NotServed("there is no umemcg mount here".into())),
-        _ => Err(Failure::Usage(format!("which mount? say one of: --mount {}", points.join(", --mount ")))),
+        (None, _) => Err(Failure::NotServed("nothing is mounted by umemcg".into())),
+        _ => Err(Failure::Usage(format!(
+            "several mounts are served; choose one of: --mount {}",
+            points.join(", --mount ")
+        ))),
     }
 }
 
-/// Adds a volume as soon as another volume, or daemon, has let go of its directory.
+/// Adds a volume. Waits until another volume or daemon has released its directory.
 pub(crate) fn add_when_free(
     daemon: &Daemon,
     name: &str,
@@ -189,7 +192,7 @@ pub(crate) fn add_when_free(
     }
 }
 
-/// Carries out a request about volumes.
+/// Serves a request about volumes.
 pub fn serve(daemon: &Daemon, request: Request, deadline: Instant, progress: &mut dyn FnMut(u64)) -> Reply {
     match request {
         Request::VolumeAdd { name, data } => {
@@ -212,22 +215,22 @@ pub fn serve(daemon: &Daemon, request: Request, deadline: Instant, progress: &mu
                     Reply::Lost { files: lost.into_iter().map(LostFile::from).collect() }
                 }
                 Err(RemoveVolumeError::Refused(busy @ RemoveError::Busy { .. })) => {
-                    Reply::Busy { users: vec![format!("{busy}; --force removes it all the same")] }
+                    Reply::Busy { users: vec![format!("{busy}; --force removes it nevertheless")] }
                 }
                 Err(error) => Reply::Failed { message: format!("cannot remove the volume: {error}") },
             }
         }
         Request::Sync { .. } | Request::Umount { .. } => {
-            Reply::Failed { message: "that is not about volumes".into() }
+            Reply::Failed { message: "not a request about volumes".into() }
         }
     }
 }
 
-/// Returns what a volume is to be made of.
-pub fn spec_of(data: &Data) -> VolumeSpec {
+/// Returns the specification of a volume.
+pub fn spec_of(data: &VolumeSource) -> VolumeSpec {
     match data {
-        Data::Dir { path } => VolumeSpec::Directory(VolumeConfig::one_of_many(PathBuf::clone(path))),
-        Data::Tmpfs { size_bytes, .. } => VolumeSpec::Tmpfs(TmpfsConfig {
+        VolumeSource::Dir { path } => VolumeSpec::Directory(VolumeConfig::one_of_many(PathBuf::clone(path))),
+        VolumeSource::Tmpfs { size_bytes, .. } => VolumeSpec::Tmpfs(TmpfsConfig {
             size_bytes: *size_bytes,
             uid: rustix::process::geteuid().as_raw(),
             gid: rustix::process::getegid().as_raw(),
@@ -238,9 +241,9 @@ pub fn spec_of(data: &Data) -> VolumeSpec {
 
 fn row_of(info: &VolumeInfo) -> VolumeRow {
     let data = match &info.kind {
-        VolumeKind::Directory { dir, .. } => Data::Dir { path: dir.clone() },
+        VolumeKind::Directory { dir, .. } => VolumeSource::Dir { path: dir.clone() },
         VolumeKind::Tmpfs { size_bytes, used_bytes } => {
-            Data::Tmpfs { size_bytes: *size_bytes, used_bytes: *used_bytes }
+            VolumeSource::Tmpfs { size_bytes: *size_bytes, used_bytes: *used_bytes }
         }
     };
     VolumeRow { name: info.name.clone(), data, nr_open: info.nr_open }

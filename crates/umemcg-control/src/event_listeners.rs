@@ -174,25 +174,27 @@ impl GroupListeners {
 
 /// All listeners of a tree.
 #[derive(Debug, Default)]
-pub(crate) struct Listeners(Arc<Shared>);
+pub(crate) struct Listeners(Arc<ListenThread>);
 
+/// What the thread and its callers share.
 #[derive(Debug)]
-struct Shared {
-    state: LeafMutex<State>,
+struct ListenThread {
+    state: LeafMutex<ListenerTable>,
     wake: Condvar,
     /// Windows that ended since the last check, by group and level; a leaf lock.
     levels: LeafMutex<HashMap<(u64, PressureLevel), Weak<Group>>>,
 }
 
-impl Default for Shared {
+impl Default for ListenThread {
     fn default() -> Self {
-        let state = LeafMutex::with_rank(Rank::EventListeners, State::default());
+        let state = LeafMutex::with_rank(Rank::EventListeners, ListenerTable::default());
         Self { state, wake: Condvar::default(), levels: LeafMutex::default() }
     }
 }
 
+/// The listeners by group, and the work that is due.
 #[derive(Debug, Default)]
-struct State {
+struct ListenerTable {
     /// By the group's id.
     groups: HashMap<u64, GroupListeners>,
     nr_listeners: usize,
@@ -274,7 +276,7 @@ impl Drop for Listeners {
     }
 }
 
-impl Shared {
+impl ListenThread {
     /// Runs the thread, as long as there are listeners.
     fn watch(self: &Arc<Self>, engine: &Weak<Engine>) {
         let mut state = self.state.lock();
@@ -334,7 +336,7 @@ impl Shared {
     }
 }
 
-impl State {
+impl ListenerTable {
     fn nr_listeners_of(&self, uid: u32) -> usize {
         let all = self.groups.values().flat_map(|heard| &heard.listeners);
         all.filter(|listener| listener.uid == uid).count()

@@ -27,7 +27,6 @@ mod open_file;
 mod peak;
 mod permission;
 mod poll_watch;
-mod polling;
 mod pool_files;
 mod populated;
 mod pressure;
@@ -42,7 +41,6 @@ mod table;
 mod tree;
 mod trigger;
 mod waiters;
-mod xattr;
 mod xattrs;
 
 pub use descriptors::{DescriptorError, Descriptors, EventSink, NoDescriptors};

@@ -22,16 +22,18 @@ const TICK: Duration = Duration::from_millis(100);
 
 /// The groups of a tree that are polled, and the thread that looks at them.
 #[derive(Debug, Default)]
-pub(crate) struct Watchers(Arc<Shared>);
+pub(crate) struct Watchers(Arc<WatchThread>);
 
+/// What the thread and its callers share.
 #[derive(Debug, Default)]
-struct Shared {
-    state: LeafMutex<State>,
+struct WatchThread {
+    state: LeafMutex<WatchedGroups>,
     ended: Condvar,
 }
 
+/// The groups that are polled, and the state of the thread.
 #[derive(Debug, Default)]
-struct State {
+struct WatchedGroups {
     groups: Vec<(Weak<Group>, Arc<Waiters>)>,
     has_thread: bool,
     has_ended: bool,
@@ -59,7 +61,7 @@ impl Drop for Watchers {
     }
 }
 
-impl Shared {
+impl WatchThread {
     /// Runs the thread, as long as a group is polled.
     fn watch(&self, membership: &Weak<dyn Membership>) {
         let mut state = self.state.lock();

@@ -73,14 +73,14 @@ pub(crate) struct Xattr {
     pub(crate) _charge: AccountedCharge,
 }
 
-/// By the row, none for the directory, and by name.
-pub(crate) type Names = BTreeMap<(Option<u8>, Box<[u8]>), Xattr>;
+/// The attributes by file (by row; none for the directory) and by name.
+pub(crate) type XattrMap = BTreeMap<(Option<u8>, Box<[u8]>), Xattr>;
 
 /// The attributes of a group's directory and files. Charges are given back with the lock released.
 #[derive(Debug, Default)]
-pub(crate) struct Xattrs(pub(crate) LeafMutex<Names>);
+pub(crate) struct Xattrs(pub(crate) LeafMutex<XattrMap>);
 
-pub(crate) fn of_node(names: &Names, file: Option<FileId>) -> impl Iterator<Item = (&[u8], &Xattr)> {
+pub(crate) fn of_node(names: &XattrMap, file: Option<FileId>) -> impl Iterator<Item = (&[u8], &Xattr)> {
     let number = file.map(|file| file.number);
     let behind = names.range((number, Box::default())..);
     behind.take_while(move |((of, _), _)| *of == number).map(|((_, name), xattr)| (&**name, xattr))
@@ -88,7 +88,7 @@ pub(crate) fn of_node(names: &Names, file: Option<FileId>) -> impl Iterator<Item
 
 /// Returns whether a directory or file may have a value of this many bytes under this name.
 pub(crate) fn admit(
-    names: &Names,
+    names: &XattrMap,
     file: Option<FileId>,
     name: &OsStr,
     len: usize,

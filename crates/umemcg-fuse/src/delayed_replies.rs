@@ -50,11 +50,12 @@ struct Queue {
 
 /// The timer and the delayed replies. Dropping it sends all of them immediately.
 pub struct DelayQueue {
-    shared: Arc<Shared>,
+    shared: Arc<Timer>,
     thread: Option<umemcg_base::clock::Worker>,
 }
 
-struct Shared {
+/// The queue, with the signal that wakes the timer's thread.
+struct Timer {
     queue: LeafMutex<Queue>,
     wake: Condvar,
 }
@@ -71,7 +72,7 @@ impl DelayQueue {
     /// # Errors
     /// When the system refuses a thread.
     pub fn new() -> io::Result<Self> {
-        let shared = Arc::new(Shared { queue: LeafMutex::default(), wake: Condvar::default() });
+        let shared = Arc::new(Timer { queue: LeafMutex::default(), wake: Condvar::default() });
         let timer = Arc::clone(&shared);
         let thread = umemcg_base::clock::Worker::spawn("umemcg-delay", move || timer.run())?;
         Ok(Self { shared, thread: Some(thread) })
@@ -95,14 +96,14 @@ impl DelayQueue {
 }
 
 impl Delay for DelayQueue {
-    fn delay(&self, reply: Reply, answer: Answer, rest: Duration, again: RecheckFn) {
+    fn delay(&self, reply: Reply, answer: Answer, delay: Duration, again: RecheckFn) {
         if let Answer::Written(bytes) = answer {
             reply.accepted_write(bytes);
         }
         let mut queue = self.shared.queue.lock();
         let serial = queue.nr_delayed;
         queue.nr_delayed += 1;
-        let due = Instant::now() + rest;
+        let due = Instant::now() + delay;
         let is_next = queue.heap.peek().is_none_or(|next| due < next.due);
         queue.heap.push(Delayed { due, serial, reply, answer, again });
         drop(queue);
@@ -120,7 +121,7 @@ impl Drop for DelayQueue {
     }
 }
 
-impl Shared {
+impl Timer {
     fn run(&self) {
         let mut queue = self.queue.lock();
         loop {
@@ -159,10 +160,10 @@ impl Delayed {
     fn send_due(&mut self, stop: bool, now: Instant) -> bool {
         if !stop
             && !self.reply.is_cancelled()
-            && let Some(rest) = (self.again)()
+            && let Some(delay) = (self.again)()
         {
             // A condition that returns zero must not keep the timer busy.
-            self.due = now + rest.max(Duration::from_millis(1));
+            self.due = now + delay.max(Duration::from_millis(1));
             return false;
         }
         match &mut self.answer {
@@ -239,7 +240,7 @@ mod tests {
             idle.arm(&InHeader { opcode: opcode::LOOKUP, unique: 8, ..Default::default() });
             idle.set_interrupts(Interrupts::AnySignal);
             let hold =
-                AnswerDelay { delays: Arc::<DelayQueue>::clone(&delays) as _, rest: LONG, again: at_once() };
+                AnswerDelay { delays: Arc::<DelayQueue>::clone(&delays) as _, delay: LONG, again: at_once() };
             idle.set_gate(Gate::new(|_| Some(hold)));
             let undo = Arc::clone(&taken_back);
             idle.hand_over(&7u64, move || undo.store(true, Ordering::Relaxed));

@@ -33,7 +33,7 @@ use crate::wire::{INTERRUPT_BIT, OUT_HEADER_BYTES, OutHeader};
 /// The interval at which a waiting thread that has been signalled is checked.
 pub const WATCH_INTERVAL: Duration = Duration::from_millis(50);
 /// The time after which the kernel is asked to repeat an interrupt for an unknown request.
-const UNKNOWN_REST: Duration = Duration::from_millis(2);
+const UNKNOWN_INTERVAL: Duration = Duration::from_millis(2);
 /// The time after which a signalled thread that cannot be inspected (another pid namespace, a
 /// hidden `/proc`) counts as killed.
 const UNSEEN_GRACE: Duration = Duration::from_secs(1);
@@ -216,10 +216,10 @@ impl Inflight {
     /// `killed` after requests have been answered because their threads are being killed.
     pub fn watch(&self, killed: impl Fn()) {
         let mut watched: Vec<Watched> = Vec::new();
-        let mut rest = Duration::MAX;
+        let mut interval = Duration::MAX;
         // Acquire: pairs with `stop`.
         while !self.stop.load(Ordering::Acquire) {
-            self.wake_signal.wait(rest.min(Duration::from_secs(3600)));
+            self.wake_signal.wait(interval.min(Duration::from_secs(3600)));
             watched.append(&mut self.watch.lock());
             let now = Instant::now();
             let mut any_killed = false;
@@ -236,9 +236,9 @@ impl Inflight {
             }
             self.nr_watched.store(watched.len(), Ordering::Relaxed);
             let unknown = watched.iter().any(|w| matches!(w.what, Interrupted::Unknown(_)));
-            rest = match watched.is_empty() {
+            interval = match watched.is_empty() {
                 true => Duration::MAX,
-                false if unknown => UNKNOWN_REST,
+                false if unknown => UNKNOWN_INTERVAL,
                 false => WATCH_INTERVAL,
             };
         }
@@ -266,7 +266,7 @@ impl Inflight {
                 let known = self.shard(*unique).lock().contains_key(unique);
                 if known {
                     self.interrupt(*unique);
-                } else if now.duration_since(watched.since) < UNKNOWN_REST {
+                } else if now.duration_since(watched.since) < UNKNOWN_INTERVAL {
                     return Look::Later;
                 } else {
                     self.ask_again(*unique);

@@ -29,7 +29,6 @@ pub mod session;
 pub mod signals;
 pub mod thread_pool;
 pub mod transport;
-pub mod volume_admin;
 pub mod wait_charge;
 pub mod wire;
 
@@ -37,7 +36,9 @@ pub use classify::{
     Classifier, Payer, ProcessClassifier, RULE_GROUPS_MAX, Requester, RootOnly, Rule, RuleError, Tracking,
 };
 pub use control_fs::ControlFs;
-pub use daemon::{Daemon, DaemonConfig, DaemonError, Lost};
+pub use daemon::{
+    AddVolumeError, Daemon, DaemonConfig, DaemonError, Lost, RemoveVolumeError, Removed, VolumeInfo,
+};
 pub use data_fs::{DataFs, Lifetimes};
 pub use errno::ToErrno;
 pub use inflight::Interrupts;
@@ -49,4 +50,3 @@ pub use request::Request;
 pub use session::{Filesystem, QuickOutcome, Session, SessionConfig, SessionError};
 pub use thread_pool::{Keys, PoolCounts, PoolLimits};
 pub use transport::{Device, Transport};
-pub use volume_admin::{AddVolumeError, RemoveVolumeError, Removed, VolumeInfo};

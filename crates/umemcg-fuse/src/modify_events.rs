@@ -54,7 +54,7 @@ pub trait Touch: Send {
 }
 
 /// The event files that the kernel knows, and the thread that touches them.
-pub(crate) struct ModifyEvents(Arc<Shared>);
+pub(crate) struct ModifyEvents(Arc<FollowedFiles>);
 
 impl fmt::Debug for ModifyEvents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -62,7 +62,8 @@ impl fmt::Debug for ModifyEvents {
     }
 }
 
-struct Shared {
+/// The files that the kernel knows, and those of them that may have changed.
+struct FollowedFiles {
     tree: Arc<ControlTree>,
     followed: LeafMutex<HashMap<u64, Followed>>,
     /// Nodes that may have changed.
@@ -89,7 +90,7 @@ impl ModifyEvents {
         touch: Box<dyn Touch>,
         notifier: Notifier,
     ) -> io::Result<Self> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(FollowedFiles {
             tree,
             followed: LeafMutex::default(),
             changed: LeafMutex::default(),
@@ -107,7 +108,8 @@ impl ModifyEvents {
         let raw = node.into_raw();
         if !self.0.note_known(raw) {
             let shared = Arc::downgrade(&self.0);
-            let Some(file) = self.0.tree.follow(node, Waker::new(move || Shared::note_change(&shared, raw)))
+            let Some(file) =
+                self.0.tree.follow(node, Waker::new(move || FollowedFiles::note_change(&shared, raw)))
             else {
                 return;
             };
@@ -154,7 +156,7 @@ impl Drop for ModifyEvents {
     }
 }
 
-impl Shared {
+impl FollowedFiles {
     fn note_change(shared: &Weak<Self>, node: u64) {
         if let Some(shared) = shared.upgrade() {
             shared.changed.lock().insert(node);
@@ -197,7 +199,7 @@ impl Shared {
 
 /// The state of the thread.
 struct Passes {
-    shared: Arc<Shared>,
+    shared: Arc<FollowedFiles>,
     touch: Box<dyn Touch>,
     notifier: Notifier,
     /// Changed files that did not fit in the last pass. Each with whether it must be touched in any
@@ -216,16 +218,16 @@ impl Passes {
             if self.shared.has_ended.load(Ordering::Acquire) {
                 return;
             }
-            let mut rest = PASS_INTERVAL;
+            let mut interval = PASS_INTERVAL;
             if let Err(error) = self.touch_changed() {
                 if !std::mem::replace(&mut has_warned, true) {
                     tracing::warn!(%error, "inotify hears nothing of control files until a process for it can be started");
                 }
-                rest = RETRY_AFTER;
+                interval = RETRY_AFTER;
             }
             // The nodes of the previous pass.
             self.prune(std::mem::replace(&mut to_prune, std::mem::take(&mut *self.shared.to_let_go.lock())));
-            std::thread::sleep(rest);
+            std::thread::sleep(interval);
         }
     }
 

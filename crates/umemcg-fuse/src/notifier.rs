@@ -43,7 +43,7 @@ impl std::fmt::Debug for Chooser {
 type Polls = LeafMutex<BTreeSet<u64>>;
 
 #[derive(Debug)]
-enum Notice {
+enum Notification {
     Inode {
         node: u64,
         offset: i64,
@@ -68,8 +68,8 @@ enum Notice {
 /// one.
 #[derive(Debug, Clone)]
 pub struct Notifier {
-    queue: SyncSender<Notice>,
-    prunes: SyncSender<Notice>,
+    queue: SyncSender<Notification>,
+    prunes: SyncSender<Notification>,
     polls: Arc<Polls>,
     page_drops: Arc<PageDrops>,
     transport: Arc<dyn Transport>,
@@ -81,17 +81,17 @@ pub struct Notifier {
 impl Notifier {
     /// Starts the thread, for a kernel that speaks the protocol of this minor number.
     pub(crate) fn start(transport: Arc<dyn Transport>, minor: u32) -> io::Result<Self> {
-        let (queue, notices) = sync_channel(NR_QUEUED_MAX);
+        let (queue, notifications) = sync_channel(NR_QUEUED_MAX);
         let (prunes, to_prune) = sync_channel(NR_QUEUED_MAX);
         let can_prune = Arc::new(AtomicBool::new(minor >= MINOR_PRUNE));
         let polls = Arc::<Polls>::default();
         // Not joined: one may be waiting for a lock of a process that waits for us.
-        for (name, notices) in [("umemcg-notify", notices), ("umemcg-prune", to_prune)] {
+        for (name, notifications) in [("umemcg-notify", notifications), ("umemcg-prune", to_prune)] {
             let (transport, told, polls) =
                 (Arc::clone(&transport), Arc::clone(&can_prune), Arc::clone(&polls));
             std::thread::Builder::new()
                 .name(name.into())
-                .spawn(move || deliver(&notices, &polls, &*transport, &told))?;
+                .spawn(move || deliver(&notifications, &polls, &*transport, &told))?;
         }
         let page_drops = Arc::new(PageDrops::new({
             let (transport, told) = (Arc::clone(&transport), Arc::clone(&can_prune));
@@ -99,15 +99,16 @@ impl Notifier {
                 let (offset, len) = ((first << PAGE_SHIFT) as i64, (nr << PAGE_SHIFT) as i64);
                 // To the end.
                 let len = if len < 0 || offset.checked_add(len).is_none() { 0 } else { len };
-                say(Notice::Inode { node, offset, len }, &*transport, &told);
+                notify_now(Notification::Inode { node, offset, len }, &*transport, &told);
             }
         }));
         Ok(Self { queue, prunes, polls, page_drops, transport, nr_dropped: Arc::default(), can_prune })
     }
 
-    fn put(&self, notice: Notice) -> bool {
-        let queue = if matches!(notice, Notice::Prune { .. }) { &self.prunes } else { &self.queue };
-        let taken = match queue.try_send(notice) {
+    fn put(&self, notification: Notification) -> bool {
+        let queue =
+            if matches!(notification, Notification::Prune { .. }) { &self.prunes } else { &self.queue };
+        let taken = match queue.try_send(notification) {
             Ok(()) => true,
             Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => false,
         };
@@ -121,24 +122,24 @@ impl Notifier {
     /// pages in the range; `len` 0 means to the end, `offset` < 0 attributes only. Does not wait.
     /// Returns false if the notification was dropped.
     pub fn inval_inode(&self, node: u64, offset: i64, len: i64) -> bool {
-        self.put(Notice::Inode { node, offset, len })
+        self.put(Notification::Inode { node, offset, len })
     }
 
     /// Tells the kernel to forget a name, or only to ask again at its next use.
     pub fn inval_entry(&self, parent: u64, name: &OsStr, expire_only: bool) -> bool {
-        self.put(Notice::Entry { parent, name: name.to_owned(), expire_only })
+        self.put(Notification::Entry { parent, name: name.to_owned(), expire_only })
     }
 
     /// Tells the kernel to forget the names that `choose` gives, which is asked for each when its
     /// turn has come, until it gives none.
     pub fn inval_entries(&self, choose: impl FnMut() -> Option<(u64, OsString)> + Send + 'static) -> bool {
-        self.put(Notice::Entries(Chooser(Box::new(choose))))
+        self.put(Notification::Entries(Chooser(Box::new(choose))))
     }
 
     /// Tells the kernel to forget these nodes, in this order; those that are in use stay. Does not
     /// wait. Returns false if the notification was dropped, or this kernel does not know it.
     pub fn prune(&self, nodes: Vec<u64>) -> bool {
-        self.can_prune() && self.put(Notice::Prune { nodes })
+        self.can_prune() && self.put(Notification::Prune { nodes })
     }
 
     /// Returns whether the kernel can let go of nodes, as far as is known.
@@ -155,7 +156,7 @@ impl Notifier {
     /// Tells the kernel that the attributes of a node are out of date. By this thread, since that
     /// takes no lock that is held over a request.
     pub fn inval_attributes_now(&self, node: u64) {
-        say(Notice::Inode { node, offset: -1, len: 0 }, &*self.transport, &self.can_prune);
+        notify_now(Notification::Inode { node, offset: -1, len: 0 }, &*self.transport, &self.can_prune);
     }
 
     /// Tells pollers of the handle that the kernel calls `handle` to look again. Does not wait, and
@@ -167,7 +168,7 @@ impl Notifier {
         drop(polls);
         if is_first {
             // A queue that is full does as well.
-            let _ = self.queue.try_send(Notice::Polls);
+            let _ = self.queue.try_send(Notification::Polls);
         }
     }
 
@@ -176,7 +177,7 @@ impl Notifier {
     pub fn wait_until_sent(&self, timeout: Duration) -> bool {
         let (said, heard) = sync_channel(1);
         assert_may_wait(Rank::Peer, "a wait for notifications");
-        self.put(Notice::Barrier(said)) && heard.recv_timeout(timeout).is_ok()
+        self.put(Notification::Barrier(said)) && heard.recv_timeout(timeout).is_ok()
     }
 
     /// Notifications that did not fit the queue.
@@ -185,51 +186,61 @@ impl Notifier {
     }
 }
 
-fn deliver(notices: &Receiver<Notice>, polls: &Polls, transport: &dyn Transport, can_prune: &AtomicBool) {
-    while let Ok(notice) = notices.recv() {
-        // A caller that adds from here on finds the set empty, and puts a notice behind this one.
+fn deliver(
+    notifications: &Receiver<Notification>,
+    polls: &Polls,
+    transport: &dyn Transport,
+    can_prune: &AtomicBool,
+) {
+    while let Ok(notification) = notifications.recv() {
+        // A caller that adds from here on finds the set empty, and puts a notification behind this
+        // one.
         let handles = std::mem::take(&mut *polls.lock());
         for handle in handles {
             let wakeup = PollWakeupOut { kh: handle };
             send(notify::POLL, wakeup.as_bytes(), transport, can_prune);
         }
-        match notice {
-            Notice::Barrier(said) => _ = said.try_send(()),
-            Notice::Entries(Chooser(mut choose)) => {
+        match notification {
+            Notification::Barrier(said) => _ = said.try_send(()),
+            Notification::Entries(Chooser(mut choose)) => {
                 while let Some((parent, name)) = choose() {
-                    say(Notice::Entry { parent, name, expire_only: false }, transport, can_prune);
+                    notify_now(
+                        Notification::Entry { parent, name, expire_only: false },
+                        transport,
+                        can_prune,
+                    );
                 }
             }
-            notice => say(notice, transport, can_prune),
+            notification => notify_now(notification, transport, can_prune),
         }
     }
 }
 
-/// Says one thing.
-fn say(notice: Notice, transport: &dyn Transport, can_prune: &AtomicBool) {
-    let (code, body) = match notice {
-        Notice::Inode { node, offset, len } => {
+/// Sends one notification.
+fn notify_now(notification: Notification, transport: &dyn Transport, can_prune: &AtomicBool) {
+    let (code, body) = match notification {
+        Notification::Inode { node, offset, len } => {
             (notify::INVAL_INODE, InvalInodeOut { ino: node, off: offset, len }.as_bytes().to_vec())
         }
-        Notice::Entry { parent, name, expire_only } => {
+        Notification::Entry { parent, name, expire_only } => {
             let flags = if expire_only { EXPIRE_ONLY } else { 0 };
             let mut body = InvalEntryOut { parent, namelen: name.len() as u32, flags }.as_bytes().to_vec();
             body.extend_from_slice(name.as_bytes());
             body.push(0);
             (notify::INVAL_ENTRY, body)
         }
-        Notice::Prune { nodes } => {
+        Notification::Prune { nodes } => {
             let mut body = PruneOut { count: nodes.len() as u32, ..Default::default() }.as_bytes().to_vec();
             body.extend_from_slice(nodes.as_bytes());
             (notify::PRUNE, body)
         }
-        Notice::Polls | Notice::Entries(_) | Notice::Barrier(_) => return,
+        Notification::Polls | Notification::Entries(_) | Notification::Barrier(_) => return,
     };
     send(code, &body, transport, can_prune);
 }
 
 fn send(code: i32, body: &[u8], transport: &dyn Transport, can_prune: &AtomicBool) {
-    assert_may_wait(Rank::KernelNotice, "a notification");
+    assert_may_wait(Rank::KernelNotification, "a notification");
     let header = OutHeader { len: (OUT_HEADER_BYTES + body.len()) as u32, error: code, unique: 0 };
     match transport.send(header.as_bytes(), Payload::Bytes(body)) {
         // Gone: the kernel did not know the node or name.

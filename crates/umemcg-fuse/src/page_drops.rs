@@ -68,8 +68,9 @@ impl Queue {
     }
 }
 
+/// The queue, with the signal that wakes its threads.
 #[derive(Debug, Default)]
-struct Shared {
+struct DropQueue {
     queue: LeafMutex<Queue>,
     wake: Condvar,
 }
@@ -80,7 +81,7 @@ type Tell = dyn Fn(u64, u64, u64) + Send + Sync;
 /// The queue of drops. Its threads start with the first drop, and end some time after it is
 /// dropped: one may be waiting for a page.
 pub(crate) struct PageDrops {
-    shared: Arc<Shared>,
+    shared: Arc<DropQueue>,
     tell: Arc<Tell>,
 }
 
@@ -127,7 +128,7 @@ impl Drop for PageDrops {
     }
 }
 
-impl Shared {
+impl DropQueue {
     fn serve(&self, tell: &Tell) {
         loop {
             let (store, drops) = {
@@ -146,7 +147,7 @@ impl Shared {
             for run in told.chunk_by(|a, b| a.pages.end == b.pages.start) {
                 let first = run[0].pages.start;
                 let end = run.last().map_or(first, |last| last.pages.end);
-                assert_may_wait(Rank::KernelNotice, "pages that the kernel drops");
+                assert_may_wait(Rank::KernelNotification, "pages that the kernel drops");
                 tell(run[0].node.0, first, end - first);
             }
             told.into_iter().for_each(|drop| end_of(drop, true));

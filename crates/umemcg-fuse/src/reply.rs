@@ -1,4 +1,4 @@
-//! The duty to answer a request, as a value: it can go to another thread or rest in a timer, it
+//! The duty to answer a request, as a value: it can go to another thread or wait in a queue, it
 //! answers at most once, and when it is dropped unanswered the requester gets EIO instead of
 //! waiting for ever.
 
@@ -39,7 +39,8 @@ impl Delivery {
 /// Takes back what an answer handed over and the kernel did not take.
 pub type Undo = Box<dyn FnOnce() + Send>;
 
-/// Asks whether the reply may be sent (`None`), or how much longer it is to rest. Must not sleep.
+/// Asks whether the reply may be sent (`None`), or how much longer to delay it. Must not
+/// sleep.
 pub type RecheckFn = Box<dyn FnMut() -> Option<Duration> + Send>;
 
 /// The content of a delayed reply.
@@ -72,9 +73,9 @@ impl fmt::Debug for Answer {
 
 /// A queue of delayed replies.
 pub trait Delay: Send + Sync {
-    /// Delays an answer by `rest`; then `again` decides. A requester that is killed meanwhile is
+    /// Delays an answer by `delay`; then `again` decides. A requester that is killed meanwhile is
     /// answered immediately.
-    fn delay(&self, reply: Reply, answer: Answer, rest: Duration, again: RecheckFn);
+    fn delay(&self, reply: Reply, answer: Answer, delay: Duration, again: RecheckFn);
 }
 
 /// Delays an answer.
@@ -82,14 +83,14 @@ pub struct AnswerDelay {
     /// The queue that it waits in.
     pub delays: Arc<dyn Delay>,
     /// The minimum delay.
-    pub rest: Duration,
+    pub delay: Duration,
     /// Decides afterwards whether it waits longer.
     pub again: RecheckFn,
 }
 
 impl fmt::Debug for AnswerDelay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AnswerDelay").field("rest", &self.rest).finish_non_exhaustive()
+        f.debug_struct("AnswerDelay").field("delay", &self.delay).finish_non_exhaustive()
     }
 }
 
@@ -316,10 +317,10 @@ impl Reply {
         };
         if let Some(gate) = self.gate.take()
             && let Some(bytes) = held_back
-            && let Some(AnswerDelay { delays, rest, again }) = (gate.0)(self)
+            && let Some(AnswerDelay { delays, delay, again }) = (gate.0)(self)
         {
             let answer = Answer::Any { error, bytes: bytes.to_vec(), undo: undo() };
-            delays.delay(self.take(), answer, rest, again);
+            delays.delay(self.take(), answer, delay, again);
             return Delivery::Taken;
         }
         assert!(self.due, "request {} ({}) answered twice", self.unique, self.opcode);

@@ -114,7 +114,8 @@ impl Waiting for Job {
     }
 }
 
-struct Shared {
+/// The connection to the kernel, with all that its threads share.
+struct Connection {
     filesystem: Arc<dyn Filesystem>,
     transports: Vec<Arc<dyn Transport>>,
     /// Receives without waiting.
@@ -130,14 +131,14 @@ struct Shared {
 
 /// A mount being served. Dropping it does not unmount: the threads go on until the mount goes away.
 pub struct Session {
-    shared: Arc<Shared>,
+    connection: Arc<Connection>,
     notifier: Notifier,
     negotiated: Negotiated,
 }
 
 impl std::fmt::Debug for Session {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Session").field("pool", &self.shared.pool).finish_non_exhaustive()
+        f.debug_struct("Session").field("pool", &self.connection.pool).finish_non_exhaustive()
     }
 }
 
@@ -184,7 +185,7 @@ impl Session {
         drop(request);
         let inflight = Inflight::new(transports.iter().chain(&nonblocking).cloned().collect());
         let notifier = Notifier::start(Arc::clone(&transports[0]), negotiated.minor)?;
-        let shared = Arc::new(Shared {
+        let connection = Arc::new(Connection {
             filesystem,
             transports,
             dialect: negotiated.dialect,
@@ -196,12 +197,12 @@ impl Session {
             next_thread: 0.into(),
             failure: OnceLock::new(),
         });
-        shared.filesystem.ready(&negotiated, &notifier);
-        let watched = Arc::clone(&shared);
+        connection.filesystem.ready(&negotiated, &notifier);
+        let watched = Arc::clone(&connection);
         // Requests of a killed thread are given back, also while its store hangs.
         spawn_detached("umemcg-watch", move || watched.inflight.watch(|| drop(watched.pool.sweep())))?;
-        shared.pool.open(|| spawn_server(&shared, Begin::Reader))?;
-        Ok(Self { shared, notifier, negotiated })
+        connection.pool.open(|| spawn_server(&connection, Begin::Reader))?;
+        Ok(Self { connection, notifier, negotiated })
     }
 
     /// Returns what was agreed on with the kernel.
@@ -216,34 +217,34 @@ impl Session {
 
     /// Returns how many threads do what.
     pub fn pool_counts(&self) -> PoolCounts {
-        self.shared.pool.pool_counts()
+        self.connection.pool.pool_counts()
     }
 
     /// Returns the number of requests that are being waited for outside the fast path.
     pub fn nr_inflight(&self) -> usize {
-        self.shared.inflight.len()
+        self.connection.inflight.len()
     }
 
     /// Returns the number of interrupted requests whose threads are looked at from time to time.
     pub fn nr_watched(&self) -> usize {
-        self.shared.inflight.nr_watched()
+        self.connection.inflight.nr_watched()
     }
 
     /// Waits until the mount is gone and every thread has ended. False: some were still busy after
     /// `timeout`.
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
-        self.shared.pool.wait_ended(timeout)
+        self.connection.pool.wait_ended(timeout)
     }
 
     /// Waits until the mount is gone, or the transport broke: no request will come any more.
     /// Requests may still be running. False: it was still there after `timeout`.
     pub fn wait_gone(&self, timeout: Option<Duration>) -> bool {
-        self.shared.pool.wait_gone(timeout)
+        self.connection.pool.wait_gone(timeout)
     }
 
     /// Returns what broke the transport, if something did.
     pub fn failure(&self) -> Option<&io::Error> {
-        self.shared.failure.get()
+        self.connection.failure.get()
     }
 }
 
@@ -314,14 +315,14 @@ enum Begin {
     Runner,
 }
 
-fn spawn_server(shared: &Arc<Shared>, begin: Begin) -> io::Result<()> {
-    let shared = Arc::clone(shared);
-    spawn_detached("umemcg-fuse", move || shared.serve(begin))
+fn spawn_server(connection: &Arc<Connection>, begin: Begin) -> io::Result<()> {
+    let connection = Arc::clone(connection);
+    spawn_detached("umemcg-fuse", move || connection.serve(begin))
 }
 
 /// Tells the pool whether the request that a thread runs computes or waits.
 struct PoolObserver {
-    shared: Weak<Shared>,
+    connection: Weak<Connection>,
     /// The run that computes, or did before the thread began to wait; none while it runs no
     /// request.
     run: Cell<Option<Run>>,
@@ -329,25 +330,25 @@ struct PoolObserver {
 
 impl IdleObserver for PoolObserver {
     fn waits(&self, how: Wait) {
-        if let (Some(run), Some(shared)) = (self.run.get(), self.shared.upgrade()) {
-            self.run.set(Some(shared.pool.waits(run, how, || spawn_server(&shared, Begin::Runner))));
+        if let (Some(run), Some(connection)) = (self.run.get(), self.connection.upgrade()) {
+            self.run.set(Some(connection.pool.waits(run, how, || spawn_server(&connection, Begin::Runner))));
         }
     }
 
     fn goes_on(&self) {
-        if let (Some(run), Some(shared)) = (self.run.get(), self.shared.upgrade()) {
-            self.run.set(Some(shared.pool.goes_on(run)));
+        if let (Some(run), Some(connection)) = (self.run.get(), self.connection.upgrade()) {
+            self.run.set(Some(connection.pool.goes_on(run)));
         }
     }
 }
 
-impl Shared {
+impl Connection {
     /// Runs a thread: reader, runner, spare, in turn.
     fn serve(self: Arc<Self>, begin: Begin) {
         let number = self.next_thread.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let transport = &self.transports[number % self.transports.len()];
         let spawn_runner = || spawn_server(&self, Begin::Runner);
-        let seat = Rc::new(PoolObserver { shared: Arc::downgrade(&self), run: Cell::new(None) });
+        let seat = Rc::new(PoolObserver { connection: Arc::downgrade(&self), run: Cell::new(None) });
         observe_idle(Rc::clone(&seat) as Rc<dyn IdleObserver>);
         let mut next = match begin {
             Begin::Reader => Next::Read,

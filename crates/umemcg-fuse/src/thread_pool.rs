@@ -101,12 +101,12 @@ pub(crate) struct Pool<J> {
     limits: PoolLimits,
     /// The device can be asked for requests without waiting.
     may_receive_ready: bool,
-    state: LeafMutex<State<J>>,
+    state: LeafMutex<PoolState<J>>,
     spare: Condvar,
     ended: Condvar,
 }
 
-struct State<J> {
+struct PoolState<J> {
     nr_threads: usize,
     /// Threads at the device, and spare ones that have been told to go there.
     nr_readers: usize,
@@ -126,7 +126,7 @@ impl<J: Waiting> Pool<J> {
             limits.readers_min >= 1 && limits.readers_max >= limits.readers_min && limits.running_max >= 4
         );
         let PoolLimits { running_max, first_max, computing_max, .. } = limits;
-        let state = State {
+        let state = PoolState {
             nr_threads: 0,
             nr_readers: 0,
             nr_spare: 0,
@@ -188,7 +188,7 @@ impl<J: Waiting> Pool<J> {
 
     /// Sees to it that a thread comes for what may run, and that one looks again at what a
     /// processor is wanted for.
-    fn attend(&self, state: &mut State<J>, spawn: impl Fn() -> std::io::Result<()>) {
+    fn attend(&self, state: &mut PoolState<J>, spawn: impl Fn() -> std::io::Result<()>) {
         if state.queue.may_pick() || (!state.is_ticking && state.queue.wants_processor().is_some()) {
             if state.nr_spare > state.nr_called {
                 self.spare.notify_one();
@@ -223,7 +223,7 @@ impl<J: Waiting> Pool<J> {
 
     /// Takes a reader off the device, and makes sure that enough remain. Returns false if it must
     /// stay, because no other thread can be had.
-    fn leave_device(&self, state: &mut State<J>, spawn: impl FnOnce() -> std::io::Result<()>) -> bool {
+    fn leave_device(&self, state: &mut PoolState<J>, spawn: impl FnOnce() -> std::io::Result<()>) -> bool {
         if state.nr_readers > self.limits.readers_min {
             state.nr_readers -= 1;
             return true;
@@ -292,7 +292,7 @@ impl<J: Waiting> Pool<J> {
 
     fn next(
         &self,
-        state: &mut LeafMutexGuard<'_, State<J>>,
+        state: &mut LeafMutexGuard<'_, PoolState<J>>,
         spawn: impl Fn() -> std::io::Result<()>,
     ) -> Next<J> {
         loop {
@@ -330,7 +330,7 @@ impl<J: Waiting> Pool<J> {
         }
     }
 
-    fn exit(&self, state: &mut LeafMutexGuard<'_, State<J>>) -> Next<J> {
+    fn exit(&self, state: &mut LeafMutexGuard<'_, PoolState<J>>) -> Next<J> {
         state.nr_threads -= 1;
         self.ended.notify_all();
         Next::Exit
@@ -362,7 +362,7 @@ impl<J: Waiting> Pool<J> {
         self.wait_until(timeout, |state| state.ended)
     }
 
-    fn wait_until(&self, timeout: Option<Duration>, done: impl Fn(&State<J>) -> bool) -> bool {
+    fn wait_until(&self, timeout: Option<Duration>, done: impl Fn(&PoolState<J>) -> bool) -> bool {
         let deadline = timeout.map(|timeout| Instant::now() + timeout);
         let mut state = self.state.lock();
         while !done(&state) {

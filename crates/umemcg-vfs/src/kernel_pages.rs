@@ -56,7 +56,7 @@ impl Window {
 }
 
 #[derive(Default)]
-struct State {
+struct PageWindows {
     windows: BTreeMap<u64, Window>,
     /// Requests that may put pages into the kernel's cache.
     under_way: Vec<UnderWay>,
@@ -108,9 +108,9 @@ impl fmt::Debug for FinalCall {
 /// What is to be done later.
 type Then = Box<dyn FnOnce() + Send>;
 
-impl fmt::Debug for State {
+impl fmt::Debug for PageWindows {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("State")
+        f.debug_struct("PageWindows")
             .field("windows", &self.windows)
             .field("now", &self.now)
             .finish_non_exhaustive()
@@ -121,7 +121,7 @@ impl fmt::Debug for State {
 #[derive(Debug)]
 pub(crate) struct KernelPages {
     node: NodeId,
-    state: RankedMutex<State>,
+    state: RankedMutex<PageWindows>,
     /// (A) Changes of the data from outside, and those of them after which the kernel has dropped
     /// all that it had. Relaxed: a change is noted before it can be seen here.
     nr_changes: AtomicU64,
@@ -171,7 +171,7 @@ fn count(owner: OwnerId, nr_pages: i64, nr_shares: i64) {
     }
 }
 
-impl State {
+impl PageWindows {
     fn tick(&mut self) -> u64 {
         self.now += 1;
         self.now
@@ -197,7 +197,7 @@ impl KernelPages {
     pub(crate) fn new(lists: &Arc<KernelPageLists>, node: NodeId, group: &Group) -> Arc<Self> {
         Arc::new(Self {
             node,
-            state: RankedMutex::new(Rank::ObjectOwner, State::default()),
+            state: RankedMutex::new(Rank::ObjectOwner, PageWindows::default()),
             nr_changes: AtomicU64::new(0),
             nr_answered: AtomicU64::new(0),
             is_dropping_all: AtomicBool::new(false),
@@ -367,7 +367,7 @@ impl KernelPages {
     }
 
     /// Notes pages of a window that an owner pays for. Returns how many shares that has made.
-    fn hold(self: &Arc<Self>, state: &mut State, window: u64, bits: u64, owner: OwnerId) -> u64 {
+    fn hold(self: &Arc<Self>, state: &mut PageWindows, window: u64, bits: u64, owner: OwnerId) -> u64 {
         let shares = &mut state.windows.entry(window).or_default().shares;
         if let Some(share) = shares.iter_mut().find(|share| share.owner == owner) {
             share.pages |= bits;
@@ -438,7 +438,7 @@ impl KernelPages {
     }
 
     /// Returns the windows of a range that have pages.
-    fn known<'s>(&self, state: &'s State, pages: &Range<u64>) -> impl Iterator<Item = u64> + use<'s> {
+    fn known<'s>(&self, state: &'s PageWindows, pages: &Range<u64>) -> impl Iterator<Item = u64> + use<'s> {
         let windows = pages.start / WINDOW_PAGES..pages.end.div_ceil(WINDOW_PAGES);
         state.windows.range(windows).map(|(&window, _)| window)
     }
@@ -456,7 +456,7 @@ impl KernelPages {
     /// been asked for are listed again.
     fn take_out(
         &self,
-        state: &mut State,
+        state: &mut PageWindows,
         pages: &Range<u64>,
         freed: &mut Freed,
         is_gone: impl Fn(u64, &Window) -> bool,
@@ -525,7 +525,7 @@ impl KernelPages {
 impl RangeDrop {
     /// Returns whether the kernel would wait for a request that is under way. What must be dropped
     /// waits a few times at most: some request may always be under way.
-    fn must_wait(&self, state: &State) -> bool {
+    fn must_wait(&self, state: &PageWindows) -> bool {
         let may_wait = self.then.is_none() || self.nr_parked < NR_PARKED_MAX;
         may_wait && state.under_way.iter().any(|request| request.overlaps(&self.asked.pages))
     }

@@ -78,9 +78,9 @@ pub enum RemoveError {
     Leaving(String),
 }
 
-/// Opens of a volume, and whether it takes any.
+/// The files and directories open on a volume, and whether more may be opened.
 #[derive(Debug, Default)]
-struct Opens {
+struct OpenCount {
     nr: usize,
     leaving: bool,
 }
@@ -103,7 +103,7 @@ pub struct Member {
     /// (C) Grows with every volume added; the place in listings.
     serial: u64,
     volume: Arc<dyn Volume>,
-    opens: LeafMutex<Opens>,
+    opens: LeafMutex<OpenCount>,
     /// Signalled when the last of them is closed.
     closed: Condvar,
     /// (A) Something may have changed since the last sync. Relaxed: set before the change, by the
@@ -287,11 +287,11 @@ pub struct Volumes {
     whole: Option<Arc<Member>>,
     slots: Table<ArcSwapOption<Member>>,
     free: Arc<LeafMutex<FreeSlots>>,
-    names: RankedRwLock<Names>,
+    names: RankedRwLock<MemberIndex>,
 }
 
 #[derive(Debug, Default)]
-struct Names {
+struct MemberIndex {
     /// The cache that refers to the inodes of all volumes: the kernel.
     kernel: Option<Arc<dyn KernelCache>>,
     by_name: BTreeMap<Arc<str>, Arc<Member>>,
@@ -327,7 +327,7 @@ impl Volumes {
             slots: Table::new(),
             // Slot 0 is the root's.
             free: Arc::new(LeafMutex::new(FreeSlots { again: Vec::new(), next: 1 })),
-            names: RankedRwLock::new(Rank::Names, Names::default()),
+            names: RankedRwLock::new(Rank::Names, MemberIndex::default()),
         }
     }
 

@@ -1,8 +1,8 @@
-//! `umemcg demo --background`: the steps of the mail per-memcg-background-reclaim on a real mount,
-//! with a shell, `dd` and `cat`, and its two tables with our figures beside the mail's.
+//! `umemcg demo --background`: repeats the steps of the mail per-memcg-background-reclaim on a real
+//! mount, with a shell, `dd` and `cat`, and prints its two tables next to our figures.
 //!
-//! The group and its marks are the mail's: 500 MiB, 50 MiB and 40 MiB. Only the file is smaller
-//! unless `--scale 1` is given.
+//! The limit and the watermark distances are those of the mail: 500 MiB, 50 MiB and 40 MiB. The
+//! file is smaller unless `--scale 1` is given.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,12 +19,12 @@ use crate::table::{TextTable, human_bytes};
 const MIB: u64 = 1 << 20;
 const POOL_BYTES: u64 = 768 * MIB;
 const LIMIT_BYTES: u64 = 500 * MIB;
-/// The file at scale 1.
+/// The size of the file at scale 1.
 const FILE_BYTES: u64 = 20 << 30;
-/// The watermarks of the mail's group once they are set.
+/// The watermarks that the distances of the mail result in.
 const MARKS: &str = "low_wmark 482344960\nhigh_wmark 471859200\n";
 
-/// The rows of the mail's tables, as they are called in `memory.stat`.
+/// The rows of the mail's tables, by their names in `memory.stat`.
 const COUNTERS: [&str; 9] = [
     "pgpgin",
     "pgpgout",
@@ -37,8 +37,8 @@ const COUNTERS: [&str; 9] = [
     "allocstall",
 ];
 
-/// One of the mail's tables: its counters in the order of [`COUNTERS`], then seconds altogether and
-/// of system time. Only direct reclaim, with background reclaim.
+/// A table of the mail: the counters in the order of [`COUNTERS`], then elapsed time and system
+/// time in seconds. Each pair is without and with background reclaim.
 struct MailTable {
     counters: [[u64; 2]; 9],
     real: [f64; 2],
@@ -86,27 +86,26 @@ struct Run {
     /// In the order of [`COUNTERS`].
     counters: [u64; 9],
     real_s: f64,
-    /// Processor time of the daemon without its workers: what the mail's `sys` is of a process in
-    /// the kernel.
+    /// Processor time of the daemon without its workers; corresponds to `sys` in the mail.
     serving_s: f64,
     workers_s: f64,
 }
 
-/// Everything that the demo found.
+/// The results of the demo.
 #[derive(Debug, Serialize)]
 struct BackgroundResult {
     file_bytes: u64,
     counters: [&'static str; 9],
-    /// Only direct reclaim, with background reclaim.
+    /// Without and with background reclaim.
     write: [Run; 2],
     read: [Run; 2],
     checks: Vec<Check>,
 }
 
-/// Runs it.
+/// Runs the demo.
 ///
 /// # Errors
-/// [`Failure`] when something cannot be done, or a check does not hold.
+/// [`Failure`] if a step or a check fails.
 pub(super) fn demo(arguments: &DemoArguments) -> Result<(), Failure> {
     let directory = tempfile::Builder::new()
         .prefix("umemcg-demo-")
@@ -158,7 +157,7 @@ fn run(places: &Places, file_bytes: u64, say: &dyn Fn(&str)) -> Result<Backgroun
     Ok(BackgroundResult { file_bytes, counters: COUNTERS, write, read, checks })
 }
 
-/// The place where the steps are done.
+/// The mount on which the steps are run.
 struct Stand<'a> {
     places: &'a Places,
     file: PathBuf,
@@ -167,7 +166,7 @@ struct Stand<'a> {
 }
 
 impl Stand<'_> {
-    /// Fills the group once, so that neither side pays for the first touch of the memory.
+    /// Fills the group once, so that neither run pays for the first touch of the memory.
     fn touch_memory(&self, say: &dyn Fn(&str)) -> Result<(), Failure> {
         let group = self.make_group(false, say)?;
         let output = format!("of={}", self.file.display());
@@ -176,7 +175,7 @@ impl Stand<'_> {
         self.clean_up(&group)
     }
 
-    /// Steps 1 to 5; the writing and the reading.
+    /// Runs steps 1 to 5. Returns the results of writing and of reading.
     fn steps(&self, with_marks: bool, say: &dyn Fn(&str)) -> Result<(Run, Run), Failure> {
         let group = self.make_group(with_marks, say)?;
         let (output, count) =
@@ -190,7 +189,7 @@ impl Stand<'_> {
         Ok((write, read))
     }
 
-    /// Steps 1 and 2.
+    /// Runs steps 1 and 2: creates the group and sets its watermarks.
     fn make_group(&self, with_marks: bool, say: &dyn Fn(&str)) -> Result<Group, Failure> {
         let group = Group::make(self.places, "A", LIMIT_BYTES)?;
         if with_marks {
@@ -205,7 +204,7 @@ impl Stand<'_> {
         Ok(group)
     }
 
-    /// Steps 3 and 5.
+    /// Runs a program in the group: step 3 or 5.
     fn run(&self, group: &Group, words: &[&str], say: &dyn Fn(&str)) -> Result<Run, Failure> {
         say(&format!("in a group of {}: {}", human_bytes(LIMIT_BYTES), words.join(" ")));
         let before = self.cpu_seconds()?;
@@ -221,7 +220,7 @@ impl Stand<'_> {
         Ok(Run { counters, real_s, serving_s: (after.0 - before.0 - workers_s).max(0.0), workers_s })
     }
 
-    /// Does step 4.
+    /// Runs step 4: empties and removes the group, and drops caches.
     fn clean_up(&self, group: &Group) -> Result<(), Failure> {
         group.write("memory.force_empty", "1")?;
         fs::remove_dir(&group.directory)
@@ -246,12 +245,12 @@ impl Stand<'_> {
     }
 }
 
-/// Returns the user and system time of a process or thread, from its `stat`; the kernel counts in
-/// hundredths of a second there.
+/// Returns the user and system time of a process or thread in seconds, from its `stat` file, which
+/// counts hundredths of a second.
 fn cpu_seconds_of(task: &Path) -> Option<f64> {
     let stat = fs::read_to_string(task.join("stat")).ok()?;
-    // The name before the last parenthesis may hold anything; utime and stime are the 12th and 13th
-    // after it.
+    // The name in parentheses may contain any character; utime and stime are the 12th and 13th
+    // fields after it.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     let (user, system): (u64, u64) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
     Some((user + system) as f64 / 100.0)

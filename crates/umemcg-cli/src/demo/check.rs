@@ -1,17 +1,17 @@
-//! Checks at the end of a demo.
+//! The checks at the end of a demo.
 
 use serde::Serialize;
 
 use crate::exit::Failure;
 
-/// One check.
+/// A claim, and whether it holds.
 #[derive(Debug, Serialize)]
 pub(super) struct Check {
     pub(super) what: String,
     pub(super) holds: bool,
 }
 
-/// Fails when a check does not hold.
+/// Fails if a check does not hold.
 pub(super) fn end_with(checks: &[Check]) -> Result<(), Failure> {
     let broken: Vec<&str> =
         checks.iter().filter(|check| !check.holds).map(|check| check.what.as_str()).collect();

@@ -1,10 +1,9 @@
-//! `umemcg demo`: a real mount in a temporary directory, two groups, real programs in them, a table
-//! of what happened.
+//! `umemcg demo`: mounts a temporary directory, runs programs in two groups, and prints a table of
+//! the results.
 //!
-//! The group `busy` copies and hashes a file four times as large as its limit. The group `quiet`
-//! has read a small file before, and reads it again afterwards: with one cache for both it would
-//! have to be read from the disk again. The demo checks what it shows, and fails when a check
-//! fails.
+//! The group `quiet` reads a small file. Then the group `busy` copies and hashes a file four times
+//! as large as its limit. Then `quiet` reads its file again: if both groups shared one cache, it
+//! would have to read the disk again. The demo checks its own results, and fails if a check fails.
 
 mod background;
 mod check;
@@ -30,11 +29,11 @@ const BUSY_LIMIT_BYTES: u64 = 32 * MIB;
 const BUSY_FILE_BYTES: u64 = 4 * BUSY_LIMIT_BYTES;
 const QUIET_LIMIT_BYTES: u64 = 96 * MIB;
 const QUIET_FILE_BYTES: u64 = 24 * MIB;
-/// The bytes by which usage may exceed a limit: the charges in flight, here at most four of the
-/// largest (1 MiB).
+/// The bytes by which usage may exceed a limit: the charges in flight, here at most four of 1 MiB
+/// each.
 const SLACK_BYTES: u64 = 4 * MIB;
 
-/// The result of one group.
+/// The results of one group.
 #[derive(Debug, Serialize)]
 struct GroupResult {
     name: &'static str,
@@ -48,7 +47,7 @@ struct GroupResult {
     pages_read_again: u64,
 }
 
-/// Everything that the demo found.
+/// The results of the demo.
 #[derive(Debug, Serialize)]
 struct DemoResult {
     pool_bytes: u64,
@@ -60,7 +59,7 @@ struct DemoResult {
 /// Runs `umemcg demo`.
 ///
 /// # Errors
-/// [`Failure`] when something cannot be done, or a check does not hold.
+/// [`Failure`] if a step or a check fails.
 pub fn demo(arguments: &DemoArguments) -> Result<(), Failure> {
     if arguments.background {
         return background::demo(arguments);
@@ -154,7 +153,7 @@ fn checks_of(groups: &[GroupResult], resident_bytes: u64, ended_well: bool, dura
         "quiet was left alone: nothing of it had to be read again",
         quiet.is_some_and(|group| group.failcnt == 0 && group.pages_read_again == 0),
     ));
-    // The bound that the project promises: 1.03 × pool + 32 MiB.
+    // The documented bound: 1.03 × pool + 32 MiB.
     let bound_bytes = POOL_BYTES / 100 * 103 + 32 * MIB;
     checks.push(check("the daemon stayed within its pool", resident_bytes <= bound_bytes));
     checks.push(check("the daemon ended well", ended_well));
@@ -191,7 +190,7 @@ fn print_table(result: &DemoResult) {
 }
 
 impl GroupResult {
-    /// Asks the control files.
+    /// Reads the control files of a group.
     fn of(
         group: &Group,
         largest_sample_bytes: u64,
@@ -213,7 +212,7 @@ impl GroupResult {
     }
 }
 
-/// Reads a number again and again while programs run, and keeps the largest.
+/// Polls a number in a file while programs run, and keeps the largest.
 struct Sampler {
     stop: Arc<AtomicBool>,
     largest: mpsc::Receiver<u64>,

@@ -1,5 +1,5 @@
-//! The environment of a demo: a daemon with its two mounts below one directory, groups, and real
-//! programs in them.
+//! The environment of a demo: a daemon with its two mounts below one directory, groups, and
+//! programs that run in them.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -11,7 +11,7 @@ use crate::exit::Failure;
 
 const MIB: u64 = 1 << 20;
 
-/// The paths of the demonstration.
+/// The paths of a demo.
 pub(super) struct Places {
     pub(super) source: PathBuf,
     pub(super) data: PathBuf,
@@ -73,7 +73,7 @@ impl Group {
     }
 }
 
-/// Runs a program, in a shell that has joined the group if there is one; returns what it printed.
+/// Runs a program, in the group if one is given, and returns its output.
 pub(super) fn run_in(group: Option<&Group>, words: &[&OsStr]) -> Result<String, Failure> {
     let mut command = Command::new("sh");
     match group {
@@ -117,7 +117,7 @@ pub(super) fn sha256(group: Option<&Group>, path: &Path) -> Result<String, Failu
     Ok(printed.split_whitespace().next().unwrap_or_default().to_owned())
 }
 
-/// The daemon, started as a user would start it. Dropped before it was told to end, it is told to.
+/// The daemon, started as a user would start it. Dropping it ends it.
 pub(super) struct Daemon {
     child: Child,
 }
@@ -138,8 +138,8 @@ impl Daemon {
             .map_err(|error| Failure::Failed(format!("cannot start the daemon: {error}")))?;
         let stdout = child.stdout.take();
         let daemon = Self { child };
-        // It prints one line when the mount is there, and nothing when it fails: why is on stderr
-        // then.
+        // It prints one line when the mount is ready, and nothing if it fails; the reason is on
+        // stderr then.
         let mut line = String::new();
         if let Some(stdout) = stdout {
             let _ = BufReader::new(stdout).read_line(&mut line);
@@ -182,7 +182,7 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {
-            // Two signals: the first flushes and unmounts, the second does not wait for users of
+            // Two signals: the first flushes and unmounts, the second ends the wait for users of
             // the mount.
             if let Some(pid) = rustix::process::Pid::from_raw(self.child.id().cast_signed()) {
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);

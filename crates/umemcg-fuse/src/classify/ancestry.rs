@@ -32,11 +32,12 @@ struct KnownThread {
 /// The known facts about processes.
 #[derive(Debug, Default)]
 pub struct Ancestry {
-    state: LeafMutex<State>,
+    state: LeafMutex<KnownProcesses>,
 }
 
+/// The groups of processes, threads and sessions.
 #[derive(Debug, Default)]
-struct State {
+struct KnownProcesses {
     processes: HashMap<u32, KnownThread>,
     /// Threads that are in another group than their process.
     threads: HashMap<u32, KnownThread>,
@@ -111,7 +112,7 @@ impl Ancestry {
     }
 }
 
-impl State {
+impl KnownProcesses {
     fn serial_of(&mut self, tid: u32) -> Option<u64> {
         if let Some(known) = self.threads.get(&tid)
             && read_stat(tid).is_some_and(|stat| stat.identity == known.identity)
@@ -265,7 +266,7 @@ mod tests {
 
     #[test]
     fn processes_with_session_leaders_outside_are_not_related() {
-        let mut state = State::default();
+        let mut state = KnownProcesses::default();
         let (one, other) = (Child::shell("read go"), Child::shell("read go"));
         let outside = |child: &Child| Stat { session: 0, ppid: 0, ..read_stat(child.id()).unwrap() };
         state.learn(one.id(), outside(&one), 7);

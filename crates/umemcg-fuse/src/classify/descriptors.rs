@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use rustix::process::{PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use umemcg_control::{DescriptorError, Descriptors, EventSink, NodeId, parse_decimal};
 
-use super::eventfd_writer::{EventfdWriter, Target};
+use super::eventfd_writer::{Eventfd, EventfdWriter};
 use super::proc_files::{open_pidfd, read_status};
 use crate::mountinfo;
 
@@ -58,7 +58,7 @@ impl Descriptors for ProcessDescriptors {
         let pidfd = i32::try_from(process).ok().and_then(rustix::process::Pid::from_raw);
         let pidfd = pidfd.ok_or(Errno::SRCH).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()));
         let life = pidfd.map_err(|errno| refusal(errno.into()))?;
-        let (target, writer) = (Arc::new(Target::new(copy)), Arc::clone(&self.writer));
+        let (target, writer) = (Arc::new(Eventfd::new(copy)), Arc::clone(&self.writer));
         Ok(Box::new(EventFd { target, writer, id, tid, process, fd, life }))
     }
 
@@ -120,7 +120,7 @@ fn eventfd_id(tid: u32, fd: u32) -> Option<u64> {
 #[derive(Debug)]
 struct EventFd {
     /// Our copy.
-    target: Arc<Target>,
+    target: Arc<Eventfd>,
     writer: Arc<EventfdWriter>,
     id: Option<u64>,
     tid: u32,
@@ -285,7 +285,7 @@ mod tests {
         let descriptors = descriptors();
         let theirs = eventfd(0, EventfdFlags::empty()).unwrap();
         let copy = rustix::io::dup(&theirs).unwrap();
-        let target = Arc::new(Target::new(copy));
+        let target = Arc::new(Eventfd::new(copy));
         rustix::io::write(&theirs, &(u64::MAX - 2).to_ne_bytes()).unwrap();
         descriptors.writer.signal(&target, 2);
         assert_eq!(Arc::strong_count(&target), 2, "a writer waits for room");

@@ -37,7 +37,7 @@ const ROOMY: u64 = u64::MAX / 2;
 
 /// An eventfd that is written to.
 #[derive(Debug)]
-pub(super) struct Target {
+pub(super) struct Eventfd {
     pub(super) copy: OwnedFd,
     unwritten: LeafMutex<Unwritten>,
 }
@@ -49,7 +49,7 @@ struct Unwritten {
     is_taken: bool,
 }
 
-impl Target {
+impl Eventfd {
     pub(super) fn new(copy: OwnedFd) -> Self {
         Self { copy, unwritten: LeafMutex::default() }
     }
@@ -95,13 +95,14 @@ impl Target {
 /// The threads that write; started when first needed.
 #[derive(Debug, Default)]
 pub(super) struct EventfdWriter {
-    state: LeafMutex<State>,
+    state: LeafMutex<WriteQueue>,
     wake: Condvar,
 }
 
+/// The eventfds to be written, and the threads that write.
 #[derive(Debug, Default)]
-struct State {
-    queue: VecDeque<Arc<Target>>,
+struct WriteQueue {
+    queue: VecDeque<Arc<Eventfd>>,
     /// Writes that have begun.
     nr_begun: u64,
     /// The write that others wait for, by its number, and until when.
@@ -112,7 +113,7 @@ struct State {
 
 impl EventfdWriter {
     /// Adds events to an eventfd. Does not wait.
-    pub(super) fn signal(self: &Arc<Self>, target: &Arc<Target>, nr_events: u64) {
+    pub(super) fn signal(self: &Arc<Self>, target: &Arc<Eventfd>, nr_events: u64) {
         if !target.add(nr_events) {
             return;
         }
@@ -128,7 +129,7 @@ impl EventfdWriter {
     }
 
     /// Starts a thread, which is idle.
-    fn start_thread(self: &Arc<Self>, state: &mut State) -> io::Result<()> {
+    fn start_thread(self: &Arc<Self>, state: &mut WriteQueue) -> io::Result<()> {
         let writer = Arc::clone(self);
         spawn_detached("umemcg-eventfd", move || writer.run())?;
         state.nr_idle += 1;
@@ -181,7 +182,7 @@ impl EventfdWriter {
 
     /// Unblocks a stuck write whose events no process waits for any more. Earlier events are
     /// written first. May take long if the process fills the eventfd again and again.
-    pub(super) fn release(self: &Arc<Self>, target: &Arc<Target>) {
+    pub(super) fn release(self: &Arc<Self>, target: &Arc<Eventfd>) {
         for _ in 0..NR_RELEASES_MAX {
             if target.is_soon_written() {
                 return;
@@ -199,7 +200,7 @@ impl EventfdWriter {
     }
 
     /// Does the work of `release`, by a thread of its own.
-    pub(super) fn start_release(self: &Arc<Self>, target: &Arc<Target>) {
+    pub(super) fn start_release(self: &Arc<Self>, target: &Arc<Eventfd>) {
         if target.is_taken() {
             let (writer, target) = (Arc::clone(self), Arc::clone(target));
             let _ = spawn_detached("umemcg-eventfd", move || writer.release(&target));

@@ -53,8 +53,9 @@ struct RuleGroup {
     quiet_since: Duration,
 }
 
+/// The groups that rules have made, and their number below each group.
 #[derive(Debug, Default)]
-struct State {
+struct MadeGroups {
     made: Vec<RuleGroup>,
     /// The number of them below each group, by its id.
     below: HashMap<u64, usize>,
@@ -67,10 +68,10 @@ pub(super) struct RuleGroups {
     /// (C)
     nr_max: usize,
     clock: Box<dyn Clock>,
-    state: LeafMutex<State>,
+    state: LeafMutex<MadeGroups>,
 }
 
-impl State {
+impl MadeGroups {
     /// Returns the sum, over a group and its ancestors, of the number of groups that rules have
     /// created below.
     fn nr_on_path(&self, group: &Arc<Group>) -> usize {

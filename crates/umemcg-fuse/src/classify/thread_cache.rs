@@ -60,10 +60,10 @@ impl Hasher for TidHasher {
     }
 }
 
-type Shard<T> = LeafRwLock<HashMap<u32, Entry<T>, BuildHasherDefault<TidHasher>>>;
+type Shard<T> = LeafRwLock<HashMap<u32, CachedAnswer<T>, BuildHasherDefault<TidHasher>>>;
 
 /// The known answer for one thread.
-struct Entry<T> {
+struct CachedAnswer<T> {
     value: T,
     uid: u32,
     generation: u64,
@@ -77,12 +77,13 @@ struct Entry<T> {
 
 /// The map and its watcher.
 pub struct ThreadCache<T> {
-    shared: Arc<Shared<T>>,
+    shared: Arc<ShardedMap<T>>,
     stop: OwnedFd,
     watcher: Option<JoinHandle<()>>,
 }
 
-struct Shared<T> {
+/// The answers by thread id, and the watches of their threads.
+struct ShardedMap<T> {
     shards: [CachePadded<Shard<T>>; NR_SHARDS],
     generation: AtomicU64,
     nr_tokens: AtomicU64,
@@ -143,7 +144,7 @@ impl<T: Clone + Send + Sync + 'static> ThreadCache<T> {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         epoll::add(&epoll, &stop, epoll::EventData::new_u64(STOP_TOKEN), epoll::EventFlags::IN)?;
         let descriptors = rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ShardedMap {
             shards: std::array::from_fn(|_| CachePadded::new(LeafRwLock::default())),
             generation: AtomicU64::new(0),
             nr_tokens: AtomicU64::new(0),
@@ -214,7 +215,7 @@ impl<T: Clone + Send + Sync + 'static> ThreadCache<T> {
                 shard.remove(&victim);
             }
         }
-        shard.insert(tid, Entry { value, uid, generation, expires_ms, token, _watch: watch });
+        shard.insert(tid, CachedAnswer { value, uid, generation, expires_ms, token, _watch: watch });
     }
 
     /// Invalidates every stored answer, and every answer that is being determined. Called just
@@ -231,7 +232,7 @@ impl<T: Clone + Send + Sync + 'static> ThreadCache<T> {
     }
 }
 
-impl<T> Shared<T> {
+impl<T> ShardedMap<T> {
     #[inline]
     fn shard(&self, tid: u32) -> &Shard<T> {
         &self.shards[tid as usize % NR_SHARDS]

@@ -30,9 +30,9 @@ const NR_NAMES_MAX: usize = 2 * NR_KEPT_MAX;
 /// A name with the node of its directory.
 type Name = (u64, Box<[u8]>);
 
-/// The two maps hold the same names.
+/// Names in the order in which they were added. The two maps hold the same names.
 #[derive(Debug, Default)]
-struct Names {
+struct NameQueue {
     /// By serial: oldest first.
     by_age: BTreeMap<u64, Arc<Name>>,
     serials: HashMap<Arc<Name>, u64>,
@@ -41,7 +41,7 @@ struct Names {
     is_called: bool,
 }
 
-impl Names {
+impl NameQueue {
     fn push(&mut self, name: Arc<Name>) {
         if self.serials.contains_key(&name) {
             return;
@@ -69,7 +69,7 @@ impl Names {
 
 /// See the module text.
 #[derive(Debug, Default)]
-pub(super) struct AbsentNames(LeafMutex<Names>);
+pub(super) struct AbsentNames(LeafMutex<NameQueue>);
 
 impl AbsentNames {
     /// Notes that the kernel is about to be told that a name does not exist. Returns `true` if

@@ -367,18 +367,19 @@ impl DataFs {
         }
     }
 
-    /// Answers an accepted write: immediately, or when the writer's pause and `delay` are over.
+    /// Answers an accepted write: immediately, or when the writer's pause and `high_delay` are
+    /// over.
     fn accepted(
         &self,
         file: &dyn VolumeFile,
         group: &Arc<Group>,
         written: usize,
-        delay: Duration,
+        high_delay: Duration,
         reply: &mut Reply,
     ) {
         let mut pause = file.content().write_pause(group, written);
-        let rest = pause.as_mut().and_then(WritePause::remaining).unwrap_or_default().max(delay);
-        if rest.is_zero() {
+        let delay = pause.as_mut().and_then(WritePause::remaining).unwrap_or_default().max(high_delay);
+        if delay.is_zero() {
             return reply.written(written).ignore();
         }
         let (stalled, charge) = (Stalled::begin(group), charge_held(group));
@@ -386,7 +387,7 @@ impl DataFs {
             let _until_it_goes = (&stalled, &charge);
             pause.as_mut()?.remaining()
         });
-        self.delays.delay(reply.take(), Answer::Written(written as u32), rest, again);
+        self.delays.delay(reply.take(), Answer::Written(written as u32), delay, again);
     }
 
     pub(super) fn open(&self, request: &Request<'_>, arg: &OpenIn, reply: &mut Reply) {

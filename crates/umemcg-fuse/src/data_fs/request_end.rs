@@ -47,11 +47,11 @@ impl DataFs {
             return None;
         }
         let group = self.group_of(payer);
-        let delay = self.high_delay(header, &group, meter, reply);
+        let high_delay = self.high_delay(header, &group, meter, reply);
         // At most the edges of a range.
         let mut pause = content.and_then(|content| content.write_pause(&group, PAGE_SIZE));
-        let rest = pause.as_mut().and_then(WritePause::remaining).unwrap_or_default().max(delay);
-        if rest == Duration::ZERO {
+        let delay = pause.as_mut().and_then(WritePause::remaining).unwrap_or_default().max(high_delay);
+        if delay == Duration::ZERO {
             return None;
         }
         let (stalled, charge) = (Stalled::begin(&group), charge_held(&group));
@@ -59,6 +59,6 @@ impl DataFs {
             let _until_it_goes = (&stalled, &charge);
             pause.as_mut()?.remaining()
         });
-        Some(AnswerDelay { delays: Arc::clone(&self.delays) as _, rest, again })
+        Some(AnswerDelay { delays: Arc::clone(&self.delays) as _, delay, again })
     }
 }

@@ -28,89 +28,89 @@ pub const NR_NAMES_BEYOND_MAX: usize = 2048;
 
 /// Of all groups.
 static BEYOND: LazyLock<Allowance> = LazyLock::new(|| Allowance::new(NR_NAMES_BEYOND_MAX));
-static TICKETS: LazyLock<LeafMutex<Tickets>> = LazyLock::new(LeafMutex::default);
-/// (A) Charges of all groups that are beyond a limit, so that the others need no lock. Relaxed: a
-/// charge that has just become one comes back with a later charge.
-static NR_ABOVE: AtomicUsize = AtomicUsize::new(0);
+static OVER_LIMIT: LazyLock<LeafMutex<OverLimitCharges>> = LazyLock::new(LeafMutex::default);
+/// (A) The number of charges beyond a limit. While it is 0, no lock is taken. Relaxed: a charge
+/// that has just been added is found by a later recharge.
+static NR_OVER_LIMIT: AtomicUsize = AtomicUsize::new(0);
 
 /// A charge for which there was no room at some levels.
 #[derive(Debug)]
-struct Above {
+struct OverLimitCharge {
     payer: OwnerId,
     bytes: u64,
-    /// Those below the payer, lowest first. None: it came back within the lowest group's limit.
+    /// The levels without room, all below the payer, lowest first. None once the lowest group pays.
     levels: Vec<AllowanceClaim>,
 }
 
-/// The charges that were beyond a limit, kept here because there are few, and a charge is small. A
-/// leaf lock.
+/// The charges beyond a limit. Kept apart from [`MetadataCharge`], which stays small, because there
+/// are few. A leaf lock.
 #[derive(Debug, Default)]
-struct Tickets {
-    by_number: HashMap<NonZeroU32, Box<Above>>,
-    /// The numbers of those that are beyond the limit of a group, by its owner id.
+struct OverLimitCharges {
+    by_id: HashMap<NonZeroU32, Box<OverLimitCharge>>,
+    /// The ids of those that are beyond the limit of a group, by its owner id.
     by_level: HashMap<OwnerId, HashSet<NonZeroU32>>,
     last: u32,
 }
 
-impl Tickets {
-    fn put(&mut self, above: Above) -> NonZeroU32 {
-        // Bounded: fewer are taken than there are numbers.
+impl OverLimitCharges {
+    fn put(&mut self, charge: OverLimitCharge) -> NonZeroU32 {
+        // Bounded: fewer are taken than there are ids.
         loop {
             self.last = self.last.wrapping_add(1);
-            if let Some(number) = NonZeroU32::new(self.last).filter(|n| !self.by_number.contains_key(n)) {
-                for level in &above.levels {
-                    self.by_level.entry(level.group().owner()).or_default().insert(number);
+            if let Some(id) = NonZeroU32::new(self.last).filter(|n| !self.by_id.contains_key(n)) {
+                for level in &charge.levels {
+                    self.by_level.entry(level.group().owner()).or_default().insert(id);
                 }
-                self.by_number.insert(number, Box::new(above));
-                NR_ABOVE.fetch_add(1, Ordering::Relaxed);
-                return number;
+                self.by_id.insert(id, Box::new(charge));
+                NR_OVER_LIMIT.fetch_add(1, Ordering::Relaxed);
+                return id;
             }
         }
     }
 
     /// Returns the group that pays.
-    fn payer(&self, number: NonZeroU32) -> Option<OwnerId> {
-        Some(self.by_number.get(&number)?.payer)
+    fn payer(&self, id: NonZeroU32) -> Option<OwnerId> {
+        Some(self.by_id.get(&id)?.payer)
     }
 
     /// Returns one of those that are beyond the limit of a group, with its size.
     fn any_of(&self, group: &Group) -> Option<(NonZeroU32, u64)> {
-        let number = *self.by_level.get(&group.owner())?.iter().next()?;
-        Some((number, self.by_number.get(&number)?.bytes))
+        let id = *self.by_level.get(&group.owner())?.iter().next()?;
+        Some((id, self.by_id.get(&id)?.bytes))
     }
 
-    /// Has a group pay for a charge that was beyond its limit. Returns the group that has paid so
-    /// far, and what is to be dropped without the lock; `None` when the charge is gone, or within
-    /// the limit already.
-    fn come_back(&mut self, number: NonZeroU32, to: &Group) -> Option<(OwnerId, Vec<AllowanceClaim>)> {
-        let above = self.by_number.get_mut(&number)?;
-        let level = above.levels.iter().position(|level| std::ptr::eq(&**level.group(), to))?;
-        let within = above.levels.split_off(level);
-        let paid = std::mem::replace(&mut above.payer, to.owner());
-        let is_back = above.levels.is_empty();
-        self.unlist(number, &within, is_back);
+    /// Moves a charge that was beyond the limit of a group to that group. Returns the group that
+    /// has paid so far, and what is to be dropped without the lock; `None` when the charge is gone,
+    /// or within the limit already.
+    fn recharge(&mut self, id: NonZeroU32, to: &Group) -> Option<(OwnerId, Vec<AllowanceClaim>)> {
+        let charge = self.by_id.get_mut(&id)?;
+        let level = charge.levels.iter().position(|level| std::ptr::eq(&**level.group(), to))?;
+        let within = charge.levels.split_off(level);
+        let paid = std::mem::replace(&mut charge.payer, to.owner());
+        let is_back = charge.levels.is_empty();
+        self.unlist(id, &within, is_back);
         Some((paid, within))
     }
 
-    /// Gives a number back, with what is to be dropped without the lock.
-    fn remove(&mut self, number: NonZeroU32) -> Option<Box<Above>> {
-        let above = self.by_number.remove(&number)?;
-        self.unlist(number, &above.levels, !above.levels.is_empty());
-        Some(above)
+    /// Removes a charge, to be dropped without the lock.
+    fn remove(&mut self, id: NonZeroU32) -> Option<Box<OverLimitCharge>> {
+        let charge = self.by_id.remove(&id)?;
+        self.unlist(id, &charge.levels, !charge.levels.is_empty());
+        Some(charge)
     }
 
-    fn unlist(&mut self, number: NonZeroU32, levels: &[AllowanceClaim], was_last: bool) {
+    fn unlist(&mut self, id: NonZeroU32, levels: &[AllowanceClaim], was_last: bool) {
         for level in levels {
             let owner = level.group().owner();
-            if let Some(numbers) = self.by_level.get_mut(&owner)
-                && numbers.remove(&number)
-                && numbers.is_empty()
+            if let Some(ids) = self.by_level.get_mut(&owner)
+                && ids.remove(&id)
+                && ids.is_empty()
             {
                 self.by_level.remove(&owner);
             }
         }
         if was_last {
-            NR_ABOVE.fetch_sub(1, Ordering::Relaxed);
+            NR_OVER_LIMIT.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
@@ -121,8 +121,8 @@ impl Tickets {
 pub(crate) struct MetadataCharge<const BYTES: u64> {
     /// An [`OwnerId`], of the group that pays; beyond a limit, of the lowest without room.
     owner: NonZeroU32,
-    /// In [`Tickets`], if there was no room at some level.
-    ticket: Option<NonZeroU32>,
+    /// Its id in [`OverLimitCharges`], if there was no room at some level.
+    over_limit_id: Option<NonZeroU32>,
 }
 
 const _: () = assert!(size_of::<Option<MetadataCharge<NAME_BYTES>>>() == 8);
@@ -138,7 +138,7 @@ impl<const BYTES: u64> MetadataCharge<BYTES> {
         let has_room = beyond.is_empty();
         let taken = Self::of(charge, beyond);
         if has_room {
-            come_back(engine, group);
+            recharge_over_limit(engine, group);
         }
         Ok(taken)
     }
@@ -146,47 +146,47 @@ impl<const BYTES: u64> MetadataCharge<BYTES> {
     fn of(charge: Charge, levels: Vec<AllowanceClaim>) -> Self {
         let (payer, bytes) = charge.into_raw();
         payer.with_group(|group| count(group, bytes, bytes as i64));
-        let (lister, ticket) = match levels.first() {
+        let (list_owner, over_limit_id) = match levels.first() {
             None => (payer, None),
             Some(lowest) => {
-                let lister = lowest.group().owner();
-                (lister, Some(TICKETS.lock().put(Above { payer, bytes, levels })))
+                let list_owner = lowest.group().owner();
+                (list_owner, Some(OVER_LIMIT.lock().put(OverLimitCharge { payer, bytes, levels })))
             }
         };
-        Self { owner: NonZeroU32::new(lister.into_raw()).expect("no owner is 0"), ticket }
+        Self { owner: NonZeroU32::new(list_owner.into_raw()).expect("no owner is 0"), over_limit_id }
     }
 
     /// Returns the group that pays.
     pub(crate) fn owner(&self) -> OwnerId {
-        let above = self.ticket.and_then(|ticket| TICKETS.lock().payer(ticket));
-        above.unwrap_or_else(|| self.lister())
+        let payer = self.over_limit_id.and_then(|id| OVER_LIMIT.lock().payer(id));
+        payer.unwrap_or_else(|| self.list_owner())
     }
 
-    /// Returns the group that is to give it back: the one that pays, or the first that had no room.
-    /// Valid as long as the charge.
-    pub(crate) fn lister(&self) -> OwnerId {
+    /// Returns the group on whose list the object belongs, so that its reclaim frees it: the one
+    /// that pays, or the lowest that had no room. Valid as long as the charge.
+    pub(crate) fn list_owner(&self) -> OwnerId {
         OwnerId::from_raw(self.owner.get()).expect("no owner is 0")
     }
 }
 
-/// Has a group that has room, and those above it, pay for what is beyond their limits: the lowest
-/// that has room for it.
-fn come_back(engine: &Engine, group: &Arc<Group>) {
-    if NR_ABOVE.load(Ordering::Relaxed) == 0 {
+/// Moves charges that are beyond the limits of a group and its ancestors to the lowest of them that
+/// has room by now.
+fn recharge_over_limit(engine: &Engine, group: &Arc<Group>) {
+    if NR_OVER_LIMIT.load(Ordering::Relaxed) == 0 {
         return;
     }
     for level in std::iter::successors(Some(group), |at| at.parent()) {
         for _ in 0..NR_NAMES_BEYOND_MAX {
-            let any = TICKETS.lock().any_of(level);
-            let Some((ticket, bytes)) = any else { break };
+            let any = OVER_LIMIT.lock().any_of(level);
+            let Some((id, bytes)) = any else { break };
             let Ok(charge) = engine.reclaimer().charge_at_once(level, bytes) else { break };
             // Otherwise it was removed meanwhile; only it is known to stay valid.
             if charge.owner() != level.owner() {
                 break;
             }
-            let came_back = TICKETS.lock().come_back(ticket, level);
+            let recharged = OVER_LIMIT.lock().recharge(id, level);
             // Otherwise the charge has gone meanwhile.
-            if let Some((paid, _within)) = came_back {
+            if let Some((paid, _within)) = recharged {
                 charge.into_raw();
                 count(level, bytes, bytes as i64);
                 give_back(paid, bytes);
@@ -217,7 +217,7 @@ fn give_back(payer: OwnerId, bytes: u64) {
 
 impl<const BYTES: u64> Drop for MetadataCharge<BYTES> {
     fn drop(&mut self) {
-        let above = self.ticket.and_then(|ticket| TICKETS.lock().remove(ticket));
-        give_back(above.as_ref().map_or(self.lister(), |above| above.payer), BYTES);
+        let charge = self.over_limit_id.and_then(|id| OVER_LIMIT.lock().remove(id));
+        give_back(charge.as_ref().map_or(self.list_owner(), |charge| charge.payer), BYTES);
     }
 }

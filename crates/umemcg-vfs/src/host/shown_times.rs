@@ -76,8 +76,9 @@ pub(crate) enum OwnOperation {
     },
 }
 
+/// What is known of the host's times, and the times to show instead.
 #[derive(Debug)]
-struct State {
+struct KnownTimes {
     /// The host's stamp after our last operation.
     known: Stamp,
     /// `None`: the host's times are the ones to show.
@@ -99,7 +100,7 @@ fn ctime_after(before: Timestamp, now: Timestamp) -> Timestamp {
     if has_clock_stood { Timestamp::from_nanoseconds(before.as_nanoseconds().saturating_add(1)) } else { now }
 }
 
-impl State {
+impl KnownTimes {
     /// Returns whether the present stamp is the one that the last operation left. Where times
     /// drift, they are compared only after they have been set.
     fn is_as_left(&self, stamp: Stamp, times_drift: bool) -> bool {
@@ -114,7 +115,7 @@ pub(crate) struct ShownTimes {
     /// content lock.
     host: RankedRwLock<()>,
     /// A leaf lock.
-    state: LeafMutex<State>,
+    state: LeafMutex<KnownTimes>,
     /// (C) The host changes the times of a file once more some time after a write, as network file
     /// systems do.
     times_drift: bool,
@@ -139,7 +140,7 @@ pub(crate) struct ExclusiveAccess<'a> {
 impl ShownTimes {
     /// Creates the state of a file whose host stamp is `known`.
     pub(crate) fn new(known: Stamp, times_drift: bool) -> Self {
-        let state = State { known, shown: None, mtime_pending: false, is_stale: false };
+        let state = KnownTimes { known, shown: None, mtime_pending: false, is_stale: false };
         Self { host: RankedRwLock::new(Rank::HostFile, ()), state: LeafMutex::new(state), times_drift }
     }
 

@@ -21,7 +21,7 @@ const MASK: u16 = 0x10;
 const OTHER: u16 = 0x20;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Entry {
+struct AclEntry {
     tag: u16,
     permissions: u16,
     id: u32,
@@ -29,7 +29,7 @@ struct Entry {
 
 /// An access list.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Acl(Vec<Entry>);
+pub(super) struct Acl(Vec<AclEntry>);
 
 impl Acl {
     /// Parses an attribute's value; `None` for an empty list, which removes the attribute.
@@ -45,7 +45,7 @@ impl Acl {
         if !rest.is_empty() {
             return Err(Errno::INVAL);
         }
-        let entry = |e: &[u8; ENTRY_BYTES]| Entry {
+        let entry = |e: &[u8; ENTRY_BYTES]| AclEntry {
             tag: u16::from_le_bytes([e[0], e[1]]),
             permissions: u16::from_le_bytes([e[2], e[3]]),
             id: u32::from_le_bytes([e[4], e[5], e[6], e[7]]),
@@ -106,7 +106,8 @@ impl Acl {
     /// Returns the permission bits that it stands for.
     pub(super) fn permissions(&self) -> u32 {
         let has_mask = self.has_mask();
-        let bits = |e: &Entry| Self::shift_of(e.tag, has_mask).map_or(0, |at| u32::from(e.permissions) << at);
+        let bits =
+            |e: &AclEntry| Self::shift_of(e.tag, has_mask).map_or(0, |at| u32::from(e.permissions) << at);
         self.0.iter().map(bits).sum()
     }
 
@@ -134,7 +135,7 @@ mod tests {
     use super::*;
 
     fn list(entries: &[(u16, u16)]) -> Vec<u8> {
-        let entry = |&(tag, permissions): &(u16, u16)| Entry { tag, permissions, id: u32::MAX };
+        let entry = |&(tag, permissions): &(u16, u16)| AclEntry { tag, permissions, id: u32::MAX };
         Acl(entries.iter().map(entry).collect()).to_bytes()
     }
 

@@ -267,9 +267,9 @@ impl Content {
         self.charge.owner()
     }
 
-    /// Returns the group that is to give it back.
-    pub(crate) fn lister(&self) -> OwnerId {
-        self.charge.lister()
+    /// Returns the group on whose list the content belongs, so that its reclaim frees it.
+    pub(crate) fn list_owner(&self) -> OwnerId {
+        self.charge.list_owner()
     }
 
     /// Returns a descriptor of the host file, while it is open.

@@ -184,7 +184,7 @@ impl InodeTable {
 
     /// Returns the group that pays for additions to a known inode.
     pub(crate) fn payer(&self, key: InodeKey) -> Option<Arc<Group>> {
-        let owner = self.with(self.find(key)?, |entry| Some(entry.charge.as_ref()?.lister()))??;
+        let owner = self.with(self.find(key)?, |entry| Some(entry.charge.as_ref()?.list_owner()))??;
         owner.try_resolve()
     }
 
@@ -192,7 +192,7 @@ impl InodeTable {
     fn update_list(&self, node: NodeId, entry: &mut InodeEntry) {
         if let (Some(lists), Some(charge)) = (self.lists.get(), &entry.charge) {
             let on = if entry.nlookup > 0 { Listed::Names } else { Listed::Inodes };
-            entry.place.update(lists, node, charge.lister(), on);
+            entry.place.update(lists, node, charge.list_owner(), on);
         }
     }
 

@@ -49,13 +49,13 @@ fn is_same_group(one: OwnerId, other: OwnerId) -> bool {
 impl InodeTable {
     /// Returns how many names of an inode have a charge of their own, if the inode is on another
     /// group's list.
-    pub(crate) fn nr_names_of_another(&self, node: NodeId, lister: OwnerId) -> Option<usize> {
+    pub(crate) fn nr_names_of_another(&self, node: NodeId, list_owner: OwnerId) -> Option<usize> {
         let seen = self.with(node, |entry| {
-            let of_inode = entry.charge.as_ref()?.lister();
+            let of_inode = entry.charge.as_ref()?.list_owner();
             Some((of_inode, entry.names.iter().filter(|name| name.charge.is_some()).count()))
         });
         let (of_inode, nr_names) = seen??;
-        (!is_same_group(of_inode, lister)).then_some(nr_names)
+        (!is_same_group(of_inode, list_owner)).then_some(nr_names)
     }
 
     /// Gives an inode this content and these charges, unless it has content already. Returns the

@@ -1,5 +1,8 @@
 //! The daemon: a volume mounted for all users, its control files mounted beside it, and a shutdown
-//! that reports all accepted data that could not be made durable.
+//! that reports all accepted data that could not be made durable. `volume_admin` adds and removes
+//! volumes.
+
+mod volume_admin;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -16,6 +19,8 @@ use crate::classify::Classifier;
 use crate::data_fs::{DataFs, Lifetimes};
 use crate::mount::{MountError, MountOptions, Mounted, Unmount};
 use crate::session::{Filesystem, Session, SessionConfig, SessionError};
+
+pub use volume_admin::{AddVolumeError, RemoveVolumeError, Removed, VolumeInfo};
 
 /// The interval at which a flush reports its progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
@@ -130,9 +135,9 @@ impl Served {
 /// and does not wait for the store: call [`shut_down`](Self::shut_down) first.
 #[derive(Debug)]
 pub struct Daemon {
-    pub(crate) engine: Arc<Engine>,
-    pub(crate) volumes: Arc<Volumes>,
-    pub(crate) filesystem: Arc<DataFs>,
+    engine: Arc<Engine>,
+    volumes: Arc<Volumes>,
+    filesystem: Arc<DataFs>,
     data: Served,
     control: Option<Served>,
 }
@@ -233,7 +238,7 @@ impl Daemon {
     }
 
     /// Runs work that may never return. Waits for it until the deadline.
-    pub(crate) fn in_background<T: Send + 'static>(
+    fn in_background<T: Send + 'static>(
         &self,
         name: &str,
         deadline: Instant,
@@ -258,7 +263,7 @@ impl Daemon {
         }
     }
 
-    pub(crate) fn name(&self, lost: &LostData) -> Lost {
+    fn name(&self, lost: &LostData) -> Lost {
         Lost {
             path: self.volumes.path_of_content(&lost.file).unwrap_or_else(|| "(removed)".into()),
             bytes: lost.bytes,

@@ -11,13 +11,13 @@ use std::sync::atomic::Ordering;
 
 use umemcg::Group;
 
+use super::ControlTree;
 use crate::node::NodeId;
 use crate::open_file::OpenFile;
 use crate::permission::Credentials;
 use crate::poll_watch::{POPULATED_FILE, PollResult, is_event_file, nr_changes};
 use crate::populated::is_populated;
 use crate::request::Access;
-use crate::tree::ControlTree;
 use crate::waiters::Waker;
 
 impl ControlTree {

@@ -9,11 +9,11 @@ use std::ffi::OsStr;
 
 use umemcg::{AccountedCharge, Group, StatItem};
 
+use super::ControlTree;
 use crate::error::ControlError;
 use crate::file_id::FileId;
 use crate::node::NodeId;
 use crate::permission::{Credentials, READ, WRITE};
-use crate::tree::ControlTree;
 use crate::xattrs::{Namespace, SetXattr, XATTR_BYTES, Xattr, admit, key, namespace, of_node};
 
 impl ControlTree {

@@ -4,7 +4,11 @@
 //! Groups come and go without this layer (rules create them, too), so the tree stores nothing but
 //! the map from node numbers to groups. Permissions of directories are checked here although a
 //! mount may have checked them already; permissions of files are checked at open, against the
-//! opener, and hold for the life of the open file.
+//! opener, and hold for the life of the open file. Polls are in `polling`, extended attributes in
+//! `xattrs`.
+
+mod polling;
+mod xattrs;
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -53,7 +57,7 @@ pub struct SetAttr {
 /// The control tree of one engine.
 #[derive(Debug)]
 pub struct ControlTree {
-    pub(crate) state: ControlState,
+    state: ControlState,
     /// Groups whose nodes were handed out, by serial. Groups that the engine alone removed are
     /// dropped when the map doubles.
     known: LeafRwLock<KnownGroup>,
@@ -395,7 +399,7 @@ impl ControlTree {
     }
 
     /// Returns the group, and the row if the node is a file.
-    pub(crate) fn resolve(&self, node: NodeId) -> Result<(Arc<Group>, Option<FileId>), ControlError> {
+    fn resolve(&self, node: NodeId) -> Result<(Arc<Group>, Option<FileId>), ControlError> {
         let (serial, row) = node.parts().ok_or(ControlError::NotFound)?;
         let group = if serial == 0 {
             Arc::clone(self.state.engine().root())

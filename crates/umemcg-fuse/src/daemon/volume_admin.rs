@@ -12,7 +12,7 @@ use thiserror::Error;
 use umemcg_vfs::volumes::{AddError, Member, RemoveError};
 use umemcg_vfs::{NodeId, VolumeKind, VolumeSpec};
 
-use crate::daemon::{Daemon, Lost};
+use super::{Daemon, Lost};
 
 /// The time that the kernel has to forget a name.
 const FORGOTTEN_WITHIN: Duration = Duration::from_secs(2);
