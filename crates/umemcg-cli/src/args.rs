@@ -17,7 +17,7 @@ use crate::pool::PoolSize;
 const EXAMPLES: &str = "\
 Examples:
   umemcg demo
-      Demonstrate it: mount, run programs in two groups, print a table of the results.
+      Demonstrate umemcg: mount, run programs in two groups, print a table of the results.
 
   umemcg demo --background
       Demonstrate background reclaim: write and read a file in a group with and without watermarks, and compare
@@ -69,6 +69,25 @@ Exit status:
   4  the path is not a umemcg mount, or its daemon does not answer
   5  the mount is busy, or the mount point is already in use";
 
+const TOP_HELP: &str = "\
+Show the groups and their activity, refreshed at an interval.
+
+On a terminal the table is redrawn in place until Ctrl-C; elsewhere each table is printed as plain text.
+
+Columns (`-` means none):
+  usage      bytes charged, including the groups below; likewise limit, high (memory.high) and dirty
+  low mark   usage at which background reclaim starts
+  min        part of the usage that reclaim of the pool spares
+  low        part of the usage that reclaim of the pool takes last
+  excess     part of the usage above the soft limit, which is reclaimed first
+  hits       share of pages read that were cached
+  in/s       pages brought into the cache
+  refault/s  pages read again soon after they were evicted; many mean that the group is too small
+             for its working set
+  stalled    share of time in which a request waited for memory
+  kswapd/s   pages reclaimed in the background
+  direct/s   pages reclaimed by the requests that needed memory";
+
 /// Memory cgroups in user space, with a caching mount on top.
 ///
 /// `umemcg mount` serves a directory through a page cache of its own, and charges every cached page
@@ -104,21 +123,14 @@ pub enum Command {
     #[command(subcommand)]
     Volume(VolumeCommand),
     /// Show the groups and their activity, refreshed at an interval
-    #[command(long_about = "Show the groups and their activity, refreshed at an interval.\n\n\
-        usage, limit, high, dirty: bytes, including the groups below. low mark: the usage at which background reclaim \
-        starts. min, low: the part of the usage that reclaim of the pool spares, and the part that it takes last. excess: \
-        the part of the usage above the soft limit, which is reclaimed first. hits: the share of pages read that were \
-        cached. in/s: pages brought into the cache. refault/s: pages read again soon after they were evicted; many of them mean that \
-        the group is too small for its working set. stalled: the share of time in which a request waited for memory. \
-        kswapd/s, direct/s: pages reclaimed in the background, and by the requests that needed memory. `-` means none.\n\n\
-        On a terminal the table is redrawn in place until Ctrl-C; elsewhere it is printed as plain text each time.")]
+    #[command(long_about = TOP_HELP)]
     Top(TopArguments),
     /// Give the cached memory of groups back to the operating system
     #[command(long_about = "Give the cached memory of groups back to the operating system.\n\n\
         Drops everything reclaimable of the group and of those below it: clean pages, unused names and inodes. Dirty data \
         stays until it has been written back. --idle limits it to the groups in which nothing was read or written for that time.")]
     Trim(TrimArguments),
-    /// Demonstrate it: mount, run programs in two groups, print a table of the results
+    /// Demonstrate umemcg: mount, run programs in two groups, print a table of the results
     Demo(DemoArguments),
     /// Started by the daemon: reports changes of control files to inotify
     #[command(name = "__touch-control", hide = true)]
@@ -173,8 +185,8 @@ pub struct MountArguments {
     /// directory (default: both, unless the configuration says otherwise)
     #[arg(long, value_enum, value_name = "STYLE")]
     pub control_style: Option<ControlStyle>,
-    /// The most memory that the caches may hold: 512M, 8G, or a share of what this process may use,
-    /// such as 25% (the default)
+    /// The most memory that the caches may hold: 512M, 8G, or a share of the memory that this
+    /// process may use (default: 25%)
     #[arg(long, value_name = "SIZE|PERCENT")]
     pub pool: Option<PoolSize>,
     /// Distribute protection (memory.min, memory.low) that no child of a group claims among all its
@@ -183,10 +195,10 @@ pub struct MountArguments {
     /// configuration says otherwise)
     #[arg(long, value_enum, value_name = "ON|OFF")]
     pub recursive_protection: Option<Switch>,
-    /// Assign processes that no tool has moved into a group: `cgroup:PATTERN=GROUP`,
-    /// `uid:UID=GROUP` or `path:PATTERN=GROUP`. `*` in a pattern matches one name; in the group,
-    /// `{1}` stands for the first match and `{0}` for the whole. May be given many times; the first
-    /// rule that matches applies
+    /// Assign a process to a group unless it has been moved into one: `cgroup:PATTERN=GROUP`,
+    /// `uid:UID=GROUP` or `path:PATTERN=GROUP`. In a pattern, `*` matches one name; in the group,
+    /// `{1}` stands for the first such name and `{0}` for the whole match. May be given many times;
+    /// the first rule that matches applies
     #[arg(long = "rule", value_name = "RULE")]
     pub rules: Vec<Rule>,
     /// Allow other users to access the mount (always allowed if root mounts)

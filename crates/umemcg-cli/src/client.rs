@@ -85,7 +85,7 @@ fn last_reply(mount: &Mount, request: &Request) -> Result<(), Failure> {
         | Err(AskError::HungUp) => {
             Err(Failure::NotServed(format!("the daemon behind {path} ended before it answered")))
         }
-        Err(AskError::NobodyListens) => Err(Failure::NotServed(format!("no daemon answers behind {path}"))),
+        Err(AskError::NoDaemon) => Err(Failure::NotServed(format!("no daemon answers behind {path}"))),
         Err(AskError::Io(error)) => {
             Err(Failure::Failed(format!("cannot talk to the daemon behind {path}: {error}")))
         }

@@ -344,7 +344,7 @@ fn send(mut stream: &UnixStream, reply: &Reply) -> io::Result<()> {
 #[derive(Debug)]
 pub enum AskError {
     /// No daemon listens for this mount.
-    NobodyListens,
+    NoDaemon,
     /// The daemon closed the connection before it replied.
     HungUp,
     /// A system call failed, for example for lack of permission.
@@ -365,7 +365,7 @@ pub fn ask(mount: &Mount, request: &Request, progress: &mut dyn FnMut(u64)) -> R
 /// [`AskError`].
 pub fn ask_at(path: &Path, request: &Request, progress: &mut dyn FnMut(u64)) -> Result<Reply, AskError> {
     let stream = UnixStream::connect(path).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => AskError::NobodyListens,
+        io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => AskError::NoDaemon,
         _ => AskError::Io(error),
     })?;
     ask_on(&stream, request, progress)
@@ -408,7 +408,7 @@ fn connect(mount: &Mount) -> Result<UnixStream, AskError> {
             Err(error) => return Err(AskError::Io(error)),
         }
     }
-    Err(AskError::NobodyListens)
+    Err(AskError::NoDaemon)
 }
 
 fn socket_path(directory: &Path, mount: &Mount) -> PathBuf {
@@ -498,7 +498,7 @@ mod tests {
         assert!(!socket.exists());
         assert!(matches!(
             ask(&mount, &Request::Sync { flush_timeout_ms: None }, &mut |_| {}),
-            Err(AskError::NobodyListens)
+            Err(AskError::NoDaemon)
         ));
     }
 
@@ -511,7 +511,7 @@ mod tests {
         drop(before);
         assert_eq!(ask(&mount, &Request::Sync { flush_timeout_ms: None }, &mut |_| {}).unwrap(), Reply::Done);
         drop(after);
-        assert!(matches!(connect(&mount), Err(AskError::NobodyListens)));
+        assert!(matches!(connect(&mount), Err(AskError::NoDaemon)));
     }
 
     #[test]

@@ -146,7 +146,7 @@ fn last_reply(which: &DaemonArguments, request: &Request) -> Result<Reply, Failu
         Ok(Reply::Busy { users }) => Err(Failure::Busy(users.join(", "))),
         Ok(Reply::Lost { files }) => Err(Failure::Lost(files)),
         Ok(reply) => Ok(reply),
-        Err(AskError::NobodyListens) => Err(Failure::NotServed(format!("no daemon answers behind {daemon}"))),
+        Err(AskError::NoDaemon) => Err(Failure::NotServed(format!("no daemon answers behind {daemon}"))),
         Err(AskError::HungUp) => {
             Err(Failure::NotServed(format!("the daemon behind {daemon} ended before it answered")))
         }

@@ -61,7 +61,7 @@ fn requests_that_wait_for_a_store_are_charged_or_bounded() {
     fs::write(outer.cg().join("hostile/tasks"), "0").unwrap();
     let file = Arc::new(File::options().read(true).write(true).open(outer.mnt().join("f")).unwrap());
     let forget = || fs::write(outer.cg().join("hostile/memory.force_empty"), "0").unwrap();
-    // The heap has its working size.
+    // By now the heap has reached its working size.
     ask(&file, 20, 20).into_iter().for_each(|thread| thread.join().unwrap());
     forget();
     let resident = || outer.daemon_memory("VmRSS");

@@ -1,4 +1,4 @@
-//! The control tree as a cgroupfs: what shells, cat, ls and find make of it.
+//! The control tree as a cgroupfs, used with shells, cat, ls and find.
 
 use crate::harness::{Mount, needs_mount};
 

@@ -13,7 +13,7 @@ use crate::harness::{Mount, Options, TIMEOUT, lines, needs_mount, patiently};
 
 const BLOCK_BYTES: usize = 10_000;
 
-/// Contents that say which block they are.
+/// Contents in which each block holds its own number.
 fn block(number: u64) -> Vec<u8> {
     let seed = number.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     (0..BLOCK_BYTES as u64).map(|at| (seed.wrapping_mul(at + 1) >> 32) as u8).collect()
@@ -190,7 +190,7 @@ fn umount_gives_up_after_its_timeout_and_lists_what_was_lost() {
         assert!(outcome["lost"][0]["bytes"].as_u64().unwrap() >= 12 << 20, "{outcome}");
         assert_eq!(mount.wait().status.code(), Some(3));
     } else {
-        // The store said no immediately: nothing was taken, nothing is lost.
+        // The store refused immediately: nothing was accepted, so nothing is lost.
         assert!(ended.status.success(), "{written:?} {ended:?}");
         assert!(mount.wait().status.success());
     }
@@ -213,7 +213,7 @@ fn sync_on_a_full_store_names_what_is_not_durable() {
         assert_eq!(ended.status.code(), Some(3), "{ended:?}");
         assert!(ended.stderr.contains("file"), "{ended:?}");
         mount.sh("sync $MNT/file").bad("No space left");
-        // What the store refused stays in the cache, readable and dirty, and is tried again.
+        // Data that the store refused stays in the cache, readable and dirty, and is written again.
         mount.sh("cmp $MNT/file $MNT/../expected").good();
         fs::remove_file(path.join("ballast")).unwrap();
         mount.umemcg(&["sync", mountpoint]).good();

@@ -17,7 +17,7 @@ pub fn detach(mount: &Mount) {
     }
 }
 
-/// Something that ends a mount.
+/// A way to end a mount.
 type End = fn(&mut Mount);
 
 #[test]

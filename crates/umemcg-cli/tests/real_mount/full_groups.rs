@@ -1,5 +1,5 @@
-//! Groups without room: what programs do there continues as on any file system, however many do it
-//! at once.
+//! Groups without room: programs in them work as on any file system, however many run at the same
+//! time.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -19,7 +19,7 @@ const MIB: usize = 1 << 20;
 /// has to take all of its data.
 fn write_side_by_side(mount: &Mount, store: &Mount, dir: &Path) {
     let (tasks, data) = (mount.cg().join("full/tasks"), vec![7; MIB]);
-    // Held until the store is slow, or this thread has failed.
+    // Held until the store is slow, or until this thread fails.
     let (nr_open, gate) = (AtomicUsize::new(0), Mutex::new(()));
     let write = |nr: usize| {
         fs::write(&tasks, "0").unwrap();

@@ -30,15 +30,14 @@ pub const PROGRAM: &str = env!("CARGO_BIN_EXE_umemcg");
 /// few threads.
 pub const SLACK_BYTES: u64 = 4 << 20;
 
-/// Says loudly that a test cannot run here; where everything has to run (CI=true), that is a
-/// failure.
+/// Reports that a test cannot run here. With CI=true that is a failure.
 pub fn cannot_run(why: &str) {
     let message = format!("SKIPPED {}: {why}", thread::current().name().unwrap_or("test"));
     assert!(std::env::var_os("CI").is_none_or(|value| value != "true"), "{message}");
     eprintln!("\n{message}\n");
 }
 
-/// Returns whether a mount can be made here; says so if not.
+/// Returns whether a mount can be made here; reports it if not.
 pub fn can_mount() -> bool {
     let opened = fs::OpenOptions::new().read(true).write(true).open("/dev/fuse");
     match opened {
@@ -123,7 +122,7 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// With a pool of 256 MiB and nothing else set.
+    /// Starts a daemon with a pool of 256 MiB and default options.
     pub fn start() -> Self {
         Self::start_with(&Options::default())
     }
@@ -187,7 +186,7 @@ impl Mount {
     }
 
     fn daemon_command(&self, arguments: &[&str]) -> Command {
-        // A test that is killed takes its daemon with it.
+        // If the test is killed, its daemon is killed too.
         let mut command = self.with_setpriv(&["--pdeathsig", "TERM"], self.program.as_os_str());
         command.arg("mount");
         if self.volumes {
@@ -269,7 +268,7 @@ impl Mount {
         assert_eq!(self.wait().status.signal(), Some(9));
     }
 
-    /// Unmounts with `umemcg umount` and expects everything to be well.
+    /// Unmounts with `umemcg umount`, and checks that nothing is lost.
     #[track_caller]
     pub fn umount(&mut self) {
         self.umemcg(&["umount", self.mnt().to_str().unwrap()]).good();

@@ -1,5 +1,5 @@
-//! A tenant that has as much kept for it as it can: what the daemon holds is charged to the tenant
-//! or has a bound, and others go on.
+//! A tenant that makes the daemon keep as much state for it as possible: that state is charged to
+//! the tenant or bounded, and other tenants are not affected.
 
 use std::fs::{self, File, Permissions, ReadDir};
 use std::io::{self, Read};
@@ -36,7 +36,7 @@ const NAME_BYTES: u64 = 344;
 const NR_NAMES_BEYOND_MAX: u64 = 2048;
 /// The root's charge for groups, lists and threads beside the names, at most.
 const BOOKKEEPING_BYTES_MAX: u64 = 2 << 20;
-/// A user that every system has.
+/// The user id of `nobody`, which every system has.
 const NOBODY: u32 = 65534;
 
 /// Puts the calling thread into a group.
@@ -44,7 +44,7 @@ fn join(mount: &Mount, group: &str) {
     fs::write(mount.cg().join(group).join("tasks"), "0").unwrap();
 }
 
-/// Names that never are, and names that come and go.
+/// Looks up names that do not exist, and creates and removes others.
 fn ask_for_absent_names(dir: &Path) {
     for n in 0..3000 {
         assert!(fs::metadata(dir.join(format!("absent-{n}"))).is_err());
@@ -95,7 +95,7 @@ fn what_a_hostile_tenant_has_kept_is_charged_or_bounded() {
         fs::write(mount.data().join(format!("e/f{n}")), "x").unwrap();
     }
     let dir = mount.mnt().join("d");
-    // The heap has its working size.
+    // By now the heap has reached its working size.
     drop((list_partly(&dir, 100), open_all(&dir, 100)));
     let before = mount.daemon_memory("VmRSS");
     let unreclaimable = || mount.value("hostile", "memory.stat", "slab_unreclaimable");
@@ -162,7 +162,7 @@ struct Pins {
 }
 
 impl Pins {
-    /// Pins files of a tree in one way or another until the kernel says no, or there are no more.
+    /// Pins the files of a tree in a given way until the kernel refuses, or no file is left.
     fn pin_all(&mut self, files: &[PathBuf]) -> io::Result<()> {
         let watches = inotify::init(CreateFlags::CLOEXEC)?;
         for file in &files[..200] {
@@ -190,7 +190,7 @@ impl Drop for Pins {
     }
 }
 
-/// A mount on which an ordinary user finds `nr` files in a tree, and may make more.
+/// A mount with a tree of `nr` files in which an ordinary user may create more.
 fn mount_for_users(nr: usize) -> (Mount, Vec<PathBuf>) {
     let mount = Mount::start_with(&Options { arguments: vec!["--allow-other"], ..Options::default() });
     make_files(&mount.data().join("tree"), nr);
@@ -243,7 +243,7 @@ fn names_that_a_tenant_pins_are_charged_and_bounded() {
     fs::write(&new, "x").unwrap();
     assert!(files[files.len() - 1000..].iter().all(|file| fs::metadata(file).is_ok()));
     join(&mount, "hostile");
-    // What is known costs nothing more.
+    // Names that are known already cost nothing more.
     assert!(files[..1000].iter().all(|file| fs::metadata(file).is_ok()));
     drop(pins);
     until("names are found again", || fs::metadata(&files[NR - 2000]).is_ok());

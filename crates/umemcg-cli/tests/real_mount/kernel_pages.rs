@@ -1,4 +1,4 @@
-//! Pages that the kernel keeps (`--page-cache kernel`): charged, bounded, coherent, and no trap
+//! Pages that the kernel keeps (`--page-cache kernel`): charged, bounded, coherent, and released
 //! when the daemon is killed.
 
 use std::process::Stdio;
@@ -31,7 +31,7 @@ fn what_the_kernel_keeps_is_charged_and_bounded() {
     // Read again each time: another test may have the host drop its caches.
     until("all that the kernel has is charged", || {
         mount.sh_in("tenant", "for f in 1 2 3 4; do cmp $MNT/$f $DATA/$f; done").good();
-        // What is on its way back is still charged.
+        // Pages that the kernel has not dropped yet are still charged.
         let (kept, there) = (kept(&mount, "tenant"), in_kernel(&mount));
         there <= kept && kept <= there + 2 * MIB && there >= 4 * MIB
     });

@@ -4,7 +4,7 @@
 use crate::harness::{Mount, Options, SLACK_BYTES, needs_mount};
 
 const PAGE: u64 = 4096;
-/// The usage that the project allows when a case holds nothing any more.
+/// The usage that the project tolerates after a case has freed everything.
 const ALLOWANCE: u64 = 65 * PAGE;
 
 fn version_one() -> Mount {
@@ -95,7 +95,7 @@ fn groups_are_emptied_renamed_and_removed_as_in_linux() {
         .good();
     mount.sh("echo 1 > $CG/notify_on_release; mkdir $CG/n; [ $(cat $CG/n/notify_on_release) = 1 ]; rmdir $CG/n").good();
     mount.sh("sleep 600 & echo $! > $CG/h/tasks; ! rmdir $CG/h; kill $!; wait; rmdir $CG/h").good();
-    // Made and removed while a signal comes every millisecond.
+    // Groups are made and removed while a signal arrives every millisecond.
     mount
         .sh("python3 -c '
 import os, signal

@@ -1,5 +1,5 @@
-//! The promises of the project on a real mount with real programs. Needs root and `/dev/fuse`; says
-//! loudly when it skips.
+//! The documented behaviour on a real mount with real programs. Needs root and `/dev/fuse`; reports
+//! each test that is skipped.
 
 mod background;
 mod bad_input;

@@ -9,13 +9,13 @@ use crate::names::{PER_DIRECTORY, make_files};
 
 const LIMIT_BYTES: usize = 1 << 20;
 const NR_FILES: usize = 4 * PER_DIRECTORY;
-/// The cost of an open file: its name, its content and the handle.
+/// The charge for an open file: its name, its content and the handle.
 const FILE_BYTES: usize = 344 + 928 + 400;
 /// Handles that a group may have beyond its limit; of names and contents together twice as many.
 const NR_BEYOND_MAX: usize = 1024;
 
-/// Maps files until one cannot be; says how many it has mapped and what the error was, and keeps
-/// them until its input ends.
+/// Maps files until one cannot be mapped; prints their number and the error, and keeps them mapped
+/// until its input ends.
 const MAP_ALL: &str = r#"
 #include <errno.h>
 #include <fcntl.h>
@@ -40,7 +40,7 @@ int main(int argc, char **argv) {
 }
 "#;
 
-/// A process that has mapped what it could; ends when dropped.
+/// A process that has mapped as many files as it could; ends when dropped.
 struct Mapper {
     process: Child,
     nr_mapped: usize,

@@ -1,4 +1,4 @@
-//! The group of a process: by hand, by descent, by rule.
+//! The group of a process: set through a control file, inherited, or chosen by a rule.
 
 use crate::harness::{Mount, Options, needs_mount, until};
 
@@ -72,7 +72,7 @@ fn rules_put_users_and_paths_into_groups_that_appear() {
     assert!(mount.value("p/red", "memory.stat", "cache") >= 1 << 20);
     assert!(mount.value("p/blue", "memory.stat", "cache") >= 2 << 20);
     assert!(mount.value("users/65534", "memory.stat", "cache") >= 1 << 20);
-    // By hand comes first.
+    // A move through a control file takes precedence.
     mount.sh("mkdir $CG/hand").good();
     mount.sh_in("hand", "head -c 1M /dev/zero > $MNT/projects/red/g").good();
     assert!(mount.value("hand", "memory.stat", "cache") >= 1 << 20);

@@ -1,4 +1,4 @@
-//! Programs that people run: copying trees, a compiler, git, sqlite3.
+//! Common programs: copying trees, a compiler, git, sqlite3.
 
 use std::fs;
 use std::path::Path;

@@ -44,7 +44,7 @@ fn assert_shares(mount: &Mount) {
     // Between what the two suites expect, 29 and 33 of 50, 21 and 17, with their tolerances.
     assert!((29 * MIB / 2 * 80 / 100..=33 * MIB / 2 * 120 / 100).contains(&c), "{shown}");
     assert!((17 * MIB / 2 * 67 / 100..=21 * MIB / 2 * 120 / 100).contains(&d), "{shown}");
-    // What a thread has in stock counts as used.
+    // Bytes in the stocks of threads count as used.
     assert!(e <= 3 * MIB / 2 && f <= MIB, "{shown}");
 }
 
@@ -88,7 +88,7 @@ fn memory_low_is_kept_until_nothing_else_is_left_says_top() {
     assert!(is_close(b, 15 * MIB, 5), "{b}");
     assert!(events("B/C", "low") > 0 && events("B/D", "low") > 0);
     assert_eq!((events("B/F", "low"), events("G", "oom")), (0, 0));
-    // Promised by the pool, too: `umemcg top` says how much of what is used is kept.
+    // The pool protects it too: `umemcg top` shows how much of the usage is protected.
     mount.sh("echo 100m > $CG/A/memory.low").good();
     let cg = mount.cg().display().to_string();
     let json = mount.umemcg(&["top", "--once", "--interval", "50ms", "--json", "--control", &cg]);

@@ -70,7 +70,7 @@ fn trim_frees_idle_groups_and_spares_a_reader() {
     // Far longer than the reader can be kept from its next read.
     let shown = mount.umemcg(&["trim", "--idle", "5s", "--control", &cg]);
     let text = shown.good().to_owned();
-    // Nothing is waited for: it has gone when the command ends.
+    // No wait is needed: the memory has been returned when the command ends.
     let (left, now) = (mount.number("idle", "memory.usage_in_bytes"), mount.daemon_memory("VmRSS"));
     let after = missed();
     mount.sh("mkdir $CG/enough").good();
@@ -92,7 +92,7 @@ fn trim_frees_idle_groups_and_spares_a_reader() {
 fn a_signal_ends_top_in_the_middle_of_a_sample() {
     needs_mount!();
     let mut mount = Mount::start();
-    // A daemon that stands still makes any sample as long as can be.
+    // A daemon that is stopped makes a sample take as long as possible.
     let stopped = Stopped::new(&mount);
     for signal in [Signal::TERM, Signal::INT] {
         let mut top = std::process::Command::new(PROGRAM)

@@ -1,5 +1,5 @@
-//! umount(8): with its helper it returns when the data is in the directory; without one, the next
-//! daemon waits.
+//! umount(8): with its helper it returns when the data is in the directory; without it, the next
+//! daemon waits for the data.
 //!
 //! The helper has to be found in `/sbin`. So these tests run in a mount namespace in which that
 //! directory has nothing else.

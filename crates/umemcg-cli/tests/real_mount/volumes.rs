@@ -229,7 +229,7 @@ fn the_socket_is_its_owners_and_survives_hostile_clients() {
     assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
     mount.umemcg(&["volume", "add", "v", "--tmpfs", "--socket", path]).good();
     let connect = || UnixStream::connect(&socket).unwrap();
-    // Clients that say nothing, say half a word, or never stop.
+    // Clients that send nothing, send half a request, or never stop sending.
     let silent: Vec<_> = (0..100).map(|_| connect()).collect();
     let mut crowded = connect();
     let mut answer = String::new();
