@@ -24,6 +24,7 @@ mod fork_bomb;
 mod fuse;
 mod guarantee;
 mod hit;
+mod idle_threads;
 mod machine;
 mod many_groups;
 #[cfg(feature = "experiments")]
@@ -146,6 +147,9 @@ enum Benchmark {
     /// has a soft limit
     #[cfg(feature = "experiments")]
     SoftWalk,
+    /// One operation with 4 to 1,024 idle threads: hit, miss, charge, refused charge, first write,
+    /// also with up to 8,000 dirty groups
+    Threads,
     /// Write a page of results from reports that were printed with --json
     Results(results::Page),
     /// Print the names of all benchmarks and experiments
@@ -188,6 +192,7 @@ fn run(options: &Options, benchmark: Benchmark) -> Result<Option<report::Report>
         #[cfg(feature = "experiments")]
         Benchmark::SoftLimit => soft_limit::run(options),
         Benchmark::Footprint(program) => footprint::run(options, &program),
+        Benchmark::Threads => idle_threads::run(options),
         Benchmark::Storm(program) => storm::run(options, &program),
         #[cfg(feature = "experiments")]
         Benchmark::SoftStream => soft_stream::run(options),

@@ -1,0 +1,299 @@
+//! `threads`: what one operation costs while 4, 16, 64, 256 and 1,024 threads are idle: a hit, a
+//! miss, a charge, a refused charge, a first write to a clean file; and the first write with 1,
+//! 100, 1,000 and 8,000 groups that have dirty files. Nothing may grow with what is idle.
+//!
+//! An idle thread has charged a group of its own twice and then sleeps, so it holds stock, which a
+//! refused charge must not overlook. The numbers of threads are measured in ascending order: what a
+//! thread leaves behind when it ends, such as its place in a table, would hide the difference.
+
+use std::hint::black_box;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use umemcg::{Charge, Engine, EngineConfig, File, Group, Readahead};
+use umemcg_base::{PAGE_SIZE, PAGE_SIZE_U64};
+
+use crate::options::{Failure, Options};
+use crate::progress::Progress;
+use crate::report::{Report, Section, Target, Verdict};
+use crate::stats::{Samples, Side, alternate, thread_time};
+use crate::store::{Generated, is_right};
+
+const NR_THREADS: [usize; 5] = [4, 16, 64, 256, 1024];
+const NR_DIRTY_GROUPS: [usize; 4] = [1, 100, 1000, 8000];
+/// The dearest may cost this much of the cheapest.
+const SPREAD_MAX: f64 = 1.2;
+const POOL_BYTES: u64 = 1 << 30;
+/// Pages of the file that is read with hits.
+const NR_CACHED: u64 = 1024;
+/// Pages between two misses, so that none reads ahead for the next.
+const MISS_STRIDE: u64 = 64;
+/// Limit of the group whose charges are refused.
+const FULL_BYTES: u64 = 1 << 20;
+/// Operations in one sample, at full size.
+const NR_HITS: usize = 100_000;
+const NR_MISSES: usize = 1000;
+const NR_CHARGES: usize = 1 << 20;
+const NR_REFUSALS: usize = 1000;
+/// Clean files that are written in one sample.
+const NR_WRITES: usize = 200;
+/// The time that write-back of memory may take.
+const SYNC_WITHIN: Duration = Duration::from_secs(30);
+/// Stack of an idle thread.
+const STACK_BYTES: usize = 64 << 10;
+
+/// The operations that are measured beside idle threads.
+const OPERATIONS: [&str; 5] = ["hit, 4 KiB copied", "miss, 4 KiB", "charge", "refused charge", FIRST_WRITE];
+const FIRST_WRITE: &str = "first write to a clean file, p90";
+
+/// Runs the benchmark.
+pub fn run(options: &Options) -> Result<Report, Failure> {
+    let progress = Progress::new();
+    let rounds = options.rounds as usize;
+    let mut report = Report::new("threads", options.scale, rounds);
+    let ground = Ground::new(options.scale.min(1.0))?;
+    // By operation, then by number of threads.
+    let mut found: Vec<Vec<Samples>> = vec![Vec::new(); OPERATIONS.len()];
+    let mut idle = IdleThreads::new(&ground.engine)?;
+    // Not counted: what comes first pays for memory that is touched for the first time.
+    alternate(rounds, ground.sides(0), &progress);
+    for nr in NR_THREADS {
+        idle.grow_to(nr)?;
+        progress.show(&format!("{nr} idle threads"));
+        let by_operation = alternate(rounds, ground.sides(nr), &progress);
+        found.iter_mut().zip(by_operation).for_each(|(of_operation, samples)| of_operation.push(samples));
+    }
+    idle.end();
+    for (title, sides) in OPERATIONS.iter().zip(found) {
+        report.sections.push(flat(title, sides));
+    }
+    let mut sides = Vec::new();
+    let mut dirty = DirtyGroups::new(&ground.engine)?;
+    for nr in NR_DIRTY_GROUPS {
+        dirty.grow_to(nr)?;
+        let side = Side::new(format!("{nr} groups"), || {
+            dirty.write_all();
+            ground.first_writes()
+        });
+        sides.extend(alternate(rounds, vec![side], &progress));
+    }
+    report.sections.push(flat("first write, beside groups with dirty files, p90", sides));
+    drop(dirty);
+    ground.finish()?;
+    report.notes.push(
+        "processor time of one thread; the first writes in real time, because they wait for the flusher, of which each sample's \
+         90th percentile counts"
+            .into(),
+    );
+    Ok(report)
+}
+
+/// A section whose dearest side is held against its cheapest.
+fn flat(title: &str, sides: Vec<Samples>) -> Section {
+    let medians = sides.iter().map(|side| side.median);
+    let spread = medians.clone().fold(0.0, f64::max) / medians.fold(f64::INFINITY, f64::min);
+    let verdicts = vec![Verdict::new("dearest of cheapest", spread, Target::TimesAtMost(SPREAD_MAX))];
+    Section { title: title.to_owned(), unit: "ns", sides, verdicts }
+}
+
+/// What the measured thread works on.
+struct Ground {
+    engine: Arc<Engine>,
+    group: Arc<Group>,
+    /// A group that is full, and what fills it.
+    full: Arc<Group>,
+    filling: Vec<Charge>,
+    cached: Arc<File>,
+    missed: Arc<File>,
+    /// Files of one page each, clean between the samples.
+    written: Vec<Arc<File>>,
+    scale: f64,
+}
+
+impl Ground {
+    fn new(scale: f64) -> Result<Self, Failure> {
+        let config = EngineConfig { pool_bytes: POOL_BYTES, ..EngineConfig::default() };
+        let engine = Engine::new(config).map_err(Failure::at("cannot make an engine"))?;
+        let group = create(&engine, "measured")?;
+        let full = create(&engine, "full")?;
+        engine.set_limit(&full, FULL_BYTES, &|| false).map_err(Failure::at("cannot set a limit"))?;
+        let filling: Vec<Charge> = std::iter::from_fn(|| full.try_charge(PAGE_SIZE_U64).ok()).collect();
+        let open = |nr_pages| open(&engine, nr_pages);
+        let written = (0..NR_WRITES).map(|_| open(1)).collect::<Result<Vec<_>, _>>()?;
+        let (cached, missed) = (open(NR_CACHED)?, open(NR_MISSES as u64 * MISS_STRIDE)?);
+        let readahead = Readahead::new();
+        let files = written.iter().chain([&cached]);
+        for file in files {
+            for offset in (0..file.len()).step_by(PAGE_SIZE) {
+                let read = file.read(&group, offset, PAGE_SIZE, &readahead);
+                drop(read.map_err(Failure::at("cannot read"))?);
+            }
+        }
+        Ok(Self { engine, group, full, filling, cached, missed, written, scale })
+    }
+
+    /// The operations, in the order of [`OPERATIONS`].
+    fn sides(&self, nr_threads: usize) -> Vec<Side<'_>> {
+        let name = format!("{nr_threads} threads");
+        vec![
+            Side::new(&name, || self.hits()),
+            Side::new(&name, || self.misses()),
+            Side::new(&name, || self.charges()),
+            Side::new(&name, || self.refusals()),
+            Side::new(&name, || self.first_writes()),
+        ]
+    }
+
+    fn scaled(&self, full: usize) -> usize {
+        ((full as f64 * self.scale) as usize).max(full / 20)
+    }
+
+    fn hits(&self) -> f64 {
+        let readahead = Readahead::new();
+        let mut buffer = vec![0; PAGE_SIZE];
+        timed(self.scaled(NR_HITS), |at| {
+            let offset = at as u64 * 7919 % NR_CACHED * PAGE_SIZE_U64;
+            let nr_read = self.cached.try_read_into(offset, &mut buffer, &readahead);
+            assert!(nr_read == Some(PAGE_SIZE) && is_right(offset, &buffer[..8]), "a cached page is read");
+        })
+    }
+
+    fn misses(&self) -> f64 {
+        self.missed.invalidate_clean();
+        let mut buffer = vec![0; PAGE_SIZE];
+        timed(self.scaled(NR_MISSES), |at| {
+            let offset = at as u64 * MISS_STRIDE * PAGE_SIZE_U64;
+            let pages = self.missed.read(&self.group, offset, PAGE_SIZE, &Readahead::new());
+            let nr_read = pages.expect("there is room").copy_to(&mut buffer);
+            assert!(nr_read == PAGE_SIZE && is_right(offset, &buffer[..8]), "a page is read");
+        })
+    }
+
+    fn charges(&self) -> f64 {
+        timed(self.scaled(NR_CHARGES), |_| {
+            drop(black_box(self.group.try_charge(black_box(PAGE_SIZE_U64)).expect("there is room")));
+        })
+    }
+
+    fn refusals(&self) -> f64 {
+        timed(self.scaled(NR_REFUSALS), |_| {
+            assert!(black_box(self.full.try_charge(black_box(PAGE_SIZE_U64))).is_err(), "the group is full");
+        })
+    }
+
+    /// Writes every file once and has all written back after that. Returns the real time below
+    /// which nine writes of ten stayed.
+    fn first_writes(&self) -> f64 {
+        let data = vec![7; PAGE_SIZE];
+        let mut times: Vec<Duration> = Vec::with_capacity(self.written.len());
+        for file in &self.written {
+            let start = Instant::now();
+            let nr_written = file.write(&self.group, 0, &data).expect("there is room");
+            times.push(start.elapsed());
+            assert_eq!(nr_written, PAGE_SIZE, "a page is written");
+        }
+        assert!(self.engine.sync_all(SYNC_WITHIN).is_empty(), "memory takes all writes");
+        times.sort_unstable();
+        times[times.len() * 9 / 10].as_nanos() as f64
+    }
+
+    /// Checks that nothing is left.
+    fn finish(self) -> Result<(), Failure> {
+        let Self { engine, full, filling, cached, missed, written, .. } = self;
+        let lost = engine.shut_down(SYNC_WITHIN);
+        drop((filling, written, cached, missed));
+        engine.root().drain_stocks();
+        let bytes = full.usage_bytes();
+        if !lost.is_empty() || bytes != 0 {
+            return Err(Failure::Wrong(format!("{} files unclean, {bytes} bytes left", lost.len())));
+        }
+        Ok(())
+    }
+}
+
+/// Threads that hold stock and sleep.
+struct IdleThreads {
+    group: Arc<Group>,
+    threads: Vec<thread::JoinHandle<()>>,
+    may_end: Arc<AtomicBool>,
+}
+
+impl IdleThreads {
+    fn new(engine: &Arc<Engine>) -> Result<Self, Failure> {
+        Ok(Self { group: create(engine, "idle")?, threads: Vec::new(), may_end: Arc::default() })
+    }
+
+    /// Returns when all of them sleep.
+    fn grow_to(&mut self, nr: usize) -> Result<(), Failure> {
+        let charged = Arc::new(Barrier::new(nr - self.threads.len() + 1));
+        while self.threads.len() < nr {
+            let (group, may_end) = (Arc::clone(&self.group), Arc::clone(&self.may_end));
+            let charged = Arc::clone(&charged);
+            let idle = move || {
+                // The first claims the slot, the second fills it.
+                (0..2).for_each(|_| drop(group.try_charge(PAGE_SIZE_U64).expect("there is room")));
+                charged.wait();
+                while !may_end.load(Relaxed) {
+                    thread::park();
+                }
+            };
+            let spawned = thread::Builder::new().stack_size(STACK_BYTES).spawn(idle);
+            self.threads.push(spawned.map_err(Failure::at("cannot start a thread"))?);
+        }
+        charged.wait();
+        Ok(())
+    }
+
+    fn end(self) {
+        self.may_end.store(true, Relaxed);
+        for thread in self.threads {
+            thread.thread().unpark();
+            thread.join().expect("an idle thread does not panic");
+        }
+    }
+}
+
+/// Groups with a file each.
+struct DirtyGroups {
+    engine: Arc<Engine>,
+    members: Vec<(Arc<Group>, Arc<File>)>,
+}
+
+impl DirtyGroups {
+    fn new(engine: &Arc<Engine>) -> Result<Self, Failure> {
+        Ok(Self { engine: Arc::clone(engine), members: Vec::new() })
+    }
+
+    fn grow_to(&mut self, nr: usize) -> Result<(), Failure> {
+        for at in self.members.len()..nr {
+            let group = create(&self.engine, &format!("dirty{at}"))?;
+            self.members.push((group, open(&self.engine, 1)?));
+        }
+        Ok(())
+    }
+
+    /// Makes all files dirty.
+    fn write_all(&self) {
+        for (group, file) in &self.members {
+            let nr_written = file.write(group, 0, &[7; 8]).expect("there is room");
+            assert_eq!(nr_written, 8, "a word is written");
+        }
+    }
+}
+
+fn create(engine: &Arc<Engine>, name: &str) -> Result<Arc<Group>, Failure> {
+    engine.create_group(engine.root(), name.as_ref()).map_err(Failure::at("cannot create a group"))
+}
+
+fn open(engine: &Arc<Engine>, nr_pages: u64) -> Result<Arc<File>, Failure> {
+    engine.open_file(Arc::new(Generated), nr_pages * PAGE_SIZE_U64).map_err(Failure::at("cannot open a file"))
+}
+
+/// Nanoseconds of processor time of one of `nr` operations.
+fn timed(nr: usize, mut operation: impl FnMut(usize)) -> f64 {
+    let start = thread_time();
+    (0..nr).for_each(&mut operation);
+    (thread_time() - start).as_secs_f64() * 1e9 / nr as f64
+}
