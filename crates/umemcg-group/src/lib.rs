@@ -20,6 +20,7 @@ mod index_pool;
 mod ledger;
 mod mark_check;
 mod pending;
+mod set_list;
 mod stats;
 mod stock;
 mod stock_table;

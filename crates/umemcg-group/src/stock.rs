@@ -16,6 +16,8 @@
 
 use std::cell::Cell;
 
+use umemcg_base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
 use crate::biased_lock::{BiasedLock, OwnerGuard};
 use crate::pending::{Apply, PendingSlots};
 use crate::stock_table::{
@@ -58,17 +60,55 @@ pub struct StockSet {
     direct: StockTable<NR_DIRECT, DIRECT_WORDS>,
     shared: StockTable<NR_SHARED, SHARED_WORDS>,
     pending: PendingSlots,
+    /// (C) Its place in the ledger.
+    index: u32,
+    /// It is in the ledger's list of sets that may hold stock: true before a slot is claimed.
+    /// Changed together with the list, inside the lock.
+    is_listed: AtomicBool,
+    /// A digest of the slots at the last sweep. Guarded by the ledger's `intruder`.
+    swept: AtomicU64,
 }
 
 impl StockSet {
-    /// Creates an empty stock set.
-    pub fn new() -> Self {
+    /// Creates an empty stock set with this place in the ledger.
+    pub fn new(index: u32) -> Self {
         Self {
             lock: BiasedLock::new(),
             direct: StockTable::new(),
             shared: StockTable::new(),
             pending: PendingSlots::default(),
+            index,
+            is_listed: AtomicBool::new(false),
+            swept: AtomicU64::new(0),
         }
+    }
+
+    /// Returns its place in the ledger.
+    pub(crate) fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// Returns whether the set is listed. For a thread inside.
+    #[inline]
+    pub(crate) fn is_listed(&self) -> bool {
+        self.is_listed.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether the set is listed. For a thread inside.
+    pub(crate) fn set_listed(&self, is_listed: bool) {
+        self.is_listed.store(is_listed, Ordering::Relaxed);
+    }
+
+    /// Returns whether the slots hold what they held when this was last called. For the holder of
+    /// the ledger's `intruder`.
+    pub(crate) fn is_unchanged(&self) -> bool {
+        let digest = self.peek().fold(1, |digest: u64, slot| {
+            let mixed = digest ^ (u64::from(slot.node) << 32) ^ slot.bytes;
+            mixed.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29)
+        });
+        let before = self.swept.load(Ordering::Relaxed);
+        self.swept.store(digest, Ordering::Relaxed);
+        digest == before
     }
 
     /// Returns the guard of the set.
@@ -109,12 +149,6 @@ impl StockSet {
                 give_back(slot.clear());
             }
         }
-    }
-}
-
-impl Default for StockSet {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
@@ -172,12 +206,13 @@ impl<'l> ThreadStock<'l> {
         self.set.set(Some(set));
     }
 
-    /// Ends the thread's stock; its bytes go to `give_back`. Returns the index of the set. No
-    /// intruder may be active.
-    pub(crate) fn retire(&self, give_back: GiveBack<'_>) -> Option<u32> {
+    /// Ends the thread's stock; its bytes go to `give_back`, then the set to `unlist`. Returns the
+    /// index of the set. No intruder may be active.
+    pub(crate) fn retire(&self, give_back: GiveBack<'_>, unlist: &dyn Fn(&StockSet)) -> Option<u32> {
         let own = self.enter()?;
         own.direct().clear(give_back);
         own.shared().clear(give_back);
+        unlist(own.set());
         drop(own);
         self.set.set(None);
         Some(self.index.get())

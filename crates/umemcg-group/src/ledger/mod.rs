@@ -13,6 +13,7 @@
 //!
 //! No level ever goes above its limit on the way, except while a limit is being lowered.
 
+mod drain;
 mod pending;
 mod purge;
 
@@ -21,11 +22,12 @@ use std::sync::OnceLock;
 use umemcg_base::sync::atomic::{AtomicU32, Ordering};
 use umemcg_base::{LeafMutex, Rank, Table, const_fn};
 
-use crate::biased_lock::{self, heavy_fence};
+use crate::biased_lock;
 use crate::counter::{CHARGE_BYTES_MAX, CounterNode, NO_NODE, UNLIMITED};
 use crate::index_pool::IndexPool;
 use crate::mark_check::{note_uncharge, note_usage, take_back};
-use crate::stock::{Drain, OwnStock, StockSet, ThreadStock};
+use crate::set_list::{SetList, Visits};
+use crate::stock::{OwnStock, StockSet, ThreadStock};
 use crate::stock_table::Stocked;
 
 /// Bytes that a counter node costs; charged to the levels above for as long as the node exists.
@@ -47,8 +49,10 @@ pub struct Ledger {
     free_sets: IndexPool,
     /// Number of sets that were ever in use, without index 0.
     nr_sets: AtomicU32,
+    /// The sets that may hold stock.
+    stocked: SetList,
     /// Held by a thread that enters the stocks of others.
-    intruder: LeafMutex<()>,
+    intruder: LeafMutex<Visits>,
     /// Called when the node of a removed group is freed, with the node above, from which
     /// [`NODE_STATE_BYTES`] are about to be uncharged.
     node_freed: fn(u32),
@@ -66,7 +70,8 @@ impl Ledger {
                 sets: Table::new(),
                 free_sets: IndexPool::new(),
                 nr_sets: AtomicU32::new(0),
-                intruder: LeafMutex::with_rank(Rank::Stocks, ()),
+                stocked: SetList::new(),
+                intruder: LeafMutex::with_rank(Rank::Stocks, Visits::NONE),
             }
         }
     }
@@ -124,8 +129,9 @@ impl Ledger {
         }
         biased_lock::prepare();
         let index = self.free_sets.take();
-        let set = self.sets.get_or_grow(index, OnceLock::new).get_or_init(Box::default);
-        // AcqRel: pairs with `sets`.
+        let set = self.sets.get_or_grow(index, OnceLock::new).get_or_init(|| Box::new(StockSet::new(index)));
+        self.stocked.prepare(index);
+        // AcqRel: pairs with `sets` and `listed_sets`.
         self.nr_sets.fetch_max(index, Ordering::AcqRel);
         thread.attach(index, set);
     }
@@ -133,7 +139,8 @@ impl Ledger {
     /// Takes the stock away from a thread that ends.
     pub fn unregister_thread<'l>(&'l self, thread: &ThreadStock<'l>) {
         let _alone = self.intruder.lock();
-        if let Some(index) = thread.retire(&|out| self.give_back_stocked(out)) {
+        let unlist = |set: &StockSet| self.unlist(set);
+        if let Some(index) = thread.retire(&|out| self.give_back_stocked(out), &unlist) {
             self.free_sets.give_back(index);
         }
     }
@@ -240,60 +247,6 @@ impl Ledger {
         }
     }
 
-    /// Uncharges everything in stock for the subtree of `top`. With `Drain::Slots` the slots are
-    /// freed as well, so nothing is put in before the next granted charge. Expensive if other
-    /// threads hold any.
-    #[doc(alias = "drain_all_stock")]
-    pub fn drain_subtree(&self, thread: &ThreadStock<'_>, top: u32, what: Drain) {
-        let is_meant = |slot: Stocked| what.applies_to(slot) && self.is_below(slot.node, top);
-        let drain = |set: &StockSet| set.drain(what, is_meant, &|out| self.give_back_stocked(out));
-        if let Some(own) = thread.enter() {
-            drain(own.set());
-        }
-        self.for_each_set(|set| set.peek().any(is_meant), drain);
-    }
-
-    /// Uncharges the calling thread's stock for `index` and the levels above. Disturbs no other
-    /// thread.
-    pub fn drain_own(&self, thread: &ThreadStock<'_>, index: u32) {
-        let is_meant = |slot: Stocked| Drain::Slots.applies_to(slot) && self.is_below(index, slot.node);
-        if let Some(own) = thread.enter() {
-            own.set().drain(Drain::Slots, is_meant, &|out| self.give_back_stocked(out));
-        }
-    }
-
-    /// Drains the subtree of `top` if that brings its usage down to `goal`. Returns whether usage
-    /// is at or below `goal` now.
-    pub fn drain_down_to(&self, thread: &ThreadStock<'_>, top: u32, goal: u64) -> bool {
-        let would_help = {
-            // Wait for a drain in progress: its bytes are neither in stock nor uncharged yet.
-            let _alone = self.intruder.lock();
-            let below = self.sets().flat_map(StockSet::peek).filter(|slot| self.is_below(slot.node, top));
-            let stocked: u64 = below.map(|slot| slot.bytes).sum();
-            self.node(top).usage() <= goal.saturating_add(stocked)
-        };
-        if would_help {
-            self.drain_subtree(thread, top, Drain::Bytes);
-        }
-        would_help
-    }
-
-    /// Calls `act` for every chosen stock set, while its thread is kept out.
-    pub(crate) fn for_each_set(&self, choose: impl Fn(&StockSet) -> bool, act: impl Fn(&StockSet)) {
-        let _alone = self.intruder.lock();
-        let chosen: Vec<&StockSet> = self.sets().filter(|set| choose(set)).collect();
-        if chosen.is_empty() {
-            return;
-        }
-        chosen.iter().for_each(|set| set.lock().close());
-        heavy_fence(); // One for all of them. Pairs with the light fence in `BiasedLock::enter`.
-        for set in chosen {
-            set.lock().wait_until_left();
-            act(set);
-            set.lock().open();
-        }
-    }
-
     /// Does step 2 of the module text. Returns `false` if some level refused; nothing is charged
     /// then.
     #[inline]
@@ -311,6 +264,7 @@ impl Ledger {
             let over = direct.put_or_spill(index, extra);
             debug_assert_eq!(over, 0, "there was space, and no other thread puts anything in");
         } else {
+            self.list(own.set());
             direct.claim(index, bytes, || node.is_dead(), &|out| self.give_back_stocked(out));
         }
         direct.note_miss(&|out| self.give_back_stocked(out));
@@ -367,6 +321,7 @@ impl Ledger {
                 self.give_back_exactly(index, over);
             }
         } else {
+            self.list(own.set());
             shared.claim(index, bytes, || node.is_dead(), &|out| self.give_back_stocked(out));
         }
         shared.note_miss(&|out| self.give_back_stocked(out));
@@ -489,14 +444,6 @@ impl Ledger {
             at = self.node(at).parent();
         }
         at
-    }
-
-    /// Returns every stock set that was ever in use. A thread that registers later sees everything
-    /// that the caller did before.
-    pub(crate) fn sets(&self) -> impl Iterator<Item = &StockSet> {
-        // A read-modify-write, AcqRel: pairs with `register_thread`.
-        let nr_sets = self.nr_sets.fetch_add(0, Ordering::AcqRel);
-        (1..=nr_sets).filter_map(|index| self.sets.get(index).and_then(OnceLock::get).map(|set| &**set))
     }
 }
 

@@ -66,3 +66,37 @@ fn two_drains_and_a_charge_agree() {
         assert_eq!(ledger.node(root).usage(), 90);
     });
 }
+
+/// A thread that was idle charges and gives back, while a sweep empties its set.
+fn use_against_sweep<const INSIDE: bool>() {
+    model(|| {
+        let ledger = Arc::new(Ledger::default());
+        let root = ledger.open(NO_NODE, 100);
+        let thread_stock = ThreadStock::new();
+        ledger.register_thread(&thread_stock);
+        assert_eq!(ledger.try_charge(&thread_stock, root, 60), Ok(root));
+        // The first sweep looks at the set, the second finds it unchanged.
+        ledger.sweep::<true>(&ThreadStock::new());
+        let sweeper = {
+            let ledger = Arc::clone(&ledger);
+            thread::spawn(move || ledger.sweep::<INSIDE>(&ThreadStock::new()))
+        };
+        assert_eq!(ledger.try_charge(&thread_stock, root, 10), Ok(root));
+        ledger.uncharge(&thread_stock, root, 70);
+        sweeper.join().unwrap();
+        let all = ledger.try_charge(&ThreadStock::new(), root, 100);
+        assert_eq!(all, Ok(root), "refused, with bytes in stock alone");
+        ledger.unregister_thread(&thread_stock);
+    });
+}
+
+#[test]
+fn a_refusal_finds_what_comes_in_after_a_sweep() {
+    use_against_sweep::<true>();
+}
+
+#[test]
+#[should_panic(expected = "with bytes in stock alone")]
+fn unlisted_outside_the_lock_a_set_is_overlooked() {
+    use_against_sweep::<false>();
+}

@@ -1,0 +1,101 @@
+//! The list of the stock sets that may hold stock: a bit for each set that was ever in use.
+//!
+//! A scan for stock visits listed sets alone, so a thread without stock costs it nothing. The bit
+//! of a set changes inside the set's biased lock only:
+//!
+//! 1. The owner lists its set before it claims a slot.
+//! 2. The owner fills and empties claimed slots without a look at the list.
+//! 3. An intruder that has cleared all slots of a set takes it off the list. Nothing comes in
+//!    before the next claim, and so before the next step 1.
+//!
+//! So a set with a claimed slot is always listed. Nothing here orders memory: a scan that must see
+//! the stock of another thread has synchronised with that thread, and finds the bit at least as new
+//! as the slots.
+
+use umemcg_base::sync::atomic::{AtomicU64, Ordering};
+use umemcg_base::{Table, const_fn};
+
+/// Numbers of stock sets.
+#[derive(Debug)]
+pub(crate) struct SetList {
+    words: Table<AtomicU64>,
+}
+
+impl SetList {
+    const_fn! {
+        pub(crate) const fn new() -> Self {
+            Self { words: Table::new() }
+        }
+    }
+
+    /// Makes room for a set. Before other threads learn of the set.
+    pub(crate) fn prepare(&self, set: u32) {
+        self.words.get_or_grow(set / 64, AtomicU64::default);
+    }
+
+    /// Adds a set that room was made for. For a thread inside it.
+    pub(crate) fn insert(&self, set: u32) {
+        self.word(set).fetch_or(1 << (set % 64), Ordering::Relaxed);
+    }
+
+    /// Removes a set. For a thread inside it, which has cleared its slots.
+    pub(crate) fn remove(&self, set: u32) {
+        self.word(set).fetch_and(!(1 << (set % 64)), Ordering::Relaxed);
+    }
+
+    fn word(&self, set: u32) -> &AtomicU64 {
+        self.words.get(set / 64).expect("room was made for the set")
+    }
+
+    /// Returns the listed sets of all from 1 to `nr_sets`, for which room was made, and perhaps
+    /// some above.
+    pub(crate) fn listed(&self, nr_sets: u32) -> impl Iterator<Item = u32> {
+        // No word without a set: the first set is 1.
+        let nr_words = if nr_sets == 0 { 0 } else { nr_sets / 64 + 1 };
+        (0..nr_words).flat_map(move |at| {
+            let mut bits = self.words.get(at).map_or(0, |word| word.load(Ordering::Relaxed));
+            std::iter::from_fn(move || {
+                let bit = bits.trailing_zeros();
+                bits &= bits.checked_sub(1)?;
+                Some(at * 64 + bit)
+            })
+        })
+    }
+}
+
+/// Sets that scans visit before one sweeps.
+pub(crate) const VISITS_PER_SWEEP: usize = 256;
+
+/// Visits of scans to stock sets since the last sweep.
+#[derive(Debug)]
+pub(crate) struct Visits(usize);
+
+impl Visits {
+    pub(crate) const NONE: Visits = Visits(0);
+
+    /// Counts visits. Returns whether a sweep is due, which starts the count again.
+    pub(crate) fn note(&mut self, nr: usize) -> bool {
+        self.0 += nr;
+        let is_due = self.0 >= VISITS_PER_SWEEP;
+        if is_due {
+            self.0 = 0;
+        }
+        is_due
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_inserted_and_not_removed_is_listed() {
+        let list = SetList::new();
+        assert_eq!(list.listed(0).count(), 0);
+        (1..=200).for_each(|set| list.prepare(set));
+        [1, 63, 64, 200].iter().for_each(|&set| list.insert(set));
+        list.remove(63);
+        assert_eq!(list.listed(200).collect::<Vec<_>>(), [1, 64, 200]);
+        assert_eq!(list.listed(64).collect::<Vec<_>>(), [1, 64]);
+    }
+}
