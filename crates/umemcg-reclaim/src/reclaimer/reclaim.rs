@@ -146,10 +146,10 @@ impl Reclaimer {
 }
 
 /// Returns whether, by the counts, almost nothing of a group and those below it is clean. A pass
-/// may have seen only dirty pages by chance; then the next one scans further.
+/// may have seen only dirty pages by chance; then the next one scans further. Reads what threads
+/// have pending without stopping them: this runs on the way of a charge.
 fn has_only_dirty(root: &Group) -> bool {
-    let sum = |items: &[StatItem]| items.iter().map(|&item| root.stat_total(item)).sum::<i64>();
-    let pages = sum(&[StatItem::InactiveFile, StatItem::ActiveFile]);
-    let unclean = sum(&[StatItem::FileDirty, StatItem::FileWriteback, StatItem::FileUnstable]);
-    pages - unclean <= (SWAP_CLUSTER_MAX * PAGE_SIZE_U64) as i64
+    let pages = root.stat_total(StatItem::InactiveFile) + root.stat_total(StatItem::ActiveFile);
+    let near = (pages.max(0) as u64).saturating_sub(SWAP_CLUSTER_MAX * PAGE_SIZE_U64);
+    root.unclean_bytes_about(near) >= near
 }
