@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # pjdfstest and fsx on real mounts: on a directory, in a group that reclaims all the time, with the daemon's page cache and
-# with the kernel's, and on a tmpfs volume. Ends with `posix: N passed, M failed`. POSIX_ON=directory, POSIX_ON=kernel or
-# POSIX_ON=tmpfs runs one of them.
+# with the kernel's, that also on an exclusive mount, and on a tmpfs volume. Ends with `posix: N passed, M failed`. POSIX_ON
+# runs one of them: directory, kernel, exclusive or tmpfs.
 #
 # POSIX_SCALE=short runs the same pjdfstest and fewer operations of fsx. Every case that is not expected to pass stands
 # in scripts/posix-exclusions.txt (for tmpfs also in posix-exclusions-tmpfs.txt) with its reason; a case there that passes is
@@ -45,7 +45,7 @@ start() {
     # The daemon prints one line when it serves; the pipe's reader ends there.
     rm -f "$work/ready"
     mkfifo "$work/ready"
-    "$umemcg" mount "$@" "$work/mnt" --control "$work/cg" --pool 64M --attr-timeout 0s --allow-other >"$work/ready" &
+    "$umemcg" mount "$@" "$work/mnt" --control "$work/cg" --pool 64M --allow-other >"$work/ready" &
     daemon=$!
     read -r _ <"$work/ready"
     mkdir "$work/cg/posix"
@@ -161,23 +161,24 @@ fsx() {
     done
 }
 
-# On a directory, whose pages this cache keeps.
+# On a directory, whose pages this cache keeps; with further options of the mount.
 on_directory() {
-    start 2m --page-cache "$1" "$work/data"
-    echo "a directory, $1 page cache: pjdfstest $PJDFSTEST_VERSION"
+    start 2m --page-cache "$@" "$work/data"
+    echo "a directory, page cache $*: pjdfstest $PJDFSTEST_VERSION"
     pjdfstest "$work/mnt" 398 scripts/posix-exclusions.txt
-    echo "a directory, $1 page cache: fsx $FSX_VERSION, $nr_seeds seeds at a time, $fsx_operations operations each, mappings included"
+    echo "a directory, page cache $*: fsx $FSX_VERSION, $nr_seeds seeds at a time, $fsx_operations operations each, mappings included"
     fsx "$work/mnt"
     [ "$(cat "$work/cg/posix/memory.failcnt")" -gt 0 ] || { echo "  the group never met its limit"; failed=$((failed + 1)); }
     stop
     rm -rf "$work"/data/*
 }
 
-[ "${POSIX_ON:-directory}" != directory ] || on_directory own
-[ "${POSIX_ON:-kernel}" != kernel ] || on_directory kernel
+[ "${POSIX_ON:-directory}" != directory ] || on_directory own --attr-timeout 0s
+[ "${POSIX_ON:-kernel}" != kernel ] || on_directory kernel --attr-timeout 0s
+[ "${POSIX_ON:-exclusive}" != exclusive ] || on_directory kernel --exclusive
 
 if [ "${POSIX_ON:-tmpfs}" = tmpfs ]; then
-    start 32m --volumes
+    start 32m --attr-timeout 0s --volumes
     "$umemcg" volume add memory --tmpfs --size 24M --mount "$work/mnt" >"$work/other/log"
     echo "a tmpfs volume: pjdfstest $PJDFSTEST_VERSION"
     pjdfstest "$work/mnt/memory" 384 scripts/posix-exclusions.txt scripts/posix-exclusions-tmpfs.txt
