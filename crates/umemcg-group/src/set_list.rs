@@ -3,7 +3,7 @@
 //! A scan for stock visits listed sets alone, so a thread without stock costs it nothing. The bit
 //! of a set changes inside the set's biased lock only:
 //!
-//! 1. The owner lists its set before it claims a slot.
+//! 1. The owner lists its set when it claims a slot, before it puts anything in.
 //! 2. The owner fills and empties claimed slots without a look at the list.
 //! 3. An intruder that has cleared all slots of a set takes it off the list. Nothing comes in
 //!    before the next claim, and so before the next step 1.

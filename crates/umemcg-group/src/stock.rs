@@ -62,7 +62,7 @@ pub struct StockSet {
     pending: PendingSlots,
     /// (C) Its place in the ledger.
     index: u32,
-    /// It is in the ledger's list of sets that may hold stock: true before a slot is claimed.
+    /// It is in the ledger's list of sets that may hold stock: true when a slot is claimed.
     /// Changed together with the list, inside the lock.
     is_listed: AtomicBool,
     /// A digest of the slots at the last sweep. Guarded by the ledger's `intruder`.

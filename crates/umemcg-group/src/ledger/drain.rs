@@ -15,7 +15,8 @@ use umemcg_base::sync::atomic::Ordering::AcqRel;
 
 use super::Ledger;
 use crate::biased_lock::heavy_fence;
-use crate::stock::{Drain, StockSet, ThreadStock};
+use crate::counter::CounterNode;
+use crate::stock::{Drain, OwnStock, StockSet, ThreadStock};
 use crate::stock_table::Stocked;
 
 impl Ledger {
@@ -108,13 +109,15 @@ impl Ledger {
         self.sets.get(index).and_then(OnceLock::get).map(|set| &**set)
     }
 
-    /// Lists the set of a thread that is about to claim a slot. For a thread inside.
-    #[inline]
-    pub(super) fn list(&self, set: &StockSet) {
+    /// Lists the set of a thread that has claimed a slot for a node. Returns whether the node is
+    /// dead. Called for claims alone: a charge that claims nothing must not pay for it.
+    pub(super) fn list_and_check(&self, own: &OwnStock<'_>, node: &CounterNode) -> bool {
+        let set = own.set();
         if !set.is_listed() {
             set.set_listed(true);
             self.stocked.insert(set.index());
         }
+        node.is_dead()
     }
 
     /// Takes a set whose slots are cleared off the list. For a thread inside.

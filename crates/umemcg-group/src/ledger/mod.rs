@@ -264,8 +264,7 @@ impl Ledger {
             let over = direct.put_or_spill(index, extra);
             debug_assert_eq!(over, 0, "there was space, and no other thread puts anything in");
         } else {
-            self.list(own.set());
-            direct.claim(index, bytes, || node.is_dead(), &|out| self.give_back_stocked(out));
+            direct.claim(index, bytes, || self.list_and_check(own, node), &|out| self.give_back_stocked(out));
         }
         direct.note_miss(&|out| self.give_back_stocked(out));
         true
@@ -321,8 +320,7 @@ impl Ledger {
                 self.give_back_exactly(index, over);
             }
         } else {
-            self.list(own.set());
-            shared.claim(index, bytes, || node.is_dead(), &|out| self.give_back_stocked(out));
+            shared.claim(index, bytes, || self.list_and_check(own, node), &|out| self.give_back_stocked(out));
         }
         shared.note_miss(&|out| self.give_back_stocked(out));
         true
