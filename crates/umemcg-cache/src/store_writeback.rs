@@ -37,6 +37,8 @@ const RETRY_MAX: Duration = Duration::from_secs(5);
 /// This many files that fail end a round: the store needs a rest. Fewer keep no other file from
 /// being written.
 const NR_FAILED_MAX: u32 = 4;
+/// Most files that wait for their confirmation together.
+const NR_TOGETHER_MAX: usize = 64;
 /// Shortest of the longest single writes, in pages.
 const RUN_PAGES_MIN: u64 = 16;
 /// Most pages of one file's turn.
@@ -49,14 +51,44 @@ const LOOK_PAGES_MIN: u64 = 64;
 /// … and not more.
 const LOOK_PAGES_MAX: u64 = 256;
 
-/// The dirty files of a store, and the one that is being written.
+/// The dirty files of a store, and those that are being written.
 #[derive(Debug, Default)]
 struct DirtyQueue {
     dirty: DirtyLists,
-    /// The file that the flusher has taken off its list to write.
-    current: Option<Arc<dyn DirtyFile>>,
+    /// The files that the flusher has taken off their lists to write, at most
+    /// [`NR_TOGETHER_MAX`] and one.
+    taken: Vec<Arc<dyn DirtyFile>>,
     /// A thread writes, or will in its turn. The thread that makes it true gets one.
     is_served: bool,
+}
+
+impl DirtyQueue {
+    /// Ends the work on a file that was taken; the caller drops what is returned without the lock.
+    fn put_away(&mut self, file: &dyn DirtyFile) -> Option<Arc<dyn DirtyFile>> {
+        let at = self.taken.iter().position(|taken| taken.id() == file.id())?;
+        Some(self.taken.swap_remove(at))
+    }
+}
+
+/// The progress of a round.
+#[derive(Debug, Default)]
+struct Round {
+    /// Small files that were written and that the store has still to confirm, and their pages. They
+    /// are confirmed together: while it is asked for the first, the device writes the others.
+    written: Vec<Arc<dyn DirtyFile>>,
+    nr_unconfirmed: u64,
+    nr_failed: u32,
+    error: Option<std::io::Error>,
+    /// Something that was due is left.
+    is_more: bool,
+}
+
+impl Round {
+    fn failed(&mut self, file: &dyn DirtyFile, error: std::io::Error) {
+        file.queue_mark().make_due();
+        self.nr_failed += 1;
+        self.error = Some(error);
+    }
 }
 
 /// The amount of a group's dirty data to be written.
@@ -194,8 +226,8 @@ impl StoreFlusher for StoreWriteback {
     }
 
     fn after_panic(&self) {
-        let current = self.queue.lock().current.clone();
-        if let Some(file) = current {
+        let taken = self.queue.lock().taken.clone();
+        for file in taken {
             file.queue_mark().make_due();
             self.requeue_or_retire(file);
         }
@@ -419,10 +451,10 @@ impl StoreWriteback {
         let mut turns = plan(&groups, &self.pool, &wanted);
         self.nr_sharing
             .store(turns.iter().filter(|turn| turn.is_over).count().max(1) as u64, Ordering::Relaxed);
-        let (mut result, mut nr_failed, mut is_more) = (Ok(()), 0, false);
+        let mut round = Round::default();
         while !turns.is_empty() {
             turns.retain_mut(|turn| {
-                if nr_failed >= NR_FAILED_MAX || self.stop.load(Ordering::Acquire) {
+                if round.nr_failed >= NR_FAILED_MAX || self.stop.load(Ordering::Acquire) {
                     return false;
                 }
                 let is_over =
@@ -437,40 +469,61 @@ impl StoreWriteback {
                         || file.is_stable()
                 };
                 let Some(file) = self.take(&turn.group, &mut turn.left, due) else { return false };
-                match self.write_turn(&file, &turn.group) {
-                    Ok(false) => {}
-                    Ok(true) => {
-                        is_more = true;
-                        // The requested work is not done.
-                        self.urgent.fetch_or(urgent, Ordering::Release);
-                        if turn.all {
-                            self.want_flushed(&turn.group, FlushGoal::All);
-                        }
-                    }
-                    Err(error) => {
-                        file.queue_mark().make_due();
-                        nr_failed += 1;
-                        result = Err(error);
+                if self.write_turn(file, &turn.group, &mut round) {
+                    round.is_more = true;
+                    // The requested work is not done.
+                    self.urgent.fetch_or(urgent, Ordering::Release);
+                    if turn.all {
+                        self.want_flushed(&turn.group, FlushGoal::All);
                     }
                 }
-                self.requeue_or_retire(file);
-                self.pool.note_progress();
                 turn.left > 0
             });
         }
-        result.map(|()| is_more)
+        self.confirm(&mut round);
+        round.error.map_or(Ok(round.is_more), Err)
     }
 
-    /// Writes a file for as long as its turn lasts; whether there may be more.
-    fn write_turn(&self, file: &Arc<dyn DirtyFile>, group: &Arc<Group>) -> std::io::Result<bool> {
+    /// Writes a file for as long as its turn lasts; returns whether there may be more.
+    fn write_turn(&self, file: Arc<dyn DirtyFile>, group: &Arc<Group>, round: &mut Round) -> bool {
         let since = file.queue_mark().begin_turn();
         let pace = self.flush_pace(self.pool.dirty_limits().thresholds(group).foreground);
-        let result = Arc::clone(file).flush_turn(&pace).map(|written| written >= pace.budget);
-        if matches!(result, Ok(true)) {
+        let result = Arc::clone(&file).flush_turn(&pace);
+        let is_more = matches!(&result, Ok(written) if written.pages >= pace.budget);
+        if is_more {
             // The rest is still due.
             file.queue_mark().put_back(since);
         }
-        result
+        match result {
+            Ok(written) if written.is_unconfirmed => {
+                round.written.push(file);
+                round.nr_unconfirmed += written.pages;
+                if round.written.len() >= NR_TOGETHER_MAX || round.nr_unconfirmed >= pace.confirm {
+                    self.confirm(round);
+                }
+                return false;
+            }
+            Ok(_) => {}
+            Err(error) => round.failed(&*file, error),
+        }
+        // Small files wait for the turn of one long file at most.
+        self.confirm(round);
+        self.requeue_or_retire(file);
+        self.pool.note_progress();
+        is_more
+    }
+
+    /// Has the store confirm the files that were written in a round: all of them, also after some
+    /// that failed. What the store has lost must be dirty again before a sync asks for it.
+    fn confirm(&self, round: &mut Round) {
+        round.nr_unconfirmed = 0;
+        for file in std::mem::take(&mut round.written) {
+            if let Err(error) = Arc::clone(&file).confirm_turn() {
+                round.failed(&*file, error);
+            }
+            self.requeue_or_retire(file);
+            self.pool.note_progress();
+        }
     }
 
     /// Pieces that keep a group's dirty data moving: a twentieth of a second of the store's, an
@@ -491,8 +544,9 @@ impl StoreWriteback {
         is_due: impl Fn(&dyn DirtyFile) -> bool,
     ) -> Option<Arc<dyn DirtyFile>> {
         let mut queue = self.queue.lock();
-        queue.current = queue.dirty.take(group.id(), left, is_due);
-        queue.current.clone()
+        let file = queue.dirty.take(group.id(), left, is_due)?;
+        queue.taken.push(Arc::clone(&file));
+        Some(file)
     }
 
     fn requeue_or_retire(&self, file: Arc<dyn DirtyFile>) {
@@ -503,13 +557,13 @@ impl StoreWriteback {
         if let (false, Some(group)) = (file.is_stable(), group) {
             file.queue_mark().stamp(|| self.pool.now_ms());
             let mut queue = self.queue.lock();
+            let done = queue.put_away(&*file);
             queue.dirty.push(&group, file);
-            let done = queue.current.take();
             drop(queue);
             drop(done);
             return;
         }
-        let done = self.queue.lock().current.take();
+        let done = self.queue.lock().put_away(&*file);
         drop(done);
         self.retire(&file);
     }
@@ -531,7 +585,7 @@ impl StoreWriteback {
     pub(crate) fn unclean_files(&self) -> Vec<u32> {
         let queue = self.queue.lock();
         queue
-            .current
+            .taken
             .iter()
             .chain(queue.dirty.files())
             .filter(|file| !file.is_stable())

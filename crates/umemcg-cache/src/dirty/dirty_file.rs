@@ -10,6 +10,15 @@ use crate::dirty::owner::DirtyOwner;
 use crate::dirty::queue_mark::QueueMark;
 use crate::flush_pace::FlushPace;
 
+/// What a turn of write-back has done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TurnWritten {
+    pub(crate) pages: u64,
+    /// The store has still to confirm what was written, in
+    /// [`confirm_turn`](DirtyFile::confirm_turn).
+    pub(crate) is_unconfirmed: bool,
+}
+
 /// See the module text.
 pub(crate) trait DirtyFile: Send + Sync + fmt::Debug {
     /// Returns its number in the table of files.
@@ -22,10 +31,15 @@ pub(crate) trait DirtyFile: Send + Sync + fmt::Debug {
     fn list_position(&self) -> &ListPosition;
     /// Returns the owner of its dirty data.
     fn dirty_owner(&self) -> &DirtyOwner;
-    /// Writes for one turn; returns how many pages, and there may be more when that is the pace's
-    /// budget. Sleeps.
+    /// Writes for one turn; there may be more when the pages are the pace's budget. Leaves it to
+    /// the caller to have a small amount confirmed, together with other files. Sleeps.
     ///
     /// # Errors
     /// What the store refuses.
-    fn flush_turn(self: Arc<Self>, pace: &FlushPace) -> io::Result<u64>;
+    fn flush_turn(self: Arc<Self>, pace: &FlushPace) -> io::Result<TurnWritten>;
+    /// Has the store confirm what turns have written. Sleeps.
+    ///
+    /// # Errors
+    /// As [`flush_turn`](Self::flush_turn).
+    fn confirm_turn(self: Arc<Self>) -> io::Result<()>;
 }

@@ -23,6 +23,7 @@ use umemcg_base::{
 use umemcg_group::StatItem;
 
 use super::{File, FileError, PAGES_END};
+use crate::dirty::dirty_file::TurnWritten;
 use crate::flush_pace::FlushPace;
 use crate::index::{Entry, Mark};
 
@@ -72,15 +73,35 @@ struct FailedRun {
     error: io::Error,
 }
 
+/// Pages that were written and that the store has not been asked to confirm.
+#[derive(Debug, Default, Clone, Copy)]
+struct Piece {
+    /// The range that they are in.
+    span: Option<(u64, u64)>,
+    nr: u64,
+}
+
+impl Piece {
+    fn with(self, other: Self) -> Self {
+        let span = match (self.span, other.span) {
+            (Some(a), Some(b)) => Some((a.0.min(b.0), a.1.max(b.1))),
+            (a, b) => a.or(b),
+        };
+        Self { span, nr: self.nr + other.nr }
+    }
+}
+
 /// The pages that a flush has written so far.
 #[derive(Debug, Default)]
 struct FlushProgress {
     nr: u64,
     /// The page after the last one.
     next: u64,
-    /// The range that the store has not been asked to confirm, and the number of pages in it.
-    span: Option<(u64, u64)>,
-    unconfirmed: u64,
+    /// The piece that is being written.
+    piece: Piece,
+    /// The piece before it, which the store has not been asked to confirm yet: it brings this one
+    /// to the device while the next is copied.
+    before: Piece,
     /// Runs that were refused, and why the first was.
     nr_failed: u32,
     error: Option<io::Error>,
@@ -169,34 +190,55 @@ impl File {
         if durability == Durability::Range {
             self.confirm_rest(&written, first, end)?;
         } else {
-            self.confirm(Some((first, end)), durability)?;
+            // By range first: then the store also drops its copy of a long file.
+            let before = self.confirm(written.before.span, Durability::Range);
+            self.confirm(Some((first, end)), durability).and(before)?;
         }
         written.error.map_or(Ok(()), Err)
     }
 
-    /// Runs one turn of background write-back, at `pace`, from where the last one stopped. Returns
-    /// how many pages were written; there may be more when that is the pace's budget.
+    /// Runs one turn of background write-back, at `pace`, from where the last one stopped. There
+    /// may be more when the pages written are the pace's budget. Less than a run is left for
+    /// [`confirm_written`](Self::confirm_written).
     ///
     /// # Errors
     /// As [`write_back`](Self::write_back).
-    pub(super) fn write_turn(self: &Arc<Self>, pace: &FlushPace) -> io::Result<u64> {
+    pub(super) fn write_turn(self: &Arc<Self>, pace: &FlushPace) -> io::Result<TurnWritten> {
         assert_no_locks_held("a flush");
         let _flush = self.flush.lock();
         let start = self.flush_at.load(Ordering::Relaxed);
         let mut written = FlushProgress::default();
         let result = self
             .write_dirty(start, PAGES_END, pace, &mut written)
-            .and_then(|()| self.write_dirty(0, start, pace, &mut written))
-            .and_then(|()| self.confirm_rest(&written, 0, PAGES_END))
-            .and_then(|()| written.error.take().map_or(Ok(()), Err));
+            .and_then(|()| self.write_dirty(0, start, pace, &mut written));
         self.flush_at.store(written.next, Ordering::Relaxed);
+        let is_unconfirmed = result.is_ok() && written.error.is_none() && written.nr < pace.run as u64;
+        if is_unconfirmed {
+            return Ok(TurnWritten { pages: written.nr, is_unconfirmed });
+        }
+        let result = result
+            .and_then(|()| self.confirm_rest(&written, 0, PAGES_END))
+            .and_then(|()| written.error.map_or(Ok(()), Err));
         self.note_flushed(&result);
-        result.map(|()| written.nr)
+        result.map(|()| TurnWritten { pages: written.nr, is_unconfirmed })
+    }
+
+    /// Has the store confirm what turns of background write-back have left.
+    ///
+    /// # Errors
+    /// As [`write_back`](Self::write_back).
+    pub(super) fn confirm_written(self: &Arc<Self>) -> io::Result<()> {
+        assert_no_locks_held("a flush");
+        let _flush = self.flush.lock();
+        let result = self.confirm_rest(&FlushProgress::default(), 0, PAGES_END);
+        self.note_flushed(&result);
+        result
     }
 
     /// Writes dirty pages of `first..end` in order until there are no more or the pace's budget is
     /// used up. Confirms pieces on the way, so that during a long flush its pages become evictable
-    /// and their group's writers may continue. Skips refused runs, and records them.
+    /// and their group's writers may continue: each after the next one was written, so that the
+    /// device always has work. Skips refused runs, and records them.
     fn write_dirty(
         self: &Arc<Self>,
         first: u64,
@@ -220,11 +262,15 @@ impl File {
             from = start + nr;
             written.next = from;
             written.nr += nr;
-            written.span = Some(written.span.map_or((start, from), |(s, e)| (s.min(start), e.max(from))));
-            written.unconfirmed += nr;
-            if written.unconfirmed >= pace.confirm {
-                self.confirm(written.span.take(), Durability::Range)?;
-                written.unconfirmed = 0;
+            written.piece = written.piece.with(Piece { span: Some((start, from)), nr });
+            if written.piece.nr >= pace.confirm {
+                let before = std::mem::replace(&mut written.before, std::mem::take(&mut written.piece));
+                if let Err(error) = self.confirm(before.span, Durability::Range) {
+                    // The store may have lost the next piece with it. Whatever it says of that one,
+                    // no page waits for an answer when this flush ends.
+                    let next = std::mem::take(&mut written.before);
+                    return self.confirm(next.span, Durability::Range).and(Err(error));
+                }
             }
         }
         Ok(())
@@ -233,9 +279,10 @@ impl File {
     /// Confirms what `write_dirty` has not; earlier flushes may have left unstable pages anywhere
     /// in `first..end`.
     fn confirm_rest(self: &Arc<Self>, written: &FlushProgress, first: u64, end: u64) -> io::Result<()> {
-        let is_more = self.nr_unstable.load(Ordering::Relaxed) > written.unconfirmed
-            || self.nr_through.load(Ordering::Relaxed) > 0;
-        self.confirm(if is_more { Some((first, end)) } else { written.span }, Durability::Range)
+        let rest = written.before.with(written.piece);
+        let is_more =
+            self.nr_unstable.load(Ordering::Relaxed) > rest.nr || self.nr_through.load(Ordering::Relaxed) > 0;
+        self.confirm(if is_more { Some((first, end)) } else { rest.span }, Durability::Range)
     }
 
     /// Writes the next run of contiguous dirty pages in `from..end`, at most `max`; returns its

@@ -38,7 +38,7 @@ use umemcg_reclaim::PageOwner;
 pub use write_pause::WritePause;
 
 use crate::cache_core::CacheCore;
-use crate::dirty::dirty_file::DirtyFile;
+use crate::dirty::dirty_file::{DirtyFile, TurnWritten};
 use crate::dirty::list_position::ListPosition;
 use crate::dirty::owner::DirtyOwner;
 use crate::dirty::queue_mark::QueueMark;
@@ -332,8 +332,11 @@ impl DirtyFile for File {
     fn dirty_owner(&self) -> &DirtyOwner {
         &self.dirty_owner
     }
-    fn flush_turn(self: Arc<Self>, pace: &FlushPace) -> io::Result<u64> {
+    fn flush_turn(self: Arc<Self>, pace: &FlushPace) -> io::Result<TurnWritten> {
         Self::write_turn(&self, pace)
+    }
+    fn confirm_turn(self: Arc<Self>) -> io::Result<()> {
+        Self::confirm_written(&self)
     }
 }
 

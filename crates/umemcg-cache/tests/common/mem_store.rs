@@ -42,6 +42,8 @@ pub struct MemStore {
     /// Largest single write in bytes.
     pub largest_write: AtomicU64,
     gate: (Mutex<bool>, Condvar),
+    /// Calls that wait for the gate.
+    pub nr_waiting: AtomicU64,
     id: u64,
     /// Runs at the start of every call: a cut can come at any of them.
     pub on_call: Hook,
@@ -130,9 +132,11 @@ impl MemStore {
     fn pass(&self) {
         self.on_call.run();
         let mut shut = self.gate.0.lock();
+        self.nr_waiting.fetch_add(1, Ordering::Relaxed);
         while *shut {
             self.gate.1.wait(&mut shut);
         }
+        self.nr_waiting.fetch_sub(1, Ordering::Relaxed);
     }
     fn fail(plan: &AtomicU64) -> io::Result<()> {
         match plan.load(Ordering::Relaxed) {
