@@ -32,7 +32,8 @@ const NR_LOOPS: u32 = 8;
 /// The pool of our mounts: larger than everything that is measured.
 const POOL: &str = "4G";
 
-const OURS: &str = "umemcg, kernel pages, exclusive";
+const OURS: &str = "umemcg, kernel pages, silent opens";
+const EXCLUSIVE: &str = "umemcg, kernel pages, exclusive";
 const OWN: &str = "umemcg, own pages";
 const BEFORE: &str = "umemcg before";
 const PLAIN: &str = "plain directory";
@@ -181,10 +182,11 @@ impl Work {
 /// Mounts everything that is there; ours first, then the plain directory.
 fn mount_sides(top: &Path, choice: &Choice, notes: &mut Vec<String>) -> Result<Vec<Side>, Failure> {
     let (umemcg, rivals) = choice.programs.find()?;
-    let kernel = ["--page-cache", "kernel", "--exclusive"];
+    let kernel = ["--page-cache", "kernel", "--exclusive", "--silent-opens"];
     let mut sides = vec![
         Side::of_daemon(OURS, &top.join("ours"), &umemcg, &kernel)?,
         Side::plain(&top.join("plain"))?,
+        Side::of_daemon(EXCLUSIVE, &top.join("exclusive"), &umemcg, &kernel[..3])?,
         Side::of_daemon(OWN, &top.join("own"), &umemcg, &["--page-cache", "own"])?,
     ];
     let rival = rivals.join("passthrough_hp");

@@ -140,7 +140,7 @@ fn start(arguments: &MountArguments, settings: &Config, pool_bytes: u64) -> Resu
     let pages = keeps_pages(arguments, settings);
     config.lifetimes = match arguments.exclusive || settings.exclusive() {
         true => {
-            let silent_opens = pages && config.volume.is_some();
+            let silent_opens = arguments.silent_opens && pages && config.volume.is_some();
             Lifetimes { pages, silent_opens, ..Lifetimes::exclusive() }
         }
         false => Lifetimes { attr, entry, pages, ..Lifetimes::default() },

@@ -1,5 +1,5 @@
-//! An exclusive mount with pages in the kernel (`--exclusive --page-cache kernel`): files are
-//! opened without a request, and still are what open files have to be.
+//! Silent opens (`--silent-opens`): files are opened without a request, and still are what open
+//! files have to be.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::harness::{Mount, Options, Stopped, needs_mount, until};
 
 fn start() -> Mount {
-    let arguments = vec!["--page-cache", "kernel", "--exclusive"];
+    let arguments = vec!["--page-cache", "kernel", "--exclusive", "--silent-opens"];
     Mount::start_with(&Options { arguments, ..Options::default() })
 }
 
