@@ -28,6 +28,7 @@ fn a_warm_file_is_opened_and_read_without_the_daemon() {
     // Again if another test has had the host drop its caches meanwhile.
     let answers = (0..10).any(|_| {
         mount.sh("cmp $MNT/d/f $DATA/d/f").good();
+        // Longer than names and attributes are believed otherwise.
         std::thread::sleep(Duration::from_millis(1500));
         let _stopped = Stopped::new(&mount);
         mount.sh("timeout 20 cmp $MNT/d/f $DATA/d/f").status.success()
