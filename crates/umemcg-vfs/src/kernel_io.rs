@@ -4,10 +4,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use umemcg::{Charge, Engine, File, Group};
-use umemcg_base::{LeafMutex, PAGE_SHIFT, PAGE_SIZE_U64, pages_for};
+use umemcg_base::{LeafMutex, PAGE_SIZE_U64};
 
+use crate::kernel_listing::{KernelListing, ListedPart};
 use crate::kernel_page_lists::is_within_limits;
 use crate::kernel_pages::KernelPages;
+use crate::page_windows::page_range;
 
 /// How a file that is opened is to be cached by the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,20 +29,36 @@ struct Terms {
     prepaid: Option<Charge>,
     /// The kernel is to drop its copy as soon as it can.
     drops_behind: bool,
+    /// Of a listing: the pages of the names in the answer.
+    listed: Range<u64>,
 }
 
-/// A READ or a WRITE that goes through the kernel's page cache, from its arrival until it has been
-/// answered. When it is dropped, after the answer and with nothing pinned, the frames that it has
-/// read go back, and the kernel's pages are charged to the payer, whatever the answer was: also
-/// after an error the kernel may have them.
+/// What the pages are of.
+#[derive(Debug)]
+enum Subject {
+    File(Arc<File>),
+    Directory(Arc<KernelListing>),
+}
+
+/// A READ, a WRITE or a READDIR that goes through the kernel's page cache, from its arrival until
+/// it has been answered. When it is dropped, after the answer and with nothing pinned, the frames
+/// that it has read go back, and the kernel's pages are charged to the payer, whatever the answer
+/// was: also after an error the kernel may have them.
 #[derive(Debug)]
 pub struct KernelIo {
     pages: Arc<KernelPages>,
-    file: Arc<File>,
+    subject: Subject,
     offset: u64,
     len: u64,
     number: u64,
     terms: LeafMutex<Terms>,
+}
+
+impl Terms {
+    fn of(payer: &Arc<Group>) -> LeafMutex<Self> {
+        let payer = Arc::clone(payer);
+        LeafMutex::new(Self { payer, prepaid: None, drops_behind: false, listed: 0..0 })
+    }
 }
 
 impl KernelIo {
@@ -53,8 +71,29 @@ impl KernelIo {
         payer: &Arc<Group>,
     ) -> Self {
         let number = pages.begin(&page_range(offset, len), is_write);
-        let terms = Terms { payer: Arc::clone(payer), prepaid: None, drops_behind: false };
-        Self { pages, file, offset, len, number, terms: LeafMutex::new(terms) }
+        Self { pages, subject: Subject::File(file), offset, len, number, terms: Terms::of(payer) }
+    }
+
+    /// Begins a request that lists names from a position on. Returns the part of the listing that
+    /// it is to have, for [`listed`](Self::listed).
+    pub(crate) fn begin_listing(
+        listing: Arc<KernelListing>,
+        position: u64,
+        payer: &Arc<Group>,
+    ) -> (Self, ListedPart) {
+        let part = listing.part_at(position);
+        let pages = Arc::clone(&listing.pages);
+        let number = pages.begin(&part.pages(), false);
+        let subject = Subject::Directory(listing);
+        (Self { pages, subject, offset: 0, len: 0, number, terms: Terms::of(payer) }, part)
+    }
+
+    /// Notes the names in the answer of a request that lists.
+    pub fn listed(&self, part: &ListedPart) {
+        if let Subject::Directory(listing) = &self.subject {
+            listing.note(part);
+            self.terms.lock().listed = part.pages();
+        }
     }
 
     /// Sets the group that pays.
@@ -105,24 +144,23 @@ impl KernelIo {
 
 impl Drop for KernelIo {
     fn drop(&mut self) {
-        self.file.give_up_clean(self.offset, self.len);
-        let (payer, prepaid, drops_behind) = {
+        let (payer, prepaid, drops_behind, listed) = {
             let mut terms = self.terms.lock();
-            (Arc::clone(&terms.payer), terms.prepaid.take(), terms.drops_behind)
+            (Arc::clone(&terms.payer), terms.prepaid.take(), terms.drops_behind, terms.listed.clone())
         };
-        let asked = page_range(self.offset, self.len);
-        // Beyond the end the kernel keeps nothing.
-        let file_end = self.file.len().div_ceil(PAGE_SIZE_U64);
-        let kept = asked.start..asked.end.min(file_end.max(asked.start));
+        let kept = match &self.subject {
+            Subject::File(file) => {
+                file.give_up_clean(self.offset, self.len);
+                let asked = page_range(self.offset, self.len);
+                // Beyond the end the kernel keeps nothing.
+                let file_end = file.len().div_ceil(PAGE_SIZE_U64);
+                asked.start..asked.end.min(file_end.max(asked.start))
+            }
+            Subject::Directory(_) => listed,
+        };
         let has_room = self.pages.end(self.number, &kept, &payer, prepaid);
         if drops_behind || !has_room {
             self.pages.drop_shares(&kept, payer.owner());
         }
     }
-}
-
-/// Returns the pages that bytes lie in.
-pub(crate) fn page_range(offset: u64, len: u64) -> Range<u64> {
-    let first = offset >> PAGE_SHIFT;
-    first..first + if len == 0 { 0 } else { pages_for(offset, len) }
 }

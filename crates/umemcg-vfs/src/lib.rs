@@ -17,6 +17,7 @@ mod host;
 mod kernel_cache;
 mod kernel_ids;
 mod kernel_io;
+mod kernel_listing;
 mod kernel_page_lists;
 mod kernel_pages;
 mod name;
@@ -36,6 +37,7 @@ pub use handle_charge::{HANDLE_BYTES, NR_HANDLES_BEYOND_MAX};
 pub use host::{HostVolume, NR_NAMES_BEYOND_MAX};
 pub use kernel_cache::{DropTask, IdleInode, KernelCache, PageDrop};
 pub use kernel_io::{KernelCaching, KernelIo};
+pub use kernel_listing::ListedPart;
 pub use rustix::fs::{FallocateFlags, OFlags, RenameFlags, XattrFlags};
 pub use tmpfs::{Tmpfs, TmpfsConfig};
 pub use volume::{

@@ -2,12 +2,18 @@
 
 use std::ops::Range;
 
-use umemcg_base::PAGE_SHIFT;
+use umemcg_base::{PAGE_SHIFT, pages_for};
 
 /// Pages of a window.
 pub(crate) const WINDOW_PAGES: u64 = 64;
 /// Beyond the last page of any file.
 pub(crate) const PAGES_END: u64 = u64::MAX >> PAGE_SHIFT;
+
+/// Returns the pages that bytes lie in.
+pub(crate) fn page_range(offset: u64, len: u64) -> Range<u64> {
+    let first = offset >> PAGE_SHIFT;
+    first..first + if len == 0 { 0 } else { pages_for(offset, len) }
+}
 
 /// Returns the windows that a range has a part of, each with the bits of that part.
 pub(crate) fn windows_of(pages: &Range<u64>) -> impl Iterator<Item = (u64, u64)> + use<> {

@@ -15,12 +15,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{FallocateFlags, OFlags, RenameFlags, XattrFlags};
+use rustix::io::Errno;
 
 use crate::attr::{Attr, Entry, FileKind, NodeId, SetAttr, StatFs};
 use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::kernel_cache::KernelCache;
 use crate::kernel_io::{KernelCaching, KernelIo};
+use crate::kernel_listing::ListedPart;
 use crate::volume_config::IoMode;
 use umemcg::{File, Group, PinnedPages, StoreId};
 
@@ -212,6 +214,16 @@ pub trait Open {
     fn open(&self, caller: &Caller, node: NodeId, flags: OFlags) -> Result<Arc<dyn VolumeFile>, VfsError>;
     /// Opens a directory.
     fn opendir(&self, caller: &Caller, node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError>;
+    /// Returns whether directories can be listed without having been opened: a position means the
+    /// same in every listing.
+    fn lists_without_open(&self) -> bool {
+        false
+    }
+    /// Returns a directory that is open for one request, at no cost; only where
+    /// [`lists_without_open`](Self::lists_without_open).
+    fn directory_for_request(&self, _node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError> {
+        Err(Errno::BADF.into())
+    }
 }
 
 /// Extended attributes.
@@ -333,6 +345,12 @@ pub trait VolumeDir: Send + Sync + fmt::Debug {
         offset: u64,
         sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
     ) -> Result<(), VfsError>;
+    /// Notes a request that lists names from `offset` on, which the kernel will keep, charged to
+    /// `payer`; it ends when the first of what is returned is dropped. `None` where the kernel
+    /// keeps no names of a directory.
+    fn begin_kernel_io(&self, _offset: u64, _payer: &Arc<Group>) -> Option<(KernelIo, ListedPart)> {
+        None
+    }
     /// Makes the entries durable.
     fn fsyncdir(&self, data_only: bool) -> Result<(), VfsError>;
 }

@@ -89,6 +89,34 @@ impl World {
         drop(io);
     }
 
+    /// Makes a directory on the host with this many files, their names 8 bytes long; 128 fill a
+    /// page of the kernel.
+    fn directory(&self, path: &str, nr_files: usize) -> NodeId {
+        let dir = self.fixture.dir.path().join(path);
+        std::fs::create_dir(&dir).unwrap();
+        (0..nr_files).for_each(|nr| std::fs::write(dir.join(format!("{nr:08}")), []).unwrap());
+        self.fixture.vfs.lookup(&self.fixture.root, ROOT, name(path)).unwrap().node
+    }
+
+    /// Lists up to `max` names from a position on as the kernel does, at this group's cost. Returns
+    /// the position behind them, and how many there were.
+    fn list(&self, node: NodeId, position: u64, max: usize) -> (u64, usize) {
+        let dir = self.fixture.vfs.directory_for_request(node).unwrap();
+        let (io, mut part) = dir.begin_kernel_io(position, &self.group).unwrap();
+        let (mut end, mut nr) = (position, 0);
+        dir.readdir(position, &mut |entry| {
+            if nr == max {
+                return false;
+            }
+            part.push(entry.next_offset, entry.name.len());
+            (end, nr) = (entry.next_offset, nr + 1);
+            true
+        })
+        .unwrap();
+        io.listed(&part);
+        (end, nr)
+    }
+
     /// Pages that the kernel has at this group's cost.
     fn kept(&self) -> u64 {
         kept(&self.group)
@@ -376,4 +404,76 @@ fn a_write_knows_of_reads_beside_it() {
     assert!(before.is_crossed() && !apart.is_crossed() && !read.is_crossed());
     drop(begin(11, false));
     assert!(apart.is_crossed(), "also once the read has ended");
+}
+
+#[test]
+fn a_lister_pays_for_the_names_that_the_kernel_keeps() {
+    let world = World::new(8 << 20);
+    if !world.fixture.vfs.lists_without_open() {
+        return;
+    }
+    let node = world.directory("d", 1000);
+    let (mut position, mut nr) = (0, 0);
+    loop {
+        let (end, listed) = world.list(node, position, 100);
+        if listed == 0 {
+            break;
+        }
+        (position, nr) = (end, nr + listed);
+    }
+    assert_eq!((nr, world.kept()), (1002, 8), "dot and dot-dot in the rest of the last page");
+    world.list(node, 0, 2000);
+    assert_eq!(world.kept(), 8, "the same pages again");
+    world.group.drain_own_stock();
+    assert_eq!(world.group.named_bytes(), world.group.usage_bytes());
+    world.fixture.engine.reclaim(&world.group, 4 << 20, &|| false).ok();
+    assert_eq!(world.kernel.obey(), [(0, 8)]);
+    assert_eq!(world.kept(), 0);
+    world.list(node, 0, 2000);
+    world.fixture.vfs.forget(node, u64::MAX);
+    assert_eq!(world.kept(), 0, "the names went with the inode");
+    world.group.drain_own_stock();
+    assert!(world.group.usage_bytes() < 256, "what is left is the head of its list");
+}
+
+#[test]
+fn two_processes_that_list_share_the_pages() {
+    let world = World::new(8 << 20);
+    if !world.fixture.vfs.lists_without_open() {
+        return;
+    }
+    let node = world.directory("d", 1000);
+    let (mut ahead, mut behind) = ((0, 0), (0, 0));
+    for _ in 0..22 {
+        ahead = world.list(node, ahead.0, 90);
+        behind = world.list(node, behind.0, 50);
+    }
+    assert_eq!((ahead.1, behind.1, world.kept()), (0, 0, 8));
+    // The kernel keeps the names that follow those it has, wherever that is in the host's order.
+    world.list(node, 0, 2000);
+    let unknown = world.list(node, 0, 7).0;
+    (0..9).fold(0, |position, _| world.list(node, position, 100).0);
+    world.list(node, unknown, 100);
+    assert_eq!(world.kept(), 9, "of which the kernel may have put the last beyond the end");
+}
+
+#[test]
+fn a_listing_under_way_is_charged_though_the_inode_goes() {
+    let world = World::new(8 << 20);
+    if !world.fixture.vfs.lists_without_open() {
+        return;
+    }
+    let node = world.directory("d", 200);
+    let dir = world.fixture.vfs.directory_for_request(node).unwrap();
+    let (io, mut part) = dir.begin_kernel_io(0, &world.group).unwrap();
+    (1..200).for_each(|position| part.push(position, 8));
+    io.listed(&part);
+    world.fixture.vfs.forget(node, u64::MAX);
+    drop(io);
+    assert_eq!(world.kept(), 0, "what the answer has left, the kernel is to drop");
+    assert_eq!(world.kernel.drops.lock().unwrap().len(), 1);
+    drop(dir);
+    world.kernel.obey();
+    world.group.drain_own_stock();
+    assert!(world.group.usage_bytes() < 256, "what is left is the head of its list");
 }

@@ -99,3 +99,44 @@ fn files_that_were_created_and_removed_hold_nothing() {
     mount.sh("for n in {1..300}; do echo $n > $MNT/$n; done; sync -f $MNT; rm $MNT/*").good();
     until("the daemon has let the files go", || nr_nameless(&mount) == 0);
 }
+
+#[test]
+fn a_warm_directory_is_listed_without_the_daemon() {
+    needs_mount!();
+    let mount = start();
+    mount.sh("mkdir -p $DATA/d/e; touch $DATA/d/{1..3000} $DATA/d/e/f").good();
+    if mount.sh("stat -f -c %T $DATA").good().trim() == "overlayfs" {
+        return;
+    }
+    // Again if another test has had the host drop its caches meanwhile.
+    let answers = (0..10).any(|_| {
+        // Twice: the first listing has moved the access times.
+        mount.sh("for n in 1 2; do diff <(cd $MNT/d; ls -R) <(cd $DATA/d; ls -R); done").good();
+        let _stopped = Stopped::new(&mount);
+        mount.sh("diff <(cd $MNT/d; timeout 5 ls -R) <(cd $DATA/d; ls -R)").status.success()
+    });
+    assert!(answers, "each time the daemon was asked");
+}
+
+#[test]
+fn kept_listings_are_charged_and_follow_each_change() {
+    needs_mount!();
+    let mount = start();
+    mount.sh("mkdir $DATA/d; cd $DATA/d; seq -f %0100g 3000 | xargs touch").good();
+    if mount.sh("stat -f -c %T $DATA").good().trim() == "overlayfs" {
+        return;
+    }
+    mount.group("lister", "64m");
+    let kept = || mount.value("lister", "memory.stat", "file_kernel");
+    until("the listing is charged", || {
+        mount.sh_in("lister", "ls -U $MNT/d > /dev/null").good();
+        kept() >= 3000 * 128
+    });
+    assert!(kept() <= 3000 * 128 + 5 * 4096, "{}", kept());
+    mount.sh("echo 0 > $CG/lister/memory.force_empty").good();
+    until("the kernel has given the listing back", || kept() == 0);
+    let check = "diff <(ls $MNT/d) <(ls $DATA/d)";
+    let changes = "touch $MNT/d/new; CHECK; mv $MNT/d/new $MNT/d/other; CHECK; mkdir $MNT/d/dir; CHECK; \
+                   ln $MNT/d/other $MNT/d/link; CHECK; rm $MNT/d/*1; CHECK; rm -r $MNT/d; ! ls $MNT/d";
+    mount.sh_in("lister", &changes.replace("CHECK", check)).good();
+}

@@ -296,8 +296,25 @@ impl DataFs {
         handles.into_iter().for_each(|handle| drop(self.files.close(handle)));
     }
 
-    fn dir(&self, header: &InHeader, handle: u64) -> Result<HandleRef<OpenDir>, Errno> {
-        self.dirs.get(handle).ok_or_else(|| self.no_handle(header))
+    /// Returns the open directory that a request goes through: one for that request, if it was not
+    /// opened.
+    fn dir(&self, header: &InHeader, handle: u64) -> Result<Arc<OpenDir>, VfsError> {
+        if let Some(dir) = self.dirs.get(handle) {
+            return Ok(Arc::clone(&dir));
+        }
+        let (true, ResolvedId::In(member, node)) =
+            (self.is_silent(handle), self.volumes.place(header.nodeid)?)
+        else {
+            return Err(self.no_handle(header).into());
+        };
+        let on = member.begin_open()?;
+        Ok(Arc::new(OpenDir::In(Opened { file: member.volume().directory_for_request(node)?, on })))
+    }
+
+    /// Returns whether directories are listed without having been opened.
+    fn lists_silently(&self) -> bool {
+        let lists = || self.volumes.whole().is_some_and(|member| member.volume().lists_without_open());
+        self.lifetimes.silent_opens && lists()
     }
 
     /// Returns the errno for a handle that is open in the kernel and unknown here, because its
@@ -393,6 +410,8 @@ impl Filesystem for DataFs {
             Op::Open(_) | Op::Flush(_) if self.lifetimes.silent_opens => {
                 reply.error(Errno::NOSYS).ignore();
             }
+            // Nor this. The kernel keeps the names that it lists from then on.
+            Op::Opendir(_) if self.lists_silently() => reply.error(Errno::NOSYS).ignore(),
             Op::Flush(arg) => {
                 let file = self.file(header, arg.fh).map_err(VfsError::from);
                 reply_done(reply, file.and_then(|opened| opened.file.flush()));
@@ -461,7 +480,7 @@ impl Filesystem for DataFs {
             }
             Op::Readlink => self.readlink(id, reply),
             Op::Opendir(_) => self.opendir(request, reply),
-            Op::Readdir(arg) => self.readdir(header, &arg, reply),
+            Op::Readdir(arg) => self.readdir(request, &arg, reply),
             Op::Readdirplus(arg) => self.readdirplus(request, &arg, reply),
             Op::Releasedir(arg) => self.releasedir(arg.fh, reply),
             Op::Fsyncdir(arg) => self.fsyncdir(header, &arg, reply),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use umemcg_vfs::volumes::{Member, Opened, ResolvedId};
-use umemcg_vfs::{DirEntry, Entry, FileKind, NodeId, RenameFlags, VfsError, Volume};
+use umemcg_vfs::{DirEntry, Entry, FileKind, ListedPart, NodeId, RenameFlags, VfsError, Volume, VolumeDir};
 
 use super::device::device_from_kernel;
 use super::{DataFs, OpenDir, reply_done, reply_with};
@@ -252,18 +252,41 @@ impl DataFs {
         });
     }
 
-    pub(super) fn readdir(&self, header: &InHeader, arg: &ReadIn, reply: &mut Reply) {
+    /// Notes a listing that the kernel will keep. Returns the part of it that is to be answered
+    /// with.
+    fn begin_listing(
+        &self,
+        request: &Request<'_>,
+        opened: &Opened<dyn VolumeDir>,
+        arg: &ReadIn,
+        reply: &mut Reply,
+    ) -> Option<ListedPart> {
+        let is_kept = self.is_silent(arg.fh);
+        let begin = || opened.file.begin_kernel_io(arg.offset, &self.group(request));
+        let (io, part) = is_kept.then(begin).flatten()?;
+        reply.begin_kernel_io(io);
+        Some(part)
+    }
+
+    pub(super) fn readdir(&self, request: &Request<'_>, arg: &ReadIn, reply: &mut Reply) {
         let mut list = DirBuffer::new((arg.size as usize).min(MAX_PAYLOAD_BYTES));
-        let dir = self.dir(header, arg.fh).map(|dir| Arc::clone(&dir)).map_err(VfsError::from);
+        let dir = self.dir(request.header, arg.fh);
         let result = dir.and_then(|dir| match &*dir {
             OpenDir::Top => {
                 self.top_readdir(arg.offset, false, &mut list);
                 Ok(())
             }
-            OpenDir::In(opened) => opened.file.readdir(arg.offset, &mut |entry| {
-                let ino = opened.on.ino_to_kernel(entry.ino);
-                list.push(ino, entry.next_offset, kind_of(entry), entry.name.as_bytes())
-            }),
+            OpenDir::In(opened) => {
+                let mut part = self.begin_listing(request, opened, arg, reply);
+                let result = opened.file.readdir(arg.offset, &mut |entry| {
+                    let ino = opened.on.ino_to_kernel(entry.ino);
+                    let taken = list.push(ino, entry.next_offset, kind_of(entry), entry.name.as_bytes());
+                    note_listed(&mut part, entry, taken);
+                    taken
+                });
+                end_listing(part.as_ref(), reply);
+                result
+            }
         });
         reply_with(reply, keep_some(result, &list), |reply, ()| reply.bytes(list.as_bytes()).ignore());
     }
@@ -275,8 +298,7 @@ impl DataFs {
 
     pub(super) fn fsyncdir(&self, header: &InHeader, arg: &FsyncIn, reply: &mut Reply) {
         let data_only = arg.fsync_flags & FSYNC_FDATASYNC != 0;
-        let result = self.dir(header, arg.fh).map_err(VfsError::from);
-        let synced = result.and_then(|dir| match &**dir {
+        let synced = self.dir(header, arg.fh).and_then(|dir| match &*dir {
             OpenDir::In(opened) => opened.file.fsyncdir(data_only),
             OpenDir::Top => Ok(()),
         });
@@ -286,13 +308,14 @@ impl DataFs {
     pub(super) fn readdirplus(&self, request: &Request<'_>, arg: &ReadIn, reply: &mut Reply) {
         let mut list = DirBuffer::new((arg.size as usize).min(MAX_PAYLOAD_BYTES));
         let dir = match self.dir(request.header, arg.fh) {
-            Ok(dir) => Arc::clone(&dir),
-            Err(errno) => return reply.error(errno).ignore(),
+            Ok(dir) => dir,
+            Err(error) => return reply.error(error.to_errno()).ignore(),
         };
         let OpenDir::In(opened) = &*dir else {
             self.top_readdir(arg.offset, true, &mut list);
             return reply.bytes(list.as_bytes()).ignore();
         };
+        let mut part = self.begin_listing(request, opened, arg, reply);
         let mut handed_over = Vec::new();
         let caller = self.caller(request);
         let result = opened.file.readdirplus(&caller, arg.offset, &mut |entry| {
@@ -313,8 +336,10 @@ impl DataFs {
                     None => opened.on.volume().forget(inner.node, 1),
                 }
             }
+            note_listed(&mut part, entry, taken);
             taken
         });
+        end_listing(part.as_ref(), reply);
         // An error means that nothing is in the list.
         reply_with(reply, keep_some(result, &list), |reply, ()| {
             let dir = Arc::clone(&dir);
@@ -323,6 +348,18 @@ impl DataFs {
                 handed_over.into_iter().for_each(|node| opened.on.volume().forget(node, 1));
             });
         });
+    }
+}
+
+fn note_listed(part: &mut Option<ListedPart>, entry: &DirEntry<'_>, taken: bool) {
+    if let (Some(part), true) = (part, taken) {
+        part.push(entry.next_offset, entry.name.len());
+    }
+}
+
+fn end_listing(part: Option<&ListedPart>, reply: &Reply) {
+    if let (Some(part), Some(io)) = (part, reply.kernel_io()) {
+        io.listed(part);
     }
 }
 

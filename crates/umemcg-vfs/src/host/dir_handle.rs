@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use rustix::fs::{FileType, RawDir, SeekFrom};
 use rustix::io::Errno;
+use umemcg::Group;
 use umemcg_base::LeafMutex;
 
 use crate::attr::{FileKind, NodeId};
@@ -27,6 +28,8 @@ use crate::handle_charge::HandleCharge;
 use crate::host::descriptor_share::{DescriptorShare, Purpose};
 use crate::host::inodes::HostInodes;
 use crate::host::volume::HostVolume;
+use crate::kernel_io::KernelIo;
+use crate::kernel_listing::ListedPart;
 use crate::volume::{DirEntry, Lookup, VolumeDir};
 
 /// Bytes of entries that one call to the host fetches.
@@ -85,8 +88,8 @@ pub(crate) struct DirHandle {
     /// The end of the last read, on volumes whose positions do not outlive a descriptor. Locked to
     /// take it out and to put it back.
     kept: LeafMutex<Option<Box<Listing>>>,
-    _share: DescriptorShare,
-    _charge: HandleCharge,
+    /// None for a request on a directory that was not opened.
+    _open: Option<(DescriptorShare, HandleCharge)>,
 }
 
 impl DirHandle {
@@ -104,13 +107,19 @@ impl DirHandle {
         if inodes.open_directory(node)?.is_none() || !inodes.table.pin(node) {
             return Err(Errno::STALE.into());
         }
-        Ok(Self {
-            inodes: Arc::clone(inodes),
-            node,
-            kept: LeafMutex::default(),
-            _share: share,
-            _charge: charge,
-        })
+        let inodes = Arc::clone(inodes);
+        Ok(Self { inodes, node, kept: LeafMutex::default(), _open: Some((share, charge)) })
+    }
+
+    /// Returns a directory for one request, which costs nothing and keeps nothing.
+    pub(crate) fn for_request(inodes: &Arc<HostInodes>, node: NodeId) -> Result<Self, VfsError> {
+        if inodes.find(node)?.kind != FileKind::Directory {
+            return Err(Errno::NOTDIR.into());
+        }
+        if !inodes.table.pin(node) {
+            return Err(Errno::STALE.into());
+        }
+        Ok(Self { inodes: Arc::clone(inodes), node, kept: LeafMutex::default(), _open: None })
     }
 
     /// Returns a listing that continues at a position; `None` when the directory has been removed.
@@ -231,6 +240,11 @@ impl VolumeDir for DirHandle {
             }
             taken
         })
+    }
+
+    fn begin_kernel_io(&self, offset: u64, payer: &Arc<Group>) -> Option<(KernelIo, ListedPart)> {
+        let listing = self.inodes.listing(self.node, payer)?;
+        Some(KernelIo::begin_listing(listing, offset, payer))
     }
 
     /// Makes the entries of a directory durable.

@@ -7,9 +7,8 @@ use std::time::Duration;
 use umemcg_base::PAGE_SIZE_U64;
 
 use super::Content;
-use crate::kernel_io::page_range;
 use crate::kernel_pages::KernelPages;
-use crate::page_windows::PAGES_END;
+use crate::page_windows::{PAGES_END, page_range};
 
 /// In the place of a time that has been taken.
 const TAKEN: i64 = i64::MIN;

@@ -65,7 +65,7 @@ impl InodeTable {
             if let Some(pages) = content.kernel_pages() {
                 // They went with the kernel's inode, unless that has been looked up again.
                 let moment = pages.moment();
-                if self.with(node, |entry| entry.nlookup <= nr_lookups) == Some(true) {
+                if self.is_last_lookup(node, nr_lookups) {
                     pages.forget_before(moment);
                 }
             }
@@ -82,6 +82,11 @@ impl InodeTable {
             is_newly_kept = has_pages;
         });
         (removed, is_newly_kept)
+    }
+
+    /// Returns whether the kernel has no more than these lookups of an inode.
+    pub(crate) fn is_last_lookup(&self, node: NodeId, nr_lookups: u64) -> bool {
+        self.with(node, |entry| entry.nlookup <= nr_lookups) == Some(true)
     }
 
     /// Decides whether to ask the kernel to forget an inode. An inode that was looked up since the

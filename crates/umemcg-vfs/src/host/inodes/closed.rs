@@ -80,6 +80,18 @@ impl HostInodes {
         }
     }
 
+    /// Gives back the listing of an inode that is about to lose this many of the kernel's lookups,
+    /// if those are the last: it went with the kernel's inode.
+    pub(crate) fn forget_listing(&self, node: NodeId, nr_lookups: u64) {
+        let Some(listing) = self.listings.get(node) else { return };
+        let moment = listing.pages.moment();
+        if self.table.is_last_lookup(node, nr_lookups) {
+            // What has been listed since then, after another lookup, the kernel is asked to drop.
+            listing.pages.forget_before(moment);
+            drop(self.listings.remove(node));
+        }
+    }
+
     /// Keeps an inode that the kernel has just forgotten. If there are too many, the one kept
     /// longest is released.
     pub(crate) fn keep(&self, node: NodeId) {

@@ -2,11 +2,12 @@
 //!
 //! `resolve` finds an inode again on the host, `files` opens its file for I/O, and `closed` decides
 //! what stays after the last close: a host file with data to write back, cached content that the
-//! kernel has forgotten.
+//! kernel has forgotten. `listings` are the names that the kernel keeps of directories.
 
 mod closed;
 mod files;
 mod lingering;
+mod listings;
 mod resolve;
 
 use std::collections::{HashMap, VecDeque};
@@ -16,6 +17,7 @@ use rustix::io::Errno;
 use umemcg_base::{LeafMutex, Rank, RankedMutex};
 
 use self::lingering::Lingering;
+use self::listings::Listings;
 use crate::allowance::ReclaimEffort;
 use crate::attr::{FileKind, NodeId};
 use crate::error::VfsError;
@@ -26,6 +28,7 @@ use crate::host::directory::HostDirectory;
 use crate::host::inode_table::{InodeCharges, InodeTable, Removed};
 use crate::host::syscalls;
 use crate::kernel_cache::KernelCache;
+use crate::kernel_listing::KernelListing;
 use crate::kernel_page_lists::KernelPageLists;
 use crate::kernel_pages::KernelPages;
 use umemcg::{Engine, Group};
@@ -49,6 +52,7 @@ pub(crate) struct HostInodes {
     /// What the descriptors cost that hold inodes without a name, which may be open although no
     /// open came here.
     pub(crate) orphan_shares: LeafMutex<HashMap<NodeId, DescriptorShare>>,
+    listings: Listings,
     /// The pages that it keeps, if it keeps any.
     pub(crate) kernel_page_lists: OnceLock<Arc<KernelPageLists>>,
     /// Last, because everything above gives memory back to it.
@@ -81,6 +85,7 @@ impl HostInodes {
             max_kept,
             kernel: OnceLock::new(),
             orphan_shares: LeafMutex::default(),
+            listings: Listings::default(),
             kernel_page_lists: OnceLock::new(),
         }
     }
@@ -126,6 +131,17 @@ impl HostInodes {
     ) -> Option<&'c Arc<KernelPages>> {
         let lists = self.kernel_page_lists.get()?;
         Some(content.kernel_pages_or(|| KernelPages::new(lists, node, group)))
+    }
+
+    /// Returns the listing of a directory, if the kernel may keep one on this volume.
+    pub(crate) fn listing(&self, node: NodeId, group: &Group) -> Option<Arc<KernelListing>> {
+        let lists = self.kernel_page_lists.get()?;
+        let known = self.listings.get(node);
+        // Made with nothing locked: it is charged.
+        Some(known.unwrap_or_else(|| {
+            let pages = KernelPages::new(lists, node, group);
+            self.listings.add(node, Arc::new(KernelListing::new(pages)))
+        }))
     }
 
     /// Returns the reclaim that a request waits for when there is no room for a name, for content

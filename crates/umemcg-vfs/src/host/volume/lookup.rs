@@ -36,6 +36,7 @@ impl Lookup for HostVolume {
     /// file without a name is forgotten while its data is being written back.
     fn forget(&self, node: NodeId, nr_lookups: u64) {
         let inodes = &self.inodes;
+        inodes.forget_listing(node, nr_lookups);
         let (removed, is_newly_kept) = inodes.table.forget(node, nr_lookups, inodes.max_kept > 0);
         inodes.dispose(removed);
         if is_newly_kept {

@@ -60,6 +60,18 @@ impl Open for HostVolume {
     fn opendir(&self, caller: &Caller, node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError> {
         Ok(Arc::new(DirHandle::open(&self.inodes, caller, node)?))
     }
+
+    fn lists_without_open(&self) -> bool {
+        self.inodes.host_dir.has_lasting_positions
+    }
+
+    /// Returns a directory for one request.
+    ///
+    /// # Errors
+    /// `ENOTDIR` for anything else, `ESTALE` when it is gone.
+    fn directory_for_request(&self, node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError> {
+        Ok(Arc::new(DirHandle::for_request(&self.inodes, node)?))
+    }
 }
 
 impl HostVolume {
