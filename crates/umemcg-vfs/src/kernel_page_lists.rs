@@ -11,8 +11,8 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use umemcg::{
-    Count, Group, LIST_SLOT_BYTES, ListLru, ListSlot, OwnerId, Reclaimer, Registration, Scan, Scanned,
-    ShrinkTarget, Shrinker, StoreId, Usage, Verdict,
+    Count, Group, LIST_SLOT_BYTES, ListLru, ListSlot, OwnerId, Reason, Reclaimer, Registration, Scan,
+    Scanned, ShrinkTarget, Shrinker, StoreId, Usage, Verdict,
 };
 use umemcg_base::{LeafMutex, PAGE_SIZE_U64};
 
@@ -39,6 +39,8 @@ pub(crate) struct AskedRange {
     pub(crate) asked_at: u64,
     /// Of these, those that are charged.
     pub(crate) nr_pages: u64,
+    /// Why reclaim asks for them; `None` if it does not.
+    pub(crate) reclaim: Option<Reason>,
 }
 
 /// The holder of shares: the pages of a file.
@@ -135,13 +137,16 @@ impl KernelPageLists {
         found.collect()
     }
 
-    fn ask(&self, group: &Group, nr: u64) -> Scanned {
+    fn ask(&self, target: &ShrinkTarget<'_>, nr: u64) -> Scanned {
         let mut done = Scanned::default();
         let mut drops = Vec::new();
-        for (slot, (pages, window)) in self.oldest(group, nr) {
+        let mut nr_pages = 0;
+        for (slot, (pages, window)) in self.oldest(target.group, nr) {
             done.scanned += 1;
             let Some(pages) = pages.upgrade() else { continue };
-            let Some(asked) = pages.ask(window, slot) else { continue };
+            let Some(mut asked) = pages.ask(window, slot) else { continue };
+            asked.reclaim = Some(target.reason);
+            nr_pages += asked.nr_pages;
             done.releasing_bytes += asked.nr_pages * PAGE_SIZE_U64 + SHARE_BYTES;
             drops.push(PageDrop {
                 node: pages.node(),
@@ -151,6 +156,7 @@ impl KernelPageLists {
             });
         }
         if !drops.is_empty() {
+            target.group.stat_add(target.reason.scan_item(), nr_pages as i64);
             self.kernel.drop_pages(drops);
         }
         done
@@ -178,7 +184,7 @@ impl Shrinker for KernelPageShrinker {
     }
 
     fn scan(&self, target: &ShrinkTarget<'_>, nr: u64) -> Scan {
-        self.0.upgrade().map_or(Scan::Stop, |lists| Scan::Done(lists.ask(target.group, nr)))
+        self.0.upgrade().map_or(Scan::Stop, |lists| Scan::Done(lists.ask(target, nr)))
     }
 
     fn usage(&self, target: &ShrinkTarget<'_>) -> Usage {

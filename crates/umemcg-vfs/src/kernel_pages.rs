@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use umemcg::{AccountedCharge, Charge, Group, ListSlot, OwnerId, StatItem};
+use umemcg::{AccountedCharge, Charge, Group, ListSlot, OwnerId, Reason, StatItem};
 use umemcg_base::{PAGE_SIZE_U64, Rank, RankedMutex};
 
 use crate::attr::NodeId;
@@ -146,6 +146,15 @@ impl Freed {
         }
     }
 
+    /// Counts the pages as reclaimed from their owners.
+    fn count_as_reclaimed(&self, reason: Reason) {
+        for &(owner, nr_pages, _) in &self.0 {
+            if let Some(group) = owner.try_resolve() {
+                group.stat_add(reason.steal_item(), nr_pages as i64);
+            }
+        }
+    }
+
     /// Gives all of it back. Returns how many bytes.
     fn settle(self) -> u64 {
         let mut bytes = 0;
@@ -202,7 +211,7 @@ impl KernelPages {
             nr_answered: AtomicU64::new(0),
             is_dropping_all: AtomicBool::new(false),
             lists: Arc::clone(lists),
-            _charge: AccountedCharge::forced(group, FILE_BYTES, StatItem::SlabUnreclaimable),
+            _charge: AccountedCharge::forced(group, FILE_BYTES, StatItem::SlabReclaimable),
         })
     }
 
@@ -384,7 +393,7 @@ impl KernelPages {
         let mut state = self.state.lock();
         state.nr_asked += 1;
         let asked_at = state.tick();
-        AskedRange { pages, asked_at, nr_pages: 0 }
+        AskedRange { pages, asked_at, nr_pages: 0, reclaim: None }
     }
 
     /// Notes that the kernel has dropped what was asked for, or has not been told. Returns the
@@ -400,6 +409,9 @@ impl KernelPages {
             state.nr_asked -= 1;
             if state.nr_asked == 0 { std::mem::take(&mut state.when_none_asked) } else { Vec::new() }
         };
+        if let Some(reason) = asked.reclaim {
+            freed.count_as_reclaimed(reason);
+        }
         let freed_bytes = freed.settle();
         waiting.into_iter().for_each(|then| then());
         freed_bytes
@@ -579,7 +591,7 @@ impl PageHolder for KernelPages {
             ..start + WINDOW_PAGES - u64::from(share.pages.leading_zeros());
         let nr_pages = u64::from(share.pages.count_ones());
         state.nr_asked += 1;
-        Some(AskedRange { pages, asked_at, nr_pages })
+        Some(AskedRange { pages, asked_at, nr_pages, reclaim: None })
     }
 
     fn task(self: Arc<Self>, asked: AskedRange) -> Box<dyn DropTask> {
@@ -591,7 +603,7 @@ impl Drop for KernelPages {
     fn drop(&mut self) {
         if self.has_any() {
             // The kernel has not forgotten the inode: its volume has been removed.
-            let asked = AskedRange { pages: 0..PAGES_END, asked_at: 0, nr_pages: 0 };
+            let asked = AskedRange { pages: 0..PAGES_END, asked_at: 0, nr_pages: 0, reclaim: None };
             let drop = RangeDrop { pages: Weak::new(), asked, then: None, nr_parked: 0 };
             self.lists.send(self.node, 0..PAGES_END, Box::new(drop));
         }

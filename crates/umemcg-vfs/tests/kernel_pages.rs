@@ -151,8 +151,11 @@ fn reclaim_asks_for_the_oldest_and_waits_for_the_answer() {
     world.read(&file, 0, 64);
     world.fixture.engine.reclaim(&world.group, 4 << 20, &|| false).ok();
     assert_eq!(world.kept(), 128, "not before they are gone");
+    let proactive = |item: StatItem| world.group.stat_total(item);
+    assert_eq!((proactive(StatItem::PgScanProactive), proactive(StatItem::PgStealProactive)), (128, 0));
     assert_eq!(world.kernel.obey(), [(64, 128), (0, 64)]);
     assert_eq!(world.kept(), 0);
+    assert_eq!(proactive(StatItem::PgStealProactive), 128, "they count as the pages that they are");
 }
 
 #[test]
