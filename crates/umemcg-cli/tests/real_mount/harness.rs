@@ -127,6 +127,12 @@ impl Mount {
         Self::start_with(&Options::default())
     }
 
+    /// Starts one whose own cache keeps the file pages, for tests of what only that shows: it sees
+    /// every read.
+    pub fn start_with_own_pages() -> Self {
+        Self::start_with(&Options { arguments: vec!["--page-cache", "own"], ..Options::default() })
+    }
+
     /// Starts a daemon and waits until it says that it serves.
     #[track_caller]
     pub fn start_with(options: &Options<'_>) -> Self {

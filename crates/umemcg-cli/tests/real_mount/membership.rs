@@ -82,7 +82,7 @@ fn rules_put_users_and_paths_into_groups_that_appear() {
 #[test]
 fn write_back_of_a_mapping_is_charged_to_the_opener() {
     needs_mount!();
-    let mut mount = Mount::start();
+    let mut mount = Mount::start_with_own_pages();
     mount.sh("mkdir $CG/g; head -c 4M /dev/zero > $DATA/mapped").good();
     std::fs::write(
         mount.outside().join("map.c"),

@@ -57,9 +57,10 @@ impl Drop for Talker {
     }
 }
 
-/// A mount with a file of 32 MiB and the program that reads it.
+/// A mount with a file of 32 MiB and the program that reads it. Where the kernel keeps the pages,
+/// submitting buffered reads waits for them, so that no thread could end before its reads.
 fn prepared() -> Mount {
-    let mount = Mount::start();
+    let mount = Mount::start_with_own_pages();
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/real_mount/aio_threads.c");
     mount.sh(&format!("gcc -O1 -pthread -o $MNT/../aio {source}")).good();
     mount.sh("head -c 32M /dev/urandom > $DATA/file").good();

@@ -7,7 +7,7 @@ use crate::harness::{Mount, PROGRAM, Stopped, needs_mount, patiently, until};
 #[test]
 fn top_shows_every_group_as_text_and_as_json_and_ends() {
     needs_mount!();
-    let mut mount = Mount::start();
+    let mut mount = Mount::start_with_own_pages();
     mount.sh("mkdir -p $CG/a/b && echo 8m > $CG/a/memory.max && echo 6m > $CG/a/memory.high").good();
     mount.sh("head -c 3000000 /dev/urandom > $MNT/f").good();
     mount.sh_in("a", "cat $MNT/f > /dev/null").good();
@@ -51,7 +51,7 @@ fn top_shows_every_group_as_text_and_as_json_and_ends() {
 #[test]
 fn trim_frees_idle_groups_and_spares_a_reader() {
     needs_mount!();
-    let mut mount = Mount::start();
+    let mut mount = Mount::start_with_own_pages();
     mount
         .sh("mkdir -p $CG/idle $CG/busy; for f in one two; do head -c 15000000 /dev/urandom > $MNT/$f; done")
         .good();

@@ -163,7 +163,7 @@ impl World {
     /// Returns whether the daemon's death explains that a read or write is short: of pages that the
     /// kernel keeps it gives those that it has, and it says how much it wrote before.
     pub fn may_be_cut(&self) -> bool {
-        self.is_dying() && std::env::var_os("UMEMCG_TEST_PAGE_CACHE").is_some_and(|whose| whose == "kernel")
+        self.is_dying() && std::env::var_os("UMEMCG_TEST_PAGE_CACHE").is_none_or(|whose| whose != "own")
     }
 
     /// Returns whether a full store explains this.
