@@ -22,9 +22,12 @@ mod footprint;
 #[cfg(feature = "experiments")]
 mod fork_bomb;
 mod fuse;
+mod grouped_mount;
 mod guarantee;
 mod hit;
 mod idle_threads;
+mod kernel_pages;
+mod kernel_view;
 mod machine;
 mod many_groups;
 #[cfg(feature = "experiments")]
@@ -58,6 +61,7 @@ mod source_tree;
 mod stats;
 mod store;
 mod storm;
+mod tenant;
 mod threads;
 
 use std::process::ExitCode;
@@ -110,6 +114,9 @@ enum Benchmark {
     /// Reads of cached pages: 4 KiB copied and 8 bytes in place, against memcpy and the kernel's
     /// page cache
     Hit,
+    /// What the kernel holds for tenants with `--page-cache kernel`, what a neighbour notices, and what
+    /// taking it back costs
+    KernelPages(fuse::Programs),
     /// A tenant that reads what fits its share, beside one that streams, writes or walks names:
     /// what it notices
     Neighbour(neighbour_choice::Choice),
@@ -182,6 +189,7 @@ fn run(options: &Options, benchmark: Benchmark) -> Result<Option<report::Report>
         Benchmark::Fuse(programs) => fuse::run(options, &programs),
         Benchmark::Guarantee => guarantee::run(options),
         Benchmark::Hit => hit::run(options),
+        Benchmark::KernelPages(programs) => kernel_pages::run(options, &programs),
         Benchmark::Neighbour(choice) => neighbour::run(options, &choice),
         Benchmark::NeighbourLoad(load) => return load.run().map(|()| None),
         Benchmark::ObjectCache(program) => object_cache::run(options, &program),
