@@ -41,7 +41,7 @@ pub enum Work {
     /// Reads a file from the beginning to the end, again and again; or so the files of a directory,
     /// each opened anew.
     Stream,
-    /// Writes a file so.
+    /// Writes a file, or files, so.
     Write,
     /// Looks at every file of a tree so.
     Walk,
@@ -173,17 +173,27 @@ impl Load {
         }
     }
 
-    /// Returns the call that streams through the files of a directory.
+    /// Returns the call that reads or writes the files of a directory.
     fn stream_files(&self, mut buffer: Vec<u8>) -> Call<'_> {
-        let mut open = None;
+        let (mut open, writes) = (None, self.work == Work::Write);
         Box::new(move |nr| {
             let offset = nr * STREAM_BYTES as u64 % self.size;
             let (at, offset) = (offset / EACH_FILE_BYTES, offset % EACH_FILE_BYTES);
             let file = match open.take() {
                 Some(file) if offset > 0 => file,
-                _ => File::open(self.path.join(at.to_string())).map_err(Failure::at("cannot open a file"))?,
+                _ => File::options()
+                    .read(!writes)
+                    .write(writes)
+                    .create(writes)
+                    .open(self.path.join(at.to_string()))
+                    .map_err(Failure::at("cannot open a file"))?,
             };
-            let done = file.read_exact_at(&mut buffer, offset);
+            let done = if writes {
+                fill(offset, &mut buffer[..64]);
+                file.write_all_at(&buffer, offset)
+            } else {
+                file.read_exact_at(&mut buffer, offset)
+            };
             open = Some(file);
             if let Err(error) = done {
                 return self.failed(error);
@@ -223,7 +233,7 @@ impl Load {
                     }
                 })
             }
-            Work::Stream if self.path.is_dir() => self.stream_files(buffer),
+            Work::Stream | Work::Write if self.path.is_dir() => self.stream_files(buffer),
             Work::Stream => {
                 let file = File::open(&self.path)?;
                 Box::new(move |nr| {

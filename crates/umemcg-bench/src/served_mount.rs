@@ -14,7 +14,7 @@ use umemcg_fuse::{
 };
 use umemcg_vfs::{VolumeConfig, VolumeSpec};
 
-use crate::options::Failure;
+use crate::options::{Failure, PageCache};
 
 /// The time that the end may take.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -29,7 +29,7 @@ pub struct ServedMount {
 impl ServedMount {
     /// Makes both mounts in a directory of their own, with a pool that has marks as that of the
     /// product.
-    pub fn start(pool_bytes: u64) -> Result<Self, Failure> {
+    pub fn start(pool_bytes: u64, page_cache: PageCache) -> Result<Self, Failure> {
         let points = tempfile::tempdir().map_err(Failure::at("cannot make a directory"))?;
         let (mnt, cg) = (points.path().join("mnt"), points.path().join("cg"));
         for point in [&mnt, &cg] {
@@ -42,8 +42,9 @@ impl ServedMount {
         let processes = Arc::new(processes);
         let tree = Arc::new(ControlTree::new(Arc::clone(&engine), Arc::clone(&processes) as _));
         let classifier: Arc<dyn Classifier> = Arc::clone(&processes) as _;
-        let mut daemon = Daemon::start(&engine, classifier, &DaemonConfig::many(mnt))
-            .map_err(Failure::at("cannot mount"))?;
+        let mut config = DaemonConfig::many(mnt);
+        config.lifetimes.pages = page_cache == PageCache::Kernel;
+        let mut daemon = Daemon::start(&engine, classifier, &config).map_err(Failure::at("cannot mount"))?;
         let options = MountOptions::new("umemcg-control", "bench");
         daemon
             .mount_control(&cg, &options, ControlFs::new(tree, processes), SessionConfig::default())

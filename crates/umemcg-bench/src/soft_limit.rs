@@ -14,7 +14,7 @@ use umemcg::{StatItem, UNLIMITED};
 use umemcg_reclaim::baseline::{SoftLimits, honour_soft_limits};
 
 use crate::c_project::ProjectSize;
-use crate::options::{Failure, Options};
+use crate::options::{Failure, Options, PageCache};
 use crate::progress::Progress;
 use crate::report::{MailFigure, Report, Section, Target, Verdict};
 use crate::served_mount::ServedMount;
@@ -96,7 +96,7 @@ const MAIL: [(&str, [&str; 3], [&str; 3], usize); 3] = [
 ];
 
 /// Runs the experiment.
-pub fn run(options: &Options) -> Result<Report, Failure> {
+pub fn run(options: &Options, page_cache: PageCache) -> Result<Report, Failure> {
     let progress = Progress::new();
     let nr_sources = ((PROJECT.nr_sources as f64 * options.scale) as usize).max(4);
     let project = ProjectSize { nr_sources, ..PROJECT };
@@ -108,7 +108,8 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
         project.write(&data)?;
     }
     // The data that both have to bring in.
-    let compulsory = build_both(&project, directory.path(), AMPLE_BYTES, UNLIMITED)?.0[READ_AGAIN];
+    let compulsory =
+        build_both(&project, directory.path(), page_cache, AMPLE_BYTES, UNLIMITED)?.0[READ_AGAIN];
     let sides: Vec<(Mechanism, u64)> = [UNLIMITED, 0]
         .into_iter()
         .flat_map(|limit| Mechanism::ALL.map(|mechanism| (mechanism, limit)))
@@ -121,7 +122,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
             let limits = if limit == 0 { "soft limit 0" } else { "no limit" };
             progress.show(&format!("round {round} of {}: {}, {limits}", options.rounds, mechanism.name()));
             mechanism.choose();
-            let run = build_both(&project, directory.path(), POOL_BYTES, limit);
+            let run = build_both(&project, directory.path(), page_cache, POOL_BYTES, limit);
             Mechanism::Full.choose();
             let mut run = run?;
             run.0[READ_AGAIN] = (run.0[READ_AGAIN] - compulsory).max(0.0);
@@ -130,7 +131,11 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
             }
         }
     }
-    Ok(report(options, &project, compulsory, &runs))
+    let mut report = report(options, &project, compulsory, &runs);
+    if page_cache == PageCache::Kernel {
+        report.benchmark = "kernel-soft-limit";
+    }
+    Ok(report)
 }
 
 /// Runs both builds at the same time, on a mount of their own, from nothing cached to two programs
@@ -138,10 +143,11 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
 fn build_both(
     project: &ProjectSize,
     directory: &std::path::Path,
+    page_cache: PageCache,
     pool_bytes: u64,
     soft_limit: u64,
 ) -> Result<Run, Failure> {
-    let mount = ServedMount::start(pool_bytes)?;
+    let mount = ServedMount::start(pool_bytes, page_cache)?;
     for name in TENANTS {
         mount.add_tenant(name, &directory.join(name))?.set_soft_limit(soft_limit);
     }
