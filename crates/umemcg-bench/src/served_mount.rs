@@ -16,6 +16,9 @@ use umemcg_vfs::{VolumeConfig, VolumeSpec};
 
 use crate::options::{Failure, PageCache};
 
+/// The time that the last daemon of a directory may take to let go of it.
+const FREE_WITHIN: Duration = Duration::from_secs(10);
+const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// The time that the end may take.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -55,7 +58,7 @@ impl ServedMount {
     /// Makes a group, and a volume of the same name over a directory of the host.
     pub fn add_tenant(&self, name: &str, data: &Path) -> Result<Arc<Group>, Failure> {
         let spec = VolumeSpec::Directory(VolumeConfig::one_of_many(data));
-        self.daemon.add_volume(name, &spec).map_err(Failure::at("cannot add a volume"))?;
+        when_free(|| self.daemon.add_volume(name, &spec), "cannot add a volume")?;
         self.engine
             .create_group(self.engine.root(), name.as_ref())
             .map_err(Failure::at("cannot create a group"))
@@ -85,5 +88,20 @@ impl ServedMount {
     pub fn end(self) -> Result<(), Failure> {
         let lost = self.daemon.shut_down(Instant::now() + TIMEOUT);
         if lost.is_empty() { Ok(()) } else { Err(Failure::Wrong(format!("data was lost: {lost:?}"))) }
+    }
+}
+
+/// Tries again for a while: what the last daemon of a directory had the kernel drop keeps the
+/// directory until it is done, which may be after the end of the daemon.
+pub fn when_free<T, E: std::fmt::Display>(
+    start: impl Fn() -> Result<T, E>,
+    what: &str,
+) -> Result<T, Failure> {
+    let deadline = Instant::now() + FREE_WITHIN;
+    loop {
+        match start() {
+            Err(_) if Instant::now() < deadline => std::thread::sleep(LOOK_EVERY),
+            result => return result.map_err(Failure::at(what)),
+        }
     }
 }
