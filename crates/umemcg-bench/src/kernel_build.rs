@@ -25,7 +25,7 @@ const POOL: &str = "4G";
 const WHOLE: &str = "vmlinux";
 const GROUP: &str = "build";
 /// Rounds at most: each takes minutes.
-const ROUNDS_MAX: usize = 3;
+const ROUNDS_MAX: usize = 5;
 
 /// Parts that a tinyconfig build for the machine's architecture does not read; all of them together
 /// are two thirds of the sources.

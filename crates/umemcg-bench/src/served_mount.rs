@@ -16,9 +16,6 @@ use umemcg_vfs::{VolumeConfig, VolumeSpec};
 
 use crate::options::{Failure, PageCache};
 
-/// The time that the last daemon of a directory may take to let go of it.
-const FREE_WITHIN: Duration = Duration::from_secs(10);
-const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// The time that the end may take.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -58,7 +55,7 @@ impl ServedMount {
     /// Makes a group, and a volume of the same name over a directory of the host.
     pub fn add_tenant(&self, name: &str, data: &Path) -> Result<Arc<Group>, Failure> {
         let spec = VolumeSpec::Directory(VolumeConfig::one_of_many(data));
-        when_free(|| self.daemon.add_volume(name, &spec), "cannot add a volume")?;
+        self.daemon.add_volume(name, &spec).map_err(Failure::at("cannot add a volume"))?;
         self.engine
             .create_group(self.engine.root(), name.as_ref())
             .map_err(Failure::at("cannot create a group"))
@@ -91,17 +88,26 @@ impl ServedMount {
     }
 }
 
-/// Tries again for a while: what the last daemon of a directory had the kernel drop keeps the
-/// directory until it is done, which may be after the end of the daemon.
-pub fn when_free<T, E: std::fmt::Display>(
-    start: impl Fn() -> Result<T, E>,
-    what: &str,
-) -> Result<T, Failure> {
-    let deadline = Instant::now() + FREE_WITHIN;
-    loop {
-        match start() {
-            Err(_) if Instant::now() < deadline => std::thread::sleep(LOOK_EVERY),
-            result => return result.map_err(Failure::at(what)),
+/// A directory to serve in one run.
+pub struct ServedDirectory {
+    pub path: PathBuf,
+    _copy: Option<tempfile::TempDir>,
+}
+
+impl ServedDirectory {
+    /// Returns the directory itself, or a copy if the kernel is to keep its pages: such a volume
+    /// keeps its directory from other daemons of this process for longer than it is served.
+    pub fn of(directory: &Path, page_cache: PageCache) -> Result<Self, Failure> {
+        if page_cache == PageCache::Own {
+            return Ok(Self { path: directory.to_owned(), _copy: None });
+        }
+        let copy = tempfile::tempdir_in(directory.parent().unwrap_or(directory));
+        let copy = copy.map_err(Failure::at("cannot make a directory"))?;
+        let path = copy.path().join("data");
+        let copied = Command::new("cp").arg("-a").arg(directory).arg(&path).status();
+        match copied {
+            Ok(status) if status.success() => Ok(Self { path, _copy: Some(copy) }),
+            other => Err(Failure::Setup(format!("cannot copy a directory: {other:?}"))),
         }
     }
 }

@@ -23,7 +23,7 @@ use umemcg_reclaim::baseline;
 use crate::options::{Failure, Options, PageCache};
 use crate::progress::Progress;
 use crate::report::{MailFigure, Report, Section, Target, Verdict};
-use crate::served_mount::when_free;
+use crate::served_mount::ServedDirectory;
 use crate::stats::Samples;
 
 /// Directories of the tree at full size; in each, files of these kinds.
@@ -313,11 +313,11 @@ impl Tree {
             neighbour: Arc::clone(&neighbour),
             is_neighbours: AtomicBool::new(true),
         });
-        let mut config = DaemonConfig::new(&self.data, &self.mount);
+        let data = ServedDirectory::of(&self.data, page_cache)?;
+        let mut config = DaemonConfig::new(&data.path, &self.mount);
         config.lifetimes.pages = page_cache == PageCache::Kernel;
-        let classifier: Arc<dyn Classifier> = Arc::clone(&turns) as _;
-        let start = || Daemon::start(&engine, Arc::clone(&classifier), &config);
-        let daemon = when_free(start, "cannot mount")?;
+        let daemon = Daemon::start(&engine, Arc::clone(&turns) as Arc<dyn Classifier>, &config)
+            .map_err(Failure::at("cannot mount"))?;
         let figures = self.watch(&turns);
         let (peak_bytes, metadata_peak_bytes) = (build.peak_bytes(), build.metadata_peak_bytes());
         let lost = daemon.shut_down(Instant::now() + Duration::from_secs(60));

@@ -17,7 +17,7 @@ use crate::c_project::ProjectSize;
 use crate::options::{Failure, Options, PageCache};
 use crate::progress::Progress;
 use crate::report::{MailFigure, Report, Section, Target, Verdict};
-use crate::served_mount::ServedMount;
+use crate::served_mount::{ServedDirectory, ServedMount};
 use crate::stats::Samples;
 use crate::threads::process_time;
 
@@ -148,8 +148,10 @@ fn build_both(
     soft_limit: u64,
 ) -> Result<Run, Failure> {
     let mount = ServedMount::start(pool_bytes, page_cache)?;
-    for name in TENANTS {
-        mount.add_tenant(name, &directory.join(name))?.set_soft_limit(soft_limit);
+    let copy = |name| ServedDirectory::of(&directory.join(name), page_cache);
+    let directories: Vec<ServedDirectory> = TENANTS.into_iter().map(copy).collect::<Result<_, _>>()?;
+    for (name, data) in TENANTS.into_iter().zip(&directories) {
+        mount.add_tenant(name, &data.path)?.set_soft_limit(soft_limit);
     }
     let start = (Instant::now(), process_time(), ChildTime::now());
     let builds: Vec<_> =
@@ -181,8 +183,7 @@ fn build_both(
         scanned / stolen.max(1.0),
     ]);
     mount.end()?;
-    for name in TENANTS {
-        let data = directory.join(name);
+    for data in directories.iter().map(|data| &data.path) {
         let said = std::process::Command::new(data.join("prog")).output();
         let said = said.map_err(Failure::at("cannot run what was built"))?;
         if said.stdout != project.expected_output().as_bytes() {
@@ -191,7 +192,7 @@ fn build_both(
                 String::from_utf8_lossy(&said.stdout)
             )));
         }
-        project.clean(&data)?;
+        project.clean(data)?;
     }
     Ok(run)
 }
