@@ -23,7 +23,12 @@ needs=(
 )
 for argument in "$@"; do
     case $argument in
-    --bench) needs+=("/usr/include/fuse3/fuse.h libfuse3-dev" "pkg-config pkg-config") ;;
+    --bench)
+        needs+=("/usr/include/fuse3/fuse.h libfuse3-dev" "pkg-config pkg-config")
+        # A small kernel is built.
+        needs+=("/usr/src/linux-source-*.tar.xz linux-source" "flex flex" "bison bison" "bc bc" "xz xz-utils")
+        needs+=("/usr/include/libelf.h libelf-dev" "/usr/include/openssl/ssl.h libssl-dev")
+        ;;
     *) echo "deps.sh: unknown argument $argument (known: --bench)" >&2; exit 2 ;;
     esac
 done
@@ -32,7 +37,7 @@ missing=()
 for need in "${needs[@]}"; do
     read -r what package <<<"$need"
     case $what in
-    /*) [ -e "$what" ] || missing+=("$package") ;;
+    /*) compgen -G "$what" >/dev/null || missing+=("$package") ;;
     *) command -v "$what" >/dev/null 2>&1 || missing+=("$package") ;;
     esac
 done

@@ -14,8 +14,6 @@ pub enum Engine {
     CallsUncached,
     /// Through calls, with what the kernel caches.
     Calls,
-    /// Through a mapping, with what the kernel caches.
-    Mapping,
 }
 
 /// A run: each file by a job of its own, all at the same time, every block once in each loop.
@@ -70,8 +68,13 @@ pub fn check() -> Result<(), Failure> {
 /// [`Failure::Wrong`] when a call failed or bytes are missing.
 pub fn run(job: &Job<'_>) -> Result<f64, Failure> {
     let mut command = Command::new("fio");
-    command.args(["--output-format=json", "--thread", "--fallocate=none", "--refill_buffers=0"]);
-    command.arg(if job.engine == Engine::Mapping { "--ioengine=mmap" } else { "--ioengine=psync" });
+    command.args([
+        "--ioengine=psync",
+        "--output-format=json",
+        "--thread",
+        "--fallocate=none",
+        "--refill_buffers=0",
+    ]);
     command.arg(format!("--invalidate={}", u8::from(job.engine == Engine::CallsUncached)));
     command.arg(format!("--loops={}", job.loops));
     let writes = job.pattern.ends_with("write");

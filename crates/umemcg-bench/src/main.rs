@@ -22,9 +22,14 @@ mod footprint;
 #[cfg(feature = "experiments")]
 mod fork_bomb;
 mod fuse;
+mod grouped_mount;
 mod guarantee;
 mod hit;
 mod idle_threads;
+mod kernel_build;
+mod kernel_pages;
+mod kernel_reclaim;
+mod kernel_view;
 mod machine;
 mod many_groups;
 #[cfg(feature = "experiments")]
@@ -58,12 +63,15 @@ mod source_tree;
 mod stats;
 mod store;
 mod storm;
+mod tenant;
 mod threads;
 
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
+#[cfg(feature = "experiments")]
+use options::PageCache;
 use options::{Failure, Options};
 
 /// Benchmarks of umemcg, each against its yardstick in the same run.
@@ -110,6 +118,18 @@ enum Benchmark {
     /// Reads of cached pages: 4 KiB copied and 8 bytes in place, against memcpy and the kernel's
     /// page cache
     Hit,
+    /// What the kernel holds for tenants with `--page-cache kernel`, what a neighbour notices, and what
+    /// taking it back costs
+    KernelPages(fuse::Programs),
+    /// A file written and read on a mount whose pages the kernel keeps, with marks and without; and a
+    /// stream beyond a soft limit of 0 beside a tenant that holds nearly everything
+    KernelReclaim(fuse::Programs),
+    /// `slab` on a mount whose pages the kernel keeps
+    #[cfg(feature = "experiments")]
+    KernelSlab,
+    /// `soft-limit` on a mount whose pages the kernel keeps
+    #[cfg(feature = "experiments")]
+    KernelSoftLimit,
     /// A tenant that reads what fits its share, beside one that streams, writes or walks names:
     /// what it notices
     Neighbour(neighbour_choice::Choice),
@@ -182,15 +202,21 @@ fn run(options: &Options, benchmark: Benchmark) -> Result<Option<report::Report>
         Benchmark::Fuse(programs) => fuse::run(options, &programs),
         Benchmark::Guarantee => guarantee::run(options),
         Benchmark::Hit => hit::run(options),
+        Benchmark::KernelPages(programs) => kernel_pages::run(options, &programs),
+        Benchmark::KernelReclaim(programs) => kernel_reclaim::run(options, &programs),
+        #[cfg(feature = "experiments")]
+        Benchmark::KernelSlab => slab::run(options, PageCache::Kernel),
+        #[cfg(feature = "experiments")]
+        Benchmark::KernelSoftLimit => soft_limit::run(options, PageCache::Kernel),
         Benchmark::Neighbour(choice) => neighbour::run(options, &choice),
         Benchmark::NeighbourLoad(load) => return load.run().map(|()| None),
         Benchmark::ObjectCache(program) => object_cache::run(options, &program),
         Benchmark::Programs(choice) => programs::run(options, &choice),
         Benchmark::Scale => scale::run(options),
         #[cfg(feature = "experiments")]
-        Benchmark::Slab => slab::run(options),
+        Benchmark::Slab => slab::run(options, PageCache::Own),
         #[cfg(feature = "experiments")]
-        Benchmark::SoftLimit => soft_limit::run(options),
+        Benchmark::SoftLimit => soft_limit::run(options, PageCache::Own),
         Benchmark::Footprint(program) => footprint::run(options, &program),
         Benchmark::Threads => idle_threads::run(options),
         Benchmark::Storm(program) => storm::run(options, &program),

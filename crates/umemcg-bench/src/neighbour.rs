@@ -10,9 +10,7 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,12 +19,13 @@ use umemcg_fuse::{Classifier, Daemon, DaemonConfig};
 
 use crate::neighbour_choice::{Choice, Row};
 use crate::neighbour_dirty;
-use crate::neighbour_load::{Done, FILES_PER_DIRECTORY, Load, Tempo, Work, file_name};
+use crate::neighbour_load::{Done, FILES_PER_DIRECTORY, Tempo, Work, file_name};
 use crate::options::{Failure, Options};
 use crate::progress::Progress;
 use crate::report::{Report, Section, Target, Verdict};
 use crate::stats::Samples;
 use crate::store::write_contents;
+use crate::tenant::Tenant;
 use crate::threads::process_time;
 
 const MIB: u64 = 1 << 20;
@@ -111,71 +110,6 @@ impl Classifier for ByProcess {
     fn classify(&self, tid: u32, _uid: u32, _gid: u32) -> Arc<Group> {
         let groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
         groups.get(&tid).unwrap_or(&self.others).clone()
-    }
-}
-
-/// A tenant that is ready.
-struct Tenant {
-    child: Child,
-    says: BufReader<ChildStdout>,
-}
-
-impl Tenant {
-    /// Starts one; `place` puts its process where it belongs before it touches anything.
-    fn start(
-        load: (Work, PathBuf, u64),
-        time: Duration,
-        tempo: Tempo,
-        place: impl FnOnce(u32) -> Result<(), Failure>,
-    ) -> Result<Self, Failure> {
-        let program = std::env::current_exe().map_err(Failure::at("cannot find this program"))?;
-        // A shell that waits until it has been placed, then becomes the tenant: same process,
-        // single thread.
-        let mut child = Command::new("sh")
-            .args(["-c", "read placed; exec \"$@\"", "sh"])
-            .arg(program)
-            .args(Load::arguments(load.0, load.1, load.2, time, tempo))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(Failure::at("cannot start a tenant"))?;
-        let says = child.stdout.take().map(BufReader::new);
-        let Some(says) = says else { return Err(Failure::Setup("a tenant without a voice".into())) };
-        let mut tenant = Self { child, says };
-        place(tenant.child.id())?;
-        tenant.tell()?;
-        let ready = tenant.hear()?;
-        if ready.trim() != "ready" {
-            return Err(Failure::Wrong(format!("a tenant said {ready:?}")));
-        }
-        Ok(tenant)
-    }
-
-    fn tell(&mut self) -> Result<(), Failure> {
-        let Some(stdin) = &mut self.child.stdin else { return Ok(()) };
-        stdin.write_all(b"go\n").and_then(|()| stdin.flush()).map_err(Failure::at("cannot speak to a tenant"))
-    }
-
-    fn hear(&mut self) -> Result<String, Failure> {
-        let mut line = String::new();
-        self.says.read_line(&mut line).map_err(Failure::at("cannot hear a tenant"))?;
-        Ok(line)
-    }
-
-    fn done(mut self) -> Result<Done, Failure> {
-        let line = self.hear()?;
-        let status = self.child.wait().map_err(Failure::at("cannot wait for a tenant"))?;
-        if !status.success() {
-            return Err(Failure::Wrong(format!("a tenant ended with {status}")));
-        }
-        serde_json::from_str(&line).map_err(Failure::at("a tenant makes no sense"))
-    }
-}
-
-impl Drop for Tenant {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -337,6 +271,7 @@ impl World {
             Work::Stream => ("stream", STREAM_FILE),
             Work::Write => ("written", WRITE_FILE),
             Work::Walk => ("tree", self.nr_files),
+            Work::Burn => ("", 0),
         };
         let is_shared = side == 3 || side == 5;
         Tenant::start((work, top.join(name), size), self.time, tempo, |pid| {

@@ -18,6 +18,7 @@ use rustix::thread::set_current_timer_slack;
 use serde::{Deserialize, Serialize};
 
 use crate::options::Failure;
+use crate::stats::thread_time;
 use crate::store::{fill, is_right};
 use crate::threads::{Latencies, process_time};
 
@@ -25,6 +26,10 @@ use crate::threads::{Latencies, process_time};
 pub const READ_BYTES: usize = 4096;
 /// Bytes of a call that streams.
 pub const STREAM_BYTES: usize = 128 << 10;
+/// Bytes of each of the files that are read one after the other.
+pub const EACH_FILE_BYTES: u64 = 8 << 20;
+/// Processor time of a call that does nothing else: about that of a read of 128 KiB.
+pub const BURN: Duration = Duration::from_micros(100);
 /// Files in one directory of those that are walked.
 pub const FILES_PER_DIRECTORY: u64 = 1000;
 
@@ -33,12 +38,15 @@ pub const FILES_PER_DIRECTORY: u64 = 1000;
 pub enum Work {
     /// Reads pages of a file at random.
     Random,
-    /// Reads a file from the beginning to the end, again and again.
+    /// Reads a file from the beginning to the end, again and again; or so the files of a directory,
+    /// each opened anew.
     Stream,
-    /// Writes a file so.
+    /// Writes a file, or files, so.
     Write,
     /// Looks at every file of a tree so.
     Walk,
+    /// Uses a processor for [`BURN`] in each call, and nothing else.
+    Burn,
 }
 
 /// The pace of a tenant's calls.
@@ -50,6 +58,8 @@ pub enum Tempo {
     Rate(f64),
     /// One after the other, at most this many a second.
     AtMost(f64),
+    /// One after the other, this many in all.
+    Times(u64),
 }
 
 /// A tenant's command line.
@@ -72,6 +82,9 @@ pub struct Load {
     /// One after the other, but at most this many in a second: sleeps when it is ahead
     #[arg(long, conflicts_with = "rate")]
     at_most: Option<f64>,
+    /// Ends after this many calls
+    #[arg(long)]
+    times: Option<u64>,
 }
 
 /// The result.
@@ -89,6 +102,9 @@ pub struct Done {
     pub cpu_seconds: f64,
 }
 
+/// A call of a tenant, by its number.
+type Call<'a> = Box<dyn FnMut(u64) -> Result<bool, Failure> + 'a>;
+
 impl Load {
     /// Arguments that make this program such a tenant.
     pub fn arguments(work: Work, path: PathBuf, size: u64, time: Duration, tempo: Tempo) -> Vec<OsString> {
@@ -100,6 +116,7 @@ impl Load {
             Tempo::Free => {}
             Tempo::Rate(rate) => arguments.extend(["--rate".into(), rate.to_string().into()]),
             Tempo::AtMost(rate) => arguments.extend(["--at-most".into(), rate.to_string().into()]),
+            Tempo::Times(times) => arguments.extend(["--times".into(), times.to_string().into()]),
         }
         arguments
     }
@@ -130,7 +147,7 @@ impl Load {
                     Instant::now()
                 }
             };
-            if due - start >= time {
+            if due - start >= time || self.times == Some(done.calls) {
                 break;
             }
             wait_until(due);
@@ -148,13 +165,50 @@ impl Load {
         writeln!(io::stdout(), "{text}").map_err(Failure::at("cannot say what came of it"))
     }
 
-    /// Returns the call that is repeated; it returns false when it was refused for lack of memory.
-    #[expect(clippy::type_complexity, reason = "it is said once")]
-    fn prepare(&self) -> io::Result<Box<dyn FnMut(u64) -> Result<bool, Failure> + '_>> {
-        let failed = |error: io::Error| match error.raw_os_error() {
+    /// Returns false for a call that was refused for lack of memory.
+    fn failed(&self, error: io::Error) -> Result<bool, Failure> {
+        match error.raw_os_error() {
             Some(code) if code == rustix::io::Errno::NOMEM.raw_os_error() => Ok(false),
             _ => Err(Failure::Setup(format!("{}: {error}", self.path.display()))),
-        };
+        }
+    }
+
+    /// Returns the call that reads or writes the files of a directory.
+    fn stream_files(&self, mut buffer: Vec<u8>) -> Call<'_> {
+        let (mut open, writes) = (None, self.work == Work::Write);
+        Box::new(move |nr| {
+            let offset = nr * STREAM_BYTES as u64 % self.size;
+            let (at, offset) = (offset / EACH_FILE_BYTES, offset % EACH_FILE_BYTES);
+            let file = match open.take() {
+                Some(file) if offset > 0 => file,
+                _ => File::options()
+                    .read(!writes)
+                    .write(writes)
+                    .create(writes)
+                    .open(self.path.join(at.to_string()))
+                    .map_err(Failure::at("cannot open a file"))?,
+            };
+            let done = if writes {
+                fill(offset, &mut buffer[..64]);
+                file.write_all_at(&buffer, offset)
+            } else {
+                file.read_exact_at(&mut buffer, offset)
+            };
+            open = Some(file);
+            if let Err(error) = done {
+                return self.failed(error);
+            }
+            if is_right(offset, &buffer[..64]) {
+                Ok(true)
+            } else {
+                Err(Failure::Wrong(format!("other bytes at {offset} of file {at}")))
+            }
+        })
+    }
+
+    /// Returns the call that is repeated; it returns false when it was refused for lack of memory.
+    fn prepare(&self) -> io::Result<Call<'_>> {
+        let failed = |error: io::Error| self.failed(error);
         let mut buffer = vec![0; STREAM_BYTES];
         Ok(match self.work {
             Work::Random => {
@@ -179,6 +233,7 @@ impl Load {
                     }
                 })
             }
+            Work::Stream | Work::Write if self.path.is_dir() => self.stream_files(buffer),
             Work::Stream => {
                 let file = File::open(&self.path)?;
                 Box::new(move |nr| {
@@ -194,6 +249,13 @@ impl Load {
                     file.write_all_at(&buffer, offset).map(|()| true).or_else(failed)
                 })
             }
+            Work::Burn => Box::new(|_| {
+                let until = thread_time() + BURN;
+                while thread_time() < until {
+                    std::hint::spin_loop();
+                }
+                Ok(true)
+            }),
             Work::Walk => Box::new(move |nr| {
                 let path = self.path.join(file_name(nr % self.size));
                 fs::metadata(path).map(|_| true).or_else(failed)

@@ -23,6 +23,16 @@ pub struct Options {
     pub dir: Option<PathBuf>,
 }
 
+/// The cache that keeps the file pages of a mount.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg(feature = "experiments")]
+pub enum PageCache {
+    /// The kernel's.
+    Kernel,
+    /// The daemon's.
+    Own,
+}
+
 fn scale(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(scale) if scale > 0.0 && scale.is_finite() => Ok(scale),

@@ -6,6 +6,9 @@
 //! removed; files are read through calls and through mappings, and written. What is read warm is
 //! read once before the clock starts. Trees are compared by their checksum on every side, and what
 //! was written through a mount is compared with its backing directory at the end.
+//!
+//! A mapping is read twice: the first time, each page with its share of a page fault, and then
+//! again and again without faults. The build of a kernel stands in `kernel_build`.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -13,15 +16,19 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
+use umemcg_base::PAGE_SIZE;
+
 use crate::fio::{self, Engine, Job};
 use crate::fuse::Programs;
+use crate::kernel_build;
+use crate::kernel_view::KernelView;
 use crate::mounts::Mount;
 use crate::options::{Failure, Options};
 use crate::progress::Progress;
 use crate::report::{Report, Section, Target, Verdict};
 use crate::source_tree::SourceTree;
 use crate::stats::Samples;
-use crate::store::write_contents;
+use crate::store::{word_at, write_contents};
 
 /// Bytes of each file that is read, and of the one that is written at random, at full size.
 const FILE_BYTES: u64 = 256 << 20;
@@ -50,6 +57,21 @@ pub struct Choice {
     /// Archive of a source tree to unpack (a made-up tree of 10,000 files if not given)
     #[arg(long, value_name = "TAR")]
     tree: Option<PathBuf>,
+    /// Archive of the Linux sources to build (Debian's linux-source in /usr/src if not given)
+    #[arg(long, value_name = "TAR")]
+    linux: Option<PathBuf>,
+    /// Only this part of the work
+    #[arg(long, value_enum)]
+    only: Option<Part>,
+}
+
+/// A part of the work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    /// The rows of everyday programs
+    Rows,
+    /// The build of a kernel
+    Build,
 }
 
 /// A figure of the table.
@@ -71,16 +93,17 @@ const fn shown(title: &'static str, unit: &'static str) -> Row {
 }
 
 const fn time(title: &'static str, most: f64) -> Row {
-    Row { title, unit: "s", of_plain: Some(Target::TimesAtMost(most)), is_race: true }
+    Row { title, unit: "ms", of_plain: Some(Target::TimesAtMost(most)), is_race: true }
 }
 
 /// The rows of a round, in the order in which [`Side::round`] gives their figures. Rows without a
 /// bound against the plain directory are shown only.
-const ROWS: [Row; 11] = [
+const ROWS: [Row; 12] = [
     rate("4 KiB reads that hit, 1 job", "calls/s", 0.75),
     rate("4 KiB reads that hit, 2 jobs", "calls/s", 0.6),
     shown("128 KiB reads that hit", "calls/s"),
-    rate("4 KiB read through a mapping", "calls/s", 0.95),
+    rate("4 KiB read through a mapping", "reads/s", 0.95),
+    shown("4 KiB read through a mapping for the first time", "ns"),
     rate("dd with fsync", "MiB/s", 0.8),
     shown("4 KiB random writes", "calls/s"),
     time("tar x", 2.5),
@@ -106,16 +129,31 @@ struct Side {
 struct Work {
     archive: PathBuf,
     tree: SourceTree,
+    view: KernelView,
+    /// The sum of the first words of all pages of a file that is read.
+    page_sum: u64,
     file_bytes: u64,
     dd_bytes: u64,
 }
 
 /// Runs the experiment.
 pub fn run(options: &Options, choice: &Choice) -> Result<Report, Failure> {
-    fio::check()?;
     let progress = Progress::new();
+    let mut report = Report::new("programs", options.scale, options.rounds as usize);
+    if choice.only != Some(Part::Build) {
+        rows(options, choice, &progress, &mut report)?;
+    }
+    if choice.only != Some(Part::Rows) {
+        let (daemon, _) = choice.programs.find()?;
+        kernel_build::run(options, &daemon, choice.linux.as_deref(), &progress, &mut report)?;
+    }
+    Ok(report)
+}
+
+/// Takes the samples of [`ROWS`].
+fn rows(options: &Options, choice: &Choice, progress: &Progress, report: &mut Report) -> Result<(), Failure> {
+    fio::check()?;
     let rounds = options.rounds as usize;
-    let mut report = Report::new("programs", options.scale, rounds);
     let directory = tempfile::Builder::new()
         .prefix("umemcg-bench.")
         .tempdir_in(options.directory())
@@ -149,8 +187,7 @@ pub fn run(options: &Options, choice: &Choice) -> Result<Report, Failure> {
         let sides = sides.iter().zip(figures).map(|(side, samples)| Samples::new(side.name, samples));
         report.sections.push(row.judge(sides.collect()));
     }
-    sides.into_iter().try_for_each(Side::end)?;
-    Ok(report)
+    sides.into_iter().try_for_each(Side::end)
 }
 
 impl Row {
@@ -179,7 +216,11 @@ impl Work {
         let tree = SourceTree::read(&made)?;
         command("tar", &["cf", &text(&archive), "-C", &text(&made), "."], directory)?;
         fs::remove_dir_all(&made).map_err(Failure::at("cannot remove a directory"))?;
-        Ok(Self { archive, tree, file_bytes: scaled(FILE_BYTES), dd_bytes: scaled(DD_BYTES) })
+        let (file_bytes, dd_bytes) = (scaled(FILE_BYTES), scaled(DD_BYTES));
+        let page_sum =
+            (0..file_bytes).step_by(PAGE_SIZE).fold(0, |sum: u64, at| sum.wrapping_add(word_at(at)));
+        let view = KernelView::build(directory)?;
+        Ok(Self { archive, tree, view, page_sum, file_bytes, dd_bytes })
     }
 }
 
@@ -255,11 +296,11 @@ impl Side {
         let random = hits(1, 4 << 10, "randread", Engine::Calls)?;
         let random_by_two = hits(2, 4 << 10, "randread", Engine::Calls)?;
         let sequential = hits(1, 128 << 10, "read", Engine::Calls)?;
-        let mapped = hits(1, 4 << 10, "randread", Engine::Mapping)?;
+        let (mapped, first_ns) = self.mapped(work)?;
         let dd = self.dd(work)?;
         let writes = self.random_writes(work)?;
         let [tar, grep, add, status, rm] = self.tree(work)?;
-        Ok([random, random_by_two, sequential, mapped, dd, writes, tar, grep, add, status, rm])
+        Ok([random, random_by_two, sequential, mapped, first_ns, dd, writes, tar, grep, add, status, rm])
     }
 
     /// Reads cached files. Returns the calls per second.
@@ -272,22 +313,30 @@ impl Side {
         engine: Engine,
     ) -> Result<f64, Failure> {
         let files = self.read_files(nr_jobs);
-        let mut piece = vec![0; 1 << 20];
-        for file in &files {
-            let mut file = File::open(file).map_err(Failure::at("cannot open a file"))?;
-            while file.read(&mut piece).map_err(Failure::at("cannot read a file"))? != 0 {}
-        }
+        files.iter().try_for_each(|file| read_whole(file))?;
         let loops = if block_bytes > 4 << 10 { NR_LOOPS * 4 } else { NR_LOOPS };
         fio::run(&Job { pattern, block_bytes, file_bytes: work.file_bytes, files, engine, loops })
+    }
+
+    /// Reads a cached file through a mapping at random. Returns reads per second without faults, and
+    /// nanoseconds of a page that is touched first.
+    fn mapped(&self, work: &Work) -> Result<(f64, f64), Failure> {
+        let file = self.seen.join("read0.bin");
+        read_whole(&file)?;
+        let mapped = work.view.map(&file, NR_LOOPS)?;
+        if mapped.sum != work.page_sum {
+            return Err(Failure::Wrong(format!("{}: a mapping has other contents", self.name)));
+        }
+        Ok((1e9 / mapped.later_ns, mapped.first_ns))
     }
 
     fn dd(&self, work: &Work) -> Result<f64, Failure> {
         self.settle()?;
         let count = format!("count={}", work.dd_bytes >> 20);
         let arguments = ["if=/dev/zero", "of=written.bin", "bs=1M", &count, "conv=fsync"];
-        let seconds = timed("dd", &arguments, &self.seen)?;
+        let milliseconds = timed("dd", &arguments, &self.seen)?;
         fs::remove_file(self.seen.join("written.bin")).map_err(Failure::at("cannot remove a file"))?;
-        Ok((work.dd_bytes >> 20) as f64 / seconds)
+        Ok((work.dd_bytes >> 20) as f64 * 1e3 / milliseconds)
     }
 
     fn random_writes(&self, work: &Work) -> Result<f64, Failure> {
@@ -312,7 +361,7 @@ impl Side {
     }
 
     /// Unpacks the tree, searches it, commits it, asks for its status and removes it. Returns the
-    /// seconds of each.
+    /// milliseconds of each.
     fn tree(&self, work: &Work) -> Result<[f64; 5], Failure> {
         self.settle()?;
         let tree = self.seen.join("tree");
@@ -402,9 +451,17 @@ fn command(program: &str, arguments: &[&str], directory: &Path) -> Result<(), Fa
     )))
 }
 
-/// The same; returns the seconds that it took.
+/// The same; returns the milliseconds that it took.
 fn timed(program: &str, arguments: &[&str], directory: &Path) -> Result<f64, Failure> {
     let start = Instant::now();
     command(program, arguments, directory)?;
-    Ok(start.elapsed().as_secs_f64())
+    Ok(start.elapsed().as_secs_f64() * 1e3)
+}
+
+/// Reads a file to its end.
+fn read_whole(file: &Path) -> Result<(), Failure> {
+    let mut piece = vec![0; 1 << 20];
+    let mut file = File::open(file).map_err(Failure::at("cannot open a file"))?;
+    while file.read(&mut piece).map_err(Failure::at("cannot read a file"))? != 0 {}
+    Ok(())
 }

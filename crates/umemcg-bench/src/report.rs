@@ -246,7 +246,9 @@ impl Section {
     fn print(&self, out: &mut impl Write) -> io::Result<()> {
         let columns = format!("{:>12} {:>12} {:>12} {:>8}", "median", "min", "max", "ratio");
         writeln!(out, "{:<46} {columns}", format!("{} ({})", self.title, self.unit))?;
-        let width = if self.sides.iter().all(|side| side.max < 10_000.0) { 1 } else { 0 };
+        let most = self.sides.iter().map(|side| side.max).fold(0.0, f64::max);
+        let width = [(10.0, 3), (100.0, 2), (10_000.0, 1)].iter().find(|(below, _)| most < *below);
+        let width = width.map_or(0, |(_, digits)| *digits);
         for side in &self.sides {
             let ratio = side.ratio_to(&self.sides[0]);
             // Nothing can be compared with nothing.

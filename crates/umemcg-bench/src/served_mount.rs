@@ -14,7 +14,7 @@ use umemcg_fuse::{
 };
 use umemcg_vfs::{VolumeConfig, VolumeSpec};
 
-use crate::options::Failure;
+use crate::options::{Failure, PageCache};
 
 /// The time that the end may take.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -29,7 +29,7 @@ pub struct ServedMount {
 impl ServedMount {
     /// Makes both mounts in a directory of their own, with a pool that has marks as that of the
     /// product.
-    pub fn start(pool_bytes: u64) -> Result<Self, Failure> {
+    pub fn start(pool_bytes: u64, page_cache: PageCache) -> Result<Self, Failure> {
         let points = tempfile::tempdir().map_err(Failure::at("cannot make a directory"))?;
         let (mnt, cg) = (points.path().join("mnt"), points.path().join("cg"));
         for point in [&mnt, &cg] {
@@ -42,8 +42,9 @@ impl ServedMount {
         let processes = Arc::new(processes);
         let tree = Arc::new(ControlTree::new(Arc::clone(&engine), Arc::clone(&processes) as _));
         let classifier: Arc<dyn Classifier> = Arc::clone(&processes) as _;
-        let mut daemon = Daemon::start(&engine, classifier, &DaemonConfig::many(mnt))
-            .map_err(Failure::at("cannot mount"))?;
+        let mut config = DaemonConfig::many(mnt);
+        config.lifetimes.pages = page_cache == PageCache::Kernel;
+        let mut daemon = Daemon::start(&engine, classifier, &config).map_err(Failure::at("cannot mount"))?;
         let options = MountOptions::new("umemcg-control", "bench");
         daemon
             .mount_control(&cg, &options, ControlFs::new(tree, processes), SessionConfig::default())
@@ -84,5 +85,29 @@ impl ServedMount {
     pub fn end(self) -> Result<(), Failure> {
         let lost = self.daemon.shut_down(Instant::now() + TIMEOUT);
         if lost.is_empty() { Ok(()) } else { Err(Failure::Wrong(format!("data was lost: {lost:?}"))) }
+    }
+}
+
+/// A directory to serve in one run.
+pub struct ServedDirectory {
+    pub path: PathBuf,
+    _copy: Option<tempfile::TempDir>,
+}
+
+impl ServedDirectory {
+    /// Returns the directory itself, or a copy if the kernel is to keep its pages: such a volume
+    /// keeps its directory from other daemons of this process for longer than it is served.
+    pub fn of(directory: &Path, page_cache: PageCache) -> Result<Self, Failure> {
+        if page_cache == PageCache::Own {
+            return Ok(Self { path: directory.to_owned(), _copy: None });
+        }
+        let copy = tempfile::tempdir_in(directory.parent().unwrap_or(directory));
+        let copy = copy.map_err(Failure::at("cannot make a directory"))?;
+        let path = copy.path().join("data");
+        let copied = Command::new("cp").arg("-a").arg(directory).arg(&path).status();
+        match copied {
+            Ok(status) if status.success() => Ok(Self { path, _copy: Some(copy) }),
+            other => Err(Failure::Setup(format!("cannot copy a directory: {other:?}"))),
+        }
     }
 }

@@ -20,9 +20,10 @@ use umemcg_base::PAGE_SIZE_U64;
 use umemcg_fuse::{Classifier, Daemon, DaemonConfig};
 use umemcg_reclaim::baseline;
 
-use crate::options::{Failure, Options};
+use crate::options::{Failure, Options, PageCache};
 use crate::progress::Progress;
 use crate::report::{MailFigure, Report, Section, Target, Verdict};
+use crate::served_mount::ServedDirectory;
 use crate::stats::Samples;
 
 /// Directories of the tree at full size; in each, files of these kinds.
@@ -113,22 +114,23 @@ impl Classifier for Turns {
 }
 
 /// Runs the experiment.
-pub fn run(options: &Options) -> Result<Report, Failure> {
+pub fn run(options: &Options, page_cache: PageCache) -> Result<Report, Failure> {
     let progress = Progress::new();
     let rounds = options.rounds as usize;
-    let mut report = Report::new("slab", options.scale, rounds);
+    let name = if page_cache == PageCache::Kernel { "kernel-slab" } else { "slab" };
+    let mut report = Report::new(name, options.scale, rounds);
     let directory =
         tempfile::tempdir_in(options.directory()).map_err(Failure::at("cannot make a directory"))?;
     let tree = Tree::make(directory.path(), options.scale)?;
     progress.show("without a limit");
-    let free = tree.build(Mode::PerGroup, None)?;
+    let free = tree.build(page_cache, Mode::PerGroup, None)?;
     let limit = (free.peak_bytes * LIMIT_PERCENT / 100).max(2 * free.metadata_peak_bytes);
     let mut runs: Runs = Default::default();
     for round in 0..=rounds {
         for at in 0..MODES.len() {
             let side = (round + at) % MODES.len();
             progress.show(&format!("round {round} of {rounds}: {}", MODES[side].1));
-            let run = tree.build(MODES[side].0, Some(limit));
+            let run = tree.build(page_cache, MODES[side].0, Some(limit));
             Mode::PerGroup.set();
             if round > 0 {
                 runs[side].push(run?.figures);
@@ -294,7 +296,7 @@ impl Tree {
     }
 
     /// Mounts the tree and builds in it.
-    fn build(&self, mode: Mode, limit: Option<u64>) -> Result<Built, Failure> {
+    fn build(&self, page_cache: PageCache, mode: Mode, limit: Option<u64>) -> Result<Built, Failure> {
         shell(&self.data.join("tree"), "find . \\( -name '*.[od]' -o -name program \\) -delete")?;
         mode.set();
         let config = EngineConfig { pool_bytes: POOL_BYTES, pool_marks: true, ..EngineConfig::default() };
@@ -311,12 +313,11 @@ impl Tree {
             neighbour: Arc::clone(&neighbour),
             is_neighbours: AtomicBool::new(true),
         });
-        let daemon = Daemon::start(
-            &engine,
-            Arc::clone(&turns) as Arc<dyn Classifier>,
-            &DaemonConfig::new(&self.data, &self.mount),
-        )
-        .map_err(Failure::at("cannot mount"))?;
+        let data = ServedDirectory::of(&self.data, page_cache)?;
+        let mut config = DaemonConfig::new(&data.path, &self.mount);
+        config.lifetimes.pages = page_cache == PageCache::Kernel;
+        let daemon = Daemon::start(&engine, Arc::clone(&turns) as Arc<dyn Classifier>, &config)
+            .map_err(Failure::at("cannot mount"))?;
         let figures = self.watch(&turns);
         let (peak_bytes, metadata_peak_bytes) = (build.peak_bytes(), build.metadata_peak_bytes());
         let lost = daemon.shut_down(Instant::now() + Duration::from_secs(60));

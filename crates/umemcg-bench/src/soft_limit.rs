@@ -14,10 +14,10 @@ use umemcg::{StatItem, UNLIMITED};
 use umemcg_reclaim::baseline::{SoftLimits, honour_soft_limits};
 
 use crate::c_project::ProjectSize;
-use crate::options::{Failure, Options};
+use crate::options::{Failure, Options, PageCache};
 use crate::progress::Progress;
 use crate::report::{MailFigure, Report, Section, Target, Verdict};
-use crate::served_mount::ServedMount;
+use crate::served_mount::{ServedDirectory, ServedMount};
 use crate::stats::Samples;
 use crate::threads::process_time;
 
@@ -96,7 +96,7 @@ const MAIL: [(&str, [&str; 3], [&str; 3], usize); 3] = [
 ];
 
 /// Runs the experiment.
-pub fn run(options: &Options) -> Result<Report, Failure> {
+pub fn run(options: &Options, page_cache: PageCache) -> Result<Report, Failure> {
     let progress = Progress::new();
     let nr_sources = ((PROJECT.nr_sources as f64 * options.scale) as usize).max(4);
     let project = ProjectSize { nr_sources, ..PROJECT };
@@ -108,7 +108,8 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
         project.write(&data)?;
     }
     // The data that both have to bring in.
-    let compulsory = build_both(&project, directory.path(), AMPLE_BYTES, UNLIMITED)?.0[READ_AGAIN];
+    let compulsory =
+        build_both(&project, directory.path(), page_cache, AMPLE_BYTES, UNLIMITED)?.0[READ_AGAIN];
     let sides: Vec<(Mechanism, u64)> = [UNLIMITED, 0]
         .into_iter()
         .flat_map(|limit| Mechanism::ALL.map(|mechanism| (mechanism, limit)))
@@ -121,7 +122,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
             let limits = if limit == 0 { "soft limit 0" } else { "no limit" };
             progress.show(&format!("round {round} of {}: {}, {limits}", options.rounds, mechanism.name()));
             mechanism.choose();
-            let run = build_both(&project, directory.path(), POOL_BYTES, limit);
+            let run = build_both(&project, directory.path(), page_cache, POOL_BYTES, limit);
             Mechanism::Full.choose();
             let mut run = run?;
             run.0[READ_AGAIN] = (run.0[READ_AGAIN] - compulsory).max(0.0);
@@ -130,7 +131,11 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
             }
         }
     }
-    Ok(report(options, &project, compulsory, &runs))
+    let mut report = report(options, &project, compulsory, &runs);
+    if page_cache == PageCache::Kernel {
+        report.benchmark = "kernel-soft-limit";
+    }
+    Ok(report)
 }
 
 /// Runs both builds at the same time, on a mount of their own, from nothing cached to two programs
@@ -138,12 +143,15 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
 fn build_both(
     project: &ProjectSize,
     directory: &std::path::Path,
+    page_cache: PageCache,
     pool_bytes: u64,
     soft_limit: u64,
 ) -> Result<Run, Failure> {
-    let mount = ServedMount::start(pool_bytes)?;
-    for name in TENANTS {
-        mount.add_tenant(name, &directory.join(name))?.set_soft_limit(soft_limit);
+    let mount = ServedMount::start(pool_bytes, page_cache)?;
+    let copy = |name| ServedDirectory::of(&directory.join(name), page_cache);
+    let directories: Vec<ServedDirectory> = TENANTS.into_iter().map(copy).collect::<Result<_, _>>()?;
+    for (name, data) in TENANTS.into_iter().zip(&directories) {
+        mount.add_tenant(name, &data.path)?.set_soft_limit(soft_limit);
     }
     let start = (Instant::now(), process_time(), ChildTime::now());
     let builds: Vec<_> =
@@ -175,8 +183,7 @@ fn build_both(
         scanned / stolen.max(1.0),
     ]);
     mount.end()?;
-    for name in TENANTS {
-        let data = directory.join(name);
+    for data in directories.iter().map(|data| &data.path) {
         let said = std::process::Command::new(data.join("prog")).output();
         let said = said.map_err(Failure::at("cannot run what was built"))?;
         if said.stdout != project.expected_output().as_bytes() {
@@ -185,7 +192,7 @@ fn build_both(
                 String::from_utf8_lossy(&said.stdout)
             )));
         }
-        project.clean(&data)?;
+        project.clean(data)?;
     }
     Ok(run)
 }

@@ -12,18 +12,58 @@ pub fn process_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
+/// Returns the processor time of another process, with threads that have ended: in hundredths of a
+/// second.
+pub fn time_of_process(process: u32) -> Duration {
+    ticks(&format!("/proc/{process}/stat"), 14..=15)
+}
+
+/// Returns the processor time of children that have ended and been waited for, in hundredths of a
+/// second.
+pub fn time_of_children() -> Duration {
+    ticks("/proc/self/stat", 16..=17)
+}
+
+/// Returns the sum of fields of such a file, which are counted from 1.
+fn ticks(path: &str, fields: std::ops::RangeInclusive<usize>) -> Duration {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    // The name may contain anything but ends with the last bracket; the state, field 3, is next.
+    let values: Vec<&str> = text.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
+    let value = |field: usize| values.get(field - 3).and_then(|word| word.parse::<u64>().ok()).unwrap_or(0);
+    let nr_ticks: u64 = fields.map(value).sum();
+    Duration::from_secs_f64(nr_ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
+/// Returns the time that all processors of the machine were busy, in hundredths of a second.
+pub fn time_of_machine() -> Duration {
+    let text = fs::read_to_string("/proc/stat").unwrap_or_default();
+    let values = text.lines().next().unwrap_or_default().split_whitespace().skip(1);
+    let values: Vec<u64> = values.filter_map(|word| word.parse().ok()).collect();
+    // User, nice, system; then idle, waiting for a device; interrupts, deferred ones. The rest is
+    // other machines' and what is counted already.
+    let busy = |at: &usize| values.get(*at).copied().unwrap_or(0);
+    let nr_ticks: u64 = [0, 1, 2, 5, 6].iter().map(busy).sum();
+    Duration::from_secs_f64(nr_ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
 /// Nanoseconds that the threads whose names start so have run, altogether; those that live.
 pub fn nanoseconds_of(names: &str) -> u64 {
-    of_threads(names).map(|task| ran(&task)).sum()
+    of_threads("self", names).map(|task| ran(&task)).sum()
+}
+
+/// The same of another process.
+pub fn nanoseconds_in(process: u32, names: &str) -> u64 {
+    of_threads(&process.to_string(), names).map(|task| ran(&task)).sum()
 }
 
 /// Threads whose names start so; all of them for an empty start.
 pub fn nr(names: &str) -> usize {
-    of_threads(names).count()
+    of_threads("self", names).count()
 }
 
-fn of_threads(names: &str) -> impl Iterator<Item = std::path::PathBuf> {
-    let tasks = fs::read_dir("/proc/self/task").into_iter().flatten().flatten().map(|entry| entry.path());
+fn of_threads<'a>(process: &str, names: &'a str) -> impl Iterator<Item = std::path::PathBuf> + use<'a> {
+    let tasks = fs::read_dir(format!("/proc/{process}/task"));
+    let tasks = tasks.into_iter().flatten().flatten().map(|entry| entry.path());
     tasks.filter(move |task| fs::read_to_string(task.join("comm")).is_ok_and(|name| name.starts_with(names)))
 }
 

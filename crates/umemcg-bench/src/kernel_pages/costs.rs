@@ -1,0 +1,192 @@
+//! What it costs to take pages back, and to stream through a group's room.
+//!
+//! A page that is taken back is held against `posix_fadvise(POSIX_FADV_DONTNEED)` for as many pages
+//! of a plain file. Where that file's system reads into large folios, hundreds of pages go at once;
+//! a file of FUSE has a folio for each page. So the plain file is read page by page on a second
+//! side; and on a third the same call is made for the mount's own file.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::num::NonZeroU64;
+use std::path::Path;
+
+use rustix::fs::{Advice, fadvise};
+use umemcg_base::PAGE_SIZE_U64;
+
+use crate::options::{Failure, Options};
+use crate::progress::Progress;
+use crate::report::{Report, Section, Target, Verdict};
+use crate::stats::{Samples, thread_time};
+use crate::threads::nanoseconds_in;
+
+use super::ground::{A, B, FILLER, Ground, LITTLE, MIB, STREAM_FACTOR, STREAMER, Spent};
+
+const TAKEN_MAX: f64 = 1.1;
+const STREAM_MAX: f64 = 1.15;
+
+const TAKERS: [&str; 4] = [
+    "umemcg, the threads that ask the kernel",
+    "posix_fadvise, a plain file",
+    "posix_fadvise, a plain file in single pages",
+    "posix_fadvise, the mount's file",
+];
+
+pub fn run(
+    options: &Options,
+    ground: &Ground,
+    progress: &Progress,
+    report: &mut Report,
+) -> Result<(), Failure> {
+    // What the first part has left would make the pool take pages back.
+    [A, B, LITTLE].iter().try_for_each(|group| ground.kernel.force_empty(group))?;
+    pages_taken_back(options, ground, progress, report)?;
+    for (title, what) in [("files of 8 MiB", "stream"), ("one file larger than the room", "large")] {
+        streams(options, ground, progress, report, (title, what))?;
+    }
+    Ok(())
+}
+
+fn pages_taken_back(
+    options: &Options,
+    ground: &Ground,
+    progress: &Progress,
+    report: &mut Report,
+) -> Result<(), Failure> {
+    let mut samples: [Vec<f64>; TAKERS.len()] = Default::default();
+    let mut whole = Vec::new();
+    for round in 0..=options.rounds as usize {
+        for at in 0..TAKERS.len() {
+            let side = (round + at) % TAKERS.len();
+            progress.show(&format!("taken back, round {round} of {}: {}", options.rounds, TAKERS[side]));
+            let [ns, ns_of_daemon] = match side {
+                0 => taken_by_reclaim(ground)?,
+                1 | 2 => {
+                    let pattern = [Advice::Sequential, Advice::Random][side - 1];
+                    [taken_by_advice(ground, &ground.plain.join("taken"), pattern)?, 0.0]
+                }
+                _ => {
+                    ground.fill(FILLER, "taken")?;
+                    let ns =
+                        taken_by_advice(ground, &ground.kernel.seen().join("taken"), Advice::Sequential)?;
+                    ground.kernel.force_empty(FILLER)?;
+                    [ns, 0.0]
+                }
+            };
+            if round > 0 {
+                samples[side].push(ns);
+                whole.extend((side == 0).then_some(ns_of_daemon));
+            }
+        }
+    }
+    let sides: Vec<Samples> =
+        TAKERS.iter().zip(samples).map(|(name, samples)| Samples::new(*name, samples)).collect();
+    let judge = |(what, side): (&str, usize)| {
+        Verdict::new(what, sides[0].ratio_to(&sides[side]), Target::TimesAtMost(TAKEN_MAX))
+    };
+    let verdicts =
+        [("of a plain file's", 1), ("of a plain file's in single pages", 2)].map(judge).into_iter().collect();
+    report.sections.push(Section {
+        title: "a page taken back, processor time".into(),
+        unit: "ns",
+        sides,
+        verdicts,
+    });
+    report.sections.push(Section {
+        title: "the same, of all threads of the daemon".into(),
+        unit: "ns",
+        sides: vec![Samples::new("umemcg, kernel pages", whole)],
+        verdicts: Vec::new(),
+    });
+    Ok(())
+}
+
+/// Fills the kernel's cache in a group and empties the group. Returns nanoseconds for each page: of
+/// the threads that ask the kernel, and of all.
+fn taken_by_reclaim(ground: &Ground) -> Result<[f64; 2], Failure> {
+    let pages = ground.fill(FILLER, "taken")?;
+    let daemon = ground.kernel.process_id();
+    let spent = || ["umemcg-drop", ""].map(|threads| nanoseconds_in(daemon, threads));
+    let before = spent();
+    ground.kernel.force_empty(FILLER)?;
+    let after = spent();
+    let left = ground.view.count(&[ground.kernel.seen().join("taken")])?;
+    if left > 0 {
+        return Err(Failure::Wrong(format!("the kernel has {left} pages of an empty group")));
+    }
+    Ok([0, 1].map(|at| (after[at] - before[at]) as f64 / pages as f64))
+}
+
+/// Drops a file with advice that was read into the cache with this pattern. Returns nanoseconds for
+/// each page.
+fn taken_by_advice(ground: &Ground, path: &Path, pattern: Advice) -> Result<f64, Failure> {
+    let failed = "cannot drop a file from the cache";
+    let mut file = File::open(path).map_err(Failure::at(failed))?;
+    fadvise(&file, 0, None, pattern).map_err(Failure::at(failed))?;
+    let mut piece = vec![0; 1 << 20];
+    while file.read(&mut piece).map_err(Failure::at(failed))? > 0 {}
+    let len = fs::metadata(path).map_err(Failure::at(failed))?.len();
+    let pages = ground.view.count(&[path.to_owned()])?;
+    if pages != len / PAGE_SIZE_U64 {
+        return Err(Failure::Wrong(format!("the kernel has {pages} pages of {}", path.display())));
+    }
+    let start = thread_time();
+    // In one call: advice for a piece leaves the folios that are larger than the piece.
+    fadvise(&file, 0, NonZeroU64::new(len), Advice::DontNeed).map_err(Failure::at(failed))?;
+    let spent = thread_time() - start;
+    match ground.view.count(&[path.to_owned()])? {
+        0 => Ok(spent.as_nanos() as f64 / pages as f64),
+        left => Err(Failure::Wrong(format!("{left} pages of {} were not dropped", path.display()))),
+    }
+}
+
+/// The figures of a stream.
+const FIGURES: [(&str, &str); 3] = [
+    ("processor time of the program and the daemon", "ms/GiB"),
+    ("processor time of the machine", "ms/GiB"),
+    ("elapsed", "ms/GiB"),
+];
+
+fn streams(
+    options: &Options,
+    ground: &Ground,
+    progress: &Progress,
+    report: &mut Report,
+    (title, what): (&str, &str),
+) -> Result<(), Failure> {
+    let mounts = [&ground.kernel, &ground.own];
+    let names = ["umemcg, kernel pages", "umemcg, own pages"];
+    let bytes = STREAM_FACTOR * ground.sizes.room;
+    let mut samples: [Vec<Spent>; 2] = Default::default();
+    for round in 0..=options.rounds as usize {
+        for at in 0..mounts.len() {
+            let side = (round + at) % mounts.len();
+            progress.show(&format!("{title}, round {round} of {}: {}", options.rounds, names[side]));
+            mounts[side].force_empty(STREAMER)?;
+            let spent = ground.stream(mounts[side], STREAMER, what, bytes)?;
+            if round > 0 {
+                samples[side].push(spent);
+            }
+        }
+    }
+    for (at, &(figure, unit)) in FIGURES.iter().enumerate() {
+        let each_gib = 1e3 * (1024 * MIB) as f64 / bytes as f64;
+        let of = |spent: &Spent| [spent.processes, spent.machine, spent.elapsed][at] * each_gib;
+        let sides: Vec<Samples> = names
+            .iter()
+            .zip(&samples)
+            .map(|(name, samples)| Samples::new(*name, samples.iter().map(of).collect()))
+            .collect();
+        let judge = || {
+            let times = sides[0].ratio_to(&sides[1]);
+            Verdict::new(format!("of that with {}", names[1]), times, Target::TimesAtMost(STREAM_MAX))
+        };
+        let verdicts = if at < 2 { vec![judge()] } else { Vec::new() };
+        report.sections.push(Section {
+            title: format!("a stream, {title}: {figure}"),
+            unit,
+            sides,
+            verdicts,
+        });
+    }
+    Ok(())
+}

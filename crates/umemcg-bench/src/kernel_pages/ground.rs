@@ -1,0 +1,191 @@
+//! What the sections of `kernel-pages` share: a mount whose pages the kernel keeps, one with pages of
+//! its own, and the files behind them.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use umemcg_base::PAGE_SIZE_U64;
+
+use crate::fuse::Programs;
+use crate::grouped_mount::GroupedMount;
+use crate::kernel_view::KernelView;
+use crate::neighbour_load::{Done, EACH_FILE_BYTES, STREAM_BYTES, Tempo, Work};
+use crate::options::{Failure, Options};
+use crate::store::write_contents;
+use crate::tenant::Tenant;
+use crate::threads::{time_of_machine, time_of_process};
+
+pub const MIB: u64 = 1 << 20;
+/// At full size.
+const POOL_BYTES: u64 = 256 * MIB;
+const POOL_BYTES_MIN: u64 = 64 * MIB;
+/// A stream is so many times what it streams through.
+pub const STREAM_FACTOR: u64 = 10;
+/// A tenant that has no time limit of its own ends within this.
+const LONG: Duration = Duration::from_secs(120);
+
+/// The groups of both mounts: the tenants A and B, one of A's requests that may keep next to
+/// nothing, one that streams through its room, and one without a limit.
+pub const A: &str = "a";
+pub const B: &str = "b";
+pub const LITTLE: &str = "little";
+pub const STREAMER: &str = "streamer";
+pub const FILLER: &str = "filler";
+/// Below this much room the mount serves files without the kernel's cache.
+const LITTLE_BYTES: u64 = 512 << 10;
+
+/// Sizes in bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct Sizes {
+    pub pool: u64,
+    /// The limits of A and of B.
+    pub a: u64,
+    pub b: u64,
+    /// The file that B holds.
+    pub set: u64,
+    /// The limit of the group that streams.
+    pub room: u64,
+    /// The file whose pages are taken back.
+    pub taken: u64,
+}
+
+impl Sizes {
+    fn new(scale: f64) -> Self {
+        let pool = ((POOL_BYTES as f64 * scale) as u64).max(POOL_BYTES_MIN).next_multiple_of(32 * MIB);
+        Self { pool, a: pool / 2, b: pool * 3 / 8, set: pool / 4, room: pool / 4, taken: pool / 2 }
+    }
+}
+
+/// Processor time and real time of a stream, in seconds.
+#[derive(Debug, Clone, Copy)]
+pub struct Spent {
+    /// Of the program and of the daemon.
+    pub processes: f64,
+    /// Of everything that ran on the machine.
+    pub machine: f64,
+    pub elapsed: f64,
+}
+
+/// See the module text.
+pub struct Ground {
+    pub kernel: GroupedMount,
+    pub own: GroupedMount,
+    /// A directory without a mount.
+    pub plain: PathBuf,
+    pub view: KernelView,
+    pub sizes: Sizes,
+    _directory: tempfile::TempDir,
+}
+
+impl Ground {
+    /// Makes the files and mounts both.
+    pub fn new(options: &Options, programs: &Programs) -> Result<Self, Failure> {
+        let sizes = Sizes::new(options.scale);
+        let directory = tempfile::Builder::new()
+            .prefix("umemcg-bench.")
+            .tempdir_in(options.directory())
+            .map_err(Failure::at("cannot make a directory"))?;
+        let top = directory.path();
+        let [kernel, own, plain] = ["kernel", "own", "plain"].map(|name| top.join(name));
+        for data in [&kernel, &own] {
+            fs::create_dir_all(data.join("data/stream")).map_err(Failure::at("cannot make a directory"))?;
+        }
+        fs::create_dir(&plain).map_err(Failure::at("cannot make a directory"))?;
+        let view = KernelView::build(top)?;
+        write(&kernel.join("data/set"), sizes.set)?;
+        write(&kernel.join("data/taken"), sizes.taken)?;
+        write(&plain.join("taken"), sizes.taken)?;
+        write(&kernel.join("data/large"), STREAM_FACTOR * sizes.room)?;
+        link(&kernel.join("data/large"), &own.join("data/large"))?;
+        for at in 0..STREAM_FACTOR * sizes.pool / EACH_FILE_BYTES {
+            let [one, other] = [&kernel, &own].map(|side| side.join(format!("data/stream/{at}")));
+            write(&one, EACH_FILE_BYTES)?;
+            link(&one, &other)?;
+        }
+        rustix::fs::sync();
+        let (umemcg, _) = programs.find()?;
+        let pool = format!("{}M", sizes.pool / MIB);
+        let mount = |name, place: &Path, whose| {
+            let options = ["--pool", &pool, "--page-cache", whose, "--exclusive"];
+            GroupedMount::start(name, &umemcg, place, &place.join("data"), &options)
+        };
+        let kernel = mount("umemcg, kernel pages", &kernel, "kernel")?;
+        let own = mount("umemcg, own pages", &own, "own")?;
+        for mount in [&kernel, &own] {
+            let limits = [(A, sizes.a), (B, sizes.b), (LITTLE, LITTLE_BYTES), (STREAMER, sizes.room)];
+            limits.iter().try_for_each(|&(group, limit)| mount.add_group(group, Some(limit)))?;
+            mount.add_group(FILLER, None)?;
+        }
+        Ok(Self { kernel, own, plain, view, sizes, _directory: directory })
+    }
+
+    /// Returns the files through which A streams, as they are seen on the mount.
+    pub fn stream_files(&self) -> Vec<PathBuf> {
+        let nr = STREAM_FACTOR * self.sizes.pool / EACH_FILE_BYTES;
+        (0..nr).map(|at| self.kernel.seen().join(format!("stream/{at}"))).collect()
+    }
+
+    /// Has a group read a file once, and checks that the kernel has all of it then.
+    pub fn fill(&self, group: &str, file: &str) -> Result<u64, Failure> {
+        let path = self.kernel.seen().join(file);
+        let script = format!("{} && exec cat \"$0\"", self.kernel.enter(group));
+        let read = Command::new("sh").arg("-c").arg(script).arg(&path).stdout(Stdio::null()).status();
+        if !read.map_err(Failure::at("cannot start sh"))?.success() {
+            return Err(Failure::Wrong(format!("{} cannot be read", path.display())));
+        }
+        let len = fs::metadata(&path).map_err(Failure::at("cannot look at a file"))?.len();
+        let (pages, found) = (len / PAGE_SIZE_U64, self.view.count(&[path])?);
+        if found == pages {
+            return Ok(pages);
+        }
+        Err(Failure::Wrong(format!("the kernel has {found} of {pages} pages of {file} that were read")))
+    }
+
+    /// Has a group of a mount read so many bytes of a file or of the files of a directory.
+    pub fn stream(
+        &self,
+        mount: &GroupedMount,
+        group: &str,
+        what: &str,
+        bytes: u64,
+    ) -> Result<Spent, Failure> {
+        let load = (Work::Stream, mount.seen().join(what), bytes);
+        let times = Tempo::Times(bytes / STREAM_BYTES as u64);
+        let mut tenant = Tenant::start(load, LONG, times, |process| mount.place(group, process))?;
+        let before = (time_of_process(mount.process_id()), time_of_machine());
+        tenant.tell()?;
+        let done = tenant.done()?;
+        let (daemon, machine) =
+            (time_of_process(mount.process_id()) - before.0, time_of_machine() - before.1);
+        check(&done, bytes / STREAM_BYTES as u64)?;
+        Ok(Spent {
+            processes: done.cpu_seconds + daemon.as_secs_f64(),
+            machine: machine.as_secs_f64(),
+            elapsed: done.seconds,
+        })
+    }
+
+    /// Ends both mounts.
+    pub fn end(self) -> Result<(), Failure> {
+        self.kernel.end()?;
+        self.own.end()
+    }
+}
+
+fn check(done: &Done, calls: u64) -> Result<(), Failure> {
+    if done.calls == calls && done.refused == 0 {
+        return Ok(());
+    }
+    Err(Failure::Wrong(format!("{} of {calls} calls, {} refused", done.calls, done.refused)))
+}
+
+fn write(path: &Path, len: u64) -> Result<(), Failure> {
+    let mut file = File::create(path).map_err(Failure::at("cannot create a file"))?;
+    write_contents(&mut file, len).map_err(Failure::at("cannot write a file"))
+}
+
+fn link(from: &Path, to: &Path) -> Result<(), Failure> {
+    fs::hard_link(from, to).map_err(Failure::at("cannot link a file"))
+}
