@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use umemcg_base::{Condvar, LeafMutex, PAGE_SHIFT, PAGE_SIZE_U64};
+use umemcg_base::{Condvar, LeafMutex, PAGE_SHIFT, PAGE_SIZE_U64, Rank, assert_may_wait};
 use umemcg_vfs::{KeptPages, KeptWindow};
 
 /// The time between two looks.
@@ -176,6 +176,7 @@ impl PageWatch {
         if !(self.retrieve)(number, node, offset, len) {
             return None;
         }
+        assert_may_wait(Rank::KernelNotification, "pages that the kernel sends");
         let mut state = self.state.lock();
         while state.answer.is_none() && !state.is_ended {
             if self.wake.wait_for(&mut state, ANSWER_WAIT_MAX).timed_out() {
