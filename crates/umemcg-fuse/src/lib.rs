@@ -22,6 +22,7 @@ pub mod mount;
 pub mod mountinfo;
 pub mod notifier;
 mod page_drops;
+mod page_watch;
 mod pool_limits;
 mod queue;
 pub mod reply;

@@ -18,12 +18,13 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use umemcg_base::{LeafMutex, PAGE_SHIFT, Rank, assert_may_wait};
-use umemcg_vfs::PageDrop;
+use umemcg_vfs::{KeptPages, PageDrop};
 use zerocopy::IntoBytes;
 
 use crate::page_drops::PageDrops;
+use crate::page_watch::PageWatch;
 use crate::transport::{Payload, SendError, Transport};
-use crate::wire::reply::{InvalEntryOut, InvalInodeOut, PollWakeupOut, PruneOut};
+use crate::wire::reply::{InvalEntryOut, InvalInodeOut, PollWakeupOut, PruneOut, RetrieveOut};
 use crate::wire::{EXPIRE_ONLY, MINOR_PRUNE, OUT_HEADER_BYTES, OutHeader, notify};
 
 /// Notifications that may wait.
@@ -72,6 +73,7 @@ pub struct Notifier {
     prunes: SyncSender<Notification>,
     polls: Arc<Polls>,
     page_drops: Arc<PageDrops>,
+    page_watch: Arc<PageWatch>,
     transport: Arc<dyn Transport>,
     nr_dropped: Arc<AtomicU64>,
     /// (A)
@@ -102,7 +104,19 @@ impl Notifier {
                 notify_now(Notification::Inode { node, offset, len }, &*transport, &told);
             }
         }));
-        Ok(Self { queue, prunes, polls, page_drops, transport, nr_dropped: Arc::default(), can_prune })
+        let asked = Arc::clone(&transport);
+        let page_watch =
+            PageWatch::new(move |number, node, offset, size| retrieve(&*asked, number, node, offset, size));
+        Ok(Self {
+            queue,
+            prunes,
+            polls,
+            page_drops,
+            page_watch,
+            transport,
+            nr_dropped: Arc::default(),
+            can_prune,
+        })
     }
 
     fn put(&self, notification: Notification) -> bool {
@@ -151,6 +165,16 @@ impl Notifier {
     /// Has the kernel drop file pages. Does not wait, and loses none.
     pub fn drop_pages(&self, drops: Vec<PageDrop>) {
         self.page_drops.put(drops);
+    }
+
+    /// Has the pages of a volume compared with what the kernel has, from time to time.
+    pub fn watch_pages(&self, kept: Box<dyn KeptPages>) {
+        self.page_watch.watch(kept);
+    }
+
+    /// Returns the watch, which is to be told what the kernel sends.
+    pub(crate) fn page_watch(&self) -> Arc<PageWatch> {
+        Arc::clone(&self.page_watch)
     }
 
     /// Tells the kernel that the attributes of a node are out of date. By this thread, since that
@@ -214,6 +238,15 @@ fn deliver(
             notification => notify_now(notification, transport, can_prune),
         }
     }
+}
+
+/// Asks the kernel for what it has of a range; it does not wait. Returns false if it will not send
+/// it: it does not know the node.
+fn retrieve(transport: &dyn Transport, notify_unique: u64, nodeid: u64, offset: u64, size: u32) -> bool {
+    let body = RetrieveOut { notify_unique, nodeid, offset, size, padding: 0 };
+    let len = (OUT_HEADER_BYTES + body.as_bytes().len()) as u32;
+    let header = OutHeader { len, error: notify::RETRIEVE, unique: 0 };
+    transport.send(header.as_bytes(), Payload::Bytes(body.as_bytes())).is_ok()
 }
 
 /// Sends one notification.

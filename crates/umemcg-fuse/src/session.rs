@@ -20,6 +20,7 @@ use crate::inflight::Inflight;
 use crate::kernel_queue::KernelQueue;
 use crate::mount::Mounted;
 use crate::notifier::Notifier;
+use crate::page_watch::PageWatch;
 use crate::reply::Reply;
 use crate::request::{Buffers, Request, RequestSlot};
 use crate::thread_pool::{Keys, Next, Pool, PoolCounts, PoolLimits, Start, Started, Waiting};
@@ -125,6 +126,7 @@ struct Connection {
     pool: Pool<Job>,
     buffers: Arc<Buffers>,
     kernel_queue: KernelQueue,
+    page_watch: Arc<PageWatch>,
     next_thread: std::sync::atomic::AtomicUsize,
     failure: OnceLock<io::Error>,
 }
@@ -194,6 +196,7 @@ impl Session {
             nonblocking,
             buffers,
             kernel_queue: KernelQueue::new(),
+            page_watch: notifier.page_watch(),
             next_thread: 0.into(),
             failure: OnceLock::new(),
         });
@@ -402,6 +405,7 @@ impl Connection {
             }
         }
         self.inflight.stop();
+        self.page_watch.stop();
         drop(self.pool.end());
         None
     }
@@ -491,6 +495,7 @@ impl Connection {
         };
         match request.op {
             Op::Interrupt { unique } => self.inflight.interrupt(unique),
+            Op::Retrieved { bytes } => self.page_watch.answered(request.header.unique, bytes),
             Op::Destroy => reply.done().ignore(),
             Op::Init(_) => reply.error(Errno::IO).ignore(),
             Op::Unknown { opcode } => {

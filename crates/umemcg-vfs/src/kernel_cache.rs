@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::Weak;
 use std::time::Duration;
 
 use umemcg::StoreId;
@@ -44,6 +45,32 @@ pub trait DropTask: Send + fmt::Debug {
     fn done(self: Box<Self>, was_told: bool);
 }
 
+/// The holder of windows of pages that are charged because the kernel keeps them.
+pub trait WindowHolder: Send + Sync + fmt::Debug {
+    /// Notes that the kernel did not have these pages, of one window, at some time after `moment`.
+    fn note_missing(&self, pages: &Range<u64>, moment: u64);
+}
+
+/// A window of charged pages, to be compared with what the kernel has.
+#[derive(Debug)]
+pub struct KeptWindow {
+    /// The inode.
+    pub node: NodeId,
+    /// The pages, by number, from the first to the last that is charged.
+    pub pages: Range<u64>,
+    /// To be told what is missing.
+    pub holder: Weak<dyn WindowHolder>,
+    /// When the window was handed out.
+    pub moment: u64,
+}
+
+/// The pages of a volume that are charged because the kernel keeps them.
+pub trait KeptPages: Send + Sync + fmt::Debug {
+    /// Returns windows among the next `nr` from a place on, and moves the place behind them; behind
+    /// the last it is 0 again. `None` when the volume is gone.
+    fn kept_windows(&self, place: &mut u32, nr: usize) -> Option<Vec<KeptWindow>>;
+}
+
 /// A cache that remembers names and inodes of a volume and can be asked to forget.
 ///
 /// A forgotten inode comes back as [`Lookup::forget`](crate::Lookup::forget), immediately or later.
@@ -67,6 +94,9 @@ pub trait KernelCache: Send + Sync + fmt::Debug {
     /// thread that serves no requests, or never when the kernel goes away. Called with no lock
     /// held.
     fn drop_pages(&self, _drops: Vec<PageDrop>) {}
+
+    /// Has the pages of a volume compared with what the kernel has, from time to time.
+    fn watch_pages(&self, _kept: Box<dyn KeptPages>) {}
 
     /// Returns how long attributes are believed that were given out, where other programs may
     /// change the directory.

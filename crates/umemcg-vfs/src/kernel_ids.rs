@@ -6,7 +6,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use crate::attr::NodeId;
-use crate::kernel_cache::{IdleInode, KernelCache, PageDrop};
+use crate::kernel_cache::{IdleInode, KeptPages, KeptWindow, KernelCache, PageDrop};
 
 /// Bits of a kernel-side id that name the inode inside its volume; the slot stands above.
 pub(crate) const LOCAL_BITS: u32 = 44;
@@ -37,6 +37,26 @@ impl KernelIds {
 pub(crate) struct MemberKernel {
     pub(crate) kernel: Arc<dyn KernelCache>,
     pub(crate) ids: KernelIds,
+}
+
+/// The pages of one of many volumes, by the ids that the kernel knows.
+#[derive(Debug)]
+struct MemberPages {
+    kept: Box<dyn KeptPages>,
+    ids: KernelIds,
+}
+
+impl KeptPages for MemberPages {
+    fn kept_windows(&self, place: &mut u32, nr: usize) -> Option<Vec<KeptWindow>> {
+        let mut windows = self.kept.kept_windows(place, nr)?;
+        windows.retain_mut(|window| {
+            self.ids.node(window.node).is_ok_and(|kernel_id| {
+                window.node = kernel_id;
+                true
+            })
+        });
+        Some(windows)
+    }
 }
 
 impl KernelCache for MemberKernel {
@@ -74,6 +94,10 @@ impl KernelCache for MemberKernel {
             })
         });
         self.kernel.drop_pages(drops);
+    }
+
+    fn watch_pages(&self, kept: Box<dyn KeptPages>) {
+        self.kernel.watch_pages(Box::new(MemberPages { kept, ids: self.ids }));
     }
 
     fn attribute_lifetime(&self) -> Duration {

@@ -5,7 +5,7 @@
 //! ourselves: the shrinker asks the kernel to drop them
 //! ([`KernelCache::drop_pages`](crate::KernelCache::drop_pages)), and promises what goes with them.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -17,7 +17,7 @@ use umemcg::{
 use umemcg_base::{LeafMutex, PAGE_SIZE_U64};
 
 use crate::attr::NodeId;
-use crate::kernel_cache::{DropTask, KernelCache, PageDrop};
+use crate::kernel_cache::{DropTask, KeptPages, KeptWindow, KernelCache, PageDrop};
 
 /// All objects are on the lists of this memory node.
 pub(crate) const NODE: usize = 0;
@@ -49,6 +49,8 @@ pub(crate) trait PageHolder: Send + Sync + fmt::Debug {
     fn node(&self) -> NodeId;
     /// Chooses a share to be dropped; it is on no list then. `None` when it is to stay for now.
     fn ask(&self, window: u64, slot: ListSlot) -> Option<AskedRange>;
+    /// Returns the window if it can be compared with what the kernel has.
+    fn kept_window(self: Arc<Self>, window: u64) -> Option<KeptWindow>;
     /// Returns what a drop of such a share is for.
     fn task(self: Arc<Self>, asked: AskedRange) -> Box<dyn DropTask>;
 }
@@ -63,7 +65,7 @@ pub(crate) struct KernelPageLists {
     store: StoreId,
     shares: ListLru,
     /// By the place in the lists. A leaf lock.
-    by_slot: LeafMutex<HashMap<u32, Home>>,
+    by_slot: LeafMutex<BTreeMap<u32, Home>>,
     reclaimer: Arc<Reclaimer>,
     _registration: Registration,
 }
@@ -71,10 +73,14 @@ pub(crate) struct KernelPageLists {
 #[derive(Debug)]
 struct KernelPageShrinker(Weak<KernelPageLists>);
 
+/// The windows of all files, in the order of their places in the lists.
+#[derive(Debug)]
+struct ListedWindows(Weak<KernelPageLists>);
+
 impl KernelPageLists {
     /// Creates the lists of a volume, and registers their shrinker.
     pub(crate) fn new(kernel: Arc<dyn KernelCache>, store: StoreId, reclaimer: &Arc<Reclaimer>) -> Arc<Self> {
-        Arc::new_cyclic(|me| {
+        let lists = Arc::new_cyclic(|me| {
             let id = reclaimer.reserve_shrinker();
             Self {
                 kernel,
@@ -84,7 +90,9 @@ impl KernelPageLists {
                 reclaimer: Arc::clone(reclaimer),
                 _registration: reclaimer.register_shrinker(id, Arc::new(KernelPageShrinker(Weak::clone(me)))),
             }
-        })
+        });
+        lists.kernel.watch_pages(Box::new(ListedWindows(Arc::downgrade(&lists))));
+        lists
     }
 
     /// Puts a new share on the list of its owner. `None` when there is no place for it.
@@ -164,6 +172,21 @@ impl KernelPageLists {
 
     fn count(&self, target: &ShrinkTarget<'_>) -> u64 {
         if target.node == NODE { self.shares.count(target.group, NODE) } else { 0 }
+    }
+}
+
+impl KeptPages for ListedWindows {
+    fn kept_windows(&self, place: &mut u32, nr: usize) -> Option<Vec<KeptWindow>> {
+        let lists = self.0.upgrade()?;
+        let homes: Vec<(u32, Home)> = {
+            let by_slot = lists.by_slot.lock();
+            let next = by_slot.range(*place..).take(nr);
+            next.map(|(&slot, (pages, window))| (slot, (Weak::clone(pages), *window))).collect()
+        };
+        *place = homes.last().filter(|_| homes.len() == nr).map_or(0, |(slot, _)| slot + 1);
+        let windows =
+            homes.into_iter().filter_map(|(_, (pages, window))| pages.upgrade()?.kept_window(window));
+        Some(windows.collect())
     }
 }
 

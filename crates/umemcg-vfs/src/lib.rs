@@ -35,7 +35,7 @@ pub use caller::Caller;
 pub use error::{VfsError, VolumeError};
 pub use handle_charge::{HANDLE_BYTES, NR_HANDLES_BEYOND_MAX};
 pub use host::{HostVolume, NR_NAMES_BEYOND_MAX};
-pub use kernel_cache::{DropTask, IdleInode, KernelCache, PageDrop};
+pub use kernel_cache::{DropTask, IdleInode, KeptPages, KeptWindow, KernelCache, PageDrop, WindowHolder};
 pub use kernel_io::{KernelCaching, KernelIo};
 pub use kernel_listing::ListedPart;
 pub use rustix::fs::{FallocateFlags, OFlags, RenameFlags, XattrFlags};

@@ -30,6 +30,12 @@ pub(crate) fn bits_of(window: u64, pages: &Range<u64>) -> u64 {
     if from >= to { 0 } else { (u64::MAX >> (WINDOW_PAGES - (to - from))) << from }
 }
 
+/// Returns the range from the first page to the last of these bits, of which there is one.
+pub(crate) fn span_of(window: u64, bits: u64) -> Range<u64> {
+    let start = window * WINDOW_PAGES;
+    start + u64::from(bits.trailing_zeros())..start + WINDOW_PAGES - u64::from(bits.leading_zeros())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -10,8 +11,8 @@ use std::time::Duration;
 use common::{Fixture, ROOT, name};
 use umemcg::{Group, StatItem};
 use umemcg_vfs::{
-    Attributes, Create, IdleInode, KernelCache, KernelCaching, Lookup, NodeId, OFlags, Open, PageDrop,
-    SetAttr, Volume, VolumeFile,
+    Attributes, Create, IdleInode, KeptPages, KeptWindow, KernelCache, KernelCaching, Lookup, NodeId, OFlags,
+    Open, PageDrop, SetAttr, Volume, VolumeFile,
 };
 
 const PAGE: u64 = 4096;
@@ -21,6 +22,7 @@ const PAGE: u64 = 4096;
 struct Kernel {
     drops: Mutex<Vec<PageDrop>>,
     changed: Mutex<Vec<NodeId>>,
+    watched: Mutex<Vec<Box<dyn KeptPages>>>,
 }
 
 impl Kernel {
@@ -47,6 +49,18 @@ impl Kernel {
     }
 }
 
+impl Kernel {
+    /// Returns up to `nr` of the windows that are charged, from a place on.
+    fn windows(&self, place: &mut u32, nr: usize) -> Vec<KeptWindow> {
+        self.watched.lock().unwrap()[0].kept_windows(place, nr).unwrap()
+    }
+}
+
+/// Says that the kernel has dropped these pages of a window by itself.
+fn note_missing(window: &KeptWindow, pages: Range<u64>) {
+    window.holder.upgrade().unwrap().note_missing(&pages, window.moment);
+}
+
 impl KernelCache for Kernel {
     fn asks_by_name(&self) -> bool {
         false
@@ -59,6 +73,9 @@ impl KernelCache for Kernel {
     }
     fn drop_pages(&self, drops: Vec<PageDrop>) {
         self.drops.lock().unwrap().extend(drops);
+    }
+    fn watch_pages(&self, kept: Box<dyn KeptPages>) {
+        self.watched.lock().unwrap().push(kept);
     }
     fn attributes_changed(&self, node: NodeId) {
         self.changed.lock().unwrap().push(node);
@@ -508,4 +525,43 @@ fn a_listing_under_way_is_charged_though_the_inode_goes() {
     world.kernel.obey();
     world.group.drain_own_stock();
     assert!(world.group.usage_bytes() < 256, "what is left is the head of its list");
+}
+
+#[test]
+fn pages_that_are_missing_in_the_kernel_are_given_back() {
+    let world = World::new(8 << 20);
+    let file = world.open("f", 200);
+    world.read(&file, 0, 200);
+    let mut place = 0;
+    let mut windows = world.kernel.windows(&mut place, 3);
+    assert_ne!(place, 0);
+    windows.extend(world.kernel.windows(&mut place, 3));
+    assert_eq!((windows.len(), place), (4, 0), "the last round begins anew");
+    windows.sort_by_key(|window| window.pages.start);
+    assert_eq!(windows[3].pages, 192..200);
+    note_missing(&windows[0], 10..20);
+    note_missing(&windows[3], 192..200);
+    assert_eq!(world.kept(), 182);
+    assert_eq!(world.kernel.windows(&mut place, 9).len(), 3);
+    world.group.drain_own_stock();
+    assert_eq!(world.group.named_bytes(), world.group.usage_bytes());
+}
+
+#[test]
+fn a_page_that_comes_back_amid_a_comparison_stays_charged() {
+    let world = World::new(8 << 20);
+    let file = world.open("f", 192);
+    world.read(&file, 0, 192);
+    let mut windows = world.kernel.windows(&mut 0, 9);
+    windows.sort_by_key(|window| window.pages.start);
+    // One has come back, one is on its way, one was asked for.
+    world.read(&file, 5, 1);
+    let io = file.begin_kernel_io(64 * PAGE, PAGE, false, &world.group).unwrap();
+    world.fixture.engine.reclaim(&world.group, 4 << 20, &|| false).ok();
+    windows.iter().for_each(|window| note_missing(window, window.pages.clone()));
+    assert_eq!(world.kept(), 192);
+    assert!(world.kernel.windows(&mut 0, 9).is_empty(), "asked for, or busy");
+    drop(io);
+    world.kernel.obey();
+    assert_eq!(world.kept(), 64, "the page that a request brought");
 }

@@ -92,6 +92,29 @@ fn an_open_sees_a_change_from_outside() {
 }
 
 #[test]
+fn what_the_host_drops_by_itself_is_given_back() {
+    needs_mount!();
+    let mut mount = start();
+    mount.group("tenant", "64m");
+    mount.sh("head -c 24M /dev/urandom > $DATA/f").good();
+    // Read again each time: another test may have the host drop its caches, too.
+    until("the tenant pays for the file", || {
+        mount.sh_in("tenant", "cat $MNT/f > /dev/null").good();
+        kept(&mount, "tenant") >= 20 * MIB
+    });
+    mount.sh("echo 3 > /proc/sys/vm/drop_caches").good();
+    until("usage follows", || {
+        kept(&mount, "tenant") == 0 && mount.number("tenant", "memory.usage_in_bytes") < 2 * MIB
+    });
+    assert_eq!(in_kernel(&mount), 0);
+    until("what is read again is charged again", || {
+        mount.sh_in("tenant", "cmp $MNT/f $DATA/f").good();
+        kept(&mount, "tenant") >= 20 * MIB
+    });
+    mount.umount();
+}
+
+#[test]
 fn a_killed_daemon_leaves_no_program_waiting() {
     needs_mount!();
     for is_in_sight in [true, false] {

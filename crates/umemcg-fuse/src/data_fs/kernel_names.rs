@@ -12,7 +12,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-use umemcg_vfs::{IdleInode, KernelCache, NodeId, PageDrop};
+use umemcg_vfs::{IdleInode, KeptPages, KernelCache, NodeId, PageDrop};
 
 use super::lifetimes::Lifetimes;
 use crate::notifier::Notifier;
@@ -49,6 +49,10 @@ impl KernelCache for KernelNames {
 
     fn drop_pages(&self, drops: Vec<PageDrop>) {
         self.notifier.drop_pages(drops);
+    }
+
+    fn watch_pages(&self, kept: Box<dyn KeptPages>) {
+        self.notifier.watch_pages(kept);
     }
 
     fn attribute_lifetime(&self) -> Duration {

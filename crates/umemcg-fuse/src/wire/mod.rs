@@ -197,6 +197,7 @@ pub mod notify {
     pub const POLL: i32 = 1;
     pub const INVAL_INODE: i32 = 2;
     pub const INVAL_ENTRY: i32 = 3;
+    pub const RETRIEVE: i32 = 5;
     pub const DELETE: i32 = 6;
     pub const PRUNE: i32 = 9;
 }

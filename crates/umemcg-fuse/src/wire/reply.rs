@@ -72,6 +72,8 @@ wire_out! {
     /// Notification: names and inodes that are not in use should be dropped. This many node ids
     /// follow.
     PruneOut { count: u32, padding: u32, spare: u64 }
+    /// Notification: the kernel sends what it has of this range, as a NOTIFY_REPLY.
+    RetrieveOut { notify_unique: u64, nodeid: u64, offset: u64, size: u32, padding: u32 }
     /// Notification: pollers of this handle should look again.
     PollWakeupOut { kh: u64 }
 }

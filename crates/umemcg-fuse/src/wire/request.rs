@@ -83,6 +83,8 @@ wire_in! {
     AccessIn { mask: u32, padding: u32 }
     /// INIT up to protocol 7.35.
     InitShortIn { major: u32, minor: u32, max_readahead: u32, flags: u32 }
+    /// NOTIFY_REPLY to a RETRIEVE. The data follows.
+    RetrieveIn { dummy1: u64, offset: u64, size: u32, dummy2: u32, dummy3: u64, dummy4: u64 }
     /// INTERRUPT.
     InterruptIn { unique: u64 }
     /// IOCTL.
@@ -222,6 +224,10 @@ pub enum Op<'a> {
     },
     Interrupt {
         unique: u64,
+    },
+    /// The kernel has sent this many bytes of its page cache, as it was asked to.
+    Retrieved {
+        bytes: u32,
     },
     Destroy,
     Ioctl {
@@ -393,6 +399,7 @@ impl<'a> Op<'a> {
                 Op::Tmpfile { arg: body.take()?, supplementary_gid: supplementary_gid(extensions)? }
             }
             opcode::INTERRUPT => Op::Interrupt { unique: body.take::<InterruptIn>()?.unique },
+            opcode::NOTIFY_REPLY => Op::Retrieved { bytes: body.take::<RetrieveIn>()?.size },
             opcode::DESTROY => Op::Destroy,
             opcode::IOCTL => {
                 let arg: IoctlIn = body.take()?;

@@ -130,7 +130,7 @@ impl HostInodes {
         group: &Group,
     ) -> Option<&'c Arc<KernelPages>> {
         let lists = self.kernel_page_lists.get()?;
-        Some(content.kernel_pages_or(|| KernelPages::new(lists, node, group)))
+        Some(content.kernel_pages_or(|| KernelPages::new(lists, (node, FileKind::Regular), group)))
     }
 
     /// Returns the listing of a directory, if the kernel may keep one on this volume.
@@ -139,7 +139,7 @@ impl HostInodes {
         let known = self.listings.get(node);
         // Made with nothing locked: it is charged.
         Some(known.unwrap_or_else(|| {
-            let pages = KernelPages::new(lists, node, group);
+            let pages = KernelPages::new(lists, (node, FileKind::Directory), group);
             self.listings.add(node, Arc::new(KernelListing::new(pages)))
         }))
     }

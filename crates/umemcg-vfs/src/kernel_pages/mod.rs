@@ -11,19 +11,23 @@
 //! seen one since it was asked for stays charged, and is asked for again. So what is charged is
 //! never less than what the kernel keeps, and more only until the next time.
 
+mod freed;
+mod missing;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use umemcg::{AccountedCharge, Charge, Group, ListSlot, OwnerId, Reason, StatItem};
+use umemcg::{AccountedCharge, Charge, Group, ListSlot, OwnerId, StatItem};
 use umemcg_base::{PAGE_SIZE_U64, Rank, RankedMutex};
 
-use crate::attr::NodeId;
-use crate::kernel_cache::DropTask;
+use self::freed::{Freed, count};
+use crate::attr::{FileKind, NodeId};
+use crate::kernel_cache::{DropTask, KeptWindow, WindowHolder};
 use crate::kernel_page_lists::{AskedRange, KernelPageLists, PageHolder, SHARE_BYTES, is_within_limits};
-use crate::page_windows::{PAGES_END, WINDOW_PAGES, bits_of, windows_of};
+use crate::page_windows::{PAGES_END, WINDOW_PAGES, bits_of, span_of, windows_of};
 
 /// The number of times that a drop waits for the requests that are under way then.
 const NR_PARKED_MAX: u8 = 3;
@@ -121,6 +125,7 @@ impl fmt::Debug for PageWindows {
 #[derive(Debug)]
 pub(crate) struct KernelPages {
     node: NodeId,
+    kind: FileKind,
     state: RankedMutex<PageWindows>,
     /// (A) Changes of the data from outside, and those of them after which the kernel has dropped
     /// all that it had. Relaxed: a change is noted before it can be seen here.
@@ -131,53 +136,6 @@ pub(crate) struct KernelPages {
     is_dropping_all: AtomicBool,
     lists: Arc<KernelPageLists>,
     _charge: AccountedCharge,
-}
-
-/// What is to be given back with no lock held.
-#[derive(Debug, Default)]
-struct Freed(Vec<(OwnerId, u64, u64)>);
-
-impl Freed {
-    /// Adds pages, and shares, of an owner.
-    fn add(&mut self, owner: OwnerId, nr_pages: u64, nr_shares: u64) {
-        match self.0.last_mut().filter(|last| last.0 == owner) {
-            Some(last) => (last.1, last.2) = (last.1 + nr_pages, last.2 + nr_shares),
-            None => self.0.push((owner, nr_pages, nr_shares)),
-        }
-    }
-
-    /// Counts the pages as reclaimed from their owners.
-    fn count_as_reclaimed(&self, reason: Reason) {
-        for &(owner, nr_pages, _) in &self.0 {
-            if let Some(group) = owner.try_resolve() {
-                group.stat_add(reason.steal_item(), nr_pages as i64);
-            }
-        }
-    }
-
-    /// Gives all of it back. Returns how many bytes.
-    fn settle(self) -> u64 {
-        let mut bytes = 0;
-        for (owner, nr_pages, nr_shares) in self.0 {
-            count(owner, -(nr_pages as i64), -(nr_shares as i64));
-            let of_owner = nr_pages * PAGE_SIZE_U64 + nr_shares * SHARE_BYTES;
-            drop(Charge::from_raw(owner, of_owner));
-            bytes += of_owner;
-        }
-        bytes
-    }
-}
-
-/// Counts pages and shares of an owner that are charged, or are not any more.
-fn count(owner: OwnerId, nr_pages: i64, nr_shares: i64) {
-    // The numbers of a tree that is gone are not read.
-    let Some(group) = owner.try_resolve() else { return };
-    if nr_pages != 0 {
-        group.stat_add(StatItem::FileKernel, nr_pages * PAGE_SIZE_U64 as i64);
-    }
-    if nr_shares != 0 {
-        group.stat_add(StatItem::SlabReclaimable, nr_shares * SHARE_BYTES as i64);
-    }
 }
 
 impl PageWindows {
@@ -203,9 +161,14 @@ impl PageWindows {
 impl KernelPages {
     /// Creates the pages of a file of which the kernel has none. The bookkeeping is charged
     /// whatever the limits are.
-    pub(crate) fn new(lists: &Arc<KernelPageLists>, node: NodeId, group: &Group) -> Arc<Self> {
+    pub(crate) fn new(
+        lists: &Arc<KernelPageLists>,
+        (node, kind): (NodeId, FileKind),
+        group: &Group,
+    ) -> Arc<Self> {
         Arc::new(Self {
             node,
+            kind,
             state: RankedMutex::new(Rank::ObjectOwner, PageWindows::default()),
             nr_changes: AtomicU64::new(0),
             nr_answered: AtomicU64::new(0),
@@ -586,12 +549,16 @@ impl PageHolder for KernelPages {
         let share = shares.iter_mut().find(|share| share.slot == Some(slot) && !share.is_asked)?;
         share.is_asked = true;
         self.lists.unlist(slot);
-        let start = window * WINDOW_PAGES;
-        let pages = start + u64::from(share.pages.trailing_zeros())
-            ..start + WINDOW_PAGES - u64::from(share.pages.leading_zeros());
+        let pages = span_of(window, share.pages);
         let nr_pages = u64::from(share.pages.count_ones());
         state.nr_asked += 1;
         Some(AskedRange { pages, asked_at, nr_pages, reclaim: None })
+    }
+
+    fn kept_window(self: Arc<Self>, window: u64) -> Option<KeptWindow> {
+        let (pages, moment) = self.comparable(window)?;
+        let holder: Weak<dyn WindowHolder> = Arc::downgrade(&self) as _;
+        Some(KeptWindow { node: self.node, pages, holder, moment })
     }
 
     fn task(self: Arc<Self>, asked: AskedRange) -> Box<dyn DropTask> {

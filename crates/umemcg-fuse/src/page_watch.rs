@@ -1,0 +1,255 @@
+//! The thread that compares the file pages that are charged with those that the kernel has.
+//!
+//! The kernel drops pages by itself, for want of memory or for `drop_caches`, and does not say so.
+//! RETRIEVE asks it for pages of an inode: it sends those that it has, up to the first that is
+//! missing, and waits for nothing. Unlike `cachestat(2)` and `mincore(2)` this needs no descriptor
+//! on the mount, which would keep `umount` from succeeding. It costs a copy of what is there.
+//!
+//! How much is compared follows the host's counters in `/proc/vmstat`: when they say that pages were
+//! dropped, all windows; else a few at each look, since reclaim of a container's own memory cgroup
+//! does not count there.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use umemcg_base::{Condvar, LeafMutex, PAGE_SHIFT, PAGE_SIZE_U64, Rank, assert_may_wait};
+use umemcg_vfs::{KeptPages, KeptWindow};
+
+/// The time between two looks.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// Windows of a volume that are compared at a look while the host drops nothing.
+const NR_WINDOWS_QUIET: usize = 16;
+/// Windows of a volume that are compared at a look after the host has dropped something.
+const NR_WINDOWS_MAX: usize = 4096;
+/// Windows that are handed out at once. A window that a request meets meanwhile is not judged.
+const NR_WINDOWS_AT_ONCE: usize = 16;
+/// The longest wait for what the kernel sends.
+const ANSWER_WAIT_MAX: Duration = Duration::from_secs(5);
+/// In the numbers of what is asked for, beside those of the kernel's requests.
+const NUMBER_BIT: u64 = 1 << 62;
+
+/// The windows of one volume, and which are next.
+#[derive(Debug)]
+struct Watched {
+    kept: Box<dyn KeptPages>,
+    place: u32,
+    /// Windows are compared until the end, twice: some were behind the place already.
+    nr_rounds_due: u8,
+}
+
+#[derive(Debug, Default)]
+struct WatchState {
+    /// Volumes that the thread has not taken over yet.
+    new: Vec<Watched>,
+    has_thread: bool,
+    is_ended: bool,
+    /// The number of what was asked for last, and the bytes that the kernel had of it.
+    asked: u64,
+    answer: Option<u32>,
+}
+
+/// Asks the kernel for bytes of a node: number, node, offset, length. Returns whether it will send
+/// them.
+type Retrieve = dyn Fn(u64, u64, u64, u32) -> bool + Send + Sync;
+
+/// See the module text. The thread starts with the first volume.
+pub(crate) struct PageWatch {
+    state: LeafMutex<WatchState>,
+    wake: Condvar,
+    retrieve: Box<Retrieve>,
+}
+
+impl std::fmt::Debug for PageWatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PageWatch").field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+impl PageWatch {
+    /// Creates a watch without a thread.
+    pub(crate) fn new(retrieve: impl Fn(u64, u64, u64, u32) -> bool + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self { state: LeafMutex::default(), wake: Condvar::default(), retrieve: Box::new(retrieve) })
+    }
+
+    /// Has the pages of a volume compared from now on, until it is gone.
+    pub(crate) fn watch(self: &Arc<Self>, kept: Box<dyn KeptPages>) {
+        let mut state = self.state.lock();
+        state.new.push(Watched { kept, place: 0, nr_rounds_due: 0 });
+        if state.has_thread {
+            return;
+        }
+        let me = Arc::clone(self);
+        let spawned = std::thread::Builder::new().name("umemcg-pages".into()).spawn(move || me.run());
+        match spawned {
+            Ok(_) => state.has_thread = true,
+            Err(error) => tracing::warn!(%error, "cannot start the thread that compares pages"),
+        }
+    }
+
+    /// Notes that the kernel has sent this many bytes.
+    pub(crate) fn answered(&self, number: u64, bytes: u32) {
+        let mut state = self.state.lock();
+        if state.asked == number {
+            state.answer = Some(bytes);
+            self.wake.notify_all();
+        }
+    }
+
+    /// Ends the thread.
+    pub(crate) fn stop(&self) {
+        self.state.lock().is_ended = true;
+        self.wake.notify_all();
+    }
+
+    fn run(&self) {
+        let mut watched: Vec<Watched> = Vec::new();
+        let mut nr_dropped_before = nr_dropped_by_host();
+        loop {
+            {
+                let mut state = self.state.lock();
+                if !state.is_ended {
+                    self.wake.wait_for(&mut state, LOOK_INTERVAL);
+                }
+                if state.is_ended {
+                    return;
+                }
+                watched.append(&mut state.new);
+            }
+            let nr_dropped = nr_dropped_by_host();
+            if nr_dropped != nr_dropped_before {
+                nr_dropped_before = nr_dropped;
+                watched.iter_mut().for_each(|of_volume| of_volume.nr_rounds_due = 2);
+            }
+            watched.retain_mut(|of_volume| self.look(of_volume).is_some());
+        }
+    }
+
+    /// Compares the next windows of a volume. `None` when it is gone.
+    fn look(&self, of_volume: &mut Watched) -> Option<()> {
+        let mut nr_left = if of_volume.nr_rounds_due > 0 { NR_WINDOWS_MAX } else { NR_WINDOWS_QUIET };
+        while nr_left > 0 {
+            let windows = of_volume.kept.kept_windows(&mut of_volume.place, NR_WINDOWS_AT_ONCE)?;
+            windows.iter().for_each(|window| self.compare(window));
+            if of_volume.place == 0 {
+                of_volume.nr_rounds_due = of_volume.nr_rounds_due.saturating_sub(1);
+                if of_volume.nr_rounds_due == 0 {
+                    break;
+                }
+            }
+            nr_left = nr_left.saturating_sub(NR_WINDOWS_AT_ONCE);
+        }
+        Some(())
+    }
+
+    /// Tells the holder of a window which of its pages the kernel has not.
+    fn compare(&self, window: &KeptWindow) {
+        let mut missing: Vec<Range<u64>> = Vec::new();
+        let mut page = window.pages.start;
+        while page < window.pages.end {
+            let len = (window.pages.end - page) << PAGE_SHIFT;
+            let Some(bytes) = self.bytes_there(window.node.0, page << PAGE_SHIFT, len as u32) else { break };
+            page += u64::from(bytes).div_ceil(PAGE_SIZE_U64);
+            if page >= window.pages.end {
+                break;
+            }
+            match missing.last_mut().filter(|last| last.end == page) {
+                Some(last) => last.end += 1,
+                None => missing.push(page..page + 1),
+            }
+            page += 1;
+        }
+        if let Some(holder) = window.holder.upgrade() {
+            missing.iter().for_each(|pages| holder.note_missing(pages, window.moment));
+        }
+    }
+
+    /// Returns how many bytes the kernel has of a range, up to the first that it has not. `None`
+    /// when it does not say.
+    fn bytes_there(&self, node: u64, offset: u64, len: u32) -> Option<u32> {
+        let number = {
+            let mut state = self.state.lock();
+            state.asked = NUMBER_BIT | ((state.asked & !NUMBER_BIT) + 2);
+            state.answer = None;
+            state.asked
+        };
+        if !(self.retrieve)(number, node, offset, len) {
+            return None;
+        }
+        assert_may_wait(Rank::KernelNotification, "pages that the kernel sends");
+        let mut state = self.state.lock();
+        while state.answer.is_none() && !state.is_ended {
+            if self.wake.wait_for(&mut state, ANSWER_WAIT_MAX).timed_out() {
+                break;
+            }
+        }
+        state.answer
+    }
+}
+
+/// Returns a number that changes when the host's kernel drops pages from its cache.
+fn nr_dropped_by_host() -> u64 {
+    std::fs::read_to_string("/proc/vmstat").map_or(0, |text| nr_dropped(&text))
+}
+
+fn nr_dropped(vmstat: &str) -> u64 {
+    let counts = vmstat.lines().filter_map(|line| line.split_once(' '));
+    let of_drops = counts.filter(|(name, _)| *name == "drop_pagecache" || name.starts_with("pgsteal_"));
+    of_drops.filter_map(|(_, count)| count.parse::<u64>().ok()).fold(0, u64::wrapping_add)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::sync::{Mutex, OnceLock, Weak};
+
+    use super::*;
+    use umemcg_vfs::{NodeId, WindowHolder};
+
+    #[derive(Debug, Default)]
+    struct Missing(Mutex<Vec<(Range<u64>, u64)>>);
+
+    impl WindowHolder for Missing {
+        fn note_missing(&self, pages: &Range<u64>, moment: u64) {
+            self.0.lock().unwrap().push((pages.clone(), moment));
+        }
+    }
+
+    /// Returns a watch of a kernel that has these pages of every node.
+    fn watch_of(has: BTreeSet<u64>) -> Arc<PageWatch> {
+        let kernel: Arc<OnceLock<Weak<PageWatch>>> = Arc::default();
+        let itself = Arc::clone(&kernel);
+        let watch = PageWatch::new(move |number, _node, offset, len| {
+            let first = offset >> PAGE_SHIFT;
+            let nr = (first..first + u64::from(len >> PAGE_SHIFT)).take_while(|page| has.contains(page));
+            let bytes = (nr.count() as u32) << PAGE_SHIFT;
+            itself.get().and_then(Weak::upgrade).unwrap().answered(number, bytes);
+            true
+        });
+        kernel.set(Arc::downgrade(&watch)).unwrap();
+        watch
+    }
+
+    #[test]
+    fn the_gaps_of_a_window_are_told() {
+        let watch = watch_of([64, 65, 70, 71, 100].into());
+        let holder = Arc::<Missing>::default();
+        let weak: Weak<dyn WindowHolder> = Arc::downgrade(&holder) as _;
+        watch.compare(&KeptWindow { node: NodeId(7), pages: 64..101, holder: weak, moment: 3 });
+        assert_eq!(*holder.0.lock().unwrap(), [(66..70, 3), (72..100, 3)]);
+    }
+
+    #[test]
+    fn a_node_that_the_kernel_does_not_know_tells_nothing() {
+        let watch = PageWatch::new(|_, _, _, _| false);
+        let holder = Arc::<Missing>::default();
+        let weak: Weak<dyn WindowHolder> = Arc::downgrade(&holder) as _;
+        watch.compare(&KeptWindow { node: NodeId(7), pages: 0..64, holder: weak, moment: 3 });
+        assert!(holder.0.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn drops_of_the_host_are_in_its_counters() {
+        assert_eq!(nr_dropped("pgsteal_kswapd 5\npgsteal_direct 2\npgscan_direct 9\ndrop_pagecache 1\n"), 8);
+    }
+}

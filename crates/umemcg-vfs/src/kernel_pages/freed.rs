@@ -1,0 +1,53 @@
+//! Pages that are charged no more, until their charges are given back.
+
+use umemcg::{Charge, OwnerId, Reason, StatItem};
+use umemcg_base::PAGE_SIZE_U64;
+
+use crate::kernel_page_lists::SHARE_BYTES;
+
+/// What is to be given back with no lock held.
+#[derive(Debug, Default)]
+pub(super) struct Freed(Vec<(OwnerId, u64, u64)>);
+
+impl Freed {
+    /// Adds pages, and shares, of an owner.
+    pub(super) fn add(&mut self, owner: OwnerId, nr_pages: u64, nr_shares: u64) {
+        match self.0.last_mut().filter(|last| last.0 == owner) {
+            Some(last) => (last.1, last.2) = (last.1 + nr_pages, last.2 + nr_shares),
+            None => self.0.push((owner, nr_pages, nr_shares)),
+        }
+    }
+
+    /// Counts the pages as reclaimed from their owners.
+    pub(super) fn count_as_reclaimed(&self, reason: Reason) {
+        for &(owner, nr_pages, _) in &self.0 {
+            if let Some(group) = owner.try_resolve() {
+                group.stat_add(reason.steal_item(), nr_pages as i64);
+            }
+        }
+    }
+
+    /// Gives all of it back. Returns how many bytes.
+    pub(super) fn settle(self) -> u64 {
+        let mut bytes = 0;
+        for (owner, nr_pages, nr_shares) in self.0 {
+            count(owner, -(nr_pages as i64), -(nr_shares as i64));
+            let of_owner = nr_pages * PAGE_SIZE_U64 + nr_shares * SHARE_BYTES;
+            drop(Charge::from_raw(owner, of_owner));
+            bytes += of_owner;
+        }
+        bytes
+    }
+}
+
+/// Counts pages and shares of an owner that are charged, or are not any more.
+pub(super) fn count(owner: OwnerId, nr_pages: i64, nr_shares: i64) {
+    // The numbers of a tree that is gone are not read.
+    let Some(group) = owner.try_resolve() else { return };
+    if nr_pages != 0 {
+        group.stat_add(StatItem::FileKernel, nr_pages * PAGE_SIZE_U64 as i64);
+    }
+    if nr_shares != 0 {
+        group.stat_add(StatItem::SlabReclaimable, nr_shares * SHARE_BYTES as i64);
+    }
+}

@@ -1,0 +1,45 @@
+//! Pages that the kernel has dropped by itself, for want of memory or because it was told to.
+//!
+//! The kernel does not say so. A thread that serves no requests compares windows with what the
+//! kernel has, and gives back what is missing. A page may come back between the comparison and the
+//! note: it stays charged if a request has ended since, or is under way.
+
+use std::ops::Range;
+
+use super::KernelPages;
+use super::freed::Freed;
+use crate::attr::FileKind;
+use crate::kernel_cache::WindowHolder;
+use crate::page_windows::{WINDOW_PAGES, span_of};
+
+impl KernelPages {
+    /// Returns the charged pages of a window and the present moment, if they can be compared with
+    /// what the kernel has: no request is under way there, and the kernel has not been asked to
+    /// drop any. The kernel tells of a directory's pages only up to the host's size of it.
+    pub(super) fn comparable(&self, window: u64) -> Option<(Range<u64>, u64)> {
+        let mut state = self.state.lock();
+        let is_busy = self.kind != FileKind::Regular || state.is_busy(window);
+        let known = state.windows.get(&window).filter(|_| !is_busy)?;
+        let is_asked = known.shares.iter().any(|share| share.is_asked);
+        let pages = span_of(window, known.pages());
+        (!is_asked).then(|| (pages, state.tick()))
+    }
+}
+
+impl WindowHolder for KernelPages {
+    fn note_missing(&self, pages: &Range<u64>, moment: u64) {
+        let mut freed = Freed::default();
+        {
+            let mut state = self.state.lock();
+            let window = pages.start / WINDOW_PAGES;
+            let is_newer = |known: &super::Window| {
+                known.last_end >= moment || known.shares.iter().any(|share| share.is_asked)
+            };
+            if state.is_busy(window) || state.windows.get(&window).is_none_or(is_newer) {
+                return;
+            }
+            self.take_out(&mut state, pages, &mut freed, |_, _| true);
+        }
+        freed.settle();
+    }
+}
