@@ -346,6 +346,12 @@ impl KernelPages {
         None
     }
 
+    /// Returns whether pages are about to be dropped that this group, or one above, has beyond its
+    /// limit.
+    pub(crate) fn awaits_drops(&self, group: &Group) -> bool {
+        self.lists.awaits_drops(group)
+    }
+
     /// Has the kernel told of drops that wait for no request any more.
     fn send_parked(&self) {
         let ready: Vec<Box<RangeDrop>> = {
@@ -384,7 +390,7 @@ impl KernelPages {
         let mut state = self.state.lock();
         state.nr_asked += 1;
         let asked_at = state.tick();
-        AskedRange { pages, asked_at, nr_pages: 0 }
+        AskedRange { pages, asked_at, nr_pages: 0, awaited: None }
     }
 
     /// Notes that the kernel has dropped what was asked for, or has not been told. Returns the
@@ -536,12 +542,14 @@ impl DropTask for RangeDrop {
         self.pages.upgrade().is_none_or(|pages| !self.must_wait(&pages.state.lock()))
     }
 
-    fn done(self: Box<Self>, was_told: bool) {
+    fn done(mut self: Box<Self>, was_told: bool) {
         let Some(pages) = self.pages.upgrade() else { return };
         if !was_told && self.then.is_some() {
             return pages.send_or_park(self);
         }
         let freed_bytes = pages.dropped(&self.asked, was_told);
+        // Before those that wait for it are woken.
+        drop(self.asked.awaited.take());
         if freed_bytes > 0 && self.asked.nr_pages > 0 {
             pages.lists.note_released(freed_bytes);
         }
@@ -578,8 +586,9 @@ impl PageHolder for KernelPages {
         let pages = start + u64::from(share.pages.trailing_zeros())
             ..start + WINDOW_PAGES - u64::from(share.pages.leading_zeros());
         let nr_pages = u64::from(share.pages.count_ones());
+        let awaited = Some(self.lists.await_drop(share.owner));
         state.nr_asked += 1;
-        Some(AskedRange { pages, asked_at, nr_pages })
+        Some(AskedRange { pages, asked_at, nr_pages, awaited })
     }
 
     fn task(self: Arc<Self>, asked: AskedRange) -> Box<dyn DropTask> {
@@ -591,7 +600,7 @@ impl Drop for KernelPages {
     fn drop(&mut self) {
         if self.has_any() {
             // The kernel has not forgotten the inode: its volume has been removed.
-            let asked = AskedRange { pages: 0..PAGES_END, asked_at: 0, nr_pages: 0 };
+            let asked = AskedRange { pages: 0..PAGES_END, asked_at: 0, nr_pages: 0, awaited: None };
             let drop = RangeDrop { pages: Weak::new(), asked, then: None, nr_parked: 0 };
             self.lists.send(self.node, 0..PAGES_END, Box::new(drop));
         }

@@ -212,6 +212,11 @@ pub trait Names {
 pub trait Open {
     /// Opens a regular file.
     fn open(&self, caller: &Caller, node: NodeId, flags: OFlags) -> Result<Arc<dyn VolumeFile>, VfsError>;
+    /// Opens a regular file that a process has open already, although no open came here: what is
+    /// bounded for new opens has room for it.
+    fn reopen(&self, caller: &Caller, node: NodeId, flags: OFlags) -> Result<Arc<dyn VolumeFile>, VfsError> {
+        self.open(caller, node, flags)
+    }
     /// Opens a directory.
     fn opendir(&self, caller: &Caller, node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError>;
     /// Returns whether directories can be listed without having been opened: a position means the

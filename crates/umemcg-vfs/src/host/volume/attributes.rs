@@ -12,6 +12,7 @@ use crate::attr::{Attr, FileKind, NodeId, SetAttr, StatFs};
 use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::host::content::Content;
+use crate::host::descriptor_share::Purpose;
 use crate::host::open_file::OpenFile;
 use crate::host::syscalls;
 use crate::privileges::mode_without_set_id;
@@ -166,7 +167,9 @@ impl HostVolume {
                 set(&file.content)
             }
             _ => {
-                let content = self.acquire(caller, node, true)?;
+                // Where opens are silent, the file may be open although none came here.
+                let want = if self.inodes.opens_silently() { Purpose::Reopen } else { Purpose::Open };
+                let content = self.acquire(want, caller, node, true)?;
                 // Adopt what changed on the host before judging what is beyond the new end.
                 let in_use = self.inodes.in_use(node, &content, &caller.group, true, true);
                 let result = self.getattr(node).and_then(|_| set(&content));
