@@ -3,12 +3,13 @@
 
 mod common;
 
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 
 use common::{Fixture, ROOT, errno, name};
 use rustix::fs::RenameFlags;
 use rustix::io::Errno;
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, setrlimit};
+use umemcg::DropCaches;
 use umemcg_vfs::{
     Caller, Create, IdleInode, KernelCache, Lookup, Names, NodeId, OFlags, Open, Volume, VolumeFile,
 };
@@ -19,14 +20,17 @@ const NR_MAX: u64 = 1000;
 const NR_TOO_MANY: usize = NR_MAX as usize;
 
 /// A kernel above a mount whose files are opened without a request.
-#[derive(Debug)]
-struct Kernel;
+#[derive(Debug, Default)]
+struct Kernel {
+    asked: Mutex<Vec<NodeId>>,
+}
 
 impl KernelCache for Kernel {
     fn asks_by_name(&self) -> bool {
         false
     }
-    fn let_go(&self, _idle: Vec<IdleInode>) -> bool {
+    fn let_go(&self, idle: Vec<IdleInode>) -> bool {
+        self.asked.lock().unwrap().extend(idle.iter().map(|idle| idle.node));
         true
     }
     fn is_exclusive(&self) -> bool {
@@ -39,13 +43,19 @@ impl KernelCache for Kernel {
 
 /// A volume below such a kernel, and a tenant of it.
 fn fixture() -> (Fixture, Caller) {
+    let (v, tenant, _) = with_kernel();
+    (v, tenant)
+}
+
+fn with_kernel() -> (Fixture, Caller, Arc<Kernel>) {
     let maximum = getrlimit(Resource::Nofile).maximum;
     setrlimit(Resource::Nofile, Rlimit { current: Some(NR_MAX), maximum }).unwrap();
     let v = Fixture::new();
-    v.vfs.set_kernel(Arc::new(Kernel));
+    let kernel: Arc<Kernel> = Arc::default();
+    v.vfs.set_kernel(Arc::<Kernel>::clone(&kernel));
     let group = v.engine.create_group(v.engine.root(), name("tenant")).unwrap();
     let tenant = Caller { group, ..v.root.clone() };
-    (v, tenant)
+    (v, tenant, kernel)
 }
 
 /// Makes a file that only the kernel refers to.
@@ -144,4 +154,13 @@ fn exchanged_files_cost_no_descriptor() {
     use_up(&v, &tenant);
     v.vfs.rename(&tenant, ROOT, name("one"), ROOT, name("other"), RenameFlags::EXCHANGE).unwrap();
     assert_eq!([v.walk("other").unwrap().node, v.walk("one").unwrap().node], [one, other]);
+}
+
+#[test]
+fn a_name_is_asked_for_although_its_file_is_kept_open_here() {
+    let (v, tenant, kernel) = with_kernel();
+    let (entry, _kept) = v.vfs.create(&tenant, ROOT, name("f"), 0o644, OFlags::RDWR).unwrap();
+    // It was used; the second look finds it idle.
+    (0..2).for_each(|_| _ = v.engine.drop_caches(DropCaches::Both, &|| false));
+    assert_eq!(*kernel.asked.lock().unwrap(), [entry.node]);
 }
