@@ -11,7 +11,8 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, setrlimit};
 use umemcg::DropCaches;
 use umemcg_vfs::{
-    Caller, Create, IdleInode, KernelCache, Lookup, Names, NodeId, OFlags, Open, Volume, VolumeFile,
+    Attributes, Caller, Create, IdleInode, KernelCache, Lookup, Names, NodeId, OFlags, Open, Volume,
+    VolumeFile, XattrFlags, Xattrs,
 };
 
 /// The process's limit of descriptors; the tests have a thread each.
@@ -163,4 +164,32 @@ fn a_name_is_asked_for_although_its_file_is_kept_open_here() {
     // It was used; the second look finds it idle.
     (0..2).for_each(|_| _ = v.engine.drop_caches(DropCaches::Both, &|| false));
     assert_eq!(*kernel.asked.lock().unwrap(), [entry.node]);
+}
+
+#[test]
+fn a_new_file_is_known_to_have_no_capabilities_until_they_are_set() {
+    let (v, tenant) = fixture();
+    let node = make(&v, &tenant, "f");
+    let capabilities = name("security.capability");
+    assert!(v.vfs.is_known_absent(node, capabilities) && !v.vfs.is_known_absent(node, name("user.any")));
+    let value = [0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let set = v.vfs.setxattr(&v.root, node, capabilities, &value, XattrFlags::empty(), false);
+    // With or without success: it may be there.
+    assert!(!v.vfs.is_known_absent(node, capabilities));
+    let file = v.vfs.reopen(&tenant, node, OFlags::RDWR).unwrap();
+    write(&file, &tenant, b"text");
+    assert_eq!(errno(v.vfs.getxattr(node, capabilities)), Errno::NODATA, "{set:?}");
+    assert!(v.vfs.is_known_absent(node, capabilities));
+}
+
+#[test]
+fn attributes_of_a_directory_in_use_need_no_sleep() {
+    let (v, tenant) = fixture();
+    let dir = v.mkdir(ROOT, "d").node;
+    v.vfs.create(&tenant, dir, name("f"), 0o644, OFlags::RDWR).unwrap();
+    // Only local file systems promise it.
+    if let Some(attr) = v.vfs.try_getattr(dir) {
+        assert_eq!(attr, v.vfs.getattr(dir).unwrap());
+    }
+    assert_eq!(v.vfs.try_getattr(make(&v, &tenant, "f")), None);
 }

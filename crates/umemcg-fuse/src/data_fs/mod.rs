@@ -429,6 +429,10 @@ impl Filesystem for DataFs {
                 let store = list.iter().next().map_or(NO_STORE, |(node, _)| self.store_of(node));
                 return QuickOutcome::MaySleep(forgetting(store));
             }
+            Op::Getattr { .. } if self.getattr_quickly(header.nodeid, reply) => {}
+            Op::Getxattr { name, .. } if self.is_known_absent(header.nodeid, name) => {
+                reply.error(Errno::NODATA).ignore();
+            }
             Op::Ioctl { .. } => reply.error(Errno::NOTTY).ignore(),
             // The kernel has a fallback for each of these, and does not send them again.
             Op::Access { .. } | Op::Poll(_) | Op::CopyFileRange(_) => {

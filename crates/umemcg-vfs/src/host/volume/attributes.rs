@@ -27,6 +27,23 @@ impl Attributes for HostVolume {
         self.attr_of(node, self.inodes.find(node)?.content)
     }
 
+    /// Returns the attributes of a directory that is held already, where that waits for nothing: on
+    /// a local file system the host has them in memory then.
+    fn try_getattr(&self, node: NodeId) -> Option<Attr> {
+        let inodes = &self.inodes;
+        if !inodes.host_dir.waits_by_range || inodes.find(node).ok()?.kind != FileKind::Directory {
+            return None;
+        }
+        let held = if node == NodeId::ROOT {
+            Arc::clone(&inodes.host_dir.root)
+        } else {
+            inodes.descriptors.get(node)?
+        };
+        let stat = syscalls::stat_fd(&held).ok()?;
+        inodes.host_dir.clock.saw(stat.attr.ctime);
+        Some(stat.attr)
+    }
+
     /// Changes attributes, and returns all of them. Changing the owner clears set-id
     /// bits, as the host does.
     ///
@@ -114,10 +131,18 @@ impl HostVolume {
             None => self.inodes.find(node)?.content,
         };
         if *change != (SetAttr { size: change.size, ..SetAttr::default() }) {
-            let held = self.inodes.descriptor(node)?;
-            let apply = || self.apply(held.as_fd(), found.kind, change);
+            let fds = content.as_ref().and_then(|content| content.fds());
+            let held = if fds.is_none() { Some(self.inodes.descriptor(node)?) } else { None };
+            let fd = fds.as_ref().map(|fds| fds.buffered.as_fd()).or(held.as_ref().map(|fd| fd.as_fd()));
+            let fd = fd.ok_or(Errno::STALE)?;
+            let apply = || self.apply(fd, found.kind, change);
             match &content {
-                Some(content) => content.change_attributes(held.as_fd(), change.mtime.is_some(), apply)?,
+                Some(content) => {
+                    let after = content.change_attributes(fd, change, apply)?;
+                    if let Some(attr) = after.and_then(|after| content.peek_attr(&after)) {
+                        return Ok(attr);
+                    }
+                }
                 None => apply()?,
             }
         }

@@ -231,6 +231,7 @@ impl HostVolume {
         let inodes = &self.inodes;
         let fresh =
             Content::new(inodes.reclaim_effort(), &inodes.engine, &inodes.host_dir, stat, &caller.group)?;
+        fresh.store.privileges.are_of_new(stat.attr.mode);
         let content =
             inodes.table.with(node, |entry| Arc::clone(entry.content.get_or_insert(Arc::clone(&fresh))));
         Ok(content.ok_or(Errno::STALE)?)

@@ -29,6 +29,8 @@ use crate::volume::Names;
 struct Victim {
     fd: OwnedFd,
     key: InodeKey,
+    /// It has no other name.
+    has_one_name: bool,
     /// The pin of a file that may be open.
     pin: Option<NamePin>,
     /// Room for its descriptor, if it may be open although no open came here.
@@ -169,7 +171,7 @@ impl HostVolume {
             Some(caller) if self.may_be_open(key) => Some(self.inodes.room_for_orphan(&caller.group)?),
             _ => None,
         };
-        Ok(Victim { fd, key, pin, share })
+        Ok(Victim { fd, key, has_one_name: stat.attr.nlink == 1, pin, share })
     }
 
     /// Returns whether a file may be open although no open came here. Those that came are counted
@@ -215,8 +217,12 @@ impl HostVolume {
     ) -> Result<(), VfsError> {
         let inodes = &self.inodes;
         let Some(node) = inodes.table.find(victim.key) else { return Ok(()) };
-        let stat = syscalls::stat_fd(&victim.fd)?;
-        let is_last = remover.is_none() || stat.attr.nlink == 0;
+        // What only this mount changes has the names that it had: the kernel gives no inode a name
+        // while it removes one.
+        let is_exclusive = inodes.kernel.get().is_some_and(|kernel| kernel.is_exclusive());
+        let is_last = remover.is_none()
+            || (is_exclusive && victim.has_one_name)
+            || syscalls::stat_fd(&victim.fd)?.attr.nlink == 0;
         if !is_last && let Some(content) = inodes.find(node)?.content {
             content.renamed(|| syscalls::stat_fd(&victim.fd))?;
         }
