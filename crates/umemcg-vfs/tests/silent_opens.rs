@@ -107,7 +107,7 @@ fn a_removal_waits_for_the_kernel_to_forget_others() {
         let (v, tenant, removed) = (&v, &tenant, &removed);
         let remover = scope.spawn(move || {
             begins.send(rustix::thread::gettid()).unwrap();
-            v.vfs.unlink(&tenant, ROOT, name(&format!("used {}", removed.len())))
+            v.vfs.unlink(tenant, ROOT, name(&format!("used {}", removed.len())))
         });
         until_asleep(begun.recv().unwrap());
         v.vfs.forget(removed[0], 1);
@@ -162,7 +162,9 @@ fn a_name_is_asked_for_although_its_file_is_kept_open_here() {
     let (v, tenant, kernel) = with_kernel();
     let (entry, _kept) = v.vfs.create(&tenant, ROOT, name("f"), 0o644, OFlags::RDWR).unwrap();
     // It was used; the second look finds it idle.
-    (0..2).for_each(|_| _ = v.engine.drop_caches(DropCaches::Both, &|| false));
+    for _ in 0..2 {
+        v.engine.drop_caches(DropCaches::Both, &|| false);
+    }
     assert_eq!(*kernel.asked.lock().unwrap(), [entry.node]);
 }
 
