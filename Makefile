@@ -23,7 +23,7 @@ TOGETHER_SEED ?=
 # The seed of the first new round; from the clock if it is not given. `make test` repeats the same
 # rounds each time.
 TOGETHER_FIRST ?=
-# The cache that keeps file pages in the half on real mounts: own or kernel.
+# The cache that keeps file pages in the half on real mounts: own, kernel, or exclusive for the kernel's with --exclusive.
 TOGETHER_PAGE_CACHE ?= kernel
 # How long `make fuzz` makes new inputs, all targets together, and the seed of a run to repeat.
 FUZZ_SECONDS ?= 60

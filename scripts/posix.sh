@@ -175,7 +175,7 @@ on_directory() {
 
 [ "${POSIX_ON:-directory}" != directory ] || on_directory own --attr-timeout 0s
 [ "${POSIX_ON:-kernel}" != kernel ] || on_directory kernel --attr-timeout 0s
-[ "${POSIX_ON:-exclusive}" != exclusive ] || on_directory kernel --exclusive --silent-opens
+[ "${POSIX_ON:-exclusive}" != exclusive ] || on_directory kernel --exclusive
 
 if [ "${POSIX_ON:-tmpfs}" = tmpfs ]; then
     start 32m --attr-timeout 0s --volumes

@@ -40,7 +40,6 @@ const NR_LOOPS: u32 = 8;
 const POOL: &str = "4G";
 
 const OURS: &str = "umemcg, kernel pages, exclusive";
-const SILENT: &str = "umemcg, the same with silent opens";
 const OWN: &str = "umemcg, own pages";
 const BEFORE: &str = "umemcg before";
 const PLAIN: &str = "plain directory";
@@ -227,11 +226,10 @@ impl Work {
 /// Mounts everything that is there; ours first, then the plain directory.
 fn mount_sides(top: &Path, choice: &Choice, notes: &mut Vec<String>) -> Result<Vec<Side>, Failure> {
     let (umemcg, rivals) = choice.programs.find()?;
-    let kernel = ["--page-cache", "kernel", "--exclusive", "--silent-opens"];
+    let kernel = ["--page-cache", "kernel", "--exclusive"];
     let mut sides = vec![
-        Side::of_daemon(OURS, &top.join("ours"), &umemcg, &kernel[..3])?,
+        Side::of_daemon(OURS, &top.join("ours"), &umemcg, &kernel)?,
         Side::plain(&top.join("plain"))?,
-        Side::of_daemon(SILENT, &top.join("silent"), &umemcg, &kernel)?,
         Side::of_daemon(OWN, &top.join("own"), &umemcg, &["--page-cache", "own"])?,
     ];
     let rival = rivals.join("passthrough_hp");

@@ -217,13 +217,10 @@ pub struct MountArguments {
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
     pub attr_timeout: Duration,
     /// Assume that no other program changes the directory: the kernel caches names and attributes
-    /// without a time limit, and an open does not look for changes
+    /// without a time limit, and an open does not look for changes. With one directory and
+    /// `--page-cache kernel`, files are opened and directories listed without a request
     #[arg(long, conflicts_with = "attr_timeout")]
     pub exclusive: bool,
-    /// Open files without a request to the daemon, on an exclusive mount of one directory whose
-    /// pages the kernel keeps (an experiment; SEMANTICS.md says what it does not hold)
-    #[arg(long, requires = "exclusive", requires = "page_cache", requires = "data")]
-    pub silent_opens: bool,
     /// The cache that keeps file pages (default: kernel)
     #[arg(long, value_enum, value_name = "WHOSE")]
     pub page_cache: Option<PageCache>,

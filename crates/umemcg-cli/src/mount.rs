@@ -140,7 +140,8 @@ fn start(arguments: &MountArguments, settings: &Config, pool_bytes: u64) -> Resu
     let pages = keeps_pages(arguments, settings);
     config.lifetimes = match arguments.exclusive || settings.exclusive() {
         true => {
-            let silent_opens = arguments.silent_opens && pages && config.volume.is_some();
+            // A host that lets nothing be written has to say so when a file is opened.
+            let silent_opens = pages && arguments.data.as_deref().is_some_and(is_writable);
             Lifetimes { pages, silent_opens, ..Lifetimes::exclusive() }
         }
         false => Lifetimes { attr, entry, pages, ..Lifetimes::default() },
@@ -167,6 +168,12 @@ fn start(arguments: &MountArguments, settings: &Config, pool_bytes: u64) -> Resu
         daemon.mount_control(control, &options, files, session).map_err(failure)?;
     }
     Ok(daemon)
+}
+
+/// Returns whether the file system of a directory can be written.
+fn is_writable(dir: &Path) -> bool {
+    let found = rustix::fs::statvfs(dir);
+    found.is_ok_and(|found| !found.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY))
 }
 
 /// Returns whether the kernel keeps file pages. The command line takes precedence over the file.

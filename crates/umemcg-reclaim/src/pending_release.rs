@@ -43,6 +43,11 @@ impl PendingReleases {
         self.released_bytes.load(Ordering::Relaxed)
     }
 
+    /// Waits, at most [`RELEASE_WAIT`], until more has been freed than when `before` was read.
+    pub(crate) fn wait_for_any(&self, before: u64) {
+        self.wait(before, 1);
+    }
+
     /// Waits, at most [`RELEASE_WAIT`], until half of `requested` bytes have been freed since
     /// `before` was read; returns how many have. It waits only for half because some of the memory
     /// may be in use.

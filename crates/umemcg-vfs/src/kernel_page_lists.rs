@@ -5,7 +5,7 @@
 //! ourselves: the shrinker asks the kernel to drop them
 //! ([`KernelCache::drop_pages`](crate::KernelCache::drop_pages)), and promises what goes with them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -41,6 +41,28 @@ pub(crate) struct AskedRange {
     pub(crate) nr_pages: u64,
     /// Why reclaim asks for them; `None` if it does not.
     pub(crate) reclaim: Option<Reason>,
+    /// Of a share: the group that pays, which waits for the drop until this is dropped.
+    pub(crate) awaited: Option<AwaitedDrop>,
+}
+
+/// Counts a drop of a share, for those that wait for room; uncounted when dropped.
+#[derive(Debug)]
+pub(crate) struct AwaitedDrop {
+    lists: Weak<KernelPageLists>,
+    owner: OwnerId,
+}
+
+impl Drop for AwaitedDrop {
+    fn drop(&mut self) {
+        let Some(lists) = self.lists.upgrade() else { return };
+        let mut nr_awaited = lists.nr_awaited.lock();
+        if let Some(nr) = nr_awaited.get_mut(&self.owner) {
+            *nr -= 1;
+            if *nr == 0 {
+                nr_awaited.remove(&self.owner);
+            }
+        }
+    }
 }
 
 /// The holder of shares: the pages of a file.
@@ -66,6 +88,8 @@ pub(crate) struct KernelPageLists {
     shares: ListLru,
     /// By the place in the lists. A leaf lock.
     by_slot: LeafMutex<BTreeMap<u32, Home>>,
+    /// Drops of shares that are under way, by the group that pays. A leaf lock.
+    nr_awaited: LeafMutex<HashMap<OwnerId, u64>>,
     reclaimer: Arc<Reclaimer>,
     _registration: Registration,
 }
@@ -87,6 +111,7 @@ impl KernelPageLists {
                 store,
                 shares: ListLru::new(reclaimer, &id, 0),
                 by_slot: LeafMutex::default(),
+                nr_awaited: LeafMutex::default(),
                 reclaimer: Arc::clone(reclaimer),
                 _registration: reclaimer.register_shrinker(id, Arc::new(KernelPageShrinker(Weak::clone(me)))),
             }
@@ -123,6 +148,23 @@ impl KernelPageLists {
     /// Has the kernel drop pages of an inode. Never waits.
     pub(crate) fn send(&self, node: NodeId, pages: Range<u64>, task: Box<dyn DropTask>) {
         self.kernel.drop_pages(vec![PageDrop { node, pages, store: self.store, task }]);
+    }
+
+    /// Counts a drop of an owner's share.
+    pub(crate) fn await_drop(self: &Arc<Self>, owner: OwnerId) -> AwaitedDrop {
+        *self.nr_awaited.lock().entry(owner).or_default() += 1;
+        AwaitedDrop { lists: Arc::downgrade(self), owner }
+    }
+
+    /// Returns whether drops are under way that lower the usage of a level which this group, or one
+    /// above, has beyond its limit.
+    pub(crate) fn awaits_drops(&self, group: &Group) -> bool {
+        let Some(full) = group.ancestors().find(|level| level.usage_bytes() > level.max_bytes()) else {
+            return false;
+        };
+        let owners: Vec<OwnerId> = self.nr_awaited.lock().keys().copied().collect();
+        let is_below = |group: &Arc<Group>| group.ancestors().any(|level| std::ptr::eq(level, full));
+        owners.into_iter().any(|owner| owner.with_group(is_below))
     }
 
     /// Reports bytes that the kernel has given back.

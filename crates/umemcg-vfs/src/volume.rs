@@ -131,6 +131,10 @@ pub trait Lookup {
 pub trait Attributes {
     /// Returns the attributes of an inode.
     fn getattr(&self, node: NodeId) -> Result<Attr, VfsError>;
+    /// Returns the attributes of an inode if that needs no sleep, else `None`.
+    fn try_getattr(&self, _node: NodeId) -> Option<Attr> {
+        None
+    }
     /// Changes attributes, and returns all of them.
     fn setattr(&self, caller: &Caller, node: NodeId, change: &SetAttr) -> Result<Attr, VfsError>;
     /// Returns the text of a symbolic link.
@@ -212,6 +216,11 @@ pub trait Names {
 pub trait Open {
     /// Opens a regular file.
     fn open(&self, caller: &Caller, node: NodeId, flags: OFlags) -> Result<Arc<dyn VolumeFile>, VfsError>;
+    /// Opens a regular file that a process has open already, although no open came here: what is
+    /// bounded for new opens has room for it.
+    fn reopen(&self, caller: &Caller, node: NodeId, flags: OFlags) -> Result<Arc<dyn VolumeFile>, VfsError> {
+        self.open(caller, node, flags)
+    }
     /// Opens a directory.
     fn opendir(&self, caller: &Caller, node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError>;
     /// Returns whether directories can be listed without having been opened: a position means the
@@ -231,6 +240,10 @@ pub trait Open {
 pub trait Xattrs {
     /// Returns the value of an extended attribute.
     fn getxattr(&self, node: NodeId, name: &OsStr) -> Result<Vec<u8>, VfsError>;
+    /// Returns whether it is known that an inode has no such attribute. Never sleeps.
+    fn is_known_absent(&self, _node: NodeId, _name: &OsStr) -> bool {
+        false
+    }
     /// Sets an extended attribute.
     fn setxattr(
         &self,

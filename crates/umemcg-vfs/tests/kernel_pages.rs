@@ -247,6 +247,24 @@ fn two_groups_pay_for_what_each_has_read() {
 }
 
 #[test]
+fn only_drops_that_are_under_way_are_awaited() {
+    let world = World::new(8 * PAGE);
+    let file = world.open("f", 64);
+    assert_eq!(file.kernel_caching(false), KernelCaching::Bypass);
+    let begin = |first| file.begin_kernel_io(first * PAGE, 16 * PAGE, false, &world.group).unwrap();
+    let (one, other) = (begin(0), begin(16));
+    drop(one);
+    // The window of both cannot be asked for.
+    assert!(other.is_beyond_limit() && !other.awaits_drops());
+    drop(other);
+    let next = begin(32);
+    assert!(next.is_beyond_limit() && next.awaits_drops());
+    drop(next);
+    while !world.kernel.obey().is_empty() {}
+    assert!(!begin(0).awaits_drops());
+}
+
+#[test]
 fn a_group_may_go_while_its_request_is_under_way() {
     let world = World::new(8 << 20);
     let file = world.open("f", 64);

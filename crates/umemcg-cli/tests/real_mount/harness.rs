@@ -205,7 +205,10 @@ impl Mount {
         if let Some(whose) = std::env::var_os("UMEMCG_TEST_PAGE_CACHE")
             && !arguments.contains(&"--page-cache")
         {
-            command.arg("--page-cache").arg(whose);
+            match whose == "exclusive" {
+                true => command.args(["--page-cache", "kernel", "--exclusive"]),
+                false => command.arg("--page-cache").arg(whose),
+            };
         }
         command.current_dir("/");
         command

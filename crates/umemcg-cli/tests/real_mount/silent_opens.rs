@@ -1,5 +1,5 @@
-//! Silent opens (`--silent-opens`): files are opened without a request, and still are what open
-//! files have to be.
+//! Silent opens, on an exclusive mount whose pages the kernel keeps: files are opened without a
+//! request, and still are what open files have to be.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::harness::{Mount, Options, Stopped, needs_mount, until};
 
 fn start() -> Mount {
-    let arguments = vec!["--page-cache", "kernel", "--exclusive", "--silent-opens"];
+    let arguments = vec!["--page-cache", "kernel", "--exclusive"];
     Mount::start_with(&Options { arguments, ..Options::default() })
 }
 
@@ -90,6 +90,30 @@ fn appends_and_truncation_reach_the_directory() {
     mount.umount();
     mount.sh("echo '1 2 3' | cmp - <(paste -sd' ' $DATA/log); echo short | cmp - $DATA/cut").good();
     mount.sh("test $(stat -c %s $DATA/long) = 65536 -a $(stat -c %s $DATA/synced) = 12288").good();
+}
+
+#[test]
+fn what_cannot_be_written_is_read_through_any_descriptor() {
+    needs_mount!();
+    let mount = start();
+    let path = mount.mnt().join("f");
+    mount.sh("echo text > $DATA/f").good();
+    if !mount.sh("chattr +i $DATA/f").status.success() {
+        return;
+    }
+    let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let mut text = [0; 5];
+    let was_read = file.read_exact_at(&mut text, 0);
+    let synced = file.sync_all();
+    let errors =
+        [file.write_all_at(b"more", 0), OpenOptions::new().write(true).truncate(true).open(path).map(drop)];
+    mount.sh("chattr -i $DATA/f").good();
+    was_read.unwrap();
+    synced.unwrap();
+    assert_eq!(&text, b"text\n");
+    for error in errors {
+        assert_eq!(error.unwrap_err().kind(), std::io::ErrorKind::PermissionDenied);
+    }
 }
 
 #[test]

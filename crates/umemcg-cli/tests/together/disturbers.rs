@@ -52,6 +52,11 @@ pub const ALL: [Disturber; 9] = [
 ];
 
 impl Disturber {
+    /// Returns whether it changes the directory below the mount.
+    pub fn is_outside(&self) -> bool {
+        self.name.starts_with("outside")
+    }
+
     /// Takes turns until the users are to end.
     pub fn run(self, world: &World, surroundings: &Surroundings, mut random: Random) {
         while !world.is_over() {

@@ -25,7 +25,7 @@ use crate::tree::{DIRECTORY_MODES, Tree};
 use crate::user::User;
 use crate::verdict::{self, End};
 use crate::watcher::Watcher;
-use crate::world::{GROUPS, Setting, World};
+use crate::world::{GROUPS, Setting, World, page_cache};
 
 /// Longest that one operation may take: a request may be slowed by seconds, and the machine be
 /// busy.
@@ -179,7 +179,7 @@ impl Era {
     fn start_daemon(&mut self, random: &mut Random) {
         let pool = POOLS[random.below(POOLS.len())];
         let mut arguments = Vec::new();
-        if random.below(3) == 0 {
+        if random.below(3) == 0 && page_cache() != "exclusive" {
             arguments.extend(["--attr-timeout", "0s"]);
         }
         if random.below(3) == 0 {
@@ -224,7 +224,9 @@ impl Era {
             fs::create_dir(mount.cg().join(group)).unwrap();
         }
         let nr_users = 3 + random.below(10);
-        let chosen: Vec<Disturber> = ALL.into_iter().filter(|_| random.below(3) > 0).collect();
+        let is_allowed = |other: &Disturber| !(other.is_outside() && page_cache() == "exclusive");
+        let chosen = ALL.into_iter().filter(|_| random.below(3) > 0).filter(is_allowed);
+        let chosen: Vec<Disturber> = chosen.collect();
         let is_full = chosen.iter().any(|disturber| disturber.name == "full");
         let root =
             rustix::fs::open(mount.mnt(), OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());

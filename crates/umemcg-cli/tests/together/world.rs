@@ -163,7 +163,7 @@ impl World {
     /// Returns whether the daemon's death explains that a read or write is short: of pages that the
     /// kernel keeps it gives those that it has, and it says how much it wrote before.
     pub fn may_be_cut(&self) -> bool {
-        self.is_dying() && std::env::var_os("UMEMCG_TEST_PAGE_CACHE").is_none_or(|whose| whose != "own")
+        self.is_dying() && ["kernel", "exclusive"].contains(&page_cache().as_str())
     }
 
     /// Returns whether a full store explains this.
@@ -209,6 +209,12 @@ impl World {
     pub fn doing(&self) -> Vec<String> {
         self.doing.iter().map(|what| what.lock().unwrap_or_else(PoisonError::into_inner).clone()).collect()
     }
+}
+
+/// Returns whose cache keeps file pages: `own`, `kernel`, or `exclusive` for the kernel's above a
+/// directory that no other program changes.
+pub fn page_cache() -> String {
+    std::env::var("UMEMCG_TEST_PAGE_CACHE").unwrap_or_else(|_| "kernel".into())
 }
 
 /// A second descriptor of an open file, opened anew.

@@ -120,6 +120,20 @@ impl DataFs {
         reply_with(reply, self.look(id, fh), |reply, attr| reply.value(&self.attr_reply(&attr)).ignore());
     }
 
+    /// Answers with the attributes of a node, if that needs no sleep.
+    pub(super) fn getattr_quickly(&self, id: u64, reply: &mut Reply) -> bool {
+        let Ok(ResolvedId::In(member, node)) = self.volumes.place(id) else { return false };
+        let Some(attr) = member.volume().try_getattr(node) else { return false };
+        reply.value(&self.attr_reply(&member.attr_to_kernel(attr))).ignore();
+        true
+    }
+
+    /// Returns whether a node has no such extended attribute, as far as that is known.
+    pub(super) fn is_known_absent(&self, id: u64, name: &OsStr) -> bool {
+        let Ok(ResolvedId::In(member, node)) = self.volumes.place(id) else { return false };
+        member.volume().is_known_absent(node, name)
+    }
+
     /// Answers STATX, with which the kernel requests fields that GETATTR does not have.
     pub(super) fn statx(&self, id: u64, arg: &StatxIn, reply: &mut Reply) {
         let fh = (arg.getattr_flags & GETATTR_FH != 0).then_some(arg.fh);

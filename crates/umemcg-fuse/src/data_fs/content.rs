@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use umemcg::{ChargeMeter, Group, PinnedPages, Stalled, StatItem, Working, WritePause};
-use umemcg_base::{Idle, PAGE_SIZE_U64, Wait};
+use umemcg_base::PAGE_SIZE_U64;
 use umemcg_vfs::volumes::{Opened, ResolvedId};
 use umemcg_vfs::{
     Entry, FallocateFlags, KernelCaching, KernelIo, NodeId, OFlags, VfsError, Volume, VolumeFile, Whence,
@@ -30,8 +30,6 @@ const SEEK_HOLE: u32 = 4;
 
 /// Longest wait of a read for pages that the kernel is about to drop.
 const ROOM_WAIT_MAX: Duration = Duration::from_secs(2);
-/// The time between two looks.
-const ROOM_LOOK: Duration = Duration::from_millis(5);
 /// Writes of a mount that wait at a time for pages to be dropped. An asynchronous one has a place
 /// in the kernel that the drop may need, too, for what it writes back first.
 const NR_DROP_TURNS_MAX: usize = 64;
@@ -76,13 +74,16 @@ fn is_through_cache(arg: &WriteIn) -> bool {
     arg.write_flags & (write_flag::LOCKOWNER | write_flag::CACHE) == 0
 }
 
-/// Returns the flags of the descriptor that a write comes through. Late write-back of a mapping has
-/// none; the mapping was writable.
-fn descriptor_flags(arg: &WriteIn) -> u32 {
-    match arg.write_flags & write_flag::CACHE {
-        0 => arg.flags,
-        _ => OFlags::RDWR.bits(),
-    }
+/// Returns the silent open that a read goes through.
+fn reading(request: &Request<'_>, arg: &ReadIn) -> SilentOpen {
+    SilentOpen::reading(request.header.nodeid, arg.flags)
+}
+
+/// Returns the silent open that a write goes through. Late write-back of a mapping comes without
+/// the flags of a descriptor.
+fn writing(request: &Request<'_>, arg: &WriteIn) -> SilentOpen {
+    let flags = if arg.write_flags & write_flag::CACHE == 0 { arg.flags } else { 0 };
+    SilentOpen::writing(request.header.nodeid, flags)
 }
 
 impl DataFs {
@@ -96,7 +97,7 @@ impl DataFs {
         arg: &ReadIn,
         reply: &mut Reply,
     ) -> QuickOutcome {
-        let Some(file) = self.files.get(self.handle(request.header, arg.fh, arg.flags)) else {
+        let Some(file) = self.files.get(self.handle(arg.fh, reading(request, arg))) else {
             return self.without_file(
                 request,
                 arg.fh,
@@ -185,7 +186,7 @@ impl DataFs {
 
     pub(super) fn read(&self, request: &Request<'_>, arg: &ReadIn, reply: &mut Reply) {
         let header = request.header;
-        let file = match self.file_for(request, arg.fh, arg.flags) {
+        let file = match self.file_for(request, arg.fh, reading(request, arg)) {
             Ok(opened) => Arc::clone(&opened.file),
             Err(error) => return reply.error(error.to_errno()).ignore(),
         };
@@ -253,8 +254,7 @@ impl DataFs {
         data: &[u8],
         reply: &mut Reply,
     ) -> QuickOutcome {
-        let flags = descriptor_flags(arg);
-        let Some(file) = self.files.get(self.handle(request.header, arg.fh, flags)) else {
+        let Some(file) = self.files.get(self.handle(arg.fh, writing(request, arg))) else {
             let range = is_through_cache(arg).then_some((arg.offset, data.len() as u32, true));
             return self.without_file(request, arg.fh, range, reply);
         };
@@ -278,7 +278,7 @@ impl DataFs {
 
     pub(super) fn write(&self, request: &Request<'_>, arg: &WriteIn, data: &[u8], reply: &mut Reply) {
         let header = request.header;
-        let opened = match self.file_for(request, arg.fh, descriptor_flags(arg)) {
+        let opened = match self.file_for(request, arg.fh, writing(request, arg)) {
             Ok(opened) => opened,
             Err(error) => return reply.error(error.to_errno()).ignore(),
         };
@@ -347,9 +347,10 @@ impl DataFs {
         file.drop_kernel_pages(offset, len, Box::new(answer));
     }
 
-    /// Waits, for a read that fills the kernel's cache, until the group is within its limit again:
-    /// what the kernel is about to drop is still charged. Not for ever: it may be held up by
-    /// others.
+    /// Waits, for a read that fills the kernel's cache, while the group is beyond its limit and the
+    /// kernel is about to drop some of what is charged. Not for ever: it may be held up by others.
+    /// What cannot be asked for, such as pages that other reads are filling beside, is not waited
+    /// for: the kernel drops it behind those reads.
     fn wait_for_room(&self, io: &KernelIo, group: &Arc<Group>, reply: &Reply) {
         let deadline = Instant::now() + ROOM_WAIT_MAX;
         let cancelled = || reply.is_cancelled();
@@ -358,11 +359,16 @@ impl DataFs {
             && !cancelled()
             && Instant::now() < deadline
         {
+            let reclaimer = self.engine.reclaimer();
             // It reclaims, and waits for what it asks for.
-            drop(self.engine.reclaimer().charge_opportunistic(group, PAGE_SIZE_U64, &cancelled));
-            if io.is_beyond_limit() {
-                let _idle = Idle::begin(Wait::Sure);
-                std::thread::sleep(ROOM_LOOK);
+            drop(reclaimer.charge_opportunistic(group, PAGE_SIZE_U64, &cancelled));
+            let mut is_awaited = false;
+            reclaimer.wait_for_release(|| {
+                is_awaited = io.is_beyond_limit() && io.awaits_drops();
+                is_awaited
+            });
+            if !is_awaited {
+                return;
             }
         }
     }
@@ -464,7 +470,7 @@ impl DataFs {
             // With silent opens the kernel sends no RELEASE either.
             let fh = match self.lifetimes.silent_opens {
                 true => {
-                    let open = SilentOpen::new(entry.node.0, arg.flags);
+                    let open = SilentOpen::of_new(entry.node.0, arg.flags);
                     self.close_handles(self.silent_opens.add(open, handle));
                     0
                 }
@@ -487,13 +493,14 @@ impl DataFs {
 
     pub(super) fn fsync(&self, request: &Request<'_>, arg: &FsyncIn, reply: &mut Reply) {
         let data_only = arg.fsync_flags & FSYNC_FDATASYNC != 0;
-        let result = self.file_for(request, arg.fh, OFlags::RDONLY.bits());
+        let open = SilentOpen::reading(request.header.nodeid, 0);
+        let result = self.file_for(request, arg.fh, open);
         reply_done(reply, result.and_then(|opened| opened.file.fsync(data_only)));
     }
 
     pub(super) fn fallocate(&self, request: &Request<'_>, arg: &FallocateIn, reply: &mut Reply) {
         let mode = FallocateFlags::from_bits_retain(arg.mode);
-        let result = self.file_for(request, arg.fh, OFlags::RDWR.bits());
+        let result = self.file_for(request, arg.fh, SilentOpen::writing(request.header.nodeid, 0));
         reply_done(
             reply,
             result.and_then(|opened| {
@@ -514,7 +521,7 @@ impl DataFs {
             SEEK_HOLE => Whence::Hole,
             _ => return reply.error(Errno::INVAL).ignore(),
         };
-        let result = self.file_for(request, arg.fh, OFlags::RDONLY.bits());
+        let result = self.file_for(request, arg.fh, SilentOpen::reading(request.header.nodeid, 0));
         let result = result.and_then(|opened| opened.file.lseek(whence, arg.offset));
         reply_with(reply, result, |reply, offset| reply.value(&LseekOut { offset }).ignore());
     }

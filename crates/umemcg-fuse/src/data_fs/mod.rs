@@ -251,13 +251,10 @@ impl DataFs {
         self.files.get(handle).ok_or_else(|| self.no_handle(header))
     }
 
-    /// Returns the handle to look up for a request that names `fh`, on a descriptor with these
-    /// flags.
-    fn handle(&self, header: &InHeader, fh: u64, flags: u32) -> u64 {
-        match self.is_silent(fh) {
-            true => self.silent_opens.handle(SilentOpen::new(header.nodeid, flags)),
-            false => fh,
-        }
+    /// Returns the handle to look up for a request that names `fh`, or goes through this open if
+    /// that did not come here.
+    fn handle(&self, fh: u64, open: SilentOpen) -> u64 {
+        if self.is_silent(fh) { self.silent_opens.handle(open) } else { fh }
     }
 
     /// Returns whether a request comes through a descriptor whose open did not come here.
@@ -271,10 +268,10 @@ impl DataFs {
         &self,
         request: &Request<'_>,
         fh: u64,
-        flags: u32,
+        open: SilentOpen,
     ) -> Result<Arc<Opened<dyn VolumeFile>>, VfsError> {
         let header = request.header;
-        let known = self.files.get(self.handle(header, fh, flags)).map(|opened| Arc::clone(&opened));
+        let known = self.files.get(self.handle(fh, open)).map(|opened| Arc::clone(&opened));
         if let Some(opened) = known {
             return Ok(opened);
         }
@@ -282,9 +279,17 @@ impl DataFs {
         else {
             return Err(self.no_handle(header).into());
         };
-        let open = SilentOpen::new(header.nodeid, flags);
         let on = member.begin_open()?;
-        let file = member.volume().open(&self.caller(request), node, open.flags())?;
+        let caller = self.caller(request);
+        let reopen = || member.volume().reopen(&caller, node, open.flags());
+        let file = match reopen() {
+            // Those that are kept may hold descriptors.
+            Err(VfsError::Host(Errno::NFILE)) => {
+                self.close_handles(self.silent_opens.take_all());
+                reopen()?
+            }
+            file => file?,
+        };
         // On this mount it is cached, whatever room there is.
         file.kernel_caching(false);
         let opened = Arc::new(Opened { file, on });
@@ -423,6 +428,10 @@ impl Filesystem for DataFs {
             Op::BatchForget(list) => {
                 let store = list.iter().next().map_or(NO_STORE, |(node, _)| self.store_of(node));
                 return QuickOutcome::MaySleep(forgetting(store));
+            }
+            Op::Getattr { .. } if self.getattr_quickly(header.nodeid, reply) => {}
+            Op::Getxattr { name, .. } if self.is_known_absent(header.nodeid, name) => {
+                reply.error(Errno::NODATA).ignore();
             }
             Op::Ioctl { .. } => reply.error(Errno::NOTTY).ignore(),
             // The kernel has a fallback for each of these, and does not send them again.

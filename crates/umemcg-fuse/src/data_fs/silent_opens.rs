@@ -28,10 +28,24 @@ pub(super) struct SilentOpen {
 }
 
 impl SilentOpen {
-    /// Returns the open that a request with these flags of its descriptor goes through.
-    pub(super) fn new(id: u64, flags: u32) -> Self {
-        let kept = OFlags::RWMODE | OFlags::APPEND | OFlags::DSYNC | OFlags::SYNC | OFlags::NOATIME;
-        Self { id, flags: flags & kept.bits() }
+    /// Returns the open that a read, or any other request that changes nothing, goes through, with
+    /// the flags of its descriptor. It is never opened for writing, which the host may refuse.
+    pub(super) fn reading(id: u64, flags: u32) -> Self {
+        Self { id, flags: flags & OFlags::NOATIME.bits() }
+    }
+
+    /// Returns the open that a write goes through, with the flags of its descriptor.
+    pub(super) fn writing(id: u64, flags: u32) -> Self {
+        let kept = OFlags::APPEND | OFlags::DSYNC | OFlags::SYNC;
+        Self { id, flags: (flags & kept.bits()) | OFlags::RDWR.bits() }
+    }
+
+    /// Returns the open that a file goes through that is opened with these flags.
+    pub(super) fn of_new(id: u64, flags: u32) -> Self {
+        match flags & OFlags::RWMODE.bits() == OFlags::RDONLY.bits() {
+            true => Self::reading(id, flags),
+            false => Self::writing(id, flags),
+        }
     }
 
     /// Returns the flags to open it with.
@@ -75,6 +89,14 @@ impl SilentOpens {
         to_close
     }
 
+    /// Takes out all opens. Returns the handles to close.
+    #[must_use]
+    pub(super) fn take_all(&self) -> Vec<u64> {
+        let mut handles = self.0.lock();
+        handles.in_order.clear();
+        handles.by_open.drain().map(|(_, handle)| handle).collect()
+    }
+
     /// Takes out everything of an inode that the kernel has forgotten. Returns the handles to
     /// close.
     #[must_use]
@@ -93,7 +115,7 @@ mod tests {
     use super::*;
 
     fn reading(id: u64) -> SilentOpen {
-        SilentOpen::new(id, OFlags::RDONLY.bits())
+        SilentOpen::reading(id, OFlags::RDWR.bits())
     }
 
     #[test]
@@ -117,8 +139,8 @@ mod tests {
     #[test]
     fn a_forgotten_inode_takes_its_opens_along() {
         let opens = SilentOpens::default();
-        let writing = SilentOpen::new(1, (OFlags::RDWR | OFlags::APPEND | OFlags::CREATE).bits());
-        assert_eq!(writing.flags(), OFlags::RDWR | OFlags::APPEND);
+        let writing = SilentOpen::writing(1, (OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE).bits());
+        assert_eq!((writing.flags(), reading(1).flags()), (OFlags::RDWR | OFlags::APPEND, OFlags::RDONLY));
         assert!(opens.add(reading(1), 5).is_empty() && opens.add(writing, 6).is_empty());
         assert!(opens.add(reading(2), 7).is_empty());
         let mut closed = opens.take_all_of(1);

@@ -205,6 +205,15 @@ impl Reclaimer {
         self.pending_releases.note(bytes);
     }
 
+    /// Waits for a moment, until bytes are free whose release a shrinker had requested before, unless
+    /// `is_awaited` says that nothing is to come. No lock may be held.
+    pub fn wait_for_release(&self, is_awaited: impl FnOnce() -> bool) {
+        let before = self.pending_releases.released_bytes();
+        if is_awaited() {
+            self.pending_releases.wait_for_any(before);
+        }
+    }
+
     /// Sets a listener that is called for every window of scanned pages that ends from now on;
     /// replaces the previous listener. It is called with no ranked lock held, by threads that
     /// reclaim, and must neither sleep nor reclaim. A panic of it is logged and goes no further.

@@ -23,7 +23,8 @@ use std::sync::{Arc, LazyLock, Weak};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use umemcg::{Group, StoreId};
-use umemcg_base::LeafMutex;
+use umemcg_base::sync::Instant;
+use umemcg_base::{Condvar, LeafMutex, Rank, assert_may_wait};
 
 /// Members of a ring that one call looks at, at most.
 const NR_LOOKS_MAX: usize = 64;
@@ -93,12 +94,16 @@ struct Table {
 impl Table {
     /// Counts `nr` more for a group and all above it, if that leaves its path within `nr_max`.
     fn take(&mut self, group: &Arc<Group>, nr: usize, nr_max: usize) -> bool {
-        let of_path: usize = path(group).filter_map(|at| self.nr_held.get(&address(at))).sum();
-        let fits = of_path.saturating_add(nr) <= nr_max;
+        let fits = self.fits(group, nr, nr_max);
         if fits {
             path(group).for_each(|at| *self.nr_held.entry(address(at)).or_default() += nr);
         }
         fits
+    }
+
+    fn fits(&self, group: &Arc<Group>, nr: usize, nr_max: usize) -> bool {
+        let of_path: usize = path(group).filter_map(|at| self.nr_held.get(&address(at))).sum();
+        of_path.saturating_add(nr) <= nr_max
     }
 
     fn give(&mut self, group: &Arc<Group>, nr: usize) {
@@ -129,11 +134,13 @@ struct Shares {
     nr_max: usize,
     /// A leaf lock.
     table: LeafMutex<Table>,
+    /// Signalled when descriptors have been given back.
+    given: Condvar,
 }
 
 impl Shares {
     fn new(nr_max: usize) -> Self {
-        Self { nr_max, table: LeafMutex::default() }
+        Self { nr_max, table: LeafMutex::default(), given: Condvar::new(Rank::KernelRelease) }
     }
 
     /// Counts `nr` for a group, after making room in its tenant's ring.
@@ -166,6 +173,15 @@ impl Shares {
             Purpose::Reopen => self.nr_max.saturating_add(self.nr_max / 8),
         };
         if self.table.lock().take(group, nr, nr_max) { Ok(()) } else { Err(Errno::NFILE) }
+    }
+
+    /// Waits until `nr` descriptors fit, or until a deadline.
+    fn wait_for_room(&self, group: &Arc<Group>, nr: usize, deadline: Instant) {
+        assert_may_wait(Rank::KernelRelease, "a wait for descriptors");
+        let mut table = self.table.lock();
+        while !table.fits(group, nr, self.nr_max) && !self.given.wait_until(&mut table, deadline).timed_out()
+        {
+        }
     }
 
     /// Counts `nr` descriptors if there is room. Otherwise returns the next member that could make
@@ -219,6 +235,12 @@ impl DescriptorShare {
         Self::take_of(&SHARES, group, nr, want, store)
     }
 
+    /// Waits until `nr` descriptors fit into a group's share, or until a deadline. No lock may be
+    /// held.
+    pub(crate) fn wait_for_room(group: &Arc<Group>, nr: usize, deadline: Instant) {
+        SHARES.wait_for_room(group, nr, deadline);
+    }
+
     fn take_of(
         shares: &'static Shares,
         group: &Arc<Group>,
@@ -257,12 +279,15 @@ impl Drop for DescriptorShare {
         if self.nr > 0 {
             self.withdraw();
             self.shares.table.lock().give(&self.group, self.nr);
+            self.shares.given.notify_all();
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use umemcg::{Engine, EngineConfig};
 
@@ -369,6 +394,21 @@ mod tests {
         let tenant = engine.create_group(engine.root(), "t".as_ref()).unwrap();
         let holders: Vec<_> = (0..500).map(|n| hold(shares, &tenant, n % 7 > 0).unwrap()).collect();
         assert_eq!(nr_held(&holders), 60);
+    }
+
+    #[test]
+    fn a_wait_for_room_ends_when_descriptors_are_given_back() {
+        let (shares, engine) = (shares(20), engine());
+        let tenant = engine.create_group(engine.root(), "t".as_ref()).unwrap();
+        let mut held = take_all(shares, &tenant);
+        let never = Instant::now() + Duration::from_secs(3600);
+        let waiter = std::thread::spawn({
+            let tenant = Arc::clone(&tenant);
+            move || shares.wait_for_room(&tenant, 2, never)
+        });
+        held.truncate(8);
+        waiter.join().unwrap();
+        assert_eq!(take_all(shares, &tenant).len(), 2);
     }
 
     #[test]

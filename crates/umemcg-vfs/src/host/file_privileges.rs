@@ -24,13 +24,19 @@ pub(crate) struct Privileges {
     /// (A) Relaxed: a write concurrent with the `chmod` that sets it may be ordered before or after
     /// it.
     may_be_there: AtomicBool,
+    /// (A) There may be capabilities among them. Relaxed, for the same reason.
+    may_have_capabilities: AtomicBool,
     pub(crate) shown: ShownCapabilities,
 }
 
 impl Default for Privileges {
     /// Creates the state of a file about which nothing is known.
     fn default() -> Self {
-        Self { may_be_there: AtomicBool::new(true), shown: ShownCapabilities::default() }
+        Self {
+            may_be_there: AtomicBool::new(true),
+            may_have_capabilities: AtomicBool::new(true),
+            shown: ShownCapabilities::default(),
+        }
     }
 }
 
@@ -40,15 +46,37 @@ impl Privileges {
         self.may_be_there.load(Ordering::Relaxed)
     }
 
-    /// Notes that attributes were changed.
+    /// Returns whether the file may have capabilities.
+    pub(crate) fn may_have_capabilities(&self) -> bool {
+        self.may_have_capabilities.load(Ordering::Relaxed)
+    }
+
+    /// Notes that a file is new and has this mode.
+    pub(crate) fn are_of_new(&self, mode: u32) {
+        self.may_have_capabilities.store(false, Ordering::Relaxed);
+        self.may_be_there.store(mode & (SET_UID | SET_GID) != 0, Ordering::Relaxed);
+    }
+
+    /// Notes that extended attributes were changed, or anything from outside.
     pub(crate) fn note(&self) {
+        self.may_have_capabilities.store(true, Ordering::Relaxed);
+        self.may_be_there.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes that the mode was set, or may have been.
+    pub(crate) fn note_mode(&self) {
         self.may_be_there.store(true, Ordering::Relaxed);
     }
 
     /// Clears the capabilities of a file of this mode and, with `set_id`, its set-id bits. The
     /// caller has exclusive access to the file.
     pub(crate) fn clear(&self, fd: BorrowedFd<'_>, mode: u32, set_id: bool) -> Result<(), Errno> {
-        let _ = rustix::fs::fremovexattr(fd, CAPABILITIES);
+        if self.may_have_capabilities() {
+            match rustix::fs::fremovexattr(fd, CAPABILITIES) {
+                Ok(()) | Err(Errno::NODATA) => self.may_have_capabilities.store(false, Ordering::Relaxed),
+                Err(_) => {}
+            }
+        }
         let cleared = mode_without_set_id(mode);
         if cleared != mode && !set_id {
             // The next writer may not be allowed to keep the bits that this one keeps.
@@ -67,7 +95,8 @@ impl Privileges {
             return SavedPrivileges::default();
         }
         let mut value = vec![0; CAPABILITIES_BYTES_MAX];
-        let capabilities = rustix::fs::fgetxattr(fd, CAPABILITIES, &mut value).ok().map(|len| {
+        let found = self.may_have_capabilities().then(|| rustix::fs::fgetxattr(fd, CAPABILITIES, &mut value));
+        let capabilities = found.and_then(Result::ok).map(|len| {
             value.truncate(len);
             value
         });

@@ -190,17 +190,30 @@ impl HostStore {
         held: BorrowedFd<'_>,
         operation: impl FnOnce(&HostStat) -> (Result<T, E>, OwnOperation),
     ) -> Result<T, E> {
+        self.exclusively_then(held, operation).0
+    }
+
+    /// Like `exclusively`; returns the attributes after it, too, if they could be read.
+    pub(crate) fn exclusively_then<T, E: From<Errno>>(
+        &self,
+        held: BorrowedFd<'_>,
+        operation: impl FnOnce(&HostStat) -> (Result<T, E>, OwnOperation),
+    ) -> (Result<T, E>, Option<HostStat>) {
         let alone = self.times.exclusive();
-        let before = syscalls::stat_fd(held)?;
+        let before = match syscalls::stat_fd(held) {
+            Ok(before) => before,
+            Err(errno) => return (Err(errno.into()), None),
+        };
         alone.found(Stamp::of(&before.attr));
         let (result, did) = operation(&before);
         // If the attributes cannot be read, the file counts as changed from outside at the next
         // check.
-        if let Ok(after) = syscalls::stat_fd(held) {
+        let after = syscalls::stat_fd(held).ok();
+        if let Some(after) = &after {
             self.host_dir.clock.saw(after.attr.ctime);
             alone.left(Stamp::of(&after.attr), did);
         }
-        result
+        (result, after)
     }
 
     /// Updates the host's access time as the options of the host's mount say, with a read at the

@@ -64,8 +64,8 @@ thread_local! {
     static HERE: std::cell::RefCell<Option<Box<dyn FnOnce()>>> = const { std::cell::RefCell::new(None) };
 }
 
-/// Has this thread do something in the middle of its next change of attributes, or write to the
-/// host.
+/// Has this thread do something in the middle of its next change of attributes, removal of a name
+/// or write to the host.
 pub(crate) fn at_pause(run: impl FnOnce() + 'static) {
     HERE.with(|here| *here.borrow_mut() = Some(Box::new(run)));
 }

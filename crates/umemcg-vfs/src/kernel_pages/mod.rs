@@ -318,6 +318,12 @@ impl KernelPages {
         None
     }
 
+    /// Returns whether pages are about to be dropped that this group, or one above, has beyond its
+    /// limit.
+    pub(crate) fn awaits_drops(&self, group: &Group) -> bool {
+        self.lists.awaits_drops(group)
+    }
+
     /// Has the kernel told of drops that wait for no request any more.
     fn send_parked(&self) {
         let ready: Vec<Box<RangeDrop>> = {
@@ -356,7 +362,7 @@ impl KernelPages {
         let mut state = self.state.lock();
         state.nr_asked += 1;
         let asked_at = state.tick();
-        AskedRange { pages, asked_at, nr_pages: 0, reclaim: None }
+        AskedRange { pages, asked_at, nr_pages: 0, reclaim: None, awaited: None }
     }
 
     /// Notes that the kernel has dropped what was asked for, or has not been told. Returns the
@@ -511,12 +517,14 @@ impl DropTask for RangeDrop {
         self.pages.upgrade().is_none_or(|pages| !self.must_wait(&pages.state.lock()))
     }
 
-    fn done(self: Box<Self>, was_told: bool) {
+    fn done(mut self: Box<Self>, was_told: bool) {
         let Some(pages) = self.pages.upgrade() else { return };
         if !was_told && self.then.is_some() {
             return pages.send_or_park(self);
         }
         let freed_bytes = pages.dropped(&self.asked, was_told);
+        // Before those that wait for it are woken.
+        drop(self.asked.awaited.take());
         if freed_bytes > 0 && self.asked.nr_pages > 0 {
             pages.lists.note_released(freed_bytes);
         }
@@ -551,8 +559,9 @@ impl PageHolder for KernelPages {
         self.lists.unlist(slot);
         let pages = span_of(window, share.pages);
         let nr_pages = u64::from(share.pages.count_ones());
+        let awaited = Some(self.lists.await_drop(share.owner));
         state.nr_asked += 1;
-        Some(AskedRange { pages, asked_at, nr_pages, reclaim: None })
+        Some(AskedRange { pages, asked_at, nr_pages, reclaim: None, awaited })
     }
 
     fn kept_window(self: Arc<Self>, window: u64) -> Option<KeptWindow> {
@@ -570,7 +579,8 @@ impl Drop for KernelPages {
     fn drop(&mut self) {
         if self.has_any() {
             // The kernel has not forgotten the inode: its volume has been removed.
-            let asked = AskedRange { pages: 0..PAGES_END, asked_at: 0, nr_pages: 0, reclaim: None };
+            let asked =
+                AskedRange { pages: 0..PAGES_END, asked_at: 0, nr_pages: 0, reclaim: None, awaited: None };
             let drop = RangeDrop { pages: Weak::new(), asked, then: None, nr_parked: 0 };
             self.lists.send(self.node, 0..PAGES_END, Box::new(drop));
         }

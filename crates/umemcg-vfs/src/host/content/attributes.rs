@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use rustix::io::Errno;
 
 use super::Content;
-use crate::attr::Attr;
+use crate::attr::{Attr, SetAttr};
 use crate::host::shown_times::{OwnOperation, SharedAccess, Shown, Stamp};
 use crate::host::syscalls::HostStat;
 
@@ -97,15 +97,29 @@ impl Content {
         attr
     }
 
-    /// Changes attributes of the host's file through a descriptor that holds it.
-    pub(crate) fn change_attributes<T>(
+    /// Changes attributes of the host's file through a descriptor that holds it. Returns those that
+    /// it has then, if they could be read.
+    pub(crate) fn change_attributes(
         &self,
         held: BorrowedFd<'_>,
-        sets_mtime: bool,
-        change: impl FnOnce() -> Result<T, Errno>,
-    ) -> Result<T, Errno> {
-        let changed =
-            self.store.exclusively(held, |_| (change(), OwnOperation::Attributes { mtime: sets_mtime }));
+        change: &SetAttr,
+        apply: impl FnOnce() -> Result<(), Errno>,
+    ) -> Result<Option<HostStat>, Errno> {
+        let did = OwnOperation::Attributes { mtime: change.mtime.is_some() };
+        let (changed, after) = self.store.exclusively_then(held, |_| (apply(), did));
+        if change.mode.is_some() {
+            self.store.privileges.note_mode();
+        }
+        changed.map(|()| after)
+    }
+
+    /// Changes extended attributes of the host's file through a descriptor that holds it.
+    pub(crate) fn change_xattrs(
+        &self,
+        held: BorrowedFd<'_>,
+        change: impl FnOnce() -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let changed = self.store.exclusively(held, |_| (change(), OwnOperation::Attributes { mtime: false }));
         self.store.privileges.note();
         changed
     }

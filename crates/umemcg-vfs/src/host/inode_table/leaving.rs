@@ -49,7 +49,7 @@ impl InodeEntry {
     /// Returns whether the kernel refers to it and no process is known to use it: it is not open,
     /// and no directory with names that are known.
     fn is_idle_name(&self) -> bool {
-        self.nlookup > 0 && self.pins <= self.pins_for_content()
+        self.nlookup > 0 && self.pins <= self.pins_for_content() + self.nr_silent
     }
 }
 

@@ -54,6 +54,9 @@ pub(crate) struct InodeEntry {
     nlookup: u64,
     /// References from inside, see the module text.
     pins: u32,
+    /// Of these pins, those of files that are open here and perhaps in no process: where opens are
+    /// silent, the kernel knows which are.
+    pub(crate) nr_silent: u32,
     pub(crate) kind: FileKind,
     names: InodeNames,
     pub(crate) handle: Option<Box<FileHandle>>,
@@ -516,6 +519,7 @@ impl InodeEntry {
             key,
             nlookup: 0,
             pins: 0,
+            nr_silent: 0,
             kind,
             names: InodeNames::default(),
             handle,

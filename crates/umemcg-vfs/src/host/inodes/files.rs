@@ -2,9 +2,11 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::fs::OFlags;
 use rustix::io::Errno;
+use umemcg_base::sync::Instant;
 
 use super::HostInodes;
 use crate::attr::NodeId;
@@ -18,6 +20,9 @@ use umemcg::Group;
 
 /// Most closed files that are checked when a group has used up its share of descriptors.
 const REAPED_FOR_SHARE: usize = 64;
+/// Longest wait for the kernel to forget removed files. It lags behind a thread that removes many,
+/// and a file that is open is not forgotten at all.
+const FORGET_WAIT_MAX: Duration = Duration::from_secs(1);
 
 impl HostInodes {
     /// Opens a regular file for I/O: for reading or, with `for_writing`, for both.
@@ -58,6 +63,16 @@ impl HostInodes {
             // Some descriptors may belong to closed files that have been written back meanwhile.
             self.reap_lingering(REAPED_FOR_SHARE);
             DescriptorShare::take(group, nr, want, store)
+        })
+    }
+
+    /// Reserves the descriptor of an inode that is to be without a name while the kernel refers to
+    /// it. Waits, with no lock held, for the kernel to forget others if there is no room.
+    pub(crate) fn room_for_orphan(&self, group: &Arc<Group>) -> Result<DescriptorShare, Errno> {
+        let take = || DescriptorShare::take(group, 1, Purpose::Open, Some(self.host_dir.store_id));
+        take().or_else(|_| {
+            DescriptorShare::wait_for_room(group, 1, Instant::now() + FORGET_WAIT_MAX);
+            take()
         })
     }
 

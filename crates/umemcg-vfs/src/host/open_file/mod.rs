@@ -54,6 +54,9 @@ impl OpenFile {
         charge: HandleCharge,
     ) -> Arc<Self> {
         let errors = content.file.sample_error();
+        if inodes.opens_silently() {
+            inodes.table.with(node, |entry| entry.nr_silent += 1);
+        }
         Arc::new(Self {
             inodes,
             node,
@@ -350,6 +353,9 @@ impl Drop for OpenFile {
             // For nothing else is it opened now.
             let _in_use = self.inodes.in_use(self.node, &self.content, &self.group, false, false);
             self.content.update_host_atime();
+        }
+        if self.inodes.opens_silently() {
+            self.inodes.table.with(self.node, |entry| entry.nr_silent -= 1);
         }
         self.inodes.close(self.node, &self.content);
         self.inodes.reap_lingering(REAPED_PER_CLOSE);

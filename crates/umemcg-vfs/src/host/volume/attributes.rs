@@ -12,6 +12,7 @@ use crate::attr::{Attr, FileKind, NodeId, SetAttr, StatFs};
 use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::host::content::Content;
+use crate::host::descriptor_share::Purpose;
 use crate::host::open_file::OpenFile;
 use crate::host::syscalls;
 use crate::privileges::mode_without_set_id;
@@ -24,6 +25,23 @@ impl Attributes for HostVolume {
     /// `ESTALE` when the inode is gone; the host's.
     fn getattr(&self, node: NodeId) -> Result<Attr, VfsError> {
         self.attr_of(node, self.inodes.find(node)?.content)
+    }
+
+    /// Returns the attributes of a directory that is held already, where that waits for nothing: on
+    /// a local file system the host has them in memory then.
+    fn try_getattr(&self, node: NodeId) -> Option<Attr> {
+        let inodes = &self.inodes;
+        if !inodes.host_dir.waits_by_range || inodes.find(node).ok()?.kind != FileKind::Directory {
+            return None;
+        }
+        let held = if node == NodeId::ROOT {
+            Arc::clone(&inodes.host_dir.root)
+        } else {
+            inodes.descriptors.get(node)?
+        };
+        let stat = syscalls::stat_fd(&held).ok()?;
+        inodes.host_dir.clock.saw(stat.attr.ctime);
+        Some(stat.attr)
     }
 
     /// Changes attributes, and returns all of them. Changing the owner clears set-id
@@ -113,10 +131,18 @@ impl HostVolume {
             None => self.inodes.find(node)?.content,
         };
         if *change != (SetAttr { size: change.size, ..SetAttr::default() }) {
-            let held = self.inodes.descriptor(node)?;
-            let apply = || self.apply(held.as_fd(), found.kind, change);
+            let fds = content.as_ref().and_then(|content| content.fds());
+            let held = if fds.is_none() { Some(self.inodes.descriptor(node)?) } else { None };
+            let fd = fds.as_ref().map(|fds| fds.buffered.as_fd()).or(held.as_ref().map(|fd| fd.as_fd()));
+            let fd = fd.ok_or(Errno::STALE)?;
+            let apply = || self.apply(fd, found.kind, change);
             match &content {
-                Some(content) => content.change_attributes(held.as_fd(), change.mtime.is_some(), apply)?,
+                Some(content) => {
+                    let after = content.change_attributes(fd, change, apply)?;
+                    if let Some(attr) = after.and_then(|after| content.peek_attr(&after)) {
+                        return Ok(attr);
+                    }
+                }
                 None => apply()?,
             }
         }
@@ -166,7 +192,9 @@ impl HostVolume {
                 set(&file.content)
             }
             _ => {
-                let content = self.acquire(caller, node, true)?;
+                // Where opens are silent, the file may be open although none came here.
+                let want = if self.inodes.opens_silently() { Purpose::Reopen } else { Purpose::Open };
+                let content = self.acquire(want, caller, node, true)?;
                 // Adopt what changed on the host before judging what is beyond the new end.
                 let in_use = self.inodes.in_use(node, &content, &caller.group, true, true);
                 let result = self.getattr(node).and_then(|_| set(&content));

@@ -158,13 +158,14 @@ impl Create for HostVolume {
     ) -> Result<(Entry, Arc<dyn VolumeFile>), VfsError> {
         let inodes = &self.inodes;
         let (charge, share) = self.room_for_new(caller)?;
+        let of_orphan = inodes.opens_silently().then(|| inodes.room_for_orphan(&caller.group)).transpose()?;
         let dir = self.directory(parent)?;
         let wanted = self.wanted(caller, &dir, FileKind::Regular, mode)?;
         let how = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let fd = inodes.with_descriptors(|| rustix::fs::openat(&dir, c".", how, wanted.first_mode()))?;
         let stat = self.give_away(caller, dir.as_fd(), fd.as_fd(), &wanted)?;
         let held = inodes.with_descriptors(|| syscalls::reopen(fd.as_fd(), OFlags::PATH))?;
-        let entry = self.enter_nameless(caller, &stat, held)?;
+        let entry = self.enter_nameless(caller, &stat, (held, of_orphan))?;
         let content = self.open_new(caller, entry.node, &stat, (fd, share));
         let content = content.inspect_err(|_| self.forget(entry.node, 1))?;
         let group = Arc::clone(&caller.group);
@@ -230,6 +231,7 @@ impl HostVolume {
         let inodes = &self.inodes;
         let fresh =
             Content::new(inodes.reclaim_effort(), &inodes.engine, &inodes.host_dir, stat, &caller.group)?;
+        fresh.store.privileges.are_of_new(stat.attr.mode);
         let content =
             inodes.table.with(node, |entry| Arc::clone(entry.content.get_or_insert(Arc::clone(&fresh))));
         Ok(content.ok_or(Errno::STALE)?)

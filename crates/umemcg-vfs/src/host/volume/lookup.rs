@@ -11,6 +11,7 @@ use crate::allowance::ReclaimEffort;
 use crate::attr::{Attr, Entry, FileKind, NodeId};
 use crate::caller::Caller;
 use crate::error::VfsError;
+use crate::host::descriptor_share::DescriptorShare;
 use crate::host::inode_names::{NameCharge, is_long};
 use crate::host::inode_table::NodeCharge;
 use crate::host::name_shrinker;
@@ -131,20 +132,25 @@ impl HostVolume {
         }
     }
 
-    /// Counts a lookup of a new inode that has no name.
+    /// Counts a lookup of a new inode that has no name, held by this descriptor. `share` is what it
+    /// costs if the file may be open although no open came here.
     pub(crate) fn enter_nameless(
         &self,
         caller: &Caller,
         stat: &HostStat,
-        held: OwnedFd,
+        (held, share): (OwnedFd, Option<DescriptorShare>),
     ) -> Result<Entry, VfsError> {
         let inodes = &self.inodes;
         inodes.host_dir.clock.saw(stat.attr.ctime);
         let charge = NodeCharge::take(self.inodes.reclaim_effort(), &inodes.engine, &caller.group)?;
         inodes.table.lists_or(|| name_shrinker::register(inodes));
         let held = Arc::new(held);
-        let (node, too_many) =
-            inodes.table.count_nameless(stat.key(), stat.kind, charge, held, inodes.max_held);
+        // What counts for a tenant needs no other bound.
+        let max_orphans = if share.is_some() { usize::MAX } else { inodes.max_held };
+        let (node, too_many) = inodes.table.count_nameless(stat.key(), stat.kind, charge, held, max_orphans);
+        if let Some(share) = share {
+            inodes.orphan_shares.lock().insert(node, share);
+        }
         if let Some(fd) = too_many {
             inodes.descriptors.put(node, fd);
         }

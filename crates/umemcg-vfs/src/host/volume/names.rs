@@ -29,6 +29,8 @@ use crate::volume::Names;
 struct Victim {
     fd: OwnedFd,
     key: InodeKey,
+    /// It has no other name.
+    has_one_name: bool,
     /// The pin of a file that may be open.
     pin: Option<NamePin>,
     /// Room for its descriptor, if it may be open although no open came here.
@@ -45,8 +47,10 @@ impl Names for HostVolume {
         let name = component(name)?;
         let dir = self.directory(parent)?;
         let victim = self.victim(&dir, &name, Some(caller))?;
+        #[cfg(test)]
+        crate::host::testing::pause_here();
         rustix::fs::unlinkat(&dir, &name, AtFlags::empty())?;
-        self.lost_name(victim, parent, &name, false)
+        self.lost_name(victim, Some(caller), parent, &name)
     }
 
     /// Removes an empty directory.
@@ -58,7 +62,7 @@ impl Names for HostVolume {
         let dir = self.directory(parent)?;
         let victim = self.victim(&dir, &name, None)?;
         rustix::fs::unlinkat(&dir, &name, AtFlags::REMOVEDIR)?;
-        self.lost_name(victim, parent, &name, true)
+        self.lost_name(victim, None, parent, &name)
     }
 
     /// Renames; `NOREPLACE`, `EXCHANGE` and `WHITEOUT` are supported. A whiteout belongs to the
@@ -84,7 +88,9 @@ impl Names for HostVolume {
         if !self.inodes.host_dir.owns(&moved) {
             return Err(Errno::XDEV.into());
         }
-        let victim = self.victim(&new_dir, &new_name, Some(caller));
+        // What is exchanged loses no name.
+        let remover = Some(caller).filter(|_| !flags.contains(RenameFlags::EXCHANGE));
+        let victim = self.victim(&new_dir, &new_name, remover);
         let victim = match victim {
             Err(Errno::NOENT) => None,
             victim => Some(victim?),
@@ -115,8 +121,8 @@ impl Names for HostVolume {
             }
             return Ok(());
         }
-        let is_directory = moved.kind == FileKind::Directory;
-        self.lost_name(victim, new_parent, &new_name, is_directory)
+        let remover = Some(caller).filter(|_| moved.kind != FileKind::Directory);
+        self.lost_name(victim, remover, new_parent, &new_name)
     }
 
     /// Gives an inode a further name.
@@ -139,6 +145,8 @@ impl Names for HostVolume {
         let orphan = self.inodes.table.named_again(node, || self.inodes.handle_of(&dir, &name));
         if let Some(fd) = orphan {
             self.inodes.descriptors.put(node, fd);
+            let share = self.inodes.orphan_shares.lock().remove(&node);
+            drop(share);
         }
         let stat = syscalls::stat_fd(&held)?;
         if let Some(content) = self.inodes.find(node)?.content {
@@ -160,26 +168,21 @@ impl HostVolume {
         let key = stat.key();
         let pin = caller.map_or(Ok(None), |caller| self.pin_for_name(caller, &fd, key))?;
         let share = match caller.filter(|_| stat.attr.nlink == 1) {
-            Some(caller) => self.share_of_silent_open(caller, key)?,
-            None => None,
+            Some(caller) if self.may_be_open(key) => Some(self.inodes.room_for_orphan(&caller.group)?),
+            _ => None,
         };
-        Ok(Victim { fd, key, pin, share })
+        Ok(Victim { fd, key, has_one_name: stat.attr.nlink == 1, pin, share })
     }
 
-    /// Takes room for the descriptor of an inode that is about to lose its last name while the
-    /// kernel refers to it, where that may mean that it is open. Opens that came here are counted
+    /// Returns whether a file may be open although no open came here. Those that came are counted
     /// otherwise.
-    fn share_of_silent_open(&self, caller: &Caller, key: InodeKey) -> Result<Option<DescriptorShare>, Errno> {
-        let inodes = &self.inodes;
-        let is_silent = inodes.opens_silently()
-            && inodes.table.find(key).is_some_and(|node| {
-                inodes.table.with(node, |entry| entry.kind == FileKind::Regular && entry.is_looked_up())
+    fn may_be_open(&self, key: InodeKey) -> bool {
+        let table = &self.inodes.table;
+        self.inodes.opens_silently()
+            && table.find(key).is_some_and(|node| {
+                table.with(node, |entry| entry.kind == FileKind::Regular && entry.is_looked_up())
                     == Some(true)
-            });
-        match is_silent {
-            true => inodes.room_for_fds(&caller.group, Purpose::Open, true).map(Some),
-            false => Ok(None),
-        }
+            })
     }
 
     /// Keeps the descriptor of an open file when its last name is removed. The descriptor counts
@@ -197,22 +200,29 @@ impl HostVolume {
             open: &|_| inodes.with_descriptors(|| syscalls::reopen(held.as_fd(), OFlags::RDONLY)),
         });
         match pinned {
+            // Where it may be open without an open here, its descriptor is another one.
+            Err(Errno::NFILE) if inodes.opens_silently() => Ok(None),
             Err(Errno::NFILE) if !Arc::ptr_eq(tenant(&opener), tenant(&caller.group)) => Ok(None),
             pinned => pinned.map(Some),
         }
     }
 
+    /// Notes that an inode has lost a name, removed by this caller unless it is a directory.
     fn lost_name(
         &self,
         victim: Victim,
+        remover: Option<&Caller>,
         parent: NodeId,
         name: &CStr,
-        is_directory: bool,
     ) -> Result<(), VfsError> {
         let inodes = &self.inodes;
         let Some(node) = inodes.table.find(victim.key) else { return Ok(()) };
-        let stat = syscalls::stat_fd(&victim.fd)?;
-        let is_last = is_directory || stat.attr.nlink == 0;
+        // What only this mount changes has the names that it had: the kernel gives no inode a name
+        // while it removes one.
+        let is_exclusive = inodes.kernel.get().is_some_and(|kernel| kernel.is_exclusive());
+        let is_last = remover.is_none()
+            || (is_exclusive && victim.has_one_name)
+            || syscalls::stat_fd(&victim.fd)?.attr.nlink == 0;
         if !is_last && let Some(content) = inodes.find(node)?.content {
             content.renamed(|| syscalls::stat_fd(&victim.fd))?;
         }
@@ -221,7 +231,10 @@ impl HostVolume {
         }
         let loss = if is_last { Loss::LastName(Arc::new(victim.fd)) } else { Loss::OneName };
         let mut max_orphans = inodes.max_held;
-        if let (true, Some(share)) = (is_last, victim.share) {
+        // When all of its names are removed at once, each remover has seen another name.
+        let late = remover.filter(|_| is_last && victim.share.is_none() && self.may_be_open(victim.key));
+        let late = late.and_then(|caller| inodes.room_for_fds(&caller.group, Purpose::Reopen, true).ok());
+        if let (true, Some(share)) = (is_last, victim.share.or(late)) {
             // It counts for a tenant, and needs no other bound.
             max_orphans = usize::MAX;
             let other = inodes.orphan_shares.lock().insert(node, share);
@@ -278,5 +291,42 @@ impl HostVolume {
             Some(fds) => syscalls::stat_fd(&fds.buffered),
             None => self.inodes.descriptor(node).and_then(|fd| syscalls::stat_fd(&fd)),
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::testing::{Fixture, at_pause};
+    use crate::kernel_cache::{IdleInode, KernelCache};
+    use crate::volume::Volume;
+
+    /// A kernel above a mount whose files are opened without a request.
+    #[derive(Debug)]
+    struct Kernel;
+
+    impl KernelCache for Kernel {
+        fn asks_by_name(&self) -> bool {
+            false
+        }
+        fn let_go(&self, _idle: Vec<IdleInode>) -> bool {
+            true
+        }
+        fn opens_silently(&self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn two_names_that_are_removed_at_once_cost_a_descriptor() {
+        let v = Fixture::new();
+        v.vfs.set_kernel(Arc::new(Kernel));
+        let (_, file) = v.create("one");
+        let (caller, remover) = (v.caller(), v.caller());
+        v.vfs.link(&caller, file.node(), NodeId::ROOT, OsStr::new("other")).unwrap();
+        let (vfs, node) = (Arc::clone(&v.vfs), file.node());
+        at_pause(move || vfs.unlink(&remover, NodeId::ROOT, OsStr::new("other")).unwrap());
+        v.vfs.unlink(&caller, NodeId::ROOT, OsStr::new("one")).unwrap();
+        assert!(v.vfs.inodes.orphan_shares.lock().contains_key(&node));
     }
 }

@@ -25,31 +25,11 @@ impl Open for HostVolume {
     /// sockets and devices (the kernel serves those itself), `EROFS`, `ENFILE` and `ENOMEM` when
     /// the caller's group has no share of descriptors or memory left for a handle, and the host's.
     fn open(&self, caller: &Caller, node: NodeId, flags: OFlags) -> Result<Arc<dyn VolumeFile>, VfsError> {
-        match self.inodes.find(node)?.kind {
-            FileKind::Regular if flags.contains(OFlags::DIRECTORY) => return Err(Errno::NOTDIR.into()),
-            FileKind::Regular => {}
-            FileKind::Directory => return Err(Errno::ISDIR.into()),
-            FileKind::Symlink => return Err(Errno::LOOP.into()),
-            _ => return Err(Errno::NXIO.into()),
-        }
-        let inodes = &self.inodes;
-        let charge = HandleCharge::take(inodes.reclaim_effort(), &inodes.engine, &caller.group, 0)?;
-        let content =
-            self.acquire(caller, node, flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC))?;
-        // From here on dropping it closes.
-        let group = Arc::clone(&caller.group);
-        let file = OpenFile::new(Arc::clone(&self.inodes), node, content, flags, group, charge);
-        self.look_at_open(node, &file.content)?;
-        if flags.contains(OFlags::TRUNC) {
-            let _in_use = file.in_use(true)?;
-            // The superuser stands for CAP_FSETID.
-            if caller.uid != 0 {
-                file.content.clear_privileges(true)?;
-            }
-            file.content.file.set_len(0)?;
-            file.content.was_cut(0);
-        }
-        Ok(file)
+        self.open_for(Purpose::Open, caller, node, flags)
+    }
+
+    fn reopen(&self, caller: &Caller, node: NodeId, flags: OFlags) -> Result<Arc<dyn VolumeFile>, VfsError> {
+        self.open_for(Purpose::Reopen, caller, node, flags)
     }
 
     /// Opens a directory, at the cost of the caller's group.
@@ -75,10 +55,49 @@ impl Open for HostVolume {
 }
 
 impl HostVolume {
+    fn open_for(
+        &self,
+        want: Purpose,
+        caller: &Caller,
+        node: NodeId,
+        flags: OFlags,
+    ) -> Result<Arc<dyn VolumeFile>, VfsError> {
+        match self.inodes.find(node)?.kind {
+            FileKind::Regular if flags.contains(OFlags::DIRECTORY) => return Err(Errno::NOTDIR.into()),
+            FileKind::Regular => {}
+            FileKind::Directory => return Err(Errno::ISDIR.into()),
+            FileKind::Symlink => return Err(Errno::LOOP.into()),
+            _ => return Err(Errno::NXIO.into()),
+        }
+        let inodes = &self.inodes;
+        let charge = HandleCharge::take(inodes.reclaim_effort(), &inodes.engine, &caller.group, 0)?;
+        let content = self.acquire(
+            want,
+            caller,
+            node,
+            flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC),
+        )?;
+        // From here on dropping it closes.
+        let group = Arc::clone(&caller.group);
+        let file = OpenFile::new(Arc::clone(&self.inodes), node, content, flags, group, charge);
+        self.look_at_open(node, &file.content)?;
+        if flags.contains(OFlags::TRUNC) {
+            let _in_use = file.in_use(true)?;
+            // The superuser stands for CAP_FSETID.
+            if caller.uid != 0 {
+                file.content.clear_privileges(true)?;
+            }
+            file.content.file.set_len(0)?;
+            file.content.was_cut(0);
+        }
+        Ok(file)
+    }
+
     /// Returns the content of a regular file with its host file open, and the node pinned;
     /// `HostInodes::close` gives both back.
     pub(crate) fn acquire(
         &self,
+        want: Purpose,
         caller: &Caller,
         node: NodeId,
         for_writing: bool,
@@ -88,7 +107,7 @@ impl HostVolume {
             return Err(Errno::STALE.into());
         }
         let acquired = inodes.content(node, &caller.group).and_then(|content| {
-            inodes.opening(node, &caller.group, for_writing, (Purpose::Open, true), |how| {
+            inodes.opening(node, &caller.group, for_writing, (want, true), |how| {
                 content.acquire(&caller.group, how)
             })?;
             Ok(content)

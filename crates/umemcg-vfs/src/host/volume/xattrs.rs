@@ -54,6 +54,21 @@ impl Xattrs for HostVolume {
         Ok(value?)
     }
 
+    /// Returns whether it is known that an inode has no such attribute: a new file has no
+    /// capabilities until they are set, and nor has a file whose capabilities a write has cleared.
+    fn is_known_absent(&self, node: NodeId, name: &OsStr) -> bool {
+        let is_exclusive = || self.inodes.kernel.get().is_some_and(|kernel| kernel.is_exclusive());
+        if name.as_bytes() != CAPABILITIES.as_bytes() || !is_exclusive() {
+            return false;
+        }
+        let content = self.inodes.find(node).ok().and_then(|found| found.content);
+        let known = content.filter(|content| !content.store.privileges.may_have_capabilities());
+        known.is_some_and(|content| {
+            content.store.privileges.shown.note(false);
+            true
+        })
+    }
+
     /// Sets an extended attribute. `kill_set_gid`: an access list set by a process outside the
     /// file's group.
     ///
@@ -128,7 +143,7 @@ impl HostVolume {
         change: impl FnOnce() -> Result<(), Errno>,
     ) -> Result<(), VfsError> {
         match self.inodes.find(node)?.content {
-            Some(content) => Ok(content.change_attributes(held.as_fd(), false, change)?),
+            Some(content) => Ok(content.change_xattrs(held.as_fd(), change)?),
             None => Ok(change()?),
         }
     }
