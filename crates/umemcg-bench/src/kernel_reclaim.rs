@@ -1,13 +1,13 @@
-//! `kernel-reclaim`: the experiments `background` and `soft-stream` on a mount whose pages the kernel
-//! keeps, as programs in groups meet it.
+//! `kernel-reclaim`: the experiments `background` and `soft-stream` on a mount whose pages the
+//! kernel keeps, as programs in groups meet it.
 //!
-//! Files of 8 MiB are written through a group of 500 MiB at full size and read back, with marks of 50
-//! and 40 MiB and without, in turns. Then A streams through four times the pool with a soft limit of
-//! 0 while B holds the pool less an eighth: what B lost is counted with cachestat(2). The mechanisms
-//! from before the mails are not in the daemon that runs here; `background`, `soft-stream` and
-//! `soft-walk`, which have no mount and so no such mode, compare with them. `faults` and
-//! `dirty-throttle` have none either: a hit of the kernel's pages and a dirty limit on a store of a
-//! set rate are the same in both modes.
+//! Files of 8 MiB are written through a group of 500 MiB at full size and read back, with marks of
+//! 50 and 40 MiB and without, in turns. Then A streams through four times the pool with a soft
+//! limit of 0 while B holds the pool less an eighth: what B lost is counted with cachestat(2). The
+//! mechanisms from before the mails are not in the daemon that runs here; `background`,
+//! `soft-stream` and `soft-walk`, which have no mount and so no such mode, compare with them.
+//! `faults` and `dirty-throttle` have none either: a hit of the kernel's pages and a dirty limit on
+//! a store of a set rate are the same in both modes.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

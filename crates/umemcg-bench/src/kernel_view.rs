@@ -1,5 +1,5 @@
-//! What the kernel itself says of its page cache: a program of its own, built when it is needed, that
-//! counts the cached pages of files with cachestat(2) and times reads through a mapping.
+//! What the kernel itself says of its page cache: a program of its own, built when it is needed,
+//! that counts the cached pages of files with cachestat(2) and times reads through a mapping.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};

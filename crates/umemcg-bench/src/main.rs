@@ -119,11 +119,11 @@ enum Benchmark {
     /// Reads of cached pages: 4 KiB copied and 8 bytes in place, against memcpy and the kernel's
     /// page cache
     Hit,
-    /// What the kernel holds for tenants with `--page-cache kernel`, what a neighbour notices, and what
-    /// taking it back costs
+    /// What the kernel holds for tenants with `--page-cache kernel`, what a neighbour notices, and
+    /// what taking it back costs
     KernelPages(fuse::Programs),
-    /// A file written and read on a mount whose pages the kernel keeps, with marks and without; and a
-    /// stream beyond a soft limit of 0 beside a tenant that holds nearly everything
+    /// A file written and read on a mount whose pages the kernel keeps, with marks and without; and
+    /// a stream beyond a soft limit of 0 beside a tenant that holds nearly everything
     KernelReclaim(fuse::Programs),
     /// `slab` on a mount whose pages the kernel keeps
     #[cfg(feature = "experiments")]

@@ -316,8 +316,8 @@ impl Side {
         fio::run(&Job { pattern, block_bytes, file_bytes: work.file_bytes, files, engine, loops })
     }
 
-    /// Reads a cached file through a mapping at random. Returns reads per second without faults, and
-    /// nanoseconds of a page that is touched first.
+    /// Reads a cached file through a mapping at random. Returns reads per second without faults,
+    /// and nanoseconds of a page that is touched first.
     fn mapped(&self, work: &Work) -> Result<(f64, f64), Failure> {
         let file = self.seen.join("read0.bin");
         read_whole(&file)?;

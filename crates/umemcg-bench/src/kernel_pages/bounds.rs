@@ -1,8 +1,9 @@
 //! What the kernel has of A's files while A streams, what is left of B's, and what B's hits take.
 //!
-//! Processor time is shared whatever is done about memory. So B's hits are held against those beside
-//! two programs that only use as much processor time as A and its requests, which two threads at
-//! least use at a time. What they take beside an A that keeps nothing, and alone, is shown.
+//! Processor time is shared whatever is done about memory. So B's hits are held against those
+//! beside two programs that only use as much processor time as A and its requests, which two
+//! threads at least use at a time. What they take beside an A that keeps nothing, and alone, is
+//! shown.
 
 use std::time::Duration;
 

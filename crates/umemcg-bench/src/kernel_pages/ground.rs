@@ -1,5 +1,5 @@
-//! What the sections of `kernel-pages` share: a mount whose pages the kernel keeps, one with pages of
-//! its own, and the files behind them.
+//! What the sections of `kernel-pages` share: a mount whose pages the kernel keeps, one with pages
+//! of its own, and the files behind them.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

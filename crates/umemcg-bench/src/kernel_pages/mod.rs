@@ -3,10 +3,10 @@
 //!
 //! The daemon of this build with `--page-cache kernel`, its control files, and programs in its
 //! groups. What the kernel has is counted by a program of its own with cachestat(2), not by the
-//! daemon. In the first part tenant A streams through ten times the pool while B holds a file within
-//! its limit; in the second, pages are taken back and a stream goes through ten times the room of its
-//! group, beside `posix_fadvise(2)` on a plain file and beside the mode in which only the daemon
-//! keeps pages.
+//! daemon. In the first part tenant A streams through ten times the pool while B holds a file
+//! within its limit; in the second, pages are taken back and a stream goes through ten times the
+//! room of its group, beside `posix_fadvise(2)` on a plain file and beside the mode in which only
+//! the daemon keeps pages.
 
 mod bounds;
 mod costs;
