@@ -207,10 +207,10 @@ impl Arena {
     }
 
     /// Appends up to `n` frames to `out` and returns how many: of the node, or of the next ones
-    /// when it has no more. Of many frames, those of one block come together, the highest first. The frames are
-    /// frozen and without flags, but for hints that came late; what else the records and the
-    /// contents hold is left from before. May wait for the operating system when the last free
-    /// block is just being given back or [prepared](Self::prepare).
+    /// when it has no more. Of many frames, those of one block come together, the highest first.
+    /// The frames are frozen and without flags, but for hints that came late; what else the records
+    /// and the contents hold is left from before. May wait for the operating system when the last
+    /// free block is just being given back or [prepared](Self::prepare).
     ///
     /// # Panics
     /// When there is no such node.

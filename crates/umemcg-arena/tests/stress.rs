@@ -88,8 +88,8 @@ fn a_frame_has_one_holder_while_blocks_come_and_go() {
     assert_eq!((arena.nr_allocated(), arena.resident_bytes()), (0, 0));
 }
 
-/// Threads take and give single frames, through their batches, of an arena in which as many are free
-/// as they may have at the same time.
+/// Threads take and give single frames, through their batches, of an arena in which as many are
+/// free as they may have at the same time.
 #[test]
 fn a_frame_in_anothers_batch_is_not_out_of_reach() {
     const NR_EACH: usize = 8;

@@ -2,10 +2,10 @@
 //! common lock.
 //!
 //! A thread uses one batch of a fixed number; threads are dealt out to the batches in turn. The
-//! items that are not in a batch have an owner, the *stock*, with a lock of its own that ranks after
-//! the batches. Items move between a batch and the stock only while the batch is locked, and a
-//! batch holds a bounded number of them. So a thread that locks all batches and the stock sees every
-//! free item, and no item is out of reach when the stock is empty.
+//! items that are not in a batch have an owner, the *stock*, with a lock of its own that ranks
+//! after the batches. Items move between a batch and the stock only while the batch is locked, and
+//! a batch holds a bounded number of them. So a thread that locks all batches and the stock sees
+//! every free item, and no item is out of reach when the stock is empty.
 
 use std::cell::Cell;
 

@@ -29,8 +29,8 @@ pub struct NodePool {
 /// Nodes for pages in flight beyond limits, if each of those is alone in a tree of its own.
 const NR_OVERRUN_NODES: u64 = OVERRUN_PAGES_MAX * 18;
 
-/// The nodes that are neither in use nor in a batch. On cache lines of its own, because every lookup reads the fields
-/// beside it.
+/// The nodes that are neither in use nor in a batch. On cache lines of its own, because every
+/// lookup reads the fields beside it.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct FreeNodes {

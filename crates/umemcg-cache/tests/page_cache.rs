@@ -32,7 +32,7 @@ fn what_was_written_is_read_back_and_reaches_the_store_on_fsync() {
 }
 
 #[test]
-fn a_page_is_charged_for_the_index_nodes_that_its_file_lacks_alone() {
+fn a_page_is_charged_for_the_nodes_that_its_file_lacks() {
     let pool = pool(64 << 20);
     let tenant = group(&pool, "a", 2 * 4096);
     let file = pool.open_file(MemStore::with(&pattern(1, 0, 4096)), 4096).unwrap();

@@ -81,7 +81,7 @@ fn a_hanging_store_does_not_keep_others_waiting() {
 }
 
 #[test]
-fn two_hundred_sleepers_leave_others_served_and_their_threads_end() {
+fn two_hundred_sleepers_leave_others_served_and_then_go() {
     if !can_mount() {
         return;
     }

@@ -19,8 +19,8 @@ const LATE_FRAMES_TRIES_MAX: u32 = 100_000;
 pub(super) struct NewPages<'f> {
     pub(super) charge: Charge,
     pub(super) frames: Vec<FrameId>,
-    /// As many as the index lacked before its lock was taken. When one has left the index meanwhile,
-    /// fewer pages enter it, and the caller tries again.
+    /// As many as the index lacked before its lock was taken. When one has left the index
+    /// meanwhile, fewer pages enter it, and the caller tries again.
     pub(super) nodes: NodeReserve<'f>,
     /// They are beyond the limit of their group, and stay in the file only while they are locked.
     pub(super) is_overrun: bool,

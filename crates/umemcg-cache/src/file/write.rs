@@ -189,9 +189,9 @@ impl File {
         }
     }
 
-    /// Returns pages for a write that lacks `missing` from `first` on: fewer if the group has not room for all; if
-    /// it has none, and the caller may sleep, beyond its limit. Never that for a file that has no
-    /// store.
+    /// Returns pages for a write that lacks `missing` from `first` on: fewer if the group has not
+    /// room for all; if it has none, and the caller may sleep, beyond its limit. Never that for a
+    /// file that has no store.
     fn pages_to_write(
         self: &Arc<Self>,
         group: &Arc<Group>,
