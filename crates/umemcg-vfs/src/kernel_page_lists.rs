@@ -22,7 +22,7 @@ use crate::kernel_cache::{DropTask, KernelCache, PageDrop};
 /// All objects are on the lists of this memory node.
 pub(crate) const NODE: usize = 0;
 /// Objects of one batch. Few, since an object is up to 64 pages.
-const BATCH: u64 = 4;
+const BATCH: u64 = 1;
 
 /// The cost of a share with its place in its file, in a list and in the table of slots, in bytes.
 pub(crate) const SHARE_BYTES: u64 = 192 + LIST_SLOT_BYTES;
