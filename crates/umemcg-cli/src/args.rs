@@ -224,7 +224,7 @@ pub struct MountArguments {
     /// pages the kernel keeps (an experiment; SEMANTICS.md says what it does not hold)
     #[arg(long, requires = "exclusive", requires = "page_cache", requires = "data")]
     pub silent_opens: bool,
-    /// The cache that keeps file pages (default: own)
+    /// The cache that keeps file pages (default: kernel)
     #[arg(long, value_enum, value_name = "WHOSE")]
     pub page_cache: Option<PageCache>,
     /// Number of threads that read requests from the kernel; 0 chooses by the number of processors

@@ -171,7 +171,7 @@ fn start(arguments: &MountArguments, settings: &Config, pool_bytes: u64) -> Resu
 
 /// Returns whether the kernel keeps file pages. The command line takes precedence over the file.
 fn keeps_pages(arguments: &MountArguments, settings: &Config) -> bool {
-    arguments.page_cache.or(settings.page_cache()) == Some(PageCache::Kernel)
+    arguments.page_cache.or(settings.page_cache()) != Some(PageCache::Own)
 }
 
 /// Returns the source that the mount table shows.

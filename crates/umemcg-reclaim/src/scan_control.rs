@@ -60,14 +60,17 @@ pub enum Reason {
 }
 
 impl Reason {
-    pub(crate) fn scan_item(self) -> StatItem {
+    /// Returns the statistic of pages that a reclaim for this reason has looked at.
+    pub fn scan_item(self) -> StatItem {
         match self {
             Self::Direct => StatItem::PgScanDirect,
             Self::Kswapd => StatItem::PgScanKswapd,
             Self::Proactive => StatItem::PgScanProactive,
         }
     }
-    pub(crate) fn steal_item(self) -> StatItem {
+
+    /// Returns the statistic of pages that a reclaim for this reason has freed.
+    pub fn steal_item(self) -> StatItem {
         match self {
             Self::Direct => StatItem::PgStealDirect,
             Self::Kswapd => StatItem::PgStealKswapd,

@@ -11,8 +11,8 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use umemcg::{
-    Count, Group, LIST_SLOT_BYTES, ListLru, ListSlot, OwnerId, Reclaimer, Registration, Scan, Scanned,
-    ShrinkTarget, Shrinker, StoreId, Usage, Verdict,
+    Count, Group, LIST_SLOT_BYTES, ListLru, ListSlot, OwnerId, Reason, Reclaimer, Registration, Scan,
+    Scanned, ShrinkTarget, Shrinker, StoreId, Usage, Verdict,
 };
 use umemcg_base::{LeafMutex, PAGE_SIZE_U64};
 
@@ -22,7 +22,7 @@ use crate::kernel_cache::{DropTask, KeptPages, KeptWindow, KernelCache, PageDrop
 /// All objects are on the lists of this memory node.
 pub(crate) const NODE: usize = 0;
 /// Objects of one batch. Few, since an object is up to 64 pages.
-const BATCH: u64 = 4;
+const BATCH: u64 = 1;
 
 /// The cost of a share with its place in its file, in a list and in the table of slots, in bytes.
 pub(crate) const SHARE_BYTES: u64 = 192 + LIST_SLOT_BYTES;
@@ -39,6 +39,8 @@ pub(crate) struct AskedRange {
     pub(crate) asked_at: u64,
     /// Of these, those that are charged.
     pub(crate) nr_pages: u64,
+    /// Why reclaim asks for them; `None` if it does not.
+    pub(crate) reclaim: Option<Reason>,
 }
 
 /// The holder of shares: the pages of a file.
@@ -143,13 +145,16 @@ impl KernelPageLists {
         found.collect()
     }
 
-    fn ask(&self, group: &Group, nr: u64) -> Scanned {
+    fn ask(&self, target: &ShrinkTarget<'_>, nr: u64) -> Scanned {
         let mut done = Scanned::default();
         let mut drops = Vec::new();
-        for (slot, (pages, window)) in self.oldest(group, nr) {
+        let mut nr_pages = 0;
+        for (slot, (pages, window)) in self.oldest(target.group, nr) {
             done.scanned += 1;
             let Some(pages) = pages.upgrade() else { continue };
-            let Some(asked) = pages.ask(window, slot) else { continue };
+            let Some(mut asked) = pages.ask(window, slot) else { continue };
+            asked.reclaim = Some(target.reason);
+            nr_pages += asked.nr_pages;
             done.releasing_bytes += asked.nr_pages * PAGE_SIZE_U64 + SHARE_BYTES;
             drops.push(PageDrop {
                 node: pages.node(),
@@ -159,6 +164,7 @@ impl KernelPageLists {
             });
         }
         if !drops.is_empty() {
+            target.group.stat_add(target.reason.scan_item(), nr_pages as i64);
             self.kernel.drop_pages(drops);
         }
         done
@@ -201,7 +207,7 @@ impl Shrinker for KernelPageShrinker {
     }
 
     fn scan(&self, target: &ShrinkTarget<'_>, nr: u64) -> Scan {
-        self.0.upgrade().map_or(Scan::Stop, |lists| Scan::Done(lists.ask(target.group, nr)))
+        self.0.upgrade().map_or(Scan::Stop, |lists| Scan::Done(lists.ask(target, nr)))
     }
 
     fn usage(&self, target: &ShrinkTarget<'_>) -> Usage {

@@ -4,7 +4,9 @@
 mod common;
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use common::{Fixture, ROOT, name};
 use umemcg::{Group, StatItem};
@@ -24,6 +26,17 @@ struct Kernel {
 }
 
 impl Kernel {
+    /// Does what it was asked for, one thing every few milliseconds, until `is_over`.
+    fn obey_slowly(&self, is_over: &AtomicBool) {
+        while !is_over.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(4));
+            let first = self.drops.lock().unwrap().pop();
+            if let Some(drop) = first {
+                drop.task.done(true);
+            }
+        }
+    }
+
     /// Does all that it was asked for; returns the first page of each range, and the one behind it.
     fn obey(&self) -> Vec<(u64, u64)> {
         let drops = std::mem::take(&mut *self.drops.lock().unwrap());
@@ -168,8 +181,27 @@ fn reclaim_asks_for_the_oldest_and_waits_for_the_answer() {
     world.read(&file, 0, 64);
     world.fixture.engine.reclaim(&world.group, 4 << 20, &|| false).ok();
     assert_eq!(world.kept(), 128, "not before they are gone");
+    let proactive = |item: StatItem| world.group.stat_total(item);
+    assert_eq!((proactive(StatItem::PgScanProactive), proactive(StatItem::PgStealProactive)), (128, 0));
     assert_eq!(world.kernel.obey(), [(64, 128), (0, 64)]);
     assert_eq!(world.kept(), 0);
+    assert_eq!(proactive(StatItem::PgStealProactive), 128, "they count as the pages that they are");
+}
+
+#[test]
+fn what_is_on_its_way_is_not_asked_for_again() {
+    let world = World::new(8 << 20);
+    let file = world.open("f", 1024);
+    world.read(&file, 0, 1024);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        threads.spawn(|| world.kernel.obey_slowly(&is_over));
+        world.fixture.engine.reclaim(&world.group, 2 << 20, &|| false).unwrap();
+        is_over.store(true, Ordering::Relaxed);
+    });
+    world.kernel.obey();
+    // As much as was wanted, and a window more at most.
+    assert!((448..=512).contains(&world.kept()), "{}", world.kept());
 }
 
 #[test]

@@ -82,16 +82,23 @@ impl Reclaimer {
         let needed = goal.max(1);
         let goal = goal.max(SWAP_CLUSTER_MAX);
         let mut progress = Progress::default();
+        // Bytes that earlier passes have asked for and that are not asked for again.
+        let (mut coming, mut has_waited_in_vain) = (0, false);
         for priority in (0..=DEF_PRIORITY).rev() {
             protection.refresh();
             let before = progress;
             let released_before = self.pending_releases().released_bytes();
             first_rounds.is_last_chance = priority == 0 && progress.pages() == 0;
-            let left = goal - progress.pages().min(goal);
+            if priority == 0 {
+                coming = 0;
+            }
+            let left = goal.saturating_sub(progress.pages() + coming / PAGE_SIZE_U64);
             let pass = Pass::new(priority, left, reason);
             let enough =
                 |now: &Progress| now.pages() + now.releasing_bytes / PAGE_SIZE_U64 >= left || cancelled();
-            progress.add(shrink_in_rounds(self, root, &pass, protection, &mut first_rounds, &enough).0);
+            if left > 0 {
+                progress.add(shrink_in_rounds(self, root, &pass, protection, &mut first_rounds, &enough).0);
+            }
             if progress.pages() >= goal || cancelled() {
                 self.note_pass(root, reason, priority, before, progress);
                 return progress;
@@ -104,7 +111,7 @@ impl Reclaimer {
             } else if scanned > 0 && dirty == scanned && (priority == 0 || has_only_dirty(root)) {
                 self.wait_for_dirty(root);
             }
-            let requested = progress.releasing_bytes - before.releasing_bytes;
+            let requested = coming + progress.releasing_bytes - before.releasing_bytes;
             if requested > 0 {
                 // A reclaim that has reached its goal leaves the rest to later ones.
                 if progress.pages() >= needed && progress.pages() + requested / PAGE_SIZE_U64 >= goal {
@@ -112,9 +119,12 @@ impl Reclaimer {
                 }
                 let released = self.pending_releases().wait(released_before, requested);
                 progress.slab_bytes += released;
-                // If at least half has been released, the rest is on its way.
-                let coming = if released >= requested / 2 { requested - released } else { 0 };
-                if progress.pages() + coming / PAGE_SIZE_U64 >= goal {
+                // If nothing came in two waits, it may never come.
+                coming = if released == 0 && has_waited_in_vain { 0 } else { requested - released };
+                has_waited_in_vain = released == 0;
+                // If at least half has been released, the rest is as good as free.
+                if released >= requested / 2 && progress.pages() + coming / PAGE_SIZE_U64 >= goal {
+                    progress.slab_bytes += coming;
                     return progress;
                 }
             }

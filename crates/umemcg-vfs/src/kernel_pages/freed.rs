@@ -1,6 +1,6 @@
 //! Pages that are charged no more, until their charges are given back.
 
-use umemcg::{Charge, OwnerId, StatItem};
+use umemcg::{Charge, OwnerId, Reason, StatItem};
 use umemcg_base::PAGE_SIZE_U64;
 
 use crate::kernel_page_lists::SHARE_BYTES;
@@ -15,6 +15,15 @@ impl Freed {
         match self.0.last_mut().filter(|last| last.0 == owner) {
             Some(last) => (last.1, last.2) = (last.1 + nr_pages, last.2 + nr_shares),
             None => self.0.push((owner, nr_pages, nr_shares)),
+        }
+    }
+
+    /// Counts the pages as reclaimed from their owners.
+    pub(super) fn count_as_reclaimed(&self, reason: Reason) {
+        for &(owner, nr_pages, _) in &self.0 {
+            if let Some(group) = owner.try_resolve() {
+                group.stat_add(reason.steal_item(), nr_pages as i64);
+            }
         }
     }
 

@@ -174,7 +174,7 @@ impl KernelPages {
             nr_answered: AtomicU64::new(0),
             is_dropping_all: AtomicBool::new(false),
             lists: Arc::clone(lists),
-            _charge: AccountedCharge::forced(group, FILE_BYTES, StatItem::SlabUnreclaimable),
+            _charge: AccountedCharge::forced(group, FILE_BYTES, StatItem::SlabReclaimable),
         })
     }
 
@@ -356,7 +356,7 @@ impl KernelPages {
         let mut state = self.state.lock();
         state.nr_asked += 1;
         let asked_at = state.tick();
-        AskedRange { pages, asked_at, nr_pages: 0 }
+        AskedRange { pages, asked_at, nr_pages: 0, reclaim: None }
     }
 
     /// Notes that the kernel has dropped what was asked for, or has not been told. Returns the
@@ -372,6 +372,9 @@ impl KernelPages {
             state.nr_asked -= 1;
             if state.nr_asked == 0 { std::mem::take(&mut state.when_none_asked) } else { Vec::new() }
         };
+        if let Some(reason) = asked.reclaim {
+            freed.count_as_reclaimed(reason);
+        }
         let freed_bytes = freed.settle();
         waiting.into_iter().for_each(|then| then());
         freed_bytes
@@ -549,7 +552,7 @@ impl PageHolder for KernelPages {
         let pages = span_of(window, share.pages);
         let nr_pages = u64::from(share.pages.count_ones());
         state.nr_asked += 1;
-        Some(AskedRange { pages, asked_at, nr_pages })
+        Some(AskedRange { pages, asked_at, nr_pages, reclaim: None })
     }
 
     fn kept_window(self: Arc<Self>, window: u64) -> Option<KeptWindow> {
@@ -567,7 +570,7 @@ impl Drop for KernelPages {
     fn drop(&mut self) {
         if self.has_any() {
             // The kernel has not forgotten the inode: its volume has been removed.
-            let asked = AskedRange { pages: 0..PAGES_END, asked_at: 0, nr_pages: 0 };
+            let asked = AskedRange { pages: 0..PAGES_END, asked_at: 0, nr_pages: 0, reclaim: None };
             let drop = RangeDrop { pages: Weak::new(), asked, then: None, nr_parked: 0 };
             self.lists.send(self.node, 0..PAGES_END, Box::new(drop));
         }
