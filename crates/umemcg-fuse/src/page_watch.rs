@@ -5,9 +5,9 @@
 //! missing, and waits for nothing. Unlike `cachestat(2)` and `mincore(2)` this needs no descriptor
 //! on the mount, which would keep `umount` from succeeding. It costs a copy of what is there.
 //!
-//! How much is compared follows the host's counters in `/proc/vmstat`: when they say that pages were
-//! dropped, all windows; else a few at each look, since reclaim of a container's own memory cgroup
-//! does not count there.
+//! How much is compared follows the host's counters in `/proc/vmstat`: all windows when they say
+//! that pages were dropped; else a few at each look, since reclaim of a container's own memory
+//! cgroup does not count there.
 
 use std::ops::Range;
 use std::sync::Arc;
