@@ -129,7 +129,7 @@ pub(crate) struct KernelPages {
     /// (A) The kernel has been asked to drop all. Relaxed: the thread that finds it unset after a
     /// change asks.
     is_dropping_all: AtomicBool,
-    lists: Arc<KernelPageLists>,
+    pub(crate) lists: Arc<KernelPageLists>,
     _charge: AccountedCharge,
 }
 
@@ -346,12 +346,6 @@ impl KernelPages {
         None
     }
 
-    /// Returns whether pages are about to be dropped that this group, or one above, has beyond its
-    /// limit.
-    pub(crate) fn awaits_drops(&self, group: &Group) -> bool {
-        self.lists.awaits_drops(group)
-    }
-
     /// Has the kernel told of drops that wait for no request any more.
     fn send_parked(&self) {
         let ready: Vec<Box<RangeDrop>> = {
@@ -389,8 +383,7 @@ impl KernelPages {
     pub(crate) fn ask_range(&self, pages: Range<u64>) -> AskedRange {
         let mut state = self.state.lock();
         state.nr_asked += 1;
-        let asked_at = state.tick();
-        AskedRange { pages, asked_at, nr_pages: 0, awaited: None }
+        AskedRange { pages, asked_at: state.tick(), nr_pages: 0, awaited: None }
     }
 
     /// Notes that the kernel has dropped what was asked for, or has not been told. Returns the
@@ -548,8 +541,7 @@ impl DropTask for RangeDrop {
             return pages.send_or_park(self);
         }
         let freed_bytes = pages.dropped(&self.asked, was_told);
-        // Before those that wait for it are woken.
-        drop(self.asked.awaited.take());
+        drop(self.asked.awaited.take()); // before those that wait for it are woken
         if freed_bytes > 0 && self.asked.nr_pages > 0 {
             pages.lists.note_released(freed_bytes);
         }
@@ -585,10 +577,9 @@ impl PageHolder for KernelPages {
         let start = window * WINDOW_PAGES;
         let pages = start + u64::from(share.pages.trailing_zeros())
             ..start + WINDOW_PAGES - u64::from(share.pages.leading_zeros());
-        let nr_pages = u64::from(share.pages.count_ones());
-        let awaited = Some(self.lists.await_drop(share.owner));
+        let (nr_pages, owner) = (u64::from(share.pages.count_ones()), share.owner);
         state.nr_asked += 1;
-        Some(AskedRange { pages, asked_at, nr_pages, awaited })
+        Some(AskedRange { pages, asked_at, nr_pages, awaited: Some(self.lists.await_drop(owner)) })
     }
 
     fn task(self: Arc<Self>, asked: AskedRange) -> Box<dyn DropTask> {
