@@ -24,7 +24,7 @@ TOGETHER_SEED ?=
 # rounds each time.
 TOGETHER_FIRST ?=
 # The cache that keeps file pages in the half on real mounts: own, kernel, or exclusive for the kernel's with --exclusive.
-TOGETHER_PAGE_CACHE ?= kernel
+TOGETHER_PAGE_CACHE ?= own
 # How long `make fuzz` makes new inputs, all targets together, and the seed of a run to repeat.
 FUZZ_SECONDS ?= 60
 FUZZ_SEED ?=
@@ -33,7 +33,7 @@ FUZZ_TARGETS ?= $(patsubst fuzz/fuzz_targets/%.rs,%,$(wildcard fuzz/fuzz_targets
 POSIX_SCALE ?= full
 BENCH_SCALE ?= 1
 
-.PHONY: help run test unit test-own-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-names fuzz bench experiments lint package deps build install clean
+.PHONY: help run test unit test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-names fuzz bench experiments lint package deps build install clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1\t/' | expand -t 14
@@ -54,8 +54,8 @@ test: deps unit loom ## everything that the project promises, on this machine (u
 unit: deps ## unit, property and real-mount tests, without the models
 	$(CARGO) test --workspace --locked --no-fail-fast
 
-test-own-pages: deps ## the real-mount tests again, with the daemon's cache in place of the kernel's
-	UMEMCG_TEST_PAGE_CACHE=own $(CARGO) test --workspace --locked --no-fail-fast --test real_mount --test crash
+test-kernel-pages: deps ## the real-mount tests again, with the kernel's page cache in place of the daemon's
+	UMEMCG_TEST_PAGE_CACHE=kernel $(CARGO) test --workspace --locked --no-fail-fast --test real_mount --test crash
 
 loom: ## every interleaving of the protocols between threads, on the shipped types
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$(TARGET)/loom" $(CARGO) test --profile loom --locked \

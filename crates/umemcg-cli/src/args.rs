@@ -221,7 +221,7 @@ pub struct MountArguments {
     /// `--page-cache kernel`, files are opened and directories listed without a request
     #[arg(long, conflicts_with = "attr_timeout")]
     pub exclusive: bool,
-    /// The cache that keeps file pages (default: kernel)
+    /// The cache that keeps file pages (default: own)
     #[arg(long, value_enum, value_name = "WHOSE")]
     pub page_cache: Option<PageCache>,
     /// Number of threads that read requests from the kernel; 0 chooses by the number of processors

@@ -130,11 +130,11 @@ impl KernelIo {
         !is_within_limits(&payer)
     }
 
-    /// Returns whether the kernel is about to drop pages that the group that pays, or one above, has
-    /// beyond its limit.
+    /// Returns whether the kernel is about to drop pages that the group that pays, or one above,
+    /// has beyond its limit.
     pub fn awaits_drops(&self) -> bool {
         let payer = Arc::clone(&self.terms.lock().payer);
-        self.pages.awaits_drops(&payer)
+        self.pages.lists.awaits_drops(&payer)
     }
 
     /// Returns whether the pages of this write have been read beside it: the kernel may have what

@@ -169,7 +169,7 @@ fn a_name_is_asked_for_although_its_file_is_kept_open_here() {
 }
 
 #[test]
-fn a_new_file_is_known_to_have_no_capabilities_until_they_are_set() {
+fn a_new_file_has_no_capabilities_until_they_are_set() {
     let (v, tenant) = fixture();
     let node = make(&v, &tenant, "f");
     let capabilities = name("security.capability");

@@ -214,7 +214,7 @@ impl World {
 /// Returns whose cache keeps file pages: `own`, `kernel`, or `exclusive` for the kernel's above a
 /// directory that no other program changes.
 pub fn page_cache() -> String {
-    std::env::var("UMEMCG_TEST_PAGE_CACHE").unwrap_or_else(|_| "kernel".into())
+    std::env::var("UMEMCG_TEST_PAGE_CACHE").unwrap_or_else(|_| "own".into())
 }
 
 /// A second descriptor of an open file, opened anew.

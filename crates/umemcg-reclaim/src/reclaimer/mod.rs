@@ -205,8 +205,8 @@ impl Reclaimer {
         self.pending_releases.note(bytes);
     }
 
-    /// Waits for a moment, until bytes are free whose release a shrinker had requested before, unless
-    /// `is_awaited` says that nothing is to come. No lock may be held.
+    /// Waits for a moment, until bytes are free whose release a shrinker had requested before,
+    /// unless `is_awaited` says that nothing is to come. No lock may be held.
     pub fn wait_for_release(&self, is_awaited: impl FnOnce() -> bool) {
         let before = self.pending_releases.released_bytes();
         if is_awaited() {

@@ -134,7 +134,7 @@ pub(crate) struct KernelPages {
     /// (A) The kernel has been asked to drop all. Relaxed: the thread that finds it unset after a
     /// change asks.
     is_dropping_all: AtomicBool,
-    lists: Arc<KernelPageLists>,
+    pub(crate) lists: Arc<KernelPageLists>,
     _charge: AccountedCharge,
 }
 
@@ -318,12 +318,6 @@ impl KernelPages {
         None
     }
 
-    /// Returns whether pages are about to be dropped that this group, or one above, has beyond its
-    /// limit.
-    pub(crate) fn awaits_drops(&self, group: &Group) -> bool {
-        self.lists.awaits_drops(group)
-    }
-
     /// Has the kernel told of drops that wait for no request any more.
     fn send_parked(&self) {
         let ready: Vec<Box<RangeDrop>> = {
@@ -361,8 +355,7 @@ impl KernelPages {
     pub(crate) fn ask_range(&self, pages: Range<u64>) -> AskedRange {
         let mut state = self.state.lock();
         state.nr_asked += 1;
-        let asked_at = state.tick();
-        AskedRange { pages, asked_at, nr_pages: 0, reclaim: None, awaited: None }
+        AskedRange { pages, asked_at: state.tick(), nr_pages: 0, reclaim: None, awaited: None }
     }
 
     /// Notes that the kernel has dropped what was asked for, or has not been told. Returns the
@@ -523,8 +516,7 @@ impl DropTask for RangeDrop {
             return pages.send_or_park(self);
         }
         let freed_bytes = pages.dropped(&self.asked, was_told);
-        // Before those that wait for it are woken.
-        drop(self.asked.awaited.take());
+        drop(self.asked.awaited.take()); // before those that wait for it are woken
         if freed_bytes > 0 && self.asked.nr_pages > 0 {
             pages.lists.note_released(freed_bytes);
         }
@@ -558,9 +550,9 @@ impl PageHolder for KernelPages {
         share.is_asked = true;
         self.lists.unlist(slot);
         let pages = span_of(window, share.pages);
-        let nr_pages = u64::from(share.pages.count_ones());
-        let awaited = Some(self.lists.await_drop(share.owner));
+        let (nr_pages, owner) = (u64::from(share.pages.count_ones()), share.owner);
         state.nr_asked += 1;
+        let awaited = Some(self.lists.await_drop(owner));
         Some(AskedRange { pages, asked_at, nr_pages, reclaim: None, awaited })
     }
 
