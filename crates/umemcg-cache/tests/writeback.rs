@@ -148,7 +148,7 @@ fn long_dirty_file() -> (Arc<Pool>, Arc<MemStore>, Arc<File>, Calls) {
     let store = Logged { below: Arc::clone(&below), calls: Arc::clone(&calls) };
     let file = pool.open_file(Arc::new(store), 0).unwrap();
     // Backwards, so that the flusher does not follow.
-    for at in (0..16 * MIB).step_by(1 << 20).rev() {
+    for at in (0..16).rev().map(|at| at * MIB) {
         file.write(&tenant, at, &pattern(1, at, 1 << 20)).unwrap();
     }
     (pool, below, file, calls)
