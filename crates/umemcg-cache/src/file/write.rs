@@ -325,6 +325,9 @@ impl File {
             self.grow(offset + done as u64);
         }
         self.mark_dirty(&dirtied);
+        if self.sequence.note(offset, done as u64) {
+            self.start_writeback();
+        }
         self.release_targets(targets, at);
         match outcome {
             Err(error) if done == 0 => Err(error),
