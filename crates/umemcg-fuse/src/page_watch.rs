@@ -5,9 +5,9 @@
 //! missing, and waits for nothing. Unlike `cachestat(2)` and `mincore(2)` this needs no descriptor
 //! on the mount, which would keep `umount` from succeeding. It costs a copy of what is there.
 //!
-//! How much is compared follows the host's counters in `/proc/vmstat`: all windows when they say
-//! that pages were dropped; else a few at each look, since reclaim of a container's own memory
-//! cgroup does not count there.
+//! How much is compared follows the host's counters in `/proc/vmstat`: all windows, some at each
+//! look, when they say that pages were dropped, and many where pages are missing; else a few at each
+//! look, since reclaim of a container's own memory cgroup does not count there.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,7 +20,10 @@ use umemcg_vfs::{KeptPages, KeptWindow};
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// Windows of a volume that are compared at a look while the host drops nothing.
 const NR_WINDOWS_QUIET: usize = 16;
-/// Windows of a volume that are compared at a look after the host has dropped something.
+/// Windows of a volume that are found whole at a look after the host has dropped something. A host
+/// short of memory drops pages all the time, mostly of others.
+const NR_WINDOWS_WHOLE: usize = 256;
+/// Windows of a volume that are compared at a look at most.
 const NR_WINDOWS_MAX: usize = 4096;
 /// Windows that are handed out at once. A window that a request meets meanwhile is not judged.
 const NR_WINDOWS_AT_ONCE: usize = 16;
@@ -127,23 +130,28 @@ impl PageWatch {
 
     /// Compares the next windows of a volume. `None` when it is gone.
     fn look(&self, of_volume: &mut Watched) -> Option<()> {
-        let mut nr_left = if of_volume.nr_rounds_due > 0 { NR_WINDOWS_MAX } else { NR_WINDOWS_QUIET };
-        while nr_left > 0 {
+        let mut nr_left = if of_volume.nr_rounds_due > 0 { NR_WINDOWS_WHOLE } else { NR_WINDOWS_QUIET };
+        for _ in 0..NR_WINDOWS_MAX / NR_WINDOWS_AT_ONCE {
             let windows = of_volume.kept.kept_windows(&mut of_volume.place, NR_WINDOWS_AT_ONCE)?;
-            windows.iter().for_each(|window| self.compare(window));
+            let nr_whole = windows.iter().filter(|window| self.compare(window)).count();
             if of_volume.place == 0 {
                 of_volume.nr_rounds_due = of_volume.nr_rounds_due.saturating_sub(1);
                 if of_volume.nr_rounds_due == 0 {
                     break;
                 }
             }
-            nr_left = nr_left.saturating_sub(NR_WINDOWS_AT_ONCE);
+            // Where pages are gone, more will be: those windows are what the look is for.
+            nr_left = nr_left.saturating_sub(nr_whole);
+            if nr_left == 0 {
+                break;
+            }
         }
         Some(())
     }
 
-    /// Tells the holder of a window which of its pages the kernel has not.
-    fn compare(&self, window: &KeptWindow) {
+    /// Tells the holder of a window which of its pages the kernel has not. Returns whether it has
+    /// all, or does not say.
+    fn compare(&self, window: &KeptWindow) -> bool {
         let mut missing: Vec<Range<u64>> = Vec::new();
         let mut page = window.pages.start;
         while page < window.pages.end {
@@ -162,6 +170,7 @@ impl PageWatch {
         if let Some(holder) = window.holder.upgrade() {
             missing.iter().for_each(|pages| holder.note_missing(pages, window.moment));
         }
+        missing.is_empty()
     }
 
     /// Returns how many bytes the kernel has of a range, up to the first that it has not. `None`
@@ -235,7 +244,7 @@ mod tests {
         let watch = watch_of([64, 65, 70, 71, 100].into());
         let holder = Arc::<Missing>::default();
         let weak: Weak<dyn WindowHolder> = Arc::downgrade(&holder) as _;
-        watch.compare(&KeptWindow { node: NodeId(7), pages: 64..101, holder: weak, moment: 3 });
+        assert!(!watch.compare(&KeptWindow { node: NodeId(7), pages: 64..101, holder: weak, moment: 3 }));
         assert_eq!(*holder.0.lock().unwrap(), [(66..70, 3), (72..100, 3)]);
     }
 
@@ -244,7 +253,7 @@ mod tests {
         let watch = PageWatch::new(|_, _, _, _| false);
         let holder = Arc::<Missing>::default();
         let weak: Weak<dyn WindowHolder> = Arc::downgrade(&holder) as _;
-        watch.compare(&KeptWindow { node: NodeId(7), pages: 0..64, holder: weak, moment: 3 });
+        assert!(watch.compare(&KeptWindow { node: NodeId(7), pages: 0..64, holder: weak, moment: 3 }));
         assert!(holder.0.lock().unwrap().is_empty());
     }
 
