@@ -6,8 +6,8 @@
 //! on the mount, which would keep `umount` from succeeding. It costs a copy of what is there.
 //!
 //! How much is compared follows the host's counters in `/proc/vmstat`: all windows, some at each
-//! look, when they say that pages were dropped, and many where pages are missing; else a few at each
-//! look, since reclaim of a container's own memory cgroup does not count there.
+//! look, when they say that pages were dropped, and many where pages are missing; else a few at
+//! each look, since reclaim of a container's own memory cgroup does not count there.
 
 use std::ops::Range;
 use std::sync::Arc;
