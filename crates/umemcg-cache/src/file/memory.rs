@@ -43,7 +43,7 @@ impl File {
 
     /// Takes quota for new pages; returns the pages that it does not allow. `None` when it allows
     /// none.
-    pub(super) fn within_quota<'f>(&self, mut new: NewPages<'f>) -> Option<NewPages<'f>> {
+    pub(super) fn within_quota(&self, mut new: NewPages) -> Option<NewPages> {
         let Some(quota) = &self.quota else { return Some(new) };
         let nr_wanted = new.frames.len() as u64;
         let nr = quota.take_up_to(nr_wanted);
@@ -84,15 +84,11 @@ impl File {
             return Err(FileError::NoSpace);
         }
         let mut page = first;
-        loop {
-            page = self.next_missing(page, end_page);
-            if page >= end_page {
-                break;
-            }
+        while page < end_page {
             let batch_end = end_page.min(page + BATCH_PAGES);
-            // None if others were faster.
             let wanted = self.nr_missing(page, batch_end);
             if wanted == 0 {
+                page = self.next_missing(batch_end, end_page);
                 continue;
             }
             // The pages that were put aside for them become theirs.
@@ -110,7 +106,7 @@ impl File {
     }
 
     /// Puts zeroed pages where `page..end` has holes, as far as they reach.
-    fn insert_zeroed(self: &Arc<Self>, page: u64, end: u64, mut new: NewPages<'_>) {
+    fn insert_zeroed(self: &Arc<Self>, page: u64, end: u64, mut new: NewPages) {
         let arena = self.cache.arena();
         for &frame in &new.frames {
             arena.zero(frame, 0, PAGE_SIZE);
@@ -126,7 +122,7 @@ impl File {
                     self.record(frame).set(Flag::UPTODATE);
                     inserted.push(frame);
                 });
-                let Some(stop) = stop else { break };
+                let Some(stop) = stop else { unreachable!("the reserve was made for the largest case") };
                 at = stop + 1;
             }
         }

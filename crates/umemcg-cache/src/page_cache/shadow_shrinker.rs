@@ -41,8 +41,7 @@ impl PageCache {
 
 /// Leaves that a group may keep.
 fn allowance(group: &Group) -> u64 {
-    let pages =
-        group.stat_local_applied(StatItem::InactiveFile) + group.stat_local_applied(StatItem::ActiveFile);
+    let pages = group.stat_local(StatItem::InactiveFile) + group.stat_local(StatItem::ActiveFile);
     pages.max(0) as u64 / PAGE_SIZE_U64 / PAGES_PER_LEAF
 }
 

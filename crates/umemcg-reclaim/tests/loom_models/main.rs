@@ -2,4 +2,3 @@
 #![cfg(loom)]
 
 mod shrinker_bits;
-mod stall_counts;
