@@ -138,7 +138,7 @@ fn hits_of_b(
     Ok(())
 }
 
-/// Takes a sample of B beside an A, or beside programs that use so much of one processor.
+/// Takes a sample of B beside an A, or beside programs that burn this share of one processor.
 fn sample(ground: &Ground, side: usize, time: Duration, percent: f64) -> Result<Figures, Failure> {
     let (mount, sizes) = (&ground.kernel, ground.sizes);
     [A, B, LITTLE].iter().try_for_each(|group| mount.force_empty(group))?;
