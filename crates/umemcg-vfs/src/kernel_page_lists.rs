@@ -1,18 +1,22 @@
 //! The file pages that the kernel keeps of a volume, as a shrinker.
 //!
 //! Its objects are shares of a file's pages ([`PageHolder`]), in the order in which their
-//! pages arrived, since the kernel does not tell of hits. They are memory that we cannot free by
-//! ourselves: the shrinker asks the kernel to drop them
+//! pages arrived, since the kernel does not tell of hits: see [`arrival_order`]. They are memory
+//! that we cannot free by ourselves: the shrinker asks the kernel to drop them
 //! ([`KernelCache::drop_pages`](crate::KernelCache::drop_pages)), and promises what goes with them.
+//!
+//! A share that was taken back leaves a ghost, on a third list. A group may have as many ghosts as
+//! shares, or one for each [`PAGES_PER_GHOST`] of its pages; the oldest of more are dropped.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
+use umemcg::arrival_order::ArrivalList;
 use umemcg::{
     Count, Group, LIST_SLOT_BYTES, ListLru, ListSlot, OwnerId, Reason, Reclaimer, Registration, Scan,
-    Scanned, ShrinkTarget, Shrinker, StoreId, Usage, Verdict,
+    Scanned, ShrinkTarget, Shrinker, StatItem, StoreId, Usage, Verdict, arrival_order,
 };
 use umemcg_base::{LeafMutex, PAGE_SIZE_U64};
 
@@ -24,7 +28,14 @@ pub(crate) const NODE: usize = 0;
 /// Objects of one batch. Few, since an object is up to 64 pages.
 const BATCH: u64 = 1;
 
-/// The cost of a share with its place in its file, in a list and in the table of slots, in bytes.
+/// Pages that a group has in the kernel for each ghost that it may keep, if that is more than its
+/// shares.
+const PAGES_PER_GHOST: u64 = 8;
+/// Ghosts that are dropped at a time.
+const NR_TRIMMED_MAX: u64 = 64;
+
+/// The cost of a share, or of a ghost, with its place in its file, in a list and in the table of
+/// slots, in bytes.
 pub(crate) const SHARE_BYTES: u64 = 192 + LIST_SLOT_BYTES;
 
 /// Returns whether neither the group nor one above is over its limit.
@@ -69,25 +80,36 @@ impl Drop for AwaitedDrop {
 pub(crate) trait PageHolder: Send + Sync + fmt::Debug {
     /// Returns the inode.
     fn node(&self) -> NodeId;
-    /// Chooses a share to be dropped; it is on no list then. `None` when it is to stay for now.
-    fn ask(&self, window: u64, slot: ListSlot) -> Option<AskedRange>;
-    /// Returns the window if it can be compared with what the kernel has.
-    fn kept_window(self: Arc<Self>, window: u64) -> Option<KeptWindow>;
+    /// Chooses a share to be dropped; it is on no list then. Returns its runs of pages, none when
+    /// it is to stay for now.
+    fn ask(&self, window: u64, slot: ListSlot) -> Vec<AskedRange>;
+    /// Returns the window of a share if it can be compared with what the kernel has, and the share
+    /// is its first.
+    fn kept_window(self: Arc<Self>, window: u64, slot: ListSlot) -> Option<KeptWindow>;
+    /// Drops a ghost.
+    fn forget_ghost(&self, window: u64, slot: ListSlot);
     /// Returns what a drop of such a share is for.
     fn task(self: Arc<Self>, asked: AskedRange) -> Box<dyn DropTask>;
 }
 
-/// Where a share is: its file and its window.
+/// Where a share or a ghost is: its file and its window.
 type Home = (Weak<dyn PageHolder>, u64);
+
+/// A slot with its home.
+type Housed = (ListSlot, Home);
 
 /// See the module text.
 #[derive(Debug)]
 pub(crate) struct KernelPageLists {
     kernel: Arc<dyn KernelCache>,
     store: StoreId,
-    shares: ListLru,
-    /// By the place in the lists. A leaf lock.
+    probation: ListLru,
+    protected: ListLru,
+    ghosts: ListLru,
+    /// Shares by the place in the lists. A leaf lock.
     by_slot: LeafMutex<BTreeMap<u32, Home>>,
+    /// Ghosts by the place in the lists. A leaf lock.
+    ghosts_by_slot: LeafMutex<HashMap<u32, Home>>,
     /// Drops of shares that are under way, by the group that pays. A leaf lock.
     nr_awaited: LeafMutex<HashMap<OwnerId, u64>>,
     reclaimer: Arc<Reclaimer>,
@@ -109,8 +131,11 @@ impl KernelPageLists {
             Self {
                 kernel,
                 store,
-                shares: ListLru::new(reclaimer, &id, 0),
+                probation: ListLru::new(reclaimer, &id, 0),
+                protected: ListLru::new(reclaimer, &id, 1),
+                ghosts: ListLru::new(reclaimer, &id, 2),
                 by_slot: LeafMutex::default(),
+                ghosts_by_slot: LeafMutex::default(),
                 nr_awaited: LeafMutex::default(),
                 reclaimer: Arc::clone(reclaimer),
                 _registration: reclaimer.register_shrinker(id, Arc::new(KernelPageShrinker(Weak::clone(me)))),
@@ -120,29 +145,93 @@ impl KernelPageLists {
         lists
     }
 
-    /// Puts a new share on the list of its owner. `None` when there is no place for it.
-    pub(crate) fn add(&self, owner: OwnerId, pages: Weak<dyn PageHolder>, window: u64) -> Option<ListSlot> {
-        let slot = self.shares.reserve(window).ok()?;
-        self.by_slot.lock().insert(slot.into_raw(), (pages, window));
-        self.shares.add(owner, NODE, slot);
+    fn shares(&self, list: ArrivalList) -> &ListLru {
+        match list {
+            ArrivalList::Probation => &self.probation,
+            ArrivalList::Protected => &self.protected,
+        }
+    }
+
+    /// Returns the number of memory nodes that groups have lists for.
+    pub(crate) fn nr_nodes(&self) -> usize {
+        self.reclaimer.nr_nodes()
+    }
+
+    /// Puts a new share on a list of its owner. `None` when there is no place for it.
+    pub(crate) fn add(&self, owner: OwnerId, list: ArrivalList, home: Home) -> Option<ListSlot> {
+        let slot = self.shares(list).reserve(home.1).ok()?;
+        self.by_slot.lock().insert(slot.into_raw(), home);
+        self.shares(list).add(owner, NODE, slot);
         Some(slot)
     }
 
-    /// Puts a share back on the list of its owner.
-    pub(crate) fn list(&self, owner: OwnerId, slot: ListSlot) {
-        self.shares.add(owner, NODE, slot);
+    /// Puts a share back on a list of its owner.
+    pub(crate) fn list(&self, owner: OwnerId, list: ArrivalList, slot: ListSlot) {
+        self.shares(list).add(owner, NODE, slot);
     }
 
     /// Takes a share off its list.
-    pub(crate) fn unlist(&self, slot: ListSlot) {
-        self.shares.remove(NODE, slot);
+    pub(crate) fn unlist(&self, list: ArrivalList, slot: ListSlot) {
+        self.shares(list).remove(NODE, slot);
     }
 
     /// Gives the place of a share back.
-    pub(crate) fn release(&self, slot: ListSlot) {
-        self.shares.remove(NODE, slot);
+    pub(crate) fn release(&self, list: ArrivalList, slot: ListSlot) {
+        self.shares(list).remove(NODE, slot);
         self.by_slot.lock().remove(&slot.into_raw());
-        self.shares.release(slot);
+        self.probation.release(slot);
+    }
+
+    /// Makes a share a ghost, the youngest of its owner.
+    pub(crate) fn leave(&self, owner: OwnerId, list: ArrivalList, slot: ListSlot) {
+        self.shares(list).remove(NODE, slot);
+        let home = self.by_slot.lock().remove(&slot.into_raw());
+        self.ghosts_by_slot.lock().extend(home.map(|home| (slot.into_raw(), home)));
+        self.ghosts.add(owner, NODE, slot);
+    }
+
+    /// Makes a ghost the youngest of its owner.
+    pub(crate) fn touch_ghost(&self, slot: ListSlot) {
+        self.ghosts.touch(NODE, slot);
+    }
+
+    /// Gives the place of a ghost back.
+    pub(crate) fn release_ghost(&self, slot: ListSlot) {
+        self.ghosts.remove(NODE, slot);
+        self.ghosts_by_slot.lock().remove(&slot.into_raw());
+        self.ghosts.release(slot);
+    }
+
+    /// Returns how many ghosts a group has beyond those that it may have.
+    fn nr_ghosts_beyond(&self, group: &Group) -> u64 {
+        let nr_pages = group.stat_local(StatItem::FileKernel).max(0) as u64 / PAGE_SIZE_U64;
+        let allowance = self.nr_shares(group).max(nr_pages / PAGES_PER_GHOST);
+        self.ghosts.count(group, NODE).saturating_sub(allowance)
+    }
+
+    /// Drops the oldest ghosts of a group, if it has more than it may have. No lock may be held.
+    pub(crate) fn trim_ghosts(&self, group: &Group) {
+        let nr = self.nr_ghosts_beyond(group).min(NR_TRIMMED_MAX);
+        if nr == 0 {
+            return;
+        }
+        let oldest: Vec<Housed> = {
+            let slots = oldest(&self.ghosts, group, nr);
+            let by_slot = self.ghosts_by_slot.lock();
+            slots
+                .into_iter()
+                .filter_map(|slot| Some((slot, by_slot.get(&slot.into_raw())?.clone())))
+                .collect()
+        };
+        for (slot, (pages, window)) in oldest {
+            if let Some(pages) = pages.upgrade() {
+                pages.forget_ghost(window, slot);
+            }
+        }
+    }
+
+    fn nr_shares(&self, group: &Group) -> u64 {
+        self.probation.count(group, NODE) + self.protected.count(group, NODE)
     }
 
     /// Has the kernel drop pages of an inode. Never waits.
@@ -172,38 +261,36 @@ impl KernelPageLists {
         self.reclaimer.note_released(bytes);
     }
 
-    /// Returns the oldest `nr` shares of a group, which are the youngest then.
-    fn oldest(&self, group: &Group, nr: u64) -> Vec<(ListSlot, Home)> {
-        let mut slots = Vec::new();
-        self.shares.walk(group, NODE, nr, |_, _, slot| {
-            slots.push(slot);
-            Verdict::Rotate
-        });
+    /// Returns the next `nr` shares to ask for; they are the youngest of their list then.
+    fn next_shares(&self, group: &Group, nr: u64) -> Vec<Housed> {
+        let nr_of = |list| self.shares(list).count(group, NODE);
+        let list =
+            arrival_order::victim_list(group, nr_of(ArrivalList::Probation), nr_of(ArrivalList::Protected));
+        let slots = oldest(self.shares(list), group, nr);
         let by_slot = self.by_slot.lock();
-        let found = slots.into_iter().filter_map(|slot| {
-            let (pages, window) = by_slot.get(&slot.into_raw())?;
-            Some((slot, (Weak::clone(pages), *window)))
-        });
-        found.collect()
+        slots.into_iter().filter_map(|slot| Some((slot, by_slot.get(&slot.into_raw())?.clone()))).collect()
     }
 
     fn ask(&self, target: &ShrinkTarget<'_>, nr: u64) -> Scanned {
         let mut done = Scanned::default();
         let mut drops = Vec::new();
         let mut nr_pages = 0;
-        for (slot, (pages, window)) in self.oldest(target.group, nr) {
+        self.trim_ghosts(target.group);
+        for (slot, (pages, window)) in self.next_shares(target.group, nr) {
             done.scanned += 1;
             let Some(pages) = pages.upgrade() else { continue };
-            let Some(mut asked) = pages.ask(window, slot) else { continue };
-            asked.reclaim = Some(target.reason);
-            nr_pages += asked.nr_pages;
-            done.releasing_bytes += asked.nr_pages * PAGE_SIZE_U64 + SHARE_BYTES;
-            drops.push(PageDrop {
-                node: pages.node(),
-                pages: asked.pages.clone(),
-                store: self.store,
-                task: pages.task(asked),
-            });
+            for mut asked in pages.ask(window, slot) {
+                asked.reclaim = Some(target.reason);
+                nr_pages += asked.nr_pages;
+                // The share's own bytes become those of its ghost.
+                done.releasing_bytes += asked.nr_pages * PAGE_SIZE_U64;
+                drops.push(PageDrop {
+                    node: pages.node(),
+                    pages: asked.pages.clone(),
+                    store: self.store,
+                    task: Arc::clone(&pages).task(asked),
+                });
+            }
         }
         if !drops.is_empty() {
             target.group.stat_add(target.reason.scan_item(), nr_pages as i64);
@@ -213,8 +300,19 @@ impl KernelPageLists {
     }
 
     fn count(&self, target: &ShrinkTarget<'_>) -> u64 {
-        if target.node == NODE { self.shares.count(target.group, NODE) } else { 0 }
+        let group = target.group;
+        if target.node == NODE { self.nr_shares(group) + self.nr_ghosts_beyond(group) } else { 0 }
     }
+}
+
+/// Returns the oldest `nr` objects of a group, which are the youngest then.
+fn oldest(list: &ListLru, group: &Group, nr: u64) -> Vec<ListSlot> {
+    let mut slots = Vec::new();
+    list.walk(group, NODE, nr, |_, _, slot| {
+        slots.push(slot);
+        Verdict::Rotate
+    });
+    slots
 }
 
 impl KeptPages for ListedWindows {
@@ -223,11 +321,12 @@ impl KeptPages for ListedWindows {
         let homes: Vec<(u32, Home)> = {
             let by_slot = lists.by_slot.lock();
             let next = by_slot.range(*place..).take(nr);
-            next.map(|(&slot, (pages, window))| (slot, (Weak::clone(pages), *window))).collect()
+            next.map(|(&slot, home)| (slot, home.clone())).collect()
         };
         *place = homes.last().filter(|_| homes.len() == nr).map_or(0, |(slot, _)| slot + 1);
-        let windows =
-            homes.into_iter().filter_map(|(_, (pages, window))| pages.upgrade()?.kept_window(window));
+        let windows = homes.into_iter().filter_map(|(slot, (pages, window))| {
+            pages.upgrade()?.kept_window(window, ListSlot::from_raw(slot))
+        });
         Some(windows.collect())
     }
 }
@@ -253,7 +352,8 @@ impl Shrinker for KernelPageShrinker {
     }
 
     fn usage(&self, target: &ShrinkTarget<'_>) -> Usage {
-        let nr = self.0.upgrade().map_or(0, |lists| lists.count(target));
-        Usage { objects: nr, reclaimable: nr, bytes: nr * SHARE_BYTES }
+        let Some(lists) = self.0.upgrade().filter(|_| target.node == NODE) else { return Usage::default() };
+        let objects = lists.nr_shares(target.group) + lists.ghosts.count(target.group, NODE);
+        Usage { objects, reclaimable: lists.count(target), bytes: objects * SHARE_BYTES }
     }
 }

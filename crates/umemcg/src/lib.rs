@@ -52,6 +52,6 @@ pub use umemcg_reclaim::shrinker::{
 pub use umemcg_reclaim::stall::pressure;
 pub use umemcg_reclaim::{
     AccountedCharge, ChargeError, ChargeMeter, InvalidMarks, Kswapd, LIST_SLOT_BYTES, ListLru, ListSlot,
-    ListsFull, Marks, Pressure, PressureLevel, PressureLine, Progress, Reason, Reclaimer, Stalled, Verdict,
-    WalkedList, Working,
+    ListsFull, Marks, Pressure, PressureLevel, PressureLine, Progress, Reason, Reclaimer, Shadow, Stalled,
+    Verdict, WalkedList, Working, arrival_order,
 };

@@ -10,12 +10,17 @@ use crate::kernel_page_lists::SHARE_BYTES;
 pub(super) struct Freed(Vec<(OwnerId, u64, u64)>);
 
 impl Freed {
-    /// Adds pages, and shares, of an owner.
+    /// Adds pages of an owner, and shares or ghosts.
     pub(super) fn add(&mut self, owner: OwnerId, nr_pages: u64, nr_shares: u64) {
         match self.0.last_mut().filter(|last| last.0 == owner) {
             Some(last) => (last.1, last.2) = (last.1 + nr_pages, last.2 + nr_shares),
             None => self.0.push((owner, nr_pages, nr_shares)),
         }
+    }
+
+    /// Returns those to which something is given back.
+    pub(super) fn owners(&self) -> Vec<OwnerId> {
+        self.0.iter().map(|part| part.0).collect()
     }
 
     /// Counts the pages as reclaimed from their owners.

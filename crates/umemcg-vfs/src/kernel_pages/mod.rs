@@ -10,9 +10,14 @@
 //! have put pages back, so the windows of the range remember when the last request ended: what has
 //! seen one since it was asked for stays charged, and is asked for again. So what is charged is
 //! never less than what the kernel keeps, and more only until the next time.
+//!
+//! What reclaim has taken back leaves a ghost ([`Ghosts`]). Pages that return soon are a share of
+//! their own, which is protected.
 
 mod freed;
+mod ghosts;
 mod missing;
+mod share;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,10 +25,13 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
+use umemcg::arrival_order::ArrivalList;
 use umemcg::{AccountedCharge, Charge, Group, ListSlot, OwnerId, StatItem};
 use umemcg_base::{PAGE_SIZE_U64, Rank, RankedMutex};
 
 use self::freed::{Freed, count};
+use self::ghosts::Ghosts;
+use self::share::{Share, Window};
 use crate::attr::{FileKind, NodeId};
 use crate::kernel_cache::{DropTask, KeptWindow, WindowHolder};
 use crate::kernel_page_lists::{AskedRange, KernelPageLists, PageHolder, SHARE_BYTES, is_within_limits};
@@ -34,34 +42,10 @@ const NR_PARKED_MAX: u8 = 3;
 /// The cost of knowing a file's pages at all, in bytes.
 const FILE_BYTES: u64 = 256;
 
-/// The pages of a window that one group pays for.
-#[derive(Debug)]
-struct Share {
-    owner: OwnerId,
-    pages: u64,
-    /// None: there were more objects than lists have room for, so it goes with its file only.
-    slot: Option<ListSlot>,
-    /// The kernel has been asked for it; it is on no list.
-    is_asked: bool,
-}
-
-#[derive(Debug, Default)]
-struct Window {
-    /// When the last request ended that may have put pages into it.
-    last_end: u64,
-    /// Nearly always one. Never empty.
-    shares: Vec<Share>,
-}
-
-impl Window {
-    fn pages(&self) -> u64 {
-        self.shares.iter().fold(0, |pages, share| pages | share.pages)
-    }
-}
-
 #[derive(Default)]
 struct PageWindows {
     windows: BTreeMap<u64, Window>,
+    ghosts: Ghosts,
     /// Requests that may put pages into the kernel's cache.
     under_way: Vec<UnderWay>,
     /// Grows with each event.
@@ -269,7 +253,7 @@ impl KernelPages {
         prepaid: Option<Charge>,
     ) -> bool {
         let mut charge = prepaid;
-        while let Some(short_bytes) = self.try_hold(number, pages, &mut charge) {
+        while let Some(short_bytes) = self.try_hold(number, pages, group, &mut charge) {
             let mut more = group.try_charge(short_bytes).unwrap_or_else(|_| group.charge_forced(short_bytes));
             // They differ if the group has been removed meanwhile: then what it had goes back.
             if let Some(charge) = charge.take().filter(|charge| charge.owner() == more.owner()) {
@@ -288,6 +272,7 @@ impl KernelPages {
         self: &Arc<Self>,
         number: u64,
         pages: &Range<u64>,
+        group: &Group,
         charge: &mut Option<Charge>,
     ) -> Option<u64> {
         let mut state = self.state.lock();
@@ -300,17 +285,20 @@ impl KernelPages {
         state.under_way.retain(|request| request.number != number);
         let now = state.tick();
         let (mut held_pages, mut held_shares) = (0, 0);
+        let mut freed = Freed::default();
         for (window, bits) in windows_of(pages) {
-            let known = state.windows.get(&window).map_or(0, Window::pages);
-            if let Some(charge) = charge.as_ref().filter(|_| bits & !known != 0) {
-                held_shares += self.hold(&mut state, window, bits & !known, charge.owner());
-                held_pages += u64::from((bits & !known).count_ones());
+            let new = bits & !state.windows.get(&window).map_or(0, Window::pages);
+            if let Some(charge) = charge.as_ref().filter(|_| new != 0) {
+                let list = state.ghosts.arrive(&self.lists, (window, new), group, &mut freed);
+                held_shares += self.hold(&mut state, (window, new), list, charge.owner());
+                held_pages += u64::from(new.count_ones());
             }
             if let Some(window) = state.windows.get_mut(&window) {
                 window.last_end = now;
             }
         }
         drop(state);
+        freed.settle();
         if let Some(mut charge) = charge.take().filter(|_| held_pages > 0) {
             let (owner, _) = charge.split(held_pages * PAGE_SIZE_U64 + held_shares * SHARE_BYTES).into_raw();
             count(owner, held_pages as i64, held_shares as i64);
@@ -339,15 +327,22 @@ impl KernelPages {
     }
 
     /// Notes pages of a window that an owner pays for. Returns how many shares that has made.
-    fn hold(self: &Arc<Self>, state: &mut PageWindows, window: u64, bits: u64, owner: OwnerId) -> u64 {
+    fn hold(
+        self: &Arc<Self>,
+        state: &mut PageWindows,
+        (window, pages): (u64, u64),
+        list: ArrivalList,
+        owner: OwnerId,
+    ) -> u64 {
         let shares = &mut state.windows.entry(window).or_default().shares;
-        if let Some(share) = shares.iter_mut().find(|share| share.owner == owner) {
-            share.pages |= bits;
+        shares.iter_mut().for_each(|share| share.left &= !pages);
+        if let Some(share) = shares.iter_mut().find(|share| share.owner == owner && share.list == list) {
+            share.pages |= pages;
             return 0;
         }
         let holder: Weak<dyn PageHolder> = Arc::downgrade(self) as _;
-        let slot = self.lists.add(owner, holder, window);
-        shares.push(Share { owner, pages: bits, slot, is_asked: false });
+        let slot = self.lists.add(owner, list, (holder, window));
+        shares.push(Share { owner, list, pages, slot, asked: 0, left: 0 });
         1
     }
 
@@ -365,7 +360,8 @@ impl KernelPages {
         let waiting = {
             let mut state = self.state.lock();
             let busy: Vec<u64> = self.known(&state, &asked.pages).filter(|&w| state.is_busy(w)).collect();
-            self.take_out(&mut state, &asked.pages, &mut freed, |window, known| {
+            let is_reclaimed = asked.reclaim.is_some();
+            self.take_out(&mut state, (&asked.pages, is_reclaimed), &mut freed, |window, known| {
                 was_told && known.last_end < asked.asked_at && !busy.contains(&window)
             });
             state.nr_asked -= 1;
@@ -374,7 +370,9 @@ impl KernelPages {
         if let Some(reason) = asked.reclaim {
             freed.count_as_reclaimed(reason);
         }
+        let owners = freed.owners();
         let freed_bytes = freed.settle();
+        owners.into_iter().filter_map(OwnerId::try_resolve).for_each(|group| self.lists.trim_ghosts(&group));
         waiting.into_iter().for_each(|then| then());
         freed_bytes
     }
@@ -397,7 +395,7 @@ impl KernelPages {
             let mut state = self.state.lock();
             let all = 0..PAGES_END;
             let busy: Vec<u64> = self.known(&state, &all).filter(|&w| state.is_busy(w)).collect();
-            self.take_out(&mut state, &all, &mut freed, |window, known| {
+            self.take_out(&mut state, (&all, false), &mut freed, |window, known| {
                 known.last_end < moment && !busy.contains(&window)
             });
         }
@@ -407,7 +405,11 @@ impl KernelPages {
     /// Notes that the kernel drops a range by itself.
     pub(crate) fn forget(&self, pages: &Range<u64>) {
         let mut freed = Freed::default();
-        self.take_out(&mut self.state.lock(), pages, &mut freed, |_, _| true);
+        {
+            let mut state = self.state.lock();
+            state.ghosts.forget(&self.lists, pages, &mut freed);
+            self.take_out(&mut state, (pages, false), &mut freed, |_, _| true);
+        }
         freed.settle();
     }
 
@@ -427,29 +429,30 @@ impl KernelPages {
     }
 
     /// Takes the pages of a range out of the windows that `is_gone` says; shares of others that had
-    /// been asked for are listed again.
+    /// been asked for are listed again. A share of which nothing is left, and which reclaim has
+    /// taken, becomes a ghost.
     fn take_out(
         &self,
         state: &mut PageWindows,
-        pages: &Range<u64>,
+        (pages, is_reclaimed): (&Range<u64>, bool),
         freed: &mut Freed,
         is_gone: impl Fn(u64, &Window) -> bool,
     ) {
         let windows: Vec<u64> = self.known(state, pages).collect();
         for number in windows {
             let Some(window) = state.windows.get_mut(&number) else { continue };
-            let bits = if is_gone(number, window) { bits_of(number, pages) } else { 0 };
+            let bits = bits_of(number, pages);
+            let gone_bits = if is_gone(number, window) { bits } else { 0 };
+            let ghosts = &mut state.ghosts;
             window.shares.retain_mut(|share| {
-                let gone = share.pages & bits;
-                share.pages &= !bits;
-                let is_empty = share.pages == 0;
-                freed.add(share.owner, u64::from(gone.count_ones()), u64::from(is_empty));
-                match share.slot {
-                    Some(slot) if is_empty => self.lists.release(slot),
-                    Some(slot) if std::mem::take(&mut share.is_asked) => self.lists.list(share.owner, slot),
-                    _ => {}
+                let (is_asked_no_more, nr_gone) = share.take_out(bits, gone_bits, is_reclaimed);
+                freed.add(share.owner, nr_gone, 0);
+                if share.pages == 0 {
+                    ghosts.replace(&self.lists, number, share, freed);
+                } else if let Some(slot) = share.slot.filter(|_| is_asked_no_more) {
+                    self.lists.list(share.owner, share.list, slot);
                 }
-                !is_empty
+                share.pages != 0
             });
             if window.shares.is_empty() {
                 state.windows.remove(&number);
@@ -468,7 +471,7 @@ impl KernelPages {
             };
             self.known(&state, pages).flat_map(slots_of).collect()
         };
-        let asked = shares.into_iter().filter_map(|(window, slot)| self.ask(window, slot));
+        let asked = shares.into_iter().flat_map(|(window, slot)| self.ask(window, slot));
         for asked in asked.collect::<Vec<_>>() {
             self.lists.send(self.node, asked.pages.clone(), Arc::clone(self).task(asked));
         }
@@ -539,27 +542,38 @@ impl PageHolder for KernelPages {
 
     /// Chooses a share, unless it is asked for already, or a request is under way that may put
     /// pages there.
-    fn ask(&self, window: u64, slot: ListSlot) -> Option<AskedRange> {
+    fn ask(&self, window: u64, slot: ListSlot) -> Vec<AskedRange> {
         let mut state = self.state.lock();
         if state.is_busy(window) {
-            return None;
+            return Vec::new();
         }
         let asked_at = state.tick();
-        let shares = &mut state.windows.get_mut(&window)?.shares;
-        let share = shares.iter_mut().find(|share| share.slot == Some(slot) && !share.is_asked)?;
-        share.is_asked = true;
-        self.lists.unlist(slot);
-        let pages = span_of(window, share.pages);
-        let (nr_pages, owner) = (u64::from(share.pages.count_ones()), share.owner);
-        state.nr_asked += 1;
-        let awaited = Some(self.lists.await_drop(owner));
-        Some(AskedRange { pages, asked_at, nr_pages, reclaim: None, awaited })
+        let Some((owner, list, runs)) = state.windows.get_mut(&window).and_then(|known| known.ask(slot))
+        else {
+            return Vec::new();
+        };
+        self.lists.unlist(list, slot);
+        state.nr_asked += runs.len() as u64;
+        let asked = runs.into_iter().map(|pages| AskedRange {
+            pages: span_of(window, pages),
+            asked_at,
+            nr_pages: u64::from(pages.count_ones()),
+            reclaim: None,
+            awaited: Some(self.lists.await_drop(owner)),
+        });
+        asked.collect()
     }
 
-    fn kept_window(self: Arc<Self>, window: u64) -> Option<KeptWindow> {
-        let (pages, moment) = self.comparable(window)?;
+    fn kept_window(self: Arc<Self>, window: u64, slot: ListSlot) -> Option<KeptWindow> {
+        let (pages, moment) = self.comparable(window, slot)?;
         let holder: Weak<dyn WindowHolder> = Arc::downgrade(&self) as _;
         Some(KeptWindow { node: self.node, pages, holder, moment })
+    }
+
+    fn forget_ghost(&self, window: u64, slot: ListSlot) {
+        let mut freed = Freed::default();
+        self.state.lock().ghosts.forget_one(&self.lists, window, slot, &mut freed);
+        freed.settle();
     }
 
     fn task(self: Arc<Self>, asked: AskedRange) -> Box<dyn DropTask> {

@@ -1,0 +1,92 @@
+//! The pages of a window, in shares: those that one group pays for and that are on one list.
+
+use umemcg::arrival_order::ArrivalList;
+use umemcg::{ListSlot, OwnerId};
+
+/// Pages of a window that one group pays for and that arrived on one list.
+#[derive(Debug)]
+pub(super) struct Share {
+    pub(super) owner: OwnerId,
+    pub(super) list: ArrivalList,
+    pub(super) pages: u64,
+    /// None: there were more objects than lists have room for, so it goes with its file only.
+    pub(super) slot: Option<ListSlot>,
+    /// Pages that the kernel has been asked for and has not answered for; if there are any, the
+    /// share is on no list.
+    pub(super) asked: u64,
+    /// Pages that reclaim has taken and that have not returned.
+    pub(super) left: u64,
+}
+
+impl Share {
+    /// Takes pages out of which the kernel has been asked for `answered`. Returns whether that was
+    /// the last of what it had been asked for, and how many pages are gone.
+    pub(super) fn take_out(&mut self, answered: u64, gone: u64, is_reclaimed: bool) -> (bool, u64) {
+        let gone = self.pages & gone;
+        self.pages &= !gone;
+        if is_reclaimed {
+            self.left |= gone;
+        }
+        let was_asked = self.asked != 0;
+        self.asked &= !answered;
+        (was_asked && self.asked == 0, u64::from(gone.count_ones()))
+    }
+}
+
+/// A window of which the kernel may have pages.
+#[derive(Debug, Default)]
+pub(super) struct Window {
+    /// When the last request ended that may have put pages into it.
+    pub(super) last_end: u64,
+    /// Nearly always one. Never empty.
+    pub(super) shares: Vec<Share>,
+}
+
+impl Window {
+    pub(super) fn pages(&self) -> u64 {
+        self.shares.iter().fold(0, |pages, share| pages | share.pages)
+    }
+
+    /// Returns whether the kernel has been asked for any of it.
+    pub(super) fn is_asked(&self) -> bool {
+        self.shares.iter().any(|share| share.asked != 0)
+    }
+
+    /// Chooses a share that has not been asked for, to be dropped. Returns its owner, its list and
+    /// its runs: the pages of other shares are between them, not in them.
+    pub(super) fn ask(&mut self, slot: ListSlot) -> Option<(OwnerId, ArrivalList, Vec<u64>)> {
+        let at = self.shares.iter().position(|share| share.slot == Some(slot) && share.asked == 0)?;
+        let others = self.shares.iter().enumerate().filter(|(place, _)| *place != at);
+        let others = others.fold(0, |pages, (_, share)| pages | share.pages);
+        let share = &mut self.shares[at];
+        share.asked = share.pages;
+        Some((share.owner, share.list, runs_between(share.pages, others)))
+    }
+}
+
+/// Returns pages in runs that have none of `others` between their first and their last page.
+fn runs_between(mut pages: u64, others: u64) -> Vec<u64> {
+    let mut runs = Vec::new();
+    while pages != 0 {
+        let behind = others & (u64::MAX << pages.trailing_zeros());
+        let run = pages & (behind & behind.wrapping_neg()).wrapping_sub(1);
+        runs.push(run);
+        pages &= !run;
+    }
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_ends_before_a_page_of_others() {
+        assert_eq!(runs_between(0b1011, 0), [0b1011]);
+        assert_eq!(runs_between(0b1011, 0b0100), [0b0011, 0b1000]);
+        assert_eq!(runs_between(0b1010, 0b0001), [0b1010]);
+        assert_eq!(runs_between(0b0101 | 1 << 63, 0b1010), [0b0001, 0b0100, 1 << 63]);
+        assert_eq!(runs_between(0, 0b1010), []);
+        assert_eq!(runs_between(u64::MAX >> 1, 1 << 63), [u64::MAX >> 1]);
+    }
+}
