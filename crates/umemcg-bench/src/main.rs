@@ -16,6 +16,7 @@ mod control;
 mod dirty_throttle;
 #[cfg(feature = "experiments")]
 mod drop_caches;
+mod eviction;
 #[cfg(feature = "experiments")]
 mod faults;
 mod fio;
@@ -100,6 +101,9 @@ enum Benchmark {
     /// without
     #[cfg(feature = "experiments")]
     DropCaches,
+    /// Which pages stay when the kernel keeps them: hit ratios of made-up and recorded traces against
+    /// own pages, LRU and S3-FIFO
+    Eviction(eviction::Yardstick),
     /// One page touched again and again, with the controller, with dirty limits, and without any
     /// controller
     #[cfg(feature = "experiments")]
@@ -197,6 +201,7 @@ fn run(options: &Options, benchmark: Benchmark) -> Result<Option<report::Report>
         Benchmark::DirtyThrottle(figure) => dirty_throttle::run(options, &figure),
         #[cfg(feature = "experiments")]
         Benchmark::DropCaches => drop_caches::run(options),
+        Benchmark::Eviction(yardstick) => eviction::run(options, &yardstick),
         #[cfg(feature = "experiments")]
         Benchmark::Faults => faults::run(options),
         #[cfg(feature = "experiments")]

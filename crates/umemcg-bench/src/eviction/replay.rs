@@ -1,0 +1,192 @@
+//! Replays a trace against pages that a kernel keeps, and against our own pages.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use umemcg::{Engine, EngineConfig, File, Group, Readahead, StatItem};
+use umemcg_vfs::{
+    Caller, HostVolume, IdleInode, KernelCache, Lookup, NodeId, OFlags, Open, PageDrop, Volume, VolumeConfig,
+    VolumeFile,
+};
+
+use super::traces::Trace;
+use crate::options::Failure;
+use crate::stats::thread_time;
+use crate::store::Generated;
+
+const PAGE: u64 = 4096;
+/// Requests after which the limit is set again.
+const LIMIT_PERIOD: usize = 256;
+/// The room of a group before anything is kept.
+const SPARE_BYTES: u64 = 256 << 10;
+
+/// What a replay has given.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    pub(super) hit_percent: f64,
+    pub(super) mean_kept: f64,
+    /// Processor time of all requests, hits included, for each miss.
+    pub(super) miss_us: f64,
+}
+
+/// A kernel that keeps what was read until it is asked to drop it.
+#[derive(Debug, Default)]
+struct Kernel(Mutex<HashSet<(NodeId, u64)>>);
+
+impl Kernel {
+    fn with<R>(&self, use_it: impl FnOnce(&mut HashSet<(NodeId, u64)>) -> R) -> R {
+        use_it(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl KernelCache for Kernel {
+    fn asks_by_name(&self) -> bool {
+        false
+    }
+    fn let_go(&self, _: Vec<IdleInode>) -> bool {
+        true
+    }
+    fn keeps_pages(&self) -> bool {
+        true
+    }
+    fn drop_pages(&self, drops: Vec<PageDrop>) {
+        for drop in drops {
+            let may_tell = drop.task.may_tell();
+            if may_tell && drop.pages.end - drop.pages.start > 64 {
+                self.with(|pages| pages.retain(|page| page.0 != drop.node || !drop.pages.contains(&page.1)));
+            } else if may_tell {
+                self.with(|pages| drop.pages.clone().for_each(|page| _ = pages.remove(&(drop.node, page))));
+            }
+            drop.task.done(may_tell);
+        }
+    }
+}
+
+/// A group that has room for as many pages of data.
+struct Room {
+    engine: Arc<Engine>,
+    group: Arc<Group>,
+    nr_pages: u64,
+    items: &'static [StatItem],
+    kept: Vec<f64>,
+}
+
+impl Room {
+    fn new(nr_pages: u64, items: &'static [StatItem]) -> Result<Self, Failure> {
+        let pool_bytes = 4 * nr_pages * PAGE + (64 << 20);
+        let config = EngineConfig { pool_bytes, ..EngineConfig::default() };
+        let engine = Engine::new(config).map_err(Failure::at("cannot make an engine"))?;
+        let group =
+            engine.create_group(engine.root(), "g".as_ref()).map_err(Failure::at("cannot make a group"))?;
+        Ok(Self { engine, group, nr_pages, items, kept: Vec::new() })
+    }
+
+    /// Sets the limit to the bookkeeping that there is, and the room.
+    fn set_limit(&mut self) {
+        self.group.drain_own_stock();
+        let data: u64 = self.items.iter().map(|&item| self.group.stat_total(item).max(0) as u64).sum();
+        let other = self.group.usage_bytes().saturating_sub(data).max(SPARE_BYTES);
+        self.engine.set_max(&self.group, self.nr_pages * PAGE + other, &|| false);
+        self.kept.push((data / PAGE) as f64);
+    }
+
+    /// Sums up requests of which some were no hits.
+    fn outcome(&self, trace: &Trace, nr_misses: u64, time: std::time::Duration) -> Outcome {
+        let nr_hits = trace.requests.len() as f64 - nr_misses as f64;
+        let full = &self.kept[self.kept.len() / 4..];
+        Outcome {
+            hit_percent: 100.0 * nr_hits / trace.requests.len() as f64,
+            mean_kept: full.iter().sum::<f64>() / full.len() as f64,
+            miss_us: time.as_secs_f64() * 1e6 / nr_misses as f64,
+        }
+    }
+}
+
+/// Replays a trace against pages that a kernel keeps.
+pub(super) fn kernel(trace: &Trace, place: &Path) -> Result<Outcome, Failure> {
+    let mut room = Room::new(trace.room, &[StatItem::FileKernel])?;
+    let dir = tempfile::tempdir_in(place).map_err(Failure::at("cannot make a directory"))?;
+    let files = make_files(trace, dir.path())?;
+    let volume = HostVolume::new(&room.engine, VolumeConfig::new(dir.path()))
+        .map_err(Failure::at("cannot make a volume"))?;
+    let kernel: Arc<Kernel> = Arc::default();
+    volume.set_kernel(Arc::<Kernel>::clone(&kernel));
+    let caller =
+        Caller { uid: 0, gid: 0, supplementary_gid: None, group: Arc::clone(&room.group), umask: 0o022 };
+    let open = |name: &String| -> Result<Arc<dyn VolumeFile>, umemcg_vfs::VfsError> {
+        let entry = volume.lookup(&caller, NodeId::ROOT, name.as_ref())?;
+        volume.open(&caller, entry.node, OFlags::RDONLY)
+    };
+    let opened: Result<Vec<_>, _> = files.iter().map(open).collect();
+    let opened = opened.map_err(Failure::at("cannot open a file"))?;
+    let mut nr_misses = 0;
+    let before = thread_time();
+    for (at, &page) in trace.requests.iter().enumerate() {
+        if at % LIMIT_PERIOD == 0 {
+            room.set_limit();
+        }
+        let (file, page) = trace.places[page as usize];
+        let file = &opened[file as usize];
+        if kernel.with(|pages| !pages.insert((file.node(), page))) {
+            continue;
+        }
+        nr_misses += 1;
+        let io = file.begin_kernel_io(page * PAGE, PAGE, false, &room.group);
+        let read = file.read(&room.group, page * PAGE, PAGE as usize).map_err(Failure::at("cannot read"))?;
+        if read.len() as u64 != PAGE || io.is_none() {
+            return Err(Failure::Wrong(format!("page {page} cannot be kept")));
+        }
+        drop(read);
+        drop(io);
+    }
+    let time = thread_time() - before;
+    let nr_kept = room.group.stat_total(StatItem::FileKernel) as u64 / PAGE;
+    let nr_there = kernel.with(|pages| pages.len() as u64);
+    if nr_kept != nr_there {
+        return Err(Failure::Wrong(format!("{nr_kept} pages are charged of {nr_there} that are kept")));
+    }
+    Ok(room.outcome(trace, nr_misses, time))
+}
+
+/// Makes the files that a trace reads, of holes. Returns their names.
+fn make_files(trace: &Trace, dir: &Path) -> Result<Vec<String>, Failure> {
+    let mut lengths = Vec::new();
+    for &(file, page) in &trace.places {
+        if lengths.len() <= file as usize {
+            lengths.resize(file as usize + 1, 0);
+        }
+        lengths[file as usize] = lengths[file as usize].max((page + 1) * PAGE);
+    }
+    let make = |(file, len): (usize, u64)| {
+        let name = file.to_string();
+        let made = std::fs::File::create(dir.join(&name)).and_then(|made| made.set_len(len));
+        made.map(|()| name)
+    };
+    let names: Result<Vec<_>, _> = lengths.into_iter().enumerate().map(make).collect();
+    names.map_err(Failure::at("cannot make a file"))
+}
+
+/// Replays a trace against our own pages.
+pub(super) fn own(trace: &Trace) -> Result<Outcome, Failure> {
+    let mut room = Room::new(trace.room, &[StatItem::InactiveFile, StatItem::ActiveFile])?;
+    let nr_files = trace.places.iter().map(|place| place.0 as usize + 1).max().unwrap_or(0);
+    let open = |_| room.engine.open_file(Arc::new(Generated), 1 << 40);
+    let files: Result<Vec<Arc<File>>, _> = (0..nr_files).map(open).collect();
+    let files = files.map_err(Failure::at("cannot open a file"))?;
+    let misses = |room: &Room| room.group.stat_total(StatItem::CacheMiss) as u64;
+    let before = thread_time();
+    for (at, &page) in trace.requests.iter().enumerate() {
+        if at % LIMIT_PERIOD == 0 {
+            room.set_limit();
+        }
+        let (file, page) = trace.places[page as usize];
+        // Reading ahead is not what is compared.
+        let readahead = Readahead::new();
+        readahead.note(u64::MAX - 2, u64::MAX - 1);
+        let read = files[file as usize].read(&room.group, page * PAGE, PAGE as usize, &readahead);
+        drop(read.map_err(Failure::at("cannot read"))?);
+    }
+    let time = thread_time() - before;
+    Ok(room.outcome(trace, misses(&room), time))
+}
