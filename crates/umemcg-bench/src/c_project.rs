@@ -28,11 +28,13 @@ pub struct ProjectSize {
 
 impl ProjectSize {
     /// Returns the bytes that the compilers read more than once.
+    #[cfg(feature = "experiments")]
     pub fn shared_bytes(&self) -> usize {
         self.nr_headers * self.header_bytes
     }
 
     /// Returns what the program prints when it is right.
+    #[cfg(feature = "experiments")]
     pub fn expected_output(&self) -> String {
         let sum: u64 = (0..self.nr_sources as u64)
             .map(|source| {
@@ -93,6 +95,7 @@ impl ProjectSize {
     }
 
     /// Removes what a build has made.
+    #[cfg(feature = "experiments")]
     pub fn clean(&self, directory: &Path) -> Result<(), Failure> {
         let made = (0..self.nr_sources).map(|source| format!("s{source}.o"));
         for name in made.chain(["main.o".into(), "prog".into()]) {

@@ -8,7 +8,6 @@
 
 mod background;
 mod busy_threads;
-#[cfg(feature = "experiments")]
 mod c_project;
 mod charge;
 mod chart;

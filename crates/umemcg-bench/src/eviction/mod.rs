@@ -28,13 +28,16 @@ use traces::{Placement, Trace};
 /// Points of hit ratio by which the kernel's pages may be behind the best of the others.
 const POINTS_BEHIND_MAX: f64 = 3.0;
 
-/// The yardstick's interpreter.
+/// What is compared, and with what.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Yardstick {
     /// A Python interpreter that has the package libcachesim (target/oracle/bin/python if that is
     /// there)
     #[arg(long, value_name = "FILE")]
     pub oracle: Option<PathBuf>,
+    /// Replay only traces whose names contain this
+    #[arg(long, value_name = "TEXT")]
+    pub only: Option<String>,
 }
 
 /// Runs the experiment.
@@ -49,8 +52,9 @@ pub fn run(options: &Options, yardstick: &Yardstick) -> Result<Report, Failure> 
         traces.extend(traces::synthetic(options.scale, placement));
     }
     progress.show("recording programs");
-    traces.extend(recorded::record(options.scale, place.path(), &mut report.notes)?);
-    for trace in traces {
+    traces.extend(recorded::record(place.path(), &mut report.notes)?);
+    let only = yardstick.only.as_deref().unwrap_or_default();
+    for trace in traces.into_iter().filter(|trace| trace.name.contains(only)) {
         progress.show(&trace.name);
         let section = compare(&trace, &oracle, place.path(), &mut report.notes)?;
         report.sections.push(section);

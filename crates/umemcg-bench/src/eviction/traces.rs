@@ -31,9 +31,13 @@ pub struct Trace {
 }
 
 /// Random numbers (xorshift).
-struct Random(u64);
+pub(super) struct Random(u64);
 
 impl Random {
+    pub(super) fn new() -> Self {
+        Self(0x2545_f491_4f6c_dd1d)
+    }
+
     fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -42,7 +46,7 @@ impl Random {
     }
 
     /// Returns a number below 1.
-    fn fraction(&mut self) -> f64 {
+    pub(super) fn fraction(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 }
@@ -73,7 +77,7 @@ pub fn synthetic(scale: f64, placement: Placement) -> Vec<Trace> {
     let room = (ROOM * scale).max(1000.0);
     // Of objects: the rooms' multiples with which libCacheSim's figures are those on record.
     let of_room = |times: f64| (room * times) as u64;
-    let mut random = Random(0x2545_f491_4f6c_dd1d);
+    let mut random = Random::new();
     let zipf = Zipf::new(10.0 * room, 0.99);
     let moving = Zipf::new(2.5 * room, 0.99);
     let flat = Zipf::new(3.0 * room, 0.9);
