@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use umemcg::{Engine, EngineConfig, File, Group, Readahead, StatItem};
+use umemcg::{Engine, EngineConfig, File, Group, PinnedPages, Readahead, StatItem};
 use umemcg_vfs::{
     Caller, HostVolume, IdleInode, KernelCache, Lookup, NodeId, OFlags, Open, PageDrop, Volume, VolumeConfig,
     VolumeFile,
@@ -133,7 +133,7 @@ pub(super) fn kernel(trace: &Trace, place: &Path) -> Result<Outcome, Failure> {
         }
         nr_misses += 1;
         let io = file.begin_kernel_io(page * PAGE, PAGE, false, &room.group);
-        let read = file.read(&room.group, page * PAGE, PAGE as usize).map_err(Failure::at("cannot read"))?;
+        let read = read_page(file.content(), &room.group, page)?;
         if read.len() as u64 != PAGE || io.is_none() {
             return Err(Failure::Wrong(format!("page {page} cannot be kept")));
         }
@@ -181,12 +181,15 @@ pub(super) fn own(trace: &Trace) -> Result<Outcome, Failure> {
             room.set_limit();
         }
         let (file, page) = trace.places[page as usize];
-        // Reading ahead is not what is compared.
-        let readahead = Readahead::new();
-        readahead.note(u64::MAX - 2, u64::MAX - 1);
-        let read = files[file as usize].read(&room.group, page * PAGE, PAGE as usize, &readahead);
-        drop(read.map_err(Failure::at("cannot read"))?);
+        drop(read_page(&files[file as usize], &room.group, page)?);
     }
     let time = thread_time() - before;
     Ok(room.outcome(trace, misses(&room), time))
+}
+
+/// Reads a page alone: reading ahead is not what is compared.
+fn read_page<'f>(file: &'f Arc<File>, group: &Arc<Group>, page: u64) -> Result<PinnedPages<'f>, Failure> {
+    let readahead = Readahead::new();
+    readahead.note(u64::MAX - 2, u64::MAX - 1);
+    file.read(group, page * PAGE, PAGE as usize, &readahead).map_err(Failure::at("cannot read"))
 }

@@ -360,7 +360,7 @@ impl KernelPages {
         let waiting = {
             let mut state = self.state.lock();
             let busy: Vec<u64> = self.known(&state, &asked.pages).filter(|&w| state.is_busy(w)).collect();
-            let is_reclaimed = asked.reclaim.is_some();
+            let is_reclaimed = asked.awaited.is_some();
             self.take_out(&mut state, (&asked.pages, is_reclaimed), &mut freed, |window, known| {
                 was_told && known.last_end < asked.asked_at && !busy.contains(&window)
             });
