@@ -25,6 +25,9 @@ for argument in "$@"; do
     case $argument in
     --bench)
         needs+=("/usr/include/fuse3/fuse.h libfuse3-dev" "pkg-config pkg-config")
+        # What programs read is recorded, and replayed by libCacheSim.
+        needs+=("strace strace" "/usr/lib/python3*/ensurepip python3-venv")
+        oracle=1
         # A small kernel is built.
         needs+=("/usr/src/linux-source-*.tar.xz linux-source" "flex flex" "bison bison" "bc bc" "xz xz-utils")
         needs+=("/usr/include/libelf.h libelf-dev" "/usr/include/openssl/ssl.h libssl-dev")
@@ -55,6 +58,14 @@ if [ "${#missing[@]}" -gt 0 ]; then
     apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q -o Acquire::Retries=3)
     "${apt[@]}" update >&2
     "${apt[@]}" install -y --no-install-recommends "${missing[@]}" >&2
+fi
+
+# The experiment does without it, with an S3-FIFO of its own.
+venv="${CARGO_TARGET_DIR:-target}/oracle"
+if [ "${oracle:-0}" = 1 ] && ! "$venv/bin/python" -c "import libcachesim" 2>/dev/null; then
+    echo "installing libcachesim into $venv" >&2
+    { python3 -m venv "$venv" && "$venv/bin/pip" install -q libcachesim==0.3.5; } >&2 ||
+        echo "deps.sh: libcachesim cannot be installed; the experiment uses its own S3-FIFO" >&2
 fi
 
 if ! command -v cargo >/dev/null 2>&1; then

@@ -7,8 +7,8 @@
 //! has read until it is asked to drop it. S3-FIFO and LRU are libCacheSim's where it is installed,
 //! and otherwise ours, which are held against it here.
 //!
-//! The cost of the policy is measured on the way of a miss, since hits do not come to the daemon:
-//! the processor time of a miss of a trace in which pages return, beside one in which none does.
+//! Hits do not come to the daemon, so the policy costs only the misses: their processor time is
+//! printed.
 
 mod oracle;
 mod recorded;
@@ -31,8 +31,8 @@ const POINTS_BEHIND_MAX: f64 = 3.0;
 /// What is compared, and with what.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Yardstick {
-    /// A Python interpreter that has the package libcachesim (target/oracle/bin/python if that is
-    /// there)
+    /// A Python interpreter that has the package libcachesim (../oracle/bin/python from this program
+    /// if that is there)
     #[arg(long, value_name = "FILE")]
     pub oracle: Option<PathBuf>,
     /// Replay only traces whose names contain this

@@ -33,8 +33,8 @@ pub(super) struct Oracle(Option<PathBuf>);
 impl Oracle {
     /// Finds libCacheSim.
     pub(super) fn find(interpreter: Option<PathBuf>) -> Self {
-        let usual = PathBuf::from("target/oracle/bin/python");
-        Self(interpreter.or_else(|| usual.exists().then_some(usual)))
+        let usual = std::env::current_exe().map(|program| program.with_file_name("../oracle/bin/python"));
+        Self(interpreter.or_else(|| usual.ok().filter(|usual| usual.exists())))
     }
 
     pub(super) fn describe(&self) -> &'static str {
@@ -178,14 +178,11 @@ impl S3Fifo {
             self.nr_uses.remove(&page);
             self.ghosts.put(page);
             self.ghosts.shrink_to(self.room * 9 / 10);
-        } else if let Some(page) = self.main.pop_front() {
-            match self.nr_uses.remove(&page) {
-                Some(nr @ 1..) => {
-                    self.nr_uses.insert(page, nr.min(3) - 1);
-                    self.main.push_back(page);
-                }
-                _ => {}
-            }
+        } else if let Some(page) = self.main.pop_front()
+            && let Some(nr @ 1..) = self.nr_uses.remove(&page)
+        {
+            self.nr_uses.insert(page, nr.min(3) - 1);
+            self.main.push_back(page);
         }
     }
 }

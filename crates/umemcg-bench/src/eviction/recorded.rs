@@ -63,7 +63,7 @@ type Program = fn(&Path) -> Result<Vec<Read>, Failure>;
 
 fn compile(dir: &Path) -> Result<Vec<Read>, Failure> {
     PROJECT.write(dir)?;
-    trace(dir, "make -s -j2")
+    trace(dir, "make -s")
 }
 
 /// Rows that are looked up by key, some more often than others, and tables that are scanned.
