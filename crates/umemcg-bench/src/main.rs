@@ -100,8 +100,8 @@ enum Benchmark {
     /// without
     #[cfg(feature = "experiments")]
     DropCaches,
-    /// Which pages stay when the kernel keeps them: hit ratios of made-up and recorded traces against
-    /// own pages, LRU and S3-FIFO
+    /// Which pages stay when the kernel keeps them: hit ratios of made-up and recorded traces
+    /// against own pages, LRU and S3-FIFO
     Eviction(eviction::Yardstick),
     /// One page touched again and again, with the controller, with dirty limits, and without any
     /// controller

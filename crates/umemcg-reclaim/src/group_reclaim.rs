@@ -8,7 +8,7 @@ use umemcg_arena::Arena;
 use umemcg_group::subtree_marks::{self, PathNode, SubtreeMarks};
 use umemcg_group::{ExtensionSlot, Group, OwnerId};
 
-use crate::arrival_order::ArrivalOrder;
+use crate::arrival_balance::ArrivalBalance;
 use crate::kswapd::Background;
 use crate::list_slots::ListSlots;
 use crate::lruvec::{Lists, Lruvec};
@@ -32,7 +32,7 @@ pub struct GroupReclaim {
     level_window: Window,
     /// Evictions and activations on behalf of this group; see [`crate::shadow`]. (A)
     age: AtomicU64,
-    arrival_order: ArrivalOrder,
+    arrival_balance: ArrivalBalance,
     /// With write-back, when this group is reclaimed from.
     pub(crate) backoff: WritebackBackoff,
     /// The positions of the walks over this group's subtree; taken by concurrent reclaimers in
@@ -51,7 +51,7 @@ impl GroupReclaim {
             background: Background::default(),
             level_window: Window::default(),
             age: AtomicU64::new(0),
-            arrival_order: ArrivalOrder::default(),
+            arrival_balance: ArrivalBalance::default(),
             backoff: WritebackBackoff::default(),
             position: WalkPosition::new(),
         })
@@ -83,8 +83,8 @@ impl GroupReclaim {
     }
 
     /// Returns the balance of what is kept in the order of its arrival.
-    pub(crate) fn arrival_order(&self) -> &ArrivalOrder {
-        &self.arrival_order
+    pub(crate) fn arrival_balance(&self) -> &ArrivalBalance {
+        &self.arrival_balance
     }
 
     /// Returns the shrinker bits of a node.

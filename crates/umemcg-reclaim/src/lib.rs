@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 mod accounted_charge;
+mod arrival_balance;
 pub mod arrival_order;
 #[cfg(feature = "baseline")]
 pub mod baseline;

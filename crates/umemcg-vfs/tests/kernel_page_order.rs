@@ -1,4 +1,5 @@
-//! Which of the pages that the kernel keeps stay: the order of their arrival, and what returns soon.
+//! Which of the pages that the kernel keeps stay: the order of their arrival, and what returns
+//! soon.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! `eviction`: which pages stay, by hit ratio, when the kernel keeps them and does not tell of hits,
-//! against the daemon's own pages, least recently used, and S3-FIFO.
+//! `eviction`: which pages stay, by hit ratio, when the kernel keeps them and does not tell of
+//! hits, against the daemon's own pages, least recently used, and S3-FIFO.
 //!
 //! Five made-up traces are replayed, each with its pages scattered over a file and with each page
 //! in a window of its own, and what programs were seen to read. All sides have room for as many
@@ -31,8 +31,8 @@ const POINTS_BEHIND_MAX: f64 = 3.0;
 /// What is compared, and with what.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Yardstick {
-    /// A Python interpreter that has the package libcachesim (../oracle/bin/python from this program
-    /// if that is there)
+    /// A Python interpreter that has the package libcachesim (../oracle/bin/python from this
+    /// program if that is there)
     #[arg(long, value_name = "FILE")]
     pub oracle: Option<PathBuf>,
     /// Replay only traces whose names contain this

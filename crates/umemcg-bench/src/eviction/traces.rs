@@ -70,8 +70,8 @@ impl Zipf {
     }
 }
 
-/// Makes the five traces: Zipf, Zipf with scans, a loop, a working set that moves on, and one half of
-/// objects that are read once.
+/// Makes the five traces: Zipf, Zipf with scans, a loop, a working set that moves on, and one half
+/// of objects that are read once.
 pub fn synthetic(scale: f64, placement: Placement) -> Vec<Trace> {
     let nr = (NR_REQUESTS * scale) as u64;
     let room = (ROOM * scale).max(1000.0);
