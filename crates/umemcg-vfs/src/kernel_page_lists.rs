@@ -45,11 +45,44 @@ pub(crate) struct AskedRange {
     pub(crate) awaited: Option<AwaitedDrop>,
 }
 
+impl AskedRange {
+    /// Returns what goes with a share if all of it is dropped.
+    fn share_bytes(&self) -> u64 {
+        self.nr_pages * PAGE_SIZE_U64 + SHARE_BYTES
+    }
+
+    /// Reports to reclaim that a drop of a share has ended, and what it has freed; `None` if all of
+    /// its pages have been given back already.
+    pub(crate) fn end(&mut self, freed_bytes: Option<u64>) {
+        let promised_bytes = self.reclaim.map_or(0, |_| self.share_bytes());
+        let freed_bytes = freed_bytes.unwrap_or(promised_bytes);
+        if let Some(awaited) = self.awaited.take() {
+            awaited.end(freed_bytes, promised_bytes.saturating_sub(freed_bytes));
+        }
+    }
+}
+
 /// Counts a drop of a share, for those that wait for room; uncounted when dropped.
 #[derive(Debug)]
 pub(crate) struct AwaitedDrop {
     lists: Weak<KernelPageLists>,
     owner: OwnerId,
+}
+
+impl AwaitedDrop {
+    /// Ends the drop: bytes that have been given back, and bytes that reclaim was promised and that stay.
+    fn end(self, freed_bytes: u64, kept_bytes: u64) {
+        let (lists, owner) = (self.lists.upgrade(), self.owner);
+        drop(self); // before those that wait for it are woken
+        // The tree may be gone with the volume.
+        let (Some(lists), Some(group)) = (lists, owner.try_resolve()) else { return };
+        if freed_bytes > 0 {
+            lists.reclaimer.note_released(&group, freed_bytes);
+        }
+        if kept_bytes > 0 {
+            lists.reclaimer.note_not_released(&group, kept_bytes);
+        }
+    }
 }
 
 impl Drop for AwaitedDrop {
@@ -167,11 +200,6 @@ impl KernelPageLists {
         owners.into_iter().any(|owner| owner.with_group(is_below))
     }
 
-    /// Reports bytes that the kernel has given back.
-    pub(crate) fn note_released(&self, bytes: u64) {
-        self.reclaimer.note_released(bytes);
-    }
-
     /// Returns the oldest `nr` shares of a group, which are the youngest then.
     fn oldest(&self, group: &Group, nr: u64) -> Vec<(ListSlot, Home)> {
         let mut slots = Vec::new();
@@ -197,7 +225,7 @@ impl KernelPageLists {
             let Some(mut asked) = pages.ask(window, slot) else { continue };
             asked.reclaim = Some(target.reason);
             nr_pages += asked.nr_pages;
-            done.releasing_bytes += asked.nr_pages * PAGE_SIZE_U64 + SHARE_BYTES;
+            done.releasing_bytes += asked.share_bytes();
             drops.push(PageDrop {
                 node: pages.node(),
                 pages: asked.pages.clone(),

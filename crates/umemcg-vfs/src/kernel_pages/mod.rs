@@ -511,15 +511,12 @@ impl DropTask for RangeDrop {
     }
 
     fn done(mut self: Box<Self>, was_told: bool) {
-        let Some(pages) = self.pages.upgrade() else { return };
+        let Some(pages) = self.pages.upgrade() else { return self.asked.end(None) };
         if !was_told && self.then.is_some() {
             return pages.send_or_park(self);
         }
         let freed_bytes = pages.dropped(&self.asked, was_told);
-        drop(self.asked.awaited.take()); // before those that wait for it are woken
-        if freed_bytes > 0 && self.asked.nr_pages > 0 {
-            pages.lists.note_released(freed_bytes);
-        }
+        self.asked.end(Some(freed_bytes));
         // A group that has gone idle beyond its limit asks for nothing.
         for owner in pages.owners_of(&self.asked.pages) {
             if was_told && !owner.with_group(|group| is_within_limits(group)) {
