@@ -18,6 +18,7 @@ use umemcg_base::{LeafMutex, PAGE_SIZE_U64};
 
 use crate::attr::NodeId;
 use crate::kernel_cache::{DropTask, KeptPages, KeptWindow, KernelCache, PageDrop};
+use crate::streams::Streams;
 
 /// All objects are on the lists of this memory node.
 pub(crate) const NODE: usize = 0;
@@ -123,6 +124,7 @@ pub(crate) struct KernelPageLists {
     by_slot: LeafMutex<BTreeMap<u32, Home>>,
     /// Drops of shares that are under way, by the group that pays. A leaf lock.
     nr_awaited: LeafMutex<HashMap<OwnerId, u64>>,
+    pub(crate) streams: Streams,
     reclaimer: Arc<Reclaimer>,
     _registration: Registration,
 }
@@ -145,6 +147,7 @@ impl KernelPageLists {
                 shares: ListLru::new(reclaimer, &id, 0),
                 by_slot: LeafMutex::default(),
                 nr_awaited: LeafMutex::default(),
+                streams: Streams::default(),
                 reclaimer: Arc::clone(reclaimer),
                 _registration: reclaimer.register_shrinker(id, Arc::new(KernelPageShrinker(Weak::clone(me)))),
             }

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use umemcg::{Group, StatItem};
 use umemcg_vfs::{
-    IdleInode, KeptPages, KeptWindow, KernelCache, Lookup, NodeId, OFlags, Open, PageDrop, Volume, VolumeFile,
+    Caller, IdleInode, KeptPages, KeptWindow, KernelCache, Lookup, NodeId, OFlags, Open, PageDrop, Volume,
+    VolumeFile,
 };
 
 use super::{Fixture, ROOT, name};
@@ -102,9 +103,27 @@ impl World {
     }
 
     pub fn reopen(&self, path: &str) -> Arc<dyn VolumeFile> {
-        let caller = umemcg_vfs::Caller { group: Arc::clone(&self.group), ..self.fixture.root.clone() };
-        let entry = self.fixture.vfs.lookup(&caller, ROOT, name(path)).unwrap();
-        self.fixture.vfs.open(&caller, entry.node, OFlags::RDWR).unwrap()
+        self.open_as(path, OFlags::RDWR)
+    }
+
+    /// Opens a file that is on the host already for reading only.
+    pub fn open_to_read(&self, path: &str, nr_pages: u64) -> Arc<dyn VolumeFile> {
+        std::fs::write(self.fixture.dir.path().join(path), vec![7; (nr_pages * PAGE) as usize]).unwrap();
+        self.reopen_to_read(path)
+    }
+
+    pub fn reopen_to_read(&self, path: &str) -> Arc<dyn VolumeFile> {
+        self.open_as(path, OFlags::RDONLY)
+    }
+
+    fn open_as(&self, path: &str, flags: OFlags) -> Arc<dyn VolumeFile> {
+        let entry = self.fixture.vfs.lookup(&self.caller(), ROOT, name(path)).unwrap();
+        self.fixture.vfs.open(&self.caller(), entry.node, flags).unwrap()
+    }
+
+    /// The process that pays.
+    pub fn caller(&self) -> Caller {
+        Caller { group: Arc::clone(&self.group), ..self.fixture.root.clone() }
     }
 
     /// Reads as the kernel does to fill its cache.
