@@ -94,9 +94,10 @@ impl Ground {
         for data in [&kernel, &shared, &own] {
             fs::create_dir_all(data.join("data/stream")).map_err(Failure::at("cannot make a directory"))?;
         }
-        fs::create_dir(&plain).map_err(Failure::at("cannot make a directory"))?;
+        fs::create_dir_all(plain.join("stream")).map_err(Failure::at("cannot make a directory"))?;
         let view = KernelView::build(top)?;
         write(&kernel.join("data/set"), sizes.set)?;
+        link(&kernel.join("data/set"), &plain.join("set"))?;
         write(&kernel.join("data/taken"), sizes.taken)?;
         write(&plain.join("taken"), sizes.taken)?;
         write(&kernel.join("data/large"), STREAM_FACTOR * sizes.room)?;
@@ -108,6 +109,7 @@ impl Ground {
                 [&kernel, &shared, &own].map(|side| side.join(format!("data/stream/{at}")));
             write(&one, EACH_FILE_BYTES)?;
             others.iter().try_for_each(|other| link(&one, other))?;
+            link(&one, &plain.join(format!("stream/{at}")))?;
         }
         rustix::fs::sync();
         let (umemcg, _) = programs.find()?;
