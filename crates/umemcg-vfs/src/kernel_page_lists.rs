@@ -18,6 +18,7 @@ use umemcg_base::{LeafMutex, PAGE_SIZE_U64};
 
 use crate::attr::NodeId;
 use crate::kernel_cache::{DropTask, KeptPages, KeptWindow, KernelCache, PageDrop};
+use crate::streams::Streams;
 
 /// All objects are on the lists of this memory node.
 pub(crate) const NODE: usize = 0;
@@ -45,11 +46,44 @@ pub(crate) struct AskedRange {
     pub(crate) awaited: Option<AwaitedDrop>,
 }
 
+impl AskedRange {
+    /// Returns what goes with a share if all of it is dropped.
+    fn share_bytes(&self) -> u64 {
+        self.nr_pages * PAGE_SIZE_U64 + SHARE_BYTES
+    }
+
+    /// Reports to reclaim that a drop of a share has ended, and what it has freed; `None` if all of
+    /// its pages have been given back already.
+    pub(crate) fn end(&mut self, freed_bytes: Option<u64>) {
+        let promised_bytes = self.reclaim.map_or(0, |_| self.share_bytes());
+        let freed_bytes = freed_bytes.unwrap_or(promised_bytes);
+        if let Some(awaited) = self.awaited.take() {
+            awaited.end(freed_bytes, promised_bytes.saturating_sub(freed_bytes));
+        }
+    }
+}
+
 /// Counts a drop of a share, for those that wait for room; uncounted when dropped.
 #[derive(Debug)]
 pub(crate) struct AwaitedDrop {
     lists: Weak<KernelPageLists>,
     owner: OwnerId,
+}
+
+impl AwaitedDrop {
+    /// Ends the drop: bytes that have been given back, and bytes that reclaim was promised and that stay.
+    fn end(self, freed_bytes: u64, kept_bytes: u64) {
+        let (lists, owner) = (self.lists.upgrade(), self.owner);
+        drop(self); // before those that wait for it are woken
+        // The tree may be gone with the volume.
+        let (Some(lists), Some(group)) = (lists, owner.try_resolve()) else { return };
+        if freed_bytes > 0 {
+            lists.reclaimer.note_released(&group, freed_bytes);
+        }
+        if kept_bytes > 0 {
+            lists.reclaimer.note_not_released(&group, kept_bytes);
+        }
+    }
 }
 
 impl Drop for AwaitedDrop {
@@ -90,6 +124,7 @@ pub(crate) struct KernelPageLists {
     by_slot: LeafMutex<BTreeMap<u32, Home>>,
     /// Drops of shares that are under way, by the group that pays. A leaf lock.
     nr_awaited: LeafMutex<HashMap<OwnerId, u64>>,
+    pub(crate) streams: Streams,
     reclaimer: Arc<Reclaimer>,
     _registration: Registration,
 }
@@ -112,6 +147,7 @@ impl KernelPageLists {
                 shares: ListLru::new(reclaimer, &id, 0),
                 by_slot: LeafMutex::default(),
                 nr_awaited: LeafMutex::default(),
+                streams: Streams::default(),
                 reclaimer: Arc::clone(reclaimer),
                 _registration: reclaimer.register_shrinker(id, Arc::new(KernelPageShrinker(Weak::clone(me)))),
             }
@@ -167,11 +203,6 @@ impl KernelPageLists {
         owners.into_iter().any(|owner| owner.with_group(is_below))
     }
 
-    /// Reports bytes that the kernel has given back.
-    pub(crate) fn note_released(&self, bytes: u64) {
-        self.reclaimer.note_released(bytes);
-    }
-
     /// Returns the oldest `nr` shares of a group, which are the youngest then.
     fn oldest(&self, group: &Group, nr: u64) -> Vec<(ListSlot, Home)> {
         let mut slots = Vec::new();
@@ -197,7 +228,7 @@ impl KernelPageLists {
             let Some(mut asked) = pages.ask(window, slot) else { continue };
             asked.reclaim = Some(target.reason);
             nr_pages += asked.nr_pages;
-            done.releasing_bytes += asked.nr_pages * PAGE_SIZE_U64 + SHARE_BYTES;
+            done.releasing_bytes += asked.share_bytes();
             drops.push(PageDrop {
                 node: pages.node(),
                 pages: asked.pages.clone(),

@@ -1,161 +1,13 @@
-//! File pages that the kernel keeps: what is charged, asked back and given back, with a kernel that
-//! the test plays.
+//! File pages that the kernel keeps: what is charged and given back, with a kernel that the test
+//! plays.
 
 mod common;
 
-use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
-use common::{Fixture, ROOT, name};
-use umemcg::{Group, StatItem};
-use umemcg_vfs::{
-    Attributes, Create, IdleInode, KeptPages, KeptWindow, KernelCache, KernelCaching, Lookup, NodeId, OFlags,
-    Open, PageDrop, SetAttr, Volume, VolumeFile,
-};
-
-const PAGE: u64 = 4096;
-
-/// A kernel that notes what it is asked for, and does it when the test says so.
-#[derive(Debug, Default)]
-struct Kernel {
-    drops: Mutex<Vec<PageDrop>>,
-    changed: Mutex<Vec<NodeId>>,
-    watched: Mutex<Vec<Box<dyn KeptPages>>>,
-}
-
-impl Kernel {
-    /// Does what it was asked for, one thing every few milliseconds, until `is_over`.
-    fn obey_slowly(&self, is_over: &AtomicBool) {
-        while !is_over.load(Ordering::Relaxed) {
-            std::thread::sleep(Duration::from_millis(4));
-            let first = self.drops.lock().unwrap().pop();
-            if let Some(drop) = first {
-                drop.task.done(true);
-            }
-        }
-    }
-
-    /// Does all that it was asked for; returns the first page of each range, and the one behind it.
-    fn obey(&self) -> Vec<(u64, u64)> {
-        let drops = std::mem::take(&mut *self.drops.lock().unwrap());
-        let done = drops.into_iter().filter_map(|drop| {
-            let may_tell = drop.task.may_tell();
-            drop.task.done(may_tell);
-            may_tell.then_some((drop.pages.start, drop.pages.end))
-        });
-        done.collect()
-    }
-}
-
-impl Kernel {
-    /// Returns up to `nr` of the windows that are charged, from a place on.
-    fn windows(&self, place: &mut u32, nr: usize) -> Vec<KeptWindow> {
-        self.watched.lock().unwrap()[0].kept_windows(place, nr).unwrap()
-    }
-}
-
-/// Says that the kernel has dropped these pages of a window by itself.
-fn note_missing(window: &KeptWindow, pages: Range<u64>) {
-    window.holder.upgrade().unwrap().note_missing(&pages, window.moment);
-}
-
-impl KernelCache for Kernel {
-    fn asks_by_name(&self) -> bool {
-        false
-    }
-    fn let_go(&self, _idle: Vec<IdleInode>) -> bool {
-        true
-    }
-    fn keeps_pages(&self) -> bool {
-        true
-    }
-    fn drop_pages(&self, drops: Vec<PageDrop>) {
-        self.drops.lock().unwrap().extend(drops);
-    }
-    fn watch_pages(&self, kept: Box<dyn KeptPages>) {
-        self.watched.lock().unwrap().push(kept);
-    }
-    fn attributes_changed(&self, node: NodeId) {
-        self.changed.lock().unwrap().push(node);
-    }
-}
-
-struct World {
-    fixture: Fixture,
-    kernel: Arc<Kernel>,
-    group: Arc<Group>,
-}
-
-impl World {
-    fn new(limit: u64) -> Self {
-        let fixture = Fixture::new();
-        let kernel: Arc<Kernel> = Arc::default();
-        fixture.vfs.set_kernel(Arc::<Kernel>::clone(&kernel));
-        let group = fixture.engine.create_group(fixture.engine.root(), "g".as_ref()).unwrap();
-        fixture.engine.set_max(&group, limit, &|| false);
-        Self { fixture, kernel, group }
-    }
-
-    /// Opens a file that is on the host already, for this group.
-    fn open(&self, path: &str, nr_pages: u64) -> Arc<dyn VolumeFile> {
-        std::fs::write(self.fixture.dir.path().join(path), vec![7; (nr_pages * PAGE) as usize]).unwrap();
-        self.reopen(path)
-    }
-
-    fn reopen(&self, path: &str) -> Arc<dyn VolumeFile> {
-        let caller = umemcg_vfs::Caller { group: Arc::clone(&self.group), ..self.fixture.root.clone() };
-        let entry = self.fixture.vfs.lookup(&caller, ROOT, name(path)).unwrap();
-        self.fixture.vfs.open(&caller, entry.node, OFlags::RDWR).unwrap()
-    }
-
-    /// Reads as the kernel does to fill its cache.
-    fn read(&self, file: &Arc<dyn VolumeFile>, first: u64, nr: u64) {
-        let io = file.begin_kernel_io(first * PAGE, nr * PAGE, false, &self.group).unwrap();
-        let pages = file.read(&self.group, first * PAGE, (nr * PAGE) as usize).unwrap();
-        assert_eq!(pages.len() as u64, nr * PAGE);
-        drop(pages);
-        drop(io);
-    }
-
-    /// Makes a directory on the host with this many files, their names 8 bytes long; 128 fill a
-    /// page of the kernel.
-    fn directory(&self, path: &str, nr_files: usize) -> NodeId {
-        let dir = self.fixture.dir.path().join(path);
-        std::fs::create_dir(&dir).unwrap();
-        (0..nr_files).for_each(|nr| std::fs::write(dir.join(format!("{nr:08}")), []).unwrap());
-        self.fixture.vfs.lookup(&self.fixture.root, ROOT, name(path)).unwrap().node
-    }
-
-    /// Lists up to `max` names from a position on as the kernel does, at this group's cost. Returns
-    /// the position behind them, and how many there were.
-    fn list(&self, node: NodeId, position: u64, max: usize) -> (u64, usize) {
-        let dir = self.fixture.vfs.directory_for_request(node).unwrap();
-        let (io, mut part) = dir.begin_kernel_io(position, &self.group).unwrap();
-        let (mut end, mut nr) = (position, 0);
-        dir.readdir(position, &mut |entry| {
-            if nr == max {
-                return false;
-            }
-            part.push(entry.next_offset, entry.name.len());
-            (end, nr) = (entry.next_offset, nr + 1);
-            true
-        })
-        .unwrap();
-        io.listed(&part);
-        (end, nr)
-    }
-
-    /// Pages that the kernel has at this group's cost.
-    fn kept(&self) -> u64 {
-        kept(&self.group)
-    }
-}
-
-fn kept(group: &Group) -> u64 {
-    group.stat_total(StatItem::FileKernel) as u64 / PAGE
-}
+use common::page_kernel::{PAGE, World, kept, note_missing};
+use common::{ROOT, name};
+use umemcg_vfs::{Attributes, Create, KernelCaching, Lookup, OFlags, Open, SetAttr};
 
 #[test]
 fn what_was_read_is_charged_once() {
@@ -171,37 +23,6 @@ fn what_was_read_is_charged_once() {
     let beyond = file.begin_kernel_io(299 * PAGE, 64 * PAGE, false, &world.group).unwrap();
     drop(beyond);
     assert_eq!(world.kept(), 300, "the kernel has nothing beyond the end");
-}
-
-#[test]
-fn reclaim_asks_for_the_oldest_and_waits_for_the_answer() {
-    let world = World::new(8 << 20);
-    let file = world.open("f", 256);
-    world.read(&file, 64, 64);
-    world.read(&file, 0, 64);
-    world.fixture.engine.reclaim(&world.group, 4 << 20, &|| false).ok();
-    assert_eq!(world.kept(), 128, "not before they are gone");
-    let proactive = |item: StatItem| world.group.stat_total(item);
-    assert_eq!((proactive(StatItem::PgScanProactive), proactive(StatItem::PgStealProactive)), (128, 0));
-    assert_eq!(world.kernel.obey(), [(64, 128), (0, 64)]);
-    assert_eq!(world.kept(), 0);
-    assert_eq!(proactive(StatItem::PgStealProactive), 128, "they count as the pages that they are");
-}
-
-#[test]
-fn what_is_on_its_way_is_not_asked_for_again() {
-    let world = World::new(8 << 20);
-    let file = world.open("f", 1024);
-    world.read(&file, 0, 1024);
-    let is_over = AtomicBool::new(false);
-    std::thread::scope(|threads| {
-        threads.spawn(|| world.kernel.obey_slowly(&is_over));
-        world.fixture.engine.reclaim(&world.group, 2 << 20, &|| false).unwrap();
-        is_over.store(true, Ordering::Relaxed);
-    });
-    world.kernel.obey();
-    // As much as was wanted, and a window more at most.
-    assert!((448..=512).contains(&world.kept()), "{}", world.kept());
 }
 
 #[test]

@@ -21,13 +21,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use umemcg::{AccountedCharge, Charge, Group, ListSlot, OwnerId, StatItem};
-use umemcg_base::{PAGE_SIZE_U64, Rank, RankedMutex};
+use umemcg_base::{LeafMutex, PAGE_SIZE_U64, Rank, RankedMutex};
 
 use self::freed::{Freed, count};
 use crate::attr::{FileKind, NodeId};
 use crate::kernel_cache::{DropTask, KeptWindow, WindowHolder};
 use crate::kernel_page_lists::{AskedRange, KernelPageLists, PageHolder, SHARE_BYTES, is_within_limits};
 use crate::page_windows::{PAGES_END, WINDOW_PAGES, bits_of, span_of, windows_of};
+use crate::streams::LastOpen;
 
 /// The number of times that a drop waits for the requests that are under way then.
 const NR_PARKED_MAX: u8 = 3;
@@ -134,6 +135,7 @@ pub(crate) struct KernelPages {
     /// (A) The kernel has been asked to drop all. Relaxed: the thread that finds it unset after a
     /// change asks.
     is_dropping_all: AtomicBool,
+    last_open: LeafMutex<Option<LastOpen>>,
     pub(crate) lists: Arc<KernelPageLists>,
     _charge: AccountedCharge,
 }
@@ -188,9 +190,19 @@ impl KernelPages {
             nr_changes: AtomicU64::new(0),
             nr_answered: AtomicU64::new(0),
             is_dropping_all: AtomicBool::new(false),
+            last_open: LeafMutex::default(),
             lists: Arc::clone(lists),
             _charge: AccountedCharge::forced(group, FILE_BYTES, StatItem::SlabReclaimable),
         })
+    }
+
+    /// Notes that a group with this much room opens the file, which has this many bytes. Returns
+    /// whether it belongs to a stream, of which the kernel should keep nothing.
+    pub(crate) fn is_of_stream(&self, group: &Group, room_bytes: u64, len: u64) -> bool {
+        let mut last_open = *self.last_open.lock();
+        let is_of_stream = self.lists.streams.note_open(group, room_bytes, len, &mut last_open);
+        *self.last_open.lock() = last_open;
+        is_of_stream && !self.has_any()
     }
 
     /// Returns whether the kernel may keep a page.
@@ -526,15 +538,12 @@ impl DropTask for RangeDrop {
     }
 
     fn done(mut self: Box<Self>, was_told: bool) {
-        let Some(pages) = self.pages.upgrade() else { return };
+        let Some(pages) = self.pages.upgrade() else { return self.asked.end(None) };
         if !was_told && self.then.is_some() {
             return pages.send_or_park(self);
         }
         let freed_bytes = pages.dropped(&self.asked, was_told);
-        drop(self.asked.awaited.take()); // before those that wait for it are woken
-        if freed_bytes > 0 && self.asked.nr_pages > 0 {
-            pages.lists.note_released(freed_bytes);
-        }
+        self.asked.end(Some(freed_bytes));
         // A group that has gone idle beyond its limit asks for nothing.
         for owner in pages.owners_of(&self.asked.pages) {
             if was_told && !owner.with_group(|group| is_within_limits(group)) {

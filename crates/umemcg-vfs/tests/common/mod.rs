@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 pub mod fake_kernel;
+pub mod page_kernel;
 pub mod rerun;
 
 use std::ffi::OsStr;
