@@ -3,17 +3,22 @@
 //! The kernel waits for pages that are locked by a request under way, and writes back those that a
 //! mapping has made dirty, before it drops them. So no thread that serves requests may ask for it.
 //! Several threads do, and at most [`NR_OF_STORE_MAX`] for one store at a time: what waits for one
-//! that hangs holds up its own only.
+//! that hangs holds up its own only. Two threads that drop pages at the same time wait for the
+//! kernel's locks most of the time, so a store's second thread starts only behind a message that
+//! takes long.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use umemcg_base::{Condvar, LeafMutex, Rank, assert_may_wait};
 use umemcg_vfs::PageDrop;
 
 /// Threads for one store at a time, and for each store as soon as it has drops waiting.
 const NR_OF_STORE_MAX: usize = 2;
+/// A message that takes longer than this waits for something: the longest take some 3 ms.
+const LONG_MESSAGE: Duration = Duration::from_millis(10);
 /// Threads in all. They are started when they are needed, and stay.
 const NR_THREADS_MAX: usize = 256;
 /// Pages of one message at most: while it is carried out, all that was asked for later waits.
@@ -23,7 +28,19 @@ const PAGES_MAX: u64 = 4096;
 #[derive(Debug, Default)]
 struct OfStore {
     waiting: VecDeque<PageDrop>,
-    nr_running: usize,
+    /// When those messages were sent that are under way.
+    sent_at: Vec<Instant>,
+}
+
+impl OfStore {
+    /// Returns the first moment at which another thread may serve it, if one may at all: when all
+    /// messages that are under way take long.
+    fn may_run_at(&self, now: Instant) -> Option<Instant> {
+        if self.waiting.is_empty() || self.sent_at.len() >= NR_OF_STORE_MAX {
+            return None;
+        }
+        Some(self.sent_at.iter().max().map_or(now, |&sent_at| sent_at + LONG_MESSAGE))
+    }
 }
 
 #[derive(Debug, Default)]
@@ -32,21 +49,27 @@ struct Queue {
     /// The store that was served last: the next has its turn.
     last: u64,
     nr_threads: usize,
+    /// Threads that wait for a moment.
+    nr_armed: usize,
     is_ended: bool,
 }
 
 impl Queue {
+    /// Returns the first moment at which a store may be served.
+    fn may_take_at(&self, now: Instant) -> Option<Instant> {
+        self.by_store.values().filter_map(|of_store| of_store.may_run_at(now)).min()
+    }
+
     /// Takes drops side by side of the next store that may be served.
-    fn take(&mut self) -> Option<(u64, Vec<PageDrop>)> {
-        let may_run = |(_, of_store): &(&u64, &mut OfStore)| {
-            !of_store.waiting.is_empty() && of_store.nr_running < NR_OF_STORE_MAX
-        };
+    fn take(&mut self, now: Instant) -> Option<(u64, Vec<PageDrop>)> {
+        let may_run =
+            |(_, of_store): &(&u64, &mut OfStore)| of_store.may_run_at(now).is_some_and(|at| at <= now);
         let last = self.last;
         let (before, after): (Vec<_>, Vec<_>) =
             self.by_store.iter_mut().filter(may_run).partition(|(store, _)| **store <= last);
         let (&store, of_store) = after.into_iter().chain(before).next()?;
         self.last = store;
-        of_store.nr_running += 1;
+        of_store.sent_at.push(now);
         let mut drops: Vec<PageDrop> = of_store.waiting.pop_front().into_iter().collect();
         while let (Some(last), Some(next)) = (drops.last(), of_store.waiting.front())
             && last.node == next.node
@@ -58,10 +81,13 @@ impl Queue {
         Some((store, drops))
     }
 
-    fn finish(&mut self, store: u64) {
+    /// Notes the end of what was taken of a store at a moment.
+    fn finish(&mut self, store: u64, taken_at: Instant) {
         if let Some(of_store) = self.by_store.get_mut(&store) {
-            of_store.nr_running -= 1;
-            if of_store.nr_running == 0 && of_store.waiting.is_empty() {
+            if let Some(at) = of_store.sent_at.iter().position(|&sent_at| sent_at == taken_at) {
+                of_store.sent_at.swap_remove(at);
+            }
+            if of_store.sent_at.is_empty() && of_store.waiting.is_empty() {
                 self.by_store.remove(&store);
             }
         }
@@ -102,8 +128,12 @@ impl PageDrops {
     /// for a page once.
     pub(crate) fn put(&self, drops: Vec<PageDrop>) {
         let mut queue = self.shared.queue.lock();
+        let (mut wants_thread, has_armed) = (false, queue.nr_armed > 0);
         for drop in drops {
-            queue.by_store.entry(drop.store.0).or_default().waiting.push_back(drop);
+            let of_store = queue.by_store.entry(drop.store.0).or_default();
+            // Behind others it is seen when those are.
+            wants_thread |= of_store.waiting.is_empty() && (of_store.sent_at.is_empty() || !has_armed);
+            of_store.waiting.push_back(drop);
         }
         let nr_wanted = (NR_OF_STORE_MAX * queue.by_store.len()).min(NR_THREADS_MAX);
         while queue.nr_threads < nr_wanted {
@@ -117,7 +147,9 @@ impl PageDrops {
             queue.nr_threads += 1;
         }
         drop(queue);
-        self.shared.wake.notify_all();
+        if wants_thread {
+            self.shared.wake.notify_one();
+        }
     }
 }
 
@@ -131,14 +163,28 @@ impl Drop for PageDrops {
 impl DropQueue {
     fn serve(&self, tell: &Tell) {
         loop {
-            let (store, drops) = {
+            let (store, drops, taken_at) = {
                 let mut queue = self.queue.lock();
+                let mut has_waited = false;
                 loop {
                     if queue.is_ended {
                         return;
                     }
-                    match queue.take() {
-                        Some(taken) => break taken,
+                    let now = Instant::now();
+                    if let Some((store, drops)) = queue.take(now) {
+                        // What else there is to wait for, another thread has to wait for now.
+                        if has_waited && queue.may_take_at(now).is_some() {
+                            self.wake.notify_one();
+                        }
+                        break (store, drops, now);
+                    }
+                    has_waited = true;
+                    match queue.may_take_at(now) {
+                        Some(at) => {
+                            queue.nr_armed += 1;
+                            self.wake.wait_until(&mut queue, at);
+                            queue.nr_armed -= 1;
+                        }
                         None => self.wake.wait(&mut queue),
                     }
                 }
@@ -152,9 +198,7 @@ impl DropQueue {
             }
             told.into_iter().for_each(|drop| end_of(drop, true));
             others.into_iter().for_each(|drop| end_of(drop, false));
-            self.queue.lock().finish(store);
-            // Another of this store may have its turn now.
-            self.wake.notify_one();
+            self.queue.lock().finish(store, taken_at);
         }
     }
 }
@@ -170,7 +214,6 @@ fn end_of(drop: PageDrop, was_told: bool) {
 mod tests {
     use std::ops::Range;
     use std::sync::mpsc::{Receiver, Sender, channel};
-    use std::time::Duration;
 
     use super::*;
     use umemcg::StoreId;
@@ -260,6 +303,43 @@ mod tests {
         for _ in 0..10 {
             assert!(heard.recv_timeout(Duration::from_secs(60)).unwrap() < 1000);
         }
+    }
+
+    #[test]
+    fn a_store_has_a_second_thread_behind_a_long_message() {
+        let (gone, _heard) = channel();
+        let mut queue = Queue::default();
+        for node in 1..=3 {
+            queue.by_store.entry(1).or_default().waiting.push_back(drop_of(1, node, 0..1, &gone));
+        }
+        let start = Instant::now();
+        assert!(queue.take(start).is_some());
+        assert!(queue.take(start + LONG_MESSAGE / 2).is_none());
+        assert_eq!(queue.may_take_at(start + LONG_MESSAGE / 2), Some(start + LONG_MESSAGE));
+        assert!(queue.take(start + LONG_MESSAGE).is_some());
+        assert!(queue.take(start + 3 * LONG_MESSAGE).is_none(), "two at most");
+        queue.finish(1, start + LONG_MESSAGE);
+        assert!(queue.take(start + LONG_MESSAGE).is_some(), "beside the one that is stuck");
+    }
+
+    #[test]
+    fn a_message_that_hangs_leaves_its_store_a_thread() {
+        let (go, wait): (Sender<()>, Receiver<()>) = channel();
+        let wait = LeafMutex::new(wait);
+        let drops = PageDrops::new(move |node, _, _| {
+            if node == 1 {
+                let _ = wait.lock().recv();
+            }
+        });
+        let (gone, heard) = channel();
+        drops.put(vec![drop_of(1, 1, 0..1, &gone), drop_of(1, 2, 2..3, &gone)]);
+        assert_eq!(heard.recv_timeout(Duration::from_secs(60)), Ok(2));
+        drops.put((0..10).map(|n| drop_of(1, 2, 10 * n + 10..10 * n + 11, &gone)).collect());
+        for _ in 0..10 {
+            assert!(heard.recv_timeout(Duration::from_secs(60)).unwrap() >= 10);
+        }
+        drop(go);
+        assert_eq!(heard.recv_timeout(Duration::from_secs(60)), Ok(0));
     }
 
     #[test]

@@ -69,7 +69,7 @@ fn a_requested_release_makes_room_and_no_more_is_asked_for() {
         scope.spawn(|| {
             for nr in asked {
                 objects.truncate(objects.len() - nr as usize);
-                reclaimer.note_released(nr * OBJECT);
+                reclaimer.note_released(&group, nr * OBJECT);
             }
         });
         let charge = reclaimer.charge(&group, 4096, &|| false).unwrap();

@@ -22,6 +22,7 @@ use umemcg_base::{LeafMutex, PAGE_SIZE_U64};
 
 use crate::attr::NodeId;
 use crate::kernel_cache::{DropTask, KeptPages, KeptWindow, KernelCache, PageDrop};
+use crate::streams::Streams;
 
 /// All objects are on the lists of this memory node.
 pub(crate) const NODE: usize = 0;
@@ -56,11 +57,44 @@ pub(crate) struct AskedRange {
     pub(crate) awaited: Option<AwaitedDrop>,
 }
 
+impl AskedRange {
+    /// Returns what is given back if all of it is dropped: a share's own bytes become its ghost's.
+    fn promised_bytes(&self) -> u64 {
+        self.nr_pages * PAGE_SIZE_U64
+    }
+
+    /// Reports to reclaim that a drop of a share has ended, and what it has freed; `None` if all of
+    /// its pages have been given back already.
+    pub(crate) fn end(&mut self, freed_bytes: Option<u64>) {
+        let promised_bytes = self.reclaim.map_or(0, |_| self.promised_bytes());
+        let freed_bytes = freed_bytes.unwrap_or(promised_bytes);
+        if let Some(awaited) = self.awaited.take() {
+            awaited.end(freed_bytes, promised_bytes.saturating_sub(freed_bytes));
+        }
+    }
+}
+
 /// Counts a drop of a share, for those that wait for room; uncounted when dropped.
 #[derive(Debug)]
 pub(crate) struct AwaitedDrop {
     lists: Weak<KernelPageLists>,
     owner: OwnerId,
+}
+
+impl AwaitedDrop {
+    /// Ends the drop: bytes that have been given back, and bytes that reclaim was promised and that stay.
+    fn end(self, freed_bytes: u64, kept_bytes: u64) {
+        let (lists, owner) = (self.lists.upgrade(), self.owner);
+        drop(self); // before those that wait for it are woken
+        // The tree may be gone with the volume.
+        let (Some(lists), Some(group)) = (lists, owner.try_resolve()) else { return };
+        if freed_bytes > 0 {
+            lists.reclaimer.note_released(&group, freed_bytes);
+        }
+        if kept_bytes > 0 {
+            lists.reclaimer.note_not_released(&group, kept_bytes);
+        }
+    }
 }
 
 impl Drop for AwaitedDrop {
@@ -112,6 +146,7 @@ pub(crate) struct KernelPageLists {
     ghosts_by_slot: LeafMutex<HashMap<u32, Home>>,
     /// Drops of shares that are under way, by the group that pays. A leaf lock.
     nr_awaited: LeafMutex<HashMap<OwnerId, u64>>,
+    pub(crate) streams: Streams,
     reclaimer: Arc<Reclaimer>,
     _registration: Registration,
 }
@@ -137,6 +172,7 @@ impl KernelPageLists {
                 by_slot: LeafMutex::default(),
                 ghosts_by_slot: LeafMutex::default(),
                 nr_awaited: LeafMutex::default(),
+                streams: Streams::default(),
                 reclaimer: Arc::clone(reclaimer),
                 _registration: reclaimer.register_shrinker(id, Arc::new(KernelPageShrinker(Weak::clone(me)))),
             }
@@ -256,11 +292,6 @@ impl KernelPageLists {
         owners.into_iter().any(|owner| owner.with_group(is_below))
     }
 
-    /// Reports bytes that the kernel has given back.
-    pub(crate) fn note_released(&self, bytes: u64) {
-        self.reclaimer.note_released(bytes);
-    }
-
     /// Returns the next `nr` shares to ask for; they are the youngest of their list then.
     fn next_shares(&self, group: &Group, nr: u64) -> Vec<Housed> {
         let nr_of = |list| self.shares(list).count(group, NODE);
@@ -282,8 +313,7 @@ impl KernelPageLists {
             for mut asked in pages.ask(window, slot) {
                 asked.reclaim = Some(target.reason);
                 nr_pages += asked.nr_pages;
-                // The share's own bytes become those of its ghost.
-                done.releasing_bytes += asked.nr_pages * PAGE_SIZE_U64;
+                done.releasing_bytes += asked.promised_bytes();
                 drops.push(PageDrop {
                     node: pages.node(),
                     pages: asked.pages.clone(),

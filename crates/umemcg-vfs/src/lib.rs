@@ -24,6 +24,7 @@ mod name;
 mod page_windows;
 mod privileges;
 mod slab;
+mod streams;
 pub mod tmpfs;
 pub mod volume;
 pub mod volume_config;

@@ -1,14 +1,12 @@
-//! File pages that the kernel keeps: what is charged, asked back and given back, with a kernel that
-//! the test plays.
+//! File pages that the kernel keeps: what is charged and given back, with a kernel that the test
+//! plays.
 
 mod common;
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use common::page_kernel::{PAGE, World, kept, note_missing};
 use common::{ROOT, name};
-use umemcg::StatItem;
 use umemcg_vfs::{Attributes, Create, KernelCaching, Lookup, OFlags, Open, SetAttr};
 
 #[test]
@@ -25,37 +23,6 @@ fn what_was_read_is_charged_once() {
     let beyond = file.begin_kernel_io(299 * PAGE, 64 * PAGE, false, &world.group).unwrap();
     drop(beyond);
     assert_eq!(world.kept(), 300, "the kernel has nothing beyond the end");
-}
-
-#[test]
-fn reclaim_asks_for_the_oldest_and_waits_for_the_answer() {
-    let world = World::new(8 << 20);
-    let file = world.open("f", 256);
-    world.read(&file, 64, 64);
-    world.read(&file, 0, 64);
-    world.fixture.engine.reclaim(&world.group, 4 << 20, &|| false).ok();
-    assert_eq!(world.kept(), 128, "not before they are gone");
-    let proactive = |item: StatItem| world.group.stat_total(item);
-    assert_eq!((proactive(StatItem::PgScanProactive), proactive(StatItem::PgStealProactive)), (128, 0));
-    assert_eq!(world.kernel.obey(), [(64, 128), (0, 64)]);
-    assert_eq!(world.kept(), 0);
-    assert_eq!(proactive(StatItem::PgStealProactive), 128, "they count as the pages that they are");
-}
-
-#[test]
-fn what_is_on_its_way_is_not_asked_for_again() {
-    let world = World::new(8 << 20);
-    let file = world.open("f", 1024);
-    world.read(&file, 0, 1024);
-    let is_over = AtomicBool::new(false);
-    std::thread::scope(|threads| {
-        threads.spawn(|| world.kernel.obey_slowly(&is_over));
-        world.fixture.engine.reclaim(&world.group, 2 << 20, &|| false).unwrap();
-        is_over.store(true, Ordering::Relaxed);
-    });
-    world.kernel.obey();
-    // As much as was wanted, and a window more at most.
-    assert!((448..=512).contains(&world.kept()), "{}", world.kept());
 }
 
 #[test]
@@ -207,6 +174,21 @@ fn a_change_from_outside_refills_the_cache() {
     assert_eq!(world.reopen("f").kernel_caching(false), KernelCaching::Refill, "it is not done yet");
     world.kernel.obey();
     assert_eq!(world.reopen("f").kernel_caching(false), KernelCaching::Keep);
+}
+
+#[test]
+fn an_open_waits_for_no_drop_that_was_asked_for_later() {
+    let world = World::new(8 << 20);
+    let file = world.open("f", 64);
+    world.read(&file, 0, 64);
+    let (opens, is_open) = std::sync::mpsc::channel();
+    file.drop_kernel_pages(0, PAGE, Box::new(|| {}));
+    file.when_refillable(Box::new(move || opens.send(()).unwrap()));
+    let before = std::mem::take(&mut *world.kernel.drops.lock().unwrap());
+    file.drop_kernel_pages(PAGE, PAGE, Box::new(|| {}));
+    assert!(is_open.try_recv().is_err());
+    before.into_iter().for_each(|drop| drop.task.done(true));
+    assert!(is_open.try_recv().is_ok(), "a busy file is asked for again and again");
 }
 
 #[test]

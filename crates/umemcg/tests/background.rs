@@ -317,6 +317,7 @@ fn workers_wait_for_releases_before_they_ask_for_more() {
     let _registered = reclaimer.register_shrinker(id, Arc::<Requesting>::clone(&shrinker));
     let mut objects: Vec<_> = (0..NR).map(|_| group.try_charge(OBJECT).unwrap()).collect();
     reclaimer.note_objects(&group, 0, number);
+    let owner = &group;
     std::thread::scope(|scope| {
         scope.spawn(move || {
             while let Ok(mut nr) = asked.recv() {
@@ -325,7 +326,7 @@ fn workers_wait_for_releases_before_they_ask_for_more() {
                     nr += more;
                 }
                 objects.truncate(objects.len() - nr as usize);
-                reclaimer.note_released(nr * OBJECT);
+                reclaimer.note_released(owner, nr * OBJECT);
             }
         });
         // Of 19 MiB two have to go: some 2,200 objects.
@@ -335,6 +336,42 @@ fn workers_wait_for_releases_before_they_ask_for_more() {
         // First, so that the other thread ends also when this is wrong.
         shrinker.to.lock().unwrap().take();
         assert!((2000..NR / 2).contains(&asked_for), "{asked_for} of {NR} objects were asked for");
+    });
+}
+
+#[test]
+fn a_worker_asks_no_more_while_releases_trickle_in() {
+    const NR: u64 = 20_000;
+    let engine = engine(1);
+    let group = limited(&engine, "a", 24 * MIB);
+    let (to, asked) = channel::<u64>();
+    let shrinker = Arc::new(Requesting { left: NR.into(), to: Mutex::new(Some(to)) });
+    let reclaimer = engine.reclaimer();
+    let id = reclaimer.reserve_shrinker();
+    let number = id.get();
+    let _registered = reclaimer.register_shrinker(id, Arc::<Requesting>::clone(&shrinker));
+    let mut objects: Vec<_> = (0..NR).map(|_| group.try_charge(OBJECT).unwrap()).collect();
+    reclaimer.note_objects(&group, 0, number);
+    let owner = &group;
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            for mut nr in asked {
+                while nr > 0 {
+                    // Longer in all than a worker waits for what does not come.
+                    std::thread::sleep(Duration::from_millis(2));
+                    let nr_now = nr.min(8);
+                    objects.truncate(objects.len() - nr_now as usize);
+                    reclaimer.note_released(owner, nr_now * OBJECT);
+                    nr -= nr_now;
+                }
+            }
+        });
+        // Of 19 MiB two have to go: some 2,200 objects.
+        set_marks(&engine, &group, 6 * MIB, 7 * MIB);
+        wait_until(|| group.usage_bytes() < 17 * MIB);
+        let asked_for = NR - shrinker.left.load(Relaxed);
+        shrinker.to.lock().unwrap().take();
+        assert!((2000..3000).contains(&asked_for), "{asked_for} of {NR} objects were asked for");
     });
 }
 

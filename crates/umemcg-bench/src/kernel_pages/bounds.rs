@@ -2,8 +2,8 @@
 //!
 //! Processor time is shared whatever is done about memory. So B's hits are held against those
 //! beside two programs that only use as much processor time as A and its requests, which two
-//! threads at least use at a time. What they take beside an A that keeps nothing, and alone, is
-//! shown.
+//! threads at least use at a time. What they take beside an A that keeps nothing, alone, and on a
+//! directory without a mount, where nothing bounds A, is shown.
 
 use std::time::Duration;
 
@@ -28,11 +28,17 @@ const P99_MAX: f64 = 1.1;
 const SAMPLE_S: f64 = 2.0;
 /// Calls that B makes in a second, whether or not the one before has ended.
 const B_RATE: f64 = 10_000.0;
-const SIDES: [&str; 4] =
-    ["A streams", "two programs that use as much processor time", "A streams and keeps nothing", "B alone"];
+const SIDES: [&str; 5] = [
+    "A streams",
+    "two programs that use as much processor time",
+    "A streams and keeps nothing",
+    "B alone",
+    "both on a plain directory",
+];
 const BURNERS: usize = 1;
 const NR_BURNERS: usize = 2;
 const KEEPS_NOTHING: usize = 2;
+const PLAIN: usize = 4;
 
 /// The figures of B beside an A.
 const FIGURES: [(&str, &str); 6] = [
@@ -142,10 +148,9 @@ fn hits_of_b(
 fn sample(ground: &Ground, side: usize, time: Duration, percent: f64) -> Result<Figures, Failure> {
     let (mount, sizes) = (&ground.kernel, ground.sizes);
     [A, B, LITTLE].iter().try_for_each(|group| mount.force_empty(group))?;
+    let place = if side == PLAIN { &ground.plain } else { mount.seen() };
     let start = |group: &'static str, work, what: &str, size, tempo| {
-        Tenant::start((work, mount.seen().join(what), size), time, tempo, |process| {
-            mount.place(group, process)
-        })
+        Tenant::start((work, place.join(what), size), time, tempo, |process| mount.place(group, process))
     };
     let mut b = start(B, Work::Random, "set", sizes.set, Tempo::Rate(B_RATE))?;
     let stream = |group| start(group, Work::Stream, "stream", STREAM_FACTOR * sizes.pool, Tempo::Free);
@@ -154,7 +159,7 @@ fn sample(ground: &Ground, side: usize, time: Duration, percent: f64) -> Result<
         start(A, Work::Burn, "", 0, Tempo::AtMost(rate))
     };
     let mut others = match side {
-        0 => vec![stream(A)?],
+        0 | PLAIN => vec![stream(A)?],
         BURNERS => (0..NR_BURNERS).map(|_| burn()).collect::<Result<_, _>>()?,
         KEEPS_NOTHING => vec![stream(LITTLE)?],
         _ => Vec::new(),

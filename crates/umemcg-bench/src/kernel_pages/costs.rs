@@ -153,10 +153,11 @@ fn streams(
     report: &mut Report,
     (title, what): (&str, &str),
 ) -> Result<(), Failure> {
-    let mounts = [&ground.kernel, &ground.own];
-    let names = ["umemcg, kernel pages", "umemcg, own pages"];
+    let mounts = [&ground.kernel, &ground.shared, &ground.own];
+    let names = ["umemcg, kernel pages", "umemcg, kernel pages, not exclusive", "umemcg, own pages"];
+    let own = names.len() - 1;
     let bytes = STREAM_FACTOR * ground.sizes.room;
-    let mut samples: [Vec<Spent>; 2] = Default::default();
+    let mut samples: [Vec<Spent>; 3] = Default::default();
     for round in 0..=options.rounds as usize {
         for at in 0..mounts.len() {
             let side = (round + at) % mounts.len();
@@ -176,11 +177,12 @@ fn streams(
             .zip(&samples)
             .map(|(name, samples)| Samples::new(*name, samples.iter().map(of).collect()))
             .collect();
-        let judge = || {
-            let times = sides[0].ratio_to(&sides[1]);
-            Verdict::new(format!("of that with {}", names[1]), times, Target::TimesAtMost(STREAM_MAX))
+        let judge = |side: usize| {
+            let times = sides[side].ratio_to(&sides[own]);
+            let what = format!("{}: of that with {}", names[side], names[own]);
+            Verdict::new(what, times, Target::TimesAtMost(STREAM_MAX))
         };
-        let verdicts = if at < 2 { vec![judge()] } else { Vec::new() };
+        let verdicts = if at < 2 { (0..own).map(judge).collect() } else { Vec::new() };
         report.sections.push(Section {
             title: format!("a stream, {title}: {figure}"),
             unit,

@@ -26,7 +26,7 @@ pub const STREAM_FACTOR: u64 = 10;
 /// A tenant that has no time limit of its own ends within this.
 const LONG: Duration = Duration::from_secs(120);
 
-/// The groups of both mounts: the tenants A and B, one of A's requests that may keep next to
+/// The groups of each mount: the tenants A and B, one of A's requests that may keep next to
 /// nothing, one that streams through its room, and one without a limit.
 pub const A: &str = "a";
 pub const B: &str = "b";
@@ -71,6 +71,8 @@ pub struct Spent {
 /// See the module text.
 pub struct Ground {
     pub kernel: GroupedMount,
+    /// Like `kernel`, but other programs may change the directory: each open comes to the daemon.
+    pub shared: GroupedMount,
     pub own: GroupedMount,
     /// A directory without a mount.
     pub plain: PathBuf,
@@ -80,7 +82,7 @@ pub struct Ground {
 }
 
 impl Ground {
-    /// Makes the files and mounts both.
+    /// Makes the files and the mounts.
     pub fn new(options: &Options, programs: &Programs) -> Result<Self, Failure> {
         let sizes = Sizes::new(options.scale);
         let directory = tempfile::Builder::new()
@@ -88,37 +90,44 @@ impl Ground {
             .tempdir_in(options.directory())
             .map_err(Failure::at("cannot make a directory"))?;
         let top = directory.path();
-        let [kernel, own, plain] = ["kernel", "own", "plain"].map(|name| top.join(name));
-        for data in [&kernel, &own] {
+        let [kernel, shared, own, plain] = ["kernel", "shared", "own", "plain"].map(|name| top.join(name));
+        for data in [&kernel, &shared, &own] {
             fs::create_dir_all(data.join("data/stream")).map_err(Failure::at("cannot make a directory"))?;
         }
-        fs::create_dir(&plain).map_err(Failure::at("cannot make a directory"))?;
+        fs::create_dir_all(plain.join("stream")).map_err(Failure::at("cannot make a directory"))?;
         let view = KernelView::build(top)?;
         write(&kernel.join("data/set"), sizes.set)?;
+        link(&kernel.join("data/set"), &plain.join("set"))?;
         write(&kernel.join("data/taken"), sizes.taken)?;
         write(&plain.join("taken"), sizes.taken)?;
         write(&kernel.join("data/large"), STREAM_FACTOR * sizes.room)?;
-        link(&kernel.join("data/large"), &own.join("data/large"))?;
+        for other in [&shared, &own] {
+            link(&kernel.join("data/large"), &other.join("data/large"))?;
+        }
         for at in 0..STREAM_FACTOR * sizes.pool / EACH_FILE_BYTES {
-            let [one, other] = [&kernel, &own].map(|side| side.join(format!("data/stream/{at}")));
+            let [one, others @ ..] =
+                [&kernel, &shared, &own].map(|side| side.join(format!("data/stream/{at}")));
             write(&one, EACH_FILE_BYTES)?;
-            link(&one, &other)?;
+            others.iter().try_for_each(|other| link(&one, other))?;
+            link(&one, &plain.join(format!("stream/{at}")))?;
         }
         rustix::fs::sync();
         let (umemcg, _) = programs.find()?;
         let pool = format!("{}M", sizes.pool / MIB);
-        let mount = |name, place: &Path, whose| {
+        let mount = |name, place: &Path, whose, is_exclusive| {
             let options = ["--pool", &pool, "--page-cache", whose, "--exclusive"];
-            GroupedMount::start(name, &umemcg, place, &place.join("data"), &options)
+            let options = if is_exclusive { &options[..] } else { &options[..4] };
+            GroupedMount::start(name, &umemcg, place, &place.join("data"), options)
         };
-        let kernel = mount("umemcg, kernel pages", &kernel, "kernel")?;
-        let own = mount("umemcg, own pages", &own, "own")?;
-        for mount in [&kernel, &own] {
+        let kernel = mount("umemcg, kernel pages", &kernel, "kernel", true)?;
+        let shared = mount("umemcg, kernel pages, not exclusive", &shared, "kernel", false)?;
+        let own = mount("umemcg, own pages", &own, "own", true)?;
+        for mount in [&kernel, &shared, &own] {
             let limits = [(A, sizes.a), (B, sizes.b), (LITTLE, LITTLE_BYTES), (STREAMER, sizes.room)];
             limits.iter().try_for_each(|&(group, limit)| mount.add_group(group, Some(limit)))?;
             mount.add_group(FILLER, None)?;
         }
-        Ok(Self { kernel, own, plain, view, sizes, _directory: directory })
+        Ok(Self { kernel, shared, own, plain, view, sizes, _directory: directory })
     }
 
     /// Returns the files through which A streams, as they are seen on the mount.
@@ -167,9 +176,10 @@ impl Ground {
         })
     }
 
-    /// Ends both mounts.
+    /// Ends the mounts.
     pub fn end(self) -> Result<(), Failure> {
         self.kernel.end()?;
+        self.shared.end()?;
         self.own.end()
     }
 }

@@ -58,11 +58,7 @@ pub(super) struct JobProgress {
     pub(super) backoff: Duration,
     /// The counts when it last backed off for dirty pages.
     pub(super) backed_off_at: Option<BackoffBaseline>,
-    /// Bytes whose release was requested since the group last backed off, or began.
-    pub(super) releasing_bytes: u64,
-    /// It backs off until requested releases happen: the bytes that had been released before the
-    /// request, and how often it has backed off since.
-    pub(super) awaits: Option<(u64, u32)>,
+    pub(super) requested: Requested,
     /// A round at the last priority brought nothing and `low` was in the way: only `min` counts,
     /// until the high mark is reached.
     pub(super) overrides_low: bool,
@@ -76,6 +72,44 @@ pub(super) struct JobProgress {
 /// 140 ms.
 const RELEASE_BACKOFFS_MAX: u32 = 2;
 
+/// The releases that a worker has requested and that are on their way.
+///
+/// The group counts the bytes of requests that have ended, whichever thread made them. So what is
+/// on its way is the distance of that count from the one at which all will have ended.
+#[derive(Debug, Default)]
+pub(super) struct Requested {
+    /// The group's count when all requests of the worker have ended.
+    ends_at: u64,
+    /// The group's count when the worker last looked at it.
+    seen: u64,
+    /// Some requests have ended since the first of those that are on their way.
+    has_some_ended: bool,
+    /// The worker has backed off for them.
+    is_awaited: bool,
+    /// Back-offs since any request ended.
+    nr_backoffs: u32,
+}
+
+impl Requested {
+    /// Returns the bytes that are on their way.
+    pub(super) fn coming_bytes(&self) -> u64 {
+        self.ends_at.saturating_sub(self.seen)
+    }
+
+    /// Returns the count at which a look is worth while: half of what is on its way has ended.
+    pub(super) fn wake_at(&self) -> u64 {
+        match self.coming_bytes() {
+            0 => u64::MAX,
+            coming => self.seen + coming.div_ceil(2),
+        }
+    }
+
+    /// Notes a request.
+    fn add(&mut self, bytes: u64) {
+        self.ends_at = self.ends_at.max(self.seen) + bytes;
+    }
+}
+
 impl JobProgress {
     pub(super) fn new(nr_nodes: usize) -> Self {
         Self {
@@ -85,8 +119,7 @@ impl JobProgress {
             freed_in_round: 0,
             backoff: BACKOFF_FIRST,
             backed_off_at: None,
-            releasing_bytes: 0,
-            awaits: None,
+            requested: Requested::default(),
             overrides_low: false,
             low_was_in_the_way: false,
             is_active: false,
@@ -99,31 +132,44 @@ impl JobProgress {
         *self = Self { next_node: self.next_node, ..Self::new(self.candidates.len()) };
     }
 
-    /// Returns whether bytes whose release is requested count as freed; `None` if the group
-    /// continues to back off for earlier requests. `released_bytes` is the number of bytes released
-    /// so far.
-    pub(super) fn counts_releasing_bytes(&mut self, released_bytes: u64) -> Option<bool> {
-        match self.awaits.take() {
-            Some((before, nr_backoffs)) if released_bytes == before => {
-                if nr_backoffs < RELEASE_BACKOFFS_MAX {
-                    self.awaits = Some((before, nr_backoffs + 1));
-                    return None;
-                }
-                // The releases do not happen: the names are in use, or the kernel does not answer.
-                Some(false)
-            }
-            Some(_) => {
-                self.backoff = BACKOFF_FIRST;
-                Some(true)
-            }
-            None => Some(true),
+    /// Returns whether bytes whose release is requested count as freed; `None` if the group backs
+    /// off for those that are on their way. `ended_bytes` is the group's count of ended requests;
+    /// `is_enough` says whether this many bytes fewer would reach the high mark.
+    pub(super) fn counts_releasing_bytes(
+        &mut self,
+        ended_bytes: u64,
+        is_enough: impl FnOnce(u64) -> bool,
+    ) -> Option<bool> {
+        let requested = &mut self.requested;
+        let has_more_ended = ended_bytes != requested.seen;
+        requested.seen = ended_bytes;
+        if requested.coming_bytes() == 0 {
+            self.requested = Requested { seen: ended_bytes, ..Requested::default() };
+            self.backoff = if has_more_ended { BACKOFF_FIRST } else { self.backoff };
+            return Some(true);
         }
+        if has_more_ended {
+            self.backoff = BACKOFF_FIRST;
+            requested.nr_backoffs = 0;
+            requested.has_some_ended = true;
+        } else if requested.is_awaited {
+            requested.nr_backoffs += 1;
+        }
+        if requested.nr_backoffs > RELEASE_BACKOFFS_MAX {
+            // The rest does not happen: the names are in use, or the kernel does not answer.
+            let has_some_ended = requested.has_some_ended;
+            self.requested = Requested { seen: ended_bytes, ..Requested::default() };
+            return Some(has_some_ended);
+        }
+        let waits_on = requested.is_awaited && !has_more_ended;
+        requested.is_awaited = waits_on || is_enough(requested.coming_bytes());
+        if requested.is_awaited { None } else { Some(true) }
     }
 
     /// Notes that a quantum has freed pages. Bytes whose release is requested count as freed for
     /// now: a worker that asked for more meanwhile would take far too much.
     pub(super) fn note_freed(&mut self, pages: u64, releasing_bytes: u64) {
-        self.releasing_bytes += releasing_bytes;
+        self.requested.add(releasing_bytes);
         self.freed_in_round += pages + releasing_bytes / PAGE_SIZE_U64;
         if pages > 0 || releasing_bytes > 0 {
             self.backoff = BACKOFF_FIRST;
@@ -166,6 +212,55 @@ mod tests {
             assert_eq!(baseline.nr_backoffs, 1);
         }
         assert!(!baseline.was_useful(5, 1040), "nothing was written and nothing was freed");
+    }
+
+    /// A mark that is this many bytes away.
+    fn reached_by(distance: u64) -> impl FnOnce(u64) -> bool {
+        move |coming| coming >= distance
+    }
+
+    #[test]
+    fn a_worker_waits_on_when_part_of_its_request_has_ended() {
+        let mut progress = JobProgress::new(1);
+        assert_eq!(progress.counts_releasing_bytes(700, reached_by(100)), Some(true));
+        progress.note_freed(0, 100);
+        assert_eq!(progress.counts_releasing_bytes(700, reached_by(100)), None);
+        assert_eq!(progress.requested.wake_at(), 750);
+        // However long the rest takes, as long as some of it ends.
+        for ended in 701..800 {
+            assert_eq!(progress.counts_releasing_bytes(ended, reached_by(800 - ended)), None);
+        }
+        assert_eq!(progress.counts_releasing_bytes(800, reached_by(50)), Some(true));
+        assert_eq!(progress.requested.coming_bytes(), 0);
+    }
+
+    #[test]
+    fn only_what_is_not_on_its_way_is_asked_for() {
+        let mut progress = JobProgress::new(1);
+        progress.note_freed(0, 100);
+        assert_eq!(progress.counts_releasing_bytes(0, reached_by(100)), None);
+        // Half has ended, and others have charged more.
+        assert_eq!(progress.counts_releasing_bytes(50, reached_by(70)), Some(true));
+        progress.note_freed(0, 20);
+        assert_eq!(progress.counts_releasing_bytes(50, reached_by(70)), None);
+        assert_eq!(progress.requested.coming_bytes(), 70);
+    }
+
+    #[test]
+    fn requests_that_do_not_end_count_no_more() {
+        for (ended, counts) in [(0, false), (40, true)] {
+            let mut progress = JobProgress::new(1);
+            progress.note_freed(0, 100);
+            assert_eq!(progress.counts_releasing_bytes(0, reached_by(100)), None);
+            if ended > 0 {
+                assert_eq!(progress.counts_releasing_bytes(ended, reached_by(60)), None);
+            }
+            for _ in 0..RELEASE_BACKOFFS_MAX {
+                assert_eq!(progress.counts_releasing_bytes(ended, reached_by(60)), None);
+            }
+            assert_eq!(progress.counts_releasing_bytes(ended, reached_by(60)), Some(counts));
+            assert_eq!(progress.requested.coming_bytes(), 0);
+        }
     }
 
     #[test]

@@ -20,5 +20,5 @@ mod worker;
 pub(crate) use background::Background;
 pub use job_progress::QUANTUM_PAGES;
 pub(crate) use queue::Queue;
-pub(crate) use wake_signal::{listen_for_pressure, wake_backed_off};
+pub(crate) use wake_signal::{listen_for_pressure, note_ended, wake_backed_off};
 pub use worker::Kswapd;

@@ -3,8 +3,9 @@
 //! The nodes take turns. Priorities go from gentle to everything as rounds over the subtree bring
 //! less than a quantum, and start again with the first quantum that brings enough. A node whose
 //! lists give nothing even at the last priority leaves the candidates; when none is left the group
-//! backs off. It also backs off when the bytes whose release shrinkers have requested would be
-//! enough: a release takes time, and asking for more meanwhile would take far too much.
+//! backs off. It also backs off while the bytes whose release shrinkers have requested would be
+//! enough, and is woken when half of them have come: a release takes time, and asking for more
+//! meanwhile would take far too much.
 
 use std::sync::Arc;
 
@@ -43,6 +44,9 @@ pub(super) fn run_quantum(reclaimer: &Reclaimer, job: &Job) -> Next {
         work.start_again();
         return Next::Done;
     }
+    let ended_bytes = job.state.lock().ended_bytes;
+    let is_enough = |coming| usage.saturating_sub(coming) < background.stop();
+    let Some(is_believed) = work.counts_releasing_bytes(ended_bytes, is_enough) else { return Next::BackOff };
     if work.freed_in_round == 0 && usage > background.high_limit() {
         group.event(EventKind::High);
     }
@@ -52,8 +56,6 @@ pub(super) fn run_quantum(reclaimer: &Reclaimer, job: &Job) -> Next {
         work.priority = DEF_PRIORITY;
         return Next::BackOff;
     };
-    let released_before = reclaimer.pending_releases().released_bytes();
-    let Some(is_believed) = work.counts_releasing_bytes(released_before) else { return Next::BackOff };
     let mut protection = reclaimer.protection_from(&group, work.overrides_low);
     let pass = Pass { node: Some(node), ..Pass::new(work.priority, QUANTUM_PAGES, Reason::Kswapd) };
     review_backoff(reclaimer, &group, &mut work);
@@ -83,12 +85,6 @@ pub(super) fn run_quantum(reclaimer: &Reclaimer, job: &Job) -> Next {
     }
     if is_round_over {
         work.end_round(node);
-    }
-    if releasing > 0 && group.usage_bytes().saturating_sub(work.releasing_bytes) < background.stop() {
-        // Enough, if the requested releases happen.
-        work.releasing_bytes = 0;
-        work.awaits = Some((released_before, 0));
-        return Next::BackOff;
     }
     Next::Again
 }

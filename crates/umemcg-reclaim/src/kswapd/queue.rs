@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use umemcg_base::sync::Instant;
-use umemcg_base::{Condvar, LeafMutex, Rank, RankedMutex};
+use umemcg_base::{Condvar, LeafMutex, LeafMutexGuard, Rank, RankedMutex};
 use umemcg_group::Group;
 
 use super::job_progress::JobProgress;
@@ -35,6 +35,11 @@ pub(super) struct JobState {
     pub(super) place: JobPlace,
     /// Tells the entries of one back-off from those of an earlier one.
     pub(super) backoff_serial: u64,
+    /// Bytes of the group, and of those below it, whose release was requested and has happened, or
+    /// is known not to.
+    pub(super) ended_bytes: u64,
+    /// A job that has backed off is tried again when `ended_bytes` reaches this.
+    pub(super) wake_at: u64,
     /// The queue of the worker that serves the group instead of the pool.
     pub(super) own_queue: Option<Arc<Queue>>,
 }
@@ -54,7 +59,13 @@ impl Job {
     pub(super) fn new(group: &Arc<Group>, nr_nodes: usize) -> Self {
         Self {
             group: Arc::downgrade(group),
-            state: LeafMutex::new(JobState { place: JobPlace::Idle, backoff_serial: 0, own_queue: None }),
+            state: LeafMutex::new(JobState {
+                place: JobPlace::Idle,
+                backoff_serial: 0,
+                ended_bytes: 0,
+                wake_at: u64::MAX,
+                own_queue: None,
+            }),
             progress: RankedMutex::new(Rank::Quantum, JobProgress::new(nr_nodes)),
             is_backed_off: AtomicBool::new(false),
         }
@@ -150,7 +161,20 @@ impl Queue {
         if !job.is_backed_off() {
             return;
         }
+        self.try_again(job, job.state.lock());
+    }
+
+    /// Notes bytes of requested releases that have ended, and tries a group again that has backed
+    /// off for them.
+    pub(super) fn note_ended(&self, job: &Arc<Job>, bytes: u64) {
         let mut state = job.state.lock();
+        state.ended_bytes += bytes;
+        if state.ended_bytes >= state.wake_at {
+            self.try_again(job, state);
+        }
+    }
+
+    fn try_again(&self, job: &Arc<Job>, mut state: LeafMutexGuard<'_, JobState>) {
         if state.place == JobPlace::BackedOff {
             state.place = JobPlace::Queued;
             job.is_backed_off.store(false, Relaxed);
@@ -254,5 +278,32 @@ impl Queue {
         // With the lock taken first: a worker that has checked already is asleep by then.
         drop(self.jobs.lock());
         self.wake.notify_all();
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use umemcg_group::GroupTree;
+
+    use super::*;
+
+    #[test]
+    fn a_job_is_tried_again_when_half_of_its_request_has_ended() {
+        let tree = GroupTree::new(1 << 30);
+        let queue = Queue::default();
+        let job = Arc::new(Job::new(tree.root(), 1));
+        {
+            let mut state = job.state.lock();
+            (state.place, state.backoff_serial, state.wake_at) = (JobPlace::BackedOff, 1, 50);
+        }
+        job.is_backed_off.store(true, Relaxed);
+        queue.back_off(&job, 1, Duration::from_secs(3600));
+        queue.note_ended(&job, 49);
+        assert!(queue.is_empty() && job.is_backed_off());
+        queue.note_ended(&job, 1);
+        let next = queue.next(&AtomicBool::new(false)).unwrap();
+        assert!(Arc::ptr_eq(&next, &job) && !job.is_backed_off());
+        queue.note_ended(&job, 100);
+        assert!(queue.is_empty(), "it does not back off any more");
     }
 }

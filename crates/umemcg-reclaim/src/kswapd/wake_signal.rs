@@ -27,9 +27,16 @@ pub(crate) fn listen_for_pressure(queue: &Arc<Queue>, group: &Arc<Group>, nr_nod
 /// Notes that something of the group was freed: if it has backed off, it may be worth another
 /// try.
 pub(crate) fn wake_backed_off(queue: &Queue, group: &Arc<Group>) {
-    for group in std::iter::successors(Some(group), |at| at.parent()) {
-        if let Some(job) = GroupReclaim::if_present(group).and_then(|part| part.background().job()) {
-            queue.wake_backed_off(job);
-        }
-    }
+    jobs_from(group).for_each(|job| queue.wake_backed_off(job));
+}
+
+/// Notes bytes of the group whose release was requested, and has happened or is known not to.
+pub(crate) fn note_ended(queue: &Queue, group: &Arc<Group>, bytes: u64) {
+    jobs_from(group).for_each(|job| queue.note_ended(job, bytes));
+}
+
+/// Returns the jobs of a group and of those above it.
+fn jobs_from(group: &Arc<Group>) -> impl Iterator<Item = &Arc<Job>> {
+    let levels = std::iter::successors(Some(group), |at| at.parent());
+    levels.filter_map(|group| GroupReclaim::if_present(group)?.background().job())
 }

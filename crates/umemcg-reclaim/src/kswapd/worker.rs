@@ -184,7 +184,11 @@ fn serve(reclaimer: &Reclaimer, mine: &Queue, job: &Arc<Job>) {
         tracing::error!(%panic, "background reclaim of a group panicked; it is tried again after a back-off");
         Next::BackOff
     });
+    let wake_at = job.progress.lock().requested.wake_at();
     let mut state = job.state.lock();
+    // What has ended since the worker looked wakes no job that runs.
+    let next = if next == Next::BackOff && state.ended_bytes >= wake_at { Next::Again } else { next };
+    state.wake_at = wake_at;
     let own = state.own_queue.clone();
     let home = own.as_deref().unwrap_or(reclaimer.kswapd_queue());
     match next {

@@ -28,7 +28,7 @@ pub use charge::ChargeError;
 pub use memory_high::ChargeMeter;
 
 use crate::group_reclaim::{GroupReclaim, splice_lists};
-use crate::kswapd::Queue;
+use crate::kswapd::{Queue, note_ended};
 use crate::list_slots::ListSlots;
 use crate::page_owner::PageOwner;
 use crate::pending_release::PendingReleases;
@@ -199,10 +199,17 @@ impl Reclaimer {
         &self.pending_releases
     }
 
-    /// Reports that bytes whose release a shrinker had requested are free now, and wakes the
-    /// threads that wait for them.
-    pub fn note_released(&self, bytes: u64) {
+    /// Reports that bytes of a group whose release a shrinker had requested are free now, and wakes
+    /// the threads and the workers that wait for them.
+    pub fn note_released(&self, group: &Arc<Group>, bytes: u64) {
         self.pending_releases.note(bytes);
+        note_ended(self.kswapd_queue(), group, bytes);
+    }
+
+    /// Reports that bytes of a group stay whose release a shrinker had requested, so that workers
+    /// do not wait for them.
+    pub fn note_not_released(&self, group: &Arc<Group>, bytes: u64) {
+        note_ended(self.kswapd_queue(), group, bytes);
     }
 
     /// Waits for a moment, until bytes are free whose release a shrinker had requested before,

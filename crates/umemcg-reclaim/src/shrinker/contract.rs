@@ -29,7 +29,9 @@ pub struct Scanned {
     /// Bytes freed.
     pub freed_bytes: u64,
     /// Bytes that another party was asked to free. When they are free, that must be reported with
-    /// [`Reclaimer::note_released`](crate::Reclaimer::note_released).
+    /// [`Reclaimer::note_released`](crate::Reclaimer::note_released); when it is known that they
+    /// stay, it should be with
+    /// [`note_not_released`](crate::Reclaimer::note_not_released).
     pub releasing_bytes: u64,
 }
 

@@ -19,7 +19,7 @@ mod ghosts;
 mod missing;
 mod share;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -27,7 +27,7 @@ use std::sync::{Arc, Weak};
 
 use umemcg::arrival_order::ArrivalList;
 use umemcg::{AccountedCharge, Charge, Group, ListSlot, OwnerId, StatItem};
-use umemcg_base::{PAGE_SIZE_U64, Rank, RankedMutex};
+use umemcg_base::{LeafMutex, PAGE_SIZE_U64, Rank, RankedMutex};
 
 use self::freed::{Freed, count};
 use self::ghosts::Ghosts;
@@ -36,6 +36,7 @@ use crate::attr::{FileKind, NodeId};
 use crate::kernel_cache::{DropTask, KeptWindow, WindowHolder};
 use crate::kernel_page_lists::{AskedRange, KernelPageLists, PageHolder, SHARE_BYTES, is_within_limits};
 use crate::page_windows::{PAGES_END, WINDOW_PAGES, bits_of, span_of, windows_of};
+use crate::streams::LastOpen;
 
 /// The number of times that a drop waits for the requests that are under way then.
 const NR_PARKED_MAX: u8 = 3;
@@ -50,10 +51,10 @@ struct PageWindows {
     under_way: Vec<UnderWay>,
     /// Grows with each event.
     now: u64,
-    /// Ranges that the kernel has been asked for and has not dropped yet.
-    nr_asked: u64,
-    /// To be called when there are none.
-    when_none_asked: Vec<Then>,
+    /// The moments at which the kernel was asked for the ranges that it has not dropped yet.
+    asked: BTreeSet<u64>,
+    /// To be called when it has dropped what it was asked for before these moments; oldest first.
+    when_dropped: VecDeque<(u64, Then)>,
     /// Drops that wait for requests older than these moments.
     parked: Vec<(u64, Box<RangeDrop>)>,
 }
@@ -118,6 +119,7 @@ pub(crate) struct KernelPages {
     /// (A) The kernel has been asked to drop all. Relaxed: the thread that finds it unset after a
     /// change asks.
     is_dropping_all: AtomicBool,
+    last_open: LeafMutex<Option<LastOpen>>,
     pub(crate) lists: Arc<KernelPageLists>,
     _charge: AccountedCharge,
 }
@@ -126,6 +128,21 @@ impl PageWindows {
     fn tick(&mut self) -> u64 {
         self.now += 1;
         self.now
+    }
+
+    /// Notes that the kernel is asked for a range; returns the moment, which names it.
+    fn ask(&mut self) -> u64 {
+        let asked_at = self.tick();
+        self.asked.insert(asked_at);
+        asked_at
+    }
+
+    /// Notes that it has dropped what it was asked for at a moment. Returns what is to be called.
+    fn was_dropped(&mut self, asked_at: u64) -> Vec<Then> {
+        self.asked.remove(&asked_at);
+        let oldest = self.asked.first().copied().unwrap_or(u64::MAX);
+        let nr = self.when_dropped.partition_point(|&(moment, _)| moment < oldest);
+        self.when_dropped.drain(..nr).map(|(_, then)| then).collect()
     }
 
     fn is_busy(&self, window: u64) -> bool {
@@ -157,9 +174,19 @@ impl KernelPages {
             nr_changes: AtomicU64::new(0),
             nr_answered: AtomicU64::new(0),
             is_dropping_all: AtomicBool::new(false),
+            last_open: LeafMutex::default(),
             lists: Arc::clone(lists),
             _charge: AccountedCharge::forced(group, FILE_BYTES, StatItem::SlabReclaimable),
         })
+    }
+
+    /// Notes that a group with this much room opens the file, which has this many bytes. Returns
+    /// whether it belongs to a stream, of which the kernel should keep nothing.
+    pub(crate) fn is_of_stream(&self, group: &Group, room_bytes: u64, len: u64) -> bool {
+        let mut last_open = *self.last_open.lock();
+        let is_of_stream = self.lists.streams.note_open(group, room_bytes, len, &mut last_open);
+        *self.last_open.lock() = last_open;
+        is_of_stream && !self.has_any()
     }
 
     /// Returns whether the kernel may keep a page.
@@ -348,9 +375,8 @@ impl KernelPages {
 
     /// Chooses all of a range to be dropped, whatever is under way.
     pub(crate) fn ask_range(&self, pages: Range<u64>) -> AskedRange {
-        let mut state = self.state.lock();
-        state.nr_asked += 1;
-        AskedRange { pages, asked_at: state.tick(), nr_pages: 0, reclaim: None, awaited: None }
+        let asked_at = self.state.lock().ask();
+        AskedRange { pages, asked_at, nr_pages: 0, reclaim: None, awaited: None }
     }
 
     /// Notes that the kernel has dropped what was asked for, or has not been told. Returns the
@@ -364,8 +390,7 @@ impl KernelPages {
             self.take_out(&mut state, (&asked.pages, is_reclaimed), &mut freed, |window, known| {
                 was_told && known.last_end < asked.asked_at && !busy.contains(&window)
             });
-            state.nr_asked -= 1;
-            if state.nr_asked == 0 { std::mem::take(&mut state.when_none_asked) } else { Vec::new() }
+            state.was_dropped(asked.asked_at)
         };
         if let Some(reason) = asked.reclaim {
             freed.count_as_reclaimed(reason);
@@ -377,12 +402,14 @@ impl KernelPages {
         freed_bytes
     }
 
-    /// Calls `then` when the kernel has nothing to drop of the file. Never waits.
-    pub(crate) fn when_none_asked(&self, then: Then) {
+    /// Calls `then` when the kernel has dropped what it has been asked for of the file. Never
+    /// waits.
+    pub(crate) fn when_dropped(&self, then: Then) {
         {
             let mut state = self.state.lock();
-            if state.nr_asked > 0 {
-                return state.when_none_asked.push(then);
+            if !state.asked.is_empty() {
+                let moment = state.tick();
+                return state.when_dropped.push_back((moment, then));
             }
         }
         then();
@@ -514,15 +541,12 @@ impl DropTask for RangeDrop {
     }
 
     fn done(mut self: Box<Self>, was_told: bool) {
-        let Some(pages) = self.pages.upgrade() else { return };
+        let Some(pages) = self.pages.upgrade() else { return self.asked.end(None) };
         if !was_told && self.then.is_some() {
             return pages.send_or_park(self);
         }
         let freed_bytes = pages.dropped(&self.asked, was_told);
-        drop(self.asked.awaited.take()); // before those that wait for it are woken
-        if freed_bytes > 0 && self.asked.nr_pages > 0 {
-            pages.lists.note_released(freed_bytes);
-        }
+        self.asked.end(Some(freed_bytes));
         // A group that has gone idle beyond its limit asks for nothing.
         for owner in pages.owners_of(&self.asked.pages) {
             if was_told && !owner.with_group(|group| is_within_limits(group)) {
@@ -547,21 +571,24 @@ impl PageHolder for KernelPages {
         if state.is_busy(window) {
             return Vec::new();
         }
-        let asked_at = state.tick();
         let Some((owner, list, runs)) = state.windows.get_mut(&window).and_then(|known| known.ask(slot))
         else {
             return Vec::new();
         };
         self.lists.unlist(list, slot);
-        state.nr_asked += runs.len() as u64;
-        let asked = runs.into_iter().map(|pages| AskedRange {
-            pages: span_of(window, pages),
-            asked_at,
-            nr_pages: u64::from(pages.count_ones()),
-            reclaim: None,
-            awaited: Some(self.lists.await_drop(owner)),
-        });
-        asked.collect()
+        let mut asked = Vec::with_capacity(runs.len());
+        for pages in runs {
+            let asked_at = state.tick();
+            state.asked.insert(asked_at);
+            asked.push(AskedRange {
+                pages: span_of(window, pages),
+                asked_at,
+                nr_pages: u64::from(pages.count_ones()),
+                reclaim: None,
+                awaited: Some(self.lists.await_drop(owner)),
+            });
+        }
+        asked
     }
 
     fn kept_window(self: Arc<Self>, window: u64, slot: ListSlot) -> Option<KeptWindow> {

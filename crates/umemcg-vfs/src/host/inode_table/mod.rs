@@ -20,7 +20,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use umemcg::Group;
+use umemcg::{Group, OwnerId};
 use umemcg_arena::handle::FileHandle;
 use umemcg_base::{Rank, RankedMutex};
 
@@ -91,7 +91,8 @@ pub(crate) struct Removed {
     pub(crate) is_nameless: bool,
     /// The kernel was asked to forget it.
     pub(crate) was_asked: bool,
-    /// The bytes that are freed with it, see [`InodeEntry::bytes`].
+    /// The group that paid for it, and the bytes that are freed with it, see [`InodeEntry::bytes`].
+    pub(crate) owner: Option<OwnerId>,
     pub(crate) bytes: u64,
     /// Only to be dropped.
     _charge: Option<NodeCharge>,
@@ -383,6 +384,7 @@ impl InodeTable {
             content: entry.content.take(),
             is_nameless: entry.is_nameless,
             was_asked: entry.place.asked_ms != 0,
+            owner: entry.charge.as_ref().map(NodeCharge::owner),
             bytes,
             _charge: entry.charge.take(),
             _orphan: orphan,

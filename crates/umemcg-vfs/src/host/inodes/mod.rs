@@ -31,7 +31,7 @@ use crate::kernel_cache::KernelCache;
 use crate::kernel_listing::KernelListing;
 use crate::kernel_page_lists::KernelPageLists;
 use crate::kernel_pages::KernelPages;
-use umemcg::{Engine, Group};
+use umemcg::{Engine, Group, OwnerId};
 
 /// See the module text. One for each volume, shared with its open files.
 #[derive(Debug)]
@@ -156,7 +156,7 @@ impl HostInodes {
 
     /// Releases the remains of entries that were removed from the table.
     pub(crate) fn dispose(&self, removed: Vec<Removed>) {
-        let mut released_bytes = 0;
+        let mut released: Vec<(OwnerId, u64)> = Vec::new();
         for gone in removed {
             self.descriptors.remove(gone.node);
             if let (Some(content), true) = (&gone.content, gone.is_nameless) {
@@ -166,12 +166,16 @@ impl HostInodes {
                 let share = self.orphan_shares.lock().remove(&gone.node);
                 drop(share);
             }
-            released_bytes += if gone.was_asked { gone.bytes } else { 0 };
+            match (gone.owner.filter(|_| gone.was_asked), released.last_mut()) {
+                (Some(owner), Some(last)) if last.0 == owner => last.1 += gone.bytes,
+                (Some(owner), _) => released.push((owner, gone.bytes)),
+                (None, _) => {}
+            }
         }
         // After the charges are released: reclaim may wait for the release of inodes that the
         // kernel was asked to forget.
-        if released_bytes > 0 {
-            self.engine.reclaimer().note_released(released_bytes);
+        for (owner, bytes) in released {
+            owner.with_group(|group| self.engine.reclaimer().note_released(group, bytes));
         }
     }
 }

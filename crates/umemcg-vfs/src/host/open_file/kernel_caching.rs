@@ -7,6 +7,7 @@ use umemcg::Group;
 
 use super::OpenFile;
 use crate::kernel_io::{KernelCaching, KernelIo};
+use crate::kernel_pages::KernelPages;
 use crate::volume::VolumeFile;
 
 /// Room that a group has at least if the kernel caches files for it: it reads ahead, and a request
@@ -17,11 +18,9 @@ const ROOM_BYTES_MIN: u64 = 1 << 20;
 /// are coarse.
 const STAMP_SLACK: Duration = Duration::from_secs(1);
 
-/// Returns whether a file of this length finds room in a group: one that does not would push out
-/// all else, itself included.
-fn has_room(group: &Group, len: u64) -> bool {
-    let room = group.ancestors().map(Group::max_bytes).min().unwrap_or(u64::MAX);
-    room >= ROOM_BYTES_MIN && len <= room
+/// Returns the bytes that a group may have at most.
+fn room_of(group: &Group) -> u64 {
+    group.ancestors().map(Group::max_bytes).min().unwrap_or(u64::MAX)
 }
 
 impl OpenFile {
@@ -33,7 +32,7 @@ impl OpenFile {
         };
         let kernel = self.inodes.kernel.get();
         let is_silent = self.inodes.opens_silently();
-        let is_cached = content.kernel_caches(|| is_silent || has_room(group, content.file.len()));
+        let is_cached = content.kernel_caches(|| is_silent || self.is_worth_caching(pages));
         content.file.set_kept_above(is_cached);
         if let Some(kernel) = kernel.filter(|kernel| !kernel.is_exclusive())
             && content.was_new_within(kernel.attribute_lifetime() + STAMP_SLACK)
@@ -56,6 +55,16 @@ impl OpenFile {
         }
     }
 
+    /// Returns whether the kernel should cache the pages of the file. One that does not find room
+    /// in the group would push out all else, itself included. What is written may be read soon.
+    fn is_worth_caching(&self, pages: &KernelPages) -> bool {
+        let (room, len) = (room_of(self.group()), self.content.file.len());
+        if room < ROOM_BYTES_MIN || len > room {
+            return false;
+        }
+        !pages.is_of_stream(self.group(), room, len) || self.is_writable()
+    }
+
     /// For [`VolumeFile::begin_kernel_io`].
     pub(crate) fn kernel_io(
         &self,
@@ -75,9 +84,9 @@ impl OpenFile {
     }
 
     /// For [`VolumeFile::when_refillable`].
-    pub(crate) fn when_none_asked(&self, then: Box<dyn FnOnce() + Send>) {
+    pub(crate) fn when_dropped(&self, then: Box<dyn FnOnce() + Send>) {
         match self.content.kernel_pages() {
-            Some(pages) => pages.when_none_asked(then),
+            Some(pages) => pages.when_dropped(then),
             None => then(),
         }
     }

@@ -1,0 +1,67 @@
+//! Which groups stream: they read more than they have room for, and next to nothing twice.
+//!
+//! The kernel's page cache is no use to a stream, and each page that it takes in must be taken back.
+//! So a file that a streaming group opens for the first time is served without it. Its pages are on
+//! the daemon's lists like those of any file, so the order of use is exact. A file that is opened
+//! again before the group has read as much as it has room for is *reused*: it is served through the
+//! kernel's cache, and its pages speak against a stream.
+//!
+//! The clock of a group is the number of pages that have come in for it, whoever keeps them.
+
+use std::collections::HashMap;
+
+use umemcg::{Group, OwnerId, StatItem};
+use umemcg_base::{LeafMutex, PAGE_SIZE_U64};
+
+/// Pages that are read once, for each page that is reused, in what is no stream.
+const READ_ONCE_PER_REUSED: u64 = 4;
+/// How much of what was read once counts, in multiples of the group's room. So reuse of half the
+/// room ends any stream.
+const ROOMS_MAX: u64 = 3;
+/// Groups before those that are gone are forgotten.
+const NR_GROUPS_MIN: usize = 64;
+
+/// When a file was last opened.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LastOpen {
+    owner: OwnerId,
+    /// The owner's clock.
+    at_page: u64,
+}
+
+/// The groups that have opened files of a volume, each with the moment since when it has reused
+/// nothing, as if what it has reused had come in later.
+#[derive(Debug, Default)]
+pub(crate) struct Streams {
+    since_page: LeafMutex<HashMap<OwnerId, u64>>,
+}
+
+impl Streams {
+    /// Notes that a group opens a file of this many bytes, and when that was done before. Returns
+    /// whether it belongs to a stream.
+    pub(crate) fn note_open(
+        &self,
+        group: &Group,
+        room_bytes: u64,
+        len: u64,
+        last_open: &mut Option<LastOpen>,
+    ) -> bool {
+        let (owner, room) = (group.owner(), room_bytes / PAGE_SIZE_U64);
+        let now = u64::try_from(group.stat_total_applied(StatItem::PgPgIn)).unwrap_or(0);
+        let before = last_open.replace(LastOpen { owner, at_page: now });
+        let is_reused =
+            before.is_some_and(|before| before.owner != owner || now.saturating_sub(before.at_page) <= room);
+        let mut groups = self.since_page.lock();
+        if !groups.contains_key(&owner) && groups.len() >= NR_GROUPS_MIN && groups.len() == groups.capacity()
+        {
+            groups.retain(|owner, _| owner.with_group(|group| group.owner() == *owner));
+        }
+        let since = groups.entry(owner).or_insert(now);
+        *since = (*since).max(now.saturating_sub(room.saturating_mul(ROOMS_MAX)));
+        if is_reused {
+            let nr_reused = len.div_ceil(PAGE_SIZE_U64);
+            *since = since.saturating_add(nr_reused.saturating_mul(READ_ONCE_PER_REUSED)).min(now);
+        }
+        !is_reused && now.saturating_sub(*since) >= room
+    }
+}

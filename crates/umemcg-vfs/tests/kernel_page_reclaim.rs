@@ -1,0 +1,63 @@
+//! File pages that the kernel keeps: what reclaim asks for, with a kernel that the test plays.
+
+mod common;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use common::page_kernel::World;
+use umemcg::StatItem;
+
+#[test]
+fn reclaim_asks_for_the_oldest_and_waits_for_the_answer() {
+    let world = World::new(8 << 20);
+    let file = world.open("f", 256);
+    world.read(&file, 64, 64);
+    world.read(&file, 0, 64);
+    world.fixture.engine.reclaim(&world.group, 4 << 20, &|| false).ok();
+    assert_eq!(world.kept(), 128, "not before they are gone");
+    let proactive = |item: StatItem| world.group.stat_total(item);
+    assert_eq!((proactive(StatItem::PgScanProactive), proactive(StatItem::PgStealProactive)), (128, 0));
+    assert_eq!(world.kernel.obey(), [(64, 128), (0, 64)]);
+    assert_eq!(world.kept(), 0);
+    assert_eq!(proactive(StatItem::PgStealProactive), 128, "they count as the pages that they are");
+}
+
+#[test]
+fn what_is_on_its_way_is_not_asked_for_again() {
+    let world = World::new(8 << 20);
+    let file = world.open("f", 1024);
+    world.read(&file, 0, 1024);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        threads.spawn(|| world.kernel.obey_slowly(&is_over));
+        world.fixture.engine.reclaim(&world.group, 2 << 20, &|| false).unwrap();
+        is_over.store(true, Ordering::Relaxed);
+    });
+    world.kernel.obey();
+    // As much as was wanted, and a window more at most.
+    assert!((448..=512).contains(&world.kept()), "{}", world.kept());
+}
+
+#[test]
+fn a_worker_asks_for_what_is_not_on_its_way() {
+    const MIB: u64 = 1 << 20;
+    let world = World::new(6 * MIB);
+    let file = world.open("f", 1024);
+    world.read(&file, 0, 1024);
+    let (engine, group) = (&world.fixture.engine, &world.group);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        threads.spawn(|| world.kernel.obey_slowly(&is_over));
+        // Of 4 MiB two have to go, which takes longer than a worker waits for what does not come.
+        engine.reclaimer().set_high_wmark_distance(group, 4 * MIB).unwrap();
+        engine.reclaimer().set_low_wmark_distance(group, 3 * MIB).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while group.usage_bytes() >= 2 * MIB && Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
+    world.kernel.obey();
+    assert!((384..512).contains(&world.kept()), "{}", world.kept());
+}
