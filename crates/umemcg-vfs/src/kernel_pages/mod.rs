@@ -16,6 +16,7 @@
 
 mod freed;
 mod ghosts;
+mod holding;
 mod missing;
 mod share;
 
@@ -25,13 +26,12 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use umemcg::arrival_order::ArrivalList;
 use umemcg::{AccountedCharge, Charge, Group, ListSlot, OwnerId, StatItem};
 use umemcg_base::{LeafMutex, PAGE_SIZE_U64, Rank, RankedMutex};
 
 use self::freed::{Freed, count};
 use self::ghosts::Ghosts;
-use self::share::{Share, Window};
+use self::share::Window;
 use crate::attr::{FileKind, NodeId};
 use crate::kernel_cache::{DropTask, KeptWindow, WindowHolder};
 use crate::kernel_page_lists::{AskedRange, KernelPageLists, PageHolder, SHARE_BYTES, is_within_limits};
@@ -353,26 +353,6 @@ impl KernelPages {
         }
     }
 
-    /// Notes pages of a window that an owner pays for. Returns how many shares that has made.
-    fn hold(
-        self: &Arc<Self>,
-        state: &mut PageWindows,
-        (window, pages): (u64, u64),
-        list: ArrivalList,
-        owner: OwnerId,
-    ) -> u64 {
-        let shares = &mut state.windows.entry(window).or_default().shares;
-        shares.iter_mut().for_each(|share| share.left &= !pages);
-        if let Some(share) = shares.iter_mut().find(|share| share.owner == owner && share.list == list) {
-            share.pages |= pages;
-            return 0;
-        }
-        let holder: Weak<dyn PageHolder> = Arc::downgrade(self) as _;
-        let slot = self.lists.add(owner, list, (holder, window));
-        shares.push(Share { owner, list, pages, slot, asked: 0, left: 0 });
-        1
-    }
-
     /// Chooses all of a range to be dropped, whatever is under way.
     pub(crate) fn ask_range(&self, pages: Range<u64>) -> AskedRange {
         let asked_at = self.state.lock().ask();
@@ -453,38 +433,6 @@ impl KernelPages {
         let mut owners: Vec<OwnerId> = shares.map(|share| share.owner).collect();
         owners.dedup();
         owners
-    }
-
-    /// Takes the pages of a range out of the windows that `is_gone` says; shares of others that had
-    /// been asked for are listed again. A share of which nothing is left, and which reclaim has
-    /// taken, becomes a ghost.
-    fn take_out(
-        &self,
-        state: &mut PageWindows,
-        (pages, is_reclaimed): (&Range<u64>, bool),
-        freed: &mut Freed,
-        is_gone: impl Fn(u64, &Window) -> bool,
-    ) {
-        let windows: Vec<u64> = self.known(state, pages).collect();
-        for number in windows {
-            let Some(window) = state.windows.get_mut(&number) else { continue };
-            let bits = bits_of(number, pages);
-            let gone_bits = if is_gone(number, window) { bits } else { 0 };
-            let ghosts = &mut state.ghosts;
-            window.shares.retain_mut(|share| {
-                let (is_asked_no_more, nr_gone) = share.take_out(bits, gone_bits, is_reclaimed);
-                freed.add(share.owner, nr_gone, 0);
-                if share.pages == 0 {
-                    ghosts.replace(&self.lists, number, share, freed);
-                } else if let Some(slot) = share.slot.filter(|_| is_asked_no_more) {
-                    self.lists.list(share.owner, share.list, slot);
-                }
-                share.pages != 0
-            });
-            if window.shares.is_empty() {
-                state.windows.remove(&number);
-            }
-        }
     }
 
     /// Has the kernel drop a group's shares of a range that it has not been asked for and that no
