@@ -3,6 +3,9 @@
 //!
 //! A caller charges a frame before it allocates it. The root group's limit is the arena's capacity,
 //! so an allocation that is backed by a charge always finds a frame.
+//!
+//! Threads that take and give single frames do so in [batches](umemcg_base::batches): the frames in
+//! them count as free, and an allocation that finds no other takes those of all threads.
 
 use std::fmt;
 use std::io;
@@ -11,13 +14,21 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use umemcg_base::{PAGE_SHIFT, PAGE_SIZE, Rank, RankedMutex};
+use umemcg_base::{
+    BATCH_LEN_MAX, Batches, LockedBatch, PAGE_SHIFT, PAGE_SIZE, REFILL_LEN, Rank, RankedMutex,
+};
 
 use crate::blocks::{BLOCK_BYTES, BLOCK_FRAMES, Blocks, SparseFrame, block_of};
 use crate::bytes;
 use crate::frame::{FrameFlags, FrameId, FrameRecord};
 use crate::mapping::{Hint, Mapping};
 use crate::stable_table::StableTable;
+
+/// Frames that are taken or given back at a time through a batch; more go past it, so that large
+/// runs stay side by side.
+const BATCHED_FRAMES_MAX: usize = 8;
+/// All batches of a node hold at most this part of its frames; a node too small for that has none.
+const BATCHES_SHARE: usize = 64;
 
 /// Page frames over one reservation of address space.
 pub struct Arena {
@@ -34,6 +45,8 @@ pub struct Arena {
 /// One node, on cache lines of its own.
 #[repr(align(128))]
 struct Node {
+    /// Free frames in batches of threads. Taken before `blocks`, in which they count as allocated.
+    batches: Option<Batches<FrameId>>,
     blocks: RankedMutex<Blocks>,
     /// Held while a block is in transit; taken before `blocks`.
     transit: RankedMutex<()>,
@@ -44,6 +57,80 @@ struct Node {
 }
 
 impl Node {
+    /// Returns the number of free frames that are in batches.
+    fn nr_batched(&self) -> usize {
+        self.batches.as_ref().map_or(0, Batches::len)
+    }
+
+    /// Takes frames out of the calling thread's batch, which gets more when it has too few. Returns
+    /// how many.
+    fn take_batched(&self, out: &mut Vec<FrameId>, wanted: usize) -> usize {
+        let Some(batches) = self.batches.as_ref().filter(|_| wanted <= BATCHED_FRAMES_MAX) else { return 0 };
+        let mut own = batches.lock_own();
+        if own.items.len() < wanted {
+            let mut blocks = self.blocks.lock();
+            let nr_missing = wanted + REFILL_LEN - own.items.len();
+            blocks.take(&mut own.items, nr_missing);
+            self.note_counts(&blocks);
+        }
+        let at = own.items.len().saturating_sub(wanted);
+        let nr_before = out.len();
+        out.extend(own.items.drain(at..));
+        out.len() - nr_before
+    }
+
+    /// Takes frames out of blocks; with `emptied`, those of all batches go back to their blocks
+    /// first. Returns how many, and whether more can be had soon, because a block is in transit.
+    fn take(&self, out: &mut Vec<FrameId>, wanted: usize, emptied: bool) -> (usize, bool) {
+        let batches = if emptied { self.lock_batches() } else { Vec::new() };
+        let mut blocks = self.blocks.lock();
+        // Unlocked after the frames are taken: none is in between.
+        let _batches = give_back(batches, &mut blocks);
+        let taken = blocks.take(out, wanted);
+        self.note_counts(&blocks);
+        (taken, blocks.is_in_transit())
+    }
+
+    /// Gives the frames of all batches back to their blocks.
+    fn empty_batches(&self) {
+        let batches = self.lock_batches();
+        if !batches.is_empty() {
+            let mut blocks = self.blocks.lock();
+            drop(give_back(batches, &mut blocks));
+            self.note_counts(&blocks);
+        }
+    }
+
+    fn lock_batches(&self) -> Vec<LockedBatch<'_, FrameId>> {
+        self.batches.as_ref().map_or_else(Vec::new, Batches::lock_all)
+    }
+
+    /// Takes frames back: a few into the calling thread's batch, whose oldest frames go to their
+    /// blocks when it has too many. Names a frame that was free already.
+    fn give(&self, frames: &[FrameId]) -> Result<(), FrameId> {
+        let Some(batches) = self.batches.as_ref().filter(|_| frames.len() <= BATCHED_FRAMES_MAX) else {
+            let mut blocks = self.blocks.lock();
+            let given = blocks.give(frames.iter().copied());
+            self.note_counts(&blocks);
+            return given;
+        };
+        let mut own = batches.lock_own();
+        if let Some(&free) = frames.iter().find(|frame| own.items.contains(frame)) {
+            return Err(free);
+        }
+        if own.items.len() + frames.len() <= BATCH_LEN_MAX {
+            own.items.extend(frames);
+            return Ok(());
+        }
+        let nr_kept = BATCH_LEN_MAX / 2;
+        let nr_given = own.items.len().saturating_sub(nr_kept);
+        let mut blocks = self.blocks.lock();
+        let given = blocks.give(own.items.drain(..nr_given));
+        self.note_counts(&blocks);
+        own.items.extend(frames);
+        given
+    }
+
     fn note_counts(&self, blocks: &Blocks) {
         self.nr_allocated.store(blocks.nr_allocated(), Ordering::Relaxed);
         self.nr_backed.store(blocks.nr_backed(), Ordering::Relaxed);
@@ -76,7 +163,10 @@ impl Arena {
                 let first = (node * blocks_per_node).min(nr_blocks);
                 let start = first * BLOCK_FRAMES;
                 let end = ((first + blocks_per_node) * BLOCK_FRAMES).min(nr_frames);
+                let batches = Some(Batches::new())
+                    .filter(|batches| batches.capacity() * BATCHES_SHARE <= end.saturating_sub(start));
                 Node {
+                    batches,
                     blocks: RankedMutex::new(Rank::FreeFrames, Blocks::new(first, end.saturating_sub(start))),
                     transit: RankedMutex::new(Rank::FreeFrames, ()),
                     nr_allocated: AtomicUsize::new(0),
@@ -99,7 +189,9 @@ impl Arena {
 
     /// Returns the number of frames in use.
     pub fn nr_allocated(&self) -> usize {
-        self.nodes.iter().map(|node| node.nr_allocated.load(Ordering::Relaxed)).sum()
+        let of_node =
+            |node: &Node| node.nr_allocated.load(Ordering::Relaxed).saturating_sub(node.nr_batched());
+        self.nodes.iter().map(of_node).sum()
     }
 
     /// Returns the bytes of the blocks that are not given back: an upper bound of the resident
@@ -115,10 +207,10 @@ impl Arena {
     }
 
     /// Appends up to `n` frames to `out` and returns how many: of the node, or of the next ones
-    /// when it has no more. Those of one block come together, the highest first. The frames are
-    /// frozen and without flags, but for hints that came late; what else the records and the
-    /// contents hold is left from before. May wait for the operating system when the last free
-    /// block is just being given back or [prepared](Self::prepare).
+    /// when it has no more. Of many frames, those of one block come together, the highest first.
+    /// The frames are frozen and without flags, but for hints that came late; what else the records
+    /// and the contents hold is left from before. May wait for the operating system when the last
+    /// free block is just being given back or [prepared](Self::prepare).
     ///
     /// # Panics
     /// When there is no such node.
@@ -142,14 +234,17 @@ impl Arena {
     }
 
     fn alloc_on(&self, node: &Node, out: &mut Vec<FrameId>, mut missing: usize) {
-        loop {
-            {
-                let mut blocks = node.blocks.lock();
-                missing -= blocks.take(out, missing);
-                node.note_counts(&blocks);
-                if missing == 0 || !blocks.is_in_transit() {
-                    return;
-                }
+        missing -= node.take_batched(out, missing);
+        while missing > 0 {
+            let (taken, mut is_in_transit) = node.take(out, missing, false);
+            missing -= taken;
+            if missing > 0 && node.batches.is_some() {
+                let taken;
+                (taken, is_in_transit) = node.take(out, missing, true);
+                missing -= taken;
+            }
+            if missing == 0 || !is_in_transit {
+                return;
             }
             // A block is in transit; it can be had once this lock is free. Each turn waits for
             // another block.
@@ -160,33 +255,19 @@ impl Arena {
     /// Gives frames back.
     ///
     /// # Panics
-    /// When one of them is not frozen, or is free already.
+    /// When one of them is not frozen, or is free already. A frame that is freed twice, with few
+    /// others each time, may be found later: when a thread's batch goes back to its blocks.
     pub fn free(&self, frames: &[FrameId]) {
         for &frame in frames {
             let record = self.record(frame);
             assert!(record.is_frozen(), "{frame:?} freed while it can be pinned");
             record.start_with(FrameFlags::NONE);
         }
-        if let [node] = &*self.nodes {
-            return self.free_on(node, frames.iter().copied());
-        }
-        for (at, node) in self.nodes.iter().enumerate() {
-            let mut mine = frames.iter().copied().filter(|&frame| self.node_of(frame) == at).peekable();
-            if mine.peek().is_some() {
-                self.free_on(node, mine);
+        for run in frames.chunk_by(|&a, &b| self.node_of(a) == self.node_of(b)) {
+            let node = &self.nodes[self.node_of(run[0])];
+            if let Err(frame) = node.give(run) {
+                panic!("{frame:?} freed twice");
             }
-        }
-    }
-
-    fn free_on(&self, node: &Node, frames: impl Iterator<Item = FrameId>) {
-        let given = {
-            let mut blocks = node.blocks.lock();
-            let given = blocks.give(frames);
-            node.note_counts(&blocks);
-            given
-        };
-        if let Err(frame) = given {
-            panic!("{frame:?} freed twice");
         }
     }
 
@@ -288,6 +369,7 @@ impl Arena {
 
     fn trim_node(&self, node: &Node, keep: usize) -> usize {
         // Bounded by the blocks that exist, however fast others free them.
+        node.empty_batches();
         for nr_released in 0..self.blocks_per_node {
             let _transit = node.transit.lock();
             let Some(block) = node.blocks.lock_second().start_release(keep) else { return nr_released };
@@ -336,6 +418,7 @@ impl Arena {
         let mut out = Vec::new();
         for node in &self.nodes {
             let left = max - out.len();
+            node.empty_batches();
             node.blocks.lock().sparse(&mut out, left);
         }
         out
@@ -356,6 +439,19 @@ impl fmt::Debug for Arena {
             .field("resident_bytes", &self.resident_bytes())
             .finish_non_exhaustive()
     }
+}
+
+/// Gives the frames of batches back to their blocks. Returns the batches, still locked.
+fn give_back<'b>(
+    mut batches: Vec<LockedBatch<'b, FrameId>>,
+    blocks: &mut Blocks,
+) -> Vec<LockedBatch<'b, FrameId>> {
+    for batch in &mut batches {
+        if let Err(frame) = blocks.give(batch.items.drain(..)) {
+            panic!("{frame:?} freed twice");
+        }
+    }
+    batches
 }
 
 /// Returns the bytes of a block in the contents.

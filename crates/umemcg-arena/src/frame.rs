@@ -397,6 +397,24 @@ impl FrameRecord {
         self.flags.fetch_or(flags.0, Ordering::AcqRel) & flags.0 != 0
     }
 
+    /// Sets marks once more that are all set, so that the thread that clears them sees what was
+    /// written before this call, too. Returns `false`, and changes nothing, if one is not set.
+    #[inline]
+    pub fn set_again(&self, flags: FrameFlags) -> bool {
+        let mut now = self.flags.load(Ordering::Relaxed);
+        // An exchange also where nothing changes: a thread that clears a mark has to come after it,
+        // or it fails.
+        while now & flags.0 == flags.0 {
+            // Release pairs with the Acquire of `change` and `test_and_clear`; Acquire with the
+            // Release of who has set them.
+            match self.flags.compare_exchange_weak(now, now, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return true,
+                Err(other) => now = other,
+            }
+        }
+        false
+    }
+
     /// Clears marks and says whether any of them was set before.
     #[inline]
     pub fn test_and_clear(&self, flags: FrameFlags) -> bool {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 
 use umemcg_arena::{Arena, BLOCK_BYTES, FrameId, ZeroTable};
-use umemcg_base::PAGE_SIZE;
+use umemcg_base::{Batches, PAGE_SIZE};
 
 const NR_THREADS: u64 = 4;
 /// Rounds of each thread.
@@ -84,6 +84,40 @@ fn a_frame_has_one_holder_while_blocks_come_and_go() {
     }
     stop.store(true, Relaxed);
     trimmer.join().unwrap();
+    arena.trim(0);
+    assert_eq!((arena.nr_allocated(), arena.resident_bytes()), (0, 0));
+}
+
+/// Threads take and give single frames, through their batches, of an arena in which as many are
+/// free as they may have at the same time.
+#[test]
+fn a_frame_in_anothers_batch_is_not_out_of_reach() {
+    const NR_EACH: usize = 8;
+    let nr_batched = Batches::<FrameId>::new().capacity();
+    let arena = Arena::new((64 * nr_batched * PAGE_SIZE) as u64, 1).unwrap();
+    let mut rest = Vec::new();
+    let nr_rest = arena.nr_frames() - NR_THREADS as usize * NR_EACH;
+    assert_eq!(arena.alloc(0, &mut rest, nr_rest), nr_rest);
+    thread::scope(|scope| {
+        for me in 1..=NR_THREADS {
+            let arena = &arena;
+            scope.spawn(move || {
+                let (mut sequence, mut mine) = (Sequence(me), Vec::new());
+                for _ in 0..10 * NR_ROUNDS {
+                    let wanted = sequence.below((NR_EACH - mine.len()) as u64 + 1) as usize;
+                    assert_eq!(arena.alloc(0, &mut mine, wanted), wanted, "refused while frames are free");
+                    let kept = sequence.below(mine.len() as u64 + 1) as usize;
+                    arena.free(&mine.split_off(kept));
+                }
+                arena.free(&mine);
+            });
+        }
+    });
+    assert_eq!(arena.nr_allocated(), nr_rest, "what is in a batch is free");
+    let mut all = Vec::new();
+    assert_eq!(arena.alloc(0, &mut all, 1000), NR_THREADS as usize * NR_EACH);
+    arena.free(&all);
+    arena.free(&rest);
     arena.trim(0);
     assert_eq!((arena.nr_allocated(), arena.resident_bytes()), (0, 0));
 }

@@ -1,7 +1,9 @@
 //! Foundations of every layer: units, sizes in text, the sync facade with lock ranks, wake signals,
-//! tables that never move, time and threads. Nothing here knows what a group or a page is.
+//! tables that never move, batches of free items, time and threads. Nothing here knows what a group
+//! or a page is.
 #![forbid(unsafe_code)]
 
+pub mod batches;
 pub mod clock;
 pub mod errseq;
 pub mod held;
@@ -17,6 +19,7 @@ pub mod table;
 pub mod units;
 pub mod wake_signal;
 
+pub use batches::{BATCH_LEN_MAX, Batches, LockedBatch, REFILL_LEN};
 pub use errseq::{ErrorCursor, ErrorSequence};
 pub use held::{Waiting, assert_may_wait, assert_may_wait_among, assert_no_locks_held};
 pub use idle::{Idle, IdleObserver, Wait, observe_idle};

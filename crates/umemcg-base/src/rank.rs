@@ -72,6 +72,8 @@ pub enum Rank {
     ObjectLists,
     /// The lists of one (group, node): of pages, and one for each kind of object.
     Lruvec,
+    /// Batches of free frames and of free index nodes, each used by some of the threads.
+    FreeBatches,
     /// Free frames of a node.
     FreeFrames,
     /// The sums of guarantees and reservations.
@@ -222,7 +224,7 @@ pub const RANKS: &[RankInfo] = &[
     lock(
         Rank::FileIndex,
         "changes of a file's index, its marks, dirty counts",
-        "`umemcg-cache/src/index.rs`",
+        "`umemcg-cache/src/index/mod.rs`",
     ),
     lock(
         Rank::DirtyFiles,
@@ -235,6 +237,11 @@ pub const RANKS: &[RankInfo] = &[
         Rank::Lruvec,
         "the lists of one (group, node): of pages, and one for each kind of object",
         "`umemcg-reclaim/src/lruvec.rs`, `object_lists.rs`",
+    ),
+    lock(
+        Rank::FreeBatches,
+        "batches of free frames and of free index nodes, each used by some of the threads (in their order)",
+        "`umemcg-base/src/batches.rs`",
     ),
     lock(Rank::FreeFrames, "free frames of a node", "`umemcg-arena`"),
     lock(Rank::Commitments, "the sums of guarantees and reservations", "`umemcg/src/commitments.rs`"),

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod background;
+mod busy_threads;
 #[cfg(feature = "experiments")]
 mod c_project;
 mod charge;
@@ -167,9 +168,11 @@ enum Benchmark {
     /// has a soft limit
     #[cfg(feature = "experiments")]
     SoftWalk,
-    /// One operation with 4 to 1,024 idle threads: hit, miss, charge, refused charge, first write,
-    /// also with up to 8,000 dirty groups
+    /// One operation with 4 to 1,024 idle threads, and with up to 8,000 dirty groups: hit, miss,
+    /// charge, refused charge, first write, a look at dirty bytes
     Threads,
+    /// Misses and new pages of one thread, and of two that work at the same time
+    BusyThreads,
     /// Write a page of results from reports that were printed with --json
     Results(results::Page),
     /// Print the names of all benchmarks and experiments
@@ -218,6 +221,7 @@ fn run(options: &Options, benchmark: Benchmark) -> Result<Option<report::Report>
         #[cfg(feature = "experiments")]
         Benchmark::SoftLimit => soft_limit::run(options, PageCache::Own),
         Benchmark::Footprint(program) => footprint::run(options, &program),
+        Benchmark::BusyThreads => busy_threads::run(options),
         Benchmark::Threads => idle_threads::run(options),
         Benchmark::Storm(program) => storm::run(options, &program),
         #[cfg(feature = "experiments")]

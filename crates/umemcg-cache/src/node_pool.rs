@@ -2,13 +2,12 @@
 //!
 //! Type-stable means that a node that was recycled under a reader is still a node, and that its
 //! content fails the check that the reader makes anyway. Nodes are taken, and charged, before the
-//! index lock, as a [`NodeReserve`].
-
-use std::sync::Arc;
+//! index lock, as a [`NodeReserve`]. Free nodes are kept in [batches](umemcg_base::batches) of
+//! threads first, so that misses of different files meet at no common lock.
 
 use umemcg_arena::ZeroTable;
-use umemcg_base::LeafMutex;
 use umemcg_base::sync::atomic::{AtomicU64, Ordering};
+use umemcg_base::{BATCH_LEN_MAX, Batches, LeafMutex, LockedBatch, REFILL_LEN};
 use umemcg_group::{Charge, OwnerId, StatItem, uncharge_raw};
 
 pub use crate::index_node::NODE_BYTES;
@@ -22,20 +21,34 @@ pub struct NodePool {
     pub(crate) words: ZeroTable,
     shadow_leaves: ShadowLeaves,
     nr_max: u32,
+    /// Free nodes in batches of threads; in `free` they count as in use.
+    batches: Batches<u32>,
     free: LeafMutex<FreeNodes>,
 }
 
 /// Nodes for pages in flight beyond limits, if each of those is alone in a tree of its own.
 const NR_OVERRUN_NODES: u64 = OVERRUN_PAGES_MAX * 18;
 
-/// The nodes that are not in use. On cache lines of its own, because every lookup reads the fields
-/// beside it.
+/// The nodes that are neither in use nor in a batch. On cache lines of its own, because every
+/// lookup reads the fields beside it.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct FreeNodes {
     numbers: Vec<u32>,
     /// Nodes below this number have been handed out at least once.
     high: u32,
+}
+
+impl FreeNodes {
+    /// Moves up to `wanted` nodes to `out`. Returns how many.
+    fn take(&mut self, nr_max: u32, wanted: usize, out: &mut Vec<u32>) -> usize {
+        let nr_known = wanted.min(self.numbers.len());
+        out.extend(self.numbers.drain(self.numbers.len() - nr_known..));
+        let nr_fresh = (nr_max - self.high).min((wanted - nr_known) as u32);
+        out.extend(self.high..self.high + nr_fresh);
+        self.high += nr_fresh;
+        nr_known + nr_fresh as usize
+    }
 }
 
 impl NodePool {
@@ -50,6 +63,7 @@ impl NodePool {
         Ok(Self {
             words: ZeroTable::new_dense((u64::from(nr_max) * NODE_WORDS) as usize)?,
             shadow_leaves,
+            batches: Batches::new(),
             free: LeafMutex::default(),
             nr_max,
         })
@@ -74,12 +88,14 @@ impl NodePool {
     /// Nodes in use.
     pub fn nr_in_use(&self) -> u32 {
         let free = self.free.lock();
-        free.high - free.numbers.len() as u32
+        (free.high - free.numbers.len() as u32).saturating_sub(self.batches.len() as u32)
     }
 
     /// Gives memory of free nodes back to the operating system, from the top down.
     pub fn trim(&self) {
+        let batches = self.batches.lock_all();
         let mut free = self.free.lock();
+        give_back(batches, &mut free);
         free.numbers.sort_unstable_by(|a, b| b.cmp(a));
         let mut cut = 0;
         while cut < free.numbers.len() && free.numbers[cut] + 1 == free.high - cut as u32 {
@@ -95,56 +111,74 @@ impl NodePool {
         }
     }
 
+    /// Takes `nr` nodes: out of the calling thread's batch, which gets more when it has too few,
+    /// else of all. Returns `false` if there are not that many; what there was is in `out`.
     fn take(&self, nr: usize, out: &mut Vec<u32>) -> bool {
-        let mut free = self.free.lock();
-        for _ in 0..nr {
-            let node = match free.numbers.pop() {
-                Some(node) => node,
-                None if free.high < self.nr_max => {
-                    free.high += 1;
-                    free.high - 1
-                }
-                None => return false,
-            };
-            out.push(node);
+        let nr_missing = {
+            let mut own = self.batches.lock_own();
+            if own.items.len() < nr {
+                // Straight to the caller, because a batch is bounded.
+                let nr_known = own.items.len();
+                out.append(&mut own.items);
+                let mut free = self.free.lock();
+                let nr_taken = free.take(self.nr_max, nr - nr_known, out);
+                free.take(self.nr_max, REFILL_LEN, &mut own.items);
+                nr - nr_known - nr_taken
+            } else {
+                let at = own.items.len() - nr;
+                out.extend(own.items.drain(at..));
+                0
+            }
+        };
+        nr_missing == 0 || {
+            let batches = self.batches.lock_all();
+            let mut free = self.free.lock();
+            give_back(batches, &mut free);
+            free.take(self.nr_max, nr_missing, out) == nr_missing
         }
-        true
     }
 
     /// Takes back a node that was charged to `owner`.
     pub(crate) fn give_charged(&self, node: u32, owner: OwnerId) {
-        self.give([node]);
+        self.give(&[node]);
         owner.with_group(|group| group.stat_add(StatItem::IndexNodes, -(NODE_BYTES as i64)));
         uncharge_raw(owner, NODE_BYTES);
     }
 
-    fn give(&self, nodes: impl IntoIterator<Item = u32>) {
-        self.free.lock().numbers.extend(nodes);
+    /// Takes free nodes back into the calling thread's batch, whose oldest nodes leave it when it
+    /// has too many.
+    fn give(&self, nodes: &[u32]) {
+        let mut own = self.batches.lock_own();
+        own.items.extend(nodes);
+        if own.items.len() > BATCH_LEN_MAX {
+            let nr_given = own.items.len() - BATCH_LEN_MAX / 2;
+            self.free.lock().numbers.extend(own.items.drain(..nr_given));
+        }
+    }
+}
+
+/// Gives the nodes of batches back to the pool.
+fn give_back(batches: Vec<LockedBatch<'_, u32>>, free: &mut FreeNodes) {
+    for mut batch in batches {
+        free.numbers.append(&mut batch.items);
     }
 }
 
 /// Nodes taken and charged before the index lock, for a change that may need them.
 #[derive(Debug)]
-pub struct NodeReserve {
-    pool: Arc<NodePool>,
+pub struct NodeReserve<'p> {
+    pool: &'p NodePool,
     nodes: Vec<u32>,
     charge: Option<Charge>,
 }
 
-impl NodeReserve {
-    /// Returns an empty reserve: enough for changes that need no new node.
-    pub fn none(pool: &Arc<NodePool>) -> Self {
-        Self { pool: Arc::clone(pool), nodes: Vec::new(), charge: None }
-    }
-
+impl<'p> NodeReserve<'p> {
     /// Takes `nr` nodes, for which `charge` (`nr × NODE_BYTES`) pays. `None` when the pool has no
     /// more nodes.
-    pub fn new(pool: &Arc<NodePool>, nr: usize, charge: Charge) -> Option<Self> {
+    pub fn new(pool: &'p NodePool, nr: usize, charge: Charge) -> Option<Self> {
         debug_assert_eq!(charge.bytes(), nr as u64 * NODE_BYTES);
-        let mut reserve =
-            Self { pool: Arc::clone(pool), nodes: Vec::with_capacity(nr), charge: Some(charge) };
-        let pool = Arc::clone(&reserve.pool);
-        pool.take(nr, &mut reserve.nodes).then_some(reserve)
+        let mut reserve = Self { pool, nodes: Vec::new(), charge: Some(charge) };
+        (nr == 0 || pool.take(nr, &mut reserve.nodes)).then_some(reserve)
     }
 
     pub(crate) fn pop(&mut self) -> Option<u32> {
@@ -157,8 +191,10 @@ impl NodeReserve {
     }
 }
 
-impl Drop for NodeReserve {
+impl Drop for NodeReserve<'_> {
     fn drop(&mut self) {
-        self.pool.give(self.nodes.drain(..));
+        if !self.nodes.is_empty() {
+            self.pool.give(&self.nodes);
+        }
     }
 }

@@ -224,7 +224,9 @@ fn a_sync_ends_while_the_file_grows() {
     let tenant = group(&pool, "a", 200 << 20);
     let store = MemStore::new();
     let file = pool.open_file(store.clone(), 0).unwrap();
-    file.write(&tenant, 0, &pattern(7, 0, 4 * MIB)).unwrap();
+    // Backwards, so that what is appended is no long sequence, which would be written behind.
+    file.write(&tenant, 2 << 20, &pattern(7, 2 << 20, 2 * MIB)).unwrap();
+    file.write(&tenant, 0, &pattern(7, 0, 2 * MIB)).unwrap();
     // At each write of the store another thread appends as much again, 64 times at most.
     let (asked, asks) = mpsc::channel::<mpsc::Sender<()>>();
     let appender = std::thread::spawn({

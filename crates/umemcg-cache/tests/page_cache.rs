@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use common::{MemStore, group, pattern, pool, read_all};
+use umemcg_cache::node_pool::NODE_BYTES;
 use umemcg_cache::{FileError, Readahead};
 use umemcg_group::{EventKind, StatItem};
 
@@ -28,6 +29,29 @@ fn what_was_written_is_read_back_and_reaches_the_store_on_fsync() {
     assert!(store.after_cut(|_| false) == data, "fsync makes it durable");
     assert_eq!(pool.root().stat_total(StatItem::FileDirty), 0);
     assert!(store.largest_write.load(Ordering::Relaxed) >= MIB as u64, "contiguous pages go out together");
+}
+
+#[test]
+fn a_page_is_charged_for_the_nodes_that_its_file_lacks() {
+    let pool = pool(64 << 20);
+    let tenant = group(&pool, "a", 2 * 4096);
+    let file = pool.open_file(MemStore::with(&pattern(1, 0, 4096)), 4096).unwrap();
+    file.read(&tenant, 0, 1, &Readahead::new()).unwrap();
+    assert!(file.try_read(0, 4096, &Readahead::new()).is_some(), "it stays");
+    assert_eq!(tenant.stat_local(StatItem::IndexNodes), NODE_BYTES as i64);
+    assert_eq!(tenant.stat_local(StatItem::UncachedIo), 0);
+    // A page far behind makes the tree higher, by as many nodes as were counted.
+    tenant.drain_stocks();
+    pool.set_max(&tenant, 1 << 20);
+    for page in [1 << 10, 1 << 20, 1 << 40, 100] {
+        let nr_before = pool.cache().nr_index_nodes();
+        file.write(&tenant, page * 4096, b"x").unwrap();
+        assert!(pool.cache().nr_index_nodes() > nr_before, "page {page}");
+    }
+    assert_eq!(
+        tenant.stat_local(StatItem::IndexNodes),
+        i64::from(pool.cache().nr_index_nodes()) * NODE_BYTES as i64
+    );
 }
 
 #[test]

@@ -141,17 +141,44 @@ fn a_store_that_hangs_with_many_files_holds_up_no_other() {
 
 /// A file of 16 MiB that is dirty and not being written.
 fn long_dirty_file() -> (Arc<Pool>, Arc<MemStore>, Arc<File>, Calls) {
-    // So large that write-back does not start by itself.
-    let pool = pool(256 * MIB);
+    let pool = lazy_pool();
     let tenant = group(&pool, "t", u64::MAX);
     let calls: Calls = Arc::default();
     let below = MemStore::on_store(1);
     let store = Logged { below: Arc::clone(&below), calls: Arc::clone(&calls) };
     let file = pool.open_file(Arc::new(store), 0).unwrap();
-    for at in (0..16 * MIB).step_by(1 << 20) {
+    // Backwards, so that the flusher does not follow.
+    for at in (0..16).rev().map(|at| at * MIB) {
         file.write(&tenant, at, &pattern(1, at, 1 << 20)).unwrap();
     }
     (pool, below, file, calls)
+}
+
+/// A pool so large that write-back does not start by itself.
+fn lazy_pool() -> Arc<Pool> {
+    let pool = pool(256 * MIB);
+    pool.cache().dirty_limits().set_expire(Duration::MAX);
+    pool
+}
+
+#[test]
+fn a_long_sequential_write_is_written_behind() {
+    let pool = lazy_pool();
+    let tenant = group(&pool, "t", u64::MAX);
+    let dirty = |pages: &mut dyn Iterator<Item = u64>| {
+        let store = MemStore::on_store(1);
+        let file = pool.open_file(store.clone(), 0).unwrap();
+        for page in pages {
+            file.write(&tenant, page * MIB, &pattern(1, page * MIB, 1 << 20)).unwrap();
+        }
+        (store, file)
+    };
+    let short = dirty(&mut (0..7));
+    let scattered = dirty(&mut (0..9).rev());
+    let (store, long) = dirty(&mut (0..8));
+    until("the long file is in its store", || long.nr_unclean() == 0);
+    assert!(store.after_cut(|_| false) == pattern(1, 0, 8 << 20));
+    assert_eq!((short.1.nr_dirty(), scattered.1.nr_dirty()), (7 * 256, 9 * 256));
 }
 
 #[test]

@@ -10,7 +10,7 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use umemcg::{Engine, EventKind, Group, StatItem, collect_hits};
+use umemcg::{Engine, EventKind, Group, StatItem, apply_pending, collect_hits};
 use umemcg_base::PAGE_SIZE_U64;
 
 use crate::context::FileContext;
@@ -179,18 +179,20 @@ pub(crate) fn show_all(context: &FileContext<'_>) -> ReadResult {
 }
 
 fn memory_stat_v1(context: &FileContext<'_>) -> String {
+    apply_pending();
     let group = context.group;
     let memsw = |group: &Group| GroupControl::if_present(group).map(|part| part.inert.memsw_limit());
     let hierarchical_memsw = group.ancestors().filter_map(memsw).min().unwrap_or(u64::MAX);
-    let mut text = lines(V1_STRICT_LINES, "", |item| group.stat_local(item));
+    let mut text = lines(V1_STRICT_LINES, "", |item| group.stat_local_applied(item));
     // Writing to a string cannot fail.
     let _ = writeln!(text, "hierarchical_memory_limit {}", hierarchical_limit(group));
     let _ = writeln!(text, "hierarchical_memsw_limit {}", show_limit_v1(hierarchical_memsw));
-    text + &lines(V1_STRICT_LINES, "total_", |item| group.stat_total(item))
+    text + &lines(V1_STRICT_LINES, "total_", |item| group.stat_total_applied(item))
 }
 
 fn memory_stat_v2(group: &Group) -> String {
-    lines(V2_STRICT_LINES, "", |item| group.stat_total(item))
+    apply_pending();
+    lines(V2_STRICT_LINES, "", |item| group.stat_total_applied(item))
 }
 
 fn lines(lines: &[Line], prefix: &str, read: impl Fn(StatItem) -> i64) -> String {
@@ -199,13 +201,16 @@ fn lines(lines: &[Line], prefix: &str, read: impl Fn(StatItem) -> i64) -> String
 
 /// Shows `memory.numa_stat`: all memory counts as that of node 0.
 pub(crate) fn show_numa_stat(context: &FileContext<'_>) -> ReadResult {
+    apply_pending();
     let group = context.group;
     if context.state.style() != Style::V1 {
         let is_of_nodes = |name: &str| !matches!(name, "kernel" | "percpu" | "sock" | "vmalloc" | "slab");
         let gauges = V2_STRICT_LINES.iter().take_while(|line| line.0 != "workingset_refault_anon");
         let lines = gauges.filter(|line| is_of_nodes(line.0));
         return Ok(lines
-            .map(|&(name, items)| format!("{name} N0={}\n", sum(items, |item| group.stat_total(item))))
+            .map(|&(name, items)| {
+                format!("{name} N0={}\n", sum(items, |item| group.stat_total_applied(item)))
+            })
             .collect());
     }
     let kinds: [(&str, &[StatItem]); 4] = [
@@ -221,7 +226,8 @@ pub(crate) fn show_numa_stat(context: &FileContext<'_>) -> ReadResult {
         };
         kinds.iter().map(line).collect()
     };
-    Ok(of("", &|item| group.stat_local(item)) + &of("hierarchical_", &|item| group.stat_total(item)))
+    Ok(of("", &|item| group.stat_local_applied(item))
+        + &of("hierarchical_", &|item| group.stat_total_applied(item)))
 }
 
 /// Returns the lines about protection as reclaim of the whole pool sees it: how much of the group
@@ -242,21 +248,23 @@ fn protection(engine: &Engine, group: &Arc<Group>) -> String {
 
 pub(crate) fn memory_stat(group: &Group) -> String {
     collect_hits();
+    // Once for all lines.
+    apply_pending();
     let mut text = String::with_capacity(2048);
     let mut line = |prefix: &str, name: &str, value: u64| {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "{prefix}{name} {value}");
     };
     for &(name, items) in V1_LINES {
-        line("", name, sum(items, |item| group.stat_local(item)));
+        line("", name, sum(items, |item| group.stat_local_applied(item)));
     }
     line("", "hierarchical_memory_limit", hierarchical_limit(group));
     line("", "soft_limit_excess", group.excess_bytes());
     for &(name, items) in V1_LINES {
-        line("total_", name, sum(items, |item| group.stat_total(item)));
+        line("total_", name, sum(items, |item| group.stat_total_applied(item)));
     }
     for &(name, items) in V2_LINES {
-        line("", name, sum(items, |item| group.stat_total(item)));
+        line("", name, sum(items, |item| group.stat_total_applied(item)));
     }
     text
 }

@@ -29,6 +29,14 @@ const STORE_LEASE: Duration = Duration::from_millis(5);
 pub(crate) struct Run {
     until: Instant,
     nr: u64,
+    is_asleep: bool,
+}
+
+impl Run {
+    /// Returns whether the request has said that it waits.
+    pub fn is_asleep(self) -> bool {
+        self.is_asleep
+    }
 }
 
 /// See the module text.
@@ -50,8 +58,8 @@ impl Computing {
         self.max.saturating_sub(self.runs.len())
     }
 
-    fn insert(&mut self, lease: Duration) -> Run {
-        let run = Run { until: Instant::now() + lease, nr: self.next };
+    fn insert(&mut self, lease: Duration, is_asleep: bool) -> Run {
+        let run = Run { until: Instant::now() + lease, nr: self.next, is_asleep };
         self.next += 1;
         self.runs.insert(run);
         run
@@ -59,19 +67,19 @@ impl Computing {
 
     /// Notes that a request begins to compute.
     pub fn begin(&mut self) -> Run {
-        self.insert(LEASE)
+        self.insert(LEASE, false)
     }
 
     /// Notes that a request waits.
     pub fn waits(&mut self, run: Run, how: Wait) -> Run {
         self.runs.remove(&run);
-        if how == Wait::Sure { run } else { self.insert(STORE_LEASE) }
+        if how == Wait::Sure { Run { is_asleep: true, ..run } } else { self.insert(STORE_LEASE, true) }
     }
 
     /// Notes that a request continues.
     pub fn goes_on(&mut self, run: Run) -> Run {
         self.runs.remove(&run);
-        self.insert(LEASE)
+        self.insert(LEASE, false)
     }
 
     /// Notes that it has ended.

@@ -23,6 +23,7 @@ pub mod mountinfo;
 pub mod notifier;
 mod page_drops;
 mod page_watch;
+mod pool_limits;
 mod queue;
 pub mod reply;
 pub mod request;

@@ -34,42 +34,10 @@ use std::time::{Duration, Instant};
 use umemcg_base::{Condvar, LeafMutex, LeafMutexGuard, Wait};
 
 use crate::computing::Run;
+pub use crate::pool_limits::PoolLimits;
 pub use crate::queue::Keys;
 use crate::queue::{ConcurrencyLimits, Queue};
 pub(crate) use crate::queue::{Started, Waiting};
-
-/// The numbers of threads by task.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PoolLimits {
-    /// Fewer readers than this and another thread becomes one.
-    pub readers_min: usize,
-    /// With this many readers a thread that has become free rests instead.
-    pub readers_max: usize,
-    /// Requests that may sleep at the same time, of all groups.
-    pub running_max: usize,
-    /// Beyond that only the first of a group on a store, up to this many altogether.
-    pub first_max: usize,
-    /// This many of those that run may compute at the same time; the others wait for stores.
-    pub computing_max: usize,
-    /// A spare thread that was not needed for this long ends.
-    pub spare_life: Duration,
-}
-
-impl Default for PoolLimits {
-    fn default() -> Self {
-        let processors = std::thread::available_parallelism().map_or(2, usize::from);
-        let readers_max = processors.clamp(2, 4);
-        Self {
-            readers_min: 1,
-            readers_max,
-            running_max: 64,
-            first_max: 128,
-            // Some wait for a moment without saying so: for a lock, or for memory of the host.
-            computing_max: 2 * processors,
-            spare_life: Duration::from_secs(10),
-        }
-    }
-}
 
 /// A reader's way to start a request that may sleep.
 #[derive(Debug, PartialEq, Eq)]
@@ -125,14 +93,14 @@ impl<J: Waiting> Pool<J> {
         assert!(
             limits.readers_min >= 1 && limits.readers_max >= limits.readers_min && limits.running_max >= 4
         );
-        let PoolLimits { running_max, first_max, computing_max, .. } = limits;
+        let PoolLimits { running_max, all_max, computing_max, .. } = limits;
         let state = PoolState {
             nr_threads: 0,
             nr_readers: 0,
             nr_spare: 0,
             nr_called: 0,
             is_ticking: false,
-            queue: Queue::new(ConcurrencyLimits { running_max, first_max, computing_max }),
+            queue: Queue::new(ConcurrencyLimits { running_max, all_max, computing_max }),
             ended: false,
         };
         Self {
@@ -444,7 +412,7 @@ mod tests {
             readers_min: 1,
             readers_max: 2,
             running_max,
-            first_max: 2 * running_max,
+            all_max: 2 * running_max,
             computing_max: 100,
             spare_life: Duration::ZERO,
         };

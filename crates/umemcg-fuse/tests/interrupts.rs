@@ -65,9 +65,11 @@ fn a_killed_reader_is_gone_even_if_its_turn_has_not_come() {
         end_of(child);
     }
     assert!(within(TIMEOUT, || mount.session.nr_inflight() <= 40).is_some());
+    let nr_running = pool_counts().nr_running;
     memory.gate.open();
     assert!(within(TIMEOUT, || pool_counts().nr_running + pool_counts().nr_waiting == 0).is_some());
-    assert_eq!(memory.nr_reads.load(Ordering::Relaxed) as usize, 16, "what waited was not run in vain");
+    let nr_run = memory.nr_reads.load(Ordering::Relaxed) as usize;
+    assert!(nr_run == nr_running && nr_run < 40, "what waited was run in vain: {nr_run} of {nr_running}");
     assert_eq!(mount.session.nr_inflight(), 0);
 }
 

@@ -33,7 +33,9 @@ pub use counter::UNLIMITED;
 pub use effective_protection::EffectiveProtection;
 pub use excess::EXCESS_LAG_BYTES;
 pub use extensions::{ExtensionSlot, WakeSignalSlot, WakeSignals};
-pub use group::{Busy, Charge, GROUP_STATE_BYTES, Group, OwnerId, Refused, nr_owners_in_use, uncharge_raw};
+pub use group::{
+    Busy, Charge, GROUP_STATE_BYTES, Group, OwnerId, Refused, apply_pending, nr_owners_in_use, uncharge_raw,
+};
 pub use ledger::NODE_STATE_BYTES;
 pub use pending::{NR_PENDING, PENDING_BYTES_MAX};
 pub use stats::{CONTENT_BYTES, EventKind, NAME_BYTES, NR_EVENT_KINDS, NR_STAT_ITEMS, StatItem};

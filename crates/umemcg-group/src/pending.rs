@@ -1,27 +1,37 @@
 //! Pending changes: statistics that a thread has changed and not yet applied to the groups.
 //!
-//! The states of dirty data change with every page that is written, and each change has to be added
-//! to the group and to every group above it: cache lines that all writers share. So a thread adds
+//! Some statistics change with every page that is read, written or evicted, and each change has to
+//! be added to the group and to every group above it: cache lines that all threads share. So a
+//! thread adds
 //! up its changes, for a few owners at a time, in slots inside its stock set, behind its biased
 //! lock ([`BiasedLock`](crate::biased_lock::BiasedLock)): an addition is a comparison and a plain
-//! store. A slot that reaches [`PENDING_BYTES_MAX`] is applied immediately, and so is one that
-//! another owner claims.
+//! store. A slot that reaches [`PENDING_BYTES_MAX`], or as many pages, is applied immediately, and
+//! so is one that another owner claims.
 //!
 //! So a statistic lags by less than [`PENDING_BYTES_MAX`] for each thread and owner, and that of a
 //! group with many groups below by less than [`NR_PENDING`] times as much for each thread. An exact
 //! read applies everything first, which costs nothing when nothing is pending. A decision near a
 //! threshold adds the amounts that it reads in the slots.
 //!
+//! Readers visit the sets on a list alone (see [`crate::set_list`]): a set is listed when a slot is
+//! claimed. Now and then a reader *sweeps*: it takes the slots of the sets that have not changed
+//! since the last sweep, and takes those sets off the list, so that idle threads cost readers
+//! nothing.
+//!
 //! No pending change of a removed group may remain, just as no stock may. The removing thread marks
 //! the node dead, then enters every thread's slots; a thread that claims a slot checks the mark
 //! when it is inside.
 
-use umemcg_base::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use umemcg_base::PAGE_SIZE_U64;
+use umemcg_base::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
 use crate::counter::NO_NODE;
 
 /// Statistics of an owner that may be pending.
-pub const NR_PENDING_ITEMS: usize = 3;
+pub const NR_PENDING_ITEMS: usize = 8;
+
+/// The first of them are in bytes, the others count pages.
+const NR_BYTE_ITEMS: usize = 5;
 
 /// Owners that a thread has slots for.
 pub const NR_PENDING: usize = if cfg!(loom) { 1 } else { 8 };
@@ -29,12 +39,17 @@ pub const NR_PENDING: usize = if cfg!(loom) { 1 } else { 8 };
 /// A change of this many bytes, up or down, is applied immediately.
 pub const PENDING_BYTES_MAX: u64 = 128 << 10;
 
+/// Returns from which change on an item is applied immediately.
+const fn pending_max(item: usize) -> u64 {
+    if item < NR_BYTE_ITEMS { PENDING_BYTES_MAX } else { PENDING_BYTES_MAX / PAGE_SIZE_U64 }
+}
+
 /// The pending changes of one owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pending {
     /// Its node.
     pub node: u32,
-    /// Changes in bytes.
+    /// Changes, in bytes or in pages.
     pub deltas: [i64; NR_PENDING_ITEMS],
 }
 
@@ -73,11 +88,19 @@ impl Slot {
 
 /// The pending changes of one thread.
 #[derive(Debug, Default)]
-pub(crate) struct PendingSlots([Slot; NR_PENDING]);
+pub(crate) struct PendingSlots {
+    slots: [Slot; NR_PENDING],
+    /// The set is in the ledger's list of sets that may have pending changes: true when a slot is
+    /// claimed. Changed together with the list, inside the biased lock.
+    is_listed: AtomicBool,
+    /// Something was added since the last sweep. A sweep that clears it just after costs the thread
+    /// its slots, no more.
+    is_recent: AtomicBool,
+}
 
 impl PendingSlots {
     fn slot(&self, node: u32) -> &Slot {
-        &self.0[node as usize % NR_PENDING]
+        &self.slots[node as usize % NR_PENDING]
     }
 
     /// Adds to the pending changes of a node that has a slot, if the sum stays small.
@@ -85,17 +108,39 @@ impl PendingSlots {
     pub(crate) fn add(&self, node: u32, item: usize, delta: i64) -> bool {
         let slot = self.slot(node);
         let sum = i64::from(slot.deltas[item].load(Ordering::Relaxed)) + delta;
-        let fits = slot.node.load(Ordering::Relaxed) == node && sum.unsigned_abs() < PENDING_BYTES_MAX;
+        let fits = slot.node.load(Ordering::Relaxed) == node && sum.unsigned_abs() < pending_max(item);
         if fits {
             slot.deltas[item].store(sum as i32, Ordering::Relaxed);
+            self.is_recent.store(true, Ordering::Relaxed);
         }
         fits
     }
 
-    /// Gives a slot to the node, unless the node is dead. Returns what was pending in the slot.
+    /// Returns whether the set is listed. For a thread inside.
+    pub(crate) fn is_listed(&self) -> bool {
+        self.is_listed.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether the set is listed. For a thread inside.
+    pub(crate) fn set_listed(&self, is_listed: bool) {
+        self.is_listed.store(is_listed, Ordering::Relaxed);
+    }
+
+    /// Returns whether anything was added since this was last called. For a sweep.
+    pub(crate) fn take_recent(&self) -> bool {
+        let is_recent = self.is_recent.load(Ordering::Relaxed);
+        if is_recent {
+            self.is_recent.store(false, Ordering::Relaxed);
+        }
+        is_recent
+    }
+
+    /// Gives a slot to the node, unless the node is dead. Returns what was pending in the slot. The
+    /// set is listed.
     pub(crate) fn claim(&self, node: u32, is_dead: impl FnOnce() -> bool) -> Pending {
         let slot = self.slot(node);
         let before = slot.take();
+        self.is_recent.store(true, Ordering::Relaxed);
         if before.node != node {
             slot.node.store(node, Ordering::Relaxed);
             // A remover that came before us has set the mark; one that comes later finds the slot.
@@ -108,17 +153,17 @@ impl PendingSlots {
 
     /// Returns what the slots seemed to hold a moment ago.
     pub(crate) fn peek(&self) -> impl Iterator<Item = Pending> {
-        self.0.iter().map(Slot::peek).filter(|pending| !pending.is_nothing())
+        self.slots.iter().map(Slot::peek).filter(|pending| !pending.is_nothing())
     }
 
     /// Takes all pending changes; the slots stay claimed.
     pub(crate) fn take_all(&self, apply: Apply<'_>) {
-        self.0.iter().map(Slot::take).filter(|pending| !pending.is_nothing()).for_each(apply);
+        self.slots.iter().map(Slot::take).filter(|pending| !pending.is_nothing()).for_each(apply);
     }
 
     /// Takes the pending changes and the slots of the nodes for which `is_meant` returns `true`.
     pub(crate) fn purge(&self, is_meant: impl Fn(u32) -> bool, apply: Apply<'_>) {
-        for slot in self.0.iter().filter(|slot| is_meant(slot.node.load(Ordering::Relaxed))) {
+        for slot in self.slots.iter().filter(|slot| is_meant(slot.node.load(Ordering::Relaxed))) {
             let pending = slot.take();
             slot.node.store(NO_NODE, Ordering::Relaxed);
             apply(pending);

@@ -135,21 +135,37 @@ pub const NAME_BYTES: u64 = 256;
 pub const CONTENT_BYTES: u64 = 928;
 
 impl StatItem {
-    /// Returns its index among the statistics that may be [pending](crate::pending): the states of
-    /// dirty data.
+    /// Returns its index among the statistics that may be [pending](crate::pending): those
+    /// that change with each page. [`PENDING`](Self::PENDING) is in the same order.
     #[inline]
     pub(crate) const fn pending_place(self) -> Option<usize> {
         match self {
             Self::FileDirty => Some(0),
             Self::FileWriteback => Some(1),
             Self::FileUnstable => Some(2),
+            Self::InactiveFile => Some(3),
+            Self::ActiveFile => Some(4),
+            Self::PgPgIn => Some(5),
+            Self::PgPgOut => Some(6),
+            Self::CacheMiss => Some(7),
             _ => None,
         }
     }
 
     /// The statistics that may be pending, in that order.
-    pub(crate) const PENDING: [Self; NR_PENDING_ITEMS] =
-        [Self::FileDirty, Self::FileWriteback, Self::FileUnstable];
+    pub(crate) const PENDING: [Self; NR_PENDING_ITEMS] = [
+        Self::FileDirty,
+        Self::FileWriteback,
+        Self::FileUnstable,
+        Self::InactiveFile,
+        Self::ActiveFile,
+        Self::PgPgIn,
+        Self::PgPgOut,
+        Self::CacheMiss,
+    ];
+
+    /// Of those, how many are the states of dirty data; they come first.
+    pub(crate) const NR_UNCLEAN: usize = 3;
 
     /// The items that name charges: every charged byte counts under exactly one of them. A new kind
     /// of charge must use one of these, or add one here.

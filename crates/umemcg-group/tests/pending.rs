@@ -1,12 +1,18 @@
 //! Deltas that threads add up before they report them: sums are exact whenever nothing changes,
 //! whichever thread reads, and whatever was removed.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use umemcg_group::{Group, GroupTree, NR_PENDING, PENDING_BYTES_MAX, StatItem};
 
 const ITEMS: [StatItem; 3] = [StatItem::FileDirty, StatItem::FileWriteback, StatItem::FileUnstable];
 const PAGE: i64 = 4096;
+
+/// One test at a time: a look may apply the changes of all threads, those of other trees, too.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 fn tree_of(nr: usize) -> (Arc<GroupTree>, Vec<Arc<Group>>) {
     let tree = GroupTree::new(1 << 30);
@@ -17,6 +23,7 @@ fn tree_of(nr: usize) -> (Arc<GroupTree>, Vec<Arc<Group>>) {
 
 #[test]
 fn a_change_is_seen_by_every_reader_at_once() {
+    let _turn = turn();
     let (tree, groups) = tree_of(1);
     let group = &groups[0];
     for nr in 1..=100 {
@@ -34,6 +41,7 @@ fn a_change_is_seen_by_every_reader_at_once() {
 
 #[test]
 fn what_is_not_told_is_bounded_and_a_glimpse_shows_it() {
+    let _turn = turn();
     let (tree, groups) = tree_of(3 * NR_PENDING);
     let root = tree.root();
     let mut all = 0;
@@ -54,7 +62,51 @@ fn what_is_not_told_is_bounded_and_a_glimpse_shows_it() {
 }
 
 #[test]
+fn pages_are_counted_late_and_read_exactly() {
+    let _turn = turn();
+    let (tree, groups) = tree_of(1);
+    let items = [StatItem::InactiveFile, StatItem::PgPgIn, StatItem::CacheMiss];
+    // The first change claims the slot and is applied at once.
+    groups[0].owner().count(StatItem::PgPgOut, 1);
+    for nr in 1..=100 {
+        items.iter().for_each(|&item| groups[0].owner().count(item, 1));
+        let applied = tree.root().stat_total_applied(StatItem::PgPgIn);
+        assert!(nr - applied < PENDING_BYTES_MAX as i64 / PAGE, "{applied} of {nr}");
+    }
+    assert!(tree.root().stat_total_applied(StatItem::InactiveFile) < 100);
+    assert!(items.iter().all(|&item| tree.root().stat_total(item) == 100));
+    assert!(items.iter().all(|&item| groups[0].stat_local(item) == 100));
+}
+
+#[test]
+fn looks_take_the_changes_of_idle_threads() {
+    let _turn = turn();
+    let (tree, groups) = tree_of(1);
+    let (told, told_once) = (std::sync::mpsc::channel::<()>(), std::sync::Barrier::new(2));
+    std::thread::scope(|scope| {
+        let (end, ended) = told;
+        let (group, told_once) = (&groups[0], &told_once);
+        scope.spawn(move || {
+            (0..3).for_each(|_| group.owner().count(StatItem::FileDirty, PAGE));
+            told_once.wait();
+            let _ = ended.recv();
+        });
+        told_once.wait();
+        let applied = || tree.root().stat_total_applied(StatItem::FileDirty);
+        assert!(applied() < 3 * PAGE, "the thread has changes pending");
+        // Some looks later a sweep finds its set unchanged.
+        let nr_looks = (0..10_000).take_while(|_| {
+            assert_eq!(tree.root().unclean_bytes_about(1), 3 * PAGE as u64);
+            applied() < 3 * PAGE
+        });
+        assert!(nr_looks.count() < 10_000, "every look visits the idle thread's set");
+        drop(end);
+    });
+}
+
+#[test]
 fn what_is_pending_for_a_removed_group_is_its_parents() {
+    let _turn = turn();
     let (tree, groups) = tree_of(1);
     let parent = &groups[0];
     let child = tree.create(parent, "child".as_ref()).unwrap();
@@ -82,6 +134,7 @@ fn what_is_pending_for_a_removed_group_is_its_parents() {
 /// read.
 #[test]
 fn threads_removals_and_readers_agree_in_the_end() {
+    let _turn = turn();
     const NR_THREADS: usize = 4;
     const NR_GROUPS: usize = 24;
     let (tree, groups) = tree_of(NR_GROUPS);

@@ -34,6 +34,8 @@ pub mod scan_control;
 pub mod shadow;
 pub mod shrinker;
 pub mod stall;
+#[doc(hidden)]
+pub mod stall_counts;
 mod victim;
 pub mod walk;
 mod walk_position;

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use umemcg_base::sync::Instant;
+use umemcg_base::sync::atomic::{AtomicU64, Ordering};
 use umemcg_base::{Condvar, LeafMutex, Rank, assert_may_wait};
 
 /// Longest single wait inside a reclaim for requested releases.
@@ -12,27 +13,34 @@ const RELEASE_WAIT: Duration = Duration::from_millis(20);
 /// Counts the bytes that were freed after a request, and wakes the threads that wait for them.
 #[derive(Debug)]
 pub(crate) struct PendingReleases {
-    /// Ever.
-    released_bytes: LeafMutex<u64>,
+    /// Ever. Every reclaim reads it; it rises before `waiting` is taken. (A)
+    released_bytes: AtomicU64,
+    waiting: LeafMutex<()>,
     released: Condvar,
 }
 
 impl Default for PendingReleases {
     fn default() -> Self {
-        Self { released_bytes: LeafMutex::new(0), released: Condvar::new(Rank::KernelRelease) }
+        Self {
+            released_bytes: AtomicU64::new(0),
+            waiting: LeafMutex::new(()),
+            released: Condvar::new(Rank::KernelRelease),
+        }
     }
 }
 
 impl PendingReleases {
     /// Adds bytes that have been freed, and wakes the threads that wait for them.
     pub(crate) fn note(&self, bytes: u64) {
-        *self.released_bytes.lock() += bytes;
+        self.released_bytes.fetch_add(bytes, Ordering::Relaxed);
+        // A thread that has looked before that sleeps by now.
+        drop(self.waiting.lock());
         self.released.notify_all();
     }
 
     /// Returns all bytes that have been freed after a request so far.
     pub(crate) fn released_bytes(&self) -> u64 {
-        *self.released_bytes.lock()
+        self.released_bytes.load(Ordering::Relaxed)
     }
 
     /// Waits, at most [`RELEASE_WAIT`], until more has been freed than when `before` was read.
@@ -46,10 +54,11 @@ impl PendingReleases {
     pub(crate) fn wait(&self, before: u64, requested: u64) -> u64 {
         assert_may_wait(Rank::KernelRelease, "a wait for what was requested");
         let deadline = Instant::now() + RELEASE_WAIT;
-        let mut bytes = self.released_bytes.lock();
-        while *bytes - before < requested.div_ceil(2)
-            && !self.released.wait_until(&mut bytes, deadline).timed_out()
+        let released = || self.released_bytes() - before;
+        let mut waiting = self.waiting.lock();
+        while released() < requested.div_ceil(2)
+            && !self.released.wait_until(&mut waiting, deadline).timed_out()
         {}
-        (*bytes - before).min(requested)
+        released().min(requested)
     }
 }

@@ -53,12 +53,33 @@ impl Line {
     }
 }
 
-/// A group's requests and the time they lost.
+/// A group's requests.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RequestCounts {
+    /// Stalled.
+    pub stalled: u32,
+    /// Worked on.
+    pub working: u32,
+}
+
+impl RequestCounts {
+    /// Returns the counts with `stalled` more (or fewer) requests that are stalled, and `working`
+    /// more that are worked on.
+    ///
+    /// # Panics
+    /// When more stalls or requests end than have begun.
+    pub fn changed(self, stalled: i32, working: i32) -> Self {
+        Self {
+            stalled: self.stalled.checked_add_signed(stalled).expect("a stall that ends has begun"),
+            working: self.working.checked_add_signed(working).expect("work that ends has begun"),
+        }
+    }
+}
+
+/// The time that a group's requests lost.
 #[derive(Debug, Default)]
 #[doc(alias = "psi_group")]
 pub struct StallMeter {
-    nr_stalled: u32,
-    nr_working: u32,
     /// Everything before is counted.
     counted_to: Duration,
     /// Every period that ended before is averaged.
@@ -68,30 +89,21 @@ pub struct StallMeter {
 }
 
 impl StallMeter {
-    /// Counts the time until `now`, which is measured from any fixed origin. From then on `stalled`
-    /// more (or fewer) requests are stalled, and `working` more are worked on.
-    ///
-    /// # Panics
-    /// When more stalls or requests end than have begun.
-    pub fn change(&mut self, now: Duration, stalled: i32, working: i32) {
-        self.count_to(now);
-        self.nr_stalled = self.nr_stalled.checked_add_signed(stalled).expect("a stall that ends has begun");
-        self.nr_working = self.nr_working.checked_add_signed(working).expect("work that ends has begun");
-    }
-
-    /// Returns what was lost until `now`.
-    pub fn read(&mut self, now: Duration) -> Pressure {
-        self.count_to(now);
+    /// Returns what was lost until `now`, which is measured from any fixed origin, with `counts`
+    /// since the last call.
+    pub fn read(&mut self, now: Duration, counts: RequestCounts) -> Pressure {
+        self.count_to(now, counts);
         Pressure { some: self.some.shown, full: self.full.shown }
     }
 
-    fn count_to(&mut self, now: Duration) {
+    /// Counts the time until `now`, with `counts` since the last call.
+    pub fn count_to(&mut self, now: Duration, counts: RequestCounts) {
         let now = now.max(self.counted_to);
         let passed = now - self.counted_to;
         self.counted_to = now;
-        if self.nr_stalled > 0 {
+        if counts.stalled > 0 {
             self.some.shown.total += passed;
-            if self.nr_working == 0 {
+            if counts.working == 0 {
                 self.full.shown.total += passed;
             }
         }
@@ -110,13 +122,28 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// A meter with its counts.
+    #[derive(Default)]
+    struct Metered(StallMeter, RequestCounts);
+
+    impl Metered {
+        fn change(&mut self, now: Duration, stalled: i32, working: i32) {
+            self.0.count_to(now, self.1);
+            self.1 = self.1.changed(stalled, working);
+        }
+
+        fn read(&mut self, now: Duration) -> Pressure {
+            self.0.read(now, self.1)
+        }
+    }
+
     const fn s(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
     }
 
     #[test]
     fn a_stall_is_full_until_a_worker_works() {
-        let mut meter = StallMeter::default();
+        let mut meter = Metered::default();
         meter.change(s(10), 1, 0);
         meter.change(s(11), 1, 0);
         meter.change(s(13), 0, 1);
@@ -128,7 +155,7 @@ mod tests {
 
     #[test]
     fn averages_come_to_what_is_lost_and_go_to_nothing() {
-        let mut meter = StallMeter::default();
+        let mut meter = Metered::default();
         meter.change(s(100), 1, 0);
         let after_a_period = meter.read(s(102)).some.averages;
         let expected = KEPT.map(|kept| 100.0 * (1.0 - kept));
@@ -143,7 +170,7 @@ mod tests {
 
     #[test]
     fn half_of_the_time_is_fifty_percent() {
-        let mut meter = StallMeter::default();
+        let mut meter = Metered::default();
         for second in 0..600 {
             meter.change(s(second), if second % 2 == 0 { 1 } else { -1 }, 0);
         }
@@ -157,7 +184,7 @@ mod tests {
         fn totals_are_those_of_a_model_that_counts_every_millisecond(
             steps in proptest::collection::vec((0u64..5000, 0usize..6, any::<bool>()), 1..60),
         ) {
-            let (mut meter, mut now) = (StallMeter::default(), 0);
+            let (mut meter, mut now) = (Metered::default(), 0);
             let (mut stalled, mut working, mut some, mut full) = (0i32, 0i32, 0u64, 0u64);
             for (gap, what, read) in steps {
                 for _ in 0..gap {

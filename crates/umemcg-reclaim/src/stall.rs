@@ -3,15 +3,12 @@
 
 use std::cell::Cell;
 use std::marker::PhantomData;
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
-use umemcg_base::LeafMutex;
-use umemcg_base::clock::{Clock, SystemClock};
 use umemcg_group::{ExtensionSlot, Group};
 
-use crate::psi::{Pressure, StallMeter};
-
-static CLOCK: LazyLock<SystemClock> = LazyLock::new(SystemClock::new);
+use crate::psi::Pressure;
+use crate::stall_counts::StallCounts;
 
 thread_local! {
     /// The group for which this thread is counted as working; 0 none.
@@ -20,25 +17,18 @@ thread_local! {
     static IS_STALLED: Cell<bool> = const { Cell::new(false) };
 }
 
-fn meter(group: &Group) -> &LeafMutex<StallMeter> {
-    group.extension(ExtensionSlot::Stalls, LeafMutex::default)
+fn meter(group: &Group) -> &StallCounts {
+    group.extension(ExtensionSlot::Stalls, StallCounts::default)
 }
 
 fn change(group: &Group, stalled: i32, working: i32) {
-    for at in group.ancestors() {
-        let mut meter = meter(at).lock();
-        // Under the lock, so that it never goes back.
-        let now = CLOCK.now();
-        meter.change(now, stalled, working);
-    }
+    group.ancestors().for_each(|at| meter(at).change(stalled, working));
 }
 
 /// Returns the time that a group and those below it have lost for lack of memory: the content of
 /// `memory.pressure`.
 pub fn pressure(group: &Group) -> Pressure {
-    let mut meter = meter(group).lock();
-    let now = CLOCK.now();
-    meter.read(now)
+    meter(group).read()
 }
 
 /// A request that is stalled without a thread, because its answer is delayed. Ends when dropped.
@@ -124,7 +114,9 @@ impl Drop for StalledHere<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stall_counts::CLOCK;
     use std::time::Duration;
+    use umemcg_base::clock::Clock;
     use umemcg_group::GroupTree;
 
     /// Waits until the clock has moved on for all groups.

@@ -109,6 +109,9 @@ pub trait Volume: Lookup + Attributes + Create + Names + Open + Xattrs + Send + 
     ) -> Option<KernelIo> {
         None
     }
+    /// Has the kernel drop what it may have of `len` bytes from `offset` on, and the attributes,
+    /// because it was not told of a change of them. Never waits.
+    fn make_kernel_forget(&self, _node: NodeId, _offset: u64, _len: u64) {}
     /// Makes everything durable that was accepted before the call.
     fn syncfs(&self) -> Result<(), VfsError>;
     /// Returns a bound on node ids: every id that was ever given out is below it.

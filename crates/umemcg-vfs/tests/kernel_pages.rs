@@ -177,6 +177,21 @@ fn a_change_from_outside_refills_the_cache() {
 }
 
 #[test]
+fn an_open_waits_for_no_drop_that_was_asked_for_later() {
+    let world = World::new(8 << 20);
+    let file = world.open("f", 64);
+    world.read(&file, 0, 64);
+    let (opens, is_open) = std::sync::mpsc::channel();
+    file.drop_kernel_pages(0, PAGE, Box::new(|| {}));
+    file.when_refillable(Box::new(move || opens.send(()).unwrap()));
+    let before = std::mem::take(&mut *world.kernel.drops.lock().unwrap());
+    file.drop_kernel_pages(PAGE, PAGE, Box::new(|| {}));
+    assert!(is_open.try_recv().is_err());
+    before.into_iter().for_each(|drop| drop.task.done(true));
+    assert!(is_open.try_recv().is_ok(), "a busy file is asked for again and again");
+}
+
+#[test]
 fn a_file_that_grew_before_its_first_open_is_read_to_its_end() {
     let world = World::new(8 << 20);
     std::fs::write(world.fixture.dir.path().join("f"), []).unwrap();

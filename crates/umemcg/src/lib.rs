@@ -39,6 +39,7 @@ pub use umemcg_cache::{
     BackingStore, DirtyBound, DirtyBounds, DirtyThreshold, ErrorCursor, File, FileError, LostData, PageCache,
     PageQuota, PinnedPages, Readahead, StoreId, WritePause, dirty,
 };
+pub use umemcg_group::apply_pending;
 pub use umemcg_group::hit_counters::{collect_hits, count_hits};
 pub use umemcg_group::{
     CLAIMS_EXACT, CONTENT_BYTES, Charge, CreateError, EffectiveProtection, EventKind, ExtensionSlot,

@@ -5,6 +5,7 @@
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
+use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
 use umemcg_arena::{FrameFlags, FrameRecord};
 
@@ -105,4 +106,38 @@ fn a_change_has_no_moment_between() {
         assert!(flusher.join().unwrap().contains(FrameFlags::DIRTY));
         assert_eq!(record.flags(), FrameFlags::WRITEBACK | FrameFlags::REFERENCED);
     });
+}
+
+/// A thread writes to a page that is dirty already, and finds it so; another takes the page for
+/// write-back afterwards, and reads it.
+fn check_write_to_dirty(is_dirty_still: fn(&FrameRecord) -> bool) {
+    loom::model(move || {
+        let page = Page::new();
+        page.record.set(FrameFlags::DIRTY);
+        let is_left_to_flusher = Arc::new(AtomicBool::new(false));
+        let writer = thread::spawn({
+            let (page, is_left) = (Arc::clone(&page), Arc::clone(&is_left_to_flusher));
+            move || {
+                page.write(7);
+                is_left.store(is_dirty_still(&page.record), Ordering::Relaxed);
+            }
+        });
+        // Relaxed: nothing but the mark may order the two.
+        if is_left_to_flusher.load(Ordering::Relaxed) {
+            page.record.change(FrameFlags::DIRTY, FrameFlags::WRITEBACK);
+            assert_eq!(page.read(), 7);
+        }
+        writer.join().unwrap();
+    });
+}
+
+#[test]
+fn what_is_written_to_a_dirty_page_is_seen_by_its_flusher() {
+    check_write_to_dirty(|record| record.set_again(FrameFlags::DIRTY));
+}
+
+#[test]
+#[should_panic]
+fn a_look_at_the_dirty_mark_shows_the_flusher_nothing() {
+    check_write_to_dirty(|record| record.test(FrameFlags::DIRTY));
 }

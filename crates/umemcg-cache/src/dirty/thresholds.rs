@@ -94,7 +94,7 @@ pub fn unclean_bytes(group: &Group) -> u64 {
 
 fn file_bytes(group: &Group) -> u64 {
     let items = [StatItem::InactiveFile, StatItem::ActiveFile, StatItem::FileKernel];
-    items.iter().map(|&item| group.stat_total(item)).sum::<i64>().max(0) as u64
+    items.iter().map(|&item| group.stat_total_applied(item)).sum::<i64>().max(0) as u64
 }
 
 /// A level of the tree, as checked by a writer.

@@ -60,7 +60,7 @@ impl File {
     }
 
     /// Counts pages that became dirty: marks, file, group, pool. Under the index lock, so that no
-    /// thread can count them as clean before. Their dirty flags were just set.
+    /// thread can count them as clean before.
     pub(super) fn note_dirty(&self, index: &LockedIndex<'_>, pages: &[(u64, FrameId)]) {
         for &(page, _) in pages {
             index.mark(page, Mark::Dirty, true);
@@ -72,20 +72,23 @@ impl File {
 
     /// Marks pages dirty that the caller has pinned and just written to, with `content` held. The
     /// data was written before this call.
+    ///
+    /// A writer that finds a page dirty is done with it: its data is durable when the file is. So
+    /// nobody may find that before a sync finds the page. Flags are set under the index lock, last.
     pub(super) fn mark_dirty(self: &Arc<Self>, pages: &[(u64, FrameId)]) {
-        if self.is_memory() {
-            return;
-        }
         // The copy comes before the flag, so the thread that clears the flag sees the copy.
-        let fresh: Vec<_> = pages
-            .iter()
-            .copied()
-            .filter(|&(_, frame)| !self.record(frame).test_and_set(Flag::DIRTY))
-            .collect();
-        if fresh.is_empty() {
+        let is_dirty = |&(_, frame): &(u64, FrameId)| self.record(frame).set_again(Flag::DIRTY);
+        if self.is_memory() || pages.iter().all(is_dirty) {
             return;
         }
-        self.note_dirty(&self.index.lock(), &fresh);
+        let fresh: Vec<_> = {
+            let index = self.index.lock();
+            let is_clean = |&(_, frame): &(u64, FrameId)| !self.record(frame).test(Flag::DIRTY);
+            let fresh: Vec<_> = pages.iter().copied().filter(is_clean).collect();
+            self.note_dirty(&index, &fresh);
+            pages.iter().for_each(|&(_, frame)| self.record(frame).set(Flag::DIRTY));
+            fresh
+        };
         self.queue_dirty(&fresh);
     }
 

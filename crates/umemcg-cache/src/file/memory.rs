@@ -43,7 +43,7 @@ impl File {
 
     /// Takes quota for new pages; returns the pages that it does not allow. `None` when it allows
     /// none.
-    pub(super) fn within_quota(&self, mut new: NewPages) -> Option<NewPages> {
+    pub(super) fn within_quota<'f>(&self, mut new: NewPages<'f>) -> Option<NewPages<'f>> {
         let Some(quota) = &self.quota else { return Some(new) };
         let nr_wanted = new.frames.len() as u64;
         let nr = quota.take_up_to(nr_wanted);
@@ -84,11 +84,15 @@ impl File {
             return Err(FileError::NoSpace);
         }
         let mut page = first;
-        while page < end_page {
+        loop {
+            page = self.next_missing(page, end_page);
+            if page >= end_page {
+                break;
+            }
             let batch_end = end_page.min(page + BATCH_PAGES);
+            // None if others were faster.
             let wanted = self.nr_missing(page, batch_end);
             if wanted == 0 {
-                page = self.next_missing(batch_end, end_page);
                 continue;
             }
             // The pages that were put aside for them become theirs.
@@ -106,7 +110,7 @@ impl File {
     }
 
     /// Puts zeroed pages where `page..end` has holes, as far as they reach.
-    fn insert_zeroed(self: &Arc<Self>, page: u64, end: u64, mut new: NewPages) {
+    fn insert_zeroed(self: &Arc<Self>, page: u64, end: u64, mut new: NewPages<'_>) {
         let arena = self.cache.arena();
         for &frame in &new.frames {
             arena.zero(frame, 0, PAGE_SIZE);
@@ -122,7 +126,7 @@ impl File {
                     self.record(frame).set(Flag::UPTODATE);
                     inserted.push(frame);
                 });
-                let Some(stop) = stop else { unreachable!("the reserve was made for the largest case") };
+                let Some(stop) = stop else { break };
                 at = stop + 1;
             }
         }

@@ -9,6 +9,7 @@
 //! read that hits takes none of them.
 //!
 //! Each operation has a file of its own: `hit`, `read`, `write`, `flush`, `truncate`.
+//! `write_behind` notices long sequential writes.
 //! `new_pages` takes what a page needs to enter the file, `dirty_pages` counts what is to be
 //! written, and `memory` is what differs when there is no store.
 
@@ -22,6 +23,7 @@ mod read;
 mod revalidate;
 mod truncate;
 mod write;
+mod write_behind;
 mod write_pause;
 
 use std::fmt;
@@ -35,6 +37,7 @@ use umemcg_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ord
 use umemcg_base::{ErrorCursor, ErrorSequence, PAGE_SHIFT, PAGE_SIZE_U64, Rank, RankedMutex, RankedRwLock};
 use umemcg_group::{Group, OwnerId, Refused};
 use umemcg_reclaim::PageOwner;
+use write_behind::WriteSequence;
 pub use write_pause::WritePause;
 
 use crate::cache_core::CacheCore;
@@ -127,6 +130,7 @@ pub struct File {
     dirty_owner: DirtyOwner,
     /// The position at which interrupted write-back continues. (A)
     flush_at: AtomicU64,
+    sequence: WriteSequence,
     /// It has no name and is not open, so its data need not be written. (A)
     discarded: AtomicBool,
     /// Another cache has the pages that are read and written here. (A)
@@ -187,6 +191,7 @@ impl File {
             list_position: ListPosition::default(),
             dirty_owner: DirtyOwner::default(),
             flush_at: AtomicU64::new(0),
+            sequence: WriteSequence::default(),
             discarded: AtomicBool::new(false),
             is_kept_above: AtomicBool::new(false),
             _number: number,

@@ -8,7 +8,6 @@ use umemcg_base::PAGE_SIZE_U64;
 use umemcg_group::{Charge, Group, OwnerId, Refused};
 
 use super::{File, FileError};
-use crate::index::Index;
 use crate::index_node::NODE_BYTES;
 use crate::node_pool::NodeReserve;
 use crate::overrun::RequestClaim;
@@ -17,17 +16,19 @@ use crate::overrun::RequestClaim;
 const LATE_FRAMES_TRIES_MAX: u32 = 100_000;
 
 /// Frames charged and taken for pages that are about to enter a file.
-pub(super) struct NewPages {
+pub(super) struct NewPages<'f> {
     pub(super) charge: Charge,
     pub(super) frames: Vec<FrameId>,
-    pub(super) nodes: NodeReserve,
+    /// As many as the index lacked before its lock was taken. When one has left the index
+    /// meanwhile, fewer pages enter it, and the caller tries again.
+    pub(super) nodes: NodeReserve<'f>,
     /// They are beyond the limit of their group, and stay in the file only while they are locked.
     pub(super) is_overrun: bool,
 }
 
 impl File {
-    /// Charges and takes frames for up to `want` pages from `first` on, fewer if `group` has no
-    /// room for all. `None` when it has not room for one.
+    /// Charges and takes frames for up to `want` pages from `first` on, which is missing; fewer if
+    /// `group` has no room for all. `None` when it has not room for one.
     pub(super) fn new_pages(
         self: &Arc<Self>,
         group: &Arc<Group>,
@@ -35,7 +36,7 @@ impl File {
         want: u64,
         least: u64,
         may_sleep: bool,
-    ) -> Option<NewPages> {
+    ) -> Option<NewPages<'_>> {
         umemcg_reclaim::mechanism::charge_to_frame(|| {
             self.charge_and_take(group, first, want, least, may_sleep)
         })
@@ -48,10 +49,10 @@ impl File {
         want: u64,
         least: u64,
         may_sleep: bool,
-    ) -> Option<NewPages> {
+    ) -> Option<NewPages<'_>> {
         let mut want = want;
         loop {
-            let nr_nodes = Index::nodes_for(first, first + want);
+            let nr_nodes = self.index.nr_missing_nodes(first, first + want);
             let bytes = want * PAGE_SIZE_U64 + nr_nodes as u64 * NODE_BYTES;
             let charge = if !may_sleep {
                 group.try_charge(bytes).ok()
@@ -104,12 +105,12 @@ impl File {
         first: u64,
         want: u64,
         claim: &mut RequestClaim,
-    ) -> Result<Option<NewPages>, FileError> {
+    ) -> Result<Option<NewPages<'_>>, FileError> {
         let nr = claim.take(self.cache.overrun(), group, want);
         if nr == 0 {
             return Ok(None);
         }
-        let nr_nodes = Index::nodes_for(first, first + nr);
+        let nr_nodes = self.index.nr_missing_nodes(first, first + nr);
         let wanted_bytes = nr * PAGE_SIZE_U64 + nr_nodes as u64 * NODE_BYTES;
         let no_memory = || FileError::NoMemory(Refused { group: Arc::clone(group), wanted_bytes });
         let mut charge = group.charge_forced(wanted_bytes);
@@ -148,7 +149,7 @@ impl File {
 
     /// Returns what `inserted` pages did not use; the charge of those that did now belongs to their
     /// frames.
-    pub(super) fn give_back(&self, new: NewPages, inserted: u64) {
+    pub(super) fn give_back(&self, new: NewPages<'_>, inserted: u64) {
         let NewPages { mut charge, frames, nodes, .. } = new;
         if !frames.is_empty() {
             self.give_quota(frames.len() as u64);

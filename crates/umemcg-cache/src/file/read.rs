@@ -86,7 +86,7 @@ impl File {
         }
         readahead.note(page - 1, page);
         if nr_missed > 0 {
-            group.stat_add(StatItem::CacheMiss, nr_missed as i64);
+            group.owner().count(StatItem::CacheMiss, nr_missed as i64);
         }
         count_hits(group, page - first - nr_missed);
         Ok(pinned)
@@ -124,7 +124,7 @@ impl File {
         (first, page, last): (u64, u64, u64),
         readahead: &Readahead,
         claim: &mut RequestClaim,
-    ) -> Result<Option<NewPages>, FileError> {
+    ) -> Result<Option<NewPages<'_>>, FileError> {
         let needed = last - page + 1;
         if !claim.is_made() {
             // Above its `memory.high` a group is slowed in proportion to its charges, so charge
@@ -145,7 +145,7 @@ impl File {
 
     /// Fills the pages from `page` on that are missing, as far as the new ones reach. Returns those
     /// from `page` on, pinned, as far as they are contiguous, at most up to `asked_end`. Empty when
-    /// others were faster.
+    /// others were faster, or have taken a node out of the index.
     ///
     /// # Errors
     /// The store's, when it could not give `page`. What it could not give further on is missing,
@@ -153,7 +153,7 @@ impl File {
     fn fill(
         self: &Arc<Self>,
         group: &Arc<Group>,
-        mut new: NewPages,
+        mut new: NewPages<'_>,
         page: u64,
         asked_end: u64,
     ) -> io::Result<Vec<FrameId>> {
@@ -173,7 +173,7 @@ impl File {
                         let active = self.is_workingset_refault(shadow, group, frame);
                         inserted.push(FillPage { page, frame, active, is_filled: false });
                     });
-                let Some(stop) = stop else { unreachable!("the reserve was made for the largest case") };
+                let Some(stop) = stop else { break };
                 // It stopped at a page that is there already.
                 at = stop + 1;
             }
@@ -216,7 +216,7 @@ impl File {
         group.stat_add(StatItem::WorkingsetRefault, 1);
         let Some(evictor) = shadow.evictor() else { return false };
         let age = GroupReclaim::of(&evictor, self.cache.reclaimer().nr_nodes()).age();
-        let active = evictor.stat_total(StatItem::ActiveFile).max(0) as u64 / PAGE_SIZE_U64;
+        let active = evictor.stat_total_applied(StatItem::ActiveFile).max(0) as u64 / PAGE_SIZE_U64;
         if shadow.workingset() {
             self.record(frame).set(Flag::WORKINGSET);
         }
@@ -313,7 +313,7 @@ impl File {
     fn take_out_locked<'p>(&self, pages: impl Iterator<Item = &'p FillPage> + Clone) {
         let Some(first) = pages.clone().next() else { return };
         let owner = owner_of(self.record(first.frame));
-        owner.with_group(|group| group.stat_add(StatItem::PgPgIn, pages.clone().count() as i64));
+        owner.count(StatItem::PgPgIn, pages.clone().count() as i64);
         {
             let index = self.index.lock();
             pages.clone().for_each(|page| self.detach(&index, page.page, page.frame));

@@ -141,14 +141,16 @@ impl File {
         let may_sleep = claim.is_some();
         let first = offset >> PAGE_SHIFT;
         let nr_pages = pages_for(offset, data.len() as u64);
-        let missing = (first..first + nr_pages)
-            .filter(|&p| !matches!(self.index.lookup(p), Entry::Page(_)))
-            .count() as u64;
+        let is_missing = |&page: &u64| !matches!(self.index.lookup(page), Entry::Page(_));
+        let mut missing_pages = (first..first + nr_pages).filter(is_missing);
+        let first_missing = missing_pages.next();
         let mut new = None;
         let mut covered = nr_pages;
         let mut claim = claim;
-        if missing > 0 {
-            let Some(pages) = self.pages_to_write(group, first, missing, claim.as_deref_mut())? else {
+        if let Some(first_missing) = first_missing {
+            let missing = 1 + missing_pages.count() as u64;
+            let Some(pages) = self.pages_to_write(group, first_missing, missing, claim.as_deref_mut())?
+            else {
                 return Ok(RoundResult::NoRoom);
             };
             if (pages.frames.len() as u64) < missing {
@@ -187,16 +189,16 @@ impl File {
         }
     }
 
-    /// Returns pages for a write that lacks `missing`: fewer if the group has not room for all; if
-    /// it has none, and the caller may sleep, beyond its limit. Never that for a file that has no
-    /// store.
+    /// Returns pages for a write that lacks `missing` from `first` on: fewer if the group has not
+    /// room for all; if it has none, and the caller may sleep, beyond its limit. Never that for a
+    /// file that has no store.
     fn pages_to_write(
         self: &Arc<Self>,
         group: &Arc<Group>,
         first: u64,
         missing: u64,
         claim: Option<&mut RequestClaim>,
-    ) -> Result<Option<NewPages>, FileError> {
+    ) -> Result<Option<NewPages<'_>>, FileError> {
         let is_within = claim.as_ref().is_none_or(|claim| !claim.is_made());
         let within = if is_within { self.new_pages(group, first, missing, 1, claim.is_some()) } else { None };
         match claim {
@@ -231,7 +233,7 @@ impl File {
         group: &Arc<Group>,
         first: u64,
         end: u64,
-        mut new: Option<NewPages>,
+        mut new: Option<NewPages<'_>>,
     ) -> Vec<WriteTarget> {
         let mut targets = Vec::with_capacity((end - first) as usize);
         let mut inserted = 0;
@@ -263,7 +265,7 @@ impl File {
                 };
                 let Some(stop) = index.insert_run(page..end, &mut pages.frames, &mut pages.nodes, place)
                 else {
-                    unreachable!("the reserve was made for the largest case")
+                    break;
                 };
                 if stop == page {
                     break;
@@ -323,6 +325,9 @@ impl File {
             self.grow(offset + done as u64);
         }
         self.mark_dirty(&dirtied);
+        if self.sequence.note(offset, done as u64) {
+            self.start_writeback();
+        }
         self.release_targets(targets, at);
         match outcome {
             Err(error) if done == 0 => Err(error),
@@ -394,7 +399,7 @@ impl File {
             done += usize::from(len);
         }
         let owner = owner_of(self.record(through[0].frame));
-        owner.with_group(|group| group.stat_add(StatItem::PgPgIn, through.len() as i64));
+        owner.count(StatItem::PgPgIn, through.len() as i64);
         let (taken, result) = self.write_fully(&segments, offset);
         if taken > 0 {
             self.note_written_through(through.len() as u64, owner.into_raw());

@@ -41,7 +41,8 @@ impl PageCache {
 
 /// Leaves that a group may keep.
 fn allowance(group: &Group) -> u64 {
-    let pages = group.stat_local(StatItem::InactiveFile) + group.stat_local(StatItem::ActiveFile);
+    let pages =
+        group.stat_local_applied(StatItem::InactiveFile) + group.stat_local_applied(StatItem::ActiveFile);
     pages.max(0) as u64 / PAGE_SIZE_U64 / PAGES_PER_LEAF
 }
 

@@ -13,6 +13,7 @@ pub use bytes::{pattern, read_all};
 pub use mem_store::MemStore;
 pub use pool::Pool;
 use umemcg_group::Group;
+use umemcg_reclaim::Reason;
 
 /// A small pool.
 pub fn pool(pool_bytes: u64) -> Arc<Pool> {
@@ -21,7 +22,13 @@ pub fn pool(pool_bytes: u64) -> Arc<Pool> {
 
 /// A group below the root with a hard limit.
 pub fn group(pool: &Pool, name: &str, limit: u64) -> Arc<Group> {
-    let group = pool.create_group(pool.root(), name.as_ref()).unwrap();
+    let create = || pool.create_group(pool.root(), name.as_ref());
+    // In a full pool there may be no room for its state, as for an engine.
+    let group = create().or_else(|_| {
+        pool.reclaimer().reclaim(pool.root(), 1, Reason::Direct, &|| false);
+        create()
+    });
+    let group = group.unwrap();
     pool.set_max(&group, limit);
     group
 }

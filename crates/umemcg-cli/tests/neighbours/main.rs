@@ -7,6 +7,7 @@
 #[path = "../real_mount/harness.rs"]
 #[allow(dead_code)]
 mod harness;
+mod killed;
 mod queued;
 
 use std::fs::File;

@@ -177,9 +177,15 @@ impl DataFs {
                 Some(file) => file.setattr(&caller, &change),
                 None => member.volume().setattr(&caller, node, &change),
             };
-            Ok(member.attr_to_kernel(attr?))
+            Ok((member.attr_to_kernel(attr?), member, node, change.size))
         });
-        reply_with(reply, result, |reply, attr| reply.value(&self.attr_reply(&attr)).ignore());
+        reply_with(reply, result, |reply, (attr, member, node, cut_at)| {
+            let delivery = reply.value(&self.attr_reply(&attr));
+            if let Some(len) = cut_at.filter(|_| delivery.is_gone()) {
+                // Killed: the kernel has kept what it was to cut off.
+                member.volume().make_kernel_forget(node, len, u64::MAX - len);
+            }
+        });
     }
 
     pub(super) fn getxattr(&self, id: u64, name: &OsStr, size: u32, reply: &mut Reply) {

@@ -404,14 +404,20 @@ impl DataFs {
             let on = member.begin_open()?;
             Ok(Opened { file: member.volume().open(&caller, node, flags)?, on })
         });
+        let is_cut = flags.contains(OFlags::TRUNC);
         reply_with(reply, result, |reply, opened| {
             let caching = opened.file.kernel_caching(false);
             let open_flags = open_flags(&*opened.file, caching);
-            let file = Arc::clone(&opened.file);
-            let fh = self.files.open(Arc::new(opened));
+            let (file, on) = (Arc::clone(&opened.file), Arc::clone(&opened.on));
+            let (node, fh) = (file.node(), self.files.open(Arc::new(opened)));
             let files = Arc::clone(&self.files);
             let answer = move |reply: &mut Reply| {
-                reply.hand_over(&OpenOut { fh, open_flags, padding: 0 }, move || drop(files.close(fh)));
+                reply.hand_over(&OpenOut { fh, open_flags, padding: 0 }, move || {
+                    if is_cut {
+                        on.volume().make_kernel_forget(node, 0, u64::MAX);
+                    }
+                    drop(files.close(fh));
+                });
             };
             if caching != KernelCaching::Refill {
                 return answer(reply);
@@ -501,18 +507,21 @@ impl DataFs {
     pub(super) fn fallocate(&self, request: &Request<'_>, arg: &FallocateIn, reply: &mut Reply) {
         let mode = FallocateFlags::from_bits_retain(arg.mode);
         let result = self.file_for(request, arg.fh, SilentOpen::writing(request.header.nodeid, 0));
-        reply_done(
-            reply,
-            result.and_then(|opened| {
-                let group = self.group(request);
-                // The kernel leaves this to the daemon and does not say whether the caller has
-                // CAP_FSETID; the superuser has it.
-                let kill_set_id = request.header.uid != 0;
-                let result = opened.file.fallocate(&group, mode, arg.offset, arg.length, kill_set_id);
-                opened.on.touch();
-                result
-            }),
-        );
+        let result = result.and_then(|opened| {
+            let group = self.group(request);
+            // The kernel leaves this to the daemon and does not say whether the caller has
+            // CAP_FSETID; the superuser has it.
+            let kill_set_id = request.header.uid != 0;
+            let result = opened.file.fallocate(&group, mode, arg.offset, arg.length, kill_set_id);
+            opened.on.touch();
+            result.map(|()| opened)
+        });
+        reply_with(reply, result, |reply, opened| {
+            if reply.done().is_gone() {
+                // Killed: the kernel has kept what became a hole.
+                opened.on.volume().make_kernel_forget(opened.file.node(), arg.offset, arg.length);
+            }
+        });
     }
 
     pub(super) fn lseek(&self, request: &Request<'_>, arg: &LseekIn, reply: &mut Reply) {

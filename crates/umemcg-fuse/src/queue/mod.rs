@@ -5,11 +5,12 @@
 //!
 //! 1. **The first of its pair may always start**, however many others run: it costs only a thread.
 //!    So a store that hangs, or a group with many requests, blocks neither other stores nor other
-//!    groups. It is bounded only by the number of running requests of one group, of one store and
-//!    in all (`first_max`).
-//! 2. **Further ones share `running_max` places.** A store may have one part of `1 + stores with
-//!    requests`, and a group likewise. A pair may have one part of `1 + groups with requests for
-//!    the store` of the store's share. The remaining part is for the next one.
+//!    groups. It is bounded only by the number of threads (`all_max`), of which one group, and one
+//!    store, has at most half of what the others leave.
+//! 2. **Further ones share the places**: `running_max`, and one more for each request that sleeps,
+//!    so that those that sleep take none from the others. A store may have one part of `1 + stores
+//!    with requests`, and a group likewise. A pair may have one part of `1 + groups with requests
+//!    for the store` of the store's share. The remaining part is for the next one.
 //!
 //! 3. **No further one starts while too many compute for the processors** (`computing.rs`);
 //!    requests that wait for a store do not count.
@@ -43,11 +44,11 @@ pub(crate) trait Waiting {
 /// The numbers of requests that may run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ConcurrencyLimits {
-    /// Shared among all; half of them are the most that one group has, and one store.
+    /// Shared among all, beside the places of those that sleep; half of them are the most that one
+    /// group has, and one store.
     pub running_max: usize,
-    /// Beyond that only requests that are the first of their pair start, up to this many
-    /// altogether.
-    pub first_max: usize,
+    /// This many start altogether, asleep or not.
+    pub all_max: usize,
     /// This many of them may compute at the same time.
     pub computing_max: usize,
 }
@@ -112,6 +113,8 @@ pub(crate) struct Queue<J> {
     places: ConcurrencyLimits,
     computing: Computing,
     nr_running: usize,
+    /// Of those, the ones that have said that they wait.
+    nr_asleep: usize,
     nr_waiting: usize,
     pairs: HashMap<Keys, Pair<J>>,
     groups: HashMap<u64, LoadCounts>,
@@ -132,6 +135,7 @@ impl<J: Waiting> Queue<J> {
             places,
             computing: Computing::new(places.computing_max),
             nr_running: 0,
+            nr_asleep: 0,
             nr_waiting: 0,
             pairs: HashMap::new(),
             groups: HashMap::new(),
@@ -156,7 +160,7 @@ impl<J: Waiting> Queue<J> {
 
     /// Returns how many more requests could start before `obstacle` is in the way.
     fn room(&self, obstacle: Obstacle) -> usize {
-        let max = self.places.running_max;
+        let max = (self.places.running_max + self.nr_asleep).min(self.places.all_max);
         let part = |sides: &HashMap<u64, LoadCounts>, of: u64| {
             let nr_wanting = sides.len() + usize::from(!sides.contains_key(&of));
             (max / (nr_wanting + 1)).max(1)
@@ -172,18 +176,23 @@ impl<J: Waiting> Queue<J> {
                 let nr_wanting = others + usize::from(is_new);
                 ((part(&self.stores, keys.store) / (nr_wanting + 1)).max(1), self.running_of_pair(keys))
             }
-            Obstacle::FirstOfAll => (self.places.first_max, self.nr_running),
-            Obstacle::FirstOfStore(store) => (max, self.running_of_store(store)),
-            Obstacle::FirstOfGroup(group) => (max / 2, self.running_of_group(group)),
+            Obstacle::FirstOfAll => (self.places.all_max, self.nr_running),
+            Obstacle::FirstOfStore(store) => (self.nr_left(), self.running_of_store(store)),
+            Obstacle::FirstOfGroup(group) => (self.nr_left(), self.running_of_group(group)),
         };
         may.saturating_sub(has)
+    }
+
+    /// Returns how many more requests could run altogether.
+    fn nr_left(&self) -> usize {
+        self.places.all_max.saturating_sub(self.nr_running)
     }
 
     /// Returns the obstacle that keeps this pair from starting a request, if there is one.
     fn obstacle(&self, keys: Keys) -> Option<Obstacle> {
         let Keys { group, store } = keys;
         let obstacles = if self.running_of_pair(keys) == 0 {
-            &[Obstacle::FirstOfGroup(group), Obstacle::FirstOfStore(store), Obstacle::FirstOfAll][..]
+            &[Obstacle::FirstOfAll, Obstacle::FirstOfGroup(group), Obstacle::FirstOfStore(store)][..]
         } else {
             &[
                 Obstacle::All,
@@ -239,11 +248,13 @@ impl<J: Waiting> Queue<J> {
 
     /// Notes that a running request waits and needs no processor meanwhile.
     pub fn waits(&mut self, run: Run, how: Wait) -> Run {
+        self.nr_asleep += usize::from(!run.is_asleep());
         self.computing.waits(run, how)
     }
 
     /// Notes that it continues.
     pub fn goes_on(&mut self, run: Run) -> Run {
+        self.nr_asleep -= usize::from(run.is_asleep());
         self.computing.goes_on(run)
     }
 
@@ -256,6 +267,7 @@ impl<J: Waiting> Queue<J> {
 
     /// Notes that it has ended.
     pub fn finished(&mut self, started: &Started) {
+        self.nr_asleep -= usize::from(started.run.is_asleep());
         self.computing.end(started.run);
         let keys = started.keys;
         let is_idle = self.change(keys, |pair| {

@@ -2,7 +2,7 @@
 
 use super::*;
 
-const PLACES: ConcurrencyLimits = ConcurrencyLimits { running_max: 64, first_max: 128, computing_max: 200 };
+const PLACES: ConcurrencyLimits = ConcurrencyLimits { running_max: 64, all_max: 256, computing_max: 200 };
 
 #[derive(Debug, PartialEq, Eq)]
 struct Job(u32);
@@ -109,7 +109,7 @@ fn a_pair_with_nothing_running_starts_wherever_it_is_listed() {
 
 #[test]
 fn what_waits_starts_in_order_and_pairs_take_turns() {
-    let mut queue = Queue::new(ConcurrencyLimits { running_max: 2, first_max: 1, ..PLACES });
+    let mut queue = Queue::new(ConcurrencyLimits { running_max: 2, all_max: 2, ..PLACES });
     let first = try_start(&mut queue, 1, 1, 0).unwrap();
     for job in 1..4 {
         assert!(!ask(&mut queue, 1, 1, job));
@@ -157,7 +157,7 @@ fn whatever_comes_and_goes_nothing_stays_that_could_start() {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (random >> 33) % below
     };
-    let mut queue = Queue::new(ConcurrencyLimits { running_max: 8, first_max: 16, computing_max: 6 });
+    let mut queue = Queue::new(ConcurrencyLimits { running_max: 8, all_max: 16, computing_max: 6 });
     let mut running = Vec::new();
     for round in 0..50_000 {
         if next(5) < 3 && queue.len() < 200 {
@@ -222,5 +222,38 @@ fn a_store_gets_as_many_requests_as_places_allow() {
             nr += 1;
         }
     }
-    assert_eq!(nr, 16);
+    assert_eq!(nr, 21, "a third of 64: a quarter of what there is with its own");
+}
+
+#[test]
+fn what_sleeps_takes_no_place_from_others() {
+    let mut queue = Queue::new(PLACES);
+    let nr_started = |queue: &mut Queue<Job>, group, store, sleeps: bool| {
+        let start = |n| {
+            let started = try_start(queue, group, store, n)?;
+            Some(if sleeps { queue.waits(started.run, Wait::Sure) } else { started.run })
+        };
+        (0..100).filter_map(start).collect::<Vec<Run>>()
+    };
+    assert_eq!(nr_started(&mut queue, 1, 7, false).len(), 16);
+    let mut busy = Queue::new(PLACES);
+    // Two groups whose stores hang; a third has what it would have without them.
+    for (group, store) in [(2, 8), (3, 9)] {
+        assert!(nr_started(&mut busy, group, store, true).len() > 10);
+    }
+    let nr_of_third = nr_started(&mut busy, 1, 7, false).len();
+    assert!(nr_of_third >= 8, "a quarter of a quarter of 64 and of all that sleep: {nr_of_third}");
+    assert!(busy.nr_running() - nr_of_third == busy.nr_asleep);
+}
+
+#[test]
+fn groups_on_many_stores_that_hang_leave_room_for_the_next() {
+    let mut queue = Queue::new(PLACES);
+    let mut nr_of = [0; 6];
+    for (group, nr) in nr_of.iter_mut().enumerate() {
+        for store in 0..1000 {
+            *nr += usize::from(ask(&mut queue, group as u64, store, 0));
+        }
+    }
+    assert_eq!(nr_of, [128, 64, 32, 16, 8, 4]);
 }

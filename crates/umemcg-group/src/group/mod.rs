@@ -25,6 +25,7 @@ use umemcg_base::{LeafRwLock, Rank, RankedMutex, Table, WakeSignal, const_static
 
 pub use charge::{Charge, Refused, uncharge_raw};
 pub use limit::Busy;
+pub use statistics::apply_pending;
 pub(crate) use statistics::apply_to_group;
 
 use crate::claims::ProtectionSettings;

@@ -10,9 +10,10 @@ use crate::stats::StatItem;
 use crate::thread_stock::{THREAD_STOCK, with_stock};
 
 impl OwnerId {
-    /// Adds to a statistic of the owner's group that counts page states, and to the totals above.
-    /// The change may stay pending in the thread: up to
-    /// [`PENDING_BYTES_MAX`](crate::PENDING_BYTES_MAX) for each thread and owner at most.
+    /// Adds to a statistic of the owner's group that changes with each page, and to the totals
+    /// above. The change may stay pending in the thread: up to
+    /// [`PENDING_BYTES_MAX`](crate::PENDING_BYTES_MAX), or as many pages, for each thread and owner
+    /// at most.
     #[doc(alias = "mod_lruvec_page_state")]
     #[inline]
     pub fn count(self, item: StatItem, delta: i64) {
@@ -67,7 +68,7 @@ impl Group {
     }
 
     /// Returns a statistic of this group alone. May be negative for a moment while a group below is
-    /// being removed. Exact when nothing changes. Reading a state of dirty data takes some
+    /// being removed. Exact when nothing changes. Reading a statistic of pages takes some
     /// microseconds when other threads have changes pending.
     pub fn stat_local(&self, item: StatItem) -> i64 {
         if item.pending_place().is_some() {
@@ -85,6 +86,11 @@ impl Group {
         self.stat_total_applied(item)
     }
 
+    /// Like [`stat_local`](Self::stat_local), but without pending changes of threads: one load.
+    pub fn stat_local_applied(&self, item: StatItem) -> i64 {
+        self.stats.local[item.index()].get()
+    }
+
     /// Like [`stat_total`](Self::stat_total), but without pending changes of threads: one load.
     pub fn stat_total_applied(&self, item: StatItem) -> i64 {
         self.stats.total[item.index()].load(Ordering::Relaxed)
@@ -94,10 +100,13 @@ impl Group {
     /// unstable, for a caller that compares them with a threshold of `near` or more. Pending
     /// changes of threads are included only when they could make a difference.
     pub fn unclean_bytes_about(&self, near: u64) -> u64 {
-        let applied: i64 = StatItem::PENDING.iter().map(|&item| self.stat_total_applied(item)).sum();
-        let slack = StatItem::PENDING.len() as u64 * LEDGER.pending_bytes_max();
+        let unclean = &StatItem::PENDING[..StatItem::NR_UNCLEAN];
+        let applied: i64 = unclean.iter().map(|&item| self.stat_total_applied(item)).sum();
+        let slack = unclean.len() as u64 * LEDGER.pending_bytes_max();
         let pending = if applied.saturating_add_unsigned(slack) >= near.min(i64::MAX as u64) as i64 {
-            LEDGER.peek_pending(self.owner().into_raw()).iter().sum()
+            let pending = THREAD_STOCK
+                .with(|thread_stock| LEDGER.peek_pending(thread_stock, self.owner().into_raw(), &apply_one));
+            pending[..unclean.len()].iter().sum()
         } else {
             0
         };
@@ -127,7 +136,9 @@ pub(crate) fn apply_to_group(group: &Group, pending: Pending) {
     }
 }
 
-/// Applies the pending changes of all threads.
-fn apply_pending() {
+/// Applies the pending changes of all threads, so that what follows may be read with
+/// [`Group::stat_total_applied`] and [`Group::stat_local_applied`]. Takes some microseconds when
+/// other threads have any.
+pub fn apply_pending() {
     THREAD_STOCK.with(|thread_stock| LEDGER.apply_pending(thread_stock, &apply_one));
 }

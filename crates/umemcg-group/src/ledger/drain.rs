@@ -16,6 +16,7 @@ use umemcg_base::sync::atomic::Ordering::AcqRel;
 use super::Ledger;
 use crate::biased_lock::heavy_fence;
 use crate::counter::CounterNode;
+use crate::set_list::SetList;
 use crate::stock::{Drain, OwnStock, StockSet, ThreadStock};
 use crate::stock_table::Stocked;
 
@@ -77,7 +78,7 @@ impl Ledger {
     }
 
     /// Calls `act` for each of the sets, while its thread is kept out. The caller holds `intruder`.
-    fn enter_each(&self, chosen: &[&StockSet], act: impl Fn(&StockSet)) {
+    pub(super) fn enter_each(&self, chosen: &[&StockSet], act: impl Fn(&StockSet)) {
         if chosen.is_empty() {
             return;
         }
@@ -101,8 +102,13 @@ impl Ledger {
     /// Returns every stock set that may hold stock, except for what other threads are just about to
     /// put in.
     fn listed_sets(&self) -> impl Iterator<Item = &StockSet> {
+        self.sets_of(&self.stocked)
+    }
+
+    /// Returns the sets on a list.
+    pub(super) fn sets_of<'l>(&'l self, list: &'l SetList) -> impl Iterator<Item = &'l StockSet> {
         let nr_sets = self.nr_sets.fetch_add(0, AcqRel); // As above.
-        self.stocked.listed(nr_sets).filter_map(|index| self.set(index))
+        list.listed(nr_sets).filter_map(|index| self.set(index))
     }
 
     fn set(&self, index: u32) -> Option<&StockSet> {

@@ -19,7 +19,7 @@ mod purge;
 
 use std::sync::OnceLock;
 
-use umemcg_base::sync::atomic::{AtomicU32, Ordering};
+use umemcg_base::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use umemcg_base::{LeafMutex, Rank, Table, const_fn};
 
 use crate::biased_lock;
@@ -51,6 +51,10 @@ pub struct Ledger {
     nr_sets: AtomicU32,
     /// The sets that may hold stock.
     stocked: SetList,
+    /// The sets that may have pending changes.
+    with_pending: SetList,
+    /// Visits of readers to sets with pending changes since the last sweep. (A)
+    nr_pending_visits: AtomicUsize,
     /// Held by a thread that enters the stocks of others.
     intruder: LeafMutex<Visits>,
     /// Called when the node of a removed group is freed, with the node above, from which
@@ -71,6 +75,8 @@ impl Ledger {
                 free_sets: IndexPool::new(),
                 nr_sets: AtomicU32::new(0),
                 stocked: SetList::new(),
+                with_pending: SetList::new(),
+                nr_pending_visits: AtomicUsize::new(0),
                 intruder: LeafMutex::with_rank(Rank::Stocks, Visits::NONE),
             }
         }
@@ -131,6 +137,7 @@ impl Ledger {
         let index = self.free_sets.take();
         let set = self.sets.get_or_grow(index, OnceLock::new).get_or_init(|| Box::new(StockSet::new(index)));
         self.stocked.prepare(index);
+        self.with_pending.prepare(index);
         // AcqRel: pairs with `sets` and `listed_sets`.
         self.nr_sets.fetch_max(index, Ordering::AcqRel);
         thread.attach(index, set);

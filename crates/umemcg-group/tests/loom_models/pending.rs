@@ -69,6 +69,40 @@ fn without_the_fence_both_tell_the_same_change() {
     change_against_reader::<false>();
 }
 
+/// A thread that was idle changes a statistic, while a sweep empties its slots.
+fn change_against_sweep<const INSIDE: bool>() {
+    model(|| {
+        let (ledger, told) = (Arc::new(Ledger::default()), Arc::new(Told::default()));
+        let root = ledger.open(NO_NODE, UNLIMITED);
+        let thread_stock = ThreadStock::new();
+        ledger.register_thread(&thread_stock);
+        told.count::<true>(&ledger, &thread_stock, root, 1);
+        // The first sweep looks at the set, the second finds it unchanged.
+        ledger.sweep_pending::<true>(&ThreadStock::new(), &told.apply());
+        let sweeper = {
+            let (ledger, told) = (Arc::clone(&ledger), Arc::clone(&told));
+            thread::spawn(move || ledger.sweep_pending::<INSIDE>(&ThreadStock::new(), &told.apply()))
+        };
+        told.count::<true>(&ledger, &thread_stock, root, 10);
+        told.count::<true>(&ledger, &thread_stock, root, 100);
+        sweeper.join().unwrap();
+        ledger.apply_pending(&ThreadStock::new(), &told.apply());
+        assert_eq!(told.0.load(Ordering::Relaxed), 111, "a reader overlooked a change");
+        ledger.unregister_thread(&thread_stock);
+    });
+}
+
+#[test]
+fn a_reader_finds_what_is_added_after_a_sweep() {
+    change_against_sweep::<true>();
+}
+
+#[test]
+#[should_panic(expected = "overlooked a change")]
+fn unlisted_outside_the_lock_a_set_is_overlooked() {
+    change_against_sweep::<false>();
+}
+
 fn change_against_removal<const HANDSHAKE: bool>() {
     model(|| {
         let (ledger, told) = (Arc::new(Ledger::default()), Arc::new(Told::default()));

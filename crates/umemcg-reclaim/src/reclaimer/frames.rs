@@ -75,16 +75,16 @@ impl Reclaimer {
             wake_backed_off(self.kswapd_queue(), &group);
         }
         if inactive != 0 {
-            group.stat_add(StatItem::InactiveFile, -inactive * page);
+            owner.count(StatItem::InactiveFile, -inactive * page);
         }
         if active != 0 {
-            group.stat_add(StatItem::ActiveFile, -active * page);
+            owner.count(StatItem::ActiveFile, -active * page);
         }
         if unevictable != 0 {
             group.stat_add(StatItem::Unevictable, -unevictable * page);
             group.stat_add(StatItem::Shmem, -unevictable * page);
         }
-        group.stat_add(StatItem::PgPgOut, frames.len() as i64);
+        owner.count(StatItem::PgPgOut, frames.len() as i64);
     }
 
     /// Puts new pages of one owner on a list, and takes the lock once for all pages of a node. The
@@ -95,13 +95,12 @@ impl Reclaimer {
         }
         let arena = self.arena();
         let nr_nodes = self.nr_nodes();
-        let group = owner.resolve();
         let item = match kind {
             LruKind::Inactive => StatItem::InactiveFile,
             LruKind::Active => StatItem::ActiveFile,
         };
-        group.stat_add(item, frames.len() as i64 * PAGE_SIZE_U64 as i64);
-        group.stat_add(StatItem::PgPgIn, frames.len() as i64);
+        owner.count(item, frames.len() as i64 * PAGE_SIZE_U64 as i64);
+        owner.count(StatItem::PgPgIn, frames.len() as i64);
         for node in 0..nr_nodes {
             if nr_nodes > 1 && !frames.iter().any(|&f| arena.node_of(f) == node) {
                 continue;

@@ -159,7 +159,8 @@ impl Reclaimer {
 /// may have seen only dirty pages by chance; then the next one scans further. Reads what threads
 /// have pending without stopping them: this runs on the way of a charge.
 fn has_only_dirty(root: &Group) -> bool {
-    let pages = root.stat_total(StatItem::InactiveFile) + root.stat_total(StatItem::ActiveFile);
+    let pages =
+        root.stat_total_applied(StatItem::InactiveFile) + root.stat_total_applied(StatItem::ActiveFile);
     let near = (pages.max(0) as u64).saturating_sub(SWAP_CLUSTER_MAX * PAGE_SIZE_U64);
     root.unclean_bytes_about(near) >= near
 }

@@ -2,3 +2,4 @@
 #![cfg(loom)]
 
 mod shrinker_bits;
+mod stall_counts;

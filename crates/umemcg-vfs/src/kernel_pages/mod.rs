@@ -14,7 +14,7 @@
 mod freed;
 mod missing;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -67,10 +67,10 @@ struct PageWindows {
     under_way: Vec<UnderWay>,
     /// Grows with each event.
     now: u64,
-    /// Ranges that the kernel has been asked for and has not dropped yet.
-    nr_asked: u64,
-    /// To be called when there are none.
-    when_none_asked: Vec<Then>,
+    /// The moments at which the kernel was asked for the ranges that it has not dropped yet.
+    asked: BTreeSet<u64>,
+    /// To be called when it has dropped what it was asked for before these moments; oldest first.
+    when_dropped: VecDeque<(u64, Then)>,
     /// Drops that wait for requests older than these moments.
     parked: Vec<(u64, Box<RangeDrop>)>,
 }
@@ -145,6 +145,21 @@ impl PageWindows {
     fn tick(&mut self) -> u64 {
         self.now += 1;
         self.now
+    }
+
+    /// Notes that the kernel is asked for a range; returns the moment, which names it.
+    fn ask(&mut self) -> u64 {
+        let asked_at = self.tick();
+        self.asked.insert(asked_at);
+        asked_at
+    }
+
+    /// Notes that it has dropped what it was asked for at a moment. Returns what is to be called.
+    fn was_dropped(&mut self, asked_at: u64) -> Vec<Then> {
+        self.asked.remove(&asked_at);
+        let oldest = self.asked.first().copied().unwrap_or(u64::MAX);
+        let nr = self.when_dropped.partition_point(|&(moment, _)| moment < oldest);
+        self.when_dropped.drain(..nr).map(|(_, then)| then).collect()
     }
 
     fn is_busy(&self, window: u64) -> bool {
@@ -366,9 +381,8 @@ impl KernelPages {
 
     /// Chooses all of a range to be dropped, whatever is under way.
     pub(crate) fn ask_range(&self, pages: Range<u64>) -> AskedRange {
-        let mut state = self.state.lock();
-        state.nr_asked += 1;
-        AskedRange { pages, asked_at: state.tick(), nr_pages: 0, reclaim: None, awaited: None }
+        let asked_at = self.state.lock().ask();
+        AskedRange { pages, asked_at, nr_pages: 0, reclaim: None, awaited: None }
     }
 
     /// Notes that the kernel has dropped what was asked for, or has not been told. Returns the
@@ -381,8 +395,7 @@ impl KernelPages {
             self.take_out(&mut state, &asked.pages, &mut freed, |window, known| {
                 was_told && known.last_end < asked.asked_at && !busy.contains(&window)
             });
-            state.nr_asked -= 1;
-            if state.nr_asked == 0 { std::mem::take(&mut state.when_none_asked) } else { Vec::new() }
+            state.was_dropped(asked.asked_at)
         };
         if let Some(reason) = asked.reclaim {
             freed.count_as_reclaimed(reason);
@@ -392,12 +405,14 @@ impl KernelPages {
         freed_bytes
     }
 
-    /// Calls `then` when the kernel has nothing to drop of the file. Never waits.
-    pub(crate) fn when_none_asked(&self, then: Then) {
+    /// Calls `then` when the kernel has dropped what it has been asked for of the file. Never
+    /// waits.
+    pub(crate) fn when_dropped(&self, then: Then) {
         {
             let mut state = self.state.lock();
-            if state.nr_asked > 0 {
-                return state.when_none_asked.push(then);
+            if !state.asked.is_empty() {
+                let moment = state.tick();
+                return state.when_dropped.push_back((moment, then));
             }
         }
         then();
@@ -561,7 +576,7 @@ impl PageHolder for KernelPages {
         self.lists.unlist(slot);
         let pages = span_of(window, share.pages);
         let (nr_pages, owner) = (u64::from(share.pages.count_ones()), share.owner);
-        state.nr_asked += 1;
+        state.asked.insert(asked_at);
         let awaited = Some(self.lists.await_drop(owner));
         Some(AskedRange { pages, asked_at, nr_pages, reclaim: None, awaited })
     }

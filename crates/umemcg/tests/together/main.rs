@@ -17,6 +17,7 @@ mod disturbers;
 // Some of it only the half on real mounts needs.
 #[allow(dead_code)]
 mod model;
+mod narrow;
 mod store;
 mod users;
 mod world;

@@ -84,9 +84,9 @@ impl OpenFile {
     }
 
     /// For [`VolumeFile::when_refillable`].
-    pub(crate) fn when_none_asked(&self, then: Box<dyn FnOnce() + Send>) {
+    pub(crate) fn when_dropped(&self, then: Box<dyn FnOnce() + Send>) {
         match self.content.kernel_pages() {
-            Some(pages) => pages.when_none_asked(then),
+            Some(pages) => pages.when_dropped(then),
             None => then(),
         }
     }

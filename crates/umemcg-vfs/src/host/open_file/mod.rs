@@ -331,7 +331,7 @@ impl VolumeFile for OpenFile {
     }
 
     fn when_refillable(&self, then: Box<dyn FnOnce() + Send>) {
-        self.when_none_asked(then);
+        self.when_dropped(then);
     }
 
     fn begin_kernel_io(&self, offset: u64, len: u64, is_write: bool, payer: &Arc<Group>) -> Option<KernelIo> {

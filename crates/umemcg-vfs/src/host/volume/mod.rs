@@ -129,6 +129,15 @@ impl Volume for HostVolume {
         Some(KernelIo::begin(pages, Arc::clone(&content.file), range, is_write, payer))
     }
 
+    fn make_kernel_forget(&self, node: NodeId, offset: u64, len: u64) {
+        if let Some(kernel) = self.inodes.kernel.get() {
+            kernel.attributes_changed(node);
+        }
+        if let Some(content) = self.inodes.find(node).ok().and_then(|inode| inode.content) {
+            content.drop_from_kernel(offset, len, || {});
+        }
+    }
+
     /// Makes everything durable that the volume accepted before the call, metadata included. Goes
     /// on after an error and reports the first.
     ///

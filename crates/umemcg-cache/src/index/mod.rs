@@ -9,6 +9,8 @@
 //! which have dirty or unstable pages below, so that write-back finds them without looking at clean
 //! ones.
 
+mod missing_nodes;
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -191,17 +193,6 @@ impl Index {
     pub fn lock(&self) -> LockedIndex<'_> {
         LockedIndex { index: self, _guard: self.lock.lock() }
     }
-
-    /// Nodes that inserting pages `first..end` can need at most: all that the range has at each
-    /// level of the highest tree, and those that put a lower tree below the first slot of a higher
-    /// one.
-    pub fn nodes_for(first: u64, end: u64) -> usize {
-        let at_level = |level: u32| {
-            let shift = FANOUT_SHIFT * (level + 1);
-            (((end - 1) >> shift) - (first >> shift) + 1) as usize
-        };
-        (0..HEIGHT_MAX).map(at_level).sum::<usize>() + HEIGHT_MAX as usize
-    }
 }
 
 /// A leaf that was found without a lock.
@@ -316,14 +307,15 @@ impl LockedIndex<'_> {
     /// Inserts adjacent pages from `pages.start` on, each with the last of `frames`, until one
     /// exists already or no frame is left. Takes new nodes from `reserve`. Before a page becomes
     /// visible, `adopt` is called with it, its frame, and the shadow in its place. Returns the page
-    /// at which it stopped, or `None` if the reserve was too small.
+    /// at which it stopped, or `None` if the reserve was too small: a node has left since it was
+    /// counted.
     ///
     /// Does work that the pages of a leaf share only once.
     pub fn insert_run(
         &self,
         pages: Range<u64>,
         frames: &mut Vec<FrameId>,
-        reserve: &mut NodeReserve,
+        reserve: &mut NodeReserve<'_>,
         mut adopt: impl FnMut(u64, FrameId, Option<Shadow>),
     ) -> Option<u64> {
         let mut page = pages.start;
@@ -364,7 +356,7 @@ impl LockedIndex<'_> {
 
     /// Returns the leaf of a page, and the node that leads to it; made with nodes of `reserve`
     /// where they are missing.
-    fn leaf_for(&self, page: u64, reserve: &mut NodeReserve) -> Option<(Option<u32>, u32)> {
+    fn leaf_for(&self, page: u64, reserve: &mut NodeReserve<'_>) -> Option<(Option<u32>, u32)> {
         let (mut height, mut root) = self.root();
         let reaches = |height: u32| height >= HEIGHT_MAX || page >> (FANOUT_SHIFT * height) == 0;
         while height == 0 || !reaches(height) {

@@ -1,0 +1,133 @@
+//! `busy-threads`: what one operation costs a thread while another works, too: misses and writes of
+//! new pages, and misses in full groups. Each thread has a group and a file of its own, so one that
+//! has a processor to itself may not be slowed by the other.
+//!
+//! The least samples are compared: what else the machine does can only make a sample longer.
+
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use umemcg::{Engine, EngineConfig, File, Group, Readahead};
+use umemcg_base::{PAGE_SIZE, PAGE_SIZE_U64};
+
+use crate::idle_threads::{create, flat, open};
+use crate::options::{Failure, Options};
+use crate::progress::Progress;
+use crate::report::Report;
+use crate::stats::{Side, alternate};
+use crate::store::is_right;
+
+/// Threads that work at the same time.
+const NR_THREADS: [usize; 2] = [1, 2];
+/// Operations of each thread in one sample, at full size.
+const NR_OPERATIONS: usize = 20_000;
+const POOL_BYTES: u64 = 1 << 30;
+/// Limit of a full group.
+const FULL_BYTES: u64 = 4 << 20;
+/// The time that write-back of memory may take.
+const SYNC_WITHIN: Duration = Duration::from_secs(30);
+
+/// An operation of a busy thread.
+#[derive(Debug, Clone, Copy)]
+enum Operation {
+    /// Reads a page that is not there.
+    Miss,
+    /// Writes a page that is not there.
+    NewPage,
+    /// Reads a page that is not there for a group at its limit, which reclaims.
+    MissAtLimit,
+}
+
+const OPERATIONS: [(&str, Operation); 3] = [
+    ("miss, 4 KiB", Operation::Miss),
+    ("write of a new page", Operation::NewPage),
+    ("miss in a full group, 4 KiB", Operation::MissAtLimit),
+];
+
+/// Runs the benchmark.
+pub fn run(options: &Options) -> Result<Report, Failure> {
+    let progress = Progress::new();
+    let rounds = options.rounds as usize;
+    let mut report = Report::new("busy-threads", options.scale, rounds);
+    let busy = BusyThreads::new(options.scale.min(1.0))?;
+    for (title, operation) in OPERATIONS {
+        let busy = &busy;
+        let side = |nr| Side::new(format!("{nr} threads"), move || busy.run(nr, operation));
+        report.sections.push(flat(title, alternate(rounds, NR_THREADS.map(side).into(), &progress)));
+    }
+    busy.finish()?;
+    report.notes.push("real time of one thread's operation".into());
+    Ok(report)
+}
+
+/// What one thread works on: a group and a file.
+type Member = (Arc<Group>, Arc<File>);
+
+/// Groups and files for threads that work at the same time.
+struct BusyThreads {
+    engine: Arc<Engine>,
+    /// For each thread, without and with a limit.
+    members: Vec<[Member; 2]>,
+    nr_operations: usize,
+}
+
+impl BusyThreads {
+    fn new(scale: f64) -> Result<Self, Failure> {
+        let config = EngineConfig { pool_bytes: POOL_BYTES, ..EngineConfig::default() };
+        let engine = Engine::new(config).map_err(Failure::at("cannot make an engine"))?;
+        let nr_operations = ((NR_OPERATIONS as f64 * scale) as usize).max(NR_OPERATIONS / 20);
+        let mut members = Vec::new();
+        for at in 0..NR_THREADS[NR_THREADS.len() - 1] {
+            let member = |name: &str| -> Result<Member, Failure> {
+                Ok((create(&engine, &format!("{name}{at}"))?, open(&engine, nr_operations as u64)?))
+            };
+            let (free, full) = (member("free")?, member("full")?);
+            engine.set_limit(&full.0, FULL_BYTES, &|| false).map_err(Failure::at("cannot set a limit"))?;
+            members.push([free, full]);
+        }
+        Ok(Self { engine, members, nr_operations })
+    }
+
+    /// Lets `nr` threads work. Returns the nanoseconds of one operation of one thread.
+    fn run(&self, nr: usize, operation: Operation) -> f64 {
+        let members = &self.members[..nr];
+        for (_, file) in members.iter().flatten() {
+            file.invalidate_clean();
+        }
+        let start = Barrier::new(nr);
+        let spent: Duration = thread::scope(|scope| {
+            let start = &start;
+            let begin = |member| scope.spawn(move || self.work(member, operation, start));
+            let threads: Vec<_> = members.iter().map(begin).collect();
+            threads.into_iter().map(|thread| thread.join().expect("a busy thread does not panic")).sum()
+        });
+        assert!(self.engine.sync_all(SYNC_WITHIN).is_empty(), "memory takes all writes");
+        spent.as_secs_f64() * 1e9 / (nr * self.nr_operations) as f64
+    }
+
+    fn work(&self, [free, full]: &[Member; 2], operation: Operation, start: &Barrier) -> Duration {
+        let (group, file) = if matches!(operation, Operation::MissAtLimit) { full } else { free };
+        let (data, mut buffer) = (vec![7; PAGE_SIZE], [0; 8]);
+        start.wait();
+        let begun = Instant::now();
+        // Backwards, so that nothing is read ahead.
+        for page in (0..self.nr_operations as u64).rev() {
+            let offset = page * PAGE_SIZE_U64;
+            if matches!(operation, Operation::NewPage) {
+                let nr_written = file.write(group, offset, &data).expect("there is room");
+                assert_eq!(nr_written, PAGE_SIZE, "a page is written");
+            } else {
+                let pages = file.read(group, offset, 8, &Readahead::new()).expect("there is room");
+                assert!(pages.copy_to(&mut buffer) == 8 && is_right(offset, &buffer), "a page is read");
+            }
+        }
+        begun.elapsed()
+    }
+
+    /// Checks that nothing is left.
+    fn finish(self) -> Result<(), Failure> {
+        let lost = self.engine.shut_down(SYNC_WITHIN);
+        if lost.is_empty() { Ok(()) } else { Err(Failure::Wrong(format!("{} files unclean", lost.len()))) }
+    }
+}
