@@ -13,6 +13,7 @@
 
 mod freed;
 mod missing;
+mod shares;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -25,9 +26,9 @@ use umemcg_base::{LeafMutex, PAGE_SIZE_U64, Rank, RankedMutex};
 
 use self::freed::{Freed, count};
 use crate::attr::{FileKind, NodeId};
-use crate::kernel_cache::{DropTask, KeptWindow, WindowHolder};
+use crate::kernel_cache::DropTask;
 use crate::kernel_page_lists::{AskedRange, KernelPageLists, PageHolder, SHARE_BYTES, is_within_limits};
-use crate::page_windows::{PAGES_END, WINDOW_PAGES, bits_of, span_of, windows_of};
+use crate::page_windows::{PAGES_END, WINDOW_PAGES, bits_of, windows_of};
 use crate::streams::LastOpen;
 
 /// The number of times that a drop waits for the requests that are under way then.
@@ -554,41 +555,6 @@ impl DropTask for RangeDrop {
         if let Some(FinalCall(then)) = self.then {
             then();
         }
-    }
-}
-
-impl PageHolder for KernelPages {
-    fn node(&self) -> NodeId {
-        self.node
-    }
-
-    /// Chooses a share, unless it is asked for already, or a request is under way that may put
-    /// pages there.
-    fn ask(&self, window: u64, slot: ListSlot) -> Option<AskedRange> {
-        let mut state = self.state.lock();
-        if state.is_busy(window) {
-            return None;
-        }
-        let asked_at = state.tick();
-        let shares = &mut state.windows.get_mut(&window)?.shares;
-        let share = shares.iter_mut().find(|share| share.slot == Some(slot) && !share.is_asked)?;
-        share.is_asked = true;
-        self.lists.unlist(slot);
-        let pages = span_of(window, share.pages);
-        let (nr_pages, owner) = (u64::from(share.pages.count_ones()), share.owner);
-        state.asked.insert(asked_at);
-        let awaited = Some(self.lists.await_drop(owner));
-        Some(AskedRange { pages, asked_at, nr_pages, reclaim: None, awaited })
-    }
-
-    fn kept_window(self: Arc<Self>, window: u64) -> Option<KeptWindow> {
-        let (pages, moment) = self.comparable(window)?;
-        let holder: Weak<dyn WindowHolder> = Arc::downgrade(&self) as _;
-        Some(KeptWindow { node: self.node, pages, holder, moment })
-    }
-
-    fn task(self: Arc<Self>, asked: AskedRange) -> Box<dyn DropTask> {
-        Box::new(RangeDrop { pages: Arc::downgrade(&self), asked, then: None, nr_parked: 0 })
     }
 }
 
