@@ -17,8 +17,9 @@ use umemcg_vfs::PageDrop;
 
 /// Threads for one store at a time, and for each store as soon as it has drops waiting.
 const NR_OF_STORE_MAX: usize = 2;
-/// A message that takes longer than this waits for something: the longest take some 3 ms.
-const LONG_MESSAGE: Duration = Duration::from_millis(10);
+/// A message that takes longer than this waits for something, a processor perhaps: reclaim waits
+/// 20 ms for what it asks for. Most take 0.2 ms.
+const LONG_MESSAGE: Duration = Duration::from_millis(1);
 /// Threads in all. They are started when they are needed, and stay.
 const NR_THREADS_MAX: usize = 256;
 /// Pages of one message at most: while it is carried out, all that was asked for later waits.

@@ -82,7 +82,7 @@ pub(crate) struct AwaitedDrop {
 }
 
 impl AwaitedDrop {
-    /// Ends the drop: bytes that have been given back, and bytes that reclaim was promised and that stay.
+    /// Ends the drop, which has given back some bytes; others that reclaim was promised stay.
     fn end(self, freed_bytes: u64, kept_bytes: u64) {
         let (lists, owner) = (self.lists.upgrade(), self.owner);
         drop(self); // before those that wait for it are woken

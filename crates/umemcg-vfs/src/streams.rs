@@ -1,12 +1,12 @@
 //! Which groups stream: they read more than they have room for, and next to nothing twice.
 //!
-//! The kernel's page cache is no use to a stream, and each page that it takes in must be taken back.
-//! So a file that a streaming group opens for the first time is served without it. Its pages are on
-//! the daemon's lists like those of any file, so the order of use is exact. A file that is opened
+//! The kernel's page cache does not help a stream, and each page must be taken back from it. So a
+//! file that a streaming group opens for the first time is served without that cache. Its pages are
+//! on the daemon's lists like those of any file of a mount with own pages. A file that is opened
 //! again before the group has read as much as it has room for is *reused*: it is served through the
-//! kernel's cache, and its pages speak against a stream.
+//! kernel's cache, and its pages count against a stream.
 //!
-//! The clock of a group is the number of pages that have come in for it, whoever keeps them.
+//! The clock of a group is the number of pages that have come in for it, into either cache.
 
 use std::collections::HashMap;
 
@@ -29,10 +29,10 @@ pub(crate) struct LastOpen {
     at_page: u64,
 }
 
-/// The groups that have opened files of a volume, each with the moment since when it has reused
-/// nothing, as if what it has reused had come in later.
+/// The groups that have opened files of a volume.
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
+    /// For each group the moment after which its pages count as read once; reuse moves it on.
     since_page: LeafMutex<HashMap<OwnerId, u64>>,
 }
 

@@ -40,8 +40,8 @@ use crate::streams::LastOpen;
 
 /// The number of times that a drop waits for the requests that are under way then.
 const NR_PARKED_MAX: u8 = 3;
-/// The cost of knowing a file's pages at all, in bytes.
-const FILE_BYTES: u64 = 256;
+/// The cost of knowing a file's pages at all, and that a group has opened it, in bytes.
+const FILE_BYTES: u64 = 320;
 
 #[derive(Default)]
 struct PageWindows {
@@ -119,6 +119,7 @@ pub(crate) struct KernelPages {
     /// (A) The kernel has been asked to drop all. Relaxed: the thread that finds it unset after a
     /// change asks.
     is_dropping_all: AtomicBool,
+    /// A leaf lock.
     last_open: LeafMutex<Option<LastOpen>>,
     pub(crate) lists: Arc<KernelPageLists>,
     _charge: AccountedCharge,
