@@ -405,8 +405,8 @@ impl FrameRecord {
         // An exchange also where nothing changes: a thread that clears a mark has to come after it,
         // or it fails.
         while now & flags.0 == flags.0 {
-            // Release pairs with the Acquire of `change` and `test_and_clear`; Acquire with the
-            // Release of who has set them.
+            // Release pairs with the Acquire of `change` and `test_and_clear`; Acquire pairs with
+            // `set`.
             match self.flags.compare_exchange_weak(now, now, Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return true,
                 Err(other) => now = other,

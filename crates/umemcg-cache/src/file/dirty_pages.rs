@@ -74,7 +74,8 @@ impl File {
     /// data was written before this call.
     ///
     /// A writer that finds a page dirty is done with it: its data is durable when the file is. So
-    /// nobody may find that before a sync finds the page. Flags are set under the index lock, last.
+    /// no thread may see the flag before a sync finds the page: the flag comes last, under the
+    /// lock of the index.
     pub(super) fn mark_dirty(self: &Arc<Self>, pages: &[(u64, FrameId)]) {
         // The copy comes before the flag, so the thread that clears the flag sees the copy.
         let is_dirty = |&(_, frame): &(u64, FrameId)| self.record(frame).set_again(Flag::DIRTY);
