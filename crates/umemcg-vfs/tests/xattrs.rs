@@ -4,11 +4,33 @@ mod common;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{ROOT, both_ways, errno, name};
+use common::{Fixture, ROOT, both_ways, errno, name};
 use rustix::io::Errno;
 use umemcg_vfs::{Create, SetAttr, XattrFlags, Xattrs};
 
 const ANY: XattrFlags = XattrFlags::empty();
+
+#[test]
+fn attributes_are_listed_while_descriptors_are_short() {
+    let v = Fixture::with(|config| config.max_idle_descriptors = 1);
+    let made = ["a", "b", "c"].map(|n| v.vfs.mkdir(&v.root, ROOT, name(n), 0o755).unwrap().node);
+    let list = |node| v.vfs.listxattr(&v.root, node);
+    // Two threads do not always meet.
+    for _ in 0..5 {
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                (0..100_000).for_each(|nr: usize| drop(list(made[1 + nr % 2])));
+                is_over.store(true, Ordering::Relaxed);
+            });
+            let mut nr_failed = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                nr_failed += usize::from(list(made[0]).is_err());
+            }
+            assert_eq!(nr_failed, 0, "the others have had its descriptor closed");
+        });
+    }
+}
 
 #[test]
 fn attributes_are_set_read_listed_and_removed() {

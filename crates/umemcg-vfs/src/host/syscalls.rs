@@ -6,6 +6,7 @@
 //! resolves a path of more than one component.
 
 use std::ffi::CStr;
+use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{
@@ -74,9 +75,20 @@ pub(crate) struct InodeKey {
     pub(crate) birth: u64,
 }
 
+/// A path that names what a descriptor holds, for as long as that is open: afterwards it may name
+/// what another request has opened.
+pub(crate) struct DescriptorPath<'fd>(String, PhantomData<BorrowedFd<'fd>>);
+
+impl std::ops::Deref for DescriptorPath<'_> {
+    type Target = str;
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
 /// Returns a path that names what a descriptor holds.
-pub(crate) fn path_of(fd: BorrowedFd<'_>) -> String {
-    format!("/proc/self/fd/{}", fd.as_raw_fd())
+pub(crate) fn path_of(fd: BorrowedFd<'_>) -> DescriptorPath<'_> {
+    DescriptorPath(format!("/proc/self/fd/{}", fd.as_raw_fd()), PhantomData)
 }
 
 fn wanted() -> StatxFlags {
@@ -102,12 +114,12 @@ pub(crate) fn hold_name(dir: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
 
 /// Opens for I/O what a descriptor holds.
 pub(crate) fn reopen(fd: BorrowedFd<'_>, flags: OFlags) -> Result<OwnedFd, Errno> {
-    rustix::fs::open(path_of(fd), flags | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())
+    rustix::fs::open(&*path_of(fd), flags | OFlags::CLOEXEC | OFlags::NOCTTY, Mode::empty())
 }
 
 /// Sets the permission bits of what a descriptor holds.
 pub(crate) fn chmod(fd: BorrowedFd<'_>, mode: u32) -> Result<(), Errno> {
-    rustix::fs::chmod(path_of(fd), Mode::from_raw_mode(mode & 0o7777))
+    rustix::fs::chmod(&*path_of(fd), Mode::from_raw_mode(mode & 0o7777))
 }
 
 /// Sets owner and group; `None` leaves a value unchanged.
@@ -139,14 +151,16 @@ pub(crate) fn set_times(
     let times = Timestamps { last_access: time(atime), last_modification: time(mtime) };
     match rustix::fs::utimensat(fd, c"", &times, AtFlags::EMPTY_PATH) {
         // Kernels before 5.8 do not take an empty path here.
-        Err(Errno::INVAL | Errno::NOENT) => rustix::fs::utimensat(CWD, path_of(fd), &times, AtFlags::empty()),
+        Err(Errno::INVAL | Errno::NOENT) => {
+            rustix::fs::utimensat(CWD, &*path_of(fd), &times, AtFlags::empty())
+        }
         result => result,
     }
 }
 
 /// Gives the object that a descriptor holds another name.
 pub(crate) fn link(fd: BorrowedFd<'_>, dir: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
-    rustix::fs::linkat(CWD, path_of(fd), dir, name, AtFlags::SYMLINK_FOLLOW)
+    rustix::fs::linkat(CWD, &*path_of(fd), dir, name, AtFlags::SYMLINK_FOLLOW)
 }
 
 /// Returns whether new objects in a directory take their permissions from an access list of its
@@ -155,7 +169,7 @@ pub(crate) fn has_default_acl(dir: BorrowedFd<'_>) -> Result<bool, Errno> {
     const NAME: &CStr = c"system.posix_acl_default";
     let len = match rustix::fs::fgetxattr_query(dir, NAME) {
         // Held without I/O rights.
-        Err(Errno::BADF) => rustix::fs::getxattr_query(path_of(dir), NAME),
+        Err(Errno::BADF) => rustix::fs::getxattr_query(&*path_of(dir), NAME),
         len => len,
     };
     match len {

@@ -47,7 +47,7 @@ impl Xattrs for HostVolume {
         // Write-back removes capabilities for a moment.
         let content = self.content_with_capabilities(node, &name)?;
         let _look = content.as_ref().map(|content| content.store.times.shared());
-        let value = sized(VALUE_MAX, |buffer| rustix::fs::getxattr(&path, &name, buffer));
+        let value = sized(VALUE_MAX, |buffer| rustix::fs::getxattr(&*path, &name, buffer));
         if let Some(content) = &content {
             content.store.privileges.shown.note(value.is_ok());
         }
@@ -86,7 +86,7 @@ impl Xattrs for HostVolume {
         let name = attribute(name)?;
         let held = self.inodes.descriptor(node)?;
         self.change_attributes(node, &held, || {
-            rustix::fs::setxattr(syscalls::path_of(held.as_fd()), &name, value, flags)?;
+            rustix::fs::setxattr(&*syscalls::path_of(held.as_fd()), &name, value, flags)?;
             let mode = syscalls::stat_fd(&held)?.attr.mode;
             let loses_bit = kill_set_gid && mode & SET_GID != 0;
             if loses_bit { syscalls::chmod(held.as_fd(), mode & !SET_GID) } else { Ok(()) }
@@ -99,8 +99,9 @@ impl Xattrs for HostVolume {
     /// # Errors
     /// The host's.
     fn listxattr(&self, caller: &Caller, node: NodeId) -> Result<Vec<u8>, VfsError> {
-        let path = syscalls::path_of(self.inodes.descriptor(node)?.as_fd());
-        let list = sized(LIST_MAX, |buffer| rustix::fs::listxattr(&path, buffer))?;
+        let held = self.inodes.descriptor(node)?;
+        let path = syscalls::path_of(held.as_fd());
+        let list = sized(LIST_MAX, |buffer| rustix::fs::listxattr(&*path, buffer))?;
         if caller.uid == 0 {
             return Ok(list);
         }
@@ -117,7 +118,7 @@ impl Xattrs for HostVolume {
         let name = attribute(name)?;
         let held = self.inodes.descriptor(node)?;
         let removed = self.change_attributes(node, &held, || {
-            rustix::fs::removexattr(syscalls::path_of(held.as_fd()), &name)
+            rustix::fs::removexattr(&*syscalls::path_of(held.as_fd()), &name)
         });
         match self.content_with_capabilities(node, &name)? {
             Some(content) => {
