@@ -61,3 +61,18 @@ fn a_worker_asks_for_what_is_not_on_its_way() {
     world.kernel.obey();
     assert!((384..512).contains(&world.kept()), "{}", world.kept());
 }
+
+#[test]
+fn force_empty_returns_when_the_kernel_has_dropped_all() {
+    let world = World::new(8 << 20);
+    let file = world.open("f", 1024);
+    world.read(&file, 0, 1024);
+    let is_over = AtomicBool::new(false);
+    let left = std::thread::scope(|threads| {
+        threads.spawn(|| world.kernel.obey_slowly(&is_over));
+        world.fixture.engine.force_empty(&world.group, &|| false).unwrap();
+        is_over.store(true, Ordering::Relaxed);
+        world.kept()
+    });
+    assert_eq!(left, 0, "half of it is not all");
+}

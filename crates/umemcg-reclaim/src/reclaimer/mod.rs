@@ -212,6 +212,11 @@ impl Reclaimer {
         note_ended(self.kswapd_queue(), group, bytes);
     }
 
+    /// Returns the bytes that have been freed after a request so far, of all groups.
+    pub fn released_bytes(&self) -> u64 {
+        self.pending_releases.released_bytes()
+    }
+
     /// Waits for a moment, until bytes are free whose release a shrinker had requested before,
     /// unless `is_awaited` says that nothing is to come. No lock may be held.
     pub fn wait_for_release(&self, is_awaited: impl FnOnce() -> bool) {

@@ -201,6 +201,7 @@ impl Engine {
         }
         self.write_dirty(group, cancelled)?;
         let mut retries = MAX_RECLAIM_RETRIES;
+        let (mut requested_bytes, released_before) = (0, self.reclaimer().released_bytes());
         while retries > 0 {
             group.drain_stocks();
             if group.usage_bytes() == 0 {
@@ -210,8 +211,14 @@ impl Engine {
                 return Err(ReclaimError::Interrupted);
             }
             let pages = group.usage_bytes().div_ceil(PAGE_SIZE_U64);
-            if self.reclaimer().reclaim_from_all(group, pages, cancelled).pages() == 0 {
-                retries -= 1;
+            let progress = self.reclaimer().reclaim_from_all(group, pages, cancelled);
+            requested_bytes += progress.releasing_bytes;
+            if progress.pages() == 0 {
+                // The kernel may be dropping what it has been asked for.
+                let released_bytes = || self.reclaimer().released_bytes() - released_before;
+                let before = released_bytes();
+                self.reclaimer().wait_for_release(|| before < requested_bytes);
+                retries -= u32::from(released_bytes() == before);
             }
         }
         Ok(())
