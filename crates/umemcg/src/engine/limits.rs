@@ -204,21 +204,23 @@ impl Engine {
         let (mut requested_bytes, released_before) = (0, self.reclaimer().released_bytes());
         while retries > 0 {
             group.drain_stocks();
-            if group.usage_bytes() == 0 {
+            let usage_bytes = group.usage_bytes();
+            if usage_bytes == 0 {
                 break;
             }
             if cancelled() {
                 return Err(ReclaimError::Interrupted);
             }
-            let pages = group.usage_bytes().div_ceil(PAGE_SIZE_U64);
+            let pages = usage_bytes.div_ceil(PAGE_SIZE_U64);
             let progress = self.reclaimer().reclaim_from_all(group, pages, cancelled);
             requested_bytes += progress.releasing_bytes;
             if progress.pages() == 0 {
-                // The kernel may be dropping what it has been asked for.
-                let released_bytes = || self.reclaimer().released_bytes() - released_before;
-                let before = released_bytes();
-                self.reclaimer().wait_for_release(|| before < requested_bytes);
-                retries -= u32::from(released_bytes() == before);
+                // The kernel may be dropping what it has been asked for. What other groups get back
+                // is no progress.
+                let reclaimer = self.reclaimer();
+                reclaimer.wait_for_release(|| reclaimer.released_bytes() - released_before < requested_bytes);
+                group.drain_stocks();
+                retries -= u32::from(group.usage_bytes() >= usage_bytes);
             }
         }
         Ok(())
