@@ -312,7 +312,14 @@ impl Pair {
                 if !self.charges.is_empty() {
                     let (charge, at) = self.charges.swap_remove(charge % self.charges.len());
                     match self.charges.iter_mut().find(|(other, _)| other.owner() == charge.owner()) {
-                        Some((other, _)) => other.merge(charge),
+                        Some((other, its_group)) => {
+                            // A charge of nothing keeps no owner: the number of a group that is gone
+                            // may be another's by now.
+                            if other.bytes() == 0 {
+                                *its_group = at;
+                            }
+                            other.merge(charge);
+                        }
                         // Nothing to merge with: through the raw form instead.
                         None => {
                             let (owner, bytes) = charge.into_raw();

@@ -28,6 +28,9 @@ pub struct Charge {
 
 impl Charge {
     /// Returns the owner that the bytes are charged to.
+    ///
+    /// A charge of 0 bytes keeps no owner: once the group is gone, its number may be another
+    /// group's.
     #[inline]
     pub fn owner(&self) -> OwnerId {
         self.owner
