@@ -90,8 +90,9 @@ Columns (`-` means none):
 
 /// Memory cgroups in user space, with a caching mount on top.
 ///
-/// `umemcg mount` serves a directory, and charges every page of it that is cached to a group. Groups form a tree of directories with
-/// the control files of Linux memory cgroups: limits, usage, statistics.
+/// `umemcg mount` serves a directory, and charges every page of it that is cached to a group.
+/// Groups form a tree of directories with the control files of Linux memory cgroups: limits, usage,
+/// statistics.
 #[derive(Debug, Parser)]
 #[command(name = "umemcg", version, after_long_help = EXAMPLES, after_help = "`umemcg --help` shows examples and exit codes.")]
 #[command(arg_required_else_help = true, max_term_width = 110)]

@@ -32,7 +32,7 @@ const QUIET_FILE_BYTES: u64 = 24 * MIB;
 /// The bytes by which usage may exceed a limit: the charges in flight, here at most four of 1 MiB
 /// each.
 const SLACK_BYTES: u64 = 4 * MIB;
-/// The kernel's page cache keeps the pages, and nobody else changes the directory.
+/// The kernel's page cache keeps the pages, and no other program changes the directory.
 const OPTIONS: [&str; 3] = ["--page-cache", "kernel", "--exclusive"];
 
 /// The results of one group.

@@ -201,8 +201,8 @@ impl Mount {
             command.arg(self.data());
         }
         command.arg(self.mnt()).arg("--control").arg(self.cg()).args(arguments);
-        // The tests are run in both modes: `make test` takes own pages, `make test-kernel-pages` the
-        // kernel's.
+        // The tests are run in both modes: `make test` takes own pages, `make test-kernel-pages`
+        // the kernel's.
         if !arguments.contains(&"--page-cache") {
             let whose = std::env::var("UMEMCG_TEST_PAGE_CACHE").unwrap_or_else(|_| "own".into());
             match whose == "exclusive" {
