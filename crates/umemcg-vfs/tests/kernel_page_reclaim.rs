@@ -40,6 +40,24 @@ fn what_is_on_its_way_is_not_asked_for_again() {
 }
 
 #[test]
+fn a_kernel_that_is_slow_to_begin_is_waited_for() {
+    let world = World::new(8 << 20);
+    let file = world.open("f", 1024);
+    world.read(&file, 0, 1024);
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            std::thread::sleep(Duration::from_millis(60));
+            world.kernel.obey_slowly(&is_over);
+        });
+        world.fixture.engine.reclaim(&world.group, 2 << 20, &|| false).unwrap();
+        is_over.store(true, Ordering::Relaxed);
+    });
+    world.kernel.obey();
+    assert!((448..=512).contains(&world.kept()), "{}", world.kept());
+}
+
+#[test]
 fn a_worker_asks_for_what_is_not_on_its_way() {
     const MIB: u64 = 1 << 20;
     let world = World::new(6 * MIB);

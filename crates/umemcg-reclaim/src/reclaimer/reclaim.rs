@@ -18,6 +18,11 @@ use crate::protection::ReclaimProtection;
 use crate::rounds::{FirstRounds, shrink_in_rounds};
 use crate::scan_control::{DEF_PRIORITY, Pass, Progress, Reason, SWAP_CLUSTER_MAX, WRITEBACK_WAIT};
 
+/// Waits in which nothing comes after which what was asked for may never come. A kernel that does
+/// other work takes longer than one to begin, and what is given up is asked for elsewhere: all
+/// of it would be lost to the group when it comes.
+const WAITS_IN_VAIN_MAX: u32 = 6;
+
 impl Reclaimer {
     /// Reclaims about `goal` pages from `root` and everything below it. May sleep. No lock may be
     /// held.
@@ -83,7 +88,7 @@ impl Reclaimer {
         let goal = goal.max(SWAP_CLUSTER_MAX);
         let mut progress = Progress::default();
         // Bytes that earlier passes have asked for and that are not asked for again.
-        let (mut coming, mut has_waited_in_vain) = (0, false);
+        let (mut coming, mut nr_waits_in_vain) = (0, 0);
         for priority in (0..=DEF_PRIORITY).rev() {
             protection.refresh();
             let before = progress;
@@ -119,9 +124,8 @@ impl Reclaimer {
                 }
                 let released = self.pending_releases().wait(released_before, requested);
                 progress.slab_bytes += released;
-                // If nothing came in two waits, it may never come.
-                coming = if released == 0 && has_waited_in_vain { 0 } else { requested - released };
-                has_waited_in_vain = released == 0;
+                nr_waits_in_vain = if released == 0 { nr_waits_in_vain + 1 } else { 0 };
+                coming = if nr_waits_in_vain < WAITS_IN_VAIN_MAX { requested - released } else { 0 };
                 // If at least half has been released, the rest is as good as free.
                 if released >= requested / 2 && progress.pages() + coming / PAGE_SIZE_U64 >= goal {
                     progress.slab_bytes += coming;
