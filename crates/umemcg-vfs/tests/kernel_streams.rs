@@ -69,6 +69,15 @@ fn a_stream_ends_when_files_are_read_again() {
 }
 
 #[test]
+fn a_loop_that_does_not_fit_is_no_stream() {
+    let world = World::new(ROOM);
+    let nr = NR_FILES_OF_ROOM * 3 / 2;
+    stream(&world, "f", nr);
+    let nr_kept = (0..8).map(|_| repeat(&world, "f", nr)).last();
+    assert!(nr_kept > Some(nr as usize * 3 / 4), "{nr_kept:?}");
+}
+
+#[test]
 fn a_stream_leaves_a_file_that_is_used_to_the_kernel() {
     let world = World::new(ROOM);
     let hot = world.open_to_read("hot", NR_PAGES);
