@@ -1,9 +1,9 @@
 //! The file pages that the kernel keeps of a volume, as a shrinker.
 //!
-//! Its objects are shares of a file's pages ([`PageHolder`]), in the order in which their
-//! pages arrived, since the kernel does not tell of hits: see [`arrival_order`]. Where the daemon is
-//! told of opens, a share whose file was opened meanwhile gets a second chance. They are memory
-//! that we cannot free by ourselves: the shrinker asks the kernel to drop them
+//! Its objects are shares of a file's pages ([`PageHolder`]), in the order in which their pages
+//! arrived, since the kernel does not tell of hits: see [`arrival_order`]. Where the daemon is told
+//! of opens, a share whose file was opened meanwhile gets a second chance. They are memory that we
+//! cannot free by ourselves: the shrinker asks the kernel to drop them
 //! ([`KernelCache::drop_pages`](crate::KernelCache::drop_pages)), and promises what goes with them.
 //!
 //! A share that was taken back leaves a ghost, on a third list. A group may have as many ghosts as

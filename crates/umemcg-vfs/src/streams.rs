@@ -3,9 +3,9 @@
 //! The kernel's page cache does not help a stream, and each page must be taken back from it. So a
 //! file that a streaming group opens for the first time is served without that cache. Its pages are
 //! on the daemon's lists like those of any file of a mount with own pages. A file that is opened
-//! again soon, before the group has read [`ROOMS_MAX`] times as much as it has room for, is *reused*:
-//! it is served through the kernel's cache, and its pages count against a stream. Of a loop that is
-//! somewhat larger than the room, a part stays there.
+//! again soon, before the group has read [`ROOMS_MAX`] times as much as it has room for, is
+//! *reused*: it is served through the kernel's cache, and its pages count against a stream. Of a
+//! loop that is somewhat larger than the room, a part stays there.
 //!
 //! The clock of a group is the number of pages that have come in for it, into either cache.
 

@@ -7,9 +7,9 @@
 //! has read until it is asked to drop it. S3-FIFO and LRU are libCacheSim's where it is installed,
 //! and otherwise ours, which are held against it here.
 //!
-//! What programs were seen to open is replayed as well, and once more without it, since opens do not
-//! come to the daemon on an exclusive mount. A file that is larger than the room is served with own
-//! pages where opens are told; that side is printed and not judged.
+//! What programs were seen to open is replayed as well, and once more without it, since opens do
+//! not come to the daemon on an exclusive mount. A file that is larger than the room is served with
+//! own pages where opens are told; that side is printed and not judged.
 //!
 //! Hits do not come to the daemon, so the policy costs only the misses: their processor time is
 //! printed.

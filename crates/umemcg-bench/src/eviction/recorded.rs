@@ -1,7 +1,7 @@
 //! What programs read: a compilation, a database and a repository, recorded with strace(1).
 //!
-//! Only files that the program finds in its directory count, with the opens of them. A mapping counts as a read of all of
-//! it; git is told to map its packs in small pieces.
+//! Only files that the program finds in its directory count, with the opens of them. A mapping
+//! counts as a read of all of it; git is told to map its packs in small pieces.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -107,8 +107,8 @@ fn query(dir: &Path) -> Result<Recording, Failure> {
 
 /// A repository of some versions, whose states and differences are looked at.
 fn look_at_history(dir: &Path) -> Result<Recording, Failure> {
-    // One thread and fixed dates, so that each recording is the same. Files as young as the index are
-    // read again by each look, so they are made older.
+    // One thread and fixed dates, so that each recording is the same. Files as young as the index
+    // are read again by each look, so they are made older.
     let git = "GIT_AUTHOR_DATE='@1700000000 +0000' GIT_COMMITTER_DATE='@1700000000 +0000' \
                git -c user.name=a -c user.email=a@b -c core.packedGitWindowSize=32k -c gc.auto=0 \
                -c grep.threads=1 -c pack.threads=1 -c index.threads=1 -c core.preloadIndex=false -c core.trustctime=false";

@@ -27,8 +27,8 @@ const SPARE_BYTES: u64 = 256 << 10;
 pub(super) struct Outcome {
     pub(super) hit_percent: f64,
     pub(super) mean_kept: f64,
-    /// Whether the kernel kept anything: where the daemon is told of opens, it serves a file by itself
-    /// that is larger than the room.
+    /// Whether the kernel kept anything: where the daemon is told of opens, it serves a file by
+    /// itself that is larger than the room.
     pub(super) is_kept_by_kernel: bool,
     /// Processor time of all requests, hits included, for each miss.
     pub(super) miss_us: f64,

@@ -1,11 +1,11 @@
 //! Second chances: an open of a file is a use of the pages that the kernel has of it, the only one
 //! that the daemon is told of.
 //!
-//! An open only counts itself. Reclaim looks at the count when a share is its next victim. A share on
-//! probation stays if there was an open since it arrived, and one on the protected list if there
-//! were two since it was put there. It becomes the youngest protected one, and has to be opened anew
-//! to stay again. Programs that open a large file all the time must not keep it forever, so reclaim
-//! gives a bounded number of second chances before it takes a share
+//! An open only counts itself. Reclaim looks at the count when a share is its next victim. A share
+//! on probation stays if there was an open since it arrived, and one on the protected list if there
+//! were two since it was put there. It becomes the youngest protected one, and has to be opened
+//! anew to stay again. Programs that open a large file all the time must not keep it forever, so
+//! reclaim gives a bounded number of second chances before it takes a share
 //! ([`KernelPageLists`](crate::kernel_page_lists)).
 
 use umemcg::arrival_order::ArrivalList;

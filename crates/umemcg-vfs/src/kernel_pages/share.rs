@@ -3,8 +3,8 @@
 use umemcg::arrival_order::ArrivalList;
 use umemcg::{ListSlot, OwnerId};
 
-/// Opens of its file that keep a share on the protected list. With fewer, what is used again now and
-/// then would push out what is used as often but came earlier.
+/// Opens of its file that keep a share on the protected list. With fewer, what is used again now
+/// and then would push out what is used as often but came earlier.
 const NR_OPENS_PROTECTED: u64 = 2;
 
 /// Pages of a window that one group pays for and that arrived on one list.
