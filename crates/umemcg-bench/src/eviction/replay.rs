@@ -27,7 +27,7 @@ const SPARE_BYTES: u64 = 256 << 10;
 pub(super) struct Outcome {
     pub(super) hit_percent: f64,
     pub(super) mean_kept: f64,
-    /// Whether the kernel kept anything: where the daemon is told of opens, it serves a file by
+    /// Whether the kernel kept most of it: where the daemon is told of opens, it serves a file by
     /// itself that is larger than the room.
     pub(super) is_kept_by_kernel: bool,
     /// Processor time of all requests, hits included, for each miss.
@@ -99,10 +99,11 @@ impl Room {
     fn outcome(&self, trace: &Trace, time: std::time::Duration) -> Outcome {
         let nr_misses = self.group.stat_total(StatItem::CacheMiss);
         let nr_hits = trace.requests.len() as f64 - nr_misses as f64;
+        let data: i64 = self.items.iter().map(|&item| self.group.stat_total(item)).sum();
         let full = &self.kept[self.kept.len() / 4..];
         Outcome {
             hit_percent: 100.0 * nr_hits / trace.requests.len() as f64,
-            is_kept_by_kernel: self.group.stat_total(StatItem::FileKernel) > 0,
+            is_kept_by_kernel: 2 * self.group.stat_total(StatItem::FileKernel) > data,
             mean_kept: full.iter().sum::<f64>() / full.len() as f64,
             miss_us: time.as_secs_f64() * 1e6 / nr_misses as f64,
         }
