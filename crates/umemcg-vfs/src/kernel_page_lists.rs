@@ -1,8 +1,9 @@
 //! The file pages that the kernel keeps of a volume, as a shrinker.
 //!
-//! Its objects are shares of a file's pages ([`PageHolder`]), in the order in which their
-//! pages arrived, since the kernel does not tell of hits: see [`arrival_order`]. They are memory
-//! that we cannot free by ourselves: the shrinker asks the kernel to drop them
+//! Its objects are shares of a file's pages ([`PageHolder`]), in the order in which their pages
+//! arrived, since the kernel does not tell of hits: see [`arrival_order`]. Where the daemon is told
+//! of opens, a share whose file was opened meanwhile gets a second chance. They are memory that we
+//! cannot free by ourselves: the shrinker asks the kernel to drop them
 //! ([`KernelCache::drop_pages`](crate::KernelCache::drop_pages)), and promises what goes with them.
 //!
 //! A share that was taken back leaves a ghost, on a third list. A group may have as many ghosts as
@@ -32,6 +33,8 @@ const BATCH: u64 = 1;
 /// Pages that a group has in the kernel for each ghost that it may keep, if that is more than its
 /// shares.
 const PAGES_PER_GHOST: u64 = 8;
+/// Shares of opened files that reclaim keeps at most before it asks for one, opened or not.
+const NR_SECOND_CHANCES_MAX: u64 = 32;
 /// Ghosts that are dropped at a time.
 const NR_TRIMMED_MAX: u64 = 64;
 
@@ -117,6 +120,9 @@ pub(crate) trait PageHolder: Send + Sync + fmt::Debug {
     /// Chooses a share to be dropped; it is on no list then. Returns its runs of pages, none when
     /// it is to stay for now.
     fn ask(&self, window: u64, slot: ListSlot) -> Vec<AskedRange>;
+    /// Keeps a share whose file has been opened often enough since it arrived, or since it was last
+    /// kept so. Returns whether it did.
+    fn keep_if_opened(&self, window: u64, slot: ListSlot) -> bool;
     /// Returns the window of a share if it can be compared with what the kernel has, and the share
     /// is its first.
     fn kept_window(self: Arc<Self>, window: u64, slot: ListSlot) -> Option<KeptWindow>;
@@ -211,6 +217,17 @@ impl KernelPageLists {
         self.shares(list).remove(NODE, slot);
     }
 
+    /// Moves a share from probation to the protected list, as the youngest of its owner.
+    pub(crate) fn protect(&self, owner: OwnerId, slot: ListSlot) {
+        self.probation.remove(NODE, slot);
+        self.protected.add(owner, NODE, slot);
+    }
+
+    /// Makes a share the youngest of its owner on the protected list, if it is there.
+    pub(crate) fn make_youngest(&self, slot: ListSlot) {
+        self.protected.touch(NODE, slot);
+    }
+
     /// Gives the place of a share back.
     pub(crate) fn release(&self, list: ArrivalList, slot: ListSlot) {
         self.shares(list).remove(NODE, slot);
@@ -302,12 +319,32 @@ impl KernelPageLists {
         slots.into_iter().filter_map(|slot| Some((slot, by_slot.get(&slot.into_raw())?.clone()))).collect()
     }
 
+    /// Returns the next shares to ask for: those of the next `nr` that are not kept because their
+    /// files were opened, or of the next after these.
+    fn next_victims(&self, group: &Group, nr: u64) -> Vec<Housed> {
+        let mut nr_kept = 0;
+        loop {
+            let nr_kept_before = nr_kept;
+            let mut shares = self.next_shares(group, nr);
+            shares.retain(|(slot, (pages, window))| {
+                let may_keep = nr_kept < NR_SECOND_CHANCES_MAX;
+                let is_kept =
+                    may_keep && pages.upgrade().is_some_and(|pages| pages.keep_if_opened(*window, *slot));
+                nr_kept += u64::from(is_kept);
+                !is_kept
+            });
+            if !shares.is_empty() || nr_kept == nr_kept_before {
+                return shares;
+            }
+        }
+    }
+
     fn ask(&self, target: &ShrinkTarget<'_>, nr: u64) -> Scanned {
         let mut done = Scanned::default();
         let mut drops = Vec::new();
         let mut nr_pages = 0;
         self.trim_ghosts(target.group);
-        for (slot, (pages, window)) in self.next_shares(target.group, nr) {
+        for (slot, (pages, window)) in self.next_victims(target.group, nr) {
             done.scanned += 1;
             let Some(pages) = pages.upgrade() else { continue };
             for mut asked in pages.ask(window, slot) {

@@ -3,8 +3,9 @@
 //! The kernel's page cache does not help a stream, and each page must be taken back from it. So a
 //! file that a streaming group opens for the first time is served without that cache. Its pages are
 //! on the daemon's lists like those of any file of a mount with own pages. A file that is opened
-//! again before the group has read as much as it has room for is *reused*: it is served through the
-//! kernel's cache, and its pages count against a stream.
+//! again soon, before the group has read [`ROOMS_MAX`] times as much as it has room for, is
+//! *reused*: it is served through the kernel's cache, and its pages count against a stream. Of a
+//! loop that is somewhat larger than the room, a part stays there.
 //!
 //! The clock of a group is the number of pages that have come in for it, into either cache.
 
@@ -14,9 +15,9 @@ use umemcg::{Group, OwnerId, StatItem};
 use umemcg_base::{LeafMutex, PAGE_SIZE_U64};
 
 /// Pages that are read once, for each page that is reused, in what is no stream.
-const READ_ONCE_PER_REUSED: u64 = 4;
-/// How much of what was read once counts, in multiples of the group's room. So reuse of half the
-/// room ends any stream.
+const READ_ONCE_PER_REUSED: u64 = 8;
+/// How much of what was read once counts, and how much may be read before a reuse, in multiples of
+/// the group's room. So reuse of three eighths of the room ends any stream.
 const ROOMS_MAX: u64 = 3;
 /// Groups before those that are gone are forgotten.
 const NR_GROUPS_MIN: usize = 64;
@@ -49,8 +50,8 @@ impl Streams {
         let (owner, room) = (group.owner(), room_bytes / PAGE_SIZE_U64);
         let now = u64::try_from(group.stat_total_applied(StatItem::PgPgIn)).unwrap_or(0);
         let before = last_open.replace(LastOpen { owner, at_page: now });
-        let is_reused =
-            before.is_some_and(|before| before.owner != owner || now.saturating_sub(before.at_page) <= room);
+        let is_soon = |at_page: u64| now.saturating_sub(at_page) <= room.saturating_mul(ROOMS_MAX);
+        let is_reused = before.is_some_and(|before| before.owner != owner || is_soon(before.at_page));
         let mut groups = self.since_page.lock();
         if !groups.contains_key(&owner) && groups.len() >= NR_GROUPS_MIN && groups.len() == groups.capacity()
         {

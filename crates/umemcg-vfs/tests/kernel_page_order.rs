@@ -62,6 +62,13 @@ impl World {
         self.fixture.vfs.open(&caller, entry.node, OFlags::RDONLY).unwrap()
     }
 
+    /// Opens a file again, as an OPEN of the kernel does, and closes it.
+    fn reopen(&self, file: &Arc<dyn VolumeFile>) {
+        let caller = Caller { group: Arc::clone(&self.group), ..self.fixture.root.clone() };
+        let again = self.fixture.vfs.open(&caller, file.node(), OFlags::RDONLY).unwrap();
+        again.kernel_caching(false);
+    }
+
     /// Answers a READ of the kernel.
     fn read(&self, file: &Arc<dyn VolumeFile>, first: u64, nr: u64) {
         drop(file.begin_kernel_io(first * PAGE, nr * PAGE, false, &self.group).unwrap());
@@ -149,6 +156,71 @@ fn a_loop_that_does_not_fit_keeps_a_part() {
         }
     }
     assert!(nr_hits > 300, "{nr_hits}: in the order of arrival alone, each goes before it returns");
+}
+
+#[test]
+fn a_window_of_an_opened_file_outlives_a_stream() {
+    let world = World::new();
+    let (hot, stream) = (world.open("hot", WINDOW), world.open("stream", 100 * WINDOW));
+    read_window(&world, &hot, 0);
+    (0..ROOM / 2).for_each(|window| read_window(&world, &stream, window));
+    world.reopen(&hot);
+    (ROOM / 2..100).for_each(|window| read_window(&world, &stream, window));
+    assert!(hot.kernel_may_have(0, PAGE), "it would have been the first to go");
+    assert_eq!(world.group.stat_total(StatItem::PgActivate), WINDOW as i64);
+}
+
+#[test]
+fn an_open_keeps_a_window_only_once() {
+    let world = World::new();
+    let old = world.open("old", ROOM * WINDOW);
+    (0..ROOM).for_each(|window| read_window(&world, &old, window));
+    world.reopen(&old);
+    let first = |runs: Vec<Range<u64>>| runs[0].start / WINDOW;
+    assert_eq!(first(take_back_pages(&world, WINDOW)), 0, "all are opened, so the oldest goes");
+    assert_eq!(first(take_back_pages(&world, WINDOW)), 1);
+    world.reopen(&old);
+    assert_eq!(first(take_back_pages(&world, WINDOW)), 2, "a protected one must be opened twice");
+    (0..2).for_each(|_| world.reopen(&old));
+    assert_eq!(first(take_back_pages(&world, WINDOW)), 3, "all were opened twice");
+    assert_eq!(first(take_back_pages(&world, WINDOW)), 4);
+}
+
+#[test]
+fn second_chances_are_bounded() {
+    let world = World::new();
+    let file = world.open("f", 100 * WINDOW);
+    world.read(&file, 0, 100 * WINDOW);
+    for (round, expected) in [32, 65, 98].into_iter().enumerate() {
+        (0..2).for_each(|_| world.reopen(&file));
+        let runs = take_back_pages(&world, WINDOW);
+        assert_eq!(runs[0].start / WINDOW, expected, "round {round}: behind 32 that were kept");
+    }
+}
+
+#[test]
+fn a_second_chance_joins_the_pages_of_a_window() {
+    let world = World::new();
+    let (file, rest) = (world.open("f", WINDOW), world.open("rest", 8 * WINDOW));
+    world.read(&file, 20, 1);
+    world.read(&rest, 0, 8 * WINDOW);
+    assert_eq!(take_back_pages(&world, 1)[0], 20..21);
+    let bookkeeping = || {
+        world.group.drain_own_stock();
+        assert_eq!(world.group.named_bytes(), world.group.usage_bytes());
+        world.group.usage_bytes() - world.kept() * PAGE
+    };
+    world.read(&file, 20, 1);
+    let with_one = bookkeeping();
+    world.read(&file, 0, WINDOW);
+    assert!(bookkeeping() > with_one, "page 20 is protected, and the others are not");
+    world.reopen(&file);
+    let mut runs = Vec::new();
+    while runs.last() != Some(&(0..64)) && world.kept() > 0 {
+        runs.extend(take_back_pages(&world, 1));
+    }
+    assert_eq!(runs.last(), Some(&(0..64)), "{runs:?}");
+    assert!(!runs.iter().any(|run| run.end <= 64 && run.start < 20 && *run != (0..64)), "{runs:?}");
 }
 
 #[test]

@@ -69,6 +69,16 @@ fn a_stream_ends_when_files_are_read_again() {
 }
 
 #[test]
+fn a_loop_that_does_not_fit_is_no_stream() {
+    let world = World::new(ROOM);
+    let nr = NR_FILES_OF_ROOM * 3 / 2;
+    stream(&world, "f", nr);
+    (0..7).for_each(|_| _ = repeat(&world, "f", nr));
+    let nr_kept = repeat(&world, "f", nr);
+    assert!(nr_kept > nr as usize * 3 / 4, "{nr_kept}");
+}
+
+#[test]
 fn a_stream_leaves_a_file_that_is_used_to_the_kernel() {
     let world = World::new(ROOM);
     let hot = world.open_to_read("hot", NR_PAGES);

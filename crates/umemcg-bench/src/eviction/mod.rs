@@ -7,6 +7,10 @@
 //! has read until it is asked to drop it. S3-FIFO and LRU are libCacheSim's where it is installed,
 //! and otherwise ours, which are held against it here.
 //!
+//! What programs were seen to open is replayed as well, and once more without it, since opens do
+//! not come to the daemon on an exclusive mount. A file that is larger than the room is served with
+//! own pages where opens are told; that side is printed and not judged.
+//!
 //! Hits do not come to the daemon, so the policy costs only the misses: their processor time is
 //! printed.
 
@@ -23,6 +27,7 @@ use crate::report::{Report, Section, Target, Verdict};
 use crate::stats::Samples;
 
 use oracle::Oracle;
+use replay::Opens;
 use traces::{Placement, Trace};
 
 /// Points of hit ratio by which the kernel's pages may be behind the best of the others.
@@ -68,36 +73,41 @@ fn compare(
     place: &std::path::Path,
     notes: &mut Vec<String>,
 ) -> Result<Section, Failure> {
-    let kernel = replay::kernel(trace, place)?;
+    let mut kernels = Vec::new();
+    if !trace.opens.is_empty() {
+        kernels.push(("pages that the kernel keeps", replay::kernel(trace, place, Opens::Told)?));
+    }
+    let name = if trace.opens.is_empty() { "pages that the kernel keeps" } else { "the same, silent opens" };
+    kernels.push((name, replay::kernel(trace, place, Opens::Silent)?));
     let own = replay::own(trace)?;
     let (lru, s3_fifo) = oracle.hit_ratios(trace, place)?;
     let best = own.hit_percent.max(lru).max(s3_fifo);
     notes.push(format!(
-        "{}: {} requests for {} pages, room for {}; pages kept, mean: {:.0} by the kernel, {:.0} of our own; a miss takes {:.1} and {:.1} µs \
-         of processor time",
+        "{}: {} requests for {} pages, {} opens, room for {}",
         trace.name,
         trace.requests.len(),
         trace.places.len(),
+        trace.opens.len(),
         trace.room,
-        kernel.mean_kept,
-        own.mean_kept,
-        kernel.miss_us,
-        own.miss_us,
     ));
-    let side = |name: &str, value: f64| Samples::new(name, vec![value]);
+    let others = [("own pages", own.hit_percent), ("LRU", lru), ("S3-FIFO", s3_fifo)];
+    for (name, outcome) in kernels.iter().chain([&("own pages", own)]) {
+        notes.push(format!(
+            "{}, {name}: {:.0} pages kept in the mean, a miss takes {:.1} µs of processor time",
+            trace.name, outcome.mean_kept, outcome.miss_us
+        ));
+    }
+    let of_kernel = kernels.iter().map(|(name, outcome)| (*name, outcome.hit_percent));
+    let side = |(name, value): (&str, f64)| Samples::new(name, vec![value]);
+    let judged = kernels.iter().filter(|(_, outcome)| outcome.is_kept_by_kernel);
+    let verdict = |(name, outcome): &(&str, replay::Outcome)| {
+        let what = format!("{name}: points behind the best of the others");
+        Verdict::new(&what, best - outcome.hit_percent, Target::PercentAtMost(POINTS_BEHIND_MAX))
+    };
     Ok(Section {
         title: trace.name.clone(),
         unit: "%",
-        sides: vec![
-            side("pages that the kernel keeps", kernel.hit_percent),
-            side("own pages", own.hit_percent),
-            side("LRU", lru),
-            side("S3-FIFO", s3_fifo),
-        ],
-        verdicts: vec![Verdict::new(
-            "points behind the best of the others",
-            best - kernel.hit_percent,
-            Target::PercentAtMost(POINTS_BEHIND_MAX),
-        )],
+        sides: of_kernel.chain(others).map(side).collect(),
+        verdicts: judged.map(verdict).collect(),
     })
 }

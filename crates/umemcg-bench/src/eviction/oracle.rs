@@ -192,7 +192,7 @@ mod tests {
     use super::*;
 
     fn trace(requests: Vec<u32>, room: u64) -> Trace {
-        Trace { name: String::new(), requests, places: Vec::new(), room }
+        Trace { name: String::new(), requests, places: Vec::new(), opens: Vec::new(), room }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What programs read: a compilation, a database and a repository, recorded with strace(1).
 //!
-//! Only files that the program finds in its directory count. A mapping counts as a read of all of
-//! it; git is told to map its packs in small pieces.
+//! Only files that the program finds in its directory count, with the opens of them. A mapping
+//! counts as a read of all of it; git is told to map its packs in small pieces.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -29,6 +29,14 @@ const NR_QUERIES: u64 = 10_000;
 /// A page of a file.
 type Read = (String, u64);
 
+/// What a program did.
+#[derive(Debug, Default)]
+struct Recording {
+    reads: Vec<Read>,
+    /// Files that it opened, each with the number of reads before.
+    opens: Vec<(usize, String)>,
+}
+
 /// Records the programs, and adds to the notes what is not recorded.
 pub(super) fn record(place: &Path, notes: &mut Vec<String>) -> Result<Vec<Trace>, Failure> {
     if Command::new("strace").arg("-V").output().is_err() {
@@ -40,7 +48,7 @@ pub(super) fn record(place: &Path, notes: &mut Vec<String>) -> Result<Vec<Trace>
     {
         let dir = place.join(name);
         std::fs::create_dir(&dir).map_err(Failure::at("cannot make a directory"))?;
-        let reads = program(&dir)?;
+        let Recording { reads, opens } = program(&dir)?;
         let mut places = Vec::new();
         let (requests, nr_pages) = number(reads.clone());
         let mut files = HashMap::new();
@@ -50,24 +58,26 @@ pub(super) fn record(place: &Path, notes: &mut Vec<String>) -> Result<Vec<Trace>
                 places.push((*files.entry(file).or_insert(next), page));
             }
         }
+        let opens = opens.iter().filter_map(|(at, file)| Some((*at, *files.get(file)?)));
+        let opens: Vec<(usize, u32)> = opens.collect();
         for (part, room) in ROOMS {
             let name = format!("{name}, room for {room}");
-            let (requests, places) = (requests.clone(), places.clone());
-            traces.push(Trace { name, requests, places, room: nr_pages as u64 / part });
+            let (requests, places, opens) = (requests.clone(), places.clone(), opens.clone());
+            traces.push(Trace { name, requests, places, opens, room: nr_pages as u64 / part });
         }
     }
     Ok(traces)
 }
 
-type Program = fn(&Path) -> Result<Vec<Read>, Failure>;
+type Program = fn(&Path) -> Result<Recording, Failure>;
 
-fn compile(dir: &Path) -> Result<Vec<Read>, Failure> {
+fn compile(dir: &Path) -> Result<Recording, Failure> {
     PROJECT.write(dir)?;
     trace(dir, "make -s")
 }
 
 /// Rows that are looked up by key, some more often than others, and tables that are scanned.
-fn query(dir: &Path) -> Result<Vec<Read>, Failure> {
+fn query(dir: &Path) -> Result<Recording, Failure> {
     let rows = format!(
         "PRAGMA journal_mode=OFF; CREATE TABLE t(k INTEGER PRIMARY KEY, name TEXT, data BLOB);\n\
          WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM n WHERE i < {NR_ROWS})\n\
@@ -96,8 +106,13 @@ fn query(dir: &Path) -> Result<Vec<Read>, Failure> {
 }
 
 /// A repository of some versions, whose states and differences are looked at.
-fn look_at_history(dir: &Path) -> Result<Vec<Read>, Failure> {
-    let git = "git -c user.name=a -c user.email=a@b -c core.packedGitWindowSize=32k -c gc.auto=0";
+fn look_at_history(dir: &Path) -> Result<Recording, Failure> {
+    // One thread and fixed dates, so that each recording is the same. Files as young as the index
+    // are read again by each look, so they are made older.
+    let git = "GIT_AUTHOR_DATE='@1700000000 +0000' GIT_COMMITTER_DATE='@1700000000 +0000' \
+               git -c user.name=a -c user.email=a@b -c core.packedGitWindowSize=32k -c gc.auto=0 \
+               -c grep.threads=1 -c pack.threads=1 -c index.threads=1 -c core.preloadIndex=false -c core.trustctime=false";
+    let age = "find . -path ./.git -prune -o -type f -newermt 2024-01-01 -exec touch -c -d @1700000000 {} +";
     SourceTree::write(dir, 0.12)?;
     shell(dir, &format!("{git} init -q . && {git} add -A && {git} commit -qm 0"))?;
     for version in 1..12 {
@@ -106,10 +121,14 @@ fn look_at_history(dir: &Path) -> Result<Vec<Read>, Failure> {
         );
         shell(dir, &format!("{change}; {git} commit -qam {version}"))?;
     }
-    shell(dir, &format!("{git} gc -q"))?;
-    let looks = "log --oneline -p -3; grep -c include; diff HEAD~6; checkout -q HEAD~5; status -s; log --stat; checkout -q -; \
+    shell(dir, &format!("{git} gc -q; {age}; {git} update-index -q --refresh"))?;
+    let looks = "log --oneline -p -3; grep -c include; diff HEAD~6; checkout -q HEAD~5; AGE; status -s; log --stat; checkout -q -; AGE; \
                  blame $(git ls-files | head -1); diff HEAD~2; grep -l static; status -s; log --oneline -p -5";
-    let looks: Vec<String> = looks.split("; ").map(|look| format!("{git} {look} > /dev/null")).collect();
+    let looks = looks.split("; ").map(|look| match look {
+        "AGE" => age.to_owned(),
+        look => format!("{git} {look} > /dev/null"),
+    });
+    let looks: Vec<String> = looks.collect();
     trace(dir, &looks.join("; "))
 }
 
@@ -121,8 +140,8 @@ fn shell(dir: &Path, script: &str) -> Result<(), Failure> {
     }
 }
 
-/// Runs a script in a directory. Returns what it reads there.
-fn trace(dir: &Path, script: &str) -> Result<Vec<Read>, Failure> {
+/// Runs a script in a directory. Returns what it reads and opens there.
+fn trace(dir: &Path, script: &str) -> Result<Recording, Failure> {
     let calls = dir.with_extension("calls");
     let status = Command::new("strace")
         .args(["-f", "-qq", "-y", "-s", "0", "-e", "trace=read,pread64,openat,lseek,mmap", "-o"])
@@ -135,22 +154,22 @@ fn trace(dir: &Path, script: &str) -> Result<Vec<Read>, Failure> {
     }
     let text = std::fs::read(&calls).map_err(Failure::at("cannot read what strace has written"))?;
     let dir = dir.canonicalize().map_err(Failure::at("cannot find the directory"))?;
-    Ok(Reads::of(&dir.to_string_lossy(), &String::from_utf8_lossy(&text)))
+    Ok(Calls::of(&dir.to_string_lossy(), &String::from_utf8_lossy(&text)))
 }
 
-/// Reads of files below a directory.
+/// Calls about files below a directory.
 #[derive(Default)]
-struct Reads<'a> {
+struct Calls<'a> {
     dir: &'a str,
     /// Positions in open files, by process and descriptor.
     positions: HashMap<(&'a str, &'a str), u64>,
-    reads: Vec<Read>,
+    recording: Recording,
 }
 
-impl<'a> Reads<'a> {
+impl<'a> Calls<'a> {
     /// Returns those in the output of strace.
-    fn of(dir: &'a str, text: &'a str) -> Vec<Read> {
-        let mut reads = Self { dir, ..Self::default() };
+    fn of(dir: &'a str, text: &'a str) -> Recording {
+        let mut calls = Self { dir, ..Self::default() };
         // What a thread had begun when another's call was written.
         let mut begun: HashMap<&str, &str> = HashMap::new();
         for line in text.lines() {
@@ -159,12 +178,12 @@ impl<'a> Reads<'a> {
             if let Some(call) = call.strip_suffix(" <unfinished ...>") {
                 begun.insert(process, call);
             } else if let Some((_, rest)) = call.split_once(" resumed>") {
-                let _ = begun.remove(process).is_some_and(|call| reads.note(process, call, rest).is_some());
+                let _ = begun.remove(process).is_some_and(|call| calls.note(process, call, rest).is_some());
             } else {
-                let _ = reads.note(process, call, call);
+                let _ = calls.note(process, call, call);
             }
         }
-        reads.reads
+        calls.recording
     }
 
     /// Notes a call: how it begins, and how it ends.
@@ -175,6 +194,8 @@ impl<'a> Reads<'a> {
         if name == "openat" {
             let fd = result.split('<').next()?;
             self.positions.insert((process, fd), 0);
+            let path = self.path_of(result.split_once('<')?.1)?;
+            self.recording.opens.push((self.recording.reads.len(), path.to_owned()));
             return Some(());
         }
         let (fd, path) = if name == "mmap" {
@@ -182,7 +203,7 @@ impl<'a> Reads<'a> {
         } else {
             arguments.split_once('<')?
         };
-        let path = path.split('>').next()?.strip_prefix(self.dir)?;
+        let path = self.path_of(path)?;
         let last = last.trim_end().strip_suffix(')')?.rsplit(", ").next()?;
         let at = match name {
             "pread64" => last.parse().ok()?,
@@ -201,11 +222,16 @@ impl<'a> Reads<'a> {
         for page in at / PAGE..(at + len).div_ceil(PAGE) {
             let read = (path.to_owned(), page);
             // Small reads in a row are one use.
-            if self.reads.last() != Some(&read) {
-                self.reads.push(read);
+            if self.recording.reads.last() != Some(&read) {
+                self.recording.reads.push(read);
             }
         }
         Some(())
+    }
+
+    /// Returns the path in the directory, of one that ends with a bracket.
+    fn path_of(&self, path: &'a str) -> Option<&'a str> {
+        path.split('>').next()?.strip_prefix(self.dir)
     }
 }
 
@@ -214,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_are_reads_of_pages() {
+    fn calls_are_opens_and_reads_of_pages() {
         let text = "\
 7 openat(AT_FDCWD</d>, \"a\", O_RDONLY) = 3</d/a>
 7 read(3</d/a>, \"\"..., 5000) = 5000
@@ -225,8 +251,9 @@ mod tests {
 7 read(5</elsewhere>, \"\"..., 4096) = 4096
 7 read(3</d/a>, 0x7f, 4096) = -1 EIO (Input/output error)
 ";
-        let reads = Reads::of("/d", text);
+        let Recording { reads, opens } = Calls::of("/d", text);
         let expected = [("/a", 0), ("/a", 1), ("/b", 2), ("/a", 1), ("/c", 1), ("/c", 2)];
         assert_eq!(reads, expected.map(|(file, page)| (file.to_owned(), page)));
+        assert_eq!(opens, [(0, "/a".to_owned())]);
     }
 }

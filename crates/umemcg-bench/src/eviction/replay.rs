@@ -1,4 +1,5 @@
-//! Replays a trace against pages that a kernel keeps, and against our own pages.
+//! Replays a trace against pages that a kernel keeps, and against our own pages. A miss is a read
+//! from the store.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -6,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use umemcg::{Engine, EngineConfig, File, Group, PinnedPages, Readahead, StatItem};
 use umemcg_vfs::{
-    Caller, HostVolume, IdleInode, KernelCache, Lookup, NodeId, OFlags, Open, PageDrop, Volume, VolumeConfig,
-    VolumeFile,
+    Caller, HostVolume, IdleInode, KernelCache, KernelCaching, Lookup, NodeId, OFlags, Open, PageDrop,
+    Volume, VolumeConfig, VolumeFile,
 };
 
 use super::traces::Trace;
@@ -26,6 +27,9 @@ const SPARE_BYTES: u64 = 256 << 10;
 pub(super) struct Outcome {
     pub(super) hit_percent: f64,
     pub(super) mean_kept: f64,
+    /// Whether the kernel kept most of it: where the daemon is told of opens, it serves a file by
+    /// itself that is larger than the room.
+    pub(super) is_kept_by_kernel: bool,
     /// Processor time of all requests, hits included, for each miss.
     pub(super) miss_us: f64,
 }
@@ -91,21 +95,54 @@ impl Room {
         self.kept.push((data / PAGE) as f64);
     }
 
-    /// Sums up requests of which some were no hits.
-    fn outcome(&self, trace: &Trace, nr_misses: u64, time: std::time::Duration) -> Outcome {
+    /// Sums up requests.
+    fn outcome(&self, trace: &Trace, time: std::time::Duration) -> Outcome {
+        let nr_misses = self.group.stat_total(StatItem::CacheMiss);
         let nr_hits = trace.requests.len() as f64 - nr_misses as f64;
+        let data: i64 = self.items.iter().map(|&item| self.group.stat_total(item)).sum();
         let full = &self.kept[self.kept.len() / 4..];
         Outcome {
             hit_percent: 100.0 * nr_hits / trace.requests.len() as f64,
+            is_kept_by_kernel: 2 * self.group.stat_total(StatItem::FileKernel) > data,
             mean_kept: full.iter().sum::<f64>() / full.len() as f64,
             miss_us: time.as_secs_f64() * 1e6 / nr_misses as f64,
         }
     }
 }
 
+/// Whether the daemon is told of opens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Opens {
+    /// By OPEN requests: the daemon decides each time whether the kernel keeps pages of the file.
+    Told,
+    /// Not at all, as on an exclusive mount.
+    Silent,
+}
+
+/// A file of a trace.
+struct Opened {
+    name: String,
+    file: Option<Arc<dyn VolumeFile>>,
+    is_kept_by_kernel: bool,
+}
+
+impl Opened {
+    /// Opens the file as a request of the kernel does, or for reads that come without one.
+    fn open(&mut self, volume: &HostVolume, caller: &Caller, is_told: bool) -> Result<(), Failure> {
+        self.file = None; // the process before has closed it
+        let entry = volume.lookup(caller, NodeId::ROOT, self.name.as_ref());
+        let file = entry.and_then(|entry| volume.open(caller, entry.node, OFlags::RDONLY));
+        let file = file.map_err(Failure::at("cannot open a file"))?;
+        self.is_kept_by_kernel = !is_told || file.kernel_caching(false) != KernelCaching::Bypass;
+        self.file = Some(file);
+        Ok(())
+    }
+}
+
 /// Replays a trace against pages that a kernel keeps.
-pub(super) fn kernel(trace: &Trace, place: &Path) -> Result<Outcome, Failure> {
-    let mut room = Room::new(trace.room, &[StatItem::FileKernel])?;
+pub(super) fn kernel(trace: &Trace, place: &Path, told: Opens) -> Result<Outcome, Failure> {
+    let mut room =
+        Room::new(trace.room, &[StatItem::FileKernel, StatItem::InactiveFile, StatItem::ActiveFile])?;
     let dir = tempfile::tempdir_in(place).map_err(Failure::at("cannot make a directory"))?;
     let files = make_files(trace, dir.path())?;
     let volume = HostVolume::new(&room.engine, VolumeConfig::new(dir.path()))
@@ -114,31 +151,25 @@ pub(super) fn kernel(trace: &Trace, place: &Path) -> Result<Outcome, Failure> {
     volume.set_kernel(Arc::<Kernel>::clone(&kernel));
     let caller =
         Caller { uid: 0, gid: 0, supplementary_gid: None, group: Arc::clone(&room.group), umask: 0o022 };
-    let open = |name: &String| -> Result<Arc<dyn VolumeFile>, umemcg_vfs::VfsError> {
-        let entry = volume.lookup(&caller, NodeId::ROOT, name.as_ref())?;
-        volume.open(&caller, entry.node, OFlags::RDONLY)
-    };
-    let opened: Result<Vec<_>, _> = files.iter().map(open).collect();
-    let opened = opened.map_err(Failure::at("cannot open a file"))?;
-    let mut nr_misses = 0;
+    let new = |name: String| Opened { name, file: None, is_kept_by_kernel: true };
+    let mut files: Vec<Opened> = files.into_iter().map(new).collect();
+    let mut opens = trace.opens.iter().filter(|_| told == Opens::Told).peekable();
     let before = thread_time();
     for (at, &page) in trace.requests.iter().enumerate() {
         if at % LIMIT_PERIOD == 0 {
             room.set_limit();
         }
+        while let Some((_, file)) = opens.next_if(|open| open.0 <= at) {
+            files[*file as usize].open(&volume, &caller, true)?;
+        }
         let (file, page) = trace.places[page as usize];
-        let file = &opened[file as usize];
-        if kernel.with(|pages| !pages.insert((file.node(), page))) {
-            continue;
+        let opened = &mut files[file as usize];
+        if opened.file.is_none() {
+            opened.open(&volume, &caller, false)?;
         }
-        nr_misses += 1;
-        let io = file.begin_kernel_io(page * PAGE, PAGE, false, &room.group);
-        let read = read_page(file.content(), &room.group, page)?;
-        if read.len() as u64 != PAGE || io.is_none() {
-            return Err(Failure::Wrong(format!("page {page} cannot be kept")));
+        if let Some(file) = &opened.file {
+            read_above(&kernel, &**file, opened.is_kept_by_kernel, (page, &room.group))?;
         }
-        drop(read);
-        drop(io);
     }
     let time = thread_time() - before;
     let nr_kept = room.group.stat_total(StatItem::FileKernel) as u64 / PAGE;
@@ -146,7 +177,30 @@ pub(super) fn kernel(trace: &Trace, place: &Path) -> Result<Outcome, Failure> {
     if nr_kept != nr_there {
         return Err(Failure::Wrong(format!("{nr_kept} pages are charged of {nr_there} that are kept")));
     }
-    Ok(room.outcome(trace, nr_misses, time))
+    Ok(room.outcome(trace, time))
+}
+
+/// Reads a page through a kernel.
+fn read_above(
+    kernel: &Kernel,
+    file: &dyn VolumeFile,
+    is_kept: bool,
+    (page, group): (u64, &Arc<Group>),
+) -> Result<(), Failure> {
+    if !is_kept {
+        return read_page(file.content(), group, page).map(drop);
+    }
+    if kernel.with(|pages| !pages.insert((file.node(), page))) {
+        return Ok(());
+    }
+    let io = file.begin_kernel_io(page * PAGE, PAGE, false, group);
+    let read = read_page(file.content(), group, page)?;
+    if read.len() as u64 != PAGE || io.is_none() {
+        return Err(Failure::Wrong(format!("page {page} cannot be kept")));
+    }
+    drop(read);
+    drop(io);
+    Ok(())
 }
 
 /// Makes the files that a trace reads, of holes. Returns their names.
@@ -174,7 +228,6 @@ pub(super) fn own(trace: &Trace) -> Result<Outcome, Failure> {
     let open = |_| room.engine.open_file(Arc::new(Generated), 1 << 40);
     let files: Result<Vec<Arc<File>>, _> = (0..nr_files).map(open).collect();
     let files = files.map_err(Failure::at("cannot open a file"))?;
-    let misses = |room: &Room| room.group.stat_total(StatItem::CacheMiss) as u64;
     let before = thread_time();
     for (at, &page) in trace.requests.iter().enumerate() {
         if at % LIMIT_PERIOD == 0 {
@@ -184,7 +237,7 @@ pub(super) fn own(trace: &Trace) -> Result<Outcome, Failure> {
         drop(read_page(&files[file as usize], &room.group, page)?);
     }
     let time = thread_time() - before;
-    Ok(room.outcome(trace, misses(&room), time))
+    Ok(room.outcome(trace, time))
 }
 
 /// Reads a page alone: reading ahead is not what is compared.

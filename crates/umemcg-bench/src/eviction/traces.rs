@@ -26,6 +26,8 @@ pub struct Trace {
     pub requests: Vec<u32>,
     /// The file of each page, and its number there.
     pub places: Vec<(u32, u64)>,
+    /// Opens of these files, each with the number of requests before it.
+    pub opens: Vec<(usize, u32)>,
     /// Pages that there is room for.
     pub room: u64,
 }
@@ -101,7 +103,7 @@ pub fn synthetic(scale: f64, placement: Placement) -> Vec<Trace> {
                 (format!("{name}, windows"), places.collect())
             }
         };
-        Trace { name, requests, places, room: room as u64 }
+        Trace { name, requests, places, opens: Vec::new(), room: room as u64 }
     });
     traces.collect()
 }

@@ -21,6 +21,7 @@ impl KernelPages {
         list: ArrivalList,
         owner: OwnerId,
     ) -> u64 {
+        let nr_opens_spent = state.nr_opens;
         let shares = &mut state.windows.entry(window).or_default().shares;
         shares.iter_mut().for_each(|share| share.left &= !pages);
         if let Some(share) = shares.iter_mut().find(|share| share.owner == owner && share.list == list) {
@@ -29,7 +30,7 @@ impl KernelPages {
         }
         let holder: Weak<dyn PageHolder> = Arc::downgrade(self) as _;
         let slot = self.lists.add(owner, list, (holder, window));
-        shares.push(Share { owner, list, pages, slot, asked: 0, left: 0 });
+        shares.push(Share { owner, list, pages, nr_opens_spent, slot, asked: 0, left: 0 });
         1
     }
 

@@ -12,12 +12,14 @@
 //! never less than what the kernel keeps, and more only until the next time.
 //!
 //! What reclaim has taken back leaves a ghost ([`Ghosts`]). Pages that return soon are a share of
-//! their own, which is protected.
+//! their own, which is protected. A share whose file was opened meanwhile is protected, too, when
+//! reclaim comes to it: see [`second_chance`].
 
 mod freed;
 mod ghosts;
 mod holding;
 mod missing;
+mod second_chance;
 mod share;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -47,6 +49,8 @@ const FILE_BYTES: u64 = 320;
 struct PageWindows {
     windows: BTreeMap<u64, Window>,
     ghosts: Ghosts,
+    /// Opens of the file since the kernel has pages of it.
+    nr_opens: u64,
     /// Requests that may put pages into the kernel's cache.
     under_way: Vec<UnderWay>,
     /// Grows with each event.
@@ -538,6 +542,10 @@ impl PageHolder for KernelPages {
             });
         }
         asked
+    }
+
+    fn keep_if_opened(&self, window: u64, slot: ListSlot) -> bool {
+        self.give_second_chance(window, slot)
     }
 
     fn kept_window(self: Arc<Self>, window: u64, slot: ListSlot) -> Option<KeptWindow> {

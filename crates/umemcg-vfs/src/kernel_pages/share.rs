@@ -3,12 +3,18 @@
 use umemcg::arrival_order::ArrivalList;
 use umemcg::{ListSlot, OwnerId};
 
+/// Opens of its file that keep a share on the protected list. With fewer, what is used again now
+/// and then would push out what is used as often but came earlier.
+const NR_OPENS_PROTECTED: u64 = 2;
+
 /// Pages of a window that one group pays for and that arrived on one list.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Share {
     pub(super) owner: OwnerId,
     pub(super) list: ArrivalList,
     pub(super) pages: u64,
+    /// Opens of the file that do not keep the share any more: they came before it, or have kept it.
+    pub(super) nr_opens_spent: u64,
     /// None: there were more objects than lists have room for, so it goes with its file only.
     pub(super) slot: Option<ListSlot>,
     /// Pages that the kernel has been asked for and has not answered for; if there are any, the
@@ -50,6 +56,23 @@ impl Window {
     /// Returns whether the kernel has been asked for any of it.
     pub(super) fn is_asked(&self) -> bool {
         self.shares.iter().any(|share| share.asked != 0)
+    }
+
+    /// Returns the place of a share that has not been asked for, if it has as many opens to spend,
+    /// of `nr_opens` that there were, as its list requires. All are spent then.
+    pub(super) fn spend_opens(&mut self, slot: ListSlot, nr_opens: u64) -> Option<usize> {
+        let at = self.shares.iter().position(|share| share.slot == Some(slot) && share.asked == 0)?;
+        let share = &mut self.shares[at];
+        let nr_unspent = nr_opens - share.nr_opens_spent;
+        let nr_required = match share.list {
+            ArrivalList::Probation => 1,
+            ArrivalList::Protected => NR_OPENS_PROTECTED,
+        };
+        if nr_unspent < nr_required {
+            return None;
+        }
+        share.nr_opens_spent = nr_opens;
+        Some(at)
     }
 
     /// Chooses a share that has not been asked for, to be dropped. Returns its owner, its list and

@@ -30,6 +30,7 @@ impl OpenFile {
         let Some(pages) = self.inodes.kernel_pages(self.node(), content, group) else {
             return KernelCaching::Bypass;
         };
+        pages.note_open();
         let kernel = self.inodes.kernel.get();
         let is_silent = self.inodes.opens_silently();
         let is_cached = content.kernel_caches(|| is_silent || self.is_worth_caching(pages));
