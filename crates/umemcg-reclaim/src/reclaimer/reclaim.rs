@@ -117,8 +117,12 @@ impl Reclaimer {
                 if progress.pages() >= needed && progress.pages() + requested / PAGE_SIZE_U64 >= goal {
                     return progress;
                 }
-                let released = self.pending_releases().wait(released_before, requested);
+                let wanted = goal.saturating_sub(progress.pages()) * PAGE_SIZE_U64;
+                let released = self.pending_releases().wait(released_before, requested, wanted);
                 progress.slab_bytes += released;
+                if progress.pages() >= goal {
+                    return progress;
+                }
                 // If nothing came in two waits, it may never come.
                 coming = if released == 0 && has_waited_in_vain { 0 } else { requested - released };
                 has_waited_in_vain = released == 0;

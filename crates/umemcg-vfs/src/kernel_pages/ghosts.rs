@@ -76,6 +76,9 @@ impl Ghosts {
                 nr_protected += nr_pages;
             }
         }
+        if nr_protected > 0 {
+            lists.returns.note_returned(reader, nr_protected);
+        }
         self.forget_pages(lists, (window, pages), freed);
         if 2 * nr_protected >= u64::from(pages.count_ones()).max(1) {
             ArrivalList::Protected
