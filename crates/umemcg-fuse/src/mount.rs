@@ -167,8 +167,8 @@ impl Mounted {
         &self.device_number
     }
 
-    /// Has the kernel read up to this many bytes of a file ahead, instead of its default of 128 KiB.
-    /// The mount must be served already, since the handshake sets it, too.
+    /// Has the kernel read up to this many bytes of a file ahead, instead of its default of 128
+    /// KiB. The mount must be served already, since the handshake sets it, too.
     ///
     /// # Errors
     /// What the system says: it is not let to all users, nor in all containers.

@@ -48,9 +48,9 @@ impl PendingReleases {
         self.wait(before, 1, 1);
     }
 
-    /// Waits, at most [`RELEASE_WAIT`], until `wanted` bytes or half of those that were requested have
-    /// been freed since `before` was read; returns how many of those that were requested. It waits
-    /// only for half because some of the memory may be in use.
+    /// Waits, at most [`RELEASE_WAIT`], until `wanted` bytes or half of those that were requested
+    /// have been freed since `before` was read; returns how many of those that were requested. It
+    /// waits only for half because some of the memory may be in use.
     pub(crate) fn wait(&self, before: u64, requested: u64, wanted: u64) -> u64 {
         assert_may_wait(Rank::KernelRelease, "a wait for what was requested");
         let deadline = Instant::now() + RELEASE_WAIT;

@@ -29,8 +29,8 @@ pub(crate) const NODE: usize = 0;
 /// Objects of one batch. Few, since an object is up to 64 pages.
 const BATCH: u64 = 1;
 /// A group that streams at its limit is asked for this part of its shares at once, but not for more
-/// than [`NR_AHEAD_MAX`] beyond what is wanted: each wait for the kernel costs four switches between
-/// threads.
+/// than [`NR_AHEAD_MAX`] beyond what is wanted: each wait for the kernel costs four switches
+/// between threads.
 const AHEAD_PART: u64 = 32;
 const NR_AHEAD_MAX: u64 = 8;
 /// A group is at its limit when it has less room than one request may need.
@@ -314,9 +314,9 @@ impl KernelPageLists {
         slots.into_iter().filter_map(|slot| Some((slot, by_slot.get(&slot.into_raw())?.clone()))).collect()
     }
 
-    /// Returns how many shares beyond those that are wanted a group is asked for: some if it streams
-    /// and waits for room below its own limit. For others, or for a background worker, it gives no
-    /// more than what is wanted.
+    /// Returns how many shares beyond those that are wanted a group is asked for: some if it
+    /// streams and waits for room below its own limit. For others, or for a background worker, it
+    /// gives no more than what is wanted.
     fn nr_ahead(&self, target: &ShrinkTarget<'_>) -> u64 {
         let group = target.group;
         let room_bytes = group.max_bytes().saturating_sub(group.usage_bytes());

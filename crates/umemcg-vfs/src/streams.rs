@@ -7,8 +7,8 @@
 //! kernel's cache, and its pages count against a stream.
 //!
 //! Where opens do not come to the daemon, a stream shows by its pages: next to none of those that
-//! reclaim takes back returns soon. Its pages go through the kernel's cache, but reclaim takes more of
-//! them at a time.
+//! reclaim takes back returns soon. Its pages go through the kernel's cache, but reclaim takes more
+//! of them at a time.
 //!
 //! The clock of a group is the number of pages that have come in for it, into either cache.
 

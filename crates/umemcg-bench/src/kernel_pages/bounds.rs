@@ -4,13 +4,13 @@
 //! neighbour on any file system. So B's hits are held against those beside two programs that read a
 //! directory without a mount: together as often as A, and with as much processor time as A and the
 //! daemon. What is left of a ratio is the mount's. Hits beside a program that only reads that
-//! directory as often, beside one that only uses the processor time, beside an A that keeps nothing,
-//! and of a B alone are shown.
+//! directory as often, beside one that only uses the processor time, beside an A that keeps
+//! nothing, and of a B alone are shown.
 //!
 //! A phase is short, and the sides take turns many times, so that what the machine does meanwhile
-//! meets all sides: judged is the median of the ratios of the phases side by side. A call counts from
-//! when it was due, and in rows of their own from when it began: the first holds what the scheduler
-//! and the machine's timers take, too.
+//! meets all sides: judged is the median of the ratios of the phases side by side. A call counts
+//! from when it was due, and in rows of their own from when it began: the first holds what the
+//! scheduler and the machine's timers take, too.
 
 use std::path::Path;
 use std::time::Duration;

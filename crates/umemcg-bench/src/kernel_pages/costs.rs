@@ -5,12 +5,12 @@
 //! a file of FUSE has a folio for each page. So the plain file is read page by page on a second
 //! side; and on a third the same call is made for the mount's own file.
 //!
-//! A stream through the kernel's cache costs what the kernel does for each page, whatever the daemon
-//! does: it allocates it, enters it in the file's index and the lists of its reclaim, copies it twice,
-//! and drops it. The *floor* of a stream is the cost with own pages, what the program takes more with
-//! kernel pages (that is the kernel, since the program is the same), and what `posix_fadvise` takes to
-//! drop as many pages of the mount's file. What the copy to a new page takes more than one to a warm
-//! buffer is not in it.
+//! A stream through the kernel's cache costs what the kernel does for each page, whatever the
+//! daemon does: it allocates it, enters it in the file's index and the lists of its reclaim, copies
+//! it twice, and drops it. The *floor* of a stream is the cost with own pages, what the program
+//! takes more with kernel pages (that is the kernel, since the program is the same), and what
+//! `posix_fadvise` takes to drop as many pages of the mount's file. What the copy to a new page
+//! takes more than one to a warm buffer is not in it.
 
 use std::fs::{self, File};
 use std::io::Read;

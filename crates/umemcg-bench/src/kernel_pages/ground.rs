@@ -141,8 +141,8 @@ impl Ground {
         (0..nr).map(|at| self.kernel.seen().join(format!("stream/{at}"))).collect()
     }
 
-    /// Has a group read a file, and checks that the kernel has all of it then. Reads it again if the
-    /// host has dropped some meanwhile.
+    /// Has a group read a file, and checks that the kernel has all of it then. Reads it again if
+    /// the host has dropped some meanwhile.
     pub fn fill(&self, group: &str, file: &str) -> Result<u64, Failure> {
         let path = self.kernel.seen().join(file);
         let script = format!("{} && exec cat \"$0\"", self.kernel.enter(group));

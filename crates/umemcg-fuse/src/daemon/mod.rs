@@ -22,8 +22,8 @@ use crate::session::{Filesystem, Session, SessionConfig, SessionError};
 
 pub use volume_admin::{AddVolumeError, RemoveVolumeError, Removed, VolumeInfo};
 
-/// How much of a file the kernel reads ahead into its own page cache: four times its default, so that
-/// a file takes a quarter of the requests.
+/// How much of a file the kernel reads ahead into its own page cache: four times its default, so
+/// that a file takes a quarter of the requests.
 const KERNEL_READ_AHEAD_BYTES: u64 = 512 << 10;
 /// The interval at which a flush reports its progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);

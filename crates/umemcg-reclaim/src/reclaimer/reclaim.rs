@@ -99,11 +99,10 @@ impl Reclaimer {
             if left > 0 {
                 progress.add(shrink_in_rounds(self, root, &pass, protection, &mut first_rounds, &enough).0);
             }
+            self.note_pass(root, reason, priority, before, progress);
             if progress.pages() >= goal || cancelled() {
-                self.note_pass(root, reason, priority, before, progress);
                 return progress;
             }
-            self.note_pass(root, reason, priority, before, progress);
             let scanned = progress.scanned - before.scanned;
             let dirty = progress.dirty - before.dirty;
             if progress.reclaimed > before.reclaimed {
@@ -117,12 +116,9 @@ impl Reclaimer {
                 if progress.pages() >= needed && progress.pages() + requested / PAGE_SIZE_U64 >= goal {
                     return progress;
                 }
-                let wanted = goal.saturating_sub(progress.pages()) * PAGE_SIZE_U64;
-                let released = self.pending_releases().wait(released_before, requested, wanted);
+                let short = progress.short_bytes(goal);
+                let released = self.pending_releases().wait(released_before, requested, short);
                 progress.slab_bytes += released;
-                if progress.pages() >= goal {
-                    return progress;
-                }
                 // If nothing came in two waits, it may never come.
                 coming = if released == 0 && has_waited_in_vain { 0 } else { requested - released };
                 has_waited_in_vain = released == 0;
