@@ -148,6 +148,7 @@ impl Ground {
         let mut command = Command::new(program.path()?);
         command.arg("mount").arg(&data).arg(directory.path().join("mount"));
         command.arg("--control").arg(&control).args(["--pool", &format!("{}M", pool_bytes / MIB)]);
+        command.args(["--page-cache", "own"]);
         let mount = Mount::start(
             "umemcg",
             directory.path().join("mount"),

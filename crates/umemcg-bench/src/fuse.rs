@@ -195,6 +195,7 @@ impl Ground {
         let top = self.directory.path().to_owned();
         let mut ours = Command::new(&self.umemcg);
         ours.arg("mount").arg(&self.data).arg(top.join("ours")).args(["--pool", &format!("{pool_mib}M")]);
+        ours.args(["--page-cache", "own"]);
         let program = self.umemcg.display().to_string();
         self.mounts.push(Mount::start(OURS, top.join("ours"), &mut ours, &[&program, "umount", "{}"])?);
         let mut rival = Command::new(rivals.join("passthrough_hp"));

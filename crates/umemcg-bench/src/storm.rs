@@ -104,7 +104,7 @@ impl Ground {
         let point = directory.path().join("mount");
         let mut command = Command::new(program.path()?);
         command.arg("mount").arg(&data).arg(&point).arg("--control").arg(&control);
-        command.args(["--pool", POOL]);
+        command.args(["--pool", POOL, "--page-cache", "own"]);
         let unmount = ["fusermount3", "-u", "--", "{}"];
         let mount = Mount::start("umemcg", point, &mut command, &unmount)?;
         let deadline = Instant::now() + Duration::from_secs(10);

@@ -90,9 +90,9 @@ Columns (`-` means none):
 
 /// Memory cgroups in user space, with a caching mount on top.
 ///
-/// `umemcg mount` serves a directory through a page cache of its own, and charges every cached page
-/// to a group. Groups form a tree of directories with the control files of Linux memory cgroups:
-/// limits, usage, statistics.
+/// `umemcg mount` serves a directory, and charges every page of it that is cached to a group.
+/// Groups form a tree of directories with the control files of Linux memory cgroups: limits, usage,
+/// statistics.
 #[derive(Debug, Parser)]
 #[command(name = "umemcg", version, after_long_help = EXAMPLES, after_help = "`umemcg --help` shows examples and exit codes.")]
 #[command(arg_required_else_help = true, max_term_width = 110)]
@@ -217,11 +217,11 @@ pub struct MountArguments {
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
     pub attr_timeout: Duration,
     /// Assume that no other program changes the directory: the kernel caches names and attributes
-    /// without a time limit, and an open does not look for changes. With one directory and
-    /// `--page-cache kernel`, files are opened and directories listed without a request
+    /// without a time limit, and an open does not look for changes. With one directory, files are
+    /// opened and directories listed without a request, unless `--page-cache own` is given
     #[arg(long, conflicts_with = "attr_timeout")]
     pub exclusive: bool,
-    /// The cache that keeps file pages (default: own)
+    /// The cache that keeps file pages (default: kernel, unless the configuration says otherwise)
     #[arg(long, value_enum, value_name = "WHOSE")]
     pub page_cache: Option<PageCache>,
     /// Number of threads that read requests from the kernel; 0 chooses by the number of processors

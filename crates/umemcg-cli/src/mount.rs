@@ -178,7 +178,7 @@ fn is_writable(dir: &Path) -> bool {
 
 /// Returns whether the kernel keeps file pages. The command line takes precedence over the file.
 fn keeps_pages(arguments: &MountArguments, settings: &Config) -> bool {
-    arguments.page_cache.or(settings.page_cache()) == Some(PageCache::Kernel)
+    arguments.page_cache.or(settings.page_cache()) != Some(PageCache::Own)
 }
 
 /// Returns the source that the mount table shows.

@@ -7,9 +7,9 @@
 //!
 //! How much is compared follows the host's counters in `/proc/vmstat`: all windows, some at each
 //! look, when they say that pages were dropped, and many where pages are missing; else a few at
-//! each look, since reclaim of a container's own memory cgroup does not count there.
+//! each look, since reclaim of a container's own memory cgroup does not count there. What costs is
+//! each question, so the looks are bounded by the runs of pages that were asked for in vain.
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,11 +18,11 @@ use umemcg_vfs::{KeptPages, KeptWindow};
 
 /// The time between two looks.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// Windows of a volume that are compared at a look while the host drops nothing.
-const NR_WINDOWS_QUIET: usize = 16;
-/// Windows of a volume that are found whole at a look after the host has dropped something. A host
-/// short of memory drops pages all the time, mostly of others.
-const NR_WINDOWS_WHOLE: usize = 256;
+/// Runs of pages of a volume that are found whole at a look while the host drops nothing.
+const NR_RUNS_QUIET: usize = 16;
+/// The same after the host has dropped something. A host short of memory drops pages all the time,
+/// mostly of others.
+const NR_RUNS_WHOLE: usize = 256;
 /// Windows of a volume that are compared at a look at most.
 const NR_WINDOWS_MAX: usize = 4096;
 /// Windows that are handed out at once. A window that a request meets meanwhile is not judged.
@@ -130,17 +130,17 @@ impl PageWatch {
 
     /// Compares the next windows of a volume. `None` when it is gone.
     fn look(&self, of_volume: &mut Watched) -> Option<()> {
-        let mut nr_left = if of_volume.nr_rounds_due > 0 { NR_WINDOWS_WHOLE } else { NR_WINDOWS_QUIET };
+        let mut nr_left = if of_volume.nr_rounds_due > 0 { NR_RUNS_WHOLE } else { NR_RUNS_QUIET };
         for _ in 0..NR_WINDOWS_MAX / NR_WINDOWS_AT_ONCE {
             let windows = of_volume.kept.kept_windows(&mut of_volume.place, NR_WINDOWS_AT_ONCE)?;
-            let nr_whole = windows.iter().filter(|window| self.compare(window)).count();
+            let nr_whole = windows.iter().map(|window| self.compare(window)).sum();
             if of_volume.place == 0 {
                 of_volume.nr_rounds_due = of_volume.nr_rounds_due.saturating_sub(1);
                 if of_volume.nr_rounds_due == 0 {
                     break;
                 }
             }
-            // Where pages are gone, more will be: those windows are what the look is for.
+            // Where pages are gone, more will be: those are what the look is for.
             nr_left = nr_left.saturating_sub(nr_whole);
             if nr_left == 0 {
                 break;
@@ -149,28 +149,30 @@ impl PageWatch {
         Some(())
     }
 
-    /// Tells the holder of a window which of its pages the kernel has not. Returns whether it has
-    /// all, or does not say.
-    fn compare(&self, window: &KeptWindow) -> bool {
-        let mut missing: Vec<Range<u64>> = Vec::new();
-        let mut page = window.pages.start;
-        while page < window.pages.end {
-            let len = (window.pages.end - page) << PAGE_SHIFT;
-            let Some(bytes) = self.bytes_there(window.node.0, page << PAGE_SHIFT, len as u32) else { break };
-            page += u64::from(bytes).div_ceil(PAGE_SIZE_U64);
-            if page >= window.pages.end {
-                break;
+    /// Tells the holder of a window which of its pages the kernel has not. Returns how many runs
+    /// were asked for in vain: the kernel had all, or did not say, or a request came in between.
+    fn compare(&self, window: &KeptWindow) -> usize {
+        let mut nr_whole = 0;
+        for run in &window.runs {
+            let mut page = run.start;
+            while page < run.end {
+                let len = (run.end - page) << PAGE_SHIFT;
+                let there = self.bytes_there(window.node.0, page << PAGE_SHIFT, len as u32);
+                let Some(bytes) = there else { return nr_whole + 1 };
+                page += u64::from(bytes).div_ceil(PAGE_SIZE_U64);
+                if page < run.end {
+                    let missing = page..page + 1;
+                    let holder = window.holder.upgrade();
+                    if !holder.is_some_and(|holder| holder.note_missing(&missing, window.moment)) {
+                        return nr_whole + 1;
+                    }
+                } else {
+                    nr_whole += 1;
+                }
+                page += 1;
             }
-            match missing.last_mut().filter(|last| last.end == page) {
-                Some(last) => last.end += 1,
-                None => missing.push(page..page + 1),
-            }
-            page += 1;
         }
-        if let Some(holder) = window.holder.upgrade() {
-            missing.iter().for_each(|pages| holder.note_missing(pages, window.moment));
-        }
-        missing.is_empty()
+        nr_whole
     }
 
     /// Returns how many bytes the kernel has of a range, up to the first that it has not. `None`
@@ -210,18 +212,37 @@ fn nr_dropped(vmstat: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::ops::Range;
     use std::sync::{Mutex, OnceLock, Weak};
 
     use super::*;
     use umemcg_vfs::{NodeId, WindowHolder};
 
-    #[derive(Debug, Default)]
-    struct Missing(Mutex<Vec<(Range<u64>, u64)>>);
+    /// Takes so many notes until a request comes.
+    #[derive(Debug)]
+    struct Missing(Mutex<Vec<(u64, u64)>>, usize);
 
     impl WindowHolder for Missing {
-        fn note_missing(&self, pages: &Range<u64>, moment: u64) {
-            self.0.lock().unwrap().push((pages.clone(), moment));
+        fn note_missing(&self, pages: &Range<u64>, moment: u64) -> bool {
+            let mut noted = self.0.lock().unwrap();
+            let counts = noted.len() < self.1;
+            if counts {
+                assert_eq!(pages.end, pages.start + 1);
+                noted.push((pages.start, moment));
+            }
+            counts
         }
+    }
+
+    /// Returns the pages that are told missing, and how many runs were asked for in vain.
+    fn compared(watch: &PageWatch, runs: &[Range<u64>], nr_notes: usize) -> (Vec<u64>, usize) {
+        let holder = Arc::new(Missing(Mutex::default(), nr_notes));
+        let weak: Weak<dyn WindowHolder> = Arc::downgrade(&holder) as _;
+        let window = KeptWindow { node: NodeId(7), runs: runs.to_vec(), holder: weak, moment: 3 };
+        let nr_whole = watch.compare(&window);
+        let noted = holder.0.lock().unwrap();
+        assert!(noted.iter().all(|&(_, moment)| moment == 3));
+        (noted.iter().map(|&(page, _)| page).collect(), nr_whole)
     }
 
     /// Returns a watch of a kernel that has these pages of every node.
@@ -242,19 +263,28 @@ mod tests {
     #[test]
     fn the_gaps_of_a_window_are_told() {
         let watch = watch_of([64, 65, 70, 71, 100].into());
-        let holder = Arc::<Missing>::default();
-        let weak: Weak<dyn WindowHolder> = Arc::downgrade(&holder) as _;
-        assert!(!watch.compare(&KeptWindow { node: NodeId(7), pages: 64..101, holder: weak, moment: 3 }));
-        assert_eq!(*holder.0.lock().unwrap(), [(66..70, 3), (72..100, 3)]);
+        let gaps = (66..70).chain(72..100).collect::<Vec<_>>();
+        assert_eq!(compared(&watch, &[64..101], usize::MAX), (gaps, 1));
+    }
+
+    #[test]
+    fn only_pages_that_are_charged_are_asked_for() {
+        let watch = watch_of([64, 65, 70, 71, 100].into());
+        assert_eq!(compared(&watch, &[64..66, 70..73, 99..101], usize::MAX), (vec![72, 99], 2));
+        assert_eq!(watch.state.lock().asked & !NUMBER_BIT, 2 * 4);
+    }
+
+    #[test]
+    fn a_window_that_a_request_meets_is_asked_no_further() {
+        let watch = watch_of([64].into());
+        assert_eq!(compared(&watch, &[64..128], 3), (vec![65, 66, 67], 1));
+        assert_eq!(watch.state.lock().asked & !NUMBER_BIT, 2 * 4);
     }
 
     #[test]
     fn a_node_that_the_kernel_does_not_know_tells_nothing() {
         let watch = PageWatch::new(|_, _, _, _| false);
-        let holder = Arc::<Missing>::default();
-        let weak: Weak<dyn WindowHolder> = Arc::downgrade(&holder) as _;
-        assert!(watch.compare(&KeptWindow { node: NodeId(7), pages: 0..64, holder: weak, moment: 3 }));
-        assert!(holder.0.lock().unwrap().is_empty());
+        assert_eq!(compared(&watch, &[0..64], usize::MAX), (vec![], 1));
     }
 
     #[test]

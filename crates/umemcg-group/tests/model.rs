@@ -313,8 +313,8 @@ impl Pair {
                     let (charge, at) = self.charges.swap_remove(charge % self.charges.len());
                     match self.charges.iter_mut().find(|(other, _)| other.owner() == charge.owner()) {
                         Some((other, its_group)) => {
-                            // A charge of nothing keeps no owner: the number of a group that is gone
-                            // may be another's by now.
+                            // A charge of nothing keeps no owner: the number of a group that is
+                            // gone may be another's by now.
                             if other.bytes() == 0 {
                                 *its_group = at;
                             }

@@ -48,7 +48,8 @@ pub trait DropTask: Send + fmt::Debug {
 /// The holder of windows of pages that are charged because the kernel keeps them.
 pub trait WindowHolder: Send + Sync + fmt::Debug {
     /// Notes that the kernel did not have these pages, of one window, at some time after `moment`.
-    fn note_missing(&self, pages: &Range<u64>, moment: u64);
+    /// Returns false if that says nothing: a request has met the window since.
+    fn note_missing(&self, pages: &Range<u64>, moment: u64) -> bool;
 }
 
 /// A window of charged pages, to be compared with what the kernel has.
@@ -56,8 +57,8 @@ pub trait WindowHolder: Send + Sync + fmt::Debug {
 pub struct KeptWindow {
     /// The inode.
     pub node: NodeId,
-    /// The pages, by number, from the first to the last that is charged.
-    pub pages: Range<u64>,
+    /// The pages that are charged, by number, in ascending order.
+    pub runs: Vec<Range<u64>>,
     /// To be told what is missing.
     pub holder: Weak<dyn WindowHolder>,
     /// When the window was handed out.

@@ -30,6 +30,18 @@ pub(crate) fn bits_of(window: u64, pages: &Range<u64>) -> u64 {
     if from >= to { 0 } else { (u64::MAX >> (WINDOW_PAGES - (to - from))) << from }
 }
 
+/// Returns the runs of pages that these bits are, in ascending order.
+pub(crate) fn runs_of(window: u64, mut bits: u64) -> Vec<Range<u64>> {
+    let mut runs = Vec::new();
+    while bits != 0 {
+        let from = u64::from(bits.trailing_zeros());
+        let to = from + u64::from((bits >> from).trailing_ones());
+        runs.push(window * WINDOW_PAGES + from..window * WINDOW_PAGES + to);
+        bits &= u64::MAX.checked_shl(to as u32).unwrap_or(0);
+    }
+    runs
+}
+
 /// Returns the range from the first page to the last of these bits, of which there is one.
 pub(crate) fn span_of(window: u64, bits: u64) -> Range<u64> {
     let start = window * WINDOW_PAGES;
@@ -49,5 +61,13 @@ mod tests {
         assert_eq!(parts(5..5), []);
         assert_eq!(bits_of(1, &(0..200)), u64::MAX);
         assert_eq!(bits_of(3, &(0..192)), 0);
+    }
+
+    #[test]
+    fn bits_are_runs_of_pages() {
+        assert_eq!(runs_of(0, 0), []);
+        assert_eq!(runs_of(1, 1 << 63 | 0b1101), [64..65, 66..68, 127..128]);
+        let whole = runs_of(1, u64::MAX);
+        assert_eq!((whole.len(), whole[0].clone()), (1, 64..128));
     }
 }

@@ -79,6 +79,21 @@ fn force_empty_returns_when_the_kernel_has_dropped_all() {
 }
 
 #[test]
+fn reclaim_on_request_returns_when_the_kernel_has_dropped_all() {
+    let world = World::new(8 << 20);
+    let file = world.open("f", 1024);
+    world.read(&file, 0, 1024);
+    let is_over = AtomicBool::new(false);
+    let left = std::thread::scope(|threads| {
+        threads.spawn(|| world.kernel.obey_slowly(&is_over));
+        world.fixture.engine.reclaim(&world.group, 1024 * 4096, &|| false).unwrap();
+        is_over.store(true, Ordering::Relaxed);
+        world.kept()
+    });
+    assert_eq!(left, 0, "half of it is not all");
+}
+
+#[test]
 fn a_stream_at_its_limit_gives_a_part_of_its_pages_ahead() {
     let world = World::new(16 * MIB);
     let group = &world.group;

@@ -21,6 +21,8 @@ const POOL_BYTES: u64 = 768 * MIB;
 const LIMIT_BYTES: u64 = 500 * MIB;
 /// The size of the file at scale 1.
 const FILE_BYTES: u64 = 20 << 30;
+/// With its own pages the daemon counts each page as the kernel of the mail does.
+const OPTIONS: [&str; 2] = ["--page-cache", "own"];
 /// The watermarks that the distances of the mail result in.
 const MARKS: &str = "low_wmark 482344960\nhigh_wmark 471859200\n";
 
@@ -145,7 +147,7 @@ pub(super) fn demo(arguments: &DemoArguments) -> Result<(), Failure> {
 
 fn run(places: &Places, file_bytes: u64, say: &dyn Fn(&str)) -> Result<BackgroundResult, Failure> {
     say(&format!("mounting {} on {}", places.data.display(), places.mountpoint.display()));
-    let mut daemon = Daemon::start(places, POOL_BYTES)?;
+    let mut daemon = Daemon::start(places, POOL_BYTES, &OPTIONS)?;
     let stand = Stand { places, file: places.mountpoint.join("tf0"), pid: daemon.pid(), file_bytes };
     stand.touch_memory(say)?;
     let direct = stand.steps(false, say)?;

@@ -123,7 +123,7 @@ pub(super) struct Daemon {
 }
 
 impl Daemon {
-    pub(super) fn start(places: &Places, pool_bytes: u64) -> Result<Self, Failure> {
+    pub(super) fn start(places: &Places, pool_bytes: u64, options: &[&str]) -> Result<Self, Failure> {
         let myself = std::env::current_exe()
             .map_err(|error| Failure::Failed(format!("cannot find this program: {error}")))?;
         let mut child = Command::new(myself)
@@ -132,6 +132,7 @@ impl Daemon {
             .arg("--control")
             .arg(&places.control)
             .args(["--pool", &pool_bytes.to_string()])
+            .args(options)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()

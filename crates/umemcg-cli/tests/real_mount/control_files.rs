@@ -248,8 +248,9 @@ fn each_style_shows_its_files_and_our_tools_work_with_it() {
         ]);
         let json: serde_json::Value = serde_json::from_str(json.good()).unwrap();
         assert_eq!(json[1]["limit_bytes"], 8 << 20, "{json}");
+        // The host's kernel may have reclaimed some of the 4 MiB by itself.
         for row in [&json[0], &json[1]] {
-            assert!(row["usage_bytes"].as_u64().unwrap() >= 4 << 20, "{json}");
+            assert!(row["usage_bytes"].as_u64().unwrap() >= 3 << 20, "{json}");
         }
         mount.umemcg(&["trim", "--control", &cg, "g"]).good();
         assert!(mount.value("g", "umemcg.stat", "total_cache") < 1 << 20);

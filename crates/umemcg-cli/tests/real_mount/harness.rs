@@ -201,10 +201,10 @@ impl Mount {
             command.arg(self.data());
         }
         command.arg(self.mnt()).arg("--control").arg(self.cg()).args(arguments);
-        // All tests may be run in the other mode, too.
-        if let Some(whose) = std::env::var_os("UMEMCG_TEST_PAGE_CACHE")
-            && !arguments.contains(&"--page-cache")
-        {
+        // The tests are run in both modes: `make test` takes own pages, `make test-kernel-pages`
+        // the kernel's.
+        if !arguments.contains(&"--page-cache") {
+            let whose = std::env::var("UMEMCG_TEST_PAGE_CACHE").unwrap_or_else(|_| "own".into());
             match whose == "exclusive" {
                 true => command.args(["--page-cache", "kernel", "--exclusive"]),
                 false => command.arg("--page-cache").arg(whose),

@@ -57,10 +57,12 @@ fn what_one_group_streams_does_not_push_out_what_another_keeps() {
     mount.group("busy", "24m");
     mount.sh("head -c 16M /dev/urandom > $DATA/kept; head -c 256M /dev/zero > $DATA/stream").good();
     let first = mount.sh_in("quiet", "sha256sum < $MNT/kept").good().to_owned();
-    let before = mount.value("quiet", "memory.stat", "total_pgpgin");
     mount.sh_in("busy", "cat $MNT/stream > /dev/null; dd if=$MNT/stream of=$MNT/copy bs=1M").good();
     assert_eq!(mount.sh_in("quiet", "sha256sum < $MNT/kept").good(), first);
-    assert_eq!(mount.value("quiet", "memory.stat", "total_pgpgin"), before, "pages were read again");
+    // Of pages that it keeps, the host's kernel may reclaim some by itself: they are read again.
+    for name in ["pgsteal_direct", "pgsteal_kswapd"] {
+        assert_eq!(mount.value("quiet", "memory.stat", name), 0, "{name}: pages were reclaimed");
+    }
     assert_eq!(mount.number("quiet", "memory.failcnt"), 0);
     assert!(mount.number("busy", "memory.failcnt") > 0);
     mount.umount();

@@ -12,35 +12,36 @@ use super::KernelPages;
 use super::freed::Freed;
 use crate::attr::FileKind;
 use crate::kernel_cache::WindowHolder;
-use crate::page_windows::{WINDOW_PAGES, span_of};
+use crate::page_windows::{WINDOW_PAGES, runs_of};
 
 impl KernelPages {
     /// Returns the charged pages of a window and the present moment, if they can be compared with
     /// what the kernel has: no request is under way there, and the kernel has not been asked to
     /// drop any. `None` for another share than the first. The kernel tells of a directory's pages
     /// only up to the host's size of it.
-    pub(super) fn comparable(&self, window: u64, slot: ListSlot) -> Option<(Range<u64>, u64)> {
+    pub(super) fn comparable(&self, window: u64, slot: ListSlot) -> Option<(Vec<Range<u64>>, u64)> {
         let mut state = self.state.lock();
         let is_busy = self.kind != FileKind::Regular || state.is_busy(window);
         let known = state.windows.get(&window).filter(|_| !is_busy)?;
         let is_first = known.shares.iter().find_map(|share| share.slot) == Some(slot);
-        let pages = span_of(window, known.pages());
-        (is_first && !known.is_asked()).then(|| (pages, state.tick()))
+        let runs = runs_of(window, known.pages());
+        (is_first && !known.is_asked()).then(|| (runs, state.tick()))
     }
 }
 
 impl WindowHolder for KernelPages {
-    fn note_missing(&self, pages: &Range<u64>, moment: u64) {
+    fn note_missing(&self, pages: &Range<u64>, moment: u64) -> bool {
         let mut freed = Freed::default();
         {
             let mut state = self.state.lock();
             let window = pages.start / WINDOW_PAGES;
             let is_newer = |known: &super::Window| known.last_end >= moment || known.is_asked();
             if state.is_busy(window) || state.windows.get(&window).is_none_or(is_newer) {
-                return;
+                return false;
             }
             self.take_out(&mut state, (pages, false), &mut freed, |_, _| true);
         }
         freed.settle();
+        true
     }
 }

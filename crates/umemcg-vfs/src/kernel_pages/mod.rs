@@ -541,9 +541,9 @@ impl PageHolder for KernelPages {
     }
 
     fn kept_window(self: Arc<Self>, window: u64, slot: ListSlot) -> Option<KeptWindow> {
-        let (pages, moment) = self.comparable(window, slot)?;
+        let (runs, moment) = self.comparable(window, slot)?;
         let holder: Weak<dyn WindowHolder> = Arc::downgrade(&self) as _;
-        Some(KeptWindow { node: self.node, pages, holder, moment })
+        Some(KeptWindow { node: self.node, runs, holder, moment })
     }
 
     fn forget_ghost(&self, window: u64, slot: ListSlot) {

@@ -54,9 +54,9 @@ impl Kernel {
     }
 }
 
-/// Says that the kernel has dropped these pages of a window by itself.
-pub fn note_missing(window: &KeptWindow, pages: Range<u64>) {
-    window.holder.upgrade().unwrap().note_missing(&pages, window.moment);
+/// Says that the kernel has dropped these pages of a window by itself. Returns whether that counts.
+pub fn note_missing(window: &KeptWindow, pages: Range<u64>) -> bool {
+    window.holder.upgrade().unwrap().note_missing(&pages, window.moment)
 }
 
 impl KernelCache for Kernel {

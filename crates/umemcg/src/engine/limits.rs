@@ -9,7 +9,7 @@ use umemcg_base::PAGE_SIZE_U64;
 use umemcg_base::clock::{Clock, SystemClock};
 use umemcg_cache::dirty::thresholds::unclean_bytes;
 use umemcg_group::{EventKind, Group};
-use umemcg_reclaim::{MAX_RECLAIM_RETRIES, PageOwner, Reason};
+use umemcg_reclaim::{MAX_RECLAIM_RETRIES, PageOwner, Reason, Reclaimer};
 
 use super::Engine;
 
@@ -201,7 +201,7 @@ impl Engine {
         }
         self.write_dirty(group, cancelled)?;
         let mut retries = MAX_RECLAIM_RETRIES;
-        let (mut requested_bytes, released_before) = (0, self.reclaimer().released_bytes());
+        let mut requested = Requested::of(self.reclaimer(), group);
         while retries > 0 {
             group.drain_stocks();
             let usage_bytes = group.usage_bytes();
@@ -213,14 +213,9 @@ impl Engine {
             }
             let pages = usage_bytes.div_ceil(PAGE_SIZE_U64);
             let progress = self.reclaimer().reclaim_from_all(group, pages, cancelled);
-            requested_bytes += progress.releasing_bytes;
-            if progress.pages() == 0 {
-                // The kernel may be dropping what it has been asked for. What other groups get back
-                // is no progress.
-                let reclaimer = self.reclaimer();
-                reclaimer.wait_for_release(|| reclaimer.released_bytes() - released_before < requested_bytes);
-                group.drain_stocks();
-                retries -= u32::from(group.usage_bytes() >= usage_bytes);
+            requested.bytes += progress.releasing_bytes;
+            if progress.pages() == 0 && requested.wait() == 0 {
+                retries -= 1;
             }
         }
         Ok(())
@@ -262,6 +257,7 @@ impl Engine {
         let goal = bytes / PAGE_SIZE_U64;
         let mut reclaimed = 0;
         let mut retries = MAX_RECLAIM_RETRIES;
+        let mut requested = Requested::of(self.reclaimer(), group);
         while reclaimed < goal {
             if cancelled() {
                 return Err(ReclaimError::Interrupted);
@@ -269,18 +265,49 @@ impl Engine {
             if group.is_dead() {
                 return Err(ReclaimError::Again);
             }
+            let reclaimed_before = reclaimed;
             let step = ((goal - reclaimed) / 4).max(umemcg_reclaim::SWAP_CLUSTER_MAX);
-            match self.reclaimer().reclaim(group, step, Reason::Proactive, cancelled).pages() {
-                0 => {
-                    retries -= 1;
-                    if retries == 0 {
-                        return Err(ReclaimError::Again);
-                    }
+            let progress = self.reclaimer().reclaim(group, step, Reason::Proactive, cancelled);
+            requested.bytes += progress.releasing_bytes;
+            reclaimed += match progress.pages() {
+                0 => requested.wait(),
+                pages => pages,
+            };
+            if reclaimed == reclaimed_before {
+                retries -= 1;
+                if retries == 0 {
+                    return Err(ReclaimError::Again);
                 }
-                pages => reclaimed += pages,
             }
         }
+        // Some of what counts as reclaimed may be on its way.
+        while requested.wait() > 0 && !cancelled() {}
         Ok(())
+    }
+}
+
+/// What the kernel has been asked to drop for a group, by one caller.
+struct Requested<'a> {
+    reclaimer: &'a Reclaimer,
+    group: &'a Group,
+    bytes: u64,
+    released_before: u64,
+}
+
+impl<'a> Requested<'a> {
+    fn of(reclaimer: &'a Reclaimer, group: &'a Group) -> Self {
+        Self { reclaimer, group, bytes: 0, released_before: reclaimer.released_bytes() }
+    }
+
+    /// Waits for a moment, unless all that was asked for has come. Returns the pages by which the
+    /// group's usage has fallen meanwhile: what other groups get back is no progress.
+    fn wait(&self) -> u64 {
+        self.group.drain_stocks();
+        let before = self.group.usage_bytes();
+        let released = || self.reclaimer.released_bytes() - self.released_before;
+        self.reclaimer.wait_for_release(|| released() < self.bytes);
+        self.group.drain_stocks();
+        before.saturating_sub(self.group.usage_bytes()) / PAGE_SIZE_U64
     }
 }
 
