@@ -235,10 +235,19 @@ mod tests {
     }
 
     /// Returns the pages that are told missing, and how many runs were asked for in vain.
-    fn compared(watch: &PageWatch, runs: &[Range<u64>], nr_notes: usize) -> (Vec<u64>, usize) {
+    fn compared<const N: usize>(
+        watch: &PageWatch,
+        runs: [(u64, u64); N],
+        nr_notes: usize,
+    ) -> (Vec<u64>, usize) {
         let holder = Arc::new(Missing(Mutex::default(), nr_notes));
         let weak: Weak<dyn WindowHolder> = Arc::downgrade(&holder) as _;
-        let window = KeptWindow { node: NodeId(7), runs: runs.to_vec(), holder: weak, moment: 3 };
+        let window = KeptWindow {
+            node: NodeId(7),
+            runs: runs.map(|(first, end)| first..end).into(),
+            holder: weak,
+            moment: 3,
+        };
         let nr_whole = watch.compare(&window);
         let noted = holder.0.lock().unwrap();
         assert!(noted.iter().all(|&(_, moment)| moment == 3));
@@ -264,27 +273,27 @@ mod tests {
     fn the_gaps_of_a_window_are_told() {
         let watch = watch_of([64, 65, 70, 71, 100].into());
         let gaps = (66..70).chain(72..100).collect::<Vec<_>>();
-        assert_eq!(compared(&watch, &[64..101], usize::MAX), (gaps, 1));
+        assert_eq!(compared(&watch, [(64, 101)], usize::MAX), (gaps, 1));
     }
 
     #[test]
     fn only_pages_that_are_charged_are_asked_for() {
         let watch = watch_of([64, 65, 70, 71, 100].into());
-        assert_eq!(compared(&watch, &[64..66, 70..73, 99..101], usize::MAX), (vec![72, 99], 2));
+        assert_eq!(compared(&watch, [(64, 66), (70, 73), (99, 101)], usize::MAX), (vec![72, 99], 2));
         assert_eq!(watch.state.lock().asked & !NUMBER_BIT, 2 * 4);
     }
 
     #[test]
     fn a_window_that_a_request_meets_is_asked_no_further() {
         let watch = watch_of([64].into());
-        assert_eq!(compared(&watch, &[64..128], 3), (vec![65, 66, 67], 1));
+        assert_eq!(compared(&watch, [(64, 128)], 3), (vec![65, 66, 67], 1));
         assert_eq!(watch.state.lock().asked & !NUMBER_BIT, 2 * 4);
     }
 
     #[test]
     fn a_node_that_the_kernel_does_not_know_tells_nothing() {
         let watch = PageWatch::new(|_, _, _, _| false);
-        assert_eq!(compared(&watch, &[0..64], usize::MAX), (vec![], 1));
+        assert_eq!(compared(&watch, [(0, 64)], usize::MAX), (vec![], 1));
     }
 
     #[test]
