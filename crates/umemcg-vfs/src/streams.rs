@@ -7,8 +7,8 @@
 //! kernel's cache, and its pages count against a stream.
 //!
 //! Where opens do not come to the daemon, a stream shows by its pages: next to none of those that
-//! reclaim takes back returns soon. Its pages go through the kernel's cache, but reclaim takes more
-//! of them at a time.
+//! reclaim takes back returns while it is remembered. Its pages go through the kernel's cache, but
+//! reclaim takes more of them at a time.
 //!
 //! The clock of a group is the number of pages that have come in for it, into either cache.
 
@@ -62,7 +62,7 @@ impl Streams {
         !is_reused && now.saturating_sub(*since) >= room
     }
 
-    /// Notes that pages came in for a group that it had before, not long ago. It counts once the
+    /// Notes that pages came in for a group that it had before. It counts once the
     /// group has been asked about.
     pub(crate) fn note_returned(&self, group: &Group, nr_pages: u64) {
         if let Some(since) = self.since_page.lock().get_mut(&group.owner()) {
