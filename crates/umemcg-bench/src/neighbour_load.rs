@@ -58,6 +58,8 @@ pub enum Tempo {
     Rate(f64),
     /// One after the other, at most this many a second.
     AtMost(f64),
+    /// The same, and each call uses this much processor time at least.
+    Busy(f64, Duration),
     /// One after the other, this many in all.
     Times(u64),
 }
@@ -82,6 +84,9 @@ pub struct Load {
     /// One after the other, but at most this many in a second: sleeps when it is ahead
     #[arg(long, conflicts_with = "rate")]
     at_most: Option<f64>,
+    /// Nanoseconds of processor time that each call uses at least
+    #[arg(long, default_value_t = 0)]
+    call_cpu_ns: u64,
     /// Ends after this many calls
     #[arg(long)]
     times: Option<u64>,
@@ -98,6 +103,8 @@ pub struct Done {
     pub seconds: f64,
     /// Microseconds: p50, p99, p99.9, the longest.
     pub latency_us: [f64; 4],
+    /// The same, but from when a call began, not from when it was due.
+    pub call_us: [f64; 4],
     /// Processor time of the tenant's own process meanwhile.
     pub cpu_seconds: f64,
 }
@@ -116,6 +123,11 @@ impl Load {
             Tempo::Free => {}
             Tempo::Rate(rate) => arguments.extend(["--rate".into(), rate.to_string().into()]),
             Tempo::AtMost(rate) => arguments.extend(["--at-most".into(), rate.to_string().into()]),
+            Tempo::Busy(rate, call) => {
+                let numbers =
+                    [("--at-most", rate.to_string()), ("--call-cpu-ns", call.as_nanos().to_string())];
+                numbers.into_iter().for_each(|(name, value)| arguments.extend([name.into(), value.into()]));
+            }
             Tempo::Times(times) => arguments.extend(["--times".into(), times.to_string().into()]),
         }
         arguments
@@ -135,7 +147,7 @@ impl Load {
         // Sleeps end when they should, not fifty microseconds later.
         let _ = set_current_timer_slack(NonZeroU64::new(1));
         let mut done = Done::default();
-        let mut latencies = Latencies::new();
+        let (mut latencies, mut call_times) = (Latencies::new(), Latencies::new());
         let (start, cpu, time) = (Instant::now(), process_time(), Duration::from_millis(self.time_ms));
         let mut end = start;
         while end - start < time {
@@ -151,18 +163,34 @@ impl Load {
                 break;
             }
             wait_until(due);
-            if !call(done.calls)? {
+            let begun = Instant::now();
+            if !self.call(&mut call, done.calls)? {
                 done.refused += 1;
             }
             done.calls += 1;
             end = Instant::now();
             latencies.note(end - due);
+            call_times.note(end - begun);
         }
         done.seconds = (end - start).as_secs_f64();
         done.cpu_seconds = (process_time() - cpu).as_secs_f64();
         done.latency_us = latencies.quantiles([0.5, 0.99, 0.999, 1.0]);
+        done.call_us = call_times.quantiles([0.5, 0.99, 0.999, 1.0]);
         let text = serde_json::to_string(&done).map_err(Failure::at("cannot say what came of it"))?;
         writeln!(io::stdout(), "{text}").map_err(Failure::at("cannot say what came of it"))
+    }
+
+    /// Makes a call, which takes its processor time; returns false if it was refused.
+    fn call(&self, call: &mut Call<'_>, nr: u64) -> Result<bool, Failure> {
+        if self.call_cpu_ns == 0 {
+            return call(nr);
+        }
+        let until = thread_time() + Duration::from_nanos(self.call_cpu_ns);
+        let done = call(nr)?;
+        while thread_time() < until {
+            std::hint::spin_loop();
+        }
+        Ok(done)
     }
 
     /// Returns false for a call that was refused for lack of memory.

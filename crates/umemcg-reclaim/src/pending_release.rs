@@ -45,18 +45,18 @@ impl PendingReleases {
 
     /// Waits, at most [`RELEASE_WAIT`], until more has been freed than when `before` was read.
     pub(crate) fn wait_for_any(&self, before: u64) {
-        self.wait(before, 1);
+        self.wait(before, 1, 1);
     }
 
-    /// Waits, at most [`RELEASE_WAIT`], until half of `requested` bytes have been freed since
-    /// `before` was read; returns how many have. It waits only for half because some of the memory
-    /// may be in use.
-    pub(crate) fn wait(&self, before: u64, requested: u64) -> u64 {
+    /// Waits, at most [`RELEASE_WAIT`], until `wanted` bytes or half of those that were requested
+    /// have been freed since `before` was read; returns how many of those that were requested. It
+    /// waits only for half because some of the memory may be in use.
+    pub(crate) fn wait(&self, before: u64, requested: u64, wanted: u64) -> u64 {
         assert_may_wait(Rank::KernelRelease, "a wait for what was requested");
         let deadline = Instant::now() + RELEASE_WAIT;
         let released = || self.released_bytes() - before;
         let mut waiting = self.waiting.lock();
-        while released() < requested.div_ceil(2)
+        while released() < requested.div_ceil(2).min(wanted)
             && !self.released.wait_until(&mut waiting, deadline).timed_out()
         {}
         released().min(requested)

@@ -105,6 +105,11 @@ impl Progress {
         self.reclaimed + self.slab_bytes.div_ceil(PAGE_SIZE_U64)
     }
 
+    /// Returns the bytes that are missing from a goal in pages.
+    pub(crate) fn short_bytes(&self, goal: u64) -> u64 {
+        goal.saturating_sub(self.pages()) * PAGE_SIZE_U64
+    }
+
     pub(crate) fn add(&mut self, other: Progress) {
         self.reclaimed += other.reclaimed;
         self.scanned += other.scanned;

@@ -29,6 +29,13 @@ use crate::streams::Streams;
 pub(crate) const NODE: usize = 0;
 /// Objects of one batch. Few, since an object is up to 64 pages.
 const BATCH: u64 = 1;
+/// A group that streams at its limit is asked for this part of its shares at once, but not for more
+/// than [`NR_AHEAD_MAX`] beyond what is wanted: each wait for the kernel costs four switches
+/// between threads.
+const AHEAD_PART: u64 = 32;
+const NR_AHEAD_MAX: u64 = 8;
+/// A group is at its limit when it has less room than one request may need.
+const AT_LIMIT_BYTES: u64 = 256 * PAGE_SIZE_U64;
 
 /// Pages that a group has in the kernel for each ghost that it may keep, if that is more than its
 /// shares.
@@ -152,7 +159,10 @@ pub(crate) struct KernelPageLists {
     ghosts_by_slot: LeafMutex<HashMap<u32, Home>>,
     /// Drops of shares that are under way, by the group that pays. A leaf lock.
     nr_awaited: LeafMutex<HashMap<OwnerId, u64>>,
+    /// By the files that groups open.
     pub(crate) streams: Streams,
+    /// By the pages that return.
+    pub(crate) returns: Streams,
     reclaimer: Arc<Reclaimer>,
     _registration: Registration,
 }
@@ -179,6 +189,7 @@ impl KernelPageLists {
                 ghosts_by_slot: LeafMutex::default(),
                 nr_awaited: LeafMutex::default(),
                 streams: Streams::default(),
+                returns: Streams::default(),
                 reclaimer: Arc::clone(reclaimer),
                 _registration: reclaimer.register_shrinker(id, Arc::new(KernelPageShrinker(Weak::clone(me)))),
             }
@@ -257,7 +268,8 @@ impl KernelPageLists {
 
     /// Returns how many ghosts a group has beyond those that it may have.
     fn nr_ghosts_beyond(&self, group: &Group) -> u64 {
-        let nr_pages = group.stat_local(StatItem::FileKernel).max(0) as u64 / PAGE_SIZE_U64;
+        // What threads have pending is not worth stopping them.
+        let nr_pages = group.stat_local_applied(StatItem::FileKernel).max(0) as u64 / PAGE_SIZE_U64;
         let allowance = self.nr_shares(group).max(nr_pages / PAGES_PER_GHOST);
         self.ghosts.count(group, NODE).saturating_sub(allowance)
     }
@@ -339,12 +351,25 @@ impl KernelPageLists {
         }
     }
 
+    /// Returns how many shares beyond those that are wanted a group is asked for: some if it
+    /// streams and waits for room below its own limit. For others, or for a background worker, it
+    /// gives no more than what is wanted.
+    fn nr_ahead(&self, target: &ShrinkTarget<'_>) -> u64 {
+        let group = target.group;
+        let room_bytes = group.max_bytes().saturating_sub(group.usage_bytes());
+        if target.reason != Reason::Direct || room_bytes >= AT_LIMIT_BYTES {
+            return 0;
+        }
+        let nr = (self.nr_shares(group) / AHEAD_PART).min(NR_AHEAD_MAX);
+        if nr > 0 && self.returns.is_streaming(group) { nr } else { 0 }
+    }
+
     fn ask(&self, target: &ShrinkTarget<'_>, nr: u64) -> Scanned {
         let mut done = Scanned::default();
         let mut drops = Vec::new();
         let mut nr_pages = 0;
         self.trim_ghosts(target.group);
-        for (slot, (pages, window)) in self.next_victims(target.group, nr) {
+        for (slot, (pages, window)) in self.next_victims(target.group, nr + self.nr_ahead(target)) {
             done.scanned += 1;
             let Some(pages) = pages.upgrade() else { continue };
             for mut asked in pages.ask(window, slot) {

@@ -7,6 +7,10 @@
 //! *reused*: it is served through the kernel's cache, and its pages count against a stream. Of a
 //! loop that is somewhat larger than the room, a part stays there.
 //!
+//! Where opens do not come to the daemon, a stream shows by its pages: next to none of those that
+//! reclaim takes back returns while it is remembered. Its pages go through the kernel's cache, but
+//! reclaim takes more of them at a time.
+//!
 //! The clock of a group is the number of pages that have come in for it, into either cache.
 
 use std::collections::HashMap;
@@ -47,22 +51,49 @@ impl Streams {
         len: u64,
         last_open: &mut Option<LastOpen>,
     ) -> bool {
-        let (owner, room) = (group.owner(), room_bytes / PAGE_SIZE_U64);
-        let now = u64::try_from(group.stat_total_applied(StatItem::PgPgIn)).unwrap_or(0);
+        let (owner, room, now) = (group.owner(), room_bytes / PAGE_SIZE_U64, clock(group));
         let before = last_open.replace(LastOpen { owner, at_page: now });
         let is_soon = |at_page: u64| now.saturating_sub(at_page) <= room.saturating_mul(ROOMS_MAX);
         let is_reused = before.is_some_and(|before| before.owner != owner || is_soon(before.at_page));
         let mut groups = self.since_page.lock();
-        if !groups.contains_key(&owner) && groups.len() >= NR_GROUPS_MIN && groups.len() == groups.capacity()
-        {
-            groups.retain(|owner, _| owner.with_group(|group| group.owner() == *owner));
-        }
-        let since = groups.entry(owner).or_insert(now);
-        *since = (*since).max(now.saturating_sub(room.saturating_mul(ROOMS_MAX)));
+        let since = since_page(&mut groups, owner, (now, room));
         if is_reused {
-            let nr_reused = len.div_ceil(PAGE_SIZE_U64);
-            *since = since.saturating_add(nr_reused.saturating_mul(READ_ONCE_PER_REUSED)).min(now);
+            note_reused(since, now, len.div_ceil(PAGE_SIZE_U64));
         }
         !is_reused && now.saturating_sub(*since) >= room
     }
+
+    /// Notes that pages came in for a group that it had before. It counts once the
+    /// group has been asked about.
+    pub(crate) fn note_returned(&self, group: &Group, nr_pages: u64) {
+        if let Some(since) = self.since_page.lock().get_mut(&group.owner()) {
+            note_reused(since, clock(group), nr_pages);
+        }
+    }
+
+    /// Returns whether a group reads next to nothing twice, by the pages that returned.
+    pub(crate) fn is_streaming(&self, group: &Group) -> bool {
+        let (now, room) = (clock(group), group.max_bytes() / PAGE_SIZE_U64);
+        let since = *since_page(&mut self.since_page.lock(), group.owner(), (now, room));
+        now.saturating_sub(since) >= room
+    }
+}
+
+/// Returns the number of pages that have come in for a group.
+fn clock(group: &Group) -> u64 {
+    u64::try_from(group.stat_total_applied(StatItem::PgPgIn)).unwrap_or(0)
+}
+
+/// Returns the moment after which a group's pages count as read once.
+fn since_page(groups: &mut HashMap<OwnerId, u64>, owner: OwnerId, (now, room): (u64, u64)) -> &mut u64 {
+    if !groups.contains_key(&owner) && groups.len() >= NR_GROUPS_MIN && groups.len() == groups.capacity() {
+        groups.retain(|owner, _| owner.with_group(|group| group.owner() == *owner));
+    }
+    let since = groups.entry(owner).or_insert(now);
+    *since = (*since).max(now.saturating_sub(room.saturating_mul(ROOMS_MAX)));
+    since
+}
+
+fn note_reused(since: &mut u64, now: u64, nr_reused: u64) {
+    *since = since.saturating_add(nr_reused.saturating_mul(READ_ONCE_PER_REUSED)).min(now);
 }

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::page_kernel::World;
-use umemcg::StatItem;
+use umemcg::{Reason, StatItem};
+
+const MIB: u64 = 1 << 20;
 
 #[test]
 fn reclaim_asks_for_the_oldest_and_waits_for_the_answer() {
@@ -59,7 +61,6 @@ fn a_kernel_that_is_slow_to_begin_is_waited_for() {
 
 #[test]
 fn a_worker_asks_for_what_is_not_on_its_way() {
-    const MIB: u64 = 1 << 20;
     let world = World::new(6 * MIB);
     let file = world.open("f", 1024);
     world.read(&file, 0, 1024);
@@ -108,4 +109,48 @@ fn reclaim_on_request_returns_when_the_kernel_has_dropped_all() {
         world.kept()
     });
     assert_eq!(left, 0, "half of it is not all");
+}
+
+#[test]
+fn a_stream_at_its_limit_gives_a_part_of_its_pages_ahead() {
+    let world = World::new(16 * MIB);
+    let group = &world.group;
+    let file = world.open("f", 16_384);
+    // Lets a reclaim take what it wants of the group.
+    let asked_for = |reason| {
+        let before = world.kept();
+        while_obeyed(&world, || world.fixture.engine.reclaimer().reclaim(group, 32, reason, &|| false));
+        before - world.kept()
+    };
+    let read = |first: u64, nr: u64| {
+        while_obeyed(&world, || (first..first + nr).step_by(64).for_each(|at| world.read(&file, at, 64)));
+    };
+    // The kernel that the test plays gives all back that was ever asked for.
+    let fill = || {
+        (0..64).take_while(|_| group.usage_bytes() < 15 * MIB + MIB / 2).for_each(|at| read(64 * at, 64));
+    };
+    // What is taken returns.
+    for _ in 0..8 {
+        read(0, 2_048);
+        while_obeyed(&world, || world.fixture.engine.reclaim(group, 4 * MIB, &|| false).unwrap());
+    }
+    fill();
+    assert_eq!(asked_for(Reason::Direct), 64, "what it gives it reads again");
+    read(0, 16_384);
+    fill();
+    assert_eq!(asked_for(Reason::Kswapd), 64, "a worker waits for nothing");
+    assert_eq!(asked_for(Reason::Direct), 64 + 64);
+    world.fixture.engine.set_max(group, 32 * MIB, &|| false);
+    assert_eq!(asked_for(Reason::Direct), 64, "there is room");
+}
+
+/// Runs something while the kernel does what it is asked for.
+fn while_obeyed<R>(world: &World, body: impl FnOnce() -> R) {
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        threads.spawn(|| world.kernel.obey_slowly(&is_over));
+        body();
+        is_over.store(true, Ordering::Relaxed);
+    });
+    world.kernel.obey();
 }

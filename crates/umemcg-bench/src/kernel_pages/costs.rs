@@ -4,6 +4,13 @@
 //! of a plain file. Where that file's system reads into large folios, hundreds of pages go at once;
 //! a file of FUSE has a folio for each page. So the plain file is read page by page on a second
 //! side; and on a third the same call is made for the mount's own file.
+//!
+//! A stream through the kernel's cache costs what the kernel does for each page, whatever the
+//! daemon does: it allocates it, enters it in the file's index and the lists of its reclaim, copies
+//! it twice, and drops it. The *floor* of a stream is the cost with own pages, what the program
+//! takes more with kernel pages (that is the kernel, since the program is the same), and what
+//! `posix_fadvise` takes to drop as many pages of the mount's file. What the copy to a new page
+//! takes more than one to a warm buffer is not in it.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -39,19 +46,20 @@ pub fn run(
 ) -> Result<(), Failure> {
     // What the first part has left would make the pool take pages back.
     [A, B, LITTLE].iter().try_for_each(|group| ground.kernel.force_empty(group))?;
-    pages_taken_back(options, ground, progress, report)?;
+    let ns_dropped = pages_taken_back(options, ground, progress, report)?;
     for (title, what) in [("files of 8 MiB", "stream"), ("one file larger than the room", "large")] {
-        streams(options, ground, progress, report, (title, what))?;
+        streams(options, ground, progress, report, (title, what), ns_dropped)?;
     }
     Ok(())
 }
 
+/// Returns the nanoseconds that advice takes for each page of the mount's file.
 fn pages_taken_back(
     options: &Options,
     ground: &Ground,
     progress: &Progress,
     report: &mut Report,
-) -> Result<(), Failure> {
+) -> Result<f64, Failure> {
     let mut samples: [Vec<f64>; TAKERS.len()] = Default::default();
     let mut whole = Vec::new();
     for round in 0..=options.rounds as usize {
@@ -85,6 +93,7 @@ fn pages_taken_back(
     };
     let verdicts =
         [("of a plain file's", 1), ("of a plain file's in single pages", 2)].map(judge).into_iter().collect();
+    let ns_of_advice = sides[TAKERS.len() - 1].median;
     report.sections.push(Section {
         title: "a page taken back, processor time".into(),
         unit: "ns",
@@ -97,7 +106,7 @@ fn pages_taken_back(
         sides: vec![Samples::new("umemcg, kernel pages", whole)],
         verdicts: Vec::new(),
     });
-    Ok(())
+    Ok(ns_of_advice)
 }
 
 /// Fills the kernel's cache in a group and empties the group. Returns nanoseconds for each page: of
@@ -152,6 +161,7 @@ fn streams(
     progress: &Progress,
     report: &mut Report,
     (title, what): (&str, &str),
+    ns_dropped: f64,
 ) -> Result<(), Failure> {
     let mounts = [&ground.kernel, &ground.shared, &ground.own];
     let names = ["umemcg, kernel pages", "umemcg, kernel pages, not exclusive", "umemcg, own pages"];
@@ -169,8 +179,10 @@ fn streams(
             }
         }
     }
+    let each_gib = 1e3 * (1024 * MIB) as f64 / bytes as f64;
+    let dropped = 1e-9 * ns_dropped * (bytes / PAGE_SIZE_U64) as f64;
+    report.sections.push(floor(title, &samples, (each_gib, dropped)));
     for (at, &(figure, unit)) in FIGURES.iter().enumerate() {
-        let each_gib = 1e3 * (1024 * MIB) as f64 / bytes as f64;
         let of = |spent: &Spent| [spent.processes, spent.machine, spent.elapsed][at] * each_gib;
         let sides: Vec<Samples> = names
             .iter()
@@ -191,4 +203,22 @@ fn streams(
         });
     }
     Ok(())
+}
+
+/// Holds a stream against its floor; see the module text. `dropped` are the seconds that advice
+/// takes to drop its pages.
+fn floor(title: &str, [kernel, _, own]: &[Vec<Spent>; 3], (each_gib, dropped): (f64, f64)) -> Section {
+    let floor = |(kernel, own): (&Spent, &Spent)| own.processes + kernel.program - own.program + dropped;
+    let of = |name, seconds: Vec<f64>| {
+        Samples::new(name, seconds.into_iter().map(|seconds| seconds * each_gib).collect())
+    };
+    let sides = vec![
+        of("umemcg, kernel pages", kernel.iter().map(|spent| spent.processes).collect()),
+        of("the floor: own pages, and what the kernel does for its cache", {
+            kernel.iter().zip(own).map(floor).collect()
+        }),
+        of("umemcg, own pages", own.iter().map(|spent| spent.processes).collect()),
+    ];
+    let title = format!("a stream, {title}: the floor of the processor time with silent opens");
+    Section { title, unit: "ms/GiB", sides, verdicts: Vec::new() }
 }

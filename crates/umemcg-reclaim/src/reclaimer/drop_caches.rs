@@ -63,7 +63,8 @@ impl Reclaimer {
             }
             if freed.releasing_bytes > 0 {
                 // The bytes that are released now need not be asked for again.
-                freed.slab_bytes += self.pending_releases().wait(released_before, freed.releasing_bytes);
+                freed.slab_bytes +=
+                    self.pending_releases().wait(released_before, freed.releasing_bytes, u64::MAX);
             }
             progress.add(freed);
             if freed.slab_scanned >> shift <= 1 {

@@ -104,11 +104,10 @@ impl Reclaimer {
             if left > 0 {
                 progress.add(shrink_in_rounds(self, root, &pass, protection, &mut first_rounds, &enough).0);
             }
+            self.note_pass(root, reason, priority, before, progress);
             if progress.pages() >= goal || cancelled() {
-                self.note_pass(root, reason, priority, before, progress);
                 return progress;
             }
-            self.note_pass(root, reason, priority, before, progress);
             let scanned = progress.scanned - before.scanned;
             let dirty = progress.dirty - before.dirty;
             if progress.reclaimed > before.reclaimed {
@@ -122,7 +121,8 @@ impl Reclaimer {
                 if progress.pages() >= needed && progress.pages() + requested / PAGE_SIZE_U64 >= goal {
                     return progress;
                 }
-                let released = self.pending_releases().wait(released_before, requested);
+                let short = progress.short_bytes(goal);
+                let released = self.pending_releases().wait(released_before, requested, short);
                 progress.slab_bytes += released;
                 nr_waits_in_vain = if released == 0 { nr_waits_in_vain + 1 } else { 0 };
                 coming = if nr_waits_in_vain < WAITS_IN_VAIN_MAX { requested - released } else { 0 };

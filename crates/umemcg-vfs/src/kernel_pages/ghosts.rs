@@ -64,9 +64,10 @@ impl Ghosts {
         reader: &Group,
         freed: &mut Freed,
     ) -> ArrivalList {
-        let mut nr_protected = 0;
+        let (mut nr_returned, mut nr_protected) = (0, 0);
         for ghost in self.0.get(&window).into_iter().flatten().filter(|ghost| ghost.pages & pages != 0) {
             let nr_pages = u64::from((ghost.pages & pages).count_ones());
+            nr_returned += nr_pages;
             let returned = Returned {
                 shadow: ghost.shadow,
                 nr_pages,
@@ -75,6 +76,9 @@ impl Ghosts {
             if arrive_again(reader, lists.nr_nodes(), &returned) == ArrivalList::Protected {
                 nr_protected += nr_pages;
             }
+        }
+        if nr_returned > 0 {
+            lists.returns.note_returned(reader, nr_returned);
         }
         self.forget_pages(lists, (window, pages), freed);
         if 2 * nr_protected >= u64::from(pages.count_ones()).max(1) {
