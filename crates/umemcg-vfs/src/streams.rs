@@ -63,8 +63,8 @@ impl Streams {
         !is_reused && now.saturating_sub(*since) >= room
     }
 
-    /// Notes that pages came in for a group that it had before. It counts once the
-    /// group has been asked about.
+    /// Notes that pages came in for a group that it had before. It counts once the group has been
+    /// asked about.
     pub(crate) fn note_returned(&self, group: &Group, nr_pages: u64) {
         if let Some(since) = self.since_page.lock().get_mut(&group.owner()) {
             note_reused(since, clock(group), nr_pages);

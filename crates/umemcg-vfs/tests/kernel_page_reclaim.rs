@@ -25,37 +25,30 @@ fn reclaim_asks_for_the_oldest_and_waits_for_the_answer() {
     assert_eq!(proactive(StatItem::PgStealProactive), 128, "they count as the pages that they are");
 }
 
-#[test]
-fn what_is_on_its_way_is_not_asked_for_again() {
-    let world = World::new(8 << 20);
+/// Returns a group of which the kernel keeps 1,024 pages.
+fn world_of_1024_pages() -> World {
+    let world = World::new(8 * MIB);
     let file = world.open("f", 1024);
     world.read(&file, 0, 1024);
-    let is_over = AtomicBool::new(false);
-    std::thread::scope(|threads| {
-        threads.spawn(|| world.kernel.obey_slowly(&is_over));
-        world.fixture.engine.reclaim(&world.group, 2 << 20, &|| false).unwrap();
-        is_over.store(true, Ordering::Relaxed);
-    });
-    world.kernel.obey();
+    drop(file);
+    assert_eq!(world.kept(), 1024);
+    world
+}
+
+#[test]
+fn what_is_on_its_way_is_not_asked_for_again() {
+    let world = world_of_1024_pages();
+    while_obeyed(&world, || world.fixture.engine.reclaim(&world.group, 2 * MIB, &|| false).unwrap());
     // As much as was wanted, and a window more at most.
     assert!((448..=512).contains(&world.kept()), "{}", world.kept());
 }
 
 #[test]
 fn a_kernel_that_is_slow_to_begin_is_waited_for() {
-    let world = World::new(8 << 20);
-    let file = world.open("f", 1024);
-    world.read(&file, 0, 1024);
-    let is_over = AtomicBool::new(false);
-    std::thread::scope(|threads| {
-        threads.spawn(|| {
-            std::thread::sleep(Duration::from_millis(60));
-            world.kernel.obey_slowly(&is_over);
-        });
-        world.fixture.engine.reclaim(&world.group, 2 << 20, &|| false).unwrap();
-        is_over.store(true, Ordering::Relaxed);
-    });
-    world.kernel.obey();
+    let world = world_of_1024_pages();
+    let body = || world.fixture.engine.reclaim(&world.group, 2 * MIB, &|| false).unwrap();
+    // Three times as long as reclaim waits at once.
+    while_obeyed_after(Duration::from_millis(60), &world, body);
     assert!((448..=512).contains(&world.kept()), "{}", world.kept());
 }
 
@@ -65,9 +58,7 @@ fn a_worker_asks_for_what_is_not_on_its_way() {
     let file = world.open("f", 1024);
     world.read(&file, 0, 1024);
     let (engine, group) = (&world.fixture.engine, &world.group);
-    let is_over = AtomicBool::new(false);
-    std::thread::scope(|threads| {
-        threads.spawn(|| world.kernel.obey_slowly(&is_over));
+    while_obeyed(&world, || {
         // Of 4 MiB two have to go, which takes longer than a worker waits for what does not come.
         engine.reclaimer().set_high_wmark_distance(group, 4 * MIB).unwrap();
         engine.reclaimer().set_low_wmark_distance(group, 3 * MIB).unwrap();
@@ -75,22 +66,15 @@ fn a_worker_asks_for_what_is_not_on_its_way() {
         while group.usage_bytes() >= 2 * MIB && Instant::now() < deadline {
             std::thread::yield_now();
         }
-        is_over.store(true, Ordering::Relaxed);
     });
-    world.kernel.obey();
     assert!((384..512).contains(&world.kept()), "{}", world.kept());
 }
 
 #[test]
 fn force_empty_returns_when_the_kernel_has_dropped_all() {
-    let world = World::new(8 << 20);
-    let file = world.open("f", 1024);
-    world.read(&file, 0, 1024);
-    let is_over = AtomicBool::new(false);
-    let left = std::thread::scope(|threads| {
-        threads.spawn(|| world.kernel.obey_slowly(&is_over));
+    let world = world_of_1024_pages();
+    let left = while_obeyed(&world, || {
         world.fixture.engine.force_empty(&world.group, &|| false).unwrap();
-        is_over.store(true, Ordering::Relaxed);
         world.kept()
     });
     assert_eq!(left, 0, "half of it is not all");
@@ -98,14 +82,9 @@ fn force_empty_returns_when_the_kernel_has_dropped_all() {
 
 #[test]
 fn reclaim_on_request_returns_when_the_kernel_has_dropped_all() {
-    let world = World::new(8 << 20);
-    let file = world.open("f", 1024);
-    world.read(&file, 0, 1024);
-    let is_over = AtomicBool::new(false);
-    let left = std::thread::scope(|threads| {
-        threads.spawn(|| world.kernel.obey_slowly(&is_over));
-        world.fixture.engine.reclaim(&world.group, 1024 * 4096, &|| false).unwrap();
-        is_over.store(true, Ordering::Relaxed);
+    let world = world_of_1024_pages();
+    let left = while_obeyed(&world, || {
+        world.fixture.engine.reclaim(&world.group, 4 * MIB, &|| false).unwrap();
         world.kept()
     });
     assert_eq!(left, 0, "half of it is not all");
@@ -145,12 +124,22 @@ fn a_stream_at_its_limit_gives_a_part_of_its_pages_ahead() {
 }
 
 /// Runs something while the kernel does what it is asked for.
-fn while_obeyed<R>(world: &World, body: impl FnOnce() -> R) {
+fn while_obeyed<R>(world: &World, body: impl FnOnce() -> R) -> R {
+    while_obeyed_after(Duration::ZERO, world, body)
+}
+
+/// Runs something while the kernel does what it is asked for, beginning after a time.
+fn while_obeyed_after<R>(pause: Duration, world: &World, body: impl FnOnce() -> R) -> R {
     let is_over = AtomicBool::new(false);
-    std::thread::scope(|threads| {
-        threads.spawn(|| world.kernel.obey_slowly(&is_over));
-        body();
+    let result = std::thread::scope(|threads| {
+        threads.spawn(|| {
+            std::thread::sleep(pause);
+            world.kernel.obey_slowly(&is_over);
+        });
+        let result = body();
         is_over.store(true, Ordering::Relaxed);
+        result
     });
     world.kernel.obey();
+    result
 }

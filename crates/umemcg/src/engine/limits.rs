@@ -17,6 +17,8 @@ use super::Engine;
 const WRITE_WAIT: Duration = Duration::from_secs(1);
 /// The interval at which it checks for progress.
 const WRITE_LOOK: Duration = Duration::from_millis(50);
+/// The longest wait of a request for reclaim, at its end, for what the kernel is dropping.
+const RELEASE_WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// Returns `true` when the caller gives up. Long operations call it repeatedly.
 pub type Cancelled<'a> = &'a dyn Fn() -> bool;
@@ -280,8 +282,11 @@ impl Engine {
                 }
             }
         }
-        // Some of what counts as reclaimed may be on its way.
-        while requested.wait() > 0 && !cancelled() {}
+        // Some of what counts as reclaimed may be on its way. A group that is in use may shrink for
+        // other reasons all the time.
+        let clock = SystemClock::new();
+        let give_up = clock.now() + RELEASE_WAIT_MAX;
+        while requested.wait() > 0 && clock.now() < give_up && !cancelled() {}
         Ok(())
     }
 }
