@@ -167,16 +167,6 @@ impl Mounted {
         &self.device_number
     }
 
-    /// Has the kernel read up to this many bytes of a file ahead, instead of its default of 128
-    /// KiB. The mount must be served already, since the handshake sets it, too.
-    ///
-    /// # Errors
-    /// What the system says: it is not let to all users, nor in all containers.
-    pub fn set_read_ahead(&self, bytes: u64) -> io::Result<()> {
-        let path = format!("/sys/class/bdi/{}/read_ahead_kb", self.device_number);
-        std::fs::write(path, (bytes >> 10).to_string())
-    }
-
     /// Returns whether it is still mounted there.
     pub fn is_mounted(&self) -> bool {
         let at_point = mount_at(&self.point).ok().flatten();

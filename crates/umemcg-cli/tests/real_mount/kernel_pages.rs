@@ -143,12 +143,3 @@ fn a_killed_daemon_leaves_no_program_waiting() {
         }
     }
 }
-
-#[test]
-fn the_kernel_reads_half_a_mebibyte_ahead() {
-    needs_mount!();
-    let mount = start();
-    let device = mount.sh("findmnt -no MAJ:MIN $MNT").good().trim().to_owned();
-    let found = std::fs::read_to_string(format!("/sys/class/bdi/{device}/read_ahead_kb"));
-    assert_eq!(found.unwrap().trim(), "512");
-}

@@ -22,9 +22,6 @@ use crate::session::{Filesystem, Session, SessionConfig, SessionError};
 
 pub use volume_admin::{AddVolumeError, RemoveVolumeError, Removed, VolumeInfo};
 
-/// How much of a file the kernel reads ahead into its own page cache: four times its default, so
-/// that a file takes a quarter of the requests.
-const KERNEL_READ_AHEAD_BYTES: u64 = 512 << 10;
 /// The interval at which a flush reports its progress.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 /// The time that work may take beyond its deadline to list what is not durable.
@@ -162,11 +159,6 @@ impl Daemon {
         let filesystem = DataFs::new(engine, Arc::clone(&volumes), classifier, config.lifetimes)?;
         let serving: Arc<dyn Filesystem> = Arc::clone(&filesystem) as _;
         let data = Served::start(&config.point, &config.mount, serving, config.session)?;
-        if config.lifetimes.pages
-            && let Err(error) = data.mounted.set_read_ahead(KERNEL_READ_AHEAD_BYTES)
-        {
-            tracing::debug!(%error, "the kernel reads as far ahead as it does by itself");
-        }
         tracing::info!(point = %data.mounted.point().display(), "serving");
         Ok(Self { engine: Arc::clone(engine), volumes, filesystem, data, control: None })
     }
