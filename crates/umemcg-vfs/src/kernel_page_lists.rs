@@ -353,11 +353,13 @@ impl KernelPageLists {
 
     /// Returns how many shares beyond those that are wanted a group is asked for: some if it
     /// streams and waits for room below its own limit. For others, or for a background worker, it
-    /// gives no more than what is wanted.
+    /// gives no more than what is wanted. Where the daemon is told of opens, streams do not come
+    /// here, and what looks like one is a loop that is larger than its room.
     fn nr_ahead(&self, target: &ShrinkTarget<'_>) -> u64 {
         let group = target.group;
         let room_bytes = group.max_bytes().saturating_sub(group.usage_bytes());
-        if target.reason != Reason::Direct || room_bytes >= AT_LIMIT_BYTES {
+        let may_stream = self.kernel.opens_silently() && target.reason == Reason::Direct;
+        if !may_stream || room_bytes >= AT_LIMIT_BYTES {
             return 0;
         }
         let nr = (self.nr_shares(group) / AHEAD_PART).min(NR_AHEAD_MAX);

@@ -95,6 +95,8 @@ fn a_stream_at_its_limit_gives_a_part_of_its_pages_ahead() {
     let world = World::new(16 * MIB);
     let group = &world.group;
     let file = world.open("f", 16_384);
+    let set_silent = |is_silent| world.kernel.opens_silently.store(is_silent, Ordering::Relaxed);
+    set_silent(true);
     // Lets a reclaim take what it wants of the group.
     let asked_for = |reason| {
         let before = world.kept();
@@ -119,8 +121,14 @@ fn a_stream_at_its_limit_gives_a_part_of_its_pages_ahead() {
     fill();
     assert_eq!(asked_for(Reason::Kswapd), 64, "a worker waits for nothing");
     assert_eq!(asked_for(Reason::Direct), 64 + 64);
+    fill();
+    set_silent(false);
+    assert_eq!(asked_for(Reason::Direct), 64, "a stream would not be here");
+    set_silent(true);
     world.fixture.engine.set_max(group, 32 * MIB, &|| false);
     assert_eq!(asked_for(Reason::Direct), 64, "there is room");
+    // The open was told, and so is the close.
+    set_silent(false);
 }
 
 /// Runs something while the kernel does what it is asked for.

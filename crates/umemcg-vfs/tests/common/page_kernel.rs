@@ -21,6 +21,7 @@ pub struct Kernel {
     pub drops: Mutex<Vec<PageDrop>>,
     pub changed: Mutex<Vec<NodeId>>,
     pub watched: Mutex<Vec<Box<dyn KeptPages>>>,
+    pub opens_silently: AtomicBool,
 }
 
 impl Kernel {
@@ -68,6 +69,9 @@ impl KernelCache for Kernel {
     }
     fn keeps_pages(&self) -> bool {
         true
+    }
+    fn opens_silently(&self) -> bool {
+        self.opens_silently.load(Ordering::Relaxed)
     }
     fn drop_pages(&self, drops: Vec<PageDrop>) {
         self.drops.lock().unwrap().extend(drops);
