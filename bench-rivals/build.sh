@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds what `umemcg-bench fuse` and `umemcg-bench object-cache` compare with, into TARGET/rivals:
+# Builds what `umemcg-bench fuse`, `object-cache` and `account` compare with, into TARGET/rivals:
+#   account-rivals  Account and DataFusion's memory pools, in one program (some minutes)
 #   object-cache-rivals  ObjectCache and the cache crates, in one program
 #   fuser-memory    two files served from memory through the crate fuser: the limit
 #   passthrough_hp  libfuse's example, whose source belongs to libfuse: it is taken from the installed documentation, from
@@ -21,6 +22,12 @@ if (cd object-cache && cargo build --release --locked --quiet --target-dir "$tar
     cp "$target/rivals-build/release/object-cache-rivals" "$out/"
 else
     echo "build.sh: object-cache-rivals could not be built" >&2
+fi
+
+if (cd account && cargo build --release --locked --quiet --target-dir "$target/rivals-build") >&2; then
+    cp "$target/rivals-build/release/account-rivals" "$out/"
+else
+    echo "build.sh: account-rivals could not be built" >&2
 fi
 
 [ -x "$out/passthrough_hp" ] && exit 0

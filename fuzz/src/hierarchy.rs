@@ -140,7 +140,7 @@ pub struct Hierarchy {
 
 impl Hierarchy {
     pub fn new(style: Style) -> Self {
-        let config = EngineConfig { pool_bytes: POOL_BYTES, nr_kswapd: 1, ..EngineConfig::default() };
+        let config = EngineConfig::new(POOL_BYTES).nr_kswapd(1);
         let engine = Engine::new(config).unwrap();
         let processes = Arc::new(Processes::new(engine.root()));
         let membership = Arc::clone(&processes) as Arc<dyn Membership>;

@@ -43,8 +43,7 @@ pub struct Umemcg {
 
 impl Umemcg {
     pub fn new(capacity: usize, nr_groups: usize) -> Self {
-        let config =
-            EngineConfig { pool_bytes: capacity as u64 * 6000 + (64 << 20), ..EngineConfig::default() };
+        let config = EngineConfig::new(capacity as u64 * 6000 + (64 << 20));
         let engine = Engine::new(config).expect("an engine");
         // 4 KiB, and the two counts of an `Arc`.
         let cache: Objects = ObjectCache::builder(&engine, "values")
@@ -87,7 +86,11 @@ impl Side for Umemcg {
         for group in &self.groups {
             let theirs = self.cache.stats_of(group);
             if group.usage_bytes() > group.max_bytes() || group.usage_bytes() < theirs.bytes {
-                return Some(format!("{group:?}, limit {}, holds {} bytes of objects", group.max_bytes(), theirs.bytes));
+                return Some(format!(
+                    "{group:?}, limit {}, holds {} bytes of objects",
+                    group.max_bytes(),
+                    theirs.bytes
+                ));
             }
             charged += theirs.bytes;
         }

@@ -149,6 +149,23 @@ impl Arena {
         if nr_frames == 0 || nr_frames >= FrameId::NONE.index() || nr_nodes == 0 {
             return Err(io::ErrorKind::InvalidInput.into());
         }
+        Self::with_frames(nr_frames, nr_nodes)
+    }
+
+    /// Creates an arena without frames, for an engine that keeps no pages. Every allocation finds
+    /// nothing.
+    ///
+    /// # Errors
+    /// `InvalidInput` for no node; else what the operating system says to a reservation of one
+    /// block.
+    pub fn without_frames(nr_nodes: usize) -> io::Result<Arc<Self>> {
+        if nr_nodes == 0 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        Self::with_frames(0, nr_nodes)
+    }
+
+    fn with_frames(nr_frames: usize, nr_nodes: usize) -> io::Result<Arc<Self>> {
         let contents = Mapping::new(nr_frames * PAGE_SIZE)?;
         contents.hint(Hint::HugePages);
         contents.hint(Hint::NotInCoreFiles);
@@ -276,6 +293,7 @@ impl Arena {
     /// # Panics
     /// When there is no such frame.
     #[inline]
+    #[doc(hidden)]
     pub fn record(&self, frame: FrameId) -> &FrameRecord {
         self.records.get(frame.index())
     }
@@ -283,6 +301,7 @@ impl Arena {
     /// Returns a frame with its record, if there is one of that number: for numbers that may be out
     /// of date, or guessed.
     #[inline]
+    #[doc(hidden)]
     pub fn find(&self, frame: FrameId) -> Option<Frame<'_>> {
         let record = self.records.as_slice().get(frame.index())?;
         // SAFETY: [5] There are as many frames as records.
@@ -414,6 +433,7 @@ impl Arena {
     /// emptiest blocks, as far as holes in fuller blocks could take them. [`alloc`](Self::alloc)
     /// fills those holes first. Empty when free space is not fragmented. A hint: the frames may be
     /// freed or reused by the time the caller looks.
+    #[doc(hidden)]
     pub fn sparse_candidates(&self, max: usize) -> Vec<SparseFrame> {
         let mut out = Vec::new();
         for node in &self.nodes {

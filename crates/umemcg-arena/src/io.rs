@@ -11,21 +11,10 @@ use std::ops::{BitOr, BitOrAssign};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::arena::Arena;
-use crate::frame::FrameId;
+use crate::segment::{Segment, total_len};
 
 /// Most pieces that the kernel takes in one vector.
 pub const IOV_MAX: usize = 1024;
-
-/// A range of bytes in one frame.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Segment {
-    /// The frame.
-    pub frame: FrameId,
-    /// First byte in the frame.
-    pub offset: u16,
-    /// Bytes; `offset + len` is at most 4,096.
-    pub len: u16,
-}
 
 /// The treatment of the kernel's own page cache by a read or write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -113,11 +102,6 @@ impl Pieces {
     fn len(&self) -> libc::c_int {
         self.len as libc::c_int
     }
-}
-
-/// Returns the total bytes of segments.
-pub fn total_len(segments: &[Segment]) -> usize {
-    segments.iter().map(|segment| usize::from(segment.len)).sum()
 }
 
 /// Repeats a call that a signal interrupted before it did anything.

@@ -66,6 +66,12 @@ pub fn prefer_huge_pages(address: usize, bytes: usize) {
     }
 }
 
+/// Returns the number by which Linux knows the calling thread.
+#[doc(alias = "gettid")]
+pub fn thread_id() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get() as u32
+}
+
 /// Makes the calling thread one that never preempts another just because it has been woken
 /// (`SCHED_BATCH`). It keeps its fair share of the processor, so a thread that waits for one of its
 /// locks does not wait for long. For workers whose waker continues working. A thread of a process

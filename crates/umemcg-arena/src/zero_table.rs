@@ -10,7 +10,7 @@ use std::ops::Range;
 use umemcg_base::sync::atomic::{AtomicU64, Ordering};
 
 #[cfg(not(loom))]
-use crate::mapping::Hint;
+use crate::mapping::{Hint, page_bytes};
 use crate::stable_table::StableTable;
 
 /// A fixed number of atomic words over memory that appears when it is touched.
@@ -88,7 +88,7 @@ impl ZeroTable {
     /// Discards what whole pages lie in the range and returns the words in them.
     #[cfg(not(loom))]
     fn discard_whole_pages(&self, range: &Range<usize>) -> Range<usize> {
-        let words_per_page = rustix::param::page_size() / size_of::<AtomicU64>();
+        let words_per_page = page_bytes() / size_of::<AtomicU64>();
         let start = range.start.next_multiple_of(words_per_page);
         let end = range.end / words_per_page * words_per_page;
         let nothing = range.start..range.start;

@@ -41,7 +41,7 @@ fn fill(arena: &Arena, segments: &[Segment], bytes: &[u8]) {
 }
 
 fn collect(arena: &Arena, segments: &[Segment]) -> Vec<u8> {
-    let mut bytes = vec![0; io::total_len(segments)];
+    let mut bytes = vec![0; umemcg_arena::total_len(segments)];
     let mut at = 0;
     for segment in segments {
         arena.copy_out(segment.frame, segment.offset.into(), &mut bytes[at..at + usize::from(segment.len)]);
@@ -81,7 +81,7 @@ fn what_is_written_from_frames_is_read_back_into_others() {
     for (shape, segments) in shapes(&frames) {
         for offset in [0, 1, 4096, 1_000_003] {
             let file = tempfile::tempfile().unwrap();
-            let bytes = pattern(io::total_len(&segments));
+            let bytes = pattern(umemcg_arena::total_len(&segments));
             fill(&arena, &segments, &bytes);
             let written = write_at(&arena, &segments, file.as_fd(), offset, IoFlags::NONE).unwrap();
             assert_eq!(written, bytes.len(), "{shape}");
@@ -233,7 +233,7 @@ fn a_reply_is_one_message() {
         let sent = send(&arena, ours.as_fd(), b"header", segments).unwrap();
         let mut message = vec![0; 1 << 20];
         let received = theirs.read(&mut message).unwrap();
-        assert_eq!((sent, received), (6 + io::total_len(segments), sent));
+        assert_eq!((sent, received), (6 + umemcg_arena::total_len(segments), sent));
         assert_eq!(&message[..6], b"header");
         assert!(message[6..received] == bytes[..received - 6]);
     }
@@ -263,7 +263,7 @@ fn a_reply_of_a_mebibyte_fits_and_one_that_does_not_is_refused() {
     let error = send(&arena, file.as_fd(), &[1; 16], &too_many).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
     let grown = file.metadata().unwrap().len() - length;
-    assert_eq!(grown as usize, 16 + io::total_len(&fits), "a refused reply sent something");
+    assert_eq!(grown as usize, 16 + umemcg_arena::total_len(&fits), "a refused reply sent something");
 }
 
 #[test]

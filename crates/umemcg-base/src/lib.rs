@@ -11,6 +11,7 @@ pub mod idle;
 pub mod locks;
 pub mod panics;
 pub mod rank;
+pub mod rate_limit;
 #[cfg(schedule)]
 pub mod schedule;
 pub mod size;
@@ -29,6 +30,7 @@ pub use locks::{
 };
 pub use panics::{Panicked, contained};
 pub use rank::Rank;
+pub use rate_limit::RateLimit;
 pub use size::{ParseSizeError, parse_size};
 pub use table::Table;
 pub use units::{PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, pages_for};

@@ -21,9 +21,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use umemcg::{
-    Arena, BackingStore, Engine, EngineConfig, File, Group, IoFlags, Readahead, Segment, StatItem, StoreId,
-};
+use umemcg::files::{Arena, BackingStore, File, IoFlags, Readahead, Segment, StoreId};
+use umemcg::{Engine, EngineConfig, Group, StatItem};
 #[cfg(feature = "experiments")]
 use umemcg_reclaim::baseline::take_charge_latencies;
 
@@ -163,8 +162,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     let progress = Progress::new();
     let nr_gaps = gaps_each_second();
     let bytes = ((FILE_BYTES as f64 * options.scale) as u64).max(2 * RAMP_BYTES) / MIB * MIB;
-    let engine = Engine::new(EngineConfig { pool_bytes: POOL_BYTES, ..EngineConfig::default() })
-        .map_err(Failure::at("cannot make an engine"))?;
+    let engine = Engine::new(EngineConfig::new(POOL_BYTES)).map_err(Failure::at("cannot make an engine"))?;
     for at in 0..NR_IDLE_GROUPS {
         let name = format!("idle{at}");
         engine.create_group(engine.root(), name.as_ref()).map_err(Failure::at("cannot make a group"))?;

@@ -8,7 +8,8 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use umemcg::{Engine, EngineConfig, File, Group, Readahead};
+use umemcg::files::{File, Readahead};
+use umemcg::{Engine, EngineConfig, Group};
 use umemcg_base::{PAGE_SIZE, PAGE_SIZE_U64};
 
 use crate::idle_threads::{create, flat, open};
@@ -74,7 +75,7 @@ struct BusyThreads {
 
 impl BusyThreads {
     fn new(scale: f64) -> Result<Self, Failure> {
-        let config = EngineConfig { pool_bytes: POOL_BYTES, ..EngineConfig::default() };
+        let config = EngineConfig::new(POOL_BYTES);
         let engine = Engine::new(config).map_err(Failure::at("cannot make an engine"))?;
         let nr_operations = ((NR_OPERATIONS as f64 * scale) as usize).max(NR_OPERATIONS / 20);
         let mut members = Vec::new();

@@ -11,11 +11,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use umemcg::dirty::throttle::PAUSE_MAX;
-use umemcg::{
-    Arena, BackingStore, DirtyBound, DirtyThreshold, Engine, EngineConfig, File, Group, Segment, StatItem,
-    StoreId,
-};
+use umemcg::files::{Arena, BackingStore, DirtyBound, DirtyThreshold, File, Segment, StoreId};
+use umemcg::internal::dirty::throttle::PAUSE_MAX;
+use umemcg::{Engine, EngineConfig, Group, StatItem};
 
 use crate::chart::{Chart, Line, charts};
 use crate::options::{Failure, Options};
@@ -188,8 +186,7 @@ fn sections(rounds: &[Round]) -> Vec<Section> {
 }
 
 fn run_once(length: Duration) -> Result<Round, Failure> {
-    let engine = Engine::new(EngineConfig { pool_bytes: 256 * MIB, ..EngineConfig::default() })
-        .map_err(Failure::at("cannot make an engine"))?;
+    let engine = Engine::new(EngineConfig::new(256 * MIB)).map_err(Failure::at("cannot make an engine"))?;
     let group = |name: &str| {
         engine.create_group(engine.root(), name.as_ref()).map_err(Failure::at("cannot make a group"))
     };

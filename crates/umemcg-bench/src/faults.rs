@@ -21,10 +21,9 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-use umemcg::{
-    Arena, BackingStore, DirtyBound, DirtyThreshold, Engine, EngineConfig, File, Group, Readahead, Segment,
-    StatItem, StoreId, count_hits,
-};
+use umemcg::files::{Arena, BackingStore, DirtyBound, DirtyThreshold, File, Readahead, Segment, StoreId};
+use umemcg::internal::count_hits;
+use umemcg::{Engine, EngineConfig, Group, StatItem};
 use umemcg_base::PAGE_SIZE_U64;
 use umemcg_reclaim::baseline;
 
@@ -186,7 +185,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     let rounds = (options.rounds as usize).max(ROUNDS_MIN);
     let threads = std::thread::available_parallelism().map_or(2, |nr| nr.get().max(2));
     let time = SAMPLE.mul_f64(options.scale.clamp(0.1, 10.0));
-    let config = EngineConfig { pool_bytes: POOL_BYTES, ..EngineConfig::default() };
+    let config = EngineConfig::new(POOL_BYTES);
     let engine = Engine::new(config).map_err(Failure::at("cannot make an engine"))?;
     let group = |name: &str| {
         engine.create_group(engine.root(), name.as_ref()).map_err(Failure::at("cannot make a group"))

@@ -7,7 +7,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-use umemcg::{Group, Readahead};
+use umemcg::Group;
+use umemcg::files::Readahead;
 use umemcg_base::PAGE_SIZE_U64;
 use umemcg_reclaim::baseline::{self, Spent};
 use umemcg_vfs::{Caller, Create, HostVolume, Lookup, Names, NodeId, OFlags, VolumeConfig};
@@ -142,7 +143,7 @@ fn sections(found: &[Vec<Found>; 4]) -> Vec<Section> {
 struct Stream<'w> {
     world: &'w World,
     group: &'w Arc<Group>,
-    file: Arc<umemcg::File>,
+    file: Arc<umemcg::files::File>,
     readahead: Readahead,
     at: u64,
 }

@@ -9,7 +9,8 @@ use std::fs::File as HostOpenFile;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use umemcg::{Engine, EngineConfig, File, Group, Guarantee, ObjectCache, Readahead, StatItem};
+use umemcg::files::{File, Readahead};
+use umemcg::{Engine, EngineConfig, Group, Guarantee, ObjectCache, StatItem};
 
 use crate::options::{Failure, Options};
 use crate::progress::Progress;
@@ -87,8 +88,8 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
 
 impl Bench {
     fn new(pool_bytes: u64) -> Result<Self, Failure> {
-        let engine = Engine::new(EngineConfig { pool_bytes, ..EngineConfig::default() })
-            .map_err(Failure::at("cannot make an engine"))?;
+        let engine =
+            Engine::new(EngineConfig::new(pool_bytes)).map_err(Failure::at("cannot make an engine"))?;
         let group = |name: &str| {
             engine.create_group(engine.root(), name.as_ref()).map_err(Failure::at("cannot make a group"))
         };

@@ -11,7 +11,8 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-use umemcg::{Arena, Engine, EngineConfig, File, FrameId, Readahead};
+use umemcg::files::{Arena, File, FrameId, Readahead};
+use umemcg::{Engine, EngineConfig};
 use umemcg_base::{PAGE_SIZE, PAGE_SIZE_U64};
 
 use crate::options::{Failure, Options};
@@ -152,7 +153,7 @@ impl Ground {
             "cannot write a file of {len} bytes below {}",
             directory.display()
         )))?;
-        let config = EngineConfig { pool_bytes: 2 * len + len / 4 + (64 << 20), ..EngineConfig::default() };
+        let config = EngineConfig::new(2 * len + len / 4 + (64 << 20));
         let engine = Engine::new(config).map_err(Failure::at("cannot make an engine"))?;
         let mut ground = Self {
             engine,

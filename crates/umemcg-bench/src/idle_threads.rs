@@ -15,7 +15,8 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use umemcg::{Charge, Engine, EngineConfig, File, Group, Readahead};
+use umemcg::files::{File, Readahead};
+use umemcg::{Charge, Engine, EngineConfig, Group};
 use umemcg_base::{PAGE_SIZE, PAGE_SIZE_U64};
 
 use crate::options::{Failure, Options};
@@ -124,7 +125,7 @@ struct Ground {
 
 impl Ground {
     fn new(scale: f64) -> Result<Self, Failure> {
-        let config = EngineConfig { pool_bytes: POOL_BYTES, ..EngineConfig::default() };
+        let config = EngineConfig::new(POOL_BYTES);
         let engine = Engine::new(config).map_err(Failure::at("cannot make an engine"))?;
         let group = create(&engine, "measured")?;
         let full = create(&engine, "full")?;

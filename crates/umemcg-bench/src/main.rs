@@ -6,6 +6,7 @@
 //! target and nothing but a fault gives wrong bytes.
 #![forbid(unsafe_code)]
 
+mod account;
 mod background;
 mod busy_threads;
 mod c_project;
@@ -35,6 +36,7 @@ mod machine;
 mod many_groups;
 #[cfg(feature = "experiments")]
 mod many_volumes;
+mod metrics;
 mod mounts;
 mod neighbour;
 mod neighbour_choice;
@@ -47,6 +49,7 @@ mod programs;
 mod progress;
 mod report;
 mod results;
+mod rivals;
 mod scale;
 #[cfg(feature = "experiments")]
 mod served_mount;
@@ -87,6 +90,9 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Benchmark {
+    /// Accounts of queries: 4 KiB taken and given back, and refusals, against DataFusion's greedy
+    /// and fair pools
+    Account(account::Program),
     /// A file written and read in a group with marks and without: which threads reclaim, and what
     /// the calls cost
     Background,
@@ -134,6 +140,8 @@ enum Benchmark {
     /// `soft-limit` on a mount whose pages the kernel keeps
     #[cfg(feature = "experiments")]
     KernelSoftLimit,
+    /// The figures of 10,000 tenants: one snapshot, and group by group
+    Metrics,
     /// A tenant that reads what fits its share, beside one that streams, writes or walks names:
     /// what it notices
     Neighbour(neighbour_choice::Choice),
@@ -195,6 +203,7 @@ fn print_names() {
 /// Does what was asked for. Returns the report, if it makes one.
 fn run(options: &Options, benchmark: Benchmark) -> Result<Option<report::Report>, Failure> {
     let report = match benchmark {
+        Benchmark::Account(program) => account::run(options, &program),
         Benchmark::Background => background::run(options),
         Benchmark::Charge => charge::run(options),
         Benchmark::DirtyThrottle(figure) => dirty_throttle::run(options, &figure),
@@ -215,6 +224,7 @@ fn run(options: &Options, benchmark: Benchmark) -> Result<Option<report::Report>
         Benchmark::KernelSlab => slab::run(options, PageCache::Kernel),
         #[cfg(feature = "experiments")]
         Benchmark::KernelSoftLimit => soft_limit::run(options, PageCache::Kernel),
+        Benchmark::Metrics => metrics::run(options),
         Benchmark::Neighbour(choice) => neighbour::run(options, &choice),
         Benchmark::NeighbourLoad(load) => return load.run().map(|()| None),
         Benchmark::ObjectCache(program) => object_cache::run(options, &program),

@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use umemcg::{Engine, EngineConfig, File, Group, Readahead, StatItem};
+use umemcg::files::{File, Readahead};
+use umemcg::{Engine, EngineConfig, Group, StatItem};
 
 use crate::options::{Failure, Options};
 use crate::progress::Progress;
@@ -54,8 +55,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
     let progress = Progress::new();
     let round_time = Duration::from_secs_f64((ROUND_S * options.scale).max(1.0));
     let pool_bytes = NR_GROUPS as u64 * LIMIT_BYTES + (64 << 20);
-    let engine = Engine::new(EngineConfig { pool_bytes, ..EngineConfig::default() })
-        .map_err(Failure::at("cannot make an engine"))?;
+    let engine = Engine::new(EngineConfig::new(pool_bytes)).map_err(Failure::at("cannot make an engine"))?;
     let threads_before = nr("");
     let members = (0..NR_GROUPS).map(|at| join(&engine, at)).collect::<Result<Vec<_>, _>>()?;
     let nr_more_threads = nr("").saturating_sub(threads_before);

@@ -62,8 +62,8 @@ impl World {
         let nr_volumes = (nr as u64).min(allowed.saturating_sub(OTHER_DESCRIPTORS)).max(1) as usize;
         let directory =
             tempfile::tempdir_in(options.directory()).map_err(Failure::at("cannot make a directory"))?;
-        let engine = Engine::new(EngineConfig { pool_bytes, ..EngineConfig::default() })
-            .map_err(Failure::at("cannot make an engine"))?;
+        let engine =
+            Engine::new(EngineConfig::new(pool_bytes)).map_err(Failure::at("cannot make an engine"))?;
         let parent = engine
             .create_group(engine.root(), "groups".as_ref())
             .map_err(Failure::at("cannot create a group"))?;

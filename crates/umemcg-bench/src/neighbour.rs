@@ -14,7 +14,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use umemcg::{Engine, EngineConfig, Group, StatItem, collect_hits};
+use umemcg::internal::collect_hits;
+use umemcg::{Engine, EngineConfig, Group, StatItem};
 use umemcg_fuse::{Classifier, Daemon, DaemonConfig};
 
 use crate::neighbour_choice::{Choice, Row};
@@ -182,7 +183,7 @@ impl World {
         let nr_files = ((NR_FILES * options.scale) as u64).max(FILES_PER_DIRECTORY);
         progress.show(&format!("{nr_files} files are made"));
         make_files(data.path(), nr_files).map_err(Failure::at("cannot make the files"))?;
-        let config = EngineConfig { pool_bytes: POOL_BYTES, ..EngineConfig::default() };
+        let config = EngineConfig::new(POOL_BYTES);
         let engine = Engine::new(config).map_err(Failure::at("cannot make an engine"))?;
         let groups = ["a", "b", "both"].map(|name| engine.create_group(engine.root(), name.as_ref()));
         let [a, b, both] = groups;
@@ -348,7 +349,7 @@ impl World {
 fn counts(group: &Arc<Group>) -> [f64; 4] {
     collect_hits();
     let stat = |item| group.stat_total(item) as f64;
-    let stalled = umemcg::pressure(group).some.total.as_micros() as f64;
+    let stalled = umemcg::internal::pressure(group).some.total.as_micros() as f64;
     [stat(StatItem::CacheHit), stat(StatItem::CacheMiss), stalled, stat(StatItem::AllocStall)]
 }
 

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use umemcg::{DirtyBound, DirtyThreshold, Engine, EngineConfig, File, Group};
+use umemcg::files::{DirtyBound, DirtyThreshold, File};
+use umemcg::{Engine, EngineConfig, Group};
 
 use crate::dirty_throttle::Slow;
 use crate::neighbour_choice::Choice;
@@ -153,8 +154,7 @@ pub fn run(
 }
 
 fn sample(side: usize, time: Duration, wanted_cpu: f64) -> Result<Figures, Failure> {
-    let engine = Engine::new(EngineConfig { pool_bytes: 256 * MIB, ..EngineConfig::default() })
-        .map_err(Failure::at("cannot make an engine"))?;
+    let engine = Engine::new(EngineConfig::new(256 * MIB)).map_err(Failure::at("cannot make an engine"))?;
     let limits = engine.cache().dirty_limits();
     let group = |name: &str| -> Result<Arc<Group>, Failure> {
         let group =

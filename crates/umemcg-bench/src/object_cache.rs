@@ -4,12 +4,12 @@
 //! process and ordinary builds never compile the crates. It measures; here its figures are judged.
 
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
 
 use serde::Deserialize;
 
 use crate::options::{Failure, Options};
 use crate::report::{Report, Section, Target, Verdict};
+use crate::rivals;
 use crate::stats::Samples;
 
 /// The prefix of the names of our sides.
@@ -50,23 +50,8 @@ struct Row {
 
 /// Runs the benchmark.
 pub fn run(options: &Options, program: &Program) -> Result<Report, Failure> {
-    let file = match &program.rivals {
-        Some(file) => file.clone(),
-        None => std::env::current_exe()
-            .map_err(Failure::at("this program"))?
-            .with_file_name("../rivals/object-cache-rivals"),
-    };
-    let mut command = Command::new(&file);
-    command.args(["--scale", &options.scale.to_string(), "--rounds", &options.rounds.to_string()]);
-    if program.cpu {
-        command.arg("--cpu");
-    }
-    let what = format!("{} (bench-rivals/build.sh builds it)", file.display());
-    let ended = command.stderr(Stdio::inherit()).output().map_err(Failure::at(&what))?;
-    if !ended.status.success() {
-        return Err(Failure::Wrong(format!("{}: {}", file.display(), ended.status)));
-    }
-    let output: Output = serde_json::from_slice(&ended.stdout).map_err(Failure::at("its figures"))?;
+    let cpu: &[&str] = if program.cpu { &["--cpu"] } else { &[] };
+    let output: Output = rivals::figures(program.rivals.as_ref(), "object-cache-rivals", options, cpu)?;
     let mut report = Report::new("object-cache", options.scale, options.rounds as usize);
     for row in &output.rows {
         report.sections.push(judge(&output.sides, row)?);

@@ -7,7 +7,8 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Duration;
 
-use umemcg::{Charge, Engine, EngineConfig, Group, Readahead};
+use umemcg::files::Readahead;
+use umemcg::{Charge, Engine, EngineConfig, Group};
 use umemcg_base::PAGE_SIZE_U64;
 use umemcg_control::{Access, ControlTree, Credentials, Request};
 use umemcg_group::GroupTree;
@@ -108,8 +109,7 @@ pub fn run(options: &Options) -> Result<Report, Failure> {
 /// Nanoseconds of each operation in a fresh engine with `nr` groups.
 fn world(options: &Options, nr: usize) -> Result<[f64; 6], Failure> {
     let pool_bytes = (nr as u64 * 2 * (PAGE_SIZE_U64 + 2048)).max(256 << 20);
-    let engine = Engine::new(EngineConfig { pool_bytes, ..EngineConfig::default() })
-        .map_err(Failure::at("cannot make an engine"))?;
+    let engine = Engine::new(EngineConfig::new(pool_bytes)).map_err(Failure::at("cannot make an engine"))?;
     let control = ControlTree::new(Arc::clone(&engine), no_processes());
     let parent =
         engine.create_group(engine.root(), "parent".as_ref()).map_err(Failure::at("cannot create"))?;

@@ -35,7 +35,7 @@ impl ServedMount {
         for point in [&mnt, &cg] {
             fs::create_dir(point).map_err(Failure::at("cannot make a mount point"))?;
         }
-        let engine = Engine::new(EngineConfig { pool_bytes, pool_marks: true, ..EngineConfig::default() })
+        let engine = Engine::new(EngineConfig::new(pool_bytes).pool_marks(true))
             .map_err(Failure::at("cannot make an engine"))?;
         let processes = ProcessClassifier::new(Arc::clone(&engine), Vec::new())
             .map_err(Failure::at("cannot keep track of processes"))?;

@@ -299,7 +299,7 @@ impl Tree {
     fn build(&self, page_cache: PageCache, mode: Mode, limit: Option<u64>) -> Result<Built, Failure> {
         shell(&self.data.join("tree"), "find . \\( -name '*.[od]' -o -name program \\) -delete")?;
         mode.set();
-        let config = EngineConfig { pool_bytes: POOL_BYTES, pool_marks: true, ..EngineConfig::default() };
+        let config = EngineConfig::new(POOL_BYTES).pool_marks(true);
         let engine = Engine::new(config).map_err(Failure::at("cannot make a pool"))?;
         let group = |name: &str| {
             engine.create_group(engine.root(), name.as_ref()).map_err(Failure::at("cannot make a group"))

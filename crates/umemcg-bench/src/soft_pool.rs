@@ -6,7 +6,8 @@ use std::ffi::OsStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use umemcg::{Engine, EngineConfig, File, Group, Readahead, StatItem};
+use umemcg::files::{File, Readahead};
+use umemcg::{Engine, EngineConfig, Group, StatItem};
 use umemcg_base::PAGE_SIZE_U64;
 use umemcg_group::GROUP_STATE_BYTES;
 use umemcg_reclaim::baseline::{SoftLimits, Spent, VisitCounts, honour_soft_limits, take_visit_counts};
@@ -67,7 +68,7 @@ impl Pool {
     pub fn new(options: &Options, nr_idle: u64, marks: bool) -> Result<Self, Failure> {
         let bytes = ((POOL_BYTES as f64 * options.scale) as u64).max(POOL_BYTES_MIN) / (1 << 20) * (1 << 20);
         let pool_bytes = bytes + nr_idle * GROUP_STATE_BYTES;
-        let engine = Engine::new(EngineConfig { pool_bytes, pool_marks: marks, ..EngineConfig::default() })
+        let engine = Engine::new(EngineConfig::new(pool_bytes).pool_marks(marks))
             .map_err(Failure::at("cannot make an engine"))?;
         for at in 0..nr_idle {
             let name = format!("idle{at}");

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use umemcg::{Arena, BackingStore, IoFlags, Segment, StoreId};
+use umemcg::files::{Arena, BackingStore, IoFlags, Segment, StoreId};
 use umemcg_base::PAGE_SIZE;
 
 /// A file of the host as a backing store, buffered by the kernel.

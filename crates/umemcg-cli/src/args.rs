@@ -10,6 +10,7 @@ use clap::{ArgAction, Parser, Subcommand, ValueEnum};
 use serde::Deserialize;
 use umemcg_control::Style;
 use umemcg_fuse::Rule;
+use umemcg_metrics::MetricsAddress;
 
 use crate::duration::parse_duration;
 use crate::pool::PoolSize;
@@ -54,6 +55,9 @@ Examples:
 
   umemcg trim --idle 5m
       Watch for five minutes, then return the memory of idle groups to the operating system.
+
+  umemcg metrics ./mnt
+      Print what Prometheus gets from a mount with `--metrics 127.0.0.1:9470`.
 
   umemcg sync ./mnt
       Wait until everything written so far is durable in ./data.
@@ -125,6 +129,8 @@ pub enum Command {
     /// Show the groups and their activity, refreshed at an interval
     #[command(long_about = TOP_HELP)]
     Top(TopArguments),
+    /// Print the metrics of a mount once, in the OpenMetrics format
+    Metrics(MetricsArguments),
     /// Give the cached memory of groups back to the operating system
     #[command(long_about = "Give the cached memory of groups back to the operating system.\n\n\
         Drops everything reclaimable of the group and of those below it: clean pages, unused names and inodes. Dirty data \
@@ -158,6 +164,17 @@ pub struct TouchControlArguments {
     pub point: PathBuf,
     /// `major:minor` of that file system
     pub device: String,
+}
+
+/// `umemcg metrics`.
+#[derive(Debug, clap::Args)]
+pub struct MetricsArguments {
+    /// Mount point
+    #[arg(value_name = "MNT")]
+    pub mountpoint: PathBuf,
+    /// Print groups down to N levels below the root (default: all levels)
+    #[arg(long, value_name = "N")]
+    pub depth: Option<usize>,
 }
 
 /// `umemcg mount`.
@@ -210,10 +227,20 @@ pub struct MountArguments {
     /// Also listen on this socket, for `umemcg volume --socket`; only its owner may open it
     #[arg(long, value_name = "PATH")]
     pub socket: Option<PathBuf>,
+    /// Serve metrics for Prometheus at this address, in the OpenMetrics format: 127.0.0.1:9470, or
+    /// unix:PATH for a socket that only its owner may open
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics: Option<MetricsAddress>,
+    /// Give groups metrics of their own down to N levels below the root; the figures of a group
+    /// include those of the groups below it (default: all levels, unless the configuration says
+    /// otherwise)
+    #[arg(long, value_name = "N")]
+    pub metrics_depth: Option<usize>,
     /// How long to try to write everything back at the end: 30s, 500ms, 2m
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_duration)]
     pub flush_timeout: Duration,
-    /// How long the kernel may cache names and attributes: 1s, 0s
+    /// How long the kernel may cache names and attributes where other programs' changes are not
+    /// watched: 1s; with 0s it asks each time, in any case
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_duration)]
     pub attr_timeout: Duration,
     /// Assume that no other program changes the directory: the kernel caches names and attributes
@@ -221,6 +248,11 @@ pub struct MountArguments {
     /// opened and directories listed without a request, unless `--page-cache own` is given
     #[arg(long, conflicts_with = "attr_timeout")]
     pub exclusive: bool,
+    /// Do not watch the file system of the directory. Where root mounts a directory of a local file
+    /// system, the daemon is told of other programs' changes and tells the kernel, which caches
+    /// names and attributes without a time limit
+    #[arg(long, conflicts_with = "exclusive")]
+    pub no_watch: bool,
     /// The cache that keeps file pages (default: kernel, unless the configuration says otherwise)
     #[arg(long, value_enum, value_name = "WHOSE")]
     pub page_cache: Option<PageCache>,

@@ -61,6 +61,25 @@ pub(crate) fn our_mount(path: &Path) -> Result<Mount, Failure> {
     }
 }
 
+/// Returns the last reply to a request that has no progress.
+pub(crate) fn reply_to(mount: &Mount, request: &Request) -> Result<Reply, Failure> {
+    match ask(mount, request, &mut |_| {}) {
+        Ok(Reply::Failed { message }) => Err(Failure::Failed(message)),
+        Ok(reply) => Ok(reply),
+        Err(error) => Err(not_answered(mount, &error)),
+    }
+}
+
+/// Returns what it means that a request got no last reply.
+fn not_answered(mount: &Mount, error: &AskError) -> Failure {
+    let path = mount.point.display();
+    match error {
+        AskError::HungUp => Failure::NotServed(format!("the daemon behind {path} ended before it answered")),
+        AskError::NoDaemon => Failure::NotServed(format!("no daemon answers behind {path}")),
+        AskError::Io(error) => Failure::Failed(format!("cannot talk to the daemon behind {path}: {error}")),
+    }
+}
+
 /// Sends a request, shows its progress on a terminal, and returns its result.
 fn last_reply(mount: &Mount, request: &Request) -> Result<(), Failure> {
     let terminal = std::io::stderr().is_terminal();
@@ -81,14 +100,10 @@ fn last_reply(mount: &Mount, request: &Request) -> Result<(), Failure> {
         Ok(Reply::Busy { users }) if users.is_empty() => Err(Failure::Busy(format!("{path} is in use"))),
         Ok(Reply::Busy { users }) => Err(Failure::Busy(format!("{path} is in use by {}", users.join(", ")))),
         Ok(Reply::Failed { message }) => Err(Failure::Failed(message)),
-        Ok(Reply::Progress { .. } | Reply::Volumes { .. } | Reply::Removed { .. })
-        | Err(AskError::HungUp) => {
-            Err(Failure::NotServed(format!("the daemon behind {path} ended before it answered")))
-        }
-        Err(AskError::NoDaemon) => Err(Failure::NotServed(format!("no daemon answers behind {path}"))),
-        Err(AskError::Io(error)) => {
-            Err(Failure::Failed(format!("cannot talk to the daemon behind {path}: {error}")))
-        }
+        Ok(
+            Reply::Progress { .. } | Reply::Volumes { .. } | Reply::Metrics { .. } | Reply::Removed { .. },
+        ) => Err(not_answered(mount, &AskError::HungUp)),
+        Err(error) => Err(not_answered(mount, &error)),
     }
 }
 

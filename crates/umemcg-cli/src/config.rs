@@ -13,6 +13,7 @@ use serde::Deserialize;
 use toml::{Spanned, Value};
 use umemcg_control::{Access, Attr, ControlError, ControlTree, Credentials, NodeId, Request};
 use umemcg_fuse::Rule;
+use umemcg_metrics::{MetricsAddress, WrongAddress};
 
 use crate::args::{ControlStyle, PageCache};
 use crate::endpoint::VolumeSource;
@@ -36,6 +37,12 @@ struct Content {
     /// No other program changes the directories.
     #[serde(default)]
     exclusive: bool,
+    /// Whether other programs' changes are watched.
+    watch: Option<bool>,
+    /// Where metrics are served.
+    metrics: Option<Spanned<String>>,
+    /// Levels below the root with metrics of their own.
+    metrics_depth: Option<usize>,
     #[serde(default)]
     rules: Vec<Spanned<String>>,
     /// The most groups that rules create.
@@ -108,6 +115,22 @@ impl Config {
         self.content.pool.as_ref().map(parse).transpose()
     }
 
+    /// Returns where metrics are served, if the file says.
+    ///
+    /// # Errors
+    /// [`Failure`] with the line.
+    pub fn metrics(&self) -> Result<Option<MetricsAddress>, Failure> {
+        let parse = |address: &Spanned<String>| {
+            address.get_ref().parse().map_err(|what: WrongAddress| self.wrong(address, what))
+        };
+        self.content.metrics.as_ref().map(parse).transpose()
+    }
+
+    /// Returns how many levels of groups have metrics of their own, if the file says.
+    pub fn metrics_depth(&self) -> Option<usize> {
+        self.content.metrics_depth
+    }
+
     /// Returns whether protection that no child claims is distributed, if the file says.
     pub fn recursive_protection(&self) -> Option<bool> {
         self.content.recursive_protection
@@ -121,6 +144,11 @@ impl Config {
     /// Returns whether the file says that no other program changes the directories.
     pub fn exclusive(&self) -> bool {
         self.content.exclusive
+    }
+
+    /// Returns whether other programs' changes are to be watched: they are unless the file says no.
+    pub fn watch(&self) -> bool {
+        self.content.watch != Some(false)
     }
 
     /// Returns the cache that keeps file pages, if the file sets one.
@@ -324,6 +352,7 @@ mod tests {
         assert_eq!(parsed("control_style = \"v2\"").unwrap().control_style(), Some(ControlStyle::V2));
         assert_eq!(parsed("page_cache = \"kernel\"").unwrap().page_cache(), Some(PageCache::Kernel));
         assert!(parsed("exclusive = true").unwrap().exclusive() && !parsed("").unwrap().exclusive());
+        assert!(!parsed("watch = false").unwrap().watch() && parsed("").unwrap().watch());
         let (engine, volumes) = applied(text).unwrap();
         assert_eq!((group(&engine, "a").max_bytes(), group(&engine, "a/b").max_bytes()), (16 << 20, 8 << 20));
         let expected = [

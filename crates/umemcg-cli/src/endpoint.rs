@@ -82,6 +82,11 @@ pub enum Request {
         /// Where its data is kept.
         data: VolumeSource,
     },
+    /// Return the metrics.
+    Metrics {
+        /// Levels below the root; all if absent.
+        depth: Option<usize>,
+    },
     /// List the volumes.
     VolumeList,
     /// Make a volume durable and remove it.
@@ -110,6 +115,11 @@ pub enum Reply {
     Volumes {
         /// In the order in which they were added.
         volumes: Vec<VolumeRow>,
+    },
+    /// The metrics.
+    Metrics {
+        /// In the OpenMetrics format.
+        text: String,
     },
     /// The volume has been removed.
     Removed {

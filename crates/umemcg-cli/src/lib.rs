@@ -1,10 +1,10 @@
 //! The program `umemcg`: a daemon that serves a directory through a cache charged to groups, and
 //! the commands that talk to it.
 //!
-//! `mount` runs the daemon in the foreground. `sync`, `umount` and `volume` send it requests over a
-//! socket. `top` and `trim` use the control files. `demo` demonstrates all of it. What a mount does
-//! is in the layers below; this crate has the command line, the signals and the exit codes. It is a
-//! library only for the program and the fuzz targets.
+//! `mount` runs the daemon in the foreground. `sync`, `umount`, `volume` and `metrics` send it
+//! requests over a socket. `top` and `trim` use the control files. `demo` demonstrates all of it.
+//! What a mount does is in the layers below; this crate has the command line, the signals and the
+//! exit codes. It is a library only for the program and the fuzz targets.
 #![forbid(unsafe_code)]
 
 mod acceptor;
@@ -20,6 +20,7 @@ pub mod fuzzing;
 mod group_sample;
 mod lifecycle;
 mod log;
+mod metrics;
 mod mount;
 mod mounts;
 mod orphan_guard;
@@ -53,6 +54,7 @@ pub fn run() -> ExitCode {
         Command::Sync(sync) => client::sync(sync),
         Command::Volume(volume) => volumes::volume(volume),
         Command::Top(top) => top::top(top),
+        Command::Metrics(metrics) => metrics::metrics(metrics),
         Command::Trim(trim) => trim::trim(trim),
         Command::Demo(demo) => demo::demo(demo),
         Command::TouchControl(touch) => touch_helper::run(touch),

@@ -49,6 +49,12 @@ pub trait Served: Send + Sync + 'static {
         Reply::Failed { message: "there are no volumes here".into() }
     }
 
+    /// Returns the metrics, with groups down to `depth` levels below the root.
+    fn metrics(&self, depth: Option<usize>) -> String {
+        let _ = depth;
+        String::new()
+    }
+
     /// Unmounts even if the mounts are in use, and flushes. Returns what is not durable by the
     /// deadline.
     fn shut_down(&self, deadline: Instant) -> Vec<LostFile>;
@@ -220,6 +226,7 @@ impl Serve for Lifecycle {
                 let timeout = timeout.map_or(self.flush_timeout, Duration::from_millis);
                 self.served.volumes(request, Instant::now() + timeout, &mut progress)
             }
+            Request::Metrics { depth } => Reply::Metrics { text: self.served.metrics(depth) },
             Request::Umount { flush_timeout_ms } => {
                 self.umount_on_request(flush_timeout_ms.map(Duration::from_millis), &mut progress)
             }

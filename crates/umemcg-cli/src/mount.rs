@@ -22,6 +22,7 @@ use crate::config::Config;
 use crate::endpoint::{Endpoint, Reply, Request, Serve};
 use crate::exit::{Failure, LostFile};
 use crate::lifecycle::{Event, Lifecycle, Served};
+use crate::metrics;
 use crate::orphan_guard;
 use crate::pool::{PoolSize, usable_memory};
 use crate::signals::forward_signals;
@@ -64,11 +65,11 @@ pub fn mount(arguments: &MountArguments) -> Result<(), Failure> {
     forward_signals(move || told.send(Event::Signal).is_ok())
         .map_err(|error| Failure::Failed(format!("cannot receive signals: {error}")))?;
     raise_descriptor_limit();
+    // Before anything is mounted: an address in use changes nothing.
+    let listener = metrics::listen(arguments, &config)?;
     let daemon = Arc::new(start(arguments, &config, pool_bytes)?);
-    if keeps_pages(arguments, &config) {
-        orphan_guard::start(daemon.mounted())
-            .map_err(|error| Failure::Failed(format!("cannot start the helper process: {error}")))?;
-    }
+    orphan_guard::start(daemon.mounted())
+        .map_err(|error| Failure::Failed(format!("cannot start the helper process: {error}")))?;
     for volume in config.volumes() {
         let until = Instant::now() + arguments.flush_timeout;
         volumes::add_when_free(&daemon, volume.name(), &volumes::spec_of(&volume.data()?), until)
@@ -82,11 +83,13 @@ pub fn mount(arguments: &MountArguments) -> Result<(), Failure> {
         let listened = endpoint.get_or_insert_default().listen_at(path, &serve);
         listened.map_err(|error| Failure::at("cannot listen on", path, &error))?;
     }
+    let depth = arguments.metrics_depth.or(config.metrics_depth());
+    let metrics = listener.map(|listener| metrics::serve(listener, &daemon, depth)).transpose()?;
     tell_when_ended(&daemon, sender.clone())?;
     umount_helper::record(source(arguments), daemon.mounted().point());
     announce(arguments, &daemon, pool_bytes);
     let result = lifecycle.run(&events, &sender);
-    drop(endpoint);
+    drop((endpoint, metrics));
     result
 }
 
@@ -105,12 +108,13 @@ fn same_place(one: &Path, other: &Path) -> bool {
 
 /// Returns the engine's configuration. The command line takes precedence over the file.
 fn engine_config(arguments: &MountArguments, settings: &Config, pool_bytes: u64) -> EngineConfig {
-    let by_default = EngineConfig::default();
-    let given = arguments.recursive_protection.map(|switch| switch == Switch::On);
-    let recursive_protection =
-        given.or(settings.recursive_protection()).unwrap_or(by_default.recursive_protection);
     // The pool is shared by all groups, so background workers make room before a request has to.
-    EngineConfig { pool_bytes, pool_marks: true, recursive_protection, ..by_default }
+    let config = EngineConfig::new(pool_bytes).pool_marks(true);
+    let given = arguments.recursive_protection.map(|switch| switch == Switch::On);
+    match given.or(settings.recursive_protection()) {
+        Some(on) => config.recursive_protection(on),
+        None => config,
+    }
 }
 
 fn start(arguments: &MountArguments, settings: &Config, pool_bytes: u64) -> Result<Daemon, Failure> {
@@ -144,7 +148,10 @@ fn start(arguments: &MountArguments, settings: &Config, pool_bytes: u64) -> Resu
             let silent_opens = pages && arguments.data.as_deref().is_some_and(is_writable);
             Lifetimes { pages, silent_opens, ..Lifetimes::exclusive() }
         }
-        false => Lifetimes { attr, entry, pages, ..Lifetimes::default() },
+        false => {
+            let watch = !arguments.no_watch && settings.watch();
+            Lifetimes { attr, entry, pages, watch, ..Lifetimes::default() }
+        }
     };
     let readers_max = match arguments.threads {
         0 => PoolLimits::default().readers_max,
@@ -297,6 +304,10 @@ impl Served for Mounted {
 
     fn volumes(&self, request: Request, deadline: Instant, progress: &mut dyn FnMut(u64)) -> Reply {
         volumes::serve(&self.daemon, request, deadline, progress)
+    }
+
+    fn metrics(&self, depth: Option<usize>) -> String {
+        metrics::text(&self.daemon, depth)
     }
 
     fn shut_down(&self, deadline: Instant) -> Vec<LostFile> {

@@ -1,12 +1,11 @@
 //! The helper process that aborts the connection of a mount whose daemon was killed.
 //!
 //! The kernel ends a FUSE mount when the last thread of its daemon is gone. But a thread that has
-//! the kernel drop pages waits, unkillably, for requests in progress. Once the daemon is killed, no
-//! thread answers those: the thread would wait for the requests, the mount for the thread, and
-//! every program that uses the mount with them, for ever. So where the kernel keeps pages, the
-//! daemon starts this program a second time. The helper gets a signal when the daemon's main thread
-//! ends, which does not wait for the other threads, and aborts the connection. It does nothing
-//! else.
+//! the kernel drop pages or a name waits, unkillably, for requests in progress. Once the daemon is
+//! killed, no thread answers those: the thread would wait for the requests, the mount for the
+//! thread, and every program that uses the mount with them, for ever. So the daemon starts this
+//! program a second time. The helper gets a signal when the daemon's main thread ends, which does
+//! not wait for the other threads, and aborts the connection. It does nothing else.
 
 use std::fs::File;
 use std::io::{self, Write};

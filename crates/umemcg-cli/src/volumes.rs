@@ -220,7 +220,7 @@ pub fn serve(daemon: &Daemon, request: Request, deadline: Instant, progress: &mu
                 Err(error) => Reply::Failed { message: format!("cannot remove the volume: {error}") },
             }
         }
-        Request::Sync { .. } | Request::Umount { .. } => {
+        Request::Sync { .. } | Request::Umount { .. } | Request::Metrics { .. } => {
             Reply::Failed { message: "not a request about volumes".into() }
         }
     }

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use umemcg::{DirtyBound, DirtyThreshold};
+use umemcg::files::{DirtyBound, DirtyThreshold};
 use umemcg_base::PAGE_SIZE_U64;
 
 use crate::context::FileContext;

@@ -15,7 +15,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use umemcg::{Engine, EventKind, Group, PressureLevel};
+use umemcg::PressureLevel;
+use umemcg::{Engine, EventKind, Group};
 use umemcg_base::clock::spawn_detached;
 use umemcg_base::{Condvar, LeafMutex, Rank};
 

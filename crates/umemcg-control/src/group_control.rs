@@ -6,7 +6,8 @@ use std::collections::HashMap;
 use std::sync::atomic::AtomicBool;
 use std::time::SystemTime;
 
-use umemcg::{ExtensionSlot, Group};
+use umemcg::Group;
+use umemcg::internal::ExtensionSlot;
 use umemcg_base::LeafMutex;
 
 use crate::file_id::FileId;

@@ -44,8 +44,8 @@ pub(crate) fn reset_failcnt(_context: &FileContext<'_>, _written: &[u8]) -> Writ
 
 /// Objects that belong to inodes: their names, statistics, and bytes charged for each.
 const WITH_INODES: [(&str, StatItem, u64); 2] = [
-    ("dentry-name", StatItem::SlabNames, umemcg::NAME_BYTES),
-    ("file-content", StatItem::SlabContents, umemcg::CONTENT_BYTES),
+    ("dentry-name", StatItem::SlabNames, umemcg::internal::NAME_BYTES),
+    ("file-content", StatItem::SlabContents, umemcg::internal::CONTENT_BYTES),
 ];
 
 /// Returns a line for each shrinker, for the objects that belong to inodes, and for the objects
@@ -70,11 +70,11 @@ pub(crate) fn show_slabinfo(context: &FileContext<'_>) -> ReadResult {
         context.group.stat_local(StatItem::IndexNodes) - context.group.stat_local(StatItem::ShadowNodes);
     if indexes > 0 {
         let bytes = indexes.cast_unsigned();
-        let _ = writeln!(text, "index-node {} 0 {bytes}", bytes / umemcg::INDEX_NODE_BYTES);
+        let _ = writeln!(text, "index-node {} 0 {bytes}", bytes / umemcg::internal::INDEX_NODE_BYTES);
     }
     let groups = context.group.stat_local(StatItem::GroupState).max(0).cast_unsigned();
     if groups > 0 {
-        let _ = writeln!(text, "group {} 0 {groups}", groups / umemcg::GROUP_STATE_BYTES);
+        let _ = writeln!(text, "group {} 0 {groups}", groups / umemcg::internal::GROUP_STATE_BYTES);
     }
     let fixed = context.group.stat_local(StatItem::SlabUnreclaimable).max(0);
     let _ = writeln!(text, "unreclaimable 0 0 {fixed}");

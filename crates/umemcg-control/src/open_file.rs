@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
-use umemcg::{AccountedCharge, Group, StatItem};
+use umemcg::internal::AccountedCharge;
+use umemcg::{Group, StatItem};
 use umemcg_base::{LeafMutex, RankedMutex};
 
 use crate::error::ControlError;

@@ -99,7 +99,7 @@ impl Peaks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use umemcg::GroupTree;
+    use umemcg::internal::GroupTree;
 
     const MIB: u64 = 1 << 20;
 

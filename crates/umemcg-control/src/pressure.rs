@@ -6,7 +6,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use umemcg::PressureLine;
+use umemcg::internal::PressureLine;
 
 use crate::context::FileContext;
 use crate::error::ControlError;
@@ -16,7 +16,7 @@ use crate::trigger::{Trigger, WINDOW_MAX, WINDOW_MIN};
 /// Shows `memory.pressure`.
 #[doc(alias = "psi_show")]
 pub(crate) fn show(context: &FileContext<'_>) -> Result<String, ControlError> {
-    let pressure = umemcg::pressure(context.group);
+    let pressure = umemcg::internal::pressure(context.group);
     let mut text = String::new();
     for (name, line) in [("some", pressure.some), ("full", pressure.full)] {
         let PressureLine { averages: [ten, sixty, long], total } = line;

@@ -10,7 +10,8 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use umemcg::{Engine, EventKind, Group, StatItem, apply_pending, collect_hits};
+use umemcg::internal::{apply_pending, collect_hits};
+use umemcg::{Engine, EventKind, Group, StatItem};
 use umemcg_base::PAGE_SIZE_U64;
 
 use crate::context::FileContext;
@@ -319,7 +320,7 @@ pub(crate) fn show_group_stat(context: &FileContext<'_>) -> ReadResult {
 mod tests {
     use super::*;
     use std::collections::HashMap;
-    use umemcg::GroupTree;
+    use umemcg::internal::GroupTree;
 
     const MIB: i64 = 1 << 20;
 
@@ -422,8 +423,8 @@ mod tests {
         let b = tree.create(&a, "b".as_ref()).unwrap();
         let limit = |group: &Group| parsed(&memory_stat(group))["hierarchical_memory_limit"];
         assert_eq!(limit(&b), 1 << 30, "the pool bounds every group");
-        a.set_max(8 << 20);
-        b.set_max(16 << 20);
+        a.store_max(8 << 20);
+        b.store_max(16 << 20);
         assert_eq!((limit(&a), limit(&b)), (8 << 20, 8 << 20));
     }
 

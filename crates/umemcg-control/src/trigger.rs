@@ -79,7 +79,7 @@ impl Trigger {
 
     fn look(&self, now: Duration) {
         let Some(group) = self.group.upgrade() else { return };
-        let pressure = umemcg::pressure(&group);
+        let pressure = umemcg::internal::pressure(&group);
         let total = if self.is_full { pressure.full.total } else { pressure.some.total };
         if self.state.lock().look(now, total, self.threshold, self.window) {
             // Before the waiters' lock, through which a later poll sees it.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 
-use umemcg::AccountedCharge;
+use umemcg::internal::AccountedCharge;
 use umemcg_base::LeafMutex;
 
 use crate::error::ControlError;

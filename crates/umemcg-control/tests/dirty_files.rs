@@ -5,7 +5,7 @@ mod support;
 use std::time::Duration;
 
 use support::{Fixture, fixture};
-use umemcg::DirtyBound;
+use umemcg::files::DirtyBound;
 use umemcg_control::ControlError::{Invalid, NotFound};
 
 const FILES: [&str; 4] = [

@@ -266,7 +266,7 @@ fn a_half_read_text_is_charged_and_a_long_one_needs_room() {
     assert_eq!((read(&file, 0).as_slice(), charged()), (&b"1\n2\n3\n4\n5\n"[..], whole.len() as u64));
     drop(file);
     assert_eq!(charged(), 0);
-    group.set_max(0);
+    group.store_max(0);
     let (long, short) = (open(tasks), open(f.node("memory.stat").unwrap()));
     let text: Vec<u8> =
         (0..).step_by(10).map(|at| read(&long, at)).take_while(|piece| !piece.is_empty()).flatten().collect();

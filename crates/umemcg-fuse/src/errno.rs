@@ -2,7 +2,7 @@
 //! chosen.
 
 use rustix::io::Errno;
-use umemcg::FileError;
+use umemcg::files::FileError;
 use umemcg_control::ControlError;
 use umemcg_vfs::VfsError;
 

@@ -25,7 +25,7 @@ use crate::page_drops::PageDrops;
 use crate::page_watch::PageWatch;
 use crate::transport::{Payload, SendError, Transport};
 use crate::wire::reply::{InvalEntryOut, InvalInodeOut, PollWakeupOut, PruneOut, RetrieveOut};
-use crate::wire::{EXPIRE_ONLY, MINOR_PRUNE, OUT_HEADER_BYTES, OutHeader, notify};
+use crate::wire::{EXPIRE_ONLY, MINOR_INC_EPOCH, MINOR_PRUNE, OUT_HEADER_BYTES, OutHeader, notify};
 
 /// Notifications that may wait.
 const NR_QUEUED_MAX: usize = 4096;
@@ -78,6 +78,8 @@ pub struct Notifier {
     nr_dropped: Arc<AtomicU64>,
     /// (A)
     can_prune: Arc<AtomicBool>,
+    /// (C)
+    can_expire_all: bool,
 }
 
 impl Notifier {
@@ -116,6 +118,7 @@ impl Notifier {
             transport,
             nr_dropped: Arc::default(),
             can_prune,
+            can_expire_all: minor >= MINOR_INC_EPOCH,
         })
     }
 
@@ -178,9 +181,28 @@ impl Notifier {
     }
 
     /// Tells the kernel that the attributes of a node are out of date. By this thread, since that
-    /// takes no lock that is held over a request.
-    pub fn inval_attributes_now(&self, node: u64) {
-        notify_now(Notification::Inode { node, offset: -1, len: 0 }, &*self.transport, &self.can_prune);
+    /// takes no lock that is held over a request. Returns whether the kernel knows the node.
+    pub fn inval_attributes_now(&self, node: u64) -> bool {
+        notify_now(Notification::Inode { node, offset: -1, len: 0 }, &*self.transport, &self.can_prune)
+    }
+
+    /// Tells the kernel to forget a name, or only to ask again at its next use. By this thread,
+    /// which waits for requests in the directory; no thread that serves requests may call it.
+    pub fn inval_entry_now(&self, parent: u64, name: &OsStr, expire_only: bool) {
+        let notification = Notification::Entry { parent, name: name.to_owned(), expire_only };
+        notify_now(notification, &*self.transport, &self.can_prune);
+    }
+
+    /// Returns whether the kernel can be told that all names are out of date.
+    pub fn can_expire_all(&self) -> bool {
+        self.can_expire_all
+    }
+
+    /// Tells the kernel that all names are out of date. By this thread, since that waits for
+    /// nothing. The kernel drops each name at its next use, with what nothing else uses below it.
+    #[doc(alias = "FUSE_NOTIFY_INC_EPOCH")]
+    pub fn expire_all_now(&self) {
+        send(notify::INC_EPOCH, &[], &*self.transport, &self.can_prune);
     }
 
     /// Tells pollers of the handle that the kernel calls `handle` to look again. Does not wait, and
@@ -235,7 +257,7 @@ fn deliver(
                     );
                 }
             }
-            notification => notify_now(notification, transport, can_prune),
+            notification => _ = notify_now(notification, transport, can_prune),
         }
     }
 }
@@ -249,8 +271,8 @@ fn retrieve(transport: &dyn Transport, notify_unique: u64, nodeid: u64, offset: 
     transport.send(header.as_bytes(), Payload::Bytes(body.as_bytes())).is_ok()
 }
 
-/// Sends one notification.
-fn notify_now(notification: Notification, transport: &dyn Transport, can_prune: &AtomicBool) {
+/// Sends one notification. Returns whether the kernel has taken it.
+fn notify_now(notification: Notification, transport: &dyn Transport, can_prune: &AtomicBool) -> bool {
     let (code, body) = match notification {
         Notification::Inode { node, offset, len } => {
             (notify::INVAL_INODE, InvalInodeOut { ino: node, off: offset, len }.as_bytes().to_vec())
@@ -267,17 +289,20 @@ fn notify_now(notification: Notification, transport: &dyn Transport, can_prune: 
             body.extend_from_slice(nodes.as_bytes());
             (notify::PRUNE, body)
         }
-        Notification::Polls | Notification::Entries(_) | Notification::Barrier(_) => return,
+        Notification::Polls | Notification::Entries(_) | Notification::Barrier(_) => return true,
     };
-    send(code, &body, transport, can_prune);
+    send(code, &body, transport, can_prune)
 }
 
-fn send(code: i32, body: &[u8], transport: &dyn Transport, can_prune: &AtomicBool) {
+/// Returns whether the kernel has taken the notification: it does not if it does not know what that
+/// is about.
+fn send(code: i32, body: &[u8], transport: &dyn Transport, can_prune: &AtomicBool) -> bool {
     assert_may_wait(Rank::KernelNotification, "a notification");
     let header = OutHeader { len: (OUT_HEADER_BYTES + body.len()) as u32, error: code, unique: 0 };
     match transport.send(header.as_bytes(), Payload::Bytes(body)) {
-        // Gone: the kernel did not know the node or name.
-        Ok(()) | Err(SendError::Gone) => {}
+        Ok(()) => return true,
+        // The kernel did not know the node or name.
+        Err(SendError::Gone) => {}
         Err(SendError::Failed(error)) => {
             // A message that is too new for the kernel is malformed to it.
             if code == notify::PRUNE && Errno::from_io_error(&error) == Some(Errno::INVAL) {
@@ -286,6 +311,7 @@ fn send(code: i32, body: &[u8], transport: &dyn Transport, can_prune: &AtomicBoo
             tracing::debug!(%error, code, "a notification was refused");
         }
     }
+    false
 }
 
 #[cfg(test)]

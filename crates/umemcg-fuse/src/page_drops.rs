@@ -217,7 +217,7 @@ mod tests {
     use std::sync::mpsc::{Receiver, Sender, channel};
 
     use super::*;
-    use umemcg::StoreId;
+    use umemcg::files::StoreId;
     use umemcg_vfs::{DropTask, NodeId};
 
     /// Tells that it has ended.

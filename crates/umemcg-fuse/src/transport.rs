@@ -28,7 +28,7 @@ impl Payload<'_> {
         match self {
             Self::None => 0,
             Self::Bytes(bytes) => bytes.len(),
-            Self::Frames(_, segments) => umemcg_arena::io::total_len(segments),
+            Self::Frames(_, segments) => umemcg_arena::total_len(segments),
         }
     }
 

@@ -13,7 +13,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use umemcg::{AccountedCharge, Group, StatItem};
+use umemcg::internal::AccountedCharge;
+use umemcg::{Group, StatItem};
 use umemcg_base::{LeafMutex, PAGE_SIZE};
 
 use crate::wire::InHeader;
@@ -148,9 +149,9 @@ mod tests {
     }
 
     fn group(max: u64) -> (Arc<Engine>, Arc<Group>) {
-        let engine = Engine::new(EngineConfig { pool_bytes: 64 << 20, ..Default::default() }).unwrap();
+        let engine = Engine::new(EngineConfig::new(64 << 20)).unwrap();
         let group = engine.create_group(engine.root(), "g".as_ref()).unwrap();
-        group.set_max(max);
+        group.store_max(max);
         (engine, group)
     }
 
@@ -171,7 +172,7 @@ mod tests {
     fn without_room_a_write_waits_whole_on_loan() {
         let (engine, group) = group(0);
         let other = engine.create_group(engine.root(), "other".as_ref()).unwrap();
-        other.set_max(0);
+        other.store_max(0);
         let (loan_pool, (header, message)) = (Arc::<LoanPool>::default(), write(0, 1 << 20, 0));
         let whole = |group| {
             let waits = std::iter::repeat_with(|| keep(group, &loan_pool, &header, &message));

@@ -29,7 +29,7 @@ impl Mount {
         if !can_mount() {
             return None;
         }
-        let engine = Engine::new(EngineConfig { pool_bytes: 64 * MIB, ..EngineConfig::default() }).unwrap();
+        let engine = Engine::new(EngineConfig::new(64 * MIB)).unwrap();
         let classifier = Arc::new(ProcessClassifier::new(Arc::clone(&engine), Vec::new()).unwrap());
         let tree = ControlTree::new(Arc::clone(&engine), Arc::clone(&classifier) as Arc<dyn Membership>);
         let files = ControlFs::new(Arc::new(tree), Arc::clone(&classifier) as _);
@@ -465,7 +465,7 @@ fn any_signal_ends_the_wait_of_a_writer_that_reclaims() {
     if !can_mount() {
         return;
     }
-    let engine = Engine::new(EngineConfig { pool_bytes: 64 * MIB, ..EngineConfig::default() }).unwrap();
+    let engine = Engine::new(EngineConfig::new(64 * MIB)).unwrap();
     let classifier = Arc::new(ProcessClassifier::new(Arc::clone(&engine), Vec::new()).unwrap());
     let (gate, (send, arrived)) = (Arc::new(std::sync::Barrier::new(2)), std::sync::mpsc::sync_channel(1));
     let barrier = Arc::clone(&gate);

@@ -33,11 +33,11 @@ fn a_client_pays_for_what_waits_and_delays_no_other() {
     if !can_mount() {
         return;
     }
-    let engine = Engine::new(EngineConfig { pool_bytes: 64 * MIB, ..Default::default() }).unwrap();
+    let engine = Engine::new(EngineConfig::new(64 * MIB)).unwrap();
     let [hostile, neighbour] =
         ["hostile", "neighbour"].map(|name| engine.create_group(engine.root(), OsStr::new(name)).unwrap());
     // No room at all: control files work all the same.
-    hostile.set_max(0);
+    hostile.store_max(0);
     let groups = ByThread::new(engine.root());
     let classifier = Arc::new(ProcessClassifier::new(Arc::clone(&engine), Vec::new()).unwrap());
     let gate = Arc::new(Gate::default());
@@ -76,7 +76,7 @@ fn a_text_that_is_half_read_is_its_readers() {
     if !can_mount() {
         return;
     }
-    let engine = Engine::new(EngineConfig { pool_bytes: 64 * MIB, ..Default::default() }).unwrap();
+    let engine = Engine::new(EngineConfig::new(64 * MIB)).unwrap();
     let group = engine.create_group(engine.root(), OsStr::new("reader")).unwrap();
     let groups = ByThread::new(engine.root());
     let classifier = Arc::new(ProcessClassifier::new(Arc::clone(&engine), Vec::new()).unwrap());

@@ -31,7 +31,7 @@ impl Volume {
 
     fn with(pool_bytes: u64, lifetimes: Lifetimes) -> Self {
         let (data, mnt) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let engine = Engine::new(EngineConfig { pool_bytes, ..Default::default() }).unwrap();
+        let engine = Engine::new(EngineConfig::new(pool_bytes)).unwrap();
         let everybody = Arc::new(RootOnly(Arc::clone(engine.root())));
         let config = DaemonConfig { lifetimes, ..DaemonConfig::new(data.path(), mnt.path()) };
         let daemon = Daemon::start(&engine, everybody, &config).unwrap();

@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 use common::flat::{self, FlatFiles, file_of};
 use common::{TestMount, can_mount, within};
 use rustix::process::{Pid, Signal, kill_process};
-use umemcg::{DirtyBound, DirtyThreshold, Engine, EngineConfig, Group, StatItem};
+use umemcg::files::{DirtyBound, DirtyThreshold};
+use umemcg::{Engine, EngineConfig, Group, StatItem};
 use umemcg_fuse::wire::Op;
 use umemcg_fuse::{
     Classifier, Daemon, DaemonConfig, Filesystem, Keys, QuickOutcome, Reply, Request, SessionConfig, Unmount,
@@ -115,7 +116,7 @@ impl Ground {
         let store = Slow::new(rate);
         let below = TestMount::with(store.clone(), SessionConfig::default());
         let (mnt, bin) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let engine = Engine::new(EngineConfig { pool_bytes: 256 * MIB, ..Default::default() }).unwrap();
+        let engine = Engine::new(EngineConfig::new(256 * MIB)).unwrap();
         let [limited, free] =
             ["limited", "free"].map(|name| engine.create_group(engine.root(), name.as_ref()).unwrap());
         let limits = engine.cache().dirty_limits();
@@ -156,7 +157,7 @@ fn unclean(group: &Group) -> u64 {
 }
 
 fn stalled(group: &Group) -> Duration {
-    umemcg::pressure(group).some.total
+    umemcg::internal::pressure(group).some.total
 }
 
 #[test]

@@ -49,7 +49,7 @@ impl Ground {
         let store = Faulty::with(names);
         let below = TestMount::new(Arc::clone(&store) as _);
         let (mnt, dirs) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let engine = Engine::new(EngineConfig { pool_bytes: 32 << 20, ..Default::default() }).unwrap();
+        let engine = Engine::new(EngineConfig::new(32 << 20)).unwrap();
         let classifier = ByThread::new(engine.root());
         let daemon = Daemon::start(&engine, classifier.clone(), &DaemonConfig::many(mnt.path())).unwrap();
         let add = |name: &str, dir: PathBuf| {

@@ -14,14 +14,15 @@ use std::time::{Duration, Instant};
 use common::by_thread::ByThread;
 use common::{Memory, TestMount, can_mount, end_of, within};
 use rustix::process::{Pid, Signal, kill_process};
-use umemcg::{DirtyBound, DirtyThreshold, Engine, EngineConfig, EventKind, Group, StatItem};
+use umemcg::files::{DirtyBound, DirtyThreshold};
+use umemcg::{Engine, EngineConfig, EventKind, Group, StatItem};
 use umemcg_fuse::{Classifier, Daemon, DaemonConfig, Unmount};
 
 const MIB: u64 = 1 << 20;
 const SOON: Duration = common::TIMEOUT;
 
 fn engine(pool_bytes: u64) -> Arc<Engine> {
-    Engine::new(EngineConfig { pool_bytes, ..Default::default() }).unwrap()
+    Engine::new(EngineConfig::new(pool_bytes)).unwrap()
 }
 
 fn group(engine: &Engine, name: &str) -> Arc<Group> {
@@ -162,7 +163,7 @@ fn a_group_stuck_over_its_high_waits_alone_and_can_be_killed() {
     assert!(usage <= 4 * MIB, "{usage}");
     assert!(ended.is_some(), "it ends while the store hangs");
     assert!(slowed.event_count(EventKind::High) > 0);
-    let pressure = [&slowed, &we].map(|group| umemcg::pressure(group).full.total);
+    let pressure = [&slowed, &we].map(|group| umemcg::internal::pressure(group).full.total);
     assert!(pressure[0] > Duration::ZERO && pressure[1].is_zero(), "{pressure:?}");
     drop(daemon);
     let _ = below.unmount(Unmount::ByForce);
@@ -200,7 +201,7 @@ fn requests_for_names_over_high_wait_too_and_can_be_killed() {
     assert!(end_of(&mut run("mkdir", "later")).success(), "it is slowed and not refused");
     assert!(data.path().join("later").is_dir());
     assert!(slowed.event_count(EventKind::High) > 0);
-    assert!(umemcg::pressure(&we).some.total.is_zero());
+    assert!(umemcg::internal::pressure(&we).some.total.is_zero());
     drop(held);
     assert_eq!(daemon.shut_down(Instant::now() + SOON), []);
 }

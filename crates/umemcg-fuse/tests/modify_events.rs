@@ -59,7 +59,7 @@ impl Mount {
         if !can_mount() {
             return None;
         }
-        let engine = Engine::new(EngineConfig { pool_bytes: 32 << 20, ..EngineConfig::default() }).unwrap();
+        let engine = Engine::new(EngineConfig::new(32 << 20)).unwrap();
         let classifier = Arc::new(ProcessClassifier::new(Arc::clone(&engine), Vec::new()).unwrap());
         let tree = Arc::new(ControlTree::new(Arc::clone(&engine), Arc::clone(&classifier) as _));
         let notes = Arc::<LeafMutex<Notes>>::default();

@@ -70,7 +70,7 @@ fn every_charged_byte_of_a_busy_tree_has_a_name() {
         return;
     }
     let (data, mnt) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let engine = Engine::new(EngineConfig { pool_bytes: 64 << 20, ..Default::default() }).unwrap();
+    let engine = Engine::new(EngineConfig::new(64 << 20)).unwrap();
     let classifier = ByThread::new(engine.root());
     let daemon = Daemon::start(&engine, classifier.clone(), &DaemonConfig::many(mnt.path())).unwrap();
     daemon.add_volume("data", &VolumeSpec::Directory(VolumeConfig::new(data.path()))).unwrap();
@@ -106,7 +106,7 @@ fn every_charged_byte_of_a_busy_tree_has_a_name() {
     }
     engine.force_empty(&b, &|| false).unwrap();
     assert_all_named(&engine, "when groups came and went");
-    assert!(a.metadata_bytes() > 50 * umemcg::GROUP_STATE_BYTES);
+    assert!(a.metadata_bytes() > 50 * umemcg::internal::GROUP_STATE_BYTES);
 
     drop((open, held));
     fs::remove_dir_all(mnt.path().join("memory/of-a1")).unwrap();

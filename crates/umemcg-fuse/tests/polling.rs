@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use common::{TestMount, can_mount, within};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use umemcg::{Engine, EngineConfig, EventKind, Group, Stalled};
+use umemcg::internal::Stalled;
+use umemcg::{Engine, EngineConfig, EventKind, Group};
 use umemcg_control::ControlTree;
 use umemcg_fuse::{ControlFs, ProcessClassifier};
 
@@ -26,7 +27,7 @@ impl Mount {
         if !can_mount() {
             return None;
         }
-        let engine = Engine::new(EngineConfig { pool_bytes: 32 << 20, ..EngineConfig::default() }).unwrap();
+        let engine = Engine::new(EngineConfig::new(32 << 20)).unwrap();
         let classifier = Arc::new(ProcessClassifier::new(Arc::clone(&engine), Vec::new()).unwrap());
         let tree = ControlTree::new(Arc::clone(&engine), Arc::clone(&classifier) as _);
         let mount = TestMount::new(ControlFs::new(Arc::new(tree), classifier));
@@ -201,5 +202,5 @@ fn a_pressure_trigger_wakes_its_poller_once_in_a_window() {
     let text = read(&file);
     let total = text.lines().next().unwrap().rsplit_once("total=").unwrap().1;
     assert!(total.parse::<u64>().unwrap() >= 50_000, "{text}");
-    assert!(umemcg::pressure(mount.engine.root()).some.total >= Duration::from_millis(50));
+    assert!(umemcg::internal::pressure(mount.engine.root()).some.total >= Duration::from_millis(50));
 }

@@ -114,7 +114,7 @@ impl Ground {
         let store = Arc::new(Forgetful { disk, nr_syncs, nr_directory_syncs });
         let below = TestMount::new(Arc::clone(&store) as _);
         let mnt = tempfile::tempdir().unwrap();
-        let engine = Engine::new(EngineConfig { pool_bytes: 16 << 20, ..Default::default() }).unwrap();
+        let engine = Engine::new(EngineConfig::new(16 << 20)).unwrap();
         let everybody = Arc::new(RootOnly(Arc::clone(engine.root())));
         let mut config = DaemonConfig::new(below.point(), mnt.path());
         config.volume.as_mut().unwrap().resolve = Resolve::Names;

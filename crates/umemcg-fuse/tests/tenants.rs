@@ -25,7 +25,7 @@ fn group(engine: &Engine, name: &str) -> Arc<Group> {
 }
 
 fn engine(pool_bytes: u64) -> Arc<Engine> {
-    Engine::new(EngineConfig { pool_bytes, ..Default::default() }).unwrap()
+    Engine::new(EngineConfig::new(pool_bytes)).unwrap()
 }
 
 #[test]

@@ -24,9 +24,9 @@ fn writers_that_wait_are_bounded_and_given_back() {
     if !can_mount() {
         return;
     }
-    let engine = Engine::new(EngineConfig { pool_bytes: 64 * MIB, ..Default::default() }).unwrap();
+    let engine = Engine::new(EngineConfig::new(64 * MIB)).unwrap();
     let group = engine.create_group(engine.root(), OsStr::new("writers")).unwrap();
-    group.set_max(8 * MIB);
+    group.store_max(8 * MIB);
     // A file for each: the kernel lets one write at a time extend a file.
     let names: Vec<String> = (0..NR_WRITERS).map(|n| format!("hang{n}")).collect();
     let files: Vec<(&str, &[u8])> = names.iter().map(|name| (name.as_str(), &b""[..])).collect();

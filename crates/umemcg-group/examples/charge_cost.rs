@@ -107,7 +107,7 @@ fn main() {
         print_cost("owner to group, lent", || group.owner().with_group(|group| group.id()));
         print_cost("read hit counted", || umemcg_group::hit_counters::count_hits(group, 1));
         print_cost("statistic at depth 4", || group.stat_add(StatItem::PgFault, 1));
-        group.set_max(4096);
+        group.store_max(4096);
         let held = group.try_charge(4096).unwrap();
         print_cost("refused charge", || group.try_charge(4096).is_err());
         drop(held);

@@ -20,7 +20,7 @@
 //! thread running, 10 µs with one, on a virtual machine). Where the operating system does not offer
 //! `membarrier`, both are ordinary fences. Models see two ordinary fences.
 
-#[cfg(not(loom))]
+#[cfg(all(target_os = "linux", not(loom)))]
 use std::sync::atomic::compiler_fence;
 
 use umemcg_base::sync::atomic::{AtomicBool, Ordering, fence};
@@ -32,12 +32,12 @@ use umemcg_base::{Rank, Waiting, assert_may_wait};
 const SPINS_MAX: u32 = if cfg!(loom) { 0 } else { 200 };
 
 /// True if [`heavy_fence`] includes the owners' fence. Set before the first owner exists.
-#[cfg(not(loom))]
+#[cfg(all(target_os = "linux", not(loom)))]
 static IS_ASYMMETRIC: AtomicBool = AtomicBool::new(false);
 
 /// Prepares the process; must have returned once before a lock gets an owner.
 pub(crate) fn prepare() {
-    #[cfg(not(loom))]
+    #[cfg(all(target_os = "linux", not(loom)))]
     {
         use rustix::thread::{MembarrierCommand, membarrier};
         static PREPARED: std::sync::OnceLock<()> = std::sync::OnceLock::new();
@@ -51,7 +51,7 @@ pub(crate) fn prepare() {
 /// Orders an owner's store before its load. Pairs with [`heavy_fence`].
 #[inline]
 pub(crate) fn light_fence() {
-    #[cfg(not(loom))]
+    #[cfg(all(target_os = "linux", not(loom)))]
     if IS_ASYMMETRIC.load(Ordering::Relaxed) {
         return compiler_fence(Ordering::SeqCst);
     }
@@ -60,7 +60,7 @@ pub(crate) fn light_fence() {
 
 /// Orders an intruder's store before its load. Pairs with [`light_fence`].
 pub(crate) fn heavy_fence() {
-    #[cfg(not(loom))]
+    #[cfg(all(target_os = "linux", not(loom)))]
     if IS_ASYMMETRIC.load(Ordering::Relaxed) {
         use rustix::thread::{MembarrierCommand, membarrier};
         let all_fence = || membarrier(MembarrierCommand::PrivateExpedited);

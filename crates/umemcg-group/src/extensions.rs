@@ -21,9 +21,11 @@ pub enum ExtensionSlot {
     Control,
     /// Time lost for lack of memory.
     Stalls,
+    /// The embedder's own.
+    User,
 }
 
-const NR_EXTENSION_SLOTS: usize = ExtensionSlot::Stalls as usize + 1;
+const NR_EXTENSION_SLOTS: usize = ExtensionSlot::User as usize + 1;
 
 /// State of the layers above, created on first use.
 #[derive(Default)]

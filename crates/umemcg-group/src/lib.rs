@@ -7,6 +7,7 @@
 //! removed: it then means the nearest living group above.
 #![forbid(unsafe_code)]
 
+mod attention;
 mod biased_lock;
 mod claims;
 mod counter;
@@ -15,6 +16,7 @@ mod events;
 mod excess;
 mod extensions;
 mod group;
+mod held_bytes;
 pub mod hit_counters;
 mod index_pool;
 mod ledger;
@@ -28,26 +30,30 @@ pub mod subtree_marks;
 mod thread_stock;
 mod tree;
 
+pub use attention::Attention;
 pub use claims::{CLAIMS_DRIFT, CLAIMS_EXACT, Level, Protection, share};
 pub use counter::UNLIMITED;
 pub use effective_protection::EffectiveProtection;
 pub use excess::EXCESS_LAG_BYTES;
 pub use extensions::{ExtensionSlot, WakeSignalSlot, WakeSignals};
 pub use group::{
-    Busy, Charge, GROUP_STATE_BYTES, Group, OwnerId, Refused, apply_pending, nr_owners_in_use, uncharge_raw,
+    Busy, Charge, GROUP_STATE_BYTES, Group, Holding, IdleStock, OwnerId, Refused, UserData, apply_pending,
+    nr_owners_in_use, pending_bytes_max, uncharge_raw,
 };
 pub use ledger::NODE_STATE_BYTES;
 pub use pending::{NR_PENDING, PENDING_BYTES_MAX};
-pub use stats::{CONTENT_BYTES, EventKind, NAME_BYTES, NR_EVENT_KINDS, NR_STAT_ITEMS, StatItem};
+pub use stats::{CONTENT_BYTES, EventKind, NAME_BYTES, NR_EVENT_KINDS, NR_STAT_ITEMS, StatItem, StatUnit};
 pub use tree::{CreateError, GroupTree, RemoveError, RenameError};
 
 /// The protocols between threads, for the models of `tests/loom_models`.
 #[cfg(loom)]
 pub mod model {
+    pub use crate::attention::*;
     pub use crate::biased_lock::*;
     pub use crate::counter::*;
     pub use crate::events::*;
     pub use crate::excess::*;
+    pub use crate::held_bytes::*;
     pub use crate::ledger::*;
     pub use crate::mark_check::*;
     pub use crate::pending::*;

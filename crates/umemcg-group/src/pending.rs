@@ -2,11 +2,10 @@
 //!
 //! Some statistics change with every page that is read, written or evicted, and each change has to
 //! be added to the group and to every group above it: cache lines that all threads share. So a
-//! thread adds
-//! up its changes, for a few owners at a time, in slots inside its stock set, behind its biased
-//! lock ([`BiasedLock`](crate::biased_lock::BiasedLock)): an addition is a comparison and a plain
-//! store. A slot that reaches [`PENDING_BYTES_MAX`], or as many pages, is applied immediately, and
-//! so is one that another owner claims.
+//! thread adds up its changes, for a few owners at a time, in slots inside its stock set, behind
+//! its biased lock ([`BiasedLock`](crate::biased_lock::BiasedLock)): an addition is a comparison
+//! and a plain store. A slot that reaches [`PENDING_BYTES_MAX`], or as many pages, is applied
+//! immediately, and so is one that another owner claims.
 //!
 //! So a statistic lags by less than [`PENDING_BYTES_MAX`] for each thread and owner, and that of a
 //! group with many groups below by less than [`NR_PENDING`] times as much for each thread. An exact
@@ -28,10 +27,10 @@ use umemcg_base::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use crate::counter::NO_NODE;
 
 /// Statistics of an owner that may be pending.
-pub const NR_PENDING_ITEMS: usize = 8;
+pub const NR_PENDING_ITEMS: usize = 9;
 
 /// The first of them are in bytes, the others count pages.
-const NR_BYTE_ITEMS: usize = 5;
+const NR_BYTE_ITEMS: usize = 6;
 
 /// Owners that a thread has slots for.
 pub const NR_PENDING: usize = if cfg!(loom) { 1 } else { 8 };
@@ -111,7 +110,10 @@ impl PendingSlots {
         let fits = slot.node.load(Ordering::Relaxed) == node && sum.unsigned_abs() < pending_max(item);
         if fits {
             slot.deltas[item].store(sum as i32, Ordering::Relaxed);
-            self.is_recent.store(true, Ordering::Relaxed);
+            // A load is cheaper than a store of the same value.
+            if !self.is_recent.load(Ordering::Relaxed) {
+                self.is_recent.store(true, Ordering::Relaxed);
+            }
         }
         fits
     }

@@ -134,9 +134,79 @@ pub const NAME_BYTES: u64 = 256;
 /// to 960 bytes, measured with 48,000 files).
 pub const CONTENT_BYTES: u64 = 928;
 
+/// The place of [`StatItem::Reserved`] among the statistics that may be pending.
+pub const RESERVED_PLACE: usize = 5;
+
+/// The unit of a statistic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StatUnit {
+    /// Bytes held now: a gauge.
+    Bytes,
+    /// Pages so far: a counter.
+    Pages,
+    /// Events so far: a counter.
+    Events,
+}
+
 impl StatItem {
-    /// Returns its index among the statistics that may be [pending](crate::pending): those
-    /// that change with each page. [`PENDING`](Self::PENDING) is in the same order.
+    /// Returns its name in metrics, in the words of `memory.stat` where that has it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::InactiveFile => "inactive_file",
+            Self::ActiveFile => "active_file",
+            Self::InactiveAnon => "inactive_anon",
+            Self::ActiveAnon => "active_anon",
+            Self::Unevictable => "unevictable",
+            Self::Shmem => "shmem",
+            Self::FileKernel => "file_kernel",
+            Self::Reserved => "reserved",
+            Self::FileDirty => "file_dirty",
+            Self::FileWriteback => "file_writeback",
+            Self::FileUnstable => "file_unstable",
+            Self::IndexNodes => "index_nodes",
+            Self::ShadowNodes => "shadow_nodes",
+            Self::SlabReclaimable => "slab_reclaimable",
+            Self::SlabNames => "slab_names",
+            Self::SlabContents => "slab_contents",
+            Self::SlabUnreclaimable => "slab_unreclaimable",
+            Self::GroupState => "group_state",
+            Self::PgPgIn => "pgpgin",
+            Self::PgPgOut => "pgpgout",
+            Self::PgScanDirect => "pgscan_direct",
+            Self::PgScanKswapd => "pgscan_kswapd",
+            Self::PgScanProactive => "pgscan_proactive",
+            Self::PgStealDirect => "pgsteal_direct",
+            Self::PgStealKswapd => "pgsteal_kswapd",
+            Self::PgStealProactive => "pgsteal_proactive",
+            Self::PgRefill => "pgrefill",
+            Self::PgActivate => "pgactivate",
+            Self::PgDeactivate => "pgdeactivate",
+            Self::WorkingsetRefault => "workingset_refault",
+            Self::WorkingsetActivate => "workingset_activate",
+            Self::WorkingsetRestore => "workingset_restore",
+            Self::KswapdRun => "kswapd_run",
+            Self::AllocStall => "allocstall",
+            Self::UncachedIo => "uncached_io",
+            Self::CacheHit => "cache_hit",
+            Self::CacheMiss => "cache_miss",
+            Self::PgFault => "pgfault",
+            Self::PgMajFault => "pgmajfault",
+        }
+    }
+
+    /// Returns its unit.
+    pub const fn unit(self) -> StatUnit {
+        match self {
+            Self::KswapdRun | Self::AllocStall | Self::PgFault | Self::PgMajFault => StatUnit::Events,
+            _ if self.index() < Self::PgPgIn.index() => StatUnit::Bytes,
+            _ => StatUnit::Pages,
+        }
+    }
+
+    /// Returns its index among the statistics that may be [pending](crate::pending): those that
+    /// change with each page or each growth of a holding. [`PENDING`](Self::PENDING) is in the same
+    /// order.
     #[inline]
     pub(crate) const fn pending_place(self) -> Option<usize> {
         match self {
@@ -145,9 +215,10 @@ impl StatItem {
             Self::FileUnstable => Some(2),
             Self::InactiveFile => Some(3),
             Self::ActiveFile => Some(4),
-            Self::PgPgIn => Some(5),
-            Self::PgPgOut => Some(6),
-            Self::CacheMiss => Some(7),
+            Self::Reserved => Some(RESERVED_PLACE),
+            Self::PgPgIn => Some(6),
+            Self::PgPgOut => Some(7),
+            Self::CacheMiss => Some(8),
             _ => None,
         }
     }
@@ -159,6 +230,7 @@ impl StatItem {
         Self::FileUnstable,
         Self::InactiveFile,
         Self::ActiveFile,
+        Self::Reserved,
         Self::PgPgIn,
         Self::PgPgOut,
         Self::CacheMiss,
@@ -206,6 +278,20 @@ numbered! {
         OomKill,
         /// A whole group was killed to make room.
         OomGroupKill,
+    }
+}
+
+impl EventKind {
+    /// Returns its name, as in `memory.events`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Low => "low",
+            Self::High => "high",
+            Self::Max => "max",
+            Self::Oom => "oom",
+            Self::OomKill => "oom_kill",
+            Self::OomGroupKill => "oom_group_kill",
+        }
     }
 }
 

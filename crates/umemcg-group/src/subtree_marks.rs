@@ -64,10 +64,9 @@ impl<C> SubtreeMarks<C> {
         self.here.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the group or any below it is marked.
-    #[cfg(test)]
-    fn is_any_marked(&self) -> bool {
-        self.is_marked() || !self.below.lock().children.is_empty()
+    /// Returns whether the group or any below it is marked. Takes no lock.
+    pub fn is_any_marked(&self) -> bool {
+        self.is_marked() || self.nr_children() > 0
     }
 
     /// Returns the number of children with a mark in their subtrees. Takes no lock.

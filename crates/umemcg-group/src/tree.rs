@@ -10,7 +10,6 @@
 //! 5. the thread that drops the last `Arc` frees the group; the last charge frees the counter node.
 
 use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path};
 use std::sync::Arc;
 
@@ -241,7 +240,7 @@ fn retire(group: &Arc<Group>) {
 }
 
 fn is_name(name: &OsStr) -> bool {
-    let bytes = name.as_bytes();
+    let bytes = name.as_encoded_bytes();
     !bytes.is_empty()
         && bytes.len() <= NAME_BYTES_MAX
         && bytes != b"."

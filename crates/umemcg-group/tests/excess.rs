@@ -193,7 +193,7 @@ impl World {
             Op::Limit(at, bytes) => {
                 let group = self.group(at);
                 if !group.is_root() {
-                    group.set_max(bytes);
+                    group.store_max(bytes);
                 }
             }
             Op::Drain(at) => self.group(at).drain_stocks(),

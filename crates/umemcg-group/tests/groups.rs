@@ -39,8 +39,8 @@ fn a_charge_stops_at_the_first_full_ancestor() {
     let tree = GroupTree::new(64 * MIB);
     let a = create(&tree, tree.root(), "a");
     let b = create(&tree, &a, "b");
-    a.set_max(MIB);
-    b.set_max(2 * MIB);
+    a.store_max(MIB);
+    b.store_max(2 * MIB);
     let refused = b.try_charge(MIB + 1).unwrap_err();
     assert!(Arc::ptr_eq(&refused.group, &a));
     assert_eq!(refused.wanted_bytes, MIB + 1);
@@ -60,7 +60,7 @@ fn a_v1_limit_is_refused_below_usage_and_a_v2_limit_is_not() {
     assert_eq!(a.try_set_max(MIB).unwrap_err().usage_bytes, 2 * MIB);
     assert_eq!(a.max_bytes(), UNLIMITED);
     a.try_set_max(2 * MIB).unwrap();
-    a.set_max(MIB);
+    a.store_max(MIB);
     assert_eq!((a.max_bytes(), a.margin_bytes()), (MIB, 0));
     assert!(a.try_charge(1).is_err());
     assert_eq!(a.charge_forced(1).bytes(), 1);
@@ -95,7 +95,7 @@ fn a_removed_groups_charges_belong_to_the_next_living_group() {
 fn a_removed_group_charges_its_parent() {
     let tree = GroupTree::new(64 * MIB);
     let a = create(&tree, tree.root(), "a");
-    a.set_max(MIB);
+    a.store_max(MIB);
     let b = create(&tree, &a, "b");
     tree.remove(&b, nothing).unwrap();
     let charge = b.try_charge(4096).unwrap();
@@ -145,7 +145,7 @@ fn a_group_is_removed_once_and_only_when_empty() {
 fn the_state_of_a_group_is_charged_to_its_parent() {
     let tree = GroupTree::new(64 * MIB);
     let a = create(&tree, tree.root(), "a");
-    a.set_max(2 * GROUP_STATE_BYTES);
+    a.store_max(2 * GROUP_STATE_BYTES);
     let b = create(&tree, &a, "b");
     create(&tree, &a, "c");
     let Err(CreateError::Refused(refused)) = tree.create(&a, OsStr::new("d")) else {

@@ -331,7 +331,7 @@ impl Pair {
             }
             Op::SetMax { group, max } => {
                 let Some((at, group)) = self.known(group) else { return };
-                group.set_max(max);
+                group.store_max(max);
                 if self.model.groups[at].is_alive {
                     self.model.groups[at].max = max;
                 }

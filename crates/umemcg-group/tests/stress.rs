@@ -71,9 +71,9 @@ fn while_churning(groups: &[Arc<Group>], nr_steps: u32, mut watch: impl FnMut())
 #[test]
 fn usage_is_never_above_a_limit() {
     let (tree, groups) = tree(3 * MIB, 3);
-    groups[0].set_max(2 * MIB);
-    groups[1].set_max(MIB);
-    groups[2].set_max(100 << 10);
+    groups[0].store_max(2 * MIB);
+    groups[1].store_max(MIB);
+    groups[2].store_max(100 << 10);
     while_churning(&groups, 200_000, || {
         for group in &groups {
             assert!(group.usage_bytes() <= group.max_bytes());
@@ -100,8 +100,8 @@ fn a_new_limit_holds_except_for_charges_in_flight() {
             }
         }
         // At once, whatever is in use: charges are refused until usage has fallen.
-        groups[1].set_max(random.below(MIB));
-        groups[0].set_max(4 * MIB);
+        groups[1].store_max(random.below(MIB));
+        groups[0].store_max(4 * MIB);
     });
     assert!(nr_set > 0);
 }
@@ -141,7 +141,7 @@ fn usage_is_what_is_held_and_at_most_1_mib_of_stock_a_thread() {
 #[test]
 fn a_stock_elsewhere_is_no_reason_to_refuse() {
     let (_tree, groups) = tree(64 * MIB, 1);
-    groups[0].set_max(MIB);
+    groups[0].store_max(MIB);
     let group = &groups[1];
     // Refusals of the other tests may empty the thread's stock, since it sleeps.
     let had_stock = (0..100).any(|_| {

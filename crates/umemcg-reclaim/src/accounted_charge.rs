@@ -46,6 +46,15 @@ impl AccountedCharge {
         drop(Self { charge: Some(charge.split(bytes)), item: self.item });
     }
 
+    /// Stops counting, and returns the charge.
+    pub fn into_charge(mut self) -> Charge {
+        let Some(charge) = self.charge.take() else { unreachable!("only `drop` takes the charge") };
+        if let Some(group) = charge.owner().try_resolve() {
+            group.stat_add(self.item, -(charge.bytes() as i64));
+        }
+        charge
+    }
+
     /// Returns the owner that it is charged to.
     pub fn owner(&self) -> OwnerId {
         let Some(charge) = &self.charge else { unreachable!("only `drop` takes the charge") };

@@ -212,7 +212,7 @@ pub(crate) fn splice_lists(
     (arena, slots): (&Arena, &ListSlots),
     (dying, parent): (&Arc<Group>, &Arc<Group>),
     nr_nodes: usize,
-) -> Vec<u32> {
+) {
     let child_part = GroupReclaim::of(dying, nr_nodes);
     let parent_part = GroupReclaim::of(parent, nr_nodes);
     for node in 0..nr_nodes {
@@ -225,18 +225,15 @@ pub(crate) fn splice_lists(
         from.dead = true;
     }
     child_part.object_lists.reparent(slots, |key, serial| parent_part.find_or_make_list(parent, key, serial));
-    let mut shrinkers = Vec::new();
     for node in 0..nr_nodes {
         child_part.shrinker_bits(node).close(|id, is_set, owed| {
             let Ok(place) = parent_part.bit_place(parent, node, id) else { return };
             place.unit.add_deferred(place.bit, owed);
             if is_set {
                 let _ = place.unit.set(place.bit);
-                shrinkers.push(id);
             }
         });
     }
     parent_part.note_present(parent);
     subtree_marks::note_removed(chain(dying, nr_nodes));
-    shrinkers
 }

@@ -24,6 +24,7 @@ pub mod lruvec;
 #[cfg(not(feature = "baseline"))]
 #[doc(hidden)]
 pub mod mechanism;
+mod noteworthy;
 mod object_lists;
 pub mod page_owner;
 mod pending_release;

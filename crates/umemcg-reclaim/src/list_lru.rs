@@ -59,6 +59,7 @@ impl ListLru {
     /// Creates lists for the shrinker of that number. A shrinker that needs several kinds numbers
     /// them by `sub`.
     #[doc(alias = "list_lru_init")]
+    #[doc(hidden)]
     pub fn new(reclaimer: &Reclaimer, id: &ShrinkerId, sub: u32) -> Self {
         static NEXT_SERIAL: AtomicU64 = AtomicU64::new(1);
         Self {

@@ -57,6 +57,8 @@ pub(crate) struct FirstRounds {
     nr_dirty_rounds: u32,
     /// The caller waits itself for what is dirty, and has not waited in vain.
     waits_elsewhere: bool,
+    /// The caller waits for nothing: what is dirty stays, and other groups are asked.
+    pub(crate) never_waits: bool,
     /// Nothing has been freed, and there is no lower priority to try.
     pub(crate) is_last_chance: bool,
     /// All groups are asked from the beginning.
@@ -76,6 +78,11 @@ impl FirstRounds {
         Self { nr_dirty_rounds, waits_elsewhere: !has_backed_off_in_vain, ..Self::default() }
     }
 
+    /// Creates the rounds of a caller that must not wait.
+    pub(crate) fn without_waiting() -> Self {
+        Self { never_waits: true, ..Self::default() }
+    }
+
     /// Decides what follows a first round with this progress.
     fn follow_up(&mut self, first: &Progress) -> FollowUp {
         if let Some(follows) = mechanism::follows_first_round(first) {
@@ -91,6 +98,7 @@ impl FirstRounds {
             self.nr_dirty_rounds += 1;
             return match self.nr_dirty_rounds {
                 _ if self.waits_elsewhere => FollowUp::NextPriority,
+                _ if self.never_waits => FollowUp::SecondRound,
                 1..=DIRTY_ROUNDS_MAX => FollowUp::AfterWriteback,
                 _ => FollowUp::SecondRound,
             };

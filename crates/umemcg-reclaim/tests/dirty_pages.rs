@@ -121,7 +121,7 @@ impl Ground {
     /// No more room than there is.
     fn close(&self) {
         self.group.drain_stocks();
-        self.group.set_max(self.group.usage_bytes());
+        self.group.store_max(self.group.usage_bytes());
     }
 
     fn charge_a_page(&self) -> Option<Charge> {

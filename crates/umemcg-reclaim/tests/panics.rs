@@ -112,7 +112,7 @@ fn limited(reclaimer: &Reclaimer, name: &str, numbers: &Numbers, nr: u64) -> Arc
     let tree = reclaimer.tree();
     let group = create(tree, tree.root(), name);
     (0..nr).for_each(|_| _ = numbers.insert(&group, 0));
-    group.set_max(group.usage_bytes());
+    group.store_max(group.usage_bytes());
     group
 }
 
@@ -211,7 +211,7 @@ fn background_reclaim_of_a_group_goes_on_after_panics() {
     let _panicking = reclaimer.register_shrinker(id, Arc::new(shrinker));
     let (numbers, _registered) = Numbers::register(&reclaimer, "numbers");
     let group = create(&tree, tree.root(), "a");
-    group.set_max(1 << 20);
+    group.store_max(1 << 20);
     reclaimer.note_objects(&group, 0, number);
     reclaimer.set_high_wmark_distance(&group, 512 << 10).unwrap();
     reclaimer.set_low_wmark_distance(&group, 256 << 10).unwrap();
@@ -238,7 +238,7 @@ fn a_listener_for_levels_that_panics_is_told_again() {
         panic!("a listener panics");
     });
     let group = create(&tree, tree.root(), "a");
-    group.set_max(1 << 20);
+    group.store_max(1 << 20);
     for _ in 0..3 {
         let before = nr_told.load(Relaxed);
         // There is nothing to be had, and the last priorities say so.

@@ -64,7 +64,7 @@ fn a_requested_release_makes_room_and_no_more_is_asked_for() {
     let _registered = reclaimer.register_shrinker(id, Arc::<Requesting>::clone(&shrinker));
     let mut objects: Vec<Charge> = (0..NR).map(|_| group.charge_forced(OBJECT)).collect();
     reclaimer.note_objects(&group, 0, number);
-    group.set_max(group.usage_bytes());
+    group.store_max(group.usage_bytes());
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for nr in asked {
@@ -93,7 +93,7 @@ fn a_release_that_does_not_happen_is_given_up() {
     let _registered = reclaimer.register_shrinker(id, Arc::<Requesting>::clone(&shrinker));
     let objects: Vec<Charge> = (0..NR).map(|_| group.charge_forced(OBJECT)).collect();
     reclaimer.note_objects(&group, 0, number);
-    group.set_max(group.usage_bytes());
+    group.store_max(group.usage_bytes());
     let progress = reclaimer.reclaim(&group, 32, Reason::Direct, &|| false);
     assert_eq!(progress.pages(), 0);
     assert!(progress.releasing_bytes > 0);

@@ -26,7 +26,7 @@ fn a_charge_at_the_limit_frees_objects_and_succeeds() {
         numbers.insert(&group, 0);
         numbers.insert(&other, 0);
     }
-    group.set_max(group.usage_bytes());
+    group.store_max(group.usage_bytes());
     let charge = reclaimer.charge(&group, 100 * OBJECT_BYTES, &|| false).unwrap();
     assert!(group.usage_bytes() <= group.max_bytes());
     assert!(numbers.lru().count(&group, 0) <= 900);

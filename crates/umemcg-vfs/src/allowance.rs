@@ -12,7 +12,8 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use umemcg::{Charge, ChargeError, Engine, Group, Reason};
+use umemcg::internal::Reason;
+use umemcg::{Charge, ChargeError, Engine, Group};
 use umemcg_base::LeafMutex;
 
 /// Of this many charges of a group that has objects beyond its limit, reclaim is tried for one.

@@ -6,7 +6,7 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::volume_config::IoMode;
-use umemcg::FileError;
+use umemcg::files::FileError;
 
 /// Why an operation on a volume failed.
 #[derive(Debug, Error)]

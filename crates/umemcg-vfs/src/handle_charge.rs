@@ -63,7 +63,7 @@ mod tests {
 
     /// An engine, and an allowance of the test's own.
     fn engine() -> (Arc<Engine>, &'static Allowance) {
-        let config = EngineConfig { pool_bytes: 16 << 20, ..EngineConfig::default() };
+        let config = EngineConfig::new(16 << 20);
         let allowance = Box::leak(Box::new(Allowance::new(NR_HANDLES_BEYOND_MAX)));
         (Engine::new(config).unwrap(), allowance)
     }

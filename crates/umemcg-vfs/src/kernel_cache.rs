@@ -1,12 +1,13 @@
 //! The trait of the kernel above a mount, which caches names, inodes and perhaps file pages, and
 //! can be asked to forget some.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Weak;
 use std::time::Duration;
 
-use umemcg::StoreId;
+use umemcg::files::StoreId;
 
 use crate::attr::NodeId;
 
@@ -117,6 +118,22 @@ pub trait KernelCache: Send + Sync + fmt::Debug {
         false
     }
 
-    /// Says that the attributes of an inode are out of date. Does not wait.
-    fn attributes_changed(&self, _node: NodeId) {}
+    /// Says that the attributes of an inode are out of date. Does not wait. Returns `false` if the
+    /// inode is not known there.
+    fn attributes_changed(&self, _node: NodeId) -> bool {
+        true
+    }
+
+    /// Returns whether names can be declared to be out of date, one and all, so that they may be
+    /// kept without a time limit where other programs' changes are watched.
+    fn can_be_told(&self) -> bool {
+        false
+    }
+
+    /// Says that a name leads elsewhere now, or nowhere; with `may_stay` it is only looked up again
+    /// at its next use. Waits for requests in the directory.
+    fn name_changed(&self, _parent: NodeId, _name: &OsStr, _may_stay: bool) {}
+
+    /// Says that all names may lead elsewhere. Does not wait, but costs all that is not in use.
+    fn all_names_changed(&self) {}
 }

@@ -1,5 +1,6 @@
 //! The ids by which the kernel knows the inodes of one of many volumes.
 
+use std::ffi::OsStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -108,9 +109,21 @@ impl KernelCache for MemberKernel {
         self.kernel.is_exclusive()
     }
 
-    fn attributes_changed(&self, node: NodeId) {
-        if let Ok(node) = self.ids.node(node) {
-            self.kernel.attributes_changed(node);
+    fn attributes_changed(&self, node: NodeId) -> bool {
+        self.ids.node(node).is_ok_and(|node| self.kernel.attributes_changed(node))
+    }
+
+    fn can_be_told(&self) -> bool {
+        self.kernel.can_be_told()
+    }
+
+    fn name_changed(&self, parent: NodeId, name: &OsStr, may_stay: bool) {
+        if let Ok(parent) = self.ids.node(parent) {
+            self.kernel.name_changed(parent, name, may_stay);
         }
+    }
+
+    fn all_names_changed(&self) {
+        self.kernel.all_names_changed();
     }
 }

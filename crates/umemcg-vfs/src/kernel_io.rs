@@ -3,7 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use umemcg::{Charge, Engine, File, Group};
+use umemcg::files::File;
+use umemcg::{Charge, Engine, Group};
 use umemcg_base::{LeafMutex, PAGE_SIZE_U64};
 
 use crate::kernel_listing::{KernelListing, ListedPart};

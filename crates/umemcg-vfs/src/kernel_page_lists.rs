@@ -14,11 +14,12 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, Weak};
 
-use umemcg::arrival_order::ArrivalList;
-use umemcg::{
-    Count, Group, LIST_SLOT_BYTES, ListLru, ListSlot, OwnerId, Reason, Reclaimer, Registration, Scan,
-    Scanned, ShrinkTarget, Shrinker, StatItem, StoreId, Usage, Verdict, arrival_order,
-};
+use umemcg::OwnerId;
+use umemcg::files::StoreId;
+use umemcg::internal::arrival_order::ArrivalList;
+use umemcg::internal::{LIST_SLOT_BYTES, ListLru, ListSlot, Reason, Reclaimer, Verdict, arrival_order};
+use umemcg::shrinker::{Count, Registration, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
+use umemcg::{Group, StatItem};
 use umemcg_base::{LeafMutex, PAGE_SIZE_U64};
 
 use crate::attr::NodeId;

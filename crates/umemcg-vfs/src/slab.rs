@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use umemcg::{Charge, Engine, Group, OwnerId, StatItem};
+use umemcg::OwnerId;
+use umemcg::{Charge, Engine, Group, StatItem};
 
 /// Bytes charged to a group; uncharged when dropped, which must happen with no lock held.
 #[derive(Debug)]

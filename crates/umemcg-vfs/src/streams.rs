@@ -15,7 +15,8 @@
 
 use std::collections::HashMap;
 
-use umemcg::{Group, OwnerId, StatItem};
+use umemcg::OwnerId;
+use umemcg::{Group, StatItem};
 use umemcg_base::{LeafMutex, PAGE_SIZE_U64};
 
 /// Pages that are read once, for each page that is reused, in what is no stream.

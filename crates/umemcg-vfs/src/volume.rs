@@ -24,7 +24,8 @@ use crate::kernel_cache::KernelCache;
 use crate::kernel_io::{KernelCaching, KernelIo};
 use crate::kernel_listing::ListedPart;
 use crate::volume_config::IoMode;
-use umemcg::{File, Group, PinnedPages, StoreId};
+use umemcg::Group;
+use umemcg::files::{File, PinnedPages, StoreId};
 
 /// Serial of the next volume's store.
 static NEXT_STORE: AtomicU64 = AtomicU64::new(1);
@@ -112,6 +113,19 @@ pub trait Volume: Lookup + Attributes + Create + Names + Open + Xattrs + Send + 
     /// Has the kernel drop what it may have of `len` bytes from `offset` on, and the attributes,
     /// because it was not told of a change of them. Never waits.
     fn make_kernel_forget(&self, _node: NodeId, _offset: u64, _len: u64) {}
+    /// Has the kernel drop pages of a file from before a change from outside that was found. Never
+    /// waits.
+    fn drop_changed(&self, _node: NodeId) {}
+    /// Returns the present moment, if the kernel is told of what other programs change from now on;
+    /// `None` if not. Never sleeps.
+    fn moment(&self) -> Option<u64> {
+        None
+    }
+    /// Returns whether what was found of an inode since a [`moment`](Self::moment) may be kept
+    /// until the kernel is told of a change. Never sleeps.
+    fn is_unchanged(&self, _ino: u64, _since: u64) -> bool {
+        false
+    }
     /// Makes everything durable that was accepted before the call.
     fn syncfs(&self) -> Result<(), VfsError>;
     /// Returns a bound on node ids: every id that was ever given out is below it.
@@ -317,10 +331,10 @@ pub trait VolumeFile: Send + Sync + fmt::Debug {
     fn kernel_caching(&self, _is_new: bool) -> KernelCaching {
         KernelCaching::Bypass
     }
-    /// Calls `then`, for an open that has the kernel refill its cache, when it has dropped what it
-    /// was asked for before: a message to drop pages that crosses an answer with the new length
-    /// would have the kernel ignore that answer, and read as if the file had the old one. Never
-    /// waits.
+    /// Calls `then`, for an open that has the kernel refill its cache, when it has dropped all from
+    /// before the latest change and what it was asked for before. A message to drop pages that
+    /// crosses an answer with the new length would have the kernel ignore that answer, and read as
+    /// if the file had the old one. Never waits.
     fn when_refillable(&self, then: Box<dyn FnOnce() + Send>) {
         then();
     }

@@ -28,7 +28,7 @@ use crate::error::VolumeError;
 use crate::kernel_cache::KernelCache;
 use crate::kernel_ids::{KernelIds, LOCAL_BITS, MemberKernel};
 use crate::volume::Volume;
-use umemcg::File;
+use umemcg::files::File;
 
 /// Most volumes at a time.
 pub const NR_VOLUMES_MAX: u32 = (1 << (64 - LOCAL_BITS)) - 1;
@@ -183,6 +183,12 @@ impl Member {
     /// [`attr_to_kernel`](Self::attr_to_kernel).
     pub fn ino_to_kernel(&self, ino: u64) -> u64 {
         ino ^ u64::from(self.slot) << LOCAL_BITS
+    }
+
+    /// Returns the volume's own inode number for one that the kernel was told.
+    pub fn ino_from_kernel(&self, ino: u64) -> u64 {
+        // It is its own inverse.
+        self.ino_to_kernel(ino)
     }
 
     /// Counts something open, before it is opened.

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use common::{Fixture, ROOT, errno, name};
 use rustix::io::Errno;
-use umemcg::{CONTENT_BYTES, Group, NAME_BYTES, StatItem};
+use umemcg::internal::{CONTENT_BYTES, NAME_BYTES};
+use umemcg::{Group, StatItem};
 use umemcg_vfs::{Attributes, Caller, Create, Lookup, Names, NodeId, OFlags, Open, RenameFlags};
 
 fn usage(group: &Arc<Group>) -> u64 {

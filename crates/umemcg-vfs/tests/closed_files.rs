@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use common::{Fixture, ROOT, both_ways, name};
-use umemcg::File;
+use umemcg::files::File;
 use umemcg_vfs::{Create, Lookup, Names, NodeId, OFlags, Volume};
 
 /// Longest wait for what must happen.

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::page_kernel::World;
-use umemcg::{Reason, StatItem};
+use umemcg::StatItem;
+use umemcg::internal::Reason;
 
 const MIB: u64 = 1 << 20;
 

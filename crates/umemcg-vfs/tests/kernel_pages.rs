@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use common::page_kernel::{PAGE, World, kept, note_missing};
 use common::{ROOT, name};
-use umemcg_vfs::{Attributes, Create, KernelCaching, Lookup, OFlags, Open, SetAttr};
+use umemcg_vfs::{Attributes, Create, KernelCaching, Lookup, OFlags, Open, SetAttr, Volume};
 
 #[test]
 fn what_was_read_is_charged_once() {
@@ -158,7 +158,7 @@ fn a_change_from_outside_refills_the_cache() {
     std::fs::write(&path, [9; 100 * PAGE as usize]).unwrap();
     let again = world.reopen("f");
     assert_eq!(again.kernel_caching(false), KernelCaching::Refill);
-    assert_eq!(*world.kernel.changed.lock().unwrap(), [file.node(); 2], "at each change before an open");
+    assert_eq!(*world.kernel.changed.lock().unwrap(), [file.node()], "the drop tells of this one");
     let is_open = Arc::new(Mutex::new(false));
     let opens = Arc::clone(&is_open);
     again.when_refillable(Box::new(move || *opens.lock().unwrap() = true));
@@ -168,12 +168,37 @@ fn a_change_from_outside_refills_the_cache() {
     assert_eq!((world.kept(), again.kernel_caching(false)), (0, KernelCaching::Keep));
     world.read(&again, 0, 100);
     std::fs::write(&path, [8; 50 * PAGE as usize]).unwrap();
-    world.fixture.vfs.getattr(file.node()).unwrap();
-    world.fixture.vfs.getattr(file.node()).unwrap();
-    assert_eq!(world.kernel.drops.lock().unwrap().len(), 1, "asked for once");
+    for nr_asked in [0, 1] {
+        world.fixture.vfs.getattr(file.node()).unwrap();
+        assert_eq!(world.kernel.drops.lock().unwrap().len(), nr_asked, "the answer comes first");
+        world.fixture.vfs.drop_changed(file.node());
+        assert_eq!(world.kernel.drops.lock().unwrap().len(), 1, "asked for once");
+    }
     assert_eq!(world.reopen("f").kernel_caching(false), KernelCaching::Refill, "it is not done yet");
     world.kernel.obey();
     assert_eq!(world.reopen("f").kernel_caching(false), KernelCaching::Keep);
+}
+
+#[test]
+fn an_open_waits_for_the_drop_of_the_latest_change() {
+    let world = World::new(8 << 20);
+    let file = world.open("f", 64);
+    assert_eq!(file.kernel_caching(false), KernelCaching::Keep);
+    world.read(&file, 0, 64);
+    let path = world.fixture.dir.path().join("f");
+    let (opens, is_open) = std::sync::mpsc::channel();
+    for (nr_pages, byte) in [(10, 1), (20, 2)] {
+        std::fs::write(&path, vec![byte; (nr_pages * PAGE) as usize]).unwrap();
+        let (again, opens) = (world.reopen("f"), opens.clone());
+        assert_eq!(again.kernel_caching(false), KernelCaching::Refill);
+        again.when_refillable(Box::new(move || opens.send(nr_pages).unwrap()));
+    }
+    assert!(is_open.try_recv().is_err());
+    assert_eq!(world.kernel.obey().len(), 1, "one after the other");
+    assert_eq!(is_open.try_iter().collect::<Vec<_>>(), [10], "the other would read beside its drop");
+    assert_eq!(world.kernel.obey().len(), 1);
+    assert_eq!(is_open.try_iter().collect::<Vec<_>>(), [20]);
+    assert_eq!(world.kernel.changed.lock().unwrap().len(), 1, "by the drops alone");
 }
 
 #[test]

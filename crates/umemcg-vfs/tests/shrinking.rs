@@ -284,7 +284,7 @@ fn pages_stay_before_names_and_content_goes_before_names() {
     v.engine.drop_caches(DropCaches::Objects, &|| false);
     assert!(kernel.asked().is_empty(), "none would go");
     v.engine.drop_caches(DropCaches::Pages, &|| false);
-    let contents = || ann.group.stat_local(StatItem::SlabContents) as u64 / umemcg::CONTENT_BYTES;
+    let contents = || ann.group.stat_local(StatItem::SlabContents) as u64 / umemcg::internal::CONTENT_BYTES;
     assert_eq!(contents(), 200);
     v.engine.reclaim(&ann.group, 4096, &|| false).unwrap();
     assert!(contents() < 200 && kernel.asked().is_empty(), "{} contents", contents());
@@ -312,7 +312,7 @@ fn a_small_group_opens_files_that_another_looked_up() {
     let (names_of_bob, before) = (|| bytes_of(&v, &bob.group, "dentry"), usage_of_names(&bob.group));
     let one = names_of_bob() / 3_001;
     drop(v.vfs.open(&ann, nodes[0], OFlags::RDONLY).unwrap());
-    assert_eq!(before - usage_of_names(&bob.group), one + umemcg::NAME_BYTES, "its long name, too");
+    assert_eq!(before - usage_of_names(&bob.group), one + umemcg::internal::NAME_BYTES, "its long name, too");
     for &node in &nodes[1..] {
         drop(v.vfs.open(&ann, node, OFlags::RDONLY).unwrap());
     }
@@ -335,7 +335,7 @@ fn what_is_promised_is_what_goes() {
     v.vfs.syncfs().unwrap();
     v.engine.drop_caches(DropCaches::Pages, &|| false);
     let bytes = || ann.group.stat_local(StatItem::SlabReclaimable) as u64;
-    let (before, reason) = (bytes(), umemcg::Reason::Proactive);
+    let (before, reason) = (bytes(), umemcg::internal::Reason::Proactive);
     // Leaves of shadows are a part of it.
     let progress = v.engine.reclaimer().reclaim(&ann.group, 100, reason, &|| false);
     let nr_gone = nodes.iter().filter(|&&node| !kernel.knows(node)).count() as u64;
@@ -343,11 +343,13 @@ fn what_is_promised_is_what_goes() {
     // Of some the host happens to tell the times, too, so that their content went by itself.
     let by_itself = before - bytes() - progress.releasing_bytes;
     assert!(
-        by_itself.is_multiple_of(umemcg::CONTENT_BYTES) && by_itself < before / 4,
+        by_itself.is_multiple_of(umemcg::internal::CONTENT_BYTES) && by_itself < before / 4,
         "{by_itself} beyond the promise"
     );
     assert!(progress.slab_bytes >= progress.releasing_bytes, "kept");
-    assert!(progress.releasing_bytes > nr_gone * (umemcg::CONTENT_BYTES + umemcg::NAME_BYTES));
+    assert!(
+        progress.releasing_bytes > nr_gone * (umemcg::internal::CONTENT_BYTES + umemcg::internal::NAME_BYTES)
+    );
     ends_with_nothing(&v, &kernel);
 }
 

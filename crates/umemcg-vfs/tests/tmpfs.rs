@@ -32,7 +32,7 @@ impl Memory {
     fn new(size_bytes: Option<u64>, limit: u64) -> Self {
         let v = Fixture::new();
         let group = v.engine.create_group(v.engine.root(), OsStr::new("tenant")).unwrap();
-        group.set_max(limit);
+        group.store_max(limit);
         let own_bytes = v.engine.root().stat_total(StatItem::SlabUnreclaimable);
         let tmpfs = Tmpfs::new(&v.engine, &TmpfsConfig { size_bytes, ..TmpfsConfig::default() }, 0);
         Self { volume: Arc::clone(&tmpfs) as _, tmpfs, me: Caller { group, ..v.root.clone() }, v, own_bytes }

@@ -7,7 +7,8 @@ use std::ffi::OsStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use umemcg::{Engine, EngineConfig, ObjectCache, RemovalCause};
+use umemcg::objects::RemovalCause;
+use umemcg::{Engine, EngineConfig, ObjectCache};
 
 /// Stands for something that is expensive to make.
 fn render(page: &str) -> Arc<str> {
@@ -15,7 +16,7 @@ fn render(page: &str) -> Arc<str> {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let engine = Engine::new(EngineConfig { pool_bytes: 64 << 20, ..EngineConfig::default() })?;
+    let engine = Engine::new(EngineConfig::new(64 << 20))?;
     let group = |name: &str, limit_bytes: u64| {
         let group = engine.create_group(engine.root(), OsStr::new(name))?;
         engine.set_max(&group, limit_bytes, &|| false);

@@ -6,10 +6,9 @@ use std::collections::HashMap;
 use std::error::Error;
 use std::sync::{Arc, Mutex};
 
-use umemcg::{
-    AccountedCharge, Count, Engine, EngineConfig, Group, ListLru, ListSlot, Registration, Scan, Scanned,
-    ShrinkTarget, Shrinker, StatItem, Usage, Verdict,
-};
+use umemcg::shrinker::{AccountedCharge, ListLru, ListSlot, Verdict};
+use umemcg::shrinker::{Count, Registration, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
+use umemcg::{Engine, EngineConfig, Group, StatItem};
 
 /// The size of a parsed query, in bytes.
 const QUERY_BYTES: u64 = 4096;
@@ -30,10 +29,10 @@ struct Parsed {
 
 impl Queries {
     fn register(engine: &Arc<Engine>) -> (Arc<Self>, Registration) {
-        let id = engine.reclaimer().reserve_shrinker();
-        let lists = ListLru::new(engine.reclaimer(), &id, 0);
+        let id = engine.reserve_shrinker();
+        let lists = engine.list_lru(&id, 0);
         let queries = Arc::new(Self { engine: Arc::clone(engine), lists, parsed: Mutex::default() });
-        let registration = engine.reclaimer().register_shrinker(id, Arc::<Self>::clone(&queries));
+        let registration = engine.register_shrinker(id, Arc::<Self>::clone(&queries));
         (queries, registration)
     }
 
@@ -81,7 +80,7 @@ impl Shrinker for Queries {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let engine = Engine::new(EngineConfig { pool_bytes: 64 << 20, ..EngineConfig::default() })?;
+    let engine = Engine::new(EngineConfig::new(64 << 20))?;
     let (queries, _registration) = Queries::register(&engine);
     let tenants = ["a", "b"].map(|name| engine.create_group(engine.root(), name.as_ref()));
     for tenant in tenants {
@@ -92,7 +91,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             queries.parse(&tenant, number)?;
         }
         println!("{}: {} bytes in use", tenant.path().display(), tenant.usage_bytes());
-        for line in engine.reclaimer().slab_usage(&tenant) {
+        for line in engine.slab_usage(&tenant) {
             println!("  {}: {} objects, {} bytes", line.name, line.usage.objects, line.usage.bytes);
         }
         assert!(tenant.usage_bytes() <= 1 << 20);

@@ -1,16 +1,27 @@
-//! Commitments: guarantees and reservations, added up at every level, so that no level commits more
-//! than it may hold.
+//! Commitments: what is guaranteed to groups, and what accounts hold, added up at every level, so
+//! that no level commits more than it may hold.
 //!
-//! A group is *committed* to the greater of two numbers: what is guaranteed to it, and what is
-//! reserved in it plus what the groups below it are committed to. Nothing here is charged and
-//! nothing is reclaimed; it is arithmetic under one lock, which is released before anything is
-//! charged.
+//! A group is *committed* to the greater of two numbers: what is guaranteed to it, and what
+//! accounts hold in it plus what the groups below it are committed to. Only guarantees are kept
+//! here; what accounts hold is the statistic [`Reserved`](StatItem::Reserved). Nothing is charged
+//! and nothing is reclaimed: it is arithmetic.
+//!
+//! Where nothing is guaranteed, limits alone are enough, and an account that grows reads one flag.
+//! A thread that raises the flag and an account that grows at the same time see each other (see
+//! [`Attention`]): the account adds its bytes and then reads the flag, a guarantee raises the flag
+//! and then reads the bytes.
+//!
+//! Where something is guaranteed, an account that grows first adds up upper bounds, without a lock:
+//! what is held in a level and what is guaranteed below it. If these fit, or are within what a
+//! level itself is guaranteed, all is well. If not, the levels are added up exactly, under the
+//! lock, which takes time for each guarantee of the engine.
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use umemcg_base::{Rank, RankedMutex};
-use umemcg_group::Group;
+use umemcg_group::{Attention, ExtensionSlot, Group, StatItem, apply_pending, pending_bytes_max};
 
 /// A commitment would exceed what a level may hold.
 #[derive(Debug, Clone)]
@@ -21,125 +32,235 @@ pub(crate) struct Overcommitted {
     pub(crate) available_bytes: u64,
 }
 
-/// One group's commitments, in bytes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// What is guaranteed to a group and below it, in bytes. Written under the lock of the table.
+#[derive(Debug, Default)]
+struct Share {
+    own: AtomicU64,
+    /// The sum over the groups below, where a group counts as the greater of its own and the sum
+    /// below it.
+    below: AtomicU64,
+}
+
+impl Share {
+    fn of(group: &Group) -> &Self {
+        group.extension(ExtensionSlot::Engine, Self::default)
+    }
+
+    /// Returns the bytes guaranteed to the group itself, and to those below it.
+    fn read(group: &Group) -> (u64, u64) {
+        let share: Option<&Self> = group.extension_if_present(ExtensionSlot::Engine);
+        share.map_or((0, 0), |share| (share.own.load(Relaxed), share.below.load(Relaxed)))
+    }
+}
+
+/// One group with a guarantee, or above one.
+#[derive(Debug)]
 struct Level {
-    guaranteed: u64,
-    reserved: u64,
-    /// The bytes that the groups directly below are committed to.
-    committed_below: u64,
-    /// The bytes guaranteed to those groups and the groups below them.
-    guaranteed_below: u64,
+    group: Arc<Group>,
+    /// Levels above it.
+    depth: usize,
 }
 
-impl Level {
-    fn committed(self) -> u64 {
-        self.guaranteed.max(self.reserved + self.committed_below)
-    }
-
-    /// Returns the bytes that pressure from above must leave here, so that the guarantees here and
-    /// below hold.
-    fn guaranteed_here(self) -> u64 {
-        self.guaranteed.max(self.guaranteed_below)
-    }
-}
-
-/// The kind of a commitment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// Protected from others, as far as it is used.
-    Guarantee,
-    /// Held.
-    Reservation,
+/// A change of what a group is committed to, in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Change {
+    /// An account will hold as much more.
+    Held(u64),
+    /// An account holds as much more, which is counted already.
+    HeldAndCounted(u64),
+    /// As much more is to be guaranteed.
+    Guaranteed(u64),
 }
 
 /// All commitments of an engine.
 #[derive(Debug)]
 pub(crate) struct Commitments {
-    /// By the group's serial; groups without any have no entry. Before the limit locks of groups.
+    /// Raised for each guarantee.
+    guarantees: Attention,
+    /// By the group's serial. Before the limit locks of groups, and the stocks.
     levels: RankedMutex<HashMap<u64, Level>>,
 }
 
 impl Default for Commitments {
     fn default() -> Self {
-        Self { levels: RankedMutex::new(Rank::Commitments, HashMap::new()) }
+        let levels = RankedMutex::new(Rank::Commitments, HashMap::new());
+        Self { guarantees: Attention::default(), levels }
     }
 }
 
 impl Commitments {
-    /// Commits `bytes` more.
+    /// Returns whether anything is guaranteed, after a growth.
+    #[inline]
+    pub(crate) fn is_any(&self) -> bool {
+        self.guarantees.is_raised()
+    }
+
+    /// Guarantees `bytes` more.
     ///
     /// # Errors
-    /// [`Overcommitted`]; nothing is committed then.
-    pub(crate) fn commit(&self, group: &Arc<Group>, kind: Kind, bytes: u64) -> Result<(), Overcommitted> {
+    /// [`Overcommitted`]; nothing is guaranteed then.
+    pub(crate) fn guarantee(&self, group: &Arc<Group>, bytes: u64) -> Result<(), Overcommitted> {
         let mut levels = self.levels.lock();
-        let changed = climb(&levels, group, kind, |committed| committed.saturating_add(bytes));
-        let too_much = changed.iter().find(|(at, before, now)| {
-            now.committed() > before.committed() && now.committed() > at.max_bytes()
-        });
-        if let Some((at, before, _)) = too_much {
-            let available_bytes = at.max_bytes().saturating_sub(before.committed());
-            return Err(Overcommitted { group: Arc::clone(at), available_bytes });
+        let (before, _) = Share::read(group);
+        let now = before.saturating_add(bytes);
+        // Accounts leave the room from here on; those that grew without seeing this are counted.
+        // The group's own accounts may use it when it is certain.
+        change_sums_above(group, before, now);
+        self.guarantees.raise();
+        let result = check_exactly(&levels, group, Change::Guaranteed(bytes));
+        if result.is_ok() {
+            Share::of(group).own.store(now, Relaxed);
+            settle(&mut levels, group);
+        } else {
+            change_sums_above(group, now, before);
+            self.guarantees.lower();
         }
-        store(&mut levels, &changed);
-        Ok(())
+        result
     }
 
-    /// Releases a commitment.
-    pub(crate) fn release(&self, group: &Arc<Group>, kind: Kind, bytes: u64) {
+    /// Ends a guarantee.
+    pub(crate) fn end_guarantee(&self, group: &Arc<Group>, bytes: u64) {
         let mut levels = self.levels.lock();
-        let changed = climb(&levels, group, kind, |committed| {
-            committed.checked_sub(bytes).expect("what is withdrawn was committed")
-        });
-        store(&mut levels, &changed);
+        let (before, _) = Share::read(group);
+        let now = before.checked_sub(bytes).expect("what ends was guaranteed");
+        Share::of(group).own.store(now, Relaxed);
+        change_sums_above(group, before, now);
+        settle(&mut levels, group);
+        self.guarantees.lower();
     }
 
-    /// Returns the number of levels with any commitment.
+    /// Checks that accounts leave room for what is guaranteed to others.
+    ///
+    /// # Errors
+    /// [`Overcommitted`] if the change brings a level above what it may hold.
+    pub(crate) fn check(&self, group: &Arc<Group>, change: Change) -> Result<(), Overcommitted> {
+        if fits_roughly(group, change) {
+            return Ok(());
+        }
+        check_exactly(&self.levels.lock(), group, change)
+    }
+
+    /// Returns the number of levels with any guarantee, here or below.
     #[cfg(test)]
     fn nr_levels(&self) -> usize {
         self.levels.lock().len()
     }
 }
 
-/// Returns the levels from `group` to the root as they are and as they become.
-fn climb<'g>(
-    levels: &HashMap<u64, Level>,
-    group: &'g Arc<Group>,
-    kind: Kind,
-    change: impl FnOnce(u64) -> u64,
-) -> Vec<(&'g Arc<Group>, Level, Level)> {
-    let mut change = Some(change);
-    let mut changed: Vec<(&Arc<Group>, Level, Level)> = Vec::new();
-    for at in std::iter::successors(Some(group), |at| at.parent()) {
-        let before = levels.get(&at.id()).copied().unwrap_or_default();
-        let mut now = before;
-        if let Some(change) = change.take() {
-            let committed = match kind {
-                Kind::Guarantee => &mut now.guaranteed,
-                Kind::Reservation => &mut now.reserved,
-            };
-            *committed = change(*committed);
-        }
-        if let Some((_, child_before, child_now)) = changed.last() {
-            let moved = |sum: u64, before: u64, now: u64| (sum - before).saturating_add(now);
-            now.committed_below = moved(now.committed_below, child_before.committed(), child_now.committed());
-            now.guaranteed_below =
-                moved(now.guaranteed_below, child_before.guaranteed_here(), child_now.guaranteed_here());
-        }
-        changed.push((at, before, now));
-    }
-    changed
+fn levels_above(group: &Arc<Group>) -> impl Iterator<Item = &Arc<Group>> {
+    std::iter::successors(Some(group), |at| at.parent())
 }
 
-fn store(levels: &mut HashMap<u64, Level>, changed: &[(&Arc<Group>, Level, Level)]) {
-    for (group, before, now) in changed {
-        if *now == Level::default() {
-            levels.remove(&group.id());
-        } else {
-            levels.insert(group.id(), *now);
+/// Returns what accounts hold in a group and below. What they hold of a removed group is counted in
+/// its parent.
+fn held_bytes(group: &Group) -> u64 {
+    if group.is_dead() { 0 } else { group.stat_total_applied(StatItem::Reserved).max(0) as u64 }
+}
+
+/// Returns whether upper bounds say that all is well.
+fn fits_roughly(group: &Arc<Group>, change: Change) -> bool {
+    let more = match change {
+        Change::Held(bytes) => bytes,
+        Change::HeldAndCounted(_) => 0,
+        Change::Guaranteed(_) => return false,
+    };
+    let pending = pending_bytes_max();
+    for at in levels_above(group) {
+        let (own, below) = Share::read(at);
+        let inside = held_bytes(at).saturating_add(pending).saturating_add(more).saturating_add(below);
+        if inside <= own {
+            return true; // Nothing changes above it.
         }
-        if now.guaranteed_here() != before.guaranteed_here() && !group.is_root() {
-            group.set_guaranteed(now.guaranteed_here());
+        if inside > at.max_bytes() {
+            return false;
+        }
+    }
+    true
+}
+
+/// Checks a change against what all levels are committed to.
+fn check_exactly(
+    levels: &HashMap<u64, Level>,
+    group: &Arc<Group>,
+    change: Change,
+) -> Result<(), Overcommitted> {
+    apply_pending();
+    let path: Vec<&Arc<Group>> = levels_above(group).collect();
+    let mut beside = committed_beside(levels, &path);
+    // By how much more than what is held the level below is committed.
+    let (mut extra_before, mut extra_now) = (0, 0);
+    for (at, is_first) in path.iter().zip(std::iter::once(true).chain(std::iter::repeat(false))) {
+        let (held_before, held_now) = match change {
+            Change::Held(bytes) if !at.is_dead() => (held_bytes(at), held_bytes(at).saturating_add(bytes)),
+            Change::HeldAndCounted(bytes) => (held_bytes(at).saturating_sub(bytes), held_bytes(at)),
+            Change::Held(_) | Change::Guaranteed(_) => (held_bytes(at), held_bytes(at)),
+        };
+        let (own_before, _) = Share::read(at);
+        let own_now = match change {
+            Change::Guaranteed(bytes) if is_first => own_before.saturating_add(bytes),
+            _ => own_before,
+        };
+        let beside = beside.remove(&at.id()).unwrap_or(0);
+        let committed =
+            |own: u64, held: u64, extra: u64| own.max(held.saturating_add(beside).saturating_add(extra));
+        let before = committed(own_before, held_before, extra_before);
+        let now = committed(own_now, held_now, extra_now);
+        if now > before && now > at.max_bytes() {
+            let available_bytes = at.max_bytes().saturating_sub(before);
+            return Err(Overcommitted { group: Arc::clone(at), available_bytes });
+        }
+        (extra_before, extra_now) = (before - held_before, now - held_now);
+    }
+    Ok(())
+}
+
+/// Returns, for each level, by how much more than what is held the groups directly below it are
+/// committed, except for the groups of the path.
+fn committed_beside(levels: &HashMap<u64, Level>, path: &[&Arc<Group>]) -> HashMap<u64, u64> {
+    let mut order: Vec<&Level> = levels.values().collect();
+    order.sort_unstable_by_key(|level| std::cmp::Reverse(level.depth));
+    let mut beside: HashMap<u64, u64> = HashMap::new();
+    for Level { group, .. } in order {
+        let Some(parent) = group.parent() else { continue };
+        if path.iter().any(|at| Arc::ptr_eq(at, group)) {
+            continue;
+        }
+        let held = held_bytes(group);
+        let inside = held.saturating_add(beside.get(&group.id()).copied().unwrap_or(0));
+        let extra = Share::read(group).0.max(inside) - held;
+        let sum = beside.entry(parent.id()).or_default();
+        *sum = sum.saturating_add(extra);
+    }
+    beside
+}
+
+/// Changes the sums above a group whose own guarantee changes. The caller holds the lock.
+fn change_sums_above(group: &Arc<Group>, own_before: u64, own_now: u64) {
+    let (_, below) = Share::read(group);
+    // What the level below counts as, before and now.
+    let (mut before, mut now) = (own_before.max(below), own_now.max(below));
+    for at in levels_above(group).skip(1) {
+        let (own, below_before) = Share::read(at);
+        let below = (below_before - before).saturating_add(now);
+        Share::of(at).below.store(below, Relaxed);
+        (before, now) = (own.max(below_before), own.max(below));
+    }
+}
+
+/// Protects what is guaranteed to a group and those above it from now on, and lists those that have
+/// a guarantee, here or below.
+fn settle(levels: &mut HashMap<u64, Level>, group: &Arc<Group>) {
+    let nr_levels = levels_above(group).count();
+    for (at, depth) in levels_above(group).zip((0..nr_levels).rev()) {
+        let (own, below) = Share::read(at);
+        let bytes = own.max(below);
+        if bytes == 0 {
+            levels.remove(&at.id());
+        } else {
+            levels.entry(at.id()).or_insert_with(|| Level { group: Arc::clone(at), depth });
+        }
+        if bytes != at.guaranteed_bytes() && !at.is_root() {
+            at.set_guaranteed(bytes);
         }
     }
 }
@@ -147,44 +268,64 @@ fn store(levels: &mut HashMap<u64, Level>, changed: &[(&Arc<Group>, Level, Level
 #[cfg(test)]
 mod tests {
     use super::*;
-    use umemcg_group::GroupTree;
+    use umemcg_group::{GroupTree, Holding};
+
+    const UNIT: u64 = 1 << 16;
+
+    struct Tree {
+        tree: Arc<GroupTree>,
+        commitments: Commitments,
+    }
+
+    impl Tree {
+        fn child(&self, of: &Arc<Group>, name: &str) -> Arc<Group> {
+            self.tree.create(of, name.as_ref()).unwrap()
+        }
+
+        /// Guarantees some units, or says which level has how many left.
+        fn guarantee(&self, group: &Arc<Group>, units: u64) -> Result<(), (u64, u64)> {
+            let result = self.commitments.guarantee(group, units * UNIT);
+            result.map_err(|refused| (refused.group.id(), refused.available_bytes / UNIT))
+        }
+
+        /// Holds some units if they leave room.
+        fn hold(&self, held: &Holding, units: u64) -> Result<(), (u64, u64)> {
+            let check = |change| {
+                let result = self.commitments.check(held.group(), change);
+                result.map_err(|refused: Overcommitted| (refused.group.id(), refused.available_bytes / UNIT))
+            };
+            check(Change::Held(units * UNIT))?;
+            held.grow_forced(units * UNIT);
+            check(Change::HeldAndCounted(units * UNIT))
+        }
+    }
 
     #[test]
     fn a_level_is_committed_to_its_guarantee_or_the_sum_below() {
-        const UNIT: u64 = 1 << 16;
-        let tree = GroupTree::new(100 * UNIT);
-        let child = |of: &Arc<Group>, name: &str| tree.create(of, name.as_ref()).unwrap();
-        let a = child(tree.root(), "a");
-        let (b, c) = (child(&a, "b"), child(&a, "c"));
-        a.set_max(100 * UNIT);
-        let all = Commitments::default();
-        let commit = |group: &Arc<Group>, kind, units: u64| {
-            all.commit(group, kind, units * UNIT)
-                .map_err(|refused| (refused.group, refused.available_bytes / UNIT))
-        };
-        commit(&b, Kind::Guarantee, 30).unwrap();
-        commit(&c, Kind::Reservation, 50).unwrap();
+        let tree = Tree { tree: GroupTree::new(100 * UNIT), commitments: Commitments::default() };
+        let root = Arc::clone(tree.tree.root());
+        let a = tree.child(&root, "a");
+        let (b, c) = (tree.child(&a, "b"), tree.child(&a, "c"));
+        a.store_max(100 * UNIT);
+        let [of_b, of_c, of_root] = [&b, &c, &root].map(|group| Holding::new(Arc::clone(group)));
+        tree.guarantee(&b, 30).unwrap();
+        tree.hold(&of_c, 50).unwrap();
         assert_eq!([&a, &b, &c].map(|group| group.guaranteed_bytes() / UNIT), [30, 30, 0]);
-        // Within what b is guaranteed, a reservation takes nothing more.
-        commit(&b, Kind::Reservation, 30).unwrap();
-        let (level, available) = commit(&c, Kind::Reservation, 21).unwrap_err();
-        assert!(Arc::ptr_eq(&level, &a) && available == 20);
+        // Within what b is guaranteed, an account takes nothing more.
+        tree.hold(&of_b, 30).unwrap();
+        assert_eq!(tree.hold(&of_c, 21), Err((a.id(), 20)));
         // Within what a is guaranteed altogether, those below take nothing more from the root.
-        commit(&a, Kind::Guarantee, 100).unwrap();
-        commit(&c, Kind::Reservation, 20).unwrap();
-        assert!(commit(tree.root(), Kind::Reservation, 1).is_err());
-        a.set_max(1000 * UNIT);
-        let (level, available) = commit(&c, Kind::Reservation, 1).unwrap_err();
-        assert!(level.is_root() && available == 0);
-        let committed = [
-            (&a, Kind::Guarantee, 100),
-            (&b, Kind::Guarantee, 30),
-            (&b, Kind::Reservation, 30),
-            (&c, Kind::Reservation, 70),
-        ];
-        for (group, kind, units) in committed {
-            all.release(group, kind, units * UNIT);
+        tree.guarantee(&a, 100).unwrap();
+        tree.hold(&of_c, 20).unwrap();
+        assert_eq!(tree.hold(&of_root, 1), Err((root.id(), 0)));
+        a.store_max(1000 * UNIT);
+        assert_eq!(tree.hold(&of_c, 1), Err((root.id(), 0)));
+        assert_eq!(tree.guarantee(&c, 71), Err((root.id(), 0)));
+        tree.guarantee(&c, 70).unwrap();
+        for (group, units) in [(&c, 70), (&a, 100), (&b, 30)] {
+            tree.commitments.end_guarantee(group, units * UNIT);
         }
-        assert_eq!((all.nr_levels(), a.guaranteed_bytes(), b.guaranteed_bytes()), (0, 0, 0));
+        assert_eq!((tree.commitments.nr_levels(), a.guaranteed_bytes(), b.guaranteed_bytes()), (0, 0, 0));
+        assert!(!tree.commitments.is_any());
     }
 }

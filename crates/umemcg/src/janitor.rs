@@ -1,6 +1,6 @@
-//! The janitor: one thread that lets resident memory follow usage down. It evicts the pages of
-//! sparse blocks, returns whole free blocks to the operating system, and the heap's free pages
-//! after many objects were freed.
+//! The janitor: one thread that wakes futures that wait for memory now and then, and that lets
+//! resident memory follow usage down. It evicts the pages of sparse blocks, returns whole free
+//! blocks to the operating system, and the heap's free pages after many objects were freed.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -8,8 +8,11 @@ use std::time::Duration;
 
 use umemcg_base::WakeSignal;
 use umemcg_base::clock::Worker;
+use umemcg_base::sync::Instant;
 use umemcg_cache::PageCache;
 use umemcg_group::StatItem;
+
+use crate::waits::{LOOK_AGAIN, Waits};
 
 /// Time between rounds.
 const INTERVAL: Duration = Duration::from_secs(2);
@@ -27,7 +30,7 @@ const HEAP_TRIM_BYTES: i64 = 4 << 20;
 #[derive(Debug, Default)]
 struct StopSignal {
     is_raised: AtomicBool,
-    wake_signal: WakeSignal,
+    wake_signal: Arc<WakeSignal>,
 }
 
 /// Handle of the janitor's thread.
@@ -38,14 +41,22 @@ pub(crate) struct Janitor {
 }
 
 impl Janitor {
-    pub(crate) fn start(cache: Weak<PageCache>) -> std::io::Result<Self> {
+    pub(crate) fn start(cache: Weak<PageCache>, waits: Arc<Waits>) -> std::io::Result<Self> {
         let stop = Arc::new(StopSignal::default());
         let theirs = Arc::clone(&stop);
+        waits.on_waiter(Arc::clone(&stop.wake_signal));
         let worker = Worker::spawn("umemcg-janitor", move || {
             let mut idle_rounds = 0u32;
             let (mut most_object_bytes, mut highest_peak) = (0, 0);
+            let mut last_round = Instant::now();
             while !theirs.is_raised.load(Ordering::Acquire) {
-                theirs.wake_signal.wait(INTERVAL);
+                let left = INTERVAL.saturating_sub(last_round.elapsed());
+                theirs.wake_signal.wait(if waits.is_any() { LOOK_AGAIN.min(left) } else { left });
+                waits.wake_all();
+                if last_round.elapsed() < INTERVAL {
+                    continue;
+                }
+                last_round = Instant::now();
                 let Some(cache) = cache.upgrade() else { return };
                 let before = cache.arena().nr_allocated();
                 // Blocks kept for a burst are returned too once nothing has happened for a while.

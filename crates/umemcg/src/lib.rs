@@ -1,57 +1,83 @@
-//! umemcg: memory cgroups inside one process.
+//! Memory cgroups inside one process: per-tenant limits, reclaim and caches.
 //!
-//! An [`Engine`] owns a pool of memory and a tree of groups. Everything kept in the pool is charged
-//! to a group and to all its ancestors. When a group is at its limit, its own memory is reclaimed,
-//! not that of other groups. Files of any [`BackingStore`] are cached page by page ([`File`]), and
-//! bytes of your own can be charged directly ([`Engine::charge`]).
+//! A query engine, a database or a service that serves many tenants from one process has one heap
+//! for all of them. This crate divides it as the Linux memory controller divides a machine: a tree
+//! of groups with limits at every level, reclaim from the group that is at its limit, and caches
+//! that shrink for one group at a time.
+//!
+//! # A first example
 //!
 //! ```
 //! use std::ffi::OsStr;
-//! use umemcg::{Engine, EngineConfig};
+//! use umemcg::{Engine, EngineConfig, ObjectCache};
 //!
-//! let engine = Engine::new(EngineConfig { pool_bytes: 16 << 20, ..EngineConfig::default() })?;
+//! // One budget for everything, without files.
+//! let engine = Engine::new(EngineConfig::new(64 << 20).pages(false))?;
 //! let tenant = engine.create_group(engine.root(), OsStr::new("tenant"))?;
-//! engine.set_max(&tenant, 1 << 20, &|| false);
-//! let charge = engine.charge(&tenant, 4096)?;
-//! assert!(tenant.usage_bytes() >= 4096);
-//! assert!(engine.charge(&tenant, 2 << 20).is_err());
-//! drop(charge);
+//! engine.set_limit(&tenant, 1 << 20, &|| false)?;
+//!
+//! // A cache takes what the tenant has room for, and evicts the tenant's own values.
+//! let blobs: ObjectCache<u64, Vec<u8>> = ObjectCache::builder(&engine, "blobs").build();
+//! for key in 0..1000 {
+//!     blobs.insert(&tenant, key, vec![0; 4096])?;
+//! }
+//! assert!(tenant.usage_bytes() <= 1 << 20);
+//!
+//! // A query takes its memory from the same limit: the cache gives way.
+//! let query = engine.account(&tenant);
+//! query.try_grow(512 << 10)?;
+//! assert!(tenant.usage_bytes() <= 1 << 20);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! # Concepts
+//!
+//! - An [`Engine`] has a budget and a tree of [`Group`]s. What is kept is charged to one group and
+//!   to all its ancestors.
+//! - When a charge does not fit, the group that refuses is reclaimed, and no other.
+//!   [`set_min`](Engine::set_min), [`set_low`](Engine::set_low) and [`Guarantee`] protect memory
+//!   from that; [`set_high`](Engine::set_high) and [`set_soft_limit`](Engine::set_soft_limit) ask
+//!   for it earlier.
+//! - Memory is taken as a [`Charge`] (one object), an [`Account`] (the memory of a query, which
+//!   grows and shrinks) or a [`Reservation`] (an account that is worth waiting for).
+//! - An [`ObjectCache`] keeps values; [`shrinker`] lets caches of your own take part; [`files`] are
+//!   cached page by page and written back.
+//! - [`Engine::snapshot`] and [`Group`] tell what each tenant uses, in the terms of
+//!   [`StatItem`] and [`EventKind`].
+//!
+//! # Where to go on
+//!
+//! The repository's `SEMANTICS.md` states what embedders may rely on, and `ARCHITECTURE.md` how it
+//! works. The crate's examples show a cache, queries that wait, and caches of other makers.
+//!
+//! # Systems
+//!
+//! Files need Linux. An engine [without pages](EngineConfig::pages) also compiles for macOS and
+//! Windows, where nothing has been run yet.
 #![forbid(unsafe_code)]
 
 mod commitments;
 mod engine;
+pub mod files;
+mod group_workers;
+#[doc(hidden)]
+pub mod internal;
 mod janitor;
+mod lease;
 mod object_cache;
+pub mod objects;
+pub mod shrinker;
+mod waits;
 
 pub use engine::{
-    Cancelled, DIRTY_WAIT_MAX, DropCaches, Engine, EngineConfig, EngineError, Guarantee, LimitError,
-    ReclaimError, Reservation, ReserveError,
+    Account, Cancelled, DropCaches, Engine, EngineConfig, EngineError, GroupSnapshot, Guarantee, LimitError,
+    Limits, OwnedGroup, ReclaimError, Refusal, Reservation,
 };
-pub use object_cache::{
-    DeclineReason, Declined, ObjectCache, ObjectCacheBuilder, ObjectStats, RemovalCause, allocated_bytes,
-};
+pub use lease::{Lease, Resizable};
+pub use object_cache::ObjectCache;
 pub use umemcg_arena::sys::limit_heap_arenas;
-pub use umemcg_arena::{Arena, FrameId, IoFlags, Segment};
-pub use umemcg_cache::node_pool::NODE_BYTES as INDEX_NODE_BYTES;
-pub use umemcg_cache::{
-    BackingStore, DirtyBound, DirtyBounds, DirtyThreshold, ErrorCursor, File, FileError, LostData, PageCache,
-    PageQuota, PinnedPages, Readahead, StoreId, WritePause, dirty,
-};
-pub use umemcg_group::apply_pending;
-pub use umemcg_group::hit_counters::{collect_hits, count_hits};
 pub use umemcg_group::{
-    CLAIMS_EXACT, CONTENT_BYTES, Charge, CreateError, EffectiveProtection, EventKind, ExtensionSlot,
-    GROUP_STATE_BYTES, Group, GroupTree, NAME_BYTES, OwnerId, Protection, Refused, RemoveError, RenameError,
-    StatItem, UNLIMITED,
+    Charge, CreateError, EventKind, Group, OwnerId, Protection, Refused, RemoveError, RenameError, StatItem,
+    StatUnit, UNLIMITED, UserData,
 };
-pub use umemcg_reclaim::shrinker::{
-    self, Count, Registration, Scan, Scanned, ShrinkTarget, Shrinker, ShrinkerId, Usage,
-};
-pub use umemcg_reclaim::stall::pressure;
-pub use umemcg_reclaim::{
-    AccountedCharge, ChargeError, ChargeMeter, InvalidMarks, Kswapd, LIST_SLOT_BYTES, ListLru, ListSlot,
-    ListsFull, Marks, Pressure, PressureLevel, PressureLine, Progress, Reason, Reclaimer, Shadow, Stalled,
-    Verdict, WalkedList, Working, arrival_order,
-};
+pub use umemcg_reclaim::{ChargeError, InvalidMarks, Marks, PressureLevel};

@@ -9,14 +9,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::{MemStore, pattern};
-use umemcg::{
-    Count, Engine, EngineConfig, Group, Readahead, Scan, Scanned, ShrinkTarget, Shrinker, StatItem, Usage,
-};
+use umemcg::files::Readahead;
+use umemcg::shrinker::{Count, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
+use umemcg::{Engine, EngineConfig, Group, StatItem};
 
 const MIB: u64 = 1 << 20;
 
 fn engine(nr_nodes: usize) -> Arc<Engine> {
-    Engine::new(EngineConfig { pool_bytes: 64 * MIB, nr_nodes, ..EngineConfig::default() }).unwrap()
+    Engine::new(EngineConfig::new(64 * MIB).nr_nodes(nr_nodes)).unwrap()
 }
 
 fn limited(engine: &Engine, name: &str, limit: u64) -> Arc<Group> {
@@ -26,8 +26,8 @@ fn limited(engine: &Engine, name: &str, limit: u64) -> Arc<Group> {
 }
 
 fn set_marks(engine: &Engine, group: &Arc<Group>, low_distance: u64, high_distance: u64) {
-    engine.reclaimer().set_high_wmark_distance(group, high_distance).unwrap();
-    engine.reclaimer().set_low_wmark_distance(group, low_distance).unwrap();
+    engine.set_high_wmark_distance(group, high_distance).unwrap();
+    engine.set_low_wmark_distance(group, low_distance).unwrap();
 }
 
 fn wait_until(mut condition: impl FnMut() -> bool) {
@@ -81,8 +81,7 @@ fn an_ancestor_with_marks_is_served_for_what_is_charged_below() {
 
 #[test]
 fn a_group_that_gives_nothing_does_not_hold_up_another() {
-    let engine =
-        Engine::new(EngineConfig { pool_bytes: 64 * MIB, nr_kswapd: 1, ..EngineConfig::default() }).unwrap();
+    let engine = Engine::new(EngineConfig::new(64 * MIB).nr_kswapd(1)).unwrap();
     // Everything in it is dirty, and its store does not answer.
     let stuck = limited(&engine, "stuck", 8 * MIB);
     let store = MemStore::on_store(7);
@@ -230,7 +229,7 @@ fn limits_marks_groups_and_workers_may_change_while_they_work() {
 
 #[test]
 fn the_pools_own_marks_keep_it_from_being_full() {
-    let config = EngineConfig { pool_bytes: 128 * MIB, pool_marks: true, ..EngineConfig::default() };
+    let config = EngineConfig::new(128 * MIB).pool_marks(true);
     let engine = Engine::new(config).unwrap();
     let group = engine.create_group(engine.root(), "a".as_ref()).unwrap();
     stream_below(&engine, &group, 200 * MIB, 126 * MIB);
@@ -401,7 +400,7 @@ impl Shrinker for InUse {
 fn idle_shrinkers_are_polled_rarely_under_easy_reclaim() {
     const LIMIT: u64 = 208 * MIB;
     const NR_PAGES: u64 = 32 * MIB / 4096;
-    let config = EngineConfig { pool_bytes: 256 * MIB, nr_nodes: 1, ..EngineConfig::default() };
+    let config = EngineConfig::new(256 * MIB).nr_nodes(1);
     let engine = Engine::new(config).unwrap();
     let group = limited(&engine, "a", LIMIT);
     let shrinker = Arc::new(InUse::default());

@@ -5,7 +5,7 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::{MemStore, engine, group, pattern, read_all};
-use umemcg::Readahead;
+use umemcg::files::Readahead;
 
 const MIB: usize = 1 << 20;
 

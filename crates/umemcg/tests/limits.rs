@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{MemStore, engine, group, pattern, read_all};
-use umemcg::{DropCaches, Engine, File, Group, LimitError, ReclaimError, StatItem};
+use umemcg::files::File;
+use umemcg::{DropCaches, Engine, Group, LimitError, ReclaimError, StatItem};
 
 const MIB: usize = 1 << 20;
 

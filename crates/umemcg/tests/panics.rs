@@ -10,10 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use common::{MemStore, engine, group, pattern, read_all};
-use umemcg::{
-    Arena, BackingStore, DropCaches, Engine, FileError, Group, PageQuota, Readahead, Segment, StatItem,
-    StoreId,
-};
+use umemcg::files::{Arena, BackingStore, FileError, PageQuota, Readahead, Segment, StoreId};
+use umemcg::{DropCaches, Engine, Group, StatItem};
 
 const PAGE: u64 = 4096;
 
@@ -228,7 +226,7 @@ fn a_panic_of_a_give_up_closure_is_its_callers() {
             _ = engine.reclaimer().charge(tenant, 64 * PAGE, ask);
         }),
         ("reclaim", |engine, tenant, ask| {
-            _ = engine.reclaimer().reclaim(tenant, 64, umemcg::Reason::Proactive, ask);
+            _ = engine.reclaimer().reclaim(tenant, 64, umemcg::internal::Reason::Proactive, ask);
         }),
         ("set_max", |engine, tenant, ask| engine.set_max(tenant, 32 * PAGE, ask)),
         ("set_limit", |engine, tenant, ask| _ = engine.set_limit(tenant, 16 * PAGE, ask)),

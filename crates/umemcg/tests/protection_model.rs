@@ -90,11 +90,7 @@ proptest! {
         plans in prop::collection::vec(plan(), 1..24),
         recursive in any::<bool>(),
     ) {
-        let engine = Engine::new(EngineConfig {
-            pool_bytes: 256 * MIB,
-            recursive_protection: recursive,
-            ..EngineConfig::default()
-        }).unwrap();
+        let engine = Engine::new(EngineConfig::new(256 * MIB).recursive_protection(recursive)).unwrap();
         let (groups, held) = build(&engine, &plans);
         for ((group, _), plan) in groups[1..].iter().zip(&plans) {
             // Those with groups below stay; what the others hold becomes the parent's, and their
@@ -126,7 +122,7 @@ proptest! {
         }
         // One walk over everything, which remembers the levels above, finds the same, in whatever
         // order it comes by.
-        let mut walk = umemcg::EffectiveProtection::new(engine.root(), recursive);
+        let mut walk = umemcg::internal::EffectiveProtection::new(engine.root(), recursive);
         for of in (0..groups.len()).chain((0..groups.len()).rev()).filter(|&of| !groups[of].0.is_dead()) {
             prop_assert_eq!(walk.of(&groups[of].0).min, effective(&min, 0, of, recursive));
         }
@@ -139,7 +135,7 @@ fn of_very_many_that_claim_the_sum_follows_what_they_use() {
     let engine = common::engine(1 << 30);
     let parent = common::group(&engine, "parent", u64::MAX);
     parent.set_min(64 * MIB);
-    let nr = 64 * umemcg::CLAIMS_EXACT as u64;
+    let nr = 64 * umemcg::internal::CLAIMS_EXACT as u64;
     let children: Vec<_> = (0..nr)
         .map(|i| engine.create_group(&parent, i.to_string().as_ref()).unwrap())
         .inspect(|child| child.set_min(1 << 16))
@@ -158,7 +154,7 @@ fn of_very_many_that_claim_the_sum_follows_what_they_use() {
     parent.drain_stocks();
     assert_eq!(sum(), exact());
     let one = engine.charge(&children[1], 8192).unwrap();
-    let lag = (0..=nr / umemcg::CLAIMS_EXACT as u64).position(|_| sum() == exact());
+    let lag = (0..=nr / umemcg::internal::CLAIMS_EXACT as u64).position(|_| sum() == exact());
     assert!(lag.is_some(), "{} against {}", sum(), exact());
     drop(one);
 }

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{MemStore, group, read_all};
-use umemcg::{Engine, EngineConfig, File, Group, Readahead, StatItem};
+use umemcg::files::{File, Readahead};
+use umemcg::{Engine, EngineConfig, Group, StatItem};
 
 const MIB: u64 = 1 << 20;
 const POOL: u64 = 32 * MIB;
@@ -39,7 +40,7 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let engine = Engine::new(EngineConfig { pool_bytes: POOL, ..EngineConfig::default() }).unwrap();
+        let engine = Engine::new(EngineConfig::new(POOL)).unwrap();
         let top = group(&engine, "top", u64::MAX);
         let [hog, neighbour] =
             ["hog", "neighbour"].map(|name| engine.create_group(&top, name.as_ref()).unwrap());
@@ -57,7 +58,7 @@ impl World {
 #[test]
 fn a_refused_charge_takes_from_groups_in_excess() {
     let world = World::new();
-    world.top.set_max(world.top.usage_bytes());
+    world.top.store_max(world.top.usage_bytes());
     let _held = world.engine.charge(&world.neighbour, 2 * MIB).unwrap();
     world.check("a charge");
 }
@@ -92,8 +93,8 @@ fn background_reclaim_takes_from_groups_in_excess() {
     let (engine, top) = (&world.engine, &world.top);
     let limit = top.usage_bytes() + MIB;
     engine.set_limit(top, limit, &never).unwrap();
-    engine.reclaimer().set_high_wmark_distance(top, 4 * MIB).unwrap();
-    engine.reclaimer().set_low_wmark_distance(top, 3 * MIB).unwrap();
+    engine.set_high_wmark_distance(top, 4 * MIB).unwrap();
+    engine.set_low_wmark_distance(top, 3 * MIB).unwrap();
     let deadline = Instant::now() + Duration::from_secs(30);
     while top.usage_bytes() >= limit - 4 * MIB {
         assert!(Instant::now() < deadline, "the workers do not come");
@@ -115,7 +116,7 @@ fn emptying_and_dropping_ignore_soft_limits() {
 
 #[test]
 fn a_reader_over_its_soft_limit_costs_others_nothing() {
-    let engine = Engine::new(EngineConfig { pool_bytes: POOL, ..EngineConfig::default() }).unwrap();
+    let engine = Engine::new(EngineConfig::new(POOL)).unwrap();
     let [reader, holder] = ["a", "b"].map(|name| group(&engine, name, u64::MAX));
     engine.set_soft_limit(&reader, 0);
     let held = fill(&engine, &holder, 24 * MIB);
@@ -134,7 +135,7 @@ fn a_reader_over_its_soft_limit_costs_others_nothing() {
 /// A group in excess whose pages cannot be freed: not in use, but dirty on a store that hangs.
 #[test]
 fn unwritable_dirty_pages_in_excess_block_no_other_group() {
-    let engine = Engine::new(EngineConfig { pool_bytes: POOL, ..EngineConfig::default() }).unwrap();
+    let engine = Engine::new(EngineConfig::new(POOL)).unwrap();
     let [hog, other] = ["hog", "other"].map(|name| group(&engine, name, u64::MAX));
     let store = MemStore::on_store(7);
     store.hang();

@@ -9,10 +9,10 @@ use std::ptr::NonNull;
 use crate::blocks::BLOCK_BYTES;
 
 mod hint;
-#[cfg(miri)]
-#[path = "model.rs"]
+#[cfg(any(miri, not(target_os = "linux")))]
+#[path = "from_allocator.rs"]
 mod os;
-#[cfg(not(miri))]
+#[cfg(all(target_os = "linux", not(miri)))]
 #[path = "system.rs"]
 mod os;
 
@@ -75,6 +75,12 @@ impl Mapping {
         // SAFETY: [2] The range is inside the mapping.
         unsafe { os::populate(self.base.add(range.start), range.len()) }
     }
+}
+
+/// Returns the size of the system's pages in bytes: the unit of [`Mapping::discard`].
+#[cfg(not(loom))]
+pub(crate) fn page_bytes() -> usize {
+    os::page_bytes()
 }
 
 impl Drop for Mapping {

@@ -8,6 +8,12 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use super::hint::Hint;
 use crate::blocks::BLOCK_BYTES;
 
+/// Returns the size of the system's pages in bytes.
+#[cfg(not(loom))]
+pub(super) fn page_bytes() -> usize {
+    rustix::param::page_size()
+}
+
 /// Reserves `len` bytes, a multiple of the block, at an address that is a multiple of the block.
 pub(super) fn reserve(len: usize) -> io::Result<NonNull<u8>> {
     let reserved = len.checked_add(BLOCK_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;

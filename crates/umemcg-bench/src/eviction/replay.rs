@@ -5,7 +5,8 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use umemcg::{Engine, EngineConfig, File, Group, PinnedPages, Readahead, StatItem};
+use umemcg::files::{File, PinnedPages, Readahead};
+use umemcg::{Engine, EngineConfig, Group, StatItem};
 use umemcg_vfs::{
     Caller, HostVolume, IdleInode, KernelCache, KernelCaching, Lookup, NodeId, OFlags, Open, PageDrop,
     Volume, VolumeConfig, VolumeFile,
@@ -79,7 +80,7 @@ struct Room {
 impl Room {
     fn new(nr_pages: u64, items: &'static [StatItem]) -> Result<Self, Failure> {
         let pool_bytes = 4 * nr_pages * PAGE + (64 << 20);
-        let config = EngineConfig { pool_bytes, ..EngineConfig::default() };
+        let config = EngineConfig::new(pool_bytes);
         let engine = Engine::new(config).map_err(Failure::at("cannot make an engine"))?;
         let group =
             engine.create_group(engine.root(), "g".as_ref()).map_err(Failure::at("cannot make a group"))?;

@@ -91,6 +91,7 @@ impl File {
     /// that may.
     #[doc(alias = "balance_dirty_pages_ratelimited")]
     #[inline]
+    #[doc(hidden)]
     pub fn write_pause(self: &Arc<Self>, group: &Arc<Group>, written: usize) -> Option<WritePause> {
         if lease::spend(group.id(), written as u64) {
             None

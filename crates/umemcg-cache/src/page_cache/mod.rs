@@ -50,18 +50,31 @@ impl PageCache {
     /// Starts caching a file that is `len` bytes long in its store.
     ///
     /// # Errors
-    /// When a flusher for a new store cannot be started.
+    /// `Unsupported` when the arena has no frames; else when a flusher for a new store cannot be
+    /// started.
     pub fn open_file(self: &Arc<Self>, store: Arc<dyn BackingStore>, len: u64) -> io::Result<Arc<File>> {
+        self.check_frames()?;
         Ok(self.open(store, len, None))
     }
 
     /// Creates a file of this length that lives in the pool alone. At first it is one hole.
     ///
     /// # Errors
-    /// When the pool has no page for holes to read as.
+    /// `Unsupported` when the arena has no frames; else when the pool has no page for holes to read
+    /// as.
     pub fn open_memory_file(self: &Arc<Self>, quota: Arc<dyn PageQuota>, len: u64) -> io::Result<Arc<File>> {
+        self.check_frames()?;
         self.core.make_zero_page()?;
         Ok(self.open(Arc::new(NoStore), len, Some(quota)))
+    }
+
+    /// Returns an error if the cache was made for objects alone.
+    fn check_frames(&self) -> io::Result<()> {
+        if self.arena().nr_frames() > 0 {
+            return Ok(());
+        }
+        let what = "the engine keeps no pages: create it with pages to open files";
+        Err(io::Error::new(io::ErrorKind::Unsupported, what))
     }
 
     fn open(

@@ -74,7 +74,7 @@ impl Pool {
     /// Sets a hard limit and reclaims what is beyond it, as far as that can be had.
     pub fn set_max(&self, group: &Arc<Group>, limit: u64) {
         let limit = if limit == u64::MAX { limit } else { limit & !(PAGE_SIZE_U64 - 1) };
-        group.set_max(limit);
+        group.store_max(limit);
         self.reclaimer.limit_changed(group);
         self.reclaim_to(group, limit, |pages| {
             self.reclaimer.reclaim(group, pages, Reason::Direct, &|| false).pages()

@@ -44,8 +44,14 @@ fn assert_shares(mount: &Mount) {
     // Between what the two suites expect, 29 and 33 of 50, 21 and 17, with their tolerances.
     assert!((29 * MIB / 2 * 80 / 100..=33 * MIB / 2 * 120 / 100).contains(&c), "{shown}");
     assert!((17 * MIB / 2 * 67 / 100..=21 * MIB / 2 * 120 / 100).contains(&d), "{shown}");
-    // Bytes in the stocks of threads count as used.
-    assert!(e <= 3 * MIB / 2 && f <= MIB, "{shown}");
+    // Bytes in the stocks of threads count as used. A kernel that is busy gives pages back late;
+    // reclaim waits for it a moment, and then goes on with what is protected by `memory.low`.
+    let left = if std::env::var("UMEMCG_TEST_PAGE_CACHE").is_ok_and(|whose| whose == "kernel") {
+        6 * MIB
+    } else {
+        3 * MIB / 2
+    };
+    assert!(e <= left && f <= MIB, "{shown}");
 }
 
 fn many() -> Mount {

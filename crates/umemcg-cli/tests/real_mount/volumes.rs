@@ -296,7 +296,9 @@ fn many_volumes(nr: u64) {
     let bytes = add_many(&mount, nr);
     eprintln!("{nr} volumes, half of them directories: {bytes} bytes resident for each that is idle");
     assert!(bytes < 16 << 10, "{bytes} bytes for an idle volume");
-    assert!(nr_threads(&mount) <= threads + 8, "{} threads before, {} now", threads, nr_threads(&mount));
+    // Two for each of the few volumes that are watched, and those of the daemon that start late.
+    let few = threads + 2 * 4 + 8;
+    assert!(nr_threads(&mount) <= few, "{threads} threads before, {} now", nr_threads(&mount));
     assert_eq!(fs::read_dir(mount.mnt()).unwrap().count() as u64, nr);
     // A file on each: no thread stays with them.
     for n in 0..nr {
@@ -305,7 +307,7 @@ fn many_volumes(nr: u64) {
     for n in (0..nr).rev() {
         assert_eq!(fs::read_to_string(mount.mnt().join(format!("v{n}/f"))).unwrap(), format!("{n}"));
     }
-    until("no flusher is left", || nr_threads(&mount) <= threads + 8);
+    until("no flusher is left", || nr_threads(&mount) <= few);
     drop(directory);
     mount.umount();
     for n in (0..nr).step_by(2) {

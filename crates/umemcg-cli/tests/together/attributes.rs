@@ -197,6 +197,8 @@ impl User {
         let Some((inode, fd)) = self.for_attributes()? else { return Ok(()) };
         let (world, change) = (Arc::clone(&self.world), self.change(inode.is_file()));
         let mut known = inode.known();
+        // A change from outside while the time is set has that time, and cannot be noticed.
+        let _beside = matches!(change, Change::Time(_)).then(|| inode.beside_others());
         self.begin(format!("{change:.60?} of inode {}", inode.nr));
         let expected = change.expected(&inode, &known.now);
         let changes_before = inode.nr_changes();

@@ -193,6 +193,8 @@ impl User {
         let (user, world, kind) = (self.ordinary(), Arc::clone(&self.world), self.random.below(3));
         let (mode, value) = (0o600 | self.random.below(0o200) as u32, vec![self.random.below(256) as u8; 9]);
         let mut known = inode.known();
+        // A change from outside while times are set has those times, and cannot be noticed.
+        let _beside = (kind == 1).then(|| inode.beside_others());
         let what = ["mode", "times", "extended attribute"][kind];
         self.begin(format!("{what} of inode {} by user {user}: {mode:#o}, {value:?}", inode.nr));
         let mut after = known.now.clone();

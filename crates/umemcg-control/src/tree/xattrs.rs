@@ -7,7 +7,8 @@
 
 use std::ffi::OsStr;
 
-use umemcg::{AccountedCharge, Group, StatItem};
+use umemcg::internal::AccountedCharge;
+use umemcg::{Group, StatItem};
 
 use super::ControlTree;
 use crate::error::ControlError;

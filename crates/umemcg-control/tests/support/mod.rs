@@ -124,7 +124,7 @@ pub fn fixture() -> Fixture {
 }
 
 pub fn fixture_of(style: Style) -> Fixture {
-    let engine = Engine::new(EngineConfig { pool_bytes: 64 * MIB, ..Default::default() }).unwrap();
+    let engine = Engine::new(EngineConfig::new(64 * MIB)).unwrap();
     let processes = Arc::new(Table::default());
     *processes.root.lock().unwrap() = Some(Arc::clone(engine.root()));
     let tree = ControlTree::new(Arc::clone(&engine), Arc::clone(&processes) as Arc<dyn Membership>)

@@ -4,10 +4,9 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
-use umemcg::{
-    AccountedCharge, Count, Engine, Group, ListLru, ListSlot, Registration, Scan, Scanned, ShrinkTarget,
-    Shrinker, StatItem, Usage, Verdict,
-};
+use umemcg::internal::{AccountedCharge, ListLru, ListSlot, Verdict};
+use umemcg::shrinker::{Count, Registration, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
+use umemcg::{Engine, Group, StatItem};
 
 const OBJECT_BYTES: u64 = 1000;
 

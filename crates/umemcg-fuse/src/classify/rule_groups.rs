@@ -196,7 +196,7 @@ mod tests {
     }
 
     fn start(nr_max: usize) -> (Arc<Engine>, RuleGroups, Shared) {
-        let engine = Engine::new(EngineConfig { pool_bytes: 64 << 20, ..EngineConfig::default() }).unwrap();
+        let engine = Engine::new(EngineConfig::new(64 << 20)).unwrap();
         let clock = Shared::default();
         (engine, RuleGroups::with_clock(nr_max, Box::new(clock.clone())), clock)
     }

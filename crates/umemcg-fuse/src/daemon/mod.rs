@@ -11,7 +11,8 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
-use umemcg::{Engine, LostData};
+use umemcg::Engine;
+use umemcg::files::LostData;
 use umemcg_base::{PAGE_SIZE_U64, Rank, assert_may_wait};
 use umemcg_vfs::{HostVolume, VolumeConfig, VolumeError, Volumes};
 
@@ -176,6 +177,11 @@ impl Daemon {
     ) -> Result<(), DaemonError> {
         self.control = Some(Served::start(point, options, filesystem, config)?);
         Ok(())
+    }
+
+    /// Returns the engine.
+    pub fn engine(&self) -> &Arc<Engine> {
+        &self.engine
     }
 
     /// Returns the volumes.

@@ -12,7 +12,8 @@ use umemcg_vfs::{
 };
 
 use super::device::device_to_kernel;
-use super::{DataFs, reply_done, reply_with};
+use super::look_moment::LookMoment;
+use super::{DataFs, Lifetimes, reply_done, reply_with};
 use crate::errno::ToErrno;
 use crate::reply::Reply;
 use crate::request::Request;
@@ -101,13 +102,13 @@ pub(super) fn reply_sized(reply: &mut Reply, result: Result<Vec<u8>, VfsError>, 
 impl DataFs {
     /// Returns how long the kernel may cache attributes: not at all if the file has set-id bits,
     /// which a write can clear without the kernel learning it from the answer.
-    pub(super) fn attr_lifetime(&self, attr: &Attr) -> Duration {
+    pub(super) fn attr_lifetime(attr: &Attr, lifetimes: Lifetimes) -> Duration {
         let is_regular = FileKind::from_mode(attr.mode) == Some(FileKind::Regular);
-        if is_regular && attr.mode & SET_ID != 0 { Duration::ZERO } else { self.lifetimes.attr }
+        if is_regular && attr.mode & SET_ID != 0 { Duration::ZERO } else { lifetimes.attr }
     }
 
-    fn attr_reply(&self, attr: &Attr) -> AttrOut {
-        let valid = self.attr_lifetime(attr);
+    fn attr_reply(attr: &Attr, lifetimes: Lifetimes) -> AttrOut {
+        let valid = Self::attr_lifetime(attr, lifetimes);
         AttrOut {
             attr_valid: valid.as_secs(),
             attr_valid_nsec: valid.subsec_nanos(),
@@ -117,14 +118,28 @@ impl DataFs {
     }
 
     pub(super) fn getattr(&self, id: u64, fh: Option<u64>, reply: &mut Reply) {
-        reply_with(reply, self.look(id, fh), |reply, attr| reply.value(&self.attr_reply(&attr)).ignore());
+        let moment = self.look_moment(id);
+        reply_with(reply, self.look(id, fh), |reply, attr| {
+            reply.value(&Self::attr_reply(&attr, self.lifetimes_at(id, attr.ino, moment))).ignore();
+        });
+        self.drop_changed(id);
+    }
+
+    /// Has the kernel drop pages from before a change that a look has found. After the answer: the
+    /// kernel ignores one that such a message overtakes, and goes by the length that it knew.
+    fn drop_changed(&self, id: u64) {
+        if let Ok(ResolvedId::In(member, node)) = self.volumes.place(id) {
+            member.volume().drop_changed(node);
+        }
     }
 
     /// Answers with the attributes of a node, if that needs no sleep.
     pub(super) fn getattr_quickly(&self, id: u64, reply: &mut Reply) -> bool {
         let Ok(ResolvedId::In(member, node)) = self.volumes.place(id) else { return false };
+        let moment = LookMoment::of(&member);
         let Some(attr) = member.volume().try_getattr(node) else { return false };
-        reply.value(&self.attr_reply(&member.attr_to_kernel(attr))).ignore();
+        let attr = member.attr_to_kernel(attr);
+        reply.value(&Self::attr_reply(&attr, self.lifetimes_of(&member, attr.ino, moment))).ignore();
         true
     }
 
@@ -137,8 +152,9 @@ impl DataFs {
     /// Answers STATX, with which the kernel requests fields that GETATTR does not have.
     pub(super) fn statx(&self, id: u64, arg: &StatxIn, reply: &mut Reply) {
         let fh = (arg.getattr_flags & GETATTR_FH != 0).then_some(arg.fh);
+        let moment = self.look_moment(id);
         reply_with(reply, self.look(id, fh), |reply, attr| {
-            let valid = self.attr_lifetime(&attr);
+            let valid = Self::attr_lifetime(&attr, self.lifetimes_at(id, attr.ino, moment));
             let out = StatxOut {
                 attr_valid: valid.as_secs(),
                 attr_valid_nsec: valid.subsec_nanos(),
@@ -147,6 +163,7 @@ impl DataFs {
             };
             reply.value(&out).ignore();
         });
+        self.drop_changed(id);
     }
 
     fn look(&self, id: u64, fh: Option<u64>) -> Result<Attr, VfsError> {
@@ -177,10 +194,13 @@ impl DataFs {
                 Some(file) => file.setattr(&caller, &change),
                 None => member.volume().setattr(&caller, node, &change),
             };
-            Ok((member.attr_to_kernel(attr?), member, node, change.size))
+            // The change ends here, not after the answer: a sync that begins then must see it.
+            let on = Arc::clone(&member);
+            drop(member);
+            Ok((on.attr_to_kernel(attr?), on, node, change.size))
         });
         reply_with(reply, result, |reply, (attr, member, node, cut_at)| {
-            let delivery = reply.value(&self.attr_reply(&attr));
+            let delivery = reply.value(&Self::attr_reply(&attr, self.lifetimes_of_setattr(&member)));
             if let Some(len) = cut_at.filter(|_| delivery.is_gone()) {
                 // Killed: the kernel has kept what it was to cut off.
                 member.volume().make_kernel_forget(node, len, u64::MAX - len);

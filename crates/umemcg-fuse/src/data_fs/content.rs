@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use umemcg::{ChargeMeter, Group, PinnedPages, Stalled, StatItem, Working, WritePause};
+use umemcg::files::PinnedPages;
+use umemcg::internal::{ChargeMeter, Stalled, Working, WritePause};
+use umemcg::{Group, StatItem};
 use umemcg_base::PAGE_SIZE_U64;
 use umemcg_vfs::volumes::{Opened, ResolvedId};
 use umemcg_vfs::{
@@ -464,6 +466,7 @@ impl DataFs {
     ) {
         let header = request.header;
         let flags = OFlags::from_bits_retain(arg.flags);
+        let moment = self.look_moment(header.nodeid);
         let result = self.change(header.nodeid).map_err(VfsError::from).and_then(|(member, node)| {
             let on = member.begin_open()?;
             let (entry, file) = make(&**member.volume(), node, flags)?;
@@ -484,7 +487,8 @@ impl DataFs {
             };
             let open = OpenOut { fh, open_flags, padding: 0 };
             let files = Arc::clone(&self.files);
-            reply.hand_over(&CreateOut { entry: self.entry_out(&entry), open }, move || {
+            let entry = Self::entry_out(&entry, self.lifetimes_of(&member, entry.attr.ino, moment));
+            reply.hand_over(&CreateOut { entry, open }, move || {
                 drop(files.close(handle));
                 member.volume().forget(inner.node, 1);
             });

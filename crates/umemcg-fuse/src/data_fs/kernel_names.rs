@@ -67,7 +67,19 @@ impl KernelCache for KernelNames {
         self.lifetimes.silent_opens
     }
 
-    fn attributes_changed(&self, node: NodeId) {
-        self.notifier.inval_attributes_now(node.0);
+    fn attributes_changed(&self, node: NodeId) -> bool {
+        self.notifier.inval_attributes_now(node.0)
+    }
+
+    fn can_be_told(&self) -> bool {
+        self.lifetimes.watch && !self.lifetimes.attr.is_zero() && self.notifier.can_expire_all()
+    }
+
+    fn name_changed(&self, parent: NodeId, name: &OsStr, may_stay: bool) {
+        self.notifier.inval_entry_now(parent.0, name, may_stay);
+    }
+
+    fn all_names_changed(&self) {
+        self.notifier.expire_all_now();
     }
 }

@@ -16,6 +16,11 @@ pub struct Lifetimes {
     pub pages: bool,
     /// No other program changes the directories, so that an open need not look at them.
     pub exclusive: bool,
+    /// Where other programs' changes can be watched and told, what exists, what does not, and
+    /// attributes live without a limit; the times above are for answers that a change may have
+    /// overtaken, and for where they cannot. Without effect if attributes have no lifetime: then
+    /// the kernel is to ask each time.
+    pub watch: bool,
     /// Files are opened without a request. Only for an exclusive mount of one volume with pages in
     /// the kernel: a volume that may be removed has to know what is open.
     pub silent_opens: bool,
@@ -34,14 +39,30 @@ impl Lifetimes {
             attr: FOREVER,
             pages: false,
             exclusive: true,
+            watch: false,
             silent_opens: false,
         }
     }
 }
 
+impl Lifetimes {
+    /// Returns the lifetimes of an answer about a volume whose changes by other programs are told:
+    /// without a limit.
+    pub(super) fn told(self) -> Self {
+        Self { entry: FOREVER, absent: FOREVER, attr: FOREVER, ..self }
+    }
+
+    /// Returns the lifetimes of an answer about such a volume that a change may have overtaken: a
+    /// second at most.
+    pub(super) fn overtaken(self) -> Self {
+        let second = Duration::from_secs(1);
+        Self { entry: self.entry.min(second), absent: Duration::ZERO, attr: self.attr.min(second), ..self }
+    }
+}
+
 impl Default for Lifetimes {
     /// Returns one second for names and attributes, so that a warm `stat` does not reach the
-    /// daemon, zero for names that do not exist, and no pages.
+    /// daemon, zero for names that do not exist, no limit where changes are watched, and no pages.
     fn default() -> Self {
         let second = Duration::from_secs(1);
         Self {
@@ -50,6 +71,7 @@ impl Default for Lifetimes {
             attr: second,
             pages: false,
             exclusive: false,
+            watch: true,
             silent_opens: false,
         }
     }

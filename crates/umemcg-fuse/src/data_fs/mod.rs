@@ -11,6 +11,7 @@ mod content;
 mod device;
 mod kernel_names;
 mod lifetimes;
+mod look_moment;
 mod names;
 mod request_end;
 mod silent_opens;
@@ -22,7 +23,8 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, OnceLock, Weak};
 
 use rustix::io::Errno;
-use umemcg::{Arena, Engine, Group};
+use umemcg::files::Arena;
+use umemcg::{Engine, Group};
 use umemcg_vfs::volumes::{Member, MemberRef, Opened, ResolvedId};
 use umemcg_vfs::{Caller, KernelCache, NodeId, Timestamp, VfsError, Volume, VolumeDir, VolumeFile, Volumes};
 
@@ -56,7 +58,11 @@ fn forgetting(store: u64) -> Keys {
 /// An open directory: a volume's, or that of all volumes.
 #[derive(Debug)]
 enum OpenDir {
-    In(Opened<dyn VolumeDir>),
+    In {
+        opened: Opened<dyn VolumeDir>,
+        /// The kernel keeps the names that it lists.
+        is_kept: bool,
+    },
     Top,
 }
 
@@ -152,8 +158,9 @@ impl DataFs {
     pub fn close_all_of(&self, member: &Arc<Member>) {
         drop(self.files.close_where(|opened| Arc::ptr_eq(&opened.on, member)));
         drop(
-            self.dirs
-                .close_where(|dir| matches!(dir, OpenDir::In(opened) if Arc::ptr_eq(&opened.on, member))),
+            self.dirs.close_where(
+                |dir| matches!(dir, OpenDir::In { opened, .. } if Arc::ptr_eq(&opened.on, member)),
+            ),
         );
     }
 
@@ -313,7 +320,8 @@ impl DataFs {
             return Err(self.no_handle(header).into());
         };
         let on = member.begin_open()?;
-        Ok(Arc::new(OpenDir::In(Opened { file: member.volume().directory_for_request(node)?, on })))
+        let opened = Opened { file: member.volume().directory_for_request(node)?, on };
+        Ok(Arc::new(OpenDir::In { opened, is_kept: true }))
     }
 
     /// Returns whether directories are listed without having been opened.

@@ -3,19 +3,21 @@
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::io::Errno;
 use umemcg_vfs::volumes::{Member, Opened, ResolvedId};
-use umemcg_vfs::{DirEntry, Entry, FileKind, ListedPart, NodeId, RenameFlags, VfsError, Volume, VolumeDir};
+use umemcg_vfs::{DirEntry, Entry, FileKind, ListedPart, NodeId, RenameFlags, VfsError, Volume};
 
 use super::device::device_from_kernel;
-use super::{DataFs, OpenDir, reply_done, reply_with};
+use super::look_moment::LookMoment;
+use super::{DataFs, Lifetimes, OpenDir, reply_done, reply_with};
 use crate::errno::ToErrno;
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::wire::reply::{EntryOut, OpenOut};
 use crate::wire::request::{FsyncIn, MkdirIn, MknodIn, ReadIn};
-use crate::wire::{DirBuffer, FSYNC_FDATASYNC, InHeader, MAX_PAYLOAD_BYTES};
+use crate::wire::{DirBuffer, FSYNC_FDATASYNC, InHeader, MAX_PAYLOAD_BYTES, open_reply};
 
 /// Returns the type of a directory entry: the top four bits of a mode.
 fn dirent_kind(kind: FileKind) -> u32 {
@@ -39,8 +41,8 @@ fn kind_of(entry: &DirEntry<'_>) -> u32 {
 }
 
 impl DataFs {
-    pub(super) fn entry_out(&self, entry: &Entry) -> EntryOut {
-        let (name, attr) = (self.lifetimes.entry, self.attr_lifetime(&entry.attr));
+    pub(super) fn entry_out(entry: &Entry, lifetimes: Lifetimes) -> EntryOut {
+        let (name, attr) = (lifetimes.entry, Self::attr_lifetime(&entry.attr, lifetimes));
         EntryOut {
             nodeid: entry.node.0,
             generation: entry.generation,
@@ -52,14 +54,21 @@ impl DataFs {
         }
     }
 
-    /// Answers with a node, and releases its lookup if no caller waits any more.
-    pub(super) fn reply_entry(&self, reply: &mut Reply, result: Result<(Arc<Member>, Entry), VfsError>) {
+    /// Answers with a node that was looked for since a moment, and releases its lookup if no caller
+    /// waits any more.
+    fn reply_entry(
+        &self,
+        reply: &mut Reply,
+        moment: LookMoment,
+        result: Result<(Arc<Member>, Entry), VfsError>,
+    ) {
         let result = result.and_then(|(member, inner)| {
             let entry = member.entry_to_kernel(inner)?;
             Ok((member, inner, entry))
         });
         reply_with(reply, result, |reply, (member, inner, entry)| {
-            reply.hand_over(&self.entry_out(&entry), move || member.volume().forget(inner.node, 1));
+            let out = Self::entry_out(&entry, self.lifetimes_of(&member, entry.attr.ino, moment));
+            reply.hand_over(&out, move || member.volume().forget(inner.node, 1));
         });
     }
 
@@ -70,12 +79,13 @@ impl DataFs {
         id: u64,
         make: impl FnOnce(&dyn Volume, NodeId) -> Result<Entry, VfsError>,
     ) {
+        let moment = self.look_moment(id);
         let result = self.change(id).map_err(VfsError::from);
         let result = result.and_then(|(member, node)| {
             let entry = make(&**member.volume(), node)?;
             Ok((Arc::clone(&member), entry))
         });
-        self.reply_entry(reply, result);
+        self.reply_entry(reply, moment, result);
     }
 
     pub(super) fn symlink(
@@ -122,13 +132,13 @@ impl DataFs {
     }
 
     pub(super) fn link(&self, request: &Request<'_>, old_node: u64, name: &OsStr, reply: &mut Reply) {
-        let caller = self.caller(request);
+        let (caller, moment) = (self.caller(request), self.look_moment(old_node));
         let result = self.change_both(old_node, request.header.nodeid).map_err(VfsError::from);
         let result = result.and_then(|(member, old, node)| {
             let entry = member.volume().link(&caller, old, node, name)?;
             Ok((Arc::clone(&member), entry))
         });
-        self.reply_entry(reply, result);
+        self.reply_entry(reply, moment, result);
     }
 
     pub(super) fn rename(
@@ -156,11 +166,12 @@ impl DataFs {
 
     pub(super) fn lookup(&self, request: &Request<'_>, name: &OsStr, reply: &mut Reply) {
         let header = request.header;
+        let moment = self.look_moment(header.nodeid);
         let result = match self.volumes.place(header.nodeid) {
             Ok(ResolvedId::Top) => match self.top_lookup(name) {
                 Ok(entry) => {
                     self.absent.exists(header.nodeid, name);
-                    return reply.value(&self.entry_out(&entry)).ignore();
+                    return reply.value(&Self::entry_out(&entry, self.lifetimes)).ignore();
                 }
                 Err(error) => Err(error),
             },
@@ -173,17 +184,18 @@ impl DataFs {
         match &result {
             Ok(_) => self.absent.exists(header.nodeid, name),
             Err(error) if error.to_errno() == Errno::NOENT => {
-                return self.reply_absent(header.nodeid, name, reply);
+                let absent = self.lifetimes_of_absence(header.nodeid).absent;
+                return self.reply_absent(header.nodeid, name, absent, reply);
             }
             Err(_) => {}
         }
-        self.reply_entry(reply, result);
+        self.reply_entry(reply, moment, result);
     }
 
-    /// Answers that a name does not exist, and keeps the kernel from remembering too many of those.
-    fn reply_absent(&self, parent: u64, name: &OsStr, reply: &mut Reply) {
+    /// Answers that a name does not exist, which the kernel may believe for a time, and keeps it
+    /// from remembering too many of those.
+    fn reply_absent(&self, parent: u64, name: &OsStr, absent: Duration, reply: &mut Reply) {
         let are_too_many = self.absent.note(parent, name);
-        let absent = self.lifetimes.absent;
         if absent.is_zero() || (parent == NodeId::ROOT.0 && self.volumes.whole().is_none()) {
             reply.error(Errno::NOENT).ignore();
         } else {
@@ -241,15 +253,27 @@ impl DataFs {
         let result = match self.volumes.place(request.header.nodeid) {
             Ok(ResolvedId::Top) => Ok(OpenDir::Top),
             Ok(ResolvedId::In(member, node)) => member.begin_open().map_err(VfsError::from).and_then(|on| {
-                Ok(OpenDir::In(Opened { file: member.volume().opendir(&self.caller(request), node)?, on }))
+                let opened = Opened { file: member.volume().opendir(&self.caller(request), node)?, on };
+                Ok(OpenDir::In { is_kept: self.may_keep_listings(&**member.volume()), opened })
             }),
             Err(errno) => Err(errno.into()),
         };
         reply_with(reply, result, |reply, dir| {
+            let open_flags = match dir {
+                OpenDir::In { is_kept: true, .. } => open_reply::CACHE_DIR | open_reply::KEEP_CACHE,
+                _ => 0,
+            };
             let fh = self.dirs.open(Arc::new(dir));
             let dirs = Arc::clone(&self.dirs);
-            reply.hand_over(&OpenOut { fh, ..Default::default() }, move || drop(dirs.close(fh)));
+            reply.hand_over(&OpenOut { fh, open_flags, padding: 0 }, move || drop(dirs.close(fh)));
         });
+    }
+
+    /// Returns whether the kernel may keep the names that it lists, charged like pages: it is told
+    /// of changes. It also lists again when the directory's modification time has changed, and it
+    /// asks for that, once told, when the directory is opened.
+    fn may_keep_listings(&self, volume: &dyn Volume) -> bool {
+        self.lifetimes.pages && volume.lists_without_open() && volume.moment().is_some()
     }
 
     /// Notes a listing that the kernel will keep. Returns the part of it that is to be answered
@@ -257,13 +281,12 @@ impl DataFs {
     fn begin_listing(
         &self,
         request: &Request<'_>,
-        opened: &Opened<dyn VolumeDir>,
+        dir: &OpenDir,
         arg: &ReadIn,
         reply: &mut Reply,
     ) -> Option<ListedPart> {
-        let is_kept = self.is_silent(arg.fh);
-        let begin = || opened.file.begin_kernel_io(arg.offset, &self.group(request));
-        let (io, part) = is_kept.then(begin).flatten()?;
+        let OpenDir::In { opened, is_kept: true } = dir else { return None };
+        let (io, part) = opened.file.begin_kernel_io(arg.offset, &self.group(request))?;
         reply.begin_kernel_io(io);
         Some(part)
     }
@@ -276,8 +299,8 @@ impl DataFs {
                 self.top_readdir(arg.offset, false, &mut list);
                 Ok(())
             }
-            OpenDir::In(opened) => {
-                let mut part = self.begin_listing(request, opened, arg, reply);
+            OpenDir::In { opened, .. } => {
+                let mut part = self.begin_listing(request, &dir, arg, reply);
                 let result = opened.file.readdir(arg.offset, &mut |entry| {
                     let ino = opened.on.ino_to_kernel(entry.ino);
                     let taken = list.push(ino, entry.next_offset, kind_of(entry), entry.name.as_bytes());
@@ -299,7 +322,7 @@ impl DataFs {
     pub(super) fn fsyncdir(&self, header: &InHeader, arg: &FsyncIn, reply: &mut Reply) {
         let data_only = arg.fsync_flags & FSYNC_FDATASYNC != 0;
         let synced = self.dir(header, arg.fh).and_then(|dir| match &*dir {
-            OpenDir::In(opened) => opened.file.fsyncdir(data_only),
+            OpenDir::In { opened, .. } => opened.file.fsyncdir(data_only),
             OpenDir::Top => Ok(()),
         });
         reply_done(reply, synced);
@@ -311,11 +334,12 @@ impl DataFs {
             Ok(dir) => dir,
             Err(error) => return reply.error(error.to_errno()).ignore(),
         };
-        let OpenDir::In(opened) = &*dir else {
+        let OpenDir::In { opened, .. } = &*dir else {
             self.top_readdir(arg.offset, true, &mut list);
             return reply.bytes(list.as_bytes()).ignore();
         };
-        let mut part = self.begin_listing(request, opened, arg, reply);
+        let moment = LookMoment::of(&opened.on);
+        let mut part = self.begin_listing(request, &dir, arg, reply);
         let mut handed_over = Vec::new();
         let caller = self.caller(request);
         let result = opened.file.readdirplus(&caller, arg.offset, &mut |entry| {
@@ -327,7 +351,10 @@ impl DataFs {
                     ..found
                 })
             });
-            let out = found.as_ref().map(|found| self.entry_out(found)).unwrap_or_default();
+            let out = found
+                .as_ref()
+                .map(|found| Self::entry_out(found, self.lifetimes_of(&opened.on, found.attr.ino, moment)));
+            let out = out.unwrap_or_default();
             let ino = opened.on.ino_to_kernel(entry.ino);
             let taken = list.push_plus(&out, ino, entry.next_offset, kind_of(entry), entry.name.as_bytes());
             if let Some(inner) = entry.entry.filter(|_| taken) {
@@ -344,7 +371,7 @@ impl DataFs {
         reply_with(reply, keep_some(result, &list), |reply, ()| {
             let dir = Arc::clone(&dir);
             reply.hand_over_bytes(list.as_bytes(), move || {
-                let OpenDir::In(opened) = &*dir else { return };
+                let OpenDir::In { opened, .. } = &*dir else { return };
                 handed_over.into_iter().for_each(|node| opened.on.volume().forget(node, 1));
             });
         });

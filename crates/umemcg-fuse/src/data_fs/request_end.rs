@@ -5,7 +5,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use umemcg::{ChargeMeter, File, Stalled, WritePause};
+use umemcg::files::File;
+use umemcg::internal::{ChargeMeter, Stalled, WritePause};
 use umemcg_base::PAGE_SIZE;
 
 use super::DataFs;

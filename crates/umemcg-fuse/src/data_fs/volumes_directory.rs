@@ -86,7 +86,8 @@ impl DataFs {
             for member in &members {
                 // Without an entry the kernel looks the name up when it is needed.
                 let entry = if plus { root_of(member).ok() } else { None };
-                let out = entry.as_ref().map(|entry| self.entry_out(entry)).unwrap_or_default();
+                let out =
+                    entry.as_ref().map(|entry| Self::entry_out(entry, self.lifetimes)).unwrap_or_default();
                 let ino = entry.map_or(member.root_id(), |entry| entry.attr.ino);
                 if !push(member.name().as_bytes(), ino, member.serial() + NR_DOTS, out) {
                     return;

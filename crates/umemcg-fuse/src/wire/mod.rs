@@ -29,6 +29,8 @@ pub const MINOR_MAX: u32 = 45;
 pub const MINOR_MIN: u32 = 31;
 /// The first minor number whose kernel can be asked to forget nodes (Linux 6.18).
 pub const MINOR_PRUNE: u32 = 45;
+/// The first minor number whose kernel takes all names to be out of date when told so (Linux 6.16).
+pub const MINOR_INC_EPOCH: u32 = 44;
 /// The node of the mount's root.
 pub const ROOT_NODE: u64 = 1;
 /// The largest payload of a read or a write.
@@ -199,5 +201,6 @@ pub mod notify {
     pub const INVAL_ENTRY: i32 = 3;
     pub const RETRIEVE: i32 = 5;
     pub const DELETE: i32 = 6;
+    pub const INC_EPOCH: i32 = 8;
     pub const PRUNE: i32 = 9;
 }

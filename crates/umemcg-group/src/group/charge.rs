@@ -67,6 +67,7 @@ impl Charge {
     /// Returns the parts, for a caller that stores many charges in a form of its own.
     /// [`uncharge_raw`] releases them.
     #[inline]
+    #[doc(hidden)]
     pub fn into_raw(self) -> (OwnerId, u64) {
         let parts = (self.owner, self.bytes);
         mem::forget(self);
@@ -76,6 +77,7 @@ impl Charge {
     /// Makes a charge of parts from [`into_raw`](Self::into_raw). The bytes of one `into_raw` may
     /// be used once, whole or in pieces.
     #[inline]
+    #[doc(hidden)]
     pub fn from_raw(owner: OwnerId, bytes: u64) -> Charge {
         Charge { owner, bytes }
     }
@@ -138,7 +140,7 @@ fn try_charge_past_stock(owner: OwnerId, node: &CounterNode, bytes: u64) -> Resu
 /// flag of levels where it is stale.
 #[cold]
 #[inline(never)]
-fn act_on_usage(owner: OwnerId) {
+pub(super) fn act_on_usage(owner: OwnerId) {
     let mut at = LEDGER.living(owner.into_raw());
     while at != NO_NODE {
         let node = LEDGER.node(at);
@@ -174,11 +176,13 @@ impl Group {
     #[doc(alias = "mem_cgroup_try_charge")]
     #[doc(alias = "try_charge_memcg")]
     #[inline]
+    #[doc(hidden)]
     pub fn try_charge(&self, bytes: u64) -> Result<Charge, Refused> {
         try_charge(self.owner(), self.node, bytes)
     }
 
     /// Charges `bytes` whatever the limits are, for operations that must not fail. Never blocks.
+    #[doc(hidden)]
     pub fn charge_forced(&self, bytes: u64) -> Charge {
         charge_forced(self.owner(), bytes)
     }

@@ -19,6 +19,7 @@ impl Group {
     /// # Errors
     /// [`Busy`] when it is; the old limit stays.
     #[doc(alias = "mem_cgroup_resize_max")]
+    #[doc(hidden)]
     pub fn try_set_max(&self, max_bytes: u64) -> Result<(), Busy> {
         let _changing = self.limit_lock.lock();
         let busy = |_| Busy { usage_bytes: self.node.usage() };
@@ -33,9 +34,11 @@ impl Group {
         }
     }
 
-    /// Sets the limit immediately (the v2 rule); usage may be above it until reclaim has done its
-    /// work. If it is, stocks are drained, so charges are refused from then on.
-    pub fn set_max(&self, max_bytes: u64) {
+    /// Stores the limit, and nothing else: usage may stay above it, since nothing is reclaimed. If
+    /// it is above, stocks are drained, so charges are refused from then on. The engine's `set_max`
+    /// reclaims, too.
+    #[doc(hidden)]
+    pub fn store_max(&self, max_bytes: u64) {
         let _changing = self.limit_lock.lock();
         if !self.is_dead() {
             self.node.set_max(max_bytes);
@@ -48,6 +51,7 @@ impl Group {
     /// Uncharges what all threads hold in stock for this group and the groups below. Takes some
     /// microseconds when other threads hold any.
     #[doc(alias = "drain_all_stock")]
+    #[doc(hidden)]
     pub fn drain_stocks(&self) {
         drain_stocks(self.owner(), Drain::Bytes);
     }
@@ -55,6 +59,7 @@ impl Group {
     /// Uncharges what the calling thread has in stock for this group and the groups above. Called
     /// after bytes beyond a limit were released: left in stock, they would let later charges exceed
     /// the limit for good.
+    #[doc(hidden)]
     pub fn drain_own_stock(&self) {
         drain_own_stock(self.owner());
     }

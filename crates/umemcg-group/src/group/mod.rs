@@ -6,10 +6,13 @@
 //! keeps of it.
 
 mod charge;
+mod holding;
+mod idle_stock;
 mod limit;
 mod protection;
 mod soft_limit;
 mod statistics;
+mod user_data;
 mod walk;
 
 use std::any::Any;
@@ -24,9 +27,12 @@ use arc_swap::ArcSwapOption;
 use umemcg_base::{LeafRwLock, Rank, RankedMutex, Table, WakeSignal, const_static};
 
 pub use charge::{Charge, Refused, uncharge_raw};
+pub use holding::Holding;
+pub use idle_stock::IdleStock;
 pub use limit::Busy;
-pub use statistics::apply_pending;
 pub(crate) use statistics::apply_to_group;
+pub use statistics::{apply_pending, pending_bytes_max};
+pub use user_data::UserData;
 
 use crate::claims::ProtectionSettings;
 use crate::counter::{CounterNode, NO_NODE};
@@ -211,6 +217,7 @@ impl Group {
     /// Sets the usage, in bytes, at which charges raise the pressure signal. Raises it immediately
     /// if the usage is that high already. [`UNLIMITED`](crate::UNLIMITED) means never. Charges from
     /// a stock count as made when the stock was filled.
+    #[doc(hidden)]
     pub fn set_pressure_mark(&self, usage_bytes: u64) {
         let _changing = self.limit_lock.lock();
         if self.is_dead() {
@@ -252,6 +259,7 @@ impl Group {
 
     /// Adds to a number of this group, and to the totals of the groups above.
     #[doc(alias = "mod_memcg_state")]
+    #[doc(hidden)]
     pub fn stat_add(&self, item: StatItem, delta: i64) {
         add_where_alive::<true>(self.cells_upward(item), delta);
         for group in self.ancestors() {
@@ -273,6 +281,7 @@ impl Group {
 
     /// Counts an event here and above, and raises the wake signals that listeners have attached.
     #[doc(alias = "memcg_memory_event")]
+    #[doc(hidden)]
     pub fn event(&self, kind: EventKind) {
         self.stats.events_local[kind.index()].fetch_add(1, Ordering::Relaxed);
         for group in self.ancestors() {
@@ -282,11 +291,13 @@ impl Group {
 
     /// Attaches the wake signal that events here and below raise, unless there is one already. A
     /// thread that reads the counts afterwards misses no event.
+    #[doc(hidden)]
     pub fn listen_for_events(&self, wake_signal: Arc<WakeSignal>) {
         self.stats.events.attach::<true>(wake_signal);
     }
 
     /// Raises that wake signal without counting an event, so that waiting threads check the group.
+    #[doc(hidden)]
     pub fn announce(&self) {
         self.stats.events.raise();
     }
@@ -303,16 +314,19 @@ impl Group {
 
     /// Returns a layer's state in this group, which `make` creates on first use. A slot always
     /// holds the same type.
+    #[doc(hidden)]
     pub fn extension<T: Any + Send + Sync>(&self, slot: ExtensionSlot, make: impl FnOnce() -> T) -> &T {
         self.extensions.get_or_make(slot, make)
     }
 
     /// Returns a layer's state in this group, if it has been created.
+    #[doc(hidden)]
     pub fn extension_if_present<T: Any + Send + Sync>(&self, slot: ExtensionSlot) -> Option<&T> {
         self.extensions.get(slot)
     }
 
     /// Returns the wake signals of this group.
+    #[doc(hidden)]
     pub fn wake_signals(&self) -> &WakeSignals {
         &self.wake_signals
     }
@@ -389,12 +403,14 @@ impl OwnerId {
 
     /// Returns the id as a number, for packed structures; never 0.
     #[inline]
+    #[doc(hidden)]
     pub fn into_raw(self) -> u32 {
         self.0
     }
 
     /// Returns the id of a number from [`into_raw`](Self::into_raw); `None` for 0.
     #[inline]
+    #[doc(hidden)]
     pub fn from_raw(raw: u32) -> Option<Self> {
         (raw != NO_NODE).then_some(Self(raw))
     }
@@ -408,6 +424,7 @@ impl OwnerId {
     /// # Panics
     /// When the whole tree is gone.
     #[doc(alias = "mem_cgroup_from_id")]
+    #[doc(hidden)]
     pub fn resolve(self) -> Arc<Group> {
         self.with_group(Arc::clone)
     }
@@ -417,6 +434,7 @@ impl OwnerId {
     ///
     /// # Panics
     /// When the whole tree is gone.
+    #[doc(hidden)]
     pub fn with_group<R>(self, use_it: impl FnOnce(&Arc<Group>) -> R) -> R {
         let mut at = self.0;
         loop {
@@ -431,6 +449,7 @@ impl OwnerId {
 
     /// Returns the nearest living group of a handle that nothing keeps alive, such as that of a
     /// shadow entry: `None` or another group if the handle has been freed since.
+    #[doc(hidden)]
     pub fn try_resolve(self) -> Option<Arc<Group>> {
         let mut at = self.0;
         // Bounded, because a stale handle may lead anywhere.

@@ -35,11 +35,13 @@ impl Group {
 
     /// Sets `memory.min` in bytes; [`UNLIMITED`] protects all of the group. Reclaims nothing. Does
     /// nothing on a removed group.
+    #[doc(hidden)]
     pub fn set_min(&self, bytes: u64) {
         self.change_protection(|settings| settings.min.store(bytes, Relaxed));
     }
 
     /// Sets `memory.low`, as [`set_min`](Self::set_min).
+    #[doc(hidden)]
     pub fn set_low(&self, bytes: u64) {
         self.change_protection(|settings| settings.low.store(bytes, Relaxed));
     }
@@ -48,6 +50,7 @@ impl Group {
     ///
     /// # Panics
     /// When `bytes` is [`UNLIMITED`].
+    #[doc(hidden)]
     pub fn set_guaranteed(&self, bytes: u64) {
         assert!(bytes != UNLIMITED, "a guarantee has a size");
         self.change_protection(|settings| settings.guaranteed.store(bytes, Relaxed));

@@ -17,6 +17,7 @@ impl Group {
     /// Sets the soft limit in bytes; [`UNLIMITED`](crate::UNLIMITED) for none. Reclaims nothing:
     /// the soft limit only determines which groups reclaim takes from first. Does nothing on a
     /// removed group.
+    #[doc(hidden)]
     pub fn set_soft_limit(self: &Arc<Self>, bytes: u64) {
         {
             let _changing = self.limit_lock.lock();
@@ -44,12 +45,14 @@ impl Group {
     /// Returns the number of children that count as over their soft limits, or have a group below
     /// that does. Takes no lock; 0 says that no group below this group is in excess.
     #[doc(alias = "children_in_excess")]
+    #[doc(hidden)]
     pub fn nr_children_in_excess(&self) -> u32 {
         self.excess.subtree_marks().nr_children()
     }
 
     /// Returns the next younger child after the one with that id which counts as over its soft
     /// limit, or has a group below that does.
+    #[doc(hidden)]
     pub fn next_child_in_excess(&self, after: u64) -> Option<Arc<Group>> {
         let mut after = after;
         loop {
@@ -64,6 +67,7 @@ impl Group {
 
     /// Returns how many groups below this one count as over their soft limits. Takes time in
     /// proportion to their number.
+    #[doc(hidden)]
     pub fn nr_in_excess_below(self: &Arc<Self>) -> u64 {
         let (mut nr, mut above) = (0, vec![Arc::clone(self)]);
         while let Some(group) = above.pop() {
@@ -78,6 +82,7 @@ impl Group {
     }
 
     /// Corrects the excess flag by the present usage, without any lag.
+    #[doc(hidden)]
     pub fn update_excess(self: &Arc<Self>) {
         self.update_excess_with(0);
     }

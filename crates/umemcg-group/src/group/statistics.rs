@@ -16,6 +16,7 @@ impl OwnerId {
     /// at most.
     #[doc(alias = "mod_lruvec_page_state")]
     #[inline]
+    #[doc(hidden)]
     pub fn count(self, item: StatItem, delta: i64) {
         let is_pending = item.pending_place().is_some_and(|place| {
             THREAD_STOCK.with(|thread_stock| LEDGER.add_pending(thread_stock, self.into_raw(), place, delta))
@@ -99,6 +100,7 @@ impl Group {
     /// Returns the bytes of this group and all below it that are dirty, under write-back or
     /// unstable, for a caller that compares them with a threshold of `near` or more. Pending
     /// changes of threads are included only when they could make a difference.
+    #[doc(hidden)]
     pub fn unclean_bytes_about(&self, near: u64) -> u64 {
         let unclean = &StatItem::PENDING[..StatItem::NR_UNCLEAN];
         let applied: i64 = unclean.iter().map(|&item| self.stat_total_applied(item)).sum();
@@ -141,4 +143,10 @@ pub(crate) fn apply_to_group(group: &Group, pending: Pending) {
 /// other threads have any.
 pub fn apply_pending() {
     THREAD_STOCK.with(|thread_stock| LEDGER.apply_pending(thread_stock, &apply_one));
+}
+
+/// Returns the most bytes by which a statistic that is read without pending changes may be behind,
+/// all threads together.
+pub fn pending_bytes_max() -> u64 {
+    LEDGER.pending_bytes_max()
 }

@@ -71,6 +71,14 @@ impl Ledger {
         would_help
     }
 
+    /// Calls `see` with what is in stock, a slot at a time: the bytes of a slot are counted at its
+    /// node and all above it. Disturbs no thread; exact when nothing changes.
+    pub fn for_each_stocked(&self, mut see: impl FnMut(Stocked)) {
+        // Waits for a drain in progress: its bytes are neither in stock nor uncharged yet.
+        let _alone = self.intruder.lock();
+        self.listed_sets().flat_map(StockSet::peek).filter(|slot| slot.bytes != 0).for_each(&mut see);
+    }
+
     /// Calls `act` for every chosen stock set, while its thread is kept out.
     pub(crate) fn for_each_set(&self, choose: impl Fn(&StockSet) -> bool, act: impl Fn(&StockSet)) {
         let _alone = self.intruder.lock();

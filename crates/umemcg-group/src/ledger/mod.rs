@@ -14,6 +14,7 @@
 //! No level ever goes above its limit on the way, except while a limit is being lowered.
 
 mod drain;
+mod held;
 mod pending;
 mod purge;
 
@@ -197,14 +198,20 @@ impl Ledger {
         {
             return Ok(index);
         }
-        self.try_charge_exactly(thread, index, bytes)
+        self.try_charge_exactly::<true>(thread, index, bytes)
     }
 
     /// Charges without filling stocks: the last resort, if that was refused or is not allowed.
+    /// `FORWARDS` charges the nearest living node in place of a dead one.
     #[cold]
     #[inline(never)]
-    fn try_charge_exactly(&self, thread: &ThreadStock<'_>, index: u32, bytes: u64) -> Result<u32, u32> {
-        let living = self.living(index);
+    fn try_charge_exactly<const FORWARDS: bool>(
+        &self,
+        thread: &ThreadStock<'_>,
+        index: u32,
+        bytes: u64,
+    ) -> Result<u32, u32> {
+        let living = if FORWARDS { self.living(index) } else { index };
         let granted = if bytes == 0 {
             Ok(()) // Even above a limit.
         } else if bytes > CHARGE_BYTES_MAX {
@@ -230,14 +237,20 @@ impl Ledger {
     /// Charges `bytes` to the nearest living node at or above `index`, and all above it, whatever
     /// the limits say. Returns that node.
     pub fn charge_forced(&self, thread: &ThreadStock<'_>, index: u32, bytes: u64) -> u32 {
-        assert!(bytes <= CHARGE_BYTES_MAX, "a forced charge of {bytes} bytes");
         if self.take_stock(thread, index, bytes) {
             return index;
         }
         let index = self.living(index);
+        self.charge_here_forced(index, bytes);
+        index
+    }
+
+    /// Charges `bytes` to `index` itself and all above it, whatever the limits say and even if its
+    /// group has been removed. The caller keeps the node.
+    pub fn charge_here_forced(&self, index: u32, bytes: u64) {
+        assert!(bytes <= CHARGE_BYTES_MAX, "a forced charge of {bytes} bytes");
         self.levels_to(index, NO_NODE).for_each(|node| node.add(bytes));
         self.levels_to(index, NO_NODE).for_each(note_usage);
-        index
     }
 
     /// Uncharges bytes of `index`: into stock while there is room, the rest from the counters.

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use umemcg_base::PAGE_SIZE_U64;
 use umemcg_group::Group;
 
 use super::settings;
@@ -47,8 +48,9 @@ pub(crate) fn ask_otherwise(reclaimer: &Reclaimer, group: &Arc<Group>, pass: &Pa
     }
     let mut progress = Progress::default();
     let shrinkers = reclaimer.shrinkers();
+    let wanted_bytes = pass.goal.saturating_mul(PAGE_SIZE_U64);
     for node in pass.nodes(reclaimer.nr_nodes()) {
-        let target = ShrinkTarget { group, node, reason: pass.reason };
+        let target = ShrinkTarget { group, node, reason: pass.reason, wanted_bytes };
         for id in 0..shrinkers.high() {
             shrinkers.with(id, |shrinker| {
                 let count = shrinker.count(&target);

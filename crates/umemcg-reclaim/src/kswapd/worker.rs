@@ -112,7 +112,7 @@ impl Kswapd {
                 let (told, heard) = std::sync::mpsc::sync_channel(1);
                 let name = format!("memcg_{}", group.id());
                 let _worker = Worker::spawn(&name[..name.len().min(15)], move || {
-                    let _ = told.send(rustix::thread::gettid().as_raw_nonzero().get() as u32);
+                    let _ = told.send(umemcg_arena::sys::thread_id());
                     run(&weak, &own, &AtomicBool::new(false));
                 })?;
                 assert_may_wait(Rank::Peer, "a wait for the start of a thread");
@@ -229,7 +229,7 @@ fn run_quanta(reclaimer: &Reclaimer, mine: &Queue, job: &Job) -> Next {
     let mut nr_left = QUANTA_ALONE_MAX;
     while next == Next::Again && nr_left > 0 && mine.is_empty() {
         if nr_left.is_multiple_of(QUANTA_PER_OFFER) && has_time(job) {
-            rustix::thread::sched_yield();
+            std::thread::yield_now();
         }
         next = run_quantum(reclaimer, job);
         nr_left -= 1;

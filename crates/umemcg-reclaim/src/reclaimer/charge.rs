@@ -166,6 +166,7 @@ impl Reclaimer {
             if retries == 0 || hopeless {
                 if persistent {
                     refused.group.event(EventKind::Oom);
+                    self.noteworthy.failed_charge(group, &refused);
                 }
                 return Err(ChargeError::Limit(refused));
             }

@@ -10,14 +10,15 @@
 mod charge;
 mod drop_caches;
 mod frames;
+mod growth;
 mod marks;
 mod memory_high;
 mod reclaim;
 mod sparse;
 
-use std::io;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, Weak};
+use std::{fmt, io};
 
 use umemcg_arena::Arena;
 use umemcg_base::assert_no_locks_held;
@@ -30,6 +31,7 @@ pub use memory_high::ChargeMeter;
 use crate::group_reclaim::{GroupReclaim, splice_lists};
 use crate::kswapd::{Queue, note_ended};
 use crate::list_slots::ListSlots;
+use crate::noteworthy::Noteworthy;
 use crate::page_owner::PageOwner;
 use crate::pending_release::PendingReleases;
 use crate::pressure_level::{LevelListener, PressureLevel};
@@ -56,6 +58,7 @@ pub struct Reclaimer {
     recursive_protection: bool,
     /// The listener that is told the level of pressure.
     level_listener: LevelListener,
+    noteworthy: Noteworthy,
 }
 
 impl Reclaimer {
@@ -79,6 +82,7 @@ impl Reclaimer {
             kswapd_queue: Arc::default(),
             recursive_protection: true,
             level_listener: LevelListener::default(),
+            noteworthy: Noteworthy::default(),
         })
     }
 
@@ -175,6 +179,12 @@ impl Reclaimer {
         &self.clock
     }
 
+    /// Tells `tracing` that an account of `group` was refused `bytes`; ten times a second at most.
+    #[cold]
+    pub fn note_refused_growth(&self, group: &Group, bytes: u64, why: &dyn fmt::Display) {
+        self.noteworthy.refused_growth(group, bytes, why);
+    }
+
     /// Returns the frames.
     pub fn arena(&self) -> &Arc<Arena> {
         &self.arena
@@ -263,11 +273,12 @@ impl Reclaimer {
     }
 
     /// Moves everything of a dying group to its parent: lists of pages and of objects in O(1) each,
-    /// shrinker bits, and the deferred work of shrinkers.
+    /// shrinker bits, and the deferred work of shrinkers. Every shrinker is told, because one may
+    /// keep state of a group that has no objects.
     #[doc(alias = "memcg_reparent_objcgs")]
     pub fn splice_to_parent(&self, dying: &Arc<Group>, parent: &Arc<Group>) {
-        let with_objects = splice_lists((self.arena(), self.list_slots()), (dying, parent), self.nr_nodes());
-        for id in with_objects {
+        splice_lists((self.arena(), self.list_slots()), (dying, parent), self.nr_nodes());
+        for id in 0..self.shrinkers().high() {
             self.shrinkers().with(id, |shrinker| shrinker.reparent(dying, parent));
         }
     }

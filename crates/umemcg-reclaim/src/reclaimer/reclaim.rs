@@ -37,13 +37,23 @@ impl Reclaimer {
         cancelled: &dyn Fn() -> bool,
     ) -> Progress {
         let first_rounds = FirstRounds::default();
-        mechanism::in_reclaim(|| self.reclaim_now(root, goal, reason, first_rounds, cancelled))
+        self.noteworthy.timed(root, reason, || {
+            mechanism::in_reclaim(|| self.reclaim_now(root, goal, reason, first_rounds, cancelled))
+        })
     }
 
     /// Like [`reclaim`](Self::reclaim), but ignores soft limits: all groups are asked from the
     /// beginning.
     pub fn reclaim_from_all(&self, root: &Arc<Group>, goal: u64, cancelled: &dyn Fn() -> bool) -> Progress {
         self.reclaim_now(root, goal, Reason::Proactive, FirstRounds::ignoring_soft_limits(), cancelled)
+    }
+
+    /// Like [`reclaim`](Self::reclaim), but never waits: what is dirty, or on its way, stays.
+    /// Starts write-back if it sees dirty pages alone.
+    pub fn reclaim_promptly(&self, root: &Arc<Group>, goal: u64) -> Progress {
+        let rounds = FirstRounds::without_waiting();
+        self.noteworthy
+            .timed(root, Reason::Direct, || self.reclaim_now(root, goal, Reason::Direct, rounds, &|| false))
     }
 
     fn reclaim_now(
@@ -113,10 +123,10 @@ impl Reclaimer {
             if progress.reclaimed > before.reclaimed {
                 GroupReclaim::of(root, self.nr_nodes()).backoff.note_freed_some();
             } else if scanned > 0 && dirty == scanned && (priority == 0 || has_only_dirty(root)) {
-                self.wait_for_dirty(root);
+                self.wait_for_dirty(root, first_rounds.never_waits);
             }
             let requested = coming + progress.releasing_bytes - before.releasing_bytes;
-            if requested > 0 {
+            if requested > 0 && !first_rounds.never_waits {
                 // A reclaim that has reached its goal leaves the rest to later ones.
                 if progress.pages() >= needed && progress.pages() + requested / PAGE_SIZE_U64 >= goal {
                     return progress;
@@ -146,14 +156,14 @@ impl Reclaimer {
     }
 
     /// Wakes the flusher, since only dirty pages were seen, and waits for it a little, as long as
-    /// that brings progress.
-    fn wait_for_dirty(&self, root: &Arc<Group>) {
+    /// that brings progress. Only wakes it if the caller never waits.
+    fn wait_for_dirty(&self, root: &Arc<Group>, never_waits: bool) {
         if !mechanism::waits_for_dirty() {
             return;
         }
         let Some(owner) = self.page_owner() else { return };
         owner.start_writeback(root);
-        if GroupReclaim::of(root, self.nr_nodes()).backoff.may_wait(self.clock().now()) {
+        if !never_waits && GroupReclaim::of(root, self.nr_nodes()).backoff.may_wait(self.clock().now()) {
             owner.wait_for_writeback(WRITEBACK_WAIT);
         }
     }

@@ -24,7 +24,8 @@ pub enum Count {
 /// The outcome of a scan.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Scanned {
-    /// Objects scanned: as many as requested unless the shrinker ran out of objects.
+    /// Objects scanned: as many as requested unless the shrinker ran out of objects, or has freed
+    /// what is wanted.
     pub scanned: u64,
     /// Bytes freed.
     pub freed_bytes: u64,
@@ -58,6 +59,7 @@ pub struct Usage {
 
 /// The objects that a call asks for.
 #[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
 pub struct ShrinkTarget<'a> {
     /// The group; not those below it.
     pub group: &'a Arc<Group>,
@@ -65,6 +67,9 @@ pub struct ShrinkTarget<'a> {
     pub node: usize,
     /// Why there is a reclaim.
     pub reason: Reason,
+    /// The bytes that reclaim still wants from this shrinker. What a scan frees beyond that is lost
+    /// to the group for nothing: a scan may stop when it has freed so much, and say how far it got.
+    pub wanted_bytes: u64,
 }
 
 /// A cache of objects that can be freed. Called with no lock held, from several threads at once;
@@ -101,5 +106,6 @@ pub trait Shrinker: Send + Sync + fmt::Debug {
 
     /// Takes over from a removed group: what this shrinker keeps for it outside any
     /// [`ListLru`](crate::ListLru) belongs to the parent from now on. The bit moves by itself.
+    /// Called once for every group that is removed, whether or not the shrinker has objects of it.
     fn reparent(&self, _dying: &Arc<Group>, _parent: &Arc<Group>) {}
 }

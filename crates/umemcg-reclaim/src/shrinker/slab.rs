@@ -64,7 +64,8 @@ fn ask(
     pass: &Pass,
 ) -> (Count, Progress) {
     let id = unit.base() + bit;
-    let target = ShrinkTarget { group, node, reason: pass.reason };
+    let wanted_bytes = pass.goal.saturating_mul(PAGE_SIZE_U64);
+    let target = ShrinkTarget { group, node, reason: pass.reason, wanted_bytes };
     let asked = reclaimer.shrinkers().with(id, |shrinker| {
         let mut count = shrinker.count(&target);
         if count == Count::Empty {
@@ -108,7 +109,8 @@ pub(crate) fn scan_share(
         plan = plan.with_a_batch_at_least();
     }
     while let Some(step) = plan.next_step() {
-        match shrinker.scan(target, step) {
+        let wanted_bytes = target.wanted_bytes.saturating_sub(progress.slab_bytes + progress.releasing_bytes);
+        match shrinker.scan(&ShrinkTarget { wanted_bytes, ..*target }, step) {
             Scan::Done(done) => {
                 progress.slab_bytes += done.freed_bytes;
                 progress.releasing_bytes += done.releasing_bytes;
@@ -118,7 +120,7 @@ pub(crate) fn scan_share(
                 if done.scanned == 0 {
                     break;
                 }
-                if progress.slab_bytes + progress.releasing_bytes >= pass.goal.saturating_mul(PAGE_SIZE_U64) {
+                if progress.slab_bytes + progress.releasing_bytes >= target.wanted_bytes {
                     plan.end();
                     break;
                 }

@@ -26,7 +26,7 @@ pub(crate) fn usage_of(shrinkers: &Shrinkers, nr_nodes: usize, group: &Arc<Group
     for node in 0..nr_nodes {
         for unit in part.shrinker_bits(node).units() {
             for bit in (0..UNIT_IDS).filter(|bit| unit.bits() >> bit & 1 == 1) {
-                let target = ShrinkTarget { group, node, reason: Reason::Proactive };
+                let target = ShrinkTarget { group, node, reason: Reason::Proactive, wanted_bytes: 0 };
                 let line = shrinkers.with(unit.base() + bit, |shrinker| shrinker.usage(&target));
                 let Some((name, usage)) = line.flatten() else { continue };
                 let line = SlabUsage { name, usage };

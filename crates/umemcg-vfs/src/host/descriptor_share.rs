@@ -22,7 +22,8 @@ use std::sync::{Arc, LazyLock, Weak};
 
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
-use umemcg::{Group, StoreId};
+use umemcg::Group;
+use umemcg::files::StoreId;
 use umemcg_base::sync::Instant;
 use umemcg_base::{Condvar, LeafMutex, Rank, assert_may_wait};
 
@@ -296,7 +297,7 @@ mod tests {
     }
 
     fn engine() -> Arc<Engine> {
-        Engine::new(EngineConfig { pool_bytes: 16 << 20, ..EngineConfig::default() }).unwrap()
+        Engine::new(EngineConfig::new(16 << 20)).unwrap()
     }
 
     fn take_one(

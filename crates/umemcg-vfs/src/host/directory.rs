@@ -9,8 +9,8 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{AtFlags, CWD, FlockOperation, Mode, OFlags, StatVfsMountFlags};
 use rustix::io::{Errno, ReadWriteFlags};
@@ -19,10 +19,11 @@ use umemcg_arena::handle::{name_to_handle, open_by_handle};
 
 use crate::error::VolumeError;
 use crate::host::clock::VolumeClock;
+use crate::host::recent_changes::RecentChanges;
 use crate::host::syscalls::{self, HostStat};
 use crate::volume::next_store_id;
 use crate::volume_config::{IoMode, Resolve, VolumeConfig};
-use umemcg::StoreId;
+use umemcg::files::StoreId;
 
 /// Kernel flag of uncached buffered I/O (`RWF_DONTCACHE`).
 const DONTCACHE: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
@@ -57,6 +58,11 @@ pub(crate) struct HostDirectory {
     /// (C) A file that was open can be opened again by its handle, even if its permissions have
     /// changed.
     pub(crate) reopens: bool,
+    /// (C) Other programs' changes may be watched: they all come through this kernel, and inodes
+    /// can be found by the handles that it gives.
+    pub(crate) may_be_watched: bool,
+    /// The changes of inodes by other programs, if they are watched.
+    pub(crate) changes: OnceLock<Arc<RecentChanges>>,
     /// (C) For the engine's queues.
     pub(crate) store_id: StoreId,
     /// Stamps for accepted writes.
@@ -104,6 +110,7 @@ impl HostDirectory {
         let io_mode = choose_io_mode(config, scratch.as_ref())?;
         let uid = rustix::process::geteuid();
         let file_system = rustix::fs::fstatfs(&root).map_or(0, |fs| fs.f_type as u64);
+        let is_local = LOCAL.contains(&file_system) || file_system == TMPFS;
         Ok(Arc::new(Self {
             dir: config.dir.clone(),
             root_stat,
@@ -113,11 +120,11 @@ impl HostDirectory {
             len_max: scratch.as_ref().map_or(i64::MAX as u64, longest),
             is_noatime: rustix::fs::fstatvfs(&root)
                 .is_ok_and(|fs| fs.f_flag.contains(StatVfsMountFlags::NOATIME)),
-            waits_by_range: LOCAL.contains(&file_system) || file_system == TMPFS,
+            waits_by_range: is_local,
+            changes: OnceLock::new(),
+            may_be_watched: resolve == Resolve::Handle && is_local,
             has_lasting_positions: LOCAL.contains(&file_system),
-            reopens: resolve == Resolve::Handle
-                && (LOCAL.contains(&file_system) || file_system == TMPFS)
-                && overrides_modes(),
+            reopens: resolve == Resolve::Handle && is_local && overrides_modes(),
             store_id: next_store_id(),
             clock: VolumeClock::default(),
             io_mode: AtomicU8::new(io_mode as u8),

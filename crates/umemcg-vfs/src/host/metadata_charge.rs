@@ -16,8 +16,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use rustix::io::Errno;
-pub(crate) use umemcg::{CONTENT_BYTES, NAME_BYTES};
-use umemcg::{Charge, Engine, Group, OwnerId, StatItem};
+use umemcg::OwnerId;
+pub(crate) use umemcg::internal::{CONTENT_BYTES, NAME_BYTES};
+use umemcg::{Charge, Engine, Group, StatItem};
 use umemcg_base::LeafMutex;
 
 use crate::allowance::{Allowance, AllowanceClaim, ReclaimEffort};

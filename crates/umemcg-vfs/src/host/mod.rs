@@ -5,7 +5,8 @@
 //! the calls on its descriptors. `inode_table` knows which inodes are referred to, `inodes` finds
 //! them again on the host, `name_shrinker` and `name_lists` give them back. `content` and `store`
 //! are a file's cached content and where that is stored, `shown_times` the times that it shows
-//! meanwhile. `open_file` and `dir_handle` are what is open.
+//! meanwhile. `open_file` and `dir_handle` are what is open. `outside_watch` tells the kernel what
+//! other programs have changed.
 
 mod clock;
 mod content;
@@ -21,6 +22,8 @@ mod metadata_charge;
 mod name_lists;
 mod name_shrinker;
 mod open_file;
+mod outside_watch;
+mod recent_changes;
 mod shown_times;
 mod store;
 mod syscalls;

@@ -11,7 +11,10 @@
 
 use std::time::Instant;
 
-use umemcg::{Group, ListLru, ListSlot, OwnerId, Registration, Verdict};
+use umemcg::Group;
+use umemcg::OwnerId;
+use umemcg::internal::{ListLru, ListSlot, Verdict};
+use umemcg::shrinker::Registration;
 
 use crate::attr::NodeId;
 

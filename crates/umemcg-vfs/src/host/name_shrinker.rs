@@ -15,7 +15,8 @@
 
 use std::sync::{Arc, Weak};
 
-use umemcg::{Count, ListLru, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
+use umemcg::internal::ListLru;
+use umemcg::shrinker::{Count, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
 
 use crate::attr::FileKind;
 use crate::host::inode_table::{LeaveOutcome, NODE_BYTES};

@@ -36,7 +36,7 @@ use crate::host::shown_times::{OwnOperation, ShownTimes, Stamp};
 use crate::host::syscalls::{self, HostStat};
 use crate::host::unsynced::Unsynced;
 use crate::volume_config::IoMode;
-use umemcg::{BackingStore, StoreId};
+use umemcg::files::{BackingStore, StoreId};
 
 /// The descriptors of one open host file.
 #[derive(Debug)]

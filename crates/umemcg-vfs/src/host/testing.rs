@@ -25,7 +25,7 @@ pub(crate) struct Fixture {
 impl Fixture {
     pub(crate) fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let engine = Engine::new(EngineConfig { pool_bytes: 64 << 20, ..EngineConfig::default() }).unwrap();
+        let engine = Engine::new(EngineConfig::new(64 << 20)).unwrap();
         let vfs = HostVolume::new(&engine, VolumeConfig::new(dir.path())).unwrap();
         Self { vfs, group: Arc::clone(engine.root()), dir }
     }

@@ -1,6 +1,8 @@
 //! Pages that are charged no more, until their charges are given back.
 
-use umemcg::{Charge, OwnerId, Reason, StatItem};
+use umemcg::OwnerId;
+use umemcg::internal::Reason;
+use umemcg::{Charge, StatItem};
 use umemcg_base::PAGE_SIZE_U64;
 
 use crate::kernel_page_lists::SHARE_BYTES;

@@ -7,8 +7,10 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use umemcg::arrival_order::{ArrivalList, Returned, arrive_again, is_recent, leave_shadow};
-use umemcg::{Group, ListSlot, OwnerId, Shadow};
+use umemcg::Group;
+use umemcg::OwnerId;
+use umemcg::internal::arrival_order::{ArrivalList, Returned, arrive_again, is_recent, leave_shadow};
+use umemcg::internal::{ListSlot, Shadow};
 
 use super::freed::Freed;
 use super::share::Share;

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use umemcg::OwnerId;
-use umemcg::arrival_order::ArrivalList;
+use umemcg::internal::arrival_order::ArrivalList;
 
 use super::freed::Freed;
 use super::share::{Share, Window};

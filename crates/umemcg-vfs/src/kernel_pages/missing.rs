@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use umemcg::ListSlot;
+use umemcg::internal::ListSlot;
 
 use super::KernelPages;
 use super::freed::Freed;

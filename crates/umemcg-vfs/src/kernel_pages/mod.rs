@@ -15,6 +15,7 @@
 //! their own, which is protected. A share whose file was opened meanwhile is protected, too, when
 //! reclaim comes to it: see [`second_chance`].
 
+mod changes;
 mod freed;
 mod ghosts;
 mod holding;
@@ -25,10 +26,12 @@ mod share;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 
-use umemcg::{AccountedCharge, Charge, Group, ListSlot, OwnerId, StatItem};
+use umemcg::OwnerId;
+use umemcg::internal::{AccountedCharge, ListSlot};
+use umemcg::{Charge, Group, StatItem};
 use umemcg_base::{LeafMutex, PAGE_SIZE_U64, Rank, RankedMutex};
 
 use self::freed::{Freed, count};
@@ -59,6 +62,8 @@ struct PageWindows {
     asked: BTreeSet<u64>,
     /// To be called when it has dropped what it was asked for before these moments; oldest first.
     when_dropped: VecDeque<(u64, Then)>,
+    /// To be called when it has dropped all from before these changes; oldest first.
+    when_current: VecDeque<(u64, Then)>,
     /// Drops that wait for requests older than these moments.
     parked: Vec<(u64, Box<RangeDrop>)>,
 }
@@ -207,39 +212,6 @@ impl KernelPages {
         let is_known =
             state.windows.range(windows).any(|(&window, known)| known.pages() & bits_of(window, pages) != 0);
         is_known || state.under_way.iter().any(|request| request.overlaps(pages))
-    }
-
-    /// Notes that what the kernel keeps is out of date.
-    pub(crate) fn note_changed(&self) {
-        self.nr_changes.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Returns the number of the change of which the kernel has not dropped all yet, if there is
-    /// one.
-    pub(crate) fn change(&self) -> Option<u64> {
-        let nr = self.nr_changes.load(Ordering::Relaxed);
-        (nr > self.nr_answered.load(Ordering::Relaxed)).then_some(nr)
-    }
-
-    /// Notes that the kernel keeps nothing from before a change.
-    pub(crate) fn answered(&self, change: u64) {
-        self.nr_answered.fetch_max(change, Ordering::Relaxed);
-    }
-
-    /// Has the kernel drop all that it has, if that is out of date. Never waits.
-    pub(crate) fn drop_if_changed(self: &Arc<Self>) {
-        let Some(change) = self.change() else { return };
-        if self.is_dropping_all.swap(true, Ordering::Relaxed) {
-            return;
-        }
-        let pages = Arc::downgrade(self);
-        self.drop_range(0..PAGES_END, move || {
-            let Some(pages) = pages.upgrade() else { return };
-            pages.answered(change);
-            pages.is_dropping_all.store(false, Ordering::Relaxed);
-            // There may have been another.
-            pages.drop_if_changed();
-        });
     }
 
     /// Notes a request that may put these pages into the kernel's cache; returns its number.

@@ -8,8 +8,10 @@
 //! reclaim gives a bounded number of second chances before it takes a share
 //! ([`KernelPageLists`](crate::kernel_page_lists)).
 
-use umemcg::arrival_order::ArrivalList;
-use umemcg::{ListSlot, OwnerId, StatItem};
+use umemcg::OwnerId;
+use umemcg::StatItem;
+use umemcg::internal::ListSlot;
+use umemcg::internal::arrival_order::ArrivalList;
 
 use super::freed::Freed;
 use super::share::{Share, Window};

@@ -1,7 +1,8 @@
 //! The pages of a window, in shares: those that one group pays for and that are on one list.
 
-use umemcg::arrival_order::ArrivalList;
-use umemcg::{ListSlot, OwnerId};
+use umemcg::OwnerId;
+use umemcg::internal::ListSlot;
+use umemcg::internal::arrival_order::ArrivalList;
 
 /// Opens of its file that keep a share on the protected list. With fewer, what is used again now
 /// and then would push out what is used as often but came earlier.

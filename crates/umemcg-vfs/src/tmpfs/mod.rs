@@ -38,7 +38,8 @@ pub use config::TmpfsConfig;
 use inode::Inode;
 use quota::VolumeQuota;
 use tree::Tree;
-use umemcg::{Engine, File, StoreId};
+use umemcg::Engine;
+use umemcg::files::{File, StoreId};
 
 /// Node ids from a volume's base up to this offset are reserved for its root.
 const FIRST_NODE: u64 = 64;

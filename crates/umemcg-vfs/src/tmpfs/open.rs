@@ -17,7 +17,9 @@ use crate::caller::Caller;
 use crate::error::VfsError;
 use crate::handle_charge::HandleCharge;
 use crate::volume::{DirEntry, Lookup, Open, VolumeDir, VolumeFile, Whence};
-use umemcg::{File, Group, PinnedPages, Readahead, count_hits};
+use umemcg::Group;
+use umemcg::files::{File, PinnedPages, Readahead};
+use umemcg::internal::count_hits;
 
 /// Entries that a listing copies from the tree at a time.
 const BATCH: usize = 128;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use umemcg::PageQuota;
+use umemcg::files::PageQuota;
 
 /// The pages of one volume. All counts are relaxed: each stands alone.
 #[derive(Debug)]

@@ -61,7 +61,7 @@ impl Fixture {
     }
 
     fn on(dir: TempDir, change: impl FnOnce(&mut VolumeConfig)) -> Self {
-        let engine = Engine::new(EngineConfig { pool_bytes: 64 << 20, ..EngineConfig::default() }).unwrap();
+        let engine = Engine::new(EngineConfig::new(64 << 20)).unwrap();
         let mut config = VolumeConfig::new(dir.path());
         // Most claims are about what is left when everything was forgotten.
         config.max_kept_files = 0;

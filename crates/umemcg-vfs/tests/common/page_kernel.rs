@@ -79,8 +79,9 @@ impl KernelCache for Kernel {
     fn watch_pages(&self, kept: Box<dyn KeptPages>) {
         self.watched.lock().unwrap().push(kept);
     }
-    fn attributes_changed(&self, node: NodeId) {
+    fn attributes_changed(&self, node: NodeId) -> bool {
         self.changed.lock().unwrap().push(node);
+        true
     }
 }
 

@@ -93,6 +93,7 @@ impl Engine {
         }
         self.set_limit_by_reclaim(group, whole_pages(limit_bytes), cancelled)?;
         self.reclaimer().limit_changed(group);
+        self.waits.wake_all();
         Ok(())
     }
 
@@ -134,8 +135,9 @@ impl Engine {
             return;
         }
         let limit = whole_pages(limit_bytes);
-        group.set_max(limit);
+        group.store_max(limit);
         self.reclaimer().limit_changed(group);
+        self.waits.wake_all();
         let mut retries = MAX_RECLAIM_RETRIES;
         while group.usage_bytes() > limit && !cancelled() {
             group.drain_stocks();
@@ -179,7 +181,7 @@ impl Engine {
     ///
     /// ```
     /// # use umemcg::{Engine, EngineConfig};
-    /// let engine = Engine::new(EngineConfig { pool_bytes: 16 << 20, ..EngineConfig::default() })?;
+    /// let engine = Engine::new(EngineConfig::new(16 << 20))?;
     /// let batch = engine.create_group(engine.root(), "batch".as_ref())?;
     /// engine.set_soft_limit(&batch, 4 << 20);
     /// let charge = engine.charge(&batch, 5 << 20)?;

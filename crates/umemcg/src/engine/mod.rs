@@ -1,8 +1,17 @@
 //! The engine: one pool, one tree of groups, one page cache, and the threads that maintain them.
 
+mod account;
+mod groups;
+mod guarantee;
 mod limits;
+mod marks;
+mod owned_group;
 mod protection;
+mod refusal;
 mod reservation;
+mod shrinkers;
+mod snapshot;
+mod waiting_growth;
 
 use std::ffi::OsStr;
 use std::io;
@@ -14,15 +23,25 @@ use umemcg_arena::Arena;
 use umemcg_base::PAGE_SIZE_U64;
 use umemcg_cache::overrun::OVERRUN_ARENA_BYTES;
 use umemcg_cache::{BackingStore, DirtyBounds, File, LostData, PageCache, PageQuota, StoreId};
-use umemcg_group::{Charge, CreateError, Group, GroupTree, RemoveError, RenameError};
+use umemcg_group::{Charge, CreateError, Group, GroupTree, Refused, RemoveError, RenameError};
 use umemcg_reclaim::shrinker::Registration;
 use umemcg_reclaim::{ChargeError, Kswapd, Reclaimer};
 
+pub use account::Account;
+pub use groups::Limits;
+pub use guarantee::Guarantee;
 pub use limits::{Cancelled, DropCaches, LimitError, ReclaimError};
-pub use reservation::{DIRTY_WAIT_MAX, Guarantee, Reservation, ReserveError};
+pub use owned_group::OwnedGroup;
+pub use refusal::Refusal;
+pub use reservation::Reservation;
+pub use snapshot::GroupSnapshot;
+pub use waiting_growth::DIRTY_WAIT_MAX;
 
 use crate::commitments::Commitments;
+use crate::group_workers::GroupWorkers;
 use crate::janitor::Janitor;
+use crate::lease::{Lease, Leases, Resizable};
+use crate::waits::Waits;
 
 /// The smallest pool, in bytes.
 pub const POOL_BYTES_MIN: u64 = 2 << 20;
@@ -36,6 +55,7 @@ const POOL_MARK_BYTES_MAX: u64 = 64 << 20;
 
 /// The configuration of an engine.
 #[derive(Debug, Clone)]
+#[non_exhaustive]
 pub struct EngineConfig {
     /// Capacity of the pool in bytes; the root group's limit. Rounded down to a page.
     pub pool_bytes: u64,
@@ -50,6 +70,65 @@ pub struct EngineConfig {
     /// True if protection (`memory.min`, `memory.low`) that no child of a group claims is handed
     /// down to all of them, as with `memory_recursiveprot`, which distributions mount with.
     pub recursive_protection: bool,
+    /// True if the engine caches files. Without pages it keeps objects and charges alone, is as
+    /// cheap to start for a terabyte as for a megabyte, and compiles on systems other than Linux.
+    pub pages: bool,
+}
+
+impl EngineConfig {
+    /// Returns the default configuration with a pool of `pool_bytes`.
+    ///
+    /// # Examples
+    /// ```
+    /// use umemcg::{Engine, EngineConfig};
+    ///
+    /// // For objects alone: no address space is reserved for pages.
+    /// let engine = Engine::new(EngineConfig::new(1 << 40).pages(false))?;
+    /// assert_eq!(engine.root().max_bytes(), 1 << 40);
+    /// # Ok::<(), umemcg::EngineError>(())
+    /// ```
+    pub fn new(pool_bytes: u64) -> Self {
+        Self { pool_bytes, ..Self::default() }
+    }
+
+    /// Says whether the engine caches files; it does unless told otherwise.
+    #[must_use]
+    pub fn pages(mut self, on: bool) -> Self {
+        self.pages = on;
+        self
+    }
+
+    /// Sets the number of memory nodes that lists and frames are divided into; 1 by default.
+    #[must_use]
+    pub fn nr_nodes(mut self, nr: usize) -> Self {
+        self.nr_nodes = nr;
+        self
+    }
+
+    /// Sets the number of threads that reclaim in the background; by default one for each
+    /// processor, four at most.
+    #[must_use]
+    pub fn nr_kswapd(mut self, nr: usize) -> Self {
+        self.nr_kswapd = nr;
+        self
+    }
+
+    /// Says whether the pool itself has watermarks from the start; it has none unless told
+    /// otherwise.
+    #[must_use]
+    pub fn pool_marks(mut self, on: bool) -> Self {
+        self.pool_marks = on;
+        self
+    }
+
+    /// Says whether protection that no child of a group claims is handed down to all of them; it is
+    /// unless told otherwise.
+    #[must_use]
+    #[doc(alias = "memory_recursiveprot")]
+    pub fn recursive_protection(mut self, on: bool) -> Self {
+        self.recursive_protection = on;
+        self
+    }
 }
 
 impl Default for EngineConfig {
@@ -61,12 +140,14 @@ impl Default for EngineConfig {
             nr_kswapd: 0,
             pool_marks: false,
             recursive_protection: true,
+            pages: true,
         }
     }
 }
 
 /// Why an engine could not be created.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum EngineError {
     /// The pool is too small to work.
     #[error("a pool of {pool_bytes} bytes is too small: {POOL_BYTES_MIN} bytes is the least")]
@@ -91,8 +172,12 @@ pub struct Engine {
     /// Unregisters before the cache is dropped.
     _shadow_shrinker: Registration,
     janitor: Janitor,
-    /// Guarantees and reservations by group.
+    group_workers: Arc<GroupWorkers>,
+    leases: Arc<Leases>,
+    /// What is guaranteed, by group.
     commitments: Commitments,
+    /// Waits for memory.
+    waits: Arc<Waits>,
 }
 
 impl Engine {
@@ -108,12 +193,17 @@ impl Engine {
         }
         let nr_nodes = config.nr_nodes.max(1);
         let tree = GroupTree::new(pool_bytes);
-        // A page in flight beyond the pool has a frame, too.
-        let arena = Arena::new(pool_bytes + OVERRUN_ARENA_BYTES, nr_nodes)?;
+        let arena = if config.pages {
+            // A page in flight beyond the pool has a frame, too.
+            Arena::new(pool_bytes + OVERRUN_ARENA_BYTES, nr_nodes)?
+        } else {
+            Arena::without_frames(nr_nodes)?
+        };
         let reclaimer = Reclaimer::new(Arc::clone(&arena), Arc::clone(&tree), nr_nodes)?;
         let reclaimer = Arc::new(reclaimer.with_recursive_protection(config.recursive_protection));
         let cache = PageCache::new(Arc::clone(&reclaimer))?;
-        let janitor = Janitor::start(Arc::downgrade(&cache))?;
+        let waits = Arc::new(Waits::default());
+        let janitor = Janitor::start(Arc::downgrade(&cache), Arc::clone(&waits))?;
         let _shadow_shrinker = cache.register_shadow_shrinker();
         let nr_workers = match config.nr_kswapd {
             0 => std::thread::available_parallelism().map_or(1, usize::from).min(NR_KSWAPD_DEFAULT_MAX),
@@ -127,6 +217,7 @@ impl Engine {
             set.and_then(|()| reclaimer.set_low_wmark_distance(tree.root(), distance))
                 .map_err(|_| EngineError::PoolTooSmall { pool_bytes })?;
         }
+        let group_workers = Arc::default();
         Ok(Arc::new(Self {
             tree,
             arena,
@@ -135,11 +226,15 @@ impl Engine {
             kswapd,
             _shadow_shrinker,
             janitor,
+            leases: Leases::new(&group_workers),
+            group_workers,
             commitments: Commitments::default(),
+            waits,
         }))
     }
 
     /// Returns the groups.
+    #[doc(hidden)]
     pub fn tree(&self) -> &Arc<GroupTree> {
         &self.tree
     }
@@ -150,23 +245,44 @@ impl Engine {
     }
 
     /// Returns the frames.
+    #[doc(hidden)]
     pub fn arena(&self) -> &Arc<Arena> {
         &self.arena
     }
 
     /// Returns the page cache.
+    #[doc(hidden)]
     pub fn cache(&self) -> &Arc<PageCache> {
         &self.cache
     }
 
-    /// Returns the reclaimer, with which you register a [`Shrinker`](crate::Shrinker) of your own.
+    /// Returns the reclaimer.
+    #[inline]
+    #[doc(hidden)]
     pub fn reclaimer(&self) -> &Arc<Reclaimer> {
         &self.reclaimer
     }
 
     /// Returns the workers of background reclaim.
+    #[doc(hidden)]
     pub fn kswapd(&self) -> &Kswapd {
         &self.kswapd
+    }
+
+    pub(crate) fn group_workers(&self) -> &Arc<GroupWorkers> {
+        &self.group_workers
+    }
+
+    /// Puts a cache of another maker under the limit of a group: what the cache may use is charged
+    /// to the group, grows with what it uses up to `bytes_max`, and is taken back by reclaim like
+    /// any other memory. The cache must have been made for no bytes, or few. `memory.kmem.slabinfo`
+    /// shows the name; white space in it becomes `-`.
+    ///
+    /// The cache's memory beyond its values, such as its index, is what it says in
+    /// [`Resizable::used_bytes`] or nothing. The first capacity is charged here, which may reclaim;
+    /// no lock of this library may be held.
+    pub fn lease(&self, group: &Arc<Group>, name: &str, cache: Arc<dyn Resizable>, bytes_max: u64) -> Lease {
+        Lease::new(&self.leases, &self.reclaimer, (group, name), cache, bytes_max)
     }
 
     /// Creates a group below `parent`. The group's own state is charged to the parent, which may
@@ -205,6 +321,7 @@ impl Engine {
         self.kswapd.group_removed(group);
         // Wakes threads that wait for its events; there will be no more.
         group.announce();
+        self.waits.wake_all();
         Ok(())
     }
 
@@ -226,10 +343,29 @@ impl Engine {
         self.reclaimer.charge(group, bytes, &|| false)
     }
 
+    /// Like [`charge`](Self::charge), for a caller that can do with less memory: makes one round of
+    /// reclaim, and a refusal counts no `oom` event.
+    ///
+    /// # Errors
+    /// As [`charge`](Self::charge).
+    pub fn charge_opportunistic(&self, group: &Arc<Group>, bytes: u64) -> Result<Charge, ChargeError> {
+        self.reclaimer.charge_opportunistic(group, bytes, &|| false)
+    }
+
+    /// Charges `bytes` of your own memory to a group if there is room without reclaim. Never
+    /// sleeps.
+    ///
+    /// # Errors
+    /// [`Refused`] names the group without room; no event is counted.
+    pub fn charge_at_once(&self, group: &Arc<Group>, bytes: u64) -> Result<Charge, Refused> {
+        self.reclaimer.charge_at_once(group, bytes)
+    }
+
     /// Opens a cached file that is `len` bytes long in its store.
     ///
     /// # Errors
-    /// When the write-back thread of a new store cannot be started.
+    /// `Unsupported` from an engine without pages; else when the write-back thread of a new store
+    /// cannot be started.
     pub fn open_file(&self, store: Arc<dyn BackingStore>, len: u64) -> io::Result<Arc<File>> {
         self.cache.open_file(store, len)
     }
@@ -238,7 +374,7 @@ impl Engine {
     /// group that writes them and cannot be reclaimed. It starts as one hole of `len` bytes.
     ///
     /// # Errors
-    /// When the pool is full.
+    /// `Unsupported` from an engine without pages; else when the pool is full.
     pub fn open_memory_file(&self, quota: Arc<dyn PageQuota>, len: u64) -> io::Result<Arc<File>> {
         self.cache.open_memory_file(quota, len)
     }
@@ -273,6 +409,8 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
+        self.leases.stop();
+        self.group_workers.stop();
         self.cache.shut_down();
         self.janitor.stop();
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
-use std::sync::atomic::AtomicI64;
+use std::sync::atomic::{AtomicI64, AtomicU64};
 use std::thread::available_parallelism;
 use std::time::Duration;
 
@@ -13,9 +13,10 @@ use umemcg_reclaim::ListLru;
 use umemcg_reclaim::shrinker::DEFAULT_SEEKS;
 
 use super::ObjectCache;
-use super::cached_objects::{CachedObjects, Weigher};
+use super::cached_objects::{CachedObjects, HandedOver, NO_BOUND, Weigher};
 use super::expiry::Expiry;
 use super::payer::Payers;
+use super::pin::Pins;
 use super::queue::Queue;
 use super::removal_cause::{Listener, RemovalCause};
 use super::shard::Shards;
@@ -124,8 +125,8 @@ impl<K, V, S> ObjectCacheBuilder<K, V, S> {
     }
 
     /// Sets the cost of recreating an object, in the unit of
-    /// [`Shrinker::seeks`](crate::Shrinker::seeks): caches with more expensive objects lose fewer
-    /// of them to reclaim.
+    /// [`Shrinker::seeks`](crate::shrinker::Shrinker::seeks): caches with more expensive objects
+    /// lose fewer of them to reclaim.
     pub fn seeks(mut self, seeks: u32) -> Self {
         self.seeks = seeks;
         self
@@ -172,14 +173,20 @@ where
             lists: [Queue::Probation, Queue::Main].map(|queue| ListLru::new(reclaimer, &id, queue as u32)),
             payers: Payers::default(),
             victim_hints: VictimHints::new(),
+            pins: Pins::new(),
             missing: StripedCounter::new(),
             expiry,
             weigher: self.weigher,
             listener: self.listener,
             seeks: self.seeks,
-            bytes_max: self.bytes_max,
+            bytes_max: AtomicU64::new(NO_BOUND),
             bytes: AtomicI64::new(0),
+            workers: Arc::clone(self.engine.group_workers()),
+            handed_over: Arc::new(HandedOver::default()),
         });
+        if let Some(bytes_max) = self.bytes_max {
+            objects.bound_bytes(bytes_max);
+        }
         let registration = reclaimer.register_shrinker(id, Arc::<CachedObjects<K, V, S>>::clone(&objects));
         ObjectCache { objects, registration: Some(registration), _engine: self.engine }
     }

@@ -15,6 +15,7 @@ pub(super) const USES_MAX: u32 = 3;
 const USES: u32 = 3;
 const IN_MAIN: u32 = 4;
 const BYTES_SHIFT: u32 = 3;
+const HAS_PIN: u32 = 1 << 31;
 /// The unit of charges: the charge of an entry is a multiple of it.
 pub(super) const BYTES_UNIT: u64 = 16;
 
@@ -35,7 +36,7 @@ impl Mark {
     /// Returns how much is charged.
     #[inline]
     pub(super) fn bytes(&self) -> u64 {
-        u64::from(self.0.load(Relaxed) >> BYTES_SHIFT) * BYTES_UNIT
+        u64::from((self.0.load(Relaxed) & !HAS_PIN) >> BYTES_SHIFT) * BYTES_UNIT
     }
 
     /// Counts a use. Writes nothing when the count is at its maximum, so that hits on a hot object
@@ -64,6 +65,17 @@ impl Mark {
 
     pub(super) fn queue(&self) -> Queue {
         if self.0.load(Relaxed) & IN_MAIN == 0 { Queue::Probation } else { Queue::Main }
+    }
+
+    /// Returns whether it has a pin.
+    #[inline]
+    pub(super) fn has_pin(&self) -> bool {
+        self.0.load(Relaxed) & HAS_PIN != 0
+    }
+
+    /// Notes that it has a pin; it keeps it until it leaves.
+    pub(super) fn note_pin(&mut self) {
+        *self.0.get_mut() |= HAS_PIN;
     }
 
     /// Puts it in the main queue with no uses.
@@ -99,6 +111,15 @@ mod tests {
         assert_eq!((mark.uses(), mark.queue(), mark.bytes()), (USES_MAX, Queue::Main, 4240));
         assert_eq!((0..10).filter(|_| mark.spend_use()).count(), USES_MAX as usize);
         assert_eq!((mark.uses(), mark.queue(), mark.bytes()), (0, Queue::Main, 4240));
+    }
+
+    #[test]
+    fn a_pin_changes_no_bytes() {
+        let mut mark = Mark::new(Queue::Probation, u64::from(u32::MAX - 15));
+        mark.note_pin();
+        mark.note_use();
+        mark.promote();
+        assert_eq!((mark.has_pin(), mark.uses(), mark.bytes()), (true, 0, u64::from(u32::MAX - 15)));
     }
 
     #[test]

@@ -15,6 +15,9 @@ const TICK_SHIFT: u32 = 22;
 /// The longest time to live or idle: a quarter of what ticks can tell apart.
 pub(super) const LONGEST: Duration = Duration::from_nanos((1 << 30) << TICK_SHIFT);
 
+/// Stands for no time to live.
+const NEVER: u32 = u32::MAX;
+
 /// The times at which an object was inserted and last used, in ticks. Kept beside the entries of
 /// caches in which anything expires.
 #[derive(Debug)]
@@ -33,14 +36,25 @@ impl Age {
 /// The ages at which objects expire, and the clock.
 pub(super) struct Expiry {
     clock: Arc<dyn Clock>,
-    live: Option<u32>,
+    /// Ages are kept beside the entries. (C)
+    is_on: bool,
+    /// In ticks; [`NEVER`] if objects live on. (A)
+    live: AtomicU32,
     idle: Option<u32>,
 }
 
 impl fmt::Debug for Expiry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Expiry").field("live_ticks", &self.live).field("idle_ticks", &self.idle).finish()
+        f.debug_struct("Expiry")
+            .field("live_ticks", &self.live.load(Relaxed))
+            .field("idle_ticks", &self.idle)
+            .finish()
     }
+}
+
+/// The whole ticks of a time to live or idle.
+fn whole(time: Duration) -> u32 {
+    ticks(time.min(LONGEST)) as u32
 }
 
 fn ticks(time: Duration) -> u64 {
@@ -53,18 +67,26 @@ impl Expiry {
         time_to_live: Option<Duration>,
         time_to_idle: Option<Duration>,
     ) -> Self {
-        let whole = |time: Duration| ticks(time.min(LONGEST)) as u32;
         Self {
             clock: clock.unwrap_or_else(|| Arc::new(SystemClock::new())),
-            live: time_to_live.map(whole),
+            is_on: time_to_live.is_some() || time_to_idle.is_some(),
+            live: AtomicU32::new(time_to_live.map_or(NEVER, whole)),
             idle: time_to_idle.map(whole),
         }
+    }
+
+    /// Changes the time to live. Returns `false` if ages are not kept.
+    pub(super) fn set_time_to_live(&self, time: Option<Duration>) -> bool {
+        if self.is_on {
+            self.live.store(time.map_or(NEVER, whole), Relaxed);
+        }
+        self.is_on
     }
 
     /// Returns whether anything expires at all.
     #[inline]
     pub(super) fn is_on(&self) -> bool {
-        self.live.is_some() || self.idle.is_some()
+        self.is_on
     }
 
     /// Returns the time, in ticks that wrap; always the same when nothing expires, and then the
@@ -83,7 +105,8 @@ impl Expiry {
             // Another thread may have read the clock after us: an age below zero is none.
             limit.is_some_and(|limit| now.wrapping_sub(since).cast_signed() >= limit.cast_signed())
         };
-        is_older(age.born, self.live) || is_older(age.used.load(Relaxed), self.idle)
+        let live = self.live.load(Relaxed);
+        is_older(age.born, (live != NEVER).then_some(live)) || is_older(age.used.load(Relaxed), self.idle)
     }
 
     /// Notes a use.

@@ -11,13 +11,18 @@
 //! loaded, chosen and evicted, are in `cached_objects`; what is kept for each group is in
 //! `payer.rs`.
 
+mod blocking_wait;
 mod builder;
 mod cached_objects;
 mod entry;
 mod expiry;
+mod flight;
+mod get_or_load;
 mod ghosts;
-mod in_flight;
+mod lookup;
+mod operations;
 mod payer;
+mod pin;
 mod queue;
 mod removal_cause;
 mod shard;
@@ -27,23 +32,25 @@ mod victim_hints;
 mod weight;
 
 use std::borrow::Borrow;
-use std::convert::Infallible;
 use std::fmt;
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
 
 use hashbrown::DefaultHashBuilder;
-use umemcg_group::Group;
+use umemcg_group::{Charge, Group};
 use umemcg_reclaim::shrinker::Registration;
 
 pub use builder::ObjectCacheBuilder;
 pub use cached_objects::DeclineReason;
+pub use lookup::{LoadGuard, LoadWait, Lookup};
+pub use operations::AgesNotKept;
+pub use pin::Pinned;
 pub use removal_cause::RemovalCause;
 pub use stats::ObjectStats;
 pub use weight::allocated_bytes;
 
 use crate::engine::Engine;
-use cached_objects::{CachedObjects, Found, LoadGuard, Role, end};
+use cached_objects::{CachedObjects, Found, FoundPinned};
 
 /// A concurrent cache whose objects are charged to groups.
 ///
@@ -72,7 +79,7 @@ use cached_objects::{CachedObjects, Found, LoadGuard, Role, end};
 /// use std::sync::Arc;
 /// use umemcg::{Engine, EngineConfig, ObjectCache};
 ///
-/// let engine = Engine::new(EngineConfig { pool_bytes: 16 << 20, ..EngineConfig::default() })?;
+/// let engine = Engine::new(EngineConfig::new(16 << 20))?;
 /// let tenant = engine.create_group(engine.root(), OsStr::new("tenant"))?;
 /// engine.set_max(&tenant, 1 << 20, &|| false);
 ///
@@ -148,8 +155,12 @@ where
         Q: Hash + Eq + ?Sized,
     {
         let hash = self.objects.hash(key);
-        match self.objects.find(hash, key) {
-            Found::Value(value) => Some(value),
+        match self.objects.find(hash, key, None) {
+            Found::Value(value) | Found::OfAnother(value) => Some(value),
+            Found::OnItsWay(value, group) => {
+                self.objects.payers.of(group.owner()).note_hit();
+                Some(value)
+            }
             Found::Missing => {
                 self.objects.note_missing();
                 None
@@ -160,6 +171,42 @@ where
                 None
             }
         }
+    }
+
+    /// Like [`get`](Self::get), and counts the hit or the miss for `group`, whichever group the
+    /// object is charged to.
+    pub fn get_for<Q>(&self, group: &Arc<Group>, key: &Q) -> Option<V>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        let hash = self.objects.hash(key);
+        let found = self.objects.find_for(group, hash, key);
+        if found.is_none() {
+            self.objects.note_miss(group);
+        }
+        found
+    }
+
+    /// Like [`get`](Self::get), with a handle for a value that is kept for a while: the value stays
+    /// charged to its group until the last handle is dropped, even if it leaves the cache
+    /// meanwhile. Reclaim does not evict it before that, because it would free nothing. The first
+    /// handle of an object takes the lock of its shard exclusively, and is charged to its group.
+    ///
+    /// A value that waits for a worker ([`insert_soon`](Self::insert_soon)) is not found.
+    pub fn get_pinned<Q>(&self, key: &Q) -> Option<Pinned<V>>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        let hash = self.objects.hash(key);
+        match self.objects.find_pinned(hash, key, true) {
+            FoundPinned::Value(value) => return Some(value),
+            FoundPinned::Expired(slot) => self.objects.remove_expired(hash, slot),
+            FoundPinned::Missing => {}
+        }
+        self.objects.note_missing();
+        None
     }
 
     /// Stores a value and charges it to `group`; the key's previous value is removed. May sleep for
@@ -174,6 +221,42 @@ where
         stored.map_err(|(key, value, reason)| Declined { key, value, reason })
     }
 
+    /// Like [`insert`](Self::insert), and never sleeps for memory: where reclaim is needed, a
+    /// worker of the group does it. Until then the value is charged, above the limit if need be,
+    /// and found by look-ups. It is declined when an eighth of the group's limit, or one larger
+    /// object, waits for the worker already, or later, when the worker finds that no room can be
+    /// made.
+    ///
+    /// # Errors
+    /// As [`insert`](Self::insert).
+    pub fn insert_soon(&self, group: &Arc<Group>, key: K, value: V) -> Result<(), Declined<K, V>>
+    where
+        K: Clone,
+    {
+        let hash = self.objects.hash(&key);
+        let stored = self.objects.store_soon(group, hash, key, value);
+        stored.map_err(|(key, value, reason)| Declined { key, value, reason })
+    }
+
+    /// Stores a value that is charged already: to the owner of `paid`, whose bytes beyond the
+    /// weight of the object are released; bytes that are missing are charged as by
+    /// [`insert`](Self::insert).
+    ///
+    /// # Errors
+    /// As [`insert`](Self::insert); `paid` is released then.
+    pub fn insert_paid(&self, key: K, value: V, paid: Charge) -> Result<(), Declined<K, V>> {
+        let hash = self.objects.hash(&key);
+        let group = paid.owner().try_resolve();
+        let group = group.unwrap_or_else(|| Arc::clone(self.objects.reclaimer.tree().root()));
+        let stored = self.objects.store_paid(&group, hash, key, value, paid);
+        stored.map_err(|(key, value, reason)| Declined { key, value, reason })
+    }
+
+    /// Blocks until no value of this cache waits for a worker. No lock of this library may be held.
+    pub fn wait_for_workers(&self) {
+        self.objects.handed_over.wait();
+    }
+
     /// Removes a key and returns its value, unless that had expired. A value that is being loaded
     /// for the key is not kept.
     pub fn remove<Q>(&self, key: &Q) -> Option<V>
@@ -185,64 +268,9 @@ where
         self.objects.remove(hash, key, RemovalCause::Removed)
     }
 
-    /// Returns the value of a key. If there is none, calls `load`, stores its result and charges it
-    /// to `group`. Of several threads that miss the same key, one loads and the others wait; if it
-    /// panics, another one loads. A declined value is returned all the same.
-    ///
-    /// `load` runs with no lock held and may use the cache, but not ask for this key in this way.
-    pub fn get_or_insert_with(&self, group: &Arc<Group>, key: K, load: impl FnOnce() -> V) -> V
-    where
-        K: Clone,
-    {
-        let loaded = self.get_or_try_insert_with(group, key, || Ok::<V, Infallible>(load()));
-        loaded.unwrap_or_else(|never| match never {})
-    }
-
-    /// Like [`get_or_insert_with`](Self::get_or_insert_with), with a `load` that may fail: its
-    /// caller gets the error, and another waiting thread loads.
-    ///
-    /// # Errors
-    /// Those of `load`.
-    pub fn get_or_try_insert_with<E>(
-        &self,
-        group: &Arc<Group>,
-        key: K,
-        load: impl FnOnce() -> Result<V, E>,
-    ) -> Result<V, E>
-    where
-        K: Clone,
-    {
-        let hash = self.objects.hash(&key);
-        loop {
-            match self.objects.find(hash, &key) {
-                Found::Value(value) => return Ok(value),
-                Found::Expired(slot) => self.objects.remove_expired(hash, slot),
-                Found::Missing => {}
-            }
-            match self.objects.join_load(hash, &key) {
-                Role::Resident => {}
-                Role::Waiter(flight) => {
-                    let value = flight.wait();
-                    end(flight);
-                    if let Some(value) = value {
-                        self.objects.note_miss(group);
-                        return Ok(value);
-                    }
-                }
-                Role::Loader(flight) => {
-                    self.objects.note_miss(group);
-                    let guard = LoadGuard { objects: &self.objects, hash, flight: &flight, value: None };
-                    let loaded = guard.run(group, key, load);
-                    end(flight);
-                    return loaded;
-                }
-            }
-        }
-    }
-
     /// Removes all objects.
     pub fn clear(&self) {
-        self.objects.clear(RemovalCause::Removed);
+        self.objects.clear(RemovalCause::Removed, false);
     }
 
     /// Removes all expired objects. Without a call they are removed when they are looked up or
@@ -262,7 +290,8 @@ where
         self.len() == 0
     }
 
-    /// Returns the statistics of the whole cache.
+    /// Returns the statistics of the whole cache. Those of a group that is just being removed may
+    /// be missing, or be counted twice.
     pub fn stats(&self) -> ObjectStats {
         let mut stats = ObjectStats::default();
         self.objects.payers.all().iter().for_each(|(_, payer)| stats.add(&payer.stats()));
@@ -270,11 +299,29 @@ where
         stats
     }
 
-    /// Returns the statistics of one group: of objects that it inserted, and of those it took over
-    /// from removed groups below.
+    /// Returns the statistics of one group: of objects that it inserted, of those it took over from
+    /// removed groups below, and of the look-ups that name it. Takes the same time whatever the
+    /// number of groups, and keeps no other thread from using the cache.
     pub fn stats_of(&self, group: &Group) -> ObjectStats {
-        self.objects.payers.sweep();
         self.objects.payers.get(group.owner()).map_or_else(ObjectStats::default, |payer| payer.stats())
+    }
+}
+
+impl<K, V, S> ObjectCache<K, V, S>
+where
+    K: Hash + Eq + Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+    S: BuildHasher + Send + Sync + 'static,
+{
+    /// Calls `visit` with each group that has statistics in this cache, in any order. Takes time in
+    /// proportion to their number, once, and no lock is held while `visit` runs. A group that is
+    /// removed meanwhile may be left out or visited as its parent.
+    pub fn for_each_group(&self, mut visit: impl FnMut(&Arc<Group>, &ObjectStats)) {
+        for (owner, payer) in self.objects.payers.all() {
+            if let Some(group) = owner.try_resolve().filter(|group| group.owner() == owner) {
+                visit(&group, &payer.stats());
+            }
+        }
     }
 }
 
@@ -286,7 +333,8 @@ where
 {
     fn drop(&mut self) {
         // While it is registered, so that a pass finds the lists empty and drops them.
-        self.objects.clear(RemovalCause::Removed);
+        self.objects.clear(RemovalCause::Removed, true);
+        self.objects.handed_over.wait();
         drop(self.registration.take());
     }
 }

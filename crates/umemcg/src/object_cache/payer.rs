@@ -46,6 +46,10 @@ pub(super) struct Payer {
 #[repr(align(64))]
 struct Changing {
     declined: AtomicU64,
+    /// Bytes of objects that have left and are held by readers.
+    pinned_bytes: AtomicU64,
+    /// Objects evicted by background reclaim.
+    evicted_by_workers: AtomicU64,
     ghost_hits: AtomicU64,
     /// Evictions stand in the counts.
     departed: [AtomicU64; NR_REMOVAL_CAUSES],
@@ -79,6 +83,8 @@ impl Payer {
             is_alone: AtomicBool::new(false),
             changing: Changing {
                 declined: AtomicU64::new(0),
+                pinned_bytes: AtomicU64::new(0),
+                evicted_by_workers: AtomicU64::new(0),
                 ghost_hits: AtomicU64::new(0),
                 departed: Default::default(),
                 ghosts: LeafMutex::default(),
@@ -105,6 +111,18 @@ impl Payer {
 
     pub(super) fn note_declined(&self) {
         self.changing.declined.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn note_evicted_by_workers(&self, nr: u64) {
+        self.changing.evicted_by_workers.fetch_add(nr, Relaxed);
+    }
+
+    pub(super) fn note_pinned(&self, bytes: u64) {
+        self.changing.pinned_bytes.fetch_add(bytes, Relaxed);
+    }
+
+    pub(super) fn note_unpinned(&self, bytes: u64) {
+        self.changing.pinned_bytes.fetch_sub(bytes, Relaxed);
     }
 
     /// Returns the number of inserts that this thread has counted.
@@ -183,9 +201,8 @@ impl Payer {
     /// Makes room for ghosts, by the number of objects, if the group can pay for it without
     /// reclaim. No lock may be held.
     pub(super) fn fit_ghosts(&self, group: &Group) {
-        let others: u64 = self.changing.departed.iter().map(|nr| nr.load(Relaxed)).sum();
-        let departed = others + self.counts.sum(|stripe| &stripe.evicted);
-        let wanted = Ghosts::buckets_for(self.counts.sum(|stripe| &stripe.inserted).saturating_sub(departed));
+        let inserted = self.counts.sum(|stripe| &stripe.inserted);
+        let wanted = Ghosts::buckets_for(inserted.saturating_sub(self.nr_departed()));
         let there = self.changing.ghosts.lock().ghosts.nr_buckets();
         // Between these bounds it stays, so that it does not change back and forth.
         if wanted == there || (wanted * 2 > there && wanted * 4 < there * 5) {
@@ -213,6 +230,17 @@ impl Payer {
         self.counts.sum(|stripe| &stripe.bytes).cast_signed().max(0).cast_unsigned()
     }
 
+    /// Returns the bytes of an object of its own, on average.
+    pub(super) fn mean_bytes(&self) -> u64 {
+        let nr = self.counts.sum(|stripe| &stripe.inserted).saturating_sub(self.nr_departed());
+        self.own_bytes() / nr.max(1)
+    }
+
+    fn nr_departed(&self) -> u64 {
+        let others: u64 = self.changing.departed.iter().map(|nr| nr.load(Relaxed)).sum();
+        others + self.counts.sum(|stripe| &stripe.evicted)
+    }
+
     /// Returns the bytes of its objects, those inherited included.
     pub(super) fn bytes(&self) -> u64 {
         let inherited = self.changing.inherited.lock_second();
@@ -227,6 +255,7 @@ impl Payer {
         let mut stats = ObjectStats {
             objects: 0,
             bytes: self.own_bytes(),
+            pinned_bytes: changing.pinned_bytes.load(Relaxed),
             ghosts: changing.ghosts.lock().ghosts.nr(),
             hits: self.counts.sum(|stripe| &stripe.hits),
             misses: self.counts.sum(|stripe| &stripe.misses),
@@ -234,6 +263,7 @@ impl Payer {
             inserted: self.counts.sum(|stripe| &stripe.inserted),
             declined: changing.declined.load(Relaxed),
             evicted: self.counts.sum(|stripe| &stripe.evicted),
+            evicted_by_workers: changing.evicted_by_workers.load(Relaxed),
             expired: departed(RemovalCause::Expired),
             removed: departed(RemovalCause::Removed),
             replaced: departed(RemovalCause::Replaced) + departed(RemovalCause::Outdated),
@@ -268,26 +298,19 @@ impl Payer {
 #[derive(Debug)]
 pub(super) struct Payers {
     /// By raw owner. A payer's charge keeps its owner's number from being used again.
-    by_owner: RankedRwLock<ByOwner>,
-}
-
-#[derive(Debug, Default)]
-struct ByOwner {
-    map: HashMap<u32, Arc<Payer>>,
-    /// Payers made since those of removed groups were last looked for.
-    nr_made: usize,
+    by_owner: RankedRwLock<HashMap<u32, Arc<Payer>>>,
 }
 
 impl Default for Payers {
     fn default() -> Self {
-        Self { by_owner: RankedRwLock::new(Rank::ObjectPayers, ByOwner::default()) }
+        Self { by_owner: RankedRwLock::new(Rank::ObjectPayers, HashMap::new()) }
     }
 }
 
 impl Payers {
     /// Returns the payer of a group, if there is one.
     pub(super) fn get(&self, owner: OwnerId) -> Option<Arc<Payer>> {
-        self.by_owner.read().map.get(&owner.into_raw()).cloned()
+        self.by_owner.read().get(&owner.into_raw()).cloned()
     }
 
     /// Returns the payer of an owner that a charge of the caller's keeps alive; made when there is
@@ -311,15 +334,16 @@ impl Payers {
             let charge = AccountedCharge::new(charge, StatItem::SlabUnreclaimable);
             let fresh = Arc::new(Payer::new(group.owner(), charge));
             let mut by_owner = self.by_owner.write();
-            by_owner.nr_made += 1;
-            let sweep = by_owner.nr_made > by_owner.map.len() / 2 + 64;
-            let payer = Arc::clone(
-                by_owner.map.entry(group.owner().into_raw()).or_insert_with(|| Arc::clone(&fresh)),
-            );
+            let there = by_owner.entry(group.owner().into_raw()).or_insert_with(|| Arc::clone(&fresh));
+            let payer = Arc::clone(there);
             drop(by_owner);
             drop(fresh);
-            if sweep {
-                self.sweep();
+            // The group was marked as dead before its state was asked for. So either that finds
+            // this payer, or we see the mark.
+            if group.is_dead()
+                && let Some(parent) = group.parent()
+            {
+                self.reparent(group.owner(), parent.owner());
             }
             return payer;
         }
@@ -327,43 +351,24 @@ impl Payers {
 
     /// Hands the state of a removed group to its parent.
     pub(super) fn reparent(&self, dying: OwnerId, parent: OwnerId) {
-        let state = self.by_owner.write().map.remove(&dying.into_raw());
+        let state = self.by_owner.write().remove(&dying.into_raw());
         if let Some(state) = state {
             self.of(parent).inherit(state);
         }
     }
 
-    /// Hands over the states of all groups that have been removed. Reclaim does not report those
-    /// without objects.
-    pub(super) fn sweep(&self) {
-        let mut orphans = Vec::new();
-        {
-            let mut by_owner = self.by_owner.write();
-            by_owner.nr_made = 0;
-            by_owner.map.retain(|&raw, state| {
-                let living = OwnerId::from_raw(raw).and_then(OwnerId::try_resolve);
-                match living {
-                    Some(living) if living.owner().into_raw() != raw => {
-                        orphans.push((living.owner(), Arc::clone(state)));
-                        false
-                    }
-                    _ => true,
-                }
-            });
-        }
-        for (heir, state) in orphans {
-            self.of(heir).inherit(state);
-        }
-    }
-
-    /// Returns all payers.
+    /// Returns all payers in the order of their owners' numbers, which is the same in every run of
+    /// a model.
     pub(super) fn all(&self) -> Vec<(OwnerId, Arc<Payer>)> {
         let by_owner = self.by_owner.read();
         let named = |(&raw, payer): (&u32, &Arc<Payer>)| Some((OwnerId::from_raw(raw)?, Arc::clone(payer)));
-        by_owner.map.iter().filter_map(named).collect()
+        let mut all: Vec<_> = by_owner.iter().filter_map(named).collect();
+        drop(by_owner);
+        all.sort_unstable_by_key(|(owner, _)| owner.into_raw());
+        all
     }
 
     pub(super) fn nr(&self) -> usize {
-        self.by_owner.read().map.len()
+        self.by_owner.read().len()
     }
 }

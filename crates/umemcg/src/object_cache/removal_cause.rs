@@ -7,6 +7,7 @@ use umemcg_base::contained;
 
 /// Why an object left the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
 pub enum RemovalCause {
     /// Its memory was needed.
     Evicted,

@@ -1,7 +1,7 @@
 //! The table, in shards: entries and flights by hash, each shard behind a lock that hits share.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering::Relaxed};
 
 use hashbrown::HashTable;
 use umemcg_base::{Rank, RankedRwLock};
@@ -9,7 +9,7 @@ use umemcg_reclaim::ListSlot;
 
 use super::entry::Entry;
 use super::expiry::Age;
-use super::in_flight::InFlight;
+use super::flight::Flight;
 
 /// Bits of a hash below those that choose the shard. The index inside uses the lowest and the seven
 /// highest.
@@ -43,7 +43,14 @@ pub(super) struct Tables<K, V> {
     keeps_ages: bool,
     /// Places that are empty.
     free: Vec<u32>,
-    pub(super) flights: HashTable<(K, Arc<InFlight<V>>)>,
+    /// Several of one key only if they are of several groups.
+    pub(super) flights: HashTable<(K, Arc<Flight<V>>)>,
+    /// The cache has been dropped; nothing is put in any more.
+    pub(super) is_closed: bool,
+    /// Of all entries.
+    bytes: i64,
+    /// What the cache's sum of bytes has of that, once it is kept.
+    published: Option<i64>,
 }
 
 impl<K, V> Shard<K, V> {
@@ -56,6 +63,9 @@ impl<K, V> Shard<K, V> {
             keeps_ages,
             free: Vec::new(),
             flights: HashTable::new(),
+            is_closed: false,
+            bytes: 0,
+            published: None,
         };
         Self { tables: RankedRwLock::new(Rank::ObjectOwner, tables), places_at: AtomicUsize::new(0) }
     }
@@ -112,6 +122,11 @@ impl<K, V> Tables<K, V> {
         self.places.get_mut(at as usize)?.as_mut()
     }
 
+    /// Returns all entries, with their places.
+    pub(super) fn entries(&self) -> impl Iterator<Item = (u32, &Entry<K, V>)> {
+        (0..).zip(&self.places).filter_map(|(at, place)| Some((at, place.as_ref()?)))
+    }
+
     /// Returns the age of what is in a place, if ages are kept.
     #[inline]
     pub(super) fn age(&self, at: u32) -> Option<&Age> {
@@ -122,7 +137,38 @@ impl<K, V> Tables<K, V> {
     pub(super) fn take(&mut self, hash: u64, at: u32) -> Option<Entry<K, V>> {
         self.index.find_entry(hash, |&there| there == at).ok()?.remove();
         self.free.push(at);
-        self.places[at as usize].take()
+        let entry = self.places[at as usize].take();
+        self.bytes -= entry.as_ref().map_or(0, |entry| entry.mark.bytes() as i64);
+        entry
+    }
+
+    /// Takes all flights out whose key is meant.
+    pub(super) fn take_flights(
+        &mut self,
+        hash: u64,
+        is_meant: impl Fn(&K) -> bool,
+    ) -> Vec<(K, Arc<Flight<V>>)> {
+        let mut taken = Vec::new();
+        // Bounded by the groups that load the key.
+        while let Ok(place) = self.flights.find_entry(hash, |(key, _)| is_meant(key)) {
+            taken.push(place.remove().0);
+        }
+        taken
+    }
+
+    /// From now on this shard's part of the cache's sum of bytes is kept.
+    pub(super) fn count_bytes_in(&mut self, sum: &AtomicI64) {
+        self.published.get_or_insert(0);
+        self.publish_bytes(sum);
+    }
+
+    /// Adds what has changed to the cache's sum of bytes, if that is kept.
+    #[inline]
+    pub(super) fn publish_bytes(&mut self, sum: &AtomicI64) {
+        if let Some(published) = &mut self.published {
+            sum.fetch_add(self.bytes - *published, Relaxed);
+            *published = self.bytes;
+        }
     }
 
     /// Makes room in the index for one more. The hashes are asked for first: when that panics,
@@ -139,6 +185,7 @@ impl<K, V> Tables<K, V> {
     /// Puts an entry in whose key is not there; returns its place. There is
     /// [room](Self::make_room).
     pub(super) fn put(&mut self, hash: u64, entry: Entry<K, V>, now: u32) -> u32 {
+        self.bytes += entry.mark.bytes() as i64;
         let at = match self.free.pop() {
             Some(at) => {
                 self.places[at as usize] = Some(entry);
@@ -157,7 +204,10 @@ impl<K, V> Tables<K, V> {
     /// Puts an entry in the place of another of the same key, which is returned.
     pub(super) fn replace(&mut self, at: u32, entry: Entry<K, V>, now: u32) -> Option<Entry<K, V>> {
         self.set_age(at, now);
-        self.places[at as usize].replace(entry)
+        self.bytes += entry.mark.bytes() as i64;
+        let old = self.places[at as usize].replace(entry);
+        self.bytes -= old.as_ref().map_or(0, |old| old.mark.bytes() as i64);
+        old
     }
 
     fn set_age(&mut self, at: u32, now: u32) {
@@ -189,6 +239,7 @@ impl<K, V> Tables<K, V> {
     /// Takes everything out; asks for no hash.
     pub(super) fn take_all(&mut self) -> Vec<Entry<K, V>> {
         self.index = HashTable::new();
+        self.bytes = 0;
         (self.ages, self.free) = (Vec::new(), Vec::new());
         std::mem::take(&mut self.places).into_iter().flatten().collect()
     }

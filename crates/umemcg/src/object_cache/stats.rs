@@ -2,14 +2,19 @@
 
 /// Statistics of a cache.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ObjectStats {
     /// Objects in the cache.
     pub objects: u64,
     /// Bytes charged for them.
     pub bytes: u64,
+    /// Bytes charged for objects that have left the cache and that readers still hold; see
+    /// [`ObjectCache::get_pinned`](super::ObjectCache::get_pinned).
+    pub pinned_bytes: u64,
     /// Evicted objects that are remembered.
     pub ghosts: u64,
-    /// Look-ups that found an object; counted for the group that pays for it.
+    /// Look-ups that found an object; counted for the group that the look-up names, or else for the
+    /// group that pays for the object.
     pub hits: u64,
     /// Look-ups that found none; counted for a group only when the look-up names one.
     pub misses: u64,
@@ -21,6 +26,8 @@ pub struct ObjectStats {
     pub declined: u64,
     /// Objects that were evicted because memory was needed.
     pub evicted: u64,
+    /// Of those, objects that background reclaim has evicted, in threads of its own.
+    pub evicted_by_workers: u64,
     /// Objects that expired.
     pub expired: u64,
     /// Objects that a caller removed.
@@ -44,6 +51,8 @@ impl ObjectStats {
     pub(super) fn add(&mut self, other: &Self) {
         self.objects += other.objects;
         self.bytes += other.bytes;
+        self.pinned_bytes += other.pinned_bytes;
+        self.evicted_by_workers += other.evicted_by_workers;
         self.ghosts += other.ghosts;
         self.hits += other.hits;
         self.misses += other.misses;

@@ -15,7 +15,7 @@ use umemcg::{Engine, EngineConfig, Group};
 
 /// An engine with a small pool.
 pub fn engine(pool_bytes: u64) -> Arc<Engine> {
-    Engine::new(EngineConfig { pool_bytes, ..EngineConfig::default() }).unwrap()
+    Engine::new(EngineConfig::new(pool_bytes)).unwrap()
 }
 
 pub fn group(engine: &Engine, name: &str, limit: u64) -> Arc<Group> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use umemcg::RemovalCause::{Evicted, Expired};
+use umemcg::objects::RemovalCause::{Evicted, Expired};
 use umemcg_base::clock::ManualClock;
 
 use crate::{Cache, Log, builder, engine, limit};

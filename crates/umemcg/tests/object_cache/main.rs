@@ -1,10 +1,13 @@
 //! The guarantees of `ObjectCache`, each test on an engine of its own.
 
 mod expiry;
+mod handing_over;
 mod loading;
 mod many_threads;
 mod map;
 mod panics;
+mod pins;
+mod tasks;
 mod tenants;
 mod traces;
 
@@ -12,9 +15,8 @@ use std::ffi::OsStr;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use umemcg::{
-    DropCaches, Engine, EngineConfig, Group, ObjectCache, ObjectCacheBuilder, RemovalCause, StatItem,
-};
+use umemcg::objects::{ObjectCacheBuilder, RemovalCause};
+use umemcg::{DropCaches, Engine, EngineConfig, Group, ObjectCache, StatItem};
 
 /// Bytes that a value holds.
 pub(crate) const VALUE_BYTES: u64 = 4096;
@@ -24,7 +26,7 @@ pub(crate) type Value = u64;
 pub(crate) type Cache = ObjectCache<u64, Value>;
 
 pub(crate) fn engine(pool_mib: u64) -> Arc<Engine> {
-    Engine::new(EngineConfig { pool_bytes: pool_mib << 20, ..EngineConfig::default() }).unwrap()
+    Engine::new(EngineConfig::new(pool_mib << 20)).unwrap()
 }
 
 pub(crate) fn group(engine: &Engine, parent: &Arc<Group>, name: &str) -> Arc<Group> {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use umemcg::objects::Lookup;
 use umemcg::{DropCaches, Engine, Group, ObjectCache, StatItem, shrinker};
 use umemcg_base::clock::Clock;
 
@@ -179,6 +180,7 @@ impl Ground {
     fn one(&self, act: impl FnOnce(&Cache, &Arc<Group>)) {
         let cache = self.cache.as_ref().unwrap();
         let _ = catch_unwind(AssertUnwindSafe(|| act(cache, &self.tenant)));
+        cache.wait_for_workers();
         self.check();
     }
 
@@ -188,7 +190,7 @@ impl Ground {
         let (stats, len) = (cache.stats(), cache.len());
         assert_eq!(stats.objects, len as u64, "objects by the figures, and in the table, {}", self.run);
         assert_eq!(self.engine.reclaimer().nr_list_slots(), len, "places in lists, {}", self.run);
-        let table = self.engine.reclaimer().slab_usage(&self.tenant);
+        let table = self.engine.slab_usage(&self.tenant);
         let listed: u64 = table.iter().map(|line: &shrinker::SlabUsage| line.usage.reclaimable).sum();
         assert_eq!(listed, len as u64, "objects on lists, {}", self.run);
         assert_eq!(
@@ -227,6 +229,14 @@ impl Ground {
         self.one(|_, _| self.engine.drop_caches(DropCaches::Objects, &|| false));
         for n in 200..230 {
             self.one(|cache, tenant| drop(cache.insert(tenant, Key(n), Value::new())));
+        }
+        self.one(|cache, _| cache.clear());
+        for n in 400..405 {
+            self.one(|cache, tenant| drop(cache.insert_soon(tenant, Key(n), Value::new())));
+            self.one(|cache, tenant| match cache.lookup(tenant, Key(n + 1)) {
+                Lookup::Load(guard) if n % 2 == 0 => drop(guard.insert_soon(Value::new())),
+                other => drop(other),
+            });
         }
         self.one(|cache, _| cache.clear());
         for n in 300..303 {

@@ -1,6 +1,7 @@
 //! Groups: which pays, which gives, and what is left when one is removed.
 
-use umemcg::{DeclineReason, DropCaches, EventKind, RemovalCause, StatItem};
+use umemcg::objects::{DeclineReason, RemovalCause};
+use umemcg::{DropCaches, EventKind, StatItem};
 
 use crate::{Log, VALUE_BYTES, builder, check_nothing_is_left, engine, group, limit};
 
@@ -46,7 +47,7 @@ fn a_tenant_that_scans_evicts_nothing_of_another() {
 }
 
 #[test]
-fn hits_count_for_the_payer_and_misses_for_the_asker() {
+fn look_ups_count_for_the_group_that_they_name() {
     let engine = engine(16);
     let (a, b) = (group(&engine, engine.root(), "a"), group(&engine, engine.root(), "b"));
     let cache = builder(&engine).build();
@@ -57,11 +58,72 @@ fn hits_count_for_the_payer_and_misses_for_the_asker() {
     cache.get_or_insert_with(&b, 2, || 2);
     cache.get_or_insert_with(&b, 1, || unreachable!("it is there"));
     cache.get(&3);
+    assert_eq!(
+        (cache.get_for(&b, &1), cache.get_for(&a, &1), cache.get_for(&a, &4)),
+        (Some(1), Some(1), None)
+    );
     let (a, b, all) = (cache.stats_of(&a), cache.stats_of(&b), cache.stats());
-    assert_eq!((a.hits, a.misses), (6, 0));
-    assert_eq!((b.hits, b.misses), (0, 1));
-    assert_eq!((all.hits, all.misses), (6, 2));
-    assert_eq!(all.hit_ratio(), 0.75);
+    assert_eq!((a.hits, a.misses), (6, 1), "five that name no group, and its own");
+    assert_eq!((b.hits, b.misses), (2, 1));
+    assert_eq!((all.hits, all.misses), (8, 3));
+}
+
+#[test]
+fn a_group_that_asks_and_then_inserts_has_its_true_hit_ratio() {
+    let engine = engine(16);
+    let tenant = group(&engine, engine.root(), "tenant");
+    let cache = builder(&engine).build();
+    for round in 0..4 {
+        for key in 0..10 {
+            let found = cache.get_for(&tenant, &key);
+            assert_eq!(found.is_some(), round > 0);
+            if found.is_none() {
+                cache.insert(&tenant, key, key).unwrap();
+            }
+        }
+    }
+    assert_eq!(cache.stats_of(&tenant).hit_ratio(), 0.75);
+}
+
+#[test]
+fn figures_of_all_groups_are_read_in_one_pass() {
+    const TENANTS: u64 = 1000;
+    let engine = engine(64);
+    let tenants: Vec<_> =
+        (0..TENANTS).map(|nr| group(&engine, engine.root(), &format!("tenant-{nr}"))).collect();
+    let cache = builder(&engine).build();
+    for (nr, tenant) in (0..).zip(&tenants) {
+        cache.insert(tenant, nr, nr).unwrap();
+        for _ in 0..=nr % 3 {
+            assert_eq!(cache.get(&nr), Some(nr));
+        }
+    }
+    engine.remove_group(&tenants[0]).unwrap();
+    let mut seen = std::collections::BTreeMap::new();
+    cache.for_each_group(|group, stats| {
+        assert_eq!(*stats, cache.stats_of(group), "no lock is held");
+        assert!(seen.insert(group.id(), *stats).is_none());
+    });
+    assert_eq!(seen.len(), tenants.len(), "the first tenant's are the root's now");
+    for (nr, tenant) in (0..).zip(&tenants).skip(1) {
+        let stats = seen[&tenant.id()];
+        assert_eq!((stats.objects, stats.hits), (1, 1 + nr % 3));
+    }
+    assert_eq!(seen[&engine.root().id()].objects, 1);
+    assert_eq!(seen.values().map(|stats| stats.objects).sum::<u64>(), TENANTS);
+}
+
+#[test]
+fn a_group_without_objects_leaves_its_figures_to_its_parent() {
+    let engine = engine(16);
+    let parent = group(&engine, engine.root(), "parent");
+    let tenant = group(&engine, &parent, "tenant");
+    let cache = builder(&engine).build();
+    assert_eq!(cache.get_for(&tenant, &1), None);
+    engine.remove_group(&tenant).unwrap();
+    assert_eq!(cache.stats_of(&parent).misses, 1);
+    drop((cache, tenant));
+    check_nothing_is_left(&engine, &[&parent]);
 }
 
 #[test]
@@ -118,6 +180,40 @@ fn an_object_too_heavy_for_any_cache_is_declined() {
     let declined = cache.insert(engine.root(), 1, 1 << 30).unwrap_err();
     assert!(matches!(declined.reason, DeclineReason::Refused(_)), "{declined}");
     assert!(cache.is_empty());
+}
+
+#[test]
+fn reclaim_takes_no_more_objects_than_it_asks_bytes_for() {
+    const OBJECT: u64 = 32 << 10;
+    let engine = engine(64);
+    let tenant = group(&engine, engine.root(), "tenant");
+    let cache: umemcg::ObjectCache<u64, u64> =
+        umemcg::ObjectCache::builder(&engine, "values").weigher(|_, _| OBJECT - 128).build();
+    for used in [false, true] {
+        for key in 0..100 {
+            cache.insert(&tenant, key, key).unwrap();
+            if used {
+                cache.get(&key);
+            }
+        }
+        // 32 pages are four objects.
+        let progress = engine.reclaimer().reclaim(&tenant, 32, umemcg::internal::Reason::Direct, &|| false);
+        assert!((32..=40).contains(&progress.pages()), "{progress:?}");
+        assert!((95..=96).contains(&cache.len()), "{} of 100 are left", cache.len());
+        cache.clear();
+    }
+}
+
+#[test]
+fn values_that_are_replaced_use_up_no_bound() {
+    let engine = engine(16);
+    let cache = builder(&engine).bytes_max(16 * VALUE_BYTES).build();
+    for round in 0..100 {
+        for key in 0..4 {
+            cache.insert(engine.root(), key, round).unwrap();
+        }
+        assert_eq!(cache.len(), 4, "round {round}");
+    }
 }
 
 #[test]
@@ -259,7 +355,7 @@ fn a_cache_stands_in_the_table_of_objects_under_its_name() {
     let tenant = group(&engine, engine.root(), "tenant");
     let cache: umemcg::ObjectCache<u64, u64> = umemcg::ObjectCache::builder(&engine, "my thumbnails").build();
     cache.insert(&tenant, 1, 1).unwrap();
-    let table = engine.reclaimer().slab_usage(&tenant);
+    let table = engine.slab_usage(&tenant);
     let line = table.iter().find(|line| line.name == "my-thumbnails").expect("a line for the cache");
     assert_eq!((line.usage.objects, line.usage.bytes), (1, cache.stats().bytes));
 }

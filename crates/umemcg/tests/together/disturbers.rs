@@ -4,11 +4,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use umemcg::{CreateError, DropCaches, Readahead};
+use umemcg::files::Readahead;
+use umemcg::{CreateError, DropCaches};
 use umemcg_base::schedule;
 
+use crate::accounts::use_accounts;
 use crate::disk::{CELL, Random};
 use crate::model::check_cut;
+use crate::objects;
 use crate::store::{FAULTS, Fault};
 use crate::world::{World, limit};
 
@@ -23,16 +26,20 @@ pub struct Disturber {
     pause_us: usize,
 }
 
-pub const ALL: [Disturber; 10] = [
+pub const ALL: [Disturber; 14] = [
     Disturber { name: "limits", act: change_limit, pause_us: 20_000 },
     Disturber { name: "groups", act: replace_group, pause_us: 50_000 },
     Disturber { name: "ballast", act: fill_memory, pause_us: 20_000 },
+    Disturber { name: "accounts", act: use_accounts, pause_us: 5_000 },
     Disturber { name: "holes", act: make_holes, pause_us: 300 },
     Disturber { name: "compaction", act: compact, pause_us: 500 },
     Disturber { name: "flushing", act: flush, pause_us: 10_000 },
     Disturber { name: "dropping", act: drop_caches, pause_us: 50_000 },
     Disturber { name: "outside", act: change_outside, pause_us: 30_000 },
     Disturber { name: "power", act: cut_power, pause_us: 30_000 },
+    Disturber { name: "loads", act: objects::load, pause_us: 500 },
+    Disturber { name: "more-loads", act: objects::load, pause_us: 500 },
+    Disturber { name: "pins", act: objects::pin, pause_us: 2_000 },
     Disturber { name: "faults", act: change_fault, pause_us: 500_000 },
 ];
 

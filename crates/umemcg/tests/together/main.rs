@@ -1,16 +1,18 @@
 //! Everything at once, in one process, under the [scheduler](umemcg_base::schedule) that owns time
 //! and threads: users do random operations on files that they share, while limits change, groups
-//! come and go, memory is short, sparse blocks are emptied, flushers run, the store fails, stalls,
-//! is full or forgets what was not synced, and other programs change files in the store. Every
-//! result is compared with a [sequential model](model); at the end the store is too, every page can
-//! be reclaimed, and every count is zero. A thread that waits for ever is found immediately,
-//! because waiting costs no time when every thread waits: a hang prints what each thread waits for.
+//! come and go, accounts take memory and wait for it, objects are loaded, overtaken and held,
+//! memory is short, sparse blocks are emptied, flushers run, the store fails, stalls, is full or
+//! forgets what was not synced, and other programs change files in the store. Every result is
+//! compared with a [sequential model](model); at the end the store is too, every page can be
+//! reclaimed, and every count is zero. A thread that waits for ever is found immediately, because
+//! waiting costs no time when every thread waits: a hang prints what each thread waits for.
 //!
 //! A round runs in a process of its own, so that it depends on its seed alone. Its seed chooses the
 //! disturbances, how often threads switch and how long they are held. `UMEMCG_TOGETHER_SEED`
 //! repeats one round exactly, `UMEMCG_TOGETHER_SECONDS` says how long new rounds are made.
 #![cfg(schedule)]
 
+mod accounts;
 #[path = "../../../umemcg-cache/tests/common/disk.rs"]
 mod disk;
 mod disturbers;
@@ -18,6 +20,7 @@ mod disturbers;
 #[allow(dead_code)]
 mod model;
 mod narrow;
+mod objects;
 mod store;
 mod users;
 mod world;

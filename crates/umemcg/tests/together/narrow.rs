@@ -19,7 +19,7 @@ const NR_ROUNDS: u64 = 5_000;
 #[test]
 fn a_write_is_synced_although_another_is_dirtying_its_page() {
     let nr_lost = schedule::run(1, POLICY, || {
-        let engine = Engine::new(EngineConfig { pool_bytes: 4 << 20, ..EngineConfig::default() }).unwrap();
+        let engine = Engine::new(EngineConfig::new(4 << 20)).unwrap();
         let store = Store::new(1, 1);
         let there = StoreFile { store: Arc::clone(&store), file: 0 };
         let file = engine.open_file(Arc::new(there), 0).unwrap();

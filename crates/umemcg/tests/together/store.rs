@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-use umemcg::{Arena, BackingStore, Segment, StoreId};
+use umemcg::files::{Arena, BackingStore, Segment, StoreId};
 use umemcg_base::LeafMutex;
 use umemcg_base::schedule;
 

@@ -4,7 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use umemcg::{ErrorCursor, FileError, Group, Readahead};
+use umemcg::Group;
+use umemcg::files::{ErrorCursor, FileError, Readahead};
 use umemcg_base::schedule;
 
 use crate::disk::{CELL, Random};

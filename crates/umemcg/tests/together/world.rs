@@ -4,13 +4,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use umemcg::{DropCaches, Engine, EngineConfig, File, Group, Readahead, StatItem};
+use umemcg::files::{File, Readahead};
+use umemcg::{DropCaches, Engine, EngineConfig, Group, StatItem};
 use umemcg_base::LeafMutex;
 use umemcg_base::schedule;
 use umemcg_base::sync::atomic::{AtomicBool, Ordering};
 
 use crate::disk::Random;
 use crate::model::{FileModel, LEN_MAX};
+use crate::objects::Objects;
 use crate::store::{Fault, Store, StoreFile};
 use crate::users::Mix;
 
@@ -50,6 +52,8 @@ pub struct World {
     pub groups: LeafMutex<Vec<Arc<Group>>>,
     pub ballast: Arc<File>,
     pub ballast_group: Arc<Group>,
+    /// Charged to the groups above.
+    pub objects: Objects,
     /// The largest length of files, in bytes.
     pub len_max: usize,
     /// The operations of users.
@@ -64,13 +68,12 @@ pub fn limit(random: &mut Random) -> u64 {
 
 impl World {
     pub fn new(random: &mut Random, nr_files: usize) -> Arc<Self> {
-        let engine = Engine::new(EngineConfig {
-            pool_bytes: [4 << 20, 6 << 20, 8 << 20][random.below(3)],
-            nr_nodes: 1 + random.below(4) / 3,
-            nr_kswapd: 2,
-            pool_marks: random.below(2) == 0,
-            ..EngineConfig::default()
-        })
+        let engine = Engine::new(
+            EngineConfig::new([4 << 20, 6 << 20, 8 << 20][random.below(3)])
+                .nr_nodes(1 + random.below(4) / 3)
+                .nr_kswapd(2)
+                .pool_marks(random.below(2) == 0),
+        )
         .unwrap();
         let store = Store::new(nr_files + 1, random.below(1 << 30) as u64);
         store.disk.set_len(nr_files, BALLAST);
@@ -88,6 +91,7 @@ impl World {
             groups: LeafMutex::new(groups.to_vec()),
             ballast: open(nr_files, BALLAST),
             ballast_group: group("ballast"),
+            objects: crate::objects::new(&engine),
             len_max: [LEN_MAX / 24, LEN_MAX / 8, LEN_MAX][random.below(3)],
             mix: Mix::new(random),
             is_over: AtomicBool::new(false),
@@ -123,6 +127,7 @@ impl World {
             model.is_synced(since);
         }
         crate::model::check_cut(&self.store.disk, &self.models, &mut |_| 0).unwrap();
+        assert_eq!(self.engine.root().stat_total(StatItem::Reserved), 0, "of accounts that are gone");
         schedule::begin("the last reclaim");
         for item in [StatItem::FileDirty, StatItem::FileWriteback, StatItem::FileUnstable] {
             assert_eq!(self.engine.root().stat_total(item), 0, "{item:?} at the end");
@@ -132,6 +137,7 @@ impl World {
             self.engine.drop_caches(DropCaches::Pages, &|| false);
             schedule::sleep(Duration::from_millis(100));
         }
+        crate::objects::check_end(&self);
         for file in self.files.iter().chain([&self.ballast]) {
             assert_eq!(file.nr_cached_pages(), 0, "a clean page that reclaim does not find");
         }

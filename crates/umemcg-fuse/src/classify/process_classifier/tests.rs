@@ -6,7 +6,7 @@ use std::path::Path;
 use umemcg::EngineConfig;
 
 fn engine() -> Arc<Engine> {
-    Engine::new(EngineConfig { pool_bytes: 64 << 20, ..EngineConfig::default() }).unwrap()
+    Engine::new(EngineConfig::new(64 << 20)).unwrap()
 }
 
 fn classifier(tracker: Tracker, rules: &[&str]) -> ProcessClassifier {
@@ -257,9 +257,9 @@ fn the_cgroup_rule_looks_at_the_requesters_cgroup_in_the_kernel() {
 fn a_rule_that_cannot_make_its_group_uses_the_one_above() {
     let classifier = ancestry(&["uid:*=/full/{0}"]);
     let full = classifier.make("full");
-    full.set_max(0);
+    full.store_max(0);
     assert_eq!(classifier.path_of(std::process::id()), Path::new("/full"));
-    full.set_max(u64::MAX);
+    full.store_max(u64::MAX);
     classifier.threads.begin_generation();
     assert_eq!(classifier.path_of(std::process::id()), Path::new("/full/0"));
 }

@@ -36,7 +36,13 @@ impl Content {
         let shown = match &look {
             Some(look) => look.times_to_show(Stamp::of(&host.attr)).map(|shown| (host.attr.mode, shown)),
             // An operation of ours is under way, which may take set-id bits away and put them back.
-            None => times.known().map(|(known, shown)| (known.mode, shown)),
+            None => {
+                // What is known may be from before a change of which the kernel has been told.
+                if let Some(changes) = self.host_dir.changes.get() {
+                    changes.note(host.attr.ino);
+                }
+                times.known().map(|(known, shown)| (known.mode, shown))
+            }
         };
         drop(look);
         match shown {

@@ -1,7 +1,6 @@
 //! The copy of the content that the kernel keeps in its page cache.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use umemcg_base::PAGE_SIZE_U64;
@@ -9,9 +8,6 @@ use umemcg_base::PAGE_SIZE_U64;
 use super::Content;
 use crate::kernel_pages::KernelPages;
 use crate::page_windows::{PAGES_END, page_range};
-
-/// In the place of a time that has been taken.
-const TAKEN: i64 = i64::MIN;
 
 impl Content {
     /// Returns whether the kernel caches the pages of the opens that there are. The first of them
@@ -30,15 +26,16 @@ impl Content {
         self.kernel_pages.get_or_init(make)
     }
 
-    /// Returns, the first time, whether the file was changed less than `time` before its content
-    /// was made: the kernel may have been told of it before that change.
-    pub(crate) fn was_new_within(&self, time: Duration) -> bool {
-        let at_ns = self.first_change_ns.load(Ordering::Relaxed);
-        if at_ns == TAKEN || self.first_change_ns.swap(TAKEN, Ordering::Relaxed) == TAKEN {
-            return false;
-        }
-        let age_ns = self.host_dir.clock.now().as_nanoseconds().saturating_sub(at_ns);
-        age_ns < i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
+    /// Calls `tell`, the first time, if the file was changed less than `time` before its content
+    /// was made: the kernel may have been told of it before that change. Returns when that has been
+    /// done.
+    pub(crate) fn tell_if_new_within(&self, time: Duration, tell: impl FnOnce()) {
+        self.is_first_told.get_or_init(|| {
+            let age_ns = self.host_dir.clock.now().as_nanoseconds().saturating_sub(self.first_change_ns);
+            if age_ns < i64::try_from(time.as_nanos()).unwrap_or(i64::MAX) {
+                tell();
+            }
+        });
     }
 
     /// Notes that the file ends at `len` now: the kernel drops what it had beyond.

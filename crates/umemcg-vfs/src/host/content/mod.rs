@@ -17,7 +17,7 @@ mod attributes;
 mod kernel_copy;
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 
 use rustix::io::Errno;
@@ -32,7 +32,9 @@ use crate::host::shown_times::{OwnOperation, Stamp};
 use crate::host::store::{HostStore, InUse, StoreFds};
 use crate::host::syscalls::{self, HostStat};
 use crate::kernel_pages::KernelPages;
-use umemcg::{BackingStore, Engine, File, Group, OwnerId, StoreId};
+use umemcg::OwnerId;
+use umemcg::files::{BackingStore, File, StoreId};
+use umemcg::{Engine, Group};
 
 /// See the module text.
 #[derive(Debug)]
@@ -48,9 +50,10 @@ pub(crate) struct Content {
     opens: RankedMutex<OpenState>,
     /// The pages that the kernel keeps, once it may have some.
     kernel_pages: OnceLock<Arc<KernelPages>>,
-    /// (A) The host's time of the last change when this was made, in nanoseconds since 1970, until
-    /// it is taken. Relaxed: it stands alone.
-    first_change_ns: AtomicI64,
+    /// (C) The host's time of the last change when this was made, in nanoseconds since 1970.
+    first_change_ns: i64,
+    /// The kernel has been told of that change if it may not know of it.
+    is_first_told: OnceLock<()>,
 }
 
 /// How the file is open.
@@ -119,7 +122,8 @@ impl Content {
             was_read,
             opens: RankedMutex::new(Rank::FileOpens, OpenState::default()),
             kernel_pages: OnceLock::new(),
-            first_change_ns: AtomicI64::new(stat.attr.ctime.as_nanoseconds()),
+            first_change_ns: stat.attr.ctime.as_nanoseconds(),
+            is_first_told: OnceLock::new(),
             charge,
         }))
     }

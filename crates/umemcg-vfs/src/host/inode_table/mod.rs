@@ -20,7 +20,8 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use umemcg::{Group, OwnerId};
+use umemcg::Group;
+use umemcg::OwnerId;
 use umemcg_arena::handle::FileHandle;
 use umemcg_base::{Rank, RankedMutex};
 
@@ -562,6 +563,7 @@ impl InodeEntry {
 
 mod leaving;
 mod take_over;
+mod to_tell;
 pub(crate) use leaving::LeaveOutcome;
 pub(crate) use take_over::InodeCharges;
 

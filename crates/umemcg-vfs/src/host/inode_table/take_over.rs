@@ -7,7 +7,8 @@
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use umemcg::{Engine, Group, OwnerId};
+use umemcg::OwnerId;
+use umemcg::{Engine, Group};
 
 use super::{InodeEntry, InodeTable, NodeCharge};
 use crate::allowance::ReclaimEffort;

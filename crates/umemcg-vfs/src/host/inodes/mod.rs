@@ -26,12 +26,14 @@ use crate::host::descriptor_cache::DescriptorCache;
 use crate::host::descriptor_share::DescriptorShare;
 use crate::host::directory::HostDirectory;
 use crate::host::inode_table::{InodeCharges, InodeTable, Removed};
+use crate::host::outside_watch::OutsideWatch;
 use crate::host::syscalls;
 use crate::kernel_cache::KernelCache;
 use crate::kernel_listing::KernelListing;
 use crate::kernel_page_lists::KernelPageLists;
 use crate::kernel_pages::KernelPages;
-use umemcg::{Engine, Group, OwnerId};
+use umemcg::OwnerId;
+use umemcg::{Engine, Group};
 
 /// See the module text. One for each volume, shared with its open files.
 #[derive(Debug)]
@@ -49,6 +51,8 @@ pub(crate) struct HostInodes {
     pub(crate) max_kept: usize,
     /// The kernel's cache of inodes, once it is set.
     pub(crate) kernel: OnceLock<Arc<dyn KernelCache>>,
+    /// The watch for changes by other programs, if there is one.
+    pub(crate) watch: OnceLock<OutsideWatch>,
     /// What the descriptors cost that hold inodes without a name, which may be open although no
     /// open came here.
     pub(crate) orphan_shares: LeafMutex<HashMap<NodeId, DescriptorShare>>,
@@ -84,6 +88,7 @@ impl HostInodes {
             kept: RankedMutex::new(Rank::ObjectOwner, VecDeque::new()),
             max_kept,
             kernel: OnceLock::new(),
+            watch: OnceLock::new(),
             orphan_shares: LeafMutex::default(),
             listings: Listings::default(),
             kernel_page_lists: OnceLock::new(),

@@ -35,25 +35,21 @@ impl OpenFile {
         let is_silent = self.inodes.opens_silently();
         let is_cached = content.kernel_caches(|| is_silent || self.is_worth_caching(pages));
         content.file.set_kept_above(is_cached);
-        if let Some(kernel) = kernel.filter(|kernel| !kernel.is_exclusive())
-            && content.was_new_within(kernel.attribute_lifetime() + STAMP_SLACK)
-            && !is_new
-        {
-            // Of its pages it has none, but it may take the file to be as long as it was then.
-            kernel.attributes_changed(self.node());
+        if let Some(kernel) = kernel.filter(|kernel| !kernel.is_exclusive()) {
+            content.tell_if_new_within(kernel.attribute_lifetime() + STAMP_SLACK, || {
+                // Of its pages it has none, but it may take the file to be as long as it was then.
+                if !is_new {
+                    kernel.attributes_changed(self.node());
+                }
+            });
         }
         if pages.change().is_none() {
             return if is_cached { KernelCaching::Keep } else { KernelCaching::Bypass };
         }
-        // Until the kernel says that it has dropped all from before the change.
+        // This also tells the kernel that it does not know the attributes. It is told once for each
+        // change: see `when_refillable`.
         pages.drop_if_changed();
-        match kernel.filter(|_| is_cached) {
-            Some(kernel) => {
-                kernel.attributes_changed(self.node());
-                KernelCaching::Refill
-            }
-            None => KernelCaching::Bypass,
-        }
+        if is_cached { KernelCaching::Refill } else { KernelCaching::Bypass }
     }
 
     /// Returns whether the kernel should cache the pages of the file. One that does not find room
@@ -85,9 +81,12 @@ impl OpenFile {
     }
 
     /// For [`VolumeFile::when_refillable`].
-    pub(crate) fn when_dropped(&self, then: Box<dyn FnOnce() + Send>) {
+    pub(crate) fn when_current(&self, then: Box<dyn FnOnce() + Send>) {
         match self.content.kernel_pages() {
-            Some(pages) => pages.when_dropped(then),
+            Some(pages) => {
+                let (me, pages) = (Arc::clone(pages), Arc::clone(pages));
+                pages.when_current(Box::new(move || me.when_dropped(then)));
+            }
             None => then(),
         }
     }

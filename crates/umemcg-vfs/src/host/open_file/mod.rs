@@ -17,7 +17,9 @@ use crate::host::store::InUse;
 use crate::host::volume::HostVolume;
 use crate::kernel_io::{KernelCaching, KernelIo};
 use crate::volume::{VolumeFile, Whence};
-use umemcg::{ErrorCursor, File, Group, PinnedPages, Readahead, count_hits};
+use umemcg::Group;
+use umemcg::files::{ErrorCursor, File, PinnedPages, Readahead};
+use umemcg::internal::count_hits;
 
 /// `O_DSYNC`, which `O_SYNC` includes.
 const O_DSYNC: u32 = 0o10_000;
@@ -331,7 +333,7 @@ impl VolumeFile for OpenFile {
     }
 
     fn when_refillable(&self, then: Box<dyn FnOnce() + Send>) {
-        self.when_dropped(then);
+        self.when_current(then);
     }
 
     fn begin_kernel_io(&self, offset: u64, len: u64, is_write: bool, payer: &Arc<Group>) -> Option<KernelIo> {

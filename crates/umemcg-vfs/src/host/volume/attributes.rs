@@ -16,7 +16,7 @@ use crate::host::descriptor_share::Purpose;
 use crate::host::open_file::OpenFile;
 use crate::host::syscalls;
 use crate::privileges::mode_without_set_id;
-use crate::volume::{Attributes, VolumeFile};
+use crate::volume::{Attributes, Volume, VolumeFile};
 
 impl Attributes for HostVolume {
     /// Returns the attributes of an inode.
@@ -44,8 +44,8 @@ impl Attributes for HostVolume {
         Some(stat.attr)
     }
 
-    /// Changes attributes, and returns all of them. Changing the owner clears set-id
-    /// bits, as the host does.
+    /// Changes attributes, and returns all of them. Changing the owner clears set-id bits, as the
+    /// host does.
     ///
     /// # Errors
     /// `EISDIR` or `EINVAL` when the length of anything but a regular file is set, `EFBIG`,
@@ -87,7 +87,8 @@ impl Attributes for HostVolume {
 }
 
 impl HostVolume {
-    /// Returns the attributes of an inode with this cached content.
+    /// Returns the attributes of an inode with this cached content. What has changed the kernel
+    /// still has to drop: see [`Volume::drop_changed`].
     pub(crate) fn attr_of(&self, node: NodeId, content: Option<Arc<Content>>) -> Result<Attr, VfsError> {
         let Some(content) = content else {
             let stat = syscalls::stat_fd(&self.inodes.descriptor(node)?)?;
@@ -97,17 +98,13 @@ impl HostVolume {
         // Updating the host's access time needs a descriptor that can read.
         let opener = content.was_read().then(|| content.opener()).flatten();
         let _in_use = opener.as_ref().map(|opener| self.inodes.in_use(node, &content, opener, false, false));
-        let attr = match content.fds() {
+        Ok(match content.fds() {
             Some(fds) => content.look(|| syscalls::stat_fd(&fds.buffered))?,
             None => {
                 let held = self.inodes.descriptor(node)?;
                 content.look(|| syscalls::stat_fd(&held))?
             }
-        };
-        if let Some(pages) = content.kernel_pages() {
-            pages.drop_if_changed();
-        }
-        Ok(attr)
+        })
     }
 
     /// Changes attributes, through an open file if there is one.
@@ -146,10 +143,12 @@ impl HostVolume {
                 None => apply()?,
             }
         }
-        match file {
+        let attr = match file {
             Some(_) => self.attr_of(node, content),
             None => self.getattr(node),
-        }
+        };
+        self.drop_changed(node);
+        attr
     }
 
     /// Adopts, at an open, the changes that other programs made on the host before it.

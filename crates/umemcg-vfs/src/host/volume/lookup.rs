@@ -17,7 +17,7 @@ use crate::host::inode_table::NodeCharge;
 use crate::host::name_shrinker;
 use crate::host::syscalls::{self, HostStat};
 use crate::name::component;
-use crate::volume::{Attributes, Lookup};
+use crate::volume::{Attributes, Lookup, Volume};
 
 impl Lookup for HostVolume {
     /// Finds a name in a directory and counts one reference to its inode. The memory for that is
@@ -166,7 +166,11 @@ impl HostVolume {
             None => Ok(stat.attr),
             Some(content) => match content.peek_attr(stat) {
                 Some(attr) => Ok(attr),
-                None => self.getattr(node),
+                None => {
+                    let attr = self.getattr(node);
+                    self.drop_changed(node);
+                    attr
+                }
             },
         }
     }

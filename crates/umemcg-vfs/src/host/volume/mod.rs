@@ -14,6 +14,7 @@ mod create;
 mod lookup;
 mod names;
 mod open;
+mod watched;
 mod xattrs;
 
 use std::os::fd::AsFd;
@@ -27,13 +28,16 @@ use crate::attr::NodeId;
 use crate::error::{VfsError, VolumeError};
 use crate::host::directory::HostDirectory;
 use crate::host::inodes::HostInodes;
+use crate::host::outside_watch::OutsideWatch;
+use crate::host::recent_changes::RecentChanges;
 use crate::host::syscalls;
 use crate::kernel_cache::KernelCache;
 use crate::kernel_io::KernelIo;
 use crate::kernel_page_lists::KernelPageLists;
 use crate::volume::{Volume, VolumeKind};
 use crate::volume_config::{IoMode, Resolve, VolumeConfig};
-use umemcg::{Engine, File, Group, StoreId};
+use umemcg::files::{File, StoreId};
+use umemcg::{Engine, Group};
 
 /// A volume of a host directory.
 #[derive(Debug)]
@@ -113,8 +117,43 @@ impl Volume for HostVolume {
                 KernelPageLists::new(Arc::clone(&kernel), self.store_id(), inodes.engine.reclaimer())
             });
         }
+        if kernel.can_be_told() {
+            let started = match inodes.host_dir.may_be_watched {
+                true => {
+                    let changes = inodes.host_dir.changes.get_or_init(|| Arc::new(RecentChanges::new()));
+                    let (root, watched) = (inodes.host_dir.root.as_fd(), Arc::downgrade(inodes));
+                    OutsideWatch::start(root, watched as _, &kernel, changes)
+                }
+                false => Err(std::io::ErrorKind::Unsupported.into()),
+            };
+            match started {
+                Ok(watch) => _ = inodes.watch.set(watch),
+                Err(error) => {
+                    let dir = inodes.host_dir.dir.display();
+                    tracing::info!(%dir, %error, "cannot watch for other programs' changes; the kernel asks often");
+                }
+            }
+        }
         // Later calls have no effect.
         let _ = inodes.kernel.set(kernel);
+    }
+
+    fn drop_changed(&self, node: NodeId) {
+        let content = self.inodes.find(node).ok().and_then(|found| found.content);
+        if let Some(pages) = content.as_ref().and_then(|content| content.kernel_pages()) {
+            pages.drop_if_changed();
+        }
+    }
+
+    fn moment(&self) -> Option<u64> {
+        self.inodes.watch.get().filter(|watch| watch.is_watching())?;
+        Some(self.inodes.host_dir.changes.get()?.moment())
+    }
+
+    fn is_unchanged(&self, ino: u64, since: u64) -> bool {
+        let is_watching = self.inodes.watch.get().is_some_and(OutsideWatch::is_watching);
+        let changes = self.inodes.host_dir.changes.get();
+        is_watching && changes.is_some_and(|changes| changes.is_unchanged(ino, since))
     }
 
     fn begin_kernel_io(

@@ -20,7 +20,8 @@ use crate::slab::Slab;
 use crate::tmpfs::config::TmpfsConfig;
 use crate::tmpfs::directory::Name;
 use crate::tmpfs::quota::{FilePages, VolumeQuota};
-use umemcg::{Engine, File, Group};
+use umemcg::files::File;
+use umemcg::{Engine, Group};
 
 pub(super) use attributes::Inherited;
 pub(super) use xattrs::XATTR_BYTES;

@@ -16,7 +16,8 @@ use umemcg_arena::prefetch_what_it_leads_to;
 use umemcg_group::{Charge, Group, StatItem};
 use umemcg_reclaim::{ListHandle, ListSlot, Verdict};
 
-use super::{CachedObjects, Evicted};
+use super::CachedObjects;
+use super::removing::Evicted;
 use crate::object_cache::entry::Entry;
 use crate::object_cache::payer::Payer;
 use crate::object_cache::queue::Queue;
@@ -43,6 +44,8 @@ struct Victim<K, V> {
     hash: u64,
     /// It had expired.
     is_over: bool,
+    /// Readers hold it, and its charge.
+    is_held: bool,
     entry: Entry<K, V>,
 }
 
@@ -62,6 +65,7 @@ where
     lists: [Option<&'a ListHandle>; 2],
     now: u32,
     freed_bytes: u64,
+    nr_evicted: u64,
     /// Of those, bytes that the group's statistics still name.
     named_bytes: u64,
 }
@@ -79,7 +83,7 @@ where
         lists: [Option<&'a ListHandle>; 2],
     ) -> Self {
         let now = cache.expiry.now();
-        Self { cache, group, payer, lists, now, freed_bytes: 0, named_bytes: 0 }
+        Self { cache, group, payer, lists, now, freed_bytes: 0, nr_evicted: 0, named_bytes: 0 }
     }
 
     /// Returns the bytes of all objects that have left.
@@ -87,17 +91,23 @@ where
         self.freed_bytes
     }
 
+    /// Returns the number of objects that have left and had not expired.
+    pub(super) fn nr_evicted(&self) -> u64 {
+        self.nr_evicted
+    }
+
     /// Notes that `bytes` of the freed memory are used for another object of the group.
     pub(super) fn hand_on(&mut self, bytes: u64) {
         self.named_bytes -= bytes;
     }
 
-    /// Looks at up to `nr` objects, and takes up to `N` out that were not used. Those charged to
-    /// the group and not expired are added to `out`; the others are removed. Returns how many were
-    /// visited; 0 when there are none. No lock may be held.
+    /// Looks at up to `nr` objects, and takes up to `most` and `N` out that were not used. Those
+    /// charged to the group and not expired are added to `out`; the others are removed. Returns how
+    /// many were visited; 0 when there are none. No lock may be held.
     pub(super) fn look<const N: usize>(
         &mut self,
         nr: u64,
+        most: u64,
         mut out: impl FnMut(&Payer, Evicted<K, V>),
     ) -> u64 {
         let (cache, now) = (self.cache, self.now);
@@ -106,9 +116,10 @@ where
         let Some(list) = self.lists[queue as usize] else { return 0 };
         let mut taken = [const { None }; N];
         let (mut nr_taken, mut nr_looked) = (0, 0);
-        let nr_wanted = if queue == Queue::Probation { nr_due.min(N as u64) } else { nr_due };
+        let most = most.min(N as u64) as usize;
+        let nr_wanted = if queue == Queue::Probation { nr_due.min(most as u64) } else { nr_due };
         cache.lists[queue as usize].walk_handle(list, nr.min(nr_wanted), |_, token, slot| {
-            if nr_taken == N {
+            if nr_taken == most {
                 return Verdict::Stop;
             }
             nr_looked += 1;
@@ -133,15 +144,24 @@ where
     /// Accounts for an object that was taken out.
     #[inline]
     fn account(&mut self, queue: Queue, victim: Victim<K, V>, out: &mut impl FnMut(&Payer, Evicted<K, V>)) {
-        let Victim { hash, is_over, entry } = victim;
+        let Victim { hash, is_over, is_held, entry } = victim;
         let bytes = entry.mark.bytes();
-        self.freed_bytes += bytes;
+        self.freed_bytes += if is_held { 0 } else { bytes };
+        self.nr_evicted += u64::from(!is_over);
         match self.payer {
             Some(payer) if !is_over && Arc::ptr_eq(payer, &entry.payer) => {
                 self.named_bytes += bytes;
                 payer.note_removed(RemovalCause::Evicted, 1, bytes);
-                let Entry { key, value, slot, .. } = entry;
-                let charge = Charge::from_raw(payer.owner(), bytes);
+                let Entry { key, value, slot, mark, .. } = entry;
+                let mut charge = Charge::from_raw(payer.owner(), bytes);
+                if mark.has_pin() {
+                    // Left behind by handles that are gone, or one has come and gone just now.
+                    charge = self
+                        .cache
+                        .pins
+                        .leave(slot, charge)
+                        .unwrap_or_else(|| unreachable!("an object that is held is not evicted"));
+                }
                 let ghost = (queue == Queue::Probation).then_some(hash);
                 out(payer, Evicted { key, value, charge, slot, ghost });
             }
@@ -178,7 +198,10 @@ where
         match tables.get(at).filter(|entry| entry.slot == slot) {
             // Another thread has taken it out and will take it off the list, or moves it.
             None => Verdict::Skip,
-            Some(entry) if !self.expiry.is_over(tables.age(at), now) && entry.mark.spend_use() => {
+            Some(entry)
+                if !self.expiry.is_over(tables.age(at), now)
+                    && (entry.mark.spend_use() || self.is_held(entry)) =>
+            {
                 Verdict::Rotate
             }
             Some(_) => Verdict::Removed,
@@ -204,8 +227,9 @@ where
             return None;
         }
         let is_over = self.expiry.is_over(tables.age(at), now);
+        let is_held = self.is_held(tables.get(at)?);
         let entry = tables.get_mut(at)?;
-        if entry.mark.uses() > 0 && !is_over {
+        if (entry.mark.uses() > 0 || is_held) && !is_over {
             entry.mark.promote();
             entry.payer.enlist(&self.lists, Queue::Main, slot);
             return None;
@@ -218,7 +242,7 @@ where
         let entry = self.take_out(&mut tables, hash, at)?;
         // Dropping the value will read it.
         prefetch_what_it_leads_to(&entry.value);
-        Some(Victim { hash, is_over, entry })
+        Some(Victim { hash, is_over, is_held, entry })
     }
 }
 

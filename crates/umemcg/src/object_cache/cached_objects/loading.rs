@@ -1,5 +1,6 @@
-//! Single flight: of the callers that miss the same key at the same time, one loads it and the
-//! others wait for its value.
+//! Single flight: of the callers of a group that miss the same key at the same time, one loads it
+//! and the others wait for its value. Callers of another group do not wait for it: they load
+//! themselves, and the value that is there first is kept.
 //!
 //! The load stands in the shard of its key, under the same lock as the entries. An insert or a
 //! removal of the key takes the load out of the shard; its value is then handed to the waiters but
@@ -11,21 +12,31 @@ use std::sync::Arc;
 use umemcg_group::Group;
 
 use super::CachedObjects;
-use crate::object_cache::in_flight::InFlight;
+use super::removing::end;
+use crate::object_cache::flight::{Flight, Joined, Ticket};
+
+/// A flight with its key, as it stands in a table.
+type KeyedFlight<K, V> = (K, Arc<Flight<V>>);
 
 /// The role of a caller that missed a key.
 pub(crate) enum Role<V> {
     /// Look again: the key has been inserted meanwhile.
     Resident,
+    /// The value is on its way into the table.
+    Value(V),
     /// Wait for the caller that loads it.
-    Waiter(Arc<InFlight<V>>),
+    Waiter(Arc<Flight<V>>, Ticket),
     /// Load it.
-    Loader(Arc<InFlight<V>>),
+    Loader(Arc<Flight<V>>),
 }
 
 impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
-    /// Starts a load of a key, or joins one in progress.
-    pub(crate) fn join_load(&self, hash: u64, key: &K) -> Role<V>
+    /// Bytes of a flight: itself, and its place in the table, which doubles when it grows.
+    pub(super) const FLIGHT_BYTES: u64 =
+        (size_of::<Flight<V>>() + 2 * size_of::<(K, Arc<Flight<V>>)>() + 32) as u64;
+
+    /// Starts a load of a key, or joins one of the same group.
+    pub(crate) fn join_load(&self, group: &Arc<Group>, hash: u64, key: &K) -> Role<V>
     where
         K: Clone,
     {
@@ -33,10 +44,22 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
         if tables.find(hash, |entry| entry.key == *key).is_some() {
             return Role::Resident;
         }
-        if let Some((_, flight)) = tables.flights.find(hash, |(there, _)| there == key) {
-            return Role::Waiter(Arc::clone(flight));
+        let mut ours = None;
+        for (_, flight) in tables.flights.iter_hash(hash).filter(|(there, _)| there == key) {
+            if let Some(value) = flight.value() {
+                return Role::Value(value);
+            }
+            if Arc::ptr_eq(flight.group(), group) {
+                ours = Some(Arc::clone(flight));
+            }
         }
-        let flight = Arc::new(InFlight::new());
+        if let Some(flight) = ours {
+            return match flight.join() {
+                Joined::TakenOver => Role::Loader(flight),
+                Joined::Waiting(ticket) => Role::Waiter(flight, ticket),
+            };
+        }
+        let flight = Flight::new(group, Self::FLIGHT_BYTES);
         let stored = (key.clone(), Arc::clone(&flight));
         tables.flights.insert_unique(hash, stored, |(key, _)| self.hash(key));
         Role::Loader(flight)
@@ -46,35 +69,50 @@ impl<K: Hash + Eq, V: Clone, S: BuildHasher> CachedObjects<K, V, S> {
         self.note_missing();
         self.payers.of(group.owner()).note_miss();
     }
-}
 
-/// Ends a load when it is dropped, also when the loader fails or panics.
-pub(crate) struct LoadGuard<'a, K: Hash + Eq, V: Clone, S: BuildHasher> {
-    pub(crate) objects: &'a CachedObjects<K, V, S>,
-    pub(crate) hash: u64,
-    pub(crate) flight: &'a Arc<InFlight<V>>,
-    pub(crate) value: Option<V>,
-}
-
-impl<K: Hash + Eq, V: Clone, S: BuildHasher> LoadGuard<'_, K, V, S> {
-    /// Loads a value, stores it if it can be, and shares it with the waiters.
-    pub(crate) fn run<E>(
-        mut self,
-        group: &Arc<Group>,
-        key: K,
-        load: impl FnOnce() -> Result<V, E>,
-    ) -> Result<V, E> {
-        let value = load()?;
-        self.value = Some(value.clone());
-        // Declined: the waiters get the value all the same.
-        let _ = self.objects.store(group, self.hash, key, value.clone(), Some(self.flight));
-        Ok(value)
+    /// Returns whether a flight still stands in the table: it has not been cancelled.
+    pub(super) fn is_in_flight(&self, hash: u64, flight: &Arc<Flight<V>>) -> bool {
+        let tables = self.shards.of(hash).tables.read();
+        tables.flights.iter_hash(hash).any(|(_, there)| Arc::ptr_eq(there, flight))
     }
-}
 
-impl<K: Hash + Eq, V: Clone, S: BuildHasher> Drop for LoadGuard<'_, K, V, S> {
-    fn drop(&mut self) {
-        self.objects.end_load(self.hash, self.flight);
-        self.flight.finish(self.value.take());
+    /// Removes a load from its shard, if it is still there.
+    pub(crate) fn end_load(&self, hash: u64, flight: &Arc<Flight<V>>) {
+        let taken = self.take_flight(hash, flight, |_| ((), true));
+        end(taken);
+    }
+
+    /// The loader gives up. A waiter takes its place if there is one.
+    pub(crate) fn abandon_load(&self, hash: u64, flight: &Arc<Flight<V>>) {
+        let (wakers, taken) = self.take_flight(hash, flight, |stays| flight.abandon(stays));
+        wakers.wake();
+        end(taken);
+    }
+
+    /// A waiter goes. A flight that was abandoned to it and others leaves with the last of them.
+    pub(crate) fn leave_load(&self, hash: u64, flight: &Arc<Flight<V>>, ticket: Ticket) {
+        if flight.leave(ticket) {
+            let taken = self.take_flight(hash, flight, |_| ((), flight.is_deserted()));
+            end(taken);
+        }
+    }
+
+    /// Asks, under the shard's lock, whether a flight is to be taken out of the table. `decide` is
+    /// told whether it stands there. Returns its answer and what was taken out, to be dropped with
+    /// no lock held.
+    fn take_flight<R>(
+        &self,
+        hash: u64,
+        flight: &Arc<Flight<V>>,
+        decide: impl FnOnce(bool) -> (R, bool),
+    ) -> (R, Option<KeyedFlight<K, V>>) {
+        let mut tables = self.shards.of(hash).tables.write();
+        match tables.flights.find_entry(hash, |(_, there)| Arc::ptr_eq(there, flight)) {
+            Ok(place) => {
+                let (answer, leaves) = decide(true);
+                (answer, leaves.then(|| place.remove().0))
+            }
+            Err(_) => (decide(false).0, None),
+        }
     }
 }

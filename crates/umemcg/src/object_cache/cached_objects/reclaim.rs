@@ -9,13 +9,15 @@
 
 use std::hash::{BuildHasher, Hash};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use umemcg_group::{Charge, EventKind, Group};
-use umemcg_reclaim::SWAP_CLUSTER_MAX;
 use umemcg_reclaim::shrinker::{Count, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
+use umemcg_reclaim::{Reason, SWAP_CLUSTER_MAX};
 
 use super::eviction::Eviction;
-use super::{CachedObjects, Evicted, has_its_share};
+use super::removing::Evicted;
+use super::{CachedObjects, NO_BOUND, has_its_share};
 use crate::object_cache::payer::Payer;
 use crate::object_cache::queue::{NODE, Queue};
 use crate::object_cache::removal_cause::RemovalCause;
@@ -40,20 +42,31 @@ where
         (probation.count(group, node), main.count(group, node))
     }
 
-    /// Looks at up to `nr` objects of a group and evicts those that were not used. Returns what was
-    /// looked at, and bytes freed.
-    fn shrink(&self, group: &Arc<Group>, nr: u64) -> Scanned {
+    /// Looks at up to `nr` objects of a group and evicts those that were not used, until `wanted`
+    /// bytes are free. Returns what was looked at, and bytes freed. The last object that is evicted
+    /// may bring more than is wanted, and so may some before it that are larger than the group's
+    /// objects on average.
+    fn shrink(&self, group: &Arc<Group>, nr: u64, wanted: u64, reason: Reason) -> Scanned {
         let payer = self.payers.get(group.owner());
+        let (probation, main) = self.count_of(group, NODE);
+        let bytes = payer.as_ref().map_or(0, |payer| payer.bytes());
+        let mean = bytes.checked_div(probation + main).unwrap_or(0).max(1);
         let lists = self.lists.each_ref().map(|list| list.known(group, NODE));
         let known = lists.each_ref().map(Option::as_ref);
         let mut eviction = Eviction::new(self, group, payer.as_ref(), known);
         let mut scanned = 0;
-        while scanned < nr {
+        while scanned < nr && eviction.freed_bytes() < wanted {
             let let_go = |payer: &Payer, evicted| self.finish_eviction(payer, evicted);
-            match eviction.look::<{ BATCH as usize }>(nr - scanned, let_go) {
+            let most = (wanted - eviction.freed_bytes()).div_ceil(mean);
+            match eviction.look::<{ BATCH as usize }>(nr - scanned, most, let_go) {
                 0 => break,
                 nr_looked => scanned += nr_looked,
             }
+        }
+        if let Some(payer) = &payer
+            && reason == Reason::Kswapd
+        {
+            payer.note_evicted_by_workers(eviction.nr_evicted());
         }
         Scanned { scanned, freed_bytes: eviction.freed_bytes(), ..Scanned::default() }
     }
@@ -73,7 +86,7 @@ where
         let mut hoard = Charge::from_raw(payer.owner(), 0);
         let mut last: Option<Evicted<K, V>> = None;
         for _ in 0..EXCHANGE_LOOKS_MAX {
-            let nr_looked = eviction.look::<1>(BATCH, |_, mut evicted| {
+            let nr_looked = eviction.look::<1>(BATCH, 1, |_, mut evicted| {
                 hoard.merge(evicted.charge.split(evicted.charge.bytes()));
                 if let Some(before) = last.replace(evicted) {
                     self.finish_eviction(payer, before);
@@ -97,22 +110,31 @@ where
         Some((hoard.split(bytes), last))
     }
 
+    /// Sets the cache's own bound, and from now on counts all bytes together.
+    pub(crate) fn bound_bytes(&self, bytes_max: u64) {
+        for shard in self.shards.iter() {
+            shard.tables.write().count_bytes_in(&self.bytes);
+        }
+        self.bytes_max
+            .store(if bytes_max == NO_BOUND { bytes_max } else { bytes_max.min(i64::MAX as u64) }, Relaxed);
+    }
+
     /// Evicts until the cache is within its own bound: from the group that has just inserted, as
     /// long as that has its share, otherwise from the one that has most. No lock may be held.
     pub(super) fn keep_within(&self, bytes_max: u64, group: &Arc<Group>) {
-        use std::sync::atomic::Ordering::Relaxed;
         for _ in 0..ROUNDS_MAX {
-            if self.bytes.load(Relaxed) <= bytes_max as i64 {
+            let over = self.bytes.load(Relaxed).saturating_sub(bytes_max as i64);
+            if over <= 0 {
                 return;
             }
             let payer = self.payers.of(group.owner());
-            if has_its_share(&payer, self.payers.nr(), bytes_max) && self.shrink(group, BATCH).freed_bytes > 0
-            {
+            let has_its_share = has_its_share(&payer, self.payers.nr(), bytes_max);
+            if has_its_share && self.shrink(group, BATCH, over as u64, Reason::Direct).freed_bytes > 0 {
                 continue;
             }
             let most = self.payers.all().into_iter().max_by_key(|(_, payer)| payer.bytes());
             let Some(most) = most.and_then(|(owner, _)| owner.try_resolve()) else { return };
-            self.shrink(&most, BATCH);
+            self.shrink(&most, BATCH, over as u64, Reason::Direct);
         }
     }
 
@@ -129,7 +151,7 @@ where
                 let is_over = |tables: &Tables<K, V>, at| self.expiry.is_over(tables.age(at), now);
                 let moved = |slot, token| self.note_moved(slot, token);
                 old.extend(tables.take_those(is_over, |entry| self.hash_of(entry), moved));
-                self.note_taken(&old);
+                tables.publish_bytes(&self.bytes);
             }
             for entry in old {
                 self.finish_removal(entry, RemovalCause::Expired);
@@ -164,7 +186,11 @@ where
     }
 
     fn scan(&self, target: &ShrinkTarget<'_>, nr: u64) -> Scan {
-        if target.node == NODE { Scan::Done(self.shrink(target.group, nr)) } else { Scan::Stop }
+        if target.node == NODE {
+            Scan::Done(self.shrink(target.group, nr, target.wanted_bytes, target.reason))
+        } else {
+            Scan::Stop
+        }
     }
 
     fn usage(&self, target: &ShrinkTarget<'_>) -> Usage {

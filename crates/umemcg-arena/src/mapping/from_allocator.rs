@@ -1,12 +1,21 @@
-//! The model of mappings for Miri: zeroed memory from the allocator.
+//! Mappings from the allocator: for Miri, and for systems other than Linux, where an engine keeps
+//! no pages and its tables are small.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use umemcg_base::PAGE_SIZE;
+
 use super::hint::Hint;
 use crate::blocks::BLOCK_BYTES;
+
+/// Memory of the allocator has no pages; words go back to zero in any range.
+#[cfg(not(loom))]
+pub(super) fn page_bytes() -> usize {
+    PAGE_SIZE
+}
 
 fn layout(len: usize) -> Layout {
     Layout::from_size_align(len, BLOCK_BYTES).unwrap()

@@ -1,0 +1,208 @@
+//! The pools, each behind the same four functions.
+
+use std::ffi::OsStr;
+use std::sync::Arc;
+
+use datafusion_execution::memory_pool::{
+    FairSpillPool, GreedyMemoryPool, MemoryConsumer, MemoryPool, MemoryReservation,
+};
+use umemcg::{Account, Engine, EngineConfig, Group, Refusal};
+
+/// More than is ever taken.
+const POOL_BYTES: u64 = 4 << 30;
+/// Tenants that take turns in being refused.
+const NR_TENANTS: usize = 1024;
+/// Bytes that each of them holds.
+const HELD_BYTES: u64 = 64 << 10;
+
+/// One of the pools.
+pub trait Side: Sync {
+    /// What a thread has of it.
+    type Holder;
+
+    fn holder(&self) -> Self::Holder;
+    fn grow(&self, holder: &Self::Holder, bytes: usize) -> bool;
+    fn shrink(&self, holder: &Self::Holder, bytes: usize);
+    /// Asks for more than there is; `at` tells whose turn it is.
+    fn is_refused(&self, holder: &Self::Holder, at: usize) -> bool;
+}
+
+fn engine() -> Arc<Engine> {
+    Engine::new(EngineConfig::new(POOL_BYTES)).expect("an engine")
+}
+
+fn child(engine: &Engine, parent: &Arc<Group>, name: &str) -> Arc<Group> {
+    engine.create_group(parent, OsStr::new(name)).expect("a group")
+}
+
+/// Returns a group `depth` levels below the root.
+fn deep(engine: &Engine, depth: usize) -> Arc<Group> {
+    (0..depth)
+        .fold(Arc::clone(engine.root()), |parent, level| child(engine, &parent, &format!("level{level}")))
+}
+
+/// Ours: accounts of a query's group, four levels below the root.
+pub struct Umemcg {
+    engine: Arc<Engine>,
+    group: Arc<Group>,
+}
+
+impl Umemcg {
+    pub fn new() -> Self {
+        let engine = engine();
+        let group = deep(&engine, 4);
+        Self { engine, group }
+    }
+}
+
+impl Side for Umemcg {
+    type Holder = Account;
+
+    fn holder(&self) -> Account {
+        self.engine.account(&self.group)
+    }
+
+    #[inline]
+    fn grow(&self, holder: &Account, bytes: usize) -> bool {
+        holder.try_grow(bytes as u64).is_ok()
+    }
+
+    #[inline]
+    fn shrink(&self, holder: &Account, bytes: usize) {
+        holder.shrink(bytes as u64);
+    }
+
+    fn is_refused(&self, holder: &Account, _at: usize) -> bool {
+        holder.try_grow(POOL_BYTES).is_err()
+    }
+}
+
+/// Ours: tenants four levels below the root, all of them full.
+pub struct Tenants {
+    accounts: Vec<Account>,
+    full: Vec<Arc<Group>>,
+}
+
+impl Tenants {
+    fn new() -> (Arc<Engine>, Arc<Group>, Vec<Account>) {
+        let engine = engine();
+        let parent = deep(&engine, 3);
+        let accounts = (0..NR_TENANTS).map(|at| {
+            let account = engine.account(&child(&engine, &parent, &format!("tenant{at}")));
+            account.try_grow(HELD_BYTES).expect("there is room");
+            account
+        });
+        let accounts = accounts.collect();
+        (engine, parent, accounts)
+    }
+
+    /// Each is at its own limit.
+    pub fn full_by_itself() -> Self {
+        let (engine, _, accounts) = Self::new();
+        accounts.iter().for_each(|account| engine.set_max(account.group(), HELD_BYTES + 4096, &|| false));
+        let full = accounts.iter().map(|account| Arc::clone(account.group())).collect();
+        Self { accounts, full }
+    }
+
+    /// The group above them is at its limit.
+    pub fn full_by_parent() -> Self {
+        let (engine, parent, accounts) = Self::new();
+        parent.drain_stocks();
+        engine.set_max(&parent, parent.usage_bytes() + 4096, &|| false);
+        Self { accounts, full: vec![parent; NR_TENANTS] }
+    }
+}
+
+impl Side for Tenants {
+    type Holder = ();
+
+    fn holder(&self) {}
+
+    fn grow(&self, _holder: &(), _bytes: usize) -> bool {
+        unreachable!("they are full")
+    }
+
+    fn shrink(&self, _holder: &(), _bytes: usize) {
+        unreachable!("they are full")
+    }
+
+    #[inline]
+    fn is_refused(&self, _holder: &(), at: usize) -> bool {
+        let at = at % NR_TENANTS;
+        // It does not fit now, and would if the others gave back.
+        match self.accounts[at].try_grow(2 * 4096) {
+            Err(Refusal::NotNow { group, .. }) => Arc::ptr_eq(&group, &self.full[at]),
+            _ => false,
+        }
+    }
+}
+
+fn grow(holder: &MemoryReservation, bytes: usize) -> bool {
+    holder.try_grow(bytes).is_ok()
+}
+
+fn is_refused(holder: &MemoryReservation) -> bool {
+    holder.try_grow(2 * POOL_BYTES as usize).is_err()
+}
+
+/// The pool that gives to the first to come.
+pub struct Greedy(Arc<dyn MemoryPool>);
+
+impl Greedy {
+    pub fn new() -> Self {
+        Self(Arc::new(GreedyMemoryPool::new(POOL_BYTES as usize)))
+    }
+}
+
+impl Side for Greedy {
+    type Holder = MemoryReservation;
+
+    fn holder(&self) -> MemoryReservation {
+        MemoryConsumer::new("sort").register(&self.0)
+    }
+
+    #[inline]
+    fn grow(&self, holder: &MemoryReservation, bytes: usize) -> bool {
+        grow(holder, bytes)
+    }
+
+    #[inline]
+    fn shrink(&self, holder: &MemoryReservation, bytes: usize) {
+        holder.shrink(bytes);
+    }
+
+    fn is_refused(&self, holder: &MemoryReservation, _at: usize) -> bool {
+        is_refused(holder)
+    }
+}
+
+/// The pool that divides among those that can spill.
+pub struct Fair(Arc<dyn MemoryPool>);
+
+impl Fair {
+    pub fn new() -> Self {
+        Self(Arc::new(FairSpillPool::new(POOL_BYTES as usize)))
+    }
+}
+
+impl Side for Fair {
+    type Holder = MemoryReservation;
+
+    fn holder(&self) -> MemoryReservation {
+        MemoryConsumer::new("sort").with_can_spill(true).register(&self.0)
+    }
+
+    #[inline]
+    fn grow(&self, holder: &MemoryReservation, bytes: usize) -> bool {
+        grow(holder, bytes)
+    }
+
+    #[inline]
+    fn shrink(&self, holder: &MemoryReservation, bytes: usize) {
+        holder.shrink(bytes);
+    }
+
+    fn is_refused(&self, holder: &MemoryReservation, _at: usize) -> bool {
+        is_refused(holder)
+    }
+}

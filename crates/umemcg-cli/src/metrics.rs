@@ -1,0 +1,89 @@
+//! `umemcg mount --metrics` and `umemcg metrics`: the figures of a daemon in the OpenMetrics
+//! format.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use umemcg_fuse::Daemon;
+use umemcg_metrics::{GroupDepth, MetricsListener, MetricsServer, Surroundings, VolumeFigures, exposition};
+use umemcg_vfs::VolumeKind;
+
+use crate::args::{MetricsArguments, MountArguments};
+use crate::client::{our_mount, reply_to};
+use crate::config::Config;
+use crate::endpoint::{Reply, Request};
+use crate::exit::Failure;
+
+/// Runs `umemcg metrics MNT`.
+///
+/// # Errors
+/// [`Failure`].
+pub fn metrics(arguments: &MetricsArguments) -> Result<(), Failure> {
+    let mount = our_mount(&arguments.mountpoint)?;
+    match reply_to(&mount, &Request::Metrics { depth: arguments.depth })? {
+        Reply::Metrics { text } => match std::io::stdout().write_all(text.as_bytes()) {
+            // As with other programs, the reader of a pipe may have seen enough.
+            Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
+                Err(Failure::Failed(format!("cannot print: {error}")))
+            }
+            _ => Ok(()),
+        },
+        reply => Err(Failure::Failed(format!("the daemon answered {reply:?}"))),
+    }
+}
+
+/// Listens for `--metrics`, or as the configuration says.
+pub(crate) fn listen(
+    arguments: &MountArguments,
+    config: &Config,
+) -> Result<Option<MetricsListener>, Failure> {
+    let configured = config.metrics()?;
+    let Some(address) = arguments.metrics.as_ref().or(configured.as_ref()) else { return Ok(None) };
+    let listener = MetricsListener::bind(address);
+    listener.map(Some).map_err(|error| Failure::Failed(format!("cannot serve metrics at {address}: {error}")))
+}
+
+/// Serves the metrics of a daemon until what is returned is dropped.
+pub(crate) fn serve(
+    listener: MetricsListener,
+    daemon: &Arc<Daemon>,
+    depth: Option<usize>,
+) -> Result<MetricsServer, Failure> {
+    let daemon = Arc::clone(daemon);
+    let server = listener.serve(move || text(&daemon, depth));
+    let server = server.map_err(|error| Failure::Failed(format!("cannot serve metrics: {error}")))?;
+    tracing::info!(address = %server.address(), "metrics are served");
+    Ok(server)
+}
+
+/// Returns the metrics of a daemon.
+pub(crate) fn text(daemon: &Arc<Daemon>, depth: Option<usize>) -> String {
+    let surroundings: Arc<dyn Surroundings> = Arc::new(Shown(Arc::clone(daemon)));
+    exposition(daemon.engine(), depth.map_or_else(GroupDepth::default, GroupDepth), &surroundings)
+}
+
+/// A daemon, for its metrics.
+struct Shown(Arc<Daemon>);
+
+impl std::fmt::Debug for Shown {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shown").finish_non_exhaustive()
+    }
+}
+
+impl Surroundings for Shown {
+    fn volumes(&self) -> Vec<VolumeFigures> {
+        let volumes = self.0.list_volumes().into_iter().map(|volume| {
+            let (kind, used_bytes) = match volume.kind {
+                VolumeKind::Directory { .. } => ("directory", None),
+                VolumeKind::Tmpfs { used_bytes, .. } => ("tmpfs", Some(used_bytes)),
+            };
+            VolumeFigures { name: volume.name, kind, nr_open: volume.nr_open as u64, used_bytes }
+        });
+        volumes.collect()
+    }
+
+    fn version(&self) -> &'static str {
+        env!("CARGO_PKG_VERSION")
+    }
+}

@@ -1,0 +1,165 @@
+//! Metrics of a daemon at work, as Prometheus and people get them.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use crate::harness::{Mount, Options, PROGRAM, is_mounted, needs_mount, run, until};
+
+/// The value of a series.
+fn value_of(text: &str, series: &str) -> f64 {
+    let line = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("no {series} in\n{text}")).parse().unwrap()
+}
+
+/// Asks a server for a page; returns what it answers after its headers, if it has it.
+fn try_ask(mut stream: impl Read + Write, path: &str) -> Result<String, String> {
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{answer:?}"));
+    if head.contains(" 200 OK") { Ok(body.to_owned()) } else { Err(format!("{path}: {head}\n{body}")) }
+}
+
+fn ask(stream: impl Read + Write, path: &str) -> String {
+    try_ask(stream, path).unwrap_or_else(|why| panic!("{why}"))
+}
+
+fn scrape(socket: &Path) -> String {
+    ask(UnixStream::connect(socket).unwrap(), "/metrics")
+}
+
+#[test]
+fn a_scrape_and_the_control_files_say_the_same() {
+    needs_mount!();
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("metrics");
+    let address = format!("unix:{}", socket.display());
+    let arguments = vec!["--page-cache", "own", "--metrics", &address, "--metrics-depth", "1"];
+    let mut mount = Mount::start_with(&Options { arguments, ..Options::default() });
+    mount.sh("mkdir -p $CG/a/b $CG/idle && echo 8m > $CG/a/memory.max").good();
+    mount.sh("head -c 3000000 /dev/urandom > $MNT/f && sync $MNT/f && echo 1 > $CG/vm.drop_caches").good();
+    mount.sh_in("a", "cat $MNT/f $MNT/f > /dev/null").good();
+    let text = scrape(&socket);
+    assert!(text.contains("# TYPE umemcg_cache_hits_total counter"), "{text}");
+    let of_a = |series: &str| value_of(&text, &format!("{series}{{group=\"/a\"}}"));
+    // The file also counts what threads have taken in advance.
+    let usage = mount.number("a", "memory.usage_in_bytes") as f64;
+    assert!((3_000_000.0..=usage).contains(&of_a("umemcg_memory_usage_bytes")), "{usage}\n{text}");
+    assert_eq!(of_a("umemcg_memory_cache_bytes"), mount.value("a", "memory.stat", "total_cache") as f64);
+    assert_eq!(of_a("umemcg_cache_hits_total"), mount.value("a", "memory.stat", "total_cache_hit") as f64);
+    assert_eq!(of_a("umemcg_cache_misses_total"), mount.value("a", "memory.stat", "total_cache_miss") as f64);
+    assert_eq!(of_a("umemcg_spec_memory_limit_bytes"), f64::from(8 << 20));
+    assert!(of_a("umemcg_memory_cache_bytes") >= 3_000_000.0 && of_a("umemcg_cache_hits_total") > 700.0);
+    assert!(!text.contains("group=\"/a/b\"") && !text.contains("group=\"/idle\""), "{text}");
+    assert_eq!(value_of(&text, "umemcg_volume_open{volume=\"\",kind=\"directory\"}"), 0.0);
+
+    let printed = mount.umemcg(&["metrics", mount.mnt().to_str().unwrap()]);
+    let printed = printed.good().to_owned();
+    assert!(printed.contains("# TYPE umemcg_cache_hits counter") && printed.ends_with("# EOF"), "{printed}");
+    assert!(printed.contains("umemcg_groups{state=\"deeper\"} 0"), "{printed}");
+    assert_eq!(
+        value_of(&printed, "umemcg_memory_cache_bytes{group=\"/a\"}"),
+        of_a("umemcg_memory_cache_bytes")
+    );
+    mount.umemcg(&["metrics", mount.outside().to_str().unwrap()]).bad("is not a mount point");
+    mount.assert_alive();
+    mount.umount();
+    assert!(!socket.exists(), "the socket goes with the mount");
+}
+
+#[test]
+fn an_address_in_use_mounts_nothing() {
+    needs_mount!();
+    let directory = tempfile::tempdir().unwrap();
+    let (data, mnt) = (directory.path().join("data"), directory.path().join("mnt"));
+    [&data, &mnt].into_iter().for_each(|path| fs::create_dir(path).unwrap());
+    let there = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = there.local_addr().unwrap().to_string();
+    let config = directory.path().join("umemcg.toml");
+    let refused = |arguments: &[&str], why: &str| {
+        let mut command = Command::new(PROGRAM);
+        command.arg("mount").args(arguments).args(["--pool", "64M"]);
+        run(None, command).bad(why);
+        assert!(!is_mounted(&mnt), "{arguments:?}");
+    };
+    let (data, point) = (data.to_str().unwrap(), mnt.to_str().unwrap());
+    refused(&[data, point, "--metrics", &address], "in use");
+    refused(&[data, point, "--metrics", "localhost"], "neither an address such as 127.0.0.1:9470");
+    refused(&[data, point, "--metrics", "unix:/nowhere/metrics"], "No such file or directory");
+    fs::write(&config, "pool = \"64M\"\nmetrics = \"9470\"\n").unwrap();
+    let config = config.to_str().unwrap();
+    refused(&[point, "--config", config], "umemcg.toml:2: \"9470\" is neither an address");
+}
+
+/// A query as part of an address.
+fn escaped(query: &str) -> String {
+    query.bytes().map(|byte| format!("%{byte:02X}")).collect()
+}
+
+/// Run by `make test-metrics`, which installs Prometheus.
+#[test]
+#[ignore = "needs Prometheus"]
+fn prometheus_scrapes_a_mount_and_answers_queries() {
+    needs_mount!();
+    let directory = tempfile::tempdir().unwrap();
+    // A port that was free a moment ago.
+    let free = || TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let (ours, theirs) = (free().to_string(), free().to_string());
+    let arguments = vec!["--page-cache", "own", "--metrics", &ours];
+    let mut mount = Mount::start_with(&Options { arguments, ..Options::default() });
+    mount.sh("mkdir -p '$CG/quote\"d' $CG/a && echo 8m > $CG/a/memory.max").good();
+    mount.sh("head -c 3000000 /dev/urandom > $MNT/f && sync $MNT/f && echo 1 > $CG/vm.drop_caches").good();
+    mount.sh_in("a", "cat $MNT/f > /dev/null").good();
+    let checked = directory.path().join("scrape");
+    fs::write(&checked, ask(TcpStream::connect(&ours).unwrap(), "/metrics")).unwrap();
+    let checked = mount.sh(&format!("promtool check metrics < {} 2>&1", checked.display()));
+    assert_eq!(checked.good(), "", "promtool has something to say");
+
+    let config = directory.path().join("prometheus.yml");
+    let job =
+        "scrape_configs: [{job_name: umemcg, scrape_interval: 1s, static_configs: [{targets: ['OURS']}]}]";
+    fs::write(&config, job.replace("OURS", &ours)).unwrap();
+    let mut prometheus = Command::new("prometheus");
+    prometheus
+        .arg(format!("--config.file={}", config.display()))
+        .arg(format!("--storage.tsdb.path={}", directory.path().join("tsdb").display()))
+        .arg(format!("--web.listen-address={theirs}"))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    let prometheus = Ends(prometheus.spawn().expect("Prometheus"));
+    let query = |query: &str| -> Option<f64> {
+        let stream = TcpStream::connect(&theirs).ok()?;
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        // While it starts it is not ready.
+        let answer = try_ask(stream, &format!("/api/v1/query?query={}", escaped(query))).ok()?;
+        let answer: serde_json::Value = serde_json::from_str(&answer).ok()?;
+        answer["data"]["result"][0]["value"][1].as_str()?.parse().ok()
+    };
+    until("Prometheus has scraped the mount", || query("up{job=\"umemcg\"}") == Some(1.0));
+    let usage =
+        query("umemcg_memory_usage_bytes{group=\"/a\"} / umemcg_spec_memory_limit_bytes{group=\"/a\"}");
+    assert!(usage.is_some_and(|share| share > 0.3 && share <= 1.0), "{usage:?}");
+    let unlimited =
+        query("umemcg_memory_usage_bytes{group=\"/\"} / umemcg_spec_memory_limit_bytes{group=\"/\"}");
+    assert!(unlimited.is_some(), "the root is limited by the pool");
+    let misses = query("sum by (group) (umemcg_cache_misses_total{group=\"/a\"})");
+    assert_eq!(misses, Some(mount.value("a", "memory.stat", "total_cache_miss") as f64));
+    drop(prometheus);
+    mount.assert_alive();
+    mount.umount();
+}
+
+/// A process that ends with the test.
+struct Ends(Child);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

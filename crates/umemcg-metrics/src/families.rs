@@ -1,0 +1,263 @@
+//! The metrics of a group: name, unit and kind of each, and how it is read.
+//!
+//! Suffixes and types are those of cAdvisor's `container_*` metrics where it has the figure, so
+//! that queries carry over. All figures include the groups below.
+
+use std::fmt;
+
+use prometheus_client::encoding::MetricEncoder;
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Unit;
+use umemcg::internal::{Pressure, pressure};
+use umemcg::{EventKind, GroupSnapshot, StatItem, UNLIMITED};
+
+use StatItem::*;
+
+/// What a group's figures are read from.
+pub(crate) struct Reading<'a> {
+    snapshot: &'a GroupSnapshot<'a>,
+    pressure: Pressure,
+}
+
+impl<'a> Reading<'a> {
+    pub(crate) fn of(snapshot: &'a GroupSnapshot<'a>) -> Self {
+        Self { snapshot, pressure: pressure(snapshot.group) }
+    }
+
+    fn sum(&self, items: &[StatItem]) -> f64 {
+        items.iter().map(|&item| self.snapshot.stat_total(item)).sum::<u64>() as f64
+    }
+
+    fn events(&self, kind: EventKind) -> f64 {
+        self.snapshot.event_count(kind) as f64
+    }
+}
+
+/// What becomes of a figure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Gauge,
+    /// Only rises.
+    Counter,
+}
+
+impl Kind {
+    pub(crate) fn metric_type(self) -> MetricType {
+        match self {
+            Self::Gauge => MetricType::Gauge,
+            Self::Counter => MetricType::Counter,
+        }
+    }
+
+    pub(crate) fn encode(self, metric: &mut MetricEncoder<'_>, figure: f64) -> fmt::Result {
+        match self {
+            Self::Gauge => metric.encode_gauge(&figure),
+            Self::Counter => metric.encode_counter::<[(&str, &str); 0], f64, f64>(&figure, None),
+        }
+    }
+}
+
+/// One series of a family: the label that tells it from the others, if there are others.
+pub(crate) struct Series {
+    pub(crate) label: Option<(&'static str, &'static str)>,
+    pub(crate) read: fn(&Reading<'_>) -> f64,
+}
+
+/// A metric.
+pub(crate) struct Family {
+    /// Without prefix, unit and `_total`, which the encoder adds.
+    pub(crate) name: &'static str,
+    /// Without a full stop, which the encoder adds.
+    pub(crate) help: &'static str,
+    pub(crate) unit: Option<Unit>,
+    pub(crate) kind: Kind,
+    pub(crate) series: &'static [Series],
+}
+
+const fn one(read: fn(&Reading<'_>) -> f64) -> Series {
+    Series { label: None, read }
+}
+
+const fn labelled(key: &'static str, value: &'static str, read: fn(&Reading<'_>) -> f64) -> Series {
+    Series { label: Some((key, value)), read }
+}
+
+/// File and swap-backed pages.
+const PAGES: &[StatItem] = &[InactiveFile, ActiveFile, InactiveAnon, ActiveAnon, Unevictable, FileKernel];
+const METADATA: &[StatItem] = &[SlabReclaimable, SlabUnreclaimable, IndexNodes, GroupState];
+
+/// No limit is infinite, so that a ratio to it is zero.
+fn limit(bytes: u64) -> f64 {
+    if bytes == UNLIMITED { f64::INFINITY } else { bytes as f64 }
+}
+
+fn pages(nr: f64) -> f64 {
+    nr * 4096.0
+}
+
+macro_rules! family {
+    ($name:literal, $help:literal, $unit:expr, $kind:ident, [$($series:expr),+ $(,)?]) => {
+        Family { name: $name, help: $help, unit: $unit, kind: Kind::$kind, series: &[$($series),+] }
+    };
+}
+
+/// All of them.
+pub(crate) const FAMILIES: &[Family] = &[
+    family!(
+        "memory_usage",
+        "Memory charged",
+        Some(Unit::Bytes),
+        Gauge,
+        [one(|of| of.snapshot.usage_bytes as f64)]
+    ),
+    family!(
+        "memory_working_set",
+        "Memory charged, without inactive file pages",
+        Some(Unit::Bytes),
+        Gauge,
+        [one(|of| { (of.snapshot.usage_bytes as f64 - of.sum(&[InactiveFile, FileKernel])).max(0.0) })]
+    ),
+    family!(
+        "memory_max_usage",
+        "The most memory charged so far",
+        Some(Unit::Bytes),
+        Gauge,
+        [one(|of| { of.snapshot.peak_bytes as f64 })]
+    ),
+    family!(
+        "spec_memory_limit",
+        "Its own limit; +Inf for none",
+        Some(Unit::Bytes),
+        Gauge,
+        [one(|of| { limit(of.snapshot.max_bytes) })]
+    ),
+    family!(
+        "spec_memory_reservation_limit",
+        "Its soft limit; +Inf for none",
+        Some(Unit::Bytes),
+        Gauge,
+        [one(|of| { limit(of.snapshot.group.soft_limit_bytes()) })]
+    ),
+    family!(
+        "memory_guaranteed",
+        "What is guaranteed to it or those below it",
+        Some(Unit::Bytes),
+        Gauge,
+        [one(|of| { of.snapshot.guaranteed_bytes as f64 })]
+    ),
+    family!(
+        "memory_cache",
+        "File pages, those that the kernel keeps included",
+        Some(Unit::Bytes),
+        Gauge,
+        [one(|of| of.sum(PAGES))]
+    ),
+    family!(
+        "memory_kernel_held",
+        "File pages that the kernel keeps",
+        Some(Unit::Bytes),
+        Gauge,
+        [one(|of| of.sum(&[FileKernel]))]
+    ),
+    family!(
+        "memory_dirty",
+        "Accepted data that is not durable",
+        Some(Unit::Bytes),
+        Gauge,
+        [one(|of| { of.sum(&[FileDirty, FileWriteback, FileUnstable]) })]
+    ),
+    family!(
+        "memory_metadata",
+        "Names, indexes, cached objects and the state of groups",
+        Some(Unit::Bytes),
+        Gauge,
+        [one(|of| of.sum(METADATA))]
+    ),
+    family!(
+        "memory_reserved",
+        "Memory of embedding programs",
+        Some(Unit::Bytes),
+        Gauge,
+        [one(|of| of.sum(&[Reserved]))]
+    ),
+    family!(
+        "memory_failcnt",
+        "Charges that found the group at its limit",
+        None,
+        Counter,
+        [one(|of| of.events(EventKind::Max))]
+    ),
+    family!(
+        "memory_events",
+        "Events of memory.events",
+        None,
+        Counter,
+        [
+            labelled("event", "low", |of| of.events(EventKind::Low)),
+            labelled("event", "high", |of| of.events(EventKind::High)),
+            labelled("event", "oom", |of| of.events(EventKind::Oom)),
+        ]
+    ),
+    family!(
+        "memory_failures",
+        "Reads and writes of pages, and those that waited for the store",
+        None,
+        Counter,
+        [
+            labelled("failure_type", "pgfault", |of| of.sum(&[PgFault])),
+            labelled("failure_type", "pgmajfault", |of| of.sum(&[PgMajFault])),
+        ]
+    ),
+    family!("cache_hits", "Pages that were read and found", None, Counter, [one(|of| of.sum(&[CacheHit]))]),
+    family!(
+        "cache_misses",
+        "Pages that were read and had to be fetched",
+        None,
+        Counter,
+        [one(|of| of.sum(&[CacheMiss]))]
+    ),
+    family!(
+        "cache_refaults",
+        "Pages that were fetched again soon after they were evicted",
+        None,
+        Counter,
+        [one(|of| { of.sum(&[WorkingsetRefault]) })]
+    ),
+    family!(
+        "memory_reclaimed",
+        "Pages freed by reclaim",
+        Some(Unit::Bytes),
+        Counter,
+        [
+            labelled("by", "direct", |of| pages(of.sum(&[PgStealDirect]))),
+            labelled("by", "background", |of| pages(of.sum(&[PgStealKswapd]))),
+            labelled("by", "request", |of| pages(of.sum(&[PgStealProactive]))),
+        ]
+    ),
+    family!(
+        "pressure_memory_waiting",
+        "Time in which a request waited for memory",
+        Some(Unit::Seconds),
+        Counter,
+        [one(|of| { of.pressure.some.total.as_secs_f64() })]
+    ),
+    family!(
+        "pressure_memory_stalled",
+        "Time in which requests waited for memory and none was worked on",
+        Some(Unit::Seconds),
+        Counter,
+        [one(|of| { of.pressure.full.total.as_secs_f64() })]
+    ),
+];
+
+/// Series that a group has.
+pub const SERIES_PER_GROUP: usize = {
+    let (mut nr, mut at) = (0, 0);
+    while at < FAMILIES.len() {
+        nr += FAMILIES[at].series.len();
+        at += 1;
+    }
+    nr
+};
+
+const _: () = assert!(SERIES_PER_GROUP <= 25, "a scrape of many groups must stay small");

@@ -1,0 +1,289 @@
+//! The server that Prometheus asks: HTTP/1.1, `GET /metrics`, on a thread of its own.
+//!
+//! At most [`CLIENTS_MAX`] clients are served at a time; more wait to be accepted. One scrape is
+//! made at a time.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::pin::pin;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{ACCEPT, ALLOW, CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use umemcg_base::clock::Worker;
+
+use crate::plain_text::{PLAIN_CONTENT_TYPE, plain_text};
+
+/// The media type of what is rendered.
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// Most clients at a time.
+pub const CLIENTS_MAX: usize = 16;
+/// The time after which a client is asked to connect again: some scrapes.
+pub const CLIENT_TIME: Duration = Duration::from_secs(300);
+/// The longest time that a client may take for the headers of a request.
+const HEADER_TIME: Duration = Duration::from_secs(10);
+/// The longest time that it may take for its last answer then.
+const LAST_ANSWER_TIME: Duration = Duration::from_secs(30);
+/// The pause after a connection that could not be accepted.
+const AGAIN_AFTER: Duration = Duration::from_millis(100);
+
+/// Where metrics are served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MetricsAddress {
+    /// At a TCP address.
+    Tcp(SocketAddr),
+    /// At a Unix socket, which only its owner may open.
+    Unix(PathBuf),
+}
+
+/// An address that is none.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is neither an address such as 127.0.0.1:9470 or [::1]:9470 nor unix:PATH")]
+pub struct WrongAddress(String);
+
+impl FromStr for MetricsAddress {
+    type Err = WrongAddress;
+
+    fn from_str(text: &str) -> Result<Self, WrongAddress> {
+        let wrong = || WrongAddress(text.to_owned());
+        match text.strip_prefix("unix:") {
+            Some("") => Err(wrong()),
+            Some(path) => Ok(Self::Unix(path.into())),
+            None => text.parse().map(Self::Tcp).map_err(|_| wrong()),
+        }
+    }
+}
+
+impl fmt::Display for MetricsAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(f, "{address}"),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// Makes the text of a scrape.
+type Render = Arc<dyn Fn() -> String + Send + Sync>;
+
+/// A socket that listens, and that is not served yet.
+#[derive(Debug)]
+pub struct MetricsListener {
+    listener: Listener,
+    address: MetricsAddress,
+    file: SocketFile,
+}
+
+#[derive(Debug)]
+enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+/// The file of a socket; removed when dropped.
+#[derive(Debug)]
+struct SocketFile(Option<PathBuf>);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if let Some(path) = &self.0 {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+impl MetricsListener {
+    /// Listens at an address.
+    ///
+    /// # Errors
+    /// The system's, such as `AddrInUse`: also for a path at which there is anything but a socket
+    /// that no process serves.
+    pub fn bind(address: &MetricsAddress) -> io::Result<Self> {
+        match address {
+            MetricsAddress::Tcp(address) => {
+                let listener = TcpListener::bind(address)?;
+                listener.set_nonblocking(true)?;
+                let address = MetricsAddress::Tcp(listener.local_addr()?);
+                Ok(Self { listener: Listener::Tcp(listener), address, file: SocketFile(None) })
+            }
+            MetricsAddress::Unix(path) => {
+                let path = std::path::absolute(path)?;
+                let listener = Listener::Unix(bind_unix(&path)?);
+                Ok(Self {
+                    listener,
+                    address: MetricsAddress::Unix(path.clone()),
+                    file: SocketFile(Some(path)),
+                })
+            }
+        }
+    }
+
+    /// Returns the address that it listens at, with the port that was chosen for port 0.
+    pub fn address(&self) -> &MetricsAddress {
+        &self.address
+    }
+
+    /// Serves what `render` returns, on a thread of its own.
+    ///
+    /// # Errors
+    /// When the system refuses a thread or a descriptor.
+    pub fn serve(self, render: impl Fn() -> String + Send + Sync + 'static) -> io::Result<MetricsServer> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .max_blocking_threads(1)
+            .thread_name("umemcg-scrape")
+            .build()?;
+        let (end, render): (_, Render) = (Arc::new(Notify::new()), Arc::new(render));
+        let (ends, listener) = (Arc::clone(&end), self.listener);
+        let worker = Worker::spawn("umemcg-metrics", move || {
+            runtime.spawn(async move {
+                if let Err(error) = serve(listener, render).await {
+                    tracing::error!(%error, "metrics are not served any more");
+                }
+            });
+            runtime.block_on(ends.notified());
+            // A scrape that is being made is not waited for.
+            runtime.shutdown_background();
+        })?;
+        Ok(MetricsServer { end, worker: Some(worker), address: self.address, _file: self.file })
+    }
+}
+
+/// A server of metrics. Dropping it ends it, and removes its socket.
+#[derive(Debug)]
+pub struct MetricsServer {
+    end: Arc<Notify>,
+    worker: Option<Worker>,
+    address: MetricsAddress,
+    _file: SocketFile,
+}
+
+impl MetricsServer {
+    /// Returns the address that it serves at.
+    pub fn address(&self) -> &MetricsAddress {
+        &self.address
+    }
+}
+
+impl Drop for MetricsServer {
+    fn drop(&mut self) {
+        self.end.notify_one();
+        drop(self.worker.take());
+    }
+}
+
+/// Binds a socket that only its owner may open; replaces one that no process serves.
+fn bind_unix(path: &std::path::Path) -> io::Result<UnixListener> {
+    if let Ok(metadata) = std::fs::symlink_metadata(path) {
+        if !metadata.file_type().is_socket() || UnixStream::connect(path).is_ok() {
+            return Err(io::ErrorKind::AddrInUse.into());
+        }
+        std::fs::remove_file(path)?;
+    }
+    // Under another name until only the owner may open it.
+    let draft = path.with_extension(format!("{}.new", std::process::id()));
+    let _ = std::fs::remove_file(&draft);
+    let listener = UnixListener::bind(&draft)?;
+    let placed = std::fs::set_permissions(&draft, std::fs::Permissions::from_mode(0o600))
+        .and_then(|()| std::fs::rename(&draft, path));
+    placed.inspect_err(|_| drop(std::fs::remove_file(&draft)))?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// A listening socket, for the runtime.
+enum Accepting {
+    Tcp(tokio::net::TcpListener),
+    Unix(tokio::net::UnixListener),
+}
+
+async fn serve(listener: Listener, render: Render) -> io::Result<()> {
+    let accepting = match listener {
+        Listener::Tcp(listener) => Accepting::Tcp(tokio::net::TcpListener::from_std(listener)?),
+        Listener::Unix(listener) => Accepting::Unix(tokio::net::UnixListener::from_std(listener)?),
+    };
+    let clients = Arc::new(Semaphore::new(CLIENTS_MAX));
+    loop {
+        let client = Arc::clone(&clients).acquire_owned().await.map_err(io::Error::other)?;
+        let render = Arc::clone(&render);
+        let accepted = match &accepting {
+            Accepting::Tcp(listener) => {
+                listener.accept().await.map(|(stream, _)| drop(tokio::spawn(stay(stream, render, client))))
+            }
+            Accepting::Unix(listener) => {
+                listener.accept().await.map(|(stream, _)| drop(tokio::spawn(stay(stream, render, client))))
+            }
+        };
+        if let Err(error) = accepted {
+            // Too many descriptors, or the client has gone.
+            tracing::debug!(%error, "cannot accept a client of the metrics");
+            tokio::time::sleep(AGAIN_AFTER).await;
+        }
+    }
+}
+
+/// Serves a client until it goes, or goes wrong. After [`CLIENT_TIME`] it may end its request.
+async fn stay<S>(stream: S, render: Render, _client: OwnedSemaphorePermit)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let answer = service_fn(move |request| answer(request, Arc::clone(&render)));
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIME)
+        .serve_connection(TokioIo::new(stream), answer);
+    let mut connection = pin!(connection);
+    if tokio::time::timeout(CLIENT_TIME, connection.as_mut()).await.is_err() {
+        connection.as_mut().graceful_shutdown();
+        let _ = tokio::time::timeout(LAST_ANSWER_TIME, connection).await;
+    }
+}
+
+async fn answer(request: Request<Incoming>, render: Render) -> Result<Response<Full<Bytes>>, Infallible> {
+    let plain = |status: StatusCode, text: &'static str| {
+        let mut response = Response::new(Full::new(Bytes::from_static(text.as_bytes())));
+        *response.status_mut() = status;
+        response
+    };
+    if request.method() != Method::GET && request.method() != Method::HEAD {
+        let mut response = plain(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n");
+        response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+        return Ok(response);
+    }
+    let accepted = request.headers().get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    let wants_open_metrics = accepted.into_iter().any(|value| value.contains("application/openmetrics-text"));
+    Ok(match request.uri().path() {
+        "/metrics" => match tokio::task::spawn_blocking(move || render()).await {
+            Ok(text) => {
+                let (text, media_type) = match wants_open_metrics {
+                    true => (text, OPEN_METRICS),
+                    false => (plain_text(&text), PLAIN_CONTENT_TYPE),
+                };
+                let mut response = Response::new(Full::new(text.into()));
+                let media_type = HeaderValue::from_static(media_type);
+                response.headers_mut().insert(CONTENT_TYPE, media_type);
+                response
+            }
+            Err(error) => {
+                tracing::error!(%error, "a scrape failed");
+                plain(StatusCode::INTERNAL_SERVER_ERROR, "the scrape failed; see the log\n")
+            }
+        },
+        "/" => plain(StatusCode::OK, "umemcg: metrics are at /metrics\n"),
+        _ => plain(StatusCode::NOT_FOUND, "metrics are at /metrics\n"),
+    })
+}

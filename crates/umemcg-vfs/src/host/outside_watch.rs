@@ -1,0 +1,399 @@
+//! The watch for changes that other programs make to the directory of a volume.
+//!
+//! With it the kernel may keep names and attributes without a time limit: it is told of each
+//! change. One mark covers the whole file system. Events of this process are left out, since the
+//! kernel knows what it has asked for.
+//!
+//! - The *watching thread* reads events and tells the kernel that attributes are out of date. It
+//!   waits for nothing else.
+//! - The *telling thread* does what may wait for a request: it has the kernel drop names, and looks
+//!   at files whose data has changed, of which the kernel keeps pages.
+//!
+//! What a request under way may keep of its answer, [`RecentChanges`] says.
+//!
+//! A message about a name waits for requests in its directory. If that takes longer than
+//! [`HELD_UP_MAX`], or if events are lost, all names are declared to be out of date, which waits
+//! for nothing. It costs the kernel the pages of all files that are not open.
+
+use std::collections::{HashSet, VecDeque};
+use std::ffi::OsStr;
+use std::fmt;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+use umemcg_arena::fanotify::{Fanotify, FsChange};
+use umemcg_arena::handle::FileHandle;
+use umemcg_base::{Condvar, LeafMutex, contained};
+
+use super::recent_changes::RecentChanges;
+use super::syscalls::InodeKey;
+use crate::attr::NodeId;
+use crate::kernel_cache::KernelCache;
+
+/// The longest time for which a changed name waits to be told.
+const HELD_UP_MAX: Duration = Duration::from_millis(500);
+/// How often the watching thread looks whether names are held up, while some wait.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// The pause after events that were all of this process, or of other directories: they come in
+/// great numbers.
+const PAUSE_AFTER_OTHERS: Duration = Duration::from_millis(2);
+/// The time after which attributes are told of a file in which a look finds no change: an open may
+/// have told of it, and the kernel shall not ignore the answer that follows that.
+const TELL_AGAIN_AFTER: Duration = Duration::from_millis(50);
+/// Most names, and most files, that wait to be told. What is beyond counts as lost.
+const NR_WAITING_MAX: usize = 4096;
+
+/// The inodes of a volume that is watched.
+pub(crate) trait Watched: Send + Sync + fmt::Debug {
+    /// Returns the identity of the inode that a handle names, if that still exists.
+    fn key_of(&self, handle: &FileHandle) -> Option<InodeKey>;
+    /// Returns the inode of an identity, if it is known here.
+    fn node_of(&self, key: InodeKey) -> Option<NodeId>;
+    /// Returns the names of an inode that the kernel refers to, each with its directory.
+    fn names_in_kernel(&self, node: NodeId) -> Vec<(NodeId, Box<[u8]>)>;
+    /// Calls `tell` with each inode that the kernel refers to, with nothing locked.
+    fn for_each_in_kernel(&self, tell: &mut dyn FnMut(NodeId));
+    /// Returns whether a name leads to a directory that is known here.
+    fn is_known_directory(&self, parent: NodeId, name: &[u8]) -> bool;
+    /// Returns whether the kernel may keep pages of a file.
+    fn may_have_pages(&self, node: NodeId) -> bool;
+    /// Looks at a file that may have changed, and has the kernel drop its pages if so, which tells
+    /// of the attributes, too. Returns whether that is so. May wait for the store.
+    fn look(self: Arc<Self>, node: NodeId) -> bool;
+    /// Returns the files that have content here.
+    fn contents(&self) -> Vec<NodeId>;
+}
+
+/// What waits for the telling thread.
+#[derive(Debug, Default)]
+struct ToTell {
+    names: VecDeque<(NodeId, Box<[u8]>)>,
+    files: VecDeque<NodeId>,
+    /// Files whose attributes are to be told then; oldest first.
+    late: VecDeque<(Instant, NodeId)>,
+    /// Since when there were names, or one is being told.
+    names_since: Option<Instant>,
+    /// More files than there was room for.
+    all_files: bool,
+    is_ended: bool,
+}
+
+impl ToTell {
+    /// Adds a name. Returns whether there was room.
+    fn add_name(&mut self, parent: NodeId, name: &[u8], now: Instant) -> bool {
+        let has_room = self.names.len() < NR_WAITING_MAX;
+        if has_room && self.names.back().is_none_or(|last| (last.0, &*last.1) != (parent, name)) {
+            self.names.push_back((parent, name.into()));
+            self.names_since.get_or_insert(now);
+        }
+        has_room
+    }
+
+    fn add_file(&mut self, node: NodeId) {
+        if self.files.contains(&node) {
+            return;
+        }
+        if self.files.len() < NR_WAITING_MAX { self.files.push_back(node) } else { self.all_files = true }
+    }
+
+    /// Returns whether names have waited for too long; then they wait no more.
+    fn give_up_held_up(&mut self, now: Instant) -> bool {
+        let is_held_up =
+            self.names_since.is_some_and(|since| now.saturating_duration_since(since) >= HELD_UP_MAX);
+        if is_held_up {
+            self.names.clear();
+            self.names_since = None;
+        }
+        is_held_up
+    }
+}
+
+/// Watches of the process: each has two threads, and is told of all changes of its file system.
+static NR_WATCHES: AtomicUsize = AtomicUsize::new(0);
+/// Most of them; the kernel has a bound for each user, too.
+const NR_WATCHES_MAX: usize = 4;
+
+/// One of the few watches of the process; given back when dropped.
+#[derive(Debug)]
+struct OneOfFew;
+
+impl OneOfFew {
+    fn take() -> io::Result<Self> {
+        // Relaxed: a count.
+        let (taken, nr) = (Self, NR_WATCHES.fetch_add(1, Ordering::Relaxed));
+        if nr < NR_WATCHES_MAX { Ok(taken) } else { Err(Errno::MFILE.into()) }
+    }
+}
+
+impl Drop for OneOfFew {
+    fn drop(&mut self) {
+        NR_WATCHES.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What the threads share with the volume.
+#[derive(Debug)]
+struct Shared {
+    /// Noted before the inodes of events are looked for.
+    changes: Arc<RecentChanges>,
+    /// Counts as long as the threads run.
+    _one_of_few: OneOfFew,
+    /// (A) The watching thread reads events. Relaxed: at its end all answers are declared to be out
+    /// of date.
+    is_watching: AtomicBool,
+    /// A leaf lock.
+    to_tell: LeafMutex<ToTell>,
+    changed: Condvar,
+    /// Written to at the end.
+    end: OwnedFd,
+}
+
+/// See the module text. Dropping it ends the threads.
+#[derive(Debug)]
+pub(crate) struct OutsideWatch(Arc<Shared>);
+
+impl OutsideWatch {
+    /// Starts watching the file system of a volume.
+    ///
+    /// # Errors
+    /// Without permission, and where the file system or the kernel does not support it.
+    pub(crate) fn start(
+        root: BorrowedFd<'_>,
+        inodes: Weak<dyn Watched>,
+        kernel: &Arc<dyn KernelCache>,
+        changes: &Arc<RecentChanges>,
+    ) -> io::Result<Self> {
+        let fanotify = Fanotify::of_file_system(root)?;
+        let shared = Arc::new(Shared {
+            changes: Arc::clone(changes),
+            _one_of_few: OneOfFew::take()?,
+            is_watching: AtomicBool::new(true),
+            to_tell: LeafMutex::default(),
+            changed: Condvar::default(),
+            end: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        });
+        // Before the threads: if the second cannot be started, dropping it ends the first.
+        let watch = Self(Arc::clone(&shared));
+        let told = Told { shared, kernel: Arc::clone(kernel), inodes };
+        // Not joined: one may be waiting for a request.
+        let teller = told.clone();
+        std::thread::Builder::new().name("umemcg-tell".into()).spawn(move || teller.tell())?;
+        std::thread::Builder::new().name("umemcg-watch".into()).spawn(move || told.watch(fanotify))?;
+        Ok(watch)
+    }
+
+    /// Returns whether events are read.
+    pub(crate) fn is_watching(&self) -> bool {
+        self.0.is_watching.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for OutsideWatch {
+    fn drop(&mut self) {
+        self.0.to_tell.lock().is_ended = true;
+        self.0.changed.notify_all();
+        let _ = rustix::io::write(&self.0.end, &1u64.to_ne_bytes());
+    }
+}
+
+/// What the telling thread does next.
+#[derive(Debug)]
+enum Next {
+    Name(NodeId, Box<[u8]>),
+    File(NodeId),
+    AllFiles,
+    Late(NodeId),
+}
+
+/// What both threads need.
+#[derive(Debug, Clone)]
+struct Told {
+    shared: Arc<Shared>,
+    kernel: Arc<dyn KernelCache>,
+    inodes: Weak<dyn Watched>,
+}
+
+impl Told {
+    /// The watching thread.
+    fn watch(self, mut fanotify: Fanotify) {
+        // Also if it panics.
+        let result = contained(|| self.watch_until_end(&mut fanotify));
+        self.shared.is_watching.store(false, Ordering::Relaxed);
+        if !matches!(result, Ok(Ok(()))) {
+            tracing::warn!(?result, "other programs' changes are not watched any more");
+            self.forget_all();
+        }
+    }
+
+    fn watch_until_end(&self, fanotify: &mut Fanotify) -> io::Result<()> {
+        let own_pid = rustix::process::getpid().as_raw_nonzero().get();
+        loop {
+            let waits = self.shared.to_tell.lock().names_since.is_some();
+            let timeout = Timespec::try_from(LOOK_INTERVAL).ok().filter(|_| waits);
+            let mut ready =
+                [PollFd::new(&*fanotify, PollFlags::IN), PollFd::new(&self.shared.end, PollFlags::IN)];
+            match poll(&mut ready, timeout.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+            if !ready[1].revents().is_empty() {
+                return Ok(());
+            }
+            let mut changes: HashSet<FsChange> = HashSet::new();
+            let were_some = fanotify.read(|event| {
+                if event.pid != own_pid || event.change == FsChange::Lost {
+                    changes.insert(event.change);
+                }
+            })?;
+            let Some(inodes) = self.inodes.upgrade() else { return Ok(()) };
+            // Of each, or a change would not be told.
+            let nr_here = changes.into_iter().filter(|change| self.take(&*inodes, change)).count();
+            drop(inodes);
+            if nr_here == 0 && were_some {
+                std::thread::sleep(PAUSE_AFTER_OTHERS);
+            }
+            let is_held_up = self.shared.to_tell.lock().give_up_held_up(Instant::now());
+            if is_held_up {
+                self.kernel.all_names_changed();
+            }
+        }
+    }
+
+    /// Tells of a change, or has it told. Returns whether it concerns an inode that is known here.
+    fn take(&self, inodes: &dyn Watched, change: &FsChange) -> bool {
+        let (handle, name) = match change {
+            FsChange::Name { directory, name } => (directory, Some(name)),
+            FsChange::Inode(handle) => (handle, None),
+            _ => {
+                self.forget_all();
+                return true;
+            }
+        };
+        let Some(key) = inodes.key_of(handle) else { return false };
+        self.shared.changes.note(key.ino);
+        let Some(node) = inodes.node_of(key) else { return false };
+        match name {
+            Some(name) => {
+                self.attributes_changed(inodes, node);
+                self.add_name(node, name);
+            }
+            None => self.inode_changed(inodes, node),
+        }
+        true
+    }
+
+    /// Tells that the attributes of an inode are out of date.
+    fn attributes_changed(&self, inodes: &dyn Watched, node: NodeId) {
+        if self.kernel.attributes_changed(node) {
+            return;
+        }
+        // An answer that names it may be on its way: the kernel drops the names behind that.
+        for (parent, name) in inodes.names_in_kernel(node) {
+            self.add_name(parent, &name);
+        }
+    }
+
+    fn inode_changed(&self, inodes: &dyn Watched, node: NodeId) {
+        // Once only, and not if an open has told of it: an answer that another message overtakes is
+        // ignored, and a read would end where the file ended before.
+        if inodes.may_have_pages(node) {
+            self.shared.to_tell.lock().add_file(node);
+            self.shared.changed.notify_all();
+        } else {
+            self.attributes_changed(inodes, node);
+        }
+    }
+
+    fn add_name(&self, parent: NodeId, name: &[u8]) {
+        let has_room = self.shared.to_tell.lock().add_name(parent, name, Instant::now());
+        if has_room {
+            self.shared.changed.notify_all();
+        } else {
+            self.kernel.all_names_changed();
+            self.shared.to_tell.lock().names.clear();
+        }
+    }
+
+    /// Tells that everything may have changed.
+    fn forget_all(&self) {
+        self.shared.changes.note_all();
+        self.kernel.all_names_changed();
+        let Some(inodes) = self.inodes.upgrade() else { return };
+        inodes.for_each_in_kernel(&mut |node| _ = self.kernel.attributes_changed(node));
+        self.shared.to_tell.lock().all_files = true;
+        self.shared.changed.notify_all();
+    }
+
+    /// The telling thread.
+    fn tell(self) {
+        while let Some(next) = self.next_to_tell() {
+            let Some(inodes) = self.inodes.upgrade() else { return };
+            if contained(|| self.tell_one(&inodes, next)).is_err() {
+                // Not told: everything counts as changed.
+                self.forget_all();
+            }
+        }
+    }
+
+    /// Waits for something to be told. Returns `None` at the end.
+    fn next_to_tell(&self) -> Option<Next> {
+        let mut to_tell = self.shared.to_tell.lock();
+        loop {
+            if to_tell.is_ended {
+                return None;
+            }
+            if let Some((parent, name)) = to_tell.names.pop_front() {
+                to_tell.names_since = Some(Instant::now());
+                return Some(Next::Name(parent, name));
+            }
+            to_tell.names_since = None;
+            if let Some(node) = to_tell.files.pop_front() {
+                return Some(Next::File(node));
+            }
+            if std::mem::take(&mut to_tell.all_files) {
+                return Some(Next::AllFiles);
+            }
+            match to_tell.late.front().copied() {
+                Some((due, node)) if due <= Instant::now() => {
+                    to_tell.late.pop_front();
+                    return Some(Next::Late(node));
+                }
+                Some((due, _)) => _ = self.shared.changed.wait_until(&mut to_tell, due),
+                None => self.shared.changed.wait(&mut to_tell),
+            }
+        }
+    }
+
+    fn tell_one(&self, inodes: &Arc<dyn Watched>, next: Next) {
+        match next {
+            Next::Name(parent, name) => {
+                // A directory may have been looked up since, and be a working directory: it is only
+                // looked up once more.
+                let may_stay = inodes.is_known_directory(parent, &name);
+                self.kernel.name_changed(parent, OsStr::from_bytes(&name), may_stay);
+            }
+            Next::File(node) if Arc::clone(inodes).look(node) => {}
+            Next::File(node) => {
+                let due = Instant::now() + TELL_AGAIN_AFTER;
+                let mut to_tell = self.shared.to_tell.lock();
+                let is_last = to_tell.late.back().is_some_and(|&(_, last)| last == node);
+                if to_tell.late.len() == NR_WAITING_MAX {
+                    drop(to_tell);
+                    self.attributes_changed(&**inodes, node);
+                } else if !is_last {
+                    to_tell.late.push_back((due, node));
+                }
+            }
+            Next::AllFiles => {
+                inodes.contents().into_iter().for_each(|node| _ = Arc::clone(inodes).look(node));
+            }
+            Next::Late(node) => self.attributes_changed(&**inodes, node),
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! A volume's inodes, as the watch for changes by other programs sees them.
+
+use std::ffi::CString;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use rustix::fs::OFlags;
+use umemcg_arena::handle::{FileHandle, open_by_handle};
+
+use super::HostVolume;
+use crate::attr::{FileKind, NodeId};
+use crate::host::inodes::HostInodes;
+use crate::host::outside_watch::Watched;
+use crate::host::syscalls::{self, InodeKey};
+use crate::volume::Volume;
+
+impl Watched for HostInodes {
+    fn key_of(&self, handle: &FileHandle) -> Option<InodeKey> {
+        let root = self.host_dir.root.as_fd();
+        let fd = open_by_handle(root, handle, OFlags::PATH | OFlags::NOFOLLOW).ok()?;
+        Some(syscalls::stat_fd(&fd).ok()?.key())
+    }
+
+    fn node_of(&self, key: InodeKey) -> Option<NodeId> {
+        if key == self.host_dir.root_stat.key() { Some(NodeId::ROOT) } else { self.table.find(key) }
+    }
+
+    fn names_in_kernel(&self, node: NodeId) -> Vec<(NodeId, Box<[u8]>)> {
+        self.table.names_in_kernel(node).unwrap_or_default()
+    }
+
+    fn for_each_in_kernel(&self, tell: &mut dyn FnMut(NodeId)) {
+        self.table.for_each_in_kernel(tell);
+    }
+
+    fn is_known_directory(&self, parent: NodeId, name: &[u8]) -> bool {
+        let stat = CString::new(name).ok().and_then(|name| {
+            let directory = self.descriptor(parent).ok()?;
+            syscalls::stat_name(&directory, &name).ok()
+        });
+        stat.is_some_and(|stat| stat.kind == FileKind::Directory && self.table.find(stat.key()).is_some())
+    }
+
+    fn may_have_pages(&self, node: NodeId) -> bool {
+        let content = self.find(node).ok().and_then(|found| found.content);
+        content.is_some_and(|content| content.kernel_pages().is_some())
+    }
+
+    fn look(self: Arc<Self>, node: NodeId) -> bool {
+        let Some(content) = self.find(node).ok().and_then(|found| found.content) else { return false };
+        let volume = HostVolume { inodes: self };
+        // One that cannot be looked at is looked at when it is opened.
+        let is_changed = volume.look_at_open(node, &content).is_ok()
+            && content.kernel_pages().is_some_and(|pages| pages.change().is_some());
+        volume.drop_changed(node);
+        is_changed
+    }
+
+    fn contents(&self) -> Vec<NodeId> {
+        self.table.contents().into_iter().map(|(node, _)| node).collect()
+    }
+}

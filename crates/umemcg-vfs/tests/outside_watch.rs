@@ -1,0 +1,222 @@
+//! What the kernel, which the test plays, is told of changes by other programs.
+
+mod common;
+
+use std::ffi::OsStr;
+use std::os::unix::fs::MetadataExt;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use common::{Fixture, ROOT, name};
+use umemcg_vfs::{Create, IdleInode, KernelCache, Lookup, NodeId, Volume};
+
+/// The longest wait for what must come.
+const WAIT_MAX: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Told {
+    Attributes(NodeId),
+    Name(NodeId, String, bool),
+    All,
+}
+
+/// A kernel that says what it is told.
+#[derive(Debug)]
+struct Kernel {
+    told: Mutex<Sender<Told>>,
+    /// Messages about names wait while the test holds it.
+    busy: Mutex<()>,
+    knows_inodes: AtomicBool,
+    nr_all: AtomicU32,
+}
+
+impl KernelCache for Kernel {
+    fn asks_by_name(&self) -> bool {
+        false
+    }
+    fn let_go(&self, _idle: Vec<IdleInode>) -> bool {
+        true
+    }
+    fn attributes_changed(&self, node: NodeId) -> bool {
+        self.told.lock().unwrap().send(Told::Attributes(node)).unwrap();
+        self.knows_inodes.load(Ordering::Relaxed)
+    }
+    fn can_be_told(&self) -> bool {
+        true
+    }
+    fn name_changed(&self, parent: NodeId, name: &OsStr, may_stay: bool) {
+        drop(self.busy.lock().unwrap());
+        self.told.lock().unwrap().send(Told::Name(parent, name.to_str().unwrap().into(), may_stay)).unwrap();
+    }
+    fn all_names_changed(&self) {
+        self.nr_all.fetch_add(1, Ordering::Relaxed);
+        self.told.lock().unwrap().send(Told::All).unwrap();
+    }
+}
+
+/// A volume that is watched.
+struct World {
+    fixture: Fixture,
+    kernel: Arc<Kernel>,
+    told: Receiver<Told>,
+}
+
+impl World {
+    /// Returns `None` where nothing can be watched.
+    fn new() -> Option<Self> {
+        let fixture = Fixture::new();
+        let (told, heard) = channel();
+        let kernel = Arc::new(Kernel {
+            told: Mutex::new(told),
+            busy: Mutex::new(()),
+            knows_inodes: AtomicBool::new(true),
+            nr_all: AtomicU32::new(0),
+        });
+        fixture.vfs.set_kernel(Arc::<Kernel>::clone(&kernel));
+        if fixture.vfs.moment().is_some() {
+            return Some(Self { fixture, kernel, told: heard });
+        }
+        let must_run = std::env::var_os("CI").is_some_and(|value| value == "true");
+        assert!(!must_run, "the file system cannot be watched");
+        eprintln!("SKIPPED: the file system cannot be watched");
+        None
+    }
+
+    /// Changes the directory as another program.
+    fn outside(&self, script: &str) {
+        let done = Command::new("sh").arg("-ec").arg(script).current_dir(self.fixture.dir.path()).status();
+        assert!(done.unwrap().success(), "{script}");
+    }
+
+    fn lookup(&self, path: &str) -> NodeId {
+        self.fixture.vfs.lookup(&self.fixture.root, ROOT, name(path)).unwrap().node
+    }
+
+    /// Waits until the kernel is told something.
+    #[track_caller]
+    fn expect(&self, expected: &Told) {
+        let deadline = Instant::now() + WAIT_MAX;
+        loop {
+            match self.told.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(told) if told == *expected => return,
+                Ok(_) => {}
+                Err(error) => panic!("never told: {expected:?}: {error}"),
+            }
+        }
+    }
+}
+
+fn named(name: &str) -> Told {
+    Told::Name(ROOT, name.into(), false)
+}
+
+#[test]
+fn each_change_by_another_program_is_told() {
+    let Some(world) = World::new() else { return };
+    let moment = world.fixture.vfs.moment().unwrap();
+    let ino = std::fs::metadata(world.fixture.dir.path()).unwrap().ino();
+    assert!(world.fixture.vfs.is_unchanged(ino, moment));
+    world.outside("echo text > f");
+    world.expect(&Told::Attributes(ROOT));
+    world.expect(&named("f"));
+    assert!(!world.fixture.vfs.is_unchanged(ino, moment), "answers meanwhile count for a short time");
+    let node = world.lookup("f");
+    for script in ["echo more >> f", "chmod 600 f", "ln f other"] {
+        world.outside(script);
+        world.expect(&Told::Attributes(node));
+    }
+    world.outside("mv other new; rm f");
+    for name in ["other", "new", "f"] {
+        world.expect(&named(name));
+    }
+}
+
+#[test]
+fn what_the_volume_does_itself_is_not_told() {
+    let Some(world) = World::new() else { return };
+    let vfs = &world.fixture.vfs;
+    for n in 0..100 {
+        vfs.mkdir(&world.fixture.root, ROOT, name(&format!("d{n}")), 0o755).unwrap();
+    }
+    world.outside("touch last");
+    let deadline = Instant::now() + WAIT_MAX;
+    loop {
+        match world.told.recv_timeout(deadline.saturating_duration_since(Instant::now())).unwrap() {
+            Told::Attributes(ROOT) => {}
+            told => return assert_eq!(told, named("last")),
+        }
+    }
+}
+
+#[test]
+fn a_name_that_may_be_a_working_directory_stays() {
+    let Some(world) = World::new() else { return };
+    world.outside("mkdir d; echo > d/f; echo > f");
+    world.expect(&named("d"));
+    world.lookup("d");
+    world.lookup("f");
+    world.outside("mv d e; mv e d; mv f g; mv g f");
+    world.expect(&Told::Name(ROOT, "d".into(), true));
+    world.expect(&named("f"));
+}
+
+#[test]
+fn an_inode_that_is_not_known_yet_is_told_by_name() {
+    let Some(world) = World::new() else { return };
+    world.outside("echo > f");
+    world.expect(&named("f"));
+    let node = world.lookup("f");
+    // The answer to the lookup is still on its way.
+    world.kernel.knows_inodes.store(false, Ordering::Relaxed);
+    world.outside("chmod 600 f");
+    world.expect(&Told::Attributes(node));
+    world.expect(&named("f"));
+}
+
+#[test]
+fn a_name_that_is_held_up_has_all_names_expire() {
+    let Some(world) = World::new() else { return };
+    let busy = world.kernel.busy.lock().unwrap();
+    for n in 1..=3 {
+        world.outside(&format!("echo > f{n}"));
+        world.expect(&Told::All);
+    }
+    drop(busy);
+    world.expect(&named("f1"));
+    let nr_all = world.kernel.nr_all.load(Ordering::Relaxed);
+    world.outside("echo > g");
+    world.expect(&named("g"));
+    assert_eq!(world.kernel.nr_all.load(Ordering::Relaxed), nr_all, "only while one is held up");
+}
+
+#[test]
+fn more_names_than_can_wait_have_all_names_expire() {
+    let Some(world) = World::new() else { return };
+    let busy = world.kernel.busy.lock().unwrap();
+    world.outside("seq 5000 | xargs touch");
+    world.expect(&Told::All);
+    drop(busy);
+    world.outside("echo > last");
+    world.expect(&named("last"));
+}
+
+#[test]
+fn a_watch_ends_with_its_volume() {
+    let Some(world) = World::new() else { return };
+    let nr_threads = || {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+        names.filter(|name| name.starts_with("umemcg-watch")).count()
+    };
+    let (World { fixture, kernel, .. }, before) = (world, nr_threads());
+    drop(fixture);
+    // Other tests have some, too.
+    let deadline = Instant::now() + WAIT_MAX;
+    while Arc::strong_count(&kernel) > 1 {
+        assert!(Instant::now() < deadline, "its threads run on; of {before} there are {}", nr_threads());
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}

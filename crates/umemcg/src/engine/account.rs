@@ -1,0 +1,241 @@
+//! [`Account`]: the memory of one query, buffer pool or connection, charged to a group.
+
+use std::fmt;
+use std::sync::Arc;
+
+use umemcg_group::{Group, Holding, Refused};
+
+use super::{Engine, Refusal};
+use crate::commitments::Change;
+
+/// Memory of the embedder's own that is charged to a group, such as the buffers of a query. Any
+/// number of threads grow and shrink it; dropping it gives everything back.
+///
+/// Growing and shrinking by a few pages takes no lock and no other atomic instruction than the one
+/// that adds up the account. The bytes are counted as `anon` and `unevictable` in `memory.stat`.
+/// When the group is removed, they belong to its parent from then on, and so does whatever the
+/// account grows by.
+///
+/// ```
+/// use std::ffi::OsStr;
+/// use umemcg::{Engine, EngineConfig, Refusal};
+///
+/// let engine = Engine::new(EngineConfig::new(64 << 20))?;
+/// let tenant = engine.create_group(engine.root(), OsStr::new("tenant"))?;
+/// engine.set_max(&tenant, 8 << 20, &|| false);
+///
+/// let sort = engine.account(&tenant);
+/// sort.try_grow(6 << 20)?;
+/// match sort.try_grow(4 << 20) {
+///     Err(Refusal::NotNow { wanted, free, .. }) => assert!(free < wanted), // time to spill
+///     other => panic!("{other:?}"),
+/// }
+/// sort.shrink(5 << 20); // spilled
+/// sort.try_grow(4 << 20)?;
+/// assert_eq!((sort.bytes(), sort.peak()), (5 << 20, 6 << 20));
+///
+/// let merge = sort.split(1 << 20);
+/// drop(sort);
+/// assert_eq!(merge.bytes(), 1 << 20);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "a dropped account gives everything back"]
+pub struct Account {
+    held: Holding,
+    engine: Arc<Engine>,
+}
+
+/// What a growth does when there is no room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Effort {
+    /// It reclaims, and a refusal counts a `max` event.
+    Reclaims,
+    /// It reclaims; it was refused and counted before.
+    ReclaimsAgain,
+    /// Nothing.
+    Takes,
+}
+
+impl Account {
+    pub(super) fn new(engine: &Arc<Engine>, group: &Arc<Group>) -> Self {
+        Self { held: Holding::new(Arc::clone(group)), engine: Arc::clone(engine) }
+    }
+
+    pub(super) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// Returns the group that it was created for.
+    #[inline]
+    pub fn group(&self) -> &Arc<Group> {
+        self.held.group()
+    }
+
+    /// Returns the bytes held now.
+    #[inline]
+    pub fn bytes(&self) -> u64 {
+        self.held.bytes()
+    }
+
+    /// Returns the most bytes that it ever held.
+    pub fn peak(&self) -> u64 {
+        self.held.peak_bytes()
+    }
+
+    /// Grows by `bytes`. If a group is full, first reclaims what is missing from caches of that
+    /// group, down to what is guaranteed to groups below it. That takes about a microsecond for
+    /// each page; it never waits. Leaves room for what is guaranteed to other groups. No lock of
+    /// this library may be held.
+    ///
+    /// # Errors
+    /// [`Refusal`]; nothing is changed then. Counts at most one `max` event, and no `oom` event.
+    #[inline]
+    pub fn try_grow(&self, bytes: u64) -> Result<(), Refusal> {
+        // The result is made here and not passed on: to copy it costs as much as the growth.
+        match self.grow_at_once(bytes) {
+            Ok(true) => Ok(()),
+            Ok(false) => self.try_grow_slowly(bytes, None),
+            Err(refused) => self.try_grow_slowly(bytes, Some(refused)),
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn try_grow_slowly(&self, bytes: u64, refused: Option<Refused>) -> Result<(), Refusal> {
+        self.grow_slowly(bytes, Effort::Reclaims, refused).inspect_err(|refusal| {
+            self.engine.reclaimer().note_refused_growth(self.group(), bytes, refusal);
+        })
+    }
+
+    pub(super) fn grow_with(&self, bytes: u64, effort: Effort) -> Result<(), Refusal> {
+        match self.grow_at_once(bytes) {
+            Ok(true) => Ok(()),
+            Ok(false) => self.grow_slowly(bytes, effort, None),
+            Err(refused) => self.grow_slowly(bytes, effort, Some(refused)),
+        }
+    }
+
+    /// Grows if that takes nothing from others; see [`Holding::try_grow_if`].
+    #[inline]
+    fn grow_at_once(&self, bytes: u64) -> Result<bool, Refused> {
+        self.held.try_grow_if(bytes, || self.leaves_room(Change::HeldAndCounted(bytes)))
+    }
+
+    /// Returns whether what is guaranteed to others has room beside a change of the account.
+    #[inline]
+    fn leaves_room(&self, change: Change) -> bool {
+        !self.engine.commitments.is_any() || self.check(change, 0).is_ok()
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn check(&self, change: Change, wanted: u64) -> Result<(), Refusal> {
+        let result = self.engine.commitments.check(self.group(), change);
+        result.map_err(|refused| {
+            let never = Refusal::never(self.group(), wanted);
+            never.unwrap_or_else(|| Refusal::overcommitted(refused, wanted))
+        })
+    }
+
+    /// Checks that `bytes` more leave room for what is guaranteed to others.
+    pub(super) fn check_room(&self, bytes: u64) -> Result<(), Refusal> {
+        if self.engine.commitments.is_any() { self.check(Change::Held(bytes), bytes) } else { Ok(()) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn grow_slowly(&self, bytes: u64, effort: Effort, refused: Option<Refused>) -> Result<(), Refusal> {
+        // Before anything is reclaimed in vain.
+        self.check_room(bytes)?;
+        let is_counted = effort == Effort::ReclaimsAgain;
+        let result = match refused.map_or_else(|| self.held.try_grow(bytes), Err) {
+            Err(refused) if effort != Effort::Takes => {
+                self.engine.reclaimer().grow_after_refusal(&self.held, bytes, refused, is_counted)
+            }
+            result => result,
+        };
+        result.map_err(|refused| Refusal::of(self.group(), &refused))?;
+        if self.engine.commitments.is_any() {
+            // Others may have grown meanwhile.
+            let checked = self.check(Change::HeldAndCounted(bytes), bytes);
+            return checked.inspect_err(|_| self.held.shrink(bytes));
+        }
+        Ok(())
+    }
+
+    /// Grows by `bytes` whatever the limits are, for memory that exists already. Never blocks and
+    /// never fails; usage may be above limits afterwards, until something is given back.
+    ///
+    /// # Panics
+    /// When `bytes` is more than 2^56.
+    pub fn grow(&self, bytes: u64) {
+        self.held.grow_forced(bytes);
+    }
+
+    /// Gives `bytes` back. Never blocks.
+    ///
+    /// # Panics
+    /// When it holds less; nothing is changed then.
+    #[inline]
+    pub fn shrink(&self, bytes: u64) {
+        self.held.shrink(bytes);
+        self.note_given_back();
+    }
+
+    /// Gives everything back; returns how much that was. Never blocks.
+    pub fn clear(&self) -> u64 {
+        let bytes = self.held.clear();
+        if bytes > 0 {
+            self.note_given_back();
+        }
+        bytes
+    }
+
+    #[inline]
+    fn note_given_back(&self) {
+        if self.engine.waits.is_any() {
+            self.engine.waits.note_given_back(self.group());
+        }
+    }
+
+    /// Takes over what another account of the same group has.
+    ///
+    /// # Panics
+    /// When it is another group's.
+    pub fn merge(&self, other: Account) {
+        assert!(Arc::ptr_eq(self.group(), other.group()), "accounts of two groups cannot become one");
+        self.held.absorb(&other.held);
+    }
+
+    /// Moves `bytes` to an account of their own in the same group. Charges nothing, so it cannot be
+    /// refused.
+    ///
+    /// # Panics
+    /// When it holds less; nothing is changed then.
+    pub fn split(&self, bytes: u64) -> Account {
+        Account { held: self.held.split(bytes), engine: Arc::clone(&self.engine) }
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+impl fmt::Debug for Account {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Account")
+            .field("group", &self.group().path())
+            .field("bytes", &self.bytes())
+            .field("peak", &self.peak())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// Opens an account in a group, with nothing in it.
+    pub fn account(self: &Arc<Self>, group: &Arc<Group>) -> Account {
+        Account::new(self, group)
+    }
+}

@@ -1,0 +1,109 @@
+//! [`OwnedGroup`]: a group that lives as long as a value, such as that of a query or a session.
+
+use std::ffi::OsStr;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use umemcg_group::{CreateError, Group, RemoveError};
+
+use super::{Engine, Limits};
+
+/// Rounds in which a subtree is removed while other threads create groups in it.
+const ROUNDS_MAX: u32 = 16;
+
+/// A group that is removed when the value is dropped, with all groups below it. What is still
+/// charged to them then belongs to the group above.
+///
+/// ```
+/// use umemcg::{Engine, EngineConfig, Limits};
+///
+/// let engine = Engine::new(EngineConfig::new(64 << 20))?;
+/// let query = engine.owned_group(engine.root(), "query-17", &Limits::new().max(8 << 20))?;
+/// let account = engine.account(&query);
+/// account.try_grow(1 << 20)?;
+/// drop(query);
+/// assert!(engine.group_at("/query-17").is_none());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "a dropped group is removed immediately"]
+#[derive(Debug)]
+pub struct OwnedGroup {
+    engine: Arc<Engine>,
+    group: Arc<Group>,
+    /// It is still there and is to be removed.
+    is_owned: bool,
+}
+
+impl OwnedGroup {
+    /// Returns the group, which is no longer removed with the value.
+    pub fn keep(mut self) -> Arc<Group> {
+        self.is_owned = false;
+        Arc::clone(&self.group)
+    }
+
+    /// Removes the group and those below it now. May block for the time that others' removals take.
+    ///
+    /// # Errors
+    /// [`RemoveError::Gone`] if it was removed already; [`RemoveError::HasChildren`] if other
+    /// threads keep creating groups below it.
+    pub fn remove(mut self) -> Result<(), RemoveError> {
+        self.is_owned = false;
+        remove_subtree(&self.engine, &self.group)
+    }
+}
+
+impl Deref for OwnedGroup {
+    type Target = Arc<Group>;
+
+    fn deref(&self) -> &Arc<Group> {
+        &self.group
+    }
+}
+
+impl Drop for OwnedGroup {
+    fn drop(&mut self) {
+        if !self.is_owned {
+            return;
+        }
+        match remove_subtree(&self.engine, &self.group) {
+            Ok(()) | Err(RemoveError::Gone) => {}
+            Err(error) => tracing::warn!(%error, group = self.group.id(), "an owned group was not removed"),
+        }
+    }
+}
+
+/// Removes the groups of a subtree, those below before those above.
+fn remove_subtree(engine: &Engine, top: &Arc<Group>) -> Result<(), RemoveError> {
+    let mut result = Err(RemoveError::HasChildren);
+    for _ in 0..ROUNDS_MAX {
+        let mut groups = Vec::new();
+        let mut at = Group::next_in_subtree(top, None);
+        while let Some(group) = at {
+            at = Group::next_in_subtree(top, Some(&group));
+            groups.push(group);
+        }
+        for group in groups.iter().rev() {
+            result = engine.remove_group(group);
+        }
+        if !matches!(result, Err(RemoveError::HasChildren)) {
+            break;
+        }
+    }
+    result
+}
+
+impl Engine {
+    /// Creates a group that is removed when the result is dropped, and sets its limits. May sleep.
+    ///
+    /// # Errors
+    /// [`CreateError`].
+    pub fn owned_group(
+        self: &Arc<Self>,
+        parent: &Arc<Group>,
+        name: impl AsRef<OsStr>,
+        limits: &Limits,
+    ) -> Result<OwnedGroup, CreateError> {
+        let group = self.create_limited(parent, name.as_ref(), limits)?;
+        Ok(OwnedGroup { engine: Arc::clone(self), group, is_owned: true })
+    }
+}

@@ -1,0 +1,45 @@
+//! Caches of the embedder's own: how they take part in reclaim.
+
+use std::sync::Arc;
+
+use umemcg_group::Group;
+use umemcg_reclaim::ListLru;
+use umemcg_reclaim::shrinker::{Registration, Shrinker, ShrinkerId, SlabUsage};
+
+use super::Engine;
+
+impl Engine {
+    /// Returns a number for a shrinker that is being made; its lists need it before it can be
+    /// registered.
+    #[doc(alias = "shrinker_alloc")]
+    pub fn reserve_shrinker(&self) -> ShrinkerId {
+        self.reclaimer().reserve_shrinker()
+    }
+
+    /// Creates lists of a shrinker's objects, one for each group, in the order of use. A shrinker
+    /// that needs several kinds numbers them by `sub`.
+    #[doc(alias = "list_lru_init")]
+    pub fn list_lru(&self, id: &ShrinkerId, sub: u32) -> ListLru {
+        ListLru::new(self.reclaimer(), id, sub)
+    }
+
+    /// Registers a shrinker. Reclaim that starts from now on asks it, until the registration is
+    /// dropped.
+    #[doc(alias = "shrinker_register")]
+    pub fn register_shrinker(&self, id: ShrinkerId, shrinker: Arc<dyn Shrinker>) -> Registration {
+        self.reclaimer().register_shrinker(id, shrinker)
+    }
+
+    /// Says that the shrinker of a number has objects of `group` on `node`, so that reclaim asks
+    /// it. For shrinkers that keep their objects outside any [`ListLru`], after an object can be
+    /// counted.
+    pub fn note_objects(&self, group: &Arc<Group>, node: usize, shrinker: u32) {
+        self.reclaimer().note_objects(group, node, shrinker);
+    }
+
+    /// Returns the objects of every shrinker that has any in `group` itself: count, reclaimable
+    /// count, bytes. Calls the shrinkers, so no lock of this library may be held.
+    pub fn slab_usage(&self, group: &Arc<Group>) -> Vec<SlabUsage> {
+        self.reclaimer().slab_usage(group)
+    }
+}

@@ -1,0 +1,13 @@
+//! Files that an engine caches: their stores, reads and writes, and what may be dirty.
+//!
+//! [`Engine::open_file`](crate::Engine::open_file) caches a file of a [`BackingStore`] of yours;
+//! [`File`] reads and writes it, and makes it durable. The pages are frames of the engine's
+//! [`Arena`], of which a store is given [`Segment`]s to fill or to write out.
+
+#[cfg(target_os = "linux")]
+pub use umemcg_arena::IoFlags;
+pub use umemcg_arena::{Arena, FrameId, Segment};
+pub use umemcg_cache::{
+    BackingStore, DirtyBound, DirtyBounds, DirtyThreshold, ErrorCursor, File, FileError, LostData, PageQuota,
+    PinnedPages, Readahead, StoreId,
+};

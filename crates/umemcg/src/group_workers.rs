@@ -1,0 +1,216 @@
+//! Threads that do work for groups which no caller may wait for: at most one for each group at a
+//! time, so that code of one group (a listener that takes its time) delays no other group.
+//!
+//! A thread is started when a group has work and every thread is busy, and stays until the engine
+//! ends. With [`NR_THREADS_MAX`] groups at work, work for another one is refused.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use umemcg_base::clock::Worker;
+use umemcg_base::{Condvar, LeafMutex, contained};
+
+/// Most threads, and most groups that have work at the same time.
+const NR_THREADS_MAX: usize = 32;
+
+type Job = Box<dyn FnOnce() + Send>;
+
+thread_local! {
+    static IS_WORKER: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Returns whether this thread is one of the workers.
+pub(crate) fn is_worker() -> bool {
+    IS_WORKER.get()
+}
+
+/// See the module text.
+#[derive(Default)]
+pub(crate) struct GroupWorkers {
+    shared: Arc<Shared>,
+    threads: LeafMutex<Vec<Worker>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: LeafMutex<State>,
+    has_work: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// The jobs of groups that have any, the one being done not included, by the group's number.
+    jobs: HashMap<u64, VecDeque<Job>>,
+    /// Groups that have jobs and no thread.
+    ready: VecDeque<u64>,
+    nr_threads: usize,
+    is_over: bool,
+}
+
+impl std::fmt::Debug for GroupWorkers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let nr_threads = self.shared.state.lock().nr_threads;
+        f.debug_struct("GroupWorkers").field("nr_threads", &nr_threads).finish_non_exhaustive()
+    }
+}
+
+impl State {
+    fn admits(&self, group: u64) -> bool {
+        !self.is_over && (self.jobs.contains_key(&group) || self.jobs.len() < NR_THREADS_MAX)
+    }
+}
+
+impl GroupWorkers {
+    /// Returns whether work for a group would be done.
+    pub(crate) fn admits(&self, group: u64) -> bool {
+        self.shared.state.lock().admits(group)
+    }
+
+    /// Lets a worker do a job for a group, after the group's earlier ones. A job that is refused,
+    /// or left when the engine ends, is dropped. Never blocks for longer than a thread takes to
+    /// start.
+    pub(crate) fn run(&self, group: u64, job: impl FnOnce() + Send + 'static) {
+        let job: Job = Box::new(job);
+        let mut state = self.shared.state.lock();
+        if !state.admits(group) {
+            drop(state);
+            return drop(job);
+        }
+        let is_new = !state.jobs.contains_key(&group);
+        state.jobs.entry(group).or_default().push_back(job);
+        if is_new {
+            state.ready.push_back(group);
+        }
+        // A thread for each group that has work.
+        let starts = state.nr_threads < state.jobs.len();
+        state.nr_threads += usize::from(starts);
+        drop(state);
+        self.shared.has_work.notify_one();
+        if starts {
+            self.start_thread();
+        }
+    }
+
+    fn start_thread(&self) {
+        let shared = Arc::clone(&self.shared);
+        match Worker::spawn("umemcg-group", move || shared.work()) {
+            Ok(thread) => self.threads.lock().push(thread),
+            Err(error) => {
+                tracing::error!(%error, "cannot start a thread for work of a group");
+                let mut state = self.shared.state.lock();
+                state.nr_threads -= 1;
+                let left = if state.nr_threads == 0 { state.take_jobs() } else { Vec::new() };
+                drop(state);
+                drop(left);
+            }
+        }
+    }
+
+    /// Drops the jobs that are left, and waits for those being done.
+    pub(crate) fn stop(&self) {
+        let mut state = self.shared.state.lock();
+        state.is_over = true;
+        let left = state.take_jobs();
+        drop(state);
+        self.shared.has_work.notify_all();
+        drop(left);
+        let threads = std::mem::take(&mut *self.threads.lock());
+        drop(threads);
+    }
+}
+
+impl Drop for GroupWorkers {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl State {
+    fn take_jobs(&mut self) -> Vec<VecDeque<Job>> {
+        self.ready.clear();
+        self.jobs.values_mut().map(std::mem::take).collect()
+    }
+}
+
+impl Shared {
+    /// Does one job after another until the engine ends.
+    fn work(&self) {
+        IS_WORKER.set(true);
+        let mut state = self.state.lock();
+        loop {
+            if state.is_over {
+                return;
+            }
+            let Some(group) = state.ready.pop_front() else {
+                self.has_work.wait(&mut state);
+                continue;
+            };
+            let job = state.jobs.get_mut(&group).and_then(VecDeque::pop_front);
+            drop(state);
+            if let Some(job) = job
+                && let Err(panic) = contained(job)
+            {
+                tracing::error!(%panic, "work for a group panicked");
+            }
+            state = self.state.lock();
+            if state.jobs.get(&group).is_some_and(|left| !left.is_empty()) {
+                state.ready.push_back(group);
+            } else {
+                state.jobs.remove(&group);
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(schedule)))]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_group_that_hangs_delays_no_other_and_its_jobs_keep_order() {
+        let workers = GroupWorkers::default();
+        let (go_on, may_go_on) = channel::<()>();
+        let (done, is_done) = channel();
+        let say = |what: u32| {
+            let done = done.clone();
+            move || done.send(what).unwrap()
+        };
+        workers.run(1, move || may_go_on.recv_timeout(LONG).unwrap());
+        workers.run(1, say(11));
+        workers.run(1, || panic!("one job of several"));
+        workers.run(1, say(12));
+        for group in 2..=NR_THREADS_MAX as u64 {
+            workers.run(group, say(group as u32));
+        }
+        let mut others: Vec<_> =
+            (2..=NR_THREADS_MAX).map(|_| is_done.recv_timeout(LONG).expect("other groups go on")).collect();
+        others.sort_unstable();
+        assert_eq!(others, (2..=NR_THREADS_MAX as u32).collect::<Vec<_>>());
+        go_on.send(()).unwrap();
+        assert_eq!([is_done.recv_timeout(LONG), is_done.recv_timeout(LONG)], [Ok(11), Ok(12)]);
+    }
+
+    #[test]
+    fn work_is_refused_when_every_thread_has_a_group() {
+        let workers = GroupWorkers::default();
+        let (go_on, may_go_on) = channel::<()>();
+        let may_go_on = Arc::new(LeafMutex::new(may_go_on));
+        for group in 0..NR_THREADS_MAX as u64 {
+            let may_go_on = Arc::clone(&may_go_on);
+            workers.run(group, move || _ = may_go_on.lock().recv_timeout(LONG));
+        }
+        assert!(workers.admits(0) && !workers.admits(99));
+        let kept = Arc::new(());
+        let held = Arc::clone(&kept);
+        workers.run(99, move || drop(held));
+        assert_eq!(Arc::strong_count(&kept), 1, "a refused job is dropped");
+        drop(go_on);
+    }
+}

@@ -1,0 +1,419 @@
+//! [`Lease`]: a cache of another maker lives under a group's limit.
+//!
+//! The engine cannot see inside such a cache. It can read how many bytes the cache uses, and tell
+//! it how many it may use: its *capacity*. So the capacity is what is charged, and a cache that
+//! keeps to it never holds more than its group pays for:
+//!
+//! ```text
+//!   0        used       capacity = charged                bytes_max
+//!   ├──────────┼──────────────┼──────────────────────────────┤
+//!              └── headroom ──┘ an eighth of what is used, 256 KiB at least
+//! ```
+//!
+//! - **Growth.** Ten times a second, and by [`Lease::adjust`], the charge follows what is used, up
+//!   or down. To grow, reclaim takes from what else the group has.
+//! - **Pressure.** Reclaim asks the lease for bytes as it asks any [`Shrinker`]; the capacity falls
+//!   by so much, and what the cache gives up is released.
+//!
+//! Callbacks run with no lock held, one at a time for each lease, in a worker of the group or in a
+//! thread that reclaims. They may panic: then the charge stays as it is.
+
+use std::cell::Cell;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use umemcg_base::clock::Worker;
+use umemcg_base::{LeafMutex, PAGE_SIZE_U64, WakeSignal, contained};
+use umemcg_group::{Group, StatItem};
+use umemcg_reclaim::shrinker::{Count, Registration, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
+use umemcg_reclaim::{AccountedCharge, Reclaimer};
+
+use crate::group_workers::GroupWorkers;
+
+/// Between what is used and the capacity lies this part of what is used,
+const HEADROOM_SHARE: u64 = 8;
+/// … and this much at least.
+const HEADROOM_MIN: u64 = 256 << 10;
+/// The time between two adjustments.
+const INTERVAL: Duration = Duration::from_millis(100);
+/// The same while there are no leases.
+const IDLE_INTERVAL: Duration = Duration::from_secs(60);
+/// Tries to get the turn of a lease; the thread yields after each.
+const TURN_TRIES_MAX: u32 = 10_000;
+/// Leases are on the first node.
+const NODE: usize = 0;
+
+thread_local! {
+    /// The lease for whose growth this thread reclaims.
+    static GROWING: Cell<Option<u32>> = const { Cell::new(None) };
+}
+
+/// A cache whose size can be read and set.
+pub trait Resizable: Send + Sync {
+    /// Returns the bytes that the cache uses now.
+    fn used_bytes(&self) -> u64;
+
+    /// Sets how many bytes the cache may use, and frees what is above. May be called by a thread
+    /// that reclaims, so it must not charge to a group, nor wait for a thread that does.
+    fn set_capacity(&self, bytes: u64);
+}
+
+/// Keeps a [`Resizable`] cache under a group's limit; see [`Engine::lease`](crate::Engine::lease).
+/// When it is dropped, the capacity becomes 0 and nothing stays charged.
+#[must_use = "a dropped lease ends immediately"]
+#[derive(Debug)]
+pub struct Lease {
+    leased: Arc<Leased>,
+    /// `None` only while being dropped.
+    registration: Option<Registration>,
+    leases: Arc<Leases>,
+}
+
+/// The state of a lease that reclaim and the ticker share.
+struct Leased {
+    name: String,
+    group: Arc<Group>,
+    cache: Arc<dyn Resizable>,
+    bytes_max: u64,
+    reclaimer: Arc<Reclaimer>,
+    shrinker_id: u32,
+    charged: LeafMutex<Charged>,
+    /// Handed to a worker, which has not begun. (A)
+    is_queued: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Charged {
+    /// One for each owner: more than one only when the group was removed meanwhile.
+    held: Vec<AccountedCharge>,
+    /// A thread is calling the cache; only that one changes what is held.
+    is_busy: bool,
+    /// The lease was dropped.
+    is_ended: bool,
+}
+
+impl fmt::Debug for Leased {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Leased").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Charged {
+    fn bytes(&self) -> u64 {
+        self.held.iter().map(AccountedCharge::bytes).sum()
+    }
+
+    fn take_in(&mut self, charge: AccountedCharge) {
+        let apart = match self.held.last_mut() {
+            Some(last) => last.absorb(charge).err(),
+            None => Some(charge),
+        };
+        self.held.extend(apart);
+    }
+}
+
+/// Releases `bytes` of what is held, the youngest first. No lock may be held.
+fn release(held: &mut Vec<AccountedCharge>, bytes: u64) {
+    let mut left = bytes;
+    while let Some(last) = held.last_mut().filter(|_| left > 0) {
+        if last.bytes() > left {
+            return last.shrink(left);
+        }
+        left -= last.bytes();
+        held.pop();
+    }
+}
+
+/// The right to call the cache; given back when dropped.
+struct Turn<'a>(&'a Leased);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        let mut charged = self.0.charged.lock();
+        charged.is_busy = false;
+        if charged.is_ended {
+            drop(charged);
+            self.0.end();
+        }
+    }
+}
+
+impl Leased {
+    /// Takes the turn to call the cache, when the thread that has it is done with its call. `None`
+    /// when that takes too long, or the lease has ended.
+    fn turn(&self) -> Option<Turn<'_>> {
+        for _ in 0..TURN_TRIES_MAX {
+            let mut charged = self.charged.lock();
+            if charged.is_ended {
+                return None;
+            }
+            if !std::mem::replace(&mut charged.is_busy, true) {
+                return Some(Turn(self));
+            }
+            drop(charged);
+            umemcg_base::sync::thread::yield_now();
+        }
+        None
+    }
+
+    fn used_bytes(&self) -> Option<u64> {
+        let used = contained(|| self.cache.used_bytes());
+        used.inspect_err(|panic| tracing::error!(%panic, cache = self.name, "a leased cache panicked")).ok()
+    }
+
+    /// Returns `false` when the cache panics: its capacity may be the old one.
+    fn set_capacity(&self, bytes: u64) -> bool {
+        let set = contained(|| self.cache.set_capacity(bytes));
+        set.inspect_err(|panic| tracing::error!(%panic, cache = self.name, "a leased cache panicked")).is_ok()
+    }
+
+    fn charged_bytes(&self) -> u64 {
+        self.charged.lock().bytes()
+    }
+
+    /// Lets the charge, and with it the capacity, follow what is used. May reclaim; no lock may be
+    /// held.
+    fn adjust(&self) {
+        let Some(turn) = self.turn() else { return };
+        let (Some(used), capacity) = (self.used_bytes(), self.charged_bytes()) else { return };
+        let headroom = (used / HEADROOM_SHARE).max(HEADROOM_MIN);
+        let wanted = used.saturating_add(headroom).min(self.bytes_max.max(used));
+        if wanted < capacity.saturating_sub(headroom) {
+            self.shrink_to(wanted);
+            return;
+        }
+        if used > capacity {
+            // The cache does not keep to its capacity. What it uses is charged all the same.
+            self.take_in(self.group.charge_forced(used - capacity));
+        }
+        let missing = wanted.saturating_sub(self.charged_bytes());
+        // Without the turn: other threads that reclaim must not wait for this one.
+        drop(turn);
+        let charge = match missing {
+            0 => None,
+            _ => {
+                // To grow at its own cost would be no growth.
+                GROWING.set(Some(self.shrinker_id));
+                let charge = self.reclaimer.charge_opportunistic(&self.group, missing, &|| false);
+                GROWING.set(None);
+                charge.ok()
+            }
+        };
+        let Some(_turn) = self.turn() else { return };
+        charge.into_iter().for_each(|charge| self.take_in(charge));
+        self.set_capacity(self.charged_bytes().min(self.bytes_max));
+        self.reclaimer.note_objects(&self.living(), NODE, self.shrinker_id);
+    }
+
+    fn take_in(&self, charge: umemcg_group::Charge) {
+        let charge = AccountedCharge::new(charge, StatItem::SlabReclaimable);
+        self.charged.lock().take_in(charge);
+    }
+
+    /// Lowers the capacity, and releases what the cache has given up. Returns that. The caller has
+    /// the turn.
+    fn shrink_to(&self, capacity: u64) -> u64 {
+        if !self.set_capacity(capacity) {
+            return 0;
+        }
+        let Some(used) = self.used_bytes() else { return 0 };
+        let mut held = std::mem::take(&mut self.charged.lock().held);
+        let before: u64 = held.iter().map(AccountedCharge::bytes).sum();
+        let freed = before.saturating_sub(capacity.max(used));
+        release(&mut held, freed);
+        self.charged.lock().held = held;
+        freed
+    }
+
+    /// Ends the lease: now, or when the thread that is calling the cache is done.
+    fn end(&self) {
+        let mut charged = self.charged.lock();
+        charged.is_ended = true;
+        if charged.is_busy {
+            return;
+        }
+        let held = std::mem::take(&mut charged.held);
+        drop(charged);
+        self.set_capacity(0);
+        drop(held);
+    }
+
+    /// Returns the group that pays: that of the lease, or the one above it that is left.
+    fn living(&self) -> Arc<Group> {
+        self.group.owner().resolve()
+    }
+
+    fn is_asked(&self, target: &ShrinkTarget<'_>) -> bool {
+        target.node == NODE && Arc::ptr_eq(target.group, &self.living())
+    }
+}
+
+impl Shrinker for Leased {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn count(&self, target: &ShrinkTarget<'_>) -> Count {
+        match self.charged_bytes() / PAGE_SIZE_U64 {
+            pages if self.is_asked(target) && pages > 0 => Count::Objects(pages),
+            _ => Count::Empty,
+        }
+    }
+
+    fn scan(&self, target: &ShrinkTarget<'_>, nr: u64) -> Scan {
+        if GROWING.get() == Some(self.shrinker_id) || !self.is_asked(target) {
+            return Scan::Stop;
+        }
+        let Some(_turn) = self.turn() else { return Scan::Stop };
+        let wanted = target.wanted_bytes.min(nr.saturating_mul(PAGE_SIZE_U64));
+        let freed_bytes = self.shrink_to(self.charged_bytes().saturating_sub(wanted));
+        Scan::Done(Scanned { scanned: nr, freed_bytes, ..Scanned::default() })
+    }
+
+    fn usage(&self, target: &ShrinkTarget<'_>) -> Usage {
+        if !self.is_asked(target) {
+            return Usage::default();
+        }
+        let bytes = self.charged_bytes();
+        Usage { objects: bytes / PAGE_SIZE_U64, reclaimable: bytes / PAGE_SIZE_U64, bytes }
+    }
+}
+
+impl Lease {
+    pub(crate) fn new(
+        leases: &Arc<Leases>,
+        reclaimer: &Arc<Reclaimer>,
+        (group, name): (&Arc<Group>, &str),
+        cache: Arc<dyn Resizable>,
+        bytes_max: u64,
+    ) -> Self {
+        let id = reclaimer.reserve_shrinker();
+        let leased = Arc::new(Leased {
+            name: name.split_whitespace().collect::<Vec<_>>().join("-"),
+            group: Arc::clone(group),
+            cache,
+            bytes_max,
+            reclaimer: Arc::clone(reclaimer),
+            shrinker_id: id.get(),
+            charged: LeafMutex::default(),
+            is_queued: AtomicBool::new(false),
+        });
+        let registration = reclaimer.register_shrinker(id, Arc::<Leased>::clone(&leased));
+        leased.set_capacity(0);
+        leased.adjust();
+        leases.add(&leased);
+        Self { leased, registration: Some(registration), leases: Arc::clone(leases) }
+    }
+
+    /// Returns the group that it was made for.
+    pub fn group(&self) -> &Arc<Group> {
+        &self.leased.group
+    }
+
+    /// Returns the bytes that are charged: the capacity of the cache, or what it uses if that is
+    /// more.
+    pub fn charged_bytes(&self) -> u64 {
+        self.leased.charged_bytes()
+    }
+
+    /// Lets the charge and the capacity follow now what the cache uses, in this thread. May
+    /// reclaim; no lock of this library may be held.
+    pub fn adjust(&self) {
+        self.leased.adjust();
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.leases.remove(&self.leased);
+        // Waits for a reclaim that is asking.
+        drop(self.registration.take());
+        self.leased.end();
+    }
+}
+
+/// All leases of an engine, and the thread that has them adjusted.
+#[derive(Debug)]
+pub(crate) struct Leases {
+    shared: Arc<Ticking>,
+    workers: Arc<GroupWorkers>,
+    /// The thread is started with the first lease. (A)
+    is_started: AtomicBool,
+    ticker: LeafMutex<Option<Worker>>,
+}
+
+#[derive(Debug, Default)]
+struct Ticking {
+    leases: LeafMutex<Vec<Arc<Leased>>>,
+    is_over: AtomicBool,
+    wake_signal: WakeSignal,
+}
+
+impl Leases {
+    pub(crate) fn new(workers: &Arc<GroupWorkers>) -> Arc<Self> {
+        let (shared, is_started, ticker) = Default::default();
+        Arc::new(Self { shared, workers: Arc::clone(workers), is_started, ticker })
+    }
+
+    fn add(&self, leased: &Arc<Leased>) {
+        self.shared.leases.lock().push(Arc::clone(leased));
+        if self.is_started.swap(true, Ordering::Relaxed) {
+            return self.shared.wake_signal.raise();
+        }
+        let (shared, workers) = (Arc::clone(&self.shared), Arc::clone(&self.workers));
+        match Worker::spawn("umemcg-leases", move || shared.tick(&workers)) {
+            Ok(ticker) => *self.ticker.lock() = Some(ticker),
+            Err(error) => tracing::error!(%error, "leases are adjusted by their owners only"),
+        }
+    }
+
+    fn remove(&self, leased: &Arc<Leased>) {
+        let mut leases = self.shared.leases.lock();
+        let at = leases.iter().position(|there| Arc::ptr_eq(there, leased));
+        let gone = at.map(|at| leases.swap_remove(at));
+        drop(leases);
+        drop(gone);
+    }
+
+    /// Ends the thread.
+    pub(crate) fn stop(&self) {
+        // Release: pairs with the Acquire load in `tick`.
+        self.shared.is_over.store(true, Ordering::Release);
+        self.shared.wake_signal.raise();
+        let ticker = self.ticker.lock().take();
+        drop(ticker);
+    }
+}
+
+/// Says that a lease is in a worker's hands, until a worker begins or refuses.
+struct Queued(Arc<Leased>);
+
+impl Drop for Queued {
+    fn drop(&mut self) {
+        self.0.is_queued.store(false, Ordering::Relaxed);
+    }
+}
+
+impl Ticking {
+    fn tick(&self, workers: &GroupWorkers) {
+        // Acquire: pairs with the Release store in `stop`.
+        while !self.is_over.load(Ordering::Acquire) {
+            let leases = self.leases.lock().clone();
+            let interval = if leases.is_empty() { IDLE_INTERVAL } else { INTERVAL };
+            for leased in leases {
+                if !leased.is_queued.swap(true, Ordering::Relaxed) {
+                    let group = leased.group.id();
+                    let queued = Queued(leased);
+                    workers.run(group, move || {
+                        let leased = Arc::clone(&queued.0);
+                        drop(queued);
+                        leased.adjust();
+                    });
+                }
+            }
+            self.wake_signal.wait(interval);
+        }
+    }
+}

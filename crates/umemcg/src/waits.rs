@@ -1,0 +1,234 @@
+//! Threads and futures that wait for memory, in the order of their arrival.
+//!
+//! A waiter belongs to the group that it wants memory in, and waits for the level that refused:
+//! that group or one above it. Two rules decide which waiters may try when memory is given back:
+//!
+//! - Of the waiters of one group, the first tries, and the others wait behind it. Groups do not
+//!   wait for each other's: the first waiter of every group tries.
+//! - Of all waiters that the same level refused, the first may keep a part while it waits for the
+//!   rest, so that others cannot take for ever what a large one waits for. All others take all or
+//!   nothing, so that two with a part each never wait for each other.
+//!
+//! The table has a lock, which is held for some loads. A thread that gives memory back takes it
+//! only while there are waiters.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
+use std::task::Waker;
+use std::time::Duration;
+
+use umemcg_base::{LeafMutex, WakeSignal, contained};
+use umemcg_group::{Attention, Group};
+
+/// The longest sleep of a waiter before it looks again: pages and objects are freed without its
+/// being told.
+pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// The place of a waiter in the order of arrival.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Ticket(u64);
+
+#[derive(Debug)]
+struct Waiter {
+    /// The group that it wants memory in.
+    group: Arc<Group>,
+    /// The level that refused.
+    level: Arc<Group>,
+    waker: Waker,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    next: u64,
+    waiters: BTreeMap<Ticket, Waiter>,
+}
+
+/// What a waiter may do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// It waits behind another one of its group.
+    Waits,
+    /// It may take all or nothing.
+    Tries,
+    /// It may keep a part.
+    Keeps,
+}
+
+/// The waiters of one engine.
+#[derive(Debug, Default)]
+pub(crate) struct Waits {
+    /// Raised for each waiter.
+    attention: Attention,
+    queue: LeafMutex<Queue>,
+    /// (C) once set.
+    timer: OnceLock<Arc<WakeSignal>>,
+}
+
+impl Waits {
+    /// Returns whether there are waiters, after something was given back.
+    #[inline]
+    pub(crate) fn is_any(&self) -> bool {
+        self.attention.is_raised()
+    }
+
+    /// Returns whether a waiter of this group is there already, behind which a newcomer waits.
+    pub(crate) fn is_any_of(&self, group: &Group) -> bool {
+        self.is_any() && self.queue.lock().waiters.values().any(|waiter| waiter.group.id() == group.id())
+    }
+
+    /// Sets what is called when there is a waiter, after which [`wake_all`](Self::wake_all) is
+    /// called every [`LOOK_AGAIN`].
+    pub(crate) fn on_waiter(&self, timer: Arc<WakeSignal>) {
+        let _ = self.timer.set(timer);
+    }
+
+    /// Adds a waiter at the end. It must try once more before it sleeps: from here on, it is woken
+    /// when something is given back.
+    pub(crate) fn join(&self, group: &Arc<Group>, level: &Arc<Group>, waker: &Waker) -> Ticket {
+        let ticket = {
+            let mut queue = self.queue.lock();
+            let ticket = Ticket(queue.next);
+            queue.next += 1;
+            let (group, level) = (Arc::clone(group), Arc::clone(level));
+            queue.waiters.insert(ticket, Waiter { group, level, waker: waker.clone() });
+            ticket
+        };
+        self.attention.raise();
+        if let Some(timer) = self.timer.get() {
+            timer.raise();
+        }
+        ticket
+    }
+
+    /// Notes which level has refused a waiter last, and how it is woken. Returns its turn.
+    pub(crate) fn update(&self, ticket: Ticket, level: Option<&Arc<Group>>, waker: &Waker) -> Turn {
+        // Dropped after the lock is free: the last handle of a group, and an embedder's waker.
+        let (_level, _waker);
+        let mut queue = self.queue.lock();
+        let Some(mine) = queue.waiters.get_mut(&ticket) else { return Turn::Waits };
+        _level = level.map(|level| std::mem::replace(&mut mine.level, Arc::clone(level)));
+        _waker = (!mine.waker.will_wake(waker)).then(|| std::mem::replace(&mut mine.waker, waker.clone()));
+        let (group, level) = (mine.group.id(), mine.level.id());
+        let mut turn = Turn::Keeps;
+        for (_, before) in queue.waiters.range(..ticket) {
+            if before.group.id() == group {
+                turn = Turn::Waits;
+                break;
+            }
+            if before.level.id() == level {
+                turn = Turn::Tries;
+            }
+        }
+        drop(queue);
+        turn
+    }
+
+    /// Removes a waiter, which has what it wants or has given up, and wakes those behind it.
+    pub(crate) fn leave(&self, ticket: Ticket) {
+        let gone = self.queue.lock().waiters.remove(&ticket);
+        self.attention.lower();
+        if let Some(gone) = gone {
+            self.wake(|waiter| waiter.group.id() == gone.group.id() || waiter.level.id() == gone.level.id());
+        }
+    }
+
+    /// Wakes the waiters that may have room now that memory of `group` was given back.
+    #[cold]
+    pub(crate) fn note_given_back(&self, group: &Group) {
+        self.wake(|waiter| group.is_descendant_of(&waiter.level));
+    }
+
+    /// Wakes all waiters that may try: a limit has changed, or time has passed.
+    pub(crate) fn wake_all(&self) {
+        if self.is_any() {
+            self.wake(|_| true);
+        }
+    }
+
+    /// Wakes, of the waiters that are meant, the first of each group.
+    fn wake(&self, is_meant: impl Fn(&Waiter) -> bool) {
+        let wakers: Vec<Waker> = {
+            let queue = self.queue.lock();
+            let mut groups = Vec::new();
+            let is_first = |waiter: &&Waiter| {
+                let is_first = !groups.contains(&waiter.group.id());
+                if is_first {
+                    groups.push(waiter.group.id());
+                }
+                is_first && is_meant(waiter)
+            };
+            queue.waiters.values().filter(is_first).map(|waiter| waiter.waker.clone()).collect()
+        };
+        for waker in wakers {
+            if let Err(panicked) = contained(|| waker.wake()) {
+                tracing::error!(%panicked, "the waker of a wait for memory panicked");
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(schedule)))]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+    use std::task::Wake;
+    use umemcg_group::GroupTree;
+
+    #[derive(Default)]
+    struct Calls(AtomicU32);
+
+    impl Wake for Calls {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Relaxed);
+        }
+    }
+
+    struct Panics;
+
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("a waker of a test");
+        }
+    }
+
+    #[test]
+    fn the_first_of_a_group_tries_and_the_first_of_a_level_keeps() {
+        let tree = GroupTree::new(1 << 30);
+        let [a, b] = ["a", "b"].map(|name| tree.create(tree.root(), name.as_ref()).unwrap());
+        let waits = Waits::default();
+        let calls: Vec<Arc<Calls>> = (0..4).map(|_| Arc::default()).collect();
+        let wakers: Vec<Waker> = calls.iter().map(|calls| Waker::from(Arc::clone(calls))).collect();
+        let tickets = [
+            waits.join(&a, tree.root(), &wakers[0]),
+            waits.join(&a, &a, &wakers[1]),
+            waits.join(&b, tree.root(), &wakers[2]),
+            waits.join(&b, &b, &wakers[3]),
+        ];
+        let turn = |at: usize| waits.update(tickets[at], None, &wakers[at]);
+        assert_eq!([0, 1, 2, 3].map(turn), [Turn::Keeps, Turn::Waits, Turn::Tries, Turn::Waits]);
+        assert_eq!(waits.update(tickets[2], Some(&b), &wakers[2]), Turn::Keeps, "no other waits for b");
+        let woken = || calls.iter().map(|calls| calls.0.swap(0, Relaxed)).collect::<Vec<_>>();
+        waits.note_given_back(&a);
+        assert_eq!(woken(), [1, 0, 0, 0], "b's limit is not touched");
+        waits.note_given_back(&b);
+        assert_eq!(woken(), [1, 0, 1, 0]);
+        waits.leave(tickets[0]);
+        assert_eq!(woken(), [0, 1, 0, 0]);
+        assert_eq!(turn(1), Turn::Keeps);
+        waits.wake_all();
+        assert_eq!(woken(), [0, 1, 1, 0]);
+        tickets[1..].iter().for_each(|&ticket| waits.leave(ticket));
+        assert!(!waits.is_any() && !waits.is_any_of(&a));
+    }
+
+    #[test]
+    fn a_waker_that_panics_keeps_no_other_from_being_woken() {
+        let tree = GroupTree::new(1 << 30);
+        let a = tree.create(tree.root(), "a".as_ref()).unwrap();
+        let (waits, calls) = (Waits::default(), Arc::new(Calls::default()));
+        waits.join(tree.root(), tree.root(), &Waker::from(Arc::new(Panics)));
+        waits.join(&a, tree.root(), &Waker::from(Arc::clone(&calls)));
+        waits.note_given_back(&a);
+        assert_eq!(calls.0.load(Relaxed), 1);
+    }
+}
