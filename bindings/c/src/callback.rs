@@ -1,0 +1,54 @@
+//! Callbacks into C, and the user data that they get.
+//!
+//! A callback runs with no lock of the library held, on the thread that needs memory or on a
+//! worker. It may call every function that neither waits nor reclaims; the others fail with
+//! `UMEMCG_IN_CALLBACK`. It returns: an exception or `longjmp` that leaves it is undefined.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use umemcg_bindings::callbacks::inside;
+
+/// A destructor of user data.
+pub type umemcg_free_fn = Option<extern "C" fn(user: *mut c_void)>;
+
+/// A pointer that callbacks get, and what frees it when no callback can run any more.
+#[derive(Debug)]
+pub(crate) struct UserData {
+    pointer: *mut c_void,
+    free: umemcg_free_fn,
+    /// Set when it has been taken over; until then it is the caller's.
+    is_ours: AtomicBool,
+}
+
+// SAFETY: [11] The library never looks behind the pointer. The header says that callbacks run on
+// many threads, and so that what it leads to must bear that.
+unsafe impl Send for UserData {}
+// SAFETY: [11] As above.
+unsafe impl Sync for UserData {}
+
+impl UserData {
+    pub(crate) fn new(pointer: *mut c_void, free: umemcg_free_fn) -> Arc<Self> {
+        Arc::new(Self { pointer, free, is_ours: AtomicBool::new(false) })
+    }
+
+    pub(crate) fn pointer(&self) -> *mut c_void {
+        self.pointer
+    }
+
+    /// Takes it over: it is freed when this is dropped.
+    pub(crate) fn take_over(&self) {
+        self.is_ours.store(true, Relaxed);
+    }
+}
+
+impl Drop for UserData {
+    fn drop(&mut self) {
+        if let Some(free) = self.free
+            && *self.is_ours.get_mut()
+        {
+            inside(|| free(self.pointer));
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! The details of the last call that failed, for each thread.
+//!
+//! Functions return a code, which most callers act on alone. A thread that wants the group and the
+//! numbers asks for them afterwards. That keeps every signature, and so the binary interface, free
+//! of a struct that may grow, and a call that succeeds pays nothing.
+
+use std::cell::RefCell;
+use std::ffi::{CString, c_char};
+
+use umemcg_bindings::{Code, Failure};
+
+use crate::pointers::{SizedStruct, write_sized};
+
+/// The details of a failed call.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct umemcg_error {
+    /// `sizeof(umemcg_error)`; set by the caller.
+    pub size: usize,
+    /// What went wrong; `UMEMCG_OK` if no call of this thread has failed.
+    pub code: Code,
+    /// The group that refused, or that the error is about; empty if there is none. Valid until the
+    /// next call of this thread that fails.
+    pub path: *const c_char,
+    /// A sentence for people; valid as long as `path`.
+    pub message: *const c_char,
+    /// Bytes that were asked for.
+    pub wanted_bytes: u64,
+    /// The limit of the group; `UINT64_MAX` for none.
+    pub limit_bytes: u64,
+    /// Bytes that the group could still have given.
+    pub free_bytes: u64,
+    /// For accounts, bytes of the group's caches that could not be reclaimed now; an estimate.
+    pub reclaimable_bytes: u64,
+}
+
+impl SizedStruct for umemcg_error {
+    const SIZE_MIN: usize = size_of::<Self>();
+}
+
+#[derive(Debug)]
+struct LastError {
+    failure: Failure,
+    path: CString,
+    message: CString,
+}
+
+thread_local! {
+    static LAST_ERROR: RefCell<Option<LastError>> = const { RefCell::new(None) };
+}
+
+/// Keeps the details of a failure for the calling thread.
+pub(crate) fn keep(failure: Failure) -> Code {
+    let code = failure.code;
+    let text = |text: &str| CString::new(text.replace('\0', "\u{fffd}")).unwrap_or_default();
+    let last = LastError { path: text(&failure.path), message: text(&failure.message), failure };
+    // A thread that is ending has no place for it, and cannot ask either.
+    let _ = LAST_ERROR.try_with(|place| {
+        if let Ok(mut place) = place.try_borrow_mut() {
+            *place = Some(last);
+        }
+    });
+    code
+}
+
+/// Writes the details of the last call of this thread that failed to `*error`. A call that succeeds
+/// leaves them as they are. Set `error->size` first. Works in a forked child, too.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn umemcg_last_error(error: *mut umemcg_error) -> Code {
+    let written = std::panic::catch_unwind(|| {
+        LAST_ERROR.try_with(|place| {
+            let place = place.try_borrow().ok();
+            let last = place.as_ref().and_then(|place| place.as_ref());
+            let failure = last.map(|last| &last.failure);
+            let details = umemcg_error {
+                size: size_of::<umemcg_error>(),
+                code: failure.map_or(Code::Ok, |failure| failure.code),
+                path: last.map_or(c"".as_ptr(), |last| last.path.as_ptr()),
+                message: last.map_or(c"".as_ptr(), |last| last.message.as_ptr()),
+                wanted_bytes: failure.map_or(0, |failure| failure.wanted_bytes),
+                limit_bytes: failure.map_or(0, |failure| failure.limit_bytes),
+                free_bytes: failure.map_or(0, |failure| failure.free_bytes),
+                reclaimable_bytes: failure.map_or(0, |failure| failure.reclaimable_bytes),
+            };
+            // SAFETY: [10] The caller gives a pointer to its own struct, or null.
+            unsafe { write_sized(error, details) }
+        })
+    });
+    match written {
+        Ok(Ok(Ok(()))) => Code::Ok,
+        _ => Code::InvalidArgument,
+    }
+}
+
+/// Returns the name of a code, such as `refused`; never null, and valid for ever.
+#[unsafe(no_mangle)]
+pub extern "C" fn umemcg_code_name(code: i32) -> *const c_char {
+    let name = match code {
+        0 => c"ok",
+        1 => c"invalid argument",
+        2 => c"bad handle",
+        3 => c"handle of the wrong kind",
+        4 => c"handles of two engines",
+        5 => c"refused",
+        6 => c"overcommitted",
+        7 => c"busy",
+        8 => c"not found",
+        9 => c"exists",
+        10 => c"has children",
+        11 => c"gone",
+        12 => c"is the root",
+        13 => c"not permitted",
+        14 => c"again",
+        15 => c"not held",
+        16 => c"in a callback",
+        17 => c"forked",
+        18 => c"ending",
+        19 => c"too small",
+        20 => c"too many handles",
+        21 => c"system",
+        22 => c"panicked",
+        23 => c"never",
+        _ => c"unknown code",
+    };
+    name.as_ptr()
+}

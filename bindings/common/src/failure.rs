@@ -1,0 +1,218 @@
+//! [`Failure`]: an error as a code, the group that it is about, and numbers.
+
+use std::fmt;
+use std::path::Path;
+
+use umemcg::Refused;
+use umemcg::objects::DeclineReason;
+use umemcg::{
+    ChargeError, CreateError, EngineError, Group, InvalidMarks, LimitError, ReclaimError, Refusal,
+    RemoveError,
+};
+
+/// What went wrong. The numbers never change; new ones are added at the end.
+#[repr(i32)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Code {
+    /// Nothing went wrong.
+    Ok = 0,
+    /// An argument is no value of its kind: a null pointer, a size that is negative or too large, a
+    /// name that is none, text that is not UTF-8 or a size of a struct that is too small.
+    InvalidArgument = 1,
+    /// The handle is null, or what it named has been freed.
+    BadHandle = 2,
+    /// The handle names something of another kind.
+    WrongKind = 3,
+    /// The two handles belong to two engines.
+    OtherEngine = 4,
+    /// A limit leaves no room, and nothing more can be reclaimed.
+    Refused = 5,
+    /// Guarantees and reservations leave no room, whatever is reclaimed.
+    Overcommitted = 6,
+    /// Usage cannot be brought below the new limit; the old one stays.
+    Busy = 7,
+    /// There is none of that name.
+    NotFound = 8,
+    /// There is one of that name.
+    Exists = 9,
+    /// The group has groups below it.
+    HasChildren = 10,
+    /// The group has been removed.
+    Gone = 11,
+    /// Not for the root group.
+    IsRoot = 12,
+    /// The key can only be read, or only be written.
+    NotPermitted = 13,
+    /// Less could be reclaimed than was asked for.
+    Again = 14,
+    /// More was to be given back than is held.
+    NotHeld = 15,
+    /// Called from inside a callback, where it could wait for itself.
+    InCallback = 16,
+    /// This process is a fork of one that used the library.
+    Forked = 17,
+    /// The engine or the interpreter is ending.
+    Ending = 18,
+    /// The room that the caller gave is too small for the answer.
+    TooSmall = 19,
+    /// Too many handles exist.
+    TooMany = 20,
+    /// The operating system refused memory or a thread.
+    System = 21,
+    /// A defect of the library; nothing else is affected.
+    Panicked = 22,
+    /// More than the limit of a group, whatever is given back.
+    Never = 23,
+}
+
+/// An error that crosses a language boundary.
+#[derive(Debug, Clone)]
+pub struct Failure {
+    /// What went wrong.
+    pub code: Code,
+    /// The group that refused, or that the error is about; empty if there is none.
+    pub path: String,
+    /// Bytes that were asked for; 0 where the error is about no bytes.
+    pub wanted_bytes: u64,
+    /// The limit of that group.
+    pub limit_bytes: u64,
+    /// Bytes that the group could still have given: below its limit, or left to commit.
+    pub free_bytes: u64,
+    /// Bytes of the group's caches that could not be reclaimed now, but may be later; an estimate,
+    /// and known for accounts only.
+    pub reclaimable_bytes: u64,
+    /// A sentence for people.
+    pub message: String,
+}
+
+impl Failure {
+    /// Makes a failure of a code and a sentence.
+    pub fn new(code: Code, message: impl Into<String>) -> Self {
+        let message = message.into();
+        let (wanted_bytes, limit_bytes, free_bytes, reclaimable_bytes) = (0, 0, 0, 0);
+        Self { code, path: String::new(), wanted_bytes, limit_bytes, free_bytes, reclaimable_bytes, message }
+    }
+
+    /// Makes a failure of an argument.
+    pub fn invalid(message: impl Into<String>) -> Self {
+        Self::new(Code::InvalidArgument, message)
+    }
+
+    /// Says which group it is about.
+    #[must_use]
+    pub fn at(mut self, path: &Path) -> Self {
+        self.path = path.to_string_lossy().into_owned();
+        self
+    }
+
+    /// Says which group it is about, with its numbers.
+    #[must_use]
+    pub fn of(self, group: &Group, wanted_bytes: u64, free_bytes: u64) -> Self {
+        Self { wanted_bytes, free_bytes, limit_bytes: group.max_bytes(), ..self.at(&group.path()) }
+    }
+
+    /// Makes the failure of a refused charge.
+    pub fn refused(refused: &Refused, wanted_bytes: u64) -> Self {
+        let message = ChargeError::Limit(Refused { group: refused.group.clone(), wanted_bytes }).to_string();
+        Self::new(Code::Refused, message).of(&refused.group, wanted_bytes, refused.group.margin_bytes())
+    }
+
+    /// Makes the failure of a charge; `wanted_bytes` is what the caller asked for, of which the
+    /// error may know a part only.
+    pub fn charge(error: &ChargeError, wanted_bytes: u64) -> Self {
+        match error {
+            ChargeError::Limit(refused) => Self::refused(refused, wanted_bytes),
+            other => Self::new(Code::Refused, other.to_string()),
+        }
+    }
+
+    /// Makes the failure of an object that was not stored.
+    pub fn declined(reason: &DeclineReason, wanted_bytes: u64) -> Self {
+        match reason {
+            DeclineReason::Refused(error) => Self::charge(error, wanted_bytes),
+            other => Self { wanted_bytes, ..Self::new(Code::Refused, other.to_string()) },
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<&Refusal> for Failure {
+    fn from(refusal: &Refusal) -> Self {
+        let of = |code, wanted, free| Self::new(code, refusal.to_string()).of(refusal.group(), wanted, free);
+        match *refusal {
+            Refusal::Never { wanted, .. } => of(Code::Never, wanted, refusal.group().margin_bytes()),
+            Refusal::NotNow { wanted, free, reclaimable, .. } => {
+                Self { reclaimable_bytes: reclaimable, ..of(Code::Refused, wanted, free) }
+            }
+            Refusal::Overcommitted { wanted, available, .. } => of(Code::Overcommitted, wanted, available),
+            _ => of(Code::Refused, 0, 0),
+        }
+    }
+}
+
+impl From<CreateError> for Failure {
+    fn from(error: CreateError) -> Self {
+        let code = match &error {
+            CreateError::Exists => Code::Exists,
+            CreateError::ParentGone => Code::Gone,
+            CreateError::Refused(refused) => return Self::refused(refused, refused.wanted_bytes),
+            _ => Code::InvalidArgument,
+        };
+        Self::new(code, error.to_string())
+    }
+}
+
+impl From<RemoveError> for Failure {
+    fn from(error: RemoveError) -> Self {
+        let code = match error {
+            RemoveError::HasChildren => Code::HasChildren,
+            RemoveError::IsRoot => Code::IsRoot,
+            _ => Code::Gone,
+        };
+        Self::new(code, error.to_string())
+    }
+}
+
+impl From<LimitError> for Failure {
+    fn from(error: LimitError) -> Self {
+        let code = match error {
+            LimitError::IsRoot => Code::IsRoot,
+            _ => Code::Busy,
+        };
+        Self::new(code, error.to_string())
+    }
+}
+
+impl From<ReclaimError> for Failure {
+    fn from(error: ReclaimError) -> Self {
+        let code = match error {
+            ReclaimError::IsRoot => Code::IsRoot,
+            _ => Code::Again,
+        };
+        Self::new(code, error.to_string())
+    }
+}
+
+impl From<InvalidMarks> for Failure {
+    fn from(error: InvalidMarks) -> Self {
+        Self::invalid(error.to_string())
+    }
+}
+
+impl From<EngineError> for Failure {
+    fn from(error: EngineError) -> Self {
+        let code = match error {
+            EngineError::PoolTooSmall { .. } => Code::InvalidArgument,
+            _ => Code::System,
+        };
+        Self::new(code, error.to_string())
+    }
+}
