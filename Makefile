@@ -33,7 +33,7 @@ FUZZ_TARGETS ?= $(patsubst fuzz/fuzz_targets/%.rs,%,$(wildcard fuzz/fuzz_targets
 POSIX_SCALE ?= full
 BENCH_SCALE ?= 1
 
-.PHONY: help run test unit test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-names fuzz bench experiments lint package deps build install clean
+.PHONY: help run test unit test-c install-c test-python test-kernel-pages loom scale test-posix test-crash test-together test-together-engine test-together-mount test-metrics test-names fuzz test-embed test-rocksdb test-datafusion bench-datafusion test-cluster run-cluster bench experiments lint check-portable package deps build install clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */\1\t/' | expand -t 14
@@ -54,6 +54,8 @@ test: deps unit loom ## everything that the project promises, on this machine (u
 unit: deps ## unit, property and real-mount tests, without the models
 	$(CARGO) test --workspace --locked --no-fail-fast
 
+# With the whole workspace and some of its tests, here and below, the libraries have the features that
+# `make test` builds them with, and need not be built again.
 test-kernel-pages: deps ## the real-mount tests again, with the kernel's page cache in place of the daemon's
 	UMEMCG_TEST_PAGE_CACHE=kernel $(CARGO) test --workspace --locked --no-fail-fast --test real_mount --test crash
 
@@ -83,16 +85,40 @@ test-together-engine: deps ## the half in one process, under a scheduler that a 
 		$(CARGO) test --profile loom --locked -p umemcg --test together -- --nocapture
 
 # The same against a real mount: processes, kernel and host are not the scheduler's, so a seed repeats what threads do, not when.
+# The whole workspace, as above; the half in one process is empty here.
 test-together-mount: deps ## the half on real mounts, with a daemon that is killed again and again
 	UMEMCG_TEST_PAGE_CACHE="$(TOGETHER_PAGE_CACHE)" UMEMCG_TOGETHER_SECONDS="$(TOGETHER_SECONDS)" $(if $(TOGETHER_SEED),UMEMCG_TOGETHER_SEED="$(TOGETHER_SEED)") \
 		$(if $(TOGETHER_FIRST),UMEMCG_TOGETHER_FIRST="$(TOGETHER_FIRST)") \
-		$(CARGO) test --locked -p umemcg-cli --test together -- --nocapture
+		$(CARGO) test --workspace --locked --test together -- --nocapture
+
+test-metrics: deps ## a real Prometheus scrapes a mount, and answers queries
+	@scripts/deps.sh --metrics
+	$(CARGO) test --workspace --locked --test real_mount -- --ignored prometheus
 
 test-names: deps ## half a million names known at once, and walked from a group of 16 MiB; empties the caches of the host
 	$(CARGO) test --release --locked -p umemcg-cli --test real_mount -- --ignored --nocapture --test-threads=1 half_a_million
 
-# With the whole workspace and one of its tests, the libraries have the features that `make test`
-# builds them with, and need not be built again.
+# Two workspaces of their own, which share the place of what they build.
+BINDINGS = CARGO_TARGET_DIR="$(abspath $(TARGET))/bindings"
+
+test-c: ## the C library as programs use it: installed, plain, with sanitizers, under valgrind
+	@scripts/deps.sh --c
+	cd bindings && $(CARGO) fmt --all --check
+	cd bindings && $(BINDINGS) $(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	cd bindings && $(BINDINGS) $(CARGO) test --locked --workspace
+	cd bindings && $(BINDINGS) $(CARGO) build --locked --lib -p umemcg-c
+	$(BINDINGS) bindings/c/test.sh
+
+install-c: ## install libumemcg.so, libumemcg.a, umemcg.h and umemcg.pc below PREFIX (default /usr/local)
+	cd bindings && $(BINDINGS) $(CARGO) build --release --locked --lib -p umemcg-c
+	DESTDIR="$(DESTDIR)" bindings/c/install.sh "$(abspath $(TARGET))/bindings/release" $(or $(PREFIX),/usr/local)
+
+test-python: ## the Python package in a clean virtual environment: its tests, and mypy on its hints
+	@scripts/deps.sh --python
+	cd python && $(CARGO) fmt --check
+	cd python && $(BINDINGS) $(CARGO) clippy --locked --all-targets -- -D warnings
+	$(BINDINGS) python/test.sh "$(abspath $(TARGET))/python-venv"
+
 fuzz: deps ## random requests, control writes, configurations, rules and /proc files (FUZZ_SECONDS in all)
 	$(CARGO) build --workspace --locked --test tidy $(FUZZ_TARGETS:%=--bin %)
 	@status=0; for target in $(FUZZ_TARGETS); do \
@@ -100,7 +126,39 @@ fuzz: deps ## random requests, control writes, configurations, rules and /proc f
 			"$(TARGET)/debug/$$target" || status=1; \
 	done; exit $$status
 
-bench: deps ## the benchmarks: hit, charge, fuse, storm, and object-cache if its rivals are built
+# A workspace of its own, so that nothing else compiles its HTTP server.
+test-embed: ## a tokio service of two tenants under load: the quiet one loses nothing to the one that scans
+	cd adapters/service && $(CARGO) test --locked -- --nocapture --test-threads=1
+
+# A workspace of its own, so that nothing else compiles RocksDB's bindings. With Debian's library, which
+# is where the linker looks; else RocksDB would be built from source, which takes half an hour of processor time.
+test-rocksdb: ## RocksDB's block cache as a lease: two tenants' databases under limits
+	@scripts/deps.sh --rocksdb
+	cd adapters/rocksdb && $(CARGO) fmt --check
+	cd adapters/rocksdb && ROCKSDB_LIB_DIR="$$(dirname /usr/lib/*/librocksdb.so)" $(CARGO) clippy --locked --all-targets -- -D warnings
+	cd adapters/rocksdb && ROCKSDB_LIB_DIR="$$(dirname /usr/lib/*/librocksdb.so)" $(CARGO) test --locked
+
+# A workspace of its own, so that nothing else compiles DataFusion.
+DATAFUSION = cd adapters/datafusion && $(CARGO)
+
+test-datafusion: ## the DataFusion adapter: unit tests, and tenants' queries over Parquet with limits
+	$(DATAFUSION) test --locked
+
+bench-datafusion: ## queries of a tenant beside FairSpillPool, and what is resident beside what is charged, part by part
+	$(DATAFUSION) run --release --locked --example figures
+	$(DATAFUSION) run --release --locked --example resident -- 64
+	cd adapters/datafusion && MALLOC_TRIM_THRESHOLD_=131072 $(CARGO) run --release --locked --example resident -- 64
+
+# Ballista and DataFusion with all that it brings: neither target above compiles them.
+CLUSTER = -p umemcg-ballista --locked
+
+test-cluster: ## a Ballista cluster of processes with two tenants, one executor killed in the middle
+	$(DATAFUSION) test $(CLUSTER) -- --test-threads=1
+
+run-cluster: ## a scheduler and three executors on this machine, and which tenant holds what
+	$(DATAFUSION) run $(CLUSTER) --bin umemcg-ballista -- run
+
+bench: deps ## the benchmarks: hit, charge, metrics, fuse, storm; account and object-cache if their rivals are built
 	@scripts/deps.sh --bench
 	$(CARGO) build --release --locked -p umemcg-cli -p umemcg-bench
 	TARGET="$(TARGET)" BENCH_SCALE="$(BENCH_SCALE)" scripts/bench.sh
@@ -112,6 +170,9 @@ experiments: deps ## every benchmark and experiment at full size, written to doc
 	$(CARGO) build --release --locked -p umemcg-bench --features experiments
 	TARGET="$(abspath $(TARGET))" bench-rivals/build.sh
 	TARGET="$(TARGET)" EXPERIMENTS_SCALE="$(BENCH_SCALE)" scripts/experiments.sh $(ONLY)
+
+check-portable: ## type-checks the crate for macOS and Windows, where engines keep no pages
+	@scripts/check_portable.sh
 
 lint: ## formatting, clippy with warnings refused, and a package of each crate
 	$(CARGO) fmt --all --check

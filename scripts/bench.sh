@@ -5,9 +5,11 @@ cd "$(dirname "$0")/.."
 bench=$(realpath -m "${TARGET:-target}")/release/umemcg-bench
 scale=${BENCH_SCALE:-1}
 failed=0
-names=(hit charge fuse storm)
+names=(hit charge metrics fuse storm)
 # Only where bench-rivals/build.sh has built what it compares with.
-[ ! -x "$(dirname "$bench")/../rivals/object-cache-rivals" ] || names+=(object-cache)
+for name in account object-cache; do
+    [ ! -x "$(dirname "$bench")/../rivals/$name-rivals" ] || names+=("$name")
+done
 for name in "${names[@]}"; do
     "$bench" "$name" --scale "$scale" || failed=1
 done

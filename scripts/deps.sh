@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what building and testing need and this machine lacks, from Debian's packages. Prints nothing when
-# nothing is missing. With --bench also what the benchmarks compare with.
+# nothing is missing. With --bench also what the benchmarks compare with, with --c, --python
+# --rocksdb and --metrics what tests the C library, the Python package, RocksDB's block cache and the metrics.
 set -euo pipefail
 
 # command or file that shows it is there, then the package that brings it
@@ -32,7 +33,12 @@ for argument in "$@"; do
         needs+=("/usr/src/linux-source-*.tar.xz linux-source" "flex flex" "bison bison" "bc bc" "xz xz-utils")
         needs+=("/usr/include/libelf.h libelf-dev" "/usr/include/openssl/ssl.h libssl-dev")
         ;;
-    *) echo "deps.sh: unknown argument $argument (known: --bench)" >&2; exit 2 ;;
+    --c) needs+=("valgrind valgrind" "g++ g++" "pkg-config pkg-config" "readelf binutils") ;;
+    --rocksdb) needs+=("/usr/include/rocksdb/c.h librocksdb-dev" "/usr/lib/llvm-*/lib/libclang.so libclang-dev") ;;
+    --metrics) needs+=("promtool prometheus") ;;
+    # Other Pythons than Debian's bring it along.
+    --python) python3 -c "import ensurepip" 2>/dev/null || needs+=("/usr/lib/python3*/ensurepip python3-venv") ;;
+    *) echo "deps.sh: unknown argument $argument (known: --bench, --c, --metrics, --python, --rocksdb)" >&2; exit 2 ;;
     esac
 done
 
