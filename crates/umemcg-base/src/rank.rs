@@ -36,7 +36,7 @@ pub enum Rank {
     Memory,
     /// Some write-back to finish, for at most 100 ms in a reclaim.
     Writeback,
-    /// The kernel to forget names, for at most 20 ms.
+    /// The kernel to forget names or to drop pages, for at most 20 ms at once.
     KernelRelease,
     /// The listeners of a group's events, then the peaks of a group.
     EventListeners,
@@ -175,7 +175,7 @@ pub const RANKS: &[RankInfo] = &[
     ),
     wait(
         Rank::KernelRelease,
-        "the kernel to forget names, for at most 20 ms",
+        "the kernel to forget names or to drop pages, for at most 20 ms at once",
         "`umemcg-reclaim/src/pending_release.rs`",
     ),
     lock(

@@ -10,6 +10,7 @@ use umemcg_group::{ExtensionSlot, Group, OwnerId};
 
 use crate::arrival_balance::ArrivalBalance;
 use crate::kswapd::Background;
+use crate::leaving_bytes::LeavingBytes;
 use crate::list_slots::ListSlots;
 use crate::lruvec::{Lists, Lruvec};
 use crate::object_lists::{ListKey, ObjectList, ObjectLists};
@@ -30,6 +31,8 @@ pub struct GroupReclaim {
     background: Background,
     /// For the level of pressure on this group and those below.
     level_window: Window,
+    /// Of this group and those below.
+    leaving_bytes: LeavingBytes,
     /// Evictions and activations on behalf of this group; see [`crate::shadow`]. (A)
     age: AtomicU64,
     arrival_balance: ArrivalBalance,
@@ -50,6 +53,7 @@ impl GroupReclaim {
             subtree_marks: SubtreeMarks::default(),
             background: Background::default(),
             level_window: Window::default(),
+            leaving_bytes: LeavingBytes::default(),
             age: AtomicU64::new(0),
             arrival_balance: ArrivalBalance::default(),
             backoff: WritebackBackoff::default(),
@@ -75,6 +79,11 @@ impl GroupReclaim {
     /// Returns the number of memory nodes.
     pub(crate) fn nr_nodes(&self) -> usize {
         self.lruvecs.len()
+    }
+
+    /// Returns what of this group and those below is leaving, or has been freed after that.
+    pub(crate) fn leaving_bytes(&self) -> &LeavingBytes {
+        &self.leaving_bytes
     }
 
     /// Returns the group's age, for [`crate::Shadow`].
@@ -163,6 +172,11 @@ fn chain(group: &Arc<Group>, nr_nodes: usize) -> impl Iterator<Item = PathNode<'
         id: at.id(),
         child: Arc::downgrade(at),
     })
+}
+
+/// Returns the bytes of a group, and of those below it, that are leaving.
+pub fn leaving_bytes(group: &Group) -> u64 {
+    GroupReclaim::if_present(group).map_or(0, |part| part.leaving_bytes().now())
 }
 
 /// Makes `group` and all its ancestors older by `pages`.

@@ -6,11 +6,15 @@
 //! counted as a `low` event. Of a group that uses more, the share is taken of what is beyond its
 //! protection, so that there is no cliff: the nearer to its protection, the gentler. The target of
 //! the reclaim is not protected from it; only protection below the target counts.
+//!
+//! What is [leaving](crate::Leaving) a group counts as gone: it will not come back, and usage falls
+//! too late to protect what stays. The claims of groups beside it are those of their usage.
 
 use std::sync::Arc;
 
 use umemcg_group::{EffectiveProtection, EventKind, Group};
 
+use crate::group_reclaim::leaving_bytes;
 use crate::scan_control::ProtectedShare;
 
 /// One reclaim's view of which groups are protected.
@@ -59,7 +63,7 @@ impl<'r> ReclaimProtection<'r> {
         if protection.is_none() {
             return Some(ProtectedShare::NOTHING);
         }
-        let usage_bytes = group.usage_bytes();
+        let usage_bytes = group.usage_bytes().saturating_sub(leaving_bytes(group));
         if usage_bytes <= protection.min {
             return None;
         }

@@ -8,7 +8,7 @@ use umemcg::{Charge, Engine, Group};
 use umemcg_base::{LeafMutex, PAGE_SIZE_U64};
 
 use crate::kernel_listing::{KernelListing, ListedPart};
-use crate::kernel_page_lists::is_within_limits;
+use crate::kernel_page_lists::{awaits_drops, is_within_limits};
 use crate::kernel_pages::KernelPages;
 use crate::page_windows::page_range;
 
@@ -135,7 +135,7 @@ impl KernelIo {
     /// has beyond its limit.
     pub fn awaits_drops(&self) -> bool {
         let payer = Arc::clone(&self.terms.lock().payer);
-        self.pages.lists.awaits_drops(&payer)
+        awaits_drops(&payer)
     }
 
     /// Returns whether the pages of this write have been read beside it: the kernel may have what

@@ -17,7 +17,9 @@ use std::sync::{Arc, Weak};
 use umemcg::OwnerId;
 use umemcg::files::StoreId;
 use umemcg::internal::arrival_order::ArrivalList;
-use umemcg::internal::{LIST_SLOT_BYTES, ListLru, ListSlot, Reason, Reclaimer, Verdict, arrival_order};
+use umemcg::internal::{
+    LIST_SLOT_BYTES, Leaving, ListLru, ListSlot, Reason, Reclaimer, Verdict, arrival_order, leaving_bytes,
+};
 use umemcg::shrinker::{Count, Registration, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
 use umemcg::{Group, StatItem};
 use umemcg_base::{LeafMutex, PAGE_SIZE_U64};
@@ -55,6 +57,13 @@ pub(crate) fn is_within_limits(group: &Group) -> bool {
     group.ancestors().all(|level| level.usage_bytes() <= level.max_bytes())
 }
 
+/// Returns whether drops are under way that lower the usage of the lowest level, of the group and
+/// those above, that is over its limit.
+pub(crate) fn awaits_drops(group: &Group) -> bool {
+    let full = group.ancestors().find(|level| level.usage_bytes() > level.max_bytes());
+    full.is_some_and(|level| leaving_bytes(level) > 0)
+}
+
 /// A range that the kernel is to drop, and when that was decided.
 #[derive(Debug)]
 pub(crate) struct AskedRange {
@@ -64,8 +73,8 @@ pub(crate) struct AskedRange {
     pub(crate) nr_pages: u64,
     /// Why reclaim asks for them; `None` if it does not.
     pub(crate) reclaim: Option<Reason>,
-    /// Of a share: the group that pays, which waits for the drop until this is dropped.
-    pub(crate) awaited: Option<AwaitedDrop>,
+    /// Of a share: what is leaving the group that pays.
+    pub(crate) leaving: Option<Leaving>,
 }
 
 impl AskedRange {
@@ -79,44 +88,8 @@ impl AskedRange {
     pub(crate) fn end(&mut self, freed_bytes: Option<u64>) {
         let promised_bytes = self.reclaim.map_or(0, |_| self.promised_bytes());
         let freed_bytes = freed_bytes.unwrap_or(promised_bytes);
-        if let Some(awaited) = self.awaited.take() {
-            awaited.end(freed_bytes, promised_bytes.saturating_sub(freed_bytes));
-        }
-    }
-}
-
-/// Counts a drop of a share, for those that wait for room; uncounted when dropped.
-#[derive(Debug)]
-pub(crate) struct AwaitedDrop {
-    lists: Weak<KernelPageLists>,
-    owner: OwnerId,
-}
-
-impl AwaitedDrop {
-    /// Ends the drop, which has given back some bytes; others that reclaim was promised stay.
-    fn end(self, freed_bytes: u64, kept_bytes: u64) {
-        let (lists, owner) = (self.lists.upgrade(), self.owner);
-        drop(self); // before those that wait for it are woken
-        // The tree may be gone with the volume.
-        let (Some(lists), Some(group)) = (lists, owner.try_resolve()) else { return };
-        if freed_bytes > 0 {
-            lists.reclaimer.note_released(&group, freed_bytes);
-        }
-        if kept_bytes > 0 {
-            lists.reclaimer.note_not_released(&group, kept_bytes);
-        }
-    }
-}
-
-impl Drop for AwaitedDrop {
-    fn drop(&mut self) {
-        let Some(lists) = self.lists.upgrade() else { return };
-        let mut nr_awaited = lists.nr_awaited.lock();
-        if let Some(nr) = nr_awaited.get_mut(&self.owner) {
-            *nr -= 1;
-            if *nr == 0 {
-                nr_awaited.remove(&self.owner);
-            }
+        if let Some(leaving) = self.leaving.take() {
+            leaving.end(freed_bytes, promised_bytes.saturating_sub(freed_bytes));
         }
     }
 }
@@ -158,8 +131,6 @@ pub(crate) struct KernelPageLists {
     by_slot: LeafMutex<BTreeMap<u32, Home>>,
     /// Ghosts by the place in the lists. A leaf lock.
     ghosts_by_slot: LeafMutex<HashMap<u32, Home>>,
-    /// Drops of shares that are under way, by the group that pays. A leaf lock.
-    nr_awaited: LeafMutex<HashMap<OwnerId, u64>>,
     /// By the files that groups open.
     pub(crate) streams: Streams,
     /// By the pages that return.
@@ -188,7 +159,6 @@ impl KernelPageLists {
                 ghosts: ListLru::new(reclaimer, &id, 2),
                 by_slot: LeafMutex::default(),
                 ghosts_by_slot: LeafMutex::default(),
-                nr_awaited: LeafMutex::default(),
                 streams: Streams::default(),
                 returns: Streams::default(),
                 reclaimer: Arc::clone(reclaimer),
@@ -305,21 +275,9 @@ impl KernelPageLists {
         self.kernel.drop_pages(vec![PageDrop { node, pages, store: self.store, task }]);
     }
 
-    /// Counts a drop of an owner's share.
-    pub(crate) fn await_drop(self: &Arc<Self>, owner: OwnerId) -> AwaitedDrop {
-        *self.nr_awaited.lock().entry(owner).or_default() += 1;
-        AwaitedDrop { lists: Arc::downgrade(self), owner }
-    }
-
-    /// Returns whether drops are under way that lower the usage of a level which this group, or one
-    /// above, has beyond its limit.
-    pub(crate) fn awaits_drops(&self, group: &Group) -> bool {
-        let Some(full) = group.ancestors().find(|level| level.usage_bytes() > level.max_bytes()) else {
-            return false;
-        };
-        let owners: Vec<OwnerId> = self.nr_awaited.lock().keys().copied().collect();
-        let is_below = |group: &Arc<Group>| group.ancestors().any(|level| std::ptr::eq(level, full));
-        owners.into_iter().any(|owner| owner.with_group(is_below))
+    /// Counts pages of an owner's share that the kernel is asked to drop.
+    pub(crate) fn note_leaving(&self, owner: OwnerId, nr_pages: u64) -> Leaving {
+        owner.with_group(|group| Leaving::new(&self.reclaimer, group, nr_pages * PAGE_SIZE_U64))
     }
 
     /// Returns the next `nr` shares to ask for; they are the youngest of their list then.

@@ -2,12 +2,13 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use common::page_kernel::World;
-use umemcg::StatItem;
-use umemcg::internal::Reason;
+use common::page_kernel::{PAGE, World, kept};
+use umemcg::internal::{Reason, leaving_bytes};
+use umemcg::{EventKind, Group, StatItem};
 
 const MIB: u64 = 1 << 20;
 
@@ -51,6 +52,85 @@ fn a_kernel_that_is_slow_to_begin_is_waited_for() {
     // Three times as long as reclaim waits at once.
     while_obeyed_after(Duration::from_millis(60), &world, body);
     assert!((448..=512).contains(&world.kept()), "{}", world.kept());
+}
+
+/// Returns two groups below the world's, and makes the first the one that pays. Of both the kernel
+/// keeps 512 pages, and the second has this much of `memory.low`.
+fn two_groups_of_512_pages(world: &mut World, low: u64) -> [Arc<Group>; 3] {
+    let engine = &world.fixture.engine;
+    let [one, other] = ["one", "other"].map(|name| engine.create_group(&world.group, name.as_ref()).unwrap());
+    engine.set_low(&other, low);
+    let parent = std::mem::replace(&mut world.group, Arc::clone(&other));
+    world.read(&world.open("other", 512), 0, 512);
+    world.group = Arc::clone(&one);
+    world.read(&world.open("one", 512), 0, 512);
+    [parent, one, other]
+}
+
+/// Has all pages of the group that pays on their way out.
+fn ask_for_all(world: &World) {
+    let reclaimer = world.fixture.engine.reclaimer();
+    for _ in 0..64 {
+        reclaimer.reclaim_promptly(&world.group, 64);
+    }
+    assert_eq!(leaving_bytes(&world.group), world.kept() * PAGE, "all of it");
+}
+
+#[test]
+fn what_is_on_its_way_out_protects_nothing() {
+    let mut world = World::new(16 * MIB);
+    let [parent, _, other] = two_groups_of_512_pages(&mut world, 0);
+    world.fixture.engine.set_min(&other, MIB);
+    for _ in 0..64 {
+        world.fixture.engine.reclaimer().reclaim_promptly(&parent, 32);
+    }
+    world.kernel.obey();
+    // The last request may be for a window more than there was beyond the protection.
+    assert!((192..=256).contains(&kept(&other)), "{}", kept(&other));
+}
+
+#[test]
+fn a_charge_waits_for_what_is_on_its_way() {
+    let world = World::new(8 * MIB);
+    // Open, so that there is no name to ask for and to wait for.
+    let file = world.open("f", 1024);
+    world.read(&file, 0, 1024);
+    let (engine, group) = (&world.fixture.engine, &world.group);
+    ask_for_all(&world);
+    engine.set_max(group, group.usage_bytes(), &|| false);
+    let charge = while_obeyed_after(Duration::from_millis(60), &world, || {
+        engine.reclaimer().charge(group, 2 * MIB, &|| false).map(drop)
+    });
+    assert!(charge.is_ok(), "refused while the kernel was about to free more");
+}
+
+#[test]
+fn low_is_not_taken_while_other_pages_are_on_their_way() {
+    let mut world = World::new(16 * MIB);
+    let [parent, _, other] = two_groups_of_512_pages(&mut world, 16 * MIB);
+    ask_for_all(&world);
+    while_obeyed_after(Duration::from_millis(60), &world, || {
+        world.fixture.engine.reclaimer().reclaim(&parent, 32, Reason::Direct, &|| false)
+    });
+    assert_eq!((kept(&other), other.event_count(EventKind::Low)), (512, 0));
+}
+
+#[test]
+fn a_worker_takes_no_low_while_other_pages_are_on_their_way() {
+    let mut world = World::new(6 * MIB);
+    let [parent, _, other] = two_groups_of_512_pages(&mut world, 16 * MIB);
+    let (engine, usage) = (&world.fixture.engine, parent.usage_bytes());
+    ask_for_all(&world);
+    while_obeyed_after(Duration::from_millis(60), &world, || {
+        engine.reclaimer().set_high_wmark_distance(&parent, 3 * MIB).unwrap();
+        engine.reclaimer().set_low_wmark_distance(&parent, 2 * MIB).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while parent.usage_bytes() >= 3 * MIB && Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+    });
+    assert!(usage >= 4 * MIB && parent.usage_bytes() < 3 * MIB, "the worker had work, and it is done");
+    assert_eq!((kept(&other), other.event_count(EventKind::Low)), (512, 0));
 }
 
 #[test]

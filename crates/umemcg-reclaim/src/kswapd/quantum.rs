@@ -16,7 +16,7 @@ use super::job_progress::{
     BACKOFF_FIRST, BACKOFF_IN_VAIN, BACKOFF_MAX, BackoffBaseline, JobProgress, QUANTUM_PAGES,
 };
 use super::queue::Job;
-use crate::group_reclaim::GroupReclaim;
+use crate::group_reclaim::{GroupReclaim, leaving_bytes};
 use crate::reclaimer::Reclaimer;
 use crate::rounds::{FirstRounds, shrink_in_rounds};
 use crate::scan_control::{DEF_PRIORITY, Pass, Progress, Reason};
@@ -82,6 +82,11 @@ pub(super) fn run_quantum(reclaimer: &Reclaimer, job: &Job) -> Next {
             work.backed_off_at = Some(BackoffBaseline::next(work.backed_off_at, nr_written, nr_freed));
             return Next::BackOff;
         }
+    }
+    // What is on its way comes before what `low` protects.
+    let is_in_vain = work.priority == 0 && work.freed_in_round == 0;
+    if is_round_over && is_in_vain && !has_backed_off_in_vain && leaving_bytes(&group) > 0 {
+        return Next::BackOff;
     }
     if is_round_over {
         work.end_round(node);

@@ -11,6 +11,7 @@ mod charge;
 mod drop_caches;
 mod frames;
 mod growth;
+mod leaving;
 mod marks;
 mod memory_high;
 mod reclaim;
@@ -26,6 +27,7 @@ use umemcg_base::clock::SystemClock;
 use umemcg_group::{EffectiveProtection, Group, GroupTree, Protection};
 
 pub use charge::ChargeError;
+pub use leaving::Leaving;
 pub use memory_high::ChargeMeter;
 
 use crate::group_reclaim::{GroupReclaim, splice_lists};

@@ -6,8 +6,10 @@
 //! nothing but dirty pages, it waits for write-back, for a bounded time.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use umemcg_base::clock::Clock;
+use umemcg_base::sync::Instant;
 use umemcg_base::{PAGE_SIZE_U64, assert_no_locks_held};
 use umemcg_group::{Group, StatItem};
 
@@ -22,6 +24,10 @@ use crate::scan_control::{DEF_PRIORITY, Pass, Progress, Reason, SWAP_CLUSTER_MAX
 /// other work takes longer than one to begin, and what is given up is asked for elsewhere: all
 /// of it would be lost to the group when it comes.
 const WAITS_IN_VAIN_MAX: u32 = 6;
+
+/// Longest time in which nothing comes of what is leaving before a reclaim that has found nothing
+/// else goes on without it, as for write-back that hangs.
+const LEAVING_WAIT: Duration = Duration::from_millis(500);
 
 impl Reclaimer {
     /// Reclaims about `goal` pages from `root` and everything below it. May sleep. No lock may be
@@ -70,6 +76,7 @@ impl Reclaimer {
             root.stat_add(StatItem::AllocStall, 1);
         }
         let mut protection = self.protection_from(root, false);
+        let freed_before = self.freed_bytes(root);
         loop {
             progress.add(self.reclaim_at_all_priorities(
                 root,
@@ -78,6 +85,10 @@ impl Reclaimer {
                 (&mut protection, first_rounds),
                 cancelled,
             ));
+            // What is on its way comes before what `low` protects, and before a failure.
+            if progress.pages() == 0 && !first_rounds.never_waits {
+                progress.slab_bytes += self.wait_for_leaving(root, freed_before, goal.max(1), cancelled);
+            }
             // Once more at most, taking memory that only `low` protects.
             if progress.pages() > 0 || cancelled() || !protection.give_up_low() {
                 return progress;
@@ -100,13 +111,15 @@ impl Reclaimer {
         // Bytes that earlier passes have asked for and that are not asked for again.
         let (mut coming, mut nr_waits_in_vain) = (0, 0);
         for priority in (0..=DEF_PRIORITY).rev() {
+            // The last pass looks at everything, so what is on its way comes first.
+            if priority == 0 && std::mem::take(&mut coming) > 0 {
+                let (freed_before, short) = (self.freed_bytes(root), goal.saturating_sub(progress.pages()));
+                progress.slab_bytes += self.wait_for_leaving(root, freed_before, short, cancelled);
+            }
             protection.refresh();
             let before = progress;
             let released_before = self.pending_releases().released_bytes();
             first_rounds.is_last_chance = priority == 0 && progress.pages() == 0;
-            if priority == 0 {
-                coming = 0;
-            }
             let left = goal.saturating_sub(progress.pages() + coming / PAGE_SIZE_U64);
             let pass = Pass::new(priority, left, reason);
             let enough =
@@ -118,8 +131,7 @@ impl Reclaimer {
             if progress.pages() >= goal || cancelled() {
                 return progress;
             }
-            let scanned = progress.scanned - before.scanned;
-            let dirty = progress.dirty - before.dirty;
+            let (scanned, dirty) = (progress.scanned - before.scanned, progress.dirty - before.dirty);
             if progress.reclaimed > before.reclaimed {
                 GroupReclaim::of(root, self.nr_nodes()).backoff.note_freed_some();
             } else if scanned > 0 && dirty == scanned && (priority == 0 || has_only_dirty(root)) {
@@ -144,6 +156,42 @@ impl Reclaimer {
             }
         }
         progress
+    }
+
+    /// Returns what has been freed, ever, of what was leaving `root` and those below it.
+    fn freed_bytes(&self, root: &Group) -> u64 {
+        GroupReclaim::of(root, self.nr_nodes()).leaving_bytes().freed()
+    }
+
+    /// Waits for what is leaving `root` and those below it until this many pages have been freed
+    /// since `freed_before` was read, but not longer than [`LEAVING_WAIT`] in which nothing is.
+    /// After a wait in vain, no reclaim waits again until something is freed. Returns the bytes
+    /// that have been freed.
+    fn wait_for_leaving(
+        &self,
+        root: &Group,
+        freed_before: u64,
+        nr_pages: u64,
+        cancelled: &dyn Fn() -> bool,
+    ) -> u64 {
+        let leaving = GroupReclaim::of(root, self.nr_nodes()).leaving_bytes();
+        let (mut freed, mut give_up) = (0, Instant::now() + LEAVING_WAIT);
+        loop {
+            let released_before = self.pending_releases().released_bytes();
+            let is_leaving = leaving.now() > 0;
+            let freed_now = leaving.freed() - freed_before;
+            if freed_now > freed {
+                (freed, give_up) = (freed_now, Instant::now() + LEAVING_WAIT);
+            }
+            if freed >= nr_pages * PAGE_SIZE_U64 || !is_leaving || leaving.hangs() || cancelled() {
+                return freed;
+            }
+            if Instant::now() >= give_up {
+                leaving.note_hangs();
+                return freed;
+            }
+            self.pending_releases().wait_for_any(released_before);
+        }
     }
 
     /// Notes a pass. A pass that a thread waited for shows how hard it is to free memory; a

@@ -333,7 +333,7 @@ impl KernelPages {
     /// Chooses all of a range to be dropped, whatever is under way.
     pub(crate) fn ask_range(&self, pages: Range<u64>) -> AskedRange {
         let asked_at = self.state.lock().ask();
-        AskedRange { pages, asked_at, nr_pages: 0, reclaim: None, awaited: None }
+        AskedRange { pages, asked_at, nr_pages: 0, reclaim: None, leaving: None }
     }
 
     /// Notes that the kernel has dropped what was asked for, or has not been told. Returns the
@@ -343,7 +343,7 @@ impl KernelPages {
         let waiting = {
             let mut state = self.state.lock();
             let busy: Vec<u64> = self.known(&state, &asked.pages).filter(|&w| state.is_busy(w)).collect();
-            let is_reclaimed = asked.awaited.is_some();
+            let is_reclaimed = asked.leaving.is_some();
             self.take_out(&mut state, (&asked.pages, is_reclaimed), &mut freed, |window, known| {
                 was_told && known.last_end < asked.asked_at && !busy.contains(&window)
             });
@@ -505,12 +505,13 @@ impl PageHolder for KernelPages {
         for pages in runs {
             let asked_at = state.tick();
             state.asked.insert(asked_at);
+            let nr_pages = u64::from(pages.count_ones());
             asked.push(AskedRange {
                 pages: span_of(window, pages),
                 asked_at,
-                nr_pages: u64::from(pages.count_ones()),
+                nr_pages,
                 reclaim: None,
-                awaited: Some(self.lists.await_drop(owner)),
+                leaving: Some(self.lists.note_leaving(owner, nr_pages)),
             });
         }
         asked
@@ -542,7 +543,7 @@ impl Drop for KernelPages {
         if self.has_any() {
             // The kernel has not forgotten the inode: its volume has been removed.
             let asked =
-                AskedRange { pages: 0..PAGES_END, asked_at: 0, nr_pages: 0, reclaim: None, awaited: None };
+                AskedRange { pages: 0..PAGES_END, asked_at: 0, nr_pages: 0, reclaim: None, leaving: None };
             let drop = RangeDrop { pages: Weak::new(), asked, then: None, nr_parked: 0 };
             self.lists.send(self.node, 0..PAGES_END, Box::new(drop));
         }
