@@ -71,6 +71,8 @@ pub(super) struct JobProgress {
 /// Back-offs, each twice as long as the previous one, before requested releases no longer count:
 /// 140 ms.
 const RELEASE_BACKOFFS_MAX: u32 = 2;
+/// The same while some of the group is [leaving](crate::Leaving), which comes to an end: 620 ms.
+const LEAVING_BACKOFFS_MAX: u32 = 4;
 
 /// The releases that a worker has requested and that are on their way.
 ///
@@ -134,10 +136,11 @@ impl JobProgress {
 
     /// Returns whether bytes whose release is requested count as freed; `None` if the group backs
     /// off for those that are on their way. `ended_bytes` is the group's count of ended requests;
-    /// `is_enough` says whether this many bytes fewer would reach the high mark.
+    /// `is_leaving` says that a request of pages has not ended; `is_enough` says whether this many
+    /// bytes fewer would reach the high mark.
     pub(super) fn counts_releasing_bytes(
         &mut self,
-        ended_bytes: u64,
+        (ended_bytes, is_leaving): (u64, bool),
         is_enough: impl FnOnce(u64) -> bool,
     ) -> Option<bool> {
         let requested = &mut self.requested;
@@ -155,7 +158,8 @@ impl JobProgress {
         } else if requested.is_awaited {
             requested.nr_backoffs += 1;
         }
-        if requested.nr_backoffs > RELEASE_BACKOFFS_MAX {
+        let nr_backoffs_max = if is_leaving { LEAVING_BACKOFFS_MAX } else { RELEASE_BACKOFFS_MAX };
+        if requested.nr_backoffs > nr_backoffs_max {
             // The rest does not happen: the names are in use, or the kernel does not answer.
             let has_some_ended = requested.has_some_ended;
             self.requested = Requested { seen: ended_bytes, ..Requested::default() };
@@ -222,15 +226,15 @@ mod tests {
     #[test]
     fn a_worker_waits_on_when_part_of_its_request_has_ended() {
         let mut progress = JobProgress::new(1);
-        assert_eq!(progress.counts_releasing_bytes(700, reached_by(100)), Some(true));
+        assert_eq!(progress.counts_releasing_bytes((700, false), reached_by(100)), Some(true));
         progress.note_freed(0, 100);
-        assert_eq!(progress.counts_releasing_bytes(700, reached_by(100)), None);
+        assert_eq!(progress.counts_releasing_bytes((700, false), reached_by(100)), None);
         assert_eq!(progress.requested.wake_at(), 750);
         // However long the rest takes, as long as some of it ends.
         for ended in 701..800 {
-            assert_eq!(progress.counts_releasing_bytes(ended, reached_by(800 - ended)), None);
+            assert_eq!(progress.counts_releasing_bytes((ended, false), reached_by(800 - ended)), None);
         }
-        assert_eq!(progress.counts_releasing_bytes(800, reached_by(50)), Some(true));
+        assert_eq!(progress.counts_releasing_bytes((800, false), reached_by(50)), Some(true));
         assert_eq!(progress.requested.coming_bytes(), 0);
     }
 
@@ -238,27 +242,29 @@ mod tests {
     fn only_what_is_not_on_its_way_is_asked_for() {
         let mut progress = JobProgress::new(1);
         progress.note_freed(0, 100);
-        assert_eq!(progress.counts_releasing_bytes(0, reached_by(100)), None);
+        assert_eq!(progress.counts_releasing_bytes((0, false), reached_by(100)), None);
         // Half has ended, and others have charged more.
-        assert_eq!(progress.counts_releasing_bytes(50, reached_by(70)), Some(true));
+        assert_eq!(progress.counts_releasing_bytes((50, false), reached_by(70)), Some(true));
         progress.note_freed(0, 20);
-        assert_eq!(progress.counts_releasing_bytes(50, reached_by(70)), None);
+        assert_eq!(progress.counts_releasing_bytes((50, false), reached_by(70)), None);
         assert_eq!(progress.requested.coming_bytes(), 70);
     }
 
     #[test]
     fn requests_that_do_not_end_count_no_more() {
-        for (ended, counts) in [(0, false), (40, true)] {
+        let cases = [(0, false, RELEASE_BACKOFFS_MAX), (40, true, RELEASE_BACKOFFS_MAX)];
+        for (ended, counts, nr_backoffs) in cases.into_iter().chain([(0, false, LEAVING_BACKOFFS_MAX)]) {
+            let is_leaving = nr_backoffs == LEAVING_BACKOFFS_MAX;
             let mut progress = JobProgress::new(1);
             progress.note_freed(0, 100);
-            assert_eq!(progress.counts_releasing_bytes(0, reached_by(100)), None);
+            assert_eq!(progress.counts_releasing_bytes((0, is_leaving), reached_by(100)), None);
             if ended > 0 {
-                assert_eq!(progress.counts_releasing_bytes(ended, reached_by(60)), None);
+                assert_eq!(progress.counts_releasing_bytes((ended, is_leaving), reached_by(60)), None);
             }
-            for _ in 0..RELEASE_BACKOFFS_MAX {
-                assert_eq!(progress.counts_releasing_bytes(ended, reached_by(60)), None);
+            for _ in 0..nr_backoffs {
+                assert_eq!(progress.counts_releasing_bytes((ended, is_leaving), reached_by(60)), None);
             }
-            assert_eq!(progress.counts_releasing_bytes(ended, reached_by(60)), Some(counts));
+            assert_eq!(progress.counts_releasing_bytes((ended, is_leaving), reached_by(60)), Some(counts));
             assert_eq!(progress.requested.coming_bytes(), 0);
         }
     }

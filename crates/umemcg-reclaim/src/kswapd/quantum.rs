@@ -44,9 +44,9 @@ pub(super) fn run_quantum(reclaimer: &Reclaimer, job: &Job) -> Next {
         work.start_again();
         return Next::Done;
     }
-    let ended_bytes = job.state.lock().ended_bytes;
+    let ended = (job.state.lock().ended_bytes, leaving_bytes(&group) > 0);
     let is_enough = |coming| usage.saturating_sub(coming) < background.stop();
-    let Some(is_believed) = work.counts_releasing_bytes(ended_bytes, is_enough) else { return Next::BackOff };
+    let Some(is_believed) = work.counts_releasing_bytes(ended, is_enough) else { return Next::BackOff };
     if work.freed_in_round == 0 && usage > background.high_limit() {
         group.event(EventKind::High);
     }
@@ -83,12 +83,12 @@ pub(super) fn run_quantum(reclaimer: &Reclaimer, job: &Job) -> Next {
             return Next::BackOff;
         }
     }
-    // What is on its way comes before what `low` protects.
-    let is_in_vain = work.priority == 0 && work.freed_in_round == 0;
-    if is_round_over && is_in_vain && !has_backed_off_in_vain && leaving_bytes(&group) > 0 {
-        return Next::BackOff;
-    }
     if is_round_over {
+        // What is on its way comes before what `low` protects.
+        let is_in_vain = work.priority == 0 && work.freed_in_round == 0;
+        if is_in_vain && !has_backed_off_in_vain && leaving_bytes(&group) > 0 {
+            return Next::BackOff;
+        }
         work.end_round(node);
     }
     Next::Again
