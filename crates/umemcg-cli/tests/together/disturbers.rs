@@ -2,14 +2,16 @@
 //! them, as its seed says: with all of them always on, what one breaks the next would hide.
 
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, OFlags, StatxFlags};
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::disk::{CELL, Random};
@@ -18,6 +20,9 @@ use crate::inode::Inode;
 use crate::model::LEN_MAX;
 use crate::tree::Place;
 use crate::world::{GROUPS, Stop, World};
+
+/// Longest that reads of a file that another program has changed end early on a busy machine.
+const WHOLE_WITHIN: Duration = Duration::from_secs(120);
 
 /// The state of disturbers beside the world.
 #[derive(Debug)]
@@ -322,7 +327,7 @@ fn change_names_outside(world: &World, _: &Surroundings, random: &mut Random) ->
             Err(errno) => return Stop::wrong(format!("{name}, made outside: {errno}")),
         };
         let mut bytes = vec![0; 1 << 15];
-        match world.settle(rustix::io::pread(&fd, &mut bytes[..], 0))? {
+        match read_whole(world, &fd, &mut bytes, &expected)? {
             Ok(nr) if bytes[..nr] == expected => {}
             Ok(nr) if world.may_be_cut() && expected.starts_with(&bytes[..nr]) => {}
             Ok(nr) => {
@@ -334,6 +339,26 @@ fn change_names_outside(world: &World, _: &Surroundings, random: &mut Random) ->
     }
     let _ = fs::remove_file(path);
     Ok(())
+}
+
+/// Reads a file that another program has changed. A read beside which a change is told may end
+/// where the file ended before, and on a busy machine a change is told after the open. What such a
+/// read gives is right, and a later one is whole.
+fn read_whole(
+    world: &World,
+    fd: &OwnedFd,
+    bytes: &mut [u8],
+    expected: &[u8],
+) -> Result<Result<usize, Errno>, Stop> {
+    let deadline = Instant::now() + WHOLE_WITHIN;
+    loop {
+        let got = world.settle(rustix::io::pread(fd, &mut *bytes, 0))?;
+        let is_cut = got.is_ok_and(|nr| nr < expected.len() && expected.starts_with(&bytes[..nr]));
+        if !is_cut || world.may_be_cut() || Instant::now() >= deadline {
+            return Ok(got);
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Takes all of the store's room for a while.
