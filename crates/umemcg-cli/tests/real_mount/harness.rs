@@ -12,6 +12,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::RwLock;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -91,6 +92,9 @@ impl Ended {
         assert!(self.stderr.contains(text), "expected `{text}`: {self:?}");
     }
 }
+
+/// The page cache of the host, which a test may have dropped while others count what it keeps.
+pub static HOST_PAGE_CACHE: RwLock<()> = RwLock::new(());
 
 /// The options of a daemon.
 pub struct Options<'a> {

@@ -4,7 +4,7 @@
 use std::process::Stdio;
 use std::time::Duration;
 
-use crate::harness::{Mount, Options, SLACK_BYTES, needs_mount, patiently, until};
+use crate::harness::{HOST_PAGE_CACHE, Mount, Options, SLACK_BYTES, needs_mount, patiently, until};
 
 const MIB: u64 = 1 << 20;
 
@@ -105,7 +105,9 @@ fn what_the_host_drops_by_itself_is_given_back() {
         mount.sh_in("tenant", "cat $MNT/f > /dev/null").good();
         kept(&mount, "tenant") >= 20 * MIB
     });
+    let dropping = HOST_PAGE_CACHE.write();
     mount.sh("echo 3 > /proc/sys/vm/drop_caches").good();
+    drop(dropping);
     until("usage follows", || {
         kept(&mount, "tenant") == 0 && mount.number("tenant", "memory.usage_in_bytes") < 2 * MIB
     });
