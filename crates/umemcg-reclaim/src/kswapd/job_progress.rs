@@ -71,8 +71,8 @@ pub(super) struct JobProgress {
 /// Back-offs, each twice as long as the previous one, before requested releases no longer count:
 /// 140 ms.
 const RELEASE_BACKOFFS_MAX: u32 = 2;
-/// The same while some of the group is [leaving](crate::Leaving), which comes to an end: 620 ms.
-const LEAVING_BACKOFFS_MAX: u32 = 4;
+/// The same while some of the group is [leaving](crate::Leaving), which comes to an end: 1.3 s.
+const LEAVING_BACKOFFS_MAX: u32 = 5;
 
 /// The releases that a worker has requested and that are on their way.
 ///

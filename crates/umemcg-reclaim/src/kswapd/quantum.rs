@@ -86,7 +86,7 @@ pub(super) fn run_quantum(reclaimer: &Reclaimer, job: &Job) -> Next {
     if is_round_over {
         // What is on its way comes before what `low` protects.
         let is_in_vain = work.priority == 0 && work.freed_in_round == 0;
-        if is_in_vain && !has_backed_off_in_vain && leaving_bytes(&group) > 0 {
+        if is_in_vain && work.backoff < BACKOFF_MAX && leaving_bytes(&group) > 0 {
             return Next::BackOff;
         }
         work.end_round(node);

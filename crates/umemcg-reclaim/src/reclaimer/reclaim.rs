@@ -20,14 +20,14 @@ use crate::protection::ReclaimProtection;
 use crate::rounds::{FirstRounds, shrink_in_rounds};
 use crate::scan_control::{DEF_PRIORITY, Pass, Progress, Reason, SWAP_CLUSTER_MAX, WRITEBACK_WAIT};
 
-/// Waits in which nothing comes after which what was asked for may never come. A kernel that does
-/// other work takes longer than one to begin, and what is given up is asked for elsewhere: all
-/// of it would be lost to the group when it comes.
+/// Waits in which nothing comes after which what was asked for may never come, unless it is
+/// leaving. A kernel that does other work takes longer than one to begin, and what is given up is
+/// asked for elsewhere: all of it would be lost to the group when it comes.
 const WAITS_IN_VAIN_MAX: u32 = 6;
 
 /// Longest time in which nothing comes of what is leaving before a reclaim that has found nothing
-/// else goes on without it, as for write-back that hangs.
-const LEAVING_WAIT: Duration = Duration::from_millis(500);
+/// else goes on without it.
+const LEAVING_WAIT: Duration = Duration::from_secs(2);
 
 impl Reclaimer {
     /// Reclaims about `goal` pages from `root` and everything below it. May sleep. No lock may be
@@ -147,7 +147,7 @@ impl Reclaimer {
                 let released = self.pending_releases().wait(released_before, requested, short);
                 progress.slab_bytes += released;
                 nr_waits_in_vain = if released == 0 { nr_waits_in_vain + 1 } else { 0 };
-                coming = if nr_waits_in_vain < WAITS_IN_VAIN_MAX { requested - released } else { 0 };
+                coming = self.still_coming(root, requested - released, nr_waits_in_vain);
                 // If at least half has been released, the rest is as good as free.
                 if released >= requested / 2 && progress.pages() + coming / PAGE_SIZE_U64 >= goal {
                     progress.slab_bytes += coming;
@@ -156,6 +156,15 @@ impl Reclaimer {
             }
         }
         progress
+    }
+
+    /// Returns how much of what was asked for may still come after some waits in vain.
+    fn still_coming(&self, root: &Group, bytes: u64, nr_waits_in_vain: u32) -> u64 {
+        if nr_waits_in_vain < WAITS_IN_VAIN_MAX {
+            return bytes;
+        }
+        let leaving = GroupReclaim::of(root, self.nr_nodes()).leaving_bytes();
+        if leaving.hangs() { 0 } else { bytes.min(leaving.now()) }
     }
 
     /// Returns what has been freed, ever, of what was leaving `root` and those below it.

@@ -9,7 +9,7 @@ use umemcg_base::PAGE_SIZE_U64;
 use umemcg_base::clock::{Clock, SystemClock};
 use umemcg_cache::dirty::thresholds::unclean_bytes;
 use umemcg_group::{EventKind, Group};
-use umemcg_reclaim::{MAX_RECLAIM_RETRIES, PageOwner, Reason, Reclaimer};
+use umemcg_reclaim::{MAX_RECLAIM_RETRIES, PageOwner, Reason, Reclaimer, leaving_bytes};
 
 use super::Engine;
 
@@ -288,7 +288,7 @@ impl Engine {
         // other reasons all the time.
         let clock = SystemClock::new();
         let give_up = clock.now() + RELEASE_WAIT_MAX;
-        while requested.wait() > 0 && clock.now() < give_up && !cancelled() {}
+        while (requested.wait() > 0 || requested.is_leaving()) && clock.now() < give_up && !cancelled() {}
         Ok(())
     }
 }
@@ -304,6 +304,12 @@ struct Requested<'a> {
 impl<'a> Requested<'a> {
     fn of(reclaimer: &'a Reclaimer, group: &'a Group) -> Self {
         Self { reclaimer, group, bytes: 0, released_before: reclaimer.released_bytes() }
+    }
+
+    /// Returns whether some of what was asked for has not come, and pages are about to.
+    fn is_leaving(&self) -> bool {
+        let released = self.reclaimer.released_bytes() - self.released_before;
+        released < self.bytes && leaving_bytes(self.group) > 0
     }
 
     /// Waits for a moment, unless all that was asked for has come. Returns the pages by which the
