@@ -13,10 +13,11 @@
 //! whose store hangs leaves room for others. A request takes all that it will need at once and
 //! holds nothing else that others wait for, so requests never wait for each other in a cycle.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
 use std::sync::Arc;
 
-use umemcg_base::{Condvar, Idle, LeafMutex, PAGE_SIZE_U64, Rank, Wait, Waiting, assert_may_wait};
+use umemcg_base::{Condvar, Idle, LeafMutex, PAGE_SIZE_U64, Rank, Wait, Waiting, assert_may_wait, contained};
 use umemcg_group::Group;
 
 /// Pages that one request may have beyond the limit of its group: 1 MiB, the largest read that a
@@ -30,11 +31,28 @@ pub const OVERRUN_ARENA_BYTES: u64 = 2 * OVERRUN_PAGES_MAX * PAGE_SIZE_U64;
 /// The part of them that one group may have.
 const GROUP_SHARE: u64 = 4;
 
-#[derive(Debug, Default)]
+/// Takes a claim that has been waited for.
+pub(crate) type TakeClaim = Box<dyn FnOnce(OverrunClaim) + Send>;
+
+/// A request that waits for a claim without a thread.
+struct Waiter {
+    group: Arc<Group>,
+    nr_pages: u64,
+    take: TakeClaim,
+}
+
+#[derive(Default)]
 struct Claims {
     nr_pages: u64,
     /// By group id; only groups that have claims.
     by_group: HashMap<u64, u64>,
+    waiting: VecDeque<Waiter>,
+}
+
+impl fmt::Debug for Claims {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Claims").field("nr_pages", &self.nr_pages).finish_non_exhaustive()
+    }
 }
 
 impl Claims {
@@ -79,6 +97,34 @@ impl Overrun {
         self.make(&mut claims, group, nr_pages)
     }
 
+    /// Hands a claim to `take`, which must not wait: immediately, or on the thread that makes room.
+    /// Of those that wait and would fit, the one that came first gets it.
+    pub(crate) fn when_room(self: &Arc<Self>, group: &Arc<Group>, nr_pages: u64, take: TakeClaim) {
+        let nr_pages = nr_pages.min(OVERRUN_PAGES_PER_REQUEST);
+        let claim = {
+            let mut claims = self.claims.lock();
+            if !claims.has_room(group, nr_pages) {
+                return claims.waiting.push_back(Waiter { group: Arc::clone(group), nr_pages, take });
+            }
+            self.make(&mut claims, group, nr_pages)
+        };
+        take(claim);
+    }
+
+    /// Makes the claims of those that wait and have room now.
+    fn make_awaited(self: &Arc<Self>, claims: &mut Claims) -> Vec<(TakeClaim, OverrunClaim)> {
+        let mut made = Vec::new();
+        for _ in 0..claims.waiting.len() {
+            let Some(waiter) = claims.waiting.pop_front() else { break };
+            if claims.has_room(&waiter.group, waiter.nr_pages) {
+                made.push((waiter.take, self.make(claims, &waiter.group, waiter.nr_pages)));
+            } else {
+                claims.waiting.push_back(waiter);
+            }
+        }
+        made
+    }
+
     fn make(self: &Arc<Self>, claims: &mut Claims, group: &Arc<Group>, nr_pages: u64) -> OverrunClaim {
         claims.nr_pages += nr_pages;
         *claims.by_group.entry(group.id()).or_default() += nr_pages;
@@ -103,6 +149,11 @@ impl OverrunClaim {
         self.nr_left -= nr;
         nr
     }
+
+    /// Puts back pages that were not needed, or are free again.
+    pub(crate) fn put_back(&mut self, nr: u64) {
+        self.nr_left += nr;
+    }
 }
 
 impl Drop for OverrunClaim {
@@ -116,8 +167,14 @@ impl Drop for OverrunClaim {
                 claims.by_group.remove(&self.group.id());
             }
         }
+        let made = self.overrun.make_awaited(&mut claims);
         drop(claims);
         self.overrun.back.notify_all();
+        for (take, claim) in made {
+            if let Err(panic) = contained(|| take(claim)) {
+                tracing::error!(%panic, "a callback of a read panicked");
+            }
+        }
     }
 }
 
@@ -135,6 +192,21 @@ pub(crate) struct RequestClaim {
 impl RequestClaim {
     pub(crate) fn new(nr_pages: u64) -> Self {
         Self { nr_pages, claim: None, has_claim: None }
+    }
+
+    /// Goes on with a request that other threads have been about.
+    pub(crate) fn resume(nr_pages: u64, claim: Option<OverrunClaim>) -> Self {
+        let has_claim = claim.is_some().then(|| Waiting::on(Rank::Overrun));
+        Self { nr_pages, claim, has_claim }
+    }
+
+    /// Makes the claim if it can be had immediately. Returns whether it is made.
+    pub(crate) fn try_make(&mut self, overrun: &Arc<Overrun>, group: &Arc<Group>) -> bool {
+        if self.claim.is_none() {
+            self.claim = overrun.try_claim(group, self.nr_pages.min(OVERRUN_PAGES_PER_REQUEST));
+            self.has_claim = self.claim.is_some().then(|| Waiting::on(Rank::Overrun));
+        }
+        self.claim.is_some()
     }
 
     /// Returns whether the group has refused a page.
@@ -155,7 +227,7 @@ impl RequestClaim {
     /// Puts back pages that were not needed, or are free again.
     pub(crate) fn put_back(&mut self, nr: u64) {
         if let Some(claim) = &mut self.claim {
-            claim.nr_left += nr;
+            claim.put_back(nr);
         }
     }
 
