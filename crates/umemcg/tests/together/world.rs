@@ -82,7 +82,8 @@ impl World {
             let there = StoreFile { store: Arc::clone(&store), file, begins_reads };
             engine.open_file(Arc::new(there), len as u64).unwrap()
         };
-        let files = (0..nr_files).map(|file| open(file, 0, random.below(2) == 0)).collect();
+        let first_begun = random.below(2);
+        let files = (0..nr_files).map(|file| open(file, 0, file % 2 == first_begun)).collect();
         let group = |name: &str| engine.create_group(engine.root(), name.as_ref()).unwrap();
         let groups = ["a", "b", "c"].map(group);
         Arc::new(Self {
