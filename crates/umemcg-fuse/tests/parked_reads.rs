@@ -7,12 +7,13 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
 use common::late_volume::LateVolume;
 use common::{TIMEOUT, TestMount, can_mount, end_of, within};
 use umemcg::{Engine, EngineConfig, StatItem};
 use umemcg_fuse::{DataFs, Lifetimes, RootOnly, Unmount};
-use umemcg_vfs::Volumes;
+use umemcg_vfs::{RemoveError, Volumes};
 
 const PAGE: usize = 4096;
 const NR_FILES: usize = 4;
@@ -173,4 +174,37 @@ fn the_end_of_a_mount_fails_what_is_parked_and_waits_for_it() {
     assert!(ground.mount.session.wait(Some(TIMEOUT)), "{:?}", ground.mount.session);
     let is_back = || ground.volume.files[0].try_read(0, 10, &umemcg::files::Readahead::new()).is_some();
     assert!(within(TIMEOUT, is_back).is_some(), "what was read stays in the cache");
+}
+
+#[test]
+fn a_volume_is_busy_until_its_parked_reads_have_ended() {
+    if !can_mount() {
+        return;
+    }
+    let engine = Engine::new(EngineConfig::new(64 << 20)).unwrap();
+    let (late, volumes) = (LateVolume::new(&engine, vec![vec![7; PAGE]]), Volumes::many());
+    let member = volumes.add("v", |_| Ok(Arc::clone(&late) as _)).unwrap();
+    let payer = Arc::new(RootOnly(Arc::clone(engine.root())));
+    let data_fs = DataFs::new(&engine, Arc::clone(&volumes), payer, Lifetimes::default()).unwrap();
+    let mount = TestMount::new(Arc::clone(&data_fs) as _);
+    let file = File::open(mount.path("v/0")).unwrap();
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut bytes = [0; 10];
+            file.read_exact_at(&mut bytes, 0).map(|()| bytes)
+        });
+        let counts = || mount.session.pool_counts();
+        let is_parked = within(TIMEOUT, || counts().nr_parked == 1);
+        let busy = volumes.begin_remove("v", false, Duration::ZERO).map(drop);
+        let leaving = volumes.begin_remove("v", true, Duration::ZERO).unwrap();
+        drop(leaving.finish());
+        data_fs.close_all_of(&member);
+        let nr_open = member.nr_open();
+        late.answerer.answer();
+        assert_eq!(reader.join().unwrap().unwrap(), [7; 10]);
+        assert!(is_parked.is_some(), "{:?}", counts());
+        assert!(matches!(busy, Err(RemoveError::Busy { nr_open: 1, .. })), "{busy:?}");
+        assert_eq!(nr_open, 1, "the read still has it");
+    });
+    assert!(within(TIMEOUT, || member.nr_open() == 0).is_some());
 }
