@@ -167,6 +167,7 @@ fn a_truncation_waits_for_reads_and_they_for_it() {
         }
         before.go_on();
         assert_eq!((before.nr_done(), is_cut.load(Ordering::Relaxed)), (0, false));
+        assert_eq!(ground.file.len(), 16 * MIB as u64);
         ground.answerer.release();
         truncation.join().unwrap();
         during.into_iter().for_each(|steps| drop(steps.finish()));

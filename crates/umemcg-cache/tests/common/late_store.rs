@@ -98,7 +98,7 @@ impl Answerer {
 /// One file of such a store.
 #[derive(Debug)]
 pub struct LateStore {
-    pub bytes: Arc<Mutex<Vec<u8>>>,
+    pub bytes: Mutex<Vec<u8>>,
     pub answerer: Arc<Answerer>,
     pub answer: Mutex<Answer>,
     /// Bytes that no read may touch.
@@ -109,7 +109,7 @@ pub struct LateStore {
 impl LateStore {
     pub fn with(bytes: Vec<u8>, answerer: &Arc<Answerer>) -> Arc<Self> {
         Arc::new(Self {
-            bytes: Arc::new(Mutex::new(bytes)),
+            bytes: Mutex::new(bytes),
             answerer: Arc::clone(answerer),
             answer: Mutex::new(Answer::Whole),
             bad: Arc::default(),
@@ -118,20 +118,23 @@ impl LateStore {
     }
 }
 
-fn answer(mut read: StoreRead, bytes: &Mutex<Vec<u8>>, bad: &Mutex<Range<u64>>, how: Answer) {
+/// Returns what a read gets that is begun now; with `TooMuch` all to the end of the file.
+fn bytes_for(read: &StoreRead, bytes: &[u8], how: Answer) -> Vec<u8> {
+    let start = read.offset() as usize;
+    let end = if how == Answer::TooMuch { bytes.len() } else { bytes.len().min(start + read.len()) };
+    bytes[start.min(end)..end].to_vec()
+}
+
+fn answer(mut read: StoreRead, wanted: &[u8], bad: &Mutex<Range<u64>>, how: Answer) {
     let (start, len) = (read.offset() as usize, read.len());
     let bad = bad.lock().clone();
     if bad.start < (start + len) as u64 && (start as u64) < bad.end {
         return read.finish(Err(io::Error::from_raw_os_error(5)));
     }
-    let bytes = bytes.lock();
-    let end = if how == Answer::TooMuch { bytes.len() } else { bytes.len().min(start + len) };
-    let wanted = bytes[start.min(end)..end].to_vec();
-    drop(bytes);
     match how {
-        Answer::Whole | Answer::TooMuch | Answer::Immediately => read.deliver(&wanted),
+        Answer::Whole | Answer::TooMuch | Answer::Immediately => read.deliver(wanted),
         Answer::Pieces => {
-            let mut rest = &wanted[..];
+            let mut rest = wanted;
             for size in (1..).map(|n| n * 997 % 5003) {
                 let (piece, more) = rest.split_at(rest.len().min(size));
                 read.deliver(piece);
@@ -173,12 +176,12 @@ impl BackingStore for LateStore {
     fn begin_read(&self, read: StoreRead) {
         self.answerer.nr_begun.fetch_add(1, Ordering::Relaxed);
         let how = *self.answer.lock();
-        let (bytes, bad) = (Arc::clone(&self.bytes), Arc::clone(&self.bad));
+        let (wanted, bad) = (bytes_for(&read, &self.bytes.lock(), how), Arc::clone(&self.bad));
         match how {
-            Answer::Immediately => answer(read, &bytes, &bad, how),
+            Answer::Immediately => answer(read, &wanted, &bad, how),
             Answer::PanicAtOnce => panic!("the store does not even begin"),
             _ => {
-                let job = Box::new(move || answer(read, &bytes, &bad, how));
+                let job = Box::new(move || answer(read, &wanted, &bad, how));
                 self.answerer.jobs.lock().queue.push_back(job);
                 self.answerer.wake.notify_all();
             }
