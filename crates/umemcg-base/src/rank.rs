@@ -44,6 +44,8 @@ pub enum Rank {
     LevelListener,
     /// One write-back of a file at a time.
     FileFlush,
+    /// What the store has begun to read of a file: a truncation, before it takes the content.
+    StoreFills,
     /// A file's content: shared by fills, writes and write-back, exclusive for truncation and
     /// moves.
     FileContent,
@@ -189,6 +191,11 @@ pub const RANKS: &[RankInfo] = &[
         "`umemcg-reclaim/src/pressure_level.rs`",
     ),
     lock(Rank::FileFlush, "one write-back of a file at a time", "`umemcg-cache/src/file/mod.rs`"),
+    wait(
+        Rank::StoreFills,
+        "what the store has begun to read of a file; before the content is taken for a truncation or a move",
+        "`umemcg-cache/src/file/store_fills.rs`",
+    ),
     lock(
         Rank::FileContent,
         "a file's content: shared by fills, writes and write-back, exclusive for truncation and moves",

@@ -27,14 +27,16 @@ mod quota;
 pub mod readahead;
 mod shadow_leaves;
 pub mod store;
+mod store_read;
 mod store_writeback;
 mod zero_page;
 
 pub use dirty::settings::{DirtyBound, DirtyBounds, DirtyThreshold};
-pub use file::{File, FileError, WritePause};
+pub use file::{File, FileError, ReadStep, StartedRead, WaitingRead, WritePause};
 pub use page_cache::{LostData, PageCache};
 pub use pinned::PinnedPages;
 pub use quota::PageQuota;
 pub use readahead::Readahead;
 pub use store::{BackingStore, StoreId};
+pub use store_read::StoreRead;
 pub use umemcg_base::{ErrorCursor, ErrorSequence};

@@ -13,10 +13,11 @@
 //! whose store hangs leaves room for others. A request takes all that it will need at once and
 //! holds nothing else that others wait for, so requests never wait for each other in a cycle.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::fmt;
 use std::sync::Arc;
 
-use umemcg_base::{Condvar, Idle, LeafMutex, PAGE_SIZE_U64, Rank, Wait, Waiting, assert_may_wait};
+use umemcg_base::{Condvar, Idle, LeafMutex, PAGE_SIZE_U64, Rank, Wait, Waiting, assert_may_wait, contained};
 use umemcg_group::Group;
 
 /// Pages that one request may have beyond the limit of its group: 1 MiB, the largest read that a
@@ -30,11 +31,28 @@ pub const OVERRUN_ARENA_BYTES: u64 = 2 * OVERRUN_PAGES_MAX * PAGE_SIZE_U64;
 /// The part of them that one group may have.
 const GROUP_SHARE: u64 = 4;
 
-#[derive(Debug, Default)]
+/// Takes a claim that has been waited for.
+pub(crate) type TakeClaim = Box<dyn FnOnce(OverrunClaim) + Send>;
+
+/// A request that waits for a claim.
+struct Waiter {
+    group: Arc<Group>,
+    nr_pages: u64,
+    take: TakeClaim,
+}
+
+#[derive(Default)]
 struct Claims {
     nr_pages: u64,
     /// By group id; only groups that have claims.
     by_group: HashMap<u64, u64>,
+    waiting: VecDeque<Waiter>,
+}
+
+impl fmt::Debug for Claims {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Claims").field("nr_pages", &self.nr_pages).finish_non_exhaustive()
+    }
 }
 
 impl Claims {
@@ -43,40 +61,89 @@ impl Claims {
         self.nr_pages + nr_pages <= OVERRUN_PAGES_MAX
             && of_group + nr_pages <= OVERRUN_PAGES_MAX / GROUP_SHARE
     }
+
+    /// Returns whether a request that comes now may have pages: it overtakes none of its group.
+    fn has_room_for_next(&self, group: &Group, nr_pages: u64) -> bool {
+        self.has_room(group, nr_pages) && self.waiting.iter().all(|waiter| waiter.group.id() != group.id())
+    }
+}
+
+/// A thread that waits for a claim.
+#[derive(Debug)]
+struct ThreadWait {
+    claim: LeafMutex<Option<OverrunClaim>>,
+    made: Condvar,
+}
+
+impl ThreadWait {
+    fn put(&self, claim: OverrunClaim) {
+        *self.claim.lock() = Some(claim);
+        self.made.notify_one();
+    }
+
+    fn take(&self) -> OverrunClaim {
+        let mut claim = self.claim.lock();
+        loop {
+            if let Some(claim) = claim.take() {
+                return claim;
+            }
+            let _idle = Idle::begin(Wait::Sure);
+            self.made.wait(&mut claim);
+        }
+    }
 }
 
 /// The pages that may be in flight beyond limits, and those that are.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Overrun {
     claims: LeafMutex<Claims>,
-    /// Signalled when a claim is returned.
-    back: Condvar,
-}
-
-impl Default for Overrun {
-    fn default() -> Self {
-        Self { claims: LeafMutex::default(), back: Condvar::new(Rank::Overrun) }
-    }
 }
 
 impl Overrun {
     /// Claims `nr_pages` if they are available immediately.
     pub(crate) fn try_claim(self: &Arc<Self>, group: &Arc<Group>, nr_pages: u64) -> Option<OverrunClaim> {
         let mut claims = self.claims.lock();
-        claims.has_room(group, nr_pages).then(|| self.make(&mut claims, group, nr_pages))
+        claims.has_room_for_next(group, nr_pages).then(|| self.make(&mut claims, group, nr_pages))
     }
 
     /// Claims up to `nr_pages` for a request of `group`, at most [`OVERRUN_PAGES_PER_REQUEST`];
     /// waits until they can be had.
     pub(crate) fn claim(self: &Arc<Self>, group: &Arc<Group>, nr_pages: u64) -> OverrunClaim {
         assert_may_wait(Rank::Overrun, "pages beyond a limit");
+        let wait = Arc::new(ThreadWait { claim: LeafMutex::default(), made: Condvar::new(Rank::Overrun) });
+        let waits = Arc::clone(&wait);
+        self.when_room(group, nr_pages, Box::new(move |claim| waits.put(claim)));
+        wait.take()
+    }
+
+    /// Hands a claim to `take`, which must not wait: immediately, or on the thread that makes room.
+    /// Requests of a group get theirs in the order in which they came.
+    pub(crate) fn when_room(self: &Arc<Self>, group: &Arc<Group>, nr_pages: u64, take: TakeClaim) {
         let nr_pages = nr_pages.min(OVERRUN_PAGES_PER_REQUEST);
-        let _idle = Idle::begin(Wait::Sure);
-        let mut claims = self.claims.lock();
-        while !claims.has_room(group, nr_pages) {
-            self.back.wait(&mut claims);
+        let claim = {
+            let mut claims = self.claims.lock();
+            if !claims.has_room_for_next(group, nr_pages) {
+                return claims.waiting.push_back(Waiter { group: Arc::clone(group), nr_pages, take });
+            }
+            self.make(&mut claims, group, nr_pages)
+        };
+        take(claim);
+    }
+
+    /// Makes the claims of those that wait and have room now.
+    fn make_awaited(self: &Arc<Self>, claims: &mut Claims) -> Vec<(TakeClaim, OverrunClaim)> {
+        let (mut made, mut full) = (Vec::new(), HashSet::new());
+        for _ in 0..claims.waiting.len() {
+            let Some(waiter) = claims.waiting.pop_front() else { break };
+            let id = waiter.group.id();
+            if !full.contains(&id) && claims.has_room(&waiter.group, waiter.nr_pages) {
+                made.push((waiter.take, self.make(claims, &waiter.group, waiter.nr_pages)));
+            } else {
+                full.insert(id);
+                claims.waiting.push_back(waiter);
+            }
         }
-        self.make(&mut claims, group, nr_pages)
+        made
     }
 
     fn make(self: &Arc<Self>, claims: &mut Claims, group: &Arc<Group>, nr_pages: u64) -> OverrunClaim {
@@ -103,6 +170,11 @@ impl OverrunClaim {
         self.nr_left -= nr;
         nr
     }
+
+    /// Puts back pages that were not needed, or are free again.
+    pub(crate) fn put_back(&mut self, nr: u64) {
+        self.nr_left += nr;
+    }
 }
 
 impl Drop for OverrunClaim {
@@ -116,8 +188,13 @@ impl Drop for OverrunClaim {
                 claims.by_group.remove(&self.group.id());
             }
         }
+        let made = self.overrun.make_awaited(&mut claims);
         drop(claims);
-        self.overrun.back.notify_all();
+        for (take, claim) in made {
+            if let Err(panic) = contained(|| take(claim)) {
+                tracing::error!(%panic, "a callback of a read panicked");
+            }
+        }
     }
 }
 
@@ -135,6 +212,21 @@ pub(crate) struct RequestClaim {
 impl RequestClaim {
     pub(crate) fn new(nr_pages: u64) -> Self {
         Self { nr_pages, claim: None, has_claim: None }
+    }
+
+    /// Goes on with a request that other threads have been about.
+    pub(crate) fn resume(nr_pages: u64, claim: Option<OverrunClaim>) -> Self {
+        let has_claim = claim.is_some().then(|| Waiting::on(Rank::Overrun));
+        Self { nr_pages, claim, has_claim }
+    }
+
+    /// Makes the claim if it can be had immediately. Returns whether it is made.
+    pub(crate) fn try_make(&mut self, overrun: &Arc<Overrun>, group: &Arc<Group>) -> bool {
+        if self.claim.is_none() {
+            self.claim = overrun.try_claim(group, self.nr_pages.min(OVERRUN_PAGES_PER_REQUEST));
+            self.has_claim = self.claim.is_some().then(|| Waiting::on(Rank::Overrun));
+        }
+        self.claim.is_some()
     }
 
     /// Returns whether the group has refused a page.
@@ -155,7 +247,7 @@ impl RequestClaim {
     /// Puts back pages that were not needed, or are free again.
     pub(crate) fn put_back(&mut self, nr: u64) {
         if let Some(claim) = &mut self.claim {
-            claim.nr_left += nr;
+            claim.put_back(nr);
         }
     }
 
@@ -186,13 +278,40 @@ mod tests {
             let (overrun, a) = (Arc::clone(&overrun), Arc::clone(&a));
             move || overrun.claim(&a, 7).take(u64::MAX)
         });
-        while overrun.claims.lock().by_group.len() > 1 {
+        while overrun.claims.lock().waiting.is_empty() {
             std::thread::yield_now();
         }
         all.pop();
         assert_eq!(next.join().unwrap(), 7);
         drop(all);
         assert_eq!(overrun.claims.lock().nr_pages, 0);
+        assert!(overrun.claims.lock().by_group.is_empty());
+    }
+
+    #[test]
+    fn a_group_gets_room_in_the_order_of_its_requests() {
+        let tree = GroupTree::new(1 << 30);
+        let [a, b] = ["a", "b"].map(|name| tree.create(tree.root(), name.as_ref()).unwrap());
+        let overrun: Arc<Overrun> = Arc::default();
+        let nr = OVERRUN_PAGES_MAX / GROUP_SHARE / OVERRUN_PAGES_PER_REQUEST;
+        let mut all: Vec<_> = (0..nr).map(|_| overrun.claim(&a, u64::MAX)).collect();
+        let (sent, received) = std::sync::mpsc::channel();
+        for (name, nr_pages) in [("large", 200), ("small", 1), ("next", 60)] {
+            let sent = sent.clone();
+            let take = move |claim| drop(sent.send((name, claim)));
+            overrun.when_room(&a, nr_pages, Box::new(take));
+        }
+        let names = || -> Vec<(&str, OverrunClaim)> { received.try_iter().collect() };
+        assert!(names().is_empty() && overrun.try_claim(&b, 1).is_some());
+        all.pop();
+        let mut got = names();
+        assert_eq!(got.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["large", "small"]);
+        assert!(overrun.try_claim(&a, 1).is_none(), "it would overtake");
+        got.pop();
+        assert!(names().is_empty(), "one page more is not enough");
+        got.pop();
+        assert_eq!(names().len(), 1);
+        drop(all);
         assert!(overrun.claims.lock().by_group.is_empty());
     }
 }

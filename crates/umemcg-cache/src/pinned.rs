@@ -1,11 +1,12 @@
 //! Pages handed to a reader: pinned while it copies or sends them, unpinned when dropped.
 
 use std::fmt;
+use std::sync::Arc;
 
 use umemcg_arena::{FrameId, Segment};
 
 use crate::cache_core::CacheCore;
-use crate::overrun::OverrunClaim;
+use crate::overrun::{Overrun, OverrunClaim};
 
 /// Segments kept in place: reads of this many pages allocate nothing.
 const NR_IN_PLACE: usize = 4;
@@ -60,6 +61,14 @@ impl<'a> PinnedPages<'a> {
         self.claim = claim.map(Box::new);
     }
 
+    /// Returns the pages without the borrow, to be kept over threads.
+    pub(crate) fn keep(mut self, cache: &Arc<CacheCore>) -> KeptPages {
+        let many = std::mem::take(&mut self.many);
+        let segments = if many.is_empty() { self.few[..self.nr_few].to_vec() } else { many };
+        self.nr_few = 0;
+        KeptPages { cache: Arc::clone(cache), segments, claim: self.claim.take().map(|claim| *claim) }
+    }
+
     /// Returns the bytes, in order.
     #[inline]
     pub fn segments(&self) -> &[Segment] {
@@ -100,6 +109,40 @@ impl Drop for PinnedPages<'_> {
     #[inline]
     fn drop(&mut self) {
         for segment in self.segments() {
+            self.cache.reclaimer().unpin(segment.frame);
+        }
+    }
+}
+
+/// The pages that a read has pinned, while no thread is about it. The claim is released after the
+/// pins.
+pub(crate) struct KeptPages {
+    cache: Arc<CacheCore>,
+    segments: Vec<Segment>,
+    pub(crate) claim: Option<OverrunClaim>,
+}
+
+impl KeptPages {
+    /// Takes over a pin.
+    pub(crate) fn push(&mut self, segment: Segment) {
+        self.segments.push(segment);
+    }
+
+    /// Returns the pages for a thread that goes on with the read, and the claim.
+    pub(crate) fn resume<'a>(&mut self, cache: &'a CacheCore) -> (PinnedPages<'a>, Option<OverrunClaim>) {
+        let mut pinned = PinnedPages::new(cache, self.segments.len());
+        self.segments.drain(..).for_each(|segment| pinned.push(segment));
+        (pinned, self.claim.take())
+    }
+
+    pub(crate) fn overrun(&self) -> &Arc<Overrun> {
+        self.cache.overrun()
+    }
+}
+
+impl Drop for KeptPages {
+    fn drop(&mut self) {
+        for segment in &self.segments {
             self.cache.reclaimer().unpin(segment.frame);
         }
     }

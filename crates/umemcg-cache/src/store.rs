@@ -7,6 +7,8 @@ use std::sync::Arc;
 use umemcg_arena::{Arena, Segment};
 use umemcg_base::contained;
 
+use crate::store_read::StoreRead;
+
 /// The backing store (volume) of a file. Write-back is queued per store, so that a slow or hanging
 /// one holds up no other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -32,6 +34,20 @@ pub trait BackingStore: Send + Sync + fmt::Debug {
     /// # Errors
     /// What the store reports; the segments' contents are then unspecified.
     fn read_at(&self, arena: &Arena, segments: &[Segment], offset: u64) -> io::Result<usize>;
+
+    /// Returns whether [`begin_read`](Self::begin_read) is offered. Asked once, when the file is
+    /// opened.
+    fn begins_reads(&self) -> bool {
+        false
+    }
+
+    /// Begins a read and returns without waiting for the store: the completion form of
+    /// [`read_at`](Self::read_at), for stores whose answers take long. A reader that can be
+    /// answered later then holds no thread meanwhile. Both forms are used side by side, and several
+    /// reads of one file may be under way.
+    fn begin_read(&self, read: StoreRead) {
+        read.finish(Err(io::ErrorKind::Unsupported.into()));
+    }
 
     /// Writes the segments in order at byte `offset`, growing the file when needed. May write less
     /// than asked, never nothing unless it fails.
@@ -68,13 +84,19 @@ pub(crate) struct GuardedStore {
     /// `None` only while being dropped.
     store: Option<Arc<dyn BackingStore>>,
     id: StoreId,
+    begins_reads: bool,
 }
 
 impl GuardedStore {
-    /// Asks the store for its number, once.
+    /// Asks the store for its number and for what it offers, once.
     pub(crate) fn new(store: Arc<dyn BackingStore>) -> Self {
-        let id = store.store_id();
-        Self { store: Some(store), id }
+        let (id, begins_reads) = (store.store_id(), store.begins_reads());
+        Self { store: Some(store), id, begins_reads }
+    }
+
+    /// As [`BackingStore::begins_reads`].
+    pub(crate) fn begins_reads(&self) -> bool {
+        self.begins_reads
     }
 
     /// As [`BackingStore::store_id`].
@@ -94,6 +116,15 @@ impl GuardedStore {
     pub(crate) fn read_at(&self, arena: &Arena, segments: &[Segment], offset: u64) -> io::Result<usize> {
         let nr_read = self.call("read_at", |store| store.read_at(arena, segments, offset))?;
         Ok(nr_read.min(bytes_of(segments)))
+    }
+
+    /// As [`BackingStore::begin_read`]. If the store panics, the read is dropped, and so has
+    /// failed.
+    pub(crate) fn begin_read(&self, read: StoreRead) {
+        let _ = self.call("begin_read", |store| {
+            store.begin_read(read);
+            Ok(())
+        });
     }
 
     /// As [`BackingStore::write_at`].

@@ -21,6 +21,7 @@ use crate::kernel_queue::KernelQueue;
 use crate::mount::Mounted;
 use crate::notifier::Notifier;
 use crate::page_watch::PageWatch;
+use crate::parking::{Lot, ParkedRequest, Parking};
 use crate::reply::Reply;
 use crate::request::{Buffers, Request, RequestSlot};
 use crate::thread_pool::{Keys, Next, Pool, PoolCounts, PoolLimits, Start, Started, Waiting};
@@ -49,6 +50,9 @@ pub trait Filesystem: Send + Sync + 'static {
 
     /// Notes the mount. Called before the handshake, where it is known.
     fn mounted(&self, _mounted: &Mounted) {}
+
+    /// Notes how requests can wait for a store without a thread. Called before the first request.
+    fn set_parking(&self, _parking: Parking) {}
 
     /// Notes that the handshake is done; requests follow.
     fn ready(&self, _negotiated: &Negotiated, _notifier: &Notifier) {}
@@ -106,12 +110,21 @@ enum Received {
     End,
 }
 
+/// A request that waits for a worker.
 #[derive(Debug)]
-struct Job(RequestSlot);
+enum Job {
+    New(RequestSlot),
+    /// It goes on after a wait for its store.
+    Parked(ParkedRequest),
+}
 
 impl Waiting for Job {
     fn is_finished(&self) -> bool {
-        self.0.reply.is_cancelled()
+        match self {
+            Self::New(request) => request.reply.is_cancelled(),
+            // What it holds may be the last of an open file: a worker drops it.
+            Self::Parked(_) => false,
+        }
     }
 }
 
@@ -200,6 +213,8 @@ impl Session {
             next_thread: 0.into(),
             failure: OnceLock::new(),
         });
+        let lot: Arc<dyn Lot> = Arc::<Connection>::clone(&connection);
+        connection.filesystem.set_parking(Parking::new(Arc::downgrade(&lot)));
         connection.filesystem.ready(&negotiated, &notifier);
         let watched = Arc::clone(&connection);
         // Requests of a killed thread are given back, also while its store hangs.
@@ -372,17 +387,20 @@ impl Connection {
                         continue;
                     }
                 },
-                Next::Run(started, Job(mut request)) => self.run_queued(&seat, started, &mut request),
+                Next::Run(started, job) => self.run_queued(&seat, started, job),
             };
             next = self.pool.finish(&started, spawn_runner);
         }
     }
 
-    fn run_queued(&self, seat: &PoolObserver, started: Started, request: &mut RequestSlot) -> Started {
-        request.begins();
-        match request.reply.is_cancelled() {
-            true => started,
-            false => self.run(seat, started, request),
+    fn run_queued(&self, seat: &PoolObserver, started: Started, job: Job) -> Started {
+        match job {
+            job if job.is_finished() => started,
+            Job::New(mut request) => {
+                request.begins();
+                self.run(seat, started, &mut request)
+            }
+            Job::Parked(mut request) => self.run_parked(seat, started, &mut request),
         }
     }
 
@@ -397,9 +415,7 @@ impl Connection {
         loop {
             match self.receive(transport, &mut request) {
                 Received::Run(started) => return Some(self.run(seat, started, &mut request)),
-                Received::Pick(started, mut job) => {
-                    return Some(self.run_queued(seat, started, &mut job.0));
-                }
+                Received::Pick(started, job) => return Some(self.run_queued(seat, started, *job)),
                 Received::Nothing | Received::Done => {}
                 Received::End => break,
             }
@@ -423,9 +439,7 @@ impl Connection {
             }
             match received {
                 Received::Run(started) => return Some(self.run(seat, started, &mut request)),
-                Received::Pick(started, mut job) => {
-                    return Some(self.run_queued(seat, started, &mut job.0));
-                }
+                Received::Pick(started, job) => return Some(self.run_queued(seat, started, *job)),
                 Received::Done => {}
                 // A reader at the device learns of the end, too.
                 Received::Nothing | Received::End => break,
@@ -473,7 +487,7 @@ impl Connection {
                 request.reply.end_kernel_io();
             }
             Start::Refuse | Start::Wait => {
-                let job = Job(request.detach());
+                let job = Job::New(request.detach());
                 let spawn = |begin| move || spawn_server(self, begin);
                 let next = self.pool.enqueue(keys, job, spawn(Begin::Reader), spawn(Begin::Runner));
                 if let Some((started, job)) = next {
@@ -528,6 +542,21 @@ impl Connection {
         Started { run: seat.run.take().unwrap_or(started.run), ..started }
     }
 
+    /// Goes on with a request that has waited for its store.
+    fn run_parked(&self, seat: &PoolObserver, started: Started, request: &mut ParkedRequest) -> Started {
+        seat.run.set(Some(started.run));
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| request.go_on()));
+        if outcome.is_err() {
+            tracing::error!("a request handler panicked; this is a defect of this program");
+        }
+        if request.reply.is_due() {
+            // Dropping it answers and says so.
+            drop(request.reply.take());
+        }
+        request.reply.end_kernel_io();
+        Started { run: seat.run.take().unwrap_or(started.run), ..started }
+    }
+
     /// Runs a handler; if it panics, the requester gets EIO and the mount lives on.
     fn guarded<T>(&self, reply: &mut Reply, handler: impl FnOnce(&mut Reply) -> T) -> Option<T> {
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| handler(reply)));
@@ -536,6 +565,20 @@ impl Connection {
             drop(reply.take());
         }
         outcome.ok()
+    }
+}
+
+impl Lot for Connection {
+    fn park(&self, keys: Keys) -> bool {
+        self.pool.park(keys)
+    }
+    fn unpark(&self, keys: Keys) {
+        self.pool.unpark(keys);
+    }
+    fn resume(self: Arc<Self>, keys: Keys, request: ParkedRequest) {
+        let job = Job::Parked(request);
+        let spawn_runner = || spawn_server(&self, Begin::Runner);
+        drop(self.pool.resume(keys, job, spawn_runner));
     }
 }
 

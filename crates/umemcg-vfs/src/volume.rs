@@ -25,7 +25,7 @@ use crate::kernel_io::{KernelCaching, KernelIo};
 use crate::kernel_listing::ListedPart;
 use crate::volume_config::IoMode;
 use umemcg::Group;
-use umemcg::files::{File, PinnedPages, StoreId};
+use umemcg::files::{File, PinnedPages, ReadStep, StartedRead, StoreId};
 
 /// Serial of the next volume's store.
 static NEXT_STORE: AtomicU64 = AtomicU64::new(1);
@@ -292,6 +292,12 @@ pub trait VolumeFile: Send + Sync + fmt::Debug {
     fn try_read(&self, offset: u64, len: usize) -> Option<PinnedPages<'_>>;
     /// Returns bytes from `offset`, fewer at the end.
     fn read(&self, group: &Arc<Group>, offset: u64, len: usize) -> Result<PinnedPages<'_>, VfsError>;
+    /// Goes on with a [read](Self::read) that was [started](File::start_read) on the content, until
+    /// it is done or waits for what the store has begun; see [`File::step_read`]. A file whose
+    /// store does not begin reads is read in one step.
+    fn step_read(&self, group: &Arc<Group>, read: StartedRead) -> Result<ReadStep<'_>, VfsError> {
+        self.read(group, read.offset(), read.len()).map(ReadStep::Done)
+    }
     /// Writes if that needs no sleep; otherwise returns `None` and writes nothing.
     fn try_write(&self, group: &Arc<Group>, offset: u64, data: &[u8], kill_set_id: bool) -> Option<usize>;
     /// Accepts bytes.

@@ -181,7 +181,7 @@ impl File {
     /// Puts the page that is in `old` into the frozen frame `new`. Returns whether it did; `old` is
     /// frozen then.
     pub(crate) fn move_page(&self, old: FrameId, new: FrameId) -> bool {
-        let _content = self.content.write();
+        let _content = self.content_alone();
         let index = self.index.lock();
         let (record, to) = (self.record(old), self.record(new));
         let page = record.index.load(Ordering::Relaxed);

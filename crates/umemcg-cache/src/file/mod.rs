@@ -6,14 +6,17 @@
 //!
 //! Locks, outermost first: `flush` (one write-back at a time), `content` (shared by reads from the
 //! store, writes and write-back; exclusive for truncation), the page lock flag, the index lock. A
-//! read that hits takes none of them.
+//! read that hits takes none of them. What is exclusive waits for the fills of the store first.
 //!
 //! Each operation has a file of its own: `hit`, `read`, `write`, `flush`, `truncate`.
+//! A read that misses has pages filled: by its thread (`fill`), or by the store (`store_fill`,
+//! listed in `store_fills`) while no thread waits (`started_read`).
 //! `write_behind` notices long sequential writes.
 //! `new_pages` takes what a page needs to enter the file, `dirty_pages` counts what is to be
 //! written, and `memory` is what differs when there is no store.
 
 mod dirty_pages;
+mod fill;
 mod flush;
 mod hand_over;
 mod hit;
@@ -21,6 +24,9 @@ mod memory;
 mod new_pages;
 mod read;
 mod revalidate;
+mod started_read;
+mod store_fill;
+mod store_fills;
 mod truncate;
 mod write;
 mod write_behind;
@@ -31,6 +37,8 @@ use std::io;
 use std::sync::Arc;
 
 pub(crate) use flush::Durability;
+pub use started_read::{ReadStep, StartedRead, WaitingRead};
+use store_fills::StoreFills;
 use thiserror::Error;
 use umemcg_arena::{Arena, FrameId, FrameRecord};
 use umemcg_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
@@ -103,6 +111,8 @@ pub struct File {
     store_len: AtomicU64,
     pub(crate) index: Index,
     content: RankedRwLock<()>,
+    /// Where the store begins reads: what it has begun.
+    store_fills: Option<Box<StoreFills>>,
     /// Held by a write that may make the file longer, over charging and reclaim: where an append
     /// goes is known when it is done, and what is refused leaves no trace.
     growth: RankedMutex<()>,
@@ -170,6 +180,7 @@ impl File {
             index: Index::new(cache.nodes(), id),
             arena: Arc::clone(cache.arena()),
             cache,
+            store_fills: store.begins_reads().then(|| Box::new(StoreFills::new())),
             store,
             writeback,
             len: AtomicU64::new(len),

@@ -17,7 +17,7 @@ impl File {
         if self.is_memory() {
             return;
         }
-        let _content = self.content.write();
+        let _content = self.content_alone();
         self.drop_pages(0, PAGES_END, true);
     }
 
@@ -26,7 +26,7 @@ impl File {
     /// are forgotten. What is not durable stays and wins: it is written again, and the file reaches
     /// at least as far. `look` may take the store's own locks, none of ours.
     pub fn revalidate(self: &Arc<Self>, look: impl FnOnce() -> Option<u64>) {
-        let content = self.content.write();
+        let content = self.content_alone();
         let Some(len) = look() else { return };
         let (unclean_end, dirtied) = {
             let index = self.index.lock();

@@ -4,13 +4,29 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use umemcg_arena::{FrameFlags as Flag, FrameId};
-use umemcg_base::{PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, Rank, assert_may_wait, assert_no_locks_held};
+use umemcg_base::{
+    PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, Rank, RankedWriteGuard, assert_may_wait, assert_no_locks_held,
+};
 use umemcg_group::StatItem;
 
+use super::store_fills::Closed;
 use super::{FILE_LEN_MAX, File, FileError, PAGES_END, owner_of};
 use crate::index::{Entry, LockedIndex, Mark};
 
+/// No page is being filled or written; fields are dropped in order.
+#[must_use]
+pub(super) struct ContentAlone<'f> {
+    _content: RankedWriteGuard<'f, ()>,
+    _closed: Option<Closed<'f>>,
+}
+
 impl File {
+    /// Waits until no page is being filled or written, and keeps it so.
+    pub(super) fn content_alone(&self) -> ContentAlone<'_> {
+        let closed = self.store_fills.as_ref().map(|fills| fills.close());
+        ContentAlone { _content: self.content.write(), _closed: closed }
+    }
+
     /// Cuts or extends the file. Extending adds zeroes; cutting drops what is beyond.
     ///
     /// # Errors
@@ -20,7 +36,7 @@ impl File {
         if len > FILE_LEN_MAX {
             return Err(FileError::TooLarge);
         }
-        let _content = self.content.write();
+        let _content = self.content_alone();
         assert_may_wait(Rank::StoreIo, "a truncation of the store");
         self.store.set_len(len)?;
         let old = self.len();
@@ -50,7 +66,7 @@ impl File {
     ) -> Result<(), FileError> {
         assert_no_locks_held("a hole punch");
         let end = offset.checked_add(len).filter(|&end| end <= FILE_LEN_MAX).ok_or(FileError::TooLarge)?;
-        let _content = self.content.write();
+        let _content = self.content_alone();
         store_change()?;
         let first_whole = offset.div_ceil(PAGE_SIZE_U64);
         let end_whole = end >> PAGE_SHIFT;
@@ -76,7 +92,7 @@ impl File {
         store_change: impl FnOnce() -> std::io::Result<()>,
     ) -> Result<(), FileError> {
         assert_no_locks_held("an allocation");
-        let _content = self.content.write();
+        let _content = self.content_alone();
         store_change()?;
         if let Some(len) = new_len {
             self.store_len.fetch_max(len, Ordering::Relaxed);
@@ -89,7 +105,7 @@ impl File {
     pub fn discard(self: &Arc<Self>) {
         self.discarded.store(true, Ordering::Relaxed);
         {
-            let _content = self.content.write();
+            let _content = self.content_alone();
             self.drop_pages(0, PAGES_END, false);
         }
         self.writeback.forget(&**self);

@@ -4,8 +4,10 @@
 
 pub mod bytes;
 pub mod disk;
+pub mod late_store;
 pub mod mem_store;
 pub mod pool;
+pub mod steps;
 
 use std::sync::Arc;
 

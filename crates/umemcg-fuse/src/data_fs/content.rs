@@ -3,16 +3,16 @@
 use std::ffi::OsStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::io::Errno;
+use umemcg::Group;
 use umemcg::files::PinnedPages;
 use umemcg::internal::{ChargeMeter, Stalled, Working, WritePause};
-use umemcg::{Group, StatItem};
 use umemcg_base::PAGE_SIZE_U64;
 use umemcg_vfs::volumes::{Opened, ResolvedId};
 use umemcg_vfs::{
-    Entry, FallocateFlags, KernelCaching, KernelIo, NodeId, OFlags, VfsError, Volume, VolumeFile, Whence,
+    Entry, FallocateFlags, KernelCaching, NodeId, OFlags, VfsError, Volume, VolumeFile, Whence,
 };
 
 use super::{DataFs, SilentOpen, reply_done, reply_with};
@@ -21,7 +21,7 @@ use crate::errno::ToErrno;
 use crate::reply::{Answer, Delay, Reply};
 use crate::request::Request;
 use crate::session::QuickOutcome;
-use crate::wait_charge::{charge_answer, charge_held};
+use crate::wait_charge::charge_held;
 use crate::wire::reply::{CreateOut, LseekOut, OpenOut};
 use crate::wire::request::{CreateIn, FallocateIn, FsyncIn, LseekIn, OpenIn, ReadIn, WriteIn};
 use crate::wire::{FSYNC_FDATASYNC, InHeader, open_reply, read_flag, write_flag};
@@ -30,8 +30,6 @@ use crate::wire::{FSYNC_FDATASYNC, InHeader, open_reply, read_flag, write_flag};
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 
-/// Longest wait of a read for pages that the kernel is about to drop.
-const ROOM_WAIT_MAX: Duration = Duration::from_secs(2);
 /// Writes of a mount that wait at a time for pages to be dropped. An asynchronous one has a place
 /// in the kernel that the drop may need, too, for what it writes back first.
 const NR_DROP_TURNS_MAX: usize = 64;
@@ -66,7 +64,7 @@ fn open_flags(file: &dyn VolumeFile, caching: KernelCaching) -> u32 {
 }
 
 /// Returns whether a read is answered to the kernel's page cache, and not to a process.
-fn fills_cache(arg: &ReadIn) -> bool {
+pub(super) fn fills_cache(arg: &ReadIn) -> bool {
     arg.read_flags & read_flag::LOCKOWNER == 0
 }
 
@@ -77,7 +75,7 @@ fn is_through_cache(arg: &WriteIn) -> bool {
 }
 
 /// Returns the silent open that a read goes through.
-fn reading(request: &Request<'_>, arg: &ReadIn) -> SilentOpen {
+pub(super) fn reading(request: &Request<'_>, arg: &ReadIn) -> SilentOpen {
     SilentOpen::reading(request.header.nodeid, arg.flags)
 }
 
@@ -89,7 +87,7 @@ fn writing(request: &Request<'_>, arg: &WriteIn) -> SilentOpen {
 }
 
 impl DataFs {
-    fn send_pages(&self, reply: &mut Reply, pages: &PinnedPages) {
+    pub(super) fn send_pages(&self, reply: &mut Reply, pages: &PinnedPages) {
         reply.frames(&self.arena, pages.segments()).ignore();
     }
 
@@ -171,7 +169,7 @@ impl DataFs {
 
     /// Notes a request that goes through the kernel's page cache, if that could not be done when it
     /// arrived: the kernel had no page of the file that is known here.
-    fn begin_late_kernel_io(
+    pub(super) fn begin_late_kernel_io(
         &self,
         file: &dyn VolumeFile,
         (offset, size): (u64, u32),
@@ -186,62 +184,17 @@ impl DataFs {
         }
     }
 
-    pub(super) fn read(&self, request: &Request<'_>, arg: &ReadIn, reply: &mut Reply) {
-        let header = request.header;
-        let file = match self.file_for(request, arg.fh, reading(request, arg)) {
-            Ok(opened) => Arc::clone(&opened.file),
-            Err(error) => return reply.error(error.to_errno()).ignore(),
-        };
-        let group = self.group(request);
-        let (meter, _working) = (ChargeMeter::start(), Working::begin(&group));
-        if self.is_silent(arg.fh) && fills_cache(arg) {
-            self.begin_late_kernel_io(&*file, (arg.offset, arg.size), false, &group, reply);
-        }
-        let kernel_io = reply.kernel_io();
-        if let Some(io) = &kernel_io {
-            io.paid_by(&group);
-            self.wait_for_room(io, &group, reply);
-        }
-        let len_before = file.content().len();
-        let result = file.read(&group, arg.offset, arg.size as usize).and_then(|pages| {
-            let expected = len_before.saturating_sub(arg.offset).min(u64::from(arg.size));
-            // The kernel takes a short answer for the end of the file, and asks page by page after
-            // an error.
-            let is_cut =
-                kernel_io.is_some() && (pages.len() as u64) < expected && file.content().len() >= len_before;
-            if is_cut { Err(Errno::IO.into()) } else { Ok(pages) }
-        });
-        reply_with(reply, result, |reply, pages| match self.high_delay(header, &group, &meter, reply) {
-            Duration::ZERO => self.send_pages(reply, &pages),
-            delay => {
-                // Without room for the copy the answer is not delayed: a delayed answer must be
-                // charged.
-                let Some(charge) = charge_answer(&group, arg.size as usize) else {
-                    return self.send_pages(reply, &pages);
-                };
-                let bytes = pages.to_vec();
-                drop(pages);
-                let stalled = Stalled::begin(&group);
-                let again = Box::new(move || {
-                    let _until_it_goes = (&stalled, &charge);
-                    None
-                });
-                self.delays.delay(reply.take(), Answer::Bytes(bytes), delay, again);
-            }
-        });
-    }
-
-    /// Returns the delay at the end of a request. If the request has charged memory while its
+    /// Returns the delay at the end of a request. If the request has charged `bytes` while its
     /// group, or one above, is over its `memory.high`, this reclaims first. May sleep, so only
     /// workers call it.
     pub(super) fn high_delay(
         &self,
         header: &InHeader,
         group: &Arc<Group>,
-        meter: &ChargeMeter,
+        bytes: u64,
         reply: &Reply,
     ) -> Duration {
-        let (reclaimer, bytes) = (self.engine.reclaimer(), meter.bytes());
+        let reclaimer = self.engine.reclaimer();
         // Late write-back of a mapping is not the request of a process.
         if bytes == 0 || header.pid == 0 || !reclaimer.is_over_high(group) {
             return Duration::ZERO;
@@ -303,7 +256,7 @@ impl DataFs {
         opened.on.touch();
         reply_with(reply, result, |reply, written| {
             reply.accepted_write(written as u32);
-            let delay = self.high_delay(header, &group, &meter, reply);
+            let delay = self.high_delay(header, &group, meter.bytes(), reply);
             self.finish_write(&opened, &group, arg, (written, delay), reply);
         });
     }
@@ -347,32 +300,6 @@ impl DataFs {
             drop(turn);
         };
         file.drop_kernel_pages(offset, len, Box::new(answer));
-    }
-
-    /// Waits, for a read that fills the kernel's cache, while the group is beyond its limit and the
-    /// kernel is about to drop some of what is charged. Not for ever: it may be held up by others.
-    /// What cannot be asked for, such as pages that other reads are filling beside, is not waited
-    /// for: the kernel drops it behind those reads.
-    fn wait_for_room(&self, io: &KernelIo, group: &Arc<Group>, reply: &Reply) {
-        let deadline = Instant::now() + ROOM_WAIT_MAX;
-        let cancelled = || reply.is_cancelled();
-        while io.is_beyond_limit()
-            && group.stat_total(StatItem::FileKernel) > 0
-            && !cancelled()
-            && Instant::now() < deadline
-        {
-            let reclaimer = self.engine.reclaimer();
-            // It reclaims, and waits for what it asks for.
-            drop(reclaimer.charge_opportunistic(group, PAGE_SIZE_U64, &cancelled));
-            let mut is_awaited = false;
-            reclaimer.wait_for_release(|| {
-                is_awaited = io.is_beyond_limit() && io.awaits_drops();
-                is_awaited
-            });
-            if !is_awaited {
-                return;
-            }
-        }
     }
 
     /// Answers an accepted write: immediately, or when the writer's pause and `high_delay` are

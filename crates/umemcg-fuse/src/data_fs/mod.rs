@@ -15,6 +15,7 @@ mod look_moment;
 mod names;
 mod request_end;
 mod silent_opens;
+mod slow_reads;
 mod volumes_directory;
 
 use std::ffi::OsStr;
@@ -33,6 +34,7 @@ use crate::delayed_replies::DelayQueue;
 use crate::errno::ToErrno;
 use crate::handles::{HandleRef, HandleTable};
 use crate::notifier::Notifier;
+use crate::parking::Parking;
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::session::{Filesystem, QuickOutcome};
@@ -104,6 +106,8 @@ pub struct DataFs {
     absent: Arc<AbsentNames>,
     /// Set once the session is ready.
     notifier: OnceLock<Notifier>,
+    /// Set before the first request.
+    parking: OnceLock<Parking>,
 }
 
 impl DataFs {
@@ -134,6 +138,7 @@ impl DataFs {
             since: now(),
             absent: Arc::default(),
             notifier: OnceLock::new(),
+            parking: OnceLock::new(),
         }))
     }
 
@@ -405,6 +410,10 @@ impl Filesystem for DataFs {
             // apply, so that the umask must come separately.
             | InitFlags::POSIX_ACL
             | InitFlags::DONT_MASK
+    }
+
+    fn set_parking(&self, parking: Parking) {
+        let _ = self.parking.set(parking);
     }
 
     fn ready(&self, _negotiated: &Negotiated, notifier: &Notifier) {

@@ -48,7 +48,7 @@ impl DataFs {
             return None;
         }
         let group = self.group_of(payer);
-        let high_delay = self.high_delay(header, &group, meter, reply);
+        let high_delay = self.high_delay(header, &group, meter.bytes(), reply);
         // At most the edges of a range.
         let mut pause = content.and_then(|content| content.write_pause(&group, PAGE_SIZE));
         let delay = pause.as_mut().and_then(WritePause::remaining).unwrap_or_default().max(high_delay);

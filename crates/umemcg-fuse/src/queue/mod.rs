@@ -18,6 +18,11 @@
 //! Other requests wait in the queue of their pair, first in first out, and pairs take turns. The
 //! number of waiting requests is bounded, too: a group has at most half of what the others leave
 //! ([`may_wait`](Queue::may_wait)).
+//!
+//! A request that waits for its store without a thread ([`parking`](crate::parking)) is counted
+//! here, and waits among the others of its group. When it goes on it holds pages and claims that
+//! running requests may be waiting for. So it gets keys of its own
+//! ([`to_go_on`](Keys::to_go_on)), and the first of such a pair starts whatever runs.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
@@ -33,6 +38,20 @@ pub struct Keys {
     pub group: u64,
     /// Number of the store.
     pub store: u64,
+}
+
+/// Added to the keys of requests that go on.
+const GOES_ON: u64 = 1 << 62;
+
+impl Keys {
+    /// Returns the keys under which a request with these keys goes on after it was parked.
+    pub(crate) fn to_go_on(self) -> Self {
+        Self { group: self.group | GOES_ON, store: self.store | GOES_ON }
+    }
+
+    fn goes_on(self) -> bool {
+        self.group & self.store & GOES_ON != 0
+    }
 }
 
 /// An item that waits.
@@ -127,6 +146,9 @@ pub(crate) struct Queue<J> {
     /// Pairs with waiting and no running requests: rule 1 is checked for them, wherever they are
     /// listed.
     idle: VecDeque<Keys>,
+    /// Requests that wait for their store without a thread, by group; only groups that have some.
+    parked: HashMap<u64, usize>,
+    nr_parked: usize,
 }
 
 impl<J: Waiting> Queue<J> {
@@ -143,6 +165,8 @@ impl<J: Waiting> Queue<J> {
             turn: VecDeque::new(),
             blocked: HashMap::new(),
             idle: VecDeque::new(),
+            parked: HashMap::new(),
+            nr_parked: 0,
         }
     }
 
@@ -191,7 +215,9 @@ impl<J: Waiting> Queue<J> {
     /// Returns the obstacle that keeps this pair from starting a request, if there is one.
     fn obstacle(&self, keys: Keys) -> Option<Obstacle> {
         let Keys { group, store } = keys;
-        let obstacles = if self.running_of_pair(keys) == 0 {
+        let obstacles = if self.running_of_pair(keys) == 0 && keys.goes_on() {
+            &[][..]
+        } else if self.running_of_pair(keys) == 0 {
             &[Obstacle::FirstOfAll, Obstacle::FirstOfGroup(group), Obstacle::FirstOfStore(store)][..]
         } else {
             &[
@@ -210,10 +236,37 @@ impl<J: Waiting> Queue<J> {
         self.pairs.get(&keys).is_none_or(|pair| pair.waiting.is_empty()) && self.obstacle(keys).is_none()
     }
 
-    /// Returns whether another request of this group may wait.
+    /// Returns whether another request of this group may wait, here or for its store.
     pub fn may_wait(&self, keys: Keys) -> bool {
-        let waiting = self.groups.get(&keys.group).map_or(0, |side| side.nr_waiting);
-        waiting < NR_WAITING_MAX.saturating_sub(self.nr_waiting)
+        let parked = self.parked.get(&keys.group).copied().unwrap_or(0);
+        let waiting = parked + self.groups.get(&keys.group).map_or(0, |side| side.nr_waiting);
+        waiting < NR_WAITING_MAX.saturating_sub(self.nr_waiting + self.nr_parked)
+    }
+
+    /// Counts a request that waits for its store without a thread, if it may.
+    pub fn park(&mut self, keys: Keys) -> bool {
+        let may = self.may_wait(keys);
+        if may {
+            self.nr_parked += 1;
+            *self.parked.entry(keys.group).or_default() += 1;
+        }
+        may
+    }
+
+    /// Notes that it waits no more.
+    pub fn unpark(&mut self, keys: Keys) {
+        self.nr_parked -= 1;
+        if let Some(parked) = self.parked.get_mut(&keys.group) {
+            *parked -= 1;
+            if *parked == 0 {
+                self.parked.remove(&keys.group);
+            }
+        }
+    }
+
+    /// Returns the number of requests that wait for their store without a thread.
+    pub fn nr_parked(&self) -> usize {
+        self.nr_parked
     }
 
     /// Changes a pair, and updates the counts of its group and its store.

@@ -6,6 +6,7 @@ pub mod by_thread;
 pub mod faulty;
 pub mod flat;
 pub mod hanging;
+pub mod late_volume;
 
 use std::collections::HashMap;
 use std::ffi::OsString;

@@ -2,7 +2,8 @@
 //! and threads: users do random operations on files that they share, while limits change, groups
 //! come and go, accounts take memory and wait for it, objects are loaded, overtaken and held,
 //! memory is short, sparse blocks are emptied, flushers run, the store fails, stalls, is full or
-//! forgets what was not synced, and other programs change files in the store. Every result is
+//! forgets what was not synced, ends reads later than it begins them, and other programs change
+//! files in the store. Every result is
 //! compared with a [sequential model](model); at the end the store is too, every page can be
 //! reclaimed, and every count is zero. A thread that waits for ever is found immediately, because
 //! waiting costs no time when every thread waits: a hang prints what each thread waits for.
@@ -21,6 +22,7 @@ mod disturbers;
 mod model;
 mod narrow;
 mod objects;
+mod steps;
 mod store;
 mod users;
 mod world;
@@ -39,6 +41,8 @@ use world::World;
 
 /// Operations of each user in a round.
 const NR_OPERATIONS: usize = 200;
+/// Threads that end what the store has begun.
+const NR_ANSWERERS: usize = 2;
 /// Longest that a process may pass no switch point.
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// A short run, when nothing else is said.
@@ -94,6 +98,11 @@ fn round(seed: u64) {
         for disturber in disturbers {
             let (world, random) = (Arc::clone(&world), Random(random.next()));
             others.push(schedule::spawn(disturber.name, move || disturber.run(&world, random)).unwrap());
+        }
+        for nr in 0..NR_ANSWERERS {
+            let world = Arc::clone(&world);
+            let answer = move || while world.store.end_a_read() || !world.is_over() {};
+            others.push(schedule::spawn(&format!("answers-{nr}"), answer).unwrap());
         }
         let mut users = Vec::new();
         for nr in 0..nr_users {

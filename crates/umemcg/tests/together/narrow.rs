@@ -21,7 +21,7 @@ fn a_write_is_synced_although_another_is_dirtying_its_page() {
     let nr_lost = schedule::run(1, POLICY, || {
         let engine = Engine::new(EngineConfig::new(4 << 20)).unwrap();
         let store = Store::new(1, 1);
-        let there = StoreFile { store: Arc::clone(&store), file: 0 };
+        let there = StoreFile { store: Arc::clone(&store), file: 0, begins_reads: false };
         let file = engine.open_file(Arc::new(there), 0).unwrap();
         let (mut random, mut nr_lost) = (Random(1), 0);
         for round in 0..NR_ROUNDS {

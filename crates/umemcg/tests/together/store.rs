@@ -1,14 +1,15 @@
 //! The store of a round: a disk that forgets what was not synced, behind a seam that fails, is
 //! full, stalls and writes less than asked, and that lets other threads go on at every call.
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-use umemcg::files::{Arena, BackingStore, Segment, StoreId};
-use umemcg_base::LeafMutex;
+use umemcg::files::{Arena, BackingStore, Segment, StoreId, StoreRead};
 use umemcg_base::schedule;
+use umemcg_base::{Condvar, LeafMutex};
 
 use crate::disk::{Disk, Random};
 
@@ -42,6 +43,9 @@ pub struct Store {
     pub nr_refused: AtomicU64,
     pub nr_calls: AtomicUsize,
     random: LeafMutex<Random>,
+    /// Reads that have been begun, with their files.
+    begun: LeafMutex<VecDeque<(usize, StoreRead)>>,
+    begins: Condvar,
 }
 
 impl Store {
@@ -52,7 +56,48 @@ impl Store {
             nr_refused: AtomicU64::new(0),
             nr_calls: AtomicUsize::new(0),
             random: LeafMutex::new(Random(seed)),
+            begun: LeafMutex::default(),
+            begins: Condvar::default(),
         })
+    }
+
+    /// Ends a read that has been begun, when there is one: any of them. Returns `false` if there
+    /// has been none for a while.
+    pub fn end_a_read(&self) -> bool {
+        let (file, read) = {
+            let mut begun = self.begun.lock();
+            if begun.is_empty() {
+                self.begins.wait_for(&mut begun, Duration::from_millis(10));
+            }
+            let nr = begun.len();
+            let at = if nr == 0 { return false } else { self.nr_calls.load(Relaxed) % nr };
+            match begun.remove(at) {
+                Some(begun) => begun,
+                None => return false,
+            }
+        };
+        self.answer(file, read);
+        true
+    }
+
+    fn answer(&self, file: usize, mut read: StoreRead) {
+        let how = self.call(&[Fault::Reads]);
+        let bytes = self.disk.read(file, read.offset() as usize, read.len());
+        let mut left = &bytes[..];
+        let is_cut = how.is_err();
+        while !left.is_empty() && !(is_cut && left.len() <= bytes.len() / 2) {
+            // What was read arrives later.
+            schedule::pause();
+            let nr = 1 + self.random.lock().below(left.len());
+            let (here, rest) = left.split_at(nr);
+            read.deliver(here);
+            left = rest;
+        }
+        match how {
+            // Dropped, it has failed too.
+            Err(_) if self.random.lock().below(3) == 0 => drop(read),
+            how => read.finish(how.map(drop)),
+        }
     }
 
     pub fn set_fault(&self, fault: Fault) {
@@ -104,6 +149,8 @@ impl Store {
 pub struct StoreFile {
     pub store: Arc<Store>,
     pub file: usize,
+    /// Reads of it can be begun.
+    pub begins_reads: bool,
 }
 
 impl BackingStore for StoreFile {
@@ -124,6 +171,19 @@ impl BackingStore for StoreFile {
             rest = more;
         }
         Ok(bytes.len())
+    }
+
+    fn begins_reads(&self) -> bool {
+        self.begins_reads
+    }
+
+    fn begin_read(&self, read: StoreRead) {
+        schedule::pause();
+        if self.store.random.lock().below(8) == 0 {
+            return self.store.answer(self.file, read);
+        }
+        self.store.begun.lock().push_back((self.file, read));
+        self.store.begins.notify_one();
     }
 
     fn write_at(&self, arena: &Arena, segments: &[Segment], offset: u64) -> io::Result<usize> {

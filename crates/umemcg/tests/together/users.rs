@@ -10,6 +10,7 @@ use umemcg_base::schedule;
 
 use crate::disk::{CELL, Random};
 use crate::model::LEN_MAX;
+use crate::steps::read_in_steps;
 use crate::world::World;
 
 /// An operation of a user.
@@ -319,8 +320,13 @@ impl User {
         schedule::begin(format!("read of {range:?} of file {file}"));
         let since = model.begin_read();
         let pages = world.files[file].try_read(range.start as u64, range.len(), &readahead);
+        let nr_steps_max = [0, 1, 20, 20][self.random.below(4)];
         let pages = match pages {
             Some(pages) => Ok(pages),
+            None if nr_steps_max > 0 => {
+                let range = (range.start as u64, range.len());
+                read_in_steps(&world.files[file], &group, range, &readahead, nr_steps_max)
+            }
             None => world.files[file].read(&group, range.start as u64, range.len(), &readahead),
         };
         match pages {

@@ -78,18 +78,19 @@ impl World {
         let store = Store::new(nr_files + 1, random.below(1 << 30) as u64);
         store.disk.set_len(nr_files, BALLAST);
         store.disk.sync(nr_files);
-        let open = |file: usize, len: usize| {
-            let there = StoreFile { store: Arc::clone(&store), file };
+        let open = |file: usize, len: usize, begins_reads: bool| {
+            let there = StoreFile { store: Arc::clone(&store), file, begins_reads };
             engine.open_file(Arc::new(there), len as u64).unwrap()
         };
-        let files = (0..nr_files).map(|file| open(file, 0)).collect();
+        let first_begun = random.below(2);
+        let files = (0..nr_files).map(|file| open(file, 0, file % 2 == first_begun)).collect();
         let group = |name: &str| engine.create_group(engine.root(), name.as_ref()).unwrap();
         let groups = ["a", "b", "c"].map(group);
         Arc::new(Self {
             files,
             models: (0..nr_files).map(|_| FileModel::new()).collect(),
             groups: LeafMutex::new(groups.to_vec()),
-            ballast: open(nr_files, BALLAST),
+            ballast: open(nr_files, BALLAST, false),
             ballast_group: group("ballast"),
             objects: crate::objects::new(&engine),
             len_max: [LEN_MAX / 24, LEN_MAX / 8, LEN_MAX][random.below(3)],

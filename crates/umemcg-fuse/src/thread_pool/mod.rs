@@ -81,6 +81,8 @@ struct PoolState<J> {
     nr_spare: usize,
     /// Spare threads that have been told to become readers and have not woken yet.
     nr_called: usize,
+    /// Threads that were started for what waits and have not come yet.
+    nr_coming: usize,
     /// A spare thread looks again after a lease.
     is_ticking: bool,
     queue: Queue<J>,
@@ -99,6 +101,7 @@ impl<J: Waiting> Pool<J> {
             nr_readers: 0,
             nr_spare: 0,
             nr_called: 0,
+            nr_coming: 0,
             is_ticking: false,
             queue: Queue::new(ConcurrencyLimits { running_max, all_max, computing_max }),
             ended: false,
@@ -160,8 +163,10 @@ impl<J: Waiting> Pool<J> {
         if state.queue.may_pick() || (!state.is_ticking && state.queue.wants_processor().is_some()) {
             if state.nr_spare > state.nr_called {
                 self.spare.notify_one();
-            } else if spawn().is_ok() {
+            } else if state.nr_coming == 0 && spawn().is_ok() {
+                // One that comes sees to it that more do.
                 state.nr_threads += 1;
+                state.nr_coming += 1;
             }
         }
     }
@@ -255,7 +260,40 @@ impl<J: Waiting> Pool<J> {
 
     /// Begins a thread that was started because something waits that may run.
     pub fn join(&self, spawn: impl Fn() -> std::io::Result<()>) -> Next<J> {
-        self.next(&mut self.state.lock(), spawn)
+        let mut state = self.state.lock();
+        state.nr_coming = state.nr_coming.saturating_sub(1);
+        self.next(&mut state, spawn)
+    }
+
+    /// Counts a request that waits for its store without a thread. Returns `false` if too many of
+    /// its group wait already.
+    pub fn park(&self, keys: Keys) -> bool {
+        self.state.lock().queue.park(keys)
+    }
+
+    /// Notes that one waits no more, since it has been given up.
+    pub fn unpark(&self, keys: Keys) {
+        let mut state = self.state.lock();
+        self.end_parking(&mut state, keys);
+    }
+
+    fn end_parking(&self, state: &mut PoolState<J>, keys: Keys) {
+        state.queue.unpark(keys);
+        if state.ended {
+            self.ended.notify_all();
+        }
+    }
+
+    /// Queues one that can go on. Returns what is to be dropped with no lock held.
+    pub fn resume(&self, keys: Keys, job: J, spawn_runner: impl Fn() -> std::io::Result<()>) -> Vec<J> {
+        let mut state = self.state.lock();
+        self.end_parking(&mut state, keys);
+        if state.ended {
+            return vec![job];
+        }
+        let settled = state.queue.push(keys.to_go_on(), job);
+        self.attend(&mut state, spawn_runner);
+        settled
     }
 
     fn next(
@@ -320,9 +358,10 @@ impl<J: Waiting> Pool<J> {
         self.state.lock().queue.sweep()
     }
 
-    /// Waits until every thread has ended; false when some have not within `timeout`.
+    /// Waits until every thread has ended, and no request waits for its store; false when some have
+    /// not within `timeout`.
     pub fn wait_ended(&self, timeout: Option<Duration>) -> bool {
-        self.wait_until(timeout, |state| state.nr_threads == 0)
+        self.wait_until(timeout, |state| state.nr_threads == 0 && state.queue.nr_parked() == 0)
     }
 
     /// Waits until a reader has said that it is over; false when none has within `timeout`.
@@ -354,6 +393,7 @@ impl<J: Waiting> Pool<J> {
             nr_readers: state.nr_readers,
             nr_running: state.queue.nr_running(),
             nr_waiting: state.queue.len(),
+            nr_parked: state.queue.nr_parked(),
         }
     }
 }
@@ -369,6 +409,8 @@ pub struct PoolCounts {
     pub nr_running: usize,
     /// Requests that wait for their turn.
     pub nr_waiting: usize,
+    /// Requests that wait for their store without a thread.
+    pub nr_parked: usize,
 }
 
 impl<J: Waiting> fmt::Debug for Pool<J> {
@@ -378,191 +420,4 @@ impl<J: Waiting> fmt::Debug for Pool<J> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use super::*;
-
-    #[derive(Debug, PartialEq, Eq)]
-    struct Job(u32);
-
-    impl Waiting for Job {
-        fn is_finished(&self) -> bool {
-            false
-        }
-    }
-
-    /// One that is no longer wanted, and that gives something back under a lock.
-    struct Killed(Arc<LeafMutex<usize>>);
-
-    impl Waiting for Killed {
-        fn is_finished(&self) -> bool {
-            true
-        }
-    }
-
-    impl Drop for Killed {
-        fn drop(&mut self) {
-            *self.0.lock() += 1;
-        }
-    }
-
-    fn pool<J: Waiting>(running_max: usize) -> Pool<J> {
-        let limits = PoolLimits {
-            readers_min: 1,
-            readers_max: 2,
-            running_max,
-            all_max: 2 * running_max,
-            computing_max: 100,
-            spare_life: Duration::ZERO,
-        };
-        let pool = Pool::new(limits, false);
-        pool.open(|| Ok(())).unwrap();
-        pool
-    }
-
-    /// Starts a request or lets it wait.
-    fn ask(pool: &Pool<Job>, group: u64, store: u64, job: u32) -> Start {
-        let keys = Keys { group, store };
-        let start = pool.start(keys, || Ok(()));
-        if start == Start::Wait {
-            assert!(pool.enqueue(keys, Job(job), || Ok(()), || Ok(())).is_none());
-        }
-        start
-    }
-
-    fn started(start: Start) -> Option<Started> {
-        if let Start::Run(started) = start { Some(started) } else { None }
-    }
-
-    fn picked(next: Next<Job>) -> Option<(Keys, Job)> {
-        if let Next::Run(started, job) = next { Some((started.keys, job)) } else { None }
-    }
-
-    #[test]
-    fn what_was_killed_while_it_waited_goes_with_no_lock_held() {
-        let (pool, nr_gone) = (pool::<Killed>(4), Arc::<LeafMutex<usize>>::default());
-        let keys = Keys { group: 1, store: 1 };
-        while started(pool.start(keys, || Ok(()))).is_some() {}
-        while *nr_gone.lock() == 0 {
-            assert!(pool.enqueue(keys, Killed(Arc::clone(&nr_gone)), || Ok(()), || Ok(())).is_none());
-        }
-        assert_eq!(*nr_gone.lock(), 64);
-        assert_eq!(pool.pool_counts().nr_waiting, 1);
-    }
-
-    #[test]
-    fn a_reader_always_remains() {
-        let pool = pool(16);
-        for n in 0..8 {
-            assert!(matches!(ask(&pool, n, n, 0), Start::Run(_)));
-            assert!(pool.pool_counts().nr_readers >= 1);
-        }
-        assert_eq!(pool.pool_counts().nr_threads, 9);
-    }
-
-    #[test]
-    fn without_more_threads_the_last_reader_stays_at_the_device() {
-        let pool = pool(16);
-        let refuse = || Err(std::io::ErrorKind::WouldBlock.into());
-        let keys = |n| Keys { group: n, store: n };
-        let Start::Run(first) = pool.start(keys(1), refuse) else { panic!("it may start") };
-        assert_eq!(pool.start(keys(2), refuse), Start::Wait);
-        assert_eq!(pool.enqueue(keys(2), Job(2), refuse, refuse), None);
-        assert_eq!(picked(pool.finish(&first, refuse)), Some((keys(2), Job(2))));
-    }
-
-    #[test]
-    fn what_may_run_since_it_was_told_to_wait_is_run() {
-        let pool = pool(4);
-        let keys = Keys { group: 1, store: 1 };
-        let mut running = Vec::new();
-        while let Start::Run(started) = pool.start(keys, || Ok(())) {
-            running.push(started);
-        }
-        let nr_running = pool.pool_counts().nr_running;
-        for _ in 0..nr_running {
-            assert_eq!(pool.finish(&running.pop().unwrap(), || Ok(())), Next::Read);
-        }
-        let next = pool.enqueue(keys, Job(1), || Ok(()), || Ok(()));
-        assert_eq!(next.map(|(started, job)| (started.keys, job)), Some((keys, Job(1))));
-    }
-
-    #[test]
-    fn what_else_may_run_does_not_wait_for_what_was_picked() {
-        let pool = pool(4);
-        let keys = |n| Keys { group: n, store: n };
-        // Too many first ones run, so that further ones wait.
-        let running: Vec<Started> = (0..8).filter_map(|n| started(ask(&pool, n, n, 0))).collect();
-        assert_eq!(running.len(), 8);
-        (8..10).for_each(|n| assert_eq!(ask(&pool, n, n, n as u32), Start::Wait));
-        let started = std::cell::Cell::new(0);
-        let spawn = || {
-            started.set(started.get() + 1);
-            Ok(())
-        };
-        assert_eq!(picked(pool.finish(&running[0], spawn)), Some((keys(8), Job(8))));
-        assert_eq!(started.get(), 0, "nothing else may run");
-        {
-            let mut state = pool.state.lock();
-            state.queue.finished(&running[1]);
-            state.queue.finished(&running[2]);
-            state.queue.push(keys(11), Job(11));
-        }
-        assert_eq!(picked(pool.finish(&running[3], spawn)), Some((keys(11), Job(11))));
-        assert_eq!(started.get(), 1);
-        assert_eq!(picked(pool.join(spawn)), Some((keys(9), Job(9))));
-    }
-
-    #[test]
-    fn ready_requests_are_received_before_queued_ones_run() {
-        let pool = Pool { may_receive_ready: true, ..pool(4) };
-        let alone = started(ask(&pool, 2, 2, 0)).unwrap();
-        assert_eq!(pool.finish(&alone, || Ok(())), Next::Read, "nothing waits");
-        let first = started(ask(&pool, 1, 1, 1)).unwrap();
-        assert_eq!(ask(&pool, 1, 1, 2), Start::Wait);
-        let nr_readers = pool.pool_counts().nr_readers;
-        assert_eq!(pool.finish(&first, || Ok(())), Next::ReceiveReady);
-        assert_eq!(pool.pool_counts().nr_readers, nr_readers + 1);
-        // A request from the device that may hang: what waits is for another thread.
-        let nr_threads = pool.pool_counts().nr_threads;
-        pool.hand_over(|| Ok(()));
-        assert_eq!(pool.pool_counts().nr_threads, nr_threads + 1);
-        let next = pool.received_ready(|| Ok(()), || Ok(()));
-        assert_eq!(picked(next), Some((Keys { group: 1, store: 1 }, Job(2))));
-        assert_eq!(pool.pool_counts().nr_readers, nr_readers);
-    }
-
-    #[test]
-    fn the_end_releases_all_threads() {
-        let pool = pool(4);
-        let first = started(ask(&pool, 1, 1, 0));
-        for job in 1..4 {
-            ask(&pool, 1, 1, job);
-        }
-        let waiting = pool.end();
-        assert!(!waiting.is_empty());
-        assert_eq!(pool.finish(&first.unwrap(), || Ok(())), Next::Exit);
-    }
-
-    #[test]
-    fn what_hangs_without_saying_so_gives_its_processor_up() {
-        let pool = Pool::new(PoolLimits { computing_max: 1, ..pool::<Job>(64).limits }, false);
-        pool.open(|| Ok(())).unwrap();
-        let keys = Keys { group: 1, store: 1 };
-        let wide = Keys { group: 2, store: 2 };
-        let _hanging = started(pool.start(wide, || Ok(()))).unwrap();
-        let running = started(pool.start(keys, || Ok(()))).unwrap();
-        let _waiting = pool.waits(running.run, Wait::Sure, || Ok(()));
-        let called = std::cell::Cell::new(0);
-        let spawn = || {
-            called.set(called.get() + 1);
-            Ok(())
-        };
-        assert_eq!(pool.start(wide, || Ok(())), Start::Wait);
-        assert!(pool.enqueue(wide, Job(7), || Ok(()), spawn).is_none());
-        assert_eq!(called.get(), 1, "a thread that looks again");
-        // That thread: nothing else happens any more.
-        assert_eq!(picked(pool.join(|| Ok(()))), Some((wide, Job(7))));
-    }
-}
+mod tests;

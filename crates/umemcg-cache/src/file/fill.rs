@@ -1,0 +1,327 @@
+//! A fill: missing pages enter the file locked, the store gives their contents, and they are
+//! published.
+//!
+//! 1. [`File::insert_locked`] puts them into the index, as runs of pages side by side.
+//! 2. The store is asked for one part of a run after the other, as [`RunFill::part`] says. Either
+//!    the thread waits for each ([`File::fill`]), or the store tells when it has it
+//!    (`store_fill.rs`).
+//! 3. [`File::end_fill`] publishes what is filled, takes out the rest, and unlocks both.
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use umemcg_arena::{FrameFlags as Flag, FrameId, Segment};
+use umemcg_base::{Idle, PAGE_SHIFT, PAGE_SIZE, PAGE_SIZE_U64, Rank, Wait, Waiting, assert_may_wait};
+use umemcg_group::{Group, StatItem};
+use umemcg_reclaim::{GroupReclaim, LruKind, Shadow, StalledHere, advance_age};
+
+use super::new_pages::NewPages;
+use super::{File, owner_of};
+
+/// A page that a fill put into the file: locked, its contents to come.
+#[derive(Debug)]
+struct FillPage {
+    page: u64,
+    frame: FrameId,
+    /// It goes to the active list, by refault distance.
+    active: bool,
+    /// The store has given its contents.
+    is_filled: bool,
+}
+
+/// What the store is asked for next.
+#[derive(Debug, Clone, Copy)]
+enum Attempt {
+    /// The run.
+    Whole,
+    /// The pages of the run that were asked for, since it refuses the run.
+    Asked,
+    /// One of these pages, since it refuses them together.
+    Page(usize),
+    /// Nothing.
+    Ended,
+}
+
+/// Pages side by side that the store is asked for together. Of a run that the store refuses, the
+/// pages that were asked for are read one by one up to the first that it cannot give: neither
+/// read-ahead nor a bad place behind them keeps good ones from being read.
+#[derive(Debug)]
+pub(super) struct RunFill {
+    pages: Vec<FillPage>,
+    /// The pages that were asked for; the others are read ahead.
+    nr_asked: usize,
+    attempt: Attempt,
+    error: Option<io::Error>,
+}
+
+impl RunFill {
+    pub(super) fn first_page(&self) -> Option<u64> {
+        self.pages.first().map(|page| page.page)
+    }
+
+    /// Returns the part to read now; `None` when there is nothing more to try.
+    fn part(&self) -> Option<Range<usize>> {
+        match self.attempt {
+            Attempt::Whole => Some(0..self.pages.len()),
+            Attempt::Asked => Some(0..self.nr_asked),
+            Attempt::Page(at) => Some(at..at + 1),
+            Attempt::Ended => None,
+        }
+    }
+
+    /// Decides what is next after a refusal.
+    fn refused(&mut self, error: io::Error) {
+        self.attempt = match self.attempt {
+            Attempt::Whole if self.nr_asked == 0 => Attempt::Ended,
+            Attempt::Whole if self.nr_asked < self.pages.len() => Attempt::Asked,
+            Attempt::Whole | Attempt::Asked => Attempt::Page(0),
+            Attempt::Page(_) | Attempt::Ended => {
+                self.error = Some(error);
+                Attempt::Ended
+            }
+        };
+    }
+
+    /// Decides what is next when the part has been read.
+    fn given(&mut self) {
+        self.attempt = match self.attempt {
+            Attempt::Page(at) if at + 1 < self.nr_asked => Attempt::Page(at + 1),
+            _ => Attempt::Ended,
+        };
+    }
+}
+
+/// The pages that a fill has put into the file.
+#[derive(Debug)]
+pub(super) struct Fill {
+    pub(super) runs: Vec<RunFill>,
+    /// The first page that the reader lacks, and the end of what it asks for.
+    wanted: Range<u64>,
+    /// The frames that were charged for it.
+    nr_new: u64,
+    /// They are beyond the limit of their group, and are not kept.
+    is_overrun: bool,
+}
+
+impl Fill {
+    /// Returns whether one of the pages was evicted too soon: the reader waits because its group
+    /// has too little memory.
+    pub(super) fn is_refault(&self) -> bool {
+        self.pages().any(|page| page.active)
+    }
+
+    fn pages(&self) -> impl Iterator<Item = &FillPage> + Clone {
+        self.runs.iter().flat_map(|run| &run.pages)
+    }
+}
+
+/// What a reader gets from a fill.
+#[derive(Debug)]
+pub(super) struct Filled {
+    /// The pages from the first that it lacks on, pinned, as far as they are contiguous. None when
+    /// others were faster, or have taken a node out of the index.
+    pub(super) frames: Vec<FrameId>,
+    /// The frames that were charged for the fill.
+    pub(super) nr_new: u64,
+    /// The store could not give the first page. What it could not give further on is missing, and
+    /// no error.
+    pub(super) error: Option<io::Error>,
+}
+
+impl File {
+    /// Fills the pages of `wanted` that are missing, and what is read ahead behind them, as far as
+    /// the new ones reach. Waits for the store.
+    pub(super) fn fill(
+        self: &Arc<Self>,
+        group: &Arc<Group>,
+        new: NewPages<'_>,
+        wanted: Range<u64>,
+    ) -> Filled {
+        let content = self.content.read();
+        let page_locks = Waiting::on(Rank::Page);
+        let mut fill = self.insert_locked(group, new, wanted);
+        {
+            let _stalled = fill.is_refault().then(|| StalledHere::begin(group));
+            for run in &mut fill.runs {
+                while let Some((segments, offset)) = self.next_part(run) {
+                    assert_may_wait(Rank::StoreIo, "a read of the store");
+                    let _idle = Idle::begin(Wait::Perhaps);
+                    let result = self.store.read_at(self.cache.arena(), &segments, offset);
+                    self.end_part(run, result);
+                }
+            }
+        }
+        // Under `content`: a truncation takes these pages out too, and zeroes what it finds up to
+        // date.
+        let filled = self.end_fill(group, fill);
+        drop(content);
+        drop(page_locks);
+        filled
+    }
+
+    /// Puts locked pages where pages are missing from the start of `wanted` on, as far as the new
+    /// ones reach.
+    pub(super) fn insert_locked(
+        self: &Arc<Self>,
+        group: &Arc<Group>,
+        mut new: NewPages<'_>,
+        wanted: Range<u64>,
+    ) -> Fill {
+        let mut runs: Vec<RunFill> = Vec::with_capacity(1);
+        let (nr_new, is_overrun) = (new.frames.len() as u64, new.is_overrun);
+        self.fetch_records(&new.frames);
+        {
+            let index = self.index.lock();
+            let (mut at, end, owner) = (wanted.start, wanted.start + nr_new, new.charge.owner());
+            while at < end && !new.frames.is_empty() {
+                let mut pages = Vec::with_capacity(new.frames.len());
+                let stop =
+                    index.insert_run(at..end, &mut new.frames, &mut new.nodes, |page, frame, shadow| {
+                        // The base reference, and one for us until the fill is over.
+                        self.adopt(frame, page, owner, 2);
+                        let active = self.is_workingset_refault(shadow, group, frame);
+                        pages.push(FillPage { page, frame, active, is_filled: false });
+                    });
+                if !pages.is_empty() {
+                    let nr_asked = pages.partition_point(|page| page.page < wanted.end);
+                    runs.push(RunFill { pages, nr_asked, attempt: Attempt::Whole, error: None });
+                }
+                let Some(stop) = stop else { break };
+                // It stopped at a page that is there already.
+                at = stop + 1;
+            }
+        }
+        self.give_back(new, runs.iter().map(|run| run.pages.len() as u64).sum());
+        Fill { runs, wanted, nr_new, is_overrun }
+    }
+
+    /// Returns what the store is to be asked for next, and where. Parts that it does not have are
+    /// filled on the way. `None` when the run is over.
+    pub(super) fn next_part(&self, run: &mut RunFill) -> Option<(Vec<Segment>, u64)> {
+        loop {
+            let part = &run.pages[run.part()?];
+            let offset = part[0].page << PAGE_SHIFT;
+            // Beyond what the store has, a page is zero, and costs no call.
+            let stored = self.store_len.load(Ordering::Relaxed).saturating_sub(offset);
+            let in_store = (stored.div_ceil(PAGE_SIZE_U64) as usize).min(part.len());
+            if in_store > 0 {
+                let whole = |page: &FillPage| Segment { frame: page.frame, offset: 0, len: PAGE_SIZE as u16 };
+                return Some((part[..in_store].iter().map(whole).collect(), offset));
+            }
+            self.end_part(run, Ok(0));
+        }
+    }
+
+    /// Notes how much the store has given of the part, all or nothing.
+    pub(super) fn end_part(&self, run: &mut RunFill, result: io::Result<usize>) {
+        let Some(part) = run.part() else { return };
+        let nr_read = match result {
+            Ok(nr_read) => nr_read,
+            Err(error) => return run.refused(error),
+        };
+        for (i, page) in run.pages[part].iter_mut().enumerate() {
+            let valid = nr_read.saturating_sub(i * PAGE_SIZE).min(PAGE_SIZE);
+            if valid < PAGE_SIZE {
+                self.cache.arena().zero(page.frame, valid, PAGE_SIZE - valid);
+            }
+            page.is_filled = true;
+        }
+        run.given();
+    }
+
+    /// Ends a fill: pages with contents that may be kept are published, the others leave the file.
+    pub(super) fn end_fill(&self, group: &Arc<Group>, mut fill: Fill) -> Filled {
+        let error = fill.runs.iter_mut().find_map(|run| run.error.take());
+        let wanted = fill.wanted.clone();
+        let contiguous = fill.pages().zip(wanted.clone()).take_while(|(page, at)| page.page == *at);
+        let (nr_contiguous, nr_filled) = contiguous.fold((0, 0), |(nr, filled), (page, _)| {
+            (nr + 1, filled + usize::from(page.is_filled && filled == nr))
+        });
+        let is_overrun = fill.is_overrun;
+        self.publish_pages(group, fill.pages().filter(|page| page.is_filled && !is_overrun), wanted.end);
+        self.take_out_locked(fill.pages().filter(|page| !page.is_filled || is_overrun));
+        for page in fill.pages().skip(nr_filled) {
+            self.cache.reclaimer().unpin(page.frame);
+        }
+        Filled {
+            frames: fill.pages().take(nr_filled).map(|page| page.frame).collect(),
+            nr_new: fill.nr_new,
+            error: error.filter(|_| nr_filled == 0 && nr_contiguous > 0),
+        }
+    }
+
+    /// Returns whether a page that comes back belongs on the active list, by its refault distance.
+    #[doc(alias = "workingset_refault")]
+    pub(super) fn is_workingset_refault(
+        &self,
+        shadow: Option<Shadow>,
+        group: &Arc<Group>,
+        frame: FrameId,
+    ) -> bool {
+        let Some(shadow) = shadow else { return false };
+        group.stat_add(StatItem::WorkingsetRefault, 1);
+        let Some(evictor) = shadow.evictor() else { return false };
+        let age = GroupReclaim::of(&evictor, self.cache.reclaimer().nr_nodes()).age();
+        let active = evictor.stat_total_applied(StatItem::ActiveFile).max(0) as u64 / PAGE_SIZE_U64;
+        if shadow.workingset() {
+            self.record(frame).set(Flag::WORKINGSET);
+        }
+        if shadow.distance(age) > active {
+            return false;
+        }
+        group.stat_add(StatItem::WorkingsetActivate, 1);
+        if shadow.workingset() {
+            group.stat_add(StatItem::WorkingsetRestore, 1);
+        }
+        self.record(frame).set(Flag::WORKINGSET);
+        true
+    }
+
+    /// Publishes new pages: marks them as up to date, puts them on the lists and unlocks them.
+    /// Pages below `asked_end` count as used once.
+    fn publish_pages<'p>(
+        &self,
+        group: &Arc<Group>,
+        pages: impl Iterator<Item = &'p FillPage> + Clone,
+        asked_end: u64,
+    ) {
+        let Some(first) = pages.clone().next() else { return };
+        let owner = owner_of(self.record(first.frame));
+        let mut lists: [Vec<FrameId>; 2] = [Vec::with_capacity(pages.size_hint().1.unwrap_or(0)), Vec::new()];
+        for page in pages.clone() {
+            let record = self.record(page.frame);
+            record.set(Flag::UPTODATE);
+            if page.page < asked_end {
+                record.mark(Flag::ACCESSED);
+            }
+            lists[usize::from(page.active)].push(page.frame);
+        }
+        self.cache.reclaimer().add_to_lists(owner, &lists[0], LruKind::Inactive);
+        if !lists[1].is_empty() {
+            self.cache.reclaimer().add_to_lists(owner, &lists[1], LruKind::Active);
+            advance_age(group, self.cache.reclaimer().nr_nodes(), lists[1].len() as u64);
+        }
+        for page in pages {
+            self.cache.waiters().unlock(self.cache.arena(), page.frame);
+        }
+    }
+
+    /// Takes locked pages without contents out of the file and unlocks them: their fill failed, or
+    /// they are beyond the limit of their group. They never were up to date in the file, so no
+    /// writer has touched them; a thread that waits for one finds it gone and tries for itself. The
+    /// pins stay the caller's.
+    fn take_out_locked<'p>(&self, pages: impl Iterator<Item = &'p FillPage> + Clone) {
+        let Some(first) = pages.clone().next() else { return };
+        let owner = owner_of(self.record(first.frame));
+        owner.count(StatItem::PgPgIn, pages.clone().count() as i64);
+        {
+            let index = self.index.lock();
+            pages.clone().for_each(|page| self.detach(&index, page.page, page.frame));
+        }
+        for page in pages {
+            self.cache.waiters().unlock(self.cache.arena(), page.frame);
+        }
+    }
+}

@@ -1,0 +1,262 @@
+//! A read in steps: between them it belongs to no thread, and waits for what its file's store has
+//! begun.
+//!
+//! [`File::step_read`] goes on with a [`StartedRead`] until it is done or has to wait for a store.
+//! Then it returns a [`WaitingRead`], which hands the read over when it can go on. A step charges,
+//! and may reclaim; it never runs on the thread of a store. Pages that have been pinned stay so
+//! between the steps: a read gets on with each, whatever is evicted meanwhile.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use umemcg_arena::Segment;
+use umemcg_base::{PAGE_SHIFT, contained};
+use umemcg_group::Group;
+
+use super::File;
+use super::fill::Filled;
+use super::hit::segment_of;
+use super::store_fill::StoreFill;
+use super::store_fills::FillNumber;
+use crate::cache_core::CacheCore;
+use crate::overrun::{OverrunClaim, RequestClaim};
+use crate::pinned::{KeptPages, PinnedPages};
+
+/// Where a read is.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ReadPosition {
+    pub(super) offset: u64,
+    /// The end of the bytes, clipped at the end of the file.
+    pub(super) end: u64,
+    /// The next page.
+    pub(super) page: u64,
+    /// Pages that were not cached.
+    pub(super) nr_missed: u64,
+}
+
+impl ReadPosition {
+    /// Returns the first page and the last. The range is not empty.
+    pub(super) fn first_and_last(&self) -> (u64, u64) {
+        (self.offset >> PAGE_SHIFT, (self.end - 1) >> PAGE_SHIFT)
+    }
+
+    fn nr_pages(&self) -> u64 {
+        let (first, last) = self.first_and_last();
+        last - first + 1
+    }
+
+    /// Takes what a fill has got.
+    fn take(&mut self, filled: &Filled, mut push: impl FnMut(Segment)) {
+        for &frame in &filled.frames {
+            push(segment_of(self.page, self.offset, self.end, frame));
+            self.page += 1;
+        }
+        self.nr_missed += filled.frames.len() as u64;
+    }
+}
+
+/// A read that a thread is about.
+pub(super) struct ReadState<'f> {
+    pub(super) at: ReadPosition,
+    pub(super) pinned: PinnedPages<'f>,
+    pub(super) claim: RequestClaim,
+    /// Why the store could not give the next page.
+    pub(super) error: Option<io::Error>,
+}
+
+impl<'f> ReadState<'f> {
+    pub(super) fn new(cache: &'f CacheCore, at: ReadPosition) -> Self {
+        let nr_pages = at.nr_pages();
+        let pinned = PinnedPages::new(cache, nr_pages as usize);
+        Self { at, pinned, claim: RequestClaim::new(nr_pages), error: None }
+    }
+
+    /// Takes what a fill has got.
+    pub(super) fn take(&mut self, filled: Filled) {
+        self.claim.put_back(filled.nr_new - filled.frames.len() as u64);
+        self.at.take(&filled, |segment| self.pinned.push(segment));
+        self.error = filled.error;
+    }
+
+    /// Returns the read without its thread.
+    pub(super) fn keep(self, cache: &Arc<CacheCore>) -> KeptRead {
+        let mut pages = self.pinned.keep(cache);
+        pages.claim = self.claim.into_inner();
+        KeptRead { at: self.at, pages, error: self.error }
+    }
+}
+
+/// A read that no thread is about.
+pub(super) struct KeptRead {
+    at: ReadPosition,
+    pages: KeptPages,
+    error: Option<io::Error>,
+}
+
+impl KeptRead {
+    fn take(&mut self, filled: Filled) {
+        if let Some(claim) = &mut self.pages.claim {
+            claim.put_back(filled.nr_new - filled.frames.len() as u64);
+        }
+        self.at.take(&filled, |segment| self.pages.push(segment));
+        self.error = filled.error;
+    }
+
+    /// Returns the read for a thread that goes on with it.
+    pub(super) fn resume(mut self, cache: &CacheCore) -> ReadState<'_> {
+        let (pinned, claim) = self.pages.resume(cache);
+        let claim = RequestClaim::resume(self.at.nr_pages(), claim);
+        ReadState { at: self.at, pinned, claim, error: self.error.take() }
+    }
+}
+
+/// A read that can go on, on any thread that may sleep.
+#[must_use = "the read is given up"]
+pub struct StartedRead {
+    file: u32,
+    offset: u64,
+    len: usize,
+    /// `None` before the first step.
+    kept: Option<KeptRead>,
+}
+
+impl StartedRead {
+    /// Returns the offset of its first byte.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Returns how many bytes it asks for.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Returns whether it asks for none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Returns what it has got so far, for a step on its file.
+    pub(super) fn into_kept(self, file: &File) -> Option<KeptRead> {
+        assert_eq!(self.file, file.id, "a read of another file");
+        self.kept
+    }
+}
+
+impl fmt::Debug for StartedRead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StartedRead")
+            .field("file", &self.file)
+            .field("offset", &self.offset)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The outcome of a step of a read.
+#[derive(Debug)]
+pub enum ReadStep<'f> {
+    /// The bytes.
+    Done(PinnedPages<'f>),
+    /// The store has begun to read what is missing, for this read or for another.
+    Waits(WaitingRead),
+}
+
+/// What a read waits for.
+pub(super) enum ReadWait {
+    /// What it has had the store begin.
+    Fill(Arc<StoreFill>),
+    /// What another has had the store begin.
+    OtherFill(FillNumber),
+    /// The end of a truncation or the like.
+    Alone,
+    /// Room among the pages in flight beyond limits.
+    Overrun(Arc<Group>),
+}
+
+/// A read that cannot go on yet. When it is dropped, the read is given up; what the store has begun
+/// continues by itself.
+#[must_use = "the read is given up"]
+pub struct WaitingRead {
+    file: Arc<File>,
+    offset: u64,
+    len: usize,
+    kept: KeptRead,
+    wait: ReadWait,
+}
+
+impl WaitingRead {
+    /// Calls `then` once, when the read can go on. That may be immediately, or on a thread of the
+    /// store, or on any other thread that ends what the read waits for, which may hold locks of the
+    /// engine. So `then` does not wait and calls nothing of the engine: it hands the read to a
+    /// thread for its next step. When it panics, the read is given up.
+    pub fn when_ready(self, then: impl FnOnce(StartedRead) + Send + 'static) {
+        let Self { file, offset, len, mut kept, wait } = self;
+        let started = move |file: u32, kept: KeptRead| {
+            let read = StartedRead { file, offset, len, kept: Some(kept) };
+            if let Err(panic) = contained(|| then(read)) {
+                tracing::error!(%panic, "a callback of a read panicked");
+            }
+        };
+        let id = file.id;
+        match wait {
+            ReadWait::Fill(fill) => fill.when_ended(Box::new(move |filled| {
+                kept.take(filled);
+                started(id, kept);
+            })),
+            ReadWait::OtherFill(number) => {
+                if let Some(fills) = &file.store_fills {
+                    fills.when_ended(number, Box::new(move || started(id, kept)));
+                }
+            }
+            ReadWait::Alone => {
+                if let Some(fills) = &file.store_fills {
+                    fills.when_open(Box::new(move || started(id, kept)));
+                }
+            }
+            ReadWait::Overrun(group) => {
+                let (overrun, nr_pages) = (Arc::clone(kept.pages.overrun()), kept.at.nr_pages());
+                let take = move |claim: OverrunClaim| {
+                    kept.pages.claim = Some(claim);
+                    started(id, kept);
+                };
+                overrun.when_room(&group, nr_pages, Box::new(take));
+            }
+        }
+    }
+}
+
+impl fmt::Debug for WaitingRead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WaitingRead")
+            .field("file", &self.file.id)
+            .field("offset", &self.offset)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+impl File {
+    /// Returns whether its store begins reads, so that [`step_read`](Self::step_read) does not wait
+    /// for it.
+    pub fn begins_reads(&self) -> bool {
+        self.store_fills.is_some()
+    }
+
+    /// Returns a read of `len` bytes at `offset` for its first [step](Self::step_read). Does
+    /// nothing yet.
+    pub fn start_read(&self, offset: u64, len: usize) -> StartedRead {
+        StartedRead { file: self.id, offset, len, kept: None }
+    }
+
+    /// Returns a read that has to wait.
+    pub(super) fn waiting_read(
+        self: &Arc<Self>,
+        (offset, len): (u64, usize),
+        state: ReadState<'_>,
+        wait: ReadWait,
+    ) -> WaitingRead {
+        WaitingRead { file: Arc::clone(self), offset, len, kept: state.keep(&self.cache), wait }
+    }
+}

@@ -1,0 +1,202 @@
+//! A fill that no thread waits for: the store says when it has what it was asked for.
+//!
+//! The runs of a fill are asked for beside each other. A part that the store refuses is followed by
+//! the next one on the thread that tells of the refusal. The thread that ends the last run ends the
+//! fill, and hands its pages to the reader.
+
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use umemcg_base::{LeafMutex, Rank, assert_may_wait};
+use umemcg_group::Group;
+use umemcg_reclaim::Stalled;
+
+use super::File;
+use super::fill::{Fill, Filled, RunFill};
+use super::new_pages::NewPages;
+use super::store_fills::FillNumber;
+use crate::store_read::StoreRead;
+
+/// Takes what a fill has got.
+type TakeFilled = Box<dyn FnOnce(Filled) + Send>;
+
+/// A fill under way in the store, or one that has ended and waits for its reader.
+pub(super) struct StoreFill {
+    file: Arc<File>,
+    group: Arc<Group>,
+    number: FillNumber,
+    state: LeafMutex<FillState>,
+}
+
+struct FillState {
+    /// Its runs are those that have ended. `None` once all have.
+    fill: Option<Fill>,
+    /// Runs that have not ended.
+    nr_left: usize,
+    /// For reading a page again that was evicted too soon.
+    stalled: Option<Stalled>,
+    filled: Option<Filled>,
+    reader: Option<TakeFilled>,
+}
+
+/// One part of a run that the store reads: its end may come before the call that began it returns,
+/// or while that runs, or after it.
+#[derive(Default)]
+struct PartRead(LeafMutex<PartState>);
+
+#[derive(Default)]
+enum PartState {
+    #[default]
+    Beginning,
+    EndedEarly(io::Result<usize>),
+    /// The call that began it has returned.
+    Begun(RunFill),
+    Over,
+}
+
+impl PartRead {
+    /// Notes that the part has ended. Returns its run if the thread that began it has left it.
+    fn ended(&self, result: io::Result<usize>) -> Option<(RunFill, io::Result<usize>)> {
+        let mut state = self.0.lock();
+        match std::mem::replace(&mut *state, PartState::Over) {
+            PartState::Begun(run) => Some((run, result)),
+            _ => {
+                *state = PartState::EndedEarly(result);
+                None
+            }
+        }
+    }
+
+    /// Leaves the run to the thread that ends the part. Returns it if the part has ended.
+    fn leave(&self, run: RunFill) -> Option<(RunFill, io::Result<usize>)> {
+        let mut state = self.0.lock();
+        match std::mem::replace(&mut *state, PartState::Over) {
+            PartState::EndedEarly(result) => Some((run, result)),
+            _ => {
+                *state = PartState::Begun(run);
+                None
+            }
+        }
+    }
+}
+
+impl StoreFill {
+    /// Begins to fill the pages of `wanted` that are missing, and what is read ahead behind them.
+    /// `None` when an operation that must be alone is under way, or waits to be.
+    pub(super) fn begin(
+        file: &Arc<File>,
+        group: &Arc<Group>,
+        new: NewPages<'_>,
+        wanted: Range<u64>,
+    ) -> Option<Arc<Self>> {
+        let pages = wanted.start..wanted.start + new.frames.len() as u64;
+        let Some(number) = file.store_fills.as_ref().and_then(|fills| fills.enter(pages)) else {
+            file.give_back(new, 0);
+            return None;
+        };
+        let mut fill = file.insert_locked(group, new, wanted);
+        let stalled = fill.is_refault().then(|| Stalled::begin(group));
+        let runs = std::mem::take(&mut fill.runs);
+        // One more, so that it does not end before all have begun.
+        let nr_left = runs.len() + 1;
+        let state = FillState { fill: Some(fill), nr_left, stalled, filled: None, reader: None };
+        let this = Arc::new(Self {
+            file: Arc::clone(file),
+            group: Arc::clone(group),
+            number,
+            state: LeafMutex::new(state),
+        });
+        runs.into_iter().for_each(|run| this.read_run(run));
+        this.end_run(None);
+        Some(this)
+    }
+
+    /// Returns what it has got if it has ended.
+    pub(super) fn try_take(&self) -> Option<Filled> {
+        self.state.lock().filled.take()
+    }
+
+    /// Calls `reader` when it has ended, on the thread that ends it.
+    pub(super) fn when_ended(&self, reader: TakeFilled) {
+        let filled = {
+            let mut state = self.state.lock();
+            let Some(filled) = state.filled.take() else {
+                state.reader = Some(reader);
+                return;
+            };
+            filled
+        };
+        reader(filled);
+    }
+
+    /// Has the store read what is left of a run, one part after the other.
+    fn read_run(self: &Arc<Self>, mut run: RunFill) {
+        while let Some((segments, offset)) = self.file.next_part(&mut run) {
+            let part = Arc::new(PartRead::default());
+            let end = {
+                let (this, part) = (Arc::clone(self), Arc::clone(&part));
+                move |result| {
+                    if let Some((mut run, result)) = part.ended(result) {
+                        this.file.end_part(&mut run, result);
+                        this.read_run(run);
+                    }
+                }
+            };
+            let arena = Arc::clone(self.file.cache.arena());
+            assert_may_wait(Rank::StoreIo, "the begin of a read of the store");
+            self.file.store.begin_read(StoreRead::new(arena, segments, offset, Box::new(end)));
+            let Some((left, result)) = part.leave(run) else { return };
+            run = left;
+            self.file.end_part(&mut run, result);
+        }
+        self.end_run(Some(run));
+    }
+
+    /// Notes that a run is over, and with the last one ends the fill.
+    fn end_run(&self, run: Option<RunFill>) {
+        let (mut fill, stalled) = {
+            let mut state = self.state.lock();
+            let Some(fill) = &mut state.fill else { return };
+            fill.runs.extend(run);
+            state.nr_left -= 1;
+            if state.nr_left > 0 {
+                return;
+            }
+            let Some(fill) = state.fill.take() else { return };
+            (fill, state.stalled.take())
+        };
+        drop(stalled);
+        fill.runs.sort_by_key(RunFill::first_page);
+        let filled = self.file.end_fill(&self.group, fill);
+        // Not before: what waits for it looks at the pages.
+        if let Some(fills) = &self.file.store_fills {
+            fills.leave(self.number);
+        }
+        let reader = {
+            let mut state = self.state.lock();
+            let Some(reader) = state.reader.take() else {
+                state.filled = Some(filled);
+                return;
+            };
+            reader
+        };
+        reader(filled);
+    }
+}
+
+impl Drop for StoreFill {
+    fn drop(&mut self) {
+        // Its reader has given up.
+        if let Some(filled) = self.state.lock().filled.take() {
+            filled.frames.iter().for_each(|&frame| self.file.cache.reclaimer().unpin(frame));
+        }
+    }
+}
+
+impl fmt::Debug for StoreFill {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("StoreFill").field("file", &self.file.id).field("number", &self.number).finish()
+    }
+}

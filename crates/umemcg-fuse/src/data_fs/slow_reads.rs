@@ -1,0 +1,171 @@
+//! Reads that a worker serves: what is missing is charged, and comes from the store.
+//!
+//! Where the store begins reads, the worker does not wait for it: the request is parked
+//! ([`crate::parking`]), and the worker that takes it up again does the next step. Parked, it is
+//! charged as one that waits, has its file open, and keeps the kernel informed of nothing: what
+//! goes through the kernel's page cache goes on with its reply.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use umemcg::files::{PinnedPages, ReadStep, StartedRead, WaitingRead};
+use umemcg::internal::{ChargeMeter, Stalled, Working};
+use umemcg::{Group, StatItem};
+use umemcg_base::PAGE_SIZE_U64;
+use umemcg_vfs::volumes::Opened;
+use umemcg_vfs::{KernelIo, VfsError, VolumeFile};
+
+use super::DataFs;
+use super::content::{fills_cache, reading};
+use super::reply_with;
+use crate::errno::ToErrno;
+use crate::reply::{Answer, Delay, Reply};
+use crate::request::Request;
+use crate::thread_pool::Keys;
+use crate::wait_charge::{charge_answer, charge_held};
+use crate::wire::InHeader;
+use crate::wire::request::ReadIn;
+
+/// Longest wait of a read for pages that the kernel is about to drop.
+const ROOM_WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// A read that is being served.
+struct SlowRead {
+    opened: Arc<Opened<dyn VolumeFile>>,
+    group: Arc<Group>,
+    header: InHeader,
+    keys: Keys,
+    offset: u64,
+    size: usize,
+    /// The length of the file when the read began.
+    len_before: u64,
+    /// What its steps have charged.
+    charged_bytes: u64,
+}
+
+impl DataFs {
+    pub(super) fn read(&self, request: &Request<'_>, arg: &ReadIn, reply: &mut Reply) {
+        let opened = match self.file_for(request, arg.fh, reading(request, arg)) {
+            Ok(opened) => opened,
+            Err(error) => return reply.error(error.to_errno()).ignore(),
+        };
+        let (group, file) = (self.group(request), &opened.file);
+        let (meter, working) = (ChargeMeter::start(), Working::begin(&group));
+        if self.is_silent(arg.fh) && fills_cache(arg) {
+            self.begin_late_kernel_io(&**file, (arg.offset, arg.size), false, &group, reply);
+        }
+        if let Some(io) = &reply.kernel_io() {
+            io.paid_by(&group);
+            self.wait_for_room(io, &group, reply);
+        }
+        drop(working);
+        let size = arg.size as usize;
+        let read = file.content().start_read(arg.offset, size);
+        let slow = SlowRead {
+            header: *request.header,
+            keys: Keys { group: group.id(), store: self.store_of(request.header.nodeid) },
+            offset: arg.offset,
+            size,
+            len_before: file.content().len(),
+            charged_bytes: meter.bytes(),
+            group,
+            opened,
+        };
+        self.step(slow, read, reply);
+    }
+
+    /// Goes on with a read, and answers it or parks it.
+    fn step(&self, mut slow: SlowRead, read: StartedRead, reply: &mut Reply) {
+        let opened = Arc::clone(&slow.opened);
+        let group = Arc::clone(&slow.group);
+        let (meter, _working) = (ChargeMeter::start(), Working::begin(&group));
+        let step = opened.file.step_read(&group, read);
+        slow.charged_bytes += meter.bytes();
+        let result = match step {
+            Ok(ReadStep::Done(pages)) => Ok(pages),
+            Ok(ReadStep::Waits(waiting)) => match self.parking.get().and_then(|lot| lot.park(slow.keys)) {
+                Some(place) => {
+                    let me = self.me.clone();
+                    // Parked, it holds no more than a request that waits.
+                    let held = charge_held(&group);
+                    let reply = reply.take();
+                    return waiting.when_ready(move |read| {
+                        place.resume(reply, move |reply| {
+                            drop(held);
+                            if let Some(me) = me.upgrade() {
+                                me.step(slow, read, reply);
+                            }
+                        });
+                    });
+                }
+                // Too many wait already: this one keeps its thread.
+                None => {
+                    drop::<WaitingRead>(waiting);
+                    opened.file.read(&group, slow.offset, slow.size)
+                }
+            },
+            Err(error) => Err(error),
+        };
+        self.answer_read(&slow, result, reply);
+    }
+
+    fn answer_read(&self, slow: &SlowRead, result: Result<PinnedPages<'_>, VfsError>, reply: &mut Reply) {
+        let SlowRead { header, group, offset, size, len_before, charged_bytes, .. } = slow;
+        let result = result.and_then(|pages| {
+            let expected = len_before.saturating_sub(*offset).min(*size as u64);
+            // The kernel takes a short answer for the end of the file, and asks page by page after
+            // an error.
+            let is_cut = reply.kernel_io().is_some()
+                && (pages.len() as u64) < expected
+                && slow.opened.file.content().len() >= *len_before;
+            if is_cut { Err(Errno::IO.into()) } else { Ok(pages) }
+        });
+        reply_with(reply, result, |reply, pages| {
+            match self.high_delay(header, group, *charged_bytes, reply) {
+                Duration::ZERO => self.send_pages(reply, &pages),
+                delay => {
+                    // Without room for the copy the answer is not delayed: a delayed answer must be
+                    // charged.
+                    let Some(charge) = charge_answer(group, *size) else {
+                        return self.send_pages(reply, &pages);
+                    };
+                    let bytes = pages.to_vec();
+                    drop(pages);
+                    let stalled = Stalled::begin(group);
+                    let again = Box::new(move || {
+                        let _until_it_goes = (&stalled, &charge);
+                        None
+                    });
+                    self.delays.delay(reply.take(), Answer::Bytes(bytes), delay, again);
+                }
+            }
+        });
+    }
+
+    /// Waits, for a read that fills the kernel's cache, while the group is beyond its limit and the
+    /// kernel is about to drop some of what is charged. Not for ever: it may be held up by others.
+    /// What cannot be asked for, such as pages that other reads are filling beside, is not waited
+    /// for: the kernel drops it behind those reads.
+    fn wait_for_room(&self, io: &KernelIo, group: &Arc<Group>, reply: &Reply) {
+        let deadline = Instant::now() + ROOM_WAIT_MAX;
+        let cancelled = || reply.is_cancelled();
+        while io.is_beyond_limit()
+            && group.stat_total(StatItem::FileKernel) > 0
+            && !cancelled()
+            && Instant::now() < deadline
+        {
+            let reclaimer = self.engine.reclaimer();
+            // It reclaims, and waits for what it asks for.
+            drop(reclaimer.charge_opportunistic(group, PAGE_SIZE_U64, &cancelled));
+            let mut is_awaited = false;
+            reclaimer.wait_for_release(|| {
+                is_awaited = io.is_beyond_limit() && io.awaits_drops();
+                is_awaited
+            });
+            if !is_awaited {
+                return;
+            }
+        }
+    }
+}
