@@ -1,7 +1,8 @@
 //! Read-ahead: how much to read when a page is missing. One state per open file.
 //!
 //! A read that starts where the last one ended is sequential; its window doubles from 128 KiB to 1
-//! MiB. Anything else reads just what was asked for. The state is a hint kept in relaxed atomics:
+//! MiB, or where a request costs a round trip, from 1 to 8 MiB. Anything else reads just what was
+//! asked for. The state is a hint kept in relaxed atomics:
 //! racing readers of one open file may spoil a window, never data.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,6 +11,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub const WINDOW_MAX_PAGES: u64 = 256;
 /// First window of a sequential read, in pages (128 KiB).
 pub const WINDOW_FIRST_PAGES: u64 = 32;
+/// Largest window where a request costs a round trip, in pages (8 MiB).
+pub const REMOTE_WINDOW_MAX_PAGES: u64 = 2048;
+/// First window of a sequential read there, in pages (1 MiB).
+pub const REMOTE_WINDOW_FIRST_PAGES: u64 = 256;
 
 /// Read-ahead state of one open file. Aligned so that two open files share no cache line.
 #[doc(alias = "file_ra_state")]
@@ -20,11 +25,13 @@ pub struct Readahead {
     next_page: AtomicU64,
     /// Pages of the last window; 0 when the last access was random.
     window: AtomicU64,
+    /// (C) The first window of a sequential read and the largest, in pages.
+    bounds: (u64, u64),
 }
 
 impl Default for Readahead {
     fn default() -> Self {
-        Self { next_page: AtomicU64::new(u64::MAX), window: AtomicU64::new(0) }
+        Self::bounded(WINDOW_FIRST_PAGES, WINDOW_MAX_PAGES)
     }
 }
 
@@ -32,6 +39,15 @@ impl Readahead {
     /// Returns the state of a file just opened.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Returns the state of a file just opened whose store is a round trip away.
+    pub fn of_remote() -> Self {
+        Self::bounded(REMOTE_WINDOW_FIRST_PAGES, REMOTE_WINDOW_MAX_PAGES)
+    }
+
+    fn bounded(first: u64, max: u64) -> Self {
+        Self { next_page: AtomicU64::new(u64::MAX), window: AtomicU64::new(0), bounds: (first, max) }
     }
 
     /// Notes a read of pages `first..end`. Returns whether `first` is the page the last read ended
@@ -52,14 +68,15 @@ impl Readahead {
         let before = self.next_page.load(Ordering::Relaxed);
         let sequential =
             before == asked_first || before == asked_first + 1 || (before == u64::MAX && asked_first == 0);
+        let (first, max) = self.bounds;
         let window = if sequential {
             let last = self.window.load(Ordering::Relaxed);
-            (last * 2).clamp(WINDOW_FIRST_PAGES, WINDOW_MAX_PAGES)
+            (last * 2).clamp(first, max)
         } else {
             0
         };
         self.window.store(window, Ordering::Relaxed);
-        needed.max(window).min(WINDOW_MAX_PAGES.max(needed))
+        needed.max(window).min(max.max(needed))
     }
 }
 

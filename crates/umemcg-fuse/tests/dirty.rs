@@ -20,7 +20,7 @@ use umemcg_fuse::wire::Op;
 use umemcg_fuse::{
     Classifier, Daemon, DaemonConfig, Filesystem, Keys, QuickOutcome, Reply, Request, SessionConfig, Unmount,
 };
-use umemcg_vfs::Resolve;
+use umemcg_vfs::{Resolve, VolumeSpec};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -130,7 +130,8 @@ impl Ground {
         });
         let classifier = Arc::new(ByEnvironment(Arc::clone(engine.root()), groups));
         let mut config = DaemonConfig::new(below.point(), mnt.path());
-        config.volume.as_mut().unwrap().resolve = Resolve::Names;
+        let Some(VolumeSpec::Directory(volume)) = &mut config.volume else { unreachable!() };
+        volume.resolve = Resolve::Names;
         let daemon = Daemon::start(&engine, classifier, &config).unwrap();
         Self { daemon, engine, limited, free, store, mnt, below, bin }
     }

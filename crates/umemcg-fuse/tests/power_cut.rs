@@ -24,7 +24,7 @@ use rustix::fs::FallocateFlags;
 use umemcg::{Engine, EngineConfig};
 use umemcg_fuse::wire::Op;
 use umemcg_fuse::{Daemon, DaemonConfig, Filesystem, QuickOutcome, Reply, Request, RootOnly};
-use umemcg_vfs::Resolve;
+use umemcg_vfs::{Resolve, VolumeSpec};
 
 const NR_FILES: usize = 2;
 const LEN_MAX: usize = 24 * 4096;
@@ -117,7 +117,8 @@ impl Ground {
         let engine = Engine::new(EngineConfig::new(16 << 20)).unwrap();
         let everybody = Arc::new(RootOnly(Arc::clone(engine.root())));
         let mut config = DaemonConfig::new(below.point(), mnt.path());
-        config.volume.as_mut().unwrap().resolve = Resolve::Names;
+        let Some(VolumeSpec::Directory(volume)) = &mut config.volume else { unreachable!() };
+        volume.resolve = Resolve::Names;
         let daemon = Daemon::start(&engine, everybody, &config).unwrap();
         Self { daemon: Some(daemon), engine, mnt, _below: below, store, promises }
     }

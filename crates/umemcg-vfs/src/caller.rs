@@ -17,6 +17,8 @@ pub struct Caller {
     pub group: Arc<Group>,
     /// Permission bits that the caller does not want on new objects.
     pub umask: u32,
+    /// The thread that requests; 0 if it is not known.
+    pub thread: u32,
 }
 
 impl Caller {

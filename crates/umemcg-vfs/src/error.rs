@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use rustix::io::Errno;
 use thiserror::Error;
 
+use crate::object::BucketError;
 use crate::volume_config::IoMode;
 use umemcg::files::FileError;
 
@@ -61,6 +62,14 @@ pub enum VolumeError {
         dir: PathBuf,
         /// The host's error number.
         errno: Errno,
+    },
+    /// The store of a volume of objects does not serve it.
+    #[error("{url} cannot be served: {error}")]
+    Bucket {
+        /// The place that was asked for.
+        url: String,
+        /// What the store said.
+        error: BucketError,
     },
     /// An I/O mode was demanded that the file system does not have.
     #[error("the file system of {} does not support the I/O mode {mode:?}", dir.display())]

@@ -3,7 +3,7 @@
 //! through descriptors that never leave the volume's directory. This crate is independent of FUSE
 //! and of process ids.
 //!
-//! The map: [`volume`] has the operations, `host` and [`tmpfs`] the two kinds of volume,
+//! The map: [`volume`] has the operations, `host`, [`tmpfs`] and [`object`] the kinds of volume,
 //! [`volumes`] the volumes of one mount. `kernel_cache` is what a volume asks of the kernel: to
 //! forget names, and to drop the pages (`kernel_pages`) that it keeps.
 #![forbid(unsafe_code)]
@@ -20,7 +20,10 @@ mod kernel_io;
 mod kernel_listing;
 mod kernel_page_lists;
 mod kernel_pages;
+mod metadata_charge;
 mod name;
+mod name_lists;
+pub mod object;
 mod page_windows;
 mod privileges;
 mod slab;
@@ -35,10 +38,12 @@ pub use attr::{Attr, Entry, FileKind, NodeId, SetAttr, SetTime, StatFs, Timestam
 pub use caller::Caller;
 pub use error::{VfsError, VolumeError};
 pub use handle_charge::{HANDLE_BYTES, NR_HANDLES_BEYOND_MAX};
-pub use host::{HostVolume, NR_NAMES_BEYOND_MAX};
+pub use host::HostVolume;
 pub use kernel_cache::{DropTask, IdleInode, KeptPages, KeptWindow, KernelCache, PageDrop, WindowHolder};
 pub use kernel_io::{KernelCaching, KernelIo};
 pub use kernel_listing::ListedPart;
+pub use metadata_charge::NR_NAMES_BEYOND_MAX;
+pub use object::{ObjectConfig, ObjectVolume};
 pub use rustix::fs::{FallocateFlags, OFlags, RenameFlags, XattrFlags};
 pub use tmpfs::{Tmpfs, TmpfsConfig};
 pub use volume::{

@@ -23,6 +23,7 @@ use crate::error::VfsError;
 use crate::kernel_cache::KernelCache;
 use crate::kernel_io::{KernelCaching, KernelIo};
 use crate::kernel_listing::ListedPart;
+use crate::object::StoreState;
 use crate::volume_config::IoMode;
 use umemcg::Group;
 use umemcg::files::{File, PinnedPages, ReadStep, StartedRead, StoreId};
@@ -53,6 +54,8 @@ pub enum VolumeKind {
         /// Bytes of data now, in whole pages.
         used_bytes: u64,
     },
+    /// In a store of objects.
+    Objects(StoreState),
 }
 
 /// The target of an `lseek`.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::error::VolumeError;
 use crate::host::HostVolume;
+use crate::object::{ObjectConfig, ObjectVolume};
 use crate::tmpfs::{Tmpfs, TmpfsConfig};
 use crate::volume::Volume;
 use crate::volume_config::VolumeConfig;
@@ -16,6 +17,8 @@ pub enum VolumeSpec {
     Directory(VolumeConfig),
     /// The pool alone.
     Tmpfs(TmpfsConfig),
+    /// A prefix of a bucket.
+    Objects(ObjectConfig),
 }
 
 impl VolumeSpec {
@@ -30,6 +33,7 @@ impl VolumeSpec {
                 Ok(HostVolume::new(engine, config)?)
             }
             Self::Tmpfs(config) => Ok(Tmpfs::new(engine, config, node_base)),
+            Self::Objects(config) => Ok(ObjectVolume::open(engine, config, node_base)?),
         }
     }
 }

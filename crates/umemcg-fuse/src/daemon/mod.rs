@@ -4,6 +4,7 @@
 
 mod volume_admin;
 
+use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use thiserror::Error;
 use umemcg::Engine;
 use umemcg::files::LostData;
 use umemcg_base::{PAGE_SIZE_U64, Rank, assert_may_wait};
-use umemcg_vfs::{HostVolume, VolumeConfig, VolumeError, Volumes};
+use umemcg_vfs::{VolumeConfig, VolumeError, VolumeSpec, Volumes};
 
 use crate::classify::Classifier;
 use crate::data_fs::{DataFs, Lifetimes};
@@ -33,9 +34,9 @@ const THREADS_END_WITHIN: Duration = Duration::from_secs(2);
 /// The configuration of a daemon.
 #[derive(Debug, Clone)]
 pub struct DaemonConfig {
-    /// The directory behind the mount, and how it is read and written; none for a mount of many
-    /// volumes, which are added while it is served.
-    pub volume: Option<VolumeConfig>,
+    /// The volume behind the mount; none for a mount of many volumes, which are added while it is
+    /// served.
+    pub volume: Option<VolumeSpec>,
     /// The mount point.
     pub point: PathBuf,
     /// The options of the mount.
@@ -53,9 +54,21 @@ impl DaemonConfig {
         let mount =
             MountOptions { backing: Some(dir.clone()), ..MountOptions::new("umemcg", dir.as_os_str()) };
         Self {
-            volume: Some(VolumeConfig::new(dir)),
+            volume: Some(VolumeSpec::Directory(VolumeConfig::new(dir))),
             point: point.into(),
             mount,
+            lifetimes: Lifetimes::default(),
+            session: SessionConfig::default(),
+        }
+    }
+
+    /// Returns the defaults for a volume mounted at `point`, with the source that the mount table
+    /// shows.
+    pub fn of(spec: VolumeSpec, source: impl AsRef<OsStr>, point: impl Into<PathBuf>) -> Self {
+        Self {
+            volume: Some(spec),
+            point: point.into(),
+            mount: MountOptions::new("umemcg", source.as_ref()),
             lifetimes: Lifetimes::default(),
             session: SessionConfig::default(),
         }
@@ -154,7 +167,7 @@ impl Daemon {
         config: &DaemonConfig,
     ) -> Result<Self, DaemonError> {
         let volumes = match &config.volume {
-            Some(volume) => Volumes::single(HostVolume::new(engine, volume.clone())?),
+            Some(volume) => Volumes::single(volume.open(engine, 0)?),
             None => Volumes::many(),
         };
         let filesystem = DataFs::new(engine, Arc::clone(&volumes), classifier, config.lifetimes)?;

@@ -213,7 +213,14 @@ impl DataFs {
 
     fn creator(&self, request: &Request<'_>, supplementary_gid: Option<u32>, umask: u32) -> Caller {
         let header = request.header;
-        Caller { uid: header.uid, gid: header.gid, supplementary_gid, group: self.group(request), umask }
+        Caller {
+            uid: header.uid,
+            gid: header.gid,
+            supplementary_gid,
+            group: self.group(request),
+            umask,
+            thread: header.pid,
+        }
     }
 
     /// Returns the outcome for a request that may sleep: its queue keys and the group that pays.

@@ -2,7 +2,7 @@
 //! several for a file with hard links.
 
 use crate::attr::NodeId;
-use crate::host::metadata_charge::{MetadataCharge, NAME_BYTES};
+use crate::metadata_charge::{MetadataCharge, NAME_BYTES};
 
 /// Longest name that the charge of an entry covers, in bytes.
 const SHORT_BYTES_MAX: usize = 40;

@@ -3,7 +3,7 @@
 //!
 //! `volume` has the operations. `directory` says what the host's directory can do, `syscalls` are
 //! the calls on its descriptors. `inode_table` knows which inodes are referred to, `inodes` finds
-//! them again on the host, `name_shrinker` and `name_lists` give them back. `content` and `store`
+//! them again on the host, `name_shrinker` gives them back. `content` and `store`
 //! are a file's cached content and where that is stored, `shown_times` the times that it shows
 //! meanwhile. `open_file` and `dir_handle` are what is open. `outside_watch` tells the kernel what
 //! other programs have changed.
@@ -18,8 +18,6 @@ mod file_privileges;
 mod inode_names;
 mod inode_table;
 mod inodes;
-mod metadata_charge;
-mod name_lists;
 mod name_shrinker;
 mod open_file;
 mod outside_watch;
@@ -32,5 +30,4 @@ mod testing;
 mod unsynced;
 mod volume;
 
-pub use metadata_charge::NR_NAMES_BEYOND_MAX;
 pub use volume::HostVolume;

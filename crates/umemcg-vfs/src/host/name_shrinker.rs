@@ -21,8 +21,8 @@ use umemcg::shrinker::{Count, Scan, Scanned, ShrinkTarget, Shrinker, Usage};
 use crate::attr::FileKind;
 use crate::host::inode_table::{LeaveOutcome, NODE_BYTES};
 use crate::host::inodes::HostInodes;
-use crate::host::name_lists::{Listed, NODE, NameLists};
 use crate::kernel_cache::IdleInode;
+use crate::name_lists::{Listed, NODE, NameLists};
 
 /// The cost of recreating a name. To make room for one page, a dozen names must be forgotten, and
 /// each takes a request to forget it, the kernel's answer and a later lookup. A page's cost is

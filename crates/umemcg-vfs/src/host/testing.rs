@@ -32,7 +32,14 @@ impl Fixture {
 
     /// Returns the superuser.
     pub(crate) fn caller(&self) -> Caller {
-        Caller { uid: 0, gid: 0, supplementary_gid: None, group: Arc::clone(&self.group), umask: 0o022 }
+        Caller {
+            uid: 0,
+            gid: 0,
+            supplementary_gid: None,
+            group: Arc::clone(&self.group),
+            umask: 0o022,
+            thread: 0,
+        }
     }
 
     /// Creates and opens a file, and returns it with its path on the host.

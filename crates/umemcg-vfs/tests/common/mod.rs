@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 pub mod fake_kernel;
+pub mod memory_bucket;
 pub mod page_kernel;
 pub mod rerun;
 
@@ -73,6 +74,7 @@ impl Fixture {
             supplementary_gid: None,
             group: Arc::clone(engine.root()),
             umask: 0o022,
+            thread: 0,
         };
         Self { dir, engine, vfs, root }
     }

@@ -11,15 +11,8 @@ use std::sync::Arc;
 use super::{InodeEntry, InodeTable, Removed};
 use crate::attr::{FileKind, NodeId};
 use crate::host::content::Content;
-use crate::host::metadata_charge::CONTENT_BYTES;
-
-/// The time that the kernel has to forget an inode after it was asked.
-const FORGET_TIMEOUT_MS: u32 = 100;
-/// The time after which the kernel is asked again to forget an inode. It doubles each time, so that
-/// the names of a tenant that pins them are not all requested every second.
-const RETRY_INTERVAL_MS: u32 = 1000;
-/// Most doublings of that time.
-const NR_DOUBLINGS_MAX: u8 = 3;
+use crate::metadata_charge::CONTENT_BYTES;
+use crate::name_lists::Asking;
 
 /// The outcome of an attempt to make an inode leave.
 #[derive(Debug)]
@@ -100,7 +93,7 @@ impl InodeTable {
         keep: bool,
     ) -> LeaveOutcome {
         let content = self.with(node, |entry| {
-            let is_idle = entry.is_idle_name() && !std::mem::take(&mut entry.place.is_used);
+            let is_idle = entry.is_idle_name() && !entry.place.take_used();
             is_idle.then(|| entry.content.clone())
         });
         let Some(Some(content)) = content else { return LeaveOutcome::Kept };
@@ -117,16 +110,11 @@ impl InodeTable {
                 return LeaveOutcome::Kept;
             }
             let bytes = entry.bytes();
-            if entry.place.asked_ms != 0 {
-                let again_after_ms = RETRY_INTERVAL_MS << (entry.place.nr_asked - 1);
-                match now_ms.wrapping_sub(entry.place.asked_ms) {
-                    ..FORGET_TIMEOUT_MS => return LeaveOutcome::Requested(bytes),
-                    since_ms if since_ms < again_after_ms => return LeaveOutcome::Kept,
-                    _ => {}
-                }
+            match entry.place.ask(now_ms) {
+                Asking::Expected => return LeaveOutcome::Requested(bytes),
+                Asking::InVain => return LeaveOutcome::Kept,
+                Asking::Now => {}
             }
-            entry.place.asked_ms = now_ms;
-            entry.place.nr_asked = (entry.place.nr_asked + 1).min(1 + NR_DOUBLINGS_MAX);
             let names = entry.names.iter().filter(|_| with_names);
             let names = names.map(|name| (name.parent, name.name.clone())).collect();
             LeaveOutcome::Idle { kind: entry.kind, names, bytes }

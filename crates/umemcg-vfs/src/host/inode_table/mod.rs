@@ -28,9 +28,9 @@ use umemcg_base::{Rank, RankedMutex};
 use crate::attr::{FileKind, NodeId};
 use crate::host::content::Content;
 use crate::host::inode_names::{InodeNames, NAMES_MAX, Name, NameCharge};
-use crate::host::metadata_charge::{CONTENT_BYTES, MetadataCharge, NAME_BYTES};
-use crate::host::name_lists::{ListEntry, Listed, NameLists};
 use crate::host::syscalls::InodeKey;
+use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge, NAME_BYTES};
+use crate::name_lists::{ListEntry, Listed, NameLists};
 use crate::volume_config::NR_SHARDS_MAX;
 
 /// Number of low bits of a node id, which name the shard.
@@ -384,7 +384,7 @@ impl InodeTable {
             node,
             content: entry.content.take(),
             is_nameless: entry.is_nameless,
-            was_asked: entry.place.asked_ms != 0,
+            was_asked: entry.place.was_asked(),
             owner: entry.charge.as_ref().map(NodeCharge::owner),
             bytes,
             _charge: entry.charge.take(),
@@ -538,8 +538,7 @@ impl InodeEntry {
 
     /// Counts a reference of the kernel.
     fn looked_up(&mut self) {
-        self.place.is_used = self.nlookup > 0;
-        (self.place.asked_ms, self.place.nr_asked) = (0, 0);
+        self.place.looked_up(self.nlookup > 0);
         self.nlookup += 1;
     }
 

@@ -1,0 +1,32 @@
+//! The configuration of a volume of objects.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::bucket::Bucket;
+
+/// How long what a store has told is believed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Freshness {
+    /// An open asks again, so that it shows what was stored before it. Names and attributes are
+    /// believed for a second.
+    #[default]
+    CloseToOpen,
+    /// Names, attributes and content are believed for this long.
+    Ttl(Duration),
+    /// Objects never change: what is known is never asked again.
+    Immutable,
+}
+
+/// The configuration of a volume of objects.
+#[derive(Debug, Clone)]
+pub struct ObjectConfig {
+    /// Where the objects are.
+    pub bucket: Arc<dyn Bucket>,
+    /// How long what it has told is believed.
+    pub freshness: Freshness,
+    /// The owner that all objects are shown with.
+    pub uid: u32,
+    /// The group that all objects are shown with.
+    pub gid: u32,
+}

@@ -1,0 +1,160 @@
+//! The cached content of one object in one version, and that object as its store.
+
+use std::io;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use umemcg::files::{BackingStore, File, StoreId, StoreRead};
+use umemcg::{Engine, Group, OwnerId};
+use umemcg_arena::{Arena, Segment};
+
+use super::bucket::{Bucket, BucketError, ObjectBody, ObjectInfo};
+use crate::allowance::ReclaimEffort;
+use crate::error::VfsError;
+use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge};
+
+/// The content of an object in one version. Another version is another content, so that no read
+/// mixes two.
+#[derive(Debug)]
+pub(super) struct Content {
+    /// First, because it is released to a tree that the file may be the last to hold.
+    charge: MetadataCharge<CONTENT_BYTES>,
+    pub(super) info: ObjectInfo,
+    pub(super) file: Arc<File>,
+}
+
+impl Content {
+    /// Creates the content of an object, charged to a group. May sleep for memory.
+    pub(super) fn new(
+        effort: ReclaimEffort,
+        engine: &Arc<Engine>,
+        group: &Arc<Group>,
+        (bucket, id, key): (&Arc<dyn Bucket>, StoreId, String),
+        info: &ObjectInfo,
+    ) -> Result<Arc<Self>, VfsError> {
+        let charge = MetadataCharge::take(effort, engine, group)?;
+        let store = ObjectStore { id, bucket: Arc::clone(bucket), key: key.into(), info: info.clone() };
+        let file = engine
+            .open_file(Arc::new(store), info.size)
+            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        Ok(Arc::new(Self { charge, info: info.clone(), file }))
+    }
+
+    /// Returns the group that pays.
+    pub(super) fn owner(&self) -> OwnerId {
+        self.charge.owner()
+    }
+}
+
+/// An object as the store of its content.
+#[derive(Debug)]
+struct ObjectStore {
+    id: StoreId,
+    bucket: Arc<dyn Bucket>,
+    key: Box<str>,
+    info: ObjectInfo,
+}
+
+/// Logs a failure of a store, and returns its error number.
+pub(super) fn report(error: &BucketError) -> Errno {
+    let errno = error.errno();
+    match error {
+        BucketError::NotFound(_) | BucketError::Changed(_) => {
+            tracing::debug!(%error, %errno, "an object is not there any more");
+        }
+        _ => tracing::warn!(%error, %errno, "a store failed"),
+    }
+    errno
+}
+
+/// Logs the failure of a read, and returns it as a store's.
+fn failed(error: BucketError) -> io::Error {
+    match error {
+        // An object that is gone under an open file is as one that has changed.
+        BucketError::NotFound(what) => report(&BucketError::Changed(what)),
+        error => report(&error),
+    }
+    .into()
+}
+
+/// A read of the cache on its way.
+#[derive(Debug)]
+struct Delivery(StoreRead);
+
+impl ObjectBody for Delivery {
+    fn take(&mut self, bytes: &[u8]) {
+        self.0.deliver(bytes);
+    }
+
+    fn end(self: Box<Self>, result: Result<(), BucketError>) {
+        self.0.finish(result.map_err(failed));
+    }
+}
+
+impl BackingStore for ObjectStore {
+    fn store_id(&self) -> StoreId {
+        self.id
+    }
+
+    fn read_at(&self, arena: &Arena, segments: &[Segment], offset: u64) -> io::Result<usize> {
+        let wanted: u64 = segments.iter().map(|segment| u64::from(segment.len)).sum();
+        let end = self.info.size.min(offset.saturating_add(wanted));
+        if offset >= end {
+            return Ok(0);
+        }
+        let mut into = SegmentWriter { arena, segments, at: 0 };
+        let result = self.bucket.read(&self.key, &self.info, offset..end, &mut |bytes| into.write(bytes));
+        result.map(|()| (end - offset) as usize).map_err(failed)
+    }
+
+    fn begins_reads(&self) -> bool {
+        true
+    }
+
+    fn begin_read(&self, read: StoreRead) {
+        let end = self.info.size.min(read.offset().saturating_add(read.len() as u64));
+        let range = read.offset()..end;
+        if range.is_empty() {
+            return read.finish(Ok(()));
+        }
+        self.bucket.begin_read(&self.key, &self.info, range, Box::new(Delivery(read)));
+    }
+
+    fn write_at(&self, _arena: &Arena, _segments: &[Segment], _offset: u64) -> io::Result<usize> {
+        Err(Errno::ROFS.into())
+    }
+
+    fn sync_range(&self, _offset: u64, _len: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn sync(&self, _data_only: bool) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn set_len(&self, _len: u64) -> io::Result<()> {
+        Err(Errno::ROFS.into())
+    }
+}
+
+/// Copies bytes into segments, one after another; what does not fit is dropped.
+struct SegmentWriter<'a> {
+    arena: &'a Arena,
+    segments: &'a [Segment],
+    /// Bytes written to the first segment.
+    at: usize,
+}
+
+impl SegmentWriter<'_> {
+    fn write(&mut self, mut bytes: &[u8]) {
+        while let (Some(first), false) = (self.segments.first(), bytes.is_empty()) {
+            let len = bytes.len().min(usize::from(first.len) - self.at);
+            self.arena.copy_in(first.frame, usize::from(first.offset) + self.at, &bytes[..len]);
+            self.at += len;
+            bytes = &bytes[len..];
+            if self.at == usize::from(first.len) {
+                (self.segments, self.at) = (&self.segments[1..], 0);
+            }
+        }
+    }
+}

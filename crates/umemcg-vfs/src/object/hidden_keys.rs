@@ -1,0 +1,64 @@
+//! The keys of a volume that cannot be shown as paths.
+
+use std::collections::BTreeSet;
+
+use umemcg_base::LeafMutex;
+
+/// Most keys that are remembered.
+const NR_MAX: usize = 1000;
+/// Most bytes of them.
+const BYTES_MAX: usize = 64 << 10;
+
+/// Keys that listings came across and that are no path. The memory for them is bounded by
+/// constants; each is counted once.
+#[derive(Debug, Default)]
+pub(super) struct HiddenKeys {
+    known: LeafMutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    keys: BTreeSet<Box<str>>,
+    bytes: usize,
+    /// There were more than are remembered.
+    has_more: bool,
+}
+
+impl HiddenKeys {
+    pub(super) fn add(&self, key: &str) {
+        let mut known = self.known.lock();
+        if known.keys.contains(key) {
+            return;
+        }
+        if known.keys.len() == NR_MAX || known.bytes + key.len() > BYTES_MAX {
+            known.has_more = true;
+            return;
+        }
+        known.bytes += key.len();
+        known.keys.insert(key.into());
+    }
+
+    /// Returns the keys, and whether there are more.
+    pub(super) fn list(&self) -> (Vec<String>, bool) {
+        let known = self.known.lock();
+        (known.keys.iter().map(|key| key.to_string()).collect(), known.has_more)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_key_counts_once_and_there_is_a_bound() {
+        let hidden = HiddenKeys::default();
+        hidden.add("a//b");
+        hidden.add("a//b");
+        assert_eq!(hidden.list(), (vec!["a//b".to_owned()], false));
+        for nr in 0..2 * NR_MAX {
+            hidden.add(&format!("x//{nr}"));
+        }
+        let (keys, has_more) = hidden.list();
+        assert_eq!((keys.len(), has_more), (NR_MAX, true));
+    }
+}

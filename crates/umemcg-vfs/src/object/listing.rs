@@ -1,0 +1,240 @@
+//! An open directory of a volume of objects.
+//!
+//! A handle keeps one part of the store's listing (at most a thousand names), charged to its group,
+//! and the place where the next begins, so a listing of any length takes the memory of one part. A
+//! position is the number of names before it; a read at another than the end of the last begins
+//! anew. Attributes come with the names, so that nothing is asked for each.
+
+use std::collections::VecDeque;
+use std::ffi::OsStr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::io::Errno;
+use umemcg_base::LeafMutex;
+
+use super::bucket::{ListedName, ListedPart};
+use super::content::report;
+use super::objects::{Objects, is_path_name};
+use super::tree::{Facts, Told};
+use crate::allowance::ReclaimEffort;
+use crate::attr::NodeId;
+use crate::caller::Caller;
+use crate::error::VfsError;
+use crate::handle_charge::HandleCharge;
+use crate::volume::{DirEntry, VolumeDir};
+use umemcg::Group;
+
+/// Most names of a part.
+const NR_NAMES: usize = 1000;
+/// Positions before those of names: `.` and `..`.
+const NR_DOTS: u64 = 2;
+
+/// An open directory.
+#[derive(Debug)]
+pub(super) struct OpenDirectory {
+    objects: Arc<Objects>,
+    node: NodeId,
+    group: Arc<Group>,
+    /// The end of the last read. Locked to take it out and to put it back.
+    kept: LeafMutex<Option<Box<Listing>>>,
+    _charge: HandleCharge,
+}
+
+/// A position in a listing, with the names that have come and were not taken yet.
+#[derive(Debug)]
+struct Listing {
+    position: u64,
+    names: VecDeque<ListedName>,
+    /// When these names were told.
+    told: Told,
+    next: Option<String>,
+    is_begun: bool,
+    /// Objects whose name may come again as a directory: each begins the next, and the last begins
+    /// the latest name.
+    shown: Vec<String>,
+    /// For the names.
+    charge: Option<HandleCharge>,
+}
+
+impl Listing {
+    fn new() -> Self {
+        Self {
+            position: 0,
+            names: VecDeque::new(),
+            told: Told { at: Instant::now(), thread: 0 },
+            next: None,
+            is_begun: false,
+            shown: Vec::new(),
+            charge: None,
+        }
+    }
+
+    /// Fetches the next part; false after the last.
+    fn fetch(&mut self, objects: &Objects, prefix: &str, group: &Arc<Group>) -> Result<bool, VfsError> {
+        if self.is_begun && self.next.is_none() {
+            return Ok(false);
+        }
+        self.told = Told { at: Instant::now(), thread: 0 };
+        let part = objects.bucket.list(prefix, self.next.as_deref(), NR_NAMES);
+        let ListedPart { names, hidden, next } = part.map_err(|error| report(&error))?;
+        hidden.iter().for_each(|key| objects.hidden.add(key));
+        drop(self.charge.take());
+        let bytes = names.iter().map(bytes_of).sum();
+        self.charge = Some(HandleCharge::take(objects.reclaim_effort(), &objects.engine, group, bytes)?);
+        (self.is_begun, self.next) = (true, next);
+        for listed in names {
+            if self.can_show(prefix, &listed, objects) {
+                self.names.push_back(listed);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Returns whether a name can be shown as one of the directory.
+    fn can_show(&mut self, prefix: &str, listed: &ListedName, objects: &Objects) -> bool {
+        let name = &listed.name;
+        if name.is_empty() {
+            // The object that stands for the directory itself.
+            return false;
+        }
+        while self.shown.last().is_some_and(|shown| !name.starts_with(shown.as_str())) {
+            self.shown.pop();
+        }
+        let is_below_an_object = listed.object.is_none() && self.shown.last() == Some(name);
+        if is_below_an_object || !is_path_name(name) {
+            objects.hidden.add(&format!("{prefix}{name}{}", if listed.object.is_none() { "/" } else { "" }));
+            return false;
+        }
+        if listed.object.is_some() {
+            self.shown.push(name.clone());
+        }
+        true
+    }
+}
+
+fn bytes_of(listed: &ListedName) -> u64 {
+    let etag = listed.object.as_ref().and_then(|info| info.etag.as_ref()).map_or(0, |etag| etag.len());
+    (size_of::<ListedName>() + listed.name.len() + etag + 32) as u64
+}
+
+impl OpenDirectory {
+    /// Takes over one pin of the node.
+    pub(super) fn new(
+        objects: &Arc<Objects>,
+        node: NodeId,
+        group: &Arc<Group>,
+        charge: HandleCharge,
+    ) -> Self {
+        let (objects, group) = (Arc::clone(objects), Arc::clone(group));
+        Self { objects, node, group, kept: LeafMutex::default(), _charge: charge }
+    }
+
+    fn walk(
+        &self,
+        mut offset: u64,
+        take: &mut dyn FnMut(&DirEntry<'_>, Option<(&ListedName, Told)>) -> bool,
+    ) -> Result<(), VfsError> {
+        let (prefix, ino, parent_ino) = {
+            let tree = self.objects.tree.lock();
+            // A directory that is gone has no entries, not even these.
+            let Ok(prefix) = tree.prefix(self.node) else { return Ok(()) };
+            (prefix, tree.get(self.node)?.ino, tree.parent_ino(self.node))
+        };
+        for (at, name, ino) in [(0, ".", ino), (1, "..", parent_ino)] {
+            if offset == at {
+                let kind = Some(Facts::Directory.kind());
+                let entry = DirEntry { name: OsStr::new(name), ino, kind, next_offset: at + 1, entry: None };
+                if !take(&entry, None) {
+                    return Ok(());
+                }
+                offset += 1;
+            }
+        }
+        let wanted = offset - NR_DOTS;
+        let kept = self.kept.lock().take().filter(|listing| listing.position <= wanted);
+        let mut listing = kept.unwrap_or_else(|| Box::new(Listing::new()));
+        let walked = self.walk_names(&mut listing, &prefix, wanted, take);
+        let replaced = self.kept.lock().replace(listing);
+        drop(replaced);
+        walked
+    }
+
+    fn walk_names(
+        &self,
+        listing: &mut Listing,
+        prefix: &str,
+        wanted: u64,
+        take: &mut dyn FnMut(&DirEntry<'_>, Option<(&ListedName, Told)>) -> bool,
+    ) -> Result<(), VfsError> {
+        loop {
+            if listing.names.is_empty() && !listing.fetch(&self.objects, prefix, &self.group)? {
+                return Ok(());
+            }
+            let Some(listed) = listing.names.front() else { continue };
+            if listing.position >= wanted {
+                let kind =
+                    listed.object.as_ref().map_or(Facts::Directory.kind(), |_| crate::FileKind::Regular);
+                let entry = DirEntry {
+                    name: OsStr::new(&listed.name),
+                    ino: self.objects.tree.lock().ino_below(self.node, &listed.name),
+                    kind: Some(kind),
+                    next_offset: NR_DOTS + listing.position + 1,
+                    entry: None,
+                };
+                if !take(&entry, Some((listed, listing.told))) {
+                    return Ok(());
+                }
+            }
+            listing.position += 1;
+            listing.names.pop_front();
+        }
+    }
+}
+
+impl Drop for OpenDirectory {
+    fn drop(&mut self) {
+        let kept = self.kept.lock().take();
+        drop(kept);
+        self.objects.unpin(self.node);
+    }
+}
+
+impl VolumeDir for OpenDirectory {
+    fn readdir(&self, offset: u64, sink: &mut dyn FnMut(&DirEntry<'_>) -> bool) -> Result<(), VfsError> {
+        self.walk(offset, &mut |entry, _| sink(entry))
+    }
+
+    fn readdirplus(
+        &self,
+        caller: &Caller,
+        offset: u64,
+        sink: &mut dyn FnMut(&DirEntry<'_>) -> bool,
+    ) -> Result<(), VfsError> {
+        let mut has_room = true;
+        self.walk(offset, &mut |entry, listed| {
+            let looked_up = listed.filter(|_| has_room).and_then(|(listed, told)| {
+                let facts = listed.object.clone().map_or(Facts::Directory, Facts::Object);
+                let name = (self.node, listed.name.as_str());
+                // No process has requested the inode yet, so no reclaim for it: a name for which
+                // there is no room is only listed, and looked up when a process requests it.
+                match self.objects.enter(ReclaimEffort::None, &caller.group, name, (facts, told)) {
+                    Ok(entry) => Some(entry),
+                    Err(error) => {
+                        has_room = error.errno() != Errno::NOMEM;
+                        None
+                    }
+                }
+            });
+            let taken = sink(&DirEntry { entry: looked_up, ..*entry });
+            if let (false, Some(found)) = (taken, looked_up) {
+                self.objects.forget(found.node, 1);
+            }
+            taken
+        })
+    }
+
+    fn fsyncdir(&self, _data_only: bool) -> Result<(), VfsError> {
+        Ok(())
+    }
+}

@@ -1,0 +1,176 @@
+//! Volumes of objects: the keys below a prefix of a bucket as files and directories, read only.
+//!
+//! A key is a path, its slashes separate names, and a prefix that something is below is a
+//! directory; so is one with an object of its own that ends with a slash. An object beside keys
+//! below it (`a` and `a/b`) is shown, the keys below are not: they are counted as hidden, as are
+//! keys with an empty name, `.` or `..` in them.
+//!
+//! `bucket` is the seam to the store. `objects` is what is known and how more is asked for, `tree`
+//! the names that are known, `listing` an open directory, `content` the cached bytes of an object
+//! in one version, `open_file` an object that is open.
+
+mod bucket;
+mod config;
+mod content;
+mod hidden_keys;
+mod listing;
+mod name_shrinker;
+mod objects;
+mod open_file;
+mod read_only;
+mod tree;
+
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+
+use crate::attr::{Attr, Entry, FileKind, NodeId, SetAttr, StatFs};
+use crate::caller::Caller;
+use crate::error::{VfsError, VolumeError};
+use crate::handle_charge::HandleCharge;
+use crate::kernel_cache::KernelCache;
+use crate::name::NAME_MAX;
+use crate::volume::{Attributes, Lookup, Open, Volume, VolumeDir, VolumeFile, VolumeKind, next_store_id};
+pub use bucket::{
+    Bucket, BucketError, BucketFigures, ListedName, ListedPart, ObjectBody, ObjectInfo, StoreState,
+};
+pub use config::{Freshness, ObjectConfig};
+use listing::OpenDirectory;
+use objects::{Objects, key_part};
+use open_file::{OpenFile, wants_to_write};
+use umemcg::Engine;
+use umemcg::files::{File, StoreId};
+
+/// The room that `df` shows, since no store tells its own: 1 EiB, in units of 4 KiB.
+const BLOCKS: u64 = 1 << 48;
+
+/// See the module text.
+#[derive(Debug)]
+pub struct ObjectVolume {
+    objects: Arc<Objects>,
+}
+
+impl ObjectVolume {
+    /// Opens a volume; its node ids are above `node_base`. Asks the store for a name, so that a
+    /// wrong address or wrong credentials are told now.
+    ///
+    /// # Errors
+    /// [`VolumeError::Bucket`].
+    pub fn open(
+        engine: &Arc<Engine>,
+        config: &ObjectConfig,
+        node_base: u64,
+    ) -> Result<Arc<Self>, VolumeError> {
+        let failed = |error| VolumeError::Bucket { url: config.bucket.url().to_owned(), error };
+        config.bucket.list("", None, 1).map_err(failed)?;
+        let objects = Objects::new(engine, config, next_store_id(), node_base);
+        Ok(Arc::new(Self { objects: Arc::new(objects) }))
+    }
+
+    /// Returns the number of names that are known.
+    pub fn nr_nodes(&self) -> usize {
+        self.objects.tree.lock().nr_nodes()
+    }
+}
+
+impl Lookup for ObjectVolume {
+    fn lookup(&self, caller: &Caller, parent: NodeId, name: &OsStr) -> Result<Entry, VfsError> {
+        let name = key_part(name)?;
+        self.objects.lists_or(|| name_shrinker::register(&self.objects));
+        self.objects.lookup(caller, parent, name)
+    }
+    fn forget(&self, node: NodeId, nr_lookups: u64) {
+        self.objects.forget(node, nr_lookups);
+    }
+}
+
+impl Attributes for ObjectVolume {
+    fn getattr(&self, node: NodeId) -> Result<Attr, VfsError> {
+        self.objects.getattr(node)
+    }
+    fn setattr(&self, _: &Caller, _: NodeId, _: &SetAttr) -> Result<Attr, VfsError> {
+        Err(Errno::ROFS.into())
+    }
+    fn readlink(&self, _: NodeId) -> Result<OsString, VfsError> {
+        Err(Errno::INVAL.into())
+    }
+    fn statfs(&self) -> Result<StatFs, VfsError> {
+        Ok(StatFs {
+            frsize: 4096,
+            bsize: 4096,
+            blocks: BLOCKS,
+            bfree: BLOCKS,
+            bavail: BLOCKS,
+            files: 0,
+            ffree: 0,
+            namemax: NAME_MAX as u64,
+        })
+    }
+}
+
+impl Open for ObjectVolume {
+    fn open(&self, caller: &Caller, node: NodeId, flags: OFlags) -> Result<Arc<dyn VolumeFile>, VfsError> {
+        if wants_to_write(flags) {
+            return Err(Errno::ROFS.into());
+        }
+        let objects = &self.objects;
+        let charge = HandleCharge::take(objects.reclaim_effort(), &objects.engine, &caller.group, 0)?;
+        let content = objects.open(caller, node)?;
+        Ok(Arc::new(OpenFile::new(objects, node, content, &caller.group, charge)))
+    }
+
+    fn opendir(&self, caller: &Caller, node: NodeId) -> Result<Arc<dyn VolumeDir>, VfsError> {
+        let objects = &self.objects;
+        let charge = HandleCharge::take(objects.reclaim_effort(), &objects.engine, &caller.group, 0)?;
+        {
+            let mut tree = objects.tree.lock();
+            if tree.get(node)?.facts.kind() != FileKind::Directory {
+                return Err(Errno::NOTDIR.into());
+            }
+            tree.pin(node)?;
+        }
+        objects.lists_or(|| name_shrinker::register(objects));
+        Ok(Arc::new(OpenDirectory::new(objects, node, &caller.group, charge)))
+    }
+}
+
+impl Volume for ObjectVolume {
+    fn kind(&self) -> VolumeKind {
+        let bucket = &self.objects.bucket;
+        let (hidden_keys, has_more_hidden) = self.objects.hidden.list();
+        VolumeKind::Objects(StoreState {
+            url: bucket.url().to_owned(),
+            endpoint: bucket.endpoint().map(str::to_owned),
+            trouble: bucket.trouble(),
+            figures: bucket.figures(),
+            hidden_keys,
+            has_more_hidden,
+        })
+    }
+    fn store_id(&self) -> StoreId {
+        self.objects.store_id
+    }
+    fn path_of(&self, node: NodeId) -> Option<PathBuf> {
+        self.objects.tree.lock().path(node).ok().map(PathBuf::from)
+    }
+    fn path_of_content(&self, _file: &Arc<File>) -> Option<PathBuf> {
+        // Used for data that is not durable, which does not exist here.
+        None
+    }
+    fn set_kernel(&self, kernel: Arc<dyn KernelCache>) {
+        let _ = self.objects.kernel.set(kernel);
+    }
+    fn syncfs(&self) -> Result<(), VfsError> {
+        Ok(())
+    }
+    fn nodes_end(&self) -> u64 {
+        self.objects.nodes_end()
+    }
+    fn abandon(&self) {
+        let removed = self.objects.tree.lock().take_all(self.objects.lists());
+        self.objects.dispose(removed);
+    }
+}

@@ -1,0 +1,415 @@
+//! What a volume of objects knows, and how it asks its store for more.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use umemcg::files::StoreId;
+use umemcg::{Engine, Group};
+use umemcg_base::{Rank, RankedMutex, assert_no_locks_held};
+
+use super::bucket::{Bucket, BucketError, ObjectInfo};
+use super::config::{Freshness, ObjectConfig};
+use super::content::{Content, report};
+use super::hidden_keys::HiddenKeys;
+use super::tree::{Facts, KEY_BYTES_MAX, NodeCharge, Removed, Told, Tree};
+use crate::allowance::ReclaimEffort;
+use crate::attr::{Attr, Entry, NodeId, Timestamp};
+use crate::caller::Caller;
+use crate::error::VfsError;
+use crate::kernel_cache::KernelCache;
+use crate::name::NAME_MAX;
+use crate::name_lists::NameLists;
+
+/// Node ids from a volume's base up to this offset are reserved for its root.
+const FIRST_NODE: u64 = 64;
+/// How long names and attributes are believed where opens ask again.
+const BELIEVED: Duration = Duration::from_secs(1);
+/// How soon after a lookup an open of the same thread does not ask again: it is the same open.
+const SAME_OPEN: Duration = Duration::from_millis(250);
+/// Preferred size of a request, in bytes.
+const BLOCK_BYTES: u32 = 128 << 10;
+
+/// See the module text. One for each volume, shared with its open files.
+#[derive(Debug)]
+pub(super) struct Objects {
+    pub(super) bucket: Arc<dyn Bucket>,
+    pub(super) store_id: StoreId,
+    pub(super) hidden: HiddenKeys,
+    /// The kernel's cache of inodes, once it is set.
+    pub(super) kernel: OnceLock<Arc<dyn KernelCache>>,
+    pub(super) tree: RankedMutex<Tree>,
+    /// (A) The next node id. Relaxed: only uniqueness matters.
+    next_node: AtomicU64,
+    lists: OnceLock<NameLists>,
+    freshness: Freshness,
+    owner: (u32, u32),
+    /// (C) The times of directories, which no store has.
+    since: Timestamp,
+    /// Last, because everything above gives memory back to it.
+    pub(super) engine: Arc<Engine>,
+}
+
+impl Objects {
+    pub(super) fn new(engine: &Arc<Engine>, config: &ObjectConfig, id: StoreId, base: u64) -> Self {
+        Self {
+            bucket: Arc::clone(&config.bucket),
+            store_id: id,
+            hidden: HiddenKeys::default(),
+            kernel: OnceLock::new(),
+            tree: RankedMutex::new(Rank::ObjectOwner, Tree::new(Instant::now())),
+            next_node: AtomicU64::new(base + FIRST_NODE),
+            lists: OnceLock::new(),
+            freshness: config.freshness,
+            owner: (config.uid, config.gid),
+            since: now(),
+            engine: Arc::clone(engine),
+        }
+    }
+
+    pub(super) fn lists(&self) -> Option<&NameLists> {
+        self.lists.get()
+    }
+
+    /// Makes the lists of names, before the first is entered.
+    pub(super) fn lists_or(&self, make: impl FnOnce() -> NameLists) {
+        self.lists.get_or_init(make);
+    }
+
+    /// Returns the reclaim that a request waits for when there is no room. The thread that tells an
+    /// older kernel of stale names may wait for the request.
+    pub(super) fn reclaim_effort(&self) -> ReclaimEffort {
+        match self.kernel.get().is_some_and(|kernel| kernel.asks_by_name()) {
+            true => ReclaimEffort::OneRound,
+            false => ReclaimEffort::Full,
+        }
+    }
+
+    /// Returns a bound on the node ids that were given out.
+    pub(super) fn nodes_end(&self) -> u64 {
+        self.next_node.load(Ordering::Relaxed)
+    }
+
+    /// Returns the inode number of a node; 0 for one that is not known.
+    pub(super) fn ino(&self, node: NodeId) -> u64 {
+        self.tree.lock().get(node).map_or(0, |found| found.ino)
+    }
+
+    fn is_believed(&self, told: Told) -> bool {
+        match self.freshness {
+            Freshness::CloseToOpen => told.at.elapsed() < BELIEVED,
+            Freshness::Ttl(time) => told.at.elapsed() < time,
+            Freshness::Immutable => true,
+        }
+    }
+
+    fn must_open_ask(&self, told: Told, caller: &Caller) -> bool {
+        match self.freshness {
+            Freshness::CloseToOpen => {
+                let is_same_open = told.thread == caller.thread && told.thread != 0;
+                !is_same_open || told.at.elapsed() >= SAME_OPEN
+            }
+            _ => !self.is_believed(told),
+        }
+    }
+
+    /// Asks the store what a key is: an object, or if there is none, a directory. Where both are,
+    /// the keys below cannot be shown.
+    fn find(&self, key: &str) -> Result<Facts, Errno> {
+        assert_no_locks_held("a request to a store");
+        match self.bucket.head(key) {
+            Ok(info) => return Ok(Facts::Object(info)),
+            Err(BucketError::NotFound(_)) => {}
+            Err(error) => return Err(report(&error)),
+        }
+        let part = self.bucket.list(&format!("{key}/"), None, 1).map_err(|error| report(&error))?;
+        let is_there = !part.names.is_empty() || !part.hidden.is_empty() || part.next.is_some();
+        if is_there { Ok(Facts::Directory) } else { Err(Errno::NOENT) }
+    }
+
+    /// Asks the store what a directory is that was known as one: mostly with one request.
+    fn find_again(&self, key: &str, name: &str) -> Result<Facts, Errno> {
+        assert_no_locks_held("a request to a store");
+        let part = self.bucket.list(key, None, 2).map_err(|error| report(&error))?;
+        // An object of this very key comes first, then what follows it in order.
+        match part.names.iter().find(|listed| listed.name == name) {
+            Some(found) => Ok(found.object.clone().map_or(Facts::Directory, Facts::Object)),
+            None => self.find(key),
+        }
+    }
+
+    /// Finds a name and counts a lookup. May sleep for memory and for the store.
+    pub(super) fn lookup(
+        self: &Arc<Self>,
+        caller: &Caller,
+        parent: NodeId,
+        name: &str,
+    ) -> Result<Entry, VfsError> {
+        let (key, was_directory) = {
+            let mut tree = self.tree.lock();
+            let key = tree.prefix(parent)? + name;
+            let known = tree.child(parent, name).map(|(node, found)| (node, found.told, found.facts.clone()));
+            if let Some((node, told, facts)) = &known
+                && self.is_believed(*told)
+            {
+                tree.count(self.lists(), *node)?;
+                return Ok(self.entry(*node, tree.get(*node)?.ino, facts));
+            }
+            (key, known.is_some_and(|(_, _, facts)| matches!(facts, Facts::Directory)))
+        };
+        if key.len() > KEY_BYTES_MAX {
+            return Err(Errno::NAMETOOLONG.into());
+        }
+        let at = Instant::now();
+        let found = if was_directory { self.find_again(&key, name) } else { self.find(&key) };
+        match found {
+            Ok(facts) => {
+                let told = Told { at, thread: caller.thread };
+                self.enter(self.reclaim_effort(), &caller.group, (parent, name), (facts, told))
+            }
+            Err(errno) => {
+                if errno == Errno::NOENT {
+                    self.unlink(parent, name);
+                }
+                Err(errno.into())
+            }
+        }
+    }
+
+    /// Counts a lookup of a name of which the store has told this.
+    pub(super) fn enter(
+        self: &Arc<Self>,
+        effort: ReclaimEffort,
+        group: &Arc<Group>,
+        (parent, name): (NodeId, &str),
+        (facts, told): (Facts, Told),
+    ) -> Result<Entry, VfsError> {
+        let known = |tree: &mut Tree| {
+            let node = tree.count_known(self.lists(), (parent, name), &facts, told)?;
+            let found = tree.get(node).ok()?;
+            Some(self.entry(node, found.ino, &found.facts))
+        };
+        if let Some(entry) = known(&mut self.tree.lock()) {
+            return Ok(entry);
+        }
+        let charge = NodeCharge::take(effort, &self.engine, group)?;
+        let lists = self.lists().ok_or(Errno::STALE)?;
+        let entered = {
+            let mut tree = self.tree.lock();
+            // Others may have been faster.
+            match known(&mut tree) {
+                Some(entry) => {
+                    drop(tree);
+                    drop(charge);
+                    return Ok(entry);
+                }
+                None => {
+                    let node = NodeId(self.next_node.fetch_add(1, Ordering::Relaxed));
+                    let entered = tree.enter(lists, node, (parent, name), (facts.clone(), told), charge);
+                    entered.map(|removed| (node, tree.get(node).map_or(0, |found| found.ino), removed))
+                }
+            }
+        };
+        match entered {
+            Ok((node, ino, removed)) => {
+                self.dispose(removed);
+                Ok(self.entry(node, ino, &facts))
+            }
+            Err((errno, charge)) => {
+                drop(charge);
+                Err(errno.into())
+            }
+        }
+    }
+
+    /// Notes that a name stands for nothing any more.
+    fn unlink(&self, parent: NodeId, name: &str) {
+        if let Some(lists) = self.lists() {
+            let removed = self.tree.lock().unlink(lists, parent, name);
+            self.dispose(removed);
+        }
+    }
+
+    /// Returns what is known of a node, after asking the store if `must_ask` says so of when it was
+    /// told. May sleep for the store.
+    ///
+    /// # Errors
+    /// `ENOENT` when it is gone, `ESTALE` when something else has its name; the store's.
+    pub(super) fn facts(
+        &self,
+        node: NodeId,
+        must_ask: impl FnOnce(Told) -> bool,
+    ) -> Result<(u64, Facts), VfsError> {
+        let (path, ino) = {
+            let tree = self.tree.lock();
+            let found = tree.get(node)?;
+            let is_directory = matches!(found.facts, Facts::Directory);
+            if is_directory || !must_ask(found.told) {
+                return Ok((found.ino, found.facts.clone()));
+            }
+            (tree.path(node)?, found.ino)
+        };
+        assert_no_locks_held("a request to a store");
+        let told = Told { at: Instant::now(), thread: 0 };
+        match self.bucket.head(&path) {
+            Ok(info) => {
+                let facts = Facts::Object(info);
+                let mut tree = self.tree.lock();
+                let found = tree.get_mut(node)?;
+                if told.at >= found.told.at {
+                    (found.facts, found.told) = (facts.clone(), told);
+                }
+                Ok((ino, facts))
+            }
+            Err(BucketError::NotFound(_)) => {
+                let parent_and_name = self.tree.lock().name_of(node);
+                if let Some((parent, name)) = parent_and_name {
+                    self.unlink(parent, &name);
+                }
+                Err(Errno::NOENT.into())
+            }
+            Err(error) => Err(report(&error).into()),
+        }
+    }
+
+    /// Returns the content of an object as it is now, and pins the node. May sleep for memory and
+    /// for the store.
+    pub(super) fn open(&self, caller: &Caller, node: NodeId) -> Result<Arc<Content>, VfsError> {
+        self.tree.lock().pin(node)?;
+        let opened = self.content_of(caller, node);
+        if opened.is_err() {
+            self.unpin(node);
+        }
+        opened
+    }
+
+    fn content_of(&self, caller: &Caller, node: NodeId) -> Result<Arc<Content>, VfsError> {
+        let (_, facts) = self.facts(node, |told| self.must_open_ask(told, caller))?;
+        let Facts::Object(info) = facts else { return Err(Errno::ISDIR.into()) };
+        let (known, key) = {
+            let mut tree = self.tree.lock();
+            let found = tree.get_mut(node)?;
+            // What a lookup was told counts for one open.
+            found.told.thread = 0;
+            (found.content.clone(), tree.path(node)?)
+        };
+        if let Some(known) = known.filter(|content| content.info.is_same(&info)) {
+            return Ok(known);
+        }
+        let from = (&self.bucket, self.store_id, key);
+        let fresh = Content::new(self.reclaim_effort(), &self.engine, &caller.group, from, &info)?;
+        let old = {
+            let mut tree = self.tree.lock();
+            let found = tree.get_mut(node)?;
+            match &found.content {
+                // Another open was faster.
+                Some(content) if content.info.is_same(&info) => return Ok(Arc::clone(content)),
+                _ => found.content.replace(Arc::clone(&fresh)),
+            }
+        };
+        drop(old);
+        Ok(fresh)
+    }
+
+    /// Ends what [`open`](Self::open) or a directory's open began.
+    pub(super) fn unpin(&self, node: NodeId) {
+        let has_pages = self.has_pages(node);
+        let removed = self.tree.lock().unpin(self.lists(), node, has_pages);
+        self.dispose(removed);
+    }
+
+    /// Releases lookups of the kernel.
+    pub(super) fn forget(&self, node: NodeId, nr_lookups: u64) {
+        let Some(lists) = self.lists() else { return };
+        let has_pages = self.has_pages(node);
+        let removed = self.tree.lock().forget(lists, node, nr_lookups, has_pages);
+        self.dispose(removed);
+    }
+
+    fn has_pages(&self, node: NodeId) -> bool {
+        let content = self.tree.lock().get(node).ok().and_then(|found| found.content.clone());
+        content.is_some_and(|content| content.file.has_cached_pages())
+    }
+
+    /// Releases the remains of names, with no lock held.
+    pub(super) fn dispose(&self, removed: Vec<Removed>) {
+        for gone in removed {
+            let asked = gone.asked;
+            drop(gone);
+            // After the charge is released: reclaim may wait for that.
+            if let Some((owner, bytes)) = asked {
+                owner.with_group(|group| self.engine.reclaimer().note_released(group, bytes));
+            }
+        }
+    }
+
+    fn entry(&self, node: NodeId, ino: u64, facts: &Facts) -> Entry {
+        Entry { node, generation: 0, attr: self.attr(ino, facts) }
+    }
+
+    pub(super) fn attr(&self, ino: u64, facts: &Facts) -> Attr {
+        match facts {
+            Facts::Object(info) => self.attr_of(ino, info),
+            Facts::Directory => self.attr_with(ino, 0o040_755, 0, self.since),
+        }
+    }
+
+    /// Returns the attributes of an object.
+    pub(super) fn attr_of(&self, ino: u64, info: &ObjectInfo) -> Attr {
+        self.attr_with(ino, 0o100_644, info.size, info.modified)
+    }
+
+    fn attr_with(&self, ino: u64, mode: u32, size: u64, time: Timestamp) -> Attr {
+        Attr {
+            ino,
+            size,
+            blocks: size.div_ceil(512),
+            mode,
+            nlink: 1,
+            uid: self.owner.0,
+            gid: self.owner.1,
+            rdev: 0,
+            atime: time,
+            mtime: time,
+            ctime: time,
+            btime: None,
+            blksize: BLOCK_BYTES,
+        }
+    }
+
+    /// Returns the attributes of a node. May sleep for the store.
+    pub(super) fn getattr(&self, node: NodeId) -> Result<Attr, VfsError> {
+        let (ino, facts) = self.facts(node, |told| !self.is_believed(told))?;
+        Ok(self.attr(ino, &facts))
+    }
+}
+
+impl Drop for Objects {
+    fn drop(&mut self) {
+        if let Some(lists) = self.lists.get_mut() {
+            lists.unregister();
+        }
+        let removed = self.tree.get_mut().take_all(self.lists.get());
+        drop(removed);
+    }
+}
+
+/// Returns a name as a store may have it.
+///
+/// # Errors
+/// `ENAMETOOLONG`, `EINVAL` as for any name; `ENOENT` for one that is no UTF-8, which no key is.
+pub(super) fn key_part(name: &std::ffi::OsStr) -> Result<&str, Errno> {
+    crate::name::component(name)?;
+    name.to_str().ok_or(Errno::NOENT)
+}
+
+/// Returns whether a listed name can be one of a path.
+pub(super) fn is_path_name(name: &str) -> bool {
+    !name.is_empty() && name.len() <= NAME_MAX && name != "." && name != ".." && !name.contains(['/', '\0'])
+}
+
+fn now() -> Timestamp {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    Timestamp { seconds: since.as_secs() as i64, nanoseconds: since.subsec_nanos() }
+}

@@ -1,0 +1,413 @@
+//! The names of a volume that are known: those that the kernel refers to, those on the way to them,
+//! and those that are kept for cached pages.
+//!
+//! A name is an inode: an object has no other. One lock guards all of them; nothing is called with
+//! it held, and what an operation removes is handed out and dropped outside.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::io::Errno;
+use umemcg::OwnerId;
+
+use super::bucket::ObjectInfo;
+use super::content::Content;
+use crate::attr::{FileKind, NodeId};
+use crate::metadata_charge::{CONTENT_BYTES, MetadataCharge};
+use crate::name_lists::{Asking, ListEntry, Listed, NameLists};
+
+/// The cost of a name with its inode, its place in a list and the longest name and ETag, in bytes.
+pub(super) const NODE_BYTES: u64 = 768;
+/// The charge for one name.
+pub(super) type NodeCharge = MetadataCharge<NODE_BYTES>;
+/// Longest key of a store, in bytes.
+pub(super) const KEY_BYTES_MAX: usize = 1024;
+
+/// What a name stands for.
+#[derive(Debug, Clone)]
+pub(super) enum Facts {
+    Directory,
+    Object(ObjectInfo),
+}
+
+impl Facts {
+    pub(super) fn kind(&self) -> FileKind {
+        match self {
+            Self::Directory => FileKind::Directory,
+            Self::Object(_) => FileKind::Regular,
+        }
+    }
+}
+
+/// When the store told what is known of a name.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Told {
+    pub(super) at: Instant,
+    /// The thread whose lookup of this very name asked; 0 for none.
+    pub(super) thread: u32,
+}
+
+/// A name that is known.
+#[derive(Debug)]
+pub(super) struct Node {
+    name: Arc<str>,
+    parent: NodeId,
+    pub(super) ino: u64,
+    nlookup: u64,
+    /// Names in it that are known, and open files and directories.
+    pins: u32,
+    /// The kernel has forgotten it, but it has cached pages.
+    is_kept: bool,
+    /// The name stands for something else now, or for nothing.
+    is_gone: bool,
+    pub(super) facts: Facts,
+    pub(super) told: Told,
+    pub(super) content: Option<Arc<Content>>,
+    /// Only the root has none.
+    charge: Option<NodeCharge>,
+    place: ListEntry,
+    children: HashMap<Arc<str>, NodeId>,
+}
+
+/// The remains of names without references; dropped without the lock.
+#[derive(Debug)]
+#[must_use]
+pub(super) struct Removed {
+    _content: Option<Arc<Content>>,
+    _charge: Option<NodeCharge>,
+    /// The group that paid, and how much, if the kernel was asked to forget it.
+    pub(super) asked: Option<(OwnerId, u64)>,
+}
+
+/// The outcome of an attempt to make a name leave.
+#[derive(Debug)]
+pub(super) enum Leaving {
+    /// It is in use, or the kernel did not forget it when it was last asked.
+    Kept,
+    /// It stays, but its content was dropped, which freed this many bytes.
+    ContentDropped(Arc<Content>, u64),
+    /// The kernel was asked before, and is expected to release this many bytes.
+    Requested(u64),
+    /// The kernel should be asked: the kind, its directory and name, and the bytes freed with it.
+    Idle(FileKind, (NodeId, Arc<str>), u64),
+}
+
+/// See the module text.
+#[derive(Debug)]
+pub(super) struct Tree {
+    nodes: HashMap<NodeId, Box<Node>>,
+}
+
+/// Returns the inode number of a name in a directory: the same whenever it is asked for.
+fn ino_of(parent: u64, name: &str) -> u64 {
+    BuildHasherDefault::<DefaultHasher>::default().hash_one((parent, name)).max(2)
+}
+
+impl Node {
+    fn new(name: Arc<str>, parent: (NodeId, u64), (facts, told): (Facts, Told)) -> Self {
+        let ino = ino_of(parent.1, &name);
+        Self {
+            name,
+            parent: parent.0,
+            ino,
+            nlookup: 0,
+            pins: 0,
+            is_kept: false,
+            is_gone: false,
+            facts,
+            told,
+            content: None,
+            charge: None,
+            place: ListEntry::default(),
+            children: HashMap::new(),
+        }
+    }
+
+    fn is_referenced(&self) -> bool {
+        self.nlookup > 0 || self.pins > 0 || self.is_kept
+    }
+
+    fn bytes(&self) -> u64 {
+        let Some(owner) = self.charge.as_ref().map(NodeCharge::owner) else { return 0 };
+        let is_payers = self.content.as_ref().is_some_and(|content| content.owner() == owner);
+        NODE_BYTES + if is_payers { CONTENT_BYTES } else { 0 }
+    }
+
+    /// Puts it on the list where it belongs.
+    fn list(&mut self, lists: &NameLists, node: NodeId) {
+        if let Some(charge) = &self.charge {
+            let on = if self.nlookup > 0 { Listed::Names } else { Listed::Inodes };
+            self.place.update(lists, node, charge.list_owner(), on);
+        }
+    }
+}
+
+impl Tree {
+    pub(super) fn new(now: Instant) -> Self {
+        let told = Told { at: now, thread: 0 };
+        let mut root = Node::new("".into(), (NodeId::ROOT, 0), (Facts::Directory, told));
+        (root.nlookup, root.ino) = (1, 1);
+        Self { nodes: HashMap::from([(NodeId::ROOT, Box::new(root))]) }
+    }
+
+    /// Returns a name that is known.
+    ///
+    /// # Errors
+    /// `ESTALE`.
+    pub(super) fn get(&self, node: NodeId) -> Result<&Node, Errno> {
+        self.nodes.get(&node).filter(|found| !found.is_gone).map(|found| &**found).ok_or(Errno::STALE)
+    }
+
+    /// Like [`get`](Self::get), to be changed.
+    pub(super) fn get_mut(&mut self, node: NodeId) -> Result<&mut Node, Errno> {
+        let found = self.nodes.get_mut(&node).filter(|found| !found.is_gone);
+        found.map(|found| &mut **found).ok_or(Errno::STALE)
+    }
+
+    /// Returns the inode number of the directory of a name.
+    pub(super) fn parent_ino(&self, node: NodeId) -> u64 {
+        let parent = self.nodes.get(&node).map(|node| node.parent);
+        parent.and_then(|parent| self.nodes.get(&parent)).map_or(1, |parent| parent.ino)
+    }
+
+    /// Returns the names from the root to a node.
+    fn components(&self, node: NodeId) -> Result<Vec<Arc<str>>, Errno> {
+        let (mut names, mut at) = (Vec::new(), node);
+        while at != NodeId::ROOT {
+            let found = self.get(at)?;
+            names.push(Arc::clone(&found.name));
+            at = found.parent;
+        }
+        names.reverse();
+        Ok(names)
+    }
+
+    /// Returns the path of a node, without a slash at either end.
+    ///
+    /// # Errors
+    /// `ESTALE`.
+    pub(super) fn path(&self, node: NodeId) -> Result<String, Errno> {
+        Ok(self.components(node)?.join("/"))
+    }
+
+    /// Returns the prefix of the keys of a directory: empty, or with a slash at its end.
+    ///
+    /// # Errors
+    /// `ESTALE`, `ENOTDIR`.
+    pub(super) fn prefix(&self, node: NodeId) -> Result<String, Errno> {
+        if self.get(node)?.facts.kind() != FileKind::Directory {
+            return Err(Errno::NOTDIR);
+        }
+        let mut prefix = self.path(node)?;
+        if !prefix.is_empty() {
+            prefix.push('/');
+        }
+        Ok(prefix)
+    }
+
+    /// Returns the directory of a node, and its name there.
+    pub(super) fn name_of(&self, node: NodeId) -> Option<(NodeId, Arc<str>)> {
+        let found = self.get(node).ok()?;
+        Some((found.parent, Arc::clone(&found.name)))
+    }
+
+    /// Returns the inode number that a name of a directory has, known or not.
+    pub(super) fn ino_below(&self, parent: NodeId, name: &str) -> u64 {
+        self.nodes.get(&parent).map_or(0, |directory| ino_of(directory.ino, name))
+    }
+
+    /// Returns the node of a name that is known.
+    pub(super) fn child(&self, parent: NodeId, name: &str) -> Option<(NodeId, &Node)> {
+        let node = *self.nodes.get(&parent)?.children.get(name)?;
+        Some((node, &**self.nodes.get(&node)?))
+    }
+
+    /// Counts a lookup of a name that is known and of this kind, of which the store told this. Else
+    /// `None`: it has to be [entered](Self::enter).
+    pub(super) fn count_known(
+        &mut self,
+        lists: Option<&NameLists>,
+        (parent, name): (NodeId, &str),
+        facts: &Facts,
+        told: Told,
+    ) -> Option<NodeId> {
+        let node = *self.nodes.get(&parent)?.children.get(name)?;
+        let found = self.nodes.get_mut(&node)?;
+        if found.facts.kind() != facts.kind() {
+            return None;
+        }
+        if told.at >= found.told.at {
+            (found.facts, found.told) = (facts.clone(), told);
+        }
+        self.count(lists, node).ok()?;
+        Some(node)
+    }
+
+    /// Counts a lookup of the kernel.
+    ///
+    /// # Errors
+    /// `ESTALE`.
+    pub(super) fn count(&mut self, lists: Option<&NameLists>, node: NodeId) -> Result<(), Errno> {
+        let found = self.get_mut(node)?;
+        found.place.looked_up(found.nlookup > 0);
+        (found.nlookup, found.is_kept) = (found.nlookup + 1, false);
+        if let Some(lists) = lists {
+            found.list(lists, node);
+        }
+        Ok(())
+    }
+
+    /// Enters a name as a new node and counts a lookup. What was known by the name is gone then.
+    ///
+    /// # Errors
+    /// `ESTALE` when the directory is gone; the charge comes back.
+    pub(super) fn enter(
+        &mut self,
+        lists: &NameLists,
+        node: NodeId,
+        (parent, name): (NodeId, &str),
+        (facts, told): (Facts, Told),
+        charge: NodeCharge,
+    ) -> Result<Vec<Removed>, (Errno, NodeCharge)> {
+        let replaced = self.unlink(lists, parent, name);
+        let name: Arc<str> = name.into();
+        let Ok(directory) = self.get_mut(parent) else { return Err((Errno::STALE, charge)) };
+        directory.children.insert(Arc::clone(&name), node);
+        directory.pins += 1;
+        let mut entered = Node::new(name, (parent, directory.ino), (facts, told));
+        (entered.charge, entered.nlookup) = (Some(charge), 1);
+        entered.list(lists, node);
+        self.nodes.insert(node, Box::new(entered));
+        Ok(replaced)
+    }
+
+    /// Notes that a name stands for nothing any more.
+    pub(super) fn unlink(&mut self, lists: &NameLists, parent: NodeId, name: &str) -> Vec<Removed> {
+        let Some(directory) = self.nodes.get_mut(&parent) else { return Vec::new() };
+        let Some(node) = directory.children.remove(name) else { return Vec::new() };
+        if let Some(found) = self.nodes.get_mut(&node) {
+            (found.is_gone, found.is_kept) = (true, false);
+        }
+        self.remove_unreferenced(lists, node)
+    }
+
+    /// Keeps a node.
+    ///
+    /// # Errors
+    /// `ESTALE`.
+    pub(super) fn pin(&mut self, node: NodeId) -> Result<(), Errno> {
+        self.get_mut(node)?.pins += 1;
+        Ok(())
+    }
+
+    /// Ends [`pin`](Self::pin). The node is kept if it `has_pages`.
+    pub(super) fn unpin(&mut self, lists: Option<&NameLists>, node: NodeId, has_pages: bool) -> Vec<Removed> {
+        if let Some(found) = self.nodes.get_mut(&node) {
+            found.pins = found.pins.saturating_sub(1);
+            found.is_kept |= has_pages && found.nlookup == 0 && !found.is_gone;
+        }
+        lists.map_or_else(Vec::new, |lists| self.remove_unreferenced(lists, node))
+    }
+
+    /// Releases lookups of the kernel; an excess is ignored. The node is kept if it `has_pages`.
+    pub(super) fn forget(
+        &mut self,
+        lists: &NameLists,
+        node: NodeId,
+        nr: u64,
+        has_pages: bool,
+    ) -> Vec<Removed> {
+        if node == NodeId::ROOT {
+            return Vec::new();
+        }
+        if let Some(found) = self.nodes.get_mut(&node) {
+            found.nlookup = found.nlookup.saturating_sub(nr);
+            found.is_kept = has_pages && found.nlookup == 0 && !found.is_gone;
+            found.list(lists, node);
+        }
+        self.remove_unreferenced(lists, node)
+    }
+
+    /// Removes a node that is only kept for its pages, of which none is left.
+    pub(super) fn drop_kept(&mut self, lists: &NameLists, node: NodeId) -> Vec<Removed> {
+        match self.nodes.get_mut(&node).filter(|found| found.nlookup == 0) {
+            Some(found) => found.is_kept = false,
+            None => return Vec::new(),
+        }
+        self.remove_unreferenced(lists, node)
+    }
+
+    /// Removes a node that nothing refers to, and the directories that only it referred to.
+    fn remove_unreferenced(&mut self, lists: &NameLists, node: NodeId) -> Vec<Removed> {
+        let (mut removed, mut at) = (Vec::new(), node);
+        while at != NodeId::ROOT && self.nodes.get(&at).is_some_and(|found| !found.is_referenced()) {
+            let Some(mut gone) = self.nodes.remove(&at) else { break };
+            gone.place.leave(lists);
+            let asked = gone.charge.as_ref().filter(|_| gone.place.was_asked());
+            let asked = asked.map(|charge| (charge.owner(), gone.bytes()));
+            removed.push(Removed { asked, _content: gone.content.take(), _charge: gone.charge.take() });
+            let Some(parent) = self.nodes.get_mut(&gone.parent) else { break };
+            parent.pins = parent.pins.saturating_sub(1);
+            if parent.children.get(&gone.name) == Some(&at) {
+                parent.children.remove(&gone.name);
+            }
+            if parent.children.capacity() > 64 && parent.children.len() < parent.children.capacity() / 8 {
+                parent.children.shrink_to(2 * parent.children.len());
+            }
+            at = gone.parent;
+        }
+        if self.nodes.capacity() > 256 && self.nodes.len() < self.nodes.capacity() / 8 {
+            self.nodes.shrink_to(2 * self.nodes.len());
+        }
+        removed
+    }
+
+    /// Returns the content of a node on which no process is known to work.
+    pub(super) fn idle_content(&mut self, node: NodeId) -> Option<Option<Arc<Content>>> {
+        let found = self.nodes.get_mut(&node).filter(|found| found.nlookup > 0 && found.pins == 0)?;
+        if found.place.take_used() { None } else { Some(found.content.clone()) }
+    }
+
+    /// Decides whether the kernel is to be asked to forget a node whose content, if it has any, has
+    /// no pages.
+    pub(super) fn ask_to_leave(&mut self, node: NodeId, now_ms: u32) -> Leaving {
+        let found = self.nodes.get_mut(&node).filter(|found| found.nlookup > 0 && found.pins == 0);
+        let Some(found) = found else { return Leaving::Kept };
+        if let Some(content) = found.content.take() {
+            let is_payers = found.charge.as_ref().is_some_and(|charge| charge.owner() == content.owner());
+            return Leaving::ContentDropped(content, if is_payers { CONTENT_BYTES } else { 0 });
+        }
+        match found.place.ask(now_ms) {
+            Asking::Expected => Leaving::Requested(found.bytes()),
+            Asking::InVain => Leaving::Kept,
+            Asking::Now => {
+                let name = (found.parent, Arc::clone(&found.name));
+                Leaving::Idle(found.facts.kind(), name, found.bytes())
+            }
+        }
+    }
+
+    /// Forgets all but the root, for good.
+    pub(super) fn take_all(&mut self, lists: Option<&NameLists>) -> Vec<Removed> {
+        let root = self.nodes.remove(&NodeId::ROOT);
+        let mut removed = Vec::with_capacity(self.nodes.len());
+        for (_, mut gone) in self.nodes.drain() {
+            if let Some(lists) = lists {
+                gone.place.leave(lists);
+            }
+            removed.push(Removed { asked: None, _content: gone.content.take(), _charge: gone.charge.take() });
+        }
+        if let Some(mut root) = root {
+            (root.pins, root.children) = (0, HashMap::new());
+            self.nodes.insert(NodeId::ROOT, root);
+        }
+        removed
+    }
+
+    /// Returns the number of names that are known, without the root.
+    pub(super) fn nr_nodes(&self) -> usize {
+        self.nodes.len() - 1
+    }
+}
